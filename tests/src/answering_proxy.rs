@@ -185,10 +185,10 @@ impl AnsweringProxy {
         let listener = TcpListener::bind("127.0.0.1:0")
             .await
             .context("listening for the answering proxy")?;
-        let address = listener.local_addr().context("asking for our own port")?;
+        let address = listener.local_addr().context("reading the bound port")?;
         let direct = fs::read_to_string(cluster.kubeconfig()).context("reading a kubeconfig")?;
         let through = direct.replace(&cluster.server(), &format!("https://{address}"));
-        let folder = TempDir::with_prefix("krypton-answers-").context("making a folder")?;
+        let folder = TempDir::with_prefix("krypton-answers-").context("creating a folder")?;
         write_secret(&folder.path().join("kubeconfig.yaml"), &through)?;
         let (lie, _) = watch::channel(None);
         let shared = Arc::new(Shared {
@@ -235,7 +235,7 @@ impl AnsweringProxy {
     }
 
     /// Ends the lie: the proxy forwards all requests. Open false responses continue.
-    pub fn tell_the_truth(&self) {
+    pub fn forward_all(&self) {
         self.shared.lie.send_replace(None);
     }
 

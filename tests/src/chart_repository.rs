@@ -183,12 +183,12 @@ impl ChartRepository {
         let repository = Self {
             tools: Tools::find()?,
             folder: TempDir::with_prefix("krypton-charts-")
-                .context("making a folder for charts")?,
+                .context("creating a folder for charts")?,
             port: Port::reserve()?,
             served: Arc::default(),
             running: Mutex::default(),
         };
-        fs::create_dir(repository.packages()).context("making a folder for packages")?;
+        fs::create_dir(repository.packages()).context("creating a folder for packages")?;
         repository.add(charts).await?;
         repository.start_again()?;
         Ok(repository)
@@ -246,7 +246,7 @@ impl ChartRepository {
     pub fn start_again(&self) -> Result<()> {
         let mut running = lock(&self.running);
         if running.is_some() {
-            bail!("the chart repository {} runs already", self.url());
+            bail!("the chart repository {} already runs", self.url());
         }
         let runtime = Builder::new_multi_thread()
             .worker_threads(1)
@@ -324,7 +324,7 @@ fn huge_index() -> Body {
 
 /// Copies the chart under another name, because `helm package` can't rename it.
 fn renamed_copy(folder: &Path, name: &str) -> Result<TempDir> {
-    let copy = TempDir::with_prefix("krypton-chart-").context("making a folder for a chart")?;
+    let copy = TempDir::with_prefix("krypton-chart-").context("creating a folder for a chart")?;
     copy_folder(folder, copy.path()).with_context(|| format!("copying {}", folder.display()))?;
     let file = copy.path().join("Chart.yaml");
     let chart = fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;

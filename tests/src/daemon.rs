@@ -46,7 +46,7 @@ impl Program {
             }
             return Ok(named);
         }
-        let own = std::env::current_exe().context("finding our own executable")?;
+        let own = std::env::current_exe().context("finding the current executable")?;
         let candidates = own
             .ancestors()
             .skip(1)
@@ -122,10 +122,10 @@ impl Daemon {
         let name = start.program.name;
         let (tools, binary) = (Tools::find()?, start.program.find()?);
         let folder = TempDir::with_prefix(format!("{name}-"))
-            .with_context(|| format!("making a folder for {name}"))?;
+            .with_context(|| format!("creating a folder for {name}"))?;
         let [scratch, cache] = ["tmp", "cache"].map(|part| folder.path().join(part));
         for part in [&scratch, &cache] {
-            fs::create_dir(part).with_context(|| format!("making {}", part.display()))?;
+            fs::create_dir(part).with_context(|| format!("creating {}", part.display()))?;
         }
         let cache = start.cache_flag.map(|flag| (flag, cache.into_os_string()));
         let [metrics, health, debug] = [Port::reserve()?, Port::reserve()?, Port::reserve()?];
@@ -217,7 +217,10 @@ impl Daemon {
 
     /// Returns the process's folder. Helm processes with this path in their arguments belong to it.
     pub fn folder(&self) -> Result<&Path> {
-        let folder = self.folder.as_ref().context("it is being dropped")?;
+        let folder = self
+            .folder
+            .as_ref()
+            .context("the process is being dropped")?;
         Ok(folder.path())
     }
 

@@ -31,7 +31,7 @@ pub struct Gate {
 
 impl Gate {
     pub fn new() -> Result<Self> {
-        let folder = TempDir::with_prefix("krypton-gate-").context("making a folder")?;
+        let folder = TempDir::with_prefix("krypton-gate-").context("creating a folder")?;
         let metadata = "name: '{{ .Release.Name }}', namespace: '{{ .Release.Namespace }}'";
         let hook = "annotations: {helm.sh/hook: 'pre-install,pre-upgrade'}";
         let container = "containers: [{name: main, image: krypton.test/gate}]";
@@ -53,7 +53,7 @@ impl Gate {
     /// ConfigMap is named after the value `extra`, if set. In the namespace `brokenIn`, the API server rejects the
     /// Deployment.
     pub fn everywhere() -> Result<Self> {
-        let folder = TempDir::with_prefix("krypton-gates-").context("making a folder")?;
+        let folder = TempDir::with_prefix("krypton-gates-").context("creating a folder")?;
         let hooks = "{{- range .Values.gates }}\n---\napiVersion: v1\nkind: Pod\nmetadata:\n  \
              name: {{ $.Release.Name }}-{{ . }}\n  namespace: {{ $.Release.Namespace }}\n  \
              annotations: {helm.sh/hook: '{{ . }}', \

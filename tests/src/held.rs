@@ -58,7 +58,7 @@ impl<'a> Held<'a> {
     }
 
     /// Removes the finalizer and waits until the Tenant is gone.
-    pub async fn let_go(self) -> Result<()> {
+    pub async fn release(self) -> Result<()> {
         self.maps()
             .merge("held", &json!({"metadata": {"finalizers": null}}))
             .await?;

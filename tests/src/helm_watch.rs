@@ -20,7 +20,7 @@ pub struct HelmWatch {
 
 impl HelmWatch {
     pub fn new() -> Result<Self> {
-        let folder = TempDir::with_prefix("krypton-helm-watch-").context("making a folder")?;
+        let folder = TempDir::with_prefix("krypton-helm-watch-").context("creating a folder")?;
         Ok(Self { folder })
     }
 
@@ -52,7 +52,7 @@ impl HelmWatch {
     pub fn runs(&self) -> Result<Vec<String>> {
         let log = match fs::read_to_string(self.path("log")) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
-            read => read.context("reading who has run helm")?,
+            read => read.context("reading the log of Helm runs")?,
         };
         anyhow::ensure!(
             !log.contains("BESIDE-ANOTHER"),

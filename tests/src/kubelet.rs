@@ -47,13 +47,13 @@ pub struct Kubelet {
 impl Kubelet {
     /// Creates the node and these pods, and forwards their ports.
     pub async fn start(cluster: &Cluster, pods: &[ForwardedPod]) -> Result<Self> {
-        let folder = TempDir::with_prefix("kubelet-").context("making a folder for a kubelet")?;
+        let folder = TempDir::with_prefix("kubelet-").context("creating a folder for a kubelet")?;
         let port = Port::reserve()?;
         let file = |name: &str| folder.path().join(name);
-        let key = KeyPair::generate().context("making a key")?;
+        let key = KeyPair::generate().context("generating a key")?;
         let params = CertificateParams::new(vec!["127.0.0.1".to_owned()]);
         let certificate = params.and_then(|params| params.self_signed(&key));
-        let certificate = certificate.context("making a certificate")?;
+        let certificate = certificate.context("generating a certificate")?;
         let config: String = pods.iter().map(ForwardedPod::forward).collect();
         write(&file("tls.crt"), &certificate.pem())?;
         write(&file("tls.key"), &key.serialize_pem())?;
@@ -141,7 +141,7 @@ impl ForwardedPod {
         pods.patch_status(self.name, &PatchParams::default(), &Patch::Merge(&runs))
             .await
             .map(drop)
-            .context("telling a pod that it runs")
+            .context("marking a pod as running")
     }
 }
 
@@ -163,10 +163,10 @@ async fn make<K>(api: &Api<K>, object: Value) -> Result<()>
 where
     K: Resource + Clone + std::fmt::Debug + Serialize + DeserializeOwned,
 {
-    let typed: K = serde_json::from_value(object).context("writing down an object")?;
+    let typed: K = serde_json::from_value(object).context("serializing an object")?;
     match api.create(&PostParams::default(), &typed).await {
         Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
-        made => made.map(drop).context("making an object"),
+        made => made.map(drop).context("creating an object"),
     }
 }
 

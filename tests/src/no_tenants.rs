@@ -36,7 +36,7 @@ pub async fn refuse_tenants(cluster: &Cluster) -> Result<()> {
         dry_run: true,
         ..PostParams::default()
     };
-    eventually("the CRD of Tenants to be refused", async || {
+    eventually("the CRD of Tenants to be rejected", async || {
         let made = crds.create(&params, &Tenant::crd()).await;
         Ok(made.is_err().then_some(()))
     })

@@ -73,7 +73,7 @@ impl Drop for Pool {
 
 /// Serves leases at this socket until it is dropped.
 pub async fn serve(socket: &Path) -> Result<Infallible> {
-    let listener = UnixListener::bind(socket).context("making the pool's socket")?;
+    let listener = UnixListener::bind(socket).context("creating the pool's socket")?;
     let pool = Pool::default();
     let mut leases = FuturesUnordered::new();
     loop {
@@ -105,7 +105,7 @@ impl Pool {
         plane.leases += 1;
         self.leases.fetch_add(1, Ordering::Relaxed);
         say(&mut writer, &Answer::Plane(Box::new(plane.cluster.plane()))).await?;
-        let (mut whole, mut done) = (true, false);
+        let (mut intact, mut done) = (true, false);
         while let Ok(Some(ask)) = next(&mut asked).await {
             let did = match ask {
                 Ask::Lease => continue,
@@ -116,7 +116,7 @@ impl Pool {
                 Ask::Spawn(component) => plane.cluster.spawn(component),
                 Ask::Kill(components) => {
                     let controllers = Component::CONTROLLERS;
-                    whole &= components.iter().all(|one| controllers.contains(one));
+                    intact &= components.iter().all(|one| controllers.contains(one));
                     plane.cluster.kill(&components)
                 }
             };
@@ -128,7 +128,7 @@ impl Pool {
         }
         if !done {
             plane.cluster.keep_files();
-        } else if whole && plane.leases < LEASES_MOST {
+        } else if intact && plane.leases < LEASES_MOST {
             plane.restore().await?;
             self.give_back(plane).await?;
         }

@@ -36,7 +36,7 @@ pub struct ServiceAccountAccess {
 
 impl ServiceAccountAccess {
     pub async fn new(cluster: &Cluster, namespace: &str, account: &str) -> Result<Self> {
-        let folder = TempDir::with_prefix("krypton-account-").context("making a folder")?;
+        let folder = TempDir::with_prefix("krypton-account-").context("creating a folder")?;
         let mut access = Self {
             namespace: namespace.to_owned(),
             account: account.to_owned(),
@@ -116,8 +116,8 @@ impl ServiceAccountAccess {
         let made = accounts
             .create_token_request(&self.account, &PostParams::default(), &request)
             .await
-            .with_context(|| format!("asking for a token of {}", self.username()))?;
-        let token = made.status.context("no token in the answer")?.token;
+            .with_context(|| format!("requesting a token for {}", self.username()))?;
+        let token = made.status.context("no token in the response")?.token;
         Ok((secret.name_any(), token))
     }
 }
@@ -136,5 +136,5 @@ pub fn username(namespace: &str, account: &str) -> String {
 fn replace(file: &Path, content: &str) -> Result<()> {
     let next = file.with_extension("next");
     fs::write(&next, content).context("writing a token")?;
-    fs::rename(next, file).context("putting a token in place")
+    fs::rename(next, file).context("replacing a token")
 }

@@ -60,7 +60,7 @@ impl Walk {
             Cluster::start(&names[0], Parts::ControlPlane),
             Cluster::start(&names[1], Parts::WithControllers),
         )?;
-        let folder = TempDir::with_prefix("krypton-walk-").context("making a folder")?;
+        let folder = TempDir::with_prefix("krypton-walk-").context("creating a folder")?;
         let options = hub_options(&home, &flags, plan, folder.path().join("hub"));
         let hub = Hub::start(&options)?;
         Ok(Self {
@@ -116,7 +116,7 @@ impl Walk {
             "{:?}, {}: {what}: {more} points, {died} deaths, {seconds} s",
             self.mode, self.plan
         );
-        done.with_context(|| format!("{what}, by the plan {}", self.plan))
+        done.with_context(|| format!("{what}, with the plan {}", self.plan))
     }
 
     /// Kills the hub and the agent, if any. Their successors get one more flag.
@@ -175,7 +175,7 @@ impl Walk {
         match fs::read_to_string(self.folder.path().join(who)) {
             Ok(text) => Ok(text.lines().map(str::to_owned).collect()),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
-            Err(error) => Err(error).context("reading what has struck"),
+            Err(error) => Err(error).context("reading the triggered points"),
         }
     }
 
@@ -231,9 +231,9 @@ impl Walk {
 
     async fn raise_hub(&mut self) -> Result<()> {
         gone(&self.hub).await?;
-        let_go(self.home.client(), HUB_NAMESPACE, HUB_LEASE).await?;
+        release_lease(self.home.client(), HUB_NAMESPACE, HUB_LEASE).await?;
         if self.agent.is_none() {
-            let_go(self.edge.client(), SYSTEM_NAMESPACE, MEMBER_LEASE).await?;
+            release_lease(self.edge.client(), SYSTEM_NAMESPACE, MEMBER_LEASE).await?;
         }
         let file = self.folder.path().join("hub");
         let options = hub_options(&self.home, &self.flags, &self.plan, file);
@@ -244,7 +244,7 @@ impl Walk {
     async fn raise_agent(&mut self) -> Result<()> {
         if let Some(agent) = &self.agent {
             gone(agent).await?;
-            let_go(self.edge.client(), SYSTEM_NAMESPACE, MEMBER_LEASE).await?;
+            release_lease(self.edge.client(), SYSTEM_NAMESPACE, MEMBER_LEASE).await?;
             self.agent = Some(self.start_agent()?);
         }
         Ok(())
@@ -291,7 +291,7 @@ async fn gone(dead: &Daemon) -> Result<()> {
 }
 
 /// Releases the Lease of a dead process, which would otherwise expire after a minute.
-async fn let_go(client: Client, namespace: &str, name: &str) -> Result<()> {
+async fn release_lease(client: Client, namespace: &str, name: &str) -> Result<()> {
     let leases: Api<Lease> = Api::namespaced(client, namespace);
     match leases
         .merge(name, &json!({"spec": {"holderIdentity": ""}}))
@@ -299,7 +299,7 @@ async fn let_go(client: Client, namespace: &str, name: &str) -> Result<()> {
     {
         Ok(_) => Ok(()),
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
-        Err(error) => Err(error).context("giving up a dead one's Lease"),
+        Err(error) => Err(error).context("releasing the Lease of a dead process"),
     }
 }
 

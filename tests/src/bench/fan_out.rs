@@ -146,7 +146,7 @@ pub(crate) struct Restart {
     pub(crate) gathering: Gathering,
     /// Time until all agents confirmed a change that followed their return. Reports are ordered, so their full reports
     /// were processed before.
-    pub(crate) heard: Duration,
+    pub(crate) confirmed: Duration,
     pub(crate) memory: Memory,
     pub(crate) neighbours: f64,
 }
@@ -171,7 +171,7 @@ pub(crate) async fn measure(options: &Options) -> Result<FanOut> {
 impl Stage {
     pub(crate) async fn start() -> Result<Self> {
         let home = Cluster::start("home", Parts::ControlPlane).await?;
-        let folder = TempDir::with_prefix("krypton-bench-").context("making a folder")?;
+        let folder = TempDir::with_prefix("krypton-bench-").context("creating a folder")?;
         let kubeconfig = folder.path().join("home.kubeconfig");
         fs::write(&kubeconfig, single_out(&home).await?).context("writing the hub's kubeconfig")?;
         let values = ValuesFile::new(&content(0))?;
@@ -188,7 +188,7 @@ impl Stage {
     async fn measure(&mut self, options: &Options) -> Result<FanOut> {
         self.hub.ready(DEADLINE).await?;
         let count = options.agents;
-        say(&format!("fan-out: making {count} EdgeClusters"));
+        say(&format!("fan-out: creating {count} EdgeClusters"));
         let members = self.make_members("simulated", count).await?;
         tokio::time::sleep(SETTLE).await;
         let alone = Memory::of(self.hub.pid())?;
@@ -210,7 +210,7 @@ impl Stage {
         say(&format!("fan-out: each agent reports {each} Tenants"));
         let filling = self.fill(&agents, count, each).await?;
         let resyncs = self.resyncs()?;
-        say("fan-out: the hub is killed and started again");
+        say("fan-out: killing and restarting the hub");
         let restart = self.restart(&agents, count, each).await?;
         Ok(FanOut {
             options: options.clone(),
@@ -323,7 +323,7 @@ impl Stage {
         let neighbours = neighbours.cores(self.known()?)?;
         samples.sort_by(f64::total_cmp);
         say(&format!(
-            "fan-out: idle, the hub takes {:.1} milli-cores",
+            "fan-out: idle, the hub uses {:.1} milli-cores",
             milli_cores(hub.total(), took)
         ));
         Ok(Idle {
@@ -363,7 +363,7 @@ impl Stage {
                 .last
                 .saturating_sub(first.duration_since(clock));
             say(&format!(
-                "fan-out: change {round} of {rounds} has reached all {:.0} ms after the first, home shows it after {:.1} s",
+                "fan-out: change {round} of {rounds} reached all agents {:.0} ms after the first; home shows it after {:.1} s",
                 times[2].as_secs_f64() * 1000.0,
                 on_home.as_secs_f64()
             ));
@@ -437,7 +437,7 @@ impl Stage {
         let options = HubOptions::new(&self.kubeconfig).args(flags(&self.values));
         self.hub = Hub::start(&options.in_place_of(&self.hub))?;
         let neighbours = Neighbours::watch(self.known()?)?;
-        let heard = async {
+        let confirmed = async {
             let came = |seen: &Seen| seen.up.filter(|up| *up > clock);
             agents.all("have a session again", DEADLINE, came).await?;
             self.answered(u64::from(count)).await?;
@@ -448,12 +448,12 @@ impl Stage {
             Ok::<_, anyhow::Error>(clock.elapsed())
         };
         let gathering = self.gather(agents, each, watch, clock, Times::default());
-        let (heard, gathering) = tokio::try_join!(heard, gathering)?;
+        let (confirmed, gathering) = tokio::try_join!(confirmed, gathering)?;
         let neighbours = neighbours.cores(self.known()?)?;
         tokio::time::sleep(SETTLE).await;
         Ok(Restart {
             gathering,
-            heard,
+            confirmed,
             memory: Memory::of(self.hub.pid())?,
             neighbours,
         })

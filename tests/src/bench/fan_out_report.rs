@@ -64,7 +64,7 @@ pub(crate) fn render(measured: &FanOut) -> String {
         Some(30.0),
     ));
     rows.extend([
-        seconds("  all confirmed again, s", restart.heard, Some(60.0)),
+        seconds("  all confirmed again, s", restart.confirmed, Some(60.0)),
         figure("  RSS of the hub, MiB", mib(restart.memory.resident), 1),
         figure(
             "full reports that the hub requested again",
@@ -77,12 +77,12 @@ pub(crate) fn render(measured: &FanOut) -> String {
         ("changes", rounds.neighbours),
         ("restart", restart.neighbours),
     ];
-    let told = noise.map(|(what, cores)| format!("{what} {cores:.2}"));
+    let shares = noise.map(|(what, cores)| format!("{what} {cores:.2}"));
     let mut out = format!(
         "\n== {} simulated agents on one hub ==\n{}{NOTES}Cores used by other processes: {}.\n",
         options.agents,
         table(HEADS, &rows),
-        told.join(", "),
+        shares.join(", "),
     );
     if noise.iter().any(|(_, cores)| *cores > QUIET_CORES) {
         out += "NOT A QUIET MACHINE: times are disturbed; counts and memory are not.\n";

@@ -163,7 +163,7 @@ pub(crate) async fn measure(options: &Options) -> Result<Flood> {
             let within = taken.iter().filter(|(asked, _)| *asked >= clock);
             part.reports.extend(within.map(|(_, took)| millis(*took)));
             drop(floods);
-            server.tell_the_truth();
+            server.forward_all();
             tokio::time::sleep(SETTLE).await;
         }
     }
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_noisy_machine_decides_nothing() {
+    fn noisy_machine_gives_no_verdict() {
         assert_eq!(verdict(1.05, spread(10.0, 10.5)), "<= 1.1: met");
         assert_eq!(verdict(1.2, spread(10.5, 10.0)), "<= 1.1: missed");
         assert!(

@@ -121,7 +121,7 @@ impl Setup {
             Cluster::start("home", Parts::ControlPlane),
             Cluster::start(EDGE, Parts::WithPods),
         )?;
-        let folder = TempDir::with_prefix("krypton-bench-").context("making a folder")?;
+        let folder = TempDir::with_prefix("krypton-bench-").context("creating a folder")?;
         let kubeconfig = async |cluster: &Cluster| {
             let file = folder.path().join(cluster.name());
             fs::write(&file, single_out(cluster).await?).context("writing a kubeconfig")?;
@@ -185,7 +185,7 @@ impl Setup {
         let options = AgentOptions::new(&kubeconfig).args([flag]);
         self.agent = Some(Agent::start(&options)?);
         let mut asked = 0;
-        eventually("the agent to come to rest", async || {
+        eventually("the agent to be idle", async || {
             let now = Traffic::read(&self.edge).await?.since(&before);
             let more = now.of_subject - std::mem::replace(&mut asked, now.of_subject);
             tokio::time::sleep(SETTLE).await;

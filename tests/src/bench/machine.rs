@@ -22,17 +22,17 @@ pub(crate) async fn describe() -> Result<String> {
     let kernel = read("/proc/sys/kernel/osrelease")?;
     let load = read("/proc/loadavg")?;
     let one_minute = load.split_whitespace().next().unwrap_or_default();
-    let said = async |tool: &str, args: &[&str]| {
+    let version = async |tool: &str, args: &[&str]| {
         let invocation = Invocation::new(tools.binary(tool)).args(args.iter().copied());
-        let said = invocation
+        let version = invocation
             .env("HOME", "/nonexistent")
             .output(load::COMMAND_DEADLINE)
             .await?;
-        Ok::<_, anyhow::Error>(said.lines().next().unwrap_or_default().trim().to_owned())
+        Ok::<_, anyhow::Error>(version.lines().next().unwrap_or_default().trim().to_owned())
     };
-    let helm = said("helm", &["version", "--template", "{{.Version}}"]).await?;
-    let apiserver = said("kube-apiserver", &["--version"]).await?;
-    let etcd = said("etcd", &["--version"]).await?;
+    let helm = version("helm", &["version", "--template", "{{.Version}}"]).await?;
+    let apiserver = version("kube-apiserver", &["--version"]).await?;
+    let etcd = version("etcd", &["--version"]).await?;
     Ok(format!(
         "machine   {cores} cores, {:.0} GiB, Linux {}; load {one_minute} at the start\n\
          versions  krypton {}, helm {helm}, {apiserver}, {etcd}; chart {CHART} {CHART_VERSION}",

@@ -302,11 +302,11 @@ fn noise(measured: &Measured) -> String {
     for (who, idle) in heads.iter().zip(measured.idle().into_iter().flatten()) {
         noise.push((format!("{who} idle"), idle.with.neighbours));
     }
-    let told: Vec<_> = noise
+    let shares: Vec<_> = noise
         .iter()
         .map(|(what, cores)| format!("{what} {cores:.2}"))
         .collect();
-    let mut out = format!("Cores used by other processes: {}.\n", told.join(", "));
+    let mut out = format!("Cores used by other processes: {}.\n", shares.join(", "));
     if noise.iter().any(|(_, cores)| *cores > QUIET_CORES) {
         out += "NOT A QUIET MACHINE: times and their ratios are disturbed; counts are not.\n";
     }
@@ -474,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_floor_there_is_no_ratio() {
+    fn missing_floor_has_no_ratio() {
         let row = row("nothing", [1.0, 2.0, 0.0, 2.0], 0, String::new());
         assert_eq!(row, ["nothing", "1", "2", "0", "", "2", "0.50 1.00", ""]);
     }

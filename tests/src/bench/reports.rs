@@ -91,7 +91,7 @@ fn report(round: u64, number: u32) -> TenantReport {
 pub(crate) async fn measure(options: &Options) -> Result<Measured> {
     let alone = alone(options);
     say(&format!(
-        "reports: the board alone takes {alone:.0} a second"
+        "reports: the store alone processes {alone:.0} a second"
     ));
     allow_files(options.agents)?;
     say("reports: starting home and hub");
@@ -169,7 +169,7 @@ async fn all_ready(tenants: &Api<Tenant>, options: &Options) -> Result<()> {
         });
         let count = shown.count();
         if count < options.tenants as usize {
-            bail!("{count} of {} Tenants do", options.tenants);
+            bail!("only {count} of {} Tenants show it", options.tenants);
         }
         Ok(Some(()))
     })

@@ -44,7 +44,7 @@ pub(crate) struct Measured {
 
 pub(crate) async fn measure(options: &Options, repository: &ChartRepository) -> Result<Measured> {
     let size = options.tenants;
-    let folder = TempDir::with_prefix("krypton-rest-").context("making a folder")?;
+    let folder = TempDir::with_prefix("krypton-rest-").context("creating a folder")?;
     let values = folder.path().join("values.yaml");
     fs::write(&values, "replicaCount: 0").context("writing values")?;
     say(&format!(

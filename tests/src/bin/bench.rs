@@ -101,7 +101,7 @@ async fn main() -> ExitCode {
     let args = Args::parse();
     let outcome = tokio::select! {
         outcome = measure_all(args) => outcome,
-        outcome = told_to_stop() => outcome,
+        outcome = stop_requested() => outcome,
     };
     // All owners are dropped, so no started process is left.
     match outcome {
@@ -260,7 +260,7 @@ fn patience(size: u32) -> Duration {
     Duration::from_secs(120) + Duration::from_secs(3) * size
 }
 
-async fn told_to_stop() -> Result<()> {
+async fn stop_requested() -> Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("listening for SIGTERM")?;
     tokio::select! {
         pressed = tokio::signal::ctrl_c() => pressed.context("listening for Ctrl-C")?,

@@ -53,21 +53,21 @@ async fn demonstrate(args: &Args, screen: &Screen) -> Result<()> {
     screen.step("Starting three control planes and a chart repository");
     let mut stage = tokio::select! {
         set = Box::pin(Stage::set(screen, &folder)) => set?,
-        () = stop.told() => bail!(STOPPED),
+        () = stop.requested() => bail!(STOPPED),
     };
-    let told = tokio::select! {
-        told = Box::pin(story::tell(screen, &mut stage)) => told,
-        () = stop.told() => bail!(STOPPED),
+    let outcome = tokio::select! {
+        outcome = Box::pin(story::play(screen, &mut stage)) => outcome,
+        () = stop.requested() => bail!(STOPPED),
     };
-    if told.is_err() {
-        return told.context(stage.keep_logs(&folder));
+    if outcome.is_err() {
+        return outcome.context(stage.keep_logs(&folder));
     }
     if args.exit {
         return Ok(());
     }
     screen.plain(&stage.directions());
     let ended = tokio::select! {
-        () = stop.told() => Ok(()),
+        () = stop.requested() => Ok(()),
         ended = stage.hub_ends() => ended,
     };
     if ended.is_err() {
@@ -94,7 +94,7 @@ impl Stop {
         })
     }
 
-    async fn told(&mut self) {
+    async fn requested(&mut self) {
         tokio::select! {
             _ = self.interrupt.recv() => {}
             _ = self.terminate.recv() => {}

@@ -66,7 +66,7 @@ async fn main() -> ExitCode {
     let args = Args::parse();
     let outcome = tokio::select! {
         outcome = Box::pin(run::run(&args)) => outcome,
-        outcome = told_to_stop() => outcome,
+        outcome = stop_requested() => outcome,
     };
     // All owners are dropped, so no started process is left.
     match outcome {
@@ -78,7 +78,7 @@ async fn main() -> ExitCode {
     }
 }
 
-async fn told_to_stop() -> Result<()> {
+async fn stop_requested() -> Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("listening for SIGTERM")?;
     tokio::select! {
         pressed = tokio::signal::ctrl_c() => pressed.context("listening for Ctrl-C")?,

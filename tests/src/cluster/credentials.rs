@@ -121,7 +121,7 @@ pub(super) fn token() -> Result<String> {
         .secure_random
         .fill(&mut bits)
         .ok()
-        .context("no random bits for a token")?;
+        .context("generating a token")?;
     Ok(bits.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 

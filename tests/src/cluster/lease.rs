@@ -53,13 +53,14 @@ impl Lease {
             return Ok(None);
         };
         let taking = tokio::task::spawn_blocking(move || {
-            let stream = UnixStream::connect(&socket).context("asking the pool for a plane")?;
+            let stream =
+                UnixStream::connect(&socket).context("requesting a control plane from the pool")?;
             let lease = Self {
                 stream: Mutex::new(BufReader::new(stream)),
             };
             match lease.ask(&Ask::Lease)? {
                 Answer::Plane(plane) => Ok(Some((lease, *plane))),
-                answer => bail!("the pool gives no plane: {answer:?}"),
+                answer => bail!("the pool returned no control plane: {answer:?}"),
             }
         });
         taking.await?

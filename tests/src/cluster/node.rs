@@ -24,7 +24,7 @@ pub(super) async fn create(client: &Client) -> Result<()> {
         },
         "status": {"allocatable": room, "capacity": room},
     }))
-    .context("writing down the fake node")?;
+    .context("serializing the fake node")?;
     let nodes: Api<Node> = Api::all(client.clone());
     nodes
         .create(&PostParams::default(), &node)

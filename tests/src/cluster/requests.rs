@@ -20,7 +20,7 @@ pub(super) fn count(metrics: &str) -> Result<BTreeMap<(String, String), u64>> {
         let value: f64 = value
             .trim()
             .parse()
-            .with_context(|| format!("bad value in {line}"))?;
+            .with_context(|| format!("invalid value in {line}"))?;
         let key = (
             label(labels, "verb").to_owned(),
             label(labels, "resource").to_owned(),

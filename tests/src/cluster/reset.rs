@@ -147,7 +147,7 @@ impl Etcd {
         let writes: Vec<Value> = writes.collect();
         let answer = self.ask("txn", &json!({"success": writes})).await?;
         let revision = answer.pointer("/header/revision").and_then(Value::as_str);
-        Ok(revision.context("etcd names no revision")?.to_owned())
+        Ok(revision.context("etcd returned no revision")?.to_owned())
     }
 
     async fn ask(&self, operation: &str, body: &Value) -> Result<Value> {

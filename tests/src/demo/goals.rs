@@ -191,7 +191,7 @@ pub(crate) async fn reach(
     goals: &[Goal<'_>],
 ) -> Result<()> {
     let mut reached = vec![false; goals.len()];
-    let mut told = String::new();
+    let mut shown = String::new();
     let mut tell_at = Instant::now() + TELL_EVERY;
     let outcome = eventually_within(what, PATIENCE, async || {
         if let Err(ended) = stage.all_run() {
@@ -212,10 +212,10 @@ pub(crate) async fn reach(
             return Ok(Some(Ok(())));
         }
         let missing = missing.join(", ");
-        if missing != told && Instant::now() >= tell_at {
+        if missing != shown && Instant::now() >= tell_at {
             screen.say(&format!("still missing: {missing}"));
             tell_at = Instant::now() + TELL_EVERY;
-            told.clone_from(&missing);
+            shown.clone_from(&missing);
         }
         bail!("missing: {missing}")
     });
@@ -244,7 +244,7 @@ fn check_conditions(status: &EdgeClusterStatus, expected: &[(&str, &str)]) -> Re
         match condition(&status.conditions, type_) {
             Some(found) if found.status == "True" && found.reason == *reason => {}
             Some(found) => bail!("{type_} is {} ({})", found.status, found.reason),
-            None => bail!("not known whether {type_}"),
+            None => bail!("{type_} is missing"),
         }
     }
     Ok(())
@@ -254,7 +254,7 @@ fn check_mode(status: &EdgeClusterStatus, mode: Mode) -> Result<()> {
     match status.mode {
         Some(found) if found == mode.on_record() => Ok(()),
         Some(found) => bail!("its mode is {found:?}"),
-        None => bail!("its mode is not known"),
+        None => bail!("its mode is unknown"),
     }
 }
 
@@ -316,7 +316,7 @@ async fn tenant_of(site: &Site, tenant: &str) -> Result<Tenant> {
         .get_opt(tenant)
         .await?
     else {
-        bail!("no such Tenant");
+        bail!("the Tenant doesn't exist");
     };
     let observed = found
         .status
@@ -344,9 +344,9 @@ async fn check_tenant(site: &Site, tenant: &str, applied: &str) -> Result<()> {
 
 async fn check_summary(home: &Site, tenant: &str, members: &[&str], reason: &str) -> Result<()> {
     let status = tenant_of(home, tenant).await?.status.unwrap_or_default();
-    let said = conditions::clusters(&status.conditions);
+    let clusters = conditions::clusters(&status.conditions);
     for member in members {
-        match said.get(*member) {
+        match clusters.get(*member) {
             Some(state) if state.ready.reason == reason => {}
             Some(state) => bail!("{member}: {}", state.ready.reason),
             None => bail!("{member} has not reported"),
@@ -418,12 +418,12 @@ async fn check_gone(site: &Site, tenant: &str) -> Result<()> {
         .await?
         .is_some()
     {
-        bail!("the Tenant is there");
+        bail!("the Tenant exists");
     }
     let (workspace, release) = (workspace(tenant), release(site, tenant));
     let revisions = site.desk.revisions(&workspace, &release).await?;
     if !revisions.is_empty() {
-        bail!("revisions of its release are there: {revisions:?}");
+        bail!("revisions of its release exist: {revisions:?}");
     }
     let of_release = of_release(site, tenant);
     let deployments: Api<Deployment> = Api::all(client.clone());
@@ -431,10 +431,10 @@ async fn check_gone(site: &Site, tenant: &str) -> Result<()> {
     let objects = deployments.list_metadata(&of_release).await?.items.len()
         + roles.list_metadata(&of_release).await?.items.len();
     if objects != 0 {
-        bail!("{objects} objects of its release are there");
+        bail!("{objects} objects of its release exist");
     }
     match site.desk.namespace(&workspace).await? {
         None => Ok(()),
-        Some(_) => bail!("namespace {workspace} is there"),
+        Some(_) => bail!("namespace {workspace} exists"),
     }
 }

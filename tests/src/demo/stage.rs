@@ -350,9 +350,7 @@ Ctrl-C stops and removes all of it.",
 async fn start(screen: &Screen, name: &str) -> Result<Cluster> {
     let cluster = Cluster::start(name, Parts::WithPods).await?;
     let server = cluster.server();
-    screen.say(&format!(
-        "{name} is up at {server}, with a node that takes pods"
-    ));
+    screen.say(&format!("{name} is up at {server}, with a node for pods"));
     Ok(cluster)
 }
 
@@ -360,7 +358,7 @@ async fn start(screen: &Screen, name: &str) -> Result<Cluster> {
 pub(crate) fn contains(printed: &str, words: &[&str]) -> Result<()> {
     for word in words {
         if !printed.contains(word) {
-            bail!("{word:?} is not in what the last command printed");
+            bail!("the output of the last command lacks {word:?}");
         }
     }
     Ok(())
@@ -368,8 +366,10 @@ pub(crate) fn contains(printed: &str, words: &[&str]) -> Result<()> {
 
 /// Returns a PATH with the kubectl plugin, which cargo builds next to this program, and with the tools.
 fn path() -> Result<OsString> {
-    let own = std::env::current_exe().context("finding our own program")?;
-    let own = own.parent().context("our own program is in no folder")?;
+    let own = std::env::current_exe().context("finding the current program")?;
+    let own = own
+        .parent()
+        .context("the current program is in no folder")?;
     if !own.join("kubectl-krypton").is_file() {
         bail!(
             "no kubectl-krypton in {}; run 'cargo build --workspace --bins' with the same profile",
@@ -380,7 +380,7 @@ fn path() -> Result<OsString> {
     let folders = [own.to_owned(), Tools::find()?.bin()]
         .into_iter()
         .chain(system);
-    std::env::join_paths(folders).context("making a PATH")
+    std::env::join_paths(folders).context("building a PATH")
 }
 
 /// Returns the PATH without the system's folders, which every shell has.

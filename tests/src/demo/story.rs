@@ -21,7 +21,7 @@ const GLOBEX: &str = "globex";
 const INITECH: &str = "initech";
 const HOOLI: &str = "hooli";
 
-pub(crate) async fn tell(screen: &Screen, stage: &mut Stage) -> Result<()> {
+pub(crate) async fn play(screen: &Screen, stage: &mut Stage) -> Result<()> {
     let [first, second] = VERSIONS;
     screen.step(
         "Two edges join the fleet: edge-1 by an agent, edge-2 by a Secret with its kubeconfig",
@@ -211,7 +211,7 @@ async fn delete(screen: &Screen, stage: &Stage) -> Result<()> {
         bail!("releases of other Tenants have changed: {expected:?} have become {after:?}");
     }
     screen.say(&format!(
-        "all other releases are as they were: {} Secrets unchanged",
+        "all other releases are unchanged: {} Secrets",
         after.len()
     ));
     screen.plain("");
@@ -271,7 +271,7 @@ async fn hand_over(screen: &Screen, stage: &mut Stage) -> Result<()> {
         },
         member(stage, edge, Mode::Agent),
     ];
-    reach(screen, stage, "the agent to be back", &given_back).await?;
+    reach(screen, stage, "the agent to reconnect", &given_back).await?;
     let command = [
         "kubectl",
         "--context",
@@ -292,7 +292,7 @@ async fn hand_over(screen: &Screen, stage: &mut Stage) -> Result<()> {
         bail!("the handovers have changed releases: {before:?} have become {after:?}");
     }
     screen.say(&format!(
-        "no handover has touched a release: {} Secrets unchanged",
+        "the handovers changed no release: {} Secrets",
         after.len()
     ));
     show_clusters(screen, stage).await

@@ -113,7 +113,7 @@ pub(crate) async fn carry_out(
             let proxy = &stage.site(*edge).answers;
             proxy.lie(lie(*answer));
             sleep(away).await;
-            proxy.tell_the_truth();
+            proxy.forward_all();
             Ok(())
         }
         Fault::Kubeconfig { .. } => kubeconfig(stage, away).await,

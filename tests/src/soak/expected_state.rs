@@ -68,7 +68,7 @@ impl ExpectedState {
 
     /// From now on, the Tenant and all its objects must go. A namespace that Krypton created for it must go too, unless
     /// it contains other objects.
-    pub(crate) fn let_go(&self, tenant: Tenant) -> Option<Wanted> {
+    pub(crate) fn unwant(&self, tenant: Tenant) -> Option<Wanted> {
         let mut book = self.lock();
         let wanted = book.expected.tenants.remove(&tenant)?;
         let release = tenant.release();
@@ -223,7 +223,7 @@ mod tests {
             if by_user {
                 expected_state.may_go("first");
             } else {
-                expected_state.let_go(TENANT);
+                expected_state.unwant(TENANT);
             }
             expected_state.gone(Edge::One, Object::Deployment, &place());
             expected_state.want(TENANT, Workspace::Own);

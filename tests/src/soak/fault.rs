@@ -287,7 +287,7 @@ impl Kind {
     }
 
     /// Returns a description.
-    pub(crate) fn told(self) -> &'static str {
+    pub(crate) fn description(self) -> &'static str {
         match self {
             Self::HubKilled => "hub killed (-9)",
             Self::HubStopped => "hub stopped (SIGTERM)",

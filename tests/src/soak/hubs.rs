@@ -127,13 +127,13 @@ impl Hubs {
 
     /// Returns whether each hub reports in its metrics that it is the leader. Omits hubs that don't respond.
     pub(crate) async fn leading(&self) -> BTreeMap<Seat, bool> {
-        let mut said = BTreeMap::new();
+        let mut states = BTreeMap::new();
         for post in &self.posts {
             let metrics = post.hub.lock().await.metrics().await.unwrap_or_default();
             let leader = metrics.lines().find_map(|line| line.strip_prefix(LEADER));
-            said.extend(leader.map(|value| (post.seat, value == "1")));
+            states.extend(leader.map(|value| (post.seat, value == "1")));
         }
-        said
+        states
     }
 }
 

@@ -92,7 +92,7 @@ pub(crate) fn judge(expected: &Expected, seen: &Snapshot) -> Vec<Violation> {
                 judge.tenant(*tenant, wanted, here);
                 judge.release(*tenant, wanted, here);
                 judge.objects(*tenant, wanted, here);
-                judge.told_at_home(*tenant, seen.home.get(&tenant.name()));
+                judge.home_status(*tenant, seen.home.get(&tenant.name()));
             }
         }
         judge.leftovers(edge, here);
@@ -144,7 +144,7 @@ impl Judge<'_> {
         }
         if wanted.held != has(FOREIGN_FINALIZER) {
             let story = format!("{name}: {:?}", seen.finalizers);
-            self.say("no foreign finalizer is touched", story);
+            self.say("no foreign finalizer is changed", story);
         }
         self.status(&name, seen);
     }
@@ -152,24 +152,24 @@ impl Judge<'_> {
     fn status(&mut self, name: &str, seen: &TenantSeen) {
         let ready = seen.conditions.get("Ready");
         let true_ = ready.is_some_and(|(status, ..)| status == "True");
-        let whole = true_ && seen.phase == "Ready" && seen.observed == seen.generation;
-        if !whole || seen.chart != self.chart {
+        let complete = true_ && seen.phase == "Ready" && seen.observed == seen.generation;
+        if !complete || seen.chart != self.chart {
             let story = format!(
                 "{name}: phase {:?}, generation {} and observed {}, chart {:?}; {}",
                 seen.phase,
                 seen.generation,
                 seen.observed,
                 seen.chart,
-                seen.said()
+                seen.describe()
             );
-            self.say("the status is true", story);
+            self.say("the status is correct", story);
         }
     }
 
-    fn told_at_home(&mut self, tenant: Tenant, seen: Option<&TenantSeen>) {
+    fn home_status(&mut self, tenant: Tenant, seen: Option<&TenantSeen>) {
         let name = format!("Tenant {} on home", tenant.name());
         let Some(seen) = seen else {
-            return self.say("home tells the truth", format!("{name} is missing"));
+            return self.say("home's status is correct", format!("{name} is missing"));
         };
         let kind = format!("ClusterReady/{}", tenant.edge().name());
         let of_member = seen.conditions.get(&kind);
@@ -178,7 +178,10 @@ impl Judge<'_> {
             .keys()
             .any(|other| other.starts_with("ClusterReady/") && *other != kind);
         if others || of_member.is_none_or(|(status, ..)| status != "True") {
-            self.say("home tells the truth", format!("{name}: {}", seen.said()));
+            self.say(
+                "home's status is correct",
+                format!("{name}: {}", seen.describe()),
+            );
         }
         self.status(&name, seen);
     }
@@ -262,8 +265,8 @@ impl Judge<'_> {
         let wanted = |name: &str| live.values().any(|tenant| tenant.name() == name);
         let edge = edge.name();
         for name in here.tenants.keys().filter(|name| !wanted(name)) {
-            let said = here.tenants.get(name).map(TenantSeen::said);
-            let story = format!("Tenant {name} on {edge}: {}", said.unwrap_or_default());
+            let summary = here.tenants.get(name).map(TenantSeen::describe);
+            let story = format!("Tenant {name} on {edge}: {}", summary.unwrap_or_default());
             self.say(promise, story);
         }
         // A live Tenant's release in a wrong namespace is reported elsewhere.
@@ -305,20 +308,21 @@ impl Judge<'_> {
             if *place == edge && now != Some(before) {
                 let now = now.map_or("it is gone", String::as_str);
                 let story = format!("{what} on {}: {now}; before: {before}", edge.name());
-                self.say("no foreign object is touched", story);
+                self.say("no foreign object is changed", story);
             }
         }
     }
 
     fn member(&mut self, edge: Edge, seen: &Snapshot) {
-        let said = seen.members.get(edge.name());
+        let conditions = seen.members.get(edge.name());
         let holds = |kind: &str| {
-            said.and_then(|said| said.get(kind))
+            conditions
+                .and_then(|conditions| conditions.get(kind))
                 .is_some_and(|(status, ..)| status == "True")
         };
         if !holds("Connected") || !holds("Healthy") {
-            let story = format!("EdgeCluster {}: {said:?}", edge.name());
-            self.say("home tells the truth", story);
+            let story = format!("EdgeCluster {}: {conditions:?}", edge.name());
+            self.say("home's status is correct", story);
         }
     }
 
@@ -329,10 +333,10 @@ impl Judge<'_> {
         let holds = Seat::holding(&seen.holder);
         let all_tell = seen.hubs.len() == self.expected.hubs;
         if !all_tell || leading.len() != 1 || holds != leading.first().copied() {
-            let told = |(seat, leads): (&Seat, &bool)| format!("{}: {leads}", seat.name());
-            let told: Vec<String> = seen.hubs.iter().map(told).collect();
+            let states = |(seat, leads): (&Seat, &bool)| format!("{}: {leads}", seat.name());
+            let states: Vec<String> = seen.hubs.iter().map(states).collect();
             let story = format!(
-                "{} hubs, leading: {told:?}; the Lease holder is {:?}",
+                "{} hubs, leading: {states:?}; the Lease holder is {:?}",
                 self.expected.hubs, seen.holder
             );
             self.say("exactly one hub leads", story);

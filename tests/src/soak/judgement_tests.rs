@@ -66,13 +66,14 @@ fn revision(number: u32, status: &str, expected: &Expected) -> RevisionSeen {
 }
 
 /// Returns a state without violations.
-fn whole() -> Snapshot {
+fn healthy() -> Snapshot {
     let expected = expected();
     let mut seen = Snapshot::default();
     for edge in Edge::ALL {
-        let said = [("Connected", "True"), ("Healthy", "True")];
-        let said = said.map(|(kind, status)| (kind.to_owned(), condition(status)));
-        seen.members.insert(edge.name().to_owned(), said.into());
+        let conditions = [("Connected", "True"), ("Healthy", "True")];
+        let conditions = conditions.map(|(kind, status)| (kind.to_owned(), condition(status)));
+        seen.members
+            .insert(edge.name().to_owned(), conditions.into());
         let mut here = EdgeSeen::default();
         for (slot, wanted) in expected
             .tenants
@@ -130,7 +131,7 @@ fn revisions(seen: &mut Snapshot) -> &mut Vec<RevisionSeen> {
 
 #[test]
 fn healthy_snapshot_breaks_no_promise() {
-    assert_eq!(judge(&expected(), &whole()), []);
+    assert_eq!(judge(&expected(), &healthy()), []);
 }
 
 type Breaks = fn(&mut Snapshot);
@@ -147,39 +148,41 @@ const VIOLATIONS: &[(&str, Breaks)] = &[
     ("no finalizer is lost", |seen| {
         of_one(seen).finalizers.clear()
     }),
-    ("no foreign finalizer is touched", |seen| {
+    ("no foreign finalizer is changed", |seen| {
         let edge = seen.edges.get_mut(&Edge::Two).unwrap();
         edge.tenants.get_mut("t-001").unwrap().finalizers.pop();
     }),
-    ("the status is true", |seen| of_one(seen).observed = 1),
-    ("the status is true", |seen| {
+    ("the status is correct", |seen| of_one(seen).observed = 1),
+    ("the status is correct", |seen| {
         of_one(seen).chart = "http://charts/small:0.9.0".to_owned();
     }),
-    ("the status is true", |seen| {
+    ("the status is correct", |seen| {
         of_one(seen).phase = "Error".to_owned();
     }),
-    ("the status is true", |seen| {
+    ("the status is correct", |seen| {
         let ready = condition("Unknown");
         of_one(seen).conditions.insert("Ready".to_owned(), ready);
     }),
-    ("home tells the truth", |seen| {
+    ("home's status is correct", |seen| {
         seen.home.remove("t-000");
     }),
-    ("home tells the truth", |seen| {
+    ("home's status is correct", |seen| {
         let unheard = condition("Unknown");
-        let told = seen.home.get_mut("t-000").unwrap();
-        told.conditions
+        let tenant = seen.home.get_mut("t-000").unwrap();
+        tenant
+            .conditions
             .insert("ClusterReady/edge-1".to_owned(), unheard);
     }),
-    ("home tells the truth", |seen| {
-        let told = seen.home.get_mut("t-000").unwrap();
+    ("home's status is correct", |seen| {
+        let tenant = seen.home.get_mut("t-000").unwrap();
         let other = condition("True");
-        told.conditions
+        tenant
+            .conditions
             .insert("ClusterReady/edge-2".to_owned(), other);
     }),
-    ("home tells the truth", |seen| {
-        let said = seen.members.get_mut("edge-2").unwrap();
-        said.insert("Connected".to_owned(), condition("False"));
+    ("home's status is correct", |seen| {
+        let conditions = seen.members.get_mut("edge-2").unwrap();
+        conditions.insert("Connected".to_owned(), condition("False"));
     }),
     ("exactly one hub leads", |seen| {
         seen.hubs.insert(Seat::A, true);
@@ -270,10 +273,10 @@ const VIOLATIONS: &[(&str, Breaks)] = &[
         let (edge, _) = here(seen);
         edge.namespaces.get_mut("t-000-ws").unwrap().terminating = true;
     }),
-    ("no foreign object is touched", |seen| {
+    ("no foreign object is changed", |seen| {
         here(seen).0.foreign.clear()
     }),
-    ("no foreign object is touched", |seen| {
+    ("no foreign object is changed", |seen| {
         let foreign = here(seen).0.foreign.values_mut();
         foreign.for_each(|content| *content = "{ }".to_owned());
     }),
@@ -282,7 +285,7 @@ const VIOLATIONS: &[(&str, Breaks)] = &[
 #[test]
 fn each_violation_breaks_its_promise() {
     for (number, (promise, breaks)) in VIOLATIONS.iter().enumerate() {
-        let mut seen = whole();
+        let mut seen = healthy();
         breaks(&mut seen);
         let found = judge(&expected(), &seen);
         let promises: Vec<_> = found.iter().map(|found| found.promise).collect();
@@ -294,9 +297,9 @@ fn each_violation_breaks_its_promise() {
 }
 
 #[test]
-fn namespace_of_ours_stays_for_others() {
+fn namespace_with_foreign_objects_stays() {
     for foreign_release in [true, false] {
-        let mut seen = whole();
+        let mut seen = healthy();
         let made = NamespaceSeen {
             terminating: false,
             made: true,
@@ -316,8 +319,8 @@ fn namespace_of_ours_stays_for_others() {
 }
 
 #[test]
-fn an_edge_that_tells_nothing_breaks_promises() {
-    let mut seen = whole();
+fn silent_edge_violates_promises() {
+    let mut seen = healthy();
     seen.edges.remove(&Edge::Two);
     assert!(!judge(&expected(), &seen).is_empty());
 }

@@ -528,7 +528,7 @@ mod tests {
     }
 
     #[test]
-    fn frozen_lead_outlasts_its_lease() {
+    fn frozen_leader_outlasts_its_lease() {
         for seed in 0..20 {
             for step in bursts(seed, 50, 10).iter().flat_map(|burst| &burst.steps) {
                 if let Fault::LeadFrozen { away } = step.fault {
@@ -542,10 +542,10 @@ mod tests {
     fn a_single_hub_plan_names_no_second_hub() {
         for seed in 0..20 {
             for burst in Plan::new(shape(seed, 50, 1)).take(10) {
-                let told = format!("{burst:?}");
+                let text = format!("{burst:?}");
                 assert!(
-                    !told.contains("hub: B") && !told.contains("Some(B)"),
-                    "{told}"
+                    !text.contains("hub: B") && !text.contains("Some(B)"),
+                    "{text}"
                 );
             }
         }
@@ -563,7 +563,7 @@ mod tests {
                     let Some(tenant) = step.fault.tenant() else {
                         continue;
                     };
-                    assert!(touched.insert(tenant), "twice in a burst: {burst:?}");
+                    assert!(touched.insert(tenant), "two faults in a burst: {burst:?}");
                     match step.fault {
                         Fault::Created { .. } => assert!(live.insert(tenant)),
                         Fault::Deleted { .. } => assert!(live.remove(&tenant)),

@@ -74,7 +74,7 @@ impl Summary {
             format!("{:.1}, {}", self.load, processors()),
         );
         for (kind, count) in &self.faults {
-            row(kind.told(), count.to_string());
+            row(kind.description(), count.to_string());
         }
         for violation in &self.violations {
             writeln!(text, "\n**{}**: {}", violation.promise, violation.story).ok();

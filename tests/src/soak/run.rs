@@ -34,7 +34,7 @@ const FIRST_EACH: Duration = Duration::from_secs(10);
 const STAYS: Duration = Duration::from_secs(5);
 
 pub(crate) async fn run(args: &Args) -> Result<()> {
-    let folder = TempDir::with_prefix("krypton-soak-").context("making a folder for logs")?;
+    let folder = TempDir::with_prefix("krypton-soak-").context("creating a folder for logs")?;
     let mut summary = Summary {
         seed: args.seed,
         tenants: args.tenants.into(),
@@ -54,7 +54,7 @@ pub(crate) async fn run(args: &Args) -> Result<()> {
     outcome?;
     match summary.violations.len() {
         0 => Ok(()),
-        count => bail!("seed {}: {count} promises were broken", args.seed),
+        count => bail!("seed {}: {count} violations", args.seed),
     }
 }
 
@@ -95,7 +95,7 @@ async fn soak(args: &Args, logs: &Path, summary: &mut Summary) -> Result<()> {
         home: &home,
         expected_state: &expected_state,
         summary,
-        timeline: File::create(logs.join("timeline.txt")).context("making the timeline")?,
+        timeline: File::create(logs.join("timeline.txt")).context("creating the timeline")?,
         true_after: Duration::ZERO,
     };
     run.begin(&plan).await?;
@@ -147,7 +147,7 @@ impl Run<'_> {
         let found = self.until_true(begun, patience).await?;
         if let Some(found) = found {
             self.summary.violations = found;
-            bail!("the Tenants are not installed after {patience:?}, and nothing was wrong yet");
+            bail!("the Tenants are not installed after {patience:?}, before any fault");
         }
         say(&format!(
             "{} Tenants are installed after {:.0} s",
@@ -165,7 +165,7 @@ impl Run<'_> {
             join_all(burst.steps.iter().map(|step| self.step(step, begun))),
         );
         let carried = carried.await.context("the faults of a burst did not end")?;
-        for (step, (outcome, told)) in burst.steps.iter().zip(carried) {
+        for (step, (outcome, entry)) in burst.steps.iter().zip(carried) {
             *self.summary.faults.entry(step.fault.kind()).or_default() += 1;
             let outcome = match outcome {
                 Ok(()) => String::new(),
@@ -175,7 +175,7 @@ impl Run<'_> {
                     format!(": {error:#}")
                 }
             };
-            self.note(&format!("{told}{outcome}"));
+            self.note(&format!("{entry}{outcome}"));
         }
         sleep_until(begun + burst.length).await;
         let late = begun.elapsed().saturating_sub(burst.length);
@@ -195,15 +195,18 @@ impl Run<'_> {
         self.summary.bursts += 1;
         let load = load_average();
         self.summary.load = self.summary.load.max(load);
-        let said = match &found {
+        let result = match &found {
             None => {
                 self.summary.truths.push(taken);
-                format!("all true after {:.1} s of quiet", taken.as_secs_f64())
+                format!(
+                    "all promises kept after {:.1} s of quiet",
+                    taken.as_secs_f64()
+                )
             }
-            Some(found) => format!("{} promises broken", found.len()),
+            Some(found) => format!("{} violations", found.len()),
         };
         let line = format!(
-            "burst {}: {} faults in {} s (+{} s), {said}; {} live Tenants, load {load:.1}",
+            "burst {}: {} faults in {} s (+{} s), {result}; {} live Tenants, load {load:.1}",
             burst.number,
             burst.steps.len(),
             burst.length.as_secs(),
@@ -228,8 +231,8 @@ impl Run<'_> {
         let from = jiff::Timestamp::now();
         let carried = carry::carry_out(&step.fault, self.stage, self.home, self.expected_state);
         let outcome = Box::pin(carried).await;
-        let told = format!("  {from} to {}: {:?}", jiff::Timestamp::now(), step.fault);
-        (outcome, told)
+        let entry = format!("  {from} to {}: {:?}", jiff::Timestamp::now(), step.fault);
+        (outcome, entry)
     }
 
     /// Checks until the state is as expected, and still is a little later. Returns the violations when the time is
@@ -240,7 +243,7 @@ impl Run<'_> {
         patience: Duration,
     ) -> Result<Option<Vec<Violation>>> {
         loop {
-            let seen = self.look().await;
+            let seen = self.read().await;
             let late = since.elapsed() >= patience;
             let watched = self.expected_state.violations();
             match seen {
@@ -256,7 +259,7 @@ impl Run<'_> {
                         return Ok(Some(found));
                     }
                 }
-                Err(error) if late => return Err(error.context("the apiservers do not answer")),
+                Err(error) if late => return Err(error.context("the API servers don't respond")),
                 Err(_) => {}
             }
             sleep(LOOK_EVERY).await;
@@ -265,8 +268,8 @@ impl Run<'_> {
 
     async fn stays(&mut self) -> Result<Option<Vec<Violation>>> {
         sleep(STAYS).await;
-        let seen = eventually_within("another reading", PEOPLE, async || {
-            self.look().await.map(Some)
+        let seen = eventually_within("another check", PEOPLE, async || {
+            self.read().await.map(Some)
         })
         .await?;
         self.summary.checks += 1;
@@ -275,7 +278,7 @@ impl Run<'_> {
         Ok(Some(found).filter(|found| !found.is_empty()))
     }
 
-    async fn look(&self) -> Result<Snapshot> {
+    async fn read(&self) -> Result<Snapshot> {
         let mut seen = Snapshot::default();
         for edge in Edge::ALL {
             let here = EdgeSeen::read(&self.stage.site(edge).client).await?;

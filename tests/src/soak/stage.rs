@@ -85,7 +85,7 @@ impl Site {
                 },
             },
         });
-        eventually_within("the canary to be taken", CLUSTER, async || {
+        eventually_within("the canary to be rolled out", CLUSTER, async || {
             self.cluster.apply(&canary.to_string()).await.map(Some)
         })
         .await?;
@@ -93,11 +93,11 @@ impl Site {
         let what = format!("a new pod to be ready on {}", self.edge.name());
         eventually_within(&what, CLUSTER, async || {
             let canary = api.get(name).await?;
-            let told = canary.status.unwrap_or_default();
-            let followed = told.observed_generation == canary.metadata.generation;
+            let status = canary.status.unwrap_or_default();
+            let followed = status.observed_generation == canary.metadata.generation;
             let all = |count: Option<i32>| count == Some(1);
-            let whole = all(told.updated_replicas) && all(told.available_replicas);
-            ensure!(followed && whole && all(told.replicas), "{told:?}");
+            let rolled_out = all(status.updated_replicas) && all(status.available_replicas);
+            ensure!(followed && rolled_out && all(status.replicas), "{status:?}");
             Ok(Some(()))
         })
         .await
@@ -187,8 +187,8 @@ impl Stage {
     /// Returns an error if a hub or the agent has ended unexpectedly.
     pub(crate) async fn all_run(&self) -> Result<()> {
         for post in self.hubs.all() {
-            let told = || format!("{} has ended unexpectedly", post.seat.name());
-            post.hub.lock().await.rss_bytes().with_context(told)?;
+            let context = || format!("{} has ended unexpectedly", post.seat.name());
+            post.hub.lock().await.rss_bytes().with_context(context)?;
         }
         self.agent
             .lock()
@@ -212,7 +212,7 @@ impl Stage {
                 let (from, name) = entry.map(|entry| (entry.path(), entry.file_name()))?;
                 if from.extension().is_some_and(|extension| extension == "log") {
                     let to = format!("{}-{}", site.edge.name(), name.to_string_lossy());
-                    fs::copy(&from, self.logs.join(to)).context("keeping a cluster's log")?;
+                    fs::copy(&from, self.logs.join(to)).context("saving a cluster's log")?;
                 }
             }
         }
@@ -225,7 +225,7 @@ impl Stage {
     /// Saves the complete log of a process once.
     fn keep_log(&self, name: &str, daemon: &Daemon) -> Result<()> {
         let to = self.logs.join(format!("{name}-{}.log", daemon.pid()));
-        fs::copy(daemon.log_path(), &to).with_context(|| format!("keeping {}", to.display()))?;
+        fs::copy(daemon.log_path(), &to).with_context(|| format!("saving {}", to.display()))?;
         Ok(())
     }
 
@@ -238,9 +238,9 @@ impl Stage {
         {
             let log = fs::read(entry.path()).unwrap_or_default();
             let log = String::from_utf8_lossy(&log);
-            let told =
+            let is_helm_run =
                 |line: &&str| line.contains("running helm") && !line.contains("helm processes");
-            runs += log.lines().filter(told).count();
+            runs += log.lines().filter(is_helm_run).count();
         }
         Ok(runs)
     }
@@ -250,7 +250,7 @@ impl Stage {
         self.hubs.good_again();
         for site in &self.sites {
             site.way.set(Traffic::Pass);
-            site.answers.tell_the_truth();
+            site.answers.forward_all();
             ensure!(
                 !site.cluster.pids().is_empty(),
                 "{} has ended",

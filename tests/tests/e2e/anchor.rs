@@ -29,7 +29,7 @@ use serde_json::json;
 const TENANT: &str = "acme";
 
 by_agent!(
-    record_swaps_former_anchor_and_keeps_other_owners,
+    record_replaces_old_anchor_and_keeps_other_owners,
     anchor_owns_only_record_and_loss_is_harmless
 );
 
@@ -46,7 +46,7 @@ async fn anchored(desk: &FleetClient, before: Option<&str>) -> String {
     let (maps, secrets) = (maps(desk), secrets(desk));
     eventually("the record to be owned by the anchor", async || {
         let anchor = maps.get(ANCHOR_NAME).await?.uid().unwrap_or_default();
-        ensure!(Some(anchor.as_str()) != before, "the anchor of before");
+        ensure!(Some(anchor.as_str()) != before, "still the previous anchor");
         let record = secrets.get(RECORD_NAME).await?;
         let owned = record
             .owner_references()
@@ -219,24 +219,27 @@ async fn collected(desk: &FleetClient, owner: &OwnerReference) {
     canary.metadata.owner_references = Some(vec![owner.clone()]);
     maps.create(&PostParams::default(), &canary).await.unwrap();
     let secrets = secrets(desk);
-    eventually("what is owned by a former anchor to go", async || {
-        let canary = maps.get_opt("canary").await?;
-        let record = secrets.get_metadata_opt(RECORD_NAME).await?;
-        let former = record.is_some_and(|record| record.owner_references().contains(owner));
-        Ok((canary.is_none() && !former).then_some(()))
-    })
+    eventually(
+        "the objects of the previous anchor to be deleted",
+        async || {
+            let canary = maps.get_opt("canary").await?;
+            let record = secrets.get_metadata_opt(RECORD_NAME).await?;
+            let former = record.is_some_and(|record| record.owner_references().contains(owner));
+            Ok((canary.is_none() && !former).then_some(()))
+        },
+    )
     .await
     .unwrap();
 }
 
-async fn says(desk: &FleetClient, release: &str, message: &str) {
+async fn has_message(desk: &FleetClient, release: &str, message: &str) {
     let maps: Api<ConfigMap> = Api::namespaced(desk.client.clone(), TENANT);
-    let what = format!("the release to say {message}");
+    let what = format!("the release to have the message {message}");
     eventually(&what, async || {
         let data = maps.get(release).await?.data.unwrap_or_default();
         match data.get("message") {
-            Some(said) if said == message => Ok(Some(())),
-            said => bail!("{said:?}"),
+            Some(other) if other == message => Ok(Some(())),
+            other => bail!("{other:?}"),
         }
     })
     .await
@@ -263,7 +266,7 @@ async fn anchor_owns_only_record_and_loss_is_harmless(mode: Mode) -> TestResult 
     collected(&desk, &owner).await;
     assert_eq!(of_value(&desk).await?, before);
     chart.write("{replicaCount: 0, message: later}")?;
-    says(&desk, &release, "later").await;
+    has_message(&desk, &release, "later").await;
     desk.ready(TENANT).await?;
     desk.newest_is(TENANT, &release, 2, "deployed").await?;
     let second = anchored(&desk, Some(&first)).await;
@@ -273,7 +276,7 @@ async fn anchor_owns_only_record_and_loss_is_harmless(mode: Mode) -> TestResult 
     // All objects are restored while no component runs.
     let owner = secrets(&desk).get(RECORD_NAME).await?.owner_references()[0].clone();
     pair.stop().await?;
-    backup_of_nobody(&desk).await?;
+    backup_without_namespace(&desk).await?;
     let revisions = desk.revisions(TENANT, &release).await?;
     let former = of_value(&desk).await?;
     let restored = restore(&desk).await?;
@@ -310,7 +313,7 @@ async fn anchor_owns_only_record_and_loss_is_harmless(mode: Mode) -> TestResult 
 }
 
 /// Creates the record of a Tenant whose namespace is gone.
-async fn backup_of_nobody(desk: &FleetClient) -> TestResult {
+async fn backup_without_namespace(desk: &FleetClient) -> TestResult {
     let tenant = json!({"namespace": "gone", "name": "acme", "uid": "1", "labels": {},
         "annotations": {}, "spec": {}});
     let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
@@ -325,7 +328,7 @@ async fn backup_of_nobody(desk: &FleetClient) -> TestResult {
 }
 
 /// Runs without a garbage collector, which could be faster.
-async fn record_swaps_former_anchor_and_keeps_other_owners(mode: Mode) -> TestResult {
+async fn record_replaces_old_anchor_and_keeps_other_owners(mode: Mode) -> TestResult {
     let mut pair = Pair::start("anchored", mode, Parts::ControlPlane).await?;
     let flags = ["--chart-repo=http://127.0.0.1:9", "--chart-name=none"];
     pair.open(flags.map(str::to_owned)).await?;

@@ -80,7 +80,7 @@ async fn chart_crds_follow_policy_and_are_never_deleted(mode: Mode) -> TestResul
 
     pair.open(flags("1.0.0", "create")).await?;
     // A restarted agent uses the earlier policy until it receives the new one.
-    eventually("the policy to be on record", async || {
+    eventually("the policy to be stored", async || {
         let secrets: Api<Secret> = Api::namespaced(desk.client.clone(), SYSTEM_NAMESPACE);
         let record = secrets.get(RECORD_NAME).await?.data.unwrap_or_default();
         let record: Value = serde_json::from_slice(&record.into_values().next().unwrap().0)?;

@@ -65,7 +65,7 @@ async fn repository() -> ChartRepository {
     ChartRepository::start(&charts).await.unwrap()
 }
 
-fn told(requests: &[Audited]) -> String {
+fn describe(requests: &[Audited]) -> String {
     let lines = requests.iter().map(|request| format!("\n  {request}"));
     lines.collect()
 }
@@ -75,14 +75,14 @@ async fn nothing_denied(cluster: &Cluster, accounts: &[String]) {
     let requests = cluster.audited().await.unwrap();
     for account in accounts {
         let asked = requests.iter().any(|request| request.is_of(account));
-        assert!(asked, "{account} has asked nothing of {}", cluster.name());
+        assert!(asked, "{account} sent no request to {}", cluster.name());
     }
     let denied = cluster.denied(accounts).await.unwrap();
     assert!(
         denied.is_empty(),
         "refused on {}:{}",
         cluster.name(),
-        told(&denied)
+        describe(&denied)
     );
 }
 
@@ -108,7 +108,7 @@ async fn repaired(edge: &Cluster, desk: &FleetClient, tenant: &str) -> TestResul
     let label = label.into_iter().chain(["-n", &namespace]);
     edge.kubectl(label).await?;
     let agent = &accounts(OwnChart::Agent)[0];
-    eventually("the release to be put right", async || {
+    eventually("the release to be repaired", async || {
         let by_agent = edge.audited().await?.into_iter().any(|request| {
             let own = request.user.username == *agent && request.impersonated_user.is_none();
             own && request.verb == "update" && request.object.namespace == namespace
@@ -128,7 +128,7 @@ async fn healed(edge: &Cluster, tenant: &str) -> TestResult {
     let delete = ["delete", "configmap", &release, "-n", &namespace];
     edge.kubectl(delete).await?;
     let [agent, helm] = <[String; 2]>::try_from(accounts(OwnChart::Agent)).unwrap();
-    eventually("the object to be made again", async || {
+    eventually("the object to be recreated", async || {
         let as_helm = edge.audited().await?.into_iter().any(|request| {
             // Helm wrote the object before.
             let own = request.user_agent.starts_with("krypton-agent/");
@@ -150,7 +150,7 @@ async fn relabelled(edge: &Cluster, tenant: &str) {
     let namespace = format!("{tenant}-ws");
     let label = ["label", "--overwrite", "namespace", &namespace, "team=b"];
     edge.kubectl(label).await.unwrap();
-    eventually("the label to be put back", async || {
+    eventually("the label to be restored", async || {
         let get = [
             "get",
             "namespace",
@@ -172,19 +172,19 @@ async fn rescued(cluster: &Cluster, desk: &FleetClient, tenant: &str) -> TestRes
     let releases = desk.releases().await?;
     let delete = ["delete", "crd", Tenant::crd_name(), "--wait=false"];
     cluster.kubectl(delete).await?;
-    eventually("another CRD, with the Tenant", async || {
+    eventually("the restored CRD and Tenant", async || {
         let now = crds.get(Tenant::crd_name()).await?;
         if now.metadata.uid == crd.metadata.uid {
-            bail!("the old CRD is there: {:?}", now.metadata.finalizers);
+            bail!("the old CRD still exists: {:?}", now.metadata.finalizers);
         }
         let back = desk.tenants().get(tenant).await?;
         Ok((back.metadata.uid != old.metadata.uid).then_some(()))
     })
     .await?;
     desk.ready(tenant).await?;
-    desk.told(tenant, "TenantRestored").await?;
+    desk.event_message(tenant, "TenantRestored").await?;
     going.is_deleted_again().await?;
-    going.let_go().await?;
+    going.release().await?;
     assert_eq!(desk.releases().await?, releases);
     Ok(())
 }
@@ -205,7 +205,7 @@ async fn placed(home: &FleetClient, edge: &FleetClient) -> TestResult {
     home.within("team")
         .annotate("sent", requested, "now")
         .await?;
-    eventually("the wish to be passed on", async || {
+    eventually("the request to be passed on", async || {
         let found = edge.within("team").tenants().get("sent").await?;
         Ok(found.annotations().get(requested).cloned())
     })
@@ -219,7 +219,9 @@ async fn placed(home: &FleetClient, edge: &FleetClient) -> TestResult {
     let orphan = names::ORPHAN_ANNOTATION;
     home.within("team").annotate("kept", orphan, "true").await?;
     home.within("team").remove("kept").await?;
-    home.within("team").told("kept", "Orphaned").await?;
+    home.within("team")
+        .event_message("kept", "Orphaned")
+        .await?;
     Ok(())
 }
 
@@ -247,7 +249,7 @@ async fn credential_used_twice(home: &Cluster, edge: &Cluster, desk: &FleetClien
         .create(&PostParams::default(), &identity)
         .await?;
     let _agent = Agent::start(&AgentOptions::new(copy.kubeconfig()))?;
-    desk.told(EDGE, "CredentialUsedTwice").await?;
+    desk.event_message(EDGE, "CredentialUsedTwice").await?;
     eventually("the event to be counted", async || {
         let counted = home.audited().await?.into_iter().any(|request| {
             let of_hub = request.is_of(&accounts(OwnChart::Hub)[0]);
@@ -263,7 +265,7 @@ async fn credential_used_twice(home: &Cluster, edge: &Cluster, desk: &FleetClien
 async fn values_are_missed_and_given(home: &Cluster, desk: &FleetClient) -> TestResult {
     let namespace = OwnChart::Hub.namespace();
     desk.within(namespace)
-        .told("fleet", "ValuesMissing")
+        .event_message("fleet", "ValuesMissing")
         .await?;
     let values = json!({
         "apiVersion": "v1",
@@ -273,7 +275,7 @@ async fn values_are_missed_and_given(home: &Cluster, desk: &FleetClient) -> Test
     });
     home.apply(&values.to_string()).await?;
     desk.within(namespace)
-        .told("fleet", "ValuesResolved")
+        .event_message("fleet", "ValuesResolved")
         .await?;
     Ok(())
 }
@@ -305,7 +307,7 @@ async fn deployed_and_gone(desk: &FleetClient, at_edge: &FleetClient) -> TestRes
     let spec = json!({"account": {"name": "somebody"}, "region": {"name": EDGE}});
     let object = KryptonDeployment::new("ordered", serde_json::from_value(spec)?);
     all.create(&PostParams::default(), &object).await?;
-    desk.told("ordered", "Ready").await?;
+    desk.event_message("ordered", "Ready").await?;
     at_edge
         .newest_is("ordered", "ced-ordered", 1, "deployed")
         .await?;
@@ -371,7 +373,7 @@ async fn chart_rights_suffice_for_hub_and_agent() -> TestResult {
         .await?;
     hub = HubPod::start(&home, Some(&hub)).await?;
     hub.hub.ready(PATIENCE).await?;
-    eventually("the stale token to be cleared away", async || {
+    eventually("the expired token to be deleted", async || {
         let namespace = OwnChart::Hub.namespace();
         let secrets: Api<Secret> = Api::namespaced(home.client(), namespace);
         Ok(secrets.get_opt(&stale).await?.is_none().then_some(()))
@@ -401,7 +403,7 @@ async fn chart_rights_suffice_for_hub_and_agent() -> TestResult {
     agent = AgentPod::start(&edge).await?;
     agent.agent.ready(PATIENCE).await?;
     desk.member_shows(EDGE, &[CONNECTED]).await?;
-    eventually("the CRD of now", async || {
+    eventually("the current CRD", async || {
         Ok((version().await == now).then_some(()))
     })
     .await?;
@@ -484,10 +486,10 @@ async fn missing_helm_right_is_reported_until_chart_upgrade() -> TestResult {
     desk.create("acme", json!({})).await?;
     let error = format!("ClusterError/{}", names::SELF_CLUSTER);
     let failed = (error.as_str(), "True", "InstallFailed");
-    let said = desk.message("acme", &[failed]).await?;
+    let message = desk.message("acme", &[failed]).await?;
     let helm = &accounts(OwnChart::Hub)[1];
     for word in ["forbidden", "services", helm.as_str()] {
-        assert!(said.contains(word), "{word:?} is not in: {said}");
+        assert!(message.contains(word), "{word:?} is missing in: {message}");
     }
 
     // Only requests of Helm's account were denied. The hub continues to work.
@@ -503,7 +505,7 @@ async fn missing_helm_right_is_reported_until_chart_upgrade() -> TestResult {
         .cloned()
         .collect();
     assert!(!denied.is_empty());
-    assert!(others.is_empty(), "{}", told(&others));
+    assert!(others.is_empty(), "{}", describe(&others));
 
     OwnChart::Hub
         .install(&home, hub_values(&repository, "1.0.0", &[]))

@@ -86,12 +86,12 @@ async fn registry_chart_resolves_by_tag_range_or_digest() -> TestResult {
         let resolved = cache.resolve(&chart(&registry, range)).await?;
         assert_eq!(resolved, expected, "{range}");
     }
-    let whole = ChartRef {
+    let full = ChartRef {
         repo: String::new(),
         name: format!("{}/small", registry.url()),
         version: "1.0.0".to_owned(),
     };
-    assert_eq!(cache.fetch(&whole).await?.name, "small");
+    assert_eq!(cache.fetch(&full).await?.name, "small");
     Ok(())
 }
 

@@ -268,7 +268,7 @@ async fn cluster_profile_member_survives_rotation_and_lost_access() -> TestResul
     edge.rotate_token().await?;
     at_edge.install("rotated").await?;
     desk.member_shows("edge-1", &well).await?;
-    assert_eq!(held(&at_edge).await, lease, "the proxy goes on as it was");
+    assert_eq!(held(&at_edge).await, lease, "the proxy continues unchanged");
 
     for (providers, problem) in [
         (json!([]), PROVIDER),
@@ -279,16 +279,19 @@ async fn cluster_profile_member_survives_rotation_and_lost_access() -> TestResul
     ] {
         file.write(&providers);
         let stale = [doubtful("RemoteClusterStale"), CONNECTED, HEALTHY];
-        let told = desk.member_message("edge-1", &stale).await?;
-        assert!(told.contains("ClusterProfile default/edge-1"), "{told}");
-        assert!(told.contains(problem), "{told}");
+        let message = desk.member_message("edge-1", &stale).await?;
+        assert!(
+            message.contains("ClusterProfile default/edge-1"),
+            "{message}"
+        );
+        assert!(message.contains(problem), "{message}");
         if problem == PROVIDER {
             at_edge.install("stale").await?;
         }
         file.write(&json!([secret_reader(&home)]));
         desk.member_shows("edge-1", &well).await?;
     }
-    assert_eq!(held(&at_edge).await, lease, "the proxy goes on as it was");
+    assert_eq!(held(&at_edge).await, lease, "the proxy continues unchanged");
 
     profiles.delete("edge-1").await;
     let gone = unresolved("ClusterProfileNotFound");
@@ -375,8 +378,11 @@ async fn unreachable_cluster_profile_shows_reason_on_edge_cluster() -> TestResul
 
     let mut hub = start(&[by_profiles]);
     for name in ["edge-1", "edge-2", "edge-3", "edge-4"] {
-        let told = reason(name, "MulticlusterDisabled").await;
-        assert!(told.contains("--clusterprofile-provider-file"), "{told}");
+        let message = reason(name, "MulticlusterDisabled").await;
+        assert!(
+            message.contains("--clusterprofile-provider-file"),
+            "{message}"
+        );
     }
     hub.stop().await?;
 
@@ -391,32 +397,32 @@ async fn unreachable_cluster_profile_shows_reason_on_edge_cluster() -> TestResul
         &file.flag(),
         "--insecure-kubeconfig-files=true",
     ]);
-    let told = reason("edge-1", "AccessProviderFailed").await;
+    let message = reason("edge-1", "AccessProviderFailed").await;
     assert!(
-        told.contains("exit code 3; it printed: the vault is sealed"),
-        "{told}"
+        message.contains("exit code 3; it printed: the vault is sealed"),
+        "{message}"
     );
-    let told = reason("edge-2", "AccessProviderFailed").await;
-    assert!(told.contains("client-key-data"), "{told}");
-    let told = reason("edge-4", "RemoteClientCreationFailed").await;
-    assert!(told.contains("/nonexistent/ca.crt"), "{told}");
-    let told = reason("edge-3", "AccessProviderFailed").await;
+    let message = reason("edge-2", "AccessProviderFailed").await;
+    assert!(message.contains("client-key-data"), "{message}");
+    let message = reason("edge-4", "RemoteClientCreationFailed").await;
+    assert!(message.contains("/nonexistent/ca.crt"), "{message}");
+    let message = reason("edge-3", "AccessProviderFailed").await;
     assert!(
-        told.contains("(unknown)") && told.contains("broken, mismatched, tokens"),
-        "{told}"
+        message.contains("(unknown)") && message.contains("broken, mismatched, tokens"),
+        "{message}"
     );
     hub.stop().await?;
 
     let mut hub = start(&["--providers=kubeconfig", &file.flag()]);
-    let told = reason("edge-1", "AccessProviderNotConfigured").await;
-    assert!(told.contains("--providers"), "{told}");
+    let message = reason("edge-1", "AccessProviderNotConfigured").await;
+    assert!(message.contains("--providers"), "{message}");
     hub.stop().await?;
 
     home.kubectl(["delete", "crd", CRD]).await?;
     let mut hub = start(&[by_profiles, &file.flag()]);
     let unavailable = [doubtful("ClusterProfileUnavailable")];
-    let told = desk.member_message("edge-1", &unavailable).await?;
-    assert!(told.contains(CRD), "{told}");
+    let message = desk.member_message("edge-1", &unavailable).await?;
+    assert!(message.contains(CRD), "{message}");
     hub.stop().await?;
 
     // The hub rejects an invalid file at startup, before any other action.

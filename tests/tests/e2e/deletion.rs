@@ -84,7 +84,7 @@ async fn tenant_deletion_removes_release_and_only_own_namespace(mode: Mode) -> T
         ("made", "WorkspaceDeleted"),
         ("orphan", "Orphaned"),
     ] {
-        desk.told(name, reason).await?;
+        desk.event_message(name, reason).await?;
     }
 
     // A new Tenant with the name of a deleted one is an ordinary Tenant.
@@ -116,7 +116,9 @@ async fn older_tenant_keeps_release_when_younger_is_deleted(mode: Mode) -> TestR
     assert_eq!(status.phase.as_deref(), Some("Error"));
     let message = status.last_message.unwrap();
     assert!(message.contains("Tenant older/acme"), "{message}");
-    desk.within("younger").told("acme", "ReleaseInUse").await?;
+    desk.within("younger")
+        .event_message("acme", "ReleaseInUse")
+        .await?;
 
     desk.within("younger").remove("acme").await?;
     desk.within("older").ready("acme").await?;
@@ -145,7 +147,7 @@ async fn crd_stripped_of_finalizer_and_recreated_uninstalls_nothing(mode: Mode) 
     let cluster = pair.cluster();
     let delete = ["delete", "crd", name, "--wait=false"];
     cluster.kubectl(delete).await?;
-    let deleted = eventually("the Tenant to be deleted with it", async || {
+    let deleted = eventually("the Tenant to be terminating", async || {
         let tenant = desk.tenants().get("acme").await?;
         Ok(tenant.metadata.deletion_timestamp)
     })
@@ -205,11 +207,11 @@ async fn tenants_and_releases_survive_crd_deletion(mode: Mode) -> TestResult {
         .kubectl(["delete", "crd", Tenant::crd_name(), "--wait=false"])
         .await?;
 
-    eventually("another CRD in its place", async || {
+    eventually("a new CRD", async || {
         let now = crds.get(Tenant::crd_name()).await?;
         if now.metadata.uid == crd.metadata.uid {
             bail!(
-                "the old one is there, with finalizers {:?}",
+                "the old CRD still exists, with finalizers {:?}",
                 now.metadata.finalizers
             );
         }
@@ -217,7 +219,7 @@ async fn tenants_and_releases_survive_crd_deletion(mode: Mode) -> TestResult {
     })
     .await?;
     for ((namespace, name), old) in names.iter().zip(before) {
-        eventually(&format!("Tenant {name} to be back"), async || {
+        eventually(&format!("Tenant {name} to be restored"), async || {
             let tenant = desk.within(namespace).tenants().get_opt(name).await?;
             Ok(tenant.filter(|tenant| tenant.metadata.uid != old.metadata.uid))
         })
@@ -230,9 +232,11 @@ async fn tenants_and_releases_survive_crd_deletion(mode: Mode) -> TestResult {
             Ok((tenant.finalizers() == [names::TENANT_FINALIZER]).then_some(()))
         })
         .await?;
-        desk.within(namespace).told(name, "TenantRestored").await?;
+        desk.within(namespace)
+            .event_message(name, "TenantRestored")
+            .await?;
     }
-    assert_eq!(desk.releases().await?, releases, "no release was touched");
+    assert_eq!(desk.releases().await?, releases, "no release was changed");
     let log = pair.actor()?.log()?;
     assert!(!log.contains("running helm uninstall"), "{log}");
     assert_eq!(log.matches("running helm").count(), 2 * each, "{log}");
@@ -281,13 +285,13 @@ async fn only_certain_deletions_resume_after_crd_recreation(mode: Mode) -> TestR
         .kubectl(["delete", "crd", Tenant::crd_name(), "--wait=false"])
         .await?;
 
-    eventually("another CRD in its place", async || {
+    eventually("a new CRD", async || {
         let now = crds.get_opt(Tenant::crd_name()).await?;
         Ok(now.filter(|now| now.metadata.uid != crd.metadata.uid))
     })
     .await?;
     let back = async |name: &str| {
-        eventually(&format!("Tenant {name} to be back"), async || {
+        eventually(&format!("Tenant {name} to be restored"), async || {
             let tenant = desk.tenants().get_opt(name).await?;
             Ok(tenant)
         })
@@ -299,8 +303,8 @@ async fn only_certain_deletions_resume_after_crd_recreation(mode: Mode) -> TestR
     // When in doubt, Krypton uninstalls nothing.
     assert_eq!(back("paused").await.metadata.deletion_timestamp, None);
     going.is_deleted_again().await?;
-    desk.told("going", "TenantRestored").await?;
-    going.let_go().await?;
+    desk.event_message("going", "TenantRestored").await?;
+    going.release().await?;
     assert_eq!(desk.namespace("going").await?, None);
     desk.newest_is("paused", &pair.release("paused"), 1, "deployed")
         .await?;
@@ -331,7 +335,7 @@ async fn refuse(desk: &FleetClient, name: &str) -> TestResult {
         dry_run: true,
         ..PostParams::default()
     };
-    eventually("the policy to be in force", async || {
+    eventually("the policy to be enforced", async || {
         let tried = desk
             .within("kube-public")
             .tenants()
@@ -359,7 +363,7 @@ async fn refused_tenant_keeps_no_other_from_its_restore(mode: Mode) -> TestResul
     let delete = ["delete", "crd", Tenant::crd_name(), "--wait=false"];
     pair.cluster().kubectl(delete).await?;
     for (name, old) in [("good", &before[1]), ("other", &before[2])] {
-        eventually(&format!("Tenant {name} to be back"), async || {
+        eventually(&format!("Tenant {name} to be restored"), async || {
             let tenant = desk.tenants().get_opt(name).await?;
             Ok(tenant.filter(|tenant| tenant.metadata.uid != old.metadata.uid))
         })
@@ -367,10 +371,10 @@ async fn refused_tenant_keeps_no_other_from_its_restore(mode: Mode) -> TestResul
     }
     let waits = ("Healthy", "False", "TenantsNotRestored");
     let shown = home.member_shows(pair.name(), &[waits]).await?;
-    let said = serde_json::to_string(&shown.status)?;
+    let status = serde_json::to_string(&shown.status)?;
     assert!(
-        said.contains("deleted: 1;") && said.contains("default/bad"),
-        "{said}"
+        status.contains("deleted: 1;") && status.contains("default/bad"),
+        "{status}"
     );
 
     // The other Tenants are reconciled. One is deleted, and stays deleted after a restart.
@@ -385,7 +389,7 @@ async fn refused_tenant_keeps_no_other_from_its_restore(mode: Mode) -> TestResul
     let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(desk.client.clone());
     let params = DeleteParams::default();
     bindings.delete("refuse", &params).await?;
-    desk.told("bad", "TenantRestored").await?;
+    desk.event_message("bad", "TenantRestored").await?;
     for name in ["bad", "other"] {
         desk.ready(name).await?;
     }

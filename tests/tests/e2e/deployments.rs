@@ -88,7 +88,7 @@ async fn message_is(cluster: &Cluster, namespace: &str, release: &str, expected:
     eventually(&what, async || {
         match cluster.kubectl(words).await?.as_str() {
             found if found == expected => Ok(Some(())),
-            found => bail!("it is {found:?}"),
+            found => bail!("found {found:?}"),
         }
     })
     .await
@@ -107,9 +107,9 @@ async fn deployment_is_reconciled_and_removed_only_by_order(mode: Mode) -> TestR
     let mut acme = order("accounts", "acme");
     let release = "ced-acme";
     stub.order(&[&acme]);
-    let said = stub.ready(&acme, reason::INSTALLED).await;
-    assert!(said.applied_chart.ends_with("/small:1.0.0"), "{said:?}");
-    assert!(!said.gone);
+    let report = stub.ready(&acme, reason::INSTALLED).await;
+    assert!(report.applied_chart.ends_with("/small:1.0.0"), "{report:?}");
+    assert!(!report.gone);
     desk.newest_is("acme", release, 1, "deployed").await?;
     let marks = labels(&desk, "acme", release, 1).await;
     assert_eq!(marks[OWNER_UID_LABEL], acme.uid);
@@ -133,8 +133,8 @@ async fn deployment_is_reconciled_and_removed_only_by_order(mode: Mode) -> TestR
     acme.generation += 1;
     stub.value("message", "paused");
     stub.order(&[&acme]);
-    stub.says(&acme, "paused", |said| {
-        let progress = said.state.progress.as_ref();
+    stub.reports(&acme, "paused", |report| {
+        let progress = report.state.progress.as_ref();
         progress.is_some_and(|progress| progress.reason == reason::PAUSED)
     })
     .await;
@@ -155,8 +155,8 @@ async fn deployment_is_reconciled_and_removed_only_by_order(mode: Mode) -> TestR
     stub.silent(&other).await;
     stub.act_again().await?;
     stub.order(&[&acme, &other]);
-    let said = stub.ready(&acme, reason::NO_CHANGE).await;
-    assert!(said.applied_chart.ends_with("/small:1.0.0"), "{said:?}");
+    let report = stub.ready(&acme, reason::NO_CHANGE).await;
+    assert!(report.applied_chart.ends_with("/small:1.0.0"), "{report:?}");
     for (name, revision) in [("acme", 3), ("other", 1)] {
         let release = format!("ced-{name}");
         desk.newest_is(name, &release, revision, "deployed").await?;
@@ -164,8 +164,8 @@ async fn deployment_is_reconciled_and_removed_only_by_order(mode: Mode) -> TestR
 
     let gone = removal(&acme);
     stub.order(&[&gone, &other]);
-    let said = stub.gone(&gone).await;
-    assert_eq!(said.state.ready.reason, reason::UNINSTALLED);
+    let report = stub.gone(&gone).await;
+    assert_eq!(report.state.ready.reason, reason::UNINSTALLED);
     assert!(desk.revisions("acme", release).await?.is_empty());
     namespace_goes(&desk, "acme").await;
     // The successor finds the work done.
@@ -237,8 +237,8 @@ async fn release_has_single_owner_and_original_is_adopted(mode: Mode) -> TestRes
     };
     stub.order(&[&older, &younger, &old]);
     stub.ready(&older, reason::INSTALLED).await;
-    let said = stub.is_not(&younger, reason::RELEASE_IN_USE).await;
-    let message = &said.state.ready.message;
+    let report = stub.is_not(&younger, reason::RELEASE_IN_USE).await;
+    let message = &report.state.ready.message;
     assert!(
         message.contains("KryptonDeployment accounts/acme"),
         "{message}"

@@ -74,7 +74,7 @@ pub(crate) fn tests_of(source: &str) -> BTreeSet<&str> {
 }
 
 #[test]
-fn only_tests_that_are_run_count() {
+fn only_enabled_tests_count() {
     let source = "
         #[tokio::test(start_paused = true)]
         async fn one() {}
@@ -124,10 +124,10 @@ fn every_reason_is_documented_with_remedy() -> TestResult {
     // The first cell of each row that contains a remedy.
     let rows = page.lines().filter_map(|line| {
         let cells: Vec<&str> = line.split(" | ").collect();
-        let said = cells.last().is_some_and(|last| last.len() > 2);
-        (line.starts_with("| ") && cells.len() == 3 && said).then(|| cells[0])
+        let has_remedy = cells.last().is_some_and(|last| last.len() > 2);
+        (line.starts_with("| ") && cells.len() == 3 && has_remedy).then(|| cells[0])
     });
-    let told: BTreeSet<&str> = rows
+    let documented: BTreeSet<&str> = rows
         .flat_map(|cell| cell.split('`').skip(1).step_by(2))
         .collect();
     let mut seen = 0;
@@ -141,7 +141,7 @@ fn every_reason_is_documented_with_remedy() -> TestResult {
         let reasons = reasons(&text);
         assert!(!reasons.is_empty(), "{file}");
         for reason in reasons {
-            assert!(told.contains(reason), "no row for {reason} of {file}");
+            assert!(documented.contains(reason), "no row for {reason} of {file}");
             seen += 1;
         }
     }

@@ -186,7 +186,7 @@ impl Scene {
         }
         for release in &gone {
             let left: Vec<_> = now.keys().filter(|name| name.contains(release)).collect();
-            ensure!(left.is_empty(), "left: {left:?}");
+            ensure!(left.is_empty(), "remaining: {left:?}");
         }
         for name in KEPT {
             let revisions = self.desk.revisions(name, &Self::release(name)).await?;
@@ -215,18 +215,20 @@ impl Scene {
             let args = ["get", "configmap", &release, &namespace, message];
             match self.edge.kubectl(args).await? {
                 found if found == wanted => Ok(Some(())),
-                found => bail!("it has {found:?}"),
+                found => bail!("found {found:?}"),
             }
         })
         .await
         .unwrap();
     }
 
-    async fn told_often(&mut self, at_least: u64) {
+    async fn lies_at_least(&mut self, at_least: u64) {
         let proxy = &self.proxy;
-        eventually("the lie to be told", async || match proxy.lied() {
-            lied if lied >= at_least => Ok(Some(())),
-            lied => bail!("{lied} times; passed: {:?}", proxy.passed()),
+        eventually("the false response to be sent", async || {
+            match proxy.lied() {
+                lied if lied >= at_least => Ok(Some(())),
+                lied => bail!("{lied} times; passed: {:?}", proxy.passed()),
+            }
         })
         .await
         .unwrap();
@@ -261,13 +263,13 @@ async fn lying_apiserver_uninstalls_nothing(mode: Mode) -> TestResult {
             [] => 8,
             _ => 2,
         };
-        scene.told_often(at_least).await;
+        scene.lies_at_least(at_least).await;
         if waits {
             scene.stands(&before, &[]).await?;
             let tenant = desk.tenants().get(goes).await?;
             assert_eq!(tenant.finalizers(), [names::TENANT_FINALIZER], "{lie:?}");
         }
-        scene.proxy.tell_the_truth();
+        scene.proxy.forward_all();
         if blind {
             desk.delete(goes).await?;
         }
@@ -286,10 +288,9 @@ async fn outage_or_restore_keeps_releases_and_delays_deletion(mode: Mode) -> Tes
     if mode == Mode::Proxy {
         the_kubeconfig_is_gone_and_back(&mut scene).await?;
     }
-    an_etcd_is_restored(&mut scene).await?;
+    etcd_is_restored(&mut scene).await?;
     a_deletion_waits(&mut scene).await?;
-    a_namespace_that_tenants_live_in_is_not_deleted_though_no_watch_has_shown_them(&mut scene)
-        .await?;
+    namespace_of_unobserved_tenants_is_kept(&mut scene).await?;
 
     // Start a new actor that observes none of the existing objects at first.
     let before = scene.standing().await?;
@@ -303,14 +304,14 @@ async fn outage_or_restore_keeps_releases_and_delays_deletion(mode: Mode) -> Tes
         });
         *agent = Agent::start(&AgentOptions::new(&scene.proxy.kubeconfig()))?;
         desk.held_by_another("").await?;
-        scene.told_often(3).await;
+        scene.lies_at_least(3).await;
         let values = scene.change_values()?;
         for name in KEPT {
             let asked = names::RECONCILE_REQUESTED_ANNOTATION;
             desk.annotate(name, asked, "now").await?;
         }
-        scene.told_often(6).await;
-        scene.proxy.tell_the_truth();
+        scene.lies_at_least(6).await;
+        scene.proxy.forward_all();
         scene.kept_are_ready(Some(values)).await;
     }
     scene.stands(&before, &[]).await?;
@@ -345,13 +346,13 @@ async fn the_kubeconfig_is_gone_and_back(scene: &mut Scene) -> TestResult {
 }
 
 /// Restores etcd to a state before some Tenants were created and others deleted. The resourceVersions decrease.
-async fn an_etcd_is_restored(scene: &mut Scene) -> TestResult {
+async fn etcd_is_restored(scene: &mut Scene) -> TestResult {
     let desk = scene.desk.clone();
     let before = scene.standing().await?;
     let release = Scene::release("before");
     // If the snapshot contained a running upgrade, the repair would add a revision.
     scene.values_reach("before", SHARED, scene.written).await;
-    let number = eventually("no upgrade to run", async || {
+    let number = eventually("no upgrade to be running", async || {
         let revisions = desk.revisions(SHARED, &release).await?;
         match revisions.last() {
             Some((number, status)) if status == "deployed" => Ok(Some(*number)),
@@ -425,16 +426,16 @@ async fn a_deletion_waits(scene: &mut Scene) -> TestResult {
         .await?;
     home.shows("waits", &[(&here.0, "Unknown", here.1)]).await?;
     scene.stands(&before, &[]).await?;
-    scene.proxy.tell_the_truth();
+    scene.proxy.forward_all();
     for name in ["waits", "left"] {
         desk.gone(name).await?;
     }
     scene.stands(&before, &["waits"]).await?;
-    let said = desk.told("left", "Orphaned").await?;
+    let message = desk.event_message("left", "Orphaned").await?;
     let [release, namespace] = [Scene::release("left"), format!("namespace {SHARED}")];
     assert!(
-        said.contains(&release) && said.contains(&namespace),
-        "{said}"
+        message.contains(&release) && message.contains(&namespace),
+        "{message}"
     );
     home.member_shows(EDGE, &[CONNECTED]).await?;
 
@@ -445,20 +446,18 @@ async fn a_deletion_waits(scene: &mut Scene) -> TestResult {
     let waiting = desk
         .shows("paused", &[(&ready, "False", "Deleting")])
         .await?;
-    let said = waiting.status.unwrap().last_message.unwrap_or_default();
-    assert!(said.contains("deletion waits: paused"), "{said}");
+    let message = waiting.status.unwrap().last_message.unwrap_or_default();
+    assert!(message.contains("deletion waits: paused"), "{message}");
     desk.annotate("paused", names::ORPHAN_ANNOTATION, "true")
         .await?;
     desk.gone("paused").await?;
-    desk.told("paused", "Orphaned").await?;
+    desk.event_message("paused", "Orphaned").await?;
     scene.stands(&before, &["waits"]).await?;
     Ok(())
 }
 
 /// Krypton created the namespace for a Tenant that is now deleted, and another Tenant has moved into it.
-async fn a_namespace_that_tenants_live_in_is_not_deleted_though_no_watch_has_shown_them(
-    scene: &mut Scene,
-) -> TestResult {
+async fn namespace_of_unobserved_tenants_is_kept(scene: &mut Scene) -> TestResult {
     let desk = scene.desk.clone();
     let members: Api<EdgeCluster> = Api::all(scene.at_home.client.clone());
     let pause = async |paused: bool| {
@@ -478,7 +477,7 @@ async fn a_namespace_that_tenants_live_in_is_not_deleted_though_no_watch_has_sho
         resources: &["tenants"],
         answer: Answer::Status(503),
     });
-    scene.told_often(1).await;
+    scene.lies_at_least(1).await;
     let guest = json!({"workspace": SHARED});
     desk.within("host").create("guest", guest).await?;
     pause(false).await;
@@ -490,8 +489,8 @@ async fn a_namespace_that_tenants_live_in_is_not_deleted_though_no_watch_has_sho
     })
     .await?;
     let lied = scene.proxy.lied();
-    scene.told_often(lied + 3).await;
-    scene.proxy.tell_the_truth();
+    scene.lies_at_least(lied + 3).await;
+    scene.proxy.forward_all();
     desk.gone("host").await?;
     desk.within("host").ready("guest").await?;
     let namespace = desk.namespace("host").await?.unwrap();

@@ -49,7 +49,7 @@ impl<'a> Release<'a> {
         eventually(&what, async || {
             match self.field(kind, path).await?.as_str() {
                 found if found == expected => Ok(Some(())),
-                found => bail!("it is {found:?}"),
+                found => bail!("found {found:?}"),
             }
         })
         .await
@@ -86,8 +86,8 @@ impl<'a> Release<'a> {
 }
 
 /// Waits until the Tenant's condition about the member satisfies the predicate.
-async fn says(desk: &FleetClient, tenant: &str, kind: &str, so: impl Fn(&str) -> bool) {
-    let what = format!("Tenant {tenant} to say what it should of {kind}");
+async fn shows(desk: &FleetClient, tenant: &str, kind: &str, so: impl Fn(&str) -> bool) {
+    let what = format!("Tenant {tenant} to have the expected {kind}");
     eventually(&what, async || {
         let tenant = desk.tenants().get(tenant).await?;
         let status = tenant.status.unwrap_or_default();
@@ -123,9 +123,12 @@ async fn drift_is_corrected_without_revision_sparing_foreign_fields(mode: Mode) 
 
     acme.change_image().await;
     acme.becomes("deployment", IMAGE, OWN_IMAGE).await;
-    let told = desk.told("acme", "DriftHealed").await?;
+    let message = desk.event_message("acme", "DriftHealed").await?;
     let field = "/spec/template/spec/containers/0/image";
-    assert!(told.contains(field) && told.contains("kubectl"), "{told}");
+    assert!(
+        message.contains(field) && message.contains("kubectl"),
+        "{message}"
+    );
     acme.delete("configmap").await;
     acme.becomes("configmap", "{.data.message}", "hello").await;
     let marks = "{.metadata.annotations.meta\\.helm\\.sh/release-name}";
@@ -195,23 +198,26 @@ async fn drift_is_reported_but_ignored_fields_are_skipped(mode: Mode) -> TestRes
 
     acme.change_image().await;
     let field = "/spec/template/spec/containers/0/image";
-    let named = |said: &str| said.contains("; drift: ") && said.contains(field);
-    says(&desk, "acme", &ready, named).await;
-    let told = desk.told("acme", "DriftDetected").await?;
-    assert!(told.contains(field) && told.contains("kubectl"), "{told}");
+    let named = |message: &str| message.contains("; drift: ") && message.contains(field);
+    shows(&desk, "acme", &ready, named).await;
+    let message = desk.event_message("acme", "DriftDetected").await?;
+    assert!(
+        message.contains(field) && message.contains("kubectl"),
+        "{message}"
+    );
     let ignore = names::DRIFT_IGNORE_ANNOTATION;
     let rule = "Deployment:/spec/template/spec/containers/*/image";
     desk.annotate("acme", ignore, rule).await?;
-    says(&desk, "acme", &ready, |said| !said.contains("drift")).await;
+    shows(&desk, "acme", &ready, |message| !message.contains("drift")).await;
 
     acme.delete("configmap").await;
-    let deleted = |said: &str| said.contains("ConfigMap") && said.contains("is deleted");
-    says(&desk, "acme", &ready, deleted).await;
+    let deleted = |message: &str| message.contains("ConfigMap") && message.contains("is deleted");
+    shows(&desk, "acme", &ready, deleted).await;
     assert!(!acme.is_there("configmap").await);
     desk.annotate("acme", names::DRIFT_ANNOTATION, "heal")
         .await?;
     acme.becomes("configmap", "{.data.message}", "hello").await;
-    says(&desk, "acme", &ready, |said| !said.contains("drift")).await;
+    shows(&desk, "acme", &ready, |message| !message.contains("drift")).await;
     let mine = json!({
         "metadata": {"annotations": {ignore: "/data/message"}},
         "data": {"message": "mine", "version": "mine"},
@@ -232,8 +238,8 @@ async fn drift_is_reported_but_ignored_fields_are_skipped(mode: Mode) -> TestRes
 
     desk.annotate("acme", names::DRIFT_ANNOTATION, "Heal")
         .await?;
-    says(&desk, "acme", &ready, |said| {
-        said.contains("write off, warn or heal")
+    shows(&desk, "acme", &ready, |message| {
+        message.contains("write off, warn or heal")
     })
     .await;
     let revisions = desk.revisions("acme", &acme.name).await?;
@@ -267,7 +273,7 @@ async fn adopted_release_is_healed_after_its_own_revision() -> TestResult {
     let acme = Release::of(&pair, "acme");
     acme.change_image().await;
     let ready = pair.condition("ClusterReady");
-    says(&desk, "acme", &ready, |message| {
+    shows(&desk, "acme", &ready, |message| {
         message.contains("not corrected")
     })
     .await;

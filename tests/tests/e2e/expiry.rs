@@ -70,7 +70,7 @@ async fn connect(
 }
 
 /// Returns the number of reported events.
-async fn told(home: &Cluster) -> i32 {
+async fn event_count(home: &Cluster) -> i32 {
     let events: Api<Event> = Api::namespaced(home.client(), "default");
     let params = ListParams::default().fields("involvedObject.name=edge-1");
     let all = events.list(&params).await.unwrap().items;
@@ -109,7 +109,7 @@ async fn expiring_certificate_is_reported_once_across_restart() -> TestResult {
     let shown = desk.member_shows("edge-1", &[SOON, CONNECTED]).await?;
     let shown = serde_json::to_string(&shown.status)?;
     assert!(shown.contains("kubectl krypton join edge-1"), "{shown}");
-    let message = desk.told("edge-1", SOON.2).await?;
+    let message = desk.event_message("edge-1", SOON.2).await?;
     assert!(message.contains("kubectl krypton join edge-1"), "{message}");
     let metrics = hub.metrics().await?;
     for line in [
@@ -128,7 +128,7 @@ async fn expiring_certificate_is_reported_once_across_restart() -> TestResult {
     // The writes about this session follow all earlier ones.
     let _new = connect(&home, &hub, &uid, &key, days(0)).await?;
     desk.member_shows("edge-1", &[CURRENT, CONNECTED]).await?;
-    assert_eq!(told(&home).await, 1);
+    assert_eq!(event_count(&home).await, 1);
     tokio::time::timeout(Duration::from_secs(60), hub.stop()).await??;
     Ok(())
 }

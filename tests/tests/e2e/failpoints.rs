@@ -172,7 +172,7 @@ async fn error_or_kill_at_any_failpoint_still_converges(mode: Mode) -> TestResul
         if !missed.is_empty() {
             let plan = missed.iter().map(rule).collect::<Vec<_>>().join(",");
             let missed = Box::pin(walk(mode, every, &plan)).await?;
-            assert!(missed.is_empty(), "never reached, {mode:?}: {missed:#?}");
+            assert!(missed.is_empty(), "not reached, {mode:?}: {missed:#?}");
         }
     }
     Ok(())
@@ -196,7 +196,7 @@ fn points(mode: Mode, every: bool) -> Vec<String> {
 async fn walk(mode: Mode, every: bool, plan: &str) -> Result<Vec<String>> {
     let folder = TempDir::with_prefix("krypton-chart-")?;
     let repository = ChartRepository::start(&[chart(folder.path())?]).await?;
-    let values = ValuesFile::new(&said("first"))?;
+    let values = ValuesFile::new(&values_with("first"))?;
     let mut flags = chart_flags(&repository, "small", "~1.0");
     flags.push(values_flag(&values));
     let more = [
@@ -248,7 +248,8 @@ async fn walk(mode: Mode, every: bool, plan: &str) -> Result<Vec<String>> {
     }
     keeper.unharmed(&place).await?;
     walk.stop_twice().await?;
-    walk.through("another start", place.whole("keeper")).await?;
+    walk.through("another start", place.is_complete("keeper"))
+        .await?;
     keeper.unharmed(&place).await?;
     if mode == Mode::Agent {
         walk.through("a source of an agent's member", place.bound())
@@ -299,7 +300,7 @@ fn chart(folder: &Path) -> Result<ChartSource> {
     Ok(ChartSource::folder(copied).version("1.0.0"))
 }
 
-fn said(message: &str) -> String {
+fn values_with(message: &str) -> String {
     json!({"replicaCount": 0, "message": message}).to_string()
 }
 
@@ -388,7 +389,7 @@ impl Place {
     async fn first(&self) -> Result<Keeper> {
         // If everything fails twice, each back-off grows.
         let crds: Api<CustomResourceDefinition> = Api::all(self.edge.client.clone());
-        eventually_within("the member to be looked after", PATIENCE * 3, async || {
+        eventually_within("the member to be reconciled", PATIENCE * 3, async || {
             Ok(crds.get_opt(Tenant::crd_name()).await?)
         })
         .await?;
@@ -397,22 +398,22 @@ impl Place {
         self.home.create("keeper", json!({})).await?;
         // If everything fails twice, the chart's fetch backs off in the hub and in the agent.
         for _ in 0..3 {
-            if self.whole("keeper").await.is_ok() {
+            if self.is_complete("keeper").await.is_ok() {
                 break;
             }
         }
-        self.whole("keeper").await?;
+        self.is_complete("keeper").await?;
         self.home.ready("keeper").await?;
         Keeper::watch(&self.edge).await
     }
 
     async fn life(&self) -> Result<()> {
         self.edge.create("acme", json!({})).await?;
-        self.whole("acme").await?;
-        self.values.write(&said("second"))?;
+        self.is_complete("acme").await?;
+        self.values.write(&values_with("second"))?;
         for name in ["acme", "keeper"] {
-            self.says(name, "second").await?;
-            self.whole(name).await?;
+            self.has_message(name, "second").await?;
+            self.is_complete(name).await?;
         }
         self.edge.remove("acme").await?;
         eventually("the workspace to be gone", async || {
@@ -454,18 +455,18 @@ impl Place {
     /// Creates the lock of a dead Helm of ours, and a Secret that can't be decoded.
     async fn repair(&self) -> Result<()> {
         self.edge.create("mended", json!({})).await?;
-        self.whole("mended").await?;
+        self.is_complete("mended").await?;
         let locked = json!({"metadata": {"labels": {"status": "pending-upgrade"}}});
         let before = self.patch_newest("mended", locked).await?;
         self.deployed_after("mended", before).await?;
-        self.whole("mended").await?;
+        self.is_complete("mended").await?;
         // Valid base64, but not valid gzip.
         let rubbish = ByteString(b"H4sIAAAAAAAA/2RhbWFnZWQ=".to_vec());
         self.patch_newest("mended", json!({"data": {"release": rubbish}}))
             .await?;
-        self.values.write(&said("third"))?;
-        self.says("mended", "third").await?;
-        self.whole("mended").await
+        self.values.write(&values_with("third"))?;
+        self.has_message("mended", "third").await?;
+        self.is_complete("mended").await
     }
 
     /// Places a Tenant in a missing namespace.
@@ -483,7 +484,7 @@ impl Place {
             .annotate("sent", requested, "now")
             .await?;
         let tenants = self.edge.within("team").tenants();
-        eventually("the wish to be passed on", async || {
+        eventually("the request to be passed on", async || {
             let found = tenants.get("sent").await?;
             let passed = found.annotations().get(requested).cloned();
             Ok((passed.as_deref() == Some("now")).then_some(()))
@@ -502,12 +503,12 @@ impl Place {
         for name in names {
             self.newest_is_failed(name, 0).await?;
         }
-        self.values.write(&said("fourth"))?;
+        self.values.write(&values_with("fourth"))?;
         for name in names {
-            self.says(name, "fourth").await?;
-            self.whole(name).await?;
+            self.has_message(name, "fourth").await?;
+            self.is_complete(name).await?;
             let maps: Api<ConfigMap> = Api::namespaced(self.edge.client.clone(), name);
-            eventually("what the upgrade made to be gone", async || {
+            eventually("the upgrade's objects to be gone", async || {
                 Ok(maps.get_opt("extra").await?.is_none().then_some(()))
             })
             .await?;
@@ -521,11 +522,11 @@ impl Place {
         self.values.write(&broken("broken again"))?;
         // The failed revision has a number, too.
         self.deployed_after("keeper", before + 1).await?;
-        self.says("keeper", "fifth").await?;
-        self.values.write(&said("sixth"))?;
+        self.has_message("keeper", "fifth").await?;
+        self.values.write(&values_with("sixth"))?;
         for name in ["keeper", "mended", "late"] {
-            self.says(name, "sixth").await?;
-            self.whole(name).await?;
+            self.has_message(name, "sixth").await?;
+            self.is_complete(name).await?;
         }
         Ok(())
     }
@@ -541,10 +542,10 @@ impl Place {
             self.newest_is_failed("late", number).await?;
             self.values.write(&broken(&format!("broken {number}")))?;
         }
-        self.values.write(&said("fifth"))?;
+        self.values.write(&values_with("fifth"))?;
         for name in ["late", "keeper"] {
-            self.says(name, "fifth").await?;
-            self.whole(name).await?;
+            self.has_message(name, "fifth").await?;
+            self.is_complete(name).await?;
         }
         Ok(())
     }
@@ -555,14 +556,14 @@ impl Place {
             let maps: Api<ConfigMap> = Api::namespaced(self.edge.client.clone(), "keeper");
             maps.merge(&release("keeper"), &json!({"data": {"message": theirs}}))
                 .await?;
-            self.says("keeper", "fifth").await?;
+            self.has_message("keeper", "fifth").await?;
         }
         // Also a configured label of the namespace.
         let namespaces: Api<Namespace> = Api::all(self.edge.client.clone());
         for theirs in ["theirs", "theirs again"] {
             let patch = json!({"metadata": {"labels": {"team": theirs.replace(' ', "-")}}});
             namespaces.merge("keeper", &patch).await?;
-            eventually("the label to be put right", async || {
+            eventually("the label to be restored", async || {
                 let team = namespaces
                     .get("keeper")
                     .await?
@@ -574,7 +575,7 @@ impl Place {
             })
             .await?;
         }
-        self.whole("keeper").await
+        self.is_complete("keeper").await
     }
 
     async fn restore_from_backup(&self) -> Result<()> {
@@ -585,18 +586,18 @@ impl Place {
         let going = Held::delete(&self.edge, "going").await?;
         crds.delete(Tenant::crd_name(), &DeleteParams::default())
             .await?;
-        eventually("another CRD in its place", async || {
+        eventually("a new CRD", async || {
             let now = crds.get(Tenant::crd_name()).await?;
             Ok((now.uid() != before).then_some(()))
         })
         .await?;
-        eventually("the Tenant to be back", async || {
+        eventually("the Tenant to be restored", async || {
             let back = tenants.get_opt("keeper").await?;
             Ok(back.filter(|tenant| tenant.uid() != former))
         })
         .await?;
         // A restarted process may not know of the deletion, so the user repeats it.
-        eventually("the other to be deleted again", async || {
+        eventually("the other Tenant to be deleted again", async || {
             let Some(back) = tenants.get_opt("going").await? else {
                 return Ok(None);
             };
@@ -606,8 +607,8 @@ impl Place {
             Ok(Some(()))
         })
         .await?;
-        going.let_go().await?;
-        self.whole("keeper").await
+        going.release().await?;
+        self.is_complete("keeper").await
     }
 
     /// Creates the state of an earlier version, or of an earlier time.
@@ -671,7 +672,7 @@ impl Place {
             Ok(Some(()))
         })
         .await?;
-        self.whole("keeper").await
+        self.is_complete("keeper").await
     }
 
     async fn rotate(&self, more: &[&str]) -> Result<String> {
@@ -681,8 +682,8 @@ impl Place {
 
     async fn rotated(&self) -> Result<()> {
         eventually("the rotation to end", async || {
-            let told = self.rotate(&["--status"]).await?;
-            ensure!(told.contains("the last one ended"), "{told}");
+            let status = self.rotate(&["--status"]).await?;
+            ensure!(status.contains("the last one ended"), "{status}");
             Ok(Some(()))
         })
         .await
@@ -694,7 +695,7 @@ impl Place {
         self.home.add_member(EDGE, &self.kubeconfig).await?;
         let source = members.get(EDGE).await?.spec.source_ref;
         ensure!(source.is_some(), "the EdgeCluster names no source");
-        self.whole("keeper").await
+        self.is_complete("keeper").await
     }
 
     /// The member leaves together with its releases, as the user requests.
@@ -710,7 +711,7 @@ impl Place {
         members
             .merge(EDGE, &json!({"spec": {"deletionPolicy": "Uninstall"}}))
             .await?;
-        let held = eventually("the EdgeCluster to be held", async || {
+        let held = eventually("the EdgeCluster to have its finalizer", async || {
             let object = members.get(EDGE).await?;
             let held = object.finalizers() == [names::UNINSTALL_FINALIZER];
             Ok(held.then_some(object))
@@ -739,14 +740,14 @@ impl Place {
         let members: Api<EdgeCluster> = Api::all(self.home.client.clone());
         let maps: Api<ConfigMap> = Api::namespaced(self.home.client.clone(), HUB_NAMESPACE);
         self.home.label_member(EDGE, false).await?;
-        eventually("its dismissal to be forgotten", async || {
+        eventually("the member to be accepted again", async || {
             let register = maps.get(MEMBERS_CONFIG_MAP).await?.data.unwrap_or_default();
             let named = register.values().any(|text| text.contains(EDGE));
             Ok((!named).then_some(()))
         })
         .await?;
         self.home.label_member(EDGE, true).await?;
-        eventually("the EdgeCluster to be back", async || {
+        eventually("the EdgeCluster to be recreated", async || {
             Ok(members.get_opt(EDGE).await?)
         })
         .await
@@ -793,22 +794,22 @@ impl Place {
     }
 
     /// Waits until the live objects contain these values.
-    async fn says(&self, tenant: &str, message: &str) -> Result<()> {
+    async fn has_message(&self, tenant: &str, message: &str) -> Result<()> {
         let maps: Api<ConfigMap> = Api::namespaced(self.edge.client.clone(), tenant);
-        let what = format!("the release of {tenant} to say {message}");
+        let what = format!("the release of {tenant} to have the message {message}");
         eventually(&what, async || {
             let data = maps.get(&release(tenant)).await?.data.unwrap_or_default();
-            let said = data.get("message").cloned().unwrap_or_default();
-            ensure!(said == message, "it says {said}");
+            let found = data.get("message").cloned().unwrap_or_default();
+            ensure!(found == message, "the message is {found}");
             Ok(Some(()))
         })
         .await
     }
 
     /// Waits until the Tenant is ready, its newest revision is the only deployed one, and no lock is left.
-    async fn whole(&self, tenant: &str) -> Result<()> {
+    async fn is_complete(&self, tenant: &str) -> Result<()> {
         self.edge.ready(tenant).await?;
-        let what = format!("the release of {tenant} to be whole");
+        let what = format!("the release of {tenant} to be complete");
         eventually(&what, async || {
             let revisions = self.edge.revisions(tenant, &release(tenant)).await?;
             let deployed = revisions.iter().filter(|(_, status)| status == "deployed");

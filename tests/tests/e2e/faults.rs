@@ -22,7 +22,7 @@ in_both_modes!(
 /// State that an idle actor must not change: the Tenant and its resourceVersion, its events, and all releases.
 async fn everything(desk: &FleetClient) -> Result<impl PartialEq + std::fmt::Debug> {
     let tenant = desk.tenants().get("acme").await?;
-    let told = desk.events("acme").await?;
+    let events = desk.events("acme").await?;
     let status = tenant.status.unwrap_or_default();
     let conditions: Vec<_> = status
         .conditions
@@ -38,7 +38,7 @@ async fn everything(desk: &FleetClient) -> Result<impl PartialEq + std::fmt::Deb
         .collect();
     let version = tenant.metadata.resource_version;
     Ok((
-        told,
+        events,
         desk.releases().await?,
         conditions,
         status.phase,
@@ -73,7 +73,7 @@ async fn a_restart_finds_everything_as_it_was_left(mode: Mode) -> TestResult {
         assert!(agent.stop().await?.success());
     }
     for (desk, _) in places {
-        assert_eq!(desk.holder().await?, "", "the Lease is given up");
+        assert_eq!(desk.holder().await?, "", "the Lease is released");
     }
     member.start_again(&edge)?;
     if mode == Mode::Agent {
@@ -93,7 +93,7 @@ async fn a_restart_finds_everything_as_it_was_left(mode: Mode) -> TestResult {
                     (Mode::Agent, "edge-1") => !named.is_empty() && now.starts_with(&named),
                     _ => named == now,
                 };
-                ensure!(same, "it names {named:?}, and the Lease {now:?}");
+                ensure!(same, "it shows {named:?}, and the Lease {now:?}");
                 Ok(Some(()))
             },
         )
@@ -140,10 +140,10 @@ async fn install_killed_midway_is_repaired_after_restart(mode: Mode) -> TestResu
     gate::open(&desk, "acme", &next).await?;
     let installed = (ready.as_str(), "True", "Installed");
     desk.shows("acme", &[ALL_READY, installed]).await?;
-    desk.told("acme", "ReleaseUnlocked").await?;
+    desk.event_message("acme", "ReleaseUnlocked").await?;
     let refused = (error.as_str(), "True", "NamespaceNotOwned");
     desk.shows("refused", &[refused]).await?;
-    desk.told("refused", "NamespaceNotOwned").await?;
+    desk.event_message("refused", "NamespaceNotOwned").await?;
 
     let revisions = desk.revisions("acme", release).await?;
     assert_one_deployed(&revisions);
@@ -172,7 +172,7 @@ async fn stopped_install_ends_in_time_and_is_repaired() -> TestResult {
 
     assert!(pair.actor()?.stop().await?.success());
     assert!(helm_processes(&folder).is_empty());
-    assert_eq!(desk.holder().await?, "", "the Lease is given up");
+    assert_eq!(desk.holder().await?, "", "the Lease is released");
 
     pair.start_actor_again()?;
     let next = gate::hook(&desk, "acme", Some(&hook)).await?;

@@ -242,9 +242,9 @@ async fn member_survives_rotated_rejected_and_removed_kubeconfig() -> TestResult
     desk.add_member("edge-1", &with_exec(&edge)).await?;
     let invalid = ("TargetClusterResolved", "False", "KubeconfigInvalid");
     let shown = [invalid, CONNECTED, HEALTHY];
-    let told = desk.member_message("edge-1", &shown).await?;
-    assert!(told.contains("default/edge-1"), "{told}");
-    assert!(told.contains("exec"), "{told}");
+    let message = desk.member_message("edge-1", &shown).await?;
+    assert!(message.contains("default/edge-1"), "{message}");
+    assert!(message.contains("exec"), "{message}");
     at_edge.install("meanwhile").await?;
 
     desk.add_member("edge-1", &edge.kubeconfig_with_token())
@@ -267,7 +267,7 @@ async fn member_survives_rotated_rejected_and_removed_kubeconfig() -> TestResult
         ("Ready", "Unknown", "ClustersUnknown"),
     ];
     desk.shows("before", &unknown).await?;
-    assert_eq!(at_edge.holder().await?, "", "the Lease is given up");
+    assert_eq!(at_edge.holder().await?, "", "the Lease is released");
     // No actor reconciles Tenants now.
     at_edge.create("later", json!({})).await?;
     assert_eq!(at_edge.releases().await?, releases);
@@ -298,8 +298,8 @@ async fn older_of_duplicate_members_acts_alone(mode: Mode) -> TestResult {
     desk.add_member("home-again", &home_again).await?;
     let double = ("Healthy", "False", "DuplicateCluster");
     for (name, other) in [("edge-a", "edge-b"), ("home-again", "self-cluster")] {
-        let told = desk.member_message(name, &[double]).await?;
-        assert!(told.contains(&format!("member {other},")), "{told}");
+        let message = desk.member_message(name, &[double]).await?;
+        assert!(message.contains(&format!("member {other},")), "{message}");
     }
 
     at_edge.install("acme").await?;
@@ -350,12 +350,12 @@ async fn second_hub_writes_nothing_until_first_stops() -> TestResult {
     desk.lease_renewed().await?;
     desk.install("second").await?;
     desk.lease_renewed().await?;
-    assert_eq!(desk.holder().await?, holder, "the Lease stays where it was");
+    assert_eq!(desk.holder().await?, holder, "the Lease is unchanged");
     for name in ["first", "second"] {
         let release = format!("tenant-{name}-self-cluster");
         desk.newest_is(name, &release, 1, "deployed").await?;
-        let told = desk.events(name).await?;
-        assert!(told.values().all(|count| *count == 1), "{told:?}");
+        let events = desk.events(name).await?;
+        assert!(events.values().all(|count| *count == 1), "{events:?}");
     }
     let log = second.log()?;
     assert!(!log.contains("running helm"), "{log}");
@@ -373,9 +373,9 @@ async fn second_hub_writes_nothing_until_first_stops() -> TestResult {
 }
 
 async fn dismissed(hub: &Hub) {
-    eventually("the hub to say that the member was dismissed", async || {
-        let said = hub.log()?.contains("EdgeCluster edge-1 was deleted");
-        Ok(said.then_some(()))
+    eventually("the hub to log the deletion", async || {
+        let logged = hub.log()?.contains("EdgeCluster edge-1 was deleted");
+        Ok(logged.then_some(()))
     })
     .await
     .unwrap();
@@ -397,7 +397,7 @@ async fn deleted_member_keeps_releases_and_rejoins_on_request(mode: Mode) -> Tes
     if mode == Mode::Agent {
         // The certificate belongs to the deleted EdgeCluster, so a user must join the agent again.
         let log = pair.actor()?.log_path().to_owned();
-        eventually("the agent to be refused", async || {
+        eventually("the agent to be rejected", async || {
             let log = std::fs::read_to_string(&log)?;
             Ok(log.contains("kubectl krypton join edge-1").then_some(()))
         })

@@ -14,8 +14,8 @@ use tempfile::TempDir;
 const CERTIFICATES: &str = "certificates.cert-manager.io";
 
 /// Waits until a condition of Tenant acme has this status and a message that contains this text.
-async fn says(desk: &FleetClient, kind: &str, status: &str, words: &str) -> String {
-    let what = format!("{kind} to be {status} and to say {words:?}");
+async fn shows(desk: &FleetClient, kind: &str, status: &str, words: &str) -> String {
+    let what = format!("{kind} to be {status} with {words:?}");
     eventually(&what, async || {
         let tenant = desk.tenants().get("acme").await?;
         let conditions = tenant.status.unwrap_or_default().conditions;
@@ -60,8 +60,8 @@ async fn failed_rollout_is_not_ready_despite_old_pods() -> TestResult {
     chart.write("{replicaCount: 1, unready: true}")?;
     let release = pair.release("acme");
     let lacks = format!("Deployment acme/{release}: 0 of 1 new ones available, 1 old ones left");
-    says(&desk, &pair.condition("ClusterProgress"), "True", &lacks).await;
-    says(&desk, &pair.condition("ClusterReady"), "False", "").await;
+    shows(&desk, &pair.condition("ClusterProgress"), "True", &lacks).await;
+    shows(&desk, &pair.condition("ClusterReady"), "False", "").await;
 
     chart.write("{replicaCount: 1}")?;
     desk.ready("acme").await?;
@@ -89,26 +89,26 @@ async fn wait_mode_decides_readiness_and_history_is_limited() -> TestResult {
     desk.create("acme", json!({})).await?;
     let hook = gate::at(&desk, "acme", "pre-install", None).await?;
     let waits = format!("installing release: waiting for hook Pod acme/{release}-pre-install");
-    says(&desk, &progress, "True", &waits).await;
-    says(&desk, &ready, "False", &waits).await;
+    shows(&desk, &progress, "True", &waits).await;
+    shows(&desk, &ready, "False", &waits).await;
     gate::open(&desk, "acme", &hook).await?;
     let lacks = format!("Deployment acme/{release}: 0 of 1 available");
-    says(&desk, &progress, "True", &lacks).await;
+    shows(&desk, &progress, "True", &lacks).await;
     let starts = desk.events("acme").await?;
     assert_eq!(starts.get("HelmInstallStart"), Some(&1), "{starts:?}");
     pair.stop().await?;
 
     open(&mut pair, flags("gates"), &["--wait=hooks"]).await?;
     desk.ready("acme").await?;
-    says(&desk, &ready, "True", &format!("; not waited for: {lacks}")).await;
+    shows(&desk, &ready, "True", &format!("; not waited for: {lacks}")).await;
     pair.stop().await?;
 
     open(&mut pair, flags("gates"), &["--wait=none"]).await?;
-    let said = eventually("no word of workloads", async || {
-        let said = says(&desk, &ready, "True", "; not waited for").await;
-        Ok((!said.contains("Deployment")).then_some(said))
+    let shown = eventually("no message about workloads", async || {
+        let shown = shows(&desk, &ready, "True", "; not waited for").await;
+        Ok((!shown.contains("Deployment")).then_some(shown))
     });
-    assert!(said.await?.ends_with("; not waited for"));
+    assert!(shown.await?.ends_with("; not waited for"));
     desk.newest_is("acme", &release, 1, "deployed").await?;
     pair.stop().await?;
 
@@ -177,16 +177,16 @@ async fn crds_are_deleted_only_if_enabled_and_unused() -> TestResult {
     open(&mut pair, flags.clone(), &[]).await?;
     install("acme").await;
     remove("acme").await;
-    assert!(is_there().await, "nobody has said that they are to go");
+    assert!(is_there().await, "no deletion was requested");
     pair.stop().await?;
 
     open(&mut pair, flags, &["--delete-cert-manager-crds"]).await?;
     install("acme").await;
     install("beta").await;
     remove("acme").await;
-    assert!(is_there().await, "another release is there");
+    assert!(is_there().await, "another release exists");
     remove("beta").await;
-    assert!(is_there().await, "the last release has not made it");
+    assert!(is_there().await, "the last release didn't create it");
 
     install("acme").await;
     let certificate = json!({
@@ -196,8 +196,8 @@ async fn crds_are_deleted_only_if_enabled_and_unused() -> TestResult {
     let cluster = pair.cluster();
     cluster.apply(&certificate.to_string()).await?;
     remove("acme").await;
-    assert!(is_there().await, "there is a Certificate");
-    let why = desk.told("acme", "CrdsStay").await?;
+    assert!(is_there().await, "a Certificate exists");
+    let why = desk.event_message("acme", "CrdsStay").await?;
     assert!(why.contains("Certificate default/theirs"), "{why}");
 
     install("acme").await;
@@ -210,11 +210,11 @@ async fn crds_are_deleted_only_if_enabled_and_unused() -> TestResult {
         ])
         .await?;
     remove("acme").await;
-    let gone = eventually("the CRD to go", async || {
+    let gone = eventually("the CRD to be deleted", async || {
         Ok((!is_there().await).then_some(()))
     });
     gone.await?;
-    desk.told("acme", "CrdsDeleted").await?;
+    desk.event_message("acme", "CrdsDeleted").await?;
     pair.stop().await?;
     Ok(())
 }

@@ -91,7 +91,7 @@ async fn proxy_takes_over_lost_agent_and_yields_back() -> TestResult {
     }
     let mut now = at_edge.releases().await?;
     now.retain(|name, _| releases.contains_key(name));
-    assert_eq!(now, releases, "what was there is as it was");
+    assert_eq!(now, releases, "the existing release is unchanged");
     for name in ["before", "meanwhile", "after"] {
         let release = format!("tenant-{name}-edge-1");
         at_edge.newest_is(name, &release, 1, "deployed").await?;
@@ -133,7 +133,7 @@ async fn agent_keeps_working_without_hub_and_across_restart() -> TestResult {
     assert!(pair.actor()?.stop().await?.success());
     for change in 1..=3 {
         chart.write(&format!("replicaCount: 0\nmessage: change-{change}"))?;
-        eventually("the hub to take the change", async || {
+        eventually("the hub to apply the change", async || {
             let taken = pair
                 .hub()?
                 .log()?
@@ -207,7 +207,7 @@ async fn agent_without_full_cluster_access_leaves_proxy_acting() -> TestResult {
     std::fs::write(&blind, kubeconfig.to_string())?;
     let _agent = enrolled_agent(&home, "edge-1", AgentOptions::new(&blind)).await?;
     let members: Api<EdgeCluster> = Api::all(home.client());
-    eventually("the agent to be known at home", async || {
+    eventually("the agent to be shown on home", async || {
         let status = members.get("edge-1").await?.status.unwrap_or_default();
         Ok(status.agent_version.map(drop))
     })
@@ -275,7 +275,7 @@ async fn disconnected_agent_keeps_acting_while_hub_observes() -> TestResult {
     let observing = ("Healthy", "True", "Observing");
     desk.member_shows("edge-1", &[observing, CONNECTED]).await?;
     at_edge.install("acme").await?;
-    eventually("home to count what the hub sees", async || {
+    eventually("home to count the hub's Tenants", async || {
         let member = desk.member_shows("edge-1", &[observing]).await?;
         let status = member.status.unwrap_or_default();
         let counted = status.tenants.map(|tenants| (tenants.total, tenants.ready));

@@ -40,11 +40,11 @@ fn runs(folder: &Path) -> Result<PathBuf> {
     bail!("no folder of runs in {}", folder.display())
 }
 
-async fn says(desk: &FleetClient, error: &str, reason: &str, parts: &[&str]) -> TestResult {
+async fn shows(desk: &FleetClient, error: &str, reason: &str, parts: &[&str]) -> TestResult {
     let expected = (error, "True", reason);
     let message = desk.message("acme", &[expected]).await?;
     for part in parts {
-        assert!(message.contains(part), "{part:?} is not in {message:?}");
+        assert!(message.contains(part), "{part:?} is missing in {message:?}");
     }
     Ok(())
 }
@@ -80,7 +80,7 @@ async fn helm_failure_reports_remedy_and_upgrade_recovers() -> TestResult {
 
     fs::rename(&helm, folder.path().join("away"))?;
     write(2);
-    says(
+    shows(
         &desk,
         &error,
         "HelmUnavailable",
@@ -96,7 +96,7 @@ async fn helm_failure_reports_remedy_and_upgrade_recovers() -> TestResult {
 
     put(&helm, "echo v3.21.4")?;
     write(3);
-    says(
+    shows(
         &desk,
         &error,
         "HelmUnavailable",
@@ -113,7 +113,7 @@ async fn helm_failure_reports_remedy_and_upgrade_recovers() -> TestResult {
     fs::write(&runs, "in the way")?;
     write(4);
     let parts = ["cannot be used", "--cache-dir"];
-    says(&desk, &error, "HelmUnavailable", &parts).await?;
+    shows(&desk, &error, "HelmUnavailable", &parts).await?;
     fs::remove_file(&runs)?;
     running(4).await;
 
@@ -128,7 +128,7 @@ async fn helm_failure_reports_remedy_and_upgrade_recovers() -> TestResult {
         "--max-concurrent-helm",
         "revision 4 keeps running",
     ];
-    says(&desk, &error, "UpgradeFailed", &parts).await?;
+    shows(&desk, &error, "UpgradeFailed", &parts).await?;
     put(&helm, &real)?;
     running(5).await;
     Ok(())
@@ -166,7 +166,7 @@ async fn upgrade_reports_full_disk_and_recovers_after_cleanup() -> TestResult {
     }
     chart.write("{replicaCount: 0, message: second}")?;
     let parts = ["is the disk full", "No space left on device"];
-    says(
+    shows(
         &desk,
         "ClusterError/self-cluster",
         "HelmUnavailable",

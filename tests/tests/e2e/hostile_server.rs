@@ -56,7 +56,7 @@ impl Scene {
     }
 
     async fn ends_well(&self) {
-        self.proxy.tell_the_truth();
+        self.proxy.forward_all();
         let desk = &self.at_edge;
         desk.ready("edgy").await.unwrap();
     }
@@ -91,8 +91,8 @@ async fn gzip_bomb_ends_its_own_helm_run() -> TestResult {
     desk.create("edgy", json!({})).await?;
     let error = format!("ClusterError/{EDGE}");
     let expected = (error.as_str(), "True", "InstallFailed");
-    let said = desk.message("edgy", &[expected]).await?;
-    assert!(said.contains("MiB of memory"), "{said}");
+    let message = desk.message("edgy", &[expected]).await?;
+    assert!(message.contains("MiB of memory"), "{message}");
     scene.others_are_served().await?;
     scene.ends_well().await;
     Ok(())

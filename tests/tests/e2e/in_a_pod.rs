@@ -33,8 +33,8 @@ async fn cluster(name: &str) -> Result<(Cluster, ServiceAccountAccess)> {
     Ok((cluster, access))
 }
 
-async fn says(process: &Daemon, words: &str) {
-    eventually(&format!("{words:?} in a log"), async || {
+async fn logs(process: &Daemon, words: &str) {
+    eventually(&format!("{words:?} in the log"), async || {
         let log = process.log()?;
         ensure!(log.contains(words), "{log}");
         Ok(Some(()))
@@ -85,7 +85,7 @@ async fn hub_and_agent_await_apiserver_and_reload_tokens() -> TestResult {
         .env("POD_NAMESPACE", NAMESPACE)
         .args(elsewhere);
     let mut hub = Hub::start(&options)?;
-    says(&hub, "home is not ready").await;
+    logs(&hub, "home is not ready").await;
     home.start_apiserver().await?;
     hub.ready(PATIENCE).await?;
     hub.stop().await?;
@@ -100,11 +100,11 @@ async fn hub_and_agent_await_apiserver_and_reload_tokens() -> TestResult {
         .args(chart_flags(&repository, "small", "1.0.0"))
         .args([values_flag(&values), account.clone()]);
     let mut hub = Hub::start(&options)?;
-    says(&hub, "home is not ready").await;
+    logs(&hub, "home is not ready").await;
     home.start_apiserver().await?;
     hub.ready(PATIENCE).await?;
 
-    let bundle = eventually("the hub to admit agents", async || {
+    let bundle = eventually("the hub to accept agents", async || {
         Ok(bundle_of(&home, NAMESPACE, "edge-1").await.ok())
     })
     .await?;
@@ -117,7 +117,7 @@ async fn hub_and_agent_await_apiserver_and_reload_tokens() -> TestResult {
         .env([("POD_NAMESPACE".to_owned(), NAMESPACE.to_owned())])
         .args([account]);
     let mut agent = Agent::start(&options)?;
-    says(&agent, "the cluster is not ready").await;
+    logs(&agent, "the cluster is not ready").await;
     edge.start_apiserver().await?;
     agent.ready(PATIENCE).await?;
 

@@ -223,7 +223,7 @@ pub(crate) async fn unreadable_tenant(
         "metadata": {"name": "unreadable"},
         "spec": {"workspace": ["a", "list"]},
     }))?;
-    eventually("the careless CRD to be served", async || {
+    eventually("the permissive CRD to be served", async || {
         Ok(Some(raw.create(&PostParams::default(), &unreadable).await?))
     })
     .await?;
@@ -286,12 +286,12 @@ async fn invalid_tenant_is_reported_without_affecting_others(mode: Mode) -> Test
         assert_eq!(tenant.metadata.finalizers, None, "{name}");
         let message = tenant.status.unwrap().last_message.unwrap();
         assert!(message.contains(words), "{name}: {message}");
-        desk.told(name, reason).await?;
+        desk.event_message(name, reason).await?;
     }
-    let told = desk.told("unreadable", "TenantInvalid").await?;
+    let event = desk.event_message("unreadable", "TenantInvalid").await?;
     assert!(
-        told.contains("until it is corrected") && told.contains("a string"),
-        "{told}"
+        event.contains("until it is corrected") && event.contains("a string"),
+        "{event}"
     );
     let log = pair.actor()?.log()?;
     assert!(log.contains("unreadable"), "{log}");

@@ -108,14 +108,14 @@ async fn real_chart_installs_once_and_stays_unchanged(mode: Mode) -> TestResult 
     })
     .await?;
     desk.lease_renewed().await?;
-    let told = desk.events("acme").await?;
+    let events = desk.events("acme").await?;
     let once = [
         "WorkspaceCreated",
         "HelmInstallStart",
         "HelmInstalled",
         "PhaseSet",
     ];
-    assert_eq!(told, once.map(|reason| (reason.to_owned(), 1)).into());
+    assert_eq!(events, once.map(|reason| (reason.to_owned(), 1)).into());
 
     // A no-op pass: the Tenant is reconciled again, and a Lease period passes.
     let log = pair.actor()?.log()?;
@@ -136,7 +136,7 @@ async fn real_chart_installs_once_and_stays_unchanged(mode: Mode) -> TestResult 
     assert_eq!(before, after);
     assert_eq!(desk.releases().await?, releases);
     assert_eq!(desk.tenants().get("acme").await?, touched);
-    assert_eq!(desk.events("acme").await?, told);
+    assert_eq!(desk.events("acme").await?, events);
     let log = pair.actor()?.log()?;
     assert_eq!(log.matches("running helm").count(), runs, "{log}");
     Ok(())
@@ -193,7 +193,7 @@ async fn original_release_is_adopted_foreign_only_with_annotation(mode: Mode) ->
     let message = refused.status.unwrap().last_message.unwrap();
     assert!(message.contains(&stray), "{message}");
     assert!(message.contains("mesh.openkcm.io/adopt=true"), "{message}");
-    assert_eq!(desk.releases().await?, found, "both are as they were found");
+    assert_eq!(desk.releases().await?, found, "both are unchanged");
     let log = pair.actor()?.log()?;
     assert!(!log.contains("running helm"), "{log}");
 

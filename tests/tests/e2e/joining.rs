@@ -44,9 +44,9 @@ async fn gives_up(options: &AgentOptions<'_>) -> TestResult<String> {
 }
 
 /// Returns an agent that keeps retrying, after it has logged these texts.
-async fn says(options: &AgentOptions<'_>, words: &[&str]) -> Agent {
+async fn logs(options: &AgentOptions<'_>, words: &[&str]) -> Agent {
     let agent = Agent::start(options).unwrap();
-    eventually(&format!("an agent to say {words:?}"), async || {
+    eventually(&format!("an agent to log {words:?}"), async || {
         let log = agent.log()?;
         if words.iter().all(|word| log.contains(word)) {
             return Ok(Some(()));
@@ -60,7 +60,7 @@ async fn says(options: &AgentOptions<'_>, words: &[&str]) -> Agent {
 
 fn all_there(log: &str, words: &[&str]) {
     for word in words {
-        assert!(log.contains(word), "{word:?} is not in: {log}");
+        assert!(log.contains(word), "{word:?} is missing in: {log}");
     }
 }
 
@@ -117,13 +117,13 @@ async fn bad_bundle_names_remedy_and_good_one_joins() -> TestResult {
     let options = AgentOptions::new(edge.kubeconfig())
         .join_file(&file)
         .args([namespace]);
-    drop(says(&options, &[&nowhere]).await);
+    drop(logs(&options, &[&nowhere]).await);
     let file = desktop.file("http.yaml", &address(&http));
     let (file, namespace) = with(&file, "http");
     let options = AgentOptions::new(edge.kubeconfig())
         .join_file(&file)
         .args([namespace]);
-    drop(says(&options, &[&http, "TLS"]).await);
+    drop(logs(&options, &[&http, "TLS"]).await);
     serving.abort();
 
     // The address belongs to a second hub: the agent doesn't accept its certificate.
@@ -140,7 +140,7 @@ async fn bad_bundle_names_remedy_and_good_one_joins() -> TestResult {
     let options = AgentOptions::new(edge.kubeconfig())
         .join_file(&file)
         .args(["--namespace=other"]);
-    drop(says(&options, &[&other_address, "CA"]).await);
+    drop(logs(&options, &[&other_address, "CA"]).await);
     drop(other);
 
     // A bundle whose token is for another name.
@@ -193,7 +193,7 @@ async fn bad_bundle_names_remedy_and_good_one_joins() -> TestResult {
 }
 
 #[tokio::test]
-async fn an_agent_without_rights_says_which_it_lacks() -> TestResult {
+async fn agent_logs_its_missing_rights() -> TestResult {
     let (home, edge) = tokio::try_join!(
         Cluster::start("rights-home", Parts::ControlPlane),
         Cluster::start("rights-edge", Parts::ControlPlane),
@@ -217,6 +217,6 @@ async fn an_agent_without_rights_says_which_it_lacks() -> TestResult {
     kubeconfig["users"][0]["user"] = json!({"token": token.status.unwrap().token});
     let powerless = desktop.file("powerless.yaml", &kubeconfig.to_string());
     let options = AgentOptions::new(&powerless).join_file(&file);
-    drop(says(&options, &["namespaces", "forbidden"]).await);
+    drop(logs(&options, &["namespaces", "forbidden"]).await);
     Ok(())
 }

@@ -62,7 +62,7 @@ async fn deployment_is_routed_installed_repaired_and_removed(mode: Mode) -> Test
     };
     let resolved = ("TargetClusterResolved", "True", resolved);
     regions.shows(key, resolved).await;
-    let told = [
+    let reasons = [
         "AccountValidated",
         "FinalizerAdded",
         "Routing",
@@ -70,12 +70,12 @@ async fn deployment_is_routed_installed_repaired_and_removed(mode: Mode) -> Test
         "HelmDeployed",
         "Ready",
     ];
-    regions.told(key.0, key.1, &told).await;
+    regions.has_events(key.0, key.1, &reasons).await;
     let desk = regions.edge("paris");
     desk.newest_is("acme", "ced-acme", 1, "deployed").await?;
 
-    what_the_owner_of_the_edge_does_is_put_right(&regions, key).await?;
-    the_chart_and_a_persons_wishes_reach_it(&regions, key).await?;
+    edge_changes_are_reverted(&regions, key).await?;
+    chart_and_user_changes_reach_it(&regions, key).await?;
 
     // A new hub has only the state on the home cluster. The cleanup of the earlier failure is still running.
     regions.another_hub().await?;
@@ -88,25 +88,22 @@ async fn deployment_is_routed_installed_repaired_and_removed(mode: Mode) -> Test
     regions.gone(key.0, key.1).await;
     assert!(desk.revisions("acme", "ced-acme").await?.is_empty());
     namespace_goes(&desk, "acme").await;
-    let told = [
+    let reasons = [
         "DeleteStarted",
         "HelmUninstalled",
         "EdgeNamespaceDeleteRequested",
         "FinalizerRemoved",
     ];
-    regions.told(key.0, key.1, &told).await;
+    regions.has_events(key.0, key.1, &reasons).await;
     has_no_tenants(&regions.edges["paris"]).await?;
     Ok(())
 }
 
-async fn what_the_owner_of_the_edge_does_is_put_right(
-    regions: &Regions,
-    key: (&str, &str),
-) -> TestResult {
+async fn edge_changes_are_reverted(regions: &Regions, key: (&str, &str)) -> TestResult {
     let desk = regions.edge("paris");
     let maps: Api<ConfigMap> = Api::namespaced(desk.client.clone(), "acme");
-    let whole = async || {
-        let asked = eventually("the ConfigMap to be as it was", async || {
+    let complete = async || {
+        let asked = eventually("the ConfigMap to be restored", async || {
             let data = maps.get("ced-acme").await?.data.unwrap_or_default();
             match data.get("message") {
                 Some(message) if message == "hello" => Ok(Some(())),
@@ -122,12 +119,12 @@ async fn what_the_owner_of_the_edge_does_is_put_right(
     let before = desk.releases().await?;
     let params = DeleteParams::default();
     maps.delete("ced-acme", &params).await?;
-    whole().await;
+    complete().await;
     maps.merge("ced-acme", &json!({"data": {"message": "mine"}}))
         .await?;
-    whole().await;
+    complete().await;
     assert_eq!(desk.releases().await?, before);
-    regions.told(key.0, key.1, &["RepairTriggered"]).await;
+    regions.has_events(key.0, key.1, &["RepairTriggered"]).await;
 
     let secrets: Api<Secret> = Api::namespaced(desk.client.clone(), "acme");
     let first = "sh.helm.release.v1.ced-acme.v1";
@@ -137,8 +134,8 @@ async fn what_the_owner_of_the_edge_does_is_put_right(
         Ok((secrets.get(first).await?.uid() != before).then_some(()))
     });
     asked.await?;
-    whole().await;
-    regions.told(key.0, key.1, &["ReleaseMissing"]).await;
+    complete().await;
+    regions.has_events(key.0, key.1, &["ReleaseMissing"]).await;
     regions.shows(key, READY).await;
 
     let namespaces: Api<Namespace> = Api::all(desk.client.clone());
@@ -148,15 +145,12 @@ async fn what_the_owner_of_the_edge_does_is_put_right(
         Ok((namespaces.get("acme").await?.uid() != before).then_some(()))
     });
     asked.await?;
-    whole().await;
+    complete().await;
     regions.shows(key, READY).await;
     Ok(())
 }
 
-async fn the_chart_and_a_persons_wishes_reach_it(
-    regions: &Regions,
-    key: (&str, &str),
-) -> TestResult {
+async fn chart_and_user_changes_reach_it(regions: &Regions, key: (&str, &str)) -> TestResult {
     let desk = regions.edge("paris");
     let newest = async |number: u32, status: &str| {
         desk.newest_is("acme", "ced-acme", number, status)
@@ -176,7 +170,7 @@ async fn the_chart_and_a_persons_wishes_reach_it(
         let line = status.last_message.as_deref().unwrap_or_default();
         line.contains("paused by annotation on the KryptonDeployment")
     };
-    regions.says(key, "that it is paused", paused).await;
+    regions.satisfies(key, "that it is paused", paused).await;
     newest(1, "deployed").await;
     let go_on = json!({"metadata": {"annotations": {names::PAUSED_ANNOTATION: null}}});
     regions.patch(key.0, key.1, go_on).await;
@@ -193,7 +187,7 @@ async fn the_chart_and_a_persons_wishes_reach_it(
                     .contains("upgrade applied, waiting: Deployment")
         })
     };
-    let object = regions.says(key, "what it waits for", waits).await;
+    let object = regions.satisfies(key, "what it waits for", waits).await;
     assert_eq!(phase_of(object), Some(DeploymentPhase::Pending));
 
     regions.chart.write("{replicaCount: 0, broken: true}")?;
@@ -201,7 +195,9 @@ async fn the_chart_and_a_persons_wishes_reach_it(
     let line = failed.status.clone().unwrap().last_message.unwrap();
     assert!(line.contains("revision 2 keeps running"), "{line}");
     assert_eq!(phase_of(failed), Some(DeploymentPhase::Error));
-    regions.told(key.0, key.1, &["HelmDeployFailed"]).await;
+    regions
+        .has_events(key.0, key.1, &["HelmDeployFailed"])
+        .await;
     let revisions = desk.revisions("acme", "ced-acme").await?;
     let expected = [(1, "superseded"), (2, "deployed"), (3, "failed")];
     let expected = expected.map(|(number, status)| (number, status.to_owned()));
@@ -248,12 +244,14 @@ async fn deployment_moves_region_by_installing_before_uninstalling(mode: Mode) -
         ready.is_some_and(|ready| ready.reason == "EdgeUnavailable")
             && line.starts_with("Edge cluster rome not available: EdgeCluster rome")
     };
-    regions.says(key, "that rome is away", away).await;
+    regions
+        .satisfies(key, "that rome is unreachable", away)
+        .await;
     assert_eq!(paris.revisions("acme", "ced-acme").await?, revisions);
     edge.start_apiserver().await?;
     let member = regions.member("rome");
     let object = regions
-        .says(key, "that it is at its new place only", |_, status| {
+        .satisfies(key, "that it is only in its new region", |_, status| {
             placed(status) == [member.as_str()]
         })
         .await;
@@ -263,7 +261,7 @@ async fn deployment_moves_region_by_installing_before_uninstalling(mode: Mode) -
     assert!(paris.revisions("acme", "ced-acme").await?.is_empty());
     namespace_goes(&paris, "acme").await;
     regions
-        .told(key.0, key.1, &["Routing", "HelmUninstalled"])
+        .has_events(key.0, key.1, &["Routing", "HelmUninstalled"])
         .await;
     Ok(())
 }
@@ -290,14 +288,14 @@ async fn deletion_on_unreachable_edge_waits_until_orphaned(mode: Mode) -> TestRe
                 && line.contains(names::ORPHAN_ANNOTATION)
         };
         regions
-            .says(("default", name), "that it waits", waits)
+            .satisfies(("default", name), "that it waits", waits)
             .await;
     }
     let orphan = json!({"metadata": {"annotations": {names::ORPHAN_ANNOTATION: "true"}}});
     regions.patch("default", "acme", orphan).await;
     regions.gone("default", "acme").await;
     regions
-        .told("default", "acme", &["Orphaned", "FinalizerRemoved"])
+        .has_events("default", "acme", &["Orphaned", "FinalizerRemoved"])
         .await;
     assert!(regions.all("default").get_opt("other").await?.is_some());
 
@@ -338,7 +336,7 @@ async fn deletion_on_unreachable_edge_waits_until_orphaned(mode: Mode) -> TestRe
             && line.contains(names::ORPHAN_ANNOTATION)
     };
     regions
-        .says(("default", "acme"), "that it waits", waits)
+        .satisfies(("default", "acme"), "that it waits", waits)
         .await;
     let orphan = json!({"metadata": {"annotations": {names::ORPHAN_ANNOTATION: "true"}}});
     regions.patch("default", "acme", orphan).await;
@@ -505,7 +503,7 @@ async fn deployment_uses_only_kubeconfig_secrets_open_to_it() -> TestResult {
     desk.newest_is("deprecated", "ced-deprecated", 1, "deployed")
         .await?;
     regions
-        .told("default", "deprecated", &["AccountMissing"])
+        .has_events("default", "deprecated", &["AccountMissing"])
         .await;
     // A missing account doesn't block the deletion.
     regions.delete("default", "deprecated").await;

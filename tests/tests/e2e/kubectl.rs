@@ -75,11 +75,11 @@ async fn paused_tenant_stands_still_and_leaving_uninstalls(mode: Mode) -> TestRe
 
     let is = async |banned: bool| {
         let members: Api<EdgeCluster> = Api::all(pair.home().client());
-        eventually("the ban to be told of", async || {
+        eventually("the ban to be shown", async || {
             let found = members.get(member).await?.status.unwrap_or_default();
             let healthy = condition(&found.conditions, "Healthy");
-            let told = healthy.is_some_and(|told| told.reason == "Banned");
-            ensure!(told == banned, "{healthy:?}");
+            let is_banned = healthy.is_some_and(|is_banned| is_banned.reason == "Banned");
+            ensure!(is_banned == banned, "{healthy:?}");
             Ok(Some(()))
         })
         .await
@@ -115,10 +115,10 @@ async fn kubectl_plugin_reports_exit_codes_changes_and_completions() -> TestResu
         let code = ran.status.code().unwrap();
         (code, format!("{}{}", ran.stdout, ran.stderr))
     };
-    let ends = async |words: &[&str], expected: ExitCode, said: &str| {
+    let ends = async |words: &[&str], expected: ExitCode, part: &str| {
         let (code, text) = code(words).await;
         assert_eq!(code, expected as i32, "{words:?}: {text}");
-        assert!(text.contains(said), "{words:?}: {text}");
+        assert!(text.contains(part), "{words:?}: {text}");
     };
     // The CRD is not installed yet.
     ends(
@@ -366,8 +366,8 @@ async fn each_role_permits_only_its_own_commands() -> TestResult {
             let words: Vec<&str> = given.chain(who).collect();
             let ran = krypton_ends(&home, &words).await?;
             let code = ran.status.code();
-            let told = format!("{words:?}: {}{}", ran.stdout, ran.stderr);
-            assert_eq!(code, Some(*expected as i32), "{told}");
+            let output = format!("{words:?}: {}{}", ran.stdout, ran.stderr);
+            assert_eq!(code, Some(*expected as i32), "{output}");
         }
     }
     Ok(())
@@ -424,16 +424,16 @@ async fn kubectl_reaches_debug_ports_through_apiserver() -> TestResult {
     ];
     let _kubelet = Kubelet::start(&home, &pods.concat()).await?;
 
-    let said = async |words: &[&str]| kubectl_krypton(&home, words).await.unwrap();
+    let run = async |words: &[&str]| kubectl_krypton(&home, words).await.unwrap();
     let label = ["label", "pod", "-n", "krypton", "krypton-hub-0"];
     let leads = ["mesh.openkcm.io/leader=true"];
     home.kubectl(label.into_iter().chain(leads)).await?;
-    assert_eq!(said(&["log-level", "hub"]).await, "krypton-hub-0: info\n");
-    let set = said(&["log-level", "hub", "debug", "--for=1h"]).await;
+    assert_eq!(run(&["log-level", "hub"]).await, "krypton-hub-0: info\n");
+    let set = run(&["log-level", "hub", "debug", "--for=1h"]).await;
     assert!(set.starts_with("krypton-hub-0: debug until "), "{set}");
     assert!(hub.debug("log").await?.starts_with("debug until "));
     // The command identifies the active pod by its Lease.
-    eventually("the agent that acts", async || {
+    eventually("the active agent", async || {
         let shown = kubectl_krypton(&home, &["log-level", "agent"]).await?;
         Ok((shown == "krypton-agent-0: info\n").then_some(()))
     })
@@ -444,7 +444,7 @@ async fn kubectl_reaches_debug_ports_through_apiserver() -> TestResult {
     assert!(ran.stderr.contains("is not served at 8099"), "{ran:?}");
 
     let file = folder.path().join("bundle.tar.gz");
-    said(&["support-bundle", "--file", file.to_str().unwrap()]).await;
+    run(&["support-bundle", "--file", file.to_str().unwrap()]).await;
     let packed = std::fs::File::open(&file)?;
     let mut archive = tar::Archive::new(flate2::read::GzDecoder::new(packed));
     let mut files = BTreeMap::new();

@@ -38,7 +38,7 @@ const EDGE: &str = "edge-1";
 
 in_both_modes!(
     killed_leader_is_replaced_and_sessions_return,
-    a_lead_that_wakes_up_writes_nothing,
+    resumed_leader_overwrites_nothing,
     stopping_leader_hands_over_during_helm_run,
 );
 by_agent!(short_home_outage_keeps_leader_and_sessions);
@@ -135,12 +135,12 @@ impl Stage {
     /// Waits until another hub is the leader, and returns its name.
     async fn leader_but(&self, former: &str) -> Result<String> {
         let leases: Api<Lease> = Api::namespaced(self.desk.client.clone(), HUB_NAMESPACE);
-        eventually("another hub to lead", async || {
+        eventually("another hub to become the leader", async || {
             let spec = leases.get(HUB_LEASE).await?.spec.unwrap_or_default();
             let holder = spec.holder_identity.unwrap_or_default();
             match holder.split('/').nth(1) {
                 Some(name) if name != former => Ok(Some(name.to_owned())),
-                _ => bail!("it is {holder:?}"),
+                _ => bail!("the holder is {holder:?}"),
             }
         })
         .await
@@ -188,7 +188,7 @@ impl Stage {
 
 /// The history of the member's Connected condition.
 struct Watched {
-    said: Arc<Mutex<Vec<(String, Instant)>>>,
+    reasons: Arc<Mutex<Vec<(String, Instant)>>>,
     _watching: JoinHandle<()>,
 }
 
@@ -196,8 +196,8 @@ impl Watched {
     /// Returns when the member has a condition.
     async fn begin(desk: &FleetClient) -> Self {
         let members: Api<EdgeCluster> = Api::all(desk.client.clone());
-        let said = Arc::new(Mutex::new(Vec::new()));
-        let told = Arc::clone(&said);
+        let reasons = Arc::new(Mutex::new(Vec::new()));
+        let sink = Arc::clone(&reasons);
         let watching = tokio::spawn(async move {
             let events = watcher(members, watcher::Config::default())
                 .default_backoff()
@@ -208,24 +208,24 @@ impl Watched {
                 let conditions = member.status.unwrap_or_default().conditions;
                 let connected = condition(&conditions, "Connected");
                 let reason = connected.map(|it| it.reason.clone()).unwrap_or_default();
-                told.lock().unwrap().push((reason, Instant::now()));
+                sink.lock().unwrap().push((reason, Instant::now()));
             }
         });
         let watched = Self {
-            said,
+            reasons,
             _watching: watching,
         };
         eventually("the member to be watched", async || {
-            Ok((!watched.said().is_empty()).then_some(()))
+            Ok((!watched.reasons().is_empty()).then_some(()))
         })
         .await
         .unwrap();
         watched
     }
 
-    fn said(&self) -> Vec<String> {
-        let said = self.said.lock().unwrap();
-        said.iter().map(|(reason, _)| reason.clone()).collect()
+    fn reasons(&self) -> Vec<String> {
+        let reasons = self.reasons.lock().unwrap();
+        reasons.iter().map(|(reason, _)| reason.clone()).collect()
     }
 }
 
@@ -241,12 +241,12 @@ async fn three_hubs_elect_one_leader_and_stay_ready() -> TestResult {
         .await?;
     stage.desk.member_shows(EDGE, &[CONNECTED]).await?;
     stage.tenant("acme").await;
-    assert_eq!(stage.epoch().await?, 1, "an epoch is the lead's alone");
+    assert_eq!(stage.epoch().await?, 1, "only the leader has an epoch");
     for name in ["b", "c"] {
-        let said = stage.hubs[name].log()?;
-        assert!(said.contains("this hub is a standby"), "{said}");
-        assert!(!said.contains("running helm"), "{said}");
-        assert!(!said.contains("panicked at"), "{said}");
+        let log = stage.hubs[name].log()?;
+        assert!(log.contains("this hub is a standby"), "{log}");
+        assert!(!log.contains("running helm"), "{log}");
+        assert!(!log.contains("panicked at"), "{log}");
     }
     // Each object was written once: by one hub, with each version based on the previous one.
     let requests = stage.home.audited().await?;
@@ -269,7 +269,7 @@ async fn three_hubs_elect_one_leader_and_stay_ready() -> TestResult {
         .collect();
     let lease = |line: &&String| line.contains("/leases");
     let others: Vec<&String> = refused.iter().filter(|line| !lease(line)).collect();
-    assert!(others.is_empty(), "two wrote the same: {others:?}");
+    assert!(others.is_empty(), "two writers of one object: {others:?}");
     Ok(())
 }
 
@@ -305,15 +305,18 @@ async fn killed_leader_is_replaced_and_sessions_return(mode: Mode) -> TestResult
         served.as_secs_f64(),
     );
     stage.desk.member_shows(EDGE, &[CONNECTED]).await?;
-    let said = watched.said();
-    assert!(said.iter().all(|reason| reason == "Connected"), "{said:?}");
+    let reasons = watched.reasons();
+    assert!(
+        reasons.iter().all(|reason| reason == "Connected"),
+        "{reasons:?}"
+    );
     let mut now = FleetClient::at(&stage.edge).releases().await?;
     now.retain(|name, _| !name.contains("second"));
     assert_eq!(now, releases, "nothing was installed again");
     for name in ["first", "second"] {
-        let told = FleetClient::at(&stage.edge).events(name).await?;
+        let events = FleetClient::at(&stage.edge).events(name).await?;
         for done in ["WorkspaceCreated", "HelmInstallStart", "HelmInstalled"] {
-            assert_eq!(told.get(done), Some(&1), "{name}: {told:?}");
+            assert_eq!(events.get(done), Some(&1), "{name}: {events:?}");
         }
     }
     // Its replacement becomes a standby.
@@ -323,7 +326,7 @@ async fn killed_leader_is_replaced_and_sessions_return(mode: Mode) -> TestResult
     Ok(())
 }
 
-async fn a_lead_that_wakes_up_writes_nothing(mode: Mode) -> TestResult {
+async fn resumed_leader_overwrites_nothing(mode: Mode) -> TestResult {
     let mut stage = Stage::set("woken", &["a", "b"]).await;
     let _member = stage.join(mode).await?;
     stage.desk.member_shows(EDGE, &[CONNECTED]).await?;
@@ -337,7 +340,7 @@ async fn a_lead_that_wakes_up_writes_nothing(mode: Mode) -> TestResult {
     assert_eq!(stage.epoch().await?, epoch + 1);
 
     stage.hub(&leader).thaw()?;
-    eventually("the former lead to see that it is none", async || {
+    eventually("the earlier leader to observe the change", async || {
         let log = stage.hubs[&leader].log()?;
         let after = log.rsplit("this hub leads").next().unwrap_or_default();
         Ok(after.contains("this hub is a standby").then_some(()))
@@ -471,7 +474,7 @@ async fn leader_cut_off_from_home_releases_agents() -> TestResult {
 
     // After its return, the hub is a standby.
     line.set(Traffic::Pass);
-    eventually("a to know who leads", async || {
+    eventually("hub a to show the leader", async || {
         let log = stage.hubs["a"].log()?;
         let after = log
             .rsplit("no longer the leader")
@@ -499,12 +502,12 @@ async fn ca_rotation_survives_leader_changes_without_lockout() -> TestResult {
     rotate(&stage.home, &[]).await?;
     for phase in ["Announced", "Switched"] {
         eventually(&format!("the phase {phase}"), async || {
-            let told = rotate(&stage.home, &["--status"]).await?;
+            let status = rotate(&stage.home, &["--status"]).await?;
             // The work may have progressed.
-            let past = told.starts_with(phase) || told.contains("the last one ended");
+            let past = status.starts_with(phase) || status.contains("the last one ended");
             ensure!(
-                past || (phase == "Announced" && told.starts_with("Switched")),
-                "{told}"
+                past || (phase == "Announced" && status.starts_with("Switched")),
+                "{status}"
             );
             Ok(Some(()))
         })
@@ -515,8 +518,8 @@ async fn ca_rotation_survives_leader_changes_without_lockout() -> TestResult {
         stage.start(&leader).await;
     }
     eventually("the rotation to end", async || {
-        let told = rotate(&stage.home, &["--status"]).await?;
-        ensure!(told.contains("the last one ended"), "{told}");
+        let status = rotate(&stage.home, &["--status"]).await?;
+        ensure!(status.contains("the last one ended"), "{status}");
         Ok(Some(()))
     })
     .await?;
@@ -584,7 +587,7 @@ async fn stale_hub_does_not_uninstall_orphaned_member() -> TestResult {
     members
         .merge(EDGE, &json!({"spec": {"deletionPolicy": "Uninstall"}}))
         .await?;
-    eventually("the EdgeCluster to be held", async || {
+    eventually("the EdgeCluster to have its finalizer", async || {
         let held = members.get(EDGE).await?;
         let held = held.finalizers() == [names::UNINSTALL_FINALIZER];
         Ok(held.then_some(()))
@@ -600,7 +603,7 @@ async fn stale_hub_does_not_uninstall_orphaned_member() -> TestResult {
     };
     way.lie(of_nothing);
     members.delete(EDGE, &DeleteParams::default()).await?;
-    eventually("b to read the deletion", async || {
+    eventually("hub b to observe the deletion", async || {
         let read = (Verb::Get, "edgeclusters".to_owned());
         Ok(way.passed().contains_key(&read).then_some(()))
     })
@@ -621,13 +624,13 @@ async fn stale_hub_does_not_uninstall_orphaned_member() -> TestResult {
     stage.hub("a").kill9().await?;
     assert_eq!(stage.leader_but("a").await?, "b");
     member.start_again(&stage.edge)?;
-    let told = async |agent: &mut Membership, what: &str| {
+    let logs = async |agent: &mut Membership, what: &str| {
         agent.agent().unwrap().logs(what).await.unwrap();
     };
     // Hub b rejects the agent and sends it no order from the outdated state.
-    told(&mut member, "does not know its members yet").await;
-    way.tell_the_truth();
-    told(&mut member, "there is no EdgeCluster").await;
+    logs(&mut member, "does not know its members yet").await;
+    way.forward_all();
+    logs(&mut member, "there is no EdgeCluster").await;
     let now = FleetClient::at(&stage.edge).releases().await?;
     assert_eq!(now, releases);
     let log = member.agent().unwrap().log()?;

@@ -259,7 +259,7 @@ async fn keys_tokens_and_values_stay_in_their_secrets() -> TestResult {
         refused.push(agent);
     }
     let log = hub.log()?;
-    assert!(log.contains(public), "the public part of a token is told");
+    assert!(log.contains(public), "the public part of a token is shown");
 
     // The secrets to search for.
     let ca = secret_text(&home, "default", "krypton-hub-ca", "ca.key").await?;
@@ -347,13 +347,15 @@ async fn keys_tokens_and_values_stay_in_their_secrets() -> TestResult {
     desk.apply_secret("fleet-values", &quoted).await?;
     for (at_edge, member) in [(&at_one, "edge-1"), (&at_two, "edge-2")] {
         let type_ = format!("ClusterError/{member}");
-        eventually("helm's words without the secret", async || {
+        eventually("Helm's message without the secret", async || {
             let tenant = at_edge.tenants().get("acme").await?;
             let conditions = tenant.status.unwrap_or_default().conditions;
-            let said = condition(&conditions, &type_).map(|found| found.message.as_str());
-            match said {
-                Some(said) if said.contains("refused: [redacted] and [redacted]") => Ok(Some(())),
-                said => bail!("{said:?}"),
+            let message = condition(&conditions, &type_).map(|found| found.message.as_str());
+            match message {
+                Some(message) if message.contains("refused: [redacted] and [redacted]") => {
+                    Ok(Some(()))
+                }
+                message => bail!("{message:?}"),
             }
         })
         .await?;
@@ -378,7 +380,7 @@ async fn keys_tokens_and_values_stay_in_their_secrets() -> TestResult {
     desk.member_is("edge-1", Mode::Agent).await?;
 
     let watched = watcher.end();
-    let mut said: Vec<(String, Vec<u8>)> = vec![
+    let mut outputs: Vec<(String, Vec<u8>)> = vec![
         ("the hub's log".to_owned(), hub.log()?.into_bytes()),
         (
             "the hub's dump".to_owned(),
@@ -395,14 +397,14 @@ async fn keys_tokens_and_values_stay_in_their_secrets() -> TestResult {
         ),
     ];
     for agent in &refused {
-        said.push((
+        outputs.push((
             "a refused agent's log".to_owned(),
             agent.log()?.into_bytes(),
         ));
     }
     for (cluster, more) in [(&home, ",edgeclusters"), (&one, ""), (&two, "")] {
         let place = format!("the objects of {}", cluster.name());
-        said.push((place, objects(cluster, more).await.into_bytes()));
+        outputs.push((place, objects(cluster, more).await.into_bytes()));
     }
     let processes: [(&Cluster, Option<&Daemon>); 3] = [
         (&home, Some(&hub)),
@@ -410,17 +412,17 @@ async fn keys_tokens_and_values_stay_in_their_secrets() -> TestResult {
         (&two, None),
     ];
     for (cluster, process) in processes {
-        said.extend(support_bundle(cluster, process).await?);
+        outputs.extend(support_bundle(cluster, process).await?);
     }
     // The hub's own command line contains the URL unchanged.
     let of_the_hub = |line: &[u8]| String::from_utf8_lossy(line).contains("--chart-repo=");
     for line in watched.lines.iter().filter(|line| !of_the_hub(line)) {
         let shown = String::from_utf8_lossy(line).replace('\0', " ");
-        said.push((format!("process {shown:.200}"), line.clone()));
+        outputs.push((format!("process {shown:.200}"), line.clone()));
     }
     // The searched data is not empty.
     let all = |words: &str| {
-        said.iter().any(|(_, hay)| {
+        outputs.iter().any(|(_, hay)| {
             String::from_utf8_lossy(hay)
                 .replace('\0', " ")
                 .contains(words)
@@ -437,10 +439,11 @@ async fn keys_tokens_and_values_stay_in_their_secrets() -> TestResult {
         "\"reconciling\":\"told\"",
         "\"reconciling\": \"told\"",
     ] {
-        assert!(all(words), "nothing says {words:?}");
+        assert!(all(words), "{words:?} is missing");
     }
     let places_searched = || {
-        said.iter()
+        outputs
+            .iter()
             .map(|(place, hay)| (place.as_str(), hay.as_slice()))
     };
     let found = search(&canaries, places_searched());
@@ -454,7 +457,7 @@ async fn keys_tokens_and_values_stay_in_their_secrets() -> TestResult {
 
     // Files with secrets are readable only by their owner.
     assert_eq!(watched.open, BTreeSet::new());
-    assert!(!watched.closed.is_empty(), "no file was ever seen");
+    assert!(!watched.closed.is_empty(), "no file was checked");
     // Keys are only in their Secrets, and a join token is stored only as a digest.
     let only = |expected: &[&str]| -> BTreeSet<String> {
         expected.iter().map(|name| (*name).to_owned()).collect()
@@ -485,7 +488,7 @@ async fn keys_tokens_and_values_stay_in_their_secrets() -> TestResult {
         let found = places(cluster, canary).await;
         assert_eq!(found, expected, "{} on {}", canary.name(), cluster.name());
     }
-    eventually("the hub to be well at the end", async || {
+    eventually("the hub to be ready at the end", async || {
         match hub
             .metrics()
             .await?

@@ -30,7 +30,7 @@ async fn patched(pair: &Pair, patch: Value) {
 /// Sets the deletion policy, and waits until the EdgeCluster has the finalizer.
 async fn is_to_uninstall(pair: &Pair) -> EdgeCluster {
     patched(pair, json!({"spec": {"deletionPolicy": "Uninstall"}})).await;
-    eventually("the EdgeCluster to be held", async || {
+    eventually("the EdgeCluster to have its finalizer", async || {
         let object = members(pair).get(pair.name()).await?;
         let held = object.finalizers() == [names::UNINSTALL_FINALIZER];
         Ok(held.then_some(object))
@@ -80,9 +80,9 @@ async fn leaving_member_uninstalls_releases_and_drops_tenant_finalizers(mode: Mo
     delete(&pair).await;
     is_gone(&pair, object.metadata.uid).await;
 
-    let said = pair.condition("ClusterReady");
+    let ready = pair.condition("ClusterReady");
     for name in ["one", "two", "stays"] {
-        let left = [(said.as_str(), "False", "Uninstalled")];
+        let left = [(ready.as_str(), "False", "Uninstalled")];
         let tenant = desk.shows(name, &left).await?;
         assert_eq!(tenant.finalizers(), [] as [&str; 0]);
         assert_eq!(tenant.metadata.deletion_timestamp, None);
@@ -123,8 +123,11 @@ async fn member_deletion_waits_while_paused_until_orphaned(mode: Mode) -> TestRe
     delete(&pair).await;
     let at_home = FleetClient::at(pair.home());
     let waits = [("Uninstalled", "False", "UninstallWaits")];
-    let said = at_home.member_message(pair.name(), &waits).await?;
-    assert!(said.contains("paused") && said.contains("orphan"), "{said}");
+    let message = at_home.member_message(pair.name(), &waits).await?;
+    assert!(
+        message.contains("paused") && message.contains("orphan"),
+        "{message}"
+    );
     // A new hub knows only this state, and takes no action either.
     pair.hub()?.kill9().await?;
     pair.start_hub_again()?;

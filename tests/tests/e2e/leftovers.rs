@@ -109,8 +109,8 @@ async fn only_leftovers_of_failed_attempts_are_removed() -> TestResult {
     chart.write("{maps: [stays], again: true}")?;
     desk.ready("acme").await?;
     maps_are(&desk, &["kept", "stays", "theirs"]).await;
-    desk.told("acme", "LeftoversRemoved").await?;
-    desk.told("acme", "LeftoversStay").await?;
+    desk.event_message("acme", "LeftoversRemoved").await?;
+    desk.event_message("acme", "LeftoversStay").await?;
     let claims: Api<PersistentVolumeClaim> = Api::namespaced(desk.client.clone(), "acme");
     let claim = claims.get("data").await?;
     let after = maps(&desk).await?;

@@ -62,8 +62,11 @@ async fn tenant_reaches_nothing_beyond_its_namespace_and_account(mode: Mode) -> 
     }
 
     let other = json!({"workspace": TEAMS[1]});
-    let said = fails(&desk, member, "raid", other, "NamespaceNotOwned").await?;
-    assert!(said.contains("mesh.openkcm.io/adopt=team-a/raid"), "{said}");
+    let message = fails(&desk, member, "raid", other, "NamespaceNotOwned").await?;
+    assert!(
+        message.contains("mesh.openkcm.io/adopt=team-a/raid"),
+        "{message}"
+    );
     let with = |values: Value| json!({"workspace": TEAMS[0], "values": values});
     let cases = [
         ("elsewhere", with(json!({"elsewhere": TEAMS[1]}))),
@@ -75,11 +78,11 @@ async fn tenant_reaches_nothing_beyond_its_namespace_and_account(mode: Mode) -> 
         ),
     ];
     for (name, spec) in cases {
-        let said = fails(&desk, member, name, spec, "InstallFailed").await?;
-        assert!(said.contains("forbidden"), "{name}: {said}");
+        let message = fails(&desk, member, name, spec, "InstallFailed").await?;
+        assert!(message.contains("forbidden"), "{name}: {message}");
         assert!(
-            said.contains("system:serviceaccount:team-a:"),
-            "{name}: {said}"
+            message.contains("system:serviceaccount:team-a:"),
+            "{name}: {message}"
         );
     }
     for object in [

@@ -51,8 +51,8 @@ fn check(lines: &[Value], program: &str) {
 }
 
 /// Verifies the agent's log while its only Tenant fails.
-async fn check_told(agent: &Daemon) {
-    let told: Value = serde_json::from_str(&agent.debug("agent.json").await.unwrap()).unwrap();
+async fn check_dump(agent: &Daemon) {
+    let dump: Value = serde_json::from_str(&agent.debug("agent.json").await.unwrap()).unwrap();
     for (at, expected) in [
         ("/member", json!("edge-1")),
         ("/session/up", json!(true)),
@@ -65,7 +65,7 @@ async fn check_told(agent: &Daemon) {
         ("/reconciler/owners/0/error/reason", json!("UpgradeFailed")),
         ("/charts/0/state", json!("here")),
     ] {
-        assert_eq!(told.pointer(at), Some(&expected), "{at} of {told}");
+        assert_eq!(dump.pointer(at), Some(&expected), "{at} of {dump}");
     }
     for at in [
         "/session/forSeconds",
@@ -73,14 +73,14 @@ async fn check_told(agent: &Daemon) {
         "/certificateEnds",
         "/reconciler/lease/heldForSeconds",
     ] {
-        let found = told.pointer(at).is_some_and(|found| !found.is_null());
-        assert!(found, "{at} of {told}");
+        let found = dump.pointer(at).is_some_and(|found| !found.is_null());
+        assert!(found, "{at} of {dump}");
     }
     assert_eq!(
-        told["wanted"]["digest"], told["applied"]["digest"],
-        "{told}"
+        dump["wanted"]["digest"], dump["applied"]["digest"],
+        "{dump}"
     );
-    assert_eq!(told["wanted"]["version"], told["reconciler"]["onRecord"]);
+    assert_eq!(dump["wanted"]["version"], dump["reconciler"]["onRecord"]);
 }
 
 async fn log_lines_identify_tenant_and_level_changes_live(mode: Mode) -> TestResult {
@@ -133,12 +133,12 @@ async fn log_lines_identify_tenant_and_level_changes_live(mode: Mode) -> TestRes
     desk.shows("acme", &[failed]).await?;
 
     if let Some(agent) = &agent {
-        check_told(agent).await;
+        check_dump(agent).await;
     } else {
         assert!(actor.debug("agent.json").await.is_err());
     }
     actor.log_by("debug", "?for=1s").await?;
-    eventually("the level of the start", async || {
+    eventually("the initial level", async || {
         let now = actor.debug("log").await?;
         Ok((now == "info\n").then_some(()))
     })
@@ -174,12 +174,12 @@ async fn log_lines_identify_tenant_and_level_changes_live(mode: Mode) -> TestRes
     if let Some(agent) = &agent {
         check(&lines(agent), "krypton-agent");
     }
-    let said = lines(actor);
+    let logged = lines(actor);
     let of_acme = |message: &str| {
-        let mut found = said.iter().filter(|line| is(line, message));
+        let mut found = logged.iter().filter(|line| is(line, message));
         let line = found
             .next()
-            .unwrap_or_else(|| panic!("nothing says {message:?}"));
+            .unwrap_or_else(|| panic!("{message:?} is missing"));
         assert_eq!(line["tenant"], "default/acme", "{line}");
         assert_eq!(line["member"], "edge-1", "{line}");
         assert_eq!(line["release"], "tenant-acme-edge-1", "{line}");
@@ -192,13 +192,13 @@ async fn log_lines_identify_tenant_and_level_changes_live(mode: Mode) -> TestRes
     ] {
         of_acme(message);
     }
-    let at = |message: &str| said.iter().position(|line| is(line, message));
+    let at = |message: &str| logged.iter().position(|line| is(line, message));
     let first = at("changed the log filter by PUT /debug/log").unwrap();
     let last = at("running helm uninstall").unwrap();
     let debug = |line: &Value| line["level"] == "DEBUG";
-    assert!(!said[..first].iter().any(debug));
-    assert!(said[first..last].iter().any(debug));
-    assert!(!said[last..].iter().any(debug));
+    assert!(!logged[..first].iter().any(debug));
+    assert!(logged[first..last].iter().any(debug));
+    assert!(!logged[last..].iter().any(debug));
     assert!(at("restored the log filter of the start").is_some());
     Ok(())
 }

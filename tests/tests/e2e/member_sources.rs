@@ -91,10 +91,10 @@ impl Fleet {
     async fn suspended(&self, why: &str) -> TestResult {
         let what = format!("{EDGE} to be suspended, as it {why}");
         eventually(&what, async || {
-            let told = self.told(SUSPENDED).await?;
+            let message = self.condition_message(SUSPENDED).await?;
             let holder = self.at_edge.holder().await?;
-            if !told.contains(why) || !holder.is_empty() {
-                bail!("{told}; the Lease is held by {holder:?}");
+            if !message.contains(why) || !holder.is_empty() {
+                bail!("{message}; the Lease is held by {holder:?}");
             }
             Ok(Some(()))
         })
@@ -105,7 +105,7 @@ impl Fleet {
     }
 
     /// Returns the message of the member's condition when it is as expected.
-    async fn told(&self, expected: Expected<'_>) -> Result<String> {
+    async fn condition_message(&self, expected: Expected<'_>) -> Result<String> {
         self.desk.member_message(EDGE, &[expected]).await
     }
 
@@ -116,22 +116,22 @@ impl Fleet {
             let reads = ["get", "list", "watch"].contains(&request.verb.as_str());
             !reads && WRITERS.iter().any(|name| request.user_agent.contains(name))
         });
-        let told = requests.iter().map(|request| format!("{request:?}"));
-        told.collect()
+        let lines = requests.iter().map(|request| format!("{request:?}"));
+        lines.collect()
     }
 
     /// Returns the hub's requests to the edge cluster.
     async fn seen_of_the_hub(&self) -> Vec<String> {
         let mut requests = self.edge.audited().await.unwrap();
         requests.retain(|request| request.user_agent.contains("krypton-hub"));
-        let told = requests.iter().map(|request| format!("{request:?}"));
-        told.collect()
+        let lines = requests.iter().map(|request| format!("{request:?}"));
+        lines.collect()
     }
 
     /// Verifies that the hub writes nothing while it is alive, although there is work.
     async fn nothing_is_written(&self, to_do: &str) {
         let before = self.changes().await;
-        assert!(!before.is_empty(), "it has written before");
+        assert!(!before.is_empty(), "it wrote before");
         let tenant = self.at_edge.create(to_do, json!({}));
         tenant.await.unwrap();
         // Two renewals are 15 seconds apart.
@@ -164,7 +164,7 @@ impl Objects {
     async fn create(&self, spec: Value) {
         let object = DynamicObject::new(EDGE, &self.resource).data(json!({ "spec": spec }));
         let params = PostParams::default();
-        eventually("the object to be taken", async || {
+        eventually("the object to be accepted", async || {
             Ok(Some(self.api.create(&params, &object).await?))
         })
         .await
@@ -261,7 +261,7 @@ async fn cluster_api_member_waits_for_initialisation_and_pauses() -> TestResult 
         let user = format!("{EDGE}-user-kubeconfig");
         apply_secret(client, FLEET, secret(&user, type_, mark, &[("value", "")])).await;
 
-        let waiting = fleet.told(NOT_READY).await?;
+        let waiting = fleet.condition_message(NOT_READY).await?;
         assert!(waiting.contains("not initialised"), "{waiting}");
         clusters.merge_status(initialised(true)).await;
         desk.member_shows(EDGE, &WELL).await?;
@@ -306,7 +306,7 @@ async fn cluster_api_member_waits_for_initialisation_and_pauses() -> TestResult 
         fleet.suspended("is being deleted").await?;
         let releases = fleet.at_edge.releases().await?;
         clusters.merge(finalizers(&[])).await;
-        fleet.told(GONE).await?;
+        fleet.condition_message(GONE).await?;
         assert_eq!(fleet.at_edge.releases().await?, releases);
         only.remove(&fleet.home).await?;
     }
@@ -336,7 +336,7 @@ async fn ready_kamaji_member_joins_and_suspends_with_status() -> TestResult {
     planes.create(spec).await;
     let status = |status: &str| json!({"kubernetesResources": {"version": {"status": status}}});
     planes.merge_status(status("Provisioning")).await;
-    let waiting = fleet.told(NOT_READY).await?;
+    let waiting = fleet.condition_message(NOT_READY).await?;
     assert!(waiting.contains("Provisioning"), "{waiting}");
 
     let name = format!("{EDGE}-admin-kubeconfig");
@@ -385,8 +385,11 @@ async fn ready_kamaji_member_joins_and_suspends_with_status() -> TestResult {
     planes.merge(annotate(key, json!("admin.svc"))).await;
     desk.member_shows(EDGE, &[INVALID, CONNECTED, HEALTHY])
         .await?;
-    let told = fleet.told(INVALID).await?;
-    assert!(told.contains("admin.svc") && told.contains(&name), "{told}");
+    let message = fleet.condition_message(INVALID).await?;
+    assert!(
+        message.contains("admin.svc") && message.contains(&name),
+        "{message}"
+    );
     let next = fleet.edge.kubeconfig_with_next_token();
     let data = [("admin.conf", ""), ("admin.svc", next.as_str())];
     apply_secret(client, FLEET, secret(&name, "Opaque", mark, &data)).await;
@@ -421,8 +424,8 @@ async fn bad_or_missing_kubeconfig_file_uninstalls_nothing() -> TestResult {
     );
     desk.member_shows(EDGE, &[INVALID, CONNECTED, HEALTHY])
         .await?;
-    let told = fleet.told(INVALID).await?;
-    assert!(told.contains("edge-1.kubeconfig"), "{told}");
+    let message = fleet.condition_message(INVALID).await?;
+    assert!(message.contains("edge-1.kubeconfig"), "{message}");
     fleet.install("while-bad").await;
 
     // A directory that is mounted later, with another member.
@@ -434,9 +437,9 @@ async fn bad_or_missing_kubeconfig_file_uninstalls_nothing() -> TestResult {
 
     let releases = fleet.at_edge.releases().await?;
     fs::remove_file(here.join("edge-1.kubeconfig"))?;
-    fleet.told(GONE).await?;
+    fleet.condition_message(GONE).await?;
     assert_eq!(fleet.at_edge.releases().await?, releases);
-    assert_eq!(fleet.at_edge.holder().await?, "", "the Lease is given up");
+    assert_eq!(fleet.at_edge.holder().await?, "", "the Lease is released");
     write(&here, "edge-1.kubeconfig", &good);
     desk.member_shows(EDGE, &WELL).await?;
     assert_eq!(fleet.at_edge.releases().await?, releases);
@@ -514,16 +517,16 @@ async fn contested_member_name_stays_with_older_source() -> TestResult {
     desk.member_shows(EDGE, &WELL).await?;
     fleet.install("before").await;
     apply_secret(client, FLEET, labelled(EDGE)).await;
-    let told = desk.told(EDGE, "NameTaken").await?;
+    let message = desk.event_message(EDGE, "NameTaken").await?;
     assert!(
-        told.contains("fleet/edge-1") && told.contains("default/edge-1"),
-        "{told}"
+        message.contains("fleet/edge-1") && message.contains("default/edge-1"),
+        "{message}"
     );
     desk.member_shows(EDGE, &WELL).await?;
 
     let releases = fleet.at_edge.releases().await?;
     desk.label_member(EDGE, false).await?;
-    fleet.told(GONE).await?;
+    fleet.condition_message(GONE).await?;
     assert_eq!(fleet.at_edge.releases().await?, releases);
     // The name stays assigned, regardless of later sources.
     apply_secret(client, FLEET, labelled("edge-2")).await;
@@ -560,13 +563,16 @@ async fn member_from_another_namespace_waits_until_accepted() -> TestResult {
         ("Connected", "False", "NotAccepted"),
     ];
     desk.member_shows(EDGE, &waits).await?;
-    let told = desk.told(EDGE, "NotAccepted").await?;
-    assert!(told.contains("kubectl krypton accept edge-1"), "{told}");
+    let message = desk.event_message(EDGE, "NotAccepted").await?;
+    assert!(
+        message.contains("kubectl krypton accept edge-1"),
+        "{message}"
+    );
     fleet.hub_lives_on().await;
     assert_eq!(fleet.seen_of_the_hub().await, [] as [String; 0]);
 
-    let said = kubectl_krypton(&fleet.home, &["accept", EDGE]);
-    assert!(said.await?.contains("edge-1 accepted"));
+    let output = kubectl_krypton(&fleet.home, &["accept", EDGE]);
+    assert!(output.await?.contains("edge-1 accepted"));
     desk.member_shows(EDGE, &WELL).await?;
     fleet.install("before").await;
 
@@ -575,7 +581,7 @@ async fn member_from_another_namespace_waits_until_accepted() -> TestResult {
         .merge(EDGE, &json!({"spec": {"accepted": false}}))
         .await?;
     desk.member_shows(EDGE, &waits).await?;
-    eventually("the hub to let go of the Lease", async || {
+    eventually("the hub to release the Lease", async || {
         Ok(fleet.at_edge.holder().await?.is_empty().then_some(()))
     })
     .await?;
@@ -598,8 +604,11 @@ async fn secret_elsewhere_captures_no_agents_member() -> TestResult {
     let mark = (names::DISCOVERY_LABEL, "true");
     let labelled = secret(EDGE, "Opaque", mark, &[(names::KUBECONFIG_KEY, &data)]);
     apply_secret(&fleet.desk.client, FLEET, labelled).await;
-    let told = fleet.desk.told(EDGE, "SourceNotBound").await?;
-    assert!(told.contains("kubectl patch edgecluster edge-1"), "{told}");
+    let message = fleet.desk.event_message(EDGE, "SourceNotBound").await?;
+    assert!(
+        message.contains("kubectl patch edgecluster edge-1"),
+        "{message}"
+    );
     drop(joined);
     let away = ("Connected", "False", "AgentAway");
     let member = fleet.desk.member_shows(EDGE, &[away]).await?;
@@ -607,7 +616,7 @@ async fn secret_elsewhere_captures_no_agents_member() -> TestResult {
     assert_eq!(fleet.seen_of_the_hub().await, [] as [String; 0]);
     // The lost agent is not reported again, and nothing is written repeatedly.
     let members = fleet.desk.members();
-    let settled = eventually("the holder to be gone", async || {
+    let settled = eventually("the holder to be removed", async || {
         let member = members.get(EDGE).await?;
         let holder = member.status.clone().and_then(|status| status.lease_holder);
         Ok(holder.is_none().then_some(member))
@@ -670,24 +679,25 @@ async fn a_thousand_secrets_are_a_thousand_members() -> TestResult {
     eventually_within("an EdgeCluster for each", limit, async || {
         match members.list_metadata(&params).await?.items.len() {
             MEMBERS => Ok(Some(())),
-            fewer => bail!("{fewer} of them"),
+            fewer => bail!("only {fewer}"),
         }
     })
     .await?;
     took("1,000 EdgeClusters are there");
-    eventually_within("each to say that it is not reached", limit, async || {
+    eventually_within("each to be unreachable", limit, async || {
         let listed = members.list(&params).await?.items;
-        let told = listed.into_iter().filter(|member| {
+        let unreachable = listed.into_iter().filter(|member| {
             let conditions = member.status.clone().unwrap_or_default().conditions;
-            condition(&conditions, "Connected").is_some_and(|told| told.reason == "Unreachable")
+            condition(&conditions, "Connected")
+                .is_some_and(|connected| connected.reason == "Unreachable")
         });
-        match told.count() {
+        match unreachable.count() {
             MEMBERS => Ok(Some(())),
-            fewer => bail!("{fewer} of them"),
+            fewer => bail!("only {fewer}"),
         }
     })
     .await?;
-    took("each says that it is not reached");
+    took("each is unreachable");
     assert!(!hub.log()?.contains("panicked"));
     Ok(())
 }

@@ -408,7 +408,7 @@ fn runbook_sections_match_alerts_and_give_steps() {
             "**If it persists.**",
         ] {
             let found = rest.split_once(part);
-            let (_, after) = found.unwrap_or_else(|| panic!("{title} has no {part} in its place"));
+            let (_, after) = found.unwrap_or_else(|| panic!("{title} lacks {part}"));
             assert!(after.trim_start().len() > 20, "{title}: {part}");
             rest = after;
         }
@@ -425,7 +425,7 @@ fn runbook_sections_match_alerts_and_give_steps() {
         }
         let for_ = rule["for"].as_str();
         let timely = for_.is_some() || severity == "info" || name.ends_with("Restarts");
-        assert!(timely, "{name} of {chart} is told of at the first glimpse");
+        assert!(timely, "{name} of {chart} fires immediately");
     }
 }
 
@@ -459,7 +459,7 @@ fn state_alerts_find_their_series_in_exposition() {
         0.0
     );
     let asleep = hub.value("krypton_hub_member_connected", &[("member", "asleep")]);
-    assert_eq!(asleep, None, "nobody is told of what is as it should be");
+    assert_eq!(asleep, None, "a healthy state fires no alert");
     // KryptonMemberBehind.
     assert!(state(&hub, "member_behind_seconds", &[edge]) > 900.0);
     assert_eq!(state(&hub, "member_connected", &[edge]), 1.0);
@@ -504,7 +504,7 @@ async fn shows(
         let there = Exposition::of(&[scrape().await?]);
         match there.value(name, labels) {
             Some(value) if fits(value) => Ok(Some(())),
-            value => bail!("it is {value:?}"),
+            value => bail!("found {value:?}"),
         }
     })
     .await

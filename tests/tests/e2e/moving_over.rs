@@ -199,7 +199,7 @@ async fn unfinished_tenants_are_repaired_and_deletions_completed(mode: Mode) -> 
     let after = desk.releases().await?;
     for release in [&wrong, &spared] {
         let name = format!("sh.helm.release.v1.{release}.v1");
-        assert_eq!(after.get(&name), before.get(&name), "{name} is as it was");
+        assert_eq!(after.get(&name), before.get(&name), "{name} is unchanged");
     }
     assert_eq!(maps(&desk, "spared-ws").await?, kept);
     let actor = match &mut agent {

@@ -102,8 +102,8 @@ async fn workspace_with_other_objects_stays(mode: Mode) -> TestResult {
         ("kept", "ConfigMap of-value (kept by the chart);"),
     ] {
         stays(&desk, name).await;
-        let told = desk.told(name, "WorkspaceKept").await?;
-        assert!(told.contains(expected), "{told}");
+        let message = desk.event_message(name, "WorkspaceKept").await?;
+        assert!(message.contains(expected), "{message}");
         let release = pair.release(name);
         assert_eq!(desk.revisions(name, &release).await?, []);
     }
@@ -140,8 +140,8 @@ async fn foreign_secret_or_tenant_does_not_stop_deletion(mode: Mode) -> TestResu
     for (name, expected) in [("notes", "Secret copy"), ("odd", "Tenant unreadable")] {
         desk.remove(name).await?;
         stays(&desk, name).await;
-        let told = desk.told(name, "WorkspaceKept").await?;
-        assert!(told.contains(expected), "{told}");
+        let message = desk.event_message(name, "WorkspaceKept").await?;
+        assert!(message.contains(expected), "{message}");
     }
     Ok(())
 }

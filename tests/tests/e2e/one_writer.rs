@@ -132,7 +132,7 @@ async fn frozen_agent_runs_no_helm_after_takeover() -> TestResult {
     one_is_deployed_and_none_pending(&at_edge, "acme", "tenant-acme-edge-1").await;
     // The second agent's last write: the cleanup after the killed installation.
     let secrets: Api<Secret> = Api::namespaced(at_edge.client.clone(), "acme");
-    eventually("the killed install to be looked after", async || {
+    eventually("the killed installation to be cleaned up", async || {
         let killed = secrets
             .get_metadata("sh.helm.release.v1.tenant-acme-edge-1.v1")
             .await?;
@@ -198,7 +198,7 @@ async fn replicas_share_bundle_and_stopping_one_drains_helm() -> TestResult {
     let hook = gate::hook(&at_edge, "acme", None).await?;
     assert!(helm_processes(waits.folder()?).is_empty());
     let folder = writes.folder()?.to_owned();
-    let taken = eventually("the other to take it", async || {
+    let taken = eventually("the other agent to take over", async || {
         // The order matters: a process that is found later was alive when the Lease was released.
         let now = at_edge.holder().await?;
         let alive = helm_processes(&folder);
@@ -220,7 +220,7 @@ async fn replicas_share_bundle_and_stopping_one_drains_helm() -> TestResult {
 }
 
 #[tokio::test]
-async fn restart_in_same_pod_reacquires_lease_at_once() -> TestResult {
+async fn restart_in_same_pod_reacquires_lease_immediately() -> TestResult {
     let (home, edge) = tokio::join!(
         Home::start("same-pod-home"),
         Cluster::start("same-pod-edge", Parts::WithControllers)
@@ -256,7 +256,7 @@ async fn restart_in_same_pod_reacquires_lease_at_once() -> TestResult {
     let before = transitions().await;
     one.kill9().await?;
     let left = one.folder()?.to_owned();
-    eventually("its helm to end with it", async || {
+    eventually("its Helm process to end", async || {
         Ok(helm_processes(&left).is_empty().then_some(()))
     })
     .await?;
@@ -383,7 +383,7 @@ async fn proxy_replaces_lost_agent_and_yields_mid_install() -> TestResult {
     let flags = AgentOptions::new(edge.kubeconfig()).args([helm]);
     let _agent = Agent::start(&flags)?;
     let folder = home.hub.folder()?.to_owned();
-    let agents = eventually("the hub to give way", async || {
+    let agents = eventually("the hub to release the Lease", async || {
         let holder = at_edge.holder().await?;
         let alive = helm_processes(&folder);
         if holder == hubs {

@@ -148,8 +148,10 @@ async fn placed_tenant_follows_home_and_leaves_member_first(mode: Mode) -> TestR
         .newest_is("acme-ws", &release, 1, "deployed")
         .await?;
 
-    let says = |text: &str| json!({"spec": {"values": {"message": text}}});
-    scene.patch(&scene.home, "acme", says("second")).await;
+    let with_message = |text: &str| json!({"spec": {"values": {"message": text}}});
+    scene
+        .patch(&scene.home, "acme", with_message("second"))
+        .await;
     let is = |found: &Tenant| message(found) == Some("second");
     scene.on_edge("acme", "the edit to follow", is).await;
     scene
@@ -193,7 +195,9 @@ async fn placed_tenant_follows_home_and_leaves_member_first(mode: Mode) -> TestR
     scene.pair.cluster().stop_apiserver().await?;
     let away = [("Placed", "Unknown", "ClusterUnreachable")];
     scene.home.shows("acme", &away).await?;
-    scene.patch(&scene.home, "acme", says("third")).await;
+    scene
+        .patch(&scene.home, "acme", with_message("third"))
+        .await;
     scene.pair.cluster().start_apiserver().await?;
     let is = |found: &Tenant| message(found) == Some("third");
     scene.on_edge("acme", "what was missed to follow", is).await;
@@ -250,11 +254,11 @@ async fn foreign_tenant_is_not_adopted_and_orphan_stays(mode: Mode) -> TestResul
     scene.place(TEAM, "acme").await;
     let made = scene.is_placed(TEAM, "acme").await?;
     let at_home = scene.home.tenants().get("acme").await?;
-    let let_go = (names::ORPHAN_ANNOTATION, "true");
-    scene.home.annotate("acme", let_go.0, let_go.1).await?;
+    let orphan = (names::ORPHAN_ANNOTATION, "true");
+    scene.home.annotate("acme", orphan.0, orphan.1).await?;
     scene.home.remove("acme").await?;
-    let told = scene.home.told("acme", "Orphaned").await?;
-    assert!(told.contains(EDGE), "{told}");
+    let message = scene.home.event_message("acme", "Orphaned").await?;
+    assert!(message.contains(EDGE), "{message}");
 
     // A Tenant restored from a backup is another object with the same content. Its deletion removes nothing from the
     // member.
@@ -306,7 +310,7 @@ async fn hub_crash_and_member_removal_keep_placed_tenants(mode: Mode) -> TestRes
     // Before the member acts on the deletion, and in the middle of it.
     for (name, finalizers) in [("second", 0), ("third", 1)] {
         scene.place(TEAM, name).await;
-        eventually("the hub to have begun", async || {
+        eventually("the hub to start the deletion", async || {
             let found = scene.home.tenants().get(name).await?;
             Ok((found.finalizers().len() >= finalizers).then_some(()))
         })
@@ -357,7 +361,7 @@ async fn hub_crash_and_member_removal_keep_placed_tenants(mode: Mode) -> TestRes
 async fn comes_back(home: &FleetClient) -> Result<()> {
     let maps: Api<ConfigMap> = Api::namespaced(home.client.clone(), HUB_NAMESPACE);
     home.label_member(EDGE, false).await?;
-    eventually("its dismissal to be forgotten", async || {
+    eventually("the member to be accepted again", async || {
         let register = maps.get(MEMBERS_CONFIG_MAP).await?.data.unwrap_or_default();
         let named = register.values().any(|text| text.contains(EDGE));
         Ok((!named).then_some(()))
@@ -379,7 +383,7 @@ fn size() -> (usize, usize) {
     match std::env::var(SIZE).as_deref() {
         Err(_) => (MEMBERS, EACH),
         Ok("all") => FULL,
-        Ok(other) => panic!("{SIZE}={other}: only all is known"),
+        Ok(other) => panic!("{SIZE}={other}: the only value is all"),
     }
 }
 
@@ -451,7 +455,7 @@ async fn restarted_hub_rewrites_no_placed_tenants() -> TestResult {
     // By now, each member has received this hub's desired state and has applied it.
     let members: Api<EdgeCluster> = Api::all(home.client());
     let at_home = FleetClient::at(&home);
-    eventually("all members to act on what it wants", async || {
+    eventually("all members to apply the desired state", async || {
         let epoch = i64::try_from(at_home.hub_epoch().await?)?;
         for member in members.list(&ListParams::default()).await? {
             let name = member.name_any();

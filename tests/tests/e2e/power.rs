@@ -145,7 +145,7 @@ async fn member_power_loss_during_helm_run_is_repaired() -> TestResult {
     scene.write(&json!({"message": "second"}));
     scene.at("acme", "pre-upgrade", None).await;
     scene.lose_power().await;
-    let serving = eventually("the apiserver to answer", async || {
+    let serving = eventually("the API server to respond", async || {
         scene.serves("acme").await.map(Some)
     });
     assert_eq!(serving.await?.uid(), before.uid());

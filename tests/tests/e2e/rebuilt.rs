@@ -63,8 +63,8 @@ async fn rebuilt_cluster_is_untouched_until_edge_cluster_replaced(mode: Mode) ->
             log.contains("kubectl krypton join edge-1 --replace"),
             "{log}"
         );
-        let told = desk.told("edge-1", "EnrollmentRefused").await;
-        assert!(told?.contains("--replace"));
+        let message = desk.event_message("edge-1", "EnrollmentRefused").await;
+        assert!(message?.contains("--replace"));
     } else {
         desk.add_member("edge-1", &rebuilt.kubeconfig_with_token())
             .await?;
@@ -116,7 +116,7 @@ async fn rebuilt_cluster_is_untouched_until_edge_cluster_replaced(mode: Mode) ->
     if let Some(mut agent) = agent {
         member.start_again(&former)?;
         let old = member.agent().unwrap();
-        krypton_tests::eventually("the former agent to be refused", async || {
+        krypton_tests::eventually("the old agent to be rejected", async || {
             let log = old.log()?;
             if log.contains("belongs to a deleted EdgeCluster edge-1") {
                 return Ok(Some(()));

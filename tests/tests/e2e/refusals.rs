@@ -38,7 +38,7 @@ spec:
 ";
 
 /// Waits until a condition of Tenant acme has this reason and a message that contains this text.
-async fn says(desk: &FleetClient, kind: &str, reason: &str, words: &str) -> Result<()> {
+async fn shows(desk: &FleetClient, kind: &str, reason: &str, words: &str) -> Result<()> {
     let what = format!("{kind} to be {reason} with {words:?}");
     eventually(&what, async || {
         let tenant = desk.tenants().get("acme").await?;
@@ -69,7 +69,7 @@ async fn refused_request_sets_condition_and_retries_on_demand() -> TestResult {
         "--type=merge",
         "--dry-run=server",
     ];
-    eventually("the policy to be in force", async || {
+    eventually("the policy to be enforced", async || {
         let allowed = cluster.kubectl(probe.into_iter().chain(["--patch", patch]));
         Ok(allowed.await.is_err().then_some(()))
     })
@@ -78,8 +78,8 @@ async fn refused_request_sets_condition_and_retries_on_demand() -> TestResult {
     desk.annotate("acme", names::PAUSED_ANNOTATION, "false")
         .await?;
     let error = pair.condition("ClusterError");
-    says(&desk, &error, "RequestRefused", "no finalizers here").await?;
-    desk.told("acme", "RequestRefused").await?;
+    shows(&desk, &error, "RequestRefused", "no finalizers here").await?;
+    desk.event_message("acme", "RequestRefused").await?;
 
     let binding = "validatingadmissionpolicybinding";
     cluster
@@ -127,7 +127,7 @@ async fn upgrade_past_deleted_kind_names_workaround() -> TestResult {
 
     let error = pair.condition("ClusterError");
     let way_out = "delete the release's Secrets (label owner=helm";
-    says(&desk, &error, "UpgradeFailed", way_out).await?;
+    shows(&desk, &error, "UpgradeFailed", way_out).await?;
     desk.newest_is("acme", &pair.release("acme"), 1, "deployed")
         .await?;
 

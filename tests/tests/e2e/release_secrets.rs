@@ -90,7 +90,7 @@ async fn deleted_or_damaged_release_secrets_are_repaired() -> TestResult {
     // A revision is damaged while no other action is pending: Helm ignores it, but its name would block the next
     // revision.
     damage(&desk, &release, 4).await?;
-    desk.told("acme", "ReleaseUnreadable").await?;
+    desk.event_message("acme", "ReleaseUnreadable").await?;
     eventually("one deployed release", async || {
         let revisions = desk.revisions("acme", &release).await?;
         match revisions.last() {

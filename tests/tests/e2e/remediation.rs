@@ -27,15 +27,15 @@ async fn failed_upgrade_rolls_back_once_without_automatic_retry() -> TestResult 
 
     chart.write("{replicaCount: 0, message: second, broken: true}")?;
     desk.newest_is("acme", &release, 3, "deployed").await?;
-    desk.told("acme", "HelmRolledBack").await?;
+    desk.event_message("acme", "HelmRolledBack").await?;
     let failed = (error.as_str(), "True", "UpgradeFailed");
-    let said = desk.message("acme", &[failed]).await?;
+    let shown = desk.message("acme", &[failed]).await?;
     let rolled_back = map().await;
     assert_eq!(message(&rolled_back), "first");
     assert_eq!(rolled_back.uid(), first.uid());
     assert!(
-        said.contains("is invalid") || said.contains("field"),
-        "{said}"
+        shown.contains("is invalid") || shown.contains("field"),
+        "{shown}"
     );
 
     // No more attempts follow, even after a Lease period, which spans many back-offs here.

@@ -62,7 +62,7 @@ impl Serving {
         });
         let first = served.wait_for(|served| *served != Served::NotYet);
         let first = tokio::time::timeout(PATIENCE, first).await;
-        drop(first.expect("nothing becomes available").unwrap());
+        drop(first.expect("no Deployment becomes available").unwrap());
         Self { served, task }
     }
 
@@ -98,7 +98,7 @@ async fn objects(desk: &FleetClient, namespace: &str) -> Result<BTreeMap<String,
 }
 
 /// Waits until the newest revision is the only deployed one, no lock is left, and all objects are from the chart.
-async fn whole(
+async fn complete(
     desk: &FleetClient,
     namespace: &str,
     release: &str,
@@ -161,7 +161,7 @@ impl Scene {
         let hook = gate::at(&desk, namespace, event, None).await?;
         let folder = self.folder()?;
         let killed = kill_helm(&folder)?;
-        ensure!(killed == 1, "{killed} helms ran at {event}");
+        ensure!(killed == 1, "{killed} Helm processes ran at {event}");
         Ok(hook)
     }
 }
@@ -185,7 +185,7 @@ async fn killed_helm_is_repaired_by_next_pass() -> TestResult {
     gate::pass(&desk, "acme", "pre-install", None).await?;
     gate::pass(&desk, "acme", "post-install", Some(&hook)).await?;
     desk.ready("acme").await?;
-    let installed = whole(&desk, "acme", &release).await?;
+    let installed = complete(&desk, "acme", &release).await?;
     for (name, uid) in &installed {
         assert_eq!(made.get(name), Some(uid), "{name} was recreated");
     }
@@ -203,8 +203,8 @@ async fn killed_helm_is_repaired_by_next_pass() -> TestResult {
     gate::pass(&desk, "acme", "pre-upgrade", None).await?;
     gate::pass(&desk, "acme", "post-upgrade", Some(&hook)).await?;
     desk.ready("acme").await?;
-    eventually("nothing to be left over", async || {
-        whole(&desk, "acme", &release).await.map(Some)
+    eventually("no leftover objects", async || {
+        complete(&desk, "acme", &release).await.map(Some)
     })
     .await
     .map(|now| assert_eq!(now, installed))?;
@@ -232,7 +232,7 @@ async fn die_at(scene: &Scene, namespace: &str, event: &str, args: &[&str]) -> R
     let in_namespace = ["--namespace", namespace, "--timeout=170s"];
     let args = args.iter().chain(&in_namespace).copied();
     tokio::select! {
-        ended = scene.pair.cluster().helm(args) => bail!("helm ended by itself: {ended:?}"),
+        ended = scene.pair.cluster().helm(args) => bail!("helm ended before it was killed: {ended:?}"),
         hook = gate::at(&desk, namespace, event, None) => hook.map(drop),
     }
 }
@@ -250,7 +250,7 @@ async fn dead_manual_helm_run_is_repaired_without_uninstall() -> TestResult {
     for name in names {
         desk.ready(name).await?;
         let release = scene.pair.release(name);
-        before.insert(name, whole(&desk, name, &release).await?);
+        before.insert(name, complete(&desk, name, &release).await?);
     }
     let serving = [
         Serving::watch(&desk, "rolling").await,
@@ -283,39 +283,36 @@ async fn dead_manual_helm_run_is_repaired_without_uninstall() -> TestResult {
 
     let locked = format!("ClusterProgress/{}", scene.pair.name());
     for name in names {
-        let said = (locked.as_str(), "True", "Locked");
-        desk.shows(name, &[said]).await?;
+        let expected = (locked.as_str(), "True", "Locked");
+        desk.shows(name, &[expected]).await?;
     }
     for (name, release) in names.iter().zip(&release) {
         // The grace period is nearly as long as the default deadline.
         for _ in 0..2 {
-            let done = desk.told(name, "ReleaseUnlocked").await;
+            let done = desk.event_message(name, "ReleaseUnlocked").await;
             if done.is_ok() {
                 break;
             }
         }
         desk.ready(name).await?;
-        eventually(
-            "hooks that were cut short to be all that is left",
-            async || {
-                let pods: Api<Pod> = Api::namespaced(desk.client.clone(), name);
-                for pod in pods.list(&ListParams::default()).await? {
-                    if pod.owner_references().is_empty() {
-                        // A foreign Helm created the pod. Its next run or a user deletes it.
-                        pods.delete(&pod.name_any(), &Default::default()).await?;
-                    }
+        eventually("only interrupted hooks to be left", async || {
+            let pods: Api<Pod> = Api::namespaced(desk.client.clone(), name);
+            for pod in pods.list(&ListParams::default()).await? {
+                if pod.owner_references().is_empty() {
+                    // A foreign Helm created the pod. Its next run or a user deletes it.
+                    pods.delete(&pod.name_any(), &Default::default()).await?;
                 }
-                whole(&desk, name, release).await.map(Some)
-            },
-        )
+            }
+            complete(&desk, name, release).await.map(Some)
+        })
         .await?;
     }
     for (name, serving) in ["rolling", "going"].into_iter().zip(serving) {
         assert!(serving.end(), "{name} kept serving");
     }
     for name in ["rolling", "going"] {
-        let now = whole(&desk, name, &scene.pair.release(name)).await?;
-        assert_eq!(now, before[name], "{name}: nothing was recreated");
+        let now = complete(&desk, name, &scene.pair.release(name)).await?;
+        assert_eq!(now, before[name], "{name}: objects were recreated");
     }
     Ok(())
 }

@@ -159,10 +159,10 @@ async fn deletion_and_orphan_annotation_redirect_a_waiting_run() -> TestResult {
 
     stage.is("kept", 1).await?;
     let left = stage.desk.namespace("gone").await?;
-    assert_eq!(left, None, "its workspace goes with it");
+    assert_eq!(left, None, "its workspace is deleted too");
     for name in ["gone", "kept"] {
-        let told = stage.desk.events(name).await?;
-        assert_eq!(told.get("HelmUpgradeStart"), None, "{told:?}");
+        let events = stage.desk.events(name).await?;
+        assert_eq!(events.get("HelmUpgradeStart"), None, "{events:?}");
     }
     Ok(())
 }

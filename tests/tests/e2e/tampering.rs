@@ -202,8 +202,8 @@ async fn tampered_release_stays_tampered_after_a_restart() -> TestResult {
 
     let home = attack.pair.cluster();
     let accept = ["accept-release", &attack.release, "-n", "acme"];
-    let said = kubectl_krypton(home, &accept).await?;
-    assert!(said.contains("revision 1 of release"), "{said}");
+    let output = kubectl_krypton(home, &accept).await?;
+    assert!(output.contains("revision 1 of release"), "{output}");
     let resync = ["resync", "tenant", "acme", "-n", "default"];
     kubectl_krypton(home, &resync).await?;
     desk.ready("acme").await?;
@@ -230,8 +230,8 @@ async fn forged_revision_is_uninstalled_without_its_hooks() -> TestResult {
     let attack = Attack::on("tamper-forged", Mode::Agent, &[]).await?;
     attack.forge(2, delete_hook).await?;
     attack.desk.delete("acme").await?;
-    let told = attack.desk.told("acme", "HooksSkipped").await;
-    assert!(told?.contains("revision 2"));
+    let message = attack.desk.event_message("acme", "HooksSkipped").await;
+    assert!(message?.contains("revision 2"));
     attack.desk.gone("acme").await?;
     attack.no_takeover().await;
     Ok(())
@@ -262,7 +262,7 @@ async fn upgrade_over_a_tampered_release_is_refused() -> TestResult {
     attack.shows_tampered().await;
     attack.chart.write("{replicaCount: 0, message: v2}")?;
     let upgrading = "HelmUpgradeStart";
-    attack.desk.told("acme", upgrading).await?;
+    attack.desk.event_message("acme", upgrading).await?;
     attack.shows_tampered().await;
     attack.no_takeover().await;
     Ok(())

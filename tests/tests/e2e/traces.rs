@@ -68,15 +68,16 @@ async fn tenant_work_is_traced_without_blocking_on_collector(mode: Mode) -> Test
     assert_eq!(helm.trace, installed.trace);
     assert_eq!(helm.parent, installed.id);
     assert_eq!((helm.of("outcome"), helm.status), ("ok", GOOD), "{helm:?}");
-    let said = helm
+    let output = helm
         .events
         .iter()
         .any(|event| event.contains("running helm"));
     assert!(
-        said || installed
-            .events
-            .iter()
-            .any(|event| event.contains("running helm"))
+        output
+            || installed
+                .events
+                .iter()
+                .any(|event| event.contains("running helm"))
     );
     let chart = work("chart", "outcome", "ok").await?;
     assert!(chart.of("chart").contains("small"), "{chart:?}");
@@ -89,8 +90,8 @@ async fn tenant_work_is_traced_without_blocking_on_collector(mode: Mode) -> Test
     assert_eq!(written.of("tenant"), "default/acme", "{written:?}");
     let endless = ["reconciler", "session", "proxy", "discovery"];
     assert!(homes.iter().all(|span| !endless.contains(&&*span.name)));
-    let told = format!("{homes:?}");
-    assert!(!told.contains(SECRET), "{told}");
+    let text = format!("{homes:?}");
+    assert!(!text.contains(SECRET), "{text}");
 
     collector.stop().await;
     edge_desk.remove("acme").await?;

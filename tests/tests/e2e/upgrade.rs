@@ -111,7 +111,7 @@ async fn upgrades_reach_all_members_and_failure_keeps_release(mode: Mode) -> Tes
     let message = status.last_message.unwrap();
     assert!(message.contains("0 of 2 clusters ready"), "{message}");
     assert!(message.contains("keeps running"), "{message}");
-    edge_desk.told("acme", "HelmUpgradeFailed").await?;
+    edge_desk.event_message("acme", "HelmUpgradeFailed").await?;
     for (cluster, desk, release) in places {
         available(cluster, release).await?;
         let revisions = desk.revisions("acme", release).await?;
@@ -171,13 +171,13 @@ async fn unavailable_chart_is_reported_without_touching_releases(mode: Mode) -> 
         assert_eq!(desk.releases().await?, running, "{version}");
         pair.stop().await?;
     }
-    desk.told("new", "ChartVersionNotFound").await?;
-    desk.told("new", "ChartVersionInvalid").await?;
+    desk.event_message("new", "ChartVersionNotFound").await?;
+    desk.event_message("new", "ChartVersionInvalid").await?;
 
     // With chart skipping allowed, the phase isn't an error, but the condition still reports the cause.
     pair.variables(&[("ALLOW_CHART_SKIP", "true")]);
     pair.open(flags("9.9.9")).await?;
-    eventually("phases that leave it out", async || {
+    eventually("phases without the error", async || {
         let refused = [(error.as_str(), "True", "VersionNotFound")];
         for (name, phase) in [("old", "Ready"), ("new", "Pending")] {
             let tenant = desk.shows(name, &refused).await?;
@@ -201,7 +201,7 @@ async fn unavailable_chart_is_reported_without_touching_releases(mode: Mode) -> 
     ];
     for (fault, words) in faults {
         repository.set_fault(fault);
-        eventually(&format!("{fault:?} to be told"), async || {
+        eventually(&format!("{fault:?} to be reported"), async || {
             let new = desk.shows("new", &[not_loaded]).await?;
             let message = new
                 .status

@@ -41,7 +41,7 @@ impl<'a> Release<'a> {
     }
 
     /// Waits until this revision with this message is deployed.
-    async fn says(&self, namespace: &str, revision: u32, message: &str) {
+    async fn has_message(&self, namespace: &str, revision: u32, message: &str) {
         let (desk, name) = (self.desk, self.name.as_str());
         desk.newest_is(namespace, name, revision, "deployed")
             .await
@@ -82,9 +82,9 @@ async fn patch_member(home: &FleetClient, spec: Value) {
 }
 
 /// Waits until no condition mentions the values of this member.
-async fn says_nothing_of_values(home: &FleetClient, member: &str) {
+async fn shows_no_values_condition(home: &FleetClient, member: &str) {
     let members: Api<EdgeCluster> = Api::all(home.client.clone());
-    eventually("nothing to be said of values", async || {
+    eventually("no message about values", async || {
         let conditions = members.get(member).await?.status.unwrap_or_default();
         match conditions
             .conditions
@@ -120,8 +120,11 @@ async fn values_reach_their_targets_and_loss_changes_nothing(mode: Mode) -> Test
     for name in [HOME, EDGE] {
         desk.member_shows(name, &[MISSING]).await?;
     }
-    let told = desk.told(SECRET, MISSING.2).await?;
-    assert!(told.contains(SECRET) && told.contains("optional"), "{told}");
+    let message = desk.event_message(SECRET, MISSING.2).await?;
+    assert!(
+        message.contains(SECRET) && message.contains("optional"),
+        "{message}"
+    );
     for at in [&desk, &at_edge] {
         assert!(at.releases().await?.is_empty());
     }
@@ -132,30 +135,30 @@ async fn values_reach_their_targets_and_loss_changes_nothing(mode: Mode) -> Test
         at.install("acme").await?;
     }
     for release in [&on_home, &on_edge] {
-        release.says("acme", 1, "secret-one").await;
+        release.has_message("acme", 1, "secret-one").await;
     }
     for name in [HOME, EDGE] {
-        says_nothing_of_values(&desk, name).await;
+        shows_no_values_condition(&desk, name).await;
     }
     put_secret(&desk, "message: secret-two").await;
     for release in [&on_home, &on_edge] {
-        release.says("acme", 2, "secret-two").await;
+        release.has_message("acme", 2, "secret-two").await;
     }
 
     // The member's values.
     patch_member(&desk, json!({"values": {"message": "mine"}})).await;
-    on_edge.says("acme", 3, "mine").await;
+    on_edge.has_message("acme", 3, "mine").await;
     desk.member_shows(EDGE, &[RESOLVED]).await?;
     let from = [json!({"kind": "ConfigMap", "name": "own", "valuesKey": "k"})];
     patch_member(&desk, json!({"values": null, "valuesFrom": from})).await;
     desk.member_shows(EDGE, &[MISSING]).await?;
-    desk.told(EDGE, "ValuesUnresolved").await?;
+    desk.event_message(EDGE, "ValuesUnresolved").await?;
     // An invalid source affects no other member, and removes nothing.
     put_secret(&desk, "message: secret-three").await;
-    on_home.says("acme", 3, "secret-three").await;
-    on_edge.says("acme", 3, "mine").await;
+    on_home.has_message("acme", 3, "secret-three").await;
+    on_edge.has_message("acme", 3, "mine").await;
     home.apply(&config_map("own", "k", "message: own")).await?;
-    on_edge.says("acme", 4, "own").await;
+    on_edge.has_message("acme", 4, "own").await;
     desk.member_shows(EDGE, &[RESOLVED]).await?;
 
     // The Secret is lost: a change of the file and a restart change nothing either.
@@ -179,9 +182,9 @@ async fn values_reach_their_targets_and_loss_changes_nothing(mode: Mode) -> Test
     hub.logs("members stay as they are").await?;
     assert_eq!(releases().await, before);
     put_secret(&desk, "message: secret-four").await;
-    on_home.says("acme", 4, "secret-four").await;
-    on_edge.says("acme", 5, "own").await;
-    says_nothing_of_values(&desk, HOME).await;
+    on_home.has_message("acme", 4, "secret-four").await;
+    on_edge.has_message("acme", 5, "own").await;
+    shows_no_values_condition(&desk, HOME).await;
     desk.member_shows(EDGE, &[RESOLVED]).await?;
 
     // The Tenant's values override all others, and affect only this Tenant.
@@ -189,11 +192,11 @@ async fn values_reach_their_targets_and_loss_changes_nothing(mode: Mode) -> Test
         .create("beta", json!({"values": {"message": "beta's"}}))
         .await?;
     let beta = Release::of("beta", EDGE, &edge, &at_edge);
-    beta.says("beta", 1, "beta's").await;
-    on_edge.says("acme", 5, "own").await;
+    beta.has_message("beta", 1, "beta's").await;
+    on_edge.has_message("acme", 5, "own").await;
     patch_member(&desk, json!({"values": null, "valuesFrom": null})).await;
-    on_edge.says("acme", 6, "secret-four").await;
-    says_nothing_of_values(&desk, EDGE).await;
+    on_edge.has_message("acme", 6, "secret-four").await;
+    shows_no_values_condition(&desk, EDGE).await;
 
     // If Tenant values are disabled, a Tenant with values stays unchanged and reports it.
     hub.stop().await?;
@@ -208,16 +211,16 @@ async fn values_reach_their_targets_and_loss_changes_nothing(mode: Mode) -> Test
     ];
     at_edge.shows("beta", &refused).await?;
     put_secret(&desk, "message: secret-five").await;
-    on_edge.says("acme", 7, "secret-five").await;
+    on_edge.has_message("acme", 7, "secret-five").await;
     let revisions = at_edge.revisions("beta", &beta.name).await?;
     assert_eq!(revisions.last().unwrap().1, "deployed");
     let newest = revisions.last().unwrap().0;
-    beta.says("beta", newest, "beta's").await;
+    beta.has_message("beta", newest, "beta's").await;
     let tenants = at_edge.tenants();
     tenants
         .merge("beta", &json!({"spec": {"values": null}}))
         .await?;
-    beta.says("beta", newest + 1, "secret-five").await;
+    beta.has_message("beta", newest + 1, "secret-five").await;
     at_edge.ready("beta").await?;
     if let Some(agent) = member.agent() {
         agent.stop().await?;
@@ -244,8 +247,8 @@ async fn rendered(folder: &TempDir, own: &Value, layers: &[&Value]) -> Result<Va
         std::fs::write(&file, layer.to_string())?;
         helm = helm.arg("--values").arg(&file);
     }
-    let said = helm.output(PATIENCE).await?;
-    let read: Value = serde_saphyr::from_str(&said)?;
+    let output = helm.output(PATIENCE).await?;
+    let read: Value = serde_saphyr::from_str(&output)?;
     Ok(read["values"].clone())
 }
 

@@ -68,7 +68,7 @@ async fn has(
         let namespace = desk.namespace(name).await?.unwrap_or_default();
         let found = configured(&namespace);
         ensure!(found == wanted, "{found:?}");
-        ensure!(namespace.labels().contains_key(CREATOR), "it has no mark");
+        ensure!(namespace.labels().contains_key(CREATOR), "it has no marker");
         Ok(Some(()))
     })
     .await
@@ -136,8 +136,8 @@ async fn workspace_metadata_follows_fleet_and_member_configuration(mode: Mode) -
     configure_member(&home, marks).await?;
     let invalid = ("ValuesResolved", "False", "NamespaceConfigurationInvalid");
     let shown = home.member_shows(EDGE, &[invalid]).await?;
-    let said = serde_json::to_string(&shown.status)?;
-    assert!(said.contains(CREATOR), "{said}");
+    let status = serde_json::to_string(&shown.status)?;
+    assert!(status.contains(CREATOR), "{status}");
     desk.lease_renewed().await?;
     has(
         &desk,
@@ -154,10 +154,10 @@ async fn workspace_metadata_follows_fleet_and_member_configuration(mode: Mode) -
         &[note, my],
     )
     .await;
-    eventually("nothing to be said of it", async || {
+    eventually("no message about it", async || {
         let shown = home.member_shows(EDGE, &[]).await?;
-        let said = serde_json::to_string(&shown.status)?;
-        ensure!(!said.contains("ValuesResolved"), "{said}");
+        let status = serde_json::to_string(&shown.status)?;
+        ensure!(!status.contains("ValuesResolved"), "{status}");
         Ok(Some(()))
     })
     .await?;

@@ -62,13 +62,13 @@ async fn old_bundle_grants_no_certificate() -> TestResult {
     };
     let of_another_hub = made("kube-public", now()).await;
     let guess = format!("{name}.{}", "0".repeat(64));
-    let mut told = Vec::new();
+    let mut messages = Vec::new();
     for wrong in [guess, unknown, of_another_hub] {
         let answer = enroll(&used, &wrong, &theirs, HERE).await;
-        told.push(refused(answer, denied, "not known here"));
+        messages.push(refused(answer, denied, "not known here"));
     }
-    told.dedup();
-    assert_eq!(told.len(), 1, "{told:?}");
+    messages.dedup();
+    assert_eq!(messages.len(), 1, "{messages:?}");
     let day_before_yesterday = now() - jiff::SignedDuration::from_hours(48);
     let expired = made(HUB_NAMESPACE, day_before_yesterday).await;
     let late = enroll(&used, &expired, &theirs, HERE).await;
@@ -98,7 +98,7 @@ async fn old_bundle_grants_no_certificate() -> TestResult {
     };
     assert_eq!(names().await, ["edge-1"]);
     // The same holds after an operator has invited its successor.
-    eventually("a later bundle to be good", async || {
+    eventually("a later bundle to be valid", async || {
         let invited = read("edge-9").await;
         let enrolled = enroll(&invited, &invited.token, &theirs, HERE).await;
         Ok(Some(enrolled?))

@@ -34,14 +34,14 @@ const SECRET_VALUE: &str = "only-for-edge-2";
 /// The attacker's session.
 struct Session {
     say: mpsc::Sender<AgentMessage>,
-    heard: Streaming<HubMessage>,
+    incoming: Streaming<HubMessage>,
     /// The desired states that the hub sent.
     desired: Vec<Desired>,
 }
 
 impl Session {
     async fn open(hub: &Connection, cluster_uid: &str) -> Result<Self, Status> {
-        let (say, said) = mpsc::channel(4);
+        let (say, messages) = mpsc::channel(4);
         let hello = Hello {
             protocol_min: 1,
             protocol_max: 1,
@@ -55,13 +55,15 @@ impl Session {
         };
         let kind = Some(Said::Hello(hello));
         say.send(AgentMessage { kind }).await.unwrap();
-        let heard = hub.fleet().connect(ReceiverStream::new(said)).await?;
+        let incoming = hub.fleet().connect(ReceiverStream::new(messages)).await?;
         let mut session = Self {
             say,
-            heard: heard.into_inner(),
+            incoming: incoming.into_inner(),
             desired: Vec::new(),
         };
-        session.hear(|said| matches!(said, Say::Welcome(_))).await?;
+        session
+            .receive(|kind| matches!(kind, Say::Welcome(_)))
+            .await?;
         Ok(session)
     }
 
@@ -71,15 +73,15 @@ impl Session {
     }
 
     /// Waits for a matching message.
-    async fn hear(&mut self, wanted: impl Fn(&Say) -> bool) -> Result<(), Status> {
+    async fn receive(&mut self, wanted: impl Fn(&Say) -> bool) -> Result<(), Status> {
         loop {
-            let heard = tokio::time::timeout(ATTEMPT, self.heard.message()).await;
-            let message = heard.expect("the hub says something")?;
-            let said = message.and_then(|it| it.kind).expect("a message");
-            if wanted(&said) {
+            let incoming = tokio::time::timeout(ATTEMPT, self.incoming.message()).await;
+            let message = incoming.expect("the hub sends a message")?;
+            let kind = message.and_then(|it| it.kind).expect("a message");
+            if wanted(&kind) {
                 return Ok(());
             }
-            if let Say::Desired(desired) = said {
+            if let Say::Desired(desired) = kind {
                 self.desired.push(desired);
             }
         }
@@ -146,7 +148,7 @@ impl Session {
             digest_low: 3,
         }))
         .await;
-        self.hear(|said| matches!(said, Say::Resync(_)))
+        self.receive(|kind| matches!(kind, Say::Resync(_)))
             .await
             .unwrap();
     }
@@ -268,7 +270,7 @@ async fn stolen_agent_credential_reaches_no_other_member() -> TestResult {
         assert_eq!(refused.code(), Code::FailedPrecondition, "{refused:?}");
         assert!(!refused.message().contains(&first), "{refused:?}");
     }
-    desk.told("edge-1", "CredentialUsedTwice").await?;
+    desk.event_message("edge-1", "CredentialUsedTwice").await?;
 
     // The session receives the state of edge-1, and its reports affect only edge-1.
     let mut session = Session::open(&hub, &first).await?;
@@ -323,7 +325,7 @@ async fn stolen_agent_credential_reaches_no_other_member() -> TestResult {
 
     // A ban ends the session.
     kubectl_krypton(&fleet.home, &["ban", "edge-1"]).await?;
-    let ended = session.hear(|_| false).await.err().unwrap();
+    let ended = session.receive(|_| false).await.err().unwrap();
     assert!(ended.message().contains("banned"), "{ended:?}");
     let renewed = hub.fleet().renew(request).await;
     refused(renewed.map(drop), Code::PermissionDenied, "banned");

@@ -52,7 +52,7 @@ async fn reason(mallory: &Client, name: &str, region: Value) -> TestResult<Strin
     let object = KryptonDeployment::new(name, serde_json::from_value(spec)?);
     let all: Api<KryptonDeployment> = Api::namespaced(mallory.clone(), TEAM);
     all.create(&PostParams::default(), &object).await?;
-    Ok(eventually(&format!("{name} to be refused"), async || {
+    Ok(eventually(&format!("{name} to be rejected"), async || {
         let status = all.get(name).await?.status.unwrap_or_default();
         let found = condition(&status.conditions, "TargetClusterResolved");
         match found.filter(|found| found.status == "False") {
@@ -119,7 +119,7 @@ async fn user_of_one_home_namespace_gets_no_member() -> TestResult {
         ("Connected", "False", "NotAccepted"),
     ];
     desk.member_shows("mallory", &waits).await?;
-    desk.told("edge-1", "NameTaken").await?;
+    desk.event_message("edge-1", "NameTaken").await?;
     // The user can neither accept the member nor take over another.
     let theirs: Api<EdgeCluster> = Api::all(mallory.clone());
     let of_mine = json!({"kind": "Secret", "namespace": TEAM, "name": "mallory"});

@@ -152,7 +152,7 @@ async fn hostile_repository_reaches_nothing() -> TestResult {
         let refused = (error.as_str(), "True", "ChartNotLoaded");
         desk.within(acme.0).shows(acme.1, &[refused]).await?;
         let hub = pair.hub()?;
-        eventually(&format!("{version} to be refused"), async || {
+        eventually(&format!("{version} to be rejected"), async || {
             let log = hub.log()?;
             match log.contains(words) {
                 true => Ok(Some(())),

@@ -87,12 +87,12 @@ impl Story {
     /// Runs the page's blocks with this mark, in order.
     pub(crate) async fn follow(&mut self, page: &str, run: &str) {
         let found = commands(page).unwrap();
-        let told: Vec<Command> = found
+        let chosen: Vec<Command> = found
             .into_iter()
             .filter(|command| command.run.as_deref() == Some(run))
             .collect();
-        assert!(!told.is_empty(), "nothing to run for {run} in {page}");
-        for command in told {
+        assert!(!chosen.is_empty(), "nothing to run for {run} in {page}");
+        for command in chosen {
             let at = match command.remark.strip_prefix("at edge-1") {
                 Some(_) => At::Edge,
                 None => At::Home,
@@ -107,7 +107,7 @@ impl Story {
             .iter()
             .filter(|entry| entry.run.as_deref() == Some(run))
             .collect();
-        assert!(!part.is_empty(), "no command is to be run for {run}");
+        assert!(!part.is_empty(), "no command for {run}");
         for entry in part {
             let mut text = entry.command.clone();
             // NAMESPACE contains NAME, so replace longer words first.
@@ -145,11 +145,11 @@ impl Story {
             .env("KUBECONFIG", kubeconfigs);
         let began = Instant::now();
         let ran = bash.run(DEADLINE).await?;
-        let said = format!("{}{}", ran.stdout, ran.stderr);
-        assert_eq!(ran.status.code(), Some(ends), "{text}: {said}");
+        let output = format!("{}{}", ran.stdout, ran.stderr);
+        assert_eq!(ran.status.code(), Some(ends), "{text}: {output}");
         assert!(
-            says.is_none_or(|words| said.contains(words)),
-            "{text}: {said}"
+            says.is_none_or(|words| output.contains(words)),
+            "{text}: {output}"
         );
         for chart in changed(text) {
             self.runs_what_is_asked_for(chart).await?;
@@ -185,7 +185,7 @@ impl Story {
                     let mut hub = HubPod::start_as(cluster, &name, before.as_ref(), &[]).await?;
                     hub.hub.ready(PATIENCE).await?;
                     // The leader publishes the addresses shortly after it is ready, and `join` reads them.
-                    eventually("the hub to admit agents", async || {
+                    eventually("the hub to accept agents", async || {
                         let home = Connection::new(cluster.client(), "home");
                         Ok(join_info::read(&home, chart.namespace()).await?)
                     })
@@ -264,7 +264,7 @@ async fn pod(cluster: &Cluster, chart: OwnChart) -> Result<Option<PodName>> {
                 .into_iter()
                 .next()
                 .map(|(name, uid)| Some(PodName { name, uid }))),
-            (wanted, live) => bail!("{live} pods of {wanted}"),
+            (wanted, live) => bail!("only {live} pods of {wanted}"),
         }
     })
     .await

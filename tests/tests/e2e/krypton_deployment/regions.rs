@@ -203,13 +203,13 @@ impl Regions {
         self.all(namespace).delete(name, &params).await.unwrap();
     }
 
-    pub(crate) async fn says(
+    pub(crate) async fn satisfies(
         &self,
         (namespace, name): (&str, &str),
         what: &str,
         right: impl Fn(&KryptonDeployment, &KryptonDeploymentStatus) -> bool,
     ) -> KryptonDeployment {
-        let what = format!("{namespace}/{name} to say {what}");
+        let what = format!("{namespace}/{name} to show {what}");
         let api = self.all(namespace);
         let asked = eventually(&what, async || {
             let object = api.get(name).await?;
@@ -237,7 +237,7 @@ impl Regions {
             condition(&status.conditions, type_)
                 .is_some_and(|found| found.status == truth && found.reason == reason)
         };
-        self.says(key, &format!("{expected:?}"), right).await
+        self.satisfies(key, &format!("{expected:?}"), right).await
     }
 
     pub(crate) async fn gone(&self, namespace: &str, name: &str) {
@@ -250,20 +250,20 @@ impl Regions {
         asked.await.unwrap();
     }
 
-    pub(crate) async fn told(&self, namespace: &str, name: &str, reasons: &[&str]) {
+    pub(crate) async fn has_events(&self, namespace: &str, name: &str, reasons: &[&str]) {
         let events: Api<Event> = Api::namespaced(self.home.client(), namespace);
         let params = ListParams::default().fields(&format!(
             "involvedObject.kind=KryptonDeployment,involvedObject.name={name}"
         ));
         let asked = eventually("the events", async || {
             let all = events.list(&params).await?.items;
-            let told: Vec<String> = all.into_iter().filter_map(|event| event.reason).collect();
+            let recorded: Vec<String> = all.into_iter().filter_map(|event| event.reason).collect();
             let missing = reasons
                 .iter()
-                .find(|it| !told.iter().any(|told| told == *it));
+                .find(|it| !recorded.iter().any(|recorded| recorded == *it));
             match missing {
                 None => Ok(Some(())),
-                Some(missing) => bail!("{missing} is not among {told:?}"),
+                Some(missing) => bail!("{missing} is missing in {recorded:?}"),
             }
         });
         asked.await.unwrap();

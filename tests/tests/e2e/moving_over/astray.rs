@@ -57,7 +57,7 @@ async fn is_left(desk: &FleetClient, release: &str, parts: &[&str]) {
         .map(|part| part.replace("{}", release))
         .collect();
     expected.sort();
-    let what = format!("{expected:?} to be all that is left in default");
+    let what = format!("only {expected:?} to be left in default");
     eventually(&what, async || {
         let mut found = in_default(desk, release).await?;
         found.sort();
@@ -152,10 +152,10 @@ async fn next_upgrade_moves_only_original_objects_from_default(mode: Mode) -> Te
     desk.newest_is("acme-ws", &acme, 2, "deployed").await?;
     is_left(&desk, &acme, &LEFT).await;
     desk.ready("acme").await?;
-    let removed = desk.told("acme", "LeftoversRemoved").await?;
+    let removed = desk.event_message("acme", "LeftoversRemoved").await?;
     assert!(removed.contains("namespace default"), "{removed}");
     assert!(removed.contains(&format!("Deployment {acme}")), "{removed}");
-    let stay = desk.told("acme", "LeftoversStay").await?;
+    let stay = desk.event_message("acme", "LeftoversStay").await?;
     for part in [
         format!("PersistentVolumeClaim {acme}-data"),
         format!("ConfigMap {acme}-kept"),

@@ -288,8 +288,8 @@ async fn tenants_of_each_generation_are_adopted_without_reinstall(mode: Mode) ->
     }
     let mirrored = [ALL_READY, (ready.as_str(), "True", "Installed")];
     home.shows("first", &mirrored).await?;
-    let told = [(error.as_str(), "True", "ReleaseInUse")];
-    let lost = desk.shows("lost", &told).await?;
+    let refused = [(error.as_str(), "True", "ReleaseInUse")];
+    let lost = desk.shows("lost", &refused).await?;
     let message = lost.status.unwrap().last_message.unwrap();
     assert!(message.contains("spec.workspace: lost-ws"), "{message}");
     assert_eq!(desk.namespace("lost").await?, None);
@@ -394,7 +394,7 @@ async fn deployments_are_adopted_without_reinstall(mode: Mode) -> TestResult {
     apply_crd(pair.home(), EMBEDDED).await?;
     let params = DeleteParams::default();
     deployments.delete("goes", &params).await?;
-    eventually("the deleted one to be gone", async || {
+    eventually("the deleted Tenant to be gone", async || {
         Ok(deployments.get_opt("goes").await?.is_none().then_some(()))
     })
     .await?;

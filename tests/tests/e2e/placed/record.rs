@@ -89,8 +89,8 @@ async fn placed_tenant_stays_bound_to_recorded_cluster(mode: Mode) -> TestResult
     assert_eq!(found, None);
     let waits = scene.home.shows("kept", &[ANOTHER]).await?;
     assert_eq!(waits.finalizers(), [names::PLACED_FINALIZER]);
-    let let_go = (names::ORPHAN_ANNOTATION, "true");
-    scene.home.annotate("kept", let_go.0, let_go.1).await?;
+    let orphan = (names::ORPHAN_ANNOTATION, "true");
+    scene.home.annotate("kept", orphan.0, orphan.1).await?;
     scene.home.gone("kept").await?;
     let same = scene.edges("kept").await.unwrap();
     assert_eq!(same.metadata.uid, kept.metadata.uid);
