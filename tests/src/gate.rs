@@ -83,8 +83,8 @@ impl Gate {
 }
 
 /// Waits until Helm waits for a hook in this namespace other than `known`.
-pub async fn hook(desk: &FleetClient, namespace: &str, known: Option<&Pod>) -> Result<Pod> {
-    let pods: Api<Pod> = Api::namespaced(desk.client.clone(), namespace);
+pub async fn hook(fleet_client: &FleetClient, namespace: &str, known: Option<&Pod>) -> Result<Pod> {
+    let pods: Api<Pod> = Api::namespaced(fleet_client.client.clone(), namespace);
     let known = known.and_then(ResourceExt::uid);
     eventually("helm to wait for its hook", async || {
         let found = pods.list(&ListParams::default()).await?.items;
@@ -95,12 +95,12 @@ pub async fn hook(desk: &FleetClient, namespace: &str, known: Option<&Pod>) -> R
 
 /// Waits until Helm waits at this event of [`EVENTS`], in a later run than that of `known`.
 pub async fn at(
-    desk: &FleetClient,
+    fleet_client: &FleetClient,
     namespace: &str,
     event: &str,
     known: Option<&Pod>,
 ) -> Result<Pod> {
-    let pods: Api<Pod> = Api::namespaced(desk.client.clone(), namespace);
+    let pods: Api<Pod> = Api::namespaced(fleet_client.client.clone(), namespace);
     let known = known.and_then(ResourceExt::uid);
     let what = format!("helm to wait at {event} in {namespace}");
     eventually(&what, async || {
@@ -121,18 +121,18 @@ pub async fn at(
 
 /// Waits until Helm waits at `event`, and completes the hook.
 pub async fn pass(
-    desk: &FleetClient,
+    fleet_client: &FleetClient,
     namespace: &str,
     event: &str,
     known: Option<&Pod>,
 ) -> Result<()> {
-    let hook = at(desk, namespace, event, known).await?;
-    open(desk, namespace, &hook).await
+    let hook = at(fleet_client, namespace, event, known).await?;
+    open(fleet_client, namespace, &hook).await
 }
 
 /// Completes the hook successfully.
-pub async fn open(desk: &FleetClient, namespace: &str, hook: &Pod) -> Result<()> {
-    let pods: Api<Pod> = Api::namespaced(desk.client.clone(), namespace);
+pub async fn open(fleet_client: &FleetClient, namespace: &str, hook: &Pod) -> Result<()> {
+    let pods: Api<Pod> = Api::namespaced(fleet_client.client.clone(), namespace);
     let done = Patch::Merge(json!({"status": {"phase": "Succeeded"}}));
     let params = PatchParams::default();
     pods.patch_status(&hook.name_any(), &params, &done).await?;

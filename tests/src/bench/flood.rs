@@ -91,10 +91,10 @@ pub(crate) async fn measure(options: &Options) -> Result<Flood> {
     let edge = Cluster::start("edge", Parts::ControlPlane).await?;
     let server = AnsweringProxy::before(&edge).await?;
     let kubeconfig = std::fs::read_to_string(server.kubeconfig())?;
-    let desk = FleetClient::at(&stage.home);
-    desk.add_member(HOSTILE, &kubeconfig).await?;
+    let fleet_client = FleetClient::at(&stage.home);
+    fleet_client.add_member(HOSTILE, &kubeconfig).await?;
     let healthy = [("Healthy", "True", "Reconciling")];
-    desk.member_shows(HOSTILE, &healthy).await?;
+    fleet_client.member_shows(HOSTILE, &healthy).await?;
     let members = stage
         .make_members("simulated", 2 * options.agents + floods)
         .await?;

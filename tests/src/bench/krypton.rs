@@ -140,7 +140,7 @@ impl Setup {
             format!("--max-concurrent-helm-per-member={AT_ONCE}"),
         ];
         let mut hub = Hub::start(&HubOptions::new(&at_home).args(flags).args(more))?;
-        let desk = FleetClient::at(&home);
+        let fleet_client = FleetClient::at(&home);
         let agent = if mode == Mode::Agent {
             hub.ready(PATIENCE).await?;
             let join_file = folder.path().join("bundle.yaml");
@@ -151,7 +151,7 @@ impl Setup {
             Some(Agent::start(&options.args([flag]))?)
         } else {
             let kubeconfig = fs::read_to_string(&at_edge).context("reading a kubeconfig")?;
-            desk.add_member(EDGE, &kubeconfig).await?;
+            fleet_client.add_member(EDGE, &kubeconfig).await?;
             None
         };
         let setup = Self {
@@ -166,8 +166,8 @@ impl Setup {
     }
 
     async fn connected(&self) -> Result<()> {
-        let desk = FleetClient::at(&self.home);
-        let shown = desk.member_shows(EDGE, &[CONNECTED, HEALTHY]).await;
+        let fleet_client = FleetClient::at(&self.home);
+        let shown = fleet_client.member_shows(EDGE, &[CONNECTED, HEALTHY]).await;
         shown
             .map(drop)
             .map_err(|error| with_log(error, self.actor()))

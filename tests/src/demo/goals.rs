@@ -232,7 +232,7 @@ fn summary(members: &[&str]) -> String {
 }
 
 async fn status_of(home: &Site, member: &str) -> Result<EdgeClusterStatus> {
-    let members: Api<EdgeCluster> = Api::all(home.desk.client.clone());
+    let members: Api<EdgeCluster> = Api::all(home.fleet_client.client.clone());
     match members.get_opt(member).await? {
         Some(found) => Ok(found.status.unwrap_or_default()),
         None => bail!("no EdgeCluster yet"),
@@ -277,14 +277,14 @@ async fn check_spare(home: &Site, site: &Site, holder: &str) -> Result<()> {
         ],
     )?;
     check_mode(&status, Mode::Agent)?;
-    match site.desk.holder().await? {
+    match site.fleet_client.holder().await? {
         found if found == holder => Ok(()),
         found => bail!("{found:?} holds its Lease"),
     }
 }
 
 async fn check_taken_over(site: &Site, before: &str, by: &str) -> Result<()> {
-    match site.desk.holder().await? {
+    match site.fleet_client.holder().await? {
         holder if holder != before && holder.starts_with(by) => Ok(()),
         holder if holder.is_empty() => bail!("it has no holder"),
         holder => bail!("{holder} holds it"),
@@ -310,7 +310,7 @@ async fn check_counts(home: &Site, member: &str, tenants: u32) -> Result<()> {
 
 async fn tenant_of(site: &Site, tenant: &str) -> Result<Tenant> {
     let Some(found) = site
-        .desk
+        .fleet_client
         .within(NAMESPACE)
         .tenants()
         .get_opt(tenant)
@@ -361,7 +361,7 @@ async fn check_summary(home: &Site, tenant: &str, members: &[&str], reason: &str
 
 async fn check_release(site: &Site, tenant: &str, revision: u32) -> Result<()> {
     let revisions = site
-        .desk
+        .fleet_client
         .revisions(&workspace(tenant), &release(site, tenant))
         .await?;
     match revisions.last() {
@@ -377,7 +377,8 @@ fn of_release(site: &Site, tenant: &str) -> ListParams {
 }
 
 async fn check_deployment(site: &Site, tenant: &str, version: &str) -> Result<()> {
-    let api: Api<Deployment> = Api::namespaced(site.desk.client.clone(), &workspace(tenant));
+    let api: Api<Deployment> =
+        Api::namespaced(site.fleet_client.client.clone(), &workspace(tenant));
     let found = api.list(&of_release(site, tenant)).await?.items;
     let [deployment] = found.as_slice() else {
         bail!("{} Deployments of its release", found.len());
@@ -409,9 +410,9 @@ async fn check_deployment(site: &Site, tenant: &str, version: &str) -> Result<()
 }
 
 async fn check_gone(site: &Site, tenant: &str) -> Result<()> {
-    let client = &site.desk.client;
+    let client = &site.fleet_client.client;
     if site
-        .desk
+        .fleet_client
         .within(NAMESPACE)
         .tenants()
         .get_opt(tenant)
@@ -421,7 +422,7 @@ async fn check_gone(site: &Site, tenant: &str) -> Result<()> {
         bail!("the Tenant exists");
     }
     let (workspace, release) = (workspace(tenant), release(site, tenant));
-    let revisions = site.desk.revisions(&workspace, &release).await?;
+    let revisions = site.fleet_client.revisions(&workspace, &release).await?;
     if !revisions.is_empty() {
         bail!("revisions of its release exist: {revisions:?}");
     }
@@ -433,7 +434,7 @@ async fn check_gone(site: &Site, tenant: &str) -> Result<()> {
     if objects != 0 {
         bail!("{objects} objects of its release exist");
     }
-    match site.desk.namespace(&workspace).await? {
+    match site.fleet_client.namespace(&workspace).await? {
         None => Ok(()),
         Some(_) => bail!("namespace {workspace} exists"),
     }

@@ -32,17 +32,17 @@ const FOR_GOOD: Duration = Duration::from_secs(365 * 24 * 3600);
 /// A cluster and its name as a member of the fleet.
 pub(crate) struct Site {
     pub(crate) cluster: Cluster,
-    pub(crate) desk: FleetClient,
+    pub(crate) fleet_client: FleetClient,
     pub(crate) member: String,
 }
 
 impl Site {
     fn new(cluster: Cluster, member: &str) -> Self {
-        let desk = FleetClient::at(&cluster);
+        let fleet_client = FleetClient::at(&cluster);
         let member = member.to_owned();
         Self {
             cluster,
-            desk,
+            fleet_client,
             member,
         }
     }

@@ -226,7 +226,7 @@ async fn delete(screen: &Screen, stage: &Stage) -> Result<()> {
 async fn hand_over(screen: &Screen, stage: &mut Stage) -> Result<()> {
     let [_, second] = VERSIONS;
     let before = releases(stage).await?;
-    let agents = stage.edge_1.desk.holder().await?;
+    let agents = stage.edge_1.fleet_client.holder().await?;
     stage.add_kubeconfig(screen, &stage.edge_1).await?;
     let spare = [Goal::Spare {
         home: &stage.home,
@@ -255,7 +255,7 @@ async fn hand_over(screen: &Screen, stage: &mut Stage) -> Result<()> {
         installed(stage, edge, HOOLI, second),
     ];
     reach(screen, stage, "the hub to take over", &taken_over).await?;
-    let hubs = edge.desk.holder().await?;
+    let hubs = edge.fleet_client.holder().await?;
     show_clusters(screen, stage).await?;
 
     let started = Instant::now();
@@ -326,7 +326,7 @@ async fn show_clusters(screen: &Screen, stage: &Stage) -> Result<()> {
 async fn releases(stage: &Stage) -> Result<BTreeMap<(String, String), String>> {
     let mut all = BTreeMap::new();
     for site in stage.sites() {
-        for (secret, version) in site.desk.releases().await? {
+        for (secret, version) in site.fleet_client.releases().await? {
             all.insert((site.name().to_owned(), secret), version);
         }
     }

@@ -229,11 +229,11 @@ fn lie(answer: Answered) -> Lie {
 }
 
 async fn kubeconfig(stage: &Stage, away: Duration) -> Result<()> {
-    let desk = FleetClient::at(&stage.home);
+    let fleet_client = FleetClient::at(&stage.home);
     let name = Edge::Two.name();
-    desk.add_member(name, "{rubbish: [").await?;
+    fleet_client.add_member(name, "{rubbish: [").await?;
     sleep(away).await;
-    desk.add_member(name, &stage.kubeconfig()?).await
+    fleet_client.add_member(name, &stage.kubeconfig()?).await
 }
 
 async fn repository(stage: &Stage, how: Away, away: Duration) -> Result<()> {

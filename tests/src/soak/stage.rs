@@ -129,8 +129,10 @@ impl Stage {
         let hubs = Hubs::start(&home, hubs, flags).await?;
         let kubeconfig =
             fs::read_to_string(two.way.kubeconfig()).context("reading a kubeconfig")?;
-        let desk = FleetClient::at(&home);
-        desk.add_member(Edge::Two.name(), &kubeconfig).await?;
+        let fleet_client = FleetClient::at(&home);
+        fleet_client
+            .add_member(Edge::Two.name(), &kubeconfig)
+            .await?;
         let way = one.way.kubeconfig();
         let agent = enrolled_agent(&home, Edge::One.name(), AgentOptions::new(&way)).await?;
         Ok(Self {

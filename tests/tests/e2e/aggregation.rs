@@ -40,8 +40,8 @@ fn name(number: u32) -> String {
 }
 
 /// Waits until the member's condition is gone. Until then, it must be Unknown with this reason.
-async fn goes(desk: &FleetClient, type_: &str, why: &str) -> Tenant {
-    let tenants = desk.tenants();
+async fn goes(fleet_client: &FleetClient, type_: &str, why: &str) -> Tenant {
+    let tenants = fleet_client.tenants();
     eventually("the condition to be removed", async || {
         let tenant = tenants.get("acme").await?;
         let conditions = tenant.status.clone().unwrap_or_default().conditions;
@@ -60,10 +60,10 @@ async fn goes(desk: &FleetClient, type_: &str, why: &str) -> Tenant {
 
 async fn departed_member_condition_expires_after_grace_despite_restart(mode: Mode) -> TestResult {
     let (mut pair, _chart) = Scenario::new("departs", mode).start().await?;
-    let (home, edge) = (FleetClient::at(pair.home()), pair.desk());
+    let (home, edge) = (FleetClient::at(pair.home()), pair.fleet_client());
     let type_ = pair.condition("ClusterReady");
-    for desk in [&edge, &home] {
-        desk.create("acme", json!({})).await?;
+    for fleet_client in [&edge, &home] {
+        fleet_client.create("acme", json!({})).await?;
     }
     let well = [ALL_READY, (type_.as_str(), "True", "Installed")];
     home.shows("acme", &well).await?;
@@ -218,12 +218,12 @@ fn size(tenant: &Tenant) -> usize {
 async fn large_fleet_summary_is_throttled_and_survives_restart() -> TestResult {
     const ALL: u32 = 200;
     let mut many = Many::start(ALL).await?;
-    let desk = FleetClient::at(&many.home);
+    let fleet_client = FleetClient::at(&many.home);
     for tenant in ["acme", "other"] {
         for number in 0..ALL {
             many.send_report(number, tenant, Some(true), 1);
         }
-        desk.create(tenant, json!({})).await?;
+        fleet_client.create(tenant, json!({})).await?;
     }
     many.shows("other", "200 of 200 clusters ready").await;
     let acme = many.shows("acme", "200 of 200 clusters ready").await;
@@ -247,7 +247,7 @@ async fn large_fleet_summary_is_throttled_and_survives_restart() -> TestResult {
         many.shows("other", &format!("{count} of 200 clusters ready"))
             .await;
     }
-    let tenants: Api<Tenant> = desk.tenants();
+    let tenants: Api<Tenant> = fleet_client.tenants();
     let acme = tenants.get("acme").await?;
     assert_eq!(acme.metadata.resource_version, before);
     assert_eq!(many.writes("acme").await, written);
@@ -286,7 +286,7 @@ async fn large_fleet_summary_is_throttled_and_survives_restart() -> TestResult {
     many.hub.kill9().await?;
     let options = Many::options(&many.home).in_place_of(&many.hub);
     many.hub = Hub::start(&options)?;
-    let tenants = desk.tenants();
+    let tenants = fleet_client.tenants();
     many.send_report(0, "acme", Some(true), 47);
     eventually("a new report after the restart", async || {
         let status = tenants.get("acme").await?.status.unwrap_or_default();

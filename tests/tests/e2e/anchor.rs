@@ -33,17 +33,17 @@ by_agent!(
     anchor_owns_only_record_and_loss_is_harmless
 );
 
-fn maps(desk: &FleetClient) -> Api<ConfigMap> {
-    Api::namespaced(desk.client.clone(), SYSTEM_NAMESPACE)
+fn maps(fleet_client: &FleetClient) -> Api<ConfigMap> {
+    Api::namespaced(fleet_client.client.clone(), SYSTEM_NAMESPACE)
 }
 
-fn secrets(desk: &FleetClient) -> Api<Secret> {
-    Api::namespaced(desk.client.clone(), SYSTEM_NAMESPACE)
+fn secrets(fleet_client: &FleetClient) -> Api<Secret> {
+    Api::namespaced(fleet_client.client.clone(), SYSTEM_NAMESPACE)
 }
 
 /// Returns the UID of the anchor when it differs from `before` and the anchor owns the record.
-async fn anchored(desk: &FleetClient, before: Option<&str>) -> String {
-    let (maps, secrets) = (maps(desk), secrets(desk));
+async fn anchored(fleet_client: &FleetClient, before: Option<&str>) -> String {
+    let (maps, secrets) = (maps(fleet_client), secrets(fleet_client));
     eventually("the record to be owned by the anchor", async || {
         let anchor = maps.get(ANCHOR_NAME).await?.uid().unwrap_or_default();
         ensure!(Some(anchor.as_str()) != before, "still the previous anchor");
@@ -60,15 +60,15 @@ async fn anchored(desk: &FleetClient, before: Option<&str>) -> String {
 }
 
 /// Returns kind, namespace and name of all objects of the cluster with this owner.
-async fn owned_by(desk: &FleetClient, uid: &str) -> Result<Vec<String>> {
-    let discovery = Discovery::new(desk.client.clone()).run().await?;
+async fn owned_by(fleet_client: &FleetClient, uid: &str) -> Result<Vec<String>> {
+    let discovery = Discovery::new(fleet_client.client.clone()).run().await?;
     let kinds = discovery
         .groups()
         .flat_map(|group| group.recommended_resources());
     let mut owned = Vec::new();
     for (kind, capabilities) in kinds.filter(|(_, able)| able.supports_operation(verbs::LIST)) {
         drop(capabilities);
-        let api: Api<DynamicObject> = Api::all_with(desk.client.clone(), &kind);
+        let api: Api<DynamicObject> = Api::all_with(fleet_client.client.clone(), &kind);
         let all = match api.list_metadata(&ListParams::default()).await {
             Ok(all) => all,
             // Some kinds have no metadata to list.
@@ -104,10 +104,14 @@ fn kinds() -> [ApiResource; 5] {
 }
 
 /// Returns all objects of a namespace that only a backup can restore.
-async fn content(desk: &FleetClient, namespace: &str) -> Result<Vec<(ApiResource, DynamicObject)>> {
+async fn content(
+    fleet_client: &FleetClient,
+    namespace: &str,
+) -> Result<Vec<(ApiResource, DynamicObject)>> {
     let mut found = Vec::new();
     for kind in kinds() {
-        let api: Api<DynamicObject> = Api::namespaced_with(desk.client.clone(), namespace, &kind);
+        let api: Api<DynamicObject> =
+            Api::namespaced_with(fleet_client.client.clone(), namespace, &kind);
         for mut object in api.list(&ListParams::default()).await? {
             if object.name_any() != "kube-root-ca.crt" {
                 object.types = Some(kube::core::TypeMeta {
@@ -122,15 +126,15 @@ async fn content(desk: &FleetClient, namespace: &str) -> Result<Vec<(ApiResource
 }
 
 /// Returns the important objects by kind, namespace and name, with their UIDs.
-async fn of_value(desk: &FleetClient) -> Result<BTreeMap<String, String>> {
+async fn of_value(fleet_client: &FleetClient) -> Result<BTreeMap<String, String>> {
     let mut found = BTreeMap::new();
     for namespace in [TENANT, SYSTEM_NAMESPACE] {
-        for (kind, object) in content(desk, namespace).await? {
+        for (kind, object) in content(fleet_client, namespace).await? {
             let name = format!("{} {namespace}/{}", kind.kind, object.name_any());
             found.insert(name, object.uid().unwrap_or_default());
         }
     }
-    let (tenants, params) = (desk.tenants(), ListParams::default());
+    let (tenants, params) = (fleet_client.tenants(), ListParams::default());
     for tenant in tenants.list_metadata(&params).await? {
         let name = format!("Tenant default/{}", tenant.name_any());
         found.insert(name, tenant.uid().unwrap_or_default());
@@ -163,13 +167,16 @@ fn recreated(object: &DynamicObject) -> DynamicObject {
 
 /// Deletes all objects of Krypton and recreates them with new UIDs, like the restore of a backup. Returns the recreated
 /// objects.
-async fn restore(desk: &FleetClient) -> Result<BTreeMap<String, String>> {
-    let (client, params) = (desk.client.clone(), PostParams::default());
+async fn restore(fleet_client: &FleetClient) -> Result<BTreeMap<String, String>> {
+    let (client, params) = (fleet_client.client.clone(), PostParams::default());
     let namespaces: Api<Namespace> = Api::all(client.clone());
-    let tenants = desk.tenants();
+    let tenants = fleet_client.tenants();
     let mut backup = Vec::new();
     for name in [SYSTEM_NAMESPACE, TENANT] {
-        backup.push((namespaces.get(name).await?, content(desk, name).await?));
+        backup.push((
+            namespaces.get(name).await?,
+            content(fleet_client, name).await?,
+        ));
     }
     let tenant = tenants.get(TENANT).await?;
 
@@ -208,17 +215,17 @@ async fn restore(desk: &FleetClient) -> Result<BTreeMap<String, String>> {
     new.metadata.annotations = Some(tenant.annotations().clone());
     new.metadata.finalizers = Some(tenant.finalizers().to_vec());
     tenants.create(&params, &new).await?;
-    of_value(desk).await
+    of_value(fleet_client).await
 }
 
 /// Waits until the garbage collector has deleted the objects of this deleted owner.
-async fn collected(desk: &FleetClient, owner: &OwnerReference) {
-    let maps = maps(desk);
+async fn collected(fleet_client: &FleetClient, owner: &OwnerReference) {
+    let maps = maps(fleet_client);
     let mut canary = ConfigMap::default();
     canary.metadata.name = Some("canary".to_owned());
     canary.metadata.owner_references = Some(vec![owner.clone()]);
     maps.create(&PostParams::default(), &canary).await.unwrap();
-    let secrets = secrets(desk);
+    let secrets = secrets(fleet_client);
     eventually(
         "the objects of the previous anchor to be deleted",
         async || {
@@ -232,8 +239,8 @@ async fn collected(desk: &FleetClient, owner: &OwnerReference) {
     .unwrap();
 }
 
-async fn has_message(desk: &FleetClient, release: &str, message: &str) {
-    let maps: Api<ConfigMap> = Api::namespaced(desk.client.clone(), TENANT);
+async fn has_message(fleet_client: &FleetClient, release: &str, message: &str) {
+    let maps: Api<ConfigMap> = Api::namespaced(fleet_client.client.clone(), TENANT);
     let what = format!("the release to have the message {message}");
     eventually(&what, async || {
         let data = maps.get(release).await?.data.unwrap_or_default();
@@ -248,43 +255,53 @@ async fn has_message(desk: &FleetClient, release: &str, message: &str) {
 
 async fn anchor_owns_only_record_and_loss_is_harmless(mode: Mode) -> TestResult {
     let (mut pair, chart) = Scenario::new("anchor", mode).start().await?;
-    let (desk, release) = (pair.desk(), pair.release(TENANT));
-    desk.install(TENANT).await?;
-    let first = anchored(&desk, None).await;
+    let (fleet_client, release) = (pair.fleet_client(), pair.release(TENANT));
+    fleet_client.install(TENANT).await?;
+    let first = anchored(&fleet_client, None).await;
     let record = format!("Secret {SYSTEM_NAMESPACE}/{RECORD_NAME}");
-    assert_eq!(owned_by(&desk, &first).await?, [record.as_str()]);
-    let owner = secrets(&desk).get(RECORD_NAME).await?.owner_references()[0].clone();
+    assert_eq!(owned_by(&fleet_client, &first).await?, [record.as_str()]);
+    let owner = secrets(&fleet_client)
+        .get(RECORD_NAME)
+        .await?
+        .owner_references()[0]
+        .clone();
     assert_eq!((owner.controller, owner.block_owner_deletion), (None, None));
 
     // A user deletes the anchor while all components run.
     let anchor = format!("ConfigMap {SYSTEM_NAMESPACE}/{ANCHOR_NAME}");
-    let mut before = of_value(&desk).await?;
+    let mut before = of_value(&fleet_client).await?;
     before.remove(&anchor);
-    maps(&desk)
+    maps(&fleet_client)
         .delete(ANCHOR_NAME, &DeleteParams::default())
         .await?;
-    collected(&desk, &owner).await;
-    assert_eq!(of_value(&desk).await?, before);
+    collected(&fleet_client, &owner).await;
+    assert_eq!(of_value(&fleet_client).await?, before);
     chart.write("{replicaCount: 0, message: later}")?;
-    has_message(&desk, &release, "later").await;
-    desk.ready(TENANT).await?;
-    desk.newest_is(TENANT, &release, 2, "deployed").await?;
-    let second = anchored(&desk, Some(&first)).await;
-    let owned = owned_by(&desk, &second).await?;
+    has_message(&fleet_client, &release, "later").await;
+    fleet_client.ready(TENANT).await?;
+    fleet_client
+        .newest_is(TENANT, &release, 2, "deployed")
+        .await?;
+    let second = anchored(&fleet_client, Some(&first)).await;
+    let owned = owned_by(&fleet_client, &second).await?;
     assert_eq!(owned, [record.as_str()]);
 
     // All objects are restored while no component runs.
-    let owner = secrets(&desk).get(RECORD_NAME).await?.owner_references()[0].clone();
+    let owner = secrets(&fleet_client)
+        .get(RECORD_NAME)
+        .await?
+        .owner_references()[0]
+        .clone();
     pair.stop().await?;
-    backup_without_namespace(&desk).await?;
-    let revisions = desk.revisions(TENANT, &release).await?;
-    let former = of_value(&desk).await?;
-    let restored = restore(&desk).await?;
+    backup_without_namespace(&fleet_client).await?;
+    let revisions = fleet_client.revisions(TENANT, &release).await?;
+    let former = of_value(&fleet_client).await?;
+    let restored = restore(&fleet_client).await?;
     assert!(restored.keys().eq(former.keys()), "{former:?} {restored:?}");
     let unlike = restored.iter().all(|(name, uid)| former[name] != *uid);
     assert!(unlike, "{former:?} {restored:?}");
-    collected(&desk, &owner).await;
-    assert_eq!(of_value(&desk).await?, restored);
+    collected(&fleet_client, &owner).await;
+    assert_eq!(of_value(&fleet_client).await?, restored);
 
     if mode == Mode::Agent {
         // Without the hub, the agent has no desired state and takes no action.
@@ -296,14 +313,14 @@ async fn anchor_owns_only_record_and_loss_is_harmless(mode: Mode) -> TestResult 
             Ok(log.contains(waits).then_some(()))
         })
         .await?;
-        assert_eq!(of_value(&desk).await?, restored);
+        assert_eq!(of_value(&fleet_client).await?, restored);
     }
     pair.start_hub_again()?;
-    desk.ready(TENANT).await?;
-    let third = anchored(&desk, Some(&second)).await;
-    assert_eq!(owned_by(&desk, &third).await?, [record]);
-    assert_eq!(desk.revisions(TENANT, &release).await?, revisions);
-    let mut now = of_value(&desk).await?;
+    fleet_client.ready(TENANT).await?;
+    let third = anchored(&fleet_client, Some(&second)).await;
+    assert_eq!(owned_by(&fleet_client, &third).await?, [record]);
+    assert_eq!(fleet_client.revisions(TENANT, &release).await?, revisions);
+    let mut now = of_value(&fleet_client).await?;
     // The Tenant's namespace is gone, so the Tenant is not restored, and its record is deleted.
     let rescued = backup::record_name("gone", "acme");
     let rescued = format!("Secret {SYSTEM_NAMESPACE}/{rescued}");
@@ -313,7 +330,7 @@ async fn anchor_owns_only_record_and_loss_is_harmless(mode: Mode) -> TestResult 
 }
 
 /// Creates the record of a Tenant whose namespace is gone.
-async fn backup_without_namespace(desk: &FleetClient) -> TestResult {
+async fn backup_without_namespace(fleet_client: &FleetClient) -> TestResult {
     let tenant = json!({"namespace": "gone", "name": "acme", "uid": "1", "labels": {},
         "annotations": {}, "spec": {}});
     let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
@@ -323,7 +340,9 @@ async fn backup_without_namespace(desk: &FleetClient) -> TestResult {
     kept.metadata.labels = Some([(backup::RECORD_LABEL.to_owned(), "true".to_owned())].into());
     let packed = ByteString(encoder.finish()?);
     kept.data = Some([(backup::RECORD_KEY.to_owned(), packed)].into());
-    secrets(desk).create(&PostParams::default(), &kept).await?;
+    secrets(fleet_client)
+        .create(&PostParams::default(), &kept)
+        .await?;
     Ok(())
 }
 
@@ -332,9 +351,13 @@ async fn record_replaces_old_anchor_and_keeps_other_owners(mode: Mode) -> TestRe
     let mut pair = Pair::start("anchored", mode, Parts::ControlPlane).await?;
     let flags = ["--chart-repo=http://127.0.0.1:9", "--chart-name=none"];
     pair.open(flags.map(str::to_owned)).await?;
-    let desk = pair.desk();
-    let uid = anchored(&desk, None).await;
-    let ours = secrets(&desk).get(RECORD_NAME).await?.owner_references()[0].clone();
+    let fleet_client = pair.fleet_client();
+    let uid = anchored(&fleet_client, None).await;
+    let ours = secrets(&fleet_client)
+        .get(RECORD_NAME)
+        .await?
+        .owner_references()[0]
+        .clone();
     pair.actor()?.stop().await?;
 
     let former = OwnerReference {
@@ -347,19 +370,19 @@ async fn record_replaces_old_anchor_and_keeps_other_owners(mode: Mode) -> TestRe
         ..ours.clone()
     };
     let owners = json!({"metadata": {"ownerReferences": [former, theirs]}});
-    let patching = secrets(&desk).merge(RECORD_NAME, &owners).await;
+    let patching = secrets(&fleet_client).merge(RECORD_NAME, &owners).await;
     patching?;
     let bare = json!({"metadata": {"labels": {"team": "a"}, "annotations": null}});
     let labelled = json!({"metadata": {"labels": null}});
     for patch in [labelled, bare] {
-        maps(&desk).merge(ANCHOR_NAME, &patch).await?;
+        maps(&fleet_client).merge(ANCHOR_NAME, &patch).await?;
     }
     pair.start_actor_again()?;
 
-    assert_eq!(anchored(&desk, None).await, uid);
-    let record = secrets(&desk).get(RECORD_NAME).await?;
+    assert_eq!(anchored(&fleet_client, None).await, uid);
+    let record = secrets(&fleet_client).get(RECORD_NAME).await?;
     assert_eq!(record.owner_references(), [theirs, ours]);
-    let anchor = maps(&desk).get(ANCHOR_NAME).await?;
+    let anchor = maps(&fleet_client).get(ANCHOR_NAME).await?;
     assert_eq!(anchor.labels().get("team").map(String::as_str), Some("a"));
     let label = anchor.labels().get("app.kubernetes.io/managed-by");
     assert_eq!(label.map(String::as_str), Some("krypton"));

@@ -42,9 +42,9 @@ async fn hub_alone(home: &Cluster) -> Hub {
 
 /// Waits until the hub has renewed its Lease several times, so it has had time to react to an attempt.
 async fn hub_lives_on(home: &Cluster) {
-    let desk = FleetClient::at(home);
+    let fleet_client = FleetClient::at(home);
     for _ in 0..4 {
-        desk.hub_lease_renewed().await.unwrap();
+        fleet_client.hub_lease_renewed().await.unwrap();
     }
 }
 

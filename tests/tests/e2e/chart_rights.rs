@@ -86,17 +86,21 @@ async fn nothing_denied(cluster: &Cluster, accounts: &[String]) {
     );
 }
 
-async fn installs(desk: &FleetClient, tenant: &str) {
+async fn installs(fleet_client: &FleetClient, tenant: &str) {
     let spec = json!({"workspace": format!("{tenant}-ws")});
-    desk.create(tenant, spec).await.unwrap();
-    desk.ready(tenant).await.unwrap();
+    fleet_client.create(tenant, spec).await.unwrap();
+    fleet_client.ready(tenant).await.unwrap();
 }
 
 /// Leaves the release without a valid revision, as if Helm was killed at the end. Waits until the agent has repaired
 /// it.
-async fn repaired(edge: &Cluster, desk: &FleetClient, tenant: &str) -> TestResult {
+async fn repaired(edge: &Cluster, fleet_client: &FleetClient, tenant: &str) -> TestResult {
     let (namespace, release) = (format!("{tenant}-ws"), names::tenant_release(tenant, EDGE));
-    let (newest, _) = desk.revisions(&namespace, &release).await?.pop().unwrap();
+    let (newest, _) = fleet_client
+        .revisions(&namespace, &release)
+        .await?
+        .pop()
+        .unwrap();
     let secret = format!("sh.helm.release.v1.{release}.v{newest}");
     let label = [
         "label",
@@ -116,9 +120,10 @@ async fn repaired(edge: &Cluster, desk: &FleetClient, tenant: &str) -> TestResul
         Ok(by_agent.then_some(()))
     })
     .await?;
-    desk.newest_is(&namespace, &release, newest + 1, "deployed")
+    fleet_client
+        .newest_is(&namespace, &release, newest + 1, "deployed")
         .await?;
-    desk.ready(tenant).await?;
+    fleet_client.ready(tenant).await?;
     Ok(())
 }
 
@@ -164,12 +169,12 @@ async fn relabelled(edge: &Cluster, tenant: &str) {
 }
 
 /// Deletes the CRD with its Tenants, and waits until the CRD and this Tenant are restored.
-async fn rescued(cluster: &Cluster, desk: &FleetClient, tenant: &str) -> TestResult {
-    let crds: Api<CustomResourceDefinition> = Api::all(desk.client.clone());
+async fn rescued(cluster: &Cluster, fleet_client: &FleetClient, tenant: &str) -> TestResult {
+    let crds: Api<CustomResourceDefinition> = Api::all(fleet_client.client.clone());
     let crd = crds.get(Tenant::crd_name()).await?;
-    let old = desk.tenants().get(tenant).await?;
-    let going = Held::delete(desk, "going").await?;
-    let releases = desk.releases().await?;
+    let old = fleet_client.tenants().get(tenant).await?;
+    let going = Held::delete(fleet_client, "going").await?;
+    let releases = fleet_client.releases().await?;
     let delete = ["delete", "crd", Tenant::crd_name(), "--wait=false"];
     cluster.kubectl(delete).await?;
     eventually("the restored CRD and Tenant", async || {
@@ -177,15 +182,15 @@ async fn rescued(cluster: &Cluster, desk: &FleetClient, tenant: &str) -> TestRes
         if now.metadata.uid == crd.metadata.uid {
             bail!("the old CRD still exists: {:?}", now.metadata.finalizers);
         }
-        let back = desk.tenants().get(tenant).await?;
+        let back = fleet_client.tenants().get(tenant).await?;
         Ok((back.metadata.uid != old.metadata.uid).then_some(()))
     })
     .await?;
-    desk.ready(tenant).await?;
-    desk.event_message(tenant, "TenantRestored").await?;
+    fleet_client.ready(tenant).await?;
+    fleet_client.event_message(tenant, "TenantRestored").await?;
     going.is_deleted_again().await?;
     going.release().await?;
-    assert_eq!(desk.releases().await?, releases);
+    assert_eq!(fleet_client.releases().await?, releases);
     Ok(())
 }
 
@@ -235,7 +240,11 @@ async fn pause(home: &FleetClient, paused: bool) {
 
 /// Runs an agent on another cluster with the edge cluster's identity, until the hub has reported it twice, in one event
 /// with its count.
-async fn credential_used_twice(home: &Cluster, edge: &Cluster, desk: &FleetClient) -> TestResult {
+async fn credential_used_twice(
+    home: &Cluster,
+    edge: &Cluster,
+    fleet_client: &FleetClient,
+) -> TestResult {
     let copy = Cluster::start("chart-rights-copy", Parts::ControlPlane).await?;
     let namespace = OwnChart::Agent.namespace();
     let secrets = |cluster: &Cluster| Api::<Secret>::namespaced(cluster.client(), namespace);
@@ -249,7 +258,9 @@ async fn credential_used_twice(home: &Cluster, edge: &Cluster, desk: &FleetClien
         .create(&PostParams::default(), &identity)
         .await?;
     let _agent = Agent::start(&AgentOptions::new(copy.kubeconfig()))?;
-    desk.event_message(EDGE, "CredentialUsedTwice").await?;
+    fleet_client
+        .event_message(EDGE, "CredentialUsedTwice")
+        .await?;
     eventually("the event to be counted", async || {
         let counted = home.audited().await?.into_iter().any(|request| {
             let of_hub = request.is_of(&accounts(OwnChart::Hub)[0]);
@@ -262,9 +273,10 @@ async fn credential_used_twice(home: &Cluster, edge: &Cluster, desk: &FleetClien
 }
 
 /// The fleet's values are missing. The hub reports it on the referenced object until the object exists.
-async fn values_are_missed_and_given(home: &Cluster, desk: &FleetClient) -> TestResult {
+async fn values_are_missed_and_given(home: &Cluster, fleet_client: &FleetClient) -> TestResult {
     let namespace = OwnChart::Hub.namespace();
-    desk.within(namespace)
+    fleet_client
+        .within(namespace)
         .event_message("fleet", "ValuesMissing")
         .await?;
     let values = json!({
@@ -274,7 +286,8 @@ async fn values_are_missed_and_given(home: &Cluster, desk: &FleetClient) -> Test
         "data": {"values.yaml": "message: from a ConfigMap"},
     });
     home.apply(&values.to_string()).await?;
-    desk.within(namespace)
+    fleet_client
+        .within(namespace)
         .event_message("fleet", "ValuesResolved")
         .await?;
     Ok(())
@@ -302,12 +315,12 @@ async fn stale_token(home: &Cluster) -> TestResult<String> {
 }
 
 /// Creates and deletes a KryptonDeployment of the agent's member on home.
-async fn deployed_and_gone(desk: &FleetClient, at_edge: &FleetClient) -> TestResult {
-    let all: Api<KryptonDeployment> = Api::namespaced(desk.client.clone(), "default");
+async fn deployed_and_gone(fleet_client: &FleetClient, at_edge: &FleetClient) -> TestResult {
+    let all: Api<KryptonDeployment> = Api::namespaced(fleet_client.client.clone(), "default");
     let spec = json!({"account": {"name": "somebody"}, "region": {"name": EDGE}});
     let object = KryptonDeployment::new("ordered", serde_json::from_value(spec)?);
     all.create(&PostParams::default(), &object).await?;
-    desk.event_message("ordered", "Ready").await?;
+    fleet_client.event_message("ordered", "Ready").await?;
     at_edge
         .newest_is("ordered", "ced-ordered", 1, "deployed")
         .await?;
@@ -338,7 +351,7 @@ async fn chart_rights_suffice_for_hub_and_agent() -> TestResult {
         Cluster::start_audited("chart-rights-home", Parts::WithControllers),
         Cluster::start_audited("chart-rights-edge", Parts::WithControllers),
     )?;
-    let (desk, at_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
+    let (fleet_client, at_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
     let (of_hub, of_agent) = (accounts(OwnChart::Hub), accounts(OwnChart::Agent));
 
     OwnChart::Hub
@@ -352,18 +365,18 @@ async fn chart_rights_suffice_for_hub_and_agent() -> TestResult {
     OwnChart::Agent.install(&edge, values).await?;
     let mut agent = AgentPod::start(&edge).await?;
     agent.agent.ready(PATIENCE).await?;
-    desk.member_shows(EDGE, &[CONNECTED]).await?;
-    values_are_missed_and_given(&home, &desk).await?;
+    fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
+    values_are_missed_and_given(&home, &fleet_client).await?;
 
     tokio::join!(
-        installs(&desk, "acme"),
+        installs(&fleet_client, "acme"),
         installs(&at_edge, "beta"),
         installs(&at_edge, "gone"),
     );
     at_edge.remove("gone").await?;
 
-    deployed_and_gone(&desk, &at_edge).await?;
-    credential_used_twice(&home, &edge, &desk).await?;
+    deployed_and_gone(&fleet_client, &at_edge).await?;
+    credential_used_twice(&home, &edge, &fleet_client).await?;
 
     // A new version needs a new hub, which also cleans up after the previous pod.
     hub.hub.stop().await?;
@@ -380,7 +393,7 @@ async fn chart_rights_suffice_for_hub_and_agent() -> TestResult {
     })
     .await?;
     let releases = [
-        (&desk, "acme", names::SELF_CLUSTER),
+        (&fleet_client, "acme", names::SELF_CLUSTER),
         (&at_edge, "beta", EDGE),
     ];
     for (at, tenant, member) in releases {
@@ -402,32 +415,32 @@ async fn chart_rights_suffice_for_hub_and_agent() -> TestResult {
     edge.kubectl(annotate).await?;
     agent = AgentPod::start(&edge).await?;
     agent.agent.ready(PATIENCE).await?;
-    desk.member_shows(EDGE, &[CONNECTED]).await?;
+    fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
     eventually("the current CRD", async || {
         Ok((version().await == now).then_some(()))
     })
     .await?;
 
-    pause(&desk, true).await;
+    pause(&fleet_client, true).await;
     let paused = (&*format!("ClusterProgress/{EDGE}"), "False", "Paused");
     at_edge.create("late", json!({})).await?;
     at_edge.shows("late", &[paused]).await?;
-    pause(&desk, false).await;
+    pause(&fleet_client, false).await;
     at_edge.ready("late").await?;
 
-    placed(&desk, &at_edge).await?;
+    placed(&fleet_client, &at_edge).await?;
     repaired(&edge, &at_edge, "beta").await?;
     healed(&edge, "beta").await?;
     relabelled(&edge, "beta").await;
     rescued(&edge, &at_edge, "beta").await?;
-    rescued(&home, &desk, "acme").await?;
+    rescued(&home, &fleet_client, "acme").await?;
 
-    for (at, tenant) in [(&desk, "acme"), (&at_edge, "beta")] {
+    for (at, tenant) in [(&fleet_client, "acme"), (&at_edge, "beta")] {
         at.remove(tenant).await?;
     }
     home.kubectl(["delete", "edgecluster", EDGE]).await?;
     at_edge.lease_renewed().await?;
-    desk.lease_renewed().await?;
+    fleet_client.lease_renewed().await?;
     assert!(at_edge.tenants().get_opt("late").await?.is_some());
     nothing_denied(&home, &of_hub).await;
     nothing_denied(&edge, &of_agent).await;
@@ -472,7 +485,7 @@ async fn missing_helm_right_is_reported_until_chart_upgrade() -> TestResult {
     let repository = repository().await;
     let home = Cluster::start_audited("few-rights", Parts::WithControllers).await?;
     home.apply(TOO_FEW).await?;
-    let desk = FleetClient::at(&home);
+    let fleet_client = FleetClient::at(&home);
     // The hub creates the CRDs itself, and always has the rights for it.
     let few = [
         "--set=helmRights.clusterRole=too-few",
@@ -483,17 +496,17 @@ async fn missing_helm_right_is_reported_until_chart_upgrade() -> TestResult {
         .await?;
     let mut hub = HubPod::start(&home, None).await?;
     hub.hub.ready(PATIENCE).await?;
-    desk.create("acme", json!({})).await?;
+    fleet_client.create("acme", json!({})).await?;
     let error = format!("ClusterError/{}", names::SELF_CLUSTER);
     let failed = (error.as_str(), "True", "InstallFailed");
-    let message = desk.message("acme", &[failed]).await?;
+    let message = fleet_client.message("acme", &[failed]).await?;
     let helm = &accounts(OwnChart::Hub)[1];
     for word in ["forbidden", "services", helm.as_str()] {
         assert!(message.contains(word), "{word:?} is missing in: {message}");
     }
 
     // Only requests of Helm's account were denied. The hub continues to work.
-    desk.lease_renewed().await?;
+    fleet_client.lease_renewed().await?;
     let denied = home.denied(&accounts(OwnChart::Hub)).await?;
     let others: Vec<Audited> = denied
         .iter()
@@ -510,7 +523,7 @@ async fn missing_helm_right_is_reported_until_chart_upgrade() -> TestResult {
     OwnChart::Hub
         .install(&home, hub_values(&repository, "1.0.0", &[]))
         .await?;
-    desk.ready("acme").await?;
+    fleet_client.ready("acme").await?;
     hub.hub.stop().await?;
     Ok(())
 }
@@ -549,9 +562,9 @@ async fn hub_manages_remote_home_with_chart_rights() -> TestResult {
 
     let mut hub = HubPod::start(&own, None).await?;
     hub.hub.ready(PATIENCE).await?;
-    let desk = FleetClient::at(&home);
-    installs(&desk, "acme").await;
-    desk.remove("acme").await?;
+    let fleet_client = FleetClient::at(&home);
+    installs(&fleet_client, "acme").await;
+    fleet_client.remove("acme").await?;
     nothing_denied(&home, &accounts(OwnChart::Hub)).await;
     nothing_denied(&own, &accounts(OwnChart::Hub)[..1]).await;
     hub.hub.stop().await?;
@@ -583,8 +596,8 @@ async fn hub_without_home_member_needs_fewer_rights() -> TestResult {
         "stringData": {names::KUBECONFIG_KEY: edge.kubeconfig_with_token()},
     });
     home.apply(&secret.to_string()).await?;
-    let desk = FleetClient::at(&home);
-    desk.member_shows(EDGE, &[CONNECTED]).await?;
+    let fleet_client = FleetClient::at(&home);
+    fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
     nothing_denied(&home, &accounts(OwnChart::Hub)[..1]).await;
     hub.hub.stop().await?;
     Ok(())

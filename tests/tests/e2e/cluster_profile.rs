@@ -241,22 +241,22 @@ async fn cluster_profile_member_survives_rotation_and_lost_access() -> TestResul
         &file.flag(),
     ]));
     let mut hub = Hub::start(&options)?;
-    let (desk, at_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
-    credential(&desk, &edge.kubeconfig_with_token()).await;
+    let (fleet_client, at_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
+    credential(&fleet_client, &edge.kubeconfig_with_token()).await;
     // The API doesn't exist yet.
     hub.ready(PATIENCE).await?;
     let profiles = Profiles::serve(&home).await;
     let status = json!({"conditions": healthy("False"), "accessProviders": by_secret(&edge)});
     profiles.create("edge-1", status).await;
     let not_ready = unresolved("ClusterProfileNotReady");
-    desk.member_shows("edge-1", &[not_ready]).await?;
+    fleet_client.member_shows("edge-1", &[not_ready]).await?;
 
     profiles
         .say("edge-1", json!({"conditions": healthy("True")}))
         .await;
     at_edge.install("first").await?;
     let well = [RESOLVED, CONNECTED, HEALTHY];
-    desk.member_shows("edge-1", &well).await?;
+    fleet_client.member_shows("edge-1", &well).await?;
     a_deployment_names_a_profile(&home, &at_edge).await;
     let (lease, releases) = (held(&at_edge).await, at_edge.releases().await?);
 
@@ -264,10 +264,10 @@ async fn cluster_profile_member_survives_rotation_and_lost_access() -> TestResul
     let noise = json!({"properties": [{"name": "zone.example.org", "value": "a"}]});
     profiles.say("edge-1", noise).await;
     // The API server rejects the current token from now on, without a notice to the hub.
-    credential(&desk, &edge.kubeconfig_with_next_token()).await;
+    credential(&fleet_client, &edge.kubeconfig_with_next_token()).await;
     edge.rotate_token().await?;
     at_edge.install("rotated").await?;
-    desk.member_shows("edge-1", &well).await?;
+    fleet_client.member_shows("edge-1", &well).await?;
     assert_eq!(held(&at_edge).await, lease, "the proxy continues unchanged");
 
     for (providers, problem) in [
@@ -279,7 +279,7 @@ async fn cluster_profile_member_survives_rotation_and_lost_access() -> TestResul
     ] {
         file.write(&providers);
         let stale = [doubtful("RemoteClusterStale"), CONNECTED, HEALTHY];
-        let message = desk.member_message("edge-1", &stale).await?;
+        let message = fleet_client.member_message("edge-1", &stale).await?;
         assert!(
             message.contains("ClusterProfile default/edge-1"),
             "{message}"
@@ -289,13 +289,13 @@ async fn cluster_profile_member_survives_rotation_and_lost_access() -> TestResul
             at_edge.install("stale").await?;
         }
         file.write(&json!([secret_reader(&home)]));
-        desk.member_shows("edge-1", &well).await?;
+        fleet_client.member_shows("edge-1", &well).await?;
     }
     assert_eq!(held(&at_edge).await, lease, "the proxy continues unchanged");
 
     profiles.delete("edge-1").await;
     let gone = unresolved("ClusterProfileNotFound");
-    desk.member_shows("edge-1", &[gone]).await?;
+    fleet_client.member_shows("edge-1", &[gone]).await?;
     let left = at_edge.releases().await?;
     assert_eq!(left.len(), 4);
     for (name, version) in releases {
@@ -311,7 +311,7 @@ async fn cluster_profile_member_survives_rotation_and_lost_access() -> TestResul
         let token = kubeconfig["users"][0]["user"]["token"].as_str().unwrap();
         assert!(!log.contains(token));
     }
-    let secrets: Api<Secret> = Api::namespaced(desk.client.clone(), HUB_NAMESPACE);
+    let secrets: Api<Secret> = Api::namespaced(fleet_client.client.clone(), HUB_NAMESPACE);
     assert!(secrets.get(CREDENTIAL).await.is_ok());
     Ok(())
 }
@@ -343,7 +343,7 @@ fn mismatched() -> String {
 #[tokio::test]
 async fn unreachable_cluster_profile_shows_reason_on_edge_cluster() -> TestResult {
     let home = Cluster::start("reasons-home", Parts::ControlPlane).await?;
-    let desk = FleetClient::at(&home);
+    let fleet_client = FleetClient::at(&home);
     let profiles = Profiles::serve(&home).await;
     let server = json!({"server": home.server()});
     let status = |access: &str| {
@@ -365,7 +365,7 @@ async fn unreachable_cluster_profile_shows_reason_on_edge_cluster() -> TestResul
     };
     let by_profiles = "--providers=cluster-profile";
     let reason = async |name: &str, reason: &'static str| {
-        let member = desk
+        let member = fleet_client
             .member_shows(name, &[unresolved(reason)])
             .await
             .unwrap();
@@ -421,7 +421,7 @@ async fn unreachable_cluster_profile_shows_reason_on_edge_cluster() -> TestResul
     home.kubectl(["delete", "crd", CRD]).await?;
     let mut hub = start(&[by_profiles, &file.flag()]);
     let unavailable = [doubtful("ClusterProfileUnavailable")];
-    let message = desk.member_message("edge-1", &unavailable).await?;
+    let message = fleet_client.member_message("edge-1", &unavailable).await?;
     assert!(message.contains(CRD), "{message}");
     hub.stop().await?;
 

@@ -311,9 +311,9 @@ async fn documented_steps_work_from_install_to_uninstall() -> TestResult {
         .follow("docs/how-to/clusters.md", "by-kubeconfig")
         .await;
     story.play(&entries, "members").await;
-    let desk = FleetClient::at(&story.home);
+    let fleet_client = FleetClient::at(&story.home);
     for member in ["edge-1", "edge-2"] {
-        desk.member_shows(member, &[CONNECTED]).await?;
+        fleet_client.member_shows(member, &[CONNECTED]).await?;
     }
 
     story.play(&entries, "verbs").await;
@@ -384,8 +384,8 @@ async fn documented_installs_without_pods_and_with_charts_work() -> TestResult {
     let options = AgentOptions::new(story.edge.kubeconfig()).args(words(&typed)?.split_off(1));
     let mut agent = Agent::start(&options)?;
     agent.ready(PATIENCE).await?;
-    let desk = FleetClient::at(&story.home);
-    desk.member_shows("edge-1", &[CONNECTED]).await?;
+    let fleet_client = FleetClient::at(&story.home);
+    fleet_client.member_shows("edge-1", &[CONNECTED]).await?;
     agent.stop().await?;
     hub.stop().await?;
 
@@ -395,7 +395,7 @@ async fn documented_installs_without_pods_and_with_charts_work() -> TestResult {
     story
         .follow("charts/krypton-agent/README.md", "install")
         .await;
-    desk.member_shows("edge-1", &[CONNECTED]).await?;
+    fleet_client.member_shows("edge-1", &[CONNECTED]).await?;
     Ok(())
 }
 

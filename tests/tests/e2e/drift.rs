@@ -86,10 +86,10 @@ impl<'a> Release<'a> {
 }
 
 /// Waits until the Tenant's condition about the member satisfies the predicate.
-async fn shows(desk: &FleetClient, tenant: &str, kind: &str, so: impl Fn(&str) -> bool) {
+async fn shows(fleet_client: &FleetClient, tenant: &str, kind: &str, so: impl Fn(&str) -> bool) {
     let what = format!("Tenant {tenant} to have the expected {kind}");
     eventually(&what, async || {
-        let tenant = desk.tenants().get(tenant).await?;
+        let tenant = fleet_client.tenants().get(tenant).await?;
         let status = tenant.status.unwrap_or_default();
         match condition(&status.conditions, kind) {
             Some(found) if found.status == "True" && so(&found.message) => Ok(Some(())),
@@ -115,15 +115,15 @@ async fn opened(name: &str, mode: Mode, drift: &str) -> TestResult<(Pair, Served
 
 async fn drift_is_corrected_without_revision_sparing_foreign_fields(mode: Mode) -> TestResult {
     let (pair, chart) = opened("drift-heal", mode, "--drift=heal").await?;
-    let desk = pair.desk();
+    let fleet_client = pair.fleet_client();
     for tenant in ["acme", "beta"] {
-        desk.install(tenant).await?;
+        fleet_client.install(tenant).await?;
     }
     let [acme, beta] = ["acme", "beta"].map(|tenant| Release::of(&pair, tenant));
 
     acme.change_image().await;
     acme.becomes("deployment", IMAGE, OWN_IMAGE).await;
-    let message = desk.event_message("acme", "DriftHealed").await?;
+    let message = fleet_client.event_message("acme", "DriftHealed").await?;
     let field = "/spec/template/spec/containers/0/image";
     assert!(
         message.contains(field) && message.contains("kubectl"),
@@ -152,31 +152,35 @@ async fn drift_is_corrected_without_revision_sparing_foreign_fields(mode: Mode) 
     assert_eq!(found("configmap", "{.metadata.labels.theirs}").await, "yes");
 
     let paused = names::PAUSED_ANNOTATION;
-    desk.annotate("acme", paused, "true").await?;
+    fleet_client.annotate("acme", paused, "true").await?;
     beta.looked_at().await;
     acme.delete("configmap").await;
     beta.looked_at().await;
     assert!(!acme.is_there("configmap").await);
-    desk.annotate("acme", paused, "false").await?;
+    fleet_client.annotate("acme", paused, "false").await?;
     acme.becomes("configmap", "{.data.message}", "hello").await;
 
     for release in [&acme, &beta] {
-        let revisions = desk.revisions(release.namespace, &release.name).await?;
+        let revisions = fleet_client
+            .revisions(release.namespace, &release.name)
+            .await?;
         assert_eq!(revisions, [(1, "deployed".to_owned())]);
-        desk.ready(release.namespace).await?;
+        fleet_client.ready(release.namespace).await?;
     }
     // Corrected drift doesn't block a later upgrade.
     chart.write("message: second")?;
     acme.becomes("configmap", "{.data.message}", "second").await;
-    desk.newest_is("acme", &acme.name, 2, "deployed").await?;
+    fleet_client
+        .newest_is("acme", &acme.name, 2, "deployed")
+        .await?;
     assert_eq!(found("deployment", IMAGE).await, OWN_IMAGE);
     Ok(())
 }
 
 async fn drift_is_reported_but_ignored_fields_are_skipped(mode: Mode) -> TestResult {
     let (pair, _chart) = opened("drift-warn", mode, "--drift=warn").await?;
-    let desk = pair.desk();
-    desk.install("acme").await?;
+    let fleet_client = pair.fleet_client();
+    fleet_client.install("acme").await?;
     let acme = Release::of(&pair, "acme");
     let ready = pair.condition("ClusterReady");
 
@@ -199,25 +203,32 @@ async fn drift_is_reported_but_ignored_fields_are_skipped(mode: Mode) -> TestRes
     acme.change_image().await;
     let field = "/spec/template/spec/containers/0/image";
     let named = |message: &str| message.contains("; drift: ") && message.contains(field);
-    shows(&desk, "acme", &ready, named).await;
-    let message = desk.event_message("acme", "DriftDetected").await?;
+    shows(&fleet_client, "acme", &ready, named).await;
+    let message = fleet_client.event_message("acme", "DriftDetected").await?;
     assert!(
         message.contains(field) && message.contains("kubectl"),
         "{message}"
     );
     let ignore = names::DRIFT_IGNORE_ANNOTATION;
     let rule = "Deployment:/spec/template/spec/containers/*/image";
-    desk.annotate("acme", ignore, rule).await?;
-    shows(&desk, "acme", &ready, |message| !message.contains("drift")).await;
+    fleet_client.annotate("acme", ignore, rule).await?;
+    shows(&fleet_client, "acme", &ready, |message| {
+        !message.contains("drift")
+    })
+    .await;
 
     acme.delete("configmap").await;
     let deleted = |message: &str| message.contains("ConfigMap") && message.contains("is deleted");
-    shows(&desk, "acme", &ready, deleted).await;
+    shows(&fleet_client, "acme", &ready, deleted).await;
     assert!(!acme.is_there("configmap").await);
-    desk.annotate("acme", names::DRIFT_ANNOTATION, "heal")
+    fleet_client
+        .annotate("acme", names::DRIFT_ANNOTATION, "heal")
         .await?;
     acme.becomes("configmap", "{.data.message}", "hello").await;
-    shows(&desk, "acme", &ready, |message| !message.contains("drift")).await;
+    shows(&fleet_client, "acme", &ready, |message| {
+        !message.contains("drift")
+    })
+    .await;
     let mine = json!({
         "metadata": {"annotations": {ignore: "/data/message"}},
         "data": {"message": "mine", "version": "mine"},
@@ -236,13 +247,14 @@ async fn drift_is_reported_but_ignored_fields_are_skipped(mode: Mode) -> TestRes
     assert_eq!(found("configmap", "{.data.message}").await, "mine");
     assert_eq!(found("deployment", IMAGE).await, OTHER_IMAGE);
 
-    desk.annotate("acme", names::DRIFT_ANNOTATION, "Heal")
+    fleet_client
+        .annotate("acme", names::DRIFT_ANNOTATION, "Heal")
         .await?;
-    shows(&desk, "acme", &ready, |message| {
+    shows(&fleet_client, "acme", &ready, |message| {
         message.contains("write off, warn or heal")
     })
     .await;
-    let revisions = desk.revisions("acme", &acme.name).await?;
+    let revisions = fleet_client.revisions("acme", &acme.name).await?;
     assert_eq!(revisions, [(1, "deployed".to_owned())]);
     Ok(())
 }
@@ -264,29 +276,32 @@ async fn adopted_release_is_healed_after_its_own_revision() -> TestResult {
     pair.cluster().helm(install.into_iter().chain(how)).await?;
     pair.open(chart.flags(&["--drift=heal", "--drift-interval=1s"]))
         .await?;
-    let desk = pair.desk();
+    let fleet_client = pair.fleet_client();
     let original = krypton_types::fingerprint::original(&url, "small", "1.0.0");
     let annotation = names::fingerprint_annotation(pair.name());
-    desk.create_annotated("acme", json!({}), &[(&annotation, &original)])
+    fleet_client
+        .create_annotated("acme", json!({}), &[(&annotation, &original)])
         .await?;
-    desk.ready("acme").await?;
+    fleet_client.ready("acme").await?;
     let acme = Release::of(&pair, "acme");
     acme.change_image().await;
     let ready = pair.condition("ClusterReady");
-    shows(&desk, "acme", &ready, |message| {
+    shows(&fleet_client, "acme", &ready, |message| {
         message.contains("not corrected")
     })
     .await;
     assert_eq!(acme.field("deployment", IMAGE).await?, OTHER_IMAGE);
-    let revisions = desk.revisions("acme", &acme.name).await?;
+    let revisions = fleet_client.revisions("acme", &acme.name).await?;
     assert_eq!(revisions, [(1, "deployed".to_owned())]);
 
     chart.write("{replicaCount: 0, message: v2}")?;
-    desk.newest_is("acme", &acme.name, 2, "deployed").await?;
+    fleet_client
+        .newest_is("acme", &acme.name, 2, "deployed")
+        .await?;
     acme.change_image().await;
     acme.becomes("deployment", IMAGE, OWN_IMAGE).await;
     acme.looked_at().await;
-    let revisions = desk.revisions("acme", &acme.name).await?;
+    let revisions = fleet_client.revisions("acme", &acme.name).await?;
     let statuses = ["superseded", "deployed"].map(str::to_owned);
     assert_eq!(
         revisions,

@@ -518,14 +518,14 @@ async fn agent_keeps_session_through_ca_rotation() -> TestResult {
         Cluster::start("rotation-home", Parts::ControlPlane),
         Cluster::start("rotation-edge", Parts::WithPods),
     )?;
-    let (desk, edge_desk) = (FleetClient::at(&home), FleetClient::at(&edge));
+    let (fleet_client, on_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
     let mut flags = chart_flags(&repository, "small", "1.0.0");
     flags.push("--self-cluster=false".to_owned());
     let options = || HubOptions::new(home.kubeconfig()).args(flags.clone());
     let mut hub = Hub::start(&options())?;
     let mut member = Membership::join(Mode::Agent, &mut hub, &home, &edge, "edge-1").await?;
     let connected = [("Connected", "True", "Connected")];
-    desk.member_shows("edge-1", &connected).await?;
+    fleet_client.member_shows("edge-1", &connected).await?;
     let rotate = async |more: &[&str]| {
         let words = [&["rotate-ca", "-n", NAMESPACE], more].concat();
         kubectl_krypton(&home, &words).await
@@ -588,9 +588,9 @@ async fn agent_keeps_session_through_ca_rotation() -> TestResult {
         "{log}"
     );
 
-    edge_desk.create("acme", json!({})).await?;
+    on_edge.create("acme", json!({})).await?;
     let ready = [("Ready", "True", "AllClustersReady")];
-    edge_desk.shows("acme", &ready).await?;
+    on_edge.shows("acme", &ready).await?;
 
     // After restarts, both reconnect with their stored state.
     hub.stop().await?;
@@ -602,6 +602,6 @@ async fn agent_keeps_session_through_ca_rotation() -> TestResult {
         .unwrap()
         .logs("in session with the hub")
         .await?;
-    desk.member_shows("edge-1", &connected).await?;
+    fleet_client.member_shows("edge-1", &connected).await?;
     Ok(())
 }

@@ -91,7 +91,7 @@ async fn expiring_certificate_is_reported_once_across_restart() -> TestResult {
     let options = HubOptions::new(home.kubeconfig()).args(flags);
     let mut hub = Hub::start(&options)?;
     hub.ready(PATIENCE).await?;
-    let desk = FleetClient::at(&home);
+    let fleet_client = FleetClient::at(&home);
     let members: Api<EdgeCluster> = Api::all(home.client());
     let member = EdgeCluster::new("edge-1", EdgeClusterSpec::default());
     let uid = members
@@ -106,10 +106,12 @@ async fn expiring_certificate_is_reported_once_across_restart() -> TestResult {
     let key = KeyPair::generate()?;
     let days = |count: i64| wall() - SignedDuration::from_hours(24 * count);
     let old = connect(&home, &hub, &uid, &key, days(6)).await?;
-    let shown = desk.member_shows("edge-1", &[SOON, CONNECTED]).await?;
+    let shown = fleet_client
+        .member_shows("edge-1", &[SOON, CONNECTED])
+        .await?;
     let shown = serde_json::to_string(&shown.status)?;
     assert!(shown.contains("kubectl krypton join edge-1"), "{shown}");
-    let message = desk.event_message("edge-1", SOON.2).await?;
+    let message = fleet_client.event_message("edge-1", SOON.2).await?;
     assert!(message.contains("kubectl krypton join edge-1"), "{message}");
     let metrics = hub.metrics().await?;
     for line in [
@@ -123,11 +125,15 @@ async fn expiring_certificate_is_reported_once_across_restart() -> TestResult {
     hub.stop().await?;
     let mut hub = Hub::start(&options.clone().in_place_of(&hub))?;
     hub.ready(PATIENCE).await?;
-    desk.member_shows("edge-1", &[SOON, CONNECTED]).await?;
+    fleet_client
+        .member_shows("edge-1", &[SOON, CONNECTED])
+        .await?;
     drop(old);
     // The writes about this session follow all earlier ones.
     let _new = connect(&home, &hub, &uid, &key, days(0)).await?;
-    desk.member_shows("edge-1", &[CURRENT, CONNECTED]).await?;
+    fleet_client
+        .member_shows("edge-1", &[CURRENT, CONNECTED])
+        .await?;
     assert_eq!(event_count(&home).await, 1);
     tokio::time::timeout(Duration::from_secs(60), hub.stop()).await??;
     Ok(())

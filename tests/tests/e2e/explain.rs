@@ -18,8 +18,8 @@ async fn explain_names_cause_retry_and_silent_reporter(mode: Mode) -> TestResult
     let before = Timestamp::now();
     chart.write("replicaCount: 0\nfailWith: because it must")?;
     // The Tenant on the home cluster shows the state of its namesake on the member.
-    for desk in [FleetClient::at(pair.home()), pair.desk()] {
-        desk.create("acme", json!({})).await?;
+    for fleet_client in [FleetClient::at(pair.home()), pair.fleet_client()] {
+        fleet_client.create("acme", json!({})).await?;
     }
     let failed = shows(&pair, ExitCode::NotReady, "next: it is retried at ").await?;
     assert!(failed.contains("✗ InstallFailed: "), "{failed}");

@@ -334,8 +334,8 @@ impl Drop for Keeper {
 
 impl Keeper {
     /// Returns once the watch has its first list.
-    async fn watch(desk: &FleetClient) -> Result<Self> {
-        let api: Api<Deployment> = Api::namespaced(desk.client.clone(), "keeper");
+    async fn watch(fleet_client: &FleetClient) -> Result<Self> {
+        let api: Api<Deployment> = Api::namespaced(fleet_client.client.clone(), "keeper");
         let uid = api.get(&release("keeper")).await?.uid();
         let deleted = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&deleted);

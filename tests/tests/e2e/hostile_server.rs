@@ -48,8 +48,8 @@ impl Scene {
 
     /// Verifies that the other member is reconciled, and that the hub's memory stays low.
     async fn others_are_served(&self) -> TestResult {
-        let desk = &self.at_home;
-        desk.install("acme").await?;
+        let fleet_client = &self.at_home;
+        fleet_client.install("acme").await?;
         let memory = self.hub.rss_bytes()?;
         assert!(memory < HUB_MEMORY, "{memory}");
         Ok(())
@@ -57,8 +57,8 @@ impl Scene {
 
     async fn ends_well(&self) {
         self.proxy.forward_all();
-        let desk = &self.at_edge;
-        desk.ready("edgy").await.unwrap();
+        let fleet_client = &self.at_edge;
+        fleet_client.ready("edgy").await.unwrap();
     }
 }
 
@@ -87,11 +87,11 @@ async fn gzip_bomb_ends_its_own_helm_run() -> TestResult {
         resources: &["secrets"],
         answer: Answer::Bomb,
     });
-    let desk = &scene.at_edge;
-    desk.create("edgy", json!({})).await?;
+    let fleet_client = &scene.at_edge;
+    fleet_client.create("edgy", json!({})).await?;
     let error = format!("ClusterError/{EDGE}");
     let expected = (error.as_str(), "True", "InstallFailed");
-    let message = desk.message("edgy", &[expected]).await?;
+    let message = fleet_client.message("edgy", &[expected]).await?;
     assert!(message.contains("MiB of memory"), "{message}");
     scene.others_are_served().await?;
     scene.ends_well().await;

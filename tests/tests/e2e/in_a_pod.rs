@@ -58,8 +58,8 @@ async fn uses_new_token(cluster: &Cluster, access: &ServiceAccountAccess) {
     .unwrap();
 }
 
-async fn installs(desk: &FleetClient, tenant: &str) {
-    desk.install(tenant).await.unwrap();
+async fn installs(fleet_client: &FleetClient, tenant: &str) {
+    fleet_client.install(tenant).await.unwrap();
 }
 
 #[tokio::test]
@@ -121,12 +121,12 @@ async fn hub_and_agent_await_apiserver_and_reload_tokens() -> TestResult {
     edge.start_apiserver().await?;
     agent.ready(PATIENCE).await?;
 
-    let (desk, edge_desk) = (FleetClient::at(&home), FleetClient::at(&edge));
-    tokio::join!(installs(&desk, "first"), installs(&edge_desk, "one"));
+    let (fleet_client, on_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
+    tokio::join!(installs(&fleet_client, "first"), installs(&on_edge, "one"));
     let holders = async || {
         (
-            desk.holder().await.unwrap(),
-            edge_desk.holder().await.unwrap(),
+            fleet_client.holder().await.unwrap(),
+            on_edge.holder().await.unwrap(),
         )
     };
     let before = holders().await;
@@ -138,13 +138,16 @@ async fn hub_and_agent_await_apiserver_and_reload_tokens() -> TestResult {
         uses_new_token(&edge, &at_edge)
     );
     tokio::try_join!(at_home.revoke(&home, old.0), at_edge.revoke(&edge, old.1))?;
-    tokio::join!(installs(&desk, "second"), installs(&edge_desk, "two"));
+    tokio::join!(installs(&fleet_client, "second"), installs(&on_edge, "two"));
     assert_eq!(holders().await, before);
 
     // Worse than the kubelet: all requests are rejected until the process reads the file again.
     let old = tokio::try_join!(at_home.renew(&home), at_edge.renew(&edge))?;
     tokio::try_join!(at_home.revoke(&home, old.0), at_edge.revoke(&edge, old.1))?;
-    tokio::join!(installs(&desk, "third"), installs(&edge_desk, "three"));
+    tokio::join!(
+        installs(&fleet_client, "third"),
+        installs(&on_edge, "three")
+    );
     tokio::join!(
         uses_new_token(&home, &at_home),
         uses_new_token(&edge, &at_edge)

@@ -70,7 +70,7 @@ async fn bad_bundle_names_remedy_and_good_one_joins() -> TestResult {
         Cluster::start("joining-home", Parts::ControlPlane),
         Cluster::start("joining-edge", Parts::ControlPlane),
     )?;
-    let desk = FleetClient::at(&home);
+    let fleet_client = FleetClient::at(&home);
     let desktop = Desktop::new();
     let flags = ["--self-cluster=false", "--chart-install-crds=false"];
     let mut hub = Hub::start(&HubOptions::new(home.kubeconfig()).args(flags))?;
@@ -177,7 +177,7 @@ async fn bad_bundle_names_remedy_and_good_one_joins() -> TestResult {
     let file = desktop.file("good.yaml", &good);
     let mut agent = Agent::start(&AgentOptions::new(edge.kubeconfig()).join_file(&file))?;
     agent.ready(PATIENCE).await?;
-    desk.member_is("edge-1", Mode::Agent).await?;
+    fleet_client.member_is("edge-1", Mode::Agent).await?;
     let options = AgentOptions::new(edge.kubeconfig())
         .join_file(&file)
         .args(["--namespace=second"]);

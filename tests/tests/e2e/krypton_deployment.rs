@@ -71,8 +71,10 @@ async fn deployment_is_routed_installed_repaired_and_removed(mode: Mode) -> Test
         "Ready",
     ];
     regions.has_events(key.0, key.1, &reasons).await;
-    let desk = regions.edge("paris");
-    desk.newest_is("acme", "ced-acme", 1, "deployed").await?;
+    let fleet_client = regions.edge("paris");
+    fleet_client
+        .newest_is("acme", "ced-acme", 1, "deployed")
+        .await?;
 
     edge_changes_are_reverted(&regions, key).await?;
     chart_and_user_changes_reach_it(&regions, key).await?;
@@ -82,12 +84,14 @@ async fn deployment_is_routed_installed_repaired_and_removed(mode: Mode) -> Test
     let account = json!({"spec": {"account": {"displayName": "Acme"}}});
     regions.patch(key.0, key.1, account).await;
     regions.shows(key, READY).await;
-    desk.newest_is("acme", "ced-acme", 5, "deployed").await?;
+    fleet_client
+        .newest_is("acme", "ced-acme", 5, "deployed")
+        .await?;
 
     regions.delete(key.0, key.1).await;
     regions.gone(key.0, key.1).await;
-    assert!(desk.revisions("acme", "ced-acme").await?.is_empty());
-    namespace_goes(&desk, "acme").await;
+    assert!(fleet_client.revisions("acme", "ced-acme").await?.is_empty());
+    namespace_goes(&fleet_client, "acme").await;
     let reasons = [
         "DeleteStarted",
         "HelmUninstalled",
@@ -100,8 +104,8 @@ async fn deployment_is_routed_installed_repaired_and_removed(mode: Mode) -> Test
 }
 
 async fn edge_changes_are_reverted(regions: &Regions, key: (&str, &str)) -> TestResult {
-    let desk = regions.edge("paris");
-    let maps: Api<ConfigMap> = Api::namespaced(desk.client.clone(), "acme");
+    let fleet_client = regions.edge("paris");
+    let maps: Api<ConfigMap> = Api::namespaced(fleet_client.client.clone(), "acme");
     let complete = async || {
         let asked = eventually("the ConfigMap to be restored", async || {
             let data = maps.get("ced-acme").await?.data.unwrap_or_default();
@@ -111,22 +115,23 @@ async fn edge_changes_are_reverted(regions: &Regions, key: (&str, &str)) -> Test
             }
         });
         asked.await.unwrap();
-        desk.newest_is("acme", "ced-acme", 1, "deployed")
+        fleet_client
+            .newest_is("acme", "ced-acme", 1, "deployed")
             .await
             .unwrap();
     };
     // Helm adds no revision.
-    let before = desk.releases().await?;
+    let before = fleet_client.releases().await?;
     let params = DeleteParams::default();
     maps.delete("ced-acme", &params).await?;
     complete().await;
     maps.merge("ced-acme", &json!({"data": {"message": "mine"}}))
         .await?;
     complete().await;
-    assert_eq!(desk.releases().await?, before);
+    assert_eq!(fleet_client.releases().await?, before);
     regions.has_events(key.0, key.1, &["RepairTriggered"]).await;
 
-    let secrets: Api<Secret> = Api::namespaced(desk.client.clone(), "acme");
+    let secrets: Api<Secret> = Api::namespaced(fleet_client.client.clone(), "acme");
     let first = "sh.helm.release.v1.ced-acme.v1";
     let before = secrets.get(first).await?.uid();
     secrets.delete(first, &params).await?;
@@ -138,7 +143,7 @@ async fn edge_changes_are_reverted(regions: &Regions, key: (&str, &str)) -> Test
     regions.has_events(key.0, key.1, &["ReleaseMissing"]).await;
     regions.shows(key, READY).await;
 
-    let namespaces: Api<Namespace> = Api::all(desk.client.clone());
+    let namespaces: Api<Namespace> = Api::all(fleet_client.client.clone());
     let before = namespaces.get("acme").await?.uid();
     namespaces.delete("acme", &params).await?;
     let asked = eventually("the namespace to be another", async || {
@@ -151,9 +156,10 @@ async fn edge_changes_are_reverted(regions: &Regions, key: (&str, &str)) -> Test
 }
 
 async fn chart_and_user_changes_reach_it(regions: &Regions, key: (&str, &str)) -> TestResult {
-    let desk = regions.edge("paris");
+    let fleet_client = regions.edge("paris");
     let newest = async |number: u32, status: &str| {
-        desk.newest_is("acme", "ced-acme", number, status)
+        fleet_client
+            .newest_is("acme", "ced-acme", number, status)
             .await
             .unwrap();
     };
@@ -198,7 +204,7 @@ async fn chart_and_user_changes_reach_it(regions: &Regions, key: (&str, &str)) -
     regions
         .has_events(key.0, key.1, &["HelmDeployFailed"])
         .await;
-    let revisions = desk.revisions("acme", "ced-acme").await?;
+    let revisions = fleet_client.revisions("acme", "ced-acme").await?;
     let expected = [(1, "superseded"), (2, "deployed"), (3, "failed")];
     let expected = expected.map(|(number, status)| (number, status.to_owned()));
     assert_eq!(revisions, expected);
@@ -268,7 +274,7 @@ async fn deployment_moves_region_by_installing_before_uninstalling(mode: Mode) -
 
 async fn deletion_on_unreachable_edge_waits_until_orphaned(mode: Mode) -> TestResult {
     let regions = Regions::start("away", mode, &["paris"]).await;
-    let desk = regions.edge("paris");
+    let fleet_client = regions.edge("paris");
     for name in ["acme", "other"] {
         regions
             .create("default", name, json!({"name": "paris"}))
@@ -301,17 +307,26 @@ async fn deletion_on_unreachable_edge_waits_until_orphaned(mode: Mode) -> TestRe
 
     edge.start_apiserver().await?;
     regions.gone("default", "other").await;
-    assert!(desk.revisions("other", "ced-other").await?.is_empty());
-    desk.newest_is("acme", "ced-acme", 1, "deployed").await?;
+    assert!(
+        fleet_client
+            .revisions("other", "ced-other")
+            .await?
+            .is_empty()
+    );
+    fleet_client
+        .newest_is("acme", "ced-acme", 1, "deployed")
+        .await?;
     // Recreated, the KryptonDeployment adopts its release.
     regions
         .create("default", "acme", json!({"name": "paris"}))
         .await;
     regions.shows(("default", "acme"), READY).await;
-    desk.newest_is("acme", "ced-acme", 1, "deployed").await?;
+    fleet_client
+        .newest_is("acme", "ced-acme", 1, "deployed")
+        .await?;
 
     // The access to the member is permanently gone.
-    let before = desk.releases().await?;
+    let before = fleet_client.releases().await?;
     let params = DeleteParams::default();
     if mode == Mode::Agent {
         let members: Api<EdgeCluster> = Api::all(regions.home.client());
@@ -341,7 +356,7 @@ async fn deletion_on_unreachable_edge_waits_until_orphaned(mode: Mode) -> TestRe
     let orphan = json!({"metadata": {"annotations": {names::ORPHAN_ANNOTATION: "true"}}});
     regions.patch("default", "acme", orphan).await;
     regions.gone("default", "acme").await;
-    assert_eq!(desk.releases().await?, before);
+    assert_eq!(fleet_client.releases().await?, before);
     Ok(())
 }
 
@@ -351,7 +366,7 @@ async fn namesake_is_rejected_and_crd_deletion_uninstalls_nothing(mode: Mode) ->
         ..Unusual::default()
     };
     let regions = Regions::start_unusual("named", mode, &["paris"], unusual).await?;
-    let desk = regions.edge("paris");
+    let fleet_client = regions.edge("paris");
     let long = "a".repeat(63);
     let paris = json!({"name": "paris"});
     // This namespace is outside Krypton's scope.
@@ -363,13 +378,15 @@ async fn namesake_is_rejected_and_crd_deletion_uninstalls_nothing(mode: Mode) ->
     regions.shows(("default", &long), READY).await;
     let release = names::deployment_release(&long);
     assert!(release.len() <= names::RELEASE_NAME_MAX);
-    desk.newest_is(&long, &release, 1, "deployed").await?;
+    fleet_client
+        .newest_is(&long, &release, 1, "deployed")
+        .await?;
     let object = regions.all(outside.0).get(outside.1).await?;
     assert!(object.finalizers().is_empty(), "{:?}", object.metadata);
     assert!(object.status.is_none(), "{:?}", object.status);
 
     let in_use = ("Ready", "False", "ReleaseInUse");
-    let before = desk.releases().await?;
+    let before = fleet_client.releases().await?;
     regions.create("kube-public", "acme", paris.clone()).await;
     let younger = regions.shows(("kube-public", "acme"), in_use).await;
     let line = younger.status.unwrap().last_message.unwrap();
@@ -388,20 +405,22 @@ async fn namesake_is_rejected_and_crd_deletion_uninstalls_nothing(mode: Mode) ->
         .await;
     regions.delete("default", "too.many.dots").await;
     regions.gone("default", "too.many.dots").await;
-    assert_eq!(desk.releases().await?, before);
+    assert_eq!(fleet_client.releases().await?, before);
 
     // Deleting the older one removes its release, and the younger one is installed.
     regions.delete("default", "acme").await;
     regions.gone("default", "acme").await;
     regions.shows(("kube-public", "acme"), READY).await;
-    desk.newest_is("acme", "ced-acme", 1, "deployed").await?;
-    let before = desk.releases().await?;
+    fleet_client
+        .newest_is("acme", "ced-acme", 1, "deployed")
+        .await?;
+    let before = fleet_client.releases().await?;
     // A new KryptonDeployment is the younger one, and its deletion removes nothing.
     regions.create("default", "acme", paris.clone()).await;
     regions.shows(("default", "acme"), in_use).await;
     regions.delete("default", "acme").await;
     regions.gone("default", "acme").await;
-    assert_eq!(desk.releases().await?, before);
+    assert_eq!(fleet_client.releases().await?, before);
 
     let crds: Api<CustomResourceDefinition> = Api::all(regions.home.client());
     let name = KryptonDeployment::crd().name_any();
@@ -410,18 +429,18 @@ async fn namesake_is_rejected_and_crd_deletion_uninstalls_nothing(mode: Mode) ->
         Ok(crds.get_opt(&name).await?.is_none().then_some(()))
     });
     asked.await?;
-    assert_eq!(desk.releases().await?, before);
+    assert_eq!(fleet_client.releases().await?, before);
     // Recreated, the KryptonDeployments adopt their releases.
     let params = PostParams::default();
     crds.create(&params, &KryptonDeployment::crd()).await?;
     regions.create("kube-public", "acme", paris).await;
     regions.shows(("kube-public", "acme"), READY).await;
-    assert_eq!(desk.releases().await?, before);
+    assert_eq!(fleet_client.releases().await?, before);
 
     // The namespace that was created for the first KryptonDeployment is deleted with the last.
     regions.delete("kube-public", "acme").await;
     regions.gone("kube-public", "acme").await;
-    namespace_goes(&desk, "acme").await;
+    namespace_goes(&fleet_client, "acme").await;
     Ok(())
 }
 
@@ -460,8 +479,8 @@ async fn deployment_uses_only_kubeconfig_secrets_open_to_it() -> TestResult {
     // The Secret is not in the hub's namespace.
     let waits = ("TargetClusterResolved", "False", "NotAccepted");
     regions.shows(("team-a", "own"), waits).await;
-    let desk = FleetClient::at(&regions.home);
-    desk.accept_member("rome-admin").await?;
+    let fleet_client = FleetClient::at(&regions.home);
+    fleet_client.accept_member("rome-admin").await?;
     regions.shows(("team-a", "own"), READY).await;
     // Referenced from its own namespace, the Secret becomes a member, but stays closed to other namespaces.
     regions
@@ -499,8 +518,9 @@ async fn deployment_uses_only_kubeconfig_secrets_open_to_it() -> TestResult {
         )
         .await;
     assert_eq!(missing.status.unwrap().phase, Some(DeploymentPhase::Error));
-    let desk = regions.edge("paris");
-    desk.newest_is("deprecated", "ced-deprecated", 1, "deployed")
+    let fleet_client = regions.edge("paris");
+    fleet_client
+        .newest_is("deprecated", "ced-deprecated", 1, "deployed")
         .await?;
     regions
         .has_events("default", "deprecated", &["AccountMissing"])
@@ -509,7 +529,8 @@ async fn deployment_uses_only_kubeconfig_secrets_open_to_it() -> TestResult {
     regions.delete("default", "deprecated").await;
     regions.gone("default", "deprecated").await;
     assert!(
-        desk.revisions("deprecated", "ced-deprecated")
+        fleet_client
+            .revisions("deprecated", "ced-deprecated")
             .await?
             .is_empty()
     );

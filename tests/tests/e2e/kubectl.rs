@@ -33,10 +33,10 @@ by_agent!(paused_tenant_stands_still_and_leaving_uninstalls,);
 
 async fn paused_tenant_stands_still_and_leaving_uninstalls(mode: Mode) -> TestResult {
     let (mut pair, chart) = Scenario::new("verbs", mode).start().await?;
-    let desk = pair.desk();
-    desk.install("acme").await?;
+    let fleet_client = pair.fleet_client();
+    fleet_client.install("acme").await?;
     let release = pair.release("acme");
-    let one = desk.revisions("acme", &release).await?;
+    let one = fleet_client.revisions("acme", &release).await?;
     assert_eq!(one.len(), 1, "{one:?}");
 
     // The Tenant was created on the member, so the user runs the command there.
@@ -56,22 +56,26 @@ async fn paused_tenant_stands_still_and_leaving_uninstalls(mode: Mode) -> TestRe
     chart.write("replicaCount: 0\npaused: once")?;
     let progress = pair.condition("ClusterProgress");
     let paused = (progress.as_str(), "False", "Paused");
-    desk.shows("acme", &[paused]).await?;
-    assert_eq!(desk.revisions("acme", &release).await?, one);
+    fleet_client.shows("acme", &[paused]).await?;
+    assert_eq!(fleet_client.revisions("acme", &release).await?, one);
     let asked = at_member("resync").await;
     assert!(asked.contains("is reconciled again"), "{asked}");
-    assert_eq!(desk.revisions("acme", &release).await?, one);
+    assert_eq!(fleet_client.revisions("acme", &release).await?, one);
     at_member("resume").await;
-    desk.newest_is("acme", &release, 2, "deployed").await?;
+    fleet_client
+        .newest_is("acme", &release, 2, "deployed")
+        .await?;
 
     let member = pair.name();
     let home = async |words: &[&str]| kubectl_krypton(pair.home(), words).await.unwrap();
     home(&["pause", "cluster", member]).await;
     chart.write("replicaCount: 0\npaused: twice")?;
-    desk.shows("acme", &[paused]).await?;
+    fleet_client.shows("acme", &[paused]).await?;
     let resumed = home(&["resume", "cluster", member]).await;
     assert!(resumed.ends_with("edge-1 resumed\n"), "{resumed}");
-    desk.newest_is("acme", &release, 3, "deployed").await?;
+    fleet_client
+        .newest_is("acme", &release, 3, "deployed")
+        .await?;
 
     let is = async |banned: bool| {
         let members: Api<EdgeCluster> = Api::all(pair.home().client());
@@ -92,7 +96,7 @@ async fn paused_tenant_stands_still_and_leaving_uninstalls(mode: Mode) -> TestRe
 
     let left = home(&["leave", member, "--uninstall", "--wait"]).await;
     assert!(left.ends_with("is gone\n"), "{left}");
-    assert!(desk.releases().await?.is_empty());
+    assert!(fleet_client.releases().await?.is_empty());
     pair.stop().await?;
     Ok(())
 }
@@ -329,8 +333,8 @@ async fn each_role_permits_only_its_own_commands() -> TestResult {
         );
         home.apply(&edge).await?;
     }
-    let desk = FleetClient::at(&home);
-    desk.create("acme", json!({})).await?;
+    let fleet_client = FleetClient::at(&home);
+    fleet_client.create("acme", json!({})).await?;
     let authority = Authority::generate("home.krypton", clock::wall())?;
     let info = JoinInfo {
         ca_pem: authority.ca_pem(),

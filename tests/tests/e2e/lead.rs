@@ -49,7 +49,7 @@ struct Stage {
     ports: BTreeMap<String, Arc<Port>>,
     home: Cluster,
     edge: Cluster,
-    desk: FleetClient,
+    fleet_client: FleetClient,
     repository: ChartRepository,
     chart: &'static str,
     values: ValuesFile,
@@ -79,7 +79,7 @@ impl Stage {
         let mut stage = Self {
             hubs: BTreeMap::new(),
             ports: BTreeMap::new(),
-            desk: FleetClient::at(&home),
+            fleet_client: FleetClient::at(&home),
             home,
             edge,
             repository,
@@ -134,7 +134,7 @@ impl Stage {
 
     /// Waits until another hub is the leader, and returns its name.
     async fn leader_but(&self, former: &str) -> Result<String> {
-        let leases: Api<Lease> = Api::namespaced(self.desk.client.clone(), HUB_NAMESPACE);
+        let leases: Api<Lease> = Api::namespaced(self.fleet_client.client.clone(), HUB_NAMESPACE);
         eventually("another hub to become the leader", async || {
             let spec = leases.get(HUB_LEASE).await?.spec.unwrap_or_default();
             let holder = spec.holder_identity.unwrap_or_default();
@@ -147,7 +147,7 @@ impl Stage {
     }
 
     async fn epoch(&self) -> Result<u64> {
-        self.desk.hub_epoch().await
+        self.fleet_client.hub_epoch().await
     }
 
     /// Waits until the agent, if there is one, has a session with this hub.
@@ -168,7 +168,7 @@ impl Stage {
     /// Waits until home's EdgeCluster counts all Tenants of the edge cluster.
     async fn counted(&self, what: &str) {
         let there = FleetClient::at(&self.edge).tenants();
-        let members: Api<EdgeCluster> = Api::all(self.desk.client.clone());
+        let members: Api<EdgeCluster> = Api::all(self.fleet_client.client.clone());
         eventually(
             &format!("home to count the Tenants, after {what}"),
             async || {
@@ -194,8 +194,8 @@ struct Watched {
 
 impl Watched {
     /// Returns when the member has a condition.
-    async fn begin(desk: &FleetClient) -> Self {
-        let members: Api<EdgeCluster> = Api::all(desk.client.clone());
+    async fn begin(fleet_client: &FleetClient) -> Self {
+        let members: Api<EdgeCluster> = Api::all(fleet_client.client.clone());
         let reasons = Arc::new(Mutex::new(Vec::new()));
         let sink = Arc::clone(&reasons);
         let watching = tokio::spawn(async move {
@@ -236,10 +236,10 @@ async fn three_hubs_elect_one_leader_and_stay_ready() -> TestResult {
     assert_eq!(leader, "a");
     let agent = format!("krypton-hub/{}", env!("CARGO_PKG_VERSION"));
     stage
-        .desk
+        .fleet_client
         .add_member(EDGE, &stage.edge.kubeconfig_with_token())
         .await?;
-    stage.desk.member_shows(EDGE, &[CONNECTED]).await?;
+    stage.fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
     stage.tenant("acme").await;
     assert_eq!(stage.epoch().await?, 1, "only the leader has an epoch");
     for name in ["b", "c"] {
@@ -276,11 +276,11 @@ async fn three_hubs_elect_one_leader_and_stay_ready() -> TestResult {
 async fn killed_leader_is_replaced_and_sessions_return(mode: Mode) -> TestResult {
     let mut stage = Stage::set("followed", &["a", "b"]).await;
     let _member = stage.join(mode).await?;
-    stage.desk.member_shows(EDGE, &[CONNECTED]).await?;
+    stage.fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
     stage.tenant("first").await;
     let releases = FleetClient::at(&stage.edge).releases().await?;
     let epoch = stage.epoch().await?;
-    let watched = Watched::begin(&stage.desk).await;
+    let watched = Watched::begin(&stage.fleet_client).await;
 
     let leader = stage.leader_but("").await?;
     stage.hub(&leader).kill9().await?;
@@ -304,7 +304,7 @@ async fn killed_leader_is_replaced_and_sessions_return(mode: Mode) -> TestResult
         back.as_secs_f64(),
         served.as_secs_f64(),
     );
-    stage.desk.member_shows(EDGE, &[CONNECTED]).await?;
+    stage.fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
     let reasons = watched.reasons();
     assert!(
         reasons.iter().all(|reason| reason == "Connected"),
@@ -329,7 +329,7 @@ async fn killed_leader_is_replaced_and_sessions_return(mode: Mode) -> TestResult
 async fn resumed_leader_overwrites_nothing(mode: Mode) -> TestResult {
     let mut stage = Stage::set("woken", &["a", "b"]).await;
     let _member = stage.join(mode).await?;
-    stage.desk.member_shows(EDGE, &[CONNECTED]).await?;
+    stage.fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
     stage.tenant("first").await;
     let epoch = stage.epoch().await?;
     let leader = stage.leader_but("").await?;
@@ -350,7 +350,7 @@ async fn resumed_leader_overwrites_nothing(mode: Mode) -> TestResult {
     assert_eq!(stage.leader_but(&leader).await?, next);
     assert_eq!(stage.epoch().await?, epoch + 1);
     // The next leader has written every object of home, and none was overwritten.
-    let members: Api<EdgeCluster> = Api::all(stage.desk.client.clone());
+    let members: Api<EdgeCluster> = Api::all(stage.fleet_client.client.clone());
     let member = members.get(EDGE).await?;
     let status = member.status.clone().unwrap();
     assert_eq!(status.hub_epoch, Some(epoch + 1), "{}", member.name_any());
@@ -362,7 +362,7 @@ async fn resumed_leader_overwrites_nothing(mode: Mode) -> TestResult {
 async fn short_home_outage_keeps_leader_and_sessions(mode: Mode) -> TestResult {
     let mut stage = Stage::set("away", &["a", "b"]).await;
     let _member = stage.join(mode).await?;
-    stage.desk.member_shows(EDGE, &[CONNECTED]).await?;
+    stage.fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
     stage.tenant("first").await;
     let leader = stage.leader_but("").await?;
     let epoch = stage.epoch().await?;
@@ -388,7 +388,7 @@ async fn stopping_leader_hands_over_during_helm_run(mode: Mode) -> TestResult {
     let chart = ("gate", gate.chart());
     let mut stage = Stage::with_chart("handed", &["a", "b"], chart).await?;
     let _member = stage.join(mode).await?;
-    stage.desk.member_shows(EDGE, &[CONNECTED]).await?;
+    stage.fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
     let edge = FleetClient::at(&stage.edge);
     edge.create("acme", json!({})).await?;
     let hook = gate::hook(&edge, "acme", None).await?;
@@ -427,7 +427,7 @@ async fn lost_leadership_interrupts_nothing_on_kubeconfig_member() -> TestResult
     let gate = Gate::new()?;
     let mut stage = Stage::with_chart("long-away", &["a"], ("gate", gate.chart())).await?;
     let _member = stage.join(Mode::Proxy).await?;
-    stage.desk.member_shows(EDGE, &[CONNECTED]).await?;
+    stage.fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
     let edge = FleetClient::at(&stage.edge);
     edge.create("acme", json!({})).await?;
     let hook = gate::hook(&edge, "acme", None).await?;
@@ -441,7 +441,7 @@ async fn lost_leadership_interrupts_nothing_on_kubeconfig_member() -> TestResult
     edge.newest_is("acme", &release, 1, "deployed").await?;
     stage.home.start_apiserver().await?;
     edge.ready("acme").await?;
-    stage.desk.member_shows(EDGE, &[CONNECTED]).await?;
+    stage.fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
     let revisions = edge.revisions("acme", &release).await?;
     assert_eq!(revisions, [(1, "deployed".to_owned())]);
     let log = stage.hubs["a"].log()?;
@@ -460,7 +460,7 @@ async fn leader_cut_off_from_home_releases_agents() -> TestResult {
     }
     assert_eq!(stage.leader_but("").await?, "a");
     let _member = stage.join(Mode::Agent).await?;
-    stage.desk.member_shows(EDGE, &[CONNECTED]).await?;
+    stage.fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
     stage.tenant("first").await;
     let epoch = stage.epoch().await?;
 
@@ -468,7 +468,7 @@ async fn leader_cut_off_from_home_releases_agents() -> TestResult {
     assert_eq!(stage.leader_but("a").await?, "b");
     stage.session(Mode::Agent, "b").await;
     stage.tenant("second").await;
-    stage.desk.member_shows(EDGE, &[CONNECTED]).await?;
+    stage.fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
     let log = stage.hubs["a"].log()?;
     assert!(log.contains("no longer the leader"), "{log}");
 
@@ -493,7 +493,7 @@ async fn leader_cut_off_from_home_releases_agents() -> TestResult {
 async fn ca_rotation_survives_leader_changes_without_lockout() -> TestResult {
     let mut stage = Stage::set("rotated", &["a", "b", "c"]).await;
     let _member = stage.join(Mode::Agent).await?;
-    stage.desk.member_shows(EDGE, &[CONNECTED]).await?;
+    stage.fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
     stage.tenant("first").await;
     let rotate = async |home: &Cluster, more: &[&str]| {
         let words = [&["rotate-ca", "-n", HUB_NAMESPACE], more].concat();
@@ -524,7 +524,7 @@ async fn ca_rotation_survives_leader_changes_without_lockout() -> TestResult {
     })
     .await?;
     stage.tenant("second").await;
-    stage.desk.member_shows(EDGE, &[CONNECTED]).await?;
+    stage.fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
     Ok(())
 }
 
@@ -534,7 +534,7 @@ async fn current_leader_settings_apply_when_hubs_differ() -> TestResult {
     stage.expect(&["a", "b"]);
     stage.start("a").await;
     let _member = stage.join(Mode::Agent).await?;
-    stage.desk.member_shows(EDGE, &[CONNECTED]).await?;
+    stage.fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
     stage.tenant("acme").await;
     let release = format!("tenant-acme-{EDGE}");
     let edge = FleetClient::at(&stage.edge);
@@ -580,10 +580,10 @@ async fn stale_hub_does_not_uninstall_orphaned_member() -> TestResult {
     }
     assert_eq!(stage.leader_but("").await?, "a");
     let mut member = stage.join(Mode::Agent).await?;
-    stage.desk.member_shows(EDGE, &[CONNECTED]).await?;
+    stage.fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
     stage.tenant("acme").await;
     let releases = FleetClient::at(&stage.edge).releases().await?;
-    let members: Api<EdgeCluster> = Api::all(stage.desk.client.clone());
+    let members: Api<EdgeCluster> = Api::all(stage.fleet_client.client.clone());
     members
         .merge(EDGE, &json!({"spec": {"deletionPolicy": "Uninstall"}}))
         .await?;

@@ -175,11 +175,11 @@ async fn agent_service_follows_leader_through_every_failover() -> TestResult {
     );
     let edge = edge?;
     let mut stage = stage?;
-    let desk = FleetClient::at(&stage.home);
+    let fleet_client = FleetClient::at(&stage.home);
     let first = stage.leader().await?;
     stage.leads_to(first).await;
     let agent = joined(&stage, &edge).await?;
-    desk.member_shows(EDGE, &[CONNECTED]).await?;
+    fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
     let before = sessions(&agent);
 
     // Kill the leader: its successor removes the label, and the agent reconnects automatically.
@@ -220,7 +220,7 @@ async fn agent_service_follows_leader_through_every_failover() -> TestResult {
     })
     .await?;
     stage.leads_to(third).await;
-    desk.member_shows(EDGE, &[CONNECTED]).await?;
+    fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
 
     // Stop the leader: it removes its label.
     assert!(stage.hubs[third].1.hub.stop().await?.success());

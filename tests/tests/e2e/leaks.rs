@@ -204,7 +204,7 @@ async fn keys_tokens_and_values_stay_in_their_secrets() -> TestResult {
         Cluster::start("leaks-1", Parts::WithControllers),
         Cluster::start("leaks-2", Parts::WithControllers),
     )?;
-    let (desk, at_one, at_two) = (
+    let (fleet_client, at_one, at_two) = (
         FleetClient::at(&home),
         FleetClient::at(&one),
         FleetClient::at(&two),
@@ -299,12 +299,13 @@ async fn keys_tokens_and_values_stay_in_their_secrets() -> TestResult {
     let watcher = Watcher::start(folders.to_vec(), canaries.clone());
 
     // A member with a kubeconfig: first with a client certificate, then with a token, and then invalid ones.
-    desk.add_member("edge-2", &fs::read_to_string(two.kubeconfig())?)
+    fleet_client
+        .add_member("edge-2", &fs::read_to_string(two.kubeconfig())?)
         .await?;
     for at_edge in [&at_one, &at_two] {
         at_edge.install("acme").await?;
     }
-    desk.add_member("edge-2", &with_token).await?;
+    fleet_client.add_member("edge-2", &with_token).await?;
     let exec = two.kubeconfig_with(wrong).replace(
         "token:",
         "exec: {apiVersion: client.authentication.k8s.io/v1, command: x, interactiveMode: Never}\n    token:",
@@ -315,14 +316,15 @@ async fn keys_tokens_and_values_stay_in_their_secrets() -> TestResult {
         &format!("client-certificate-data: {wrong}\n    client-key-data: {wrong}"),
     );
     for (name, kubeconfig) in [("exec", exec), ("broken", broken), ("no-key", no_key)] {
-        desk.add_member(name, &kubeconfig).await?;
+        fleet_client.add_member(name, &kubeconfig).await?;
         let invalid = ("TargetClusterResolved", "False", "KubeconfigInvalid");
-        desk.member_shows(name, &[invalid]).await?;
+        fleet_client.member_shows(name, &[invalid]).await?;
     }
-    desk.add_member("wrong", &two.kubeconfig_with(wrong))
+    fleet_client
+        .add_member("wrong", &two.kubeconfig_with(wrong))
         .await?;
     let refusal = ("Connected", "False", "Unreachable");
-    desk.member_shows("wrong", &[refusal]).await?;
+    fleet_client.member_shows("wrong", &[refusal]).await?;
 
     // A successful upgrade, and a failed one.
     values.write(&content(2))?;
@@ -344,7 +346,7 @@ async fn keys_tokens_and_values_stay_in_their_secrets() -> TestResult {
         "metadata": {"name": "fleet-values"},
         "stringData": {"values.yaml": format!("failWith: {}", value(4))},
     });
-    desk.apply_secret("fleet-values", &quoted).await?;
+    fleet_client.apply_secret("fleet-values", &quoted).await?;
     for (at_edge, member) in [(&at_one, "edge-1"), (&at_two, "edge-2")] {
         let type_ = format!("ClusterError/{member}");
         eventually("Helm's message without the secret", async || {
@@ -376,8 +378,8 @@ async fn keys_tokens_and_values_stay_in_their_secrets() -> TestResult {
     let again = AgentOptions::new(one.kubeconfig()).env(trace());
     let mut agent_again = Agent::start(&again)?;
     agent_again.ready(PATIENCE).await?;
-    desk.member_shows("edge-1", &[CONNECTED]).await?;
-    desk.member_is("edge-1", Mode::Agent).await?;
+    fleet_client.member_shows("edge-1", &[CONNECTED]).await?;
+    fleet_client.member_is("edge-1", Mode::Agent).await?;
 
     let watched = watcher.end();
     let mut outputs: Vec<(String, Vec<u8>)> = vec![

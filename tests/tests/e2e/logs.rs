@@ -86,7 +86,7 @@ async fn check_dump(agent: &Daemon) {
 async fn log_lines_identify_tenant_and_level_changes_live(mode: Mode) -> TestResult {
     let chart = ServedChart::small("replicaCount: 0").await?;
     let (home, edge) = home_and_edge("logs", Parts::ControlPlane).await?;
-    let (desk, edge_desk) = (FleetClient::at(&home), FleetClient::at(&edge));
+    let (fleet_client, on_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
     let options = HubOptions::new(home.kubeconfig())
         .args(chart.flags(&["--self-cluster=false", "--log-format=json"]))
         .env("POD_NAME", "krypton-hub-0");
@@ -99,7 +99,7 @@ async fn log_lines_identify_tenant_and_level_changes_live(mode: Mode) -> TestRes
         agent = Some(enrolled_agent(&home, "edge-1", options).await?);
     } else {
         let access = edge.kubeconfig_with_token();
-        desk.add_member("edge-1", &access).await?;
+        fleet_client.add_member("edge-1", &access).await?;
     }
     let actor: &Daemon = match &agent {
         Some(agent) => agent,
@@ -124,13 +124,13 @@ async fn log_lines_identify_tenant_and_level_changes_live(mode: Mode) -> TestRes
         "{set}"
     );
 
-    edge_desk.install("acme").await?;
+    on_edge.install("acme").await?;
     chart.write("{replicaCount: 0, broken: true}")?;
     let failed = ("ClusterError/edge-1", "True", "UpgradeFailed");
-    edge_desk.shows("acme", &[failed]).await?;
+    on_edge.shows("acme", &[failed]).await?;
     // The Tenant of the same name on home, which the hub writes.
-    desk.create("acme", json!({})).await?;
-    desk.shows("acme", &[failed]).await?;
+    fleet_client.create("acme", json!({})).await?;
+    fleet_client.shows("acme", &[failed]).await?;
 
     if let Some(agent) = &agent {
         check_dump(agent).await;
@@ -143,7 +143,7 @@ async fn log_lines_identify_tenant_and_level_changes_live(mode: Mode) -> TestRes
         Ok((now == "info\n").then_some(()))
     })
     .await?;
-    edge_desk.remove("acme").await?;
+    on_edge.remove("acme").await?;
 
     let dump: Value = serde_json::from_str(&hub.debug("fleet.json").await?)?;
     assert_eq!(dump["lead"]["stand"], "leads", "{dump}");

@@ -47,7 +47,7 @@ const WRITERS: [&str; 2] = ["krypton-hub", "Helm"];
 struct Fleet {
     hub: Hub,
     home: Cluster,
-    desk: FleetClient,
+    fleet_client: FleetClient,
     edge: Cluster,
     at_edge: FleetClient,
     _chart: ServedChart,
@@ -70,7 +70,7 @@ async fn start(name: &str, flags: &[String]) -> TestResult<Fleet> {
         .args(flags.iter().cloned());
     let hub = Hub::start(&options)?;
     Ok(Fleet {
-        desk: FleetClient::at(&home),
+        fleet_client: FleetClient::at(&home),
         at_edge: FleetClient::at(&edge),
         hub,
         home,
@@ -82,8 +82,8 @@ async fn start(name: &str, flags: &[String]) -> TestResult<Fleet> {
 impl Fleet {
     /// Installs a Tenant on the edge cluster, which shows that an actor reconciles it.
     async fn install(&self, tenant: &str) {
-        let desk = &self.at_edge;
-        desk.install(tenant).await.unwrap();
+        let fleet_client = &self.at_edge;
+        fleet_client.install(tenant).await.unwrap();
     }
 
     /// Waits until the member is suspended for this reason and its Lease has no holder. The releases must be unchanged,
@@ -106,7 +106,7 @@ impl Fleet {
 
     /// Returns the message of the member's condition when it is as expected.
     async fn condition_message(&self, expected: Expected<'_>) -> Result<String> {
-        self.desk.member_message(EDGE, &[expected]).await
+        self.fleet_client.member_message(EDGE, &[expected]).await
     }
 
     /// Returns the hub's and Helm's changes on the edge cluster.
@@ -144,7 +144,7 @@ impl Fleet {
 
     /// Waits until the hub has renewed its Lease on home.
     async fn hub_lives_on(&self) {
-        self.desk.hub_lease_renewed().await.unwrap();
+        self.fleet_client.hub_lease_renewed().await.unwrap();
     }
 }
 
@@ -226,7 +226,7 @@ type Status = fn(bool) -> Value;
 #[tokio::test]
 async fn cluster_api_member_waits_for_initialisation_and_pauses() -> TestResult {
     let fleet = start("capi", &flags("cluster-api")).await?;
-    let desk = &fleet.desk;
+    let fleet_client = &fleet.fleet_client;
     let crd = ForeignCrd::read(
         &fleet.home,
         "cluster-api-1.14.2",
@@ -253,7 +253,7 @@ async fn cluster_api_member_waits_for_initialisation_and_pauses() -> TestResult 
         let clusters = Objects::of(&fleet.home, "cluster.x-k8s.io", version, "Cluster");
         let endpoint = json!({"controlPlaneEndpoint": {"host": "edge", "port": 6443}});
         clusters.create(endpoint).await;
-        let client = &desk.client;
+        let client = &fleet_client.client;
         let good = [("value", kubeconfig.as_str())];
         let of = |name: &str| secret(name, type_, mark, &good);
         apply_secret(client, FLEET, of(&format!("{EDGE}-kubeconfig"))).await;
@@ -264,8 +264,8 @@ async fn cluster_api_member_waits_for_initialisation_and_pauses() -> TestResult 
         let waiting = fleet.condition_message(NOT_READY).await?;
         assert!(waiting.contains("not initialised"), "{waiting}");
         clusters.merge_status(initialised(true)).await;
-        desk.member_shows(EDGE, &WELL).await?;
-        let member = desk.members();
+        fleet_client.member_shows(EDGE, &WELL).await?;
+        let member = fleet_client.members();
         let source = member.get(EDGE).await?.spec.source_ref.unwrap();
         assert_eq!(
             (source.kind.as_str(), source.namespace.as_deref()),
@@ -281,7 +281,7 @@ async fn cluster_api_member_waits_for_initialisation_and_pauses() -> TestResult 
         fleet.nothing_is_written(&meanwhile).await;
         clusters.merge(json!({"spec": {"paused": false}})).await;
         fleet.at_edge.ready(&meanwhile).await?;
-        desk.member_shows(EDGE, &WELL).await?;
+        fleet_client.member_shows(EDGE, &WELL).await?;
         let paused =
             |value: Value| json!({"metadata": {"annotations": {"cluster.x-k8s.io/paused": value}}});
         clusters.merge(paused(json!(""))).await;
@@ -289,13 +289,13 @@ async fn cluster_api_member_waits_for_initialisation_and_pauses() -> TestResult 
             .suspended("annotation cluster.x-k8s.io/paused")
             .await?;
         clusters.merge(paused(Value::Null)).await;
-        desk.member_shows(EDGE, &WELL).await?;
+        fleet_client.member_shows(EDGE, &WELL).await?;
 
         // A status that disappears changes nothing, because it is empty for a while after a restore.
         clusters.merge_status(initialised(false)).await;
         let mark_of_time = format!("status-back-{version}");
         fleet.install(&mark_of_time).await;
-        desk.member_shows(EDGE, &WELL).await?;
+        fleet_client.member_shows(EDGE, &WELL).await?;
 
         // The object stays terminating as long as its finalizer exists.
         let finalizers = |names: &[&str]| json!({"metadata": {"finalizers": names}});
@@ -316,7 +316,7 @@ async fn cluster_api_member_waits_for_initialisation_and_pauses() -> TestResult 
 #[tokio::test]
 async fn ready_kamaji_member_joins_and_suspends_with_status() -> TestResult {
     let fleet = start("kamaji", &flags("kamaji")).await?;
-    let (desk, client) = (&fleet.desk, &fleet.desk.client);
+    let (fleet_client, client) = (&fleet.fleet_client, &fleet.fleet_client.client);
     let file = "kamaji.clastix.io_tenantcontrolplanes.yaml";
     let crd = ForeignCrd::read(&fleet.home, "kamaji-1.0.0", file).await;
     // Kamaji added these fields later. No Go module of a later version is available.
@@ -347,14 +347,14 @@ async fn ready_kamaji_member_joins_and_suspends_with_status() -> TestResult {
     let named = json!({"kubeconfig": {"admin": {"secretName": name}}});
     planes.merge_status(named).await;
     planes.merge_status(status("Ready")).await;
-    desk.member_shows(EDGE, &WELL).await?;
+    fleet_client.member_shows(EDGE, &WELL).await?;
     fleet.install("before").await;
-    desk.install("before").await?;
+    fleet_client.install("before").await?;
 
     planes.merge_status(status("Sleeping")).await;
     fleet.suspended("is Sleeping").await?;
     let unknown = [("ClusterReady/edge-1", "Unknown", "ClusterUnreachable")];
-    let tenant = desk.shows("before", &unknown).await?;
+    let tenant = fleet_client.shows("before", &unknown).await?;
     let phase = tenant.status.unwrap().phase;
     assert_ne!(phase.as_deref(), Some("Error"));
     fleet.nothing_is_written("while-asleep").await;
@@ -365,7 +365,7 @@ async fn ready_kamaji_member_joins_and_suspends_with_status() -> TestResult {
         fleet.suspended(&format!("is {suspended}")).await?;
     }
     planes.merge_status(status("Ready")).await;
-    desk.member_shows(EDGE, &WELL).await?;
+    fleet_client.member_shows(EDGE, &WELL).await?;
 
     let annotate = |key: &str, value: Value| json!({"metadata": {"annotations": {key: value}}});
     let paused = "kamaji.clastix.io/paused";
@@ -374,16 +374,17 @@ async fn ready_kamaji_member_joins_and_suspends_with_status() -> TestResult {
         .suspended("is paused (annotation kamaji.clastix.io/paused)")
         .await?;
     planes.merge(annotate(paused, Value::Null)).await;
-    desk.member_shows(EDGE, &WELL).await?;
+    fleet_client.member_shows(EDGE, &WELL).await?;
     // A member in use stays in use while Kamaji determines the status.
     planes.merge_status(status("Unknown")).await;
     fleet.install("while-unknown").await;
-    desk.member_shows(EDGE, &WELL).await?;
+    fleet_client.member_shows(EDGE, &WELL).await?;
 
     // The last valid kubeconfig stays in use until the key refers to a valid one again.
     let key = "kamaji.clastix.io/kubeconfig-secret-key";
     planes.merge(annotate(key, json!("admin.svc"))).await;
-    desk.member_shows(EDGE, &[INVALID, CONNECTED, HEALTHY])
+    fleet_client
+        .member_shows(EDGE, &[INVALID, CONNECTED, HEALTHY])
         .await?;
     let message = fleet.condition_message(INVALID).await?;
     assert!(
@@ -394,7 +395,7 @@ async fn ready_kamaji_member_joins_and_suspends_with_status() -> TestResult {
     let data = [("admin.conf", ""), ("admin.svc", next.as_str())];
     apply_secret(client, FLEET, secret(&name, "Opaque", mark, &data)).await;
     fleet.edge.rotate_token().await?;
-    desk.member_shows(EDGE, &WELL).await?;
+    fleet_client.member_shows(EDGE, &WELL).await?;
     fleet.install("rotated").await;
     Ok(())
 }
@@ -406,7 +407,7 @@ async fn bad_or_missing_kubeconfig_file_uninstalls_nothing() -> TestResult {
     fs::create_dir(&here)?;
     let paths = format!("--kubeconfig-paths={},{}", here.display(), later.display());
     let fleet = start("files", &["--providers=file".to_owned(), paths]).await?;
-    let desk = &fleet.desk;
+    let fleet_client = &fleet.fleet_client;
     let write = |folder: &Path, name: &str, content: &str| {
         let next = folder.join(".next");
         fs::write(&next, content).unwrap();
@@ -414,7 +415,7 @@ async fn bad_or_missing_kubeconfig_file_uninstalls_nothing() -> TestResult {
     };
     let good = fleet.edge.kubeconfig_with_token();
     write(&here, "edge-1.kubeconfig", &good);
-    desk.member_shows(EDGE, &WELL).await?;
+    fleet_client.member_shows(EDGE, &WELL).await?;
     fleet.install("before").await;
 
     write(
@@ -422,7 +423,8 @@ async fn bad_or_missing_kubeconfig_file_uninstalls_nothing() -> TestResult {
         "edge-1.kubeconfig",
         "apiVersion: v1\nkind: Config\nclus",
     );
-    desk.member_shows(EDGE, &[INVALID, CONNECTED, HEALTHY])
+    fleet_client
+        .member_shows(EDGE, &[INVALID, CONNECTED, HEALTHY])
         .await?;
     let message = fleet.condition_message(INVALID).await?;
     assert!(message.contains("edge-1.kubeconfig"), "{message}");
@@ -433,7 +435,7 @@ async fn bad_or_missing_kubeconfig_file_uninstalls_nothing() -> TestResult {
     fs::create_dir(&later)?;
     write(&later, "edge-2.yaml", &nowhere(&port));
     let unreachable = ("Connected", "False", "Unreachable");
-    desk.member_shows("edge-2", &[unreachable]).await?;
+    fleet_client.member_shows("edge-2", &[unreachable]).await?;
 
     let releases = fleet.at_edge.releases().await?;
     fs::remove_file(here.join("edge-1.kubeconfig"))?;
@@ -441,13 +443,13 @@ async fn bad_or_missing_kubeconfig_file_uninstalls_nothing() -> TestResult {
     assert_eq!(fleet.at_edge.releases().await?, releases);
     assert_eq!(fleet.at_edge.holder().await?, "", "the Lease is released");
     write(&here, "edge-1.kubeconfig", &good);
-    desk.member_shows(EDGE, &WELL).await?;
+    fleet_client.member_shows(EDGE, &WELL).await?;
     assert_eq!(fleet.at_edge.releases().await?, releases);
 
     // A missing directory doesn't remove its members.
     fs::remove_dir_all(&later)?;
     let doubt = ("TargetClusterResolved", "Unknown", "SourceUnavailable");
-    desk.member_shows("edge-2", &[doubt]).await?;
+    fleet_client.member_shows("edge-2", &[doubt]).await?;
     Ok(())
 }
 
@@ -490,8 +492,8 @@ async fn named_context_selects_home_for_members_and_crds() -> TestResult {
     let kubeconfig = local.kubeconfig_with_token();
     let secret = secret(EDGE, "Opaque", label, &[("kubeconfig", &kubeconfig)]);
     apply_secret(&home.client(), HUB_NAMESPACE, secret).await;
-    let desk = FleetClient::at(&home);
-    desk.member_shows(EDGE, &[CONNECTED]).await?;
+    let fleet_client = FleetClient::at(&home);
+    fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
     for kind in ["edgeclusters", "kryptondeployments"] {
         let named = format!("{kind}.mesh.openkcm.io");
         home.kubectl(["get", "crd", &named]).await?;
@@ -505,46 +507,47 @@ async fn named_context_selects_home_for_members_and_crds() -> TestResult {
 async fn contested_member_name_stays_with_older_source() -> TestResult {
     let namespaces = format!("--kubeconfig-namespaces=default,{FLEET}");
     let fleet = start("names", &[namespaces]).await?;
-    let (desk, client) = (&fleet.desk, &fleet.desk.client);
+    let (fleet_client, client) = (&fleet.fleet_client, &fleet.fleet_client.client);
     let port = Port::reserve()?;
     let labelled = |name: &str| {
         let data = nowhere(&port);
         let mark = (names::DISCOVERY_LABEL, "true");
         secret(name, "Opaque", mark, &[(names::KUBECONFIG_KEY, &data)])
     };
-    desk.add_member(EDGE, &fleet.edge.kubeconfig_with_token())
+    fleet_client
+        .add_member(EDGE, &fleet.edge.kubeconfig_with_token())
         .await?;
-    desk.member_shows(EDGE, &WELL).await?;
+    fleet_client.member_shows(EDGE, &WELL).await?;
     fleet.install("before").await;
     apply_secret(client, FLEET, labelled(EDGE)).await;
-    let message = desk.event_message(EDGE, "NameTaken").await?;
+    let message = fleet_client.event_message(EDGE, "NameTaken").await?;
     assert!(
         message.contains("fleet/edge-1") && message.contains("default/edge-1"),
         "{message}"
     );
-    desk.member_shows(EDGE, &WELL).await?;
+    fleet_client.member_shows(EDGE, &WELL).await?;
 
     let releases = fleet.at_edge.releases().await?;
-    desk.label_member(EDGE, false).await?;
+    fleet_client.label_member(EDGE, false).await?;
     fleet.condition_message(GONE).await?;
     assert_eq!(fleet.at_edge.releases().await?, releases);
     // The name stays assigned, regardless of later sources.
     apply_secret(client, FLEET, labelled("edge-2")).await;
-    desk.accept_member("edge-2").await?;
+    fleet_client.accept_member("edge-2").await?;
     let unreachable = ("Connected", "False", "Unreachable");
-    desk.member_shows("edge-2", &[unreachable]).await?;
-    let member = desk.member_shows(EDGE, &[GONE]).await?;
+    fleet_client.member_shows("edge-2", &[unreachable]).await?;
+    let member = fleet_client.member_shows(EDGE, &[GONE]).await?;
     let source = member.spec.source_ref.unwrap();
     assert_eq!(source.namespace.as_deref(), Some("default"));
     // With another name, the cluster may join.
     let mut renamed = labelled(EDGE);
     renamed["metadata"]["annotations"] = json!({names::MEMBER_NAME_ANNOTATION: "edge-3"});
     apply_secret(client, FLEET, renamed).await;
-    desk.accept_member("edge-3").await?;
-    desk.member_shows("edge-3", &[unreachable]).await?;
+    fleet_client.accept_member("edge-3").await?;
+    fleet_client.member_shows("edge-3", &[unreachable]).await?;
 
-    desk.label_member(EDGE, true).await?;
-    desk.member_shows(EDGE, &WELL).await?;
+    fleet_client.label_member(EDGE, true).await?;
+    fleet_client.member_shows(EDGE, &WELL).await?;
     assert_eq!(fleet.at_edge.releases().await?, releases);
     Ok(())
 }
@@ -553,17 +556,17 @@ async fn contested_member_name_stays_with_older_source() -> TestResult {
 async fn member_from_another_namespace_waits_until_accepted() -> TestResult {
     let namespaces = format!("--kubeconfig-namespaces=default,{FLEET}");
     let fleet = start("accept", &[namespaces]).await?;
-    let desk = &fleet.desk;
+    let fleet_client = &fleet.fleet_client;
     let data = fleet.edge.kubeconfig_with_token();
     let mark = (names::DISCOVERY_LABEL, "true");
     let labelled = secret(EDGE, "Opaque", mark, &[(names::KUBECONFIG_KEY, &data)]);
-    apply_secret(&desk.client, FLEET, labelled).await;
+    apply_secret(&fleet_client.client, FLEET, labelled).await;
     let waits = [
         ("TargetClusterResolved", "False", "NotAccepted"),
         ("Connected", "False", "NotAccepted"),
     ];
-    desk.member_shows(EDGE, &waits).await?;
-    let message = desk.event_message(EDGE, "NotAccepted").await?;
+    fleet_client.member_shows(EDGE, &waits).await?;
+    let message = fleet_client.event_message(EDGE, "NotAccepted").await?;
     assert!(
         message.contains("kubectl krypton accept edge-1"),
         "{message}"
@@ -573,14 +576,14 @@ async fn member_from_another_namespace_waits_until_accepted() -> TestResult {
 
     let output = kubectl_krypton(&fleet.home, &["accept", EDGE]);
     assert!(output.await?.contains("edge-1 accepted"));
-    desk.member_shows(EDGE, &WELL).await?;
+    fleet_client.member_shows(EDGE, &WELL).await?;
     fleet.install("before").await;
 
-    let members = desk.members();
+    let members = fleet_client.members();
     members
         .merge(EDGE, &json!({"spec": {"accepted": false}}))
         .await?;
-    desk.member_shows(EDGE, &waits).await?;
+    fleet_client.member_shows(EDGE, &waits).await?;
     eventually("the hub to release the Lease", async || {
         Ok(fleet.at_edge.holder().await?.is_empty().then_some(()))
     })
@@ -598,24 +601,27 @@ async fn secret_elsewhere_captures_no_agents_member() -> TestResult {
     let mut fleet = start("capture", &flags).await?;
     let joined =
         Membership::join(Mode::Agent, &mut fleet.hub, &fleet.home, &fleet.edge, EDGE).await?;
-    fleet.desk.member_is(EDGE, Mode::Agent).await?;
+    fleet.fleet_client.member_is(EDGE, Mode::Agent).await?;
     // The kubeconfig reaches the same cluster, so it returns the recorded UID.
     let data = fleet.edge.kubeconfig_with_token();
     let mark = (names::DISCOVERY_LABEL, "true");
     let labelled = secret(EDGE, "Opaque", mark, &[(names::KUBECONFIG_KEY, &data)]);
-    apply_secret(&fleet.desk.client, FLEET, labelled).await;
-    let message = fleet.desk.event_message(EDGE, "SourceNotBound").await?;
+    apply_secret(&fleet.fleet_client.client, FLEET, labelled).await;
+    let message = fleet
+        .fleet_client
+        .event_message(EDGE, "SourceNotBound")
+        .await?;
     assert!(
         message.contains("kubectl patch edgecluster edge-1"),
         "{message}"
     );
     drop(joined);
     let away = ("Connected", "False", "AgentAway");
-    let member = fleet.desk.member_shows(EDGE, &[away]).await?;
+    let member = fleet.fleet_client.member_shows(EDGE, &[away]).await?;
     assert_eq!(member.spec.source_ref, None);
     assert_eq!(fleet.seen_of_the_hub().await, [] as [String; 0]);
     // The lost agent is not reported again, and nothing is written repeatedly.
-    let members = fleet.desk.members();
+    let members = fleet.fleet_client.members();
     let settled = eventually("the holder to be removed", async || {
         let member = members.get(EDGE).await?;
         let holder = member.status.clone().and_then(|status| status.lease_holder);
@@ -636,7 +642,7 @@ async fn secret_elsewhere_captures_no_agents_member() -> TestResult {
     members
         .merge(EDGE, &json!({"spec": {"sourceRef": source}}))
         .await?;
-    fleet.desk.member_is(EDGE, Mode::Proxy).await?;
+    fleet.fleet_client.member_is(EDGE, Mode::Proxy).await?;
     Ok(())
 }
 

@@ -111,8 +111,11 @@ pub(crate) fn flags(charts: &Charts, values: &ValuesFile) -> Vec<String> {
 }
 
 /// Returns the UIDs of the ConfigMaps in a namespace that Helm created, except terminating ones.
-pub(crate) async fn maps(desk: &FleetClient, namespace: &str) -> Result<BTreeMap<String, String>> {
-    let api: Api<ConfigMap> = Api::namespaced(desk.client.clone(), namespace);
+pub(crate) async fn maps(
+    fleet_client: &FleetClient,
+    namespace: &str,
+) -> Result<BTreeMap<String, String>> {
+    let api: Api<ConfigMap> = Api::namespaced(fleet_client.client.clone(), namespace);
     let found = api.list(&ListParams::default()).await?.into_iter();
     let ours = found.filter(|map| {
         map.metadata.deletion_timestamp.is_none() && map.name_any() != "kube-root-ca.crt"
@@ -131,7 +134,7 @@ pub(crate) async fn no_helm_ran(pair: &mut Pair) {
 async fn unfinished_tenants_are_repaired_and_deletions_completed(mode: Mode) -> TestResult {
     let charts = charts().await?;
     let mut pair = Pair::start("unfinished", mode, Parts::WithControllers).await?;
-    let desk = pair.desk();
+    let fleet_client = pair.fleet_client();
     let [dead, wrong, doomed, spared] =
         ["dead", "wrong", "doomed", "spared"].map(|name| pair.release(name));
     {
@@ -154,12 +157,12 @@ async fn unfinished_tenants_are_repaired_and_deletions_completed(mode: Mode) -> 
             original.install(release, &workspace).await?;
             original.tenant(name, spec(name), well.clone()).await?;
             let deleting = "mesh.openkcm.io/deleting";
-            desk.annotate(name, deleting, "true").await?;
+            fleet_client.annotate(name, deleting, "true").await?;
         }
     }
-    desk.delete("doomed").await?;
-    let before = desk.releases().await?;
-    let kept = maps(&desk, "spared-ws").await?;
+    fleet_client.delete("doomed").await?;
+    let before = fleet_client.releases().await?;
+    let kept = maps(&fleet_client, "spared-ws").await?;
 
     let values = ValuesFile::new("{}")?;
     // Krypton takes over a foreign lock after three times this timeout and a minute.
@@ -180,28 +183,30 @@ async fn unfinished_tenants_are_repaired_and_deletions_completed(mode: Mode) -> 
         (ready.as_str(), "True", "Installed"),
         (error.as_str(), "False", "NoError"),
     ];
-    let recovered = desk.shows("wrong", &adopted).await?;
+    let recovered = fleet_client.shows("wrong", &adopted).await?;
     assert_eq!(recovered.status.unwrap().phase.as_deref(), Some("Ready"));
     let locked = (progress.as_str(), "True", "Locked");
-    desk.shows("dead", &[locked]).await?;
-    let spared_tenant = desk.shows("spared", &adopted).await?;
+    fleet_client.shows("dead", &[locked]).await?;
+    let spared_tenant = fleet_client.shows("spared", &adopted).await?;
     assert!(
         spared_tenant
             .annotations()
             .contains_key("mesh.openkcm.io/deleting")
     );
     assert_eq!(spared_tenant.finalizers(), [names::TENANT_FINALIZER]);
-    desk.gone("doomed").await?;
-    assert_eq!(desk.revisions("doomed-ws", &doomed).await?, []);
+    fleet_client.gone("doomed").await?;
+    assert_eq!(fleet_client.revisions("doomed-ws", &doomed).await?, []);
 
-    desk.newest_is("dead-ws", &dead, 2, "deployed").await?;
-    desk.ready("dead").await?;
-    let after = desk.releases().await?;
+    fleet_client
+        .newest_is("dead-ws", &dead, 2, "deployed")
+        .await?;
+    fleet_client.ready("dead").await?;
+    let after = fleet_client.releases().await?;
     for release in [&wrong, &spared] {
         let name = format!("sh.helm.release.v1.{release}.v1");
         assert_eq!(after.get(&name), before.get(&name), "{name} is unchanged");
     }
-    assert_eq!(maps(&desk, "spared-ws").await?, kept);
+    assert_eq!(maps(&fleet_client, "spared-ws").await?, kept);
     let actor = match &mut agent {
         Some(agent) => agent,
         None => pair.actor()?,
@@ -227,7 +232,7 @@ async fn long_history_is_adopted_cheaply_and_then_pruned(mode: Mode) -> TestResu
     const REVISIONS: u32 = 300;
     let charts = charts().await?;
     let mut pair = Pair::start("piled", mode, Parts::WithControllers).await?;
-    let desk = pair.desk();
+    let fleet_client = pair.fleet_client();
     let release = pair.release("acme");
     {
         let original = original(&pair, &charts);
@@ -238,23 +243,24 @@ async fn long_history_is_adopted_cheaply_and_then_pruned(mode: Mode) -> TestResu
         let status = original.status(None);
         original.tenant("acme", spec, status).await?;
     }
-    let before = desk.releases().await?;
+    let before = fleet_client.releases().await?;
     assert_eq!(before.len(), REVISIONS as usize);
     let [read, _] = reads_and_deletes(&pair).await;
     let values = ValuesFile::new("{}")?;
     pair.open(flags(&charts, &values)).await?;
-    desk.ready("acme").await?;
+    fleet_client.ready("acme").await?;
     no_helm_ran(&mut pair).await;
     let [adopted, deleted] = reads_and_deletes(&pair).await;
     println!("{mode:?}: {} reads of Secrets to adopt", adopted - read);
     assert!(adopted - read < 20, "{} reads of Secrets", adopted - read);
-    assert_eq!(desk.releases().await?, before);
+    assert_eq!(fleet_client.releases().await?, before);
 
     values.write("message: second")?;
-    desk.newest_is("acme-ws", &release, REVISIONS + 1, "deployed")
+    fleet_client
+        .newest_is("acme-ws", &release, REVISIONS + 1, "deployed")
         .await?;
-    desk.ready("acme").await?;
-    let left: Vec<u32> = desk
+    fleet_client.ready("acme").await?;
+    let left: Vec<u32> = fleet_client
         .revisions("acme-ws", &release)
         .await?
         .into_iter()
@@ -275,7 +281,7 @@ async fn long_history_is_adopted_cheaply_and_then_pruned(mode: Mode) -> TestResu
         upgraded - adopted
     );
     eventually("the adopted revision to be signed", async || {
-        let secrets: Api<Secret> = Api::namespaced(desk.client.clone(), "acme-ws");
+        let secrets: Api<Secret> = Api::namespaced(fleet_client.client.clone(), "acme-ws");
         let adopted = secrets
             .get(&format!("sh.helm.release.v1.{release}.v{REVISIONS}"))
             .await?;
@@ -285,10 +291,11 @@ async fn long_history_is_adopted_cheaply_and_then_pruned(mode: Mode) -> TestResu
             .then_some(()))
     })
     .await?;
-    desk.tenants()
+    fleet_client
+        .tenants()
         .delete("acme", &DeleteParams::default())
         .await?;
-    desk.gone("acme").await?;
-    assert!(desk.releases().await?.is_empty());
+    fleet_client.gone("acme").await?;
+    assert!(fleet_client.releases().await?.is_empty());
     Ok(())
 }

@@ -439,13 +439,13 @@ async fn lease_with_skewed_clock_expires_by_local_clock() -> TestResult {
             .begin_to_join(name, edge.kubeconfig(), &helm)
             .await
             .unwrap();
-        let desk = FleetClient::at(edge);
-        let holder = desk.held_by_another("agent/ghost/1").await.unwrap();
+        let fleet_client = FleetClient::at(edge);
+        let holder = fleet_client.held_by_another("agent/ghost/1").await.unwrap();
         // A slow machine can only delay the takeover.
         assert!(begun.elapsed() >= lease::DURATION, "{name}");
         assert!(holder.starts_with("agent/one/"), "{holder}");
-        desk.lease_renewed().await.unwrap();
-        assert_eq!(desk.holder().await.unwrap(), holder);
+        fleet_client.lease_renewed().await.unwrap();
+        assert_eq!(fleet_client.holder().await.unwrap(), holder);
     };
     tokio::join!(taken("ahead", &ahead, 10), taken("behind", &behind, -10));
     Ok(())

@@ -52,7 +52,7 @@ impl Scene {
         pair.home().kubectl(words).await?;
         Ok(Self {
             home: FleetClient::at(pair.home()).within(TEAM),
-            edge: pair.desk().within(TEAM),
+            edge: pair.fleet_client().within(TEAM),
             pair,
             flags,
             _repository: repository,
@@ -91,9 +91,9 @@ impl Scene {
         Ok(self.edge.within(namespace).tenants().get(name).await?)
     }
 
-    async fn patch(&self, desk: &FleetClient, name: &str, patch: Value) {
+    async fn patch(&self, fleet_client: &FleetClient, name: &str, patch: Value) {
         let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
-        let tenants = desk.tenants();
+        let tenants = fleet_client.tenants();
         tenants.patch(name, &params, &patch).await.unwrap();
     }
 
@@ -416,14 +416,14 @@ async fn restarted_hub_rewrites_no_placed_tenants() -> TestResult {
         memberships.push(joining.await?);
     }
     home.kubectl(["create", "namespace", TEAM]).await?;
-    let desk = FleetClient::at(&home).within(TEAM);
+    let fleet_client = FleetClient::at(&home).within(TEAM);
     for number in 0..members_of_all * each {
         let spec = json!({
             "clusterRef": {"secretName": format!("edge-{}", number % members_of_all)},
             "workspace": "kube-system",
         });
         let name = format!("tenant-{number}");
-        desk.create(&name, spec).await?;
+        fleet_client.create(&name, spec).await?;
     }
     let refused = |tenant: &Tenant| {
         let conditions = tenant.status.clone().unwrap_or_default().conditions;
@@ -435,7 +435,7 @@ async fn restarted_hub_rewrites_no_placed_tenants() -> TestResult {
     };
     let all_are_placed = async || {
         eventually("all to be placed", async || {
-            let all = desk.tenants().list(&ListParams::default()).await?;
+            let all = fleet_client.tenants().list(&ListParams::default()).await?;
             let placed = all.iter().filter(|tenant| refused(tenant)).count();
             ensure!(placed == members_of_all * each, "{placed} are");
             Ok(Some(()))
@@ -473,10 +473,10 @@ async fn restarted_hub_rewrites_no_placed_tenants() -> TestResult {
             "workspace": "kube-system",
         });
         let name = format!("later-{number}");
-        desk.create(&name, spec).await?;
-        desk.shows(&name, &[PLACED]).await?;
+        fleet_client.create(&name, spec).await?;
+        fleet_client.shows(&name, &[PLACED]).await?;
     }
-    all_are_placed_still(&desk).await;
+    all_are_placed_still(&fleet_client).await;
     for (edge, (objects_before, writes_before)) in edges.iter().zip(before) {
         let mut after = objects(edge).await;
         after.retain(|name, _| name.starts_with("tenant-"));
@@ -500,8 +500,8 @@ async fn restarted_hub_rewrites_no_placed_tenants() -> TestResult {
     Ok(())
 }
 
-async fn all_are_placed_still(desk: &FleetClient) {
-    let all = desk.tenants().list(&ListParams::default()).await;
+async fn all_are_placed_still(fleet_client: &FleetClient) {
+    let all = fleet_client.tenants().list(&ListParams::default()).await;
     for tenant in all.unwrap() {
         let member = tenant.names_member().unwrap_or_default().to_owned();
         let on = tenant.annotations().get(names::PLACED_ON_ANNOTATION);

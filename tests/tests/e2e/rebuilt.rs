@@ -31,14 +31,16 @@ async fn rebuilt_cluster_is_untouched_until_edge_cluster_replaced(mode: Mode) ->
     )?;
     let options = HubOptions::new(home.kubeconfig()).args(chart.flags(&["--self-cluster=false"]));
     let mut hub = Hub::start(&options)?;
-    let (desk, at_former, at_rebuilt) = (
+    let (fleet_client, at_former, at_rebuilt) = (
         FleetClient::at(&home),
         FleetClient::at(&former),
         FleetClient::at(&rebuilt),
     );
     let mut member = Membership::join(mode, &mut hub, &home, &former, "edge-1").await?;
     at_former.install("acme").await?;
-    let before = desk.member_shows("edge-1", &[CONNECTED, HEALTHY]).await?;
+    let before = fleet_client
+        .member_shows("edge-1", &[CONNECTED, HEALTHY])
+        .await?;
     let recorded = before.status.as_ref().unwrap().cluster_uid.clone();
     assert_eq!(recorded, Some(cluster_uid(&former).await));
     // Fields that a user has set on the member.
@@ -63,13 +65,16 @@ async fn rebuilt_cluster_is_untouched_until_edge_cluster_replaced(mode: Mode) ->
             log.contains("kubectl krypton join edge-1 --replace"),
             "{log}"
         );
-        let message = desk.event_message("edge-1", "EnrollmentRefused").await;
+        let message = fleet_client
+            .event_message("edge-1", "EnrollmentRefused")
+            .await;
         assert!(message?.contains("--replace"));
     } else {
-        desk.add_member("edge-1", &rebuilt.kubeconfig_with_token())
+        fleet_client
+            .add_member("edge-1", &rebuilt.kubeconfig_with_token())
             .await?;
         let changed = ("Healthy", "False", "ClusterIdentityChanged");
-        let shown = desk.member_shows("edge-1", &[changed]).await?;
+        let shown = fleet_client.member_shows("edge-1", &[changed]).await?;
         let shown = serde_json::to_string(&shown)?;
         assert!(
             shown.contains("kubectl krypton join edge-1 --replace"),
@@ -93,7 +98,9 @@ async fn rebuilt_cluster_is_untouched_until_edge_cluster_replaced(mode: Mode) ->
             None
         }
     };
-    let after = desk.member_shows("edge-1", &[CONNECTED, HEALTHY]).await?;
+    let after = fleet_client
+        .member_shows("edge-1", &[CONNECTED, HEALTHY])
+        .await?;
     assert_ne!(after.uid(), before.uid());
     assert_eq!(after.spec.source_ref, before.spec.source_ref);
     assert_eq!(
@@ -105,7 +112,7 @@ async fn rebuilt_cluster_is_untouched_until_edge_cluster_replaced(mode: Mode) ->
         after.status.as_ref().unwrap().cluster_uid,
         Some(cluster_uid(&rebuilt).await)
     );
-    desk.member_is("edge-1", mode).await?;
+    fleet_client.member_is("edge-1", mode).await?;
     at_rebuilt.install("acme").await?;
     // The releases on the old cluster are unchanged.
     at_former
@@ -124,7 +131,9 @@ async fn rebuilt_cluster_is_untouched_until_edge_cluster_replaced(mode: Mode) ->
             anyhow::bail!("{log}")
         })
         .await?;
-        desk.member_shows("edge-1", &[CONNECTED, HEALTHY]).await?;
+        fleet_client
+            .member_shows("edge-1", &[CONNECTED, HEALTHY])
+            .await?;
         agent.stop().await?;
     }
     Ok(())

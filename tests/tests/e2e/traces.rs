@@ -19,7 +19,7 @@ in_both_modes!(tenant_work_is_traced_without_blocking_on_collector);
 async fn tenant_work_is_traced_without_blocking_on_collector(mode: Mode) -> TestResult {
     let chart = ServedChart::small(&format!("{{replicaCount: 0, token: {SECRET}}}")).await?;
     let (home, edge) = home_and_edge("traces", Parts::ControlPlane).await?;
-    let (desk, edge_desk) = (FleetClient::at(&home), FleetClient::at(&edge));
+    let (fleet_client, on_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
     let mut collector = Collector::start(mode == Mode::Proxy).await?;
     let mut options =
         HubOptions::new(home.kubeconfig()).args(chart.flags(&["--self-cluster=false"]));
@@ -33,12 +33,12 @@ async fn tenant_work_is_traced_without_blocking_on_collector(mode: Mode) -> Test
     let by = (access.as_str(), options);
     let mut member = Membership::join_by(mode, &mut hub, &home, by, "edge-1").await?;
 
-    edge_desk.install("acme").await?;
-    desk.install("acme").await?;
+    on_edge.install("acme").await?;
+    fleet_client.install("acme").await?;
     let broken = format!("{{replicaCount: 0, broken: true, token: {SECRET}}}");
     chart.write(&broken)?;
     let failed = ("ClusterError/edge-1", "True", "UpgradeFailed");
-    edge_desk.shows("acme", &[failed]).await?;
+    on_edge.shows("acme", &[failed]).await?;
 
     let program = match mode {
         Mode::Agent => "krypton-agent",
@@ -94,11 +94,11 @@ async fn tenant_work_is_traced_without_blocking_on_collector(mode: Mode) -> Test
     assert!(!text.contains(SECRET), "{text}");
 
     collector.stop().await;
-    edge_desk.remove("acme").await?;
+    on_edge.remove("acme").await?;
     let actor = member.actor(&mut hub);
     actor.logs(AWAY).await?;
     collector.serve().await?;
-    edge_desk.create("other", json!({})).await?;
+    on_edge.create("other", json!({})).await?;
     actor.logs(BACK).await?;
     assert!(actor.stop().await?.success());
     let log = actor.log()?;

@@ -27,23 +27,24 @@ by_agent!(values_reach_their_targets_and_loss_changes_nothing);
 /// The release of Tenant `acme` on one member.
 struct Release<'a> {
     cluster: &'a Cluster,
-    desk: &'a FleetClient,
+    fleet_client: &'a FleetClient,
     name: String,
 }
 
 impl<'a> Release<'a> {
-    fn of(tenant: &str, member: &str, cluster: &'a Cluster, desk: &'a FleetClient) -> Self {
+    fn of(tenant: &str, member: &str, cluster: &'a Cluster, fleet_client: &'a FleetClient) -> Self {
         Self {
             cluster,
-            desk,
+            fleet_client,
             name: format!("tenant-{tenant}-{member}"),
         }
     }
 
     /// Waits until this revision with this message is deployed.
     async fn has_message(&self, namespace: &str, revision: u32, message: &str) {
-        let (desk, name) = (self.desk, self.name.as_str());
-        desk.newest_is(namespace, name, revision, "deployed")
+        let (fleet_client, name) = (self.fleet_client, self.name.as_str());
+        fleet_client
+            .newest_is(namespace, name, revision, "deployed")
             .await
             .unwrap();
         let path = "--output=jsonpath={.data.message}";
@@ -102,7 +103,7 @@ async fn shows_no_values_condition(home: &FleetClient, member: &str) {
 async fn values_reach_their_targets_and_loss_changes_nothing(mode: Mode) -> TestResult {
     let chart = ServedChart::small("{replicaCount: 0, message: file}").await?;
     let (home, edge) = home_and_edge("values", Parts::WithControllers).await?;
-    let (desk, at_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
+    let (fleet_client, at_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
     let options = |more: &[&str]| {
         let from = "--chart-values-from=configmap/fleet,secret/fleet-secret,configmap/perhaps?";
         HubOptions::new(home.kubeconfig())
@@ -113,79 +114,79 @@ async fn values_reach_their_targets_and_loss_changes_nothing(mode: Mode) -> Test
         .await?;
     let mut hub = Hub::start(&options(&[]))?;
     let mut member = Membership::join(mode, &mut hub, &home, &edge, EDGE).await?;
-    let on_home = Release::of("acme", HOME, &home, &desk);
+    let on_home = Release::of("acme", HOME, &home, &fleet_client);
     let on_edge = Release::of("acme", EDGE, &edge, &at_edge);
 
     // The values never existed: nothing is installed, and all conditions report the cause.
     for name in [HOME, EDGE] {
-        desk.member_shows(name, &[MISSING]).await?;
+        fleet_client.member_shows(name, &[MISSING]).await?;
     }
-    let message = desk.event_message(SECRET, MISSING.2).await?;
+    let message = fleet_client.event_message(SECRET, MISSING.2).await?;
     assert!(
         message.contains(SECRET) && message.contains("optional"),
         "{message}"
     );
-    for at in [&desk, &at_edge] {
+    for at in [&fleet_client, &at_edge] {
         assert!(at.releases().await?.is_empty());
     }
 
     // The Secret overrides the ConfigMap, which overrides the file. An optional source may be missing.
-    put_secret(&desk, "message: secret-one").await;
-    for at in [&desk, &at_edge] {
+    put_secret(&fleet_client, "message: secret-one").await;
+    for at in [&fleet_client, &at_edge] {
         at.install("acme").await?;
     }
     for release in [&on_home, &on_edge] {
         release.has_message("acme", 1, "secret-one").await;
     }
     for name in [HOME, EDGE] {
-        shows_no_values_condition(&desk, name).await;
+        shows_no_values_condition(&fleet_client, name).await;
     }
-    put_secret(&desk, "message: secret-two").await;
+    put_secret(&fleet_client, "message: secret-two").await;
     for release in [&on_home, &on_edge] {
         release.has_message("acme", 2, "secret-two").await;
     }
 
     // The member's values.
-    patch_member(&desk, json!({"values": {"message": "mine"}})).await;
+    patch_member(&fleet_client, json!({"values": {"message": "mine"}})).await;
     on_edge.has_message("acme", 3, "mine").await;
-    desk.member_shows(EDGE, &[RESOLVED]).await?;
+    fleet_client.member_shows(EDGE, &[RESOLVED]).await?;
     let from = [json!({"kind": "ConfigMap", "name": "own", "valuesKey": "k"})];
-    patch_member(&desk, json!({"values": null, "valuesFrom": from})).await;
-    desk.member_shows(EDGE, &[MISSING]).await?;
-    desk.event_message(EDGE, "ValuesUnresolved").await?;
+    patch_member(&fleet_client, json!({"values": null, "valuesFrom": from})).await;
+    fleet_client.member_shows(EDGE, &[MISSING]).await?;
+    fleet_client.event_message(EDGE, "ValuesUnresolved").await?;
     // An invalid source affects no other member, and removes nothing.
-    put_secret(&desk, "message: secret-three").await;
+    put_secret(&fleet_client, "message: secret-three").await;
     on_home.has_message("acme", 3, "secret-three").await;
     on_edge.has_message("acme", 3, "mine").await;
     home.apply(&config_map("own", "k", "message: own")).await?;
     on_edge.has_message("acme", 4, "own").await;
-    desk.member_shows(EDGE, &[RESOLVED]).await?;
+    fleet_client.member_shows(EDGE, &[RESOLVED]).await?;
 
     // The Secret is lost: a change of the file and a restart change nothing either.
     let releases = async || {
-        let (home, edge) = (desk.releases().await, at_edge.releases().await);
+        let (home, edge) = (fleet_client.releases().await, at_edge.releases().await);
         (home.unwrap(), edge.unwrap())
     };
     let before = releases().await;
-    lose_secret(&desk).await;
+    lose_secret(&fleet_client).await;
     for name in [HOME, EDGE] {
-        desk.member_shows(name, &[MISSING]).await?;
+        fleet_client.member_shows(name, &[MISSING]).await?;
     }
     chart.write("{replicaCount: 0, message: file, image: krypton.test/small:2}")?;
-    desk.lease_renewed().await?;
+    fleet_client.lease_renewed().await?;
     hub.stop().await?;
     hub = Hub::start(&options(&["--tenant-values"]).in_place_of(&hub))?;
     hub.ready(PATIENCE).await?;
-    for at in [&desk, &at_edge] {
+    for at in [&fleet_client, &at_edge] {
         at.annotate("acme", "example.org/touched", "true").await?;
     }
     hub.logs("members stay as they are").await?;
     assert_eq!(releases().await, before);
-    put_secret(&desk, "message: secret-four").await;
+    put_secret(&fleet_client, "message: secret-four").await;
     on_home.has_message("acme", 4, "secret-four").await;
     on_edge.has_message("acme", 5, "own").await;
-    shows_no_values_condition(&desk, HOME).await;
-    desk.member_shows(EDGE, &[RESOLVED]).await?;
+    shows_no_values_condition(&fleet_client, HOME).await;
+    fleet_client.member_shows(EDGE, &[RESOLVED]).await?;
 
     // The Tenant's values override all others, and affect only this Tenant.
     at_edge
@@ -194,9 +195,9 @@ async fn values_reach_their_targets_and_loss_changes_nothing(mode: Mode) -> Test
     let beta = Release::of("beta", EDGE, &edge, &at_edge);
     beta.has_message("beta", 1, "beta's").await;
     on_edge.has_message("acme", 5, "own").await;
-    patch_member(&desk, json!({"values": null, "valuesFrom": null})).await;
+    patch_member(&fleet_client, json!({"values": null, "valuesFrom": null})).await;
     on_edge.has_message("acme", 6, "secret-four").await;
-    shows_no_values_condition(&desk, EDGE).await;
+    shows_no_values_condition(&fleet_client, EDGE).await;
 
     // If Tenant values are disabled, a Tenant with values stays unchanged and reports it.
     hub.stop().await?;
@@ -210,7 +211,7 @@ async fn values_reach_their_targets_and_loss_changes_nothing(mode: Mode) -> Test
         (ready.as_str(), "True", "Installed"),
     ];
     at_edge.shows("beta", &refused).await?;
-    put_secret(&desk, "message: secret-five").await;
+    put_secret(&fleet_client, "message: secret-five").await;
     on_edge.has_message("acme", 7, "secret-five").await;
     let revisions = at_edge.revisions("beta", &beta.name).await?;
     assert_eq!(revisions.last().unwrap().1, "deployed");

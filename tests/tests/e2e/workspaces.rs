@@ -20,8 +20,8 @@ const RECORD: &str = "mesh.openkcm.io/namespace-configuration";
 
 by_agent!(workspace_metadata_follows_fleet_and_member_configuration);
 
-async fn patch_namespace(desk: &FleetClient, name: &str, metadata: Value) {
-    let namespaces: Api<Namespace> = Api::all(desk.client.clone());
+async fn patch_namespace(fleet_client: &FleetClient, name: &str, metadata: Value) {
+    let namespaces: Api<Namespace> = Api::all(fleet_client.client.clone());
     namespaces
         .merge(name, &json!({"metadata": metadata}))
         .await
@@ -57,7 +57,7 @@ fn configured(namespace: &Namespace) -> (Words, Words) {
 }
 
 async fn has(
-    desk: &FleetClient,
+    fleet_client: &FleetClient,
     name: &str,
     labels: &[(&str, &str)],
     annotations: &[(&str, &str)],
@@ -65,7 +65,7 @@ async fn has(
     let wanted = (words(labels), words(annotations));
     let what = format!("namespace {name} to have {wanted:?}");
     eventually(&what, async || {
-        let namespace = desk.namespace(name).await?.unwrap_or_default();
+        let namespace = fleet_client.namespace(name).await?.unwrap_or_default();
         let found = configured(&namespace);
         ensure!(found == wanted, "{found:?}");
         ensure!(namespace.labels().contains_key(CREATOR), "it has no marker");
@@ -89,17 +89,17 @@ async fn workspace_metadata_follows_fleet_and_member_configuration(mode: Mode) -
         r"--workspace-annotations=example.org/note=one\, two",
     ]);
     pair.open(first).await?;
-    let (desk, home) = (pair.desk(), FleetClient::at(pair.home()));
+    let (fleet_client, home) = (pair.fleet_client(), FleetClient::at(pair.home()));
     pair.cluster()
         .kubectl(["create", "namespace", "theirs"])
         .await?;
-    let theirs = desk.namespace("theirs").await?.unwrap();
+    let theirs = fleet_client.namespace("theirs").await?.unwrap();
     for name in ["acme", "theirs"] {
-        desk.install(name).await?;
+        fleet_client.install(name).await?;
     }
 
     // The namespace was created with them, and not written since.
-    let made = desk.namespace("acme").await?.unwrap();
+    let made = fleet_client.namespace("acme").await?.unwrap();
     let note = ("example.org/note", "one, two");
     let fleets = (words(&[("team", "a"), ("zone", "1")]), words(&[note]));
     assert_eq!(configured(&made), fleets);
@@ -108,10 +108,10 @@ async fn workspace_metadata_follows_fleet_and_member_configuration(mode: Mode) -
 
     // A user's additions stay, but changes are reverted.
     let person = json!({"labels": {"mine": "1", "team": "mine"}, "annotations": {"my": "note"}});
-    patch_namespace(&desk, "acme", person).await;
+    patch_namespace(&fleet_client, "acme", person).await;
     let (mine, my) = (("mine", "1"), ("my", "note"));
     has(
-        &desk,
+        &fleet_client,
         "acme",
         &[mine, ("team", "a"), ("zone", "1")],
         &[note, my],
@@ -123,7 +123,7 @@ async fn workspace_metadata_follows_fleet_and_member_configuration(mode: Mode) -
     configure_member(&home, own).await?;
     let (zone, own) = (("zone", "2"), ("example.org/own", "x"));
     has(
-        &desk,
+        &fleet_client,
         "acme",
         &[mine, ("team", "a"), zone],
         &[note, my, own],
@@ -138,9 +138,9 @@ async fn workspace_metadata_follows_fleet_and_member_configuration(mode: Mode) -
     let shown = home.member_shows(EDGE, &[invalid]).await?;
     let status = serde_json::to_string(&shown.status)?;
     assert!(status.contains(CREATOR), "{status}");
-    desk.lease_renewed().await?;
+    fleet_client.lease_renewed().await?;
     has(
-        &desk,
+        &fleet_client,
         "acme",
         &[mine, ("team", "a"), zone],
         &[note, my, own],
@@ -148,7 +148,7 @@ async fn workspace_metadata_follows_fleet_and_member_configuration(mode: Mode) -
     .await;
     configure_member(&home, Value::Null).await?;
     has(
-        &desk,
+        &fleet_client,
         "acme",
         &[mine, ("team", "a"), ("zone", "1")],
         &[note, my],
@@ -167,20 +167,21 @@ async fn workspace_metadata_follows_fleet_and_member_configuration(mode: Mode) -
     pair.open(with(&["--workspace-labels=team=b,tier=gold"]))
         .await?;
     let now = [mine, ("team", "b"), ("tier", "gold")];
-    has(&desk, "acme", &now, &[my]).await;
+    has(&fleet_client, "acme", &now, &[my]).await;
     pair.stop().await?;
     pair.open(with(&[])).await?;
-    has(&desk, "acme", &[mine], &[my]).await;
-    let bare = desk.namespace("acme").await?.unwrap();
+    has(&fleet_client, "acme", &[mine], &[my]).await;
+    let bare = fleet_client.namespace("acme").await?.unwrap();
     assert!(!bare.annotations().contains_key(RECORD));
 
     // No change affected the releases, or a namespace that Krypton didn't create.
     for name in ["acme", "theirs"] {
-        desk.ready(name).await?;
-        desk.newest_is(name, &pair.release(name), 1, "deployed")
+        fleet_client.ready(name).await?;
+        fleet_client
+            .newest_is(name, &pair.release(name), 1, "deployed")
             .await?;
     }
-    let after = desk.namespace("theirs").await?.unwrap();
+    let after = fleet_client.namespace("theirs").await?.unwrap();
     assert_eq!(after.metadata, theirs.metadata);
     Ok(())
 }

@@ -158,7 +158,7 @@ impl Session {
 struct Fleet {
     hub: Hub,
     home: Cluster,
-    desk: FleetClient,
+    fleet_client: FleetClient,
     edges: [Cluster; 2],
     members: [Membership; 2],
     _chart: ServedChart,
@@ -178,13 +178,13 @@ impl Fleet {
         let first = Membership::join(Mode::Agent, &mut hub, &home, &one, "edge-1").await?;
         let second = Membership::join(Mode::Agent, &mut hub, &home, &two, "edge-2");
         let members = [first, second.await?];
-        let desk = FleetClient::at(&home);
+        let fleet_client = FleetClient::at(&home);
         for member in ["edge-1", "edge-2"] {
-            desk.member_shows(member, &[CONNECTED]).await?;
+            fleet_client.member_shows(member, &[CONNECTED]).await?;
         }
         Ok(Self {
             hub,
-            desk,
+            fleet_client,
             home,
             edges: [one, two],
             members,
@@ -222,7 +222,7 @@ impl Fleet {
 #[tokio::test]
 async fn stolen_agent_credential_reaches_no_other_member() -> TestResult {
     let mut fleet = Box::pin(Fleet::start()).await?;
-    let desk = fleet.desk.clone();
+    let fleet_client = fleet.fleet_client.clone();
     fleet
         .all()
         .merge(
@@ -231,11 +231,11 @@ async fn stolen_agent_credential_reaches_no_other_member() -> TestResult {
         )
         .await?;
     let aimed = json!({"clusterRef": {"secretName": "edge-2"}});
-    desk.create("acme", aimed).await?;
+    fleet_client.create("acme", aimed).await?;
     let at_edge = FleetClient::at(&fleet.edges[1]);
     at_edge.create("acme", json!({})).await?;
     let ready = [("Ready", "True", "AllClustersReady")];
-    let at_home = desk.shows("acme", &ready).await?;
+    let at_home = fleet_client.shows("acme", &ready).await?;
     let chart = at_home.status.unwrap().last_applied_chart;
     let paris = json!({
         "apiVersion": "mesh.openkcm.io/v1alpha1",
@@ -270,7 +270,9 @@ async fn stolen_agent_credential_reaches_no_other_member() -> TestResult {
         assert_eq!(refused.code(), Code::FailedPrecondition, "{refused:?}");
         assert!(!refused.message().contains(&first), "{refused:?}");
     }
-    desk.event_message("edge-1", "CredentialUsedTwice").await?;
+    fleet_client
+        .event_message("edge-1", "CredentialUsedTwice")
+        .await?;
 
     // The session receives the state of edge-1, and its reports affect only edge-1.
     let mut session = Session::open(&hub, &first).await?;
@@ -301,7 +303,7 @@ async fn stolen_agent_credential_reaches_no_other_member() -> TestResult {
     assert_eq!(renewed.cluster, "edge-1");
     hub_lives_on(&fleet.home).await;
     assert_eq!(fleet.shown().await, before);
-    let at_home = desk.shows("acme", &ready).await?;
+    let at_home = fleet_client.shows("acme", &ready).await?;
     assert_eq!(at_home.status.unwrap().last_applied_chart, chart);
 
     // A report of the attacker ends no deletion that waits for edge-2.

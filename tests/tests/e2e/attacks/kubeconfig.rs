@@ -89,7 +89,7 @@ impl HostileServer {
 #[tokio::test]
 async fn hostile_kubeconfig_supplier_reaches_nothing() -> TestResult {
     let home = Cluster::start("attack-supplier", Parts::ControlPlane).await?;
-    let desk = FleetClient::at(&home);
+    let fleet_client = FleetClient::at(&home);
     let lure = Lure::start().await;
     let port = lure.address.port();
     let folder = tempfile::tempdir()?;
@@ -148,7 +148,7 @@ async fn hostile_kubeconfig_supplier_reaches_nothing() -> TestResult {
         ),
     ];
     for (name, kubeconfig) in &cases {
-        desk.add_member(name, kubeconfig).await?;
+        fleet_client.add_member(name, kubeconfig).await?;
     }
     let options = |loopback: bool| {
         let loopback = format!("--insecure-kubeconfig-loopback={loopback}");
@@ -157,7 +157,7 @@ async fn hostile_kubeconfig_supplier_reaches_nothing() -> TestResult {
     };
     let mut hub = Hub::start(&options(false))?;
     for (name, _) in &cases {
-        desk.member_shows(name, &INVALID).await?;
+        fleet_client.member_shows(name, &INVALID).await?;
     }
     hub_lives_on(&home).await;
     assert_eq!(lure.connections(), 0);
@@ -184,7 +184,7 @@ async fn hostile_kubeconfig_supplier_reaches_nothing() -> TestResult {
         ("huge", HostileServer::start(huge, bytes).await?),
     ];
     for (name, server) in &servers {
-        desk.add_member(name, &server.kubeconfig()).await?;
+        fleet_client.add_member(name, &server.kubeconfig()).await?;
     }
     let mut hub = Hub::start(&options(true))?;
     hub.ready(PATIENCE).await?;
@@ -194,11 +194,13 @@ async fn hostile_kubeconfig_supplier_reaches_nothing() -> TestResult {
         ("huge", "has more than 16777216 bytes"),
     ] {
         let refused = ("Connected", "False", "Unreachable");
-        let message = desk.member_message(name, &[refused]).await?;
+        let message = fleet_client.member_message(name, &[refused]).await?;
         assert!(message.contains(words), "{name}: {message}");
     }
     hub_lives_on(&home).await;
-    desk.member_shows("self-cluster", &[CONNECTED]).await?;
+    fleet_client
+        .member_shows("self-cluster", &[CONNECTED])
+        .await?;
     assert_eq!(lure.connections(), 0);
     let taken = hub.rss_bytes()?;
     assert!(taken < MEMORY, "{} MiB", taken >> 20);

@@ -186,8 +186,8 @@ async fn stranger_on_the_network_is_not_answered() -> TestResult {
     let (crowd, connections) = crowd(port, 8, &[0x16, 0x03, 0x01]);
     all_there(&connections).await;
     let _member = Membership::join(Mode::Agent, &mut hub, &home, &edge, "edge-1").await?;
-    let desk = FleetClient::at(&home);
-    desk.member_shows("edge-1", &[CONNECTED]).await?;
+    let fleet_client = FleetClient::at(&home);
+    fleet_client.member_shows("edge-1", &[CONNECTED]).await?;
     drop(crowd);
     assert!(!hub.log()?.contains("panicked"));
     Ok(())

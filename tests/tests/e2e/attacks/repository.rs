@@ -131,14 +131,15 @@ async fn hostile_repository_reaches_nothing() -> TestResult {
             .collect::<Vec<_>>()
     };
     pair.open(flags("1.0.0")).await?;
-    let desk = pair.desk();
+    let fleet_client = pair.fleet_client();
     let acme = ("default", "acme");
-    desk.within(acme.0)
+    fleet_client
+        .within(acme.0)
         .create(acme.1, serde_json::json!({}))
         .await?;
-    desk.within(acme.0).ready(acme.1).await?;
+    fleet_client.within(acme.0).ready(acme.1).await?;
     let release = pair.release("acme");
-    let before = desk.releases().await?;
+    let before = fleet_client.releases().await?;
     let error = pair.condition("ClusterError");
     for (version, words) in [
         ("2.0.0", "led to a loopback, link-local or metadata address"),
@@ -150,7 +151,10 @@ async fn hostile_repository_reaches_nothing() -> TestResult {
         pair.stop().await?;
         pair.open(flags(version)).await?;
         let refused = (error.as_str(), "True", "ChartNotLoaded");
-        desk.within(acme.0).shows(acme.1, &[refused]).await?;
+        fleet_client
+            .within(acme.0)
+            .shows(acme.1, &[refused])
+            .await?;
         let hub = pair.hub()?;
         eventually(&format!("{version} to be rejected"), async || {
             let log = hub.log()?;
@@ -160,9 +164,9 @@ async fn hostile_repository_reaches_nothing() -> TestResult {
             }
         })
         .await?;
-        assert_eq!(desk.releases().await?, before, "{version}");
+        assert_eq!(fleet_client.releases().await?, before, "{version}");
     }
-    let revisions = desk.revisions("acme", &release).await?;
+    let revisions = fleet_client.revisions("acme", &release).await?;
     assert_eq!(revisions, [(1, "deployed".to_owned())]);
     assert_eq!(lure.connections(), 0);
     assert!(!std::env::temp_dir().join(mark).exists());

@@ -47,7 +47,7 @@ pub(crate) struct Editor {
     client: Client,
     secrets: Api<Secret>,
     release: String,
-    desk: FleetClient,
+    fleet_client: FleetClient,
 }
 
 impl Editor {
@@ -57,7 +57,7 @@ impl Editor {
             secrets: Api::namespaced(client.clone(), workspace),
             client,
             release: pair.release(tenant),
-            desk: pair.desk(),
+            fleet_client: pair.fleet_client(),
         }
     }
 
@@ -114,7 +114,7 @@ impl Editor {
     }
 
     async fn is_rendered_again(&self) {
-        self.desk
+        self.fleet_client
             .newest_is(WORKSPACE, &self.release, 1, "deployed")
             .await
             .unwrap();
@@ -122,8 +122,8 @@ impl Editor {
 
     /// Waits for the agent, and checks that the user has no further rights.
     pub(crate) async fn gains_nothing(&self) -> TestResult {
-        self.desk.lease_renewed().await?;
-        let bindings: Api<ClusterRoleBinding> = Api::all(self.desk.client.clone());
+        self.fleet_client.lease_renewed().await?;
+        let bindings: Api<ClusterRoleBinding> = Api::all(self.fleet_client.client.clone());
         let binding = bindings.get_opt("takeover").await?;
         assert_eq!(binding, None);
         let everything = SelfSubjectAccessReviewSpec {
@@ -164,7 +164,8 @@ impl Editor {
 
         let records: Api<Secret> = Api::namespaced(client(), SYSTEM_NAMESPACE);
         assert!(is_forbidden(&records.list(&ListParams::default()).await));
-        let system: Api<Secret> = Api::namespaced(self.desk.client.clone(), SYSTEM_NAMESPACE);
+        let system: Api<Secret> =
+            Api::namespaced(self.fleet_client.client.clone(), SYSTEM_NAMESPACE);
         let all = system.list(&ListParams::default()).await?.items;
         assert!(!all.is_empty());
         let patch =
@@ -196,15 +197,15 @@ async fn workspace_editor_gets_no_cluster_rights(mode: Mode) -> TestResult {
     let scenario = Scenario::new("attack-editor", mode).flags(&flags);
     let values = "{replicaCount: 0, message: v1}";
     let (pair, chart) = scenario.values(values).start().await?;
-    let desk = pair.desk();
-    desk.create("acme", json!({})).await?;
-    let ready = async || desk.ready("acme").await.unwrap();
+    let fleet_client = pair.fleet_client();
+    fleet_client.create("acme", json!({})).await?;
+    let ready = async || fleet_client.ready("acme").await.unwrap();
     ready().await;
     let editor = Editor::of(&pair, WORKSPACE, WORKSPACE).await;
     let error = pair.condition("ClusterError");
     let tampered = async || {
         let tampered = (error.as_str(), "True", "ReleaseTampered");
-        desk.shows("acme", &[tampered]).await.unwrap();
+        fleet_client.shows("acme", &[tampered]).await.unwrap();
     };
     editor.is_kept_out().await?;
 
@@ -237,11 +238,11 @@ async fn workspace_editor_gets_no_cluster_rights(mode: Mode) -> TestResult {
 
     // The removal runs no hook of the user.
     editor.forge(2, "deployed").await?;
-    desk.delete("acme").await?;
+    fleet_client.delete("acme").await?;
     editor.gains_nothing().await?;
     editor.forget().await;
-    desk.gone("acme").await?;
-    let bindings: Api<ClusterRoleBinding> = Api::all(desk.client.clone());
+    fleet_client.gone("acme").await?;
+    let bindings: Api<ClusterRoleBinding> = Api::all(fleet_client.client.clone());
     let binding = bindings.get_opt("takeover").await?;
     assert_eq!(binding, None);
     Ok(())
@@ -282,12 +283,12 @@ async fn shadow_revisions_give_no_cluster_rights() -> TestResult {
     let (pair, chart) = Scenario::new("attack-shadow", Mode::SelfCluster)
         .start()
         .await?;
-    let (desk, error) = (pair.desk(), pair.condition("ClusterError"));
+    let (fleet_client, error) = (pair.fleet_client(), pair.condition("ClusterError"));
     let victim = ["create", "namespace", "victim"];
     pair.cluster().kubectl(victim).await?;
     let mut shadows = Vec::new();
     for kind in ["retyped", "renamed", "relabelled"] {
-        desk.install(kind).await?;
+        fleet_client.install(kind).await?;
         let editor = Editor::of(&pair, kind, kind).await;
         let secret = shadow(&editor, kind).await;
         let created = editor.secrets.create(&PostParams::default(), &secret).await;
@@ -296,21 +297,21 @@ async fn shadow_revisions_give_no_cluster_rights() -> TestResult {
     let refused = [(error.as_str(), "True", "ReleaseTampered")];
     chart.write("{replicaCount: 0, message: v2}")?;
     for (kind, _, editor) in &shadows {
-        desk.shows(kind, &refused).await?;
+        fleet_client.shows(kind, &refused).await?;
         editor.gains_nothing().await?;
     }
     for (kind, _, editor) in &shadows {
-        desk.delete(kind).await?;
-        desk.shows(kind, &refused).await?;
+        fleet_client.delete(kind).await?;
+        fleet_client.shows(kind, &refused).await?;
         editor.gains_nothing().await?;
     }
     for (kind, name, editor) in &shadows {
         let params = DeleteParams::default();
         drop(editor.secrets.delete(name, &params).await?);
-        desk.gone(kind).await?;
+        fleet_client.gone(kind).await?;
         editor.gains_nothing().await?;
     }
-    let victim = desk.namespace("victim").await?.unwrap();
+    let victim = fleet_client.namespace("victim").await?.unwrap();
     assert_eq!(victim.metadata.deletion_timestamp, None);
     Ok(())
 }
@@ -320,10 +321,10 @@ async fn revision_that_helm_skips_gives_no_cluster_rights() -> TestResult {
     let (pair, chart) = Scenario::new("attack-skipped", Mode::SelfCluster)
         .start()
         .await?;
-    let (desk, error) = (pair.desk(), pair.condition("ClusterError"));
+    let (fleet_client, error) = (pair.fleet_client(), pair.condition("ClusterError"));
     let victim = ["create", "namespace", "victim"];
     pair.cluster().kubectl(victim).await?;
-    desk.install(WORKSPACE).await?;
+    fleet_client.install(WORKSPACE).await?;
     let editor = Editor::of(&pair, WORKSPACE, WORKSPACE).await;
     // Only Helm evaluates the time.
     let mut newest = editor.stored().await.pop().unwrap();
@@ -349,18 +350,18 @@ async fn revision_that_helm_skips_gives_no_cluster_rights() -> TestResult {
     editor.secrets.create(&params, &older).await?;
     chart.write("{replicaCount: 0, message: v2}")?;
     let failed = (error.as_str(), "True", "UpgradeFailed");
-    desk.shows(WORKSPACE, &[failed]).await?;
+    fleet_client.shows(WORKSPACE, &[failed]).await?;
     editor.gains_nothing().await?;
     // The first one was deleted.
     editor.secrets.create(&params, &older).await?;
-    desk.delete(WORKSPACE).await?;
+    fleet_client.delete(WORKSPACE).await?;
     let failed = (error.as_str(), "True", "UninstallFailed");
-    desk.shows(WORKSPACE, &[failed]).await?;
+    fleet_client.shows(WORKSPACE, &[failed]).await?;
     editor.gains_nothing().await?;
-    let victim = desk.namespace("victim").await?.unwrap();
+    let victim = fleet_client.namespace("victim").await?.unwrap();
     assert_eq!(victim.metadata.deletion_timestamp, None);
     editor.forget().await;
-    desk.gone(WORKSPACE).await?;
+    fleet_client.gone(WORKSPACE).await?;
     Ok(())
 }
 
@@ -370,15 +371,16 @@ async fn announced_uninstall_gives_no_cluster_rights() -> TestResult {
     let (pair, chart) = Scenario::new("attack-announced", Mode::SelfCluster)
         .start()
         .await?;
-    let desk = pair.desk();
+    let fleet_client = pair.fleet_client();
     let victim = ["create", "namespace", "victim"];
     pair.cluster().kubectl(victim).await?;
-    desk.install(WORKSPACE).await?;
+    fleet_client.install(WORKSPACE).await?;
     let editor = Editor::of(&pair, WORKSPACE, WORKSPACE).await;
     chart.write("{replicaCount: 0, message: v2}")?;
-    desk.newest_is(WORKSPACE, &editor.release, 2, "deployed")
+    fleet_client
+        .newest_is(WORKSPACE, &editor.release, 2, "deployed")
         .await?;
-    desk.ready(WORKSPACE).await?;
+    fleet_client.ready(WORKSPACE).await?;
     let [first, newest]: [Secret; 2] = editor.stored().await.try_into().unwrap();
     let mut changed = newest.clone();
     let change = |release: &mut Value| {
@@ -388,7 +390,7 @@ async fn announced_uninstall_gives_no_cluster_rights() -> TestResult {
     rewrite(&mut changed, &change)?;
     let (first, newest) = (first.name_any(), newest.name_any());
 
-    desk.delete(WORKSPACE).await?;
+    fleet_client.delete(WORKSPACE).await?;
     eventually("the first revision to be gone", async || {
         Ok(editor
             .secrets
@@ -403,11 +405,11 @@ async fn announced_uninstall_gives_no_cluster_rights() -> TestResult {
 
     let error = pair.condition("ClusterError");
     let refused = (error.as_str(), "True", "ReleaseTampered");
-    desk.shows(WORKSPACE, &[refused]).await?;
+    fleet_client.shows(WORKSPACE, &[refused]).await?;
     editor.gains_nothing().await?;
-    let victim = desk.namespace("victim").await?.unwrap();
+    let victim = fleet_client.namespace("victim").await?.unwrap();
     assert_eq!(victim.metadata.deletion_timestamp, None);
     editor.forget().await;
-    desk.gone(WORKSPACE).await?;
+    fleet_client.gone(WORKSPACE).await?;
     Ok(())
 }

@@ -282,10 +282,10 @@ fn options_of<'a>(home: &'a Cluster, options: &[String]) -> HubOptions<'a> {
         .env(every.0, every.1)
 }
 
-pub(crate) async fn namespace_goes(desk: &FleetClient, name: &str) {
+pub(crate) async fn namespace_goes(fleet_client: &FleetClient, name: &str) {
     let what = format!("namespace {name} to be gone");
     let asked = eventually(&what, async || {
-        Ok(desk.namespace(name).await?.is_none().then_some(()))
+        Ok(fleet_client.namespace(name).await?.is_none().then_some(()))
     });
     asked.await.unwrap();
 }

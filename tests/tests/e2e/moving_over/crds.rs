@@ -181,7 +181,7 @@ async fn gives_way(
 /// Creates a Tenant with its release under each of the original's CRDs, and one that the last of them has robbed of its
 /// workspace.
 async fn create_tenants_of_each_generation(pair: &Pair, charts: &Charts) -> TestResult {
-    let desk = pair.desk();
+    let fleet_client = pair.fleet_client();
     let original = original(pair, charts);
     let well = original.status(None);
     let bare = json!({"phase": "Ready", "lastMessage": "release installed"});
@@ -216,11 +216,13 @@ async fn create_tenants_of_each_generation(pair: &Pair, charts: &Charts) -> Test
     apply_crd(original.cluster, WITHOUT_WORKSPACE).await?;
     let name = "default/lost to be without a workspace";
     eventually(name, async || {
-        let lost = desk.tenants().get("lost").await?;
+        let lost = fleet_client.tenants().get("lost").await?;
         Ok(lost.spec.workspace.is_none().then_some(()))
     })
     .await?;
-    desk.annotate("lost", "example.org/touched", "true").await?;
+    fleet_client
+        .annotate("lost", "example.org/touched", "true")
+        .await?;
     for file in [OF_THE_CHART, BY_HAND] {
         apply_crd(pair.home(), file).await?;
     }
@@ -235,7 +237,7 @@ async fn create_tenants_of_each_generation(pair: &Pair, charts: &Charts) -> Test
 async fn tenants_of_each_generation_are_adopted_without_reinstall(mode: Mode) -> TestResult {
     let charts = charts().await?;
     let mut pair = Pair::start("moving", mode, Parts::WithControllers).await?;
-    let (desk, home) = (pair.desk(), FleetClient::at(pair.home()));
+    let (fleet_client, home) = (pair.fleet_client(), FleetClient::at(pair.home()));
     create_tenants_of_each_generation(&pair, &charts).await?;
     let kind = ApiResource::erase::<KryptonDeployment>(&());
     let deployments: Api<DynamicObject> =
@@ -253,12 +255,12 @@ async fn tenants_of_each_generation_are_adopted_without_reinstall(mode: Mode) ->
         ))
     })
     .await?;
-    let before = desk.releases().await?;
+    let before = fleet_client.releases().await?;
     assert_eq!(before.len(), 4);
     let old = crd(pair.cluster(), Tenant::crd_name()).await;
     let mut uids = Vec::new();
     for name in ["first", "second", "third"] {
-        uids.push(desk.tenants().get(name).await?.uid());
+        uids.push(fleet_client.tenants().get(name).await?.uid());
     }
 
     let values = ValuesFile::new("{}")?;
@@ -276,7 +278,7 @@ async fn tenants_of_each_generation_are_adopted_without_reinstall(mode: Mode) ->
             (ready.as_str(), "True", reason),
             (error.as_str(), "False", "NoError"),
         ];
-        let tenant = desk.shows(name, &adopted).await?;
+        let tenant = fleet_client.shows(name, &adopted).await?;
         assert_eq!(tenant.uid(), *uid);
         let workspace = if name == "third" {
             name.to_owned()
@@ -289,16 +291,16 @@ async fn tenants_of_each_generation_are_adopted_without_reinstall(mode: Mode) ->
     let mirrored = [ALL_READY, (ready.as_str(), "True", "Installed")];
     home.shows("first", &mirrored).await?;
     let refused = [(error.as_str(), "True", "ReleaseInUse")];
-    let lost = desk.shows("lost", &refused).await?;
+    let lost = fleet_client.shows("lost", &refused).await?;
     let message = lost.status.unwrap().last_message.unwrap();
     assert!(message.contains("spec.workspace: lost-ws"), "{message}");
-    assert_eq!(desk.namespace("lost").await?, None);
+    assert_eq!(fleet_client.namespace("lost").await?, None);
     let now = crd(pair.cluster(), Tenant::crd_name()).await;
     assert!(is_ours(&now));
     assert_eq!(now.uid(), old.uid());
     no_helm_ran(&mut pair).await;
-    desk.lease_renewed().await?;
-    assert_eq!(desk.releases().await?, before);
+    fleet_client.lease_renewed().await?;
+    assert_eq!(fleet_client.releases().await?, before);
 
     assert!(is_ours(
         &crd(pair.home(), KryptonDeployment::crd_name()).await
@@ -315,7 +317,7 @@ async fn tenants_of_each_generation_are_adopted_without_reinstall(mode: Mode) ->
 async fn deployments_are_adopted_without_reinstall(mode: Mode) -> TestResult {
     let charts = charts().await?;
     let mut pair = Pair::start("moving-deployments", mode, Parts::WithControllers).await?;
-    let (desk, home) = (pair.desk(), FleetClient::at(pair.home()));
+    let (fleet_client, home) = (pair.fleet_client(), FleetClient::at(pair.home()));
     let region = match mode {
         Mode::Agent => json!({"name": pair.name()}),
         _ => json!({"name": "paris", "kubeconfig":
@@ -355,7 +357,7 @@ async fn deployments_are_adopted_without_reinstall(mode: Mode) -> TestResult {
     let finalizer = "cryptoedgedeployment-finalizer";
     let olds = make("CryptoEdgeDeployment", finalizer, "second").await;
     let old = olds.get("second").await?;
-    let before = desk.releases().await?;
+    let before = fleet_client.releases().await?;
     assert_eq!(before.len(), 3);
 
     // By default, the hub doesn't create that CRD.
@@ -388,7 +390,7 @@ async fn deployments_are_adopted_without_reinstall(mode: Mode) -> TestResult {
     let kept = olds.get("second").await?;
     assert_eq!(kept.resource_version(), old.resource_version());
     no_helm_ran(&mut pair).await;
-    assert_eq!(desk.releases().await?, before);
+    assert_eq!(fleet_client.releases().await?, before);
 
     // Another client applies the original's CRD over ours, and a Tenant is deleted. No stored data is lost.
     apply_crd(pair.home(), EMBEDDED).await?;
@@ -398,14 +400,14 @@ async fn deployments_are_adopted_without_reinstall(mode: Mode) -> TestResult {
         Ok(deployments.get_opt("goes").await?.is_none().then_some(()))
     })
     .await?;
-    let left = desk.revisions("goes", "ced-goes").await?;
+    let left = fleet_client.revisions("goes", "ced-goes").await?;
     assert!(left.is_empty(), "{left:?}");
     assert!(is_ours(
         &crd(pair.home(), KryptonDeployment::crd_name()).await
     ));
     is_ready("acme").await;
-    assert_eq!(desk.revisions("acme", "ced-acme").await?.len(), 1);
+    assert_eq!(fleet_client.revisions("acme", "ced-acme").await?.len(), 1);
     // The original doesn't mark the objects that it created.
-    assert!(desk.namespace("goes").await?.is_some());
+    assert!(fleet_client.namespace("goes").await?.is_some());
     Ok(())
 }
