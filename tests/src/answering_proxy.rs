@@ -1,4 +1,4 @@
-//! A proxy in front of an apiserver that reads what is asked for, and answers some of it itself.
+//! Runs a proxy in front of an API server that parses requests and can answer some of them itself.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -42,10 +42,10 @@ use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
 use crate::{cluster::Cluster, membership::write_secret};
 
-/// Above all that the tests' objects come to.
+/// Exceeds the size of all objects of the tests.
 const LARGEST: usize = 64 << 20;
 
-/// How something is asked for.
+/// The kind of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verb {
     Get,
@@ -54,32 +54,32 @@ pub enum Verb {
     Write,
 }
 
-/// What all reading is done by.
+/// All verbs that read.
 pub const READS: &[Verb] = &[Verb::Get, Verb::List, Verb::Watch];
 pub const ALL: &[Verb] = &[Verb::Get, Verb::List, Verb::Watch, Verb::Write];
 
-/// What the proxy says in the place of the apiserver.
+/// The response that the proxy sends instead of the API server's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
-    /// A Status of this code, as an apiserver has it; one of 429 with `Retry-After: 1`.
+    /// A Status with this code, in the format of an API server. A 429 has `Retry-After: 1`.
     Status(u16),
-    /// A page for people with this code, as of something in between.
+    /// An HTML page with this code, like that of an intermediate proxy.
     Page(u16),
-    /// Lists as they are, with their resourceVersion, but without an object; and no watch before a list.
+    /// Real lists and resourceVersions, but without objects. Watches without a preceding list are rejected.
     Nothing,
-    /// A watch that ends as soon as it has begun. Nothing else is changed.
+    /// A watch that ends immediately after its start. Other requests pass.
     Closed,
-    /// Spaces without end.
+    /// An endless stream of spaces.
     Endless,
     /// 16 GiB of spaces in a gzip body, for clients that accept gzip, as Helm does.
     Bomb,
 }
 
-/// What is answered by the proxy, and how.
+/// The requests that the proxy answers itself, and the response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lie {
     pub verbs: &'static [Verb],
-    /// Plural names; of all when empty.
+    /// Plural names. An empty list means all resources.
     pub resources: &'static [&'static str],
     pub answer: Answer,
 }
@@ -98,10 +98,10 @@ impl Lie {
 }
 
 impl Lie {
-    /// Whether a watch that is open ends when this begins.
+    /// Returns true if the start of this lie closes an open watch.
     fn cuts(self, watch: &Asked) -> bool {
         let as_watch = match self.answer {
-            // Else nobody would list.
+            // An open watch prevents new lists.
             Answer::Nothing => Answer::Closed,
             answer => answer,
         };
@@ -113,7 +113,7 @@ impl Lie {
     }
 }
 
-/// A request, as far as it is told apart from others.
+/// A request, reduced to the fields that select the response.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Asked {
     verb: Verb,
@@ -156,14 +156,13 @@ struct Shared {
     upstream: Client,
     lie: watch::Sender<Option<Lie>>,
     lied: AtomicU64,
-    /// What was listed since the lie began.
+    /// The paths that were listed since the lie started.
     listed: Mutex<BTreeSet<String>>,
-    /// By what was asked, for whoever wonders why nothing was.
+    /// Number of forwarded requests by verb and resource, for error messages.
     passed: Mutex<BTreeMap<(Verb, String), u64>>,
 }
 
-/// A running proxy, which knows whoever comes as the administrator. What goes through it stays reachable
-/// directly.
+/// A running proxy. It authenticates every client as the administrator. The API server also stays reachable directly.
 pub struct AnsweringProxy {
     shared: Arc<Shared>,
     tasks: [JoinHandle<()>; 2],
@@ -180,16 +179,16 @@ impl std::fmt::Debug for AnsweringProxy {
 }
 
 impl AnsweringProxy {
-    /// In front of the apiserver of `cluster`, passing all.
+    /// Starts a proxy in front of the API server of `cluster`. It forwards all requests.
     pub async fn before(cluster: &Cluster) -> Result<Self> {
         crate::install_tls_provider();
         let listener = TcpListener::bind("127.0.0.1:0")
             .await
             .context("listening for the answering proxy")?;
-        let address = listener.local_addr().context("asking for our own port")?;
+        let address = listener.local_addr().context("reading the bound port")?;
         let direct = fs::read_to_string(cluster.kubeconfig()).context("reading a kubeconfig")?;
         let through = direct.replace(&cluster.server(), &format!("https://{address}"));
-        let folder = TempDir::with_prefix("krypton-answers-").context("making a folder")?;
+        let folder = TempDir::with_prefix("krypton-answers-").context("creating a folder")?;
         write_secret(&folder.path().join("kubeconfig.yaml"), &through)?;
         let (lie, _) = watch::channel(None);
         let shared = Arc::new(Shared {
@@ -206,7 +205,7 @@ impl AnsweringProxy {
             .fallback(answer)
             .with_state(Arc::clone(&shared));
         let serving = tokio::spawn(async move {
-            // It does not end by itself.
+            // The server never ends without an error.
             drop(axum::serve(Accepted(accepted, address), router).await);
         });
         Ok(Self {
@@ -222,13 +221,12 @@ impl AnsweringProxy {
         format!("https://{}", self.address)
     }
 
-    /// The administrator's, by this way.
+    /// Returns the path of the administrator's kubeconfig for the proxy.
     pub fn kubeconfig(&self) -> PathBuf {
         self.folder.path().join("kubeconfig.yaml")
     }
 
-    /// From now on, and counted from nothing. Watches that it is about are cut, as they would be where it came
-    /// from.
+    /// Starts a lie, resets the counters, and closes the watches that the lie affects.
     pub fn lie(&self, lie: Lie) {
         self.shared.lied.store(0, Ordering::SeqCst);
         lock(&self.shared.passed).clear();
@@ -236,17 +234,17 @@ impl AnsweringProxy {
         self.shared.lie.send_replace(Some(lie));
     }
 
-    /// All passes again. What has been said stays said.
-    pub fn tell_the_truth(&self) {
+    /// Ends the lie: the proxy forwards all requests. Open false responses continue.
+    pub fn forward_all(&self) {
         self.shared.lie.send_replace(None);
     }
 
-    /// How often the last lie was told.
+    /// Returns how often the proxy gave the latest false response.
     pub fn lied(&self) -> u64 {
         self.shared.lied.load(Ordering::SeqCst)
     }
 
-    /// What was asked for since the last lie began, and passed.
+    /// Returns the number of forwarded requests since the latest lie started.
     pub fn passed(&self) -> BTreeMap<(Verb, String), u64> {
         lock(&self.shared.passed).clone()
     }
@@ -260,7 +258,7 @@ impl Drop for AnsweringProxy {
     }
 }
 
-/// A client of the administrator that waits as long as a watch may be silent.
+/// Creates an administrator's client with a timeout longer than a silent watch.
 async fn upstream(cluster: &Cluster) -> Result<Client> {
     let kubeconfig = Kubeconfig::read_from(cluster.kubeconfig())?;
     let options = KubeConfigOptions::default();
@@ -270,7 +268,7 @@ async fn upstream(cluster: &Cluster) -> Result<Client> {
     Ok(Client::try_from(config)?)
 }
 
-/// With the apiserver's own certificate, which is for the address, whatever the port.
+/// Uses the API server's certificate, which names the address and is valid for any port.
 fn acceptor(folder: &Path) -> Result<TlsAcceptor> {
     let read = |name: &str| {
         let path = folder.join(name);
@@ -322,7 +320,7 @@ async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response
     let asked = Asked::of(request.method(), request.uri());
     let mut lies = shared.lie.subscribe();
     let now = lies.see();
-    // Whoever goes on where they were lists nothing.
+    // A client that continues a watch doesn't list.
     let lists_first = now.is_some_and(|lie| {
         lie.answer == Answer::Nothing
             && lie.cuts(&asked)
@@ -365,7 +363,7 @@ async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response
             if asked.verb != Verb::Watch {
                 return answer;
             }
-            // It breaks off, as a connection does, when there is another answer to it.
+            // A false response in the meantime breaks the stream, like a lost connection.
             let (parts, body) = answer.into_parts();
             let cut = async move {
                 while lies.changed().await.is_ok() {
@@ -387,18 +385,18 @@ fn streamed(parts: impl Stream<Item = Bytes> + Send + 'static) -> Response {
     ([(header::CONTENT_TYPE, "application/json")], body).into_response()
 }
 
-/// One member of a gzip file, which may have many.
+/// Returns one gzip member. A gzip file can contain many.
 fn packed_spaces(bytes: usize) -> Bytes {
     let mut packed = GzEncoder::new(Vec::new(), Compression::best());
-    // Memory takes it all.
+    // Writing to memory can't fail.
     drop(packed.write_all(&vec![b' '; bytes]));
     packed.finish().unwrap_or_default().into()
 }
 
-/// As JSON where it is to be read.
+/// Forwards a request. Requests JSON if the proxy parses the response.
 async fn forward(shared: &Shared, request: Request, to_be_read: bool) -> Response {
     let (mut parts, body) = request.into_parts();
-    // Whose it is is known here.
+    // The proxy authenticates with its own credentials.
     for name in [header::AUTHORIZATION, header::HOST, header::ACCEPT_ENCODING] {
         parts.headers.remove(name);
     }
@@ -445,7 +443,7 @@ async fn emptied(answer: Response) -> Response {
             }
             Response::from_parts(parts, Body::from(list.to_string()))
         }
-        other => lost(&format!("it is no list: {} {other:?}", parts.status)),
+        other => lost(&format!("not a list: {} {other:?}", parts.status)),
     }
 }
 
@@ -462,7 +460,10 @@ fn status(code: u16, asked: &Asked) -> Response {
         503 => "ServiceUnavailable",
         _ => "InternalError",
     };
-    let message = format!("{} of {:?}: said by a test", asked.resource, asked.verb);
+    let message = format!(
+        "{} for {:?}: injected by the test",
+        asked.resource, asked.verb
+    );
     let body = json!({
         "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
         "message": message, "reason": reason, "code": code,

@@ -39,9 +39,9 @@ impl Canary {
     pub fn key(name: &str, pem: &str) -> Self {
         let lines: Vec<&str> = pem.lines().filter(|line| !line.contains("--")).collect();
         let der = BASE64_STANDARD.decode(lines.concat());
-        let der = der.unwrap_or_else(|error| panic!("{name} is no PEM: {error}"));
+        let der = der.unwrap_or_else(|error| panic!("{name} is not PEM: {error}"));
         let scalar = der.get(SCALAR);
-        let scalar = scalar.unwrap_or_else(|| panic!("{name} is no P-256 key"));
+        let scalar = scalar.unwrap_or_else(|| panic!("{name} is not a P-256 key"));
         let mut canary = Self {
             name: name.to_owned(),
             forms: Vec::new(),
@@ -49,7 +49,7 @@ impl Canary {
         canary.bytes(scalar);
         // This line contains most of the key, as it appears in the file and in quotations of the file.
         let inner = lines.get(1);
-        let inner = inner.unwrap_or_else(|| panic!("{name} is no P-256 key"));
+        let inner = inner.unwrap_or_else(|| panic!("{name} is not a P-256 key"));
         canary.forms.push((*inner).to_owned());
         canary.bytes(inner.as_bytes());
         canary

@@ -1,4 +1,4 @@
-//! A chart repository on loopback with real packages, counters and faults that can be switched.
+//! Runs a chart repository on loopback with real packages, request counters and switchable faults.
 
 use std::{
     collections::BTreeMap,
@@ -27,11 +27,11 @@ const KEYS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/keys");
 const SMALL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/charts/small");
 const HELM_DEADLINE: Duration = Duration::from_secs(60);
 const STOP_DEADLINE: Duration = Duration::from_secs(10);
-/// 200 MiB in all, made as they are sent.
+/// 200 MiB in total, generated while the response is sent.
 const HUGE_INDEX_CHUNKS: usize = 200 * 16;
 const HUGE_INDEX_CHUNK_BYTES: usize = 64 * 1024;
 
-/// A chart's folder, packaged under its own or another name and version.
+/// A chart's folder, packaged under its own name and version or others.
 #[derive(Debug, Clone)]
 pub struct ChartSource {
     folder: PathBuf,
@@ -40,7 +40,7 @@ pub struct ChartSource {
     signer: Option<Signer>,
 }
 
-/// Whose key a chart is signed by. The keys are for these tests, and worth nothing.
+/// The key that signs a chart. The keys are only for these tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Signer {
     Signer,
@@ -55,7 +55,7 @@ impl Signer {
         }
     }
 
-    /// The public key, as `gpg --export` has written it.
+    /// Returns the path of the public key, in the format of `gpg --export`.
     pub fn keyring(self) -> PathBuf {
         Path::new(KEYS).join(format!("{}.gpg", self.word()))
     }
@@ -82,21 +82,21 @@ impl ChartSource {
         Ok(Self::folder(root))
     }
 
-    /// With a provenance file beside the package.
+    /// Adds a provenance file to the package.
     #[must_use]
     pub fn signed(mut self, signer: Signer) -> Self {
         self.signer = Some(signer);
         self
     }
 
-    /// The chart `small`: ConfigMap, Service and Deployment; values `replicaCount`, `message`,
-    /// `broken` (the apiserver refuses the Deployment), `unready` (its pods never run) and `failWith`
-    /// (rendering fails, and helm quotes it).
+    /// The chart `small`: a ConfigMap, a Service and a Deployment. Its values are `replicaCount`, `message`, `broken`
+    /// (the API server rejects the Deployment), `unready` (its pods never run) and `failWith` (rendering fails with
+    /// this message).
     pub fn small(version: &str) -> Self {
         Self::folder(SMALL).version(version)
     }
 
-    /// The chart `external-dns`, 1.19.0 or 1.20.0, which nobody here wrote.
+    /// The chart `external-dns`, 1.19.0 or 1.20.0, a third-party chart.
     pub fn external_dns(version: &str) -> Result<Self> {
         Ok(Self::folder(
             Tools::find()?.chart(&format!("external-dns-{version}"))?,
@@ -115,7 +115,7 @@ impl ChartSource {
         self
     }
 
-    /// Packages it into the folder `packages`.
+    /// Packages the chart into the folder `packages`.
     pub(crate) async fn package(&self, helm: &Invocation, packages: &Path) -> Result<()> {
         let renamed = match &self.name {
             Some(name) => Some(renamed_copy(&self.folder, name)?),
@@ -144,18 +144,18 @@ impl ChartSource {
     }
 }
 
-/// What is wrong with the repository.
+/// A fault of the repository.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Fault {
     #[default]
     None,
-    /// Answers everything with this HTTP status.
+    /// Every response has this HTTP status.
     Down(u16),
-    /// Answers everything with 200 and bytes that are neither YAML nor a chart.
+    /// Every response is 200 with bytes that are neither YAML nor a chart.
     Rubbish,
-    /// The index is 200 MiB of well-formed entries.
+    /// The index contains 200 MiB of valid entries.
     HugeIndex,
-    /// Accepts every request and never answers.
+    /// Accepts every request and never responds.
     Hang,
 }
 
@@ -166,29 +166,29 @@ struct Served {
     fault: Fault,
 }
 
-/// A running repository; it stops when dropped.
+/// A running repository. Dropping it stops it.
 #[derive(Debug)]
 pub struct ChartRepository {
     tools: Tools,
     folder: TempDir,
     port: Port,
     served: Arc<Mutex<Served>>,
-    /// Its own, so that stopping it cuts every connection, the hanging ones too.
+    /// A separate runtime. Stopping it closes every connection, including hanging ones.
     running: Mutex<Option<Runtime>>,
 }
 
 impl ChartRepository {
-    /// Packages the charts with helm and serves them.
+    /// Packages the charts with Helm and serves them.
     pub async fn start(charts: &[ChartSource]) -> Result<Self> {
         let repository = Self {
             tools: Tools::find()?,
             folder: TempDir::with_prefix("krypton-charts-")
-                .context("making a folder for charts")?,
+                .context("creating a folder for charts")?,
             port: Port::reserve()?,
             served: Arc::default(),
             running: Mutex::default(),
         };
-        fs::create_dir(repository.packages()).context("making a folder for packages")?;
+        fs::create_dir(repository.packages()).context("creating a folder for packages")?;
         repository.add(charts).await?;
         repository.start_again()?;
         Ok(repository)
@@ -199,7 +199,7 @@ impl ChartRepository {
         format!("http://{}", self.port.address())
     }
 
-    /// Adds charts while it serves.
+    /// Adds charts to the running repository.
     pub async fn add(&self, charts: &[ChartSource]) -> Result<()> {
         let packages = self.packages();
         for chart in charts {
@@ -215,7 +215,7 @@ impl ChartRepository {
         Ok(())
     }
 
-    /// What it serves, by name.
+    /// Returns the served files by name.
     pub fn files(&self) -> Vec<(String, Bytes)> {
         let files = lock(&self.served).files.clone();
         files
@@ -228,12 +228,12 @@ impl ChartRepository {
         lock(&self.served).fault = fault;
     }
 
-    /// Requests so far, by path (`/index.yaml`, `/small-1.0.0.tgz`), faulty and refused ones too.
+    /// Returns the number of requests by path (`/index.yaml`, `/small-1.0.0.tgz`), including failed ones.
     pub fn hits(&self) -> BTreeMap<String, u64> {
         lock(&self.served).hits.clone()
     }
 
-    /// Cuts all connections; the port refuses new ones and stays ours.
+    /// Closes all connections. The port refuses new ones and stays reserved.
     pub async fn stop(&self) -> Result<()> {
         if let Some(runtime) = lock(&self.running).take() {
             runtime.shutdown_background();
@@ -246,7 +246,7 @@ impl ChartRepository {
     pub fn start_again(&self) -> Result<()> {
         let mut running = lock(&self.running);
         if running.is_some() {
-            bail!("the chart repository {} runs already", self.url());
+            bail!("the chart repository {} already runs", self.url());
         }
         let runtime = Builder::new_multi_thread()
             .worker_threads(1)
@@ -301,7 +301,7 @@ async fn answer(State(served): State<Arc<Mutex<Served>>>, uri: Uri) -> Response 
         (Fault::Rubbish, _) => Bytes::from_static(b"\x00<html>{{ not: [a chart\n").into_response(),
         (Fault::HugeIndex, _) if path == "/index.yaml" => huge_index().into_response(),
         (Fault::Hang, _) => std::future::pending().await,
-        // As web servers do; who asks again is sent all of it none the less.
+        // Like most web servers, ignores a range request and sends the complete file.
         (Fault::None | Fault::HugeIndex, Some(file)) => {
             let tag = format!("\"{}\"", sha256_hex(&file));
             ([(header::ETAG, tag)], file).into_response()
@@ -322,9 +322,9 @@ fn huge_index() -> Body {
     Body::from_stream(futures::stream::iter(chunks.map(Ok::<_, Infallible>)))
 }
 
-/// The chart under another name, which helm cannot give while it packages.
+/// Copies the chart under another name, because `helm package` can't rename it.
 fn renamed_copy(folder: &Path, name: &str) -> Result<TempDir> {
-    let copy = TempDir::with_prefix("krypton-chart-").context("making a folder for a chart")?;
+    let copy = TempDir::with_prefix("krypton-chart-").context("creating a folder for a chart")?;
     copy_folder(folder, copy.path()).with_context(|| format!("copying {}", folder.display()))?;
     let file = copy.path().join("Chart.yaml");
     let chart = fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;

@@ -164,7 +164,7 @@ impl Cluster {
         let folder = tempfile::Builder::new()
             .prefix(&format!("krypton-{name}-"))
             .tempdir()
-            .context("making a folder for the cluster")?;
+            .context("creating a folder for the cluster")?;
         let (port, etcd_port) = (Port::reserve()?, Port::reserve()?);
         let credentials = Credentials::generate()?;
         let ports = (port.number(), etcd_port.number());
@@ -279,7 +279,7 @@ impl Cluster {
 
     /// Runs `kubectl apply --server-side` with this YAML.
     pub async fn apply(&self, yaml: &str) -> Result<String> {
-        let file = tempfile::NamedTempFile::new().context("making a file for kubectl")?;
+        let file = tempfile::NamedTempFile::new().context("creating a file for kubectl")?;
         fs::write(file.path(), yaml).context("writing a file for kubectl")?;
         let args = ["apply", "--server-side", "--force-conflicts", "-f"].map(OsString::from);
         self.kubectl(args.into_iter().chain([file.path().into()]))
@@ -363,16 +363,14 @@ impl Cluster {
         // The API server writes a line after it sends the response. Once the log contains a final marker request, it
         // also contains all earlier ones.
         let marker = format!("/version?marker={}", credentials::token()?);
-        self.get(&marker).await.context("marking the audit log")?;
-        eventually_within(
-            "our own line in the audit log",
-            AUDIT_DEADLINE,
-            async || {
-                let requests = audit::read(&self.components.audit_log())?;
-                let marked = requests.iter().any(|request| request.uri == marker);
-                Ok(marked.then_some(requests))
-            },
-        )
+        self.get(&marker)
+            .await
+            .context("writing a marker to the audit log")?;
+        eventually_within("the marker in the audit log", AUDIT_DEADLINE, async || {
+            let requests = audit::read(&self.components.audit_log())?;
+            let marked = requests.iter().any(|request| request.uri == marker);
+            Ok(marked.then_some(requests))
+        })
         .await
     }
 
@@ -415,7 +413,11 @@ impl Cluster {
         }
         match lock(&self.processes).entry(component.name()) {
             Entry::Occupied(_) => {
-                bail!("{} of cluster {} runs already", component.name(), self.name)
+                bail!(
+                    "component {} of cluster {} already runs",
+                    component.name(),
+                    self.name
+                )
             }
             Entry::Vacant(place) => {
                 let log = self.folder().join(format!("{}.log", component.name()));
@@ -435,14 +437,14 @@ impl Cluster {
     async fn wait_for(
         &self,
         what: &str,
-        mut look: impl AsyncFnMut() -> Result<Option<()>>,
+        mut check: impl AsyncFnMut() -> Result<Option<()>>,
     ) -> Result<()> {
         let outcome = eventually_within(what, START_DEADLINE, async || {
             let running = lock(&self.processes)
                 .values_mut()
                 .try_for_each(Process::check_running);
             match running {
-                Ok(()) => Ok(look().await?.map(Ok)),
+                Ok(()) => Ok(check().await?.map(Ok)),
                 Err(ended) => Ok(Some(Err(ended))),
             }
         });

@@ -71,11 +71,11 @@ struct Certificate {
 
 impl Certificate {
     fn make() -> Result<Self> {
-        let key = KeyPair::generate().context("making a key")?;
+        let key = KeyPair::generate().context("generating a key")?;
         let own = CertificateParams::new(vec!["127.0.0.1".to_owned()])
             .and_then(|params| params.self_signed(&key))
-            .context("making a certificate")?;
-        let folder = TempDir::with_prefix("krypton-collector-").context("making a folder")?;
+            .context("generating a certificate")?;
+        let folder = TempDir::with_prefix("krypton-collector-").context("creating a folder")?;
         let file = folder.path().join("ca.pem");
         std::fs::write(&file, own.pem()).context("writing a certificate")?;
         Ok(Self {

@@ -1,4 +1,4 @@
-//! One of our own processes, hub or agent, while a test runs it: its ports, its log and its figures.
+//! Runs the hub or an agent for a test, and provides access to its ports, log and resource usage.
 
 use std::{
     collections::BTreeMap,
@@ -28,7 +28,7 @@ const STOP_DEADLINE: Duration = Duration::from_secs(60);
 /// USER_HZ, the unit of times in /proc, which is 100 for every architecture's user space.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// A program of this workspace, and the variable that names another in its place.
+/// A program of this workspace, and the variable that overrides its path.
 #[derive(Debug, Clone, Copy)]
 pub struct Program {
     pub name: &'static str,
@@ -46,7 +46,7 @@ impl Program {
             }
             return Ok(named);
         }
-        let own = std::env::current_exe().context("finding our own executable")?;
+        let own = std::env::current_exe().context("finding the current executable")?;
         let candidates = own
             .ancestors()
             .skip(1)
@@ -57,7 +57,7 @@ impl Program {
             .find(|binary| binary.is_file())
             .with_context(|| {
                 format!(
-                    "no {name} beside {}; run 'cargo build --workspace --bins' with the same \
+                    "no {name} in the folder of {}; run 'cargo build --workspace --bins' with the same \
                      profile, or name it in {variable}",
                     own.display()
                 )
@@ -122,10 +122,10 @@ impl Daemon {
         let name = start.program.name;
         let (tools, binary) = (Tools::find()?, start.program.find()?);
         let folder = TempDir::with_prefix(format!("{name}-"))
-            .with_context(|| format!("making a folder for {name}"))?;
+            .with_context(|| format!("creating a folder for {name}"))?;
         let [scratch, cache] = ["tmp", "cache"].map(|part| folder.path().join(part));
         for part in [&scratch, &cache] {
-            fs::create_dir(part).with_context(|| format!("making {}", part.display()))?;
+            fs::create_dir(part).with_context(|| format!("creating {}", part.display()))?;
         }
         let cache = start.cache_flag.map(|flag| (flag, cache.into_os_string()));
         let [metrics, health, debug] = [Port::reserve()?, Port::reserve()?, Port::reserve()?];
@@ -217,7 +217,10 @@ impl Daemon {
 
     /// Returns the process's folder. Helm processes with this path in their arguments belong to it.
     pub fn folder(&self) -> Result<&Path> {
-        let folder = self.folder.as_ref().context("it is being dropped")?;
+        let folder = self
+            .folder
+            .as_ref()
+            .context("the process is being dropped")?;
         Ok(folder.path())
     }
 
@@ -352,9 +355,9 @@ fn rss_bytes(status: &str) -> Result<u64> {
         * 1024)
 }
 
-/// utime + stime + cutime + cstime of proc(5)'s stat.
+/// Returns utime + stime + cutime + cstime from proc(5)'s stat.
 fn cpu_seconds(stat: &str) -> Result<f64> {
-    // The second field is the name in parentheses, which may hold anything; the rest are numbers.
+    // The second field is the name in parentheses and may contain any character. The other fields are numbers.
     let (_, fields) = stat
         .rsplit_once(')')
         .context("no name in /proc/<pid>/stat")?;

@@ -56,7 +56,7 @@ impl FaultLine {
         let listener = TcpListener::bind("127.0.0.1:0")
             .await
             .context("listening for a faulty line")?;
-        let address = listener.local_addr().context("asking for our own port")?;
+        let address = listener.local_addr().context("reading the bound port")?;
         let (traffic, rule) = watch::channel(Traffic::Pass);
         let accepting = tokio::spawn(async move {
             while let Ok((from, _)) = listener.accept().await {
@@ -115,7 +115,7 @@ impl FaultProxy {
         let direct = fs::read_to_string(kubeconfig).context("reading a kubeconfig")?;
         // The certificate names the address and is valid for any port.
         let through = direct.replace(server, &format!("https://{}", line.address()));
-        let folder = TempDir::with_prefix("krypton-faults-").context("making a folder")?;
+        let folder = TempDir::with_prefix("krypton-faults-").context("creating a folder")?;
         write_secret(&folder.path().join("kubeconfig.yaml"), &through)?;
         Ok(Self { line, folder })
     }
@@ -226,32 +226,32 @@ mod tests {
         (traffic, client)
     }
 
-    async fn said(client: &mut TcpStream, word: &[u8; 4]) -> io::Result<bool> {
+    async fn echoes(client: &mut TcpStream, word: &[u8; 4]) -> io::Result<bool> {
         client.write_all(word).await?;
-        let mut heard = [0; 4];
-        client.read_exact(&mut heard).await?;
-        Ok(heard == *word)
+        let mut received = [0; 4];
+        client.read_exact(&mut received).await?;
+        Ok(received == *word)
     }
 
     #[tokio::test]
     async fn passed_delayed_and_frozen_traffic_is_delivered() {
         let (traffic, mut client) = way().await;
-        assert!(said(&mut client, b"pass").await.unwrap());
+        assert!(echoes(&mut client, b"pass").await.unwrap());
         traffic.send_replace(Traffic::Delay(Duration::from_millis(50)));
-        assert!(said(&mut client, b"late").await.unwrap());
+        assert!(echoes(&mut client, b"late").await.unwrap());
         traffic.send_replace(Traffic::Freeze);
         client.write_all(b"held").await.unwrap();
         traffic.send_replace(Traffic::Pass);
-        let mut heard = [0; 4];
-        client.read_exact(&mut heard).await.unwrap();
-        assert_eq!(&heard, b"held");
+        let mut received = [0; 4];
+        client.read_exact(&mut received).await.unwrap();
+        assert_eq!(&received, b"held");
     }
 
     #[tokio::test]
     async fn cut_or_lossy_connection_is_reset() {
         let (traffic, mut client) = way().await;
         traffic.send_replace(Traffic::Cut);
-        assert!(said(&mut client, b"gone").await.is_err());
+        assert!(echoes(&mut client, b"gone").await.is_err());
 
         let (traffic, mut client) = way().await;
         let swallow = |there, back| Traffic::Swallow { there, back };
@@ -262,6 +262,6 @@ mod tests {
             .await
             .unwrap_err();
         traffic.send_replace(Traffic::Pass);
-        assert!(said(&mut client, b"more").await.is_err());
+        assert!(echoes(&mut client, b"more").await.is_err());
     }
 }

@@ -63,7 +63,7 @@ impl ValuesFile {
     pub fn write(&self, yaml: &str) -> Result<()> {
         let next = self.folder.path().join("next.yaml");
         fs::write(&next, yaml).context("writing values")?;
-        fs::rename(next, self.path()).context("putting the values in place")
+        fs::rename(next, self.path()).context("replacing the values")
     }
 
     pub fn path(&self) -> std::path::PathBuf {
@@ -209,7 +209,7 @@ impl FleetClient {
             let status = tenant.status.clone().unwrap_or_default();
             let current = status.observed_generation == tenant.metadata.generation;
             if !current || !all_there(&status.conditions, expected) {
-                bail!("{}", told(&status.conditions));
+                bail!("{}", describe(&status.conditions));
             }
             Ok(Some(tenant))
         })
@@ -233,7 +233,7 @@ impl FleetClient {
                 bail!(
                     "finalizers {:?}; {}",
                     tenant.metadata.finalizers,
-                    told(&conditions)
+                    describe(&conditions)
                 )
             }
         })
@@ -297,15 +297,16 @@ impl FleetClient {
         let params = ListParams::default().fields(&format!(
             "involvedObject.kind=Tenant,involvedObject.name={name}"
         ));
-        let mut told = BTreeMap::new();
+        let mut counts = BTreeMap::new();
         for event in events.list(&params).await?.items {
-            *told.entry(event.reason.unwrap_or_default()).or_default() += event.count.unwrap_or(1);
+            *counts.entry(event.reason.unwrap_or_default()).or_default() +=
+                event.count.unwrap_or(1);
         }
-        Ok(told)
+        Ok(counts)
     }
 
     /// Waits for an event with this reason, and returns its message.
-    pub async fn told(&self, name: &str, reason: &str) -> Result<String> {
+    pub async fn event_message(&self, name: &str, reason: &str) -> Result<String> {
         let events: Api<Event> = Api::namespaced(self.client.clone(), &self.namespace);
         let params = ListParams::default().fields(&format!("involvedObject.name={name}"));
         let what = format!("event {reason} of {}", self.path(name));
@@ -394,7 +395,7 @@ impl FleetClient {
             let member = members.get(name).await?;
             let conditions = member.status.clone().unwrap_or_default().conditions;
             if !all_there(&conditions, expected) {
-                bail!("{}", told(&conditions));
+                bail!("{}", describe(&conditions));
             }
             Ok(Some(member))
         })
@@ -414,7 +415,7 @@ impl FleetClient {
         eventually(&what, async || {
             let status = members.get(name).await?.status.unwrap_or_default();
             if status.mode != Some(mode.on_record()) {
-                bail!("{:?}; {}", status.mode, told(&status.conditions));
+                bail!("{:?}; {}", status.mode, describe(&status.conditions));
             }
             Ok(Some(()))
         })
@@ -465,7 +466,7 @@ impl FleetClient {
         .await
     }
 
-    /// Returns the epoch of the hub that leads on home.
+    /// Returns the epoch of the leading hub on home.
     pub async fn hub_epoch(&self) -> Result<u64> {
         let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), HUB_NAMESPACE);
         let map = maps
@@ -473,10 +474,10 @@ impl FleetClient {
             .await
             .context("reading the epoch")?;
         let epoch = map.data.and_then(|mut data| data.remove("epoch"));
-        let epoch = epoch.context("there is no epoch")?;
+        let epoch = epoch.context("the epoch is missing")?;
         epoch
             .parse()
-            .with_context(|| format!("an epoch of {epoch}"))
+            .with_context(|| format!("invalid epoch {epoch}"))
     }
 
     /// Returns namespace, name and cluster of a Tenant for a message.
@@ -517,7 +518,7 @@ fn all_there(conditions: &[Condition], expected: &[Expected<'_>]) -> bool {
     })
 }
 
-fn told(conditions: &[Condition]) -> String {
+fn describe(conditions: &[Condition]) -> String {
     let lines = conditions.iter().map(|condition| {
         let Condition {
             type_,

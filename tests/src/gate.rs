@@ -1,4 +1,4 @@
-//! Charts that helm waits in the middle of, until somebody lets their hooks end.
+//! Charts whose hooks block Helm until the test completes them.
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Pod;
@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use crate::{chart_repository::ChartSource, fleet::FleetClient, wait::eventually};
 
-/// All points at which helm waits.
+/// All events at which Helm can wait.
 pub const EVENTS: [&str; 8] = [
     "pre-install",
     "post-install",
@@ -23,7 +23,7 @@ pub const EVENTS: [&str; 8] = [
     "post-delete",
 ];
 
-/// The chart `gate`, version 1.0.0. Its hook is a pod that nobody runs.
+/// The chart `gate`, version 1.0.0. Its hook is a pod that never runs.
 #[derive(Debug)]
 pub struct Gate {
     folder: TempDir,
@@ -31,7 +31,7 @@ pub struct Gate {
 
 impl Gate {
     pub fn new() -> Result<Self> {
-        let folder = TempDir::with_prefix("krypton-gate-").context("making a folder")?;
+        let folder = TempDir::with_prefix("krypton-gate-").context("creating a folder")?;
         let metadata = "name: '{{ .Release.Name }}', namespace: '{{ .Release.Namespace }}'";
         let hook = "annotations: {helm.sh/hook: 'pre-install,pre-upgrade'}";
         let container = "containers: [{name: main, image: krypton.test/gate}]";
@@ -48,12 +48,12 @@ impl Gate {
         Ok(Self { folder })
     }
 
-    /// The chart `gates`, version 1.0.0: a pod that nobody runs for each of [`EVENTS`] that is in the
-    /// values' list `gates`, a ConfigMap, and a Deployment with one pod. The ConfigMap has the value
-    /// `message`, and another one is named after the value `extra`, if there is one. In the namespace
-    /// `brokenIn` the apiserver refuses the Deployment.
+    /// The chart `gates`, version 1.0.0: a ConfigMap, a Deployment with one pod, and hook pods that never run. There is
+    /// one hook for each of [`EVENTS`] in the value `gates`. The ConfigMap contains the value `message`. A second
+    /// ConfigMap is named after the value `extra`, if set. In the namespace `brokenIn`, the API server rejects the
+    /// Deployment.
     pub fn everywhere() -> Result<Self> {
-        let folder = TempDir::with_prefix("krypton-gates-").context("making a folder")?;
+        let folder = TempDir::with_prefix("krypton-gates-").context("creating a folder")?;
         let hooks = "{{- range .Values.gates }}\n---\napiVersion: v1\nkind: Pod\nmetadata:\n  \
              name: {{ $.Release.Name }}-{{ . }}\n  namespace: {{ $.Release.Namespace }}\n  \
              annotations: {helm.sh/hook: '{{ . }}', \
@@ -82,9 +82,9 @@ impl Gate {
     }
 }
 
-/// Waits until helm waits for a hook in this namespace, another than `known`.
-pub async fn hook(desk: &FleetClient, namespace: &str, known: Option<&Pod>) -> Result<Pod> {
-    let pods: Api<Pod> = Api::namespaced(desk.client.clone(), namespace);
+/// Waits until Helm waits for a hook in this namespace other than `known`.
+pub async fn hook(fleet_client: &FleetClient, namespace: &str, known: Option<&Pod>) -> Result<Pod> {
+    let pods: Api<Pod> = Api::namespaced(fleet_client.client.clone(), namespace);
     let known = known.and_then(ResourceExt::uid);
     eventually("helm to wait for its hook", async || {
         let found = pods.list(&ListParams::default()).await?.items;
@@ -93,14 +93,14 @@ pub async fn hook(desk: &FleetClient, namespace: &str, known: Option<&Pod>) -> R
     .await
 }
 
-/// Waits until helm waits at this one of [`EVENTS`], in another run than that of `known`.
+/// Waits until Helm waits at this event of [`EVENTS`], in a later run than that of `known`.
 pub async fn at(
-    desk: &FleetClient,
+    fleet_client: &FleetClient,
     namespace: &str,
     event: &str,
     known: Option<&Pod>,
 ) -> Result<Pod> {
-    let pods: Api<Pod> = Api::namespaced(desk.client.clone(), namespace);
+    let pods: Api<Pod> = Api::namespaced(fleet_client.client.clone(), namespace);
     let known = known.and_then(ResourceExt::uid);
     let what = format!("helm to wait at {event} in {namespace}");
     eventually(&what, async || {
@@ -119,20 +119,20 @@ pub async fn at(
     .await
 }
 
-/// Waits for helm at `event` and lets it go on.
+/// Waits until Helm waits at `event`, and completes the hook.
 pub async fn pass(
-    desk: &FleetClient,
+    fleet_client: &FleetClient,
     namespace: &str,
     event: &str,
     known: Option<&Pod>,
 ) -> Result<()> {
-    let hook = at(desk, namespace, event, known).await?;
-    open(desk, namespace, &hook).await
+    let hook = at(fleet_client, namespace, event, known).await?;
+    open(fleet_client, namespace, &hook).await
 }
 
-/// Lets the hook end well.
-pub async fn open(desk: &FleetClient, namespace: &str, hook: &Pod) -> Result<()> {
-    let pods: Api<Pod> = Api::namespaced(desk.client.clone(), namespace);
+/// Completes the hook successfully.
+pub async fn open(fleet_client: &FleetClient, namespace: &str, hook: &Pod) -> Result<()> {
+    let pods: Api<Pod> = Api::namespaced(fleet_client.client.clone(), namespace);
     let done = Patch::Merge(json!({"status": {"phase": "Succeeded"}}));
     let params = PatchParams::default();
     pods.patch_status(&hook.name_any(), &params, &done).await?;

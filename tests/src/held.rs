@@ -19,16 +19,22 @@ const NAMESPACE: &str = "default";
 /// A blocked Tenant. Its workspace has the same name.
 #[derive(Debug)]
 pub struct Held<'a> {
-    desk: &'a FleetClient,
+    fleet_client: &'a FleetClient,
     name: &'a str,
 }
 
 impl<'a> Held<'a> {
     /// Creates a Tenant, waits until it is ready, and deletes it.
-    pub async fn delete(desk: &'a FleetClient, name: &'a str) -> Result<Self> {
-        let held = Self { desk, name };
-        desk.within(NAMESPACE).create(name, json!({})).await?;
-        desk.within(NAMESPACE).shows(name, &[ALL_READY]).await?;
+    pub async fn delete(fleet_client: &'a FleetClient, name: &'a str) -> Result<Self> {
+        let held = Self { fleet_client, name };
+        fleet_client
+            .within(NAMESPACE)
+            .create(name, json!({}))
+            .await?;
+        fleet_client
+            .within(NAMESPACE)
+            .shows(name, &[ALL_READY])
+            .await?;
         let map = json!({"metadata": {"name": "held", "finalizers": ["example.org/hold"]}});
         let map = serde_json::from_value(map)?;
         held.maps().create(&PostParams::default(), &map).await?;
@@ -36,9 +42,9 @@ impl<'a> Held<'a> {
         // removal.
         let params = DeleteParams::default();
         held.maps().delete("held", &params).await?;
-        desk.within(NAMESPACE).delete(name).await?;
+        fleet_client.within(NAMESPACE).delete(name).await?;
         eventually("its release to be gone", async || {
-            let left = desk.releases().await?;
+            let left = fleet_client.releases().await?;
             let own = format!("tenant-{name}-");
             Ok((!left.keys().any(|release| release.contains(&own))).then_some(()))
         })
@@ -48,7 +54,7 @@ impl<'a> Held<'a> {
 
     /// Waits until the Tenant is restored after the deletion of its CRD, and is being deleted again.
     pub async fn is_deleted_again(&self) -> Result<()> {
-        let tenants = self.desk.within(NAMESPACE).tenants();
+        let tenants = self.fleet_client.within(NAMESPACE).tenants();
         let what = format!("{} to be put back and deleted again", self.name);
         eventually(&what, async || {
             Ok(tenants.get(self.name).await?.metadata.deletion_timestamp)
@@ -58,14 +64,14 @@ impl<'a> Held<'a> {
     }
 
     /// Removes the finalizer and waits until the Tenant is gone.
-    pub async fn let_go(self) -> Result<()> {
+    pub async fn release(self) -> Result<()> {
         self.maps()
             .merge("held", &json!({"metadata": {"finalizers": null}}))
             .await?;
-        self.desk.within(NAMESPACE).gone(self.name).await
+        self.fleet_client.within(NAMESPACE).gone(self.name).await
     }
 
     fn maps(&self) -> Api<ConfigMap> {
-        Api::namespaced(self.desk.client.clone(), self.name)
+        Api::namespaced(self.fleet_client.client.clone(), self.name)
     }
 }

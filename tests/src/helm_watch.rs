@@ -1,5 +1,5 @@
-//! A helm that writes down who runs it, and whether another still does: the kernel's lock on one file is
-//! held by each run until its last process is gone, however it ends.
+//! Wraps Helm in a script that logs its caller and detects overlapping runs. Each run holds a file lock, which the
+//! kernel releases when the run's last process ends.
 
 use std::{
     fs,
@@ -12,8 +12,7 @@ use tempfile::TempDir;
 
 use crate::tools::Tools;
 
-/// What all actors of one member run in the place of helm: a script that becomes helm. Each is to run one
-/// at a time.
+/// The script that all actors of one member run instead of Helm. It logs the run and then replaces itself with Helm.
 #[derive(Debug)]
 pub struct HelmWatch {
     folder: TempDir,
@@ -21,17 +20,17 @@ pub struct HelmWatch {
 
 impl HelmWatch {
     pub fn new() -> Result<Self> {
-        let folder = TempDir::with_prefix("krypton-helm-watch-").context("making a folder")?;
+        let folder = TempDir::with_prefix("krypton-helm-watch-").context("creating a folder")?;
         Ok(Self { folder })
     }
 
-    /// The flag for an actor of this name.
+    /// Returns the flag for the actor of this name.
     pub fn flag(&self, actor: &str) -> Result<String> {
         let helm = Tools::find()?.binary("helm");
         let program = self.folder.path().join(format!("helm-of-{actor}"));
         let [lock, log] = [self.path("lock"), self.path("log")].map(|path| shown(&path));
         let helm = shown(&helm);
-        // Uptime is the clock that all of them share.
+        // All actors share the uptime clock.
         let script = format!(
             "#!/bin/sh\n\
              [ \"$1\" = version ] && exec {helm} \"$@\"\n\
@@ -49,14 +48,16 @@ impl HelmWatch {
         Ok(format!("--helm={}", program.display()))
     }
 
-    /// Who has run helm, one after the other.
-    /// Fails if two runs overlapped.
+    /// Returns the actors of all Helm runs in order. Fails if two runs overlapped.
     pub fn runs(&self) -> Result<Vec<String>> {
         let log = match fs::read_to_string(self.path("log")) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
-            read => read.context("reading who has run helm")?,
+            read => read.context("reading the log of Helm runs")?,
         };
-        anyhow::ensure!(!log.contains("BESIDE-ANOTHER"), "two at once:\n{log}");
+        anyhow::ensure!(
+            !log.contains("BESIDE-ANOTHER"),
+            "two concurrent runs:\n{log}"
+        );
         let actor = |line: &str| line.split(' ').next().unwrap_or_default().to_owned();
         Ok(log.lines().map(actor).collect())
     }

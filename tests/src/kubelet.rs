@@ -1,5 +1,5 @@
-//! The part of a kubelet that forwards ports. It is kwok's, which has the kubelet's own code for it, on a node of its
-//! own with pods that are told to run; what is in a pod is a process of this machine.
+//! Runs the part of a kubelet that forwards ports. kwok contains the kubelet's code for it. The pods are on a separate
+//! node, and each pod's container is a process of this machine.
 
 use std::{fs, net::SocketAddr, path::Path, time::Duration};
 
@@ -26,7 +26,7 @@ const NODE: &str = "forwarding";
 const ACCOUNT: &str = "forwarded";
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// A pod of one container, and where its one port leads.
+/// A pod with one container and one port, and the port's destination.
 #[derive(Clone, Debug)]
 pub struct ForwardedPod {
     pub namespace: &'static str,
@@ -36,7 +36,7 @@ pub struct ForwardedPod {
     pub to: SocketAddr,
 }
 
-/// It stops when dropped; node and pods stay.
+/// A running kubelet. Dropping it stops it, but keeps the node and the pods.
 #[derive(Debug)]
 pub struct Kubelet {
     _process: Process,
@@ -45,15 +45,15 @@ pub struct Kubelet {
 }
 
 impl Kubelet {
-    /// Makes the node and these pods, and forwards their ports.
+    /// Creates the node and these pods, and forwards their ports.
     pub async fn start(cluster: &Cluster, pods: &[ForwardedPod]) -> Result<Self> {
-        let folder = TempDir::with_prefix("kubelet-").context("making a folder for a kubelet")?;
+        let folder = TempDir::with_prefix("kubelet-").context("creating a folder for a kubelet")?;
         let port = Port::reserve()?;
         let file = |name: &str| folder.path().join(name);
-        let key = KeyPair::generate().context("making a key")?;
+        let key = KeyPair::generate().context("generating a key")?;
         let params = CertificateParams::new(vec!["127.0.0.1".to_owned()]);
         let certificate = params.and_then(|params| params.self_signed(&key));
-        let certificate = certificate.context("making a certificate")?;
+        let certificate = certificate.context("generating a certificate")?;
         let config: String = pods.iter().map(ForwardedPod::forward).collect();
         write(&file("tls.crt"), &certificate.pem())?;
         write(&file("tls.key"), &key.serialize_pem())?;
@@ -61,7 +61,7 @@ impl Kubelet {
         let tools = Tools::find()?;
         let invocation = Invocation::new(tools.binary("kwok"))
             .arg(format!("--kubeconfig={}", cluster.kubeconfig().display()))
-            // It does not start without.
+            // kwok doesn't start without stages.
             .arg(format!("--config={}", tools.stages().display()))
             .arg(format!("--config={}", file("forwards.yaml").display()))
             .arg(format!("--server-address={}", port.address()))
@@ -70,7 +70,7 @@ impl Kubelet {
                 "--tls-private-key-file={}",
                 file("tls.key").display()
             ))
-            // It plays nothing, so nothing changes what is made here.
+            // kwok simulates no node or pod here, so it changes none of these objects.
             .args([
                 "--manage-all-nodes=false",
                 "--manage-nodes-with-label-selector=played=never",
@@ -141,7 +141,7 @@ impl ForwardedPod {
         pods.patch_status(self.name, &PatchParams::default(), &Patch::Merge(&runs))
             .await
             .map(drop)
-            .context("telling a pod that it runs")
+            .context("marking a pod as running")
     }
 }
 
@@ -158,15 +158,15 @@ async fn node(cluster: &Cluster, port: u16) -> Result<()> {
     .await
 }
 
-/// What is there already stays.
+/// Creates the object if it doesn't exist.
 async fn make<K>(api: &Api<K>, object: Value) -> Result<()>
 where
     K: Resource + Clone + std::fmt::Debug + Serialize + DeserializeOwned,
 {
-    let typed: K = serde_json::from_value(object).context("writing down an object")?;
+    let typed: K = serde_json::from_value(object).context("serializing an object")?;
     match api.create(&PostParams::default(), &typed).await {
         Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
-        made => made.map(drop).context("making an object"),
+        made => made.map(drop).context("creating an object"),
     }
 }
 

@@ -62,10 +62,10 @@ pub use tools::Tools;
 pub use wait::{eventually, eventually_within};
 pub use walk::Walk;
 
-/// Makes aws-lc-rs the TLS provider of this process; kube and reqwest are built without one.
+/// Makes aws-lc-rs the TLS provider of this process, because kube and reqwest are built without one.
 pub fn install_tls_provider() {
     if rustls::crypto::CryptoProvider::get_default().is_none() {
-        // A second thread may have been faster, with the same provider.
+        // Another thread may have installed the same provider first.
         drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
     }
 }

@@ -1,4 +1,4 @@
-//! A cluster on which nobody may make the CRD of Tenants, as where its owner takes no CRD of Krypton's.
+//! A cluster whose administrator prohibits the CRD of Tenants.
 
 use anyhow::{Result, bail};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -28,7 +28,7 @@ metadata: {name: no-tenants}
 spec: {policyName: no-tenants, validationActions: [Deny]}
 "#;
 
-/// Has it refused from now on.
+/// Makes the API server reject the CRD.
 pub async fn refuse_tenants(cluster: &Cluster) -> Result<()> {
     cluster.apply(NO_CRD).await?;
     let crds: Api<CustomResourceDefinition> = Api::all(cluster.client());
@@ -36,14 +36,14 @@ pub async fn refuse_tenants(cluster: &Cluster) -> Result<()> {
         dry_run: true,
         ..PostParams::default()
     };
-    eventually("the CRD of Tenants to be refused", async || {
+    eventually("the CRD of Tenants to be rejected", async || {
         let made = crds.create(&params, &Tenant::crd()).await;
         Ok(made.is_err().then_some(()))
     })
     .await
 }
 
-/// That it is not there.
+/// Asserts that the CRD doesn't exist.
 pub async fn has_no_tenants(cluster: &Cluster) -> Result<()> {
     let crds: Api<CustomResourceDefinition> = Api::all(cluster.client());
     match crds.get_opt(Tenant::crd_name()).await? {

@@ -94,7 +94,7 @@ impl Original<'_> {
     ) -> Result<()> {
         let more = [flags, &["--wait", "--timeout=170s"]].concat();
         let client = self.cluster.client();
-        let there = eventually("a workload to be waited for", async || {
+        let there = eventually("Helm to wait for a workload", async || {
             let name = releases::secret_name(release, 1);
             let secrets: Api<Secret> = Api::namespaced(client.clone(), workspace);
             let deployments: Api<k8s_openapi::api::apps::v1::Deployment> =
@@ -107,7 +107,7 @@ impl Original<'_> {
         });
         tokio::select! {
             ended = self.cluster.helm(self.helm(release, workspace, &more)) =>
-                bail!("helm ended by itself: {ended:?}"),
+                bail!("helm ended before it was killed: {ended:?}"),
             there = there => there,
         }
     }

@@ -1,5 +1,4 @@
-//! Krypton's own charts: where they are, how they are installed, and what they would have a pod run,
-//! run here.
+//! Installs Krypton's own charts, and runs their pods' processes on this machine.
 
 use std::{
     collections::BTreeMap,
@@ -24,7 +23,7 @@ use crate::{
 };
 
 const CHARTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../charts");
-/// Flags that name what is only in a pod, or what the harness has its own of.
+/// Flags with values that only exist in a pod, or that the harness sets itself.
 const ONLY_IN_A_POD: [&str; 7] = [
     "--listen",
     "--advertise",
@@ -35,7 +34,7 @@ const ONLY_IN_A_POD: [&str; 7] = [
     "--private-dir",
 ];
 
-/// What a pod knows of itself.
+/// A pod's metadata.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodName {
     pub name: String,
@@ -43,7 +42,7 @@ pub struct PodName {
 }
 
 impl Default for PodName {
-    /// Of one that no apiserver knows.
+    /// A pod that the API server doesn't know.
     fn default() -> Self {
         Self {
             name: "a-pod".to_owned(),
@@ -61,7 +60,7 @@ pub enum OwnChart {
 impl OwnChart {
     pub const ALL: [Self; 2] = [Self::Hub, Self::Agent];
 
-    /// Of the chart, and of the release that is made of it here.
+    /// Returns the name of the chart, which is also the name of its release.
     pub fn name(self) -> &'static str {
         match self {
             Self::Hub => "krypton-hub",
@@ -69,7 +68,7 @@ impl OwnChart {
         }
     }
 
-    /// Where the documentation installs it.
+    /// Returns the namespace of the documented installation.
     pub fn namespace(self) -> &'static str {
         match self {
             Self::Hub => "krypton",
@@ -81,7 +80,7 @@ impl OwnChart {
         Path::new(CHARTS).join(self.name())
     }
 
-    /// Sets of values that the chart shows itself with, by name.
+    /// Returns the chart's example values files by name.
     pub fn cases(self) -> Result<BTreeMap<String, PathBuf>> {
         let folder = self.folder().join("ci");
         let read = || -> std::io::Result<Vec<PathBuf>> {
@@ -96,8 +95,8 @@ impl OwnChart {
         Ok(files.into_iter().filter_map(case).collect())
     }
 
-    /// `helm upgrade --install` with these arguments, none of the former values kept. No pod is
-    /// asked for: what it would run is run by `HubPod` and `AgentPod`.
+    /// Runs `helm upgrade --install --reset-values` with these arguments and without pods. `HubPod` and `AgentPod` run
+    /// the pods' processes.
     pub async fn install<A: Into<OsString>>(
         self,
         cluster: &Cluster,
@@ -119,7 +118,7 @@ impl OwnChart {
     }
 }
 
-/// What a pod of a Deployment runs, as its apiserver tells.
+/// The command line, environment and account of a Deployment's pod, as the API server returns them.
 #[derive(Debug)]
 struct Pod {
     namespace: &'static str,
@@ -161,7 +160,7 @@ impl Pod {
                 Some("metadata.name") => own.name.clone(),
                 Some("metadata.uid") => own.uid.clone(),
                 Some("metadata.namespace") => self.namespace.to_owned(),
-                Some(other) => bail!("{} is of field {other}", variable.name),
+                Some(other) => bail!("{} has the unknown source {other}", variable.name),
             };
             Ok((variable.name, value))
         };
@@ -175,7 +174,7 @@ impl Pod {
     }
 }
 
-/// The hub that the chart's Deployment describes: its flags, variables, account and values file.
+/// The hub from the chart's Deployment: its flags, variables, account and values file.
 #[derive(Debug)]
 pub struct HubPod {
     pub hub: Hub,
@@ -184,12 +183,12 @@ pub struct HubPod {
 }
 
 impl HubPod {
-    /// Listens where `before` did, if it is given, so that its agents find this one.
+    /// Starts the hub. It listens on the port of `before`, if given, so its agents find it.
     pub async fn start(cluster: &Cluster, before: Option<&Self>) -> Result<Self> {
         Self::start_as(cluster, &PodName::default(), before, &[]).await
     }
 
-    /// As this pod of the Deployment, with more flags.
+    /// Like `start`, as this pod of the Deployment and with more flags.
     pub async fn start_as(
         cluster: &Cluster,
         own: &PodName,
@@ -222,7 +221,7 @@ impl HubPod {
     }
 }
 
-/// The mounted values of the fleet's chart.
+/// Returns the mounted values of the fleet's chart.
 async fn values(cluster: &Cluster, namespace: &str) -> Result<String> {
     let maps: Api<ConfigMap> = Api::namespaced(cluster.client(), namespace);
     let map = maps.get("krypton-hub-values").await?;
@@ -230,7 +229,7 @@ async fn values(cluster: &Cluster, namespace: &str) -> Result<String> {
     file.context("no values.yaml in the ConfigMap")
 }
 
-/// The agent that the chart's Deployment describes: its flags, variables and account.
+/// The agent from the chart's Deployment: its flags, variables and account.
 #[derive(Debug)]
 pub struct AgentPod {
     pub agent: Agent,

@@ -142,7 +142,7 @@ impl Pair {
     }
 
     /// Returns a user's client for the member.
-    pub fn desk(&self) -> FleetClient {
+    pub fn fleet_client(&self) -> FleetClient {
         FleetClient::at(self.cluster())
     }
 

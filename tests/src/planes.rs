@@ -26,12 +26,12 @@ use crate::cluster::{
     reset::Start,
 };
 
-/// Half a GB each.
+/// Each needs half a GB.
 const IDLE_MOST: usize = 12;
-/// An apiserver needs more memory with each lease.
+/// An API server needs more memory with each lease.
 const LEASES_MOST: u32 = 20;
 
-/// A control plane, and what it had in its etcd at the start.
+/// A control plane and its initial etcd data.
 struct Plane {
     cluster: Cluster,
     start: Start,
@@ -73,7 +73,7 @@ impl Drop for Pool {
 
 /// Serves leases at this socket until it is dropped.
 pub async fn serve(socket: &Path) -> Result<Infallible> {
-    let listener = UnixListener::bind(socket).context("making the pool's socket")?;
+    let listener = UnixListener::bind(socket).context("creating the pool's socket")?;
     let pool = Pool::default();
     let mut leases = FuturesUnordered::new();
     loop {
@@ -105,7 +105,7 @@ impl Pool {
         plane.leases += 1;
         self.leases.fetch_add(1, Ordering::Relaxed);
         say(&mut writer, &Answer::Plane(Box::new(plane.cluster.plane()))).await?;
-        let (mut whole, mut done) = (true, false);
+        let (mut intact, mut done) = (true, false);
         while let Ok(Some(ask)) = next(&mut asked).await {
             let did = match ask {
                 Ask::Lease => continue,
@@ -116,7 +116,7 @@ impl Pool {
                 Ask::Spawn(component) => plane.cluster.spawn(component),
                 Ask::Kill(components) => {
                     let controllers = Component::CONTROLLERS;
-                    whole &= components.iter().all(|one| controllers.contains(one));
+                    intact &= components.iter().all(|one| controllers.contains(one));
                     plane.cluster.kill(&components)
                 }
             };
@@ -128,7 +128,7 @@ impl Pool {
         }
         if !done {
             plane.cluster.keep_files();
-        } else if whole && plane.leases < LEASES_MOST {
+        } else if intact && plane.leases < LEASES_MOST {
             plane.restore().await?;
             self.give_back(plane).await?;
         }
@@ -149,7 +149,7 @@ impl Pool {
         }
     }
 
-    /// An idle plane is stopped: running, it costs as much CPU in two minutes as its start did.
+    /// Stops the components of an idle plane. Running for two minutes, they use as much CPU as their start.
     async fn give_back(&self, plane: Plane) -> Result<()> {
         plane.cluster.signal(Signal::STOP)?;
         let mut idle = self.idle.lock().await;

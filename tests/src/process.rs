@@ -1,4 +1,4 @@
-//! Child processes that cannot outlive us: killed when dropped, and when this process dies in any way.
+//! Runs child processes that end with this process: on drop, and if this process dies.
 
 use std::{
     collections::BTreeMap,
@@ -16,17 +16,17 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use crate::wait::eventually_within;
 
-/// How much of a log an error message quotes.
+/// Size of the log excerpt in an error message.
 const QUOTED_LOG_BYTES: u64 = 4096;
 
-/// A background shell waits for the end of the pipe that is the child's stdin and kills the group
-/// it shares with the child; the shell in front of it becomes the program. Its presence in the
-/// group also keeps the group's number from being used again.
+/// Starts the program in a shell, which it replaces. A background shell waits until the pipe on the child's stdin
+/// closes. It then kills the process group that it shares with the child. It also keeps the group's ID from being
+/// reused.
 const WITH_LIFELINE: &str = "exec 3<&0 </dev/null; \
     ( read -r _ <&3; kill -KILL 0 ) >/dev/null 2>&1 & \
     exec 3<&-; exec \"$@\"";
 
-/// A program to run, with nothing of our own environment but what is named here.
+/// A program to run. Its environment contains only these variables.
 #[derive(Debug, Clone, Default)]
 pub struct Invocation {
     program: PathBuf,
@@ -68,8 +68,8 @@ impl Invocation {
         self
     }
 
-    /// In a process group of its own, so that Ctrl-C in a terminal reaches us and not the child,
-    /// which ends after us and in our order.
+    /// Creates the command in a separate process group. Ctrl-C in a terminal then reaches only this process, which
+    /// stops its children in order.
     fn command(&self) -> Command {
         let mut command = new_command("/bin/sh");
         command
@@ -103,7 +103,7 @@ impl Invocation {
         let mut child = command
             .spawn()
             .with_context(|| format!("starting {}", shown()))?;
-        // Taken out, as waiting would close it and so kill the child.
+        // Taken out, because waiting closes stdin and thereby kills the child.
         let lifeline = child.stdin.take();
         let output = tokio::time::timeout(deadline, child.wait_with_output()).await;
         drop(lifeline);
@@ -131,7 +131,7 @@ impl Invocation {
     }
 }
 
-/// A running child with its log; dropping it kills it and all of its process group.
+/// A running child with its log. Dropping it kills its process group.
 #[derive(Debug)]
 pub struct Process {
     name: String,
@@ -141,7 +141,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts `invocation`, its stdout and stderr appended to `log`.
+    /// Starts `invocation` and appends its stdout and stderr to `log`.
     pub fn spawn(name: &str, invocation: &Invocation, log: &Path) -> Result<Self> {
         let out = File::options()
             .create(true)
@@ -166,7 +166,7 @@ impl Process {
         })
     }
 
-    /// The program's own process id: the shell in front of it has become the program.
+    /// Returns the program's own process ID. The program has replaced the shell.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -178,10 +178,10 @@ impl Process {
     pub fn exited(&mut self) -> Result<Option<ExitStatus>> {
         self.child
             .try_wait()
-            .with_context(|| format!("looking after {}", self.name))
+            .with_context(|| format!("polling {}", self.name))
     }
 
-    /// Fails, quoting the log, when the process has ended.
+    /// Returns an error with the end of the log if the process has ended.
     pub fn check_running(&mut self) -> Result<()> {
         match self.exited()? {
             None => Ok(()),
@@ -195,7 +195,7 @@ impl Process {
         }
     }
 
-    /// Sends a signal to the program alone, not to its group; one that has ended gets none.
+    /// Sends a signal to the program only, not to its group. Does nothing if the program has ended.
     pub fn signal(&mut self, signal: Signal) -> Result<()> {
         if self.exited()?.is_some() {
             return Ok(());
@@ -203,7 +203,7 @@ impl Process {
         kill_process(self.group(), signal).with_context(|| format!("signalling {}", self.name))
     }
 
-    /// Waits for the program to end by itself, or after a signal.
+    /// Waits until the program ends.
     pub async fn wait(&mut self, deadline: Duration) -> Result<ExitStatus> {
         let what = format!("the end of {}", self.name);
         eventually_within(&what, deadline, async || match self.exited()? {
@@ -213,19 +213,19 @@ impl Process {
         .await
     }
 
-    /// SIGKILL to the whole group, without waiting.
+    /// Sends SIGKILL to the whole group, without waiting.
     fn shoot(&mut self) {
         if matches!(self.child.try_wait(), Ok(None)) {
-            // Fails only if the program has ended meanwhile; the closing lifeline ends the rest.
+            // Fails only if the program has ended. Closing the lifeline kills the rest of the group.
             kill_process_group(self.group(), Signal::KILL).ok();
         }
         self.lifeline = None;
     }
 
-    /// SIGKILLs the program and its group, and reaps it.
+    /// Kills the program and its group with SIGKILL, and reaps the program.
     pub fn kill(&mut self) {
         self.shoot();
-        // A killed child always ends; there is nothing to do about a kernel that says otherwise.
+        // A killed child always ends, so an error needs no handling.
         drop(self.child.wait());
     }
 
@@ -240,14 +240,14 @@ impl Drop for Process {
     }
 }
 
-/// Kills several at once: all are signalled before the first is waited for.
+/// Kills several processes: signals all before it waits for the first.
 pub fn kill_all<'a>(processes: impl IntoIterator<Item = &'a mut Process>) {
     let mut shot: Vec<_> = processes.into_iter().collect();
     shot.iter_mut().for_each(|process| process.shoot());
     shot.iter_mut().for_each(|process| process.kill());
 }
 
-/// The last 4 KiB of a log, for an error message.
+/// Returns the last 4 KiB of a log, for an error message.
 pub fn log_end(log: &Path) -> String {
     let read = || -> std::io::Result<String> {
         let mut file = File::open(log)?;

@@ -62,7 +62,7 @@ impl Registry {
     /// Starts a registry, and waits until it responds.
     pub async fn start(login: Login) -> Result<Self> {
         let tools = Tools::find()?;
-        let folder = TempDir::with_prefix("krypton-registry-").context("making a folder")?;
+        let folder = TempDir::with_prefix("krypton-registry-").context("creating a folder")?;
         let port = Port::reserve()?;
         let path = folder.path();
         let (auth, tokens) = match login {
@@ -91,7 +91,7 @@ impl Registry {
         let mut config = json!({
             "version": 0.1,
             "storage": {"filesystem": {"rootdirectory": path.join("data")}},
-            "http": {"addr": port.address().to_string(), "secret": "of a test"},
+            "http": {"addr": port.address().to_string(), "secret": "for a test"},
             // Small enough to force pagination.
             "tags": {"maxtags": 2},
         });
@@ -135,14 +135,14 @@ impl Registry {
 
     /// Packages a chart and pushes it with Helm. Returns the digest of its manifest, `sha256:…`.
     pub async fn push(&self, chart: &ChartSource) -> Result<String> {
-        let packages = TempDir::with_prefix("krypton-charts-").context("making a folder")?;
+        let packages = TempDir::with_prefix("krypton-charts-").context("creating a folder")?;
         chart.package(&self.helm(), packages.path()).await?;
-        let entries = fs::read_dir(packages.path()).context("looking for the package")?;
+        let entries = fs::read_dir(packages.path()).context("finding the package")?;
         // The folder can also contain a provenance file, which Helm pushes together with the package.
         let package = entries
             .filter_map(|entry| Some(entry.ok()?.path()))
             .find(|path| path.extension().is_some_and(|it| it == "tgz"))
-            .context("helm has packaged nothing")?;
+            .context("Helm created no package")?;
         let mut push = self
             .helm()
             .args(["push", "--plain-http"])
@@ -215,9 +215,11 @@ struct Signer {
 
 impl FakeTokenServer {
     async fn start() -> Result<Self> {
-        let key = KeyPair::generate_for(&PKCS_RSA_SHA256).context("making a key")?;
-        let params = CertificateParams::new(Vec::new()).context("making a certificate")?;
-        let certificate = params.self_signed(&key).context("making a certificate")?;
+        let key = KeyPair::generate_for(&PKCS_RSA_SHA256).context("generating a key")?;
+        let params = CertificateParams::new(Vec::new()).context("generating a certificate")?;
+        let certificate = params
+            .self_signed(&key)
+            .context("generating a certificate")?;
         let asked: Arc<Mutex<Vec<String>>> = Arc::default();
         let signer = Signer {
             key,
@@ -226,8 +228,8 @@ impl FakeTokenServer {
         };
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0")
             .await
-            .context("listening for those who ask for tokens")?;
-        let address = listener.local_addr().context("finding our own address")?;
+            .context("binding the token server")?;
+        let address = listener.local_addr().context("reading the bound address")?;
         let app = Router::new().fallback(give).with_state(Arc::new(signer));
         Ok(Self {
             url: format!("http://{address}/token"),
@@ -255,12 +257,12 @@ async fn give(State(signer): State<Arc<Signer>>, uri: Uri, headers: HeaderMap) -
     let Ok(url) = reqwest::Url::parse(&format!("http://localhost{uri}")) else {
         return StatusCode::BAD_REQUEST.into_response();
     };
-    let said = headers
+    let credentials = headers
         .get("authorization")
         .and_then(|value| value.to_str().ok()?.strip_prefix("Basic "))
         .and_then(|pair| String::from_utf8(STANDARD.decode(pair).ok()?).ok())
         .unwrap_or_default();
-    let (name, password) = said.split_once(':').unwrap_or_default();
+    let (name, password) = credentials.split_once(':').unwrap_or_default();
     signer
         .asked
         .lock()

@@ -1,5 +1,5 @@
-//! A process' access to a cluster as a pod has it: a service account's token in a file that is
-//! replaced before the token runs out.
+//! Provides access to a cluster as in a pod: a service account's token in a file, which is replaced before the token
+//! expires.
 
 use std::{
     fs,
@@ -21,22 +21,22 @@ use tempfile::TempDir;
 
 use crate::cluster::Cluster;
 
-/// The shortest that an apiserver gives.
+/// The shortest lifetime that an API server accepts.
 const TOKEN_SECONDS: i64 = 600;
 
-/// A kubeconfig that names a token file, with a token in it. It goes with this.
+/// A kubeconfig with a token file. Dropping it deletes the files.
 #[derive(Debug)]
 pub struct ServiceAccountAccess {
     namespace: String,
     account: String,
     folder: TempDir,
-    /// Secret that the token in the file is bound to: gone with it.
+    /// The Secret that the file's token is bound to. Deleting it revokes the token.
     bound_to: String,
 }
 
 impl ServiceAccountAccess {
     pub async fn new(cluster: &Cluster, namespace: &str, account: &str) -> Result<Self> {
-        let folder = TempDir::with_prefix("krypton-account-").context("making a folder")?;
+        let folder = TempDir::with_prefix("krypton-account-").context("creating a folder")?;
         let mut access = Self {
             namespace: namespace.to_owned(),
             account: account.to_owned(),
@@ -45,7 +45,7 @@ impl ServiceAccountAccess {
         };
         let kubeconfig = cluster.kubeconfig_with_token_file(&access.token_file());
         fs::write(access.kubeconfig(), kubeconfig).context("writing a kubeconfig")?;
-        // The first follows none.
+        // There is no previous token.
         let Former(_) = access.renew(cluster).await?;
         Ok(access)
     }
@@ -58,12 +58,12 @@ impl ServiceAccountAccess {
         self.folder.path().join("token")
     }
 
-    /// As apiserver and RBAC call it.
+    /// Returns the name of the user in the API server and in RBAC.
     pub fn username(&self) -> String {
         username(&self.namespace, &self.account)
     }
 
-    /// What the audit log calls the token in the file.
+    /// Returns the audit log's ID of the token in the file.
     pub fn credential(&self) -> Result<String> {
         let token = fs::read_to_string(self.token_file()).context("reading a token")?;
         let claims = token.split('.').nth(1).context("a token without claims")?;
@@ -72,8 +72,8 @@ impl ServiceAccountAccess {
         Ok(format!("JTI={}", id.context("a token without a name")?))
     }
 
-    /// Puts a new token into the file, as the kubelet does; the former one is good until the
-    /// returned one is given to `revoke`.
+    /// Writes a new token into the file, like the kubelet. The previous token stays valid until it is passed to
+    /// `revoke`.
     pub async fn renew(&mut self, cluster: &Cluster) -> Result<Former> {
         let client = cluster.client();
         let (secret, token) = self.bound_token(&client).await?;
@@ -82,7 +82,7 @@ impl ServiceAccountAccess {
         Ok(Former(former))
     }
 
-    /// Makes a token worthless, at the latest when the apiserver's cache of ten seconds runs out.
+    /// Revokes a token. It becomes invalid when the API server's cache expires, at most ten seconds later.
     pub async fn revoke(&self, cluster: &Cluster, former: Former) -> Result<()> {
         let secrets: Api<Secret> = Api::namespaced(cluster.client(), &self.namespace);
         secrets.delete(&former.0, &DeleteParams::default()).await?;
@@ -116,8 +116,8 @@ impl ServiceAccountAccess {
         let made = accounts
             .create_token_request(&self.account, &PostParams::default(), &request)
             .await
-            .with_context(|| format!("asking for a token of {}", self.username()))?;
-        let token = made.status.context("no token in the answer")?.token;
+            .with_context(|| format!("requesting a token for {}", self.username()))?;
+        let token = made.status.context("no token in the response")?.token;
         Ok((secret.name_any(), token))
     }
 }
@@ -127,14 +127,14 @@ impl ServiceAccountAccess {
 #[must_use = "it is good until it is revoked"]
 pub struct Former(String);
 
-/// A service account as apiserver and RBAC call it.
+/// Returns the user name of a service account in the API server and in RBAC.
 pub fn username(namespace: &str, account: &str) -> String {
     format!("system:serviceaccount:{namespace}:{account}")
 }
 
-/// At once, as a mounted volume does.
+/// Replaces the file atomically, like a mounted volume.
 fn replace(file: &Path, content: &str) -> Result<()> {
     let next = file.with_extension("next");
     fs::write(&next, content).context("writing a token")?;
-    fs::rename(next, file).context("putting a token in place")
+    fs::rename(next, file).context("replacing a token")
 }

@@ -39,7 +39,7 @@ impl ServicePort {
         let listener = TcpListener::bind("127.0.0.1:0")
             .await
             .context("listening for a Service")?;
-        let address = listener.local_addr().context("asking for our own port")?;
+        let address = listener.local_addr().context("reading the bound port")?;
         let service = Service {
             slices: Api::namespaced(client, namespace),
             name: name.to_owned(),

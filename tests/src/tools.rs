@@ -1,4 +1,4 @@
-//! Where the binaries and charts are that `make tools` has built.
+//! Finds the binaries and charts that `make tools` has built.
 
 use std::{
     path::{Path, PathBuf},
@@ -28,8 +28,8 @@ pub struct Tools {
 }
 
 impl Tools {
-    /// Asks `hack/tools/tools.sh dir`. `KRYPTON_TOOLS` names another script, or the folder itself.
-    /// Fails if a tool is missing; build it with `make tools`.
+    /// Runs `hack/tools/tools.sh dir`. `KRYPTON_TOOLS` names another script, or the folder itself. Returns an error if
+    /// a tool is missing. `make tools` builds it.
     pub fn find() -> Result<Self> {
         static FOUND: OnceLock<Tools> = OnceLock::new();
         if let Some(tools) = FOUND.get() {
@@ -62,7 +62,7 @@ impl Tools {
         self.bin().join(name)
     }
 
-    /// A program that no cluster needs, as `registry`.
+    /// Returns the path of a program that no cluster needs, such as `registry`.
     pub fn program(&self, name: &str) -> Result<PathBuf> {
         let path = self.binary(name);
         if !path.is_file() {
@@ -71,7 +71,7 @@ impl Tools {
         Ok(path)
     }
 
-    /// A chart's folder, for instance `external-dns-1.19.0`.
+    /// Returns a chart's folder, such as `external-dns-1.19.0`.
     pub fn chart(&self, name: &str) -> Result<PathBuf> {
         let folder = self.root.join("charts").join(name);
         if !folder.join("Chart.yaml").is_file() {
@@ -80,7 +80,7 @@ impl Tools {
         Ok(folder)
     }
 
-    /// A file of a folder of CRDs, for instance of `cluster-api-1.14.2`.
+    /// Returns a file from a folder of CRDs, such as `cluster-api-1.14.2`.
     pub fn crd(&self, pin: &str, file: &str) -> Result<PathBuf> {
         let path = self.root.join("crds").join(pin).join(file);
         if !path.is_file() {

@@ -11,11 +11,11 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
 /// Like `eventually_within`, with a deadline beyond any single step of Krypton.
-pub async fn eventually<T>(what: &str, look: impl AsyncFnMut() -> Result<Option<T>>) -> Result<T> {
-    eventually_within(what, PATIENCE, look).await
+pub async fn eventually<T>(what: &str, check: impl AsyncFnMut() -> Result<Option<T>>) -> Result<T> {
+    eventually_within(what, PATIENCE, check).await
 }
 
-/// Calls `look` until it returns `Some`, and returns that value.
+/// Calls `check` until it returns `Some`, and returns that value.
 ///
 /// `Ok(None)` and `Err` both mean "not yet". The error message of a timeout contains the last `Err`, so use
 /// `bail!("phase is {phase}")` to report the observed state.
@@ -23,20 +23,20 @@ pub async fn eventually<T>(what: &str, look: impl AsyncFnMut() -> Result<Option<
 pub async fn eventually_within<T>(
     what: &str,
     deadline: Duration,
-    mut look: impl AsyncFnMut() -> Result<Option<T>>,
+    mut check: impl AsyncFnMut() -> Result<Option<T>>,
 ) -> Result<T> {
     let end = Instant::now() + deadline;
     let mut pause = SHORTEST_PAUSE;
     let mut seen = None;
     loop {
-        match timeout_at(end, look()).await {
+        match timeout_at(end, check()).await {
             Ok(Ok(Some(value))) => return Ok(value),
             Ok(Ok(None)) => seen = Some("not there yet".to_owned()),
             Ok(Err(state)) => seen = Some(format!("{state:#}")),
             Err(_) => {
                 let before = seen.unwrap_or_else(|| "nothing".to_owned());
                 return Err(anyhow!(
-                    "{what}: not within {deadline:?}; the last look did not return, before it: {before}"
+                    "{what}: not within {deadline:?}; the last check did not return, before it: {before}"
                 ));
             }
         }

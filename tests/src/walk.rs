@@ -1,5 +1,5 @@
-//! Hub and agent under a plan by which they die, or what they do fails, at each of their external effects once;
-//! who has died is started again at once, with nothing but what is on the clusters.
+//! Runs hub and agent with a failpoint plan: at each external effect, they die once or the effect fails once. The
+//! harness restarts a dead process immediately. The process keeps only the state on the clusters.
 
 use crate::Merge as _;
 use std::{
@@ -24,27 +24,27 @@ use crate::{
     wait::eventually,
 };
 
-/// As `krypton_runtime::failpoint` reads them, when it is there.
+/// The failpoint variable of `krypton_runtime::failpoint`.
 const PLAN: &str = "KRYPTON_FAILPOINT_PLAN";
 const STRUCK: &str = "KRYPTON_FAILPOINT_STRUCK";
-/// The member.
+/// Name of the member.
 pub const EDGE: &str = "edge-1";
 const HUB_LEASE: &str = "krypton-hub";
 const MEMBER_LEASE: &str = "krypton-agent";
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// Home with its hub, and one member.
+/// The home cluster with its hub, and one member.
 #[derive(Debug)]
 pub struct Walk {
     hub: Hub,
     agent: Option<Agent>,
     mode: Mode,
     flags: Vec<String>,
-    /// The agent's.
+    /// Flags of the agent.
     of_agent: Vec<String>,
     plan: String,
     folder: TempDir,
-    /// Points that had struck when the hub, and when the agent, was started last.
+    /// Number of triggered points at the latest start of the hub and of the agent.
     known: [usize; 2],
     deaths: usize,
     home: Arc<Cluster>,
@@ -60,7 +60,7 @@ impl Walk {
             Cluster::start(&names[0], Parts::ControlPlane),
             Cluster::start(&names[1], Parts::WithControllers),
         )?;
-        let folder = TempDir::with_prefix("krypton-walk-").context("making a folder")?;
+        let folder = TempDir::with_prefix("krypton-walk-").context("creating a folder")?;
         let options = hub_options(&home, &flags, plan, folder.path().join("hub"));
         let hub = Hub::start(&options)?;
         Ok(Self {
@@ -78,7 +78,7 @@ impl Walk {
         })
     }
 
-    /// Makes the member one of the fleet.
+    /// Adds the member to the fleet.
     pub async fn join(&mut self) -> Result<()> {
         let home = FleetClient::at(&self.home);
         if self.mode != Mode::Agent {
@@ -95,7 +95,7 @@ impl Walk {
         Ok(())
     }
 
-    /// Goes through a scene, and raises who dies on the way.
+    /// Runs a scene, and restarts the processes that die during it.
     pub async fn through<T>(
         &mut self,
         what: &str,
@@ -116,10 +116,10 @@ impl Walk {
             "{:?}, {}: {what}: {more} points, {died} deaths, {seconds} s",
             self.mode, self.plan
         );
-        done.with_context(|| format!("{what}, by the plan {}", self.plan))
+        done.with_context(|| format!("{what}, with the plan {}", self.plan))
     }
 
-    /// Kills the hub, and the agent where there is one, wherever they are; the next have one flag more.
+    /// Kills the hub and the agent, if any. Their successors get one more flag.
     pub async fn kill_and_start_with(&mut self, flag: &str) -> Result<()> {
         self.flags.push(flag.to_owned());
         self.of_agent.push(flag.to_owned());
@@ -131,8 +131,7 @@ impl Walk {
         self.raise_agent().await
     }
 
-    /// Ends them as a pod is ended, twice: the plan may have them die before they give up their Leases, and
-    /// after it.
+    /// Stops them with SIGTERM twice, because the plan can kill them before and after they release their Leases.
     pub async fn stop_twice(&mut self) -> Result<()> {
         for _ in 0..2 {
             let (home, edge) = (self.home.client(), self.edge.client());
@@ -145,7 +144,7 @@ impl Walk {
                         let leases: Api<Lease> = Api::namespaced(client.clone(), namespace);
                         let holder = leases.get(name).await?.spec.unwrap_or_default();
                         if holder.holder_identity.unwrap_or_default().is_empty() {
-                            bail!("nobody holds {name}");
+                            bail!("{name} has no holder");
                         }
                     }
                     Ok(Some(()))
@@ -163,7 +162,7 @@ impl Walk {
         Ok(())
     }
 
-    /// All points that have struck, as `effect:moment`.
+    /// Returns all triggered points, as `effect:moment`.
     pub fn struck(&self) -> Result<BTreeSet<String>> {
         let mut all = BTreeSet::new();
         for who in ["hub", "agent"] {
@@ -176,7 +175,7 @@ impl Walk {
         match fs::read_to_string(self.folder.path().join(who)) {
             Ok(text) => Ok(text.lines().map(str::to_owned).collect()),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
-            Err(error) => Err(error).context("reading what has struck"),
+            Err(error) => Err(error).context("reading the triggered points"),
         }
     }
 
@@ -196,7 +195,7 @@ impl Walk {
         if let Some(status) = self.hub.ended()? {
             self.was_struck("hub", status)?;
             self.raise_hub().await?;
-            // One that is being let in would come again later and later.
+            // An agent in enrollment would back off.
             if let Some(agent) = &mut self.agent
                 && !agent.log()?.contains("joined;")
             {
@@ -212,7 +211,7 @@ impl Walk {
         Ok(())
     }
 
-    /// Nothing else ends them.
+    /// Asserts that the plan ended the process.
     fn was_struck(&mut self, who: &str, status: ExitStatus) -> Result<()> {
         let now = self.struck_of(who)?;
         let known = &mut self.known[usize::from(who == "agent")];
@@ -232,9 +231,9 @@ impl Walk {
 
     async fn raise_hub(&mut self) -> Result<()> {
         gone(&self.hub).await?;
-        let_go(self.home.client(), HUB_NAMESPACE, HUB_LEASE).await?;
+        release_lease(self.home.client(), HUB_NAMESPACE, HUB_LEASE).await?;
         if self.agent.is_none() {
-            let_go(self.edge.client(), SYSTEM_NAMESPACE, MEMBER_LEASE).await?;
+            release_lease(self.edge.client(), SYSTEM_NAMESPACE, MEMBER_LEASE).await?;
         }
         let file = self.folder.path().join("hub");
         let options = hub_options(&self.home, &self.flags, &self.plan, file);
@@ -245,7 +244,7 @@ impl Walk {
     async fn raise_agent(&mut self) -> Result<()> {
         if let Some(agent) = &self.agent {
             gone(agent).await?;
-            let_go(self.edge.client(), SYSTEM_NAMESPACE, MEMBER_LEASE).await?;
+            release_lease(self.edge.client(), SYSTEM_NAMESPACE, MEMBER_LEASE).await?;
             self.agent = Some(self.start_agent()?);
         }
         Ok(())
@@ -280,19 +279,19 @@ fn hub_options<'a>(
         .args(flags.iter().map(String::as_str))
         .env(PLAN, plan)
         .env(STRUCK, &struck.display().to_string())
-        // A pod that is not there: it is asked to be labelled all the same.
+        // The pod doesn't exist, but the hub tries to label it.
         .env("POD_NAME", "krypton-hub-0")
         .env("POD_UID", "0b4d9a52-93a5-4f8a-b1c7-6f1f4cd0e7a1")
         .env("KRYPTON_POD_NAMESPACE", HUB_NAMESPACE)
 }
 
-/// A helm of the dead dies with it; before that nobody is told that the Lease is free.
+/// Waits until the Helm processes of the dead process have ended. Only then may its Lease be released.
 async fn gone(dead: &Daemon) -> Result<()> {
     helm_ends(dead.folder()?).await
 }
 
-/// Gives up the Lease of one that is dead, which it would be a minute till it runs out.
-async fn let_go(client: Client, namespace: &str, name: &str) -> Result<()> {
+/// Releases the Lease of a dead process, which would otherwise expire after a minute.
+async fn release_lease(client: Client, namespace: &str, name: &str) -> Result<()> {
     let leases: Api<Lease> = Api::namespaced(client, namespace);
     match leases
         .merge(name, &json!({"spec": {"holderIdentity": ""}}))
@@ -300,11 +299,11 @@ async fn let_go(client: Client, namespace: &str, name: &str) -> Result<()> {
     {
         Ok(_) => Ok(()),
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
-        Err(error) => Err(error).context("giving up a dead one's Lease"),
+        Err(error) => Err(error).context("releasing the Lease of a dead process"),
     }
 }
 
-/// A program without failpoints would pass every walk.
+/// Asserts that the program contains failpoints. Without them, every walk would pass.
 fn knows_plans(name: &'static str) -> Result<()> {
     let variable = "KRYPTON_HUB_BIN";
     let binary = Program { name, variable }.find()?;

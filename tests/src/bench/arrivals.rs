@@ -85,7 +85,7 @@ where
                 .map(|(name, lack)| format!("{name}: {lack}"))
                 .collect();
             bail!(
-                "{} of {count} {} were as wanted after {deadline:?}; of the others: {}",
+                "only {} of {count} {} were ready after {deadline:?}; missing: {}",
                 there.len(),
                 K::plural(&()),
                 some.join("; ")

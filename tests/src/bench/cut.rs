@@ -1,4 +1,4 @@
-//! How fast the live stream of an agent ends when its member is banned or its EdgeCluster deleted.
+//! Measures how fast an agent's live stream ends after its member is banned or its EdgeCluster is deleted.
 
 use krypton_tests::Merge as _;
 use std::{
@@ -24,9 +24,9 @@ use crate::{
 const TARGET: f64 = 5.0;
 const HEADS: [&str; 6] = ["figure", "p50", "p99", "most", "agents", "target of p99"];
 const NOTES: &str = "\
-Seconds from the apiserver's answer to the ban or the deletion until the agent's own session has seen its
-stream end. The agents are simulated as in the fan-out; hub, apiserver and etcd are real and share the
-machine. Each line has members of its own, whose agents all have a session and a desired state before.
+Seconds from the API server's response to the ban or the deletion until the agent's session ends. The agents
+are simulated as in the fan-out. Hub, API server and etcd are real and share the machine. Each line uses
+separate members, whose agents have a session and a desired state before the measurement starts.
 ";
 
 #[derive(Debug, Clone, clap::Args)]
@@ -44,12 +44,12 @@ enum How {
 
 #[derive(Debug, Clone, Copy)]
 enum When {
-    /// The next when the one before has been cut.
+    /// Each member when the previous stream has ended.
     InTurn,
     AtOnce,
 }
 
-/// What was measured in one way, in order.
+/// The measured times of one case, in ascending order.
 #[derive(Debug)]
 pub(crate) struct Line {
     how: How,
@@ -65,7 +65,7 @@ impl fmt::Display for Line {
         };
         let when = match self.when {
             When::InTurn => "one after the other",
-            When::AtOnce => "all at once",
+            When::AtOnce => "all concurrently",
         };
         write!(f, "{how}, {when}, s")
     }
@@ -109,7 +109,7 @@ async fn line(stage: &Stage, options: &Options, how: How, when: When) -> Result<
         async move {
             let answered = cut(&api, how, member).await?;
             let ended = agents.ended(index, DEADLINE).await?;
-            // It may have been cut before its person was answered.
+            // The stream can end before the API server responds.
             Ok::<_, anyhow::Error>(ended.saturating_duration_since(answered))
         }
     });
@@ -119,7 +119,7 @@ async fn line(stage: &Stage, options: &Options, how: How, when: When) -> Result<
     Ok(Line { how, when, took })
 }
 
-/// Returns when the apiserver has answered.
+/// Returns the time of the API server's response.
 async fn cut(api: &Api<EdgeCluster>, how: How, member: &Member) -> Result<Instant> {
     let name = &member.name;
     match how {
@@ -153,7 +153,7 @@ pub(crate) fn render(lines: &[Line]) -> String {
     format!("{}\n{NOTES}", table(HEADS, &rows))
 }
 
-/// In seconds, of values in order.
+/// Returns the quantile of ordered values, in seconds.
 fn quantile(values: &[Duration], part: f64) -> f64 {
     let index = (part * values.len() as f64).ceil() as usize;
     let value = values.get(index.saturating_sub(1));

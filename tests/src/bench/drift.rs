@@ -12,9 +12,9 @@ use crate::{
     table::{fixed, table},
 };
 
-const HEADS: [&str; 4] = ["drift", "one look", "an hour", ""];
-const NOTES: &str = "an hour: of one release that is looked at every 10 minutes, the default. The release is the chart \
-`small`, three objects\nthat nobody changes: each is read, and none is asked about again.";
+const HEADS: [&str; 4] = ["drift", "one check", "an hour", ""];
+const NOTES: &str = "an hour: checks of one release at the default interval of 10 minutes. The release is the chart `small`: \
+three objects\nwithout drift. Each check reads every object once.";
 /// At the default interval of 10 minutes.
 const LOOKS_AN_HOUR: f64 = 6.0;
 
@@ -23,10 +23,10 @@ pub(crate) struct Options {
     /// Releases
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=300))]
     pub(crate) tenants: u32,
-    /// Seconds at rest, with looks and without
+    /// Seconds at rest, with checks and without
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(10..=3600))]
     pub(crate) seconds: u64,
-    /// Seconds between two looks at one release
+    /// Seconds between two checks of one release
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=600))]
     pub(crate) interval: u64,
 }
@@ -56,7 +56,7 @@ pub(crate) async fn measure(options: &Options, repository: &ChartRepository) -> 
     let with = at_rest(options, "warn", repository).await?;
     let requests = |resting: &Resting| resting.rest.edge.of_subject as f64;
     let looks = with.reads() - without.reads();
-    ensure!(looks >= 1.0, "nobody has looked for drift");
+    ensure!(looks >= 1.0, "the agent performed no drift check");
     Ok(Measured {
         looks,
         requests: requests(&with) - requests(&without),

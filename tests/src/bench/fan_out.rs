@@ -1,5 +1,5 @@
-//! One hub and a thousand agents: how fast a change reaches them all, what the hub costs meanwhile, and
-//! how they all come back when it dies.
+//! Measures one hub with a thousand agents: the propagation of a change, the hub's resource usage, and the reconnection
+//! of all agents after a crash.
 
 use std::{
     fs,
@@ -37,14 +37,14 @@ const PROPAGATION: &str = "krypton_hub_desired_propagation_seconds";
 const HANDSHAKES: &str = "krypton_hub_handshakes_in_flight_max";
 const CREATES_AT_ONCE: usize = 16;
 pub(crate) const DEADLINE: Duration = Duration::from_secs(180);
-/// CPU time is read so often while idle: long against its unit, short against the minute between two
-/// writes of `lastSeen`.
+/// Interval between CPU readings while idle. Long compared to the unit of CPU time, and short compared to the minute
+/// between two writes of `lastSeen`.
 const SAMPLE: Duration = Duration::from_secs(5);
-/// Of the chart's values, which each member is sent.
+/// Size of the chart's values, which every member receives.
 const VALUES_BYTES: usize = 2048;
-/// Files of everything else.
+/// Number of files for other purposes than connections.
 const FILES: u64 = 256;
-/// A link that is up has its account on the way within this.
+/// After a link is established, the agent sends its full report within this time.
 const AFTER_LINK: Duration = Duration::from_secs(1);
 const RESYNC: &str = "requesting all of them";
 
@@ -65,35 +65,35 @@ pub(crate) struct Options {
     pub(crate) tenants_each: u32,
 }
 
-/// All that was measured.
+/// All measurements.
 #[derive(Debug)]
 pub(crate) struct FanOut {
     pub(crate) options: Options,
-    /// The hub with all EdgeClusters and no agent.
+    /// The hub's memory with all EdgeClusters and no agent.
     pub(crate) alone: Memory,
     pub(crate) connecting: Gathering,
     pub(crate) connected: Memory,
     pub(crate) idle: Idle,
     pub(crate) rounds: Rounds,
-    /// With all Tenants reported.
+    /// Measured with all Tenants reported.
     pub(crate) filling: Filling,
     pub(crate) restart: Restart,
-    /// Of both hubs.
+    /// Sum of both hubs.
     pub(crate) resyncs: usize,
 }
 
-/// Agents that get a session, all at once.
+/// Agents that connect concurrently.
 #[derive(Debug)]
 pub(crate) struct Gathering {
     pub(crate) first: Duration,
     pub(crate) last: Duration,
-    /// The most in any one second.
+    /// Maximum number of sessions in one second.
     pub(crate) most_a_second: usize,
-    /// The hub's CPU time until the last, in seconds.
+    /// The hub's CPU time until the last session, in seconds.
     pub(crate) hub: Times,
-    /// Until home's EdgeClusters show all of them as connected and up to date.
+    /// Time until the EdgeClusters on home show all agents as connected and up to date.
     pub(crate) shown: Duration,
-    /// TLS handshakes of the hub at a time, at most.
+    /// Maximum number of concurrent TLS handshakes.
     pub(crate) handshakes: u64,
 }
 
@@ -101,9 +101,9 @@ pub(crate) struct Gathering {
 pub(crate) struct Idle {
     /// In milli-cores.
     pub(crate) hub: f64,
-    /// Of that the kernel's part.
+    /// The part of `hub` that was spent in the kernel.
     pub(crate) kernel: f64,
-    /// The middle one of its parts of `SAMPLE`: what is left without the bursts.
+    /// Median of the parts of length `SAMPLE`, which excludes bursts.
     pub(crate) middle: f64,
     pub(crate) home: Traffic,
     /// Milli-cores of all simulated agents.
@@ -122,31 +122,31 @@ impl Idle {
 
 #[derive(Debug)]
 pub(crate) struct Rounds {
-    /// By the hub's clock: from the new desired state to the agent's word that it is in its slot.
+    /// On the hub's clock: from the new desired state until the agent confirms its slot.
     pub(crate) by_hub: Histogram,
-    /// By the agents' clock, which begins with the first of them, for each round: half of them, 99 %, all.
+    /// On the agents' clock, relative to the first agent, for each round: 50 %, 99 % and all.
     pub(crate) by_agents: Vec<[Duration; 3]>,
-    /// Until all EdgeClusters show it, since the first agent had it.
+    /// Time from the first agent's receipt until all EdgeClusters show the change.
     pub(crate) shown: Vec<Duration>,
-    /// The hub's, of one change on average, until home shows it.
+    /// The hub's CPU time for an average change, until home shows it.
     pub(crate) hub: Times,
     pub(crate) neighbours: f64,
 }
 
 #[derive(Debug)]
 pub(crate) struct Filling {
-    /// Until all EdgeClusters count all Tenants.
+    /// Time until all EdgeClusters count all Tenants.
     pub(crate) shown: Duration,
     pub(crate) memory: Memory,
 }
 
-/// Since the old hub was killed.
+/// Times since the old hub was killed.
 #[derive(Debug)]
 pub(crate) struct Restart {
     pub(crate) gathering: Gathering,
-    /// Until all had answered a change that was made after they were back: what they say is heard in
-    /// order, and their accounts go before it.
-    pub(crate) heard: Duration,
+    /// Time until all agents confirmed a change that followed their return. Reports are ordered, so their full reports
+    /// were processed before.
+    pub(crate) confirmed: Duration,
     pub(crate) memory: Memory,
     pub(crate) neighbours: f64,
 }
@@ -171,7 +171,7 @@ pub(crate) async fn measure(options: &Options) -> Result<FanOut> {
 impl Stage {
     pub(crate) async fn start() -> Result<Self> {
         let home = Cluster::start("home", Parts::ControlPlane).await?;
-        let folder = TempDir::with_prefix("krypton-bench-").context("making a folder")?;
+        let folder = TempDir::with_prefix("krypton-bench-").context("creating a folder")?;
         let kubeconfig = folder.path().join("home.kubeconfig");
         fs::write(&kubeconfig, single_out(&home).await?).context("writing the hub's kubeconfig")?;
         let values = ValuesFile::new(&content(0))?;
@@ -188,12 +188,12 @@ impl Stage {
     async fn measure(&mut self, options: &Options) -> Result<FanOut> {
         self.hub.ready(DEADLINE).await?;
         let count = options.agents;
-        say(&format!("fan-out: making {count} EdgeClusters"));
+        say(&format!("fan-out: creating {count} EdgeClusters"));
         let members = self.make_members("simulated", count).await?;
         tokio::time::sleep(SETTLE).await;
         let alone = Memory::of(self.hub.pid())?;
 
-        say(&format!("fan-out: {count} agents connect at once"));
+        say(&format!("fan-out: {count} agents connect concurrently"));
         let enrolled = self.enroll(&members).await?;
         let watch = self.watch().await?;
         let (clock, before) = (Instant::now(), Times::of(self.hub.pid())?);
@@ -210,7 +210,7 @@ impl Stage {
         say(&format!("fan-out: each agent reports {each} Tenants"));
         let filling = self.fill(&agents, count, each).await?;
         let resyncs = self.resyncs()?;
-        say("fan-out: the hub is killed and started again");
+        say("fan-out: killing and restarting the hub");
         let restart = self.restart(&agents, count, each).await?;
         Ok(FanOut {
             options: options.clone(),
@@ -241,7 +241,7 @@ impl Stage {
         making.try_collect().await.context("making EdgeClusters")
     }
 
-    /// By the hub's own CA, once it has made one.
+    /// Issues certificates from the hub's CA, once the hub has created it.
     pub(crate) async fn enroll(&self, members: &[Member]) -> Result<Vec<Enrolled>> {
         let client = self.home.client();
         let secrets: Api<Secret> = Api::namespaced(client.clone(), HUB_NAMESPACE);
@@ -259,8 +259,7 @@ impl Stage {
         Arrivals::watch(Api::all(self.home.client())).await
     }
 
-    /// Waits until each has a session that began after `clock` and home shows what it says, `tenants`
-    /// among it.
+    /// Waits until each agent has a session that started after `clock`, and home shows its state including `tenants`.
     async fn gather(
         &self,
         agents: &Agents,
@@ -324,7 +323,7 @@ impl Stage {
         let neighbours = neighbours.cores(self.known()?)?;
         samples.sort_by(f64::total_cmp);
         say(&format!(
-            "fan-out: idle, the hub takes {:.1} milli-cores",
+            "fan-out: idle, the hub uses {:.1} milli-cores",
             milli_cores(hub.total(), took)
         ));
         Ok(Idle {
@@ -364,7 +363,7 @@ impl Stage {
                 .last
                 .saturating_sub(first.duration_since(clock));
             say(&format!(
-                "fan-out: change {round} of {rounds} has reached all {:.0} ms after the first, home shows it after {:.1} s",
+                "fan-out: change {round} of {rounds} reached all agents {:.0} ms after the first; home shows it after {:.1} s",
                 times[2].as_secs_f64() * 1000.0,
                 on_home.as_secs_f64()
             ));
@@ -386,7 +385,7 @@ impl Stage {
         })
     }
 
-    /// Changes the chart's values, and returns when each agent had them, in order.
+    /// Changes the chart's values. Returns the times at which the agents received them, in ascending order.
     pub(crate) async fn change(&self, agents: &Agents, round: u32) -> Result<Vec<Instant>> {
         let before = agents.version();
         self.values.write(&content(round))?;
@@ -401,12 +400,12 @@ impl Stage {
         Histogram::read(&self.hub.metrics().await?, PROPAGATION)
     }
 
-    /// Waits until the hub has heard so many answers since its start.
+    /// Waits until the hub has received this number of confirmations since its start.
     async fn answered(&self, count: u64) -> Result<Histogram> {
         eventually_within("the agents' answers", DEADLINE, async || {
             let seen = self.propagation().await?;
             if seen.count() < count {
-                bail!("{} of {count}", seen.count());
+                bail!("only {} of {count}", seen.count());
             }
             Ok(Some(seen))
         })
@@ -438,7 +437,7 @@ impl Stage {
         let options = HubOptions::new(&self.kubeconfig).args(flags(&self.values));
         self.hub = Hub::start(&options.in_place_of(&self.hub))?;
         let neighbours = Neighbours::watch(self.known()?)?;
-        let heard = async {
+        let confirmed = async {
             let came = |seen: &Seen| seen.up.filter(|up| *up > clock);
             agents.all("have a session again", DEADLINE, came).await?;
             self.answered(u64::from(count)).await?;
@@ -449,12 +448,12 @@ impl Stage {
             Ok::<_, anyhow::Error>(clock.elapsed())
         };
         let gathering = self.gather(agents, each, watch, clock, Times::default());
-        let (heard, gathering) = tokio::try_join!(heard, gathering)?;
+        let (confirmed, gathering) = tokio::try_join!(confirmed, gathering)?;
         let neighbours = neighbours.cores(self.known()?)?;
         tokio::time::sleep(SETTLE).await;
         Ok(Restart {
             gathering,
-            heard,
+            confirmed,
             memory: Memory::of(self.hub.pid())?,
             neighbours,
         })
@@ -464,7 +463,7 @@ impl Stage {
         Ok(self.hub.log()?.matches(RESYNC).count())
     }
 
-    /// CPU time of all that runs for us.
+    /// Returns the CPU time of all processes of the benchmark.
     pub(crate) fn known(&self) -> Result<f64> {
         load::known_seconds(&[self.home.pids(), vec![self.hub.pid()]].concat())
     }
@@ -473,7 +472,7 @@ impl Stage {
 fn flags(values: &ValuesFile) -> Vec<String> {
     vec![
         format!("--namespace={HUB_NAMESPACE}"),
-        // Nobody fetches it: there is nothing behind the agents to install it on.
+        // Not fetched, because no cluster is behind the agents.
         "--chart-repo=https://charts.example.org".to_owned(),
         format!("--chart-name={CHART}"),
         format!("--chart-version={CHART_VERSION}"),
@@ -482,12 +481,13 @@ fn flags(values: &ValuesFile) -> Vec<String> {
     ]
 }
 
-/// Values of a usual size.
+/// Returns values of a typical size.
 fn content(round: u32) -> String {
     format!("round: {round}\nrest: {}\n", "x".repeat(VALUES_BYTES))
 }
 
-/// What the EdgeCluster lacks to show its agent as connected, at this desired state, with so many Tenants.
+/// Returns the reason why the EdgeCluster doesn't show its agent as connected, at this desired state and with this
+/// number of Tenants.
 fn shows(object: &EdgeCluster, version: Version, tenants: u32) -> Result<(), String> {
     let EdgeClusterStatus {
         conditions,
@@ -509,7 +509,7 @@ fn shows(object: &EdgeCluster, version: Version, tenants: u32) -> Result<(), Str
     }
 }
 
-/// A number out of a Prometheus text, which names the metric with its labels.
+/// Returns a number from a Prometheus text. `name` includes the labels.
 pub(crate) fn number(metrics: &str, name: &str) -> Result<u64> {
     let line = metrics.lines().find_map(|line| line.strip_prefix(name));
     let value = line.with_context(|| format!("no metric {name}"))?.trim();
@@ -522,7 +522,7 @@ fn milli_cores(seconds: f64, span: Duration) -> f64 {
     1000.0 * seconds / span.as_secs_f64()
 }
 
-/// The most moments in any span of this length. They are in order.
+/// Returns the maximum number of moments in any span of this length. The moments are in ascending order.
 fn most_within(moments: &[Instant], span: Duration) -> usize {
     let from = |(index, begin): (usize, &Instant)| {
         let rest = moments.get(index..).unwrap_or_default();
@@ -536,8 +536,8 @@ fn most_within(moments: &[Instant], span: Duration) -> usize {
         .unwrap_or_default()
 }
 
-/// The agents' ends of all connections are this process's; the hub, which has the other ends, inherits the
-/// limit.
+/// Raises the limit of open files. This process has the agents' ends of all connections. The hub has the other ends,
+/// and inherits the limit.
 pub(crate) fn allow_files(agents: u32) -> Result<()> {
     let needed = u64::from(agents) + FILES;
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
@@ -559,7 +559,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_busiest_second_may_begin_with_any_arrival() {
+    fn the_busiest_second_starts_with_any_arrival() {
         let begin = Instant::now();
         let at = |millis: &[u64]| -> Vec<Instant> {
             let after = |millis: &u64| begin + Duration::from_millis(*millis);

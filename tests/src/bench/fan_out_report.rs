@@ -12,11 +12,11 @@ use crate::{
 const QUIET_CORES: f64 = 0.15;
 const HEADS: [&str; 3] = ["figure", "is", "target"];
 const NOTES: &str = "\
-Simulated agents are the agent's own dialler, session and board of reports, each with a certificate of
-the hub's CA, over mutual TLS on loopback, all in this process; what is simulated is the cluster behind
-them. Hub, agents, home's apiserver and etcd share the machine. Quantiles of the hub's clock are within
-buckets that grow by half. Home is written by whoever holds the hub's Lease, which after a kill is free
-after 60 s: so long home shows what it was.
+Simulated agents are the agent's own dialer, session and report store, each with a certificate from
+the hub's CA, over mutual TLS on loopback, all in this process. Only the cluster behind them is simulated.
+Hub, agents, home's API server and etcd share the machine. Quantiles of the hub's clock are within
+buckets that grow by half. Only the holder of the hub's Lease writes to home. After a kill, the Lease
+expires after 60 s, and until then home shows the previous state.
 ";
 
 /// Label, figure and target.
@@ -35,7 +35,7 @@ pub(crate) fn render(measured: &FanOut) -> String {
         resyncs,
     } = measured;
     let agents = f64::from(options.agents);
-    let mut rows = gathering("all connect at once", connecting, None);
+    let mut rows = gathering("all connect concurrently", connecting, None);
     rows.extend(memory(
         "RSS of the hub, all idle, MiB",
         connected,
@@ -64,10 +64,10 @@ pub(crate) fn render(measured: &FanOut) -> String {
         Some(30.0),
     ));
     rows.extend([
-        seconds("  all heard again, s", restart.heard, Some(60.0)),
+        seconds("  all confirmed again, s", restart.confirmed, Some(60.0)),
         figure("  RSS of the hub, MiB", mib(restart.memory.resident), 1),
         figure(
-            "accounts that had to be asked for again",
+            "full reports that the hub requested again",
             *resyncs as f64,
             0,
         ),
@@ -77,12 +77,12 @@ pub(crate) fn render(measured: &FanOut) -> String {
         ("changes", rounds.neighbours),
         ("restart", restart.neighbours),
     ];
-    let told = noise.map(|(what, cores)| format!("{what} {cores:.2}"));
+    let shares = noise.map(|(what, cores)| format!("{what} {cores:.2}"));
     let mut out = format!(
-        "\n== {} simulated agents on one hub ==\n{}{NOTES}Cores kept busy by others meanwhile: {}.\n",
+        "\n== {} simulated agents on one hub ==\n{}{NOTES}Cores used by other processes: {}.\n",
         options.agents,
         table(HEADS, &rows),
-        told.join(", "),
+        shares.join(", "),
     );
     if noise.iter().any(|(_, cores)| *cores > QUIET_CORES) {
         out += "NOT A QUIET MACHINE: times are disturbed; counts and memory are not.\n";
@@ -113,8 +113,12 @@ fn gathering(what: &str, gathering: &Gathering, target: Option<f64>) -> Vec<Row>
 fn memory(label: &str, memory: &Memory, target: Option<f64>) -> Vec<Row> {
     vec![
         row(label, mib(memory.resident), 1, target),
-        figure("    of it its own, not of files", mib(memory.anonymous), 1),
-        figure("    its peak", mib(memory.peak), 1),
+        figure(
+            "    anonymous memory, without files",
+            mib(memory.anonymous),
+            1,
+        ),
+        figure("    peak", mib(memory.peak), 1),
     ]
 }
 
@@ -127,15 +131,15 @@ fn idle_rows(idle: &Idle, span: u64) -> Vec<Row> {
             1,
             Some(60.0),
         ),
-        figure("  of it in the kernel", idle.kernel, 1),
-        figure("  the middle one of parts of 5 s", idle.middle, 1),
+        figure("  kernel part", idle.kernel, 1),
+        figure("  median of parts of 5 s", idle.middle, 1),
         figure(
             "  requests to home a minute",
             idle.home.of_subject as f64 / minutes,
             1,
         ),
         figure(
-            "  of them writes of EdgeClusters",
+            "  writes of EdgeClusters",
             idle.status_writes() as f64 / minutes,
             1,
         ),
@@ -167,7 +171,7 @@ fn round_rows(rounds: &Rounds) -> Vec<Row> {
             Some(300.0),
         ),
         figure(
-            "  by the agents, after the first of them: p50, ms",
+            "  agents' clock, after the first agent: p50, ms",
             worst(0),
             0,
         ),

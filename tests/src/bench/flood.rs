@@ -1,5 +1,5 @@
-//! Agents on one hub, alone, beside some that flood it with reports, and beside a member whose API server answers
-//! without end: what the others notice.
+//! Measures the effect of a flood of reports, or of a member's API server with endless responses, on other agents of
+//! the hub.
 
 use std::{
     sync::PoisonError,
@@ -23,8 +23,8 @@ use crate::{
     table::{at_most, fixed, table},
 };
 
-/// Agents that flood, in each part of a round, and whether a server answers without end. Parts take turns, so that
-/// what else the machine does meets all of them.
+/// Number of flooding agents in each part of a round, and whether an API server responds endlessly. The parts
+/// alternate, so other load on the machine affects all of them.
 const FLOODING: [(u32, bool); 5] = [(0, false), (1, false), (0, false), (10, false), (0, true)];
 const HEADS: [&str; 7] = [
     "figure",
@@ -38,20 +38,20 @@ const HEADS: [&str; 7] = [
 const HOSTILE: &str = "hostile";
 const REPORTS: &str = "krypton_hub_messages_total{sender=\"agent\",kind=\"report\"}";
 const THROTTLED: &str = "krypton_hub_sessions_throttled_total";
-/// Between two changes of the chart's values, which the hub looks for every two seconds.
+/// Interval between changes of the chart's values. The hub checks for them every two seconds.
 const CHANGE_EVERY: Duration = Duration::from_secs(4);
 const TARGET: f64 = 1.1;
 const NOTES: &str = "\
-Parts take turns; the two alone differ by what else the machine does, and their middle is what floods are
-set against. Floods report one Tenant a message as fast as the hub reads, from the first moment on.
-Desired states are timed by their agents, from the first of them that has it. Reports are timed by
-probes, from a report until the hub answers the wrong digest behind it. The endless server is the API server of one
-more member, by kubeconfig: it answers each read without end.
+The parts alternate. The two parts alone differ only by other load on the machine, and floods are compared to
+their average. A flood reports one Tenant per message, as fast as the hub reads, from its start. Agents measure
+the time of desired states, relative to the first agent that has them. Reports are timed by
+probes, from a report until the hub responds to the wrong digest after it. The endless server is the API
+server of one more member, which the hub reaches through a kubeconfig. Its responses never end.
 ";
 
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Options {
-    /// Agents that mind their business, and as many probes
+    /// Agents without a flood, and as many probes
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) agents: u32,
     /// Seconds of each of the five parts of a round
@@ -68,16 +68,16 @@ pub(crate) struct Flood {
     parts: Vec<Part>,
 }
 
-/// What was seen while so many flooded. Times are in milliseconds, in order.
+/// Measurements during one number of floods. Times are in milliseconds, in ascending order.
 #[derive(Debug, Default)]
 struct Part {
     desired: Vec<f64>,
     reports: Vec<f64>,
     seconds: f64,
-    /// That the hub took in, of all.
+    /// Number of reports that the hub processed.
     taken_in: u64,
     throttled: u64,
-    /// CPU time of the hub and of others, in seconds.
+    /// CPU time of the hub and of other processes, in seconds.
     hub: f64,
     neighbours: f64,
 }
@@ -91,10 +91,10 @@ pub(crate) async fn measure(options: &Options) -> Result<Flood> {
     let edge = Cluster::start("edge", Parts::ControlPlane).await?;
     let server = AnsweringProxy::before(&edge).await?;
     let kubeconfig = std::fs::read_to_string(server.kubeconfig())?;
-    let desk = FleetClient::at(&stage.home);
-    desk.add_member(HOSTILE, &kubeconfig).await?;
+    let fleet_client = FleetClient::at(&stage.home);
+    fleet_client.add_member(HOSTILE, &kubeconfig).await?;
     let healthy = [("Healthy", "True", "Reconciling")];
-    desk.member_shows(HOSTILE, &healthy).await?;
+    fleet_client.member_shows(HOSTILE, &healthy).await?;
     let members = stage
         .make_members("simulated", 2 * options.agents + floods)
         .await?;
@@ -111,7 +111,7 @@ pub(crate) async fn measure(options: &Options) -> Result<Flood> {
         let offset = index as f64 / f64::from(options.agents);
         probes.spawn(probe(enrolled, offset, Samples::clone(&samples)));
     }
-    // A whole round of all probes.
+    // One complete interval of all probes.
     tokio::time::sleep(SETTLE.max(Duration::from_secs(11))).await;
     let mut parts: Vec<Part> = FLOODING.iter().map(|_| Part::default()).collect();
     let mut changes = 0;
@@ -154,7 +154,7 @@ pub(crate) async fn measure(options: &Options) -> Result<Flood> {
                 (&mut part.taken_in, REPORTS),
                 (&mut part.throttled, THROTTLED),
             ] {
-                // Nobody has reported before the first probe.
+                // The metric doesn't exist before the first report.
                 let before = number(&metrics, name).unwrap_or_default();
                 *sum += number(&after, name)? - before;
             }
@@ -163,7 +163,7 @@ pub(crate) async fn measure(options: &Options) -> Result<Flood> {
             let within = taken.iter().filter(|(asked, _)| *asked >= clock);
             part.reports.extend(within.map(|(_, took)| millis(*took)));
             drop(floods);
-            server.tell_the_truth();
+            server.forward_all();
             tokio::time::sleep(SETTLE).await;
         }
     }
@@ -186,17 +186,17 @@ fn quantile(sorted: &[f64], part: f64) -> f64 {
     sorted.get(index).copied().unwrap_or(f64::NAN)
 }
 
-/// How many times as large one is as the other.
+/// Returns the ratio of the larger value to the smaller one.
 fn spread(one: f64, other: f64) -> f64 {
     one.max(other) / one.min(other)
 }
 
-/// Nothing is said by a machine on which being alone differs from itself by more than the target.
+/// Returns "undecided" if the two parts alone differ by more than the target.
 fn verdict(ratio: f64, noise: f64) -> String {
     if noise <= TARGET {
         at_most(TARGET, ratio)
     } else {
-        format!("<= {TARGET}: undecided, alone differs from itself {noise:.1} times")
+        format!("<= {TARGET}: undecided, the parts alone differ {noise:.1} times")
     }
 }
 
@@ -213,8 +213,8 @@ pub(crate) fn render(measured: &Flood) -> String {
     let desired: fn(&Part) -> &[f64] = |part| &part.desired;
     let reports: fn(&Part) -> &[f64] = |part| &part.reports;
     for (what, of) in [
-        ("a desired state is with its agent", desired),
-        ("a report is heard", reports),
+        ("a desired state reaches its agent", desired),
+        ("a report is processed", reports),
     ] {
         let samples = parts.iter().map(|part| of(part).len()).min();
         let label = format!("{what}: p50 of {}, ms", samples.unwrap_or_default());
@@ -226,23 +226,26 @@ pub(crate) fn render(measured: &Flood) -> String {
         let noise = spread(p99(alone), p99(alone_too));
         let worst = ratio(one).max(ratio(ten)).max(ratio(server));
         let target = verdict(worst, noise);
-        rows.push(row("  p99 against that alone", 2, &target, &ratio));
+        rows.push(row("  p99 relative to alone", 2, &target, &ratio));
     }
     let a_second = |sum: f64, part: &Part| sum / part.seconds;
     rows.extend([
-        row("reports that the hub takes in a second", 0, "", &|part| {
-            a_second(part.taken_in as f64, part)
-        }),
+        row(
+            "reports that the hub processes in a second",
+            0,
+            "",
+            &|part| a_second(part.taken_in as f64, part),
+        ),
         row("sessions throttled, times a second", 0, "", &|part| {
             a_second(part.throttled as f64, part)
         }),
         row("cores of the hub", 3, "", &|part| a_second(part.hub, part)),
-        row("cores kept busy by others", 2, "", &|part| {
+        row("cores used by other processes", 2, "", &|part| {
             a_second(part.neighbours, part)
         }),
     ]);
     format!(
-        "\n== {} agents and as many probes on one hub, beside floods ==\n{}{NOTES}",
+        "\n== {} agents and as many probes on one hub, with floods ==\n{}{NOTES}",
         measured.options.agents,
         table(HEADS, &rows),
     )
@@ -262,12 +265,11 @@ mod tests {
     }
 
     #[test]
-    fn a_noisy_machine_decides_nothing() {
+    fn noisy_machine_gives_no_verdict() {
         assert_eq!(verdict(1.05, spread(10.0, 10.5)), "<= 1.1: met");
         assert_eq!(verdict(1.2, spread(10.5, 10.0)), "<= 1.1: missed");
         assert!(
-            verdict(0.5, spread(2.0, 1.0))
-                .contains("undecided, alone differs from itself 2.0 times")
+            verdict(0.5, spread(2.0, 1.0)).contains("undecided, the parts alone differ 2.0 times")
         );
     }
 

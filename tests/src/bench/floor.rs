@@ -89,7 +89,7 @@ pub(crate) async fn measure(
 impl Setup {
     async fn start(size: u32, flags: Flags, repository: &ChartRepository) -> Result<Self> {
         let cluster = Cluster::start("floor", Parts::WithPods).await?;
-        let folder = TempDir::with_prefix("krypton-floor-").context("making a folder")?;
+        let folder = TempDir::with_prefix("krypton-floor-").context("creating a folder")?;
         let chart = folder.path().join("chart.tgz");
         fs::write(&chart, package(repository).await?).context("writing the chart")?;
         let kubeconfig = folder.path().join("kubeconfig");
@@ -234,7 +234,7 @@ async fn make_namespaces(cluster: &Cluster, count: u32) -> Result<()> {
     let maps: Api<ConfigMap> = Api::all(client);
     let last = ListParams::default().fields(&format!("metadata.name={LAST_IN_NAMESPACE}"));
     eventually_within(
-        "the namespaces to be furnished",
+        "default objects in all namespaces",
         patience(count),
         async || {
             let furnished = maps.list_metadata(&last).await?.items;

@@ -1,8 +1,8 @@
-//! A histogram out of a Prometheus text: what was observed between two readings, and its quantiles.
+//! Parses a histogram from a Prometheus text, and computes the difference of two readings and its quantiles.
 
 use anyhow::{Context, Result, bail};
 
-/// Observations by bucket: upper bound, and how many were at most that.
+/// Observations by bucket: the upper bound and the cumulative count.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Histogram {
     buckets: Vec<(f64, u64)>,
@@ -34,7 +34,7 @@ impl Histogram {
         self.buckets.last().map_or(0, |(_, count)| *count)
     }
 
-    /// What came after `earlier`, a reading of the same process.
+    /// Returns the observations since `earlier`, a reading of the same process.
     pub(crate) fn since(&self, earlier: &Self) -> Self {
         let before = earlier.buckets.iter().map(|(_, count)| *count);
         let buckets = self.buckets.iter().zip(before);
@@ -45,7 +45,7 @@ impl Histogram {
         }
     }
 
-    /// Within its bucket by the straight line between its bounds, as PromQL's histogram_quantile.
+    /// Interpolates linearly within a bucket, like PromQL's histogram_quantile.
     pub(crate) fn quantile(&self, quantile: f64) -> f64 {
         let rank = quantile * self.count() as f64;
         let (mut lower, mut below) = (0.0, 0);
@@ -84,7 +84,7 @@ other_bucket{le=\"0.1\"} 7
         assert_eq!(all.count(), 10);
         assert!((all.quantile(0.4) - 0.1).abs() < 1e-9);
         assert!((all.quantile(0.65) - 0.15).abs() < 1e-9);
-        // Beyond the last bound nothing is known.
+        // Values beyond the last bound are unknown.
         assert!((all.quantile(0.99) - 0.2).abs() < 1e-9);
         assert!(Histogram::default().quantile(0.5).is_nan());
     }

@@ -40,13 +40,13 @@ pub(crate) fn measure(options: &Options) -> Result<Measured> {
     let start = begun.elapsed();
     let apart = members / CHANGES;
     let mut rows = Vec::new();
-    for what in ["falls silent", "is heard again", "reports all again"] {
+    for what in ["falls silent", "reports again", "reports all again"] {
         let (before, mut decisions) = (Times::of(std::process::id())?, 0);
         for change in 0..CHANGES {
             let member = change * apart;
             match what {
                 "falls silent" => home.is_heard(member, false),
-                "is heard again" => home.is_heard(member, true),
+                "reports again" => home.is_heard(member, true),
                 _ => home.says(member, false),
             }
             decisions += home.decides();

@@ -1,5 +1,5 @@
-//! Krypton's part: Tenants created at once on an edge, one more alone, and the time after them. By the hub
-//! with a kubeconfig, or by an agent beside the edge.
+//! Measures Krypton: concurrent Tenants on an edge cluster, one more Tenant alone, and the idle time afterwards. Either
+//! the hub or an agent manages the edge cluster.
 
 use std::{
     fs,
@@ -31,33 +31,33 @@ use crate::{
 
 const EDGE: &str = "edge";
 const NAMESPACE: &str = "default";
-/// Creates that are under way at a time.
+/// Maximum number of concurrent create requests.
 const CREATES_AT_ONCE: usize = 16;
-/// After the last arrival: events, statuses and controllers come to rest.
+/// Time for events, statuses and controllers to settle after the last arrival.
 pub(crate) const SETTLE: Duration = Duration::from_secs(5);
 
-/// One piece of work and its cost, until `SETTLE` after its end.
+/// One measured installation and its cost, until `SETTLE` after its end.
 #[derive(Debug, Clone)]
 pub(crate) struct Work {
     pub(crate) arrivals: Span,
-    /// Until the last helm had ended, where that is known.
+    /// Time until the last Helm process ended, if known.
     pub(crate) helm_ended: Option<Duration>,
-    /// With the children's, helm's among them.
+    /// Includes the CPU time of children, such as Helm.
     pub(crate) cpu_seconds: f64,
-    /// Of that the hub or agent itself; nothing where there is none.
+    /// The part of the hub or agent itself. Zero for the floor.
     pub(crate) own_cpu_seconds: f64,
     pub(crate) edge: Traffic,
-    /// Cores that others kept busy meanwhile.
+    /// Cores used by other processes.
     pub(crate) neighbours: f64,
 }
 
 #[derive(Debug, Clone)]
 pub(crate) struct Krypton {
     pub(crate) many: Work,
-    /// What the many cost the home cluster.
+    /// Requests to the home cluster for the many Tenants.
     pub(crate) home: Traffic,
     pub(crate) memory: Memory,
-    /// One more Tenant, alone, with all caches warm.
+    /// One more Tenant, installed alone with warm caches.
     pub(crate) single: Work,
     pub(crate) idle: Option<Idle>,
 }
@@ -68,11 +68,11 @@ pub(crate) struct Idle {
     pub(crate) cpu_seconds: f64,
     pub(crate) memory: Memory,
     pub(crate) with: Rest,
-    /// Measured beside the hub only.
+    /// Measured only together with the hub.
     pub(crate) without: Option<Rest>,
 }
 
-/// What reached the apiservers while nothing was to be done.
+/// Requests to the API servers and CPU usage of other processes while idle.
 #[derive(Debug, Clone)]
 pub(crate) struct Rest {
     pub(crate) edge: Traffic,
@@ -82,7 +82,7 @@ pub(crate) struct Rest {
 
 pub(crate) struct Setup {
     hub: Hub,
-    /// None where the hub does the work.
+    /// `None` if the hub manages the edge cluster.
     agent: Option<Agent>,
     home: Cluster,
     edge: Cluster,
@@ -111,7 +111,7 @@ pub(crate) async fn measure(
 }
 
 impl Setup {
-    /// The hub gets `more` flags.
+    /// Starts the clusters, the hub with `more` flags, and the agent.
     pub(crate) async fn start(
         mode: Mode,
         repository: &ChartRepository,
@@ -121,7 +121,7 @@ impl Setup {
             Cluster::start("home", Parts::ControlPlane),
             Cluster::start(EDGE, Parts::WithPods),
         )?;
-        let folder = TempDir::with_prefix("krypton-bench-").context("making a folder")?;
+        let folder = TempDir::with_prefix("krypton-bench-").context("creating a folder")?;
         let kubeconfig = async |cluster: &Cluster| {
             let file = folder.path().join(cluster.name());
             fs::write(&file, single_out(cluster).await?).context("writing a kubeconfig")?;
@@ -136,22 +136,22 @@ impl Setup {
             "--chart-install-crds=false".to_owned(),
             "--self-cluster=false".to_owned(),
             format!("--max-concurrent-helm={AT_ONCE}"),
-            // As many as the floor, which has one cluster only.
+            // The same as for the floor, which has only one cluster.
             format!("--max-concurrent-helm-per-member={AT_ONCE}"),
         ];
         let mut hub = Hub::start(&HubOptions::new(&at_home).args(flags).args(more))?;
-        let desk = FleetClient::at(&home);
+        let fleet_client = FleetClient::at(&home);
         let agent = if mode == Mode::Agent {
             hub.ready(PATIENCE).await?;
             let join_file = folder.path().join("bundle.yaml");
-            // Readable to us alone, as the folder is.
+            // The folder is readable only by its owner.
             fs::write(&join_file, bundle(&home, EDGE).await?).context("writing a join bundle")?;
             let options = AgentOptions::new(&at_edge).join_file(&join_file);
             let flag = format!("--max-concurrent-helm={AT_ONCE}");
             Some(Agent::start(&options.args([flag]))?)
         } else {
             let kubeconfig = fs::read_to_string(&at_edge).context("reading a kubeconfig")?;
-            desk.add_member(EDGE, &kubeconfig).await?;
+            fleet_client.add_member(EDGE, &kubeconfig).await?;
             None
         };
         let setup = Self {
@@ -166,15 +166,15 @@ impl Setup {
     }
 
     async fn connected(&self) -> Result<()> {
-        let desk = FleetClient::at(&self.home);
-        let shown = desk.member_shows(EDGE, &[CONNECTED, HEALTHY]).await;
+        let fleet_client = FleetClient::at(&self.home);
+        let shown = fleet_client.member_shows(EDGE, &[CONNECTED, HEALTHY]).await;
         shown
             .map(drop)
             .map_err(|error| with_log(error, self.actor()))
     }
 
-    /// Ends the agent and starts it again, so that it lists and looks at everything again. What that took of
-    /// the edge, until it asks nothing more.
+    /// Restarts the agent, which then lists and reconciles everything. Returns its requests to the edge cluster until
+    /// they stop.
     pub(crate) async fn pass(&mut self) -> Result<Traffic> {
         if let Some(agent) = &mut self.agent {
             agent.stop().await?;
@@ -185,7 +185,7 @@ impl Setup {
         let options = AgentOptions::new(&kubeconfig).args([flag]);
         self.agent = Some(Agent::start(&options)?);
         let mut asked = 0;
-        eventually("the agent to come to rest", async || {
+        eventually("the agent to be idle", async || {
             let now = Traffic::read(&self.edge).await?.since(&before);
             let more = now.of_subject - std::mem::replace(&mut asked, now.of_subject);
             tokio::time::sleep(SETTLE).await;
@@ -195,12 +195,12 @@ impl Setup {
         .map_err(|error| with_log(error, self.actor()))
     }
 
-    /// Revisions of releases on the edge.
+    /// Returns the number of release revisions on the edge cluster.
     pub(crate) async fn revisions(&self) -> Result<usize> {
         Ok(FleetClient::at(&self.edge).releases().await?.len())
     }
 
-    /// Who does the work on the edge.
+    /// Returns the process that manages the edge cluster.
     pub(crate) fn actor(&self) -> &Daemon {
         match &self.agent {
             Some(agent) => agent,
@@ -248,7 +248,7 @@ impl Setup {
         })
     }
 
-    /// Creates Tenants at once and waits until each is Ready and helm has ended.
+    /// Creates Tenants concurrently, and waits until each is Ready and all Helm processes have ended.
     pub(crate) async fn install(&self, numbers: Range<u32>) -> Result<Work> {
         let count = numbers.end - numbers.start;
         let client = self.edge.client();
@@ -302,7 +302,7 @@ impl Setup {
         ))
     }
 
-    /// CPU time of all that runs for us; a hub that has ended has none.
+    /// Returns the CPU time of all processes of the benchmark. A hub that has ended counts as zero.
     fn known(&self) -> Result<f64> {
         let daemons = [Some(&*self.hub), self.agent.as_deref()];
         let running = daemons.into_iter().flatten().map(Daemon::pid);
@@ -312,7 +312,7 @@ impl Setup {
     }
 }
 
-/// A daemon's folder goes with it, and so its log.
+/// Adds the daemon's log to the error, because the log is deleted together with the daemon.
 pub(crate) fn with_log(error: anyhow::Error, daemon: &Daemon) -> anyhow::Error {
     anyhow!("{error:#}\nits log ends:\n{}", log_end(daemon.log_path()))
 }
@@ -329,7 +329,7 @@ async fn create(tenants: &Api<Tenant>, numbers: Range<u32>) -> Result<()> {
         .context("creating Tenants")
 }
 
-/// What the Tenant lacks to be Ready. Those of other numbers were so before and do not count.
+/// Returns the reason why the Tenant is not Ready. Ignores Tenants with other numbers, which existed before.
 fn ready(tenant: &Tenant, numbers: &Range<u32>) -> Result<(), String> {
     if !numbers
         .clone()

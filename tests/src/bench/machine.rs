@@ -1,4 +1,4 @@
-//! The machine: what it is, and how busy others keep it while we measure.
+//! Describes the machine, and measures the CPU usage of other processes.
 
 use std::{fs, path::Path, time::Instant};
 
@@ -7,7 +7,7 @@ use krypton_tests::{Tools, process::Invocation};
 
 use crate::{CHART, CHART_VERSION, load};
 
-/// Cores, memory, kernel, load and the versions of what is measured.
+/// Returns the cores, memory, kernel, load and versions of the measured programs.
 pub(crate) async fn describe() -> Result<String> {
     let tools = Tools::find()?;
     let cores = std::thread::available_parallelism().context("counting cores")?;
@@ -22,17 +22,17 @@ pub(crate) async fn describe() -> Result<String> {
     let kernel = read("/proc/sys/kernel/osrelease")?;
     let load = read("/proc/loadavg")?;
     let one_minute = load.split_whitespace().next().unwrap_or_default();
-    let said = async |tool: &str, args: &[&str]| {
+    let version = async |tool: &str, args: &[&str]| {
         let invocation = Invocation::new(tools.binary(tool)).args(args.iter().copied());
-        let said = invocation
+        let version = invocation
             .env("HOME", "/nonexistent")
             .output(load::COMMAND_DEADLINE)
             .await?;
-        Ok::<_, anyhow::Error>(said.lines().next().unwrap_or_default().trim().to_owned())
+        Ok::<_, anyhow::Error>(version.lines().next().unwrap_or_default().trim().to_owned())
     };
-    let helm = said("helm", &["version", "--template", "{{.Version}}"]).await?;
-    let apiserver = said("kube-apiserver", &["--version"]).await?;
-    let etcd = said("etcd", &["--version"]).await?;
+    let helm = version("helm", &["version", "--template", "{{.Version}}"]).await?;
+    let apiserver = version("kube-apiserver", &["--version"]).await?;
+    let etcd = version("etcd", &["--version"]).await?;
     Ok(format!(
         "machine   {cores} cores, {:.0} GiB, Linux {}; load {one_minute} at the start\n\
          versions  krypton {}, helm {helm}, {apiserver}, {etcd}; chart {CHART} {CHART_VERSION}",
@@ -42,7 +42,7 @@ pub(crate) async fn describe() -> Result<String> {
     ))
 }
 
-/// How much CPU others take: the whole machine's, less that of the processes we know.
+/// CPU usage of other processes: the whole machine minus the known processes.
 #[derive(Debug)]
 pub(crate) struct Neighbours {
     since: Instant,
@@ -59,7 +59,7 @@ impl Neighbours {
         })
     }
 
-    /// Cores that were kept busy by others, on average; the kernel's own work among them.
+    /// Returns the average number of cores used by other processes and by the kernel.
     pub(crate) fn cores(&self, known: f64) -> Result<f64> {
         let others = (load::busy_seconds()? - self.busy) - (known - self.known);
         Ok((others / self.since.elapsed().as_secs_f64()).max(0.0))

@@ -37,7 +37,7 @@ pub(crate) type Samples = Arc<Mutex<Vec<(Instant, Duration)>>>;
 
 struct Session {
     say: mpsc::Sender<AgentMessage>,
-    heard: Streaming<HubMessage>,
+    incoming: Streaming<HubMessage>,
     _connection: Connection,
 }
 
@@ -45,7 +45,7 @@ impl Session {
     /// Opens a session and completes a full report without Tenants.
     async fn open(enrolled: &Enrolled) -> Result<Self> {
         let connection = enrolled.dialer.connect().await?;
-        let (say, said) = mpsc::channel(OUTGOING);
+        let (say, messages) = mpsc::channel(OUTGOING);
         let hello = Hello {
             protocol_min: 1,
             protocol_max: 1,
@@ -62,30 +62,30 @@ impl Session {
             let mut fleet = connection.fleet();
             let first = message(Said::Hello(hello));
             say.send(first).await.context("saying Hello")?;
-            let answer = fleet.connect(ReceiverStream::new(said)).await?;
+            let answer = fleet.connect(ReceiverStream::new(messages)).await?;
             Self {
                 say,
-                heard: answer.into_inner(),
+                incoming: answer.into_inner(),
                 _connection: connection,
             }
         };
-        let Say::Welcome(_) = session.hear().await? else {
-            bail!("the hub did not begin with a Welcome");
+        let Say::Welcome(_) = session.receive().await? else {
+            bail!("the hub's first message is not a Welcome");
         };
         session.account(0).await?;
         Ok(session)
     }
 
     async fn say(&self, kind: Said) -> Result<()> {
-        let said = self.say.send(message(kind)).await;
-        said.context("the session has ended")
+        let sent = self.say.send(message(kind)).await;
+        sent.context("the session has ended")
     }
 
-    async fn hear(&mut self) -> Result<Say> {
+    async fn receive(&mut self) -> Result<Say> {
         loop {
-            let heard = self.heard.message().await?;
-            let heard = heard.context("the hub has ended the session")?;
-            if let Some(kind) = heard.kind {
+            let received = self.incoming.message().await?;
+            let received = received.context("the hub has ended the session")?;
+            if let Some(kind) = received.kind {
                 return Ok(kind);
             }
         }
@@ -150,7 +150,7 @@ pub(crate) async fn probe(enrolled: Enrolled, offset: f64, samples: Samples) -> 
                 session.say(report(0, generation)).await?;
                 session.say(Said::Heartbeat(Heartbeat { tenants: 0, digest_high: 0, digest_low: 0 })).await?;
             }
-            heard = session.hear() => match heard? {
+            incoming = session.receive() => match incoming? {
                 Say::Resync(resync) => {
                     if let Some(asked) = asked.take() {
                         let mut samples = samples.lock().unwrap_or_else(PoisonError::into_inner);
@@ -189,7 +189,7 @@ pub(crate) async fn flood(enrolled: Enrolled) -> Result<()> {
     };
     let listening = async {
         loop {
-            session.hear().await?;
+            session.receive().await?;
         }
     };
     tokio::select! {

@@ -1,4 +1,4 @@
-//! The table of one size: figures beside the floors' and the targets, and where requests went.
+//! Renders the results for one number of Tenants: figures, floors, targets and the requests by resource.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -9,9 +9,9 @@ use crate::{
     traffic::Counts,
 };
 
-/// Others' work beyond this makes times of little worth.
+/// CPU cores used by other processes. Above this limit, the measured times are unreliable.
 const QUIET_CORES: f64 = 0.15;
-/// The number of Tenants that the target for requests was set for.
+/// The number of Tenants to which the target for requests applies.
 const REQUESTS_SIZE: u32 = 30;
 const HEADS: [&str; 8] = [
     "figure",
@@ -23,27 +23,27 @@ const HEADS: [&str; 8] = [
     "ratios",
     "target",
 ];
-/// Rows of a breakdown; the rest is summed up.
+/// Maximum number of rows of a breakdown. The last row sums up the rest.
 const SHOWN: usize = 28;
 const NOTES: &str = "\
-Hub: the work is done by a hub with the edge's kubeconfig; agent: by an agent beside the edge, in
-session with a hub, whose CPU and memory are not in its column. Both against both floors, in this order.
-Floors: xargs -P4 helm upgrade --install --wait=hookOnly, its namespaces made before the clock
-starts; alone, and with the flags that we give (no OpenAPI validation, --qps 50 and so on).
-CPU and requests are until 5 s after the last one. Our requests and helm's are those of their user, a
-watch counted when it begins. Everybody's are of controllers, scheduler, node, apiserver and this
-benchmark too, a watch counted when it ends; the apiserver counts no /version and /metrics there. CPU
-is counted in ticks of 10 ms.
+Hub: a hub installs through the edge cluster's kubeconfig. Agent: an agent of the edge cluster installs,
+connected to a hub whose CPU and memory are not included. Both are compared to both floors, in this order.
+Floors: xargs -P4 helm upgrade --install --wait=hookOnly, with namespaces created before the clock
+starts; alone, and with our flags (no OpenAPI validation, --qps 50 and so on).
+CPU and requests are counted until 5 s after the last installation. Our requests and helm's are counted by
+user, a watch at its start. All requests include requests from controllers, scheduler, node, API server and
+this benchmark, a watch at its end. The API server doesn't count /version and /metrics there. The unit of
+CPU time is 10 ms.
 ";
 
-/// All of one size.
+/// All measurements for one number of Tenants.
 #[derive(Debug)]
 pub(crate) struct Measured {
     pub(crate) size: u32,
     pub(crate) idle: Duration,
     pub(crate) hub: Krypton,
     pub(crate) agent: Krypton,
-    /// The agent again, while it looks for drift all the time.
+    /// An agent that continuously checks for drift.
     pub(crate) drift: Krypton,
     pub(crate) plain: Floor,
     pub(crate) same_flags: Floor,
@@ -52,7 +52,7 @@ pub(crate) struct Measured {
 /// Label, hub, agent, floor, ratios, floor, ratios, target.
 type Row = [String; 8];
 
-/// Of the hub, of the agent, and of both floors.
+/// Figures of the hub, of the agent, and of both floors.
 type Figures = [f64; 4];
 
 impl Measured {
@@ -95,9 +95,9 @@ pub(crate) fn render(measured: &Measured) -> String {
     let many = measured.many().map(|work| &work.edge.all);
     let single = measured.single().map(|work| &work.edge.all);
     let mut out = format!(
-        "\n== {size} Tenants at once on one edge ==\n{}{}{NOTES}{}\
-         \nrequests to the edge for {size} Tenants, everybody's\n{}\
-         \nrequests to the edge for one more Tenant, alone and with warm caches, everybody's\n{}",
+        "\n== {size} concurrent Tenants on one edge ==\n{}{}{NOTES}{}\
+         \nall requests to the edge for {size} Tenants\n{}\
+         \nall requests to the edge for one more Tenant, alone and with warm caches\n{}",
         table(HEADS, &rows),
         with_drift(measured),
         noise(measured),
@@ -109,7 +109,7 @@ pub(crate) fn render(measured: &Measured) -> String {
         let without = hub.without.as_ref().map_or(&none, |rest| &rest.edge.all);
         let rest = [&hub.with.edge.all, &agent.with.edge.all, without];
         out += &format!(
-            "\nrequests to the edge while idle for {} s, everybody's\n{}",
+            "\nall requests to the edge while idle for {} s\n{}",
             span.as_secs(),
             breakdown(&["hub", "agent", "none"], &rest, 1),
         );
@@ -117,7 +117,7 @@ pub(crate) fn render(measured: &Measured) -> String {
     out
 }
 
-/// The same with an agent that looks for drift meanwhile.
+/// Renders the figures of an agent that also checks for drift.
 fn with_drift(measured: &Measured) -> String {
     let end = |work: &Work| {
         let last = work.arrivals.last.max(work.helm_ended.unwrap_or_default());
@@ -179,13 +179,13 @@ fn work(measured: &Measured) -> Vec<Row> {
         }),
         row("CPU with helm's, s", cpu, 2, ratios_at_most(1.15, cpu)),
         ours(
-            "  of it the process itself",
+            "  the process itself",
             krypton(&|krypton| krypton.many.own_cpu_seconds),
             2,
             none(),
         ),
         row(
-            "requests to the edge, everybody's",
+            "requests to the edge, of all clients",
             requests,
             0,
             requests_target,
@@ -196,12 +196,7 @@ fn work(measured: &Measured) -> Vec<Row> {
             1,
             none(),
         ),
-        row(
-            "  of them our own and helm's",
-            many.map(of_subject),
-            0,
-            none(),
-        ),
+        row("  our own and helm's", many.map(of_subject), 0, none()),
         ours(
             "requests of the hub to home",
             krypton(&|krypton| krypton.home.of_subject as f64),
@@ -253,19 +248,19 @@ fn idle_rows(idle: [&Idle; 2], span: Duration) -> Vec<Row> {
             at_most_each(8.0, to_edge),
         ),
         ours(
-            "  everybody's to the edge",
+            "  all clients to the edge",
             a_minute(&|rest| rest.edge.total()),
             1,
             none(),
         ),
         ours(
-            "  of the hub to home",
+            "  the hub to home",
             a_minute(&|rest| rest.home.of_subject),
             1,
             none(),
         ),
         ours(
-            "  everybody's to home",
+            "  all clients to home",
             a_minute(&|rest| rest.home.total()),
             1,
             none(),
@@ -277,7 +272,7 @@ fn idle_rows(idle: [&Idle; 2], span: Duration) -> Vec<Row> {
             format!("agent <= 15: {}", verdict(15.0, rss[1])),
         ),
         ours(
-            "  of it its own, not of files",
+            "  anonymous memory, without files",
             idle.map(|idle| idle.memory.anonymous as f64 / MIB),
             1,
             none(),
@@ -286,7 +281,7 @@ fn idle_rows(idle: [&Idle; 2], span: Duration) -> Vec<Row> {
     if let Some(without) = &idle[0].without {
         for (at, rest) in [("edge", &without.edge), ("home", &without.home)] {
             let mut quiet = ours(
-                &format!("without Krypton: everybody's a minute to {at}"),
+                &format!("without Krypton: all requests a minute to {at}"),
                 [0.0; 2],
                 0,
                 none(),
@@ -307,14 +302,11 @@ fn noise(measured: &Measured) -> String {
     for (who, idle) in heads.iter().zip(measured.idle().into_iter().flatten()) {
         noise.push((format!("{who} idle"), idle.with.neighbours));
     }
-    let told: Vec<_> = noise
+    let shares: Vec<_> = noise
         .iter()
         .map(|(what, cores)| format!("{what} {cores:.2}"))
         .collect();
-    let mut out = format!(
-        "Cores kept busy by others meanwhile: {}.\n",
-        told.join(", ")
-    );
+    let mut out = format!("Cores used by other processes: {}.\n", shares.join(", "));
     if noise.iter().any(|(_, cores)| *cores > QUIET_CORES) {
         out += "NOT A QUIET MACHINE: times and their ratios are disturbed; counts are not.\n";
     }
@@ -344,7 +336,7 @@ fn row(label: &str, figures: Figures, digits: usize, target: String) -> Row {
     ]
 }
 
-/// A figure that the floors do not have.
+/// Returns a row without floors.
 fn ours(label: &str, is: [f64; 2], digits: usize, target: String) -> Row {
     let none = String::new;
     let [hub, agent] = is.map(|is| fixed(is, digits));
@@ -360,7 +352,7 @@ fn ours(label: &str, is: [f64; 2], digits: usize, target: String) -> Row {
     ]
 }
 
-/// A figure that only the floors have.
+/// Returns a row with floors only.
 fn floors(label: &str, measured: &Measured, figure: impl Fn(&Work) -> f64) -> Row {
     let none = String::new;
     let [plain, flags] =
@@ -377,13 +369,13 @@ fn floors(label: &str, measured: &Measured, figure: impl Fn(&Work) -> f64) -> Ro
     ]
 }
 
-/// Of the hub, then of the agent.
+/// Compares the hub and the agent to the target.
 fn at_most_each(target: f64, is: [f64; 2]) -> String {
     let [hub, agent] = is.map(|is| verdict(target, is));
     format!("<= {target}: {hub}, {agent}")
 }
 
-/// Each against both floors.
+/// Compares hub and agent to both floors.
 fn ratios_at_most(target: f64, [hub, agent, plain, flags]: Figures) -> String {
     let [hub, agent] = [hub, agent].map(|is| {
         let [plain, flags] = [plain, flags].map(|floor| verdict(target, is / floor));
@@ -392,8 +384,8 @@ fn ratios_at_most(target: f64, [hub, agent, plain, flags]: Figures) -> String {
     format!("ratio <= {target}: {hub}, {agent}")
 }
 
-/// By verb and resource, the most costly first; last what the first column has more than the last,
-/// for each Tenant.
+/// Returns the requests by verb and resource, the most frequent first. The last column is the difference between the
+/// first and the last column for each Tenant.
 fn breakdown(heads: &[&str], columns: &[&Counts], tenants: u32) -> String {
     let keys: BTreeSet<_> = columns.iter().flat_map(|counts| counts.keys()).collect();
     let at = |key| -> Vec<u64> {
@@ -415,7 +407,7 @@ fn breakdown(heads: &[&str], columns: &[&Counts], tenants: u32) -> String {
     let heads: String = heads.iter().map(|head| format!("{head:>9}")).collect();
     let mut out = format!("{heads} {:>8}\n", "more");
     for ((verb, resource), counts) in rows.iter().take(SHOWN) {
-        // What is no resource: discovery, OpenAPI, version.
+        // Paths without a resource: discovery, OpenAPI, version.
         let resource = if resource.is_empty() {
             "(discovery and others)"
         } else {
@@ -482,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_floor_there_is_no_ratio() {
+    fn missing_floor_has_no_ratio() {
         let row = row("nothing", [1.0, 2.0, 0.0, 2.0], 0, String::new());
         assert_eq!(row, ["nothing", "1", "2", "0", "", "2", "0.50 1.00", ""]);
     }

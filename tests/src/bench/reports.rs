@@ -36,9 +36,9 @@ const CHANGE_EVERY: Duration = Duration::from_millis(250);
 /// Duration of the measurement in the first row.
 const ALONE: Duration = Duration::from_secs(3);
 const NOTES: &str = "\
-The first row is the board of reports without sessions: one thread, in messages of as many Tenants, with the
-digest of each report. The others are a hub process with agents over mutual TLS; the agents take their part of
-the same cores. Half of the Tenants become ready and not ready in turn, so that home has something to write.
+The first row is the report store without sessions: one thread, with one message for all Tenants and the
+digest of each report. The others are a hub process with agents over mutual TLS. The agents use part of
+the same cores. Half of the Tenants alternate between ready and not ready, which causes writes on home.
 ";
 
 #[derive(Debug, Clone, clap::Args)]
@@ -91,7 +91,7 @@ fn report(round: u64, number: u32) -> TenantReport {
 pub(crate) async fn measure(options: &Options) -> Result<Measured> {
     let alone = alone(options);
     say(&format!(
-        "reports: the board alone takes {alone:.0} a second"
+        "reports: the store alone processes {alone:.0} a second"
     ));
     allow_files(options.agents)?;
     say("reports: starting home and hub");
@@ -169,7 +169,7 @@ async fn all_ready(tenants: &Api<Tenant>, options: &Options) -> Result<()> {
         });
         let count = shown.count();
         if count < options.tenants as usize {
-            bail!("{count} of {} Tenants do", options.tenants);
+            bail!("only {count} of {} Tenants show it", options.tenants);
         }
         Ok(Some(()))
     })

@@ -1,5 +1,5 @@
-//! Many Tenants that nothing is to be done for: what an agent asks that is restarted beside them, what it
-//! asks afterwards, and what it takes of the machine.
+//! Measures an idle agent with many Tenants: its requests after a restart, its requests at rest, and its CPU and memory
+//! usage.
 
 use std::{fs, time::Duration};
 
@@ -16,9 +16,9 @@ use crate::{
 };
 
 const HEADS: [&str; 3] = ["figure", "agent", "target"];
-const NOTES: &str = "Helm runs are counted by the revisions that they would have made. Requests are the agent's own; at rest it\n\
-renews its Lease every 15 s, and a watch that the apiserver ends is begun again. The pass is until 5 s after\n\
-all is said again: lists and watches, by pages of 50, the Lease, its identity and the desired state on record.\n";
+const NOTES: &str = "Helm runs are counted as the revisions that they create. Requests are the agent's own. At rest, it\n\
+renews its Lease every 15 s, and restarts a watch that the API server ends. The pass ends 5 s after all statuses\n\
+are reported. It contains lists in pages of 50, watches, the Lease, its identity and the stored desired state.\n";
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
@@ -33,10 +33,10 @@ pub(crate) struct Options {
 pub(crate) struct Measured {
     tenants: u32,
     seconds: u64,
-    /// Of an agent that begins.
+    /// Requests of a restarted agent.
     pass: Traffic,
     rest: Rest,
-    /// Revisions that have come since all was installed.
+    /// Number of revisions since all Tenants were installed.
     revisions: usize,
     cpu_seconds: f64,
     memory: Memory,
@@ -44,7 +44,7 @@ pub(crate) struct Measured {
 
 pub(crate) async fn measure(options: &Options, repository: &ChartRepository) -> Result<Measured> {
     let size = options.tenants;
-    let folder = TempDir::with_prefix("krypton-rest-").context("making a folder")?;
+    let folder = TempDir::with_prefix("krypton-rest-").context("creating a folder")?;
     let values = folder.path().join("values.yaml");
     fs::write(&values, "replicaCount: 0").context("writing values")?;
     say(&format!(

@@ -75,7 +75,7 @@ impl Enrolled {
     /// Creates an agent with its own key and certificate, as after enrollment.
     pub(crate) fn new(authority: &Authority, member: &Member, hub: &str) -> Result<Self> {
         let Member { name, uid } = member;
-        let key = KeyPair::generate().context("making a key")?;
+        let key = KeyPair::generate().context("generating a key")?;
         let request = CertificateParams::default().serialize_request(&key)?;
         let life = AGENT_CERTIFICATE_LIFE;
         let certificates = authority.sign_agent(request.der(), name, uid, clock::wall(), life)?;
@@ -175,7 +175,7 @@ impl Agents {
 
     /// Waits until the session of this agent ends, and returns the time.
     pub(crate) async fn ended(&self, index: usize, deadline: Duration) -> Result<Instant> {
-        let agent = self.agents.get(index).context("no such agent")?;
+        let agent = self.agents.get(index).context("the agent doesn't exist")?;
         let end = Instant::now() + deadline;
         loop {
             if let Some(ended) = agent.lock().ended {

@@ -1,4 +1,4 @@
-//! Figures in columns, and what is said of them beside a target.
+//! Renders figures in columns, and compares them to targets.
 
 pub(crate) const MIB: f64 = 1024.0 * 1024.0;
 
@@ -14,7 +14,7 @@ pub(crate) fn at_most(target: f64, is: f64) -> String {
     format!("<= {target}: {}", verdict(target, is))
 }
 
-/// The first column is a label and the last one a target; figures between them stand to the right.
+/// Renders a table. The first column is a label and the last one a target. All others are aligned right.
 pub(crate) fn table<const COLUMNS: usize>(
     heads: [&str; COLUMNS],
     rows: &[[String; COLUMNS]],

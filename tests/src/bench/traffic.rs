@@ -112,12 +112,12 @@ pub(crate) async fn single_out(cluster: &Cluster) -> Result<String> {
         .await?;
     let token = answer
         .status
-        .context("a TokenRequest without an answer")?
+        .context("a TokenRequest without a response")?
         .token;
     let kubeconfig = with_token(&cluster.kubeconfig_with_token(), &token)?;
 
     let subject = client_of(&kubeconfig).await?;
-    eventually_within("the FlowSchema to count", DEADLINE, async || {
+    eventually_within("the FlowSchema to be counted", DEADLINE, async || {
         subject.apiserver_version().await?;
         Ok((of_subject(&client).await? > 0).then_some(()))
     })
@@ -224,7 +224,7 @@ apiserver_flowcontrol_seats{flow_schema=\"bench\"} 5
     }
 
     #[test]
-    fn a_kubeconfig_keeps_all_but_its_user() {
+    fn kubeconfig_with_token_replaces_only_the_user() {
         let yaml =
             "clusters: [{name: a, cluster: {server: s}}]\nusers: [{name: u, user: {token: old}}]\n";
         let changed: Value = serde_json::from_str(&with_token(yaml, "new").unwrap()).unwrap();

@@ -1,8 +1,5 @@
-//! `make bench`: Tenants created at once on one edge, beside helm alone doing the same work, and a thousand at
-//! rest; then a thousand agents on one hub, and agents beside some that flood it; then how fast those are
-//! cut off who are to be.
-//!
-//! Prints figures and fails on none of them; it fails when something does not become ready.
+//! Runs `make bench`: concurrent Tenants on one edge cluster compared to plain Helm, and a thousand idle Tenants. Then
+//! a thousand agents on one hub, agents on a flooded hub, and the time until banned members lose their session.
 
 #[path = "../bench/arrivals.rs"]
 mod arrivals;
@@ -51,17 +48,17 @@ use krypton_runtime::off_thread;
 use krypton_tests::{ChartRepository, ChartSource, Mode};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Between two looks for drift at one release, far more often than anybody would.
+/// Interval between drift checks of one release, much shorter than in production.
 const DRIFT_INTERVAL: &str = "10s";
-/// helm runs at once, of the hub and of the floor.
+/// Number of concurrent Helm processes of the hub and of the floor.
 const AT_ONCE: u32 = 4;
 const CHART: &str = "small";
 const CHART_VERSION: &str = "1.0.0";
 const SIZES: [u32; 2] = [30, 300];
-/// Starting and stopping control planes and waiting for quiet, for one size.
+/// Time to start and stop control planes and to wait for quiet, for one size.
 const OVERHEAD: Duration = Duration::from_secs(600);
 
-/// Measures what Krypton costs and how fast it is; without a command, all of it.
+/// Measures Krypton's cost and speed. Without a command, runs all benchmarks
 #[derive(Debug, Parser)]
 #[command(name = "bench", version)]
 struct Args {
@@ -71,30 +68,30 @@ struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Only {
-    /// Many Tenants at once on one edge, and beside it plain helm
+    /// Measure concurrent Tenants on one edge cluster, compared to plain Helm
     Edge(EdgeOptions),
-    /// What it costs an agent to have many Tenants that nothing is to be done for
+    /// Measure an idle agent with many Tenants
     Rest(rest::Options),
-    /// What it costs an agent to look for drift
+    /// Measure an agent's drift checks
     Drift(drift::Options),
-    /// Many simulated agents on one hub
+    /// Measure many simulated agents on one hub
     FanOut(fan_out::Options),
-    /// Agents beside some that flood the hub
+    /// Measure other agents while some flood the hub
     Flood(flood::Options),
-    /// How many reports on Tenants one hub takes in, and what it writes of them
+    /// Measure how many Tenant reports one hub processes, and its writes
     Reports(reports::Options),
-    /// CPU time of the hub's decisions after one member's change
+    /// Measure the CPU time of the hub's decisions after one member's change
     Home(home::Options),
-    /// How fast the sessions of members end that are banned or deleted
+    /// Measure how fast the sessions of banned or deleted members end
     Cut(cut::Options),
 }
 
 #[derive(Debug, clap::Args)]
 struct EdgeOptions {
-    /// Tenants to create at once; by default 30, then 300
+    /// Number of Tenants to create concurrently. By default 30, then 300
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
     tenants: Option<u32>,
-    /// Seconds of idling: of the hub, of the agent, and without them; 0 leaves all out
+    /// Seconds of idling for the hub, for the agent, and without both. 0 skips it
     #[arg(long, value_name = "SECONDS", default_value_t = 120,
         value_parser = clap::value_parser!(u64).range(0..=3600))]
     idle: u64,
@@ -105,9 +102,9 @@ async fn main() -> ExitCode {
     let args = Args::parse();
     let outcome = tokio::select! {
         outcome = measure_all(args) => outcome,
-        outcome = told_to_stop() => outcome,
+        outcome = stop_requested() => outcome,
     };
-    // By now everything that was started is gone: its owners are dropped.
+    // All owners are dropped, so no started process is left.
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -141,7 +138,7 @@ async fn measure_all(args: Args) -> Result<()> {
     }
 }
 
-/// As when no flag is given.
+/// Returns the options without any flag.
 fn by_default<O: clap::Args>() -> Result<O> {
     let matches = O::augment_args(clap::Command::new("bench")).try_get_matches_from(["bench"])?;
     Ok(O::from_arg_matches(&matches)?)
@@ -225,7 +222,7 @@ async fn within<T>(
     measured.with_context(|| format!("{what}: not done in {limit:?}"))?
 }
 
-/// One after the other, each with control planes of its own that are gone before the next.
+/// Measures one case after the other, each on new control planes.
 async fn measure(
     args: &EdgeOptions,
     size: u32,
@@ -259,12 +256,12 @@ async fn measure(
     })
 }
 
-/// How long `size` installations may take before they count as stuck.
+/// Returns the time after which `size` installations count as stuck.
 fn patience(size: u32) -> Duration {
     Duration::from_secs(120) + Duration::from_secs(3) * size
 }
 
-async fn told_to_stop() -> Result<()> {
+async fn stop_requested() -> Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("listening for SIGTERM")?;
     tokio::select! {
         pressed = tokio::signal::ctrl_c() => pressed.context("listening for Ctrl-C")?,
@@ -273,7 +270,7 @@ async fn told_to_stop() -> Result<()> {
     bail!("stopped before the end")
 }
 
-/// `bench-007`, as Tenant and as namespace.
+/// Returns `bench-007`, the name of the Tenant and of its namespace.
 fn name(number: u32) -> String {
     format!("bench-{number:03}")
 }
@@ -282,7 +279,7 @@ fn say(progress: &str) {
     eprintln!("bench: {progress}");
 }
 
-/// Runs `work` while `measuring` goes on; the first error ends both.
+/// Runs `work` and `measuring` concurrently. The first error stops both.
 async fn together<A, B>(
     work: impl Future<Output = Result<A>>,
     measuring: impl Future<Output = Result<B>>,

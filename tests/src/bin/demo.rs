@@ -24,12 +24,11 @@ use stage::Stage;
 
 const STOPPED: &str = "stopped before the end";
 
-/// Shows Krypton at work on three clusters that it starts on this machine.
+/// Demonstrates Krypton on three clusters that it starts on this machine.
 #[derive(Debug, Parser)]
 #[command(name = "demo", version)]
 struct Args {
-    /// End after the last step, with status 0 only if each was verified, instead of leaving all
-    /// of it running until Ctrl-C
+    /// Exit after the last step, with status 0 only if every step succeeded. Otherwise keep all running until Ctrl-C
     #[arg(long)]
     exit: bool,
 }
@@ -49,26 +48,26 @@ async fn main() -> ExitCode {
 
 async fn demonstrate(args: &Args, screen: &Screen) -> Result<()> {
     let mut stop = Stop::listen()?;
-    // Dropped last, when no process writes to it any longer.
+    // Dropped last, after all processes that write to it.
     let folder = Folder::take()?;
     screen.step("Starting three control planes and a chart repository");
     let mut stage = tokio::select! {
         set = Box::pin(Stage::set(screen, &folder)) => set?,
-        () = stop.told() => bail!(STOPPED),
+        () = stop.requested() => bail!(STOPPED),
     };
-    let told = tokio::select! {
-        told = Box::pin(story::tell(screen, &mut stage)) => told,
-        () = stop.told() => bail!(STOPPED),
+    let outcome = tokio::select! {
+        outcome = Box::pin(story::play(screen, &mut stage)) => outcome,
+        () = stop.requested() => bail!(STOPPED),
     };
-    if told.is_err() {
-        return told.context(stage.keep_logs(&folder));
+    if outcome.is_err() {
+        return outcome.context(stage.keep_logs(&folder));
     }
     if args.exit {
         return Ok(());
     }
     screen.plain(&stage.directions());
     let ended = tokio::select! {
-        () = stop.told() => Ok(()),
+        () = stop.requested() => Ok(()),
         ended = stage.hub_ends() => ended,
     };
     if ended.is_err() {
@@ -95,7 +94,7 @@ impl Stop {
         })
     }
 
-    async fn told(&mut self) {
+    async fn requested(&mut self) {
         tokio::select! {
             _ = self.interrupt.recv() => {}
             _ = self.terminate.recv() => {}

@@ -12,7 +12,7 @@ async fn main() -> Result<ExitCode> {
     let program = command.next().context("no command to run")?;
     let folder = tempfile::tempdir()?;
     let socket = folder.path().join("planes");
-    #[expect(clippy::disallowed_methods, reason = "the tests themselves")]
+    #[expect(clippy::disallowed_methods, reason = "running the tests")]
     let mut tests = tokio::process::Command::new(program)
         .args(command)
         .env("KRYPTON_PLANES", &socket)

@@ -1,5 +1,5 @@
-//! `make soak`: a fleet of two edges, to which for half an hour everything happens that a seed makes up. In
-//! each pause the apiservers are asked whether all promises are kept.
+//! Runs `make soak`: injects random faults from a seed into a fleet of two edge clusters for half an hour. In each
+//! pause, it verifies the promises on the API servers.
 
 #[path = "../soak/carry.rs"]
 mod carry;
@@ -34,29 +34,29 @@ use anyhow::{Context, Result, bail};
 use clap::Parser;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Of one question to an apiserver.
+/// Deadline of one read from an API server.
 pub(crate) const READ_DEADLINE: Duration = Duration::from_secs(20);
 
-/// Random faults over two edges, and a check of all promises in each pause between them.
+/// Injects random faults into two edge clusters, and verifies all promises in each pause
 #[derive(Debug, Parser)]
 #[command(name = "soak", version)]
 pub(crate) struct Args {
-    /// What the faults are drawn from: the same seed makes the same faults at the same times
+    /// Seed of the faults. The same seed generates the same faults at the same times
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// No burst of faults begins after so many minutes; the last one may end some 4 minutes later
+    /// Minutes after which no burst of faults starts. The last burst can end 4 minutes later
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=600))]
     minutes: u64,
-    /// Names of Tenants over both edges; at any time some are deleted
+    /// Number of Tenant names on both edge clusters. At any time, some are deleted
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u16).range(4..=500))]
     tenants: u16,
-    /// Hubs of home: of two one leads, and the other is to follow it
+    /// Number of hubs on home. With two hubs, one is the leader and the other a standby
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=2))]
     hubs: u8,
-    /// Seconds of quiet after which everything must be as promised
+    /// Seconds of quiet after which all promises must hold
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
     settle: u64,
-    /// Append the summary to this file, in markdown
+    /// Append the summary to this file, in Markdown
     #[arg(long, value_name = "FILE")]
     markdown: Option<std::path::PathBuf>,
 }
@@ -66,9 +66,9 @@ async fn main() -> ExitCode {
     let args = Args::parse();
     let outcome = tokio::select! {
         outcome = Box::pin(run::run(&args)) => outcome,
-        outcome = told_to_stop() => outcome,
+        outcome = stop_requested() => outcome,
     };
-    // By now everything that was started is gone: its owners are dropped.
+    // All owners are dropped, so no started process is left.
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -78,7 +78,7 @@ async fn main() -> ExitCode {
     }
 }
 
-async fn told_to_stop() -> Result<()> {
+async fn stop_requested() -> Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("listening for SIGTERM")?;
     tokio::select! {
         pressed = tokio::signal::ctrl_c() => pressed.context("listening for Ctrl-C")?,

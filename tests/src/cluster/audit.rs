@@ -1,29 +1,28 @@
-//! The apiserver's audit log: who asked for what, and what was refused.
+//! Reads the API server's audit log: users, requests and rejections.
 
 use std::{collections::BTreeMap, fmt, path::Path};
 
 use anyhow::{Context, Result};
 use serde::Deserialize;
 
-/// Metadata of every request, once it is answered. A refused one is answered at once; a watch that
-/// was let in is told of when it ends.
+/// Logs the metadata of every request once its response is sent. For a watch, this is when it ends.
 pub(super) const POLICY: &str = "apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages: [RequestReceived, ResponseStarted, Panic]
 rules: [{level: Metadata}]
 ";
 const FORBIDDEN: u16 = 403;
-/// Names the token of a service account: `JTI=<uid>`.
+/// Key for the token of a service account: `JTI=<uid>`.
 const CREDENTIAL: &str = "authentication.kubernetes.io/credential-id";
 
-/// A request that was answered.
+/// A completed request.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Request {
-    /// In the words of RBAC: get, list, watch, create, ...
+    /// The verb as in RBAC: get, list, watch, create, ...
     pub verb: String,
     pub user: User,
-    /// As whom it was to be done, where that is somebody else.
+    /// The impersonated user, if any.
     pub impersonated_user: Option<User>,
     pub user_agent: String,
     #[serde(rename = "requestURI")]
@@ -59,7 +58,7 @@ pub struct Answer {
 }
 
 impl Request {
-    /// Whether it was made by this user, or in its name.
+    /// Returns true if this user sent the request, or another user who impersonated this one.
     pub fn is_of(&self, username: &str) -> bool {
         let impersonated = self.impersonated_user.as_ref();
         self.user.username == username || impersonated.is_some_and(|user| user.username == username)
@@ -69,7 +68,7 @@ impl Request {
         self.answer.code == FORBIDDEN
     }
 
-    /// Which token of a service account it was made with.
+    /// Returns the ID of the service account's token.
     pub fn credential(&self) -> Option<&str> {
         let ids = self.user.extra.get(CREDENTIAL)?;
         ids.first().map(String::as_str)
@@ -102,7 +101,7 @@ impl fmt::Display for Request {
     }
 }
 
-/// All that were answered. The last line may still be being written.
+/// Returns all completed requests. Ignores an incomplete last line.
 pub(super) fn read(log: &Path) -> Result<Vec<Request>> {
     let text =
         std::fs::read_to_string(log).with_context(|| format!("reading {}", log.display()))?;

@@ -41,7 +41,7 @@ impl Component {
     }
 }
 
-/// Whether the apiserver keeps an audit log.
+/// Whether the API server writes an audit log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Audit {
     Off,
@@ -123,7 +123,7 @@ impl Components {
         if home.exists() {
             fs::remove_dir_all(&home).context("removing the cluster's home folder")?;
         }
-        fs::create_dir(home).context("making the cluster's home folder")?;
+        fs::create_dir(home).context("creating the cluster's home folder")?;
         self.write("kubeconfig", &credentials.kubeconfig(name, &self.server()))
     }
 

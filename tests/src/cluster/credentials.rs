@@ -1,4 +1,4 @@
-//! The keys, certificates, tokens and kubeconfigs of one cluster.
+//! Generates the keys, certificates, tokens and kubeconfigs of one cluster.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use rcgen::{
 };
 use serde::{Deserialize, Serialize};
 
-/// What the apiserver is called by those who check its certificate.
+/// Subject alternative names of the API server's certificate.
 const APISERVER_NAMES: [&str; 4] = [
     "127.0.0.1",
     "localhost",
@@ -25,7 +25,7 @@ pub(super) struct Identity {
     pub(super) key: String,
 }
 
-/// All in PEM; P-256 keys, so that generating them takes no time.
+/// All keys and certificates in PEM. P-256 keys are fast to generate.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Credentials {
     pub(super) ca: String,
@@ -68,7 +68,7 @@ impl Credentials {
         })
     }
 
-    /// With the administrator's client certificate inline.
+    /// Returns a kubeconfig with the administrator's client certificate inline.
     pub(super) fn kubeconfig(&self, name: &str, server: &str) -> String {
         let user = format!(
             "client-certificate-data: {}\n    client-key-data: {}",
@@ -114,14 +114,14 @@ users:
     }
 }
 
-/// 128 random bits in hex.
+/// Returns 128 random bits in hex.
 pub(super) fn token() -> Result<String> {
     let mut bits = [0; 16];
     rustls::crypto::aws_lc_rs::default_provider()
         .secure_random
         .fill(&mut bits)
         .ok()
-        .context("no random bits for a token")?;
+        .context("generating a token")?;
     Ok(bits.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 

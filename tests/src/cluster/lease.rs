@@ -1,4 +1,4 @@
-//! A control plane that runs in the pool of `krypton_tests::planes`, for as long as this process lives.
+//! Leases a control plane from the pool of `krypton_tests::planes`, until this process ends.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Component, credentials::Credentials, lock};
 
-/// The socket of the pool.
+/// Variable with the path of the pool's socket.
 pub(crate) const SOCKET: &str = "KRYPTON_PLANES";
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -21,7 +21,7 @@ pub(crate) enum Ask {
     Lease,
     Spawn(Component),
     Kill(Vec<Component>),
-    /// The test has passed so far, and needs this plane no longer.
+    /// The test has passed and no longer needs this control plane.
     Done,
 }
 
@@ -32,7 +32,7 @@ pub(crate) enum Answer {
     Failed(String),
 }
 
-/// All that a test has to know of its control plane.
+/// The description of a leased control plane for its test.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Plane {
     pub(super) folder: PathBuf,
@@ -48,19 +48,20 @@ pub(super) struct Lease {
 }
 
 impl Lease {
-    /// None without a pool.
+    /// Returns `None` if there is no pool.
     pub(super) async fn take() -> Result<Option<(Self, Plane)>> {
         let Some(socket) = std::env::var_os(SOCKET) else {
             return Ok(None);
         };
         let taking = off_thread::start(move || {
-            let stream = UnixStream::connect(&socket).context("asking the pool for a plane")?;
+            let stream =
+                UnixStream::connect(&socket).context("requesting a control plane from the pool")?;
             let lease = Self {
                 stream: Mutex::new(BufReader::new(stream)),
             };
             match lease.ask(&Ask::Lease)? {
                 Answer::Plane(plane) => Ok(Some((lease, *plane))),
-                answer => bail!("the pool gives no plane: {answer:?}"),
+                answer => bail!("the pool returned no control plane: {answer:?}"),
             }
         });
         taking.await?
@@ -83,7 +84,8 @@ impl Lease {
         }
     }
 
-    /// The lease lasts until this process ends, as programs of the test may still write to the plane.
+    /// Marks the test as passed. The lease lasts until this process ends, because its programs may still write to the
+    /// control plane.
     pub(super) fn end(self) {
         if self.order(&Ask::Done).is_ok() {
             std::mem::forget(self);

@@ -1,4 +1,4 @@
-//! The fake node that kwok plays, with room for any number of pods.
+//! Creates the fake node that kwok simulates, with room for any number of pods.
 
 use anyhow::{Context, Result, bail};
 use k8s_openapi::api::core::v1::Node;
@@ -24,7 +24,7 @@ pub(super) async fn create(client: &Client) -> Result<()> {
         },
         "status": {"allocatable": room, "capacity": room},
     }))
-    .context("writing down the fake node")?;
+    .context("serializing the fake node")?;
     let nodes: Api<Node> = Api::all(client.clone());
     nodes
         .create(&PostParams::default(), &node)
@@ -33,7 +33,7 @@ pub(super) async fn create(client: &Client) -> Result<()> {
     Ok(())
 }
 
-/// Whether the scheduler may use it: ready, and no longer tainted as not.
+/// Returns `Some` if the scheduler can use the node: ready and without the not-ready taint.
 pub(super) async fn takes_pods(client: &Client) -> Result<Option<()>> {
     let node = Api::<Node>::all(client.clone())
         .get(NAME)

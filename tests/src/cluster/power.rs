@@ -32,7 +32,7 @@ impl Cluster {
     pub async fn snapshot(&self) -> Result<Snapshot> {
         self.kill(&[Component::Etcd])?;
         free(&self.etcd_port).await?;
-        let data = TempDir::with_prefix("krypton-snapshot-").context("making a folder")?;
+        let data = TempDir::with_prefix("krypton-snapshot-").context("creating a folder")?;
         copy(&self.folder().join("etcd"), data.path()).context("copying the data of etcd")?;
         self.spawn(Component::Etcd)?;
         self.wait_ready().await?;
@@ -50,7 +50,7 @@ impl Cluster {
         self.power_off().await?;
         let data = self.folder().join("etcd");
         fs::remove_dir_all(&data).context("removing the data of etcd")?;
-        copy(snapshot.data.path(), &data).context("putting the data of etcd back")?;
+        copy(snapshot.data.path(), &data).context("restoring the data of etcd")?;
         self.power_on().await?;
         self.start_controllers(self.parts).await
     }

@@ -1,4 +1,4 @@
-//! Counts of requests out of the apiserver's own metrics.
+//! Counts requests from the API server's own metrics.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ pub(super) fn count(metrics: &str) -> Result<BTreeMap<(String, String), u64>> {
         let value: f64 = value
             .trim()
             .parse()
-            .with_context(|| format!("bad value in {line}"))?;
+            .with_context(|| format!("invalid value in {line}"))?;
         let key = (
             label(labels, "verb").to_owned(),
             label(labels, "resource").to_owned(),
@@ -30,7 +30,7 @@ pub(super) fn count(metrics: &str) -> Result<BTreeMap<(String, String), u64>> {
     Ok(counts)
 }
 
-/// Empty when there is none. No value of these labels holds a quote or a comma.
+/// Returns an empty string if the label is missing. No value of these labels contains a quote or a comma.
 fn label<'a>(labels: &'a str, name: &str) -> &'a str {
     let of_name = |pair: &'a str| {
         pair.strip_prefix(name)?

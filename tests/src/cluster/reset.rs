@@ -1,4 +1,4 @@
-//! A control plane's data put back to what it was when it started, by etcd, while all of it runs.
+//! Restores a control plane's initial etcd data while all components run.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -10,24 +10,24 @@ use tokio::time::sleep;
 
 use super::Cluster;
 
-/// The control plane itself writes these all the time.
+/// Keys that the control plane itself writes continuously.
 const OWN: [&str; 4] = [
     "/registry/leases/",
     "/registry/masterleases/",
     "/registry/minions/",
     "/registry/apiregistration.k8s.io/",
 ];
-/// How far the apiserver has compacted etcd; it ends when that goes backwards.
+/// The API server's compaction revision. The API server exits if it decreases.
 const COMPACTED: &str = "compact_rev_key";
 const POLICIES: &str = "/registry/validatingadmissionpolicies/";
-/// Between two looks at a control plane that has just started.
+/// Interval between checks of a newly started control plane.
 const SETTLING: Duration = Duration::from_millis(700);
-/// Between two looks that find nothing changed.
+/// Interval between checks that find no change.
 const QUIET: Duration = Duration::from_millis(200);
-/// The apiserver reads its admission policies that often.
+/// Interval at which the API server reads its admission policies.
 const POLICIES_READ: Duration = Duration::from_millis(1500);
 const ROUNDS: usize = 100;
-/// The most that etcd takes in one transaction.
+/// Maximum number of operations in one etcd transaction.
 const WRITES_MOST: usize = 128;
 
 /// The content of etcd right after a control plane has started.
@@ -39,9 +39,9 @@ pub(crate) struct Start {
 
 #[derive(Debug)]
 struct Entry {
-    /// In base64; empty in a list of keys.
+    /// In base64. Empty in a list of keys.
     value: String,
-    /// The revision of etcd that wrote it last.
+    /// The etcd revision of the latest write.
     revision: String,
 }
 
@@ -71,7 +71,7 @@ impl Start {
         bail!("{} does not settle", etcd.address)
     }
 
-    /// Deletes what was not there, and puts back what was, until two looks find nothing to do.
+    /// Deletes new keys and restores the others, until two checks find no difference.
     pub(crate) async fn restore(&mut self) -> Result<()> {
         let (mut quiet, mut policies) = (0, false);
         for _ in 0..ROUNDS {
@@ -126,7 +126,7 @@ impl Start {
 
 impl Etcd {
     async fn entries(&self, keys_only: bool) -> Result<BTreeMap<String, Entry>> {
-        // From the first key to the last.
+        // The complete key range.
         let all = json!({"key": "AA==", "range_end": "AA==", "keys_only": keys_only});
         let answer = self.ask("range", &all).await?;
         let text = |pair: &Value, field: &str| pair[field].as_str().unwrap_or_default().to_owned();
@@ -147,7 +147,7 @@ impl Etcd {
         let writes: Vec<Value> = writes.collect();
         let answer = self.ask("txn", &json!({"success": writes})).await?;
         let revision = answer.pointer("/header/revision").and_then(Value::as_str);
-        Ok(revision.context("etcd names no revision")?.to_owned())
+        Ok(revision.context("etcd returned no revision")?.to_owned())
     }
 
     async fn ask(&self, operation: &str, body: &Value) -> Result<Value> {

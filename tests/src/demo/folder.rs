@@ -28,14 +28,14 @@ impl Folder {
     pub(crate) fn take() -> Result<Self> {
         // The folder contains the clusters' keys.
         let made = DirBuilder::new().recursive(true).mode(0o700).create(PATH);
-        made.with_context(|| format!("making {PATH}"))?;
-        let path = fs::canonicalize(PATH).with_context(|| format!("looking for {PATH}"))?;
+        made.with_context(|| format!("creating {PATH}"))?;
+        let path = fs::canonicalize(PATH).with_context(|| format!("reading {PATH}"))?;
         let lock = path.join(LOCK);
         let lock = File::create(&lock).with_context(|| format!("opening {}", lock.display()))?;
         match lock.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => bail!(
-                "a demo of this checkout runs already ({}); end it with Ctrl-C in its terminal",
+                "a demo of this checkout already runs ({}); end it with Ctrl-C in its terminal",
                 path.display()
             ),
             Err(TryLockError::Error(error)) => {
@@ -44,7 +44,7 @@ impl Folder {
         }
         clear(&path, &[LOCK])?;
         tempfile::env::override_temp_dir(&path)
-            .map_err(|other| anyhow!("temporary files go to {} already", other.display()))?;
+            .map_err(|other| anyhow!("temporary files already go to {}", other.display()))?;
         Ok(Self { path, _lock: lock })
     }
 
@@ -72,7 +72,7 @@ impl Drop for Folder {
         }
         let removed = match LOGS.iter().any(|log| self.path.join(log).exists()) {
             true => clear(&self.path, &LOGS),
-            false => fs::remove_dir_all(&self.path).context("removing it"),
+            false => fs::remove_dir_all(&self.path).context("removing the folder"),
         };
         if let Err(error) = removed {
             eprintln!("demo: {} is left: {error:#}", self.path.display());

@@ -1,4 +1,4 @@
-//! What is to be true after a step, read from the apiservers, and waiting for it.
+//! Defines the goals of each step, checks them on the API servers, and waits for them.
 
 use std::time::Duration;
 
@@ -22,41 +22,40 @@ use crate::{
     stage::{CHART, PATIENCE, Site, Stage},
 };
 
-/// The demo's Tenants are in this namespace of their cluster.
+/// Namespace of the demo's Tenants on each cluster.
 pub(crate) const NAMESPACE: &str = "default";
-/// What is missing is not told more often than this.
+/// Minimum interval between two lines about unreached goals.
 const TELL_EVERY: Duration = Duration::from_secs(1);
 
-/// The namespace that a Tenant's chart goes to.
+/// Returns the namespace of a Tenant's chart.
 pub(crate) fn workspace(tenant: &str) -> String {
     format!("{tenant}-ws")
 }
 
 pub(crate) enum Goal<'a> {
-    /// Home shows the member as connected and looked after, in this mode.
+    /// Home shows the member as connected and reconciled, in this mode.
     Member {
         home: &'a Site,
         member: &'a str,
         mode: Mode,
     },
-    /// The hub could reach the member, and leaves it to its agent, which still holds the Lease.
+    /// The hub can reach the member, and its agent still holds the Lease.
     Spare {
         home: &'a Site,
         site: &'a Site,
         holder: &'a str,
     },
-    /// Another than before holds the member's Lease.
+    /// A new holder has the member's Lease.
     TakenOver {
         site: &'a Site,
         before: &'a str,
-        /// How the name of who holds it now begins.
+        /// Prefix of the new holder's identity.
         by: &'a str,
-        /// What this waits for, and since when.
+        /// Description of the goal, and the start of the wait.
         wait: &'a str,
         since: Instant,
     },
-    /// The Tenant says so, helm's newest revision is deployed, and the Deployment is of this
-    /// version and available.
+    /// The Tenant is Ready, Helm's newest revision is deployed, and the Deployment has this version and is available.
     Installed {
         site: &'a Site,
         tenant: &'a str,
@@ -64,20 +63,20 @@ pub(crate) enum Goal<'a> {
         version: &'a str,
         revision: u32,
     },
-    /// Home's Tenant is Ready over just these members, each for this reason.
+    /// Home's Tenant is Ready on exactly these members, each for this reason.
     Aggregated {
         home: &'a Site,
         tenant: &'a str,
         members: &'a [&'a str],
         reason: &'a str,
     },
-    /// Home counts so many Tenants on the member, all of them Ready.
+    /// Home counts this number of Tenants on the member, all of them Ready.
     Counted {
         home: &'a Site,
         member: &'a str,
         tenants: u32,
     },
-    /// Nothing is left of the Tenant: neither itself, its release, its objects nor its namespace.
+    /// The Tenant, its release, its objects and its namespace are gone.
     Gone { site: &'a Site, tenant: &'a str },
 }
 
@@ -95,7 +94,7 @@ impl Goal<'_> {
         }
     }
 
-    /// In words, when it is reached.
+    /// Describes the reached goal.
     fn reached(&self) -> String {
         match self {
             Self::Member { member, mode, .. } => {
@@ -103,7 +102,7 @@ impl Goal<'_> {
                     Mode::SelfCluster | Mode::Proxy => "the hub",
                     Mode::Agent => "its agent",
                 };
-                format!("{member}: connected, and {who} looks after it")
+                format!("{member}: connected, and {who} manages it")
             }
             Self::Spare { site, holder, .. } => format!(
                 "{}: the hub can reach it now, and leaves it to {holder}",
@@ -130,19 +129,19 @@ impl Goal<'_> {
             ),
             Self::Aggregated {
                 tenant, members, ..
-            } => format!("home: {tenant} says {}", summary(members)),
+            } => format!("home: {tenant} shows {}", summary(members)),
             Self::Counted {
                 member, tenants, ..
             } => format!("home: {tenants} of {tenants} Tenants of {member} are Ready"),
             Self::Gone { site, tenant } => format!(
-                "{}: {tenant}, its release and its objects are gone, and so is namespace {}",
+                "{}: {tenant}, its release and its objects are gone, and namespace {} too",
                 site.name(),
                 workspace(tenant),
             ),
         }
     }
 
-    /// Fails with what is not yet as it is to be.
+    /// Returns an error with the difference if the goal is not reached.
     async fn check(&self) -> Result<()> {
         match self {
             Self::Member { home, member, mode } => check_member(home, member, *mode).await,
@@ -183,8 +182,8 @@ impl Goal<'_> {
     }
 }
 
-/// Waits until all goals are reached, all at the same time; says each that is and what is missing.
-/// Without who is to do it nothing will change any more: then it fails at once.
+/// Waits until all goals are reached, and shows reached goals and differences. Fails immediately if the acting process
+/// has ended.
 pub(crate) async fn reach(
     screen: &Screen,
     stage: &Stage,
@@ -192,7 +191,7 @@ pub(crate) async fn reach(
     goals: &[Goal<'_>],
 ) -> Result<()> {
     let mut reached = vec![false; goals.len()];
-    let mut told = String::new();
+    let mut shown = String::new();
     let mut tell_at = Instant::now() + TELL_EVERY;
     let outcome = eventually_within(what, PATIENCE, async || {
         if let Err(ended) = stage.all_run() {
@@ -213,10 +212,10 @@ pub(crate) async fn reach(
             return Ok(Some(Ok(())));
         }
         let missing = missing.join(", ");
-        if missing != told && Instant::now() >= tell_at {
+        if missing != shown && Instant::now() >= tell_at {
             screen.say(&format!("still missing: {missing}"));
             tell_at = Instant::now() + TELL_EVERY;
-            told.clone_from(&missing);
+            shown.clone_from(&missing);
         }
         bail!("missing: {missing}")
     });
@@ -233,7 +232,7 @@ fn summary(members: &[&str]) -> String {
 }
 
 async fn status_of(home: &Site, member: &str) -> Result<EdgeClusterStatus> {
-    let members: Api<EdgeCluster> = Api::all(home.desk.client.clone());
+    let members: Api<EdgeCluster> = Api::all(home.fleet_client.client.clone());
     match members.get_opt(member).await? {
         Some(found) => Ok(found.status.unwrap_or_default()),
         None => bail!("no EdgeCluster yet"),
@@ -245,7 +244,7 @@ fn check_conditions(status: &EdgeClusterStatus, expected: &[(&str, &str)]) -> Re
         match condition(&status.conditions, type_) {
             Some(found) if found.status == "True" && found.reason == *reason => {}
             Some(found) => bail!("{type_} is {} ({})", found.status, found.reason),
-            None => bail!("not known whether {type_}"),
+            None => bail!("{type_} is missing"),
         }
     }
     Ok(())
@@ -255,7 +254,7 @@ fn check_mode(status: &EdgeClusterStatus, mode: Mode) -> Result<()> {
     match status.mode {
         Some(found) if found == mode.on_record() => Ok(()),
         Some(found) => bail!("its mode is {found:?}"),
-        None => bail!("its mode is not known"),
+        None => bail!("its mode is unknown"),
     }
 }
 
@@ -278,21 +277,21 @@ async fn check_spare(home: &Site, site: &Site, holder: &str) -> Result<()> {
         ],
     )?;
     check_mode(&status, Mode::Agent)?;
-    match site.desk.holder().await? {
+    match site.fleet_client.holder().await? {
         found if found == holder => Ok(()),
         found => bail!("{found:?} holds its Lease"),
     }
 }
 
 async fn check_taken_over(site: &Site, before: &str, by: &str) -> Result<()> {
-    match site.desk.holder().await? {
+    match site.fleet_client.holder().await? {
         holder if holder != before && holder.starts_with(by) => Ok(()),
-        holder if holder.is_empty() => bail!("nobody holds it"),
+        holder if holder.is_empty() => bail!("it has no holder"),
         holder => bail!("{holder} holds it"),
     }
 }
 
-/// So that not every second is a new line.
+/// Rounds down to ten seconds, to print fewer lines.
 fn tens(since: Instant) -> u64 {
     since.elapsed().as_secs() / 10 * 10
 }
@@ -300,20 +299,24 @@ fn tens(since: Instant) -> u64 {
 async fn check_counts(home: &Site, member: &str, tenants: u32) -> Result<()> {
     let counts = status_of(home, member).await?.tenants.unwrap_or_default();
     if (counts.ready, counts.total) != (tenants, tenants) {
-        bail!("{} of {} Tenants Ready", counts.ready, counts.total);
+        bail!(
+            "only {} of {} Tenants are Ready",
+            counts.ready,
+            counts.total
+        );
     }
     Ok(())
 }
 
 async fn tenant_of(site: &Site, tenant: &str) -> Result<Tenant> {
     let Some(found) = site
-        .desk
+        .fleet_client
         .within(NAMESPACE)
         .tenants()
         .get_opt(tenant)
         .await?
     else {
-        bail!("no such Tenant");
+        bail!("the Tenant doesn't exist");
     };
     let observed = found
         .status
@@ -341,9 +344,9 @@ async fn check_tenant(site: &Site, tenant: &str, applied: &str) -> Result<()> {
 
 async fn check_summary(home: &Site, tenant: &str, members: &[&str], reason: &str) -> Result<()> {
     let status = tenant_of(home, tenant).await?.status.unwrap_or_default();
-    let said = conditions::clusters(&status.conditions);
+    let clusters = conditions::clusters(&status.conditions);
     for member in members {
-        match said.get(*member) {
+        match clusters.get(*member) {
             Some(state) if state.ready.reason == reason => {}
             Some(state) => bail!("{member}: {}", state.ready.reason),
             None => bail!("{member} has not reported"),
@@ -358,7 +361,7 @@ async fn check_summary(home: &Site, tenant: &str, members: &[&str], reason: &str
 
 async fn check_release(site: &Site, tenant: &str, revision: u32) -> Result<()> {
     let revisions = site
-        .desk
+        .fleet_client
         .revisions(&workspace(tenant), &release(site, tenant))
         .await?;
     match revisions.last() {
@@ -367,14 +370,15 @@ async fn check_release(site: &Site, tenant: &str, revision: u32) -> Result<()> {
     }
 }
 
-/// What the chart's objects carry, namespaced or not.
+/// Selects the objects of the chart, with or without a namespace.
 fn of_release(site: &Site, tenant: &str) -> ListParams {
     let instance = release(site, tenant);
     ListParams::default().labels(&format!("app.kubernetes.io/instance={instance}"))
 }
 
 async fn check_deployment(site: &Site, tenant: &str, version: &str) -> Result<()> {
-    let api: Api<Deployment> = Api::namespaced(site.desk.client.clone(), &workspace(tenant));
+    let api: Api<Deployment> =
+        Api::namespaced(site.fleet_client.client.clone(), &workspace(tenant));
     let found = api.list(&of_release(site, tenant)).await?.items;
     let [deployment] = found.as_slice() else {
         bail!("{} Deployments of its release", found.len());
@@ -385,7 +389,7 @@ async fn check_deployment(site: &Site, tenant: &str, version: &str) -> Result<()
         .cloned()
         .unwrap_or_default();
     if chart != format!("{CHART}-{version}") {
-        bail!("its Deployment is of {chart}");
+        bail!("its Deployment has the chart {chart}");
     }
     let status = deployment.status.clone().unwrap_or_default();
     let wanted = deployment
@@ -406,21 +410,21 @@ async fn check_deployment(site: &Site, tenant: &str, version: &str) -> Result<()
 }
 
 async fn check_gone(site: &Site, tenant: &str) -> Result<()> {
-    let client = &site.desk.client;
+    let client = &site.fleet_client.client;
     if site
-        .desk
+        .fleet_client
         .within(NAMESPACE)
         .tenants()
         .get_opt(tenant)
         .await?
         .is_some()
     {
-        bail!("the Tenant is there");
+        bail!("the Tenant exists");
     }
     let (workspace, release) = (workspace(tenant), release(site, tenant));
-    let revisions = site.desk.revisions(&workspace, &release).await?;
+    let revisions = site.fleet_client.revisions(&workspace, &release).await?;
     if !revisions.is_empty() {
-        bail!("revisions of its release are there: {revisions:?}");
+        bail!("revisions of its release exist: {revisions:?}");
     }
     let of_release = of_release(site, tenant);
     let deployments: Api<Deployment> = Api::all(client.clone());
@@ -428,10 +432,10 @@ async fn check_gone(site: &Site, tenant: &str) -> Result<()> {
     let objects = deployments.list_metadata(&of_release).await?.items.len()
         + roles.list_metadata(&of_release).await?.items.len();
     if objects != 0 {
-        bail!("{objects} objects of its release are there");
+        bail!("{objects} objects of its release exist");
     }
-    match site.desk.namespace(&workspace).await? {
+    match site.fleet_client.namespace(&workspace).await? {
         None => Ok(()),
-        Some(_) => bail!("namespace {workspace} is there"),
+        Some(_) => bail!("namespace {workspace} exists"),
     }
 }

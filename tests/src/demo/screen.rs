@@ -1,4 +1,4 @@
-//! What the demo says: its steps, and what happens in them with the seconds since the start.
+//! Prints the demo's steps and events, with the seconds since the start.
 
 use std::{
     io::Write,
@@ -31,7 +31,7 @@ impl Screen {
     }
 
     pub(crate) fn plain(&self, text: &str) {
-        // A reader that has gone, as `head`, does not end the demo.
+        // A reader that exits early, such as `head`, doesn't end the demo.
         writeln!(std::io::stdout().lock(), "{text}").ok();
     }
 }

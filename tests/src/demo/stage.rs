@@ -32,17 +32,17 @@ const FOR_GOOD: Duration = Duration::from_secs(365 * 24 * 3600);
 /// A cluster and its name as a member of the fleet.
 pub(crate) struct Site {
     pub(crate) cluster: Cluster,
-    pub(crate) desk: FleetClient,
+    pub(crate) fleet_client: FleetClient,
     pub(crate) member: String,
 }
 
 impl Site {
     fn new(cluster: Cluster, member: &str) -> Self {
-        let desk = FleetClient::at(&cluster);
+        let fleet_client = FleetClient::at(&cluster);
         let member = member.to_owned();
         Self {
             cluster,
-            desk,
+            fleet_client,
             member,
         }
     }
@@ -247,19 +247,21 @@ impl Stage {
         let hub = self.hub.as_mut().context("no hub runs")?;
         let status = hub.stop().await?;
         if !status.success() {
-            bail!("the hub was asked to end, and ended with {status}");
+            bail!("the hub exited with {status} after SIGTERM");
         }
         self.former.0 = self.hub.take();
-        screen.say("the hub has ended; what it installed runs on");
+        screen.say("the hub has ended; its releases keep running");
         Ok(())
     }
 
     /// Returns an error if the hub or the agent has ended unexpectedly.
     pub(crate) fn all_run(&self) -> Result<()> {
         let hub = self.hub.as_ref().context("no hub runs")?;
-        hub.rss_bytes().context("the hub has ended by itself")?;
+        hub.rss_bytes().context("the hub has ended unexpectedly")?;
         if let Some(agent) = &self.agent {
-            agent.rss_bytes().context("the agent has ended by itself")?;
+            agent
+                .rss_bytes()
+                .context("the agent has ended unexpectedly")?;
         }
         Ok(())
     }
@@ -268,7 +270,7 @@ impl Stage {
     pub(crate) async fn hub_ends(&mut self) -> Result<()> {
         let hub = self.hub.as_mut().context("no hub runs")?;
         let status = hub.wait(FOR_GOOD).await?;
-        bail!("the hub has ended by itself, with {status}")
+        bail!("the hub has ended unexpectedly with {status}")
     }
 
     /// Runs a command, shows it with its output, and returns the output.
@@ -348,9 +350,7 @@ Ctrl-C stops and removes all of it.",
 async fn start(screen: &Screen, name: &str) -> Result<Cluster> {
     let cluster = Cluster::start(name, Parts::WithPods).await?;
     let server = cluster.server();
-    screen.say(&format!(
-        "{name} is up at {server}, with a node that takes pods"
-    ));
+    screen.say(&format!("{name} is up at {server}, with a node for pods"));
     Ok(cluster)
 }
 
@@ -358,7 +358,7 @@ async fn start(screen: &Screen, name: &str) -> Result<Cluster> {
 pub(crate) fn contains(printed: &str, words: &[&str]) -> Result<()> {
     for word in words {
         if !printed.contains(word) {
-            bail!("{word:?} is not in what the last command printed");
+            bail!("the output of the last command lacks {word:?}");
         }
     }
     Ok(())
@@ -366,8 +366,10 @@ pub(crate) fn contains(printed: &str, words: &[&str]) -> Result<()> {
 
 /// Returns a PATH with the kubectl plugin, which cargo builds next to this program, and with the tools.
 fn path() -> Result<OsString> {
-    let own = std::env::current_exe().context("finding our own program")?;
-    let own = own.parent().context("our own program is in no folder")?;
+    let own = std::env::current_exe().context("finding the current program")?;
+    let own = own
+        .parent()
+        .context("the current program is in no folder")?;
     if !own.join("kubectl-krypton").is_file() {
         bail!(
             "no kubectl-krypton in {}; run 'cargo build --workspace --bins' with the same profile",
@@ -378,7 +380,7 @@ fn path() -> Result<OsString> {
     let folders = [own.to_owned(), Tools::find()?.bin()]
         .into_iter()
         .chain(system);
-    std::env::join_paths(folders).context("making a PATH")
+    std::env::join_paths(folders).context("building a PATH")
 }
 
 /// Returns the PATH without the system's folders, which every shell has.

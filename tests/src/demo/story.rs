@@ -1,5 +1,4 @@
-//! The steps: join, install, upgrade, delete, hand over. Each ends when the apiservers show that it is
-//! done.
+//! The steps: join, install, upgrade, delete, hand over. Each ends when the API servers show the result.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +21,7 @@ const GLOBEX: &str = "globex";
 const INITECH: &str = "initech";
 const HOOLI: &str = "hooli";
 
-pub(crate) async fn tell(screen: &Screen, stage: &mut Stage) -> Result<()> {
+pub(crate) async fn play(screen: &Screen, stage: &mut Stage) -> Result<()> {
     let [first, second] = VERSIONS;
     screen.step(
         "Two edges join the fleet: edge-1 by an agent, edge-2 by a Secret with its kubeconfig",
@@ -76,7 +75,7 @@ pub(crate) async fn tell(screen: &Screen, stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
-/// The Tenants there are before one is deleted, and where.
+/// All Tenants before the first deletion, with their clusters.
 fn tenants(stage: &Stage) -> [(&Site, &'static str); 5] {
     let [home, edge_1, edge_2] = stage.sites();
     [
@@ -88,7 +87,7 @@ fn tenants(stage: &Stage) -> [(&Site, &'static str); 5] {
     ]
 }
 
-/// All Tenants are at this version, and home knows it.
+/// All Tenants have this version, and home shows it.
 fn everywhere<'a>(
     stage: &'a Stage,
     version: &'a str,
@@ -107,7 +106,7 @@ fn everywhere<'a>(
     goals
 }
 
-/// What home shows of acme.
+/// The state of acme on home.
 fn over_all<'a>(stage: &'a Stage, members: &'a [&'a str], reason: &'a str) -> Goal<'a> {
     Goal::Aggregated {
         home: &stage.home,
@@ -117,7 +116,7 @@ fn over_all<'a>(stage: &'a Stage, members: &'a [&'a str], reason: &'a str) -> Go
     }
 }
 
-/// What home shows of each member.
+/// The state of each member on home.
 fn counts(stage: &Stage, tenants: [u32; 3]) -> impl Iterator<Item = Goal<'_>> {
     let counted = |(member, tenants)| Goal::Counted {
         home: &stage.home,
@@ -152,7 +151,7 @@ async fn show_fleet(screen: &Screen, stage: &Stage) -> Result<()> {
     Ok(())
 }
 
-/// What helm itself says of a cluster: all releases are of the second version, none of the first.
+/// Shows Helm's own list of a cluster: all releases have the second version.
 async fn show_releases(screen: &Screen, stage: &Stage, site: &Site) -> Result<()> {
     let [first, second] = VERSIONS.map(|version| format!("{CHART}-{version}"));
     let list = [
@@ -212,7 +211,7 @@ async fn delete(screen: &Screen, stage: &Stage) -> Result<()> {
         bail!("releases of other Tenants have changed: {expected:?} have become {after:?}");
     }
     screen.say(&format!(
-        "all other releases are as they were: {} Secrets unchanged",
+        "all other releases are unchanged: {} Secrets",
         after.len()
     ));
     screen.plain("");
@@ -222,12 +221,12 @@ async fn delete(screen: &Screen, stage: &Stage) -> Result<()> {
     Ok(())
 }
 
-/// The hub takes over from the agent of edge-1, and the agent from the hub; a Tenant that was made in
-/// between shows that each does its work.
+/// The hub takes over from the agent of edge-1, and the agent from the hub. A Tenant created during this time shows
+/// that each reconciles.
 async fn hand_over(screen: &Screen, stage: &mut Stage) -> Result<()> {
     let [_, second] = VERSIONS;
     let before = releases(stage).await?;
-    let agents = stage.edge_1.desk.holder().await?;
+    let agents = stage.edge_1.fleet_client.holder().await?;
     stage.add_kubeconfig(screen, &stage.edge_1).await?;
     let spare = [Goal::Spare {
         home: &stage.home,
@@ -256,7 +255,7 @@ async fn hand_over(screen: &Screen, stage: &mut Stage) -> Result<()> {
         installed(stage, edge, HOOLI, second),
     ];
     reach(screen, stage, "the hub to take over", &taken_over).await?;
-    let hubs = edge.desk.holder().await?;
+    let hubs = edge.fleet_client.holder().await?;
     show_clusters(screen, stage).await?;
 
     let started = Instant::now();
@@ -272,7 +271,7 @@ async fn hand_over(screen: &Screen, stage: &mut Stage) -> Result<()> {
         },
         member(stage, edge, Mode::Agent),
     ];
-    reach(screen, stage, "the agent to be back", &given_back).await?;
+    reach(screen, stage, "the agent to reconnect", &given_back).await?;
     let command = [
         "kubectl",
         "--context",
@@ -287,13 +286,13 @@ async fn hand_over(screen: &Screen, stage: &mut Stage) -> Result<()> {
         tenant: HOOLI,
     }];
     goals.extend(counts(stage, [1, 2, 1]));
-    reach(screen, stage, "the deletion by the agent", &goals).await?;
+    reach(screen, stage, "the agent's deletion", &goals).await?;
     let after = releases(stage).await?;
     if after != before {
         bail!("the handovers have changed releases: {before:?} have become {after:?}");
     }
     screen.say(&format!(
-        "no handover has touched a release: {} Secrets unchanged",
+        "the handovers changed no release: {} Secrets",
         after.len()
     ));
     show_clusters(screen, stage).await
@@ -323,11 +322,11 @@ async fn show_clusters(screen: &Screen, stage: &Stage) -> Result<()> {
     contains(&stage.show(screen, &command).await?, &MEMBERS)
 }
 
-/// helm's Secrets of all clusters with their resourceVersions, by cluster and name.
+/// Returns Helm's Secrets of all clusters with their resourceVersions, by cluster and name.
 async fn releases(stage: &Stage) -> Result<BTreeMap<(String, String), String>> {
     let mut all = BTreeMap::new();
     for site in stage.sites() {
-        for (secret, version) in site.desk.releases().await? {
+        for (secret, version) in site.fleet_client.releases().await? {
             all.insert((site.name().to_owned(), secret), version);
         }
     }

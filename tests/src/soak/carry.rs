@@ -1,4 +1,4 @@
-//! Makes a fault, keeps it as long as it is to last, and puts it right.
+//! Injects a fault, keeps it for its duration, and repairs it.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use super::{
     whom::{Edge, Seat},
 };
 
-/// A hub that is started again waits for home, which it may not reach.
+/// A restarted hub waits for home, which can be unreachable.
 const AGAIN: Duration = Duration::from_secs(10);
 
 pub(crate) async fn carry_out(
@@ -47,11 +47,11 @@ pub(crate) async fn carry_out(
         Fault::HubFrozen { hub, .. } => frozen(stage.hubs.at(*hub)?, away).await,
         Fault::LeadFrozen { .. } => {
             let holder = hubs::holder(home).await?;
-            let leads = Seat::holding(&holder).context("nobody leads")?;
+            let leads = Seat::holding(&holder).context("there is no leader")?;
             frozen(stage.hubs.at(leads)?, away).await
         }
         Fault::HubsKilled { .. } => {
-            // In the one order in which they are ever held together.
+            // Every code path locks the hubs in this order.
             let mut all = Vec::new();
             for post in stage.hubs.all() {
                 all.push((post, post.hub.lock().await));
@@ -113,7 +113,7 @@ pub(crate) async fn carry_out(
             let proxy = &stage.site(*edge).answers;
             proxy.lie(lie(*answer));
             sleep(away).await;
-            proxy.tell_the_truth();
+            proxy.forward_all();
             Ok(())
         }
         Fault::Kubeconfig { .. } => kubeconfig(stage, away).await,
@@ -135,7 +135,7 @@ pub(crate) async fn carry_out(
     }
 }
 
-/// A fault that a person makes at an API server.
+/// Performs a user's action at an API server.
 async fn by_person(
     fault: &Fault,
     stage: &Stage,
@@ -180,7 +180,7 @@ async fn by_person(
             object,
             gone,
         } => person(tenant.edge()).drift(*tenant, *object, *gone).await,
-        _ => bail!("nobody makes {fault:?}"),
+        _ => bail!("{fault:?} is not a user's action"),
     }
 }
 
@@ -191,13 +191,13 @@ async fn frozen(post: &Post, away: Duration) -> Result<()> {
     hub.thaw()
 }
 
-/// As a Deployment does it: the next one ends when this one is there again, or takes too long.
+/// Waits like a Deployment: the next hub stops when this one is ready or the time is over.
 async fn rolled_out(stage: &Stage) -> Result<()> {
     for post in stage.hubs.all() {
         let mut hub = post.hub.lock().await;
         hub.stop().await?;
         stage.start_hub(post, &mut hub)?;
-        // One that has ended again is told of when the burst is over.
+        // The end of the burst reports a hub that has ended again.
         hub.ready(AGAIN).await.ok();
     }
     Ok(())
@@ -229,11 +229,11 @@ fn lie(answer: Answered) -> Lie {
 }
 
 async fn kubeconfig(stage: &Stage, away: Duration) -> Result<()> {
-    let desk = FleetClient::at(&stage.home);
+    let fleet_client = FleetClient::at(&stage.home);
     let name = Edge::Two.name();
-    desk.add_member(name, "{rubbish: [").await?;
+    fleet_client.add_member(name, "{rubbish: [").await?;
     sleep(away).await;
-    desk.add_member(name, &stage.kubeconfig()?).await
+    fleet_client.add_member(name, &stage.kubeconfig()?).await
 }
 
 async fn repository(stage: &Stage, how: Away, away: Duration) -> Result<()> {

@@ -1,5 +1,5 @@
-//! What is wanted now, which objects may go, and what was seen that must not be: shared by who makes the
-//! faults and who watches.
+//! Stores the desired Tenants, the objects that may disappear, and the observed violations. The faults and the watches
+//! share it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,11 +15,11 @@ use super::{
 #[derive(Debug, Default)]
 struct State {
     expected: Expected,
-    /// UIDs of objects of the chart that there are, and whose they are.
+    /// UIDs of all existing objects of the chart, with their releases.
     seen: BTreeMap<(Edge, Object, Place), (String, String)>,
-    /// UIDs that a person has deleted, or whose Tenant is to go.
+    /// UIDs of objects that a user has deleted, or whose Tenant is deleted.
     may_go: BTreeSet<String>,
-    /// The latest lead that has written an object of home, by its UID.
+    /// The latest leader epoch that has written each object of home, by UID.
     leads: BTreeMap<String, u64>,
     violations: Vec<Violation>,
 }
@@ -51,7 +51,7 @@ impl ExpectedState {
         self.lock().expected.tenants.get(&tenant).cloned()
     }
 
-    /// From now on it is to be there.
+    /// From now on, the Tenant must exist.
     pub(crate) fn want(&self, tenant: Tenant, workspace: Workspace) {
         let wanted = Wanted {
             workspace,
@@ -66,9 +66,9 @@ impl ExpectedState {
         }
     }
 
-    /// From now on it is to go, with all that is its own. A namespace that was made for it goes too, unless it holds
-    /// other objects.
-    pub(crate) fn let_go(&self, tenant: Tenant) -> Option<Wanted> {
+    /// From now on, the Tenant and all its objects must go. A namespace that Krypton created for it must go too, unless
+    /// it contains other objects.
+    pub(crate) fn unwant(&self, tenant: Tenant) -> Option<Wanted> {
         let mut book = self.lock();
         let wanted = book.expected.tenants.remove(&tenant)?;
         let release = tenant.release();
@@ -78,18 +78,18 @@ impl ExpectedState {
         Some(wanted)
     }
 
-    /// Whether any object of its release is there.
+    /// Returns true if any object of the Tenant's release exists.
     pub(crate) fn is_installed(&self, tenant: Tenant) -> bool {
         let release = tenant.release();
         self.lock().seen.values().any(|(_, of)| *of == release)
     }
 
-    /// A person deletes this object.
+    /// Records that a user deletes this object.
     pub(crate) fn may_go(&self, uid: &str) {
         self.lock().may_go.insert(uid.to_owned());
     }
 
-    /// An object of the chart is there.
+    /// Records that an object of the chart exists.
     pub(crate) fn there(&self, edge: Edge, kind: Object, place: &Place, release: &str, uid: &str) {
         let mut book = self.lock();
         let live = book.expected.tenants.keys();
@@ -103,7 +103,7 @@ impl ExpectedState {
         }
     }
 
-    /// One of them has gone.
+    /// Records that an object is gone.
     pub(crate) fn gone(&self, edge: Edge, kind: Object, place: &Place) {
         let mut book = self.lock();
         if let Some(before) = book.seen.remove(&(edge, kind, place.clone())) {
@@ -111,7 +111,7 @@ impl ExpectedState {
         }
     }
 
-    /// These are all that there are of a kind.
+    /// Records the complete list of a kind.
     pub(crate) fn only(&self, edge: Edge, kind: Object, all: &BTreeSet<Place>) {
         let missing: Vec<Place> = {
             let book = self.lock();
@@ -127,18 +127,18 @@ impl ExpectedState {
         }
     }
 
-    /// This object of home is of that lead's writing.
+    /// Records that the leader of this epoch wrote this object of home.
     pub(crate) fn written(&self, what: &str, uid: &str, epoch: u64) {
         let mut book = self.lock();
         let latest = book.leads.entry(uid.to_owned()).or_default();
         let before = std::mem::replace(latest, epoch.max(*latest));
         if epoch < before {
             let story = format!(
-                "{what}, {uid}, is written by lead {epoch}, after lead {before} had written it; {}",
+                "{what}, {uid}, was written in epoch {epoch}, after epoch {before}; {}",
                 jiff::Timestamp::now()
             );
             book.violations.push(Violation {
-                promise: "a former lead writes over nothing",
+                promise: "an earlier leader overwrites nothing",
                 story,
             });
         }
@@ -166,7 +166,7 @@ impl State {
             return;
         }
         let story = format!(
-            "{kind:?} {name} of {release} in {namespace} on {}, {uid}: {now}, and nobody has deleted it; {}",
+            "{kind:?} {name} of {release} in {namespace} on {}, {uid}: {now}, without a deletion by a user; {}",
             edge.name(),
             jiff::Timestamp::now()
         );
@@ -223,7 +223,7 @@ mod tests {
             if by_user {
                 expected_state.may_go("first");
             } else {
-                expected_state.let_go(TENANT);
+                expected_state.unwant(TENANT);
             }
             expected_state.gone(Edge::One, Object::Deployment, &place());
             expected_state.want(TENANT, Workspace::Own);

@@ -287,13 +287,13 @@ impl Kind {
     }
 
     /// Returns a description.
-    pub(crate) fn told(self) -> &'static str {
+    pub(crate) fn description(self) -> &'static str {
         match self {
             Self::HubKilled => "hub killed (-9)",
             Self::HubStopped => "hub stopped (SIGTERM)",
             Self::HubFrozen => "hub frozen (SIGSTOP)",
-            Self::LeadFrozen => "hub that leads frozen for longer than its Lease",
-            Self::HubsKilled => "all hubs killed (-9) at once",
+            Self::LeadFrozen => "leader frozen for longer than its Lease",
+            Self::HubsKilled => "all hubs killed (-9) together",
             Self::HomeWay => "way of one hub to home cut, slow, half-open or frozen",
             Self::AgentKilled => "agent killed (-9)",
             Self::HelmKilled => "helm killed (-9)",

@@ -1,4 +1,4 @@
-//! The hubs of home, each with a port, a line for agents and a way to home of its own.
+//! Runs the hubs of home, each with a separate port, agent connection and home connection.
 
 use std::{
     collections::BTreeMap,
@@ -24,31 +24,31 @@ use super::{stage::VERSIONS, whom::Seat};
 
 const LEADER: &str = "krypton_hub_leader ";
 
-/// One hub, and what leads to it and from it.
+/// A hub with its connections.
 pub(crate) struct Post {
     pub(crate) seat: Seat,
     pub(crate) hub: Mutex<Hub>,
     place: Place,
 }
 
-/// What outlives the process.
+/// The parts that outlive the process.
 struct Place {
     port: Arc<Port>,
-    /// From agents.
+    /// The connection from agents.
     link: FaultLine,
-    /// To home.
+    /// The connection to home.
     way: FaultProxy,
 }
 
 pub(crate) struct Hubs {
     posts: Vec<Post>,
-    /// Of all, but for the version of the chart.
+    /// Flags of all hubs, except the version of the chart.
     flags: Vec<String>,
     version: AtomicU32,
 }
 
 impl Hubs {
-    /// So many, each ready. Agents are told of the lines to all.
+    /// Starts `count` hubs, and waits until each is ready. Agents get the addresses of all hubs.
     pub(crate) async fn start(home: &Cluster, count: usize, flags: Vec<String>) -> Result<Self> {
         let mut places = Vec::new();
         for seat in Seat::first(count) {
@@ -89,13 +89,13 @@ impl Hubs {
         Hub::start(&options)
     }
 
-    /// Another process in place of one that has ended.
+    /// Starts another process after one has ended.
     pub(crate) fn start_again(&self, post: &Post, hub: &mut Hub) -> Result<()> {
         *hub = self.process(post.seat, &post.place)?;
         Ok(())
     }
 
-    /// Of the chart, for those that are started from now on.
+    /// Sets the chart version of all hubs that start later.
     pub(crate) fn set_version(&self, number: u32) {
         self.version.store(number, Ordering::SeqCst);
     }
@@ -109,7 +109,7 @@ impl Hubs {
         found.with_context(|| format!("there is no {}", seat.name()))
     }
 
-    /// Of the lines between agents and this hub, or all.
+    /// Sets the traffic between agents and this hub, or all hubs.
     pub(crate) fn set_links(&self, seat: Option<Seat>, traffic: Traffic) {
         for post in &self.posts {
             if seat.is_none_or(|seat| seat == post.seat) {
@@ -125,29 +125,32 @@ impl Hubs {
             .for_each(|post| post.set_way(Traffic::Pass));
     }
 
-    /// Which of them say by their metrics that they lead; who does not answer is not there.
+    /// Returns whether each hub reports in its metrics that it is the leader. Omits hubs that don't respond.
     pub(crate) async fn leading(&self) -> BTreeMap<Seat, bool> {
-        let mut said = BTreeMap::new();
+        let mut states = BTreeMap::new();
         for post in &self.posts {
             let metrics = post.hub.lock().await.metrics().await.unwrap_or_default();
             let leader = metrics.lines().find_map(|line| line.strip_prefix(LEADER));
-            said.extend(leader.map(|value| (post.seat, value == "1")));
+            states.extend(leader.map(|value| (post.seat, value == "1")));
         }
-        said
+        states
     }
 }
 
 impl Post {
-    /// Between it and home.
+    /// Sets the traffic between the hub and home.
     pub(crate) fn set_way(&self, traffic: Traffic) {
         self.place.way.set(traffic);
     }
 }
 
-/// Who holds the Lease of the lead, as the Lease has it; empty where nobody does.
+/// Returns the holder of the leader election Lease, or an empty string.
 pub(crate) async fn holder(home: &Client) -> Result<String> {
     let leases: Api<Lease> = Api::namespaced(home.clone(), HUB_NAMESPACE);
-    let lease = leases.get(HUB_LEASE).await.context("reading who leads")?;
+    let lease = leases
+        .get(HUB_LEASE)
+        .await
+        .context("reading the leader Lease")?;
     Ok(lease
         .spec
         .unwrap_or_default()

@@ -92,7 +92,7 @@ pub(crate) fn judge(expected: &Expected, seen: &Snapshot) -> Vec<Violation> {
                 judge.tenant(*tenant, wanted, here);
                 judge.release(*tenant, wanted, here);
                 judge.objects(*tenant, wanted, here);
-                judge.told_at_home(*tenant, seen.home.get(&tenant.name()));
+                judge.home_status(*tenant, seen.home.get(&tenant.name()));
             }
         }
         judge.leftovers(edge, here);
@@ -101,7 +101,10 @@ pub(crate) fn judge(expected: &Expected, seen: &Snapshot) -> Vec<Violation> {
     }
     for name in seen.home.keys() {
         if !expected.tenants.keys().any(|tenant| tenant.name() == *name) {
-            judge.say("what is deleted goes", format!("Tenant {name} is on home"));
+            judge.say(
+                "a deleted Tenant leaves nothing",
+                format!("Tenant {name} is on home"),
+            );
         }
     }
     judge.lead(seen);
@@ -124,7 +127,7 @@ impl Judge<'_> {
     fn tenant(&mut self, tenant: Tenant, wanted: &Wanted, here: &EdgeSeen) {
         let name = format!("Tenant {} on {}", tenant.name(), tenant.edge().name());
         let Some(seen) = here.tenants.get(&tenant.name()) else {
-            return self.say("a live Tenant stays", format!("{name} is not there"));
+            return self.say("a live Tenant stays", format!("{name} is missing"));
         };
         if seen.deleting {
             self.say("a live Tenant stays", format!("{name} is being deleted"));
@@ -132,7 +135,7 @@ impl Judge<'_> {
         let workspace = wanted.workspace.namespace(tenant);
         if seen.workspace != workspace {
             let story = format!("{name}: workspace {}, not {workspace}", seen.workspace);
-            self.say("nobody else writes a spec", story);
+            self.say("the spec is unchanged", story);
         }
         let has = |finalizer: &str| seen.finalizers.iter().any(|found| found == finalizer);
         if !has(names::TENANT_FINALIZER) {
@@ -141,7 +144,7 @@ impl Judge<'_> {
         }
         if wanted.held != has(FOREIGN_FINALIZER) {
             let story = format!("{name}: {:?}", seen.finalizers);
-            self.say("no foreign finalizer is touched", story);
+            self.say("no foreign finalizer is changed", story);
         }
         self.status(&name, seen);
     }
@@ -149,24 +152,24 @@ impl Judge<'_> {
     fn status(&mut self, name: &str, seen: &TenantSeen) {
         let ready = seen.conditions.get("Ready");
         let true_ = ready.is_some_and(|(status, ..)| status == "True");
-        let whole = true_ && seen.phase == "Ready" && seen.observed == seen.generation;
-        if !whole || seen.chart != self.chart {
+        let complete = true_ && seen.phase == "Ready" && seen.observed == seen.generation;
+        if !complete || seen.chart != self.chart {
             let story = format!(
                 "{name}: phase {:?}, generation {} and observed {}, chart {:?}; {}",
                 seen.phase,
                 seen.generation,
                 seen.observed,
                 seen.chart,
-                seen.said()
+                seen.describe()
             );
-            self.say("the status is true", story);
+            self.say("the status is correct", story);
         }
     }
 
-    fn told_at_home(&mut self, tenant: Tenant, seen: Option<&TenantSeen>) {
+    fn home_status(&mut self, tenant: Tenant, seen: Option<&TenantSeen>) {
         let name = format!("Tenant {} on home", tenant.name());
         let Some(seen) = seen else {
-            return self.say("home tells the truth", format!("{name} is not there"));
+            return self.say("home's status is correct", format!("{name} is missing"));
         };
         let kind = format!("ClusterReady/{}", tenant.edge().name());
         let of_member = seen.conditions.get(&kind);
@@ -175,7 +178,10 @@ impl Judge<'_> {
             .keys()
             .any(|other| other.starts_with("ClusterReady/") && *other != kind);
         if others || of_member.is_none_or(|(status, ..)| status != "True") {
-            self.say("home tells the truth", format!("{name}: {}", seen.said()));
+            self.say(
+                "home's status is correct",
+                format!("{name}: {}", seen.describe()),
+            );
         }
         self.status(&name, seen);
     }
@@ -236,14 +242,14 @@ impl Judge<'_> {
                     "{kind:?} {release} in {}: {seen:?}, not {expected:?}",
                     place.0
                 );
-                self.say("the objects are those of the chart", story);
+                self.say("the objects match the chart", story);
             }
         }
     }
 
     /// Reports objects that belong to no live Tenant.
     fn leftovers(&mut self, edge: Edge, here: &EdgeSeen) {
-        let promise = "what is deleted goes";
+        let promise = "a deleted Tenant leaves nothing";
         let live: BTreeMap<Place, Tenant> = self
             .expected
             .tenants
@@ -259,8 +265,8 @@ impl Judge<'_> {
         let wanted = |name: &str| live.values().any(|tenant| tenant.name() == name);
         let edge = edge.name();
         for name in here.tenants.keys().filter(|name| !wanted(name)) {
-            let said = here.tenants.get(name).map(TenantSeen::said);
-            let story = format!("Tenant {name} on {edge}: {}", said.unwrap_or_default());
+            let summary = here.tenants.get(name).map(TenantSeen::describe);
+            let story = format!("Tenant {name} on {edge}: {}", summary.unwrap_or_default());
             self.say(promise, story);
         }
         // A live Tenant's release in a wrong namespace is reported elsewhere.
@@ -302,20 +308,21 @@ impl Judge<'_> {
             if *place == edge && now != Some(before) {
                 let now = now.map_or("it is gone", String::as_str);
                 let story = format!("{what} on {}: {now}; before: {before}", edge.name());
-                self.say("no foreign object is touched", story);
+                self.say("no foreign object is changed", story);
             }
         }
     }
 
     fn member(&mut self, edge: Edge, seen: &Snapshot) {
-        let said = seen.members.get(edge.name());
+        let conditions = seen.members.get(edge.name());
         let holds = |kind: &str| {
-            said.and_then(|said| said.get(kind))
+            conditions
+                .and_then(|conditions| conditions.get(kind))
                 .is_some_and(|(status, ..)| status == "True")
         };
         if !holds("Connected") || !holds("Healthy") {
-            let story = format!("EdgeCluster {}: {said:?}", edge.name());
-            self.say("home tells the truth", story);
+            let story = format!("EdgeCluster {}: {conditions:?}", edge.name());
+            self.say("home's status is correct", story);
         }
     }
 
@@ -326,10 +333,10 @@ impl Judge<'_> {
         let holds = Seat::holding(&seen.holder);
         let all_tell = seen.hubs.len() == self.expected.hubs;
         if !all_tell || leading.len() != 1 || holds != leading.first().copied() {
-            let told = |(seat, leads): (&Seat, &bool)| format!("{}: {leads}", seat.name());
-            let told: Vec<String> = seen.hubs.iter().map(told).collect();
+            let states = |(seat, leads): (&Seat, &bool)| format!("{}: {leads}", seat.name());
+            let states: Vec<String> = seen.hubs.iter().map(states).collect();
             let story = format!(
-                "of {} hubs {told:?} say that they lead; the Lease is held by {:?}",
+                "{} hubs, leading: {states:?}; the Lease holder is {:?}",
                 self.expected.hubs, seen.holder
             );
             self.say("exactly one hub leads", story);

@@ -1,4 +1,4 @@
-//! Each promise with a state of things that breaks it.
+//! One state for each promise that violates it.
 
 use super::*;
 use crate::snapshot::ObjectSeen;
@@ -65,14 +65,15 @@ fn revision(number: u32, status: &str, expected: &Expected) -> RevisionSeen {
     }
 }
 
-/// All as it should be.
-fn whole() -> Snapshot {
+/// Returns a state without violations.
+fn healthy() -> Snapshot {
     let expected = expected();
     let mut seen = Snapshot::default();
     for edge in Edge::ALL {
-        let said = [("Connected", "True"), ("Healthy", "True")];
-        let said = said.map(|(kind, status)| (kind.to_owned(), condition(status)));
-        seen.members.insert(edge.name().to_owned(), said.into());
+        let conditions = [("Connected", "True"), ("Healthy", "True")];
+        let conditions = conditions.map(|(kind, status)| (kind.to_owned(), condition(status)));
+        seen.members
+            .insert(edge.name().to_owned(), conditions.into());
         let mut here = EdgeSeen::default();
         for (slot, wanted) in expected
             .tenants
@@ -113,7 +114,7 @@ fn whole() -> Snapshot {
     seen
 }
 
-/// The edge of `ONE`, and the place of its release.
+/// Returns the edge cluster of `ONE`, and the place of its release.
 fn here(seen: &mut Snapshot) -> (&mut EdgeSeen, Place) {
     let place = ("t-000-ws".to_owned(), ONE.release());
     (seen.edges.get_mut(&Edge::One).unwrap(), place)
@@ -130,56 +131,58 @@ fn revisions(seen: &mut Snapshot) -> &mut Vec<RevisionSeen> {
 
 #[test]
 fn healthy_snapshot_breaks_no_promise() {
-    assert_eq!(judge(&expected(), &whole()), []);
+    assert_eq!(judge(&expected(), &healthy()), []);
 }
 
 type Breaks = fn(&mut Snapshot);
 
-/// Each violation with the promise that it breaks.
+/// Each violation with the violated promise.
 const VIOLATIONS: &[(&str, Breaks)] = &[
     ("a live Tenant stays", |seen| {
         here(seen).0.tenants.remove("t-000");
     }),
     ("a live Tenant stays", |seen| of_one(seen).deleting = true),
-    ("nobody else writes a spec", |seen| {
+    ("the spec is unchanged", |seen| {
         of_one(seen).workspace = "other".to_owned();
     }),
     ("no finalizer is lost", |seen| {
         of_one(seen).finalizers.clear()
     }),
-    ("no foreign finalizer is touched", |seen| {
+    ("no foreign finalizer is changed", |seen| {
         let edge = seen.edges.get_mut(&Edge::Two).unwrap();
         edge.tenants.get_mut("t-001").unwrap().finalizers.pop();
     }),
-    ("the status is true", |seen| of_one(seen).observed = 1),
-    ("the status is true", |seen| {
+    ("the status is correct", |seen| of_one(seen).observed = 1),
+    ("the status is correct", |seen| {
         of_one(seen).chart = "http://charts/small:0.9.0".to_owned();
     }),
-    ("the status is true", |seen| {
+    ("the status is correct", |seen| {
         of_one(seen).phase = "Error".to_owned();
     }),
-    ("the status is true", |seen| {
+    ("the status is correct", |seen| {
         let ready = condition("Unknown");
         of_one(seen).conditions.insert("Ready".to_owned(), ready);
     }),
-    ("home tells the truth", |seen| {
+    ("home's status is correct", |seen| {
         seen.home.remove("t-000");
     }),
-    ("home tells the truth", |seen| {
+    ("home's status is correct", |seen| {
         let unheard = condition("Unknown");
-        let told = seen.home.get_mut("t-000").unwrap();
-        told.conditions
+        let tenant = seen.home.get_mut("t-000").unwrap();
+        tenant
+            .conditions
             .insert("ClusterReady/edge-1".to_owned(), unheard);
     }),
-    ("home tells the truth", |seen| {
-        let told = seen.home.get_mut("t-000").unwrap();
+    ("home's status is correct", |seen| {
+        let tenant = seen.home.get_mut("t-000").unwrap();
         let other = condition("True");
-        told.conditions
+        tenant
+            .conditions
             .insert("ClusterReady/edge-2".to_owned(), other);
     }),
-    ("home tells the truth", |seen| {
-        let said = seen.members.get_mut("edge-2").unwrap();
-        said.insert("Connected".to_owned(), condition("False"));
+    ("home's status is correct", |seen| {
+        let conditions = seen.members.get_mut("edge-2").unwrap();
+        conditions.insert("Connected".to_owned(), condition("False"));
     }),
     ("exactly one hub leads", |seen| {
         seen.hubs.insert(Seat::A, true);
@@ -226,29 +229,29 @@ const VIOLATIONS: &[(&str, Breaks)] = &[
         let damaged = Err("damaged".to_owned());
         revisions(seen).last_mut().unwrap().content = damaged;
     }),
-    ("the objects are those of the chart", |seen| {
+    ("the objects match the chart", |seen| {
         let (edge, place) = here(seen);
         edge.objects.remove(&(Object::Service, place));
     }),
-    ("the objects are those of the chart", |seen| {
+    ("the objects match the chart", |seen| {
         let (edge, place) = here(seen);
         let map = edge.objects.get_mut(&(Object::ConfigMap, place)).unwrap();
         map.content.insert("message".to_owned(), "m-0".to_owned());
     }),
-    ("what is deleted goes", |seen| {
+    ("a deleted Tenant leaves nothing", |seen| {
         let left = of_one(seen).clone();
         here(seen).0.tenants.insert("t-008".to_owned(), left);
     }),
-    ("what is deleted goes", |seen| {
+    ("a deleted Tenant leaves nothing", |seen| {
         let left = seen.home["t-000"].clone();
         seen.home.insert("t-008".to_owned(), left);
     }),
-    ("what is deleted goes", |seen| {
+    ("a deleted Tenant leaves nothing", |seen| {
         let place = ("t-008-ws".to_owned(), Tenant(8).release());
         let left = revisions(seen).clone();
         here(seen).0.releases.insert(place, left);
     }),
-    ("what is deleted goes", |seen| {
+    ("a deleted Tenant leaves nothing", |seen| {
         let left = ObjectSeen {
             release: Tenant(8).release(),
             ..ObjectSeen::default()
@@ -259,21 +262,21 @@ const VIOLATIONS: &[(&str, Breaks)] = &[
             .objects
             .insert((Object::ConfigMap, place), left);
     }),
-    ("what is deleted goes", |seen| {
+    ("a deleted Tenant leaves nothing", |seen| {
         let made = NamespaceSeen {
             terminating: false,
             made: true,
         };
         here(seen).0.namespaces.insert("t-008-ws".to_owned(), made);
     }),
-    ("what is deleted goes", |seen| {
+    ("a deleted Tenant leaves nothing", |seen| {
         let (edge, _) = here(seen);
         edge.namespaces.get_mut("t-000-ws").unwrap().terminating = true;
     }),
-    ("no foreign object is touched", |seen| {
+    ("no foreign object is changed", |seen| {
         here(seen).0.foreign.clear()
     }),
-    ("no foreign object is touched", |seen| {
+    ("no foreign object is changed", |seen| {
         let foreign = here(seen).0.foreign.values_mut();
         foreign.for_each(|content| *content = "{ }".to_owned());
     }),
@@ -282,7 +285,7 @@ const VIOLATIONS: &[(&str, Breaks)] = &[
 #[test]
 fn each_violation_breaks_its_promise() {
     for (number, (promise, breaks)) in VIOLATIONS.iter().enumerate() {
-        let mut seen = whole();
+        let mut seen = healthy();
         breaks(&mut seen);
         let found = judge(&expected(), &seen);
         let promises: Vec<_> = found.iter().map(|found| found.promise).collect();
@@ -294,9 +297,9 @@ fn each_violation_breaks_its_promise() {
 }
 
 #[test]
-fn namespace_of_ours_stays_for_others() {
+fn namespace_with_foreign_objects_stays() {
     for foreign_release in [true, false] {
-        let mut seen = whole();
+        let mut seen = healthy();
         let made = NamespaceSeen {
             terminating: false,
             made: true,
@@ -316,8 +319,8 @@ fn namespace_of_ours_stays_for_others() {
 }
 
 #[test]
-fn an_edge_that_tells_nothing_breaks_promises() {
-    let mut seen = whole();
+fn silent_edge_violates_promises() {
+    let mut seen = healthy();
     seen.edges.remove(&Edge::Two);
     assert!(!judge(&expected(), &seen).is_empty());
 }

@@ -79,13 +79,16 @@ impl Person<'_> {
         );
         let records = ListParams::default().labels(RECORD_LABEL);
         let kept = secrets.list_metadata(&records).await?;
-        ensure!(kept.items.is_empty(), "not all are back with their CRD");
+        ensure!(
+            kept.items.is_empty(),
+            "not all Tenants are restored with their CRD"
+        );
         Ok(())
     }
 
     pub(crate) async fn delete(&self, tenant: Tenant) -> Result<()> {
-        let Some(wanted) = self.expected_state.let_go(tenant) else {
-            bail!("{} is not there", tenant.name());
+        let Some(wanted) = self.expected_state.unwant(tenant) else {
+            bail!("{} is missing", tenant.name());
         };
         stamped(&self.tenants(), &tenant.name()).await?;
         stamped(&self.at_home(), &tenant.name()).await?;
@@ -236,7 +239,7 @@ impl Person<'_> {
                 let label = secret.labels().get("version");
                 label.and_then(|text| text.parse().ok()).unwrap_or_default()
             };
-            ensure!(!secrets.is_empty(), "there are none");
+            ensure!(!secrets.is_empty(), "there are no revisions");
             secrets.sort_by_key(number);
             act(&secrets, &api).await.map(Some)
         })
@@ -290,7 +293,7 @@ impl Person<'_> {
             Ok(Some(()))
         })
         .await?;
-        let foreign = eventually("its objects", async || {
+        let foreign = eventually("the release's objects", async || {
             let seen = EdgeSeen::read(&self.site.client).await?;
             let part = format!("{namespace}/");
             let mut own = seen.foreign;
@@ -374,7 +377,7 @@ impl Person<'_> {
             for found in api.list(&ListParams::default()).await?.items {
                 let name = found.name_any();
                 let tenant = name.strip_prefix("t-").and_then(|slot| slot.parse().ok());
-                let tenant = Tenant(tenant.context("a Tenant of another name")?);
+                let tenant = Tenant(tenant.context("the name of a Tenant is unknown")?);
                 missing.remove(&tenant);
                 ensure!(tenant.edge() == edge, "{name} is on the wrong edge");
                 let live = self.expected_state.is_wanted(tenant);
@@ -418,7 +421,7 @@ async fn admitted(
                 if found.spec != object.spec {
                     // Krypton restored the earlier Tenant, because its CRD was deleted at the same time.
                     api.delete(&name, &DeleteParams::default()).await?;
-                    bail!("the one before is there again");
+                    bail!("the earlier Tenant was restored");
                 }
                 Ok(Some(()))
             }

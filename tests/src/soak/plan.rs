@@ -1,4 +1,4 @@
-//! What goes wrong, and when: a pure function of the seed.
+//! Generates the faults and their times as a pure function of the seed.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -9,31 +9,31 @@ use super::{
     whom::{Edge, Object, Seat, Tenant, Workspace},
 };
 
-/// A burst is so long, in seconds.
+/// Minimum length of a burst, in seconds.
 const SHORTEST: u64 = 60;
 const LONGEST: u64 = 120;
-/// One fault in so many seconds of a burst.
+/// Seconds of a burst for each fault.
 const SECONDS_EACH: u64 = 3;
-/// The live Tenants of an edge never get fewer than this share of its slots.
+/// Minimum share of an edge cluster's slots with live Tenants.
 const LIVE: (usize, usize) = (2, 3);
 
-/// What the plan is made from.
+/// The parameters of the plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub(crate) seed: u64,
-    /// Slots of Tenants over both edges; a slot has a name and is live or not.
+    /// Number of Tenant slots on both edge clusters. A slot has a name and is live or not.
     pub(crate) tenants: usize,
     pub(crate) hubs: usize,
 }
 
-/// A fault, and when in its burst it begins.
+/// A fault and its start within the burst.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Step {
     pub(crate) at: Duration,
     pub(crate) fault: Fault,
 }
 
-/// Faults, each over, and what Krypton may wait for after it too, when the burst ends.
+/// Faults that end before the burst does, including the time that Krypton may wait after each.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Burst {
     pub(crate) number: usize,
@@ -41,14 +41,14 @@ pub(crate) struct Burst {
     pub(crate) steps: Vec<Step>,
 }
 
-/// One slot, as it will be when the bursts so far are over.
+/// The state of a slot after the bursts so far.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Slot {
     live: bool,
     workspace: Workspace,
 }
 
-/// All bursts, one after the other, without end.
+/// An infinite sequence of bursts.
 #[derive(Debug)]
 pub(crate) struct Plan {
     chance: Xoshiro256PlusPlus,
@@ -80,7 +80,7 @@ impl Plan {
         }
     }
 
-    /// All Tenants that are there at the beginning, and where their releases go.
+    /// Returns all initial Tenants with their workspaces.
     pub(crate) fn first(&self) -> Vec<(Tenant, Workspace)> {
         let all = self.slots.iter().enumerate();
         all.map(|(slot, state)| (Tenant(slot), state.workspace))
@@ -96,12 +96,12 @@ fn some_workspace(chance: &mut Xoshiro256PlusPlus) -> Workspace {
     }
 }
 
-/// What one burst has come to while it is made up.
+/// A burst during its generation.
 struct Draft {
     length: u64,
-    /// (who is kept from working, from, until) in seconds: no second fault of its kind at a time.
+    /// (target, from, until) in seconds. Faults of the same target don't overlap.
     busy: Vec<(Hold, u64, u64)>,
-    /// Tenants that something has been done to; each gets one fault a burst.
+    /// Tenants with a fault. Each gets one fault for each burst.
     touched: BTreeSet<usize>,
     crd: BTreeSet<Edge>,
     held: BTreeSet<Edge>,
@@ -127,7 +127,7 @@ impl Iterator for Plan {
                 self.place(fault, &mut draft);
             }
         }
-        // Everybody has to do with helm once a burst: what is damaged is come upon then.
+        // Every Tenant gets a Helm run in each burst, which detects damaged releases.
         self.message += 1;
         let late = Fault::Message {
             number: self.message,
@@ -178,12 +178,12 @@ impl Plan {
                 hub: self.some_hub(),
                 away: away(self, 1, 8),
             },
-            // Less and more than the lead's Lease.
+            // Shorter and longer than the leader's Lease.
             Kind::HubFrozen => Fault::HubFrozen {
                 hub: self.some_hub(),
                 away: away(self, 1, 15),
             },
-            // More than it, and sometimes more than a member's too.
+            // Longer than the leader's Lease, and sometimes also longer than a member's.
             Kind::LeadFrozen => Fault::LeadFrozen {
                 away: match self.chance.random_bool(0.8) {
                     true => away(self, 7, 40),
@@ -202,7 +202,7 @@ impl Plan {
                 away: away(self, 1, 8),
             },
             Kind::HelmKilled => Fault::HelmKilled,
-            // Less and more than the Lease.
+            // Shorter and longer than the Lease.
             Kind::AgentFrozen => Fault::AgentFrozen {
                 away: match self.chance.random_bool(0.5) {
                     true => away(self, 5, 40),
@@ -323,7 +323,7 @@ impl Plan {
             }
             Kind::ForeignFinalizer => (!draft.crd.contains(&tenant.edge()))
                 .then_some(Fault::ForeignFinalizer { tenant })?,
-            // What is changed again and again is put right ever more seldom, and rightly: each in its turn.
+            // Corrections of repeated drift back off, so each burst changes only a third of the Tenants.
             Kind::Drift => (tenant.0 % 3 == self.number % 3).then_some(Fault::Drift {
                 tenant,
                 object: Object::ALL[self.chance.random_range(0..Object::ALL.len())],
@@ -370,14 +370,14 @@ impl Plan {
             .map(Tenant)
     }
 
-    /// Puts it somewhere into the burst, when there is room for it.
+    /// Adds the fault to the burst at a random time, if there is room.
     fn place(&mut self, fault: Fault, draft: &mut Draft) {
         let lasting = seconds(fault.lasting());
         let Some(room) = draft.length.checked_sub(lasting) else {
             return;
         };
         let at = self.chance.random_range(0..=room);
-        // The aftermath may be shared with others' faults, but not the fault itself.
+        // The aftermath may overlap with others' faults, but the fault itself may not.
         let until = at + seconds(fault.handled());
         let hold = fault.holds();
         let taken = draft
@@ -407,7 +407,7 @@ impl Plan {
         });
     }
 
-    /// What the fault leaves behind.
+    /// Updates the slots with the effects of the fault.
     fn follow(&mut self, fault: &Fault) {
         let (tenant, live, workspace) = match fault {
             Fault::Created { tenant, workspace } | Fault::Recreated { tenant, workspace } => {
@@ -455,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn a_longer_run_begins_as_a_shorter_one() {
+    fn a_longer_run_starts_like_a_shorter_one() {
         assert_eq!(bursts(3, 50, 20)[..5], bursts(3, 50, 5));
     }
 
@@ -489,7 +489,7 @@ mod tests {
         }
     }
 
-    /// Pairs of faults of this hub's process, of which the second begins while the first lasts.
+    /// Returns overlapping pairs of faults of this hub's process.
     fn at_once(burst: &Burst, hub: Seat) -> Vec<Vec<&Step>> {
         let own = |step: &&Step| match &step.fault {
             Fault::HubKilled { hub: of, .. }
@@ -528,7 +528,7 @@ mod tests {
     }
 
     #[test]
-    fn frozen_lead_outlasts_its_lease() {
+    fn frozen_leader_outlasts_its_lease() {
         for seed in 0..20 {
             for step in bursts(seed, 50, 10).iter().flat_map(|burst| &burst.steps) {
                 if let Fault::LeadFrozen { away } = step.fault {
@@ -539,13 +539,13 @@ mod tests {
     }
 
     #[test]
-    fn of_one_hub_nothing_is_done_to_another() {
+    fn a_single_hub_plan_names_no_second_hub() {
         for seed in 0..20 {
             for burst in Plan::new(shape(seed, 50, 1)).take(10) {
-                let told = format!("{burst:?}");
+                let text = format!("{burst:?}");
                 assert!(
-                    !told.contains("hub: B") && !told.contains("Some(B)"),
-                    "{told}"
+                    !text.contains("hub: B") && !text.contains("Some(B)"),
+                    "{text}"
                 );
             }
         }
@@ -563,7 +563,7 @@ mod tests {
                     let Some(tenant) = step.fault.tenant() else {
                         continue;
                     };
-                    assert!(touched.insert(tenant), "twice in a burst: {burst:?}");
+                    assert!(touched.insert(tenant), "two faults in a burst: {burst:?}");
                     match step.fault {
                         Fault::Created { .. } => assert!(live.insert(tenant)),
                         Fault::Deleted { .. } => assert!(live.remove(&tenant)),

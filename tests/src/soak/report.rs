@@ -56,15 +56,12 @@ impl Summary {
         row("violations", self.violations.len().to_string());
         row("bursts of faults", self.bursts.to_string());
         row("faults", self.made().to_string());
-        row(
-            "of them without anything to do it to",
-            self.skipped.to_string(),
-        );
+        row("faults without a target", self.skipped.to_string());
         row("helm runs", self.helm_runs.to_string());
-        row("times that a hub began to lead", self.epoch.to_string());
-        row("readings of all clusters", self.checks.to_string());
+        row("leader changes", self.epoch.to_string());
+        row("reads of all clusters", self.checks.to_string());
         row(
-            "slowest and median time to truth",
+            "slowest and median time to the expected state",
             format!(
                 "{:.1} s, {:.1} s (limit {} s)",
                 secs(self.slowest()),
@@ -77,7 +74,7 @@ impl Summary {
             format!("{:.1}, {}", self.load, processors()),
         );
         for (kind, count) in &self.faults {
-            row(kind.told(), count.to_string());
+            row(kind.description(), count.to_string());
         }
         for violation in &self.violations {
             writeln!(text, "\n**{}**: {}", violation.promise, violation.story).ok();

@@ -1,4 +1,4 @@
-//! One run: bursts of faults, each followed by quiet and judgement.
+//! Runs the soak test: bursts of faults, each followed by a quiet period and checks.
 
 use std::{fs::File, io::Write, path::Path, sync::Arc, time::Duration};
 
@@ -24,17 +24,17 @@ use super::{
     witness::Witness,
 };
 
-/// Above all that people may take to get their way.
+/// Exceeds the duration of all repeated user actions.
 const PEOPLE: Duration = Duration::from_secs(300);
 const LOOK_EVERY: Duration = Duration::from_secs(2);
-/// All Tenants are installed at once, on any machine.
+/// Deadline for the concurrent installation of all Tenants.
 const FIRST: Duration = Duration::from_secs(300);
 const FIRST_EACH: Duration = Duration::from_secs(10);
-/// Nothing is to happen any more: the last reading of a quiet comes so much after the first good one.
+/// Interval between the first good check and the last check of a quiet period, during which nothing may change.
 const STAYS: Duration = Duration::from_secs(5);
 
 pub(crate) async fn run(args: &Args) -> Result<()> {
-    let folder = TempDir::with_prefix("krypton-soak-").context("making a folder for logs")?;
+    let folder = TempDir::with_prefix("krypton-soak-").context("creating a folder for logs")?;
     let mut summary = Summary {
         seed: args.seed,
         tenants: args.tenants.into(),
@@ -54,7 +54,7 @@ pub(crate) async fn run(args: &Args) -> Result<()> {
     outcome?;
     match summary.violations.len() {
         0 => Ok(()),
-        count => bail!("seed {}: {count} promises were broken", args.seed),
+        count => bail!("seed {}: {count} violations", args.seed),
     }
 }
 
@@ -95,7 +95,7 @@ async fn soak(args: &Args, logs: &Path, summary: &mut Summary) -> Result<()> {
         home: &home,
         expected_state: &expected_state,
         summary,
-        timeline: File::create(logs.join("timeline.txt")).context("making the timeline")?,
+        timeline: File::create(logs.join("timeline.txt")).context("creating the timeline")?,
         true_after: Duration::ZERO,
     };
     run.begin(&plan).await?;
@@ -107,7 +107,7 @@ async fn soak(args: &Args, logs: &Path, summary: &mut Summary) -> Result<()> {
         }
         let outcome = run.burst(&burst).await;
         run.summary.lasted = begun.elapsed();
-        // What was logged so far is of use above all when it has failed.
+        // The logs are most useful after a failure.
         stage.keep_logs().await?;
         run.summary.helm_runs = stage.helm_runs()?;
         outcome?;
@@ -122,7 +122,7 @@ struct Run<'a> {
     expected_state: &'a Arc<ExpectedState>,
     summary: &'a mut Summary,
     timeline: File,
-    /// How long the last quiet had lasted when everything was as it should be.
+    /// Time from the start of the last quiet period until the state was as expected.
     true_after: Duration,
 }
 
@@ -131,7 +131,7 @@ impl Run<'_> {
         Edge::ALL.map(|edge| Person::at(self.stage.site(edge), self.home, self.expected_state))
     }
 
-    /// All Tenants, installed, before anything goes wrong.
+    /// Installs all Tenants before the first fault.
     async fn begin(&mut self, plan: &Plan) -> Result<()> {
         let first = plan.first();
         let creating = first.iter().map(async |(tenant, workspace)| {
@@ -147,7 +147,7 @@ impl Run<'_> {
         let found = self.until_true(begun, patience).await?;
         if let Some(found) = found {
             self.summary.violations = found;
-            bail!("the Tenants are not installed after {patience:?}, and nothing was wrong yet");
+            bail!("the Tenants are not installed after {patience:?}, before any fault");
         }
         say(&format!(
             "{} Tenants are installed after {:.0} s",
@@ -165,17 +165,17 @@ impl Run<'_> {
             join_all(burst.steps.iter().map(|step| self.step(step, begun))),
         );
         let carried = carried.await.context("the faults of a burst did not end")?;
-        for (step, (outcome, told)) in burst.steps.iter().zip(carried) {
+        for (step, (outcome, entry)) in burst.steps.iter().zip(carried) {
             *self.summary.faults.entry(step.fault.kind()).or_default() += 1;
             let outcome = match outcome {
                 Ok(()) => String::new(),
-                // What it was to be done to was not there, or not long enough.
+                // The target was missing, or disappeared too early.
                 Err(error) => {
                     self.summary.skipped += 1;
                     format!(": {error:#}")
                 }
             };
-            self.note(&format!("{told}{outcome}"));
+            self.note(&format!("{entry}{outcome}"));
         }
         sleep_until(begun + burst.length).await;
         let late = begun.elapsed().saturating_sub(burst.length);
@@ -186,7 +186,7 @@ impl Run<'_> {
         let well = faults_over.elapsed().as_secs_f64();
         let undone = insist(self.people()).await?;
         self.note(&format!(
-            "quiet; the clusters were well after {well:.1} s; a person had to ask again {undone} times"
+            "quiet; the clusters were ready after {well:.1} s; {undone} user actions repeated"
         ));
 
         let quiet = Instant::now();
@@ -195,15 +195,18 @@ impl Run<'_> {
         self.summary.bursts += 1;
         let load = load_average();
         self.summary.load = self.summary.load.max(load);
-        let said = match &found {
+        let result = match &found {
             None => {
                 self.summary.truths.push(taken);
-                format!("all true after {:.1} s of quiet", taken.as_secs_f64())
+                format!(
+                    "all promises kept after {:.1} s of quiet",
+                    taken.as_secs_f64()
+                )
             }
-            Some(found) => format!("{} promises broken", found.len()),
+            Some(found) => format!("{} violations", found.len()),
         };
         let line = format!(
-            "burst {}: {} faults in {} s (+{} s), {said}; {} live Tenants, load {load:.1}",
+            "burst {}: {} faults in {} s (+{} s), {result}; {} live Tenants, load {load:.1}",
             burst.number,
             burst.steps.len(),
             burst.length.as_secs(),
@@ -228,19 +231,19 @@ impl Run<'_> {
         let from = jiff::Timestamp::now();
         let carried = carry::carry_out(&step.fault, self.stage, self.home, self.expected_state);
         let outcome = Box::pin(carried).await;
-        let told = format!("  {from} to {}: {:?}", jiff::Timestamp::now(), step.fault);
-        (outcome, told)
+        let entry = format!("  {from} to {}: {:?}", jiff::Timestamp::now(), step.fault);
+        (outcome, entry)
     }
 
-    /// Looks until everything is as it should be, and is so a little later; else what is not, when the
-    /// time is over.
+    /// Checks until the state is as expected, and still is a little later. Returns the violations when the time is
+    /// over.
     async fn until_true(
         &mut self,
         since: Instant,
         patience: Duration,
     ) -> Result<Option<Vec<Violation>>> {
         loop {
-            let seen = self.look().await;
+            let seen = self.read().await;
             let late = since.elapsed() >= patience;
             let watched = self.expected_state.violations();
             match seen {
@@ -256,7 +259,7 @@ impl Run<'_> {
                         return Ok(Some(found));
                     }
                 }
-                Err(error) if late => return Err(error.context("the apiservers do not answer")),
+                Err(error) if late => return Err(error.context("the API servers don't respond")),
                 Err(_) => {}
             }
             sleep(LOOK_EVERY).await;
@@ -265,8 +268,8 @@ impl Run<'_> {
 
     async fn stays(&mut self) -> Result<Option<Vec<Violation>>> {
         sleep(STAYS).await;
-        let seen = eventually_within("another reading", PEOPLE, async || {
-            self.look().await.map(Some)
+        let seen = eventually_within("another check", PEOPLE, async || {
+            self.read().await.map(Some)
         })
         .await?;
         self.summary.checks += 1;
@@ -275,7 +278,7 @@ impl Run<'_> {
         Ok(Some(found).filter(|found| !found.is_empty()))
     }
 
-    async fn look(&self) -> Result<Snapshot> {
+    async fn read(&self) -> Result<Snapshot> {
         let mut seen = Snapshot::default();
         for edge in Edge::ALL {
             let here = EdgeSeen::read(&self.stage.site(edge).client).await?;
@@ -288,7 +291,7 @@ impl Run<'_> {
     }
 
     fn note(&mut self, line: &str) {
-        // It is for people; a full disk is told of by everything else.
+        // The timeline is for readers. Other writes report a full disk.
         writeln!(self.timeline, "{} {line}", jiff::Timestamp::now()).ok();
     }
 }

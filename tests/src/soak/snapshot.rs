@@ -61,7 +61,7 @@ impl TenantSeen {
     }
 
     /// Formats all conditions for a reader.
-    pub(crate) fn said(&self) -> String {
+    pub(crate) fn describe(&self) -> String {
         let lines = self
             .conditions
             .iter()
@@ -75,12 +75,12 @@ impl TenantSeen {
 fn conditions(all: &[Condition]) -> BTreeMap<String, (String, String, String)> {
     all.iter()
         .map(|found| {
-            let said = (
+            let value = (
                 found.status.clone(),
                 found.reason.clone(),
                 found.message.clone(),
             );
-            (found.type_.clone(), said)
+            (found.type_.clone(), value)
         })
         .collect()
 }

@@ -1,4 +1,4 @@
-//! Home and two edges, real, with hubs and agent, and what is faulty between them.
+//! Starts home and two edge clusters with hubs, an agent, and the faulty connections between them.
 
 use std::{
     fs,
@@ -26,17 +26,17 @@ use super::{
 
 pub(crate) const VERSIONS: [&str; 2] = ["1.0.0", "1.1.0"];
 pub(crate) const REPLICAS: u32 = 1;
-/// How long a cluster may take to get well.
+/// Deadline for a cluster's recovery.
 const CLUSTER: Duration = Duration::from_secs(300);
-/// Short pauses, so that what is waited for fits into the quiet.
+/// A short back-off, which ends within the quiet period.
 const RETRY_MAX: &str = "5s";
 const DRIFT_INTERVAL: &str = "15s";
 
-/// An edge, and the ways to it: line, then who answers in the apiserver's place, then the apiserver.
+/// An edge cluster and the path to it: fault line, answering proxy, API server.
 pub(crate) struct Site {
     pub(crate) edge: Edge,
     pub(crate) cluster: Cluster,
-    /// The administrator's, directly.
+    /// A direct administrator's client.
     pub(crate) client: Client,
     pub(crate) answers: AnsweringProxy,
     pub(crate) way: FaultProxy,
@@ -66,8 +66,8 @@ impl Site {
         })
     }
 
-    /// Waits until the cluster itself is well again: its controllers and its scheduler follow what changes, and
-    /// new pods get ready. On a loaded machine that takes them long after their apiserver has been killed.
+    /// Waits until the cluster itself has recovered: its controllers and its scheduler react, and new pods become
+    /// ready. On a loaded machine, this can be long after a killed API server has restarted.
     async fn runs_pods(&self) -> Result<()> {
         let name = "canary";
         let labels = json!({"app": name});
@@ -85,7 +85,7 @@ impl Site {
                 },
             },
         });
-        eventually_within("the canary to be taken", CLUSTER, async || {
+        eventually_within("the canary to be rolled out", CLUSTER, async || {
             self.cluster.apply(&canary.to_string()).await.map(Some)
         })
         .await?;
@@ -93,18 +93,18 @@ impl Site {
         let what = format!("a new pod to be ready on {}", self.edge.name());
         eventually_within(&what, CLUSTER, async || {
             let canary = api.get(name).await?;
-            let told = canary.status.unwrap_or_default();
-            let followed = told.observed_generation == canary.metadata.generation;
+            let status = canary.status.unwrap_or_default();
+            let followed = status.observed_generation == canary.metadata.generation;
             let all = |count: Option<i32>| count == Some(1);
-            let whole = all(told.updated_replicas) && all(told.available_replicas);
-            ensure!(followed && whole && all(told.replicas), "{told:?}");
+            let rolled_out = all(status.updated_replicas) && all(status.available_replicas);
+            ensure!(followed && rolled_out && all(status.replicas), "{status:?}");
             Ok(Some(()))
         })
         .await
     }
 }
 
-/// Everything that runs. Hubs and agent go first.
+/// All running components. The hubs and the agent are dropped first.
 pub(crate) struct Stage {
     pub(crate) hubs: Hubs,
     pub(crate) agent: Mutex<Agent>,
@@ -129,8 +129,10 @@ impl Stage {
         let hubs = Hubs::start(&home, hubs, flags).await?;
         let kubeconfig =
             fs::read_to_string(two.way.kubeconfig()).context("reading a kubeconfig")?;
-        let desk = FleetClient::at(&home);
-        desk.add_member(Edge::Two.name(), &kubeconfig).await?;
+        let fleet_client = FleetClient::at(&home);
+        fleet_client
+            .add_member(Edge::Two.name(), &kubeconfig)
+            .await?;
         let way = one.way.kubeconfig();
         let agent = enrolled_agent(&home, Edge::One.name(), AgentOptions::new(&way)).await?;
         Ok(Self {
@@ -152,60 +154,59 @@ impl Stage {
         }
     }
 
-    /// The kubeconfig of edge-2 as the hub has it.
+    /// Returns the hub's kubeconfig of edge-2.
     pub(crate) fn kubeconfig(&self) -> Result<String> {
         let file = self.site(Edge::Two).way.kubeconfig();
         fs::read_to_string(file).context("reading a kubeconfig")
     }
 
-    /// Another hub in place of one that has ended.
+    /// Starts another hub after one has ended.
     pub(crate) fn start_hub(&self, post: &Post, hub: &mut Hub) -> Result<()> {
         self.keep_log(post.seat.name(), hub)?;
         self.hubs.start_again(post, hub)
     }
 
-    /// The same of the agent, which has nothing but what is on its cluster.
+    /// Starts another agent, which has only the state on its cluster.
     pub(crate) fn start_agent(&self, agent: &mut Agent) -> Result<()> {
         self.keep_log("agent", agent)?;
         *agent = Agent::start(&AgentOptions::new(&self.site(Edge::One).way.kubeconfig()))?;
         Ok(())
     }
 
-    /// SIGKILL to every helm that runs, and not to those who run them. Whoever has another fault already is left
-    /// out: it would be over before it could be asked.
+    /// Kills all running Helm processes with SIGKILL, without their parents. Omits actors with another fault, because
+    /// waiting for their lock would outlast it.
     pub(crate) fn kill_helms(&self) {
         let of = |daemon: &Daemon| daemon.folder().map(Path::to_owned).ok();
         let hubs = (self.hubs.all().iter())
             .filter_map(|post| post.hub.try_lock().ok().and_then(|hub| of(&hub)));
         let agent = self.agent.try_lock().ok().and_then(|agent| of(&agent));
         for folder in hubs.chain(agent) {
-            // One that has just ended by itself is none.
+            // Helm may have ended in the meantime.
             kill_helm(&folder).ok();
         }
     }
 
-    /// Fails when a hub or the agent has ended though nobody has killed it.
+    /// Returns an error if a hub or the agent has ended unexpectedly.
     pub(crate) async fn all_run(&self) -> Result<()> {
         for post in self.hubs.all() {
-            let told = || format!("{} has ended by itself", post.seat.name());
-            post.hub.lock().await.rss_bytes().with_context(told)?;
+            let context = || format!("{} has ended unexpectedly", post.seat.name());
+            post.hub.lock().await.rss_bytes().with_context(context)?;
         }
         self.agent
             .lock()
             .await
             .rss_bytes()
-            .context("the agent has ended by itself")?;
+            .context("the agent has ended unexpectedly")?;
         Ok(())
     }
 
-    /// Waits until both edges are well, whatever Krypton does there.
-    /// An error is not a fault of Krypton.
+    /// Waits until both edge clusters have recovered. An error here is not a fault of Krypton.
     pub(crate) async fn clusters_are_well(&self) -> Result<()> {
         let [one, two] = &self.sites;
         tokio::try_join!(one.runs_pods(), two.runs_pods()).map(drop)
     }
 
-    /// The logs so far, of those that run too.
+    /// Saves the current logs, also of running processes.
     pub(crate) async fn keep_logs(&self) -> Result<()> {
         for site in &self.sites {
             let folder = site.cluster.folder();
@@ -213,7 +214,7 @@ impl Stage {
                 let (from, name) = entry.map(|entry| (entry.path(), entry.file_name()))?;
                 if from.extension().is_some_and(|extension| extension == "log") {
                     let to = format!("{}-{}", site.edge.name(), name.to_string_lossy());
-                    fs::copy(&from, self.logs.join(to)).context("keeping a cluster's log")?;
+                    fs::copy(&from, self.logs.join(to)).context("saving a cluster's log")?;
                 }
             }
         }
@@ -223,14 +224,14 @@ impl Stage {
         self.keep_log("agent", &*self.agent.lock().await)
     }
 
-    /// Once for each process, with all that it has said so far.
+    /// Saves the complete log of a process once.
     fn keep_log(&self, name: &str, daemon: &Daemon) -> Result<()> {
         let to = self.logs.join(format!("{name}-{}.log", daemon.pid()));
-        fs::copy(daemon.log_path(), &to).with_context(|| format!("keeping {}", to.display()))?;
+        fs::copy(daemon.log_path(), &to).with_context(|| format!("saving {}", to.display()))?;
         Ok(())
     }
 
-    /// How often helm was run, by the logs that are kept.
+    /// Returns the number of Helm runs in the saved logs.
     pub(crate) fn helm_runs(&self) -> Result<usize> {
         let mut runs = 0;
         for entry in fs::read_dir(&self.logs)
@@ -239,19 +240,19 @@ impl Stage {
         {
             let log = fs::read(entry.path()).unwrap_or_default();
             let log = String::from_utf8_lossy(&log);
-            let told =
+            let is_helm_run =
                 |line: &&str| line.contains("running helm") && !line.contains("helm processes");
-            runs += log.lines().filter(told).count();
+            runs += log.lines().filter(is_helm_run).count();
         }
         Ok(runs)
     }
 
-    /// An error is not a fault of Krypton.
+    /// Ends all faults. An error here is not a fault of Krypton.
     pub(crate) fn good_again(&self) -> Result<()> {
         self.hubs.good_again();
         for site in &self.sites {
             site.way.set(Traffic::Pass);
-            site.answers.tell_the_truth();
+            site.answers.forward_all();
             ensure!(
                 !site.cluster.pids().is_empty(),
                 "{} has ended",
@@ -262,17 +263,17 @@ impl Stage {
     }
 }
 
-/// The value `message` of this number.
+/// Returns the chart value `message` of this number.
 pub(crate) fn message(number: u32) -> String {
     format!("m-{number}")
 }
 
-/// The values file with it.
+/// Returns a values file with this message.
 pub(crate) fn values(message: &str) -> String {
     json!({"message": message, "replicaCount": REPLICAS}).to_string()
 }
 
-/// Of all hubs, but for the version of the chart and what is each one's own.
+/// Returns the flags of all hubs, except the version of the chart and the flags of one hub.
 fn hub_flags(repository: &ChartRepository, values: &ValuesFile) -> Vec<String> {
     let mut flags = chart_flags(repository, CHART, VERSIONS[0]);
     let set_here = ["--retry-max", "--chart-version"];

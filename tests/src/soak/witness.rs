@@ -1,4 +1,5 @@
-//! Who watches without a pause, at the apiservers themselves: all objects of the chart on an edge, and which lead has
+//! Watches the API servers continuously: all objects of the chart on an edge cluster, and the epochs that write home's
+//! objects.
 //! written what home shows.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
@@ -24,7 +25,7 @@ use super::{
 const PAUSE: Duration = Duration::from_millis(300);
 const RELEASE_ANNOTATION: &str = "meta.helm.sh/release-name";
 
-/// Watches until it is dropped.
+/// A watch that runs until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Witness(Vec<JoinHandle<()>>);
 
@@ -39,7 +40,7 @@ impl Witness {
 }
 
 impl Witness {
-    /// Of home.
+    /// Watches the home cluster.
     pub(crate) fn of_leads(home: &Client, expected_state: &Arc<ExpectedState>) -> Self {
         let tenant = |tenant: &Tenant| tenant.status.as_ref()?.hub_epoch;
         let member = |member: &EdgeCluster| member.status.as_ref()?.hub_epoch;
@@ -86,7 +87,7 @@ where
                 Ok(Event::InitDone) => expected_state.only(edge, kind, &listed),
                 Ok(Event::Apply(object)) => there(&expected_state, edge, kind, &object),
                 Ok(Event::Delete(object)) => expected_state.gone(edge, kind, &place(&object)),
-                // The apiserver is away.
+                // The API server is down.
                 Err(_) => tokio::time::sleep(PAUSE).await,
             }
         }

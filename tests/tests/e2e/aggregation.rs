@@ -40,9 +40,9 @@ fn name(number: u32) -> String {
 }
 
 /// Waits until the member's condition is gone. Until then, it must be Unknown with this reason.
-async fn goes(desk: &FleetClient, type_: &str, why: &str) -> Tenant {
-    let tenants = desk.tenants();
-    eventually("the condition to go", async || {
+async fn goes(fleet_client: &FleetClient, type_: &str, why: &str) -> Tenant {
+    let tenants = fleet_client.tenants();
+    eventually("the condition to be removed", async || {
         let tenant = tenants.get("acme").await?;
         let conditions = tenant.status.clone().unwrap_or_default().conditions;
         let Some(found) = condition(&conditions, type_) else {
@@ -52,7 +52,7 @@ async fn goes(desk: &FleetClient, type_: &str, why: &str) -> Tenant {
             (found.status.as_str(), found.reason.as_str()),
             ("Unknown", why)
         );
-        bail!("it is there");
+        bail!("the condition still exists");
     })
     .await
     .unwrap()
@@ -60,10 +60,10 @@ async fn goes(desk: &FleetClient, type_: &str, why: &str) -> Tenant {
 
 async fn departed_member_condition_expires_after_grace_despite_restart(mode: Mode) -> TestResult {
     let (mut pair, _chart) = Scenario::new("departs", mode).start().await?;
-    let (home, edge) = (FleetClient::at(pair.home()), pair.desk());
+    let (home, edge) = (FleetClient::at(pair.home()), pair.fleet_client());
     let type_ = pair.condition("ClusterReady");
-    for desk in [&edge, &home] {
-        desk.create("acme", json!({})).await?;
+    for fleet_client in [&edge, &home] {
+        fleet_client.create("acme", json!({})).await?;
     }
     let well = [ALL_READY, (type_.as_str(), "True", "Installed")];
     home.shows("acme", &well).await?;
@@ -157,7 +157,7 @@ impl Many {
     }
 
     /// Reports a Tenant from a member. `Some(false)` is a Tenant that is not ready, and `None` a deleted one.
-    fn says(&self, member: u32, tenant: &str, ready: Option<bool>, generation: i64) {
+    fn send_report(&self, member: u32, tenant: &str, ready: Option<bool>, generation: i64) {
         let key = TenantKey {
             namespace: "default".to_owned(),
             name: tenant.to_owned(),
@@ -178,17 +178,17 @@ impl Many {
         let tenants: Api<Tenant> = Api::namespaced(self.home.client(), "default");
         eventually(&format!("{tenant} to show {message:?}"), async || {
             let found = tenants.get(tenant).await?;
-            let said = found
+            let found_message = found
                 .status
                 .as_ref()
                 .and_then(|status| status.last_message.clone());
-            if said
+            if found_message
                 .as_deref()
-                .is_some_and(|said| said.starts_with(message))
+                .is_some_and(|found_message| found_message.starts_with(message))
             {
                 return Ok(Some(found));
             }
-            bail!("{said:?}");
+            bail!("{found_message:?}");
         })
         .await
         .unwrap()
@@ -218,36 +218,36 @@ fn size(tenant: &Tenant) -> usize {
 async fn large_fleet_summary_is_throttled_and_survives_restart() -> TestResult {
     const ALL: u32 = 200;
     let mut many = Many::start(ALL).await?;
-    let desk = FleetClient::at(&many.home);
+    let fleet_client = FleetClient::at(&many.home);
     for tenant in ["acme", "other"] {
         for number in 0..ALL {
-            many.says(number, tenant, Some(true), 1);
+            many.send_report(number, tenant, Some(true), 1);
         }
-        desk.create(tenant, json!({})).await?;
+        fleet_client.create(tenant, json!({})).await?;
     }
     many.shows("other", "200 of 200 clusters ready").await;
     let acme = many.shows("acme", "200 of 200 clusters ready").await;
     let status = acme.status.unwrap();
     assert_eq!(clusters(&status.conditions), [].into());
-    let whole = ClusterSummary {
+    let full = ClusterSummary {
         clusters: ALL,
         ready: ALL,
         ..ClusterSummary::default()
     };
-    assert_eq!(status.summary, Some(whole));
+    assert_eq!(status.summary, Some(full));
 
     // Reports that don't change the summary aren't written, while the other Tenant's are.
     let (before, written) = (acme.metadata.resource_version, many.writes("acme").await);
     for (round, ready) in [(2, false), (3, true), (4, false), (5, true)] {
         for number in 0..ALL {
-            many.says(number, "acme", Some(true), round);
+            many.send_report(number, "acme", Some(true), round);
         }
-        many.says(0, "other", Some(ready), round);
+        many.send_report(0, "other", Some(ready), round);
         let count = if ready { ALL } else { ALL - 1 };
         many.shows("other", &format!("{count} of 200 clusters ready"))
             .await;
     }
-    let tenants: Api<Tenant> = desk.tenants();
+    let tenants: Api<Tenant> = fleet_client.tenants();
     let acme = tenants.get("acme").await?;
     assert_eq!(acme.metadata.resource_version, before);
     assert_eq!(many.writes("acme").await, written);
@@ -256,7 +256,7 @@ async fn large_fleet_summary_is_throttled_and_survives_restart() -> TestResult {
     let begun = Instant::now();
     for round in 6..46 {
         for number in 0..ALL {
-            many.says(
+            many.send_report(
                 number,
                 "acme",
                 Some((number + round).is_multiple_of(3)),
@@ -266,7 +266,7 @@ async fn large_fleet_summary_is_throttled_and_survives_restart() -> TestResult {
         tokio::time::sleep(std::time::Duration::from_millis(100)).await;
     }
     for number in 0..ALL {
-        many.says(number, "acme", Some(number >= 30), 46);
+        many.send_report(number, "acme", Some(number >= 30), 46);
     }
     let acme = many
         .shows(
@@ -280,15 +280,15 @@ async fn large_fleet_summary_is_throttled_and_survives_restart() -> TestResult {
     assert!(size(&acme) < 256 * 1024, "{} bytes", size(&acme));
     assert_eq!(clusters(&acme.status.unwrap().conditions).len(), 20);
 
-    is_shown_whole_by_its_name(&many).await;
+    is_shown_completely_by_kubectl(&many).await;
 
     // A restart loses no member, although the status doesn't contain their names.
     many.hub.kill9().await?;
     let options = Many::options(&many.home).in_place_of(&many.hub);
     many.hub = Hub::start(&options)?;
-    let tenants = desk.tenants();
-    many.says(0, "acme", Some(true), 47);
-    eventually("news after the restart", async || {
+    let tenants = fleet_client.tenants();
+    many.send_report(0, "acme", Some(true), 47);
+    eventually("a new report after the restart", async || {
         let status = tenants.get("acme").await?.status.unwrap_or_default();
         let (summary, message) = (status.summary.unwrap(), status.last_message.unwrap());
         assert_eq!((summary.clusters, summary.unknown), (ALL, 0), "{message}");
@@ -301,7 +301,7 @@ async fn large_fleet_summary_is_throttled_and_survives_restart() -> TestResult {
 
     // With few members, the status lists all of them again.
     for number in 40..ALL {
-        many.says(number, "acme", None, 0);
+        many.send_report(number, "acme", None, 0);
     }
     let acme = many
         .shows("acme", "11 of 40 clusters ready; edge-001")
@@ -321,9 +321,9 @@ async fn large_fleet_summary_is_throttled_and_survives_restart() -> TestResult {
     Ok(())
 }
 
-async fn is_shown_whole_by_its_name(many: &Many) {
+async fn is_shown_completely_by_kubectl(many: &Many) {
     let words = ["get", "tenant", "acme", "-n", "default"];
-    eventually("a line for each cluster", async || {
+    eventually("a condition for each cluster", async || {
         let shown = kubectl_krypton(&many.home, &words).await?;
         let lines = |word: &str| shown.lines().filter(|line| line.contains(word)).count();
         if (lines("└ edge-"), lines("Installed"), lines("Pending")) != (200, 170, 30) {

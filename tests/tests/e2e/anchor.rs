@@ -1,5 +1,5 @@
-//! The anchor on a member: what it owns goes with it and is recreated; a restore, which gives all that there is new
-//! UIDs, has the garbage collector take away nothing of value.
+//! Verifies the anchor on a member: the garbage collector deletes the objects that the anchor owns, and Krypton
+//! recreates them. After a restore, which changes all UIDs, no important object is deleted.
 
 use std::{collections::BTreeMap, io::Write as _};
 
@@ -25,28 +25,28 @@ use kube::{
 };
 use serde_json::json;
 
-/// Its workspace has its name.
+/// The Tenant's workspace has the same name.
 const TENANT: &str = "acme";
 
 by_agent!(
-    record_swaps_former_anchor_and_keeps_other_owners,
+    record_replaces_old_anchor_and_keeps_other_owners,
     anchor_owns_only_record_and_loss_is_harmless
 );
 
-fn maps(desk: &FleetClient) -> Api<ConfigMap> {
-    Api::namespaced(desk.client.clone(), SYSTEM_NAMESPACE)
+fn maps(fleet_client: &FleetClient) -> Api<ConfigMap> {
+    Api::namespaced(fleet_client.client.clone(), SYSTEM_NAMESPACE)
 }
 
-fn secrets(desk: &FleetClient) -> Api<Secret> {
-    Api::namespaced(desk.client.clone(), SYSTEM_NAMESPACE)
+fn secrets(fleet_client: &FleetClient) -> Api<Secret> {
+    Api::namespaced(fleet_client.client.clone(), SYSTEM_NAMESPACE)
 }
 
-/// The UID of the anchor, once it is another than `before` and owns the record.
-async fn anchored(desk: &FleetClient, before: Option<&str>) -> String {
-    let (maps, secrets) = (maps(desk), secrets(desk));
+/// Returns the UID of the anchor when it differs from `before` and the anchor owns the record.
+async fn anchored(fleet_client: &FleetClient, before: Option<&str>) -> String {
+    let (maps, secrets) = (maps(fleet_client), secrets(fleet_client));
     eventually("the record to be owned by the anchor", async || {
         let anchor = maps.get(ANCHOR_NAME).await?.uid().unwrap_or_default();
-        ensure!(Some(anchor.as_str()) != before, "the anchor of before");
+        ensure!(Some(anchor.as_str()) != before, "still the previous anchor");
         let record = secrets.get(RECORD_NAME).await?;
         let owned = record
             .owner_references()
@@ -59,16 +59,16 @@ async fn anchored(desk: &FleetClient, before: Option<&str>) -> String {
     .unwrap()
 }
 
-/// Kind, namespace and name of all objects of the cluster that name this owner.
-async fn owned_by(desk: &FleetClient, uid: &str) -> Result<Vec<String>> {
-    let discovery = Discovery::new(desk.client.clone()).run().await?;
+/// Returns kind, namespace and name of all objects of the cluster with this owner.
+async fn owned_by(fleet_client: &FleetClient, uid: &str) -> Result<Vec<String>> {
+    let discovery = Discovery::new(fleet_client.client.clone()).run().await?;
     let kinds = discovery
         .groups()
         .flat_map(|group| group.recommended_resources());
     let mut owned = Vec::new();
     for (kind, capabilities) in kinds.filter(|(_, able)| able.supports_operation(verbs::LIST)) {
         drop(capabilities);
-        let api: Api<DynamicObject> = Api::all_with(desk.client.clone(), &kind);
+        let api: Api<DynamicObject> = Api::all_with(fleet_client.client.clone(), &kind);
         let all = match api.list_metadata(&ListParams::default()).await {
             Ok(all) => all,
             // Some kinds have no metadata to list.
@@ -91,7 +91,7 @@ async fn owned_by(desk: &FleetClient, uid: &str) -> Result<Vec<String>> {
     Ok(owned)
 }
 
-/// Kinds with something of value, Krypton's and its chart's.
+/// Kinds of Krypton's and its chart's important objects.
 fn kinds() -> [ApiResource; 5] {
     use k8s_openapi::api::{apps::v1::Deployment, coordination::v1::Lease, core::v1::Service};
     [
@@ -103,11 +103,15 @@ fn kinds() -> [ApiResource; 5] {
     ]
 }
 
-/// All of a namespace that nobody but those who back up brings back.
-async fn content(desk: &FleetClient, namespace: &str) -> Result<Vec<(ApiResource, DynamicObject)>> {
+/// Returns all objects of a namespace that only a backup can restore.
+async fn content(
+    fleet_client: &FleetClient,
+    namespace: &str,
+) -> Result<Vec<(ApiResource, DynamicObject)>> {
     let mut found = Vec::new();
     for kind in kinds() {
-        let api: Api<DynamicObject> = Api::namespaced_with(desk.client.clone(), namespace, &kind);
+        let api: Api<DynamicObject> =
+            Api::namespaced_with(fleet_client.client.clone(), namespace, &kind);
         for mut object in api.list(&ListParams::default()).await? {
             if object.name_any() != "kube-root-ca.crt" {
                 object.types = Some(kube::core::TypeMeta {
@@ -121,26 +125,26 @@ async fn content(desk: &FleetClient, namespace: &str) -> Result<Vec<(ApiResource
     Ok(found)
 }
 
-/// Kind, namespace and name, with the UID.
-async fn of_value(desk: &FleetClient) -> Result<BTreeMap<String, String>> {
+/// Returns the important objects by kind, namespace and name, with their UIDs.
+async fn of_value(fleet_client: &FleetClient) -> Result<BTreeMap<String, String>> {
     let mut found = BTreeMap::new();
     for namespace in [TENANT, SYSTEM_NAMESPACE] {
-        for (kind, object) in content(desk, namespace).await? {
+        for (kind, object) in content(fleet_client, namespace).await? {
             let name = format!("{} {namespace}/{}", kind.kind, object.name_any());
             found.insert(name, object.uid().unwrap_or_default());
         }
     }
-    let (tenants, params) = (desk.tenants(), ListParams::default());
+    let (tenants, params) = (fleet_client.tenants(), ListParams::default());
     for tenant in tenants.list_metadata(&params).await? {
         let name = format!("Tenant default/{}", tenant.name_any());
         found.insert(name, tenant.uid().unwrap_or_default());
     }
-    // The one thing that goes and comes.
+    // The only object that is deleted and recreated.
     found.remove(&format!("Secret {SYSTEM_NAMESPACE}/{RECORD_NAME}"));
     Ok(found)
 }
 
-/// As a backup has it: with its owners, without what the apiserver gives.
+/// Returns the object as in a backup: with its owners, without the fields that the API server sets.
 fn recreated(object: &DynamicObject) -> DynamicObject {
     let mut new = object.clone();
     let metadata = &mut new.metadata;
@@ -149,7 +153,7 @@ fn recreated(object: &DynamicObject) -> DynamicObject {
     if let Some(fields) = new.data.as_object_mut() {
         fields.remove("status");
     }
-    // Addresses are given again.
+    // The API server assigns addresses again.
     if let Some(spec) = new
         .data
         .get_mut("spec")
@@ -161,15 +165,18 @@ fn recreated(object: &DynamicObject) -> DynamicObject {
     new
 }
 
-/// Takes all of Krypton away and brings it back under new UIDs, as those do who restore a backup. Returns what was
-/// brought back.
-async fn restore(desk: &FleetClient) -> Result<BTreeMap<String, String>> {
-    let (client, params) = (desk.client.clone(), PostParams::default());
+/// Deletes all objects of Krypton and recreates them with new UIDs, like the restore of a backup. Returns the recreated
+/// objects.
+async fn restore(fleet_client: &FleetClient) -> Result<BTreeMap<String, String>> {
+    let (client, params) = (fleet_client.client.clone(), PostParams::default());
     let namespaces: Api<Namespace> = Api::all(client.clone());
-    let tenants = desk.tenants();
+    let tenants = fleet_client.tenants();
     let mut backup = Vec::new();
     for name in [SYSTEM_NAMESPACE, TENANT] {
-        backup.push((namespaces.get(name).await?, content(desk, name).await?));
+        backup.push((
+            namespaces.get(name).await?,
+            content(fleet_client, name).await?,
+        ));
     }
     let tenant = tenants.get(TENANT).await?;
 
@@ -208,35 +215,38 @@ async fn restore(desk: &FleetClient) -> Result<BTreeMap<String, String>> {
     new.metadata.annotations = Some(tenant.annotations().clone());
     new.metadata.finalizers = Some(tenant.finalizers().to_vec());
     tenants.create(&params, &new).await?;
-    of_value(desk).await
+    of_value(fleet_client).await
 }
 
-/// Waits until the garbage collector has been by: it has taken what is owned by this, which is no more.
-async fn collected(desk: &FleetClient, owner: &OwnerReference) {
-    let maps = maps(desk);
+/// Waits until the garbage collector has deleted the objects of this deleted owner.
+async fn collected(fleet_client: &FleetClient, owner: &OwnerReference) {
+    let maps = maps(fleet_client);
     let mut canary = ConfigMap::default();
     canary.metadata.name = Some("canary".to_owned());
     canary.metadata.owner_references = Some(vec![owner.clone()]);
     maps.create(&PostParams::default(), &canary).await.unwrap();
-    let secrets = secrets(desk);
-    eventually("what is owned by a former anchor to go", async || {
-        let canary = maps.get_opt("canary").await?;
-        let record = secrets.get_metadata_opt(RECORD_NAME).await?;
-        let former = record.is_some_and(|record| record.owner_references().contains(owner));
-        Ok((canary.is_none() && !former).then_some(()))
-    })
+    let secrets = secrets(fleet_client);
+    eventually(
+        "the objects of the previous anchor to be deleted",
+        async || {
+            let canary = maps.get_opt("canary").await?;
+            let record = secrets.get_metadata_opt(RECORD_NAME).await?;
+            let former = record.is_some_and(|record| record.owner_references().contains(owner));
+            Ok((canary.is_none() && !former).then_some(()))
+        },
+    )
     .await
     .unwrap();
 }
 
-async fn says(desk: &FleetClient, release: &str, message: &str) {
-    let maps: Api<ConfigMap> = Api::namespaced(desk.client.clone(), TENANT);
-    let what = format!("the release to say {message}");
+async fn has_message(fleet_client: &FleetClient, release: &str, message: &str) {
+    let maps: Api<ConfigMap> = Api::namespaced(fleet_client.client.clone(), TENANT);
+    let what = format!("the release to have the message {message}");
     eventually(&what, async || {
         let data = maps.get(release).await?.data.unwrap_or_default();
         match data.get("message") {
-            Some(said) if said == message => Ok(Some(())),
-            said => bail!("{said:?}"),
+            Some(other) if other == message => Ok(Some(())),
+            other => bail!("{other:?}"),
         }
     })
     .await
@@ -245,46 +255,56 @@ async fn says(desk: &FleetClient, release: &str, message: &str) {
 
 async fn anchor_owns_only_record_and_loss_is_harmless(mode: Mode) -> TestResult {
     let (mut pair, chart) = Scenario::new("anchor", mode).start().await?;
-    let (desk, release) = (pair.desk(), pair.release(TENANT));
-    desk.install(TENANT).await?;
-    let first = anchored(&desk, None).await;
+    let (fleet_client, release) = (pair.fleet_client(), pair.release(TENANT));
+    fleet_client.install(TENANT).await?;
+    let first = anchored(&fleet_client, None).await;
     let record = format!("Secret {SYSTEM_NAMESPACE}/{RECORD_NAME}");
-    assert_eq!(owned_by(&desk, &first).await?, [record.as_str()]);
-    let owner = secrets(&desk).get(RECORD_NAME).await?.owner_references()[0].clone();
+    assert_eq!(owned_by(&fleet_client, &first).await?, [record.as_str()]);
+    let owner = secrets(&fleet_client)
+        .get(RECORD_NAME)
+        .await?
+        .owner_references()[0]
+        .clone();
     assert_eq!((owner.controller, owner.block_owner_deletion), (None, None));
 
-    // A person deletes it while all run.
+    // A user deletes the anchor while all components run.
     let anchor = format!("ConfigMap {SYSTEM_NAMESPACE}/{ANCHOR_NAME}");
-    let mut before = of_value(&desk).await?;
+    let mut before = of_value(&fleet_client).await?;
     before.remove(&anchor);
-    maps(&desk)
+    maps(&fleet_client)
         .delete(ANCHOR_NAME, &DeleteParams::default())
         .await?;
-    collected(&desk, &owner).await;
-    assert_eq!(of_value(&desk).await?, before);
+    collected(&fleet_client, &owner).await;
+    assert_eq!(of_value(&fleet_client).await?, before);
     chart.write("{replicaCount: 0, message: later}")?;
-    says(&desk, &release, "later").await;
-    desk.ready(TENANT).await?;
-    desk.newest_is(TENANT, &release, 2, "deployed").await?;
-    let second = anchored(&desk, Some(&first)).await;
-    let owned = owned_by(&desk, &second).await?;
+    has_message(&fleet_client, &release, "later").await;
+    fleet_client.ready(TENANT).await?;
+    fleet_client
+        .newest_is(TENANT, &release, 2, "deployed")
+        .await?;
+    let second = anchored(&fleet_client, Some(&first)).await;
+    let owned = owned_by(&fleet_client, &second).await?;
     assert_eq!(owned, [record.as_str()]);
 
-    // All is restored while nobody looks.
-    let owner = secrets(&desk).get(RECORD_NAME).await?.owner_references()[0].clone();
+    // All objects are restored while no component runs.
+    let owner = secrets(&fleet_client)
+        .get(RECORD_NAME)
+        .await?
+        .owner_references()[0]
+        .clone();
     pair.stop().await?;
-    backup_of_nobody(&desk).await?;
-    let revisions = desk.revisions(TENANT, &release).await?;
-    let former = of_value(&desk).await?;
-    let restored = restore(&desk).await?;
+    backup_without_namespace(&fleet_client).await?;
+    let revisions = fleet_client.revisions(TENANT, &release).await?;
+    let former = of_value(&fleet_client).await?;
+    let restored = restore(&fleet_client).await?;
     assert!(restored.keys().eq(former.keys()), "{former:?} {restored:?}");
     let unlike = restored.iter().all(|(name, uid)| former[name] != *uid);
     assert!(unlike, "{former:?} {restored:?}");
-    collected(&desk, &owner).await;
-    assert_eq!(of_value(&desk).await?, restored);
+    collected(&fleet_client, &owner).await;
+    assert_eq!(of_value(&fleet_client).await?, restored);
 
     if mode == Mode::Agent {
-        // It has nothing to go by, and does nothing, until the hub is back.
+        // Without the hub, the agent has no desired state and takes no action.
         pair.start_agent_again()?;
         let agent = pair.actor()?;
         eventually("the agent to wait for its hub", async || {
@@ -293,15 +313,15 @@ async fn anchor_owns_only_record_and_loss_is_harmless(mode: Mode) -> TestResult 
             Ok(log.contains(waits).then_some(()))
         })
         .await?;
-        assert_eq!(of_value(&desk).await?, restored);
+        assert_eq!(of_value(&fleet_client).await?, restored);
     }
     pair.start_hub_again()?;
-    desk.ready(TENANT).await?;
-    let third = anchored(&desk, Some(&second)).await;
-    assert_eq!(owned_by(&desk, &third).await?, [record]);
-    assert_eq!(desk.revisions(TENANT, &release).await?, revisions);
-    let mut now = of_value(&desk).await?;
-    // Its namespace is gone, so it is not put back, and the record goes.
+    fleet_client.ready(TENANT).await?;
+    let third = anchored(&fleet_client, Some(&second)).await;
+    assert_eq!(owned_by(&fleet_client, &third).await?, [record]);
+    assert_eq!(fleet_client.revisions(TENANT, &release).await?, revisions);
+    let mut now = of_value(&fleet_client).await?;
+    // The Tenant's namespace is gone, so the Tenant is not restored, and its record is deleted.
     let rescued = backup::record_name("gone", "acme");
     let rescued = format!("Secret {SYSTEM_NAMESPACE}/{rescued}");
     now.insert(rescued.clone(), restored[&rescued].clone());
@@ -310,7 +330,7 @@ async fn anchor_owns_only_record_and_loss_is_harmless(mode: Mode) -> TestResult 
 }
 
 /// Creates the record of a Tenant whose namespace is gone.
-async fn backup_of_nobody(desk: &FleetClient) -> TestResult {
+async fn backup_without_namespace(fleet_client: &FleetClient) -> TestResult {
     let tenant = json!({"namespace": "gone", "name": "acme", "uid": "1", "labels": {},
         "annotations": {}, "spec": {}});
     let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
@@ -320,18 +340,24 @@ async fn backup_of_nobody(desk: &FleetClient) -> TestResult {
     kept.metadata.labels = Some([(backup::RECORD_LABEL.to_owned(), "true".to_owned())].into());
     let packed = ByteString(encoder.finish()?);
     kept.data = Some([(backup::RECORD_KEY.to_owned(), packed)].into());
-    secrets(desk).create(&PostParams::default(), &kept).await?;
+    secrets(fleet_client)
+        .create(&PostParams::default(), &kept)
+        .await?;
     Ok(())
 }
 
-/// Where no garbage collector is faster.
-async fn record_swaps_former_anchor_and_keeps_other_owners(mode: Mode) -> TestResult {
+/// Runs without a garbage collector, which could be faster.
+async fn record_replaces_old_anchor_and_keeps_other_owners(mode: Mode) -> TestResult {
     let mut pair = Pair::start("anchored", mode, Parts::ControlPlane).await?;
     let flags = ["--chart-repo=http://127.0.0.1:9", "--chart-name=none"];
     pair.open(flags.map(str::to_owned)).await?;
-    let desk = pair.desk();
-    let uid = anchored(&desk, None).await;
-    let ours = secrets(&desk).get(RECORD_NAME).await?.owner_references()[0].clone();
+    let fleet_client = pair.fleet_client();
+    let uid = anchored(&fleet_client, None).await;
+    let ours = secrets(&fleet_client)
+        .get(RECORD_NAME)
+        .await?
+        .owner_references()[0]
+        .clone();
     pair.actor()?.stop().await?;
 
     let former = OwnerReference {
@@ -344,19 +370,19 @@ async fn record_swaps_former_anchor_and_keeps_other_owners(mode: Mode) -> TestRe
         ..ours.clone()
     };
     let owners = json!({"metadata": {"ownerReferences": [former, theirs]}});
-    let patching = secrets(&desk).merge(RECORD_NAME, &owners).await;
+    let patching = secrets(&fleet_client).merge(RECORD_NAME, &owners).await;
     patching?;
     let bare = json!({"metadata": {"labels": {"team": "a"}, "annotations": null}});
     let labelled = json!({"metadata": {"labels": null}});
     for patch in [labelled, bare] {
-        maps(&desk).merge(ANCHOR_NAME, &patch).await?;
+        maps(&fleet_client).merge(ANCHOR_NAME, &patch).await?;
     }
     pair.start_actor_again()?;
 
-    assert_eq!(anchored(&desk, None).await, uid);
-    let record = secrets(&desk).get(RECORD_NAME).await?;
+    assert_eq!(anchored(&fleet_client, None).await, uid);
+    let record = secrets(&fleet_client).get(RECORD_NAME).await?;
     assert_eq!(record.owner_references(), [theirs, ours]);
-    let anchor = maps(&desk).get(ANCHOR_NAME).await?;
+    let anchor = maps(&fleet_client).get(ANCHOR_NAME).await?;
     assert_eq!(anchor.labels().get("team").map(String::as_str), Some("a"));
     let label = anchor.labels().get("app.kubernetes.io/managed-by");
     assert_eq!(label.map(String::as_str), Some("krypton"));

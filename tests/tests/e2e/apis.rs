@@ -94,7 +94,7 @@ fn condition(type_: &str, at: Timestamp) -> Condition {
 fn refusal<T: std::fmt::Debug>(answer: kube::Result<T>) -> String {
     match answer {
         Err(kube::Error::Api(status)) if status.code == 422 => status.message.clone(),
-        other => panic!("not refused as invalid: {other:?}"),
+        other => panic!("not rejected as invalid: {other:?}"),
     }
 }
 
@@ -126,7 +126,7 @@ async fn original_samples_are_admitted_and_invalid_ones_rejected() -> TestResult
 }
 
 #[tokio::test]
-async fn a_workspace_stays_as_it_was_first() -> TestResult {
+async fn workspace_cannot_be_changed_once_set() -> TestResult {
     let cluster = with_apis("workspace").await?;
     let tenants: Api<Tenant> = Api::namespaced(cluster.client(), "default");
     let params = PostParams::default();
@@ -357,11 +357,11 @@ async fn replace_crd(cluster: &Cluster) -> Result<()> {
         ..PostParams::default()
     };
     eventually_within(
-        "the new schema to be in force",
+        "the new schema to be enforced",
         MINUTE,
         async || match tenants.create(&params, &probe).await {
             Err(kube::Error::Api(status)) if status.code == 422 => Ok(Some(())),
-            other => bail!("an illegal Tenant got {other:?}"),
+            other => bail!("an invalid Tenant got {other:?}"),
         },
     )
     .await

@@ -29,10 +29,10 @@ use tokio::net::TcpListener;
 use tokio_util::task::AbortOnDropHandle;
 use tonic::{Code, Status};
 
-/// The longest that one attempt of an attacker takes.
+/// Maximum duration of one attempt of an attacker.
 const ATTEMPT: Duration = Duration::from_secs(30);
 
-/// A hub without a chart, which is ready.
+/// Starts a hub without a chart, and waits until it is ready.
 async fn hub_alone(home: &Cluster) -> Hub {
     let flags = ["--self-cluster=false", "--chart-repo=http://127.0.0.1:9"];
     let mut hub = Hub::start(&HubOptions::new(home.kubeconfig()).args(flags)).unwrap();
@@ -40,15 +40,15 @@ async fn hub_alone(home: &Cluster) -> Hub {
     hub
 }
 
-/// Waits until the hub has renewed its Lease a few times, which gives it the time to react to an attempt.
+/// Waits until the hub has renewed its Lease several times, so it has had time to react to an attempt.
 async fn hub_lives_on(home: &Cluster) {
-    let desk = FleetClient::at(home);
+    let fleet_client = FleetClient::at(home);
     for _ in 0..4 {
-        desk.hub_lease_renewed().await.unwrap();
+        fleet_client.hub_lease_renewed().await.unwrap();
     }
 }
 
-/// A client of an account that may edit this namespace, and nothing beyond.
+/// Returns a client of an account that may only edit this namespace.
 async fn intruder(cluster: &Cluster, namespace: &str) -> TestResult<Client> {
     let account = format!("--serviceaccount={namespace}:mallory");
     let make = ["create", "serviceaccount", "mallory", "-n", namespace];
@@ -68,7 +68,7 @@ fn is_forbidden<T>(answer: &kube::Result<T>) -> bool {
     matches!(answer, Err(kube::Error::Api(status)) if status.code == 403)
 }
 
-/// A server that no program of ours may connect to.
+/// A server to which no program of Krypton may connect.
 struct Lure {
     address: std::net::SocketAddr,
     connections: Arc<AtomicUsize>,
@@ -102,7 +102,7 @@ impl Lure {
     }
 }
 
-/// A request for a certificate, with these names in it.
+/// Returns a certificate signing request with these names.
 fn signing_request(names: &[String]) -> Vec<u8> {
     let mut params = CertificateParams::default();
     let names = names.iter().map(|name| name.as_str().try_into().unwrap());

@@ -1,4 +1,4 @@
-//! The CRDs in a chart's own folder: left out, made once, or brought up to date; never deleted.
+//! Verifies the policies for CRDs in a chart's own folder: skip, create once, or update. Krypton never deletes them.
 
 use std::fs;
 
@@ -16,7 +16,7 @@ const CRD: &str = "widgets.example.org";
 
 by_agent!(chart_crds_follow_policy_and_are_never_deleted);
 
-/// A chart of one ConfigMap, and of one CRD that has this one field.
+/// Returns a chart with one ConfigMap, and one CRD with this field.
 fn chart(folder: &TempDir, version: &str, field: &str) -> ChartSource {
     let root = folder.path().join(version);
     let crd = json!({
@@ -47,7 +47,7 @@ fn chart(folder: &TempDir, version: &str, field: &str) -> ChartSource {
     ChartSource::folder(root)
 }
 
-/// The fields that the CRD has; nothing where it is missing.
+/// Returns the fields of the CRD, or an empty string if it is missing.
 async fn fields(cluster: &Cluster) -> String {
     let path = "{.spec.versions[0].schema.openAPIV3Schema.properties}";
     let output = format!("--output=jsonpath={path}");
@@ -64,7 +64,7 @@ async fn chart_crds_follow_policy_and_are_never_deleted(mode: Mode) -> TestResul
     ];
     let repository = ChartRepository::start(&charts).await?;
     let mut pair = Pair::start("chart-crds", mode, Parts::WithControllers).await?;
-    let desk = pair.desk();
+    let fleet_client = pair.fleet_client();
     let flags = |version: &str, policy: &str| {
         let mut flags = chart_flags(&repository, "widgets", version);
         flags.push(format!("--chart-crds={policy}"));
@@ -74,20 +74,20 @@ async fn chart_crds_follow_policy_and_are_never_deleted(mode: Mode) -> TestResul
         "{apiVersion: example.org/v1, kind: Widget, metadata: {name: a, namespace: default}}";
 
     pair.open(flags("1.0.0", "skip")).await?;
-    desk.install("left").await?;
+    fleet_client.install("left").await?;
     assert_eq!(fields(pair.cluster()).await, "");
     pair.stop().await?;
 
     pair.open(flags("1.0.0", "create")).await?;
-    // An agent that starts again goes by what it had before until it hears of this.
-    eventually("the policy to be on record", async || {
-        let secrets: Api<Secret> = Api::namespaced(desk.client.clone(), SYSTEM_NAMESPACE);
+    // A restarted agent uses the earlier policy until it receives the new one.
+    eventually("the policy to be stored", async || {
+        let secrets: Api<Secret> = Api::namespaced(fleet_client.client.clone(), SYSTEM_NAMESPACE);
         let record = secrets.get(RECORD_NAME).await?.data.unwrap_or_default();
         let record: Value = serde_json::from_slice(&record.into_values().next().unwrap().0)?;
         Ok(record.get("chartCrds").is_none().then_some(()))
     })
     .await?;
-    desk.install("made").await?;
+    fleet_client.install("made").await?;
     assert!(fields(pair.cluster()).await.contains("first"));
     pair.cluster().apply(widget).await?;
     pair.stop().await?;
@@ -98,7 +98,8 @@ async fn chart_crds_follow_policy_and_are_never_deleted(mode: Mode) -> TestResul
         ("1.2.0", "create-replace", 3, "third"),
     ] {
         pair.open(flags(version, policy)).await?;
-        desk.newest_is("made", &release, revision, "deployed")
+        fleet_client
+            .newest_is("made", &release, revision, "deployed")
             .await?;
         let found = fields(pair.cluster()).await;
         assert!(found.contains(field), "{version} {policy}: {found}");

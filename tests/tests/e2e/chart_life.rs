@@ -83,7 +83,7 @@ async fn lasting(
 async fn reinstalled_charts_adopt_state_left_by_uninstall() -> TestResult {
     let repository = ChartRepository::start(&["1.0.0", "1.1.0"].map(ChartSource::small)).await?;
     let (home, edge) = home_and_edge("life", Parts::ControlPlane).await?;
-    let (desk, at_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
+    let (fleet_client, at_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
     let (namespace, system) = (OwnChart::Hub.namespace(), OwnChart::Agent.namespace());
     let authority = (namespace, "krypton-hub-ca");
     let identity = (system, "krypton-agent-identity");
@@ -106,7 +106,7 @@ async fn reinstalled_charts_adopt_state_left_by_uninstall() -> TestResult {
     paste.output(HELM_DEADLINE).await?;
     let mut agent = AgentPod::start(&edge).await?;
     agent.agent.ready(PATIENCE).await?;
-    desk.member_shows(EDGE, &[CONNECTED]).await?;
+    fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
     let spec = json!({"workspace": "acme-ws"});
     at_edge.create("acme", spec).await?;
     at_edge.ready("acme").await?;
@@ -167,7 +167,7 @@ async fn reinstalled_charts_adopt_state_left_by_uninstall() -> TestResult {
         Ok(revisions.is_empty().then_some(()))
     })
     .await?;
-    desk.member_shows(EDGE, &[CONNECTED]).await?;
+    fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
     let member = Api::<EdgeCluster>::all(home.client()).get(EDGE).await;
     assert_eq!(member?.uid().as_ref(), at_home.get(EDGE));
     agent.agent.stop().await?;

@@ -1,5 +1,5 @@
-//! Hub and agent under exactly the service accounts, flags and rights of their charts, on apiservers
-//! that write down every refusal.
+//! Runs hub and agent with exactly the service accounts, flags and rights of their charts. The API servers log every
+//! denied request.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -29,7 +29,7 @@ use serde_json::json;
 use tempfile::TempDir;
 
 const EDGE: &str = "edge-1";
-/// Drift is looked for often, and there are values of the fleet in objects of home.
+/// Frequent drift checks, and fleet values in objects of home.
 const MORE: [&str; 4] = [
     "--set=namespaceConfiguration.labels.team=a",
     "--set=placeTenants=true",
@@ -38,7 +38,7 @@ const MORE: [&str; 4] = [
 ];
 const SCHEMA_VERSION: &str = "mesh.openkcm.io/schema-version";
 
-/// Krypton's own account and helm's.
+/// Returns the accounts of Krypton and of Helm.
 fn accounts(chart: OwnChart) -> Vec<String> {
     let name = chart.name();
     [name.to_owned(), format!("{name}-helm")]
@@ -46,7 +46,7 @@ fn accounts(chart: OwnChart) -> Vec<String> {
         .into()
 }
 
-/// Of a fleet whose chart is `small`.
+/// Returns the values for a fleet with the chart `small`.
 fn hub_values(repository: &ChartRepository, version: &str, more: &[&str]) -> Vec<String> {
     let own = [
         format!("--set=chart.repo={}", repository.url()),
@@ -65,38 +65,42 @@ async fn repository() -> ChartRepository {
     ChartRepository::start(&charts).await.unwrap()
 }
 
-fn told(requests: &[Audited]) -> String {
+fn describe(requests: &[Audited]) -> String {
     let lines = requests.iter().map(|request| format!("\n  {request}"));
     lines.collect()
 }
 
-/// That nothing was refused to these accounts, which have asked for something at all.
+/// Asserts that no request of these accounts was denied, and that each account sent requests.
 async fn nothing_denied(cluster: &Cluster, accounts: &[String]) {
     let requests = cluster.audited().await.unwrap();
     for account in accounts {
         let asked = requests.iter().any(|request| request.is_of(account));
-        assert!(asked, "{account} has asked nothing of {}", cluster.name());
+        assert!(asked, "{account} sent no request to {}", cluster.name());
     }
     let denied = cluster.denied(accounts).await.unwrap();
     assert!(
         denied.is_empty(),
         "refused on {}:{}",
         cluster.name(),
-        told(&denied)
+        describe(&denied)
     );
 }
 
-async fn installs(desk: &FleetClient, tenant: &str) {
+async fn installs(fleet_client: &FleetClient, tenant: &str) {
     let spec = json!({"workspace": format!("{tenant}-ws")});
-    desk.create(tenant, spec).await.unwrap();
-    desk.ready(tenant).await.unwrap();
+    fleet_client.create(tenant, spec).await.unwrap();
+    fleet_client.ready(tenant).await.unwrap();
 }
 
-/// Leaves the Tenant's release without a revision that counts, as a helm does that is killed at the end,
-/// and waits until the agent has put it right.
-async fn repaired(edge: &Cluster, desk: &FleetClient, tenant: &str) -> TestResult {
+/// Leaves the release without a valid revision, as if Helm was killed at the end. Waits until the agent has repaired
+/// it.
+async fn repaired(edge: &Cluster, fleet_client: &FleetClient, tenant: &str) -> TestResult {
     let (namespace, release) = (format!("{tenant}-ws"), names::tenant_release(tenant, EDGE));
-    let (newest, _) = desk.revisions(&namespace, &release).await?.pop().unwrap();
+    let (newest, _) = fleet_client
+        .revisions(&namespace, &release)
+        .await?
+        .pop()
+        .unwrap();
     let secret = format!("sh.helm.release.v1.{release}.v{newest}");
     let label = [
         "label",
@@ -108,7 +112,7 @@ async fn repaired(edge: &Cluster, desk: &FleetClient, tenant: &str) -> TestResul
     let label = label.into_iter().chain(["-n", &namespace]);
     edge.kubectl(label).await?;
     let agent = &accounts(OwnChart::Agent)[0];
-    eventually("the release to be put right", async || {
+    eventually("the release to be repaired", async || {
         let by_agent = edge.audited().await?.into_iter().any(|request| {
             let own = request.user.username == *agent && request.impersonated_user.is_none();
             own && request.verb == "update" && request.object.namespace == namespace
@@ -116,21 +120,22 @@ async fn repaired(edge: &Cluster, desk: &FleetClient, tenant: &str) -> TestResul
         Ok(by_agent.then_some(()))
     })
     .await?;
-    desk.newest_is(&namespace, &release, newest + 1, "deployed")
+    fleet_client
+        .newest_is(&namespace, &release, newest + 1, "deployed")
         .await?;
-    desk.ready(tenant).await?;
+    fleet_client.ready(tenant).await?;
     Ok(())
 }
 
-/// Deletes an object of the Tenant's release, and waits until the agent has made it again, as helm.
+/// Deletes an object of the release, and waits until the agent has recreated it with Helm's account.
 async fn healed(edge: &Cluster, tenant: &str) -> TestResult {
     let (namespace, release) = (format!("{tenant}-ws"), names::tenant_release(tenant, EDGE));
     let delete = ["delete", "configmap", &release, "-n", &namespace];
     edge.kubectl(delete).await?;
     let [agent, helm] = <[String; 2]>::try_from(accounts(OwnChart::Agent)).unwrap();
-    eventually("the object to be made again", async || {
+    eventually("the object to be recreated", async || {
         let as_helm = edge.audited().await?.into_iter().any(|request| {
-            // Helm itself has written it before.
+            // Helm wrote the object before.
             let own = request.user_agent.starts_with("krypton-agent/");
             let by_agent = own && request.user.username == agent;
             let helm = request
@@ -145,12 +150,12 @@ async fn healed(edge: &Cluster, tenant: &str) -> TestResult {
     Ok(())
 }
 
-/// Changes a label of the Tenant's workspace, and waits until the agent has put it back.
+/// Changes a label of the Tenant's workspace, and waits until the agent has restored it.
 async fn relabelled(edge: &Cluster, tenant: &str) {
     let namespace = format!("{tenant}-ws");
     let label = ["label", "--overwrite", "namespace", &namespace, "team=b"];
     edge.kubectl(label).await.unwrap();
-    eventually("the label to be put back", async || {
+    eventually("the label to be restored", async || {
         let get = [
             "get",
             "namespace",
@@ -163,34 +168,34 @@ async fn relabelled(edge: &Cluster, tenant: &str) {
     .unwrap();
 }
 
-/// Deletes the CRD under its Tenants, and waits until it and this one are back.
-async fn rescued(cluster: &Cluster, desk: &FleetClient, tenant: &str) -> TestResult {
-    let crds: Api<CustomResourceDefinition> = Api::all(desk.client.clone());
+/// Deletes the CRD with its Tenants, and waits until the CRD and this Tenant are restored.
+async fn rescued(cluster: &Cluster, fleet_client: &FleetClient, tenant: &str) -> TestResult {
+    let crds: Api<CustomResourceDefinition> = Api::all(fleet_client.client.clone());
     let crd = crds.get(Tenant::crd_name()).await?;
-    let old = desk.tenants().get(tenant).await?;
-    let going = Held::delete(desk, "going").await?;
-    let releases = desk.releases().await?;
+    let old = fleet_client.tenants().get(tenant).await?;
+    let going = Held::delete(fleet_client, "going").await?;
+    let releases = fleet_client.releases().await?;
     let delete = ["delete", "crd", Tenant::crd_name(), "--wait=false"];
     cluster.kubectl(delete).await?;
-    eventually("another CRD, with the Tenant", async || {
+    eventually("the restored CRD and Tenant", async || {
         let now = crds.get(Tenant::crd_name()).await?;
         if now.metadata.uid == crd.metadata.uid {
-            bail!("the old CRD is there: {:?}", now.metadata.finalizers);
+            bail!("the old CRD still exists: {:?}", now.metadata.finalizers);
         }
-        let back = desk.tenants().get(tenant).await?;
+        let back = fleet_client.tenants().get(tenant).await?;
         Ok((back.metadata.uid != old.metadata.uid).then_some(()))
     })
     .await?;
-    desk.ready(tenant).await?;
-    desk.told(tenant, "TenantRestored").await?;
+    fleet_client.ready(tenant).await?;
+    fleet_client.event_message(tenant, "TenantRestored").await?;
     going.is_deleted_again().await?;
-    going.let_go().await?;
-    assert_eq!(desk.releases().await?, releases);
+    going.release().await?;
+    assert_eq!(fleet_client.releases().await?, releases);
     Ok(())
 }
 
-/// A Tenant that home places in a namespace that the edge has not: made, written, deleted; then another one
-/// that is let go.
+/// Places a Tenant in a namespace that is missing on the edge cluster: creates it, writes it and deletes it. Then
+/// orphans another one.
 async fn placed(home: &FleetClient, edge: &FleetClient) -> TestResult {
     let words = json!({"metadata": {"name": "team"}});
     let namespaces: Api<Namespace> = Api::all(home.client.clone());
@@ -205,7 +210,7 @@ async fn placed(home: &FleetClient, edge: &FleetClient) -> TestResult {
     home.within("team")
         .annotate("sent", requested, "now")
         .await?;
-    eventually("the wish to be passed on", async || {
+    eventually("the request to be passed on", async || {
         let found = edge.within("team").tenants().get("sent").await?;
         Ok(found.annotations().get(requested).cloned())
     })
@@ -219,7 +224,9 @@ async fn placed(home: &FleetClient, edge: &FleetClient) -> TestResult {
     let orphan = names::ORPHAN_ANNOTATION;
     home.within("team").annotate("kept", orphan, "true").await?;
     home.within("team").remove("kept").await?;
-    home.within("team").told("kept", "Orphaned").await?;
+    home.within("team")
+        .event_message("kept", "Orphaned")
+        .await?;
     Ok(())
 }
 
@@ -231,9 +238,13 @@ async fn pause(home: &FleetClient, paused: bool) {
         .unwrap();
 }
 
-/// Runs an agent of another cluster with the identity of the edge's, until the hub has told of it
-/// twice: an event that is made, and then counted.
-async fn credential_used_twice(home: &Cluster, edge: &Cluster, desk: &FleetClient) -> TestResult {
+/// Runs an agent on another cluster with the edge cluster's identity, until the hub has reported it twice, in one event
+/// with its count.
+async fn credential_used_twice(
+    home: &Cluster,
+    edge: &Cluster,
+    fleet_client: &FleetClient,
+) -> TestResult {
     let copy = Cluster::start("chart-rights-copy", Parts::ControlPlane).await?;
     let namespace = OwnChart::Agent.namespace();
     let secrets = |cluster: &Cluster| Api::<Secret>::namespaced(cluster.client(), namespace);
@@ -247,7 +258,9 @@ async fn credential_used_twice(home: &Cluster, edge: &Cluster, desk: &FleetClien
         .create(&PostParams::default(), &identity)
         .await?;
     let _agent = Agent::start(&AgentOptions::new(copy.kubeconfig()))?;
-    desk.told(EDGE, "CredentialUsedTwice").await?;
+    fleet_client
+        .event_message(EDGE, "CredentialUsedTwice")
+        .await?;
     eventually("the event to be counted", async || {
         let counted = home.audited().await?.into_iter().any(|request| {
             let of_hub = request.is_of(&accounts(OwnChart::Hub)[0]);
@@ -259,11 +272,12 @@ async fn credential_used_twice(home: &Cluster, edge: &Cluster, desk: &FleetClien
     Ok(())
 }
 
-/// The fleet's values are not there: the hub says so on the object that is missing, until it is made.
-async fn values_are_missed_and_given(home: &Cluster, desk: &FleetClient) -> TestResult {
+/// The fleet's values are missing. The hub reports it on the referenced object until the object exists.
+async fn values_are_missed_and_given(home: &Cluster, fleet_client: &FleetClient) -> TestResult {
     let namespace = OwnChart::Hub.namespace();
-    desk.within(namespace)
-        .told("fleet", "ValuesMissing")
+    fleet_client
+        .within(namespace)
+        .event_message("fleet", "ValuesMissing")
         .await?;
     let values = json!({
         "apiVersion": "v1",
@@ -272,13 +286,14 @@ async fn values_are_missed_and_given(home: &Cluster, desk: &FleetClient) -> Test
         "data": {"values.yaml": "message: from a ConfigMap"},
     });
     home.apply(&values.to_string()).await?;
-    desk.within(namespace)
-        .told("fleet", "ValuesResolved")
+    fleet_client
+        .within(namespace)
+        .event_message("fleet", "ValuesResolved")
         .await?;
     Ok(())
 }
 
-/// The name of a join token that expired long ago.
+/// Returns the name of an expired join token.
 async fn stale_token(home: &Cluster) -> TestResult<String> {
     let (namespace, hour) = (OwnChart::Hub.namespace(), Duration::from_secs(60 * 60));
     let secrets: Api<Secret> = Api::namespaced(home.client(), namespace);
@@ -299,13 +314,13 @@ async fn stale_token(home: &Cluster) -> TestResult<String> {
     Ok(now.difference(&before).next().unwrap().clone())
 }
 
-/// A KryptonDeployment of the agent's member, from home.
-async fn deployed_and_gone(desk: &FleetClient, at_edge: &FleetClient) -> TestResult {
-    let all: Api<KryptonDeployment> = Api::namespaced(desk.client.clone(), "default");
+/// Creates and deletes a KryptonDeployment of the agent's member on home.
+async fn deployed_and_gone(fleet_client: &FleetClient, at_edge: &FleetClient) -> TestResult {
+    let all: Api<KryptonDeployment> = Api::namespaced(fleet_client.client.clone(), "default");
     let spec = json!({"account": {"name": "somebody"}, "region": {"name": EDGE}});
     let object = KryptonDeployment::new("ordered", serde_json::from_value(spec)?);
     all.create(&PostParams::default(), &object).await?;
-    desk.told("ordered", "Ready").await?;
+    fleet_client.event_message("ordered", "Ready").await?;
     at_edge
         .newest_is("ordered", "ced-ordered", 1, "deployed")
         .await?;
@@ -321,7 +336,7 @@ async fn deployed_and_gone(desk: &FleetClient, at_edge: &FleetClient) -> TestRes
     Ok(())
 }
 
-/// What `kubectl krypton join` prints, in a file.
+/// Writes the output of `kubectl krypton join` to a file.
 async fn bundle_file(home: &Cluster, folder: &TempDir) -> Result<String> {
     let bundle = bundle_of(home, OwnChart::Hub.namespace(), EDGE).await?;
     let file = folder.path().join("edge-1.yaml");
@@ -336,7 +351,7 @@ async fn chart_rights_suffice_for_hub_and_agent() -> TestResult {
         Cluster::start_audited("chart-rights-home", Parts::WithControllers),
         Cluster::start_audited("chart-rights-edge", Parts::WithControllers),
     )?;
-    let (desk, at_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
+    let (fleet_client, at_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
     let (of_hub, of_agent) = (accounts(OwnChart::Hub), accounts(OwnChart::Agent));
 
     OwnChart::Hub
@@ -350,20 +365,20 @@ async fn chart_rights_suffice_for_hub_and_agent() -> TestResult {
     OwnChart::Agent.install(&edge, values).await?;
     let mut agent = AgentPod::start(&edge).await?;
     agent.agent.ready(PATIENCE).await?;
-    desk.member_shows(EDGE, &[CONNECTED]).await?;
-    values_are_missed_and_given(&home, &desk).await?;
+    fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
+    values_are_missed_and_given(&home, &fleet_client).await?;
 
     tokio::join!(
-        installs(&desk, "acme"),
+        installs(&fleet_client, "acme"),
         installs(&at_edge, "beta"),
         installs(&at_edge, "gone"),
     );
     at_edge.remove("gone").await?;
 
-    deployed_and_gone(&desk, &at_edge).await?;
-    credential_used_twice(&home, &edge, &desk).await?;
+    deployed_and_gone(&fleet_client, &at_edge).await?;
+    credential_used_twice(&home, &edge, &fleet_client).await?;
 
-    // A new version takes a new hub, which clears away what the pod before it had no reason to.
+    // A new version needs a new hub, which also cleans up after the previous pod.
     hub.hub.stop().await?;
     let stale = stale_token(&home).await?;
     OwnChart::Hub
@@ -371,14 +386,14 @@ async fn chart_rights_suffice_for_hub_and_agent() -> TestResult {
         .await?;
     hub = HubPod::start(&home, Some(&hub)).await?;
     hub.hub.ready(PATIENCE).await?;
-    eventually("the stale token to be cleared away", async || {
+    eventually("the expired token to be deleted", async || {
         let namespace = OwnChart::Hub.namespace();
         let secrets: Api<Secret> = Api::namespaced(home.client(), namespace);
         Ok(secrets.get_opt(&stale).await?.is_none().then_some(()))
     })
     .await?;
     let releases = [
-        (&desk, "acme", names::SELF_CLUSTER),
+        (&fleet_client, "acme", names::SELF_CLUSTER),
         (&at_edge, "beta", EDGE),
     ];
     for (at, tenant, member) in releases {
@@ -388,7 +403,7 @@ async fn chart_rights_suffice_for_hub_and_agent() -> TestResult {
         at.ready(tenant).await?;
     }
 
-    // An agent that starts again with what it has kept, and finds a CRD of an older version.
+    // The restarted agent uses its stored state, and updates a CRD of an older version.
     agent.agent.stop().await?;
     let version = async || {
         let crds: Api<CustomResourceDefinition> = Api::all(edge.client());
@@ -400,37 +415,37 @@ async fn chart_rights_suffice_for_hub_and_agent() -> TestResult {
     edge.kubectl(annotate).await?;
     agent = AgentPod::start(&edge).await?;
     agent.agent.ready(PATIENCE).await?;
-    desk.member_shows(EDGE, &[CONNECTED]).await?;
-    eventually("the CRD of now", async || {
+    fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
+    eventually("the current CRD", async || {
         Ok((version().await == now).then_some(()))
     })
     .await?;
 
-    pause(&desk, true).await;
+    pause(&fleet_client, true).await;
     let paused = (&*format!("ClusterProgress/{EDGE}"), "False", "Paused");
     at_edge.create("late", json!({})).await?;
     at_edge.shows("late", &[paused]).await?;
-    pause(&desk, false).await;
+    pause(&fleet_client, false).await;
     at_edge.ready("late").await?;
 
-    placed(&desk, &at_edge).await?;
+    placed(&fleet_client, &at_edge).await?;
     repaired(&edge, &at_edge, "beta").await?;
     healed(&edge, "beta").await?;
     relabelled(&edge, "beta").await;
     rescued(&edge, &at_edge, "beta").await?;
-    rescued(&home, &desk, "acme").await?;
+    rescued(&home, &fleet_client, "acme").await?;
 
-    for (at, tenant) in [(&desk, "acme"), (&at_edge, "beta")] {
+    for (at, tenant) in [(&fleet_client, "acme"), (&at_edge, "beta")] {
         at.remove(tenant).await?;
     }
     home.kubectl(["delete", "edgecluster", EDGE]).await?;
     at_edge.lease_renewed().await?;
-    desk.lease_renewed().await?;
+    fleet_client.lease_renewed().await?;
     assert!(at_edge.tenants().get_opt("late").await?.is_some());
     nothing_denied(&home, &of_hub).await;
     nothing_denied(&edge, &of_agent).await;
 
-    // With one rule less, it would have been seen.
+    // With one rule less, the API server would have denied a request.
     let role = [
         "patch",
         "role",
@@ -453,7 +468,7 @@ async fn chart_rights_suffice_for_hub_and_agent() -> TestResult {
     Ok(())
 }
 
-/// All that the chart `small` makes, but for its Service.
+/// Rights for the objects of the chart `small`, except its Service.
 const TOO_FEW: &str = "apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole
 metadata: {name: too-few}
@@ -470,8 +485,8 @@ async fn missing_helm_right_is_reported_until_chart_upgrade() -> TestResult {
     let repository = repository().await;
     let home = Cluster::start_audited("few-rights", Parts::WithControllers).await?;
     home.apply(TOO_FEW).await?;
-    let desk = FleetClient::at(&home);
-    // The CRDs are made by the hub itself, too, which has the rights to that in any case.
+    let fleet_client = FleetClient::at(&home);
+    // The hub creates the CRDs itself, and always has the rights for it.
     let few = [
         "--set=helmRights.clusterRole=too-few",
         "--set=crds.install=false,watchCluster.ensureCrds=true",
@@ -481,17 +496,17 @@ async fn missing_helm_right_is_reported_until_chart_upgrade() -> TestResult {
         .await?;
     let mut hub = HubPod::start(&home, None).await?;
     hub.hub.ready(PATIENCE).await?;
-    desk.create("acme", json!({})).await?;
+    fleet_client.create("acme", json!({})).await?;
     let error = format!("ClusterError/{}", names::SELF_CLUSTER);
     let failed = (error.as_str(), "True", "InstallFailed");
-    let said = desk.message("acme", &[failed]).await?;
+    let message = fleet_client.message("acme", &[failed]).await?;
     let helm = &accounts(OwnChart::Hub)[1];
     for word in ["forbidden", "services", helm.as_str()] {
-        assert!(said.contains(word), "{word:?} is not in: {said}");
+        assert!(message.contains(word), "{word:?} is missing in: {message}");
     }
 
-    // Only what helm does as its own account was refused; the hub goes on with the rest.
-    desk.lease_renewed().await?;
+    // Only requests of Helm's account were denied. The hub continues to work.
+    fleet_client.lease_renewed().await?;
     let denied = home.denied(&accounts(OwnChart::Hub)).await?;
     let others: Vec<Audited> = denied
         .iter()
@@ -503,12 +518,12 @@ async fn missing_helm_right_is_reported_until_chart_upgrade() -> TestResult {
         .cloned()
         .collect();
     assert!(!denied.is_empty());
-    assert!(others.is_empty(), "{}", told(&others));
+    assert!(others.is_empty(), "{}", describe(&others));
 
     OwnChart::Hub
         .install(&home, hub_values(&repository, "1.0.0", &[]))
         .await?;
-    desk.ready("acme").await?;
+    fleet_client.ready("acme").await?;
     hub.hub.stop().await?;
     Ok(())
 }
@@ -547,9 +562,9 @@ async fn hub_manages_remote_home_with_chart_rights() -> TestResult {
 
     let mut hub = HubPod::start(&own, None).await?;
     hub.hub.ready(PATIENCE).await?;
-    let desk = FleetClient::at(&home);
-    installs(&desk, "acme").await;
-    desk.remove("acme").await?;
+    let fleet_client = FleetClient::at(&home);
+    installs(&fleet_client, "acme").await;
+    fleet_client.remove("acme").await?;
     nothing_denied(&home, &accounts(OwnChart::Hub)).await;
     nothing_denied(&own, &accounts(OwnChart::Hub)[..1]).await;
     hub.hub.stop().await?;
@@ -581,8 +596,8 @@ async fn hub_without_home_member_needs_fewer_rights() -> TestResult {
         "stringData": {names::KUBECONFIG_KEY: edge.kubeconfig_with_token()},
     });
     home.apply(&secret.to_string()).await?;
-    let desk = FleetClient::at(&home);
-    desk.member_shows(EDGE, &[CONNECTED]).await?;
+    let fleet_client = FleetClient::at(&home);
+    fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
     nothing_denied(&home, &accounts(OwnChart::Hub)[..1]).await;
     hub.hub.stop().await?;
     Ok(())

@@ -86,12 +86,12 @@ async fn registry_chart_resolves_by_tag_range_or_digest() -> TestResult {
         let resolved = cache.resolve(&chart(&registry, range)).await?;
         assert_eq!(resolved, expected, "{range}");
     }
-    let whole = ChartRef {
+    let full = ChartRef {
         repo: String::new(),
         name: format!("{}/small", registry.url()),
         version: "1.0.0".to_owned(),
     };
-    assert_eq!(cache.fetch(&whole).await?.name, "small");
+    assert_eq!(cache.fetch(&full).await?.name, "small");
     Ok(())
 }
 
@@ -270,8 +270,8 @@ async fn signed_private_chart_range_stays_pinned_across_restart(mode: Mode) -> T
         "metadata": {"name": "charts"},
         "stringData": {"username": USERNAME, "password": PASSWORD},
     });
-    let (desk, at_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
-    desk.apply_secret("charts", &secret).await?;
+    let (fleet_client, at_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
+    fleet_client.apply_secret("charts", &secret).await?;
     let values = ValuesFile::new("replicaCount: 0")?;
     let url = registry.url();
     let keyring = format!("--chart-keyring={}", Signer::Signer.keyring().display());

@@ -1,4 +1,4 @@
-//! Members by ClusterProfiles: the real CRD, and the plugin that the Cluster Inventory API ships.
+//! Verifies members from ClusterProfiles, with the real CRD and the plugin that the Cluster Inventory API provides.
 
 use std::{
     fs,
@@ -31,12 +31,12 @@ fn unresolved(reason: &'static str) -> Expected<'static> {
     ("TargetClusterResolved", "False", reason)
 }
 
-/// Known no better, and what was known before is in use.
+/// Conditions of a member that is unresolved, and still uses the last known access.
 fn doubtful(reason: &'static str) -> Expected<'static> {
     ("TargetClusterResolved", "Unknown", reason)
 }
 
-/// The provider file of a hub, replaced as a mounted ConfigMap is.
+/// A hub's provider file, replaced like a mounted ConfigMap.
 struct ProviderFile(TempDir);
 
 impl ProviderFile {
@@ -61,7 +61,7 @@ impl ProviderFile {
     }
 }
 
-/// The plugin of the Inventory API, which reads Secrets of home.
+/// Returns the plugin of the Inventory API, which reads Secrets of home.
 fn secret_reader(home: &Cluster) -> Value {
     program(
         PROVIDER,
@@ -87,7 +87,7 @@ fn program(name: &str, command: &Path, args: &[&str], env: &[(&str, &str)]) -> V
     })
 }
 
-/// A script that writes this to standard output.
+/// Returns a script that writes this to standard output.
 fn answering(name: &str, answer: &str) -> Value {
     program(
         name,
@@ -101,7 +101,7 @@ fn answering(name: &str, answer: &str) -> Value {
 struct Profiles(Api<DynamicObject>);
 
 impl Profiles {
-    /// After the CRD is made.
+    /// Creates the CRD.
     async fn serve(home: &Cluster) -> Self {
         let (pin, file) = (
             "cluster-inventory-api-0.1.3",
@@ -154,7 +154,7 @@ fn healthy(status: &str) -> Value {
     }])
 }
 
-/// How the edge is reached by the plugin that reads Secrets.
+/// Returns the access to the edge cluster for the plugin that reads Secrets.
 fn by_secret(edge: &Cluster) -> Value {
     let kubeconfig: Value = serde_saphyr::from_str(&edge.kubeconfig_with_token()).unwrap();
     let mut cluster = kubeconfig["clusters"][0]["cluster"].clone();
@@ -175,7 +175,7 @@ async fn credential(home: &FleetClient, kubeconfig: &str) {
     home.apply_secret(CREDENTIAL, &secret).await.unwrap();
 }
 
-/// Who holds the member's Lease, since when, and how often it has changed hands.
+/// Returns the holder of the member's Lease, its transitions, and the time of acquisition.
 async fn held(edge: &FleetClient) -> (Option<String>, Option<i32>, String) {
     let leases: Api<Lease> = Api::namespaced(edge.client.clone(), SYSTEM_NAMESPACE);
     let spec = leases.get("krypton-agent").await.unwrap().spec.unwrap();
@@ -183,7 +183,7 @@ async fn held(edge: &FleetClient) -> (Option<String>, Option<i32>, String) {
     (spec.holder_identity, spec.lease_transitions, since)
 }
 
-/// One that names a member's profile is deployed there; one that names none that there is says so.
+/// A KryptonDeployment that names a member's profile is deployed there. One that names a missing profile reports it.
 async fn a_deployment_names_a_profile(home: &Cluster, at_edge: &FleetClient) {
     let all: Api<KryptonDeployment> = Api::namespaced(home.client(), "default");
     let create = async |name: &str, profile: &str| {
@@ -241,34 +241,34 @@ async fn cluster_profile_member_survives_rotation_and_lost_access() -> TestResul
         &file.flag(),
     ]));
     let mut hub = Hub::start(&options)?;
-    let (desk, at_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
-    credential(&desk, &edge.kubeconfig_with_token()).await;
-    // There is no such API yet.
+    let (fleet_client, at_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
+    credential(&fleet_client, &edge.kubeconfig_with_token()).await;
+    // The API doesn't exist yet.
     hub.ready(PATIENCE).await?;
     let profiles = Profiles::serve(&home).await;
     let status = json!({"conditions": healthy("False"), "accessProviders": by_secret(&edge)});
     profiles.create("edge-1", status).await;
     let not_ready = unresolved("ClusterProfileNotReady");
-    desk.member_shows("edge-1", &[not_ready]).await?;
+    fleet_client.member_shows("edge-1", &[not_ready]).await?;
 
     profiles
         .say("edge-1", json!({"conditions": healthy("True")}))
         .await;
     at_edge.install("first").await?;
     let well = [RESOLVED, CONNECTED, HEALTHY];
-    desk.member_shows("edge-1", &well).await?;
+    fleet_client.member_shows("edge-1", &well).await?;
     a_deployment_names_a_profile(&home, &at_edge).await;
     let (lease, releases) = (held(&at_edge).await, at_edge.releases().await?);
 
-    // What the manager says of other things is no news.
+    // Unrelated changes of the manager cause no update.
     let noise = json!({"properties": [{"name": "zone.example.org", "value": "a"}]});
     profiles.say("edge-1", noise).await;
-    // The token in use is refused from now on; nobody tells the hub.
-    credential(&desk, &edge.kubeconfig_with_next_token()).await;
+    // The API server rejects the current token from now on, without a notice to the hub.
+    credential(&fleet_client, &edge.kubeconfig_with_next_token()).await;
     edge.rotate_token().await?;
     at_edge.install("rotated").await?;
-    desk.member_shows("edge-1", &well).await?;
-    assert_eq!(held(&at_edge).await, lease, "the proxy goes on as it was");
+    fleet_client.member_shows("edge-1", &well).await?;
+    assert_eq!(held(&at_edge).await, lease, "the proxy continues unchanged");
 
     for (providers, problem) in [
         (json!([]), PROVIDER),
@@ -279,26 +279,29 @@ async fn cluster_profile_member_survives_rotation_and_lost_access() -> TestResul
     ] {
         file.write(&providers);
         let stale = [doubtful("RemoteClusterStale"), CONNECTED, HEALTHY];
-        let told = desk.member_message("edge-1", &stale).await?;
-        assert!(told.contains("ClusterProfile default/edge-1"), "{told}");
-        assert!(told.contains(problem), "{told}");
+        let message = fleet_client.member_message("edge-1", &stale).await?;
+        assert!(
+            message.contains("ClusterProfile default/edge-1"),
+            "{message}"
+        );
+        assert!(message.contains(problem), "{message}");
         if problem == PROVIDER {
             at_edge.install("stale").await?;
         }
         file.write(&json!([secret_reader(&home)]));
-        desk.member_shows("edge-1", &well).await?;
+        fleet_client.member_shows("edge-1", &well).await?;
     }
-    assert_eq!(held(&at_edge).await, lease, "the proxy goes on as it was");
+    assert_eq!(held(&at_edge).await, lease, "the proxy continues unchanged");
 
     profiles.delete("edge-1").await;
     let gone = unresolved("ClusterProfileNotFound");
-    desk.member_shows("edge-1", &[gone]).await?;
+    fleet_client.member_shows("edge-1", &[gone]).await?;
     let left = at_edge.releases().await?;
     assert_eq!(left.len(), 4);
     for (name, version) in releases {
         assert_eq!(left.get(&name), Some(&version), "{name}");
     }
-    // The token was in no log.
+    // The log doesn't contain the token.
     let log = hub.log()?;
     for kubeconfig in [
         edge.kubeconfig_with_token(),
@@ -308,7 +311,7 @@ async fn cluster_profile_member_survives_rotation_and_lost_access() -> TestResul
         let token = kubeconfig["users"][0]["user"]["token"].as_str().unwrap();
         assert!(!log.contains(token));
     }
-    let secrets: Api<Secret> = Api::namespaced(desk.client.clone(), HUB_NAMESPACE);
+    let secrets: Api<Secret> = Api::namespaced(fleet_client.client.clone(), HUB_NAMESPACE);
     assert!(secrets.get(CREDENTIAL).await.is_ok());
     Ok(())
 }
@@ -322,7 +325,7 @@ fn with_token() -> String {
     answer.to_string()
 }
 
-/// A certificate and a key that are not of each other: neither is bad by itself.
+/// Returns a certificate and a key that don't match, although each is valid.
 fn mismatched() -> String {
     let pair = || {
         let key = rcgen::KeyPair::generate().unwrap();
@@ -340,7 +343,7 @@ fn mismatched() -> String {
 #[tokio::test]
 async fn unreachable_cluster_profile_shows_reason_on_edge_cluster() -> TestResult {
     let home = Cluster::start("reasons-home", Parts::ControlPlane).await?;
-    let desk = FleetClient::at(&home);
+    let fleet_client = FleetClient::at(&home);
     let profiles = Profiles::serve(&home).await;
     let server = json!({"server": home.server()});
     let status = |access: &str| {
@@ -352,7 +355,7 @@ async fn unreachable_cluster_profile_shows_reason_on_edge_cluster() -> TestResul
     profiles.create("edge-1", status("broken")).await;
     profiles.create("edge-2", status("mismatched")).await;
     profiles.create("edge-3", status("unknown")).await;
-    // A file of the hub, which is to be allowed, and is not there.
+    // A file of the hub that is allowed, but missing.
     let mut filed = status("tokens");
     filed["accessProviders"][0]["cluster"]["certificate-authority"] = json!("/nonexistent/ca.crt");
     profiles.create("edge-4", filed).await;
@@ -362,7 +365,7 @@ async fn unreachable_cluster_profile_shows_reason_on_edge_cluster() -> TestResul
     };
     let by_profiles = "--providers=cluster-profile";
     let reason = async |name: &str, reason: &'static str| {
-        let member = desk
+        let member = fleet_client
             .member_shows(name, &[unresolved(reason)])
             .await
             .unwrap();
@@ -375,8 +378,11 @@ async fn unreachable_cluster_profile_shows_reason_on_edge_cluster() -> TestResul
 
     let mut hub = start(&[by_profiles]);
     for name in ["edge-1", "edge-2", "edge-3", "edge-4"] {
-        let told = reason(name, "MulticlusterDisabled").await;
-        assert!(told.contains("--clusterprofile-provider-file"), "{told}");
+        let message = reason(name, "MulticlusterDisabled").await;
+        assert!(
+            message.contains("--clusterprofile-provider-file"),
+            "{message}"
+        );
     }
     hub.stop().await?;
 
@@ -391,35 +397,35 @@ async fn unreachable_cluster_profile_shows_reason_on_edge_cluster() -> TestResul
         &file.flag(),
         "--insecure-kubeconfig-files=true",
     ]);
-    let told = reason("edge-1", "AccessProviderFailed").await;
+    let message = reason("edge-1", "AccessProviderFailed").await;
     assert!(
-        told.contains("exit code 3; it printed: the vault is sealed"),
-        "{told}"
+        message.contains("exit code 3; it printed: the vault is sealed"),
+        "{message}"
     );
-    let told = reason("edge-2", "AccessProviderFailed").await;
-    assert!(told.contains("client-key-data"), "{told}");
-    let told = reason("edge-4", "RemoteClientCreationFailed").await;
-    assert!(told.contains("/nonexistent/ca.crt"), "{told}");
-    let told = reason("edge-3", "AccessProviderFailed").await;
+    let message = reason("edge-2", "AccessProviderFailed").await;
+    assert!(message.contains("client-key-data"), "{message}");
+    let message = reason("edge-4", "RemoteClientCreationFailed").await;
+    assert!(message.contains("/nonexistent/ca.crt"), "{message}");
+    let message = reason("edge-3", "AccessProviderFailed").await;
     assert!(
-        told.contains("(unknown)") && told.contains("broken, mismatched, tokens"),
-        "{told}"
+        message.contains("(unknown)") && message.contains("broken, mismatched, tokens"),
+        "{message}"
     );
     hub.stop().await?;
 
     let mut hub = start(&["--providers=kubeconfig", &file.flag()]);
-    let told = reason("edge-1", "AccessProviderNotConfigured").await;
-    assert!(told.contains("--providers"), "{told}");
+    let message = reason("edge-1", "AccessProviderNotConfigured").await;
+    assert!(message.contains("--providers"), "{message}");
     hub.stop().await?;
 
     home.kubectl(["delete", "crd", CRD]).await?;
     let mut hub = start(&[by_profiles, &file.flag()]);
     let unavailable = [doubtful("ClusterProfileUnavailable")];
-    let told = desk.member_message("edge-1", &unavailable).await?;
-    assert!(told.contains(CRD), "{told}");
+    let message = fleet_client.member_message("edge-1", &unavailable).await?;
+    assert!(message.contains(CRD), "{message}");
     hub.stop().await?;
 
-    // A file that cannot be used is said before anything is done.
+    // The hub rejects an invalid file at startup, before any other action.
     fs::write(file.path(), r#"{"providers": [{"name": "a"}]}"#)?;
     let mut hub = start(&[by_profiles, &file.flag()]);
     assert!(!hub.wait(PATIENCE).await?.success());

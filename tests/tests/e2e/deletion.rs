@@ -25,7 +25,7 @@ by_agent!(
 
 async fn tenant_deletion_removes_release_and_only_own_namespace(mode: Mode) -> TestResult {
     let (pair, _chart) = Scenario::new("deletion", mode).start().await?;
-    let desk = pair.desk();
+    let fleet_client = pair.fleet_client();
     pair.cluster()
         .kubectl(["create", "namespace", "theirs"])
         .await?;
@@ -34,26 +34,37 @@ async fn tenant_deletion_removes_release_and_only_own_namespace(mode: Mode) -> T
         ("guest", json!({"workspace": "theirs"})),
         ("orphan", json!({"workspace": "orphan-ws"})),
     ] {
-        desk.create(name, spec).await?;
+        fleet_client.create(name, spec).await?;
     }
     for name in ["made", "guest", "orphan"] {
-        let tenant = desk.ready(name).await?;
+        let tenant = fleet_client.ready(name).await?;
         assert_eq!(tenant.finalizers(), [names::TENANT_FINALIZER]);
     }
-    let theirs = desk.namespace("theirs").await?.unwrap();
+    let theirs = fleet_client.namespace("theirs").await?.unwrap();
 
-    desk.annotate("orphan", names::ORPHAN_ANNOTATION, "true")
+    fleet_client
+        .annotate("orphan", names::ORPHAN_ANNOTATION, "true")
         .await?;
     for name in ["made", "guest", "orphan"] {
-        desk.delete(name).await?;
+        fleet_client.delete(name).await?;
     }
     for name in ["made", "guest", "orphan"] {
-        desk.gone(name).await?;
+        fleet_client.gone(name).await?;
     }
 
-    assert_eq!(desk.revisions("made-ws", &pair.release("made")).await?, []);
-    assert_eq!(desk.namespace("made-ws").await?, None);
-    assert_eq!(desk.revisions("theirs", &pair.release("guest")).await?, []);
+    assert_eq!(
+        fleet_client
+            .revisions("made-ws", &pair.release("made"))
+            .await?,
+        []
+    );
+    assert_eq!(fleet_client.namespace("made-ws").await?, None);
+    assert_eq!(
+        fleet_client
+            .revisions("theirs", &pair.release("guest"))
+            .await?,
+        []
+    );
     let left = pair
         .cluster()
         .kubectl([
@@ -64,13 +75,15 @@ async fn tenant_deletion_removes_release_and_only_own_namespace(mode: Mode) -> T
         ])
         .await?;
     assert!(!left.contains("tenant-guest"), "{left}");
-    let now = desk.namespace("theirs").await?.unwrap();
+    let now = fleet_client.namespace("theirs").await?.unwrap();
     assert_eq!(now.metadata.deletion_timestamp, None);
     assert_eq!(
         (now.metadata.uid, now.metadata.labels),
         (theirs.metadata.uid, theirs.metadata.labels)
     );
-    let orphaned = desk.revisions("orphan-ws", &pair.release("orphan")).await?;
+    let orphaned = fleet_client
+        .revisions("orphan-ws", &pair.release("orphan"))
+        .await?;
     assert_eq!(orphaned, [(1, "deployed".to_owned())]);
     let deployment = [
         "get",
@@ -84,44 +97,56 @@ async fn tenant_deletion_removes_release_and_only_own_namespace(mode: Mode) -> T
         ("made", "WorkspaceDeleted"),
         ("orphan", "Orphaned"),
     ] {
-        desk.told(name, reason).await?;
+        fleet_client.event_message(name, reason).await?;
     }
 
     // A new Tenant with the name of a deleted one is an ordinary Tenant.
-    desk.create("made", json!({"workspace": "made-ws"})).await?;
-    desk.ready("made").await?;
-    desk.newest_is("made-ws", &pair.release("made"), 1, "deployed")
+    fleet_client
+        .create("made", json!({"workspace": "made-ws"}))
+        .await?;
+    fleet_client.ready("made").await?;
+    fleet_client
+        .newest_is("made-ws", &pair.release("made"), 1, "deployed")
         .await?;
     Ok(())
 }
 
 async fn older_tenant_keeps_release_when_younger_is_deleted(mode: Mode) -> TestResult {
     let (pair, _chart) = Scenario::new("claim", mode).start().await?;
-    let desk = pair.desk();
+    let fleet_client = pair.fleet_client();
     for namespace in ["older", "younger"] {
         pair.cluster()
             .kubectl(["create", "namespace", namespace])
             .await?;
     }
     let spec = json!({"workspace": "shared"});
-    desk.within("older").create("acme", spec.clone()).await?;
-    desk.within("older").ready("acme").await?;
-    let releases = desk.releases().await?;
+    fleet_client
+        .within("older")
+        .create("acme", spec.clone())
+        .await?;
+    fleet_client.within("older").ready("acme").await?;
+    let releases = fleet_client.releases().await?;
 
-    desk.within("younger").create("acme", spec).await?;
+    fleet_client.within("younger").create("acme", spec).await?;
     let error = pair.condition("ClusterError");
     let refused = (error.as_str(), "True", "ReleaseInUse");
-    let younger = desk.within("younger").shows("acme", &[refused]).await?;
+    let younger = fleet_client
+        .within("younger")
+        .shows("acme", &[refused])
+        .await?;
     let status = younger.status.unwrap();
     assert_eq!(status.phase.as_deref(), Some("Error"));
     let message = status.last_message.unwrap();
     assert!(message.contains("Tenant older/acme"), "{message}");
-    desk.within("younger").told("acme", "ReleaseInUse").await?;
+    fleet_client
+        .within("younger")
+        .event_message("acme", "ReleaseInUse")
+        .await?;
 
-    desk.within("younger").remove("acme").await?;
-    desk.within("older").ready("acme").await?;
-    assert_eq!(desk.releases().await?, releases);
-    let shared = desk.namespace("shared").await?.unwrap();
+    fleet_client.within("younger").remove("acme").await?;
+    fleet_client.within("older").ready("acme").await?;
+    assert_eq!(fleet_client.releases().await?, releases);
+    let shared = fleet_client.namespace("shared").await?.unwrap();
     assert_eq!(shared.metadata.deletion_timestamp, None);
     Ok(())
 }
@@ -134,19 +159,19 @@ async fn tenants_and_releases_survive_crd_deletion_on_home() {
 
 async fn crd_stripped_of_finalizer_and_recreated_uninstalls_nothing(mode: Mode) -> TestResult {
     let (mut pair, _chart) = Scenario::new("stripped", mode).start().await?;
-    let desk = pair.desk();
+    let fleet_client = pair.fleet_client();
     let spec = json!({"workspace": "acme-ws"});
-    desk.create("acme", spec).await?;
-    desk.ready("acme").await?;
+    fleet_client.create("acme", spec).await?;
+    fleet_client.ready("acme").await?;
     // With hub and agent stopped, no process saves the Tenants, and their finalizers block the deletion of the CRD.
     pair.stop().await?;
-    let releases = desk.releases().await?;
+    let releases = fleet_client.releases().await?;
     let name = Tenant::crd_name();
     let cluster = pair.cluster();
     let delete = ["delete", "crd", name, "--wait=false"];
     cluster.kubectl(delete).await?;
-    let deleted = eventually("the Tenant to be deleted with it", async || {
-        let tenant = desk.tenants().get("acme").await?;
+    let deleted = eventually("the Tenant to be terminating", async || {
+        let tenant = fleet_client.tenants().get("acme").await?;
         Ok(tenant.metadata.deletion_timestamp)
     })
     .await?;
@@ -164,19 +189,19 @@ async fn crd_stripped_of_finalizer_and_recreated_uninstalls_nothing(mode: Mode) 
     pair.start_agent_again()?;
     let error = pair.condition("ClusterError");
     let waits = [(error.as_str(), "True", "UninstallFailed")];
-    let tenant = desk.shows("acme", &waits).await?;
+    let tenant = fleet_client.shows("acme", &waits).await?;
     assert!(tenant.metadata.deletion_timestamp.is_some(), "etcd kept it");
-    assert_eq!(desk.releases().await?, releases);
+    assert_eq!(fleet_client.releases().await?, releases);
     let orphan = names::ORPHAN_ANNOTATION;
-    desk.annotate("acme", orphan, "true").await?;
-    desk.gone("acme").await?;
-    assert_eq!(desk.releases().await?, releases);
+    fleet_client.annotate("acme", orphan, "true").await?;
+    fleet_client.gone("acme").await?;
+    assert_eq!(fleet_client.releases().await?, releases);
     Ok(())
 }
 
 async fn tenants_and_releases_survive_crd_deletion(mode: Mode) -> TestResult {
     let (mut pair, _chart) = Scenario::new("crd", mode).start().await?;
-    let desk = pair.desk();
+    let fleet_client = pair.fleet_client();
     pair.cluster()
         .kubectl(["create", "namespace", "team"])
         .await?;
@@ -187,29 +212,29 @@ async fn tenants_and_releases_survive_crd_deletion(mode: Mode) -> TestResult {
         for namespace in ["default", "team"] {
             let name = format!("{namespace}-{number}");
             let spec = json!({"workspace": format!("{name}-ws")});
-            desk.within(namespace).create(&name, spec).await?;
+            fleet_client.within(namespace).create(&name, spec).await?;
             names.push((namespace, name));
         }
     }
     let mut before = Vec::new();
     for (namespace, name) in &names {
-        before.push(desk.within(namespace).ready(name).await?);
+        before.push(fleet_client.within(namespace).ready(name).await?);
     }
     // The annotation is the last write of an installation, so no action is pending afterwards.
-    desk.lease_renewed().await?;
-    let releases = desk.releases().await?;
-    let crds: Api<CustomResourceDefinition> = Api::all(desk.client.clone());
+    fleet_client.lease_renewed().await?;
+    let releases = fleet_client.releases().await?;
+    let crds: Api<CustomResourceDefinition> = Api::all(fleet_client.client.clone());
     let crd = crds.get(Tenant::crd_name()).await?;
 
     pair.cluster()
         .kubectl(["delete", "crd", Tenant::crd_name(), "--wait=false"])
         .await?;
 
-    eventually("another CRD in its place", async || {
+    eventually("a new CRD", async || {
         let now = crds.get(Tenant::crd_name()).await?;
         if now.metadata.uid == crd.metadata.uid {
             bail!(
-                "the old one is there, with finalizers {:?}",
+                "the old CRD still exists, with finalizers {:?}",
                 now.metadata.finalizers
             );
         }
@@ -217,22 +242,33 @@ async fn tenants_and_releases_survive_crd_deletion(mode: Mode) -> TestResult {
     })
     .await?;
     for ((namespace, name), old) in names.iter().zip(before) {
-        eventually(&format!("Tenant {name} to be back"), async || {
-            let tenant = desk.within(namespace).tenants().get_opt(name).await?;
+        eventually(&format!("Tenant {name} to be restored"), async || {
+            let tenant = fleet_client
+                .within(namespace)
+                .tenants()
+                .get_opt(name)
+                .await?;
             Ok(tenant.filter(|tenant| tenant.metadata.uid != old.metadata.uid))
         })
         .await?;
-        let back = desk.within(namespace).ready(name).await?;
+        let back = fleet_client.within(namespace).ready(name).await?;
         assert_eq!(back.spec, old.spec);
         // On the home cluster, the member's earlier report is written to the restored Tenant immediately.
         eventually(&format!("the finalizer of {name}"), async || {
-            let tenant = desk.within(namespace).tenants().get(name).await?;
+            let tenant = fleet_client.within(namespace).tenants().get(name).await?;
             Ok((tenant.finalizers() == [names::TENANT_FINALIZER]).then_some(()))
         })
         .await?;
-        desk.within(namespace).told(name, "TenantRestored").await?;
+        fleet_client
+            .within(namespace)
+            .event_message(name, "TenantRestored")
+            .await?;
     }
-    assert_eq!(desk.releases().await?, releases, "no release was touched");
+    assert_eq!(
+        fleet_client.releases().await?,
+        releases,
+        "no release was changed"
+    );
     let log = pair.actor()?.log()?;
     assert!(!log.contains("running helm uninstall"), "{log}");
     assert_eq!(log.matches("running helm").count(), 2 * each, "{log}");
@@ -244,71 +280,79 @@ async fn tenants_and_releases_survive_crd_deletion(mode: Mode) -> TestResult {
     for (namespace, name) in &names {
         let (workspace, release) = (format!("{name}-ws"), pair.release(name));
         if *namespace == "team" {
-            desk.within(namespace).gone(name).await?;
-            assert_eq!(desk.revisions(&workspace, &release).await?, []);
+            fleet_client.within(namespace).gone(name).await?;
+            assert_eq!(fleet_client.revisions(&workspace, &release).await?, []);
         }
     }
     eventually("the namespace to be gone", async || {
-        Ok(desk.namespace("team").await?.is_none().then_some(()))
+        Ok(fleet_client
+            .namespace("team")
+            .await?
+            .is_none()
+            .then_some(()))
     })
     .await?;
     let mut left = releases;
     left.retain(|name, _| name.contains("tenant-default-"));
-    assert_eq!(desk.releases().await?, left);
+    assert_eq!(fleet_client.releases().await?, left);
     for (namespace, name) in names
         .iter()
         .filter(|(namespace, _)| *namespace == "default")
     {
-        desk.within(namespace).ready(name).await?;
+        fleet_client.within(namespace).ready(name).await?;
     }
     Ok(())
 }
 
 async fn only_certain_deletions_resume_after_crd_recreation(mode: Mode) -> TestResult {
     let (pair, _chart) = Scenario::new("crd-late", mode).start().await?;
-    let desk = pair.desk();
-    desk.install_all(&["paused", "staying"]).await?;
-    let crds: Api<CustomResourceDefinition> = Api::all(desk.client.clone());
+    let fleet_client = pair.fleet_client();
+    fleet_client.install_all(&["paused", "staying"]).await?;
+    let crds: Api<CustomResourceDefinition> = Api::all(fleet_client.client.clone());
     let crd = crds.get(Tenant::crd_name()).await?;
-    let old = desk.tenants().get("staying").await?;
-    let going = Held::delete(&desk, "going").await?;
+    let old = fleet_client.tenants().get("staying").await?;
+    let going = Held::delete(&fleet_client, "going").await?;
     // Krypton hasn't processed this deletion yet.
-    desk.annotate("paused", names::PAUSED_ANNOTATION, "true")
+    fleet_client
+        .annotate("paused", names::PAUSED_ANNOTATION, "true")
         .await?;
-    desk.delete("paused").await?;
+    fleet_client.delete("paused").await?;
 
     pair.cluster()
         .kubectl(["delete", "crd", Tenant::crd_name(), "--wait=false"])
         .await?;
 
-    eventually("another CRD in its place", async || {
+    eventually("a new CRD", async || {
         let now = crds.get_opt(Tenant::crd_name()).await?;
         Ok(now.filter(|now| now.metadata.uid != crd.metadata.uid))
     })
     .await?;
     let back = async |name: &str| {
-        eventually(&format!("Tenant {name} to be back"), async || {
-            let tenant = desk.tenants().get_opt(name).await?;
+        eventually(&format!("Tenant {name} to be restored"), async || {
+            let tenant = fleet_client.tenants().get_opt(name).await?;
             Ok(tenant)
         })
         .await
         .unwrap()
     };
     assert_ne!(back("staying").await.metadata.uid, old.metadata.uid);
-    desk.ready("staying").await?;
+    fleet_client.ready("staying").await?;
     // When in doubt, Krypton uninstalls nothing.
     assert_eq!(back("paused").await.metadata.deletion_timestamp, None);
     going.is_deleted_again().await?;
-    desk.told("going", "TenantRestored").await?;
-    going.let_go().await?;
-    assert_eq!(desk.namespace("going").await?, None);
-    desk.newest_is("paused", &pair.release("paused"), 1, "deployed")
+    fleet_client
+        .event_message("going", "TenantRestored")
+        .await?;
+    going.release().await?;
+    assert_eq!(fleet_client.namespace("going").await?, None);
+    fleet_client
+        .newest_is("paused", &pair.release("paused"), 1, "deployed")
         .await?;
     Ok(())
 }
 
 /// Makes the API server reject every new Tenant of this name.
-async fn refuse(desk: &FleetClient, name: &str) -> TestResult {
+async fn refuse(fleet_client: &FleetClient, name: &str) -> TestResult {
     let tenants = json!({"apiGroups": ["mesh.openkcm.io"], "apiVersions": ["*"],
         "operations": ["CREATE"], "resources": ["tenants"]});
     let policy = json!({"metadata": {"name": "refuse"}, "spec": {
@@ -320,10 +364,10 @@ async fn refuse(desk: &FleetClient, name: &str) -> TestResult {
     let binding = json!({"metadata": {"name": "refuse"},
         "spec": {"policyName": "refuse", "validationActions": ["Deny"]}});
     let params = PostParams::default();
-    let policies: Api<ValidatingAdmissionPolicy> = Api::all(desk.client.clone());
+    let policies: Api<ValidatingAdmissionPolicy> = Api::all(fleet_client.client.clone());
     let policy = serde_json::from_value(policy)?;
     policies.create(&params, &policy).await?;
-    let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(desk.client.clone());
+    let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(fleet_client.client.clone());
     let binding = serde_json::from_value(binding)?;
     bindings.create(&params, &binding).await?;
     let probe = Tenant::new(name, serde_json::from_value(json!({}))?);
@@ -331,8 +375,8 @@ async fn refuse(desk: &FleetClient, name: &str) -> TestResult {
         dry_run: true,
         ..PostParams::default()
     };
-    eventually("the policy to be in force", async || {
-        let tried = desk
+    eventually("the policy to be enforced", async || {
+        let tried = fleet_client
             .within("kube-public")
             .tenants()
             .create(&dry, &probe)
@@ -345,55 +389,55 @@ async fn refuse(desk: &FleetClient, name: &str) -> TestResult {
 
 async fn refused_tenant_keeps_no_other_from_its_restore(mode: Mode) -> TestResult {
     let (mut pair, _chart) = Scenario::new("refused", mode).start().await?;
-    let (desk, home) = (pair.desk(), FleetClient::at(pair.home()));
+    let (fleet_client, home) = (pair.fleet_client(), FleetClient::at(pair.home()));
     for name in ["bad", "good", "other"] {
-        desk.create(name, json!({})).await?;
+        fleet_client.create(name, json!({})).await?;
     }
     let mut before = Vec::new();
     for name in ["bad", "good", "other"] {
-        before.push(desk.ready(name).await?);
+        before.push(fleet_client.ready(name).await?);
     }
-    desk.lease_renewed().await?;
-    let releases = desk.releases().await?;
-    refuse(&desk, "bad").await?;
+    fleet_client.lease_renewed().await?;
+    let releases = fleet_client.releases().await?;
+    refuse(&fleet_client, "bad").await?;
     let delete = ["delete", "crd", Tenant::crd_name(), "--wait=false"];
     pair.cluster().kubectl(delete).await?;
     for (name, old) in [("good", &before[1]), ("other", &before[2])] {
-        eventually(&format!("Tenant {name} to be back"), async || {
-            let tenant = desk.tenants().get_opt(name).await?;
+        eventually(&format!("Tenant {name} to be restored"), async || {
+            let tenant = fleet_client.tenants().get_opt(name).await?;
             Ok(tenant.filter(|tenant| tenant.metadata.uid != old.metadata.uid))
         })
         .await?;
     }
     let waits = ("Healthy", "False", "TenantsNotRestored");
     let shown = home.member_shows(pair.name(), &[waits]).await?;
-    let said = serde_json::to_string(&shown.status)?;
+    let status = serde_json::to_string(&shown.status)?;
     assert!(
-        said.contains("deleted: 1;") && said.contains("default/bad"),
-        "{said}"
+        status.contains("deleted: 1;") && status.contains("default/bad"),
+        "{status}"
     );
 
     // The other Tenants are reconciled. One is deleted, and stays deleted after a restart.
-    desk.remove("good").await?;
+    fleet_client.remove("good").await?;
     pair.stop().await?;
     pair.start_hub_again()?;
     pair.start_agent_again()?;
-    desk.lease_renewed().await?;
+    fleet_client.lease_renewed().await?;
     home.member_shows(pair.name(), &[waits]).await?;
-    assert!(desk.tenants().get_opt("good").await?.is_none());
+    assert!(fleet_client.tenants().get_opt("good").await?.is_none());
 
-    let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(desk.client.clone());
+    let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(fleet_client.client.clone());
     let params = DeleteParams::default();
     bindings.delete("refuse", &params).await?;
-    desk.told("bad", "TenantRestored").await?;
+    fleet_client.event_message("bad", "TenantRestored").await?;
     for name in ["bad", "other"] {
-        desk.ready(name).await?;
+        fleet_client.ready(name).await?;
     }
     let healthy = ("Healthy", "True", "Reconciling");
     home.member_shows(pair.name(), &[healthy]).await?;
-    assert!(desk.tenants().get_opt("good").await?.is_none());
+    assert!(fleet_client.tenants().get_opt("good").await?.is_none());
     let mut left = releases;
     left.retain(|name, _| !name.contains("tenant-good-"));
-    assert_eq!(desk.releases().await?, left);
+    assert_eq!(fleet_client.releases().await?, left);
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! KryptonDeployments on their member: installed, upgraded, put right and removed by home's orders, and by
-//! nothing else.
+//! Verifies KryptonDeployments on their member: home's orders, and nothing else, install, upgrade, correct and remove
+//! them.
 
 mod stub_hub;
 
@@ -58,15 +58,20 @@ async fn small() -> ChartRepository {
     ChartRepository::start(&charts).await.unwrap()
 }
 
-async fn labels(desk: &FleetClient, namespace: &str, release: &str, revision: u32) -> Labels {
-    let secrets: Api<Secret> = Api::namespaced(desk.client.clone(), namespace);
+async fn labels(
+    fleet_client: &FleetClient,
+    namespace: &str,
+    release: &str,
+    revision: u32,
+) -> Labels {
+    let secrets: Api<Secret> = Api::namespaced(fleet_client.client.clone(), namespace);
     let name = format!("sh.helm.release.v1.{release}.v{revision}");
     secrets.get(&name).await.unwrap().labels().clone()
 }
 
-async fn namespace_goes(desk: &FleetClient, name: &str) {
+async fn namespace_goes(fleet_client: &FleetClient, name: &str) {
     let what = format!("namespace {name} to be gone");
-    eventually(&what, async || match desk.namespace(name).await? {
+    eventually(&what, async || match fleet_client.namespace(name).await? {
         None => Ok(Some(())),
         Some(namespace) => bail!("{:?}", namespace.status),
     })
@@ -88,7 +93,7 @@ async fn message_is(cluster: &Cluster, namespace: &str, release: &str, expected:
     eventually(&what, async || {
         match cluster.kubectl(words).await?.as_str() {
             found if found == expected => Ok(Some(())),
-            found => bail!("it is {found:?}"),
+            found => bail!("found {found:?}"),
         }
     })
     .await
@@ -97,7 +102,7 @@ async fn message_is(cluster: &Cluster, namespace: &str, release: &str, expected:
 
 async fn deployment_is_reconciled_and_removed_only_by_order(mode: Mode) -> TestResult {
     let cluster = cluster("ordered", mode, Parts::WithControllers).await;
-    let (desk, repository) = (FleetClient::at(&cluster), small().await);
+    let (fleet_client, repository) = (FleetClient::at(&cluster), small().await);
     let drift = DriftPolicy {
         mode: DriftMode::Heal,
         interval_seconds: 1,
@@ -107,23 +112,27 @@ async fn deployment_is_reconciled_and_removed_only_by_order(mode: Mode) -> TestR
     let mut acme = order("accounts", "acme");
     let release = "ced-acme";
     stub.order(&[&acme]);
-    let said = stub.ready(&acme, reason::INSTALLED).await;
-    assert!(said.applied_chart.ends_with("/small:1.0.0"), "{said:?}");
-    assert!(!said.gone);
-    desk.newest_is("acme", release, 1, "deployed").await?;
-    let marks = labels(&desk, "acme", release, 1).await;
+    let report = stub.ready(&acme, reason::INSTALLED).await;
+    assert!(report.applied_chart.ends_with("/small:1.0.0"), "{report:?}");
+    assert!(!report.gone);
+    fleet_client
+        .newest_is("acme", release, 1, "deployed")
+        .await?;
+    let marks = labels(&fleet_client, "acme", release, 1).await;
     assert_eq!(marks[OWNER_UID_LABEL], acme.uid);
     assert_eq!(marks[OWNER_NAMESPACE_LABEL], "accounts");
-    let workspace = desk.namespace("acme").await?.unwrap();
+    let workspace = fleet_client.namespace("acme").await?.unwrap();
     assert_eq!(workspace.labels()[CREATOR_LABEL], acme.uid);
 
     stub.value("message", "again");
     stub.order(&[&acme]);
     stub.ready(&acme, reason::UPGRADED).await;
-    desk.newest_is("acme", release, 2, "deployed").await?;
+    fleet_client
+        .newest_is("acme", release, 2, "deployed")
+        .await?;
     message_is(&cluster, "acme", release, "again").await;
 
-    // What somebody changes is put right without a revision.
+    // Drift is corrected without a new revision.
     let patch = r#"{"data":{"message":"mine"}}"#;
     let words = ["patch", "configmap", release, "-n", "acme", "-p", patch];
     cluster.kubectl(words).await?;
@@ -133,20 +142,24 @@ async fn deployment_is_reconciled_and_removed_only_by_order(mode: Mode) -> TestR
     acme.generation += 1;
     stub.value("message", "paused");
     stub.order(&[&acme]);
-    stub.says(&acme, "paused", |said| {
-        let progress = said.state.progress.as_ref();
+    stub.reports(&acme, "paused", |report| {
+        let progress = report.state.progress.as_ref();
         progress.is_some_and(|progress| progress.reason == reason::PAUSED)
     })
     .await;
-    desk.newest_is("acme", release, 2, "deployed").await?;
+    fleet_client
+        .newest_is("acme", release, 2, "deployed")
+        .await?;
     acme.paused = false;
     acme.generation += 1;
     stub.order(&[&acme]);
-    desk.newest_is("acme", release, 3, "deployed").await?;
+    fleet_client
+        .newest_is("acme", release, 3, "deployed")
+        .await?;
     stub.ready(&acme, reason::UPGRADED).await;
 
-    // Missing from the list, and no list at all: neither says that anything is to go. Another one that is
-    // done shows that the list was acted on.
+    // An order missing from the list, or a missing list, removes nothing. The completed second order shows that the
+    // list was processed.
     let other = order("accounts", "other");
     stub.order(&[&other]);
     stub.ready(&other, reason::INSTALLED).await;
@@ -155,55 +168,60 @@ async fn deployment_is_reconciled_and_removed_only_by_order(mode: Mode) -> TestR
     stub.silent(&other).await;
     stub.act_again().await?;
     stub.order(&[&acme, &other]);
-    let said = stub.ready(&acme, reason::NO_CHANGE).await;
-    assert!(said.applied_chart.ends_with("/small:1.0.0"), "{said:?}");
+    let report = stub.ready(&acme, reason::NO_CHANGE).await;
+    assert!(report.applied_chart.ends_with("/small:1.0.0"), "{report:?}");
     for (name, revision) in [("acme", 3), ("other", 1)] {
         let release = format!("ced-{name}");
-        desk.newest_is(name, &release, revision, "deployed").await?;
+        fleet_client
+            .newest_is(name, &release, revision, "deployed")
+            .await?;
     }
 
     let gone = removal(&acme);
     stub.order(&[&gone, &other]);
-    let said = stub.gone(&gone).await;
-    assert_eq!(said.state.ready.reason, reason::UNINSTALLED);
-    assert!(desk.revisions("acme", release).await?.is_empty());
-    namespace_goes(&desk, "acme").await;
-    // Who comes after finds it done.
+    let report = stub.gone(&gone).await;
+    assert_eq!(report.state.ready.reason, reason::UNINSTALLED);
+    assert!(fleet_client.revisions("acme", release).await?.is_empty());
+    namespace_goes(&fleet_client, "acme").await;
+    // The successor finds the work done.
     stub.act_again().await?;
     stub.gone(&gone).await;
     stub.ready(&other, reason::NO_CHANGE).await;
-    desk.newest_is("other", "ced-other", 1, "deployed").await?;
+    fleet_client
+        .newest_is("other", "ced-other", 1, "deployed")
+        .await?;
     Ok(())
 }
 
 async fn killed_deployment_install_leaves_one_release(mode: Mode) -> TestResult {
     let cluster = cluster("ordered-killed", mode, Parts::WithControllers).await;
-    let (desk, held) = (FleetClient::at(&cluster), Gate::new()?);
+    let (fleet_client, held) = (FleetClient::at(&cluster), Gate::new()?);
     let repository = ChartRepository::start(&[held.chart()]).await?;
     let mut stub =
         StubHub::start(mode, &cluster, &repository, "gate", DriftPolicy::default()).await?;
     let acme = order("accounts", "acme");
     stub.order(&[&acme]);
-    let hook = gate::hook(&desk, "acme", None).await?;
-    desk.newest_is("acme", "ced-acme", 1, "pending-install")
+    let hook = gate::hook(&fleet_client, "acme", None).await?;
+    fleet_client
+        .newest_is("acme", "ced-acme", 1, "pending-install")
         .await?;
     assert_eq!(kill_helm(stub.folder())?, 1);
-    let hook = gate::hook(&desk, "acme", Some(&hook)).await?;
-    gate::open(&desk, "acme", &hook).await?;
+    let hook = gate::hook(&fleet_client, "acme", Some(&hook)).await?;
+    gate::open(&fleet_client, "acme", &hook).await?;
     stub.ready(&acme, reason::INSTALLED).await;
-    let revisions = desk.revisions("acme", "ced-acme").await?;
+    let revisions = fleet_client.revisions("acme", "ced-acme").await?;
     assert_one_deployed(&revisions);
     let gone = removal(&acme);
     stub.order(&[&gone]);
     stub.gone(&gone).await;
-    assert!(desk.revisions("acme", "ced-acme").await?.is_empty());
+    assert!(fleet_client.revisions("acme", "ced-acme").await?.is_empty());
     Ok(())
 }
 
 async fn release_has_single_owner_and_original_is_adopted(mode: Mode) -> TestResult {
     let cluster = cluster("ordered-twice", mode, Parts::WithControllers).await;
-    let (desk, repository) = (FleetClient::at(&cluster), small().await);
-    // As the original has left it: in a namespace that is nobody's to remove.
+    let (fleet_client, repository) = (FleetClient::at(&cluster), small().await);
+    // Installed by the original, in a namespace that Krypton doesn't own.
     let url = repository.url();
     let install = [
         "install",
@@ -226,7 +244,7 @@ async fn release_has_single_owner_and_original_is_adopted(mode: Mode) -> TestRes
     let old = order("accounts", "old");
     stub.order(&[&old]);
     stub.ready(&old, reason::NO_CHANGE).await;
-    let revisions = desk.revisions("old", "ced-old").await?;
+    let revisions = fleet_client.revisions("old", "ced-old").await?;
     assert_eq!(revisions, [(1, "deployed".to_owned())]);
 
     stub.value("replicaCount", 0);
@@ -237,22 +255,26 @@ async fn release_has_single_owner_and_original_is_adopted(mode: Mode) -> TestRes
     };
     stub.order(&[&older, &younger, &old]);
     stub.ready(&older, reason::INSTALLED).await;
-    let said = stub.is_not(&younger, reason::RELEASE_IN_USE).await;
-    let message = &said.state.ready.message;
+    let report = stub.is_not(&younger, reason::RELEASE_IN_USE).await;
+    let message = &report.state.ready.message;
     assert!(
         message.contains("KryptonDeployment accounts/acme"),
         "{message}"
     );
-    // Other values than the original's are an upgrade.
-    desk.newest_is("old", "ced-old", 2, "deployed").await?;
+    // Values that differ from the original's cause an upgrade.
+    fleet_client
+        .newest_is("old", "ced-old", 2, "deployed")
+        .await?;
 
-    // The one that was refused goes, and nothing with it.
+    // The rejected order can be removed without any effect.
     let refused = removal(&younger);
     stub.order(&[&older, &refused, &old]);
     stub.gone(&refused).await;
-    desk.newest_is("acme", "ced-acme", 1, "deployed").await?;
+    fleet_client
+        .newest_is("acme", "ced-acme", 1, "deployed")
+        .await?;
 
-    // Let go, it stays; in another namespace of home it is not anybody's.
+    // An orphaned release stays. In another namespace of home, the same order has no owner.
     let orphan = DesiredDeployment {
         orphan: true,
         ..removal(&older)
@@ -262,16 +284,18 @@ async fn release_has_single_owner_and_original_is_adopted(mode: Mode) -> TestRes
     stub.gone(&orphan).await;
     stub.gone(&gone).await;
     stub.is_not(&younger, reason::RELEASE_IN_USE).await;
-    desk.newest_is("acme", "ced-acme", 1, "deployed").await?;
-    assert!(desk.revisions("old", "ced-old").await?.is_empty());
-    assert!(desk.namespace("old").await?.is_some());
+    fleet_client
+        .newest_is("acme", "ced-acme", 1, "deployed")
+        .await?;
+    assert!(fleet_client.revisions("old", "ced-old").await?.is_empty());
+    assert!(fleet_client.namespace("old").await?.is_some());
     Ok(())
 }
 
 async fn deployments_work_where_tenants_are_forbidden(mode: Mode) -> TestResult {
     let cluster = cluster("ordered-alone", mode, Parts::WithControllers).await;
     refuse_tenants(&cluster).await?;
-    let (desk, repository) = (FleetClient::at(&cluster), small().await);
+    let (fleet_client, repository) = (FleetClient::at(&cluster), small().await);
     let drift = DriftPolicy::default();
     let mut stub = StubHub::start(mode, &cluster, &repository, "small", drift).await?;
     stub.value("replicaCount", 0);
@@ -281,7 +305,7 @@ async fn deployments_work_where_tenants_are_forbidden(mode: Mode) -> TestResult 
     let gone = removal(&acme);
     stub.order(&[&gone]);
     stub.gone(&gone).await;
-    namespace_goes(&desk, "acme").await;
+    namespace_goes(&fleet_client, "acme").await;
     has_no_tenants(&cluster).await?;
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! What the documentation says of tests.
+//! Verifies the documentation's statements about tests.
 
 use krypton_tests::TestResult;
 use std::{
@@ -9,7 +9,7 @@ use std::{
 
 use crate::docs_commands::pages::pages;
 
-/// All Rust files of the workspace's crates.
+/// Finds all Rust files of the workspace's crates.
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
@@ -22,7 +22,7 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) -> io::Result<()> {
     Ok(())
 }
 
-/// The text of all crates.
+/// Returns the source text of all crates.
 fn all_sources(root: &Path) -> String {
     let mut files = Vec::new();
     for folder in [
@@ -34,7 +34,7 @@ fn all_sources(root: &Path) -> String {
     texts.collect()
 }
 
-/// The tests that the tables of a page name, in their last column.
+/// Returns the tests in the last column of the page's tables.
 fn named(page: &str) -> BTreeSet<&str> {
     page.lines()
         .filter_map(|line| line.rsplit_once(" | "))
@@ -42,7 +42,7 @@ fn named(page: &str) -> BTreeSet<&str> {
         .collect()
 }
 
-/// The name of the function on this line.
+/// Returns the name of the function on this line.
 fn function(line: &str) -> Option<&str> {
     let line = line.strip_prefix("pub ").unwrap_or(line);
     let line = line.strip_prefix("async ").unwrap_or(line);
@@ -50,7 +50,7 @@ fn function(line: &str) -> Option<&str> {
     Some(name)
 }
 
-/// The tests of a source file that are run.
+/// Returns the tests of a source file that run.
 pub(crate) fn tests_of(source: &str) -> BTreeSet<&str> {
     let mut found = BTreeSet::new();
     let mut is_test = false;
@@ -74,7 +74,7 @@ pub(crate) fn tests_of(source: &str) -> BTreeSet<&str> {
 }
 
 #[test]
-fn only_tests_that_are_run_count() {
+fn only_enabled_tests_count() {
     let source = "
         #[tokio::test(start_paused = true)]
         async fn one() {}
@@ -105,7 +105,7 @@ fn tests_in_pages_exist() {
     }
 }
 
-/// The reasons in `mod reason`, or in the whole file.
+/// Returns the reasons in `mod reason`, or in the whole file.
 fn reasons(text: &str) -> Vec<&str> {
     let module = text
         .split_once("pub mod reason {")
@@ -121,13 +121,13 @@ fn reasons(text: &str) -> Vec<&str> {
 fn every_reason_is_documented_with_remedy() -> TestResult {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let page = fs::read_to_string(root.join("docs/reference/reasons.md"))?;
-    // Of each row the first cell, where there is one with what to do.
+    // The first cell of each row that contains a remedy.
     let rows = page.lines().filter_map(|line| {
         let cells: Vec<&str> = line.split(" | ").collect();
-        let said = cells.last().is_some_and(|last| last.len() > 2);
-        (line.starts_with("| ") && cells.len() == 3 && said).then(|| cells[0])
+        let has_remedy = cells.last().is_some_and(|last| last.len() > 2);
+        (line.starts_with("| ") && cells.len() == 3 && has_remedy).then(|| cells[0])
     });
-    let told: BTreeSet<&str> = rows
+    let documented: BTreeSet<&str> = rows
         .flat_map(|cell| cell.split('`').skip(1).step_by(2))
         .collect();
     let mut seen = 0;
@@ -141,7 +141,7 @@ fn every_reason_is_documented_with_remedy() -> TestResult {
         let reasons = reasons(&text);
         assert!(!reasons.is_empty(), "{file}");
         for reason in reasons {
-            assert!(told.contains(reason), "no row for {reason} of {file}");
+            assert!(documented.contains(reason), "no row for {reason} of {file}");
             seen += 1;
         }
     }

@@ -73,8 +73,8 @@ async fn notes() -> TestResult<Vec<Command>> {
         let folder = folder.to_str().unwrap();
         let place = ["--dry-run=client", "-n", chart.namespace(), "--set", values];
         let args = ["install", chart.name(), folder].into_iter().chain(place);
-        let said = asked("helm", &args.collect::<Vec<_>>()).await?;
-        let (_, notes) = said.split_once("\nNOTES:\n").unwrap();
+        let output = asked("helm", &args.collect::<Vec<_>>()).await?;
+        let (_, notes) = output.split_once("\nNOTES:\n").unwrap();
         // Commands are indented, or follow a colon in a sentence.
         let notes = notes.replace(": kubectl", ":\n  kubectl");
         let lines: Vec<&str> = notes
@@ -100,7 +100,7 @@ async fn asked(tool: &str, args: &[&str]) -> Result<String, String> {
 #[tokio::test]
 async fn each_documented_command_is_run_by_test() {
     let (all, entries) = (all().await, entries());
-    let told: BTreeSet<&str> = all.iter().map(|command| command.text.as_str()).collect();
+    let documented: BTreeSet<&str> = all.iter().map(|command| command.text.as_str()).collect();
     let listed: BTreeSet<&str> = entries.iter().map(|entry| entry.command.as_str()).collect();
     let mut wrong: Vec<String> = Vec::new();
     for command in &all {
@@ -114,7 +114,7 @@ async fn each_documented_command_is_run_by_test() {
         }
     }
     for entry in &entries {
-        if !told.contains(entry.command.as_str()) {
+        if !documented.contains(entry.command.as_str()) {
             wrong.push(format!("no page has: {}", entry.command));
         }
         wrong.extend(
@@ -124,16 +124,16 @@ async fn each_documented_command_is_run_by_test() {
         );
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
-    assert!(told.len() > 80, "{}", told.len());
+    assert!(documented.len() > 80, "{}", documented.len());
 }
 
 /// A complete krypton command isn't just a mention, because the user can run it without more arguments.
 fn is_named_only(text: &str) -> bool {
-    let whole = words(text).is_ok_and(|words| {
+    let complete = words(text).is_ok_and(|words| {
         let ours = words.iter().skip(1);
         words.len() > 2 && Cli::try_parse_from(ours).is_ok()
     });
-    is_mention(text) && !whole
+    is_mention(text) && !complete
 }
 
 /// Returns the commands that make would run.
@@ -156,7 +156,7 @@ async fn why_not(entry: &Entry) -> Option<String> {
         return (!known).then(|| format!("there is no part {run}"));
     }
     if entry.why.as_ref().is_none_or(|why| why.len() < 10) {
-        return Some("it is not said why it is not run here".to_owned());
+        return Some("the reason why it does not run here is missing".to_owned());
     }
     if let Some(script) = &entry.script {
         let text = match script.file.as_str() {
@@ -311,9 +311,9 @@ async fn documented_steps_work_from_install_to_uninstall() -> TestResult {
         .follow("docs/how-to/clusters.md", "by-kubeconfig")
         .await;
     story.play(&entries, "members").await;
-    let desk = FleetClient::at(&story.home);
+    let fleet_client = FleetClient::at(&story.home);
     for member in ["edge-1", "edge-2"] {
-        desk.member_shows(member, &[CONNECTED]).await?;
+        fleet_client.member_shows(member, &[CONNECTED]).await?;
     }
 
     story.play(&entries, "verbs").await;
@@ -341,7 +341,7 @@ async fn documented_steps_work_from_install_to_uninstall() -> TestResult {
 
 /// `make demo DEMO_ARGS=--exit` builds the demo and runs it with these arguments.
 #[tokio::test]
-async fn the_demo_tells_its_story_to_the_end() -> TestResult {
+async fn demo_runs_to_the_end() -> TestResult {
     let tools = Tools::find()?.bin();
     let demo = krypton_program()?.with_file_name("demo");
     let demo = Invocation::new(demo)
@@ -384,8 +384,8 @@ async fn documented_installs_without_pods_and_with_charts_work() -> TestResult {
     let options = AgentOptions::new(story.edge.kubeconfig()).args(words(&typed)?.split_off(1));
     let mut agent = Agent::start(&options)?;
     agent.ready(PATIENCE).await?;
-    let desk = FleetClient::at(&story.home);
-    desk.member_shows("edge-1", &[CONNECTED]).await?;
+    let fleet_client = FleetClient::at(&story.home);
+    fleet_client.member_shows("edge-1", &[CONNECTED]).await?;
     agent.stop().await?;
     hub.stop().await?;
 
@@ -395,12 +395,12 @@ async fn documented_installs_without_pods_and_with_charts_work() -> TestResult {
     story
         .follow("charts/krypton-agent/README.md", "install")
         .await;
-    desk.member_shows("edge-1", &[CONNECTED]).await?;
+    fleet_client.member_shows("edge-1", &[CONNECTED]).await?;
     Ok(())
 }
 
 #[test]
-fn each_part_of_the_story_is_played() -> TestResult {
+fn each_listed_part_is_played() -> TestResult {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/e2e/docs_commands.rs");
     let source = fs::read_to_string(source)?;
     let (_, played) = source

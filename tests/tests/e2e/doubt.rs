@@ -94,7 +94,7 @@ struct Scene {
     membership: Membership,
     hub: Hub,
     proxy: AnsweringProxy,
-    desk: FleetClient,
+    fleet_client: FleetClient,
     at_home: FleetClient,
     chart: ServedChart,
     written: u32,
@@ -118,22 +118,24 @@ impl Scene {
             membership,
             hub,
             proxy,
-            desk: FleetClient::at(&edge),
+            fleet_client: FleetClient::at(&edge),
             at_home: FleetClient::at(&home),
             chart,
             written: 0,
             _home: home,
             edge,
         };
-        let desk = &scene.desk;
+        let fleet_client = &scene.fleet_client;
         scene.edge.kubectl(["create", "namespace", SHARED]).await?;
-        try_join_all(KEPT.map(|name| desk.create(name, json!({})))).await?;
+        try_join_all(KEPT.map(|name| fleet_client.create(name, json!({})))).await?;
         let shared = json!({"workspace": SHARED});
-        let made = going.iter().map(|name| desk.create(name, shared.clone()));
+        let made = going
+            .iter()
+            .map(|name| fleet_client.create(name, shared.clone()));
         try_join_all(made).await?;
         let all = KEPT.into_iter().chain(going.iter().map(String::as_str));
         for name in all {
-            desk.ready(name).await?;
+            fleet_client.ready(name).await?;
         }
         Ok(scene)
     }
@@ -158,8 +160,8 @@ impl Scene {
     async fn found(&self, releases: &str) -> Result<BTreeMap<String, String>> {
         let mut found = BTreeMap::new();
         let params = ListParams::default();
-        let secrets: Api<Secret> = Api::all(self.desk.client.clone());
-        let deployments: Api<Deployment> = Api::all(self.desk.client.clone());
+        let secrets: Api<Secret> = Api::all(self.fleet_client.client.clone());
+        let deployments: Api<Deployment> = Api::all(self.fleet_client.client.clone());
         for secret in secrets
             .list_metadata(&params.clone().labels(releases))
             .await?
@@ -186,10 +188,13 @@ impl Scene {
         }
         for release in &gone {
             let left: Vec<_> = now.keys().filter(|name| name.contains(release)).collect();
-            ensure!(left.is_empty(), "left: {left:?}");
+            ensure!(left.is_empty(), "remaining: {left:?}");
         }
         for name in KEPT {
-            let revisions = self.desk.revisions(name, &Self::release(name)).await?;
+            let revisions = self
+                .fleet_client
+                .revisions(name, &Self::release(name))
+                .await?;
             let deployed = revisions.iter().filter(|(_, status)| status == "deployed");
             ensure!(deployed.count() == 1, "{name}: {revisions:?}");
         }
@@ -201,7 +206,7 @@ impl Scene {
             if let Some(number) = values {
                 self.values_reach(name, name, number).await;
             }
-            self.desk.ready(name).await.unwrap();
+            self.fleet_client.ready(name).await.unwrap();
         }
     }
 
@@ -215,18 +220,20 @@ impl Scene {
             let args = ["get", "configmap", &release, &namespace, message];
             match self.edge.kubectl(args).await? {
                 found if found == wanted => Ok(Some(())),
-                found => bail!("it has {found:?}"),
+                found => bail!("found {found:?}"),
             }
         })
         .await
         .unwrap();
     }
 
-    async fn told_often(&mut self, at_least: u64) {
+    async fn lies_at_least(&mut self, at_least: u64) {
         let proxy = &self.proxy;
-        eventually("the lie to be told", async || match proxy.lied() {
-            lied if lied >= at_least => Ok(Some(())),
-            lied => bail!("{lied} times; passed: {:?}", proxy.passed()),
+        eventually("the false response to be sent", async || {
+            match proxy.lied() {
+                lied if lied >= at_least => Ok(Some(())),
+                lied => bail!("{lied} times; passed: {:?}", proxy.passed()),
+            }
         })
         .await
         .unwrap();
@@ -239,13 +246,13 @@ async fn lying_apiserver_uninstalls_nothing(mode: Mode) -> TestResult {
     let cases = cases();
     let going: Vec<String> = (0..cases.len()).map(|n| format!("goes-{n}")).collect();
     let mut scene = Box::pin(Scene::set("lies", mode, &going)).await?;
-    let desk = scene.desk.clone();
+    let fleet_client = scene.fleet_client.clone();
     for ((lie, upgrade, waits), goes) in cases.into_iter().zip(&going) {
         let before = scene.standing().await?;
         scene.proxy.lie(lie);
         for name in KEPT {
             let asked = names::RECONCILE_REQUESTED_ANNOTATION;
-            desk.annotate(name, asked, goes).await?;
+            fleet_client.annotate(name, asked, goes).await?;
         }
         let values = upgrade.then(|| scene.change_values().unwrap());
         // An actor without a view of the releases finds nothing to uninstall and removes the finalizer. Such a Tenant
@@ -253,7 +260,7 @@ async fn lying_apiserver_uninstalls_nothing(mode: Mode) -> TestResult {
         let blind = lie.answer == Answer::Nothing
             && (lie.resources.is_empty() || lie.resources.contains(&"secrets"));
         if !blind {
-            desk.delete(goes).await?;
+            fleet_client.delete(goes).await?;
         }
         // A step of the deletion, or more than one watch request.
         let at_least = match lie.resources {
@@ -261,17 +268,17 @@ async fn lying_apiserver_uninstalls_nothing(mode: Mode) -> TestResult {
             [] => 8,
             _ => 2,
         };
-        scene.told_often(at_least).await;
+        scene.lies_at_least(at_least).await;
         if waits {
             scene.stands(&before, &[]).await?;
-            let tenant = desk.tenants().get(goes).await?;
+            let tenant = fleet_client.tenants().get(goes).await?;
             assert_eq!(tenant.finalizers(), [names::TENANT_FINALIZER], "{lie:?}");
         }
-        scene.proxy.tell_the_truth();
+        scene.proxy.forward_all();
         if blind {
-            desk.delete(goes).await?;
+            fleet_client.delete(goes).await?;
         }
-        desk.gone(goes).await?;
+        fleet_client.gone(goes).await?;
         scene.kept_are_ready(values).await;
         let stands = scene.stands(&before, &[goes]).await;
         stands.unwrap_or_else(|error| panic!("{lie:?}: {error:#}"));
@@ -282,14 +289,13 @@ async fn lying_apiserver_uninstalls_nothing(mode: Mode) -> TestResult {
 async fn outage_or_restore_keeps_releases_and_delays_deletion(mode: Mode) -> TestResult {
     let going = ["before", "waits", "left", "paused"].map(str::to_owned);
     let mut scene = Box::pin(Scene::set("away", mode, &going)).await?;
-    let desk = scene.desk.clone();
+    let fleet_client = scene.fleet_client.clone();
     if mode == Mode::Proxy {
         the_kubeconfig_is_gone_and_back(&mut scene).await?;
     }
-    an_etcd_is_restored(&mut scene).await?;
+    etcd_is_restored(&mut scene).await?;
     a_deletion_waits(&mut scene).await?;
-    a_namespace_that_tenants_live_in_is_not_deleted_though_no_watch_has_shown_them(&mut scene)
-        .await?;
+    namespace_of_unobserved_tenants_is_kept(&mut scene).await?;
 
     // Start a new actor that observes none of the existing objects at first.
     let before = scene.standing().await?;
@@ -302,15 +308,15 @@ async fn outage_or_restore_keeps_releases_and_delays_deletion(mode: Mode) -> Tes
             answer: Answer::Nothing,
         });
         *agent = Agent::start(&AgentOptions::new(&scene.proxy.kubeconfig()))?;
-        desk.held_by_another("").await?;
-        scene.told_often(3).await;
+        fleet_client.held_by_another("").await?;
+        scene.lies_at_least(3).await;
         let values = scene.change_values()?;
         for name in KEPT {
             let asked = names::RECONCILE_REQUESTED_ANNOTATION;
-            desk.annotate(name, asked, "now").await?;
+            fleet_client.annotate(name, asked, "now").await?;
         }
-        scene.told_often(6).await;
-        scene.proxy.tell_the_truth();
+        scene.lies_at_least(6).await;
+        scene.proxy.forward_all();
         scene.kept_are_ready(Some(values)).await;
     }
     scene.stands(&before, &[]).await?;
@@ -345,14 +351,14 @@ async fn the_kubeconfig_is_gone_and_back(scene: &mut Scene) -> TestResult {
 }
 
 /// Restores etcd to a state before some Tenants were created and others deleted. The resourceVersions decrease.
-async fn an_etcd_is_restored(scene: &mut Scene) -> TestResult {
-    let desk = scene.desk.clone();
+async fn etcd_is_restored(scene: &mut Scene) -> TestResult {
+    let fleet_client = scene.fleet_client.clone();
     let before = scene.standing().await?;
     let release = Scene::release("before");
     // If the snapshot contained a running upgrade, the repair would add a revision.
     scene.values_reach("before", SHARED, scene.written).await;
-    let number = eventually("no upgrade to run", async || {
-        let revisions = desk.revisions(SHARED, &release).await?;
+    let number = eventually("no upgrade to be running", async || {
+        let revisions = fleet_client.revisions(SHARED, &release).await?;
         match revisions.last() {
             Some((number, status)) if status == "deployed" => Ok(Some(*number)),
             _ => bail!("{revisions:?}"),
@@ -361,14 +367,14 @@ async fn an_etcd_is_restored(scene: &mut Scene) -> TestResult {
     .await?;
     let snapshot = scene.edge.snapshot().await?;
     let shared = json!({"workspace": SHARED});
-    desk.create("late", shared.clone()).await?;
-    desk.ready("late").await?;
-    desk.remove("before").await?;
+    fleet_client.create("late", shared.clone()).await?;
+    fleet_client.ready("late").await?;
+    fleet_client.remove("before").await?;
     scene.stands(&before, &["before"]).await?;
     // A restored API server answers 429 until the storage of the CRD is ready again.
     let version = async || {
         eventually("no list of Tenants", async || {
-            let listed = desk.tenants().list(&ListParams::default()).await?;
+            let listed = fleet_client.tenants().list(&ListParams::default()).await?;
             let version = listed.metadata.resource_version.context("no version")?;
             Ok(Some(version.parse::<u64>()?))
         })
@@ -385,19 +391,20 @@ async fn an_etcd_is_restored(scene: &mut Scene) -> TestResult {
     // A Tenant deleted after the snapshot is live again, and a Tenant created after it is absent.
     let values = scene.change_values()?;
     scene.kept_are_ready(Some(values)).await;
-    desk.ready("before").await?;
-    desk.newest_is(SHARED, &release, number + 1, "deployed")
+    fleet_client.ready("before").await?;
+    fleet_client
+        .newest_is(SHARED, &release, number + 1, "deployed")
         .await?;
     scene.stands(&before, &["late"]).await?;
-    assert_eq!(desk.tenants().get_opt("late").await?, None);
+    assert_eq!(fleet_client.tenants().get_opt("late").await?, None);
     assert_eq!(
         log(scene).matches("running helm uninstall").count(),
         uninstalled
     );
-    desk.create("late", shared).await?;
-    desk.ready("late").await?;
+    fleet_client.create("late", shared).await?;
+    fleet_client.ready("late").await?;
     for name in ["late", "before"] {
-        desk.remove(name).await?;
+        fleet_client.remove(name).await?;
     }
     scene.stands(&before, &["late", "before"]).await?;
     Ok(())
@@ -406,7 +413,7 @@ async fn an_etcd_is_restored(scene: &mut Scene) -> TestResult {
 /// A deletion waits for an unreachable cluster and for a user's decision. The orphan annotation ends the wait and keeps
 /// the release.
 async fn a_deletion_waits(scene: &mut Scene) -> TestResult {
-    let (desk, home) = (scene.desk.clone(), scene.at_home.clone());
+    let (fleet_client, home) = (scene.fleet_client.clone(), scene.at_home.clone());
     home.create("waits", json!({})).await?;
     let here = (format!("ClusterReady/{EDGE}"), "ClusterUnreachable");
     home.ready("waits").await?;
@@ -416,50 +423,51 @@ async fn a_deletion_waits(scene: &mut Scene) -> TestResult {
         resources: &[],
         answer: Answer::Page(502),
     });
-    desk.annotate("left", names::ORPHAN_ANNOTATION, "true")
+    fleet_client
+        .annotate("left", names::ORPHAN_ANNOTATION, "true")
         .await?;
     for name in ["waits", "left"] {
-        desk.delete(name).await?;
+        fleet_client.delete(name).await?;
     }
     home.member_shows(EDGE, &[("Connected", "False", "Unreachable")])
         .await?;
     home.shows("waits", &[(&here.0, "Unknown", here.1)]).await?;
     scene.stands(&before, &[]).await?;
-    scene.proxy.tell_the_truth();
+    scene.proxy.forward_all();
     for name in ["waits", "left"] {
-        desk.gone(name).await?;
+        fleet_client.gone(name).await?;
     }
     scene.stands(&before, &["waits"]).await?;
-    let said = desk.told("left", "Orphaned").await?;
+    let message = fleet_client.event_message("left", "Orphaned").await?;
     let [release, namespace] = [Scene::release("left"), format!("namespace {SHARED}")];
     assert!(
-        said.contains(&release) && said.contains(&namespace),
-        "{said}"
+        message.contains(&release) && message.contains(&namespace),
+        "{message}"
     );
     home.member_shows(EDGE, &[CONNECTED]).await?;
 
-    desk.annotate("paused", names::PAUSED_ANNOTATION, "true")
+    fleet_client
+        .annotate("paused", names::PAUSED_ANNOTATION, "true")
         .await?;
-    desk.delete("paused").await?;
+    fleet_client.delete("paused").await?;
     let ready = format!("ClusterReady/{EDGE}");
-    let waiting = desk
+    let waiting = fleet_client
         .shows("paused", &[(&ready, "False", "Deleting")])
         .await?;
-    let said = waiting.status.unwrap().last_message.unwrap_or_default();
-    assert!(said.contains("deletion waits: paused"), "{said}");
-    desk.annotate("paused", names::ORPHAN_ANNOTATION, "true")
+    let message = waiting.status.unwrap().last_message.unwrap_or_default();
+    assert!(message.contains("deletion waits: paused"), "{message}");
+    fleet_client
+        .annotate("paused", names::ORPHAN_ANNOTATION, "true")
         .await?;
-    desk.gone("paused").await?;
-    desk.told("paused", "Orphaned").await?;
+    fleet_client.gone("paused").await?;
+    fleet_client.event_message("paused", "Orphaned").await?;
     scene.stands(&before, &["waits"]).await?;
     Ok(())
 }
 
 /// Krypton created the namespace for a Tenant that is now deleted, and another Tenant has moved into it.
-async fn a_namespace_that_tenants_live_in_is_not_deleted_though_no_watch_has_shown_them(
-    scene: &mut Scene,
-) -> TestResult {
-    let desk = scene.desk.clone();
+async fn namespace_of_unobserved_tenants_is_kept(scene: &mut Scene) -> TestResult {
+    let fleet_client = scene.fleet_client.clone();
     let members: Api<EdgeCluster> = Api::all(scene.at_home.client.clone());
     let pause = async |paused: bool| {
         members
@@ -467,34 +475,35 @@ async fn a_namespace_that_tenants_live_in_is_not_deleted_though_no_watch_has_sho
             .await
             .unwrap();
     };
-    desk.install("host").await?;
+    fleet_client.install("host").await?;
     pause(true).await;
-    desk.delete("host").await?;
+    fleet_client.delete("host").await?;
     let ready = format!("ClusterReady/{EDGE}");
     let waits = (ready.as_str(), "False", "Deleting");
-    desk.shows("host", &[waits]).await?;
+    fleet_client.shows("host", &[waits]).await?;
     scene.proxy.lie(Lie {
         verbs: FOLLOWED,
         resources: &["tenants"],
         answer: Answer::Status(503),
     });
-    scene.told_often(1).await;
+    scene.lies_at_least(1).await;
     let guest = json!({"workspace": SHARED});
-    desk.within("host").create("guest", guest).await?;
+    fleet_client.within("host").create("guest", guest).await?;
     pause(false).await;
-    eventually("the release to be uninstalled", async || {
-        match desk.revisions("host", &Scene::release("host")).await? {
-            left if left.is_empty() => Ok(Some(())),
-            left => bail!("{left:?}"),
-        }
+    eventually("the release to be uninstalled", async || match fleet_client
+        .revisions("host", &Scene::release("host"))
+        .await?
+    {
+        left if left.is_empty() => Ok(Some(())),
+        left => bail!("{left:?}"),
     })
     .await?;
     let lied = scene.proxy.lied();
-    scene.told_often(lied + 3).await;
-    scene.proxy.tell_the_truth();
-    desk.gone("host").await?;
-    desk.within("host").ready("guest").await?;
-    let namespace = desk.namespace("host").await?.unwrap();
+    scene.lies_at_least(lied + 3).await;
+    scene.proxy.forward_all();
+    fleet_client.gone("host").await?;
+    fleet_client.within("host").ready("guest").await?;
+    let namespace = fleet_client.namespace("host").await?.unwrap();
     assert_eq!(namespace.metadata.deletion_timestamp, None);
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Drift: what somebody changes of a release is told, or put right, and what is theirs to change is left.
+//! Verifies drift detection: foreign changes of a release are reported or corrected, and allowed changes stay.
 
 use anyhow::{Result, bail};
 use krypton_tests::{
@@ -17,7 +17,7 @@ by_agent!(
     drift_is_reported_but_ignored_fields_are_skipped
 );
 
-/// The chart's release of one Tenant, whose workspace is its name.
+/// A Tenant's release of the chart. The workspace has the Tenant's name.
 struct Release<'a> {
     cluster: &'a Cluster,
     namespace: &'a str,
@@ -49,7 +49,7 @@ impl<'a> Release<'a> {
         eventually(&what, async || {
             match self.field(kind, path).await?.as_str() {
                 found if found == expected => Ok(Some(())),
-                found => bail!("it is {found:?}"),
+                found => bail!("found {found:?}"),
             }
         })
         .await
@@ -68,8 +68,8 @@ impl<'a> Release<'a> {
         self.kubectl(&["delete", kind, &self.name]).await.unwrap();
     }
 
-    /// Whole looks have gone by: what is last of the release was put right, and that again, so that in
-    /// between everything before it was looked at.
+    /// Waits for complete drift checks: two corrections of the last object, because the check between them covers all
+    /// others.
     async fn looked_at(&self) {
         for _ in 0..2 {
             self.delete("service").await;
@@ -85,11 +85,11 @@ impl<'a> Release<'a> {
     }
 }
 
-/// Waits until what the Tenant says of the member is so.
-async fn says(desk: &FleetClient, tenant: &str, kind: &str, so: impl Fn(&str) -> bool) {
-    let what = format!("Tenant {tenant} to say what it should of {kind}");
+/// Waits until the Tenant's condition about the member satisfies the predicate.
+async fn shows(fleet_client: &FleetClient, tenant: &str, kind: &str, so: impl Fn(&str) -> bool) {
+    let what = format!("Tenant {tenant} to have the expected {kind}");
     eventually(&what, async || {
-        let tenant = desk.tenants().get(tenant).await?;
+        let tenant = fleet_client.tenants().get(tenant).await?;
         let status = tenant.status.unwrap_or_default();
         match condition(&status.conditions, kind) {
             Some(found) if found.status == "True" && so(&found.message) => Ok(Some(())),
@@ -115,32 +115,35 @@ async fn opened(name: &str, mode: Mode, drift: &str) -> TestResult<(Pair, Served
 
 async fn drift_is_corrected_without_revision_sparing_foreign_fields(mode: Mode) -> TestResult {
     let (pair, chart) = opened("drift-heal", mode, "--drift=heal").await?;
-    let desk = pair.desk();
+    let fleet_client = pair.fleet_client();
     for tenant in ["acme", "beta"] {
-        desk.install(tenant).await?;
+        fleet_client.install(tenant).await?;
     }
     let [acme, beta] = ["acme", "beta"].map(|tenant| Release::of(&pair, tenant));
 
     acme.change_image().await;
     acme.becomes("deployment", IMAGE, OWN_IMAGE).await;
-    let told = desk.told("acme", "DriftHealed").await?;
+    let message = fleet_client.event_message("acme", "DriftHealed").await?;
     let field = "/spec/template/spec/containers/0/image";
-    assert!(told.contains(field) && told.contains("kubectl"), "{told}");
+    assert!(
+        message.contains(field) && message.contains("kubectl"),
+        "{message}"
+    );
     acme.delete("configmap").await;
     acme.becomes("configmap", "{.data.message}", "hello").await;
     let marks = "{.metadata.annotations.meta\\.helm\\.sh/release-name}";
     acme.becomes("configmap", marks, &acme.name).await;
 
-    // What helm does not set is not its own.
+    // A field that Helm doesn't set is not owned by Helm.
     let theirs = r#"{"metadata": {"labels": {"theirs": "yes"}}, "data": {"theirs": "yes"}}"#;
     acme.kubectl(&["patch", "configmap", &acme.name, "--patch", theirs])
         .await?;
-    // The controller scales what has fewer than the least, without any metrics.
+    // The autoscaler scales up to the minimum, even without metrics.
     let scaler = ["autoscale", "deployment", &acme.name, "--min=2", "--max=3"];
     acme.kubectl(&scaler).await?;
     acme.becomes("deployment", "{.spec.replicas}", "2").await;
     acme.looked_at().await;
-    // What is put right beside it leaves the number alone.
+    // Correcting a different field keeps the number.
     acme.change_image().await;
     acme.becomes("deployment", IMAGE, OWN_IMAGE).await;
     let found = async |kind: &str, path: &str| acme.field(kind, path).await.unwrap();
@@ -149,35 +152,39 @@ async fn drift_is_corrected_without_revision_sparing_foreign_fields(mode: Mode) 
     assert_eq!(found("configmap", "{.metadata.labels.theirs}").await, "yes");
 
     let paused = names::PAUSED_ANNOTATION;
-    desk.annotate("acme", paused, "true").await?;
+    fleet_client.annotate("acme", paused, "true").await?;
     beta.looked_at().await;
     acme.delete("configmap").await;
     beta.looked_at().await;
     assert!(!acme.is_there("configmap").await);
-    desk.annotate("acme", paused, "false").await?;
+    fleet_client.annotate("acme", paused, "false").await?;
     acme.becomes("configmap", "{.data.message}", "hello").await;
 
     for release in [&acme, &beta] {
-        let revisions = desk.revisions(release.namespace, &release.name).await?;
+        let revisions = fleet_client
+            .revisions(release.namespace, &release.name)
+            .await?;
         assert_eq!(revisions, [(1, "deployed".to_owned())]);
-        desk.ready(release.namespace).await?;
+        fleet_client.ready(release.namespace).await?;
     }
-    // What was put right is no hindrance to helm.
+    // Corrected drift doesn't block a later upgrade.
     chart.write("message: second")?;
     acme.becomes("configmap", "{.data.message}", "second").await;
-    desk.newest_is("acme", &acme.name, 2, "deployed").await?;
+    fleet_client
+        .newest_is("acme", &acme.name, 2, "deployed")
+        .await?;
     assert_eq!(found("deployment", IMAGE).await, OWN_IMAGE);
     Ok(())
 }
 
 async fn drift_is_reported_but_ignored_fields_are_skipped(mode: Mode) -> TestResult {
     let (pair, _chart) = opened("drift-warn", mode, "--drift=warn").await?;
-    let desk = pair.desk();
-    desk.install("acme").await?;
+    let fleet_client = pair.fleet_client();
+    fleet_client.install("acme").await?;
     let acme = Release::of(&pair, "acme");
     let ready = pair.condition("ClusterReady");
 
-    // What is as it was is read, and no more is asked.
+    // Checks without drift read each object once and send no other request.
     let looks = async |least: u64| {
         eventually("looks", async || {
             let reads = requests_of(acme.cluster, "GET", "services").await?;
@@ -195,23 +202,33 @@ async fn drift_is_reported_but_ignored_fields_are_skipped(mode: Mode) -> TestRes
 
     acme.change_image().await;
     let field = "/spec/template/spec/containers/0/image";
-    let named = |said: &str| said.contains("; drift: ") && said.contains(field);
-    says(&desk, "acme", &ready, named).await;
-    let told = desk.told("acme", "DriftDetected").await?;
-    assert!(told.contains(field) && told.contains("kubectl"), "{told}");
+    let named = |message: &str| message.contains("; drift: ") && message.contains(field);
+    shows(&fleet_client, "acme", &ready, named).await;
+    let message = fleet_client.event_message("acme", "DriftDetected").await?;
+    assert!(
+        message.contains(field) && message.contains("kubectl"),
+        "{message}"
+    );
     let ignore = names::DRIFT_IGNORE_ANNOTATION;
     let rule = "Deployment:/spec/template/spec/containers/*/image";
-    desk.annotate("acme", ignore, rule).await?;
-    says(&desk, "acme", &ready, |said| !said.contains("drift")).await;
+    fleet_client.annotate("acme", ignore, rule).await?;
+    shows(&fleet_client, "acme", &ready, |message| {
+        !message.contains("drift")
+    })
+    .await;
 
     acme.delete("configmap").await;
-    let deleted = |said: &str| said.contains("ConfigMap") && said.contains("is deleted");
-    says(&desk, "acme", &ready, deleted).await;
+    let deleted = |message: &str| message.contains("ConfigMap") && message.contains("is deleted");
+    shows(&fleet_client, "acme", &ready, deleted).await;
     assert!(!acme.is_there("configmap").await);
-    desk.annotate("acme", names::DRIFT_ANNOTATION, "heal")
+    fleet_client
+        .annotate("acme", names::DRIFT_ANNOTATION, "heal")
         .await?;
     acme.becomes("configmap", "{.data.message}", "hello").await;
-    says(&desk, "acme", &ready, |said| !said.contains("drift")).await;
+    shows(&fleet_client, "acme", &ready, |message| {
+        !message.contains("drift")
+    })
+    .await;
     let mine = json!({
         "metadata": {"annotations": {ignore: "/data/message"}},
         "data": {"message": "mine", "version": "mine"},
@@ -230,18 +247,19 @@ async fn drift_is_reported_but_ignored_fields_are_skipped(mode: Mode) -> TestRes
     assert_eq!(found("configmap", "{.data.message}").await, "mine");
     assert_eq!(found("deployment", IMAGE).await, OTHER_IMAGE);
 
-    desk.annotate("acme", names::DRIFT_ANNOTATION, "Heal")
+    fleet_client
+        .annotate("acme", names::DRIFT_ANNOTATION, "Heal")
         .await?;
-    says(&desk, "acme", &ready, |said| {
-        said.contains("write off, warn or heal")
+    shows(&fleet_client, "acme", &ready, |message| {
+        message.contains("write off, warn or heal")
     })
     .await;
-    let revisions = desk.revisions("acme", &acme.name).await?;
+    let revisions = fleet_client.revisions("acme", &acme.name).await?;
     assert_eq!(revisions, [(1, "deployed".to_owned())]);
     Ok(())
 }
 
-/// As helm 3 and the original did it.
+/// Installed like Helm 3 and the original do it.
 #[tokio::test]
 async fn adopted_release_is_healed_after_its_own_revision() -> TestResult {
     let chart = ServedChart::small("{}").await?;
@@ -258,29 +276,32 @@ async fn adopted_release_is_healed_after_its_own_revision() -> TestResult {
     pair.cluster().helm(install.into_iter().chain(how)).await?;
     pair.open(chart.flags(&["--drift=heal", "--drift-interval=1s"]))
         .await?;
-    let desk = pair.desk();
+    let fleet_client = pair.fleet_client();
     let original = krypton_types::fingerprint::original(&url, "small", "1.0.0");
     let annotation = names::fingerprint_annotation(pair.name());
-    desk.create_annotated("acme", json!({}), &[(&annotation, &original)])
+    fleet_client
+        .create_annotated("acme", json!({}), &[(&annotation, &original)])
         .await?;
-    desk.ready("acme").await?;
+    fleet_client.ready("acme").await?;
     let acme = Release::of(&pair, "acme");
     acme.change_image().await;
     let ready = pair.condition("ClusterReady");
-    says(&desk, "acme", &ready, |message| {
+    shows(&fleet_client, "acme", &ready, |message| {
         message.contains("not corrected")
     })
     .await;
     assert_eq!(acme.field("deployment", IMAGE).await?, OTHER_IMAGE);
-    let revisions = desk.revisions("acme", &acme.name).await?;
+    let revisions = fleet_client.revisions("acme", &acme.name).await?;
     assert_eq!(revisions, [(1, "deployed".to_owned())]);
 
     chart.write("{replicaCount: 0, message: v2}")?;
-    desk.newest_is("acme", &acme.name, 2, "deployed").await?;
+    fleet_client
+        .newest_is("acme", &acme.name, 2, "deployed")
+        .await?;
     acme.change_image().await;
     acme.becomes("deployment", IMAGE, OWN_IMAGE).await;
     acme.looked_at().await;
-    let revisions = desk.revisions("acme", &acme.name).await?;
+    let revisions = fleet_client.revisions("acme", &acme.name).await?;
     let statuses = ["superseded", "deployed"].map(str::to_owned);
     assert_eq!(
         revisions,

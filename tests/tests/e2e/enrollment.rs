@@ -97,7 +97,7 @@ async fn hub(client: &Client) -> Result<(EnrollmentService, Arc<Authority>)> {
 }
 
 /// Returns the events of a member, as (type, reason, action, note).
-async fn told(client: &Client, member: &str) -> Result<Vec<[String; 4]>> {
+async fn events_of(client: &Client, member: &str) -> Result<Vec<[String; 4]>> {
     let events: Api<Event> = Api::namespaced(client.clone(), "default");
     let all = events.list(&ListParams::default()).await?.items;
     let of_member = all.into_iter().filter(|event| {
@@ -243,10 +243,10 @@ async fn enrollment_events_cover_every_outcome_without_secret() -> TestResult {
         ("Warning", reason::REFUSED, "TokenRevoked"),
     ];
     let all = eventually_within("the events", Duration::from_secs(60), async || {
-        let all = told(&client, "edge-1").await?;
+        let all = events_of(&client, "edge-1").await?;
         let there = |wanted: &(&str, &str, &str)| {
             all.iter()
-                .any(|told| (&*told[0], &*told[1], &*told[2]) == *wanted)
+                .any(|event| (&*event[0], &*event[1], &*event[2]) == *wanted)
         };
         match expected.iter().find(|wanted| !there(wanted)) {
             None => Ok(Some(all)),
@@ -255,12 +255,12 @@ async fn enrollment_events_cover_every_outcome_without_secret() -> TestResult {
     })
     .await?;
     assert_eq!(all.len(), expected.len(), "{all:?}");
-    for told in &all {
+    for event in &all {
         assert!(
-            told[3].contains("127.0.0.1:1") && told[3].contains(name),
-            "{told:?}"
+            event[3].contains("127.0.0.1:1") && event[3].contains(name),
+            "{event:?}"
         );
-        assert!(!told[3].contains(secret), "{told:?}");
+        assert!(!event[3].contains(secret), "{event:?}");
     }
     Ok(())
 }
@@ -285,7 +285,7 @@ async fn guessed_tokens_are_throttled_but_valid_agent_enrolls() -> TestResult {
     }
     assert!(put_off > 0);
     eventually_within(
-        "the right token's turn",
+        "the valid token to be accepted",
         Duration::from_secs(60),
         async || Ok(Some(enroll(&hub, &token, &mine, HERE).await?)),
     )
@@ -402,14 +402,14 @@ async fn token_enrolls_one_agent_and_explains_refusals() -> TestResult {
     let (name, _) = token_1.split_once('.').unwrap();
     let guess = format!("{name}.{}", "0".repeat(64));
     let unknown = format!("{}.{}", "0".repeat(16), "0".repeat(64));
-    let mut said = Vec::new();
+    let mut messages = Vec::new();
     for wrong in [guess, unknown, "x".to_owned(), String::new()] {
         let status = enroll(&hub, &wrong, &mine, HERE).await.unwrap_err();
         assert_eq!(status.code(), Code::PermissionDenied);
-        said.push(status.message().to_owned());
+        messages.push(status.message().to_owned());
     }
-    said.dedup();
-    assert_eq!(said.len(), 1, "{said:?}");
+    messages.dedup();
+    assert_eq!(messages.len(), 1, "{messages:?}");
 
     let past = Timestamp::from_second(now().as_second() - 7200)?;
     let connection = Connection::new(client.clone(), "home");
@@ -518,14 +518,14 @@ async fn agent_keeps_session_through_ca_rotation() -> TestResult {
         Cluster::start("rotation-home", Parts::ControlPlane),
         Cluster::start("rotation-edge", Parts::WithPods),
     )?;
-    let (desk, edge_desk) = (FleetClient::at(&home), FleetClient::at(&edge));
+    let (fleet_client, on_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
     let mut flags = chart_flags(&repository, "small", "1.0.0");
     flags.push("--self-cluster=false".to_owned());
     let options = || HubOptions::new(home.kubeconfig()).args(flags.clone());
     let mut hub = Hub::start(&options())?;
     let mut member = Membership::join(Mode::Agent, &mut hub, &home, &edge, "edge-1").await?;
     let connected = [("Connected", "True", "Connected")];
-    desk.member_shows("edge-1", &connected).await?;
+    fleet_client.member_shows("edge-1", &connected).await?;
     let rotate = async |more: &[&str]| {
         let words = [&["rotate-ca", "-n", NAMESPACE], more].concat();
         kubectl_krypton(&home, &words).await
@@ -533,11 +533,11 @@ async fn agent_keeps_session_through_ca_rotation() -> TestResult {
     let is_at = async |expected: &str| {
         let what = format!("the rotation to be {expected}");
         eventually(&what, async || {
-            let told = rotate(&["--status"]).await?;
-            if told.starts_with(expected) {
-                return Ok(Some(told));
+            let status = rotate(&["--status"]).await?;
+            if status.starts_with(expected) {
+                return Ok(Some(status));
             }
-            bail!("{told}")
+            bail!("{status}")
         })
         .await
         .unwrap()
@@ -569,7 +569,7 @@ async fn agent_keeps_session_through_ca_rotation() -> TestResult {
     );
     assert_eq!(hubs("former.crt").await? + &hubs("next.key").await?, "");
     let edge_client = edge.client();
-    eventually("the agent to trust the new root alone", async || {
+    eventually("the agent to trust only the new root", async || {
         let (namespace, secret) = ("krypton-system", "krypton-agent-identity");
         let kept = text(&edge_client, namespace, secret, "ca.crt").await?;
         Ok((kept == root).then_some(()))
@@ -588,9 +588,9 @@ async fn agent_keeps_session_through_ca_rotation() -> TestResult {
         "{log}"
     );
 
-    edge_desk.create("acme", json!({})).await?;
+    on_edge.create("acme", json!({})).await?;
     let ready = [("Ready", "True", "AllClustersReady")];
-    edge_desk.shows("acme", &ready).await?;
+    on_edge.shows("acme", &ready).await?;
 
     // After restarts, both reconnect with their stored state.
     hub.stop().await?;
@@ -602,6 +602,6 @@ async fn agent_keeps_session_through_ca_rotation() -> TestResult {
         .unwrap()
         .logs("in session with the hub")
         .await?;
-    desk.member_shows("edge-1", &connected).await?;
+    fleet_client.member_shows("edge-1", &connected).await?;
     Ok(())
 }

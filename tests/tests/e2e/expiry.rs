@@ -1,5 +1,5 @@
-//! A certificate that is about to end is told of: on the EdgeCluster, in an event, in the metrics; once,
-//! over a restart of the hub too.
+//! Verifies that an expiring certificate is reported on the EdgeCluster, in the metrics, and in one event, also after a
+//! restart of the hub.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,7 +33,7 @@ struct Connected {
     _stop: DropGuard,
 }
 
-/// With a certificate that was made then.
+/// Connects with a certificate that was issued at this time.
 async fn connect(
     home: &Cluster,
     hub: &Hub,
@@ -69,8 +69,8 @@ async fn connect(
     })
 }
 
-/// How often it was told.
-async fn told(home: &Cluster) -> i32 {
+/// Returns the number of reported events.
+async fn event_count(home: &Cluster) -> i32 {
     let events: Api<Event> = Api::namespaced(home.client(), "default");
     let params = ListParams::default().fields("involvedObject.name=edge-1");
     let all = events.list(&params).await.unwrap().items;
@@ -91,7 +91,7 @@ async fn expiring_certificate_is_reported_once_across_restart() -> TestResult {
     let options = HubOptions::new(home.kubeconfig()).args(flags);
     let mut hub = Hub::start(&options)?;
     hub.ready(PATIENCE).await?;
-    let desk = FleetClient::at(&home);
+    let fleet_client = FleetClient::at(&home);
     let members: Api<EdgeCluster> = Api::all(home.client());
     let member = EdgeCluster::new("edge-1", EdgeClusterSpec::default());
     let uid = members
@@ -99,17 +99,19 @@ async fn expiring_certificate_is_reported_once_across_restart() -> TestResult {
         .await?
         .uid()
         .unwrap();
-    // As soon as the hub has its CA.
+    // The bundle exists as soon as the hub has its CA.
     krypton_tests::bundle(&home, "another").await?;
 
-    // Another key would be refused.
+    // The hub would reject another key.
     let key = KeyPair::generate()?;
     let days = |count: i64| wall() - SignedDuration::from_hours(24 * count);
     let old = connect(&home, &hub, &uid, &key, days(6)).await?;
-    let shown = desk.member_shows("edge-1", &[SOON, CONNECTED]).await?;
+    let shown = fleet_client
+        .member_shows("edge-1", &[SOON, CONNECTED])
+        .await?;
     let shown = serde_json::to_string(&shown.status)?;
     assert!(shown.contains("kubectl krypton join edge-1"), "{shown}");
-    let message = desk.told("edge-1", SOON.2).await?;
+    let message = fleet_client.event_message("edge-1", SOON.2).await?;
     assert!(message.contains("kubectl krypton join edge-1"), "{message}");
     let metrics = hub.metrics().await?;
     for line in [
@@ -123,12 +125,16 @@ async fn expiring_certificate_is_reported_once_across_restart() -> TestResult {
     hub.stop().await?;
     let mut hub = Hub::start(&options.clone().in_place_of(&hub))?;
     hub.ready(PATIENCE).await?;
-    desk.member_shows("edge-1", &[SOON, CONNECTED]).await?;
+    fleet_client
+        .member_shows("edge-1", &[SOON, CONNECTED])
+        .await?;
     drop(old);
-    // What comes after it is written after all that was due before.
+    // The writes about this session follow all earlier ones.
     let _new = connect(&home, &hub, &uid, &key, days(0)).await?;
-    desk.member_shows("edge-1", &[CURRENT, CONNECTED]).await?;
-    assert_eq!(told(&home).await, 1);
+    fleet_client
+        .member_shows("edge-1", &[CURRENT, CONNECTED])
+        .await?;
+    assert_eq!(event_count(&home).await, 1);
     tokio::time::timeout(Duration::from_secs(60), hub.stop()).await??;
     Ok(())
 }

@@ -18,10 +18,10 @@ async fn explain_names_cause_retry_and_silent_reporter(mode: Mode) -> TestResult
     let before = Timestamp::now();
     chart.write("replicaCount: 0\nfailWith: because it must")?;
     // The Tenant on the home cluster shows the state of its namesake on the member.
-    for desk in [FleetClient::at(pair.home()), pair.desk()] {
-        desk.create("acme", json!({})).await?;
+    for fleet_client in [FleetClient::at(pair.home()), pair.fleet_client()] {
+        fleet_client.create("acme", json!({})).await?;
     }
-    let failed = tells(&pair, ExitCode::NotReady, "next: it is retried at ").await?;
+    let failed = shows(&pair, ExitCode::NotReady, "next: it is retried at ").await?;
     assert!(failed.contains("✗ InstallFailed: "), "{failed}");
     assert!(failed.contains("because it must"), "{failed}");
     let at = failed.split("retried at ").nth(1).unwrap();
@@ -30,7 +30,7 @@ async fn explain_names_cause_retry_and_silent_reporter(mode: Mode) -> TestResult
     assert!(at.parse::<Timestamp>()? > before, "{failed}");
 
     chart.write("replicaCount: 0")?;
-    let well = tells(&pair, ExitCode::Done, "✓ Installed: ").await?;
+    let well = shows(&pair, ExitCode::Done, "✓ Installed: ").await?;
     assert!(!well.contains("next: "), "{well}");
     assert!(well.contains("✓ it has what is wanted: "), "{well}");
 
@@ -39,12 +39,12 @@ async fn explain_names_cause_retry_and_silent_reporter(mode: Mode) -> TestResult
         Mode::Agent => "no contact since 20",
         Mode::Proxy | Mode::SelfCluster => "no hub has led since 20",
     };
-    tells(&pair, ExitCode::NotReady, since).await?;
+    shows(&pair, ExitCode::NotReady, since).await?;
     Ok(())
 }
 
 /// Waits until the output contains this text and the command exits with this code. Returns the output.
-async fn tells(pair: &Pair, code: ExitCode, text: &str) -> Result<String> {
+async fn shows(pair: &Pair, code: ExitCode, text: &str) -> Result<String> {
     let tenant = ["explain", "tenant", "acme", "-n", "default"];
     let hub = ["--hub-namespace", HUB_NAMESPACE];
     let words = [tenant.as_slice(), &hub].concat();

@@ -1,9 +1,9 @@
-//! Hub and agent killed, or failed, at each of their external effects once: what is there goes on, and what was
-//! wanted comes about.
+//! Kills hub and agent, or fails them, once at each of their external effects. Running releases continue, and the
+//! desired state is reached.
 //!
-//! `make test` has each effect fail before it is made, and kills after it. `KRYPTON_FAILPOINTS=all` (`make
-//! failpoints`) goes all ways: killed before and after, failed before and after, by proxy and by agent; `kill` and
-//! `error` the half of it.
+//! `make test` fails each effect before it, and kills the process after it. `KRYPTON_FAILPOINTS=all` (`make
+//! failpoints`) runs all variants in both modes: killed and failed, before and after. `kill` and `error` run half of
+//! them.
 
 use std::{
     fs,
@@ -64,7 +64,7 @@ spec:
   names: {kind: Widget, plural: widgets, singular: widget}
   versions: [{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object}}}]
 "#;
-/// What one release has, and keeps when it goes.
+/// Values of cert-manager for one release, and the objects that the chart keeps.
 const CERT_MANAGER: &str = r#"
 {{- if eq .Release.Name "tenant-keeper-edge-1" }}
 apiVersion: apiextensions.k8s.io/v1
@@ -84,7 +84,7 @@ kind: ConfigMap
 metadata: {name: {{ .Values.extra | quote }}}
 {{- end }}
 "#;
-/// Of an agent's process, which a proxy has not.
+/// Effects of an agent's process, which a proxy doesn't have.
 const OF_AGENTS: [&str; 10] = [
     "enrollment.edge-cluster",
     "enrollment.enroll",
@@ -98,13 +98,13 @@ const OF_AGENTS: [&str; 10] = [
     "session.open",
 ];
 
-/// The hub of a walk is in no pod that is there: `leader_label.rs` kills one after it has labelled its own.
+/// The hub of a walk runs in no existing pod. `leader_label.rs` kills one after it has labelled its own.
 const OF_PODS: [&str; 1] = ["lead.label:after"];
 
-/// Where an agent has made the namespace before.
+/// The agent has already created the namespace.
 const OF_PROXIES: [&str; 1] = ["lease.namespace"];
 
-/// Names as `effect!("…"` has them, in all sources below.
+/// Collects the names in `effect!("…"` from all source files below the folder.
 fn placed(folder: &Path, found: &mut Vec<String>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -138,12 +138,13 @@ fn effect_tables_match_failpoints_in_source() {
     assert!(points > 100, "{points}");
 }
 
-/// What happens at a moment: `kill` or `error`.
+/// Returns the fault at a moment: `kill` or `error`.
 type Kind = fn(&str) -> &'static str;
 
 in_both_modes!(error_or_kill_at_any_failpoint_still_converges);
 
-/// By proxy all effects; with an agent, unless all is asked for, those of an agent's process.
+/// A proxy reaches all effects. With an agent, only the effects of an agent's process are required, unless all are
+/// requested.
 async fn error_or_kill_at_any_failpoint_still_converges(mode: Mode) -> TestResult {
     let which = std::env::var("KRYPTON_FAILPOINTS");
     let (kill, error) = (|_: &str| "kill", |_: &str| "error");
@@ -167,18 +168,17 @@ async fn error_or_kill_at_any_failpoint_still_converges(mode: Mode) -> TestResul
         };
         let plan = first.iter().map(rule).collect::<Vec<_>>().join(",");
         let missed = Box::pin(walk(mode, every, &plan)).await?;
-        // What is done once for all may have been the last before somebody died of something else at that
-        // moment: once more, where they die of nothing else.
+        // A rare effect can coincide with another process's death. Repeat it without other faults.
         if !missed.is_empty() {
             let plan = missed.iter().map(rule).collect::<Vec<_>>().join(",");
             let missed = Box::pin(walk(mode, every, &plan)).await?;
-            assert!(missed.is_empty(), "never reached, {mode:?}: {missed:#?}");
+            assert!(missed.is_empty(), "not reached, {mode:?}: {missed:#?}");
         }
     }
     Ok(())
 }
 
-/// All that are to be reached.
+/// Returns all points that must be reached.
 fn points(mode: Mode, every: bool) -> Vec<String> {
     let effects = EFFECTS.into_iter().chain(EFFECTS_OF_THE_HUB);
     let effects = effects.filter(|effect| match mode {
@@ -192,11 +192,11 @@ fn points(mode: Mode, every: bool) -> Vec<String> {
         .collect()
 }
 
-/// Goes through all scenes, and returns the points that it has not reached.
+/// Plays all scenes, and returns the points that were not reached.
 async fn walk(mode: Mode, every: bool, plan: &str) -> Result<Vec<String>> {
     let folder = TempDir::with_prefix("krypton-chart-")?;
     let repository = ChartRepository::start(&[chart(folder.path())?]).await?;
-    let values = ValuesFile::new(&said("first"))?;
+    let values = ValuesFile::new(&values_with("first"))?;
     let mut flags = chart_flags(&repository, "small", "~1.0");
     flags.push(values_flag(&values));
     let more = [
@@ -217,7 +217,7 @@ async fn walk(mode: Mode, every: bool, plan: &str) -> Result<Vec<String>> {
 
     walk.join().await?;
     let keeper = walk.through("a first Tenant", place.first()).await?;
-    // It rests a while in each of its phases.
+    // The rotation pauses in each of its phases.
     place.rotate(&[]).await?;
     walk.through("a Tenant's life", place.life()).await?;
     let region = match mode {
@@ -248,7 +248,8 @@ async fn walk(mode: Mode, every: bool, plan: &str) -> Result<Vec<String>> {
     }
     keeper.unharmed(&place).await?;
     walk.stop_twice().await?;
-    walk.through("another start", place.whole("keeper")).await?;
+    walk.through("another start", place.is_complete("keeper"))
+        .await?;
     keeper.unharmed(&place).await?;
     if mode == Mode::Agent {
         walk.through("a source of an agent's member", place.bound())
@@ -276,7 +277,7 @@ fn plan_names(plan: &str, point: &str) -> bool {
     plan.starts_with('*') || plan.split(',').any(|rule| rule.starts_with(point))
 }
 
-/// The chart `small` with a CRD, and with a ConfigMap of the name `extra`, where one is given.
+/// Writes the chart `small` with a CRD, and with an optional ConfigMap named by `extra`.
 fn chart(folder: &Path) -> Result<ChartSource> {
     let copied = folder.join("small");
     for part in ["templates", "crds"] {
@@ -299,26 +300,26 @@ fn chart(folder: &Path) -> Result<ChartSource> {
     Ok(ChartSource::folder(copied).version("1.0.0"))
 }
 
-fn said(message: &str) -> String {
+fn values_with(message: &str) -> String {
     json!({"replicaCount": 0, "message": message}).to_string()
 }
 
-/// The apiserver refuses the Deployment, and takes a ConfigMap that is only here.
+/// Returns values with a Deployment that the API server rejects, and a ConfigMap that only they contain.
 fn broken(message: &str) -> String {
     json!({"replicaCount": 0, "message": message, "broken": true, "extra": "extra"}).to_string()
 }
 
-/// What is looked at on the way, by a person.
+/// The objects that a user observes.
 struct Place {
     home: FleetClient,
     edge: FleetClient,
     values: ValuesFile,
     cluster: Arc<Cluster>,
-    /// Of the member, as the hub gets it.
+    /// The hub's kubeconfig of the member.
     kubeconfig: String,
 }
 
-/// What has once been installed and that nobody has deleted: its Deployment stays the one it was.
+/// A release that is never deleted. Its Deployment must keep its UID.
 struct Keeper {
     uid: Option<String>,
     deleted: Arc<AtomicBool>,
@@ -333,8 +334,8 @@ impl Drop for Keeper {
 
 impl Keeper {
     /// Returns once the watch has its first list.
-    async fn watch(desk: &FleetClient) -> Result<Self> {
-        let api: Api<Deployment> = Api::namespaced(desk.client.clone(), "keeper");
+    async fn watch(fleet_client: &FleetClient) -> Result<Self> {
+        let api: Api<Deployment> = Api::namespaced(fleet_client.client.clone(), "keeper");
         let uid = api.get(&release("keeper")).await?.uid();
         let deleted = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&deleted);
@@ -386,33 +387,33 @@ impl Place {
     }
 
     async fn first(&self) -> Result<Keeper> {
-        // Where everything fails twice on the way, each time is waited a little longer.
+        // If everything fails twice, each back-off grows.
         let crds: Api<CustomResourceDefinition> = Api::all(self.edge.client.clone());
-        eventually_within("the member to be looked after", PATIENCE * 3, async || {
+        eventually_within("the member to be reconciled", PATIENCE * 3, async || {
             Ok(crds.get_opt(Tenant::crd_name()).await?)
         })
         .await?;
         self.edge.create("keeper", json!({})).await?;
-        // Of the same name, so that home tells of it.
+        // A Tenant of the same name, so home shows its status.
         self.home.create("keeper", json!({})).await?;
-        // Where all fails twice, its chart does so in the hub and in the agent, later and later.
+        // If everything fails twice, the chart's fetch backs off in the hub and in the agent.
         for _ in 0..3 {
-            if self.whole("keeper").await.is_ok() {
+            if self.is_complete("keeper").await.is_ok() {
                 break;
             }
         }
-        self.whole("keeper").await?;
+        self.is_complete("keeper").await?;
         self.home.ready("keeper").await?;
         Keeper::watch(&self.edge).await
     }
 
     async fn life(&self) -> Result<()> {
         self.edge.create("acme", json!({})).await?;
-        self.whole("acme").await?;
-        self.values.write(&said("second"))?;
+        self.is_complete("acme").await?;
+        self.values.write(&values_with("second"))?;
         for name in ["acme", "keeper"] {
-            self.says(name, "second").await?;
-            self.whole(name).await?;
+            self.has_message(name, "second").await?;
+            self.is_complete(name).await?;
         }
         self.edge.remove("acme").await?;
         eventually("the workspace to be gone", async || {
@@ -425,7 +426,7 @@ impl Place {
         Ok(())
     }
 
-    /// Home orders a release, and orders it gone.
+    /// Orders a release from home, and then its removal.
     async fn ordered(&self, region: Value) -> Result<()> {
         let spec = json!({"account": {"name": "somebody"}, "region": region});
         let object = KryptonDeployment::new("ordered", serde_json::from_value(spec)?);
@@ -451,24 +452,24 @@ impl Place {
         Ok(())
     }
 
-    /// A lock of a helm of ours that is dead, and a Secret that nobody can decode.
+    /// Creates the lock of a dead Helm of ours, and a Secret that can't be decoded.
     async fn repair(&self) -> Result<()> {
         self.edge.create("mended", json!({})).await?;
-        self.whole("mended").await?;
+        self.is_complete("mended").await?;
         let locked = json!({"metadata": {"labels": {"status": "pending-upgrade"}}});
         let before = self.patch_newest("mended", locked).await?;
         self.deployed_after("mended", before).await?;
-        self.whole("mended").await?;
-        // Base64 of nothing that was ever compressed.
+        self.is_complete("mended").await?;
+        // Valid base64, but not valid gzip.
         let rubbish = ByteString(b"H4sIAAAAAAAA/2RhbWFnZWQ=".to_vec());
         self.patch_newest("mended", json!({"data": {"release": rubbish}}))
             .await?;
-        self.values.write(&said("third"))?;
-        self.says("mended", "third").await?;
-        self.whole("mended").await
+        self.values.write(&values_with("third"))?;
+        self.has_message("mended", "third").await?;
+        self.is_complete("mended").await
     }
 
-    /// In a namespace that is not there.
+    /// Places a Tenant in a missing namespace.
     async fn placed(&self) -> Result<()> {
         self.cluster
             .kubectl(["create", "namespace", "team"])
@@ -483,7 +484,7 @@ impl Place {
             .annotate("sent", requested, "now")
             .await?;
         let tenants = self.edge.within("team").tenants();
-        eventually("the wish to be passed on", async || {
+        eventually("the request to be passed on", async || {
             let found = tenants.get("sent").await?;
             let passed = found.annotations().get(requested).cloned();
             Ok((passed.as_deref() == Some("now")).then_some(()))
@@ -495,19 +496,19 @@ impl Place {
         Ok(())
     }
 
-    /// What it has made, and the next has not, is removed.
+    /// Objects of a failed revision that the next one doesn't contain are removed.
     async fn failed(&self) -> Result<()> {
         let names = ["keeper", "mended"];
         self.values.write(&broken("broken"))?;
         for name in names {
             self.newest_is_failed(name, 0).await?;
         }
-        self.values.write(&said("fourth"))?;
+        self.values.write(&values_with("fourth"))?;
         for name in names {
-            self.says(name, "fourth").await?;
-            self.whole(name).await?;
+            self.has_message(name, "fourth").await?;
+            self.is_complete(name).await?;
             let maps: Api<ConfigMap> = Api::namespaced(self.edge.client.clone(), name);
-            eventually("what the upgrade made to be gone", async || {
+            eventually("the upgrade's objects to be gone", async || {
                 Ok(maps.get_opt("extra").await?.is_none().then_some(()))
             })
             .await?;
@@ -515,54 +516,54 @@ impl Place {
         Ok(())
     }
 
-    /// What was deployed before is put back.
+    /// Rolls back to the last deployed revision.
     async fn given_up(&self) -> Result<()> {
         let before = self.newest("keeper").await?;
         self.values.write(&broken("broken again"))?;
-        // The failed one comes between.
+        // The failed revision has a number, too.
         self.deployed_after("keeper", before + 1).await?;
-        self.says("keeper", "fifth").await?;
-        self.values.write(&said("sixth"))?;
+        self.has_message("keeper", "fifth").await?;
+        self.values.write(&values_with("sixth"))?;
         for name in ["keeper", "mended", "late"] {
-            self.says(name, "sixth").await?;
-            self.whole(name).await?;
+            self.has_message(name, "sixth").await?;
+            self.is_complete(name).await?;
         }
         Ok(())
     }
 
-    /// Of several attempts to install only the last few are kept.
+    /// Keeps only the last failed attempts of an installation.
     async fn refused(&self) -> Result<()> {
         let before = self.newest("keeper").await?;
         self.values.write(&broken("broken 0"))?;
-        // The member has heard of it.
+        // The member has received the values.
         self.newest_is_failed("keeper", before + 1).await?;
         self.edge.create("late", json!({})).await?;
         for number in 1..6 {
             self.newest_is_failed("late", number).await?;
             self.values.write(&broken(&format!("broken {number}")))?;
         }
-        self.values.write(&said("fifth"))?;
+        self.values.write(&values_with("fifth"))?;
         for name in ["late", "keeper"] {
-            self.says(name, "fifth").await?;
-            self.whole(name).await?;
+            self.has_message(name, "fifth").await?;
+            self.is_complete(name).await?;
         }
         Ok(())
     }
 
     async fn drift(&self) -> Result<()> {
-        // Twice: what fails once is looked at again, and is then as it should be.
+        // Twice, because a failed correction is checked again, and may then be correct.
         for theirs in ["theirs", "theirs again"] {
             let maps: Api<ConfigMap> = Api::namespaced(self.edge.client.clone(), "keeper");
             maps.merge(&release("keeper"), &json!({"data": {"message": theirs}}))
                 .await?;
-            self.says("keeper", "fifth").await?;
+            self.has_message("keeper", "fifth").await?;
         }
-        // A label of the configuration, as well.
+        // Also a configured label of the namespace.
         let namespaces: Api<Namespace> = Api::all(self.edge.client.clone());
         for theirs in ["theirs", "theirs again"] {
             let patch = json!({"metadata": {"labels": {"team": theirs.replace(' ', "-")}}});
             namespaces.merge("keeper", &patch).await?;
-            eventually("the label to be put right", async || {
+            eventually("the label to be restored", async || {
                 let team = namespaces
                     .get("keeper")
                     .await?
@@ -574,7 +575,7 @@ impl Place {
             })
             .await?;
         }
-        self.whole("keeper").await
+        self.is_complete("keeper").await
     }
 
     async fn restore_from_backup(&self) -> Result<()> {
@@ -585,18 +586,18 @@ impl Place {
         let going = Held::delete(&self.edge, "going").await?;
         crds.delete(Tenant::crd_name(), &DeleteParams::default())
             .await?;
-        eventually("another CRD in its place", async || {
+        eventually("a new CRD", async || {
             let now = crds.get(Tenant::crd_name()).await?;
             Ok((now.uid() != before).then_some(()))
         })
         .await?;
-        eventually("the Tenant to be back", async || {
+        eventually("the Tenant to be restored", async || {
             let back = tenants.get_opt("keeper").await?;
             Ok(back.filter(|tenant| tenant.uid() != former))
         })
         .await?;
-        // Who has died since may not know that it was deleted; then a person says so again.
-        eventually("the other to be deleted again", async || {
+        // A restarted process may not know of the deletion, so the user repeats it.
+        eventually("the other Tenant to be deleted again", async || {
             let Some(back) = tenants.get_opt("going").await? else {
                 return Ok(None);
             };
@@ -606,11 +607,11 @@ impl Place {
             Ok(Some(()))
         })
         .await?;
-        going.let_go().await?;
-        self.whole("keeper").await
+        going.release().await?;
+        self.is_complete("keeper").await
     }
 
-    /// What a former version, or time, would have left.
+    /// Creates the state of an earlier version, or of an earlier time.
     async fn age(&self) -> Result<()> {
         let (home, params) = (self.home.client.clone(), PatchParams::default());
         let old =
@@ -671,7 +672,7 @@ impl Place {
             Ok(Some(()))
         })
         .await?;
-        self.whole("keeper").await
+        self.is_complete("keeper").await
     }
 
     async fn rotate(&self, more: &[&str]) -> Result<String> {
@@ -681,25 +682,25 @@ impl Place {
 
     async fn rotated(&self) -> Result<()> {
         eventually("the rotation to end", async || {
-            let told = self.rotate(&["--status"]).await?;
-            ensure!(told.contains("the last one ended"), "{told}");
+            let status = self.rotate(&["--status"]).await?;
+            ensure!(status.contains("the last one ended"), "{status}");
             Ok(Some(()))
         })
         .await
     }
 
-    /// A kubeconfig for a member that has an agent.
+    /// Adds a kubeconfig to a member that has an agent.
     async fn bound(&self) -> Result<()> {
         let members: Api<EdgeCluster> = Api::all(self.home.client.clone());
         self.home.add_member(EDGE, &self.kubeconfig).await?;
         let source = members.get(EDGE).await?.spec.source_ref;
         ensure!(source.is_some(), "the EdgeCluster names no source");
-        self.whole("keeper").await
+        self.is_complete("keeper").await
     }
 
-    /// With its releases, because a person wants it so.
+    /// The member leaves together with its releases, as the user requests.
     async fn leaving(&self) -> Result<()> {
-        // The CRDs of cert-manager go with the last release, if that has made them.
+        // The CRDs of cert-manager are deleted with the last release, if it created them.
         for tenant in self.edge.tenants().list(&ListParams::default()).await? {
             if tenant.name_any() != "keeper" {
                 self.edge.delete(&tenant.name_any()).await?;
@@ -710,7 +711,7 @@ impl Place {
         members
             .merge(EDGE, &json!({"spec": {"deletionPolicy": "Uninstall"}}))
             .await?;
-        let held = eventually("the EdgeCluster to be held", async || {
+        let held = eventually("the EdgeCluster to have its finalizer", async || {
             let object = members.get(EDGE).await?;
             let held = object.finalizers() == [names::UNINSTALL_FINALIZER];
             Ok(held.then_some(object))
@@ -734,19 +735,19 @@ impl Place {
         .await
     }
 
-    /// Its source is labelled again.
+    /// The member's source gets its label again.
     async fn coming_back(&self) -> Result<()> {
         let members: Api<EdgeCluster> = Api::all(self.home.client.clone());
         let maps: Api<ConfigMap> = Api::namespaced(self.home.client.clone(), HUB_NAMESPACE);
         self.home.label_member(EDGE, false).await?;
-        eventually("its dismissal to be forgotten", async || {
+        eventually("the member to be accepted again", async || {
             let register = maps.get(MEMBERS_CONFIG_MAP).await?.data.unwrap_or_default();
             let named = register.values().any(|text| text.contains(EDGE));
             Ok((!named).then_some(()))
         })
         .await?;
         self.home.label_member(EDGE, true).await?;
-        eventually("the EdgeCluster to be back", async || {
+        eventually("the EdgeCluster to be recreated", async || {
             Ok(members.get_opt(EDGE).await?)
         })
         .await
@@ -783,7 +784,7 @@ impl Place {
         .await
     }
 
-    /// Returns which it is.
+    /// Returns the number of the newest revision.
     async fn patch_newest(&self, tenant: &str, patch: Value) -> Result<u32> {
         let (release, newest) = (release(tenant), self.newest(tenant).await?);
         let secrets: Api<Secret> = Api::namespaced(self.edge.client.clone(), tenant);
@@ -792,23 +793,23 @@ impl Place {
         Ok(newest)
     }
 
-    /// What is live is of these values.
-    async fn says(&self, tenant: &str, message: &str) -> Result<()> {
+    /// Waits until the live objects contain these values.
+    async fn has_message(&self, tenant: &str, message: &str) -> Result<()> {
         let maps: Api<ConfigMap> = Api::namespaced(self.edge.client.clone(), tenant);
-        let what = format!("the release of {tenant} to say {message}");
+        let what = format!("the release of {tenant} to have the message {message}");
         eventually(&what, async || {
             let data = maps.get(&release(tenant)).await?.data.unwrap_or_default();
-            let said = data.get("message").cloned().unwrap_or_default();
-            ensure!(said == message, "it says {said}");
+            let found = data.get("message").cloned().unwrap_or_default();
+            ensure!(found == message, "the message is {found}");
             Ok(Some(()))
         })
         .await
     }
 
-    /// Ready, with one deployed revision, the newest, and no lock.
-    async fn whole(&self, tenant: &str) -> Result<()> {
+    /// Waits until the Tenant is ready, its newest revision is the only deployed one, and no lock is left.
+    async fn is_complete(&self, tenant: &str) -> Result<()> {
         self.edge.ready(tenant).await?;
-        let what = format!("the release of {tenant} to be whole");
+        let what = format!("the release of {tenant} to be complete");
         eventually(&what, async || {
             let revisions = self.edge.revisions(tenant, &release(tenant)).await?;
             let deployed = revisions.iter().filter(|(_, status)| status == "deployed");

@@ -20,9 +20,9 @@ in_both_modes!(
 );
 
 /// State that an idle actor must not change: the Tenant and its resourceVersion, its events, and all releases.
-async fn everything(desk: &FleetClient) -> Result<impl PartialEq + std::fmt::Debug> {
-    let tenant = desk.tenants().get("acme").await?;
-    let told = desk.events("acme").await?;
+async fn everything(fleet_client: &FleetClient) -> Result<impl PartialEq + std::fmt::Debug> {
+    let tenant = fleet_client.tenants().get("acme").await?;
+    let events = fleet_client.events("acme").await?;
     let status = tenant.status.unwrap_or_default();
     let conditions: Vec<_> = status
         .conditions
@@ -38,8 +38,8 @@ async fn everything(desk: &FleetClient) -> Result<impl PartialEq + std::fmt::Deb
         .collect();
     let version = tenant.metadata.resource_version;
     Ok((
-        told,
-        desk.releases().await?,
+        events,
+        fleet_client.releases().await?,
         conditions,
         status.phase,
         version,
@@ -50,21 +50,21 @@ async fn everything(desk: &FleetClient) -> Result<impl PartialEq + std::fmt::Deb
 async fn a_restart_finds_everything_as_it_was_left(mode: Mode) -> TestResult {
     let chart = ServedChart::small("replicaCount: 0").await?;
     let (home, edge) = home_and_edge("restart", Parts::WithControllers).await?;
-    let (desk, at_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
+    let (fleet_client, at_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
     let options = HubOptions::new(home.kubeconfig()).args(chart.flags(&[]));
     let mut hub = Hub::start(&options)?;
     let mut member = Membership::join(mode, &mut hub, &home, &edge, "edge-1").await?;
-    let places = [(&desk, "self-cluster"), (&at_edge, "edge-1")];
-    for (desk, _) in places {
-        desk.create("acme", json!({})).await?;
+    let places = [(&fleet_client, "self-cluster"), (&at_edge, "edge-1")];
+    for (fleet_client, _) in places {
+        fleet_client.create("acme", json!({})).await?;
     }
     let both = ("ClusterReady/edge-1", "True", "Installed");
-    desk.shows("acme", &[ALL_READY, both]).await?;
+    fleet_client.shows("acme", &[ALL_READY, both]).await?;
     let (mut before, mut holders) = (Vec::new(), Vec::new());
-    for (desk, _) in places {
-        desk.lease_renewed().await?;
-        before.push(everything(desk).await?);
-        holders.push(desk.holder().await?);
+    for (fleet_client, _) in places {
+        fleet_client.lease_renewed().await?;
+        before.push(everything(fleet_client).await?);
+        holders.push(fleet_client.holder().await?);
     }
 
     assert!(hub.stop().await?.success());
@@ -72,8 +72,8 @@ async fn a_restart_finds_everything_as_it_was_left(mode: Mode) -> TestResult {
         assert_eq!(at_edge.holder().await?, holders[1], "it stays");
         assert!(agent.stop().await?.success());
     }
-    for (desk, _) in places {
-        assert_eq!(desk.holder().await?, "", "the Lease is given up");
+    for (fleet_client, _) in places {
+        assert_eq!(fleet_client.holder().await?, "", "the Lease is released");
     }
     member.start_again(&edge)?;
     if mode == Mode::Agent {
@@ -85,7 +85,9 @@ async fn a_restart_finds_everything_as_it_was_left(mode: Mode) -> TestResult {
         eventually(
             &format!("EdgeCluster {name} to name the new holder"),
             async || {
-                let member = desk.member_shows(name, &[CONNECTED, HEALTHY]).await?;
+                let member = fleet_client
+                    .member_shows(name, &[CONNECTED, HEALTHY])
+                    .await?;
                 let named = member.status.unwrap_or_default().lease_holder;
                 let named = named.unwrap_or_default();
                 // The hub knows an agent's replica, which is a prefix of its holder identity.
@@ -93,7 +95,7 @@ async fn a_restart_finds_everything_as_it_was_left(mode: Mode) -> TestResult {
                     (Mode::Agent, "edge-1") => !named.is_empty() && now.starts_with(&named),
                     _ => named == now,
                 };
-                ensure!(same, "it names {named:?}, and the Lease {now:?}");
+                ensure!(same, "it shows {named:?}, and the Lease {now:?}");
                 Ok(Some(()))
             },
         )
@@ -101,8 +103,8 @@ async fn a_restart_finds_everything_as_it_was_left(mode: Mode) -> TestResult {
         // After the Lease was held for a full period, every object has been reconciled.
         place.lease_renewed().await?;
     }
-    for ((desk, name), before) in places.into_iter().zip(before) {
-        assert_eq!(everything(desk).await?, before, "{name}");
+    for ((fleet_client, name), before) in places.into_iter().zip(before) {
+        assert_eq!(everything(fleet_client).await?, before, "{name}");
     }
     for log in [hub.log(), member.actor(&mut hub).log()] {
         let log = log?;
@@ -117,35 +119,42 @@ async fn install_killed_midway_is_repaired_after_restart(mode: Mode) -> TestResu
         .chart(gate.chart(), "gate")
         .start()
         .await?;
-    let desk = pair.desk();
+    let fleet_client = pair.fleet_client();
     let release = &pair.release("acme");
     let [ready, error] = ["ClusterReady", "ClusterError"].map(|kind| pair.condition(kind));
     let folder = pair.actor()?.log_path().parent().unwrap().to_owned();
-    desk.create("acme", json!({})).await?;
-    let hook = gate::hook(&desk, "acme", None).await?;
-    desk.newest_is("acme", release, 1, "pending-install")
+    fleet_client.create("acme", json!({})).await?;
+    let hook = gate::hook(&fleet_client, "acme", None).await?;
+    fleet_client
+        .newest_is("acme", release, 1, "pending-install")
         .await?;
     assert_eq!(helm_processes(&folder).len(), 2, "helm and its supervisor");
 
     pair.actor()?.kill9().await?;
 
     helm_ends(&folder).await?;
-    desk.newest_is("acme", release, 1, "pending-install")
+    fleet_client
+        .newest_is("acme", release, 1, "pending-install")
         .await?;
     pair.start_actor_again()?;
     // Observed while the dead actor's Lease is still valid. The Tenant's status follows later.
-    desk.create("refused", json!({"workspace": "kube-system"}))
+    fleet_client
+        .create("refused", json!({"workspace": "kube-system"}))
         .await?;
-    let next = gate::hook(&desk, "acme", Some(&hook)).await?;
-    gate::open(&desk, "acme", &next).await?;
+    let next = gate::hook(&fleet_client, "acme", Some(&hook)).await?;
+    gate::open(&fleet_client, "acme", &next).await?;
     let installed = (ready.as_str(), "True", "Installed");
-    desk.shows("acme", &[ALL_READY, installed]).await?;
-    desk.told("acme", "ReleaseUnlocked").await?;
+    fleet_client.shows("acme", &[ALL_READY, installed]).await?;
+    fleet_client
+        .event_message("acme", "ReleaseUnlocked")
+        .await?;
     let refused = (error.as_str(), "True", "NamespaceNotOwned");
-    desk.shows("refused", &[refused]).await?;
-    desk.told("refused", "NamespaceNotOwned").await?;
+    fleet_client.shows("refused", &[refused]).await?;
+    fleet_client
+        .event_message("refused", "NamespaceNotOwned")
+        .await?;
 
-    let revisions = desk.revisions("acme", release).await?;
+    let revisions = fleet_client.revisions("acme", release).await?;
     assert_one_deployed(&revisions);
     let listed = pair
         .cluster()
@@ -164,21 +173,21 @@ async fn stopped_install_ends_in_time_and_is_repaired() -> TestResult {
         .chart(gate.chart(), "gate")
         .start()
         .await?;
-    let desk = pair.desk();
+    let fleet_client = pair.fleet_client();
     let release = &pair.release("acme");
     let folder = pair.actor()?.log_path().parent().unwrap().to_owned();
-    desk.create("acme", json!({})).await?;
-    let hook = gate::hook(&desk, "acme", None).await?;
+    fleet_client.create("acme", json!({})).await?;
+    let hook = gate::hook(&fleet_client, "acme", None).await?;
 
     assert!(pair.actor()?.stop().await?.success());
     assert!(helm_processes(&folder).is_empty());
-    assert_eq!(desk.holder().await?, "", "the Lease is given up");
+    assert_eq!(fleet_client.holder().await?, "", "the Lease is released");
 
     pair.start_actor_again()?;
-    let next = gate::hook(&desk, "acme", Some(&hook)).await?;
-    gate::open(&desk, "acme", &next).await?;
-    desk.ready("acme").await?;
-    let revisions = desk.revisions("acme", release).await?;
+    let next = gate::hook(&fleet_client, "acme", Some(&hook)).await?;
+    gate::open(&fleet_client, "acme", &next).await?;
+    fleet_client.ready("acme").await?;
+    let revisions = fleet_client.revisions("acme", release).await?;
     let deployed = revisions.iter().filter(|(_, status)| status == "deployed");
     assert_eq!(deployed.count(), 1, "{revisions:?}");
     Ok(())
@@ -191,7 +200,7 @@ async fn unreachable_member_is_reported_alone_and_recovers(mode: Mode) -> TestRe
         Cluster::start("lost-1", Parts::WithControllers),
         Cluster::start("lost-2", Parts::WithControllers),
     )?;
-    let (desk, first, second) = (
+    let (fleet_client, first, second) = (
         FleetClient::at(&home),
         FleetClient::at(&one),
         FleetClient::at(&two),
@@ -206,34 +215,39 @@ async fn unreachable_member_is_reported_alone_and_recovers(mode: Mode) -> TestRe
     for edge in [&first, &second] {
         edge.create("acme", json!({})).await?;
     }
-    desk.create("acme", json!({})).await?;
+    fleet_client.create("acme", json!({})).await?;
     let on_both = [
         ALL_READY,
         ("ClusterReady/edge-1", "True", "Installed"),
         ("ClusterReady/edge-2", "True", "Installed"),
     ];
-    desk.shows("acme", &on_both).await?;
+    fleet_client.shows("acme", &on_both).await?;
     let installed = (first.releases().await?, second.releases().await?);
 
     one.stop_apiserver().await?;
     second.install("meanwhile").await?;
-    desk.member_shows("edge-1", &[("Connected", "False", "Unreachable")])
+    fleet_client
+        .member_shows("edge-1", &[("Connected", "False", "Unreachable")])
         .await?;
-    desk.member_shows("edge-2", &[CONNECTED, HEALTHY]).await?;
+    fleet_client
+        .member_shows("edge-2", &[CONNECTED, HEALTHY])
+        .await?;
     let half = [
         ("Ready", "Unknown", "ClustersUnknown"),
         ("ClusterReady/edge-1", "Unknown", "ClusterUnreachable"),
         on_both[2],
     ];
-    let tenant = desk.shows("acme", &half).await?;
+    let tenant = fleet_client.shows("acme", &half).await?;
     let message = tenant.status.unwrap().last_message.unwrap();
     for words in ["1 of 2 clusters ready", "edge-1"] {
         assert!(message.contains(words), "{message}");
     }
 
     one.start_apiserver().await?;
-    desk.member_shows("edge-1", &[CONNECTED, HEALTHY]).await?;
-    desk.shows("acme", &on_both).await?;
+    fleet_client
+        .member_shows("edge-1", &[CONNECTED, HEALTHY])
+        .await?;
+    fleet_client.shows("acme", &on_both).await?;
     first.install("after").await?;
     let left = |now: BTreeMap<String, String>, before: &BTreeMap<String, String>| {
         now.into_iter()

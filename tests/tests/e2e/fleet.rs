@@ -1,4 +1,4 @@
-//! Members: found by their Secrets, counted on home, followed through rotation, leaving and doubles.
+//! Verifies members: discovery by Secrets, counts on home, kubeconfig rotation, leaving, and duplicates.
 
 use anyhow::{Result, bail};
 use krypton_crds::edge_cluster::EdgeCluster;
@@ -17,19 +17,19 @@ in_both_modes!(
     deleted_member_keeps_releases_and_rejoins_on_request,
 );
 
-/// What home says of a member that is well.
+/// Returns the conditions of a healthy member on home.
 fn well(mode: Mode) -> Vec<Expected<'static>> {
     match mode {
         Mode::SelfCluster | Mode::Proxy => vec![RESOLVED, CONNECTED, HEALTHY],
-        // There is nothing to resolve.
+        // There is no source to resolve.
         Mode::Agent => vec![CONNECTED, HEALTHY],
     }
 }
 
-/// A hub that installs Deployments without pods, and what it needs.
+/// A hub that installs Deployments without pods, and its prerequisites.
 struct Fleet {
     home: Cluster,
-    desk: FleetClient,
+    fleet_client: FleetClient,
     hub: Hub,
     chart: ServedChart,
 }
@@ -39,10 +39,10 @@ async fn start(name: &str, parts: Parts, more: &[&str]) -> Result<Fleet> {
     let home = Cluster::start(name, parts).await?;
     let options = HubOptions::new(home.kubeconfig()).args(chart.flags(more));
     let hub = Hub::start(&options)?;
-    let desk = FleetClient::at(&home);
+    let fleet_client = FleetClient::at(&home);
     Ok(Fleet {
         home,
-        desk,
+        fleet_client,
         hub,
         chart,
     })
@@ -64,14 +64,14 @@ async fn home_tenant_counts_namesakes_on_all_members(mode: Mode) -> TestResult {
     for (name, cluster) in [("edge-1", &one), ("edge-2", &two)] {
         members.push(fleet.join(mode, cluster, name).await?);
     }
-    let desk = &fleet.desk;
+    let fleet_client = &fleet.fleet_client;
     let (first, second) = (FleetClient::at(&one), FleetClient::at(&two));
-    desk.create("acme", json!({})).await?;
+    fleet_client.create("acme", json!({})).await?;
     let on_home = [
         ALL_READY,
         ("ClusterReady/self-cluster", "True", "Installed"),
     ];
-    let alone = desk.shows("acme", &on_home).await?;
+    let alone = fleet_client.shows("acme", &on_home).await?;
     assert_eq!(
         alone.status.unwrap().last_message.as_deref(),
         Some("1 of 1 clusters ready")
@@ -86,14 +86,14 @@ async fn home_tenant_counts_namesakes_on_all_members(mode: Mode) -> TestResult {
         ("ClusterReady/edge-1", "True", "Installed"),
         ("ClusterReady/edge-2", "True", "Installed"),
     ];
-    let tenant = desk.shows("acme", &all).await?;
+    let tenant = fleet_client.shows("acme", &all).await?;
     let status = tenant.status.unwrap();
     assert_eq!(
         status.last_message.as_deref(),
         Some("3 of 3 clusters ready")
     );
     assert_eq!(status.phase.as_deref(), Some("Ready"));
-    // An edge tells of itself alone.
+    // An edge cluster shows only its own condition.
     let own = first.shows("acme", &[ALL_READY, all[2]]).await?;
     let own = own.status.unwrap();
     assert_eq!(own.last_message.as_deref(), Some("1 of 1 clusters ready"));
@@ -127,7 +127,7 @@ async fn home_tenant_counts_namesakes_on_all_members(mode: Mode) -> TestResult {
     ] {
         let what = format!("{name} to count {total} Tenants, all ready");
         eventually(&what, async || {
-            let status = desk
+            let status = fleet_client
                 .member_shows(name, &well(mode))
                 .await?
                 .status
@@ -143,12 +143,15 @@ async fn home_tenant_counts_namesakes_on_all_members(mode: Mode) -> TestResult {
         })
         .await?;
     }
-    a_member_is_named_from_where_it_allows(desk, &fleet.home).await?;
+    a_member_is_named_from_where_it_allows(fleet_client, &fleet.home).await?;
     Ok(())
 }
 
-/// With edge-1 that has a Tenant `mine`, which names it, and a home where nothing is limited yet.
-async fn a_member_is_named_from_where_it_allows(desk: &FleetClient, home: &Cluster) -> TestResult {
+/// Edge-1 has a Tenant `mine`, which names it. On home, no member limits its namespaces yet.
+async fn a_member_is_named_from_where_it_allows(
+    fleet_client: &FleetClient,
+    home: &Cluster,
+) -> TestResult {
     let members: Api<EdgeCluster> = Api::all(home.client());
     let allow = async |name: &str, namespaces: serde_json::Value| {
         members
@@ -158,48 +161,51 @@ async fn a_member_is_named_from_where_it_allows(desk: &FleetClient, home: &Clust
     };
     let naming = |name: &str| json!({"clusterRef": {"secretName": name}});
     let mine = ("ClusterReady/edge-1", "True", "Installed");
-    desk.create("mine", naming("edge-1")).await?;
-    // As its EdgeCluster says, which has it from a Secret or from the agent.
+    fleet_client.create("mine", naming("edge-1")).await?;
+    // The name comes from the EdgeCluster, which has it from a Secret or from the agent.
     let named = members.get("edge-1").await?.status.unwrap();
     let named = condition(&named.conditions, "TargetClusterResolved").unwrap();
     let resolved = ("TargetClusterResolved", "True", named.reason.as_str());
-    desk.shows("mine", &[ALL_READY, mine, resolved]).await?;
+    fleet_client
+        .shows("mine", &[ALL_READY, mine, resolved])
+        .await?;
     allow("edge-1", json!(["team-a"])).await;
     let refused = [
         ("ClusterReady/edge-1", "False", "NamespaceNotAllowed"),
         ("TargetClusterResolved", "False", "NamespaceNotAllowed"),
         ("Ready", "False", "ClustersNotReady"),
     ];
-    desk.shows("mine", &refused).await?;
-    // Who does not name it is told of it as before.
+    fleet_client.shows("mine", &refused).await?;
+    // Tenants that don't name the member show it as before.
     let counted = [ALL_READY, ("ClusterReady/edge-1", "True", "Installed")];
-    desk.shows("acme", &counted).await?;
+    fleet_client.shows("acme", &counted).await?;
 
-    // Nothing is installed before the limit is seen.
+    // Krypton installs nothing before it observes the limit.
     let key = "mesh.openkcm.io/paused";
-    desk.create_annotated("here", naming("self-cluster"), &[(key, "true")])
+    fleet_client
+        .create_annotated("here", naming("self-cluster"), &[(key, "true")])
         .await?;
     allow("self-cluster", json!([])).await;
     let refused = ("ClusterReady/self-cluster", "False", "NamespaceNotAllowed");
-    desk.shows("here", &[refused]).await?;
-    desk.annotate("here", key, "false").await?;
-    // Nor after it: who comes later and names nobody is through.
-    desk.create("later", json!({})).await?;
+    fleet_client.shows("here", &[refused]).await?;
+    fleet_client.annotate("here", key, "false").await?;
+    // Nor after it. A later Tenant that names no member shows that the hub has processed all.
+    fleet_client.create("later", json!({})).await?;
     let well = ("ClusterReady/self-cluster", "True", "Installed");
-    desk.shows("later", &[ALL_READY, well]).await?;
-    let here = desk.shows("here", &[refused]).await?;
+    fleet_client.shows("later", &[ALL_READY, well]).await?;
+    let here = fleet_client.shows("here", &[refused]).await?;
     assert_eq!(here.metadata.finalizers, None);
     let release = "tenant-here-self-cluster";
-    assert_eq!(desk.revisions("here", release).await?, []);
+    assert_eq!(fleet_client.revisions("here", release).await?, []);
 
     allow("edge-1", json!(["default"])).await;
     allow("self-cluster", json!(null)).await;
-    desk.shows("mine", &[ALL_READY, mine]).await?;
-    desk.shows("here", &[ALL_READY, well]).await?;
+    fleet_client.shows("mine", &[ALL_READY, mine]).await?;
+    fleet_client.shows("here", &[ALL_READY, well]).await?;
     Ok(())
 }
 
-/// The same access, by way of a program: refused unless the hub is told otherwise.
+/// Returns the same access through an exec plugin, which the hub rejects by default.
 fn with_exec(cluster: &Cluster) -> String {
     cluster
         .kubeconfig_with_token()
@@ -215,7 +221,7 @@ fn with_exec(cluster: &Cluster) -> String {
         .collect()
 }
 
-/// With a kubeconfig only: an agent has none that the hub could rotate, spoil or lose.
+/// With a kubeconfig only, because the hub can't rotate, damage or lose an agent's access.
 #[tokio::test]
 async fn member_survives_rotated_rejected_and_removed_kubeconfig() -> TestResult {
     let (fleet, edge) = tokio::try_join!(
@@ -226,56 +232,59 @@ async fn member_survives_rotated_rejected_and_removed_kubeconfig() -> TestResult
         ),
         Cluster::start("rotation-edge", Parts::WithControllers),
     )?;
-    let (desk, at_edge) = (&fleet.desk, FleetClient::at(&edge));
-    desk.add_member("edge-1", &edge.kubeconfig_with_token())
+    let (fleet_client, at_edge) = (&fleet.fleet_client, FleetClient::at(&edge));
+    fleet_client
+        .add_member("edge-1", &edge.kubeconfig_with_token())
         .await?;
     at_edge.install("before").await?;
     let healthy = [RESOLVED, CONNECTED, HEALTHY];
-    desk.member_shows("edge-1", &healthy).await?;
+    fleet_client.member_shows("edge-1", &healthy).await?;
 
-    desk.add_member("edge-1", &edge.kubeconfig_with_next_token())
+    fleet_client
+        .add_member("edge-1", &edge.kubeconfig_with_next_token())
         .await?;
     edge.rotate_token().await?;
     at_edge.install("rotated").await?;
-    desk.member_shows("edge-1", &healthy).await?;
+    fleet_client.member_shows("edge-1", &healthy).await?;
 
-    desk.add_member("edge-1", &with_exec(&edge)).await?;
+    fleet_client.add_member("edge-1", &with_exec(&edge)).await?;
     let invalid = ("TargetClusterResolved", "False", "KubeconfigInvalid");
     let shown = [invalid, CONNECTED, HEALTHY];
-    let told = desk.member_message("edge-1", &shown).await?;
-    assert!(told.contains("default/edge-1"), "{told}");
-    assert!(told.contains("exec"), "{told}");
+    let message = fleet_client.member_message("edge-1", &shown).await?;
+    assert!(message.contains("default/edge-1"), "{message}");
+    assert!(message.contains("exec"), "{message}");
     at_edge.install("meanwhile").await?;
 
-    desk.add_member("edge-1", &edge.kubeconfig_with_token())
+    fleet_client
+        .add_member("edge-1", &edge.kubeconfig_with_token())
         .await?;
-    desk.member_shows("edge-1", &healthy).await?;
+    fleet_client.member_shows("edge-1", &healthy).await?;
 
-    let tenant = desk.create("before", json!({})).await?;
+    let tenant = fleet_client.create("before", json!({})).await?;
     assert_eq!(tenant.status, None);
-    desk.ready("before").await?;
+    fleet_client.ready("before").await?;
     let releases = at_edge.releases().await?;
     assert_eq!(releases.len(), 3);
-    desk.label_member("edge-1", false).await?;
+    fleet_client.label_member("edge-1", false).await?;
     let gone = [
         ("TargetClusterResolved", "False", "SourceGone"),
         ("Connected", "False", "SourceGone"),
     ];
-    desk.member_shows("edge-1", &gone).await?;
+    fleet_client.member_shows("edge-1", &gone).await?;
     let unknown = [
         ("ClusterReady/edge-1", "Unknown", "ClusterUnreachable"),
         ("Ready", "Unknown", "ClustersUnknown"),
     ];
-    desk.shows("before", &unknown).await?;
-    assert_eq!(at_edge.holder().await?, "", "the Lease is given up");
-    // Nobody looks at a Tenant now.
+    fleet_client.shows("before", &unknown).await?;
+    assert_eq!(at_edge.holder().await?, "", "the Lease is released");
+    // No actor reconciles Tenants now.
     at_edge.create("later", json!({})).await?;
     assert_eq!(at_edge.releases().await?, releases);
 
-    desk.label_member("edge-1", true).await?;
+    fleet_client.label_member("edge-1", true).await?;
     at_edge.ready("later").await?;
-    desk.member_shows("edge-1", &healthy).await?;
-    desk.ready("before").await?;
+    fleet_client.member_shows("edge-1", &healthy).await?;
+    fleet_client.ready("before").await?;
     let mut now = at_edge.releases().await?;
     now.retain(|name, _| releases.contains_key(name));
     assert_eq!(now, releases);
@@ -288,28 +297,29 @@ async fn older_of_duplicate_members_acts_alone(mode: Mode) -> TestResult {
         Cluster::start("double-edge", Parts::WithControllers),
     )?;
     let _member = fleet.join(mode, &edge, "edge-b").await?;
-    let (desk, at_edge) = (&fleet.desk, FleetClient::at(&edge));
+    let (fleet_client, at_edge) = (&fleet.fleet_client, FleetClient::at(&edge));
     let healthy = well(mode);
-    desk.member_shows("edge-b", &healthy).await?;
-    // The name comes first, the age decides.
-    desk.add_member("edge-a", &edge.kubeconfig_with_token())
+    fleet_client.member_shows("edge-b", &healthy).await?;
+    // The age decides, not the name.
+    fleet_client
+        .add_member("edge-a", &edge.kubeconfig_with_token())
         .await?;
     let home_again = std::fs::read_to_string(fleet.home.kubeconfig())?;
-    desk.add_member("home-again", &home_again).await?;
+    fleet_client.add_member("home-again", &home_again).await?;
     let double = ("Healthy", "False", "DuplicateCluster");
     for (name, other) in [("edge-a", "edge-b"), ("home-again", "self-cluster")] {
-        let told = desk.member_message(name, &[double]).await?;
-        assert!(told.contains(&format!("member {other},")), "{told}");
+        let message = fleet_client.member_message(name, &[double]).await?;
+        assert!(message.contains(&format!("member {other},")), "{message}");
     }
 
     at_edge.install("acme").await?;
-    desk.create("acme", json!({})).await?;
+    fleet_client.create("acme", json!({})).await?;
     let both = [
         ALL_READY,
         ("ClusterReady/self-cluster", "True", "Installed"),
         ("ClusterReady/edge-b", "True", "Installed"),
     ];
-    let tenant = desk.shows("acme", &both).await?;
+    let tenant = fleet_client.shows("acme", &both).await?;
     let status = tenant.status.unwrap();
     assert_eq!(
         status.last_message.as_deref(),
@@ -326,46 +336,52 @@ async fn older_of_duplicate_members_acts_alone(mode: Mode) -> TestResult {
     };
     let on_edge = releases(at_edge.releases().await?);
     assert_eq!(on_edge, only(&["sh.helm.release.v1.tenant-acme-edge-b.v1"]));
-    let on_home = releases(desk.releases().await?);
+    let on_home = releases(fleet_client.releases().await?);
     assert_eq!(
         on_home,
         only(&["sh.helm.release.v1.tenant-acme-self-cluster.v1"])
     );
-    desk.member_shows("edge-b", &healthy).await?;
+    fleet_client.member_shows("edge-b", &healthy).await?;
     assert!(fleet.hub.log()?.contains("DuplicateCluster"));
     Ok(())
 }
 
-/// Over one kubeconfig: an agent is a second writer of another kind, see `handover.rs`.
+/// With one kubeconfig only. `handover.rs` covers the agent as a second writer.
 #[tokio::test]
 async fn second_hub_writes_nothing_until_first_stops() -> TestResult {
     let mut fleet = start("hubs", Parts::WithControllers, &[]).await?;
-    let desk = fleet.desk.clone();
-    desk.install("first").await?;
-    let holder = desk.holder().await?;
+    let fleet_client = fleet.fleet_client.clone();
+    fleet_client.install("first").await?;
+    let holder = fleet_client.holder().await?;
 
     let options = HubOptions::new(fleet.home.kubeconfig()).args(fleet.chart.flags(&[]));
     let mut second = Hub::start(&options)?;
     second.ready(PATIENCE).await?;
-    desk.lease_renewed().await?;
-    desk.install("second").await?;
-    desk.lease_renewed().await?;
-    assert_eq!(desk.holder().await?, holder, "the Lease stays where it was");
+    fleet_client.lease_renewed().await?;
+    fleet_client.install("second").await?;
+    fleet_client.lease_renewed().await?;
+    assert_eq!(
+        fleet_client.holder().await?,
+        holder,
+        "the Lease is unchanged"
+    );
     for name in ["first", "second"] {
         let release = format!("tenant-{name}-self-cluster");
-        desk.newest_is(name, &release, 1, "deployed").await?;
-        let told = desk.events(name).await?;
-        assert!(told.values().all(|count| *count == 1), "{told:?}");
+        fleet_client
+            .newest_is(name, &release, 1, "deployed")
+            .await?;
+        let events = fleet_client.events(name).await?;
+        assert!(events.values().all(|count| *count == 1), "{events:?}");
     }
     let log = second.log()?;
     assert!(!log.contains("running helm"), "{log}");
     assert!(!log.contains("panicked"), "{log}");
 
-    let releases = desk.releases().await?;
+    let releases = fleet_client.releases().await?;
     fleet.hub.stop().await?;
-    desk.held_by_another(&holder).await?;
-    desk.install("third").await?;
-    let mut now = desk.releases().await?;
+    fleet_client.held_by_another(&holder).await?;
+    fleet_client.install("third").await?;
+    let mut now = fleet_client.releases().await?;
     now.remove("sh.helm.release.v1.tenant-third-self-cluster.v1")
         .expect("installed");
     assert_eq!(now, releases);
@@ -373,9 +389,9 @@ async fn second_hub_writes_nothing_until_first_stops() -> TestResult {
 }
 
 async fn dismissed(hub: &Hub) {
-    eventually("the hub to say that the member was dismissed", async || {
-        let said = hub.log()?.contains("EdgeCluster edge-1 was deleted");
-        Ok(said.then_some(()))
+    eventually("the hub to log the deletion", async || {
+        let logged = hub.log()?.contains("EdgeCluster edge-1 was deleted");
+        Ok(logged.then_some(()))
     })
     .await
     .unwrap();
@@ -383,9 +399,9 @@ async fn dismissed(hub: &Hub) {
 
 async fn deleted_member_keeps_releases_and_rejoins_on_request(mode: Mode) -> TestResult {
     let (mut pair, _chart) = Scenario::new("comes-back", mode).start().await?;
-    let (desk, at_edge) = (FleetClient::at(pair.home()), pair.desk());
+    let (fleet_client, at_edge) = (FleetClient::at(pair.home()), pair.fleet_client());
     at_edge.install("acme").await?;
-    let before = desk
+    let before = fleet_client
         .member_shows(pair.name(), &[CONNECTED, HEALTHY])
         .await?;
     let releases = at_edge.releases().await?;
@@ -395,9 +411,9 @@ async fn deleted_member_keeps_releases_and_rejoins_on_request(mode: Mode) -> Tes
         .delete(pair.name(), &DeleteParams::default())
         .await?;
     if mode == Mode::Agent {
-        // Its certificate was of the one that is gone: somebody has to join it again.
+        // The certificate belongs to the deleted EdgeCluster, so a user must join the agent again.
         let log = pair.actor()?.log_path().to_owned();
-        eventually("the agent to be refused", async || {
+        eventually("the agent to be rejected", async || {
             let log = std::fs::read_to_string(&log)?;
             Ok(log.contains("kubectl krypton join edge-1").then_some(()))
         })
@@ -405,17 +421,17 @@ async fn deleted_member_keeps_releases_and_rejoins_on_request(mode: Mode) -> Tes
         pair.join_again().await?;
     } else {
         dismissed(pair.hub()?).await;
-        // Nor does a new hub take it for a new member.
+        // A new hub doesn't accept it as a new member either.
         pair.hub()?.stop().await?;
         pair.start_hub_again()?;
         dismissed(pair.hub()?).await;
         assert!(members.get_opt(pair.name()).await?.is_none());
         assert_eq!(at_edge.releases().await?, releases);
-        desk.label_member(pair.name(), false).await?;
-        desk.label_member(pair.name(), true).await?;
+        fleet_client.label_member(pair.name(), false).await?;
+        fleet_client.label_member(pair.name(), true).await?;
     }
     eventually("another EdgeCluster of that name", async || {
-        let now = desk
+        let now = fleet_client
             .member_shows(pair.name(), &[CONNECTED, HEALTHY])
             .await?;
         Ok((now.metadata.uid != before.metadata.uid).then_some(()))

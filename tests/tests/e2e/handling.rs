@@ -14,10 +14,10 @@ use tempfile::TempDir;
 const CERTIFICATES: &str = "certificates.cert-manager.io";
 
 /// Waits until a condition of Tenant acme has this status and a message that contains this text.
-async fn says(desk: &FleetClient, kind: &str, status: &str, words: &str) -> String {
-    let what = format!("{kind} to be {status} and to say {words:?}");
+async fn shows(fleet_client: &FleetClient, kind: &str, status: &str, words: &str) -> String {
+    let what = format!("{kind} to be {status} with {words:?}");
     eventually(&what, async || {
-        let tenant = desk.tenants().get("acme").await?;
+        let tenant = fleet_client.tenants().get("acme").await?;
         let conditions = tenant.status.unwrap_or_default().conditions;
         match condition(&conditions, kind) {
             Some(found) if found.status == status && found.message.contains(words) => {
@@ -31,10 +31,16 @@ async fn says(desk: &FleetClient, kind: &str, status: &str, words: &str) -> Stri
 }
 
 /// Waits until the newest revision is at least `at_least`. There must never be more than `most` revisions.
-async fn piles_up(desk: &FleetClient, workspace: &str, release: &str, at_least: u32, most: usize) {
+async fn piles_up(
+    fleet_client: &FleetClient,
+    workspace: &str,
+    release: &str,
+    at_least: u32,
+    most: usize,
+) {
     let what = format!("revision {at_least} of {release}");
     let enough = eventually(&what, async || {
-        let revisions = desk.revisions(workspace, release).await?;
+        let revisions = fleet_client.revisions(workspace, release).await?;
         let newest = revisions.last().map_or(0, |(number, _)| *number);
         Ok((revisions.len() > most || newest >= at_least).then_some(revisions))
     });
@@ -54,17 +60,23 @@ async fn failed_rollout_is_not_ready_despite_old_pods() -> TestResult {
         .values("{replicaCount: 1}")
         .start()
         .await?;
-    let desk = pair.desk();
-    desk.install("acme").await?;
+    let fleet_client = pair.fleet_client();
+    fleet_client.install("acme").await?;
 
     chart.write("{replicaCount: 1, unready: true}")?;
     let release = pair.release("acme");
     let lacks = format!("Deployment acme/{release}: 0 of 1 new ones available, 1 old ones left");
-    says(&desk, &pair.condition("ClusterProgress"), "True", &lacks).await;
-    says(&desk, &pair.condition("ClusterReady"), "False", "").await;
+    shows(
+        &fleet_client,
+        &pair.condition("ClusterProgress"),
+        "True",
+        &lacks,
+    )
+    .await;
+    shows(&fleet_client, &pair.condition("ClusterReady"), "False", "").await;
 
     chart.write("{replicaCount: 1}")?;
-    desk.ready("acme").await?;
+    fleet_client.ready("acme").await?;
     Ok(())
 }
 
@@ -74,7 +86,7 @@ async fn wait_mode_decides_readiness_and_history_is_limited() -> TestResult {
     let charts = [gate.chart(), ChartSource::small("1.0.0")];
     let repository = ChartRepository::start(&charts).await?;
     let mut pair = Pair::start("handling", Mode::SelfCluster, Parts::WithControllers).await?;
-    let desk = pair.desk();
+    let fleet_client = pair.fleet_client();
     let values = ValuesFile::new(&json!({"gates": ["pre-install"]}).to_string())?;
     let flags = |chart: &str| {
         let mut flags = chart_flags(&repository, chart, "1.0.0");
@@ -86,52 +98,62 @@ async fn wait_mode_decides_readiness_and_history_is_limited() -> TestResult {
 
     // No controller makes pods ready here, so the release never becomes ready. The message names the cause.
     open(&mut pair, flags("gates"), &[]).await?;
-    desk.create("acme", json!({})).await?;
-    let hook = gate::at(&desk, "acme", "pre-install", None).await?;
+    fleet_client.create("acme", json!({})).await?;
+    let hook = gate::at(&fleet_client, "acme", "pre-install", None).await?;
     let waits = format!("installing release: waiting for hook Pod acme/{release}-pre-install");
-    says(&desk, &progress, "True", &waits).await;
-    says(&desk, &ready, "False", &waits).await;
-    gate::open(&desk, "acme", &hook).await?;
+    shows(&fleet_client, &progress, "True", &waits).await;
+    shows(&fleet_client, &ready, "False", &waits).await;
+    gate::open(&fleet_client, "acme", &hook).await?;
     let lacks = format!("Deployment acme/{release}: 0 of 1 available");
-    says(&desk, &progress, "True", &lacks).await;
-    let starts = desk.events("acme").await?;
+    shows(&fleet_client, &progress, "True", &lacks).await;
+    let starts = fleet_client.events("acme").await?;
     assert_eq!(starts.get("HelmInstallStart"), Some(&1), "{starts:?}");
     pair.stop().await?;
 
     open(&mut pair, flags("gates"), &["--wait=hooks"]).await?;
-    desk.ready("acme").await?;
-    says(&desk, &ready, "True", &format!("; not waited for: {lacks}")).await;
+    fleet_client.ready("acme").await?;
+    shows(
+        &fleet_client,
+        &ready,
+        "True",
+        &format!("; not waited for: {lacks}"),
+    )
+    .await;
     pair.stop().await?;
 
     open(&mut pair, flags("gates"), &["--wait=none"]).await?;
-    let said = eventually("no word of workloads", async || {
-        let said = says(&desk, &ready, "True", "; not waited for").await;
-        Ok((!said.contains("Deployment")).then_some(said))
+    let shown = eventually("no message about workloads", async || {
+        let shown = shows(&fleet_client, &ready, "True", "; not waited for").await;
+        Ok((!shown.contains("Deployment")).then_some(shown))
     });
-    assert!(said.await?.ends_with("; not waited for"));
-    desk.newest_is("acme", &release, 1, "deployed").await?;
+    assert!(shown.await?.ends_with("; not waited for"));
+    fleet_client
+        .newest_is("acme", &release, 1, "deployed")
+        .await?;
     pair.stop().await?;
 
     let kept = ["--wait=none", "--history-max=2"];
     values.write("{replicaCount: 0, message: m1}")?;
     open(&mut pair, flags("small"), &kept).await?;
-    desk.create("alpha", json!({})).await?;
+    fleet_client.create("alpha", json!({})).await?;
     let alpha = pair.release("alpha");
     for number in 1..=4 {
         let message = format!("{{replicaCount: 0, message: m{number}}}");
         values.write(&message)?;
-        desk.newest_is("alpha", &alpha, number, "deployed").await?;
-        piles_up(&desk, "alpha", &alpha, number, 2).await;
+        fleet_client
+            .newest_is("alpha", &alpha, number, "deployed")
+            .await?;
+        piles_up(&fleet_client, "alpha", &alpha, number, 2).await;
     }
 
     // Repeated failures don't accumulate revisions. This applies to a running release with an immutable Deployment
     // selector, and to a release without a successful revision.
     values.write("{replicaCount: 0, broken: true}")?;
-    desk.create("beta", json!({})).await?;
-    piles_up(&desk, "beta", &pair.release("beta"), 4, 2).await;
+    fleet_client.create("beta", json!({})).await?;
+    piles_up(&fleet_client, "beta", &pair.release("beta"), 4, 2).await;
     // Four other attempts precede. Each of them can have left objects that only its manifest declares.
-    piles_up(&desk, "acme", &release, 9, 7).await;
-    let revisions = desk.revisions("acme", &release).await?;
+    piles_up(&fleet_client, "acme", &release, 9, 7).await;
+    let revisions = fleet_client.revisions("acme", &release).await?;
     let deployed = (1, "deployed".to_owned());
     assert!(revisions.contains(&deployed), "{revisions:?}");
     pair.stop().await?;
@@ -159,34 +181,34 @@ async fn crds_are_deleted_only_if_enabled_and_unused() -> TestResult {
     let charts = [ChartSource::folder(chart.path())];
     let repository = ChartRepository::start(&charts).await?;
     let mut pair = Pair::start("certs", Mode::SelfCluster, Parts::WithControllers).await?;
-    let desk = pair.desk();
+    let fleet_client = pair.fleet_client();
     let flags = chart_flags(&repository, "certs", "1.0.0");
-    let crds: Api<CustomResourceDefinition> = Api::all(desk.client.clone());
+    let crds: Api<CustomResourceDefinition> = Api::all(fleet_client.client.clone());
     let is_there = async || {
         let found = crds.get_opt(CERTIFICATES).await.unwrap();
         found.is_some_and(|crd| crd.metadata.deletion_timestamp.is_none())
     };
     let install = async |tenant: &str| {
-        desk.install(tenant).await.unwrap();
+        fleet_client.install(tenant).await.unwrap();
     };
     let remove = async |tenant: &str| {
-        desk.delete(tenant).await.unwrap();
-        desk.gone(tenant).await.unwrap();
+        fleet_client.delete(tenant).await.unwrap();
+        fleet_client.gone(tenant).await.unwrap();
     };
 
     open(&mut pair, flags.clone(), &[]).await?;
     install("acme").await;
     remove("acme").await;
-    assert!(is_there().await, "nobody has said that they are to go");
+    assert!(is_there().await, "no deletion was requested");
     pair.stop().await?;
 
     open(&mut pair, flags, &["--delete-cert-manager-crds"]).await?;
     install("acme").await;
     install("beta").await;
     remove("acme").await;
-    assert!(is_there().await, "another release is there");
+    assert!(is_there().await, "another release exists");
     remove("beta").await;
-    assert!(is_there().await, "the last release has not made it");
+    assert!(is_there().await, "the last release didn't create it");
 
     install("acme").await;
     let certificate = json!({
@@ -196,8 +218,8 @@ async fn crds_are_deleted_only_if_enabled_and_unused() -> TestResult {
     let cluster = pair.cluster();
     cluster.apply(&certificate.to_string()).await?;
     remove("acme").await;
-    assert!(is_there().await, "there is a Certificate");
-    let why = desk.told("acme", "CrdsStay").await?;
+    assert!(is_there().await, "a Certificate exists");
+    let why = fleet_client.event_message("acme", "CrdsStay").await?;
     assert!(why.contains("Certificate default/theirs"), "{why}");
 
     install("acme").await;
@@ -210,11 +232,11 @@ async fn crds_are_deleted_only_if_enabled_and_unused() -> TestResult {
         ])
         .await?;
     remove("acme").await;
-    let gone = eventually("the CRD to go", async || {
+    let gone = eventually("the CRD to be deleted", async || {
         Ok((!is_there().await).then_some(()))
     });
     gone.await?;
-    desk.told("acme", "CrdsDeleted").await?;
+    fleet_client.event_message("acme", "CrdsDeleted").await?;
     pair.stop().await?;
     Ok(())
 }

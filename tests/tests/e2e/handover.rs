@@ -1,4 +1,4 @@
-//! Who acts when one of the two is away: the hub for a lost agent, the agent without its hub.
+//! Verifies handovers: the hub replaces a lost agent, and the agent continues without its hub.
 
 use std::net::SocketAddr;
 
@@ -17,11 +17,11 @@ use tempfile::TempDir;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-/// A hub whose patience with lost agents is short, and a cluster that is to be a member.
+/// A hub with a short grace period for lost agents, and a future member.
 struct Stage {
     home: Cluster,
     edge: Cluster,
-    desk: FleetClient,
+    fleet_client: FleetClient,
     at_edge: FleetClient,
     hub: Hub,
     _chart: ServedChart,
@@ -35,7 +35,7 @@ impl Stage {
         let options = HubOptions::new(home.kubeconfig()).args(flags);
         Ok(Self {
             hub: Hub::start(&options)?,
-            desk: FleetClient::at(&home),
+            fleet_client: FleetClient::at(&home),
             at_edge: FleetClient::at(&edge),
             home,
             edge,
@@ -49,7 +49,7 @@ async fn proxy_takes_over_lost_agent_and_yields_back() -> TestResult {
     let Stage {
         home,
         edge,
-        desk,
+        fleet_client,
         at_edge,
         mut hub,
         _chart,
@@ -59,14 +59,17 @@ async fn proxy_takes_over_lost_agent_and_yields_back() -> TestResult {
     let agents = at_edge.holder().await?;
     assert!(agents.starts_with("agent/"), "{agents}");
 
-    // A hub that could act does not while the agent is there.
-    desk.add_member("edge-1", &edge.kubeconfig_with_token())
+    // A hub with access doesn't act while the agent is connected.
+    fleet_client
+        .add_member("edge-1", &edge.kubeconfig_with_token())
         .await?;
     let resolved = ("TargetClusterResolved", "True", "Resolved");
-    desk.member_shows("edge-1", &[resolved, CONNECTED]).await?;
+    fleet_client
+        .member_shows("edge-1", &[resolved, CONNECTED])
+        .await?;
     at_edge.lease_renewed().await?;
     assert_eq!(at_edge.holder().await?, agents);
-    desk.member_is("edge-1", Mode::Agent).await?;
+    fleet_client.member_is("edge-1", Mode::Agent).await?;
     let releases = at_edge.releases().await?;
     let log = hub.log()?;
     assert!(!log.contains("running helm"), "{log}");
@@ -76,14 +79,14 @@ async fn proxy_takes_over_lost_agent_and_yields_back() -> TestResult {
     let hubs = at_edge.held_by_another(&agents).await?;
     assert!(hubs.starts_with("hub/"), "{hubs}");
     at_edge.ready("meanwhile").await?;
-    desk.member_is("edge-1", Mode::Proxy).await?;
+    fleet_client.member_is("edge-1", Mode::Proxy).await?;
     let log = hub.log()?;
     assert_eq!(log.matches("running helm").count(), 1, "{log}");
 
     member.start_again(&edge)?;
     let agents = at_edge.held_by_another(&hubs).await?;
     assert!(agents.starts_with("agent/"), "{agents}");
-    desk.member_is("edge-1", Mode::Agent).await?;
+    fleet_client.member_is("edge-1", Mode::Agent).await?;
     at_edge.install("after").await?;
     let logs = [hub.log(), member.agent().unwrap().log()].map(Result::unwrap);
     for log in &logs {
@@ -91,7 +94,7 @@ async fn proxy_takes_over_lost_agent_and_yields_back() -> TestResult {
     }
     let mut now = at_edge.releases().await?;
     now.retain(|name, _| releases.contains_key(name));
-    assert_eq!(now, releases, "what was there is as it was");
+    assert_eq!(now, releases, "the existing release is unchanged");
     for name in ["before", "meanwhile", "after"] {
         let release = format!("tenant-{name}-edge-1");
         at_edge.newest_is(name, &release, 1, "deployed").await?;
@@ -102,7 +105,7 @@ async fn proxy_takes_over_lost_agent_and_yields_back() -> TestResult {
 #[tokio::test]
 async fn agent_keeps_working_without_hub_and_across_restart() -> TestResult {
     let (mut pair, chart) = Scenario::new("alone", Mode::Agent).start().await?;
-    let (desk, at_edge) = (FleetClient::at(pair.home()), pair.desk());
+    let (fleet_client, at_edge) = (FleetClient::at(pair.home()), pair.fleet_client());
     at_edge.install_all(&["with", "leaves"]).await?;
 
     pair.hub()?.kill9().await?;
@@ -119,7 +122,7 @@ async fn agent_keeps_working_without_hub_and_across_restart() -> TestResult {
 
     pair.start_hub_again()?;
     eventually("home to count all three", async || {
-        let member = desk.member_shows("edge-1", &[CONNECTED]).await?;
+        let member = fleet_client.member_shows("edge-1", &[CONNECTED]).await?;
         let tenants = member.status.unwrap_or_default().tenants;
         match tenants.map(|tenants| (tenants.total, tenants.ready)) {
             Some((3, 3)) => Ok(Some(())),
@@ -129,11 +132,11 @@ async fn agent_keeps_working_without_hub_and_across_restart() -> TestResult {
     .await?;
     assert_eq!(at_edge.releases().await?, releases);
 
-    // Of what happens while the agent is away it is told the last, and does that alone.
+    // After its return, the agent receives only the latest state, and applies only that.
     assert!(pair.actor()?.stop().await?.success());
     for change in 1..=3 {
         chart.write(&format!("replicaCount: 0\nmessage: change-{change}"))?;
-        eventually("the hub to take the change", async || {
+        eventually("the hub to apply the change", async || {
             let taken = pair
                 .hub()?
                 .log()?
@@ -155,7 +158,7 @@ async fn agent_keeps_working_without_hub_and_across_restart() -> TestResult {
     Ok(())
 }
 
-/// How many desired states the hub has sent to agents since its start.
+/// Returns the number of desired states that the hub has sent to agents since its start.
 async fn desired_sent(pair: &mut Pair) -> u64 {
     let metrics = pair.hub().unwrap().metrics().await.unwrap();
     let line = metrics.lines().find_map(|line| {
@@ -164,7 +167,7 @@ async fn desired_sent(pair: &mut Pair) -> u64 {
     line.map_or(0, |count| count.parse().unwrap())
 }
 
-/// What an agent is given by somebody who has forgotten DaemonSets.
+/// An agent's rights without DaemonSets, which its administrator has forgotten.
 const ALMOST_ALL: &str = r#"
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole
@@ -189,13 +192,13 @@ async fn agent_without_full_cluster_access_leaves_proxy_acting() -> TestResult {
     let Stage {
         home,
         edge,
-        desk,
+        fleet_client,
         at_edge,
         mut hub,
         _chart,
     } = Stage::set("blind").await?;
     let _member = Membership::join(Mode::Proxy, &mut hub, &home, &edge, "edge-1").await?;
-    desk.member_is("edge-1", Mode::Proxy).await?;
+    fleet_client.member_is("edge-1", Mode::Proxy).await?;
     let hubs = at_edge.holder().await?;
 
     edge.apply(ALMOST_ALL).await?;
@@ -207,21 +210,21 @@ async fn agent_without_full_cluster_access_leaves_proxy_acting() -> TestResult {
     std::fs::write(&blind, kubeconfig.to_string())?;
     let _agent = enrolled_agent(&home, "edge-1", AgentOptions::new(&blind)).await?;
     let members: Api<EdgeCluster> = Api::all(home.client());
-    eventually("the agent to be known at home", async || {
+    eventually("the agent to be shown on home", async || {
         let status = members.get("edge-1").await?.status.unwrap_or_default();
         Ok(status.agent_version.map(drop))
     })
     .await?;
 
-    // Longer than the grace: nothing but the agent's being ready would make the hub give way.
+    // Longer than the grace period: only a ready agent makes the hub release the Lease.
     at_edge.lease_renewed().await?;
     at_edge.install("acme").await?;
     assert_eq!(at_edge.holder().await?, hubs);
-    desk.member_is("edge-1", Mode::Proxy).await?;
+    fleet_client.member_is("edge-1", Mode::Proxy).await?;
     Ok(())
 }
 
-/// The way from an agent to its hub, which can be cut and mended.
+/// The connection from an agent to its hub, which can be cut and restored.
 struct Way {
     address: SocketAddr,
     open: watch::Sender<bool>,
@@ -256,7 +259,7 @@ async fn disconnected_agent_keeps_acting_while_hub_observes() -> TestResult {
     let Stage {
         home,
         edge,
-        desk,
+        fleet_client,
         at_edge,
         mut hub,
         _chart,
@@ -265,18 +268,21 @@ async fn disconnected_agent_keeps_acting_while_hub_observes() -> TestResult {
     let way = Way::to(hub.agents_address()).await;
     let options = AgentOptions::new(edge.kubeconfig()).args([format!("--hub={}", way.address)]);
     let _agent = enrolled_agent(&home, "edge-1", options).await?;
-    desk.member_is("edge-1", Mode::Agent).await?;
-    desk.add_member("edge-1", &edge.kubeconfig_with_token())
+    fleet_client.member_is("edge-1", Mode::Agent).await?;
+    fleet_client
+        .add_member("edge-1", &edge.kubeconfig_with_token())
         .await?;
     let agents = at_edge.held_by_another("").await?;
 
     way.open.send_replace(false);
-    // Far beyond the grace: the Lease lives, and the hub says whose it is.
+    // Much longer than the grace period: the Lease is renewed, and the hub shows its holder.
     let observing = ("Healthy", "True", "Observing");
-    desk.member_shows("edge-1", &[observing, CONNECTED]).await?;
+    fleet_client
+        .member_shows("edge-1", &[observing, CONNECTED])
+        .await?;
     at_edge.install("acme").await?;
-    eventually("home to count what the hub sees", async || {
-        let member = desk.member_shows("edge-1", &[observing]).await?;
+    eventually("home to count the hub's Tenants", async || {
+        let member = fleet_client.member_shows("edge-1", &[observing]).await?;
         let status = member.status.unwrap_or_default();
         let counted = status.tenants.map(|tenants| (tenants.total, tenants.ready));
         match (counted, status.lease_holder.as_ref() == Some(&agents)) {
@@ -290,7 +296,8 @@ async fn disconnected_agent_keeps_acting_while_hub_observes() -> TestResult {
 
     way.open.send_replace(true);
     let reconciling = ("Healthy", "True", "Reconciling");
-    desk.member_shows("edge-1", &[reconciling, CONNECTED])
+    fleet_client
+        .member_shows("edge-1", &[reconciling, CONNECTED])
         .await?;
     assert_eq!(at_edge.holder().await?, agents);
     let log = hub.log()?;

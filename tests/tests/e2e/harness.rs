@@ -145,7 +145,7 @@ async fn denied_requests_are_recorded_and_revoked_token_rejected() -> TestResult
     let former = access.renew(&cluster).await?;
     assert_eq!(answer_to(&first).await?, 403);
     access.revoke(&cluster, former).await?;
-    eventually_within("the former token to be refused", MINUTE, async || {
+    eventually_within("the old token to be rejected", MINUTE, async || {
         Ok((answer_to(&first).await? == 401).then_some(()))
     })
     .await?;
@@ -161,7 +161,7 @@ async fn denied_requests_are_recorded_and_revoked_token_rejected() -> TestResult
         .chain(bind);
     cluster.kubectl(bind).await?;
     let get = ["get", "pods", "--as=someone"];
-    eventually_within("someone to be let in", MINUTE, async || {
+    eventually_within("one user to be accepted", MINUTE, async || {
         Ok(Some(cluster.kubectl(get).await?))
     })
     .await?;
@@ -181,12 +181,12 @@ async fn read_by(kubeconfig: &Path) -> Result<[usize; 3]> {
     config.default_retry = false;
     let maps: Api<ConfigMap> = Api::namespaced(Client::try_from(config)?, "default");
     let params = ListParams::default().limit(1);
-    let [whole, metadata] = [
+    let [full, metadata] = [
         maps.list(&params).await?.items.len(),
         maps.list_metadata(&params).await?.items.len(),
     ];
     let one = usize::from(maps.get_opt("mine").await?.is_some());
-    Ok([whole, metadata, one])
+    Ok([full, metadata, one])
 }
 
 #[tokio::test]
@@ -216,7 +216,7 @@ async fn proxy_returns_injected_answers_until_reset() -> TestResult {
         read_by(&by).await.unwrap_err();
         assert_eq!(proxy.lied(), 1);
     }
-    proxy.tell_the_truth();
+    proxy.forward_all();
     assert_eq!(read_by(&by).await?, [1, 1, 1]);
     Ok(())
 }
@@ -406,7 +406,7 @@ async fn chart_repository_shows_injected_fault() -> TestResult {
 
     repository.set_fault(Fault::Hang);
     let hanging = tokio::spawn(client.get(&index).send());
-    eventually_within("the hanging request to be there", MINUTE, async || {
+    eventually_within("the hanging request to arrive", MINUTE, async || {
         Ok((repository.hits().get("/index.yaml") == Some(&5)).then_some(()))
     })
     .await?;
@@ -487,18 +487,18 @@ async fn children_end_when_their_owner_is_killed() -> TestResult {
 }
 
 #[tokio::test]
-async fn a_missed_deadline_tells_the_last_state_seen() {
+async fn timeout_error_shows_last_state() {
     let mut looks = 0;
     let missed = eventually_within::<()>("the answer", Duration::from_millis(200), async || {
         looks += 1;
-        bail!("look {looks}: phase is Pending")
+        bail!("check {looks}: phase is Pending")
     })
     .await
     .expect_err("never answered");
-    let told = format!("{missed:#}");
+    let message = format!("{missed:#}");
     assert!(
-        told.contains("the answer") && told.contains("phase is Pending"),
-        "{told}"
+        message.contains("the answer") && message.contains("phase is Pending"),
+        "{message}"
     );
     assert!(looks > 1);
 }
@@ -510,7 +510,7 @@ async fn ended_process_is_reported_with_log() -> TestResult {
     let mut process = Process::spawn("etcd", &etcd, &folder.path().join("log"))?;
     let status = process.wait(MINUTE).await?;
     assert!(!status.success());
-    let told = format!("{:#}", process.check_running().expect_err("it has ended"));
-    assert!(told.contains("no-such-flag"), "{told}");
+    let message = format!("{:#}", process.check_running().expect_err("it has ended"));
+    assert!(message.contains("no-such-flag"), "{message}");
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! A machine that helm cannot work on: said with the remedy, what runs stays, and it goes on when it is over.
+//! Verifies that Krypton reports a broken Helm with the remedy, keeps releases running, and continues after the repair.
 
 use std::{
     fs::{self, File},
@@ -15,7 +15,7 @@ use krypton_tests::{
 use serde_json::json;
 use tempfile::TempDir;
 
-/// Puts a script in the place of helm at once, as an image that is changed.
+/// Replaces Helm by a script atomically, like a changed image.
 fn put(helm: &Path, script: &str) -> Result<()> {
     let next = helm.with_extension("next");
     fs::write(&next, format!("#!/bin/sh\n{script}\n"))?;
@@ -24,7 +24,7 @@ fn put(helm: &Path, script: &str) -> Result<()> {
     Ok(())
 }
 
-/// Helm's folder of runs, wherever the actor has it.
+/// Returns Helm's folder of runs below the actor's folder.
 fn runs(folder: &Path) -> Result<PathBuf> {
     for entry in fs::read_dir(folder)?.flatten() {
         let path = entry.path();
@@ -40,11 +40,16 @@ fn runs(folder: &Path) -> Result<PathBuf> {
     bail!("no folder of runs in {}", folder.display())
 }
 
-async fn says(desk: &FleetClient, error: &str, reason: &str, parts: &[&str]) -> TestResult {
+async fn shows(
+    fleet_client: &FleetClient,
+    error: &str,
+    reason: &str,
+    parts: &[&str],
+) -> TestResult {
     let expected = (error, "True", reason);
-    let message = desk.message("acme", &[expected]).await?;
+    let message = fleet_client.message("acme", &[expected]).await?;
     for part in parts {
-        assert!(message.contains(part), "{part:?} is not in {message:?}");
+        assert!(message.contains(part), "{part:?} is missing in {message:?}");
     }
     Ok(())
 }
@@ -62,7 +67,7 @@ async fn helm_failure_reports_remedy_and_upgrade_recovers() -> TestResult {
         .flags(&[&program, "--max-concurrent-helm=1"])
         .start()
         .await?;
-    let desk = pair.desk();
+    let fleet_client = pair.fleet_client();
     let write = |message: u32| {
         let yaml = format!("{{replicaCount: 0, message: v{message}}}");
         chart.write(&yaml).unwrap();
@@ -70,25 +75,26 @@ async fn helm_failure_reports_remedy_and_upgrade_recovers() -> TestResult {
     let release = pair.release("acme");
     let [ready, error] = ["ClusterReady", "ClusterError"].map(|kind| pair.condition(kind));
     let running = async |revision: u32| {
-        desk.newest_is("acme", &release, revision, "deployed")
+        fleet_client
+            .newest_is("acme", &release, revision, "deployed")
             .await
             .unwrap();
-        tokio::join!(desk.ready("acme")).0.unwrap();
+        tokio::join!(fleet_client.ready("acme")).0.unwrap();
     };
-    desk.create("acme", json!({})).await?;
+    fleet_client.create("acme", json!({})).await?;
     running(1).await;
 
     fs::rename(&helm, folder.path().join("away"))?;
     write(2);
-    says(
-        &desk,
+    shows(
+        &fleet_client,
         &error,
         "HelmUnavailable",
         &["cannot be run", "install Helm"],
     )
     .await?;
-    // What runs is as ready as before.
-    let tenant = desk.tenants().get("acme").await?;
+    // The running release is as ready as before.
+    let tenant = fleet_client.tenants().get("acme").await?;
     let conditions = tenant.status.unwrap().conditions;
     assert_eq!(condition(&conditions, &ready).unwrap().status, "True");
     fs::rename(folder.path().join("away"), &helm)?;
@@ -96,8 +102,8 @@ async fn helm_failure_reports_remedy_and_upgrade_recovers() -> TestResult {
 
     put(&helm, "echo v3.21.4")?;
     write(3);
-    says(
-        &desk,
+    shows(
+        &fleet_client,
         &error,
         "HelmUnavailable",
         &["v3.21.4", "install Helm"],
@@ -106,18 +112,18 @@ async fn helm_failure_reports_remedy_and_upgrade_recovers() -> TestResult {
     put(&helm, &real)?;
     running(3).await;
 
-    // A file where a folder is to be: nothing can be written there, by root neither.
+    // A file instead of the folder: even root can't write there.
     let log = pair.actor()?.log_path().to_owned();
     let runs = runs(log.parent().unwrap())?;
     fs::remove_dir_all(&runs)?;
     fs::write(&runs, "in the way")?;
     write(4);
     let parts = ["cannot be used", "--cache-dir"];
-    says(&desk, &error, "HelmUnavailable", &parts).await?;
+    shows(&fleet_client, &error, "HelmUnavailable", &parts).await?;
     fs::remove_file(&runs)?;
     running(4).await;
 
-    // As the kernel does when memory runs out.
+    // Behaves like the kernel when memory is exhausted.
     put(
         &helm,
         &format!("[ \"$1\" = version ] || kill -9 $$\n{real}"),
@@ -128,7 +134,7 @@ async fn helm_failure_reports_remedy_and_upgrade_recovers() -> TestResult {
         "--max-concurrent-helm",
         "revision 4 keeps running",
     ];
-    says(&desk, &error, "UpgradeFailed", &parts).await?;
+    shows(&fleet_client, &error, "UpgradeFailed", &parts).await?;
     put(&helm, &real)?;
     running(5).await;
     Ok(())
@@ -142,15 +148,16 @@ async fn upgrade_reports_full_disk_and_recovers_after_cleanup() -> TestResult {
     let options = HubOptions::new(home.kubeconfig()).args(flags);
     let mut hub = Hub::start(&options.on_a_disk_of(64 << 20))?;
     hub.ready(PATIENCE).await?;
-    let desk = FleetClient::at(&home);
+    let fleet_client = FleetClient::at(&home);
     let running = async |revision: u32| {
         let release = krypton_types::names::tenant_release("acme", "self-cluster");
-        desk.newest_is("acme", &release, revision, "deployed")
+        fleet_client
+            .newest_is("acme", &release, revision, "deployed")
             .await
             .unwrap();
-        desk.ready("acme").await.unwrap();
+        fleet_client.ready("acme").await.unwrap();
     };
-    desk.create("acme", json!({})).await?;
+    fleet_client.create("acme", json!({})).await?;
     running(1).await;
 
     let filler = hub.scratch()?.join("filler");
@@ -166,14 +173,14 @@ async fn upgrade_reports_full_disk_and_recovers_after_cleanup() -> TestResult {
     }
     chart.write("{replicaCount: 0, message: second}")?;
     let parts = ["is the disk full", "No space left on device"];
-    says(
-        &desk,
+    shows(
+        &fleet_client,
         "ClusterError/self-cluster",
         "HelmUnavailable",
         &parts,
     )
     .await?;
-    let tenant = desk.tenants().get("acme").await?;
+    let tenant = fleet_client.tenants().get("acme").await?;
     let conditions = tenant.status.unwrap().conditions;
     let ready = condition(&conditions, "ClusterReady/self-cluster").unwrap();
     assert_eq!(ready.status, "True", "{ready:?}");

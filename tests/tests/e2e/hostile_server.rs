@@ -1,4 +1,4 @@
-//! A member whose API server answers without end: that concerns this member alone.
+//! Verifies that a member with endless API server responses affects no other member.
 
 use std::fs;
 
@@ -14,7 +14,7 @@ const EDGE: &str = "edge-1";
 /// Far below the memory limit in the hub's chart.
 const HUB_MEMORY: u64 = 640 << 20;
 
-/// Home, which is a member itself, and another member that is reached through a proxy.
+/// Home, which is also a member, and another member behind a proxy.
 struct Scene {
     proxy: AnsweringProxy,
     hub: Hub,
@@ -46,19 +46,19 @@ impl Scene {
         })
     }
 
-    /// The other member is served, and the hub keeps its memory.
+    /// Verifies that the other member is reconciled, and that the hub's memory stays low.
     async fn others_are_served(&self) -> TestResult {
-        let desk = &self.at_home;
-        desk.install("acme").await?;
+        let fleet_client = &self.at_home;
+        fleet_client.install("acme").await?;
         let memory = self.hub.rss_bytes()?;
         assert!(memory < HUB_MEMORY, "{memory}");
         Ok(())
     }
 
     async fn ends_well(&self) {
-        self.proxy.tell_the_truth();
-        let desk = &self.at_edge;
-        desk.ready("edgy").await.unwrap();
+        self.proxy.forward_all();
+        let fleet_client = &self.at_edge;
+        fleet_client.ready("edgy").await.unwrap();
     }
 }
 
@@ -87,12 +87,12 @@ async fn gzip_bomb_ends_its_own_helm_run() -> TestResult {
         resources: &["secrets"],
         answer: Answer::Bomb,
     });
-    let desk = &scene.at_edge;
-    desk.create("edgy", json!({})).await?;
+    let fleet_client = &scene.at_edge;
+    fleet_client.create("edgy", json!({})).await?;
     let error = format!("ClusterError/{EDGE}");
     let expected = (error.as_str(), "True", "InstallFailed");
-    let said = desk.message("edgy", &[expected]).await?;
-    assert!(said.contains("MiB of memory"), "{said}");
+    let message = fleet_client.message("edgy", &[expected]).await?;
+    assert!(message.contains("MiB of memory"), "{message}");
     scene.others_are_served().await?;
     scene.ends_well().await;
     Ok(())

@@ -33,8 +33,8 @@ async fn cluster(name: &str) -> Result<(Cluster, ServiceAccountAccess)> {
     Ok((cluster, access))
 }
 
-async fn says(process: &Daemon, words: &str) {
-    eventually(&format!("{words:?} in a log"), async || {
+async fn logs(process: &Daemon, words: &str) {
+    eventually(&format!("{words:?} in the log"), async || {
         let log = process.log()?;
         ensure!(log.contains(words), "{log}");
         Ok(Some(()))
@@ -58,8 +58,8 @@ async fn uses_new_token(cluster: &Cluster, access: &ServiceAccountAccess) {
     .unwrap();
 }
 
-async fn installs(desk: &FleetClient, tenant: &str) {
-    desk.install(tenant).await.unwrap();
+async fn installs(fleet_client: &FleetClient, tenant: &str) {
+    fleet_client.install(tenant).await.unwrap();
 }
 
 #[tokio::test]
@@ -85,7 +85,7 @@ async fn hub_and_agent_await_apiserver_and_reload_tokens() -> TestResult {
         .env("POD_NAMESPACE", NAMESPACE)
         .args(elsewhere);
     let mut hub = Hub::start(&options)?;
-    says(&hub, "home is not ready").await;
+    logs(&hub, "home is not ready").await;
     home.start_apiserver().await?;
     hub.ready(PATIENCE).await?;
     hub.stop().await?;
@@ -100,11 +100,11 @@ async fn hub_and_agent_await_apiserver_and_reload_tokens() -> TestResult {
         .args(chart_flags(&repository, "small", "1.0.0"))
         .args([values_flag(&values), account.clone()]);
     let mut hub = Hub::start(&options)?;
-    says(&hub, "home is not ready").await;
+    logs(&hub, "home is not ready").await;
     home.start_apiserver().await?;
     hub.ready(PATIENCE).await?;
 
-    let bundle = eventually("the hub to admit agents", async || {
+    let bundle = eventually("the hub to accept agents", async || {
         Ok(bundle_of(&home, NAMESPACE, "edge-1").await.ok())
     })
     .await?;
@@ -117,16 +117,16 @@ async fn hub_and_agent_await_apiserver_and_reload_tokens() -> TestResult {
         .env([("POD_NAMESPACE".to_owned(), NAMESPACE.to_owned())])
         .args([account]);
     let mut agent = Agent::start(&options)?;
-    says(&agent, "the cluster is not ready").await;
+    logs(&agent, "the cluster is not ready").await;
     edge.start_apiserver().await?;
     agent.ready(PATIENCE).await?;
 
-    let (desk, edge_desk) = (FleetClient::at(&home), FleetClient::at(&edge));
-    tokio::join!(installs(&desk, "first"), installs(&edge_desk, "one"));
+    let (fleet_client, on_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
+    tokio::join!(installs(&fleet_client, "first"), installs(&on_edge, "one"));
     let holders = async || {
         (
-            desk.holder().await.unwrap(),
-            edge_desk.holder().await.unwrap(),
+            fleet_client.holder().await.unwrap(),
+            on_edge.holder().await.unwrap(),
         )
     };
     let before = holders().await;
@@ -138,13 +138,16 @@ async fn hub_and_agent_await_apiserver_and_reload_tokens() -> TestResult {
         uses_new_token(&edge, &at_edge)
     );
     tokio::try_join!(at_home.revoke(&home, old.0), at_edge.revoke(&edge, old.1))?;
-    tokio::join!(installs(&desk, "second"), installs(&edge_desk, "two"));
+    tokio::join!(installs(&fleet_client, "second"), installs(&on_edge, "two"));
     assert_eq!(holders().await, before);
 
     // Worse than the kubelet: all requests are rejected until the process reads the file again.
     let old = tokio::try_join!(at_home.renew(&home), at_edge.renew(&edge))?;
     tokio::try_join!(at_home.revoke(&home, old.0), at_edge.revoke(&edge, old.1))?;
-    tokio::join!(installs(&desk, "third"), installs(&edge_desk, "three"));
+    tokio::join!(
+        installs(&fleet_client, "third"),
+        installs(&on_edge, "three")
+    );
     tokio::join!(
         uses_new_token(&home, &at_home),
         uses_new_token(&edge, &at_edge)

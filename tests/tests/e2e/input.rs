@@ -1,4 +1,4 @@
-//! Bad input: each fault is named, with its remedy, at the earliest place, and nothing else suffers.
+//! Verifies invalid input: each fault is reported with its remedy as early as possible, and affects nothing else.
 
 use std::{fs, time::Duration};
 
@@ -21,7 +21,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 
 by_agent!(invalid_tenant_is_reported_without_affecting_others);
 
-/// The exit code and the log of a hub that does not start.
+/// Returns the exit code and the log of a hub that doesn't start.
 async fn refusal(options: &HubOptions<'_>) -> Result<(Option<i32>, String)> {
     let mut hub = Hub::start(options)?;
     let status = hub.wait(MINUTE).await?;
@@ -41,7 +41,7 @@ async fn hub_that_cannot_start_reports_cause_and_remedy() -> TestResult {
     let list_flag = format!("--chart-values-file={}", list.display());
     let file = |path: &std::path::Path| path.display().to_string();
 
-    // (flags, kubeconfig, exit code, words of the message)
+    // (flags, kubeconfig, exit code, text of the message)
     let cases = [
         (
             vec!["--chart-nam=x".to_owned()],
@@ -92,7 +92,7 @@ async fn hub_that_cannot_start_reports_cause_and_remedy() -> TestResult {
     Ok(())
 }
 
-/// The same access, by way of something that a Secret must not hold.
+/// Returns the same access with a user entry that a Secret must not contain.
 fn kubeconfig_with(cluster: &Cluster, user: &str) -> String {
     cluster
         .kubeconfig_with_token()
@@ -104,7 +104,7 @@ fn kubeconfig_with(cluster: &Cluster, user: &str) -> String {
         .collect()
 }
 
-/// The same credential, for another server.
+/// Returns the same credential for another server.
 fn kubeconfig_at(cluster: &Cluster, server: &str) -> String {
     cluster
         .kubeconfig_with_token()
@@ -116,12 +116,12 @@ fn kubeconfig_at(cluster: &Cluster, server: &str) -> String {
         .collect()
 }
 
-/// With kubeconfigs only: an agent's never leaves its edge.
+/// With kubeconfigs only, because an agent's kubeconfig never leaves its edge cluster.
 #[tokio::test]
 async fn invalid_kubeconfig_secret_is_reported_without_affecting_others() -> TestResult {
     let chart = ServedChart::small("replicaCount: 0").await?;
     let (home, edge) = home_and_edge("secrets", Parts::ControlPlane).await?;
-    let (desk, at_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
+    let (fleet_client, at_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
     let folder = tempfile::tempdir()?;
     let mark = folder.path().join("was-run");
     let command = format!("command: /usr/bin/touch, args: [{}]", mark.display());
@@ -147,7 +147,7 @@ async fn invalid_kubeconfig_secret_is_reported_without_affecting_others() -> Tes
         ),
     ];
     for (name, kubeconfig, _) in &bad {
-        desk.add_member(name, kubeconfig).await?;
+        fleet_client.add_member(name, kubeconfig).await?;
     }
     let keyless = json!({
         "apiVersion": "v1",
@@ -155,11 +155,12 @@ async fn invalid_kubeconfig_secret_is_reported_without_affecting_others() -> Tes
         "metadata": {"name": "keyless", "labels": {names::DISCOVERY_LABEL: "true"}},
         "data": {"config": BASE64_STANDARD.encode(edge.kubeconfig_with_token())},
     });
-    desk.apply_secret("keyless", &keyless).await?;
-    desk.add_member("good", &edge.kubeconfig_with_token())
+    fleet_client.apply_secret("keyless", &keyless).await?;
+    fleet_client
+        .add_member("good", &edge.kubeconfig_with_token())
         .await?;
 
-    // Proxies of the environment are for charts by https: no credential of a member goes by them.
+    // Proxy variables apply to charts over HTTPS. A member's credential never passes such a proxy.
     let options = HubOptions::new(home.kubeconfig())
         .args(chart.flags(&[]))
         .env("HTTPS_PROXY", "http://127.0.0.1:9")
@@ -173,7 +174,7 @@ async fn invalid_kubeconfig_secret_is_reported_without_affecting_others() -> Tes
     ];
     let faults = bad.iter().map(|(name, _, word)| (*name, *word));
     for (name, word) in faults.chain([("keyless", "--kubeconfig-key")]) {
-        let message = desk.member_message(name, &invalid).await?;
+        let message = fleet_client.member_message(name, &invalid).await?;
         assert!(message.contains(word), "{name}: {message}");
         assert!(
             message.contains(&format!("default/{name}")),
@@ -182,27 +183,28 @@ async fn invalid_kubeconfig_secret_is_reported_without_affecting_others() -> Tes
         assert!(hub.log()?.contains(word), "{name}");
     }
     assert!(!mark.exists(), "a program named in a Secret was run");
-    let member = desk
+    let member = fleet_client
         .member_shows("good", &[("Healthy", "True", "Reconciling")])
         .await?;
     assert!(member.status.unwrap().cluster_uid.is_some());
 
-    // Put right without a restart.
+    // Corrected without a restart.
     let right = json!({
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": {"name": "keyless", "labels": {names::DISCOVERY_LABEL: "true"}},
         "stringData": {names::KUBECONFIG_KEY: edge.kubeconfig_with_token()},
     });
-    desk.apply_secret("keyless", &right).await?;
-    desk.member_shows("keyless", &[("Healthy", "False", "DuplicateCluster")])
+    fleet_client.apply_secret("keyless", &right).await?;
+    fleet_client
+        .member_shows("keyless", &[("Healthy", "False", "DuplicateCluster")])
         .await?;
     Ok(())
 }
 
-/// Creates a Tenant that is unreadable, with a CRD that admits anything, as an older one may have done.
+/// Creates an unreadable Tenant, with a permissive CRD like an older one.
 pub(crate) async fn unreadable_tenant(
-    desk: &FleetClient,
+    fleet_client: &FleetClient,
     namespace: &str,
 ) -> Result<Api<DynamicObject>> {
     let schema = json!({"openAPIV3Schema": {
@@ -213,24 +215,25 @@ pub(crate) async fn unreadable_tenant(
     crd.metadata.annotations = None;
     crd.spec.versions[0].additional_printer_columns = None;
     crd.spec.versions[0].schema = serde_json::from_value(schema)?;
-    let crds: Api<CustomResourceDefinition> = Api::all(desk.client.clone());
+    let crds: Api<CustomResourceDefinition> = Api::all(fleet_client.client.clone());
     crds.create(&PostParams::default(), &crd).await?;
     let resource = kube::api::ApiResource::erase::<Tenant>(&());
-    let raw: Api<DynamicObject> = Api::namespaced_with(desk.client.clone(), namespace, &resource);
+    let raw: Api<DynamicObject> =
+        Api::namespaced_with(fleet_client.client.clone(), namespace, &resource);
     let unreadable: DynamicObject = serde_json::from_value(json!({
         "apiVersion": "mesh.openkcm.io/v1alpha1",
         "kind": "Tenant",
         "metadata": {"name": "unreadable"},
         "spec": {"workspace": ["a", "list"]},
     }))?;
-    eventually("the careless CRD to be served", async || {
+    eventually("the permissive CRD to be served", async || {
         Ok(Some(raw.create(&PostParams::default(), &unreadable).await?))
     })
     .await?;
     Ok(raw)
 }
 
-/// On home the hub follows the same Tenants a second time, to aggregate them.
+/// On home, the hub watches the same Tenants a second time for aggregation.
 #[tokio::test]
 async fn invalid_home_tenant_is_reported_without_affecting_others() {
     Box::pin(invalid_tenant_is_reported_without_affecting_others(
@@ -242,8 +245,8 @@ async fn invalid_home_tenant_is_reported_without_affecting_others() {
 async fn invalid_tenant_is_reported_without_affecting_others(mode: Mode) -> TestResult {
     let chart = ServedChart::small("replicaCount: 0").await?;
     let mut pair = Pair::start("tenants", mode, Parts::WithControllers).await?;
-    let desk = pair.desk();
-    let raw = unreadable_tenant(&desk, "default").await?;
+    let fleet_client = pair.fleet_client();
+    let raw = unreadable_tenant(&fleet_client, "default").await?;
 
     let flags = chart.flags(&[]);
     pair.open(flags).await?;
@@ -276,38 +279,41 @@ async fn invalid_tenant_is_reported_without_affecting_others(mode: Mode) -> Test
         ),
     ];
     for (name, spec, _, _) in &bad {
-        desk.create(name, spec.clone()).await?;
+        fleet_client.create(name, spec.clone()).await?;
     }
-    desk.install("good").await?;
+    fleet_client.install("good").await?;
     for (name, _, reason, words) in &bad {
         let refused = (error.as_str(), "True", *reason);
         let not_ready = ("Ready", "False", "ClustersNotReady");
-        let tenant = desk.shows(name, &[refused, not_ready]).await?;
+        let tenant = fleet_client.shows(name, &[refused, not_ready]).await?;
         assert_eq!(tenant.metadata.finalizers, None, "{name}");
         let message = tenant.status.unwrap().last_message.unwrap();
         assert!(message.contains(words), "{name}: {message}");
-        desk.told(name, reason).await?;
+        fleet_client.event_message(name, reason).await?;
     }
-    let told = desk.told("unreadable", "TenantInvalid").await?;
+    let event = fleet_client
+        .event_message("unreadable", "TenantInvalid")
+        .await?;
     assert!(
-        told.contains("until it is corrected") && told.contains("a string"),
-        "{told}"
+        event.contains("until it is corrected") && event.contains("a string"),
+        "{event}"
     );
     let log = pair.actor()?.log()?;
     assert!(log.contains("unreadable"), "{log}");
-    let releases = desk.releases().await?;
+    let releases = fleet_client.releases().await?;
     assert_eq!(
         releases.into_keys().collect::<Vec<_>>(),
         [format!("sh.helm.release.v1.{}.v1", pair.release("good"))]
     );
 
-    // Put right, it is a Tenant as any other.
+    // After the correction, the Tenant is an ordinary Tenant.
     let right = json!({"spec": {"workspace": "short"}});
     let merge = kube::api::Patch::Merge(right);
-    desk.tenants()
+    fleet_client
+        .tenants()
         .patch(&long, &Default::default(), &merge)
         .await?;
-    desk.ready(&long).await?;
+    fleet_client.ready(&long).await?;
     raw.delete("unreadable", &Default::default()).await?;
     eventually_within(
         "the unreadable Tenant to be gone",

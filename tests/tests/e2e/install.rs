@@ -53,7 +53,7 @@ async fn home_chart_installs_once_and_stays_unchanged() {
 async fn real_chart_installs_once_and_stays_unchanged(mode: Mode) -> TestResult {
     let repository = ChartRepository::start(&[ChartSource::external_dns("1.19.0")?]).await?;
     let mut pair = Pair::start("install", mode, Parts::WithPods).await?;
-    let desk = pair.desk();
+    let fleet_client = pair.fleet_client();
     let mut flags = chart_flags(&repository, "external-dns", "1.19.0");
     if mode == Mode::SelfCluster {
         // With an agent port, the hub reads its CA every few seconds, here on the same cluster.
@@ -61,7 +61,9 @@ async fn real_chart_installs_once_and_stays_unchanged(mode: Mode) -> TestResult 
     }
     pair.open(flags).await?;
 
-    desk.create("acme", json!({"workspace": "acme-ws"})).await?;
+    fleet_client
+        .create("acme", json!({"workspace": "acme-ws"}))
+        .await?;
     let [ready, progress, error] =
         ["ClusterReady", "ClusterProgress", "ClusterError"].map(|kind| pair.condition(kind));
     let expected = [
@@ -70,7 +72,7 @@ async fn real_chart_installs_once_and_stays_unchanged(mode: Mode) -> TestResult 
         (&progress, "False", "InstallComplete"),
         (&error, "False", "NoError"),
     ];
-    let tenant = desk.shows("acme", &expected).await?;
+    let tenant = fleet_client.shows("acme", &expected).await?;
 
     let status = tenant.status.clone().unwrap();
     assert_eq!(status.phase.as_deref(), Some("Ready"));
@@ -81,7 +83,7 @@ async fn real_chart_installs_once_and_stays_unchanged(mode: Mode) -> TestResult 
     let applied = format!("{}/external-dns:1.19.0", repository.url());
     assert_eq!(status.last_applied_chart, Some(applied));
     let release = pair.release("acme");
-    let revisions = desk.revisions("acme-ws", &release).await?;
+    let revisions = fleet_client.revisions("acme-ws", &release).await?;
     assert_eq!(revisions, [(1, "deployed".to_owned())]);
     let wait = [
         "wait",
@@ -98,7 +100,7 @@ async fn real_chart_installs_once_and_stays_unchanged(mode: Mode) -> TestResult 
     let annotation = names::fingerprint_annotation(pair.name());
     let wanted = fingerprint::original(&repository.url(), "external-dns", "1.19.0");
     eventually("the fingerprint annotation", async || {
-        let tenant = desk.tenants().get("acme").await?;
+        let tenant = fleet_client.tenants().get("acme").await?;
         let found = tenant
             .metadata
             .annotations
@@ -107,36 +109,37 @@ async fn real_chart_installs_once_and_stays_unchanged(mode: Mode) -> TestResult 
         Ok((found.as_ref() == Some(&wanted)).then_some(()))
     })
     .await?;
-    desk.lease_renewed().await?;
-    let told = desk.events("acme").await?;
+    fleet_client.lease_renewed().await?;
+    let events = fleet_client.events("acme").await?;
     let once = [
         "WorkspaceCreated",
         "HelmInstallStart",
         "HelmInstalled",
         "PhaseSet",
     ];
-    assert_eq!(told, once.map(|reason| (reason.to_owned(), 1)).into());
+    assert_eq!(events, once.map(|reason| (reason.to_owned(), 1)).into());
 
     // A no-op pass: the Tenant is reconciled again, and a Lease period passes.
     let log = pair.actor()?.log()?;
     let runs = log.matches("running helm").count();
     assert_eq!(runs, 1, "{log}");
-    desk.annotate("acme", "example.org/unrelated", "touched")
+    fleet_client
+        .annotate("acme", "example.org/unrelated", "touched")
         .await?;
-    let touched = desk.tenants().get("acme").await?;
-    let releases = desk.releases().await?;
+    let touched = fleet_client.tenants().get("acme").await?;
+    let releases = fleet_client.releases().await?;
     let before = of_actions(&pair.cluster().requests().await?);
     let helms = ("POST".to_owned(), "secrets".to_owned());
     assert!(
         before.contains_key(&helms),
         "the install is not in the count: {before:?}"
     );
-    desk.lease_renewed().await?;
+    fleet_client.lease_renewed().await?;
     let after = of_actions(&pair.cluster().requests().await?);
     assert_eq!(before, after);
-    assert_eq!(desk.releases().await?, releases);
-    assert_eq!(desk.tenants().get("acme").await?, touched);
-    assert_eq!(desk.events("acme").await?, told);
+    assert_eq!(fleet_client.releases().await?, releases);
+    assert_eq!(fleet_client.tenants().get("acme").await?, touched);
+    assert_eq!(fleet_client.events("acme").await?, events);
     let log = pair.actor()?.log()?;
     assert_eq!(log.matches("running helm").count(), runs, "{log}");
     Ok(())
@@ -171,35 +174,39 @@ async fn original_release_is_adopted_foreign_only_with_annotation(mode: Mode) ->
     for (name, release) in [("acme", &acme), ("stray", &stray)] {
         install_by_hand(pair.cluster(), &repository, release, name).await?;
     }
-    let desk = pair.desk();
-    let found = desk.releases().await?;
+    let fleet_client = pair.fleet_client();
+    let found = fleet_client.releases().await?;
     let flags = chart_flags(&repository, "small", "1.0.0");
     pair.open(flags).await?;
 
     let original = fingerprint::original(&repository.url(), "small", "1.0.0");
     let annotation = names::fingerprint_annotation(pair.name());
-    desk.create_annotated("acme", json!({}), &[(&annotation, &original)])
+    fleet_client
+        .create_annotated("acme", json!({}), &[(&annotation, &original)])
         .await?;
-    desk.create("stray", json!({})).await?;
+    fleet_client.create("stray", json!({})).await?;
 
     let [ready, error] = ["ClusterReady", "ClusterError"].map(|kind| pair.condition(kind));
     let adopted = [ALL_READY, (ready.as_str(), "True", "NoChange")];
-    desk.shows("acme", &adopted).await?;
+    fleet_client.shows("acme", &adopted).await?;
     let refused = [
         ("Ready", "False", "ClustersNotReady"),
         (error.as_str(), "True", "ReleaseInUse"),
     ];
-    let refused = desk.shows("stray", &refused).await?;
+    let refused = fleet_client.shows("stray", &refused).await?;
     let message = refused.status.unwrap().last_message.unwrap();
     assert!(message.contains(&stray), "{message}");
     assert!(message.contains("mesh.openkcm.io/adopt=true"), "{message}");
-    assert_eq!(desk.releases().await?, found, "both are as they were found");
+    assert_eq!(fleet_client.releases().await?, found, "both are unchanged");
     let log = pair.actor()?.log()?;
     assert!(!log.contains("running helm"), "{log}");
 
-    desk.annotate("stray", "mesh.openkcm.io/adopt", "true")
+    fleet_client
+        .annotate("stray", "mesh.openkcm.io/adopt", "true")
         .await?;
-    desk.newest_is("stray", &stray, 2, "deployed").await?;
-    desk.newest_is("acme", &acme, 1, "deployed").await?;
+    fleet_client
+        .newest_is("stray", &stray, 2, "deployed")
+        .await?;
+    fleet_client.newest_is("acme", &acme, 1, "deployed").await?;
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! Joining with everything wrong that a person can get wrong: each is answered with the thing's name and
-//! what to do, and costs nobody anything.
+//! Verifies all mistakes that a user can make while joining: each message names the object and the remedy, and no
+//! mistake has another effect.
 
 use std::{fs, path::PathBuf};
 
@@ -20,7 +20,7 @@ use serde_json::json;
 use tempfile::TempDir;
 use tokio::net::TcpListener;
 
-/// Files with bundles in them.
+/// Files with join bundles.
 struct Desktop(TempDir);
 
 impl Desktop {
@@ -35,7 +35,7 @@ impl Desktop {
     }
 }
 
-/// What an agent says that gives up by itself.
+/// Returns the log of an agent that exits with an error.
 async fn gives_up(options: &AgentOptions<'_>) -> TestResult<String> {
     let mut agent = Agent::start(options)?;
     let status = agent.wait(PATIENCE).await?;
@@ -43,10 +43,10 @@ async fn gives_up(options: &AgentOptions<'_>) -> TestResult<String> {
     Ok(agent.log()?)
 }
 
-/// What an agent says that goes on trying, once it has said these words.
-async fn says(options: &AgentOptions<'_>, words: &[&str]) -> Agent {
+/// Returns an agent that keeps retrying, after it has logged these texts.
+async fn logs(options: &AgentOptions<'_>, words: &[&str]) -> Agent {
     let agent = Agent::start(options).unwrap();
-    eventually(&format!("an agent to say {words:?}"), async || {
+    eventually(&format!("an agent to log {words:?}"), async || {
         let log = agent.log()?;
         if words.iter().all(|word| log.contains(word)) {
             return Ok(Some(()));
@@ -60,7 +60,7 @@ async fn says(options: &AgentOptions<'_>, words: &[&str]) -> Agent {
 
 fn all_there(log: &str, words: &[&str]) {
     for word in words {
-        assert!(log.contains(word), "{word:?} is not in: {log}");
+        assert!(log.contains(word), "{word:?} is missing in: {log}");
     }
 }
 
@@ -70,7 +70,7 @@ async fn bad_bundle_names_remedy_and_good_one_joins() -> TestResult {
         Cluster::start("joining-home", Parts::ControlPlane),
         Cluster::start("joining-edge", Parts::ControlPlane),
     )?;
-    let desk = FleetClient::at(&home);
+    let fleet_client = FleetClient::at(&home);
     let desktop = Desktop::new();
     let flags = ["--self-cluster=false", "--chart-install-crds=false"];
     let mut hub = Hub::start(&HubOptions::new(home.kubeconfig()).args(flags))?;
@@ -81,7 +81,7 @@ async fn bad_bundle_names_remedy_and_good_one_joins() -> TestResult {
         (file.clone(), namespace)
     };
 
-    // Refused before anything is asked of anybody.
+    // Rejected before any request.
     let cut = good.get(..good.len() / 2).unwrap();
     for (name, content) in [
         ("cut.yaml", cut),
@@ -98,7 +98,7 @@ async fn bad_bundle_names_remedy_and_good_one_joins() -> TestResult {
     let secrets: Api<Secret> = Api::namespaced(edge.client(), "krypton-system");
     assert!(secrets.list(&ListParams::default()).await?.items.is_empty());
 
-    // Nobody there, and somebody else there. The agent goes on trying: both may pass.
+    // No listener, and a foreign listener. The agent retries, because both can be temporary.
     let silent = Port::reserve()?;
     let nowhere = silent.address().to_string();
     let plain = TcpListener::bind("127.0.0.1:0").await?;
@@ -117,16 +117,16 @@ async fn bad_bundle_names_remedy_and_good_one_joins() -> TestResult {
     let options = AgentOptions::new(edge.kubeconfig())
         .join_file(&file)
         .args([namespace]);
-    drop(says(&options, &[&nowhere]).await);
+    drop(logs(&options, &[&nowhere]).await);
     let file = desktop.file("http.yaml", &address(&http));
     let (file, namespace) = with(&file, "http");
     let options = AgentOptions::new(edge.kubeconfig())
         .join_file(&file)
         .args([namespace]);
-    drop(says(&options, &[&http, "TLS"]).await);
+    drop(logs(&options, &[&http, "TLS"]).await);
     serving.abort();
 
-    // Another hub's address: the one of this bundle is not believed to be there.
+    // The address belongs to a second hub: the agent doesn't accept its certificate.
     let other_namespace =
         json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "other"}});
     home.apply(&other_namespace.to_string()).await?;
@@ -140,10 +140,10 @@ async fn bad_bundle_names_remedy_and_good_one_joins() -> TestResult {
     let options = AgentOptions::new(edge.kubeconfig())
         .join_file(&file)
         .args(["--namespace=other"]);
-    drop(says(&options, &[&other_address, "CA"]).await);
+    drop(logs(&options, &[&other_address, "CA"]).await);
     drop(other);
 
-    // For another name than its token is for.
+    // A bundle whose token is for another name.
     let another = bundle(&home, "edge-2").await?.replace("edge-2", "edge-3");
     let file = desktop.file("another.yaml", &another);
     let options = AgentOptions::new(edge.kubeconfig())
@@ -152,7 +152,7 @@ async fn bad_bundle_names_remedy_and_good_one_joins() -> TestResult {
     let log = gives_up(&options).await?;
     all_there(&log, &["edge-2", "edge-3"]);
 
-    // Expired.
+    // An expired bundle.
     let expired = bundle(&home, "edge-4").await?;
     let tokens: Api<Secret> = Api::namespaced(home.client(), "default");
     let labelled = ListParams::default().labels("mesh.openkcm.io/join-token=true");
@@ -173,11 +173,11 @@ async fn bad_bundle_names_remedy_and_good_one_joins() -> TestResult {
     let log = gives_up(&options).await?;
     all_there(&log, &["expired", "kubectl krypton join edge-4"]);
 
-    // The good one, and once more with another key.
+    // A valid bundle, and its second use with another key.
     let file = desktop.file("good.yaml", &good);
     let mut agent = Agent::start(&AgentOptions::new(edge.kubeconfig()).join_file(&file))?;
     agent.ready(PATIENCE).await?;
-    desk.member_is("edge-1", Mode::Agent).await?;
+    fleet_client.member_is("edge-1", Mode::Agent).await?;
     let options = AgentOptions::new(edge.kubeconfig())
         .join_file(&file)
         .args(["--namespace=second"]);
@@ -185,7 +185,7 @@ async fn bad_bundle_names_remedy_and_good_one_joins() -> TestResult {
     all_there(&log, &["used", "kubectl krypton join edge-1"]);
     agent.stop().await?;
 
-    // Nothing of all this is in any log.
+    // No log contains any part of a bundle.
     let bundle: serde_json::Value = serde_saphyr::from_str(&good)?;
     let secret = bundle["token"].as_str().unwrap().split_once('.').unwrap().1;
     assert!(!hub.log()?.contains(secret) && !agent.log()?.contains(secret));
@@ -193,7 +193,7 @@ async fn bad_bundle_names_remedy_and_good_one_joins() -> TestResult {
 }
 
 #[tokio::test]
-async fn an_agent_without_rights_says_which_it_lacks() -> TestResult {
+async fn agent_logs_its_missing_rights() -> TestResult {
     let (home, edge) = tokio::try_join!(
         Cluster::start("rights-home", Parts::ControlPlane),
         Cluster::start("rights-edge", Parts::ControlPlane),
@@ -217,6 +217,6 @@ async fn an_agent_without_rights_says_which_it_lacks() -> TestResult {
     kubeconfig["users"][0]["user"] = json!({"token": token.status.unwrap().token});
     let powerless = desktop.file("powerless.yaml", &kubeconfig.to_string());
     let options = AgentOptions::new(&powerless).join_file(&file);
-    drop(says(&options, &["namespaces", "forbidden"]).await);
+    drop(logs(&options, &["namespaces", "forbidden"]).await);
     Ok(())
 }

@@ -62,7 +62,7 @@ async fn deployment_is_routed_installed_repaired_and_removed(mode: Mode) -> Test
     };
     let resolved = ("TargetClusterResolved", "True", resolved);
     regions.shows(key, resolved).await;
-    let told = [
+    let reasons = [
         "AccountValidated",
         "FinalizerAdded",
         "Routing",
@@ -70,43 +70,44 @@ async fn deployment_is_routed_installed_repaired_and_removed(mode: Mode) -> Test
         "HelmDeployed",
         "Ready",
     ];
-    regions.told(key.0, key.1, &told).await;
-    let desk = regions.edge("paris");
-    desk.newest_is("acme", "ced-acme", 1, "deployed").await?;
+    regions.has_events(key.0, key.1, &reasons).await;
+    let fleet_client = regions.edge("paris");
+    fleet_client
+        .newest_is("acme", "ced-acme", 1, "deployed")
+        .await?;
 
-    what_the_owner_of_the_edge_does_is_put_right(&regions, key).await?;
-    the_chart_and_a_persons_wishes_reach_it(&regions, key).await?;
+    edge_changes_are_reverted(&regions, key).await?;
+    chart_and_user_changes_reach_it(&regions, key).await?;
 
     // A new hub has only the state on the home cluster. The cleanup of the earlier failure is still running.
     regions.another_hub().await?;
     let account = json!({"spec": {"account": {"displayName": "Acme"}}});
     regions.patch(key.0, key.1, account).await;
     regions.shows(key, READY).await;
-    desk.newest_is("acme", "ced-acme", 5, "deployed").await?;
+    fleet_client
+        .newest_is("acme", "ced-acme", 5, "deployed")
+        .await?;
 
     regions.delete(key.0, key.1).await;
     regions.gone(key.0, key.1).await;
-    assert!(desk.revisions("acme", "ced-acme").await?.is_empty());
-    namespace_goes(&desk, "acme").await;
-    let told = [
+    assert!(fleet_client.revisions("acme", "ced-acme").await?.is_empty());
+    namespace_goes(&fleet_client, "acme").await;
+    let reasons = [
         "DeleteStarted",
         "HelmUninstalled",
         "EdgeNamespaceDeleteRequested",
         "FinalizerRemoved",
     ];
-    regions.told(key.0, key.1, &told).await;
+    regions.has_events(key.0, key.1, &reasons).await;
     has_no_tenants(&regions.edges["paris"]).await?;
     Ok(())
 }
 
-async fn what_the_owner_of_the_edge_does_is_put_right(
-    regions: &Regions,
-    key: (&str, &str),
-) -> TestResult {
-    let desk = regions.edge("paris");
-    let maps: Api<ConfigMap> = Api::namespaced(desk.client.clone(), "acme");
-    let whole = async || {
-        let asked = eventually("the ConfigMap to be as it was", async || {
+async fn edge_changes_are_reverted(regions: &Regions, key: (&str, &str)) -> TestResult {
+    let fleet_client = regions.edge("paris");
+    let maps: Api<ConfigMap> = Api::namespaced(fleet_client.client.clone(), "acme");
+    let complete = async || {
+        let asked = eventually("the ConfigMap to be restored", async || {
             let data = maps.get("ced-acme").await?.data.unwrap_or_default();
             match data.get("message") {
                 Some(message) if message == "hello" => Ok(Some(())),
@@ -114,22 +115,23 @@ async fn what_the_owner_of_the_edge_does_is_put_right(
             }
         });
         asked.await.unwrap();
-        desk.newest_is("acme", "ced-acme", 1, "deployed")
+        fleet_client
+            .newest_is("acme", "ced-acme", 1, "deployed")
             .await
             .unwrap();
     };
     // Helm adds no revision.
-    let before = desk.releases().await?;
+    let before = fleet_client.releases().await?;
     let params = DeleteParams::default();
     maps.delete("ced-acme", &params).await?;
-    whole().await;
+    complete().await;
     maps.merge("ced-acme", &json!({"data": {"message": "mine"}}))
         .await?;
-    whole().await;
-    assert_eq!(desk.releases().await?, before);
-    regions.told(key.0, key.1, &["RepairTriggered"]).await;
+    complete().await;
+    assert_eq!(fleet_client.releases().await?, before);
+    regions.has_events(key.0, key.1, &["RepairTriggered"]).await;
 
-    let secrets: Api<Secret> = Api::namespaced(desk.client.clone(), "acme");
+    let secrets: Api<Secret> = Api::namespaced(fleet_client.client.clone(), "acme");
     let first = "sh.helm.release.v1.ced-acme.v1";
     let before = secrets.get(first).await?.uid();
     secrets.delete(first, &params).await?;
@@ -137,29 +139,27 @@ async fn what_the_owner_of_the_edge_does_is_put_right(
         Ok((secrets.get(first).await?.uid() != before).then_some(()))
     });
     asked.await?;
-    whole().await;
-    regions.told(key.0, key.1, &["ReleaseMissing"]).await;
+    complete().await;
+    regions.has_events(key.0, key.1, &["ReleaseMissing"]).await;
     regions.shows(key, READY).await;
 
-    let namespaces: Api<Namespace> = Api::all(desk.client.clone());
+    let namespaces: Api<Namespace> = Api::all(fleet_client.client.clone());
     let before = namespaces.get("acme").await?.uid();
     namespaces.delete("acme", &params).await?;
     let asked = eventually("the namespace to be another", async || {
         Ok((namespaces.get("acme").await?.uid() != before).then_some(()))
     });
     asked.await?;
-    whole().await;
+    complete().await;
     regions.shows(key, READY).await;
     Ok(())
 }
 
-async fn the_chart_and_a_persons_wishes_reach_it(
-    regions: &Regions,
-    key: (&str, &str),
-) -> TestResult {
-    let desk = regions.edge("paris");
+async fn chart_and_user_changes_reach_it(regions: &Regions, key: (&str, &str)) -> TestResult {
+    let fleet_client = regions.edge("paris");
     let newest = async |number: u32, status: &str| {
-        desk.newest_is("acme", "ced-acme", number, status)
+        fleet_client
+            .newest_is("acme", "ced-acme", number, status)
             .await
             .unwrap();
     };
@@ -176,7 +176,7 @@ async fn the_chart_and_a_persons_wishes_reach_it(
         let line = status.last_message.as_deref().unwrap_or_default();
         line.contains("paused by annotation on the KryptonDeployment")
     };
-    regions.says(key, "that it is paused", paused).await;
+    regions.satisfies(key, "that it is paused", paused).await;
     newest(1, "deployed").await;
     let go_on = json!({"metadata": {"annotations": {names::PAUSED_ANNOTATION: null}}});
     regions.patch(key.0, key.1, go_on).await;
@@ -193,7 +193,7 @@ async fn the_chart_and_a_persons_wishes_reach_it(
                     .contains("upgrade applied, waiting: Deployment")
         })
     };
-    let object = regions.says(key, "what it waits for", waits).await;
+    let object = regions.satisfies(key, "what it waits for", waits).await;
     assert_eq!(phase_of(object), Some(DeploymentPhase::Pending));
 
     regions.chart.write("{replicaCount: 0, broken: true}")?;
@@ -201,8 +201,10 @@ async fn the_chart_and_a_persons_wishes_reach_it(
     let line = failed.status.clone().unwrap().last_message.unwrap();
     assert!(line.contains("revision 2 keeps running"), "{line}");
     assert_eq!(phase_of(failed), Some(DeploymentPhase::Error));
-    regions.told(key.0, key.1, &["HelmDeployFailed"]).await;
-    let revisions = desk.revisions("acme", "ced-acme").await?;
+    regions
+        .has_events(key.0, key.1, &["HelmDeployFailed"])
+        .await;
+    let revisions = fleet_client.revisions("acme", "ced-acme").await?;
     let expected = [(1, "superseded"), (2, "deployed"), (3, "failed")];
     let expected = expected.map(|(number, status)| (number, status.to_owned()));
     assert_eq!(revisions, expected);
@@ -248,12 +250,14 @@ async fn deployment_moves_region_by_installing_before_uninstalling(mode: Mode) -
         ready.is_some_and(|ready| ready.reason == "EdgeUnavailable")
             && line.starts_with("Edge cluster rome not available: EdgeCluster rome")
     };
-    regions.says(key, "that rome is away", away).await;
+    regions
+        .satisfies(key, "that rome is unreachable", away)
+        .await;
     assert_eq!(paris.revisions("acme", "ced-acme").await?, revisions);
     edge.start_apiserver().await?;
     let member = regions.member("rome");
     let object = regions
-        .says(key, "that it is at its new place only", |_, status| {
+        .satisfies(key, "that it is only in its new region", |_, status| {
             placed(status) == [member.as_str()]
         })
         .await;
@@ -263,14 +267,14 @@ async fn deployment_moves_region_by_installing_before_uninstalling(mode: Mode) -
     assert!(paris.revisions("acme", "ced-acme").await?.is_empty());
     namespace_goes(&paris, "acme").await;
     regions
-        .told(key.0, key.1, &["Routing", "HelmUninstalled"])
+        .has_events(key.0, key.1, &["Routing", "HelmUninstalled"])
         .await;
     Ok(())
 }
 
 async fn deletion_on_unreachable_edge_waits_until_orphaned(mode: Mode) -> TestResult {
     let regions = Regions::start("away", mode, &["paris"]).await;
-    let desk = regions.edge("paris");
+    let fleet_client = regions.edge("paris");
     for name in ["acme", "other"] {
         regions
             .create("default", name, json!({"name": "paris"}))
@@ -290,30 +294,39 @@ async fn deletion_on_unreachable_edge_waits_until_orphaned(mode: Mode) -> TestRe
                 && line.contains(names::ORPHAN_ANNOTATION)
         };
         regions
-            .says(("default", name), "that it waits", waits)
+            .satisfies(("default", name), "that it waits", waits)
             .await;
     }
     let orphan = json!({"metadata": {"annotations": {names::ORPHAN_ANNOTATION: "true"}}});
     regions.patch("default", "acme", orphan).await;
     regions.gone("default", "acme").await;
     regions
-        .told("default", "acme", &["Orphaned", "FinalizerRemoved"])
+        .has_events("default", "acme", &["Orphaned", "FinalizerRemoved"])
         .await;
     assert!(regions.all("default").get_opt("other").await?.is_some());
 
     edge.start_apiserver().await?;
     regions.gone("default", "other").await;
-    assert!(desk.revisions("other", "ced-other").await?.is_empty());
-    desk.newest_is("acme", "ced-acme", 1, "deployed").await?;
+    assert!(
+        fleet_client
+            .revisions("other", "ced-other")
+            .await?
+            .is_empty()
+    );
+    fleet_client
+        .newest_is("acme", "ced-acme", 1, "deployed")
+        .await?;
     // Recreated, the KryptonDeployment adopts its release.
     regions
         .create("default", "acme", json!({"name": "paris"}))
         .await;
     regions.shows(("default", "acme"), READY).await;
-    desk.newest_is("acme", "ced-acme", 1, "deployed").await?;
+    fleet_client
+        .newest_is("acme", "ced-acme", 1, "deployed")
+        .await?;
 
     // The access to the member is permanently gone.
-    let before = desk.releases().await?;
+    let before = fleet_client.releases().await?;
     let params = DeleteParams::default();
     if mode == Mode::Agent {
         let members: Api<EdgeCluster> = Api::all(regions.home.client());
@@ -338,12 +351,12 @@ async fn deletion_on_unreachable_edge_waits_until_orphaned(mode: Mode) -> TestRe
             && line.contains(names::ORPHAN_ANNOTATION)
     };
     regions
-        .says(("default", "acme"), "that it waits", waits)
+        .satisfies(("default", "acme"), "that it waits", waits)
         .await;
     let orphan = json!({"metadata": {"annotations": {names::ORPHAN_ANNOTATION: "true"}}});
     regions.patch("default", "acme", orphan).await;
     regions.gone("default", "acme").await;
-    assert_eq!(desk.releases().await?, before);
+    assert_eq!(fleet_client.releases().await?, before);
     Ok(())
 }
 
@@ -353,7 +366,7 @@ async fn namesake_is_rejected_and_crd_deletion_uninstalls_nothing(mode: Mode) ->
         ..Unusual::default()
     };
     let regions = Regions::start_unusual("named", mode, &["paris"], unusual).await?;
-    let desk = regions.edge("paris");
+    let fleet_client = regions.edge("paris");
     let long = "a".repeat(63);
     let paris = json!({"name": "paris"});
     // This namespace is outside Krypton's scope.
@@ -365,13 +378,15 @@ async fn namesake_is_rejected_and_crd_deletion_uninstalls_nothing(mode: Mode) ->
     regions.shows(("default", &long), READY).await;
     let release = names::deployment_release(&long);
     assert!(release.len() <= names::RELEASE_NAME_MAX);
-    desk.newest_is(&long, &release, 1, "deployed").await?;
+    fleet_client
+        .newest_is(&long, &release, 1, "deployed")
+        .await?;
     let object = regions.all(outside.0).get(outside.1).await?;
     assert!(object.finalizers().is_empty(), "{:?}", object.metadata);
     assert!(object.status.is_none(), "{:?}", object.status);
 
     let in_use = ("Ready", "False", "ReleaseInUse");
-    let before = desk.releases().await?;
+    let before = fleet_client.releases().await?;
     regions.create("kube-public", "acme", paris.clone()).await;
     let younger = regions.shows(("kube-public", "acme"), in_use).await;
     let line = younger.status.unwrap().last_message.unwrap();
@@ -390,20 +405,22 @@ async fn namesake_is_rejected_and_crd_deletion_uninstalls_nothing(mode: Mode) ->
         .await;
     regions.delete("default", "too.many.dots").await;
     regions.gone("default", "too.many.dots").await;
-    assert_eq!(desk.releases().await?, before);
+    assert_eq!(fleet_client.releases().await?, before);
 
     // Deleting the older one removes its release, and the younger one is installed.
     regions.delete("default", "acme").await;
     regions.gone("default", "acme").await;
     regions.shows(("kube-public", "acme"), READY).await;
-    desk.newest_is("acme", "ced-acme", 1, "deployed").await?;
-    let before = desk.releases().await?;
+    fleet_client
+        .newest_is("acme", "ced-acme", 1, "deployed")
+        .await?;
+    let before = fleet_client.releases().await?;
     // A new KryptonDeployment is the younger one, and its deletion removes nothing.
     regions.create("default", "acme", paris.clone()).await;
     regions.shows(("default", "acme"), in_use).await;
     regions.delete("default", "acme").await;
     regions.gone("default", "acme").await;
-    assert_eq!(desk.releases().await?, before);
+    assert_eq!(fleet_client.releases().await?, before);
 
     let crds: Api<CustomResourceDefinition> = Api::all(regions.home.client());
     let name = KryptonDeployment::crd().name_any();
@@ -412,18 +429,18 @@ async fn namesake_is_rejected_and_crd_deletion_uninstalls_nothing(mode: Mode) ->
         Ok(crds.get_opt(&name).await?.is_none().then_some(()))
     });
     asked.await?;
-    assert_eq!(desk.releases().await?, before);
+    assert_eq!(fleet_client.releases().await?, before);
     // Recreated, the KryptonDeployments adopt their releases.
     let params = PostParams::default();
     crds.create(&params, &KryptonDeployment::crd()).await?;
     regions.create("kube-public", "acme", paris).await;
     regions.shows(("kube-public", "acme"), READY).await;
-    assert_eq!(desk.releases().await?, before);
+    assert_eq!(fleet_client.releases().await?, before);
 
     // The namespace that was created for the first KryptonDeployment is deleted with the last.
     regions.delete("kube-public", "acme").await;
     regions.gone("kube-public", "acme").await;
-    namespace_goes(&desk, "acme").await;
+    namespace_goes(&fleet_client, "acme").await;
     Ok(())
 }
 
@@ -462,8 +479,8 @@ async fn deployment_uses_only_kubeconfig_secrets_open_to_it() -> TestResult {
     // The Secret is not in the hub's namespace.
     let waits = ("TargetClusterResolved", "False", "NotAccepted");
     regions.shows(("team-a", "own"), waits).await;
-    let desk = FleetClient::at(&regions.home);
-    desk.accept_member("rome-admin").await?;
+    let fleet_client = FleetClient::at(&regions.home);
+    fleet_client.accept_member("rome-admin").await?;
     regions.shows(("team-a", "own"), READY).await;
     // Referenced from its own namespace, the Secret becomes a member, but stays closed to other namespaces.
     regions
@@ -501,17 +518,19 @@ async fn deployment_uses_only_kubeconfig_secrets_open_to_it() -> TestResult {
         )
         .await;
     assert_eq!(missing.status.unwrap().phase, Some(DeploymentPhase::Error));
-    let desk = regions.edge("paris");
-    desk.newest_is("deprecated", "ced-deprecated", 1, "deployed")
+    let fleet_client = regions.edge("paris");
+    fleet_client
+        .newest_is("deprecated", "ced-deprecated", 1, "deployed")
         .await?;
     regions
-        .told("default", "deprecated", &["AccountMissing"])
+        .has_events("default", "deprecated", &["AccountMissing"])
         .await;
     // A missing account doesn't block the deletion.
     regions.delete("default", "deprecated").await;
     regions.gone("default", "deprecated").await;
     assert!(
-        desk.revisions("deprecated", "ced-deprecated")
+        fleet_client
+            .revisions("deprecated", "ced-deprecated")
             .await?
             .is_empty()
     );

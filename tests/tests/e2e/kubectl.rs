@@ -33,10 +33,10 @@ by_agent!(paused_tenant_stands_still_and_leaving_uninstalls,);
 
 async fn paused_tenant_stands_still_and_leaving_uninstalls(mode: Mode) -> TestResult {
     let (mut pair, chart) = Scenario::new("verbs", mode).start().await?;
-    let desk = pair.desk();
-    desk.install("acme").await?;
+    let fleet_client = pair.fleet_client();
+    fleet_client.install("acme").await?;
     let release = pair.release("acme");
-    let one = desk.revisions("acme", &release).await?;
+    let one = fleet_client.revisions("acme", &release).await?;
     assert_eq!(one.len(), 1, "{one:?}");
 
     // The Tenant was created on the member, so the user runs the command there.
@@ -56,30 +56,34 @@ async fn paused_tenant_stands_still_and_leaving_uninstalls(mode: Mode) -> TestRe
     chart.write("replicaCount: 0\npaused: once")?;
     let progress = pair.condition("ClusterProgress");
     let paused = (progress.as_str(), "False", "Paused");
-    desk.shows("acme", &[paused]).await?;
-    assert_eq!(desk.revisions("acme", &release).await?, one);
+    fleet_client.shows("acme", &[paused]).await?;
+    assert_eq!(fleet_client.revisions("acme", &release).await?, one);
     let asked = at_member("resync").await;
     assert!(asked.contains("is reconciled again"), "{asked}");
-    assert_eq!(desk.revisions("acme", &release).await?, one);
+    assert_eq!(fleet_client.revisions("acme", &release).await?, one);
     at_member("resume").await;
-    desk.newest_is("acme", &release, 2, "deployed").await?;
+    fleet_client
+        .newest_is("acme", &release, 2, "deployed")
+        .await?;
 
     let member = pair.name();
     let home = async |words: &[&str]| kubectl_krypton(pair.home(), words).await.unwrap();
     home(&["pause", "cluster", member]).await;
     chart.write("replicaCount: 0\npaused: twice")?;
-    desk.shows("acme", &[paused]).await?;
+    fleet_client.shows("acme", &[paused]).await?;
     let resumed = home(&["resume", "cluster", member]).await;
     assert!(resumed.ends_with("edge-1 resumed\n"), "{resumed}");
-    desk.newest_is("acme", &release, 3, "deployed").await?;
+    fleet_client
+        .newest_is("acme", &release, 3, "deployed")
+        .await?;
 
     let is = async |banned: bool| {
         let members: Api<EdgeCluster> = Api::all(pair.home().client());
-        eventually("the ban to be told of", async || {
+        eventually("the ban to be shown", async || {
             let found = members.get(member).await?.status.unwrap_or_default();
             let healthy = condition(&found.conditions, "Healthy");
-            let told = healthy.is_some_and(|told| told.reason == "Banned");
-            ensure!(told == banned, "{healthy:?}");
+            let is_banned = healthy.is_some_and(|is_banned| is_banned.reason == "Banned");
+            ensure!(is_banned == banned, "{healthy:?}");
             Ok(Some(()))
         })
         .await
@@ -92,7 +96,7 @@ async fn paused_tenant_stands_still_and_leaving_uninstalls(mode: Mode) -> TestRe
 
     let left = home(&["leave", member, "--uninstall", "--wait"]).await;
     assert!(left.ends_with("is gone\n"), "{left}");
-    assert!(desk.releases().await?.is_empty());
+    assert!(fleet_client.releases().await?.is_empty());
     pair.stop().await?;
     Ok(())
 }
@@ -115,10 +119,10 @@ async fn kubectl_plugin_reports_exit_codes_changes_and_completions() -> TestResu
         let code = ran.status.code().unwrap();
         (code, format!("{}{}", ran.stdout, ran.stderr))
     };
-    let ends = async |words: &[&str], expected: ExitCode, said: &str| {
+    let ends = async |words: &[&str], expected: ExitCode, part: &str| {
         let (code, text) = code(words).await;
         assert_eq!(code, expected as i32, "{words:?}: {text}");
-        assert!(text.contains(said), "{words:?}: {text}");
+        assert!(text.contains(part), "{words:?}: {text}");
     };
     // The CRD is not installed yet.
     ends(
@@ -329,8 +333,8 @@ async fn each_role_permits_only_its_own_commands() -> TestResult {
         );
         home.apply(&edge).await?;
     }
-    let desk = FleetClient::at(&home);
-    desk.create("acme", json!({})).await?;
+    let fleet_client = FleetClient::at(&home);
+    fleet_client.create("acme", json!({})).await?;
     let authority = Authority::generate("home.krypton", clock::wall())?;
     let info = JoinInfo {
         ca_pem: authority.ca_pem(),
@@ -366,8 +370,8 @@ async fn each_role_permits_only_its_own_commands() -> TestResult {
             let words: Vec<&str> = given.chain(who).collect();
             let ran = krypton_ends(&home, &words).await?;
             let code = ran.status.code();
-            let told = format!("{words:?}: {}{}", ran.stdout, ran.stderr);
-            assert_eq!(code, Some(*expected as i32), "{told}");
+            let output = format!("{words:?}: {}{}", ran.stdout, ran.stderr);
+            assert_eq!(code, Some(*expected as i32), "{output}");
         }
     }
     Ok(())
@@ -424,16 +428,16 @@ async fn kubectl_reaches_debug_ports_through_apiserver() -> TestResult {
     ];
     let _kubelet = Kubelet::start(&home, &pods.concat()).await?;
 
-    let said = async |words: &[&str]| kubectl_krypton(&home, words).await.unwrap();
+    let run = async |words: &[&str]| kubectl_krypton(&home, words).await.unwrap();
     let label = ["label", "pod", "-n", "krypton", "krypton-hub-0"];
     let leads = ["mesh.openkcm.io/leader=true"];
     home.kubectl(label.into_iter().chain(leads)).await?;
-    assert_eq!(said(&["log-level", "hub"]).await, "krypton-hub-0: info\n");
-    let set = said(&["log-level", "hub", "debug", "--for=1h"]).await;
+    assert_eq!(run(&["log-level", "hub"]).await, "krypton-hub-0: info\n");
+    let set = run(&["log-level", "hub", "debug", "--for=1h"]).await;
     assert!(set.starts_with("krypton-hub-0: debug until "), "{set}");
     assert!(hub.debug("log").await?.starts_with("debug until "));
     // The command identifies the active pod by its Lease.
-    eventually("the agent that acts", async || {
+    eventually("the active agent", async || {
         let shown = kubectl_krypton(&home, &["log-level", "agent"]).await?;
         Ok((shown == "krypton-agent-0: info\n").then_some(()))
     })
@@ -444,7 +448,7 @@ async fn kubectl_reaches_debug_ports_through_apiserver() -> TestResult {
     assert!(ran.stderr.contains("is not served at 8099"), "{ran:?}");
 
     let file = folder.path().join("bundle.tar.gz");
-    said(&["support-bundle", "--file", file.to_str().unwrap()]).await;
+    run(&["support-bundle", "--file", file.to_str().unwrap()]).await;
     let packed = std::fs::File::open(&file)?;
     let mut archive = tar::Archive::new(flate2::read::GzDecoder::new(packed));
     let mut files = BTreeMap::new();

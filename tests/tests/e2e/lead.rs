@@ -1,4 +1,4 @@
-//! Several hubs: one leads, the others are ready to, and nothing is written twice.
+//! Verifies several hubs: one is the leader, the others are ready standbys, and no object is written twice.
 
 use std::{
     collections::BTreeMap,
@@ -38,22 +38,22 @@ const EDGE: &str = "edge-1";
 
 in_both_modes!(
     killed_leader_is_replaced_and_sessions_return,
-    a_lead_that_wakes_up_writes_nothing,
+    resumed_leader_overwrites_nothing,
     stopping_leader_hands_over_during_helm_run,
 );
 by_agent!(short_home_outage_keeps_leader_and_sessions);
 
-/// Hubs of one home, under the names that they have as pods, and the addresses of all for their agents.
+/// Hubs of one home with their pod names, and all their addresses for agents.
 struct Stage {
     hubs: BTreeMap<String, Hub>,
     ports: BTreeMap<String, Arc<Port>>,
     home: Cluster,
     edge: Cluster,
-    desk: FleetClient,
+    fleet_client: FleetClient,
     repository: ChartRepository,
     chart: &'static str,
     values: ValuesFile,
-    /// The kubeconfigs by which hubs reach home that do not do so directly.
+    /// Kubeconfigs of hubs that don't reach home directly.
     ways: BTreeMap<&'static str, PathBuf>,
 }
 
@@ -79,7 +79,7 @@ impl Stage {
         let mut stage = Self {
             hubs: BTreeMap::new(),
             ports: BTreeMap::new(),
-            desk: FleetClient::at(&home),
+            fleet_client: FleetClient::at(&home),
             home,
             edge,
             repository,
@@ -94,13 +94,13 @@ impl Stage {
         Ok(stage)
     }
 
-    /// Hubs that are started later, by ways of their own.
+    /// Adds hubs that start later through separate connections.
     fn expect(&mut self, hubs: &[&str]) {
         let port = |name: &&str| ((*name).to_owned(), Arc::new(Port::reserve().unwrap()));
         self.ports.extend(hubs.iter().map(port));
     }
 
-    /// Starts one, or another in its place. Agents are told of all.
+    /// Starts a hub, or its replacement. Agents get the addresses of all hubs.
     async fn start(&mut self, name: &str) {
         let way = self.ways.get(name).map(PathBuf::as_path);
         let kubeconfig = way.unwrap_or(self.home.kubeconfig()).to_owned();
@@ -132,22 +132,22 @@ impl Stage {
         Ok(Membership::join(mode, hub, home, edge, EDGE).await?)
     }
 
-    /// Waits until a hub leads that is not this one, and returns its name.
+    /// Waits until another hub is the leader, and returns its name.
     async fn leader_but(&self, former: &str) -> Result<String> {
-        let leases: Api<Lease> = Api::namespaced(self.desk.client.clone(), HUB_NAMESPACE);
-        eventually("another hub to lead", async || {
+        let leases: Api<Lease> = Api::namespaced(self.fleet_client.client.clone(), HUB_NAMESPACE);
+        eventually("another hub to become the leader", async || {
             let spec = leases.get(HUB_LEASE).await?.spec.unwrap_or_default();
             let holder = spec.holder_identity.unwrap_or_default();
             match holder.split('/').nth(1) {
                 Some(name) if name != former => Ok(Some(name.to_owned())),
-                _ => bail!("it is {holder:?}"),
+                _ => bail!("the holder is {holder:?}"),
             }
         })
         .await
     }
 
     async fn epoch(&self) -> Result<u64> {
-        self.desk.hub_epoch().await
+        self.fleet_client.hub_epoch().await
     }
 
     /// Waits until the agent, if there is one, has a session with this hub.
@@ -158,17 +158,17 @@ impl Stage {
         self.hubs[hub].logs("session begins").await.unwrap();
     }
 
-    /// A Tenant on the edge, from its making until home shows the member with it.
+    /// Creates a Tenant on the edge cluster, and waits until home shows the member in its status.
     async fn tenant(&self, name: &str) {
         let edge = FleetClient::at(&self.edge);
         edge.install(name).await.unwrap();
         self.counted(name).await;
     }
 
-    /// Waits until home's EdgeCluster counts as many Tenants as the edge has.
+    /// Waits until home's EdgeCluster counts all Tenants of the edge cluster.
     async fn counted(&self, what: &str) {
         let there = FleetClient::at(&self.edge).tenants();
-        let members: Api<EdgeCluster> = Api::all(self.desk.client.clone());
+        let members: Api<EdgeCluster> = Api::all(self.fleet_client.client.clone());
         eventually(
             &format!("home to count the Tenants, after {what}"),
             async || {
@@ -186,18 +186,18 @@ impl Stage {
     }
 }
 
-/// What the member's EdgeCluster has said of its connection, all the time.
+/// The history of the member's Connected condition.
 struct Watched {
-    said: Arc<Mutex<Vec<(String, Instant)>>>,
+    reasons: Arc<Mutex<Vec<(String, Instant)>>>,
     _watching: JoinHandle<()>,
 }
 
 impl Watched {
-    /// Returns once the member has a condition.
-    async fn begin(desk: &FleetClient) -> Self {
-        let members: Api<EdgeCluster> = Api::all(desk.client.clone());
-        let said = Arc::new(Mutex::new(Vec::new()));
-        let told = Arc::clone(&said);
+    /// Returns when the member has a condition.
+    async fn begin(fleet_client: &FleetClient) -> Self {
+        let members: Api<EdgeCluster> = Api::all(fleet_client.client.clone());
+        let reasons = Arc::new(Mutex::new(Vec::new()));
+        let sink = Arc::clone(&reasons);
         let watching = tokio::spawn(async move {
             let events = watcher(members, watcher::Config::default())
                 .default_backoff()
@@ -208,24 +208,24 @@ impl Watched {
                 let conditions = member.status.unwrap_or_default().conditions;
                 let connected = condition(&conditions, "Connected");
                 let reason = connected.map(|it| it.reason.clone()).unwrap_or_default();
-                told.lock().unwrap().push((reason, Instant::now()));
+                sink.lock().unwrap().push((reason, Instant::now()));
             }
         });
         let watched = Self {
-            said,
+            reasons,
             _watching: watching,
         };
         eventually("the member to be watched", async || {
-            Ok((!watched.said().is_empty()).then_some(()))
+            Ok((!watched.reasons().is_empty()).then_some(()))
         })
         .await
         .unwrap();
         watched
     }
 
-    fn said(&self) -> Vec<String> {
-        let said = self.said.lock().unwrap();
-        said.iter().map(|(reason, _)| reason.clone()).collect()
+    fn reasons(&self) -> Vec<String> {
+        let reasons = self.reasons.lock().unwrap();
+        reasons.iter().map(|(reason, _)| reason.clone()).collect()
     }
 }
 
@@ -236,19 +236,19 @@ async fn three_hubs_elect_one_leader_and_stay_ready() -> TestResult {
     assert_eq!(leader, "a");
     let agent = format!("krypton-hub/{}", env!("CARGO_PKG_VERSION"));
     stage
-        .desk
+        .fleet_client
         .add_member(EDGE, &stage.edge.kubeconfig_with_token())
         .await?;
-    stage.desk.member_shows(EDGE, &[CONNECTED]).await?;
+    stage.fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
     stage.tenant("acme").await;
-    assert_eq!(stage.epoch().await?, 1, "an epoch is the lead's alone");
+    assert_eq!(stage.epoch().await?, 1, "only the leader has an epoch");
     for name in ["b", "c"] {
-        let said = stage.hubs[name].log()?;
-        assert!(said.contains("this hub is a standby"), "{said}");
-        assert!(!said.contains("running helm"), "{said}");
-        assert!(!said.contains("panicked at"), "{said}");
+        let log = stage.hubs[name].log()?;
+        assert!(log.contains("this hub is a standby"), "{log}");
+        assert!(!log.contains("running helm"), "{log}");
+        assert!(!log.contains("panicked at"), "{log}");
     }
-    // What was written was written once: by one hub, in one version after the other.
+    // Each object was written once: by one hub, with each version based on the previous one.
     let requests = stage.home.audited().await?;
     let made = requests.iter().filter(|request| {
         request.user_agent.starts_with(&agent)
@@ -269,18 +269,18 @@ async fn three_hubs_elect_one_leader_and_stay_ready() -> TestResult {
         .collect();
     let lease = |line: &&String| line.contains("/leases");
     let others: Vec<&String> = refused.iter().filter(|line| !lease(line)).collect();
-    assert!(others.is_empty(), "two wrote the same: {others:?}");
+    assert!(others.is_empty(), "two writers of one object: {others:?}");
     Ok(())
 }
 
 async fn killed_leader_is_replaced_and_sessions_return(mode: Mode) -> TestResult {
     let mut stage = Stage::set("followed", &["a", "b"]).await;
     let _member = stage.join(mode).await?;
-    stage.desk.member_shows(EDGE, &[CONNECTED]).await?;
+    stage.fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
     stage.tenant("first").await;
     let releases = FleetClient::at(&stage.edge).releases().await?;
     let epoch = stage.epoch().await?;
-    let watched = Watched::begin(&stage.desk).await;
+    let watched = Watched::begin(&stage.fleet_client).await;
 
     let leader = stage.leader_but("").await?;
     stage.hub(&leader).kill9().await?;
@@ -304,40 +304,43 @@ async fn killed_leader_is_replaced_and_sessions_return(mode: Mode) -> TestResult
         back.as_secs_f64(),
         served.as_secs_f64(),
     );
-    stage.desk.member_shows(EDGE, &[CONNECTED]).await?;
-    let said = watched.said();
-    assert!(said.iter().all(|reason| reason == "Connected"), "{said:?}");
+    stage.fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
+    let reasons = watched.reasons();
+    assert!(
+        reasons.iter().all(|reason| reason == "Connected"),
+        "{reasons:?}"
+    );
     let mut now = FleetClient::at(&stage.edge).releases().await?;
     now.retain(|name, _| !name.contains("second"));
     assert_eq!(now, releases, "nothing was installed again");
     for name in ["first", "second"] {
-        let told = FleetClient::at(&stage.edge).events(name).await?;
+        let events = FleetClient::at(&stage.edge).events(name).await?;
         for done in ["WorkspaceCreated", "HelmInstallStart", "HelmInstalled"] {
-            assert_eq!(told.get(done), Some(&1), "{name}: {told:?}");
+            assert_eq!(events.get(done), Some(&1), "{name}: {events:?}");
         }
     }
-    // One that is started in its place is a standby.
+    // Its replacement becomes a standby.
     stage.start(&leader).await;
     assert_eq!(stage.leader_but(&leader).await?, next);
     assert_eq!(stage.epoch().await?, epoch + 1);
     Ok(())
 }
 
-async fn a_lead_that_wakes_up_writes_nothing(mode: Mode) -> TestResult {
+async fn resumed_leader_overwrites_nothing(mode: Mode) -> TestResult {
     let mut stage = Stage::set("woken", &["a", "b"]).await;
     let _member = stage.join(mode).await?;
-    stage.desk.member_shows(EDGE, &[CONNECTED]).await?;
+    stage.fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
     stage.tenant("first").await;
     let epoch = stage.epoch().await?;
     let leader = stage.leader_but("").await?;
     stage.hub(&leader).freeze()?;
     let next = stage.leader_but(&leader).await?;
-    // By the next lead, over all that it does.
+    // The next leader performs all its tasks.
     stage.tenant("second").await;
     assert_eq!(stage.epoch().await?, epoch + 1);
 
     stage.hub(&leader).thaw()?;
-    eventually("the former lead to see that it is none", async || {
+    eventually("the earlier leader to observe the change", async || {
         let log = stage.hubs[&leader].log()?;
         let after = log.rsplit("this hub leads").next().unwrap_or_default();
         Ok(after.contains("this hub is a standby").then_some(()))
@@ -346,8 +349,8 @@ async fn a_lead_that_wakes_up_writes_nothing(mode: Mode) -> TestResult {
     stage.tenant("third").await;
     assert_eq!(stage.leader_but(&leader).await?, next);
     assert_eq!(stage.epoch().await?, epoch + 1);
-    // Every object of home is of the next lead's writing by now, and none was written over.
-    let members: Api<EdgeCluster> = Api::all(stage.desk.client.clone());
+    // The next leader has written every object of home, and none was overwritten.
+    let members: Api<EdgeCluster> = Api::all(stage.fleet_client.client.clone());
     let member = members.get(EDGE).await?;
     let status = member.status.clone().unwrap();
     assert_eq!(status.hub_epoch, Some(epoch + 1), "{}", member.name_any());
@@ -359,7 +362,7 @@ async fn a_lead_that_wakes_up_writes_nothing(mode: Mode) -> TestResult {
 async fn short_home_outage_keeps_leader_and_sessions(mode: Mode) -> TestResult {
     let mut stage = Stage::set("away", &["a", "b"]).await;
     let _member = stage.join(mode).await?;
-    stage.desk.member_shows(EDGE, &[CONNECTED]).await?;
+    stage.fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
     stage.tenant("first").await;
     let leader = stage.leader_but("").await?;
     let epoch = stage.epoch().await?;
@@ -385,7 +388,7 @@ async fn stopping_leader_hands_over_during_helm_run(mode: Mode) -> TestResult {
     let chart = ("gate", gate.chart());
     let mut stage = Stage::with_chart("handed", &["a", "b"], chart).await?;
     let _member = stage.join(mode).await?;
-    stage.desk.member_shows(EDGE, &[CONNECTED]).await?;
+    stage.fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
     let edge = FleetClient::at(&stage.edge);
     edge.create("acme", json!({})).await?;
     let hook = gate::hook(&edge, "acme", None).await?;
@@ -418,19 +421,19 @@ async fn stopping_leader_hands_over_during_helm_run(mode: Mode) -> TestResult {
     Ok(())
 }
 
-/// A control plane that is upgraded may be away for minutes: what the only hub does on members goes on meanwhile.
+/// An upgraded control plane can be down for minutes. The only hub continues its work on members.
 #[tokio::test]
 async fn lost_leadership_interrupts_nothing_on_kubeconfig_member() -> TestResult {
     let gate = Gate::new()?;
     let mut stage = Stage::with_chart("long-away", &["a"], ("gate", gate.chart())).await?;
     let _member = stage.join(Mode::Proxy).await?;
-    stage.desk.member_shows(EDGE, &[CONNECTED]).await?;
+    stage.fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
     let edge = FleetClient::at(&stage.edge);
     edge.create("acme", json!({})).await?;
     let hook = gate::hook(&edge, "acme", None).await?;
     stage.home.stop_apiserver().await?;
     stage.hubs["a"].logs("no longer the leader").await?;
-    // Helm goes on, and so does what follows of it.
+    // Helm and the following steps continue.
     let release = format!("tenant-acme-{EDGE}");
     let running = edge.revisions("acme", &release).await?;
     assert_eq!(running, [(1, "pending-install".to_owned())]);
@@ -438,7 +441,7 @@ async fn lost_leadership_interrupts_nothing_on_kubeconfig_member() -> TestResult
     edge.newest_is("acme", &release, 1, "deployed").await?;
     stage.home.start_apiserver().await?;
     edge.ready("acme").await?;
-    stage.desk.member_shows(EDGE, &[CONNECTED]).await?;
+    stage.fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
     let revisions = edge.revisions("acme", &release).await?;
     assert_eq!(revisions, [(1, "deployed".to_owned())]);
     let log = stage.hubs["a"].log()?;
@@ -457,7 +460,7 @@ async fn leader_cut_off_from_home_releases_agents() -> TestResult {
     }
     assert_eq!(stage.leader_but("").await?, "a");
     let _member = stage.join(Mode::Agent).await?;
-    stage.desk.member_shows(EDGE, &[CONNECTED]).await?;
+    stage.fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
     stage.tenant("first").await;
     let epoch = stage.epoch().await?;
 
@@ -465,13 +468,13 @@ async fn leader_cut_off_from_home_releases_agents() -> TestResult {
     assert_eq!(stage.leader_but("a").await?, "b");
     stage.session(Mode::Agent, "b").await;
     stage.tenant("second").await;
-    stage.desk.member_shows(EDGE, &[CONNECTED]).await?;
+    stage.fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
     let log = stage.hubs["a"].log()?;
     assert!(log.contains("no longer the leader"), "{log}");
 
-    // Back again, it is one that stands by.
+    // After its return, the hub is a standby.
     line.set(Traffic::Pass);
-    eventually("a to know who leads", async || {
+    eventually("hub a to show the leader", async || {
         let log = stage.hubs["a"].log()?;
         let after = log
             .rsplit("no longer the leader")
@@ -490,7 +493,7 @@ async fn leader_cut_off_from_home_releases_agents() -> TestResult {
 async fn ca_rotation_survives_leader_changes_without_lockout() -> TestResult {
     let mut stage = Stage::set("rotated", &["a", "b", "c"]).await;
     let _member = stage.join(Mode::Agent).await?;
-    stage.desk.member_shows(EDGE, &[CONNECTED]).await?;
+    stage.fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
     stage.tenant("first").await;
     let rotate = async |home: &Cluster, more: &[&str]| {
         let words = [&["rotate-ca", "-n", HUB_NAMESPACE], more].concat();
@@ -499,12 +502,12 @@ async fn ca_rotation_survives_leader_changes_without_lockout() -> TestResult {
     rotate(&stage.home, &[]).await?;
     for phase in ["Announced", "Switched"] {
         eventually(&format!("the phase {phase}"), async || {
-            let told = rotate(&stage.home, &["--status"]).await?;
-            // It may have gone on since.
-            let past = told.starts_with(phase) || told.contains("the last one ended");
+            let status = rotate(&stage.home, &["--status"]).await?;
+            // The work may have progressed.
+            let past = status.starts_with(phase) || status.contains("the last one ended");
             ensure!(
-                past || (phase == "Announced" && told.starts_with("Switched")),
-                "{told}"
+                past || (phase == "Announced" && status.starts_with("Switched")),
+                "{status}"
             );
             Ok(Some(()))
         })
@@ -515,13 +518,13 @@ async fn ca_rotation_survives_leader_changes_without_lockout() -> TestResult {
         stage.start(&leader).await;
     }
     eventually("the rotation to end", async || {
-        let told = rotate(&stage.home, &["--status"]).await?;
-        ensure!(told.contains("the last one ended"), "{told}");
+        let status = rotate(&stage.home, &["--status"]).await?;
+        ensure!(status.contains("the last one ended"), "{status}");
         Ok(Some(()))
     })
     .await?;
     stage.tenant("second").await;
-    stage.desk.member_shows(EDGE, &[CONNECTED]).await?;
+    stage.fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
     Ok(())
 }
 
@@ -531,7 +534,7 @@ async fn current_leader_settings_apply_when_hubs_differ() -> TestResult {
     stage.expect(&["a", "b"]);
     stage.start("a").await;
     let _member = stage.join(Mode::Agent).await?;
-    stage.desk.member_shows(EDGE, &[CONNECTED]).await?;
+    stage.fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
     stage.tenant("acme").await;
     let release = format!("tenant-acme-{EDGE}");
     let edge = FleetClient::at(&stage.edge);
@@ -540,7 +543,7 @@ async fn current_leader_settings_apply_when_hubs_differ() -> TestResult {
     let published = join_info::read(&home, HUB_NAMESPACE);
     let before = published.await?.unwrap();
 
-    // As in a rollout: another that is told other values, and of one more address.
+    // Like a rollout: another hub with other values and one more address.
     let other = ValuesFile::new("replicaCount: 0\nother: true")?;
     let port = Arc::new(Port::reserve()?);
     let address = port.address().to_string();
@@ -565,7 +568,7 @@ async fn current_leader_settings_apply_when_hubs_differ() -> TestResult {
     Ok(())
 }
 
-/// Orders of a deletion that was taken back are the most harmful of all that a hub could give by old knowledge.
+/// Orders from a revoked deletion are the most harmful result of outdated information.
 #[tokio::test]
 async fn stale_hub_does_not_uninstall_orphaned_member() -> TestResult {
     let mut stage = Stage::set("let-go", &[]).await;
@@ -577,21 +580,21 @@ async fn stale_hub_does_not_uninstall_orphaned_member() -> TestResult {
     }
     assert_eq!(stage.leader_but("").await?, "a");
     let mut member = stage.join(Mode::Agent).await?;
-    stage.desk.member_shows(EDGE, &[CONNECTED]).await?;
+    stage.fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
     stage.tenant("acme").await;
     let releases = FleetClient::at(&stage.edge).releases().await?;
-    let members: Api<EdgeCluster> = Api::all(stage.desk.client.clone());
+    let members: Api<EdgeCluster> = Api::all(stage.fleet_client.client.clone());
     members
         .merge(EDGE, &json!({"spec": {"deletionPolicy": "Uninstall"}}))
         .await?;
-    eventually("the EdgeCluster to be held", async || {
+    eventually("the EdgeCluster to have its finalizer", async || {
         let held = members.get(EDGE).await?;
         let held = held.finalizers() == [names::UNINSTALL_FINALIZER];
         Ok(held.then_some(()))
     })
     .await?;
 
-    // It is away, so its deletion waits. Both hubs have read that it is deleted.
+    // The member is disconnected, so its deletion waits. Both hubs have observed the deletion.
     member.agent().unwrap().stop().await?;
     let of_nothing = Lie {
         verbs: READS,
@@ -600,13 +603,14 @@ async fn stale_hub_does_not_uninstall_orphaned_member() -> TestResult {
     };
     way.lie(of_nothing);
     members.delete(EDGE, &DeleteParams::default()).await?;
-    eventually("b to read the deletion", async || {
+    eventually("hub b to observe the deletion", async || {
         let read = (Verb::Get, "edgeclusters".to_owned());
         Ok(way.passed().contains_key(&read).then_some(()))
     })
     .await?;
 
-    // b hears nothing more of EdgeClusters; a person lets this one go, and its hub does.
+    // Hub b no longer receives EdgeClusters. A user orphans the member's releases, and the leader removes the
+    // EdgeCluster.
     way.lie(Lie {
         resources: &["edgeclusters"],
         ..of_nothing
@@ -620,13 +624,13 @@ async fn stale_hub_does_not_uninstall_orphaned_member() -> TestResult {
     stage.hub("a").kill9().await?;
     assert_eq!(stage.leader_but("a").await?, "b");
     member.start_again(&stage.edge)?;
-    let told = async |agent: &mut Membership, what: &str| {
+    let logs = async |agent: &mut Membership, what: &str| {
         agent.agent().unwrap().logs(what).await.unwrap();
     };
-    // It is not let in by what b had seen before, nor told anything.
-    told(&mut member, "does not know its members yet").await;
-    way.tell_the_truth();
-    told(&mut member, "there is no EdgeCluster").await;
+    // Hub b rejects the agent and sends it no order from the outdated state.
+    logs(&mut member, "does not know its members yet").await;
+    way.forward_all();
+    logs(&mut member, "there is no EdgeCluster").await;
     let now = FleetClient::at(&stage.edge).releases().await?;
     assert_eq!(now, releases);
     let log = member.agent().unwrap().log()?;

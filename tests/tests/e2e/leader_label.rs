@@ -94,10 +94,10 @@ impl Stage {
     /// Waits until the Service routes only to this hub's pod, and no other pod has the label.
     async fn leads_to(&self, place: usize) {
         let wanted = &self.hubs[place].0.name;
-        eventually("the Service to lead to one", async || {
+        eventually("the Service to route to one pod", async || {
             let (led, labelled) = (self.port.pods().await?, labelled(&self.home).await?);
             if led != [wanted.clone()] || labelled != [wanted.clone()] {
-                bail!("to {led:?} instead of {wanted}; labelled: {labelled:?}");
+                bail!("to {led:?} instead of {wanted}; labeled: {labelled:?}");
             }
             Ok(Some(()))
         })
@@ -107,7 +107,7 @@ impl Stage {
 
     /// Waits until another hub is the leader, both by Lease and by Service.
     async fn followed(&self, place: usize) -> usize {
-        let next = eventually("another to lead", async || {
+        let next = eventually("another leader", async || {
             let leader = self.leader().await?;
             Ok((leader != place).then_some(leader))
         })
@@ -146,7 +146,7 @@ async fn joined(stage: &Stage, edge: &Cluster) -> TestResult<Agent> {
     let namespace = OwnChart::Hub.namespace();
     let bundle = bundle_of(&stage.home, namespace, EDGE).await?;
     let at = stage.port.address().to_string();
-    assert!(bundle.contains(&at), "{at} is not in: {bundle}");
+    assert!(bundle.contains(&at), "{at} is missing in: {bundle}");
     write_secret(&file, &bundle)?;
     let options = AgentOptions::new(edge.kubeconfig()).join_file(&file);
     let mut agent = Agent::start(&options)?;
@@ -175,11 +175,11 @@ async fn agent_service_follows_leader_through_every_failover() -> TestResult {
     );
     let edge = edge?;
     let mut stage = stage?;
-    let desk = FleetClient::at(&stage.home);
+    let fleet_client = FleetClient::at(&stage.home);
     let first = stage.leader().await?;
     stage.leads_to(first).await;
     let agent = joined(&stage, &edge).await?;
-    desk.member_shows(EDGE, &[CONNECTED]).await?;
+    fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
     let before = sessions(&agent);
 
     // Kill the leader: its successor removes the label, and the agent reconnects automatically.
@@ -187,7 +187,7 @@ async fn agent_service_follows_leader_through_every_failover() -> TestResult {
     stage.hubs[first].1.hub.kill9().await?;
     let second = stage.followed(first).await;
     let labelled_after = killed.elapsed();
-    eventually("the agent to be back", async || {
+    eventually("the agent to reconnect", async || {
         Ok((sessions(&agent) > before).then_some(()))
     })
     .await?;
@@ -213,14 +213,14 @@ async fn agent_service_follows_leader_through_every_failover() -> TestResult {
     let third = stage.followed(second).await;
     assert_eq!(third, first);
     stage.hubs[second].1.hub.thaw()?;
-    eventually("the woken one to know", async || {
+    eventually("the resumed hub to observe it", async || {
         let log = stage.hubs[second].1.hub.log()?;
         let woken = log.rsplit("this hub leads").next().unwrap_or_default();
         Ok(woken.contains("this hub is a standby").then_some(()))
     })
     .await?;
     stage.leads_to(third).await;
-    desk.member_shows(EDGE, &[CONNECTED]).await?;
+    fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
 
     // Stop the leader: it removes its label.
     assert!(stage.hubs[third].1.hub.stop().await?.success());
@@ -257,7 +257,7 @@ spec: {containers: [{name: one, image: one}]}
     let this_label = "mesh.openkcm.io/leader only";
     // An API server reloads its policies every second.
     let probe = json!({"metadata": {"annotations": {"probe": "policy"}}});
-    eventually("the policy to count", async || {
+    eventually("the policy to be enforced", async || {
         let dry = PatchParams {
             dry_run: true,
             ..PatchParams::default()
@@ -302,7 +302,7 @@ spec: {containers: [{name: one, image: one}]}
     ];
     stage.home.kubectl(role).await?;
     stage.hubs[leader].1.hub.kill9().await?;
-    let next = eventually("the other to lead", async || {
+    let next = eventually("the other hub to become the leader", async || {
         let now = stage.leader().await?;
         Ok((now != leader).then_some(now))
     })

@@ -1,5 +1,5 @@
-//! Keys, tokens and values of a fleet are in their Secrets and nowhere else, whatever goes well or wrong:
-//! logs at trace level, events, objects, command lines and environments are searched for them.
+//! Verifies that keys, tokens and fleet values are only in their Secrets, after success and failure. Searches logs at
+//! trace level, events, objects, command lines and environments.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -33,10 +33,10 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::sync::watch;
 
-/// Between two looks at the processes of this machine.
+/// Interval between two checks of this machine's processes.
 const SAMPLE: Duration = Duration::from_millis(10);
 
-/// What is in a support bundle of the cluster, made by somebody who may read all, and ask this debug port.
+/// Returns a support bundle of the cluster, created by a user who may read everything, including this debug port.
 async fn support_bundle(
     cluster: &Cluster,
     process: Option<&Daemon>,
@@ -63,14 +63,13 @@ async fn support_bundle(
     Ok(files)
 }
 
-/// Command lines and environments of all processes there have been, and files of hub and agent that
-/// others could read.
+/// Command lines and environments of all processes so far, and files of hub and agent that others can read.
 #[derive(Default)]
 struct Watched {
     lines: BTreeSet<Vec<u8>>,
-    /// Files that hold a secret and are open to others.
+    /// Files with a secret that others can read.
     open: BTreeSet<PathBuf>,
-    /// Files that hold a secret.
+    /// Files with a secret that only their owner can read.
     closed: BTreeSet<PathBuf>,
 }
 
@@ -80,7 +79,7 @@ struct Watcher {
 }
 
 impl Watcher {
-    /// Looks at processes, and below `folders` for files with these secrets in them.
+    /// Watches processes, and searches the files below `folders` for these secrets.
     fn start(folders: Vec<PathBuf>, secrets: Vec<Canary>) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
@@ -111,7 +110,7 @@ impl Watcher {
 }
 
 fn look_through(folder: &Path, secrets: &[Canary], watched: &mut Watched) {
-    // It may be gone by now.
+    // The file may be gone.
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let path = entry.path();
         let Ok(about) = fs::symlink_metadata(&path) else {
@@ -133,7 +132,7 @@ fn look_through(folder: &Path, secrets: &[Canary], watched: &mut Watched) {
     }
 }
 
-/// All that anybody may read who may not read Secrets.
+/// Returns all objects that a user without access to Secrets can read.
 async fn objects(cluster: &Cluster, more: &str) -> String {
     let kinds = format!(
         "events,configmaps,leases,tenants,deployments,namespaces,serviceaccounts,pods,jobs{more}"
@@ -155,7 +154,7 @@ async fn objects(cluster: &Cluster, more: &str) -> String {
     cluster.kubectl(args).await.unwrap()
 }
 
-/// Secrets, as namespace/name, that these are in.
+/// Returns the Secrets that contain this canary, as namespace/name.
 async fn places(cluster: &Cluster, canary: &Canary) -> BTreeSet<String> {
     let secrets: Api<Secret> = Api::all(cluster.client());
     let all = secrets.list(&ListParams::default()).await.unwrap().items;
@@ -205,7 +204,7 @@ async fn keys_tokens_and_values_stay_in_their_secrets() -> TestResult {
         Cluster::start("leaks-1", Parts::WithControllers),
         Cluster::start("leaks-2", Parts::WithControllers),
     )?;
-    let (desk, at_one, at_two) = (
+    let (fleet_client, at_one, at_two) = (
         FleetClient::at(&home),
         FleetClient::at(&one),
         FleetClient::at(&two),
@@ -237,7 +236,7 @@ async fn keys_tokens_and_values_stay_in_their_secrets() -> TestResult {
     };
     let trace = || [("RUST_LOG".to_owned(), "trace".to_owned())];
 
-    // An agent joins, and two that may not.
+    // One agent joins, and two are rejected.
     let good = bundle(&home, "edge-1").await?;
     let read: Value = serde_saphyr::from_str(&good)?;
     let token = read["token"].as_str().unwrap().to_owned();
@@ -260,9 +259,9 @@ async fn keys_tokens_and_values_stay_in_their_secrets() -> TestResult {
         refused.push(agent);
     }
     let log = hub.log()?;
-    assert!(log.contains(public), "the public part of a token is told");
+    assert!(log.contains(public), "the public part of a token is shown");
 
-    // What there is to be found.
+    // The secrets to search for.
     let ca = secret_text(&home, "default", "krypton-hub-ca", "ca.key").await?;
     let store = Store::new(one.client(), SYSTEM_NAMESPACE.to_owned());
     let kept = store.read().await?.unwrap();
@@ -299,13 +298,14 @@ async fn keys_tokens_and_values_stay_in_their_secrets() -> TestResult {
     let folders = folders.map(|log| log.parent().unwrap().to_owned());
     let watcher = Watcher::start(folders.to_vec(), canaries.clone());
 
-    // A member by its kubeconfig, first with a client certificate, then with a token; and bad ones.
-    desk.add_member("edge-2", &fs::read_to_string(two.kubeconfig())?)
+    // A member with a kubeconfig: first with a client certificate, then with a token, and then invalid ones.
+    fleet_client
+        .add_member("edge-2", &fs::read_to_string(two.kubeconfig())?)
         .await?;
     for at_edge in [&at_one, &at_two] {
         at_edge.install("acme").await?;
     }
-    desk.add_member("edge-2", &with_token).await?;
+    fleet_client.add_member("edge-2", &with_token).await?;
     let exec = two.kubeconfig_with(wrong).replace(
         "token:",
         "exec: {apiVersion: client.authentication.k8s.io/v1, command: x, interactiveMode: Never}\n    token:",
@@ -316,16 +316,17 @@ async fn keys_tokens_and_values_stay_in_their_secrets() -> TestResult {
         &format!("client-certificate-data: {wrong}\n    client-key-data: {wrong}"),
     );
     for (name, kubeconfig) in [("exec", exec), ("broken", broken), ("no-key", no_key)] {
-        desk.add_member(name, &kubeconfig).await?;
+        fleet_client.add_member(name, &kubeconfig).await?;
         let invalid = ("TargetClusterResolved", "False", "KubeconfigInvalid");
-        desk.member_shows(name, &[invalid]).await?;
+        fleet_client.member_shows(name, &[invalid]).await?;
     }
-    desk.add_member("wrong", &two.kubeconfig_with(wrong))
+    fleet_client
+        .add_member("wrong", &two.kubeconfig_with(wrong))
         .await?;
     let refusal = ("Connected", "False", "Unreachable");
-    desk.member_shows("wrong", &[refusal]).await?;
+    fleet_client.member_shows("wrong", &[refusal]).await?;
 
-    // An upgrade, and one that fails.
+    // A successful upgrade, and a failed one.
     values.write(&content(2))?;
     for (at_edge, member) in [(&at_one, "edge-1"), (&at_two, "edge-2")] {
         let release = format!("tenant-acme-{member}");
@@ -338,32 +339,34 @@ async fn keys_tokens_and_values_stay_in_their_secrets() -> TestResult {
         at_edge.shows("acme", &[failed]).await?;
     }
 
-    // A value out of a Secret, by no name that tells it, which helm quotes.
+    // A value from a Secret whose name doesn't reveal it. Helm quotes it.
     let quoted = json!({
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": {"name": "fleet-values"},
         "stringData": {"values.yaml": format!("failWith: {}", value(4))},
     });
-    desk.apply_secret("fleet-values", &quoted).await?;
+    fleet_client.apply_secret("fleet-values", &quoted).await?;
     for (at_edge, member) in [(&at_one, "edge-1"), (&at_two, "edge-2")] {
         let type_ = format!("ClusterError/{member}");
-        eventually("helm's words without the secret", async || {
+        eventually("Helm's message without the secret", async || {
             let tenant = at_edge.tenants().get("acme").await?;
             let conditions = tenant.status.unwrap_or_default().conditions;
-            let said = condition(&conditions, &type_).map(|found| found.message.as_str());
-            match said {
-                Some(said) if said.contains("refused: [redacted] and [redacted]") => Ok(Some(())),
-                said => bail!("{said:?}"),
+            let message = condition(&conditions, &type_).map(|found| found.message.as_str());
+            match message {
+                Some(message) if message.contains("refused: [redacted] and [redacted]") => {
+                    Ok(Some(()))
+                }
+                message => bail!("{message:?}"),
             }
         })
         .await?;
     }
-    // A digest that others may read is not that of the values alone.
+    // A readable digest doesn't cover the values alone.
     let salt = secret_text(&home, "default", "krypton-hub-values-salt", "salt").await?;
     canaries.push(Canary::text("the salt", &salt));
 
-    // The agent's certificate is renewed, with a new key.
+    // The agent renews its certificate with a new key.
     let config = kept.identity.enrolled.as_ref().unwrap();
     let config = config.client_config(&kept.identity.key)?;
     let tls = Arc::new(ArcSwap::from_pointee(config));
@@ -375,11 +378,11 @@ async fn keys_tokens_and_values_stay_in_their_secrets() -> TestResult {
     let again = AgentOptions::new(one.kubeconfig()).env(trace());
     let mut agent_again = Agent::start(&again)?;
     agent_again.ready(PATIENCE).await?;
-    desk.member_shows("edge-1", &[CONNECTED]).await?;
-    desk.member_is("edge-1", Mode::Agent).await?;
+    fleet_client.member_shows("edge-1", &[CONNECTED]).await?;
+    fleet_client.member_is("edge-1", Mode::Agent).await?;
 
     let watched = watcher.end();
-    let mut said: Vec<(String, Vec<u8>)> = vec![
+    let mut outputs: Vec<(String, Vec<u8>)> = vec![
         ("the hub's log".to_owned(), hub.log()?.into_bytes()),
         (
             "the hub's dump".to_owned(),
@@ -396,14 +399,14 @@ async fn keys_tokens_and_values_stay_in_their_secrets() -> TestResult {
         ),
     ];
     for agent in &refused {
-        said.push((
+        outputs.push((
             "a refused agent's log".to_owned(),
             agent.log()?.into_bytes(),
         ));
     }
     for (cluster, more) in [(&home, ",edgeclusters"), (&one, ""), (&two, "")] {
         let place = format!("the objects of {}", cluster.name());
-        said.push((place, objects(cluster, more).await.into_bytes()));
+        outputs.push((place, objects(cluster, more).await.into_bytes()));
     }
     let processes: [(&Cluster, Option<&Daemon>); 3] = [
         (&home, Some(&hub)),
@@ -411,17 +414,17 @@ async fn keys_tokens_and_values_stay_in_their_secrets() -> TestResult {
         (&two, None),
     ];
     for (cluster, process) in processes {
-        said.extend(support_bundle(cluster, process).await?);
+        outputs.extend(support_bundle(cluster, process).await?);
     }
-    // The hub's own command line holds the URL as it was given.
+    // The hub's own command line contains the URL unchanged.
     let of_the_hub = |line: &[u8]| String::from_utf8_lossy(line).contains("--chart-repo=");
     for line in watched.lines.iter().filter(|line| !of_the_hub(line)) {
         let shown = String::from_utf8_lossy(line).replace('\0', " ");
-        said.push((format!("process {shown:.200}"), line.clone()));
+        outputs.push((format!("process {shown:.200}"), line.clone()));
     }
-    // There was something to be seen.
+    // The searched data is not empty.
     let all = |words: &str| {
-        said.iter().any(|(_, hay)| {
+        outputs.iter().any(|(_, hay)| {
             String::from_utf8_lossy(hay)
                 .replace('\0', " ")
                 .contains(words)
@@ -432,31 +435,32 @@ async fn keys_tokens_and_values_stay_in_their_secrets() -> TestResult {
         "TRACE",
         "UpgradeFailed",
         "EnrollmentRefused",
-        // The dumps, as they are and within the bundles.
+        // The dumps, on their own and in the bundles.
         "\"edgeClusterUid\":\"",
         "\"edgeClusterUid\": \"",
         "\"reconciling\":\"told\"",
         "\"reconciling\": \"told\"",
     ] {
-        assert!(all(words), "nothing says {words:?}");
+        assert!(all(words), "{words:?} is missing");
     }
     let places_searched = || {
-        said.iter()
+        outputs
+            .iter()
             .map(|(place, hay)| (place.as_str(), hay.as_slice()))
     };
     let found = search(&canaries, places_searched());
     assert_eq!(found, [""; 0], "{}", found.join("\n"));
-    // The same search finds what is planted in the last of them.
+    // The same search finds planted secrets.
     for canary in [secret, wrong, key, &value(3), &value(4)] {
         let planted = format!("{} msg={canary}", hub.log()?);
         let found = search(&canaries, [("a log", planted.as_bytes())]);
         assert_eq!(found.len(), 1, "{found:?}");
     }
 
-    // Files with secrets in them were nobody else's.
+    // Files with secrets are readable only by their owner.
     assert_eq!(watched.open, BTreeSet::new());
-    assert!(!watched.closed.is_empty(), "no file was ever seen");
-    // Keys are in their Secrets alone, and of a join token there is a digest only.
+    assert!(!watched.closed.is_empty(), "no file was checked");
+    // Keys are only in their Secrets, and a join token is stored only as a digest.
     let only = |expected: &[&str]| -> BTreeSet<String> {
         expected.iter().map(|name| (*name).to_owned()).collect()
     };
@@ -486,7 +490,7 @@ async fn keys_tokens_and_values_stay_in_their_secrets() -> TestResult {
         let found = places(cluster, canary).await;
         assert_eq!(found, expected, "{} on {}", canary.name(), cluster.name());
     }
-    eventually("the hub to be well at the end", async || {
+    eventually("the hub to be ready at the end", async || {
         match hub
             .metrics()
             .await?

@@ -1,5 +1,5 @@
-//! What failed attempts have made and no good revision declares: removed later, but nothing that holds data,
-//! that the chart keeps, or that is somebody else's.
+//! Verifies the cleanup after failed attempts. Krypton removes objects that no good revision declares, except objects
+//! with data, with a keep policy, or of other owners.
 
 use std::collections::BTreeMap;
 
@@ -49,9 +49,9 @@ fn chart(folder: &TempDir) -> ChartSource {
     ChartSource::write(folder.path(), "maps", &[("templates/all.yaml", TEMPLATE)]).unwrap()
 }
 
-/// UIDs of the ConfigMaps that are neither Kubernetes' own nor going.
-async fn maps(desk: &FleetClient) -> Result<BTreeMap<String, String>> {
-    let api: Api<ConfigMap> = Api::namespaced(desk.client.clone(), "acme");
+/// Returns the UIDs of the ConfigMaps, except Kubernetes' own and terminating ones.
+async fn maps(fleet_client: &FleetClient) -> Result<BTreeMap<String, String>> {
+    let api: Api<ConfigMap> = Api::namespaced(fleet_client.client.clone(), "acme");
     let found = api.list(&ListParams::default()).await?.into_iter();
     let ours = found.filter(|map| {
         map.metadata.deletion_timestamp.is_none() && map.name_any() != "kube-root-ca.crt"
@@ -61,10 +61,10 @@ async fn maps(desk: &FleetClient) -> Result<BTreeMap<String, String>> {
         .collect())
 }
 
-async fn maps_are(desk: &FleetClient, expected: &[&str]) {
+async fn maps_are(fleet_client: &FleetClient, expected: &[&str]) {
     let what = format!("ConfigMaps {expected:?}");
     let there = async || {
-        let found = maps(desk).await?;
+        let found = maps(fleet_client).await?;
         let names: Vec<&str> = found.keys().map(String::as_str).collect();
         Ok((names == expected).then_some(()))
     };
@@ -80,61 +80,75 @@ async fn only_leftovers_of_failed_attempts_are_removed() -> TestResult {
         .flags(&["--retry-max=10m"])
         .start()
         .await?;
-    let desk = pair.desk();
+    let fleet_client = pair.fleet_client();
     let release = pair.release("acme");
     let failed = pair.condition("ClusterError");
     let failed = [(failed.as_str(), "True", "UpgradeFailed")];
-    // A namespace that is not Krypton's own, so that what stays in it stays after the Tenant as well.
+    // A namespace that Krypton didn't create, so the remaining objects outlive the Tenant.
     let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "acme"}});
-    let namespaces = Api::all(desk.client.clone());
+    let namespaces = Api::all(fleet_client.client.clone());
     let namespace: k8s_openapi::api::core::v1::Namespace = serde_json::from_value(namespace)?;
     let params = PostParams::default();
     namespaces.create(&params, &namespace).await?;
     let theirs = json!({"metadata": {"name": "theirs"}});
-    let api: Api<ConfigMap> = Api::namespaced(desk.client.clone(), "acme");
+    let api: Api<ConfigMap> = Api::namespaced(fleet_client.client.clone(), "acme");
     let theirs = serde_json::from_value(theirs)?;
     api.create(&params, &theirs).await?;
-    desk.install("acme").await?;
-    maps_are(&desk, &["stays", "theirs"]).await;
-    let before = maps(&desk).await?;
+    fleet_client.install("acme").await?;
+    maps_are(&fleet_client, &["stays", "theirs"]).await;
+    let before = maps(&fleet_client).await?;
 
-    // Two attempts, and each alone declares one object.
+    // Two attempts, each with one object that only it declares.
     chart.write("{maps: [stays, first], claim: true, broken: true}")?;
-    desk.newest_is("acme", &release, 2, "failed").await?;
+    fleet_client
+        .newest_is("acme", &release, 2, "failed")
+        .await?;
     chart.write("{maps: [stays, second], broken: true}")?;
-    desk.newest_is("acme", &release, 3, "failed").await?;
-    desk.shows("acme", &failed).await?;
-    maps_are(&desk, &["first", "kept", "second", "stays", "theirs"]).await;
+    fleet_client
+        .newest_is("acme", &release, 3, "failed")
+        .await?;
+    fleet_client.shows("acme", &failed).await?;
+    maps_are(
+        &fleet_client,
+        &["first", "kept", "second", "stays", "theirs"],
+    )
+    .await;
 
     chart.write("{maps: [stays], again: true}")?;
-    desk.ready("acme").await?;
-    maps_are(&desk, &["kept", "stays", "theirs"]).await;
-    desk.told("acme", "LeftoversRemoved").await?;
-    desk.told("acme", "LeftoversStay").await?;
-    let claims: Api<PersistentVolumeClaim> = Api::namespaced(desk.client.clone(), "acme");
+    fleet_client.ready("acme").await?;
+    maps_are(&fleet_client, &["kept", "stays", "theirs"]).await;
+    fleet_client
+        .event_message("acme", "LeftoversRemoved")
+        .await?;
+    fleet_client.event_message("acme", "LeftoversStay").await?;
+    let claims: Api<PersistentVolumeClaim> = Api::namespaced(fleet_client.client.clone(), "acme");
     let claim = claims.get("data").await?;
-    let after = maps(&desk).await?;
+    let after = maps(&fleet_client).await?;
     for name in ["stays", "theirs"] {
         assert_eq!(after[name], before[name], "{name}");
     }
 
-    // And before the release itself goes: helm would remove what its newest revision declares.
+    // Also before the release is removed, because Helm would delete the objects of its newest revision.
     chart.write("{maps: [stays, third], claim: true, broken: true}")?;
-    desk.shows("acme", &failed).await?;
+    fleet_client.shows("acme", &failed).await?;
     chart.write("{maps: [fourth], broken: true}")?;
-    maps_are(&desk, &["fourth", "kept", "stays", "theirs", "third"]).await;
-    desk.remove("acme").await?;
-    maps_are(&desk, &["kept", "theirs"]).await;
+    maps_are(
+        &fleet_client,
+        &["fourth", "kept", "stays", "theirs", "third"],
+    )
+    .await;
+    fleet_client.remove("acme").await?;
+    maps_are(&fleet_client, &["kept", "theirs"]).await;
     let still = claims.get("data").await?;
     assert_eq!(still.uid(), claim.uid());
-    assert_eq!(maps(&desk).await?["theirs"], before["theirs"]);
+    assert_eq!(maps(&fleet_client).await?["theirs"], before["theirs"]);
     Ok(())
 }
 
-/// `KRYPTON_FAILURES=500` makes it as many, and prints the memory on the way.
+/// `KRYPTON_FAILURES=500` sets the number of failures, and prints the memory usage.
 #[tokio::test]
 async fn failed_installations_leave_a_bounded_history() -> TestResult {
-    // --history-max=3, and 16 that alone name objects.
+    // --history-max=3, and 16 revisions with objects that only they declare.
     const KEPT: usize = 3 + 16;
     let failures = std::env::var("KRYPTON_FAILURES").ok();
     let failures: u32 = failures.map_or(25, |number| number.parse().unwrap());
@@ -144,11 +158,13 @@ async fn failed_installations_leave_a_bounded_history() -> TestResult {
         .values("{maps: [], random: true, broken: true}")
         .start()
         .await?;
-    let (desk, release) = (pair.desk(), pair.release("acme"));
-    desk.create("acme", json!({})).await?;
+    let (fleet_client, release) = (pair.fleet_client(), pair.release("acme"));
+    fleet_client.create("acme", json!({})).await?;
     for number in 1..=failures {
-        desk.newest_is("acme", &release, number, "failed").await?;
-        let kept = desk.revisions("acme", &release).await?.len();
+        fleet_client
+            .newest_is("acme", &release, number, "failed")
+            .await?;
+        let kept = fleet_client.revisions("acme", &release).await?.len();
         assert!(kept <= KEPT + 1, "{kept} after {number} failures");
         if number % 25 == 0 {
             let memory = pair.actor()?.rss_bytes()?;
@@ -156,9 +172,9 @@ async fn failed_installations_leave_a_bounded_history() -> TestResult {
         }
         let asked = names::RECONCILE_REQUESTED_ANNOTATION;
         let requested = number.to_string();
-        desk.annotate("acme", asked, &requested).await?;
+        fleet_client.annotate("acme", asked, &requested).await?;
     }
     chart.write("{maps: [one]}")?;
-    desk.ready("acme").await?;
+    fleet_client.ready("acme").await?;
     Ok(())
 }

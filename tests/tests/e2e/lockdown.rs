@@ -31,16 +31,19 @@ async fn team(cluster: &Cluster, name: &str) {
 
 /// Creates a Tenant of the first team that fails for this reason, and returns the message.
 async fn fails(
-    desk: &FleetClient,
+    fleet_client: &FleetClient,
     member: &str,
     name: &str,
     spec: Value,
     reason: &str,
 ) -> TestResult<String> {
-    desk.within(TEAMS[0]).create(name, spec).await?;
+    fleet_client.within(TEAMS[0]).create(name, spec).await?;
     let error = format!("ClusterError/{member}");
     let expected = (error.as_str(), "True", reason);
-    Ok(desk.within(TEAMS[0]).message(name, &[expected]).await?)
+    Ok(fleet_client
+        .within(TEAMS[0])
+        .message(name, &[expected])
+        .await?)
 }
 
 async fn tenant_reaches_nothing_beyond_its_namespace_and_account(mode: Mode) -> TestResult {
@@ -53,17 +56,20 @@ async fn tenant_reaches_nothing_beyond_its_namespace_and_account(mode: Mode) -> 
         .flags(&flags)
         .start()
         .await?;
-    let (desk, member) = (pair.desk(), pair.name());
+    let (fleet_client, member) = (pair.fleet_client(), pair.name());
     for name in TEAMS {
         team(pair.cluster(), name).await;
         let spec = json!({"workspace": name, "values": {"replicaCount": 0}});
-        desk.within(name).create("acme", spec).await?;
-        desk.within(name).ready("acme").await?;
+        fleet_client.within(name).create("acme", spec).await?;
+        fleet_client.within(name).ready("acme").await?;
     }
 
     let other = json!({"workspace": TEAMS[1]});
-    let said = fails(&desk, member, "raid", other, "NamespaceNotOwned").await?;
-    assert!(said.contains("mesh.openkcm.io/adopt=team-a/raid"), "{said}");
+    let message = fails(&fleet_client, member, "raid", other, "NamespaceNotOwned").await?;
+    assert!(
+        message.contains("mesh.openkcm.io/adopt=team-a/raid"),
+        "{message}"
+    );
     let with = |values: Value| json!({"workspace": TEAMS[0], "values": values});
     let cases = [
         ("elsewhere", with(json!({"elsewhere": TEAMS[1]}))),
@@ -75,11 +81,11 @@ async fn tenant_reaches_nothing_beyond_its_namespace_and_account(mode: Mode) -> 
         ),
     ];
     for (name, spec) in cases {
-        let said = fails(&desk, member, name, spec, "InstallFailed").await?;
-        assert!(said.contains("forbidden"), "{name}: {said}");
+        let message = fails(&fleet_client, member, name, spec, "InstallFailed").await?;
+        assert!(message.contains("forbidden"), "{name}: {message}");
         assert!(
-            said.contains("system:serviceaccount:team-a:"),
-            "{name}: {said}"
+            message.contains("system:serviceaccount:team-a:"),
+            "{name}: {message}"
         );
     }
     for object in [
@@ -105,24 +111,30 @@ async fn tenant_reaches_nothing_beyond_its_namespace_and_account(mode: Mode) -> 
     let error = format!("ClusterError/{member}");
     let tampered = (error.as_str(), "True", "ReleaseTampered");
     editor.tamper().await;
-    desk.within(TEAMS[0]).shows("acme", &[tampered]).await?;
+    fleet_client
+        .within(TEAMS[0])
+        .shows("acme", &[tampered])
+        .await?;
     editor.gains_nothing().await?;
     editor.forget().await;
-    desk.within(TEAMS[0]).ready("acme").await?;
+    fleet_client.within(TEAMS[0]).ready("acme").await?;
     editor.forge(2, "failed").await?;
     editor.gains_nothing().await?;
     editor.forget().await;
-    desk.within(TEAMS[0]).ready("acme").await?;
+    fleet_client.within(TEAMS[0]).ready("acme").await?;
     let refused = (error.as_str(), "True", "NamespaceNotOwned");
-    desk.within(TEAMS[0]).shows("raid", &[refused]).await?;
+    fleet_client
+        .within(TEAMS[0])
+        .shows("raid", &[refused])
+        .await?;
     let raid = pair.release("raid");
-    assert_eq!(desk.revisions(TEAMS[1], &raid).await?, []);
+    assert_eq!(fleet_client.revisions(TEAMS[1], &raid).await?, []);
 
     // The deletion works with the same rights as the installation.
-    desk.within(TEAMS[0]).remove("acme").await?;
+    fleet_client.within(TEAMS[0]).remove("acme").await?;
     let release = format!("tenant-acme-{member}");
-    let left = desk.revisions(TEAMS[0], &release).await?;
+    let left = fleet_client.revisions(TEAMS[0], &release).await?;
     assert!(left.is_empty(), "{left:?}");
-    desk.within(TEAMS[1]).ready("acme").await?;
+    fleet_client.within(TEAMS[1]).ready("acme").await?;
     Ok(())
 }

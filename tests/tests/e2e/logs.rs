@@ -1,4 +1,4 @@
-//! What is logged of a Tenant says of which, and how much is logged is changed while it runs.
+//! Verifies that log lines about a Tenant name it, and that the log level can be changed at runtime.
 
 use krypton_tests::{
     AgentOptions, Daemon, Hub, HubOptions, Mode, Parts, ServedChart, TestResult, eventually,
@@ -8,7 +8,7 @@ use krypton_tests::{
 };
 use serde_json::{Value, json};
 
-/// Where nothing is done but for one Tenant or deployment.
+/// Targets whose log lines always concern one Tenant or deployment.
 const OF_A_TENANT: [&str; 3] = [
     "krypton_reconciler::actions",
     "krypton_helm::driver",
@@ -17,7 +17,7 @@ const OF_A_TENANT: [&str; 3] = [
 
 in_both_modes!(log_lines_identify_tenant_and_level_changes_live,);
 
-/// All that was logged, each line as the object that it is.
+/// Returns all log lines as JSON objects.
 fn lines(daemon: &Daemon) -> Vec<Value> {
     let log = daemon.log().unwrap();
     let line = |line: &str| -> Value {
@@ -50,9 +50,9 @@ fn check(lines: &[Value], program: &str) {
     }
 }
 
-/// What the agent tells of itself while its one Tenant fails.
-async fn check_told(agent: &Daemon) {
-    let told: Value = serde_json::from_str(&agent.debug("agent.json").await.unwrap()).unwrap();
+/// Verifies the agent's log while its only Tenant fails.
+async fn check_dump(agent: &Daemon) {
+    let dump: Value = serde_json::from_str(&agent.debug("agent.json").await.unwrap()).unwrap();
     for (at, expected) in [
         ("/member", json!("edge-1")),
         ("/session/up", json!(true)),
@@ -65,7 +65,7 @@ async fn check_told(agent: &Daemon) {
         ("/reconciler/owners/0/error/reason", json!("UpgradeFailed")),
         ("/charts/0/state", json!("here")),
     ] {
-        assert_eq!(told.pointer(at), Some(&expected), "{at} of {told}");
+        assert_eq!(dump.pointer(at), Some(&expected), "{at} of {dump}");
     }
     for at in [
         "/session/forSeconds",
@@ -73,20 +73,20 @@ async fn check_told(agent: &Daemon) {
         "/certificateEnds",
         "/reconciler/lease/heldForSeconds",
     ] {
-        let found = told.pointer(at).is_some_and(|found| !found.is_null());
-        assert!(found, "{at} of {told}");
+        let found = dump.pointer(at).is_some_and(|found| !found.is_null());
+        assert!(found, "{at} of {dump}");
     }
     assert_eq!(
-        told["wanted"]["digest"], told["applied"]["digest"],
-        "{told}"
+        dump["wanted"]["digest"], dump["applied"]["digest"],
+        "{dump}"
     );
-    assert_eq!(told["wanted"]["version"], told["reconciler"]["onRecord"]);
+    assert_eq!(dump["wanted"]["version"], dump["reconciler"]["onRecord"]);
 }
 
 async fn log_lines_identify_tenant_and_level_changes_live(mode: Mode) -> TestResult {
     let chart = ServedChart::small("replicaCount: 0").await?;
     let (home, edge) = home_and_edge("logs", Parts::ControlPlane).await?;
-    let (desk, edge_desk) = (FleetClient::at(&home), FleetClient::at(&edge));
+    let (fleet_client, on_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
     let options = HubOptions::new(home.kubeconfig())
         .args(chart.flags(&["--self-cluster=false", "--log-format=json"]))
         .env("POD_NAME", "krypton-hub-0");
@@ -99,7 +99,7 @@ async fn log_lines_identify_tenant_and_level_changes_live(mode: Mode) -> TestRes
         agent = Some(enrolled_agent(&home, "edge-1", options).await?);
     } else {
         let access = edge.kubeconfig_with_token();
-        desk.add_member("edge-1", &access).await?;
+        fleet_client.add_member("edge-1", &access).await?;
     }
     let actor: &Daemon = match &agent {
         Some(agent) => agent,
@@ -108,7 +108,7 @@ async fn log_lines_identify_tenant_and_level_changes_live(mode: Mode) -> TestRes
     assert_eq!(actor.debug("log").await?, "info\n");
     assert!(actor.log_by("loud", "").await.is_err());
     assert!(actor.log_by("debug", "?for=25h").await.is_err());
-    // As `kubectl krypton` has it, which finds its way to a pod otherwise.
+    // The debug address that `kubectl krypton` otherwise finds through a pod.
     let here = format!("--debug-address={}", actor.debug_address());
     let level = async |words: &[&str]| {
         let words = [&["log-level", "agent", &here], words].concat();
@@ -124,26 +124,26 @@ async fn log_lines_identify_tenant_and_level_changes_live(mode: Mode) -> TestRes
         "{set}"
     );
 
-    edge_desk.install("acme").await?;
+    on_edge.install("acme").await?;
     chart.write("{replicaCount: 0, broken: true}")?;
     let failed = ("ClusterError/edge-1", "True", "UpgradeFailed");
-    edge_desk.shows("acme", &[failed]).await?;
-    // And home's own of that name, which the hub writes.
-    desk.create("acme", json!({})).await?;
-    desk.shows("acme", &[failed]).await?;
+    on_edge.shows("acme", &[failed]).await?;
+    // The Tenant of the same name on home, which the hub writes.
+    fleet_client.create("acme", json!({})).await?;
+    fleet_client.shows("acme", &[failed]).await?;
 
     if let Some(agent) = &agent {
-        check_told(agent).await;
+        check_dump(agent).await;
     } else {
         assert!(actor.debug("agent.json").await.is_err());
     }
     actor.log_by("debug", "?for=1s").await?;
-    eventually("the level of the start", async || {
+    eventually("the initial level", async || {
         let now = actor.debug("log").await?;
         Ok((now == "info\n").then_some(()))
     })
     .await?;
-    edge_desk.remove("acme").await?;
+    on_edge.remove("acme").await?;
 
     let dump: Value = serde_json::from_str(&hub.debug("fleet.json").await?)?;
     assert_eq!(dump["lead"]["stand"], "leads", "{dump}");
@@ -174,12 +174,12 @@ async fn log_lines_identify_tenant_and_level_changes_live(mode: Mode) -> TestRes
     if let Some(agent) = &agent {
         check(&lines(agent), "krypton-agent");
     }
-    let said = lines(actor);
+    let logged = lines(actor);
     let of_acme = |message: &str| {
-        let mut found = said.iter().filter(|line| is(line, message));
+        let mut found = logged.iter().filter(|line| is(line, message));
         let line = found
             .next()
-            .unwrap_or_else(|| panic!("nothing says {message:?}"));
+            .unwrap_or_else(|| panic!("{message:?} is missing"));
         assert_eq!(line["tenant"], "default/acme", "{line}");
         assert_eq!(line["member"], "edge-1", "{line}");
         assert_eq!(line["release"], "tenant-acme-edge-1", "{line}");
@@ -192,13 +192,13 @@ async fn log_lines_identify_tenant_and_level_changes_live(mode: Mode) -> TestRes
     ] {
         of_acme(message);
     }
-    let at = |message: &str| said.iter().position(|line| is(line, message));
+    let at = |message: &str| logged.iter().position(|line| is(line, message));
     let first = at("changed the log filter by PUT /debug/log").unwrap();
     let last = at("running helm uninstall").unwrap();
     let debug = |line: &Value| line["level"] == "DEBUG";
-    assert!(!said[..first].iter().any(debug));
-    assert!(said[first..last].iter().any(debug));
-    assert!(!said[last..].iter().any(debug));
+    assert!(!logged[..first].iter().any(debug));
+    assert!(logged[first..last].iter().any(debug));
+    assert!(!logged[last..].iter().any(debug));
     assert!(at("restored the log filter of the start").is_some());
     Ok(())
 }

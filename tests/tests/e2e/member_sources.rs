@@ -1,5 +1,5 @@
-//! Members by each of their sources, with the CRDs of those who wrote them: found, waited for,
-//! suspended, renamed by nobody, gone without loss.
+//! Verifies members from each of their sources, with the real CRDs: discovery, waiting, suspension, name conflicts, and
+//! removal without data loss.
 
 use std::{
     collections::BTreeMap,
@@ -37,17 +37,17 @@ const INVALID: Expected<'static> = ("TargetClusterResolved", "False", "Kubeconfi
 const GONE: Expected<'static> = ("TargetClusterResolved", "False", "SourceGone");
 const SUSPENDED: Expected<'static> = ("Healthy", "Unknown", "Suspended");
 
-/// Where the objects that name clusters are.
+/// Namespace of the objects that name clusters.
 const FLEET: &str = "fleet";
 const EDGE: &str = "edge-1";
-/// What the hub calls itself to an apiserver, and what helm does.
+/// User agents of the hub and of Helm.
 const WRITERS: [&str; 2] = ["krypton-hub", "Helm"];
 
-/// Home with its hub, and one cluster that the sources lead to.
+/// Home with its hub, and one cluster that the sources name.
 struct Fleet {
     hub: Hub,
     home: Cluster,
-    desk: FleetClient,
+    fleet_client: FleetClient,
     edge: Cluster,
     at_edge: FleetClient,
     _chart: ServedChart,
@@ -70,7 +70,7 @@ async fn start(name: &str, flags: &[String]) -> TestResult<Fleet> {
         .args(flags.iter().cloned());
     let hub = Hub::start(&options)?;
     Ok(Fleet {
-        desk: FleetClient::at(&home),
+        fleet_client: FleetClient::at(&home),
         at_edge: FleetClient::at(&edge),
         hub,
         home,
@@ -80,21 +80,21 @@ async fn start(name: &str, flags: &[String]) -> TestResult<Fleet> {
 }
 
 impl Fleet {
-    /// A Tenant on the edge that is installed: somebody acts there.
+    /// Installs a Tenant on the edge cluster, which shows that an actor reconciles it.
     async fn install(&self, tenant: &str) {
-        let desk = &self.at_edge;
-        desk.install(tenant).await.unwrap();
+        let fleet_client = &self.at_edge;
+        fleet_client.install(tenant).await.unwrap();
     }
 
-    /// Waits until the member is left alone, for this reason, and nobody holds its Lease; what is
-    /// installed is as it was, and nothing has failed.
+    /// Waits until the member is suspended for this reason and its Lease has no holder. The releases must be unchanged,
+    /// and nothing may have failed.
     async fn suspended(&self, why: &str) -> TestResult {
         let what = format!("{EDGE} to be suspended, as it {why}");
         eventually(&what, async || {
-            let told = self.told(SUSPENDED).await?;
+            let message = self.condition_message(SUSPENDED).await?;
             let holder = self.at_edge.holder().await?;
-            if !told.contains(why) || !holder.is_empty() {
-                bail!("{told}; the Lease is held by {holder:?}");
+            if !message.contains(why) || !holder.is_empty() {
+                bail!("{message}; the Lease is held by {holder:?}");
             }
             Ok(Some(()))
         })
@@ -104,37 +104,37 @@ impl Fleet {
         Ok(())
     }
 
-    /// The message of the member's condition, once it is as expected.
-    async fn told(&self, expected: Expected<'_>) -> Result<String> {
-        self.desk.member_message(EDGE, &[expected]).await
+    /// Returns the message of the member's condition when it is as expected.
+    async fn condition_message(&self, expected: Expected<'_>) -> Result<String> {
+        self.fleet_client.member_message(EDGE, &[expected]).await
     }
 
-    /// What the hub and helm have changed on the edge.
+    /// Returns the hub's and Helm's changes on the edge cluster.
     async fn changes(&self) -> Vec<String> {
         let mut requests = self.edge.audited().await.unwrap();
         requests.retain(|request| {
             let reads = ["get", "list", "watch"].contains(&request.verb.as_str());
             !reads && WRITERS.iter().any(|name| request.user_agent.contains(name))
         });
-        let told = requests.iter().map(|request| format!("{request:?}"));
-        told.collect()
+        let lines = requests.iter().map(|request| format!("{request:?}"));
+        lines.collect()
     }
 
-    /// What the edge has seen of the hub.
+    /// Returns the hub's requests to the edge cluster.
     async fn seen_of_the_hub(&self) -> Vec<String> {
         let mut requests = self.edge.audited().await.unwrap();
         requests.retain(|request| request.user_agent.contains("krypton-hub"));
-        let told = requests.iter().map(|request| format!("{request:?}"));
-        told.collect()
+        let lines = requests.iter().map(|request| format!("{request:?}"));
+        lines.collect()
     }
 
-    /// Shows that nothing is written while the hub lives on, though there is something to do.
+    /// Verifies that the hub writes nothing while it is alive, although there is work.
     async fn nothing_is_written(&self, to_do: &str) {
         let before = self.changes().await;
-        assert!(!before.is_empty(), "it has written before");
+        assert!(!before.is_empty(), "it wrote before");
         let tenant = self.at_edge.create(to_do, json!({}));
         tenant.await.unwrap();
-        // A quarter of a minute lies between two of them.
+        // Two renewals are 15 seconds apart.
         for _ in 0..2 {
             self.hub_lives_on().await;
         }
@@ -144,11 +144,11 @@ impl Fleet {
 
     /// Waits until the hub has renewed its Lease on home.
     async fn hub_lives_on(&self) {
-        self.desk.hub_lease_renewed().await.unwrap();
+        self.fleet_client.hub_lease_renewed().await.unwrap();
     }
 }
 
-/// The objects of one kind in the fleet's namespace; all are named as the edge is.
+/// The objects of one kind in the fleet's namespace. All have the edge cluster's name.
 struct Objects {
     api: Api<DynamicObject>,
     resource: ApiResource,
@@ -164,7 +164,7 @@ impl Objects {
     async fn create(&self, spec: Value) {
         let object = DynamicObject::new(EDGE, &self.resource).data(json!({ "spec": spec }));
         let params = PostParams::default();
-        eventually("the object to be taken", async || {
+        eventually("the object to be accepted", async || {
             Ok(Some(self.api.create(&params, &object).await?))
         })
         .await
@@ -207,7 +207,7 @@ fn secret(name: &str, type_: &str, label: (&str, &str), data: &[(&str, &str)]) -
     })
 }
 
-/// A kubeconfig for an apiserver that refuses every connection at once.
+/// Returns a kubeconfig for an API server that refuses every connection.
 fn nowhere(port: &Port) -> String {
     kubeconfig::of_server(&format!("https://{}", port.address()))
 }
@@ -220,13 +220,13 @@ fn flags(provider: &str) -> Vec<String> {
     ]
 }
 
-/// The status of a cluster that is, or is not, initialised.
+/// The status of a cluster that is initialized or not.
 type Status = fn(bool) -> Value;
 
 #[tokio::test]
 async fn cluster_api_member_waits_for_initialisation_and_pauses() -> TestResult {
     let fleet = start("capi", &flags("cluster-api")).await?;
-    let desk = &fleet.desk;
+    let fleet_client = &fleet.fleet_client;
     let crd = ForeignCrd::read(
         &fleet.home,
         "cluster-api-1.14.2",
@@ -247,25 +247,25 @@ async fn cluster_api_member_waits_for_initialisation_and_pauses() -> TestResult 
         ),
     ];
     for (version, initialised) in versions {
-        // The hub has looked for it in vain, or has seen another version of it go.
+        // The hub has discovered that the API is missing, or has observed the deletion of the previous version.
         let only = crd.clone().only(version)?;
         only.install(&fleet.home).await?;
         let clusters = Objects::of(&fleet.home, "cluster.x-k8s.io", version, "Cluster");
         let endpoint = json!({"controlPlaneEndpoint": {"host": "edge", "port": 6443}});
         clusters.create(endpoint).await;
-        let client = &desk.client;
+        let client = &fleet_client.client;
         let good = [("value", kubeconfig.as_str())];
         let of = |name: &str| secret(name, type_, mark, &good);
         apply_secret(client, FLEET, of(&format!("{EDGE}-kubeconfig"))).await;
-        // That of a person, which is none of ours.
+        // A user's kubeconfig, which Krypton doesn't manage.
         let user = format!("{EDGE}-user-kubeconfig");
         apply_secret(client, FLEET, secret(&user, type_, mark, &[("value", "")])).await;
 
-        let waiting = fleet.told(NOT_READY).await?;
+        let waiting = fleet.condition_message(NOT_READY).await?;
         assert!(waiting.contains("not initialised"), "{waiting}");
         clusters.merge_status(initialised(true)).await;
-        desk.member_shows(EDGE, &WELL).await?;
-        let member = desk.members();
+        fleet_client.member_shows(EDGE, &WELL).await?;
+        let member = fleet_client.members();
         let source = member.get(EDGE).await?.spec.source_ref.unwrap();
         assert_eq!(
             (source.kind.as_str(), source.namespace.as_deref()),
@@ -281,7 +281,7 @@ async fn cluster_api_member_waits_for_initialisation_and_pauses() -> TestResult 
         fleet.nothing_is_written(&meanwhile).await;
         clusters.merge(json!({"spec": {"paused": false}})).await;
         fleet.at_edge.ready(&meanwhile).await?;
-        desk.member_shows(EDGE, &WELL).await?;
+        fleet_client.member_shows(EDGE, &WELL).await?;
         let paused =
             |value: Value| json!({"metadata": {"annotations": {"cluster.x-k8s.io/paused": value}}});
         clusters.merge(paused(json!(""))).await;
@@ -289,15 +289,15 @@ async fn cluster_api_member_waits_for_initialisation_and_pauses() -> TestResult 
             .suspended("annotation cluster.x-k8s.io/paused")
             .await?;
         clusters.merge(paused(Value::Null)).await;
-        desk.member_shows(EDGE, &WELL).await?;
+        fleet_client.member_shows(EDGE, &WELL).await?;
 
-        // A status that is taken back changes nothing: after a restore it is empty for a while.
+        // A status that disappears changes nothing, because it is empty for a while after a restore.
         clusters.merge_status(initialised(false)).await;
         let mark_of_time = format!("status-back-{version}");
         fleet.install(&mark_of_time).await;
-        desk.member_shows(EDGE, &WELL).await?;
+        fleet_client.member_shows(EDGE, &WELL).await?;
 
-        // It is being deleted for as long as its finalizer stays.
+        // The object stays terminating as long as its finalizer exists.
         let finalizers = |names: &[&str]| json!({"metadata": {"finalizers": names}});
         clusters
             .merge(finalizers(&["example.org/infrastructure"]))
@@ -306,7 +306,7 @@ async fn cluster_api_member_waits_for_initialisation_and_pauses() -> TestResult 
         fleet.suspended("is being deleted").await?;
         let releases = fleet.at_edge.releases().await?;
         clusters.merge(finalizers(&[])).await;
-        fleet.told(GONE).await?;
+        fleet.condition_message(GONE).await?;
         assert_eq!(fleet.at_edge.releases().await?, releases);
         only.remove(&fleet.home).await?;
     }
@@ -316,10 +316,10 @@ async fn cluster_api_member_waits_for_initialisation_and_pauses() -> TestResult 
 #[tokio::test]
 async fn ready_kamaji_member_joins_and_suspends_with_status() -> TestResult {
     let fleet = start("kamaji", &flags("kamaji")).await?;
-    let (desk, client) = (&fleet.desk, &fleet.desk.client);
+    let (fleet_client, client) = (&fleet.fleet_client, &fleet.fleet_client.client);
     let file = "kamaji.clastix.io_tenantcontrolplanes.yaml";
     let crd = ForeignCrd::read(&fleet.home, "kamaji-1.0.0", file).await;
-    // Kamaji has had these since; no module of a later version can be had.
+    // Kamaji added these fields later. No Go module of a later version is available.
     let field = "status.kubernetesResources.version.status";
     let crd = crd?.allowing(field, &["Unknown", "Sleeping", "WriteLimited"]);
     crd?.install(&fleet.home).await?;
@@ -336,7 +336,7 @@ async fn ready_kamaji_member_joins_and_suspends_with_status() -> TestResult {
     planes.create(spec).await;
     let status = |status: &str| json!({"kubernetesResources": {"version": {"status": status}}});
     planes.merge_status(status("Provisioning")).await;
-    let waiting = fleet.told(NOT_READY).await?;
+    let waiting = fleet.condition_message(NOT_READY).await?;
     assert!(waiting.contains("Provisioning"), "{waiting}");
 
     let name = format!("{EDGE}-admin-kubeconfig");
@@ -347,14 +347,14 @@ async fn ready_kamaji_member_joins_and_suspends_with_status() -> TestResult {
     let named = json!({"kubeconfig": {"admin": {"secretName": name}}});
     planes.merge_status(named).await;
     planes.merge_status(status("Ready")).await;
-    desk.member_shows(EDGE, &WELL).await?;
+    fleet_client.member_shows(EDGE, &WELL).await?;
     fleet.install("before").await;
-    desk.install("before").await?;
+    fleet_client.install("before").await?;
 
     planes.merge_status(status("Sleeping")).await;
     fleet.suspended("is Sleeping").await?;
     let unknown = [("ClusterReady/edge-1", "Unknown", "ClusterUnreachable")];
-    let tenant = desk.shows("before", &unknown).await?;
+    let tenant = fleet_client.shows("before", &unknown).await?;
     let phase = tenant.status.unwrap().phase;
     assert_ne!(phase.as_deref(), Some("Error"));
     fleet.nothing_is_written("while-asleep").await;
@@ -365,7 +365,7 @@ async fn ready_kamaji_member_joins_and_suspends_with_status() -> TestResult {
         fleet.suspended(&format!("is {suspended}")).await?;
     }
     planes.merge_status(status("Ready")).await;
-    desk.member_shows(EDGE, &WELL).await?;
+    fleet_client.member_shows(EDGE, &WELL).await?;
 
     let annotate = |key: &str, value: Value| json!({"metadata": {"annotations": {key: value}}});
     let paused = "kamaji.clastix.io/paused";
@@ -374,24 +374,28 @@ async fn ready_kamaji_member_joins_and_suspends_with_status() -> TestResult {
         .suspended("is paused (annotation kamaji.clastix.io/paused)")
         .await?;
     planes.merge(annotate(paused, Value::Null)).await;
-    desk.member_shows(EDGE, &WELL).await?;
-    // Once in use, it stays so while Kamaji finds out how it is.
+    fleet_client.member_shows(EDGE, &WELL).await?;
+    // A member in use stays in use while Kamaji determines the status.
     planes.merge_status(status("Unknown")).await;
     fleet.install("while-unknown").await;
-    desk.member_shows(EDGE, &WELL).await?;
+    fleet_client.member_shows(EDGE, &WELL).await?;
 
-    // The last good kubeconfig stays in use while the key leads nowhere, until its content is good.
+    // The last valid kubeconfig stays in use until the key refers to a valid one again.
     let key = "kamaji.clastix.io/kubeconfig-secret-key";
     planes.merge(annotate(key, json!("admin.svc"))).await;
-    desk.member_shows(EDGE, &[INVALID, CONNECTED, HEALTHY])
+    fleet_client
+        .member_shows(EDGE, &[INVALID, CONNECTED, HEALTHY])
         .await?;
-    let told = fleet.told(INVALID).await?;
-    assert!(told.contains("admin.svc") && told.contains(&name), "{told}");
+    let message = fleet.condition_message(INVALID).await?;
+    assert!(
+        message.contains("admin.svc") && message.contains(&name),
+        "{message}"
+    );
     let next = fleet.edge.kubeconfig_with_next_token();
     let data = [("admin.conf", ""), ("admin.svc", next.as_str())];
     apply_secret(client, FLEET, secret(&name, "Opaque", mark, &data)).await;
     fleet.edge.rotate_token().await?;
-    desk.member_shows(EDGE, &WELL).await?;
+    fleet_client.member_shows(EDGE, &WELL).await?;
     fleet.install("rotated").await;
     Ok(())
 }
@@ -403,7 +407,7 @@ async fn bad_or_missing_kubeconfig_file_uninstalls_nothing() -> TestResult {
     fs::create_dir(&here)?;
     let paths = format!("--kubeconfig-paths={},{}", here.display(), later.display());
     let fleet = start("files", &["--providers=file".to_owned(), paths]).await?;
-    let desk = &fleet.desk;
+    let fleet_client = &fleet.fleet_client;
     let write = |folder: &Path, name: &str, content: &str| {
         let next = folder.join(".next");
         fs::write(&next, content).unwrap();
@@ -411,7 +415,7 @@ async fn bad_or_missing_kubeconfig_file_uninstalls_nothing() -> TestResult {
     };
     let good = fleet.edge.kubeconfig_with_token();
     write(&here, "edge-1.kubeconfig", &good);
-    desk.member_shows(EDGE, &WELL).await?;
+    fleet_client.member_shows(EDGE, &WELL).await?;
     fleet.install("before").await;
 
     write(
@@ -419,32 +423,33 @@ async fn bad_or_missing_kubeconfig_file_uninstalls_nothing() -> TestResult {
         "edge-1.kubeconfig",
         "apiVersion: v1\nkind: Config\nclus",
     );
-    desk.member_shows(EDGE, &[INVALID, CONNECTED, HEALTHY])
+    fleet_client
+        .member_shows(EDGE, &[INVALID, CONNECTED, HEALTHY])
         .await?;
-    let told = fleet.told(INVALID).await?;
-    assert!(told.contains("edge-1.kubeconfig"), "{told}");
+    let message = fleet.condition_message(INVALID).await?;
+    assert!(message.contains("edge-1.kubeconfig"), "{message}");
     fleet.install("while-bad").await;
 
-    // A directory that is mounted later, with another member in it.
+    // A directory that is mounted later, with another member.
     let port = Port::reserve()?;
     fs::create_dir(&later)?;
     write(&later, "edge-2.yaml", &nowhere(&port));
     let unreachable = ("Connected", "False", "Unreachable");
-    desk.member_shows("edge-2", &[unreachable]).await?;
+    fleet_client.member_shows("edge-2", &[unreachable]).await?;
 
     let releases = fleet.at_edge.releases().await?;
     fs::remove_file(here.join("edge-1.kubeconfig"))?;
-    fleet.told(GONE).await?;
+    fleet.condition_message(GONE).await?;
     assert_eq!(fleet.at_edge.releases().await?, releases);
-    assert_eq!(fleet.at_edge.holder().await?, "", "the Lease is given up");
+    assert_eq!(fleet.at_edge.holder().await?, "", "the Lease is released");
     write(&here, "edge-1.kubeconfig", &good);
-    desk.member_shows(EDGE, &WELL).await?;
+    fleet_client.member_shows(EDGE, &WELL).await?;
     assert_eq!(fleet.at_edge.releases().await?, releases);
 
-    // A directory that goes is no word of its members.
+    // A missing directory doesn't remove its members.
     fs::remove_dir_all(&later)?;
     let doubt = ("TargetClusterResolved", "Unknown", "SourceUnavailable");
-    desk.member_shows("edge-2", &[doubt]).await?;
+    fleet_client.member_shows("edge-2", &[doubt]).await?;
     Ok(())
 }
 
@@ -454,13 +459,13 @@ async fn named_context_selects_home_for_members_and_crds() -> TestResult {
         Cluster::start("watched", Parts::ControlPlane),
         Cluster::start("watching", Parts::ControlPlane),
     )?;
-    // Of two users of one name the first would count.
+    // If two users had the same name, the first would be used.
     let read = |cluster: &Cluster| {
         let user = format!("admin-of-{}", cluster.name());
         let yaml = cluster.kubeconfig_with_token().replace("admin", &user);
         Kubeconfig::from_yaml(&yaml).unwrap()
     };
-    // Its current context is the cluster that the hub runs on.
+    // The current context is the hub's own cluster.
     let both = read(&local).merge(read(&home))?;
     let context = both.contexts.last().unwrap().name.clone();
     let folder = tempfile::tempdir()?;
@@ -487,8 +492,8 @@ async fn named_context_selects_home_for_members_and_crds() -> TestResult {
     let kubeconfig = local.kubeconfig_with_token();
     let secret = secret(EDGE, "Opaque", label, &[("kubeconfig", &kubeconfig)]);
     apply_secret(&home.client(), HUB_NAMESPACE, secret).await;
-    let desk = FleetClient::at(&home);
-    desk.member_shows(EDGE, &[CONNECTED]).await?;
+    let fleet_client = FleetClient::at(&home);
+    fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
     for kind in ["edgeclusters", "kryptondeployments"] {
         let named = format!("{kind}.mesh.openkcm.io");
         home.kubectl(["get", "crd", &named]).await?;
@@ -502,46 +507,47 @@ async fn named_context_selects_home_for_members_and_crds() -> TestResult {
 async fn contested_member_name_stays_with_older_source() -> TestResult {
     let namespaces = format!("--kubeconfig-namespaces=default,{FLEET}");
     let fleet = start("names", &[namespaces]).await?;
-    let (desk, client) = (&fleet.desk, &fleet.desk.client);
+    let (fleet_client, client) = (&fleet.fleet_client, &fleet.fleet_client.client);
     let port = Port::reserve()?;
     let labelled = |name: &str| {
         let data = nowhere(&port);
         let mark = (names::DISCOVERY_LABEL, "true");
         secret(name, "Opaque", mark, &[(names::KUBECONFIG_KEY, &data)])
     };
-    desk.add_member(EDGE, &fleet.edge.kubeconfig_with_token())
+    fleet_client
+        .add_member(EDGE, &fleet.edge.kubeconfig_with_token())
         .await?;
-    desk.member_shows(EDGE, &WELL).await?;
+    fleet_client.member_shows(EDGE, &WELL).await?;
     fleet.install("before").await;
     apply_secret(client, FLEET, labelled(EDGE)).await;
-    let told = desk.told(EDGE, "NameTaken").await?;
+    let message = fleet_client.event_message(EDGE, "NameTaken").await?;
     assert!(
-        told.contains("fleet/edge-1") && told.contains("default/edge-1"),
-        "{told}"
+        message.contains("fleet/edge-1") && message.contains("default/edge-1"),
+        "{message}"
     );
-    desk.member_shows(EDGE, &WELL).await?;
+    fleet_client.member_shows(EDGE, &WELL).await?;
 
     let releases = fleet.at_edge.releases().await?;
-    desk.label_member(EDGE, false).await?;
-    fleet.told(GONE).await?;
+    fleet_client.label_member(EDGE, false).await?;
+    fleet.condition_message(GONE).await?;
     assert_eq!(fleet.at_edge.releases().await?, releases);
-    // Whatever comes after, the name is not given away.
+    // The name stays assigned, regardless of later sources.
     apply_secret(client, FLEET, labelled("edge-2")).await;
-    desk.accept_member("edge-2").await?;
+    fleet_client.accept_member("edge-2").await?;
     let unreachable = ("Connected", "False", "Unreachable");
-    desk.member_shows("edge-2", &[unreachable]).await?;
-    let member = desk.member_shows(EDGE, &[GONE]).await?;
+    fleet_client.member_shows("edge-2", &[unreachable]).await?;
+    let member = fleet_client.member_shows(EDGE, &[GONE]).await?;
     let source = member.spec.source_ref.unwrap();
     assert_eq!(source.namespace.as_deref(), Some("default"));
-    // Under another name it may join.
+    // With another name, the cluster may join.
     let mut renamed = labelled(EDGE);
     renamed["metadata"]["annotations"] = json!({names::MEMBER_NAME_ANNOTATION: "edge-3"});
     apply_secret(client, FLEET, renamed).await;
-    desk.accept_member("edge-3").await?;
-    desk.member_shows("edge-3", &[unreachable]).await?;
+    fleet_client.accept_member("edge-3").await?;
+    fleet_client.member_shows("edge-3", &[unreachable]).await?;
 
-    desk.label_member(EDGE, true).await?;
-    desk.member_shows(EDGE, &WELL).await?;
+    fleet_client.label_member(EDGE, true).await?;
+    fleet_client.member_shows(EDGE, &WELL).await?;
     assert_eq!(fleet.at_edge.releases().await?, releases);
     Ok(())
 }
@@ -550,32 +556,35 @@ async fn contested_member_name_stays_with_older_source() -> TestResult {
 async fn member_from_another_namespace_waits_until_accepted() -> TestResult {
     let namespaces = format!("--kubeconfig-namespaces=default,{FLEET}");
     let fleet = start("accept", &[namespaces]).await?;
-    let desk = &fleet.desk;
+    let fleet_client = &fleet.fleet_client;
     let data = fleet.edge.kubeconfig_with_token();
     let mark = (names::DISCOVERY_LABEL, "true");
     let labelled = secret(EDGE, "Opaque", mark, &[(names::KUBECONFIG_KEY, &data)]);
-    apply_secret(&desk.client, FLEET, labelled).await;
+    apply_secret(&fleet_client.client, FLEET, labelled).await;
     let waits = [
         ("TargetClusterResolved", "False", "NotAccepted"),
         ("Connected", "False", "NotAccepted"),
     ];
-    desk.member_shows(EDGE, &waits).await?;
-    let told = desk.told(EDGE, "NotAccepted").await?;
-    assert!(told.contains("kubectl krypton accept edge-1"), "{told}");
+    fleet_client.member_shows(EDGE, &waits).await?;
+    let message = fleet_client.event_message(EDGE, "NotAccepted").await?;
+    assert!(
+        message.contains("kubectl krypton accept edge-1"),
+        "{message}"
+    );
     fleet.hub_lives_on().await;
     assert_eq!(fleet.seen_of_the_hub().await, [] as [String; 0]);
 
-    let said = kubectl_krypton(&fleet.home, &["accept", EDGE]);
-    assert!(said.await?.contains("edge-1 accepted"));
-    desk.member_shows(EDGE, &WELL).await?;
+    let output = kubectl_krypton(&fleet.home, &["accept", EDGE]);
+    assert!(output.await?.contains("edge-1 accepted"));
+    fleet_client.member_shows(EDGE, &WELL).await?;
     fleet.install("before").await;
 
-    let members = desk.members();
+    let members = fleet_client.members();
     members
         .merge(EDGE, &json!({"spec": {"accepted": false}}))
         .await?;
-    desk.member_shows(EDGE, &waits).await?;
-    eventually("the hub to let go of the Lease", async || {
+    fleet_client.member_shows(EDGE, &waits).await?;
+    eventually("the hub to release the Lease", async || {
         Ok(fleet.at_edge.holder().await?.is_empty().then_some(()))
     })
     .await?;
@@ -592,22 +601,28 @@ async fn secret_elsewhere_captures_no_agents_member() -> TestResult {
     let mut fleet = start("capture", &flags).await?;
     let joined =
         Membership::join(Mode::Agent, &mut fleet.hub, &fleet.home, &fleet.edge, EDGE).await?;
-    fleet.desk.member_is(EDGE, Mode::Agent).await?;
-    // It leads to the same cluster, and so gives the UID on record.
+    fleet.fleet_client.member_is(EDGE, Mode::Agent).await?;
+    // The kubeconfig reaches the same cluster, so it returns the recorded UID.
     let data = fleet.edge.kubeconfig_with_token();
     let mark = (names::DISCOVERY_LABEL, "true");
     let labelled = secret(EDGE, "Opaque", mark, &[(names::KUBECONFIG_KEY, &data)]);
-    apply_secret(&fleet.desk.client, FLEET, labelled).await;
-    let told = fleet.desk.told(EDGE, "SourceNotBound").await?;
-    assert!(told.contains("kubectl patch edgecluster edge-1"), "{told}");
+    apply_secret(&fleet.fleet_client.client, FLEET, labelled).await;
+    let message = fleet
+        .fleet_client
+        .event_message(EDGE, "SourceNotBound")
+        .await?;
+    assert!(
+        message.contains("kubectl patch edgecluster edge-1"),
+        "{message}"
+    );
     drop(joined);
     let away = ("Connected", "False", "AgentAway");
-    let member = fleet.desk.member_shows(EDGE, &[away]).await?;
+    let member = fleet.fleet_client.member_shows(EDGE, &[away]).await?;
     assert_eq!(member.spec.source_ref, None);
     assert_eq!(fleet.seen_of_the_hub().await, [] as [String; 0]);
-    // The lost agent is named no more, and nothing is written again and again.
-    let members = fleet.desk.members();
-    let settled = eventually("the holder to be gone", async || {
+    // The lost agent is not reported again, and nothing is written repeatedly.
+    let members = fleet.fleet_client.members();
+    let settled = eventually("the holder to be removed", async || {
         let member = members.get(EDGE).await?;
         let holder = member.status.clone().and_then(|status| status.lease_holder);
         Ok(holder.is_none().then_some(member))
@@ -622,16 +637,16 @@ async fn secret_elsewhere_captures_no_agents_member() -> TestResult {
         settled.metadata.resource_version
     );
 
-    // A person may bind it.
+    // A user may bind it.
     let source = json!({"kind": "Secret", "namespace": FLEET, "name": EDGE});
     members
         .merge(EDGE, &json!({"spec": {"sourceRef": source}}))
         .await?;
-    fleet.desk.member_is(EDGE, Mode::Proxy).await?;
+    fleet.fleet_client.member_is(EDGE, Mode::Proxy).await?;
     Ok(())
 }
 
-/// Printed, not asserted: machines differ. The issue names 30 s.
+/// Prints the time without an assertion, because machines differ. The issue names 30 s.
 #[tokio::test]
 async fn a_thousand_secrets_are_a_thousand_members() -> TestResult {
     const MEMBERS: usize = 1_000;
@@ -665,29 +680,30 @@ async fn a_thousand_secrets_are_a_thousand_members() -> TestResult {
     let members: Api<EdgeCluster> = Api::all(client);
     let params = ListParams::default();
     let took = |what: &str| println!("{what} after {:.1} s", begun.elapsed().as_secs_f64());
-    // So that a busy machine ends it as well.
+    // Long enough for a busy machine.
     let limit = Duration::from_secs(600);
     eventually_within("an EdgeCluster for each", limit, async || {
         match members.list_metadata(&params).await?.items.len() {
             MEMBERS => Ok(Some(())),
-            fewer => bail!("{fewer} of them"),
+            fewer => bail!("only {fewer}"),
         }
     })
     .await?;
     took("1,000 EdgeClusters are there");
-    eventually_within("each to say that it is not reached", limit, async || {
+    eventually_within("each to be unreachable", limit, async || {
         let listed = members.list(&params).await?.items;
-        let told = listed.into_iter().filter(|member| {
+        let unreachable = listed.into_iter().filter(|member| {
             let conditions = member.status.clone().unwrap_or_default().conditions;
-            condition(&conditions, "Connected").is_some_and(|told| told.reason == "Unreachable")
+            condition(&conditions, "Connected")
+                .is_some_and(|connected| connected.reason == "Unreachable")
         });
-        match told.count() {
+        match unreachable.count() {
             MEMBERS => Ok(Some(())),
-            fewer => bail!("{fewer} of them"),
+            fewer => bail!("only {fewer}"),
         }
     })
     .await?;
-    took("each says that it is not reached");
+    took("each is unreachable");
     assert!(!hub.log()?.contains("panicked"));
     Ok(())
 }

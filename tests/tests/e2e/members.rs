@@ -19,10 +19,12 @@ async fn newer_kubeconfig_takes_over_only_once_it_works() -> TestResult {
     let (home, edge) = home_and_edge("newer", Parts::ControlPlane).await?;
     let options = HubOptions::new(home.kubeconfig()).args(chart.flags(&["--self-cluster=false"]));
     let _hub = Hub::start(&options)?;
-    let (desk, at_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
+    let (fleet_client, at_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
     let good = edge.kubeconfig_with_token();
-    desk.add_member("edge-1", &good).await?;
-    desk.member_shows("edge-1", &[RESOLVED, CONNECTED]).await?;
+    fleet_client.add_member("edge-1", &good).await?;
+    fleet_client
+        .member_shows("edge-1", &[RESOLVED, CONNECTED])
+        .await?;
     let holder = eventually("the hub to hold the Lease", async || {
         let holder = at_edge.holder().await?;
         Ok((!holder.is_empty()).then_some(holder))
@@ -35,23 +37,30 @@ async fn newer_kubeconfig_takes_over_only_once_it_works() -> TestResult {
     let elsewhere = format!("https://{}", nowhere.address());
     assert!(good.contains(&server), "{server}");
     let bad = good.replace(&server, &elsewhere);
-    desk.add_member("edge-1", &bad).await?;
+    fleet_client.add_member("edge-1", &bad).await?;
     let stale = ("TargetClusterResolved", "False", "RemoteClusterStale");
-    desk.member_shows("edge-1", &[stale, CONNECTED]).await?;
+    fleet_client
+        .member_shows("edge-1", &[stale, CONNECTED])
+        .await?;
     at_edge.install("meanwhile").await?;
 
     // The first kubeconfig is valid again, and the proxy didn't restart.
-    desk.add_member("edge-1", &good).await?;
-    desk.member_shows("edge-1", &[RESOLVED, CONNECTED]).await?;
+    fleet_client.add_member("edge-1", &good).await?;
+    fleet_client
+        .member_shows("edge-1", &[RESOLVED, CONNECTED])
+        .await?;
     assert_eq!(at_edge.holder().await?, holder);
 
     // The API server replaces the token first. It rejects the last good client, and the hub still switches to the newer
     // one.
     edge.rotate_token().await?;
-    desk.add_member("edge-1", &edge.kubeconfig_with_token())
+    fleet_client
+        .add_member("edge-1", &edge.kubeconfig_with_token())
         .await?;
     at_edge.install("rotated").await?;
-    desk.member_shows("edge-1", &[RESOLVED, CONNECTED]).await?;
+    fleet_client
+        .member_shows("edge-1", &[RESOLVED, CONNECTED])
+        .await?;
     Ok(())
 }
 
@@ -62,17 +71,21 @@ async fn helm_run_outlasts_a_rotation_of_its_kubeconfig() -> TestResult {
         .chart(gate.chart(), "gate")
         .start()
         .await?;
-    let (desk, at_home, name) = (pair.desk(), FleetClient::at(pair.home()), pair.name());
-    desk.create("acme", json!({})).await?;
-    let hook = gate::hook(&desk, "acme", None).await?;
+    let (fleet_client, at_home, name) = (
+        pair.fleet_client(),
+        FleetClient::at(pair.home()),
+        pair.name(),
+    );
+    fleet_client.create("acme", json!({})).await?;
+    let hook = gate::hook(&fleet_client, "acme", None).await?;
 
     let newer = pair.cluster().kubeconfig_with_next_token();
     at_home.add_member(name, &newer).await?;
     let hub = pair.hub()?;
     hub.logs("a newer kubeconfig of the same cluster is in use")
         .await?;
-    gate::open(&desk, "acme", &hook).await?;
-    desk.ready("acme").await?;
+    gate::open(&fleet_client, "acme", &hook).await?;
+    fleet_client.ready("acme").await?;
     let log = pair.hub()?.log()?;
     assert_eq!(log.matches("running helm").count(), 1, "{log}");
     Ok(())
@@ -86,28 +99,30 @@ async fn joins_and_leaves_leak_no_task_or_socket() -> TestResult {
     )?;
     let options = HubOptions::new(home.kubeconfig()).args(["--self-cluster=false"]);
     let hub = Hub::start(&options)?;
-    let desk = FleetClient::at(&home);
+    let fleet_client = FleetClient::at(&home);
     let kubeconfig = edge.kubeconfig_with_token();
     let names: Vec<String> = (0..MEMBERS).map(|index| format!("edge-{index}")).collect();
     for name in &names {
-        desk.add_member(name, &kubeconfig).await?;
+        fleet_client.add_member(name, &kubeconfig).await?;
     }
     let gone = ("TargetClusterResolved", "False", "SourceGone");
     let mut empty = (usize::MAX, usize::MAX);
     for round in 0..ROUNDS {
         for name in &names {
-            desk.label_member(name, true).await?;
+            fleet_client.label_member(name, true).await?;
         }
         for name in &names {
             // All members are the same cluster. The hub acts on one, and has a client for each.
-            desk.member_shows(name, &[RESOLVED, CONNECTED]).await?;
+            fleet_client
+                .member_shows(name, &[RESOLVED, CONNECTED])
+                .await?;
         }
         let full = load(&hub).await?;
         for name in &names {
-            desk.label_member(name, false).await?;
+            fleet_client.label_member(name, false).await?;
         }
         for name in &names {
-            desk.member_shows(name, &[gone]).await?;
+            fleet_client.member_shows(name, &[gone]).await?;
         }
         let what = format!("round {round}: nothing to be left of {full:?} but {empty:?}");
         let left = eventually(&what, async || {

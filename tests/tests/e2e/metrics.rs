@@ -1,4 +1,5 @@
-//! The metrics: their names are what alerts, dashboard and documentation say they are, and they move with what happens.
+//! Verifies that alerts, dashboard and documentation use the existing metric names, and that the metrics change with
+//! the state.
 
 mod exposition;
 mod expression;
@@ -23,9 +24,9 @@ use serde_json::{Value, json};
 use exposition::{Exposition, Kind};
 use expression::{Expression, FUNCTIONS};
 
-/// What Prometheus puts on every series that it reads.
+/// Labels that Prometheus adds to every series.
 const TARGET_LABELS: [&str; 3] = ["job", "instance", "pod"];
-/// Others are few values each, and none is a Tenant.
+/// All other labels have few values, and none is a Tenant.
 const LABELS: [&str; 19] = [
     "action",
     "certificate",
@@ -58,7 +59,7 @@ fn read(path: &str) -> String {
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// All there is, in a state in which no series is missing.
+/// Returns the metrics of a hub and an agent with every series.
 fn both() -> Exposition {
     Exposition::of(&[stage::hub(), stage::agent()])
 }
@@ -120,7 +121,7 @@ async fn each_alert_fires_only_on_its_condition() -> TestResult {
     Ok(())
 }
 
-/// All expressions of the dashboard, wherever they are.
+/// Returns all expressions of the dashboard.
 fn dashboard() -> Vec<String> {
     fn walk(value: &Value, found: &mut Vec<String>) {
         match value {
@@ -143,7 +144,7 @@ fn dashboard() -> Vec<String> {
     found
 }
 
-/// What is wrong with an expression, given what there is.
+/// Returns the problems of an expression, given the existing series.
 fn complaints(expression: &Expression, there: &Exposition) -> Vec<String> {
     let mut wrong = Vec::new();
     let mut labels: BTreeSet<&str> = TARGET_LABELS.into();
@@ -234,7 +235,7 @@ fn unknown_metric_label_or_value_is_reported() {
     }
 }
 
-/// Words in a text that begin like the name of a metric.
+/// Returns all parts of a text that start like a metric's name.
 fn names_in(text: &str) -> BTreeSet<&str> {
     let in_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
     text.split(|c| !in_name(c))
@@ -265,7 +266,7 @@ fn metrics_named_in_docs_and_benchmarks_exist() -> TestResult {
     let mut seen = 0;
     for (file, text) in &texts {
         for name in names_in(text) {
-            // One that ends in the middle stands for all that begin so.
+            // A name that ends with an underscore stands for all names with this prefix.
             let begins = |family: &str| name.ends_with('_') && family.starts_with(name);
             let known = there.family_of(name).is_some()
                 || there
@@ -407,7 +408,7 @@ fn runbook_sections_match_alerts_and_give_steps() {
             "**If it persists.**",
         ] {
             let found = rest.split_once(part);
-            let (_, after) = found.unwrap_or_else(|| panic!("{title} has no {part} in its place"));
+            let (_, after) = found.unwrap_or_else(|| panic!("{title} lacks {part}"));
             assert!(after.trim_start().len() > 20, "{title}: {part}");
             rest = after;
         }
@@ -424,11 +425,11 @@ fn runbook_sections_match_alerts_and_give_steps() {
         }
         let for_ = rule["for"].as_str();
         let timely = for_.is_some() || severity == "info" || name.ends_with("Restarts");
-        assert!(timely, "{name} of {chart} is told of at the first glimpse");
+        assert!(timely, "{name} of {chart} fires immediately");
     }
 }
 
-/// What is there when the alert is due, of what it looks at.
+/// Verifies that each alert's series exist in the state that it detects.
 #[test]
 fn state_alerts_find_their_series_in_exposition() {
     let hub = Exposition::of(&[stage::ailing_hub()]);
@@ -443,10 +444,10 @@ fn state_alerts_find_their_series_in_exposition() {
     let state = |there: &Exposition, name: &str, labels: &[(&str, &str)]| {
         after(there, &format!("krypton_hub_{name}"), labels)
     };
-    // KryptonHubNoLeader: the series is there, and 0.
+    // KryptonHubNoLeader: the series exists and is 0.
     assert_eq!(state(&standby, "leader", &[]), 0.0);
     assert_eq!(state(&hub, "leader", &[]), 1.0);
-    // KryptonFleetDisconnected: of the hub that leads, and with the same labels, so that they can be compared.
+    // KryptonFleetDisconnected: series of the leader with the same labels, which can be compared.
     let (all, there) = (
         state(&hub, "members", &[]),
         state(&hub, "members_connected", &[]),
@@ -458,7 +459,7 @@ fn state_alerts_find_their_series_in_exposition() {
         0.0
     );
     let asleep = hub.value("krypton_hub_member_connected", &[("member", "asleep")]);
-    assert_eq!(asleep, None, "nobody is told of what is as it should be");
+    assert_eq!(asleep, None, "a healthy state fires no alert");
     // KryptonMemberBehind.
     assert!(state(&hub, "member_behind_seconds", &[edge]) > 900.0);
     assert_eq!(state(&hub, "member_connected", &[edge]), 1.0);
@@ -492,7 +493,7 @@ fn state_alerts_find_their_series_in_exposition() {
 
 by_agent!(metrics_reflect_helm_runs_member_loss_and_lag);
 
-/// Waits until the series is as `fits` wants it.
+/// Waits until the value of the series satisfies `fits`.
 async fn shows(
     scrape: impl AsyncFn() -> Result<String>,
     name: &str,
@@ -503,7 +504,7 @@ async fn shows(
         let there = Exposition::of(&[scrape().await?]);
         match there.value(name, labels) {
             Some(value) if fits(value) => Ok(Some(())),
-            value => bail!("it is {value:?}"),
+            value => bail!("found {value:?}"),
         }
     })
     .await

@@ -1,5 +1,5 @@
-//! Moving over from the Go operator: what it has installed is taken over as it is, what it has left half done or
-//! in the wrong place is put right, and what only looks like its own is left alone.
+//! Verifies the migration from the Go operator. Krypton adopts complete releases unchanged, repairs incomplete or
+//! misplaced ones, and ignores objects that only look like the operator's.
 
 mod astray;
 mod crds;
@@ -24,7 +24,7 @@ use serde_json::json;
 use tempfile::TempDir;
 
 const BY_HAND: &str = "tenant-g1-by-hand.yaml";
-/// No template sets a namespace, but one.
+/// Only one template sets a namespace.
 const TEMPLATE: &str = r#"
 apiVersion: v1
 kind: ConfigMap
@@ -73,7 +73,7 @@ by_agent!(
     unfinished_tenants_are_repaired_and_deletions_completed
 );
 
-/// The chart `plain`, with a repository of it.
+/// The chart `plain` with its repository.
 #[derive(Debug)]
 pub(crate) struct Charts {
     pub repository: ChartRepository,
@@ -110,9 +110,12 @@ pub(crate) fn flags(charts: &Charts, values: &ValuesFile) -> Vec<String> {
     flags
 }
 
-/// UIDs of the ConfigMaps of a namespace that helm has made, and do not go.
-pub(crate) async fn maps(desk: &FleetClient, namespace: &str) -> Result<BTreeMap<String, String>> {
-    let api: Api<ConfigMap> = Api::namespaced(desk.client.clone(), namespace);
+/// Returns the UIDs of the ConfigMaps in a namespace that Helm created, except terminating ones.
+pub(crate) async fn maps(
+    fleet_client: &FleetClient,
+    namespace: &str,
+) -> Result<BTreeMap<String, String>> {
+    let api: Api<ConfigMap> = Api::namespaced(fleet_client.client.clone(), namespace);
     let found = api.list(&ListParams::default()).await?.into_iter();
     let ours = found.filter(|map| {
         map.metadata.deletion_timestamp.is_none() && map.name_any() != "kube-root-ca.crt"
@@ -131,38 +134,38 @@ pub(crate) async fn no_helm_ran(pair: &mut Pair) {
 async fn unfinished_tenants_are_repaired_and_deletions_completed(mode: Mode) -> TestResult {
     let charts = charts().await?;
     let mut pair = Pair::start("unfinished", mode, Parts::WithControllers).await?;
-    let desk = pair.desk();
+    let fleet_client = pair.fleet_client();
     let [dead, wrong, doomed, spared] =
         ["dead", "wrong", "doomed", "spared"].map(|name| pair.release(name));
     {
         let original = original(&pair, &charts);
         apply_crd(original.cluster, BY_HAND).await?;
         let spec = |name: &str| json!({"workspace": format!("{name}-ws")});
-        // Killed in an installation; what started next said that all was well.
+        // The operator was killed during an installation, and its successor reported success.
         original
             .die_installing(&dead, "dead-ws", &["--set=replicaCount=1"])
             .await?;
         let well = original.status(None);
         original.tenant("dead", spec("dead"), well.clone()).await?;
-        // Failed once, and in error ever since.
+        // The installation failed once, and the Tenant has stayed in error.
         original.install(&wrong, "wrong-ws").await?;
         let error = original.status(Some("InstallFailed"));
         original.tenant("wrong", spec("wrong"), error).await?;
-        // In the middle of its deletion; and one that was restored from a backup out of such a middle.
+        // One Tenant in the middle of its deletion, and one that a backup of this state restored.
         for (name, release) in [("doomed", &doomed), ("spared", &spared)] {
             let workspace = format!("{name}-ws");
             original.install(release, &workspace).await?;
             original.tenant(name, spec(name), well.clone()).await?;
             let deleting = "mesh.openkcm.io/deleting";
-            desk.annotate(name, deleting, "true").await?;
+            fleet_client.annotate(name, deleting, "true").await?;
         }
     }
-    desk.delete("doomed").await?;
-    let before = desk.releases().await?;
-    let kept = maps(&desk, "spared-ws").await?;
+    fleet_client.delete("doomed").await?;
+    let before = fleet_client.releases().await?;
+    let kept = maps(&fleet_client, "spared-ws").await?;
 
     let values = ValuesFile::new("{}")?;
-    // What nobody of ours has locked is taken over after three times this, and a minute.
+    // Krypton takes over a foreign lock after three times this timeout and a minute.
     let short = "--helm-timeout=10s".to_owned();
     let flags = flags(&charts, &values).into_iter();
     pair.open(flags.chain([short.clone()])).await?;
@@ -180,28 +183,30 @@ async fn unfinished_tenants_are_repaired_and_deletions_completed(mode: Mode) -> 
         (ready.as_str(), "True", "Installed"),
         (error.as_str(), "False", "NoError"),
     ];
-    let recovered = desk.shows("wrong", &adopted).await?;
+    let recovered = fleet_client.shows("wrong", &adopted).await?;
     assert_eq!(recovered.status.unwrap().phase.as_deref(), Some("Ready"));
     let locked = (progress.as_str(), "True", "Locked");
-    desk.shows("dead", &[locked]).await?;
-    let spared_tenant = desk.shows("spared", &adopted).await?;
+    fleet_client.shows("dead", &[locked]).await?;
+    let spared_tenant = fleet_client.shows("spared", &adopted).await?;
     assert!(
         spared_tenant
             .annotations()
             .contains_key("mesh.openkcm.io/deleting")
     );
     assert_eq!(spared_tenant.finalizers(), [names::TENANT_FINALIZER]);
-    desk.gone("doomed").await?;
-    assert_eq!(desk.revisions("doomed-ws", &doomed).await?, []);
+    fleet_client.gone("doomed").await?;
+    assert_eq!(fleet_client.revisions("doomed-ws", &doomed).await?, []);
 
-    desk.newest_is("dead-ws", &dead, 2, "deployed").await?;
-    desk.ready("dead").await?;
-    let after = desk.releases().await?;
+    fleet_client
+        .newest_is("dead-ws", &dead, 2, "deployed")
+        .await?;
+    fleet_client.ready("dead").await?;
+    let after = fleet_client.releases().await?;
     for release in [&wrong, &spared] {
         let name = format!("sh.helm.release.v1.{release}.v1");
-        assert_eq!(after.get(&name), before.get(&name), "{name} is as it was");
+        assert_eq!(after.get(&name), before.get(&name), "{name} is unchanged");
     }
-    assert_eq!(maps(&desk, "spared-ws").await?, kept);
+    assert_eq!(maps(&fleet_client, "spared-ws").await?, kept);
     let actor = match &mut agent {
         Some(agent) => agent,
         None => pair.actor()?,
@@ -213,7 +218,7 @@ async fn unfinished_tenants_are_repaired_and_deletions_completed(mode: Mode) -> 
     Ok(())
 }
 
-/// GET and LIST of Secrets, and DELETE of them.
+/// Returns the numbers of GET and LIST requests for Secrets, and of DELETE requests.
 async fn reads_and_deletes(pair: &Pair) -> [u64; 2] {
     let requests = pair.cluster().requests().await.unwrap();
     let of = |verb: &str| {
@@ -227,7 +232,7 @@ async fn long_history_is_adopted_cheaply_and_then_pruned(mode: Mode) -> TestResu
     const REVISIONS: u32 = 300;
     let charts = charts().await?;
     let mut pair = Pair::start("piled", mode, Parts::WithControllers).await?;
-    let desk = pair.desk();
+    let fleet_client = pair.fleet_client();
     let release = pair.release("acme");
     {
         let original = original(&pair, &charts);
@@ -238,23 +243,24 @@ async fn long_history_is_adopted_cheaply_and_then_pruned(mode: Mode) -> TestResu
         let status = original.status(None);
         original.tenant("acme", spec, status).await?;
     }
-    let before = desk.releases().await?;
+    let before = fleet_client.releases().await?;
     assert_eq!(before.len(), REVISIONS as usize);
     let [read, _] = reads_and_deletes(&pair).await;
     let values = ValuesFile::new("{}")?;
     pair.open(flags(&charts, &values)).await?;
-    desk.ready("acme").await?;
+    fleet_client.ready("acme").await?;
     no_helm_ran(&mut pair).await;
     let [adopted, deleted] = reads_and_deletes(&pair).await;
     println!("{mode:?}: {} reads of Secrets to adopt", adopted - read);
     assert!(adopted - read < 20, "{} reads of Secrets", adopted - read);
-    assert_eq!(desk.releases().await?, before);
+    assert_eq!(fleet_client.releases().await?, before);
 
     values.write("message: second")?;
-    desk.newest_is("acme-ws", &release, REVISIONS + 1, "deployed")
+    fleet_client
+        .newest_is("acme-ws", &release, REVISIONS + 1, "deployed")
         .await?;
-    desk.ready("acme").await?;
-    let left: Vec<u32> = desk
+    fleet_client.ready("acme").await?;
+    let left: Vec<u32> = fleet_client
         .revisions("acme-ws", &release)
         .await?
         .into_iter()
@@ -268,14 +274,14 @@ async fn long_history_is_adopted_cheaply_and_then_pruned(mode: Mode) -> TestResu
         trimmed - deleted
     );
     assert_eq!(trimmed - deleted, u64::from(REVISIONS - 2));
-    // Helm reads each revision that it deletes, and Krypton all once, in pages. A slow run is polled more often.
+    // Helm reads each revision that it deletes. Krypton reads all once, in pages. A slow run is polled more often.
     assert!(
         upgraded - adopted < 2 * u64::from(REVISIONS),
         "{} reads of Secrets",
         upgraded - adopted
     );
     eventually("the adopted revision to be signed", async || {
-        let secrets: Api<Secret> = Api::namespaced(desk.client.clone(), "acme-ws");
+        let secrets: Api<Secret> = Api::namespaced(fleet_client.client.clone(), "acme-ws");
         let adopted = secrets
             .get(&format!("sh.helm.release.v1.{release}.v{REVISIONS}"))
             .await?;
@@ -285,10 +291,11 @@ async fn long_history_is_adopted_cheaply_and_then_pruned(mode: Mode) -> TestResu
             .then_some(()))
     })
     .await?;
-    desk.tenants()
+    fleet_client
+        .tenants()
         .delete("acme", &DeleteParams::default())
         .await?;
-    desk.gone("acme").await?;
-    assert!(desk.releases().await?.is_empty());
+    fleet_client.gone("acme").await?;
+    assert!(fleet_client.releases().await?.is_empty());
     Ok(())
 }

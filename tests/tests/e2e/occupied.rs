@@ -1,4 +1,4 @@
-//! Workspaces that hold more than the release made: they stay, and the deletion of the Tenant ends.
+//! Verifies workspaces with foreign objects: they stay, and the Tenant's deletion completes.
 
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Secret};
 use krypton_tests::{
@@ -40,7 +40,7 @@ fn chart(folder: &TempDir) -> ChartSource {
 }
 
 /// Creates an object, and returns its UID.
-async fn put<K>(desk: &FleetClient, namespace: &str, object: Value) -> TestResult<String>
+async fn put<K>(fleet_client: &FleetClient, namespace: &str, object: Value) -> TestResult<String>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
         + Clone
@@ -48,21 +48,21 @@ where
         + Serialize
         + DeserializeOwned,
 {
-    let api: Api<K> = Api::namespaced(desk.client.clone(), namespace);
+    let api: Api<K> = Api::namespaced(fleet_client.client.clone(), namespace);
     let object = serde_json::from_value(object)?;
     let made = api.create(&PostParams::default(), &object).await?;
     Ok(made.uid().unwrap())
 }
 
-async fn stays(desk: &FleetClient, name: &str) {
-    let namespace = desk.namespace(name).await.unwrap().unwrap();
+async fn stays(fleet_client: &FleetClient, name: &str) {
+    let namespace = fleet_client.namespace(name).await.unwrap().unwrap();
     assert_eq!(namespace.metadata.deletion_timestamp, None, "{name}");
 }
 
-async fn is_gone(desk: &FleetClient, name: &str) {
+async fn is_gone(fleet_client: &FleetClient, name: &str) {
     let what = format!("namespace {name} to be gone");
     eventually(&what, async || {
-        Ok(desk.namespace(name).await?.is_none().then_some(()))
+        Ok(fleet_client.namespace(name).await?.is_none().then_some(()))
     })
     .await
     .unwrap();
@@ -74,26 +74,28 @@ async fn workspace_with_other_objects_stays(mode: Mode) -> TestResult {
         .chart(chart(&folder), "maps")
         .start()
         .await?;
-    let desk = pair.desk();
-    desk.install_all(&["plain", "shared", "kept"]).await?;
+    let fleet_client = pair.fleet_client();
+    fleet_client
+        .install_all(&["plain", "shared", "kept"])
+        .await?;
     let map = json!({"metadata": {"name": "theirs"}});
-    let map = put::<ConfigMap>(&desk, "shared", map).await?;
+    let map = put::<ConfigMap>(&fleet_client, "shared", map).await?;
     let claim = json!({"metadata": {"name": "data"}, "spec": {"accessModes": ["ReadWriteOnce"],
         "resources": {"requests": {"storage": "1Gi"}}}});
-    let claim = put::<PersistentVolumeClaim>(&desk, "shared", claim).await?;
-    // It goes with another object, so it does not count.
+    let claim = put::<PersistentVolumeClaim>(&fleet_client, "shared", claim).await?;
+    // The object is deleted with its owner, so it doesn't count.
     let owner = json!([{"apiVersion": "v1", "kind": "ConfigMap", "name": "theirs", "uid": map}]);
     let owned = json!({"metadata": {"name": "owned", "ownerReferences": owner}});
-    put::<ConfigMap>(&desk, "shared", owned).await?;
+    put::<ConfigMap>(&fleet_client, "shared", owned).await?;
 
     for name in ["plain", "shared", "kept"] {
-        desk.delete(name).await?;
+        fleet_client.delete(name).await?;
     }
     for name in ["plain", "shared", "kept"] {
-        desk.gone(name).await?;
+        fleet_client.gone(name).await?;
     }
 
-    is_gone(&desk, "plain").await;
+    is_gone(&fleet_client, "plain").await;
     for (name, expected) in [
         (
             "shared",
@@ -101,18 +103,18 @@ async fn workspace_with_other_objects_stays(mode: Mode) -> TestResult {
         ),
         ("kept", "ConfigMap of-value (kept by the chart);"),
     ] {
-        stays(&desk, name).await;
-        let told = desk.told(name, "WorkspaceKept").await?;
-        assert!(told.contains(expected), "{told}");
+        stays(&fleet_client, name).await;
+        let message = fleet_client.event_message(name, "WorkspaceKept").await?;
+        assert!(message.contains(expected), "{message}");
         let release = pair.release(name);
-        assert_eq!(desk.revisions(name, &release).await?, []);
+        assert_eq!(fleet_client.revisions(name, &release).await?, []);
     }
-    let maps: Api<ConfigMap> = Api::namespaced(desk.client.clone(), "shared");
+    let maps: Api<ConfigMap> = Api::namespaced(fleet_client.client.clone(), "shared");
     assert_eq!(maps.get("theirs").await?.uid(), Some(map));
     assert!(maps.get_opt("of-the-chart").await?.is_none());
-    let claims: Api<PersistentVolumeClaim> = Api::namespaced(desk.client.clone(), "shared");
+    let claims: Api<PersistentVolumeClaim> = Api::namespaced(fleet_client.client.clone(), "shared");
     assert_eq!(claims.get("data").await?.uid(), Some(claim));
-    let maps: Api<ConfigMap> = Api::namespaced(desk.client.clone(), "kept");
+    let maps: Api<ConfigMap> = Api::namespaced(fleet_client.client.clone(), "kept");
     maps.get("of-value").await?;
     Ok(())
 }
@@ -121,27 +123,27 @@ async fn foreign_secret_or_tenant_does_not_stop_deletion(mode: Mode) -> TestResu
     let folder = tempfile::tempdir()?;
     let repository = ChartRepository::start(&[chart(&folder)]).await?;
     let mut pair = Pair::start("strangers", mode, Parts::WithControllers).await?;
-    let desk = pair.desk();
+    let fleet_client = pair.fleet_client();
     let cluster = pair.cluster();
     cluster.kubectl(["create", "namespace", "odd"]).await?;
     let mark = ["label", "namespace", "odd", "mesh.openkcm.io/created-for=x"];
     cluster.kubectl(mark).await?;
-    unreadable_tenant(&desk, "odd").await?;
+    unreadable_tenant(&fleet_client, "odd").await?;
     pair.open(chart_flags(&repository, "maps", "1.0.0")).await?;
-    desk.install_all(&["odd", "notes"]).await?;
-    // Neither is a revision: one has no type, the other another name.
+    fleet_client.install_all(&["odd", "notes"]).await?;
+    // Neither is a revision: one has no type, and the other has another name.
     let labels = json!({"owner": "helm", "name": pair.release("notes"), "version": "7",
         "status": "deployed"});
     for (name, type_) in [("notes", "Opaque"), ("copy", "helm.sh/release.v1")] {
         let secret = json!({"metadata": {"name": name, "labels": labels}, "type": type_});
-        put::<Secret>(&desk, "notes", secret).await?;
+        put::<Secret>(&fleet_client, "notes", secret).await?;
     }
 
     for (name, expected) in [("notes", "Secret copy"), ("odd", "Tenant unreadable")] {
-        desk.remove(name).await?;
-        stays(&desk, name).await;
-        let told = desk.told(name, "WorkspaceKept").await?;
-        assert!(told.contains(expected), "{told}");
+        fleet_client.remove(name).await?;
+        stays(&fleet_client, name).await;
+        let message = fleet_client.event_message(name, "WorkspaceKept").await?;
+        assert!(message.contains(expected), "{message}");
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
-//! One writer: two agents of one member, agent and hub, and ways to the apiserver that fail.
+//! Verifies that a member has one writer: two agents, agent and hub, and faulty connections to the API server.
 //!
-//! All wait for real Leases. What is shown is an order of things, never how long they took; helm is the
-//! real one, begun by a script that notices when another still runs.
+//! All tests wait for real Leases. They verify the order of events, not their duration. A script starts the real Helm
+//! and detects overlapping runs.
 
 use std::{
     path::Path,
@@ -24,7 +24,7 @@ use kube::{Api, ResourceExt as _};
 use serde_json::json;
 use tempfile::TempDir;
 
-/// A hub whose patience with lost agents is short, and whose chart waits at a gate.
+/// A hub with a short grace period for lost agents, and a chart that blocks at a gate.
 struct Home {
     hub: Hub,
     cluster: Cluster,
@@ -52,7 +52,7 @@ impl Home {
         })
     }
 
-    /// The member's first agent, which holds the Lease.
+    /// Starts the member's first agent, which acquires the Lease.
     async fn join(&self, name: &str, edge: &Cluster, by: &Path, helm: &str) -> Agent {
         let agent = self.begin_to_join(name, by, helm).await.unwrap();
         let holder = FleetClient::at(edge).held_by_another("").await.unwrap();
@@ -66,7 +66,7 @@ impl Home {
     }
 }
 
-/// Another agent of a member that has joined.
+/// Starts another agent of a member that has joined.
 async fn second_agent(edge: &Cluster, watch: &HelmWatch) -> TestResult<Agent> {
     let flags = ["--replica=two".to_owned(), watch.flag("two")?];
     let mut agent = Agent::start(&AgentOptions::new(edge.kubeconfig()).args(flags))?;
@@ -74,12 +74,12 @@ async fn second_agent(edge: &Cluster, watch: &HelmWatch) -> TestResult<Agent> {
     Ok(agent)
 }
 
-/// Waits until the Lease changes hands, and shows that helm of the former holder was dead before.
+/// Waits until the Lease has another holder. Verifies that the earlier holder's Helm was dead before.
 async fn handed_over(at_edge: &FleetClient, before: &str, former: &Agent) -> String {
     let folder = former.folder().unwrap();
     let mut dead = false;
     eventually("the Lease to change hands", async || {
-        // In this order: who is seen afterwards was alive when the Lease had changed hands.
+        // The order matters: a process that is found later was alive when the Lease changed.
         let holder = at_edge.holder().await?;
         let alive = helm_processes(folder);
         if holder == before {
@@ -130,9 +130,9 @@ async fn frozen_agent_runs_no_helm_after_takeover() -> TestResult {
     gate::open(&at_edge, "acme", &hook).await?;
     at_edge.ready("acme").await?;
     one_is_deployed_and_none_pending(&at_edge, "acme", "tenant-acme-edge-1").await;
-    // The last that the second one writes: it has looked after what the killed install left behind.
+    // The second agent's last write: the cleanup after the killed installation.
     let secrets: Api<Secret> = Api::namespaced(at_edge.client.clone(), "acme");
-    eventually("the killed install to be looked after", async || {
+    eventually("the killed installation to be cleaned up", async || {
         let killed = secrets
             .get_metadata("sh.helm.release.v1.tenant-acme-edge-1.v1")
             .await?;
@@ -151,7 +151,7 @@ async fn frozen_agent_runs_no_helm_after_takeover() -> TestResult {
     at_edge.lease_renewed().await?;
     assert_eq!(at_edge.holder().await?, next);
     assert_eq!(everything().await, before);
-    // A change that both see is for one of them.
+    // Both agents observe a change, but only one acts on it.
     at_edge.create("after", json!({})).await?;
     let hook = gate::hook(&at_edge, "after", None).await?;
     assert!(helm_processes(one.folder()?).is_empty());
@@ -198,8 +198,8 @@ async fn replicas_share_bundle_and_stopping_one_drains_helm() -> TestResult {
     let hook = gate::hook(&at_edge, "acme", None).await?;
     assert!(helm_processes(waits.folder()?).is_empty());
     let folder = writes.folder()?.to_owned();
-    let taken = eventually("the other to take it", async || {
-        // In this order: who is seen afterwards was alive when the Lease had been given up.
+    let taken = eventually("the other agent to take over", async || {
+        // The order matters: a process that is found later was alive when the Lease was released.
         let now = at_edge.holder().await?;
         let alive = helm_processes(&folder);
         assert!(
@@ -211,7 +211,7 @@ async fn replicas_share_bundle_and_stopping_one_drains_helm() -> TestResult {
     let (stopped, taken) = tokio::join!(writes.stop(), taken);
     assert!(stopped?.success());
     taken?;
-    // What it could not end is taken up by the other.
+    // The other agent completes the work that the first one couldn't.
     let hook = gate::hook(&at_edge, "acme", Some(&hook)).await?;
     gate::open(&at_edge, "acme", &hook).await?;
     at_edge.ready("acme").await?;
@@ -220,7 +220,7 @@ async fn replicas_share_bundle_and_stopping_one_drains_helm() -> TestResult {
 }
 
 #[tokio::test]
-async fn restart_in_same_pod_reacquires_lease_at_once() -> TestResult {
+async fn restart_in_same_pod_reacquires_lease_immediately() -> TestResult {
     let (home, edge) = tokio::join!(
         Home::start("same-pod-home"),
         Cluster::start("same-pod-edge", Parts::WithControllers)
@@ -246,7 +246,7 @@ async fn restart_in_same_pod_reacquires_lease_at_once() -> TestResult {
     at_edge.create("acme", json!({})).await?;
     let hook = gate::hook(&at_edge, "acme", None).await?;
 
-    // In the middle of an install, whose helm ends with the container.
+    // In the middle of an installation, whose Helm ends with the container.
     let transitions = async || {
         let leases: Api<k8s_openapi::api::coordination::v1::Lease> =
             Api::namespaced(edge.client(), "krypton-system");
@@ -256,7 +256,7 @@ async fn restart_in_same_pod_reacquires_lease_at_once() -> TestResult {
     let before = transitions().await;
     one.kill9().await?;
     let left = one.folder()?.to_owned();
-    eventually("its helm to end with it", async || {
+    eventually("its Helm process to end", async || {
         Ok(helm_processes(&left).is_empty().then_some(()))
     })
     .await?;
@@ -267,7 +267,7 @@ async fn restart_in_same_pod_reacquires_lease_at_once() -> TestResult {
         next.starts_with("agent/one/") && next.ends_with("@uid-of-one"),
         "{next}"
     );
-    // Nobody was in between: the other, in no pod or another one, still waits for the minute.
+    // The Lease had no other holder. The other agent, in no pod or another one, still waits for a minute.
     assert_eq!(transitions().await, before.map(|before| before + 1));
     assert!(helm_processes(waiting.folder()?).is_empty());
     let hook = gate::hook(&at_edge, "acme", Some(&hook)).await?;
@@ -278,10 +278,10 @@ async fn restart_in_same_pod_reacquires_lease_at_once() -> TestResult {
     Ok(())
 }
 
-/// What becomes of the member's first agent in the middle of an install.
+/// The failure of the member's first agent during an installation.
 enum Trouble {
     Dies,
-    /// On its way to the apiserver, which is its helm's too.
+    /// On its connection to the API server, which its Helm also uses.
     Way(Traffic),
 }
 
@@ -327,7 +327,7 @@ async fn taken_over(home: &Home, name: &str, edge: &Cluster, trouble: Trouble) -
     Ok(())
 }
 
-/// Four members at once: each waits for a Lease.
+/// Four members run concurrently, because each waits for a Lease.
 #[tokio::test]
 async fn lost_agent_has_no_helm_running_at_takeover() -> TestResult {
     let start = async |name: &str| Cluster::start(name, Parts::WithControllers).await.unwrap();
@@ -383,7 +383,7 @@ async fn proxy_replaces_lost_agent_and_yields_mid_install() -> TestResult {
     let flags = AgentOptions::new(edge.kubeconfig()).args([helm]);
     let _agent = Agent::start(&flags)?;
     let folder = home.hub.folder()?.to_owned();
-    let agents = eventually("the hub to give way", async || {
+    let agents = eventually("the hub to release the Lease", async || {
         let holder = at_edge.holder().await?;
         let alive = helm_processes(&folder);
         if holder == hubs {
@@ -406,7 +406,7 @@ async fn proxy_replaces_lost_agent_and_yields_mid_install() -> TestResult {
     Ok(())
 }
 
-/// The Lease of a holder that is no more, whose clock was wrong by so much.
+/// Creates the Lease of a dead holder whose clock was wrong by this duration.
 async fn ghost(edge: &Cluster, wrong_by: SignedDuration) {
     let renewed = Timestamp::now() + wrong_by;
     let lease = format!(
@@ -439,13 +439,13 @@ async fn lease_with_skewed_clock_expires_by_local_clock() -> TestResult {
             .begin_to_join(name, edge.kubeconfig(), &helm)
             .await
             .unwrap();
-        let desk = FleetClient::at(edge);
-        let holder = desk.held_by_another("agent/ghost/1").await.unwrap();
-        // A slow machine makes it later, never earlier.
+        let fleet_client = FleetClient::at(edge);
+        let holder = fleet_client.held_by_another("agent/ghost/1").await.unwrap();
+        // A slow machine can only delay the takeover.
         assert!(begun.elapsed() >= lease::DURATION, "{name}");
         assert!(holder.starts_with("agent/one/"), "{holder}");
-        desk.lease_renewed().await.unwrap();
-        assert_eq!(desk.holder().await.unwrap(), holder);
+        fleet_client.lease_renewed().await.unwrap();
+        assert_eq!(fleet_client.holder().await.unwrap(), holder);
     };
     tokio::join!(taken("ahead", &ahead, 10), taken("behind", &behind, -10));
     Ok(())

@@ -105,7 +105,7 @@ async fn charts_lint_clean_and_match_golden_output() -> TestResult {
     }
     assert!(
         stale.is_empty(),
-        "{stale:?} do not render what is in tests/golden; look at the difference, then write it again \
+        "{stale:?} differ from tests/golden; check the difference, then write them again \
          with: WRITE_GOLDEN=1 cargo test -p krypton-tests --test e2e packaging"
     );
     Ok(())
@@ -129,13 +129,13 @@ async fn unknown_or_mistyped_chart_value_is_rejected() {
             ("--set=extraArgs=--x", "extraArgs"),
         ] {
             let refused = helm.template(chart, &[set]).await;
-            let Err(said) = refused else {
+            let Err(error) = refused else {
                 panic!("{} takes {set}", chart.name());
             };
-            let said = format!("{said:#}");
+            let error = format!("{error:#}");
             assert!(
-                said.contains("schema") && said.contains(word),
-                "{set}: {said}"
+                error.contains("schema") && error.contains(word),
+                "{set}: {error}"
             );
         }
     }
@@ -178,8 +178,8 @@ async fn access_provider_without_program_is_rejected_by_name() -> TestResult {
         ),
     ] {
         let args = ["-f", values, "--set", &set];
-        let said = helm.template(OwnChart::Hub, &args).await.unwrap_err();
-        assert!(format!("{said:#}").contains(words), "{set}: {said:#}");
+        let error = helm.template(OwnChart::Hub, &args).await.unwrap_err();
+        assert!(format!("{error:#}").contains(words), "{set}: {error:#}");
     }
     // The installation of rights alone contains no file.
     let rights = [

@@ -1,4 +1,4 @@
-//! Tenants of home that are placed on the member they name.
+//! Verifies Tenants of home that are placed on the member they name.
 
 mod held_back;
 mod record;
@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 
 const PLACED: (&str, &str, &str) = ("Placed", "True", "Placed");
 const EDGE: &str = "edge-1";
-/// Of home; the members have none of that name.
+/// A namespace of home. The members don't have it.
 const TEAM: &str = "team";
 
 in_both_modes!(placed_tenant_follows_home_and_leaves_member_first);
@@ -52,7 +52,7 @@ impl Scene {
         pair.home().kubectl(words).await?;
         Ok(Self {
             home: FleetClient::at(pair.home()).within(TEAM),
-            edge: pair.desk().within(TEAM),
+            edge: pair.fleet_client().within(TEAM),
             pair,
             flags,
             _repository: repository,
@@ -72,7 +72,7 @@ impl Scene {
             .unwrap()
     }
 
-    /// Waits until it is placed and ready, and returns the member's.
+    /// Waits until the Tenant is placed and ready, and returns the member's Tenant.
     async fn is_placed(&self, namespace: &str, name: &str) -> TestResult<Tenant> {
         let shown = self
             .home
@@ -91,13 +91,13 @@ impl Scene {
         Ok(self.edge.within(namespace).tenants().get(name).await?)
     }
 
-    async fn patch(&self, desk: &FleetClient, name: &str, patch: Value) {
+    async fn patch(&self, fleet_client: &FleetClient, name: &str, patch: Value) {
         let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
-        let tenants = desk.tenants();
+        let tenants = fleet_client.tenants();
         tenants.patch(name, &params, &patch).await.unwrap();
     }
 
-    /// Sets or takes off the annotation of the Tenant at home that sets it aside.
+    /// Sets or removes the pause annotation of the Tenant at home.
     async fn pause(&self, name: &str, paused: bool) {
         let value = if paused { "true" } else { "false" };
         self.home
@@ -110,7 +110,7 @@ impl Scene {
         self.edge.tenants().get_opt(name).await.unwrap()
     }
 
-    /// Waits until the member's Tenant is so.
+    /// Waits until the member's Tenant satisfies the predicate.
     async fn on_edge(&self, name: &str, what: &str, is: impl Fn(&Tenant) -> bool) -> Tenant {
         let tenants = self.edge.tenants();
         eventually(what, async || match tenants.get_opt(name).await? {
@@ -148,15 +148,17 @@ async fn placed_tenant_follows_home_and_leaves_member_first(mode: Mode) -> TestR
         .newest_is("acme-ws", &release, 1, "deployed")
         .await?;
 
-    let says = |text: &str| json!({"spec": {"values": {"message": text}}});
-    scene.patch(&scene.home, "acme", says("second")).await;
+    let with_message = |text: &str| json!({"spec": {"values": {"message": text}}});
+    scene
+        .patch(&scene.home, "acme", with_message("second"))
+        .await;
     let is = |found: &Tenant| message(found) == Some("second");
     scene.on_edge("acme", "the edit to follow", is).await;
     scene
         .edge
         .newest_is("acme-ws", &release, 2, "deployed")
         .await?;
-    // By somebody on the member: put back, whatever it was.
+    // Changes on the member are reverted.
     let named =
         json!({"spec": {"clusterRef": {"secretName": "elsewhere"}, "values": {"message": "mine"}}});
     scene.patch(&scene.edge, "acme", named).await;
@@ -169,7 +171,7 @@ async fn placed_tenant_follows_home_and_leaves_member_first(mode: Mode) -> TestR
         .await;
     scene.is_placed(TEAM, "acme").await?;
 
-    // What goes wrong there is said here.
+    // Home shows the member's failures.
     let broken = |is: bool| json!({"spec": {"values": {"broken": is}}});
     scene.patch(&scene.home, "acme", broken(true)).await;
     let error = scene.pair.condition("ClusterError");
@@ -181,7 +183,7 @@ async fn placed_tenant_follows_home_and_leaves_member_first(mode: Mode) -> TestR
     scene.patch(&scene.home, "acme", broken(false)).await;
     scene.is_placed(TEAM, "acme").await?;
 
-    // To name another member does not move it.
+    // Naming another member doesn't move the Tenant.
     let elsewhere = json!({"spec": {"clusterRef": {"secretName": "edge-2"}}});
     scene.patch(&scene.home, "acme", elsewhere).await;
     let refused = [("Placed", "False", "ClusterRefChanged")];
@@ -193,7 +195,9 @@ async fn placed_tenant_follows_home_and_leaves_member_first(mode: Mode) -> TestR
     scene.pair.cluster().stop_apiserver().await?;
     let away = [("Placed", "Unknown", "ClusterUnreachable")];
     scene.home.shows("acme", &away).await?;
-    scene.patch(&scene.home, "acme", says("third")).await;
+    scene
+        .patch(&scene.home, "acme", with_message("third"))
+        .await;
     scene.pair.cluster().start_apiserver().await?;
     let is = |found: &Tenant| message(found) == Some("third");
     scene.on_edge("acme", "what was missed to follow", is).await;
@@ -210,7 +214,7 @@ async fn placed_tenant_follows_home_and_leaves_member_first(mode: Mode) -> TestR
     assert_eq!(left, None);
     let left = scene.edge.revisions("acme-ws", &release).await?;
     assert!(left.is_empty(), "{left:?}");
-    // Home's namespace may be used by others there.
+    // Other objects may use home's namespace on the member.
     assert!(scene.edge.namespace(TEAM).await?.is_some());
     Ok(())
 }
@@ -250,14 +254,14 @@ async fn foreign_tenant_is_not_adopted_and_orphan_stays(mode: Mode) -> TestResul
     scene.place(TEAM, "acme").await;
     let made = scene.is_placed(TEAM, "acme").await?;
     let at_home = scene.home.tenants().get("acme").await?;
-    let let_go = (names::ORPHAN_ANNOTATION, "true");
-    scene.home.annotate("acme", let_go.0, let_go.1).await?;
+    let orphan = (names::ORPHAN_ANNOTATION, "true");
+    scene.home.annotate("acme", orphan.0, orphan.1).await?;
     scene.home.remove("acme").await?;
-    let told = scene.home.told("acme", "Orphaned").await?;
-    assert!(told.contains(EDGE), "{told}");
+    let message = scene.home.event_message("acme", "Orphaned").await?;
+    assert!(message.contains(EDGE), "{message}");
 
-    // Restored from a backup, it is another object, with all that home had put on it. Deleted, it takes nothing
-    // along.
+    // A Tenant restored from a backup is another object with the same content. Its deletion removes nothing from the
+    // member.
     let another = [("Placed", "False", "BelongsToAnother")];
     let mut backup = at_home.clone();
     backup.metadata = ObjectMeta {
@@ -286,7 +290,7 @@ async fn foreign_tenant_is_not_adopted_and_orphan_stays(mode: Mode) -> TestResul
     let revisions = scene.edge.revisions("acme-ws", &release).await?;
     assert_eq!(revisions, [(1, "deployed".to_owned())]);
 
-    // A hub that is told not to place any more removes nothing.
+    // A hub with placement disabled removes nothing.
     scene.pair.stop().await?;
     let mut flags = scene.flags.clone();
     flags.retain(|flag| flag != "--place-tenants");
@@ -303,10 +307,10 @@ async fn hub_crash_and_member_removal_keep_placed_tenants(mode: Mode) -> TestRes
     let mut scene = Scene::open("placed-killed", mode).await?;
     scene.place(TEAM, "first").await;
     let first = scene.is_placed(TEAM, "first").await?;
-    // Before it has done anything about it, or in the middle.
+    // Before the member acts on the deletion, and in the middle of it.
     for (name, finalizers) in [("second", 0), ("third", 1)] {
         scene.place(TEAM, name).await;
-        eventually("the hub to have begun", async || {
+        eventually("the hub to start the deletion", async || {
             let found = scene.home.tenants().get(name).await?;
             Ok((found.finalizers().len() >= finalizers).then_some(()))
         })
@@ -336,7 +340,7 @@ async fn hub_crash_and_member_removal_keep_placed_tenants(mode: Mode) -> TestRes
     assert_eq!(back.metadata.uid, first.metadata.uid);
     assert_eq!(back.metadata.generation, first.metadata.generation);
 
-    // With the CRD of home go its Tenants, and nobody has wanted that of what is placed.
+    // Deleting the CRD of home deletes its Tenants, but must not remove the placed ones.
     let delete = ["delete", "crd", Tenant::crd_name(), "--timeout=120s"];
     scene.pair.home().kubectl(delete).await?;
     scene.pair.hub()?.stop().await?;
@@ -353,11 +357,11 @@ async fn hub_crash_and_member_removal_keep_placed_tenants(mode: Mode) -> TestRes
     Ok(())
 }
 
-/// Its source is labelled again.
+/// Labels the source again.
 async fn comes_back(home: &FleetClient) -> Result<()> {
     let maps: Api<ConfigMap> = Api::namespaced(home.client.clone(), HUB_NAMESPACE);
     home.label_member(EDGE, false).await?;
-    eventually("its dismissal to be forgotten", async || {
+    eventually("the member to be accepted again", async || {
         let register = maps.get(MEMBERS_CONFIG_MAP).await?.data.unwrap_or_default();
         let named = register.values().any(|text| text.contains(EDGE));
         Ok((!named).then_some(()))
@@ -369,17 +373,17 @@ async fn comes_back(home: &FleetClient) -> Result<()> {
 /// Members of a large fleet, and Tenants of each.
 const MEMBERS: usize = 4;
 const EACH: usize = 50;
-/// `all` is a fleet of full size: 2,000 Tenants, for which `make placed` asks.
+/// `all` selects a fleet of full size with 2,000 Tenants, as in `make placed`.
 const SIZE: &str = "KRYPTON_PLACED";
 const FULL: (usize, usize) = (20, 100);
-/// Control planes that start at the same time.
+/// Number of control planes that start concurrently.
 const AT_ONCE: usize = 2;
 
 fn size() -> (usize, usize) {
     match std::env::var(SIZE).as_deref() {
         Err(_) => (MEMBERS, EACH),
         Ok("all") => FULL,
-        Ok(other) => panic!("{SIZE}={other}: only all is known"),
+        Ok(other) => panic!("{SIZE}={other}: the only value is all"),
     }
 }
 
@@ -395,7 +399,7 @@ async fn restarted_hub_rewrites_no_placed_tenants() -> TestResult {
     let edges: Vec<Cluster> = edges.try_collect().await?;
     let options = || {
         HubOptions::new(home.kubeconfig()).args([
-            // Nobody fetches it: no Tenant has a workspace that it could go to.
+            // Not fetched, because no Tenant has an accepted workspace.
             "--chart-repo=https://charts.example.org",
             "--chart-name=small",
             "--chart-version=1.0.0",
@@ -412,14 +416,14 @@ async fn restarted_hub_rewrites_no_placed_tenants() -> TestResult {
         memberships.push(joining.await?);
     }
     home.kubectl(["create", "namespace", TEAM]).await?;
-    let desk = FleetClient::at(&home).within(TEAM);
+    let fleet_client = FleetClient::at(&home).within(TEAM);
     for number in 0..members_of_all * each {
         let spec = json!({
             "clusterRef": {"secretName": format!("edge-{}", number % members_of_all)},
             "workspace": "kube-system",
         });
         let name = format!("tenant-{number}");
-        desk.create(&name, spec).await?;
+        fleet_client.create(&name, spec).await?;
     }
     let refused = |tenant: &Tenant| {
         let conditions = tenant.status.clone().unwrap_or_default().conditions;
@@ -431,7 +435,7 @@ async fn restarted_hub_rewrites_no_placed_tenants() -> TestResult {
     };
     let all_are_placed = async || {
         eventually("all to be placed", async || {
-            let all = desk.tenants().list(&ListParams::default()).await?;
+            let all = fleet_client.tenants().list(&ListParams::default()).await?;
             let placed = all.iter().filter(|tenant| refused(tenant)).count();
             ensure!(placed == members_of_all * each, "{placed} are");
             Ok(Some(()))
@@ -448,10 +452,10 @@ async fn restarted_hub_rewrites_no_placed_tenants() -> TestResult {
     hub.kill9().await?;
     hub = Hub::start(&options().in_place_of(&hub))?;
     hub.ready(PATIENCE).await?;
-    // Each has a Desired of this hub by then, and has acted on it.
+    // By now, each member has received this hub's desired state and has applied it.
     let members: Api<EdgeCluster> = Api::all(home.client());
     let at_home = FleetClient::at(&home);
-    eventually("all members to act on what it wants", async || {
+    eventually("all members to apply the desired state", async || {
         let epoch = i64::try_from(at_home.hub_epoch().await?)?;
         for member in members.list(&ListParams::default()).await? {
             let name = member.name_any();
@@ -462,17 +466,17 @@ async fn restarted_hub_rewrites_no_placed_tenants() -> TestResult {
         Ok(Some(()))
     })
     .await?;
-    // The last that there was is one more to be done by each: by then all before has been looked at.
+    // One more change of each member shows that all earlier ones were processed.
     for number in 0..members_of_all {
         let spec = json!({
             "clusterRef": {"secretName": format!("edge-{number}")},
             "workspace": "kube-system",
         });
         let name = format!("later-{number}");
-        desk.create(&name, spec).await?;
-        desk.shows(&name, &[PLACED]).await?;
+        fleet_client.create(&name, spec).await?;
+        fleet_client.shows(&name, &[PLACED]).await?;
     }
-    all_are_placed_still(&desk).await;
+    all_are_placed_still(&fleet_client).await;
     for (edge, (objects_before, writes_before)) in edges.iter().zip(before) {
         let mut after = objects(edge).await;
         after.retain(|name, _| name.starts_with("tenant-"));
@@ -483,11 +487,11 @@ async fn restarted_hub_rewrites_no_placed_tenants() -> TestResult {
         };
         let mut more: BTreeMap<Request, u64> =
             writes(edge).await.into_iter().filter_map(more).collect();
-        // The record of what is wanted, of this hub and with the later one.
+        // The records of the desired state, written by this hub and by its successor.
         let request = |verb: &str, resource: &str| (verb.to_owned(), resource.to_owned());
         let records = more.remove(&request("PUT", "secrets")).unwrap_or_default();
         assert!((1..=3).contains(&records), "{}: {records}", edge.name());
-        // The later one is made and told of; that of all others nothing is written, their versions show.
+        // The later Tenant is created and reported. The versions show that no other object is written.
         more.remove(&request("PATCH", "tenants"));
         let made = [(request("POST", "tenants"), 1)].into();
         assert_eq!(more, made, "{}", edge.name());
@@ -496,8 +500,8 @@ async fn restarted_hub_rewrites_no_placed_tenants() -> TestResult {
     Ok(())
 }
 
-async fn all_are_placed_still(desk: &FleetClient) {
-    let all = desk.tenants().list(&ListParams::default()).await;
+async fn all_are_placed_still(fleet_client: &FleetClient) {
+    let all = fleet_client.tenants().list(&ListParams::default()).await;
     for tenant in all.unwrap() {
         let member = tenant.names_member().unwrap_or_default().to_owned();
         let on = tenant.annotations().get(names::PLACED_ON_ANNOTATION);
@@ -505,7 +509,7 @@ async fn all_are_placed_still(desk: &FleetClient) {
     }
 }
 
-/// All Tenants of a cluster, with their versions.
+/// Returns all Tenants of a cluster with their versions.
 async fn objects(edge: &Cluster) -> BTreeMap<String, Option<String>> {
     let tenants: Api<Tenant> = Api::all(edge.client());
     let all = tenants.list(&ListParams::default()).await.unwrap();
@@ -516,7 +520,7 @@ async fn objects(edge: &Cluster) -> BTreeMap<String, Option<String>> {
 
 type Request = (String, String);
 
-/// How often anything was written, but for Leases and events.
+/// Returns the number of writes, except for Leases and events.
 async fn writes(edge: &Cluster) -> BTreeMap<Request, u64> {
     let mut requests = edge.requests().await.unwrap();
     requests.retain(|(verb, resource), _| {

@@ -18,7 +18,7 @@ by_agent!(killed_helm_run_is_repaired_after_restart);
 /// A member with single-pod Deployments. Each Helm run waits at a gate before its first action.
 struct Scene {
     pair: Pair,
-    desk: FleetClient,
+    fleet_client: FleetClient,
     chart: ServedChart,
     _gate: Gate,
 }
@@ -34,7 +34,7 @@ impl Scene {
             .start()
             .await?;
         Ok(Self {
-            desk: pair.desk(),
+            fleet_client: pair.fleet_client(),
             pair,
             chart,
             _gate: gate,
@@ -50,26 +50,30 @@ impl Scene {
     }
 
     async fn install(&self, name: &str) -> Deployment {
-        self.desk.create(name, json!({})).await.unwrap();
+        self.fleet_client.create(name, json!({})).await.unwrap();
         self.pass(name, "pre-install", None).await;
         self.ready(name).await.unwrap()
     }
 
     async fn at(&self, name: &str, event: &str, known: Option<&Pod>) -> Pod {
-        gate::at(&self.desk, name, event, known).await.unwrap()
+        gate::at(&self.fleet_client, name, event, known)
+            .await
+            .unwrap()
     }
 
     async fn pass(&self, name: &str, event: &str, known: Option<&Pod>) {
-        gate::pass(&self.desk, name, event, known).await.unwrap();
+        gate::pass(&self.fleet_client, name, event, known)
+            .await
+            .unwrap();
     }
 
     /// Waits until the Tenant is ready. Its only deployed revision is the newest, and no revision is pending.
     async fn ready(&self, name: &str) -> TestResult<Deployment> {
-        self.desk.ready(name).await?;
+        self.fleet_client.ready(name).await?;
         let release = self.pair.release(name);
         let what = format!("one deployed revision of {release}");
         eventually(&what, async || {
-            let revisions = self.desk.revisions(name, &release).await?;
+            let revisions = self.fleet_client.revisions(name, &release).await?;
             let deployed = revisions.iter().filter(|(_, status)| status == "deployed");
             ensure!(deployed.count() == 1, "{revisions:?}");
             let newest = revisions
@@ -84,7 +88,7 @@ impl Scene {
 
     /// Returns the release's only Deployment, which must have an available pod.
     async fn serves(&self, name: &str) -> Result<Deployment> {
-        let api: Api<Deployment> = Api::namespaced(self.desk.client.clone(), name);
+        let api: Api<Deployment> = Api::namespaced(self.fleet_client.client.clone(), name);
         let found = api.list(&ListParams::default()).await?.items;
         let [deployment] = found.as_slice() else {
             bail!("{} Deployments", found.len());
@@ -96,17 +100,17 @@ impl Scene {
 
     /// Opens the gate at `event` for every run, until the Tenant is ready or gone.
     async fn pass_all(&self, name: &str, event: &str) {
-        let pods: Api<Pod> = Api::namespaced(self.desk.client.clone(), name);
+        let pods: Api<Pod> = Api::namespaced(self.fleet_client.client.clone(), name);
         let what = format!("{name} to get past {event}");
         eventually(&what, async || {
             for pod in pods.list(&ListParams::default()).await? {
                 let status = pod.status.clone().unwrap_or_default();
                 let ended = status.phase.as_deref() == Some("Succeeded");
                 if pod.name_any().ends_with(event) && !ended {
-                    gate::open(&self.desk, name, &pod).await?;
+                    gate::open(&self.fleet_client, name, &pod).await?;
                 }
             }
-            let Some(tenant) = self.desk.tenants().get_opt(name).await? else {
+            let Some(tenant) = self.fleet_client.tenants().get_opt(name).await? else {
                 return Ok(Some(()));
             };
             let conditions = tenant.status.unwrap_or_default().conditions;
@@ -120,8 +124,11 @@ impl Scene {
     }
 
     async fn gone(&self, name: &str) {
-        self.desk.gone(name).await.unwrap();
-        let left = self.desk.revisions(name, &self.pair.release(name)).await;
+        self.fleet_client.gone(name).await.unwrap();
+        let left = self
+            .fleet_client
+            .revisions(name, &self.pair.release(name))
+            .await;
         assert_eq!(left.unwrap(), []);
     }
 
@@ -135,7 +142,7 @@ impl Scene {
 #[tokio::test]
 async fn member_power_loss_during_helm_run_is_repaired() -> TestResult {
     let mut scene = Scene::set("power", Mode::Agent, &[]).await?;
-    scene.desk.create("acme", json!({})).await?;
+    scene.fleet_client.create("acme", json!({})).await?;
     scene.at("acme", "pre-install", None).await;
     scene.lose_power().await;
     // Either the run that survived the power loss or the next one finishes the installation.
@@ -145,14 +152,14 @@ async fn member_power_loss_during_helm_run_is_repaired() -> TestResult {
     scene.write(&json!({"message": "second"}));
     scene.at("acme", "pre-upgrade", None).await;
     scene.lose_power().await;
-    let serving = eventually("the apiserver to answer", async || {
+    let serving = eventually("the API server to respond", async || {
         scene.serves("acme").await.map(Some)
     });
     assert_eq!(serving.await?.uid(), before.uid());
     scene.pass_all("acme", "pre-upgrade").await;
     assert_eq!(scene.ready("acme").await?.uid(), before.uid());
 
-    scene.desk.delete("acme").await?;
+    scene.fleet_client.delete("acme").await?;
     scene.at("acme", "pre-delete", None).await;
     scene.lose_power().await;
     scene.pass_all("acme", "pre-delete").await;
@@ -174,13 +181,13 @@ async fn killed_helm_run_is_repaired_after_restart(mode: Mode) -> TestResult {
     let log = scene.pair.actor()?.log_path().to_owned();
     let folder = log.parent().unwrap();
 
-    scene.desk.delete("going").await?;
+    scene.fleet_client.delete("going").await?;
     let going = scene.at("going", "pre-delete", None).await;
     scene.write(&json!({"message": "second", "brokenIn": "rolled"}));
     let upgraded = scene.at("upgraded", "pre-upgrade", None).await;
     let rolled = scene.at("rolled", "pre-upgrade", None).await;
     if rolls_back {
-        gate::open(&scene.desk, "rolled", &rolled).await?;
+        gate::open(&scene.fleet_client, "rolled", &rolled).await?;
         scene.at("rolled", "pre-rollback", None).await;
     }
     scene.pair.actor()?.kill9().await?;

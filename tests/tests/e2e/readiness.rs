@@ -1,4 +1,4 @@
-//! Readiness of deployed releases: after a restart, and while a pause holds an upgrade back.
+//! Verifies the readiness of deployed releases: after a restart, and while a pause blocks an upgrade.
 
 use anyhow::Result;
 use krypton_tests::{
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 by_agent!(missing_workload_stays_not_ready);
 
-/// The Deployment of the release of Tenant acme, as it can be applied again.
+/// Returns the Deployment of Tenant acme's release in a form that can be applied again.
 async fn deployment(cluster: &Cluster, release: &str) -> Result<Value> {
     let words = ["deployment", release, "--namespace=acme", "--output=json"];
     let found = cluster.kubectl(["get"].iter().chain(&words)).await?;
@@ -36,48 +36,49 @@ async fn delete(cluster: &Cluster, release: &str) {
 
 async fn missing_workload_stays_not_ready(mode: Mode) -> TestResult {
     let (mut pair, chart) = Scenario::new("missing", mode).start().await?;
-    let desk = pair.desk();
+    let fleet_client = pair.fleet_client();
     let release = pair.release("acme");
     let [ready, progress] = ["ClusterReady", "ClusterProgress"].map(|kind| pair.condition(kind));
     let lost = (ready.as_str(), "False", "NotReady");
-    desk.install("acme").await?;
+    fleet_client.install("acme").await?;
     let there = deployment(pair.cluster(), &release).await?;
     delete(pair.cluster(), &release).await;
-    desk.shows("acme", &[lost]).await?;
+    fleet_client.shows("acme", &[lost]).await?;
 
-    restart(&mut pair, &desk, mode).await?;
-    let tenant = desk.tenants().get("acme").await?;
+    restart(&mut pair, &fleet_client, mode).await?;
+    let tenant = fleet_client.tenants().get("acme").await?;
     let conditions = tenant.status.unwrap_or_default().conditions;
     let now = condition(&conditions, &ready).unwrap();
     assert_eq!((now.status.as_str(), now.reason.as_str()), (lost.1, lost.2));
 
-    // The pause holds the upgrade back. Readiness is still followed, also after a restart.
+    // The pause blocks the upgrade. Krypton still updates the readiness, also after a restart.
     let paused = (progress.as_str(), "False", "Paused");
-    desk.annotate("acme", names::PAUSED_ANNOTATION, "true")
+    fleet_client
+        .annotate("acme", names::PAUSED_ANNOTATION, "true")
         .await?;
     chart.write("{replicaCount: 0, message: other}")?;
-    desk.shows("acme", &[paused, lost]).await?;
+    fleet_client.shows("acme", &[paused, lost]).await?;
     pair.cluster().apply(&there.to_string()).await?;
     let back = (ready.as_str(), "True", "NoChange");
-    desk.shows("acme", &[paused, back]).await?;
-    restart(&mut pair, &desk, mode).await?;
+    fleet_client.shows("acme", &[paused, back]).await?;
+    restart(&mut pair, &fleet_client, mode).await?;
     delete(pair.cluster(), &release).await;
-    desk.shows("acme", &[paused, lost]).await?;
-    let revisions = desk.revisions("acme", &release).await?;
+    fleet_client.shows("acme", &[paused, lost]).await?;
+    let revisions = fleet_client.revisions("acme", &release).await?;
     assert_eq!(revisions, [(1, "deployed".to_owned())]);
     pair.stop().await?;
     Ok(())
 }
 
-async fn restart(pair: &mut Pair, desk: &FleetClient, mode: Mode) -> TestResult {
-    let holder = desk.holder().await?;
+async fn restart(pair: &mut Pair, fleet_client: &FleetClient, mode: Mode) -> TestResult {
+    let holder = fleet_client.holder().await?;
     pair.stop().await?;
     pair.start_hub_again()?;
     if mode == Mode::Agent {
         pair.start_agent_again()?;
     }
-    desk.held_by_another(&holder).await?;
-    // A Lease period with the Lease held: everything has been looked at.
-    desk.lease_renewed().await?;
+    fleet_client.held_by_another(&holder).await?;
+    // After the Lease was held for a full period, every object has been reconciled.
+    fleet_client.lease_renewed().await?;
     Ok(())
 }

@@ -1,5 +1,4 @@
-//! A member whose cluster was rebuilt: nobody acts on it until a person says that it is the same
-//! member, and then it is.
+//! Verifies a member whose cluster was rebuilt: nothing acts on it until a user accepts it as the same member.
 
 use std::fs;
 
@@ -32,17 +31,19 @@ async fn rebuilt_cluster_is_untouched_until_edge_cluster_replaced(mode: Mode) ->
     )?;
     let options = HubOptions::new(home.kubeconfig()).args(chart.flags(&["--self-cluster=false"]));
     let mut hub = Hub::start(&options)?;
-    let (desk, at_former, at_rebuilt) = (
+    let (fleet_client, at_former, at_rebuilt) = (
         FleetClient::at(&home),
         FleetClient::at(&former),
         FleetClient::at(&rebuilt),
     );
     let mut member = Membership::join(mode, &mut hub, &home, &former, "edge-1").await?;
     at_former.install("acme").await?;
-    let before = desk.member_shows("edge-1", &[CONNECTED, HEALTHY]).await?;
+    let before = fleet_client
+        .member_shows("edge-1", &[CONNECTED, HEALTHY])
+        .await?;
     let recorded = before.status.as_ref().unwrap().cluster_uid.clone();
     assert_eq!(recorded, Some(cluster_uid(&former).await));
-    // What a person has said of the member.
+    // Fields that a user has set on the member.
     let members: Api<EdgeCluster> = Api::all(home.client());
     let wishes = json!({
         "metadata": {"labels": {"team": "a"}},
@@ -50,7 +51,7 @@ async fn rebuilt_cluster_is_untouched_until_edge_cluster_replaced(mode: Mode) ->
     });
     members.merge("edge-1", &wishes).await?;
 
-    // The cluster is rebuilt. What led to the former one leads to this one now.
+    // The cluster is rebuilt. The old addresses lead to the new cluster.
     let folder = TempDir::with_prefix("krypton-rebuilt-")?;
     if let Some(agent) = member.agent() {
         agent.stop().await?;
@@ -64,13 +65,16 @@ async fn rebuilt_cluster_is_untouched_until_edge_cluster_replaced(mode: Mode) ->
             log.contains("kubectl krypton join edge-1 --replace"),
             "{log}"
         );
-        let told = desk.told("edge-1", "EnrollmentRefused").await;
-        assert!(told?.contains("--replace"));
+        let message = fleet_client
+            .event_message("edge-1", "EnrollmentRefused")
+            .await;
+        assert!(message?.contains("--replace"));
     } else {
-        desk.add_member("edge-1", &rebuilt.kubeconfig_with_token())
+        fleet_client
+            .add_member("edge-1", &rebuilt.kubeconfig_with_token())
             .await?;
         let changed = ("Healthy", "False", "ClusterIdentityChanged");
-        let shown = desk.member_shows("edge-1", &[changed]).await?;
+        let shown = fleet_client.member_shows("edge-1", &[changed]).await?;
         let shown = serde_json::to_string(&shown)?;
         assert!(
             shown.contains("kubectl krypton join edge-1 --replace"),
@@ -94,7 +98,9 @@ async fn rebuilt_cluster_is_untouched_until_edge_cluster_replaced(mode: Mode) ->
             None
         }
     };
-    let after = desk.member_shows("edge-1", &[CONNECTED, HEALTHY]).await?;
+    let after = fleet_client
+        .member_shows("edge-1", &[CONNECTED, HEALTHY])
+        .await?;
     assert_ne!(after.uid(), before.uid());
     assert_eq!(after.spec.source_ref, before.spec.source_ref);
     assert_eq!(
@@ -106,18 +112,18 @@ async fn rebuilt_cluster_is_untouched_until_edge_cluster_replaced(mode: Mode) ->
         after.status.as_ref().unwrap().cluster_uid,
         Some(cluster_uid(&rebuilt).await)
     );
-    desk.member_is("edge-1", mode).await?;
+    fleet_client.member_is("edge-1", mode).await?;
     at_rebuilt.install("acme").await?;
-    // What runs on the former one is as it was.
+    // The releases on the old cluster are unchanged.
     at_former
         .newest_is("acme", "tenant-acme-edge-1", 1, "deployed")
         .await?;
 
-    // Its agent, started again, is told that its certificate is void.
+    // After a restart, the agent reports that its certificate is invalid.
     if let Some(mut agent) = agent {
         member.start_again(&former)?;
         let old = member.agent().unwrap();
-        krypton_tests::eventually("the former agent to be refused", async || {
+        krypton_tests::eventually("the old agent to be rejected", async || {
             let log = old.log()?;
             if log.contains("belongs to a deleted EdgeCluster edge-1") {
                 return Ok(Some(()));
@@ -125,7 +131,9 @@ async fn rebuilt_cluster_is_untouched_until_edge_cluster_replaced(mode: Mode) ->
             anyhow::bail!("{log}")
         })
         .await?;
-        desk.member_shows("edge-1", &[CONNECTED, HEALTHY]).await?;
+        fleet_client
+            .member_shows("edge-1", &[CONNECTED, HEALTHY])
+            .await?;
         agent.stop().await?;
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! Conditions show repeated refusals of the API server and of Helm, with the remedy.
+//! Verifies that conditions show repeated rejections of the API server and of Helm, with the remedy.
 
 use anyhow::{Result, bail};
 use krypton_tests::{
@@ -38,10 +38,10 @@ spec:
 ";
 
 /// Waits until a condition of Tenant acme has this reason and a message that contains this text.
-async fn says(desk: &FleetClient, kind: &str, reason: &str, words: &str) -> Result<()> {
+async fn shows(fleet_client: &FleetClient, kind: &str, reason: &str, words: &str) -> Result<()> {
     let what = format!("{kind} to be {reason} with {words:?}");
     eventually(&what, async || {
-        let tenant = desk.tenants().get("acme").await?;
+        let tenant = fleet_client.tenants().get("acme").await?;
         let conditions = tenant.status.unwrap_or_default().conditions;
         match condition(&conditions, kind) {
             Some(found) if found.reason == reason && found.message.contains(words) => Ok(Some(())),
@@ -54,11 +54,13 @@ async fn says(desk: &FleetClient, kind: &str, reason: &str, words: &str) -> Resu
 #[tokio::test]
 async fn refused_request_sets_condition_and_retries_on_demand() -> TestResult {
     let (mut pair, _chart) = Scenario::new("refused", Mode::SelfCluster).start().await?;
-    let desk = pair.desk();
+    let fleet_client = pair.fleet_client();
     let log = pair.hub()?.log()?;
     assert!(!log.contains("failed to list KryptonDeployments"), "{log}");
     let paused = [(names::PAUSED_ANNOTATION, "true")];
-    desk.create_annotated("acme", json!({}), &paused).await?;
+    fleet_client
+        .create_annotated("acme", json!({}), &paused)
+        .await?;
     let cluster = pair.cluster();
     cluster.apply(POLICY).await?;
     let patch = r#"{"metadata":{"finalizers":["krypton.test/probe"]}}"#;
@@ -69,25 +71,32 @@ async fn refused_request_sets_condition_and_retries_on_demand() -> TestResult {
         "--type=merge",
         "--dry-run=server",
     ];
-    eventually("the policy to be in force", async || {
+    eventually("the policy to be enforced", async || {
         let allowed = cluster.kubectl(probe.into_iter().chain(["--patch", patch]));
         Ok(allowed.await.is_err().then_some(()))
     })
     .await?;
 
-    desk.annotate("acme", names::PAUSED_ANNOTATION, "false")
+    fleet_client
+        .annotate("acme", names::PAUSED_ANNOTATION, "false")
         .await?;
     let error = pair.condition("ClusterError");
-    says(&desk, &error, "RequestRefused", "no finalizers here").await?;
-    desk.told("acme", "RequestRefused").await?;
+    shows(
+        &fleet_client,
+        &error,
+        "RequestRefused",
+        "no finalizers here",
+    )
+    .await?;
+    fleet_client.event_message("acme", "RequestRefused").await?;
 
     let binding = "validatingadmissionpolicybinding";
     cluster
         .kubectl(["delete", binding, "no-finalizers"])
         .await?;
     let asked = names::RECONCILE_REQUESTED_ANNOTATION;
-    desk.annotate("acme", asked, "now").await?;
-    desk.ready("acme").await?;
+    fleet_client.annotate("acme", asked, "now").await?;
+    fleet_client.ready("acme").await?;
     Ok(())
 }
 
@@ -114,10 +123,10 @@ async fn upgrade_past_deleted_kind_names_workaround() -> TestResult {
     let values = Some("{message: first, widget: true}");
     let chart = ServedChart::of(source, ("widgets", "1.0.0"), values).await?;
     let mut pair = Pair::start("widgets", Mode::SelfCluster, Parts::WithControllers).await?;
-    let desk = pair.desk();
+    let fleet_client = pair.fleet_client();
     pair.cluster().apply(WIDGETS).await?;
     pair.open(chart.flags(&[])).await?;
-    desk.install("acme").await?;
+    fleet_client.install("acme").await?;
     // Helm caches the known kinds for a while, so a new process is necessary.
     pair.stop().await?;
     let delete = ["delete", "crd", "widgets.krypton.test"];
@@ -127,8 +136,9 @@ async fn upgrade_past_deleted_kind_names_workaround() -> TestResult {
 
     let error = pair.condition("ClusterError");
     let way_out = "delete the release's Secrets (label owner=helm";
-    says(&desk, &error, "UpgradeFailed", way_out).await?;
-    desk.newest_is("acme", &pair.release("acme"), 1, "deployed")
+    shows(&fleet_client, &error, "UpgradeFailed", way_out).await?;
+    fleet_client
+        .newest_is("acme", &pair.release("acme"), 1, "deployed")
         .await?;
 
     let selector = format!("owner=helm,name={}", pair.release("acme"));
@@ -140,8 +150,9 @@ async fn upgrade_past_deleted_kind_names_workaround() -> TestResult {
         &selector,
     ];
     pair.cluster().kubectl(secrets).await?;
-    desk.ready("acme").await?;
-    desk.newest_is("acme", &pair.release("acme"), 1, "deployed")
+    fleet_client.ready("acme").await?;
+    fleet_client
+        .newest_is("acme", &pair.release("acme"), 1, "deployed")
         .await?;
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! Release Secrets that somebody deletes or damages: what runs stays, and the release is whole again.
+//! Verifies the repair of deleted or damaged release Secrets: workloads keep running, and the release becomes complete
+//! again.
 
 use anyhow::{Context, Result, bail};
 use k8s_openapi::{
@@ -13,18 +14,18 @@ use kube::{
 };
 use serde_json::json;
 
-fn secrets(desk: &FleetClient) -> Api<Secret> {
-    Api::namespaced(desk.client.clone(), "acme")
+fn secrets(fleet_client: &FleetClient) -> Api<Secret> {
+    Api::namespaced(fleet_client.client.clone(), "acme")
 }
 
 fn name(release: &str, revision: u32) -> String {
     format!("sh.helm.release.v1.{release}.v{revision}")
 }
 
-async fn damage(desk: &FleetClient, release: &str, revision: u32) -> Result<()> {
-    // Base64 of nothing that was ever compressed.
+async fn damage(fleet_client: &FleetClient, release: &str, revision: u32) -> Result<()> {
+    // Valid base64, but not valid gzip.
     let data = ByteString(b"H4sIAAAAAAAA/2RhbWFnZWQ=".to_vec());
-    secrets(desk)
+    secrets(fleet_client)
         .merge(
             &name(release, revision),
             &json!({"data": {"release": data}}),
@@ -33,8 +34,8 @@ async fn damage(desk: &FleetClient, release: &str, revision: u32) -> Result<()> 
     Ok(())
 }
 
-async fn uid(desk: &FleetClient, release: &str) -> Result<String> {
-    let maps: Api<ConfigMap> = Api::namespaced(desk.client.clone(), "acme");
+async fn uid(fleet_client: &FleetClient, release: &str) -> Result<String> {
+    let maps: Api<ConfigMap> = Api::namespaced(fleet_client.client.clone(), "acme");
     maps.get(release).await?.uid().context("no UID")
 }
 
@@ -44,18 +45,20 @@ async fn deleted_or_damaged_release_secrets_are_repaired() -> TestResult {
         .values("{replicaCount: 0, message: v1}")
         .start()
         .await?;
-    let desk = pair.desk();
+    let fleet_client = pair.fleet_client();
     let write = |message: &str| {
         let yaml = format!("{{replicaCount: 0, message: {message}}}");
         chart.write(&yaml)
     };
     let release = pair.release("acme");
-    desk.create("acme", json!({})).await?;
-    desk.newest_is("acme", &release, 1, "deployed").await?;
-    let first = uid(&desk, &release).await?;
+    fleet_client.create("acme", json!({})).await?;
+    fleet_client
+        .newest_is("acme", &release, 1, "deployed")
+        .await?;
+    let first = uid(&fleet_client, &release).await?;
 
-    // All of them: the objects that carry the release's name are its own again.
-    let api = secrets(&desk);
+    // All revisions are deleted: Krypton adopts the objects with the release's name.
+    let api = secrets(&fleet_client);
     let params = DeleteParams::default();
     let before = api.get(&name(&release, 1)).await?.uid();
     api.delete(&name(&release, 1), &params).await?;
@@ -64,19 +67,27 @@ async fn deleted_or_damaged_release_secrets_are_repaired() -> TestResult {
         Ok((now.uid() != before).then_some(()))
     })
     .await?;
-    desk.newest_is("acme", &release, 1, "deployed").await?;
+    fleet_client
+        .newest_is("acme", &release, 1, "deployed")
+        .await?;
 
     write("v2")?;
-    desk.newest_is("acme", &release, 2, "deployed").await?;
+    fleet_client
+        .newest_is("acme", &release, 2, "deployed")
+        .await?;
     write("v3")?;
-    desk.newest_is("acme", &release, 3, "deployed").await?;
+    fleet_client
+        .newest_is("acme", &release, 3, "deployed")
+        .await?;
 
-    // One in the middle: nothing is to be done, and the next upgrade goes as any.
+    // A revision in the middle is deleted: no repair is necessary, and the next upgrade succeeds.
     api.delete(&name(&release, 2), &params).await?;
     write("v4")?;
-    desk.newest_is("acme", &release, 4, "deployed").await?;
+    fleet_client
+        .newest_is("acme", &release, 4, "deployed")
+        .await?;
 
-    // The newest: only superseded ones are left.
+    // The newest revision is deleted: only superseded ones are left.
     let before = api.get(&name(&release, 4)).await?.uid();
     api.delete(&name(&release, 4), &params).await?;
     eventually("revision 4 to be another", async || {
@@ -84,56 +95,62 @@ async fn deleted_or_damaged_release_secrets_are_repaired() -> TestResult {
         Ok((now.uid() != before).then_some(()))
     })
     .await?;
-    desk.newest_is("acme", &release, 4, "deployed").await?;
+    fleet_client
+        .newest_is("acme", &release, 4, "deployed")
+        .await?;
 
-    // Damaged, while nothing else is to be done: helm passes over it and would stumble on its name.
-    damage(&desk, &release, 4).await?;
-    desk.told("acme", "ReleaseUnreadable").await?;
+    // A revision is damaged while no other action is pending: Helm ignores it, but its name would block the next
+    // revision.
+    damage(&fleet_client, &release, 4).await?;
+    fleet_client
+        .event_message("acme", "ReleaseUnreadable")
+        .await?;
     eventually("one deployed release", async || {
-        let revisions = desk.revisions("acme", &release).await?;
+        let revisions = fleet_client.revisions("acme", &release).await?;
         match revisions.last() {
             Some((4.., status)) if status == "deployed" => Ok(Some(())),
             _ => bail!("{revisions:?}"),
         }
     })
     .await?;
-    let revisions = desk.revisions("acme", &release).await?;
+    let revisions = fleet_client.revisions("acme", &release).await?;
     let deployed = revisions.iter().filter(|(_, status)| status == "deployed");
     assert_eq!(deployed.count(), 1, "{revisions:?}");
     let kept = ListParams::default().fields("type=mesh.openkcm.io/unreadable-release");
     assert_eq!(api.list(&kept).await?.items.len(), 1);
-    desk.ready("acme").await?;
-    assert_eq!(uid(&desk, &release).await?, first, "not recreated");
+    fleet_client.ready("acme").await?;
+    assert_eq!(uid(&fleet_client, &release).await?, first, "not recreated");
     let log = pair.actor()?.log()?;
     assert!(!log.contains("running helm uninstall"), "{log}");
 
-    // Of a Tenant that is to go: what the revisions before say is removed.
+    // A Tenant is deleted with a damaged revision: the objects of the earlier revisions are removed.
     let newest = revisions.last().unwrap().0;
-    damage(&desk, &release, newest).await?;
-    desk.remove("acme").await?;
+    damage(&fleet_client, &release, newest).await?;
+    fleet_client.remove("acme").await?;
     Ok(())
 }
 
 #[tokio::test]
 async fn unreadable_only_revision_blocks_deletion_until_orphaned() -> TestResult {
     let (mut pair, _chart) = Scenario::new("unread", Mode::SelfCluster).start().await?;
-    let desk = pair.desk();
+    let fleet_client = pair.fleet_client();
     let release = pair.release("acme");
     let error = pair.condition("ClusterError");
-    desk.install("acme").await?;
-    // Of a live one it would be set aside, and the chart installed again.
+    fleet_client.install("acme").await?;
+    // For a live Tenant, Krypton would set the revision aside and install the chart again.
     pair.stop().await?;
-    damage(&desk, &release, 1).await?;
-    desk.delete("acme").await?;
+    damage(&fleet_client, &release, 1).await?;
+    fleet_client.delete("acme").await?;
     pair.start_actor_again()?;
     let failed = (error.as_str(), "True", "UninstallFailed");
-    let message = desk.message("acme", &[failed]).await?;
+    let message = fleet_client.message("acme", &[failed]).await?;
     for part in [release.as_str(), names::ORPHAN_ANNOTATION] {
         assert!(message.contains(part), "{message}");
     }
-    desk.annotate("acme", names::ORPHAN_ANNOTATION, "true")
+    fleet_client
+        .annotate("acme", names::ORPHAN_ANNOTATION, "true")
         .await?;
-    desk.gone("acme").await?;
-    uid(&desk, &release).await?;
+    fleet_client.gone("acme").await?;
+    uid(&fleet_client, &release).await?;
     Ok(())
 }

@@ -13,42 +13,50 @@ async fn failed_upgrade_rolls_back_once_without_automatic_retry() -> TestResult 
         .flags(&["--remediation=rollback"])
         .start()
         .await?;
-    let desk = pair.desk();
+    let fleet_client = pair.fleet_client();
     let release = pair.release("acme");
     let error = pair.condition("ClusterError");
-    let maps: Api<ConfigMap> = Api::namespaced(desk.client.clone(), "acme");
+    let maps: Api<ConfigMap> = Api::namespaced(fleet_client.client.clone(), "acme");
     let map = async || maps.get(&release).await.unwrap();
     let message = |map: &ConfigMap| {
         let data = map.data.as_ref().context("no data");
         data.unwrap().get("message").cloned().unwrap_or_default()
     };
-    desk.install("acme").await?;
+    fleet_client.install("acme").await?;
     let first = map().await;
 
     chart.write("{replicaCount: 0, message: second, broken: true}")?;
-    desk.newest_is("acme", &release, 3, "deployed").await?;
-    desk.told("acme", "HelmRolledBack").await?;
+    fleet_client
+        .newest_is("acme", &release, 3, "deployed")
+        .await?;
+    fleet_client.event_message("acme", "HelmRolledBack").await?;
     let failed = (error.as_str(), "True", "UpgradeFailed");
-    let said = desk.message("acme", &[failed]).await?;
+    let shown = fleet_client.message("acme", &[failed]).await?;
     let rolled_back = map().await;
     assert_eq!(message(&rolled_back), "first");
     assert_eq!(rolled_back.uid(), first.uid());
     assert!(
-        said.contains("is invalid") || said.contains("field"),
-        "{said}"
+        shown.contains("is invalid") || shown.contains("field"),
+        "{shown}"
     );
 
     // No more attempts follow, even after a Lease period, which spans many back-offs here.
-    desk.lease_renewed().await?;
-    desk.newest_is("acme", &release, 3, "deployed").await?;
+    fleet_client.lease_renewed().await?;
+    fleet_client
+        .newest_is("acme", &release, 3, "deployed")
+        .await?;
     // A user's request causes one more attempt.
     let asked = names::RECONCILE_REQUESTED_ANNOTATION;
-    desk.annotate("acme", asked, "now").await?;
-    desk.newest_is("acme", &release, 5, "deployed").await?;
+    fleet_client.annotate("acme", asked, "now").await?;
+    fleet_client
+        .newest_is("acme", &release, 5, "deployed")
+        .await?;
 
     chart.write("{replicaCount: 0, message: third}")?;
-    desk.newest_is("acme", &release, 6, "deployed").await?;
-    desk.ready("acme").await?;
+    fleet_client
+        .newest_is("acme", &release, 6, "deployed")
+        .await?;
+    fleet_client.ready("acme").await?;
     assert_eq!(message(&map().await), "third");
     Ok(())
 }

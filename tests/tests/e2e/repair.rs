@@ -1,4 +1,4 @@
-//! Helm killed at every point where it can be held: what is found then is repaired by the next pass.
+//! Kills Helm at every point at which it can wait, and verifies that the next pass repairs the release.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -22,7 +22,7 @@ use kube::{
 use serde_json::json;
 use tokio::{sync::watch, task::JoinHandle};
 
-/// Whether the Deployments of a namespace are available.
+/// Availability of the Deployments in a namespace.
 #[derive(Clone, Copy, PartialEq)]
 enum Served {
     NotYet,
@@ -30,16 +30,16 @@ enum Served {
     Stopped,
 }
 
-/// Watches that Deployments stay available.
+/// A watch that verifies that Deployments stay available.
 struct Serving {
     served: watch::Receiver<Served>,
     task: JoinHandle<()>,
 }
 
 impl Serving {
-    /// Returns once one is available.
-    async fn watch(desk: &FleetClient, namespace: &str) -> Self {
-        let api: Api<Deployment> = Api::namespaced(desk.client.clone(), namespace);
+    /// Returns when a Deployment is available.
+    async fn watch(fleet_client: &FleetClient, namespace: &str) -> Self {
+        let api: Api<Deployment> = Api::namespaced(fleet_client.client.clone(), namespace);
         let (seen, mut served) = watch::channel(Served::NotYet);
         let task = tokio::spawn(async move {
             let mut events = watcher(api, watcher::Config::default())
@@ -62,7 +62,7 @@ impl Serving {
         });
         let first = served.wait_for(|served| *served != Served::NotYet);
         let first = tokio::time::timeout(PATIENCE, first).await;
-        drop(first.expect("nothing becomes available").unwrap());
+        drop(first.expect("no Deployment becomes available").unwrap());
         Self { served, task }
     }
 
@@ -72,12 +72,12 @@ impl Serving {
     }
 }
 
-/// Names and UIDs of what is in a namespace: ConfigMaps of the release, Deployments, pods of hooks.
-async fn objects(desk: &FleetClient, namespace: &str) -> Result<BTreeMap<String, String>> {
+/// Returns names and UIDs of a namespace's objects: ConfigMaps of the release, Deployments, and pods of hooks.
+async fn objects(fleet_client: &FleetClient, namespace: &str) -> Result<BTreeMap<String, String>> {
     let of_helm = ListParams::default().labels("app.kubernetes.io/managed-by=Helm");
-    let maps: Api<ConfigMap> = Api::namespaced(desk.client.clone(), namespace);
-    let deployments: Api<Deployment> = Api::namespaced(desk.client.clone(), namespace);
-    let pods: Api<Pod> = Api::namespaced(desk.client.clone(), namespace);
+    let maps: Api<ConfigMap> = Api::namespaced(fleet_client.client.clone(), namespace);
+    let deployments: Api<Deployment> = Api::namespaced(fleet_client.client.clone(), namespace);
+    let pods: Api<Pod> = Api::namespaced(fleet_client.client.clone(), namespace);
     let mut found = BTreeMap::new();
     let mut put = |kind: &str, object: &dyn Fn() -> (String, Option<String>)| {
         let (name, uid) = object();
@@ -97,13 +97,13 @@ async fn objects(desk: &FleetClient, namespace: &str) -> Result<BTreeMap<String,
     Ok(found)
 }
 
-/// One deployed release, the newest; no lock; and nothing but what the chart has.
-async fn whole(
-    desk: &FleetClient,
+/// Waits until the newest revision is the only deployed one, no lock is left, and all objects are from the chart.
+async fn complete(
+    fleet_client: &FleetClient,
     namespace: &str,
     release: &str,
 ) -> Result<BTreeMap<String, String>> {
-    let revisions = desk.revisions(namespace, release).await?;
+    let revisions = fleet_client.revisions(namespace, release).await?;
     let deployed = revisions.iter().filter(|(_, status)| status == "deployed");
     ensure!(deployed.count() == 1, "{revisions:?}");
     ensure!(
@@ -117,7 +117,7 @@ async fn whole(
         !revisions.iter().any(|(_, status)| locked(status)),
         "{revisions:?}"
     );
-    let found = objects(desk, namespace).await?;
+    let found = objects(fleet_client, namespace).await?;
     let expected = [
         format!("ConfigMap/{release}"),
         format!("Deployment/{release}"),
@@ -126,7 +126,7 @@ async fn whole(
     Ok(found)
 }
 
-/// The member with its gates.
+/// The member and its chart with gates.
 struct Scene {
     pair: Pair,
     chart: ServedChart,
@@ -155,13 +155,13 @@ impl Scene {
         Ok(log.parent().map(PathBuf::from).unwrap_or_default())
     }
 
-    /// Waits for helm at `event`, and kills it there.
+    /// Waits for Helm at `event`, and kills it.
     async fn kill_at(&mut self, namespace: &str, event: &str) -> Result<Pod> {
-        let desk = self.pair.desk();
-        let hook = gate::at(&desk, namespace, event, None).await?;
+        let fleet_client = self.pair.fleet_client();
+        let hook = gate::at(&fleet_client, namespace, event, None).await?;
         let folder = self.folder()?;
         let killed = kill_helm(&folder)?;
-        ensure!(killed == 1, "{killed} helms ran at {event}");
+        ensure!(killed == 1, "{killed} Helm processes ran at {event}");
         Ok(hook)
     }
 }
@@ -169,71 +169,72 @@ impl Scene {
 #[tokio::test]
 async fn killed_helm_is_repaired_by_next_pass() -> TestResult {
     let mut scene = Scene::set("killed", &gate::EVENTS, &[]).await?;
-    let desk = scene.pair.desk();
+    let fleet_client = scene.pair.fleet_client();
     let release = scene.pair.release("acme");
-    desk.create("acme", json!({})).await?;
+    fleet_client.create("acme", json!({})).await?;
 
-    // Before anything is applied, and after all of it.
+    // Before the first apply, and after the last.
     let hook = scene.kill_at("acme", "pre-install").await?;
-    desk.newest_is("acme", &release, 1, "pending-install")
+    fleet_client
+        .newest_is("acme", &release, 1, "pending-install")
         .await?;
-    gate::pass(&desk, "acme", "pre-install", Some(&hook)).await?;
+    gate::pass(&fleet_client, "acme", "pre-install", Some(&hook)).await?;
     let hook = scene.kill_at("acme", "post-install").await?;
-    let made = objects(&desk, "acme").await?;
-    let serving = Serving::watch(&desk, "acme").await;
-    // The hooks of an installation again, and not those of an upgrade.
-    gate::pass(&desk, "acme", "pre-install", None).await?;
-    gate::pass(&desk, "acme", "post-install", Some(&hook)).await?;
-    desk.ready("acme").await?;
-    let installed = whole(&desk, "acme", &release).await?;
+    let made = objects(&fleet_client, "acme").await?;
+    let serving = Serving::watch(&fleet_client, "acme").await;
+    // The repair runs the hooks of an installation, and no hooks of an upgrade.
+    gate::pass(&fleet_client, "acme", "pre-install", None).await?;
+    gate::pass(&fleet_client, "acme", "post-install", Some(&hook)).await?;
+    fleet_client.ready("acme").await?;
+    let installed = complete(&fleet_client, "acme", &release).await?;
     for (name, uid) in &installed {
         assert_eq!(made.get(name), Some(uid), "{name} was recreated");
     }
 
-    // One that makes what the next does not have.
+    // An upgrade that creates an object outside the next revision.
     let second = json!({"gates": gate::EVENTS, "message": "second", "extra": "left-over"});
     scene.chart.write(&second.to_string())?;
     let hook = scene.kill_at("acme", "pre-upgrade").await?;
-    gate::pass(&desk, "acme", "pre-upgrade", Some(&hook)).await?;
+    gate::pass(&fleet_client, "acme", "pre-upgrade", Some(&hook)).await?;
     let hook = scene.kill_at("acme", "post-upgrade").await?;
-    let left = objects(&desk, "acme").await?;
+    let left = objects(&fleet_client, "acme").await?;
     assert!(left.contains_key("ConfigMap/left-over"), "{left:?}");
     let third = json!({"gates": gate::EVENTS, "message": "third"});
     scene.chart.write(&third.to_string())?;
-    gate::pass(&desk, "acme", "pre-upgrade", None).await?;
-    gate::pass(&desk, "acme", "post-upgrade", Some(&hook)).await?;
-    desk.ready("acme").await?;
-    eventually("nothing to be left over", async || {
-        whole(&desk, "acme", &release).await.map(Some)
+    gate::pass(&fleet_client, "acme", "pre-upgrade", None).await?;
+    gate::pass(&fleet_client, "acme", "post-upgrade", Some(&hook)).await?;
+    fleet_client.ready("acme").await?;
+    eventually("no leftover objects", async || {
+        complete(&fleet_client, "acme", &release).await.map(Some)
     })
     .await
     .map(|now| assert_eq!(now, installed))?;
     assert!(serving.end(), "the release kept serving");
 
-    desk.delete("acme").await?;
+    fleet_client.delete("acme").await?;
     let hook = scene.kill_at("acme", "pre-delete").await?;
-    let revisions = desk.revisions("acme", &release).await?;
+    let revisions = fleet_client.revisions("acme", &release).await?;
     assert_eq!(revisions.last().unwrap().1, "uninstalling");
-    gate::pass(&desk, "acme", "pre-delete", Some(&hook)).await?;
+    gate::pass(&fleet_client, "acme", "pre-delete", Some(&hook)).await?;
     let hook = scene.kill_at("acme", "post-delete").await?;
-    gate::pass(&desk, "acme", "pre-delete", None).await?;
-    gate::pass(&desk, "acme", "post-delete", Some(&hook)).await?;
-    desk.gone("acme").await?;
-    assert!(desk.releases().await?.is_empty());
+    gate::pass(&fleet_client, "acme", "pre-delete", None).await?;
+    gate::pass(&fleet_client, "acme", "post-delete", Some(&hook)).await?;
+    fleet_client.gone("acme").await?;
+    assert!(fleet_client.releases().await?.is_empty());
     Ok(())
 }
 
-/// The time after which a lock of somebody else is broken is three times this, and a minute.
+/// Krypton breaks a foreign lock after three times this timeout and a minute.
 const SHORT: &str = "--helm-timeout=20s";
 
-/// Runs helm as a person does, until it waits at `event`, and kills it.
+/// Runs Helm as a user, until it waits at `event`, and kills it.
 async fn die_at(scene: &Scene, namespace: &str, event: &str, args: &[&str]) -> Result<()> {
-    let desk = scene.pair.desk();
+    let fleet_client = scene.pair.fleet_client();
     let in_namespace = ["--namespace", namespace, "--timeout=170s"];
     let args = args.iter().chain(&in_namespace).copied();
     tokio::select! {
-        ended = scene.pair.cluster().helm(args) => bail!("helm ended by itself: {ended:?}"),
-        hook = gate::at(&desk, namespace, event, None) => hook.map(drop),
+        ended = scene.pair.cluster().helm(args) => bail!("helm ended before it was killed: {ended:?}"),
+        hook = gate::at(&fleet_client, namespace, event, None) => hook.map(drop),
     }
 }
 
@@ -241,20 +242,20 @@ async fn die_at(scene: &Scene, namespace: &str, event: &str, args: &[&str]) -> R
 async fn dead_manual_helm_run_is_repaired_without_uninstall() -> TestResult {
     let events = ["pre-rollback", "pre-delete", "post-delete"];
     let scene = Scene::set("byhand", &events, &[SHORT]).await?;
-    let desk = scene.pair.desk();
+    let fleet_client = scene.pair.fleet_client();
     let names = ["rolling", "going", "gone"];
     let mut before = BTreeMap::new();
     for name in names {
-        desk.create(name, json!({})).await?;
+        fleet_client.create(name, json!({})).await?;
     }
     for name in names {
-        desk.ready(name).await?;
+        fleet_client.ready(name).await?;
         let release = scene.pair.release(name);
-        before.insert(name, whole(&desk, name, &release).await?);
+        before.insert(name, complete(&fleet_client, name, &release).await?);
     }
     let serving = [
-        Serving::watch(&desk, "rolling").await,
-        Serving::watch(&desk, "going").await,
+        Serving::watch(&fleet_client, "rolling").await,
+        Serving::watch(&fleet_client, "going").await,
     ];
     let release = names.map(|name| scene.pair.release(name));
 
@@ -265,12 +266,13 @@ async fn dead_manual_helm_run_is_repaired_without_uninstall() -> TestResult {
         &["rollback", &release[0], "1"],
     )
     .await?;
-    desk.newest_is("rolling", &release[0], 2, "pending-rollback")
+    fleet_client
+        .newest_is("rolling", &release[0], 2, "pending-rollback")
         .await?;
     die_at(&scene, "going", "pre-delete", &["uninstall", &release[1]]).await?;
     let uninstall = ["uninstall", release[2].as_str()];
     let past_the_first = async {
-        gate::pass(&desk, "gone", "pre-delete", None).await?;
+        gate::pass(&fleet_client, "gone", "pre-delete", None).await?;
         std::future::pending::<Result<()>>().await
     };
     tokio::select! {
@@ -278,44 +280,43 @@ async fn dead_manual_helm_run_is_repaired_without_uninstall() -> TestResult {
         opened = past_the_first => opened.unwrap(),
     }
     for (name, release) in [("going", &release[1]), ("gone", &release[2])] {
-        desk.newest_is(name, release, 1, "uninstalling").await?;
+        fleet_client
+            .newest_is(name, release, 1, "uninstalling")
+            .await?;
     }
 
     let locked = format!("ClusterProgress/{}", scene.pair.name());
     for name in names {
-        let said = (locked.as_str(), "True", "Locked");
-        desk.shows(name, &[said]).await?;
+        let expected = (locked.as_str(), "True", "Locked");
+        fleet_client.shows(name, &[expected]).await?;
     }
     for (name, release) in names.iter().zip(&release) {
-        // The grace is nearly as long as what is otherwise waited for.
+        // The grace period is nearly as long as the default deadline.
         for _ in 0..2 {
-            let done = desk.told(name, "ReleaseUnlocked").await;
+            let done = fleet_client.event_message(name, "ReleaseUnlocked").await;
             if done.is_ok() {
                 break;
             }
         }
-        desk.ready(name).await?;
-        eventually(
-            "hooks that were cut short to be all that is left",
-            async || {
-                let pods: Api<Pod> = Api::namespaced(desk.client.clone(), name);
-                for pod in pods.list(&ListParams::default()).await? {
-                    if pod.owner_references().is_empty() {
-                        // Made by a helm that nobody of ours ran; it goes with its next run, or by hand.
-                        pods.delete(&pod.name_any(), &Default::default()).await?;
-                    }
+        fleet_client.ready(name).await?;
+        eventually("only interrupted hooks to be left", async || {
+            let pods: Api<Pod> = Api::namespaced(fleet_client.client.clone(), name);
+            for pod in pods.list(&ListParams::default()).await? {
+                if pod.owner_references().is_empty() {
+                    // A foreign Helm created the pod. Its next run or a user deletes it.
+                    pods.delete(&pod.name_any(), &Default::default()).await?;
                 }
-                whole(&desk, name, release).await.map(Some)
-            },
-        )
+            }
+            complete(&fleet_client, name, release).await.map(Some)
+        })
         .await?;
     }
     for (name, serving) in ["rolling", "going"].into_iter().zip(serving) {
         assert!(serving.end(), "{name} kept serving");
     }
     for name in ["rolling", "going"] {
-        let now = whole(&desk, name, &scene.pair.release(name)).await?;
-        assert_eq!(now, before[name], "{name}: nothing was recreated");
+        let now = complete(&fleet_client, name, &scene.pair.release(name)).await?;
+        assert_eq!(now, before[name], "{name}: objects were recreated");
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! A release that waits for a slot of Helm is planned again when the slot is free.
+//! Verifies that Krypton plans a release again when its Helm slot becomes free.
 
 use anyhow::{Context, Result, bail};
 use k8s_openapi::api::core::v1::Pod;
@@ -14,10 +14,10 @@ use serde_json::json;
 const FIRST: &str = "{message: first}";
 const SECOND: &str = "{message: second}";
 
-/// A hub with one slot, whose Tenants may have values.
+/// A hub with one slot, whose Tenants may set values.
 struct Stage {
     pair: Pair,
-    desk: FleetClient,
+    fleet_client: FleetClient,
     chart: ServedChart,
 }
 
@@ -34,25 +34,25 @@ impl Stage {
         let gates = scenario.chart(gate.chart(), "gates").values(FIRST);
         let (pair, chart) = gates.start().await?;
         Ok(Self {
-            desk: pair.desk(),
+            fleet_client: pair.fleet_client(),
             pair,
             chart,
         })
     }
 
     async fn install(&self, name: &str) -> Result<()> {
-        self.desk.install(name).await?;
+        self.fleet_client.install(name).await?;
         Ok(())
     }
 
-    /// Takes the only slot with a first installation that waits for its hook.
+    /// Occupies the only slot with an installation that waits for its hook.
     async fn block(&self, name: &str) -> Result<Pod> {
         let spec = json!({"values": {"gates": ["pre-install"]}});
-        self.desk.create(name, spec).await?;
-        gate::at(&self.desk, name, "pre-install", None).await
+        self.fleet_client.create(name, spec).await?;
+        gate::at(&self.fleet_client, name, "pre-install", None).await
     }
 
-    /// Waits until so many releases wait for the slot.
+    /// Waits until this number of releases waits for the slot.
     async fn waiting(&mut self, priority: &str, count: usize) -> Result<()> {
         let series = format!("krypton_hub_helm_waiting{{priority=\"{priority}\"}} ");
         let line = format!("{series}{count}");
@@ -68,15 +68,18 @@ impl Stage {
         .await
     }
 
-    /// Ends the run that has the slot, and waits for the next ones.
+    /// Completes the run that occupies the slot, and waits for the next ones.
     async fn release(&self, name: &str, hook: &Pod) -> Result<()> {
-        gate::open(&self.desk, name, hook).await?;
-        self.desk.ready(name).await?;
-        self.desk.lease_renewed().await
+        gate::open(&self.fleet_client, name, hook).await?;
+        self.fleet_client.ready(name).await?;
+        self.fleet_client.lease_renewed().await
     }
 
     async fn is(&self, name: &str, number: u32) -> Result<()> {
-        let revisions = self.desk.revisions(name, &self.pair.release(name)).await?;
+        let revisions = self
+            .fleet_client
+            .revisions(name, &self.pair.release(name))
+            .await?;
         let (newest, status) = revisions.last().context("no revision")?;
         if (*newest, status.as_str()) != (number, "deployed") {
             bail!("{name}: {revisions:?}");
@@ -86,13 +89,13 @@ impl Stage {
 
     async fn becomes(&self, name: &str, number: u32) -> Result<()> {
         let release = self.pair.release(name);
-        self.desk
+        self.fleet_client
             .newest_is(name, &release, number, "deployed")
             .await
     }
 
     async fn pause(&self, paused: bool) {
-        let members: Api<EdgeCluster> = Api::all(self.desk.client.clone());
+        let members: Api<EdgeCluster> = Api::all(self.fleet_client.client.clone());
         members
             .merge(self.pair.name(), &json!({"spec": {"paused": paused}}))
             .await
@@ -105,7 +108,7 @@ async fn paused_or_reverted_upgrade_leaves_the_slot_queue() -> TestResult {
     let mut stage = Stage::start("slots").await?;
     stage.install("acme").await?;
 
-    // The values are taken back while the upgrade waits.
+    // The values are reverted while the upgrade waits.
     let hook = stage.block("first").await?;
     stage.chart.write(SECOND)?;
     stage.waiting("low", 1).await?;
@@ -122,11 +125,11 @@ async fn paused_or_reverted_upgrade_leaves_the_slot_queue() -> TestResult {
     stage.waiting("low", 0).await?;
     let progress = stage.pair.condition("ClusterProgress");
     let paused = [(progress.as_str(), "False", "Paused")];
-    stage.desk.shows("acme", &paused).await?;
-    stage.desk.shows("first", &paused).await?;
-    gate::open(&stage.desk, "second", &hook).await?;
+    stage.fleet_client.shows("acme", &paused).await?;
+    stage.fleet_client.shows("first", &paused).await?;
+    gate::open(&stage.fleet_client, "second", &hook).await?;
     stage.becomes("second", 1).await?;
-    stage.desk.lease_renewed().await?;
+    stage.fleet_client.lease_renewed().await?;
     stage.is("acme", 1).await?;
     stage.is("first", 1).await?;
     stage.pause(false).await;
@@ -144,25 +147,25 @@ async fn deletion_and_orphan_annotation_redirect_a_waiting_run() -> TestResult {
     stage.chart.write(SECOND)?;
     stage.waiting("low", 2).await?;
     for name in ["gone", "kept"] {
-        stage.desk.delete(name).await?;
+        stage.fleet_client.delete(name).await?;
     }
     stage.waiting("high", 2).await?;
     stage.waiting("low", 0).await?;
 
     let orphan = names::ORPHAN_ANNOTATION;
-    let desk = &stage.desk;
-    desk.annotate("kept", orphan, "true").await?;
-    desk.gone("kept").await?;
+    let fleet_client = &stage.fleet_client;
+    fleet_client.annotate("kept", orphan, "true").await?;
+    fleet_client.gone("kept").await?;
     stage.waiting("high", 1).await?;
     stage.release("first", &hook).await?;
-    stage.desk.gone("gone").await?;
+    stage.fleet_client.gone("gone").await?;
 
     stage.is("kept", 1).await?;
-    let left = stage.desk.namespace("gone").await?;
-    assert_eq!(left, None, "its workspace goes with it");
+    let left = stage.fleet_client.namespace("gone").await?;
+    assert_eq!(left, None, "its workspace is deleted too");
     for name in ["gone", "kept"] {
-        let told = stage.desk.events(name).await?;
-        assert_eq!(told.get("HelmUpgradeStart"), None, "{told:?}");
+        let events = stage.fleet_client.events(name).await?;
+        assert_eq!(events.get("HelmUpgradeStart"), None, "{events:?}");
     }
     Ok(())
 }

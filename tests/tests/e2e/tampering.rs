@@ -42,7 +42,7 @@ by_agent!(tampered_release_is_not_healed_from);
 struct Attack {
     chart: ServedChart,
     pair: Pair,
-    desk: FleetClient,
+    fleet_client: FleetClient,
     release: String,
 }
 
@@ -51,8 +51,8 @@ impl Attack {
         let scenario = Scenario::new(name, mode).flags(flags);
         let values = "{replicaCount: 0, message: v1}";
         let (pair, chart) = scenario.values(values).start().await?;
-        let desk = pair.desk();
-        desk.install("acme").await?;
+        let fleet_client = pair.fleet_client();
+        fleet_client.install("acme").await?;
         let release = pair.release("acme");
         pair.cluster()
             .kubectl(["create", "namespace", "victim"])
@@ -60,7 +60,7 @@ impl Attack {
         Ok(Self {
             chart,
             pair,
-            desk,
+            fleet_client,
             release,
         })
     }
@@ -70,7 +70,7 @@ impl Attack {
     }
 
     fn secrets(&self, namespace: &str) -> Api<Secret> {
-        Api::namespaced(self.desk.client.clone(), namespace)
+        Api::namespaced(self.fleet_client.client.clone(), namespace)
     }
 
     /// Rewrites the stored release, as a user of the workspace can.
@@ -109,7 +109,7 @@ impl Attack {
 
     async fn shows_tampered(&self) {
         let error = self.pair.condition("ClusterError");
-        self.desk
+        self.fleet_client
             .shows("acme", &[(&error, "True", "ReleaseTampered")])
             .await
             .unwrap();
@@ -166,8 +166,8 @@ async fn tampered_release_is_not_healed_from(mode: Mode) -> TestResult {
     attack.tamper(1, |release| append(release, BINDING)).await;
     attack.shows_tampered().await;
     // Drift of the other Tenant is corrected in the same time, so this one's would be, too.
-    let desk = &attack.desk;
-    desk.install("beta").await?;
+    let fleet_client = &attack.fleet_client;
+    fleet_client.install("beta").await?;
     for _ in 0..2 {
         let name = attack.pair.release("beta");
         let service = ["delete", "configmap", &name, "--namespace=beta"];
@@ -182,8 +182,9 @@ async fn tampered_release_is_not_healed_from(mode: Mode) -> TestResult {
 
     // After the release is rendered from the chart again, it is correct.
     attack.delete_secret(1).await;
-    desk.ready("acme").await?;
-    desk.newest_is("acme", &attack.release, 1, "deployed")
+    fleet_client.ready("acme").await?;
+    fleet_client
+        .newest_is("acme", &attack.release, 1, "deployed")
         .await?;
     attack.no_takeover().await;
     Ok(())
@@ -196,17 +197,17 @@ async fn tampered_release_stays_tampered_after_a_restart() -> TestResult {
     attack.shows_tampered().await;
     attack.pair.stop().await?;
     attack.pair.start_actor_again()?;
-    let desk = attack.desk.clone();
-    desk.install("beta").await?;
+    let fleet_client = attack.fleet_client.clone();
+    fleet_client.install("beta").await?;
     attack.shows_tampered().await;
 
     let home = attack.pair.cluster();
     let accept = ["accept-release", &attack.release, "-n", "acme"];
-    let said = kubectl_krypton(home, &accept).await?;
-    assert!(said.contains("revision 1 of release"), "{said}");
+    let output = kubectl_krypton(home, &accept).await?;
+    assert!(output.contains("revision 1 of release"), "{output}");
     let resync = ["resync", "tenant", "acme", "-n", "default"];
     kubectl_krypton(home, &resync).await?;
-    desk.ready("acme").await?;
+    fleet_client.ready("acme").await?;
     attack.no_takeover().await;
     Ok(())
 }
@@ -216,11 +217,11 @@ async fn tampered_release_is_not_uninstalled_with_its_hooks() -> TestResult {
     let attack = Attack::on("tamper-hooks", Mode::Agent, &[]).await?;
     attack.tamper(1, delete_hook).await;
     attack.shows_tampered().await;
-    attack.desk.delete("acme").await?;
+    attack.fleet_client.delete("acme").await?;
     attack.shows_tampered().await;
     attack.no_takeover().await;
     attack.delete_secret(1).await;
-    attack.desk.gone("acme").await?;
+    attack.fleet_client.gone("acme").await?;
     attack.no_takeover().await;
     Ok(())
 }
@@ -229,10 +230,13 @@ async fn tampered_release_is_not_uninstalled_with_its_hooks() -> TestResult {
 async fn forged_revision_is_uninstalled_without_its_hooks() -> TestResult {
     let attack = Attack::on("tamper-forged", Mode::Agent, &[]).await?;
     attack.forge(2, delete_hook).await?;
-    attack.desk.delete("acme").await?;
-    let told = attack.desk.told("acme", "HooksSkipped").await;
-    assert!(told?.contains("revision 2"));
-    attack.desk.gone("acme").await?;
+    attack.fleet_client.delete("acme").await?;
+    let message = attack
+        .fleet_client
+        .event_message("acme", "HooksSkipped")
+        .await;
+    assert!(message?.contains("revision 2"));
+    attack.fleet_client.gone("acme").await?;
     attack.no_takeover().await;
     Ok(())
 }
@@ -246,11 +250,11 @@ async fn upgrade_deletes_nothing_that_a_forged_revision_lists() -> TestResult {
     attack.no_takeover().await;
     attack.delete_secret(2).await;
     attack
-        .desk
+        .fleet_client
         .newest_is("acme", &attack.release, 2, "deployed")
         .await?;
-    let desk = &attack.desk;
-    desk.ready("acme").await?;
+    let fleet_client = &attack.fleet_client;
+    fleet_client.ready("acme").await?;
     attack.no_takeover().await;
     Ok(())
 }
@@ -262,7 +266,7 @@ async fn upgrade_over_a_tampered_release_is_refused() -> TestResult {
     attack.shows_tampered().await;
     attack.chart.write("{replicaCount: 0, message: v2}")?;
     let upgrading = "HelmUpgradeStart";
-    attack.desk.told("acme", upgrading).await?;
+    attack.fleet_client.event_message("acme", upgrading).await?;
     attack.shows_tampered().await;
     attack.no_takeover().await;
     Ok(())
@@ -283,10 +287,11 @@ async fn lost_record_renders_the_chart_again() -> TestResult {
     assert_eq!(before.len(), 1, "{before:?}");
     system.delete(&before[0], &DeleteParams::default()).await?;
     attack.pair.start_actor_again()?;
-    let desk = &attack.desk;
-    desk.newest_is("acme", &attack.release, 2, "deployed")
+    let fleet_client = &attack.fleet_client;
+    fleet_client
+        .newest_is("acme", &attack.release, 2, "deployed")
         .await?;
-    desk.ready("acme").await?;
+    fleet_client.ready("acme").await?;
     assert_eq!(records().await, before);
     Ok(())
 }

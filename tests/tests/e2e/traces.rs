@@ -1,4 +1,4 @@
-//! What is done is traced to a collector, and nobody waits for one that is away.
+//! Verifies that actions are traced to a collector, and that an unreachable collector delays nothing.
 
 use krypton_tests::{
     AgentOptions, Collector, Hub, HubOptions, Membership, Mode, Parts, ServedChart, TestResult,
@@ -19,7 +19,7 @@ in_both_modes!(tenant_work_is_traced_without_blocking_on_collector);
 async fn tenant_work_is_traced_without_blocking_on_collector(mode: Mode) -> TestResult {
     let chart = ServedChart::small(&format!("{{replicaCount: 0, token: {SECRET}}}")).await?;
     let (home, edge) = home_and_edge("traces", Parts::ControlPlane).await?;
-    let (desk, edge_desk) = (FleetClient::at(&home), FleetClient::at(&edge));
+    let (fleet_client, on_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
     let mut collector = Collector::start(mode == Mode::Proxy).await?;
     let mut options =
         HubOptions::new(home.kubeconfig()).args(chart.flags(&["--self-cluster=false"]));
@@ -33,12 +33,12 @@ async fn tenant_work_is_traced_without_blocking_on_collector(mode: Mode) -> Test
     let by = (access.as_str(), options);
     let mut member = Membership::join_by(mode, &mut hub, &home, by, "edge-1").await?;
 
-    edge_desk.install("acme").await?;
-    desk.install("acme").await?;
+    on_edge.install("acme").await?;
+    fleet_client.install("acme").await?;
     let broken = format!("{{replicaCount: 0, broken: true, token: {SECRET}}}");
     chart.write(&broken)?;
     let failed = ("ClusterError/edge-1", "True", "UpgradeFailed");
-    edge_desk.shows("acme", &[failed]).await?;
+    on_edge.shows("acme", &[failed]).await?;
 
     let program = match mode {
         Mode::Agent => "krypton-agent",
@@ -68,15 +68,16 @@ async fn tenant_work_is_traced_without_blocking_on_collector(mode: Mode) -> Test
     assert_eq!(helm.trace, installed.trace);
     assert_eq!(helm.parent, installed.id);
     assert_eq!((helm.of("outcome"), helm.status), ("ok", GOOD), "{helm:?}");
-    let said = helm
+    let output = helm
         .events
         .iter()
         .any(|event| event.contains("running helm"));
     assert!(
-        said || installed
-            .events
-            .iter()
-            .any(|event| event.contains("running helm"))
+        output
+            || installed
+                .events
+                .iter()
+                .any(|event| event.contains("running helm"))
     );
     let chart = work("chart", "outcome", "ok").await?;
     assert!(chart.of("chart").contains("small"), "{chart:?}");
@@ -89,15 +90,15 @@ async fn tenant_work_is_traced_without_blocking_on_collector(mode: Mode) -> Test
     assert_eq!(written.of("tenant"), "default/acme", "{written:?}");
     let endless = ["reconciler", "session", "proxy", "discovery"];
     assert!(homes.iter().all(|span| !endless.contains(&&*span.name)));
-    let told = format!("{homes:?}");
-    assert!(!told.contains(SECRET), "{told}");
+    let text = format!("{homes:?}");
+    assert!(!text.contains(SECRET), "{text}");
 
     collector.stop().await;
-    edge_desk.remove("acme").await?;
+    on_edge.remove("acme").await?;
     let actor = member.actor(&mut hub);
     actor.logs(AWAY).await?;
     collector.serve().await?;
-    edge_desk.create("other", json!({})).await?;
+    on_edge.create("other", json!({})).await?;
     actor.logs(BACK).await?;
     assert!(actor.stop().await?.success());
     let log = actor.log()?;

@@ -48,7 +48,7 @@ async fn upgrades_reach_all_members_and_failure_keeps_release(mode: Mode) -> Tes
         Cluster::start("upgrade-home", Parts::WithPods),
         Cluster::start("upgrade-edge", Parts::WithPods),
     )?;
-    let (desk, edge_desk) = (FleetClient::at(&home), FleetClient::at(&edge));
+    let (fleet_client, at_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
     let values = ValuesFile::new("message: first")?;
     let options = |version: &str| {
         let flags = chart_flags(&repository, "small", version);
@@ -58,20 +58,24 @@ async fn upgrades_reach_all_members_and_failure_keeps_release(mode: Mode) -> Tes
     };
     let mut hub = Hub::start(&options("1.0.0"))?;
     let _member = Membership::join(mode, &mut hub, &home, &edge, "edge-1").await?;
-    desk.create("acme", json!({})).await?;
-    edge_desk.create("acme", json!({})).await?;
+    fleet_client.create("acme", json!({})).await?;
+    at_edge.create("acme", json!({})).await?;
     let places = [
-        (&home, &desk, "tenant-acme-self-cluster"),
-        (&edge, &edge_desk, "tenant-acme-edge-1"),
+        (&home, &fleet_client, "tenant-acme-self-cluster"),
+        (&edge, &at_edge, "tenant-acme-edge-1"),
     ];
-    for (_, desk, release) in places {
-        desk.ready("acme").await?;
-        desk.newest_is("acme", release, 1, "deployed").await?;
+    for (_, fleet_client, release) in places {
+        fleet_client.ready("acme").await?;
+        fleet_client
+            .newest_is("acme", release, 1, "deployed")
+            .await?;
     }
 
     values.write("message: second")?;
-    for (cluster, desk, release) in places {
-        desk.newest_is("acme", release, 2, "deployed").await?;
+    for (cluster, fleet_client, release) in places {
+        fleet_client
+            .newest_is("acme", release, 2, "deployed")
+            .await?;
         message_is(cluster, release, "second").await?;
     }
     let upgraded = [
@@ -80,20 +84,22 @@ async fn upgrades_reach_all_members_and_failure_keeps_release(mode: Mode) -> Tes
         ("ClusterReady/edge-1", "True", "Upgraded"),
         ("ClusterProgress/edge-1", "False", "UpgradeComplete"),
     ];
-    desk.shows("acme", &upgraded).await?;
+    fleet_client.shows("acme", &upgraded).await?;
 
     hub.stop().await?;
     let _hub = Hub::start(&options("1.1.0").in_place_of(&hub))?;
     let applied = format!("{}/small:1.1.0", repository.url());
-    for (_, desk, release) in places {
-        desk.newest_is("acme", release, 3, "deployed").await?;
+    for (_, fleet_client, release) in places {
+        fleet_client
+            .newest_is("acme", release, 3, "deployed")
+            .await?;
         eventually("the new version in the status", async || {
-            let tenant = desk.tenants().get("acme").await?;
+            let tenant = fleet_client.tenants().get("acme").await?;
             let found = tenant.status.unwrap_or_default().last_applied_chart;
             Ok((found.as_ref() == Some(&applied)).then_some(()))
         })
         .await?;
-        desk.ready("acme").await?;
+        fleet_client.ready("acme").await?;
     }
 
     values.write("{message: second, broken: true}")?;
@@ -102,19 +108,19 @@ async fn upgrades_reach_all_members_and_failure_keeps_release(mode: Mode) -> Tes
         ("ClusterReady/edge-1", "False", "UpgradeFailed"),
         ("ClusterError/edge-1", "True", "UpgradeFailed"),
     ];
-    let tenant = edge_desk.shows("acme", &failed).await?;
+    let tenant = at_edge.shows("acme", &failed).await?;
     assert_eq!(tenant.status.unwrap().phase.as_deref(), Some("Error"));
     let on_home = ("ClusterError/self-cluster", "True", "UpgradeFailed");
-    let tenant = desk.shows("acme", &[on_home, failed[2]]).await?;
+    let tenant = fleet_client.shows("acme", &[on_home, failed[2]]).await?;
     let status = tenant.status.unwrap();
     assert_eq!(status.phase.as_deref(), Some("Error"));
     let message = status.last_message.unwrap();
     assert!(message.contains("0 of 2 clusters ready"), "{message}");
     assert!(message.contains("keeps running"), "{message}");
-    edge_desk.told("acme", "HelmUpgradeFailed").await?;
-    for (cluster, desk, release) in places {
+    at_edge.event_message("acme", "HelmUpgradeFailed").await?;
+    for (cluster, fleet_client, release) in places {
         available(cluster, release).await?;
-        let revisions = desk.revisions("acme", release).await?;
+        let revisions = fleet_client.revisions("acme", release).await?;
         assert!(
             revisions.contains(&(3, "deployed".to_owned())),
             "{revisions:?}"
@@ -122,8 +128,8 @@ async fn upgrades_reach_all_members_and_failure_keeps_release(mode: Mode) -> Tes
     }
 
     values.write("message: third")?;
-    for (cluster, desk, release) in places {
-        desk.ready("acme").await?;
+    for (cluster, fleet_client, release) in places {
+        fleet_client.ready("acme").await?;
         message_is(cluster, release, "third").await?;
         available(cluster, release).await?;
     }
@@ -133,7 +139,7 @@ async fn upgrades_reach_all_members_and_failure_keeps_release(mode: Mode) -> Tes
 async fn unavailable_chart_is_reported_without_touching_releases(mode: Mode) -> TestResult {
     let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await?;
     let mut pair = Pair::start("no-chart", mode, Parts::WithControllers).await?;
-    let desk = pair.desk();
+    let fleet_client = pair.fleet_client();
     let values = ValuesFile::new("replicaCount: 0")?;
     // Restart the agent together with its hub, because a running agent has the chart in its cache.
     let flags = |version: &str| {
@@ -143,9 +149,9 @@ async fn unavailable_chart_is_reported_without_touching_releases(mode: Mode) -> 
     };
     let [ready, error] = ["ClusterReady", "ClusterError"].map(|kind| pair.condition(kind));
     pair.open(flags("1.0.0")).await?;
-    desk.install("old").await?;
+    fleet_client.install("old").await?;
     pair.stop().await?;
-    let running = desk.releases().await?;
+    let running = fleet_client.releases().await?;
 
     let faults = [
         ("9.9.9", "VersionNotFound"),
@@ -156,11 +162,11 @@ async fn unavailable_chart_is_reported_without_touching_releases(mode: Mode) -> 
         let refused = (error.as_str(), "True", reason);
         let still = (ready.as_str(), "True", "Installed");
         // An agent keeps its current chart until the hub sends another one.
-        desk.shows("old", &[refused, still]).await?;
+        fleet_client.shows("old", &[refused, still]).await?;
         if version == "9.9.9" {
-            desk.create("new", json!({})).await?;
+            fleet_client.create("new", json!({})).await?;
         }
-        let new = desk.shows("new", &[refused]).await?;
+        let new = fleet_client.shows("new", &[refused]).await?;
         let status = new.status.unwrap();
         assert_eq!(status.phase.as_deref(), Some("Error"));
         let message = status.last_message.unwrap();
@@ -168,19 +174,23 @@ async fn unavailable_chart_is_reported_without_touching_releases(mode: Mode) -> 
             message.contains("small") && message.contains(version),
             "{message}"
         );
-        assert_eq!(desk.releases().await?, running, "{version}");
+        assert_eq!(fleet_client.releases().await?, running, "{version}");
         pair.stop().await?;
     }
-    desk.told("new", "ChartVersionNotFound").await?;
-    desk.told("new", "ChartVersionInvalid").await?;
+    fleet_client
+        .event_message("new", "ChartVersionNotFound")
+        .await?;
+    fleet_client
+        .event_message("new", "ChartVersionInvalid")
+        .await?;
 
     // With chart skipping allowed, the phase isn't an error, but the condition still reports the cause.
     pair.variables(&[("ALLOW_CHART_SKIP", "true")]);
     pair.open(flags("9.9.9")).await?;
-    eventually("phases that leave it out", async || {
+    eventually("phases without the error", async || {
         let refused = [(error.as_str(), "True", "VersionNotFound")];
         for (name, phase) in [("old", "Ready"), ("new", "Pending")] {
-            let tenant = desk.shows(name, &refused).await?;
+            let tenant = fleet_client.shows(name, &refused).await?;
             let found = tenant.status.and_then(|status| status.phase);
             ensure!(found.as_deref() == Some(phase), "{name} is {found:?}");
         }
@@ -201,8 +211,8 @@ async fn unavailable_chart_is_reported_without_touching_releases(mode: Mode) -> 
     ];
     for (fault, words) in faults {
         repository.set_fault(fault);
-        eventually(&format!("{fault:?} to be told"), async || {
-            let new = desk.shows("new", &[not_loaded]).await?;
+        eventually(&format!("{fault:?} to be reported"), async || {
+            let new = fleet_client.shows("new", &[not_loaded]).await?;
             let message = new
                 .status
                 .unwrap_or_default()
@@ -214,14 +224,15 @@ async fn unavailable_chart_is_reported_without_touching_releases(mode: Mode) -> 
         .await?;
         let rss = pair.actor()?.rss_bytes()?;
         assert!(rss < 400 << 20, "{fault:?}: {rss} bytes");
-        assert_eq!(desk.releases().await?, running, "{fault:?}");
+        assert_eq!(fleet_client.releases().await?, running, "{fault:?}");
     }
     // An installed release needs no repository.
     let settled = [ALL_READY, (error.as_str(), "False", "NoError")];
-    desk.shows("old", &settled).await?;
+    fleet_client.shows("old", &settled).await?;
     repository.set_fault(Fault::None);
-    desk.ready("new").await?;
-    desk.newest_is("old", &pair.release("old"), 1, "deployed")
+    fleet_client.ready("new").await?;
+    fleet_client
+        .newest_is("old", &pair.release("old"), 1, "deployed")
         .await?;
     pair.stop().await?;
     Ok(())

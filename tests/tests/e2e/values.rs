@@ -1,5 +1,5 @@
-//! Values of the chart from everywhere: the fleet's file, ConfigMaps and Secrets, a member's own, a Tenant's own;
-//! and what becomes of a fleet whose values are gone.
+//! Verifies the chart's values from all sources: the fleet's file, ConfigMaps and Secrets, a member, and a Tenant.
+//! Missing sources change nothing.
 
 use anyhow::{Result, bail};
 use k8s_openapi::api::core::v1::Secret;
@@ -27,23 +27,24 @@ by_agent!(values_reach_their_targets_and_loss_changes_nothing);
 /// The release of Tenant `acme` on one member.
 struct Release<'a> {
     cluster: &'a Cluster,
-    desk: &'a FleetClient,
+    fleet_client: &'a FleetClient,
     name: String,
 }
 
 impl<'a> Release<'a> {
-    fn of(tenant: &str, member: &str, cluster: &'a Cluster, desk: &'a FleetClient) -> Self {
+    fn of(tenant: &str, member: &str, cluster: &'a Cluster, fleet_client: &'a FleetClient) -> Self {
         Self {
             cluster,
-            desk,
+            fleet_client,
             name: format!("tenant-{tenant}-{member}"),
         }
     }
 
-    /// It is deployed, at this revision, with this message.
-    async fn says(&self, namespace: &str, revision: u32, message: &str) {
-        let (desk, name) = (self.desk, self.name.as_str());
-        desk.newest_is(namespace, name, revision, "deployed")
+    /// Waits until this revision with this message is deployed.
+    async fn has_message(&self, namespace: &str, revision: u32, message: &str) {
+        let (fleet_client, name) = (self.fleet_client, self.name.as_str());
+        fleet_client
+            .newest_is(namespace, name, revision, "deployed")
             .await
             .unwrap();
         let path = "--output=jsonpath={.data.message}";
@@ -81,10 +82,10 @@ async fn patch_member(home: &FleetClient, spec: Value) {
     members.merge(EDGE, &json!({"spec": spec})).await.unwrap();
 }
 
-/// Nobody says anything of the values of this member any more.
-async fn says_nothing_of_values(home: &FleetClient, member: &str) {
+/// Waits until no condition mentions the values of this member.
+async fn shows_no_values_condition(home: &FleetClient, member: &str) {
     let members: Api<EdgeCluster> = Api::all(home.client.clone());
-    eventually("nothing to be said of values", async || {
+    eventually("no message about values", async || {
         let conditions = members.get(member).await?.status.unwrap_or_default();
         match conditions
             .conditions
@@ -102,7 +103,7 @@ async fn says_nothing_of_values(home: &FleetClient, member: &str) {
 async fn values_reach_their_targets_and_loss_changes_nothing(mode: Mode) -> TestResult {
     let chart = ServedChart::small("{replicaCount: 0, message: file}").await?;
     let (home, edge) = home_and_edge("values", Parts::WithControllers).await?;
-    let (desk, at_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
+    let (fleet_client, at_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
     let options = |more: &[&str]| {
         let from = "--chart-values-from=configmap/fleet,secret/fleet-secret,configmap/perhaps?";
         HubOptions::new(home.kubeconfig())
@@ -113,89 +114,92 @@ async fn values_reach_their_targets_and_loss_changes_nothing(mode: Mode) -> Test
         .await?;
     let mut hub = Hub::start(&options(&[]))?;
     let mut member = Membership::join(mode, &mut hub, &home, &edge, EDGE).await?;
-    let on_home = Release::of("acme", HOME, &home, &desk);
+    let on_home = Release::of("acme", HOME, &home, &fleet_client);
     let on_edge = Release::of("acme", EDGE, &edge, &at_edge);
 
-    // Values that were never there: nothing is installed, and everybody is told why.
+    // The values never existed: nothing is installed, and all conditions report the cause.
     for name in [HOME, EDGE] {
-        desk.member_shows(name, &[MISSING]).await?;
+        fleet_client.member_shows(name, &[MISSING]).await?;
     }
-    let told = desk.told(SECRET, MISSING.2).await?;
-    assert!(told.contains(SECRET) && told.contains("optional"), "{told}");
-    for at in [&desk, &at_edge] {
+    let message = fleet_client.event_message(SECRET, MISSING.2).await?;
+    assert!(
+        message.contains(SECRET) && message.contains("optional"),
+        "{message}"
+    );
+    for at in [&fleet_client, &at_edge] {
         assert!(at.releases().await?.is_empty());
     }
 
-    // The Secret is over the ConfigMap, which is over the file; an optional one may be missing.
-    put_secret(&desk, "message: secret-one").await;
-    for at in [&desk, &at_edge] {
+    // The Secret overrides the ConfigMap, which overrides the file. An optional source may be missing.
+    put_secret(&fleet_client, "message: secret-one").await;
+    for at in [&fleet_client, &at_edge] {
         at.install("acme").await?;
     }
     for release in [&on_home, &on_edge] {
-        release.says("acme", 1, "secret-one").await;
+        release.has_message("acme", 1, "secret-one").await;
     }
     for name in [HOME, EDGE] {
-        says_nothing_of_values(&desk, name).await;
+        shows_no_values_condition(&fleet_client, name).await;
     }
-    put_secret(&desk, "message: secret-two").await;
+    put_secret(&fleet_client, "message: secret-two").await;
     for release in [&on_home, &on_edge] {
-        release.says("acme", 2, "secret-two").await;
+        release.has_message("acme", 2, "secret-two").await;
     }
 
-    // A member's own.
-    patch_member(&desk, json!({"values": {"message": "mine"}})).await;
-    on_edge.says("acme", 3, "mine").await;
-    desk.member_shows(EDGE, &[RESOLVED]).await?;
+    // The member's values.
+    patch_member(&fleet_client, json!({"values": {"message": "mine"}})).await;
+    on_edge.has_message("acme", 3, "mine").await;
+    fleet_client.member_shows(EDGE, &[RESOLVED]).await?;
     let from = [json!({"kind": "ConfigMap", "name": "own", "valuesKey": "k"})];
-    patch_member(&desk, json!({"values": null, "valuesFrom": from})).await;
-    desk.member_shows(EDGE, &[MISSING]).await?;
-    desk.told(EDGE, "ValuesUnresolved").await?;
-    // A bad one is nobody else's concern, and takes nothing away.
-    put_secret(&desk, "message: secret-three").await;
-    on_home.says("acme", 3, "secret-three").await;
-    on_edge.says("acme", 3, "mine").await;
+    patch_member(&fleet_client, json!({"values": null, "valuesFrom": from})).await;
+    fleet_client.member_shows(EDGE, &[MISSING]).await?;
+    fleet_client.event_message(EDGE, "ValuesUnresolved").await?;
+    // An invalid source affects no other member, and removes nothing.
+    put_secret(&fleet_client, "message: secret-three").await;
+    on_home.has_message("acme", 3, "secret-three").await;
+    on_edge.has_message("acme", 3, "mine").await;
     home.apply(&config_map("own", "k", "message: own")).await?;
-    on_edge.says("acme", 4, "own").await;
-    desk.member_shows(EDGE, &[RESOLVED]).await?;
+    on_edge.has_message("acme", 4, "own").await;
+    fleet_client.member_shows(EDGE, &[RESOLVED]).await?;
 
-    // The Secret is lost: nothing changes, by a change of the file and over a restart, too.
+    // The Secret is lost: a change of the file and a restart change nothing either.
     let releases = async || {
-        let (home, edge) = (desk.releases().await, at_edge.releases().await);
+        let (home, edge) = (fleet_client.releases().await, at_edge.releases().await);
         (home.unwrap(), edge.unwrap())
     };
     let before = releases().await;
-    lose_secret(&desk).await;
+    lose_secret(&fleet_client).await;
     for name in [HOME, EDGE] {
-        desk.member_shows(name, &[MISSING]).await?;
+        fleet_client.member_shows(name, &[MISSING]).await?;
     }
     chart.write("{replicaCount: 0, message: file, image: krypton.test/small:2}")?;
-    desk.lease_renewed().await?;
+    fleet_client.lease_renewed().await?;
     hub.stop().await?;
     hub = Hub::start(&options(&["--tenant-values"]).in_place_of(&hub))?;
     hub.ready(PATIENCE).await?;
-    for at in [&desk, &at_edge] {
+    for at in [&fleet_client, &at_edge] {
         at.annotate("acme", "example.org/touched", "true").await?;
     }
     hub.logs("members stay as they are").await?;
     assert_eq!(releases().await, before);
-    put_secret(&desk, "message: secret-four").await;
-    on_home.says("acme", 4, "secret-four").await;
-    on_edge.says("acme", 5, "own").await;
-    says_nothing_of_values(&desk, HOME).await;
-    desk.member_shows(EDGE, &[RESOLVED]).await?;
+    put_secret(&fleet_client, "message: secret-four").await;
+    on_home.has_message("acme", 4, "secret-four").await;
+    on_edge.has_message("acme", 5, "own").await;
+    shows_no_values_condition(&fleet_client, HOME).await;
+    fleet_client.member_shows(EDGE, &[RESOLVED]).await?;
 
-    // A Tenant's own, over all others, and of nobody else.
+    // The Tenant's values override all others, and affect only this Tenant.
     at_edge
         .create("beta", json!({"values": {"message": "beta's"}}))
         .await?;
     let beta = Release::of("beta", EDGE, &edge, &at_edge);
-    beta.says("beta", 1, "beta's").await;
-    on_edge.says("acme", 5, "own").await;
-    patch_member(&desk, json!({"values": null, "valuesFrom": null})).await;
-    on_edge.says("acme", 6, "secret-four").await;
-    says_nothing_of_values(&desk, EDGE).await;
+    beta.has_message("beta", 1, "beta's").await;
+    on_edge.has_message("acme", 5, "own").await;
+    patch_member(&fleet_client, json!({"values": null, "valuesFrom": null})).await;
+    on_edge.has_message("acme", 6, "secret-four").await;
+    shows_no_values_condition(&fleet_client, EDGE).await;
 
-    // Where they are not allowed any more, the Tenant that has some stays as it is and says so.
+    // If Tenant values are disabled, a Tenant with values stays unchanged and reports it.
     hub.stop().await?;
     hub = Hub::start(&options(&[]).in_place_of(&hub))?;
     let (error, ready) = (
@@ -207,17 +211,17 @@ async fn values_reach_their_targets_and_loss_changes_nothing(mode: Mode) -> Test
         (ready.as_str(), "True", "Installed"),
     ];
     at_edge.shows("beta", &refused).await?;
-    put_secret(&desk, "message: secret-five").await;
-    on_edge.says("acme", 7, "secret-five").await;
+    put_secret(&fleet_client, "message: secret-five").await;
+    on_edge.has_message("acme", 7, "secret-five").await;
     let revisions = at_edge.revisions("beta", &beta.name).await?;
     assert_eq!(revisions.last().unwrap().1, "deployed");
     let newest = revisions.last().unwrap().0;
-    beta.says("beta", newest, "beta's").await;
+    beta.has_message("beta", newest, "beta's").await;
     let tenants = at_edge.tenants();
     tenants
         .merge("beta", &json!({"spec": {"values": null}}))
         .await?;
-    beta.says("beta", newest + 1, "secret-five").await;
+    beta.has_message("beta", newest + 1, "secret-five").await;
     at_edge.ready("beta").await?;
     if let Some(agent) = member.agent() {
         agent.stop().await?;
@@ -226,7 +230,7 @@ async fn values_reach_their_targets_and_loss_changes_nothing(mode: Mode) -> Test
     Ok(())
 }
 
-/// What helm makes of these values, given one over the other, with a chart whose own are these.
+/// Returns Helm's result for these layers of values, over the chart's own ones.
 async fn rendered(folder: &TempDir, own: &Value, layers: &[&Value]) -> Result<Value> {
     let chart = folder.path().join("chart");
     let (own, template) = (own.to_string(), "values: {{ .Values | toJson }}\n");
@@ -244,8 +248,8 @@ async fn rendered(folder: &TempDir, own: &Value, layers: &[&Value]) -> Result<Va
         std::fs::write(&file, layer.to_string())?;
         helm = helm.arg("--values").arg(&file);
     }
-    let said = helm.output(PATIENCE).await?;
-    let read: Value = serde_saphyr::from_str(&said)?;
+    let output = helm.output(PATIENCE).await?;
+    let read: Value = serde_saphyr::from_str(&output)?;
     Ok(read["values"].clone())
 }
 

@@ -1,4 +1,4 @@
-//! Labels and annotations of workspaces: the fleet's, a member's over them, and what is not touched.
+//! Verifies labels and annotations of workspaces: from the fleet, from a member, and from other owners.
 
 use std::collections::BTreeMap;
 
@@ -14,14 +14,14 @@ use serde_json::{Value, json};
 
 const EDGE: &str = "edge-1";
 const CREATOR: &str = "mesh.openkcm.io/created-for";
-/// Kubernetes gives it to each namespace.
+/// A label that Kubernetes sets on each namespace.
 const NAME: &str = "kubernetes.io/metadata.name";
 const RECORD: &str = "mesh.openkcm.io/namespace-configuration";
 
 by_agent!(workspace_metadata_follows_fleet_and_member_configuration);
 
-async fn patch_namespace(desk: &FleetClient, name: &str, metadata: Value) {
-    let namespaces: Api<Namespace> = Api::all(desk.client.clone());
+async fn patch_namespace(fleet_client: &FleetClient, name: &str, metadata: Value) {
+    let namespaces: Api<Namespace> = Api::all(fleet_client.client.clone());
     namespaces
         .merge(name, &json!({"metadata": metadata}))
         .await
@@ -47,7 +47,7 @@ fn words(pairs: &[(&str, &str)]) -> Words {
         .collect()
 }
 
-/// Its labels and annotations, without those that say whose it is.
+/// Returns all labels and annotations, except the ones that identify the owner.
 fn configured(namespace: &Namespace) -> (Words, Words) {
     let (mut labels, mut annotations) =
         (namespace.labels().clone(), namespace.annotations().clone());
@@ -57,7 +57,7 @@ fn configured(namespace: &Namespace) -> (Words, Words) {
 }
 
 async fn has(
-    desk: &FleetClient,
+    fleet_client: &FleetClient,
     name: &str,
     labels: &[(&str, &str)],
     annotations: &[(&str, &str)],
@@ -65,10 +65,10 @@ async fn has(
     let wanted = (words(labels), words(annotations));
     let what = format!("namespace {name} to have {wanted:?}");
     eventually(&what, async || {
-        let namespace = desk.namespace(name).await?.unwrap_or_default();
+        let namespace = fleet_client.namespace(name).await?.unwrap_or_default();
         let found = configured(&namespace);
         ensure!(found == wanted, "{found:?}");
-        ensure!(namespace.labels().contains_key(CREATOR), "it has no mark");
+        ensure!(namespace.labels().contains_key(CREATOR), "it has no marker");
         Ok(Some(()))
     })
     .await
@@ -89,58 +89,58 @@ async fn workspace_metadata_follows_fleet_and_member_configuration(mode: Mode) -
         r"--workspace-annotations=example.org/note=one\, two",
     ]);
     pair.open(first).await?;
-    let (desk, home) = (pair.desk(), FleetClient::at(pair.home()));
+    let (fleet_client, home) = (pair.fleet_client(), FleetClient::at(pair.home()));
     pair.cluster()
         .kubectl(["create", "namespace", "theirs"])
         .await?;
-    let theirs = desk.namespace("theirs").await?.unwrap();
+    let theirs = fleet_client.namespace("theirs").await?.unwrap();
     for name in ["acme", "theirs"] {
-        desk.install(name).await?;
+        fleet_client.install(name).await?;
     }
 
-    // Made with them: nobody has written it since.
-    let made = desk.namespace("acme").await?.unwrap();
+    // The namespace was created with them, and not written since.
+    let made = fleet_client.namespace("acme").await?.unwrap();
     let note = ("example.org/note", "one, two");
     let fleets = (words(&[("team", "a"), ("zone", "1")]), words(&[note]));
     assert_eq!(configured(&made), fleets);
     let manager = |namespace: &Namespace| namespace.managed_fields().len();
     assert_eq!(manager(&made), 1, "{:?}", made.managed_fields());
 
-    // What a person adds stays, what a person changes does not.
+    // A user's additions stay, but changes are reverted.
     let person = json!({"labels": {"mine": "1", "team": "mine"}, "annotations": {"my": "note"}});
-    patch_namespace(&desk, "acme", person).await;
+    patch_namespace(&fleet_client, "acme", person).await;
     let (mine, my) = (("mine", "1"), ("my", "note"));
     has(
-        &desk,
+        &fleet_client,
         "acme",
         &[mine, ("team", "a"), ("zone", "1")],
         &[note, my],
     )
     .await;
 
-    // A member has its own over the fleet's.
+    // A member's own ones override the fleet's.
     let own = json!({"labels": {"zone": "2"}, "annotations": {"example.org/own": "x"}});
     configure_member(&home, own).await?;
     let (zone, own) = (("zone", "2"), ("example.org/own", "x"));
     has(
-        &desk,
+        &fleet_client,
         "acme",
         &[mine, ("team", "a"), zone],
         &[note, my, own],
     )
     .await;
-    // What cannot be set changes nothing; of some of it the apiserver says so.
+    // Invalid entries change nothing. The API server rejects some of them itself.
     let refused = configure_member(&home, json!({"labels": {"zone": "not a value"}})).await;
     assert!(refused.is_err(), "{refused:?}");
     let marks = json!({"labels": {"zone": "3", CREATOR: "me"}});
     configure_member(&home, marks).await?;
     let invalid = ("ValuesResolved", "False", "NamespaceConfigurationInvalid");
     let shown = home.member_shows(EDGE, &[invalid]).await?;
-    let said = serde_json::to_string(&shown.status)?;
-    assert!(said.contains(CREATOR), "{said}");
-    desk.lease_renewed().await?;
+    let status = serde_json::to_string(&shown.status)?;
+    assert!(status.contains(CREATOR), "{status}");
+    fleet_client.lease_renewed().await?;
     has(
-        &desk,
+        &fleet_client,
         "acme",
         &[mine, ("team", "a"), zone],
         &[note, my, own],
@@ -148,39 +148,40 @@ async fn workspace_metadata_follows_fleet_and_member_configuration(mode: Mode) -
     .await;
     configure_member(&home, Value::Null).await?;
     has(
-        &desk,
+        &fleet_client,
         "acme",
         &[mine, ("team", "a"), ("zone", "1")],
         &[note, my],
     )
     .await;
-    eventually("nothing to be said of it", async || {
+    eventually("no message about it", async || {
         let shown = home.member_shows(EDGE, &[]).await?;
-        let said = serde_json::to_string(&shown.status)?;
-        ensure!(!said.contains("ValuesResolved"), "{said}");
+        let status = serde_json::to_string(&shown.status)?;
+        ensure!(!status.contains("ValuesResolved"), "{status}");
         Ok(Some(()))
     })
     .await?;
 
-    // The fleet's changes: a key goes, another comes. And at last there is nothing.
+    // The fleet's entries change: one is removed and another one is added. In the end, none are left.
     pair.stop().await?;
     pair.open(with(&["--workspace-labels=team=b,tier=gold"]))
         .await?;
     let now = [mine, ("team", "b"), ("tier", "gold")];
-    has(&desk, "acme", &now, &[my]).await;
+    has(&fleet_client, "acme", &now, &[my]).await;
     pair.stop().await?;
     pair.open(with(&[])).await?;
-    has(&desk, "acme", &[mine], &[my]).await;
-    let bare = desk.namespace("acme").await?.unwrap();
+    has(&fleet_client, "acme", &[mine], &[my]).await;
+    let bare = fleet_client.namespace("acme").await?.unwrap();
     assert!(!bare.annotations().contains_key(RECORD));
 
-    // Nothing of all that was about the releases, or about a namespace that Krypton has not made.
+    // No change affected the releases, or a namespace that Krypton didn't create.
     for name in ["acme", "theirs"] {
-        desk.ready(name).await?;
-        desk.newest_is(name, &pair.release(name), 1, "deployed")
+        fleet_client.ready(name).await?;
+        fleet_client
+            .newest_is(name, &pair.release(name), 1, "deployed")
             .await?;
     }
-    let after = desk.namespace("theirs").await?.unwrap();
+    let after = fleet_client.namespace("theirs").await?.unwrap();
     assert_eq!(after.metadata, theirs.metadata);
     Ok(())
 }

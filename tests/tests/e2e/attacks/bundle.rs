@@ -1,4 +1,4 @@
-//! Holders of old join bundles, at the agents' port of a real hub.
+//! Plays holders of old join bundles, at the agents' port of a real hub.
 
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_hub::ca::Authority;
@@ -52,7 +52,7 @@ async fn old_bundle_grants_no_certificate() -> TestResult {
     let elsewhere = enroll(&used, token, &mine, "elsewhere").await;
     refused(elsewhere, denied, "used already on another cluster");
 
-    // An unknown token, a wrong secret and the token of a second hub get the same answer.
+    // An unknown token, a wrong secret and the token of a second hub get the same response.
     let (name, _) = token.split_once('.').unwrap();
     let unknown = format!("{}.{}", "0".repeat(16), "0".repeat(64));
     let (connection, life) = (Connection::new(home.client(), "home"), LONGEST_LIFE);
@@ -62,18 +62,18 @@ async fn old_bundle_grants_no_certificate() -> TestResult {
     };
     let of_another_hub = made("kube-public", now()).await;
     let guess = format!("{name}.{}", "0".repeat(64));
-    let mut told = Vec::new();
+    let mut messages = Vec::new();
     for wrong in [guess, unknown, of_another_hub] {
         let answer = enroll(&used, &wrong, &theirs, HERE).await;
-        told.push(refused(answer, denied, "not known here"));
+        messages.push(refused(answer, denied, "not known here"));
     }
-    told.dedup();
-    assert_eq!(told.len(), 1, "{told:?}");
+    messages.dedup();
+    assert_eq!(messages.len(), 1, "{messages:?}");
     let day_before_yesterday = now() - jiff::SignedDuration::from_hours(48);
     let expired = made(HUB_NAMESPACE, day_before_yesterday).await;
     let late = enroll(&used, &expired, &theirs, HERE).await;
     refused(late, denied, "expired at");
-    // This hub cannot present a certificate of the second hub's CA.
+    // This hub can't present a certificate from the second hub's CA.
     let foreign = Authority::generate("other.krypton", now())?;
     let tls = tls::client_config(&foreign.roots(), None)?;
     let led_here = dialer(&used.addresses, tls).connect().await;
@@ -98,7 +98,7 @@ async fn old_bundle_grants_no_certificate() -> TestResult {
     };
     assert_eq!(names().await, ["edge-1"]);
     // The same holds after an operator has invited its successor.
-    eventually("a later bundle to be good", async || {
+    eventually("a later bundle to be valid", async || {
         let invited = read("edge-9").await;
         let enrolled = enroll(&invited, &invited.token, &theirs, HERE).await;
         Ok(Some(enrolled?))

@@ -1,4 +1,4 @@
-//! The owner of a stolen agent credential, at the agents' port of a real hub.
+//! Plays the owner of a stolen agent credential, at the agents' port of a real hub.
 
 use krypton_agent::credentials::store::{Enrolled, Store};
 use krypton_agent::session::connect::Connection;
@@ -31,17 +31,17 @@ use super::{ATTEMPT, CONNECTED, dialer, hub_lives_on, refused, signing_request};
 const HERE: &str = "6f1f2f3c-0000-4000-8000-0123456789ab";
 const SECRET_VALUE: &str = "only-for-edge-2";
 
-/// A session of the thief.
+/// The attacker's session.
 struct Session {
     say: mpsc::Sender<AgentMessage>,
-    heard: Streaming<HubMessage>,
-    /// The desired states that the hub has sent.
+    incoming: Streaming<HubMessage>,
+    /// The desired states that the hub sent.
     desired: Vec<Desired>,
 }
 
 impl Session {
     async fn open(hub: &Connection, cluster_uid: &str) -> Result<Self, Status> {
-        let (say, said) = mpsc::channel(4);
+        let (say, messages) = mpsc::channel(4);
         let hello = Hello {
             protocol_min: 1,
             protocol_max: 1,
@@ -55,13 +55,15 @@ impl Session {
         };
         let kind = Some(Said::Hello(hello));
         say.send(AgentMessage { kind }).await.unwrap();
-        let heard = hub.fleet().connect(ReceiverStream::new(said)).await?;
+        let incoming = hub.fleet().connect(ReceiverStream::new(messages)).await?;
         let mut session = Self {
             say,
-            heard: heard.into_inner(),
+            incoming: incoming.into_inner(),
             desired: Vec::new(),
         };
-        session.hear(|said| matches!(said, Say::Welcome(_))).await?;
+        session
+            .receive(|kind| matches!(kind, Say::Welcome(_)))
+            .await?;
         Ok(session)
     }
 
@@ -70,16 +72,16 @@ impl Session {
         self.say.send(message).await.unwrap();
     }
 
-    /// Waits for a message that is wanted.
-    async fn hear(&mut self, wanted: impl Fn(&Say) -> bool) -> Result<(), Status> {
+    /// Waits for a matching message.
+    async fn receive(&mut self, wanted: impl Fn(&Say) -> bool) -> Result<(), Status> {
         loop {
-            let heard = tokio::time::timeout(ATTEMPT, self.heard.message()).await;
-            let message = heard.expect("the hub says something")?;
-            let said = message.and_then(|it| it.kind).expect("a message");
-            if wanted(&said) {
+            let incoming = tokio::time::timeout(ATTEMPT, self.incoming.message()).await;
+            let message = incoming.expect("the hub sends a message")?;
+            let kind = message.and_then(|it| it.kind).expect("a message");
+            if wanted(&kind) {
                 return Ok(());
             }
-            if let Say::Desired(desired) = said {
+            if let Say::Desired(desired) = kind {
                 self.desired.push(desired);
             }
         }
@@ -146,17 +148,17 @@ impl Session {
             digest_low: 3,
         }))
         .await;
-        self.hear(|said| matches!(said, Say::Resync(_)))
+        self.receive(|kind| matches!(kind, Say::Resync(_)))
             .await
             .unwrap();
     }
 }
 
-/// Home, edge-1 whose agent is taken over, and edge-2.
+/// Home, edge-1 with the stolen credential, and edge-2.
 struct Fleet {
     hub: Hub,
     home: Cluster,
-    desk: FleetClient,
+    fleet_client: FleetClient,
     edges: [Cluster; 2],
     members: [Membership; 2],
     _chart: ServedChart,
@@ -176,13 +178,13 @@ impl Fleet {
         let first = Membership::join(Mode::Agent, &mut hub, &home, &one, "edge-1").await?;
         let second = Membership::join(Mode::Agent, &mut hub, &home, &two, "edge-2");
         let members = [first, second.await?];
-        let desk = FleetClient::at(&home);
+        let fleet_client = FleetClient::at(&home);
         for member in ["edge-1", "edge-2"] {
-            desk.member_shows(member, &[CONNECTED]).await?;
+            fleet_client.member_shows(member, &[CONNECTED]).await?;
         }
         Ok(Self {
             hub,
-            desk,
+            fleet_client,
             home,
             edges: [one, two],
             members,
@@ -194,7 +196,7 @@ impl Fleet {
         Api::all(self.home.client())
     }
 
-    /// The status of edge-2 on home, without times.
+    /// Returns the status of edge-2 on home, without times.
     async fn shown(&self) -> String {
         let status = self.all().get("edge-2").await.unwrap().status.unwrap();
         let conditions = status.conditions.iter();
@@ -208,7 +210,7 @@ impl Fleet {
         )
     }
 
-    /// The message of a KryptonDeployment's object, or nothing when it is gone.
+    /// Returns the message of a KryptonDeployment's object, or an empty string if the object is gone.
     async fn deployment(&self, path: &str) -> String {
         let path = format!("-o=jsonpath={{{path}}}");
         let get = ["get", "kryptondeployment", "paris", "--ignore-not-found"];
@@ -220,7 +222,7 @@ impl Fleet {
 #[tokio::test]
 async fn stolen_agent_credential_reaches_no_other_member() -> TestResult {
     let mut fleet = Box::pin(Fleet::start()).await?;
-    let desk = fleet.desk.clone();
+    let fleet_client = fleet.fleet_client.clone();
     fleet
         .all()
         .merge(
@@ -229,11 +231,11 @@ async fn stolen_agent_credential_reaches_no_other_member() -> TestResult {
         )
         .await?;
     let aimed = json!({"clusterRef": {"secretName": "edge-2"}});
-    desk.create("acme", aimed).await?;
+    fleet_client.create("acme", aimed).await?;
     let at_edge = FleetClient::at(&fleet.edges[1]);
     at_edge.create("acme", json!({})).await?;
     let ready = [("Ready", "True", "AllClustersReady")];
-    let at_home = desk.shows("acme", &ready).await?;
+    let at_home = fleet_client.shows("acme", &ready).await?;
     let chart = at_home.status.unwrap().last_applied_chart;
     let paris = json!({
         "apiVersion": "mesh.openkcm.io/v1alpha1",
@@ -248,7 +250,7 @@ async fn stolen_agent_credential_reaches_no_other_member() -> TestResult {
     .await?;
     let uid = fleet.deployment(".metadata.uid").await;
 
-    // The thief replaces edge-1's agent.
+    // The attacker replaces edge-1's agent.
     let agent = fleet.members[0].agent().unwrap();
     agent.stop().await?;
     let stolen = Store::new(fleet.edges[0].client(), SYSTEM_NAMESPACE.to_owned());
@@ -268,9 +270,11 @@ async fn stolen_agent_credential_reaches_no_other_member() -> TestResult {
         assert_eq!(refused.code(), Code::FailedPrecondition, "{refused:?}");
         assert!(!refused.message().contains(&first), "{refused:?}");
     }
-    desk.told("edge-1", "CredentialUsedTwice").await?;
+    fleet_client
+        .event_message("edge-1", "CredentialUsedTwice")
+        .await?;
 
-    // Its session receives the state of edge-1, and reports on edge-1 only.
+    // The session receives the state of edge-1, and its reports affect only edge-1.
     let mut session = Session::open(&hub, &first).await?;
     session.claim(&uid).await;
     let desired = session.desired.last().unwrap();
@@ -299,10 +303,10 @@ async fn stolen_agent_credential_reaches_no_other_member() -> TestResult {
     assert_eq!(renewed.cluster, "edge-1");
     hub_lives_on(&fleet.home).await;
     assert_eq!(fleet.shown().await, before);
-    let at_home = desk.shows("acme", &ready).await?;
+    let at_home = fleet_client.shows("acme", &ready).await?;
     assert_eq!(at_home.status.unwrap().last_applied_chart, chart);
 
-    // Its report ends no deletion that waits for edge-2.
+    // A report of the attacker ends no deletion that waits for edge-2.
     let agent = fleet.members[1].agent().unwrap();
     agent.stop().await?;
     let delete = ["delete", "kryptondeployment", "paris", "--wait=false"];
@@ -321,9 +325,9 @@ async fn stolen_agent_credential_reaches_no_other_member() -> TestResult {
     })
     .await?;
 
-    // A ban ends its session.
+    // A ban ends the session.
     kubectl_krypton(&fleet.home, &["ban", "edge-1"]).await?;
-    let ended = session.hear(|_| false).await.err().unwrap();
+    let ended = session.receive(|_| false).await.err().unwrap();
     assert!(ended.message().contains("banned"), "{ended:?}");
     let renewed = hub.fleet().renew(request).await;
     refused(renewed.map(drop), Code::PermissionDenied, "banned");

@@ -1,4 +1,4 @@
-//! A user of home with one namespace, who may write Secrets, Tenants and KryptonDeployments there.
+//! Plays a user of home who may write Secrets, Tenants and KryptonDeployments in one namespace.
 
 use k8s_openapi::api::core::v1::Secret;
 use krypton_crds::edge_cluster::{EdgeCluster, SourceRef};
@@ -52,7 +52,7 @@ async fn reason(mallory: &Client, name: &str, region: Value) -> TestResult<Strin
     let object = KryptonDeployment::new(name, serde_json::from_value(spec)?);
     let all: Api<KryptonDeployment> = Api::namespaced(mallory.clone(), TEAM);
     all.create(&PostParams::default(), &object).await?;
-    Ok(eventually(&format!("{name} to be refused"), async || {
+    Ok(eventually(&format!("{name} to be rejected"), async || {
         let status = all.get(name).await?.status.unwrap_or_default();
         let found = condition(&status.conditions, "TargetClusterResolved");
         match found.filter(|found| found.status == "False") {
@@ -79,13 +79,13 @@ async fn user_of_one_home_namespace_gets_no_member() -> TestResult {
     let options = HubOptions::new(home.kubeconfig()).args(chart.flags(&flags));
     home.kubectl(["create", "namespace", TEAM]).await?;
     let hub = Hub::start(&options)?;
-    let desk = FleetClient::at(&home);
+    let fleet_client = FleetClient::at(&home);
     let kubeconfig = edge.kubeconfig_with_token();
-    desk.add_member("edge-1", &kubeconfig).await?;
+    fleet_client.add_member("edge-1", &kubeconfig).await?;
     let members: Api<EdgeCluster> = Api::all(home.client());
     let source = async |name: &str| members.get(name).await.unwrap().spec.source_ref;
     for name in ["edge-1", "self-cluster"] {
-        desk.member_shows(name, &[CONNECTED]).await?;
+        fleet_client.member_shows(name, &[CONNECTED]).await?;
         members
             .merge(name, &json!({"spec": {"allowedNamespaces": ["default"]}}))
             .await?;
@@ -118,8 +118,8 @@ async fn user_of_one_home_namespace_gets_no_member() -> TestResult {
         ("TargetClusterResolved", "False", "NotAccepted"),
         ("Connected", "False", "NotAccepted"),
     ];
-    desk.member_shows("mallory", &waits).await?;
-    desk.told("edge-1", "NameTaken").await?;
+    fleet_client.member_shows("mallory", &waits).await?;
+    fleet_client.event_message("edge-1", "NameTaken").await?;
     // The user can neither accept the member nor take over another.
     let theirs: Api<EdgeCluster> = Api::all(mallory.clone());
     let of_mine = json!({"kind": "Secret", "namespace": TEAM, "name": "mallory"});
@@ -156,7 +156,7 @@ async fn user_of_one_home_namespace_gets_no_member() -> TestResult {
     let tenant = Tenant::new("raid", serde_json::from_value(aimed)?);
     tenants.create(&PostParams::default(), &tenant).await?;
     let refused = ("Placed", "False", "NamespaceNotAllowed");
-    desk.within(TEAM).shows("raid", &[refused]).await?;
+    fleet_client.within(TEAM).shows("raid", &[refused]).await?;
 
     hub_lives_on(&home).await;
     assert_eq!(lure.connections(), 0);
@@ -169,7 +169,7 @@ async fn user_of_one_home_namespace_gets_no_member() -> TestResult {
     assert_eq!(source("self-cluster").await, own);
     assert_eq!([uid("edge-1").await, uid("self-cluster").await], before);
     for name in ["edge-1", "self-cluster"] {
-        desk.member_shows(name, &[CONNECTED]).await?;
+        fleet_client.member_shows(name, &[CONNECTED]).await?;
     }
     for cluster in [&home, &edge] {
         let releases = FleetClient::at(cluster).releases().await?;

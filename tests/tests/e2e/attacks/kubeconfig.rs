@@ -1,4 +1,5 @@
-//! A supplier of kubeconfig Secrets, which make the hub run programs, read files or connect to its own machine.
+//! Plays a supplier of kubeconfig Secrets that try to make the hub run programs, read files or connect to its own
+//! machine.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -21,7 +22,7 @@ const INVALID: [(&str, &str, &str); 2] = [
     ("TargetClusterResolved", "False", "KubeconfigInvalid"),
     ("Connected", "False", "KubeconfigInvalid"),
 ];
-/// Far above what a hub with three members takes, and far below what the servers send.
+/// Far above the memory usage of a hub with three members, and far below the size of the responses.
 const MEMORY: u64 = 256 << 20;
 
 fn kubeconfig(cluster: &Value, user: &Value) -> String {
@@ -36,7 +37,7 @@ fn kubeconfig(cluster: &Value, user: &Value) -> String {
     .to_string()
 }
 
-/// An API server that answers every request with `head`, and then with `more` for as long as it is read.
+/// An API server that responds to every request with `head`, and then sends `more` until the client disconnects.
 struct HostileServer {
     address: SocketAddr,
     certificate: String,
@@ -88,7 +89,7 @@ impl HostileServer {
 #[tokio::test]
 async fn hostile_kubeconfig_supplier_reaches_nothing() -> TestResult {
     let home = Cluster::start("attack-supplier", Parts::ControlPlane).await?;
-    let desk = FleetClient::at(&home);
+    let fleet_client = FleetClient::at(&home);
     let lure = Lure::start().await;
     let port = lure.address.port();
     let folder = tempfile::tempdir()?;
@@ -147,7 +148,7 @@ async fn hostile_kubeconfig_supplier_reaches_nothing() -> TestResult {
         ),
     ];
     for (name, kubeconfig) in &cases {
-        desk.add_member(name, kubeconfig).await?;
+        fleet_client.add_member(name, kubeconfig).await?;
     }
     let options = |loopback: bool| {
         let loopback = format!("--insecure-kubeconfig-loopback={loopback}");
@@ -156,7 +157,7 @@ async fn hostile_kubeconfig_supplier_reaches_nothing() -> TestResult {
     };
     let mut hub = Hub::start(&options(false))?;
     for (name, _) in &cases {
-        desk.member_shows(name, &INVALID).await?;
+        fleet_client.member_shows(name, &INVALID).await?;
     }
     hub_lives_on(&home).await;
     assert_eq!(lure.connections(), 0);
@@ -166,7 +167,7 @@ async fn hostile_kubeconfig_supplier_reaches_nothing() -> TestResult {
         home.kubectl(["delete", "secret", name]).await?;
     }
 
-    // Servers that the hub may reach. They redirect it, or their answers never end.
+    // Servers that the hub may reach. They redirect it, or their responses never end.
     let led_to = format!("https://{}/api", lure.address);
     let redirect = format!("HTTP/1.1 307 Go\r\nLocation: {led_to}\r\nContent-Length: 0\r\n\r\n");
     let text = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n";
@@ -183,7 +184,7 @@ async fn hostile_kubeconfig_supplier_reaches_nothing() -> TestResult {
         ("huge", HostileServer::start(huge, bytes).await?),
     ];
     for (name, server) in &servers {
-        desk.add_member(name, &server.kubeconfig()).await?;
+        fleet_client.add_member(name, &server.kubeconfig()).await?;
     }
     let mut hub = Hub::start(&options(true))?;
     hub.ready(PATIENCE).await?;
@@ -193,11 +194,13 @@ async fn hostile_kubeconfig_supplier_reaches_nothing() -> TestResult {
         ("huge", "has more than 16777216 bytes"),
     ] {
         let refused = ("Connected", "False", "Unreachable");
-        let message = desk.member_message(name, &[refused]).await?;
+        let message = fleet_client.member_message(name, &[refused]).await?;
         assert!(message.contains(words), "{name}: {message}");
     }
     hub_lives_on(&home).await;
-    desk.member_shows("self-cluster", &[CONNECTED]).await?;
+    fleet_client
+        .member_shows("self-cluster", &[CONNECTED])
+        .await?;
     assert_eq!(lure.connections(), 0);
     let taken = hub.rss_bytes()?;
     assert!(taken < MEMORY, "{} MiB", taken >> 20);

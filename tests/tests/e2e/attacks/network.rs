@@ -1,4 +1,4 @@
-//! A pod or a stranger that reaches the ports of a hub.
+//! Plays a pod or an outside client that reaches the ports of a hub.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -35,12 +35,12 @@ async fn connect(from: u8, to: SocketAddr) -> std::io::Result<TcpStream> {
     socket.connect(to).await
 }
 
-/// The answer to these bytes, up to the end of the connection.
+/// Returns the response to these bytes, until the connection is closed.
 async fn answer(to: SocketAddr, bytes: &[u8]) -> String {
     let asking = async {
         let mut stream = TcpStream::connect(to).await.unwrap();
         let mut answer = Vec::new();
-        // A peer that closes before it has read all resets the connection.
+        // A peer that closes before it has read all data resets the connection.
         if stream.write_all(bytes).await.is_ok() {
             drop(stream.read_to_end(&mut answer).await);
         }
@@ -49,8 +49,8 @@ async fn answer(to: SocketAddr, bytes: &[u8]) -> String {
     tokio::time::timeout(ATTEMPT, asking).await.unwrap()
 }
 
-/// Clients at `addresses` addresses from 127.0.0.2 on that hold a connection with the start of a request, and
-/// connect again whenever it is closed.
+/// Opens connections from `addresses` addresses, starting at 127.0.0.2. Each sends the start of a request, and
+/// reconnects when it is closed.
 fn crowd(
     to: SocketAddr,
     addresses: usize,
@@ -98,7 +98,7 @@ async fn pod_on_the_network_stops_no_probe() -> TestResult {
     }
     drop(crowd);
 
-    // Requests of a page in your browser after you have forwarded the port.
+    // Requests from a web page, after the user has forwarded the port.
     let debug = hub.debug_address();
     let before = hub.debug("log").await?;
     for (target, hosts) in [
@@ -134,7 +134,7 @@ async fn stranger_on_the_network_is_not_answered() -> TestResult {
         &[0x16, 0x03, 0x01, 0xff, 0xff, 0x01],
     ] {
         let answer = answer(port, junk).await;
-        // At most an alert of TLS.
+        // Allows a TLS alert.
         assert!(answer.len() <= 16, "{answer:?}");
     }
     let bundle = bundle(&home, "edge-1").await?;
@@ -151,7 +151,7 @@ async fn stranger_on_the_network_is_not_answered() -> TestResult {
     let refused = old.connect(name, tcp).await.unwrap_err().to_string();
     assert!(refused.contains("ProtocolVersion"), "{refused}");
 
-    // Without a certificate, and with a forged certificate in the name of a member.
+    // Without a certificate, and with a forged certificate in a member's name.
     let authority = Authority::generate("krypton", now())?;
     let key = KeyPair::generate()?;
     let request = CertificateParams::default().serialize_request(&key);
@@ -186,8 +186,8 @@ async fn stranger_on_the_network_is_not_answered() -> TestResult {
     let (crowd, connections) = crowd(port, 8, &[0x16, 0x03, 0x01]);
     all_there(&connections).await;
     let _member = Membership::join(Mode::Agent, &mut hub, &home, &edge, "edge-1").await?;
-    let desk = FleetClient::at(&home);
-    desk.member_shows("edge-1", &[CONNECTED]).await?;
+    let fleet_client = FleetClient::at(&home);
+    fleet_client.member_shows("edge-1", &[CONNECTED]).await?;
     drop(crowd);
     assert!(!hub.log()?.contains("panicked"));
     Ok(())

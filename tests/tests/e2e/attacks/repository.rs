@@ -1,4 +1,4 @@
-//! A chart repository with links to the hub's machine and harmful archives.
+//! Plays a chart repository with links to the hub's machine and harmful archives.
 
 use std::collections::BTreeMap;
 use std::io::Read as _;
@@ -19,7 +19,7 @@ use super::Lure;
 
 const BOMB: u64 = 200 << 20;
 
-/// An address of this machine other than loopback, if it has one.
+/// Returns an address of this machine other than loopback, if any.
 fn outward() -> Option<IpAddr> {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok()?;
     socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9)).ok()?;
@@ -27,7 +27,7 @@ fn outward() -> Option<IpAddr> {
     Some(address).filter(|address| !address.is_loopback() && !address.is_unspecified())
 }
 
-/// An archive of a chart with one more entry: this path, and so many bytes.
+/// Returns a chart archive with one more entry of this path and size.
 fn archive(version: &str, path: &str, size: u64) -> Vec<u8> {
     let mut tar = tar::Builder::new(GzEncoder::new(Vec::new(), Compression::fast()));
     let chart = format!("{{apiVersion: v2, name: small, version: {version}}}");
@@ -57,7 +57,7 @@ struct Hostile {
 }
 
 impl Hostile {
-    /// Lists a version with the digest of `content`, to be fetched from `url`.
+    /// Lists a version with the digest of `content` and the download URL `url`.
     fn list(&mut self, version: &str, url: &str, content: &[u8]) {
         let digest = sha256_hex(content);
         self.entries += &format!(
@@ -89,7 +89,7 @@ impl Hostile {
 async fn hostile_repository_reaches_nothing() -> TestResult {
     let lure = Lure::start().await;
     let address = outward().unwrap_or(Ipv4Addr::LOCALHOST.into());
-    // A repository on loopback may lead to loopback.
+    // A repository on loopback may redirect to loopback.
     let away = match address.is_loopback() {
         true => "http://169.254.169.254".to_owned(),
         false => format!("http://{}", lure.address),
@@ -131,14 +131,15 @@ async fn hostile_repository_reaches_nothing() -> TestResult {
             .collect::<Vec<_>>()
     };
     pair.open(flags("1.0.0")).await?;
-    let desk = pair.desk();
+    let fleet_client = pair.fleet_client();
     let acme = ("default", "acme");
-    desk.within(acme.0)
+    fleet_client
+        .within(acme.0)
         .create(acme.1, serde_json::json!({}))
         .await?;
-    desk.within(acme.0).ready(acme.1).await?;
+    fleet_client.within(acme.0).ready(acme.1).await?;
     let release = pair.release("acme");
-    let before = desk.releases().await?;
+    let before = fleet_client.releases().await?;
     let error = pair.condition("ClusterError");
     for (version, words) in [
         ("2.0.0", "led to a loopback, link-local or metadata address"),
@@ -150,9 +151,12 @@ async fn hostile_repository_reaches_nothing() -> TestResult {
         pair.stop().await?;
         pair.open(flags(version)).await?;
         let refused = (error.as_str(), "True", "ChartNotLoaded");
-        desk.within(acme.0).shows(acme.1, &[refused]).await?;
+        fleet_client
+            .within(acme.0)
+            .shows(acme.1, &[refused])
+            .await?;
         let hub = pair.hub()?;
-        eventually(&format!("{version} to be refused"), async || {
+        eventually(&format!("{version} to be rejected"), async || {
             let log = hub.log()?;
             match log.contains(words) {
                 true => Ok(Some(())),
@@ -160,9 +164,9 @@ async fn hostile_repository_reaches_nothing() -> TestResult {
             }
         })
         .await?;
-        assert_eq!(desk.releases().await?, before, "{version}");
+        assert_eq!(fleet_client.releases().await?, before, "{version}");
     }
-    let revisions = desk.revisions("acme", &release).await?;
+    let revisions = fleet_client.revisions("acme", &release).await?;
     assert_eq!(revisions, [(1, "deployed".to_owned())]);
     assert_eq!(lure.connections(), 0);
     assert!(!std::env::temp_dir().join(mark).exists());

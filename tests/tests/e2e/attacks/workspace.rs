@@ -1,4 +1,4 @@
-//! A user who can edit the workspace of a release tries to become cluster-admin.
+//! Plays a user who can edit the workspace of a release and tries to become cluster-admin.
 
 use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
@@ -28,26 +28,26 @@ apiVersion: v1
 kind: Namespace
 metadata: {name: victim}
 ";
-/// The binding as an object of the release, and as a hook of each kind.
+/// Adds the binding as an object of the release, and as a hook of each kind.
 fn take_over(release: &mut Value) {
     append(release, &format!("\n---\n{BINDING}"));
     release["hooks"] = json!([{
         "name": "takeover", "kind": "ClusterRoleBinding", "path": "small/templates/hook.yaml",
         "manifest": BINDING, "events": EVENTS, "last_run": {"phase": ""},
     }]);
-    // Helm renders an upgrade from the chart, but some commands from the chart that is stored.
+    // Helm renders an upgrade from the chart, but some commands use the stored chart.
     let template = json!({"name": "templates/takeover.yaml", "data": BINDING.as_bytes()});
     if let Some(templates) = release["chart"]["templates"].as_array_mut() {
         templates.push(template);
     }
 }
 
-/// The user, with the rights of ClusterRole `edit` in the workspace.
+/// The user, who has ClusterRole `edit` in the workspace.
 pub(crate) struct Editor {
     client: Client,
     secrets: Api<Secret>,
     release: String,
-    desk: FleetClient,
+    fleet_client: FleetClient,
 }
 
 impl Editor {
@@ -57,11 +57,11 @@ impl Editor {
             secrets: Api::namespaced(client.clone(), workspace),
             client,
             release: pair.release(tenant),
-            desk: pair.desk(),
+            fleet_client: pair.fleet_client(),
         }
     }
 
-    /// The stored revisions, by name.
+    /// Returns the stored revisions, ordered by name.
     async fn stored(&self) -> Vec<Secret> {
         let labels = format!("owner=helm,name={}", self.release);
         let params = ListParams::default().labels(&labels);
@@ -102,7 +102,7 @@ impl Editor {
         Ok(())
     }
 
-    /// Deletes all that is stored of the release.
+    /// Deletes all stored revisions of the release.
     pub(crate) async fn forget(&self) {
         for secret in self.stored().await {
             let params = DeleteParams::default();
@@ -114,7 +114,7 @@ impl Editor {
     }
 
     async fn is_rendered_again(&self) {
-        self.desk
+        self.fleet_client
             .newest_is(WORKSPACE, &self.release, 1, "deployed")
             .await
             .unwrap();
@@ -122,8 +122,8 @@ impl Editor {
 
     /// Waits for the agent, and checks that the user has no further rights.
     pub(crate) async fn gains_nothing(&self) -> TestResult {
-        self.desk.lease_renewed().await?;
-        let bindings: Api<ClusterRoleBinding> = Api::all(self.desk.client.clone());
+        self.fleet_client.lease_renewed().await?;
+        let bindings: Api<ClusterRoleBinding> = Api::all(self.fleet_client.client.clone());
         let binding = bindings.get_opt("takeover").await?;
         assert_eq!(binding, None);
         let everything = SelfSubjectAccessReviewSpec {
@@ -145,7 +145,7 @@ impl Editor {
         Ok(())
     }
 
-    /// Tries each write outside the rights of the user.
+    /// Tries each write outside the user's rights.
     async fn is_kept_out(&self) -> TestResult {
         let client = || self.client.clone();
         let params = (PostParams::default(), PatchParams::default());
@@ -164,7 +164,8 @@ impl Editor {
 
         let records: Api<Secret> = Api::namespaced(client(), SYSTEM_NAMESPACE);
         assert!(is_forbidden(&records.list(&ListParams::default()).await));
-        let system: Api<Secret> = Api::namespaced(self.desk.client.clone(), SYSTEM_NAMESPACE);
+        let system: Api<Secret> =
+            Api::namespaced(self.fleet_client.client.clone(), SYSTEM_NAMESPACE);
         let all = system.list(&ListParams::default()).await?.items;
         assert!(!all.is_empty());
         let patch =
@@ -196,15 +197,15 @@ async fn workspace_editor_gets_no_cluster_rights(mode: Mode) -> TestResult {
     let scenario = Scenario::new("attack-editor", mode).flags(&flags);
     let values = "{replicaCount: 0, message: v1}";
     let (pair, chart) = scenario.values(values).start().await?;
-    let desk = pair.desk();
-    desk.create("acme", json!({})).await?;
-    let ready = async || desk.ready("acme").await.unwrap();
+    let fleet_client = pair.fleet_client();
+    fleet_client.create("acme", json!({})).await?;
+    let ready = async || fleet_client.ready("acme").await.unwrap();
     ready().await;
     let editor = Editor::of(&pair, WORKSPACE, WORKSPACE).await;
     let error = pair.condition("ClusterError");
     let tampered = async || {
         let tampered = (error.as_str(), "True", "ReleaseTampered");
-        desk.shows("acme", &[tampered]).await.unwrap();
+        fleet_client.shows("acme", &[tampered]).await.unwrap();
     };
     editor.is_kept_out().await?;
 
@@ -217,12 +218,12 @@ async fn workspace_editor_gets_no_cluster_rights(mode: Mode) -> TestResult {
         editor.gains_nothing().await?;
         let name = format!("sh.helm.release.v1.{}.v2", editor.release);
         let params = DeleteParams::default();
-        // The agent may have taken it away as the rest of an interrupted run.
+        // The agent may have deleted it during the cleanup of an interrupted run.
         drop(editor.secrets.delete(&name, &params).await);
     }
     chart.write("{replicaCount: 0, message: v2}")?;
     editor.gains_nothing().await?;
-    // Without any revision, the chart is rendered again.
+    // Without any revision, Krypton renders the chart again.
     editor.forget().await;
     editor.is_rendered_again().await;
     ready().await;
@@ -237,17 +238,17 @@ async fn workspace_editor_gets_no_cluster_rights(mode: Mode) -> TestResult {
 
     // The removal runs no hook of the user.
     editor.forge(2, "deployed").await?;
-    desk.delete("acme").await?;
+    fleet_client.delete("acme").await?;
     editor.gains_nothing().await?;
     editor.forget().await;
-    desk.gone("acme").await?;
-    let bindings: Api<ClusterRoleBinding> = Api::all(desk.client.clone());
+    fleet_client.gone("acme").await?;
+    let bindings: Api<ClusterRoleBinding> = Api::all(fleet_client.client.clone());
     let binding = bindings.get_opt("takeover").await?;
     assert_eq!(binding, None);
     Ok(())
 }
 
-/// A copy of the newest revision that takes over, and that Helm reads differently from its labels.
+/// Returns a copy of the newest revision with the binding. Helm reads it differently from its labels.
 async fn shadow(editor: &Editor, kind: &str) -> Secret {
     let mut secret = editor.stored().await.pop().unwrap();
     let number = if kind == "relabelled" { 2 } else { 99 };
@@ -282,12 +283,12 @@ async fn shadow_revisions_give_no_cluster_rights() -> TestResult {
     let (pair, chart) = Scenario::new("attack-shadow", Mode::SelfCluster)
         .start()
         .await?;
-    let (desk, error) = (pair.desk(), pair.condition("ClusterError"));
+    let (fleet_client, error) = (pair.fleet_client(), pair.condition("ClusterError"));
     let victim = ["create", "namespace", "victim"];
     pair.cluster().kubectl(victim).await?;
     let mut shadows = Vec::new();
     for kind in ["retyped", "renamed", "relabelled"] {
-        desk.install(kind).await?;
+        fleet_client.install(kind).await?;
         let editor = Editor::of(&pair, kind, kind).await;
         let secret = shadow(&editor, kind).await;
         let created = editor.secrets.create(&PostParams::default(), &secret).await;
@@ -296,21 +297,21 @@ async fn shadow_revisions_give_no_cluster_rights() -> TestResult {
     let refused = [(error.as_str(), "True", "ReleaseTampered")];
     chart.write("{replicaCount: 0, message: v2}")?;
     for (kind, _, editor) in &shadows {
-        desk.shows(kind, &refused).await?;
+        fleet_client.shows(kind, &refused).await?;
         editor.gains_nothing().await?;
     }
     for (kind, _, editor) in &shadows {
-        desk.delete(kind).await?;
-        desk.shows(kind, &refused).await?;
+        fleet_client.delete(kind).await?;
+        fleet_client.shows(kind, &refused).await?;
         editor.gains_nothing().await?;
     }
     for (kind, name, editor) in &shadows {
         let params = DeleteParams::default();
         drop(editor.secrets.delete(name, &params).await?);
-        desk.gone(kind).await?;
+        fleet_client.gone(kind).await?;
         editor.gains_nothing().await?;
     }
-    let victim = desk.namespace("victim").await?.unwrap();
+    let victim = fleet_client.namespace("victim").await?.unwrap();
     assert_eq!(victim.metadata.deletion_timestamp, None);
     Ok(())
 }
@@ -320,12 +321,12 @@ async fn revision_that_helm_skips_gives_no_cluster_rights() -> TestResult {
     let (pair, chart) = Scenario::new("attack-skipped", Mode::SelfCluster)
         .start()
         .await?;
-    let (desk, error) = (pair.desk(), pair.condition("ClusterError"));
+    let (fleet_client, error) = (pair.fleet_client(), pair.condition("ClusterError"));
     let victim = ["create", "namespace", "victim"];
     pair.cluster().kubectl(victim).await?;
-    desk.install(WORKSPACE).await?;
+    fleet_client.install(WORKSPACE).await?;
     let editor = Editor::of(&pair, WORKSPACE, WORKSPACE).await;
-    // Only Helm reads the time.
+    // Only Helm evaluates the time.
     let mut newest = editor.stored().await.pop().unwrap();
     let spoil = |release: &mut Value| release["info"]["first_deployed"] = json!("never");
     rewrite(&mut newest, &spoil)?;
@@ -349,18 +350,18 @@ async fn revision_that_helm_skips_gives_no_cluster_rights() -> TestResult {
     editor.secrets.create(&params, &older).await?;
     chart.write("{replicaCount: 0, message: v2}")?;
     let failed = (error.as_str(), "True", "UpgradeFailed");
-    desk.shows(WORKSPACE, &[failed]).await?;
+    fleet_client.shows(WORKSPACE, &[failed]).await?;
     editor.gains_nothing().await?;
-    // The first one was removed.
+    // The first one was deleted.
     editor.secrets.create(&params, &older).await?;
-    desk.delete(WORKSPACE).await?;
+    fleet_client.delete(WORKSPACE).await?;
     let failed = (error.as_str(), "True", "UninstallFailed");
-    desk.shows(WORKSPACE, &[failed]).await?;
+    fleet_client.shows(WORKSPACE, &[failed]).await?;
     editor.gains_nothing().await?;
-    let victim = desk.namespace("victim").await?.unwrap();
+    let victim = fleet_client.namespace("victim").await?.unwrap();
     assert_eq!(victim.metadata.deletion_timestamp, None);
     editor.forget().await;
-    desk.gone(WORKSPACE).await?;
+    fleet_client.gone(WORKSPACE).await?;
     Ok(())
 }
 
@@ -370,15 +371,16 @@ async fn announced_uninstall_gives_no_cluster_rights() -> TestResult {
     let (pair, chart) = Scenario::new("attack-announced", Mode::SelfCluster)
         .start()
         .await?;
-    let desk = pair.desk();
+    let fleet_client = pair.fleet_client();
     let victim = ["create", "namespace", "victim"];
     pair.cluster().kubectl(victim).await?;
-    desk.install(WORKSPACE).await?;
+    fleet_client.install(WORKSPACE).await?;
     let editor = Editor::of(&pair, WORKSPACE, WORKSPACE).await;
     chart.write("{replicaCount: 0, message: v2}")?;
-    desk.newest_is(WORKSPACE, &editor.release, 2, "deployed")
+    fleet_client
+        .newest_is(WORKSPACE, &editor.release, 2, "deployed")
         .await?;
-    desk.ready(WORKSPACE).await?;
+    fleet_client.ready(WORKSPACE).await?;
     let [first, newest]: [Secret; 2] = editor.stored().await.try_into().unwrap();
     let mut changed = newest.clone();
     let change = |release: &mut Value| {
@@ -388,7 +390,7 @@ async fn announced_uninstall_gives_no_cluster_rights() -> TestResult {
     rewrite(&mut changed, &change)?;
     let (first, newest) = (first.name_any(), newest.name_any());
 
-    desk.delete(WORKSPACE).await?;
+    fleet_client.delete(WORKSPACE).await?;
     eventually("the first revision to be gone", async || {
         Ok(editor
             .secrets
@@ -403,11 +405,11 @@ async fn announced_uninstall_gives_no_cluster_rights() -> TestResult {
 
     let error = pair.condition("ClusterError");
     let refused = (error.as_str(), "True", "ReleaseTampered");
-    desk.shows(WORKSPACE, &[refused]).await?;
+    fleet_client.shows(WORKSPACE, &[refused]).await?;
     editor.gains_nothing().await?;
-    let victim = desk.namespace("victim").await?.unwrap();
+    let victim = fleet_client.namespace("victim").await?.unwrap();
     assert_eq!(victim.metadata.deletion_timestamp, None);
     editor.forget().await;
-    desk.gone(WORKSPACE).await?;
+    fleet_client.gone(WORKSPACE).await?;
     Ok(())
 }

@@ -98,7 +98,7 @@ impl StubHub {
         let members = Arc::new(MemberRegistry::default());
         members.enter(NAME, UID);
         members.retain(|name| name == NAME, |_| false, |_| true);
-        let scratch = TempDir::with_prefix("krypton-stub-").context("making a folder")?;
+        let scratch = TempDir::with_prefix("krypton-stub-").context("creating a folder")?;
         let charts = Arc::new(ChartCache::new(scratch.path().join("of-hub"))?);
         let authority = Authority::generate(TRUST_DOMAIN, clock::wall())?;
         let authority = Arc::new(Live::new(authority));
@@ -188,60 +188,60 @@ impl StubHub {
         }
     }
 
-    pub(crate) fn said(&self, key: &DeploymentKey) -> Option<DeploymentReport> {
-        let said = self.members.deployments().said(NAME, key);
-        said.map(|said| said.report)
+    pub(crate) fn report(&self, key: &DeploymentKey) -> Option<DeploymentReport> {
+        let report = self.members.deployments().said(NAME, key);
+        report.map(|report| report.report)
     }
 
     /// Waits until the hub has a report for exactly this order that satisfies the predicate.
-    pub(crate) async fn says(
+    pub(crate) async fn reports(
         &self,
         order: &DesiredDeployment,
         what: &str,
         so: impl Fn(&DeploymentReport) -> bool,
     ) -> DeploymentReport {
-        let words = format!("{NAME} to say of {} that it is {what}", order.key());
-        eventually(&words, async || match self.said(&order.key()) {
-            Some(said)
-                if said.uid == order.uid
-                    && said.observed_generation == order.generation
-                    && so(&said) =>
+        let words = format!("a report of {NAME} that {} is {what}", order.key());
+        eventually(&words, async || match self.report(&order.key()) {
+            Some(report)
+                if report.uid == order.uid
+                    && report.observed_generation == order.generation
+                    && so(&report) =>
             {
-                Ok(Some(said))
+                Ok(Some(report))
             }
-            said => bail!("{said:?}"),
+            report => bail!("{report:?}"),
         })
         .await
         .unwrap()
     }
 
     pub(crate) async fn ready(&self, order: &DesiredDeployment, why: &str) -> DeploymentReport {
-        self.says(order, why, |said| {
-            let ready = &said.state.ready;
+        self.reports(order, why, |report| {
+            let ready = &report.state.ready;
             (ready.truth, ready.reason.as_str()) == (Truth::True, why)
         })
         .await
     }
 
     pub(crate) async fn is_not(&self, order: &DesiredDeployment, why: &str) -> DeploymentReport {
-        self.says(order, why, |said| {
-            let ready = &said.state.ready;
+        self.reports(order, why, |report| {
+            let ready = &report.state.ready;
             (ready.truth, ready.reason.as_str()) == (Truth::False, why)
         })
         .await
     }
 
     pub(crate) async fn gone(&self, order: &DesiredDeployment) -> DeploymentReport {
-        self.says(order, "gone", |said| said.gone).await
+        self.reports(order, "gone", |report| report.gone).await
     }
 
     /// Waits until the member reports nothing about the order.
     pub(crate) async fn silent(&self, order: &DesiredDeployment) {
         let key = order.key();
-        let words = format!("nothing to be said of {key}");
-        eventually(&words, async || match self.said(&key) {
+        let words = format!("no report about {key}");
+        eventually(&words, async || match self.report(&key) {
             None => Ok(Some(())),
-            said => bail!("{said:?}"),
+            report => bail!("{report:?}"),
         })
         .await
         .unwrap();
@@ -251,7 +251,7 @@ impl StubHub {
     pub(crate) async fn act_again(&mut self) -> Result<()> {
         if let Some((stop, task)) = self.acting.take() {
             stop.cancel();
-            task.await.context("it ended badly")?;
+            task.await.context("it failed")?;
         }
         self.act().await
     }

@@ -1,4 +1,4 @@
-//! `tests/docs/commands.yaml`: who runs each command of the pages that no block says it of.
+//! Parses `tests/docs/commands.yaml`, which assigns each documented command to the test that runs it.
 
 use std::{collections::BTreeMap, fs};
 
@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use super::pages::root;
 
-/// Where a command is typed.
+/// The cluster or machine on which a command runs.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum At {
@@ -16,28 +16,28 @@ pub(crate) enum At {
     Edge,
 }
 
-/// One command, as it stands in a page.
+/// One command, exactly as in a page.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Entry {
     pub(crate) command: String,
-    /// Part of the story here in which it is run.
+    /// The part of the story that runs the command.
     pub(crate) run: Option<String>,
     #[serde(default)]
     pub(crate) at: At,
-    /// What stands for the words in capitals.
+    /// Values of the placeholders in capitals.
     #[serde(default)]
     pub(crate) with: BTreeMap<String, String>,
-    /// Something that it prints.
+    /// A part of the expected output.
     pub(crate) says: Option<String>,
-    /// Its exit code.
+    /// The expected exit code.
     #[serde(default)]
     pub(crate) ends: i32,
-    /// Or the test that runs the same another way, as `module::name`.
+    /// Alternatively, the test that runs a similar command, as `module::name`.
     pub(crate) test: Option<String>,
-    /// Or the script that does, with words of it.
+    /// Alternatively, the script that runs it, with a text of the script.
     pub(crate) script: Option<Script>,
-    /// Why it is not run here.
+    /// The reason why the command doesn't run here.
     pub(crate) why: Option<String>,
 }
 

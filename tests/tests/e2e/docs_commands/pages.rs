@@ -120,9 +120,9 @@ pub(crate) fn typed(page: &str, body: &str) -> Vec<Command> {
     while let Some(line) = lines.next() {
         let (mut text, mut remark) = split(line);
         while let Some(begun) = text.strip_suffix('\\') {
-            let (more, said) = split(lines.next().unwrap_or_default());
+            let (more, comment) = split(lines.next().unwrap_or_default());
             text = format!("{} {more}", begun.trim_end());
-            remark = said;
+            remark = comment;
         }
         if is_command(&text) {
             let (page, run) = (page.to_owned(), None);
@@ -239,7 +239,7 @@ fn command_in_unexpected_place_is_rejected() {
 }
 
 #[test]
-fn words_are_a_shells() {
+fn words_are_split_like_in_a_shell() {
     let text = r#"kubectl patch x -p '{"a": 1}' --b="c d" > file"#;
     let expected = ["kubectl", "patch", "x", "-p", r#"{"a": 1}"#, "--b=c d"];
     assert_eq!(words(text).unwrap(), expected);

@@ -1,5 +1,5 @@
-//! A person who follows the pages, with home and an edge: their commands are typed as they stand, and where
-//! a Deployment asks for a pod of Krypton, what it would run is run.
+//! Plays a user who follows the pages, with home and an edge cluster. It runs their commands unchanged, and runs the
+//! processes of Krypton's pods on this machine.
 
 use std::{
     collections::BTreeMap,
@@ -23,9 +23,9 @@ use tempfile::TempDir;
 use super::manifest::{At, Entry};
 use super::pages::{Command, commands, root};
 
-/// A chart that takes minutes is another matter.
+/// Charts that take longer than this are not covered.
 const DEADLINE: Duration = Duration::from_secs(300);
-/// What the pages install, and where it is.
+/// The chart that the pages install, and its version.
 const CHART: (&str, &str) = ("cert-manager", "1.19.1");
 const NEXT_VERSION: &str = "1.19.2";
 const CHARTS: &str = "https://charts.jetstack.io";
@@ -70,7 +70,7 @@ impl Story {
         })
     }
 
-    /// A file beside the checkout, as a person has them.
+    /// Returns the path of a file in the user's folder, outside the checkout.
     pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
@@ -79,20 +79,20 @@ impl Story {
         fs::write(self.file(name), content).unwrap();
     }
 
-    /// What is not the same here as in the pages.
+    /// Replaces the texts of the pages that differ here.
     pub(crate) fn as_here(&self, text: &str) -> String {
         text.replace(CHARTS, &self.repository.url())
     }
 
-    /// The blocks of a page that say so, in their order.
+    /// Runs the page's blocks with this mark, in order.
     pub(crate) async fn follow(&mut self, page: &str, run: &str) {
         let found = commands(page).unwrap();
-        let told: Vec<Command> = found
+        let chosen: Vec<Command> = found
             .into_iter()
             .filter(|command| command.run.as_deref() == Some(run))
             .collect();
-        assert!(!told.is_empty(), "nothing to run for {run} in {page}");
-        for command in told {
+        assert!(!chosen.is_empty(), "nothing to run for {run} in {page}");
+        for command in chosen {
             let at = match command.remark.strip_prefix("at edge-1") {
                 Some(_) => At::Edge,
                 None => At::Home,
@@ -101,16 +101,16 @@ impl Story {
         }
     }
 
-    /// Part of the list of commands, in its order.
+    /// Runs a part of the list of commands, in order.
     pub(crate) async fn play(&mut self, entries: &[Entry], run: &str) {
         let part: Vec<&Entry> = entries
             .iter()
             .filter(|entry| entry.run.as_deref() == Some(run))
             .collect();
-        assert!(!part.is_empty(), "no command is to be run for {run}");
+        assert!(!part.is_empty(), "no command for {run}");
         for entry in part {
             let mut text = entry.command.clone();
-            // NAMESPACE has NAME in it.
+            // NAMESPACE contains NAME, so replace longer words first.
             let mut with: Vec<_> = entry.with.iter().collect();
             with.sort_by_key(|(word, _)| std::cmp::Reverse(word.len()));
             for (word, value) in with {
@@ -145,16 +145,16 @@ impl Story {
             .env("KUBECONFIG", kubeconfigs);
         let began = Instant::now();
         let ran = bash.run(DEADLINE).await?;
-        let said = format!("{}{}", ran.stdout, ran.stderr);
-        assert_eq!(ran.status.code(), Some(ends), "{text}: {said}");
+        let output = format!("{}{}", ran.stdout, ran.stderr);
+        assert_eq!(ran.status.code(), Some(ends), "{text}: {output}");
         assert!(
-            says.is_none_or(|words| said.contains(words)),
-            "{text}: {said}"
+            says.is_none_or(|words| output.contains(words)),
+            "{text}: {output}"
         );
         for chart in changed(text) {
             self.runs_what_is_asked_for(chart).await?;
         }
-        // hack/first-tenant.sh adds these up.
+        // hack/first-tenant.sh sums these up.
         let place = match at {
             At::Home => "home",
             At::Edge => "edge-1",
@@ -163,7 +163,7 @@ impl Story {
         Ok(())
     }
 
-    /// Stands in for the kubelet: a process for the pod of the Deployment, and none where there is none.
+    /// Stands in for the kubelet: runs a process for the Deployment's pod, or stops it if there is no pod.
     async fn runs_what_is_asked_for(&mut self, chart: OwnChart) -> Result<()> {
         let cluster = match chart {
             OwnChart::Hub => &self.home,
@@ -184,8 +184,8 @@ impl Story {
                 if let Some(name) = pod {
                     let mut hub = HubPod::start_as(cluster, &name, before.as_ref(), &[]).await?;
                     hub.hub.ready(PATIENCE).await?;
-                    // The lead publishes it a moment after it is ready, and `join` reads it.
-                    eventually("the hub to admit agents", async || {
+                    // The leader publishes the addresses shortly after it is ready, and `join` reads them.
+                    eventually("the hub to accept agents", async || {
                         let home = Connection::new(cluster.client(), "home");
                         Ok(join_info::read(&home, chart.namespace()).await?)
                     })
@@ -219,7 +219,7 @@ fn path(first: &Path) -> OsString {
     std::env::join_paths(folders).unwrap()
 }
 
-/// Whose Deployment a command may have changed.
+/// Returns the charts whose Deployment the command may have changed.
 fn changed(text: &str) -> Vec<OwnChart> {
     let may = ["helm ", " rollout restart ", " scale "];
     let all = OwnChart::ALL.into_iter();
@@ -227,7 +227,7 @@ fn changed(text: &str) -> Vec<OwnChart> {
         .collect()
 }
 
-/// The pod that a Deployment has once it is as it is to be; none, where it wants none.
+/// Returns the pod of a completely rolled out Deployment, or `None` if it has no replicas.
 async fn pod(cluster: &Cluster, chart: OwnChart) -> Result<Option<PodName>> {
     let (name, namespace) = (chart.name(), chart.namespace());
     let deployments: Api<Deployment> = Api::namespaced(cluster.client(), namespace);
@@ -264,7 +264,7 @@ async fn pod(cluster: &Cluster, chart: OwnChart) -> Result<Option<PodName>> {
                 .into_iter()
                 .next()
                 .map(|(name, uid)| Some(PodName { name, uid }))),
-            (wanted, live) => bail!("{live} pods of {wanted}"),
+            (wanted, live) => bail!("only {live} pods of {wanted}"),
         }
     })
     .await

@@ -1,4 +1,4 @@
-//! Home with KryptonDeployments and the edges that they are for, as a person at home sees them.
+//! Home with KryptonDeployments and their edge clusters, from the view of a user of home.
 
 use std::collections::BTreeMap;
 
@@ -17,17 +17,17 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-/// What is not as usual.
+/// Deviations from the default setup.
 #[derive(Default)]
 pub(crate) struct Unusual {
-    /// As the clusters of Kamaji's tenants: their Secrets have nothing but `admin.conf`, and nobody may make the
-    /// CRD of Tenants there.
+    /// Like clusters of Kamaji's tenants: their Secrets contain only `admin.conf`, and their users can't create the CRD
+    /// of Tenants.
     pub(crate) as_kamajis: bool,
-    /// More flags of the hub, or others than the usual ones.
+    /// Additional flags of the hub, or replacements of the default ones.
     pub(crate) flags: &'static [&'static str],
 }
 
-/// Home with its hub, and edges by these names of regions. Who acts goes first, the clusters last.
+/// Home with its hub, and edge clusters by region name. The actors are dropped first and the clusters last.
 pub(crate) struct Regions {
     pub(crate) hub: Hub,
     members: BTreeMap<&'static str, Membership>,
@@ -86,7 +86,7 @@ impl Regions {
         for region in regions {
             let edge = &this.edges[region];
             match mode {
-                // No label: who names it makes it a member.
+                // Without a label. A KryptonDeployment that names the Secret makes it a member.
                 Mode::Proxy | Mode::SelfCluster => {
                     let keys: &[&str] = match unusual.as_kamajis {
                         true => &["admin.conf"],
@@ -105,7 +105,7 @@ impl Regions {
         Ok(this)
     }
 
-    /// How a KryptonDeployment names it.
+    /// Returns the region field of a KryptonDeployment.
     pub(crate) fn region(&self, name: &str) -> Value {
         match self.mode {
             Mode::Proxy if self.as_kamajis => {
@@ -116,7 +116,7 @@ impl Regions {
         }
     }
 
-    /// The member's name.
+    /// Returns the member's name.
     pub(crate) fn member(&self, region: &str) -> String {
         match self.mode {
             Mode::Agent => region.to_owned(),
@@ -124,7 +124,7 @@ impl Regions {
         }
     }
 
-    /// The hub is killed, and another takes its place.
+    /// Kills the hub, and starts another one.
     pub(crate) async fn another_hub(&mut self) -> TestResult {
         self.hub.kill9().await?;
         let options = options_of(&self.home, &self.options).in_place_of(&self.hub);
@@ -133,7 +133,7 @@ impl Regions {
         Ok(())
     }
 
-    /// The agent of this region, if it has one, is another with these flags.
+    /// Replaces the agent of this region, if any, by one with these flags.
     pub(crate) async fn another_agent(&mut self, region: &str, flags: &[&str]) {
         let edge = &self.edges[region];
         let member = self.members.get_mut(region);
@@ -148,7 +148,7 @@ impl Regions {
         FleetClient::at(&self.edges[region])
     }
 
-    /// Makes a Secret with the kubeconfig under each of these keys.
+    /// Creates a Secret with the kubeconfig under each of these keys.
     pub(crate) async fn secret(
         &self,
         namespace: &str,
@@ -203,13 +203,13 @@ impl Regions {
         self.all(namespace).delete(name, &params).await.unwrap();
     }
 
-    pub(crate) async fn says(
+    pub(crate) async fn satisfies(
         &self,
         (namespace, name): (&str, &str),
         what: &str,
         right: impl Fn(&KryptonDeployment, &KryptonDeploymentStatus) -> bool,
     ) -> KryptonDeployment {
-        let what = format!("{namespace}/{name} to say {what}");
+        let what = format!("{namespace}/{name} to show {what}");
         let api = self.all(namespace);
         let asked = eventually(&what, async || {
             let object = api.get(name).await?;
@@ -237,7 +237,7 @@ impl Regions {
             condition(&status.conditions, type_)
                 .is_some_and(|found| found.status == truth && found.reason == reason)
         };
-        self.says(key, &format!("{expected:?}"), right).await
+        self.satisfies(key, &format!("{expected:?}"), right).await
     }
 
     pub(crate) async fn gone(&self, namespace: &str, name: &str) {
@@ -250,20 +250,20 @@ impl Regions {
         asked.await.unwrap();
     }
 
-    pub(crate) async fn told(&self, namespace: &str, name: &str, reasons: &[&str]) {
+    pub(crate) async fn has_events(&self, namespace: &str, name: &str, reasons: &[&str]) {
         let events: Api<Event> = Api::namespaced(self.home.client(), namespace);
         let params = ListParams::default().fields(&format!(
             "involvedObject.kind=KryptonDeployment,involvedObject.name={name}"
         ));
         let asked = eventually("the events", async || {
             let all = events.list(&params).await?.items;
-            let told: Vec<String> = all.into_iter().filter_map(|event| event.reason).collect();
+            let recorded: Vec<String> = all.into_iter().filter_map(|event| event.reason).collect();
             let missing = reasons
                 .iter()
-                .find(|it| !told.iter().any(|told| told == *it));
+                .find(|it| !recorded.iter().any(|recorded| recorded == *it));
             match missing {
                 None => Ok(Some(())),
-                Some(missing) => bail!("{missing} is not among {told:?}"),
+                Some(missing) => bail!("{missing} is missing in {recorded:?}"),
             }
         });
         asked.await.unwrap();
@@ -282,10 +282,10 @@ fn options_of<'a>(home: &'a Cluster, options: &[String]) -> HubOptions<'a> {
         .env(every.0, every.1)
 }
 
-pub(crate) async fn namespace_goes(desk: &FleetClient, name: &str) {
+pub(crate) async fn namespace_goes(fleet_client: &FleetClient, name: &str) {
     let what = format!("namespace {name} to be gone");
     let asked = eventually(&what, async || {
-        Ok(desk.namespace(name).await?.is_none().then_some(()))
+        Ok(fleet_client.namespace(name).await?.is_none().then_some(()))
     });
     asked.await.unwrap();
 }

@@ -1,4 +1,4 @@
-//! As much of Prometheus' language as it takes to know what an expression looks at.
+//! Parses enough of Prometheus' language to find the metrics and labels of an expression.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -31,14 +31,14 @@ pub(super) struct Matcher {
 }
 
 impl Matcher {
-    /// The values that it names; none where the dashboard puts them in.
+    /// Returns the literal values. Omits values that the dashboard inserts.
     pub(super) fn literals(&self) -> impl Iterator<Item = &str> {
         let values = self.value.split('|');
         values.filter(|value| !value.contains('$'))
     }
 
     fn fits(&self, sample: &Sample) -> bool {
-        // Of the target, or put in by the dashboard.
+        // A target label, or a label that the dashboard inserts.
         let Some(value) = sample.labels.get(&self.label) else {
             return true;
         };
@@ -77,7 +77,7 @@ impl fmt::Display for Selector {
 #[derive(Debug, Default)]
 pub(super) struct Expression {
     pub(super) selectors: Vec<Selector>,
-    /// Labels that are grouped or joined by.
+    /// Labels of grouping and matching clauses.
     pub(super) grouping: BTreeSet<String>,
     pub(super) functions: BTreeSet<String>,
 }

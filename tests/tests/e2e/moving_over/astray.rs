@@ -23,8 +23,8 @@ use super::{BY_HAND, charts, flags, maps, no_helm_ran, original};
 by_agent!(next_upgrade_moves_only_original_objects_from_default);
 
 /// Returns kind and name of the release's objects in `default`.
-async fn in_default(desk: &FleetClient, release: &str) -> Result<Vec<String>> {
-    let api = |_: &()| desk.client.clone();
+async fn in_default(fleet_client: &FleetClient, release: &str) -> Result<Vec<String>> {
+    let api = |_: &()| fleet_client.client.clone();
     let maps: Api<ConfigMap> = Api::namespaced(api(&()), "default");
     let deployments: Api<Deployment> = Api::namespaced(api(&()), "default");
     let services: Api<Service> = Api::namespaced(api(&()), "default");
@@ -51,15 +51,15 @@ async fn in_default(desk: &FleetClient, release: &str) -> Result<Vec<String>> {
     Ok(found)
 }
 
-async fn is_left(desk: &FleetClient, release: &str, parts: &[&str]) {
+async fn is_left(fleet_client: &FleetClient, release: &str, parts: &[&str]) {
     let mut expected: Vec<String> = parts
         .iter()
         .map(|part| part.replace("{}", release))
         .collect();
     expected.sort();
-    let what = format!("{expected:?} to be all that is left in default");
+    let what = format!("only {expected:?} to be left in default");
     eventually(&what, async || {
-        let mut found = in_default(desk, release).await?;
+        let mut found = in_default(fleet_client, release).await?;
         found.sort();
         if found != expected {
             bail!("{found:?}");
@@ -72,8 +72,8 @@ async fn is_left(desk: &FleetClient, release: &str, parts: &[&str]) {
 
 /// Assigns the ConfigMap `<release>-theirs` in `default` to another release. Creates a ConfigMap with this release's
 /// annotations, but outside its manifest.
-async fn bystanders(desk: &FleetClient, release: &str, workspace: &str) -> TestResult {
-    let maps: Api<ConfigMap> = Api::namespaced(desk.client.clone(), "default");
+async fn bystanders(fleet_client: &FleetClient, release: &str, workspace: &str) -> TestResult {
+    let maps: Api<ConfigMap> = Api::namespaced(fleet_client.client.clone(), "default");
     let theirs =
         json!({"metadata": {"annotations": {"meta.helm.sh/release-name": "somebody-elses"}}});
     let name = format!("{release}-theirs");
@@ -106,7 +106,7 @@ const LEFT: [&str; 4] = [
 async fn next_upgrade_moves_only_original_objects_from_default(mode: Mode) -> TestResult {
     let charts = charts().await?;
     let mut pair = Pair::start("astray", mode, Parts::WithControllers).await?;
-    let desk = pair.desk();
+    let fleet_client = pair.fleet_client();
     let [acme, going, home] = ["acme", "going", "home"].map(|name| pair.release(name));
     {
         let original = original(&pair, &charts);
@@ -114,7 +114,7 @@ async fn next_upgrade_moves_only_original_objects_from_default(mode: Mode) -> Te
         for (name, release) in [("acme", &acme), ("going", &going)] {
             let workspace = format!("{name}-ws");
             original.install_astray(release, &workspace).await?;
-            bystanders(&desk, release, &workspace).await?;
+            bystanders(&fleet_client, release, &workspace).await?;
             let status = original.status(None);
             let spec = json!({ "workspace": workspace });
             original.tenant(name, spec, status).await?;
@@ -124,38 +124,42 @@ async fn next_upgrade_moves_only_original_objects_from_default(mode: Mode) -> Te
         let spec = json!({"workspace": "default"});
         original.tenant("home", spec, status).await?;
     }
-    let before = desk.releases().await?;
-    let in_default = maps(&desk, "default").await?;
-    let roles: Api<ClusterRole> = Api::all(desk.client.clone());
+    let before = fleet_client.releases().await?;
+    let in_default = maps(&fleet_client, "default").await?;
+    let roles: Api<ClusterRole> = Api::all(fleet_client.client.clone());
     let role = roles.get(&acme).await?;
 
     // Adopted: the Tenants are ready with the objects in `default`, and Helm doesn't run.
     let values = ValuesFile::new("{}")?;
     pair.open(flags(&charts, &values)).await?;
     for name in ["acme", "going", "home"] {
-        desk.ready(name).await?;
+        fleet_client.ready(name).await?;
     }
     no_helm_ran(&mut pair).await;
-    assert_eq!(desk.releases().await?, before);
+    assert_eq!(fleet_client.releases().await?, before);
     for release in [&acme, &going] {
-        is_left(&desk, release, &ALL).await;
+        is_left(&fleet_client, release, &ALL).await;
     }
-    assert_eq!(maps(&desk, "default").await?, in_default);
+    assert_eq!(maps(&fleet_client, "default").await?, in_default);
 
     // Deleted before an upgrade: Helm would search for the objects in the workspace.
-    desk.remove("going").await?;
-    is_left(&desk, &going, &LEFT).await;
-    is_left(&desk, &acme, &ALL).await;
+    fleet_client.remove("going").await?;
+    is_left(&fleet_client, &going, &LEFT).await;
+    is_left(&fleet_client, &acme, &ALL).await;
 
     // The next upgrade creates the objects in the workspace and removes those in `default`.
     values.write("message: second")?;
-    desk.newest_is("acme-ws", &acme, 2, "deployed").await?;
-    is_left(&desk, &acme, &LEFT).await;
-    desk.ready("acme").await?;
-    let removed = desk.told("acme", "LeftoversRemoved").await?;
+    fleet_client
+        .newest_is("acme-ws", &acme, 2, "deployed")
+        .await?;
+    is_left(&fleet_client, &acme, &LEFT).await;
+    fleet_client.ready("acme").await?;
+    let removed = fleet_client
+        .event_message("acme", "LeftoversRemoved")
+        .await?;
     assert!(removed.contains("namespace default"), "{removed}");
     assert!(removed.contains(&format!("Deployment {acme}")), "{removed}");
-    let stay = desk.told("acme", "LeftoversStay").await?;
+    let stay = fleet_client.event_message("acme", "LeftoversStay").await?;
     for part in [
         format!("PersistentVolumeClaim {acme}-data"),
         format!("ConfigMap {acme}-kept"),
@@ -164,17 +168,19 @@ async fn next_upgrade_moves_only_original_objects_from_default(mode: Mode) -> Te
     }
     assert!(!stay.contains("ClusterRole"), "{stay}");
     assert_eq!(roles.get(&acme).await?.uid(), role.uid());
-    let now = maps(&desk, "acme-ws").await?;
+    let now = maps(&fleet_client, "acme-ws").await?;
     let names: Vec<&str> = now.keys().map(String::as_str).collect();
     let expected = ["", "-kept", "-placed", "-theirs"].map(|part| format!("{acme}{part}"));
     assert_eq!(names, expected.each_ref().map(String::as_str));
-    let deployments: Api<Deployment> = Api::namespaced(desk.client.clone(), "acme-ws");
+    let deployments: Api<Deployment> = Api::namespaced(fleet_client.client.clone(), "acme-ws");
     deployments.get(&acme).await?;
 
     // If `default` is the workspace, all objects stay in place.
-    desk.newest_is("default", &home, 2, "deployed").await?;
-    desk.ready("home").await?;
-    let after = maps(&desk, "default").await?;
+    fleet_client
+        .newest_is("default", &home, 2, "deployed")
+        .await?;
+    fleet_client.ready("home").await?;
+    let after = maps(&fleet_client, "default").await?;
     for part in ["", "-kept", "-theirs", "-placed"] {
         let name = format!("{home}{part}");
         assert_eq!(after.get(&name), in_default.get(&name), "{name}");
@@ -182,13 +188,13 @@ async fn next_upgrade_moves_only_original_objects_from_default(mode: Mode) -> Te
     }
 
     // The cleanup runs once. Krypton ignores objects that appear there later.
-    let maps_of_default: Api<ConfigMap> = Api::namespaced(desk.client.clone(), "default");
+    let maps_of_default: Api<ConfigMap> = Api::namespaced(fleet_client.client.clone(), "default");
     let again = json!({"metadata": {"name": acme, "labels": {"app.kubernetes.io/managed-by": "Helm"},
         "annotations": {"meta.helm.sh/release-name": acme, "meta.helm.sh/release-namespace": "acme-ws"}}});
     let again: ConfigMap = serde_json::from_value(again)?;
     eventually("revision 1 to be signed", async || {
         let api: Api<k8s_openapi::api::core::v1::Secret> =
-            Api::namespaced(desk.client.clone(), "acme-ws");
+            Api::namespaced(fleet_client.client.clone(), "acme-ws");
         let first = api.get(&format!("sh.helm.release.v1.{acme}.v1")).await?;
         Ok(first
             .labels()
@@ -200,9 +206,11 @@ async fn next_upgrade_moves_only_original_objects_from_default(mode: Mode) -> Te
         .create(&PostParams::default(), &again)
         .await?;
     values.write("message: third")?;
-    desk.newest_is("acme-ws", &acme, 3, "deployed").await?;
-    desk.ready("acme").await?;
-    desk.remove("acme").await?;
+    fleet_client
+        .newest_is("acme-ws", &acme, 3, "deployed")
+        .await?;
+    fleet_client.ready("acme").await?;
+    fleet_client.remove("acme").await?;
     maps_of_default.get(&acme).await?;
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! The original's CRDs, each of them, under objects that are stored: ours takes their place, and what was stored
-//! is read as it was.
+//! Verifies that ours replaces each CRD of the original under stored objects, and that the stored objects keep their
+//! content.
 
 use anyhow::ensure;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -37,12 +37,12 @@ fn is_ours(crd: &CustomResourceDefinition) -> bool {
     krypton_crds::schema_version(crd) == Some(krypton_crds::SCHEMA_VERSION)
 }
 
-/// One of the original's CRDs, an object as it was stored under it, and a status of that time.
+/// One of the original's CRDs, an object that was stored with it, and a status of that time.
 struct Stored {
     file: &'static str,
     spec: Value,
     status: Value,
-    /// What it was read as, where its own CRD added something.
+    /// The content as returned by the API server, if the original's CRD added a default.
     read: Option<Value>,
 }
 
@@ -138,7 +138,7 @@ async fn gives_way(
             .await
     };
     let slash = condition("ClusterReady/edge-1");
-    // Most of the original's own copies do not take what it writes.
+    // Most copies of the original's CRD reject the operator's own writes.
     let takes = write(&slash).await.is_ok();
     let lenient = [BY_HAND, EMBEDDED];
     assert_eq!(takes, lenient.contains(&file), "{file}");
@@ -158,7 +158,7 @@ async fn gives_way(
         found.resource_version(),
         "{file}: nothing was written"
     );
-    // What is stored stays open to updates.
+    // Stored objects can still be updated.
     write(&slash).await?;
     let touched = api
         .merge(
@@ -181,11 +181,11 @@ async fn gives_way(
 /// Creates a Tenant with its release under each of the original's CRDs, and one that the last of them has robbed of its
 /// workspace.
 async fn create_tenants_of_each_generation(pair: &Pair, charts: &Charts) -> TestResult {
-    let desk = pair.desk();
+    let fleet_client = pair.fleet_client();
     let original = original(pair, charts);
     let well = original.status(None);
     let bare = json!({"phase": "Ready", "lastMessage": "release installed"});
-    // It is on the edge and at home, and names the edge in both places.
+    // The Tenant exists on the edge cluster and at home, and names the edge cluster in both places.
     let reference = json!({"secretName": pair.name(), "secretNamespace": "default"});
     let named = json!({"workspace": "first-ws", "clusterRef": reference});
     let generations = [
@@ -196,7 +196,7 @@ async fn create_tenants_of_each_generation(pair: &Pair, charts: &Charts) -> Test
             json!({"workspace": "second-ws"}),
             bare.clone(),
         ),
-        // README of that time: the namespace is the Tenant's name.
+        // From the README of that time: the namespace has the Tenant's name.
         (WITHOUT_WORKSPACE, "third", json!({}), bare),
     ];
     for (file, name, spec, status) in generations {
@@ -206,7 +206,7 @@ async fn create_tenants_of_each_generation(pair: &Pair, charts: &Charts) -> Test
         original.install(&release, &workspace).await?;
         original.tenant(name, spec, status).await?;
     }
-    // Written under the last of them, as anybody's label is, it has lost its workspace for good.
+    // The last CRD drops the workspace of every Tenant that is written, such as by a new label.
     apply_crd(original.cluster, BY_HAND).await?;
     let release = pair.release("lost");
     original.install(&release, "lost-ws").await?;
@@ -216,11 +216,13 @@ async fn create_tenants_of_each_generation(pair: &Pair, charts: &Charts) -> Test
     apply_crd(original.cluster, WITHOUT_WORKSPACE).await?;
     let name = "default/lost to be without a workspace";
     eventually(name, async || {
-        let lost = desk.tenants().get("lost").await?;
+        let lost = fleet_client.tenants().get("lost").await?;
         Ok(lost.spec.workspace.is_none().then_some(()))
     })
     .await?;
-    desk.annotate("lost", "example.org/touched", "true").await?;
+    fleet_client
+        .annotate("lost", "example.org/touched", "true")
+        .await?;
     for file in [OF_THE_CHART, BY_HAND] {
         apply_crd(pair.home(), file).await?;
     }
@@ -235,12 +237,12 @@ async fn create_tenants_of_each_generation(pair: &Pair, charts: &Charts) -> Test
 async fn tenants_of_each_generation_are_adopted_without_reinstall(mode: Mode) -> TestResult {
     let charts = charts().await?;
     let mut pair = Pair::start("moving", mode, Parts::WithControllers).await?;
-    let (desk, home) = (pair.desk(), FleetClient::at(pair.home()));
+    let (fleet_client, home) = (pair.fleet_client(), FleetClient::at(pair.home()));
     create_tenants_of_each_generation(&pair, &charts).await?;
     let kind = ApiResource::erase::<KryptonDeployment>(&());
     let deployments: Api<DynamicObject> =
         Api::namespaced_with(home.client.clone(), "default", &kind);
-    // The cluster that it names is none of this fleet's.
+    // The named cluster is not a member of this fleet.
     let deployment = json!({"account": {"name": "acme"}, "region": {"name": "edge01",
         "kubeconfig": {"secret": {"name": "kubeconfig-edge01", "namespace": "elsewhere"}}}});
     let mut object = DynamicObject::new("acme", &kind).data(json!({ "spec": deployment }));
@@ -253,12 +255,12 @@ async fn tenants_of_each_generation_are_adopted_without_reinstall(mode: Mode) ->
         ))
     })
     .await?;
-    let before = desk.releases().await?;
+    let before = fleet_client.releases().await?;
     assert_eq!(before.len(), 4);
     let old = crd(pair.cluster(), Tenant::crd_name()).await;
     let mut uids = Vec::new();
     for name in ["first", "second", "third"] {
-        uids.push(desk.tenants().get(name).await?.uid());
+        uids.push(fleet_client.tenants().get(name).await?.uid());
     }
 
     let values = ValuesFile::new("{}")?;
@@ -276,7 +278,7 @@ async fn tenants_of_each_generation_are_adopted_without_reinstall(mode: Mode) ->
             (ready.as_str(), "True", reason),
             (error.as_str(), "False", "NoError"),
         ];
-        let tenant = desk.shows(name, &adopted).await?;
+        let tenant = fleet_client.shows(name, &adopted).await?;
         assert_eq!(tenant.uid(), *uid);
         let workspace = if name == "third" {
             name.to_owned()
@@ -288,17 +290,17 @@ async fn tenants_of_each_generation_are_adopted_without_reinstall(mode: Mode) ->
     }
     let mirrored = [ALL_READY, (ready.as_str(), "True", "Installed")];
     home.shows("first", &mirrored).await?;
-    let told = [(error.as_str(), "True", "ReleaseInUse")];
-    let lost = desk.shows("lost", &told).await?;
+    let refused = [(error.as_str(), "True", "ReleaseInUse")];
+    let lost = fleet_client.shows("lost", &refused).await?;
     let message = lost.status.unwrap().last_message.unwrap();
     assert!(message.contains("spec.workspace: lost-ws"), "{message}");
-    assert_eq!(desk.namespace("lost").await?, None);
+    assert_eq!(fleet_client.namespace("lost").await?, None);
     let now = crd(pair.cluster(), Tenant::crd_name()).await;
     assert!(is_ours(&now));
     assert_eq!(now.uid(), old.uid());
     no_helm_ran(&mut pair).await;
-    desk.lease_renewed().await?;
-    assert_eq!(desk.releases().await?, before);
+    fleet_client.lease_renewed().await?;
+    assert_eq!(fleet_client.releases().await?, before);
 
     assert!(is_ours(
         &crd(pair.home(), KryptonDeployment::crd_name()).await
@@ -315,7 +317,7 @@ async fn tenants_of_each_generation_are_adopted_without_reinstall(mode: Mode) ->
 async fn deployments_are_adopted_without_reinstall(mode: Mode) -> TestResult {
     let charts = charts().await?;
     let mut pair = Pair::start("moving-deployments", mode, Parts::WithControllers).await?;
-    let (desk, home) = (pair.desk(), FleetClient::at(pair.home()));
+    let (fleet_client, home) = (pair.fleet_client(), FleetClient::at(pair.home()));
     let region = match mode {
         Mode::Agent => json!({"name": pair.name()}),
         _ => json!({"name": "paris", "kubeconfig":
@@ -355,10 +357,10 @@ async fn deployments_are_adopted_without_reinstall(mode: Mode) -> TestResult {
     let finalizer = "cryptoedgedeployment-finalizer";
     let olds = make("CryptoEdgeDeployment", finalizer, "second").await;
     let old = olds.get("second").await?;
-    let before = desk.releases().await?;
+    let before = fleet_client.releases().await?;
     assert_eq!(before.len(), 3);
 
-    // Nobody has told the hub to make that CRD.
+    // By default, the hub doesn't create that CRD.
     let values = ValuesFile::new("{}")?;
     pair.open(flags(&charts, &values)).await?;
     let is_ready = async |name: &str| {
@@ -388,24 +390,24 @@ async fn deployments_are_adopted_without_reinstall(mode: Mode) -> TestResult {
     let kept = olds.get("second").await?;
     assert_eq!(kept.resource_version(), old.resource_version());
     no_helm_ran(&mut pair).await;
-    assert_eq!(desk.releases().await?, before);
+    assert_eq!(fleet_client.releases().await?, before);
 
-    // Somebody applies the original's over ours, where a deletion comes in: nothing that is on record is lost.
+    // Another client applies the original's CRD over ours, and a Tenant is deleted. No stored data is lost.
     apply_crd(pair.home(), EMBEDDED).await?;
     let params = DeleteParams::default();
     deployments.delete("goes", &params).await?;
-    eventually("the deleted one to be gone", async || {
+    eventually("the deleted Tenant to be gone", async || {
         Ok(deployments.get_opt("goes").await?.is_none().then_some(()))
     })
     .await?;
-    let left = desk.revisions("goes", "ced-goes").await?;
+    let left = fleet_client.revisions("goes", "ced-goes").await?;
     assert!(left.is_empty(), "{left:?}");
     assert!(is_ours(
         &crd(pair.home(), KryptonDeployment::crd_name()).await
     ));
     is_ready("acme").await;
-    assert_eq!(desk.revisions("acme", "ced-acme").await?.len(), 1);
-    // The original has not marked what it has made.
-    assert!(desk.namespace("goes").await?.is_some());
+    assert_eq!(fleet_client.revisions("acme", "ced-acme").await?.len(), 1);
+    // The original doesn't mark the objects that it created.
+    assert!(fleet_client.namespace("goes").await?.is_some());
     Ok(())
 }

@@ -110,7 +110,7 @@ async fn not_allowed(scene: &Scene) -> TestResult {
 async fn too_many(scene: &Scene) -> TestResult {
     // Create them one after the other. The order of concurrent Tenants is undefined, and existing ones keep their
     // place.
-    for (name, says) in [
+    for (name, expected) in [
         ("large-1", PLACED),
         ("large-2", PLACED),
         ("large-3", TOO_MANY),
@@ -122,7 +122,7 @@ async fn too_many(scene: &Scene) -> TestResult {
             "values": {"text": "x".repeat(150 * 1024)},
         });
         scene.home.create(name, spec).await?;
-        scene.home.shows(name, &[says]).await?;
+        scene.home.shows(name, &[expected]).await?;
     }
     assert_eq!(scene.edges("large-3").await, None);
     scene.home.delete("large-1").await?;

@@ -1,5 +1,5 @@
-//! What home has on record of where a Tenant is placed: somebody who writes the Tenant again does not change
-//! it, and another cluster of the member's name is not asked.
+//! Verifies home's record of a placement: rewriting the Tenant doesn't change it, and another cluster with the member's
+//! name is not used.
 
 use std::io::Write;
 
@@ -21,7 +21,7 @@ by_agent!(placed_tenant_stays_bound_to_recorded_cluster);
 
 const ANOTHER: (&str, &str, &str) = ("Placed", "Unknown", "ClusterIdentityChanged");
 
-/// `kubectl replace`: nothing of the object stays but what is in the manifest, and the status.
+/// Runs `kubectl replace`, which keeps only the manifest and the status.
 async fn replace(home: &Cluster, manifest: &Value) -> TestResult {
     let mut file = NamedTempFile::new()?;
     file.write_all(manifest.to_string().as_bytes())?;
@@ -64,21 +64,21 @@ async fn placed_tenant_stays_bound_to_recorded_cluster(mode: Mode) -> TestResult
     let same = scene.edges("acme").await.unwrap();
     assert_eq!(same.metadata.uid, made.metadata.uid);
     assert_eq!(same.metadata.generation, made.metadata.generation);
-    // Home waits for the first one, and that is gone by then.
+    // Home waits for the first Tenant, which is gone by then.
     scene.home.remove("acme").await?;
     assert_eq!(scene.edges("acme").await, None);
     let release = scene.pair.release("acme");
     let left = scene.edge.revisions("acme-ws", &release).await?;
     assert!(left.is_empty(), "{left:?}");
 
-    // A person says that another cluster is the member of that name now.
+    // A user accepts another cluster as the member of that name.
     let other = Cluster::start("placed-record-other", Parts::ControlPlane).await?;
     let agent = takes_the_name(&mut scene, &other, mode).await;
     scene.home.shows("kept", &[ANOTHER]).await?;
     scene.home.delete("kept").await?;
     let waits = scene.home.shows("kept", &[ANOTHER]).await?;
     assert!(waits.metadata.deletion_timestamp.is_some());
-    // What it is ordered of after that, it has made and removed.
+    // The new cluster creates and removes the Tenants of later orders.
     let spec = json!({"clusterRef": {"secretName": EDGE}, "workspace": "kube-system"});
     scene.home.create("fresh", spec).await?;
     scene.home.shows("fresh", &[PLACED]).await?;
@@ -89,8 +89,8 @@ async fn placed_tenant_stays_bound_to_recorded_cluster(mode: Mode) -> TestResult
     assert_eq!(found, None);
     let waits = scene.home.shows("kept", &[ANOTHER]).await?;
     assert_eq!(waits.finalizers(), [names::PLACED_FINALIZER]);
-    let let_go = (names::ORPHAN_ANNOTATION, "true");
-    scene.home.annotate("kept", let_go.0, let_go.1).await?;
+    let orphan = (names::ORPHAN_ANNOTATION, "true");
+    scene.home.annotate("kept", orphan.0, orphan.1).await?;
     scene.home.gone("kept").await?;
     let same = scene.edges("kept").await.unwrap();
     assert_eq!(same.metadata.uid, kept.metadata.uid);
@@ -99,7 +99,7 @@ async fn placed_tenant_stays_bound_to_recorded_cluster(mode: Mode) -> TestResult
     Ok(())
 }
 
-/// The agent of the cluster that has the member's name from now on, where it has one.
+/// Starts the agent of the cluster that now has the member's name, if the mode needs one.
 async fn takes_the_name(scene: &mut Scene, other: &Cluster, mode: Mode) -> Option<Agent> {
     if mode != Mode::Agent {
         let access = other.kubeconfig_with_token();
