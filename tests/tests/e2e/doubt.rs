@@ -12,14 +12,11 @@ use krypton_tests::{
     Merge as _, Mode, Parts, ServedChart, TestResult,
     answering_proxy::{ALL, Verb},
     by_agent, eventually,
-    fleet::{CONNECTED, FleetClient, HUB_NAMESPACE},
-    home_and_edge, in_both_modes,
+    fleet::{CONNECTED, FleetClient},
+    home_and_edge,
 };
 use krypton_types::names;
-use kube::{
-    Api, ResourceExt,
-    api::{DeleteParams, ListParams},
-};
+use kube::{Api, ResourceExt, api::ListParams};
 use serde_json::json;
 
 const EDGE: &str = "edge-1";
@@ -28,8 +25,10 @@ const KEPT: [&str; 3] = ["one", "two", "three"];
 /// Workspace of the Tenants that the test deletes, so the namespace outlives them.
 const SHARED: &str = "theirs";
 
-by_agent!(lying_apiserver_uninstalls_nothing);
-in_both_modes!(outage_or_restore_keeps_releases_and_delays_deletion);
+by_agent!(
+    lying_apiserver_uninstalls_nothing,
+    outage_or_restore_keeps_releases_and_delays_deletion,
+);
 
 const GET: &[Verb] = &[Verb::Get];
 const FOLLOWED: &[Verb] = &[Verb::List, Verb::Watch];
@@ -290,61 +289,29 @@ async fn outage_or_restore_keeps_releases_and_delays_deletion(mode: Mode) -> Tes
     let going = ["before", "waits", "left", "paused"].map(str::to_owned);
     let mut scene = Box::pin(Scene::set("away", mode, &going)).await?;
     let fleet_client = scene.fleet_client.clone();
-    if mode == Mode::Proxy {
-        the_kubeconfig_is_gone_and_back(&mut scene).await?;
-    }
     etcd_is_restored(&mut scene).await?;
     a_deletion_waits(&mut scene).await?;
     namespace_of_unobserved_tenants_is_kept(&mut scene).await?;
 
     // Start a new actor that observes none of the existing objects at first.
     let before = scene.standing().await?;
-    if mode == Mode::Agent {
-        let agent = scene.membership.agent().unwrap();
-        agent.stop().await?;
-        scene.proxy.lie(Lie {
-            verbs: ALL,
-            resources: &["secrets", "tenants", "namespaces"],
-            answer: Answer::Nothing,
-        });
-        *agent = Agent::start(&AgentOptions::new(&scene.proxy.kubeconfig()))?;
-        fleet_client.held_by_another("").await?;
-        scene.lies_at_least(3).await;
-        let values = scene.change_values()?;
-        for name in KEPT {
-            let asked = names::RECONCILE_REQUESTED_ANNOTATION;
-            fleet_client.annotate(name, asked, "now").await?;
-        }
-        scene.lies_at_least(6).await;
-        scene.proxy.forward_all();
-        scene.kept_are_ready(Some(values)).await;
+    let agent = scene.membership.agent().unwrap();
+    agent.stop().await?;
+    scene.proxy.lie(Lie {
+        verbs: ALL,
+        resources: &["secrets", "tenants", "namespaces"],
+        answer: Answer::Nothing,
+    });
+    *agent = Agent::start(&AgentOptions::new(&scene.proxy.kubeconfig()))?;
+    fleet_client.held_by_another("").await?;
+    scene.lies_at_least(3).await;
+    let values = scene.change_values()?;
+    for name in KEPT {
+        let asked = names::RECONCILE_REQUESTED_ANNOTATION;
+        fleet_client.annotate(name, asked, "now").await?;
     }
-    scene.stands(&before, &[]).await?;
-    Ok(())
-}
-
-/// The member's kubeconfig in its Secret on the home cluster is emptied, deleted and recreated.
-async fn the_kubeconfig_is_gone_and_back(scene: &mut Scene) -> TestResult {
-    let before = scene.standing().await?;
-    let home = scene.at_home.clone();
-    let secrets: Api<Secret> = Api::namespaced(home.client.clone(), HUB_NAMESPACE);
-    let through = fs::read_to_string(scene.proxy.kubeconfig())?;
-
-    home.add_member(EDGE, "").await?;
-    let refused = ("TargetClusterResolved", "False", "KubeconfigInvalid");
-    home.member_shows(EDGE, &[refused]).await?;
-    // The hub keeps using the last valid kubeconfig.
-    let values = scene.change_values()?;
-    scene.kept_are_ready(Some(values)).await;
-    scene.stands(&before, &[]).await?;
-
-    secrets.delete(EDGE, &DeleteParams::default()).await?;
-    let gone = ("TargetClusterResolved", "False", "SourceGone");
-    home.member_shows(EDGE, &[gone]).await?;
-    let values = scene.change_values()?;
-    scene.stands(&before, &[]).await?;
-    home.add_member(EDGE, &through).await?;
-    home.member_shows(EDGE, &[CONNECTED]).await?;
+    scene.lies_at_least(6).await;
+    scene.proxy.forward_all();
     scene.kept_are_ready(Some(values)).await;
     scene.stands(&before, &[]).await?;
     Ok(())

@@ -4,14 +4,13 @@ use anyhow::{Context, Result, bail};
 use jiff::Timestamp;
 use krypton_kubectl::ExitCode;
 use krypton_tests::{
-    Mode, Pair, Scenario, TestResult, eventually,
+    Mode, Pair, Scenario, TestResult, by_agent, eventually,
     fleet::{FleetClient, HUB_NAMESPACE},
-    in_both_modes,
     membership::krypton_ends,
 };
 use serde_json::json;
 
-in_both_modes!(explain_names_cause_retry_and_silent_reporter,);
+by_agent!(explain_names_cause_retry_and_silent_reporter);
 
 async fn explain_names_cause_retry_and_silent_reporter(mode: Mode) -> TestResult {
     let (mut pair, chart) = Scenario::new("explain", mode).start().await?;
@@ -35,11 +34,7 @@ async fn explain_names_cause_retry_and_silent_reporter(mode: Mode) -> TestResult
     assert!(well.contains("✓ it has what is wanted: "), "{well}");
 
     pair.actor()?.kill9().await?;
-    let since = match mode {
-        Mode::Agent => "no contact since 20",
-        Mode::Proxy | Mode::SelfCluster => "no hub has led since 20",
-    };
-    shows(&pair, ExitCode::NotReady, since).await?;
+    shows(&pair, ExitCode::NotReady, "no contact since 20").await?;
     Ok(())
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::{Result, ensure};
 use krypton_tests::{
     Cluster, Gate, Hub, HubOptions, Membership, Mode, Parts, Scenario, ServedChart, TestResult,
-    eventually,
+    by_agent, eventually,
     fleet::{
         ALL_READY, CONNECTED, FleetClient, HEALTHY, assert_one_deployed, helm_ends, helm_processes,
     },
@@ -13,11 +13,11 @@ use krypton_tests::{
 };
 use serde_json::json;
 
-in_both_modes!(
+by_agent!(
     a_restart_finds_everything_as_it_was_left,
     install_killed_midway_is_repaired_after_restart,
-    unreachable_member_is_reported_alone_and_recovers,
 );
+in_both_modes!(unreachable_member_is_reported_alone_and_recovers);
 
 /// State that an idle actor must not change: the Tenant and its resourceVersion, its events, and all releases.
 async fn everything(fleet_client: &FleetClient) -> Result<impl PartialEq + std::fmt::Debug> {
@@ -76,9 +76,7 @@ async fn a_restart_finds_everything_as_it_was_left(mode: Mode) -> TestResult {
         assert_eq!(fleet_client.holder().await?, "", "the Lease is released");
     }
     member.start_again(&edge)?;
-    if mode == Mode::Agent {
-        at_edge.held_by_another(&holders[1]).await?;
-    }
+    at_edge.held_by_another(&holders[1]).await?;
     let mut hub = Hub::start(&options.in_place_of(&hub))?;
     for ((place, name), before) in places.into_iter().zip(&holders) {
         let now = place.held_by_another(before).await?;
@@ -91,8 +89,8 @@ async fn a_restart_finds_everything_as_it_was_left(mode: Mode) -> TestResult {
                 let named = member.status.unwrap_or_default().lease_holder;
                 let named = named.unwrap_or_default();
                 // The hub knows an agent's replica, which is a prefix of its holder identity.
-                let same = match (mode, name) {
-                    (Mode::Agent, "edge-1") => !named.is_empty() && now.starts_with(&named),
+                let same = match name {
+                    "edge-1" => !named.is_empty() && now.starts_with(&named),
                     _ => named == now,
                 };
                 ensure!(same, "it shows {named:?}, and the Lease {now:?}");

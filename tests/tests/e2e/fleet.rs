@@ -4,15 +4,15 @@ use anyhow::{Result, bail};
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
     Cluster, Hub, HubOptions, Membership, Merge as _, Mode, Parts, Scenario, ServedChart,
-    TestResult, eventually,
+    TestResult, by_agent, eventually,
     fleet::{ALL_READY, CONNECTED, Expected, FleetClient, HEALTHY, PATIENCE, RESOLVED, condition},
     in_both_modes,
 };
 use kube::{Api, api::DeleteParams};
 use serde_json::json;
 
+by_agent!(home_tenant_counts_namesakes_on_all_members);
 in_both_modes!(
-    home_tenant_counts_namesakes_on_all_members,
     older_of_duplicate_members_acts_alone,
     deleted_member_keeps_releases_and_rejoins_on_request,
 );

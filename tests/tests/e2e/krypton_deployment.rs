@@ -10,7 +10,6 @@ use krypton_crds::{
 use krypton_tests::{
     Merge as _, Mode, TestResult, by_agent, eventually,
     fleet::{FleetClient, HUB_NAMESPACE, condition},
-    in_both_modes,
     no_tenants::has_no_tenants,
 };
 use krypton_types::names;
@@ -27,8 +26,8 @@ use kube::{
 use regions::{Regions, Unusual, namespace_goes, placed};
 use serde_json::json;
 
-in_both_modes!(deployment_is_routed_installed_repaired_and_removed);
 by_agent!(
+    deployment_is_routed_installed_repaired_and_removed,
     deployment_moves_region_by_installing_before_uninstalling,
     deletion_on_unreachable_edge_waits_until_orphaned,
     namesake_is_rejected_and_crd_deletion_uninstalls_nothing,
@@ -56,11 +55,7 @@ async fn deployment_is_routed_installed_repaired_and_removed(mode: Mode) -> Test
     let finalizers = object.finalizers();
     assert_eq!(finalizers, [names::DEPLOYMENT_FINALIZER]);
     assert_eq!(placed(&status), [regions.member("paris")]);
-    let resolved = match mode {
-        Mode::Agent => "ByAgent",
-        _ => "Resolved",
-    };
-    let resolved = ("TargetClusterResolved", "True", resolved);
+    let resolved = ("TargetClusterResolved", "True", "ByAgent");
     regions.shows(key, resolved).await;
     let reasons = [
         "AccountValidated",

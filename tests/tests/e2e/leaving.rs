@@ -4,7 +4,7 @@ use anyhow::bail;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
-    Merge as _, Mode, Pair, Scenario, TestResult, eventually,
+    Merge as _, Mode, Pair, Scenario, TestResult, by_agent, eventually,
     fleet::{FleetClient, condition},
     in_both_modes,
     membership::replaced,
@@ -14,10 +14,8 @@ use kube::api::DeleteParams;
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
-in_both_modes!(
-    leaving_member_uninstalls_releases_and_drops_tenant_finalizers,
-    member_deletion_waits_while_paused_until_orphaned,
-);
+in_both_modes!(leaving_member_uninstalls_releases_and_drops_tenant_finalizers);
+by_agent!(member_deletion_waits_while_paused_until_orphaned);
 
 fn members(pair: &Pair) -> Api<EdgeCluster> {
     Api::all(pair.home().client())

@@ -1,13 +1,13 @@
 //! Shows that mutually untrusted Tenants are confined to a namespace and a service account each.
 
-use krypton_tests::{Cluster, Mode, Scenario, TestResult, fleet::FleetClient, in_both_modes};
+use krypton_tests::{Cluster, Mode, Scenario, TestResult, by_agent, fleet::FleetClient};
 use serde_json::{Value, json};
 
 use crate::attacks::workspace::Editor;
 
 const TEAMS: [&str; 2] = ["team-a", "team-b"];
 
-in_both_modes!(tenant_reaches_nothing_beyond_its_namespace_and_account);
+by_agent!(tenant_reaches_nothing_beyond_its_namespace_and_account);
 
 /// Creates a namespace with an account that can edit it.
 async fn team(cluster: &Cluster, name: &str) {

@@ -1,9 +1,9 @@
 //! Verifies that log lines about a Tenant name it, and that the log level can be changed at runtime.
 
 use krypton_tests::{
-    AgentOptions, Daemon, Hub, HubOptions, Mode, Parts, ServedChart, TestResult, eventually,
+    AgentOptions, Daemon, Hub, HubOptions, Parts, ServedChart, TestResult, eventually,
     fleet::{FleetClient, PATIENCE},
-    home_and_edge, in_both_modes, kubectl_krypton,
+    home_and_edge, kubectl_krypton,
     membership::enrolled_agent,
 };
 use serde_json::{Value, json};
@@ -14,8 +14,6 @@ const OF_A_TENANT: [&str; 3] = [
     "krypton_helm::driver",
     "krypton_reconciler::drift",
 ];
-
-in_both_modes!(log_lines_identify_tenant_and_level_changes_live,);
 
 /// Returns all log lines as JSON objects.
 fn lines(daemon: &Daemon) -> Vec<Value> {
@@ -83,7 +81,8 @@ async fn check_dump(agent: &Daemon) {
     assert_eq!(dump["wanted"]["version"], dump["reconciler"]["onRecord"]);
 }
 
-async fn log_lines_identify_tenant_and_level_changes_live(mode: Mode) -> TestResult {
+#[tokio::test]
+async fn log_lines_identify_tenant_and_level_changes_live() -> TestResult {
     let chart = ServedChart::small("replicaCount: 0").await?;
     let (home, edge) = home_and_edge("logs", Parts::ControlPlane).await?;
     let (fleet_client, on_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
@@ -92,29 +91,19 @@ async fn log_lines_identify_tenant_and_level_changes_live(mode: Mode) -> TestRes
         .env("POD_NAME", "krypton-hub-0");
     let mut hub = Hub::start(&options)?;
     hub.ready(PATIENCE).await?;
-    let mut agent = None;
-    if mode == Mode::Agent {
-        let json = [("KRYPTON_LOG_FORMAT".to_owned(), "json".to_owned())];
-        let options = AgentOptions::new(edge.kubeconfig()).env(json);
-        agent = Some(enrolled_agent(&home, "edge-1", options).await?);
-    } else {
-        let access = edge.kubeconfig_with_token();
-        fleet_client.add_member("edge-1", &access).await?;
-    }
-    let actor: &Daemon = match &agent {
-        Some(agent) => agent,
-        None => &hub,
-    };
-    assert_eq!(actor.debug("log").await?, "info\n");
-    assert!(actor.log_by("loud", "").await.is_err());
-    assert!(actor.log_by("debug", "?for=25h").await.is_err());
+    let json = [("KRYPTON_LOG_FORMAT".to_owned(), "json".to_owned())];
+    let options = AgentOptions::new(edge.kubeconfig()).env(json);
+    let agent = enrolled_agent(&home, "edge-1", options).await?;
+    assert_eq!(agent.debug("log").await?, "info\n");
+    assert!(agent.log_by("loud", "").await.is_err());
+    assert!(agent.log_by("debug", "?for=25h").await.is_err());
     // The debug address that `kubectl krypton` otherwise finds through a pod.
-    let here = format!("--debug-address={}", actor.debug_address());
+    let here = format!("--debug-address={}", agent.debug_address());
     let level = async |words: &[&str]| {
         let words = [&["log-level", "agent", &here], words].concat();
         kubectl_krypton(&edge, &words).await
     };
-    let shown = format!("{}: info\n", actor.debug_address());
+    let shown = format!("{}: info\n", agent.debug_address());
     assert_eq!(level(&[]).await?, shown);
     let refused = format!("{:#}", level(&["loud"]).await.unwrap_err());
     assert!(refused.contains("loud"), "{refused}");
@@ -132,14 +121,11 @@ async fn log_lines_identify_tenant_and_level_changes_live(mode: Mode) -> TestRes
     fleet_client.create("acme", json!({})).await?;
     fleet_client.shows("acme", &[failed]).await?;
 
-    if let Some(agent) = &agent {
-        check_dump(agent).await;
-    } else {
-        assert!(actor.debug("agent.json").await.is_err());
-    }
-    actor.log_by("debug", "?for=1s").await?;
+    check_dump(&agent).await;
+    assert!(hub.debug("agent.json").await.is_err());
+    agent.log_by("debug", "?for=1s").await?;
     eventually("the initial level", async || {
-        let now = actor.debug("log").await?;
+        let now = agent.debug("log").await?;
         Ok((now == "info\n").then_some(()))
     })
     .await?;
@@ -150,18 +136,8 @@ async fn log_lines_identify_tenant_and_level_changes_live(mode: Mode) -> TestRes
     assert_eq!(dump["replica"], "krypton-hub-0");
     assert_eq!(dump["chart"]["name"], "small", "{dump}");
     assert_eq!(dump["ca"]["phase"], "Steady", "{dump}");
-    let fetched = (mode == Mode::Proxy).then(|| dump.pointer("/charts/0/state"));
-    assert!(
-        fetched.is_none_or(|state| state == Some(&json!("here"))),
-        "{dump}"
-    );
     let member = &dump["members"]["edge-1"];
-    let acts = if mode == Mode::Agent {
-        "agent"
-    } else {
-        "proxy"
-    };
-    assert_eq!(member["mode"], acts, "{dump}");
+    assert_eq!(member["mode"], "agent", "{dump}");
     assert_eq!(member["conditions"]["Connected"]["status"], "True");
     assert!(member["snapshot"]["wanted"]["digest"].is_string(), "{dump}");
     let other = hub.debug("fleet.json?member=edge-2").await?;
@@ -171,10 +147,8 @@ async fn log_lines_identify_tenant_and_level_changes_live(mode: Mode) -> TestRes
     let hubs = lines(&hub);
     check(&hubs, "krypton-hub");
     assert!(hubs.iter().all(|line| line["replica"] == "krypton-hub-0"));
-    if let Some(agent) = &agent {
-        check(&lines(agent), "krypton-agent");
-    }
-    let logged = lines(actor);
+    let logged = lines(&agent);
+    check(&logged, "krypton-agent");
     let of_acme = |message: &str| {
         let mut found = logged.iter().filter(|line| is(line, message));
         let line = found

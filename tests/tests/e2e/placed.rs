@@ -14,7 +14,6 @@ use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Pair, Parts,
     TestResult, by_agent, eventually,
     fleet::{ALL_READY, FleetClient, HUB_NAMESPACE, PATIENCE, chart_flags},
-    in_both_modes,
 };
 use krypton_types::names::{self, MEMBERS_CONFIG_MAP};
 use kube::api::{DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostParams};
@@ -26,8 +25,8 @@ const EDGE: &str = "edge-1";
 /// A namespace of home. The members don't have it.
 const TEAM: &str = "team";
 
-in_both_modes!(placed_tenant_follows_home_and_leaves_member_first);
 by_agent!(
+    placed_tenant_follows_home_and_leaves_member_first,
     foreign_tenant_is_not_adopted_and_orphan_stays,
     hub_crash_and_member_removal_keep_placed_tenants,
 );

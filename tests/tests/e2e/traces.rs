@@ -2,9 +2,9 @@
 
 use krypton_tests::{
     AgentOptions, Collector, Hub, HubOptions, Membership, Mode, Parts, ServedChart, TestResult,
-    Traced, eventually,
+    Traced, by_agent, eventually,
     fleet::{FleetClient, PATIENCE},
-    home_and_edge, in_both_modes,
+    home_and_edge,
 };
 use serde_json::json;
 
@@ -14,13 +14,13 @@ const BACK: &str = "traces are sent again";
 const GOOD: i32 = 1;
 const BAD: i32 = 2;
 
-in_both_modes!(tenant_work_is_traced_without_blocking_on_collector);
+by_agent!(tenant_work_is_traced_without_blocking_on_collector);
 
 async fn tenant_work_is_traced_without_blocking_on_collector(mode: Mode) -> TestResult {
     let chart = ServedChart::small(&format!("{{replicaCount: 0, token: {SECRET}}}")).await?;
     let (home, edge) = home_and_edge("traces", Parts::ControlPlane).await?;
     let (fleet_client, on_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
-    let mut collector = Collector::start(mode == Mode::Proxy).await?;
+    let mut collector = Collector::start(true).await?;
     let mut options =
         HubOptions::new(home.kubeconfig()).args(chart.flags(&["--self-cluster=false"]));
     for (name, value) in collector.env() {
@@ -40,16 +40,12 @@ async fn tenant_work_is_traced_without_blocking_on_collector(mode: Mode) -> Test
     let failed = ("ClusterError/edge-1", "True", "UpgradeFailed");
     on_edge.shows("acme", &[failed]).await?;
 
-    let program = match mode {
-        Mode::Agent => "krypton-agent",
-        Mode::Proxy | Mode::SelfCluster => "krypton-hub",
-    };
     let work = |name: &'static str, attribute: &'static str, value: &'static str| {
         let collector = &collector;
         eventually(value, async move || {
             let spans = collector.spans();
             let found = spans.into_iter().find(|span| {
-                span.service == program && span.name == name && span.of(attribute) == value
+                span.service == "krypton-agent" && span.name == name && span.of(attribute) == value
             });
             Ok(found)
         })
