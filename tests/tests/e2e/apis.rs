@@ -140,7 +140,7 @@ async fn a_workspace_stays_as_it_was_first() -> TestResult {
     };
     let later = refusal(set("unset", "another").await);
     assert!(
-        later.contains("the workspace was the Tenant's name until now"),
+        later.contains("workspace defaulted to the name of the Tenant"),
         "{later}"
     );
     set("unset", "unset").await?;
