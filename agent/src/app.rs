@@ -250,7 +250,7 @@ impl Process {
             () = self.stop.cancelled() => None,
             ended = tasks.one_ends() => Some(ended),
         };
-        tracing::info!("stopping: running helm processes are waited for");
+        tracing::info!("shutting down; waiting for Helm processes");
         self.stop.cancel();
         let reconciler = tasks.end_of(RECONCILER).await;
         if let Some(error) = early {
@@ -450,10 +450,6 @@ fn helm_kubeconfig(
     account: Option<&ServiceAccount>,
 ) -> anyhow::Result<TempPath> {
     let yaml = kubeconfig_yaml(config, account)?;
-    write_kubeconfig(scratch, &yaml).with_context(|| {
-        format!(
-            "writing the kubeconfig of helm into {} failed",
-            scratch.display()
-        )
-    })
+    write_kubeconfig(scratch, &yaml)
+        .with_context(|| format!("failed to write Helm's kubeconfig to {}", scratch.display()))
 }

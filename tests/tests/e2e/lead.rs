@@ -155,7 +155,7 @@ impl Stage {
         if mode != Mode::Agent {
             return;
         }
-        self.hubs[hub].logs("session begins").await.unwrap();
+        self.hubs[hub].logs("session started").await.unwrap();
     }
 
     /// A Tenant on the edge, from its making until home shows the member with it.
@@ -365,7 +365,7 @@ async fn short_home_outage_keeps_leader_and_sessions(mode: Mode) -> TestResult {
     let epoch = stage.epoch().await?;
     let sessions = |stage: &Stage| {
         let log = stage.hubs[&leader].log().unwrap();
-        log.matches("session begins").count()
+        log.matches("session started").count()
     };
     let before = sessions(&stage);
     stage.home.stop_apiserver().await?;
@@ -626,7 +626,7 @@ async fn stale_hub_does_not_uninstall_orphaned_member() -> TestResult {
     // It is not let in by what b had seen before, nor told anything.
     told(&mut member, "does not know its members yet").await;
     way.tell_the_truth();
-    told(&mut member, "there is no EdgeCluster").await;
+    told(&mut member, "does not exist").await;
     let now = FleetClient::at(&stage.edge).releases().await?;
     assert_eq!(now, releases);
     let log = member.agent().unwrap().log()?;

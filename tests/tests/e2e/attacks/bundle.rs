@@ -65,7 +65,7 @@ async fn old_bundle_grants_no_certificate() -> TestResult {
     let mut told = Vec::new();
     for wrong in [guess, unknown, of_another_hub] {
         let answer = enroll(&used, &wrong, &theirs, HERE).await;
-        told.push(refused(answer, denied, "not known here"));
+        told.push(refused(answer, denied, "unknown join token"));
     }
     told.dedup();
     assert_eq!(told.len(), 1, "{told:?}");
