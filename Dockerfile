@@ -1,8 +1,8 @@
 # The images of hub and agent: `make images`, or `docker build --target krypton-hub .`, with BuildKit, which
 # skips the stages that are not needed.
 
-# Where the files come from: `built` builds them in containers; `here` takes the archive that `make images`
-# has made on this machine, and needs no other image.
+# Source of the files. `built` builds them in containers. `here` uses the archive that `make images` created on this
+# machine, and needs no other image.
 ARG FILES=built
 
 FROM rust:1.95.0-bookworm AS krypton

@@ -5,14 +5,14 @@ SHELL := bash
 MAKEFLAGS += --no-builtin-rules
 .DEFAULT_GOAL := help
 
-# More for each program: make demo DEMO_ARGS=--exit
+# Additional arguments, as in: make demo DEMO_ARGS=--exit
 DEMO_ARGS ?=
 # Clusters on this machine, such as kind's, are at 127.0.0.1. If empty, the hub's defaults apply.
 LOCAL_ARGS ?= --insecure-kubeconfig-loopback
 BENCH_ARGS ?=
 SOAK_ARGS ?=
 ARGS ?=
-# More for cargo, as --locked.
+# Additional arguments for cargo, such as --locked.
 CARGO_FLAGS ?=
 # A test uses one to three control planes of half a GB each. Eight tests at a time keep two cores busy and fit 13 GB.
 TEST_THREADS ?= 8
@@ -21,17 +21,16 @@ PID_FILE ?= /tmp/krypton-operator.pid
 LOG_FILE ?= /tmp/krypton-operator.log
 
 target := $(or $(CARGO_TARGET_DIR),target)
-# Always the whole workspace: a part of it would choose other features of the same crates, and
-# compile them a second time.
+# Always the whole workspace. Building a part selects other features and compiles the same crates again.
 binaries = cargo build $(CARGO_FLAGS) --workspace --bins
-# Tests can kill debug programs, or let them fail, at each external effect. Shipped and measured programs lack this.
-# All debug builds are the same, so cargo compiles nothing twice.
+# Tests can kill debug programs, or make them fail, at each external effect. Release programs lack this feature. All debug
+# builds use the same features, so cargo compiles nothing twice.
 debug = --features failpoints,simulation
 # Each test runs in its own process.
 nextest = "$$(hack/tools/cargo-tool.sh cargo-nextest 0.9.151)" nextest run $(CARGO_FLAGS) --test-threads $(TEST_THREADS)
 # Go and cargo run at the same time, as each leaves a core idle at times: $(call beside_tools,ARGUMENTS OF tools.sh,COMMANDS)
 beside_tools = hack/tools/tools.sh $(1) >/dev/null & tools=$$!; trap "kill $$tools 2>/dev/null || :" EXIT; $(2); wait $$tools; trap - EXIT
-# The pinned helm goes first, where it is built.
+# Prefer the pinned Helm if it is built.
 with_tools = PATH="$$(hack/tools/tools.sh dir)/bin:$$PATH"
 
 .PHONY: help demo test failpoints placed fuzz check fmt tools images e2e-kind bench shipped soak deny console run run-pid stop clean rust
@@ -39,18 +38,18 @@ with_tools = PATH="$$(hack/tools/tools.sh dir)/bin:$$PATH"
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-demo: rust ## Three local clusters, a real chart, install, upgrade, deletion, a lost agent; Ctrl-C ends it (DEMO_ARGS=--exit: ends after the last step)
+demo: rust ## Three local clusters, a real chart, install, upgrade, deletion, a lost agent; stop with Ctrl-C (DEMO_ARGS=--exit: exit after the last step)
 	$(call beside_tools,build etcd kube-apiserver kube-controller-manager kube-scheduler kubectl helm kwok,$(binaries) $(debug))
 	$(target)/debug/demo $(DEMO_ARGS)
 
-# The examples are programs that tests run: to cargo's `--examples` they would be tests instead.
+# Tests run the examples as programs. With `--examples`, cargo would build them as tests.
 test: rust ## Unit, property and end-to-end tests against real control planes (TEST_THREADS=8)
 	$(call beside_tools,,$(binaries) $(debug) --examples; cargo test $(CARGO_FLAGS) --workspace $(debug) --no-run)
 	hack/deps-cache.sh save
 	passed=0; $(target)/debug/planes $(nextest) --workspace $(debug) || passed=$$?; \
 	  hack/slowest.sh $(target)/nextest/default/junit.xml; exit $$passed
 
-failpoints: rust tools ## Kill hub and agent, and let them fail, before and after each external effect, with proxy and agent
+failpoints: rust tools ## Kill hub and agent, or make them fail, before and after each external effect
 	$(binaries) $(debug) --examples
 	KRYPTON_FAILPOINTS=all $(nextest) --profile long --workspace $(debug) --success-output immediate failpoints::
 
@@ -58,11 +57,11 @@ placed: rust tools ## 2,000 Tenants placed on 20 members, through a restart of t
 	$(binaries) $(debug) --examples
 	KRYPTON_PLACED=all $(nextest) --profile long --workspace $(debug) --success-output immediate a_hub_that_is_started_again
 
-# The seeds are replayed by `make test` as well.
-fuzz: rust ## Run each fuzz target for a while (FUZZ_SECONDS=60, 0: compile only; FUZZ_TARGET=index: that one alone)
+# `make test` replays the seeds too.
+fuzz: rust ## Run each fuzz target (FUZZ_SECONDS=60, 0: compile only; FUZZ_TARGET=index: only this target)
 	FUZZ_SECONDS=$(FUZZ_SECONDS) hack/deps-cache.sh in fuzz hack/fuzz.sh
 
-check: rust ## Formatting and lints; any warning fails
+check: rust ## Check formatting and lints; any warning is an error
 	cargo fmt --all --check
 	cargo clippy $(CARGO_FLAGS) --workspace --all-features --all-targets -- -D warnings
 	for script in .ci/run $$(find hack -name '*.sh'); do bash -n "$$script"; done
@@ -70,30 +69,30 @@ check: rust ## Formatting and lints; any warning fails
 fmt: rust ## Format the code
 	cargo fmt --all
 
-tools: ## Build the local Kubernetes into a cache outside the checkout: once, some 13 minutes
+tools: ## Build the local Kubernetes into a cache outside the checkout (once, about 13 minutes)
 	@hack/tools/tools.sh >/dev/null
 
 images: ## Build the images of hub and agent with docker (IMAGES_FROM=containers: programs too; REGISTRY, TAG)
 	hack/images/images.sh
 
-e2e-kind: ## Hub, agent and a real chart on two kind clusters, by our own Helm charts (E2E_HOME, E2E_EDGE, SKIP_CLEANUP=1)
+e2e-kind: ## Test hub, agent and a real chart on two kind clusters (E2E_HOME, E2E_EDGE, SKIP_CLEANUP=1)
 	hack/e2e-kind.sh
 
-# Hub and agent are the programs of the images. Only the benchmark and its simulated agents are built fast.
+# Uses the programs of the images. Only the benchmark and its simulated agents have a profile that links faster.
 bench: shipped tools ## Measure against plain Helm, and one hub with 1,000 agents (BENCH_ARGS='edge --tenants 30', 'rest', 'drift', 'fan-out', 'flood', 'reports', 'home', 'cut')
 	$(binaries) --profile fast
 	KRYPTON_HUB_BIN=$(abspath $(target)/shipped/krypton-hub) KRYPTON_AGENT_BIN=$(abspath $(target)/shipped/krypton-agent) \
 	  $(target)/fast/bench $(BENCH_ARGS)
 
-shipped: rust ## Build the programs as they are shipped: optimised, static, without what tests need
+shipped: rust ## Build the release programs: optimized, static, without test features
 	hack/deps-cache.sh in shipped hack/images/files.sh krypton $(target)/shipped
 
-# Not part of make test: half an hour, at a load that other tests would notice.
-soak: rust tools ## Random faults over two hubs and two edges for half an hour, and a check of all promises (SOAK_ARGS='--seed 2 --minutes 5 --tenants 20')
+# Not part of `make test`: it takes 30 minutes and would disturb other tests.
+soak: rust tools ## Inject random faults into two hubs and two edge clusters for 30 minutes, and verify the result (SOAK_ARGS='--seed 2 --minutes 5 --tenants 20')
 	$(binaries) $(debug)
 	$(target)/debug/soak $(SOAK_ARGS)
 
-deny: rust ## Licences, sources and banned crates
+deny: rust ## Check licenses, sources and banned crates
 	"$$(hack/tools/cargo-tool.sh cargo-deny 0.20.2)" --workspace check bans licenses sources
 	@echo "deny: no advisories were looked at: their database is on GitHub; with a way to it, run 'cargo deny check advisories'"
 
@@ -114,9 +113,9 @@ run-pid: rust ## Run the hub in the background (PID_FILE, LOG_FILE, ARGS)
 	  rm -f '$(PID_FILE)'; echo "make run-pid: the hub has ended; $(LOG_FILE) ends:" >&2; tail -n 20 '$(LOG_FILE)' >&2; exit 1; fi; \
 	echo "hub runs as process $$pid (log in $(LOG_FILE)); 'make stop' ends it"
 
-# TERM, five seconds, KILL: the next start repairs what Helm left unfinished. A process number that now belongs to
-# another program is left alone.
-stop: ## End what run-pid started
+# Sends SIGTERM, and SIGKILL five seconds later. The next start repairs unfinished Helm runs. If the process ID belongs to
+# another program, nothing happens.
+stop: ## Stop the hub of run-pid
 	@pid=$$(cat '$(PID_FILE)' 2>/dev/null) || { echo "nothing to stop: there is no $(PID_FILE)"; exit 0; }; \
 	ours() { [[ $$(ps -p "$$pid" -o comm= 2>/dev/null) == *krypton-hub ]]; }; \
 	if ours; then kill -TERM "$$pid"; fi; \
@@ -124,7 +123,7 @@ stop: ## End what run-pid started
 	if ours; then echo "process $$pid did not end in 5 s: killed"; kill -KILL "$$pid"; fi; \
 	rm -f '$(PID_FILE)'; echo "stopped"
 
-clean: ## Remove what was built and what a demo left (not the tools)
+clean: ## Remove build results and the files of a demo (not the tools)
 	cargo clean
 	rm -rf .demo
 

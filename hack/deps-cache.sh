@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # Keeps compiled dependencies outside the checkout. A fresh clone then compiles only our crates.
-#   deps-cache.sh restore              copies those of debug builds into target/debug, if that is not there
-#   deps-cache.sh save                 copies those of debug builds from target/debug, unless that was done before
-#   deps-cache.sh in NAME COMMAND...   runs a command with a target folder for builds of one kind; checkouts take turns
+#
+#   deps-cache.sh restore              copy them into target/debug if it does not exist
+#   deps-cache.sh save                 copy them from target/debug if they are not cached yet
+#   deps-cache.sh in NAME COMMAND...   run a command with the target folder NAME, one checkout at a time
+#
 # Each cache belongs to one compiler and one set of dependencies. The three most recent ones are kept.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -36,7 +38,7 @@ case "${1-} $#" in
     new=$(mktemp -d "$cache/new.XXXXXX")
     trap 'rm -rf "$new"' EXIT
     cp -a "$target"/{.fingerprint,build,deps} "$new"
-    # Our own crates are compiled in each checkout.
+    # Each checkout compiles the crates of this workspace.
     ours=$(cargo metadata --locked --no-deps --format-version 1 | grep -o '"name":"[^"]*","src_path"\|"name":"krypton-[^"]*"' | cut -d'"' -f4 | sort -u)
     for name in $ours; do
       rm -rf "$new"/{.fingerprint,build,deps}/{,lib}{"$name","${name//-/_}"}-[0-9a-f][0-9a-f]*

@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# Adds a cluster to the fleet by its kubeconfig: the Secret's name becomes the name of the member.
+# Adds a cluster to the fleet through its kubeconfig. The name of the Secret becomes the name of the member.
+#
 #   dev-remote-secret.sh <kubeconfig-file> <namespace> <secret-name>
-# kubectl's current context is home, and the namespace that of the hub; it is made when missing.
-# KUBECONFIG_SECRET_LABEL and KUBECONFIG_SECRET_KEY are the hub's variables of these names.
+#
+# The current context of kubectl must be the home cluster. The namespace is that of the hub, and is created if missing.
+# KUBECONFIG_SECRET_LABEL and KUBECONFIG_SECRET_KEY have the same meaning as for the hub.
 set -euo pipefail
 
 if [ $# -ne 3 ]; then
@@ -15,7 +17,7 @@ key=${KUBECONFIG_SECRET_KEY:-kubeconfig}
 [ -r "$file" ] || { echo "$0: $file cannot be read" >&2; exit 1; }
 
 kubectl get namespace "$namespace" >/dev/null 2>&1 || kubectl create namespace "$namespace"
-# One object, label and all, so the hub sees it once.
+# Created with its label, so the hub sees it once.
 kubectl create secret generic "$name" --namespace "$namespace" --from-file="$key=$file" --dry-run=client --output yaml \
   | kubectl label --local --filename - "$label=true" --output yaml \
   | kubectl apply --server-side --force-conflicts --field-manager dev-remote-secret --filename -

@@ -1,23 +1,24 @@
 #!/usr/bin/env bash
-# Hub, agent and a chart that nobody here wrote, as pods on two kind clusters, installed by our own charts and
-# looked at with kubectl: install, upgrade and deletion of a Tenant by an agent, two hubs of which one is killed, then
-# the same cluster by its kubeconfig, then a hub that is uninstalled and comes back.
-#   E2E_HOME, E2E_EDGE   names of the clusters (krypton-home, krypton-edge). Clusters that exist are used, cleared
-#                        of what an earlier run left, and kept; others are made, and deleted at the end
-#   SKIP_CLEANUP=1       everything stays
-#   KIND_IMAGE           the node image (default: that of kind)
+# Tests the charts with a third-party chart on two kind clusters. An agent installs, upgrades and deletes a Tenant. One
+# of two hubs is killed. Then the hub reconciles the cluster through a kubeconfig. At last the hub is reinstalled.
+#
+#   E2E_HOME, E2E_EDGE   names of the clusters (krypton-home, krypton-edge). The script cleans up and keeps existing
+#                        clusters. It creates missing ones and deletes them at the end.
+#   SKIP_CLEANUP=1       keep everything
+#   KIND_IMAGE           node image (default: that of kind)
 #   E2E_CHART_REPO, E2E_CHART_NAME, E2E_CHART_VERSIONS='1.19.0 1.19.1'
-#                        a chart from a repository, in place of kwok's from its Go module
-#   E2E_TIMEOUT          seconds for one thing to happen (600)
-#   SKIP_IMAGES=1        the images are there, of an earlier 'make images'
-# Needs docker, kind, kubectl, git and, for building, Rust and Go.
+#                        chart from a repository (default: kwok, from its Go module)
+#   E2E_TIMEOUT          timeout of each wait in seconds (600)
+#   SKIP_IMAGES=1        use the images of an earlier 'make images'
+#
+# Needs docker, kind, kubectl and git. To build the images, it needs Rust and Go.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 home=${E2E_HOME:-krypton-home}
 edge=${E2E_EDGE:-krypton-edge}
 timeout=${E2E_TIMEOUT:-600}
-# One name for both ways, by agent and by kubeconfig: releases carry it.
+# The same name for the agent and for the kubeconfig, because release names contain it.
 member=demo-remote-1
 tenant=e2e-acme
 workspace=e2e-acme-workspace
@@ -39,7 +40,7 @@ on_edge() { kubectl --kubeconfig "$work/edge.kubeconfig" "$@"; }
 helm_home() { "$work/bin/helm" --kubeconfig "$work/home.kubeconfig" "$@"; }
 helm_edge() { "$work/bin/helm" --kubeconfig "$work/edge.kubeconfig" "$@"; }
 
-# until_true WHAT COMMAND...: asks once a second, and says what it waits for when it gives up.
+# until_true WHAT COMMAND...: runs COMMAND every second until it succeeds. Fails after the timeout.
 until_true() {
   local what=$1 give_up=$((SECONDS + timeout))
   shift
@@ -62,8 +63,8 @@ end_step() {
   step_name=''
 }
 
-# memory CLUSTER PROGRAM: MiB of the process and of its pod's cgroup, now and at most. The cgroup also counts
-# helm; it does not count pages of files that another one has read first, as the program itself.
+# memory CLUSTER PROGRAM: prints current and peak memory in MiB of the process and of its pod's cgroup. The cgroup
+# includes Helm. It excludes file pages that another cgroup has read first.
 memory() {
   docker exec "$1-control-plane" bash -c '
     for status in /proc/[0-9]*/status; do
@@ -105,7 +106,7 @@ diagnose() {
   done
 }
 
-# Takes away what a run puts on a cluster: where a namespace of Krypton has the run's mark, all of Krypton is its.
+# Deletes the objects of an earlier run. Does nothing unless a namespace has the label of such a run.
 ours=krypton-e2e
 wipe() {
   local k=(kubectl --kubeconfig "$1") helm=("$work/bin/helm" --kubeconfig "$1") object release
@@ -138,7 +139,7 @@ cleanup() {
     log "e2e failed with status $status after $((SECONDS - began)) s, in step: ${step_name:-none}"
   fi
   if [ -n "${SKIP_CLEANUP:-}" ]; then
-    log "everything stays: kubeconfigs in $work; delete the clusters with 'kind delete clusters $home $edge'"
+    log "nothing deleted: kubeconfigs are in $work; delete the clusters with 'kind delete clusters $home $edge'"
     exit "$status"
   fi
   for name in home edge; do
@@ -146,7 +147,7 @@ cleanup() {
     if [[ " ${made[*]} " == *" $cluster "* ]]; then
       kind delete cluster --name "$cluster" --kubeconfig "$work/$name.kubeconfig"
     elif [ -s "$work/$name.kubeconfig" ] && [ -x "$work/bin/helm" ]; then
-      log "clearing the cluster $cluster"
+      log "cleaning up cluster $cluster"
       wipe "$work/$name.kubeconfig"
     fi
   done
@@ -157,7 +158,7 @@ trap cleanup EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-for tool in docker kind kubectl; do command -v "$tool" >/dev/null || fail "no $tool found: install it"; done
+for tool in docker kind kubectl; do command -v "$tool" >/dev/null || fail "$tool not found; install it"; done
 [ "$home" != "$edge" ] || fail "E2E_HOME and E2E_EDGE are the same cluster"
 
 # ---------------------------------------------------------------- clusters, images, the fleet's chart
@@ -166,12 +167,12 @@ for name in home edge; do
   cluster=${!name}
   step "kind cluster $cluster"
   if kind get clusters 2>/dev/null | grep -qx "$cluster"; then
-    log "cluster $cluster exists, is used, and will stay"
+    log "using existing cluster $cluster; it is not deleted"
     kind export kubeconfig --name "$cluster" --kubeconfig "$work/$name.kubeconfig" >/dev/null 2>&1
   else
     made+=("$cluster")
     kind create cluster --name "$cluster" ${KIND_IMAGE:+--image "$KIND_IMAGE"} --kubeconfig "$work/$name.kubeconfig" --wait 180s >"$work/kind.log" 2>&1 \
-      || { cat "$work/kind.log"; fail "kind could not make the cluster $cluster"; }
+      || { cat "$work/kind.log"; fail "kind failed to create cluster $cluster"; }
   fi
 done
 
@@ -181,7 +182,7 @@ if [ -z "${SKIP_IMAGES:-}" ]; then
 fi
 hub_image=${REGISTRY:+${REGISTRY%/}/}krypton-hub:${TAG:-$version}
 agent_image=${REGISTRY:+${REGISTRY%/}/}krypton-agent:${TAG:-$version}
-# The programs that this run uses are those of the image.
+# Use the programs of the image.
 mkdir -p "$work/bin"
 container=$(docker create --network none "$hub_image")
 docker cp "$container:/usr/local/bin/helm" "$work/bin/helm"
@@ -193,7 +194,7 @@ for name in home edge; do
   kubeconfig=$work/$name.kubeconfig
   for namespace in "$hub_namespace" "$agent_namespace"; do
     marked=$(kubectl --kubeconfig "$kubeconfig" get namespace "$namespace" --ignore-not-found -o "jsonpath={.metadata.labels.$ours}{'/'}")
-    [ -z "$marked" ] || [ "$marked" = true/ ] || fail "the cluster ${!name} has a namespace $namespace that is not of this test: name other clusters by E2E_HOME and E2E_EDGE"
+    [ -z "$marked" ] || [ "$marked" = true/ ] || fail "the cluster ${!name} has a namespace $namespace that this test did not create; set E2E_HOME and E2E_EDGE to other clusters"
   done
   wipe "$kubeconfig"
   for namespace in "$hub_namespace" "$agent_namespace"; do
@@ -206,7 +207,7 @@ step "kind load docker-image"
 kind load docker-image "$hub_image" --name "$home" 2>&1
 kind load docker-image "$agent_image" --name "$edge" 2>&1
 
-# What the fleet runs: chart flags of the hub for the older and the newer version.
+# Chart flags of the hub for the older and the newer version of the fleet's chart.
 if [ -n "${E2E_CHART_REPO:-}" ]; then
   read -r older newer <<<"${E2E_CHART_VERSIONS:?set it to two versions, as '1.19.0 1.19.1'}"
   chart_name=${E2E_CHART_NAME:?set it to the name of the chart in E2E_CHART_REPO}
@@ -227,7 +228,7 @@ else
   cp -r "$kwok/charts/kwok" "$work/kwok/chart"
   chmod -R u+w "$work/kwok"
   for v in "$older" "$newer"; do "$work/bin/helm" package "$work/kwok/chart" --version "$v" --destination "$work/charts" >/dev/null; done
-  # Its kinds are not part of its chart. It manages fake nodes only, and there are none here.
+  # Its chart does not contain its CRDs. It manages only fake nodes, and these clusters have none.
   on_edge apply -f "$kwok/kustomize/crd/bases" >/dev/null
   for file in "$kwok"/kustomize/crd/bases/*.yaml; do on_edge label --overwrite -f "$file" "$ours=true" >/dev/null; done
   on_home create configmap fleet-chart -n "$hub_namespace" --from-file="$work/charts" >/dev/null
@@ -241,13 +242,13 @@ extraVolumeMounts:
 chart:
   installCRDs: false
   values:
-    # Its default is one name for all releases.
+    # The default gives all releases one name.
     fullnameOverride: ""
     image: {repository: docker.io/${kwok_image%:*}, tag: ${kwok_image##*:}}
 YAML
 fi
 
-image_values() { # of hub or agent: registry, repository and tag as our charts take them
+image_values() { # REPOSITORY: prints the image values of the hub's or the agent's chart
   printf 'image:\n  registry: "%s"\n  repository: %s\n  tag: "%s"\n  pullPolicy: Never\n' "${REGISTRY:-}" "$1" "${TAG:-$version}"
 }
 {
@@ -261,7 +262,7 @@ YAML
 } >"$work/hub.yaml"
 image_values krypton-agent >"$work/agent.yaml"
 
-# hub VERSION [VALUE...]: the hub's chart, with that version of the fleet's chart.
+# hub VERSION [VALUE...]: installs or upgrades the hub with that version of the fleet's chart.
 hub() {
   local chart
   mapfile -t chart < <(chart_at "$1")
@@ -269,7 +270,7 @@ hub() {
   helm_home upgrade --install krypton-hub charts/krypton-hub -n "$hub_namespace" -f "$work/hub.yaml" "${chart[@]}" "$@" --wait --timeout "${timeout}s" >/dev/null
 }
 
-# ---------------------------------------------------------------- what is looked at, on the edge
+# ---------------------------------------------------------------- checks on the edge cluster
 
 write_tenant() {
   on_edge apply -f - <<YAML >/dev/null
@@ -281,12 +282,12 @@ YAML
 }
 applied_chart() { on_edge get tenant "$tenant" -n default -o jsonpath='{.status.lastAppliedChart}'; }
 has_applied() { [[ $(applied_chart) == *":$1" ]]; }
-# Its workloads are ready, and are of this version of the chart.
+# runs VERSION: checks that the workloads are ready and have this version of the chart.
 runs() {
   local found
   on_edge wait deployment --all -n "$workspace" --for=condition=Available --timeout="${timeout}s" >/dev/null
   found=$(on_edge get deployments -n "$workspace" -o jsonpath='{range .items[*]}{.metadata.labels.helm\.sh/chart}{"\n"}{end}' | sort -u)
-  [[ $found == "$chart_name-$1" || $found == "$chart_name-v${1#v}" ]] || fail "deployments in $workspace are of '$found', not of $chart_name-$1"
+  [[ $found == "$chart_name-$1" || $found == "$chart_name-v${1#v}" ]] || fail "deployments in $workspace have chart '$found' instead of $chart_name-$1"
 }
 revision() { on_edge get secrets -n "$workspace" -l "owner=helm,name=tenant-$tenant-$member,status=deployed" -o jsonpath='{.items[*].metadata.labels.version}'; }
 tenant_ready() {
@@ -310,7 +311,7 @@ delete_tenant() {
   on_edge wait namespace "$workspace" --for=delete --timeout="${timeout}s" >/dev/null
   log "tenant and workspace are gone"
 }
-# member_is MODE: connected and healthy, by the pod that runs now; what an earlier one has written does not count.
+# member_is MODE: checks that the member is connected and healthy, and that the current pod holds its Lease.
 member_is() {
   local found pod
   case $1 in
@@ -320,26 +321,26 @@ member_is() {
   found=$(on_home get edgecluster "$member" -o jsonpath='{.status.mode} {.status.conditions[?(@.type=="Connected")].status} {.status.conditions[?(@.type=="Healthy")].status} {.status.leaseHolder}')
   [[ $found == "$1 True True "*/"$pod"/* ]]
 }
-# The pods that have the leader's label: one, or none for the moment.
+# Prints the pod that has the label of the leader, if any.
 leading() { on_home get pods -n "$hub_namespace" -l mesh.openkcm.io/leader=true -o jsonpath='{.items[*].metadata.name}'; }
 another_leads() {
   local found
   found=$(leading)
   [ -n "$found" ] && [[ $found != *"$1"* ]]
 }
-# SIGKILL to the hub of a pod, as by the kernel: nothing is said, and nothing handed over.
+# Sends SIGKILL to the hub in a pod, which thus cannot hand over.
 kill_hub() { # POD
   docker exec "$home-control-plane" bash -c '
     for process in /proc/[0-9]*; do
       [ "$(cat "$process/comm" 2>/dev/null)" = krypton-hub ] || continue
       tr "\0" "\n" <"$process/environ" 2>/dev/null | grep -qx "POD_NAME=$0" && kill -9 "${process#/proc/}" && exit 0
     done
-    exit 1' "$1" || fail "no process of $1 was found to kill"
+    exit 1' "$1" || fail "no hub process found in pod $1"
 }
 epoch() { on_home get edgecluster "$member" -o jsonpath='{.status.hubEpoch}'; }
 heard_by_another() { (($(epoch) > $1)) && member_is agent; }
 no_pods() { [ -z "$(kubectl --kubeconfig "$work/$1.kubeconfig" get pods -n "$2" -o name)" ]; }
-# What nobody may have touched while no one of Krypton ran.
+# still_there VERSION REVISION: checks that nothing changed while neither hub nor agent was running.
 still_there() {
   on_edge get tenant "$tenant" -n default >/dev/null || fail "Tenant $tenant is gone"
   [ -z "$(on_edge get tenant "$tenant" -n default -o jsonpath='{.metadata.deletionTimestamp}')" ] || fail "Tenant $tenant is being deleted"
@@ -348,16 +349,16 @@ still_there() {
 }
 authority() { on_home get secret krypton-hub-ca -n "$hub_namespace" -o jsonpath='{.data}' | sha256sum | cut -c1-16; }
 
-# The pods have not been started again, and were allowed all they did.
+# Checks that no pod has restarted and that the API server has denied no request.
 well_behaved() { # home|edge NAMESPACE
   local restarts pod
   for pod in $(kubectl --kubeconfig "$work/$1.kubeconfig" get pods -n "$2" -o name); do
     restarts=$(kubectl --kubeconfig "$work/$1.kubeconfig" get -n "$2" "$pod" -o jsonpath='{.status.containerStatuses[*].restartCount}')
-    [ "$restarts" = 0 ] || fail "$pod has been started again $restarts times"
+    [ "$restarts" = 0 ] || fail "$pod has restarted $restarts times"
     kubectl --kubeconfig "$work/$1.kubeconfig" logs -n "$2" "$pod" >>"$work/pods.log"
   done
   if grep -iE 'forbidden|cannot (get|list|watch|create|update|patch|delete|impersonate) ' "$work/pods.log"; then
-    fail "$2 on $1: something was forbidden"
+    fail "$2 on $1: the API server denied a request"
   fi
 }
 
@@ -365,23 +366,23 @@ has_debug_lines() { # home|edge NAMESPACE POD
   local log
   log=$(kubectl --kubeconfig "$work/$1.kubeconfig" logs -n "$2" "$3" --since 10m) && grep -q DEBUG <<<"$log"
 }
-# debug_port home|edge NAMESPACE hub|agent FILE PATTERN: its log says more for a while, and its bundle has the file.
+# debug_port home|edge NAMESPACE hub|agent FILE PATTERN: changes the log level, and checks a file of a support bundle.
 debug_port() {
   local kubeconfig=$work/$1.kubeconfig said pod bundle=$work/support-$1 file
   said=$(kubectl krypton log-level "$3" debug --for 5m -n "$2" --kubeconfig "$kubeconfig") || fail "log-level $3: $said"
   pod=${said%%:*}
-  [[ $said == "krypton-$3-"*": debug until "*", then "* ]] || fail "log-level $3 says '$said'"
-  until_true "lines of level debug in the log of $pod" has_debug_lines "$1" "$2" "$pod"
+  [[ $said == "krypton-$3-"*": debug until "*", then "* ]] || fail "log-level $3 printed '$said'"
+  until_true "debug lines in the log of $pod" has_debug_lines "$1" "$2" "$pod"
   kubectl krypton log-level "$3" info --for 0 -n "$2" --kubeconfig "$kubeconfig" >/dev/null
   said=$(kubectl krypton log-level "$3" -n "$2" --kubeconfig "$kubeconfig")
-  log "$said, after some lines of level debug"
+  log "$said; the log has debug lines"
   rm -rf "$bundle" "$bundle.tar.gz"
   kubectl krypton support-bundle --file "$bundle.tar.gz" -n "$2" --kubeconfig "$kubeconfig" >/dev/null
   mkdir "$bundle"
   tar -xzf "$bundle.tar.gz" -C "$bundle"
   file=$bundle/krypton-support/$2/debug/$pod.$4
-  [ -s "$file" ] || fail "the bundle of $1 has no $4: $(sed -n '/^Not in it/,$p' "$bundle/krypton-support/README.txt")"
-  grep -q "$5" "$file" || fail "$4 of $pod does not say $5"
+  [ -s "$file" ] || fail "the support bundle of $1 has no $4: $(sed -n '/^Not in it/,$p' "$bundle/krypton-support/README.txt")"
+  grep -q "$5" "$file" || fail "$4 of $pod does not contain $5"
 }
 
 # ---------------------------------------------------------------- with an agent
@@ -394,10 +395,10 @@ step "join, helm install krypton-agent on $edge"
 on_home -n "$hub_namespace" exec deploy/krypton-hub -- kubectl-krypton join "$member" >"$work/bundle.yaml"
 helm_edge install krypton-agent charts/krypton-agent -n "$agent_namespace" -f "$work/agent.yaml" \
   --set-file join.bundle="$work/bundle.yaml" --wait --timeout "${timeout}s" >/dev/null
-until_true "member $member by its agent" member_is agent
-log "member $member is connected, by its agent"
+until_true "agent of member $member connected" member_is agent
+log "agent of member $member is connected"
 on_home -n "$hub_namespace" logs deploy/krypton-hub --since=15m | grep -v ' INFO ' || true
-on_edge -n "$agent_namespace" logs deploy/krypton-agent --since=15m | grep -q ' INFO ' || fail "the agent's log has no line"
+on_edge -n "$agent_namespace" logs deploy/krypton-agent --since=15m | grep -q ' INFO ' || fail "the agent's log has no INFO line"
 
 step "Tenant by the agent: install"
 install_tenant "$older"
@@ -418,34 +419,34 @@ well_behaved edge "$agent_namespace"
 well_behaved home "$hub_namespace"
 agent_memory=$(memory "$edge" krypton-agent)
 
-step "what is logged is changed, and support bundles are made, by ports of the pods"
+step "log levels and support bundles through the debug ports of pods"
 debug_port home "$hub_namespace" hub fleet.json '"members"'
 debug_port edge "$agent_namespace" agent agent.json "default/$tenant"
 
 # ---------------------------------------------------------------- two hubs
 
-step "two hubs: kill -9 of the one that leads"
+step "two hubs: kill -9 of the leader"
 hub "$newer" --set replicaCount=2
-until_true "one of two hubs leads" another_leads none
-until_true "member $member by its agent" member_is agent
+until_true "one of two hubs is the leader" another_leads none
+until_true "agent of member $member connected" member_is agent
 lead=$(leading)
 before=$(epoch)
 kill_hub "$lead"
 killed=$(date +%s%N)
 until_true "the other hub has the leader's label" another_leads "$lead"
-log "another hub is led to after $((($(date +%s%N) - killed) / 1000000)) ms"
-until_true "member $member has its agent under the other hub" heard_by_another "$before"
-log "its agent is connected to it after $((($(date +%s%N) - killed) / 1000000)) ms"
-on_home -n "$hub_namespace" logs "$lead" --previous | grep -q ' INFO ' || fail "what the hub said before it was killed is not to be had"
+log "the other hub got the label after $((($(date +%s%N) - killed) / 1000000)) ms"
+until_true "agent of member $member connected to the other hub" heard_by_another "$before"
+log "the agent connected to it after $((($(date +%s%N) - killed) / 1000000)) ms"
+on_home -n "$hub_namespace" logs "$lead" --previous | grep -q ' INFO ' || fail "the log of the killed hub is not available"
 still_there "$newer" 1
 delete_tenant
 install_tenant "$newer"
-# Both pods are new, so that what is asked of them below is asked of pods that nobody has killed.
+# Start new pods, because the checks below fail for a pod that was killed.
 on_home delete pods --all -n "$hub_namespace" --timeout="${timeout}s" >/dev/null
 hub "$newer"
-until_true "member $member by its agent under one hub" member_is agent
+until_true "agent of member $member connected to the only hub" member_is agent
 
-# ---------------------------------------------------------------- without one
+# ---------------------------------------------------------------- without an agent
 
 step "helm uninstall krypton-agent: Tenant and release stay"
 on_edge logs --follow --tail 0 deployment/krypton-agent -n "$agent_namespace" >"$work/last-words.log" 2>&1 &
@@ -455,14 +456,14 @@ until_true "the agent's pod is gone" no_pods edge "$agent_namespace"
 wait "$last_words" || true
 sed 's/^/  agent: /' "$work/last-words.log"
 still_there "$newer" 1
-log "tenant and release have stayed without the agent"
+log "tenant and release exist without the agent"
 
-step "the same cluster by its kubeconfig"
+step "the same cluster through its kubeconfig"
 on_home delete edgecluster "$member" --timeout="${timeout}s" >/dev/null
 kind get kubeconfig --internal --name "$edge" >"$work/internal.kubeconfig"
 KUBECONFIG=$work/home.kubeconfig hack/dev-remote-secret.sh "$work/internal.kubeconfig" "$hub_namespace" "$member"
-until_true "member $member by the hub's proxy" member_is proxy
-log "member $member is connected, by the hub itself"
+until_true "the hub connected to member $member" member_is proxy
+log "the hub is connected to member $member"
 still_there "$newer" 1
 tenant_ready "$newer"
 
@@ -476,33 +477,33 @@ hub_memory=$(memory "$home" krypton-hub)
 
 # ---------------------------------------------------------------- without a hub
 
-step "helm uninstall krypton-hub: what it has installed stays"
+step "helm uninstall krypton-hub: releases stay"
 helm_home uninstall krypton-hub -n "$hub_namespace" --wait --timeout "${timeout}s" >/dev/null
 until_true "the hub's pod is gone" no_pods home "$hub_namespace"
 still_there "$newer" 1
 on_home get edgecluster "$member" >/dev/null || fail "EdgeCluster $member is gone"
-[ "$(authority)" = "$ca" ] || fail "the hub's CA is not what it was"
-log "tenant and release have stayed without the hub"
+[ "$(authority)" = "$ca" ] || fail "the hub's CA has changed"
+log "tenant and release exist without the hub"
 
 step "helm install krypton-hub again: the same CA, the same members"
 hub "$newer"
-until_true "member $member after the reinstallation" member_is proxy
-[ "$(authority)" = "$ca" ] || fail "the hub that was installed again has another CA"
+until_true "the reinstalled hub connected to member $member" member_is proxy
+[ "$(authority)" = "$ca" ] || fail "the reinstalled hub has another CA"
 still_there "$newer" 1
 tenant_ready "$newer"
-log "the hub has its CA and its member again"
+log "the reinstalled hub has the same CA and member"
 
-step "Tenant by the hub installed again: deletion"
+step "Tenant by the reinstalled hub: deletion"
 delete_tenant
 well_behaved home "$hub_namespace"
 end_step
 
-# ---------------------------------------------------------------- what it took
+# ---------------------------------------------------------------- durations and memory
 
 echo
 echo "seconds"
 for line in "${steps[@]}"; do printf '  %5d  %s\n' "${line%%|*}" "${line#*|}"; done
-printf '  %5d  in all\n' $((SECONDS - began))
+printf '  %5d  total\n' $((SECONDS - began))
 echo "memory in MiB, with one Tenant"
 printf '%s\n' "$hub_memory" "$agent_memory"
 log "e2e passed"

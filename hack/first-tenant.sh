@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The way of a new user by the README: its blocks are typed as they stand, on two control planes that are started for it,
-# and what each command takes is printed, up to the first Tenant that is Ready. Arguments go to cargo (--locked).
+# Runs the commands of the README on two new control planes, until the first Tenant is Ready. Prints the time of each
+# command. Passes its arguments to cargo (--locked).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

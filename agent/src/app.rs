@@ -288,7 +288,7 @@ impl Process {
             () = self.outside.stop.cancelled() => None,
             ended = tasks.one_ends() => Some(ended),
         };
-        tracing::info!("stopping: running helm processes are waited for");
+        tracing::info!("shutting down; waiting for Helm processes");
         self.outside.stop.cancel();
         let reconciler = tasks.end_of(RECONCILER).await;
         if let Some(error) = early {
@@ -492,10 +492,6 @@ fn helm_kubeconfig(
     account: Option<&ServiceAccount>,
 ) -> anyhow::Result<TempPath> {
     let yaml = kubeconfig_yaml(config, account)?;
-    write_kubeconfig(scratch, &yaml).with_context(|| {
-        format!(
-            "writing the kubeconfig of helm into {} failed",
-            scratch.display()
-        )
-    })
+    write_kubeconfig(scratch, &yaml)
+        .with_context(|| format!("failed to write Helm's kubeconfig to {}", scratch.display()))
 }

@@ -162,7 +162,7 @@ impl FakeSession {
     /// Receives Hello and sends Welcome.
     pub(crate) async fn greet(&mut self) -> Hello {
         let Some(agent_message::Kind::Hello(hello)) = self.next().await else {
-            panic!("a session begins with Hello");
+            panic!("expected Hello");
         };
         let welcome = Welcome {
             protocol: 1,

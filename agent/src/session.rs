@@ -129,7 +129,7 @@ pub struct Session {
 pub enum SessionError {
     #[error("there is no session with the hub")]
     Dial(#[source] DialError),
-    #[error("the hub at {address} refuses this agent: {message}")]
+    #[error("the hub at {address} rejected this agent: {message}")]
     Refused { address: String, message: String },
     #[error("the session with the hub at {address} broke ({code:?}): {message}; retrying")]
     Broken {
@@ -142,7 +142,7 @@ pub enum SessionError {
     #[error("the hub at {address} did not answer within {} s; check whether it is overloaded; retrying", WELCOME.as_secs())]
     NoWelcome { address: String },
     #[error(
-        "the hub at {address} speaks protocol {protocol}, which this agent does not; install an agent of the hub's version {hub}"
+        "the hub at {address} uses protocol {protocol}, which this agent does not support; install an agent of the hub's version {hub}"
     )]
     Protocol {
         address: String,
@@ -399,7 +399,7 @@ impl Session {
                 }
                 Err(error) => {
                     tracing::warn!(error = %chain(&error),
-                        "a desired state cannot be read and is left aside; is the hub of a later version?");
+                        "ignoring an invalid desired state; check the version of the hub");
                 }
             },
             Some(hub_message::Kind::Resync(resync)) => {

@@ -2,8 +2,8 @@
 
 use schemars::{Schema, SchemaGenerator, json_schema};
 
-/// As the standard one, but for `type`: its pattern refuses `ClusterReady/edge-1`, as before the
-/// slash it wants a DNS name, so there is none here.
+/// Returns the standard schema without the pattern of `type`. That pattern requires a DNS name before the slash and
+/// rejects `ClusterReady/edge-1`.
 pub(crate) fn schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "array",
@@ -14,34 +14,35 @@ pub(crate) fn schema(_: &mut SchemaGenerator) -> Schema {
             "required": ["lastTransitionTime", "message", "reason", "status", "type"],
             "properties": {
                 "lastTransitionTime": {
-                    "description": "When `status` last changed.",
+                    "description": "Time of the last change of `status`.",
                     "type": "string",
                     "format": "date-time",
                 },
                 "message": {
-                    "description": "For people; may be empty.",
+                    "description": "Human-readable message. Can be empty.",
                     "type": "string",
                     "maxLength": 32768,
                 },
                 "observedGeneration": {
-                    "description": "The `metadata.generation` that the condition is about.",
+                    "description": "The `metadata.generation` that the condition describes.",
                     "type": "integer",
                     "format": "int64",
                     "minimum": 0,
                 },
                 "reason": {
-                    "description": "For programs: one word in CamelCase.",
+                    "description": "Machine-readable reason in CamelCase.",
                     "type": "string",
                     "minLength": 1,
                     "maxLength": 1024,
                     "pattern": "^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$",
                 },
                 "status": {
+                    "description": "`True`, `False` or `Unknown`.",
                     "type": "string",
                     "enum": ["True", "False", "Unknown"],
                 },
                 "type": {
-                    "description": "`Ready`, or `ClusterReady/<cluster>` and the like.",
+                    "description": "Type of the condition, such as `Ready` or `ClusterReady/<cluster>`.",
                     "type": "string",
                     "maxLength": 316,
                 },

@@ -1,9 +1,6 @@
-//! `EdgeCluster`: one member of the fleet, as home sees it.
+//! `EdgeCluster`: a member of the fleet, on the home cluster.
 
-#![expect(
-    clippy::duplicated_attributes,
-    reason = "every printcolumn has a type_ of its own"
-)]
+#![expect(clippy::duplicated_attributes, reason = "every printcolumn sets type_")]
 #![expect(
     unreachable_pub,
     reason = "KubeSchema copies a struct into a function, `pub` and all"
@@ -22,8 +19,8 @@ use serde_json::{Map, Value};
 
 use crate::{condition_list, free_form, published::published};
 
-/// What is wanted of a member. What is as by default is not written, so that who applies this owns
-/// only what it has set.
+/// Desired configuration of the member.
+// Default values are not serialized. A field manager that applies a spec owns only the fields that it sets.
 #[derive(
     CustomResource, JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize,
 )]
@@ -36,7 +33,7 @@ use crate::{condition_list, free_form, published::published};
     shortname = "ec",
     status = "EdgeClusterStatus",
     derive = "PartialEq",
-    doc = "A cluster of the fleet.",
+    doc = "EdgeCluster represents a member: a cluster of the fleet.",
     printcolumn(name = "Mode", type_ = "string", json_path = ".status.mode"),
     printcolumn(
         name = "Connected",
@@ -47,13 +44,13 @@ use crate::{condition_list, free_form, published::published};
         name = "Ready",
         type_ = "integer",
         json_path = ".status.tenants.ready",
-        description = "Tenants that are ready."
+        description = "Number of Tenants that are ready."
     ),
     printcolumn(
         name = "Tenants",
         type_ = "integer",
         json_path = ".status.tenants.total",
-        description = "Tenants in all."
+        description = "Number of Tenants on the member."
     ),
     printcolumn(
         name = "Version",
@@ -64,7 +61,7 @@ use crate::{condition_list, free_form, published::published};
         name = "Applied",
         type_ = "integer",
         json_path = ".status.applied.generation",
-        description = "Generation of the desired state that the member acts on."
+        description = "Generation of the desired state that the member has applied."
     ),
     printcolumn(
         name = "Age",
@@ -81,50 +78,52 @@ use crate::{condition_list, free_form, published::published};
 #[schemars(extend("default" = {}))]
 #[serde(rename_all = "camelCase")]
 pub struct EdgeClusterSpec {
-    /// Nothing is written on the member but status.
+    /// Pauses the member: Krypton writes only status there. Defaults to false.
     #[serde(default, skip_serializing_if = "is_default")]
     pub paused: bool,
-    /// The member's agent is refused, and the hub does not go there either.
+    /// Bans the member: the hub rejects its agent and does not connect to the cluster. Releases keep running.
+    /// Defaults to false.
     #[serde(default, skip_serializing_if = "is_default")]
     pub banned: bool,
-    /// Whether the hub may connect by `sourceRef`; it may when this is not set. The hub creates an
-    /// EdgeCluster with `false` when the source is in another namespace than its own. An agent needs no
+    /// Whether the hub may connect through `sourceRef`. If it is not set, the hub may. The hub creates the
+    /// EdgeCluster with `false` if the source is in a namespace other than the hub's. An agent needs no
     /// acceptance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accepted: Option<bool>,
-    /// What the member was found by. A member that joined by its agent alone has none. The hub never
-    /// sets this on an existing EdgeCluster.
+    /// The object on the home cluster from which the hub discovered the member. Not set if the member joined only
+    /// through its agent. The hub never sets it on an existing EdgeCluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source_ref: Option<SourceRef>,
-    /// What becomes of the member's releases when this object is deleted; by default `Retain`. With
-    /// `Uninstall` it stays until the member has uninstalled them. Without effect on `self-cluster`.
+    /// Whether a deletion of this object keeps or uninstalls the member's releases. Defaults to `Retain`. With
+    /// `Uninstall`, the object stays until the member has uninstalled them. Has no effect on `self-cluster`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub deletion_policy: DeletionPolicy,
-    /// The namespaces on home whose objects may be aimed at this member, by naming it. All when not
-    /// set, none when empty.
+    /// Namespaces of the home cluster whose Tenants and KryptonDeployments may name this member. If it is not set,
+    /// all may. If it is empty, none may.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-list-type" = "set"))]
     pub allowed_namespaces: Option<Vec<String>>,
-    /// Values of the chart for this member, over the fleet's: ConfigMaps and Secrets in the hub's
-    /// namespace, each over the one before.
+    /// ConfigMaps and Secrets in the hub's namespace with chart values for this member. They override the values of
+    /// the fleet. Each overrides the ones before it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
     pub values_from: Vec<ValuesReference>,
-    /// Values of the chart for this member, over those of `valuesFrom`.
+    /// Chart values for this member. They override `valuesFrom`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "free_form::schema")]
     pub values: Option<Map<String, Value>>,
-    /// Labels and annotations of the namespaces that are made for workspaces on this member, over the
-    /// fleet's.
+    /// Labels and annotations of the namespaces that Krypton creates for workspaces on this member. They override
+    /// the fleet's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace_configuration: Option<NamespaceConfiguration>,
 }
 
-/// Labels and annotations of the namespaces that Krypton makes for workspaces. Its own and those of
-/// Kubernetes are refused.
+/// Labels and annotations of the namespaces that Krypton creates for workspaces. Keys of Krypton and of Kubernetes
+/// are not allowed.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NamespaceConfiguration {
+    /// Labels of the namespaces.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend(
         "maxProperties" = 64,
@@ -135,31 +134,35 @@ pub struct NamespaceConfiguration {
         }
     ))]
     pub labels: BTreeMap<String, String>,
+    /// Annotations of the namespaces.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = 64))]
     pub annotations: BTreeMap<String, String>,
 }
 
-/// An object in the hub's namespace that holds values of the chart.
+/// A ConfigMap or Secret in the hub's namespace that contains chart values.
 #[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ValuesReference {
+    /// `ConfigMap` or `Secret`.
     pub kind: ValuesKind,
+    /// Name of the object.
     #[schemars(
         length(min = 1, max = 253),
         regex(pattern = r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$")
     )]
     pub name: String,
-    /// The key in its data; by default `values.yaml`.
+    /// Key in the data of the object. Defaults to `values.yaml`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub values_key: Option<String>,
-    /// Whether it may be missing, object or key.
+    /// Whether the object or the key may be missing. Defaults to false: if one is missing, Krypton keeps the last good
+    /// values.
     #[serde(default, skip_serializing_if = "is_default")]
     pub optional: bool,
 }
 
-/// What holds values.
+/// Kind of an object with chart values.
 #[derive(
     JsonSchema, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize,
 )]
@@ -168,7 +171,7 @@ pub enum ValuesKind {
     Secret,
 }
 
-/// The object on home that a member was found by.
+/// The object on the home cluster from which the hub discovered the member.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[x_kube(
     validation = Rule::new("self.kind == 'SelfCluster' || (has(self.name) && (self.kind == 'File' || has(self.namespace)))")
@@ -177,18 +180,20 @@ pub enum ValuesKind {
 #[serde(rename_all = "camelCase")]
 pub struct SourceRef {
     /// `Secret`, `ClusterProfile`, `Cluster` (Cluster API), `TenantControlPlane` (Kamaji), `File`, or
-    /// `SelfCluster` for home itself.
+    /// `SelfCluster` for the home cluster.
     #[schemars(length(min = 1, max = 63))]
     pub kind: String,
+    /// Namespace of the object. Required, except for `File` and `SelfCluster`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63))]
     pub namespace: Option<String>,
+    /// Name of the object. Required, except for `SelfCluster`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub name: Option<String>,
 }
 
-/// What becomes of a member's releases when its EdgeCluster is deleted.
+/// Effect of a deletion of an EdgeCluster on the releases of its member.
 #[derive(JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DeletionPolicy {
     #[default]
@@ -196,90 +201,99 @@ pub enum DeletionPolicy {
     Uninstall,
 }
 
-/// What is known of a member.
+/// Observed state of the member.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EdgeClusterStatus {
-    /// Who reconciles the member.
+    /// Process that reconciles the member: `agent`, `proxy` (the hub, through a kubeconfig) or `none`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<Mode>,
-    /// `Connected`, `TargetClusterResolved` and `Healthy`; `ValuesResolved` where the member has values of
-    /// its own.
+    /// `Connected`, `TargetClusterResolved` and `Healthy`. `ValuesResolved` if the member has its own values, and
+    /// `Uninstalled` while it uninstalls its releases.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "condition_list::schema")]
     pub conditions: Vec<Condition>,
+    /// Kubernetes version of the member.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kubernetes_version: Option<String>,
+    /// Version of the agent that connected last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent_version: Option<String>,
-    /// UID of the member's namespace `kube-system`.
+    /// UID of the namespace `kube-system` on the member. It identifies the cluster, and the hub never changes it.
     #[serde(
         default,
         rename = "clusterUID",
         skip_serializing_if = "Option::is_none"
     )]
     pub cluster_uid: Option<String>,
-    /// The holder of the member's Lease.
+    /// Holder of the Lease `krypton-agent` on the member, the only process that writes there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease_holder: Option<String>,
+    /// Number of Tenants on the member, by phase.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tenants: Option<TenantCounts>,
-    /// The member's state of each Tenant that runs on so many members that its own status cannot list them.
+    /// State on this member of each Tenant whose own status does not list all members.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tenant_summaries: Option<TenantSummaries>,
+    /// The desired state that the member has applied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub applied: Option<Applied>,
-    /// The desired state that the member is given: it is behind while `applied` is another.
+    /// The desired state that the hub sends to the member. While `applied` has other numbers, the member is behind.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub desired: Option<Desired>,
-    /// When the agent's certificate expires.
+    /// Time at which the agent's certificate expires.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificate_expiry: Option<Time>,
-    /// When the certificate of the latest enrollment expires. While `certificateExpiry` is earlier, the
+    /// Time at which the certificate of the latest enrollment expires. While `certificateExpiry` is earlier, the
     /// enrolled agent has not connected yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pending_certificate_expiry: Option<Time>,
-    /// The keys that the member's agent may use.
+    /// Keys with which the hub accepts the member's agent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent_keys: Option<AgentKeys>,
-    /// The roots of the hub's CA that the agent trusts, and the issuer of its certificate.
+    /// Roots of the hub's CA that the agent trusts, and the issuer of its certificate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trusted_roots: Option<AgentRoots>,
-    /// When the member was last heard of; written at most once a minute.
+    /// Time at which the member last responded. The hub writes it at most once a minute.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_seen: Option<Time>,
-    /// The epoch of the hub that has written this last, as far as it has changed.
+    /// Epoch of the hub that last changed this status.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hub_epoch: Option<u64>,
 }
 
-/// Who reconciles a member.
+/// Process that reconciles a member.
 #[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Mode {
     /// The agent on the member.
     Agent,
-    /// The hub, with the member's kubeconfig.
+    /// The hub, through the member's kubeconfig.
     Proxy,
-    /// Nobody.
+    /// No process.
     None,
 }
 
-/// A member's Tenants by phase.
+/// Number of Tenants on a member, by phase.
 #[derive(JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TenantCounts {
+    /// All Tenants.
     pub total: u32,
+    /// Tenants in phase `Ready`.
     pub ready: u32,
+    /// Tenants in phase `Pending`.
     pub pending: u32,
+    /// Tenants in phase `Error`.
     pub error: u32,
 }
 
-/// Tenants of a member whose status on home is a summary.
+/// Tenants on a member whose status on the home cluster is a summary.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TenantSummaries {
-    // Both are always written, so that a merge patch clears the previous content.
+    /// Tenants with their states.
+    // Both fields are always serialized: a merge patch then clears the previous content.
     #[serde(default)]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub tenants: Vec<TenantSummary>,
@@ -288,51 +302,60 @@ pub struct TenantSummaries {
     pub omitted: u32,
 }
 
-/// The state of one Tenant on the member.
+/// State of a Tenant on the member.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TenantSummary {
+    /// Namespace of the Tenant.
     pub namespace: String,
+    /// Name of the Tenant.
     pub name: String,
     /// `Error`, `NotReady`, `Unknown` or `Ready`.
     pub state: String,
-    /// Reason of the most important condition.
+    /// Reason of the condition that determines the state.
     pub reason: String,
 }
 
-/// The desired state that a member acts on.
+/// Version of the desired state that a member has applied.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Applied {
+    /// Epoch of the hub that sent it.
     pub epoch: u64,
+    /// Generation within the epoch.
     pub generation: u64,
+    /// Digest of the content.
     pub digest: String,
 }
 
-/// The desired state that is wanted of a member.
+/// Version of the desired state that the hub sends to a member.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Desired {
+    /// Epoch of the hub that sends it.
     pub epoch: u64,
+    /// Generation within the epoch.
     pub generation: u64,
-    /// `<repo>/<chart>:<version>`.
+    /// Chart to install, as `<repo>/<chart>:<version>`.
     pub chart: String,
-    /// Since when a hub has given it.
+    /// Time since which a hub has sent it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<Time>,
 }
 
-/// The keys of a member's agent. Only these are let in.
+/// Keys of a member's agent. The hub accepts no other keys.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AgentKeys {
+    /// Key that the agent uses.
     pub current: AgentKey,
-    /// The one that the agent has asked for last. Some minutes after its first use it is the only one.
+    /// Key for which the agent requested a certificate last. It becomes the current key a few minutes after its
+    /// first use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<AgentKey>,
 }
 
-/// A key of an agent, and its certificate.
+/// Key of an agent, with its certificate.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AgentKey {
@@ -341,29 +364,29 @@ pub struct AgentKey {
     pub key_sha256: String,
     /// Serial number of the certificate in hex.
     pub serial: String,
-    /// When the certificate was issued.
+    /// Time at which the certificate was issued.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<Time>,
-    /// When a session first started with the next key.
+    /// Time of the first session with the next key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used: Option<Time>,
 }
 
-/// Roots of the hub's CA, each by the SHA-256 of its certificate.
+/// Roots of the hub's CA, each as the SHA-256 of its certificate.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AgentRoots {
-    /// Those that the agent has said it trusts; none of an agent that does not say.
+    /// Roots that the agent trusts. Empty if the agent does not report them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub trusted: Vec<String>,
-    /// The one that the agent's certificate is of.
+    /// Root that issued the agent's certificate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub issuer: Option<String>,
 }
 
 impl EdgeClusterStatus {
-    /// Whether the member acts on an earlier desired state than is wanted of it; `None` where that is not known. A later
-    /// one was given by a hub that does not tell what it gives.
+    /// Returns whether the member has applied an earlier desired state than the hub sends, or `None` if that is
+    /// unknown. A later one comes from a hub that does not record what it sends.
     pub fn is_behind(&self) -> Option<bool> {
         let (applied, desired) = (self.applied.as_ref()?, self.desired.as_ref()?);
         let applied = (applied.epoch, applied.generation);
@@ -371,8 +394,8 @@ impl EdgeClusterStatus {
         (applied <= desired).then_some(applied < desired)
     }
 
-    /// When the certificate of an agent expires that has enrolled but not connected since. `None` if there is no
-    /// such agent.
+    /// Returns the expiry of the certificate of an agent that has enrolled but not connected since, or `None` if no
+    /// such agent exists.
     pub fn expiry_before_connection(&self) -> Option<&Time> {
         let seen = self.certificate_expiry.as_ref();
         let pending = self.pending_certificate_expiry.as_ref()?;
@@ -382,7 +405,7 @@ impl EdgeClusterStatus {
 }
 
 impl EdgeCluster {
-    /// The CRD as it is applied. Shadows the derive's own, which lacks our schema version.
+    /// Returns the CRD with its schema version. Shadows the method of the derive, which lacks the version.
     pub fn crd() -> CustomResourceDefinition {
         published(<Self as CustomResourceExt>::crd())
     }
@@ -406,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn no_namespace_and_any_namespace_are_different_things() {
+    fn empty_allowed_namespaces_differ_from_unset() {
         let none: EdgeClusterSpec =
             serde_json::from_value(serde_json::json!({"allowedNamespaces": []})).unwrap();
         assert_eq!(none.allowed_namespaces, Some(Vec::new()));

@@ -1,9 +1,6 @@
-//! `KryptonDeployment`: the fleet's chart for an account, in a region.
+//! `KryptonDeployment`: an installation of the fleet's chart for an account, in a region.
 
-#![expect(
-    clippy::duplicated_attributes,
-    reason = "every printcolumn has a type_ of its own"
-)]
+#![expect(clippy::duplicated_attributes, reason = "every printcolumn sets type_")]
 #![expect(
     unreachable_pub,
     reason = "KubeSchema copies a struct into a function, `pub` and all"
@@ -19,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{condition_list, published::published};
 
-/// What is wanted: whose deployment, and where.
+/// Desired state of the deployment.
 #[derive(
     CustomResource, JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize,
 )]
@@ -33,7 +30,7 @@ use crate::{condition_list, published::published};
     namespaced,
     status = "KryptonDeploymentStatus",
     derive = "PartialEq",
-    doc = "The fleet's Helm chart, installed for an account on a region's cluster, in a namespace of this object's name.",
+    doc = "KryptonDeployment is an installation of the fleet's Helm chart for an account on the cluster of a region, in a namespace with the object's name.",
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
     printcolumn(name = "Region", type_ = "string", json_path = ".spec.region.name"),
     printcolumn(
@@ -49,24 +46,29 @@ use crate::{condition_list, published::published};
 )]
 #[serde(rename_all = "camelCase")]
 pub struct KryptonDeploymentSpec {
+    /// Account that the deployment belongs to.
     pub account: Account,
+    /// Region whose cluster runs the release.
     pub region: Region,
 }
 
-/// Whose deployment it is.
+/// Account that a deployment belongs to.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Account {
-    /// An empty name is admitted, as it always was; a condition says that it is missing.
+    /// Name of the account. If it is empty, a condition reports that it is missing.
     pub name: String,
+    /// Display name of the account. Krypton does not use it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub display_name: Option<String>,
+    /// Owner of the account. Krypton does not use it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
 }
 
-/// Where it runs. Without a word on its kubeconfig: the member of this name that an agent has joined, else
-/// Secret `<name>-kubeconfig` in the namespace where the hub looks for kubeconfigs.
+/// Region whose cluster runs the release. With a name only, it is the member of this name that joined through its
+/// agent. If no such member exists, the hub uses Secret `<name>-kubeconfig` in the namespace where it looks for
+/// kubeconfigs.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[x_kube(
     validation = Rule::new("!has(self.clusterProfileRef) || (!has(self.kubeconfig) && !has(self.kubeconfigSecretName))")
@@ -74,92 +76,102 @@ pub struct Account {
 )]
 #[serde(rename_all = "camelCase")]
 pub struct Region {
+    /// Name of the region.
     pub name: String,
+    /// Kubeconfig of the cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kubeconfig: Option<RegionKubeconfig>,
-    /// Deprecated: use `kubeconfig.secret.name`, which wins over it.
+    /// Name of the kubeconfig Secret. Deprecated: use `kubeconfig.secret.name`, which takes precedence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kubeconfig_secret_name: Option<String>,
-    /// The cluster of a ClusterProfile that the hub finds members by, in the place of a kubeconfig.
+    /// ClusterProfile through which the hub discovered the member. You cannot combine it with a kubeconfig.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster_profile_ref: Option<ClusterProfileRef>,
 }
 
-/// A ClusterProfile (`multicluster.x-k8s.io`) on home.
+/// Reference to a ClusterProfile (`multicluster.x-k8s.io`) on the home cluster.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ClusterProfileRef {
+    /// Name of the ClusterProfile.
     #[schemars(length(min = 1))]
     pub name: String,
+    /// Namespace of the ClusterProfile.
     #[schemars(length(min = 1))]
     pub namespace: String,
 }
 
-/// How the region's cluster is reached.
+/// Kubeconfig of the region's cluster.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RegionKubeconfig {
+    /// Secret that contains the kubeconfig.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret: Option<KubeconfigSecret>,
 }
 
-/// The Secret that holds the kubeconfig.
+/// Secret that contains a kubeconfig.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct KubeconfigSecret {
+    /// Name of the Secret. Defaults to `<region>-kubeconfig`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// By default the namespace where the hub looks for kubeconfigs.
+    /// Namespace of the Secret. Defaults to the namespace where the hub looks for kubeconfigs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
-    /// The key in the Secret's data; by default `kubeconfig`.
+    /// Key in the data of the Secret. Defaults to the key that the Secret's annotation
+    /// `mesh.openkcm.io/kubeconfig-key` names, or else to `--kubeconfig-key` of the hub.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
 }
 
-/// What is known of the deployment.
+/// Observed state of the deployment.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct KryptonDeploymentStatus {
+    /// `Pending`, `Ready` or `Error`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<DeploymentPhase>,
-    /// One line for people.
+    /// Human-readable summary of the conditions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_message: Option<String>,
-    /// `<repo>/<chart>:<version>` of what was last installed.
+    /// Chart that was installed last, as `<repo>/<chart>:<version>`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_applied_chart: Option<String>,
-    /// The `metadata.generation` that this status is about.
+    /// The `metadata.generation` that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
+    /// `TargetClusterResolved` and `Ready`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "condition_list::schema")]
     pub conditions: Vec<Condition>,
-    /// The clusters on which the release is ordered or being removed. Unset until the hub orders the first one.
+    /// Clusters on which the release is installed or is being uninstalled. Not set until the hub orders the first
+    /// installation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub placements: Option<Vec<Placement>>,
-    /// The epoch of the hub that has written this last, as far as it has changed.
+    /// Epoch of the hub that last changed this status.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hub_epoch: Option<u64>,
 }
 
-/// A cluster on which the release is ordered.
+/// Cluster on which the release is installed or is being uninstalled.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Placement {
-    /// The member, by the name that it had last.
+    /// Last known name of the member.
     pub cluster: String,
-    /// By which the cluster is known, whichever member it is.
+    /// UID of the namespace `kube-system` on the cluster. It identifies the cluster even if the member is renamed.
     pub cluster_uid: String,
-    /// The key of the kubeconfig in the member's Secret, where it was named.
+    /// Key of the kubeconfig in the member's Secret, if the spec named one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
-    /// The release is being removed from the cluster.
+    /// Whether Krypton is uninstalling the release from the cluster.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub removing: bool,
 }
 
-/// The summary of the conditions.
+/// Phase of a deployment.
 #[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DeploymentPhase {
     Pending,
@@ -168,7 +180,7 @@ pub enum DeploymentPhase {
 }
 
 impl KryptonDeployment {
-    /// The CRD as it is applied. Shadows the derive's own, which lacks our schema version.
+    /// Returns the CRD with its schema version. Shadows the method of the derive, which lacks the version.
     pub fn crd() -> CustomResourceDefinition {
         published(<Self as CustomResourceExt>::crd())
     }

@@ -1,6 +1,6 @@
-//! The three APIs of Krypton as Rust types, and the CRDs generated from them.
+//! Defines the three APIs of Krypton as Rust types, and generates the CRDs from them.
 //!
-//! It imports no other crate of Krypton.
+//! Imports no other crate of Krypton.
 
 mod condition_list;
 pub mod edge_cluster;
@@ -16,31 +16,31 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::{edge_cluster::EdgeCluster, krypton_deployment::KryptonDeployment, tenant::Tenant};
 
-/// Rises with every change of a schema. A CRD on a cluster with this number or a higher one is left
-/// alone, so that two versions of Krypton on one cluster do not take turns.
+/// Version of the schemas. Increase it with every change. Krypton does not replace a CRD with this or a higher version,
+/// because two versions of Krypton on one cluster would otherwise alternate.
 pub const SCHEMA_VERSION: u32 = 12;
 
-/// The annotation of a CRD that holds its `SCHEMA_VERSION`.
+/// Annotation of a CRD with its `SCHEMA_VERSION`.
 pub const SCHEMA_VERSION_ANNOTATION: &str = "mesh.openkcm.io/schema-version";
 
-/// An annotation for what outlives a release. What a chart has installed and somebody deleted, and what
-/// Krypton then recreated, would go with the chart's next upgrade; with a CRD go all its objects
+/// Annotation of objects that outlive a release. Without it, the next upgrade of a chart would delete a CRD that Krypton
+/// recreated, with all its objects
 /// (<https://helm.sh/docs/howto/charts_tips_and_tricks/#tell-helm-not-to-uninstall-a-resource>).
 pub const HELM_KEEPS: [&str; 2] = ["helm.sh/resource-policy", "keep"];
 
-/// All CRDs, as they are applied. They need Kubernetes 1.30: for `optionalOldSelf` in their rules,
-/// and so that objects stored under an older schema are only held to what is changed in them.
+/// Returns all CRDs. They need Kubernetes 1.30 for `optionalOldSelf` in rules and for validation ratcheting, which
+/// accepts unchanged fields that an older schema has stored.
 pub fn all() -> Vec<CustomResourceDefinition> {
     vec![Tenant::crd(), KryptonDeployment::crd(), EdgeCluster::crd()]
 }
 
-/// The schema version that a CRD says it has. `None` (no annotation, or no number in it) is older
-/// than all of ours: the original's CRDs have none.
+/// Returns the schema version of a CRD. `None` (annotation missing or not a number) is older than every version: CRDs
+/// of krypton-operator have none.
 pub fn schema_version(crd: &CustomResourceDefinition) -> Option<u32> {
     schema_version_of(&crd.metadata)
 }
 
-/// The same out of the CRD's metadata.
+/// Returns the schema version from the metadata of a CRD.
 pub fn schema_version_of(metadata: &ObjectMeta) -> Option<u32> {
     metadata
         .annotations
@@ -50,7 +50,7 @@ pub fn schema_version_of(metadata: &ObjectMeta) -> Option<u32> {
         .ok()
 }
 
-/// All CRDs as YAML for kubectl, by file name (`<plural>.<group>.yaml`).
+/// Returns all CRDs as YAML for kubectl, by file name (`<plural>.<group>.yaml`).
 pub fn manifests() -> BTreeMap<String, String> {
     let options = serde_saphyr::ser_options! { prefer_block_scalars: false };
     let manifest = |crd: &CustomResourceDefinition| {

@@ -1,4 +1,4 @@
-//! What every CRD of ours gets on top of what the derive makes of its type.
+//! Completes the generated CRDs: label, annotations and normalized schemas.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
@@ -28,9 +28,9 @@ pub(crate) fn published(mut crd: CustomResourceDefinition) -> CustomResourceDefi
     crd
 }
 
-/// The derive makes every `Option` nullable. Without that the apiserver drops a `null` where it
-/// comes in, so that it means "not set" to rules and to readers alike. Unsigned formats are unknown
-/// to Kubernetes, which warns of them. Descriptions come with the line breaks of our source.
+/// Normalizes a generated schema. The derive makes every `Option` nullable. If a field is not nullable, the API server
+/// drops a `null`, which then means "not set" to rules and clients. Kubernetes warns about unsigned formats.
+/// Descriptions contain the line breaks of the source.
 fn settle(schema: &mut JSONSchemaProps) {
     schema.nullable = None;
     schema.title = None;

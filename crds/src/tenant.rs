@@ -1,4 +1,4 @@
-//! `Tenant`: one installation of the fleet's chart, on the cluster it is on or the one it names.
+//! `Tenant`: an installation of the fleet's chart, on the Tenant's cluster or on the member that it names.
 
 #![expect(
     unreachable_pub,
@@ -16,7 +16,7 @@ use serde_json::{Map, Value};
 
 use crate::{condition_list, free_form, published::published};
 
-/// What is wanted for a tenant. An object without a spec is a Tenant with all defaults.
+/// Desired state of the Tenant. A Tenant without a spec has all defaults.
 #[derive(
     CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize,
 )]
@@ -30,10 +30,10 @@ use crate::{condition_list, free_form, published::published};
     namespaced,
     status = "TenantStatus",
     derive = "PartialEq",
-    doc = "A tenant, for which Krypton keeps the fleet's Helm chart installed.",
-    // The release may be there by then, and would be left behind.
+    doc = "Tenant is an installation of the fleet's Helm chart for one tenant.",
+    // A change could leave a release behind in the previous workspace.
     validation = Rule::new("!has(self.spec) || !has(self.spec.workspace) || self.spec.workspace in ['', self.metadata.name] || (has(oldSelf.spec) && has(oldSelf.spec.workspace) && oldSelf.spec.workspace != '') || !self.metadata.name.matches('^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$')")
-        .message("the workspace was the Tenant's name until now and cannot be changed; delete the Tenant and create it again"),
+        .message("workspace defaulted to the name of the Tenant and cannot be changed; delete the Tenant and create it again"),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
     printcolumn(name = "Workspace", type_ = "string", json_path = ".spec.workspace"),
     printcolumn(
@@ -66,10 +66,10 @@ use crate::{condition_list, free_form, published::published};
 #[schemars(extend("default" = {}))]
 #[serde(rename_all = "camelCase")]
 pub struct TenantSpec {
-    /// The namespace that the chart goes to, made if missing; by default the Tenant's name. It
-    /// cannot be changed, and set later only to that name, or where that cannot be a namespace.
-    // Every rule passes a value that was stored before: an object must stay open to updates, above
-    // all to the removal of its finalizers.
+    /// Namespace of the release. Krypton creates it if it is missing. Defaults to the name of the Tenant. You cannot
+    /// change it. You can set it later only to the name of the Tenant, or if that name is not a valid namespace name.
+    // Every rule accepts a value that is already stored. Otherwise, the API server would reject updates such as the
+    // removal of a finalizer.
     #[x_kube(
         validation = Rule::new("(oldSelf.hasValue() && oldSelf.value() == self) || (size(self) <= 63 && self.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$'))")
             .message("workspace must be a legal namespace name: 1 to 63 of a-z, 0-9 and '-', with a letter or digit first and last")
@@ -79,16 +79,16 @@ pub struct TenantSpec {
     )]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workspace: Option<String>,
-    /// The member of the fleet that this Tenant is for; by default the cluster that it is on.
+    /// Member of the fleet that installs the chart. Defaults to the cluster of the Tenant.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster_ref: Option<ClusterRef>,
-    /// Values for the chart, over all others. They count where the hub runs with `--tenant-values`; where
-    /// it does not, a Tenant that has any is not changed.
+    /// Chart values of this Tenant. They override all others. They require `--tenant-values` on the hub. Without that
+    /// flag, Krypton does not install or upgrade a Tenant that sets them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "free_form::schema")]
     pub values: Option<Map<String, Value>>,
-    /// The service account of the Tenant's namespace that Helm acts as; by default that of the hub's
-    /// `--default-service-account`, else the fleet's. Krypton needs the right to impersonate it.
+    /// Service account in the Tenant's namespace that Helm impersonates. Defaults to `--default-service-account` of the
+    /// hub, or else to the account of the fleet. Krypton needs the right to impersonate it.
     #[x_kube(
         validation = Rule::new("self == '' || (size(self) <= 253 && self.matches('^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$'))")
             .message("serviceAccountName must be the name of a service account: at most 253 of a-z, 0-9, '-' and '.', with a letter or digit first and last")
@@ -98,101 +98,106 @@ pub struct TenantSpec {
     pub service_account_name: Option<String>,
 }
 
-/// A member of the fleet, named by the Secret that holds its kubeconfig.
+/// Reference to a member of the fleet.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ClusterRef {
-    /// The Secret's name, which is the member's name.
+    /// Name of the member. For a kubeconfig Secret, it is the name of the Secret.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret_name: Option<String>,
-    /// The Secret's namespace; by default the one where the hub looks for kubeconfigs.
+    /// Namespace of the kubeconfig Secret. If it is not set, only the name has to match.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret_namespace: Option<String>,
 }
 
-/// What is known of a tenant.
+/// Observed state of the Tenant.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TenantStatus {
     /// `Pending`, `Ready` or `Error`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<String>,
-    /// One line for people: how many clusters are ready, and what is wrong with the worst.
+    /// Human-readable summary: the number of ready clusters and the problem of the worst one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_message: Option<String>,
-    /// `<repo>/<chart>:<version>` of what was last installed.
+    /// Chart that was installed last, as `<repo>/<chart>:<version>`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_applied_chart: Option<String>,
-    /// The `metadata.generation` that this status is about.
+    /// The `metadata.generation` that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// How many clusters stand where, of a Tenant that is on more than its conditions list.
+    /// Number of clusters by state. Set only if the Tenant is on more clusters than the conditions list.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub summary: Option<ClusterSummary>,
-    /// `Ready` over all clusters; per cluster `ClusterReady/<cluster>`, `ClusterProgress/<cluster>`
-    /// and `ClusterError/<cluster>`. Beside a summary, of the clusters that are worst alone.
+    /// `Ready` for all clusters. For each cluster, `ClusterReady/<cluster>`, `ClusterProgress/<cluster>` and
+    /// `ClusterError/<cluster>`. If `summary` is set, only for the worst clusters.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "condition_list::schema")]
     pub conditions: Vec<Condition>,
-    /// The next automatic step of each cluster after a failure or while it waits.
+    /// Next automatic step of each cluster after a failure or while it waits.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["cluster"]))]
     pub next_steps: Vec<NextStep>,
-    /// The cluster that the hub placed the Tenant on. The hub records it before it orders anything, and never
-    /// changes it.
+    /// Cluster on which the hub placed the Tenant. The hub records it before it creates the copy, and then uses no
+    /// other cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub placement: Option<TenantPlacement>,
-    /// The epoch of the hub that has written this last on home, as far as it has changed.
+    /// Epoch of the hub that last changed this status on the home cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hub_epoch: Option<u64>,
 }
 
-/// The next step of a cluster, unless something changes before.
+/// Next automatic step on a cluster.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NextStep {
+    /// Name of the cluster.
     pub cluster: String,
-    /// `Retry`: the failed action is retried. `Unlock`: the release is unlocked. `GivenUp`: nothing happens until
-    /// chart, values or Tenant change, or you request a retry. `Wait`: the workloads have until then to become ready.
+    /// `Retry`: Krypton retries the failed action. `Unlock`: Krypton takes over the release from another Helm process.
+    /// `GivenUp`: no step until the chart, the values or the Tenant change, or you request a retry. `Wait`: workloads
+    /// have until then to become ready.
     pub action: String,
-    /// By the cluster's clock.
+    /// Time of the step, by the clock of the cluster. Not set for `GivenUp`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at: Option<Time>,
-    /// Attempts that have failed, in a row.
+    /// Number of consecutive failed attempts.
     #[serde(default)]
     pub attempts: u32,
 }
 
-/// The cluster that a Tenant of home is placed on.
+/// Cluster on which the hub placed a Tenant.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TenantPlacement {
-    /// The member, by the name that it had then.
+    /// Name that the member had at that time.
     pub cluster: String,
-    /// By which the cluster is known, whichever member it is.
+    /// UID of the namespace `kube-system` on the cluster. It identifies the cluster even if the member is renamed.
     pub cluster_uid: String,
 }
 
-/// Clusters of a Tenant by how they stand.
+/// Number of clusters of a Tenant, by state.
 #[derive(JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ClusterSummary {
-    /// All of them.
+    /// All clusters.
     pub clusters: u32,
+    /// Clusters on which the Tenant is ready.
     pub ready: u32,
+    /// Clusters on which the last action failed.
     pub error: u32,
+    /// Clusters without an error on which the Tenant is not ready.
     pub not_ready: u32,
+    /// Clusters whose state is unknown.
     pub unknown: u32,
 }
 
 impl Tenant {
-    /// The CRD as it is applied. Shadows the derive's own, which lacks our schema version.
+    /// Returns the CRD with its schema version. Shadows the method of the derive, which lacks the version.
     pub fn crd() -> CustomResourceDefinition {
         published(<Self as CustomResourceExt>::crd())
     }
 
-    /// The namespace that the chart goes to. Not always a legal one: names have more freedom, and
-    /// so had older schemas.
+    /// Returns the namespace of the release. It can be invalid: names of objects and older schemas allow more.
     pub fn workspace(&self) -> &str {
         let set = self
             .spec
@@ -202,14 +207,14 @@ impl Tenant {
         set.or(self.metadata.name.as_deref()).unwrap_or_default()
     }
 
-    /// The member that `clusterRef` names, if it names one.
+    /// Returns the member that `clusterRef` names.
     pub fn names_member(&self) -> Option<&str> {
         let secret = self.spec.cluster_ref.as_ref()?.secret_name.as_deref()?;
         Some(secret).filter(|name| !name.is_empty())
     }
 
-    /// Whether the member `name`, whose kubeconfig Secret is in `namespace` where it has one, is to
-    /// look after this Tenant: it names no member, or this one.
+    /// Returns whether the member `name` reconciles this Tenant: `clusterRef` names this member or none. `namespace` is
+    /// that of the member's kubeconfig Secret, if it has one.
     pub fn is_for(&self, name: &str, namespace: Option<&str>) -> bool {
         let Some(member) = self.names_member() else {
             return true;
@@ -249,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn the_workspace_is_by_default_the_name() {
+    fn workspace_defaults_to_the_name() {
         assert_eq!(tenant(serde_json::json!({})).workspace(), "acme");
         assert_eq!(
             tenant(serde_json::json!({"workspace": ""})).workspace(),

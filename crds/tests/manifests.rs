@@ -1,4 +1,4 @@
-//! What is checked in: the generated CRDs and the sample objects.
+//! Tests of the checked-in CRDs and sample objects.
 
 use std::{collections::BTreeMap, fs, io, path::Path};
 

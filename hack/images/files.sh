@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# Makes what goes into the images; images.sh calls it here, the Dockerfile in containers.
-#   files.sh krypton DIR     Krypton's programs, static, into DIR
-#   files.sh helm DIR        the helm that hack/tools/helm pins, static, into DIR
-#   files.sh roots BIN DIR   root file systems DIR/{base,krypton-hub,krypton-agent} from the programs in BIN
-# Whatever the checkout's folder, the bytes are the same.
+# Builds the contents of the images. images.sh runs it on this machine, the Dockerfile in containers.
+#
+#   files.sh krypton DIR     build Krypton's programs, static, into DIR
+#   files.sh helm DIR        build the Helm version that hack/tools/helm pins, static, into DIR
+#   files.sh roots BIN DIR   create the root file systems DIR/{base,krypton-hub,krypton-agent} from the programs in BIN
+#
+# The result does not depend on the folder of the checkout.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
@@ -19,7 +21,7 @@ krypton() {
   # the checkout. With the checkout in these flags, each one would compile all dependencies again.
   flags=(
     -C target-feature=+crt-static
-    # Half a megabyte less of relocations in each process.
+    # Saves 0.5 MB of relocations in each process.
     -C link-arg=-Wl,-z,pack-relative-relocs
     --remap-path-prefix "${CARGO_HOME:-$HOME/.cargo}=/cargo"
     --remap-path-prefix "$built=/target"
@@ -53,15 +55,14 @@ helm() {
   static "$out/helm"
 }
 
-# There is no loader and no library in the images.
+# The images contain no loader and no libraries.
 static() {
   local said
   said=$(ldd "$1" 2>&1 || true)
   grep -qE 'statically linked|not a dynamic executable|[Nn]ot a valid dynamic program' <<<"$said" || fail "$1 is not static: $said"
 }
 
-# The authorities of the distribution's package, not of this machine: a company's own belongs into a mount
-# (SSL_CERT_FILE), not into everybody's image.
+# CA certificates of the distribution's package. Private CAs belong into a mount (SSL_CERT_FILE).
 certificates() {
   local mozilla=/usr/share/ca-certificates/mozilla
   if [ -n "${CA_CERTIFICATES:-}" ]; then
@@ -77,7 +78,7 @@ roots() {
   local bin=$1 out=$2
   rm -rf "${out:?}"/{base,krypton-hub,krypton-agent}
   mkdir -p "$out"/base/etc/ssl/certs "$out"/{base,krypton-hub,krypton-agent}/usr/local/bin "$out/base/usr/share/doc/krypton"
-  # One layer of both images, so a node that runs both has it once.
+  # Both images share this layer, so a node stores it once.
   cp "$bin/helm" "$out/base/usr/local/bin/"
   cp LICENSE "$out/base/usr/share/doc/krypton/"
   certificates >"$out/base/etc/ssl/certs/ca-certificates.crt"
@@ -90,7 +91,7 @@ roots() {
   cp "$bin/krypton-agent" "$out/krypton-agent/usr/local/bin/"
   find "$out"/{base,krypton-hub,krypton-agent} -type f -path '*/bin/*' -exec chmod 0755 {} + \
     -o -type f -exec chmod 0644 {} + -o -type d -exec chmod 0755 {} +
-  # The time of the last commit would make another layer of the same helm.
+  # With the time of the last commit, an unchanged Helm would get a new layer.
   find "$out"/{base,krypton-hub,krypton-agent} -depth -exec touch --no-dereference --date=@0 {} +
 }
 

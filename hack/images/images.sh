@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Builds the images krypton-hub and krypton-agent, and prints what is in them.
-#   IMAGES_FROM=here         programs are built on this machine, from source; no registry is needed (default)
-#   IMAGES_FROM=containers   programs are built in containers, from the images rust and golang
-#   REGISTRY=example.org/krypton TAG=…   other names; VERSION is that of Cargo.toml
-#   IMAGES_DIR=dir           for what is built here (default: images in cargo's target folder)
+# Builds the images krypton-hub and krypton-agent, and prints their files.
+#
+#   IMAGES_FROM=here         build on this machine, without a registry (default)
+#   IMAGES_FROM=containers   build in containers of the images rust and golang
+#   REGISTRY=example.org/krypton TAG=…   names of the images; VERSION is that of Cargo.toml
+#   IMAGES_DIR=dir           folder for builds on this machine (default: images in cargo's target folder)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 

@@ -1,15 +1,17 @@
 #!/usr/bin/env bash
-# Builds the local Kubernetes that tests and the demo run on, once, into a cache outside the checkout.
-#   tools.sh [build [TOOL...]]  builds what is missing, of these or of all; prints the folder with bin/ last
-#   tools.sh dir                prints the folder only
-#   tools.sh check              fails, naming what is missing, when a tool is not there
-# Binaries of a fitting version in $KUBEBUILDER_ASSETS or on PATH are linked instead of built.
-# Each module has its own folder, named by versions and flags. A new tool or version rebuilds nothing else.
+# Builds the local Kubernetes for tests and the demo, once, into a cache outside the checkout.
+#
+#   tools.sh [build [TOOL...]]  build the missing tools, and print their folder (which contains bin/) last
+#   tools.sh dir                print the folder
+#   tools.sh check              fail if a tool is missing, and name it
+#
+# Suitable binaries in $KUBEBUILDER_ASSETS or on PATH are linked instead of built. Each module has its own folder,
+# named by versions and flags. A new tool or version rebuilds nothing else.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
 tools=(etcd kube-apiserver kube-controller-manager kube-scheduler kubectl helm kwok kubeconfig-secretreader registry promtool)
-# Without crds/: their folders name their versions, and nothing has to be built anew for them.
+# Without crds/: the names of its folders contain the versions, and nothing depends on it.
 pins=$(cat ./*/go.mod ./*/go.sum ./*/*.go charts/*/go.mod charts/*/go.sum tools.sh | sha256sum | cut -c1-12)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/krypton/tools
 root=$cache/$pins
@@ -37,7 +39,7 @@ case "${1:-build}" in
   *) echo "usage: $0 [build [TOOL...]|dir|check]" >&2; exit 2 ;;
 esac
 
-# A binary fits when it is of the pinned minor version (helm: 4.2.4 or newer of major 4, as the hub demands).
+# A binary is suitable if it has the pinned minor version (helm: 4.2.4 or a later 4.x, as the hub requires).
 fits() {
   local said
   case "$1" in
@@ -46,13 +48,13 @@ fits() {
     kubectl) said=$("$2" version --client 2>/dev/null) && grep -q "^Client Version: v${kubernetes%.*}\.[0-9]*$" <<<"$said" ;;
     helm) said=$("$2" version --template '{{.Version}}' 2>/dev/null) && grep -q "^v${helm%.*}\." <<<"$said" ;;
     kwok) said=$("$2" --version 2>/dev/null) && grep -q 'v0\.8\.' <<<"$said" ;;
-    *) false ;; # does not tell its version
+    *) false ;; # has no version command
   esac
 }
 
 mkdir -p "$bin" "$root/charts" "$root/crds" "$root/log"
 exec 9>"$root/lock"
-flock 9 # two checkouts, or a test run beside make tools, build once
+flock 9 # concurrent runs build once
 
 for tool in "${tools[@]}"; do
   [ -x "$bin/$tool" ] && continue
@@ -83,7 +85,7 @@ wanted() {
   return 1
 }
 
-# build MODULE TOOLS ARGS...: go build with a line a few seconds, as the first one takes minutes.
+# build MODULE TOOLS ARGS...: runs go build, and prints progress every few seconds. The first build takes minutes.
 build() {
   local module=$1 made=$2 start seconds out binary
   shift 2
@@ -94,7 +96,7 @@ build() {
     echo "tools: building $made (the first time takes minutes, mostly downloading and compiling Go)" >&2
     rm -rf "$out.new"
     mkdir -p "$out.new"
-    # One binary is not always called as its package is.
+    # The name of a binary can differ from that of its package.
     binary=$out.new/
     [[ "$made" == *" "* ]] || binary=$out.new/$made
     (cd "$module" && exec nice go build -mod=readonly -gcflags=all=-dwarf=false -o "$binary" "$@") >"$root/log/$module.log" 2>&1 &
@@ -129,7 +131,7 @@ build registry registry -ldflags "-s -w" .
 # Without service discovery, which needs the libraries of all clouds.
 build prometheus promtool -tags remove_all_sd -ldflags "-s -w" github.com/prometheus/prometheus/cmd/promtool
 
-# The stages that let a fake node run pods, out of kwok's own module.
+# Stages of kwok's module that let a fake node run pods.
 if [ ! -f "$root/kwok/ready" ]; then
   module=$(cd kubernetes && go list -m -f '{{.Dir}}' sigs.k8s.io/kwok)
   mkdir -p "$root/kwok"
@@ -140,7 +142,7 @@ if [ ! -f "$root/kwok/ready" ]; then
   touch "$root/kwok/ready"
 fi
 
-# Charts and CRDs nobody here wrote, as their Go modules carry them: path names the module and a folder in it.
+# Third-party charts and CRDs from Go modules. The path consists of the module and a folder in it.
 for pin in charts/*/ crds/*/; do
   pin=${pin%/}
   [ -d "$root/$pin" ] && continue

@@ -75,9 +75,7 @@ impl std::fmt::Debug for Gateway {
 
 #[derive(Debug, Error)]
 enum PrepareError {
-    #[error(
-        "the trust domain is unknown; it is named after the UID of home's namespace kube-system"
-    )]
+    #[error("unknown trust domain; failed to read the UID of namespace kube-system")]
     TrustDomain(#[source] ApiError),
     #[error("the hub's CA is not available; agents cannot connect")]
     Authority(#[source] AuthorityError),

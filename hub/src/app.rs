@@ -63,10 +63,10 @@ use crate::tenants::{self, Rules};
 /// about 25 s. A large fleet has fewer such members, so reachable ones do not wait.
 const CONNECTING: usize = 256;
 
-const LEAD: &str = "the lead";
-const LABEL: &str = "the leader's label";
-const AGENTS: &str = "serving agents";
-const FLEET: &str = "the fleet";
+const LEAD: &str = "leader election";
+const LABEL: &str = "leader label";
+const AGENTS: &str = "agent server";
+const FLEET: &str = "fleet";
 
 /// The parts of a process that the operating system provides. [`Settings`] hold its environment.
 #[derive(Debug)]
@@ -260,7 +260,8 @@ async fn reach_home(
     let Some(home) = choosing.await? else {
         return Ok(None);
     };
-    let client = home::client(home.config.clone()).context("making home's client failed")?;
+    let client = home::client(home.config.clone())
+        .context("failed to create a client of the home cluster")?;
     tracing::info!(context = %home.context_name, namespace = %settings.namespace,
         chart = %settings.chart.name, version = %settings.chart.version, "hub starts");
     for note in &settings.notes {
@@ -380,7 +381,8 @@ impl Control {
         lasting: &mut Tasks,
     ) -> anyhow::Result<ElectionHandle> {
         let election = LeaderElection {
-            client: home::client(home.config.clone()).context("making home's client failed")?,
+            client: home::client(home.config.clone())
+                .context("failed to create a client of the home cluster")?,
             namespace: self.settings.namespace.clone(),
             holder: self.holder.clone(),
             times: Times::of_lead(self.settings.lead),
@@ -632,6 +634,6 @@ fn allow_connections() {
         ..limit
     };
     if let Err(error) = setrlimit(Resource::Nofile, raised) {
-        tracing::warn!(%error, soft = ?limit.current, "the limit of open files stays as it is; a large fleet may need more");
+        tracing::warn!(%error, soft = ?limit.current, "failed to raise the limit of open files; a large fleet may need more");
     }
 }

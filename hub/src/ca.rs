@@ -62,10 +62,12 @@ const SUBJECT_SERIAL_NUMBER: &[u64] = &[2, 5, 4, 5];
 pub enum AuthorityError {
     #[error(transparent)]
     Api(#[from] ApiError),
-    #[error("Secret {namespace}/{CA_SECRET} comes and goes; find out who deletes it")]
+    #[error(
+        "Secret {namespace}/{CA_SECRET} is deleted repeatedly; stop the process that deletes it"
+    )]
     Unsteady { namespace: String },
     #[error(
-        "Secret {namespace}/{CA_SECRET} cannot be used: {problem}; restore it from a backup, or delete it and start the hub again: then there is a new CA, and every agent has to join again"
+        "Secret {namespace}/{CA_SECRET} is not valid: {problem}; restore it from a backup. Otherwise, delete it and restart the hub, which creates a new CA, and enroll every agent again"
     )]
     Unusable {
         namespace: String,
@@ -125,7 +127,7 @@ impl Authority {
                     tracing::info!(
                         secret = %format_args!("{namespace}/{CA_SECRET}"),
                         trust_domain = made.trust_domain,
-                        "made the hub's CA; keep a backup of this Secret"
+                        "created the hub's CA; keep a backup of this Secret"
                     );
                     return made.authority();
                 }

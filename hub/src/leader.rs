@@ -128,7 +128,7 @@ impl Leader {
                 format!("this hub is a standby; {leader} leads")
             }
             LeaderState::Standby { leader: None } => {
-                "this hub is a standby, and there is no leader yet".to_owned()
+                "this hub is a standby; no hub is the leader yet".to_owned()
             }
             LeaderState::TakingEpoch => "this hub is about to lead".to_owned(),
             LeaderState::Leaving => "this hub stops".to_owned(),
@@ -352,7 +352,7 @@ impl LeaderElection {
             }
             LeaderState::Standby { leader: None } => {
                 if before.leader_term().is_some() {
-                    tracing::warn!("no longer the leader: home did not answer for too long");
+                    tracing::warn!("lost leadership: no response from the home API server");
                 }
                 Some("standby: no leader yet".to_owned())
             }
@@ -362,13 +362,13 @@ impl LeaderElection {
                     LeaderState::Unconfirmed(_) => {
                         tracing::info!(
                             epoch = leader_term.epoch,
-                            "home answers again; still the leader"
+                            "the home API server responds again; still the leader"
                         );
                     }
                     LeaderState::Leading(_) => {
                         tracing::warn!(
                             epoch = leader_term.epoch,
-                            "a later epoch was known: home was restored, or another hub was here"
+                            "a member has a later epoch; the home cluster was restored, or another hub acted"
                         );
                     }
                     _ => {
@@ -387,7 +387,7 @@ impl LeaderElection {
                     "the Lease was not renewed in time: nothing is written until it is"
                 );
                 Some(
-                    "home does not answer: nothing is written, and agents are served for a while"
+                    "home cluster does not respond; writing nothing, serving agents for now"
                         .to_owned(),
                 )
             }
@@ -421,7 +421,7 @@ impl ElectionHandle {
         self.lead.in_flight.close();
         let written = self.lead.in_flight.wait();
         if tokio::time::timeout(IN_FLIGHT, written).await.is_err() {
-            tracing::warn!("writes on home take long; releasing the leader's Lease without them");
+            tracing::warn!("slow writes on the home cluster; releasing the Lease without them");
         }
         self.idle.cancel();
     }

@@ -133,7 +133,7 @@ impl MemberRegistry {
         &self.ahead
     }
 
-    /// Begins a leader term. [`Self::get`] finds no member until the EdgeClusters are [listed](Self::listed_in)
+    /// Starts a leader term. [`Self::get`] finds no member until the EdgeClusters are [listed](Self::listed_in)
     /// in it.
     pub fn begin_term(&self, since: BootTime) {
         self.deployments.reset_for_term(since);

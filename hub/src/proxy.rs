@@ -245,7 +245,7 @@ async fn newer(
             Err(why) => {
                 if told.as_ref() != Some(&why) {
                     tracing::warn!(member = %name, reason = why.reason, problem = %why.message, in_use,
-                    "the member's access is refused; the last good one, if there is any, stays in use");
+                    "rejected the member's access; keeping the last good one");
                 }
                 let state = State::new(Truth::False, why.reason, why.message.clone());
                 told = Some(why);

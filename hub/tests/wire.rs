@@ -453,7 +453,7 @@ async fn desired_state_reaches_agent_and_updates_follow() {
 }
 
 #[tokio::test]
-async fn a_hub_of_another_authority_is_not_believed() {
+async fn hub_with_different_ca_is_rejected() {
     let (ours, other) = (Home::new(), Home::new().with_members(&names(1)));
     let port = other.listen(None).await;
     // Our roots, but the listener of the other hub.
@@ -850,7 +850,7 @@ async fn agent_reconnects_with_newer_certificate() {
 }
 
 #[tokio::test]
-async fn a_banned_member_is_cut_off_at_once() {
+async fn banned_member_is_disconnected_immediately() {
     let home = Home::new().with_members(&names(1));
     let port = home.listen(None).await;
     let mut agent = Agent::start(home.dialer(port.address, "edge-0"), "a", "c");
@@ -1168,7 +1168,7 @@ async fn agent_started_before_hub_connects_once_available() {
 }
 
 #[tokio::test]
-async fn two_hundred_agents_at_once_are_all_served() {
+async fn two_hundred_simultaneous_agents_are_served() {
     let members = names(200);
     let home = Home::new().with_members(&members);
     let port = home.listen(None).await;

@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn only_loopback_is_asked_without_a_pod() {
+    fn only_loopback_is_used_without_pod() {
         assert!(loopback("127.0.0.1:1").is_ok());
         assert!(loopback("[::1]:1").is_ok());
         for text in ["10.0.0.1:1", "127.0.0.1", "localhost:1", "hub:1"] {

@@ -19,7 +19,7 @@ pub enum KubectlError {
     Usage(clap::Error),
     #[error("no home cluster")]
     Home(#[source] LocalError),
-    #[error("building a client of the home cluster failed")]
+    #[error("failed to create a client of the home cluster")]
     Client(#[source] kube::Error),
     #[error(transparent)]
     Call(Box<CallError>),

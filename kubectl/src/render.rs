@@ -279,7 +279,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ages_are_those_of_kubectl() {
+    fn ages_match_kubectl() {
         let cases = [
             (-5, "<invalid>"),
             (-1, "0s"),

@@ -12,7 +12,7 @@ pub mod skew;
 pub mod v1 {
     #![allow(
         clippy::large_enum_variant,
-        reason = "of a session's messages one lives at a time, and the largest is the one that matters"
+        reason = "a session handles one message at a time, and most are of the largest kind"
     )]
     #![allow(clippy::too_many_lines, reason = "generated")]
     tonic::include_proto!("krypton.fleet.v1");

@@ -18,7 +18,7 @@ const AHEAD: u64 = 1;
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum SkewError {
     #[error(
-        "the agent says protocol {}, the hub speaks {}; install an agent of the hub's version {hub}",
+        "the agent supports protocol {}, but the hub supports {}; install an agent of the hub's version {hub}",
         Shown(.agent), Shown(&PROTOCOL)
     )]
     Protocol {

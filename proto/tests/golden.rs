@@ -1,6 +1,6 @@
 //! Verifies that recorded messages of agents and hubs stay readable.
 //!
-//! `golden/` contains streams of length-prefixed messages, as on the wire of a session. `agent` and `hub` are of this
+//! `golden/` contains streams of length-prefixed messages, as on the wire of a session. `agent` and `hub` come from this
 //! version. `agent-next` and `hub-next` imitate a later version, with unknown fields in every message and messages of an
 //! unknown kind. A test records a missing file and fails. It never overwrites an existing one. Recordings are final
 //! once a version is released: if a later version adds to the protocol, record new streams and keep the old ones.

@@ -25,46 +25,46 @@ const CALL: Duration = Duration::from_secs(20);
 /// Reason why the agent got no certificate.
 #[derive(Debug, Error)]
 pub enum EnrollError {
-    #[error("the hub could not be asked for a certificate")]
+    #[error("failed to request a certificate from the hub")]
     Dial(#[source] DialError),
-    #[error("the hub at {address} gives cluster {cluster} no certificate: {message}")]
+    #[error("the hub at {address} issues no certificate for cluster {cluster}: {message}")]
     Refused {
         address: String,
         cluster: String,
         message: String,
     },
-    #[error("asking the hub at {address} for a certificate failed ({code:?}): {message}")]
+    #[error("failed to request a certificate from the hub at {address} ({code:?}): {message}")]
     Call {
         address: String,
         code: Code,
         message: String,
     },
-    #[error("the hub at {address} gave no certificate within {} s", CALL.as_secs())]
+    #[error("the hub at {address} issued no certificate within {} s", CALL.as_secs())]
     Deadline { address: String },
     #[error(
-        "the certificate that the hub at {address} gave cannot be used; run 'kubectl krypton join' again, or upgrade the hub"
+        "the certificate from the hub at {address} is not usable; run 'kubectl krypton join' again, or upgrade the hub"
     )]
     Certificate {
         address: String,
         #[source]
         source: CertificateError,
     },
-    #[error("the join bundle cannot be used")]
+    #[error("the join bundle is not usable")]
     Bundle(#[source] BundleError),
-    #[error("TLS with the hub cannot be set up")]
+    #[error("failed to set up TLS with the hub")]
     Tls(#[source] TlsError),
-    #[error("a certificate request could not be made")]
+    #[error("failed to create a certificate request")]
     Request(#[source] rcgen::Error),
-    #[error("the certificate could not be kept")]
+    #[error("failed to store the certificate")]
     Keep(#[source] IdentityError),
-    #[error("there is no session with the hub to ask for a new certificate")]
+    #[error("no session with the hub to request a new certificate")]
     NoSession,
-    #[error("the roots that the hub names are not taken; those known are kept")]
+    #[error("rejected the roots from the hub; keeping the known roots")]
     Roots(#[source] TrustError),
-    #[error("another replica has written the identity at the same time")]
+    #[error("another replica wrote the identity at the same time")]
     Overtaken,
     #[error(
-        "the identity of this agent is no longer in its Secret; it works until the process ends, then run 'kubectl krypton join' again"
+        "the identity of this agent is missing from its Secret and works only until the process exits; run 'kubectl krypton join' again"
     )]
     Gone,
 }
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_certificate_of_another_name_is_not_taken() {
+    async fn certificate_with_different_name_is_rejected() {
         let authority = Arc::new(FakeAuthority::new());
         let hub = hub_that_signs(&authority, "edge-2").await;
         let error = enrolled(&bundle(&authority, &hub), &new_key().unwrap())

@@ -50,7 +50,7 @@ pub enum JoinError {
     )]
     NoKey { namespace: String, name: String },
     #[error(
-        "this cluster has not joined a fleet: there is no Secret {namespace}/{name}; run 'kubectl krypton join NAME' on the hub's side, and give what it prints with --join-file, or as key {KEY} of that Secret"
+        "this cluster has not joined a fleet: Secret {namespace}/{name} is missing; run 'kubectl krypton join NAME' on the home cluster, and pass its output with --join-file or as key {KEY} of that Secret"
     )]
     Nowhere { namespace: String, name: String },
     #[error(
@@ -140,7 +140,7 @@ pub enum Start {
 
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error(
-    "this cluster has joined as {joined}, and the join bundle is for {wanted}; releases carry that name. Take the bundle away to go on as {joined}; to start again as {wanted}, delete Secret {namespace}/{}",
+    "this cluster joined as {joined}, but the join bundle is for {wanted}, and release names contain that name; remove the bundle to stay {joined}. To join as {wanted}, delete Secret {namespace}/{}",
     crate::credentials::store::SECRET
 )]
 pub struct OtherCluster {

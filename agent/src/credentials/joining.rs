@@ -54,14 +54,12 @@ pub async fn joined(
             Joined::As(joined) => return Ok(Some(*joined)),
             Joined::Stopped => return Ok(None),
             Joined::Overtaken => {
-                tracing::info!(
-                    "another replica has written the identity meanwhile; it is read again"
-                );
+                tracing::info!("another replica wrote the identity; reading it again");
             }
         }
     }
     bail!(
-        "the identity in Secret {namespace}/{} changes each time that it is read; does something else write it?",
+        "the identity in Secret {namespace}/{} changed during every attempt; stop the other writer and retry",
         store::SECRET,
         namespace = joining.places.namespace,
     )
@@ -103,7 +101,7 @@ async fn join_once(joining: &Joining<'_>, stop: &CancellationToken) -> anyhow::R
         Ok(bundle) => Some(bundle),
         Err(JoinError::Nowhere { .. }) if before.is_some() => None,
         Err(error) if before.is_some() => {
-            tracing::warn!(error = %chain(&error), "the join bundle is not looked at: this cluster has joined already");
+            tracing::warn!(error = %chain(&error), "ignoring the join bundle; this cluster has already joined");
             None
         }
         Err(error) => return Err(error.into()),
@@ -139,7 +137,7 @@ async fn join_once(joining: &Joining<'_>, stop: &CancellationToken) -> anyhow::R
         (Ok(None), _) => return Ok(Joined::Stopped),
         (Err(error), Some(before)) => {
             tracing::error!(error = %chain(&error),
-                "joining again failed; the agent goes on as it had joined before");
+                "failed to join again; keeping the current identity");
             return Ok(Joined::As(Box::new((kept, before))));
         }
         // Another replica may have used the token with a key that replaced ours.

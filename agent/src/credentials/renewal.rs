@@ -223,7 +223,7 @@ impl Keeper {
             Ok(Some(stored)) => stored,
             Ok(None) => return,
             Err(error) => {
-                tracing::debug!(error = %chain(&error), "the identity was not read again");
+                tracing::debug!(error = %chain(&error), "failed to read the identity again");
                 return;
             }
         };
@@ -233,10 +233,10 @@ impl Keeper {
         }
         match self.adopt(stored) {
             Ok(not_after) => {
-                tracing::info!(%not_after, "another replica has kept a newer identity; it is used");
+                tracing::info!(%not_after, "using a newer identity from another replica");
             }
             Err(error) => {
-                tracing::debug!(error = %chain(&error), "what another replica has kept cannot be used");
+                tracing::debug!(error = %chain(&error), "the identity from another replica is not usable");
             }
         }
     }

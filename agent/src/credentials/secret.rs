@@ -30,13 +30,13 @@ pub enum Unreadable {
     Missing(&'static str),
     #[error("its {0} is not text")]
     Text(&'static str),
-    #[error("its {KEY} is no private key in PEM")]
+    #[error("its {KEY} is not a private key in PEM")]
     Key(#[source] rcgen::Error),
-    #[error("its {0} holds no certificates in PEM")]
+    #[error("its {0} contains no certificates in PEM")]
     Pem(&'static str),
-    #[error("its {ADDRESSES} are not HOST:PORT, one a line")]
+    #[error("its {ADDRESSES} must contain one HOST:PORT per line")]
     Addresses,
-    #[error("its {CERTIFICATE} does not fit")]
+    #[error("its {CERTIFICATE} is not valid")]
     Certificate(#[source] CertificateError),
 }
 

@@ -55,17 +55,17 @@ pub struct Enrolled {
 /// Reason for rejecting a certificate from the hub.
 #[derive(Debug, Error)]
 pub enum CertificateError {
-    #[error("there are {0} certificates instead of 1 to {CHAIN_MAX}")]
+    #[error("{0} certificates instead of 1 to {CHAIN_MAX}")]
     Count(usize),
-    #[error("there are {0} root certificates instead of 1 to {CHAIN_MAX}")]
+    #[error("{0} root certificates instead of 1 to {CHAIN_MAX}")]
     Roots(usize),
     #[error("it is not an X.509 certificate")]
     Encoding,
-    #[error("whom it names cannot be read")]
+    #[error("its name is not valid")]
     Name(#[source] SpiffeError),
     #[error("it names {found} instead of cluster {expected}")]
     OtherName { found: String, expected: String },
-    #[error("it is for another key than ours")]
+    #[error("it is for a different key")]
     OtherKey,
 }
 
@@ -146,14 +146,14 @@ pub enum IdentityError {
     #[error(transparent)]
     Api(#[from] ApiError),
     #[error(
-        "Secret {namespace}/{SECRET} holds no identity that can be used, and is left as it is; repair it, or delete it and run 'kubectl krypton join' again"
+        "Secret {namespace}/{SECRET} contains no usable identity; repair it, or delete it and run 'kubectl krypton join' again"
     )]
     Unreadable {
         namespace: String,
         #[source]
         source: Unreadable,
     },
-    #[error("a key could not be made")]
+    #[error("failed to create a key")]
     Key(#[source] rcgen::Error),
 }
 

@@ -32,12 +32,12 @@ const PUT_OFF_MAX: Duration = Duration::from_secs(60 * 60);
 /// Reason for rejecting roots. Completes a sentence that names the hub.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum TrustError {
-    #[error("there are {0} of them instead of 1 to {ROOTS_MAX}")]
+    #[error("{0} roots instead of 1 to {ROOTS_MAX}")]
     Count(usize),
-    #[error("one of them is no X.509 certificate of a CA")]
+    #[error("one root is not an X.509 CA certificate")]
     NotAnAuthority,
     #[error(
-        "none of them is trusted until now; if the hub's CA was recreated on purpose, run 'kubectl krypton join' again"
+        "no root is trusted yet; if you recreated the hub's CA, run 'kubectl krypton join' again"
     )]
     Strangers,
 }

@@ -64,7 +64,7 @@ impl HubChart {
             present.map(DesiredState::digest)
         };
         let Some(digest) = digest else {
-            return Err("it is not the chart that the hub gives now".to_owned());
+            return Err("the hub does not serve this chart".to_owned());
         };
         let connection = self.link.get().connection().cloned();
         let Some(connection) = connection else {
@@ -79,7 +79,7 @@ impl HubChart {
             Problem::Call(status) => {
                 let message: String = status.message().chars().take(500).collect();
                 let address = connection.address();
-                format!("the hub at {address} does not give it: {message}")
+                format!("the hub at {address} does not serve it: {message}")
             }
             Problem::Content(problem) => {
                 // Discard corrupt content instead of resuming it.
@@ -243,7 +243,7 @@ mod tests {
             ..chart()
         };
         let said = from_hub.fetch(&other).await.unwrap_err();
-        assert!(said.contains("not the chart"), "{said}");
+        assert!(said.contains("does not serve this chart"), "{said}");
     }
 
     #[tokio::test]

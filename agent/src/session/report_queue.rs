@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_account_is_said_to_be_complete() {
+    fn empty_full_report_is_complete() {
         let report_store = report_store(0);
         report_store.resend();
         let mut hub = Hub {

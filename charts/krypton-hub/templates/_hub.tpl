@@ -1,24 +1,24 @@
 {{/*
-Whether the cluster of this release is home. It is not when a Secret names another: there this chart
-is installed too, with installMode.crdsRbacOnly.
+Whether the cluster of this release is the home cluster. If watchCluster.secretName is set, the home cluster is another
+one, with a release of this chart with installMode.crdsRbacOnly.
 */}}
 {{- define "krypton-hub.isHome" -}}
 {{- or .Values.installMode.crdsRbacOnly (not .Values.watchCluster.secretName) }}
 {{- end }}
 
-{{/* The hub's namespace on home: kubeconfig Secrets are discovered there, its own objects are there. */}}
+{{/* The hub's namespace on the home cluster, with its objects and the kubeconfig Secrets. */}}
 {{- define "krypton-hub.namespace" -}}
 {{- default .Release.Namespace .Values.discovery.namespace }}
 {{- end }}
 
-{{/* The port that agents connect to, 0 when it is off. */}}
+{{/* The port for agents, or 0 if it is disabled. */}}
 {{- define "krypton-hub.port" -}}
 {{- .Values.listen | toString | splitList ":" | last }}
 {{- end }}
 
 {{/*
-Whether the hub that leads labels its own pod, and the Service of agents chooses by that. "true", or nothing.
-Without a port there is nobody to be led to it.
+Whether the leader labels its pod and the Service for agents selects that label: "true" or empty. Empty without a port
+for agents.
 */}}
 {{- define "krypton-hub.labelsLeader" -}}
 {{- if and .Values.leaderElection.label (ne (include "krypton-hub.port" .) "0") (not .Values.installMode.crdsRbacOnly) -}}
@@ -27,8 +27,8 @@ true
 {{- end }}
 
 {{/*
-The rights that looking for members takes in one namespace, or in all ("*"); nothing where it takes none.
-Labelled Secrets in the hub's namespace are read by its own Role.
+Rights for the discovery of members in one namespace, or in all ("*"). Empty if discovery needs none there. Another Role
+covers labelled Secrets in the hub's namespace.
 */}}
 {{- define "krypton-hub.sourceRules" -}}
 {{- $discovery := .root.Values.discovery }}
@@ -58,13 +58,13 @@ Labelled Secrets in the hub's namespace are read by its own Role.
 {{- end }}
 
 {{/*
-The provider file of ClusterProfiles, checked: a program that is not in the pod would only be missed when the
-first profile is looked at.
+Validated provider file of ClusterProfiles. Otherwise, a program that is missing in the pod would cause an error only
+with the first profile.
 */}}
 {{- define "krypton-hub.providerFile" -}}
 {{- $providers := (default dict .Values.multicluster.accessProvidersConfig).providers }}
 {{- if not $providers }}
-{{- fail "multicluster.enabled needs access providers: give multicluster.accessProvidersConfig.providers" }}
+{{- fail "multicluster.enabled needs access providers; set multicluster.accessProvidersConfig.providers" }}
 {{- end }}
 {{- $folders := list }}
 {{- range concat (default list .Values.multicluster.plugins) (default list .Values.extraVolumeMounts) }}
@@ -79,7 +79,7 @@ first profile is looked at.
 {{- end }}
 {{- end }}
 {{- if not $there }}
-{{- fail (printf "multicluster.accessProvidersConfig: the command %q of access provider %q is under no mountPath of multicluster.plugins or extraVolumeMounts" $command (toString $provider.name)) }}
+{{- fail (printf "multicluster.accessProvidersConfig: the command %q of access provider %q is not below a mountPath of multicluster.plugins or extraVolumeMounts" $command (toString $provider.name)) }}
 {{- end }}
 {{- end }}
 {{- toPrettyJson .Values.multicluster.accessProvidersConfig }}

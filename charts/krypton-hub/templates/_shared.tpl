@@ -1,10 +1,10 @@
-{{/* This file is the same, byte for byte, in both charts of Krypton. */}}
+{{/* Both charts of Krypton contain an identical copy of this file. */}}
 
 {{- define "krypton.name" -}}
 {{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
 {{- end }}
 
-{{/* At most 54 characters: with the longest suffix, "-metrics", it still is the name of a Service. */}}
+{{/* At most 54 characters, so the name is valid for a Service with the longest suffix, "-metrics". */}}
 {{- define "krypton.fullname" -}}
 {{- $name := default .Chart.Name .Values.nameOverride }}
 {{- if .Values.fullnameOverride }}
@@ -64,7 +64,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- default .Release.Namespace .Values.helmRights.serviceAccountNamespace }}
 {{- end }}
 
-{{/* "true" when an object that was looked up belongs to this release. Takes a list: root, object. */}}
+{{/* Whether an object from `lookup` belongs to this release: "true" or "false". Takes a list: root, object. */}}
 {{- define "krypton.belongsToRelease" -}}
 {{- $root := index . 0 }}
 {{- $annotations := dig "metadata" "annotations" dict (index . 1) | default dict }}
@@ -74,19 +74,20 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 
 {{/*
-Whether this release includes an object that outlives it: a CRD, or namespace krypton-system. "true", or
-nothing. Takes a dict: root, apiVersion, kind, name, wanted, version (of the schema, 0 when it has none).
+Whether this release includes an object that outlives it: a CRD, or namespace krypton-system. "true" or empty. Takes a
+dict: root, apiVersion, kind, name, wanted, version (of the schema, or 0).
 
-What is on the cluster is left out when it
-- belongs to no release or to another one: helm would refuse to install at all, and Krypton itself makes
-  what is missing and brings CRDs up to date;
-- has a newer schema: Krypton never downgrades a CRD, and neither does its chart.
+The release omits an existing object if the object
+- belongs to no release or to another one. Otherwise, Helm would reject the installation. Krypton itself creates missing
+  objects and updates CRDs;
+- has a newer schema. Neither Krypton nor its chart downgrades a CRD.
 
-What an upgrade leaves out, helm deletes, but for the annotation helm.sh/resource-policy: keep. An object
-that was deleted by hand and made again by Krypton has lost it, and its release. So the ClusterRole says
-what this release has included before: that is taken back, or the upgrade stops here.
+Helm deletes an object that an upgrade omits, unless it has the annotation helm.sh/resource-policy: keep. An object that
+Krypton recreated after a deletion lacks that annotation and the release's. The ClusterRole therefore records the objects
+that the release has included. The upgrade includes a recorded object again, or fails.
 
-Without a cluster ("helm template", "--dry-run=client") nothing is found, and all that is wanted is included.
+Without a cluster ("helm template", "--dry-run=client"), `lookup` finds nothing, and the release includes every wanted
+object.
 */}}
 {{- define "krypton.includes" -}}
 {{- $found := lookup .apiVersion .kind "" .name }}
@@ -98,7 +99,7 @@ Without a cluster ("helm template", "--dry-run=client") nothing is found, and al
 {{- if and .wanted (or (not $found) (and $ours (not $newer))) -}}
 true
 {{- else if and $found $before (ne (dig "metadata" "annotations" "helm.sh/resource-policy" "" $found) "keep") }}
-{{- fail (printf "%s %s would be deleted by this upgrade, with all that is in it; if it shall stay, run: kubectl annotate %s %s helm.sh/resource-policy=keep" .kind .name (lower .kind) .name) }}
+{{- fail (printf "this upgrade would delete %s %s with its contents; to keep it, run: kubectl annotate %s %s helm.sh/resource-policy=keep" .kind .name (lower .kind) .name) }}
 {{- end }}
 {{- end }}
 
@@ -112,7 +113,8 @@ true
 {{- include "krypton.includes" (dict "root" .root "apiVersion" "v1" "kind" "Namespace" "name" "krypton-system" "wanted" $wanted "version" 0) }}
 {{- end }}
 
-{{/* The record of that, for the ClusterRole. Takes a dict: root, crds and namespace, whether they are wanted. */}}
+{{/* Names of the included CRDs and namespace, for the record on the ClusterRole. Takes a dict: root, and whether crds
+and namespace are wanted. */}}
 {{- define "krypton.record" -}}
 {{- $root := .root }}
 {{- $wanted := .crds }}
@@ -129,7 +131,7 @@ true
 {{- join "," $names }}
 {{- end }}
 
-{{/* The CRDs of crd-files/. They stay when the release is uninstalled: with a CRD go all its objects. */}}
+{{/* The CRDs of crd-files/. Uninstalling the release keeps them, because deleting a CRD deletes all its objects. */}}
 {{- define "krypton.crds" -}}
 {{- range $path, $_ := .Files.Glob "crd-files/*.yaml" }}
 {{- $crd := $.Files.Get $path | fromYaml }}
@@ -144,8 +146,8 @@ true
 {{- end }}
 
 {{/*
-Namespace krypton-system, where Krypton keeps what belongs to the cluster itself. Krypton makes it when
-it is missing, but the Role in it comes before. It stays when the release is uninstalled.
+Namespace krypton-system, with Krypton's own objects on the cluster. Krypton creates it if it is missing, but the Role in
+it must exist earlier. Uninstalling the release keeps it.
 */}}
 {{- define "krypton.systemNamespace" -}}
 {{- if include "krypton.includesNamespace" (dict "root" . "wanted" true) }}
@@ -183,7 +185,7 @@ subjects:
 {{- end }}
 
 {{/*
-What helm may do is another account's: nobody mounts it, and Krypton may act as it, but as no other.
+Rights of Helm. They belong to a separate account, which no pod mounts and only Krypton impersonates.
 */}}
 {{- define "krypton.helmRights" -}}
 {{- $name := include "krypton.helmAccountName" . }}
@@ -201,8 +203,8 @@ metadata:
 automountServiceAccountToken: false
 {{- if .Values.helmRights.clusterRole }}
 ---
-# The rights that the fleet's chart needs, wherever a Tenant's workspace is. Another role has another
-# binding, as the role of one cannot be changed.
+# Rights that the fleet's chart needs, in every workspace. The name of the binding contains the role, because the role
+# of a binding cannot be changed.
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRoleBinding
 metadata:
@@ -237,9 +239,8 @@ rules:
 {{- end }}
 
 {{/*
-Rights of the reconciler on its cluster, in the agent and in the hub on home. They are cluster-wide,
-because Tenants and their workspaces may be in any namespace, and because RBAC cannot restrict a watch
-to a label.
+Rights of the reconciler on its cluster, for the agent and for the hub on the home cluster. They are cluster-wide, because
+Tenants and their workspaces can be in any namespace and RBAC cannot restrict a watch to a label.
 */}}
 {{- define "krypton.reconcilerRules" -}}
 # Watch, create and update the CRD. Server-side apply checks `create` for the name, so this grants no other CRD.
@@ -293,7 +294,7 @@ to a label.
 - {apiGroups: [""], resources: [configmaps], verbs: [create]}
 {{- end }}
 
-{{/* The part of a pod's spec that is the same in hub and agent, without its containers and volumes. */}}
+{{/* The pod settings that hub and agent share, except containers and volumes. */}}
 {{- define "krypton.podSettings" -}}
 {{- with .Values.imagePullSecrets }}
 imagePullSecrets:
@@ -324,7 +325,7 @@ topologySpreadConstraints:
   {{- toYaml .Values.topologySpreadConstraints | nindent 2 }}
 {{- else if gt (int .Values.replicaCount) 1 }}
 topologySpreadConstraints:
-  # On different nodes, where there are.
+  # Use different nodes if possible.
   - maxSkew: 1
     topologyKey: kubernetes.io/hostname
     whenUnsatisfiable: ScheduleAnyway
@@ -338,7 +339,7 @@ initContainers:
 {{- end }}
 {{- end }}
 
-{{/* The end of the container: probes, resources, security. */}}
+{{/* Probes, resources and security context of the container. */}}
 {{- define "krypton.containerSettings" -}}
 {{- with .Values.startupProbe }}
 startupProbe:
@@ -377,7 +378,7 @@ securityContext:
 {{- toJson $args }}
 {{- end }}
 
-{{/* More variables. RUST_LOG beats everything else that sets a level. */}}
+{{/* Additional variables. RUST_LOG overrides all other log levels. */}}
 {{- define "krypton.moreEnv" -}}
 {{- if ne .Values.logLevel "info" }}
 - name: RUST_LOG

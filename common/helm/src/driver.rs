@@ -259,7 +259,7 @@ pub enum HelmError {
         MEMORY_MAX >> 20
     )]
     OutOfMemory { verb: &'static str, release: String },
-    #[error("the cluster takes no writes for now: {complaint}")]
+    #[error("the cluster accepts no writes for now: {complaint}")]
     Suspended { complaint: String },
     #[error("helm {verb} of release {release} failed{}", clause(.complaint))]
     Failed {

@@ -154,7 +154,7 @@ pub fn challenge(bytes: &[u8]) -> Option<String> {
     let host = url.host_str().unwrap_or_default();
     promise!(
         !host.is_empty() && ["http", "https"].contains(&url.scheme()),
-        "it leads to {url}"
+        "it points to {url}"
     );
     None
 }
@@ -164,7 +164,7 @@ pub fn link(bytes: &[u8]) -> Option<String> {
     let text = String::from_utf8_lossy(bytes);
     let base = Url::parse("https://registry.example.com/v2/small/tags/list?n=1000").ok()?;
     if let Some(next) = oci::next_address(&base, &text) {
-        promise!(next.origin() == base.origin(), "it leads to {next}");
+        promise!(next.origin() == base.origin(), "it points to {next}");
     }
     if !text.contains('>') {
         let link = format!(r#"</a>; rel="prev", <{text}>; title="a, b"; rel="next""#);

@@ -135,7 +135,7 @@ impl Slots {
         self.give();
         let slot = taken.await;
         drop(leaving);
-        slot.expect("who waits is taken out of the queue with a slot, or by its own end")
+        slot.expect("a waiter leaves the queue with a slot or when it is dropped")
     }
 
     pub(super) fn load(&self) -> Load {

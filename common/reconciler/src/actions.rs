@@ -234,7 +234,7 @@ impl ActionRunner {
         let kubeconfig = kubeconfig.map_err(|error| ActionError::Failed {
             reason: reason::HELM_UNAVAILABLE,
             message: format!(
-                "writing the kubeconfig of helm failed: {error}; is --private-dir full?"
+                "failed to write Helm's kubeconfig: {error}; check the free space of --private-dir"
             ),
             permanent: false,
         })?;
@@ -319,7 +319,7 @@ impl ActionError {
             Self::Failed { message, .. } | Self::Transient(message) | Self::Refused(message) => {
                 message
             }
-            Self::Conflict => "changed meanwhile",
+            Self::Conflict => "changed by another writer",
         }
     }
 }

@@ -671,7 +671,10 @@ impl World {
             self.last_acted = self.now;
         }
         let nobody = self.now - self.last_acted.max(self.quiet_since);
-        prop_assert!(nobody <= LONGEST_GAP, "nobody has acted for {nobody} ms");
+        prop_assert!(
+            nobody <= LONGEST_GAP,
+            "no process has acted for {nobody} ms"
+        );
         Ok(())
     }
 }
@@ -808,7 +811,7 @@ fn restarted_agent_in_same_pod_acts_within_seconds() {
         };
         steps(&mut world, 200_000);
         let Some(acting) = (0..AGENTS).find(|index| world.acts(*index)) else {
-            panic!("seed {seed}: nobody acts");
+            panic!("seed {seed}: no process acts");
         };
         world.fault(Fault::Kill(acting));
         steps(&mut world, 1_000);

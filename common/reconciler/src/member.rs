@@ -189,7 +189,7 @@ impl Reconciler {
             Ok(Advance::Refuse(version)) => {
                 if self.ahead != Some(version) {
                     tracing::warn!(member = %self.member.name, recorded = %version, given = %desired.version,
-                        "the member has seen a later desired state; not acting on this one");
+                        "ignoring an older desired state");
                 }
                 self.recording_failures += 1;
                 self.ahead = Some(version);

@@ -60,11 +60,14 @@ pub fn decide(order: &PlacedTenant, view: &View<'_>) -> PlacementStep {
 
 fn absent(order: &PlacedTenant, view: &View<'_>) -> PlacementStep {
     if order.remove {
-        let message = "the Tenant is gone from this cluster, as home has ordered";
+        let message = "deleted the Tenant on this cluster, as the home cluster requested";
         return PlacementStep::Confirm(not(reason::TENANT_GONE, message));
     }
     if order.paused {
-        return PlacementStep::Settled(not(reason::PAUSED, "not made while it is paused at home"));
+        return PlacementStep::Settled(not(
+            reason::PAUSED,
+            "not created while it is paused on the home cluster",
+        ));
     }
     match view.terminating {
         None => PlacementStep::CreateNamespace,
@@ -90,7 +93,7 @@ fn present(order: &PlacedTenant, found: &Tenant) -> PlacementStep {
         Some(_) if order.adopt && !order.remove => {}
         Some(uid) => {
             let message = format!(
-                "the Tenant {} on this cluster was placed for another object of home, with the UID {uid}; annotate the one at home with {}=true to take it over",
+                "the home cluster placed Tenant {} on this cluster for another object, with UID {uid}; to adopt it, set annotation {}=true on the Tenant on the home cluster",
                 order.key(),
                 krypton_types::names::ADOPT_ANNOTATION
             );
@@ -107,7 +110,7 @@ fn present(order: &PlacedTenant, found: &Tenant) -> PlacementStep {
     }
     if found.metadata.deletion_timestamp.is_some() {
         let message = match order.remove {
-            true => "the Tenant is being deleted on this cluster, as home has ordered",
+            true => "deleting the Tenant on this cluster, as the home cluster requested",
             false => {
                 "another client deletes the Tenant on this cluster; it is created again after the deletion"
             }
@@ -118,14 +121,17 @@ fn present(order: &PlacedTenant, found: &Tenant) -> PlacementStep {
         return match order.paused {
             true => PlacementStep::Settled(not(
                 reason::PAUSED,
-                "deletion waits: paused by annotation at home",
+                "deletion waits: paused by annotation on the home cluster",
             )),
             false => PlacementStep::Delete(found.uid().unwrap_or_default()),
         };
     }
     let wanted = ordered(order, found.clone());
     if wanted == *found {
-        let message = format!("Tenant {} is on this cluster as home has it", order.key());
+        let message = format!(
+            "Tenant {} on this cluster matches the home cluster",
+            order.key()
+        );
         return PlacementStep::Settled(State::new(Truth::True, reason::PLACED, message));
     }
     PlacementStep::Update(Box::new(wanted))
@@ -141,7 +147,7 @@ fn others(order: &PlacedTenant, why: &str, message: &str) -> PlacementStep {
 
 fn already_there(order: &PlacedTenant) -> String {
     format!(
-        "a Tenant {} that home has not made is on this cluster already and is not taken over; its conditions are shown all the same",
+        "this cluster has a Tenant {} that the home cluster did not create; Krypton does not adopt it, but shows its conditions",
         order.key()
     )
 }

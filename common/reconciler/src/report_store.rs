@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn repeated_report_is_no_change_but_removal_is() {
+    async fn only_removal_changes_repeated_report() {
         let report_store = ReportStore::default();
         report_store.tenant(&key("a"), Some(report(1)));
         report_store.changes().await;

@@ -494,7 +494,7 @@ impl Reconciler {
         self.workspaces.jobs.abort_all();
         self.drift_schedule.end().await;
         if tokio::time::timeout(DRAIN, self.jobs.end()).await.is_err() {
-            tracing::info!(member = %self.member.name, "asking the running helm processes to stop");
+            tracing::info!(member = %self.member.name, "stopping Helm processes");
             handle.soft();
         }
         self.jobs.end().await;
@@ -583,7 +583,7 @@ impl Reconciler {
                 let mut named = Tenant::new("", TenantSpec::default());
                 named.metadata = invalid.metadata;
                 let message = format!(
-                    "this Tenant cannot be read and is left alone until it is corrected: {}",
+                    "ignoring this invalid Tenant until it is corrected: {}",
                     invalid.error
                 );
                 tracing::warn!(member = %self.member.name,

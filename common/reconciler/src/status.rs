@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn events_are_told_on_transitions_only() {
+    fn events_are_emitted_only_on_transitions() {
         use Truth::{False, True};
         let installing = state(
             (False, "Installing"),

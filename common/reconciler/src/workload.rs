@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn that_old_ones_are_left_is_told() {
+    fn remaining_old_pods_are_reported() {
         let object = with_older(deployment_with(1, "25%", 2, 1, 1), 1);
         let told = deployment(&object).detail;
         assert_eq!(told, "0 of 1 new ones available, 1 old ones left");

@@ -8,10 +8,10 @@ use kube::core::Status;
 /// Deadline of an ordinary call.
 pub const CALL: Duration = Duration::from_secs(10);
 
-/// A failed call. `attempt` says what was tried for which object, as in "reading the Secret krypton/ca".
+/// A failed call. `attempt` names the operation and the object, as in "reading the Secret krypton/ca".
 #[derive(Debug, thiserror::Error)]
 pub enum ApiError {
-    #[error("{attempt}: no answer within {} s; check that the API server is reachable", .deadline.as_secs_f32())]
+    #[error("{attempt}: no response within {} s; check that the API server is reachable", .deadline.as_secs_f32())]
     Timeout {
         attempt: Cow<'static, str>,
         deadline: Duration,
@@ -24,7 +24,7 @@ pub enum ApiError {
 }
 
 impl ApiError {
-    /// The answer of the API server. `None` if there was none, or if it could not be read.
+    /// Returns the response of the API server, or `None` if it is missing or cannot be decoded.
     pub fn status(&self) -> Option<&Status> {
         match self {
             Self::Failed { source, .. } => match &**source {
@@ -35,19 +35,19 @@ impl ApiError {
         }
     }
 
-    /// Whether a retry can succeed without a change by the user.
+    /// Returns whether a retry can succeed without a change by the user.
     pub fn is_transient(&self) -> bool {
         self.code()
             .is_none_or(|code| code >= 500 || matches!(code, 409 | 429))
     }
 
-    /// The HTTP status code of the answer.
+    /// Returns the HTTP status code of the response.
     pub fn code(&self) -> Option<u16> {
         self.status().map(|status| status.code)
     }
 }
 
-/// What to do about a failure, if the answer itself does not say it.
+/// Returns the fix for a failure, unless the response contains it.
 fn fix(error: &kube::Error) -> &'static str {
     match error {
         kube::Error::Api(status) => match status.code {
@@ -103,7 +103,7 @@ mod tests {
         let error = call("reading the Secret a/b", hanging).await.unwrap_err();
         assert_eq!(
             chain(&error),
-            "reading the Secret a/b: no answer within 10 s; check that the API server is reachable"
+            "reading the Secret a/b: no response within 10 s; check that the API server is reachable"
         );
         assert_eq!(error.code(), None);
     }

@@ -23,12 +23,10 @@ pub struct Cluster {
 #[derive(Debug, Error)]
 pub enum ClusterError {
     #[error(
-        "this agent may not get namespace kube-system: {0}; give its service account, or the user of its kubeconfig, the right to get namespaces"
+        "the agent is not allowed to get namespace kube-system: {0}; grant its service account, or the user of its kubeconfig, the right to get namespaces"
     )]
     Forbidden(String),
-    #[error(
-        "the cluster does not know who we are: {0}; the credentials of the kubeconfig or of the pod are refused"
-    )]
+    #[error("the cluster rejects the credentials of the kubeconfig or the pod: {0}")]
     Unauthorized(String),
     #[error(transparent)]
     Call(ApiError),

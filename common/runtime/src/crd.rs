@@ -27,7 +27,7 @@ pub enum CrdError {
     Write(String, #[source] ApiError),
     #[error("CRD {0} is being deleted")]
     Terminating(String),
-    #[error("CRD {0} is there, but the apiserver does not serve it yet")]
+    #[error("CRD {0} exists, but the API server does not serve it yet")]
     NotServed(String),
 }
 

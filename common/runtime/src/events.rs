@@ -47,7 +47,7 @@ pub struct QueuedEvent {
 }
 
 impl EventRecorder {
-    /// Starts the task that writes each event to the cluster of `client` as an object of its own.
+    /// Starts the task that writes each event to the cluster of `client` as a separate object.
     pub fn start(client: Client, instance: String, watchdog: &Watchdog) -> Self {
         let may_write = || std::future::ready(true);
         Self::writing(

@@ -178,7 +178,7 @@ impl LeaseApi {
         while let Some(call) = next {
             let asked = BootTime::now();
             let LeaseName { namespace, name } = &self.lease;
-            let attempt = format!("seeing to Lease {namespace}/{name}");
+            let attempt = format!("request for Lease {namespace}/{name}");
             let answer = call_within(self.times.call, attempt, self.ask(call)).await?;
             next = actor.answered(wish, answer, (asked, BootTime::now()), clock::wall());
             publish(actor, holds);

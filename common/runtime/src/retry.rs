@@ -22,7 +22,7 @@ pub struct StartupGrace(Cell<BootTime>);
 impl StartupGrace {
     #[allow(
         clippy::new_without_default,
-        reason = "it begins now, which is no default"
+        reason = "it starts now, which is not a default"
     )]
     pub fn new() -> Self {
         Self(Cell::new(BootTime::now()))

@@ -105,10 +105,7 @@ impl Watchdog {
         let watched = self.lock();
         let late = watched.iter().filter(|watched| watched.ticks >= LATE);
         let worst = late.max_by_key(|watched| watched.ticks)?;
-        Some(format!(
-            "{} has made no progress for {} s",
-            worst.name, worst.ticks
-        ))
+        Some(format!("{}: no progress for {} s", worst.name, worst.ticks))
     }
 
     /// Returns the task that has hung longest.
@@ -153,7 +150,7 @@ impl<F: Future> Future for Polled<F> {
 /// Logs the state of every thread and exits the process immediately.
 fn end(name: &str) {
     let text = format!(
-        "{name} has made no progress for {STUCK} s, which is a bug in Krypton; the process exits and restarts. Its threads: {}",
+        "{name}: no progress for {STUCK} s, which is a bug in Krypton; the process exits and restarts. Threads: {}",
         threads()
     );
     let saying = std::thread::Builder::new().spawn(move || tracing::error!("{text}"));
@@ -227,14 +224,14 @@ mod tests {
         });
         assert_eq!(
             hangs.await.as_deref(),
-            Some(format!("hangs has made no progress for {LATE} s").as_str())
+            Some(format!("hangs: no progress for {LATE} s").as_str())
         );
         drop(waits);
         assert_eq!((dog.tick(), dog.problem()), (None, None));
     }
 
     #[test]
-    fn every_thread_is_told_of() {
+    fn every_thread_is_reported() {
         assert!(threads().matches("; ").count() >= 1, "{}", threads());
     }
 }

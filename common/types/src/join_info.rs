@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_say_nothing_are_no_addresses() {
+    fn blank_lines_are_not_addresses() {
         let data = [(ADDRESSES_KEY.to_owned(), "\n a:1 \r\n\n".to_owned())].into();
         assert_eq!(JoinInfo::of(&data).addresses, ["a:1"]);
         assert_eq!(

@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn dns_names_are_told_from_others() {
+    fn dns_names_are_recognized() {
         for label in ["a", "0", "a-b", "a--b", &"a".repeat(63)] {
             assert!(is_dns_label(label), "{label}");
             assert!(is_dns_subdomain(label), "{label}");

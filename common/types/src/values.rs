@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn maps_are_merged_and_all_else_is_replaced() {
+    fn maps_merge_and_other_values_are_replaced() {
         let cases = [
             (
                 json!({"a": {"x": 1}}),

@@ -132,7 +132,7 @@ impl Audit {
             agent_version = ?attempt.agent_version,
             cluster_uid = ?attempt.cluster_uid,
             error = %chain(error),
-            "an enrollment was refused"
+            "rejected an enrollment"
         );
         let Some(member) = attempt.member.clone().filter(|_| error.is_refusal()) else {
             return;
@@ -142,7 +142,7 @@ impl Audit {
         let notice = MemberEvent {
             uid,
             reason: reason::REFUSED,
-            message: format!("an enrollment {} was refused: {error}", attempt.who()),
+            message: format!("rejected an enrollment {}: {error}", attempt.who()),
             member,
         };
         self.notices.tell_of(true, error.word(), notice);

@@ -56,10 +56,10 @@ pub(crate) enum EnrollmentError {
     #[error("the hub is busy with other enrollments; retry later")]
     Busy,
     #[error(
-        "too many enrollments from {} were refused; the next one is looked at in {} s", .0.whose, .0.wait.as_secs() + 1
+        "too many failed enrollments from {}; retry in {} s", .0.whose, .0.wait.as_secs() + 1
     )]
     TooOften(TooOften),
-    #[error("the hub had no answer of its home cluster within {} s; retry later", DEADLINE.as_secs())]
+    #[error("the home cluster did not respond to the hub within {} s; retry later", DEADLINE.as_secs())]
     Deadline,
     #[error("the hub could not read or mark the join token; retry later, or see the hub's log")]
     Token(#[source] TokenError),
@@ -71,7 +71,7 @@ pub(crate) enum EnrollmentError {
         #[source]
         source: KubeError,
     },
-    #[error("the EdgeCluster {cluster} comes, goes or changes all the time; retry later")]
+    #[error("EdgeCluster {cluster} keeps changing; retry later")]
     Unsteady { cluster: String },
     #[error("the EdgeCluster {cluster} is being deleted; the cluster can join when it is gone")]
     BeingDeleted { cluster: String },
@@ -90,7 +90,7 @@ pub(crate) enum EnrollmentError {
     )]
     Banned { cluster: String },
     #[error(
-        "cluster {cluster} is known as another one: it was rebuilt, or another cluster is joining under its name; if it was rebuilt, run 'kubectl krypton join {cluster} --replace'"
+        "member {cluster} is bound to a different cluster; if you rebuilt the cluster, run 'kubectl krypton join {cluster} --replace'"
     )]
     AnotherCluster { cluster: String },
     #[error("the hub has just issued another certificate for this key; the agent retries")]
@@ -219,7 +219,7 @@ impl EnrollmentService {
         match self.lead.writes(BootTime::now()) {
             true => Ok(()),
             false => Err(Status::unavailable(
-                "home does not answer this hub; retry later",
+                "the home cluster does not respond to this hub; retry later",
             )),
         }
     }
@@ -462,7 +462,7 @@ pub(crate) async fn note_renewal(
     let object = get(client.clone(), &of.cluster).await;
     let object = object.map_err(|error| error.status())?;
     let object = object.filter(|object| object.metadata.uid.as_ref() == Some(&of.uid));
-    let object = object.ok_or_else(|| Status::unavailable("the EdgeCluster is another by now"))?;
+    let object = object.ok_or_else(|| Status::unavailable("the EdgeCluster was recreated"))?;
     let [by, key] = [of, next].map(agent_keys::key_of);
     let note = |object: &EdgeCluster| {
         let keys = object.status.as_ref().and_then(|it| it.agent_keys.as_ref());

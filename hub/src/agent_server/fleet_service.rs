@@ -94,9 +94,9 @@ impl FleetService {
         let noting =
             enrollment_service::note_renewal(home.clone(), certificate, &next, clock::wall());
         let noted = tokio::time::timeout(RECORD_DEADLINE, self.sessions.lead.tracked(noting));
-        let noted = noted
-            .await
-            .map_err(|_| Status::unavailable("home does not answer; the agent retries"))?;
+        let noted = noted.await.map_err(|_| {
+            Status::unavailable("the home cluster does not respond; the agent retries")
+        })?;
         noted?;
         // The agent reconnects with it immediately, so this hub waits until it knows the key.
         let key = agent_keys::key_of(&next);
@@ -106,7 +106,7 @@ impl FleetService {
             agent_keys::judge(keys, &key, clock::wall()) == Verdict::Good
         });
         if tokio::time::timeout(KNOWN_WITHIN, known).await.is_err() {
-            tracing::debug!(member = %certificate.cluster, "the new key is not known here yet");
+            tracing::debug!(member = %certificate.cluster, "the new key is not recorded yet");
         }
         Ok(())
     }
@@ -210,7 +210,7 @@ impl Fleet for FleetService {
             .as_ref()
             .map(|published| Arc::clone(&published.desired))
             .filter(|desired| desired.digest() == asked.digest)
-            .ok_or_else(|| Status::not_found("the member's desired state is another by now"))?;
+            .ok_or_else(|| Status::not_found("the member's desired state has changed"))?;
         let [of_all, of_member] = [&self.chart_streams, &member.charts].map(|places| {
             Arc::clone(places).try_acquire_owned().map_err(|_| {
                 Status::resource_exhausted("too many charts are being fetched; try again")

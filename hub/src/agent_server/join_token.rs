@@ -46,7 +46,7 @@ pub enum Verdict {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum Refusal {
     #[error(
-        "the join token is not known here; run 'kubectl krypton join NAME' against this hub's home cluster and use the bundle that it prints"
+        "unknown join token; run 'kubectl krypton join NAME' on this hub's home cluster and use the new bundle"
     )]
     Unknown,
     #[error(

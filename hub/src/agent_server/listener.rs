@@ -334,11 +334,9 @@ enum Refused {
     Slow(Duration),
     #[error("the handshake failed")]
     Handshake(#[source] io::Error),
-    #[error("{0} connections that have not shown an agent's certificate are there already")]
+    #[error("too many unauthenticated connections (limit: {0})")]
     Newcomers(usize),
-    #[error(
-        "{0} connections of this address that have not shown an agent's certificate are there already"
-    )]
+    #[error("too many unauthenticated connections of this address (limit: {0})")]
     NewcomersOfAddress(usize),
     #[error("too many handshakes with this address one after the other")]
     Pace,

@@ -95,7 +95,7 @@ pub fn admit(
             format!("{why}; run 'kubectl krypton join {name}' and enroll the agent again");
         match is_news(certificate, clock::wall()) {
             true => Status::unavailable(format!(
-                "the certificate is new, and its EdgeCluster may not be known to this hub yet. If it stays so: {message}"
+                "the certificate is new, and this hub may not have listed its EdgeCluster yet. If this persists: {message}"
             )),
             false => Status::permission_denied(message),
         }
@@ -104,7 +104,7 @@ pub fn admit(
         NotFound::NotYet => {
             Status::unavailable("the hub has just started and does not know its members yet")
         }
-        NotFound::Gone => refusal(&format!("there is no EdgeCluster {name}")),
+        NotFound::Gone => refusal(&format!("EdgeCluster {name} does not exist")),
     })?;
     if member.uid != certificate.uid {
         let why = format!("this certificate belongs to a deleted EdgeCluster {name}");
@@ -165,9 +165,11 @@ impl Sessions {
                 "a newer key has replaced that of this agent's certificate",
             )),
             // This hub may not have seen the recorded key yet.
-            Verdict::Newer | Verdict::Foreign if is_news(certificate, now) => Err(
-                Status::unavailable("the certificate is new, and may not be known to this hub yet"),
-            ),
+            Verdict::Newer | Verdict::Foreign if is_news(certificate, now) => {
+                Err(Status::unavailable(
+                    "the certificate is new, and this hub may not have listed its EdgeCluster yet",
+                ))
+            }
             Verdict::Newer => Ok(()),
             Verdict::Foreign => {
                 let message = agent_keys::refusal(name);
@@ -273,7 +275,7 @@ impl Sessions {
             certificate,
             trusted,
         };
-        tracing::info!(member = %name, agent_replica = %hello.replica, agent = %hello.agent_version, session = number, "session begins");
+        tracing::info!(member = %name, agent_replica = %hello.replica, agent = %hello.agent_version, session = number, "session started");
         self.metrics.sessions.inc();
         self.members.agent(
             name,

@@ -106,7 +106,7 @@ async fn check_keyring(file: &Path) -> anyhow::Result<()> {
     let opened = file::in_time(file::DEADLINE, move || std::fs::File::open(at)).await;
     let path = file.display();
     let opened = opened.with_context(|| {
-        format!("--chart-keyring: {path} does not answer; check whether its mount hangs")
+        format!("--chart-keyring: {path} does not respond; check whether its mount hangs")
     })?;
     opened.with_context(|| {
         format!(

@@ -54,7 +54,7 @@ impl Shutdown {
             tracing::warn!("releasing the leader's Lease takes long; it expires later");
         }
         self.serving.cancel();
-        tracing::info!("stopping: running helm processes are waited for");
+        tracing::info!("shutting down; waiting for Helm processes");
         let agents = self.lasting.end_of(AGENTS).await;
         let fleet = self.lasting.end_of(FLEET).await;
         self.home.cancel();

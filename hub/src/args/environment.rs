@@ -69,7 +69,7 @@ impl Settings {
         }
         if let Err(error) = self.workspace_namespaces().check() {
             let problem = format!(
-                "with the labels, the value is not one that namespaces can have; {}",
+                "with the labels, the value is not valid for namespaces; {}",
                 error.remedy()
             );
             return Err(origins.refuse("workspace-annotations", &problem));

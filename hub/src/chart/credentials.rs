@@ -104,7 +104,7 @@ fn follow(secret: &str, meaning: Meaning, tx: &watch::Sender<CredentialsNow>) ->
     let problem = match meaning {
         Meaning::Same => return false,
         Meaning::New(read) => {
-            tracing::info!(%secret, "the charts' credentials are taken into use");
+            tracing::info!(%secret, "using the chart credentials");
             tx.send_modify(|now| *now = Ok(read));
             return true;
         }
@@ -117,7 +117,7 @@ fn follow(secret: &str, meaning: Meaning, tx: &watch::Sender<CredentialsNow>) ->
             format!("Secret {secret} (--chart-credentials-secret) cannot be used: {problem}")
         }
         Meaning::Gone => format!(
-            "there is no Secret {secret} (--chart-credentials-secret); make it, or leave the flag out"
+            "Secret {secret} (--chart-credentials-secret) does not exist; create it, or remove the flag"
         ),
     };
     let problem: Arc<str> = problem.into();

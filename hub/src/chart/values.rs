@@ -99,7 +99,10 @@ impl Source {
             key: key.to_owned(),
         };
         if !names::is_dns_subdomain(&place.name) {
-            let what = format!("spec.valuesFrom: {:?} is no name of an object", place.name);
+            let what = format!(
+                "spec.valuesFrom: {:?} is not a valid object name",
+                place.name
+            );
             return Err(Problem::Invalid { place, what });
         }
         Ok(Self {

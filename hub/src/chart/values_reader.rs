@@ -361,9 +361,9 @@ impl Content {
         let name = secret.name_any();
         let type_ = secret.type_.as_deref().unwrap_or("Opaque");
         let refused = if OWN_NAMES.iter().any(|own| name.starts_with(own)) {
-            Some("is Krypton's own".to_owned())
+            Some("belongs to Krypton".to_owned())
         } else if type_ != "Opaque" {
-            Some(format!("is of type {type_}, not Opaque"))
+            Some(format!("has type {type_} instead of Opaque"))
         } else {
             None
         };
@@ -495,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn a_salt_that_is_too_short_is_none() {
+    fn short_salt_is_rejected() {
         let with = |salt: &str| Secret {
             data: Some([(SALT_KEY.to_owned(), ByteString(salt.as_bytes().to_vec()))].into()),
             ..Secret::default()

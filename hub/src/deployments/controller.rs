@@ -47,7 +47,7 @@ use crate::tenants::Reports;
 const AFTER_FAILURE: Duration = Duration::from_secs(3);
 /// Retry interval for checking whether home's CRD retains `status.placements`.
 const TRY_AGAIN: Duration = Duration::from_secs(20);
-const FORGETS: &str = "home's CRD of KryptonDeployments does not keep where one is deployed: it is older than this hub, and until it is brought up to date none is written or ordered again";
+const FORGETS: &str = "the CRD of KryptonDeployments on the home cluster is older than this hub and drops status.placements; update it, because until then the hub writes no KryptonDeployment and sends no new orders";
 /// Minimum interval between two decisions on all objects.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Maximum number of writes and reads in flight. Others wait.
@@ -538,7 +538,7 @@ impl DeploymentStore {
                 Ok(object) => object,
                 Err(error) => {
                     let (namespace, name) = (&error.metadata.namespace, &error.metadata.name);
-                    tracing::warn!(?namespace, ?name, %error, "this KryptonDeployment cannot be read, and is left as it is");
+                    tracing::warn!(?namespace, ?name, %error, "ignoring invalid KryptonDeployment");
                     return None;
                 }
             };

@@ -413,7 +413,7 @@ impl View<'_> {
     fn assessment(&self, target: Option<&Site>, account: bool) -> Assessment {
         let region = self.region();
         if !account {
-            let message = "spec.account.name is empty: write whose deployment it is";
+            let message = "spec.account.name is empty; set the name of the account";
             return error(State::new(Truth::False, ready::ACCOUNT_MISSING, message));
         }
         let Some(target) = target else {
@@ -498,15 +498,15 @@ impl View<'_> {
             .map(|site| {
                 let cluster = &site.placement.cluster;
                 let waits = match site.placement.removing {
-                    true => "goes",
+                    true => "is being uninstalled",
                     false => "stays until this one is ready",
                 };
                 match unheard(site) {
                     Some(why) => format!(
-                        "what is on {cluster} {waits}; {why}; to remove it without {cluster}, set annotation {}=true",
+                        "the release on {cluster} {waits}; {why}; to stop waiting for {cluster}, set annotation {}=true",
                         names::ORPHAN_ANNOTATION
                     ),
-                    None => format!("what is on {cluster} {waits}"),
+                    None => format!("the release on {cluster} {waits}"),
                 }
             })
             .collect();
@@ -530,9 +530,9 @@ impl View<'_> {
         let line = match site {
             None if unknown => {
                 let why = aimed.err().map_or("", |why| &why.message);
-                format!("deletion waits: it is not known where it was deployed: {why}; {orphan}")
+                format!("deletion waits, because its cluster is unknown: {why}; {orphan}")
             }
-            None => "nothing is left to be removed".to_owned(),
+            None => "nothing is left to uninstall".to_owned(),
             Some(site) => {
                 let cluster = &site.placement.cluster;
                 let said = self.said(site).map(|said| &said.report.state);
@@ -542,7 +542,7 @@ impl View<'_> {
                 if let Some(why) = unheard(site) {
                     format!("deletion waits: {why}; {orphan}")
                 } else if !site.placement.removing {
-                    "the deletion is looked at".to_owned()
+                    "checking the deletion".to_owned()
                 } else if let Some(wrong) = wrong {
                     let message = format!("cluster {cluster}: {}", wrong.message);
                     return error(State::new(Truth::False, failed(&wrong.reason), message));
@@ -647,7 +647,7 @@ fn unheard(site: &Site) -> Option<String> {
     let cluster = &site.placement.cluster;
     let Some((name, found)) = &site.at.member else {
         return Some(format!(
-            "there is no EdgeCluster {cluster} any more, or it is of another cluster"
+            "EdgeCluster {cluster} does not exist or represents another cluster"
         ));
     };
     let connected = found.connected.as_ref();

@@ -217,7 +217,7 @@ pub(super) fn select(
         Named::Secret { secret, .. } => of_secret(secret, from, sight)?,
     };
     let Some(cluster) = sight.clusters.get(&member) else {
-        let message = format!("there is no EdgeCluster {member}");
+        let message = format!("EdgeCluster {member} does not exist");
         return Err(State::new(Truth::False, reason::SOURCE_GONE, message));
     };
     // The UID is recorded with the target: the name may later belong to another cluster.
@@ -256,7 +256,7 @@ fn of_secret(secret: &SecretName, from: &str, sight: Sight<'_>) -> Result<String
             Truth::False,
             "SecretNotAllowed",
             format!(
-                "Secret {secret} may not be named from namespace {from}: use one of that namespace or of the hub's, or label it {label}=true"
+                "namespace {from} may not use Secret {secret}; use a Secret in that namespace or in the hub's, or set label {label}=true on it"
             ),
         ));
     }
@@ -267,13 +267,13 @@ fn of_secret(secret: &SecretName, from: &str, sight: Sight<'_>) -> Result<String
         (None, _) => Err(State::new(
             Truth::Unknown,
             reason::STARTING,
-            format!("Secret {secret} is being looked for"),
+            format!("looking for Secret {secret}"),
         )),
         (Some(Finding::NotThere), _) => Err(State::new(
             Truth::False,
             "SecretNotFound",
             format!(
-                "there is no Secret {secret}: make it, with the cluster's kubeconfig, or name another in spec.region"
+                "Secret {secret} does not exist; create it with the cluster's kubeconfig, or name another in spec.region"
             ),
         )),
         (Some(Finding::Unread(why)), None) => Err(State::new(
@@ -290,7 +290,7 @@ fn unbound(secret: &SecretName, wanted: &str, clusters: &Clusters) -> State {
     let annotation = names::MEMBER_NAME_ANNOTATION;
     if !names::is_dns_subdomain(wanted) {
         let message = format!(
-            "{wanted:?} cannot be the name of a member: write another into annotation {annotation} of Secret {secret}"
+            "{wanted:?} is not a valid member name; set another name in annotation {annotation} of Secret {secret}"
         );
         return State::new(Truth::False, "NotAName", message);
     }
@@ -299,14 +299,14 @@ fn unbound(secret: &SecretName, wanted: &str, clusters: &Clusters) -> State {
             Truth::False,
             "NameTaken",
             format!(
-                "EdgeCluster {wanted} is of another source: give the cluster of Secret {secret} another name with its annotation {annotation}"
+                "EdgeCluster {wanted} belongs to another source; set another name in annotation {annotation} of Secret {secret}"
             ),
         ),
         None => State::new(
             Truth::Unknown,
             reason::STARTING,
             format!(
-                "EdgeCluster {wanted} is being made of Secret {secret}; if it was deleted by a person, delete and create the Secret again"
+                "waiting for EdgeCluster {wanted} of Secret {secret}; if you deleted the EdgeCluster, delete the Secret and create it again"
             ),
         ),
     }
@@ -322,7 +322,7 @@ fn of_profile(namespace: &str, name: &str, clusters: &Clusters) -> Result<String
         State::new(
             Truth::False,
             reason::PROFILE_NOT_FOUND,
-            format!("no member was found by {origin}: see that it is there and ready, and that the hub looks for such (--providers, --cluster-namespaces)"),
+            format!("no member found through {origin}; check that it exists and is ready, and that the hub watches it (--providers, --cluster-namespaces)"),
         )
     })
 }

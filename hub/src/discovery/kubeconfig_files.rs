@@ -112,7 +112,7 @@ struct Seen {
 enum LookError {
     #[error("{path} is not there; mount it, or correct --kubeconfig-paths", path = path.display())]
     Absent { path: PathBuf },
-    #[error("looking at {path} failed; give the hub's user the right to read it, or correct --kubeconfig-paths", path = path.display())]
+    #[error("failed to read {path}; grant the hub's user the right to read it, or correct --kubeconfig-paths", path = path.display())]
     Unreadable {
         path: PathBuf,
         #[source]
@@ -130,8 +130,9 @@ impl Files {
             let (path, policy, before) = (self.path.clone(), self.policy, seen.clone());
             let hangs = |hangs: bool| {
                 let path = self.path.display();
-                let why =
-                    format!("{path}: the file system does not answer; see whether its mount hangs");
+                let why = format!(
+                    "{path}: the file system does not respond; check whether its mount hangs"
+                );
                 finds.publish(None, hangs.then_some(why));
             };
             let look = move || look(&path, &policy, &before);
@@ -141,7 +142,7 @@ impl Files {
             let done = match looked {
                 Ok(next) => {
                     if next.left_out && !seen.left_out {
-                        tracing::warn!(path = %self.path.display(), "more than {FILES_MAX} kubeconfigs: the others are left out");
+                        tracing::warn!(path = %self.path.display(), "more than {FILES_MAX} kubeconfigs; ignoring the others");
                     }
                     seen = next;
                     let sources = by_origin(seen.files.values().map(|file| &file.source));

@@ -94,7 +94,7 @@ pub fn read(
     }
     if name == names::SELF_CLUSTER {
         tracing::debug!(
-            "Secret {}/{name} stands for the home cluster itself; its content is not used",
+            "Secret {}/{name} represents the home cluster; its content is ignored",
             meta.namespace.as_deref().unwrap_or_default()
         );
         return None;
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn unlabelled_deleting_or_self_secret_is_no_member() {
+    fn unlabelled_deleting_or_self_secret_is_ignored() {
         let mut secret = labelled("edge-1");
         secret.metadata.labels = Some([("there".to_owned(), "false".to_owned())].into());
         assert!(found(&secret).is_none());

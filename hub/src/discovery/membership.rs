@@ -58,7 +58,7 @@ impl fmt::Display for Refusal {
             ),
             Self::NotBound { member, origin } => write!(
                 f,
-                "EdgeCluster {member} has no spec.sourceRef; if this leads to the same cluster, run: kubectl patch edgecluster {member} --type merge -p '{}'; else give it another name with the annotation {annotation}",
+                "EdgeCluster {member} has no spec.sourceRef; if this is the same cluster, run: kubectl patch edgecluster {member} --type merge -p '{}'; otherwise, set another name in annotation {annotation}",
                 serde_json::json!({ "spec": { "sourceRef": origin.source_ref() } })
             ),
             Self::Dismissed { member } => write!(
@@ -155,7 +155,7 @@ fn bind(
         before.dismissed.contains(&entry)
     };
     let (winner, by) = match before.bound.get(name) {
-        _ if name == names::SELF_CLUSTER => (None, "the home cluster itself".to_owned()),
+        _ if name == names::SELF_CLUSTER => (None, "the home cluster".to_owned()),
         Some(Some(bound)) => {
             let of = |source: &&&Arc<Source>| source.origin.source_ref() == *bound;
             (sources.iter().find(of).copied(), described(bound))
@@ -222,7 +222,7 @@ fn note_trouble(name: &str, source: &SourceRef, found: &[&Found], membership: &m
             let trouble = trouble(&origin, listing.trouble.as_deref(), listing.closed);
             let looking = || Unresolved {
                 reason: reason::STARTING,
-                message: format!("{origin} is being looked for"),
+                message: format!("looking for {origin}"),
             };
             let unseen = trouble.unwrap_or_else(looking);
             membership.unseen.insert(name.to_owned(), unseen);
@@ -277,24 +277,24 @@ fn gone(source: &SourceRef, origin: Option<&Origin>, looked: bool) -> Unresolved
         return Unresolved {
             reason: reason::PROVIDER_NOT_CONFIGURED,
             message: format!(
-                "{name} is not looked for, and no KryptonDeployment names it: see --providers, --kubeconfig-namespaces, --cluster-namespaces and --kubeconfig-paths of the hub; its releases are left alone"
+                "the hub does not watch {name}, and no KryptonDeployment names it; check --providers, --kubeconfig-namespaces, --cluster-namespaces and --kubeconfig-paths. Its releases stay"
             ),
         };
     }
     match origin.map(|origin| origin.kind) {
         Some(Kind::ClusterProfile) => Unresolved {
             reason: reason::PROFILE_NOT_FOUND,
-            message: format!("{name} is gone; the member's releases are left alone"),
+            message: format!("{name} is gone; the member's releases stay"),
         },
         Some(Kind::Secret) => Unresolved {
             reason: reason::SOURCE_GONE,
             message: format!(
-                "{name} is gone, or no longer labelled nor named by a KryptonDeployment; the member's releases are left alone"
+                "{name} is gone, or it has lost its label and no KryptonDeployment names it; the member's releases stay"
             ),
         },
         _ => Unresolved {
             reason: reason::SOURCE_GONE,
-            message: format!("{name} is gone; the member's releases are left alone"),
+            message: format!("{name} is gone; the member's releases stay"),
         },
     }
 }

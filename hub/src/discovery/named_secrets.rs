@@ -309,7 +309,7 @@ impl NamedSecrets {
         slot: &Slot,
     ) -> (Option<Finding>, Option<Source>) {
         if slot.secret.is_none() && slot.trouble.is_none() {
-            let source = pending(name, format!("Secret {name} is being looked for"));
+            let source = pending(name, format!("looking for Secret {name}"));
             return (None, naming.trusted.then_some(source));
         }
         let Some(secret) = &slot.secret else {

@@ -227,7 +227,7 @@ fn read(
         (Some(what), _, _) => Err(waiting(format!("{origin} is not ready yet: {what}"))),
         (None, None, _) => Err(waiting(format!("{origin} names no Secret yet"))),
         (None, Some(secret), None) => Err(waiting(format!(
-            "Secret {namespace}/{secret} of {origin} is not there yet, or is not marked as one of a cluster's kubeconfig"
+            "Secret {namespace}/{secret} of {origin} does not exist yet, or is not marked as a kubeconfig of a cluster"
         ))),
         (None, Some(name), Some(secret)) => {
             let object = format!("Secret {namespace}/{name} of {origin}");

@@ -104,7 +104,7 @@ pub(super) enum WatchError {
     #[error(transparent)]
     Api(#[from] ApiError),
     #[error(
-        "the API server serves no {plural}.{group} of version {versions}; the hub looks again until their CRD is there"
+        "the API server serves no {plural}.{group} of version {versions}; the hub retries until their CRD exists"
     )]
     NotServed {
         plural: &'static str,
@@ -196,7 +196,7 @@ impl<K: Resource + Send + 'static, V> Listed<K, V> {
             }
             if self.store.left_out() {
                 let what = self.what;
-                tracing::warn!("more than {OBJECTS_MAX} {what}: the others are left out");
+                tracing::warn!("more than {OBJECTS_MAX} {what}; ignoring the others");
             }
             if changed {
                 return;

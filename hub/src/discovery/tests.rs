@@ -144,7 +144,7 @@ async fn faulty_provider_keeps_sources_and_affects_no_other() {
 
 /// On one thread nothing reads between two changes: the slot holds the latest, and no queue grows.
 #[tokio::test]
-async fn of_a_flood_only_the_newest_is_kept() {
+async fn flood_keeps_only_the_newest() {
     let stop = CancellationToken::new();
     let mut sources = start(
         vec![fake("floods", Habit::Floods(10_000))],

@@ -233,8 +233,7 @@ async fn make(api: &Api<EdgeCluster>, object: &EdgeCluster) -> kube::Result<Edge
         };
         let kept = api.create(&trial, object).await?;
         if kept.spec.accepted != object.spec.accepted {
-            let why =
-                "the CRD of EdgeClusters does not keep spec.accepted; apply the one of this hub";
+            let why = "the CRD of EdgeClusters drops spec.accepted; apply the CRD of this hub";
             let status = kube::core::Status::failure(why, CRD_OUTDATED);
             return Err(kube::Error::Api(Box::new(status)));
         }

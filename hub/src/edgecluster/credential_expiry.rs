@@ -249,7 +249,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_never_gets_better_by_itself(from in 0_i64..1000, length in 0_i64..1000, now in 0_i64..3000, later in 0_i64..1000) {
+        fn credential_state_never_improves_alone(from in 0_i64..1000, length in 0_i64..1000, now in 0_i64..3000, later in 0_i64..1000) {
             let rank = |now| match life(from, from + length).at(at(now)) {
                 CredentialState::Current => 0,
                 CredentialState::Soon => 1,

@@ -102,7 +102,7 @@ pub(super) fn step(object: &EdgeCluster, progress: &DecommissionState) -> Step {
                 Step::TakeOff(LetGo::Uninstalled)
             } else {
                 Step::Uninstall(format!(
-                    "{} of {} releases are uninstalled",
+                    "uninstalled {} of {} releases",
                     retired.gone, retired.tenants
                 ))
             }
@@ -110,7 +110,7 @@ pub(super) fn step(object: &EdgeCluster, progress: &DecommissionState) -> Step {
         _ if progress.connected => {
             Step::Uninstall("waiting for the member's confirmation".to_owned())
         }
-        _ => Step::Uninstall("the member cannot be reached; it is waited for".to_owned()),
+        _ => Step::Uninstall("waiting for the member, which is unreachable".to_owned()),
     }
 }
 
@@ -163,7 +163,7 @@ impl LetGo {
             Self::NotWanted => None,
             Self::Uninstalled => Some((
                 "Uninstalled",
-                "the member has uninstalled its releases; its EdgeCluster goes",
+                "the member has uninstalled its releases; deleting its EdgeCluster",
             )),
             Self::Orphaned => Some((
                 "Orphaned",

@@ -91,7 +91,7 @@ pub(super) fn say_source_gone(
     now: BootTime,
 ) {
     if joined(object) {
-        let message = "joined by its agent; the hub has no kubeconfig for it";
+        let message = "joined through its agent; the hub has no kubeconfig for it";
         shared.members.observe(name, |facts| {
             facts.resolved = State::new(Truth::True, reason::BY_AGENT, message);
         });
@@ -103,7 +103,7 @@ pub(super) fn say_source_gone(
         None => State::new(
             Truth::False,
             reason::SOURCE_GONE,
-            "the hub runs without --self-cluster; the member's releases are left alone",
+            "the hub runs without --self-cluster; the member's releases stay",
         ),
     };
     shared

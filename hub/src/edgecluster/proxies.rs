@@ -55,7 +55,7 @@ impl Proxies {
     pub(super) fn retain(&mut self, stays: impl Fn(&str) -> bool) {
         let departed = self.running.extract_if(.., |name, _| !stays(name));
         for (name, proxy) in departed {
-            tracing::info!(member = %name, "the hub's own way to the member ends; nothing is uninstalled");
+            tracing::info!(member = %name, "stopping proxy; releases stay installed");
             proxy.stop.cancel();
             self.gone.insert(name.clone());
             self.leaving.spawn(async move {

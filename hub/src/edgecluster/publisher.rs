@@ -1,4 +1,4 @@
-//! Makes the desired states of members, from what is the same for the fleet and from what differs. Performs no I/O.
+//! Builds the desired state of each member from the fleet's settings and the member's own. Performs no I/O.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Derives the status of an EdgeCluster from what the hub observes of its member. Performs no I/O.
+//! Derives the status of an EdgeCluster from the observation of its member. Performs no I/O.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;

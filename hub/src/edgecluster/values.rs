@@ -96,7 +96,7 @@ impl Overlays {
             (Err(problem), _) => {
                 let meanwhile = match overlay.good {
                     Some(_) => "the member stays with the last good chart and values",
-                    None => "the member stays as it is until then",
+                    None => "the member keeps its current values until then",
                 };
                 Values::Said(problem.state(meanwhile))
             }
@@ -180,7 +180,7 @@ pub(super) fn too_large(desired: &DesiredState) -> Option<Values> {
     let size = desired.size();
     (size > DesiredState::MOST_BYTES).then(|| {
         let message = format!(
-            "values, deployments, placed Tenants and labels of workspaces of this member are {size} bytes as JSON, more than {}: it stays as it is until there is less",
+            "values, deployments, placed Tenants and workspace labels of this member have {size} bytes as JSON, more than {}; the member keeps its current state until you reduce them",
             DesiredState::MOST_BYTES
         );
         Values::Said(State::new(Truth::False, reason::VALUES_TOO_LARGE, message))

@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn an_epoch_of_another_term_is_lost() {
+    fn epoch_of_different_term_is_dropped() {
         let mut table = Table::new();
         assert!(table.look(&ours(10.0, 1), 10.0, None).take_epoch);
         // Another hub has led since, with an epoch above the late one.
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn only_leader_or_unreplaced_former_leader_acts() {
+    fn only_leader_or_unreplaced_predecessor_acts() {
         let leads = || Table::leading().election.stand;
         let doubts = || LeaderState::Unconfirmed(leads().leader_term().unwrap().clone());
         let standby = |leader: Option<&str>| LeaderState::Standby {

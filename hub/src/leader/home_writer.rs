@@ -99,7 +99,7 @@ pub(crate) fn outcome<T>(answer: Result<T, ApiError>) -> (Option<T>, Wrote) {
         Ok(object) => (Some(object), Wrote::Ok),
         Err(error) if matches!(error.code(), Some(404 | 409)) => (None, Wrote::Conflict),
         Err(error) => {
-            tracing::warn!(error = %chain(&error), "a write on home failed; retrying");
+            tracing::warn!(error = %chain(&error), "failed to write on the home cluster; retrying");
             (None, Wrote::Failed)
         }
     }

@@ -33,7 +33,7 @@ const ABOUT: &str = "leader label";
 #[derive(Debug, Error)]
 pub enum LabelError {
     #[error(
-        "the hub may not label pod {pod} with {LEADER_LABEL}: {reason}; agents that come by the Service do not reach it. Give it the right to patch pods there, or install the chart with leaderElection.label=false"
+        "the hub is not allowed to label pod {pod} with {LEADER_LABEL}: {reason}, so agents cannot reach it through the Service; grant it the right to patch pods there, or install the chart with leaderElection.label=false"
     )]
     Forbidden { pod: String, reason: String },
     #[error(

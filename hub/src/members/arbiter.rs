@@ -395,7 +395,7 @@ impl MemberRegistry {
             }
             // While the hub is still checking for duplicates, the last status stays.
             if let Some((why, message)) = why.as_ref().filter(|why| why.0 != reason::CONNECTING) {
-                tracing::warn!(member = member.name, reason = why, problem = %message, "the member is left alone");
+                tracing::warn!(member = member.name, reason = why, problem = %message, "not acting on member");
             }
             member.reporters().held_back = why;
             member.settle(now);
@@ -444,7 +444,7 @@ impl Locked<'_> {
         &mut self.entry.reporters
     }
 
-    /// Begins a leader term.
+    /// Starts a leader term.
     ///
     /// A member without a session may have had one with the previous leader. Its agent therefore counts as away
     /// from `now`. Reports of earlier terms are dropped, because another hub may have newer ones. The recorded

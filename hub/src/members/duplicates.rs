@@ -121,7 +121,7 @@ pub fn held_back(name: &str, verdict: &Verdict, banned: bool) -> Option<(&'stati
         Verdict::Act => None,
         Verdict::Wait => Some((
             reason::CONNECTING,
-            "waiting until it is known that no older member is the same cluster".to_owned(),
+            "checking whether an older member is the same cluster".to_owned(),
         )),
         Verdict::Duplicate(other) => Some((
             reason::DUPLICATE,
@@ -132,7 +132,7 @@ pub fn held_back(name: &str, verdict: &Verdict, banned: bool) -> Option<(&'stati
         Verdict::Renamed(old) => Some((
             reason::RENAMED,
             format!(
-                "this cluster is known as member {old}; releases carry that name. Put the Secret back under the old name, or delete EdgeCluster {old} to have everything installed again under this one"
+                "this cluster is already member {old}, and release names contain that name; restore the Secret under the old name, or delete EdgeCluster {old} to install everything again under this name"
             ),
         )),
         Verdict::Changed { found, .. } => Some((

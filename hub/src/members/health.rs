@@ -9,7 +9,7 @@ use crate::members::arbiter::{AGENT_HOLDER, Presence, ReporterId};
 use crate::members::observation::MemberObservation;
 use crate::tenants::Hearing;
 
-/// State of a member, derived from its reports. What is `None` stays as it was.
+/// State of a member, derived from its reports. `None` leaves the previous value unchanged.
 #[derive(Debug)]
 pub(super) struct MemberHealth {
     pub(super) mode: Mode,
@@ -17,7 +17,7 @@ pub(super) struct MemberHealth {
     pub(super) healthy: Option<State>,
     pub(super) holder: Option<Option<String>>,
     pub(super) applied: Option<(Version, String)>,
-    /// The later epoch that the member has on record.
+    /// Epoch that the member has recorded, if it is later than the hub's.
     pub(super) ahead: Option<u64>,
     pub(super) hearing: Option<Hearing>,
 }
@@ -108,7 +108,7 @@ pub(super) fn reported(id: ReporterId, report: &MemberReport, complete: bool) ->
         State::new(Truth::True, reason::CONNECTED, "")
     } else if agent {
         let message =
-            format!("the agent is connected, its apiserver does not answer it: {problem}");
+            format!("the agent is connected, but its API server does not respond: {problem}");
         State::new(Truth::False, reason::UNREACHABLE, message)
     } else {
         State::new(Truth::False, reason::UNREACHABLE, problem.clone())
@@ -122,7 +122,7 @@ pub(super) fn reported(id: ReporterId, report: &MemberReport, complete: bool) ->
         (true, true) => Some(Hearing::Full),
         (true, false) => None,
         (false, _) => {
-            let why = format!("the cluster does not answer: {problem}");
+            let why = format!("the cluster does not respond: {problem}");
             Some(Hearing::Silent(why))
         }
     };
@@ -148,7 +148,7 @@ pub(super) fn reported(id: ReporterId, report: &MemberReport, complete: bool) ->
 fn healthy(agent: bool, report: &MemberReport) -> State {
     let problem = report.problem.clone().unwrap_or_default();
     if report.ahead.is_some() {
-        let message = "the member has seen a later desired state; the hub takes a new epoch";
+        let message = "the member has a later desired state; the hub takes a new epoch";
         return State::new(Truth::False, reason::STALE, message);
     }
     if let Some(other) = report.holder.as_ref().filter(|_| !report.writing) {

@@ -1,4 +1,4 @@
-//! What the hub observes of each member.
+//! The hub's observation of each member.
 
 use std::collections::BTreeSet;
 

@@ -9,7 +9,7 @@ use krypton_types::report_digest::ReportDigest;
 #[derive(Debug)]
 pub(super) struct ReportSet<K, R> {
     reports: BTreeMap<K, R>,
-    /// Keys reported since the full report began. Not kept up once it is complete.
+    /// Keys reported since the start of the full report. Not updated after its end.
     current: BTreeSet<K>,
     complete: bool,
     digest: ReportDigest<K>,
@@ -57,7 +57,7 @@ impl<K: Ord + Clone, R> ReportSet<K, R> {
         self.reports.len()
     }
 
-    /// Number of reports since the full report began.
+    /// Returns the number of reports since the start of the full report.
     pub(super) fn current_len(&self) -> usize {
         match self.complete {
             true => self.reports.len(),
@@ -74,7 +74,7 @@ impl<K: Ord + Clone, R> ReportSet<K, R> {
         self.complete
     }
 
-    /// Begins a full report.
+    /// Starts a full report.
     pub(super) fn begin(&mut self) {
         self.current.clear();
         self.complete = false;

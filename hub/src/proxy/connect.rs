@@ -36,11 +36,11 @@ const DOUBT_EVERY: Duration = Duration::from_secs(10);
 enum ReachError {
     #[error("the kubeconfig cannot be used")]
     Config(#[source] access::ConfigError),
-    #[error("the kubeconfig of the home cluster cannot be handed to helm")]
+    #[error("failed to convert the kubeconfig of the home cluster for Helm")]
     Render(#[source] access::RenderError),
     #[error("failed to create a client from the kubeconfig")]
     Client(#[source] kube::Error),
-    #[error("the kubeconfig for helm cannot be written to {0}")]
+    #[error("failed to write Helm's kubeconfig to {0}")]
     Write(PathBuf, #[source] std::io::Error),
 }
 
@@ -204,7 +204,7 @@ async fn doubt(shared: Arc<Shared>, origin: Option<Origin>, refused: Arc<Notify>
     let Some(origin) = origin else { return };
     loop {
         refused.notified().await;
-        tracing::debug!(%origin, "the cluster refuses the credential; looking whether there is a newer one");
+        tracing::debug!(%origin, "credential rejected; looking for a newer one");
         shared.sources.get().doubt(&origin);
         tokio::time::sleep(DOUBT_EVERY.mul_f64(0.5 + chance::random::<f64>())).await;
     }

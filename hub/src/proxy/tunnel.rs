@@ -60,7 +60,7 @@ pub(super) enum Refusal {
         #[source]
         source: io::Error,
     },
-    #[error("the server's name {host} stands for {ip}, which is not allowed: {remedy}")]
+    #[error("the server's name {host} resolves to {ip}, which is not allowed: {remedy}")]
     Address {
         host: String,
         ip: IpAddr,
@@ -175,7 +175,7 @@ async fn answer<P: Send + 'static>(
         Ok(server) => server,
         Err(refusal) => {
             let why = chain(&refusal);
-            tracing::warn!(%why, "a connection of Helm was refused");
+            tracing::warn!(%why, "rejected a connection of Helm");
             let mut response = Response::new(String::new());
             *response.status_mut() = refusal.status();
             // Helm shows nothing else of the answer.

@@ -248,7 +248,7 @@ pub async fn run(
             decided = lead.changed() => if !decided { return },
             event = events.next() => match event {
                 Ok(event) => store.see(event, &rules, &reports),
-                Err(error) => tracing::debug!(error = %chain(&error), "watching home's Tenants failed; retrying"),
+                Err(error) => tracing::debug!(error = %chain(&error), "failed to watch Tenants on the home cluster; retrying"),
             },
             Some(looked) = looks.join_next(), if !looks.is_empty() => {
                 if let (Ok((of, deletion)), Some(placing)) = (looked, &mut store.placing) {

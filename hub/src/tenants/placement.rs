@@ -181,7 +181,7 @@ pub(super) fn sole<'a>(tenant: &'a Tenant, targets: Option<&'a Targets>) -> Opti
             Some(Ok(member)) => is(member),
             Some(Err(Away::Another(_))) => Sole {
                 name: on,
-                another: Some("another cluster has this name by now"),
+                another: Some("another cluster has this name now"),
             },
             Some(Err(Away::Left | Away::Unreached)) | None => is(on),
         });
@@ -370,7 +370,7 @@ fn left_there(tenant: &Tenant, on: &str, view: &View<'_>) -> Option<String> {
         ));
     }
     (view.deletion == Deletion::OfTheCrdForGood).then(|| {
-        format!("the CRD of Tenants is being deleted on home: the Tenant on {on} stays there")
+        format!("the CRD of Tenants is being deleted on the home cluster; the Tenant on {on} stays")
     })
 }
 
@@ -440,7 +440,7 @@ fn reported(tenant: &Tenant, member: &str, mine: Option<&PlacedReport>) -> State
 fn refused(tenant: &Tenant, member: &str, targets: &Targets) -> Option<State> {
     let refused = |why: &str, message: String| Some(State::new(Truth::False, why, message));
     let Some(target) = targets.get(member) else {
-        let message = format!("there is no EdgeCluster {member}: it is placed when there is one");
+        let message = format!("EdgeCluster {member} does not exist; create or join that member");
         return refused(reason::CLUSTER_NOT_FOUND, message);
     };
     let source = target.source_namespace.as_deref();

@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn deletion_older_than_crd_belongs_to_former_crd() {
+    fn deletion_older_than_crd_concerns_previous_crd() {
         let at = |second| Some(Timestamp::from_second(second).unwrap());
         for (seen, made, deleted, expected) in [
             (Deletion::Its, at(5), at(9), Deletion::Its),

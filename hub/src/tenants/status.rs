@@ -320,7 +320,7 @@ fn part(
                 "the member no longer has this Tenant; this condition is removed in a minute",
             );
         }
-        (Hearing::NotYet, Some(_)) => "it has begun again and not said all again",
+        (Hearing::NotYet, Some(_)) => "waiting for a full report from the member",
         (Hearing::Silent(why), _) => why,
         (Hearing::NotYet, None) => "no report since the hub started",
     };
@@ -392,11 +392,11 @@ fn resolved(
     }
     let Some(target) = targets.and_then(|targets| targets.get(member)) else {
         let message = format!(
-            "there is no EdgeCluster {member}: clusterRef names a member of the fleet, by the name that it has there"
+            "EdgeCluster {member} does not exist; set spec.clusterRef.secretName to the name of a member"
         );
         return Some(State::new(Truth::False, reason::CLUSTER_NOT_FOUND, message));
     };
-    let unknown = || State::new(Truth::Unknown, reason::UNSPECIFIED, "not looked at yet");
+    let unknown = || State::new(Truth::Unknown, reason::UNSPECIFIED, "not reconciled yet");
     Some(target.resolved.clone().unwrap_or_else(unknown))
 }
 

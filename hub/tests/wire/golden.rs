@@ -6,7 +6,7 @@ use prost::Message as _;
 
 use super::*;
 
-/// The hub's version, between those of the agents.
+/// Version of the hub, between the versions of the agents.
 const HUB: &str = "1.6.0";
 
 fn recorded(name: &str) -> Vec<Said> {

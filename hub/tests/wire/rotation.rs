@@ -318,7 +318,7 @@ impl Edges {
 }
 
 #[tokio::test]
-async fn rotation_drops_no_stream_and_rejects_former_root() {
+async fn rotation_drops_no_stream_and_rejects_old_root() {
     let mut rig = Rig::start(20).await;
     let former = rig.home.authority.now();
     let mut agents = Vec::new();

@@ -45,7 +45,7 @@ pub(crate) async fn run(leave: Leave, env: Env<'_>) -> Result<Printed, KubectlEr
     let home = connect(&leave.home, env).await?;
     let name = leave.name.as_str();
     if name == SELF_CLUSTER {
-        let why = "the home cluster itself cannot leave; start the hub with --self-cluster=false to ignore its Tenants";
+        let why = "the home cluster cannot leave; start the hub with --self-cluster=false to ignore its Tenants";
         return Err(KubectlError::Refused(why.to_owned()));
     }
     let members = home.untyped(Kind::Cluster.resource(), &Scope::All);

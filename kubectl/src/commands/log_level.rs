@@ -180,11 +180,11 @@ async fn active(
     found.map(|at| pods.swap_remove(at)).ok_or_else(|| {
         let names: Vec<&str> = pods.iter().map(|pod| pod.name.as_str()).collect();
         let does = match program {
-            Program::Hub => "leads",
-            Program::Agent => "acts",
+            Program::Hub => "is the leader",
+            Program::Agent => "holds the Lease",
         };
         KubectlError::Refused(format!(
-            "none of the pods {} is known to be the one that {does} now; name one with --pod, or use --all",
+            "cannot determine which of the pods {} {does}; name one with --pod, or use --all",
             names.join(", ")
         ))
     })

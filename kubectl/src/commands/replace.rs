@@ -25,7 +25,7 @@ const ATTEMPTS: usize = 3;
 #[derive(Debug)]
 pub(crate) struct Old {
     name: String,
-    /// Untyped, so that fields of a later version stay.
+    /// Untyped, to keep fields of a later version.
     object: DynamicObject,
     typed: Option<EdgeCluster>,
 }
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn replace_explains_effects_on_former_cluster() {
+    fn replace_explains_effects_on_old_cluster() {
         let status = json!({"clusterUID": "c-1", "certificateExpiry": "2027-01-01T00:00:00Z"});
         let said = old(json!({"banned": true}), status).effects(Timestamp::UNIX_EPOCH);
         for words in ["UID c-1", "nothing is uninstalled", "void", "spec.banned"] {

@@ -55,7 +55,7 @@ pub(super) fn of_tenant(reason: &str) -> Option<&'static str> {
             "it is shown and not changed; if you delete the Tenant on the member, the hub places this one; the deletion uninstalls the release unless that Tenant has the annotation mesh.openkcm.io/orphan=true"
         }
         reason::BELONGS_TO_ANOTHER => {
-            "annotate the Tenant on the home cluster with mesh.openkcm.io/adopt=true to take it over"
+            "to adopt it, set annotation mesh.openkcm.io/adopt=true on the Tenant on the home cluster"
         }
         reason::NOT_PLACING => "start the hub with --place-tenants",
         _ => return None,

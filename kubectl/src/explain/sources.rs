@@ -195,7 +195,7 @@ async fn ask<T>(right: &str, request: impl Future<Output = kube::Result<T>>) -> 
             (Some(401 | 403), _) => Answer::NotPermitted(right.to_owned()),
             (_, ApiError::Failed { source, .. }) => Answer::Failed(one_line(&reason_of(&source))),
             (_, ApiError::Timeout { deadline, .. }) => {
-                Answer::Failed(format!("no answer within {} s", deadline.as_secs()))
+                Answer::Failed(format!("no response within {} s", deadline.as_secs()))
             }
         },
     }

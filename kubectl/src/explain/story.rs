@@ -184,7 +184,7 @@ impl Explainer<'_> {
         }
         let Answer::Found(tenant) = answer else {
             let remedy = "if it exists only on a member, pass that cluster's --context";
-            let text = format!("there is no Tenant {key} at home");
+            let text = format!("the home cluster has no Tenant {key}");
             return self.advise(Mark::NotKnown, text, remedy);
         };
         self.target(tenant, status);
@@ -225,7 +225,7 @@ impl Explainer<'_> {
             .summary
             .map_or(clusters.len(), |all| all.clusters as usize);
         let text = match (placed_on(tenant), tenant.names_member()) {
-            (Some(member), _) => format!("Tenant {key} is placed on {member}, from home"),
+            (Some(member), _) => format!("Tenant {key} is placed on {member} by the home cluster"),
             (None, Some(member)) => format!("Tenant {key} names {member}"),
             (None, None) => match (count, clusters.keys().next()) {
                 (0, _) => format!("Tenant {key} has no report from a cluster"),

@@ -153,7 +153,7 @@ fn healthy_tenant_is_shown_without_remedy() {
             "✓ the hub hub-0 leads\n",
             "edge-1\n  ✓ its agent (0.1.0) is connected, last seen 30s ago\n",
             "  ✓ agent/a holds its Lease, and acts there\n",
-            "  ✓ it has what is wanted: r/c:1 (desired state 3.14)\n",
+            "  ✓ it has applied the current desired state 3.14: r/c:1\n",
             "  ✓ Installed: release installed\n",
         ],
     );
@@ -180,7 +180,7 @@ fn failure_shows_cause_and_next_step() {
         ),
         (
             json!({"cluster": "edge-1", "action": "Unlock", "at": "2026-11-23T00:50:00Z", "attempts": 0}),
-            "! next: the lock of the release is taken over at 2026-11-23T00:50:00Z (in 10m)",
+            "! next: Krypton takes over the lock of the release at 2026-11-23T00:50:00Z (in 10m)",
         ),
         (
             json!({"cluster": "edge-1", "action": "Wait", "at": "2026-11-23T00:45:00Z", "attempts": 0}),
@@ -344,7 +344,7 @@ fn tenant_conditions_are_explained_with_remedy() {
                 condition("Placed", "False", "AlreadyThere", "somebody's"),
             ),
             true,
-            "✓ Tenant default/acme is placed on edge-1, from home\n✗ AlreadyThere: somebody's\n    → it is shown",
+            "✓ Tenant default/acme is placed on edge-1 by the home cluster\n✗ AlreadyThere: somebody's\n    → it is shown",
         ),
         (
             saying(well(), condition("Placed", "Unknown", "Ordered", "not yet")),
@@ -356,7 +356,7 @@ fn tenant_conditions_are_explained_with_remedy() {
 }
 
 #[test]
-fn each_state_of_a_member_has_its_words() {
+fn each_member_state_has_its_text() {
     let silent = saying(
         edge(),
         condition("Connected", "False", "AgentAway", "the agent is away"),
@@ -375,7 +375,7 @@ fn each_state_of_a_member_has_its_words() {
         (
             silent.clone(),
             false,
-            "? at the last contact, it had what is wanted: r/c:1 (desired state 3.14)",
+            "? at the last contact, it had applied the current desired state 3.14: r/c:1",
         ),
         (
             with(silent, "/status/lastSeen", Value::Null),
@@ -416,12 +416,12 @@ fn each_state_of_a_member_has_its_words() {
         (
             with(edge(), "/status/applied/generation", json!(13)),
             true,
-            "! it acts on desired state 3.13; 3.14 is wanted since 2026-11-23T00:20:00Z (20m ago), with r/c:1",
+            "! it has applied desired state 3.13, but not 3.14 (sent since 2026-11-23T00:20:00Z (20m ago)): r/c:1",
         ),
         (
             with(edge(), "/status/applied", Value::Null),
             true,
-            "! it has taken no desired state yet; 3.14 is wanted, with r/c:1",
+            "! it has applied no desired state yet; the hub sends 3.14: r/c:1",
         ),
         (
             saying(
@@ -451,7 +451,7 @@ fn each_state_of_a_member_has_its_words() {
     }
     let mut none = on_edge(well(), edge());
     none.members.insert("edge-1".to_owned(), Answer::None);
-    tells(&none, false, &["✗ there is no EdgeCluster of this name"]);
+    tells(&none, false, &["✗ no EdgeCluster has this name"]);
 }
 
 #[test]
@@ -488,8 +488,7 @@ fn without_a_hub_nothing_counts_as_ready() {
     tells(&ahead, false, &[line, "→ compare the clock"]);
     // The hub is gone, regardless of the last status.
     let seen = with(edge(), "/status/lastSeen", json!("2026-11-23T00:34:00Z"));
-    let line =
-        "? home shows it as connected, but has not seen it since 2026-11-23T00:34:00Z (6m ago)";
+    let line = "? the home cluster shows it as connected, but it last responded at 2026-11-23T00:34:00Z (6m ago)";
     tells(&on_edge(well(), seen), false, &[line]);
 }
 
@@ -497,7 +496,7 @@ fn without_a_hub_nothing_counts_as_ready() {
 fn unreadable_source_is_shown_as_unknown() {
     let blind = Sources {
         tenant: Answer::NotPermitted("get tenants".to_owned()),
-        lead: Answer::Failed("no answer within 10 s".to_owned()),
+        lead: Answer::Failed("no response within 10 s".to_owned()),
         acts: Answer::None,
         hub_namespaces: Vec::new(),
         members: BTreeMap::new(),
@@ -508,7 +507,7 @@ fn unreadable_source_is_shown_as_unknown() {
         false,
         &[
             "? Tenant default/acme is not known: you may not get tenants\n",
-            "? the leader of the hubs is not known: no answer within 10 s\n",
+            "? the leader of the hubs is not known: no response within 10 s\n",
             "? the list of recent events is not known: you may not list events\n",
         ],
     );
@@ -530,9 +529,9 @@ fn explain_works_without_home_tenant_and_on_edge() {
         &alone,
         false,
         &[
-            "? there is no Tenant default/acme at home\n    → if it exists only on a member",
+            "? the home cluster has no Tenant default/acme\n    → if it exists only on a member",
             "✓ its agent (0.1.0) is connected",
-            "? home has no report of this Tenant there",
+            "? the home cluster has no report of this Tenant there",
         ],
     );
     let mut edge = on_edge(with(well(), "/status/hubEpoch", Value::Null), edge());
@@ -598,7 +597,7 @@ fn worst_members_are_listed_and_healthy_ones_grouped() {
 }
 
 #[test]
-fn the_last_events_are_told_the_newest_last() {
+fn newest_event_is_shown_last() {
     let happened = |minute: i64| PastEvent {
         at: now() - jiff::SignedDuration::from_mins(minute),
         warning: minute == 1,

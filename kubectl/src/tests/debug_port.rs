@@ -252,7 +252,7 @@ async fn debug_port_failure_sets_exit_code_and_message() {
             "a",
             &get,
             ExitCode::Refused,
-            "none of the pods a, b is known to be the one that leads",
+            "cannot determine which of the pods a, b is the leader",
         ),
     ] {
         let error = cluster(pods, listens, None).await.run(words).await;
@@ -263,7 +263,7 @@ async fn debug_port_failure_sets_exit_code_and_message() {
 }
 
 #[tokio::test]
-async fn loopback_debug_address_is_asked_without_pod() {
+async fn loopback_debug_address_is_used_without_pod() {
     let server = Server::start(Vec::new()).await;
     let (to, _) = debug_port().await;
     let here = format!("--debug-address={to}");

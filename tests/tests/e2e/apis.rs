@@ -140,7 +140,7 @@ async fn workspace_cannot_be_changed_once_set() -> TestResult {
     };
     let later = refusal(set("unset", "another").await);
     assert!(
-        later.contains("the workspace was the Tenant's name until now"),
+        later.contains("workspace defaulted to the name of the Tenant"),
         "{later}"
     );
     set("unset", "unset").await?;

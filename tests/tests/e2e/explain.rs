@@ -31,7 +31,10 @@ async fn explain_names_cause_retry_and_silent_reporter(mode: Mode) -> TestResult
     chart.write("replicaCount: 0")?;
     let well = shows(&pair, ExitCode::Done, "✓ Installed: ").await?;
     assert!(!well.contains("next: "), "{well}");
-    assert!(well.contains("✓ it has what is wanted: "), "{well}");
+    assert!(
+        well.contains("✓ it has applied the current desired state "),
+        "{well}"
+    );
 
     pair.actor()?.kill9().await?;
     shows(&pair, ExitCode::NotReady, "no contact since 20").await?;

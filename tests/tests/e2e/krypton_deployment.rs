@@ -337,7 +337,7 @@ async fn deletion_on_unreachable_edge_waits_until_orphaned(mode: Mode) -> TestRe
     regions.shows(("default", "acme"), away).await;
     regions.delete("default", "acme").await;
     let why = match mode {
-        Mode::Agent => "there is no EdgeCluster paris any more",
+        Mode::Agent => "EdgeCluster paris does not exist",
         _ => "EdgeCluster paris-kubeconfig: SourceGone",
     };
     let waits = |_: &KryptonDeployment, status: &KryptonDeploymentStatus| {

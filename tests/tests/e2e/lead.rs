@@ -155,7 +155,7 @@ impl Stage {
         if mode != Mode::Agent {
             return;
         }
-        self.hubs[hub].logs("session begins").await.unwrap();
+        self.hubs[hub].logs("session started").await.unwrap();
     }
 
     /// Creates a Tenant on the edge cluster, and waits until home shows the member in its status.
@@ -368,7 +368,7 @@ async fn short_home_outage_keeps_leader_and_sessions(mode: Mode) -> TestResult {
     let epoch = stage.epoch().await?;
     let sessions = |stage: &Stage| {
         let log = stage.hubs[&leader].log().unwrap();
-        log.matches("session begins").count()
+        log.matches("session started").count()
     };
     let before = sessions(&stage);
     stage.home.stop_apiserver().await?;
@@ -630,7 +630,7 @@ async fn stale_hub_does_not_uninstall_orphaned_member() -> TestResult {
     // Hub b rejects the agent and sends it no order from the outdated state.
     logs(&mut member, "does not know its members yet").await;
     way.forward_all();
-    logs(&mut member, "there is no EdgeCluster").await;
+    logs(&mut member, "does not exist").await;
     let now = FleetClient::at(&stage.edge).releases().await?;
     assert_eq!(now, releases);
     let log = member.agent().unwrap().log()?;

@@ -310,7 +310,7 @@ spec: {containers: [{name: one, image: one}]}
     stage.hubs[next]
         .1
         .hub
-        .logs("the hub may not label pod")
+        .logs("the hub is not allowed to label pod")
         .await?;
     stage.hubs[next].1.hub.ready(PATIENCE).await?;
     Ok(())

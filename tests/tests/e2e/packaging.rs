@@ -170,7 +170,7 @@ async fn access_provider_without_program_is_rejected_by_name() -> TestResult {
         ),
         (
             format!("{provider}.execConfig.command=/plugins/secretreader/../x"),
-            "under no mountPath",
+            "is not below a mountPath",
         ),
         (
             format!("{provider}.profileSourcedCLIArgsPolicy=append"),

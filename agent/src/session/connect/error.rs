@@ -9,10 +9,10 @@ use thiserror::Error;
 /// Reason why the connection failed. Each message names the address and a fix.
 #[derive(Debug, Error)]
 pub enum DialError {
-    #[error("the hub's address {0:?} is not HOST:PORT; correct it in the bundle or give --hub")]
+    #[error("the hub's address {0:?} is not HOST:PORT; correct it in the bundle or set --hub")]
     Address(String),
     #[error(
-        "the name of the hub's address {address} does not resolve; check the name and this machine's DNS, or give another address with --hub"
+        "the name of the hub's address {address} does not resolve; check the name and this machine's DNS, or set another address with --hub"
     )]
     Resolve {
         address: String,
@@ -20,11 +20,11 @@ pub enum DialError {
         source: io::Error,
     },
     #[error(
-        "the hub does not answer at {0}; check that the hub runs and that no firewall blocks the connection"
+        "connection to hub {0} timed out; check that the hub is running and that no firewall blocks the port"
     )]
     Silent(String),
     #[error(
-        "nothing listens at {0}: the connection was refused; check that the hub runs with --listen on that port"
+        "connection to hub {0} refused; check that the hub is running with --listen on that port"
     )]
     Refused(String),
     #[error("the hub cannot be reached at {address}; check the network")]
@@ -76,7 +76,7 @@ pub enum DialError {
     )]
     OursUnknown(String),
     #[error(
-        "the hub at {address} has refused our certificate ({alert:?}); run 'kubectl krypton join' again"
+        "the hub at {address} rejected the agent's certificate ({alert:?}); run 'kubectl krypton join' again"
     )]
     OursRefused {
         address: String,
@@ -84,7 +84,7 @@ pub enum DialError {
     },
     #[error("the connection to {0} cannot be used")]
     Channel(String, #[source] tonic::transport::Error),
-    #[error("no address of the hub is known; give one with --hub=HOST:PORT")]
+    #[error("no hub address is known; set one with --hub=HOST:PORT")]
     NoAddress,
     #[error("none of the hub's addresses works: {}", listed(.0))]
     All(Vec<DialError>),

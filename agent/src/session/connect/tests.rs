@@ -168,7 +168,7 @@ async fn skipped_hub_is_tried_after_others() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_says_nothing_is_given_up() {
+async fn silent_server_times_out() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let error = refused(&FakeAuthority::new(), address).await;

@@ -173,8 +173,8 @@ pub enum ChartError {
 
 fn offer(newest: Option<&str>) -> String {
     match newest {
-        Some(newest) => format!("the newest stable one there is {newest}"),
-        None => "there is no stable one; set a version".to_owned(),
+        Some(newest) => format!("the newest stable version is {newest}"),
+        None => "no stable version exists; set a version".to_owned(),
     }
 }
 

@@ -286,7 +286,7 @@ impl<'a> Registry<'a> {
         let body = Zeroizing::new(body);
         authorization_in(&body)
             .map(Some)
-            .ok_or_else(|| problem("there is no token in the answer"))
+            .ok_or_else(|| problem("the response contains no token"))
     }
 
     /// Returns the manifest of a version, and the version as its tag spells it.
@@ -422,7 +422,7 @@ impl<'a> Registry<'a> {
         Err(ChartError::Answer {
             chart: Arc::clone(self.way.chart),
             attempt: TAGS,
-            problem: "there is no end of tags",
+            problem: "the list of tags does not end",
         })
     }
 }
@@ -544,7 +544,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_next_page_is_where_the_link_says() {
+    fn link_header_locates_next_page() {
         let link = r#"</v2/a/tags/list?last=x&n=2>; rel="next""#;
         assert_eq!(next_page(link), Some("/v2/a/tags/list?last=x&n=2"));
         assert_eq!(next_page("</a>; rel=prev, </b>;rel=next"), Some("/b"));

@@ -156,7 +156,7 @@ async fn unchanged_index_is_not_downloaded_again() {
 }
 
 #[tokio::test]
-async fn indexes_of_former_repositories_do_not_pile_up() {
+async fn indexes_of_replaced_repositories_are_deleted() {
     let (_dir, cache) = cache();
     for _ in 0..8 {
         let site = Site {
@@ -260,7 +260,7 @@ async fn credentials_are_sent_only_to_chart_repository() {
 }
 
 #[tokio::test]
-async fn new_credentials_are_tried_at_once() {
+async fn new_credentials_are_tried_immediately() {
     let site = Site {
         asks: true,
         ..Site::default()
@@ -399,7 +399,7 @@ async fn private_repository_needs_ca_and_client_certificate() {
 }
 
 #[tokio::test]
-async fn with_a_source_only_that_is_asked() {
+async fn configured_source_is_the_only_one() {
     struct Counting(Mutex<u32>);
     impl Fallback for Counting {
         fn fetch(&self, _: &ChartRef) -> BoxFuture<'_, Result<Vec<u8>, String>> {

@@ -219,7 +219,7 @@ async fn missing_version_error_names_newest_version() {
     assert_eq!(error.fault(), ChartFault::VersionNotFound);
     let expected = format!(
         "chart version not found in repository: chart small, version 9.9.9, of http://{}; \
-         the newest stable one there is 1.1.0",
+         the newest stable version is 1.1.0",
         repository.address
     );
     assert_eq!(error.to_string(), expected);
@@ -561,7 +561,7 @@ async fn fallback_is_used_only_when_repository_is_unavailable() {
             &nobody,
             Some(("small", "2.0.0")),
             1,
-            "newest stable one there is 2.0.0",
+            "newest stable version is 2.0.0",
         ),
     ] {
         let other = Arc::new(Other {

@@ -440,7 +440,7 @@ async fn version(binary: &Path, environment: Vec<(OsString, OsString)>) -> io::R
         let seconds = VERSION_DEADLINE.as_secs();
         io::Error::new(
             io::ErrorKind::TimedOut,
-            format!("no answer within {seconds} s"),
+            format!("no response within {seconds} s"),
         )
     })??;
     Ok(String::from_utf8_lossy(&said).trim().to_owned())

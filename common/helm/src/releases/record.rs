@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn record_of_another_release_vouches_for_nothing() {
+    fn record_of_different_release_is_ignored() {
         let content = serde_json::json!({"namespace": "acme", "name": "a", "digests": {"1": "x"}});
         let secret = Secret {
             data: Some([(KEY.to_owned(), ByteString(content.to_string().into_bytes()))].into()),

@@ -205,7 +205,7 @@ fn unreadable_release_error_names_secret() {
 }
 
 #[test]
-fn a_payload_of_another_release_is_refused() {
+fn payload_of_different_release_is_rejected() {
     let error = decode(&zipped(
         &stored("deployed").replace(r#""version":7"#, r#""version":8"#),
     ));

@@ -35,7 +35,7 @@ pub(crate) enum ChartCrdError {
         #[source]
         source: io::Error,
     },
-    #[error("{file} of the chart is not YAML; helm would not take it either")]
+    #[error("{file} of the chart is not valid YAML; correct the chart")]
     Yaml { file: String },
     #[error(transparent)]
     Read(#[from] ApiError),
@@ -43,11 +43,11 @@ pub(crate) enum ChartCrdError {
         "CRD {name}: bringing it up to date failed; apply it yourself, or use --chart-crds=create"
     )]
     Write { name: String, source: ApiError },
-    #[error("CRD {name} belongs to {owner} and is left; use --chart-crds=create")]
+    #[error("CRD {name} belongs to {owner} and stays unchanged; use --chart-crds=create")]
     Theirs { name: String, owner: String },
-    #[error("CRD {name} is there, but the apiserver does not serve it yet")]
+    #[error("CRD {name} exists, but the API server does not serve it yet")]
     NotServed { name: String },
-    #[error("the Lease of this cluster was lost on the way")]
+    #[error("lost the Lease of this cluster")]
     NotPermitted,
 }
 

@@ -220,7 +220,7 @@ fn not_deployed(job: &Job, run: Run, expected: u32, error: Option<HelmError>) ->
         None => {
             let name = &job.release.name;
             let message = format!(
-                "helm ended well, but revision {expected} of release {name} is not deployed"
+                "Helm succeeded, but revision {expected} of release {name} is not deployed"
             );
             (message, false)
         }

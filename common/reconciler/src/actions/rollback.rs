@@ -123,7 +123,7 @@ impl ActionRunner {
             Err(error) if error.is_local() => return Err(unavailable(&error)),
             Err(HelmError::Suspended { complaint }) => return Err(suspended(complaint)),
             Err(error) => chain(&error),
-            Ok(()) => format!("helm ended well, but revision {to} is not deployed again"),
+            Ok(()) => format!("Helm succeeded, but revision {to} is not deployed"),
         };
         Err(ActionError::Failed {
             reason: reason::ROLLBACK_FAILED,

@@ -88,7 +88,7 @@ impl ActionRunner {
             Ok(()) => Err(ActionError::Failed {
                 reason: reason::UNINSTALL_FAILED,
                 message: format!(
-                    "release {} is still there after helm uninstall",
+                    "release {} still exists after helm uninstall",
                     job.release.name
                 ),
                 permanent: false,

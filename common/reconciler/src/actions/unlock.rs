@@ -22,7 +22,7 @@ impl ActionRunner {
         let Some(secret) = self.revision_secret(&job.release, revision).await? else {
             return self.relist(job, done).await;
         };
-        let description = format!("Unlocked by Krypton: left {was} by a helm that is gone");
+        let description = format!("Unlocked by Krypton: a Helm process that died left it {was}");
         let mut unlocked = match releases::unlocked(&secret, &description) {
             Ok(unlocked) => unlocked,
             Err(error) => return self.set_aside(job, &secret, &error, ready, done).await,
@@ -38,7 +38,8 @@ impl ActionRunner {
         let params = PostParams::default();
         let unlocking = effect!("release.unlock", api.replace(&name, &params, &unlocked));
         call("unlocking the release", unlocking).await?;
-        let message = format!("revision {revision} was left {was} by a helm that is gone");
+        let message =
+            format!("unlocked revision {revision}, which a Helm process that died left {was}");
         self.tell(
             &job.owner,
             ObjectEvent {

@@ -63,7 +63,7 @@ impl ActionRunner {
         match effect!("helm.get", looked).await {
             Ok(false) => {}
             // A newer Helm wrote it, or it exceeds Krypton's size limit. Krypton must not judge it.
-            Ok(true) => return Err(failed(format!("{why}; helm can read it"))),
+            Ok(true) => return Err(failed(format!("{why}, but Helm can decode it"))),
             Err(HelmError::Stopped) => return Err(ActionError::Conflict),
             Err(error) if error.is_local() => return Err(unavailable(&error)),
             Err(error) => return Err(transient(&error)),
@@ -74,9 +74,9 @@ impl ActionRunner {
                 Some(ReleaseNews::All { metas, .. }) if metas.len() > 1);
             if alone {
                 return Err(failed(format!(
-                    "{why}; no other revision says what is to be removed. Remove by hand what is annotated \
-                     with meta.helm.sh/release-name={}, then delete that Secret; or let it all be with \
-                     annotation {}=true on the {}",
+                    "{why}, and no other revision lists its objects; delete the objects with annotation \
+                     meta.helm.sh/release-name={}, then delete that Secret. To keep them, set annotation \
+                     {}=true on the {}",
                     job.release.name,
                     krypton_types::names::ORPHAN_ANNOTATION,
                     job.owner.kind(),

@@ -144,19 +144,19 @@ fn tell(events: &EventRecorder, restored: &Restored) {
     let (tenant, reason, message) = match restored {
         Restored::Back(tenant, deleted) => {
             let more = match deleted {
-                Deleted::No => "its release was left alone",
+                Deleted::No => "Krypton kept its release",
                 Deleted::Perhaps => {
                     "it may have been deleted before its CRD; delete it again if you don't need it"
                 }
-                Deleted::Yes => "and deleted again, as it had been before",
+                Deleted::Yes => "it was being deleted, so Krypton deleted it again",
             };
-            let message = format!("put back after its CRD had been deleted; {more}");
+            let message = format!("recreated after a deletion of its CRD; {more}");
             (tenant, "TenantRestored", message)
         }
         Restored::InTheWay(tenant, workspace) => {
             let message = format!(
-                "this was made before another Tenant of its name could be put back after the deletion of the \
-                 CRD; if that had a release in namespace {workspace}, it is left alone"
+                "this Tenant replaces one of the same name that was lost with the CRD; Krypton keeps its release in \
+                 namespace {workspace}, if it had one"
             );
             (tenant, "TenantNotRestored", message)
         }

@@ -448,7 +448,7 @@ impl Looker<'_> {
         Ok(match answered {
             // The API server's message may quote a secret value.
             Answer::Refused(_) if id.kind == "Secret" => {
-                Answer::Refused("the apiserver refuses what the chart has".to_owned())
+                Answer::Refused("the API server rejects the chart's content".to_owned())
             }
             answer => answer,
         })

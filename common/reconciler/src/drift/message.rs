@@ -64,7 +64,9 @@ fn one(finding: &Finding) -> String {
         Outcome::HeldBack => {
             format!("{what}{writer}, repeatedly: corrected at growing intervals")
         }
-        Outcome::NotOurs(release) => format!("{what}: it belongs to release {release} and is left"),
+        Outcome::NotOurs(release) => {
+            format!("{what}: it belongs to release {release} and stays unchanged")
+        }
         Outcome::Failed(why) => format!("{what}{writer}, and cannot be corrected: {}", cut(why)),
     }
 }

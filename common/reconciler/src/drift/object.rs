@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_of_another_release_is_known() {
+    fn object_of_different_release_is_detected() {
         let of = |name: &str| {
             json!({"metadata": {"annotations": {
                 "meta.helm.sh/release-name": name, "meta.helm.sh/release-namespace": "acme"}}})

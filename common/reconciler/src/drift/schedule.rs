@@ -339,7 +339,7 @@ impl ActionRunner {
         let recorded = self.is_recorded(look, &digest).await?;
         if unread > 0 {
             tracing::warn!(member = %self.member.name, unread,
-                "documents of the release's manifest cannot be read and are not looked at");
+                "ignoring invalid documents of the manifest");
         }
         let user = look.owner.user(&self.desired.get().lockdown);
         let acting = user.map(|user| client_as(&self.member.client, &user));

@@ -15,7 +15,8 @@ use crate::owner::ReleaseOwner;
 
 pub(super) const INSTALLING: &str = "installing release";
 pub(super) const UPGRADING: &str = "upgrading release";
-const VALUES_NOT_ALLOWED: &str = "the fleet takes no values of single Tenants: remove spec.values, or have the hub run with --tenant-values";
+const VALUES_NOT_ALLOWED: &str =
+    "Tenant values are disabled; remove spec.values, or start the hub with --tenant-values";
 
 /// Returns the conditions to report for a state.
 pub(super) fn conditions(is: &ReleaseState<'_>, view: &View<'_>) -> ClusterState {
@@ -75,7 +76,7 @@ pub(super) fn conditions(is: &ReleaseState<'_>, view: &View<'_>) -> ClusterState
         }
         Unknown(revision) => {
             let message = format!(
-                "revision {revision} of release {name} is in a state that helm does not name; look at it with helm history"
+                "revision {revision} of release {name} has an unknown status; check it with helm history"
             );
             failed(reason::LOCKED, &message)
         }

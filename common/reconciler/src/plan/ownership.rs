@@ -60,8 +60,8 @@ pub(super) fn ownership(view: &View<'_>) -> Ownership {
         // The Go operator's G3 CRD has no workspace field, so a Tenant written under that CRD loses the value.
         return view.elsewhere.map_or(Ownership::Free, |namespace| {
             Ownership::Theirs(format!(
-                "the former operator has installed release {name} in namespace {namespace}, and this Tenant names no \
-                 workspace: delete it, which leaves that release as it is, and create it again with \
+                "krypton-operator installed release {name} in namespace {namespace}, but this Tenant names no workspace; \
+                 delete the Tenant, which keeps that release, and create it again with \
                  spec.workspace: {namespace} and the annotation {}",
                 names::fingerprint_annotation(view.cluster),
             ))

@@ -39,15 +39,21 @@ enum Remedy {
 impl Remedy {
     fn description(self) -> &'static str {
         match self {
-            Self::Compare => "nothing; `helm upgrade --install` when it is not as desired",
+            Self::Compare => {
+                "nothing, or `helm upgrade --install` if it differs from the desired state"
+            }
             Self::Apply => "`helm upgrade --install`",
             Self::InstallAgain => "`helm install --replace`",
-            Self::Unlock => "mark it failed, then as for that",
-            Self::BreakLock => "once nobody can be at it, mark it failed, then as for that",
+            Self::Unlock => "mark it failed, then as for `failed`",
+            Self::BreakLock => {
+                "when no Helm process can be running, mark it failed, then as for `failed`"
+            }
             Self::Uninstall => "`helm uninstall`",
-            Self::LetGo => "let go",
-            Self::SetAside => "set the Secret aside, then as for the revision before",
-            Self::Ask => "leave it alone, and say so",
+            Self::LetGo => "delete the workspace, remove the finalizer",
+            Self::SetAside => {
+                "keep a copy of the Secret and delete it, then as for the previous revision"
+            }
+            Self::Ask => "nothing; a condition reports it",
         }
     }
 }
@@ -88,58 +94,58 @@ const TABLE: [Row; 12] = [
     Row {
         is: |is| matches!(is, ReleaseState::Absent),
         name: "(no revision)",
-        cause: "not installed yet; or all Secrets were deleted by hand",
+        cause: "not installed yet, or a user deleted all Secrets",
         present: Remedy::Apply,
         deleted: Remedy::LetGo,
-        promise: "objects that carry the release's name are taken over, not recreated",
+        promise: "Krypton adopts existing objects with the release's name and does not recreate them",
     },
     Row {
         is: is_deployed,
         name: "deployed",
-        cause: "helm ended well",
+        cause: "Helm succeeded",
         present: Remedy::Compare,
         deleted: Remedy::Uninstall,
-        promise: "as desired: no request and no helm run",
+        promise: "in the desired state: no request and no Helm run",
     },
     Row {
         is: |is| is_locked(is, Status::PendingInstall),
         name: "pending-install",
-        cause: "helm died in an installation",
+        cause: "Helm died during an installation",
         present: Remedy::BreakLock,
         deleted: Remedy::Uninstall,
-        promise: "what it has made stays",
+        promise: "created objects stay",
     },
     Row {
         is: |is| is_locked(is, Status::PendingUpgrade),
         name: "pending-upgrade",
-        cause: "helm died in an upgrade",
+        cause: "Helm died during an upgrade",
         present: Remedy::BreakLock,
         deleted: Remedy::Uninstall,
-        promise: "the revision before stays deployed and keeps serving",
+        promise: "the previous revision stays deployed and keeps serving",
     },
     Row {
         is: |is| is_locked(is, Status::PendingRollback),
         name: "pending-rollback",
-        cause: "a `helm rollback` died, ours or a person's, or a hook of it failed",
+        cause: "`helm rollback` of Krypton or a user died, or one of its hooks failed",
         present: Remedy::BreakLock,
         deleted: Remedy::Uninstall,
-        promise: "as for pending-upgrade",
+        promise: "as for `pending-upgrade`",
     },
     Row {
         is: |is| is_locked(is, Status::Uninstalling),
         name: "uninstalling",
-        cause: "`helm uninstall` died, or a hook of it failed",
+        cause: "`helm uninstall` died, or one of its hooks failed",
         present: Remedy::BreakLock,
         deleted: Remedy::Uninstall,
-        promise: "of a Tenant that is to be there nothing more is removed: what is gone is made again",
+        promise: "for an existing Tenant: nothing more is deleted, and missing objects are recreated",
     },
     Row {
         is: |is| matches!(is, ReleaseState::FailedInstall),
         name: "failed (installation)",
-        cause: "an installation of ours failed or died; nothing was ever deployed",
+        cause: "Krypton's installation failed or died, and no revision was ever deployed",
         present: Remedy::InstallAgain,
         deleted: Remedy::Uninstall,
-        promise: "pre-install and post-install hooks run again; nothing is uninstalled, objects stay the same",
+        promise: "pre-install and post-install hooks run again, nothing is uninstalled, and objects stay",
     },
     Row {
         is: |is| matches!(is, ReleaseState::Failed),
@@ -147,47 +153,47 @@ const TABLE: [Row; 12] = [
         cause: "an upgrade or rollback failed or died",
         present: Remedy::Apply,
         deleted: Remedy::Uninstall,
-        promise: "the revision before keeps serving",
+        promise: "the previous revision keeps serving",
     },
     Row {
         is: |is| matches!(is, ReleaseState::Superseded(_)),
         name: "superseded",
-        cause: "the newest Secret was deleted by hand; or helm died between its last two writes",
+        cause: "a user deleted the newest Secret, or Helm died between its last two writes",
         present: Remedy::Unlock,
         deleted: Remedy::Uninstall,
-        promise: "what runs stays",
+        promise: "workloads keep running",
     },
     Row {
         is: |is| matches!(is, ReleaseState::Uninstalled),
         name: "uninstalled",
-        cause: "a person's `helm uninstall --keep-history`",
+        cause: "a user ran `helm uninstall --keep-history`",
         present: Remedy::Apply,
         deleted: Remedy::Uninstall,
-        promise: "installed again, with its hooks",
+        promise: "installed again, with hooks",
     },
     Row {
         is: |is| matches!(is, ReleaseState::Unknown(_)),
-        name: "unknown, or any other word",
-        cause: "a helm that is newer than Krypton",
+        name: "unknown, or any other status",
+        cause: "a Helm version that is newer than Krypton",
         present: Remedy::Ask,
         deleted: Remedy::Uninstall,
-        promise: "what runs stays",
+        promise: "workloads keep running",
     },
     Row {
         is: |_| false,
         name: "(cannot be decoded)",
-        cause: "the newest Secret is damaged: helm itself passes over it, and then stumbles on its name",
+        cause: "the newest Secret is damaged: Helm skips it and then fails on its name",
         present: Remedy::SetAside,
         deleted: Remedy::SetAside,
-        promise: "only when helm says so too; what runs stays; where no other revision is left, a deletion \
-                  waits and asks, since nobody knows what to remove",
+        promise: "only if Helm cannot decode it either. Workloads keep running. If no other revision is left, a \
+                  deletion waits, because Krypton does not know the objects to delete",
     },
 ];
 
 /// Renders the table as Markdown, as in `docs/explanation/repair.md`.
 fn markdown() -> String {
     let mut text = String::from(
-        "| newest revision | how it comes about | Tenant is to be there | Tenant is to go | promised |\n\
+        "| Newest revision | Cause | Tenant exists | Tenant is being deleted | Guarantee |\n\
          | --- | --- | --- | --- | --- |\n",
     );
     for row in &TABLE {

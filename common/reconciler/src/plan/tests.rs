@@ -667,7 +667,7 @@ fn release_of_tenant_in_other_namespace_is_refused() {
 }
 
 #[test]
-fn namespaces_of_others_are_never_a_workspace() {
+fn reserved_namespace_is_never_a_workspace() {
     for (workspace, owner) in [
         ("kube-system", "Kubernetes"),
         ("krypton-system", "Krypton"),

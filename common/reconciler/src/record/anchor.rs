@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn current_anchor_replaces_former_and_keeps_other_owners() {
+    fn current_anchor_replaces_old_and_keeps_owners() {
         let (now, former) = (reference(&anchor("now")), reference(&anchor("former")));
         for (before, after) in [
             (vec![], vec![now.clone()]),

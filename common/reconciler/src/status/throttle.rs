@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn other_words_wait_and_another_state_does_not() {
+    fn new_message_waits_but_new_state_does_not() {
         let before = state("Installing", "0 of 3");
         let said = Some((&before, at(0)));
         let later = state("Installing", "1 of 3");

@@ -26,7 +26,7 @@ pub enum RenderError {
         #[source]
         source: std::io::Error,
     },
-    #[error("writing the kubeconfig of helm failed")]
+    #[error("failed to write Helm's kubeconfig")]
     Encode(#[source] serde_json::Error),
 }
 

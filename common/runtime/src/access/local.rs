@@ -52,7 +52,7 @@ pub enum LocalError {
         source: ConfigError,
     },
     #[error(
-        "there is no cluster to use: no --kubeconfig, no KUBECONFIG, no .kube/config in HOME, and this is not a pod; name a kubeconfig"
+        "no cluster found: no --kubeconfig, no KUBECONFIG, no .kube/config in HOME, and this is not a pod; set --kubeconfig"
     )]
     Nowhere(#[source] InClusterError),
 }

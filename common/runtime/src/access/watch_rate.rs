@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_watch_is_told_by_kind_and_selectors() {
+    fn kind_and_selectors_identify_a_watch() {
         let tenants = "/apis/mesh.openkcm.io/v1alpha1/tenants";
         let first = watched(&uri(&format!("{tenants}?watch=true&resourceVersion=1")));
         let next = watched(&uri(&format!("{tenants}?watch=true&resourceVersion=2")));

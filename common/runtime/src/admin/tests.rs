@@ -207,7 +207,7 @@ async fn connection_that_trickles_is_closed() {
 }
 
 #[tokio::test]
-async fn probes_are_answered_beside_held_connections() {
+async fn probes_succeed_despite_held_connections() {
     let bounds = Bounds {
         connections: 4,
         quiet: NEVER,
@@ -243,7 +243,7 @@ async fn reconnect(address: SocketAddr) {
 }
 
 #[tokio::test]
-async fn probes_are_answered_beside_reconnecting_clients() {
+async fn probes_succeed_despite_reconnecting_clients() {
     let bounds = Bounds {
         connections: 4,
         quiet: NEVER,

@@ -112,9 +112,9 @@ fn fails(effect: &str, moment: &str) -> Option<String> {
         Strike::Hang => loop {
             std::thread::park();
         },
-        Strike::Panic => panic!("{point}: as the plan of a test says"),
+        Strike::Panic => panic!("{point}: injected by a test"),
         Strike::Error => {
-            tracing::warn!(%point, "failing as the plan of a test says");
+            tracing::warn!(%point, "injecting a failure");
             Some(point)
         }
     }

@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn former_life_is_recognised_by_pod_alone() {
+    fn previous_process_is_recognized_by_pod() {
         let pod = OwnPod::of(Some(UID.to_owned()), 1);
         let other = OwnPod::of(Some("another".to_owned()), 1);
         let me = agent_holder("krypton-agent-x", pod.as_ref(), 1);

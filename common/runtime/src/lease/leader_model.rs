@@ -315,7 +315,7 @@ impl World {
             && let Some((actor, ..)) = &self.hubs[*leader].life
         {
             let term = actor.hold().term.clone().unwrap_or_default();
-            prop_assert!(term.transitions >= self.reached, "a lead of before writes");
+            prop_assert!(term.transitions >= self.reached, "a previous leader writes");
             self.reached = term.transitions;
         }
         Ok(())
@@ -372,11 +372,11 @@ proptest! {
         }
         world.heal();
         world.run(SETTLES)?;
-        prop_assert_eq!(world.leads().len(), 1, "nobody leads\n{}", world.log.join("\n"));
+        prop_assert_eq!(world.leads().len(), 1, "no leader\n{}", world.log.join("\n"));
     }
 
     #[test]
-    fn an_outage_of_the_apiserver_changes_no_lead(
+    fn api_server_outage_changes_no_leader(
         seed in any::<u64>(), calm in 8_000..12_000_u64, outage in 0..20_000_u64
     ) {
         let mut world = World::new(seed);

@@ -464,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn lease_of_own_former_process_is_acquired_immediately() {
+    fn lease_of_previous_process_is_acquired_immediately() {
         let pod = |name: &str| Actor::new(name.to_owned(), Times::MEMBER);
         let (me, former, other) = ("agent/a/2@uid-1", "agent/a/1@uid-1", "agent/a/1@uid-2");
         let mut actor = pod(me);

@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn a_holder_stops_before_another_may_begin() {
+    fn holder_stops_before_next_starts() {
         for times in [Times::MEMBER, Times::of_lead(Duration::from_secs(5))] {
             assert!(apart(times.duration, times.fresh), "{times:?}");
             // One renewal may fail, and another may follow in time.

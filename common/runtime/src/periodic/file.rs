@@ -33,7 +33,7 @@ pub struct SettingsFile {
 pub enum FileError {
     #[error("reading the {} {} failed; correct {} or the file's permissions", .0.name, .0.path.display(), .0.flag)]
     Read(SettingsFile, #[source] io::Error),
-    #[error("the {} {} does not answer within {} s; check whether its mount hangs", .0.name, .0.path.display(), DEADLINE.as_secs())]
+    #[error("the {} {} does not respond within {} s; check whether its mount hangs", .0.name, .0.path.display(), DEADLINE.as_secs())]
     Hangs(SettingsFile),
     #[error("the {} {} is not a regular file; name a file with {}", .0.name, .0.path.display(), .0.flag)]
     NotAFile(SettingsFile),

@@ -26,7 +26,7 @@ pub enum NotSet {
     )]
     NotAFilter,
     #[error(
-        "{KUBE_CALLS} is not switched on while the process runs: its lines may hold whole answers of an apiserver, Secrets too; RUST_LOG can, at the start"
+        "{KUBE_CALLS} cannot be enabled at run time, because its lines can contain Secrets from API server responses; set RUST_LOG at startup"
     )]
     KubeCalls,
     #[error("logging has ended")]

@@ -26,7 +26,7 @@ pub enum ConfigurationError {
     Reserved(String),
     #[error("label {0:?} has an invalid value")]
     Value(String),
-    #[error("there are more than 64 labels or annotations")]
+    #[error("more than 64 labels or annotations")]
     TooMany,
     #[error("labels and annotations are {0} bytes, more than 16384")]
     TooLarge(usize),

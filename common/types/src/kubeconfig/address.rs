@@ -5,9 +5,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::Policy;
 
-const LOOPBACK: &str = "it leads to the hub's own machine; give an address that means the same \
+const LOOPBACK: &str = "it points to the hub's own machine; use an address that is the same \
     everywhere, or start the hub with --insecure-kubeconfig-loopback";
-const LINK_LOCAL: &str = "it leads to a link-local, metadata, multicast or broadcast address; give \
+const LINK_LOCAL: &str = "it points to a link-local, metadata, multicast or broadcast address; use \
     the cluster's own address, or start the hub with --insecure-kubeconfig-link-local";
 
 /// Addresses of metadata services outside of the link-local ranges: AWS, GCP, Alibaba, Oracle, Azure.

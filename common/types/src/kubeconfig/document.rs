@@ -63,8 +63,8 @@ fn refusal(error: &Error) -> KubeconfigError {
 fn problem(error: &Error) -> &'static str {
     match error {
         Error::WithSnippet { error, .. } | Error::AliasError { error, .. } => problem(error),
-        Error::MultipleDocuments { .. } => "there is more than one YAML document",
-        Error::DuplicateMappingKey { .. } => "a key is there twice",
+        Error::MultipleDocuments { .. } => "it contains more than one YAML document",
+        Error::DuplicateMappingKey { .. } => "it contains a key twice",
         Error::Eof { .. } => "it is empty",
         Error::Budget { .. }
         | Error::AliasReplayCounterOverflow { .. }

@@ -1,4 +1,4 @@
-//! Fields of a kubeconfig, with what is not allowed in it.
+//! Fields of a kubeconfig, and the fields that are not allowed.
 
 use super::KubeconfigError;
 use crate::document::{FieldError, Fields};

@@ -66,7 +66,7 @@ fn broken_of_refusal(error: &KubeconfigError) -> Option<String> {
 
 fn broken_of(sanitized: &Sanitized, policy: &Policy) -> Option<String> {
     let Ok(rebuilt) = serde_json::from_str::<Value>(&sanitized.yaml) else {
-        return Some("what is rebuilt is no JSON".to_owned());
+        return Some("the rebuilt kubeconfig is not JSON".to_owned());
     };
     let [cluster, user] = ["/clusters/0/cluster", "/users/0/user"]
         .map(|part| rebuilt.pointer(part).cloned().unwrap_or_default());
@@ -77,7 +77,7 @@ fn broken_of(sanitized: &Sanitized, policy: &Policy) -> Option<String> {
         .or_else(|| broken_addresses(sanitized, policy))
         .or_else(|| {
             let same = cluster.get("server").and_then(Value::as_str) == Some(&sanitized.server);
-            (!same).then(|| "the server is another than the one that is told".to_owned())
+            (!same).then(|| "the server differs from the reported one".to_owned())
         })
         .or_else(|| {
             let shown = secrets.into_iter().flatten().any(shown);
@@ -85,7 +85,7 @@ fn broken_of(sanitized: &Sanitized, policy: &Policy) -> Option<String> {
         })
         .or_else(|| {
             let digest = fingerprint::sha256_hex(sanitized.yaml.as_bytes());
-            (digest != sanitized.digest).then(|| "a digest of something else".to_owned())
+            (digest != sanitized.digest).then(|| "the digest does not match".to_owned())
         })
         .or_else(|| match parse(sanitized.yaml.as_bytes(), policy) {
             Ok(again) if again == *sanitized || again.digest == sanitized.digest => None,
@@ -95,7 +95,7 @@ fn broken_of(sanitized: &Sanitized, policy: &Policy) -> Option<String> {
             {
                 None
             }
-            again => Some(format!("read again it is {again:?}")),
+            again => Some(format!("parsing it again gives {again:?}")),
         })
 }
 
@@ -118,7 +118,7 @@ fn broken_keys(rebuilt: &Value, policy: &Policy) -> Option<String> {
                         key => ALLOWED.contains(&key),
                     };
                     if !admitted {
-                        return Some(format!("{key:?} is in what is rebuilt"));
+                        return Some(format!("the rebuilt kubeconfig contains {key:?}"));
                     }
                     // These values are copied unchanged.
                     if !matches!(key.as_str(), "exec" | "auth-provider") {
@@ -135,7 +135,7 @@ fn broken_keys(rebuilt: &Value, policy: &Policy) -> Option<String> {
 
 fn broken_addresses(sanitized: &Sanitized, policy: &Policy) -> Option<String> {
     if !sanitized.server.starts_with("https://") {
-        return Some("the server is not told by https".to_owned());
+        return Some("the server has no https URL".to_owned());
     }
     let hops = [Some(&sanitized.authority), sanitized.proxy.as_ref()];
     hops.into_iter().flatten().find_map(|authority| {
@@ -145,7 +145,7 @@ fn broken_addresses(sanitized: &Sanitized, policy: &Policy) -> Option<String> {
         // The colons of an IPv6 address do not form a last label.
         let odd = ip.is_none() && address::is_odd_number(&authority.host);
         let wrong = refused || odd || authority.port == 0 || authority.host.is_empty();
-        wrong.then(|| format!("it leads to {authority:?}"))
+        wrong.then(|| format!("it points to {authority:?}"))
     })
 }
 

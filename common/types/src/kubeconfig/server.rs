@@ -41,7 +41,7 @@ pub(super) fn checked_proxy(url: &str) -> Result<Url, &'static str> {
         .find_map(|(scheme, port)| url_of(scheme, port, url))
         .unwrap_or(Err("must start with http:// or socks5://"))?;
     if !proxy.names_its_port {
-        return Err("must name its port: hub and helm may have different ones in mind");
+        return Err("must contain a port: hub and Helm have different defaults");
     }
     if proxy.has_path {
         return Err("must end after its port");
@@ -195,7 +195,7 @@ mod tests {
             ("proxy:3128", "must start with"),
             ("file:///etc/passwd", "must start with"),
             ("http://user:pw@proxy:3128", "user name"),
-            ("http://proxy", "must name its port"),
+            ("http://proxy", "must contain a port"),
             ("http://proxy:0", "port"),
             ("http://proxy:3128/", "must end after its port"),
             ("http://0x7f.1:3128", "plainly"),

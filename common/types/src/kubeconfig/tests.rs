@@ -273,11 +273,11 @@ fn admitted_proxy_is_kept_and_validated_like_server() {
     for (url, message) in [
         (
             "http://localhost:3128",
-            "proxy-url is not allowed: it leads to the hub's own machine",
+            "proxy-url is not allowed: it points to the hub's own machine",
         ),
         (
             "http://169.254.169.254:80",
-            "proxy-url is not allowed: it leads to a link-local",
+            "proxy-url is not allowed: it points to a link-local",
         ),
         ("http://127.1:3128", "proxy-url has a number for a host"),
         (

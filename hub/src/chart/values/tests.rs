@@ -75,7 +75,7 @@ fn a_source_is_read_as_it_is_written() {
 }
 
 #[test]
-fn layers_lie_in_the_order_that_is_told() {
+fn layers_keep_the_documented_order() {
     let readings = readings(&[
         (
             "configmap/one",

@@ -256,7 +256,7 @@ fn deployment_status_follows_member_report() {
 }
 
 #[test]
-fn pause_is_shown_beside_any_ready_state() {
+fn pause_is_shown_with_any_state() {
     let why = "paused by annotation on the KryptonDeployment";
     let paused = |mut report: DeploymentReport| {
         report.state.progress = Some(State::new(Truth::False, reason::PAUSED, why));
@@ -456,7 +456,7 @@ fn unrecorded_deployment_is_assumed_at_its_target() {
 }
 
 #[test]
-fn orphan_annotation_and_deleted_crd_release_at_once() {
+fn orphan_annotation_and_deleted_crd_release_immediately() {
     let deleted = |deletion| world().placed(&HERE).deleted(deletion);
     let orphan = deleted(None).annotated(names::ORPHAN_ANNOTATION, "true");
     for world in [orphan, deleted(Some(Deletion::OfTheCrd))] {

@@ -522,7 +522,7 @@ mod tests {
     }
 
     #[test]
-    fn null_and_empty_extensions_are_none() {
+    fn null_and_empty_extensions_are_ignored() {
         let plain = planned(&with(json!({"server": "https://a"})), provider("a")).unwrap();
         for extensions in [
             Value::Null,

@@ -268,7 +268,7 @@ async fn plugin_failure_is_stale_only_after_earlier_success() {
 }
 
 #[tokio::test]
-async fn a_credential_that_has_expired_already_is_none() {
+async fn expired_credential_is_ignored() {
     let mut stage = Stage::new();
     stage.answer(&json!({"token": "one", "expirationTimestamp": "2001-01-01T00:00:00Z"}));
     stage.settled_edge_1().await;

@@ -70,7 +70,7 @@ fn rival_for_dismissed_name_is_dismissed_too() {
 }
 
 #[test]
-fn name_taken_by_agent_keeps_former_claimants_dismissed() {
+fn agent_name_keeps_earlier_claimants_dismissed() {
     let rivals = found(Some(&[("krypton", "a", "a"), ("elsewhere", "a", "a")]));
     let register = Register::default().next(&[&rivals], &BTreeSet::new(), &bound(&["a"]));
     // The EdgeCluster was deleted and recreated for an agent, so it has no source.
@@ -84,7 +84,7 @@ fn name_taken_by_agent_keeps_former_claimants_dismissed() {
 }
 
 #[test]
-fn read_register_is_merged_unless_of_another_crd() {
+fn read_register_is_merged_unless_crd_differs() {
     let both = found(Some(&[("krypton", "a", "a"), ("krypton", "b", "b")]));
     let none = BTreeSet::new();
     let seen = Register::default().next(&[&both], &none, &bound(&["a"]));

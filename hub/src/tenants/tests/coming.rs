@@ -38,7 +38,7 @@ fn next_step_is_listed_until_cause_ends() {
 }
 
 #[test]
-fn listed_members_show_next_step_beside_summary() {
+fn listed_members_show_next_step_with_summary() {
     let members: BTreeMap<Arc<str>, Saying> = (0..60)
         .map(|number| {
             let saying = saying(Hearing::Full, Some(failing(number)));

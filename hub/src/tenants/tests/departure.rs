@@ -177,7 +177,7 @@ fn hub_restart_restarts_grace_without_status_writes() {
 }
 
 #[test]
-fn doubt_removes_nothing_however_long_it_lasts() {
+fn lasting_silence_removes_nothing() {
     let silent = || Hearing::Silent("no answer".to_owned());
     for (hearing, report) in [
         (silent(), None),

@@ -32,7 +32,7 @@ impl Verdict {
         match self {
             Self::WouldBeCreated => "would be created".to_owned(),
             Self::Created => "created".to_owned(),
-            Self::Exists => "exists, left as it is".to_owned(),
+            Self::Exists => "exists, unchanged".to_owned(),
             Self::Cannot(why) => format!("not translated: {why}"),
             Self::Failed(why) => format!("not created: {why}"),
         }
@@ -508,7 +508,7 @@ mod tests {
             "{said:?}"
         );
         assert_eq!(said[2], ("c", "would be created".to_owned()));
-        assert_eq!(said[3], ("d", "exists, left as it is".to_owned()));
+        assert_eq!(said[3], ("d", "exists, unchanged".to_owned()));
         assert!(rows[1].object.is_none() && rows[3].object.is_none());
     }
 

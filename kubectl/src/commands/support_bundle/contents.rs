@@ -35,7 +35,7 @@ impl Contents {
                 self.room = room;
                 self.files.push((name.to_owned(), text));
             }
-            None => self.missing(name, "there is no room for it"),
+            None => self.missing(name, "no space left in the bundle"),
         }
     }
 
@@ -124,7 +124,7 @@ pub(crate) mod tests {
             "  tenants.yaml\n",
             "  a/small.log\n",
             "  crds.yaml: you may not list them\n",
-            "  a/large.log: there is no room for it\n",
+            "  a/large.log: no space left in the bundle\n",
         ] {
             assert!(readme.contains(line), "{readme}");
         }

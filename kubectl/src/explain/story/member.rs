@@ -38,7 +38,10 @@ impl Explainer<'_> {
             let next = Next::from_status(status, name);
             match clusters.get(name) {
                 Some(state) => self.state(state, next, tenant),
-                None => self.add(Mark::NotKnown, "home has no report of this Tenant there"),
+                None => self.add(
+                    Mark::NotKnown,
+                    "the home cluster has no report of this Tenant there",
+                ),
             }
             let is_well = |line: &Line| line.mark == Mark::Well;
             if sources.members.len() > FEW && self.lines.iter().skip(first).all(is_well) {
@@ -62,7 +65,7 @@ impl Explainer<'_> {
         }
         let Answer::Found(cluster) = answer else {
             let remedy = "kubectl krypton get clusters lists the members";
-            self.advise(Mark::Wrong, "there is no EdgeCluster of this name", remedy);
+            self.advise(Mark::Wrong, "no EdgeCluster has this name", remedy);
             return false;
         };
         if cluster.metadata.deletion_timestamp.is_some() {
@@ -119,7 +122,8 @@ impl Explainer<'_> {
         let is_old = |seen: &Timestamp| self.now.as_second() - seen.as_second() > SEEN_IS_OLD;
         if let Some(seen) = seen.filter(is_old) {
             let since = self.when(seen);
-            let text = format!("home shows it as connected, but has not seen it since {since}");
+            let text =
+                format!("the home cluster shows it as connected, but it last responded at {since}");
             let remedy =
                 "look at the hub's pods and their log: the hub checks connections every minute";
             self.advise(Mark::NotKnown, text, remedy);
@@ -169,31 +173,32 @@ impl Explainer<'_> {
         let applied = applied.map(|applied| version(applied.epoch, applied.generation));
         let (mark, text) = match (applied, status.is_behind()) {
             (_, Some(false)) => {
-                let what = format!("what is wanted: {chart} (desired state {wanted})");
+                let what = format!("the current desired state {wanted}: {chart}");
                 match reports {
-                    true => (Mark::Well, format!("it has {what}")),
+                    true => (Mark::Well, format!("it has applied {what}")),
                     false => {
-                        let text = format!("at the last contact, it had {what}");
+                        let text = format!("at the last contact, it had applied {what}");
                         (Mark::NotKnown, text)
                     }
                 }
             }
             (Some(has), None) => {
-                let text =
-                    format!("it acts on desired state {has}, which is later than the one of home");
+                let text = format!(
+                    "it has applied desired state {has}, which is later than that on the home cluster"
+                );
                 (Mark::Note, text)
             }
             (Some(has), _) => {
                 let since = desired.since.as_ref().map(|since| self.when(since.0));
                 let since = since.map_or_else(String::new, |since| format!(" since {since}"));
                 let text = format!(
-                    "it acts on desired state {has}; {wanted} is wanted{since}, with {chart}"
+                    "it has applied desired state {has}, but not {wanted} (sent{since}): {chart}"
                 );
                 (Mark::Note, text)
             }
             (None, _) => {
                 let text =
-                    format!("it has taken no desired state yet; {wanted} is wanted, with {chart}");
+                    format!("it has applied no desired state yet; the hub sends {wanted}: {chart}");
                 (Mark::Note, text)
             }
         };
@@ -264,7 +269,7 @@ impl Explainer<'_> {
                 Some(format!("one more: {resync}")),
             ),
             Step::Unlock => (
-                format!("the lock of the release is taken over at {at}"),
+                format!("Krypton takes over the lock of the release at {at}"),
                 None,
             ),
             Step::Wait => (

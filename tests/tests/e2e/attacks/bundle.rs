@@ -65,7 +65,7 @@ async fn old_bundle_grants_no_certificate() -> TestResult {
     let mut messages = Vec::new();
     for wrong in [guess, unknown, of_another_hub] {
         let answer = enroll(&used, &wrong, &theirs, HERE).await;
-        messages.push(refused(answer, denied, "not known here"));
+        messages.push(refused(answer, denied, "unknown join token"));
     }
     messages.dedup();
     assert_eq!(messages.len(), 1, "{messages:?}");

@@ -44,7 +44,7 @@ impl Place {
             return Err("it names no registry");
         }
         if !repository.split('/').all(is_component) || repository.len() > 255 {
-            return Err("a part of its path is not one of a registry");
+            return Err("a part of its path is not valid in a registry");
         }
         Ok(Self {
             registry,

@@ -313,7 +313,7 @@ fn retired_member_uninstalls_deployments_without_acknowledging() {
 }
 
 #[test]
-fn drift_is_looked_for_as_the_fleet_says() {
+fn fleet_policy_controls_drift_checks() {
     let mut w = world().deployed();
     w.desired.drift.mode = DriftMode::Heal;
     let plan = w.plan_order(&order());

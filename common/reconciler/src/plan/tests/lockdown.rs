@@ -23,7 +23,7 @@ fn within(mut w: World, creator: Option<&str>, open_to: Option<&str>) -> World {
 }
 
 #[test]
-fn workspace_of_another_namespace_is_refused() {
+fn workspace_of_different_namespace_is_rejected() {
     let install = Action::Helm(Run::Install);
     for (creator, open_to, allowed) in [
         (Some("uid-1"), None, true),
@@ -118,7 +118,7 @@ fn deployment_takes_no_release_by_its_chart() {
 }
 
 #[test]
-fn refused_tenant_deletes_no_namespace_of_others() {
+fn rejected_tenant_deletes_no_foreign_namespace() {
     for (creator, action) in [
         ("uid-1", Action::DeleteWorkspace),
         ("uid-2", Action::RemoveFinalizer { orphaned: false }),

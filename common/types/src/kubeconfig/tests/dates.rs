@@ -55,7 +55,7 @@ fn clocks_that_are_ten_minutes_apart_refuse_nothing() {
 }
 
 #[test]
-fn a_token_is_good_until_its_claim_says() {
+fn token_expires_at_its_claim() {
     let found = of(json!({ "token": jwt(&json!({ "exp": 1_800_000_000 })) }));
     assert_eq!(found.expires, Some(at("2027-01-15T08:00:00Z")));
     assert_eq!(found.not_before, None);

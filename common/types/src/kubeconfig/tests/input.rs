@@ -56,10 +56,10 @@ current-context: d
 #[test]
 fn invalid_yaml_document_is_rejected_with_position() {
     let two = format!("{}\n---\n{}\n", good(), good());
-    let second = "kubeconfig is not read at line 3, column 1: there is more than one YAML";
+    let second = "kubeconfig is not read at line 3, column 1: it contains more than one YAML";
     // Some parsers would use the second server, others the first.
     let duplicate = "clusters:\n- cluster:\n    server: a\n    server: b\n";
-    let twice = "kubeconfig is not read at line 4, column 5: a key is there twice";
+    let twice = "kubeconfig is not read at line 4, column 5: it contains a key twice";
     for (bytes, message) in [
         (b"".as_slice(), "failed to determine current context"),
         (b"null", "failed to determine current context"),
