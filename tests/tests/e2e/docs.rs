@@ -1,4 +1,10 @@
-//! Verifies the documentation's statements about tests.
+//! Verifies tests, reasons, links and generated parts of the documentation.
+
+mod alerts;
+mod api;
+mod generated;
+mod kubectl;
+mod values;
 
 use krypton_tests::TestResult;
 use std::{
@@ -93,9 +99,15 @@ fn tests_in_pages_exist() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let text = all_sources(&root);
     let tests = tests_of(&text);
-    for (page, at_least) in [("faults.md", 60), ("original-bugs.md", 50)] {
-        let page = fs::read_to_string(root.join("docs/contributing").join(page)).unwrap();
-        let named = named(&page);
+    for (page, section, at_least) in [
+        ("contributing/faults.md", "", 200),
+        ("contributing/original-bugs.md", "", 50),
+        ("explanation/security.md", "\n## Attackers\n", 8),
+    ] {
+        let page = fs::read_to_string(root.join("docs").join(page)).unwrap();
+        let (_, rest) = page.split_once(section).unwrap();
+        let end = rest.find("\n## ").filter(|_| !section.is_empty());
+        let named = named(&rest[..end.unwrap_or(rest.len())]);
         assert!(named.len() > at_least, "{named:?}");
         let missing: Vec<&str> = named
             .into_iter()
@@ -241,6 +253,40 @@ fn links_in_pages_lead_to_existing_headings() {
         }
     }
     assert!(seen > 200, "{seen}");
+}
+
+#[test]
+fn index_lists_every_page() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let read = |page: &str| fs::read_to_string(root.join(page)).unwrap();
+    let (index, commands) = (read("docs/README.md"), read("docs/reference/kubectl.md"));
+    let listed: BTreeSet<&str> = links(&index).into_iter().collect();
+    let commands: BTreeSet<&str> = links(&commands).into_iter().collect();
+    for page in pages() {
+        let Some(path) = page
+            .strip_prefix("docs/")
+            .filter(|path| *path != "README.md")
+        else {
+            continue;
+        };
+        let is_command = path
+            .strip_prefix("reference/")
+            .is_some_and(|path| path.starts_with("kubectl/") && commands.contains(path));
+        assert!(
+            is_command || listed.contains(path),
+            "docs/README.md: no {page}"
+        );
+    }
+}
+
+#[test]
+fn readme_stays_short() {
+    let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md");
+    let words = fs::read_to_string(readme)
+        .unwrap()
+        .split_whitespace()
+        .count();
+    assert!(words < 700, "{words}");
 }
 
 #[test]

@@ -64,10 +64,10 @@ fn both() -> Exposition {
     Exposition::of(&[stage::hub(), stage::agent()])
 }
 
-struct Alert {
-    chart: &'static str,
-    name: String,
-    rule: Value,
+pub(crate) struct Alert {
+    pub(crate) chart: &'static str,
+    pub(crate) name: String,
+    pub(crate) rule: Value,
 }
 
 impl Alert {
@@ -77,7 +77,7 @@ impl Alert {
     }
 }
 
-fn alerts() -> Vec<Alert> {
+pub(crate) fn alerts() -> Vec<Alert> {
     let mut alerts = Vec::new();
     for chart in CHARTS {
         let file: Value =
@@ -330,8 +330,11 @@ Labels of `krypton_hub_helm_…` and `krypton_agent_helm_…`:
   has stopped writes to it. With `stopped`, Krypton itself ended the run.
 - `priority`: first installations and uninstallations have the priority `high`.
 
-The label `queue` of `…_releases_waiting` names the reason for the wait: `lists` until all lists of the cluster are
-complete, `calls` for a request to its API server, `urgent` and `runs` for a Helm run with high and low priority.
+The label `queue` of `…_releases_waiting` names the reason for the wait:
+
+- `lists`: the lists of the cluster are not complete
+- `calls`: requests to its API server
+- `urgent`, `runs`: Helm runs with high and low priority
 
 ";
 
@@ -403,9 +406,9 @@ fn runbook_sections_match_alerts_and_give_steps() {
         let mut rest = text;
         for part in [
             "**Meaning.**",
+            "**Impact.**",
             "**Diagnosis.**",
-            "**Fix.**",
-            "**If it persists.**",
+            "**Mitigation.**",
         ] {
             let found = rest.split_once(part);
             let (_, after) = found.unwrap_or_else(|| panic!("{title} lacks {part}"));
