@@ -12,7 +12,7 @@ pub mod skew;
 pub mod v1 {
     #![allow(
         clippy::large_enum_variant,
-        reason = "a session handles one message at a time, and most are of the largest kind"
+        reason = "a session handles one message at a time, and most have the largest size"
     )]
     #![allow(clippy::too_many_lines, reason = "generated")]
     tonic::include_proto!("krypton.fleet.v1");

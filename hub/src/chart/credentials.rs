@@ -171,7 +171,7 @@ mod tests {
 
         assert!(look(None));
         assert!(!look(None), "told once");
-        assert!(problem().unwrap_err().contains("no Secret ns/name"));
+        assert!(problem().unwrap_err().contains("Secret ns/name"));
         assert!(look(Some(secret("1", "username"))));
         let said = problem().unwrap_err();
         assert!(said.contains("username without password"), "{said}");

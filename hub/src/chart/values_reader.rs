@@ -468,9 +468,9 @@ mod tests {
                 "a",
                 Some("kubernetes.io/tls"),
                 "a: 1",
-                "of type kubernetes.io/tls",
+                "has type kubernetes.io/tls",
             ),
-            ("krypton-hub-ca", None, "a: 1", "Krypton's own"),
+            ("krypton-hub-ca", None, "a: 1", "belongs to Krypton"),
         ] {
             match of(name, type_, "values.yaml", content) {
                 Reading::Invalid(said) => {

@@ -378,7 +378,7 @@ mod tests {
                     connected: false,
                     ..done()
                 },
-                "cannot be reached",
+                "unreachable",
             ),
             (
                 DecommissionState {

@@ -94,7 +94,7 @@ fn each_part_that_cannot_be_used_is_named() {
     }
     let other = new_key().unwrap().serialize_pem();
     let said = broken("tls.key", Some(&other));
-    assert!(said.contains("another key"), "{said}");
+    assert!(said.contains("a different key"), "{said}");
 }
 
 /// One Secret and one namespace, with the responses of an API server.
