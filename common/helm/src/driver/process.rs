@@ -448,7 +448,91 @@ async fn version(binary: &Path, environment: Vec<(OsString, OsString)>) -> io::R
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use tokio::sync::Notify;
+
     use super::*;
+    use crate::driver::StopHandle;
+
+    /// A Helm that ignores SIGTERM. Records what it receives, and when.
+    #[derive(Clone, Debug)]
+    struct Stubborn {
+        begun: Instant,
+        received: Arc<Mutex<Vec<(&'static str, u64)>>>,
+        killed: Arc<Notify>,
+    }
+
+    impl Stubborn {
+        fn receive(&self, order: &'static str) {
+            let seconds = self.begun.elapsed().as_secs();
+            self.received.lock().unwrap().push((order, seconds));
+        }
+    }
+
+    impl Processes for Stubborn {
+        fn start(&self, _: &HelmCommand<'_>, _: Option<BootTime>) -> io::Result<Box<dyn Running>> {
+            Ok(Box::new(self.clone()))
+        }
+
+        fn version<'a>(
+            &'a self,
+            _: &'a Path,
+            _: Vec<(OsString, OsString)>,
+        ) -> BoxFuture<'a, io::Result<String>> {
+            Box::pin(async { Ok(String::new()) })
+        }
+    }
+
+    impl Running for Stubborn {
+        fn terminate(&mut self) -> BoxFuture<'_, ()> {
+            self.receive("terminate");
+            Box::pin(async {})
+        }
+
+        fn lives_until(&mut self, _: Option<BootTime>) -> BoxFuture<'_, ()> {
+            Box::pin(async {})
+        }
+
+        fn kill(&self) {
+            self.receive("kill");
+            self.killed.notify_one();
+        }
+
+        fn ended(&mut self) -> BoxFuture<'_, ()> {
+            Box::pin(self.killed.notified())
+        }
+
+        fn end(self: Box<Self>) -> BoxFuture<'static, io::Result<(ExitStatus, Vec<u8>)>> {
+            Box::pin(async { Ok((ExitStatus::from_raw(9), b"slow".to_vec())) })
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn overdue_helm_is_terminated_and_then_killed() {
+        let helm = Stubborn {
+            begun: Instant::now(),
+            received: Arc::default(),
+            killed: Arc::default(),
+        };
+        let job = Job {
+            processes: &helm,
+            command: HelmCommand {
+                binary: Path::new("helm"),
+                arguments: Vec::new(),
+                environment: Vec::new(),
+                output: None,
+            },
+            deadline: Duration::from_secs(600),
+            patience: DriverTimeouts::default(),
+            asks_to_stop: true,
+        };
+        let (_handle, stop) = StopHandle::new();
+        let ending = job.run(&stop).await.unwrap();
+        assert!(matches!(ending, Ending::TimedOut { stderr } if stderr == b"slow"));
+        let received = helm.received.lock().unwrap();
+        assert_eq!(*received, [("terminate", 600), ("kill", 630)]);
+    }
 
     #[tokio::test]
     async fn only_the_last_bytes_are_kept() {
