@@ -117,7 +117,7 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(
-            said.contains("2 to 3") && said.contains("speaks 1"),
+            said.contains("2 to 3") && said.contains("supports 1;"),
             "{said}"
         );
         assert!(negotiate(0..=0, "1.0.0", "1.0.0").is_err());
