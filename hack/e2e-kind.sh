@@ -381,7 +381,7 @@ debug_port() {
   mkdir "$bundle"
   tar -xzf "$bundle.tar.gz" -C "$bundle"
   file=$bundle/krypton-support/$2/debug/$pod.$4
-  [ -s "$file" ] || fail "the support bundle of $1 has no $4: $(sed -n '/^Not in it/,$p' "$bundle/krypton-support/README.txt")"
+  [ -s "$file" ] || fail "the support bundle of $1 has no $4: $(sed -n '/^Missing:/,$p' "$bundle/krypton-support/README.txt")"
   grep -q "$5" "$file" || fail "$4 of $pod does not contain $5"
 }
 

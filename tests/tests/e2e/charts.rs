@@ -102,7 +102,7 @@ async fn missing_registry_chart_and_version_errors_are_distinct() -> TestResult 
     let (_dir, cache) = cache();
     let error = cache.fetch(&chart(&registry, "3.0.0")).await.unwrap_err();
     assert_eq!(error.fault(), ChartFault::VersionNotFound);
-    assert!(error.to_string().ends_with("there is 1.0.0"), "{error}");
+    assert!(error.to_string().ends_with("version is 1.0.0"), "{error}");
     let error = cache.resolve(&chart(&registry, "^3")).await.unwrap_err();
     assert_eq!(error.fault(), ChartFault::VersionNotFound);
     let large = ChartRef {

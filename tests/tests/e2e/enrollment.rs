@@ -579,7 +579,7 @@ async fn agent_keeps_session_through_ca_rotation() -> TestResult {
     let log = member.agent().unwrap().log()?;
     let (_, log) = log.split_once("in session").unwrap();
     assert!(
-        !log.contains("no session") && !log.contains("session ends"),
+        !log.contains("no session") && !log.contains("session ended"),
         "{log}"
     );
     assert_eq!(

@@ -432,7 +432,7 @@ async fn lost_leadership_interrupts_nothing_on_kubeconfig_member() -> TestResult
     edge.create("acme", json!({})).await?;
     let hook = gate::hook(&edge, "acme", None).await?;
     stage.home.stop_apiserver().await?;
-    stage.hubs["a"].logs("no longer the leader").await?;
+    stage.hubs["a"].logs("lost leadership").await?;
     // Helm and the following steps continue.
     let release = format!("tenant-acme-{EDGE}");
     let running = edge.revisions("acme", &release).await?;
@@ -470,16 +470,13 @@ async fn leader_cut_off_from_home_releases_agents() -> TestResult {
     stage.tenant("second").await;
     stage.fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
     let log = stage.hubs["a"].log()?;
-    assert!(log.contains("no longer the leader"), "{log}");
+    assert!(log.contains("lost leadership"), "{log}");
 
     // After its return, the hub is a standby.
     line.set(Traffic::Pass);
     eventually("hub a to show the leader", async || {
         let log = stage.hubs["a"].log()?;
-        let after = log
-            .rsplit("no longer the leader")
-            .next()
-            .unwrap_or_default();
+        let after = log.rsplit("lost leadership").next().unwrap_or_default();
         Ok(after.contains("this hub is a standby").then_some(()))
     })
     .await?;

@@ -45,5 +45,5 @@ async fn stalled_hub_aborts_and_next_hub_becomes_ready() {
 async fn hub_exits_and_names_ended_task() {
     let (status, log) = ends("panics", "lease.create:after=panic").await.unwrap();
     assert_eq!(status.code(), Some(1), "{log}");
-    assert!(log.contains("the lead ended badly"), "{log}");
+    assert!(log.contains("leader election ended badly"), "{log}");
 }
