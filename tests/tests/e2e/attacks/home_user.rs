@@ -90,8 +90,15 @@ async fn user_of_one_home_namespace_gets_no_member() -> TestResult {
             .merge(name, &json!({"spec": {"allowedNamespaces": ["default"]}}))
             .await?;
     }
-    let uid = async |name: &str| members.get(name).await.unwrap().status.unwrap().cluster_uid;
-    let before = [uid("edge-1").await, uid("self-cluster").await];
+    // The hub records it once the member has a mode, which can be after it is connected.
+    let uid = async |name: &str| {
+        eventually("the cluster's UID", async || {
+            let status = members.get(name).await?.status;
+            Ok(status.and_then(|status| status.cluster_uid))
+        })
+        .await
+    };
+    let before = [uid("edge-1").await?, uid("self-cluster").await?];
     let own = source("self-cluster").await;
     // A Secret of a second team.
     home.kubectl(["create", "namespace", "vault"]).await?;
@@ -167,7 +174,7 @@ async fn user_of_one_home_namespace_gets_no_member() -> TestResult {
     };
     assert_eq!(source("edge-1").await, Some(rightful));
     assert_eq!(source("self-cluster").await, own);
-    assert_eq!([uid("edge-1").await, uid("self-cluster").await], before);
+    assert_eq!([uid("edge-1").await?, uid("self-cluster").await?], before);
     for name in ["edge-1", "self-cluster"] {
         fleet_client.member_shows(name, &[CONNECTED]).await?;
     }
