@@ -2,7 +2,7 @@
 
 mod alerts;
 mod api;
-mod generated;
+pub(crate) mod generated;
 mod kubectl;
 mod values;
 
