@@ -57,7 +57,7 @@ type Spans = Arc<Mutex<Vec<Traced>>>;
 pub struct Collector {
     port: Port,
     spans: Spans,
-    certificate: Option<Certificate>,
+    certificate: Certificate,
     running: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
 }
 
@@ -88,13 +88,13 @@ impl Certificate {
 }
 
 impl Collector {
-    /// Starts a collector, with or without TLS.
-    pub async fn start(tls: bool) -> Result<Self> {
+    /// Starts a collector with TLS.
+    pub async fn start() -> Result<Self> {
         crate::install_tls_provider();
         let mut collector = Self {
             port: Port::reserve()?,
             spans: Spans::default(),
-            certificate: tls.then(Certificate::make).transpose()?,
+            certificate: Certificate::make()?,
             running: None,
         };
         collector.serve().await?;
@@ -104,13 +104,10 @@ impl Collector {
     /// Serves again after `stop`.
     pub async fn serve(&mut self) -> Result<()> {
         self.stop().await;
-        let mut server = Server::builder();
-        if let Some(own) = &self.certificate {
-            let identity = Identity::from_pem(&own.pem, &own.key);
-            server = server
-                .tls_config(ServerTlsConfig::new().identity(identity))
-                .context("setting up TLS")?;
-        }
+        let identity = Identity::from_pem(&self.certificate.pem, &self.certificate.key);
+        let mut server = Server::builder()
+            .tls_config(ServerTlsConfig::new().identity(identity))
+            .context("setting up TLS")?;
         let listener = self.port.listen()?;
         listener.set_nonblocking(true).context("listening")?;
         let listener = TcpListener::from_std(listener).context("listening")?;
@@ -135,18 +132,14 @@ impl Collector {
     /// Environment variables that make a process export to this collector, shortly after each span and with a short
     /// timeout.
     pub fn env(&self) -> Vec<(String, String)> {
-        let scheme = self.certificate.as_ref().map_or("http", |_| "https");
-        let endpoint = format!("{scheme}://{}", self.port.address());
-        let mut env = vec![
+        let endpoint = format!("https://{}", self.port.address());
+        let file = self.certificate.file.display().to_string();
+        vec![
             ("OTEL_EXPORTER_OTLP_ENDPOINT".to_owned(), endpoint),
+            ("OTEL_EXPORTER_OTLP_CERTIFICATE".to_owned(), file),
             ("OTEL_EXPORTER_OTLP_TIMEOUT".to_owned(), "1000".to_owned()),
             ("OTEL_BSP_SCHEDULE_DELAY".to_owned(), "100".to_owned()),
-        ];
-        if let Some(own) = &self.certificate {
-            let file = own.file.display().to_string();
-            env.push(("OTEL_EXPORTER_OTLP_CERTIFICATE".to_owned(), file));
-        }
-        env
+        ]
     }
 
     /// Returns all received spans.

@@ -9,7 +9,7 @@ use krypton_crds::{
 };
 use krypton_tests::{
     Merge as _, Mode, TestResult, by_agent, eventually,
-    fleet::{FleetClient, HUB_NAMESPACE, condition},
+    fleet::{FleetClient, condition},
     no_tenants::has_no_tenants,
 };
 use krypton_types::names;
@@ -323,23 +323,14 @@ async fn deletion_on_unreachable_edge_waits_until_orphaned(mode: Mode) -> TestRe
     // The access to the member is permanently gone.
     let before = fleet_client.releases().await?;
     let params = DeleteParams::default();
-    if mode == Mode::Agent {
-        let members: Api<EdgeCluster> = Api::all(regions.home.client());
-        members.delete("paris", &params).await?;
-    } else {
-        let secrets: Api<Secret> = Api::namespaced(regions.home.client(), HUB_NAMESPACE);
-        let name = regions.member("paris");
-        secrets.delete(&name, &params).await?;
-    }
+    let members: Api<EdgeCluster> = Api::all(regions.home.client());
+    members.delete("paris", &params).await?;
     let gone = ("TargetClusterResolved", "False", "SecretNotFound");
     regions.shows(("default", "acme"), gone).await;
     let away = ("Ready", "False", "EdgeUnavailable");
     regions.shows(("default", "acme"), away).await;
     regions.delete("default", "acme").await;
-    let why = match mode {
-        Mode::Agent => "EdgeCluster paris does not exist",
-        _ => "EdgeCluster paris-kubeconfig: SourceGone",
-    };
+    let why = "EdgeCluster paris does not exist";
     let waits = |_: &KryptonDeployment, status: &KryptonDeploymentStatus| {
         let line = status.last_message.as_deref().unwrap_or_default();
         line.starts_with(&format!("deletion waits: {why}"))

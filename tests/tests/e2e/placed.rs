@@ -5,9 +5,8 @@ mod record;
 
 use std::collections::BTreeMap;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{bail, ensure};
 use futures::{StreamExt, TryStreamExt};
-use k8s_openapi::api::core::v1::ConfigMap;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_crds::tenant::Tenant;
 use krypton_tests::{
@@ -15,7 +14,7 @@ use krypton_tests::{
     TestResult, by_agent, eventually,
     fleet::{ALL_READY, FleetClient, HUB_NAMESPACE, PATIENCE, chart_flags},
 };
-use krypton_types::names::{self, MEMBERS_CONFIG_MAP};
+use krypton_types::names;
 use kube::api::{DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostParams};
 use kube::{Api, CustomResourceExt, ResourceExt};
 use serde_json::{Value, json};
@@ -331,10 +330,7 @@ async fn hub_crash_and_member_removal_keep_placed_tenants(mode: Mode) -> TestRes
     scene.home.shows("first", &left).await?;
     let stays = scene.edge.tenants().get("first").await?;
     assert_eq!(stays.metadata.uid, first.metadata.uid);
-    match mode {
-        Mode::Agent => scene.pair.join_again().await?,
-        _ => comes_back(&scene.home).await?,
-    }
+    scene.pair.join_again().await?;
     let back = scene.is_placed(TEAM, "first").await?;
     assert_eq!(back.metadata.uid, first.metadata.uid);
     assert_eq!(back.metadata.generation, first.metadata.generation);
@@ -354,19 +350,6 @@ async fn hub_crash_and_member_removal_keep_placed_tenants(mode: Mode) -> TestRes
     let revisions = scene.edge.revisions("first-ws", &release).await?;
     assert_eq!(revisions, [(1, "deployed".to_owned())]);
     Ok(())
-}
-
-/// Labels the source again.
-async fn comes_back(home: &FleetClient) -> Result<()> {
-    let maps: Api<ConfigMap> = Api::namespaced(home.client.clone(), HUB_NAMESPACE);
-    home.label_member(EDGE, false).await?;
-    eventually("the member to be accepted again", async || {
-        let register = maps.get(MEMBERS_CONFIG_MAP).await?.data.unwrap_or_default();
-        let named = register.values().any(|text| text.contains(EDGE));
-        Ok((!named).then_some(()))
-    })
-    .await?;
-    home.label_member(EDGE, true).await
 }
 
 /// Members of a large fleet, and Tenants of each.

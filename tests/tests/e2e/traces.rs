@@ -20,7 +20,7 @@ async fn tenant_work_is_traced_without_blocking_on_collector(mode: Mode) -> Test
     let chart = ServedChart::small(&format!("{{replicaCount: 0, token: {SECRET}}}")).await?;
     let (home, edge) = home_and_edge("traces", Parts::ControlPlane).await?;
     let (fleet_client, on_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
-    let mut collector = Collector::start(true).await?;
+    let mut collector = Collector::start().await?;
     let mut options =
         HubOptions::new(home.kubeconfig()).args(chart.flags(&["--self-cluster=false"]));
     for (name, value) in collector.env() {
