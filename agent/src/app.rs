@@ -76,7 +76,7 @@ impl fmt::Debug for Outside {
 }
 
 impl Outside {
-    /// Returns those of this process. Signals stop it.
+    /// Returns the parts of this process. Signals stop it.
     ///
     /// Must be called inside a tokio runtime.
     ///
@@ -89,8 +89,7 @@ impl Outside {
             watchdog: Watchdog::start().context("starting the watchdog's thread failed")?,
             log,
             network: Arc::new(Tcp),
-            // Not the path: the program may be replaced on disk while it runs.
-            helm: Arc::new(Supervisor::new("/proc/self/exe", &["helm-run"])),
+            helm: Arc::new(Supervisor::of_this_program()),
         })
     }
 }

@@ -80,7 +80,7 @@ pub struct Outside {
 }
 
 impl Outside {
-    /// Returns those of this process. Signals stop it, and it may open more files.
+    /// Returns the parts of this process. Signals stop it, and it may open more files.
     ///
     /// Must be called inside a tokio runtime.
     ///
@@ -93,8 +93,7 @@ impl Outside {
             watchdog: Watchdog::start().context("starting the watchdog's thread failed")?,
             log,
             network: Arc::new(Tcp),
-            // Not the path: the program may be replaced on disk while it runs.
-            helm: Arc::new(Supervisor::new("/proc/self/exe", &["helm-run"])),
+            helm: Arc::new(Supervisor::of_this_program()),
         })
     }
 }

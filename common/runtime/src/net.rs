@@ -135,7 +135,7 @@ impl Listener {
     /// Returns the next connection and its peer. Cancel-safe.
     ///
     /// # Errors
-    /// As those of [`TcpListener::accept`].
+    /// Returns the errors of [`TcpListener::accept`].
     pub async fn accept(&self) -> io::Result<(Stream, SocketAddr)> {
         match self {
             Self::Tcp(listener) => {
@@ -149,7 +149,7 @@ impl Listener {
     /// Returns the address on which it listens.
     ///
     /// # Errors
-    /// As those of [`TcpListener::local_addr`].
+    /// Returns the errors of [`TcpListener::local_addr`].
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         match self {
             Self::Tcp(listener) => listener.local_addr(),

@@ -214,6 +214,12 @@ pub struct Supervisor {
 }
 
 impl Supervisor {
+    /// Runs this program with the argument `helm-run`.
+    pub fn of_this_program() -> Self {
+        // Not the path: the program may be replaced on disk while it runs.
+        Self::new("/proc/self/exe", &["helm-run"])
+    }
+
     /// `program` with `arguments` runs [`supervise`](super::supervise) with the arguments appended.
     pub fn new(program: impl Into<OsString>, arguments: &[&str]) -> Self {
         Self {
