@@ -9,7 +9,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-key=$({ rustc -Vv; cat Cargo.lock Cargo.toml {common/*,*}/Cargo.toml fuzz/Cargo.lock; } | sha256sum | cut -c1-12)
+key=$({ rustc -Vv; cat Cargo.lock Cargo.toml {common/*,simulation/*,*}/Cargo.toml .cargo/config.toml fuzz/Cargo.lock; } | sha256sum | cut -c1-12)
 caches=${XDG_CACHE_HOME:-$HOME/.cache}/krypton/dependencies
 cache=$caches/$key
 target=${CARGO_TARGET_DIR:-target}/debug

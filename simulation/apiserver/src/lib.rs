@@ -1,0 +1,8 @@
+//! A simulated Kubernetes API server: one ordered store with lists, watches, patches, CRDs and the controllers for
+//! namespaces and workloads, as a state machine without I/O, clock or randomness.
+//!
+//! It answers as a real API server does; a conformance table compares the two. It answers 501 to any other request,
+//! because a model must not guess. It knows nothing of Krypton.
+
+pub mod conformance;
+pub mod server;

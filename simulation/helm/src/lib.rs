@@ -1,0 +1,6 @@
+//! A simulated Helm: reads the real command line, kubeconfig, chart and values, and leaves what Helm leaves, step by
+//! step through the API. A table compares it with Helm after success, failure and a kill at each request.
+//!
+//! It renders no templates: a test chart lists its objects in the file `sim.json`.
+
+pub mod run;
