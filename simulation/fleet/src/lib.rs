@@ -1,2 +1,16 @@
 //! Runs the real hub and agents in one process against simulated API servers, Helm, network and time, under faults
 //! that a seed determines.
+//!
+//! Each simulated process has its own paused runtime. The conductor runs one of them at a time, up to the instant of
+//! the next event. Nothing here decides what the product does.
+
+pub mod conductor;
+pub mod helm;
+pub mod log;
+pub mod network;
+pub mod observe;
+pub mod outbox;
+mod process;
+pub mod streams;
+mod transport;
+mod world;

@@ -1,0 +1,403 @@
+//! Requests to API servers, their responses and watches.
+
+use std::io;
+
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use jiff::{SignedDuration, Timestamp};
+use krypton_sim_apiserver::server::{Answer, ApiServer, Events, WatchId};
+use tokio::sync::mpsc;
+
+use super::queue::Event;
+use super::{Millis, Simulation};
+use crate::network::Verdict;
+use crate::observe::Event as Seen;
+use crate::outbox::{Body, ProcessId, Reply};
+
+/// A client's connector gives up on a connection after this time.
+const CONNECT_TIMEOUT: Millis = 10_000;
+
+/// What an API server does with requests.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Health {
+    #[default]
+    Up,
+    /// No process listens.
+    Down,
+    /// It accepts requests and answers none.
+    Hangs,
+    /// It answers each request with this status and body, and does nothing.
+    Answers {
+        code: u16,
+        content_type: &'static str,
+        body: String,
+        retry_after: Option<u32>,
+    },
+}
+
+/// A cluster with its API server.
+#[derive(Debug)]
+pub struct Cluster {
+    pub server: ApiServer,
+    pub health: Health,
+    /// Error of the server's clock.
+    pub skew: SignedDuration,
+    authority: String,
+    /// The time of the scheduled timer.
+    timer: Option<Millis>,
+}
+
+/// A request on its way.
+pub(super) struct Arriving {
+    id: u64,
+    from: (ProcessId, String),
+    cluster: String,
+    request: Request<Bytes>,
+    reply: Reply,
+}
+
+/// A request whose client still waits or reads.
+pub(super) struct OpenRequest {
+    pub process: ProcessId,
+    host: String,
+    cluster: String,
+    watch: Option<(WatchId, mpsc::UnboundedSender<io::Result<Bytes>>)>,
+    /// When the last part arrives. Later parts do not overtake it.
+    last: Millis,
+    /// Parts that wait until the link is well.
+    held: Vec<Bytes>,
+    /// A request or response that was lost, which the client still waits for.
+    lost: Option<Reply>,
+}
+
+impl Simulation {
+    /// Adds a cluster whose API server has this authority (`host:port`).
+    pub fn add_cluster(&mut self, name: &str, authority: &str, server: ApiServer) {
+        let cluster = Cluster {
+            server,
+            health: Health::Up,
+            skew: SignedDuration::ZERO,
+            authority: authority.to_owned(),
+            timer: None,
+        };
+        self.clusters.insert(name.to_owned(), cluster);
+        self.after_server(name);
+    }
+
+    pub fn cluster(&self, name: &str) -> Option<&Cluster> {
+        self.clusters.get(name)
+    }
+
+    /// Changes a cluster, then sends its watch events.
+    pub fn change_cluster<R>(
+        &mut self,
+        name: &str,
+        change: impl FnOnce(&mut Cluster, Timestamp) -> R,
+    ) -> Option<R> {
+        let wall = self.wall();
+        let cluster = self.clusters.get_mut(name)?;
+        let now = wall.saturating_add(cluster.skew).unwrap_or(wall);
+        let result = change(cluster, now);
+        self.after_server(name);
+        Some(result)
+    }
+
+    /// Handles a request of a person, which no link delays.
+    pub fn request(&mut self, cluster: &str, request: &Request<Bytes>) -> Option<Response<Bytes>> {
+        self.change_cluster(cluster, |cluster, now| {
+            match cluster.server.handle(now, request) {
+                Answer::Complete(response) => Some(response),
+                Answer::Watch(_, watch) => {
+                    cluster.server.close_watch(watch);
+                    None
+                }
+            }
+        })?
+    }
+
+    pub(super) fn send_request(
+        &mut self,
+        from: (ProcessId, String),
+        id: u64,
+        authority: &str,
+        (request, reply): (Request<Bytes>, Reply),
+    ) {
+        let found = self
+            .clusters
+            .iter()
+            .find(|(_, cluster)| cluster.authority == authority);
+        let Some(cluster) = found.map(|(name, _)| name.clone()) else {
+            refuse(reply, io::ErrorKind::AddrNotAvailable);
+            return;
+        };
+        let open = OpenRequest {
+            process: from.0,
+            host: from.1.clone(),
+            cluster: cluster.clone(),
+            watch: None,
+            last: self.now,
+            held: Vec::new(),
+            lost: None,
+        };
+        self.requests.insert(id, open);
+        match self.links.verdict(&from.1, &cluster) {
+            Verdict::Arrives(delay) => {
+                let arriving = Arriving {
+                    id,
+                    from,
+                    cluster,
+                    request,
+                    reply,
+                };
+                self.queue.push(self.now + delay, Event::Arrives(arriving));
+            }
+            Verdict::Refused => {
+                let delivery = Box::new(move || refuse(reply, io::ErrorKind::ConnectionRefused));
+                self.deliver(from.0, self.now + 2, delivery);
+            }
+            Verdict::Lost => {
+                self.observe_lost(&from.1, &cluster, &request);
+                let delivery = Box::new(move || refuse(reply, io::ErrorKind::TimedOut));
+                self.deliver(from.0, self.now + CONNECT_TIMEOUT, delivery);
+            }
+        }
+    }
+
+    pub(super) fn request_arrives(&mut self, arriving: Arriving) {
+        let Arriving {
+            id,
+            from: (process, host),
+            cluster: name,
+            request,
+            reply,
+        } = arriving;
+        let answer = self.change_cluster(&name, |cluster, now| match &cluster.health {
+            Health::Up => Some(Ok(cluster.server.handle(now, &request))),
+            Health::Down => Some(Err(io::ErrorKind::ConnectionRefused)),
+            Health::Hangs => None,
+            Health::Answers {
+                code,
+                content_type,
+                body,
+                retry_after,
+            } => {
+                let mut response = Response::builder()
+                    .status(*code)
+                    .header("content-type", *content_type);
+                if let Some(seconds) = retry_after {
+                    response = response.header("retry-after", *seconds);
+                }
+                let response = response.body(Bytes::from(body.clone()));
+                Some(Ok(Answer::Complete(response.unwrap_or_default())))
+            }
+        });
+        let back = self.links.verdict(&name, &host);
+        let answer = answer.flatten();
+        if let Some(Ok(answer)) = &answer {
+            let code = match answer {
+                Answer::Complete(response) => response.status(),
+                Answer::Watch(..) => StatusCode::OK,
+            };
+            self.observe(Seen::Answered {
+                host: host.clone(),
+                cluster: name.clone(),
+                method: request.method().to_string(),
+                path: request.uri().to_string(),
+                code: code.as_u16(),
+            });
+        }
+        let (answer, delay) = match (answer, back) {
+            (Some(Ok(answer)), Verdict::Arrives(delay)) => (answer, delay),
+            (Some(Err(kind)), Verdict::Arrives(delay)) => {
+                let delivery = Box::new(move || refuse(reply, kind));
+                self.deliver(process, self.now + delay, delivery);
+                return;
+            }
+            (Some(_), Verdict::Refused) => {
+                let delivery = Box::new(move || refuse(reply, io::ErrorKind::ConnectionReset));
+                self.deliver(process, self.now + 2, delivery);
+                return;
+            }
+            (answer, _) => {
+                if let Some(Ok(Answer::Watch(_, watch))) = answer {
+                    self.change_cluster(&name, |cluster, _| cluster.server.close_watch(watch));
+                }
+                self.observe_lost(&host, &name, &request);
+                if let Some(open) = self.requests.get_mut(&id) {
+                    open.lost = Some(reply);
+                }
+                return;
+            }
+        };
+        let at = self.now + delay;
+        match answer {
+            Answer::Complete(response) => {
+                let response = response.map(Body::Complete);
+                self.deliver(process, at, Box::new(move || respond(reply, response)));
+            }
+            Answer::Watch(head, watch) => {
+                let Some(open) = self.requests.get_mut(&id) else {
+                    self.change_cluster(&name, |cluster, _| cluster.server.close_watch(watch));
+                    return;
+                };
+                let (parts, body) = mpsc::unbounded_channel();
+                open.watch = Some((watch, parts));
+                open.last = at;
+                let response = head.map(|()| Body::Parts(body));
+                self.deliver(process, at, Box::new(move || respond(reply, response)));
+                self.after_server(&name);
+            }
+        }
+    }
+
+    pub(super) fn drop_request(&mut self, id: u64) {
+        let Some(open) = self.requests.remove(&id) else {
+            return;
+        };
+        if let (Some((watch, _)), Some(cluster)) =
+            (open.watch, self.clusters.get_mut(&open.cluster))
+        {
+            cluster.server.close_watch(watch);
+        }
+    }
+
+    /// The clients of a process are gone.
+    pub(super) fn drop_requests_of(&mut self, process: ProcessId) {
+        let all = self
+            .requests
+            .iter()
+            .filter(|(_, open)| open.process == process);
+        let all: Vec<u64> = all.map(|(id, _)| *id).collect();
+        for id in all {
+            self.drop_request(id);
+        }
+    }
+
+    pub(super) fn server_timer(&mut self, name: &str) {
+        let now = self.now;
+        self.change_cluster(name, |cluster, wall| {
+            if cluster.timer == Some(now) {
+                cluster.timer = None;
+            }
+            cluster.server.advance(wall);
+        });
+    }
+
+    /// Records the changes of an API server, sends its watch events and schedules its next timer.
+    fn after_server(&mut self, name: &str) {
+        let wall = self.wall();
+        let Some(cluster) = self.clusters.get_mut(name) else {
+            return;
+        };
+        let changes = cluster.server.take_changes();
+        let watches = cluster.server.watches_with_events();
+        let sends: Vec<(WatchId, Events)> = watches
+            .into_iter()
+            .map(|watch| (watch, cluster.server.take_events(watch)))
+            .collect();
+        let next = cluster.server.next_timer().map(|timer| {
+            let now = wall.saturating_add(cluster.skew).unwrap_or(wall);
+            let wait = timer.duration_since(now).as_millis();
+            self.now + u64::try_from(wait).unwrap_or_default() + 1
+        });
+        if let Some(next) = next
+            && cluster
+                .timer
+                .is_none_or(|timer| timer > next || timer < self.now)
+        {
+            cluster.timer = Some(next);
+            self.queue.push(next, Event::Server(name.to_owned()));
+        }
+        for change in changes {
+            let cluster = name.to_owned();
+            self.observe(Seen::Change { cluster, change });
+        }
+        for (watch, events) in sends {
+            self.send_events(name, watch, events);
+        }
+    }
+
+    fn send_events(&mut self, cluster: &str, watch: WatchId, events: Events) {
+        let mut open = self.requests.values_mut();
+        let open = open.find(|open| {
+            open.cluster == cluster && open.watch.as_ref().is_some_and(|(id, _)| *id == watch)
+        });
+        let Some(open) = open else {
+            return;
+        };
+        if !self.links.passes(cluster, &open.host) {
+            open.held.extend(events.lines);
+            return;
+        }
+        let Verdict::Arrives(delay) = self.links.verdict(cluster, &open.host) else {
+            // TCP sends lost parts again.
+            open.held.extend(events.lines);
+            return self.release_held();
+        };
+        let at = (self.now + delay).max(open.last);
+        open.last = at;
+        let process = open.process;
+        let Some((_, parts)) = &open.watch else {
+            return;
+        };
+        let parts = parts.clone();
+        let lines = std::mem::take(&mut open.held)
+            .into_iter()
+            .chain(events.lines);
+        let lines: Vec<Bytes> = lines.collect();
+        if events.ended {
+            open.watch = None;
+        }
+        self.deliver(
+            process,
+            at,
+            Box::new(move || {
+                for line in lines {
+                    drop(parts.send(Ok(line)));
+                }
+            }),
+        );
+    }
+
+    /// Sends the parts of watches whose link is well again. One in four connections has broken instead.
+    pub(super) fn release_watches(&mut self) {
+        let now = self.now;
+        let mut deliveries = Vec::new();
+        for open in self.requests.values_mut() {
+            if open.held.is_empty() || !self.links.passes(&open.cluster, &open.host) {
+                continue;
+            }
+            let Some((_, parts)) = &open.watch else {
+                continue;
+            };
+            let (parts, lines) = (parts.clone(), std::mem::take(&mut open.held));
+            open.last = open.last.max(now + 5);
+            let delivery: crate::process::Delivery = Box::new(move || {
+                for line in lines {
+                    drop(parts.send(Ok(line)));
+                }
+            });
+            deliveries.push((open.process, open.last, delivery));
+        }
+        for (process, at, delivery) in deliveries {
+            self.deliver(process, at, delivery);
+        }
+    }
+
+    fn observe_lost(&mut self, host: &str, cluster: &str, request: &Request<Bytes>) {
+        self.observe(Seen::Lost {
+            host: host.to_owned(),
+            cluster: cluster.to_owned(),
+            method: request.method().to_string(),
+            path: request.uri().to_string(),
+        });
+    }
+}
+
+fn refuse(reply: Reply, kind: io::ErrorKind) {
+    drop(reply.send(Err(kind.into())));
+}
+
+fn respond(reply: Reply, response: Response<Body>) {
+    drop(reply.send(Ok(response)));
+}

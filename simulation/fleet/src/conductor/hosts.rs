@@ -1,0 +1,237 @@
+//! Hosts with their programs: start, kill, stop, suspension, and clocks.
+
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use jiff::SignedDuration;
+use rand::RngExt as _;
+
+use super::queue::Event;
+use super::{Millis, Simulation};
+use crate::observe::Event as Seen;
+use crate::outbox::{Outbox, ProcessId};
+use crate::process::{Main, Process, Start};
+use crate::world::Clocks;
+
+/// What a program knows at its start.
+#[derive(Clone, Debug)]
+pub struct Context {
+    pub process: ProcessId,
+    pub outbox: Outbox,
+    /// A folder that survives restarts.
+    pub folder: PathBuf,
+    /// Number of earlier starts on this host.
+    pub incarnation: u64,
+}
+
+/// Starts a program on a host.
+pub type Program = Rc<dyn Fn(Context) -> BoxFuture<'static, Result<(), String>>>;
+
+/// A machine or pod with one program.
+pub struct Host {
+    pub ip: [u8; 4],
+    program: Program,
+    process: Option<ProcessId>,
+    /// Whether the program is started again after it has ended.
+    restarts: bool,
+    incarnation: u64,
+    boot: Duration,
+    rate: i64,
+    skew: SignedDuration,
+}
+
+impl std::fmt::Debug for Host {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Host")
+            .field("ip", &self.ip)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Simulation {
+    /// Adds a host and starts its program.
+    pub fn add_host(&mut self, name: &str, ip: [u8; 4], program: Program) {
+        let host = Host {
+            ip,
+            program,
+            process: None,
+            restarts: true,
+            incarnation: 0,
+            boot: Duration::from_secs(self.generator.random_range(60..10_000_000)),
+            // Quartz is off by up to a few hundred millionths.
+            rate: self.generator.random_range(-200..=200),
+            skew: SignedDuration::from_millis(self.generator.random_range(-500..=500)),
+        };
+        self.hosts.insert(name.to_owned(), host);
+        self.start(name);
+    }
+
+    /// Returns whether the host's program runs.
+    pub fn runs(&self, host: &str) -> bool {
+        self.process_of(host).is_some()
+    }
+
+    /// Starts the host's program unless it runs.
+    pub fn start(&mut self, name: &str) {
+        if self.runs(name) {
+            return;
+        }
+        let id = self.next_process();
+        let (now, wall, seed) = (self.now, self.wall(), self.seed);
+        let folder = self.folder.path().join(name);
+        let Some(host) = self.hosts.get_mut(name) else {
+            return;
+        };
+        host.restarts = true;
+        host.process = Some(id);
+        host.incarnation += 1;
+        let context = Context {
+            process: id,
+            outbox: self.outbox.clone(),
+            folder: folder.clone(),
+            incarnation: host.incarnation - 1,
+        };
+        let program = Rc::clone(&host.program);
+        let main: Main = Box::new(move || program(context));
+        let start = Start {
+            id,
+            host: name.to_owned(),
+            seed: seed ^ id.0.wrapping_mul(0x9e37_79b9_7f4a_7c15),
+            clocks: Clocks {
+                boot: host.boot + Duration::from_millis(now),
+                wall,
+                suspended: Duration::ZERO,
+                skew: host.skew,
+            },
+            rate: host.rate,
+            at: now,
+            folder: folder.clone(),
+            outbox: self.outbox.clone(),
+        };
+        self.observe(Seen::Started {
+            host: name.to_owned(),
+        });
+        let process = std::fs::create_dir_all(&folder).and_then(|()| Process::start(start, main));
+        match process {
+            Ok(process) => {
+                self.processes.insert(id, process);
+                self.run_process(id, Vec::new());
+            }
+            Err(error) => self.observe(Seen::Ended {
+                host: name.to_owned(),
+                problem: Some(format!("it did not start: {error}")),
+            }),
+        }
+    }
+
+    /// Kills the host's program (SIGKILL), and starts it again after this time.
+    pub fn crash(&mut self, name: &str, restart_after: Option<Millis>) {
+        if let Some(id) = self.process_of(name) {
+            self.remove_process(id);
+        }
+        if let Some(host) = self.hosts.get_mut(name) {
+            host.restarts = restart_after.is_some();
+        }
+        if let Some(after) = restart_after {
+            self.queue
+                .push(self.now + after, Event::Restart(name.to_owned()));
+        }
+    }
+
+    /// Stops the host's program (SIGSTOP) for this time.
+    pub fn freeze(&mut self, name: &str, length: Millis) {
+        let until = self.now + length;
+        if let Some(process) = self
+            .process_of(name)
+            .and_then(|id| self.processes.get_mut(&id))
+        {
+            process.stopped_until = Some(until);
+            let id = process.id;
+            self.queue.push(until, Event::Resume(id));
+        }
+    }
+
+    /// Suspends the host with all its processes for this time.
+    pub fn suspend(&mut self, name: &str, length: Millis) {
+        let until = self.now + length;
+        for process in self
+            .processes
+            .values_mut()
+            .filter(|process| process.host == name)
+        {
+            process.stopped_until = Some(until);
+            process.suspended_for(length);
+            self.queue.push(until, Event::Resume(process.id));
+        }
+    }
+
+    /// Moves the host's wall clock.
+    pub fn skew(&mut self, name: &str, by: SignedDuration) {
+        if let Some(host) = self.hosts.get_mut(name) {
+            host.skew += by;
+        }
+        for process in self
+            .processes
+            .values()
+            .filter(|process| process.host == name)
+        {
+            process.skew(by);
+        }
+    }
+
+    pub(super) fn restart(&mut self, name: &str) {
+        if self.hosts.get(name).is_some_and(|host| host.restarts) {
+            self.start(name);
+        }
+    }
+
+    pub(super) fn resume(&mut self, id: ProcessId) {
+        let now = self.now;
+        if let Some(process) = self.processes.get_mut(&id)
+            && process.stopped_until.is_some_and(|until| until <= now)
+        {
+            process.resume(now);
+            self.run_process(id, Vec::new());
+        }
+    }
+
+    /// A process has ended by itself.
+    pub(super) fn process_ended(&mut self, id: ProcessId, ended: Result<(), String>) {
+        if self.helm_runs.contains_key(&id) {
+            return self.helm_ended(id);
+        }
+        let Some(host) = self.processes.get(&id).map(|process| process.host.clone()) else {
+            return;
+        };
+        self.remove_process(id);
+        self.observe(Seen::Ended {
+            host: host.clone(),
+            problem: ended.err(),
+        });
+        self.queue.push(self.now + 1_000, Event::Restart(host));
+    }
+
+    /// Ends a process without its cooperation.
+    pub(super) fn remove_process(&mut self, id: ProcessId) {
+        let Some(process) = self.processes.remove(&id) else {
+            return;
+        };
+        let host = process.host.clone();
+        drop(process);
+        self.drop_requests_of(id);
+        self.break_streams_of(id, &host);
+        self.kill_children_of(id);
+        if let Some(host) = self.hosts.get_mut(&host)
+            && host.process == Some(id)
+        {
+            host.process = None;
+        }
+    }
+
+    fn process_of(&self, host: &str) -> Option<ProcessId> {
+        let id = self.hosts.get(host)?.process?;
+        self.processes.contains_key(&id).then_some(id)
+    }
+}

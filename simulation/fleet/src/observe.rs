@@ -1,0 +1,134 @@
+//! What happened in a simulation, for oracles and traces.
+
+use std::fmt;
+
+use krypton_sim_apiserver::server::Change;
+
+use crate::conductor::Millis;
+
+/// Something that happened at a time.
+#[derive(Clone, Debug)]
+pub struct Observation {
+    /// Milliseconds since the start of the simulation.
+    pub at: Millis,
+    pub event: Event,
+}
+
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// A cluster's store changed.
+    Change {
+        cluster: String,
+        change: Change,
+    },
+    /// A cluster's API server answered a request. `host` sent it.
+    Answered {
+        host: String,
+        cluster: String,
+        method: String,
+        path: String,
+        code: u16,
+    },
+    /// A request or its response was lost.
+    Lost {
+        host: String,
+        cluster: String,
+        method: String,
+        path: String,
+    },
+    HelmStarted {
+        run: u64,
+        host: String,
+        arguments: Vec<String>,
+    },
+    HelmEnded {
+        run: u64,
+        host: String,
+        how: HelmEnd,
+    },
+    Started {
+        host: String,
+    },
+    /// A process ended by itself, which a running one does not do.
+    Ended {
+        host: String,
+        problem: Option<String>,
+    },
+    Panicked {
+        host: String,
+        message: String,
+    },
+    /// A fault or an action of a person.
+    Fault {
+        text: String,
+    },
+    Log {
+        host: String,
+        line: String,
+    },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HelmEnd {
+    Exited { code: i32, stderr: String },
+    Killed,
+}
+
+impl fmt::Display for Observation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (seconds, millis) = (self.at / 1000, self.at % 1000);
+        write!(f, "{seconds:>5}.{millis:03} ")?;
+        match &self.event {
+            Event::Change { cluster, change } => {
+                let key = &change.key;
+                let verb = match (&change.before, &change.after) {
+                    (None, _) => "created",
+                    (_, None) => "deleted",
+                    _ => "changed",
+                };
+                let (resource, namespace, name) = (&key.resource, &key.namespace, &key.name);
+                write!(
+                    f,
+                    "{:<10} {cluster}  {resource}/{namespace}/{name} {verb}",
+                    ""
+                )?;
+                match change.subresource.as_str() {
+                    "" => write!(f, " rv={} by {}", change.revision, change.by),
+                    sub => write!(f, " ({sub}) rv={} by {}", change.revision, change.by),
+                }
+            }
+            Event::Answered {
+                host,
+                cluster,
+                method,
+                path,
+                code,
+            } => write!(f, "{host:<10} -> {cluster}  {method} {path}  {code}"),
+            Event::Lost {
+                host,
+                cluster,
+                method,
+                path,
+            } => write!(f, "{host:<10} -> {cluster}  {method} {path}  lost"),
+            Event::HelmStarted {
+                run,
+                host,
+                arguments,
+            } => write!(f, "{host:<10} helm {run} starts: {}", arguments.join(" ")),
+            Event::HelmEnded { run, host, how } => match how {
+                HelmEnd::Exited { code, stderr } => {
+                    write!(f, "{host:<10} helm {run} exits with {code} {stderr}")
+                }
+                HelmEnd::Killed => write!(f, "{host:<10} helm {run} is killed"),
+            },
+            Event::Started { host } => write!(f, "{host:<10} starts"),
+            Event::Ended { host, problem } => {
+                let problem = problem.as_deref().unwrap_or("without an error");
+                write!(f, "{host:<10} ends: {problem}")
+            }
+            Event::Panicked { host, message } => write!(f, "{host:<10} panics: {message}"),
+            Event::Fault { text } => write!(f, "{:<10} {text}", "fault"),
+            Event::Log { host, line } => write!(f, "{host:<10} {line}"),
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! What simulated processes send to the conductor.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::helm::RunState;
+use crate::streams::{End, SimStream};
+
+/// Identity of one process. A restarted process is a new one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ProcessId(pub u64);
+
+/// Body of a response.
+#[derive(Debug)]
+pub enum Body {
+    Complete(Bytes),
+    /// The parts of a watch. A closed channel ends the body; an error breaks it.
+    Parts(mpsc::UnboundedReceiver<io::Result<Bytes>>),
+}
+
+pub type Reply = oneshot::Sender<io::Result<Response<Body>>>;
+
+/// A message of a process to the world.
+pub enum Message {
+    /// A request to the API server at this authority.
+    Request {
+        id: u64,
+        authority: String,
+        request: Request<Bytes>,
+        reply: Reply,
+    },
+    /// The process no longer waits for the response, or no longer reads its body.
+    RequestDropped {
+        id: u64,
+    },
+    Listen {
+        address: SocketAddr,
+        accepted: mpsc::UnboundedSender<(SimStream, SocketAddr)>,
+    },
+    Unlisten {
+        address: SocketAddr,
+    },
+    Dial {
+        address: SocketAddr,
+        reply: oneshot::Sender<io::Result<SimStream>>,
+    },
+    /// Bytes for the other end of a stream.
+    Bytes {
+        to: Arc<End>,
+        bytes: Bytes,
+    },
+    /// No more bytes for the other end. `reset` if the stream was dropped.
+    Finish {
+        to: Arc<End>,
+        reset: bool,
+    },
+    Helm {
+        arguments: Vec<OsString>,
+        environment: Vec<(OsString, OsString)>,
+        output: Option<PathBuf>,
+        until: Option<Duration>,
+        state: Arc<RunState>,
+    },
+    HelmTerminate {
+        state: Arc<RunState>,
+    },
+    HelmKill {
+        state: Arc<RunState>,
+    },
+    /// A new time limit, as time since boot.
+    HelmUntil {
+        state: Arc<RunState>,
+        until: Option<Duration>,
+    },
+}
+
+impl fmt::Debug for Message {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match self {
+            Self::Request { .. } => "Request",
+            Self::RequestDropped { .. } => "RequestDropped",
+            Self::Listen { .. } => "Listen",
+            Self::Unlisten { .. } => "Unlisten",
+            Self::Dial { .. } => "Dial",
+            Self::Bytes { .. } => "Bytes",
+            Self::Finish { .. } => "Finish",
+            Self::Helm { .. } => "Helm",
+            Self::HelmTerminate { .. } => "HelmTerminate",
+            Self::HelmKill { .. } => "HelmKill",
+            Self::HelmUntil { .. } => "HelmUntil",
+        };
+        f.write_str(kind)
+    }
+}
+
+/// The messages of all processes, in order. Clones share their state.
+#[derive(Clone, Debug, Default)]
+pub struct Outbox(Arc<Mutex<State>>);
+
+#[derive(Debug, Default)]
+struct State {
+    messages: Vec<(ProcessId, Message)>,
+    last_id: u64,
+    /// A process that was killed. Its destructors run, but a killed process sends nothing.
+    muted: Option<ProcessId>,
+}
+
+impl Outbox {
+    pub fn push(&self, from: ProcessId, message: Message) {
+        let mut state = self.lock();
+        if state.muted != Some(from) {
+            state.messages.push((from, message));
+        }
+    }
+
+    /// Returns a number that no earlier call has returned.
+    pub fn next_id(&self) -> u64 {
+        let mut state = self.lock();
+        state.last_id += 1;
+        state.last_id
+    }
+
+    pub fn take(&self) -> Vec<(ProcessId, Message)> {
+        std::mem::take(&mut self.lock().messages)
+    }
+
+    pub(crate) fn mute(&self, process: Option<ProcessId>) {
+        self.lock().muted = process;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

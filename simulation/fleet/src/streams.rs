@@ -1,0 +1,265 @@
+//! Byte streams between hub and agents.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use bytes::{Buf as _, Bytes};
+use futures::future::BoxFuture;
+use krypton_runtime::admin::{AdminError, BindAddress};
+use krypton_runtime::net::{Accept, Listener, Network, Stream};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::conductor::Millis;
+use crate::outbox::{Message, Outbox, ProcessId};
+
+/// Bytes in flight after which a writer waits, as with the buffers of a TCP connection.
+const IN_FLIGHT: usize = 256 << 10;
+
+/// One end of a stream: what arrives for its process.
+#[derive(Debug)]
+pub struct End {
+    /// The process that reads here.
+    pub process: ProcessId,
+    incoming: Mutex<Incoming>,
+}
+
+#[derive(Debug, Default)]
+struct Incoming {
+    /// When the last bytes arrive. Later ones do not overtake them.
+    last: Millis,
+    bytes: VecDeque<Bytes>,
+    /// Sent by the other end and not yet read here.
+    in_flight: usize,
+    finished: bool,
+    reset: bool,
+    reader: Option<Waker>,
+    writer: Option<Waker>,
+}
+
+impl End {
+    pub fn new(process: ProcessId) -> Arc<Self> {
+        Arc::new(Self {
+            process,
+            incoming: Mutex::default(),
+        })
+    }
+
+    /// Returns when bytes arrive that would arrive at `at` on an empty stream.
+    pub(crate) fn arrival(&self, at: Millis) -> Millis {
+        let mut incoming = self.lock();
+        incoming.last = incoming.last.max(at);
+        incoming.last
+    }
+
+    /// Bytes of the other end arrive.
+    pub fn deliver(&self, bytes: Bytes) {
+        let mut incoming = self.lock();
+        incoming.bytes.push_back(bytes);
+        wake(&mut incoming.reader);
+    }
+
+    /// The other end sends no more.
+    pub fn finish(&self, reset: bool) {
+        let mut incoming = self.lock();
+        incoming.finished = true;
+        incoming.reset |= reset;
+        wake(&mut incoming.reader);
+        wake(&mut incoming.writer);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Incoming> {
+        self.incoming.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn wake(waker: &mut Option<Waker>) {
+    if let Some(waker) = waker.take() {
+        waker.wake();
+    }
+}
+
+/// A stream as one of its processes has it.
+pub struct SimStream {
+    here: Arc<End>,
+    there: Arc<End>,
+    outbox: Outbox,
+    finished: bool,
+}
+
+impl fmt::Debug for SimStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SimStream({:?})", self.here.process)
+    }
+}
+
+impl SimStream {
+    pub fn new(here: Arc<End>, there: Arc<End>, outbox: Outbox) -> Self {
+        Self {
+            here,
+            there,
+            outbox,
+            finished: false,
+        }
+    }
+}
+
+impl Drop for SimStream {
+    fn drop(&mut self) {
+        let message = Message::Finish {
+            to: Arc::clone(&self.there),
+            reset: true,
+        };
+        self.outbox.push(self.here.process, message);
+    }
+}
+
+impl AsyncRead for SimStream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let mut incoming = self.here.lock();
+        let Some(mut first) = incoming.bytes.pop_front() else {
+            if incoming.reset {
+                return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
+            }
+            if incoming.finished {
+                return Poll::Ready(Ok(()));
+            }
+            incoming.reader = Some(context.waker().clone());
+            return Poll::Pending;
+        };
+        let count = first.len().min(buffer.remaining());
+        buffer.put_slice(&first.split_to(count));
+        if first.has_remaining() {
+            incoming.bytes.push_front(first);
+        }
+        incoming.in_flight = incoming.in_flight.saturating_sub(count);
+        wake(&mut incoming.writer);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for SimStream {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        if self.here.lock().reset {
+            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+        }
+        let mut there = self.there.lock();
+        if there.in_flight >= IN_FLIGHT {
+            there.writer = Some(context.waker().clone());
+            return Poll::Pending;
+        }
+        there.in_flight += bytes.len();
+        drop(there);
+        let message = Message::Bytes {
+            to: Arc::clone(&self.there),
+            bytes: Bytes::copy_from_slice(bytes),
+        };
+        self.outbox.push(self.here.process, message);
+        Poll::Ready(Ok(bytes.len()))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if !std::mem::replace(&mut self.finished, true) {
+            let message = Message::Finish {
+                to: Arc::clone(&self.there),
+                reset: false,
+            };
+            self.outbox.push(self.here.process, message);
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// The network as one process sees it.
+#[derive(Clone, Debug)]
+pub struct SimNetwork {
+    pub process: ProcessId,
+    pub outbox: Outbox,
+}
+
+impl Network for SimNetwork {
+    fn connect(&self, address: SocketAddr) -> BoxFuture<'_, io::Result<Stream>> {
+        Box::pin(async move {
+            let (reply, answer) = oneshot::channel();
+            let message = Message::Dial { address, reply };
+            self.outbox.push(self.process, message);
+            let stream = answer
+                .await
+                .map_err(|_| io::Error::from(io::ErrorKind::ConnectionReset))??;
+            Ok(Stream::Other(Box::new(stream)))
+        })
+    }
+
+    fn listen<'a>(
+        &'a self,
+        flag: &'static str,
+        address: &'a BindAddress,
+    ) -> BoxFuture<'a, Result<Listener, AdminError>> {
+        Box::pin(async move {
+            let host = address.host.as_deref().and_then(|host| host.parse().ok());
+            let Some(host) = host else {
+                return Err(AdminError::Bind {
+                    flag,
+                    address: address.clone(),
+                    source: io::Error::other("a simulated process listens on an IP address"),
+                });
+            };
+            let address = SocketAddr::new(host, address.port);
+            let (accepted, arrivals) = mpsc::unbounded_channel();
+            let message = Message::Listen { address, accepted };
+            self.outbox.push(self.process, message);
+            Ok(Listener::Other(Box::new(SimListener {
+                address,
+                arrivals: tokio::sync::Mutex::new(arrivals),
+                network: self.clone(),
+            })))
+        })
+    }
+}
+
+#[derive(Debug)]
+struct SimListener {
+    address: SocketAddr,
+    arrivals: tokio::sync::Mutex<mpsc::UnboundedReceiver<(SimStream, SocketAddr)>>,
+    network: SimNetwork,
+}
+
+impl Accept for SimListener {
+    fn accept(&self) -> BoxFuture<'_, io::Result<(Stream, SocketAddr)>> {
+        Box::pin(async {
+            let arrived = self.arrivals.lock().await.recv().await;
+            let (stream, peer) = arrived.ok_or(io::ErrorKind::ConnectionAborted)?;
+            Ok((Stream::Other(Box::new(stream)), peer))
+        })
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        Ok(self.address)
+    }
+}
+
+impl Drop for SimListener {
+    fn drop(&mut self) {
+        let message = Message::Unlisten {
+            address: self.address,
+        };
+        self.network.outbox.push(self.network.process, message);
+    }
+}

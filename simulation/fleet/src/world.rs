@@ -1,0 +1,99 @@
+//! The surroundings of one simulated process: its clocks, its generator and its transport.
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+use krypton_runtime::access::Transport;
+use krypton_runtime::clock::BootTime;
+use krypton_runtime::world::World;
+use kube::Config;
+use kube::client::ClientBuilder;
+use rand::rngs::Xoshiro256PlusPlus;
+use rand::{Rng as _, SeedableRng as _};
+use tokio::runtime::Handle;
+use tokio::time::Instant;
+
+use crate::outbox::{Outbox, ProcessId};
+use crate::transport::transport;
+
+/// The clocks of one process, relative to its monotonic clock.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Clocks {
+    /// Time since boot when the process started.
+    pub boot: Duration,
+    /// Wall time when the process started.
+    pub wall: Timestamp,
+    /// Suspensions since then, which the monotonic clock does not count.
+    pub suspended: Duration,
+    /// Error of the wall clock since then.
+    pub skew: SignedDuration,
+}
+
+pub(crate) struct ProcessWorld {
+    pub process: ProcessId,
+    pub outbox: Outbox,
+    pub clocks: Cell<Clocks>,
+    /// The monotonic clock at the start.
+    pub started: Instant,
+    /// The last reading, for destructors that run outside the runtime.
+    last: Cell<Duration>,
+    generator: RefCell<Xoshiro256PlusPlus>,
+}
+
+impl fmt::Debug for ProcessWorld {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ProcessWorld")
+            .field("process", &self.process)
+            .finish_non_exhaustive()
+    }
+}
+
+impl ProcessWorld {
+    pub fn new(
+        process: ProcessId,
+        outbox: Outbox,
+        seed: u64,
+        started: Instant,
+        clocks: Clocks,
+    ) -> Self {
+        Self {
+            process,
+            outbox,
+            clocks: Cell::new(clocks),
+            started,
+            last: Cell::default(),
+            generator: RefCell::new(Xoshiro256PlusPlus::seed_from_u64(seed)),
+        }
+    }
+
+    fn elapsed(&self) -> Duration {
+        if Handle::try_current().is_ok() {
+            self.last.set(Instant::now() - self.started);
+        }
+        self.last.get()
+    }
+}
+
+impl World for ProcessWorld {
+    fn random(&self, bytes: &mut [u8]) {
+        self.generator.borrow_mut().fill_bytes(bytes);
+    }
+
+    fn transport(&self, config: Config) -> Result<ClientBuilder<Transport>, kube::Error> {
+        transport(config, self.process, self.outbox.clone())
+    }
+
+    fn boot_time(&self) -> BootTime {
+        let clocks = self.clocks.get();
+        BootTime(clocks.boot + clocks.suspended + self.elapsed())
+    }
+
+    fn wall(&self) -> Timestamp {
+        let clocks = self.clocks.get();
+        let passed = SignedDuration::try_from(clocks.suspended + self.elapsed());
+        let passed = passed.unwrap_or_default() + clocks.skew;
+        clocks.wall.saturating_add(passed).unwrap_or(clocks.wall)
+    }
+}
