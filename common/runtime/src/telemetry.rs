@@ -103,6 +103,19 @@ pub struct Log {
     pub level: LogLevel,
 }
 
+#[cfg(feature = "simulation")]
+impl Log {
+    /// Returns the log of a simulated process: its level can be read, but not changed.
+    pub fn unused() -> Self {
+        let filter = tracing_subscriber::filter::Targets::new();
+        let (_, handle) = reload::Layer::new(Wanted(filter));
+        Self {
+            process: AboutProcess::default(),
+            level: LogLevel::new(handle, DEFAULT_FILTER),
+        }
+    }
+}
+
 /// An additional layer for the spans and events of this process, with a separate filter.
 pub type Beside = Box<dyn Layer<Registry> + Send + Sync>;
 

@@ -11,6 +11,8 @@ pub mod network;
 pub mod observe;
 pub mod outbox;
 mod process;
+pub mod run;
+pub mod stage;
 pub mod streams;
 mod transport;
 mod world;

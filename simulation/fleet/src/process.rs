@@ -7,9 +7,9 @@ use std::rc::Rc;
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
-use futures::future::BoxFuture;
+use futures::future::LocalBoxFuture;
 use krypton_runtime::world;
-use tokio::runtime::{Builder, RngSeed, Runtime};
+use tokio::runtime::{Builder, LocalOptions, LocalRuntime, RngSeed};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
@@ -24,7 +24,7 @@ thread_local! {
 }
 
 /// The main future of a process.
-pub(crate) type Main = Box<dyn FnOnce() -> BoxFuture<'static, Result<(), String>>>;
+pub(crate) type Main = Box<dyn FnOnce() -> LocalBoxFuture<'static, Result<(), String>>>;
 
 /// Gives a process something that arrives for it.
 pub(crate) type Delivery = Box<dyn FnOnce()>;
@@ -34,7 +34,7 @@ pub(crate) struct Process {
     /// The machine or pod that it runs on, such as `hub-0`.
     pub host: String,
     /// `None` after a kill.
-    runtime: Option<Runtime>,
+    runtime: Option<LocalRuntime>,
     world: Rc<ProcessWorld>,
     main: JoinHandle<Result<(), String>>,
     start: Instant,
@@ -77,7 +77,7 @@ impl Process {
                     waker.wake();
                 }
             })
-            .build()?;
+            .build_local(LocalOptions::default())?;
         let begin = runtime.block_on(async { Instant::now() });
         let world = Rc::new(ProcessWorld::new(
             start.id,
@@ -87,10 +87,7 @@ impl Process {
             start.clocks,
         ));
         let entered = world::enter(Rc::clone(&world) as Rc<dyn world::World>);
-        let main = {
-            let _runtime = runtime.enter();
-            runtime.spawn(main())
-        };
+        let main = runtime.block_on(async { tokio::task::spawn_local(main()) });
         drop(entered);
         Ok(Self {
             id: start.id,

@@ -51,7 +51,7 @@ impl fmt::Debug for ProcessWorld {
 }
 
 impl ProcessWorld {
-    pub fn new(
+    pub(crate) fn new(
         process: ProcessId,
         outbox: Outbox,
         seed: u64,

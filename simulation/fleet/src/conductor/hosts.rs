@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
-use futures::future::BoxFuture;
+use futures::future::LocalBoxFuture;
 use jiff::SignedDuration;
 use rand::RngExt as _;
 
@@ -27,7 +27,7 @@ pub struct Context {
 }
 
 /// Starts a program on a host.
-pub type Program = Rc<dyn Fn(Context) -> BoxFuture<'static, Result<(), String>>>;
+pub type Program = Rc<dyn Fn(Context) -> LocalBoxFuture<'static, Result<(), String>>>;
 
 /// A machine or pod with one program.
 pub struct Host {
@@ -66,6 +66,10 @@ impl Simulation {
         };
         self.hosts.insert(name.to_owned(), host);
         self.start(name);
+    }
+
+    pub fn ip(&self, host: &str) -> Option<[u8; 4]> {
+        self.hosts.get(host).map(|host| host.ip)
     }
 
     /// Returns whether the host's program runs.
