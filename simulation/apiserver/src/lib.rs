@@ -5,4 +5,5 @@
 //! because a model must not guess. It knows nothing of Krypton.
 
 pub mod conformance;
+pub mod fields;
 pub mod server;
