@@ -4,6 +4,29 @@
 //! It answers as a real API server does; a conformance table compares the two. It answers 501 to any other request,
 //! because a model must not guess. It knows nothing of Krypton.
 
+mod builtin;
 pub mod conformance;
 pub mod fields;
+mod controllers;
+mod crd;
+mod discovery;
+mod garbage;
+mod list;
+mod managed;
+mod meta;
+mod names;
+mod namespaces;
+mod objects;
+mod patch;
+mod render;
+mod request;
+mod resources;
+mod schema;
+mod selectors;
 pub mod server;
+mod status;
+mod store;
+#[cfg(test)]
+mod tests;
+mod watch;
+mod workloads;

@@ -1,13 +1,23 @@
 //! The server: requests in, responses and watch events out.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Request, Response};
+use http::{Method, Request, Response};
 use jiff::Timestamp;
 use serde_json::Value;
+use sha2::{Digest as _, Sha256};
+
+use crate::controllers::Tasks;
+use crate::objects::{Deleted, Write};
+use crate::render::{self, Rendered};
+use crate::request::{Call, View};
+use crate::resources::{Kind, Kinds};
+use crate::status::{self, Failure, Outcome, respond};
+use crate::store::{self, Store};
+use crate::watch::Watches;
+use crate::{list, meta};
 
 /// Settings of one server.
 #[derive(Clone, Debug)]
@@ -25,7 +35,14 @@ pub struct Options {
 /// One cluster's API server with its store and controllers.
 #[derive(Debug)]
 pub struct ApiServer {
-    _options: Options,
+    pub(crate) options: Options,
+    pub(crate) store: Store,
+    pub(crate) kinds: Kinds,
+    pub(crate) watches: Watches,
+    pub(crate) tasks: Tasks,
+    changes: Vec<Change>,
+    /// Number of UIDs and name suffixes so far. A restore doesn't reset it.
+    drawn: u64,
 }
 
 /// A watch that a client has opened.
@@ -51,7 +68,7 @@ pub struct Events {
 /// Identity of an object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Key {
-    /// Empty for the core group.
+    /// Empty for the core group. Events of `events.k8s.io` belong to the core group too.
     pub group: String,
     /// Plural, such as `tenants`.
     pub resource: String,
@@ -77,75 +94,355 @@ pub struct Change {
 /// The state of a store at one time.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
-    _objects: BTreeMap<Key, Arc<Value>>,
+    store: Store,
+    kinds: Kinds,
 }
 
 impl ApiServer {
-    pub fn new(_options: Options, _now: Timestamp) -> Self {
-        todo!()
+    pub fn new(options: Options, now: Timestamp) -> Self {
+        let mut server = Self {
+            options,
+            store: Store::default(),
+            kinds: Kinds::built_in(),
+            watches: Watches::default(),
+            tasks: Tasks::default(),
+            changes: Vec::new(),
+            drawn: 0,
+        };
+        server.create_system_namespaces(now);
+        server
     }
 
     /// Handles one request that arrives at `now`.
-    pub fn handle(&mut self, _now: Timestamp, _request: &Request<Bytes>) -> Answer {
-        todo!()
+    pub fn handle(&mut self, now: Timestamp, request: &Request<Bytes>) -> Answer {
+        self.advance(now);
+        let call = Call::parse(now, request);
+        self.route(&call)
+            .unwrap_or_else(|failure| Answer::Complete(failure.response()))
     }
 
     /// Runs the controllers and timers that are due.
-    pub fn advance(&mut self, _now: Timestamp) {
-        todo!()
+    pub fn advance(&mut self, now: Timestamp) {
+        self.run_controllers(now);
+        self.watches.advance(now, self.store.revision());
     }
 
     /// Returns the time of the next timer.
     pub fn next_timer(&self) -> Option<Timestamp> {
-        todo!()
+        let timers = [self.tasks.next(), self.watches.next_timer()];
+        timers.into_iter().flatten().min()
     }
 
     /// Returns the watches with unsent events, in order of their ID.
     pub fn watches_with_events(&self) -> Vec<WatchId> {
-        todo!()
+        self.watches.with_events()
     }
 
     /// Takes the events that a watch has to send.
-    pub fn take_events(&mut self, _watch: WatchId) -> Events {
-        todo!()
+    pub fn take_events(&mut self, watch: WatchId) -> Events {
+        self.watches.take(watch)
     }
 
     /// Forgets a watch whose client has gone.
-    pub fn close_watch(&mut self, _watch: WatchId) {
-        todo!()
+    pub fn close_watch(&mut self, watch: WatchId) {
+        self.watches.close(watch);
     }
 
     /// Takes the writes since the last call, in order.
     pub fn take_changes(&mut self) -> Vec<Change> {
-        todo!()
+        std::mem::take(&mut self.changes)
     }
 
     /// Returns an object.
-    pub fn get(&self, _key: &Key) -> Option<Arc<Value>> {
-        todo!()
+    pub fn get(&self, key: &Key) -> Option<Arc<Value>> {
+        self.store.get(key).cloned()
     }
 
     /// Returns all objects of a resource, in order.
-    pub fn all(&self, _group: &str, _resource: &str) -> Vec<Arc<Value>> {
-        todo!()
+    pub fn all(&self, group: &str, resource: &str) -> Vec<Arc<Value>> {
+        let prefix = store::prefix(group, resource, "");
+        let rows = self.store.scan(&prefix, "");
+        rows.map(|(_, entry)| entry.value.clone()).collect()
     }
 
     /// Removes the watch history, as etcd's compaction does. Older watches and continue tokens get 410.
     pub fn compact(&mut self) {
-        todo!()
+        self.store.compact();
     }
 
     /// Ends all watches, as a restart of the server does.
     pub fn end_watches(&mut self) {
-        todo!()
+        self.watches.end_all();
     }
 
     pub fn snapshot(&self) -> Snapshot {
-        todo!()
+        Snapshot {
+            store: self.store.without_log(),
+            kinds: self.kinds.clone(),
+        }
     }
 
-    /// Replaces the store, as a restore of etcd does: revisions go back and watches end.
-    pub fn restore(&mut self, _snapshot: Snapshot) {
-        todo!()
+    /// Replaces the store, as a restore of etcd does: revisions go back and watches end. The controllers look at all
+    /// objects again at their next turn.
+    pub fn restore(&mut self, snapshot: Snapshot) {
+        self.watches.end_all();
+        self.store = snapshot.store;
+        self.kinds = snapshot.kinds;
+        self.tasks.resume(&self.store);
     }
+
+    /// Writes or deletes an object and reports the write to watches and controllers.
+    pub(crate) fn commit(&mut self, write: &Write, after: Option<Value>) -> Arc<Value> {
+        let record = self.store.commit(&write.key(), after);
+        self.watches.publish(&record);
+        self.observe(&record, write.now);
+        self.changes.push(Change {
+            revision: record.revision,
+            at: write.now,
+            key: (*record.key).clone(),
+            before: record.before.clone(),
+            after: record.after.clone(),
+            by: write.by.clone(),
+            subresource: write.subresource.clone(),
+        });
+        let object = record.after.clone().or_else(|| record.before.clone());
+        object.unwrap_or_default()
+    }
+
+    fn draw(&mut self) -> [u8; 32] {
+        self.drawn += 1;
+        let mut hash = Sha256::new();
+        hash.update(self.options.name.as_bytes());
+        hash.update([0]);
+        hash.update(self.drawn.to_be_bytes());
+        hash.finalize().into()
+    }
+
+    pub(crate) fn next_uid(&mut self) -> String {
+        uid(&self.draw())
+    }
+
+    /// Returns a UID for the result of a dry run.
+    pub(crate) fn dry_uid(&self) -> String {
+        let hash = Sha256::digest(self.options.name.as_bytes());
+        uid(&hash.into())
+    }
+
+    /// Returns five characters for `generateName`.
+    pub(crate) fn suffix(&mut self) -> String {
+        const LETTERS: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
+        let letters = self.draw().into_iter().take(5);
+        letters
+            .map(|byte| char::from(LETTERS[usize::from(byte) % LETTERS.len()]))
+            .collect()
+    }
+}
+
+fn uid(hash: &[u8; 32]) -> String {
+    let mut hex: Vec<char> = hash
+        .iter()
+        .take(16)
+        .flat_map(|byte| format!("{byte:02x}").chars().collect::<Vec<_>>())
+        .collect();
+    hex[12] = '4';
+    hex[16] = 'a';
+    for position in [8, 13, 18, 23] {
+        hex.insert(position, '-');
+    }
+    hex.into_iter().collect()
+}
+
+/// The object or the collection that a path names.
+#[derive(Debug)]
+struct Target {
+    kind: Arc<Kind>,
+    namespace: String,
+    /// Empty for a collection.
+    name: String,
+    subresource: String,
+}
+
+impl ApiServer {
+    fn route(&mut self, call: &Call<'_>) -> Outcome<Answer> {
+        let segments = call.segments.clone();
+        let target = match &*segments {
+            ["api", "v1", rest @ ..] if !rest.is_empty() => self.target("", "v1", rest)?,
+            ["apis", group, version, rest @ ..] if !rest.is_empty() => {
+                self.target(group, version, rest)?
+            }
+            _ => return self.discover(call),
+        };
+        match target.name.is_empty() {
+            true => self.collection(call, &target),
+            false => self.object(call, &target),
+        }
+    }
+
+    fn target(&self, group: &str, version: &str, rest: &[&str]) -> Outcome<Target> {
+        let (namespace, rest) = match rest {
+            ["watch", ..] => return Err(Failure::not_modelled("paths with the prefix watch")),
+            ["namespaces", name, part @ ("status" | "finalize")] if group.is_empty() => {
+                ("", vec!["namespaces", name, part])
+            }
+            ["namespaces", namespace, rest @ ..] if !rest.is_empty() => (*namespace, rest.to_vec()),
+            rest => ("", rest.to_vec()),
+        };
+        let (resource, name, subresource) = match *rest {
+            [resource] => (resource, "", ""),
+            [resource, name] => (resource, name, ""),
+            [resource, name, subresource] => (resource, name, subresource),
+            _ => return Err(Failure::no_such_path()),
+        };
+        let Some(kind) = self.kinds.get(group, version, resource) else {
+            return match self.is_modelled(group, resource) {
+                true => Err(Failure::no_such_path()),
+                false => Err(Failure::not_modelled(format_args!(
+                    "the resource {resource} of group {group:?}"
+                ))),
+            };
+        };
+        let fits = match kind.namespaced {
+            true => !namespace.is_empty() || name.is_empty(),
+            false => namespace.is_empty(),
+        };
+        if !fits {
+            return Err(Failure::no_such_path());
+        }
+        Ok(Target {
+            kind: kind.clone(),
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+            subresource: subresource.to_owned(),
+        })
+    }
+
+    /// Whether the model knows all resources of the group, so the real server has no other ones. A group with a dot may
+    /// come from a CRD.
+    fn is_modelled(&self, group: &str, _resource: &str) -> bool {
+        const OTHERS: [&str; 4] = ["autoscaling", "storage.k8s.io", "scheduling.k8s.io", "discovery.k8s.io"];
+        let is_built_in = |kind: &&Arc<Kind>| kind.group == group && !kind.is_custom();
+        !OTHERS.contains(&group)
+            && !group.ends_with("authentication.k8s.io")
+            && !group.ends_with("authorization.k8s.io")
+            && self.kinds.all().find(is_built_in).is_none()
+    }
+
+    fn collection(&mut self, call: &Call<'_>, target: &Target) -> Outcome<Answer> {
+        let kind = &target.kind;
+        match *call.method {
+            Method::GET if call.query.is_true("watch") => {
+                self.watch(call, kind, &target.namespace)
+            }
+            Method::GET => self.list(call, kind, &target.namespace),
+            Method::POST if kind.namespaced && target.namespace.is_empty() => {
+                Err(Failure::method_not_allowed())
+            }
+            Method::POST => {
+                let view = call.view()?;
+                if kind.is_custom() && self.is_crd_terminating(kind) {
+                    return Err(Failure::method_not_supported(kind, "create"));
+                }
+                let created = self.create(write(call, target)?, call.object()?)?;
+                Ok(answer(kind, view, &created, 201))
+            }
+            Method::DELETE => Err(Failure::not_modelled("deletion of collections")),
+            _ => Err(Failure::method_not_allowed()),
+        }
+    }
+
+    fn object(&mut self, call: &Call<'_>, target: &Target) -> Outcome<Answer> {
+        let kind = &target.kind;
+        match target.subresource.as_str() {
+            "" => {}
+            "status" if kind.status => {}
+            "finalize" if kind.is("", "namespaces") && call.method == Method::PUT => {}
+            _ if kind.is_custom() => return Err(Failure::no_such_path()),
+            other => {
+                return Err(Failure::not_modelled(format_args!(
+                    "the subresource {other} of {}",
+                    kind.qualified()
+                )));
+            }
+        }
+        let view = call.view()?;
+        match *call.method {
+            Method::GET if call.query.is_true("watch") => {
+                Err(Failure::not_modelled("watches of one object by its path"))
+            }
+            Method::GET => {
+                let found = self.read(call, target)?;
+                Ok(answer(kind, view, &found, 200))
+            }
+            Method::PUT => {
+                let (object, code) = self.replace(write(call, target)?, call.object()?)?;
+                Ok(answer(kind, view, &object, code))
+            }
+            Method::PATCH => {
+                let (object, code) = self.patch(call, write(call, target)?)?;
+                Ok(answer(kind, view, &object, code))
+            }
+            Method::DELETE if target.subresource.is_empty() => self.remove(call, target, view),
+            _ => Err(Failure::method_not_allowed()),
+        }
+    }
+
+    fn read(&self, call: &Call<'_>, target: &Target) -> Outcome<Arc<Value>> {
+        let asked = match call.query.get("resourceVersion") {
+            "" => 0,
+            text => list::version(text)?,
+        };
+        if asked > self.store.revision() {
+            return Err(Failure::too_large_version(asked, self.store.revision()));
+        }
+        let key = target.kind.key(&target.namespace, &target.name);
+        let found = self.store.get(&key).cloned();
+        found.ok_or_else(|| Failure::not_found(&target.kind, &target.name))
+    }
+
+    fn remove(&mut self, call: &Call<'_>, target: &Target, view: View) -> Outcome<Answer> {
+        let kind = &target.kind;
+        let mut options = match call.body.is_empty() {
+            true => Value::Object(serde_json::Map::new()),
+            false => call.object()?,
+        };
+        let policy = call.query.get("propagationPolicy");
+        if !policy.is_empty() {
+            options["propagationPolicy"] = policy.into();
+        }
+        let mut write = write(call, target)?;
+        write.dry_run |= options["dryRun"] == serde_json::json!(["All"]);
+        Ok(match self.delete(&write, &options)? {
+            Deleted::Remains(object) => answer(kind, view, &object, 200),
+            Deleted::Gone(object) if kind.returns_deleted() => answer(kind, view, &object, 200),
+            Deleted::Gone(object) => {
+                let body = status::deleted(kind, &target.name, meta::text(&object, "uid"));
+                Answer::Complete(respond(200, "application/json", body.to_string()))
+            }
+        })
+    }
+}
+
+fn write(call: &Call<'_>, target: &Target) -> Outcome<Write> {
+    Ok(Write {
+        kind: target.kind.clone(),
+        namespace: target.namespace.clone(),
+        name: target.name.clone(),
+        subresource: target.subresource.clone(),
+        manager: call.manager(),
+        applied: false,
+        dry_run: call.dry_run()?,
+        now: call.now,
+        by: call.agent.to_owned(),
+    })
+}
+
+fn answer(kind: &Kind, view: View, object: &Value, code: u16) -> Answer {
+    let rendered = Rendered {
+        object,
+        kind,
+        view,
+        bare: false,
+        version: None,
+    };
+    Answer::Complete(respond(code, "application/json", render::bytes(&rendered)))
 }

@@ -1,0 +1,243 @@
+//! The built-in kinds, their types and their defaults.
+
+use k8s_openapi::api::{apps, batch, coordination, core, events, networking, policy, rbac};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+use crate::resources::{Generation, Kind};
+
+type Normalize = fn(&Value) -> Result<Value, String>;
+
+/// Group, resource, kind and singular name, short names, scope, whether there is a status, generation, type.
+type Row = (
+    &'static str,
+    &'static str,
+    &'static str,
+    &'static str,
+    bool,
+    bool,
+    Generation,
+    Normalize,
+);
+
+/// Converts an object to its type and back, which drops unknown fields.
+fn typed<T: Serialize + DeserializeOwned>(object: &Value) -> Result<Value, String> {
+    let typed = T::deserialize(object).map_err(|error| error.to_string())?;
+    serde_json::to_value(typed).map_err(|error| error.to_string())
+}
+
+const NAMESPACED: bool = true;
+const CLUSTER: bool = false;
+const STATUS: bool = true;
+const PLAIN: bool = false;
+
+#[rustfmt::skip]
+fn rows() -> Vec<Row> {
+    use Generation::{None, Spec, SpecAndAnnotations};
+    vec![
+        ("", "namespaces", "Namespace", "ns", CLUSTER, STATUS, None, typed::<core::v1::Namespace>),
+        ("", "nodes", "Node", "no", CLUSTER, STATUS, None, typed::<core::v1::Node>),
+        ("", "secrets", "Secret", "", NAMESPACED, PLAIN, None, typed::<core::v1::Secret>),
+        ("", "configmaps", "ConfigMap", "cm", NAMESPACED, PLAIN, None, typed::<core::v1::ConfigMap>),
+        ("", "pods", "Pod", "po", NAMESPACED, STATUS, None, typed::<core::v1::Pod>),
+        ("", "events", "Event", "ev", NAMESPACED, PLAIN, None, typed::<core::v1::Event>),
+        ("", "services", "Service", "svc", NAMESPACED, STATUS, None, typed::<core::v1::Service>),
+        ("", "serviceaccounts", "ServiceAccount", "sa", NAMESPACED, PLAIN, None, typed::<core::v1::ServiceAccount>),
+        ("", "persistentvolumeclaims", "PersistentVolumeClaim", "pvc", NAMESPACED, STATUS, None, typed::<core::v1::PersistentVolumeClaim>),
+        ("", "resourcequotas", "ResourceQuota", "quota", NAMESPACED, STATUS, None, typed::<core::v1::ResourceQuota>),
+        ("", "limitranges", "LimitRange", "limits", NAMESPACED, PLAIN, None, typed::<core::v1::LimitRange>),
+        ("events.k8s.io", "events", "Event", "ev", NAMESPACED, PLAIN, None, typed::<events::v1::Event>),
+        ("apps", "deployments", "Deployment", "deploy", NAMESPACED, STATUS, SpecAndAnnotations, typed::<apps::v1::Deployment>),
+        ("apps", "statefulsets", "StatefulSet", "sts", NAMESPACED, STATUS, Spec, typed::<apps::v1::StatefulSet>),
+        ("apps", "daemonsets", "DaemonSet", "ds", NAMESPACED, STATUS, Spec, typed::<apps::v1::DaemonSet>),
+        ("apps", "replicasets", "ReplicaSet", "rs", NAMESPACED, STATUS, Spec, typed::<apps::v1::ReplicaSet>),
+        ("batch", "jobs", "Job", "", NAMESPACED, STATUS, Spec, typed::<batch::v1::Job>),
+        ("batch", "cronjobs", "CronJob", "cj", NAMESPACED, STATUS, Spec, typed::<batch::v1::CronJob>),
+        ("coordination.k8s.io", "leases", "Lease", "", NAMESPACED, PLAIN, None, typed::<coordination::v1::Lease>),
+        ("networking.k8s.io", "networkpolicies", "NetworkPolicy", "netpol", NAMESPACED, PLAIN, Spec, typed::<networking::v1::NetworkPolicy>),
+        ("networking.k8s.io", "ingresses", "Ingress", "ing", NAMESPACED, STATUS, Spec, typed::<networking::v1::Ingress>),
+        ("policy", "poddisruptionbudgets", "PodDisruptionBudget", "pdb", NAMESPACED, STATUS, Spec, typed::<policy::v1::PodDisruptionBudget>),
+        ("rbac.authorization.k8s.io", "roles", "Role", "", NAMESPACED, PLAIN, None, typed::<rbac::v1::Role>),
+        ("rbac.authorization.k8s.io", "rolebindings", "RoleBinding", "", NAMESPACED, PLAIN, None, typed::<rbac::v1::RoleBinding>),
+        ("rbac.authorization.k8s.io", "clusterroles", "ClusterRole", "", CLUSTER, PLAIN, None, typed::<rbac::v1::ClusterRole>),
+        ("rbac.authorization.k8s.io", "clusterrolebindings", "ClusterRoleBinding", "", CLUSTER, PLAIN, None, typed::<rbac::v1::ClusterRoleBinding>),
+        ("apiextensions.k8s.io", "customresourcedefinitions", "CustomResourceDefinition", "crd", CLUSTER, STATUS, Spec, typed::<apiextensions::v1::CustomResourceDefinition>),
+    ]
+}
+
+/// Kinds whose updates must contain a `resourceVersion`.
+const CONDITIONAL: [&str; 3] = ["leases", "customresourcedefinitions", "poddisruptionbudgets"];
+
+pub(crate) fn kinds() -> impl Iterator<Item = Kind> {
+    rows().into_iter().map(|row| {
+        let (group, resource, kind, short, namespaced, status, generation, normalize) = row;
+        let folder = match resource {
+            "services" => "services/specs",
+            "nodes" => "minions",
+            "ingresses" => "ingress",
+            "customresourcedefinitions" => "apiextensions.k8s.io/customresourcedefinitions",
+            other => other,
+        };
+        let api_version = match group {
+            "" | "events.k8s.io" => "v1".to_owned(),
+            group => format!("{group}/v1"),
+        };
+        Kind {
+            group: group.to_owned(),
+            version: "v1".to_owned(),
+            resource: resource.to_owned(),
+            singular: kind.to_lowercase(),
+            kind: kind.to_owned(),
+            list: format!("{kind}List"),
+            namespaced,
+            status,
+            generation,
+            unconditional: !CONDITIONAL.contains(&resource),
+            create_on_update: resource == "leases",
+            folder: folder.to_owned(),
+            short: short.split(' ').filter(|name| !name.is_empty()).map(str::to_owned).collect(),
+            categories: categories(resource),
+            normalize: Some(normalize),
+            schema: None,
+            stored_as: api_version,
+        }
+    })
+}
+
+fn categories(resource: &str) -> Vec<String> {
+    let in_all = [
+        "pods",
+        "services",
+        "deployments",
+        "statefulsets",
+        "daemonsets",
+        "replicasets",
+        "jobs",
+        "cronjobs",
+    ];
+    match resource {
+        "customresourcedefinitions" => vec!["api-extensions".to_owned()],
+        resource if in_all.contains(&resource) => vec!["all".to_owned()],
+        _ => Vec::new(),
+    }
+}
+
+/// Converts metadata to the type `ObjectMeta` and drops empty fields.
+pub(crate) fn normalize_metadata(object: &mut Value) -> Result<(), String> {
+    if object["metadata"].is_null() {
+        object["metadata"] = Value::Object(Map::new());
+    }
+    object["metadata"] = typed::<ObjectMeta>(&object["metadata"])?;
+    if let Some(metadata) = object["metadata"].as_object_mut() {
+        metadata.retain(|_, value| !is_empty(value));
+    }
+    Ok(())
+}
+
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Object(map) => map.is_empty(),
+        Value::Array(list) => list.is_empty(),
+        Value::String(text) => text.is_empty(),
+        _ => false,
+    }
+}
+
+/// Sets the defaults of a built-in kind. Completes only the fields that the model and its clients use.
+pub(crate) fn set_defaults(kind: &Kind, object: &mut Value) {
+    match kind.resource.as_str() {
+        "secrets" => {
+            secret_strings(object);
+            default(object, "/type", "Opaque".into());
+        }
+        "namespaces" => {
+            if object["spec"].is_null() {
+                object["spec"] = Value::Object(Map::new());
+            }
+            let name = object["metadata"]["name"].clone();
+            if !name.is_null() {
+                object["metadata"]["labels"]["kubernetes.io/metadata.name"] = name;
+            }
+        }
+        "deployments" | "statefulsets" | "replicasets" if kind.group == "apps" => {
+            default(object, "/spec/replicas", 1.into());
+        }
+        "customresourcedefinitions" => crate::crd::set_defaults(object),
+        "jobs" => {
+            default(object, "/spec/completions", 1.into());
+            default(object, "/spec/parallelism", 1.into());
+            default(object, "/spec/backoffLimit", 6.into());
+            default(object, "/spec/completionMode", "NonIndexed".into());
+            default(object, "/spec/suspend", false.into());
+        }
+        "services" => {
+            default(object, "/spec/type", "ClusterIP".into());
+            default(object, "/spec/sessionAffinity", "None".into());
+        }
+        _ => {}
+    }
+    if kind.is("", "secrets") || kind.is("", "configmaps") {
+        for field in ["data", "binaryData"] {
+            if object.get(field).is_some_and(is_empty)
+                && let Some(map) = object.as_object_mut()
+            {
+                map.remove(field);
+            }
+        }
+    }
+}
+
+/// Moves `stringData` of a Secret to `data`.
+fn secret_strings(object: &mut Value) {
+    use base64::Engine as _;
+    let Some(map) = object.as_object_mut() else {
+        return;
+    };
+    let Some(Value::Object(strings)) = map.remove("stringData") else {
+        return;
+    };
+    let data = crate::meta::child(object, "data");
+    for (name, value) in strings {
+        let text = value.as_str().unwrap_or_default();
+        let encoded = base64::engine::general_purpose::STANDARD.encode(text);
+        data.insert(name, encoded.into());
+    }
+}
+
+/// Sets a field of `spec` or of the top level if it is missing.
+fn default(object: &mut Value, pointer: &str, value: Value) {
+    let (parent, field) = pointer.rsplit_once('/').unwrap_or_default();
+    if let Some(Value::Object(parent)) = object.pointer_mut(parent)
+        && parent.get(field).is_none_or(Value::is_null)
+    {
+        parent.insert(field.to_owned(), value);
+    }
+}
+
+/// Sets the status that a kind has from its creation.
+pub(crate) fn set_initial_status(kind: &Kind, object: &mut Value) {
+    let status = match kind.resource.as_str() {
+        "customresourcedefinitions" => crate::crd::initial_status(object),
+        "persistentvolumeclaims" | "pods" => serde_json::json!({"phase": "Pending"}),
+        "services" => serde_json::json!({"loadBalancer": {}}),
+        "deployments" | "jobs" | "cronjobs" | "resourcequotas" => Value::Object(Map::new()),
+        "statefulsets" => serde_json::json!({"replicas": 0, "availableReplicas": 0}),
+        "replicasets" => serde_json::json!({"replicas": 0}),
+        "daemonsets" => serde_json::json!({
+            "currentNumberScheduled": 0, "numberMisscheduled": 0,
+            "desiredNumberScheduled": 0, "numberReady": 0,
+        }),
+        "ingresses" => serde_json::json!({"loadBalancer": {}}),
+        "poddisruptionbudgets" => serde_json::json!({
+            "currentHealthy": 0, "desiredHealthy": 0, "disruptionsAllowed": 0, "expectedPods": 0,
+        }),
+        _ => return,
+    };
+    if !kind.is_custom() {
+        object["status"] = status;
+    }
+}

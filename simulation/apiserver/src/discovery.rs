@@ -1,0 +1,277 @@
+//! Discovery: version, groups, resources and OpenAPI.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use http::Method;
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
+
+use crate::request::Call;
+use crate::resources::Kind;
+use crate::server::{Answer, ApiServer};
+use crate::status::{Failure, Outcome, respond};
+
+const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
+const VERBS: [&str; 8] = [
+    "create",
+    "delete",
+    "deletecollection",
+    "get",
+    "list",
+    "patch",
+    "update",
+    "watch",
+];
+const STATUS_VERBS: [&str; 3] = ["get", "patch", "update"];
+
+fn json_answer(body: &Value) -> Outcome<Answer> {
+    let body = body.to_string();
+    Ok(Answer::Complete(respond(200, "application/json", body)))
+}
+
+impl ApiServer {
+    pub(crate) fn discover(&self, call: &Call<'_>) -> Outcome<Answer> {
+        if call.method != Method::GET {
+            return Err(Failure::not_modelled(format_args!(
+                "{} {}",
+                call.method, call.path
+            )));
+        }
+        match *call.segments {
+            ["readyz" | "livez" | "healthz"] => {
+                Ok(Answer::Complete(respond(200, "text/plain; charset=utf-8", "ok")))
+            }
+            ["version"] => json_answer(&self.version()),
+            ["api"] if wants_aggregated(call) => aggregated(&self.aggregated(true)),
+            ["apis"] if wants_aggregated(call) => aggregated(&self.aggregated(false)),
+            ["api"] => json_answer(&json!({
+                "kind": "APIVersions",
+                "versions": ["v1"],
+                "serverAddressByClientCIDRs": [
+                    {"clientCIDR": "0.0.0.0/0", "serverAddress": "10.0.0.1:6443"},
+                ],
+            })),
+            ["apis"] => {
+                let groups = self.groups();
+                let groups = groups.iter().filter(|(group, _)| !group.is_empty());
+                let groups: Vec<Value> = groups.map(|(name, kinds)| group(name, kinds)).collect();
+                json_answer(&json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}))
+            }
+            ["api", "v1"] => self.resources("", "v1"),
+            ["apis", name] => match self.groups().get(name) {
+                Some(kinds) => {
+                    let mut body = group(name, kinds);
+                    body["kind"] = "APIGroup".into();
+                    body["apiVersion"] = "v1".into();
+                    json_answer(&body)
+                }
+                None => Err(Failure::no_such_path()),
+            },
+            ["apis", group, version] => self.resources(group, version),
+            ["openapi", "v3"] => json_answer(&self.open_api_paths()),
+            ["openapi", "v3", "api", "v1"] => self.open_api("", "v1"),
+            ["openapi", "v3", "apis", group, version] => self.open_api(group, version),
+            _ => Err(Failure::not_modelled(format_args!("the path {}", call.path))),
+        }
+    }
+
+    fn version(&self) -> Value {
+        let version = &self.options.version;
+        let mut numbers = version.trim_start_matches('v').split('.');
+        let (major, minor) = (numbers.next(), numbers.next());
+        json!({
+            "major": major,
+            "minor": minor,
+            "emulationMajor": major,
+            "emulationMinor": minor,
+            "gitVersion": version,
+            "gitCommit": "0000000000000000000000000000000000000000",
+            "gitTreeState": "clean",
+            "buildDate": "2025-01-01T00:00:00Z",
+            "goVersion": "go1.24.6",
+            "compiler": "gc",
+            "platform": "linux/amd64",
+        })
+    }
+
+    /// Returns the served kinds by group, in the order of their versions and resources.
+    fn groups(&self) -> BTreeMap<&str, Vec<&Arc<Kind>>> {
+        let mut groups: BTreeMap<&str, Vec<&Arc<Kind>>> = BTreeMap::new();
+        for kind in self.kinds.all() {
+            groups.entry(&kind.group).or_default().push(kind);
+        }
+        groups
+    }
+
+    fn kinds_of<'a>(&'a self, group: &'a str, version: &'a str) -> Vec<&'a Arc<Kind>> {
+        let all = self.kinds.all();
+        all.filter(|kind| kind.group == group && kind.version == version)
+            .collect()
+    }
+
+    fn resources(&self, group: &str, version: &str) -> Outcome<Answer> {
+        let kinds = self.kinds_of(group, version);
+        let Some(first) = kinds.first() else {
+            return Err(Failure::no_such_path());
+        };
+        let resources: Vec<Value> = kinds.iter().flat_map(|kind| resource(kind)).collect();
+        json_answer(&json!({
+            "kind": "APIResourceList",
+            "apiVersion": "v1",
+            "groupVersion": first.api_version(),
+            "resources": resources,
+        }))
+    }
+
+    fn aggregated(&self, core: bool) -> Value {
+        let groups = self.groups();
+        let groups = groups.iter().filter(|(name, _)| name.is_empty() == core);
+        let items = groups.map(|(name, kinds)| {
+            let versions: Vec<Value> = versions(kinds)
+                .into_iter()
+                .map(|version| {
+                    let of = kinds.iter().filter(|kind| kind.version == version);
+                    let resources: Vec<Value> = of.map(|kind| aggregated_resource(kind)).collect();
+                    json!({"version": version, "resources": resources, "freshness": "Current"})
+                })
+                .collect();
+            let metadata = match core {
+                true => json!({"creationTimestamp": null}),
+                false => json!({"name": name, "creationTimestamp": null}),
+            };
+            json!({"metadata": metadata, "versions": versions})
+        });
+        json!({
+            "kind": "APIGroupDiscoveryList",
+            "apiVersion": "apidiscovery.k8s.io/v2",
+            "metadata": {},
+            "items": items.collect::<Vec<_>>(),
+        })
+    }
+
+    fn open_api_paths(&self) -> Value {
+        let mut paths = serde_json::Map::new();
+        for kind in self.kinds.all() {
+            let path = match kind.group.as_str() {
+                "" => format!("api/{}", kind.version),
+                group => format!("apis/{group}/{}", kind.version),
+            };
+            if !paths.contains_key(&path) {
+                let document = self.document(&self.kinds_of(&kind.group, &kind.version));
+                let hash = Sha256::digest(document.to_string().as_bytes());
+                let hash: String = hash.iter().map(|byte| format!("{byte:02X}")).collect();
+                let url = format!("/openapi/v3/{path}?hash={hash}");
+                paths.insert(path, json!({"serverRelativeURL": url}));
+            }
+        }
+        json!({"paths": paths})
+    }
+
+    fn open_api(&self, group: &str, version: &str) -> Outcome<Answer> {
+        let kinds = self.kinds_of(group, version);
+        match kinds.is_empty() {
+            true => Err(Failure::no_such_path()),
+            false => json_answer(&self.document(&kinds)),
+        }
+    }
+
+    fn document(&self, kinds: &[&Arc<Kind>]) -> Value {
+        let mut schemas = serde_json::Map::new();
+        for kind in kinds {
+            let mut parts: Vec<&str> = kind.group.split('.').filter(|part| !part.is_empty()).collect();
+            parts.reverse();
+            parts.extend([kind.version.as_str(), kind.kind.as_str()]);
+            let mut schema = match &kind.schema {
+                Some(schema) => schema.root().clone(),
+                None => json!({"type": "object"}),
+            };
+            schema["x-kubernetes-group-version-kind"] =
+                json!([{"group": kind.group, "version": kind.version, "kind": kind.kind}]);
+            schemas.insert(parts.join("."), schema);
+        }
+        json!({
+            "openapi": "3.0.0",
+            "info": {"title": "Kubernetes", "version": self.options.version},
+            "paths": {},
+            "components": {"schemas": schemas},
+        })
+    }
+}
+
+fn wants_aggregated(call: &Call<'_>) -> bool {
+    call.accept.contains("as=APIGroupDiscoveryList") && call.accept.contains("v=v2")
+}
+
+fn aggregated(body: &Value) -> Outcome<Answer> {
+    Ok(Answer::Complete(respond(200, AGGREGATED, body.to_string())))
+}
+
+fn versions<'a>(kinds: &[&'a Arc<Kind>]) -> Vec<&'a str> {
+    let mut versions: Vec<&str> = kinds.iter().map(|kind| &*kind.version).collect();
+    versions.dedup();
+    versions
+}
+
+fn group(name: &str, kinds: &[&Arc<Kind>]) -> Value {
+    let versions: Vec<Value> = versions(kinds)
+        .into_iter()
+        .map(|version| json!({"groupVersion": format!("{name}/{version}"), "version": version}))
+        .collect();
+    json!({"name": name, "versions": versions, "preferredVersion": versions.first()})
+}
+
+fn resource(kind: &Arc<Kind>) -> Vec<Value> {
+    let mut main = json!({
+        "name": kind.resource,
+        "singularName": kind.singular,
+        "namespaced": kind.namespaced,
+        "kind": kind.kind,
+        "verbs": VERBS,
+        "storageVersionHash": hash(kind),
+    });
+    for (name, list) in [("shortNames", &kind.short), ("categories", &kind.categories)] {
+        if !list.is_empty() {
+            main[name] = json!(list);
+        }
+    }
+    let status = kind.status.then(|| {
+        json!({
+            "name": format!("{}/status", kind.resource),
+            "singularName": "",
+            "namespaced": kind.namespaced,
+            "kind": kind.kind,
+            "verbs": STATUS_VERBS,
+        })
+    });
+    std::iter::once(main).chain(status).collect()
+}
+
+fn hash(kind: &Kind) -> String {
+    use base64::Engine as _;
+    let text = format!("{}/{}", kind.stored_as, kind.kind);
+    let hash = Sha256::digest(text.as_bytes());
+    base64::engine::general_purpose::STANDARD.encode(hash.get(..8).unwrap_or_default())
+}
+
+fn aggregated_resource(kind: &Arc<Kind>) -> Value {
+    let response = json!({"group": kind.group, "version": kind.version, "kind": kind.kind});
+    let mut resource = json!({
+        "resource": kind.resource,
+        "responseKind": response,
+        "scope": match kind.namespaced { true => "Namespaced", false => "Cluster" },
+        "singularResource": kind.singular,
+        "verbs": VERBS,
+    });
+    for (name, list) in [("shortNames", &kind.short), ("categories", &kind.categories)] {
+        if !list.is_empty() {
+            resource[name] = json!(list);
+        }
+    }
+    if kind.status {
+        resource["subresources"] = json!([
+            {"subresource": "status", "responseKind": response, "verbs": STATUS_VERBS},
+        ]);
+    }
+    resource
+}

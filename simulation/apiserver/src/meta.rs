@@ -1,0 +1,101 @@
+//! Access to the metadata of objects.
+
+use jiff::Timestamp;
+use serde_json::{Map, Value};
+
+/// An entry of `ownerReferences`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Owner<'a> {
+    pub(crate) uid: &'a str,
+    pub(crate) blocks: bool,
+}
+
+/// Returns a string of the metadata, or an empty one.
+pub(crate) fn text<'a>(object: &'a Value, field: &str) -> &'a str {
+    object["metadata"][field].as_str().unwrap_or_default()
+}
+
+pub(crate) fn name(object: &Value) -> &str {
+    text(object, "name")
+}
+
+pub(crate) fn is_terminating(object: &Value) -> bool {
+    !object["metadata"]["deletionTimestamp"].is_null()
+}
+
+pub(crate) fn finalizers(object: &Value) -> impl Iterator<Item = &str> {
+    strings(&object["metadata"]["finalizers"])
+}
+
+pub(crate) fn strings(list: &Value) -> impl Iterator<Item = &str> {
+    list.as_array().into_iter().flatten().filter_map(Value::as_str)
+}
+
+pub(crate) fn owners(object: &Value) -> impl Iterator<Item = Owner<'_>> {
+    let owners = object["metadata"]["ownerReferences"].as_array();
+    owners.into_iter().flatten().map(|owner| Owner {
+        uid: owner["uid"].as_str().unwrap_or_default(),
+        blocks: owner["blockOwnerDeletion"] == true,
+    })
+}
+
+/// Returns the metadata as a map, and creates it if it is missing.
+pub(crate) fn map(object: &mut Value) -> &mut Map<String, Value> {
+    child(object, "metadata")
+}
+
+/// Returns a field of `object` as a map, and creates it if it is missing.
+pub(crate) fn child<'a>(object: &'a mut Value, field: &str) -> &'a mut Map<String, Value> {
+    if !object.is_object() {
+        *object = Value::Object(Map::new());
+    }
+    let child = &mut object[field];
+    if !child.is_object() {
+        *child = Value::Object(Map::new());
+    }
+    match child {
+        Value::Object(map) => map,
+        _ => unreachable!("the field is an object"),
+    }
+}
+
+pub(crate) fn set(object: &mut Value, field: &str, value: impl Into<Value>) {
+    map(object).insert(field.to_owned(), value.into());
+}
+
+pub(crate) fn remove(object: &mut Value, field: &str) {
+    map(object).remove(field);
+}
+
+/// Removes a finalizer, and the list if it becomes empty.
+pub(crate) fn remove_finalizer(object: &mut Value, finalizer: &str) {
+    if let Some(list) = object["metadata"]["finalizers"].as_array_mut() {
+        list.retain(|entry| entry != finalizer);
+        if list.is_empty() {
+            remove(object, "finalizers");
+        }
+    }
+}
+
+/// Copies a field of the metadata, or removes it.
+pub(crate) fn copy(from: &Value, to: &mut Value, field: &str) {
+    match &from["metadata"][field] {
+        Value::Null => remove(to, field),
+        value => set(to, field, value.clone()),
+    }
+}
+
+/// Copies a top-level field, or removes it.
+pub(crate) fn copy_top(from: &Value, to: &mut Value, field: &str) {
+    if let Some(map) = to.as_object_mut() {
+        match from.get(field) {
+            Some(value) => map.insert(field.to_owned(), value.clone()),
+            None => map.remove(field),
+        };
+    }
+}
+
+/// Formats a time as in `creationTimestamp`.
+pub(crate) fn seconds(at: Timestamp) -> String {
+    at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+}

@@ -1,0 +1,599 @@
+//! Creates, updates and deletes objects.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use crate::builtin;
+use crate::managed;
+use crate::meta;
+use crate::names;
+use crate::resources::{Generation, Kind};
+use crate::server::{ApiServer, Key};
+use crate::status::{Cause, Failure, Outcome};
+
+/// A write of one object.
+#[derive(Clone, Debug)]
+pub(crate) struct Write {
+    pub(crate) kind: Arc<Kind>,
+    pub(crate) namespace: String,
+    /// Empty for a POST.
+    pub(crate) name: String,
+    pub(crate) subresource: String,
+    pub(crate) manager: String,
+    /// Whether server-side apply has set the managed fields.
+    pub(crate) applied: bool,
+    pub(crate) dry_run: bool,
+    pub(crate) now: Timestamp,
+    /// User agent or name of the controller.
+    pub(crate) by: String,
+}
+
+impl Write {
+    pub(crate) fn key(&self) -> Key {
+        self.kind.key(&self.namespace, &self.name)
+    }
+
+    fn invalid(&self, causes: &[Cause]) -> Box<Failure> {
+        Failure::invalid(&self.kind, &self.name, causes)
+    }
+}
+
+/// Metadata that only the server sets.
+const SYSTEM: [&str; 6] = [
+    "creationTimestamp",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+    "generation",
+    "name",
+    "namespace",
+];
+
+const PROTECTED: [&str; 3] = ["default", "kube-system", "kube-public"];
+
+impl ApiServer {
+    pub(crate) fn create(&mut self, mut write: Write, mut next: Value) -> Outcome<Arc<Value>> {
+        let kind = write.kind.clone();
+        check_type(&kind, &next)?;
+        if !meta::text(&next, "resourceVersion").is_empty() {
+            let message = "resourceVersion should not be set on objects to be created";
+            return Err(Failure::new(500, "", message.to_owned(), Value::Null));
+        }
+        let given = meta::text(&next, "namespace");
+        if !given.is_empty() && given != write.namespace {
+            let message = "the namespace of the provided object does not match the namespace sent on the request";
+            return Err(Failure::bad_request(message));
+        }
+        let given = meta::name(&next).to_owned();
+        if !write.name.is_empty() && !given.is_empty() && given != write.name {
+            return Err(name_mismatch(&given, &write.name));
+        }
+        decode(&kind, &mut next)?;
+        if write.name.is_empty() {
+            write.name = given;
+        }
+        self.admit_namespace(&write)?;
+        self.name(&mut write, &mut next)?;
+        if kind.status && !write.applied_status() {
+            meta::copy_top(&Value::Null, &mut next, "status");
+        }
+        if kind.is("", "namespaces") {
+            next["spec"]["finalizers"] = json!(["kubernetes"]);
+            next["status"] = json!({"phase": "Active"});
+        }
+        builtin::set_initial_status(&kind, &mut next);
+        self.validate(&write, &next, None)?;
+        if !write.applied {
+            managed::track(&kind, None, &mut next, &write);
+        }
+        let key = write.key();
+        if self.store.get(&key).is_some() {
+            return Err(Failure::already_exists(&kind, &write.name));
+        }
+        if write.dry_run {
+            let uid = self.dry_uid();
+            meta::set(&mut next, "uid", uid);
+            meta::remove(&mut next, "resourceVersion");
+            return Ok(Arc::new(next));
+        }
+        Ok(self.commit(&write, Some(next)))
+    }
+
+    /// Rejects new objects in missing and terminating namespaces.
+    fn admit_namespace(&self, write: &Write) -> Outcome<()> {
+        if !write.kind.namespaced {
+            return Ok(());
+        }
+        let namespaces = self.kinds.get("", "v1", "namespaces");
+        let Some(namespaces) = namespaces else {
+            return Ok(());
+        };
+        let Some(found) = self.store.get(&namespaces.key("", &write.namespace)) else {
+            return Err(Failure::not_found(namespaces, &write.namespace));
+        };
+        match meta::is_terminating(found) {
+            true => Err(Failure::namespace_terminating(
+                &write.kind,
+                &write.name,
+                &write.namespace,
+            )),
+            false => Ok(()),
+        }
+    }
+
+    /// Sets the name and the system's metadata of a new object.
+    fn name(&mut self, write: &mut Write, next: &mut Value) -> Outcome<()> {
+        let prefix = meta::text(next, "generateName").to_owned();
+        if write.name.is_empty() && !prefix.is_empty() {
+            write.name = prefix + &self.suffix();
+        }
+        if write.name.is_empty() {
+            let problem = "name or generateName is required";
+            return Err(write.invalid(&[Cause::required("metadata.name", problem)]));
+        }
+        if let Some(problem) = names::problem(&write.kind, &write.name) {
+            let name = write.name.as_str().into();
+            return Err(write.invalid(&[Cause::invalid("metadata.name", &name, problem)]));
+        }
+        for field in ["resourceVersion", "selfLink"].into_iter().chain(SYSTEM) {
+            meta::remove(next, field);
+        }
+        meta::set(next, "name", write.name.as_str());
+        if write.kind.namespaced {
+            meta::set(next, "namespace", write.namespace.as_str());
+        }
+        if write.kind.generation != Generation::None {
+            meta::set(next, "generation", 1);
+        }
+        meta::set(next, "creationTimestamp", meta::seconds(write.now));
+        if !write.dry_run {
+            let uid = self.next_uid();
+            meta::set(next, "uid", uid);
+        }
+        builtin::set_defaults(&write.kind, next);
+        Ok(())
+    }
+
+    /// Handles a PUT.
+    pub(crate) fn replace(&mut self, write: Write, next: Value) -> Outcome<(Arc<Value>, u16)> {
+        check_type(&write.kind, &next)?;
+        check_identity(&write, &next)?;
+        let uid = meta::text(&next, "uid");
+        let before = self.store.get(&write.key()).cloned();
+        let found = before.as_ref().map_or("", |before| meta::text(before, "uid"));
+        if !uid.is_empty() && uid != found {
+            return Err(wrong_uid(&write, uid, found));
+        }
+        let Some(before) = before else {
+            return match write.kind.create_on_update && write.subresource.is_empty() {
+                true => Ok((self.create(write, next)?, 201)),
+                false => Err(Failure::not_found(&write.kind, &write.name)),
+            };
+        };
+        let version = meta::text(&next, "resourceVersion");
+        if matches!(version, "" | "0") && !write.kind.unconditional {
+            let cause = Cause {
+                reason: "FieldValueInvalid",
+                message: "Invalid value: 0x0: must be specified for an update".to_owned(),
+                field: "metadata.resourceVersion".to_owned(),
+            };
+            return Err(Failure::invalid_resource(&write.kind, &write.name, &[cause]));
+        }
+        Ok((self.update(&write, &before, next)?, 200))
+    }
+
+    /// Writes the new state of an existing object. An empty `resourceVersion` is no precondition.
+    pub(crate) fn update(
+        &mut self,
+        write: &Write,
+        before: &Arc<Value>,
+        mut next: Value,
+    ) -> Outcome<Arc<Value>> {
+        let kind = &write.kind;
+        let version = meta::text(&next, "resourceVersion");
+        if !matches!(version, "" | "0") && version != meta::text(before, "resourceVersion") {
+            return Err(Failure::modified(kind, &write.name));
+        }
+        decode(kind, &mut next)?;
+        builtin::set_defaults(kind, &mut next);
+        if !write.applied {
+            managed::track(kind, Some(before), &mut next, write);
+        }
+        reset(write, before, &mut next);
+        self.validate(write, &next, Some(before))?;
+        if has_changed(kind, before, &next) {
+            let generation = before["metadata"]["generation"].as_u64().unwrap_or(0);
+            meta::set(&mut next, "generation", generation + 1);
+        }
+        meta::copy(before, &mut next, "resourceVersion");
+        if is_same(before, &next) {
+            return Ok(before.clone());
+        }
+        if write.dry_run {
+            return Ok(Arc::new(next));
+        }
+        if is_released(&next) {
+            self.commit(write, None);
+            return Ok(Arc::new(next));
+        }
+        Ok(self.commit(write, Some(next)))
+    }
+
+    fn validate(&self, write: &Write, next: &Value, before: Option<&Value>) -> Outcome<()> {
+        let mut causes = Vec::new();
+        if let Some(before) = before {
+            check_metadata(before, next, &mut causes);
+            check_immutable(&write.kind, before, next, &mut causes);
+        }
+        if let Some(schema) = &write.kind.schema {
+            causes.extend(schema.violations(next));
+        }
+        match causes.is_empty() {
+            true => Ok(()),
+            false => Err(write.invalid(&causes)),
+        }
+    }
+
+    /// Handles a DELETE. Returns the object if it remains, or a status.
+    pub(crate) fn delete(&mut self, write: &Write, options: &Value) -> Outcome<Deleted> {
+        let kind = &write.kind;
+        let Some(before) = self.store.get(&write.key()).cloned() else {
+            return Err(Failure::not_found(kind, &write.name));
+        };
+        check_preconditions(write, &before, &options["preconditions"])?;
+        if kind.is("", "namespaces") && PROTECTED.contains(&&*write.name) {
+            let cause = "this namespace may not be deleted";
+            return Err(Failure::forbidden(kind, &write.name, cause));
+        }
+        let mut next = (*before).clone();
+        add_policy(options, &mut next);
+        if !meta::is_terminating(&before) && is_crd(kind) {
+            crate::crd::mark_deleted(&mut next, write.now);
+        }
+        let waits = meta::finalizers(&next).next().is_some() || kind.is("", "namespaces");
+        if !waits {
+            let gone = match write.dry_run {
+                true => before.clone(),
+                false => {
+                    self.commit(write, None);
+                    before.clone()
+                }
+            };
+            return Ok(Deleted::Gone(gone));
+        }
+        if meta::is_terminating(&before) && next == *before {
+            return Ok(Deleted::Remains(before));
+        }
+        if !meta::is_terminating(&before) {
+            meta::set(&mut next, "deletionTimestamp", meta::seconds(write.now));
+            match kind.is("", "namespaces") {
+                true => next["status"]["phase"] = "Terminating".into(),
+                false => meta::set(&mut next, "deletionGracePeriodSeconds", 0),
+            }
+            if let Some(generation) = before["metadata"]["generation"].as_u64() {
+                meta::set(&mut next, "generation", generation + 1);
+            }
+        }
+        Ok(Deleted::Remains(match write.dry_run {
+            true => Arc::new(next),
+            false => self.commit(write, Some(next)),
+        }))
+    }
+}
+
+/// Result of a DELETE.
+#[derive(Debug)]
+pub(crate) enum Deleted {
+    Gone(Arc<Value>),
+    Remains(Arc<Value>),
+}
+
+impl Write {
+    fn applied_status(&self) -> bool {
+        self.subresource == "status"
+    }
+}
+
+pub(crate) fn is_crd(kind: &Kind) -> bool {
+    kind.is("apiextensions.k8s.io", "customresourcedefinitions")
+}
+
+fn name_mismatch(found: &str, expected: &str) -> Box<Failure> {
+    Failure::bad_request(format!(
+        "the name of the object ({found}) does not match the name on the URL ({expected})"
+    ))
+}
+
+pub(crate) fn check_identity(write: &Write, next: &Value) -> Outcome<()> {
+    let name = meta::name(next);
+    if name.is_empty() {
+        return Err(Failure::bad_request(format!(
+            "the name of the object ({} based on URL) was undeterminable: name must be provided",
+            write.name
+        )));
+    }
+    if name != write.name {
+        return Err(name_mismatch(name, &write.name));
+    }
+    let namespace = meta::text(next, "namespace");
+    if !namespace.is_empty() && namespace != write.namespace {
+        return Err(Failure::bad_request(format!(
+            "the namespace of the object ({namespace}) does not match the namespace on the request ({})",
+            write.namespace
+        )));
+    }
+    Ok(())
+}
+
+/// Rejects an object of another kind or version.
+fn check_type(kind: &Kind, next: &Value) -> Outcome<()> {
+    let (version, name) = (&next["apiVersion"], &next["kind"]);
+    let expected = kind.api_version();
+    if kind.is_custom() && name.is_null() {
+        return Err(Failure::bad_request(format!(
+            "Object 'Kind' is missing in '{next}'"
+        )));
+    }
+    if version.as_str().is_some_and(|version| version != expected) {
+        return Err(Failure::bad_request(format!(
+            "the API version in the data ({}) does not match the expected API version ({expected})",
+            version.as_str().unwrap_or_default()
+        )));
+    }
+    match name.as_str() {
+        Some(name) if name != kind.kind => Err(Failure::bad_request(format!(
+            "the kind in the data ({name}) does not match the expected kind ({})",
+            kind.kind
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Converts a client's object to the stored form: known fields only, with defaults of custom resources.
+pub(crate) fn decode(kind: &Kind, next: &mut Value) -> Outcome<()> {
+    let undecodable = |error: String| {
+        Failure::bad_request(format!(
+            "{} in version {:?} cannot be handled as a {}: {error}",
+            kind.kind, kind.version, kind.kind
+        ))
+    };
+    next["apiVersion"] = kind.api_version().into();
+    next["kind"] = kind.kind.as_str().into();
+    builtin::normalize_metadata(next).map_err(undecodable)?;
+    if let Some(normalize) = kind.normalize {
+        let metadata = next["metadata"].take();
+        *next = normalize(next).map_err(undecodable)?;
+        next["metadata"] = metadata;
+    }
+    if let Some(schema) = &kind.schema {
+        schema.complete(next);
+    }
+    if kind.group == "events.k8s.io" {
+        crate::render::stored_event(next);
+    }
+    next["apiVersion"] = kind.stored_as.as_str().into();
+    Ok(())
+}
+
+/// Restores the fields that the endpoint does not write.
+fn reset(write: &Write, before: &Value, next: &mut Value) {
+    let managed = next["metadata"]["managedFields"].take();
+    match write.subresource.as_str() {
+        "" => {
+            for field in SYSTEM {
+                meta::copy(before, next, field);
+            }
+            meta::remove(next, "selfLink");
+            if meta::text(next, "uid").is_empty() {
+                meta::copy(before, next, "uid");
+            }
+            if write.kind.status {
+                meta::copy_top(before, next, "status");
+            }
+            if write.kind.is("", "namespaces") {
+                next["spec"] = before["spec"].clone();
+            }
+        }
+        "finalize" => {
+            let finalizers = next["spec"]["finalizers"].take();
+            *next = before.clone();
+            next["spec"]["finalizers"] = finalizers;
+        }
+        part => {
+            let written = next.get(part).cloned();
+            *next = before.clone();
+            if let Some(map) = next.as_object_mut() {
+                match written {
+                    Some(written) => map.insert(part.to_owned(), written),
+                    None => map.remove(part),
+                };
+            }
+        }
+    }
+    match managed {
+        Value::Null => meta::remove(next, "managedFields"),
+        managed => meta::set(next, "managedFields", managed),
+    }
+}
+
+fn wrong_uid(write: &Write, asked: &str, found: &str) -> Box<Failure> {
+    let path = write.kind.etcd_path(&write.namespace, &write.name);
+    let cause = format!(
+        "StorageError: invalid object, Code: 4, Key: {path}, ResourceVersion: 0, AdditionalErrorMsg: \
+         Precondition failed: UID in precondition: {asked}, UID in object meta: {found}"
+    );
+    Failure::conflict(&write.kind, &write.name, &cause)
+}
+
+fn check_preconditions(write: &Write, before: &Value, asked: &Value) -> Outcome<()> {
+    let (uid, version) = (meta::text(before, "uid"), meta::text(before, "resourceVersion"));
+    if let Some(asked) = asked["uid"].as_str().filter(|asked| *asked != uid) {
+        let cause = format!(
+            "the UID in the precondition ({asked}) does not match the UID in record ({uid}). The object might have \
+             been deleted and then recreated"
+        );
+        return Err(Failure::precondition(&write.kind, &write.name, &cause));
+    }
+    let differs = |asked: &&str| *asked != version;
+    if let Some(asked) = asked["resourceVersion"].as_str().filter(differs) {
+        let cause = format!(
+            "the ResourceVersion in the precondition ({asked}) does not match the ResourceVersion in record \
+             ({version}). The object might have been modified"
+        );
+        return Err(Failure::precondition(&write.kind, &write.name, &cause));
+    }
+    Ok(())
+}
+
+/// Adds the finalizer of the propagation policy.
+fn add_policy(options: &Value, next: &mut Value) {
+    let finalizer = match options["propagationPolicy"].as_str() {
+        Some("Foreground") => "foregroundDeletion",
+        Some("Orphan") => "orphan",
+        _ => return,
+    };
+    if meta::finalizers(next).any(|found| found == finalizer) {
+        return;
+    }
+    let mut finalizers: Vec<Value> = meta::finalizers(next).map(Value::from).collect();
+    finalizers.push(finalizer.into());
+    meta::set(next, "finalizers", finalizers);
+}
+
+fn check_metadata(before: &Value, next: &Value, causes: &mut Vec<Cause>) {
+    let uid = &next["metadata"]["uid"];
+    if *uid != before["metadata"]["uid"] {
+        causes.push(Cause::immutable("metadata.uid", uid));
+    }
+    if meta::is_terminating(before) {
+        let known: Vec<&str> = meta::finalizers(before).collect();
+        let new: Vec<String> = meta::finalizers(next)
+            .filter(|finalizer| !known.contains(finalizer))
+            .map(|finalizer| format!("{finalizer:?}"))
+            .collect();
+        if !new.is_empty() {
+            let problem = format!(
+                "no new finalizers can be added if the object is being deleted, found new finalizers []string{{{}}}",
+                new.join(", ")
+            );
+            causes.push(Cause::forbidden("metadata.finalizers", &problem));
+        }
+    }
+}
+
+fn check_immutable(kind: &Kind, before: &Value, next: &Value, causes: &mut Vec<Cause>) {
+    let immutable: &[(&str, &str)] = match kind.resource.as_str() {
+        "secrets" if kind.group.is_empty() => &[("/type", "type")],
+        "deployments" | "daemonsets" | "replicasets" => &[("/spec/selector", "spec.selector")],
+        "jobs" => &[
+            ("/spec/selector", "spec.selector"),
+            ("/spec/template", "spec.template"),
+        ],
+        "rolebindings" | "clusterrolebindings" => &[("/roleRef", "roleRef")],
+        "customresourcedefinitions" => &[
+            ("/spec/group", "spec.group"),
+            ("/spec/scope", "spec.scope"),
+            ("/spec/names/kind", "spec.names.kind"),
+            ("/spec/names/plural", "spec.names.plural"),
+        ],
+        _ => &[],
+    };
+    for (pointer, field) in immutable {
+        let (old, new) = (before.pointer(pointer), next.pointer(pointer));
+        if old != new {
+            let new = new.unwrap_or(&Value::Null);
+            causes.push(match kind.resource.as_str() {
+                "rolebindings" | "clusterrolebindings" => {
+                    Cause::invalid(*field, new, "cannot change roleRef")
+                }
+                _ => Cause::immutable(*field, new),
+            });
+        }
+    }
+    let holds_data = kind.is("", "secrets") || kind.is("", "configmaps");
+    if holds_data && before["immutable"] == true {
+        let problem = "field is immutable when `immutable` is set";
+        if next["immutable"] != true {
+            causes.push(Cause::forbidden("immutable", problem));
+        }
+        for field in ["data", "binaryData"] {
+            if before.get(field) != next.get(field) {
+                causes.push(Cause::forbidden(field, problem));
+            }
+        }
+    }
+    if kind.is("apps", "statefulsets") {
+        check_stateful_set(before, next, causes);
+    }
+}
+
+fn check_stateful_set(before: &Value, next: &Value, causes: &mut Vec<Cause>) {
+    const MUTABLE: [&str; 7] = [
+        "replicas",
+        "ordinals",
+        "template",
+        "updateStrategy",
+        "revisionHistoryLimit",
+        "persistentVolumeClaimRetentionPolicy",
+        "minReadySeconds",
+    ];
+    let fixed = |object: &Value| {
+        let mut spec = object["spec"].as_object().cloned().unwrap_or_default();
+        spec.retain(|name, _| !MUTABLE.contains(&&**name));
+        spec
+    };
+    if fixed(before) != fixed(next) {
+        let problem = "updates to statefulset spec for fields other than 'replicas', 'ordinals', 'template', \
+                       'updateStrategy', 'revisionHistoryLimit', 'persistentVolumeClaimRetentionPolicy' and \
+                       'minReadySeconds' are forbidden";
+        causes.push(Cause::forbidden("spec", problem));
+    }
+}
+
+/// Whether the change increments the generation.
+fn has_changed(kind: &Kind, before: &Value, next: &Value) -> bool {
+    let differs = |ignored: &[&str]| {
+        let names = |object: &Value| -> Vec<(String, Value)> {
+            let map = object.as_object().into_iter().flatten();
+            let map = map.filter(|(name, _)| !ignored.contains(&name.as_str()));
+            map.map(|(name, value)| (name.clone(), value.clone())).collect()
+        };
+        names(before) != names(next)
+    };
+    match kind.generation {
+        Generation::None => false,
+        Generation::Spec => differs(&["metadata", "status", "apiVersion", "kind"]),
+        Generation::Content => differs(&["metadata", "apiVersion", "kind"]),
+        Generation::SpecAndAnnotations => {
+            before["spec"] != next["spec"]
+                || before["metadata"]["annotations"] != next["metadata"]["annotations"]
+        }
+    }
+}
+
+/// Whether nothing changed, except times of managed fields.
+fn is_same(before: &Value, next: &Value) -> bool {
+    if before == next {
+        return true;
+    }
+    let timeless = |object: &Value| {
+        let mut object = object.clone();
+        if let Some(managed) = object["metadata"]["managedFields"].as_array_mut() {
+            for entry in managed.iter_mut().filter_map(Value::as_object_mut) {
+                entry.remove("time");
+            }
+        }
+        object
+    };
+    let content = |object: &Value| object.as_object().map(serde_json::Map::len);
+    content(before) == content(next) && timeless(before) == timeless(next)
+}
+
+/// Whether a terminating object has lost its last finalizer.
+fn is_released(object: &Value) -> bool {
+    let holds = meta::finalizers(object).next().is_some();
+    let is_namespace = object["kind"] == "Namespace" && object["apiVersion"] == "v1";
+    let content = is_namespace && meta::strings(&object["spec"]["finalizers"]).next().is_some();
+    meta::is_terminating(object) && !holds && !content
+}

@@ -1,0 +1,133 @@
+//! Merge patches and server-side apply.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+
+use crate::managed;
+use crate::meta;
+use crate::objects::{self, Write};
+use crate::request::Call;
+use crate::server::ApiServer;
+use crate::status::{Failure, Outcome};
+
+/// Applies a merge patch as in RFC 7396.
+pub(crate) fn merge(target: &mut Value, patch: &Value) {
+    let Value::Object(patch) = patch else {
+        *target = patch.clone();
+        return;
+    };
+    if !target.is_object() {
+        *target = Value::Object(Map::new());
+    }
+    if let Value::Object(target) = target {
+        for (name, value) in patch {
+            match value {
+                Value::Null => {
+                    target.remove(name);
+                }
+                value => merge(target.entry(name.clone()).or_insert(Value::Null), value),
+            }
+        }
+    }
+}
+
+impl ApiServer {
+    pub(crate) fn patch(&mut self, call: &Call<'_>, write: Write) -> Outcome<(Arc<Value>, u16)> {
+        let content = call.content.split(';').next().unwrap_or_default().trim();
+        match content {
+            "application/merge-patch+json" => self.merge_patch(call, &write),
+            "application/apply-patch+yaml" => self.apply_patch(call, write),
+            "application/json-patch+json" => Err(Failure::not_modelled("JSON patches")),
+            "application/strategic-merge-patch+json" if !write.kind.is_custom() => {
+                Err(Failure::not_modelled("strategic merge patches"))
+            }
+            _ => Err(Failure::unsupported_media_type(match write.kind.is_custom() {
+                true => {
+                    "application/json-patch+json, application/merge-patch+json, application/apply-patch+yaml"
+                }
+                false => {
+                    "application/json-patch+json, application/merge-patch+json, \
+                     application/strategic-merge-patch+json, application/apply-patch+yaml"
+                }
+            })),
+        }
+    }
+
+    fn merge_patch(&mut self, call: &Call<'_>, write: &Write) -> Outcome<(Arc<Value>, u16)> {
+        let patch = call.json()?;
+        let Some(before) = self.store.get(&write.key()).cloned() else {
+            return Err(Failure::not_found(&write.kind, &write.name));
+        };
+        let mut next = (*before).clone();
+        if write.kind.group == "events.k8s.io" {
+            crate::render::served_event(&mut next);
+        }
+        next["apiVersion"] = write.kind.api_version().into();
+        merge(&mut next, &patch);
+        objects::check_identity(write, &next)?;
+        Ok((self.update(write, &before, next)?, 200))
+    }
+
+    fn apply_patch(&mut self, call: &Call<'_>, mut write: Write) -> Outcome<(Arc<Value>, u16)> {
+        if call.query.get("fieldManager").is_empty() {
+            let message = "PatchOptions.meta.k8s.io \"\" is invalid: fieldManager: Required value: is required for apply patch";
+            let causes = serde_json::json!([{
+                "reason": "FieldValueRequired",
+                "message": "Required value: is required for apply patch",
+                "field": "fieldManager",
+            }]);
+            let details = serde_json::json!({
+                "group": "meta.k8s.io", "kind": "PatchOptions", "causes": causes,
+            });
+            return Err(Failure::new(422, "Invalid", message.to_owned(), details));
+        }
+        let configuration = call.json()?;
+        write.applied = true;
+        let live = self.store.get(&write.key()).cloned();
+        let force = call.query.is_true("force");
+        let uid = meta::text(&configuration, "uid");
+        if live.is_none() && !uid.is_empty() {
+            let cause = format!(
+                "uid mismatch: the provided object specified uid {uid}, and no existing object was found"
+            );
+            return Err(Failure::conflict(&write.kind, &write.name, &cause));
+        }
+        match live {
+            Some(live) => {
+                let next = managed::apply(&write, Some(&live), &configuration, force)?;
+                Ok((self.update(&write, &live, next)?, 200))
+            }
+            None if !write.subresource.is_empty() => {
+                Err(Failure::not_found(&write.kind, &write.name))
+            }
+            None => {
+                let next = managed::apply(&write, None, &configuration, force)?;
+                Ok((self.create(write, next)?, 201))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn merge_patches_follow_the_rfc() {
+        for (target, patch, expected) in [
+            (json!({"a": "b"}), json!({"a": "c"}), json!({"a": "c"})),
+            (json!({"a": "b"}), json!({"a": null}), json!({})),
+            (json!({"a": ["b"]}), json!({"a": "c"}), json!({"a": "c"})),
+            (json!({"a": {"b": 1}}), json!({"a": {"c": 2}}), json!({"a": {"b": 1, "c": 2}})),
+            (json!({"a": "x"}), json!({"a": {"b": null}}), json!({"a": {}})),
+            (json!({}), json!({"a": {"b": {"c": null}}}), json!({"a": {"b": {}}})),
+        ] {
+            let mut merged = target.clone();
+            merge(&mut merged, &patch);
+            assert_eq!(merged, expected, "{target} {patch}");
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! Writes objects as JSON in the form that a client requests.
+
+use bytes::Bytes;
+use serde::ser::{Serialize, SerializeMap, Serializer};
+use serde_json::Value;
+
+use crate::request::View;
+use crate::resources::Kind;
+
+/// An object in the form of a response.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rendered<'a> {
+    pub(crate) object: &'a Value,
+    pub(crate) kind: &'a Kind,
+    pub(crate) view: View,
+    /// Whether the object is an item of a list of a built-in kind, without `kind` and `apiVersion`.
+    pub(crate) bare: bool,
+    /// Replaces the object's version in the event of its deletion.
+    pub(crate) version: Option<u64>,
+}
+
+/// Names of the fields of an Event in `v1` and in `events.k8s.io/v1`.
+const EVENT_FIELDS: [(&str, &str); 7] = [
+    ("involvedObject", "regarding"),
+    ("message", "note"),
+    ("source", "deprecatedSource"),
+    ("count", "deprecatedCount"),
+    ("firstTimestamp", "deprecatedFirstTimestamp"),
+    ("lastTimestamp", "deprecatedLastTimestamp"),
+    ("reportingComponent", "reportingController"),
+];
+
+fn event_field(stored: &str) -> &str {
+    let found = EVENT_FIELDS.iter().find(|(name, _)| *name == stored);
+    found.map_or(stored, |(_, name)| name)
+}
+
+/// Renames the fields of an Event from `events.k8s.io/v1` to the form of the store.
+pub(crate) fn stored_event(object: &mut Value) {
+    if let Some(map) = object.as_object_mut() {
+        for (stored, name) in EVENT_FIELDS {
+            if let Some(value) = map.remove(name) {
+                map.insert(stored.to_owned(), value);
+            }
+        }
+    }
+}
+
+/// Renames the fields of an Event from the form of the store to `events.k8s.io/v1`.
+pub(crate) fn served_event(object: &mut Value) {
+    if let Some(map) = object.as_object_mut() {
+        for (stored, name) in EVENT_FIELDS {
+            if let Some(value) = map.remove(stored) {
+                map.insert(name.to_owned(), value);
+            }
+        }
+    }
+}
+
+struct Metadata<'a> {
+    map: &'a Value,
+    version: Option<u64>,
+}
+
+impl Serialize for Metadata<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let (Some(version), Some(map)) = (self.version, self.map.as_object()) else {
+            return self.map.serialize(serializer);
+        };
+        let mut out = serializer.serialize_map(None)?;
+        for (name, value) in map {
+            match name.as_str() {
+                "resourceVersion" => out.serialize_entry(name, &version.to_string())?,
+                _ => out.serialize_entry(name, value)?,
+            }
+        }
+        out.end()
+    }
+}
+
+impl Serialize for Rendered<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut out = serializer.serialize_map(None)?;
+        let metadata = Metadata {
+            map: &self.object["metadata"],
+            version: self.version,
+        };
+        if self.view == View::Metadata {
+            out.serialize_entry("kind", "PartialObjectMetadata")?;
+            out.serialize_entry("apiVersion", "meta.k8s.io/v1")?;
+            out.serialize_entry("metadata", &metadata)?;
+            return out.end();
+        }
+        if !self.bare {
+            out.serialize_entry("kind", &self.kind.kind)?;
+            out.serialize_entry("apiVersion", &self.kind.api_version())?;
+        }
+        let renamed = self.kind.group == "events.k8s.io";
+        for (name, value) in self.object.as_object().into_iter().flatten() {
+            match name.as_str() {
+                "kind" | "apiVersion" => {}
+                "metadata" => out.serialize_entry(name, &metadata)?,
+                name if renamed => out.serialize_entry(event_field(name), value)?,
+                name => out.serialize_entry(name, value)?,
+            }
+        }
+        out.end()
+    }
+}
+
+/// Writes a value, which cannot fail for JSON in memory.
+pub(crate) fn bytes(value: &impl Serialize) -> Bytes {
+    serde_json::to_vec(value).unwrap_or_default().into()
+}
+
+/// A watch event.
+pub(crate) fn event(kind: &'static str, object: &impl Serialize) -> Bytes {
+    #[derive(serde::Serialize)]
+    struct Event<'a, T> {
+        r#type: &'static str,
+        object: &'a T,
+    }
+    let event = Event {
+        r#type: kind,
+        object,
+    };
+    let mut line = serde_json::to_vec(&event).unwrap_or_default();
+    line.push(b'\n');
+    line.into()
+}

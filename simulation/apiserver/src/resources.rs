@@ -1,0 +1,181 @@
+//! The kinds of objects that the server knows, and their paths.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use crate::builtin;
+use crate::schema::Schema;
+use crate::server::Key;
+
+/// Which changes increment `metadata.generation`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Generation {
+    /// The objects have no generation.
+    None,
+    /// Changes outside metadata and status.
+    Spec,
+    /// Changes outside metadata, for custom resources without a status subresource.
+    Content,
+    /// Also changes of annotations, for Deployments.
+    SpecAndAnnotations,
+}
+
+/// A kind of objects in one version.
+#[derive(Debug)]
+pub(crate) struct Kind {
+    pub(crate) group: String,
+    pub(crate) version: String,
+    /// Plural, such as `tenants`.
+    pub(crate) resource: String,
+    pub(crate) singular: String,
+    pub(crate) kind: String,
+    pub(crate) list: String,
+    pub(crate) namespaced: bool,
+    /// Whether there is a subresource `status`.
+    pub(crate) status: bool,
+    pub(crate) generation: Generation,
+    /// Whether an update without `resourceVersion` is allowed.
+    pub(crate) unconditional: bool,
+    /// Whether a PUT creates a missing object.
+    pub(crate) create_on_update: bool,
+    /// Folder of the objects in etcd, which some messages contain.
+    pub(crate) folder: String,
+    pub(crate) short: Vec<String>,
+    pub(crate) categories: Vec<String>,
+    /// Converts an object to the form of its type.
+    pub(crate) normalize: Option<fn(&Value) -> Result<Value, String>>,
+    /// Schema of a custom resource.
+    pub(crate) schema: Option<Arc<Schema>>,
+    /// `apiVersion` of stored objects.
+    pub(crate) stored_as: String,
+}
+
+impl Kind {
+    pub(crate) fn api_version(&self) -> String {
+        match self.group.as_str() {
+            "" => self.version.clone(),
+            group => format!("{group}/{}", self.version),
+        }
+    }
+
+    /// Returns the resource with its group, such as `tenants.mesh.openkcm.io`.
+    pub(crate) fn qualified(&self) -> String {
+        match self.group.as_str() {
+            "" => self.resource.clone(),
+            group => format!("{}.{group}", self.resource),
+        }
+    }
+
+    pub(crate) fn is_custom(&self) -> bool {
+        self.schema.is_some()
+    }
+
+    pub(crate) fn is(&self, group: &str, resource: &str) -> bool {
+        self.group == group && self.resource == resource
+    }
+
+    /// Returns the group under which the objects are stored.
+    pub(crate) fn stored_group(&self) -> &str {
+        match self.group.as_str() {
+            "events.k8s.io" => "",
+            group => group,
+        }
+    }
+
+    pub(crate) fn key(&self, namespace: &str, name: &str) -> Key {
+        Key {
+            group: self.stored_group().to_owned(),
+            resource: self.resource.clone(),
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+        }
+    }
+
+    /// Returns the object's path in etcd.
+    pub(crate) fn etcd_path(&self, namespace: &str, name: &str) -> String {
+        match namespace {
+            "" => format!("/registry/{}/{name}", self.folder),
+            namespace => format!("/registry/{}/{namespace}/{name}", self.folder),
+        }
+    }
+
+    /// Whether a DELETE returns the removed object instead of a status.
+    pub(crate) fn returns_deleted(&self) -> bool {
+        const RETURNED: [&str; 4] = [
+            "pods",
+            "serviceaccounts",
+            "persistentvolumeclaims",
+            "resourcequotas",
+        ];
+        self.group.is_empty() && RETURNED.contains(&&*self.resource)
+    }
+
+    pub(crate) fn has_field_selector(&self, field: &str) -> bool {
+        let own: &[&str] = match (self.group.as_str(), self.resource.as_str()) {
+            ("", "secrets") => &["type"],
+            ("", "pods") => &["spec.nodeName", "status.phase"],
+            ("", "namespaces") => &["status.phase"],
+            ("", "events") => &[
+                "involvedObject.kind",
+                "involvedObject.name",
+                "involvedObject.namespace",
+                "involvedObject.uid",
+                "reason",
+                "type",
+            ],
+            _ => &[],
+        };
+        field == "metadata.name"
+            || (field == "metadata.namespace" && self.namespaced)
+            || own.contains(&field)
+    }
+}
+
+/// The kinds that are served now.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Kinds {
+    /// By group, version and resource.
+    served: BTreeMap<(String, String, String), Arc<Kind>>,
+}
+
+impl Kinds {
+    pub(crate) fn built_in() -> Self {
+        let mut kinds = Self::default();
+        for kind in builtin::kinds() {
+            kinds.serve(kind);
+        }
+        kinds
+    }
+
+    pub(crate) fn serve(&mut self, kind: Kind) {
+        let key = (
+            kind.group.clone(),
+            kind.version.clone(),
+            kind.resource.clone(),
+        );
+        self.served.insert(key, Arc::new(kind));
+    }
+
+    /// Stops serving a custom resource.
+    pub(crate) fn withdraw(&mut self, group: &str, resource: &str) {
+        self.served
+            .retain(|_, kind| !(kind.is_custom() && kind.is(group, resource)));
+    }
+
+    pub(crate) fn get(&self, group: &str, version: &str, resource: &str) -> Option<&Arc<Kind>> {
+        let key = (group.to_owned(), version.to_owned(), resource.to_owned());
+        self.served.get(&key)
+    }
+
+    /// Returns the kind of stored objects.
+    pub(crate) fn of(&self, key: &Key) -> Option<&Arc<Kind>> {
+        let of_resource = |kind: &&Arc<Kind>| kind.is(&key.group, &key.resource);
+        self.served.values().find(of_resource)
+    }
+
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<Kind>> {
+        self.served.values()
+    }
+}

@@ -1,0 +1,285 @@
+//! Structural schemas of custom resources: pruning, defaults and validation.
+
+use std::collections::BTreeMap;
+
+use regex::Regex;
+use serde_json::{Map, Value};
+
+use crate::status::Cause;
+
+/// A structural schema with its compiled patterns.
+#[derive(Debug)]
+pub(crate) struct Schema {
+    root: Value,
+    patterns: BTreeMap<String, Regex>,
+}
+
+impl Schema {
+    pub(crate) fn new(root: Value) -> Self {
+        let mut patterns = BTreeMap::new();
+        collect_patterns(&root, &mut patterns);
+        Self { root, patterns }
+    }
+
+    pub(crate) fn root(&self) -> &Value {
+        &self.root
+    }
+
+    /// Drops unknown fields and sets defaults, except in metadata.
+    pub(crate) fn complete(&self, object: &mut Value) {
+        let Some(map) = object.as_object_mut() else {
+            return;
+        };
+        let metadata = map.remove("metadata");
+        let names = ["kind", "apiVersion"].map(|name| (name, map.remove(name)));
+        prune(&self.root, object);
+        set_defaults(&self.root, object);
+        if let Some(map) = object.as_object_mut() {
+            map.extend(metadata.map(|value| ("metadata".to_owned(), value)));
+            let names = names.into_iter();
+            map.extend(names.filter_map(|(name, value)| Some((name.to_owned(), value?))));
+        }
+    }
+
+    /// Returns the violations, in the order of the fields.
+    pub(crate) fn violations(&self, object: &Value) -> Vec<Cause> {
+        let mut causes = Vec::new();
+        let mut checked = object.clone();
+        if let Some(map) = checked.as_object_mut() {
+            map.remove("metadata");
+        }
+        self.validate(&self.root, &checked, "", &mut causes);
+        causes
+    }
+
+    fn validate(&self, schema: &Value, value: &Value, path: &str, causes: &mut Vec<Cause>) {
+        if value.is_null() && schema["nullable"] == true {
+            return;
+        }
+        if let Some(expected) = wrong_type(schema, value) {
+            let found = type_of(value);
+            let problem = format!("{path} in body must be of type {expected}: {found:?}");
+            let mut cause = Cause::invalid(shown(path), &found.into(), &problem);
+            cause.reason = "FieldValueTypeInvalid";
+            causes.push(cause);
+            return;
+        }
+        self.validate_enum(schema, value, path, causes);
+        match value {
+            Value::Object(map) => self.validate_map(schema, map, path, causes),
+            Value::Array(list) => {
+                too_many(schema, "maxItems", list.len(), path, causes);
+                if !schema["items"].is_null() {
+                    for (index, item) in list.iter().enumerate() {
+                        let path = format!("{path}[{index}]");
+                        self.validate(&schema["items"], item, &path, causes);
+                    }
+                }
+            }
+            Value::String(text) => self.validate_text(schema, text, path, causes),
+            Value::Number(number) => {
+                if let (Some(least), Some(found)) = (schema["minimum"].as_f64(), number.as_f64())
+                    && found < least
+                {
+                    let problem =
+                        format!("{path} in body should be greater than or equal to {least}");
+                    causes.push(Cause::invalid(shown(path), value, &problem));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn validate_enum(&self, schema: &Value, value: &Value, path: &str, causes: &mut Vec<Cause>) {
+        let Some(allowed) = schema["enum"].as_array() else {
+            return;
+        };
+        if !allowed.contains(value) {
+            let allowed: Vec<String> = allowed.iter().map(Value::to_string).collect();
+            causes.push(Cause {
+                reason: "FieldValueNotSupported",
+                message: format!(
+                    "Unsupported value: {value}: supported values: {}",
+                    allowed.join(", ")
+                ),
+                field: shown(path),
+            });
+        }
+    }
+
+    fn validate_map(
+        &self,
+        schema: &Value,
+        map: &Map<String, Value>,
+        path: &str,
+        causes: &mut Vec<Cause>,
+    ) {
+        too_many(schema, "maxProperties", map.len(), path, causes);
+        for field in crate::meta::strings(&schema["required"]) {
+            if !map.contains_key(field) {
+                causes.push(Cause::required(join(path, field), ""));
+            }
+        }
+        for (name, value) in map {
+            let known = &schema["properties"][name];
+            let schema = match known {
+                Value::Null => &schema["additionalProperties"],
+                known => known,
+            };
+            if schema.is_object() {
+                self.validate(schema, value, &join(path, name), causes);
+            }
+        }
+    }
+
+    fn validate_text(&self, schema: &Value, text: &str, path: &str, causes: &mut Vec<Cause>) {
+        let length = text.chars().count();
+        if let Some(most) = schema["maxLength"].as_u64()
+            && length as u64 > most
+        {
+            causes.push(Cause {
+                reason: "FieldValueTooLong",
+                message: format!("Too long: may not be more than {most} bytes"),
+                field: shown(path),
+            });
+        }
+        if let Some(least) = schema["minLength"].as_u64()
+            && (length as u64) < least
+        {
+            let problem = format!("{path} in body should be at least {least} chars long");
+            causes.push(Cause::invalid(shown(path), &text.into(), &problem));
+        }
+        if let Some(pattern) = schema["pattern"].as_str()
+            && let Some(compiled) = self.patterns.get(pattern)
+            && !compiled.is_match(text)
+        {
+            let problem = format!("{path} in body should match '{pattern}'");
+            causes.push(Cause::invalid(shown(path), &text.into(), &problem));
+        }
+    }
+}
+
+fn collect_patterns(schema: &Value, patterns: &mut BTreeMap<String, Regex>) {
+    if let Some(pattern) = schema["pattern"].as_str()
+        && let Ok(compiled) = Regex::new(pattern)
+    {
+        patterns.insert(pattern.to_owned(), compiled);
+    }
+    for (_, schema) in schema["properties"].as_object().into_iter().flatten() {
+        collect_patterns(schema, patterns);
+    }
+    for inner in ["items", "additionalProperties"] {
+        if schema[inner].is_object() {
+            collect_patterns(&schema[inner], patterns);
+        }
+    }
+}
+
+fn join(path: &str, field: &str) -> String {
+    match path {
+        "" => field.to_owned(),
+        path => format!("{path}.{field}"),
+    }
+}
+
+fn shown(path: &str) -> String {
+    match path {
+        "" => "<nil>".to_owned(),
+        path => path.to_owned(),
+    }
+}
+
+fn type_of(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "boolean",
+        Value::Number(number) if number.is_f64() => "number",
+        Value::Number(_) => "integer",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    }
+}
+
+/// Returns the expected type if the value has another one.
+fn wrong_type<'a>(schema: &'a Value, value: &Value) -> Option<&'a str> {
+    let expected = schema["type"].as_str()?;
+    let found = type_of(value);
+    let fits = match expected {
+        _ if schema["x-kubernetes-int-or-string"] == true => true,
+        "number" => matches!(found, "number" | "integer"),
+        expected => expected == found,
+    };
+    (!fits).then_some(expected)
+}
+
+fn too_many(schema: &Value, limit: &str, found: usize, path: &str, causes: &mut Vec<Cause>) {
+    if let Some(most) = schema[limit].as_u64()
+        && found as u64 > most
+    {
+        causes.push(Cause {
+            reason: "FieldValueTooMany",
+            message: format!("Too many: {found}: must have at most {most} items"),
+            field: shown(path),
+        });
+    }
+}
+
+fn prune(schema: &Value, value: &mut Value) {
+    match value {
+        Value::Object(map) => {
+            let any = &schema["additionalProperties"];
+            let keeps = schema["x-kubernetes-preserve-unknown-fields"] == true || *any == true;
+            let embedded = schema["x-kubernetes-embedded-resource"] == true;
+            map.retain(|name, value| {
+                let known = &schema["properties"][name];
+                if known.is_object() {
+                    prune(known, value);
+                    return true;
+                }
+                if any.is_object() {
+                    prune(any, value);
+                    return true;
+                }
+                keeps || (embedded && matches!(&**name, "kind" | "apiVersion" | "metadata"))
+            });
+        }
+        Value::Array(list) if schema["items"].is_object() => {
+            for item in list {
+                prune(&schema["items"], item);
+            }
+        }
+        _ => {}
+    }
+}
+
+fn set_defaults(schema: &Value, value: &mut Value) {
+    match value {
+        Value::Object(map) => {
+            for (name, property) in schema["properties"].as_object().into_iter().flatten() {
+                // A null counts as missing unless the field is nullable.
+                if property["nullable"] != true && map.get(name).is_some_and(Value::is_null) {
+                    map.remove(name);
+                }
+                let default = &property["default"];
+                if !default.is_null() && !map.contains_key(name) {
+                    map.insert(name.clone(), default.clone());
+                }
+                if let Some(found) = map.get_mut(name) {
+                    set_defaults(property, found);
+                }
+            }
+            if schema["additionalProperties"].is_object() {
+                for value in map.values_mut() {
+                    set_defaults(&schema["additionalProperties"], value);
+                }
+            }
+        }
+        Value::Array(list) if schema["items"].is_object() => {
+            for item in list {
+                set_defaults(&schema["items"], item);
+            }
+        }
+        _ => {}
+    }
+}

@@ -1,0 +1,277 @@
+//! Bodies of the kind `Status`.
+
+use bytes::Bytes;
+use http::{Response, StatusCode, header};
+use serde_json::{Value, json};
+
+use crate::resources::Kind;
+
+/// A request that fails, as a `Status` or as text.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) code: u16,
+    body: Value,
+}
+
+pub(crate) type Outcome<T> = Result<T, Box<Failure>>;
+
+/// A problem with one field of an object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Cause {
+    pub(crate) reason: &'static str,
+    pub(crate) message: String,
+    pub(crate) field: String,
+}
+
+impl Cause {
+    pub(crate) fn invalid(field: impl Into<String>, value: &Value, problem: &str) -> Self {
+        let value = match value {
+            Value::Null => "null".to_owned(),
+            value => value.to_string(),
+        };
+        Self {
+            reason: "FieldValueInvalid",
+            message: format!("Invalid value: {value}: {problem}"),
+            field: field.into(),
+        }
+    }
+
+    pub(crate) fn required(field: impl Into<String>, problem: &str) -> Self {
+        let message = match problem {
+            "" => "Required value".to_owned(),
+            problem => format!("Required value: {problem}"),
+        };
+        Self {
+            reason: "FieldValueRequired",
+            message,
+            field: field.into(),
+        }
+    }
+
+    pub(crate) fn forbidden(field: impl Into<String>, problem: &str) -> Self {
+        Self {
+            reason: "FieldValueForbidden",
+            message: format!("Forbidden: {problem}"),
+            field: field.into(),
+        }
+    }
+
+    pub(crate) fn immutable(field: impl Into<String>, value: &Value) -> Self {
+        Self::invalid(field, value, "field is immutable")
+    }
+
+    fn to_json(&self) -> Value {
+        json!({"reason": self.reason, "message": self.message, "field": self.field})
+    }
+}
+
+impl Failure {
+    pub(crate) fn new(code: u16, reason: &str, message: String, details: Value) -> Box<Self> {
+        let mut body = json!({
+            "kind": "Status",
+            "apiVersion": "v1",
+            "metadata": {},
+            "status": "Failure",
+            "message": message,
+            "code": code,
+        });
+        if !reason.is_empty() {
+            body["reason"] = reason.into();
+        }
+        if !details.is_null() {
+            body["details"] = details;
+        }
+        Box::new(Self { code, body })
+    }
+
+    /// Returns the failure for a request that the simulation doesn't model.
+    pub(crate) fn not_modelled(missing: impl std::fmt::Display) -> Box<Self> {
+        let message = format!("the simulated API server does not model {missing}");
+        Self::new(501, "NotImplemented", message, Value::Null)
+    }
+
+    /// Returns the response to a path that the server doesn't serve.
+    pub(crate) fn no_such_path() -> Box<Self> {
+        let body = Value::String("404 page not found\n".to_owned());
+        Box::new(Self { code: 404, body })
+    }
+
+    pub(crate) fn not_found(kind: &Kind, name: &str) -> Box<Self> {
+        let message = format!("{} {name:?} not found", kind.qualified());
+        Self::new(404, "NotFound", message, of(kind, name))
+    }
+
+    pub(crate) fn already_exists(kind: &Kind, name: &str) -> Box<Self> {
+        let message = format!("{} {name:?} already exists", kind.qualified());
+        Self::new(409, "AlreadyExists", message, of(kind, name))
+    }
+
+    pub(crate) fn conflict(kind: &Kind, name: &str, cause: &str) -> Box<Self> {
+        let qualified = kind.qualified();
+        let message = format!("Operation cannot be fulfilled on {qualified} {name:?}: {cause}");
+        Self::new(409, "Conflict", message, of(kind, name))
+    }
+
+    pub(crate) fn modified(kind: &Kind, name: &str) -> Box<Self> {
+        let cause = "the object has been modified; please apply your changes to the latest version and try again";
+        Self::conflict(kind, name, cause)
+    }
+
+    /// Returns the failed precondition of a DELETE, which names the kind instead of the resource.
+    pub(crate) fn precondition(kind: &Kind, name: &str, cause: &str) -> Box<Self> {
+        let qualified = match kind.group.as_str() {
+            "" => kind.kind.clone(),
+            group => format!("{}.{group}", kind.kind),
+        };
+        let message = format!("Operation cannot be fulfilled on {qualified} {name:?}: {cause}");
+        let mut details = of(kind, name);
+        details["kind"] = kind.kind.as_str().into();
+        Self::new(409, "Conflict", message, details)
+    }
+
+    pub(crate) fn invalid(kind: &Kind, name: &str, causes: &[Cause]) -> Box<Self> {
+        Self::invalid_as(&kind.kind, kind, name, causes)
+    }
+
+    /// Returns the failure of an update without a version, which names the resource instead of the kind.
+    pub(crate) fn invalid_resource(kind: &Kind, name: &str, causes: &[Cause]) -> Box<Self> {
+        Self::invalid_as(&kind.resource, kind, name, causes)
+    }
+
+    fn invalid_as(shown: &str, kind: &Kind, name: &str, causes: &[Cause]) -> Box<Self> {
+        let texts: Vec<String> = causes
+            .iter()
+            .map(|cause| format!("{}: {}", cause.field, cause.message))
+            .collect();
+        let text = match &*texts {
+            [one] => one.clone(),
+            many => format!("[{}]", many.join(", ")),
+        };
+        let qualified = match kind.group.as_str() {
+            "" => shown.to_owned(),
+            group => format!("{shown}.{group}"),
+        };
+        let mut details = of(kind, name);
+        details["kind"] = shown.into();
+        details["causes"] = causes.iter().map(Cause::to_json).collect();
+        let message = format!("{qualified} {name:?} is invalid: {text}");
+        Self::new(422, "Invalid", message, details)
+    }
+
+    pub(crate) fn forbidden(kind: &Kind, name: &str, cause: &str) -> Box<Self> {
+        let message = format!("{} {name:?} is forbidden: {cause}", kind.qualified());
+        Self::new(403, "Forbidden", message, of(kind, name))
+    }
+
+    pub(crate) fn namespace_terminating(kind: &Kind, name: &str, namespace: &str) -> Box<Self> {
+        let cause = format!(
+            "unable to create new content in namespace {namespace} because it is being terminated"
+        );
+        let mut failure = Self::forbidden(kind, name, &cause);
+        failure.body["details"]["causes"] = json!([{
+            "reason": "NamespaceTerminating",
+            "message": format!("namespace {namespace} is being terminated"),
+            "field": "metadata.namespace",
+        }]);
+        failure
+    }
+
+    pub(crate) fn bad_request(message: impl Into<String>) -> Box<Self> {
+        Self::new(400, "BadRequest", message.into(), Value::Null)
+    }
+
+    pub(crate) fn expired(message: impl Into<String>) -> Box<Self> {
+        Self::new(410, "Expired", message.into(), Value::Null)
+    }
+
+    pub(crate) fn expired_token(next: &str) -> Box<Self> {
+        let message = "The provided continue parameter is too old to display a consistent list result. You can start \
+                       a new list without the continue parameter, or use the continue token in this response to \
+                       retrieve the remainder of the results. Continuing with the provided token results in an \
+                       inconsistent list - objects that were created, modified, or deleted between the time the \
+                       first chunk was returned and now may show up in the list.";
+        let mut failure = Self::expired(message);
+        failure.body["metadata"]["continue"] = next.into();
+        failure
+    }
+
+    pub(crate) fn too_large_version(asked: u64, current: u64) -> Box<Self> {
+        let message =
+            format!("Timeout: Too large resource version: {asked}, current: {current}");
+        let causes =
+            json!([{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}]);
+        let details = json!({"causes": causes, "retryAfterSeconds": 1});
+        Self::new(504, "Timeout", message, details)
+    }
+
+    pub(crate) fn method_not_allowed() -> Box<Self> {
+        let message = "the server does not allow this method on the requested resource";
+        Self::new(405, "MethodNotAllowed", message.to_owned(), json!({}))
+    }
+
+    /// Returns the failure of a verb that a resource doesn't support.
+    pub(crate) fn method_not_supported(kind: &Kind, verb: &str) -> Box<Self> {
+        let qualified = kind.qualified();
+        let message = format!("{verb} is not supported on resources of kind {qualified:?}");
+        Self::new(405, "MethodNotAllowed", message, of(kind, ""))
+    }
+
+    pub(crate) fn unsupported_media_type(accepted: &str) -> Box<Self> {
+        let message = format!(
+            "the body of the request was in an unknown format - accepted media types include: {accepted}"
+        );
+        Self::new(415, "UnsupportedMediaType", message, json!({}))
+    }
+
+    /// Returns the event of the type `ERROR` with this failure.
+    pub(crate) fn event(&self) -> Bytes {
+        let event = json!({"type": "ERROR", "object": self.body});
+        Bytes::from(event.to_string() + "\n")
+    }
+
+    pub(crate) fn response(&self) -> Response<Bytes> {
+        match &self.body {
+            Value::String(text) => respond(self.code, "text/plain; charset=utf-8", text.clone()),
+            body => {
+                let mut response = respond(self.code, "application/json", body.to_string());
+                if self.code == 504 {
+                    let value = http::HeaderValue::from_static("1");
+                    response.headers_mut().insert(header::RETRY_AFTER, value);
+                }
+                response
+            }
+        }
+    }
+}
+
+fn of(kind: &Kind, name: &str) -> Value {
+    let mut details = json!({"kind": kind.resource});
+    if !kind.group.is_empty() {
+        details["group"] = kind.group.as_str().into();
+    }
+    if !name.is_empty() {
+        details["name"] = name.into();
+    }
+    details
+}
+
+/// Returns the status of an object that a DELETE removed.
+pub(crate) fn deleted(kind: &Kind, name: &str, uid: &str) -> Value {
+    let mut details = of(kind, name);
+    details["uid"] = uid.into();
+    json!({
+        "kind": "Status",
+        "apiVersion": "v1",
+        "metadata": {},
+        "status": "Success",
+        "details": details,
+    })
+}
+
+pub(crate) fn respond(code: u16, content: &'static str, body: impl Into<Bytes>) -> Response<Bytes> {
+    let mut response = Response::new(body.into());
+    *response.status_mut() = StatusCode::from_u16(code).unwrap_or_default();
+    let content = http::HeaderValue::from_static(content);
+    response.headers_mut().insert(header::CONTENT_TYPE, content);
+    response
+}

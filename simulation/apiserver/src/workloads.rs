@@ -1,0 +1,170 @@
+//! The controllers of workloads, without pods: each workload becomes ready or complete.
+
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use crate::meta;
+use crate::server::{ApiServer, Key};
+use crate::store::Record;
+
+pub(crate) fn is_workload(key: &Key) -> bool {
+    matches!(
+        (key.group.as_str(), key.resource.as_str()),
+        ("apps", "deployments" | "statefulsets" | "daemonsets" | "replicasets") | ("batch", "jobs")
+    )
+}
+
+/// Whether the specification is new.
+pub(crate) fn needs_work(record: &Record) -> bool {
+    let Some(after) = &record.after else {
+        return false;
+    };
+    let before = record.before.as_ref();
+    let known = before.map(|before| &before["metadata"]["generation"]);
+    known != Some(&after["metadata"]["generation"])
+}
+
+impl ApiServer {
+    pub(crate) fn sync_workload(&mut self, key: &Key, now: Timestamp) {
+        let Some(object) = self.get(key) else {
+            return;
+        };
+        if meta::is_terminating(&object) || object["spec"]["paused"] == true {
+            return;
+        }
+        let mut next = (*object).clone();
+        next["status"] = match key.resource.as_str() {
+            "deployments" => deployment(&object, now),
+            "statefulsets" => stateful_set(&object),
+            "daemonsets" => daemon_set(&object),
+            "replicasets" => replica_set(&object),
+            _ => match job(&object, now) {
+                Some(status) => status,
+                None => return,
+            },
+        };
+        self.controller_update(key, "status", now, next);
+    }
+}
+
+fn replicas(object: &Value) -> u64 {
+    object["spec"]["replicas"].as_u64().unwrap_or(1)
+}
+
+fn generation(object: &Value) -> Value {
+    object["metadata"]["generation"].clone()
+}
+
+/// Returns the time of a known condition with the status `True`, or now.
+fn since(object: &Value, condition: &str, now: Timestamp) -> Value {
+    let known = object["status"]["conditions"].as_array();
+    let mut known = known.into_iter().flatten();
+    let known = known.find(|known| known["type"] == condition && known["status"] == "True");
+    let since = known.map(|known| known["lastTransitionTime"].clone());
+    since.unwrap_or_else(|| meta::seconds(now).into())
+}
+
+fn deployment(object: &Value, now: Timestamp) -> Value {
+    let count = replicas(object);
+    let name = meta::name(object);
+    let at = meta::seconds(now);
+    let mut status = json!({
+        "observedGeneration": generation(object),
+        "conditions": [
+            {
+                "type": "Available",
+                "status": "True",
+                "reason": "MinimumReplicasAvailable",
+                "message": "Deployment has minimum availability.",
+                "lastTransitionTime": since(object, "Available", now),
+                "lastUpdateTime": since(object, "Available", now),
+            },
+            {
+                "type": "Progressing",
+                "status": "True",
+                "reason": "NewReplicaSetAvailable",
+                "message": format!("ReplicaSet \"{name}\" has successfully progressed."),
+                "lastTransitionTime": since(object, "Progressing", now),
+                "lastUpdateTime": at,
+            },
+        ],
+    });
+    if count > 0 {
+        for field in [
+            "replicas",
+            "readyReplicas",
+            "updatedReplicas",
+            "availableReplicas",
+        ] {
+            status[field] = count.into();
+        }
+    }
+    status
+}
+
+fn stateful_set(object: &Value) -> Value {
+    let count = replicas(object);
+    let revision = format!("{}-1", meta::name(object));
+    json!({
+        "observedGeneration": generation(object),
+        "replicas": count,
+        "readyReplicas": count,
+        "currentReplicas": count,
+        "updatedReplicas": count,
+        "availableReplicas": count,
+        "currentRevision": revision,
+        "updateRevision": revision,
+        "collisionCount": 0,
+    })
+}
+
+fn daemon_set(object: &Value) -> Value {
+    json!({
+        "observedGeneration": generation(object),
+        "currentNumberScheduled": 1,
+        "desiredNumberScheduled": 1,
+        "numberAvailable": 1,
+        "numberMisscheduled": 0,
+        "numberReady": 1,
+        "updatedNumberScheduled": 1,
+    })
+}
+
+fn replica_set(object: &Value) -> Value {
+    let count = replicas(object);
+    json!({
+        "observedGeneration": generation(object),
+        "replicas": count,
+        "fullyLabeledReplicas": count,
+        "readyReplicas": count,
+        "availableReplicas": count,
+    })
+}
+
+/// Returns the status of a complete Job, or `None` if it is suspended or complete.
+fn job(object: &Value, now: Timestamp) -> Option<Value> {
+    let is_complete = !object["status"]["completionTime"].is_null();
+    if is_complete || object["spec"]["suspend"] == true {
+        return None;
+    }
+    let at = meta::seconds(now);
+    let condition = |kind| {
+        json!({
+            "type": kind,
+            "status": "True",
+            "reason": "CompletionsReached",
+            "message": "Reached expected number of succeeded pods",
+            "lastProbeTime": at,
+            "lastTransitionTime": at,
+        })
+    };
+    Some(json!({
+        "conditions": [condition("SuccessCriteriaMet"), condition("Complete")],
+        "startTime": object["metadata"]["creationTimestamp"],
+        "completionTime": at,
+        "succeeded": object["spec"]["completions"].as_u64().unwrap_or(1),
+        "ready": 0,
+        "terminating": 0,
+        "uncountedTerminatedPods": {},
+    }))
+}
