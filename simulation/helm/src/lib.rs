@@ -3,4 +3,21 @@
 //!
 //! It renders no templates: a test chart lists its objects in the file `sim.json`.
 
+pub mod chart;
 pub mod run;
+
+mod api;
+mod arguments;
+mod fault;
+mod hooks;
+mod install;
+mod kinds;
+mod objects;
+mod patch;
+mod release;
+mod render;
+mod rollback;
+mod session;
+mod store;
+mod uninstall;
+mod upgrade;

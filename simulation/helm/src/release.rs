@@ -1,0 +1,201 @@
+//! The release as Helm stores it.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use flate2::read::MultiGzDecoder;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use krypton_helm::releases::{self, Status};
+
+use crate::fault::Fault;
+
+/// Labels that Helm sets on a release Secret.
+const SYSTEM_LABELS: [&str; 6] = [
+    "name",
+    "owner",
+    "status",
+    "version",
+    "createdAt",
+    "modifiedAt",
+];
+const GZIP_MAGIC: [u8; 3] = [0x1f, 0x8b, 0x08];
+
+/// One revision.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+pub(crate) struct Release {
+    #[serde(default)]
+    pub(crate) name: String,
+    #[serde(default)]
+    pub(crate) info: Info,
+    #[serde(default, skip_serializing_if = "Value::is_null")]
+    pub(crate) chart: Value,
+    #[serde(default, skip_serializing_if = "is_empty")]
+    pub(crate) config: Value,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) manifest: String,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) hooks: Vec<Hook>,
+    #[serde(default)]
+    pub(crate) version: u32,
+    #[serde(default)]
+    pub(crate) namespace: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) apply_method: String,
+    /// Labels of the Secret. A query includes the system labels, as in Helm.
+    #[serde(skip)]
+    pub(crate) labels: BTreeMap<String, String>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+pub(crate) struct Info {
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) first_deployed: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) last_deployed: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) deleted: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) description: String,
+    #[serde(default)]
+    pub(crate) status: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) notes: String,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(crate) rollback_revision: u32,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+pub(crate) struct Hook {
+    #[serde(default)]
+    pub(crate) name: String,
+    #[serde(default)]
+    pub(crate) kind: String,
+    #[serde(default)]
+    pub(crate) path: String,
+    #[serde(default)]
+    pub(crate) manifest: String,
+    #[serde(default)]
+    pub(crate) events: Vec<String>,
+    #[serde(default)]
+    pub(crate) last_run: LastRun,
+    #[serde(default, skip_serializing_if = "is_nought")]
+    pub(crate) weight: i64,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) delete_policies: Vec<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) output_log_policies: Vec<String>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+pub(crate) struct LastRun {
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) started_at: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) completed_at: String,
+    #[serde(default)]
+    pub(crate) phase: String,
+}
+
+fn is_empty(value: &Value) -> bool {
+    value.is_null() || value.as_object().is_some_and(serde_json::Map::is_empty)
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde passes a reference"
+)]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde passes a reference"
+)]
+fn is_nought(number: &i64) -> bool {
+    *number == 0
+}
+
+/// Returns the wall time as Go prints it in JSON.
+pub(crate) fn now() -> String {
+    krypton_runtime::clock::wall().to_string()
+}
+
+impl Release {
+    pub(crate) fn status(&self) -> Status {
+        let Ok(status) = self.info.status.parse();
+        status
+    }
+
+    pub(crate) fn set_status(&mut self, status: Status, description: impl Into<String>) {
+        self.info.status = status.to_string();
+        self.info.description = description.into();
+    }
+
+    /// Removes the labels that Helm sets itself.
+    pub(crate) fn drop_system_labels(&mut self) {
+        self.labels
+            .retain(|label, _| !SYSTEM_LABELS.contains(&label.as_str()));
+    }
+
+    /// Reads a release Secret, with all its labels.
+    pub(crate) fn decode(secret: &Value) -> Result<Self, Fault> {
+        let data = secret.pointer("/data/release").and_then(Value::as_str);
+        let mut release: Self = unpack(data.unwrap_or_default())?;
+        let labels = secret
+            .pointer("/metadata/labels")
+            .and_then(Value::as_object);
+        let labels = labels.into_iter().flatten();
+        release.labels = labels
+            .filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned())))
+            .collect();
+        Ok(release)
+    }
+
+    /// Returns the Secret to write. `stamp` is the label with the time of this write. As in Helm, an older
+    /// label of the same name wins.
+    pub(crate) fn encode(&self, stamp: &str) -> Result<Value, Fault> {
+        let json = serde_json::to_vec(self).map_err(|error| Fault::new(error.to_string()))?;
+        let packed = releases::pack(&json).map_err(|error| Fault::new(error.to_string()))?;
+        let seconds = krypton_runtime::clock::wall().as_second().to_string();
+        let mut labels = BTreeMap::from([(stamp.to_owned(), seconds)]);
+        labels.extend(self.labels.clone());
+        let system = [
+            (releases::NAME_LABEL, self.name.clone()),
+            (releases::OWNER_LABEL, "helm".to_owned()),
+            (releases::STATUS_LABEL, self.info.status.clone()),
+            (releases::VERSION_LABEL, self.version.to_string()),
+        ];
+        labels.extend(system.map(|(label, value)| (label.to_owned(), value)));
+        Ok(json!({
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {
+                "name": releases::secret_name(&self.name, self.version),
+                "namespace": self.namespace,
+                "labels": labels,
+            },
+            "type": releases::SECRET_TYPE,
+            "data": { releases::DATA_KEY: STANDARD.encode(packed) },
+        }))
+    }
+}
+
+fn unpack(data: &str) -> Result<Release, Fault> {
+    let wrong = |error: &dyn std::fmt::Display| Fault::new(error.to_string());
+    let outer = STANDARD.decode(data).map_err(|error| wrong(&error))?;
+    let packed = STANDARD.decode(outer).map_err(|error| wrong(&error))?;
+    let mut json = Vec::new();
+    if packed.starts_with(&GZIP_MAGIC) {
+        MultiGzDecoder::new(packed.as_slice())
+            .read_to_end(&mut json)
+            .map_err(|error| wrong(&error))?;
+    } else {
+        json = packed;
+    }
+    serde_json::from_slice(&json).map_err(|error| wrong(&error))
+}

@@ -1,0 +1,73 @@
+//! State of one Helm run.
+
+use std::sync::{Mutex, PoisonError};
+
+use crate::api::Api;
+use crate::arguments::Flags;
+use crate::objects::{Owner, Way};
+use crate::release::Release;
+use crate::store::Store;
+
+/// One Helm run: the cluster, the flags, and the output so far.
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(crate) api: Api,
+    pub(crate) flags: Flags,
+    pub(crate) release: String,
+    pub(crate) stdout: Mutex<String>,
+    pub(crate) stderr: Mutex<String>,
+}
+
+impl Session {
+    /// Returns the storage. `max_history` of 0 removes no revision.
+    pub(crate) fn store(&self, max_history: usize) -> Store<'_> {
+        Store {
+            api: &self.api,
+            namespace: &self.flags.namespace,
+            max_history,
+        }
+    }
+
+    pub(crate) fn owner(&self) -> Owner<'_> {
+        Owner {
+            release: &self.release,
+            namespace: &self.flags.namespace,
+        }
+    }
+
+    /// Returns how this run writes objects.
+    pub(crate) fn way(&self) -> Way {
+        let force = self.flags.force_conflicts;
+        match self.flags.server_side {
+            Some(false) => Way::ClientSide,
+            _ => Way::ServerSide { force },
+        }
+    }
+
+    /// Stores the state of a release. Helm ignores errors here.
+    pub(crate) async fn record(&self, release: &Release) {
+        if let Err(fault) = self.store(0).update(release).await {
+            self.log("WARN", "failed to update release", &fault.text);
+        }
+    }
+
+    /// Writes a line to standard error.
+    pub(crate) fn log(&self, level: &str, message: &str, error: &str) {
+        let line = format!(
+            "level={level} msg=\"{message}\" name={} error={error:?}\n",
+            self.release
+        );
+        append(&self.stderr, &line);
+    }
+
+    pub(crate) fn print(&self, text: &str) {
+        append(&self.stdout, text);
+    }
+}
+
+pub(crate) fn append(output: &Mutex<String>, text: &str) {
+    output
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .push_str(text);
+}
