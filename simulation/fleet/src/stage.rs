@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -186,6 +188,7 @@ impl Fleet {
         let [e, f, g, h] = SERVICE;
         let mut flags = vec![
             format!("--namespace={NAMESPACE}"),
+            format!("--helm={}", helm(simulation.folder())?.display()),
             format!("--listen={a}.{b}.{c}.{d}:{PORT}"),
             format!("--advertise={e}.{f}.{g}.{h}:{PORT}"),
             "--chart-repo=".to_owned(),
@@ -293,6 +296,14 @@ pub fn namespaced(resource: &str) -> String {
     format!("/api/v1/namespaces/{NAMESPACE}/{resource}")
 }
 
+/// Returns a file that stands for the Helm program, which is never started.
+fn helm(folder: &Path) -> std::io::Result<PathBuf> {
+    let path = folder.join("helm");
+    std::fs::write(&path, "#!/bin/false\n")?;
+    std::fs::set_permissions(&path, Permissions::from_mode(0o755))?;
+    Ok(path)
+}
+
 fn authority(index: usize) -> String {
     format!("10.0.0.{}:6443", index + 1)
 }
@@ -359,6 +370,7 @@ async fn run_agent(context: Context) -> anyhow::Result<()> {
     let folder: &Path = &context.folder;
     let flags = [
         "krypton-agent".to_owned(),
+        format!("--helm={}", helm(folder.parent().unwrap_or(folder))?.display()),
         format!("--kubeconfig={}", folder.join("kubeconfig").display()),
         format!("--join-file={}", folder.join("join.yaml").display()),
         format!("--cache-dir={}", folder.join("cache").display()),
