@@ -9,6 +9,7 @@ pub mod conformance;
 mod controllers;
 mod crd;
 mod discovery;
+pub mod fields;
 mod garbage;
 mod list;
 mod managed;

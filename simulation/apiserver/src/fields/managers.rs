@@ -1,0 +1,230 @@
+//! The managers of an object: which fields each one owns.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use super::set::FieldSet;
+
+/// Managers that update and do not apply, before the oldest are combined.
+const MAX_UPDATERS: usize = 10;
+const COMBINED: &str = "ancient-changes";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Operation {
+    Apply,
+    Update,
+}
+
+impl Operation {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Apply => "Apply",
+            Self::Update => "Update",
+        }
+    }
+}
+
+/// Identity of a manager. The order is the order in messages about conflicts.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Id {
+    pub(super) manager: String,
+    pub(super) operation: Operation,
+    /// Empty for `Apply`: a manager that applies has one entry for all versions.
+    pub(super) api_version: String,
+    pub(super) subresource: String,
+}
+
+impl Id {
+    /// The manager as messages show it.
+    pub(super) fn text(&self) -> String {
+        let mut text = format!("{:?}", self.manager);
+        if !self.subresource.is_empty() {
+            text.push_str(&format!(" with subresource {:?}", self.subresource));
+        }
+        if self.operation == Operation::Update {
+            text.push_str(&format!(" using {}", self.api_version));
+        }
+        text
+    }
+}
+
+/// The fields of one manager.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Entry {
+    pub(super) set: FieldSet,
+    pub(super) api_version: String,
+    pub(super) time: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Managers(pub(super) BTreeMap<Id, Entry>);
+
+/// Whether a request resets the managers by a list of one empty entry.
+fn is_reset(entries: &[Value]) -> bool {
+    matches!(entries, [Value::Object(entry)] if entry.is_empty())
+}
+
+fn entries_of(object: &Value) -> &[Value] {
+    let entries = object.pointer("/metadata/managedFields");
+    entries.and_then(Value::as_array).map_or(&[], Vec::as_slice)
+}
+
+impl Managers {
+    /// Reads the managers of an object. Without valid managers the result is empty.
+    pub(super) fn of(object: &Value) -> Self {
+        Self::parse(entries_of(object)).unwrap_or_default()
+    }
+
+    /// Returns the managers for an update. A client can write them, except through a subresource. A client that sends
+    /// none does not remove them.
+    pub(super) fn for_update(live: Option<&Value>, new: &Value, subresource: &str) -> Self {
+        let of_live = || live.map(Self::of).unwrap_or_default();
+        let entries = entries_of(new);
+        if !subresource.is_empty() {
+            return of_live();
+        }
+        if is_reset(entries) {
+            return Self::default();
+        }
+        match Self::parse(entries) {
+            Some(managers) if !managers.0.is_empty() => managers,
+            _ => of_live(),
+        }
+    }
+
+    fn parse(entries: &[Value]) -> Option<Self> {
+        let mut managers = BTreeMap::new();
+        for entry in entries {
+            let text = |name: &str| {
+                entry
+                    .get(name)
+                    .and_then(Value::as_str)
+                    .unwrap_or_default()
+                    .to_owned()
+            };
+            let operation = match text("operation").as_str() {
+                "Apply" => Operation::Apply,
+                "Update" => Operation::Update,
+                _ => return None,
+            };
+            let api_version = text("apiVersion");
+            if api_version.is_empty() || text("fieldsType") != "FieldsV1" {
+                return None;
+            }
+            let set = match entry.get("fieldsV1") {
+                Some(fields) => FieldSet::parse(fields)?,
+                None => FieldSet::default(),
+            };
+            let time = entry.get("time").and_then(Value::as_str).map(str::to_owned);
+            let id = Id {
+                manager: text("manager"),
+                operation,
+                api_version: match operation {
+                    Operation::Apply => String::new(),
+                    Operation::Update => api_version.clone(),
+                },
+                subresource: text("subresource"),
+            };
+            managers.insert(
+                id,
+                Entry {
+                    set,
+                    api_version,
+                    time,
+                },
+            );
+        }
+        Some(Self(managers))
+    }
+
+    /// Replaces `managedFields` of an object.
+    pub(super) fn write(&self, object: &mut Value) {
+        let entries = self.entries();
+        let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) else {
+            return;
+        };
+        match entries.is_empty() {
+            true => metadata.remove("managedFields"),
+            false => metadata.insert("managedFields".to_owned(), Value::Array(entries)),
+        };
+    }
+
+    fn entries(&self) -> Vec<Value> {
+        let mut entries: Vec<_> = self.0.iter().collect();
+        entries.sort_by_key(|(id, entry)| (id.operation, &entry.time, *id));
+        let entries = entries.into_iter().map(|(id, entry)| {
+            let mut value = json!({
+                "manager": id.manager,
+                "operation": id.operation.name(),
+                "apiVersion": entry.api_version,
+                "fieldsType": "FieldsV1",
+                "fieldsV1": entry.set.fields_v1(),
+            });
+            if let Some(time) = &entry.time {
+                value["time"] = time.as_str().into();
+            }
+            if !id.subresource.is_empty() {
+                value["subresource"] = id.subresource.as_str().into();
+            }
+            value
+        });
+        entries.collect()
+    }
+
+    /// Returns whether the managers own the same fields, at any times.
+    pub(super) fn own_the_same(&self, other: &Self) -> bool {
+        let timeless = |managers: &Self| {
+            let mut managers = managers.clone();
+            managers.0.values_mut().for_each(|entry| entry.time = None);
+            managers
+        };
+        timeless(self) == timeless(other)
+    }
+
+    pub(super) fn remove_empty(&mut self) {
+        self.0.retain(|_, entry| !entry.set.is_empty());
+    }
+
+    /// Combines the oldest managers that update if there are too many.
+    pub(super) fn limit(&mut self) {
+        let updaters = self
+            .0
+            .iter()
+            .filter(|(id, _)| id.operation == Operation::Update);
+        let mut updaters: Vec<_> = updaters
+            .map(|(id, entry)| (entry.time.clone(), id.clone()))
+            .collect();
+        updaters.sort();
+        let mut count = updaters.len();
+        let mut first_of_version: BTreeMap<String, Id> = BTreeMap::new();
+        for (time, id) in updaters {
+            if count <= MAX_UPDATERS {
+                return;
+            }
+            let Some(first) = first_of_version.get(&id.api_version) else {
+                first_of_version.insert(id.api_version.clone(), id);
+                continue;
+            };
+            let combined = Id {
+                manager: COMBINED.to_owned(),
+                operation: Operation::Update,
+                api_version: id.api_version.clone(),
+                subresource: String::new(),
+            };
+            if !self.0.contains_key(&combined)
+                && let Some(entry) = self.0.remove(first)
+            {
+                self.0.insert(combined.clone(), entry);
+            }
+            if id != combined
+                && let Some(entry) = self.0.remove(&id)
+                && let Some(bucket) = self.0.get_mut(&combined)
+            {
+                bucket.set = bucket.set.union(&entry.set);
+                bucket.time = time;
+            }
+            count -= 1;
+        }
+    }
+}

@@ -1,0 +1,447 @@
+//! The types of the fields of a kind: which lists are associative, and which structures are atomic.
+//!
+//! `builtin.json` holds the types of the built-in kinds, from the OpenAPI document of Kubernetes 1.36. A type is an
+//! object of fields. `=` among them marks an atomic structure. The notation of a field:
+//!
+//! - `.` scalar, with its default after it, `?` any value;
+//! - `Name` structure, `!Name` structure that is always present, `=Name` structure that is atomic in this field;
+//! - `[]T` atomic list, `[=]T` set, `[name]T` list with this key, `+` before it if the list is never omitted;
+//! - `{}T` map, `{=}T` atomic map.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, LazyLock};
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::set::{Element, FieldSet, Scalar};
+
+#[derive(Clone, Debug)]
+pub(super) enum Type {
+    Scalar {
+        default: Option<Value>,
+    },
+    Untyped,
+    List {
+        relation: Relation,
+        items: Box<Type>,
+        required: bool,
+    },
+    Structure(Structure),
+    Named {
+        name: String,
+        atomic: bool,
+        present: bool,
+    },
+}
+
+static UNTYPED: Type = Type::Untyped;
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Structure {
+    fields: BTreeMap<String, Type>,
+    /// Type of the fields without a declaration.
+    others: Option<Box<Type>>,
+    atomic: bool,
+}
+
+/// How the items of a list relate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Relation {
+    Atomic,
+    Set,
+    Map(Vec<String>),
+}
+
+/// A type as the algorithms treat it.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Shape<'a> {
+    /// A scalar, or a list or structure with one owner.
+    Leaf,
+    List {
+        relation: &'a Relation,
+        items: &'a Type,
+    },
+    /// Without a structure, any fields of any type.
+    Map(Option<&'a Structure>),
+}
+
+impl<'a> Shape<'a> {
+    pub(super) fn is_like(self, other: Self) -> bool {
+        std::mem::discriminant(&self) == std::mem::discriminant(&other)
+    }
+}
+
+pub(super) fn field_type<'a>(structure: Option<&'a Structure>, name: &str) -> &'a Type {
+    let structure = match structure {
+        Some(structure) => structure,
+        None => return &UNTYPED,
+    };
+    let declared = structure.fields.get(name);
+    declared.or(structure.others.as_deref()).unwrap_or(&UNTYPED)
+}
+
+pub(super) fn declares(structure: Option<&Structure>, name: &str) -> bool {
+    structure.is_some_and(|structure| structure.fields.contains_key(name))
+}
+
+/// Returns whether a structure has a type for the field.
+pub(super) fn accepts(structure: Option<&Structure>, name: &str) -> bool {
+    declares(structure, name) || structure.is_none_or(|structure| structure.others.is_some())
+}
+
+type Types = BTreeMap<String, Structure>;
+
+#[derive(Debug)]
+struct BuiltIn {
+    kinds: BTreeMap<String, String>,
+    types: Arc<Types>,
+}
+
+static BUILT_IN: LazyLock<BuiltIn> = LazyLock::new(|| {
+    #[derive(Deserialize)]
+    struct File {
+        kinds: BTreeMap<String, String>,
+        types: BTreeMap<String, BTreeMap<String, String>>,
+    }
+    let file: File = serde_json::from_str(include_str!("builtin.json")).expect("the file is JSON");
+    let structure = |mut fields: BTreeMap<String, String>| Structure {
+        atomic: fields.remove("=").is_some(),
+        fields: fields
+            .into_iter()
+            .map(|(name, text)| (name, parse(&text)))
+            .collect(),
+        others: None,
+    };
+    let types = file
+        .types
+        .into_iter()
+        .map(|(name, fields)| (name, structure(fields)));
+    BuiltIn {
+        kinds: file.kinds,
+        types: Arc::new(types.collect()),
+    }
+});
+
+fn parse(text: &str) -> Type {
+    if let Some(list) = text.strip_prefix('+') {
+        return match parse(list) {
+            Type::List {
+                relation, items, ..
+            } => Type::List {
+                relation,
+                items,
+                required: true,
+            },
+            other => other,
+        };
+    }
+    if let Some((keys, items)) = text.strip_prefix('[').and_then(|text| text.split_once(']')) {
+        let relation = match keys {
+            "" => Relation::Atomic,
+            "=" => Relation::Set,
+            keys => Relation::Map(keys.split(',').map(str::to_owned).collect()),
+        };
+        return Type::List {
+            relation,
+            items: Box::new(parse(items)),
+            required: false,
+        };
+    }
+    if let Some((atomic, values)) = text.strip_prefix('{').and_then(|text| text.split_once('}')) {
+        let others = Some(Box::new(parse(values)));
+        return Type::Structure(Structure {
+            others,
+            atomic: atomic == "=",
+            ..Structure::default()
+        });
+    }
+    if let Some(default) = text.strip_prefix('.') {
+        return Type::Scalar {
+            default: serde_json::from_str(default).ok(),
+        };
+    }
+    if text == "?" {
+        return Type::Untyped;
+    }
+    let name = text.trim_start_matches(['!', '=']).to_owned();
+    Type::Named {
+        name,
+        atomic: text.starts_with('='),
+        present: text.starts_with('!'),
+    }
+}
+
+/// The types of all fields of one kind.
+#[derive(Clone, Debug)]
+pub struct Schema {
+    types: Arc<Types>,
+    pub(super) root: Type,
+    built_in: bool,
+    status: bool,
+}
+
+impl Schema {
+    /// Returns the schema of a built-in kind, such as `apps/v1` and `Deployment`, or `None` for an unknown kind.
+    pub fn built_in(api_version: &str, kind: &str) -> Option<Self> {
+        let name = BUILT_IN.kinds.get(&format!("{api_version} {kind}"))?;
+        let types = Arc::clone(&BUILT_IN.types);
+        let status = types.get(name)?.fields.contains_key("status");
+        let root = Type::Named {
+            name: name.clone(),
+            atomic: false,
+            present: true,
+        };
+        Some(Self {
+            types,
+            root,
+            built_in: true,
+            status,
+        })
+    }
+
+    /// Returns the schema of a custom resource from `openAPIV3Schema` of its version. `status` is whether that version
+    /// has the subresource `status`.
+    pub fn custom(open_api: &Value, status: bool) -> Self {
+        let types = Arc::clone(&BUILT_IN.types);
+        let mut root = custom_structure(open_api, false);
+        add_object_fields(&mut root);
+        Self {
+            types,
+            root: Type::Structure(root),
+            built_in: false,
+            status,
+        }
+    }
+
+    /// Gives an object of a built-in kind the form that the decoder of a real server gives it: removes null, empty
+    /// lists and empty maps, and adds the structures that are always present, such as `resources` of a container.
+    /// Leaves custom resources unchanged. [`apply`](super::apply()) and [`track_update`](super::track_update) call it.
+    pub fn complete(&self, object: &mut Value) {
+        if self.built_in {
+            self.complete_value(&self.root, object, false);
+        }
+    }
+
+    /// Returns an object without content, which is the live object of a creation.
+    pub(super) fn empty(&self) -> Value {
+        let mut object = Value::Object(Map::new());
+        if self.built_in {
+            self.complete_value(&self.root, &mut object, true);
+        }
+        object
+    }
+
+    /// Returns the fields that a request to this endpoint does not write.
+    pub(super) fn ignored(&self, subresource: &str) -> FieldSet {
+        match subresource {
+            "status" if self.built_in => FieldSet::of(&[&["spec"]]),
+            "status" => FieldSet::of(&[&["apiVersion"], &["kind"], &["metadata"], &["spec"]]),
+            _ if self.status => FieldSet::of(&[&["status"]]),
+            _ => FieldSet::default(),
+        }
+    }
+
+    pub(super) fn shape<'a>(&'a self, of: &'a Type, value: Option<&Value>) -> Shape<'a> {
+        match of {
+            Type::Scalar { .. } => Shape::Leaf,
+            Type::Untyped => match value {
+                None | Some(Value::Null | Value::Object(_)) => Shape::Map(None),
+                Some(_) => Shape::Leaf,
+            },
+            Type::List {
+                relation: Relation::Atomic,
+                ..
+            } => Shape::Leaf,
+            Type::List {
+                relation, items, ..
+            } => Shape::List { relation, items },
+            Type::Named { atomic: true, .. } => Shape::Leaf,
+            Type::Structure(_) | Type::Named { .. } => match self.structure(of) {
+                Some(structure) if structure.atomic => Shape::Leaf,
+                structure => Shape::Map(structure),
+            },
+        }
+    }
+
+    /// Returns the fields of a structure or map, also of an atomic one.
+    pub(super) fn structure<'a>(&'a self, of: &'a Type) -> Option<&'a Structure> {
+        match of {
+            Type::Structure(structure) => Some(structure),
+            Type::Named { name, .. } => self.types.get(name),
+            _ => None,
+        }
+    }
+
+    /// Identifies an item of a set or associative list.
+    pub(super) fn element(
+        &self,
+        relation: &Relation,
+        items: &Type,
+        item: &Value,
+    ) -> Result<Element, String> {
+        let Relation::Map(keys) = relation else {
+            return Ok(Element::Value(Scalar::new(item)));
+        };
+        if !item.is_object() {
+            return Err("associative list with keys may not have non-map elements".to_owned());
+        }
+        let structure = self.structure(items);
+        let default = |key: &str| match field_type(structure, key) {
+            Type::Scalar { default } => default.as_ref(),
+            _ => None,
+        };
+        let value = |key: &String| Some((key.clone(), item.get(key).or_else(|| default(key))?));
+        let found = keys.iter().filter_map(value);
+        let mut found: Vec<_> = found
+            .map(|(key, value)| (key, Scalar::new(value)))
+            .collect();
+        found.sort();
+        if found.is_empty() {
+            let keys = keys
+                .iter()
+                .map(|key| format!("{key:?}"))
+                .collect::<Vec<_>>();
+            return Err(format!(
+                "associative list with keys has an element that omits all key fields [{}] (and doesn't have default values for any key fields)",
+                keys.join(" ")
+            ));
+        }
+        Ok(Element::Key(found))
+    }
+
+    fn complete_value(&self, of: &Type, value: &mut Value, empty: bool) {
+        match (of, value) {
+            (Type::List { items, .. }, Value::Array(values)) => {
+                for value in values {
+                    self.complete_value(items, value, empty);
+                }
+            }
+            (of, Value::Object(fields)) => {
+                if let Some(structure) = self.structure(of) {
+                    self.complete_fields(structure, fields, empty);
+                }
+            }
+            _ => (),
+        }
+    }
+
+    fn complete_fields(&self, structure: &Structure, fields: &mut Map<String, Value>, empty: bool) {
+        fields.retain(|name, value| {
+            let of = field_type(Some(structure), name);
+            let plain_map = matches!(of, Type::Structure(_));
+            self.complete_value(of, value, empty);
+            match value {
+                Value::Null => false,
+                Value::Array(values) => {
+                    let required = matches!(of, Type::List { required: true, .. } | Type::Untyped);
+                    required || !values.is_empty()
+                }
+                Value::Object(values) => !plain_map || !values.is_empty(),
+                _ => true,
+            }
+        });
+        for (name, of) in &structure.fields {
+            let missing = match of {
+                Type::Named { present: true, .. } => Value::Object(Map::new()),
+                Type::List { required: true, .. } if empty => Value::Null,
+                _ => continue,
+            };
+            if !fields.contains_key(name) {
+                let mut missing = missing;
+                self.complete_value(of, &mut missing, empty);
+                fields.insert(name.clone(), missing);
+            }
+        }
+    }
+}
+
+/// Adds the fields that each object has to the fields that a CRD declares.
+fn add_object_fields(structure: &mut Structure) {
+    for name in ["apiVersion", "kind"] {
+        structure
+            .fields
+            .insert(name.to_owned(), Type::Scalar { default: None });
+    }
+    structure
+        .fields
+        .insert("metadata".to_owned(), parse("ObjectMeta"));
+}
+
+fn is_true(open_api: &Value, extension: &str) -> bool {
+    open_api.get(extension) == Some(&Value::Bool(true))
+}
+
+const PRESERVE: &str = "x-kubernetes-preserve-unknown-fields";
+
+fn custom_type(open_api: &Value, preserve: bool) -> Type {
+    let scalar = || Type::Scalar {
+        default: open_api.get("default").cloned(),
+    };
+    if is_true(open_api, "x-kubernetes-int-or-string") {
+        return scalar();
+    }
+    let preserve = preserve || is_true(open_api, PRESERVE);
+    match open_api.get("type").and_then(Value::as_str) {
+        Some("array") => custom_list(open_api, preserve),
+        Some("object") => {
+            let mut structure = custom_structure(open_api, preserve);
+            if is_true(open_api, "x-kubernetes-embedded-resource") {
+                add_object_fields(&mut structure);
+            }
+            Type::Structure(structure)
+        }
+        None => Type::Untyped,
+        Some(_) => scalar(),
+    }
+}
+
+fn custom_list(open_api: &Value, preserve: bool) -> Type {
+    let keys = || {
+        let keys = open_api
+            .get("x-kubernetes-list-map-keys")
+            .and_then(Value::as_array);
+        let keys = keys.into_iter().flatten();
+        keys.filter_map(Value::as_str).map(str::to_owned).collect()
+    };
+    let relation = match open_api
+        .get("x-kubernetes-list-type")
+        .and_then(Value::as_str)
+    {
+        Some("set") => Relation::Set,
+        Some("map") => Relation::Map(keys()),
+        _ => Relation::Atomic,
+    };
+    let items = open_api
+        .get("items")
+        .map_or(Type::Untyped, |items| custom_type(items, preserve));
+    Type::List {
+        relation,
+        items: Box::new(items),
+        required: false,
+    }
+}
+
+fn custom_structure(open_api: &Value, preserve: bool) -> Structure {
+    let properties = open_api.get("properties").and_then(Value::as_object);
+    let properties = properties.into_iter().flatten();
+    let preserve = preserve || is_true(open_api, PRESERVE);
+    let fields: BTreeMap<_, _> = properties
+        .map(|(name, value)| (name.clone(), custom_type(value, preserve)))
+        .collect();
+    let others = match open_api.get("additionalProperties") {
+        Some(values @ Value::Object(_)) => Some(custom_type(values, preserve)),
+        Some(Value::Bool(true)) => Some(Type::Untyped),
+        Some(_) => None,
+        None => (preserve || fields.is_empty()).then_some(Type::Untyped),
+    };
+    let atomic = open_api
+        .get("x-kubernetes-map-type")
+        .and_then(Value::as_str)
+        == Some("atomic");
+    Structure {
+        fields,
+        others: others.map(Box::new),
+        atomic,
+    }
+}

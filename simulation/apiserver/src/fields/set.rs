@@ -1,0 +1,281 @@
+//! Sets of fields, and their JSON form `FieldsV1`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use serde_json::{Map, Value};
+
+/// A value that identifies a list item. The order is the order of the real API server.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Scalar {
+    Int(i64),
+    Text(String),
+    Bool(bool),
+    /// Any other value as JSON. Such values occur in lists of type `set` only.
+    Other(String),
+}
+
+impl Scalar {
+    pub(super) fn new(value: &Value) -> Self {
+        match value {
+            Value::String(text) => Self::Text(text.clone()),
+            Value::Bool(value) => Self::Bool(*value),
+            other => match other.as_i64() {
+                Some(number) => Self::Int(number),
+                None => Self::Other(other.to_string()),
+            },
+        }
+    }
+
+    fn json(&self) -> Value {
+        match self {
+            Self::Int(number) => (*number).into(),
+            Self::Text(text) => text.clone().into(),
+            Self::Bool(value) => (*value).into(),
+            Self::Other(json) => serde_json::from_str(json).unwrap_or(Value::Null),
+        }
+    }
+}
+
+impl fmt::Display for Scalar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Int(number) => write!(f, "{number}"),
+            Self::Text(text) => write!(f, "{text:?}"),
+            Self::Bool(value) => write!(f, "{value}"),
+            Self::Other(json) => f.write_str(json),
+        }
+    }
+}
+
+/// One step from an object to a field of it. The order is the order of the real API server.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Element {
+    /// A field of a structure or a key of a map, `f:name`.
+    Field(String),
+    /// An item of an associative list, `k:{"name":"x"}`. Sorted by key.
+    Key(Vec<(String, Scalar)>),
+    /// An item of a set, `v:value`.
+    Value(Scalar),
+    /// An item by its position, `i:0`.
+    Index(i64),
+}
+
+impl Element {
+    fn parse(text: &str) -> Option<Self> {
+        let (kind, rest) = text.split_once(':')?;
+        let json = || serde_json::from_str::<Value>(rest).ok();
+        Some(match kind {
+            "f" => Self::Field(rest.to_owned()),
+            "k" => {
+                let Value::Object(keys) = json()? else {
+                    return None;
+                };
+                let keys = keys.iter();
+                let mut keys: Vec<_> = keys.map(|(k, v)| (k.clone(), Scalar::new(v))).collect();
+                keys.sort();
+                Self::Key(keys)
+            }
+            "v" => Self::Value(Scalar::new(&json()?)),
+            "i" => Self::Index(rest.parse().ok()?),
+            _ => return None,
+        })
+    }
+
+    fn fields_v1(&self) -> String {
+        match self {
+            Self::Field(name) => format!("f:{name}"),
+            Self::Key(keys) => {
+                let keys = keys.iter().map(|(key, value)| (key.clone(), value.json()));
+                format!("k:{}", Value::Object(keys.collect()))
+            }
+            Self::Value(value) => format!("v:{}", value.json()),
+            Self::Index(index) => format!("i:{index}"),
+        }
+    }
+}
+
+/// The form of a path in error messages is a sequence of these, such as `.spec.ports[port=80,protocol="TCP"]`.
+impl fmt::Display for Element {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Field(name) => write!(f, ".{name}"),
+            Self::Key(keys) => {
+                let keys = keys.iter().map(|(key, value)| format!("{key}={value}"));
+                write!(f, "[{}]", keys.collect::<Vec<_>>().join(","))
+            }
+            Self::Value(value) => write!(f, "[={value}]"),
+            Self::Index(index) => write!(f, "[{index}]"),
+        }
+    }
+}
+
+pub(super) fn path_text(path: &[Element]) -> String {
+    path.iter().map(ToString::to_string).collect()
+}
+
+/// A set of fields. A field can be a member without its parents.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FieldSet {
+    pub(super) members: BTreeSet<Element>,
+    /// The fields below each element. No set here is empty.
+    pub(super) below: BTreeMap<Element, FieldSet>,
+}
+
+impl FieldSet {
+    /// Reads the JSON form, or returns `None` if it is invalid.
+    pub fn parse(fields: &Value) -> Option<Self> {
+        let mut set = Self::default();
+        for (key, value) in fields.as_object()? {
+            if key == "." {
+                continue;
+            }
+            let element = Element::parse(key)?;
+            let below = Self::parse(value)?;
+            if below.is_empty() || value.get(".").is_some() {
+                set.members.insert(element.clone());
+            }
+            set.put(element, below);
+        }
+        Some(set)
+    }
+
+    /// Returns the JSON form.
+    pub fn fields_v1(&self) -> Value {
+        let mut fields = Map::new();
+        for element in &self.members {
+            fields.insert(element.fields_v1(), Value::Object(Map::new()));
+        }
+        for (element, below) in &self.below {
+            let mut below = below.fields_v1();
+            if let (true, Some(below)) = (self.members.contains(element), below.as_object_mut()) {
+                below.insert(".".to_owned(), Value::Object(Map::new()));
+            }
+            fields.insert(element.fields_v1(), below);
+        }
+        Value::Object(fields)
+    }
+
+    /// Returns the set of paths, each a sequence of names.
+    pub(super) fn of(paths: &[&[&str]]) -> Self {
+        let mut set = Self::default();
+        for path in paths {
+            let path = path.iter().map(|name| Element::Field((*name).to_owned()));
+            set.insert(&path.collect::<Vec<_>>());
+        }
+        set
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.members.is_empty() && self.below.is_empty()
+    }
+
+    /// Returns whether the field itself is a member, not only fields above or below it.
+    pub fn contains(&self, path: &[Element]) -> bool {
+        match path {
+            [] => false,
+            [last] => self.members.contains(last),
+            [first, rest @ ..] => self.below.get(first).is_some_and(|set| set.contains(rest)),
+        }
+    }
+
+    /// Adds a field. The empty path stands for the object, which is never a member.
+    pub fn insert(&mut self, path: &[Element]) {
+        match path {
+            [] => (),
+            [last] => {
+                self.members.insert(last.clone());
+            }
+            [first, rest @ ..] => self.below.entry(first.clone()).or_default().insert(rest),
+        }
+    }
+
+    fn put(&mut self, element: Element, below: Self) {
+        if !below.is_empty() {
+            self.below.insert(element, below);
+        }
+    }
+
+    #[must_use]
+    pub fn union(&self, other: &Self) -> Self {
+        let mut union = self.clone();
+        union.members.extend(other.members.iter().cloned());
+        for (element, set) in &other.below {
+            let set = match union.below.get(element) {
+                Some(own) => own.union(set),
+                None => set.clone(),
+            };
+            union.below.insert(element.clone(), set);
+        }
+        union
+    }
+
+    /// Returns the members that are not members of the other set.
+    #[must_use]
+    pub fn difference(&self, other: &Self) -> Self {
+        let members = self.members.difference(&other.members).cloned().collect();
+        let mut difference = Self {
+            members,
+            ..Self::default()
+        };
+        for (element, set) in &self.below {
+            let left = match other.below.get(element) {
+                Some(other) => set.difference(other),
+                None => set.clone(),
+            };
+            difference.put(element.clone(), left);
+        }
+        difference
+    }
+
+    #[must_use]
+    pub fn intersection(&self, other: &Self) -> Self {
+        let members = self.members.intersection(&other.members).cloned().collect();
+        let mut intersection = Self {
+            members,
+            ..Self::default()
+        };
+        for (element, set) in &self.below {
+            if let Some(other) = other.below.get(element) {
+                intersection.put(element.clone(), set.intersection(other));
+            }
+        }
+        intersection
+    }
+
+    /// Returns the members that are neither members of the other set nor below one.
+    #[must_use]
+    pub(super) fn without(&self, other: &Self) -> Self {
+        let members = self.members.difference(&other.members).cloned().collect();
+        let mut left = Self {
+            members,
+            ..Self::default()
+        };
+        for (element, set) in &self.below {
+            if !other.members.contains(element) {
+                let below = match other.below.get(element) {
+                    Some(other) => set.without(other),
+                    None => set.clone(),
+                };
+                left.put(element.clone(), below);
+            }
+        }
+        left
+    }
+
+    /// Returns all members. At each level, members precede the fields below them.
+    pub fn paths(&self) -> Vec<Vec<Element>> {
+        let mut paths: Vec<_> = self
+            .members
+            .iter()
+            .map(|element| vec![element.clone()])
+            .collect();
+        for (element, set) in &self.below {
+            for mut path in set.paths() {
+                path.insert(0, element.clone());
+                paths.push(path);
+            }
+        }
+        paths
+    }
+}
