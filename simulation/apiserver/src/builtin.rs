@@ -64,12 +64,16 @@ fn rows() -> Vec<Row> {
         ("rbac.authorization.k8s.io", "rolebindings", "RoleBinding", "", NAMESPACED, PLAIN, None, typed::<rbac::v1::RoleBinding>),
         ("rbac.authorization.k8s.io", "clusterroles", "ClusterRole", "", CLUSTER, PLAIN, None, typed::<rbac::v1::ClusterRole>),
         ("rbac.authorization.k8s.io", "clusterrolebindings", "ClusterRoleBinding", "", CLUSTER, PLAIN, None, typed::<rbac::v1::ClusterRoleBinding>),
-        ("apiextensions.k8s.io", "customresourcedefinitions", "CustomResourceDefinition", "crd", CLUSTER, STATUS, Spec, typed::<apiextensions::v1::CustomResourceDefinition>),
+        ("apiextensions.k8s.io", "customresourcedefinitions", "CustomResourceDefinition", "crd crds", CLUSTER, STATUS, Spec, typed::<apiextensions::v1::CustomResourceDefinition>),
     ]
 }
 
 /// Kinds whose updates must contain a `resourceVersion`.
-const CONDITIONAL: [&str; 3] = ["leases", "customresourcedefinitions", "poddisruptionbudgets"];
+const CONDITIONAL: [&str; 3] = [
+    "leases",
+    "customresourcedefinitions",
+    "poddisruptionbudgets",
+];
 
 pub(crate) fn kinds() -> impl Iterator<Item = Kind> {
     rows().into_iter().map(|row| {
@@ -98,9 +102,14 @@ pub(crate) fn kinds() -> impl Iterator<Item = Kind> {
             unconditional: !CONDITIONAL.contains(&resource),
             create_on_update: resource == "leases",
             folder: folder.to_owned(),
-            short: short.split(' ').filter(|name| !name.is_empty()).map(str::to_owned).collect(),
+            short: short
+                .split(' ')
+                .filter(|name| !name.is_empty())
+                .map(str::to_owned)
+                .collect(),
             categories: categories(resource),
             normalize: Some(normalize),
+            fields: None,
             schema: None,
             stored_as: api_version,
         }

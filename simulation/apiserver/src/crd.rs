@@ -34,7 +34,10 @@ pub(crate) fn set_defaults(object: &mut Value) {
     if spec["conversion"].is_null() {
         spec["conversion"] = json!({"strategy": "None"});
     }
-    let kind = spec["names"]["kind"].as_str().unwrap_or_default().to_owned();
+    let kind = spec["names"]["kind"]
+        .as_str()
+        .unwrap_or_default()
+        .to_owned();
     if spec["names"]["singular"].is_null() {
         spec["names"]["singular"] = kind.to_lowercase().into();
     }
@@ -132,6 +135,7 @@ fn kinds(crd: &Value) -> Vec<Kind> {
             short: list(&names["shortNames"]),
             categories: list(&names["categories"]),
             normalize: None,
+            fields: None,
             schema: Some(Arc::new(Schema::new(
                 version["schema"]["openAPIV3Schema"].clone(),
             ))),

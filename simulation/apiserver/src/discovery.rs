@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use http::Method;
+use bytes::Bytes;
+use http::{Method, Response, StatusCode};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
@@ -23,6 +24,16 @@ const VERBS: [&str; 8] = [
     "update",
     "watch",
 ];
+const CUSTOM_VERBS: [&str; 8] = [
+    "delete",
+    "deletecollection",
+    "get",
+    "list",
+    "patch",
+    "create",
+    "update",
+    "watch",
+];
 const STATUS_VERBS: [&str; 3] = ["get", "patch", "update"];
 
 fn json_answer(body: &Value) -> Outcome<Answer> {
@@ -39,9 +50,11 @@ impl ApiServer {
             )));
         }
         match *call.segments {
-            ["readyz" | "livez" | "healthz"] => {
-                Ok(Answer::Complete(respond(200, "text/plain; charset=utf-8", "ok")))
-            }
+            ["readyz" | "livez" | "healthz"] => Ok(Answer::Complete(respond(
+                200,
+                "text/plain; charset=utf-8",
+                "ok",
+            ))),
             ["version"] => json_answer(&self.version()),
             ["api"] if wants_aggregated(call) => aggregated(&self.aggregated(true)),
             ["apis"] if wants_aggregated(call) => aggregated(&self.aggregated(false)),
@@ -72,7 +85,10 @@ impl ApiServer {
             ["openapi", "v3"] => json_answer(&self.open_api_paths()),
             ["openapi", "v3", "api", "v1"] => self.open_api("", "v1"),
             ["openapi", "v3", "apis", group, version] => self.open_api(group, version),
-            _ => Err(Failure::not_modelled(format_args!("the path {}", call.path))),
+            _ => Err(Failure::not_modelled(format_args!(
+                "the path {}",
+                call.path
+            ))),
         }
     }
 
@@ -116,12 +132,15 @@ impl ApiServer {
             return Err(Failure::no_such_path());
         };
         let resources: Vec<Value> = kinds.iter().flat_map(|kind| resource(kind)).collect();
-        json_answer(&json!({
+        let mut body = json!({
             "kind": "APIResourceList",
-            "apiVersion": "v1",
             "groupVersion": first.api_version(),
             "resources": resources,
-        }))
+        });
+        if !group.is_empty() {
+            body["apiVersion"] = "v1".into();
+        }
+        json_answer(&body)
     }
 
     fn aggregated(&self, core: bool) -> Value {
@@ -137,8 +156,8 @@ impl ApiServer {
                 })
                 .collect();
             let metadata = match core {
-                true => json!({"creationTimestamp": null}),
-                false => json!({"name": name, "creationTimestamp": null}),
+                true => json!({}),
+                false => json!({"name": name}),
             };
             json!({"metadata": metadata, "versions": versions})
         });
@@ -171,7 +190,11 @@ impl ApiServer {
     fn open_api(&self, group: &str, version: &str) -> Outcome<Answer> {
         let kinds = self.kinds_of(group, version);
         match kinds.is_empty() {
-            true => Err(Failure::no_such_path()),
+            true => {
+                let mut response = Response::new(Bytes::new());
+                *response.status_mut() = StatusCode::NOT_FOUND;
+                Ok(Answer::Complete(response))
+            }
             false => json_answer(&self.document(&kinds)),
         }
     }
@@ -179,7 +202,11 @@ impl ApiServer {
     fn document(&self, kinds: &[&Arc<Kind>]) -> Value {
         let mut schemas = serde_json::Map::new();
         for kind in kinds {
-            let mut parts: Vec<&str> = kind.group.split('.').filter(|part| !part.is_empty()).collect();
+            let mut parts: Vec<&str> = kind
+                .group
+                .split('.')
+                .filter(|part| !part.is_empty())
+                .collect();
             parts.reverse();
             parts.extend([kind.version.as_str(), kind.kind.as_str()]);
             let mut schema = match &kind.schema {
@@ -196,6 +223,14 @@ impl ApiServer {
             "paths": {},
             "components": {"schemas": schemas},
         })
+    }
+}
+
+fn verbs(kind: &Kind) -> Vec<&'static str> {
+    let has = |verb: &&str| !kind.is("", "namespaces") || *verb != "deletecollection";
+    match kind.is_custom() {
+        true => CUSTOM_VERBS.to_vec(),
+        false => VERBS.into_iter().filter(has).collect(),
     }
 }
 
@@ -227,10 +262,13 @@ fn resource(kind: &Arc<Kind>) -> Vec<Value> {
         "singularName": kind.singular,
         "namespaced": kind.namespaced,
         "kind": kind.kind,
-        "verbs": VERBS,
+        "verbs": verbs(kind),
         "storageVersionHash": hash(kind),
     });
-    for (name, list) in [("shortNames", &kind.short), ("categories", &kind.categories)] {
+    for (name, list) in [
+        ("shortNames", &kind.short),
+        ("categories", &kind.categories),
+    ] {
         if !list.is_empty() {
             main[name] = json!(list);
         }
@@ -255,23 +293,33 @@ fn hash(kind: &Kind) -> String {
 }
 
 fn aggregated_resource(kind: &Arc<Kind>) -> Value {
-    let response = json!({"group": kind.group, "version": kind.version, "kind": kind.kind});
+    let response = match kind.is_custom() {
+        true => json!({"group": kind.group, "version": kind.version, "kind": kind.kind}),
+        false => json!({"group": "", "version": "", "kind": kind.kind}),
+    };
     let mut resource = json!({
         "resource": kind.resource,
         "responseKind": response,
         "scope": match kind.namespaced { true => "Namespaced", false => "Cluster" },
         "singularResource": kind.singular,
-        "verbs": VERBS,
+        "verbs": verbs(kind),
     });
-    for (name, list) in [("shortNames", &kind.short), ("categories", &kind.categories)] {
+    for (name, list) in [
+        ("shortNames", &kind.short),
+        ("categories", &kind.categories),
+    ] {
         if !list.is_empty() {
             resource[name] = json!(list);
         }
     }
-    if kind.status {
-        resource["subresources"] = json!([
-            {"subresource": "status", "responseKind": response, "verbs": STATUS_VERBS},
-        ]);
+    let subresource = |name: &str, verbs: &[&str]| json!({"subresource": name, "responseKind": response, "verbs": verbs});
+    let finalize = kind
+        .is("", "namespaces")
+        .then(|| subresource("finalize", &["update"]));
+    let status = kind.status.then(|| subresource("status", &STATUS_VERBS));
+    let subresources: Vec<Value> = finalize.into_iter().chain(status).collect();
+    if !subresources.is_empty() {
+        resource["subresources"] = subresources.into();
     }
     resource
 }

@@ -6,10 +6,10 @@
 
 mod builtin;
 pub mod conformance;
-pub mod fields;
 mod controllers;
 mod crd;
 mod discovery;
+pub mod fields;
 mod garbage;
 mod list;
 mod managed;

@@ -34,9 +34,23 @@ impl Token {
     }
 
     fn parse(text: &str) -> Outcome<Self> {
-        let invalid = || Failure::bad_request(format!("continue key is not valid: {text}"));
         let bytes = URL_SAFE_NO_PAD.decode(text.trim_end_matches('='));
-        serde_json::from_slice(&bytes.map_err(|_| invalid())?).map_err(|_| invalid())
+        let bytes = bytes.unwrap_or_default();
+        serde_json::from_slice(&bytes).map_err(|_| {
+            let problem = match bytes.first() {
+                None => "unexpected end of JSON input".to_owned(),
+                Some(first @ 0x20..0x7f) => format!(
+                    "invalid character '{}' looking for beginning of value",
+                    char::from(*first)
+                ),
+                Some(first) => {
+                    format!("invalid character '\\u{first:04x}' looking for beginning of value")
+                }
+            };
+            Failure::bad_request(format!(
+                "invalid continue token: continue key is not valid: {problem}"
+            ))
+        })
     }
 }
 
@@ -56,7 +70,7 @@ struct List<'a> {
     #[serde(rename = "apiVersion")]
     api_version: &'a str,
     metadata: Metadata,
-    items: Vec<Rendered<'a>>,
+    items: Option<Vec<Rendered<'a>>>,
 }
 
 /// A page of a list.
@@ -69,29 +83,23 @@ struct Page {
 /// Parses a `resourceVersion`.
 pub(crate) fn version(text: &str) -> Outcome<u64> {
     text.parse().map_err(|_| {
-        let kind = "ListOptions.meta.k8s.io";
-        let cause = Cause::invalid("resourceVersion", &text.into(), "strconv.ParseUint: parsing");
-        list_options(kind, &cause)
+        Failure::bad_request(format!(
+            "invalid resource version: resourceVersion: Invalid value: {text:?}: strconv.ParseUint: parsing {text:?}: \
+             invalid syntax"
+        ))
     })
-}
-
-fn list_options(kind: &str, cause: &Cause) -> Box<Failure> {
-    let message = format!("{kind} \"\" is invalid: {}: {}", cause.field, cause.message);
-    let causes = serde_json::json!([{
-        "reason": cause.reason, "message": cause.message, "field": cause.field,
-    }]);
-    let details =
-        serde_json::json!({"group": "meta.k8s.io", "kind": "ListOptions", "causes": causes});
-    Failure::new(422, "Invalid", message, details)
 }
 
 /// Checks the combination of `resourceVersion`, `resourceVersionMatch`, `continue` and `sendInitialEvents`.
 pub(crate) fn validate(call: &Call<'_>, is_watch: bool) -> Outcome<()> {
     let query = &call.query;
-    let (version, matching) = (query.get("resourceVersion"), query.get("resourceVersionMatch"));
+    let (version, matching) = (
+        query.get("resourceVersion"),
+        query.get("resourceVersionMatch"),
+    );
     let forbidden = |field: &str, problem: &str| {
         let cause = Cause::forbidden(field, problem);
-        Err(list_options("ListOptions.meta.k8s.io", &cause))
+        Err(Failure::invalid_options("ListOptions", &cause))
     };
     let initial = query.get("sendInitialEvents");
     if is_watch && !initial.is_empty() {
@@ -128,9 +136,16 @@ pub(crate) fn validate(call: &Call<'_>, is_watch: bool) -> Outcome<()> {
             "resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"",
         ),
         "Exact" | "NotOlderThan" => Ok(()),
-        other => Err(Failure::not_modelled(format_args!(
-            "resourceVersionMatch={other}"
-        ))),
+        other => {
+            let cause = Cause {
+                reason: "FieldValueNotSupported",
+                message: format!(
+                    "Unsupported value: {other:?}: supported values: \"Exact\", \"NotOlderThan\", \"\""
+                ),
+                field: "resourceVersionMatch".to_owned(),
+            };
+            Err(Failure::invalid_options("ListOptions", &cause))
+        }
     }
 }
 
@@ -182,17 +197,28 @@ impl ApiServer {
         }
         let page = self.page(&prefix, &start, revision, limit, &selector);
         let token_revision = i64::try_from(revision).unwrap_or(i64::MAX);
-        let next = page.rest.as_ref().map(|(after, _)| Token::new(token_revision, after));
+        let next = page
+            .rest
+            .as_ref()
+            .map(|(after, _)| Token::new(token_revision, after));
         let counted = page.rest.filter(|_| selector.is_empty());
         let metadata = Metadata {
             version: revision.to_string(),
             next: next.unwrap_or_default(),
             remaining: counted.map(|(_, count)| count),
         };
-        Ok(render_list(kind, call.view()?, metadata, &page.objects))
+        let view = call.list_view(&kind.list)?;
+        Ok(render_list(kind, view, metadata, &page.objects))
     }
 
-    fn page(&self, prefix: &str, start: &str, revision: u64, limit: u64, selector: &Selector) -> Page {
+    fn page(
+        &self,
+        prefix: &str,
+        start: &str,
+        revision: u64,
+        limit: u64,
+        selector: &Selector,
+    ) -> Page {
         if revision < self.store.revision() {
             let rows = self.store.scan_at(prefix, start, revision);
             return page(rows.iter(), prefix, limit, selector);
@@ -221,7 +247,10 @@ fn page<'a>(
     let remaining = rows.count();
     let last = objects.last().filter(|_| remaining > 0);
     let rest = last.map(|last| {
-        let (namespace, name) = (crate::meta::text(last, "namespace"), crate::meta::name(last));
+        let (namespace, name) = (
+            crate::meta::text(last, "namespace"),
+            crate::meta::name(last),
+        );
         let is_whole = prefix.matches('/').count() < 3;
         let after = match namespace {
             "" => format!("{name}\u{0}"),
@@ -250,7 +279,8 @@ fn render_list(kind: &Kind, view: View, metadata: Metadata, objects: &[Arc<Value
         kind: list,
         api_version,
         metadata,
-        items: items.collect(),
+        // The real server converts an empty list to metadata without items.
+        items: (!objects.is_empty() || view == View::Full).then(|| items.collect()),
     };
     Answer::Complete(respond(200, "application/json", render::bytes(&list)))
 }

@@ -2,19 +2,56 @@
 
 use serde_json::Value;
 
+use crate::fields::{self, Schema, Writer};
 use crate::objects::Write;
 use crate::resources::Kind;
 use crate::status::{Failure, Outcome};
 
+fn writer<'a>(write: &'a Write, api_version: &'a str) -> Writer<'a> {
+    Writer {
+        manager: &write.manager,
+        api_version,
+        subresource: &write.subresource,
+        at: write.now,
+    }
+}
+
+fn missing(kind: &Kind) -> Box<Failure> {
+    Failure::not_modelled(format_args!("the fields of the kind {}", kind.kind))
+}
+
+/// Returns the types of a kind's fields.
+pub(crate) fn fields_of(kind: &Kind) -> Option<Schema> {
+    match &kind.schema {
+        Some(schema) => Some(Schema::custom(schema.root(), kind.status)),
+        None => Schema::built_in(&kind.api_version(), &kind.kind),
+    }
+}
+
 /// Sets the managed fields of an update.
-pub(crate) fn track(_kind: &Kind, _before: Option<&Value>, _next: &mut Value, _write: &Write) {}
+pub(crate) fn track(
+    kind: &Kind,
+    before: Option<&Value>,
+    next: &mut Value,
+    write: &Write,
+) -> Outcome<()> {
+    let fields = kind.fields.as_ref().ok_or_else(|| missing(kind))?;
+    let api_version = kind.api_version();
+    fields::track_update(fields, before, next, &writer(write, &api_version));
+    Ok(())
+}
 
 /// Merges an applied configuration into the live object.
 pub(crate) fn apply(
-    _write: &Write,
-    _live: Option<&Value>,
-    _configuration: &Value,
-    _force: bool,
+    write: &Write,
+    live: Option<&Value>,
+    configuration: &Value,
+    force: bool,
 ) -> Outcome<Value> {
-    Err(Failure::not_modelled("server-side apply"))
+    let kind = &write.kind;
+    let fields = kind.fields.as_ref().ok_or_else(|| missing(kind))?;
+    let api_version = kind.api_version();
+    let writer = writer(write, &api_version);
+    fields::apply(fields, live, configuration, &writer, force)
+        .map_err(|error| Failure::of(error.status()))
 }

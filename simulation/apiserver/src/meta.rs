@@ -28,7 +28,10 @@ pub(crate) fn finalizers(object: &Value) -> impl Iterator<Item = &str> {
 }
 
 pub(crate) fn strings(list: &Value) -> impl Iterator<Item = &str> {
-    list.as_array().into_iter().flatten().filter_map(Value::as_str)
+    list.as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str)
 }
 
 pub(crate) fn owners(object: &Value) -> impl Iterator<Item = Owner<'_>> {

@@ -131,7 +131,11 @@ fn conditions(
         parts.collect::<Vec<_>>().join(", ")
     };
     let remaining = match resources.is_empty() {
-        true => ("False", "ContentRemoved", "All content successfully removed".to_owned()),
+        true => (
+            "False",
+            "ContentRemoved",
+            "All content successfully removed".to_owned(),
+        ),
         false => (
             "True",
             "SomeResourcesRemain",
@@ -157,11 +161,17 @@ fn conditions(
     let all = [
         (
             "NamespaceDeletionDiscoveryFailure",
-            fine("ResourcesDiscovered", "All resources successfully discovered"),
+            fine(
+                "ResourcesDiscovered",
+                "All resources successfully discovered",
+            ),
         ),
         (
             "NamespaceDeletionGroupVersionParsingFailure",
-            fine("ParsedGroupVersions", "All legacy kube types successfully parsed"),
+            fine(
+                "ParsedGroupVersions",
+                "All legacy kube types successfully parsed",
+            ),
         ),
         (
             "NamespaceDeletionContentFailure",

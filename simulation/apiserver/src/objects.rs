@@ -75,6 +75,9 @@ impl ApiServer {
         }
         self.admit_namespace(&write)?;
         self.name(&mut write, &mut next)?;
+        if !write.applied {
+            managed::track(&kind, None, &mut next, &write)?;
+        }
         if kind.status && !write.applied_status() {
             meta::copy_top(&Value::Null, &mut next, "status");
         }
@@ -84,9 +87,6 @@ impl ApiServer {
         }
         builtin::set_initial_status(&kind, &mut next);
         self.validate(&write, &next, None)?;
-        if !write.applied {
-            managed::track(&kind, None, &mut next, &write);
-        }
         let key = write.key();
         if self.store.get(&key).is_some() {
             return Err(Failure::already_exists(&kind, &write.name));
@@ -161,7 +161,9 @@ impl ApiServer {
         check_identity(&write, &next)?;
         let uid = meta::text(&next, "uid");
         let before = self.store.get(&write.key()).cloned();
-        let found = before.as_ref().map_or("", |before| meta::text(before, "uid"));
+        let found = before
+            .as_ref()
+            .map_or("", |before| meta::text(before, "uid"));
         if !uid.is_empty() && uid != found {
             return Err(wrong_uid(&write, uid, found));
         }
@@ -175,10 +177,14 @@ impl ApiServer {
         if matches!(version, "" | "0") && !write.kind.unconditional {
             let cause = Cause {
                 reason: "FieldValueInvalid",
-                message: "Invalid value: 0x0: must be specified for an update".to_owned(),
+                message: "Invalid value: 0: must be specified for an update".to_owned(),
                 field: "metadata.resourceVersion".to_owned(),
             };
-            return Err(Failure::invalid_resource(&write.kind, &write.name, &[cause]));
+            return Err(Failure::invalid_resource(
+                &write.kind,
+                &write.name,
+                &[cause],
+            ));
         }
         Ok((self.update(&write, &before, next)?, 200))
     }
@@ -192,13 +198,17 @@ impl ApiServer {
     ) -> Outcome<Arc<Value>> {
         let kind = &write.kind;
         let version = meta::text(&next, "resourceVersion");
+        if !version.is_empty() && version.parse::<u64>().is_err() {
+            let message = format!("strconv.ParseUint: parsing {version:?}: invalid syntax");
+            return Err(Failure::new(500, "", message, Value::Null));
+        }
         if !matches!(version, "" | "0") && version != meta::text(before, "resourceVersion") {
             return Err(Failure::modified(kind, &write.name));
         }
         decode(kind, &mut next)?;
         builtin::set_defaults(kind, &mut next);
         if !write.applied {
-            managed::track(kind, Some(before), &mut next, write);
+            managed::track(kind, Some(before), &mut next, write)?;
         }
         reset(write, before, &mut next);
         self.validate(write, &next, Some(before))?;
@@ -369,6 +379,9 @@ pub(crate) fn decode(kind: &Kind, next: &mut Value) -> Outcome<()> {
     if let Some(schema) = &kind.schema {
         schema.complete(next);
     }
+    if let Some(fields) = &kind.fields {
+        fields.complete(next);
+    }
     if kind.group == "events.k8s.io" {
         crate::render::stored_event(next);
     }
@@ -427,7 +440,10 @@ fn wrong_uid(write: &Write, asked: &str, found: &str) -> Box<Failure> {
 }
 
 fn check_preconditions(write: &Write, before: &Value, asked: &Value) -> Outcome<()> {
-    let (uid, version) = (meta::text(before, "uid"), meta::text(before, "resourceVersion"));
+    let (uid, version) = (
+        meta::text(before, "uid"),
+        meta::text(before, "resourceVersion"),
+    );
     if let Some(asked) = asked["uid"].as_str().filter(|asked| *asked != uid) {
         let cause = format!(
             "the UID in the precondition ({asked}) does not match the UID in record ({uid}). The object might have \
@@ -557,7 +573,8 @@ fn has_changed(kind: &Kind, before: &Value, next: &Value) -> bool {
         let names = |object: &Value| -> Vec<(String, Value)> {
             let map = object.as_object().into_iter().flatten();
             let map = map.filter(|(name, _)| !ignored.contains(&name.as_str()));
-            map.map(|(name, value)| (name.clone(), value.clone())).collect()
+            map.map(|(name, value)| (name.clone(), value.clone()))
+                .collect()
         };
         names(before) != names(next)
     };
@@ -594,6 +611,9 @@ fn is_same(before: &Value, next: &Value) -> bool {
 fn is_released(object: &Value) -> bool {
     let holds = meta::finalizers(object).next().is_some();
     let is_namespace = object["kind"] == "Namespace" && object["apiVersion"] == "v1";
-    let content = is_namespace && meta::strings(&object["spec"]["finalizers"]).next().is_some();
+    let content = is_namespace
+        && meta::strings(&object["spec"]["finalizers"])
+            .next()
+            .is_some();
     meta::is_terminating(object) && !holds && !content
 }

@@ -7,9 +7,9 @@ use serde_json::{Map, Value};
 use crate::managed;
 use crate::meta;
 use crate::objects::{self, Write};
-use crate::request::Call;
+use crate::request::{Call, go_error, go_type};
 use crate::server::ApiServer;
-use crate::status::{Failure, Outcome};
+use crate::status::{Cause, Failure, Outcome};
 
 /// Applies a merge patch as in RFC 7396.
 pub(crate) fn merge(target: &mut Value, patch: &Value) {
@@ -32,8 +32,18 @@ pub(crate) fn merge(target: &mut Value, patch: &Value) {
     }
 }
 
+fn check_patch_options(call: &Call<'_>) -> Outcome<()> {
+    let is_apply = call.content.starts_with("application/apply-patch");
+    if !is_apply && !call.query.get("force").is_empty() {
+        let cause = Cause::forbidden("force", "may not be specified for non-apply patch");
+        return Err(Failure::invalid_options("PatchOptions", &cause));
+    }
+    Ok(())
+}
+
 impl ApiServer {
     pub(crate) fn patch(&mut self, call: &Call<'_>, write: Write) -> Outcome<(Arc<Value>, u16)> {
+        check_patch_options(call)?;
         let content = call.content.split(';').next().unwrap_or_default().trim();
         match content {
             "application/merge-patch+json" => self.merge_patch(call, &write),
@@ -42,20 +52,31 @@ impl ApiServer {
             "application/strategic-merge-patch+json" if !write.kind.is_custom() => {
                 Err(Failure::not_modelled("strategic merge patches"))
             }
-            _ => Err(Failure::unsupported_media_type(match write.kind.is_custom() {
-                true => {
-                    "application/json-patch+json, application/merge-patch+json, application/apply-patch+yaml"
-                }
-                false => {
-                    "application/json-patch+json, application/merge-patch+json, \
+            _ => Err(Failure::unsupported_media_type(
+                match write.kind.is_custom() {
+                    true => {
+                        "application/json-patch+json, application/merge-patch+json, application/apply-patch+yaml"
+                    }
+                    false => {
+                        "application/json-patch+json, application/merge-patch+json, \
                      application/strategic-merge-patch+json, application/apply-patch+yaml"
-                }
-            })),
+                    }
+                },
+            )),
         }
     }
 
     fn merge_patch(&mut self, call: &Call<'_>, write: &Write) -> Outcome<(Arc<Value>, u16)> {
-        let patch = call.json()?;
+        let patch: Value = serde_json::from_slice(call.body).map_err(|error| {
+            Failure::bad_request(format!("error decoding patch: {}", go_error(&error)))
+        })?;
+        if !patch.is_object() {
+            let problem = format!(
+                "error decoding patch: json: cannot unmarshal {} into Go value of type map[string]interface {{}}",
+                go_type(&patch)
+            );
+            return Err(Failure::bad_request(problem));
+        }
         let Some(before) = self.store.get(&write.key()).cloned() else {
             return Err(Failure::not_found(&write.kind, &write.name));
         };
@@ -71,16 +92,8 @@ impl ApiServer {
 
     fn apply_patch(&mut self, call: &Call<'_>, mut write: Write) -> Outcome<(Arc<Value>, u16)> {
         if call.query.get("fieldManager").is_empty() {
-            let message = "PatchOptions.meta.k8s.io \"\" is invalid: fieldManager: Required value: is required for apply patch";
-            let causes = serde_json::json!([{
-                "reason": "FieldValueRequired",
-                "message": "Required value: is required for apply patch",
-                "field": "fieldManager",
-            }]);
-            let details = serde_json::json!({
-                "group": "meta.k8s.io", "kind": "PatchOptions", "causes": causes,
-            });
-            return Err(Failure::new(422, "Invalid", message.to_owned(), details));
+            let cause = Cause::required("fieldManager", "is required for apply patch");
+            return Err(Failure::invalid_options("PatchOptions", &cause));
         }
         let configuration = call.json()?;
         write.applied = true;
@@ -121,9 +134,21 @@ mod tests {
             (json!({"a": "b"}), json!({"a": "c"}), json!({"a": "c"})),
             (json!({"a": "b"}), json!({"a": null}), json!({})),
             (json!({"a": ["b"]}), json!({"a": "c"}), json!({"a": "c"})),
-            (json!({"a": {"b": 1}}), json!({"a": {"c": 2}}), json!({"a": {"b": 1, "c": 2}})),
-            (json!({"a": "x"}), json!({"a": {"b": null}}), json!({"a": {}})),
-            (json!({}), json!({"a": {"b": {"c": null}}}), json!({"a": {"b": {}}})),
+            (
+                json!({"a": {"b": 1}}),
+                json!({"a": {"c": 2}}),
+                json!({"a": {"b": 1, "c": 2}}),
+            ),
+            (
+                json!({"a": "x"}),
+                json!({"a": {"b": null}}),
+                json!({"a": {}}),
+            ),
+            (
+                json!({}),
+                json!({"a": {"b": {"c": null}}}),
+                json!({"a": {"b": {}}}),
+            ),
         ] {
             let mut merged = target.clone();
             merge(&mut merged, &patch);

@@ -5,7 +5,7 @@ use http::{HeaderMap, Method, Request, header};
 use jiff::Timestamp;
 use serde_json::Value;
 
-use crate::status::{Failure, Outcome};
+use crate::status::{Cause, Failure, Outcome};
 
 /// Form of the objects in a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,7 +109,35 @@ impl<'a> Call<'a> {
         }
     }
 
+    /// Returns the view of one object.
     pub(crate) fn view(&self) -> Outcome<View> {
+        match self.preferred()? {
+            (_, "PartialObjectMetadataList") => {
+                Err(Failure::not_modelled("one object as a list of metadata"))
+            }
+            (view, _) => Ok(view),
+        }
+    }
+
+    /// Returns the view of a list.
+    pub(crate) fn list_view(&self, list: &str) -> Outcome<View> {
+        match self.preferred()? {
+            (_, "PartialObjectMetadata") => {
+                let message = format!(
+                    "you requested PartialObjectMetadata, but the requested object is a list (*core.{list})"
+                );
+                Err(Failure::new(406, "NotAcceptable", message, Value::Null))
+            }
+            (view, _) => Ok(view),
+        }
+    }
+
+    /// Returns the view of a watch, which sends single objects.
+    pub(crate) fn watch_view(&self) -> Outcome<View> {
+        self.preferred().map(|(view, _)| view)
+    }
+
+    fn preferred(&self) -> Outcome<(View, &str)> {
         for accepted in self.accept.split(',').map(str::trim) {
             let mut parts = accepted.split(';').map(str::trim);
             let kind = parts.next().unwrap_or_default();
@@ -117,9 +145,9 @@ impl<'a> Call<'a> {
                 continue;
             }
             match parts.find_map(|part| part.strip_prefix("as=")) {
-                None => return Ok(View::Full),
-                Some("PartialObjectMetadata" | "PartialObjectMetadataList") => {
-                    return Ok(View::Metadata);
+                None => return Ok((View::Full, "")),
+                Some(form @ ("PartialObjectMetadata" | "PartialObjectMetadataList")) => {
+                    return Ok((View::Metadata, form));
                 }
                 Some(_) => {}
             }
@@ -130,31 +158,111 @@ impl<'a> Call<'a> {
         )))
     }
 
+    /// Returns the body of an apply patch.
     pub(crate) fn json(&self) -> Outcome<Value> {
-        serde_json::from_slice(self.body).map_err(|error| {
+        serde_json::from_slice(self.body)
+            .map_err(|error| Failure::bad_request(format!("error decoding YAML: {error}")))
+    }
+
+    /// Returns the body of a POST or PUT.
+    pub(crate) fn object(&self, kind: &str) -> Outcome<Value> {
+        self.parse_body().map_err(|problem| {
             Failure::bad_request(format!(
-                "the object provided is unrecognized (must be of type Object): {error}"
+                "the object provided is unrecognized (must be of type {kind}): {problem}"
             ))
         })
     }
 
-    /// Returns the body of a POST or PUT.
-    pub(crate) fn object(&self) -> Outcome<Value> {
-        let content = self.content.split(';').next().unwrap_or_default();
-        if !matches!(content, "" | "application/json") {
-            return Err(Failure::not_modelled(format_args!(
-                "bodies of the type {content:?}"
-            )));
+    /// Returns the body of a DELETE.
+    pub(crate) fn delete_options(&self) -> Outcome<Value> {
+        if self.body.is_empty() {
+            return Ok(Value::Object(serde_json::Map::new()));
         }
-        self.json()
+        let options = self.parse_body().map_err(|problem| {
+            let text = problem
+                .rsplit_once(" (")
+                .map_or(&*problem, |(text, _)| text);
+            Failure::bad_request(text)
+        })?;
+        match options["kind"].as_str().unwrap_or("DeleteOptions") {
+            "DeleteOptions" => Ok(options),
+            kind => {
+                let version = options["apiVersion"].as_str().unwrap_or_default();
+                Err(Failure::bad_request(format!(
+                    "no kind {kind:?} is registered for version {version:?} in scheme \"pkg/runtime/scheme.go:111\""
+                )))
+            }
+        }
     }
 
-    pub(crate) fn dry_run(&self) -> Outcome<bool> {
-        match self.query.get("dryRun") {
-            "" => Ok(false),
-            "All" => Ok(true),
-            other => Err(Failure::not_modelled(format_args!("dryRun={other}"))),
+    fn parse_body(&self) -> Result<Value, String> {
+        let prefix = "couldn't get version/kind; json parse error:";
+        let value: Value = serde_json::from_slice(self.body).map_err(|error| {
+            let shown = match self.body.is_empty() {
+                true => "<empty>".into(),
+                false => String::from_utf8_lossy(self.body),
+            };
+            format!("{prefix} {} ({shown})", go_error(&error))
+        })?;
+        if value.is_object() {
+            return Ok(value);
         }
+        let shown: String = self.body.iter().map(|byte| format!("{byte:02x}")).collect();
+        let target = r#"struct { APIVersion string "json:\"apiVersion,omitempty\""; Kind string "json:\"kind,omitempty\"" }"#;
+        Err(format!(
+            "{prefix} json: cannot unmarshal {} into Go value of type {target} ({shown})",
+            go_type(&value)
+        ))
+    }
+
+    /// Fails for a media type that the model doesn't read.
+    pub(crate) fn check_content(&self) -> Outcome<()> {
+        let content = self.content.split(';').next().unwrap_or_default().trim();
+        match content {
+            "" | "application/json" => Ok(()),
+            "application/yaml" | "application/vnd.kubernetes.protobuf" | "application/cbor" => Err(
+                Failure::not_modelled(format_args!("bodies of the type {content:?}")),
+            ),
+            _ => Err(Failure::unsupported_media_type(
+                "application/json, application/yaml, application/vnd.kubernetes.protobuf",
+            )),
+        }
+    }
+
+    /// Checks the parameters of a write. `options` is the name of their type.
+    pub(crate) fn check_options(&self, options: &str) -> Outcome<()> {
+        let unsupported = |field: &str, found: String, supported: &str| {
+            let cause = Cause {
+                reason: "FieldValueNotSupported",
+                message: format!("Unsupported value: {found}: supported values: {supported}"),
+                field: field.to_owned(),
+            };
+            Err(Failure::invalid_options(options, &cause))
+        };
+        let manager = self.query.get("fieldManager");
+        let is_control = |(_, character): &(usize, char)| character.is_control();
+        if let Some((position, character)) = manager.chars().enumerate().find(is_control) {
+            let code = u32::from(character);
+            let problem = format!("invalid character U+{code:04X} (at position {position})");
+            let cause = Cause::invalid("fieldManager", &manager.into(), &problem);
+            return Err(Failure::invalid_options(options, &cause));
+        }
+        match self.query.get("dryRun") {
+            "" | "All" => {}
+            other => return unsupported("dryRun", format!("[{other:?}]"), "\"All\""),
+        }
+        match self.query.get("fieldValidation") {
+            "" | "Ignore" | "Strict" | "Warn" => Ok(()),
+            other => unsupported(
+                "fieldValidation",
+                format!("{other:?}"),
+                r#""", "Ignore", "Strict", "Warn""#,
+            ),
+        }
+    }
+
+    pub(crate) fn dry_run(&self) -> bool {
+        self.query.get("dryRun") == "All"
     }
 
     /// Returns the field manager: the parameter, or the first part of the user agent.
@@ -166,5 +274,25 @@ impl<'a> Call<'a> {
             manager => manager,
         };
         manager.chars().take(128).collect()
+    }
+}
+
+/// Returns the text of Go's decoder for a syntax error.
+pub(crate) fn go_error(error: &serde_json::Error) -> String {
+    match error.is_eof() {
+        true => "unexpected end of JSON input".to_owned(),
+        false => error.to_string(),
+    }
+}
+
+/// Returns Go's name for the type of a JSON value.
+pub(crate) fn go_type(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "bool",
+        Value::Number(_) => "number",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
     }
 }

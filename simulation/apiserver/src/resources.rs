@@ -6,6 +6,8 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use crate::builtin;
+use crate::fields;
+use crate::managed;
 use crate::schema::Schema;
 use crate::server::Key;
 
@@ -46,6 +48,8 @@ pub(crate) struct Kind {
     pub(crate) categories: Vec<String>,
     /// Converts an object to the form of its type.
     pub(crate) normalize: Option<fn(&Value) -> Result<Value, String>>,
+    /// Types of the fields, for field managers.
+    pub(crate) fields: Option<fields::Schema>,
     /// Schema of a custom resource.
     pub(crate) schema: Option<Arc<Schema>>,
     /// `apiVersion` of stored objects.
@@ -149,7 +153,8 @@ impl Kinds {
         kinds
     }
 
-    pub(crate) fn serve(&mut self, kind: Kind) {
+    pub(crate) fn serve(&mut self, mut kind: Kind) {
+        kind.fields = managed::fields_of(&kind);
         let key = (
             kind.group.clone(),
             kind.version.clone(),

@@ -2,7 +2,6 @@
 
 use serde_json::Value;
 
-
 use crate::resources::Kind;
 use crate::status::{Failure, Outcome};
 
@@ -28,7 +27,8 @@ enum Test {
 
 impl Test {
     fn holds(&self, found: Option<&str>) -> bool {
-        let among = |values: &[String]| found.is_some_and(|found| values.iter().any(|v| v == found));
+        let among =
+            |values: &[String]| found.is_some_and(|found| values.iter().any(|v| v == found));
         match self {
             Self::In(values) => among(values),
             Self::NotIn(values) => !among(values),
@@ -106,6 +106,16 @@ fn parse_label(part: &str) -> Outcome<Requirement> {
             _ => Err(unparsable(part)),
         };
     }
+    let words: Vec<&str> = part.split_whitespace().collect();
+    if let [_, "in" | "notin", found] = *words {
+        return Err(Failure::bad_request(format!(
+            "unable to parse requirement: found '{found}' expected: '('"
+        )));
+    }
+    if part.contains("===") {
+        let message = "unable to parse requirement: found '=', expected: identifier";
+        return Err(Failure::bad_request(message));
+    }
     if let Some((key, value)) = part.split_once("!=") {
         return requirement(key, Test::NotIn(one(value)));
     }
@@ -132,10 +142,15 @@ fn parse_fields(kind: &Kind, text: &str) -> Outcome<Vec<Requirement>> {
         };
         let Some((key, value, negated)) = split.or_else(equal) else {
             return Err(Failure::bad_request(format!(
-                "unable to parse requirement: invalid field selector: {part:?}"
+                "invalid selector: '{part}'; can't understand '{part}'"
             )));
         };
         if !kind.has_field_selector(key) {
+            if kind.is("", "configmaps") {
+                return Err(Failure::bad_request(format!(
+                    "{key:?} is not a known field selector: only \"metadata.name\", \"metadata.namespace\""
+                )));
+            }
             return Err(Failure::not_modelled(format_args!(
                 "the field selector {key:?} of {}",
                 kind.qualified()
@@ -174,7 +189,11 @@ mod tests {
             ("other", false),
         ] {
             let labels = parse_labels(selector).unwrap();
-            let selector_matches = Selector { labels, fields: Vec::new() }.matches(&object);
+            let selector_matches = Selector {
+                labels,
+                fields: Vec::new(),
+            }
+            .matches(&object);
             assert_eq!(selector_matches, expected, "{selector}");
         }
     }

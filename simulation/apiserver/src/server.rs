@@ -319,7 +319,12 @@ impl ApiServer {
     /// Whether the model knows all resources of the group, so the real server has no other ones. A group with a dot may
     /// come from a CRD.
     fn is_modelled(&self, group: &str, _resource: &str) -> bool {
-        const OTHERS: [&str; 4] = ["autoscaling", "storage.k8s.io", "scheduling.k8s.io", "discovery.k8s.io"];
+        const OTHERS: [&str; 4] = [
+            "autoscaling",
+            "storage.k8s.io",
+            "scheduling.k8s.io",
+            "discovery.k8s.io",
+        ];
         let is_built_in = |kind: &&Arc<Kind>| kind.group == group && !kind.is_custom();
         !OTHERS.contains(&group)
             && !group.ends_with("authentication.k8s.io")
@@ -330,9 +335,7 @@ impl ApiServer {
     fn collection(&mut self, call: &Call<'_>, target: &Target) -> Outcome<Answer> {
         let kind = &target.kind;
         match *call.method {
-            Method::GET if call.query.is_true("watch") => {
-                self.watch(call, kind, &target.namespace)
-            }
+            Method::GET if call.query.is_true("watch") => self.watch(call, kind, &target.namespace),
             Method::GET => self.list(call, kind, &target.namespace),
             Method::POST if kind.namespaced && target.namespace.is_empty() => {
                 Err(Failure::method_not_allowed())
@@ -342,7 +345,9 @@ impl ApiServer {
                 if kind.is_custom() && self.is_crd_terminating(kind) {
                     return Err(Failure::method_not_supported(kind, "create"));
                 }
-                let created = self.create(write(call, target)?, call.object()?)?;
+                call.check_options("CreateOptions")?;
+                call.check_content()?;
+                let created = self.create(write(call, target), call.object(&kind.kind)?)?;
                 Ok(answer(kind, view, &created, 201))
             }
             Method::DELETE => Err(Failure::not_modelled("deletion of collections")),
@@ -374,11 +379,15 @@ impl ApiServer {
                 Ok(answer(kind, view, &found, 200))
             }
             Method::PUT => {
-                let (object, code) = self.replace(write(call, target)?, call.object()?)?;
+                call.check_options("UpdateOptions")?;
+                call.check_content()?;
+                let next = call.object(&kind.kind)?;
+                let (object, code) = self.replace(write(call, target), next)?;
                 Ok(answer(kind, view, &object, code))
             }
             Method::PATCH => {
-                let (object, code) = self.patch(call, write(call, target)?)?;
+                call.check_options("PatchOptions")?;
+                let (object, code) = self.patch(call, write(call, target))?;
                 Ok(answer(kind, view, &object, code))
             }
             Method::DELETE if target.subresource.is_empty() => self.remove(call, target, view),
@@ -401,19 +410,27 @@ impl ApiServer {
 
     fn remove(&mut self, call: &Call<'_>, target: &Target, view: View) -> Outcome<Answer> {
         let kind = &target.kind;
-        let mut options = match call.body.is_empty() {
-            true => Value::Object(serde_json::Map::new()),
-            false => call.object()?,
-        };
+        call.check_options("DeleteOptions")?;
+        let mut options = call.delete_options()?;
         let policy = call.query.get("propagationPolicy");
         if !policy.is_empty() {
             options["propagationPolicy"] = policy.into();
         }
-        let mut write = write(call, target)?;
+        let mut write = write(call, target);
         write.dry_run |= options["dryRun"] == serde_json::json!(["All"]);
         Ok(match self.delete(&write, &options)? {
             Deleted::Remains(object) => answer(kind, view, &object, 200),
-            Deleted::Gone(object) if kind.returns_deleted() => answer(kind, view, &object, 200),
+            Deleted::Gone(object) if kind.returns_deleted() => {
+                let mut object = (*object).clone();
+                if !write.dry_run {
+                    meta::set(
+                        &mut object,
+                        "resourceVersion",
+                        self.store.revision().to_string(),
+                    );
+                }
+                answer(kind, view, &object, 200)
+            }
             Deleted::Gone(object) => {
                 let body = status::deleted(kind, &target.name, meta::text(&object, "uid"));
                 Answer::Complete(respond(200, "application/json", body.to_string()))
@@ -422,18 +439,18 @@ impl ApiServer {
     }
 }
 
-fn write(call: &Call<'_>, target: &Target) -> Outcome<Write> {
-    Ok(Write {
+fn write(call: &Call<'_>, target: &Target) -> Write {
+    Write {
         kind: target.kind.clone(),
         namespace: target.namespace.clone(),
         name: target.name.clone(),
         subresource: target.subresource.clone(),
         manager: call.manager(),
         applied: false,
-        dry_run: call.dry_run()?,
+        dry_run: call.dry_run(),
         now: call.now,
         by: call.agent.to_owned(),
-    })
+    }
 }
 
 fn answer(kind: &Kind, view: View, object: &Value, code: u16) -> Answer {

@@ -84,6 +84,15 @@ impl Failure {
         Box::new(Self { code, body })
     }
 
+    /// Returns a failure with a complete body.
+    pub(crate) fn of(body: Value) -> Box<Self> {
+        let code = body["code"]
+            .as_u64()
+            .and_then(|code| u16::try_from(code).ok());
+        let code = code.unwrap_or(500);
+        Box::new(Self { code, body })
+    }
+
     /// Returns the failure for a request that the simulation doesn't model.
     pub(crate) fn not_modelled(missing: impl std::fmt::Display) -> Box<Self> {
         let message = format!("the simulated API server does not model {missing}");
@@ -158,6 +167,16 @@ impl Failure {
         Self::new(422, "Invalid", message, details)
     }
 
+    /// Returns the failure for invalid parameters, such as `ListOptions`.
+    pub(crate) fn invalid_options(options: &str, cause: &Cause) -> Box<Self> {
+        let message = format!(
+            "{options}.meta.k8s.io \"\" is invalid: {}: {}",
+            cause.field, cause.message
+        );
+        let details = json!({"group": "meta.k8s.io", "kind": options, "causes": [cause.to_json()]});
+        Self::new(422, "Invalid", message, details)
+    }
+
     pub(crate) fn forbidden(kind: &Kind, name: &str, cause: &str) -> Box<Self> {
         let message = format!("{} {name:?} is forbidden: {cause}", kind.qualified());
         Self::new(403, "Forbidden", message, of(kind, name))
@@ -196,8 +215,7 @@ impl Failure {
     }
 
     pub(crate) fn too_large_version(asked: u64, current: u64) -> Box<Self> {
-        let message =
-            format!("Timeout: Too large resource version: {asked}, current: {current}");
+        let message = format!("Timeout: Too large resource version: {asked}, current: {current}");
         let causes =
             json!([{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}]);
         let details = json!({"causes": causes, "retryAfterSeconds": 1});

@@ -39,7 +39,9 @@ impl Fixture {
             body => body.to_string().into(),
         };
         let request = Request::builder().method(method).uri(path);
-        let request = request.header("content-type", content).header("accept", accept);
+        let request = request
+            .header("content-type", content)
+            .header("accept", accept);
         request.header("user-agent", "tester/1").body(body).unwrap()
     }
 
@@ -113,13 +115,25 @@ fn objects_are_created_read_replaced_and_deleted() {
     assert_eq!((code, &body["reason"]), (409, &json!("Conflict")));
     let same = all.ok(&format!("PATCH {path}"), json!({"data": {"key": "2"}}));
     assert_eq!(same, replaced);
-    let patched = all.ok(&format!("PATCH {path}"), json!({"metadata": {"finalizers": ["a/b"]}}));
-    assert_ne!(patched["metadata"]["resourceVersion"], same["metadata"]["resourceVersion"]);
+    let patched = all.ok(
+        &format!("PATCH {path}"),
+        json!({"metadata": {"finalizers": ["a/b"]}}),
+    );
+    assert_ne!(
+        patched["metadata"]["resourceVersion"],
+        same["metadata"]["resourceVersion"]
+    );
     let deleting = all.ok(&format!("DELETE {path}"), Value::Null);
     assert_eq!(deleting["metadata"]["deletionGracePeriodSeconds"], 0);
-    all.ok(&format!("PATCH {path}"), json!({"metadata": {"finalizers": null}}));
+    all.ok(
+        &format!("PATCH {path}"),
+        json!({"metadata": {"finalizers": null}}),
+    );
     let (code, body) = all.call(&format!("GET {path}"), Value::Null);
-    assert_eq!((code, &body["message"]), (404, &json!("configmaps \"a\" not found")));
+    assert_eq!(
+        (code, &body["message"]),
+        (404, &json!("configmaps \"a\" not found"))
+    );
 }
 
 #[test]
@@ -128,7 +142,10 @@ fn watches_report_changes_in_order() {
     all.ok(&format!("POST {MAPS}"), config_map("a", "1"));
     let every = all.watch("/api/v1/configmaps?watch=true&allowWatchBookmarks=true");
     let some = all.watch(&format!("{MAPS}?watch=1&labelSelector=app%3D1"));
-    all.ok(&format!("PATCH {MAPS}/a"), json!({"metadata": {"labels": {"app": "2"}}}));
+    all.ok(
+        &format!("PATCH {MAPS}/a"),
+        json!({"metadata": {"labels": {"app": "2"}}}),
+    );
     all.ok(&format!("DELETE {MAPS}/a"), Value::Null);
     let event = |kind: &str| (kind.to_owned(), "a".to_owned());
     let expected = [event("ADDED"), event("MODIFIED"), event("DELETED")];
@@ -149,7 +166,9 @@ fn lists_have_pages_of_one_revision() {
     }
     let names = |list: &Value| -> Vec<String> {
         let items = list["items"].as_array().unwrap().iter();
-        items.map(|item| item["metadata"]["name"].as_str().unwrap().to_owned()).collect()
+        items
+            .map(|item| item["metadata"]["name"].as_str().unwrap().to_owned())
+            .collect()
     };
     let first = all.ok(&format!("GET {MAPS}?limit=2"), Value::Null);
     assert_eq!(names(&first), ["a", "b"]);
@@ -159,9 +178,15 @@ fn lists_have_pages_of_one_revision() {
     let rest = format!("GET {MAPS}?limit=2&continue={token}");
     let second = all.ok(&rest, Value::Null);
     assert_eq!(names(&second), ["c"]);
-    assert_eq!(second["metadata"]["resourceVersion"], first["metadata"]["resourceVersion"]);
+    assert_eq!(
+        second["metadata"]["resourceVersion"],
+        first["metadata"]["resourceVersion"]
+    );
     all.server.compact();
     let (code, body) = all.call(&rest, Value::Null);
     assert_eq!((code, &body["reason"]), (410, &json!("Expired")));
-    assert_eq!(names(&all.ok(&format!("GET {MAPS}"), Value::Null)), ["a", "b"]);
+    assert_eq!(
+        names(&all.ok(&format!("GET {MAPS}"), Value::Null)),
+        ["a", "b"]
+    );
 }

@@ -198,7 +198,9 @@ impl ApiServer {
         let query = &call.query;
         let selector =
             Selector::parse(kind, query.get("labelSelector"), query.get("fieldSelector"))?;
-        let seconds = query.number("timeoutSeconds")?.filter(|seconds| *seconds > 0);
+        let seconds = query
+            .number("timeoutSeconds")?
+            .filter(|seconds| *seconds > 0);
         let seconds = seconds.unwrap_or(DURATION + self.watches.last * 97 % DURATION);
         let end = call.now + Duration::from_secs(seconds);
         let bookmarks = query.is_true("allowWatchBookmarks");
@@ -207,7 +209,7 @@ impl ApiServer {
             kind: kind.clone(),
             namespace: namespace.to_owned(),
             selector,
-            view: call.view()?,
+            view: call.watch_view()?,
             after: self.store.revision(),
             pending: Vec::new(),
             ended: false,

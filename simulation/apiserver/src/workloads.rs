@@ -10,7 +10,10 @@ use crate::store::Record;
 pub(crate) fn is_workload(key: &Key) -> bool {
     matches!(
         (key.group.as_str(), key.resource.as_str()),
-        ("apps", "deployments" | "statefulsets" | "daemonsets" | "replicasets") | ("batch", "jobs")
+        (
+            "apps",
+            "deployments" | "statefulsets" | "daemonsets" | "replicasets"
+        ) | ("batch", "jobs")
     )
 }
 

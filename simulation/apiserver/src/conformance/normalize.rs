@@ -1,0 +1,186 @@
+//! Replaces the values of a transcript that differ between two runs by symbols that keep equality and order.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value};
+
+/// Keys of times. Two servers don't share a clock, and clients compare only times that they wrote.
+const TIMES: [&str; 5] = [
+    "creationTimestamp",
+    "deletionTimestamp",
+    "lastTransitionTime",
+    "lastUpdateTime",
+    "time",
+];
+
+/// Keys that depend on the server's version or configuration and that no client of ours reads.
+const DROPPED: [&str; 2] = [
+    // A hash of the stored version in discovery, for storage migration.
+    "storageVersionHash",
+    // A deprecated field of lists and objects, absent from some versions.
+    "selfLink",
+];
+
+/// Texts in messages before a resource version.
+const BEFORE_VERSION: [&str; 4] = [
+    "ResourceVersion in precondition: ",
+    "ResourceVersion in object meta: ",
+    "resourceVersion=",
+    "resource version: ",
+];
+
+#[derive(Default)]
+struct Symbols {
+    /// Versions of objects, with their rank.
+    versions: BTreeMap<u64, usize>,
+    /// Versions of lists and bookmarks. Other writers of the same server raise them.
+    lists: BTreeMap<u64, ()>,
+    /// UIDs, continue tokens and generated names, in order of appearance.
+    texts: BTreeMap<String, String>,
+    uids: usize,
+    tokens: usize,
+    names: usize,
+    keeps_managers: bool,
+}
+
+pub(super) fn transcript(steps: Vec<Value>, keeps_managers: bool) -> Value {
+    let mut symbols = Symbols {
+        keeps_managers,
+        ..Symbols::default()
+    };
+    let steps = Value::Array(steps);
+    symbols.collect(&steps);
+    for (rank, symbol) in symbols.versions.values_mut().enumerate() {
+        *symbol = rank + 1;
+    }
+    symbols.normalize("", &steps)
+}
+
+impl Symbols {
+    fn collect(&mut self, value: &Value) {
+        match value {
+            Value::Array(items) => items.iter().for_each(|item| self.collect(item)),
+            Value::Object(fields) => {
+                for part in ["metadata", "/metadata", "details"] {
+                    if let Some(Value::Object(metadata)) = fields.get(part) {
+                        self.collect_metadata(metadata);
+                    }
+                }
+                let sorted: BTreeMap<_, _> = fields.iter().collect();
+                // A request's body contains values of earlier answers only.
+                let answers = sorted.iter().filter(|(key, _)| **key != "body");
+                answers.for_each(|(_, value)| self.collect(value));
+            }
+            _ => {}
+        }
+    }
+
+    fn collect_metadata(&mut self, metadata: &Map<String, Value>) {
+        let text = |key: &str| metadata.get(key).and_then(Value::as_str);
+        let uid = text("uid");
+        if let Some(version) = text("resourceVersion").and_then(|text| text.parse().ok()) {
+            match uid {
+                Some(_) => drop(self.versions.insert(version, 0)),
+                None => drop(self.lists.insert(version, ())),
+            }
+        }
+        if let Some(uid) = uid
+            && !self.texts.contains_key(uid)
+        {
+            self.uids += 1;
+            self.texts
+                .insert(uid.to_owned(), format!("uid{}", self.uids));
+        }
+        if let Some(token) = text("continue").filter(|token| !token.is_empty())
+            && !self.texts.contains_key(token)
+        {
+            self.tokens += 1;
+            self.texts
+                .insert(token.to_owned(), format!("continue{}", self.tokens));
+        }
+        if let (Some(prefix), Some(name)) = (text("generateName"), text("name"))
+            && name.len() == prefix.len() + 5
+            && !self.texts.contains_key(name)
+        {
+            self.names += 1;
+            self.texts
+                .insert(name.to_owned(), format!("{prefix}name{}", self.names));
+        }
+    }
+
+    fn normalize(&self, key: &str, value: &Value) -> Value {
+        match value {
+            Value::Array(items) => {
+                Value::Array(items.iter().map(|item| self.normalize(key, item)).collect())
+            }
+            Value::Object(fields) => {
+                let kept = fields.iter().filter(|(key, _)| {
+                    let is_managers = *key == "managedFields" && !self.keeps_managers;
+                    !is_managers && !DROPPED.contains(&key.as_str())
+                });
+                let parts = kept.map(|(key, value)| (key.clone(), self.normalize(key, value)));
+                Value::Object(parts.collect())
+            }
+            Value::String(text) if TIMES.contains(&key) && text.ends_with('Z') => {
+                Value::String("<time>".to_owned())
+            }
+            Value::String(text) if key == "resourceVersion" => Value::String(self.version(text)),
+            Value::String(text) => Value::String(self.text(text)),
+            other => other.clone(),
+        }
+    }
+
+    fn version(&self, text: &str) -> String {
+        let Ok(version) = text.parse::<u64>() else {
+            return text.to_owned();
+        };
+        if let Some(rank) = self.versions.get(&version) {
+            return format!("rv{rank}");
+        }
+        match self.lists.contains_key(&version) {
+            true => format!("after rv{}", self.versions.range(..version).count()),
+            false => text.to_owned(),
+        }
+    }
+
+    fn text(&self, text: &str) -> String {
+        let mut text = text.to_owned();
+        // A continue token contains names, so the longest texts come first.
+        let mut known: Vec<_> = self.texts.iter().collect();
+        known.sort_by_key(|(text, _)| std::cmp::Reverse(text.len()));
+        for (found, symbol) in known {
+            text = text.replace(found.as_str(), symbol);
+        }
+        for before in BEFORE_VERSION {
+            text = self.numbers_after(&text, before);
+        }
+        current_version(&text)
+    }
+
+    fn numbers_after(&self, text: &str, before: &str) -> String {
+        let mut parts = text.split(before);
+        let mut result = parts.next().unwrap_or_default().to_owned();
+        for part in parts {
+            let rest = part.trim_start_matches(|digit: char| digit.is_ascii_digit());
+            let number = part.strip_suffix(rest).unwrap_or(part);
+            // A list's symbol contains a space, which a path must not.
+            let symbol = self.version(number).replace(' ', "-");
+            result.push_str(before);
+            result.push_str(&symbol);
+            result.push_str(rest);
+        }
+        result
+    }
+}
+
+/// Replaces the server's current version in `too old resource version: 1 (2345)`.
+fn current_version(text: &str) -> String {
+    let Some((start, rest)) = text.split_once("too old resource version: ") else {
+        return text.to_owned();
+    };
+    let Some((asked, rest)) = rest.split_once(" (") else {
+        return text.to_owned();
+    };
+    let rest = rest.trim_start_matches(|digit: char| digit.is_ascii_digit());
+    format!("{start}too old resource version: {asked} (<current>{rest}")
+}

@@ -1,0 +1,170 @@
+//! Reads, compares and writes the recorded transcripts.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use super::{Case, TOPICS};
+
+/// Transcripts of one topic, by the name of the case.
+pub type Topic = BTreeMap<String, Value>;
+
+/// A value that fits on a line of this width is written on one.
+const WIDTH: usize = 110;
+
+fn file(topic: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("recorded");
+    folder.join(format!("{topic}.json"))
+}
+
+/// Reads all transcripts, by topic. A topic without a file has none.
+pub fn read() -> Result<BTreeMap<String, Topic>, String> {
+    let topics = TOPICS.iter().map(|(topic, _)| {
+        let path = file(topic);
+        let transcripts = match fs::read(&path) {
+            Ok(bytes) => serde_json::from_slice(&bytes)
+                .map_err(|error| format!("{} is invalid: {error}", path.display()))?,
+            Err(_) => Topic::new(),
+        };
+        Ok(((*topic).to_owned(), transcripts))
+    });
+    topics.collect()
+}
+
+/// Writes the transcripts of one topic.
+pub fn write(topic: &str, transcripts: &Topic) -> Result<(), String> {
+    let mut text = "{\n".to_owned();
+    for (index, (name, transcript)) in transcripts.iter().enumerate() {
+        let comma = if index == 0 { "" } else { ",\n" };
+        text.push_str(comma);
+        text.push_str(&format!("\"{name}\": "));
+        render(transcript, 0, 0, &mut text);
+    }
+    text.push_str("\n}\n");
+    let path = file(topic);
+    fs::write(&path, text).map_err(|error| format!("failed to write {}: {error}", path.display()))
+}
+
+/// Writes JSON with sorted keys. Short values stay on one line.
+fn render(value: &Value, indent: usize, used: usize, text: &mut String) {
+    let short = compact(value);
+    if indent > 0 && used + indent + short.len() <= WIDTH {
+        text.push_str(&short);
+        return;
+    }
+    let inner = indent + 2;
+    match value {
+        Value::Array(items) if !items.is_empty() => {
+            text.push('[');
+            for (index, item) in items.iter().enumerate() {
+                line(index, inner, text);
+                render(item, inner, 0, text);
+            }
+            close(indent, ']', text);
+        }
+        Value::Object(fields) if !fields.is_empty() => {
+            text.push('{');
+            let sorted: BTreeMap<_, _> = fields.iter().collect();
+            for (index, (key, value)) in sorted.into_iter().enumerate() {
+                line(index, inner, text);
+                text.push_str(&format!("{}: ", Value::from(key.as_str())));
+                render(value, inner, key.len() + 4, text);
+            }
+            close(indent, '}', text);
+        }
+        _ => text.push_str(&short),
+    }
+}
+
+fn line(index: usize, indent: usize, text: &mut String) {
+    text.push_str(if index == 0 { "\n" } else { ",\n" });
+    text.push_str(&" ".repeat(indent));
+}
+
+fn close(indent: usize, bracket: char, text: &mut String) {
+    text.push('\n');
+    text.push_str(&" ".repeat(indent));
+    text.push(bracket);
+}
+
+/// JSON on one line, with sorted keys and a space after each colon and comma.
+fn compact(value: &Value) -> String {
+    match value {
+        Value::Array(items) => {
+            let items: Vec<_> = items.iter().map(compact).collect();
+            format!("[{}]", items.join(", "))
+        }
+        Value::Object(fields) => {
+            let sorted: BTreeMap<_, _> = fields.iter().collect();
+            let fields = sorted
+                .into_iter()
+                .map(|(key, value)| format!("{}: {}", Value::from(key.as_str()), compact(value)));
+            format!("{{{}}}", fields.collect::<Vec<_>>().join(", "))
+        }
+        other => other.to_string(),
+    }
+}
+
+/// Returns the first differing steps of a case, with the JSON pointer of each difference, or `None` if there are none.
+pub fn difference(case: &Case, expected: Option<&Value>, found: &Value) -> Option<String> {
+    let Some(steps) = expected else {
+        return Some(format!("{case:?}: there is no recording"));
+    };
+    let mut differences = Vec::new();
+    compare("", steps, found, &mut differences);
+    if differences.is_empty() {
+        return None;
+    }
+    let mut text = format!("{case:?}:");
+    for (pointer, expected, found) in differences.iter().take(6) {
+        let step = pointer.split('/').nth(1).unwrap_or_default();
+        let request = steps
+            .pointer(&format!("/{step}/request"))
+            .map(compact)
+            .unwrap_or_default();
+        text.push_str(&format!(
+            "\n  {pointer} {request}\n    recorded {expected}\n    found    {found}"
+        ));
+    }
+    if differences.len() > 6 {
+        text.push_str(&format!(
+            "\n  and {} other differences",
+            differences.len() - 6
+        ));
+    }
+    Some(text)
+}
+
+fn compare(at: &str, expected: &Value, found: &Value, into: &mut Vec<(String, String, String)>) {
+    match (expected, found) {
+        (Value::Object(left), Value::Object(right)) => {
+            let keys: BTreeSet<_> = left.keys().chain(right.keys()).collect();
+            for key in keys {
+                let at = format!("{at}/{key}");
+                match (left.get(key), right.get(key)) {
+                    (Some(left), Some(right)) => compare(&at, left, right, into),
+                    (left, right) => into.push((at, shown(left), shown(right))),
+                }
+            }
+        }
+        (Value::Array(left), Value::Array(right)) => {
+            for index in 0..left.len().max(right.len()) {
+                let at = format!("{at}/{index}");
+                match (left.get(index), right.get(index)) {
+                    (Some(left), Some(right)) => compare(&at, left, right, into),
+                    (left, right) => into.push((at, shown(left), shown(right))),
+                }
+            }
+        }
+        (left, right) if left != right => {
+            into.push((at.to_owned(), shown(Some(left)), shown(Some(right))));
+        }
+        _ => {}
+    }
+}
+
+fn shown(value: Option<&Value>) -> String {
+    value.map_or_else(|| "nothing".to_owned(), compact)
+}
