@@ -5,6 +5,8 @@
 
 pub mod chart;
 pub mod run;
+#[cfg(feature = "table")]
+pub mod table;
 
 mod api;
 mod arguments;

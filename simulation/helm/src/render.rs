@@ -64,7 +64,7 @@ pub(crate) fn document(object: &Value, scope: Scope<'_>) -> Result<Option<String
     }
     let mut text = String::new();
     fields(&mut text, object, 0, Some(scope));
-    Ok(Some(text.trim().to_owned()))
+    Ok(Some(text))
 }
 
 fn fields(text: &mut String, object: &Value, indent: usize, scope: Option<Scope<'_>>) {

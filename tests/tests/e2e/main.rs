@@ -33,6 +33,7 @@ mod handling;
 mod handover;
 mod harness;
 mod helm_away;
+mod helm_model;
 mod hostile_server;
 mod in_a_pod;
 mod input;

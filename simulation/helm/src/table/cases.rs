@@ -1,0 +1,578 @@
+//! The cases of the table.
+
+use http::Method;
+use serde_json::{Value, json};
+
+use super::{Case, Interruption, Step};
+use crate::chart::TestChart;
+
+const COMMON: &str = "--namespace $NS --kubeconfig $KUBECONFIG --qps 50 --burst-limit 300";
+const APPLYING: &str = "--wait=hookOnly --hide-notes --disable-openapi-validation --output json \
+     --values $VALUES --labels example.org/run=1";
+const FORCED: &str = "--server-side=true --force-conflicts";
+const CLIENT_SIDE: &str = "--server-side=false";
+
+fn helm(line: String, values: Value, interruption: Interruption) -> Step {
+    Step::Helm {
+        line,
+        values,
+        interruption,
+    }
+}
+
+fn upgrade_line(chart: usize, way: &str, seconds: u32) -> String {
+    format!(
+        "upgrade --install --reset-values --history-max 3 {APPLYING} {COMMON} --timeout {seconds}s {way} -- r $CHART{chart}"
+    )
+}
+
+fn upgrade(chart: usize) -> Step {
+    upgrade_with(chart, json!({}), Interruption::None)
+}
+
+fn upgrade_with(chart: usize, values: Value, interruption: Interruption) -> Step {
+    helm(upgrade_line(chart, FORCED, 20), values, interruption)
+}
+
+fn upgrade_by(chart: usize, way: &str) -> Step {
+    helm(upgrade_line(chart, way, 20), json!({}), Interruption::None)
+}
+
+/// An upgrade whose hooks have 2 seconds.
+fn short_upgrade(chart: usize) -> Step {
+    helm(
+        upgrade_line(chart, FORCED, 2),
+        json!({}),
+        Interruption::None,
+    )
+}
+
+fn reinstall(chart: usize) -> Step {
+    let line =
+        format!("install --replace {APPLYING} {COMMON} --timeout 20s {FORCED} -- r $CHART{chart}");
+    helm(line, json!({}), Interruption::None)
+}
+
+fn uninstall(interruption: Interruption) -> Step {
+    let line = format!("uninstall --wait=hookOnly {COMMON} --timeout 2s -- r");
+    helm(line, json!({}), interruption)
+}
+
+fn rollback(to: u32, interruption: Interruption) -> Step {
+    let line = format!(
+        "rollback --wait=hookOnly --history-max 3 {COMMON} --timeout 2s {FORCED} -- r {to}"
+    );
+    helm(line, json!({}), interruption)
+}
+
+fn write(method: Method, path: &str, body: Value) -> Step {
+    Step::Write {
+        method,
+        path: path.to_owned(),
+        body,
+    }
+}
+
+fn config_map(name: &str, annotations: Value) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": { "name": name, "annotations": annotations },
+        "data": {
+            "revision": "$REVISION", "version": "$CHART_VERSION", "at": "$NAMESPACE/$RELEASE",
+            "message": "say $values.message.text.", "count": "x$values.count",
+        },
+    })
+}
+
+fn hook(name: &str, events: &str, policy: &str, weight: i64) -> Value {
+    let mut annotations =
+        json!({ "helm.sh/hook": events, "helm.sh/hook-weight": weight.to_string() });
+    if !policy.is_empty() {
+        annotations["helm.sh/hook-delete-policy"] = json!(policy);
+    }
+    config_map(name, annotations)
+}
+
+/// A job without pods. It fails after `deadline` seconds.
+fn job(name: &str, events: &str, deadline: Value) -> Value {
+    json!({
+        "apiVersion": "batch/v1", "kind": "Job",
+        "metadata": {
+            "name": name,
+            "annotations": { "helm.sh/hook": events, "helm.sh/hook-delete-policy": "hook-failed" },
+        },
+        "spec": {
+            "backoffLimit": 0, "activeDeadlineSeconds": deadline, "suspend": false,
+            "template": { "spec": {
+                "restartPolicy": "Never", "containers": [{ "name": "a", "image": "a" }],
+            } },
+        },
+    })
+}
+
+fn deployment(label: &str) -> Value {
+    json!({
+        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": { "name": "$RELEASE-d" },
+        "spec": {
+            "replicas": "$values.replicas",
+            "selector": { "matchLabels": { "app": label } },
+            "template": {
+                "metadata": { "labels": { "app": label } },
+                "spec": { "containers": [
+                    { "name": "a", "image": "a:$CHART_VERSION" }, { "name": "b", "image": "b" },
+                ] },
+            },
+        },
+    })
+}
+
+fn secret() -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "$RELEASE-s" },
+        "stringData": { "message": "$values.message.text" },
+    })
+}
+
+fn service_account(annotations: Value) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "ServiceAccount",
+        "metadata": { "name": "$RELEASE-sa", "annotations": annotations },
+    })
+}
+
+/// One object of each kind, and hooks for each event.
+fn whole(version: &str) -> TestChart {
+    let events = "pre-install,pre-upgrade,pre-rollback,pre-delete";
+    let after = "post-install,post-upgrade,post-rollback,post-delete";
+    TestChart::new("small", version)
+        .value("message", json!({ "text": "hello" }))
+        .value("replicas", json!(0))
+        .object(deployment("one"))
+        .object(config_map("$RELEASE-a", json!({})))
+        .object(secret())
+        .object(hook("$RELEASE-pre", events, "", 0))
+        .object(hook("$RELEASE-post", after, "hook-succeeded", 0))
+}
+
+/// Without hooks.
+fn plain(version: &str) -> TestChart {
+    TestChart::new("small", version)
+        .value("message", json!({ "text": "hello" }))
+        .object(config_map("$RELEASE-a", json!({})))
+        .object(secret())
+}
+
+fn case(name: &'static str, charts: Vec<TestChart>, steps: Vec<Step>) -> Case {
+    Case {
+        name,
+        charts,
+        steps,
+    }
+}
+
+/// Returns all cases.
+pub fn all() -> Vec<Case> {
+    let mut cases = success();
+    cases.extend(failure());
+    cases.extend(hooks());
+    cases.extend(foreign());
+    cases.extend(ways());
+    cases.extend(interrupted());
+    cases
+}
+
+fn success() -> Vec<Case> {
+    let values = json!({ "message": { "text": "other" }, "count": 3, "replicas": null });
+    let mut conditional = plain("1.0.0");
+    let mut extra = service_account(json!({}));
+    extra["$when"] = json!("values.extra");
+    conditional.objects.push(extra.clone());
+    let mut kept = plain("1.0.0");
+    kept.objects.push(service_account(
+        json!({ "helm.sh/resource-policy": "keep" }),
+    ));
+    let some = |extra: bool| upgrade_with(0, json!({ "extra": extra }), Interruption::None);
+    vec![
+        case("install", vec![whole("1.0.0")], vec![upgrade(0)]),
+        case(
+            "upgrade",
+            vec![whole("1.0.0"), whole("1.1.0")],
+            vec![
+                upgrade(0),
+                upgrade_with(1, values, Interruption::None),
+                upgrade(1),
+            ],
+        ),
+        case(
+            "dropped object",
+            vec![conditional],
+            vec![some(true), some(false), some(true)],
+        ),
+        case(
+            "kept object",
+            vec![kept, plain("1.1.0")],
+            vec![upgrade(0), upgrade(1), uninstall(Interruption::None)],
+        ),
+        case(
+            "uninstall",
+            vec![whole("1.0.0")],
+            vec![
+                upgrade(0),
+                upgrade(0),
+                uninstall(Interruption::None),
+                uninstall(Interruption::None),
+            ],
+        ),
+        case(
+            "rollback",
+            vec![whole("1.0.0"), plain("1.1.0")],
+            vec![
+                upgrade(0),
+                upgrade(1),
+                rollback(1, Interruption::None),
+                rollback(9, Interruption::None),
+            ],
+        ),
+        case(
+            "history",
+            vec![plain("1.0.0")],
+            vec![
+                upgrade(0),
+                upgrade(0),
+                upgrade(0),
+                upgrade(0),
+                upgrade(0),
+                rollback(3, Interruption::None),
+            ],
+        ),
+        case(
+            "replace",
+            vec![plain("1.0.0")],
+            vec![reinstall(0), reinstall(0)],
+        ),
+    ]
+}
+
+fn failure() -> Vec<Case> {
+    let immutable = plain("1.1.0").object(deployment("two"));
+    let mut invalid = plain("1.0.0").object(service_account(json!({})));
+    invalid.objects.push(json!({
+        "apiVersion": "v1", "kind": "Service", "metadata": { "name": "$RELEASE-x" },
+        "spec": { "ports": [{ "port": 99999 }] },
+    }));
+    let failing = plain("1.0.0").object(json!({ "$fail": "no values", "kind": "ConfigMap" }));
+    let unknown = plain("1.0.0").object(json!({
+        "apiVersion": "example.org/v1", "kind": "Widget", "metadata": { "name": "w" },
+    }));
+    let nonsense = json!({ "data": { "release": "bm9uc2Vuc2U=" } });
+    let first = "/api/v1/namespaces/$NS/secrets/sh.helm.release.v1.r.v1";
+    let undecodable = || write(Method::PATCH, first, nonsense.clone());
+    vec![
+        case(
+            "immutable field",
+            vec![whole("1.0.0"), immutable],
+            vec![upgrade(0), upgrade(1), upgrade(1), upgrade(0)],
+        ),
+        case(
+            "invalid object",
+            vec![invalid, plain("1.1.0")],
+            vec![upgrade(0), upgrade(0), reinstall(0), upgrade(1)],
+        ),
+        case(
+            "failed then replaced",
+            vec![
+                plain("1.0.0"),
+                TestChart::new("small", "1.0.1").object(json!({
+                    "apiVersion": "v1", "kind": "Service", "metadata": { "name": "$RELEASE-x" },
+                    "spec": { "ports": [{ "port": 99999 }] },
+                })),
+            ],
+            vec![upgrade(1), reinstall(0), upgrade(0)],
+        ),
+        case("unknown kind", vec![unknown], vec![upgrade(0)]),
+        case(
+            "failed template",
+            vec![plain("1.0.0"), failing],
+            vec![upgrade(0)],
+        ),
+        case(
+            "undecodable",
+            vec![plain("1.0.0")],
+            vec![
+                upgrade(0),
+                undecodable(),
+                upgrade(0),
+                uninstall(Interruption::None),
+            ],
+        ),
+        case(
+            "undecodable old revision",
+            vec![plain("1.0.0")],
+            vec![
+                upgrade(0),
+                upgrade(0),
+                undecodable(),
+                upgrade(0),
+                rollback(1, Interruption::None),
+            ],
+        ),
+    ]
+}
+
+fn hooks() -> Vec<Case> {
+    let ordered = plain("1.0.0")
+        .object(hook("$RELEASE-b", "pre-install", "hook-succeeded", 5))
+        .object(hook(
+            "$RELEASE-c",
+            "pre-install",
+            "before-hook-creation,hook-succeeded",
+            -5,
+        ))
+        .object(hook("$RELEASE-d", "post-install,pre-install", "", 5))
+        .object(hook("$RELEASE-e", "test", "", 0));
+    let endless = |events: &str| {
+        let chart = plain("1.1.0").object(hook("$RELEASE-b", events, "hook-succeeded", -1));
+        chart.object(job("$RELEASE-j", events, Value::Null))
+    };
+    let failing = plain("1.1.0").object(job("$RELEASE-j", "pre-upgrade", json!(1)));
+    let invalid = {
+        let mut broken = hook("$RELEASE-broken", "pre-upgrade", "", 0);
+        broken["metadata"]["labels"] = json!({ "a": "not valid!" });
+        plain("1.1.0").object(broken)
+    };
+    vec![
+        case(
+            "ordered hooks",
+            vec![ordered],
+            vec![upgrade(0), uninstall(Interruption::None)],
+        ),
+        case(
+            "hook times out",
+            vec![plain("1.0.0"), endless("pre-upgrade")],
+            vec![upgrade(0), short_upgrade(1), upgrade(0)],
+        ),
+        case(
+            "install hook times out",
+            vec![endless("post-install")],
+            vec![short_upgrade(0)],
+        ),
+        case(
+            "hook fails",
+            vec![plain("1.0.0"), failing],
+            vec![upgrade(0), upgrade(1)],
+        ),
+        case(
+            "hook is invalid",
+            vec![plain("1.0.0"), invalid],
+            vec![upgrade(0), upgrade(1)],
+        ),
+        case(
+            "pre delete hook fails",
+            vec![endless("pre-delete")],
+            vec![upgrade(0), uninstall(Interruption::None), upgrade(0)],
+        ),
+        case(
+            "post delete hook fails",
+            vec![endless("post-delete")],
+            vec![upgrade(0), uninstall(Interruption::None)],
+        ),
+        case(
+            "rollback hook fails",
+            vec![endless("pre-rollback"), plain("1.2.0")],
+            vec![
+                upgrade(0),
+                upgrade(1),
+                rollback(1, Interruption::None),
+                upgrade(1),
+            ],
+        ),
+    ]
+}
+
+fn foreign() -> Vec<Case> {
+    let maps = "/api/v1/namespaces/$NS/configmaps";
+    let object = |metadata: Value| {
+        let body = json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata });
+        write(Method::POST, maps, body)
+    };
+    let owned = json!({
+        "name": "r-a", "labels": { "app.kubernetes.io/managed-by": "Helm" },
+        "annotations": {
+            "meta.helm.sh/release-name": "r", "meta.helm.sh/release-namespace": "$NS",
+        },
+    });
+    let other = json!({ "metadata": { "annotations": { "meta.helm.sh/release-name": "other" } } });
+    let conflict = || {
+        write(
+            Method::PATCH,
+            &format!("{maps}/r-a?fieldManager=other&force=true"),
+            json!({
+                "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "r-a" },
+                "data": { "version": "theirs", "own": "x" },
+            }),
+        )
+    };
+    vec![
+        case(
+            "foreign object at install",
+            vec![plain("1.0.0")],
+            vec![object(json!({ "name": "r-a" })), upgrade(0)],
+        ),
+        case(
+            "foreign object at upgrade",
+            vec![
+                TestChart::new("small", "1.0.0").object(secret()),
+                plain("1.1.0"),
+            ],
+            vec![upgrade(0), object(json!({ "name": "r-a" })), upgrade(1)],
+        ),
+        case(
+            "adopted object",
+            vec![plain("1.0.0")],
+            vec![object(owned), upgrade(0)],
+        ),
+        case(
+            "object of another release",
+            vec![plain("1.0.0")],
+            vec![
+                upgrade(0),
+                write(Method::PATCH, &format!("{maps}/r-a"), other),
+                uninstall(Interruption::None),
+            ],
+        ),
+        case(
+            "conflict",
+            vec![plain("1.0.0"), plain("1.1.0")],
+            vec![
+                upgrade(0),
+                conflict(),
+                upgrade_by(1, "--server-side=true"),
+                upgrade(1),
+            ],
+        ),
+        case(
+            "deleted object",
+            vec![plain("1.0.0")],
+            vec![
+                upgrade(0),
+                write(Method::DELETE, &format!("{maps}/r-a"), json!({})),
+                upgrade(0),
+                write(Method::DELETE, &format!("{maps}/r-a"), json!({})),
+                uninstall(Interruption::None),
+            ],
+        ),
+    ]
+}
+
+fn ways() -> Vec<Case> {
+    let charts = || vec![whole("1.0.0"), whole("1.1.0")];
+    vec![
+        case(
+            "client side",
+            charts(),
+            vec![
+                upgrade_by(0, CLIENT_SIDE),
+                upgrade_by(0, CLIENT_SIDE),
+                upgrade_by(1, CLIENT_SIDE),
+            ],
+        ),
+        case(
+            "client to server side",
+            charts(),
+            vec![
+                upgrade_by(0, CLIENT_SIDE),
+                upgrade(1),
+                rollback(1, Interruption::None),
+            ],
+        ),
+        case(
+            "server to client side",
+            charts(),
+            vec![upgrade(0), upgrade_by(1, CLIENT_SIDE)],
+        ),
+    ]
+}
+
+/// Helm dies, or gets SIGTERM, at each of its writes.
+fn interrupted() -> Vec<Case> {
+    const INSTALL: [&str; 9] = [
+        "install killed 1",
+        "install killed 2",
+        "install killed 3",
+        "install killed 4",
+        "install killed 5",
+        "install killed 6",
+        "install killed 7",
+        "install killed 8",
+        "install killed 11",
+    ];
+    const UPGRADE: [&str; 4] = [
+        "upgrade killed 1",
+        "upgrade killed 4",
+        "upgrade killed 6",
+        "upgrade killed 11",
+    ];
+    let number = |name: &str| -> usize {
+        let last = name.rsplit(' ').next();
+        last.and_then(|last| last.parse().ok()).unwrap_or_default()
+    };
+    let charts = || vec![whole("1.0.0"), whole("1.1.0")];
+    let mut cases = Vec::new();
+    for name in INSTALL {
+        let killed = upgrade_with(0, json!({}), Interruption::Kill(number(name)));
+        cases.push(case(name, charts(), vec![killed, upgrade(1)]));
+    }
+    for name in UPGRADE {
+        let killed = upgrade_with(1, json!({}), Interruption::Kill(number(name)));
+        cases.push(case(name, charts(), vec![upgrade(0), killed, upgrade(1)]));
+    }
+    for name in [
+        "uninstall killed 2",
+        "uninstall killed 4",
+        "uninstall killed 6",
+        "uninstall killed 11",
+    ] {
+        let killed = uninstall(Interruption::Kill(number(name)));
+        let again = uninstall(Interruption::None);
+        cases.push(case(
+            name,
+            charts(),
+            vec![upgrade(0), killed, upgrade(1), again],
+        ));
+    }
+    for name in [
+        "rollback killed 1",
+        "rollback killed 3",
+        "rollback killed 5",
+        "rollback killed 10",
+    ] {
+        let killed = rollback(1, Interruption::Kill(number(name)));
+        let again = upgrade(1);
+        cases.push(case(
+            name,
+            charts(),
+            vec![upgrade(0), upgrade(1), killed, again],
+        ));
+    }
+    for name in ["install terminated 4", "install terminated 6"] {
+        let stopped = upgrade_with(0, json!({}), Interruption::Terminate(number(name)));
+        cases.push(case(name, charts(), vec![stopped, upgrade(1)]));
+    }
+    for name in ["upgrade terminated 4", "upgrade terminated 6"] {
+        let stopped = upgrade_with(1, json!({}), Interruption::Terminate(number(name)));
+        cases.push(case(name, charts(), vec![upgrade(0), stopped, upgrade(1)]));
+    }
+    let stopped = uninstall(Interruption::Terminate(5));
+    cases.push(case(
+        "uninstall terminated",
+        charts(),
+        vec![upgrade(0), stopped, upgrade(1)],
+    ));
+    let stopped = rollback(1, Interruption::Terminate(5));
+    cases.push(case(
+        "rollback terminated",
+        charts(),
+        vec![upgrade(0), upgrade(1), stopped],
+    ));
+    cases
+}
