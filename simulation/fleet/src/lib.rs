@@ -5,14 +5,19 @@
 //! the next event. Nothing here decides what the product does.
 
 pub mod conductor;
+pub mod coverage;
+pub mod faults;
 pub mod helm;
 pub mod log;
 pub mod network;
 pub mod observe;
+pub mod oracles;
 pub mod outbox;
+pub mod plan;
 mod process;
 pub mod run;
 pub mod stage;
+pub mod shrink;
 pub mod streams;
 mod transport;
 mod world;

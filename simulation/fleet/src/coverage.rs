@@ -1,0 +1,263 @@
+//! Counts of the states that runs have reached.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use krypton_sim_apiserver::server::Change;
+use serde_json::Value;
+
+use crate::faults::END;
+use crate::observe::{Event, HelmEnd, Observation};
+use crate::plan::Action;
+
+/// Counts by point. Call [`Coverage::see`] with each observation, and [`Coverage::merge`] with the counts of other runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Coverage {
+    counts: BTreeMap<String, u64>,
+    /// Running Helm processes with their hosts and verbs.
+    running: BTreeMap<u64, (String, String)>,
+}
+
+impl Coverage {
+    pub fn see(&mut self, seen: &Observation) {
+        match &seen.event {
+            Event::Answered {
+                method, path, code, ..
+            } => {
+                let resource = resource_of(path);
+                let verb = if path.contains("watch=true") || path.contains("watch=1") {
+                    "WATCH"
+                } else {
+                    method.as_str()
+                };
+                self.count(format!("api {verb} {resource} {code}"));
+            }
+            Event::Lost { method, path, .. } => {
+                self.count(format!("api {method} {} lost", resource_of(path)));
+            }
+            Event::HelmStarted {
+                run,
+                host,
+                arguments,
+            } => {
+                let verb = arguments.first().cloned().unwrap_or_default();
+                self.running.insert(*run, (host.clone(), verb));
+            }
+            Event::HelmEnded { run, how, .. } => {
+                let running = self.running.remove(run);
+                let verb = running.map(|(_, verb)| verb).unwrap_or_default();
+                match how {
+                    HelmEnd::Exited { code, .. } => self.count(format!("helm {verb} exit {code}")),
+                    HelmEnd::Killed => self.count(format!("helm {verb} killed")),
+                }
+            }
+            Event::Fault { text } => self.fault(text),
+            Event::Change { change, .. } => self.conditions(change),
+            Event::Started { host } => self.count(format!("process {} started", role(host))),
+            Event::Ended { host, .. } => self.count(format!("process {} ended", role(host))),
+            Event::Panicked { host, .. } => self.count(format!("process {} panicked", role(host))),
+            Event::Log { .. } => {}
+        }
+    }
+
+    /// Adds the counts of another run.
+    pub fn merge(&mut self, other: &Self) {
+        for (point, count) in &other.counts {
+            *self.counts.entry(point.clone()).or_default() += count;
+        }
+    }
+
+    /// Number of different points.
+    pub fn points(&self) -> usize {
+        self.counts.len()
+    }
+
+    /// The points of this run that `other` lacks. A seed with new points is worth keeping.
+    pub fn new_points<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = &'a str> {
+        let points = self.counts.keys().map(String::as_str);
+        points.filter(|point| !other.counts.contains_key(*point))
+    }
+
+    fn count(&mut self, point: String) {
+        *self.counts.entry(point).or_default() += 1;
+    }
+
+    fn fault(&mut self, text: &str) {
+        if text.starts_with(END) {
+            return;
+        }
+        let Ok(action) = text.parse::<Action>() else {
+            return;
+        };
+        self.count(format!("fault {}", kind(&action)));
+        if let Action::Crash { host, .. } = &action {
+            let verbs: Vec<String> = self
+                .running
+                .values()
+                .filter(|(running, _)| running == host)
+                .map(|(_, verb)| verb.clone())
+                .collect();
+            for verb in verbs {
+                self.count(format!("crash {} during helm {verb}", role(host)));
+            }
+        }
+    }
+
+    fn conditions(&mut self, change: &Change) {
+        let Some(after) = &change.after else {
+            return;
+        };
+        let before: Vec<(&str, &str, &str)> = conditions(change.before.as_deref()).collect();
+        let points: Vec<String> = conditions(Some(after))
+            .filter(|condition| !before.contains(condition))
+            .map(|(kind, status, reason)| {
+                // The part after the slash is the name of a cluster.
+                let kind = kind.split('/').next().unwrap_or_default();
+                let resource = &change.key.resource;
+                format!("condition {resource} {kind}={status} {reason}")
+            })
+            .collect();
+        for point in points {
+            self.count(point);
+        }
+    }
+}
+
+impl fmt::Display for Coverage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (point, count) in &self.counts {
+            writeln!(f, "{count:>9} {point}")?;
+        }
+        Ok(())
+    }
+}
+
+/// The resource and subresource of a path, without names.
+fn resource_of(path: &str) -> String {
+    let path = path.split('?').next().unwrap_or_default();
+    let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
+    let rest = match parts.as_slice() {
+        ["api", _, rest @ ..] | ["apis", _, _, rest @ ..] => rest,
+        _ => return path.to_owned(),
+    };
+    match rest {
+        [] => path.to_owned(),
+        ["namespaces", _, resource] | ["namespaces", _, resource, _] => (*resource).to_owned(),
+        ["namespaces", _, resource, _, sub] => format!("{resource}/{sub}"),
+        [resource] | [resource, _] => (*resource).to_owned(),
+        [resource, _, sub, ..] => format!("{resource}/{sub}"),
+    }
+}
+
+fn role(host: &str) -> &str {
+    host.split('-').next().unwrap_or_default()
+}
+
+/// The text of an action without its targets and numbers.
+fn kind(action: &Action) -> String {
+    let text = action.to_string();
+    let words: Vec<&str> = text.split_whitespace().collect();
+    match words.as_slice() {
+        [verb @ ("tenant" | "member" | "deployment"), _, what, ..] => format!("{verb} {what}"),
+        ["link", _, _, _, what, ..] => format!("link {what}"),
+        ["server", _, what, ..] => format!("server {what}"),
+        ["crash", _, "at-request", ..] => "crash at-request".to_owned(),
+        [verb, ..] => (*verb).to_owned(),
+        [] => String::new(),
+    }
+}
+
+fn conditions(object: Option<&Value>) -> impl Iterator<Item = (&str, &str, &str)> {
+    let all = object.and_then(|object| object.pointer("/status/conditions")?.as_array());
+    all.into_iter().flatten().map(|condition| {
+        let text = |field: &str| condition.get(field).and_then(Value::as_str);
+        (
+            text("type").unwrap_or_default(),
+            text("status").unwrap_or_default(),
+            text("reason").unwrap_or_default(),
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seen(event: Event) -> Observation {
+        Observation { at: 0, event }
+    }
+
+    fn answered(path: &str) -> Observation {
+        seen(Event::Answered {
+            host: "hub-0".to_owned(),
+            cluster: "home".to_owned(),
+            method: "GET".to_owned(),
+            path: path.to_owned(),
+            code: 200,
+        })
+    }
+
+    #[test]
+    fn paths_become_resources_without_names() {
+        for (path, resource) in [
+            ("/api/v1/namespaces/krypton-system", "namespaces"),
+            ("/api/v1/namespaces/a/secrets/b", "secrets"),
+            ("/api/v1/secrets?labelSelector=x", "secrets"),
+            (
+                "/apis/mesh.openkcm.io/v1alpha1/namespaces/a/tenants/b/status",
+                "tenants/status",
+            ),
+            (
+                "/apis/mesh.openkcm.io/v1alpha1/edgeclusters/b/status",
+                "edgeclusters/status",
+            ),
+            ("/version", "/version"),
+            ("/apis/apps/v1", "/apis/apps/v1"),
+        ] {
+            assert_eq!(resource_of(path), resource, "{path}");
+        }
+    }
+
+    #[test]
+    fn crash_during_helm_run_is_a_point() {
+        let mut coverage = Coverage::default();
+        coverage.see(&seen(Event::HelmStarted {
+            run: 1,
+            host: "agent-edge-1".to_owned(),
+            arguments: vec!["upgrade".to_owned()],
+        }));
+        coverage.see(&seen(Event::Fault {
+            text: "crash agent-edge-1 restart 1.000".to_owned(),
+        }));
+        coverage.see(&seen(Event::HelmEnded {
+            run: 1,
+            host: "agent-edge-1".to_owned(),
+            how: HelmEnd::Killed,
+        }));
+        let points: Vec<&String> = coverage.counts.keys().collect();
+        assert_eq!(
+            points,
+            [
+                "crash agent during helm upgrade",
+                "fault crash",
+                "helm upgrade killed"
+            ]
+        );
+    }
+
+    #[test]
+    fn merge_adds_counts_and_finds_new_points() {
+        let (mut all, mut one) = (Coverage::default(), Coverage::default());
+        all.see(&answered("/version"));
+        one.see(&answered("/version"));
+        one.see(&answered("/api/v1/pods"));
+        let new: Vec<&str> = one.new_points(&all).collect();
+        assert_eq!(new, ["api GET pods 200"]);
+        all.merge(&one);
+        assert_eq!(all.points(), 2);
+        assert_eq!(
+            all.to_string(),
+            "        2 api GET /version 200\n        1 api GET pods 200\n"
+        );
+    }
+}

@@ -1,0 +1,345 @@
+//! Carries out the actions of a plan in a simulation, and reports each as [`Seen::Fault`] in the text form of the plan.
+//!
+//! The stage passes `--tenant-values` and `--values-from` with [`VALUES`] to the hub, reads [`chart_version`] at each
+//! start of a hub, and creates the namespace [`crate::plan::TENANTS`] on each cluster.
+//!
+//! The conductor has no hook for [`Action::CrashAtRequest`] yet. It would count the host's messages `Request` in
+//! `dispatch`. Until then, the host crashes after [`PER_REQUEST`] for each request.
+
+mod people;
+mod restore;
+
+use jiff::SignedDuration;
+use serde_json::json;
+
+use crate::conductor::{Health, Millis, Simulation};
+use crate::network::Link;
+use crate::observe::Event as Seen;
+use crate::plan::{Action, FOREVER, LinkFault, Plan, ServerFault};
+
+pub use people::{FOREIGN, PEOPLE, Person, VALUES};
+pub use restore::RESTORE;
+
+/// Start of the text of an observation that reports the end of a fault.
+pub const END: &str = "end of ";
+/// Estimated time between two requests of a busy host.
+const PER_REQUEST: Millis = 20;
+/// Longest fault that is not permanent.
+const LONGEST: Millis = 24 * 60 * 60 * 1000;
+/// Time between the restarts of two hubs in a rollout.
+const ROLLOUT: Millis = 10_000;
+/// Time that the restart of a hub takes.
+const RESTART: Millis = 500;
+/// File in the simulation's folder with the chart's version.
+const VERSION_FILE: &str = "chart-version";
+
+/// Carries out an action. The end of a fault is scheduled with [`Simulation::at`].
+pub fn apply(simulation: &mut Simulation, action: &Action) {
+    let text = action.to_string();
+    simulation.observe(Seen::Fault { text });
+    match action {
+        Action::Crash { host, restart } => crash(simulation, host, *restart),
+        Action::CrashAtRequest { host, nth, restart } => {
+            let (host, restart) = (host.clone(), *restart);
+            let at = simulation.now() + PER_REQUEST * Millis::from(*nth);
+            simulation.at(at, move |simulation| crash(simulation, &host, restart));
+        }
+        Action::Freeze { host, length } => simulation.freeze(host, (*length).min(LONGEST)),
+        Action::Suspend { host, length } => simulation.suspend(host, (*length).min(LONGEST)),
+        Action::Skew { host, by } => simulation.skew(host, SignedDuration::from_millis(*by)),
+        Action::Link {
+            from,
+            to,
+            both,
+            fault,
+            ..
+        } => {
+            let state = link_state(*fault);
+            set_link(simulation, (from, to), *both, state);
+            let (from, to, both) = (from.clone(), to.clone(), *both);
+            let end = move |simulation: &mut Simulation| {
+                set_link(simulation, (&from, &to), both, Link::default());
+            };
+            end_later(simulation, action, end);
+        }
+        Action::Server { .. }
+        | Action::EndWatches { .. }
+        | Action::Compact { .. }
+        | Action::Restore { .. }
+        | Action::ServerClock { .. } => server(simulation, action),
+        Action::ChartVersion { version } => roll_out(simulation, *version),
+        Action::Tenant { .. }
+        | Action::Member { .. }
+        | Action::Deployment { .. }
+        | Action::Values { .. }
+        | Action::DeleteCrd { .. }
+        | Action::DeleteAnchor { .. } => people::act(simulation, action),
+    }
+}
+
+/// Schedules all steps of a plan, relative to `start`.
+pub fn schedule(simulation: &mut Simulation, plan: &Plan, start: Millis) {
+    for step in &plan.steps {
+        let action = step.action.clone();
+        simulation.at(start.saturating_add(step.at), move |simulation| {
+            apply(simulation, &action);
+        });
+    }
+}
+
+/// Ends all faults that are not permanent. Programs that have crashed start again.
+pub fn heal(simulation: &mut Simulation, plan: &Plan) {
+    let permanent: Vec<&Action> = plan
+        .steps
+        .iter()
+        .map(|step| &step.action)
+        .filter(|action| action.length() == Some(FOREVER))
+        .collect();
+    let remains = |name: &str| {
+        permanent
+            .iter()
+            .any(|action| action.needs().contains(&name))
+    };
+    if !permanent
+        .iter()
+        .any(|action| matches!(action, Action::Link { .. }))
+    {
+        simulation.heal_links();
+    }
+    for cluster in plan.settings.clusters() {
+        if !remains(&cluster) {
+            simulation.change_cluster(&cluster, |cluster, _| cluster.health = Health::Up);
+        }
+    }
+    for host in plan.settings.hosts() {
+        if !remains(&host) {
+            simulation.start(&host);
+        }
+    }
+    simulation.observe(Seen::Fault {
+        text: "heal".to_owned(),
+    });
+}
+
+/// The chart's version `0.N.0` in the flags of a hub that starts now, as N.
+pub fn chart_version(simulation: &Simulation) -> u32 {
+    chart_version_in(simulation.folder())
+}
+
+/// Like [`chart_version`], for a program that knows only the simulation's folder.
+pub fn chart_version_in(folder: &std::path::Path) -> u32 {
+    let text = std::fs::read_to_string(folder.join(VERSION_FILE));
+    let version = text.ok().and_then(|text| text.trim().parse().ok());
+    version.unwrap_or(1)
+}
+
+fn crash(simulation: &mut Simulation, host: &str, restart: Millis) {
+    simulation.crash(host, (restart != FOREVER).then_some(restart));
+}
+
+/// Restarts the hubs with the new version, one after the other.
+fn roll_out(simulation: &mut Simulation, version: u32) {
+    let file = simulation.folder().join(VERSION_FILE);
+    if let Err(error) = std::fs::write(&file, version.to_string()) {
+        let text = format!("writing {} failed: {error}", file.display());
+        simulation.observe(Seen::Fault { text });
+        return;
+    }
+    let now = simulation.now();
+    for number in 0..2 {
+        simulation.at(now + number * ROLLOUT, move |simulation| {
+            let hub = format!("hub-{number}");
+            if simulation.runs(&hub) {
+                simulation.crash(&hub, Some(RESTART));
+            }
+        });
+    }
+}
+
+/// Schedules the end of a fault, unless it is permanent.
+fn end_later(
+    simulation: &mut Simulation,
+    action: &Action,
+    end: impl FnOnce(&mut Simulation) + 'static,
+) {
+    let Some(length) = action.length().filter(|length| *length != FOREVER) else {
+        return;
+    };
+    let text = format!("{END}{action}");
+    let at = simulation.now() + length.min(LONGEST);
+    simulation.at(at, move |simulation| {
+        end(simulation);
+        simulation.observe(Seen::Fault { text });
+    });
+}
+
+fn link_state(fault: LinkFault) -> Link {
+    match fault {
+        LinkFault::Cut => Link {
+            cut: true,
+            ..Link::default()
+        },
+        LinkFault::Refuse => Link {
+            refused: true,
+            ..Link::default()
+        },
+        LinkFault::Delay(delay) => Link {
+            delay,
+            ..Link::default()
+        },
+        LinkFault::Loss(loss) => Link {
+            loss,
+            ..Link::default()
+        },
+    }
+}
+
+fn set_link(simulation: &mut Simulation, (from, to): (&str, &str), both: bool, state: Link) {
+    simulation.link(from, to, state);
+    if both {
+        simulation.link(to, from, state);
+    }
+}
+
+fn server(simulation: &mut Simulation, action: &Action) {
+    match action {
+        Action::Server { cluster, fault, .. } => {
+            let health = health(*fault);
+            simulation.change_cluster(cluster, |cluster, _| cluster.health = health);
+            let cluster = cluster.clone();
+            end_later(simulation, action, move |simulation| {
+                simulation.change_cluster(&cluster, |cluster, _| cluster.health = Health::Up);
+            });
+            end_watches_if_down(simulation, action);
+        }
+        Action::EndWatches { cluster } => {
+            simulation.change_cluster(cluster, |cluster, _| cluster.server.end_watches());
+        }
+        Action::Compact { cluster } => {
+            simulation.change_cluster(cluster, |cluster, _| cluster.server.compact());
+        }
+        Action::Restore { cluster, .. } => {
+            let Some(snapshot) =
+                simulation.change_cluster(cluster, |cluster, _| cluster.server.snapshot())
+            else {
+                return;
+            };
+            let cluster = cluster.clone();
+            end_later(simulation, action, move |simulation| {
+                restore::restore(simulation, &cluster, snapshot);
+            });
+        }
+        Action::ServerClock { cluster, by, .. } => {
+            let by = SignedDuration::from_millis(*by);
+            simulation.change_cluster(cluster, |cluster, _| cluster.skew += by);
+            let cluster = cluster.clone();
+            end_later(simulation, action, move |simulation| {
+                simulation.change_cluster(&cluster, |cluster, _| cluster.skew -= by);
+            });
+        }
+        _ => {}
+    }
+}
+
+/// The watches of a server that goes down end, too.
+fn end_watches_if_down(simulation: &mut Simulation, action: &Action) {
+    if let Action::Server {
+        cluster,
+        fault: ServerFault::Down,
+        ..
+    } = action
+    {
+        simulation.change_cluster(cluster, |cluster, _| cluster.server.end_watches());
+    }
+}
+
+fn health(fault: ServerFault) -> Health {
+    let status = |code: u16, reason: &str, message: &str, retry_after: Option<u32>| {
+        let body = json!({
+            "kind": "Status",
+            "apiVersion": "v1",
+            "metadata": {},
+            "status": "Failure",
+            "message": message,
+            "reason": reason,
+            "code": code,
+        });
+        Health::Answers {
+            code,
+            content_type: "application/json",
+            body: body.to_string(),
+            retry_after,
+        }
+    };
+    match fault {
+        ServerFault::Down => Health::Down,
+        ServerFault::Hangs => Health::Hangs,
+        ServerFault::TooManyRequests => status(
+            429,
+            "TooManyRequests",
+            "too many requests, please try again later",
+            Some(1),
+        ),
+        ServerFault::InternalError => status(
+            500,
+            "InternalError",
+            "Internal error occurred: etcdserver: request timed out",
+            None,
+        ),
+        ServerFault::Unavailable => status(
+            503,
+            "ServiceUnavailable",
+            "the server is currently unable to handle the request",
+            None,
+        ),
+        ServerFault::Unauthorized => status(401, "Unauthorized", "Unauthorized", None),
+        ServerFault::Html => Health::Answers {
+            code: 200,
+            content_type: "text/html",
+            body: "<html><body>Please log in</body></html>".to_owned(),
+            retry_after: None,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bad_answers_are_status_objects_except_html() {
+        for (fault, code) in [
+            (ServerFault::TooManyRequests, 429),
+            (ServerFault::InternalError, 500),
+            (ServerFault::Unavailable, 503),
+            (ServerFault::Unauthorized, 401),
+        ] {
+            let Health::Answers {
+                code: given, body, ..
+            } = health(fault)
+            else {
+                panic!("{fault:?} answers nothing");
+            };
+            assert_eq!(given, code);
+            let body: serde_json::Value = serde_json::from_str(&body).unwrap();
+            assert_eq!(body["code"], code);
+        }
+        assert_eq!(health(ServerFault::Down), Health::Down);
+    }
+
+    #[test]
+    fn link_fault_becomes_one_state() {
+        assert!(link_state(LinkFault::Cut).cut);
+        assert!(link_state(LinkFault::Refuse).refused);
+        assert_eq!(link_state(LinkFault::Delay(70)).delay, 70);
+        assert_eq!(link_state(LinkFault::Loss(5)).loss, 5);
+    }
+
+    #[test]
+    fn chart_version_defaults_to_one() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(chart_version_in(folder.path()), 1);
+        std::fs::write(folder.path().join(VERSION_FILE), "7\n").unwrap();
+        assert_eq!(chart_version_in(folder.path()), 7);
+    }
+}

@@ -1,0 +1,474 @@
+//! Actions of people: raw requests to API servers, with the user agent [`PEOPLE`].
+
+use std::sync::Arc;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use http::{Method, Request};
+use krypton_sim_apiserver::server::Key;
+use krypton_types::names;
+use serde_json::{Value, json};
+
+use crate::conductor::Simulation;
+use crate::plan::{
+    Action, DeploymentAction, HOME, MemberAction, SYSTEM, Settings, TENANTS, TenantAction,
+};
+
+/// User agent of all requests of people.
+pub const PEOPLE: &str = "people/1.0";
+/// ConfigMap in the hub's namespace with chart values, in the key `values.yaml`. The hub gets it as `--values-from`.
+pub const VALUES: &str = "fleet-values";
+/// Starts the keys of labels, annotations and finalizers that people write.
+pub const FOREIGN: &str = "people.example/";
+
+const KRYPTON: &str = "/apis/mesh.openkcm.io/v1alpha1";
+const MERGE: &str = "application/merge-patch+json";
+const JSON: &str = "application/json";
+/// Resources of which a release may contain objects.
+const RELEASED: [(&str, &str, &str); 5] = [
+    ("apps", "deployments", "/apis/apps/v1"),
+    ("apps", "statefulsets", "/apis/apps/v1"),
+    ("", "services", "/api/v1"),
+    ("", "configmaps", "/api/v1"),
+    ("", "secrets", "/api/v1"),
+];
+
+/// A person with a client for one cluster. No link delays requests, and no fault of the API server affects them.
+#[derive(Debug)]
+pub struct Person<'a> {
+    pub simulation: &'a mut Simulation,
+    pub cluster: &'a str,
+}
+
+impl Person<'_> {
+    /// Sends a request. Returns the code and the body, `Null` if it is not JSON.
+    pub fn send(
+        &mut self,
+        method: Method,
+        path: &str,
+        content_type: &str,
+        body: &Value,
+    ) -> (u16, Value) {
+        let bytes = match body {
+            Value::Null => Bytes::new(),
+            body => Bytes::from(body.to_string()),
+        };
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header("user-agent", PEOPLE)
+            .header("accept", JSON)
+            .header("content-type", content_type)
+            .body(bytes);
+        let Ok(request) = request else {
+            return (0, Value::Null);
+        };
+        match self.simulation.request(self.cluster, &request) {
+            Some(response) => {
+                let body = serde_json::from_slice(response.body()).unwrap_or_default();
+                (response.status().as_u16(), body)
+            }
+            None => (0, Value::Null),
+        }
+    }
+
+    pub fn create(&mut self, path: &str, object: &Value) -> u16 {
+        self.send(Method::POST, path, JSON, object).0
+    }
+
+    pub fn patch(&mut self, path: &str, patch: &Value) -> u16 {
+        self.send(Method::PATCH, path, MERGE, patch).0
+    }
+
+    pub fn delete(&mut self, path: &str) -> u16 {
+        self.send(Method::DELETE, path, JSON, &Value::Null).0
+    }
+
+    pub fn get(&mut self, path: &str) -> Option<Value> {
+        let (code, body) = self.send(Method::GET, path, JSON, &Value::Null);
+        (code == 200).then_some(body)
+    }
+}
+
+/// Carries out an action of a person.
+pub(super) fn act(simulation: &mut Simulation, action: &Action) {
+    match action {
+        Action::Tenant {
+            cluster,
+            tenant,
+            what,
+        } => on_tenant(simulation, (cluster, tenant), what),
+        Action::Member { member, what } => on_member(simulation, member, what),
+        Action::Deployment { name, what } => on_deployment(simulation, name, what),
+        Action::Values { number } => {
+            let data = json!({"values.yaml": format!("message: fleet-{number}\n")});
+            let mut person = Person {
+                simulation,
+                cluster: HOME,
+            };
+            let all = format!("/api/v1/namespaces/{SYSTEM}/configmaps");
+            if person.patch(&format!("{all}/{VALUES}"), &json!({"data": data})) == 404 {
+                let metadata = json!({"name": VALUES, "namespace": SYSTEM});
+                let new = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data});
+                person.create(&all, &new);
+            }
+        }
+        Action::DeleteCrd { cluster } => {
+            let crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+            Person {
+                simulation,
+                cluster,
+            }
+            .delete(&format!("{crds}/tenants.mesh.openkcm.io"));
+        }
+        Action::DeleteAnchor { cluster } => {
+            let path = format!("/api/v1/namespaces/{SYSTEM}/configmaps/krypton-root-owner");
+            Person {
+                simulation,
+                cluster,
+            }
+            .delete(&path);
+        }
+        _ => {}
+    }
+}
+
+fn on_tenant(simulation: &mut Simulation, (cluster, tenant): (&str, &str), what: &TenantAction) {
+    let all = format!("{KRYPTON}/namespaces/{TENANTS}/tenants");
+    let path = format!("{all}/{tenant}");
+    let released = cluster_of_release(simulation, cluster, tenant);
+    let mut person = Person {
+        simulation,
+        cluster,
+    };
+    let annotate = |key: &str, value: Value| json!({"metadata": {"annotations": {key: value}}});
+    match what {
+        TenantAction::Create { placed } => {
+            person.create(&all, &tenant_object(tenant, placed.as_deref()));
+        }
+        TenantAction::Edit { number } => {
+            let values = json!({"message": format!("tenant-{number}")});
+            person.patch(&path, &json!({"spec": {"values": values}}));
+        }
+        TenantAction::Delete => {
+            person.delete(&path);
+        }
+        TenantAction::Orphan => {
+            person.patch(&path, &annotate(names::ORPHAN_ANNOTATION, json!("true")));
+            person.delete(&path);
+        }
+        TenantAction::Relabel { number } => {
+            let label = format!("{FOREIGN}team");
+            let labels = json!({label: format!("team-{number}")});
+            person.patch(&path, &json!({"metadata": {"labels": labels}}));
+        }
+        TenantAction::Pause => {
+            person.patch(&path, &annotate(names::PAUSED_ANNOTATION, json!("true")));
+        }
+        TenantAction::Resume => {
+            person.patch(&path, &annotate(names::PAUSED_ANNOTATION, Value::Null));
+        }
+        TenantAction::Retry { number } => {
+            let value = json!(format!("request-{number}"));
+            person.patch(
+                &path,
+                &annotate(names::RECONCILE_REQUESTED_ANNOTATION, value),
+            );
+        }
+        TenantAction::AddForeign => set_foreign(&mut person, &path, true),
+        TenantAction::RemoveForeign => set_foreign(&mut person, &path, false),
+        TenantAction::DeleteRelease
+        | TenantAction::DeleteNamespace
+        | TenantAction::DeleteObject
+        | TenantAction::AddOccupant => damage(simulation, (&released, tenant), what),
+    }
+}
+
+/// A Tenant as people create it.
+pub(crate) fn tenant_object(name: &str, placed: Option<&str>) -> Value {
+    let spec = match placed {
+        Some(member) => json!({"clusterRef": {"secretName": member}}),
+        None => json!({}),
+    };
+    json!({
+        "apiVersion": "mesh.openkcm.io/v1alpha1",
+        "kind": "Tenant",
+        "metadata": {"name": name, "namespace": TENANTS},
+        "spec": spec,
+    })
+}
+
+/// Adds or removes a finalizer, a label and an annotation.
+fn set_foreign(person: &mut Person<'_>, path: &str, present: bool) {
+    let Some(object) = person.get(path) else {
+        return;
+    };
+    let finalizer = format!("{FOREIGN}hold");
+    let listed = object.pointer("/metadata/finalizers");
+    let listed = listed.and_then(Value::as_array).cloned();
+    let mut finalizers = listed.unwrap_or_default();
+    finalizers.retain(|each| each.as_str() != Some(&finalizer));
+    // The API server rejects new finalizers of an object in deletion.
+    if present && object.pointer("/metadata/deletionTimestamp").is_none() {
+        finalizers.push(json!(finalizer));
+    }
+    let value = if present { json!("kept") } else { Value::Null };
+    let key = format!("{FOREIGN}mark");
+    let patch = json!({"metadata": {
+        "resourceVersion": object.pointer("/metadata/resourceVersion"),
+        "finalizers": finalizers,
+        "labels": {&key: value},
+        "annotations": {&key: value},
+    }});
+    person.patch(path, &patch);
+}
+
+fn damage(simulation: &mut Simulation, (cluster, tenant): (&str, &str), what: &TenantAction) {
+    let path = match what {
+        TenantAction::DeleteRelease => newest_release(simulation, cluster, tenant),
+        TenantAction::DeleteObject => first_object(simulation, cluster, tenant),
+        _ => Some(format!("/api/v1/namespaces/{tenant}")),
+    };
+    let mut person = Person {
+        simulation,
+        cluster,
+    };
+    if *what == TenantAction::AddOccupant {
+        let labels = json!({format!("{FOREIGN}occupant"): "true"});
+        let object = json!({
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": "occupant", "namespace": tenant, "labels": labels},
+            "data": {"of": "a person"},
+        });
+        person.create(&format!("/api/v1/namespaces/{tenant}/configmaps"), &object);
+    } else if let Some(path) = path {
+        person.delete(&path);
+    }
+}
+
+/// The cluster where a Tenant's release is: the member that `clusterRef` names, or else the Tenant's cluster.
+fn cluster_of_release(simulation: &Simulation, cluster: &str, tenant: &str) -> String {
+    let key = Key {
+        group: names::GROUP.to_owned(),
+        resource: "tenants".to_owned(),
+        namespace: TENANTS.to_owned(),
+        name: tenant.to_owned(),
+    };
+    let object = simulation
+        .cluster(cluster)
+        .and_then(|cluster| cluster.server.get(&key));
+    let member = object.and_then(|object| {
+        let member = object.pointer("/spec/clusterRef/secretName")?.as_str()?;
+        Some(member.to_owned())
+    });
+    member.map_or_else(
+        || cluster.to_owned(),
+        |member| Settings::cluster(&member).to_owned(),
+    )
+}
+
+fn objects(simulation: &Simulation, cluster: &str, group: &str, resource: &str) -> Vec<Arc<Value>> {
+    simulation
+        .cluster(cluster)
+        .map(|cluster| cluster.server.all(group, resource))
+        .unwrap_or_default()
+}
+
+/// Path of the newest release Secret in a workspace.
+fn newest_release(simulation: &Simulation, cluster: &str, workspace: &str) -> Option<String> {
+    let secrets = objects(simulation, cluster, "", "secrets");
+    let releases = secrets.iter().filter(|secret| {
+        text(secret, "/metadata/namespace") == Some(workspace)
+            && text(secret, "/type") == Some("helm.sh/release.v1")
+    });
+    let newest = releases.max_by_key(|secret| {
+        text(secret, "/metadata/labels/version").and_then(|version| version.parse::<u32>().ok())
+    })?;
+    let name = text(newest, "/metadata/name")?;
+    Some(format!("/api/v1/namespaces/{workspace}/secrets/{name}"))
+}
+
+/// Path of the first object that Helm has created in a workspace.
+fn first_object(simulation: &Simulation, cluster: &str, workspace: &str) -> Option<String> {
+    RELEASED.iter().find_map(|(group, resource, api)| {
+        let all = objects(simulation, cluster, group, resource);
+        let found = all.iter().find(|object| {
+            text(object, "/metadata/namespace") == Some(workspace)
+                && text(object, "/metadata/annotations/meta.helm.sh~1release-name").is_some()
+        })?;
+        let name = text(found, "/metadata/name")?;
+        Some(format!("{api}/namespaces/{workspace}/{resource}/{name}"))
+    })
+}
+
+fn text<'a>(object: &'a Value, pointer: &str) -> Option<&'a str> {
+    object.pointer(pointer)?.as_str()
+}
+
+fn on_member(simulation: &mut Simulation, member: &str, what: &MemberAction) {
+    let path = format!("{KRYPTON}/edgeclusters/{member}");
+    let mut person = Person {
+        simulation,
+        cluster: HOME,
+    };
+    let spec = match what {
+        MemberAction::Pause => json!({"paused": true}),
+        MemberAction::Resume => json!({"paused": false}),
+        MemberAction::Ban => json!({"banned": true}),
+        MemberAction::Unban => json!({"banned": false}),
+        MemberAction::Delete { uninstall } => {
+            let policy = if *uninstall { "Uninstall" } else { "Retain" };
+            person.patch(&path, &json!({"spec": {"deletionPolicy": policy}}));
+            person.delete(&path);
+            return;
+        }
+        MemberAction::DamageKubeconfig { .. }
+        | MemberAction::DeleteKubeconfig { .. }
+        | MemberAction::RelabelKubeconfig { .. } => {
+            return kubeconfig(simulation, member, what);
+        }
+    };
+    person.patch(&path, &json!({"spec": spec}));
+}
+
+/// Changes the Secret with a kubeconfig for a time.
+fn kubeconfig(simulation: &mut Simulation, member: &str, what: &MemberAction) {
+    let all = format!("/api/v1/namespaces/{SYSTEM}/secrets");
+    let path = format!("{all}/{member}");
+    let mut person = Person {
+        simulation,
+        cluster: HOME,
+    };
+    let Some(secret) = person.get(&path) else {
+        return;
+    };
+    let label = |value: &str| json!({"metadata": {"labels": {names::DISCOVERY_LABEL: value}}});
+    let undo = match what {
+        MemberAction::DeleteKubeconfig { .. } => {
+            person.delete(&path);
+            None
+        }
+        MemberAction::RelabelKubeconfig { .. } => {
+            person.patch(&path, &label("false"));
+            Some(label("true"))
+        }
+        _ => {
+            let damaged = STANDARD.encode("not a kubeconfig");
+            person.patch(&path, &json!({"data": {names::KUBECONFIG_KEY: damaged}}));
+            Some(json!({"data": secret.get("data")}))
+        }
+    };
+    let action = Action::Member {
+        member: member.to_owned(),
+        what: what.clone(),
+    };
+    super::end_later(simulation, &action, move |simulation| {
+        let mut person = Person {
+            simulation,
+            cluster: HOME,
+        };
+        match undo {
+            Some(patch) => person.patch(&path, &patch),
+            None => person.create(&all, &as_new(secret)),
+        };
+    });
+}
+
+/// The object without the fields that the API server sets.
+fn as_new(mut object: Value) -> Value {
+    if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
+        for field in [
+            "uid",
+            "resourceVersion",
+            "creationTimestamp",
+            "generation",
+            "managedFields",
+        ] {
+            metadata.remove(field);
+        }
+    }
+    object
+}
+
+fn on_deployment(simulation: &mut Simulation, name: &str, what: &DeploymentAction) {
+    let all = format!("{KRYPTON}/namespaces/{TENANTS}/kryptondeployments");
+    let path = format!("{all}/{name}");
+    let mut person = Person {
+        simulation,
+        cluster: HOME,
+    };
+    match what {
+        DeploymentAction::Create { region } => {
+            let region = region_of(&mut person, region);
+            person.create(&all, &deployment_object(name, &region));
+        }
+        DeploymentAction::Edit { number } => {
+            let account = json!({"name": "account", "displayName": format!("account {number}")});
+            person.patch(&path, &json!({"spec": {"account": account}}));
+        }
+        DeploymentAction::Move { region } => {
+            let region = region_of(&mut person, region);
+            // Without null, a merge patch keeps the previous region's Secret.
+            let mut patch = json!({"kubeconfig": null});
+            for (field, value) in region.as_object().into_iter().flatten() {
+                patch[field] = value.clone();
+            }
+            person.patch(&path, &json!({"spec": {"region": patch}}));
+        }
+        DeploymentAction::Delete => {
+            person.delete(&path);
+        }
+    }
+}
+
+/// Names a region and, for a member without an agent, the Secret with its kubeconfig. The Secret has the label
+/// [`names::OPEN_TO_DEPLOYMENTS_LABEL`].
+fn region_of(person: &mut Person<'_>, region: &str) -> Value {
+    match person.get(&format!("/api/v1/namespaces/{SYSTEM}/secrets/{region}")) {
+        Some(_) => {
+            let secret = json!({"name": region, "namespace": SYSTEM});
+            json!({"name": region, "kubeconfig": {"secret": secret}})
+        }
+        None => json!({"name": region}),
+    }
+}
+
+fn deployment_object(name: &str, region: &Value) -> Value {
+    json!({
+        "apiVersion": "mesh.openkcm.io/v1alpha1",
+        "kind": "KryptonDeployment",
+        "metadata": {"name": name, "namespace": TENANTS},
+        "spec": {"account": {"name": "account"}, "region": region},
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use krypton_crds::krypton_deployment::KryptonDeployment;
+    use krypton_crds::tenant::Tenant;
+
+    use super::*;
+
+    #[test]
+    fn objects_of_people_fit_the_types() {
+        let placed: Tenant = serde_json::from_value(tenant_object("t0", Some("edge-1"))).unwrap();
+        assert_eq!(placed.names_member(), Some("edge-1"));
+        let plain: Tenant = serde_json::from_value(tenant_object("t0", None)).unwrap();
+        assert_eq!(plain.names_member(), None);
+        let object = deployment_object("d0", &json!({"name": "edge-1"}));
+        let deployment: KryptonDeployment = serde_json::from_value(object).unwrap();
+        assert_eq!(deployment.spec.region.name, "edge-1");
+    }
+
+    #[test]
+    fn recreated_object_has_no_server_fields() {
+        let old =
+            json!({"metadata": {"name": "a", "uid": "u", "resourceVersion": "7", "labels": {}}});
+        assert_eq!(
+            as_new(old),
+            json!({"metadata": {"name": "a", "labels": {}}})
+        );
+    }
+}

@@ -1,0 +1,146 @@
+//! Restores the etcd of a cluster. The server reports no changes then, so this module reports the differences.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use krypton_sim_apiserver::server::{Change, Key, Snapshot};
+use krypton_types::names::GROUP;
+use serde_json::Value;
+
+use crate::conductor::Simulation;
+use crate::observe::Event as Seen;
+
+/// Writer of the changes that a restore makes.
+pub const RESTORE: &str = "etcd-restore";
+
+/// The resources that oracles look at.
+const RESOURCES: [(&str, &str); 14] = [
+    ("", "namespaces"),
+    ("", "secrets"),
+    ("", "configmaps"),
+    ("", "services"),
+    ("", "serviceaccounts"),
+    ("", "pods"),
+    ("apps", "deployments"),
+    ("apps", "statefulsets"),
+    ("batch", "jobs"),
+    ("coordination.k8s.io", "leases"),
+    (GROUP, "tenants"),
+    (GROUP, "edgeclusters"),
+    (GROUP, "kryptondeployments"),
+    ("apiextensions.k8s.io", "customresourcedefinitions"),
+];
+
+type Objects = BTreeMap<Key, Arc<Value>>;
+
+pub(super) fn restore(simulation: &mut Simulation, cluster: &str, snapshot: Snapshot) {
+    let before = objects(simulation, cluster);
+    simulation.change_cluster(cluster, |cluster, _| cluster.server.restore(snapshot));
+    let after = objects(simulation, cluster);
+    let at = simulation.wall();
+    for (key, before, after) in differences(&before, &after) {
+        let revision = after.as_ref().and_then(|object| revision(object));
+        let change = Change {
+            revision: revision.unwrap_or_default(),
+            at,
+            key,
+            before,
+            after,
+            by: RESTORE.to_owned(),
+            subresource: String::new(),
+        };
+        let cluster = cluster.to_owned();
+        simulation.observe(Seen::Change { cluster, change });
+    }
+}
+
+type Difference = (Key, Option<Arc<Value>>, Option<Arc<Value>>);
+
+fn differences(before: &Objects, after: &Objects) -> Vec<Difference> {
+    let mut keys: Vec<&Key> = before.keys().chain(after.keys()).collect();
+    keys.sort();
+    keys.dedup();
+    let pairs = keys.into_iter().map(|key| {
+        (
+            key.clone(),
+            before.get(key).cloned(),
+            after.get(key).cloned(),
+        )
+    });
+    pairs.filter(|(_, before, after)| before != after).collect()
+}
+
+fn revision(object: &Value) -> Option<u64> {
+    object
+        .pointer("/metadata/resourceVersion")?
+        .as_str()?
+        .parse()
+        .ok()
+}
+
+fn objects(simulation: &Simulation, cluster: &str) -> Objects {
+    let Some(cluster) = simulation.cluster(cluster) else {
+        return Objects::new();
+    };
+    let mut found = Objects::new();
+    for (group, resource) in RESOURCES {
+        for object in cluster.server.all(group, resource) {
+            let text = |pointer: &str| {
+                let text = object.pointer(pointer).and_then(Value::as_str);
+                text.unwrap_or_default().to_owned()
+            };
+            let key = Key {
+                group: group.to_owned(),
+                resource: resource.to_owned(),
+                namespace: text("/metadata/namespace"),
+                name: text("/metadata/name"),
+            };
+            found.insert(key, object);
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn key(name: &str) -> Key {
+        Key {
+            group: String::new(),
+            resource: "secrets".to_owned(),
+            namespace: "a".to_owned(),
+            name: name.to_owned(),
+        }
+    }
+
+    #[test]
+    fn differences_list_created_deleted_and_changed_objects() {
+        let (one, two) = (Arc::new(json!(1)), Arc::new(json!(2)));
+        let before = [
+            (key("changed"), Arc::clone(&one)),
+            (key("deleted"), Arc::clone(&one)),
+            (key("same"), Arc::clone(&one)),
+        ];
+        let after = [
+            (key("changed"), Arc::clone(&two)),
+            (key("created"), Arc::clone(&two)),
+            (key("same"), Arc::clone(&one)),
+        ];
+        let found = differences(&before.into(), &after.into());
+        assert_eq!(
+            found,
+            [
+                (
+                    key("changed"),
+                    Some(Arc::clone(&one)),
+                    Some(Arc::clone(&two))
+                ),
+                (key("created"), None, Some(two)),
+                (key("deleted"), Some(one), None),
+            ]
+        );
+    }
+}

@@ -1,0 +1,557 @@
+//! Invariants of Helm runs and of the releases that they change.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use krypton_types::names::{
+    ADOPT_ANNOTATION, ORPHAN_ANNOTATION, PAUSED_ANNOTATION, TENANT_FINALIZER,
+};
+use serde_json::Value;
+
+use super::view::{
+    Owner, Run, annotation, has_finalizer, is_deleted, is_product, krypton_key, label, text,
+};
+use super::{Check, Oracle, View, ensure, stateless};
+use crate::conductor::Millis;
+use crate::observe::{Event, Observation};
+use crate::plan::{Settings, TENANTS};
+
+/// Label on a release Secret with the UID of its owner.
+pub(super) const OWNER_UID: &str = "mesh.openkcm.io/tenant-uid";
+/// Time in which a watch brings a change to a process, if no fault delays it.
+const LAG: Millis = 30_000;
+/// Krypton forgets the effects of a fault in this time.
+const RECOVERY: Millis = 120_000;
+/// More runs of one release in a minute mean that the back-off fails.
+const RUNS_A_MINUTE: usize = 30;
+/// Two revisions, 16 failed installations and 16 failed upgrades, and the running attempt.
+const HISTORY: usize = 36;
+
+pub(super) fn all() -> Vec<Box<dyn Oracle>> {
+    vec![
+        Box::new(LiveReleases),
+        Box::new(OneHelm::default()),
+        Box::new(FinalizerFirst),
+        Box::new(ReleaseGoesFirst),
+        Box::new(OneOwner),
+        Box::new(OrphansStay),
+        Box::new(PausedTenants),
+        Box::new(PausedMembers),
+        Box::new(RunsBackOff::default()),
+        Box::new(HistoryIsBounded),
+    ]
+}
+
+/// The run that an observation starts.
+pub(super) fn started<'a>(view: &'a View, seen: &Observation) -> Option<&'a Run> {
+    match &seen.event {
+        Event::HelmStarted { run, .. } => view.runs.get(run),
+        _ => None,
+    }
+}
+
+stateless! {
+    /// Helm uninstalls a release only if people have deleted its owner, moved its KryptonDeployment, or retired its
+    /// member.
+    LiveReleases, "live-release-stays",
+    fn see(&mut self, view: &View, seen: &Observation) -> Check {
+        let Some(run) = started(view, seen).filter(|run| run.verb == "uninstall") else {
+            return Ok(());
+        };
+        let member = run.cluster.as_deref().map(Settings::member);
+        if member.is_some_and(|member| view.is_retiring(member)) {
+            return Ok(());
+        }
+        let wanted = match &run.owner {
+            Owner::Tenant(name) => view.wants_tenant(name),
+            Owner::Deployment(name) => {
+                view.wants_deployment(name)
+                    && member.is_some_and(|member| region(view, name) == Some(member))
+            }
+            Owner::Unknown => false,
+        };
+        ensure(!wanted, || format!("{} uninstalls {}, which people want", run.host, run.release))
+    }
+}
+
+/// The region that a KryptonDeployment names now.
+fn region<'a>(view: &'a View, name: &str) -> Option<&'a str> {
+    let key = krypton_key("kryptondeployments", TENANTS, name);
+    let object = view.get(crate::plan::HOME, &key)?;
+    Some(text(object, "/spec/region/name"))
+}
+
+/// A release on a cluster has at most one running Helm process that writes.
+#[derive(Debug, Default)]
+struct OneHelm {
+    running: BTreeMap<u64, (String, String, Option<String>)>,
+}
+
+impl Oracle for OneHelm {
+    fn name(&self) -> &'static str {
+        "one-helm-per-release"
+    }
+
+    fn see(&mut self, view: &View, seen: &Observation) -> Check {
+        match &seen.event {
+            Event::HelmStarted { run: number, .. } => {
+                let Some(run) = view.runs.get(number) else {
+                    return Ok(());
+                };
+                let key = (
+                    run.release.clone(),
+                    run.namespace.clone(),
+                    run.cluster.clone(),
+                );
+                // Without a cluster, two runs may be on two clusters.
+                let other = self
+                    .running
+                    .iter()
+                    .find(|(_, other)| **other == key && key.2.is_some());
+                let other = other.map(|(other, _)| *other);
+                self.running.insert(*number, key);
+                match other {
+                    Some(other) => Err(format!(
+                        "Helm {number} of {} starts while Helm {other} runs",
+                        run.release
+                    )),
+                    None => Ok(()),
+                }
+            }
+            Event::HelmEnded { run, .. } => {
+                self.running.remove(run);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+stateless! {
+    /// A Tenant has Krypton's finalizer before Helm installs its release.
+    FinalizerFirst, "finalizer-precedes-helm",
+    fn see(&mut self, view: &View, seen: &Observation) -> Check {
+        let run = started(view, seen).filter(|run| run.verb == "upgrade" || run.verb == "install");
+        let Some((run, cluster)) = run.and_then(|run| Some((run, run.cluster.as_deref()?))) else {
+            return Ok(());
+        };
+        let Owner::Tenant(name) = &run.owner else {
+            return Ok(());
+        };
+        let Some(tenant) = view.tenant(cluster, name) else {
+            return Ok(());
+        };
+        let held = has_finalizer(tenant, TENANT_FINALIZER)
+            // The finalizer of a Tenant that returned from a snapshot, or that was recreated, follows.
+            || view.restored_within(cluster, RECOVERY)
+            || view.age(cluster, &krypton_key("tenants", TENANTS, name)) < LAG && view.calm() < LAG;
+        ensure(held, || format!("{} installs {} without a finalizer", run.host, run.release))
+    }
+}
+
+stateless! {
+    /// Krypton removes its finalizer from a deleted Tenant only after the release is gone.
+    ReleaseGoesFirst, "finalizer-outlives-release",
+    fn see(&mut self, view: &View, seen: &Observation) -> Check {
+        let Event::Change { cluster, change } = &seen.event else {
+            return Ok(());
+        };
+        let Some(before) = change.before.as_deref() else {
+            return Ok(());
+        };
+        let removed = has_finalizer(before, TENANT_FINALIZER)
+            && change.after.as_deref().is_none_or(|after| !has_finalizer(after, TENANT_FINALIZER));
+        if change.key.resource != "tenants"
+            || !removed
+            || !is_product(&change.by)
+            || !is_deleted(before)
+            || annotation(before, ORPHAN_ANNOTATION) == Some("true")
+            // Krypton keeps the releases of a CRD that is being deleted.
+            || !view.has_tenant_crd(cluster)
+            || view.restored_within(cluster, RECOVERY)
+        {
+            return Ok(());
+        }
+        let uid = text(before, "/metadata/uid");
+        let mut secrets = view.all(cluster, "", "secrets");
+        let left = secrets.find(|(_, secret)| {
+            text(secret, "/type") == "helm.sh/release.v1" && label(secret, OWNER_UID) == Some(uid)
+        });
+        match left {
+            Some((key, _)) => Err(format!("{} goes before {}", change.key.name, key.name)),
+            None => Ok(()),
+        }
+    }
+}
+
+stateless! {
+    /// A release does not change its owner while the owner exists, unless the new owner has the annotation `adopt`.
+    OneOwner, "release-keeps-its-owner",
+    fn see(&mut self, view: &View, seen: &Observation) -> Check {
+        let Event::Change { cluster, change } = &seen.event else {
+            return Ok(());
+        };
+        let (None, Some(new)) = (&change.before, &change.after) else {
+            return Ok(());
+        };
+        let Some(owner) = label(new, OWNER_UID).filter(|_| is_product(&change.by)) else {
+            return Ok(());
+        };
+        let release = text(new, "/metadata/labels/name");
+        let revisions = view.revisions(cluster, &change.key.namespace, release);
+        let mut earlier = revisions.iter().rev().map(|(_, secret)| secret.as_ref());
+        let previous = earlier.find_map(|secret| {
+            label(secret, OWNER_UID).filter(|_| text(secret, "/metadata/name") != change.key.name)
+        });
+        let Some(previous) = previous.filter(|previous| *previous != owner) else {
+            return Ok(());
+        };
+        let find = |uid: &str| -> Option<Value> {
+            let mut tenants = view.all(cluster, krypton_types::names::GROUP, "tenants");
+            let found = tenants.find(|(_, tenant)| text(tenant, "/metadata/uid") == uid);
+            found.map(|(_, tenant)| tenant.as_ref().clone())
+        };
+        let lives = find(previous).is_some_and(|previous| !is_deleted(&previous));
+        let adopts = find(owner)
+            .is_some_and(|owner| annotation(&owner, ADOPT_ANNOTATION) == Some("true"));
+        ensure(!lives || adopts, || format!("{release} goes from {previous} to {owner}"))
+    }
+}
+
+stateless! {
+    /// Helm does not uninstall the release of a Tenant that has had the annotation `orphan` for some time.
+    OrphansStay, "orphaned-release-stays",
+    fn see(&mut self, view: &View, seen: &Observation) -> Check {
+        let run = started(view, seen).filter(|run| run.verb == "uninstall");
+        let (Some(run), true) = (run, view.calm() > LAG) else {
+            return Ok(());
+        };
+        ensure(!has_long(view, run, ORPHAN_ANNOTATION), || {
+            format!("{} uninstalls the orphan {}", run.host, run.release)
+        })
+    }
+}
+
+stateless! {
+    /// Helm does not run for a Tenant that has been paused for some time.
+    PausedTenants, "paused-tenant-stays",
+    fn see(&mut self, view: &View, seen: &Observation) -> Check {
+        let (Some(run), true) = (started(view, seen), view.calm() > LAG) else {
+            return Ok(());
+        };
+        ensure(!has_long(view, run, PAUSED_ANNOTATION), || {
+            format!("{} runs Helm for the paused {}", run.host, run.release)
+        })
+    }
+}
+
+/// Whether the Tenant of a run has had an annotation, and no other change, for some time.
+fn has_long(view: &View, run: &Run, key: &str) -> bool {
+    let (Owner::Tenant(name), Some(cluster)) = (&run.owner, run.cluster.as_deref()) else {
+        return false;
+    };
+    let object = view.tenant(cluster, name);
+    object.is_some_and(|tenant| annotation(tenant, key) == Some("true"))
+        && view.age(cluster, &krypton_key("tenants", TENANTS, name)) > LAG
+}
+
+stateless! {
+    /// Helm does not run on a member that has been paused or banned for some time.
+    PausedMembers, "paused-member-stays",
+    fn see(&mut self, view: &View, seen: &Observation) -> Check {
+        let (Some(run), true) = (started(view, seen), view.calm() > LAG) else {
+            return Ok(());
+        };
+        let Some(member) = run.cluster.as_deref().map(Settings::member) else {
+            return Ok(());
+        };
+        let paused = view.edge_cluster(member).is_some_and(|object| {
+            object.pointer("/spec/paused") == Some(&Value::Bool(true))
+        });
+        // A banned agent continues with its last desired state, so only the pause counts.
+        let old = view.age(crate::plan::HOME, &krypton_key("edgeclusters", "", member)) > LAG;
+        ensure(!(paused && old), || format!("{} runs Helm on the paused {member}", run.host))
+    }
+}
+
+/// Krypton retries a failing run with a growing pause.
+#[derive(Debug, Default)]
+struct RunsBackOff {
+    starts: BTreeMap<(String, Option<String>), VecDeque<Millis>>,
+}
+
+impl Oracle for RunsBackOff {
+    fn name(&self) -> &'static str {
+        "helm-runs-back-off"
+    }
+
+    fn see(&mut self, view: &View, seen: &Observation) -> Check {
+        let Some(run) = started(view, seen) else {
+            return Ok(());
+        };
+        let key = (run.release.clone(), run.cluster.clone());
+        let starts = self.starts.entry(key).or_default();
+        starts.push_back(view.now);
+        while starts
+            .front()
+            .is_some_and(|start| view.now - start > 60_000)
+        {
+            starts.pop_front();
+        }
+        ensure(starts.len() <= RUNS_A_MINUTE, || {
+            format!(
+                "Helm ran {} times for {} in a minute",
+                starts.len(),
+                run.release
+            )
+        })
+    }
+}
+
+stateless! {
+    /// The number of revisions of a release is bounded.
+    HistoryIsBounded, "history-is-bounded",
+    fn see(&mut self, view: &View, seen: &Observation) -> Check {
+        let Event::Change { cluster, change } = &seen.event else {
+            return Ok(());
+        };
+        let new = change.after.as_deref().filter(|_| change.before.is_none());
+        let Some(new) = new.filter(|new| text(new, "/type") == "helm.sh/release.v1") else {
+            return Ok(());
+        };
+        let release = text(new, "/metadata/labels/name");
+        let count = view.revisions(cluster, &change.key.namespace, release).len();
+        ensure(count <= HISTORY, || format!("{release} has {count} revisions"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::story::{Story, deletion, deployment, edge_cluster, revision, tenant};
+
+    const RELEASE: &str = "tenant-t0-edge-1";
+    const AGENT: &str = "agent-edge-1";
+
+    /// A story with a live Tenant and a fresh Lease.
+    fn story() -> Story {
+        let mut story = Story::new();
+        story.put("people", "edge-1", tenant()).renew();
+        story
+    }
+
+    #[test]
+    fn deleted_tenant_loses_its_release() {
+        let mut story = story();
+        story
+            .patch("people", "edge-1", tenant(), &deletion())
+            .helm(1, AGENT, "uninstall", RELEASE);
+        story.assert_kept();
+    }
+
+    #[test]
+    fn uninstalling_a_live_release_is_found() {
+        let mut story = story();
+        story.helm(1, AGENT, "uninstall", RELEASE);
+        story.assert_broken("live-release-stays");
+    }
+
+    #[test]
+    fn deletion_by_the_crd_controller_uninstalls_nothing() {
+        let mut story = story();
+        story
+            .patch("crd-controller", "edge-1", tenant(), &deletion())
+            .helm(1, AGENT, "uninstall", RELEASE);
+        story.assert_broken("live-release-stays");
+    }
+
+    #[test]
+    fn retired_member_loses_its_releases() {
+        let mut story = story();
+        let mut member = edge_cluster("edge-1");
+        member["spec"] = json!({"deletionPolicy": "Uninstall"});
+        story
+            .put("hub-0", "home", member.clone())
+            .patch("people", "home", member, &deletion())
+            .helm(1, AGENT, "uninstall", RELEASE);
+        story.assert_kept();
+    }
+
+    #[test]
+    fn deployment_in_place_keeps_its_release() {
+        let mut story = story();
+        story
+            .put("people", "home", deployment("edge-1"))
+            .helm(1, AGENT, "uninstall", "ced-d0");
+        story.assert_broken("live-release-stays");
+    }
+
+    #[test]
+    fn second_helm_of_a_release_is_found() {
+        let mut good = story();
+        good.helm(1, AGENT, "upgrade", RELEASE)
+            .ends(1, AGENT, 0)
+            .helm(2, AGENT, "upgrade", RELEASE)
+            .helm(3, "hub-0", "upgrade", "tenant-t0-edge-2");
+        good.assert_kept();
+        let mut bad = story();
+        bad.helm(1, AGENT, "upgrade", RELEASE)
+            .helm(2, AGENT, "upgrade", RELEASE);
+        bad.assert_broken("one-helm-per-release");
+    }
+
+    #[test]
+    fn installation_without_finalizer_is_found() {
+        let mut story = story();
+        let bare = json!({"metadata": {"finalizers": null}});
+        story
+            .patch("people", "edge-1", tenant(), &bare)
+            .wait(31_000)
+            .renew()
+            .helm(1, AGENT, "upgrade", RELEASE);
+        story.assert_broken("finalizer-precedes-helm");
+    }
+
+    #[test]
+    fn finalizer_before_the_release_is_found() {
+        let bare = json!({"metadata": {"finalizers": null}});
+        let mut good = story();
+        good.put(
+            "helm:agent-edge-1",
+            "edge-1",
+            revision(RELEASE, 1, "deployed"),
+        )
+        .patch("people", "edge-1", tenant(), &deletion())
+        .delete(
+            "helm:agent-edge-1",
+            "edge-1",
+            &revision(RELEASE, 1, "deployed"),
+        )
+        .patch(AGENT, "edge-1", tenant(), &bare);
+        good.assert_kept();
+        let mut bad = story();
+        bad.put(
+            "helm:agent-edge-1",
+            "edge-1",
+            revision(RELEASE, 1, "deployed"),
+        )
+        .patch("people", "edge-1", tenant(), &deletion())
+        .patch(AGENT, "edge-1", tenant(), &bare);
+        bad.assert_broken("finalizer-outlives-release");
+    }
+
+    #[test]
+    fn orphan_may_leave_its_release() {
+        let orphan = json!({"metadata": {"annotations": {"mesh.openkcm.io/orphan": "true"}}});
+        let bare = json!({"metadata": {"finalizers": null}});
+        let mut good = story();
+        good.put(
+            "helm:agent-edge-1",
+            "edge-1",
+            revision(RELEASE, 1, "deployed"),
+        )
+        .patch("people", "edge-1", tenant(), &orphan)
+        .patch("people", "edge-1", tenant(), &deletion())
+        .patch(AGENT, "edge-1", tenant(), &bare);
+        good.assert_kept();
+        let mut bad = story();
+        bad.patch("people", "edge-1", tenant(), &orphan)
+            .patch("people", "edge-1", tenant(), &deletion())
+            .wait(31_000)
+            .renew()
+            .helm(1, AGENT, "uninstall", RELEASE);
+        bad.assert_broken("orphaned-release-stays");
+    }
+
+    #[test]
+    fn release_of_a_live_owner_is_not_taken() {
+        let other = |adopt: bool| {
+            let mut other = tenant();
+            other["metadata"]["name"] = json!("t1");
+            other["metadata"]["uid"] = json!("uid-t1");
+            if adopt {
+                other["metadata"]["annotations"] = json!({"mesh.openkcm.io/adopt": "true"});
+            }
+            other
+        };
+        let mut taken = revision(RELEASE, 2, "pending-upgrade");
+        taken["metadata"]["labels"]["mesh.openkcm.io/tenant-uid"] = json!("uid-t1");
+        for (adopt, oracle) in [(true, None), (false, Some("release-keeps-its-owner"))] {
+            let mut story = story();
+            story
+                .put("people", "edge-1", other(adopt))
+                .put(
+                    "helm:agent-edge-1",
+                    "edge-1",
+                    revision(RELEASE, 1, "deployed"),
+                )
+                .put("helm:agent-edge-1", "edge-1", taken.clone());
+            assert_eq!(story.violated(), oracle);
+        }
+    }
+
+    #[test]
+    fn helm_for_a_paused_tenant_is_found() {
+        let paused = json!({"metadata": {"annotations": {"mesh.openkcm.io/paused": "true"}}});
+        for (pause, oracle) in [(5_000, None), (31_000, Some("paused-tenant-stays"))] {
+            let mut story = story();
+            story
+                .patch("people", "edge-1", tenant(), &paused)
+                .wait(pause)
+                .renew()
+                .helm(1, AGENT, "upgrade", RELEASE);
+            assert_eq!(story.violated(), oracle);
+        }
+    }
+
+    #[test]
+    fn helm_on_a_paused_member_is_found() {
+        for (paused, oracle) in [(false, None), (true, Some("paused-member-stays"))] {
+            let mut story = story();
+            let mut member = edge_cluster("edge-1");
+            member["spec"] = json!({"paused": paused});
+            story
+                .put("people", "home", member)
+                .wait(31_000)
+                .renew()
+                .helm(1, AGENT, "upgrade", RELEASE);
+            assert_eq!(story.violated(), oracle);
+        }
+    }
+
+    #[test]
+    fn endless_retries_are_found() {
+        let run = |pause| {
+            let mut story = story();
+            for run in 0..40 {
+                story
+                    .wait(pause)
+                    .renew()
+                    .helm(run, AGENT, "upgrade", RELEASE)
+                    .ends(run, AGENT, 1);
+            }
+            story.violated().map(str::to_owned)
+        };
+        assert_eq!(run(3_000), None);
+        assert_eq!(run(500).as_deref(), Some("helm-runs-back-off"));
+    }
+
+    #[test]
+    fn endless_history_is_found() {
+        let mut story = story();
+        for version in 1..=36 {
+            story.put(
+                "helm:agent-edge-1",
+                "edge-1",
+                revision(RELEASE, version, "failed"),
+            );
+        }
+        story.assert_kept();
+        story.put(
+            "helm:agent-edge-1",
+            "edge-1",
+            revision(RELEASE, 37, "failed"),
+        );
+        story.assert_broken("history-is-bounded");
+    }
+}

@@ -1,0 +1,5 @@
+//! Stub.
+use super::Oracle;
+pub(super) fn all() -> Vec<Box<dyn Oracle>> {
+    Vec::new()
+}

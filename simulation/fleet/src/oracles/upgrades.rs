@@ -1,0 +1,254 @@
+//! Invariants of the revisions and objects of a release during upgrades, repairs and drift corrections.
+
+use k8s_openapi::api::core::v1::Secret;
+use krypton_helm::releases::{ObjectId, objects};
+use serde_json::Value;
+
+use super::view::{annotation, is_helm, is_product, text, version};
+use super::{Check, Oracle, View, ensure, stateless};
+use crate::faults::RESTORE;
+use crate::observe::{Event, Observation};
+use crate::plan::Settings;
+
+pub(super) fn all() -> Vec<Box<dyn Oracle>> {
+    vec![
+        Box::new(FailedUpgrade),
+        Box::new(RevisionsRise),
+        Box::new(ObjectsStay),
+        Box::new(ObjectsKeepUid),
+    ]
+}
+
+stateless! {
+    /// If Helm reports an upgrade as failed, the previously deployed revision stays deployed.
+    FailedUpgrade, "failed-upgrade-keeps-deployed",
+    fn see(&mut self, view: &View, seen: &Observation) -> Check {
+        let Event::Change { cluster, change } = &seen.event else {
+            return Ok(());
+        };
+        let (Some(before), Some(after)) = (&change.before, &change.after) else {
+            return Ok(());
+        };
+        let status = |secret: &Value| text(secret, "/metadata/labels/status").to_owned();
+        if !is_helm(&change.by) || status(before) != "pending-upgrade" || status(after) != "failed" {
+            return Ok(());
+        }
+        let release = text(after, "/metadata/labels/name");
+        let number = version(after).unwrap_or_default();
+        let revisions = view.revisions(cluster, &change.key.namespace, release);
+        let earlier: Vec<String> = revisions
+            .iter()
+            .filter(|(version, _)| *version < number)
+            .map(|(_, secret)| status(secret))
+            .collect();
+        // A pruned history has lost the revision only if it was not deployed.
+        let lost = earlier.iter().any(|status| status == "superseded")
+            && !earlier.iter().any(|status| status == "deployed" || status == "failed");
+        ensure(!lost, || format!("{release} has no deployed revision after its failure"))
+    }
+}
+
+stateless! {
+    /// A new revision of a release has a higher number than all earlier ones.
+    RevisionsRise, "revisions-rise",
+    fn see(&mut self, view: &View, seen: &Observation) -> Check {
+        let Event::Change { cluster, change } = &seen.event else {
+            return Ok(());
+        };
+        let new = change.after.as_deref().filter(|_| change.before.is_none());
+        let new = new.filter(|new| {
+            is_helm(&change.by) && text(new, "/type") == "helm.sh/release.v1"
+        });
+        let Some((new, number)) = new.and_then(|new| Some((new, version(new)?))) else {
+            return Ok(());
+        };
+        let release = text(new, "/metadata/labels/name");
+        let revisions = view.revisions(cluster, &change.key.namespace, release);
+        let newest = revisions.last().map(|(version, _)| *version);
+        ensure(newest == Some(number), || {
+            format!("revision {number} of {release} follows {newest:?}")
+        })
+    }
+}
+
+stateless! {
+    /// Krypton and Helm delete no object that the newest revision of a wanted release contains.
+    ObjectsStay, "objects-of-release-stay",
+    fn see(&mut self, view: &View, seen: &Observation) -> Check {
+        let Event::Change { cluster, change } = &seen.event else {
+            return Ok(());
+        };
+        let (Some(before), None) = (&change.before, &change.after) else {
+            return Ok(());
+        };
+        let Some(release) = annotation(before, "meta.helm.sh/release-name") else {
+            return Ok(());
+        };
+        let member = Settings::member(cluster);
+        let tenant = release
+            .strip_prefix("tenant-")
+            .and_then(|rest| rest.strip_suffix(member)?.strip_suffix('-'));
+        let wanted = match (tenant, release.strip_prefix("ced-")) {
+            (Some(tenant), _) => view.wants_tenant(tenant),
+            // A deployment may have moved.
+            _ => false,
+        };
+        if !is_product(&change.by) || !wanted || view.is_retiring(member) {
+            return Ok(());
+        }
+        let namespace = annotation(before, "meta.helm.sh/release-namespace").unwrap_or_default();
+        let revisions = view.revisions(cluster, namespace, release);
+        let Some((_, newest)) = revisions.last() else {
+            return Ok(());
+        };
+        ensure(!declares(newest, before), || {
+            format!("{} deletes {} of {release}", change.by, change.key.name)
+        })
+    }
+}
+
+/// Whether the manifest of a revision contains the object.
+fn declares(revision: &Value, object: &Value) -> bool {
+    let secret: Option<Secret> = serde_json::from_value(revision.clone()).ok();
+    let declared = secret.and_then(|secret| objects(&secret).ok());
+    let (Some(declared), Some(object)) = (declared, ObjectId::of(object)) else {
+        return false;
+    };
+    declared.objects.iter().any(|each| {
+        let namespace = each.namespace.is_none() || each.namespace == object.namespace;
+        each.kind == object.kind && each.name == object.name && namespace
+    })
+}
+
+stateless! {
+    /// Krypton and Helm never change the UID of an object in one write.
+    ObjectsKeepUid, "uid-never-changes",
+    fn see(&mut self, _: &View, seen: &Observation) -> Check {
+        let Event::Change { cluster, change } = &seen.event else {
+            return Ok(());
+        };
+        let (Some(before), Some(after)) = (&change.before, &change.after) else {
+            return Ok(());
+        };
+        let same = text(before, "/metadata/uid") == text(after, "/metadata/uid");
+        ensure(same || change.by == RESTORE, || {
+            format!("{} on {cluster} gets another UID", change.key.name)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base64::Engine as _;
+    use base64::engine::general_purpose::STANDARD;
+    use serde_json::json;
+
+    use super::super::story::{Story, config_map, deletion, revision, tenant};
+    use super::*;
+
+    const RELEASE: &str = "tenant-t0-edge-1";
+    const HELM: &str = "helm:agent-edge-1";
+
+    fn story() -> Story {
+        let mut story = Story::new();
+        story.put("people", "edge-1", tenant()).renew();
+        story
+    }
+
+    /// A revision that declares the ConfigMap `named`.
+    fn declaring(version: u32, named: &str) -> Value {
+        let manifest = format!("apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: {named}\n");
+        let payload = json!({
+            "name": RELEASE,
+            "namespace": "t0",
+            "version": version,
+            "info": {"status": "deployed"},
+            "chart": {"metadata": {"name": "c", "version": "1.0.0"}},
+            "manifest": manifest,
+        });
+        let packed = krypton_helm::releases::pack(payload.to_string().as_bytes()).unwrap();
+        // The API encodes the data of a Secret once more.
+        let data = STANDARD.encode(STANDARD.encode(packed));
+        let mut secret = revision(RELEASE, version, "deployed");
+        secret["data"] = json!({"release": data});
+        secret
+    }
+
+    fn owned(name: &str) -> Value {
+        let mut object = config_map("t0", name);
+        object["metadata"]["annotations"] = json!({
+            "meta.helm.sh/release-name": RELEASE,
+            "meta.helm.sh/release-namespace": "t0",
+        });
+        object
+    }
+
+    #[test]
+    fn failed_upgrade_without_deployed_revision_is_found() {
+        for (former, oracle) in [
+            ("deployed", None),
+            ("superseded", Some("failed-upgrade-keeps-deployed")),
+        ] {
+            let mut story = story();
+            story
+                .put(HELM, "edge-1", revision(RELEASE, 1, former))
+                .put(HELM, "edge-1", revision(RELEASE, 2, "pending-upgrade"))
+                .put(HELM, "edge-1", revision(RELEASE, 2, "failed"));
+            assert_eq!(story.violated(), oracle, "{former}");
+        }
+    }
+
+    #[test]
+    fn krypton_may_mark_any_revision_failed() {
+        let mut story = story();
+        story
+            .put(HELM, "edge-1", revision(RELEASE, 1, "superseded"))
+            .put(HELM, "edge-1", revision(RELEASE, 2, "pending-upgrade"))
+            .put("agent-edge-1", "edge-1", revision(RELEASE, 2, "failed"));
+        story.assert_kept();
+    }
+
+    #[test]
+    fn lower_revision_is_found() {
+        for (next, oracle) in [(4, None), (2, Some("revisions-rise"))] {
+            let mut story = story();
+            story
+                .put(HELM, "edge-1", revision(RELEASE, 3, "deployed"))
+                .put(HELM, "edge-1", revision(RELEASE, next, "pending-upgrade"));
+            assert_eq!(story.violated(), oracle, "{next}");
+        }
+    }
+
+    #[test]
+    fn deletion_of_a_declared_object_is_found() {
+        let objects_of = |named: &str| {
+            let mut story = story();
+            story
+                .put(HELM, "edge-1", declaring(1, named))
+                .put(HELM, "edge-1", owned("settings"));
+            story
+        };
+        let mut bad = objects_of("settings");
+        bad.delete(HELM, "edge-1", &owned("settings"));
+        bad.assert_broken("objects-of-release-stay");
+        let mut pruned = objects_of("other");
+        pruned.delete(HELM, "edge-1", &owned("settings"));
+        pruned.assert_kept();
+        let mut unwanted = objects_of("settings");
+        unwanted
+            .patch("people", "edge-1", tenant(), &deletion())
+            .delete(HELM, "edge-1", &owned("settings"));
+        unwanted.assert_kept();
+    }
+
+    #[test]
+    fn changed_uid_is_found() {
+        let mut other = owned("settings");
+        other["metadata"]["uid"] = json!("other");
+        let mut story = story();
+        story
+            .put(HELM, "edge-1", owned("settings"))
+            .put(HELM, "edge-1", other);
+        story.assert_broken("uid-never-changes");
+    }
+}

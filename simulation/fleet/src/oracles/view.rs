@@ -1,0 +1,534 @@
+//! The state of all stores and Helm runs that follows from the observations so far.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use krypton_sim_apiserver::server::{Change, Key};
+use krypton_types::names::{GROUP, SELF_CLUSTER};
+use serde_json::Value;
+
+use super::Writer;
+use crate::conductor::Millis;
+use crate::faults::{END, PEOPLE, RESTORE};
+use crate::observe::{Event, Observation};
+use crate::plan::{Action, FOREVER, HOME, Plan, Settings, TENANTS};
+
+/// Time in which a resumed machine ends overdue work.
+const RESUME: Millis = 1_000;
+
+/// The part of a run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    #[default]
+    Start,
+    Chaos,
+    /// Faults have ended, and the fleet converges.
+    Converge,
+    /// The fleet has converged, and nothing happens.
+    Quiet,
+}
+
+/// A running Helm process that may write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Run {
+    pub host: String,
+    pub verb: String,
+    pub release: String,
+    pub namespace: String,
+    /// Unknown for a release of a KryptonDeployment that a hub installs.
+    pub cluster: Option<String>,
+    pub owner: Owner,
+    pub started: Millis,
+}
+
+/// The object that a release belongs to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Owner {
+    Tenant(String),
+    Deployment(String),
+    Unknown,
+}
+
+/// The last write of a Lease.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Renewal {
+    pub holder: String,
+    /// Host of the writer. Unknown until the request has ended.
+    pub host: Option<String>,
+    pub at: Millis,
+}
+
+/// State of the fleet.
+#[derive(Debug)]
+pub struct View {
+    pub(crate) settings: Settings,
+    /// A member that a permanent fault separates.
+    pub(crate) excused: Option<String>,
+    pub(crate) now: Millis,
+    pub(crate) phase: Phase,
+    /// Start of the phase.
+    pub(crate) since: Millis,
+    stores: BTreeMap<String, BTreeMap<Key, Arc<Value>>>,
+    /// When each object last changed, by cluster and key.
+    changed: BTreeMap<(String, Key), Millis>,
+    unattributed: Vec<(String, Change)>,
+    pub(crate) runs: BTreeMap<u64, Run>,
+    /// By cluster and name of the Lease.
+    renewals: BTreeMap<(String, String), Renewal>,
+    /// Active faults of the infrastructure.
+    active: Vec<Action>,
+    calm_since: Millis,
+    /// End of the last crash, freeze or suspension.
+    busy_until: Millis,
+    suspended_until: Millis,
+    restores: BTreeMap<String, Millis>,
+    /// Whether people want each Tenant and KryptonDeployment of this name.
+    tenants: BTreeMap<String, bool>,
+    deployments: BTreeMap<String, bool>,
+    /// Members whose EdgeCluster people have deleted with the policy `Uninstall`.
+    retiring: BTreeSet<String>,
+}
+
+impl View {
+    pub(crate) fn new(plan: &Plan) -> Self {
+        let clusters = plan.settings.clusters().into_iter();
+        Self {
+            settings: plan.settings.clone(),
+            excused: plan.excused().map(str::to_owned),
+            now: 0,
+            phase: Phase::Start,
+            since: 0,
+            stores: clusters.map(|name| (name, BTreeMap::new())).collect(),
+            changed: BTreeMap::new(),
+            unattributed: Vec::new(),
+            runs: BTreeMap::new(),
+            renewals: BTreeMap::new(),
+            active: Vec::new(),
+            calm_since: 0,
+            busy_until: 0,
+            suspended_until: 0,
+            restores: BTreeMap::new(),
+            tenants: BTreeMap::new(),
+            deployments: BTreeMap::new(),
+            retiring: BTreeSet::new(),
+        }
+    }
+
+    pub(super) fn enter(&mut self, phase: Phase, at: Millis) {
+        self.phase = phase;
+        self.since = at;
+        self.advance(at);
+    }
+
+    pub(super) fn advance(&mut self, at: Millis) {
+        self.now = self.now.max(at);
+    }
+
+    pub(super) fn see(&mut self, seen: &Observation) {
+        self.advance(seen.at);
+        match &seen.event {
+            Event::Change { cluster, change } => self.change(cluster, change),
+            Event::HelmStarted {
+                run,
+                host,
+                arguments,
+            } => {
+                if let Some(started) = self.run_of(host, arguments) {
+                    self.runs.insert(*run, started);
+                }
+            }
+            Event::HelmEnded { run, .. } => drop(self.runs.remove(run)),
+            Event::Fault { text } => self.fault(text),
+            _ => {}
+        }
+    }
+
+    fn change(&mut self, cluster: &str, change: &Change) {
+        let key = &change.key;
+        self.changed
+            .insert((cluster.to_owned(), key.clone()), self.now);
+        let store = self.stores.entry(cluster.to_owned()).or_default();
+        match &change.after {
+            Some(after) => drop(store.insert(key.clone(), Arc::clone(after))),
+            None => drop(store.remove(key)),
+        }
+        if key.resource == "leases" {
+            let name = (cluster.to_owned(), key.name.clone());
+            let holder = change
+                .after
+                .as_deref()
+                .map(|lease| holder(lease).to_owned());
+            match holder {
+                Some(holder) => {
+                    let renewal = Renewal {
+                        holder,
+                        host: None,
+                        at: self.now,
+                    };
+                    self.renewals.insert(name, renewal);
+                }
+                None => drop(self.renewals.remove(&name)),
+            }
+        }
+        match change.by.as_str() {
+            RESTORE => drop(self.restores.insert(cluster.to_owned(), self.now)),
+            PEOPLE => self.wish(cluster, change),
+            by if is_product(by) => {
+                let born = change.before.is_none() && key.resource == "edgeclusters";
+                if born {
+                    self.retiring.remove(&key.name);
+                }
+                self.unattributed.push((cluster.to_owned(), change.clone()));
+            }
+            _ => {}
+        }
+    }
+
+    /// Records what people want.
+    fn wish(&mut self, _cluster: &str, change: &Change) {
+        let key = &change.key;
+        let created = change.before.is_none();
+        let deleted = change.after.as_deref().is_none_or(is_deleted);
+        match key.resource.as_str() {
+            "tenants" if created => drop(self.tenants.insert(key.name.clone(), true)),
+            "tenants" if deleted => drop(self.tenants.insert(key.name.clone(), false)),
+            "kryptondeployments" if created => {
+                self.deployments.insert(key.name.clone(), true);
+            }
+            "kryptondeployments" if deleted => {
+                self.deployments.insert(key.name.clone(), false);
+            }
+            "edgeclusters" if deleted => {
+                let policy = change
+                    .before
+                    .as_deref()
+                    .and_then(|before| before.pointer("/spec/deletionPolicy")?.as_str());
+                if policy == Some("Uninstall") {
+                    self.retiring.insert(key.name.clone());
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn fault(&mut self, text: &str) {
+        let (ends, text) = match text.strip_prefix(END) {
+            Some(text) => (true, text),
+            None => (false, text),
+        };
+        let Ok(action) = text.parse::<Action>() else {
+            return;
+        };
+        if action.is_personal() {
+            return;
+        }
+        self.calm_since = self.now;
+        match action {
+            _ if ends => self.active.retain(|active| *active != action),
+            // These have no observation at their end.
+            Action::Crash { .. }
+            | Action::CrashAtRequest { .. }
+            | Action::Freeze { .. }
+            | Action::Suspend { .. } => {
+                let length = action.length().filter(|length| *length != FOREVER);
+                let end = self.now + length.unwrap_or_default();
+                self.busy_until = self.busy_until.max(end);
+                if matches!(action, Action::Suspend { .. }) {
+                    self.suspended_until = self.suspended_until.max(end + RESUME);
+                }
+            }
+            Action::Skew { .. } | Action::EndWatches { .. } | Action::Compact { .. } => {}
+            _ if action.length() == Some(FOREVER) => {}
+            _ => self.active.push(action),
+        }
+    }
+
+    pub(super) fn take_unattributed(&mut self, cluster: &str) -> Vec<Change> {
+        let all = std::mem::take(&mut self.unattributed);
+        let (found, rest) = all.into_iter().partition(|(name, _)| name == cluster);
+        self.unattributed = rest;
+        let found: Vec<(String, Change)> = found;
+        found.into_iter().map(|(_, change)| change).collect()
+    }
+
+    /// Records the host that has renewed a Lease.
+    pub(super) fn wrote(&mut self, by: &Writer<'_>) {
+        let key = &by.change.key;
+        let name = (by.cluster.to_owned(), key.name.clone());
+        if key.resource == "leases"
+            && let Some(renewal) = self.renewals.get_mut(&name)
+        {
+            renewal.host = Some(by.host.to_owned());
+        }
+    }
+
+    /// Reads a command line of Helm. `None` if it does not write.
+    fn run_of(&self, host: &str, arguments: &[String]) -> Option<Run> {
+        let verb = arguments.first()?.clone();
+        if !["upgrade", "install", "uninstall", "rollback"].contains(&verb.as_str()) {
+            return None;
+        }
+        let after = |word: &str| {
+            let position = arguments.iter().position(|argument| argument == word)?;
+            arguments.get(position + 1).cloned()
+        };
+        let release = after("--")?;
+        let mut members = vec![SELF_CLUSTER.to_owned()];
+        members.extend(self.settings.edges.iter().map(|edge| edge.name.clone()));
+        let (owner, member) = owner_of(&release, &members);
+        let agent = host.strip_prefix("agent-").map(str::to_owned);
+        let cluster = member.map(|member| Settings::cluster(&member).to_owned());
+        Some(Run {
+            host: host.to_owned(),
+            verb,
+            namespace: after("--namespace").unwrap_or_default(),
+            cluster: cluster.or(agent),
+            owner,
+            release,
+            started: self.now,
+        })
+    }
+
+    /// Returns an object.
+    pub(crate) fn get(&self, cluster: &str, key: &Key) -> Option<&Arc<Value>> {
+        self.stores.get(cluster)?.get(key)
+    }
+
+    /// Returns all objects of a resource on a cluster, in order.
+    pub(crate) fn all<'a>(
+        &'a self,
+        cluster: &str,
+        group: &'a str,
+        resource: &'a str,
+    ) -> impl Iterator<Item = (&'a Key, &'a Arc<Value>)> {
+        let store = self.stores.get(cluster).into_iter().flatten();
+        store.filter(move |(key, _)| key.group == group && key.resource == resource)
+    }
+
+    /// Returns all objects in a namespace.
+    pub(crate) fn within<'a>(
+        &'a self,
+        cluster: &str,
+        namespace: &'a str,
+    ) -> impl Iterator<Item = (&'a Key, &'a Arc<Value>)> {
+        let store = self.stores.get(cluster).into_iter().flatten();
+        store.filter(move |(key, _)| key.namespace == namespace)
+    }
+
+    pub(crate) fn tenant(&self, cluster: &str, name: &str) -> Option<&Arc<Value>> {
+        self.get(cluster, &krypton_key("tenants", TENANTS, name))
+    }
+
+    pub(crate) fn edge_cluster(&self, member: &str) -> Option<&Arc<Value>> {
+        self.get(HOME, &krypton_key("edgeclusters", "", member))
+    }
+
+    /// Returns the release Secrets of a release, the oldest revision first.
+    pub(crate) fn revisions(
+        &self,
+        cluster: &str,
+        namespace: &str,
+        release: &str,
+    ) -> Vec<(u32, &Arc<Value>)> {
+        let secrets = self.all(cluster, "", "secrets");
+        let mut found: Vec<(u32, &Arc<Value>)> = secrets
+            .filter(|(key, secret)| {
+                key.namespace == namespace
+                    && text(secret, "/type") == "helm.sh/release.v1"
+                    && text(secret, "/metadata/labels/name") == release
+            })
+            .filter_map(|(_, secret)| Some((version(secret)?, secret)))
+            .collect();
+        found.sort_by_key(|(version, _)| *version);
+        found
+    }
+
+    pub(crate) fn renewal(&self, cluster: &str, lease: &str) -> Option<&Renewal> {
+        self.renewals.get(&(cluster.to_owned(), lease.to_owned()))
+    }
+
+    /// Time since the last change of an object, or since the start.
+    pub(crate) fn age(&self, cluster: &str, key: &Key) -> Millis {
+        let changed = self.changed.get(&(cluster.to_owned(), key.clone()));
+        self.now - changed.copied().unwrap_or_default()
+    }
+
+    /// Time since the last fault of the infrastructure has ended. Zero while one is active.
+    pub(crate) fn calm(&self) -> Millis {
+        match self.active.is_empty() {
+            true => self
+                .now
+                .saturating_sub(self.calm_since.max(self.busy_until)),
+            false => 0,
+        }
+    }
+
+    /// Whether the machine of this host may be suspended now.
+    pub(crate) fn may_be_suspended(&self) -> bool {
+        self.now < self.suspended_until
+    }
+
+    /// Sum of the delays that links add now.
+    pub(crate) fn delays(&self) -> Millis {
+        let delays = self.active.iter().map(|action| match action {
+            Action::Link {
+                fault: crate::plan::LinkFault::Delay(delay),
+                ..
+            } => *delay,
+            _ => 0,
+        });
+        delays.sum()
+    }
+
+    /// Whether the etcd of a cluster was restored within this time.
+    pub(crate) fn restored_within(&self, cluster: &str, time: Millis) -> bool {
+        let restored = self.restores.get(cluster);
+        restored.is_some_and(|at| self.now - at <= time)
+    }
+
+    pub(crate) fn ever_restored(&self) -> bool {
+        !self.restores.is_empty()
+    }
+
+    /// Whether people want the Tenant, and no restore may have brought back an earlier wish.
+    pub(crate) fn wants_tenant(&self, name: &str) -> bool {
+        self.tenants.get(name).copied().unwrap_or(false) && !self.deleted_anywhere("tenants", name)
+    }
+
+    pub(crate) fn wants_deployment(&self, name: &str) -> bool {
+        let wanted = self.deployments.get(name).copied().unwrap_or(false);
+        wanted && !self.deleted_anywhere("kryptondeployments", name)
+    }
+
+    /// After a restore, the store can contain a deletion that people have since undone by a new object.
+    fn deleted_anywhere(&self, resource: &str, name: &str) -> bool {
+        let key = krypton_key(resource, TENANTS, name);
+        self.ever_restored()
+            && self
+                .stores
+                .keys()
+                .filter_map(|cluster| self.get(cluster, &key))
+                .any(|object| is_deleted(object))
+    }
+
+    pub(crate) fn is_retiring(&self, member: &str) -> bool {
+        self.retiring.contains(member)
+    }
+
+    /// Whether the CRD of Tenants is present and not being deleted.
+    pub(crate) fn has_tenant_crd(&self, cluster: &str) -> bool {
+        let key = Key {
+            group: "apiextensions.k8s.io".to_owned(),
+            resource: "customresourcedefinitions".to_owned(),
+            namespace: String::new(),
+            name: format!("tenants.{GROUP}"),
+        };
+        self.get(cluster, &key).is_some_and(|crd| !is_deleted(crd))
+    }
+}
+
+/// Splits a release name into its owner and the member.
+fn owner_of(release: &str, members: &[String]) -> (Owner, Option<String>) {
+    if let Some(name) = release.strip_prefix("ced-") {
+        return (Owner::Deployment(name.to_owned()), None);
+    }
+    let found = release.strip_prefix("tenant-").and_then(|rest| {
+        members.iter().find_map(|member| {
+            let tenant = rest.strip_suffix(member.as_str())?.strip_suffix('-')?;
+            Some((Owner::Tenant(tenant.to_owned()), Some(member.clone())))
+        })
+    });
+    found.unwrap_or((Owner::Unknown, None))
+}
+
+/// Key of one of Krypton's objects.
+pub(crate) fn krypton_key(resource: &str, namespace: &str, name: &str) -> Key {
+    Key {
+        group: GROUP.to_owned(),
+        resource: resource.to_owned(),
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+    }
+}
+
+/// Whether Krypton or its Helm wrote, by the user agent.
+pub(crate) fn is_product(by: &str) -> bool {
+    is_krypton(by) || is_helm(by)
+}
+
+pub(crate) fn is_krypton(by: &str) -> bool {
+    by.starts_with("krypton-")
+}
+
+pub(crate) fn is_helm(by: &str) -> bool {
+    by.starts_with("Helm/")
+}
+
+pub(crate) fn is_deleted(object: &Value) -> bool {
+    object.pointer("/metadata/deletionTimestamp").is_some()
+}
+
+/// Text at a JSON pointer, or nothing.
+pub(crate) fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
+    let text = object.pointer(pointer).and_then(Value::as_str);
+    text.unwrap_or_default()
+}
+
+pub(crate) fn annotation<'a>(object: &'a Value, key: &str) -> Option<&'a str> {
+    object.pointer("/metadata/annotations")?.get(key)?.as_str()
+}
+
+pub(crate) fn label<'a>(object: &'a Value, key: &str) -> Option<&'a str> {
+    object.pointer("/metadata/labels")?.get(key)?.as_str()
+}
+
+pub(crate) fn has_finalizer(object: &Value, name: &str) -> bool {
+    let all = object
+        .pointer("/metadata/finalizers")
+        .and_then(Value::as_array);
+    all.into_iter()
+        .flatten()
+        .any(|each| each.as_str() == Some(name))
+}
+
+pub(crate) fn holder(lease: &Value) -> &str {
+    text(lease, "/spec/holderIdentity")
+}
+
+/// Revision of a release Secret.
+pub(crate) fn version(secret: &Value) -> Option<u32> {
+    text(secret, "/metadata/labels/version").parse().ok()
+}
+
+pub(crate) fn number(object: &Value, pointer: &str) -> Option<u64> {
+    object.pointer(pointer)?.as_u64()
+}
+
+/// Status and reason of a condition.
+pub(crate) fn condition<'a>(object: &'a Value, kind: &str) -> Option<(&'a str, &'a str)> {
+    let all = object.pointer("/status/conditions")?.as_array()?;
+    let found = all
+        .iter()
+        .find(|condition| text(condition, "/type") == kind)?;
+    Some((text(found, "/status"), text(found, "/reason")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn release_names_lead_to_owner_and_member() {
+        let members = ["self-cluster".to_owned(), "edge-1".to_owned()];
+        let tenant = |name: &str| Owner::Tenant(name.to_owned());
+        for (release, owner, member) in [
+            ("tenant-t0-edge-1", tenant("t0"), Some("edge-1")),
+            ("tenant-t1-self-cluster", tenant("t1"), Some("self-cluster")),
+            ("ced-d0", Owner::Deployment("d0".to_owned()), None),
+            ("other", Owner::Unknown, None),
+        ] {
+            let member = member.map(str::to_owned);
+            assert_eq!(owner_of(release, &members), (owner, member), "{release}");
+        }
+    }
+}

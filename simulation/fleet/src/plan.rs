@@ -1,0 +1,466 @@
+//! The plan of a run: the shape of the fleet, and the actions of people and faults with their times. A plan is a pure
+//! function of the seed and has a text form that round-trips.
+//!
+//! Names: clusters `home`, `edge-1`, ...; hosts `hub-0`, `hub-1`, `agent-edge-1`, ...; Tenants `t0`, ... in the
+//! namespace [`TENANTS`]; the KryptonDeployments `d0` and `d1` there. The member of an edge cluster has the cluster's
+//! name.
+
+mod draw;
+mod tenants;
+#[cfg(test)]
+mod tests;
+mod text;
+
+pub use text::ParseError;
+
+use crate::conductor::Millis;
+
+/// Namespace of Tenants and KryptonDeployments, on each cluster. The stage creates it.
+pub const TENANTS: &str = "tenants";
+/// Namespace of the hub and of Krypton's own objects.
+pub const SYSTEM: &str = "krypton-system";
+/// The home cluster.
+pub const HOME: &str = "home";
+/// The length of a permanent fault.
+pub const FOREVER: Millis = Millis::MAX;
+
+/// Shape of the fleet and of the run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Number of hubs, 1 or 2.
+    pub hubs: u32,
+    pub edges: Vec<Edge>,
+    /// The Tenants that exist at the start.
+    pub tenants: Vec<Seat>,
+    /// Whether the home cluster is a member, too.
+    pub self_cluster: bool,
+    /// Length of the chaos.
+    pub chaos: Millis,
+    pub chart: Chart,
+}
+
+/// An edge cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Edge {
+    pub name: String,
+    pub access: Access,
+}
+
+/// The process that acts on a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// The agent on the host `agent-<edge>`.
+    Agent,
+    /// The hub, through a kubeconfig Secret on the home cluster with the name of the edge cluster.
+    Kubeconfig,
+}
+
+/// A Tenant and its cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seat {
+    pub tenant: String,
+    /// The cluster on which people write the Tenant.
+    pub cluster: String,
+    /// The member that `clusterRef` names, if the hub places the Tenant.
+    pub placed: Option<String>,
+}
+
+/// The chart that the fleet installs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Chart {
+    Plain,
+    /// With hooks before and after.
+    Hooks,
+    /// The hook of each upgrade fails in the even versions.
+    FailingUpgrade,
+    /// Its hooks take 20 seconds.
+    Slow,
+}
+
+/// A complete run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    pub seed: u64,
+    pub settings: Settings,
+    /// In the order of their times.
+    pub steps: Vec<Step>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// Time since the start of the chaos.
+    pub at: Millis,
+    pub action: Action,
+}
+
+/// An action of a person, or a fault.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    Tenant {
+        cluster: String,
+        tenant: String,
+        what: TenantAction,
+    },
+    Member {
+        member: String,
+        what: MemberAction,
+    },
+    Deployment {
+        name: String,
+        what: DeploymentAction,
+    },
+    /// Changes the chart's version in the hub's flags, one hub after the other. See [`crate::faults::chart_version`].
+    ChartVersion {
+        version: u32,
+    },
+    /// Changes the fleet's values in the ConfigMap [`crate::faults::VALUES`].
+    Values {
+        number: u32,
+    },
+    /// Deletes the CRD of Tenants.
+    DeleteCrd {
+        cluster: String,
+    },
+    /// Deletes Krypton's anchor on a cluster.
+    DeleteAnchor {
+        cluster: String,
+    },
+    /// SIGKILL.
+    Crash {
+        host: String,
+        restart: Millis,
+    },
+    /// SIGKILL when the host sends its `nth` request from now.
+    CrashAtRequest {
+        host: String,
+        nth: u32,
+        restart: Millis,
+    },
+    /// SIGSTOP, then SIGCONT.
+    Freeze {
+        host: String,
+        length: Millis,
+    },
+    /// Suspends the machine.
+    Suspend {
+        host: String,
+        length: Millis,
+    },
+    /// Moves the wall clock of a host.
+    Skew {
+        host: String,
+        by: i64,
+    },
+    Link {
+        from: String,
+        to: String,
+        both: bool,
+        fault: LinkFault,
+        length: Millis,
+    },
+    Server {
+        cluster: String,
+        fault: ServerFault,
+        length: Millis,
+    },
+    /// Ends all watches of an API server.
+    EndWatches {
+        cluster: String,
+    },
+    /// Removes the watch history of an API server.
+    Compact {
+        cluster: String,
+    },
+    /// Takes a snapshot of etcd, and restores it after this time.
+    Restore {
+        cluster: String,
+        after: Millis,
+    },
+    /// Moves the clock of an API server for a time.
+    ServerClock {
+        cluster: String,
+        by: i64,
+        length: Millis,
+    },
+}
+
+/// An action of a person on a Tenant or its release.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TenantAction {
+    /// Creates it, with `clusterRef` if a member is given.
+    Create {
+        placed: Option<String>,
+    },
+    /// Changes its values.
+    Edit {
+        number: u32,
+    },
+    Delete,
+    /// Sets the annotation that keeps the release, then deletes the Tenant.
+    Orphan,
+    Relabel {
+        number: u32,
+    },
+    Pause,
+    Resume,
+    /// Requests a retry.
+    Retry {
+        number: u32,
+    },
+    AddForeign,
+    RemoveForeign,
+    /// Deletes the newest release Secret.
+    DeleteRelease,
+    /// Deletes the namespace of the release.
+    DeleteNamespace,
+    /// Deletes the first object of the release.
+    DeleteObject,
+    /// Creates an object of a person in the workspace.
+    AddOccupant,
+}
+
+/// An action of a person on a member.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MemberAction {
+    Pause,
+    Resume,
+    Ban,
+    Unban,
+    /// Deletes the EdgeCluster.
+    Delete {
+        uninstall: bool,
+    },
+    /// Replaces the kubeconfig by invalid text for a time.
+    DamageKubeconfig {
+        length: Millis,
+    },
+    /// Deletes the Secret with the kubeconfig, and creates it again after a time.
+    DeleteKubeconfig {
+        length: Millis,
+    },
+    /// Sets the discovery label to `false` for a time.
+    RelabelKubeconfig {
+        length: Millis,
+    },
+}
+
+/// An action of a person on a KryptonDeployment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DeploymentAction {
+    Create {
+        region: String,
+    },
+    /// Changes the account's name.
+    Edit {
+        number: u32,
+    },
+    Move {
+        region: String,
+    },
+    Delete,
+}
+
+/// A fault of one direction of a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkFault {
+    Cut,
+    Refuse,
+    /// In milliseconds.
+    Delay(Millis),
+    /// Per thousand.
+    Loss(u32),
+}
+
+/// A fault of an API server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ServerFault {
+    Down,
+    Hangs,
+    TooManyRequests,
+    InternalError,
+    Unavailable,
+    /// An HTML page with status 200, as a captive portal answers.
+    Html,
+    Unauthorized,
+}
+
+impl Settings {
+    /// Names of all clusters, the home cluster first.
+    pub fn clusters(&self) -> Vec<String> {
+        let edges = self.edges.iter().map(|edge| edge.name.clone());
+        std::iter::once(HOME.to_owned()).chain(edges).collect()
+    }
+
+    /// Names of all hosts, hubs first.
+    pub fn hosts(&self) -> Vec<String> {
+        let hubs = (0..self.hubs).map(|number| format!("hub-{number}"));
+        let agents = self.edges.iter().filter_map(Edge::agent);
+        hubs.chain(agents).collect()
+    }
+
+    /// The Helm member name of a cluster.
+    pub fn member(cluster: &str) -> &str {
+        match cluster {
+            HOME => krypton_types::names::SELF_CLUSTER,
+            edge => edge,
+        }
+    }
+
+    /// The cluster of a member.
+    pub fn cluster(member: &str) -> &str {
+        match member {
+            krypton_types::names::SELF_CLUSTER => HOME,
+            edge => edge,
+        }
+    }
+}
+
+impl Edge {
+    /// Host of the agent.
+    pub fn agent(&self) -> Option<String> {
+        (self.access == Access::Agent).then(|| format!("agent-{}", self.name))
+    }
+}
+
+impl Plan {
+    /// Draws the plan of a seed.
+    pub fn new(seed: u64) -> Self {
+        draw::plan(seed)
+    }
+
+    /// The member that a permanent fault keeps from converging.
+    pub fn excused(&self) -> Option<&str> {
+        self.steps
+            .iter()
+            .filter(|step| step.action.length() == Some(FOREVER))
+            .find_map(|step| step.action.edge())
+    }
+}
+
+impl Action {
+    /// Whether a person acts, not the infrastructure.
+    pub fn is_personal(&self) -> bool {
+        matches!(
+            self,
+            Self::Tenant { .. }
+                | Self::Member { .. }
+                | Self::Deployment { .. }
+                | Self::ChartVersion { .. }
+                | Self::Values { .. }
+                | Self::DeleteCrd { .. }
+                | Self::DeleteAnchor { .. }
+        )
+    }
+
+    /// The time until the fault ends. `None` if it has no length.
+    pub fn length(&self) -> Option<Millis> {
+        match self {
+            Self::Crash {
+                restart: length, ..
+            }
+            | Self::CrashAtRequest {
+                restart: length, ..
+            }
+            | Self::Freeze { length, .. }
+            | Self::Suspend { length, .. }
+            | Self::Link { length, .. }
+            | Self::Server { length, .. }
+            | Self::Restore { after: length, .. }
+            | Self::ServerClock { length, .. } => Some(*length),
+            Self::Member { what, .. } => what.length(),
+            _ => None,
+        }
+    }
+
+    /// The same action with another length.
+    #[must_use]
+    pub fn lasting(&self, new: Millis) -> Self {
+        let mut action = self.clone();
+        match &mut action {
+            Self::Crash {
+                restart: length, ..
+            }
+            | Self::CrashAtRequest {
+                restart: length, ..
+            }
+            | Self::Freeze { length, .. }
+            | Self::Suspend { length, .. }
+            | Self::Link { length, .. }
+            | Self::Server { length, .. }
+            | Self::Restore { after: length, .. }
+            | Self::ServerClock { length, .. } => *length = new,
+            Self::Member {
+                what:
+                    MemberAction::DamageKubeconfig { length }
+                    | MemberAction::DeleteKubeconfig { length }
+                    | MemberAction::RelabelKubeconfig { length },
+                ..
+            } => *length = new,
+            _ => {}
+        }
+        action
+    }
+
+    /// Names of the clusters and hosts, and of the Tenant, that the action needs.
+    pub fn needs(&self) -> Vec<&str> {
+        match self {
+            Self::Tenant {
+                cluster,
+                tenant,
+                what,
+            } => {
+                let mut needs = vec![cluster.as_str(), tenant.as_str()];
+                if let TenantAction::Create { placed } = what {
+                    // Creation makes the Tenant itself.
+                    needs.pop();
+                    needs.extend(placed.as_deref());
+                }
+                needs
+            }
+            Self::Member { member, .. } => vec![Settings::cluster(member)],
+            Self::Deployment { what, .. } => match what {
+                DeploymentAction::Create { region } | DeploymentAction::Move { region } => {
+                    vec![region]
+                }
+                DeploymentAction::Edit { .. } | DeploymentAction::Delete => Vec::new(),
+            },
+            Self::ChartVersion { .. } | Self::Values { .. } => Vec::new(),
+            Self::Link { from, to, .. } => vec![from, to],
+            Self::Crash { host, .. }
+            | Self::CrashAtRequest { host, .. }
+            | Self::Freeze { host, .. }
+            | Self::Suspend { host, .. }
+            | Self::Skew { host, .. } => vec![host],
+            Self::DeleteCrd { cluster }
+            | Self::DeleteAnchor { cluster }
+            | Self::Server { cluster, .. }
+            | Self::EndWatches { cluster }
+            | Self::Compact { cluster }
+            | Self::Restore { cluster, .. }
+            | Self::ServerClock { cluster, .. } => vec![cluster],
+        }
+    }
+
+    /// Whether the action is on the Tenant of this name, or creates it.
+    pub fn is_on_tenant(&self, name: &str) -> bool {
+        matches!(self, Self::Tenant { tenant, .. } if tenant == name)
+    }
+
+    /// The edge cluster that a fault separates or stops.
+    fn edge(&self) -> Option<&str> {
+        let needs = self.needs().into_iter();
+        let mut edges = needs.map(|name| name.strip_prefix("agent-").unwrap_or(name));
+        edges.find(|name| name.starts_with("edge-"))
+    }
+}
+
+impl MemberAction {
+    fn length(&self) -> Option<Millis> {
+        match self {
+            Self::DamageKubeconfig { length }
+            | Self::DeleteKubeconfig { length }
+            | Self::RelabelKubeconfig { length } => Some(*length),
+            _ => None,
+        }
+    }
+}

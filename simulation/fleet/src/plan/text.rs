@@ -1,0 +1,529 @@
+//! The text form of plans: one line for each setting and each step.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::{
+    Access, Action, Chart, DeploymentAction, Edge, FOREVER, LinkFault, MemberAction, Plan, Seat,
+    ServerFault, Settings, Step, TenantAction,
+};
+use crate::conductor::Millis;
+
+/// A line that is not part of a plan.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not a line of a plan")]
+pub struct ParseError(String);
+
+/// Names of the faults of API servers.
+const SERVER_FAULTS: [(&str, ServerFault); 7] = [
+    ("down", ServerFault::Down),
+    ("hangs", ServerFault::Hangs),
+    ("429", ServerFault::TooManyRequests),
+    ("500", ServerFault::InternalError),
+    ("503", ServerFault::Unavailable),
+    ("html", ServerFault::Html),
+    ("401", ServerFault::Unauthorized),
+];
+const CHARTS: [(&str, Chart); 4] = [
+    ("plain", Chart::Plain),
+    ("hooks", Chart::Hooks),
+    ("failing-upgrade", Chart::FailingUpgrade),
+    ("slow", Chart::Slow),
+];
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "seed {}", self.seed)?;
+        write!(f, "{}", self.settings)?;
+        for step in &self.steps {
+            writeln!(f, "{} {}", Seconds(step.at), step.action)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "hubs {}", self.hubs)?;
+        write!(f, "edges")?;
+        for edge in &self.edges {
+            let access = match edge.access {
+                Access::Agent => "agent",
+                Access::Kubeconfig => "kubeconfig",
+            };
+            write!(f, " {}:{access}", edge.name)?;
+        }
+        write!(f, "\ntenants")?;
+        for seat in &self.tenants {
+            write!(f, " {}@{}", seat.tenant, seat.cluster)?;
+            if let Some(member) = &seat.placed {
+                write!(f, ":{member}")?;
+            }
+        }
+        let self_cluster = if self.self_cluster { "yes" } else { "no" };
+        writeln!(f, "\nself-cluster {self_cluster}")?;
+        writeln!(f, "chaos {}", Seconds(self.chaos))?;
+        writeln!(f, "chart {}", name_of(&CHARTS, self.chart))
+    }
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tenant {
+                cluster,
+                tenant,
+                what,
+            } => write!(f, "tenant {cluster}/{tenant} {what}"),
+            Self::Member { member, what } => write!(f, "member {member} {what}"),
+            Self::Deployment { name, what } => write!(f, "deployment {name} {what}"),
+            Self::ChartVersion { version } => write!(f, "chart-version {version}"),
+            Self::Values { number } => write!(f, "values {number}"),
+            Self::DeleteCrd { cluster } => write!(f, "delete-crd {cluster}"),
+            Self::DeleteAnchor { cluster } => write!(f, "delete-anchor {cluster}"),
+            Self::Crash { host, restart } => {
+                write!(f, "crash {host} restart {}", Seconds(*restart))
+            }
+            Self::CrashAtRequest { host, nth, restart } => {
+                let restart = Seconds(*restart);
+                write!(f, "crash {host} at-request {nth} restart {restart}")
+            }
+            Self::Freeze { host, length } => write!(f, "freeze {host} for {}", Seconds(*length)),
+            Self::Suspend { host, length } => write!(f, "suspend {host} for {}", Seconds(*length)),
+            Self::Skew { host, by } => write!(f, "skew {host} by {}", Signed(*by)),
+            Self::Link {
+                from,
+                to,
+                both,
+                fault,
+                length,
+            } => {
+                let arrow = if *both { "<->" } else { "->" };
+                let length = Seconds(*length);
+                write!(f, "link {from} {arrow} {to} {fault} for {length}")
+            }
+            Self::Server {
+                cluster,
+                fault,
+                length,
+            } => {
+                let fault = name_of(&SERVER_FAULTS, *fault);
+                write!(f, "server {cluster} {fault} for {}", Seconds(*length))
+            }
+            Self::EndWatches { cluster } => write!(f, "end-watches {cluster}"),
+            Self::Compact { cluster } => write!(f, "compact {cluster}"),
+            Self::Restore { cluster, after } => {
+                write!(f, "restore {cluster} after {}", Seconds(*after))
+            }
+            Self::ServerClock {
+                cluster,
+                by,
+                length,
+            } => {
+                let (by, length) = (Signed(*by), Seconds(*length));
+                write!(f, "server-clock {cluster} by {by} for {length}")
+            }
+        }
+    }
+}
+
+impl fmt::Display for TenantAction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Create { placed: None } => f.write_str("create"),
+            Self::Create {
+                placed: Some(member),
+            } => write!(f, "create on {member}"),
+            Self::Edit { number } => write!(f, "edit {number}"),
+            Self::Delete => f.write_str("delete"),
+            Self::Orphan => f.write_str("orphan"),
+            Self::Relabel { number } => write!(f, "relabel {number}"),
+            Self::Pause => f.write_str("pause"),
+            Self::Resume => f.write_str("resume"),
+            Self::Retry { number } => write!(f, "retry {number}"),
+            Self::AddForeign => f.write_str("add-foreign"),
+            Self::RemoveForeign => f.write_str("remove-foreign"),
+            Self::DeleteRelease => f.write_str("delete-release"),
+            Self::DeleteNamespace => f.write_str("delete-namespace"),
+            Self::DeleteObject => f.write_str("delete-object"),
+            Self::AddOccupant => f.write_str("add-occupant"),
+        }
+    }
+}
+
+impl fmt::Display for MemberAction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pause => f.write_str("pause"),
+            Self::Resume => f.write_str("resume"),
+            Self::Ban => f.write_str("ban"),
+            Self::Unban => f.write_str("unban"),
+            Self::Delete { uninstall: true } => f.write_str("delete uninstall"),
+            Self::Delete { uninstall: false } => f.write_str("delete retain"),
+            Self::DamageKubeconfig { length } => {
+                write!(f, "damage-kubeconfig for {}", Seconds(*length))
+            }
+            Self::DeleteKubeconfig { length } => {
+                write!(f, "delete-kubeconfig for {}", Seconds(*length))
+            }
+            Self::RelabelKubeconfig { length } => {
+                write!(f, "relabel-kubeconfig for {}", Seconds(*length))
+            }
+        }
+    }
+}
+
+impl fmt::Display for DeploymentAction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Create { region } => write!(f, "create in {region}"),
+            Self::Edit { number } => write!(f, "edit {number}"),
+            Self::Move { region } => write!(f, "move to {region}"),
+            Self::Delete => f.write_str("delete"),
+        }
+    }
+}
+
+impl fmt::Display for LinkFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cut => f.write_str("cut"),
+            Self::Refuse => f.write_str("refuse"),
+            Self::Delay(by) => write!(f, "delay {}", Seconds(*by)),
+            Self::Loss(part) => write!(f, "loss {part}"),
+        }
+    }
+}
+
+impl FromStr for Plan {
+    type Err = ParseError;
+
+    /// Reads a plan. Empty lines and lines that start with `#` have no meaning.
+    fn from_str(text: &str) -> Result<Self, ParseError> {
+        let mut plan = Self {
+            seed: 0,
+            settings: Settings {
+                hubs: 1,
+                edges: Vec::new(),
+                tenants: Vec::new(),
+                self_cluster: false,
+                chaos: 0,
+                chart: Chart::Plain,
+            },
+            steps: Vec::new(),
+        };
+        for line in text.lines() {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let known = match words.as_slice() {
+                [] | ["#", ..] => Some(()),
+                ["seed", seed] => seed.parse().ok().map(|seed| plan.seed = seed),
+                [at, rest @ ..] if at.starts_with(|c: char| c.is_ascii_digit()) => {
+                    let step = seconds(at).zip(action(rest));
+                    step.map(|(at, action)| plan.steps.push(Step { at, action }))
+                }
+                words => setting(&mut plan.settings, words),
+            };
+            known.ok_or_else(|| ParseError(line.to_owned()))?;
+        }
+        Ok(plan)
+    }
+}
+
+impl FromStr for Action {
+    type Err = ParseError;
+
+    fn from_str(text: &str) -> Result<Self, ParseError> {
+        let words: Vec<&str> = text.split_whitespace().collect();
+        action(&words).ok_or_else(|| ParseError(text.to_owned()))
+    }
+}
+
+fn setting(settings: &mut Settings, words: &[&str]) -> Option<()> {
+    match words {
+        ["hubs", hubs] => settings.hubs = hubs.parse().ok()?,
+        ["edges", edges @ ..] => {
+            settings.edges = edges
+                .iter()
+                .map(|edge| self::edge(edge))
+                .collect::<Option<_>>()?;
+        }
+        ["tenants", seats @ ..] => {
+            settings.tenants = seats
+                .iter()
+                .map(|seat| self::seat(seat))
+                .collect::<Option<_>>()?;
+        }
+        ["self-cluster", yes @ ("yes" | "no")] => settings.self_cluster = *yes == "yes",
+        ["chaos", length] => settings.chaos = seconds(length)?,
+        ["chart", chart] => settings.chart = named(&CHARTS, chart)?,
+        _ => return None,
+    }
+    Some(())
+}
+
+fn edge(text: &str) -> Option<Edge> {
+    let (name, access) = text.split_once(':')?;
+    let access = match access {
+        "agent" => Access::Agent,
+        "kubeconfig" => Access::Kubeconfig,
+        _ => return None,
+    };
+    Some(Edge {
+        name: name.to_owned(),
+        access,
+    })
+}
+
+fn seat(text: &str) -> Option<Seat> {
+    let (tenant, place) = text.split_once('@')?;
+    let (cluster, placed) = match place.split_once(':') {
+        Some((cluster, member)) => (cluster, Some(member.to_owned())),
+        None => (place, None),
+    };
+    Some(Seat {
+        tenant: tenant.to_owned(),
+        cluster: cluster.to_owned(),
+        placed,
+    })
+}
+
+fn action(words: &[&str]) -> Option<Action> {
+    let owned = |name: &&str| (*name).to_owned();
+    Some(match words {
+        ["tenant", place, what @ ..] => {
+            let (cluster, tenant) = place.split_once('/')?;
+            Action::Tenant {
+                cluster: cluster.to_owned(),
+                tenant: tenant.to_owned(),
+                what: tenant_action(what)?,
+            }
+        }
+        ["member", member, what @ ..] => Action::Member {
+            member: owned(member),
+            what: member_action(what)?,
+        },
+        ["deployment", name, what @ ..] => Action::Deployment {
+            name: owned(name),
+            what: deployment_action(what)?,
+        },
+        ["chart-version", version] => Action::ChartVersion {
+            version: version.parse().ok()?,
+        },
+        ["values", number] => Action::Values {
+            number: number.parse().ok()?,
+        },
+        ["delete-crd", cluster] => Action::DeleteCrd {
+            cluster: owned(cluster),
+        },
+        ["delete-anchor", cluster] => Action::DeleteAnchor {
+            cluster: owned(cluster),
+        },
+        ["link", ..] => link(words)?,
+        [
+            "server" | "end-watches" | "compact" | "restore" | "server-clock",
+            ..,
+        ] => server(words)?,
+        _ => host(words)?,
+    })
+}
+
+fn tenant_action(words: &[&str]) -> Option<TenantAction> {
+    Some(match words {
+        ["create"] => TenantAction::Create { placed: None },
+        ["create", "on", member] => TenantAction::Create {
+            placed: Some((*member).to_owned()),
+        },
+        ["edit", number] => TenantAction::Edit {
+            number: number.parse().ok()?,
+        },
+        ["delete"] => TenantAction::Delete,
+        ["orphan"] => TenantAction::Orphan,
+        ["relabel", number] => TenantAction::Relabel {
+            number: number.parse().ok()?,
+        },
+        ["pause"] => TenantAction::Pause,
+        ["resume"] => TenantAction::Resume,
+        ["retry", number] => TenantAction::Retry {
+            number: number.parse().ok()?,
+        },
+        ["add-foreign"] => TenantAction::AddForeign,
+        ["remove-foreign"] => TenantAction::RemoveForeign,
+        ["delete-release"] => TenantAction::DeleteRelease,
+        ["delete-namespace"] => TenantAction::DeleteNamespace,
+        ["delete-object"] => TenantAction::DeleteObject,
+        ["add-occupant"] => TenantAction::AddOccupant,
+        _ => return None,
+    })
+}
+
+fn member_action(words: &[&str]) -> Option<MemberAction> {
+    Some(match words {
+        ["pause"] => MemberAction::Pause,
+        ["resume"] => MemberAction::Resume,
+        ["ban"] => MemberAction::Ban,
+        ["unban"] => MemberAction::Unban,
+        ["delete", policy @ ("uninstall" | "retain")] => MemberAction::Delete {
+            uninstall: *policy == "uninstall",
+        },
+        ["damage-kubeconfig", "for", length] => MemberAction::DamageKubeconfig {
+            length: seconds(length)?,
+        },
+        ["delete-kubeconfig", "for", length] => MemberAction::DeleteKubeconfig {
+            length: seconds(length)?,
+        },
+        ["relabel-kubeconfig", "for", length] => MemberAction::RelabelKubeconfig {
+            length: seconds(length)?,
+        },
+        _ => return None,
+    })
+}
+
+fn deployment_action(words: &[&str]) -> Option<DeploymentAction> {
+    Some(match words {
+        ["create", "in", region] => DeploymentAction::Create {
+            region: (*region).to_owned(),
+        },
+        ["edit", number] => DeploymentAction::Edit {
+            number: number.parse().ok()?,
+        },
+        ["move", "to", region] => DeploymentAction::Move {
+            region: (*region).to_owned(),
+        },
+        ["delete"] => DeploymentAction::Delete,
+        _ => return None,
+    })
+}
+
+fn host(words: &[&str]) -> Option<Action> {
+    Some(match words {
+        ["crash", host, "restart", restart] => Action::Crash {
+            host: (*host).to_owned(),
+            restart: seconds(restart)?,
+        },
+        ["crash", host, "at-request", nth, "restart", restart] => Action::CrashAtRequest {
+            host: (*host).to_owned(),
+            nth: nth.parse().ok()?,
+            restart: seconds(restart)?,
+        },
+        ["freeze", host, "for", length] => Action::Freeze {
+            host: (*host).to_owned(),
+            length: seconds(length)?,
+        },
+        ["suspend", host, "for", length] => Action::Suspend {
+            host: (*host).to_owned(),
+            length: seconds(length)?,
+        },
+        ["skew", host, "by", by] => Action::Skew {
+            host: (*host).to_owned(),
+            by: signed(by)?,
+        },
+        _ => return None,
+    })
+}
+
+fn link(words: &[&str]) -> Option<Action> {
+    let [
+        "link",
+        from,
+        arrow @ ("->" | "<->"),
+        to,
+        fault @ ..,
+        "for",
+        length,
+    ] = words
+    else {
+        return None;
+    };
+    let fault = match fault {
+        ["cut"] => LinkFault::Cut,
+        ["refuse"] => LinkFault::Refuse,
+        ["delay", by] => LinkFault::Delay(seconds(by)?),
+        ["loss", part] => LinkFault::Loss(part.parse().ok()?),
+        _ => return None,
+    };
+    Some(Action::Link {
+        from: (*from).to_owned(),
+        to: (*to).to_owned(),
+        both: *arrow == "<->",
+        fault,
+        length: seconds(length)?,
+    })
+}
+
+fn server(words: &[&str]) -> Option<Action> {
+    let owned = |name: &&str| (*name).to_owned();
+    Some(match words {
+        ["server", cluster, fault, "for", length] => Action::Server {
+            cluster: owned(cluster),
+            fault: named(&SERVER_FAULTS, fault)?,
+            length: seconds(length)?,
+        },
+        ["end-watches", cluster] => Action::EndWatches {
+            cluster: owned(cluster),
+        },
+        ["compact", cluster] => Action::Compact {
+            cluster: owned(cluster),
+        },
+        ["restore", cluster, "after", after] => Action::Restore {
+            cluster: owned(cluster),
+            after: seconds(after)?,
+        },
+        ["server-clock", cluster, "by", by, "for", length] => Action::ServerClock {
+            cluster: owned(cluster),
+            by: signed(by)?,
+            length: seconds(length)?,
+        },
+        _ => return None,
+    })
+}
+
+fn name_of<T: PartialEq + Copy>(names: &[(&'static str, T)], value: T) -> &'static str {
+    let found = names.iter().find(|(_, each)| *each == value);
+    found.map_or("", |(name, _)| name)
+}
+
+fn named<T: Copy>(names: &[(&'static str, T)], name: &str) -> Option<T> {
+    let found = names.iter().find(|(each, _)| *each == name);
+    found.map(|(_, value)| *value)
+}
+
+/// Milliseconds, shown as seconds.
+struct Seconds(Millis);
+
+impl fmt::Display for Seconds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            FOREVER => f.write_str("ever"),
+            millis => write!(f, "{}.{:03}", millis / 1000, millis % 1000),
+        }
+    }
+}
+
+struct Signed(i64);
+
+impl fmt::Display for Signed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sign = if self.0 < 0 { "-" } else { "" };
+        write!(f, "{sign}{}", Seconds(self.0.unsigned_abs()))
+    }
+}
+
+fn seconds(text: &str) -> Option<Millis> {
+    if text == "ever" {
+        return Some(FOREVER);
+    }
+    let (whole, part) = text.split_once('.').unwrap_or((text, "000"));
+    let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+    if part.len() != 3 || !digits(whole) || !digits(part) {
+        return None;
+    }
+    let whole: Millis = whole.parse().ok()?;
+    whole.checked_mul(1000)?.checked_add(part.parse().ok()?)
+}
+
+fn signed(text: &str) -> Option<i64> {
+    match text.strip_prefix('-') {
+        Some(rest) => Some(-i64::try_from(seconds(rest)?).ok()?),
+        None => i64::try_from(seconds(text)?).ok(),
+    }
+}

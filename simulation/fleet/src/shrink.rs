@@ -1,0 +1,285 @@
+//! Finds a smaller plan that fails in the same way, by delta debugging.
+//!
+//! `fails` runs a plan and returns the name of the violated oracle. Call [`shrink`] with a plan that fails.
+
+use crate::conductor::Millis;
+use crate::plan::{FOREVER, Plan, Seat};
+
+/// Durations are not shortened below this time.
+const SHORTEST: Millis = 100;
+
+/// Result of shrinking.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shrunk {
+    pub plan: Plan,
+    /// Number of runs.
+    pub attempts: usize,
+}
+
+/// Drops steps, then Tenants, edges and hubs, then shortens durations, while the same `oracle` fails. Runs at most
+/// `limit` plans.
+pub fn shrink<'a>(
+    plan: Plan,
+    oracle: &str,
+    limit: usize,
+    mut fails: impl FnMut(&Plan) -> Option<&'a str>,
+) -> Shrunk {
+    let mut search = Search {
+        best: plan,
+        attempts: 0,
+        limit,
+        still_fails: |plan: &Plan| fails(plan) == Some(oracle),
+    };
+    // Each phase can enable another one.
+    loop {
+        let before = search.best.clone();
+        search.drop_steps();
+        search.drop_parts();
+        search.shorten();
+        if search.best == before || search.exhausted() {
+            break;
+        }
+    }
+    Shrunk {
+        plan: search.best,
+        attempts: search.attempts,
+    }
+}
+
+struct Search<F> {
+    best: Plan,
+    attempts: usize,
+    limit: usize,
+    still_fails: F,
+}
+
+impl<F: FnMut(&Plan) -> bool> Search<F> {
+    fn exhausted(&self) -> bool {
+        self.attempts >= self.limit
+    }
+
+    /// Keeps the candidate if it still fails.
+    fn try_plan(&mut self, candidate: Plan) -> bool {
+        if self.exhausted() || candidate == self.best {
+            return false;
+        }
+        self.attempts += 1;
+        let fails = (self.still_fails)(&candidate);
+        if fails {
+            self.best = candidate;
+        }
+        fails
+    }
+
+    /// Drops runs of steps: first halves, at last single steps, the later ones first.
+    fn drop_steps(&mut self) {
+        let mut size = self.best.steps.len();
+        while size > 0 && !self.exhausted() {
+            let mut end = self.best.steps.len();
+            while end > 0 {
+                let start = end.saturating_sub(size);
+                let mut candidate = self.best.clone();
+                candidate.steps.drain(start..end);
+                self.try_plan(candidate);
+                end = start;
+            }
+            size /= 2;
+        }
+    }
+
+    fn drop_parts(&mut self) {
+        for seat in self.best.settings.tenants.clone() {
+            self.try_plan(without_tenant(&self.best, &seat));
+        }
+        for edge in self.best.settings.edges.clone() {
+            // An empty fleet has nothing to fail, and draws nothing.
+            if self.best.settings.edges.len() > 1 {
+                self.try_plan(without_edge(&self.best, &edge.name));
+            }
+        }
+        if self.best.settings.hubs > 1 {
+            self.try_plan(without_last_hub(&self.best));
+        }
+        if self.best.settings.self_cluster {
+            let mut candidate = self.best.clone();
+            candidate.settings.self_cluster = false;
+            self.try_plan(candidate);
+        }
+    }
+
+    /// Halves the lengths of faults and the times before steps.
+    fn shorten(&mut self) {
+        for index in 0..self.best.steps.len() {
+            while let Some(candidate) = shorter(&self.best, index) {
+                if !self.try_plan(candidate) {
+                    break;
+                }
+            }
+            while let Some(candidate) = earlier(&self.best, index) {
+                if !self.try_plan(candidate) {
+                    break;
+                }
+            }
+        }
+        while let Some(candidate) = shorter_chaos(&self.best) {
+            if !self.try_plan(candidate) {
+                break;
+            }
+        }
+    }
+}
+
+fn without_tenant(plan: &Plan, seat: &Seat) -> Plan {
+    let mut plan = plan.clone();
+    plan.settings.tenants.retain(|each| each != seat);
+    let name = seat.tenant.as_str();
+    plan.steps.retain(|step| !step.action.is_on_tenant(name));
+    plan
+}
+
+fn without_edge(plan: &Plan, edge: &str) -> Plan {
+    let mut plan = plan.clone();
+    let agent = format!("agent-{edge}");
+    plan.settings.edges.retain(|each| each.name != edge);
+    plan.settings
+        .tenants
+        .retain(|seat| seat.cluster != edge && seat.placed.as_deref() != Some(edge));
+    plan.steps.retain(|step| {
+        let needs = step.action.needs();
+        !needs.iter().any(|name| *name == edge || *name == agent)
+    });
+    plan
+}
+
+fn without_last_hub(plan: &Plan) -> Plan {
+    let mut plan = plan.clone();
+    plan.settings.hubs -= 1;
+    let hub = format!("hub-{}", plan.settings.hubs);
+    plan.steps
+        .retain(|step| !step.action.needs().contains(&hub.as_str()));
+    plan
+}
+
+/// Halves the length of a step, in the steps of the text form.
+fn shorter(plan: &Plan, index: usize) -> Option<Plan> {
+    let step = plan.steps.get(index)?;
+    let length = step.action.length().filter(|length| *length != FOREVER)?;
+    let half = (length / 2).max(SHORTEST);
+    if half >= length {
+        return None;
+    }
+    let mut plan = plan.clone();
+    let step = plan.steps.get_mut(index)?;
+    step.action = step.action.lasting(half);
+    Some(plan)
+}
+
+/// Halves the time between a step and the previous one, also for all later steps.
+fn earlier(plan: &Plan, index: usize) -> Option<Plan> {
+    let previous = match index.checked_sub(1) {
+        Some(previous) => plan.steps.get(previous)?.at,
+        None => 0,
+    };
+    let by = plan.steps.get(index)?.at.checked_sub(previous)? / 2;
+    if by < SHORTEST {
+        return None;
+    }
+    let mut plan = plan.clone();
+    for step in plan.steps.iter_mut().skip(index) {
+        step.at -= by;
+    }
+    Some(plan)
+}
+
+/// Halves the calm time at the end of the chaos.
+fn shorter_chaos(plan: &Plan) -> Option<Plan> {
+    let ends = plan.steps.iter().map(|step| {
+        let length = step.action.length().filter(|length| *length != FOREVER);
+        step.at + length.unwrap_or_default()
+    });
+    let last = ends.max().unwrap_or_default();
+    let by = plan.settings.chaos.checked_sub(last)? / 2;
+    if by < SHORTEST {
+        return None;
+    }
+    let mut plan = plan.clone();
+    plan.settings.chaos -= by;
+    Some(plan)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::Action;
+
+    fn crashes(plan: &Plan) -> Option<&'static str> {
+        let crash = |step: &crate::plan::Step| matches!(step.action, Action::Crash { .. });
+        plan.steps.iter().any(crash).then_some("one")
+    }
+
+    /// A seed whose plan contains both actions.
+    fn plan_with(wanted: impl Fn(&Plan) -> bool) -> Plan {
+        (0..2000).map(Plan::new).find(wanted).unwrap()
+    }
+
+    #[test]
+    fn plan_shrinks_to_the_step_that_fails() {
+        let plan = plan_with(|plan| crashes(plan).is_some() && plan.steps.len() > 20);
+        let shrunk = shrink(plan, "one", 10_000, crashes).plan;
+        assert_eq!(shrunk.steps.len(), 1, "{shrunk}");
+        assert_eq!(shrunk.settings.tenants, []);
+        assert_eq!(shrunk.settings.edges.len(), 1);
+        assert!(shrunk.steps[0].at < 2 * SHORTEST, "{shrunk}");
+        assert!(shrunk.settings.chaos < 1_000, "{shrunk}");
+    }
+
+    #[test]
+    fn two_steps_that_fail_together_stay() {
+        let fails = |plan: &Plan| {
+            let count = |wanted: fn(&Action) -> bool| {
+                plan.steps
+                    .iter()
+                    .filter(|step| wanted(&step.action))
+                    .count()
+            };
+            let both = count(|action| matches!(action, Action::Freeze { .. })) > 0
+                && count(|action| matches!(action, Action::Compact { .. })) > 1;
+            both.then_some("both")
+        };
+        let plan = plan_with(|plan| fails(plan).is_some());
+        let shrunk = shrink(plan, "both", 10_000, fails).plan;
+        assert_eq!(shrunk.steps.len(), 3, "{shrunk}");
+    }
+
+    #[test]
+    fn other_oracle_is_not_the_same_failure() {
+        let plan = plan_with(|plan| plan.steps.len() > 10);
+        let length = plan.steps.len();
+        let fails = |plan: &Plan| {
+            Some(match plan.steps.len() == length {
+                true => "wanted",
+                false => "other",
+            })
+        };
+        let shrunk = shrink(plan.clone(), "wanted", 1_000, fails);
+        assert_eq!(shrunk.plan.steps.len(), plan.steps.len());
+    }
+
+    #[test]
+    fn attempts_are_limited() {
+        let plan = plan_with(|plan| plan.steps.len() > 20);
+        let shrunk = shrink(plan.clone(), "one", 7, |_| None);
+        assert_eq!(shrunk.attempts, 7);
+        assert_eq!(shrunk.plan, plan);
+    }
+
+    #[test]
+    fn dropped_part_takes_its_steps_along() {
+        let plan = plan_with(|plan| plan.settings.edges.len() == 3 && plan.steps.len() > 20);
+        let smaller = without_edge(&plan, "edge-2");
+        assert!(!smaller.to_string().contains("edge-2"), "{smaller}");
+        let seat = plan.settings.tenants[0].clone();
+        let smaller = without_tenant(&plan, &seat);
+        assert!(!smaller.to_string().contains(&seat.tenant), "{smaller}");
+    }
+}
