@@ -5,7 +5,7 @@ use serde_json::json;
 
 use crate::conductor::{Millis, Simulation};
 use crate::observe::Observation;
-use crate::stage::{self, Access, Fleet, HOME};
+use crate::stage::{self, Access, Fleet, HOME, condition};
 
 const SECOND: Millis = 1000;
 
@@ -58,7 +58,9 @@ pub fn smoke(simulation: &mut Simulation, mut see: impl FnMut(&Observation)) -> 
         let connected = members
             .iter()
             .filter(|member| condition(member, "Connected"));
-        connected.count() >= fleet.edges.len()
+        let served = (0..fleet.edges.len())
+            .all(|index| stage::serves_tenants(simulation, &stage::edge(index)));
+        served && connected.count() > fleet.edges.len()
     })?;
     for (index, _) in fleet.edges.iter().enumerate() {
         let tenant = json!({
@@ -78,14 +80,4 @@ pub fn smoke(simulation: &mut Simulation, mut see: impl FnMut(&Observation)) -> 
         })
     })?;
     Ok(())
-}
-
-fn condition(object: &serde_json::Value, kind: &str) -> bool {
-    let conditions = object
-        .pointer("/status/conditions")
-        .and_then(|list| list.as_array());
-    conditions.is_some_and(|list| {
-        list.iter()
-            .any(|one| one["type"] == kind && one["status"] == "True")
-    })
 }

@@ -230,6 +230,24 @@ pub fn join_info(simulation: &Simulation) -> Option<JoinInfo> {
     (!info.ca_pem.is_empty() && !info.addresses.is_empty()).then_some(info)
 }
 
+/// Returns whether the cluster serves Tenants.
+pub fn serves_tenants(simulation: &Simulation, cluster: &str) -> bool {
+    let crds = ("apiextensions.k8s.io", "customresourcedefinitions");
+    let crd = object(simulation, cluster, crds, "", "tenants.mesh.openkcm.io");
+    crd.is_some_and(|crd| condition(&crd, "Established"))
+}
+
+/// Returns whether the condition of this type is true.
+pub fn condition(object: &Value, kind: &str) -> bool {
+    let conditions = object
+        .pointer("/status/conditions")
+        .and_then(Value::as_array);
+    conditions.is_some_and(|list| {
+        list.iter()
+            .any(|one| one["type"] == kind && one["status"] == "True")
+    })
+}
+
 /// Returns an object of a cluster.
 pub fn object(
     simulation: &Simulation,
@@ -370,7 +388,10 @@ async fn run_agent(context: Context) -> anyhow::Result<()> {
     let folder: &Path = &context.folder;
     let flags = [
         "krypton-agent".to_owned(),
-        format!("--helm={}", helm(folder.parent().unwrap_or(folder))?.display()),
+        format!(
+            "--helm={}",
+            helm(folder.parent().unwrap_or(folder))?.display()
+        ),
         format!("--kubeconfig={}", folder.join("kubeconfig").display()),
         format!("--join-file={}", folder.join("join.yaml").display()),
         format!("--cache-dir={}", folder.join("cache").display()),

@@ -171,28 +171,17 @@ impl Simulation {
             request,
             reply,
         } = arriving;
-        let answer = self.change_cluster(&name, |cluster, now| match &cluster.health {
-            Health::Up => Some(Ok(cluster.server.handle(now, &request))),
-            Health::Down => Some(Err(io::ErrorKind::ConnectionRefused)),
-            Health::Hangs => None,
-            Health::Answers {
-                code,
-                content_type,
-                body,
-                retry_after,
-            } => {
-                let mut response = Response::builder()
-                    .status(*code)
-                    .header("content-type", *content_type);
-                if let Some(seconds) = retry_after {
-                    response = response.header("retry-after", *seconds);
-                }
-                let response = response.body(Bytes::from(body.clone()));
-                Some(Ok(Answer::Complete(response.unwrap_or_default())))
-            }
-        });
+        let answer = self.answer(&name, &request);
+        // Later changes are events of this watch.
+        let mut body = None;
+        if let (Some(Ok(Answer::Watch(_, watch))), Some(open)) =
+            (&answer, self.requests.get_mut(&id))
+        {
+            let (parts, received) = mpsc::unbounded_channel();
+            open.watch = Some((*watch, parts));
+            body = Some(received);
+        }
         let back = self.links.verdict(&name, &host);
-        let answer = answer.flatten();
         if let Some(Ok(answer)) = &answer {
             let code = match answer {
                 Answer::Complete(response) => response.status(),
@@ -218,14 +207,12 @@ impl Simulation {
                 self.deliver(process, self.now + 2, delivery);
                 return;
             }
-            (answer, _) => {
-                if let Some(Ok(Answer::Watch(_, watch))) = answer {
-                    self.change_cluster(&name, |cluster, _| cluster.server.close_watch(watch));
-                }
+            (_, _) => {
                 self.observe_lost(&host, &name, &request);
                 if let Some(open) = self.requests.get_mut(&id) {
                     open.lost = Some(reply);
                 }
+                self.after_server(&name);
                 return;
             }
         };
@@ -236,16 +223,47 @@ impl Simulation {
                 self.deliver(process, at, Box::new(move || respond(reply, response)));
             }
             Answer::Watch(head, watch) => {
-                let Some(open) = self.requests.get_mut(&id) else {
+                let Some((open, body)) = self.requests.get_mut(&id).zip(body) else {
                     self.change_cluster(&name, |cluster, _| cluster.server.close_watch(watch));
                     return;
                 };
-                let (parts, body) = mpsc::unbounded_channel();
-                open.watch = Some((watch, parts));
                 open.last = at;
                 let response = head.map(|()| Body::Parts(body));
                 self.deliver(process, at, Box::new(move || respond(reply, response)));
-                self.after_server(&name);
+            }
+        }
+        self.after_server(&name);
+    }
+
+    /// Returns the answer of an API server, or the failure of the connection. `None` if it never answers.
+    fn answer(
+        &mut self,
+        name: &str,
+        request: &Request<Bytes>,
+    ) -> Option<Result<Answer, io::ErrorKind>> {
+        let wall = self.wall();
+        let cluster = self.clusters.get_mut(name)?;
+        match &cluster.health {
+            Health::Up => {
+                let now = wall.saturating_add(cluster.skew).unwrap_or(wall);
+                Some(Ok(cluster.server.handle(now, request)))
+            }
+            Health::Down => Some(Err(io::ErrorKind::ConnectionRefused)),
+            Health::Hangs => None,
+            Health::Answers {
+                code,
+                content_type,
+                body,
+                retry_after,
+            } => {
+                let mut response = Response::builder()
+                    .status(*code)
+                    .header("content-type", *content_type);
+                if let Some(seconds) = retry_after {
+                    response = response.header("retry-after", *seconds);
+                }
+                let response = response.body(Bytes::from(body.clone()));
+                Some(Ok(Answer::Complete(response.unwrap_or_default())))
             }
         }
     }
