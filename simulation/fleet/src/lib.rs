@@ -4,6 +4,7 @@
 //! Each simulated process has its own paused runtime. The conductor runs one of them at a time, up to the instant of
 //! the next event. Nothing here decides what the product does.
 
+pub mod chart;
 pub mod conductor;
 pub mod coverage;
 pub mod faults;

@@ -1,83 +1,153 @@
-//! One run of a fleet.
-
-use krypton_sim_helm::chart::TestChart;
-use serde_json::json;
+//! One run: start, chaos, healing, convergence, and quiet.
 
 use crate::conductor::{Millis, Simulation};
-use crate::observe::Observation;
-use crate::stage::{self, Access, Fleet, HOME, condition};
+use crate::coverage::Coverage;
+use crate::faults;
+use crate::observe::{Event, Observation};
+use crate::oracles::{Oracles, Phase, Violation};
+use crate::plan::{Plan, SYSTEM};
+use crate::stage::{self, Fleet};
 
 const SECOND: Millis = 1000;
+/// Time until the hub has started, and until all members are connected.
+const START: Millis = 180 * SECOND;
+/// Time between the Tenants' creation and the chaos.
+const INSTALL: Millis = 10 * SECOND;
+/// Time from the end of the chaos until everything must be as people want it.
+const CONVERGE: Millis = 240 * SECOND;
+const QUIET: Millis = 180 * SECOND;
+/// Name of the oracle for runs that do not get as far as the chaos.
+const STARTS: &str = "the-fleet-starts";
 
-/// Starts a fleet, and waits until all Tenants are ready.
-pub fn smoke(simulation: &mut Simulation, mut see: impl FnMut(&Observation)) -> anyhow::Result<()> {
-    let chart = simulation.folder().join("app-1.0.0.tgz");
-    let app = TestChart::new("app", "1.0.0").object(json!({
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"name": "$RELEASE-config"},
-        "data": {"version": "$CHART_VERSION"},
-    }));
-    app.to_tgz(&chart)?;
-    let fleet = Fleet {
-        hubs: 1,
-        edges: vec![Access::Kubeconfig, Access::Agent],
-        chart,
-        chart_version: "1.0.0".to_owned(),
-        hub_flags: Vec::new(),
+/// How a run ended.
+#[derive(Debug)]
+pub struct Outcome {
+    pub violation: Option<Violation>,
+    /// Simulated time.
+    pub simulated: Millis,
+    pub coverage: Coverage,
+}
+
+/// Runs a plan. `trace` gets each observation.
+///
+/// # Errors
+/// Returns an error if the machine has no room for the simulation's files.
+pub fn run(plan: &Plan, trace: &mut dyn FnMut(&Observation)) -> std::io::Result<Outcome> {
+    let mut run = Run {
+        plan,
+        simulation: Simulation::new(plan.seed)?,
+        oracles: Oracles::new(plan),
+        coverage: Coverage::default(),
+        trace,
     };
-    fleet.start(simulation)?;
-    let mut until =
-        |simulation: &mut Simulation, limit: Millis, done: &dyn Fn(&Simulation) -> bool| {
-            let limit = simulation.now() + limit;
-            loop {
-                for observation in simulation.observations() {
-                    see(&observation);
-                }
-                if done(simulation) {
-                    return Ok(());
-                }
-                if !simulation.step(limit) {
-                    anyhow::bail!("not done after {limit} ms");
-                }
-            }
+    let violation = run.phases().err();
+    Ok(Outcome {
+        violation,
+        simulated: run.simulation.now(),
+        coverage: run.coverage,
+    })
+}
+
+struct Run<'a> {
+    plan: &'a Plan,
+    simulation: Simulation,
+    oracles: Oracles,
+    coverage: Coverage,
+    trace: &'a mut dyn FnMut(&Observation),
+}
+
+impl Run<'_> {
+    fn phases(&mut self) -> Result<(), Violation> {
+        let fleet = Fleet {
+            settings: &self.plan.settings,
         };
-    until(simulation, 60 * SECOND, &|simulation| {
-        stage::join_info(simulation).is_some()
-    })?;
-    for (index, access) in fleet.edges.iter().enumerate() {
-        if *access == Access::Agent {
-            fleet.join(simulation, index)?;
+        self.staged(|simulation| fleet.start(simulation))?;
+        self.until(START, "a hub leads", |simulation| {
+            stage::join_info(simulation).is_some()
+        })?;
+        self.staged(|simulation| fleet.join_agents(simulation))?;
+        self.until(START, "all members are connected", |simulation| {
+            fleet.is_connected(simulation)
+        })?;
+        fleet.create_tenants(&mut self.simulation);
+        self.advance(INSTALL)?;
+
+        self.enter(Phase::Chaos);
+        let start = self.simulation.now();
+        faults::schedule(&mut self.simulation, self.plan, start);
+        self.advance(self.plan.settings.chaos)?;
+
+        faults::heal(&mut self.simulation, self.plan);
+        self.enter(Phase::Converging);
+        self.advance(CONVERGE)?;
+
+        self.enter(Phase::Quiet);
+        self.advance(QUIET)?;
+        self.oracles.quiet(self.simulation.now())
+    }
+
+    fn enter(&mut self, phase: Phase) {
+        self.oracles.enter(phase, self.simulation.now());
+    }
+
+    fn staged(
+        &mut self,
+        act: impl FnOnce(&mut Simulation) -> anyhow::Result<()>,
+    ) -> Result<(), Violation> {
+        let done = act(&mut self.simulation);
+        self.look()?;
+        done.map_err(|error| self.not_started(format!("{error:#}")))
+    }
+
+    fn not_started(&self, text: String) -> Violation {
+        Violation {
+            oracle: STARTS,
+            at: self.simulation.now(),
+            text,
         }
     }
-    until(simulation, 120 * SECOND, &|simulation| {
-        let Some(home) = simulation.cluster(HOME) else {
-            return false;
-        };
-        let members = home.server.all("mesh.openkcm.io", "edgeclusters");
-        let connected = members
-            .iter()
-            .filter(|member| condition(member, "Connected"));
-        let served = (0..fleet.edges.len())
-            .all(|index| stage::serves_tenants(simulation, &stage::edge(index)));
-        served && connected.count() > fleet.edges.len()
-    })?;
-    for (index, _) in fleet.edges.iter().enumerate() {
-        let tenant = json!({
-            "apiVersion": "mesh.openkcm.io/v1alpha1",
-            "kind": "Tenant",
-            "metadata": {"name": "acme"},
-            "spec": {},
-        });
-        let path = "/apis/mesh.openkcm.io/v1alpha1/namespaces/default/tenants";
-        stage::create(simulation, &stage::edge(index), path, &tenant)?;
+
+    /// Runs until `done`, at most for this time.
+    fn until(
+        &mut self,
+        length: Millis,
+        what: &str,
+        done: impl Fn(&Simulation) -> bool,
+    ) -> Result<(), Violation> {
+        let limit = self.simulation.now() + length;
+        while !done(&self.simulation) {
+            if !self.simulation.step(limit) {
+                let text = format!("not within {} s: {what}", length / SECOND);
+                return Err(self.not_started(text));
+            }
+            self.look()?;
+        }
+        Ok(())
     }
-    until(simulation, 120 * SECOND, &|simulation| {
-        (0..fleet.edges.len()).all(|index| {
-            let edge = simulation.cluster(&stage::edge(index));
-            let tenants = edge.map(|edge| edge.server.all("mesh.openkcm.io", "tenants"));
-            tenants.is_some_and(|tenants| tenants.iter().all(|tenant| condition(tenant, "Ready")))
-        })
-    })?;
-    Ok(())
+
+    fn advance(&mut self, length: Millis) -> Result<(), Violation> {
+        let limit = self.simulation.now() + length;
+        while self.simulation.step(limit) {
+            self.look()?;
+        }
+        self.simulation.run_until(limit);
+        self.look()
+    }
+
+    /// Passes what has happened to the trace, the coverage and the oracles.
+    fn look(&mut self) -> Result<(), Violation> {
+        for seen in self.simulation.observations() {
+            (self.trace)(&seen);
+            self.coverage.see(&seen);
+            if let Event::Answered { code: 501, path, .. } = &seen.event {
+                return Err(Violation {
+                    oracle: "the-model-knows-each-request",
+                    at: seen.at,
+                    text: format!("the simulated API server does not know {path} in {SYSTEM}"),
+                });
+            }
+            self.oracles.see(&seen)?;
+        }
+        Ok(())
+    }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -20,88 +21,56 @@ use krypton_runtime::watchdog::Watchdog;
 use krypton_sim_apiserver::server::{ApiServer, Key, Options};
 use krypton_types::join_bundle::JoinBundle;
 use krypton_types::join_info::{self, JoinInfo};
-use krypton_types::{join_token, names};
+use krypton_types::names::{self, GROUP};
+use krypton_types::join_token;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use crate::conductor::{Context, Program, Simulation};
+use crate::faults::{self, VALUES};
 use crate::helm::SimHelm;
-use crate::streams::SimNetwork;
+use crate::plan::{Access, Action, Chart, Edge, HOME, SYSTEM, Settings, TENANTS, TenantAction};
+use crate::{chart, streams::SimNetwork};
 
-/// Namespace of the hub, and of Krypton's objects on members.
-pub const NAMESPACE: &str = "krypton-system";
-pub const HOME: &str = "home";
 const PORT: u16 = 9443;
 /// Address of the Service for agents.
 const SERVICE: [u8; 4] = [10, 0, 9, 1];
 
-/// How the hub reaches a member.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
-    Agent,
-    Kubeconfig,
-}
-
-/// The parts of a fleet.
+/// A fleet of the shape that a plan has.
 #[derive(Clone, Debug)]
-pub struct Fleet {
-    pub hubs: u8,
-    /// One for each edge cluster: `edge-1`, `edge-2` …
-    pub edges: Vec<Access>,
-    /// Path of the chart's archive.
-    pub chart: PathBuf,
-    pub chart_version: String,
-    /// More flags of the hub.
-    pub hub_flags: Vec<String>,
+pub struct Fleet<'a> {
+    pub settings: &'a Settings,
 }
 
-/// Name of the edge cluster with this index.
-pub fn edge(index: usize) -> String {
-    format!("edge-{}", index + 1)
-}
-
-/// Name of the host of a member's agent.
-pub fn agent_host(member: &str) -> String {
-    format!("agent-{member}")
-}
-
-pub fn hub_host(index: u8) -> String {
-    format!("hub-{index}")
-}
-
-impl Fleet {
+impl Fleet<'_> {
     /// Adds the clusters, and starts the hubs.
     ///
     /// # Errors
     /// Returns an error if an API server refuses an object that each cluster has.
     pub fn start(&self, simulation: &mut Simulation) -> anyhow::Result<()> {
         drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
-        self.add_cluster(simulation, HOME, 0)?;
-        for (index, _) in self.edges.iter().enumerate() {
-            self.add_cluster(simulation, &edge(index), index + 1)?;
+        for (index, name) in self.settings.clusters().iter().enumerate() {
+            add_cluster(simulation, name, index)?;
         }
-        simulation.service((SERVICE, PORT).into(), |simulation| {
-            let server = &simulation.cluster(HOME)?.server;
-            let pods = server.all("", "pods");
-            let leader = pods.iter().find(|pod| {
-                pod.pointer("/metadata/labels")
-                    .and_then(|labels| labels.get(names::LEADER_LABEL))
-                    == Some(&json!("true"))
-            })?;
-            let name = leader.pointer("/metadata/name")?.as_str()?;
-            Some((simulation.ip(name)?, PORT).into())
+        simulation.service((SERVICE, PORT).into(), leader_address);
+        let values = json!({
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": VALUES},
+            "data": {"values.yaml": "message: fleet-0\n"},
         });
-        for index in 0..self.hubs {
+        create(simulation, HOME, &namespaced("configmaps"), &values)?;
+        for index in 0..self.settings.hubs {
             self.add_hub(simulation, index)?;
         }
-        for (index, access) in self.edges.iter().enumerate() {
-            if *access == Access::Kubeconfig {
-                let name = edge(index);
+        for (index, edge) in self.settings.edges.iter().enumerate() {
+            if edge.access == Access::Kubeconfig {
+                let config = kubeconfig(&authority(index + 1));
                 let secret = json!({
                     "apiVersion": "v1",
                     "kind": "Secret",
-                    "metadata": {"name": name, "labels": {names::DISCOVERY_LABEL: "true"}},
-                    "stringData": {names::KUBECONFIG_KEY: kubeconfig(&authority(index + 1))},
+                    "metadata": {"name": edge.name, "labels": {names::DISCOVERY_LABEL: "true"}},
+                    "stringData": {names::KUBECONFIG_KEY: config},
                 });
                 create(simulation, HOME, &namespaced("secrets"), &secret)?;
             }
@@ -109,69 +78,45 @@ impl Fleet {
         Ok(())
     }
 
-    /// Starts the agent of an edge cluster with a join bundle. The hub must have published its addresses.
+    /// Starts the agents with join bundles. The hub must have published its addresses.
     ///
     /// # Errors
     /// Returns an error if the hub has not.
-    pub fn join(&self, simulation: &mut Simulation, index: usize) -> anyhow::Result<()> {
-        let name = edge(index);
-        let info = join_info(simulation).context("the hub has published no addresses")?;
-        let random = [u8::try_from(index).unwrap_or(0) + 1; 40];
-        let (one, other) = (random.first_chunk::<8>(), random.last_chunk::<32>());
-        let (Some(one), Some(other)) = (one, other) else {
-            bail!("a token has 40 bytes");
-        };
-        let now = simulation.wall();
-        let hour = Duration::from_secs(3600);
-        let (token, made) = join_token::new(&name, None, hour, now, (one, other));
-        let token = serde_json::to_value(token)?;
-        create(simulation, HOME, &namespaced("secrets"), &token)?;
-        let bundle = JoinBundle {
-            cluster: name.clone(),
-            addresses: info.addresses,
-            certificate_authority: info.ca_pem,
-            token: made.token.clone(),
-            expires: made.expires,
-        };
-        let host = agent_host(&name);
-        let folder = simulation.folder().join(&host);
-        std::fs::create_dir_all(&folder)?;
-        std::fs::write(folder.join("join.yaml"), bundle.to_yaml()?)?;
-        let path = folder.join("kubeconfig");
-        std::fs::write(&path, kubeconfig(&authority(index + 1)))?;
-        let ip = [10, 0, 2, u8::try_from(index).unwrap_or(0)];
-        simulation.add_host(&host, ip, agent_program());
-        Ok(())
-    }
-
-    fn add_cluster(
-        &self,
-        simulation: &mut Simulation,
-        name: &str,
-        index: usize,
-    ) -> anyhow::Result<()> {
-        let options = Options {
-            name: name.to_owned(),
-            version: "v1.33.5".to_owned(),
-            crd_delay: Duration::from_millis(300),
-            controller_delay: Duration::from_millis(200),
-        };
-        let server = ApiServer::new(options, simulation.wall());
-        simulation.add_cluster(name, &authority(index), server);
-        for namespace in ["kube-system", "default", NAMESPACE] {
-            if object(simulation, name, ("", "namespaces"), "", namespace).is_some() {
-                continue;
+    pub fn join_agents(&self, simulation: &mut Simulation) -> anyhow::Result<()> {
+        for (index, edge) in self.settings.edges.iter().enumerate() {
+            if let Some(host) = edge.agent() {
+                join(simulation, (&edge.name, index), &host)?;
             }
-            let namespace = json!({
-                "apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace},
-            });
-            create(simulation, name, "/api/v1/namespaces", &namespace)?;
         }
         Ok(())
     }
 
-    fn add_hub(&self, simulation: &mut Simulation, index: u8) -> anyhow::Result<()> {
-        let host = hub_host(index);
+    /// Creates the Tenants that exist at the start.
+    pub fn create_tenants(&self, simulation: &mut Simulation) {
+        for seat in &self.settings.tenants {
+            let create = Action::Tenant {
+                cluster: seat.cluster.clone(),
+                tenant: seat.tenant.clone(),
+                what: TenantAction::Create {
+                    placed: seat.placed.clone(),
+                },
+            };
+            faults::apply(simulation, &create);
+        }
+    }
+
+    /// Returns whether all clusters serve Tenants, and all members are connected.
+    pub fn is_connected(&self, simulation: &Simulation) -> bool {
+        let served = |name: &String| serves_tenants(simulation, name);
+        let connected = |edge: &Edge| {
+            let member = object(simulation, HOME, (GROUP, "edgeclusters"), "", &edge.name);
+            member.is_some_and(|member| condition(&member, "Connected"))
+        };
+        self.settings.clusters().iter().all(served) && self.settings.edges.iter().all(connected)
+    }
+
+    fn add_hub(&self, simulation: &mut Simulation, index: u32) -> anyhow::Result<()> {
+        let host = format!("hub-{index}");
         let pod = json!({
             "apiVersion": "v1",
             "kind": "Pod",
@@ -180,40 +125,97 @@ impl Fleet {
         });
         let pod = create(simulation, HOME, &namespaced("pods"), &pod)?;
         let uid = pod.pointer("/metadata/uid").and_then(Value::as_str);
-        let ip = [10, 0, 1, index];
+        let ip = [10, 0, 1, u8::try_from(index)?];
         let folder = simulation.folder().join(&host);
         std::fs::create_dir_all(&folder)?;
         std::fs::write(folder.join("kubeconfig"), kubeconfig(&authority(0)))?;
         let [a, b, c, d] = ip;
         let [e, f, g, h] = SERVICE;
         let mut flags = vec![
-            format!("--namespace={NAMESPACE}"),
+            format!("--namespace={SYSTEM}"),
             format!("--helm={}", helm(simulation.folder())?.display()),
             format!("--listen={a}.{b}.{c}.{d}:{PORT}"),
             format!("--advertise={e}.{f}.{g}.{h}:{PORT}"),
             "--chart-repo=".to_owned(),
-            format!("--chart-name={}", self.chart.display()),
-            format!("--chart-version={}", self.chart_version),
             "--chart-install-crds=false".to_owned(),
+            format!("--chart-values-from=configmap/{VALUES}"),
+            "--tenant-values".to_owned(),
+            "--place-tenants".to_owned(),
             "--ensure-watch-crds".to_owned(),
             "--metrics-bind-address=0".to_owned(),
             "--health-probe-bind-address=0".to_owned(),
             "--debug-bind-address=0".to_owned(),
         ];
-        flags.extend(self.hub_flags.iter().cloned());
+        if !self.settings.self_cluster {
+            flags.push("--self-cluster=false".to_owned());
+        }
         let env = BTreeMap::from([
-            (
-                "KUBECONFIG",
-                folder.join("kubeconfig").display().to_string(),
-            ),
+            ("KUBECONFIG", folder.join("kubeconfig").display().to_string()),
             ("TMPDIR", folder.display().to_string()),
             ("POD_NAME", host.clone()),
-            ("KRYPTON_POD_NAMESPACE", NAMESPACE.to_owned()),
+            ("KRYPTON_POD_NAMESPACE", SYSTEM.to_owned()),
             ("POD_UID", uid.unwrap_or_default().to_owned()),
         ]);
-        simulation.add_host(&host, ip, hub_program(flags, env));
+        simulation.add_host(&host, ip, hub_program(self.settings.chart, flags, env));
         Ok(())
     }
+}
+
+fn add_cluster(simulation: &mut Simulation, name: &str, index: usize) -> anyhow::Result<()> {
+    let options = Options {
+        name: name.to_owned(),
+        version: "v1.33.5".to_owned(),
+        crd_delay: Duration::from_millis(300),
+        controller_delay: Duration::from_millis(200),
+    };
+    let server = ApiServer::new(options, simulation.wall());
+    simulation.add_cluster(name, &authority(index), server);
+    for namespace in [SYSTEM, TENANTS] {
+        let namespace = json!({
+            "apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace},
+        });
+        create(simulation, name, "/api/v1/namespaces", &namespace)?;
+    }
+    Ok(())
+}
+
+/// The address of the hub whose pod has the leader's label, as the agents' Service selects it.
+fn leader_address(simulation: &Simulation) -> Option<SocketAddr> {
+    let pods = simulation.cluster(HOME)?.server.all("", "pods");
+    let leader = pods.iter().find(|pod| {
+        let labels = pod.pointer("/metadata/labels");
+        labels.and_then(|labels| labels.get(names::LEADER_LABEL)) == Some(&json!("true"))
+    })?;
+    let name = leader.pointer("/metadata/name")?.as_str()?;
+    Some((simulation.ip(name)?, PORT).into())
+}
+
+/// Starts the agent of an edge cluster with a join bundle.
+fn join(simulation: &mut Simulation, (name, index): (&str, usize), host: &str) -> anyhow::Result<()> {
+    let info = join_info(simulation).context("the hub has published no addresses")?;
+    let random = [u8::try_from(index)? + 1; 40];
+    let (one, other) = (random.first_chunk::<8>(), random.last_chunk::<32>());
+    let (Some(one), Some(other)) = (one, other) else {
+        bail!("a token has 40 bytes");
+    };
+    let hour = Duration::from_secs(3600);
+    let (token, made) = join_token::new(name, None, hour, simulation.wall(), (one, other));
+    let token = serde_json::to_value(token)?;
+    create(simulation, HOME, &namespaced("secrets"), &token)?;
+    let bundle = JoinBundle {
+        cluster: name.to_owned(),
+        addresses: info.addresses,
+        certificate_authority: info.ca_pem,
+        token: made.token.clone(),
+        expires: made.expires,
+    };
+    let folder = simulation.folder().join(host);
+    std::fs::create_dir_all(&folder)?;
+    std::fs::write(folder.join("join.yaml"), bundle.to_yaml()?)?;
+    std::fs::write(folder.join("kubeconfig"), kubeconfig(&authority(index + 1)))?;
+    let ip = [10, 0, 2, u8::try_from(index)?];
+    simulation.add_host(host, ip, agent_program());
+    Ok(())
 }
 
 /// Returns what the hub has published for agents.
@@ -222,7 +224,7 @@ pub fn join_info(simulation: &Simulation) -> Option<JoinInfo> {
         simulation,
         HOME,
         ("", "configmaps"),
-        NAMESPACE,
+        SYSTEM,
         join_info::NAME,
     )?;
     let data = serde_json::from_value(found.get("data")?.clone()).ok()?;
@@ -311,7 +313,7 @@ pub fn send(
 
 /// The path of a core resource in Krypton's namespace.
 pub fn namespaced(resource: &str) -> String {
-    format!("/api/v1/namespaces/{NAMESPACE}/{resource}")
+    format!("/api/v1/namespaces/{SYSTEM}/{resource}")
 }
 
 /// Returns a file that stands for the Helm program, which is never started.
@@ -338,11 +340,11 @@ fn kubeconfig(authority: &str) -> String {
     .to_string()
 }
 
-fn hub_program(flags: Vec<String>, env: BTreeMap<&'static str, String>) -> Program {
+fn hub_program(chart: Chart, flags: Vec<String>, env: BTreeMap<&'static str, String>) -> Program {
     Rc::new(move |context| {
         let (flags, env) = (flags.clone(), env.clone());
         Box::pin(async move {
-            run_hub(context, flags, env)
+            run_hub(context, chart, flags, env)
                 .await
                 .map_err(|error| format!("{error:#}"))
         }) as LocalBoxFuture<'static, Result<(), String>>
@@ -351,9 +353,15 @@ fn hub_program(flags: Vec<String>, env: BTreeMap<&'static str, String>) -> Progr
 
 async fn run_hub(
     context: Context,
-    flags: Vec<String>,
+    chart: Chart,
+    mut flags: Vec<String>,
     env: BTreeMap<&'static str, String>,
 ) -> anyhow::Result<()> {
+    let all = context.folder.parent().unwrap_or(&context.folder);
+    let number = faults::chart_version_in(all);
+    let (path, version) = chart::write(&all.join("charts"), chart, number)?;
+    flags.push(format!("--chart-name={}", path.display()));
+    flags.push(format!("--chart-version={version}"));
     let argv = [OsString::from("krypton-hub")]
         .into_iter()
         .chain(flags.into_iter().map(OsString::from));
@@ -395,7 +403,7 @@ async fn run_agent(context: Context) -> anyhow::Result<()> {
         format!("--kubeconfig={}", folder.join("kubeconfig").display()),
         format!("--join-file={}", folder.join("join.yaml").display()),
         format!("--cache-dir={}", folder.join("cache").display()),
-        format!("--namespace={NAMESPACE}"),
+        format!("--namespace={SYSTEM}"),
         "--replica=one".to_owned(),
         "--metrics-bind-address=0".to_owned(),
         "--health-probe-bind-address=0".to_owned(),

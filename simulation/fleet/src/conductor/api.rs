@@ -181,6 +181,7 @@ impl Simulation {
             open.watch = Some((*watch, parts));
             body = Some(received);
         }
+        self.after_server(&name);
         let back = self.links.verdict(&name, &host);
         if let Some(Ok(answer)) = &answer {
             let code = match answer {
@@ -212,7 +213,6 @@ impl Simulation {
                 if let Some(open) = self.requests.get_mut(&id) {
                     open.lost = Some(reply);
                 }
-                self.after_server(&name);
                 return;
             }
         };
@@ -232,7 +232,6 @@ impl Simulation {
                 self.deliver(process, at, Box::new(move || respond(reply, response)));
             }
         }
-        self.after_server(&name);
     }
 
     /// Returns the answer of an API server, or the failure of the connection. `None` if it never answers.

@@ -1,0 +1,93 @@
+//! The charts of simulated fleets.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use krypton_sim_helm::chart::TestChart;
+use serde_json::{Value, json};
+
+use crate::oracles::PLANTED;
+use crate::plan::Chart;
+
+/// Writes the archive of version `0.N.0` into `folder`, and returns its path and version.
+///
+/// # Errors
+/// Returns an error if the file cannot be written.
+pub fn write(folder: &Path, chart: Chart, number: u32) -> io::Result<(PathBuf, String)> {
+    let version = format!("0.{number}.0");
+    let path = folder.join(format!("app-{version}.tgz"));
+    if !path.exists() {
+        std::fs::create_dir_all(folder)?;
+        // Another host may read it at the same time.
+        let partial = folder.join(format!("app-{version}.partial"));
+        app(chart, number, &version).to_tgz(&partial)?;
+        std::fs::rename(&partial, &path)?;
+    }
+    Ok((path, version))
+}
+
+fn app(chart: Chart, number: u32, version: &str) -> TestChart {
+    let labels = json!({"app": "$RELEASE"});
+    let app = TestChart::new("app", version)
+        .value("message", json!("default"))
+        .object(json!({
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": "$RELEASE-config"},
+            "data": {"message": "$values.message", "version": "$CHART_VERSION"},
+        }))
+        .object(json!({
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": "$RELEASE-secret"},
+            "type": "Opaque",
+            "stringData": {"password": PLANTED},
+        }))
+        .object(json!({
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {"name": "$RELEASE-app"},
+            "spec": {
+                "replicas": 1,
+                "selector": {"matchLabels": labels},
+                "template": {
+                    "metadata": {"labels": labels},
+                    "spec": {"containers": [{"name": "app", "image": "app"}]},
+                },
+            },
+        }));
+    match chart {
+        Chart::Plain => app,
+        Chart::Hooks => app
+            .object(hook("pre", "pre-install,pre-upgrade", "true"))
+            .object(hook("post", "post-install,post-upgrade,pre-delete", "true")),
+        Chart::FailingUpgrade => {
+            let command = if number.is_multiple_of(2) { "false" } else { "true" };
+            app.object(hook("pre", "pre-upgrade", command))
+        }
+        Chart::Slow => app.object(hook("pre", "pre-install,pre-upgrade", "sleep 20")),
+    }
+}
+
+/// A Job that runs this command as a hook.
+fn hook(name: &str, events: &str, command: &str) -> Value {
+    let command: Vec<&str> = command.split(' ').collect();
+    json!({
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {
+            "name": format!("$RELEASE-{name}"),
+            "annotations": {
+                "helm.sh/hook": events,
+                "helm.sh/hook-delete-policy": "before-hook-creation",
+            },
+        },
+        "spec": {
+            "backoffLimit": 0,
+            "template": {"spec": {
+                "restartPolicy": "Never",
+                "containers": [{"name": "hook", "image": "app", "command": command}],
+            }},
+        },
+    })
+}
