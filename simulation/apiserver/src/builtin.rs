@@ -64,7 +64,7 @@ fn rows() -> Vec<Row> {
         ("rbac.authorization.k8s.io", "rolebindings", "RoleBinding", "", NAMESPACED, PLAIN, None, typed::<rbac::v1::RoleBinding>),
         ("rbac.authorization.k8s.io", "clusterroles", "ClusterRole", "", CLUSTER, PLAIN, None, typed::<rbac::v1::ClusterRole>),
         ("rbac.authorization.k8s.io", "clusterrolebindings", "ClusterRoleBinding", "", CLUSTER, PLAIN, None, typed::<rbac::v1::ClusterRoleBinding>),
-        ("apiextensions.k8s.io", "customresourcedefinitions", "CustomResourceDefinition", "crd crds", CLUSTER, STATUS, Spec, typed::<apiextensions::v1::CustomResourceDefinition>),
+        ("apiextensions.k8s.io", "customresourcedefinitions", "CustomResourceDefinition", "crd crds", CLUSTER, STATUS, Spec, typed_crd),
     ]
 }
 
@@ -248,5 +248,48 @@ pub(crate) fn set_initial_status(kind: &Kind, object: &mut Value) {
     };
     if !kind.is_custom() {
         object["status"] = status;
+    }
+}
+
+/// Adds the fields that a kind has even if they are empty.
+pub(crate) fn set_nulls(kind: &Kind, object: &mut Value) {
+    let nulls: &[&str] = match kind.resource.as_str() {
+        _ if kind.is_custom() => &[],
+        "events" => &["firstTimestamp", "lastTimestamp", "eventTime", "source"],
+        "roles" | "clusterroles" => &["rules"],
+        _ => &[],
+    };
+    let Some(map) = object.as_object_mut() else {
+        return;
+    };
+    for field in nulls {
+        if map.get(*field).is_none_or(is_empty) {
+            let empty = match *field {
+                "source" => Value::Object(Map::new()),
+                _ => Value::Null,
+            };
+            map.insert((*field).to_owned(), empty);
+        }
+    }
+}
+
+/// Converts a CRD to its type and back. The type has floating-point limits.
+fn typed_crd(object: &Value) -> Result<Value, String> {
+    let mut crd = typed::<apiextensions::v1::CustomResourceDefinition>(object)?;
+    make_integers(&mut crd);
+    Ok(crd)
+}
+
+fn make_integers(value: &mut Value) {
+    match value {
+        Value::Number(number) => {
+            let float = number.as_f64().filter(|_| number.is_f64());
+            if let Some(float) = float.filter(|float| float.fract() == 0.0 && float.abs() < 1e15) {
+                *value = (float as i64).into();
+            }
+        }
+        Value::Array(list) => list.iter_mut().for_each(make_integers),
+        Value::Object(map) => map.values_mut().for_each(make_integers),
+        _ => {}
     }
 }

@@ -10,7 +10,15 @@ pub mod recorded;
 mod run;
 pub mod simulated;
 
+mod apply;
+mod controllers;
+mod custom;
+mod discovery;
+mod kinds;
+mod lists;
 mod objects;
+mod requests;
+mod watches;
 
 use std::fmt;
 use std::time::Duration;
@@ -91,7 +99,17 @@ macro_rules! table {
 }
 use table;
 
-const TOPICS: &[(&str, &[(&str, Body)])] = &[("objects", objects::CASES)];
+const TOPICS: &[(&str, &[(&str, Body)])] = &[
+    ("objects", objects::CASES),
+    ("requests", requests::CASES),
+    ("lists", lists::CASES),
+    ("watches", watches::CASES),
+    ("custom", custom::CASES),
+    ("apply", apply::CASES),
+    ("kinds", kinds::CASES),
+    ("controllers", controllers::CASES),
+    ("discovery", discovery::CASES),
+];
 
 /// Returns all cases, in order.
 pub fn cases() -> Vec<Case> {

@@ -145,6 +145,7 @@ impl ApiServer {
             subresource: subresource.to_owned(),
             manager: CONTROLLER.to_owned(),
             applied: false,
+            validation: "Ignore".to_owned(),
             dry_run: false,
             now,
             by: CONTROLLER.to_owned(),

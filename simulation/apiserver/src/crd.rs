@@ -171,10 +171,25 @@ impl ApiServer {
         let (resource, group) = name.split_once('.').unwrap_or_default();
         self.kinds.withdraw(group, resource);
         self.watches.end_resource(group, resource);
+        let mut next = (**crd).clone();
+        let names = &crd["spec"]["names"];
+        if let Some((reason, message, accepted)) = self.conflict(name, group, names) {
+            let condition = ["NamesAccepted", "False", reason, &message];
+            set_condition(&mut next, condition, now);
+            let condition = [
+                "Established",
+                "False",
+                "NotAccepted",
+                "not all names are accepted",
+            ];
+            set_condition(&mut next, condition, now);
+            next["status"]["acceptedNames"] = accepted;
+            self.controller_update(&key(name), "status", now, next);
+            return;
+        }
         for kind in kinds(crd) {
             self.kinds.serve(kind);
         }
-        let mut next = (**crd).clone();
         let accepted = ["NamesAccepted", "True", "NoConflicts", "no conflicts found"];
         set_condition(&mut next, accepted, now);
         let established = [
@@ -193,6 +208,43 @@ impl ApiServer {
             }
         }
         self.controller_update(&key(name), "status", now, next);
+    }
+
+    /// Returns the last name that another CRD of the group uses, and the accepted names.
+    fn conflict(
+        &self,
+        name: &str,
+        group: &str,
+        names: &Value,
+    ) -> Option<(&'static str, String, Value)> {
+        let others = self.all("apiextensions.k8s.io", "customresourcedefinitions");
+        let others = others.iter().filter(|other| {
+            meta::name(other) != name && other["spec"]["group"].as_str() == Some(group)
+        });
+        let accepted: Vec<&Value> = others
+            .map(|other| &other["status"]["acceptedNames"])
+            .collect();
+        let resources = ["plural", "singular"];
+        let kinds = ["kind", "listKind"];
+        let mut result = json!({"kind": "", "plural": ""});
+        let mut conflict = None;
+        let fields = [
+            ("plural", &resources, "PluralConflict"),
+            ("singular", &resources, "SingularConflict"),
+            ("kind", &kinds, "KindConflict"),
+            ("listKind", &kinds, "ListKindConflict"),
+        ];
+        for (field, peers, reason) in fields {
+            let Some(wanted) = names[field].as_str().filter(|wanted| !wanted.is_empty()) else {
+                continue;
+            };
+            let uses = |other: &&Value| peers.iter().any(|peer| other[*peer] == wanted);
+            match accepted.iter().any(|other| uses(other)) {
+                true => conflict = Some((reason, format!("{wanted:?} is already in use"))),
+                false => result[field] = wanted.into(),
+            }
+        }
+        conflict.map(|(reason, message)| (reason, message, result))
     }
 
     /// Deletes the custom resources, and then the CRD.

@@ -85,10 +85,17 @@ impl ApiServer {
             ["openapi", "v3"] => json_answer(&self.open_api_paths()),
             ["openapi", "v3", "api", "v1"] => self.open_api("", "v1"),
             ["openapi", "v3", "apis", group, version] => self.open_api(group, version),
-            _ => Err(Failure::not_modelled(format_args!(
+            ["api", _] => Err(Failure::no_such_resource()),
+            [
+                "openapi" | "swagger.json" | "metrics" | "logs" | "debug" | ".well-known",
+                ..,
+            ]
+            | ["openid", ..]
+            | [] => Err(Failure::not_modelled(format_args!(
                 "the path {}",
                 call.path
             ))),
+            _ => Err(Failure::no_such_path()),
         }
     }
 
@@ -129,7 +136,7 @@ impl ApiServer {
     fn resources(&self, group: &str, version: &str) -> Outcome<Answer> {
         let kinds = self.kinds_of(group, version);
         let Some(first) = kinds.first() else {
-            return Err(Failure::no_such_path());
+            return Err(self.not_served(group, version, ""));
         };
         let resources: Vec<Value> = kinds.iter().flat_map(|kind| resource(kind)).collect();
         let mut body = json!({

@@ -254,8 +254,9 @@ fn schema_error(configuration: &Value, error: &str) -> ApplyError {
     };
     let (namespace, name) = (text("/metadata/namespace"), text("/metadata/name"));
     let (api_version, kind) = (text("/apiVersion"), text("/kind"));
+    let group = if api_version.contains('/') { "" } else { "/" };
     ApplyError::Schema(format!(
-        "failed to create typed patch object ({namespace}/{name}; {api_version}, Kind={kind}): {error}"
+        "failed to create typed patch object ({namespace}/{name}; {group}{api_version}, Kind={kind}): {error}"
     ))
 }
 

@@ -28,5 +28,6 @@ mod status;
 mod store;
 #[cfg(test)]
 mod tests;
+mod validate;
 mod watch;
 mod workloads;

@@ -58,8 +58,8 @@ impl Token {
 struct Metadata {
     #[serde(rename = "resourceVersion")]
     version: String,
-    #[serde(rename = "continue", skip_serializing_if = "String::is_empty")]
-    next: String,
+    #[serde(rename = "continue", skip_serializing_if = "Option::is_none")]
+    next: Option<String>,
     #[serde(rename = "remainingItemCount", skip_serializing_if = "Option::is_none")]
     remaining: Option<usize>,
 }
@@ -99,16 +99,28 @@ pub(crate) fn validate(call: &Call<'_>, is_watch: bool) -> Outcome<()> {
     );
     let forbidden = |field: &str, problem: &str| {
         let cause = Cause::forbidden(field, problem);
-        Err(Failure::invalid_options("ListOptions", &cause))
+        Err(Failure::invalid_options("ListOptions", &[cause]))
     };
     let initial = query.get("sendInitialEvents");
     if is_watch && !initial.is_empty() {
         return match matching {
             "NotOlderThan" => Ok(()),
-            _ => forbidden(
-                "resourceVersionMatch",
-                "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan",
-            ),
+            found => {
+                let field = "resourceVersionMatch";
+                let problem =
+                    "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan";
+                let mut causes = vec![Cause::forbidden(field, problem)];
+                if !found.is_empty() {
+                    causes.push(Cause {
+                        reason: "FieldValueNotSupported",
+                        message: format!(
+                            "Unsupported value: {found:?}: supported values: \"NotOlderThan\""
+                        ),
+                        field: field.to_owned(),
+                    });
+                }
+                Err(Failure::invalid_options("ListOptions", &causes))
+            }
         };
     }
     if !initial.is_empty() {
@@ -144,7 +156,7 @@ pub(crate) fn validate(call: &Call<'_>, is_watch: bool) -> Outcome<()> {
                 ),
                 field: "resourceVersionMatch".to_owned(),
             };
-            Err(Failure::invalid_options("ListOptions", &cause))
+            Err(Failure::invalid_options("ListOptions", &[cause]))
         }
     }
 }
@@ -152,6 +164,7 @@ pub(crate) fn validate(call: &Call<'_>, is_watch: bool) -> Outcome<()> {
 impl ApiServer {
     pub(crate) fn list(&self, call: &Call<'_>, kind: &Kind, namespace: &str) -> Outcome<Answer> {
         validate(call, false)?;
+        let view = call.list_view(&kind.list)?;
         let query = &call.query;
         let selector =
             Selector::parse(kind, query.get("labelSelector"), query.get("fieldSelector"))?;
@@ -204,10 +217,10 @@ impl ApiServer {
         let counted = page.rest.filter(|_| selector.is_empty());
         let metadata = Metadata {
             version: revision.to_string(),
-            next: next.unwrap_or_default(),
+            // A list of custom resources always has the field.
+            next: next.or_else(|| (kind.is_custom() && view == View::Full).then(String::new)),
             remaining: counted.map(|(_, count)| count),
         };
-        let view = call.list_view(&kind.list)?;
         Ok(render_list(kind, view, metadata, &page.objects))
     }
 

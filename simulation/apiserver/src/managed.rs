@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use crate::fields::{self, Schema, Writer};
 use crate::objects::Write;
+use crate::render;
 use crate::resources::Kind;
 use crate::status::{Failure, Outcome};
 
@@ -37,6 +38,14 @@ pub(crate) fn track(
 ) -> Outcome<()> {
     let fields = kind.fields.as_ref().ok_or_else(|| missing(kind))?;
     let api_version = kind.api_version();
+    let served = before
+        .filter(|_| kind.group == "events.k8s.io")
+        .map(|before| {
+            let mut served = before.clone();
+            render::served_event(&mut served);
+            served
+        });
+    let before = served.as_ref().or(before);
     fields::track_update(fields, before, next, &writer(write, &api_version));
     Ok(())
 }

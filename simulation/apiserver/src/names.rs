@@ -18,7 +18,9 @@ pub(crate) fn problem(kind: &Kind, name: &str) -> Option<&'static str> {
     if kind.is("", "namespaces") || kind.is("", "services") {
         return match name.len() > 63 {
             true => Some("must be no more than 63 characters"),
-            false => (!is_label(name)).then_some(LABEL),
+            false if is_label(name) => None,
+            false if name.split('.').all(is_label) => Some("must not contain dots"),
+            false => Some(LABEL),
         };
     }
     if name.len() > 253 {

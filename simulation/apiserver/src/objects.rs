@@ -12,6 +12,7 @@ use crate::names;
 use crate::resources::{Generation, Kind};
 use crate::server::{ApiServer, Key};
 use crate::status::{Cause, Failure, Outcome};
+use crate::validate;
 
 /// A write of one object.
 #[derive(Clone, Debug)]
@@ -24,6 +25,8 @@ pub(crate) struct Write {
     pub(crate) manager: String,
     /// Whether server-side apply has set the managed fields.
     pub(crate) applied: bool,
+    /// The parameter `fieldValidation`.
+    pub(crate) validation: String,
     pub(crate) dry_run: bool,
     pub(crate) now: Timestamp,
     /// User agent or name of the controller.
@@ -61,7 +64,7 @@ impl ApiServer {
             return Err(Failure::new(500, "", message.to_owned(), Value::Null));
         }
         let given = meta::text(&next, "namespace");
-        if !given.is_empty() && given != write.namespace {
+        if kind.namespaced && !given.is_empty() && given != write.namespace {
             let message = "the namespace of the provided object does not match the namespace sent on the request";
             return Err(Failure::bad_request(message));
         }
@@ -69,7 +72,8 @@ impl ApiServer {
         if !write.name.is_empty() && !given.is_empty() && given != write.name {
             return Err(name_mismatch(&given, &write.name));
         }
-        decode(&kind, &mut next)?;
+        let unknown = decode(&kind, &mut next)?;
+        self.report_unknown(&write, unknown)?;
         if write.name.is_empty() {
             write.name = given;
         }
@@ -78,6 +82,7 @@ impl ApiServer {
         if !write.applied {
             managed::track(&kind, None, &mut next, &write)?;
         }
+        store_form(&kind, &mut next);
         if kind.status && !write.applied_status() {
             meta::copy_top(&Value::Null, &mut next, "status");
         }
@@ -89,7 +94,11 @@ impl ApiServer {
         self.validate(&write, &next, None)?;
         let key = write.key();
         if self.store.get(&key).is_some() {
-            return Err(Failure::already_exists(&kind, &write.name));
+            let is_terminating = self
+                .store
+                .get(&key)
+                .is_some_and(|found| meta::is_terminating(found));
+            return Err(Failure::already_exists(&kind, &write.name, is_terminating));
         }
         if write.dry_run {
             let uid = self.dry_uid();
@@ -98,6 +107,32 @@ impl ApiServer {
             return Ok(Arc::new(next));
         }
         Ok(self.commit(&write, Some(next)))
+    }
+
+    /// Rejects unknown fields, or reports them in headers, as the parameter `fieldValidation` requests.
+    fn report_unknown(&mut self, write: &Write, unknown: Vec<String>) -> Outcome<()> {
+        let kind = &write.kind;
+        match write.validation.as_str() {
+            _ if unknown.is_empty() || write.applied => Ok(()),
+            "Ignore" => Ok(()),
+            "Strict" => {
+                let fields = unknown
+                    .iter()
+                    .map(|field| format!("unknown field {field:?}"));
+                let fields: Vec<String> = fields.collect();
+                Err(Failure::bad_request(format!(
+                    "{} in version {:?} cannot be handled as a {}: strict decoding error: {}",
+                    kind.kind,
+                    kind.version,
+                    kind.kind,
+                    fields.join(", ")
+                )))
+            }
+            _ => {
+                self.warnings = unknown;
+                Ok(())
+            }
+        }
     }
 
     /// Rejects new objects in missing and terminating namespaces.
@@ -133,8 +168,13 @@ impl ApiServer {
             return Err(write.invalid(&[Cause::required("metadata.name", problem)]));
         }
         if let Some(problem) = names::problem(&write.kind, &write.name) {
-            let name = write.name.as_str().into();
-            return Err(write.invalid(&[Cause::invalid("metadata.name", &name, problem)]));
+            let name: Value = write.name.as_str().into();
+            let mut causes = vec![Cause::invalid("metadata.name", &name, problem)];
+            if write.kind.is("", "namespaces") && write.name.len() > 63 {
+                let problem = "must be no more than 63 bytes";
+                causes.push(Cause::invalid("metadata.labels", &name, problem));
+            }
+            return Err(write.invalid(&causes));
         }
         for field in ["resourceVersion", "selfLink"].into_iter().chain(SYSTEM) {
             meta::remove(next, field);
@@ -205,14 +245,16 @@ impl ApiServer {
         if !matches!(version, "" | "0") && version != meta::text(before, "resourceVersion") {
             return Err(Failure::modified(kind, &write.name));
         }
-        decode(kind, &mut next)?;
+        let unknown = decode(kind, &mut next)?;
+        self.report_unknown(write, unknown)?;
         builtin::set_defaults(kind, &mut next);
         if !write.applied {
             managed::track(kind, Some(before), &mut next, write)?;
         }
+        store_form(kind, &mut next);
         reset(write, before, &mut next);
         self.validate(write, &next, Some(before))?;
-        if has_changed(kind, before, &next) {
+        if write.subresource.is_empty() && has_changed(kind, before, &next) {
             let generation = before["metadata"]["generation"].as_u64().unwrap_or(0);
             meta::set(&mut next, "generation", generation + 1);
         }
@@ -233,11 +275,14 @@ impl ApiServer {
     fn validate(&self, write: &Write, next: &Value, before: Option<&Value>) -> Outcome<()> {
         let mut causes = Vec::new();
         if let Some(before) = before {
-            check_metadata(before, next, &mut causes);
-            check_immutable(&write.kind, before, next, &mut causes);
+            // The server runs these checks twice and lists their causes twice.
+            validate::check_metadata(before, next, &mut causes);
+            validate::check_metadata(before, next, &mut causes);
+            validate::check_immutable(&write.kind, before, next, &mut causes);
         }
+        validate::check(&write.kind, next, &mut causes);
         if let Some(schema) = &write.kind.schema {
-            causes.extend(schema.violations(next));
+            causes.extend(schema.violations(next, &write.subresource));
         }
         match causes.is_empty() {
             true => Ok(()),
@@ -309,7 +354,7 @@ pub(crate) fn is_crd(kind: &Kind) -> bool {
     kind.is("apiextensions.k8s.io", "customresourcedefinitions")
 }
 
-fn name_mismatch(found: &str, expected: &str) -> Box<Failure> {
+pub(crate) fn name_mismatch(found: &str, expected: &str) -> Box<Failure> {
     Failure::bad_request(format!(
         "the name of the object ({found}) does not match the name on the URL ({expected})"
     ))
@@ -361,7 +406,7 @@ fn check_type(kind: &Kind, next: &Value) -> Outcome<()> {
 }
 
 /// Converts a client's object to the stored form: known fields only, with defaults of custom resources.
-pub(crate) fn decode(kind: &Kind, next: &mut Value) -> Outcome<()> {
+pub(crate) fn decode(kind: &Kind, next: &mut Value) -> Outcome<Vec<String>> {
     let undecodable = |error: String| {
         Failure::bad_request(format!(
             "{} in version {:?} cannot be handled as a {}: {error}",
@@ -370,23 +415,65 @@ pub(crate) fn decode(kind: &Kind, next: &mut Value) -> Outcome<()> {
     };
     next["apiVersion"] = kind.api_version().into();
     next["kind"] = kind.kind.as_str().into();
+    let mut unknown = Vec::new();
+    let given = next["metadata"].clone();
     builtin::normalize_metadata(next).map_err(undecodable)?;
+    unknown_fields(&given, &next["metadata"], "metadata", &mut unknown);
     if let Some(normalize) = kind.normalize {
         let metadata = next["metadata"].take();
-        *next = normalize(next).map_err(undecodable)?;
+        let typed = normalize(next).map_err(undecodable)?;
+        unknown_fields(next, &typed, "", &mut unknown);
+        *next = typed;
         next["metadata"] = metadata;
     }
     if let Some(schema) = &kind.schema {
-        schema.complete(next);
+        unknown.extend(schema.complete(next));
     }
     if let Some(fields) = &kind.fields {
         fields.complete(next);
     }
+    Ok(unknown)
+}
+
+/// Collects the paths of the fields that the decoder has dropped.
+fn unknown_fields(given: &Value, decoded: &Value, path: &str, unknown: &mut Vec<String>) {
+    let join = |name: &str| match path {
+        "" => name.to_owned(),
+        path => format!("{path}.{name}"),
+    };
+    match (given, decoded) {
+        (Value::Object(given), Value::Object(decoded)) => {
+            for (name, value) in given {
+                let is_empty = match value {
+                    Value::Null => true,
+                    Value::Array(list) => list.is_empty(),
+                    Value::Object(map) => map.is_empty(),
+                    Value::String(text) => text.is_empty(),
+                    _ => false,
+                };
+                match decoded.get(name) {
+                    Some(decoded) => unknown_fields(value, decoded, &join(name), unknown),
+                    None if is_empty || matches!(&**name, "metadata" | "selfLink") => {}
+                    None => unknown.push(join(name)),
+                }
+            }
+        }
+        (Value::Array(given), Value::Array(decoded)) => {
+            for (index, (given, decoded)) in given.iter().zip(decoded).enumerate() {
+                unknown_fields(given, decoded, &format!("{path}[{index}]"), unknown);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Converts a decoded object to its stored form.
+fn store_form(kind: &Kind, next: &mut Value) {
     if kind.group == "events.k8s.io" {
         crate::render::stored_event(next);
     }
+    builtin::set_nulls(kind, next);
     next["apiVersion"] = kind.stored_as.as_str().into();
-    Ok(())
 }
 
 /// Restores the fields that the endpoint does not write.
@@ -415,7 +502,12 @@ fn reset(write: &Write, before: &Value, next: &mut Value) {
         }
         part => {
             let written = next.get(part).cloned();
+            let annotations = next["metadata"]["annotations"].take();
             *next = before.clone();
+            // The controller records the revision of a Deployment together with its status.
+            if write.kind.is("apps", "deployments") && !annotations.is_null() {
+                meta::set(next, "annotations", annotations);
+            }
             if let Some(map) = next.as_object_mut() {
                 match written {
                     Some(written) => map.insert(part.to_owned(), written),
@@ -444,7 +536,17 @@ fn check_preconditions(write: &Write, before: &Value, asked: &Value) -> Outcome<
         meta::text(before, "uid"),
         meta::text(before, "resourceVersion"),
     );
+    let by_storage = write.kind.is("", "namespaces") || is_crd(&write.kind);
+    let storage = |what: &str, asked: &str, found: &str| {
+        let cause = format!(
+            "Precondition failed: {what} in precondition: {asked}, {what} in object meta: {found}"
+        );
+        Err(Failure::conflict(&write.kind, &write.name, &cause))
+    };
     if let Some(asked) = asked["uid"].as_str().filter(|asked| *asked != uid) {
+        if by_storage {
+            return storage("UID", asked, uid);
+        }
         let cause = format!(
             "the UID in the precondition ({asked}) does not match the UID in record ({uid}). The object might have \
              been deleted and then recreated"
@@ -453,6 +555,9 @@ fn check_preconditions(write: &Write, before: &Value, asked: &Value) -> Outcome<
     }
     let differs = |asked: &&str| *asked != version;
     if let Some(asked) = asked["resourceVersion"].as_str().filter(differs) {
+        if by_storage {
+            return storage("ResourceVersion", asked, version);
+        }
         let cause = format!(
             "the ResourceVersion in the precondition ({asked}) does not match the ResourceVersion in record \
              ({version}). The object might have been modified"
@@ -475,96 +580,6 @@ fn add_policy(options: &Value, next: &mut Value) {
     let mut finalizers: Vec<Value> = meta::finalizers(next).map(Value::from).collect();
     finalizers.push(finalizer.into());
     meta::set(next, "finalizers", finalizers);
-}
-
-fn check_metadata(before: &Value, next: &Value, causes: &mut Vec<Cause>) {
-    let uid = &next["metadata"]["uid"];
-    if *uid != before["metadata"]["uid"] {
-        causes.push(Cause::immutable("metadata.uid", uid));
-    }
-    if meta::is_terminating(before) {
-        let known: Vec<&str> = meta::finalizers(before).collect();
-        let new: Vec<String> = meta::finalizers(next)
-            .filter(|finalizer| !known.contains(finalizer))
-            .map(|finalizer| format!("{finalizer:?}"))
-            .collect();
-        if !new.is_empty() {
-            let problem = format!(
-                "no new finalizers can be added if the object is being deleted, found new finalizers []string{{{}}}",
-                new.join(", ")
-            );
-            causes.push(Cause::forbidden("metadata.finalizers", &problem));
-        }
-    }
-}
-
-fn check_immutable(kind: &Kind, before: &Value, next: &Value, causes: &mut Vec<Cause>) {
-    let immutable: &[(&str, &str)] = match kind.resource.as_str() {
-        "secrets" if kind.group.is_empty() => &[("/type", "type")],
-        "deployments" | "daemonsets" | "replicasets" => &[("/spec/selector", "spec.selector")],
-        "jobs" => &[
-            ("/spec/selector", "spec.selector"),
-            ("/spec/template", "spec.template"),
-        ],
-        "rolebindings" | "clusterrolebindings" => &[("/roleRef", "roleRef")],
-        "customresourcedefinitions" => &[
-            ("/spec/group", "spec.group"),
-            ("/spec/scope", "spec.scope"),
-            ("/spec/names/kind", "spec.names.kind"),
-            ("/spec/names/plural", "spec.names.plural"),
-        ],
-        _ => &[],
-    };
-    for (pointer, field) in immutable {
-        let (old, new) = (before.pointer(pointer), next.pointer(pointer));
-        if old != new {
-            let new = new.unwrap_or(&Value::Null);
-            causes.push(match kind.resource.as_str() {
-                "rolebindings" | "clusterrolebindings" => {
-                    Cause::invalid(*field, new, "cannot change roleRef")
-                }
-                _ => Cause::immutable(*field, new),
-            });
-        }
-    }
-    let holds_data = kind.is("", "secrets") || kind.is("", "configmaps");
-    if holds_data && before["immutable"] == true {
-        let problem = "field is immutable when `immutable` is set";
-        if next["immutable"] != true {
-            causes.push(Cause::forbidden("immutable", problem));
-        }
-        for field in ["data", "binaryData"] {
-            if before.get(field) != next.get(field) {
-                causes.push(Cause::forbidden(field, problem));
-            }
-        }
-    }
-    if kind.is("apps", "statefulsets") {
-        check_stateful_set(before, next, causes);
-    }
-}
-
-fn check_stateful_set(before: &Value, next: &Value, causes: &mut Vec<Cause>) {
-    const MUTABLE: [&str; 7] = [
-        "replicas",
-        "ordinals",
-        "template",
-        "updateStrategy",
-        "revisionHistoryLimit",
-        "persistentVolumeClaimRetentionPolicy",
-        "minReadySeconds",
-    ];
-    let fixed = |object: &Value| {
-        let mut spec = object["spec"].as_object().cloned().unwrap_or_default();
-        spec.retain(|name, _| !MUTABLE.contains(&&**name));
-        spec
-    };
-    if fixed(before) != fixed(next) {
-        let problem = "updates to statefulset spec for fields other than 'replicas', 'ordinals', 'template', \
-                       'updateStrategy', 'revisionHistoryLimit', 'persistentVolumeClaimRetentionPolicy' and \
-                       'minReadySeconds' are forbidden";
-        causes.push(Cause::forbidden("spec", problem));
-    }
 }
 
 /// Whether the change increments the generation.

@@ -36,7 +36,7 @@ fn check_patch_options(call: &Call<'_>) -> Outcome<()> {
     let is_apply = call.content.starts_with("application/apply-patch");
     if !is_apply && !call.query.get("force").is_empty() {
         let cause = Cause::forbidden("force", "may not be specified for non-apply patch");
-        return Err(Failure::invalid_options("PatchOptions", &cause));
+        return Err(Failure::invalid_options("PatchOptions", &[cause]));
     }
     Ok(())
 }
@@ -52,17 +52,7 @@ impl ApiServer {
             "application/strategic-merge-patch+json" if !write.kind.is_custom() => {
                 Err(Failure::not_modelled("strategic merge patches"))
             }
-            _ => Err(Failure::unsupported_media_type(
-                match write.kind.is_custom() {
-                    true => {
-                        "application/json-patch+json, application/merge-patch+json, application/apply-patch+yaml"
-                    }
-                    false => {
-                        "application/json-patch+json, application/merge-patch+json, \
-                     application/strategic-merge-patch+json, application/apply-patch+yaml"
-                    }
-                },
-            )),
+            _ => Err(Failure::unsupported_patch()),
         }
     }
 
@@ -86,16 +76,23 @@ impl ApiServer {
         }
         next["apiVersion"] = write.kind.api_version().into();
         merge(&mut next, &patch);
-        objects::check_identity(write, &next)?;
+        check_patched(write, &next)?;
+        // The server encodes the patched object and decodes it again.
+        objects::decode(&write.kind, &mut next.clone()).map_err(|failure| {
+            let text = failure.message();
+            let problem = text.split_once(": ").map_or(text, |(_, problem)| problem);
+            Failure::undecodable_patch(&next, problem)
+        })?;
         Ok((self.update(write, &before, next)?, 200))
     }
 
     fn apply_patch(&mut self, call: &Call<'_>, mut write: Write) -> Outcome<(Arc<Value>, u16)> {
         if call.query.get("fieldManager").is_empty() {
             let cause = Cause::required("fieldManager", "is required for apply patch");
-            return Err(Failure::invalid_options("PatchOptions", &cause));
+            return Err(Failure::invalid_options("PatchOptions", &[cause]));
         }
         let configuration = call.json()?;
+        check_configuration(&write, &configuration)?;
         write.applied = true;
         let live = self.store.get(&write.key()).cloned();
         let force = call.query.is_true("force");
@@ -120,6 +117,44 @@ impl ApiServer {
             }
         }
     }
+}
+
+fn check_patched(write: &Write, next: &Value) -> Outcome<()> {
+    let namespace = meta::text(next, "namespace");
+    if write.kind.namespaced && namespace != write.namespace {
+        let message =
+            "the namespace of the provided object does not match the namespace sent on the request";
+        return Err(Failure::bad_request(message));
+    }
+    objects::check_identity(write, next)?;
+    let kind = next["kind"].as_str().unwrap_or_default();
+    if kind != write.kind.kind || next["apiVersion"] != write.kind.api_version() {
+        return Err(match write.kind.is_custom() {
+            true => Failure::changed_kind(&write.kind, kind, &write.name),
+            false => {
+                let version = next["apiVersion"].as_str().unwrap_or_default();
+                let problem = format!("no kind {kind:?} is registered for version {version:?}");
+                Failure::undecodable_patch(next, &problem)
+            }
+        });
+    }
+    Ok(())
+}
+
+/// Rejects a configuration of another kind, or without one.
+fn check_configuration(write: &Write, configuration: &Value) -> Outcome<()> {
+    let text = |field: &str| configuration[field].as_str().unwrap_or_default();
+    let (version, kind) = (text("apiVersion"), text("kind"));
+    if kind != write.kind.kind {
+        let (group, version) = version.split_once('/').unwrap_or(("", version));
+        let message = format!("invalid object type: {group}/{version}, Kind={kind}");
+        return Err(Failure::bad_request(message));
+    }
+    let name = meta::name(configuration);
+    if !name.is_empty() && name != write.name {
+        return Err(objects::name_mismatch(name, &write.name));
+    }
+    Ok(())
 }
 
 #[cfg(test)]

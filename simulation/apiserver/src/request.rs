@@ -152,10 +152,14 @@ impl<'a> Call<'a> {
                 Some(_) => {}
             }
         }
-        Err(Failure::not_modelled(format_args!(
-            "responses of the type {:?}",
-            self.accept
-        )))
+        let modelled = ["as=", "yaml", "protobuf", "cbor"];
+        match modelled.iter().any(|part| self.accept.contains(part)) {
+            true => Err(Failure::not_modelled(format_args!(
+                "responses of the type {:?}",
+                self.accept
+            ))),
+            false => Err(Failure::not_acceptable()),
+        }
     }
 
     /// Returns the body of an apply patch.
@@ -237,7 +241,7 @@ impl<'a> Call<'a> {
                 message: format!("Unsupported value: {found}: supported values: {supported}"),
                 field: field.to_owned(),
             };
-            Err(Failure::invalid_options(options, &cause))
+            Err(Failure::invalid_options(options, &[cause]))
         };
         let manager = self.query.get("fieldManager");
         let is_control = |(_, character): &(usize, char)| character.is_control();
@@ -245,7 +249,15 @@ impl<'a> Call<'a> {
             let code = u32::from(character);
             let problem = format!("invalid character U+{code:04X} (at position {position})");
             let cause = Cause::invalid("fieldManager", &manager.into(), &problem);
-            return Err(Failure::invalid_options(options, &cause));
+            return Err(Failure::invalid_options(options, &[cause]));
+        }
+        if manager.len() > 128 {
+            let cause = Cause {
+                reason: "FieldValueTooLong",
+                message: "Too long: may not be more than 128 bytes".to_owned(),
+                field: "fieldManager".to_owned(),
+            };
+            return Err(Failure::invalid_options(options, &[cause]));
         }
         match self.query.get("dryRun") {
             "" | "All" => {}

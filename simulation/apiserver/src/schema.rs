@@ -25,30 +25,39 @@ impl Schema {
         &self.root
     }
 
-    /// Drops unknown fields and sets defaults, except in metadata.
-    pub(crate) fn complete(&self, object: &mut Value) {
+    /// Drops unknown fields and sets defaults, except in metadata. Returns the paths of the dropped fields.
+    pub(crate) fn complete(&self, object: &mut Value) -> Vec<String> {
+        let mut dropped = Vec::new();
         let Some(map) = object.as_object_mut() else {
-            return;
+            return dropped;
         };
         let metadata = map.remove("metadata");
         let names = ["kind", "apiVersion"].map(|name| (name, map.remove(name)));
-        prune(&self.root, object);
+        prune(&self.root, object, "", &mut dropped);
         set_defaults(&self.root, object);
         if let Some(map) = object.as_object_mut() {
             map.extend(metadata.map(|value| ("metadata".to_owned(), value)));
             let names = names.into_iter();
             map.extend(names.filter_map(|(name, value)| Some((name.to_owned(), value?))));
         }
+        dropped
     }
 
     /// Returns the violations, in the order of the fields.
-    pub(crate) fn violations(&self, object: &Value) -> Vec<Cause> {
+    pub(crate) fn violations(&self, object: &Value, subresource: &str) -> Vec<Cause> {
         let mut causes = Vec::new();
         let mut checked = object.clone();
         if let Some(map) = checked.as_object_mut() {
             map.remove("metadata");
         }
         self.validate(&self.root, &checked, "", &mut causes);
+        if subresource == "status" {
+            // The server validates the status alone.
+            for cause in &mut causes {
+                let message = cause.message.replace(": status.", ": ");
+                cause.message = message;
+            }
+        }
         causes
     }
 
@@ -62,6 +71,7 @@ impl Schema {
             let mut cause = Cause::invalid(shown(path), &found.into(), &problem);
             cause.reason = "FieldValueTypeInvalid";
             causes.push(cause);
+            self.validate_enum(schema, value, path, causes);
             return;
         }
         self.validate_enum(schema, value, path, causes);
@@ -69,6 +79,7 @@ impl Schema {
             Value::Object(map) => self.validate_map(schema, map, path, causes),
             Value::Array(list) => {
                 too_many(schema, "maxItems", list.len(), path, causes);
+                duplicates(schema, list, path, causes);
                 if !schema["items"].is_null() {
                     for (index, item) in list.iter().enumerate() {
                         let path = format!("{path}[{index}]");
@@ -83,6 +94,12 @@ impl Schema {
                 {
                     let problem =
                         format!("{path} in body should be greater than or equal to {least}");
+                    causes.push(Cause::invalid(shown(path), value, &problem));
+                }
+                if let (Some(most), Some(found)) = (schema["maximum"].as_f64(), number.as_f64())
+                    && found > most
+                {
+                    let problem = format!("{path} in body should be less than or equal to {most}");
                     causes.push(Cause::invalid(shown(path), value, &problem));
                 }
             }
@@ -225,7 +242,36 @@ fn too_many(schema: &Value, limit: &str, found: usize, path: &str, causes: &mut 
     }
 }
 
-fn prune(schema: &Value, value: &mut Value) {
+/// Adds the duplicates in a list that is a set or a map.
+fn duplicates(schema: &Value, list: &[Value], path: &str, causes: &mut Vec<Cause>) {
+    let keys: Vec<&str> = crate::meta::strings(&schema["x-kubernetes-list-map-keys"]).collect();
+    let identity = |item: &Value| match schema["x-kubernetes-list-type"].as_str() {
+        Some("set") => Some(item.clone()),
+        Some("map") => {
+            let values = keys
+                .iter()
+                .map(|key| ((*key).to_owned(), item[*key].clone()));
+            Some(Value::Object(values.collect()))
+        }
+        _ => None,
+    };
+    let mut known: Vec<Value> = Vec::new();
+    for (index, item) in list.iter().enumerate() {
+        let Some(identity) = identity(item) else {
+            return;
+        };
+        if known.contains(&identity) {
+            causes.push(Cause {
+                reason: "FieldValueDuplicate",
+                message: format!("Duplicate value: {identity}"),
+                field: format!("{path}[{index}]"),
+            });
+        }
+        known.push(identity);
+    }
+}
+
+fn prune(schema: &Value, value: &mut Value, path: &str, dropped: &mut Vec<String>) {
     match value {
         Value::Object(map) => {
             let any = &schema["additionalProperties"];
@@ -234,19 +280,24 @@ fn prune(schema: &Value, value: &mut Value) {
             map.retain(|name, value| {
                 let known = &schema["properties"][name];
                 if known.is_object() {
-                    prune(known, value);
+                    prune(known, value, &join(path, name), dropped);
                     return true;
                 }
                 if any.is_object() {
-                    prune(any, value);
+                    prune(any, value, &join(path, name), dropped);
                     return true;
                 }
-                keeps || (embedded && matches!(&**name, "kind" | "apiVersion" | "metadata"))
+                let is_kept =
+                    keeps || (embedded && matches!(&**name, "kind" | "apiVersion" | "metadata"));
+                if !is_kept {
+                    dropped.push(join(path, name));
+                }
+                is_kept
             });
         }
         Value::Array(list) if schema["items"].is_object() => {
-            for item in list {
-                prune(&schema["items"], item);
+            for (index, item) in list.iter_mut().enumerate() {
+                prune(&schema["items"], item, &format!("{path}[{index}]"), dropped);
             }
         }
         _ => {}

@@ -151,6 +151,10 @@ fn parse_fields(kind: &Kind, text: &str) -> Outcome<Vec<Requirement>> {
                     "{key:?} is not a known field selector: only \"metadata.name\", \"metadata.namespace\""
                 )));
             }
+            if kind.is_custom() || kind.is("", "secrets") {
+                let message = format!("field label not supported: {key}");
+                return Err(Failure::bad_request(message));
+            }
             return Err(Failure::not_modelled(format_args!(
                 "the field selector {key:?} of {}",
                 kind.qualified()

@@ -1,5 +1,6 @@
 //! The server: requests in, responses and watch events out.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use crate::objects::{Deleted, Write};
 use crate::render::{self, Rendered};
 use crate::request::{Call, View};
 use crate::resources::{Kind, Kinds};
-use crate::status::{self, Failure, Outcome, respond};
+use crate::status::{self, Cause, Failure, Outcome, respond};
 use crate::store::{self, Store};
 use crate::watch::Watches;
 use crate::{list, meta};
@@ -41,6 +42,10 @@ pub struct ApiServer {
     pub(crate) watches: Watches,
     pub(crate) tasks: Tasks,
     changes: Vec<Change>,
+    /// Template and revision of the Deployments, by UID.
+    pub(crate) templates: BTreeMap<String, (Value, u64)>,
+    /// Unknown fields in the request that is being handled.
+    pub(crate) warnings: Vec<String>,
     /// Number of UIDs and name suffixes so far. A restore doesn't reset it.
     drawn: u64,
 }
@@ -107,9 +112,12 @@ impl ApiServer {
             watches: Watches::default(),
             tasks: Tasks::default(),
             changes: Vec::new(),
+            templates: BTreeMap::new(),
+            warnings: Vec::new(),
             drawn: 0,
         };
         server.create_system_namespaces(now);
+        server.store.compact();
         server
     }
 
@@ -117,8 +125,18 @@ impl ApiServer {
     pub fn handle(&mut self, now: Timestamp, request: &Request<Bytes>) -> Answer {
         self.advance(now);
         let call = Call::parse(now, request);
-        self.route(&call)
-            .unwrap_or_else(|failure| Answer::Complete(failure.response()))
+        let answer = self.route(&call);
+        let mut answer = answer.unwrap_or_else(|failure| Answer::Complete(failure.response()));
+        let warnings = std::mem::take(&mut self.warnings);
+        if let Answer::Complete(response) = &mut answer {
+            for field in warnings {
+                let text = format!("299 - {:?}", format!("unknown field {field:?}"));
+                if let Ok(value) = http::HeaderValue::from_str(&text) {
+                    response.headers_mut().append(http::header::WARNING, value);
+                }
+            }
+        }
+        answer
     }
 
     /// Runs the controllers and timers that are due.
@@ -294,12 +312,7 @@ impl ApiServer {
             _ => return Err(Failure::no_such_path()),
         };
         let Some(kind) = self.kinds.get(group, version, resource) else {
-            return match self.is_modelled(group, resource) {
-                true => Err(Failure::no_such_path()),
-                false => Err(Failure::not_modelled(format_args!(
-                    "the resource {resource} of group {group:?}"
-                ))),
-            };
+            return Err(self.not_served(group, version, resource));
         };
         let fits = match kind.namespaced {
             true => !namespace.is_empty() || name.is_empty(),
@@ -316,20 +329,41 @@ impl ApiServer {
         })
     }
 
-    /// Whether the model knows all resources of the group, so the real server has no other ones. A group with a dot may
-    /// come from a CRD.
-    fn is_modelled(&self, group: &str, _resource: &str) -> bool {
-        const OTHERS: [&str; 4] = [
-            "autoscaling",
-            "storage.k8s.io",
-            "scheduling.k8s.io",
-            "discovery.k8s.io",
+    /// Returns the failure for a resource that the server doesn't know. A group with a dot may come from a CRD.
+    pub(crate) fn not_served(&self, group: &str, version: &str, resource: &str) -> Box<Failure> {
+        const MISSING: [&str; 9] = [
+            "bindings",
+            "componentstatuses",
+            "controllerrevisions",
+            "endpoints",
+            "ingressclasses",
+            "persistentvolumes",
+            "podtemplates",
+            "replicationcontrollers",
+            "ipaddresses",
         ];
-        let is_built_in = |kind: &&Arc<Kind>| kind.group == group && !kind.is_custom();
-        !OTHERS.contains(&group)
-            && !group.ends_with("authentication.k8s.io")
-            && !group.ends_with("authorization.k8s.io")
-            && self.kinds.all().find(is_built_in).is_none()
+        const MISSING_GROUPS: [&str; 8] = [
+            "autoscaling",
+            "admissionregistration.k8s.io",
+            "apiregistration.k8s.io",
+            "certificates.k8s.io",
+            "discovery.k8s.io",
+            "flowcontrol.apiserver.k8s.io",
+            "scheduling.k8s.io",
+            "storage.k8s.io",
+        ];
+        let missing = MISSING.contains(&resource)
+            || MISSING_GROUPS.contains(&group)
+            || group.ends_with("authentication.k8s.io")
+            || group == "authorization.k8s.io";
+        let mut all = self.kinds.all();
+        if missing {
+            Failure::not_modelled(format_args!("{resource} in {group}/{version}"))
+        } else if all.any(|kind| kind.group == group && !kind.is_custom()) {
+            Failure::no_such_resource()
+        } else {
+            Failure::no_such_path()
+        }
     }
 
     fn collection(&mut self, call: &Call<'_>, target: &Target) -> Outcome<Answer> {
@@ -343,14 +377,19 @@ impl ApiServer {
             Method::POST => {
                 let view = call.view()?;
                 if kind.is_custom() && self.is_crd_terminating(kind) {
-                    return Err(Failure::method_not_supported(kind, "create"));
+                    let object = call.object(&kind.kind)?;
+                    let cause =
+                        "create not allowed while custom resource definition is terminating";
+                    return Err(Failure::forbidden(kind, meta::name(&object), cause));
                 }
                 call.check_options("CreateOptions")?;
                 call.check_content()?;
                 let created = self.create(write(call, target), call.object(&kind.kind)?)?;
                 Ok(answer(kind, view, &created, 201))
             }
-            Method::DELETE => Err(Failure::not_modelled("deletion of collections")),
+            Method::DELETE if !kind.is("", "namespaces") => {
+                Err(Failure::not_modelled("deletion of collections"))
+            }
             _ => Err(Failure::method_not_allowed()),
         }
     }
@@ -361,7 +400,9 @@ impl ApiServer {
             "" => {}
             "status" if kind.status => {}
             "finalize" if kind.is("", "namespaces") && call.method == Method::PUT => {}
+            "status" if kind.is_custom() => return Err(Failure::not_found(kind, &target.name)),
             _ if kind.is_custom() => return Err(Failure::no_such_path()),
+            "status" => return Err(Failure::no_such_resource()),
             other => {
                 return Err(Failure::not_modelled(format_args!(
                     "the subresource {other} of {}",
@@ -371,9 +412,6 @@ impl ApiServer {
         }
         let view = call.view()?;
         match *call.method {
-            Method::GET if call.query.is_true("watch") => {
-                Err(Failure::not_modelled("watches of one object by its path"))
-            }
             Method::GET => {
                 let found = self.read(call, target)?;
                 Ok(answer(kind, view, &found, 200))
@@ -410,13 +448,19 @@ impl ApiServer {
 
     fn remove(&mut self, call: &Call<'_>, target: &Target, view: View) -> Outcome<Answer> {
         let kind = &target.kind;
-        call.check_options("DeleteOptions")?;
         let mut options = call.delete_options()?;
+        let mut write = write(call, target);
+        // Options in a body replace those in the query.
+        if call.body.is_empty() {
+            call.check_options("DeleteOptions")?;
+        } else {
+            write.dry_run = false;
+        }
         let policy = call.query.get("propagationPolicy");
-        if !policy.is_empty() {
+        if call.body.is_empty() && !policy.is_empty() {
             options["propagationPolicy"] = policy.into();
         }
-        let mut write = write(call, target);
+        check_policy(&options)?;
         write.dry_run |= options["dryRun"] == serde_json::json!(["All"]);
         Ok(match self.delete(&write, &options)? {
             Deleted::Remains(object) => answer(kind, view, &object, 200),
@@ -439,6 +483,27 @@ impl ApiServer {
     }
 }
 
+fn check_policy(options: &Value) -> Outcome<()> {
+    let policy = &options["propagationPolicy"];
+    let cause = match policy.as_str() {
+        None => return Ok(()),
+        Some(_) if !options["orphanDependents"].is_null() => Cause::invalid(
+            "propagationPolicy",
+            policy,
+            "orphanDependents and deletionPropagation cannot be both set",
+        ),
+        Some("Foreground" | "Background" | "Orphan") => return Ok(()),
+        Some(_) => Cause {
+            reason: "FieldValueNotSupported",
+            message: format!(
+                "Unsupported value: {policy}: supported values: \"Foreground\", \"Background\", \"Orphan\", \"nil\""
+            ),
+            field: "propagationPolicy".to_owned(),
+        },
+    };
+    Err(Failure::invalid_options("DeleteOptions", &[cause]))
+}
+
 fn write(call: &Call<'_>, target: &Target) -> Write {
     Write {
         kind: target.kind.clone(),
@@ -447,6 +512,7 @@ fn write(call: &Call<'_>, target: &Target) -> Write {
         subresource: target.subresource.clone(),
         manager: call.manager(),
         applied: false,
+        validation: call.query.get("fieldValidation").to_owned(),
         dry_run: call.dry_run(),
         now: call.now,
         by: call.agent.to_owned(),

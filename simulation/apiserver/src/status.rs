@@ -110,8 +110,12 @@ impl Failure {
         Self::new(404, "NotFound", message, of(kind, name))
     }
 
-    pub(crate) fn already_exists(kind: &Kind, name: &str) -> Box<Self> {
-        let message = format!("{} {name:?} already exists", kind.qualified());
+    pub(crate) fn already_exists(kind: &Kind, name: &str, is_terminating: bool) -> Box<Self> {
+        let prefix = match is_terminating {
+            true => "object is being deleted: ",
+            false => "",
+        };
+        let message = format!("{prefix}{} {name:?} already exists", kind.qualified());
         Self::new(409, "AlreadyExists", message, of(kind, name))
     }
 
@@ -148,14 +152,7 @@ impl Failure {
     }
 
     fn invalid_as(shown: &str, kind: &Kind, name: &str, causes: &[Cause]) -> Box<Self> {
-        let texts: Vec<String> = causes
-            .iter()
-            .map(|cause| format!("{}: {}", cause.field, cause.message))
-            .collect();
-        let text = match &*texts {
-            [one] => one.clone(),
-            many => format!("[{}]", many.join(", ")),
-        };
+        let text = text_of(causes);
         let qualified = match kind.group.as_str() {
             "" => shown.to_owned(),
             group => format!("{shown}.{group}"),
@@ -168,13 +165,33 @@ impl Failure {
     }
 
     /// Returns the failure for invalid parameters, such as `ListOptions`.
-    pub(crate) fn invalid_options(options: &str, cause: &Cause) -> Box<Self> {
-        let message = format!(
-            "{options}.meta.k8s.io \"\" is invalid: {}: {}",
-            cause.field, cause.message
-        );
-        let details = json!({"group": "meta.k8s.io", "kind": options, "causes": [cause.to_json()]});
+    pub(crate) fn invalid_options(options: &str, causes: &[Cause]) -> Box<Self> {
+        let message = format!("{options}.meta.k8s.io \"\" is invalid: {}", text_of(causes));
+        let causes: Vec<Value> = causes.iter().map(Cause::to_json).collect();
+        let details = json!({"group": "meta.k8s.io", "kind": options, "causes": causes});
         Self::new(422, "Invalid", message, details)
+    }
+
+    /// Returns the failure of a patch whose result cannot be decoded.
+    pub(crate) fn undecodable_patch(patched: &Value, problem: &str) -> Box<Self> {
+        let cause = Cause::invalid("patch", &patched.to_string().into(), problem);
+        let message = format!(
+            " \"\" is invalid: {}",
+            text_of(std::slice::from_ref(&cause))
+        );
+        Self::new(
+            422,
+            "Invalid",
+            message,
+            json!({"causes": [cause.to_json()]}),
+        )
+    }
+
+    /// Returns the failure of a patch that changes the kind of a custom resource.
+    pub(crate) fn changed_kind(kind: &Kind, found: &str, name: &str) -> Box<Self> {
+        let problem = format!("must be {}", kind.kind);
+        let cause = Cause::invalid("kind", &found.into(), &problem);
+        Self::invalid_as(found, kind, name, &[cause])
     }
 
     pub(crate) fn forbidden(kind: &Kind, name: &str, cause: &str) -> Box<Self> {
@@ -227,18 +244,33 @@ impl Failure {
         Self::new(405, "MethodNotAllowed", message.to_owned(), json!({}))
     }
 
-    /// Returns the failure of a verb that a resource doesn't support.
-    pub(crate) fn method_not_supported(kind: &Kind, verb: &str) -> Box<Self> {
-        let qualified = kind.qualified();
-        let message = format!("{verb} is not supported on resources of kind {qualified:?}");
-        Self::new(405, "MethodNotAllowed", message, of(kind, ""))
+    /// Returns the failure for a patch of an unknown type.
+    pub(crate) fn unsupported_patch() -> Box<Self> {
+        let message = "415: Unsupported Media Type".to_owned();
+        Self::new(415, "UnsupportedMediaType", message, json!({}))
+    }
+
+    pub(crate) fn not_acceptable() -> Box<Self> {
+        let message = "406: Not Acceptable\n\nAvailable representations: application/json, application/yaml, \
+                       application/vnd.kubernetes.protobuf";
+        Self::new(406, "NotAcceptable", message.to_owned(), json!({}))
+    }
+
+    /// Returns the failure for a resource or version that a built-in group doesn't have.
+    pub(crate) fn no_such_resource() -> Box<Self> {
+        let message = "the server could not find the requested resource".to_owned();
+        Self::new(404, "NotFound", message, json!({}))
     }
 
     pub(crate) fn unsupported_media_type(accepted: &str) -> Box<Self> {
         let message = format!(
             "the body of the request was in an unknown format - accepted media types include: {accepted}"
         );
-        Self::new(415, "UnsupportedMediaType", message, json!({}))
+        Self::new(415, "UnsupportedMediaType", message, Value::Null)
+    }
+
+    pub(crate) fn message(&self) -> &str {
+        self.body["message"].as_str().unwrap_or_default()
     }
 
     /// Returns the event of the type `ERROR` with this failure.
@@ -259,6 +291,21 @@ impl Failure {
                 response
             }
         }
+    }
+}
+
+/// Joins the distinct causes.
+fn text_of(causes: &[Cause]) -> String {
+    let mut texts: Vec<String> = Vec::new();
+    for cause in causes {
+        let text = format!("{}: {}", cause.field, cause.message);
+        if !texts.contains(&text) {
+            texts.push(text);
+        }
+    }
+    match &*texts {
+        [one] => one.clone(),
+        many => format!("[{}]", many.join(", ")),
     }
 }
 

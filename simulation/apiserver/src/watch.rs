@@ -218,12 +218,18 @@ impl ApiServer {
         };
         let asked = match query.get("resourceVersion") {
             "" => 0,
-            text => list::version(text)?,
+            text => text.parse().map_err(|_| {
+                let message = format!(
+                    "resourceVersion: Invalid value: {text:?}: strconv.ParseUint: parsing {text:?}: invalid syntax"
+                );
+                Failure::new(500, "", message, Value::Null)
+            })?,
         };
         let initial = query.get("sendInitialEvents");
         if asked == 0 && initial != "false" || query.is_true("sendInitialEvents") {
             self.start_from_list(&mut watch, asked);
-            if query.is_true("sendInitialEvents") && bookmarks && !watch.ended {
+            // The server treats a watch without a version as one that requests initial events.
+            if bookmarks && !watch.ended {
                 watch.send_bookmark(self.store.revision(), true);
             }
         } else if asked > 0 {

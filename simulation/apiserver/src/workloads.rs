@@ -28,6 +28,20 @@ pub(crate) fn needs_work(record: &Record) -> bool {
 }
 
 impl ApiServer {
+    /// Returns the revision of a Deployment, which counts the changes of its template.
+    fn revision(&mut self, object: &Value) -> u64 {
+        let uid = meta::text(object, "uid").to_owned();
+        let annotation = &object["metadata"]["annotations"]["deployment.kubernetes.io/revision"];
+        let recorded = annotation.as_str().and_then(|text| text.parse().ok());
+        let template = &object["spec"]["template"];
+        let first = (template.clone(), recorded.unwrap_or(1));
+        let (known, revision) = self.templates.entry(uid).or_insert(first);
+        if known != template {
+            *known = template.clone();
+            *revision += 1;
+        }
+        *revision
+    }
     pub(crate) fn sync_workload(&mut self, key: &Key, now: Timestamp) {
         let Some(object) = self.get(key) else {
             return;
@@ -36,6 +50,11 @@ impl ApiServer {
             return;
         }
         let mut next = (*object).clone();
+        if key.resource == "deployments" {
+            let revision = self.revision(&object);
+            next["metadata"]["annotations"]["deployment.kubernetes.io/revision"] =
+                revision.to_string().into();
+        }
         next["status"] = match key.resource.as_str() {
             "deployments" => deployment(&object, now),
             "statefulsets" => stateful_set(&object),

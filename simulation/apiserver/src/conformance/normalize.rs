@@ -56,6 +56,13 @@ pub(super) fn transcript(steps: Vec<Value>, keeps_managers: bool) -> Value {
     symbols.normalize("", &steps)
 }
 
+/// Whether this is the metadata of a list or of a bookmark.
+fn is_of_list(metadata: &Map<String, Value>) -> bool {
+    metadata.contains_key("resourceVersion")
+        && !metadata.contains_key("uid")
+        && !metadata.contains_key("name")
+}
+
 impl Symbols {
     fn collect(&mut self, value: &Value) {
         match value {
@@ -113,6 +120,20 @@ impl Symbols {
             Value::Array(items) => {
                 Value::Array(items.iter().map(|item| self.normalize(key, item)).collect())
             }
+            Value::Object(fields) if key == "metadata" && is_of_list(fields) => {
+                let mut fields = fields.clone();
+                if let Some(Value::String(text)) = fields.remove("resourceVersion") {
+                    let symbol = self.floor(&text).map(|rank| format!("after rv{rank}"));
+                    let symbol = symbol.unwrap_or(text);
+                    // This key isn't a version again.
+                    fields.insert("resourceVersion".to_owned(), Value::String(symbol));
+                }
+                let parts = fields.iter().map(|(key, value)| match key.as_str() {
+                    "resourceVersion" => (key.clone(), value.clone()),
+                    _ => (key.clone(), self.normalize(key, value)),
+                });
+                Value::Object(parts.collect())
+            }
             Value::Object(fields) => {
                 let kept = fields.iter().filter(|(key, _)| {
                     let is_managers = *key == "managedFields" && !self.keeps_managers;
@@ -137,10 +158,15 @@ impl Symbols {
         if let Some(rank) = self.versions.get(&version) {
             return format!("rv{rank}");
         }
-        match self.lists.contains_key(&version) {
-            true => format!("after rv{}", self.versions.range(..version).count()),
-            false => text.to_owned(),
-        }
+        let rank = self.floor(text);
+        rank.map_or_else(|| text.to_owned(), |rank| format!("after rv{rank}"))
+    }
+
+    /// Returns the number of known versions of objects up to a version that the server has sent.
+    fn floor(&self, text: &str) -> Option<usize> {
+        let version: u64 = text.parse().ok()?;
+        let is_known = self.versions.contains_key(&version) || self.lists.contains_key(&version);
+        is_known.then(|| self.versions.range(..=version).count())
     }
 
     fn text(&self, text: &str) -> String {
@@ -163,8 +189,9 @@ impl Symbols {
         for part in parts {
             let rest = part.trim_start_matches(|digit: char| digit.is_ascii_digit());
             let number = part.strip_suffix(rest).unwrap_or(part);
-            // A list's symbol contains a space, which a path must not.
-            let symbol = self.version(number).replace(' ', "-");
+            // In a quiet store, a list has the version of the last write, so its symbol must be the same here.
+            let rank = self.floor(number).map(|rank| format!("rv{rank}"));
+            let symbol = rank.unwrap_or_else(|| number.to_owned());
             result.push_str(before);
             result.push_str(&symbol);
             result.push_str(rest);

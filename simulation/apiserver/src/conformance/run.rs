@@ -31,7 +31,7 @@ pub(super) struct Call {
     accept: &'static str,
     content_type: &'static str,
     body: Option<Bytes>,
-    only: &'static [&'static str],
+    only: Vec<String>,
 }
 
 impl Call {
@@ -42,7 +42,7 @@ impl Call {
             accept: JSON,
             content_type: JSON,
             body: None,
-            only: &[],
+            only: Vec::new(),
         }
     }
 
@@ -66,8 +66,11 @@ impl Call {
     }
 
     /// Restricts the recorded body to these JSON pointers. For documents that a simulation doesn't copy in full.
-    pub(super) fn only(mut self, pointers: &'static [&'static str]) -> Self {
-        self.only = pointers;
+    pub(super) fn only(mut self, pointers: &[&str]) -> Self {
+        self.only = pointers
+            .iter()
+            .map(|pointer| (*pointer).to_owned())
+            .collect();
         self
     }
 }
@@ -187,6 +190,23 @@ impl<'a> Run<'a> {
         body
     }
 
+    /// Like `send`, but replaces the numbers in the recorded pointers, which depend on the kinds that the server has.
+    pub(super) fn send_renumbered(&mut self, call: Call) -> Value {
+        let (mut step, body) = self.exchange(&call);
+        if let Some(Value::Object(parts)) = step.get_mut("response") {
+            let named = std::mem::take(parts).into_iter().map(|(pointer, part)| {
+                let name = ["name", "resource"]
+                    .iter()
+                    .find_map(|key| part.get(*key)?.as_str());
+                let name = name.or_else(|| part.pointer("/metadata/name")?.as_str());
+                (name.map_or(without_numbers(&pointer), str::to_owned), part)
+            });
+            *parts = named.collect();
+        }
+        self.record(step);
+        body
+    }
+
     /// Repeats a request until the body satisfies the condition. Records only the last response.
     pub(super) fn wait(&mut self, call: impl Into<Call>, done: impl Fn(&Value) -> bool) -> Value {
         let call = call.into();
@@ -290,7 +310,7 @@ impl<'a> Run<'a> {
                 step.insert("status".to_owned(), json!(response.status().as_u16()));
                 headers(&mut step, response.headers());
                 let body = parse(response.body());
-                step.insert("response".to_owned(), restrict(&body, call.only));
+                step.insert("response".to_owned(), restrict(&body, &call.only));
                 body
             }
             Err(failure) => {
@@ -373,13 +393,21 @@ fn parse(body: &[u8]) -> Value {
         .unwrap_or_else(|_| Value::String(String::from_utf8_lossy(body).into_owned()))
 }
 
-fn restrict(body: &Value, only: &[&str]) -> Value {
+fn restrict(body: &Value, only: &[String]) -> Value {
     if only.is_empty() {
         return body.clone();
     }
     let parts = only.iter().map(|pointer| {
         let part = body.pointer(pointer).cloned().unwrap_or_default();
-        ((*pointer).to_owned(), part)
+        (pointer.clone(), part)
     });
     Value::Object(parts.collect())
+}
+
+fn without_numbers(pointer: &str) -> String {
+    let steps = pointer.split('/').map(|step| {
+        let is_number = step.bytes().all(|byte| byte.is_ascii_digit()) && !step.is_empty();
+        if is_number { "*" } else { step }
+    });
+    steps.collect::<Vec<_>>().join("/")
 }

@@ -17,10 +17,9 @@ impl Schema {
             errors: Vec::new(),
         };
         walk.value(&self.root, object);
-        match walk.errors.as_slice() {
-            [] => Ok(walk.set),
-            [error] => Err(error.clone()),
-            errors => Err(format!("errors:\n  {}", errors.join("\n  "))),
+        match walk.errors.into_iter().next() {
+            None => Ok(walk.set),
+            Some(error) => Err(error),
         }
     }
 

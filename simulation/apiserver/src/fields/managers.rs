@@ -60,9 +60,15 @@ pub(super) struct Entry {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Managers(pub(super) BTreeMap<Id, Entry>);
 
-/// Whether a request resets the managers by a list of one empty entry.
-fn is_reset(entries: &[Value]) -> bool {
-    matches!(entries, [Value::Object(entry)] if entry.is_empty())
+/// Returns whether a request resets the managers, by an empty list or a list of one empty entry.
+fn is_reset(object: &Value) -> bool {
+    let entries = object.pointer("/metadata/managedFields");
+    let entries = entries.and_then(Value::as_array).map(Vec::as_slice);
+    match entries {
+        Some([]) => true,
+        Some([Value::Object(entry)]) => entry.is_empty(),
+        _ => false,
+    }
 }
 
 fn entries_of(object: &Value) -> &[Value] {
@@ -80,14 +86,13 @@ impl Managers {
     /// none does not remove them.
     pub(super) fn for_update(live: Option<&Value>, new: &Value, subresource: &str) -> Self {
         let of_live = || live.map(Self::of).unwrap_or_default();
-        let entries = entries_of(new);
         if !subresource.is_empty() {
             return of_live();
         }
-        if is_reset(entries) {
+        if is_reset(new) {
             return Self::default();
         }
-        match Self::parse(entries) {
+        match Self::parse(entries_of(new)) {
             Some(managers) if !managers.0.is_empty() => managers,
             _ => of_live(),
         }

@@ -11,6 +11,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 
+use base64::{Engine, engine::general_purpose::STANDARD};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -215,11 +216,14 @@ impl Schema {
     }
 
     /// Gives an object of a built-in kind the form that the decoder of a real server gives it: removes null, empty
-    /// lists and empty maps, and adds the structures that are always present, such as `resources` of a container.
-    /// Leaves custom resources unchanged. [`apply`](super::apply()) and [`track_update`](super::track_update) call it.
+    /// lists and empty maps, adds the structures that are always present, such as `resources` of a container, and moves
+    /// `stringData` of a Secret to `data`. Leaves custom resources unchanged. [`apply`](super::apply()) and [`track_update`](super::track_update) call it.
     pub fn complete(&self, object: &mut Value) {
         if self.built_in {
             self.complete_value(&self.root, object, false);
+            if matches!(&self.root, Type::Named { name, .. } if name == "Secret") {
+                encode_strings(object);
+            }
         }
     }
 
@@ -332,6 +336,11 @@ impl Schema {
             let plain_map = matches!(of, Type::Structure(_));
             self.complete_value(of, value, empty);
             match value {
+                Value::Null if structure.fields.is_empty() => {
+                    // A map of strings decodes null as an empty string.
+                    *value = Value::String(String::new());
+                    true
+                }
                 Value::Null => false,
                 Value::Array(values) => {
                     let required = matches!(of, Type::List { required: true, .. } | Type::Untyped);
@@ -353,6 +362,26 @@ impl Schema {
                 fields.insert(name.clone(), missing);
             }
         }
+    }
+}
+
+/// Moves `stringData` of a Secret to `data`.
+fn encode_strings(secret: &mut Value) {
+    let Some(fields) = secret.as_object_mut() else {
+        return;
+    };
+    let Some(Value::Object(strings)) = fields.remove("stringData") else {
+        return;
+    };
+    let data = fields
+        .entry("data")
+        .or_insert_with(|| Value::Object(Map::new()));
+    let Some(data) = data.as_object_mut() else {
+        return;
+    };
+    for (name, text) in strings {
+        let text = STANDARD.encode(text.as_str().unwrap_or_default());
+        data.insert(name, text.into());
     }
 }
 

@@ -106,7 +106,8 @@ impl Server for Real<'_> {
     }
 
     fn pass(&mut self, time: Duration) {
-        self.runtime.block_on(tokio::time::sleep(time));
+        self.runtime
+            .block_on(async { tokio::time::sleep(time).await });
     }
 }
 

@@ -1,0 +1,609 @@
+//! CustomResourceDefinitions and their objects.
+
+use serde_json::{Value, json};
+
+use super::objects::{at, uid, version, with_version};
+use super::run::{Call, Run};
+
+super::table!(
+    crd_becomes_established,
+    crd_rejected,
+    crd_name_conflict,
+    crd_update,
+    crd_schema_changes_fields,
+    crd_apply,
+    crd_deletion_deletes_objects,
+    crd_deletion_waits_for_finalizers,
+    custom_life,
+    custom_defaults_and_pruning,
+    custom_validation,
+    custom_generation,
+    custom_status,
+    custom_without_status_subresource,
+    custom_merge_patch,
+    custom_finalizers,
+    custom_preconditions,
+    custom_dry_run,
+    custom_cluster_scope,
+    custom_field_validation,
+);
+
+pub(super) const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+
+/// The schema of the Widgets of the cases.
+pub(super) fn schema() -> Value {
+    let text = json!({"type": "string"});
+    json!({
+        "type": "object",
+        "required": ["spec"],
+        "properties": {
+            "spec": {
+                "type": "object",
+                "required": ["color"],
+                "properties": {
+                    "color": {"type": "string", "enum": ["red", "green"]},
+                    "size": {"type": "integer", "format": "int32", "minimum": 1, "maximum": 10, "default": 3},
+                    "name": {"type": "string", "minLength": 2, "maxLength": 5, "pattern": "^[a-z]+$"},
+                    "note": {"type": "string", "nullable": true},
+                    "tags": {"type": "array", "items": text, "x-kubernetes-list-type": "set", "maxItems": 3},
+                    "parts": {
+                        "type": "array",
+                        "items": {
+                            "type": "object",
+                            "required": ["key"],
+                            "properties": {"key": text, "value": text, "other": text}
+                        },
+                        "x-kubernetes-list-type": "map",
+                        "x-kubernetes-list-map-keys": ["key"]
+                    },
+                    "labels": {"type": "object", "additionalProperties": text},
+                    "free": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}
+                }
+            },
+            "status": {
+                "type": "object",
+                "properties": {
+                    "state": text,
+                    "observed": {"type": "integer", "format": "int64"},
+                    "since": {"type": "string", "format": "date-time", "nullable": true}
+                }
+            }
+        }
+    })
+}
+
+/// Returns a definition of Widgets in this group.
+pub(super) fn definition(group: &str, scope: &str) -> Value {
+    json!({
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": format!("widgets.{group}")},
+        "spec": {
+            "group": group,
+            "scope": scope,
+            "names": {"plural": "widgets", "singular": "widget", "kind": "Widget", "listKind": "WidgetList"},
+            "versions": [{
+                "name": "v1",
+                "served": true,
+                "storage": true,
+                "schema": {"openAPIV3Schema": schema()},
+                "subresources": {"status": {}}
+            }]
+        }
+    })
+}
+
+pub(super) fn group(run: &Run<'_>) -> String {
+    format!("{}.example.com", run.namespace())
+}
+
+pub(super) fn path(run: &Run<'_>) -> String {
+    format!("{CRDS}/widgets.{}", group(run))
+}
+
+pub(super) fn is_established(crd: &Value) -> bool {
+    let conditions = crd.pointer("/status/conditions").and_then(Value::as_array);
+    conditions.into_iter().flatten().any(|condition| {
+        condition.get("type") == Some(&json!("Established"))
+            && condition.get("status") == Some(&json!("True"))
+    })
+}
+
+/// Creates this definition without a record and returns the path of its objects.
+pub(super) fn serve(run: &mut Run<'_>, definition: &Value) -> String {
+    let (crd, group) = (path(run), group(run));
+    run.delete_later(&crd);
+    let is_namespaced = definition.pointer("/spec/scope") == Some(&json!("Namespaced"));
+    let widgets = match is_namespaced {
+        true => format!("/apis/{group}/v1/namespaces/:ns/widgets"),
+        false => format!("/apis/{group}/v1/widgets"),
+    };
+    run.quietly(|run| {
+        run.wait(Call::new("POST", CRDS).body(definition), |made| {
+            !uid(made).is_empty()
+        });
+        run.wait(crd.as_str(), is_established);
+        run.wait(widgets.as_str(), |list| list.get("items").is_some());
+    });
+    widgets
+}
+
+/// Creates a definition of namespaced Widgets without a record and returns the path of its objects.
+pub(super) fn widgets(run: &mut Run<'_>) -> String {
+    let definition = definition(&group(run), "Namespaced");
+    serve(run, &definition)
+}
+
+pub(super) fn widget(run: &Run<'_>, name: &str, spec: &Value) -> Value {
+    json!({
+        "apiVersion": format!("{}/v1", group(run)),
+        "kind": "Widget",
+        "metadata": {"name": name},
+        "spec": spec
+    })
+}
+
+fn crd_becomes_established(run: &mut Run<'_>) {
+    let definition = definition(&group(run), "Namespaced");
+    let crd = path(run);
+    run.delete_later(&crd);
+    run.post(CRDS, &definition);
+    run.wait(crd.as_str(), is_established);
+    let objects = format!("/apis/{}/v1/namespaces/:ns/widgets", group(run));
+    run.wait(objects.as_str(), |list| list.get("items").is_some());
+    run.post(CRDS, &definition);
+    run.get(&format!("/apis/{}/v1/widgets?limit=1", group(run)));
+    run.get(&format!("/apis/{}/v2/widgets", group(run)));
+    run.get(&format!("{objects}/none"));
+}
+
+fn crd_rejected(run: &mut Run<'_>) {
+    let group = group(run);
+    let good = definition(&group, "Namespaced");
+    let mut changed = good.clone();
+    changed["metadata"]["name"] = json!("other.example.com");
+    run.post(CRDS, &changed);
+    let mut changed = good.clone();
+    changed["spec"]["scope"] = json!("Everywhere");
+    run.post(CRDS, &changed);
+    let mut changed = good.clone();
+    changed["spec"]["versions"][0]["storage"] = json!(false);
+    run.post(CRDS, &changed);
+    let mut changed = good;
+    changed["spec"]["versions"][0]["schema"] = json!({});
+    run.post(CRDS, &changed);
+}
+
+fn crd_name_conflict(run: &mut Run<'_>) {
+    widgets(run);
+    let group = group(run);
+    let mut other = definition(&group, "Namespaced");
+    other["metadata"]["name"] = json!(format!("gadgets.{group}"));
+    other["spec"]["names"]["plural"] = json!("gadgets");
+    other["spec"]["names"]["singular"] = json!("gadget");
+    let crd = format!("{CRDS}/gadgets.{group}");
+    run.delete_later(&crd);
+    run.quietly(|run| run.post(CRDS, &other));
+    let call = Call::new("GET", crd).only(&["/status/acceptedNames", "/status/conditions"]);
+    run.wait(call, |crd| {
+        let conditions = crd.pointer("/status/conditions").and_then(Value::as_array);
+        conditions.is_some_and(|conditions| !conditions.is_empty())
+    });
+}
+
+fn crd_update(run: &mut Run<'_>) {
+    widgets(run);
+    let crd = path(run);
+    let found = run.quietly(|run| run.get(&crd));
+    let mut next = definition(&group(run), "Namespaced");
+    run.put(&crd, &next);
+    next["metadata"]["labels"] = json!({"a": "b"});
+    run.put(&crd, &with_version(next.clone(), "1"));
+    run.put(&crd, &with_version(next.clone(), &version(&found)));
+    next["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["extra"] =
+        json!({"type": "string"});
+    let found = run.quietly(|run| run.get(&crd));
+    let replace = Call::new("PUT", crd.clone()).body(&with_version(next.clone(), &version(&found)));
+    run.send(replace.only(&["/metadata", "/status"]));
+    next["spec"]["scope"] = json!("Cluster");
+    let found = run_quietly(run, &crd);
+    run.put(&crd, &with_version(next, &version(&found)));
+    run.merge(&crd, &json!({"metadata": {"annotations": {"c": "d"}}}));
+}
+
+fn run_quietly(run: &mut Run<'_>, path: &str) -> Value {
+    run.quietly(|run| run.get(path))
+}
+
+fn crd_schema_changes_fields(run: &mut Run<'_>) {
+    let objects = widgets(run);
+    let object = widget(run, "one", &json!({"color": "red", "extra": "kept later"}));
+    run.post(&objects, &object);
+    let (crd, group) = (path(run), group(run));
+    let patch = json!({"type": "string"});
+    let mut next = definition(&group, "Namespaced");
+    next["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
+        ["extra"] = patch;
+    let found = run_quietly(run, &crd);
+    run.quietly(|run| run.put(&crd, &with_version(next, &version(&found))));
+    let labels: Vec<&str> = group.rsplit('.').collect();
+    let name = format!("{}.v1.Widget", labels.join("."));
+    let schema = format!("/components/schemas/{name}");
+    let fields = format!("{schema}/properties/spec/properties");
+    let kinds = format!("{schema}/x-kubernetes-group-version-kind");
+    let openapi = Call::new("GET", format!("/openapi/v3/apis/{group}/v1"));
+    run.wait(openapi.only(&[&fields, &kinds]), |document| {
+        document.pointer(&format!("{fields}/extra")).is_some()
+    });
+    run.get(&at(&objects, "one"));
+    run.merge(&at(&objects, "one"), &json!({"spec": {"extra": "kept"}}));
+}
+
+fn crd_apply(run: &mut Run<'_>) {
+    let definition = definition(&group(run), "Namespaced");
+    let crd = path(run);
+    run.delete_later(&crd);
+    let path = format!("{crd}?fieldManager=krypton&force=true");
+    run.apply(&path, &definition);
+    run.quietly(|run| run.wait(crd.as_str(), is_established));
+    run.apply(&path, &definition);
+    let other = format!("{crd}?fieldManager=helm&force=true&dryRun=All");
+    run.apply(&other, &definition);
+}
+
+fn crd_deletion_deletes_objects(run: &mut Run<'_>) {
+    let objects = widgets(run);
+    let one = widget(run, "one", &json!({"color": "red"}));
+    run.post(&objects, &one);
+    let watch = run.watch(format!("{objects}?watch=true&resourceVersion=0"));
+    run.event(watch);
+    let crd = path(run);
+    let found = run_quietly(run, &crd);
+    let other = json!({"preconditions": {"uid": "00000000-0000-4000-8000-000000000000"}});
+    run.delete(&crd, &other);
+    let options = json!({"preconditions": {"uid": uid(&found)}});
+    let delete = Call::new("DELETE", crd.clone()).body(&options);
+    run.send(delete.only(&["/kind", "/metadata/name", "/metadata/finalizers"]));
+    run.event(watch);
+    run.wait(crd.as_str(), |crd| crd.get("code") == Some(&json!(404)));
+    run.wait(objects.as_str(), |list| list.get("items").is_none());
+}
+
+fn crd_deletion_waits_for_finalizers(run: &mut Run<'_>) {
+    let objects = widgets(run);
+    let mut one = widget(run, "one", &json!({"color": "red"}));
+    one["metadata"]["finalizers"] = json!(["example.com/a"]);
+    run.post(&objects, &one);
+    let crd = path(run);
+    run.quietly(|run| run.delete(&crd, &json!({})));
+    let object = at(&objects, "one");
+    run.wait(object.as_str(), |object| {
+        object.pointer("/metadata/deletionTimestamp").is_some()
+    });
+    let two = widget(run, "two", &json!({"color": "red"}));
+    let terminating =
+        Call::new("GET", crd.clone()).only(&["/metadata/finalizers", "/status/conditions"]);
+    run.wait(terminating, |crd| {
+        crd.pointer("/status/conditions")
+            .is_some_and(|all| all.to_string().contains("InstanceDeletionInProgress"))
+    });
+    run.wait(Call::new("POST", objects.clone()).body(&two), |made| {
+        made.get("code").is_some()
+    });
+    run.merge(&object, &json!({"metadata": {"finalizers": null}}));
+    run.wait(crd.as_str(), |crd| crd.get("code") == Some(&json!(404)));
+}
+
+fn custom_life(run: &mut Run<'_>) {
+    let objects = widgets(run);
+    let one = widget(run, "one", &json!({"color": "red"}));
+    let made = run.post(&objects, &one);
+    run.post(&objects, &one);
+    run.get(&at(&objects, "one"));
+    run.put(&at(&objects, "one"), &one);
+    let mut next = made;
+    next["spec"]["color"] = json!("green");
+    let next = run.put(&at(&objects, "one"), &next);
+    run.put(&at(&objects, "one"), &with_version(next, "1"));
+    run.get(&objects);
+    run.get(&format!("{objects}?fieldSelector=metadata.name%3Dtwo"));
+    run.get(&format!("{objects}?fieldSelector=spec.color%3Dred"));
+    run.delete(&at(&objects, "one"), &json!({}));
+    run.delete(&at(&objects, "one"), &json!({}));
+    run.get(&at(&objects, "one"));
+    run.put(&at(&objects, "one"), &one);
+}
+
+fn custom_defaults_and_pruning(run: &mut Run<'_>) {
+    let objects = widgets(run);
+    let spec = json!({
+        "color": "red",
+        "unknown": {"a": 1},
+        "note": null,
+        "size": null,
+        "labels": {"a": "b"},
+        "free": {"a": {"b": [1, 2.5, null]}, "c": null}
+    });
+    let mut one = widget(run, "one", &spec);
+    one["other"] = json!("pruned");
+    one["metadata"]["unknown"] = json!("pruned");
+    one["status"] = json!({"state": "dropped"});
+    run.post(&objects, &one);
+    let parts = json!({"color": "red", "parts": [{"key": "a", "unknown": "pruned"}], "tags": []});
+    let two = widget(run, "two", &parts);
+    run.post(&objects, &two);
+}
+
+fn custom_validation(run: &mut Run<'_>) {
+    let objects = widgets(run);
+    let specs = [
+        json!({}),
+        json!({"color": "blue"}),
+        json!({"color": 7}),
+        json!({"color": "red", "size": 0}),
+        json!({"color": "red", "size": 11}),
+        json!({"color": "red", "size": "4"}),
+        json!({"color": "red", "size": 1.5}),
+        json!({"color": "red", "name": "a"}),
+        json!({"color": "red", "name": "Aa"}),
+        json!({"color": "red", "name": "abcdef"}),
+        json!({"color": "red", "tags": ["a", "a"]}),
+        json!({"color": "red", "tags": ["a", "b", "c", "d"]}),
+        json!({"color": "red", "parts": [{"key": "a"}, {"key": "a"}]}),
+        json!({"color": "red", "parts": [{"value": "a"}]}),
+        json!({"color": "red", "free": "text"}),
+        json!({"color": "blue", "size": 0}),
+        json!("text"),
+    ];
+    for spec in specs {
+        let object = widget(run, "one", &spec);
+        run.post(&objects, &object);
+    }
+    let api_version = format!("{}/v1", group(run));
+    run.post(
+        &objects,
+        &json!({"apiVersion": api_version, "kind": "Widget", "metadata": {"name": "one"}}),
+    );
+    run.post(&objects, &json!({"metadata": {"name": "one"}}));
+    run.post(
+        &objects,
+        &json!({"apiVersion": api_version, "kind": "Gadget", "metadata": {"name": "one"}}),
+    );
+    let bad_name = widget(run, "Not_A_Name", &json!({"color": "red"}));
+    run.post(&objects, &bad_name);
+}
+
+fn custom_generation(run: &mut Run<'_>) {
+    let objects = widgets(run);
+    let mut one = widget(run, "one", &json!({"color": "red"}));
+    one["metadata"]["generation"] = json!(7);
+    run.post(&objects, &one);
+    let path = at(&objects, "one");
+    run.merge(&path, &json!({"metadata": {"labels": {"a": "b"}}}));
+    run.merge(&path, &json!({"spec": {"color": "green"}}));
+    run.merge(&path, &json!({"spec": {"color": "green"}}));
+    run.merge(&path, &json!({"metadata": {"generation": 9}}));
+    run.merge(&at(&path, "status"), &json!({"status": {"state": "new"}}));
+    run.merge(
+        &path,
+        &json!({"metadata": {"finalizers": ["example.com/a"]}}),
+    );
+    run.delete(&path, &json!({}));
+    run.merge(&path, &json!({"spec": {"color": "red"}}));
+    run.merge(&path, &json!({"metadata": {"finalizers": []}}));
+}
+
+fn custom_status(run: &mut Run<'_>) {
+    let objects = widgets(run);
+    let (path, status) = (at(&objects, "one"), at(&objects, "one/status"));
+    let one = widget(run, "one", &json!({"color": "red"}));
+    run.merge(&status, &json!({"status": {"state": "none"}}));
+    let made = run.post(&objects, &one);
+    run.get(&status);
+    let patch = json!({
+        "spec": {"color": "green"},
+        "metadata": {"labels": {"a": "b"}},
+        "status": {"state": "new", "observed": 1, "unknown": "pruned", "since": "2001-02-03T04:05:06Z"}
+    });
+    run.merge(&status, &patch);
+    run.merge(&path, &json!({"status": {"state": "ignored"}}));
+    run.merge(&status, &json!({"status": {"state": null, "observed": 2}}));
+    run.merge(
+        &status,
+        &json!({"metadata": {"resourceVersion": version(&made)}, "status": {"observed": 3}}),
+    );
+    run.merge(&status, &json!({"metadata": {"uid": "00000000-0000-4000-8000-000000000000"}, "status": {"observed": 3}}));
+    run.merge(
+        &status,
+        &json!({"metadata": {"uid": uid(&made)}, "status": {"observed": "text"}}),
+    );
+    let mut found = run.get(&path);
+    found["status"]["state"] = json!("replaced");
+    found["spec"]["color"] = json!("green");
+    run.put(&status, &found);
+    run.put(&status, &found);
+    run.merge(&status, &json!({"status": null}));
+    run.merge(
+        &format!("{status}?dryRun=All"),
+        &json!({"status": {"state": "trial"}}),
+    );
+    run.get(&path);
+}
+
+fn custom_without_status_subresource(run: &mut Run<'_>) {
+    let mut definition = definition(&group(run), "Namespaced");
+    if let Some(Value::Object(version)) = definition.pointer_mut("/spec/versions/0") {
+        version.remove("subresources");
+    }
+    let objects = serve(run, &definition);
+    let mut one = widget(run, "one", &json!({"color": "red"}));
+    one["status"] = json!({"state": "new"});
+    run.post(&objects, &one);
+    run.merge(&at(&objects, "one"), &json!({"status": {"state": "next"}}));
+    run.merge(
+        &at(&objects, "one/status"),
+        &json!({"status": {"state": "last"}}),
+    );
+}
+
+fn custom_merge_patch(run: &mut Run<'_>) {
+    let objects = widgets(run);
+    let spec = json!({
+        "color": "red",
+        "tags": ["a", "b"],
+        "labels": {"a": "1", "b": "2"},
+        "free": {"a": {"b": 1, "c": [1]}}
+    });
+    let one = widget(run, "one", &spec);
+    let made = run.post(&objects, &one);
+    let path = at(&objects, "one");
+    run.merge(
+        &path,
+        &json!({"spec": {"labels": {"a": null, "c": "3"}, "tags": ["c"]}}),
+    );
+    run.merge(
+        &path,
+        &json!({"spec": {"free": {"a": {"b": null, "d": {"e": null}}, "f": {"g": null}}}}),
+    );
+    run.merge(
+        &path,
+        &json!({"spec": {"size": null, "note": null, "labels": null}}),
+    );
+    run.merge(&path, &json!({"spec": {"color": null}}));
+    run.merge(&path, &json!({"spec": null}));
+    run.merge(&path, &json!({}));
+    run.merge(&path, &json!({"metadata": {"name": "two"}}));
+    run.merge(&path, &json!({"metadata": {"namespace": "default"}}));
+    run.merge(&path, &json!({"kind": "Gadget"}));
+    run.merge(
+        &path,
+        &json!({"metadata": {"resourceVersion": version(&made)}, "spec": {"size": 4}}),
+    );
+    run.merge(
+        &path,
+        &json!({"metadata": {"uid": uid(&made)}, "spec": {"size": 4}}),
+    );
+    run.merge(
+        &path,
+        &json!({"metadata": {"uid": "00000000-0000-4000-8000-000000000000"}}),
+    );
+    run.merge(
+        &path,
+        &json!({"metadata": {"creationTimestamp": null, "labels": {}, "annotations": {"a": "b"}}}),
+    );
+    run.merge(&path, &json!({"metadata": {"annotations": null}}));
+}
+
+fn custom_finalizers(run: &mut Run<'_>) {
+    let objects = widgets(run);
+    let mut one = widget(run, "one", &json!({"color": "red"}));
+    one["metadata"]["finalizers"] = json!(["example.com/a", "example.com/b"]);
+    let path = at(&objects, "one");
+    run.post(&objects, &one);
+    run.delete(&path, &json!({}));
+    let found = run.delete(&path, &json!({"propagationPolicy": "Background"}));
+    run.merge(
+        &at(&path, "status"),
+        &json!({"status": {"state": "deleting"}}),
+    );
+    let finalizers = |finalizers: Value, version: &str| json!({"metadata": {"finalizers": finalizers, "resourceVersion": version}});
+    run.merge(
+        &path,
+        &finalizers(json!(["example.com/b"]), &version(&found)),
+    );
+    let found = run.get(&path);
+    run.merge(
+        &path,
+        &finalizers(json!(["example.com/b"]), &version(&found)),
+    );
+    run.merge(
+        &path,
+        &json!({"metadata": {"finalizers": ["example.com/b", "example.com/c"]}}),
+    );
+    run.post(&objects, &one);
+    run.merge(&path, &json!({"metadata": {"finalizers": null}}));
+    run.merge(&path, &json!({"metadata": {"finalizers": null}}));
+    run.post(
+        &objects,
+        &json!({
+            "apiVersion": one["apiVersion"], "kind": "Widget", "spec": {"color": "red"},
+            "metadata": {"name": "two", "finalizers": ["no slash"]}
+        }),
+    );
+    run.delete(&at(&objects, "two"), &json!({}));
+}
+
+fn custom_preconditions(run: &mut Run<'_>) {
+    let objects = widgets(run);
+    let one = widget(run, "one", &json!({"color": "red"}));
+    let path = at(&objects, "one");
+    let made = run.post(&objects, &one);
+    let next = run.merge(&path, &json!({"spec": {"size": 5}}));
+    let other = "00000000-0000-4000-8000-000000000000";
+    run.delete(&path, &json!({"preconditions": {"uid": other}}));
+    run.delete(
+        &path,
+        &json!({"preconditions": {"resourceVersion": version(&made)}}),
+    );
+    run.delete(
+        &path,
+        &json!({"preconditions": {"uid": other, "resourceVersion": version(&made)}}),
+    );
+    run.delete(
+        &path,
+        &json!({"preconditions": {"uid": uid(&made), "resourceVersion": version(&next)}}),
+    );
+    let again = run.post(&objects, &one);
+    run.delete(&path, &json!({"preconditions": {"uid": uid(&made)}}));
+    let mut stale = made;
+    stale["spec"]["size"] = json!(6);
+    run.put(&path, &stale);
+    stale["metadata"]["resourceVersion"] = json!(version(&again));
+    run.put(&path, &stale);
+}
+
+fn custom_dry_run(run: &mut Run<'_>) {
+    let objects = widgets(run);
+    let one = widget(run, "one", &json!({"color": "red"}));
+    let path = at(&objects, "one");
+    run.post(&format!("{objects}?dryRun=All"), &one);
+    run.get(&path);
+    run.post(&objects, &one);
+    run.post(&format!("{objects}?dryRun=All"), &one);
+    run.merge(
+        &format!("{path}?dryRun=All"),
+        &json!({"spec": {"color": "green"}}),
+    );
+    run.merge(
+        &format!("{path}?dryRun=All"),
+        &json!({"spec": {"color": "blue"}}),
+    );
+    run.put(&format!("{path}?dryRun=All"), &one);
+    run.delete(&format!("{path}?dryRun=All"), &json!({}));
+    run.get(&path);
+}
+
+fn custom_cluster_scope(run: &mut Run<'_>) {
+    let definition = definition(&group(run), "Cluster");
+    let objects = serve(run, &definition);
+    let one = widget(run, "one", &json!({"color": "red"}));
+    run.post(&objects, &one);
+    run.get(&objects);
+    run.get(&at(&objects, "one"));
+    run.get(&format!("/apis/{}/v1/namespaces/:ns/widgets", group(run)));
+    let mut two = widget(run, "two", &json!({"color": "red"}));
+    two["metadata"]["namespace"] = json!("default");
+    run.post(&objects, &two);
+    run.delete(&at(&objects, "one"), &json!({}));
+}
+
+fn custom_field_validation(run: &mut Run<'_>) {
+    let objects = widgets(run);
+    let one = widget(run, "one", &json!({"color": "red", "unknown": 1}));
+    run.post(&format!("{objects}?fieldValidation=Strict"), &one);
+    run.post(&format!("{objects}?fieldValidation=Ignore"), &one);
+    run.merge(
+        &format!("{}?fieldValidation=Strict", at(&objects, "one")),
+        &json!({"spec": {"unknown": 1}}),
+    );
+}

@@ -1,0 +1,190 @@
+//! Lists: selectors, pages and versions.
+
+use serde_json::{Value, json};
+
+use super::objects::{SECRETS, at, version};
+use super::run::{Call, METADATA_LIST, Run};
+
+super::table!(
+    label_selectors,
+    field_selectors,
+    pages,
+    pages_with_selector,
+    pages_of_custom_objects,
+    pages_of_metadata,
+    list_from_version_zero,
+    list_at_exact_version,
+    list_not_older_than,
+    list_across_namespaces,
+);
+
+/// Creates Secrets with labels without a record.
+fn secrets(run: &mut Run<'_>, names: &[&str]) -> Value {
+    let mut last = Value::Null;
+    for name in names {
+        let metadata = json!({"name": name, "labels": {"name": name, "case": run.namespace()}});
+        last = run.quietly(|run| run.post(SECRETS, &json!({"metadata": metadata})));
+    }
+    last
+}
+
+fn token(list: &Value) -> String {
+    let token = list.pointer("/metadata/continue").and_then(Value::as_str);
+    token.unwrap_or_default().to_owned()
+}
+
+fn label_selectors(run: &mut Run<'_>) {
+    secrets(run, &["one", "two"]);
+    run.post(
+        SECRETS,
+        &json!({"metadata": {"name": "three", "labels": {"other": ""}}}),
+    );
+    let selectors = [
+        "name%3Done",
+        "name%3D%3Done",
+        "name%21%3Done",
+        "name%20in%20%28one%2Ctwo%29",
+        "name%20notin%20%28one%29",
+        "name",
+        "%21name",
+        "other",
+        "other%3D",
+        "name%3Done%2Cother",
+        "name%2Ccase",
+        "",
+    ];
+    for selector in selectors {
+        let call = Call::new("GET", format!("{SECRETS}?labelSelector={selector}"));
+        run.send(call.accept(METADATA_LIST));
+    }
+}
+
+fn field_selectors(run: &mut Run<'_>) {
+    secrets(run, &["one", "two"]);
+    run.post(
+        SECRETS,
+        &json!({"metadata": {"name": "three"}, "type": "example.com/three"}),
+    );
+    let selectors = [
+        "metadata.name%3Done",
+        "metadata.name%21%3Done",
+        "type%3DOpaque",
+        "type%3Dexample.com%2Fthree%2Cmetadata.name%3Dthree",
+        "type%3DOpaque%2Cmetadata.name%3Dthree",
+        "metadata.namespace%3Ddefault",
+        "data%3Da",
+    ];
+    for selector in selectors {
+        let call = Call::new("GET", format!("{SECRETS}?fieldSelector={selector}"));
+        run.send(call.accept(METADATA_LIST));
+    }
+}
+
+fn pages(run: &mut Run<'_>) {
+    secrets(run, &["a", "b", "c", "d", "e"]);
+    let first = run.get(&format!("{SECRETS}?limit=2"));
+    // Later pages show the state of the first one.
+    run.delete(&at(SECRETS, "c"), &json!({}));
+    run.merge(
+        &at(SECRETS, "d"),
+        &json!({"metadata": {"labels": {"later": "true"}}}),
+    );
+    run.post(SECRETS, &json!({"metadata": {"name": "bb"}}));
+    let second = run.get(&format!("{SECRETS}?limit=2&continue={}", token(&first)));
+    run.get(&format!("{SECRETS}?limit=2&continue={}", token(&second)));
+    run.get(&format!("{SECRETS}?continue={}", token(&first)));
+    run.get(&format!(
+        "{SECRETS}?limit=2&continue={}&resourceVersion=1",
+        token(&first)
+    ));
+    run.get(&format!("{SECRETS}?limit=9"));
+    run.get(&format!("{SECRETS}?limit=0"));
+}
+
+fn pages_with_selector(run: &mut Run<'_>) {
+    secrets(run, &["a", "b", "c", "d"]);
+    run.merge(
+        &at(SECRETS, "b"),
+        &json!({"metadata": {"labels": {"case": "other"}}}),
+    );
+    let selector = format!("labelSelector=case%3D{}", run.namespace());
+    let first = run.get(&format!("{SECRETS}?{selector}&limit=2"));
+    run.get(&format!(
+        "{SECRETS}?{selector}&limit=2&continue={}",
+        token(&first)
+    ));
+}
+
+fn pages_of_custom_objects(run: &mut Run<'_>) {
+    let objects = super::custom::widgets(run);
+    for name in ["a", "b", "c"] {
+        let object = super::custom::widget(run, name, &json!({"color": "red"}));
+        run.post(&objects, &object);
+    }
+    let first = run.get(&format!("{objects}?limit=2"));
+    run.delete(&at(&objects, "c"), &json!({}));
+    run.get(&format!("{objects}?limit=2&continue={}", token(&first)));
+    run.get(&format!("{objects}?limit=2"));
+}
+
+fn pages_of_metadata(run: &mut Run<'_>) {
+    secrets(run, &["a", "b", "c"]);
+    let list = |path: String| Call::new("GET", path).accept(METADATA_LIST);
+    let first = run.send(list(format!("{SECRETS}?limit=2")));
+    run.send(list(format!(
+        "{SECRETS}?limit=2&continue={}",
+        token(&first)
+    )));
+}
+
+fn list_from_version_zero(run: &mut Run<'_>) {
+    secrets(run, &["a", "b"]);
+    // The cache of a real server can lag behind the last write.
+    run.wait(format!("{SECRETS}?resourceVersion=0"), |list| {
+        list.get("items")
+            .and_then(Value::as_array)
+            .is_some_and(|items| items.len() == 2)
+    });
+    // From the cache, the server ignores the limit.
+    run.get(&format!("{SECRETS}?resourceVersion=0&limit=1"));
+    run.get(&format!(
+        "{SECRETS}?resourceVersion=0&resourceVersionMatch=NotOlderThan"
+    ));
+    run.get(&format!("{SECRETS}/a?resourceVersion=0"));
+}
+
+fn list_at_exact_version(run: &mut Run<'_>) {
+    let last = secrets(run, &["a", "b"]);
+    let exact = format!(
+        "resourceVersion={}&resourceVersionMatch=Exact",
+        version(&last)
+    );
+    run.delete(&at(SECRETS, "a"), &json!({}));
+    run.get(&format!("{SECRETS}?{exact}"));
+    run.get(&format!("{SECRETS}?{exact}&limit=1"));
+    run.get(&format!(
+        "{SECRETS}?resourceVersion=1&resourceVersionMatch=Exact"
+    ));
+}
+
+fn list_not_older_than(run: &mut Run<'_>) {
+    let last = secrets(run, &["a", "b"]);
+    let at_least = format!("resourceVersion={}", version(&last));
+    run.get(&format!("{SECRETS}?{at_least}"));
+    run.get(&format!(
+        "{SECRETS}?{at_least}&resourceVersionMatch=NotOlderThan"
+    ));
+    run.get(&format!("{SECRETS}?{at_least}&limit=1"));
+    run.get(&format!("{SECRETS}/b?{at_least}"));
+}
+
+fn list_across_namespaces(run: &mut Run<'_>) {
+    secrets(run, &["a"]);
+    let selector = format!("labelSelector=case%3D{}", run.namespace());
+    run.get(&format!("/api/v1/secrets?{selector}"));
+    run.get(&format!("/api/v1/secrets?{selector}&limit=1"));
+    run.get(&format!(
+        "/api/v1/namespaces?fieldSelector=metadata.name%3D{}",
+        run.namespace()
+    ));
+}

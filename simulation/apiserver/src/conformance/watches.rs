@@ -1,0 +1,298 @@
+//! Watches: start, events, bookmarks, selectors and ends.
+
+use serde_json::{Value, json};
+
+use super::custom::{widget, widgets};
+use super::objects::{MAPS, SECRETS, at, map, version};
+use super::run::{Call, METADATA, Run};
+
+super::table!(
+    watch_from_version,
+    watch_from_list,
+    watch_from_zero,
+    watch_without_version,
+    watch_of_metadata,
+    watch_one_name,
+    watch_selector_transitions,
+    watch_field_selector_transitions,
+    watch_times_out,
+    watch_bookmark_before_timeout,
+    watch_initial_events,
+    watch_initial_events_need_bookmarks,
+    watch_too_old,
+    watch_future_version,
+    watch_of_custom_objects,
+    watch_finalizers,
+    watch_without_changes,
+    watch_invalid,
+    watch_all_namespaces,
+);
+
+fn secret(name: &str, label: &str) -> Value {
+    json!({"metadata": {"name": name, "labels": {"state": label}}})
+}
+
+fn label(run: &mut Run<'_>, name: &str, label: &str) -> Value {
+    run.merge(
+        &at(SECRETS, name),
+        &json!({"metadata": {"labels": {"state": label}}}),
+    )
+}
+
+fn list_version(run: &mut Run<'_>, path: &str) -> String {
+    version(&run.get(path))
+}
+
+fn watch_from_version(run: &mut Run<'_>) {
+    let first = run.post(SECRETS, &secret("one", "a"));
+    let second = label(run, "one", "b");
+    run.delete(&at(SECRETS, "one"), &json!({}));
+    let watch = run.watch(format!(
+        "{SECRETS}?watch=true&resourceVersion={}",
+        version(&first)
+    ));
+    run.events(watch, 2);
+    let later = run.watch(format!(
+        "{SECRETS}?watch=true&resourceVersion={}",
+        version(&second)
+    ));
+    run.event(later);
+    run.post(SECRETS, &secret("two", "a"));
+    run.event(watch);
+    run.event(later);
+    run.silence(later);
+}
+
+fn watch_from_list(run: &mut Run<'_>) {
+    run.post(SECRETS, &secret("one", "a"));
+    let start = list_version(run, &format!("{SECRETS}?limit=500"));
+    let path = format!(
+        "{SECRETS}?watch=true&timeoutSeconds=290&allowWatchBookmarks=true&resourceVersion={start}"
+    );
+    let watch = run.watch(path);
+    run.silence(watch);
+    label(run, "one", "b");
+    run.post(SECRETS, &secret("two", "a"));
+    run.delete(&at(SECRETS, "one"), &json!({}));
+    run.events(watch, 3);
+    run.silence(watch);
+}
+
+fn watch_from_zero(run: &mut Run<'_>) {
+    run.post(SECRETS, &secret("two", "a"));
+    run.post(SECRETS, &secret("one", "a"));
+    let watch = run.watch(format!("{SECRETS}?watch=true&resourceVersion=0"));
+    run.events(watch, 2);
+    label(run, "two", "b");
+    run.event(watch);
+}
+
+fn watch_without_version(run: &mut Run<'_>) {
+    run.post(SECRETS, &secret("two", "a"));
+    run.post(SECRETS, &secret("one", "a"));
+    let watch = run.watch(format!("{SECRETS}?watch=1"));
+    run.events(watch, 2);
+    label(run, "two", "b");
+    run.event(watch);
+}
+
+fn watch_of_metadata(run: &mut Run<'_>) {
+    run.post(
+        SECRETS,
+        &json!({"metadata": {"name": "one"}, "stringData": {"a": "b"}}),
+    );
+    let start = list_version(run, SECRETS);
+    let path = format!(
+        "{SECRETS}?watch=true&timeoutSeconds=290&allowWatchBookmarks=true&resourceVersion={start}"
+    );
+    let watch = run.watch(Call::new("GET", path).accept(METADATA));
+    label(run, "one", "b");
+    run.event(watch);
+    run.delete(&at(SECRETS, "one"), &json!({}));
+    run.event(watch);
+}
+
+fn watch_one_name(run: &mut Run<'_>) {
+    let start = list_version(run, &format!("{MAPS}?fieldSelector=metadata.name%3Done"));
+    let path =
+        format!("{MAPS}?watch=true&fieldSelector=metadata.name%3Done&resourceVersion={start}");
+    let watch = run.watch(path);
+    run.post(MAPS, &map("two", &json!({})));
+    run.post(MAPS, &map("one", &json!({})));
+    run.delete(&at(MAPS, "two"), &json!({}));
+    run.delete(&at(MAPS, "one"), &json!({}));
+    run.events(watch, 2);
+    run.silence(watch);
+}
+
+fn watch_selector_transitions(run: &mut Run<'_>) {
+    let selector = "labelSelector=state%3Dwanted";
+    let start = list_version(run, &format!("{SECRETS}?{selector}"));
+    let watch = run.watch(format!(
+        "{SECRETS}?watch=true&{selector}&resourceVersion={start}"
+    ));
+    run.post(SECRETS, &secret("one", "unwanted"));
+    label(run, "one", "wanted");
+    run.merge(&at(SECRETS, "one"), &json!({"stringData": {"a": "b"}}));
+    label(run, "one", "unwanted");
+    label(run, "one", "wanted");
+    run.delete(&at(SECRETS, "one"), &json!({}));
+    run.post(SECRETS, &secret("two", "unwanted"));
+    run.delete(&at(SECRETS, "two"), &json!({}));
+    run.events(watch, 5);
+    run.silence(watch);
+}
+
+fn watch_field_selector_transitions(run: &mut Run<'_>) {
+    let selector = "labelSelector=state&fieldSelector=type%3Dhelm.sh%2Frelease.v1";
+    let start = list_version(run, &format!("{SECRETS}?{selector}"));
+    let watch = run.watch(format!(
+        "{SECRETS}?watch=true&{selector}&resourceVersion={start}"
+    ));
+    run.post(SECRETS, &secret("one", "a"));
+    let mut release = secret("two", "a");
+    release["type"] = json!("helm.sh/release.v1");
+    run.post(SECRETS, &release);
+    run.merge(
+        &at(SECRETS, "two"),
+        &json!({"metadata": {"labels": {"state": null}}}),
+    );
+    run.events(watch, 2);
+    run.silence(watch);
+}
+
+fn watch_times_out(run: &mut Run<'_>) {
+    run.post(SECRETS, &secret("one", "a"));
+    let watch = run.watch(format!(
+        "{SECRETS}?watch=true&timeoutSeconds=1&resourceVersion=0"
+    ));
+    run.events(watch, 2);
+}
+
+fn watch_bookmark_before_timeout(run: &mut Run<'_>) {
+    run.post(SECRETS, &secret("one", "a"));
+    let path =
+        format!("{SECRETS}?watch=true&allowWatchBookmarks=true&timeoutSeconds=5&resourceVersion=0");
+    let watch = run.watch(path);
+    run.event(watch);
+    run.events_until(watch, |event| event.get("type") == Some(&json!("BOOKMARK")));
+}
+
+fn watch_initial_events(run: &mut Run<'_>) {
+    run.post(SECRETS, &secret("two", "a"));
+    run.post(SECRETS, &secret("one", "a"));
+    let path = format!(
+        "{SECRETS}?watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true"
+    );
+    let watch = run.watch(path.as_str());
+    run.events(watch, 3);
+    label(run, "one", "b");
+    run.event(watch);
+    let metadata =
+        run.watch(Call::new("GET", format!("{path}&labelSelector=state%3Db")).accept(METADATA));
+    run.events(metadata, 2);
+}
+
+fn watch_initial_events_need_bookmarks(run: &mut Run<'_>) {
+    run.watch(format!("{SECRETS}?watch=true&sendInitialEvents=true"));
+    run.watch(format!(
+        "{SECRETS}?watch=true&resourceVersionMatch=NotOlderThan"
+    ));
+    let path = format!(
+        "{SECRETS}?watch=true&sendInitialEvents=true&resourceVersionMatch=Exact&resourceVersion=5"
+    );
+    run.watch(path);
+    run.get(&format!("{SECRETS}?sendInitialEvents=true"));
+}
+
+fn watch_too_old(run: &mut Run<'_>) {
+    run.post(SECRETS, &secret("one", "a"));
+    let watch = run.watch(format!("{SECRETS}?watch=true&resourceVersion=1"));
+    run.events(watch, 2);
+}
+
+fn watch_future_version(run: &mut Run<'_>) {
+    run.watch(format!("{SECRETS}?watch=true&resourceVersion=text"));
+}
+
+fn watch_of_custom_objects(run: &mut Run<'_>) {
+    let objects = widgets(run);
+    let start = list_version(run, &objects);
+    let watch = run.watch(format!("{objects}?watch=true&resourceVersion={start}"));
+    let path = format!("{objects}?watch=true&resourceVersion={start}");
+    let metadata = run.watch(Call::new("GET", path).accept(METADATA));
+    let one = widget(run, "one", &json!({"color": "red"}));
+    run.post(&objects, &one);
+    run.merge(
+        &at(&objects, "one/status"),
+        &json!({"status": {"state": "new"}}),
+    );
+    run.delete(&at(&objects, "one"), &json!({}));
+    run.events(watch, 3);
+    run.events(metadata, 3);
+}
+
+fn watch_finalizers(run: &mut Run<'_>) {
+    let start = list_version(run, SECRETS);
+    let watch = run.watch(format!("{SECRETS}?watch=true&resourceVersion={start}"));
+    run.post(
+        SECRETS,
+        &json!({"metadata": {"name": "one", "finalizers": ["example.com/a"]}}),
+    );
+    run.delete(&at(SECRETS, "one"), &json!({}));
+    run.delete(&at(SECRETS, "one"), &json!({}));
+    run.merge(
+        &at(SECRETS, "one"),
+        &json!({"metadata": {"finalizers": null}}),
+    );
+    run.events(watch, 3);
+    run.silence(watch);
+}
+
+fn watch_without_changes(run: &mut Run<'_>) {
+    let made = run.post(SECRETS, &secret("one", "a"));
+    let watch = run.watch(format!(
+        "{SECRETS}?watch=true&resourceVersion={}",
+        version(&made)
+    ));
+    run.put(&at(SECRETS, "one"), &made);
+    label(run, "one", "a");
+    run.merge(
+        &format!("{}?dryRun=All", at(SECRETS, "one")),
+        &json!({"stringData": {"a": "b"}}),
+    );
+    run.delete(&format!("{}?dryRun=All", at(SECRETS, "one")), &json!({}));
+    run.silence(watch);
+}
+
+fn watch_invalid(run: &mut Run<'_>) {
+    run.watch(format!("{SECRETS}?watch=true&labelSelector=a%3D%3D%3Db"));
+    run.watch(format!("{SECRETS}?watch=true&fieldSelector=data%3Da"));
+    run.watch("/api/v1/namespaces/:ns/no-such-things?watch=true");
+    run.watch(Call::new("GET", format!("{SECRETS}?watch=true")).accept("text/plain"));
+    run.watch("/apis/no-such-group.example.com/v1/things?watch=true&resourceVersion=5");
+}
+
+fn watch_all_namespaces(run: &mut Run<'_>) {
+    run.post(
+        SECRETS,
+        &json!({"metadata": {"name": "one", "labels": {"case": run.namespace()}}}),
+    );
+    let selector = format!("labelSelector=case%3D{}", run.namespace());
+    let start = list_version(run, &format!("/api/v1/secrets?{selector}&limit=500"));
+    let watch = run.watch(format!(
+        "/api/v1/secrets?watch=true&{selector}&resourceVersion={start}"
+    ));
+    run.merge(&at(SECRETS, "one"), &json!({"stringData": {"a": "b"}}));
+    run.event(watch);
+    let name = run.namespace().to_owned();
+    let one = format!(
+        "/api/v1/namespaces?watch=true&fieldSelector=metadata.name%3D{name}&resourceVersion={start}"
+    );
+    let namespaces = run.watch(one);
+    run.merge(
+        "/api/v1/namespaces/:ns",
+        &json!({"metadata": {"labels": {"a": "b"}}}),
+    );
+    run.event(namespaces);
+}
