@@ -62,7 +62,11 @@ fn app(chart: Chart, number: u32, version: &str) -> TestChart {
             .object(hook("pre", "pre-install,pre-upgrade", "true"))
             .object(hook("post", "post-install,post-upgrade,pre-delete", "true")),
         Chart::FailingUpgrade => {
-            let command = if number.is_multiple_of(2) { "false" } else { "true" };
+            let command = if number.is_multiple_of(2) {
+                "false"
+            } else {
+                "true"
+            };
             app.object(hook("pre", "pre-upgrade", command))
         }
         Chart::Slow => app.object(hook("pre", "pre-install,pre-upgrade", "sleep 20")),

@@ -78,7 +78,7 @@ impl Run<'_> {
         self.advance(self.plan.settings.chaos)?;
 
         faults::heal(&mut self.simulation, self.plan);
-        self.enter(Phase::Converging);
+        self.enter(Phase::Converge);
         self.advance(CONVERGE)?;
 
         self.enter(Phase::Quiet);
@@ -139,7 +139,10 @@ impl Run<'_> {
         for seen in self.simulation.observations() {
             (self.trace)(&seen);
             self.coverage.see(&seen);
-            if let Event::Answered { code: 501, path, .. } = &seen.event {
+            if let Event::Answered {
+                code: 501, path, ..
+            } = &seen.event
+            {
                 return Err(Violation {
                     oracle: "the-model-knows-each-request",
                     at: seen.at,

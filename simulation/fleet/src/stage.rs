@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::Permissions;
-use std::os::unix::fs::PermissionsExt as _;
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -21,8 +21,8 @@ use krypton_runtime::watchdog::Watchdog;
 use krypton_sim_apiserver::server::{ApiServer, Key, Options};
 use krypton_types::join_bundle::JoinBundle;
 use krypton_types::join_info::{self, JoinInfo};
-use krypton_types::names::{self, GROUP};
 use krypton_types::join_token;
+use krypton_types::names::{self, GROUP};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
@@ -150,7 +150,10 @@ impl Fleet<'_> {
             flags.push("--self-cluster=false".to_owned());
         }
         let env = BTreeMap::from([
-            ("KUBECONFIG", folder.join("kubeconfig").display().to_string()),
+            (
+                "KUBECONFIG",
+                folder.join("kubeconfig").display().to_string(),
+            ),
             ("TMPDIR", folder.display().to_string()),
             ("POD_NAME", host.clone()),
             ("KRYPTON_POD_NAMESPACE", SYSTEM.to_owned()),
@@ -191,7 +194,11 @@ fn leader_address(simulation: &Simulation) -> Option<SocketAddr> {
 }
 
 /// Starts the agent of an edge cluster with a join bundle.
-fn join(simulation: &mut Simulation, (name, index): (&str, usize), host: &str) -> anyhow::Result<()> {
+fn join(
+    simulation: &mut Simulation,
+    (name, index): (&str, usize),
+    host: &str,
+) -> anyhow::Result<()> {
     let info = join_info(simulation).context("the hub has published no addresses")?;
     let random = [u8::try_from(index)? + 1; 40];
     let (one, other) = (random.first_chunk::<8>(), random.last_chunk::<32>());

@@ -149,13 +149,12 @@ fn one(args: &Args, seed: u64) -> std::io::Result<(bool, u64, Coverage)> {
     };
     println!("seed {seed}: {violation}");
     if !args.no_shrink {
-        let shrunk = shrink(&plan, ATTEMPTS, |plan| {
+        let oracle = violation.oracle;
+        let shrunk = shrink(plan.clone(), oracle, ATTEMPTS, |plan| {
             let outcome = run(plan, &mut |_| ()).ok()?;
             outcome.violation.map(|violation| violation.oracle)
         });
-        if let Some(shrunk) = shrunk {
-            println!("seed {seed}, shrunk in {} attempts:\n{}", shrunk.attempts, shrunk.plan);
-        }
+        println!("seed {seed}, after {} attempts:\n{}", shrunk.attempts, shrunk.plan);
     }
     Ok((true, outcome.simulated, outcome.coverage))
 }
