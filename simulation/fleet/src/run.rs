@@ -15,7 +15,9 @@ const START: Millis = 180 * SECOND;
 const INSTALL: Millis = 10 * SECOND;
 /// Time from the end of the chaos until everything must be as people want it.
 const CONVERGE: Millis = 240 * SECOND;
-const QUIET: Millis = 180 * SECOND;
+/// Time between two checks for that.
+const CHECK: Millis = 10 * SECOND;
+const QUIET: Millis = 90 * SECOND;
 /// Name of the oracle for runs that do not get as far as the chaos.
 const STARTS: &str = "the-fleet-starts";
 
@@ -79,11 +81,23 @@ impl Run<'_> {
 
         faults::heal(&mut self.simulation, self.plan);
         self.enter(Phase::Converge);
-        self.advance(CONVERGE)?;
+        self.converge()?;
 
         self.enter(Phase::Quiet);
         self.advance(QUIET)?;
         self.oracles.quiet(self.simulation.now())
+    }
+
+    /// Waits until everything is as people want it. The oracles of the end report what is not.
+    fn converge(&mut self) -> Result<(), Violation> {
+        let limit = self.simulation.now() + CONVERGE;
+        while self.simulation.now() < limit {
+            self.advance(CHECK)?;
+            if self.oracles.quiet(self.simulation.now()).is_ok() {
+                break;
+            }
+        }
+        Ok(())
     }
 
     fn enter(&mut self, phase: Phase) {
