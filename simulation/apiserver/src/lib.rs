@@ -8,6 +8,7 @@ mod builtin;
 pub mod conformance;
 mod controllers;
 mod crd;
+mod decoder;
 mod discovery;
 pub mod fields;
 mod garbage;

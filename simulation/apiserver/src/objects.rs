@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use crate::builtin;
+use crate::decoder;
 use crate::managed;
 use crate::meta;
 use crate::names;
@@ -115,19 +116,13 @@ impl ApiServer {
         match write.validation.as_str() {
             _ if unknown.is_empty() || write.applied => Ok(()),
             "Ignore" => Ok(()),
-            "Strict" => {
-                let fields = unknown
-                    .iter()
-                    .map(|field| format!("unknown field {field:?}"));
-                let fields: Vec<String> = fields.collect();
-                Err(Failure::bad_request(format!(
-                    "{} in version {:?} cannot be handled as a {}: strict decoding error: {}",
-                    kind.kind,
-                    kind.version,
-                    kind.kind,
-                    fields.join(", ")
-                )))
-            }
+            "Strict" => Err(Failure::bad_request(format!(
+                "{} in version {:?} cannot be handled as a {}: {}",
+                kind.kind,
+                kind.version,
+                kind.kind,
+                strict_problem(&unknown)
+            ))),
             _ => {
                 self.warnings = unknown;
                 Ok(())
@@ -419,6 +414,9 @@ pub(crate) fn decode(kind: &Kind, next: &mut Value) -> Outcome<Vec<String>> {
     let given = next["metadata"].clone();
     builtin::normalize_metadata(next).map_err(undecodable)?;
     unknown_fields(&given, &next["metadata"], "metadata", &mut unknown);
+    if let Some(problem) = decoder::problem(kind, next) {
+        return Err(undecodable(problem));
+    }
     if let Some(normalize) = kind.normalize {
         let metadata = next["metadata"].take();
         let typed = normalize(next).map_err(undecodable)?;
@@ -433,6 +431,15 @@ pub(crate) fn decode(kind: &Kind, next: &mut Value) -> Outcome<Vec<String>> {
         fields.complete(next);
     }
     Ok(unknown)
+}
+
+/// Returns the problem with unknown fields in a strict request.
+pub(crate) fn strict_problem(unknown: &[String]) -> String {
+    let fields = unknown
+        .iter()
+        .map(|field| format!("unknown field {field:?}"));
+    let fields: Vec<String> = fields.collect();
+    format!("strict decoding error: {}", fields.join(", "))
 }
 
 /// Collects the paths of the fields that the decoder has dropped.

@@ -78,11 +78,15 @@ impl ApiServer {
         merge(&mut next, &patch);
         check_patched(write, &next)?;
         // The server encodes the patched object and decodes it again.
-        objects::decode(&write.kind, &mut next.clone()).map_err(|failure| {
+        let unknown = objects::decode(&write.kind, &mut next.clone()).map_err(|failure| {
             let text = failure.message();
             let problem = text.split_once(": ").map_or(text, |(_, problem)| problem);
             Failure::undecodable_patch(&next, problem)
         })?;
+        if write.validation == "Strict" && !unknown.is_empty() {
+            let problem = objects::strict_problem(&unknown);
+            return Err(Failure::undecodable_patch(&next, &problem));
+        }
         Ok((self.update(write, &before, next)?, 200))
     }
 

@@ -124,7 +124,12 @@ pub(crate) fn event(kind: &'static str, object: &impl Serialize) -> Bytes {
         r#type: kind,
         object,
     };
-    let mut line = serde_json::to_vec(&event).unwrap_or_default();
+    line(&event)
+}
+
+/// Writes a value as one line.
+pub(crate) fn line(value: &impl Serialize) -> Bytes {
+    let mut line = serde_json::to_vec(value).unwrap_or_default();
     line.push(b'\n');
     line.into()
 }

@@ -61,10 +61,6 @@ impl Query {
             }),
         }
     }
-
-    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
-        self.0.iter().map(|(name, _)| name.as_str())
-    }
 }
 
 fn decoded(text: &str) -> String {
@@ -158,7 +154,7 @@ impl<'a> Call<'a> {
                 "responses of the type {:?}",
                 self.accept
             ))),
-            false => Err(Failure::not_acceptable()),
+            false => Err(Failure::not_acceptable(self.query.is_true("watch"))),
         }
     }
 

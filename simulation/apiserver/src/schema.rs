@@ -51,6 +51,8 @@ impl Schema {
             map.remove("metadata");
         }
         self.validate(&self.root, &checked, "", &mut causes);
+        // The server lists unsupported values last.
+        causes.sort_by_key(|cause| cause.reason == "FieldValueNotSupported");
         if subresource == "status" {
             // The server validates the status alone.
             for cause in &mut causes {
@@ -66,6 +68,9 @@ impl Schema {
             return;
         }
         if let Some(expected) = wrong_type(schema, value) {
+            if wrong_format(schema, value, path, causes) {
+                return;
+            }
             let found = type_of(value);
             let problem = format!("{path} in body must be of type {expected}: {found:?}");
             let mut cause = Cause::invalid(shown(path), &found.into(), &problem);
@@ -228,6 +233,26 @@ fn wrong_type<'a>(schema: &'a Value, value: &Value) -> Option<&'a str> {
         expected => expected == found,
     };
     (!fits).then_some(expected)
+}
+
+/// Adds the causes for a fraction in an integer with a format.
+fn wrong_format(schema: &Value, value: &Value, path: &str, causes: &mut Vec<Cause>) -> bool {
+    let format = schema["format"]
+        .as_str()
+        .filter(|_| schema["type"] == "integer");
+    let (Some(format), Value::Number(_)) = (format, value) else {
+        return false;
+    };
+    causes.push(Cause {
+        reason: "FieldValueTypeInvalid",
+        message: format!(
+            "Invalid value: \"float64\": {path} in body must be of type {format}: \"float64\""
+        ),
+        field: shown(path),
+    });
+    let problem = format!("Checked value must be of type integer with format {format} in {path}");
+    causes.push(Cause::invalid(shown(""), &"".into(), &problem));
+    true
 }
 
 fn too_many(schema: &Value, limit: &str, found: usize, path: &str, causes: &mut Vec<Cause>) {

@@ -50,15 +50,6 @@ impl Selector {
         self.labels.is_empty() && self.fields.is_empty()
     }
 
-    /// Returns the name that the field selector requires.
-    pub(crate) fn name(&self) -> Option<&str> {
-        let named = self.fields.iter().find(|one| one.key == "metadata.name")?;
-        match &named.test {
-            Test::In(values) => values.first().map(String::as_str),
-            _ => None,
-        }
-    }
-
     pub(crate) fn matches(&self, object: &Value) -> bool {
         let labels = &object["metadata"]["labels"];
         let labelled = |one: &Requirement| one.test.holds(labels[&one.key].as_str());

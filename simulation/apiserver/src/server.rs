@@ -412,6 +412,12 @@ impl ApiServer {
         }
         let view = call.view()?;
         match *call.method {
+            // The real server sends the object and ends the response.
+            Method::GET if call.query.is_true("watch") => {
+                let found = self.read(call, target)?;
+                let line = render::line(&rendered(kind, view, &found));
+                Ok(self.watches.open_ended(call.now, kind, line))
+            }
             Method::GET => {
                 let found = self.read(call, target)?;
                 Ok(answer(kind, view, &found, 200))
@@ -519,13 +525,17 @@ fn write(call: &Call<'_>, target: &Target) -> Write {
     }
 }
 
-fn answer(kind: &Kind, view: View, object: &Value, code: u16) -> Answer {
-    let rendered = Rendered {
+fn rendered<'a>(kind: &'a Kind, view: View, object: &'a Value) -> Rendered<'a> {
+    Rendered {
         object,
         kind,
         view,
         bare: false,
         version: None,
-    };
-    Answer::Complete(respond(code, "application/json", render::bytes(&rendered)))
+    }
+}
+
+fn answer(kind: &Kind, view: View, object: &Value, code: u16) -> Answer {
+    let body = render::bytes(&rendered(kind, view, object));
+    Answer::Complete(respond(code, "application/json", body))
 }

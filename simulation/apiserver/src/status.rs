@@ -153,11 +153,17 @@ impl Failure {
 
     fn invalid_as(shown: &str, kind: &Kind, name: &str, causes: &[Cause]) -> Box<Self> {
         let text = text_of(causes);
-        let qualified = match kind.group.as_str() {
+        let mut details = of(kind, name);
+        let qualified = match kind.stored_group() {
             "" => shown.to_owned(),
             group => format!("{shown}.{group}"),
         };
-        let mut details = of(kind, name);
+        // The server validates an Event of any version as one of the core group.
+        if kind.stored_group().is_empty()
+            && let Some(details) = details.as_object_mut()
+        {
+            details.remove("group");
+        }
         details["kind"] = shown.into();
         details["causes"] = causes.iter().map(Cause::to_json).collect();
         let message = format!("{qualified} {name:?} is invalid: {text}");
@@ -250,10 +256,21 @@ impl Failure {
         Self::new(415, "UnsupportedMediaType", message, json!({}))
     }
 
-    pub(crate) fn not_acceptable() -> Box<Self> {
+    pub(crate) fn not_acceptable(is_watch: bool) -> Box<Self> {
+        let streams = match is_watch {
+            true => {
+                ", application/json;stream=watch, application/vnd.kubernetes.protobuf;stream=watch"
+            }
+            false => "",
+        };
         let message = "406: Not Acceptable\n\nAvailable representations: application/json, application/yaml, \
                        application/vnd.kubernetes.protobuf";
-        Self::new(406, "NotAcceptable", message.to_owned(), json!({}))
+        Self::new(
+            406,
+            "NotAcceptable",
+            format!("{message}{streams}"),
+            json!({}),
+        )
     }
 
     /// Returns the failure for a resource or version that a built-in group doesn't have.

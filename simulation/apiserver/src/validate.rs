@@ -8,6 +8,7 @@ use crate::status::Cause;
 
 /// Checks a new or changed object of a built-in kind.
 pub(crate) fn check(kind: &Kind, next: &Value, causes: &mut Vec<Cause>) {
+    check_labels(next, causes);
     check_finalizers(next, causes);
     if kind.is_custom() {
         return;
@@ -22,18 +23,44 @@ pub(crate) fn check(kind: &Kind, next: &Value, causes: &mut Vec<Cause>) {
     }
 }
 
+const NAME_PROBLEM: &str = "name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end \
+    with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is \
+    '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')";
+const VALUE_PROBLEM: &str = "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or \
+    '.', and must start and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', regex \
+    used for validation is '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')";
+
+/// Whether a text is the name part of a qualified name, or a label's value.
+fn is_name(text: &str) -> bool {
+    let inner = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    let is_end = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
+    text.chars().all(inner) && is_end(text.chars().next()) && is_end(text.chars().next_back())
+}
+
+fn check_labels(next: &Value, causes: &mut Vec<Cause>) {
+    let labels = next["metadata"]["labels"].as_object();
+    for (key, value) in labels.into_iter().flatten() {
+        let name = key.rsplit('/').next().unwrap_or_default();
+        if !is_name(name) {
+            let key = key.as_str().into();
+            causes.push(Cause::invalid("metadata.labels", &key, NAME_PROBLEM));
+        }
+        let text = value.as_str().unwrap_or_default();
+        if text.len() > 63 {
+            let problem = "must be no more than 63 bytes";
+            causes.push(Cause::invalid("metadata.labels", value, problem));
+        } else if !text.is_empty() && !is_name(text) {
+            causes.push(Cause::invalid("metadata.labels", value, VALUE_PROBLEM));
+        }
+    }
+}
+
 fn check_finalizers(next: &Value, causes: &mut Vec<Cause>) {
-    const PROBLEM: &str = "name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end \
-        with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is \
-        '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')";
     for finalizer in meta::finalizers(next) {
         let name = finalizer.rsplit('/').next().unwrap_or_default();
-        let inner = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-        let ends = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
-        let mut letters = name.chars();
-        if !name.chars().all(inner) || !ends(name.chars().next()) || !ends(letters.next_back()) {
+        if !is_name(name) {
             let value = finalizer.into();
-            causes.push(Cause::invalid("metadata.finalizers", &value, PROBLEM));
+            causes.push(Cause::invalid("metadata.finalizers", &value, NAME_PROBLEM));
         }
     }
 }
@@ -109,6 +136,15 @@ fn check_event(next: &Value, causes: &mut Vec<Cause>) {
     }
 }
 
+/// Returns a version as the server's messages show it.
+fn shown_version(version: &Value) -> String {
+    format!(
+        "{{\"Name\":{},\"Served\":{},\"Storage\":{},\"Deprecated\":false,\"DeprecationWarning\":null,\
+         \"Schema\":null,\"Subresources\":null,\"AdditionalPrinterColumns\":null,\"SelectableFields\":null}}",
+        version["name"], version["served"], version["storage"]
+    )
+}
+
 fn check_crd(next: &Value, causes: &mut Vec<Cause>) {
     let (spec, name) = (&next["spec"], meta::name(next));
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -136,7 +172,20 @@ fn check_crd(next: &Value, causes: &mut Vec<Cause>) {
     let stored = versions.iter().filter(|version| version["storage"] == true);
     if stored.count() != 1 {
         let problem = "must have exactly one version marked as storage version";
-        causes.push(Cause::invalid("spec.versions", &spec["versions"], problem));
+        let shown: Vec<String> = versions.iter().map(shown_version).collect();
+        causes.push(Cause {
+            reason: "FieldValueInvalid",
+            message: format!("Invalid value: [{}]: {problem}", shown.join(",")),
+            field: "spec.versions".to_owned(),
+        });
+    }
+    if !versions.iter().any(|version| version["storage"] == true) {
+        let problem = "must have at least one stored version";
+        causes.push(Cause::invalid(
+            "status.storedVersions",
+            &Value::Null,
+            problem,
+        ));
     }
     for (index, version) in versions.iter().enumerate() {
         if version["schema"]["openAPIV3Schema"].is_null() {

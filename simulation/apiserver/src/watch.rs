@@ -179,12 +179,36 @@ impl Watches {
         }
     }
 
+    /// Opens a watch that has ended after one line.
+    pub(crate) fn open_ended(&mut self, now: Timestamp, kind: &Arc<Kind>, line: Bytes) -> Answer {
+        let id = self.open(Watch {
+            kind: kind.clone(),
+            namespace: String::new(),
+            selector: Selector::default(),
+            view: View::Full,
+            after: 0,
+            pending: vec![line],
+            ended: true,
+            bookmark: None,
+            end: now,
+        });
+        Answer::Watch(head(), id)
+    }
+
     fn open(&mut self, watch: Watch) -> WatchId {
         self.last += 1;
         let id = WatchId(self.last);
         self.open.insert(id, watch);
         id
     }
+}
+
+fn head() -> Response<()> {
+    let mut head = Response::new(());
+    let content = http::HeaderValue::from_static("application/json");
+    let headers = head.headers_mut();
+    headers.insert(http::header::CONTENT_TYPE, content);
+    head
 }
 
 impl ApiServer {
@@ -235,11 +259,7 @@ impl ApiServer {
         } else if asked > 0 {
             self.start_from_log(&mut watch, asked);
         }
-        let mut head = Response::new(());
-        let content = http::HeaderValue::from_static("application/json");
-        let headers = head.headers_mut();
-        headers.insert(http::header::CONTENT_TYPE, content);
-        Ok(Answer::Watch(head, self.watches.open(watch)))
+        Ok(Answer::Watch(head(), self.watches.open(watch)))
     }
 
     /// Sends the present objects.
