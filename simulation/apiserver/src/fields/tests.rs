@@ -96,6 +96,8 @@ const DEFAULTS: &[&str] = &[
     "maxUnavailable",
     "objectSelector",
     "port",
+    "serviceAccount",
+    "serviceAccountName",
 ];
 
 fn recorded() -> Recorded {
