@@ -288,8 +288,8 @@ fn prune(
         .values()
         .fold(applied.clone(), |owned, entry| owned.union(&entry.set));
     let owned = schema.with_structures(&owned);
-    let all = schema.with_structures(&schema.valid_fields_of(merged));
     let fields = |value: &Value| schema.with_structures(&schema.valid_fields_of(value));
+    let all = fields(merged);
     let pruned = schema.remove(merged, &previous);
     let pruned = schema.remove(merged, &all.difference(&fields(&pruned).union(&owned)));
     // Fields that no manager owns stay.

@@ -67,16 +67,15 @@ pub(super) enum Shape<'a> {
     Map(Option<&'a Structure>),
 }
 
-impl<'a> Shape<'a> {
+impl Shape<'_> {
     pub(super) fn is_like(self, other: Self) -> bool {
         std::mem::discriminant(&self) == std::mem::discriminant(&other)
     }
 }
 
 pub(super) fn field_type<'a>(structure: Option<&'a Structure>, name: &str) -> &'a Type {
-    let structure = match structure {
-        Some(structure) => structure,
-        None => return &UNTYPED,
+    let Some(structure) = structure else {
+        return &UNTYPED;
     };
     let declared = structure.fields.get(name);
     declared.or(structure.others.as_deref()).unwrap_or(&UNTYPED)
