@@ -213,8 +213,9 @@ impl<'a> Run<'a> {
         let mut left = LIMIT;
         loop {
             let (step, body) = self.exchange(&call);
-            if done(&body) || left.is_zero() {
-                if !done(&body) {
+            let is_done = done(&body);
+            if is_done || left.is_zero() || step.get("failure").is_some() {
+                if !is_done {
                     self.fail(format!("{} never satisfied the condition", call.path));
                 }
                 self.record(step);

@@ -16,11 +16,10 @@ super::table!(
     watch_selector_transitions,
     watch_field_selector_transitions,
     watch_times_out,
-    watch_bookmark_before_timeout,
+    watch_bookmark_after_start,
     watch_initial_events,
     watch_initial_events_need_bookmarks,
-    watch_too_old,
-    watch_future_version,
+    watch_invalid_version,
     watch_of_custom_objects,
     watch_finalizers,
     watch_without_changes,
@@ -169,7 +168,7 @@ fn watch_times_out(run: &mut Run<'_>) {
     run.events(watch, 2);
 }
 
-fn watch_bookmark_before_timeout(run: &mut Run<'_>) {
+fn watch_bookmark_after_start(run: &mut Run<'_>) {
     run.post(SECRETS, &secret("one", "a"));
     let path =
         format!("{SECRETS}?watch=true&allowWatchBookmarks=true&timeoutSeconds=5&resourceVersion=0");
@@ -205,13 +204,7 @@ fn watch_initial_events_need_bookmarks(run: &mut Run<'_>) {
     run.get(&format!("{SECRETS}?sendInitialEvents=true"));
 }
 
-fn watch_too_old(run: &mut Run<'_>) {
-    run.post(SECRETS, &secret("one", "a"));
-    let watch = run.watch(format!("{SECRETS}?watch=true&resourceVersion=1"));
-    run.events(watch, 2);
-}
-
-fn watch_future_version(run: &mut Run<'_>) {
+fn watch_invalid_version(run: &mut Run<'_>) {
     run.watch(format!("{SECRETS}?watch=true&resourceVersion=text"));
 }
 
