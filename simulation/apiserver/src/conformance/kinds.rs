@@ -38,6 +38,7 @@ fn lease_life(run: &mut Run<'_>) {
     let path = at(LEASES, "krypton-hub");
     run.get(&path);
     let made = run.post(LEASES, &lease("a", 6));
+    run.get(&path);
     run.post(LEASES, &lease("b", 6));
     let replaced = |object: &Value, second| {
         let mut next = lease("a", second);

@@ -272,6 +272,15 @@ impl<'a> Run<'a> {
         }
     }
 
+    /// Reads this number of events and records them by name. For the initial events of a watch, which have no order.
+    pub(super) fn initial_events(&mut self, watch: Watch, count: usize) {
+        let mut events: Vec<Value> = (0..count).map(|_| self.line(watch, LIMIT)).collect();
+        events.sort_by_key(|event| event.pointer("/object/metadata/name").map(Value::to_string));
+        for event in events {
+            self.record(json!({"watch": watch.number, "event": event}));
+        }
+    }
+
     /// Reads and records events up to one that satisfies the condition.
     pub(super) fn events_until(&mut self, watch: Watch, last: impl Fn(&Value) -> bool) -> Value {
         for _ in 0..100 {

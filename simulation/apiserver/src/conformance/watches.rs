@@ -81,7 +81,7 @@ fn watch_from_zero(run: &mut Run<'_>) {
     run.post(SECRETS, &secret("two", "a"));
     run.post(SECRETS, &secret("one", "a"));
     let watch = run.watch(format!("{SECRETS}?watch=true&resourceVersion=0"));
-    run.events(watch, 2);
+    run.initial_events(watch, 2);
     label(run, "two", "b");
     run.event(watch);
 }
@@ -90,7 +90,7 @@ fn watch_without_version(run: &mut Run<'_>) {
     run.post(SECRETS, &secret("two", "a"));
     run.post(SECRETS, &secret("one", "a"));
     let watch = run.watch(format!("{SECRETS}?watch=1"));
-    run.events(watch, 2);
+    run.initial_events(watch, 2);
     label(run, "two", "b");
     run.event(watch);
 }
@@ -184,7 +184,8 @@ fn watch_initial_events(run: &mut Run<'_>) {
         "{SECRETS}?watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true"
     );
     let watch = run.watch(path.as_str());
-    run.events(watch, 3);
+    run.initial_events(watch, 2);
+    run.event(watch);
     label(run, "one", "b");
     run.event(watch);
     let metadata =
