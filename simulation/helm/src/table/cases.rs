@@ -293,7 +293,7 @@ fn failure() -> Vec<Case> {
         case(
             "failed template",
             vec![plain("1.0.0"), failing],
-            vec![upgrade(0)],
+            vec![upgrade(0), upgrade(1)],
         ),
         case(
             "undecodable",

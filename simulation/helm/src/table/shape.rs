@@ -34,7 +34,16 @@ pub(super) fn exit(exit: &Exit) -> Value {
         None if stderr.starts_with("Error: ") => &stderr,
         None => "",
     };
-    json!({ "code": exit.code, "error": error })
+    json!({ "code": exit.code, "error": without_position(error) })
+}
+
+/// Removes the line and column of a failed template.
+fn without_position(error: &str) -> String {
+    let Some((before, after)) = error.split_once("objects.yaml:") else {
+        return error.to_owned();
+    };
+    let after = after.trim_start_matches(|c: char| c.is_ascii_digit() || c == ':');
+    format!("{before}objects.yaml{after}")
 }
 
 /// Returns all objects of a namespace, with decoded releases.
