@@ -1,7 +1,10 @@
 //! Carries out the actions of a plan in a simulation, and reports each as [`Seen::Fault`] in the text form of the plan.
 //!
 //! The stage passes `--tenant-values` and `--values-from` with [`VALUES`] to the hub, reads [`chart_version`] at each
-//! start of a hub, and creates the namespace [`crate::plan::TENANTS`] on each cluster.
+//! start of a hub, and creates the namespace [`crate::plan::TENANTS`] on each cluster. It creates the first Tenants with
+//! [`apply`] from [`crate::plan::Settings::creations`], because the oracles follow the wishes of [`PEOPLE`]. Secrets with
+//! kubeconfigs are in the hub's namespace, have the edge cluster's name, and the labels of
+//! [`krypton_types::names::DISCOVERY_LABEL`] and [`krypton_types::names::OPEN_TO_DEPLOYMENTS_LABEL`].
 //!
 //! The conductor has no hook for [`Action::CrashAtRequest`] yet. It would count the host's messages `Request` in
 //! `dispatch`. Until then, the host crashes after [`PER_REQUEST`] for each request.
@@ -23,7 +26,7 @@ pub use restore::RESTORE;
 /// Start of the text of an observation that reports the end of a fault.
 pub const END: &str = "end of ";
 /// Estimated time between two requests of a busy host.
-const PER_REQUEST: Millis = 20;
+pub(crate) const PER_REQUEST: Millis = 20;
 /// Longest fault that is not permanent.
 const LONGEST: Millis = 24 * 60 * 60 * 1000;
 /// Time between the restarts of two hubs in a rollout.

@@ -1,6 +1,6 @@
 //! Invariants of Leases, epochs and the recorded desired state.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -36,6 +36,7 @@ pub(super) fn all() -> Vec<Box<dyn Oracle>> {
         Box::new(EpochTaken),
         Box::new(FreshLeader::default()),
         Box::new(RecordRises),
+        Box::new(LeadersRunHelm::default()),
     ]
 }
 
@@ -264,6 +265,34 @@ stateless! {
     }
 }
 
+/// A hub that has never led starts no Helm.
+#[derive(Debug, Default)]
+struct LeadersRunHelm {
+    /// Hubs that have renewed the leader's Lease.
+    led: BTreeSet<String>,
+}
+
+impl Oracle for LeadersRunHelm {
+    fn name(&self) -> &'static str {
+        "only-leaders-run-helm"
+    }
+
+    fn see(&mut self, view: &View, seen: &Observation) -> Check {
+        let run = started(view, seen).filter(|run| run.host.starts_with("hub-"));
+        ensure(run.is_none_or(|run| self.led.contains(&run.host)), || {
+            format!("Helm runs on a standby: {run:?}")
+        })
+    }
+
+    fn wrote(&mut self, _: &View, by: &Writer<'_>) -> Check {
+        let key = &by.change.key;
+        if by.cluster == HOME && key.resource == "leases" && key.name == HUB_LEASE {
+            self.led.insert(by.host.to_owned());
+        }
+        Ok(())
+    }
+}
+
 /// Epoch and generation of a record.
 fn recorded(secret: &Value) -> Option<(u64, u64)> {
     let content = secret.pointer("/data")?.get("desired.json")?.as_str()?;
@@ -341,6 +370,21 @@ mod tests {
             .renew()
             .helm(1, "hub-0", "upgrade", RELEASE);
         story.assert_broken("helm-starts-under-lease");
+    }
+
+    #[test]
+    fn helm_of_a_standby_is_found() {
+        let mut story = Story::new();
+        story
+            .renew()
+            .helm(1, "hub-0", "upgrade", "tenant-t0-edge-2")
+            .ends(1, "hub-0", 0);
+        story.assert_kept();
+        story
+            .put("hub-1", "edge-2", lease(MEMBER_LEASE, ""))
+            .put("hub-1", "edge-2", lease(MEMBER_LEASE, "hub/hub-1/1/edge-2"))
+            .helm(2, "hub-1", "upgrade", "tenant-t0-edge-2");
+        story.assert_broken("only-leaders-run-helm");
     }
 
     #[test]

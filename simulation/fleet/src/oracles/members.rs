@@ -113,7 +113,12 @@ stateless! {
         if !placed || !begins || !is_product(&change.by) || view.is_retiring(cluster) {
             return Ok(());
         }
-        ensure(!view.wants_tenant(&change.key.name), || {
+        // The order can concern a previous Tenant of this name.
+        let uid = annotation(before, HOME_UID_ANNOTATION);
+        let current = view
+            .tenant(HOME, &change.key.name)
+            .is_some_and(|tenant| Some(text(tenant, "/metadata/uid")) == uid);
+        ensure(!current || !view.wants_tenant(&change.key.name), || {
             format!("{} deletes the placed {} on {cluster}", change.by, change.key.name)
         })
     }

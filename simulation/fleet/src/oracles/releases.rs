@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use krypton_types::names::{
-    ADOPT_ANNOTATION, ORPHAN_ANNOTATION, PAUSED_ANNOTATION, TENANT_FINALIZER,
+    ADOPT_ANNOTATION, MANAGED_BY_HUB, MANAGED_BY_LABEL, ORPHAN_ANNOTATION, PAUSED_ANNOTATION,
+    TENANT_FINALIZER,
 };
 use serde_json::Value;
 
@@ -13,7 +14,7 @@ use super::view::{
 use super::{Check, Oracle, View, ensure, stateless};
 use crate::conductor::Millis;
 use crate::observe::{Event, Observation};
-use crate::plan::{Settings, TENANTS};
+use crate::plan::{HOME, Settings, TENANTS};
 
 /// Label on a release Secret with the UID of its owner.
 pub(super) const OWNER_UID: &str = "mesh.openkcm.io/tenant-uid";
@@ -62,22 +63,32 @@ stateless! {
             return Ok(());
         }
         let wanted = match &run.owner {
-            Owner::Tenant(name) => view.wants_tenant(name),
-            Owner::Deployment(name) => {
-                view.wants_deployment(name)
-                    && member.is_some_and(|member| region(view, name) == Some(member))
-            }
+            Owner::Tenant(name) => view.wants_tenant(name) && !is_deleted_copy(view, run, name),
+            Owner::Deployment(name) => member.is_some_and(|member| stays_in(view, name, member)),
             Owner::Unknown => false,
         };
         ensure(!wanted, || format!("{} uninstalls {}, which people want", run.host, run.release))
     }
 }
 
-/// The region that a KryptonDeployment names now.
-fn region<'a>(view: &'a View, name: &str) -> Option<&'a str> {
+/// Whether the hub has placed the Tenant and now deletes it. Another invariant checks the order.
+fn is_deleted_copy(view: &View, run: &Run, name: &str) -> bool {
+    let cluster = run.cluster.as_deref();
+    let tenant = cluster.and_then(|cluster| view.tenant(cluster, name));
+    tenant.is_some_and(|tenant| {
+        is_deleted(tenant) && label(tenant, MANAGED_BY_LABEL) == Some(MANAGED_BY_HUB)
+    })
+}
+
+/// Whether a KryptonDeployment has named this region for some time. After a move and back, an earlier order can still
+/// be on its way.
+fn stays_in(view: &View, name: &str, region: &str) -> bool {
     let key = krypton_key("kryptondeployments", TENANTS, name);
-    let object = view.get(crate::plan::HOME, &key)?;
-    Some(text(object, "/spec/region/name"))
+    let object = view.get(HOME, &key);
+    object.is_some_and(|object| text(object, "/spec/region/name") == region)
+        && view.wants_deployment(name)
+        && view.age(HOME, &key) > LAG
+        && view.calm() > LAG
 }
 
 /// A release on a cluster has at most one running Helm process that writes.
@@ -141,6 +152,7 @@ stateless! {
             return Ok(());
         };
         let held = has_finalizer(tenant, TENANT_FINALIZER)
+            || is_deleted(tenant)
             // The finalizer of a Tenant that returned from a snapshot, or that was recreated, follows.
             || view.restored_within(cluster, RECOVERY)
             || view.age(cluster, &krypton_key("tenants", TENANTS, name)) < LAG && view.calm() < LAG;
@@ -268,7 +280,7 @@ stateless! {
             object.pointer("/spec/paused") == Some(&Value::Bool(true))
         });
         // A banned agent continues with its last desired state, so only the pause counts.
-        let old = view.age(crate::plan::HOME, &krypton_key("edgeclusters", "", member)) > LAG;
+        let old = view.age(HOME, &krypton_key("edgeclusters", "", member)) > LAG;
         ensure(!(paused && old), || format!("{} runs Helm on the paused {member}", run.host))
     }
 }
@@ -382,6 +394,8 @@ mod tests {
         let mut story = story();
         story
             .put("people", "home", deployment("edge-1"))
+            .wait(31_000)
+            .renew()
             .helm(1, AGENT, "uninstall", "ced-d0");
         story.assert_broken("live-release-stays");
     }

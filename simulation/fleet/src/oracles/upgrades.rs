@@ -167,8 +167,8 @@ mod tests {
             "manifest": manifest,
         });
         let packed = krypton_helm::releases::pack(payload.to_string().as_bytes()).unwrap();
-        // The API encodes the data of a Secret once more.
-        let data = STANDARD.encode(STANDARD.encode(packed));
+        // The API encodes the data of a Secret.
+        let data = STANDARD.encode(packed);
         let mut secret = revision(RELEASE, version, "deployed");
         secret["data"] = json!({"release": data});
         secret

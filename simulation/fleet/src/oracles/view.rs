@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::Writer;
 use crate::conductor::Millis;
-use crate::faults::{END, PEOPLE, RESTORE};
+use crate::faults::{END, PEOPLE, PER_REQUEST, RESTORE};
 use crate::observe::{Event, Observation};
 use crate::plan::{Action, FOREVER, HOME, Plan, Settings, TENANTS};
 
@@ -69,7 +69,7 @@ pub struct View {
     /// Start of the phase.
     pub(crate) since: Millis,
     stores: BTreeMap<String, BTreeMap<Key, Arc<Value>>>,
-    /// When each object last changed, by cluster and key.
+    /// When each object last changed outside its status, by cluster and key.
     changed: BTreeMap<(String, Key), Millis>,
     unattributed: Vec<(String, Change)>,
     pub(crate) runs: BTreeMap<u64, Run>,
@@ -145,8 +145,10 @@ impl View {
 
     fn change(&mut self, cluster: &str, change: &Change) {
         let key = &change.key;
-        self.changed
-            .insert((cluster.to_owned(), key.clone()), self.now);
+        if !same_wish(change.before.as_deref(), change.after.as_deref()) {
+            self.changed
+                .insert((cluster.to_owned(), key.clone()), self.now);
+        }
         let store = self.stores.entry(cluster.to_owned()).or_default();
         match &change.after {
             Some(after) => drop(store.insert(key.clone(), Arc::clone(after))),
@@ -231,7 +233,11 @@ impl View {
             | Action::Freeze { .. }
             | Action::Suspend { .. } => {
                 let length = action.length().filter(|length| *length != FOREVER);
-                let end = self.now + length.unwrap_or_default();
+                let requests = match action {
+                    Action::CrashAtRequest { nth, .. } => PER_REQUEST * Millis::from(nth),
+                    _ => 0,
+                };
+                let end = self.now + length.unwrap_or_default() + requests;
                 self.busy_until = self.busy_until.max(end);
                 if matches!(action, Action::Suspend { .. }) {
                     self.suspended_until = self.suspended_until.max(end + RESUME);
@@ -347,7 +353,7 @@ impl View {
         self.renewals.get(&(cluster.to_owned(), lease.to_owned()))
     }
 
-    /// Time since the last change of an object, or since the start.
+    /// Time since the last change of an object's spec, labels or annotations, or since the start.
     pub(crate) fn age(&self, cluster: &str, key: &Key) -> Millis {
         let changed = self.changed.get(&(cluster.to_owned(), key.clone()));
         self.now - changed.copied().unwrap_or_default()
@@ -390,6 +396,12 @@ impl View {
         !self.restores.is_empty()
     }
 
+    /// Names of the Tenants that people want.
+    pub(crate) fn wanted_tenants(&self) -> impl Iterator<Item = &str> {
+        let wanted = self.tenants.iter().filter(|(_, wanted)| **wanted);
+        wanted.map(|(name, _)| name.as_str())
+    }
+
     /// Whether people want the Tenant, and no restore may have brought back an earlier wish.
     pub(crate) fn wants_tenant(&self, name: &str) -> bool {
         self.tenants.get(name).copied().unwrap_or(false) && !self.deleted_anywhere("tenants", name)
@@ -425,6 +437,19 @@ impl View {
         };
         self.get(cluster, &key).is_some_and(|crd| !is_deleted(crd))
     }
+}
+
+/// Whether only the status or bookkeeping differs.
+fn same_wish(before: Option<&Value>, after: Option<&Value>) -> bool {
+    let (Some(before), Some(after)) = (before, after) else {
+        return false;
+    };
+    let metadata = ["uid", "deletionTimestamp", "labels", "annotations"];
+    let pointers = metadata.map(|field| format!("/metadata/{field}"));
+    before.get("spec") == after.get("spec")
+        && pointers
+            .iter()
+            .all(|pointer| before.pointer(pointer) == after.pointer(pointer))
 }
 
 /// Splits a release name into its owner and the member.

@@ -1,8 +1,23 @@
-//! The Tenants that people want after a plan.
+//! The Tenants that people want before and after a plan.
 
 use std::collections::BTreeMap;
 
-use super::{Action, Plan, Seat, TenantAction};
+use super::{Action, Plan, Seat, Settings, TenantAction};
+
+impl Settings {
+    /// The actions that create the first Tenants. The stage applies them before the chaos, so oracles know that people
+    /// want these Tenants.
+    pub fn creations(&self) -> Vec<Action> {
+        let creation = |seat: &Seat| Action::Tenant {
+            cluster: seat.cluster.clone(),
+            tenant: seat.tenant.clone(),
+            what: TenantAction::Create {
+                placed: seat.placed.clone(),
+            },
+        };
+        self.tenants.iter().map(creation).collect()
+    }
+}
 
 impl Plan {
     /// The Tenants that exist after all steps, by cluster and name.

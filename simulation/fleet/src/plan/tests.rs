@@ -72,7 +72,7 @@ fn every_kind_of_step_is_drawn() {
             }
         })
         .collect();
-    assert_eq!(verbs.len(), 51, "{verbs:#?}");
+    assert_eq!(verbs.len(), 50, "{verbs:#?}");
 }
 
 #[test]
