@@ -174,7 +174,10 @@ fn orders_of_old_term_are_dropped_in_every_schedule() {
         scene.thread("leader", move || {
             leader.begin_term(at(1));
             let deployments = leader.deployments();
-            assert!(deployments.orders().get().is_none(), "of the old term");
+            assert!(
+                deployments.orders().get().is_none(),
+                "the old term's orders remain"
+            );
             deployments.read_in(Some(at(1)));
             deployments.order(orders("new"));
         });

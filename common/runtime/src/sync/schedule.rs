@@ -1,11 +1,11 @@
 //! Runs threads one at a time, in many orders, and finds deadlocks and lost wake-ups.
 //!
-//! The threads are real, and take turns: before and after they lock a [`Mutex`](super::Mutex), before and after a
-//! [`step`], and while a future of [`block_on`] waits. A generator chooses the next thread, so the number of a schedule
-//! determines it. If all threads that have not ended wait for each other, the schedule fails.
+//! The threads are real, and take turns. A turn ends before and after a lock of a [`Mutex`](super::Mutex), before and
+//! after a [`step`], and when a future of [`block_on`] waits. A generator chooses the next thread, so the number of a
+//! schedule determines it. A schedule fails if all threads that have not ended wait.
 //!
-//! A lock of another crate is not a turn. If a thread waits for one, such as that of a watch channel, the others
-//! continue after [`STALL`]. The schedule fails if none of them ends that wait.
+//! The schedule doesn't control the locks inside other crates. If a thread waits for one, such as the lock of a watch
+//! channel, the others continue after [`STALL`]. The schedule fails if none of them ends that wait.
 
 use std::any::Any;
 use std::cell::RefCell;
