@@ -1,6 +1,6 @@
 //! Locks and reads whose order a test can determine.
 //!
-//! Without the feature `simulation`, these are the locks of the standard library. With it, a thread of a [`schedule`]
+//! Without the feature `simulation`, these are the locks of the standard library. With it, a thread of a `schedule`
 //! takes turns with the others at each lock and step. Any other thread runs as without the feature.
 
 #[cfg(feature = "simulation")]

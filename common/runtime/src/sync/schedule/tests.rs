@@ -93,7 +93,9 @@ fn second_read_under_guard_is_found() {
             let first = receiver.borrow();
             assert!(*first <= receiver.get());
         });
-        scene.thread("writer", move || drop(sender.send_replace(1)));
+        scene.thread("writer", move || {
+            sender.send_replace(1);
+        });
     });
     let problem = failure.unwrap_err().problem;
     assert_eq!(problem, "deadlock: reader is stuck, writer is stuck");
