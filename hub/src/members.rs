@@ -1,6 +1,7 @@
 //! Registry of the fleet's members: admission, desired state, reports and observations.
 //!
-//! One lock covers all members. The stores of reports are locked after it, never before.
+//! One lock covers all members. The stores of reports are locked after it, never before. No lock is taken while a watch
+//! channel is locked.
 
 pub mod agent_keys;
 pub mod arbiter;
@@ -17,10 +18,11 @@ pub(crate) mod tenant_reports;
 pub(crate) mod tenant_summary;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::newest::Newest as _;
+use krypton_runtime::sync::{Mutex, MutexGuard};
 use krypton_types::desired::Version;
 use tokio::sync::{Notify, watch};
 
@@ -300,6 +302,8 @@ impl MemberRegistry {
     }
 }
 
+#[cfg(all(test, feature = "simulation"))]
+mod schedules;
 #[cfg(test)]
 mod tests {
     use std::time::Duration;

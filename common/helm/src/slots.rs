@@ -4,9 +4,10 @@
 pub mod priority;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use krypton_runtime::clock::BootTime;
+use krypton_runtime::sync::{Mutex, MutexGuard};
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::oneshot;
 
@@ -199,6 +200,8 @@ impl Slots {
     }
 }
 
+#[cfg(all(test, feature = "simulation"))]
+mod schedules;
 #[cfg(test)]
 mod tests {
     use std::pin::Pin;

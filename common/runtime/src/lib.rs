@@ -28,6 +28,7 @@ pub mod rate_limit;
 pub mod retry;
 pub mod scratch;
 pub mod signals;
+pub mod sync;
 pub mod tasks;
 pub mod telemetry;
 pub mod tls;

@@ -11,6 +11,8 @@
 
 use tokio::sync::watch;
 
+use crate::sync::step;
+
 /// The newest value of a watch channel, as a copy.
 pub trait Newest<T> {
     /// Copies the newest value.
@@ -32,25 +34,25 @@ pub trait PutNews<T> {
 
 impl<T: Clone> Newest<T> for watch::Receiver<T> {
     fn get(&self) -> T {
-        self.borrow().clone()
+        step(|| self.borrow().clone())
     }
 }
 
 impl<T: Clone> Newest<T> for watch::Sender<T> {
     fn get(&self) -> T {
-        self.borrow().clone()
+        step(|| self.borrow().clone())
     }
 }
 
 impl<T: Clone> NewestSeen<T> for watch::Receiver<T> {
     fn see(&mut self) -> T {
-        self.borrow_and_update().clone()
+        step(|| self.borrow_and_update().clone())
     }
 }
 
 impl<T: PartialEq> PutNews<T> for watch::Sender<T> {
     fn put(&self, value: T) -> bool {
-        if *self.borrow() == value {
+        if step(|| *self.borrow() == value) {
             return false;
         }
         // Another writer may have come first.
@@ -120,5 +122,57 @@ mod tests {
         thread::spawn(move || ended.send(sender.put(2)).ok());
         assert_eq!(ends.recv_timeout(DEADLINE), Ok(false));
         drop(held);
+    }
+}
+
+/// In the order of each schedule, readers and writers of one channel.
+#[cfg(all(test, feature = "simulation"))]
+mod schedules {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::sync::schedule::{Scene, check};
+
+    const SCHEDULES: u64 = 2_000;
+
+    #[test]
+    fn reads_and_writes_of_threads_end() {
+        check(SCHEDULES, |scene: &mut Scene| {
+            let (sender, mut seen) = watch::channel(0);
+            let (sender, receiver) = (Arc::new(sender), seen.clone());
+            let writer = Arc::clone(&sender);
+            scene.thread("reader", move || {
+                let first = receiver.get();
+                assert!(first <= receiver.get());
+            });
+            scene.thread("writer", move || {
+                for value in 1..=2 {
+                    assert!(writer.put(value));
+                }
+            });
+            scene.task("follower", async move {
+                while seen.see() != 2 {
+                    seen.changed().await.unwrap();
+                }
+            });
+            scene.end(move || assert_eq!(sender.get(), 2));
+        });
+    }
+
+    #[test]
+    fn one_of_two_equal_writes_is_news() {
+        check(SCHEDULES, |scene: &mut Scene| {
+            let sender = Arc::new(watch::Sender::new(0));
+            let news = Arc::new(watch::Sender::new(0));
+            for name in ["first", "second"] {
+                let (sender, news) = (Arc::clone(&sender), Arc::clone(&news));
+                scene.thread(name, move || {
+                    if sender.put(1) {
+                        news.send_modify(|news| *news += 1);
+                    }
+                });
+            }
+            scene.end(move || assert_eq!(news.get(), 1));
+        });
     }
 }

@@ -1,13 +1,14 @@
 //! One member: whether its agents are admitted, its desired state, its sessions and its quotas.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use krypton_crds::edge_cluster::AgentKeys;
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::newest::Newest as _;
 use krypton_runtime::rate_limit::{Bucket, Rate};
+use krypton_runtime::sync::{Mutex, MutexGuard};
 use krypton_types::desired::DesiredState;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;

@@ -3,9 +3,10 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use krypton_runtime::clock::BootTime;
+use krypton_runtime::sync::{Mutex, MutexGuard};
 use krypton_types::report_digest;
 use serde::Serialize;
 use tokio::sync::watch;
@@ -41,7 +42,7 @@ pub struct RemoteOrders<O: Order> {
     /// `None` until the orders are known.
     orders: watch::Sender<Option<Orders<O>>>,
     /// Start of the leader term whose sources have not been read yet. Until then, orders are ignored because
-    /// they derive from older reads. Changed while the orders are locked.
+    /// they derive from older reads. Locked before the orders.
     awaited: Mutex<Option<BootTime>>,
     members: Mutex<BTreeMap<String, Reports<O>>>,
     /// Counts changes of reports. Callers wait on it for the next change.
@@ -62,10 +63,9 @@ impl<O: Order> Default for RemoteOrders<O> {
 impl<O: Order> RemoteOrders<O> {
     /// Starts a leader term. Clears the orders until the sources are [read in it](Self::read_in).
     pub fn reset_for_term(&self, since: BootTime) {
-        self.orders.send_modify(|all| {
-            *self.awaited() = Some(since);
-            *all = None;
-        });
+        let mut awaited = self.awaited();
+        *awaited = Some(since);
+        self.orders.send_replace(None);
     }
 
     /// Records that orders now derive from sources read in this term.
@@ -76,7 +76,7 @@ impl<O: Order> RemoteOrders<O> {
         }
     }
 
-    fn awaited(&self) -> std::sync::MutexGuard<'_, Option<BootTime>> {
+    fn awaited(&self) -> MutexGuard<'_, Option<BootTime>> {
         self.awaited.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -86,10 +86,11 @@ impl<O: Order> RemoteOrders<O> {
         let ready = next.into_iter().map(|(name, orders)| (name, ready(orders)));
         let next: BTreeMap<String, Vec<O>> =
             ready.filter(|(_, orders)| !orders.is_empty()).collect();
+        let awaited = self.awaited();
+        if awaited.is_some() {
+            return;
+        }
         self.orders.send_if_modified(|all| {
-            if self.awaited().is_some() {
-                return false;
-            }
             let same = all.as_ref().is_some_and(|all| {
                 let held = all.iter().map(|(name, orders)| (name, &**orders));
                 held.eq(next.iter().map(|(name, orders)| (name, &**orders)))
@@ -217,7 +218,7 @@ impl<O: Order> RemoteOrders<O> {
         self.lock().remove(member);
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Reports<O>>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Reports<O>>> {
         // A panic cannot leave these plain values half written, so a poisoned lock is safe to use.
         self.members.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,11 +1,12 @@
 //! Stores the latest reports of all members: one slot for each member and Tenant.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use krypton_crds::edge_cluster::TenantSummaries;
 use krypton_runtime::clock::BootTime;
+use krypton_runtime::sync::{Mutex, MutexGuard};
 use krypton_types::allowed_namespaces::Allowed;
 use krypton_types::conditions::{self, ClusterState, State, reason};
 use krypton_types::names;
@@ -407,7 +408,7 @@ impl Reports {
         counts
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Board> {
+    fn lock(&self) -> MutexGuard<'_, Board> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -1,0 +1,23 @@
+//! Locks and reads whose order a test can determine.
+//!
+//! Without the feature `simulation`, these are the locks of the standard library. With it, a thread of a `schedule`
+//! takes turns with the others at each lock and step. Any other thread runs as without the feature.
+
+#[cfg(feature = "simulation")]
+mod mutex;
+#[cfg(feature = "simulation")]
+pub mod schedule;
+
+#[cfg(feature = "simulation")]
+pub use self::mutex::{Mutex, MutexGuard};
+#[cfg(feature = "simulation")]
+pub use self::schedule::step;
+#[cfg(not(feature = "simulation"))]
+pub use std::sync::{Mutex, MutexGuard};
+
+/// Runs `act`. A schedule can run other threads before and after it.
+#[cfg(not(feature = "simulation"))]
+#[inline]
+pub fn step<T>(act: impl FnOnce() -> T) -> T {
+    act()
+}

@@ -1,0 +1,194 @@
+//! Sessions, controllers and the leader that use the registry at the same time, in many orders.
+
+use std::time::Duration;
+
+use krypton_reconciler::report_store::Changes;
+use krypton_runtime::newest::NewestSeen as _;
+use krypton_runtime::sync::schedule::{Scene, check};
+use krypton_types::conditions::{ClusterState, State, Truth};
+use krypton_types::deployment::DesiredDeployment;
+use krypton_types::member::MemberReport;
+use krypton_types::tenant::{TenantKey, TenantReport};
+
+use super::arbiter::ReporterId;
+use super::*;
+
+const SCHEDULES: u64 = 300;
+const NAME: &str = "edge-1";
+const VERSION: &str = "v1.33.0";
+
+fn at(seconds: u64) -> BootTime {
+    BootTime(Duration::from_secs(seconds))
+}
+
+fn tenant() -> TenantKey {
+    TenantKey {
+        namespace: "default".to_owned(),
+        name: "acme".to_owned(),
+    }
+}
+
+/// The full report of a member with one Tenant, from its Lease holder or an observer.
+fn full_report(writing: bool) -> Changes {
+    let report = TenantReport {
+        observed_generation: 1,
+        applied_chart: String::new(),
+        next: None,
+        state: ClusterState::from(State::new(Truth::True, "Installed", "")),
+    };
+    let member = MemberReport {
+        synced: true,
+        ready: true,
+        connected: true,
+        writing,
+        applied: Some((Version::default(), "digest".to_owned())),
+        ..MemberReport::default()
+    };
+    Changes {
+        member: Some(member),
+        tenants: [(tenant(), Some(report))].into(),
+        ..Changes::default()
+    }
+}
+
+/// One reporter from its start to its end. It sends a full report whenever the hub requests one.
+async fn reporter(members: Arc<MemberRegistry>, id: ReporterId) {
+    let mut asked = members.open(NAME, id, at(1));
+    for _ in 0..2 {
+        let number = asked.see();
+        let writing = id != ReporterId::Proxy;
+        members.report(NAME, id, full_report(writing), Some(number), at(2));
+    }
+    members.compare(NAME, id, (7, 7), at(3));
+    members.close(NAME, id, at(4));
+}
+
+/// Waits for the observation [`VERSION`] as the controller of the EdgeClusters does.
+async fn follow_observations(members: Arc<MemberRegistry>) {
+    loop {
+        for name in members.take_changed() {
+            members.reports.counts(&name, false);
+            let observation = members.observation(&name).unwrap_or_default();
+            if observation.kubernetes_version.as_deref() == Some(VERSION) {
+                return;
+            }
+        }
+        members.changed.notified().await;
+    }
+}
+
+/// Waits for a change of the Tenant as the controller of the Tenants does.
+async fn follow_tenants(reports: Arc<Reports>) {
+    while !reports.take_dirty(at(5)).keys.contains(&tenant()) {
+        reports.changed.notified().await;
+    }
+}
+
+#[test]
+fn controllers_see_last_report_in_every_schedule() {
+    check(SCHEDULES, |scene: &mut Scene| {
+        let reports = Arc::new(Reports::default());
+        let members = Arc::new(MemberRegistry::new(Arc::clone(&reports)));
+        let of = || Arc::clone(&members);
+        scene.task("session", reporter(of(), ReporterId::Session(1)));
+        let proxy = of();
+        scene.task("proxy", async move {
+            proxy.link(NAME, Some(State::new(Truth::True, "Connected", "")), at(1));
+            reporter(Arc::clone(&proxy), ReporterId::Proxy).await;
+            proxy.observe(NAME, |seen| {
+                seen.kubernetes_version = Some(VERSION.to_owned());
+            });
+        });
+        let leader = of();
+        scene.thread("leader", move || {
+            leader.begin_term(at(3));
+            leader.listed_in(Some(at(3)));
+            leader.wanted();
+        });
+        scene.task("EdgeClusters", follow_observations(of()));
+        scene.task("Tenants", follow_tenants(reports));
+    });
+}
+
+#[test]
+fn recreated_edge_cluster_ends_session_in_every_schedule() {
+    check(SCHEDULES, |scene: &mut Scene| {
+        let members = Arc::new(MemberRegistry::default());
+        let before = members.enter(NAME, "before");
+        scene.task("session", async move {
+            let mut admission = before.admission.subscribe();
+            let session = before.begin_session("replica", 1);
+            while admission.see().refused.is_none() {
+                admission.changed().await.unwrap();
+            }
+            before.end_session("replica", 1);
+            assert!(session.is_some());
+        });
+        let of = || Arc::clone(&members);
+        let controller = of();
+        scene.thread("EdgeClusters", move || {
+            let after = controller.enter(NAME, "after");
+            after.begin_session("replica", 2);
+            controller.cut(NAME, Some("after"), "cut");
+        });
+        let list = of();
+        scene.thread("list", move || {
+            list.retain(|name| name == NAME, |_| false, |_| true);
+        });
+        let (dump, presence) = (of(), of());
+        scene.thread("dump", move || {
+            dump.snapshots();
+        });
+        scene.task("proxy", async move {
+            let mut presence = presence.presence(NAME);
+            while presence.see() == arbiter::Presence::Never {
+                presence.changed().await.unwrap();
+            }
+        });
+        let enrolment = of();
+        scene.thread("enrollment", move || enrolment.agent_known(NAME, at(1)));
+        scene.end(move || {
+            let snapshot = &members.snapshots()[NAME];
+            assert_eq!((&*snapshot.uid, snapshot.refused), ("after", true));
+            assert_eq!(snapshot.sessions.len(), 1);
+        });
+    });
+}
+
+fn orders(name: &str) -> BTreeMap<String, Vec<DesiredDeployment>> {
+    let order = DesiredDeployment {
+        namespace: "default".to_owned(),
+        name: name.to_owned(),
+        ..DesiredDeployment::default()
+    };
+    [(NAME.to_owned(), vec![order])].into()
+}
+
+#[test]
+fn orders_of_old_term_are_dropped_in_every_schedule() {
+    check(SCHEDULES, |scene: &mut Scene| {
+        let members = Arc::new(MemberRegistry::default());
+        let of = || Arc::clone(members.deployments());
+        let mut followed = of().orders();
+        let leader = Arc::clone(&members);
+        scene.thread("leader", move || {
+            leader.begin_term(at(1));
+            let deployments = leader.deployments();
+            assert!(
+                deployments.orders().get().is_none(),
+                "the old term's orders remain"
+            );
+            deployments.read_in(Some(at(1)));
+            deployments.order(orders("new"));
+        });
+        let old = of();
+        scene.thread("old term", move || old.order(orders("old")));
+        let one = of();
+        scene.thread("one member", move || one.order_of(NAME, Vec::new()));
+        scene.task("agent", async move {
+            while followed.see().is_none() {
+                followed.changed().await.unwrap();
+            }
+        });
+    });
+}
