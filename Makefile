@@ -11,6 +11,8 @@ DEMO_ARGS ?=
 LOCAL_ARGS ?= --insecure-kubeconfig-loopback
 BENCH_ARGS ?=
 SOAK_ARGS ?=
+# 600 runs take about a minute and a half on two cores.
+SIM_ARGS ?= --seeds 600
 ARGS ?=
 # Additional arguments for cargo, such as --locked.
 CARGO_FLAGS ?=
@@ -33,7 +35,7 @@ beside_tools = hack/tools/tools.sh $(1) >/dev/null & tools=$$!; trap "kill $$too
 # Prefer the pinned Helm if it is built.
 with_tools = PATH="$$(hack/tools/tools.sh dir)/bin:$$PATH"
 
-.PHONY: help demo test failpoints placed fuzz check fmt tools images e2e-kind bench shipped soak deny console run run-pid stop clean rust
+.PHONY: help demo test failpoints placed fuzz check fmt tools images e2e-kind bench shipped soak sim deny console run run-pid stop clean rust
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -91,6 +93,11 @@ shipped: rust ## Build the release programs: optimized, static, without test fea
 soak: rust tools ## Inject random faults into two hubs and two edge clusters for 30 minutes, and verify the result (SOAK_ARGS='--seed 2 --minutes 5 --tenants 20')
 	$(binaries) $(debug)
 	$(target)/debug/soak $(SOAK_ARGS)
+
+# With optimized programs: the product decides more in a simulated day than in a month of end-to-end tests.
+sim: rust ## Simulate fleets under faults (SIM_ARGS='--seeds 2000', '--seed 42 --trace --log info')
+	hack/deps-cache.sh in sim sh -c 'cargo build $(CARGO_FLAGS) --profile fast -p krypton-sim --bin sim && mkdir -p $(abspath $(target)) && cp "$$CARGO_TARGET_DIR/fast/sim" $(abspath $(target)/sim)'
+	$(target)/sim $(SIM_ARGS)
 
 deny: rust ## Check licenses, sources and banned crates
 	"$$(hack/tools/cargo-tool.sh cargo-deny 0.20.2)" --workspace check bans licenses sources

@@ -90,6 +90,7 @@ impl ApiServer {
                 }
             }
             _ if workloads::is_workload(key) && workloads::needs_work(record) => {
+                let due = due + workloads::duration(record.after.as_deref());
                 self.tasks.add(due, Task::Workload((**key).clone()));
             }
             _ => {}

@@ -1,5 +1,7 @@
 //! The controllers of workloads, without pods: each workload becomes ready or complete.
 
+use std::time::Duration;
+
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
@@ -164,24 +166,68 @@ fn replica_set(object: &Value) -> Value {
 }
 
 /// Returns the status of a complete Job, or `None` if it is suspended or complete.
+/// What the pods of a Job do, by the command of the first container: `false` fails, `sleep N` succeeds after N seconds,
+/// and anything else succeeds at once.
+enum Command {
+    Succeeds(Duration),
+    Fails,
+}
+
+fn command(job: &Value) -> Command {
+    let command = &job["spec"]["template"]["spec"]["containers"][0]["command"];
+    let seconds = command[1].as_str().and_then(|text| text.parse().ok());
+    match (command[0].as_str(), seconds) {
+        (Some("false"), _) => Command::Fails,
+        (Some("sleep"), Some(seconds)) => Command::Succeeds(Duration::from_secs(seconds)),
+        _ => Command::Succeeds(Duration::ZERO),
+    }
+}
+
+/// The time that the pods of a new workload need.
+pub(crate) fn duration(object: Option<&Value>) -> Duration {
+    match object.map(command) {
+        Some(Command::Succeeds(duration)) => duration,
+        _ => Duration::ZERO,
+    }
+}
+
 fn job(object: &Value, now: Timestamp) -> Option<Value> {
-    let is_complete = !object["status"]["completionTime"].is_null();
-    if is_complete || object["spec"]["suspend"] == true {
+    let conditions = object["status"]["conditions"].as_array();
+    let has_ended = conditions.is_some_and(|conditions| !conditions.is_empty());
+    if has_ended || object["spec"]["suspend"] == true {
         return None;
     }
     let at = meta::seconds(now);
-    let condition = |kind| {
+    let condition = |kind, reason, message| {
         json!({
             "type": kind,
             "status": "True",
-            "reason": "CompletionsReached",
-            "message": "Reached expected number of succeeded pods",
+            "reason": reason,
+            "message": message,
             "lastProbeTime": at,
             "lastTransitionTime": at,
         })
     };
+    if matches!(command(object), Command::Fails) {
+        let failed = |kind| {
+            let message = "Job has reached the specified backoff limit";
+            condition(kind, "BackoffLimitExceeded", message)
+        };
+        return Some(json!({
+            "conditions": [failed("FailureTarget"), failed("Failed")],
+            "startTime": object["metadata"]["creationTimestamp"],
+            "failed": 1,
+            "ready": 0,
+            "terminating": 0,
+            "uncountedTerminatedPods": {},
+        }));
+    }
+    let complete = |kind| {
+        let message = "Reached expected number of succeeded pods";
+        condition(kind, "CompletionsReached", message)
+    };
     Some(json!({
-        "conditions": [condition("SuccessCriteriaMet"), condition("Complete")],
+        "conditions": [complete("SuccessCriteriaMet"), complete("Complete")],
         "startTime": object["metadata"]["creationTimestamp"],
         "completionTime": at,
         "succeeded": object["spec"]["completions"].as_u64().unwrap_or(1),

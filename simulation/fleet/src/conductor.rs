@@ -64,6 +64,18 @@ pub struct Simulation {
     last_run: u64,
 }
 
+/// A folder in memory if there is one. Its name depends only on process and seed, because paths get into objects.
+fn folder(seed: u64) -> std::io::Result<TempDir> {
+    let prefix = format!("krypton-sim-{}-{seed}", std::process::id());
+    let mut folder = tempfile::Builder::new();
+    let folder = folder.prefix(&prefix).rand_bytes(0);
+    let memory = Path::new("/dev/shm");
+    match memory.is_dir() {
+        true => folder.tempdir_in(memory),
+        false => folder.tempdir(),
+    }
+}
+
 impl std::fmt::Debug for Simulation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Simulation(seed {}, {} ms)", self.seed, self.now)
@@ -98,7 +110,7 @@ impl Simulation {
             services: BTreeMap::new(),
             generator,
             observations: Vec::new(),
-            folder: tempfile::Builder::new().prefix("krypton-sim-").tempdir()?,
+            folder: folder(seed)?,
             seed,
             last_process: 0,
             last_run: 0,

@@ -114,7 +114,7 @@ impl fmt::Display for Observation {
                 run,
                 host,
                 arguments,
-            } => write!(f, "{host:<10} helm {run} starts: {}", arguments.join(" ")),
+            } => write!(f, "{host:<10} helm {run} starts: {}", shown(arguments)),
             Event::HelmEnded { run, host, how } => match how {
                 HelmEnd::Exited { code, stderr } => {
                     write!(f, "{host:<10} helm {run} exits with {code} {stderr}")
@@ -131,4 +131,12 @@ impl fmt::Display for Observation {
             Event::Log { host, line } => write!(f, "{host:<10} {line}"),
         }
     }
+}
+
+/// The verb of a Helm run with its flags, without paths, whose names are random.
+fn shown(arguments: &[String]) -> String {
+    let shown = arguments
+        .iter()
+        .filter(|argument| !argument.starts_with('/'));
+    shown.map(String::as_str).collect::<Vec<_>>().join(" ")
 }

@@ -28,9 +28,14 @@ fn real_server_answers_as_recorded() -> TestResult {
     let mut after: BTreeMap<&str, recorded::Topic> = BTreeMap::new();
     for case in cases() {
         let found = case.run(&mut server);
-        let expected = before.get(case.topic).and_then(|topic| topic.get(case.name));
+        let expected = before
+            .get(case.topic)
+            .and_then(|topic| topic.get(case.name));
         differing.extend(recorded::difference(&case, expected, &found));
-        after.entry(case.topic).or_default().insert(case.name.to_owned(), found);
+        after
+            .entry(case.topic)
+            .or_default()
+            .insert(case.name.to_owned(), found);
     }
     if write {
         for (topic, transcripts) in after {
@@ -61,14 +66,18 @@ async fn kube_client_performs_main_verbs() -> TestResult {
     api.replace("one", &PostParams::default(), &next).await?;
     code(api.replace("one", &PostParams::default(), &next).await, 409)?;
     let patch = Patch::Merge(json!({"metadata": {"labels": {"a": "b"}}}));
-    api.patch_metadata("one", &PatchParams::default(), &patch).await?;
+    api.patch_metadata("one", &PatchParams::default(), &patch)
+        .await?;
     let params = PatchParams::apply("other");
     let object = json!({
         "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "one"}, "data": {"a": "3"}
     });
     code(api.patch("one", &params, &Patch::Apply(&object)).await, 409)?;
-    api.patch("one", &params.force(), &Patch::Apply(&object)).await?;
-    let list = api.list_metadata(&ListParams::default().labels("a=b")).await?;
+    api.patch("one", &params.force(), &Patch::Apply(&object))
+        .await?;
+    let list = api
+        .list_metadata(&ListParams::default().labels("a=b"))
+        .await?;
     ensure!(list.items.len() == 1, "{list:?}");
     api.delete("one", &DeleteParams::default()).await?;
     ensure!(api.get_metadata_opt("one").await?.is_none());
@@ -79,6 +88,8 @@ fn code<T>(response: kube::Result<T>, code: u16) -> Result<()> {
     match response {
         Err(kube::Error::Api(status)) if status.code == code => Ok(()),
         Err(error) => Err(error.into()),
-        Ok(_) => Err(anyhow!("the API server accepted the request instead of returning {code}")),
+        Ok(_) => Err(anyhow!(
+            "the API server accepted the request instead of returning {code}"
+        )),
     }
 }

@@ -154,7 +154,10 @@ fn one(args: &Args, seed: u64) -> std::io::Result<(bool, u64, Coverage)> {
             let outcome = run(plan, &mut |_| ()).ok()?;
             outcome.violation.map(|violation| violation.oracle)
         });
-        println!("seed {seed}, after {} attempts:\n{}", shrunk.attempts, shrunk.plan);
+        println!(
+            "seed {seed}, after {} attempts:\n{}",
+            shrunk.attempts, shrunk.plan
+        );
     }
     Ok((true, outcome.simulated, outcome.coverage))
 }
