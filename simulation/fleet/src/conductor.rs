@@ -54,6 +54,8 @@ pub struct Simulation {
     streams: Vec<(Arc<End>, Arc<End>)>,
     held: Vec<Held>,
     helm_runs: BTreeMap<ProcessId, HelmRun>,
+    /// Hosts that crash: the number of requests until then, and the time until the restart.
+    crashes: BTreeMap<String, (u32, Option<Millis>)>,
     /// Addresses of Services, each with a function that finds the listener behind it.
     services: BTreeMap<SocketAddr, fn(&Simulation) -> Option<SocketAddr>>,
     generator: Xoshiro256PlusPlus,
@@ -107,6 +109,7 @@ impl Simulation {
             streams: Vec::new(),
             held: Vec::new(),
             helm_runs: BTreeMap::new(),
+            crashes: BTreeMap::new(),
             services: BTreeMap::new(),
             generator,
             observations: Vec::new(),
@@ -252,7 +255,10 @@ impl Simulation {
                     authority,
                     request,
                     reply,
-                } => self.send_request((from, host), id, &authority, (request, reply)),
+                } => {
+                    self.count_request(&host);
+                    self.send_request((from, host), id, &authority, (request, reply));
+                }
                 Message::RequestDropped { id } => self.drop_request(id),
                 Message::Listen { address, accepted } => {
                     self.listeners.insert(address, (from, accepted));

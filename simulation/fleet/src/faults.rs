@@ -5,9 +5,6 @@
 //! [`apply`] from [`crate::plan::Settings::creations`], because the oracles follow the wishes of [`PEOPLE`]. Secrets with
 //! kubeconfigs are in the hub's namespace, have the edge cluster's name, and the labels of
 //! [`krypton_types::names::DISCOVERY_LABEL`] and [`krypton_types::names::OPEN_TO_DEPLOYMENTS_LABEL`].
-//!
-//! The conductor has no hook for [`Action::CrashAtRequest`] yet. It would count the host's messages `Request` in
-//! `dispatch`. Until then, the host crashes after [`PER_REQUEST`] for each request.
 
 mod people;
 mod restore;
@@ -43,9 +40,8 @@ pub fn apply(simulation: &mut Simulation, action: &Action) {
     match action {
         Action::Crash { host, restart } => crash(simulation, host, *restart),
         Action::CrashAtRequest { host, nth, restart } => {
-            let (host, restart) = (host.clone(), *restart);
-            let at = simulation.now() + PER_REQUEST * Millis::from(*nth);
-            simulation.at(at, move |simulation| crash(simulation, &host, restart));
+            let restart = (*restart != FOREVER).then_some(*restart);
+            simulation.crash_at_request(host, *nth, restart);
         }
         Action::Freeze { host, length } => simulation.freeze(host, (*length).min(LONGEST)),
         Action::Suspend { host, length } => simulation.suspend(host, (*length).min(LONGEST)),

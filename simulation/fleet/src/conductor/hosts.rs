@@ -144,6 +144,25 @@ impl Simulation {
         }
     }
 
+    /// Kills the host's program when it sends its `nth` request from now. The API server still gets the request.
+    pub fn crash_at_request(&mut self, name: &str, nth: u32, restart_after: Option<Millis>) {
+        self.crashes.insert(name.to_owned(), (nth, restart_after));
+    }
+
+    pub(super) fn count_request(&mut self, name: &str) {
+        let Some((left, restart_after)) = self.crashes.get_mut(name) else {
+            return;
+        };
+        *left = left.saturating_sub(1);
+        if *left == 0 {
+            let (name, restart_after) = (name.to_owned(), *restart_after);
+            self.crashes.remove(&name);
+            self.at(self.now, move |simulation| {
+                simulation.crash(&name, restart_after)
+            });
+        }
+    }
+
     /// Stops the host's program (SIGSTOP) for this time.
     pub fn freeze(&mut self, name: &str, length: Millis) {
         let until = self.now + length;
