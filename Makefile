@@ -45,11 +45,12 @@ demo: rust ## Three local clusters, a real chart, install, upgrade, deletion, a 
 	$(target)/debug/demo $(DEMO_ARGS)
 
 # Tests run the examples as programs. With `--examples`, cargo would build them as tests.
-test: rust ## Unit, property and end-to-end tests against real control planes (TEST_THREADS=8)
+test: rust ## Unit, property and end-to-end tests against real control planes, and simulated fleets (TEST_THREADS=8)
 	$(call beside_tools,,$(binaries) $(debug) --examples; cargo test $(CARGO_FLAGS) --workspace $(debug) --no-run)
 	hack/deps-cache.sh save
 	passed=0; $(target)/debug/planes $(nextest) --workspace $(debug) || passed=$$?; \
 	  hack/slowest.sh $(target)/nextest/default/junit.xml; exit $$passed
+	$(MAKE) --no-print-directory sim
 
 failpoints: rust tools ## Kill hub and agent, or make them fail, before and after each external effect
 	$(binaries) $(debug) --examples

@@ -88,6 +88,7 @@ pub fn schedule(simulation: &mut Simulation, plan: &Plan, start: Millis) {
 
 /// Ends all faults that are not permanent. Programs that have crashed start again.
 pub fn heal(simulation: &mut Simulation, plan: &Plan) {
+    simulation.cancel_crashes();
     let permanent: Vec<&Action> = plan
         .steps
         .iter()

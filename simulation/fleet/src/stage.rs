@@ -29,7 +29,7 @@ use tokio_util::sync::CancellationToken;
 use crate::conductor::{Context, Program, Simulation};
 use crate::faults::{self, VALUES};
 use crate::helm::SimHelm;
-use crate::plan::{Access, Action, Chart, Edge, HOME, SYSTEM, Settings, TENANTS, TenantAction};
+use crate::plan::{Access, Chart, Edge, HOME, SYSTEM, Settings, TENANTS};
 use crate::{chart, streams::SimNetwork};
 
 const PORT: u16 = 9443;
@@ -69,7 +69,10 @@ impl Fleet<'_> {
                 let secret = json!({
                     "apiVersion": "v1",
                     "kind": "Secret",
-                    "metadata": {"name": edge.name, "labels": {names::DISCOVERY_LABEL: "true"}},
+                    "metadata": {"name": edge.name, "labels": {
+                        names::DISCOVERY_LABEL: "true",
+                        names::OPEN_TO_DEPLOYMENTS_LABEL: "true",
+                    }},
                     "stringData": {names::KUBECONFIG_KEY: config},
                 });
                 create(simulation, HOME, &namespaced("secrets"), &secret)?;
@@ -93,15 +96,8 @@ impl Fleet<'_> {
 
     /// Creates the Tenants that exist at the start.
     pub fn create_tenants(&self, simulation: &mut Simulation) {
-        for seat in &self.settings.tenants {
-            let create = Action::Tenant {
-                cluster: seat.cluster.clone(),
-                tenant: seat.tenant.clone(),
-                what: TenantAction::Create {
-                    placed: seat.placed.clone(),
-                },
-            };
-            faults::apply(simulation, &create);
+        for creation in self.settings.creations() {
+            faults::apply(simulation, &creation);
         }
     }
 

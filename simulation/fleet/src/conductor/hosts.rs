@@ -149,6 +149,11 @@ impl Simulation {
         self.crashes.insert(name.to_owned(), (nth, restart_after));
     }
 
+    /// Forgets the crashes that have not happened yet.
+    pub fn cancel_crashes(&mut self) {
+        self.crashes.clear();
+    }
+
     pub(super) fn count_request(&mut self, name: &str) {
         let Some((left, restart_after)) = self.crashes.get_mut(name) else {
             return;
