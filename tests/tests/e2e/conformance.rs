@@ -4,7 +4,7 @@ mod real;
 
 use std::collections::BTreeMap;
 
-use anyhow::{Result, anyhow, ensure};
+use anyhow::{Result, anyhow};
 use k8s_openapi::api::core::v1::ConfigMap;
 use krypton_sim_apiserver::conformance::{cases, recorded};
 use krypton_tests::{Cluster, Parts, TestResult};
@@ -28,9 +28,14 @@ fn real_server_answers_as_recorded() -> TestResult {
     let mut after: BTreeMap<&str, recorded::Topic> = BTreeMap::new();
     for case in cases() {
         let found = case.run(&mut server);
-        let expected = before.get(case.topic).and_then(|topic| topic.get(case.name));
+        let expected = before
+            .get(case.topic)
+            .and_then(|topic| topic.get(case.name));
         differing.extend(recorded::difference(&case, expected, &found));
-        after.entry(case.topic).or_default().insert(case.name.to_owned(), found);
+        after
+            .entry(case.topic)
+            .or_default()
+            .insert(case.name.to_owned(), found);
     }
     if write {
         for (topic, transcripts) in after {
@@ -56,22 +61,26 @@ async fn kube_client_performs_main_verbs() -> TestResult {
     let made = api.create(&PostParams::default(), &new).await?;
     code(api.create(&PostParams::default(), &new).await, 409)?;
     let mut next = api.get("one").await?;
-    ensure!(next == made, "{next:?}");
+    assert!(next == made, "{next:?}");
     next.data = Some([("a".to_owned(), "2".to_owned())].into());
     api.replace("one", &PostParams::default(), &next).await?;
     code(api.replace("one", &PostParams::default(), &next).await, 409)?;
     let patch = Patch::Merge(json!({"metadata": {"labels": {"a": "b"}}}));
-    api.patch_metadata("one", &PatchParams::default(), &patch).await?;
+    api.patch_metadata("one", &PatchParams::default(), &patch)
+        .await?;
     let params = PatchParams::apply("other");
     let object = json!({
         "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "one"}, "data": {"a": "3"}
     });
     code(api.patch("one", &params, &Patch::Apply(&object)).await, 409)?;
-    api.patch("one", &params.force(), &Patch::Apply(&object)).await?;
-    let list = api.list_metadata(&ListParams::default().labels("a=b")).await?;
-    ensure!(list.items.len() == 1, "{list:?}");
+    api.patch("one", &params.force(), &Patch::Apply(&object))
+        .await?;
+    let list = api
+        .list_metadata(&ListParams::default().labels("a=b"))
+        .await?;
+    assert!(list.items.len() == 1, "{list:?}");
     api.delete("one", &DeleteParams::default()).await?;
-    ensure!(api.get_metadata_opt("one").await?.is_none());
+    assert!(api.get_metadata_opt("one").await?.is_none());
     Ok(())
 }
 
@@ -79,6 +88,8 @@ fn code<T>(response: kube::Result<T>, code: u16) -> Result<()> {
     match response {
         Err(kube::Error::Api(status)) if status.code == code => Ok(()),
         Err(error) => Err(error.into()),
-        Ok(_) => Err(anyhow!("the API server accepted the request instead of returning {code}")),
+        Ok(_) => Err(anyhow!(
+            "the API server accepted the request instead of returning {code}"
+        )),
     }
 }
