@@ -11,6 +11,7 @@ mod run;
 pub mod simulated;
 
 mod apply;
+mod clients;
 mod controllers;
 mod custom;
 mod discovery;
@@ -108,6 +109,7 @@ const TOPICS: &[(&str, &[(&str, Body)])] = &[
     ("apply", apply::CASES),
     ("kinds", kinds::CASES),
     ("controllers", controllers::CASES),
+    ("clients", clients::CASES),
     ("discovery", discovery::CASES),
 ];
 

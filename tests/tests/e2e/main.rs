@@ -17,6 +17,7 @@ mod chart_life;
 mod chart_rights;
 mod charts;
 mod cluster_profile;
+mod conformance;
 mod deletion;
 mod deployments;
 mod docs;

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::objects::{at, uid, version};
-use super::run::{Call, METADATA, Run};
+use super::run::{Call, MERGE, METADATA, Run};
 
 super::table!(
     lease_life,
@@ -11,6 +11,7 @@ super::table!(
     events_core,
     events_group,
     suspended_job,
+    pod_labels,
     service_account,
     rbac_objects,
     cluster_role_apply,
@@ -37,6 +38,7 @@ fn lease_life(run: &mut Run<'_>) {
     let path = at(LEASES, "krypton-hub");
     run.get(&path);
     let made = run.post(LEASES, &lease("a", 6));
+    run.get(&path);
     run.post(LEASES, &lease("b", 6));
     let replaced = |object: &Value, second| {
         let mut next = lease("a", second);
@@ -157,6 +159,26 @@ fn suspended_job(run: &mut Run<'_>) {
             .body(&json!({"propagationPolicy": "Background"}))
             .only(&["/kind", "/status"]),
     );
+}
+
+fn pod_labels(run: &mut Run<'_>) {
+    let account = "/api/v1/namespaces/:ns/serviceaccounts/default";
+    run.quietly(|run| run.wait(account, |account| !uid(account).is_empty()));
+    let pods = "/api/v1/namespaces/:ns/pods";
+    let pod = json!({
+        "metadata": {"name": "one", "labels": {"app": "hub"}},
+        "spec": {"containers": [{"name": "main", "image": "example.com/main:1"}]}
+    });
+    run.send(
+        Call::new("POST", pods)
+            .body(&pod)
+            .only(&["/kind", "/metadata", "/status/phase"]),
+    );
+    let call = Call::new("PATCH", at(pods, "one"))
+        .content_type(MERGE)
+        .accept(METADATA);
+    run.send(call.body(&json!({"metadata": {"labels": {"leader": "true"}}})));
+    run.send(Call::new("GET", at(pods, "one")).accept(METADATA));
 }
 
 fn service_account(run: &mut Run<'_>) {

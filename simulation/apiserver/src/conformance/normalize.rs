@@ -22,7 +22,9 @@ const DROPPED: [&str; 2] = [
 ];
 
 /// Texts in messages before a resource version.
-const BEFORE_VERSION: [&str; 4] = [
+const BEFORE_VERSION: [&str; 6] = [
+    "ResourceVersion in the precondition (",
+    "ResourceVersion in record (",
     "ResourceVersion in precondition: ",
     "ResourceVersion in object meta: ",
     "resourceVersion=",
@@ -139,8 +141,11 @@ impl Symbols {
                     let is_managers = *key == "managedFields" && !self.keeps_managers;
                     !is_managers && !DROPPED.contains(&key.as_str())
                 });
-                let parts = kept.map(|(key, value)| (key.clone(), self.normalize(key, value)));
-                Value::Object(parts.collect())
+                // An owner's UID is part of a key in `managedFields`.
+                let parts = kept.map(|(key, value)| (self.text(key), self.normalize(key, value)));
+                let mut object = parts.collect();
+                sort_conflicts(&mut object);
+                Value::Object(object)
             }
             Value::String(text) if TIMES.contains(&key) && text.ends_with('Z') => {
                 Value::String("<time>".to_owned())
@@ -180,7 +185,7 @@ impl Symbols {
         for before in BEFORE_VERSION {
             text = self.numbers_after(&text, before);
         }
-        current_version(&text)
+        without_object(&current_version(&text))
     }
 
     fn numbers_after(&self, text: &str, before: &str) -> String {
@@ -210,4 +215,28 @@ fn current_version(text: &str) -> String {
     };
     let rest = rest.trim_start_matches(|digit: char| digit.is_ascii_digit());
     format!("{start}too old resource version: {asked} (<current>{rest}")
+}
+
+/// Sorts the causes of a conflict by field. A real server reports them in random order.
+fn sort_conflicts(status: &mut Map<String, Value>) {
+    if status.get("reason").and_then(Value::as_str) != Some("Conflict") {
+        return;
+    }
+    let causes = status
+        .get_mut("details")
+        .and_then(|details| details.get_mut("causes"));
+    if let Some(Value::Array(causes)) = causes {
+        causes.sort_by_key(|cause| cause.get("field").map(Value::to_string));
+    }
+}
+
+/// Shortens a message that quotes a whole object, with its times and managed fields. No client reads it.
+fn without_object(text: &str) -> String {
+    let quoted = text
+        .split_once("Invalid value: \"{")
+        .and_then(|(start, rest)| {
+            let (_, end) = rest.rsplit_once("}\"")?;
+            Some(format!("{start}Invalid value: \"{{<object>}}\"{end}"))
+        });
+    quoted.unwrap_or_else(|| text.to_owned())
 }

@@ -213,8 +213,9 @@ impl<'a> Run<'a> {
         let mut left = LIMIT;
         loop {
             let (step, body) = self.exchange(&call);
-            if done(&body) || left.is_zero() {
-                if !done(&body) {
+            let is_done = done(&body);
+            if is_done || left.is_zero() || step.get("failure").is_some() {
+                if !is_done {
                     self.fail(format!("{} never satisfied the condition", call.path));
                 }
                 self.record(step);
@@ -268,6 +269,15 @@ impl<'a> Run<'a> {
     pub(super) fn events(&mut self, watch: Watch, count: usize) {
         for _ in 0..count {
             self.event(watch);
+        }
+    }
+
+    /// Reads this number of events and records them by name. For the initial events of a watch, which have no order.
+    pub(super) fn initial_events(&mut self, watch: Watch, count: usize) {
+        let mut events: Vec<Value> = (0..count).map(|_| self.line(watch, LIMIT)).collect();
+        events.sort_by_key(|event| event.pointer("/object/metadata/name").map(Value::to_string));
+        for event in events {
+            self.record(json!({"watch": watch.number, "event": event}));
         }
     }
 

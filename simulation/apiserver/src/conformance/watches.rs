@@ -16,11 +16,10 @@ super::table!(
     watch_selector_transitions,
     watch_field_selector_transitions,
     watch_times_out,
-    watch_bookmark_before_timeout,
+    watch_bookmark_after_start,
     watch_initial_events,
     watch_initial_events_need_bookmarks,
-    watch_too_old,
-    watch_future_version,
+    watch_invalid_version,
     watch_of_custom_objects,
     watch_finalizers,
     watch_without_changes,
@@ -82,7 +81,7 @@ fn watch_from_zero(run: &mut Run<'_>) {
     run.post(SECRETS, &secret("two", "a"));
     run.post(SECRETS, &secret("one", "a"));
     let watch = run.watch(format!("{SECRETS}?watch=true&resourceVersion=0"));
-    run.events(watch, 2);
+    run.initial_events(watch, 2);
     label(run, "two", "b");
     run.event(watch);
 }
@@ -91,7 +90,7 @@ fn watch_without_version(run: &mut Run<'_>) {
     run.post(SECRETS, &secret("two", "a"));
     run.post(SECRETS, &secret("one", "a"));
     let watch = run.watch(format!("{SECRETS}?watch=1"));
-    run.events(watch, 2);
+    run.initial_events(watch, 2);
     label(run, "two", "b");
     run.event(watch);
 }
@@ -169,7 +168,7 @@ fn watch_times_out(run: &mut Run<'_>) {
     run.events(watch, 2);
 }
 
-fn watch_bookmark_before_timeout(run: &mut Run<'_>) {
+fn watch_bookmark_after_start(run: &mut Run<'_>) {
     run.post(SECRETS, &secret("one", "a"));
     let path =
         format!("{SECRETS}?watch=true&allowWatchBookmarks=true&timeoutSeconds=5&resourceVersion=0");
@@ -185,7 +184,8 @@ fn watch_initial_events(run: &mut Run<'_>) {
         "{SECRETS}?watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true"
     );
     let watch = run.watch(path.as_str());
-    run.events(watch, 3);
+    run.initial_events(watch, 2);
+    run.event(watch);
     label(run, "one", "b");
     run.event(watch);
     let metadata =
@@ -205,13 +205,7 @@ fn watch_initial_events_need_bookmarks(run: &mut Run<'_>) {
     run.get(&format!("{SECRETS}?sendInitialEvents=true"));
 }
 
-fn watch_too_old(run: &mut Run<'_>) {
-    run.post(SECRETS, &secret("one", "a"));
-    let watch = run.watch(format!("{SECRETS}?watch=true&resourceVersion=1"));
-    run.events(watch, 2);
-}
-
-fn watch_future_version(run: &mut Run<'_>) {
+fn watch_invalid_version(run: &mut Run<'_>) {
     run.watch(format!("{SECRETS}?watch=true&resourceVersion=text"));
 }
 
