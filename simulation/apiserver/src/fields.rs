@@ -149,7 +149,7 @@ pub fn apply(
 /// Call it with the decoded and defaulted object of the client, before the server fills in or resets fields. If
 /// nothing changes, `managedFields` stay as they are in the live object.
 pub fn track_update(schema: &Schema, live: Option<&Value>, new: &mut Value, writer: &Writer<'_>) {
-    let mut managers = Managers::for_update(live, new, writer.subresource);
+    let mut managers = Managers::for_update(live, new, writer.subresource, schema.built_in);
     let before = without_managers(schema, live);
     schema.complete(new);
     Managers::default().write(new);
@@ -288,8 +288,8 @@ fn prune(
         .values()
         .fold(applied.clone(), |owned, entry| owned.union(&entry.set));
     let owned = schema.with_structures(&owned);
-    let all = schema.with_structures(&schema.valid_fields_of(merged));
     let fields = |value: &Value| schema.with_structures(&schema.valid_fields_of(value));
+    let all = fields(merged);
     let pruned = schema.remove(merged, &previous);
     let pruned = schema.remove(merged, &all.difference(&fields(&pruned).union(&owned)));
     // Fields that no manager owns stay.

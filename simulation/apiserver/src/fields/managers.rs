@@ -60,12 +60,12 @@ pub(super) struct Entry {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Managers(pub(super) BTreeMap<Id, Entry>);
 
-/// Returns whether a request resets the managers, by an empty list or a list of one empty entry.
-fn is_reset(object: &Value) -> bool {
+/// Returns whether a request resets the managers, by a list of one empty entry. An empty list does so too if the
+/// kind is built in.
+fn is_reset(object: &Value, built_in: bool) -> bool {
     let entries = object.pointer("/metadata/managedFields");
-    let entries = entries.and_then(Value::as_array).map(Vec::as_slice);
-    match entries {
-        Some([]) => true,
+    match entries.and_then(Value::as_array).map(Vec::as_slice) {
+        Some([]) => built_in,
         Some([Value::Object(entry)]) => entry.is_empty(),
         _ => false,
     }
@@ -84,12 +84,17 @@ impl Managers {
 
     /// Returns the managers for an update. A client can write them, except through a subresource. A client that sends
     /// none does not remove them.
-    pub(super) fn for_update(live: Option<&Value>, new: &Value, subresource: &str) -> Self {
+    pub(super) fn for_update(
+        live: Option<&Value>,
+        new: &Value,
+        subresource: &str,
+        built_in: bool,
+    ) -> Self {
         let of_live = || live.map(Self::of).unwrap_or_default();
         if !subresource.is_empty() {
             return of_live();
         }
-        if is_reset(new) {
+        if is_reset(new, built_in) {
             return Self::default();
         }
         match Self::parse(entries_of(new)) {

@@ -67,16 +67,15 @@ pub(super) enum Shape<'a> {
     Map(Option<&'a Structure>),
 }
 
-impl<'a> Shape<'a> {
+impl Shape<'_> {
     pub(super) fn is_like(self, other: Self) -> bool {
         std::mem::discriminant(&self) == std::mem::discriminant(&other)
     }
 }
 
 pub(super) fn field_type<'a>(structure: Option<&'a Structure>, name: &str) -> &'a Type {
-    let structure = match structure {
-        Some(structure) => structure,
-        None => return &UNTYPED,
+    let Some(structure) = structure else {
+        return &UNTYPED;
     };
     let declared = structure.fields.get(name);
     declared.or(structure.others.as_deref()).unwrap_or(&UNTYPED)
@@ -178,7 +177,7 @@ fn parse(text: &str) -> Type {
 pub struct Schema {
     types: Arc<Types>,
     pub(super) root: Type,
-    built_in: bool,
+    pub(super) built_in: bool,
     status: bool,
 }
 
@@ -215,15 +214,24 @@ impl Schema {
         }
     }
 
-    /// Gives an object of a built-in kind the form that the decoder of a real server gives it: removes null, empty
-    /// lists and empty maps, adds the structures that are always present, such as `resources` of a container, and moves
-    /// `stringData` of a Secret to `data`. Leaves custom resources unchanged. [`apply`](super::apply()) and [`track_update`](super::track_update) call it.
+    /// Gives an object the form that the decoder of a real server gives it: removes null, empty lists and empty maps,
+    /// adds the structures that are always present, such as `resources` of a container, and moves `stringData` of a
+    /// Secret to `data`. Of a custom resource it changes `metadata` only. [`apply`](super::apply()) and
+    /// [`track_update`](super::track_update) call it.
     pub fn complete(&self, object: &mut Value) {
-        if self.built_in {
-            self.complete_value(&self.root, object, false);
-            if matches!(&self.root, Type::Named { name, .. } if name == "Secret") {
-                encode_strings(object);
+        if !self.built_in {
+            if let Some(metadata) = object.get_mut("metadata") {
+                self.complete_value(
+                    field_type(self.structure(&self.root), "metadata"),
+                    metadata,
+                    false,
+                );
             }
+            return;
+        }
+        self.complete_value(&self.root, object, false);
+        if matches!(&self.root, Type::Named { name, .. } if name == "Secret") {
+            encode_strings(object);
         }
     }
 

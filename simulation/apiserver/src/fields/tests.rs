@@ -96,6 +96,8 @@ const DEFAULTS: &[&str] = &[
     "maxUnavailable",
     "objectSelector",
     "port",
+    "serviceAccount",
+    "serviceAccountName",
 ];
 
 fn recorded() -> Recorded {
@@ -185,7 +187,7 @@ fn differences(path: &str, own: &Value, real: &Value, found: &mut Vec<String>) {
     }
 }
 
-/// Sorts causes and drops what only other layers of a server write.
+/// Sorts the causes, which a real server does not.
 fn sorted(mut status: Value) -> Value {
     if let Some(Value::Array(causes)) = status.pointer_mut("/details/causes") {
         causes.sort_by_key(Value::to_string);
@@ -404,7 +406,7 @@ proptest! {
         let left = apply(schema, Some(&applied), &thing(&json!({})), &writer("helm", 2), false);
         let left = left.unwrap();
         prop_assert!(owned_by(&left, "helm").is_empty());
-        prop_assert_eq!(owned_by(&left, "creator"), theirs.clone());
+        prop_assert_eq!(&owned_by(&left, "creator"), &theirs);
         let fields = schema.valid_fields_of(&left).difference(&never_owned());
         let all = schema.with_structures(&fields);
         let theirs = schema.with_structures(&theirs);
@@ -430,7 +432,7 @@ proptest! {
         let schema = &*THING_SCHEMA;
         let (one, two) = (schema.valid_fields_of(&one), schema.valid_fields_of(&two));
         let both = one.intersection(&two);
-        prop_assert_eq!(one.difference(&two).union(&both), one.clone());
+        prop_assert_eq!(&one.difference(&two).union(&both), &one);
         prop_assert!(one.difference(&two).intersection(&two).is_empty());
         prop_assert_eq!(one.union(&two), two.union(&one));
         prop_assert_eq!(FieldSet::parse(&one.fields_v1()), Some(one));
