@@ -60,7 +60,7 @@ impl ApiServer {
     pub(crate) fn create(&mut self, mut write: Write, mut next: Value) -> Outcome<Arc<Value>> {
         let kind = write.kind.clone();
         check_type(&kind, &next)?;
-        if !meta::text(&next, "resourceVersion").is_empty() {
+        if !meta::text(&next, "resourceVersion").is_empty() && !write.applied {
             let message = "resourceVersion should not be set on objects to be created";
             return Err(Failure::new(500, "", message.to_owned(), Value::Null));
         }
@@ -378,26 +378,46 @@ pub(crate) fn check_identity(write: &Write, next: &Value) -> Outcome<()> {
 
 /// Rejects an object of another kind or version.
 fn check_type(kind: &Kind, next: &Value) -> Outcome<()> {
-    let (version, name) = (&next["apiVersion"], &next["kind"]);
+    let text = |field: &str| next[field].as_str().unwrap_or_default();
+    let (version, name) = (text("apiVersion"), text("kind"));
     let expected = kind.api_version();
-    if kind.is_custom() && name.is_null() {
-        return Err(Failure::bad_request(format!(
-            "Object 'Kind' is missing in '{next}'"
-        )));
-    }
-    if version.as_str().is_some_and(|version| version != expected) {
-        return Err(Failure::bad_request(format!(
-            "the API version in the data ({}) does not match the expected API version ({expected})",
-            version.as_str().unwrap_or_default()
-        )));
-    }
-    match name.as_str() {
-        Some(name) if name != kind.kind => Err(Failure::bad_request(format!(
-            "the kind in the data ({name}) does not match the expected kind ({})",
+    let undecodable = |problem: String| {
+        let found = version.rsplit('/').next().unwrap_or_default();
+        Err(Failure::bad_request(format!(
+            "{name} in version {found:?} cannot be handled as a {}: {problem}",
             kind.kind
-        ))),
-        _ => Ok(()),
+        )))
+    };
+    if kind.is_custom() {
+        return match name {
+            "" => Err(Failure::bad_request(format!(
+                "the object provided is unrecognized (must be of type {}): Object 'Kind' is missing in '{next}' \
+                 ({next})",
+                kind.kind
+            ))),
+            _ if version != expected => Err(Failure::bad_request(format!(
+                "the API version in the data ({version}) does not match the expected API version ({expected})"
+            ))),
+            name if name != kind.kind => Err(Failure::changed_kind(kind, name, meta::name(next))),
+            _ => Ok(()),
+        };
     }
+    if !version.is_empty() && version != expected {
+        return undecodable(format!(
+            "no kind {name:?} is registered for version {version:?} in scheme \"pkg/runtime/scheme.go:111\""
+        ));
+    }
+    if !name.is_empty() && name != kind.kind {
+        let group = match kind.group.split('.').next() {
+            None | Some("") => "core",
+            Some(group) => group,
+        };
+        return undecodable(format!(
+            "converting (v1.{name}) to ({group}.{}): unknown conversion",
+            kind.kind
+        ));
+    }
+    Ok(())
 }
 
 /// Converts a client's object to the stored form: known fields only, with defaults of custom resources.

@@ -161,7 +161,7 @@ impl<'a> Call<'a> {
     /// Returns the body of an apply patch.
     pub(crate) fn json(&self) -> Outcome<Value> {
         serde_json::from_slice(self.body)
-            .map_err(|error| Failure::bad_request(format!("error decoding YAML: {error}")))
+            .map_err(|_| Failure::not_modelled("apply patches in YAML that is not JSON"))
     }
 
     /// Returns the body of a POST or PUT.

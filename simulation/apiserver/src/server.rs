@@ -117,7 +117,6 @@ impl ApiServer {
             drawn: 0,
         };
         server.create_system_namespaces(now);
-        server.store.compact();
         server
     }
 

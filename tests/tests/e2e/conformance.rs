@@ -4,7 +4,7 @@ mod real;
 
 use std::collections::BTreeMap;
 
-use anyhow::{Result, anyhow, ensure};
+use anyhow::{Result, anyhow};
 use k8s_openapi::api::core::v1::ConfigMap;
 use krypton_sim_apiserver::conformance::{cases, recorded};
 use krypton_tests::{Cluster, Parts, TestResult};
@@ -61,7 +61,7 @@ async fn kube_client_performs_main_verbs() -> TestResult {
     let made = api.create(&PostParams::default(), &new).await?;
     code(api.create(&PostParams::default(), &new).await, 409)?;
     let mut next = api.get("one").await?;
-    ensure!(next == made, "{next:?}");
+    assert!(next == made, "{next:?}");
     next.data = Some([("a".to_owned(), "2".to_owned())].into());
     api.replace("one", &PostParams::default(), &next).await?;
     code(api.replace("one", &PostParams::default(), &next).await, 409)?;
@@ -78,9 +78,9 @@ async fn kube_client_performs_main_verbs() -> TestResult {
     let list = api
         .list_metadata(&ListParams::default().labels("a=b"))
         .await?;
-    ensure!(list.items.len() == 1, "{list:?}");
+    assert!(list.items.len() == 1, "{list:?}");
     api.delete("one", &DeleteParams::default()).await?;
-    ensure!(api.get_metadata_opt("one").await?.is_none());
+    assert!(api.get_metadata_opt("one").await?.is_none());
     Ok(())
 }
 

@@ -34,7 +34,7 @@ async fn respond(shared: Shared, request: Request<Body>) -> Result<Response<Body
         }
         Answer::Watch(head, id) => (head, id),
     };
-    loop {
+    for _ in 0..3000 {
         tokio::time::sleep(Duration::from_millis(100)).await;
         let mut all = shared.lock().unwrap();
         all.now += Duration::from_millis(100);
@@ -47,6 +47,7 @@ async fn respond(shared: Shared, request: Request<Body>) -> Result<Response<Body
             return Ok(head.map(|()| Body::from(lines)));
         }
     }
+    panic!("the watch has no events");
 }
 
 fn client(shared: &Shared) -> Client {
@@ -86,10 +87,11 @@ async fn kube_watcher_sees_every_change() {
     maps.create(&PostParams::default(), &map("a"))
         .await
         .unwrap();
-    for config in [
-        watcher::Config::default(),
-        watcher::Config::default().streaming_lists(),
-    ] {
+    for streams in ["no", "yes"] {
+        let config = match streams {
+            "no" => watcher::Config::default(),
+            _ => watcher::Config::default().streaming_lists(),
+        };
         let events = watcher(
             maps.clone(),
             config.fields("metadata.name!=kube-root-ca.crt"),
@@ -101,7 +103,7 @@ async fn kube_watcher_sees_every_change() {
             .await
             .unwrap();
         assert_eq!(next(&mut events).await, "apply b");
-        let patch = Patch::Merge(json!({"data": {"x": "y"}}));
+        let patch = Patch::Merge(json!({"data": {"streams": streams}}));
         maps.patch("a", &PatchParams::default(), &patch)
             .await
             .unwrap();
