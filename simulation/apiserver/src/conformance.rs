@@ -19,6 +19,7 @@ mod kinds;
 mod lists;
 mod objects;
 mod requests;
+mod schema;
 mod watches;
 
 use std::fmt;
