@@ -163,7 +163,7 @@ impl Fleet<'_> {
 fn add_cluster(simulation: &mut Simulation, name: &str, index: usize) -> anyhow::Result<()> {
     let options = Options {
         name: name.to_owned(),
-        version: "v1.33.5".to_owned(),
+        version: "v1.36.3".to_owned(),
         crd_delay: Duration::from_millis(300),
         controller_delay: Duration::from_millis(200),
     };

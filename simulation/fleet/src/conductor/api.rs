@@ -13,9 +13,13 @@ use super::{Millis, Simulation};
 use crate::network::Verdict;
 use crate::observe::Event as Seen;
 use crate::outbox::{Body, ProcessId, Reply};
+use crate::process::Delivery;
 
 /// A client's connector gives up on a connection after this time.
 const CONNECT_TIMEOUT: Millis = 10_000;
+
+/// TCP sends lost parts again after this time.
+const RESEND: Millis = 250;
 
 /// What an API server does with requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -66,8 +70,31 @@ pub(super) struct OpenRequest {
     last: Millis,
     /// Parts that wait until the link is well.
     held: Vec<Bytes>,
+    /// Whether the server has ended the watch after these parts.
+    ended: bool,
     /// A request or response that was lost, which the client still waits for.
     lost: Option<Reply>,
+}
+
+impl OpenRequest {
+    /// Returns the delivery of what waits for the client, and its time.
+    fn release(&mut self, at: Millis) -> Option<(ProcessId, Millis, Delivery)> {
+        if self.held.is_empty() && !self.ended {
+            return None;
+        }
+        let (_, parts) = self.watch.as_ref()?;
+        let (parts, lines) = (parts.clone(), std::mem::take(&mut self.held));
+        if self.ended {
+            self.watch = None;
+        }
+        self.last = self.last.max(at);
+        let delivery: Delivery = Box::new(move || {
+            for line in lines {
+                drop(parts.send(Ok(line)));
+            }
+        });
+        Some((self.process, self.last, delivery))
+    }
 }
 
 impl Simulation {
@@ -137,6 +164,7 @@ impl Simulation {
             watch: None,
             last: self.now,
             held: Vec::new(),
+            ended: false,
             lost: None,
         };
         self.requests.insert(id, open);
@@ -342,61 +370,28 @@ impl Simulation {
         let Some(open) = open else {
             return;
         };
+        open.held.extend(events.lines);
+        open.ended |= events.ended;
         if !self.links.passes(cluster, &open.host) {
-            open.held.extend(events.lines);
             return;
         }
-        let Verdict::Arrives(delay) = self.links.verdict(cluster, &open.host) else {
-            // TCP sends lost parts again.
-            open.held.extend(events.lines);
-            return self.release_held();
+        let delay = match self.links.verdict(cluster, &open.host) {
+            Verdict::Arrives(delay) => delay,
+            Verdict::Lost | Verdict::Refused => RESEND,
         };
-        let at = (self.now + delay).max(open.last);
-        open.last = at;
-        let process = open.process;
-        let Some((_, parts)) = &open.watch else {
-            return;
-        };
-        let parts = parts.clone();
-        let lines = std::mem::take(&mut open.held)
-            .into_iter()
-            .chain(events.lines);
-        let lines: Vec<Bytes> = lines.collect();
-        if events.ended {
-            open.watch = None;
+        if let Some((process, at, delivery)) = open.release(self.now + delay) {
+            self.deliver(process, at, delivery);
         }
-        self.deliver(
-            process,
-            at,
-            Box::new(move || {
-                for line in lines {
-                    drop(parts.send(Ok(line)));
-                }
-            }),
-        );
     }
 
-    /// Sends the parts of watches whose link is well again. One in four connections has broken instead.
+    /// Sends the parts of watches whose link is well again.
     pub(super) fn release_watches(&mut self) {
-        let now = self.now;
-        let mut deliveries = Vec::new();
-        for open in self.requests.values_mut() {
-            if open.held.is_empty() || !self.links.passes(&open.cluster, &open.host) {
-                continue;
-            }
-            let Some((_, parts)) = &open.watch else {
-                continue;
-            };
-            let (parts, lines) = (parts.clone(), std::mem::take(&mut open.held));
-            open.last = open.last.max(now + 5);
-            let delivery: crate::process::Delivery = Box::new(move || {
-                for line in lines {
-                    drop(parts.send(Ok(line)));
-                }
-            });
-            deliveries.push((open.process, open.last, delivery));
-        }
-        for (process, at, delivery) in deliveries {
+        let at = self.now + RESEND;
+        let links = &self.links;
+        let open = self.requests.values_mut();
+        let well = open.filter(|open| links.passes(&open.cluster, &open.host));
+        let released: Vec<_> = well.filter_map(|open| open.release(at)).collect();
+        for (process, at, delivery) in released {
             self.deliver(process, at, delivery);
         }
     }
