@@ -281,7 +281,13 @@ async fn prepare_home(settings: &Settings, client: &Client, stop: &CancellationT
         |_| true,
         async || {
             for crd in &crds {
-                krypton_runtime::crd::ensure(client, crd).await?;
+                match krypton_runtime::crd::ensure(client, crd).await {
+                    // Its objects may have Krypton's finalizers, which only a running hub removes.
+                    Err(error @ CrdError::Terminating(_)) => {
+                        tracing::warn!(%error, "the hub starts, and creates the CRD again afterwards");
+                    }
+                    ensured => ensured?,
+                }
             }
             Ok::<(), CrdError>(())
         },

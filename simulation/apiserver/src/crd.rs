@@ -239,7 +239,7 @@ impl ApiServer {
                 continue;
             };
             let uses = |other: &&Value| peers.iter().any(|peer| other[*peer] == wanted);
-            match accepted.iter().any(|other| uses(other)) {
+            match accepted.iter().any(uses) {
                 true => conflict = Some((reason, format!("{wanted:?} is already in use"))),
                 false => result[field] = wanted.into(),
             }

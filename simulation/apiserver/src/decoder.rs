@@ -52,7 +52,8 @@ fn base64(text: &str) -> Option<String> {
     let is_digit =
         |c: char| c.is_ascii_alphanumeric() || matches!(c, '+' | '/' | '=' | '\n' | '\r');
     let position = text.find(|c| !is_digit(c));
-    let position = position.or_else(|| (text.len() % 4 != 0).then_some(text.len() / 4 * 4))?;
+    let position =
+        position.or_else(|| (!text.len().is_multiple_of(4)).then_some(text.len() / 4 * 4))?;
     Some(format!("illegal base64 data at input byte {position}"))
 }
 

@@ -24,7 +24,7 @@ struct Token {
 }
 
 impl Token {
-    fn new(rv: i64, start: &str) -> String {
+    fn encode(rv: i64, start: &str) -> String {
         let token = Self {
             v: "meta.k8s.io/v1".to_owned(),
             rv,
@@ -203,7 +203,7 @@ impl ApiServer {
             if token.rv >= 0 {
                 revision = token.rv.unsigned_abs();
                 if revision < self.store.compacted() || revision > current {
-                    return Err(Failure::expired_token(&Token::new(-1, &token.start)));
+                    return Err(Failure::expired_token(&Token::encode(-1, &token.start)));
                 }
             }
             start.push_str(&token.start);
@@ -213,7 +213,7 @@ impl ApiServer {
         let next = page
             .rest
             .as_ref()
-            .map(|(after, _)| Token::new(token_revision, after));
+            .map(|(after, _)| Token::encode(token_revision, after));
         let counted = page.rest.filter(|_| selector.is_empty());
         let metadata = Metadata {
             version: revision.to_string(),

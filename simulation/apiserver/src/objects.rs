@@ -303,14 +303,10 @@ impl ApiServer {
         }
         let waits = meta::finalizers(&next).next().is_some() || kind.is("", "namespaces");
         if !waits {
-            let gone = match write.dry_run {
-                true => before.clone(),
-                false => {
-                    self.commit(write, None);
-                    before.clone()
-                }
-            };
-            return Ok(Deleted::Gone(gone));
+            if !write.dry_run {
+                self.commit(write, None);
+            }
+            return Ok(Deleted::Gone(before));
         }
         if meta::is_terminating(&before) && next == *before {
             return Ok(Deleted::Remains(before));

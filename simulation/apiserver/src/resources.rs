@@ -24,6 +24,9 @@ pub(crate) enum Generation {
     SpecAndAnnotations,
 }
 
+/// Converts an object to the form of its type.
+pub(crate) type Normalize = fn(&Value) -> Result<Value, String>;
+
 /// A kind of objects in one version.
 #[derive(Debug)]
 pub(crate) struct Kind {
@@ -47,7 +50,7 @@ pub(crate) struct Kind {
     pub(crate) short: Vec<String>,
     pub(crate) categories: Vec<String>,
     /// Converts an object to the form of its type.
-    pub(crate) normalize: Option<fn(&Value) -> Result<Value, String>>,
+    pub(crate) normalize: Option<Normalize>,
     /// Types of the fields, for field managers.
     pub(crate) fields: Option<fields::Schema>,
     /// Schema of a custom resource.

@@ -177,7 +177,7 @@ impl Simulation {
         self.now = at;
         match event {
             Event::Window => self.run_all(),
-            Event::Arrives(request) => self.request_arrives(request),
+            Event::Arrives(request) => self.request_arrives(*request),
             Event::Server(cluster) => self.server_timer(&cluster),
             Event::Deliver(process, delivery) => self.run_process(process, vec![delivery]),
             Event::HelmLimit(run) => self.helm_limit(run),
@@ -257,7 +257,7 @@ impl Simulation {
                     reply,
                 } => {
                     self.count_request(&host);
-                    self.send_request((from, host), id, &authority, (request, reply));
+                    self.send_request((from, host), id, &authority, (*request, reply));
                 }
                 Message::RequestDropped { id } => self.drop_request(id),
                 Message::Listen { address, accepted } => {

@@ -35,7 +35,7 @@ pub enum Message {
     Request {
         id: u64,
         authority: String,
-        request: Request<Bytes>,
+        request: Box<Request<Bytes>>,
         reply: Reply,
     },
     /// The process no longer waits for the response, or no longer reads its body.

@@ -87,7 +87,7 @@ impl Process {
             start.clocks,
         ));
         let entered = world::enter(Rc::clone(&world) as Rc<dyn world::World>);
-        let main = runtime.block_on(async { tokio::task::spawn_local(main()) });
+        let main = runtime.spawn_local(main());
         drop(entered);
         Ok(Self {
             id: start.id,

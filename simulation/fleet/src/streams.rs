@@ -222,6 +222,10 @@ impl Network for SimNetwork {
                 });
             };
             let address = SocketAddr::new(host, address.port);
+            #[allow(
+                clippy::disallowed_methods,
+                reason = "the number of agents bounds the connections"
+            )]
             let (accepted, arrivals) = mpsc::unbounded_channel();
             let message = Message::Listen { address, accepted };
             self.outbox.push(self.process, message);

@@ -73,7 +73,7 @@ impl Service<Request<ClientBody>> for Connection {
             let message = Message::Request {
                 id: open.id,
                 authority,
-                request: Request::from_parts(head, body),
+                request: Box::new(Request::from_parts(head, body)),
                 reply,
             };
             open.outbox.push(process, message);

@@ -13,7 +13,7 @@ fn story(plan: &Plan) -> Vec<String> {
             story.push(line);
         }
     };
-    let outcome = run(plan, &mut see).unwrap();
+    let outcome = run(plan, &mut see).expect("there is room for files");
     story.push(format!("{:?}", outcome.violation));
     story
 }

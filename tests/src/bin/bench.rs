@@ -119,7 +119,7 @@ async fn measure_all(args: Args) -> Result<()> {
     match args.only {
         Some(Only::Edge(options)) => measure_edge(&options).await,
         Some(Only::Rest(options)) => measure_rest(&options).await,
-        Some(Only::Drift(options)) => measure_drift(&options).await,
+        Some(Only::Drift(options)) => Box::pin(measure_drift(&options)).await,
         Some(Only::FanOut(options)) => measure_fan_out(&options).await,
         Some(Only::Flood(options)) => measure_flood(&options).await,
         Some(Only::Reports(options)) => measure_reports(&options).await,
@@ -128,7 +128,7 @@ async fn measure_all(args: Args) -> Result<()> {
         None => {
             measure_edge(&by_default()?).await?;
             measure_rest(&by_default()?).await?;
-            measure_drift(&by_default()?).await?;
+            Box::pin(measure_drift(&by_default()?)).await?;
             measure_fan_out(&by_default()?).await?;
             measure_flood(&by_default()?).await?;
             measure_reports(&by_default()?).await?;

@@ -442,7 +442,7 @@ mod tests {
             shape.verb == verb
                 && shape.kind == path
                 && shape.subresource == subresource
-                && shape.is_metadata == !flags.is_empty()
+                && shape.is_metadata != flags.is_empty()
                 && parameters
                     .iter()
                     .all(|name| shape.parameters.contains(*name))

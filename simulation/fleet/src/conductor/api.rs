@@ -177,7 +177,8 @@ impl Simulation {
                     request,
                     reply,
                 };
-                self.queue.push(self.now + delay, Event::Arrives(arriving));
+                self.queue
+                    .push(self.now + delay, Event::Arrives(Box::new(arriving)));
             }
             Verdict::Refused => {
                 let delivery = Box::new(move || refuse(reply, io::ErrorKind::ConnectionRefused));
@@ -205,6 +206,10 @@ impl Simulation {
         if let (Some(Ok(Answer::Watch(_, watch))), Some(open)) =
             (&answer, self.requests.get_mut(&id))
         {
+            #[allow(
+                clippy::disallowed_methods,
+                reason = "the length of a run bounds what an API server sends"
+            )]
             let (parts, received) = mpsc::unbounded_channel();
             open.watch = Some((*watch, parts));
             body = Some(received);

@@ -11,7 +11,7 @@ pub(super) enum Event {
     /// All processes run.
     Window,
     /// A request reaches an API server.
-    Arrives(Arriving),
+    Arrives(Box<Arriving>),
     /// A timer of this cluster's API server.
     Server(String),
     Deliver(ProcessId, Delivery),
