@@ -165,7 +165,7 @@ fn orders(name: &str) -> BTreeMap<String, Vec<DesiredDeployment>> {
 }
 
 #[test]
-fn orders_of_old_term_are_dropped_in_every_schedule() {
+fn orders_of_old_term_are_always_dropped() {
     check(SCHEDULES, |scene: &mut Scene| {
         let members = Arc::new(MemberRegistry::default());
         let of = || Arc::clone(members.deployments());
