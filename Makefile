@@ -95,9 +95,9 @@ soak: rust tools ## Inject random faults into two hubs and two edge clusters for
 	$(target)/debug/soak $(SOAK_ARGS)
 
 # Not part of `make test`: some seeds still fail.
-sim: rust ## Simulate fleets under faults (SIM_ARGS='--seeds 2000', '--seed 42 --trace --log info')
-	hack/deps-cache.sh in sim sh -c 'cargo build $(CARGO_FLAGS) --profile fast -p krypton-sim --bin sim && mkdir -p $(abspath $(target)) && cp "$$CARGO_TARGET_DIR/fast/sim" $(abspath $(target)/sim)'
-	$(target)/sim $(SIM_ARGS)
+sim: rust ## Simulate fleets under faults (SIM_ARGS='--seeds 1000', '--seed 42 --trace --log info')
+	cargo build $(CARGO_FLAGS) --profile fast -p krypton-sim --bin sim --features simulation
+	$(target)/fast/sim $(SIM_ARGS)
 
 deny: rust ## Check licenses, sources and banned crates
 	"$$(hack/tools/cargo-tool.sh cargo-deny 0.20.2)" --workspace check bans licenses sources
