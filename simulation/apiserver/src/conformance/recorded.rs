@@ -113,7 +113,7 @@ pub fn difference(case: &Case, expected: Option<&Value>, found: &Value) -> Optio
         return Some(format!("{case:?}: there is no recording"));
     };
     let mut differences = Vec::new();
-    compare("", steps, found, &mut differences);
+    compare("", &sorted(steps), &sorted(found), &mut differences);
     if differences.is_empty() {
         return None;
     }
@@ -135,6 +135,26 @@ pub fn difference(case: &Case, expected: Option<&Value>, found: &Value) -> Optio
         ));
     }
     Some(text)
+}
+
+/// Sorts lists whose order means nothing: the server's depends on the second of a write, or on Go's maps.
+fn sorted(value: &Value) -> Value {
+    match value {
+        Value::Array(items) => items.iter().map(sorted).collect(),
+        Value::Object(fields) => {
+            let field = |(name, value): (&String, &Value)| {
+                let mut value = sorted(value);
+                if matches!(name.as_str(), "managedFields" | "causes")
+                    && let Value::Array(items) = &mut value
+                {
+                    items.sort_by_key(Value::to_string);
+                }
+                (name.clone(), value)
+            };
+            fields.iter().map(field).collect()
+        }
+        other => other.clone(),
+    }
 }
 
 fn compare(at: &str, expected: &Value, found: &Value, into: &mut Vec<(String, String, String)>) {
