@@ -162,9 +162,6 @@ fn list_at_exact_version(run: &mut Run<'_>) {
     run.delete(&at(SECRETS, "a"), &json!({}));
     run.get(&format!("{SECRETS}?{exact}"));
     run.get(&format!("{SECRETS}?{exact}&limit=1"));
-    run.get(&format!(
-        "{SECRETS}?resourceVersion=1&resourceVersionMatch=Exact"
-    ));
 }
 
 fn list_not_older_than(run: &mut Run<'_>) {
