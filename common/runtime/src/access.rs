@@ -5,7 +5,7 @@ mod limit;
 pub mod local;
 mod service_account;
 mod swap;
-mod watch_rate;
+mod watch_requests;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,7 +29,7 @@ pub use local::{
 pub use service_account::{ServiceAccount, acting_as};
 pub use service_account::{client_as, kubeconfig_as};
 pub use swap::Swap;
-use watch_rate::PaceLayer;
+use watch_requests::{WatchLayer, Watches};
 
 /// Timeout for connecting to any API server.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -41,8 +41,7 @@ pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 ///
 /// Must be called inside a tokio runtime.
 pub fn client_named(config: Config, user_agent: &'static str) -> Result<Client, kube::Error> {
-    let builder = transport(bounded(config, user_agent))?;
-    Ok(builder.with_layer(&PaceLayer::default()).build())
+    Ok(transport(config, user_agent)?.build())
 }
 
 /// Like [`client_named`]. Notifies `refused` whenever the API server rejects the credentials (401).
@@ -51,8 +50,7 @@ pub fn client_watched(
     user_agent: &'static str,
     refused: Arc<Notify>,
 ) -> Result<Client, kube::Error> {
-    let builder = transport(bounded(config, user_agent))?;
-    let builder = builder.with_layer(&PaceLayer::default());
+    let builder = transport(config, user_agent)?;
     let layer = MapResponseLayer::new(move |response| told_of_refusal(response, &refused));
     Ok(builder.with_layer(&layer).build())
 }
@@ -66,9 +64,8 @@ pub fn client_limited(
     limits: Limits,
     report: Report,
 ) -> Result<Client, kube::Error> {
-    let builder = transport(bounded(config, user_agent))?;
+    let builder = transport(config, user_agent)?;
     let builder = builder.with_layer(&LimitLayer::new(limits, report));
-    let builder = builder.with_layer(&PaceLayer::default());
     let layer = MapResponseLayer::new(move |response| told_of_refusal(response, &refused));
     Ok(builder.with_layer(&layer).build())
 }
@@ -77,12 +74,17 @@ pub fn client_limited(
 pub type Transport = BoxService<Request<Body>, Response<Box<DynBody>>, BoxError>;
 
 /// Prepares the connection to an API server, which the first request opens.
-fn transport(config: Config) -> Result<ClientBuilder<Transport>, kube::Error> {
+fn transport(
+    config: Config,
+    user_agent: &'static str,
+) -> Result<ClientBuilder<Watches<Transport>>, kube::Error> {
+    let config = bounded(config, user_agent);
+    let layer = WatchLayer::default();
     #[cfg(feature = "simulation")]
     if let Some(world) = crate::world::current() {
-        return world.transport(config);
+        return Ok(world.transport(config)?.with_layer(&layer));
     }
-    ClientBuilder::try_from(config)
+    Ok(ClientBuilder::try_from(config)?.with_layer(&layer))
 }
 
 fn told_of_refusal<B>(response: Response<B>, refused: &Notify) -> Response<B> {

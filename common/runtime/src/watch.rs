@@ -23,7 +23,8 @@ const LONGEST: Duration = Duration::from_secs(8);
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
 /// Number of empty lists until the result is accepted, after ten minutes.
 const LOOKS: u32 = 7;
-/// Time without an event after which the list of a restarted watch is requested again. It doubles each time.
+/// Time without an event after which the list of a restarted watch is requested again. It doubles each time up to
+/// [`SILENCE_MAX`], which also applies to other lists. Without it, a lost connection would end a watch forever.
 /// Together with the duration of the hub's Lease, it allows a second request within ten seconds of a takeover.
 const SILENCE: Duration = Duration::from_secs(2);
 const SILENCE_MAX: Duration = Duration::from_secs(60);
@@ -89,8 +90,7 @@ pub struct Watch<K, E = watcher::Error> {
     empty: EmptyLists,
     /// Start of the leader term for which the watch last restarted.
     term: Option<BootTime>,
-    /// Set while the list of a restarted watch is outstanding: the deadline for its next event, and the
-    /// timeout for each event.
+    /// Set while the list is outstanding: the deadline for its next event, and the timeout for each event.
     awaited: Option<(Instant, Duration)>,
 }
 
@@ -169,6 +169,9 @@ impl<K: Send + 'static, E: Send + 'static> Watch<K, E> {
                     sleep_until(opens).await;
                 }
                 self.events = Some((self.open)());
+                let silence = SILENCE_MAX;
+                self.awaited
+                    .get_or_insert((Instant::now() + silence, silence));
                 continue;
             };
             tokio::select! {
@@ -191,7 +194,7 @@ impl<K: Send + 'static, E: Send + 'static> Watch<K, E> {
                 }
                 () = at(self.awaited.map(|(due, _)| due)) => {
                     let silence = self.awaited.map_or(SILENCE, |(_, silence)| silence);
-                    tracing::warn!(silent_s = silence.as_secs(), "no response to a list in a new term; retrying");
+                    tracing::warn!(silent_s = silence.as_secs(), "no response to a list; retrying");
                     self.restart_within((silence * 2).min(SILENCE_MAX));
                 }
             }
@@ -464,6 +467,13 @@ mod tests {
         assert_eq!(opened.load(Ordering::Relaxed), 3);
         assert!(began.elapsed() >= SILENCE);
         assert!(watch.awaited.is_none(), "a watch may be quiet");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn first_list_that_hangs_is_retried() {
+        let (opened, mut watch) = watched(1);
+        listed(&mut watch).await;
+        assert_eq!(opened.load(Ordering::Relaxed), 2);
     }
 
     /// A caller that waits for other things too drops `next` again and again.

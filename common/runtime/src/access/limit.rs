@@ -163,7 +163,7 @@ where
             report,
         } = self.layer.clone();
         let what = format!("{} {}", request.method(), request.uri().path());
-        let watch = crate::access::watch_rate::is_watch(request.uri());
+        let watch = crate::access::watch_requests::is_watch(request.uri());
         let answer = self.inner.call(request);
         let begun = Instant::now();
         Box::pin(async move {

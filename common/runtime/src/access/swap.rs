@@ -12,7 +12,7 @@ use kube::client::Body;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tower::{BoxError, service_fn};
 
-use crate::access::watch_rate::is_watch;
+use crate::access::watch_requests::is_watch;
 
 /// Replaces the access of a client. Clones share their state.
 #[derive(Clone)]
