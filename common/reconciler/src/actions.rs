@@ -72,6 +72,10 @@ pub(super) struct Job {
     pub newest: Option<Revision>,
     /// All revisions, including the newest.
     pub revisions: Vec<Revision>,
+    /// Highest `resourceVersion` among them.
+    pub known_version: u64,
+    /// Number of the index's lists at the time of the plan.
+    pub lists: u64,
     pub workspace_exists: bool,
     /// State of the Tenant CRD on the cluster.
     pub tenants: CrdState,
@@ -98,6 +102,8 @@ pub(super) struct JobResult {
     pub key: OwnerKey,
     pub of: ReleaseKey,
     pub attempt: Attempt,
+    /// See `Job::lists`.
+    pub lists: u64,
     /// The state that the job reported.
     pub said: Option<ClusterState>,
     /// The reported state, if this process held the Lease and wrote the state with its events.
@@ -124,12 +130,22 @@ pub(super) struct JobResult {
     pub fault: Option<ActionError>,
 }
 
+impl JobResult {
+    /// Drops what the job has read or written.
+    pub(crate) fn forget_responses(&mut self) {
+        (self.tenant, self.workspace) = (None, None);
+        (self.release, self.release_details, self.unrecorded) = (None, None, None);
+    }
+}
+
 /// Result of reading a release's Secrets.
 pub(super) enum ReleaseNews {
     /// A new list of all revisions.
     All {
         metas: Vec<ObjectMeta>,
         version: u64,
+        /// Highest `resourceVersion` of a revision that was known before the request.
+        known_before: u64,
     },
     /// One revision. `JobResult::release_details` has its content if it could be decoded.
     One(Box<ObjectMeta>),
@@ -186,6 +202,7 @@ impl ActionRunner {
             key: job.key.clone(),
             of: job.release.clone(),
             attempt: Attempt::of(&job.owner, &job.desired, &job.fingerprint),
+            lists: job.lists,
             said: None,
             told: None,
             next: job.next,

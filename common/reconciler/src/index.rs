@@ -261,6 +261,7 @@ pub struct Index {
     crd: Watched<String, (CrdState, Option<u32>)>,
     claims: BTreeMap<ReleaseKey, BTreeSet<OwnerKey>>,
     claimed: BTreeMap<OwnerKey, ReleaseKey>,
+    lists: u64,
 }
 
 impl Index {
@@ -276,7 +277,16 @@ impl Index {
             crd: Watched::default(),
             claims: BTreeMap::new(),
             claimed: BTreeMap::new(),
+            lists: 0,
         }
+    }
+
+    /// Returns the number of lists that have started, of Tenants, releases and namespaces.
+    ///
+    /// A response to an earlier request must not change the index: if etcd was restored, its object no longer exists,
+    /// although its version is higher. Otherwise, the list or the watch contains it.
+    pub fn lists(&self) -> u64 {
+        self.lists
     }
 
     /// Returns true if every watch has listed once. Before that, absence proves nothing.
@@ -470,6 +480,7 @@ impl Index {
     }
 
     pub fn tenant_event(&mut self, event: Event<Tenant>) -> BTreeSet<OwnerKey> {
+        self.lists += u64::from(matches!(event, Event::Init));
         let changed = self.tenants.event(event, |mut tenant| {
             // The managed fields are larger than the rest of the object and unused here.
             tenant.metadata.managed_fields = None;
@@ -524,6 +535,7 @@ impl Index {
     }
 
     pub fn release_event<O: Into<ObjectMetaOf>>(&mut self, event: Event<O>) -> BTreeSet<OwnerKey> {
+        self.lists += u64::from(matches!(event, Event::Init));
         let changed = self.revisions.event(event, |object| {
             let meta = object.into().0;
             let (key, revision) = Revision::of(&meta)?;
@@ -549,28 +561,46 @@ impl Index {
 
     /// Replaces the revisions of one release with a list of its Secrets at `list_version`. Later changes in the watch
     /// win.
-    pub fn release_listed(&mut self, key: &ReleaseKey, fresh: Vec<ObjectMeta>, list_version: u64) {
-        let known: Vec<u32> = self
-            .revisions
-            .items
-            .range((key.clone(), 0)..)
-            .take_while(|((found, _), _)| found == key)
-            .filter(|(_, (version, _))| *version <= list_version)
-            .map(|((_, revision), _)| *revision)
+    ///
+    /// `known_before` is the highest version that was known before the request. If the list is older, etcd was
+    /// restored, and what was known is out of date.
+    pub fn release_listed(
+        &mut self,
+        key: &ReleaseKey,
+        fresh: Vec<ObjectMeta>,
+        (list_version, known_before): (u64, u64),
+    ) {
+        let outdated: Vec<u32> = self
+            .versions_of(key)
+            .filter(|(version, _)| *version <= list_version.max(known_before))
+            .map(|(_, revision)| revision)
             .collect();
-        let mut found = BTreeSet::new();
-        for meta in fresh {
-            if let Some((of, revision)) = Revision::of(&meta) {
-                found.insert(revision.revision);
-                let key = (of, revision.revision);
-                self.revisions.learn(key, version(&meta), revision);
-            }
-        }
-        for revision in known {
-            if !found.contains(&revision) {
+        let fresh: Vec<_> = (fresh.iter())
+            .filter_map(|meta| Some((version(meta), Revision::of(meta)?)))
+            .collect();
+        let listed: BTreeSet<u32> = fresh.iter().map(|(_, (_, it))| it.revision).collect();
+        for revision in outdated {
+            if list_version < known_before || !listed.contains(&revision) {
                 self.revisions.items.remove(&(key.clone(), revision));
             }
         }
+        for (version, (of, revision)) in fresh {
+            let key = (of, revision.revision);
+            self.revisions.learn(key, version, revision);
+        }
+    }
+
+    /// Returns the highest `resourceVersion` of a release's known revisions.
+    pub fn release_version(&self, key: &ReleaseKey) -> u64 {
+        let versions = self.versions_of(key).map(|(version, _)| version);
+        versions.max().unwrap_or_default()
+    }
+
+    /// Returns the `resourceVersion` and the number of each known revision of a release.
+    fn versions_of(&self, key: &ReleaseKey) -> impl Iterator<Item = (u64, u32)> {
+        let items = self.revisions.items.range((key.clone(), 0)..);
+        let items = items.take_while(move |((found, _), _)| found == key);
+        items.map(|((_, revision), (version, _))| (*version, *revision))
     }
 
     /// Applies a namespace event. Returns the changed namespaces and the owners that use them as a workspace.
@@ -578,6 +608,7 @@ impl Index {
         &mut self,
         event: Event<O>,
     ) -> (BTreeSet<String>, BTreeSet<OwnerKey>) {
+        self.lists += u64::from(matches!(event, Event::Init));
         let changed = self.workspaces.event(event, |object| {
             let meta = object.into().0;
             Some((meta.name.clone()?, version(&meta), Workspace::of(&meta)))
@@ -807,6 +838,37 @@ mod tests {
             labels: Some(labels.into()),
             ..meta(&releases::secret_name(&name, 1))
         }
+    }
+
+    #[test]
+    fn release_list_of_restored_etcd_wins() {
+        let secret = |version: u64, status: &str| {
+            let mut secret = secret(1);
+            secret.resource_version = Some(version.to_string());
+            let labels = secret.labels.as_mut().unwrap();
+            labels.insert("status".to_owned(), status.to_owned());
+            secret
+        };
+        let key = Revision::of(&secret(1, "failed")).unwrap().0;
+        // The versions of the watched Secret, of the list and of the Secret that was known before the list.
+        let listed = |watched, list, known_before| {
+            let mut index = Index::new("one", None);
+            index.release_event(Event::Apply(secret(watched, "deployed")));
+            let fresh = vec![secret(list, "failed")];
+            index.release_listed(&key, fresh, (list, known_before));
+            index.release(&key)[0].status.as_str().to_owned()
+        };
+        assert_eq!(listed(8, 9, 8), "failed");
+        assert_eq!(
+            listed(9, 6, 9),
+            "failed",
+            "the list is older than the known Secret"
+        );
+        assert_eq!(
+            listed(9, 6, 5),
+            "deployed",
+            "the watch showed it during the request"
+        );
     }
 
     #[test]

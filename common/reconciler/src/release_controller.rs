@@ -235,6 +235,8 @@ impl Reconciler {
             key: key.clone(),
             newest: newest.cloned(),
             revisions: Vec::new(),
+            known_version: self.index.release_version(&release_key),
+            lists: self.index.lists(),
             owner,
             plan,
             told,

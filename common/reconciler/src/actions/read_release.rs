@@ -71,7 +71,11 @@ impl ActionRunner {
         };
         let metas = list.items.into_iter().map(|item| item.metadata);
         let metas = metas.filter(is_one).collect();
-        done.release = Some(ReleaseNews::All { metas, version });
+        done.release = Some(ReleaseNews::All {
+            metas,
+            version,
+            known_before: job.known_version,
+        });
         Ok(())
     }
 }

@@ -74,6 +74,9 @@ impl Reconciler {
     }
 
     fn record(&mut self, mut done: JobResult, now: BootTime) {
+        if done.lists != self.index.lists() {
+            done.forget_responses();
+        }
         let read = done.release_details.is_some();
         let one = self.learn(&mut done);
         let slot = self.slots.entry(done.key.clone()).or_default();
@@ -119,8 +122,13 @@ impl Reconciler {
         }
         let mut one = None;
         match done.release.take() {
-            Some(ReleaseNews::All { metas, version }) => {
-                self.index.release_listed(&done.of, metas, version);
+            Some(ReleaseNews::All {
+                metas,
+                version,
+                known_before,
+            }) => {
+                self.index
+                    .release_listed(&done.of, metas, (version, known_before));
             }
             Some(ReleaseNews::One(meta)) => {
                 one = Revision::of(&meta).map(|(_, revision)| revision);
