@@ -93,6 +93,8 @@ impl ActionRunner {
             let secret = stored.revision(compared).ok_or(ActionError::Conflict)?;
             self.check_compared(job, &stored.record, secret).await?;
         }
+        // The numbers of revisions start again, so an old digest would not match.
+        self.delete_record(job).await?;
         self.check_again(job, &stored).await?;
         tracing::info!(member = %self.member.name, chart = %chart.applied_name(), ?run, "running helm");
         let expected = job.newest.as_ref().map_or(0, |newest| newest.revision) + 1;

@@ -76,7 +76,7 @@ impl ActionRunner {
         }
     }
 
-    /// Deletes the record of a release that is gone.
+    /// Deletes the record of a release without revisions.
     pub(super) async fn delete_record(&self, job: &Job) -> Result<(), ActionError> {
         if job.newest.is_some() {
             return Ok(());
