@@ -1,6 +1,7 @@
 //! Starts and stops the hub's process.
 
 mod chart;
+mod home_crds;
 mod parts;
 mod providers;
 mod shutdown;
@@ -10,14 +11,10 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use anyhow::Context as _;
-use krypton_crds::edge_cluster::EdgeCluster;
-use krypton_crds::krypton_deployment::KryptonDeployment;
-use krypton_crds::tenant::Tenant;
 use krypton_helm::driver::{Processes, Supervisor};
 use krypton_reconciler::plan::Policy;
 use krypton_reconciler::run_loop::Tools;
 use krypton_runtime::admin::{Ports, Readiness, Served};
-use krypton_runtime::crd::CrdError;
 use krypton_runtime::events::EventRecorder;
 use krypton_runtime::lease::Times;
 use krypton_runtime::net::{Listener, Network, Tcp};
@@ -27,7 +24,6 @@ use krypton_runtime::tasks::Tasks;
 use krypton_runtime::telemetry::Log;
 use krypton_runtime::watchdog::Watchdog;
 use krypton_runtime::{chance, clock, signals};
-use krypton_types::error_chain::chain;
 use kube::Client;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::{Semaphore, watch};
@@ -145,7 +141,7 @@ async fn main_loop(settings: Arc<Settings>, outside: Outside) -> anyhow::Result<
     let Some((home, client)) = reach_home(&settings, &stop).await? else {
         return Ok(());
     };
-    if !prepare_home(&settings, &client, &stop).await {
+    if !home_crds::prepare(&settings, &client, &stop).await {
         return Ok(());
     }
     drop(starting);
@@ -174,6 +170,13 @@ async fn main_loop(settings: Arc<Settings>, outside: Outside) -> anyhow::Result<
     if let Some(pinned) = pinned {
         tasks.spawn(pinned.keep(lead.clone(), stop.clone()));
     }
+    let crds = home_crds::keep(
+        Arc::clone(&settings),
+        client.clone(),
+        lead.clone(),
+        stop.clone(),
+    );
+    tasks.spawn(crds);
     let instance = control.instance.clone();
     let notices = HomeEvents::start(client.clone(), instance, lead.clone(), &watchdog);
     let namespace = settings.namespace.clone();
@@ -267,42 +270,6 @@ async fn reach_home(
         tracing::warn!("{note}");
     }
     Ok(Some((home, client)))
-}
-
-/// Creates or updates the CRDs. Returns false if the hub must stop before the API server answers.
-async fn prepare_home(settings: &Settings, client: &Client, stop: &CancellationToken) -> bool {
-    let mut crds = vec![Tenant::crd(), EdgeCluster::crd()];
-    if settings.ensure_watch_crds {
-        crds.push(KryptonDeployment::crd());
-    }
-    let preparing = retry_until_ready(
-        "home",
-        stop,
-        |_| true,
-        async || {
-            for crd in &crds {
-                match krypton_runtime::crd::ensure(client, crd).await {
-                    // Its objects may have Krypton's finalizers, which only a running hub removes.
-                    Err(error @ CrdError::Terminating(_)) => {
-                        tracing::warn!(%error, "the hub starts, and creates the CRD again afterwards");
-                    }
-                    ensured => ensured?,
-                }
-            }
-            Ok::<(), CrdError>(())
-        },
-    );
-    let Ok(Some(())) = preparing.await else {
-        return false;
-    };
-    // With the CRD of krypton-operator, the record of a deployment would be lost. Without the flag, the hub creates
-    // no CRD and waits for none.
-    if !settings.ensure_watch_crds
-        && let Err(error) = krypton_runtime::crd::follow(client, &KryptonDeployment::crd()).await
-    {
-        tracing::warn!(error = %chain(&error), "the CRD of KryptonDeployments is not brought up to date");
-    }
-    true
 }
 
 /// Starts to read the ConfigMaps and Secrets with values.
