@@ -94,7 +94,7 @@ soak: rust tools ## Inject random faults into two hubs and two edge clusters for
 	$(binaries) $(debug)
 	$(target)/debug/soak $(SOAK_ARGS)
 
-# Not part of `make test`: some seeds still fail.
+# `make test` runs the first seeds, without optimization.
 sim: rust ## Simulate fleets under faults (SIM_ARGS='--seeds 1000', '--seed 42 --trace --log info')
 	cargo build $(CARGO_FLAGS) --profile fast -p krypton-sim --bin sim --features simulation
 	$(target)/fast/sim $(SIM_ARGS)

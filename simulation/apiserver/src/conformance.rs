@@ -148,13 +148,7 @@ mod tests {
         let differing: Vec<String> = cases()
             .iter()
             .filter(|case| case.name.contains(&only) && !DIFFERING.contains(&case.name))
-            .filter_map(|case| {
-                let expected = recorded
-                    .get(case.topic)
-                    .and_then(|topic| topic.get(case.name));
-                let found = case.run(&mut server);
-                recorded::difference(case, expected, &found)
-            })
+            .filter_map(|case| recorded::difference(case, &recorded, &case.run(&mut server)))
             .collect();
         let count = differing.len();
         assert!(count == 0, "{}\n{count} cases differ", differing.join("\n"));
@@ -165,11 +159,7 @@ mod tests {
         let recorded = recorded::read().unwrap();
         let mut server = Simulated::new();
         for case in cases().iter().filter(|case| DIFFERING.contains(&case.name)) {
-            let expected = recorded
-                .get(case.topic)
-                .and_then(|topic| topic.get(case.name));
-            let found = case.run(&mut server);
-            let difference = recorded::difference(case, expected, &found);
+            let difference = recorded::difference(case, &recorded, &case.run(&mut server));
             assert!(
                 difference.is_some(),
                 "{case:?} agrees; remove it from the list"

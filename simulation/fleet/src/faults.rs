@@ -1,6 +1,6 @@
 //! Carries out the actions of a plan in a simulation, and reports each as [`Seen::Fault`] in the text form of the plan.
 //!
-//! The stage passes `--tenant-values` and `--values-from` with [`VALUES`] to the hub, reads [`chart_version`] at each
+//! The stage passes `--tenant-values` and `--chart-values-from` with [`VALUES`] to the hub, reads [`chart_version`] at each
 //! start of a hub, and creates the namespace [`crate::plan::TENANTS`] on each cluster. It creates the first Tenants with
 //! [`apply`] from [`crate::plan::Settings::creations`], because the oracles follow the wishes of [`PEOPLE`]. Secrets with
 //! kubeconfigs are in the hub's namespace, have the edge cluster's name, and the labels of
@@ -16,6 +16,7 @@ use crate::conductor::{Health, Millis, Simulation};
 use crate::network::Link;
 use crate::observe::Event as Seen;
 use crate::plan::{Action, FOREVER, LinkFault, Plan, ServerFault};
+use crate::stage::Fleet;
 
 pub use people::{FOREIGN, PEOPLE, Person, VALUES};
 pub use restore::RESTORE;
@@ -116,6 +117,9 @@ pub fn heal(simulation: &mut Simulation, plan: &Plan) {
             simulation.start(&host);
         }
     }
+    let settings = &plan.settings;
+    // A restore of home may have brought back what people had changed only for a time.
+    Fleet { settings }.provide_kubeconfigs(simulation);
     simulation.observe(Seen::Fault {
         text: "heal".to_owned(),
     });

@@ -78,6 +78,9 @@ impl Links {
     }
 
     fn link(&self, from: &str, to: &str) -> Link {
+        if self.links.is_empty() {
+            return Link::default();
+        }
         let key = (from.to_owned(), to.to_owned());
         self.links.get(&key).copied().unwrap_or_default()
     }

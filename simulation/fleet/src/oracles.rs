@@ -29,6 +29,7 @@ use crate::plan::Plan;
 
 pub use liveness::end_state;
 pub use people::PLANTED;
+pub(crate) use view::condition;
 pub use view::{Phase, View};
 
 /// Result of a check: the reason for the violation, in one sentence.

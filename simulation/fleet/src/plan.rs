@@ -354,6 +354,20 @@ impl Action {
 
     /// The time until the fault ends. `None` if it has no length.
     pub fn length(&self) -> Option<Millis> {
+        self.clone().length_mut().copied()
+    }
+
+    /// The same action with another length.
+    #[must_use]
+    pub fn lasting(&self, new: Millis) -> Self {
+        let mut action = self.clone();
+        if let Some(length) = action.length_mut() {
+            *length = new;
+        }
+        action
+    }
+
+    fn length_mut(&mut self) -> Option<&mut Millis> {
         match self {
             Self::Crash {
                 restart: length, ..
@@ -366,39 +380,16 @@ impl Action {
             | Self::Link { length, .. }
             | Self::Server { length, .. }
             | Self::Restore { after: length, .. }
-            | Self::ServerClock { length, .. } => Some(*length),
-            Self::Member { what, .. } => what.length(),
-            _ => None,
-        }
-    }
-
-    /// The same action with another length.
-    #[must_use]
-    pub fn lasting(&self, new: Millis) -> Self {
-        let mut action = self.clone();
-        match &mut action {
-            Self::Crash {
-                restart: length, ..
-            }
-            | Self::CrashAtRequest {
-                restart: length, ..
-            }
-            | Self::Freeze { length, .. }
-            | Self::Suspend { length, .. }
-            | Self::Link { length, .. }
-            | Self::Server { length, .. }
-            | Self::Restore { after: length, .. }
-            | Self::ServerClock { length, .. } => *length = new,
-            Self::Member {
+            | Self::ServerClock { length, .. }
+            | Self::Member {
                 what:
                     MemberAction::DamageKubeconfig { length }
                     | MemberAction::DeleteKubeconfig { length }
                     | MemberAction::RelabelKubeconfig { length },
                 ..
-            } => *length = new,
-            _ => {}
+            } => Some(length),
+            _ => None,
         }
-        action
     }
 
     /// Names of the clusters and hosts, and of the Tenant, that the action needs.

@@ -37,7 +37,6 @@ pub(crate) struct Process {
     runtime: Option<LocalRuntime>,
     world: Rc<ProcessWorld>,
     main: JoinHandle<Result<(), String>>,
-    start: Instant,
     /// Global time of the start.
     started_at: Millis,
     /// Error of its clocks, in millionths.
@@ -95,7 +94,6 @@ impl Process {
             runtime: Some(runtime),
             world,
             main,
-            start: begin,
             started_at: start.at,
             rate: start.rate,
             suspended: 0,
@@ -106,7 +104,7 @@ impl Process {
 
     /// Runs it up to this global time, hands it what arrives then, and runs it until it is idle.
     pub(crate) fn run(&mut self, at: Millis, arriving: Vec<Delivery>) {
-        let target = self.start + Duration::from_millis(self.local(at));
+        let target = self.world.started + Duration::from_millis(self.local(at));
         let Some(runtime) = &self.runtime else {
             return;
         };
@@ -125,7 +123,7 @@ impl Process {
     /// Lets it continue after a stop (SIGSTOP): all timers that are due fire at once.
     pub(crate) fn resume(&mut self, at: Millis) {
         self.stopped_until = None;
-        let target = self.start + Duration::from_millis(self.local(at));
+        let target = self.world.started + Duration::from_millis(self.local(at));
         let Some(runtime) = &self.runtime else {
             return;
         };

@@ -15,6 +15,8 @@ const START: Millis = 180 * SECOND;
 const INSTALL: Millis = 10 * SECOND;
 /// Time from the end of the chaos until everything must be as people want it.
 const CONVERGE: Millis = 240 * SECOND;
+/// A process that was restarted waits this long for the Lease of its predecessor to expire.
+const LEASE: Millis = 65 * SECOND;
 /// Time between two checks for that.
 const CHECK: Millis = 10 * SECOND;
 const QUIET: Millis = 90 * SECOND;
@@ -91,6 +93,7 @@ impl Run<'_> {
     /// Waits until everything is as people want it. The oracles of the end report what is not.
     fn converge(&mut self) -> Result<(), Violation> {
         let limit = self.simulation.now() + CONVERGE;
+        self.advance(LEASE)?;
         while self.simulation.now() < limit {
             self.advance(CHECK)?;
             if self.oracles.quiet(self.simulation.now()).is_ok() {

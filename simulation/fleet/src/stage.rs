@@ -10,10 +10,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
-use bytes::Bytes;
+use anyhow::{Context as _, bail, ensure};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use futures::future::LocalBoxFuture;
-use http::{Request, Response};
+use http::Method;
 use krypton_agent::args::Flags;
 use krypton_hub::args::Settings as HubSettings;
 use krypton_runtime::telemetry::Log;
@@ -26,11 +27,11 @@ use krypton_types::names::{self, GROUP};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
+use crate::chart;
 use crate::conductor::{Context, Program, Simulation};
-use crate::faults::{self, VALUES};
-use crate::helm::SimHelm;
+use crate::faults::{self, Person, VALUES};
+use crate::oracles::condition;
 use crate::plan::{Access, Chart, Edge, HOME, SYSTEM, Settings, TENANTS};
-use crate::{chart, streams::SimNetwork};
 
 const PORT: u16 = 9443;
 /// Address of the Service for agents.
@@ -63,9 +64,15 @@ impl Fleet<'_> {
         for index in 0..self.settings.hubs {
             self.add_hub(simulation, index)?;
         }
+        self.provide_kubeconfigs(simulation);
+        Ok(())
+    }
+
+    /// Creates the Secrets with kubeconfigs, or repairs those that people have changed.
+    pub fn provide_kubeconfigs(&self, simulation: &mut Simulation) {
         for (index, edge) in self.settings.edges.iter().enumerate() {
             if edge.access == Access::Kubeconfig {
-                let config = kubeconfig(&authority(index + 1));
+                let config = STANDARD.encode(kubeconfig(&authority(index + 1)));
                 let secret = json!({
                     "apiVersion": "v1",
                     "kind": "Secret",
@@ -73,12 +80,18 @@ impl Fleet<'_> {
                         names::DISCOVERY_LABEL: "true",
                         names::OPEN_TO_DEPLOYMENTS_LABEL: "true",
                     }},
-                    "stringData": {names::KUBECONFIG_KEY: config},
+                    "data": {names::KUBECONFIG_KEY: config},
                 });
-                create(simulation, HOME, &namespaced("secrets"), &secret)?;
+                let mut person = Person {
+                    simulation,
+                    cluster: HOME,
+                };
+                let all = namespaced("secrets");
+                if person.create(&all, &secret) == 409 {
+                    person.patch(&format!("{all}/{}", edge.name), &secret);
+                }
             }
         }
-        Ok(())
     }
 
     /// Starts the agents with join bundles. The hub must have published its addresses.
@@ -106,7 +119,7 @@ impl Fleet<'_> {
         let served = |name: &String| serves_tenants(simulation, name);
         let connected = |edge: &Edge| {
             let member = object(simulation, HOME, (GROUP, "edgeclusters"), "", &edge.name);
-            member.is_some_and(|member| condition(&member, "Connected"))
+            member.is_some_and(|member| is_true(&member, "Connected"))
         };
         self.settings.clusters().iter().all(served) && self.settings.edges.iter().all(connected)
     }
@@ -236,25 +249,19 @@ pub fn join_info(simulation: &Simulation) -> Option<JoinInfo> {
 }
 
 /// Returns whether the cluster serves Tenants.
-pub fn serves_tenants(simulation: &Simulation, cluster: &str) -> bool {
+fn serves_tenants(simulation: &Simulation, cluster: &str) -> bool {
     let crds = ("apiextensions.k8s.io", "customresourcedefinitions");
     let crd = object(simulation, cluster, crds, "", "tenants.mesh.openkcm.io");
-    crd.is_some_and(|crd| condition(&crd, "Established"))
+    crd.is_some_and(|crd| is_true(&crd, "Established"))
 }
 
 /// Returns whether the condition of this type is true.
-pub fn condition(object: &Value, kind: &str) -> bool {
-    let conditions = object
-        .pointer("/status/conditions")
-        .and_then(Value::as_array);
-    conditions.is_some_and(|list| {
-        list.iter()
-            .any(|one| one["type"] == kind && one["status"] == "True")
-    })
+fn is_true(object: &Value, kind: &str) -> bool {
+    condition(object, kind).is_some_and(|(status, _)| status == "True")
 }
 
 /// Returns an object of a cluster.
-pub fn object(
+fn object(
     simulation: &Simulation,
     cluster: &str,
     (group, resource): (&str, &str),
@@ -271,51 +278,23 @@ pub fn object(
 }
 
 /// Creates an object as a person.
-///
-/// # Errors
-/// Returns the API server's refusal.
-pub fn create(
+fn create(
     simulation: &mut Simulation,
     cluster: &str,
     path: &str,
     object: &Value,
 ) -> anyhow::Result<Value> {
-    let response = send(simulation, cluster, ("POST", path), Some(object))?;
-    let body = String::from_utf8_lossy(response.body()).into_owned();
-    if !response.status().is_success() {
-        bail!("POST {path} on {cluster}: {} {body}", response.status());
-    }
-    Ok(serde_json::from_str(&body)?)
-}
-
-/// Sends a request as a person.
-///
-/// # Errors
-/// Returns an error if the cluster does not exist.
-pub fn send(
-    simulation: &mut Simulation,
-    cluster: &str,
-    (method, path): (&str, &str),
-    body: Option<&Value>,
-) -> anyhow::Result<Response<Bytes>> {
-    let content_type = match method {
-        "PATCH" => "application/merge-patch+json",
-        _ => "application/json",
+    let mut person = Person {
+        simulation,
+        cluster,
     };
-    let body = body.map(Value::to_string).unwrap_or_default();
-    let request = Request::builder()
-        .method(method)
-        .uri(path)
-        .header("content-type", content_type)
-        .header("user-agent", "a-person")
-        .body(Bytes::from(body))?;
-    simulation
-        .request(cluster, &request)
-        .context("no such cluster")
+    let (code, body) = person.send(Method::POST, path, "application/json", object);
+    ensure!(code == 201, "POST {path} on {cluster}: {code} {body}");
+    Ok(body)
 }
 
 /// The path of a core resource in Krypton's namespace.
-pub fn namespaced(resource: &str) -> String {
+fn namespaced(resource: &str) -> String {
     format!("/api/v1/namespaces/{SYSTEM}/{resource}")
 }
 
@@ -373,14 +352,8 @@ async fn run_hub(
         stop: CancellationToken::new(),
         watchdog: Watchdog::default(),
         log: Log::unused(),
-        network: Arc::new(SimNetwork {
-            process: context.process,
-            outbox: context.outbox.clone(),
-        }),
-        helm: Arc::new(SimHelm {
-            process: context.process,
-            outbox: context.outbox,
-        }),
+        network: context.network(),
+        helm: context.helm(),
     };
     krypton_hub::app::run_in(settings, outside).await
 }
@@ -418,14 +391,8 @@ async fn run_agent(context: Context) -> anyhow::Result<()> {
         stop: CancellationToken::new(),
         watchdog: Watchdog::default(),
         log: Log::unused(),
-        network: Arc::new(SimNetwork {
-            process: context.process,
-            outbox: context.outbox.clone(),
-        }),
-        helm: Arc::new(SimHelm {
-            process: context.process,
-            outbox: context.outbox,
-        }),
+        network: context.network(),
+        helm: context.helm(),
     };
     krypton_agent::app::run_in(flags, outside).await
 }

@@ -30,3 +30,32 @@ fn equal_seeds_run_alike() {
         assert!(first.len() > 500, "{} lines", first.len());
     }
 }
+
+fn assert_passes(name: &str, plan: &Plan) {
+    let outcome = run(plan, &mut |_| ()).expect("there is room for files");
+    if let Some(violation) = outcome.violation {
+        panic!("{name}: {violation}; shrink it with make sim");
+    }
+}
+
+#[test]
+fn first_seeds_keep_all_guarantees() {
+    for seed in 1..=8 {
+        assert_passes(&format!("seed {seed}"), &Plan::new(seed));
+    }
+}
+
+/// Each plan once found a defect of the product.
+#[test]
+fn plans_of_fixed_defects_pass() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/corpus");
+    let mut plans = 0;
+    for file in std::fs::read_dir(folder).expect("the folder exists") {
+        let path = file.expect("the folder can be read").path();
+        let text = std::fs::read_to_string(&path).expect("the file can be read");
+        let plan = text.parse().expect("the file contains a plan");
+        assert_passes(&path.display().to_string(), &plan);
+        plans += 1;
+    }
+    assert!(plans > 0);
+}

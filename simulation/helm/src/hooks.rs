@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::Value;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::api::{Api, Object};
 use crate::fault::{Cause, Fault};
@@ -131,19 +131,20 @@ async fn ready(api: &Api, objects: &[Object], timeout: Duration) -> Result<(), F
         let mut waits = false;
         let mut unready = Vec::new();
         for object in objects {
-            let state = match api.get(object).await {
-                Ok(found) => state(object, &found),
-                Err(fault) if fault.is_not_found() => State {
+            let unknown = State {
+                name: "Unknown",
+                message: String::new(),
+            };
+            let state = match timeout_at(deadline, api.get(object)).await {
+                Ok(Ok(found)) => state(object, &found),
+                Ok(Err(fault)) if fault.is_not_found() => State {
                     name: "NotFound",
                     message: "Resource not found".to_owned(),
                 },
-                Err(fault) if matches!(fault.cause, Cause::Status { code: 403, .. }) => {
+                Ok(Err(fault)) if matches!(fault.cause, Cause::Status { code: 403, .. }) => {
                     return Err(fault);
                 }
-                Err(_) => State {
-                    name: "Unknown",
-                    message: String::new(),
-                },
+                Ok(Err(_)) | Err(_) => unknown,
             };
             waits |= !["Current", "Failed"].contains(&state.name);
             if state.name != "Current" {

@@ -108,8 +108,13 @@ fn compact(value: &Value) -> String {
 }
 
 /// Returns the first differing steps of a case, with the JSON pointer of each difference, or `None` if there are none.
-pub fn difference(case: &Case, expected: Option<&Value>, found: &Value) -> Option<String> {
-    let Some(steps) = expected else {
+pub fn difference(
+    case: &Case,
+    recorded: &BTreeMap<String, Topic>,
+    found: &Value,
+) -> Option<String> {
+    let topic = recorded.get(case.topic);
+    let Some(steps) = topic.and_then(|topic| topic.get(case.name)) else {
         return Some(format!("{case:?}: there is no recording"));
     };
     let mut differences = Vec::new();

@@ -10,13 +10,7 @@ use super::set::{Element, FieldSet, path_text};
 impl Schema {
     /// Returns all fields of an object. Fails if the object has undeclared fields or invalid associative lists.
     pub(super) fn fields_of(&self, object: &Value) -> Result<FieldSet, String> {
-        let mut walk = Walk {
-            schema: self,
-            path: Vec::new(),
-            set: FieldSet::default(),
-            errors: Vec::new(),
-        };
-        walk.value(&self.root, object);
+        let walk = Walk::through(self, object);
         match walk.errors.into_iter().next() {
             None => Ok(walk.set),
             Some(error) => Err(error),
@@ -25,14 +19,7 @@ impl Schema {
 
     /// Returns all fields of an object that was stored, without its invalid parts.
     pub(super) fn valid_fields_of(&self, object: &Value) -> FieldSet {
-        let mut walk = Walk {
-            schema: self,
-            path: Vec::new(),
-            set: FieldSet::default(),
-            errors: Vec::new(),
-        };
-        walk.value(&self.root, object);
-        walk.set
+        Walk::through(self, object).set
     }
 
     /// Adds the declared fields of structures of which the set contains only fields below them. A structure that a
@@ -73,7 +60,19 @@ struct Walk<'a> {
     errors: Vec<String>,
 }
 
-impl Walk<'_> {
+impl<'a> Walk<'a> {
+    /// Collects the fields of an object.
+    fn through(schema: &'a Schema, object: &Value) -> Self {
+        let mut walk = Self {
+            schema,
+            path: Vec::new(),
+            set: FieldSet::default(),
+            errors: Vec::new(),
+        };
+        walk.value(&schema.root, object);
+        walk
+    }
+
     fn fail(&mut self, error: &str) {
         self.errors
             .push(format!("{}: {error}", path_text(&self.path)));

@@ -16,6 +16,8 @@ use crate::outbox::{Body, ProcessId, Reply};
 use crate::process::Delivery;
 
 /// A client's connector gives up on a connection after this time.
+/// Time after which a hanging server looks at a request again.
+const HANGING: Millis = 1_000;
 const CONNECT_TIMEOUT: Millis = 10_000;
 
 /// TCP sends lost parts again after this time.
@@ -49,6 +51,13 @@ pub struct Cluster {
     authority: String,
     /// The time of the scheduled timer.
     timer: Option<Millis>,
+}
+
+impl Cluster {
+    /// The time that the server's clock shows.
+    fn clock(&self, wall: Timestamp) -> Timestamp {
+        wall.saturating_add(self.skew).unwrap_or(wall)
+    }
 }
 
 /// A request on its way.
@@ -123,7 +132,7 @@ impl Simulation {
     ) -> Option<R> {
         let wall = self.wall();
         let cluster = self.clusters.get_mut(name)?;
-        let now = wall.saturating_add(cluster.skew).unwrap_or(wall);
+        let now = cluster.clock(wall);
         let result = change(cluster, now);
         self.after_server(name);
         Some(result)
@@ -193,6 +202,15 @@ impl Simulation {
     }
 
     pub(super) fn request_arrives(&mut self, arriving: Arriving) {
+        let cluster = self.clusters.get(&arriving.cluster);
+        if cluster.is_some_and(|cluster| matches!(cluster.health, Health::Hangs)) {
+            // The server answers when it goes on, unless the client gives up before.
+            if self.requests.contains_key(&arriving.id) {
+                let again = Event::Arrives(Box::new(arriving));
+                self.queue.push(self.now + HANGING, again);
+            }
+            return;
+        }
         let Arriving {
             id,
             from: (process, host),
@@ -277,7 +295,7 @@ impl Simulation {
         let cluster = self.clusters.get_mut(name)?;
         match &cluster.health {
             Health::Up => {
-                let now = wall.saturating_add(cluster.skew).unwrap_or(wall);
+                let now = cluster.clock(wall);
                 Some(Ok(cluster.server.handle(now, request)))
             }
             Health::Down => Some(Err(io::ErrorKind::ConnectionRefused)),
@@ -346,7 +364,7 @@ impl Simulation {
             .map(|watch| (watch, cluster.server.take_events(watch)))
             .collect();
         let next = cluster.server.next_timer().map(|timer| {
-            let now = wall.saturating_add(cluster.skew).unwrap_or(wall);
+            let now = cluster.clock(wall);
             let wait = timer.duration_since(now).as_millis();
             self.now + u64::try_from(wait).unwrap_or_default() + 1
         });
@@ -398,6 +416,21 @@ impl Simulation {
         let released: Vec<_> = well.filter_map(|open| open.release(at)).collect();
         for (process, at, delivery) in released {
             self.deliver(process, at, delivery);
+        }
+    }
+
+    pub(super) fn reset_lost_of_helm(&mut self) {
+        let helm = &self.helm_runs;
+        let lost = self
+            .requests
+            .values_mut()
+            .filter(|open| helm.contains_key(&open.process));
+        let lost: Vec<_> = lost
+            .filter_map(|open| Some((open.process, open.lost.take()?)))
+            .collect();
+        for (process, reply) in lost {
+            let delivery = Box::new(move || refuse(reply, io::ErrorKind::ConnectionReset));
+            self.deliver(process, self.now + 1, delivery);
         }
     }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use krypton_runtime::access;
-use krypton_sim_helm::run::{Exit, Invocation};
+use krypton_sim_helm::run::{Exit, Invocation, kubeconfig_of};
 use kube::Config;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use tokio_util::sync::CancellationToken;
@@ -75,7 +75,7 @@ impl Simulation {
         let start = Start {
             id,
             host,
-            seed: self.seed ^ id.0.wrapping_mul(0x9e37_79b9_7f4a_7c15),
+            seed: self.process_seed(id),
             clocks,
             rate: 0,
             at: self.now,
@@ -236,18 +236,4 @@ async fn helm(invocation: Invocation, terminate: CancellationToken) -> Exit {
         Ok(client) => krypton_sim_helm::run::run(client, invocation, terminate).await,
         Err(error) => failed(&error),
     }
-}
-
-fn kubeconfig_of(invocation: &Invocation) -> Option<PathBuf> {
-    let mut arguments = invocation.arguments.iter();
-    while let Some(argument) = arguments.next() {
-        if argument == "--kubeconfig" {
-            return arguments.next().map(PathBuf::from);
-        }
-        let text = argument.to_string_lossy();
-        if let Some(path) = text.strip_prefix("--kubeconfig=") {
-            return Some(PathBuf::from(path));
-        }
-    }
-    None
 }

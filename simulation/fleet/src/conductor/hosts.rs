@@ -2,17 +2,22 @@
 
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::LocalBoxFuture;
 use jiff::SignedDuration;
+use krypton_helm::driver::Processes;
+use krypton_runtime::net::Network;
 use rand::RngExt as _;
 
 use super::queue::Event;
 use super::{Millis, Simulation};
+use crate::helm::SimHelm;
 use crate::observe::Event as Seen;
 use crate::outbox::{Outbox, ProcessId};
 use crate::process::{Main, Process, Start};
+use crate::streams::SimNetwork;
 use crate::world::Clocks;
 
 /// What a program knows at its start.
@@ -22,8 +27,22 @@ pub struct Context {
     pub outbox: Outbox,
     /// A folder that survives restarts.
     pub folder: PathBuf,
-    /// Number of earlier starts on this host.
-    pub incarnation: u64,
+}
+
+impl Context {
+    pub fn network(&self) -> Arc<dyn Network> {
+        Arc::new(SimNetwork {
+            process: self.process,
+            outbox: self.outbox.clone(),
+        })
+    }
+
+    pub fn helm(&self) -> Arc<dyn Processes> {
+        Arc::new(SimHelm {
+            process: self.process,
+            outbox: self.outbox.clone(),
+        })
+    }
 }
 
 /// Starts a program on a host.
@@ -36,7 +55,6 @@ pub struct Host {
     process: Option<ProcessId>,
     /// Whether the program is started again after it has ended.
     restarts: bool,
-    incarnation: u64,
     boot: Duration,
     rate: i64,
     skew: SignedDuration,
@@ -58,7 +76,6 @@ impl Simulation {
             program,
             process: None,
             restarts: true,
-            incarnation: 0,
             boot: Duration::from_secs(self.generator.random_range(60..10_000_000)),
             // Quartz is off by up to a few hundred millionths.
             rate: self.generator.random_range(-200..=200),
@@ -83,26 +100,24 @@ impl Simulation {
             return;
         }
         let id = self.next_process();
-        let (now, wall, seed) = (self.now, self.wall(), self.seed);
+        let (now, wall, seed) = (self.now, self.wall(), self.process_seed(id));
         let folder = self.folder.path().join(name);
         let Some(host) = self.hosts.get_mut(name) else {
             return;
         };
         host.restarts = true;
         host.process = Some(id);
-        host.incarnation += 1;
         let context = Context {
             process: id,
             outbox: self.outbox.clone(),
             folder: folder.clone(),
-            incarnation: host.incarnation - 1,
         };
         let program = Rc::clone(&host.program);
         let main: Main = Box::new(move || program(context));
         let start = Start {
             id,
             host: name.to_owned(),
-            seed: seed ^ id.0.wrapping_mul(0x9e37_79b9_7f4a_7c15),
+            seed,
             clocks: Clocks {
                 boot: host.boot + Duration::from_millis(now),
                 wall,

@@ -17,7 +17,7 @@ use crate::plan::{
 
 /// User agent of all requests of people.
 pub const PEOPLE: &str = "people/1.0";
-/// ConfigMap in the hub's namespace with chart values, in the key `values.yaml`. The hub gets it as `--values-from`.
+/// ConfigMap in the hub's namespace with chart values, in the key `values.yaml`. The hub gets it as `--chart-values-from`.
 pub const VALUES: &str = "fleet-values";
 /// Starts the keys of labels, annotations and finalizers that people write.
 pub const FOREIGN: &str = "people.example/";

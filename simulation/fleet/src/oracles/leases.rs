@@ -8,7 +8,7 @@ use krypton_types::names::{EPOCH_CONFIG_MAP, GROUP, HUB_LEASE};
 use serde_json::Value;
 
 use super::releases::started;
-use super::view::{holder, is_krypton, number, text};
+use super::view::{holder, is_krypton, number, replaced, text};
 use super::{Check, Oracle, View, Writer, ensure, stateless};
 use crate::conductor::Millis;
 use crate::faults::RESTORE;
@@ -152,10 +152,7 @@ stateless! {
     /// `status.hubEpoch` of an object never decreases.
     EpochsRise, "hub-epoch-never-decreases",
     fn see(&mut self, _: &View, seen: &Observation) -> Check {
-        let Event::Change { change, .. } = &seen.event else {
-            return Ok(());
-        };
-        let (Some(before), Some(after)) = (&change.before, &change.after) else {
+        let Some((_, change, before, after)) = replaced(seen) else {
             return Ok(());
         };
         if change.by == RESTORE || change.key.group != GROUP || !same_uid(before, after) {
@@ -177,10 +174,7 @@ stateless! {
     /// Each hub takes a new epoch: the recorded one rises with each write.
     EpochTaken, "epoch-is-taken-once",
     fn see(&mut self, _: &View, seen: &Observation) -> Check {
-        let Event::Change { cluster, change } = &seen.event else {
-            return Ok(());
-        };
-        let (Some(before), Some(after)) = (&change.before, &change.after) else {
+        let Some((cluster, change, before, after)) = replaced(seen) else {
             return Ok(());
         };
         let key = &change.key;
@@ -248,10 +242,7 @@ stateless! {
     /// The recorded desired state of a member never goes back.
     RecordRises, "recorded-state-never-goes-back",
     fn see(&mut self, _: &View, seen: &Observation) -> Check {
-        let Event::Change { cluster, change } = &seen.event else {
-            return Ok(());
-        };
-        let (Some(before), Some(after)) = (&change.before, &change.after) else {
+        let Some((cluster, change, before, after)) = replaced(seen) else {
             return Ok(());
         };
         let key = &change.key;

@@ -3,14 +3,20 @@
 //! A member that a permanent fault separates is excused. So are paused objects, members whose EdgeCluster people have
 //! deleted, and charts whose upgrade fails.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use krypton_crds::tenant::Tenant;
+use krypton_helm::releases::labels::OWNER_UID_LABEL;
+use krypton_sim_apiserver::server::Change;
 use krypton_types::names::{GROUP, HUB_LEASE, PAUSED_ANNOTATION, SELF_CLUSTER, tenant_release};
+use kube::CustomResourceExt as _;
 use serde_json::Value;
 
 use super::leases::MEMBER_LEASE;
 use super::releases::started;
-use super::view::{annotation, condition, is_deleted, is_krypton, is_product, number, text};
+use super::view::{
+    annotation, condition, condition_text, is_deleted, is_krypton, is_product, label, number, text,
+};
 use super::{Check, Oracle, Phase, View, ensure, stateless};
 use crate::conductor::Millis;
 use crate::observe::{Event, Observation};
@@ -20,11 +26,14 @@ use crate::plan::{Access, Chart, HOME, Settings};
 const LEADER_RENEWS: Millis = 5_000;
 /// The holder of a member's Lease renews it every 15 s, and retries.
 const MEMBER_RENEWS: Millis = 25_000;
+/// The hub may write the status of an EdgeCluster this long after the change.
+const SETTLES: Millis = 5_000;
 
 pub(super) fn all() -> Vec<Box<dyn Oracle>> {
     vec![
         Box::new(OneLeader),
         Box::new(MembersConnect),
+        Box::new(CrdsExist),
         Box::new(LeasesAreHeld),
         Box::new(DesiredIsApplied),
         Box::new(WantedExist),
@@ -104,8 +113,22 @@ stateless! {
         for (name, member) in view.converging().filter(|(name, _)| *name != SELF_CLUSTER) {
             let connected = condition(member, "Connected");
             ensure(connected.is_some_and(|(status, _)| status == "True"), || {
-                format!("{name} is not connected: {connected:?}")
+                format!("{name} is not connected: {}", condition_text(member, "Connected"))
             })?;
+        }
+        Ok(())
+    }
+}
+
+stateless! {
+    /// The home cluster and each member have the CRD of Tenants.
+    CrdsExist, "crds-exist",
+    fn quiet(&mut self, view: &View) -> Check {
+        let members = view.converging().map(|(name, _)| Settings::cluster(name));
+        for cluster in members.chain([HOME]) {
+            let mut crds = view.all(cluster, "apiextensions.k8s.io", "customresourcedefinitions");
+            let exists = crds.any(|(key, _)| key.name == Tenant::crd_name());
+            ensure(exists, || format!("{cluster} has no CRD of Tenants"))?;
         }
         Ok(())
     }
@@ -171,8 +194,11 @@ stateless! {
                     "" => Settings::member(&cluster),
                     member => member,
                 };
-                // Without its member, a deletion waits.
-                let stays = is_deleted(tenant) && view.must_converge(member);
+                // Without its member, a deletion waits. With a deletion time before the creation of the CRD, it
+                // needs a decision of people.
+                let doubtful = view.was_set_back(&cluster)
+                    && condition_text(tenant, "Ready").contains("together with an earlier CRD");
+                let stays = is_deleted(tenant) && view.must_converge(member) && !doubtful;
                 ensure(!stays, || format!("Tenant {} stays on {cluster}", key.name))?;
             }
         }
@@ -187,13 +213,17 @@ stateless! {
         if view.upgrades_fail() {
             return Ok(());
         }
-        for (cluster, _, tenant) in view.ready_tenants() {
+        for (cluster, member, tenant) in view.ready_tenants() {
+            if view.is_damaged(Settings::cluster(&member), workspace(tenant)) {
+                continue;
+            }
             let ready = condition(tenant, "Ready");
             let current = number(tenant, "/status/observedGeneration")
                 == number(tenant, "/metadata/generation");
             ensure(current && ready.is_some_and(|(status, _)| status == "True"), || {
                 let name = text(tenant, "/metadata/name");
-                format!("Tenant {name} on {cluster} is not ready: {ready:?}")
+                let ready = condition_text(tenant, "Ready");
+                format!("Tenant {name} on {cluster} is not ready: {ready}")
             })?;
         }
         Ok(())
@@ -218,15 +248,18 @@ stateless! {
     }
 }
 
+/// The namespace of a Tenant's release.
+fn workspace(tenant: &Value) -> &str {
+    match text(tenant, "/spec/workspace") {
+        "" => text(tenant, "/metadata/name"),
+        workspace => workspace,
+    }
+}
+
 /// Status of the newest revision of a Tenant's release.
 fn newest_status(view: &View, member: &str, tenant: &Value) -> Option<String> {
-    let name = text(tenant, "/metadata/name");
-    let workspace = match text(tenant, "/spec/workspace") {
-        "" => name,
-        workspace => workspace,
-    };
-    let release = tenant_release(name, member);
-    let revisions = view.revisions(Settings::cluster(member), workspace, &release);
+    let release = tenant_release(text(tenant, "/metadata/name"), member);
+    let revisions = view.revisions(Settings::cluster(member), workspace(tenant), &release);
     let (_, newest) = revisions.last()?;
     Some(text(newest, "/metadata/labels/status").to_owned())
 }
@@ -243,6 +276,9 @@ stateless! {
                 let status = text(secret, "/metadata/labels/status");
                 let locked = text(secret, "/type") == "helm.sh/release.v1"
                     && (status.starts_with("pending-") || status == "uninstalling");
+                // A release that people have orphaned, or whose owner a restore has removed, stays as it is.
+                let owned = label(secret, OWNER_UID_LABEL).is_some_and(|uid| view.has_owner(uid));
+                let locked = locked && owned;
                 ensure(!locked, || format!("{} on {member} is {status}", key.name))?;
             }
         }
@@ -258,14 +294,42 @@ stateless! {
             return Ok(());
         };
         let excused = view.excused.is_some() || view.upgrades_fail();
-        if view.phase != Phase::Quiet || excused || !is_product(&change.by) {
+        let idle = view.phase == Phase::Quiet && view.now - view.since > SETTLES;
+        if !idle || excused || !is_product(&change.by) {
             return Ok(());
         }
         let resource = change.key.resource.as_str();
-        let legal = ["leases", "events"].contains(&resource)
+        // A Tenant without its Deployment fails only after some time, and the hub's objects follow.
+        let follows = change.key.group == GROUP && view.any_damaged();
+        let legal = follows
+            || ["leases", "events"].contains(&resource)
             || is_krypton(&change.by) && only_last_seen(change.before.as_deref(), change.after.as_deref());
-        ensure(legal, || format!("{} writes {resource} {} on {cluster}", change.by, change.key.name))
+        ensure(legal, || {
+            let (name, fields) = (&change.key.name, changed_fields(change));
+            format!("{} writes {fields} of {resource} {name} on {cluster}", change.by)
+        })
     }
+}
+
+/// The changed fields, for people.
+fn changed_fields(change: &Change) -> String {
+    let fields = |object: Option<&Value>, parent: &str| {
+        let fields = object.and_then(|object| object.pointer(parent)?.as_object().cloned());
+        fields.unwrap_or_default()
+    };
+    let (before, after) = (change.before.as_deref(), change.after.as_deref());
+    let mut changed = Vec::new();
+    for parent in ["/metadata", "/spec", "/status"] {
+        let (old, new) = (fields(before, parent), fields(after, parent));
+        let keys: BTreeSet<_> = old.keys().chain(new.keys()).collect();
+        let differs = keys
+            .into_iter()
+            .filter(|key| old.get(*key) != new.get(*key));
+        let bookkeeping = ["resourceVersion", "managedFields"];
+        let differs = differs.filter(|key| !bookkeeping.contains(&key.as_str()));
+        changed.extend(differs.map(|key| format!("{parent}/{key}")));
+    }
+    changed.join(", ")
 }
 
 /// Whether the versions differ only in `status.lastSeen` and in metadata that each write changes.
@@ -338,7 +402,7 @@ pub fn end_state(view: &View) -> BTreeMap<String, String> {
 mod tests {
     use serde_json::json;
 
-    use super::super::story::{Story, deletion, edge_cluster, revision, tenant};
+    use super::super::story::{Story, crd, deletion, edge_cluster, revision, tenant};
     use super::*;
 
     const AGENT: &str = "agent-edge-1";
@@ -355,6 +419,9 @@ mod tests {
             "observedGeneration": 1,
             "conditions": [{"type": "Ready", "status": "True", "reason": "Ready"}],
         }});
+        for cluster in ["home", "edge-1", "edge-2"] {
+            story.put("people", cluster, crd());
+        }
         story
             .put("people", "edge-1", tenant())
             .renew()
@@ -495,14 +562,25 @@ mod tests {
     }
 
     #[test]
+    fn missing_crd_is_found() {
+        let found = after(|story| {
+            story.delete("people", "home", &crd());
+        });
+        assert_eq!(found.as_deref(), Some("crds-exist"));
+    }
+
+    #[test]
     fn write_of_an_idle_fleet_is_found() {
         let seen = json!({"status": {"lastSeen": "2026-01-01T00:01:00Z"}});
         let other = json!({"status": {"lastSeen": "2026-01-01T00:02:00Z", "mode": "none"}});
         for (patch, oracle) in [(seen, None), (other, Some("idle-fleet-writes-nothing"))] {
             let mut story = converged();
-            story
-                .enter(Phase::Quiet)
-                .patch("hub-0", "home", edge_cluster("edge-1"), &patch);
+            story.enter(Phase::Quiet).wait(SETTLES + 1).patch(
+                "hub-0",
+                "home",
+                edge_cluster("edge-1"),
+                &patch,
+            );
             assert_eq!(story.violated(), oracle);
         }
     }

@@ -8,7 +8,8 @@ use serde_json::Value;
 
 use super::releases::started;
 use super::view::{
-    Owner, annotation, condition, has_finalizer, is_deleted, is_product, krypton_key, label, text,
+    Owner, annotation, condition, has_finalizer, is_deleted, is_product, krypton_key, label,
+    replaced, text,
 };
 use super::{Check, Oracle, View, ensure, stateless};
 use crate::conductor::Millis;
@@ -77,10 +78,7 @@ stateless! {
 
 /// Fails if a product process replaces the text at the pointer.
 fn kept(seen: &Observation, resource: &str, pointer: &str) -> Check {
-    let Event::Change { change, .. } = &seen.event else {
-        return Ok(());
-    };
-    let (Some(before), Some(after)) = (&change.before, &change.after) else {
+    let Some((_, change, before, after)) = replaced(seen) else {
         return Ok(());
     };
     if change.key.resource != resource || change.by == RESTORE {
@@ -166,10 +164,7 @@ stateless! {
     /// The status of a Tenant on the home cluster keeps each member that has a Tenant of this name.
     MemberStaysInStatus, "member-stays-in-status",
     fn see(&mut self, view: &View, seen: &Observation) -> Check {
-        let Event::Change { cluster, change } = &seen.event else {
-            return Ok(());
-        };
-        let (Some(before), Some(after)) = (&change.before, &change.after) else {
+        let Some((cluster, change, before, after)) = replaced(seen) else {
             return Ok(());
         };
         if cluster != HOME

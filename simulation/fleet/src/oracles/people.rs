@@ -104,15 +104,19 @@ stateless! {
 }
 
 stateless! {
-    /// Krypton deletes no Tenant or KryptonDeployment that people have written.
+    /// Krypton deletes no Tenant or KryptonDeployment that people want.
     TenantsStay, "objects-of-people-stay",
-    fn see(&mut self, _: &View, seen: &Observation) -> Check {
+    fn see(&mut self, view: &View, seen: &Observation) -> Check {
         let Some((_, change)) = change_of_product(seen) else {
             return Ok(());
         };
         let key = &change.key;
-        let theirs = key.group == GROUP
-            && ["tenants", "kryptondeployments"].contains(&key.resource.as_str());
+        // A Tenant that people have deleted is deleted again after Krypton has restored it with its CRD.
+        let theirs = match (key.group.as_str(), key.resource.as_str()) {
+            (GROUP, "tenants") => view.wanted_tenants().any(|name| name == key.name),
+            (GROUP, "kryptondeployments") => true,
+            _ => false,
+        };
         let before = change.before.as_deref();
         let placed = before.and_then(|before| label(before, MANAGED_BY_LABEL));
         let legal = !theirs || !begins_deletion(change) || placed == Some(MANAGED_BY_HUB);

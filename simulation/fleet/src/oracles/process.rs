@@ -35,10 +35,15 @@ stateless! {
 }
 
 stateless! {
-    /// No process ends by itself.
+    /// No process ends by itself, except if an API server rejects its credentials.
     NoEnd, "no-process-ends",
-    fn see(&mut self, _: &View, seen: &Observation) -> Check {
+    fn see(&mut self, view: &View, seen: &Observation) -> Check {
         match &seen.event {
+            Event::Ended { problem: Some(problem), .. }
+                if problem.contains("rejects the credentials") && view.credentials_are_rejected() =>
+            {
+                Ok(())
+            }
             Event::Ended { host, problem } => {
                 Err(format!("{host}: {}", problem.as_deref().unwrap_or("without an error")))
             }

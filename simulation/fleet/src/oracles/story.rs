@@ -229,7 +229,7 @@ fn key_of(object: &Value) -> Key {
     }
 }
 
-fn crd() -> Value {
+pub(super) fn crd() -> Value {
     json!({
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",

@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::Secret;
 use krypton_helm::releases::{ObjectId, objects};
 use serde_json::Value;
 
-use super::view::{annotation, is_helm, is_product, text, version};
+use super::view::{annotation, is_helm, is_product, replaced, text, version};
 use super::{Check, Oracle, View, ensure, stateless};
 use crate::faults::RESTORE;
 use crate::observe::{Event, Observation};
@@ -23,10 +23,7 @@ stateless! {
     /// If Helm reports an upgrade as failed, the previously deployed revision stays deployed.
     FailedUpgrade, "failed-upgrade-keeps-deployed",
     fn see(&mut self, view: &View, seen: &Observation) -> Check {
-        let Event::Change { cluster, change } = &seen.event else {
-            return Ok(());
-        };
-        let (Some(before), Some(after)) = (&change.before, &change.after) else {
+        let Some((cluster, change, before, after)) = replaced(seen) else {
             return Ok(());
         };
         let status = |secret: &Value| text(secret, "/metadata/labels/status").to_owned();
@@ -124,10 +121,7 @@ stateless! {
     /// Krypton and Helm never change the UID of an object in one write.
     ObjectsKeepUid, "uid-never-changes",
     fn see(&mut self, _: &View, seen: &Observation) -> Check {
-        let Event::Change { cluster, change } = &seen.event else {
-            return Ok(());
-        };
-        let (Some(before), Some(after)) = (&change.before, &change.after) else {
+        let Some((cluster, change, before, after)) = replaced(seen) else {
             return Ok(());
         };
         let same = text(before, "/metadata/uid") == text(after, "/metadata/uid");

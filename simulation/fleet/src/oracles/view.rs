@@ -11,7 +11,7 @@ use super::Writer;
 use crate::conductor::Millis;
 use crate::faults::{END, PEOPLE, PER_REQUEST, RESTORE};
 use crate::observe::{Event, Observation};
-use crate::plan::{Action, FOREVER, HOME, Plan, Settings, TENANTS};
+use crate::plan::{Action, FOREVER, HOME, Plan, ServerFault, Settings, TENANTS};
 
 /// Time in which a resumed machine ends overdue work.
 const RESUME: Millis = 1_000;
@@ -82,11 +82,15 @@ pub struct View {
     busy_until: Millis,
     suspended_until: Millis,
     restores: BTreeMap<String, Millis>,
+    /// Clusters whose clock was wrong for a time.
+    set_back: BTreeSet<String>,
     /// Whether people want each Tenant and KryptonDeployment of this name.
     tenants: BTreeMap<String, bool>,
     deployments: BTreeMap<String, bool>,
     /// Members whose EdgeCluster people have deleted with the policy `Uninstall`.
     retiring: BTreeSet<String>,
+    /// Deployments that people have deleted and nobody has created again, by cluster.
+    damaged: BTreeMap<String, BTreeSet<Key>>,
 }
 
 impl View {
@@ -108,9 +112,11 @@ impl View {
             busy_until: 0,
             suspended_until: 0,
             restores: BTreeMap::new(),
+            set_back: BTreeSet::new(),
             tenants: BTreeMap::new(),
             deployments: BTreeMap::new(),
             retiring: BTreeSet::new(),
+            damaged: BTreeMap::new(),
         }
     }
 
@@ -153,6 +159,14 @@ impl View {
         match &change.after {
             Some(after) => drop(store.insert(key.clone(), Arc::clone(after))),
             None => drop(store.remove(key)),
+        }
+        if key.resource == "deployments" {
+            let damaged = self.damaged.entry(cluster.to_owned()).or_default();
+            match (&change.after, change.by.as_str()) {
+                (Some(_), _) => drop(damaged.remove(key)),
+                (None, PEOPLE) => drop(damaged.insert(key.clone())),
+                (None, _) => {}
+            }
         }
         if key.resource == "leases" {
             let name = (cluster.to_owned(), key.name.clone());
@@ -243,6 +257,7 @@ impl View {
                     self.suspended_until = self.suspended_until.max(end + RESUME);
                 }
             }
+            Action::ServerClock { cluster, .. } => drop(self.set_back.insert(cluster)),
             Action::Skew { .. } | Action::EndWatches { .. } | Action::Compact { .. } => {}
             _ if action.length() == Some(FOREVER) => {}
             _ => self.active.push(action),
@@ -295,6 +310,17 @@ impl View {
         })
     }
 
+    /// Whether the Tenant or KryptonDeployment with this UID exists.
+    pub(crate) fn has_owner(&self, uid: &str) -> bool {
+        let clusters = self.settings.clusters();
+        let all = clusters.iter().flat_map(|cluster| {
+            let tenants = self.all(cluster, GROUP, "tenants");
+            tenants.chain(self.all(cluster, GROUP, "kryptondeployments"))
+        });
+        all.into_iter()
+            .any(|(_, owner)| text(owner, "/metadata/uid") == uid)
+    }
+
     /// Returns an object.
     pub(crate) fn get(&self, cluster: &str, key: &Key) -> Option<&Arc<Value>> {
         self.stores.get(cluster)?.get(key)
@@ -319,6 +345,16 @@ impl View {
     ) -> impl Iterator<Item = (&'a Key, &'a Arc<Value>)> {
         let store = self.stores.get(cluster).into_iter().flatten();
         store.filter(move |(key, _)| key.namespace == namespace)
+    }
+
+    /// Whether people have deleted a Deployment of this namespace. Without drift correction, it stays deleted.
+    pub(crate) fn is_damaged(&self, cluster: &str, namespace: &str) -> bool {
+        let damaged = self.damaged.get(cluster).into_iter().flatten();
+        damaged.into_iter().any(|key| key.namespace == namespace)
+    }
+
+    pub(crate) fn any_damaged(&self) -> bool {
+        self.damaged.values().any(|keys| !keys.is_empty())
     }
 
     pub(crate) fn tenant(&self, cluster: &str, name: &str) -> Option<&Arc<Value>> {
@@ -359,6 +395,19 @@ impl View {
         self.now - changed.copied().unwrap_or_default()
     }
 
+    /// Whether an API server answers 401 to everyone.
+    pub(crate) fn credentials_are_rejected(&self) -> bool {
+        self.active.iter().any(|action| {
+            matches!(
+                action,
+                Action::Server {
+                    fault: ServerFault::Unauthorized,
+                    ..
+                }
+            )
+        })
+    }
+
     /// Time since the last fault of the infrastructure has ended. Zero while one is active.
     pub(crate) fn calm(&self) -> Millis {
         match self.active.is_empty() {
@@ -390,6 +439,11 @@ impl View {
     pub(crate) fn restored_within(&self, cluster: &str, time: Millis) -> bool {
         let restored = self.restores.get(cluster);
         restored.is_some_and(|at| self.now - at <= time)
+    }
+
+    /// Whether the clock of the API server was ever wrong.
+    pub(crate) fn was_set_back(&self, cluster: &str) -> bool {
+        self.set_back.contains(cluster)
     }
 
     pub(crate) fn ever_restored(&self) -> bool {
@@ -529,13 +583,34 @@ pub(crate) fn number(object: &Value, pointer: &str) -> Option<u64> {
     object.pointer(pointer)?.as_u64()
 }
 
+/// The cluster, the change, and the object before and after, if the change replaced an object.
+pub(crate) fn replaced(seen: &Observation) -> Option<(&str, &Change, &Value, &Value)> {
+    let Event::Change { cluster, change } = &seen.event else {
+        return None;
+    };
+    let (before, after) = (change.before.as_deref()?, change.after.as_deref()?);
+    Some((cluster, change, before, after))
+}
+
+/// Status, reason and message of a condition, for people.
+pub(crate) fn condition_text(object: &Value, kind: &str) -> String {
+    let condition = find_condition(object, kind);
+    condition.map_or("none".to_owned(), |condition| {
+        let [status, reason, message] =
+            ["/status", "/reason", "/message"].map(|field| text(condition, field));
+        format!("{status} {reason}: {message}")
+    })
+}
+
 /// Status and reason of a condition.
 pub(crate) fn condition<'a>(object: &'a Value, kind: &str) -> Option<(&'a str, &'a str)> {
-    let all = object.pointer("/status/conditions")?.as_array()?;
-    let found = all
-        .iter()
-        .find(|condition| text(condition, "/type") == kind)?;
+    let found = find_condition(object, kind)?;
     Some((text(found, "/status"), text(found, "/reason")))
+}
+
+fn find_condition<'a>(object: &'a Value, kind: &str) -> Option<&'a Value> {
+    let mut all = object.pointer("/status/conditions")?.as_array()?.iter();
+    all.find(|condition| text(condition, "/type") == kind)
 }
 
 #[cfg(test)]
