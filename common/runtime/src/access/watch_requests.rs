@@ -83,7 +83,8 @@ where
             let begun = Instant::now();
             let headed = timeout_at(begun + STARTS_WITHIN, answer).await;
             let response = headed.map_err(|_| NotStarted)?.map_err(Into::into)?;
-            let until = timeout.map(|timeout| begun + timeout);
+            let watches = response.status().is_success();
+            let until = timeout.filter(|_| watches).map(|timeout| begun + timeout);
             Ok(response.map(|inner| WatchBody { inner, until }))
         })
     }
@@ -176,6 +177,7 @@ fn watched(uri: &Uri) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use futures::StreamExt as _;
+    use http::StatusCode;
 
     use super::*;
 
@@ -221,13 +223,23 @@ mod tests {
 
     /// Returns whether a body that sends one line and then ends `after` this time fails.
     async fn fails(uri: &str, after: Duration, end: Option<std::io::Error>) -> bool {
+        fails_with(StatusCode::OK, uri, after, end).await
+    }
+
+    async fn fails_with(
+        status: StatusCode,
+        uri: &str,
+        after: Duration,
+        end: Option<std::io::Error>,
+    ) -> bool {
         let line = futures::stream::iter([Ok("line")]);
         let end = futures::stream::once(async move {
             tokio::time::sleep(after).await;
             end.map(Err)
         });
         let body = line.chain(end.filter_map(|end| async { end }));
-        let response = Response::new(axum::body::Body::from_stream(body));
+        let mut response = Response::new(axum::body::Body::from_stream(body));
+        *response.status_mut() = status;
         let response = std::sync::Mutex::new(Some(response));
         let service = tower::service_fn(|_: Request<()>| {
             let response = response.lock().unwrap().take();
@@ -260,6 +272,7 @@ mod tests {
         assert!(fails(watch, late, eof()).await);
         assert!(!fails(watch, late, None).await);
         assert!(!fails("/api/v1/secrets?watch=true", early, None).await);
+        assert!(!fails_with(StatusCode::GONE, watch, early, None).await);
         assert!(!fails("/api/v1/secrets?timeoutSeconds=290", early, None).await);
     }
 }
