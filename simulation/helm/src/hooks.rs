@@ -135,7 +135,8 @@ async fn ready(api: &Api, objects: &[Object], timeout: Duration) -> Result<(), F
                 name: "Unknown",
                 message: String::new(),
             };
-            let state = match timeout_at(deadline, api.get(object)).await {
+            // The last answer counts at the deadline.
+            let state = match timeout_at(deadline + POLL, api.get(object)).await {
                 Ok(Ok(found)) => state(object, &found),
                 Ok(Err(fault)) if fault.is_not_found() => State {
                     name: "NotFound",
