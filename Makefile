@@ -96,8 +96,8 @@ soak: rust tools ## Inject random faults into two hubs and two edge clusters for
 
 # `make test` runs the first seeds, without optimization.
 sim: rust ## Simulate fleets under faults (SIM_ARGS='--seeds 1000', '--seed 42 --trace --log info')
-	cargo build $(CARGO_FLAGS) --profile fast -p krypton-sim --bin sim --features simulation
-	$(target)/fast/sim $(SIM_ARGS)
+	cargo build $(CARGO_FLAGS) --profile sim -p krypton-sim --bin sim --features simulation
+	$(target)/sim/sim $(SIM_ARGS)
 
 deny: rust ## Check licenses, sources and banned crates
 	"$$(hack/tools/cargo-tool.sh cargo-deny 0.20.2)" --workspace check bans licenses sources
