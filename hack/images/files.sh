@@ -32,8 +32,8 @@ krypton() {
   env --unset=SOURCE_DATE_EPOCH AWS_LC_SYS_NO_JITTER_ENTROPY=0 \
     CARGO_ENCODED_RUSTFLAGS="$(IFS=$'\x1f'; echo "${flags[*]}")" \
     "CFLAGS_${host//-/_}=-ffile-prefix-map=${CARGO_HOME:-$HOME/.cargo}=/cargo -ffile-prefix-map=$built=/target" \
-    cargo build --locked --release --target "$host" --target-dir "$built" --workspace --exclude krypton-tests --exclude krypton-sim \
-      --exclude krypton-sim-apiserver --exclude krypton-sim-helm --bins
+    cargo build --locked --release --target "$host" --target-dir "$built" \
+      -p krypton-hub -p krypton-agent -p krypton-kubectl --bins
   mkdir -p "$out"
   cp "$built/$host/release"/{krypton-hub,krypton-agent,kubectl-krypton} "$out/"
   for program in krypton-hub krypton-agent kubectl-krypton; do
