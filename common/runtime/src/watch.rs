@@ -169,9 +169,8 @@ impl<K: Send + 'static, E: Send + 'static> Watch<K, E> {
                     sleep_until(opens).await;
                 }
                 self.events = Some((self.open)());
-                let silence = SILENCE_MAX;
                 self.awaited
-                    .get_or_insert((Instant::now() + silence, silence));
+                    .get_or_insert((Instant::now() + SILENCE_MAX, SILENCE_MAX));
                 continue;
             };
             tokio::select! {

@@ -77,15 +77,16 @@ pub(super) async fn keep(
     let deployments = settings.ensure_watch_crds.then(KryptonDeployment::crd);
     let crds: Vec<_> = tenants.into_iter().chain(deployments).collect();
     let mut pace = Periodic::new("checking the CRDs of the home cluster", SCHEDULE);
-    loop {
-        let mut done = Ok(Next::AsScheduled);
+    let ensure_all = async || {
         for wanted in &crds {
-            if done.is_ok() && lead.writes(BootTime::now()) {
-                done = crd::ensure(&client, wanted)
-                    .await
-                    .map(|()| Next::AsScheduled);
+            if lead.writes(BootTime::now()) {
+                crd::ensure(&client, wanted).await?;
             }
         }
+        Ok::<_, CrdError>(Next::AsScheduled)
+    };
+    loop {
+        let done = ensure_all().await;
         if stop.run_until_cancelled(pace.rest(done)).await.is_none() {
             return;
         }

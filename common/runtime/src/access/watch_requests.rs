@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use http::{Request, Response, Uri};
-use hyper::body::{Body, Frame};
+use hyper::body::{Body, Frame, SizeHint};
 use thiserror::Error;
 use tokio::time::{Instant, sleep_until, timeout_at};
 use tower::{BoxError, Layer, Service};
@@ -134,6 +134,10 @@ where
             Some(Err(error)) => Some(Err(error.into())),
             None => None,
         })
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
     }
 }
 
