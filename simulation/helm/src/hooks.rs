@@ -131,10 +131,6 @@ async fn ready(api: &Api, objects: &[Object], timeout: Duration) -> Result<(), F
         let mut waits = false;
         let mut unready = Vec::new();
         for object in objects {
-            let unknown = State {
-                name: "Unknown",
-                message: String::new(),
-            };
             // The last answer counts at the deadline.
             let state = match timeout_at(deadline + POLL, api.get(object)).await {
                 Ok(Ok(found)) => state(object, &found),
@@ -145,7 +141,10 @@ async fn ready(api: &Api, objects: &[Object], timeout: Duration) -> Result<(), F
                 Ok(Err(fault)) if matches!(fault.cause, Cause::Status { code: 403, .. }) => {
                     return Err(fault);
                 }
-                Ok(Err(_)) | Err(_) => unknown,
+                Ok(Err(_)) | Err(_) => State {
+                    name: "Unknown",
+                    message: String::new(),
+                },
             };
             waits |= !["Current", "Failed"].contains(&state.name);
             if state.name != "Current" {

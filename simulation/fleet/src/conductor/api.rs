@@ -16,9 +16,9 @@ use crate::outbox::{Body, ProcessId, Reply};
 use crate::process::Delivery;
 
 /// A client's connector gives up on a connection after this time.
-/// Time after which a hanging server looks at a request again.
-const HANGING: Millis = 1_000;
 const CONNECT_TIMEOUT: Millis = 10_000;
+/// Interval at which a waiting request checks whether its server still hangs.
+const HANGING: Millis = 1_000;
 
 /// TCP sends lost parts again after this time.
 const RESEND: Millis = 250;
@@ -204,7 +204,7 @@ impl Simulation {
     pub(super) fn request_arrives(&mut self, arriving: Arriving) {
         let cluster = self.clusters.get(&arriving.cluster);
         if cluster.is_some_and(|cluster| matches!(cluster.health, Health::Hangs)) {
-            // The server answers when it goes on, unless the client gives up before.
+            // The server answers when it no longer hangs, unless the client gives up before.
             if self.requests.contains_key(&arriving.id) {
                 let again = Event::Arrives(Box::new(arriving));
                 self.queue.push(self.now + HANGING, again);
@@ -420,12 +420,10 @@ impl Simulation {
     }
 
     pub(super) fn reset_lost_of_helm(&mut self) {
-        let helm = &self.helm_runs;
-        let lost = self
+        let lost: Vec<_> = self
             .requests
             .values_mut()
-            .filter(|open| helm.contains_key(&open.process));
-        let lost: Vec<_> = lost
+            .filter(|open| self.helm_runs.contains_key(&open.process))
             .filter_map(|open| Some((open.process, open.lost.take()?)))
             .collect();
         for (process, reply) in lost {

@@ -16,6 +16,7 @@ use super::leases::MEMBER_LEASE;
 use super::releases::started;
 use super::view::{
     annotation, condition, condition_text, is_deleted, is_krypton, is_product, label, number, text,
+    workspace,
 };
 use super::{Check, Oracle, Phase, View, ensure, stateless};
 use crate::conductor::Millis;
@@ -248,14 +249,6 @@ stateless! {
     }
 }
 
-/// The namespace of a Tenant's release.
-fn workspace(tenant: &Value) -> &str {
-    match text(tenant, "/spec/workspace") {
-        "" => text(tenant, "/metadata/name"),
-        workspace => workspace,
-    }
-}
-
 /// Status of the newest revision of a Tenant's release.
 fn newest_status(view: &View, member: &str, tenant: &Value) -> Option<String> {
     let release = tenant_release(text(tenant, "/metadata/name"), member);
@@ -299,27 +292,28 @@ stateless! {
             return Ok(());
         }
         let resource = change.key.resource.as_str();
+        let changed = changed_fields(change);
         // A Tenant without its Deployment fails only after some time, and the hub's objects follow.
         let follows = change.key.group == GROUP && view.any_damaged();
         let legal = follows
             || ["leases", "events"].contains(&resource)
-            || is_krypton(&change.by) && only_last_seen(change.before.as_deref(), change.after.as_deref());
+            || is_krypton(&change.by) && changed == ["/status/lastSeen"];
         ensure(legal, || {
-            let (name, fields) = (&change.key.name, changed_fields(change));
+            let (name, fields) = (&change.key.name, changed.join(", "));
             format!("{} writes {fields} of {resource} {name} on {cluster}", change.by)
         })
     }
 }
 
-/// The changed fields, for people.
-fn changed_fields(change: &Change) -> String {
+/// The changed fields, without those that each write changes.
+fn changed_fields(change: &Change) -> Vec<String> {
     let fields = |object: Option<&Value>, parent: &str| {
         let fields = object.and_then(|object| object.pointer(parent)?.as_object().cloned());
         fields.unwrap_or_default()
     };
     let (before, after) = (change.before.as_deref(), change.after.as_deref());
     let mut changed = Vec::new();
-    for parent in ["/metadata", "/spec", "/status"] {
+    for parent in ["/metadata", "/data", "/spec", "/status"] {
         let (old, new) = (fields(before, parent), fields(after, parent));
         let keys: BTreeSet<_> = old.keys().chain(new.keys()).collect();
         let differs = keys
@@ -329,27 +323,7 @@ fn changed_fields(change: &Change) -> String {
         let differs = differs.filter(|key| !bookkeeping.contains(&key.as_str()));
         changed.extend(differs.map(|key| format!("{parent}/{key}")));
     }
-    changed.join(", ")
-}
-
-/// Whether the versions differ only in `status.lastSeen` and in metadata that each write changes.
-fn only_last_seen(before: Option<&Value>, after: Option<&Value>) -> bool {
-    let bare = |object: Option<&Value>| {
-        let mut object = object?.clone();
-        for (parent, field) in [
-            ("/status", "lastSeen"),
-            ("/metadata", "resourceVersion"),
-            ("/metadata", "managedFields"),
-        ] {
-            let parent = object.pointer_mut(parent).and_then(Value::as_object_mut);
-            if let Some(parent) = parent {
-                parent.remove(field);
-            }
-        }
-        Some(object)
-    };
-    let seen = |object: Option<&Value>| object?.pointer("/status/lastSeen").cloned();
-    seen(before) != seen(after) && bare(before) == bare(after) && before.is_some()
+    changed
 }
 
 stateless! {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use krypton_types::names::{GROUP, tenant_release};
 use serde_json::Value;
 
-use super::view::{condition, is_krypton, number, text};
+use super::view::{condition, is_krypton, number, text, workspace};
 use super::{Check, Oracle, View, ensure, stateless};
 use crate::conductor::Millis;
 use crate::faults::RESTORE;
@@ -99,11 +99,7 @@ impl Oracle for ReadyFollows {
         }
         let name = &change.key.name;
         let release = tenant_release(name, Settings::member(cluster));
-        let workspace = match text(after, "/spec/workspace") {
-            "" => name,
-            workspace => workspace,
-        };
-        let revisions = view.revisions(cluster, workspace, &release);
+        let revisions = view.revisions(cluster, workspace(after), &release);
         let now = revisions
             .iter()
             .any(|(_, secret)| text(secret, "/metadata/labels/status") == "deployed");

@@ -239,6 +239,9 @@ impl View {
             return;
         }
         self.calm_since = self.now;
+        if let Action::ServerClock { cluster, .. } = &action {
+            self.set_back.insert(cluster.clone());
+        }
         match action {
             _ if ends => self.active.retain(|active| *active != action),
             // These have no observation at their end.
@@ -257,7 +260,6 @@ impl View {
                     self.suspended_until = self.suspended_until.max(end + RESUME);
                 }
             }
-            Action::ServerClock { cluster, .. } => drop(self.set_back.insert(cluster)),
             Action::Skew { .. } | Action::EndWatches { .. } | Action::Compact { .. } => {}
             _ if action.length() == Some(FOREVER) => {}
             _ => self.active.push(action),
@@ -313,12 +315,11 @@ impl View {
     /// Whether the Tenant or KryptonDeployment with this UID exists.
     pub(crate) fn has_owner(&self, uid: &str) -> bool {
         let clusters = self.settings.clusters();
-        let all = clusters.iter().flat_map(|cluster| {
+        let mut all = clusters.iter().flat_map(|cluster| {
             let tenants = self.all(cluster, GROUP, "tenants");
             tenants.chain(self.all(cluster, GROUP, "kryptondeployments"))
         });
-        all.into_iter()
-            .any(|(_, owner)| text(owner, "/metadata/uid") == uid)
+        all.any(|(_, owner)| text(owner, "/metadata/uid") == uid)
     }
 
     /// Returns an object.
@@ -349,8 +350,8 @@ impl View {
 
     /// Whether people have deleted a Deployment of this namespace. Without drift correction, it stays deleted.
     pub(crate) fn is_damaged(&self, cluster: &str, namespace: &str) -> bool {
-        let damaged = self.damaged.get(cluster).into_iter().flatten();
-        damaged.into_iter().any(|key| key.namespace == namespace)
+        let mut damaged = self.damaged.get(cluster).into_iter().flatten();
+        damaged.any(|key| key.namespace == namespace)
     }
 
     pub(crate) fn any_damaged(&self) -> bool {
@@ -592,7 +593,15 @@ pub(crate) fn replaced(seen: &Observation) -> Option<(&str, &Change, &Value, &Va
     Some((cluster, change, before, after))
 }
 
-/// Status, reason and message of a condition, for people.
+/// The namespace of a Tenant's release.
+pub(crate) fn workspace(tenant: &Value) -> &str {
+    match text(tenant, "/spec/workspace") {
+        "" => text(tenant, "/metadata/name"),
+        workspace => workspace,
+    }
+}
+
+/// Status, reason and message of a condition, as text.
 pub(crate) fn condition_text(object: &Value, kind: &str) -> String {
     let condition = find_condition(object, kind);
     condition.map_or("none".to_owned(), |condition| {
