@@ -44,6 +44,8 @@ pub struct ApiServer {
     changes: Vec<Change>,
     /// Template and revision of the Deployments, by UID.
     pub(crate) templates: BTreeMap<String, (Value, u64)>,
+    /// Whether the pods of each Job fail.
+    pub(crate) jobs_fail: bool,
     /// Unknown fields in the request that is being handled.
     pub(crate) warnings: Vec<String>,
     /// Number of UIDs and name suffixes so far. A restore doesn't reset it.
@@ -113,6 +115,7 @@ impl ApiServer {
             tasks: Tasks::default(),
             changes: Vec::new(),
             templates: BTreeMap::new(),
+            jobs_fail: false,
             warnings: Vec::new(),
             drawn: 0,
         };

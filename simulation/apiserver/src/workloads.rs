@@ -44,6 +44,12 @@ impl ApiServer {
         }
         *revision
     }
+
+    /// From now on, the pods of each Job that ends fail, or no longer do.
+    pub fn fail_jobs(&mut self, fail: bool) {
+        self.jobs_fail = fail;
+    }
+
     pub(crate) fn sync_workload(&mut self, key: &Key, now: Timestamp) {
         let Some(object) = self.get(key) else {
             return;
@@ -62,7 +68,7 @@ impl ApiServer {
             "statefulsets" => stateful_set(&object),
             "daemonsets" => daemon_set(&object),
             "replicasets" => replica_set(&object),
-            _ => match job(&object, now) {
+            _ => match job(&object, now, self.jobs_fail) {
                 Some(status) => status,
                 None => return,
             },
@@ -165,7 +171,6 @@ fn replica_set(object: &Value) -> Value {
     })
 }
 
-/// Returns the status of a complete Job, or `None` if it is suspended or complete.
 /// What the pods of a Job do, by the command of the first container: `false` fails, `sleep N` succeeds after N seconds,
 /// and anything else succeeds at once.
 enum Command {
@@ -191,7 +196,8 @@ pub(crate) fn duration(object: Option<&Value>) -> Duration {
     }
 }
 
-fn job(object: &Value, now: Timestamp) -> Option<Value> {
+/// Returns the status of a Job that has ended, or `None` if it is suspended or ended before.
+fn job(object: &Value, now: Timestamp, fails: bool) -> Option<Value> {
     let conditions = object["status"]["conditions"].as_array();
     let has_ended = conditions.is_some_and(|conditions| !conditions.is_empty());
     if has_ended || object["spec"]["suspend"] == true {
@@ -208,7 +214,7 @@ fn job(object: &Value, now: Timestamp) -> Option<Value> {
             "lastTransitionTime": at,
         })
     };
-    if matches!(command(object), Command::Fails) {
+    if fails || matches!(command(object), Command::Fails) {
         let failed = |kind| {
             let message = "Job has reached the specified backoff limit";
             condition(kind, "BackoffLimitExceeded", message)

@@ -21,11 +21,12 @@ use crate::log;
 use crate::network::{Link, Links};
 use crate::observe::{Event as Seen, Observation};
 use crate::outbox::{Message, Outbox, ProcessId};
+use crate::plan::Strike;
 use crate::process::{Delivery, Process};
 use crate::streams::{End, SimStream};
 
-use api::OpenRequest;
 pub use api::{Cluster, Health};
+use api::{OpenRequest, Sender};
 use helm_runs::HelmRun;
 pub use hosts::{Context, Host, Program};
 use queue::{Event, Queue};
@@ -54,8 +55,10 @@ pub struct Simulation {
     streams: Vec<(Arc<End>, Arc<End>)>,
     held: Vec<Held>,
     helm_runs: BTreeMap<ProcessId, HelmRun>,
-    /// Hosts that crash: the number of requests until then, and the time until the restart.
-    crashes: BTreeMap<String, (u32, Option<Millis>)>,
+    /// Number of requests that each host has sent.
+    sent: BTreeMap<String, u32>,
+    /// Faults by host, with the number of the request that they strike, and the text that reports them.
+    strikes: BTreeMap<String, (u32, Strike, String)>,
     /// Addresses of Services, each with a function that finds the listener behind it.
     services: BTreeMap<SocketAddr, fn(&Simulation) -> Option<SocketAddr>>,
     generator: Xoshiro256PlusPlus,
@@ -66,9 +69,10 @@ pub struct Simulation {
     last_run: u64,
 }
 
-/// A folder in memory if there is one. Its name depends only on process and seed, because paths get into objects.
+/// A folder in memory if there is one. Its name depends only on thread and seed, because paths get into objects.
 fn folder(seed: u64) -> std::io::Result<TempDir> {
-    let prefix = format!("krypton-sim-{}-{seed}", std::process::id());
+    let (process, thread) = (std::process::id(), std::thread::current().id());
+    let prefix = format!("krypton-sim-{process}-{thread:?}-{seed}");
     let mut folder = tempfile::Builder::new();
     let folder = folder.prefix(&prefix).rand_bytes(0);
     let memory = Path::new("/dev/shm");
@@ -109,7 +113,8 @@ impl Simulation {
             streams: Vec::new(),
             held: Vec::new(),
             helm_runs: BTreeMap::new(),
-            crashes: BTreeMap::new(),
+            sent: BTreeMap::new(),
+            strikes: BTreeMap::new(),
             services: BTreeMap::new(),
             generator,
             observations: Vec::new(),
@@ -247,8 +252,14 @@ impl Simulation {
                     request,
                     reply,
                 } => {
-                    self.count_request(&host);
-                    self.send_request((from, host), id, &authority, (*request, reply));
+                    let (nth, strike) = self.count_request(&host);
+                    let from = Sender {
+                        process: from,
+                        host,
+                        nth,
+                        strike,
+                    };
+                    self.send_request(from, id, &authority, (*request, reply));
                 }
                 Message::RequestDropped { id } => self.drop_request(id),
                 Message::Listen { address, accepted } => {

@@ -23,15 +23,7 @@ impl Coverage {
         match &seen.event {
             Event::Answered {
                 method, path, code, ..
-            } => {
-                let resource = resource_of(path);
-                let verb = if path.contains("watch=true") || path.contains("watch=1") {
-                    "WATCH"
-                } else {
-                    method.as_str()
-                };
-                self.count(format!("api {verb} {resource} {code}"));
-            }
+            } => self.count(format!("api {} {code}", call(method, path))),
             Event::Lost { method, path, .. } => {
                 self.count(format!("api {method} {} lost", resource_of(path)));
             }
@@ -132,6 +124,13 @@ impl fmt::Display for Coverage {
     }
 }
 
+/// What a request does, without names: its verb and resource.
+pub(crate) fn call(method: &str, path: &str) -> String {
+    let watches = path.contains("watch=true") || path.contains("watch=1");
+    let verb = if watches { "WATCH" } else { method };
+    format!("{verb} {}", resource_of(path))
+}
+
 /// The resource and subresource of a path, without names.
 fn resource_of(path: &str) -> String {
     let path = path.split('?').next().unwrap_or_default();
@@ -161,7 +160,7 @@ fn kind(action: &Action) -> String {
         [verb @ ("tenant" | "member" | "deployment"), _, what, ..] => format!("{verb} {what}"),
         ["link", _, _, _, what, ..] => format!("link {what}"),
         ["server", _, what, ..] => format!("server {what}"),
-        ["crash", _, "at-request", ..] => "crash at-request".to_owned(),
+        [verb, _, "at-request", ..] => format!("{verb} at-request"),
         [verb, ..] => (*verb).to_owned(),
         [] => String::new(),
     }
@@ -190,6 +189,7 @@ mod tests {
     fn answered(path: &str) -> Observation {
         seen(Event::Answered {
             host: "hub-0".to_owned(),
+            nth: 1,
             cluster: "home".to_owned(),
             method: "GET".to_owned(),
             path: path.to_owned(),

@@ -15,7 +15,7 @@ use serde_json::json;
 use crate::conductor::{Health, Millis, Simulation};
 use crate::network::Link;
 use crate::observe::Event as Seen;
-use crate::plan::{Action, FOREVER, LinkFault, Plan, ServerFault};
+use crate::plan::{Action, FOREVER, LinkFault, Plan, ServerFault, Strike};
 use crate::stage::Fleet;
 
 pub use people::{FOREIGN, PEOPLE, Person, VALUES};
@@ -23,8 +23,6 @@ pub use restore::RESTORE;
 
 /// Start of the text of an observation that reports the end of a fault.
 pub const END: &str = "end of ";
-/// Estimated time between two requests of a busy host.
-pub(crate) const PER_REQUEST: Millis = 20;
 /// Longest fault that is not permanent.
 const LONGEST: Millis = 24 * 60 * 60 * 1000;
 /// Time between the restarts of two hubs in a rollout.
@@ -40,9 +38,16 @@ pub fn apply(simulation: &mut Simulation, action: &Action) {
     simulation.observe(Seen::Fault { text });
     match action {
         Action::Crash { host, restart } => crash(simulation, host, *restart),
-        Action::CrashAtRequest { host, nth, restart } => {
-            let restart = (*restart != FOREVER).then_some(*restart);
-            simulation.crash_at_request(host, *nth, restart);
+        Action::AtRequest { host, nth, strike } => {
+            // The oracles learn of the fault when it happens.
+            let text = match strike {
+                Strike::Crash { restart } => {
+                    let (host, restart) = (host.clone(), *restart);
+                    Action::Crash { host, restart }.to_string()
+                }
+                Strike::Fail | Strike::LoseAnswer => format!("{END}{action}"),
+            };
+            simulation.strike_at_request(host, *nth, *strike, text);
         }
         Action::Freeze { host, length } => simulation.freeze(host, (*length).min(LONGEST)),
         Action::Suspend { host, length } => simulation.suspend(host, (*length).min(LONGEST)),
@@ -89,7 +94,7 @@ pub fn schedule(simulation: &mut Simulation, plan: &Plan, start: Millis) {
 
 /// Ends all faults that are not permanent. Programs that have crashed start again.
 pub fn heal(simulation: &mut Simulation, plan: &Plan) {
-    simulation.cancel_crashes();
+    simulation.cancel_strikes();
     let permanent: Vec<&Action> = plan
         .steps
         .iter()
@@ -109,7 +114,7 @@ pub fn heal(simulation: &mut Simulation, plan: &Plan) {
     }
     for cluster in plan.settings.clusters() {
         if !remains(&cluster) {
-            simulation.change_cluster(&cluster, |cluster, _| cluster.health = Health::Up);
+            set_fault(simulation, &cluster, None);
         }
     }
     for host in plan.settings.hosts() {
@@ -208,11 +213,10 @@ fn set_link(simulation: &mut Simulation, (from, to): (&str, &str), both: bool, s
 fn server(simulation: &mut Simulation, action: &Action) {
     match action {
         Action::Server { cluster, fault, .. } => {
-            let health = health(*fault);
-            simulation.change_cluster(cluster, |cluster, _| cluster.health = health);
+            set_fault(simulation, cluster, Some(*fault));
             let cluster = cluster.clone();
             end_later(simulation, action, move |simulation| {
-                simulation.change_cluster(&cluster, |cluster, _| cluster.health = Health::Up);
+                set_fault(simulation, &cluster, None);
             });
             end_watches_if_down(simulation, action);
         }
@@ -243,6 +247,15 @@ fn server(simulation: &mut Simulation, action: &Action) {
         }
         _ => {}
     }
+}
+
+fn set_fault(simulation: &mut Simulation, cluster: &str, fault: Option<ServerFault>) {
+    let health = fault.map_or(Health::Up, health);
+    simulation.change_cluster(cluster, |cluster, _| {
+        cluster.health = health;
+        let fail = fault == Some(ServerFault::FailingJobs);
+        cluster.server.fail_jobs(fail);
+    });
 }
 
 /// The watches of a server that goes down end, too.
@@ -276,6 +289,7 @@ fn health(fault: ServerFault) -> Health {
         }
     };
     match fault {
+        ServerFault::FailingJobs => Health::Up,
         ServerFault::Down => Health::Down,
         ServerFault::Hangs => Health::Hangs,
         ServerFault::TooManyRequests => status(

@@ -4,6 +4,7 @@
 //! Each simulated process has its own paused runtime. The conductor runs one of them at a time, up to the instant of
 //! the next event. Nothing here decides what the product does.
 
+pub mod batch;
 pub mod chart;
 pub mod conductor;
 pub mod coverage;
@@ -21,4 +22,5 @@ pub mod shrink;
 pub mod stage;
 pub mod streams;
 mod transport;
+pub mod walk;
 mod world;

@@ -21,9 +21,10 @@ pub enum Event {
         cluster: String,
         change: Change,
     },
-    /// A cluster's API server answered a request. `host` sent it.
+    /// A cluster's API server answered a request. `host` sent it, as its `nth` one.
     Answered {
         host: String,
+        nth: u32,
         cluster: String,
         method: String,
         path: String,
@@ -99,11 +100,15 @@ impl fmt::Display for Observation {
             }
             Event::Answered {
                 host,
+                nth,
                 cluster,
                 method,
                 path,
                 code,
-            } => write!(f, "{host:<10} -> {cluster}  {method} {path}  {code}"),
+            } => write!(
+                f,
+                "{host:<10} -> {cluster}  {method} {path}  {code}  #{nth}"
+            ),
             Event::Lost {
                 host,
                 cluster,

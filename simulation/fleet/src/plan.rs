@@ -36,7 +36,11 @@ pub struct Settings {
     pub self_cluster: bool,
     /// Length of the chaos.
     pub chaos: Millis,
+    /// How long nothing may happen at the end.
+    pub quiet: Millis,
     pub chart: Chart,
+    /// A fault that begins before all programs start.
+    pub at_start: Option<Action>,
 }
 
 /// An edge cluster.
@@ -130,11 +134,11 @@ pub enum Action {
         host: String,
         restart: Millis,
     },
-    /// SIGKILL when the host sends its `nth` request from now.
-    CrashAtRequest {
+    /// Happens when the host sends its `nth` request from now.
+    AtRequest {
         host: String,
         nth: u32,
-        restart: Millis,
+        strike: Strike,
     },
     /// SIGSTOP, then SIGCONT.
     Freeze {
@@ -260,6 +264,17 @@ pub enum DeploymentAction {
     Delete,
 }
 
+/// A fault at one request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Strike {
+    /// SIGKILL of the host's program. The API server still gets the request.
+    Crash { restart: Millis },
+    /// The connection breaks before the API server gets the request.
+    Fail,
+    /// The connection breaks after the API server has carried out the request.
+    LoseAnswer,
+}
+
 /// A fault of one direction of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkFault {
@@ -282,6 +297,8 @@ pub enum ServerFault {
     /// An HTML page with status 200, as a captive portal answers.
     Html,
     Unauthorized,
+    /// The API server is well, but the pods of Jobs fail, as without a registry.
+    FailingJobs,
 }
 
 impl Settings {
@@ -325,7 +342,12 @@ impl Edge {
 impl Plan {
     /// Draws the plan of a seed.
     pub fn new(seed: u64) -> Self {
-        draw::plan(seed)
+        draw::plan(seed, &draw::FULL)
+    }
+
+    /// Draws a plan for one edge cluster with few Tenants and a short chaos.
+    pub fn short(seed: u64) -> Self {
+        draw::plan(seed, &draw::SHORT)
     }
 
     /// The member that a permanent fault keeps from converging.
@@ -372,8 +394,9 @@ impl Action {
             Self::Crash {
                 restart: length, ..
             }
-            | Self::CrashAtRequest {
-                restart: length, ..
+            | Self::AtRequest {
+                strike: Strike::Crash { restart: length },
+                ..
             }
             | Self::Freeze { length, .. }
             | Self::Suspend { length, .. }
@@ -418,7 +441,7 @@ impl Action {
             Self::ChartVersion { .. } | Self::Values { .. } => Vec::new(),
             Self::Link { from, to, .. } => vec![from, to],
             Self::Crash { host, .. }
-            | Self::CrashAtRequest { host, .. }
+            | Self::AtRequest { host, .. }
             | Self::Freeze { host, .. }
             | Self::Suspend { host, .. }
             | Self::Skew { host, .. } => vec![host],

@@ -19,7 +19,6 @@ const CONVERGE: Millis = 240 * SECOND;
 const LEASE: Millis = 65 * SECOND;
 /// Time between two checks for that.
 const CHECK: Millis = 10 * SECOND;
-const QUIET: Millis = 90 * SECOND;
 /// Name of the oracle for runs that do not get as far as the chaos.
 const STARTS: &str = "the-fleet-starts";
 
@@ -65,6 +64,9 @@ impl Run<'_> {
         let fleet = Fleet {
             settings: &self.plan.settings,
         };
+        if let Some(action) = &self.plan.settings.at_start {
+            faults::apply(&mut self.simulation, action);
+        }
         self.staged(|simulation| fleet.start(simulation))?;
         self.until(START, "a hub leads", |simulation| {
             stage::join_info(simulation).is_some()
@@ -86,7 +88,7 @@ impl Run<'_> {
         self.converge()?;
 
         self.enter(Phase::Quiet);
-        self.advance(QUIET)?;
+        self.advance(self.plan.settings.quiet)?;
         self.oracles.quiet(self.simulation.now())
     }
 

@@ -1,7 +1,19 @@
 //! A seed determines its run.
 
+use std::path::Path;
+use std::sync::Mutex;
+
+use krypton_sim::batch::run_all;
+use krypton_sim::oracles::Violation;
 use krypton_sim::plan::Plan;
 use krypton_sim::run::run;
+use krypton_sim::walk::strikes;
+
+/// Number of plans of each size.
+const LONG: u64 = 20;
+const SHORT: u64 = 200;
+/// Every strike would take minutes. This has no common divisor with the three faults of each request.
+const SOME_STRIKES: usize = 4;
 
 /// What happened, without what real clocks and random file names determine: kube's event recorder names an event by the
 /// time, and Helm's arguments contain paths.
@@ -31,31 +43,57 @@ fn equal_seeds_run_alike() {
     }
 }
 
-fn assert_passes(name: &str, plan: &Plan) {
-    let outcome = run(plan, &mut |_| ()).expect("there is room for files");
-    if let Some(violation) = outcome.violation {
-        panic!("{name}: {violation}; shrink it with make sim");
-    }
+/// Runs the plans, and fails with the first violation of each.
+fn assert_all_pass(plans: &[Plan]) {
+    let failures = Mutex::new(Vec::new());
+    let failed = |plan: Plan, violation: &Violation| {
+        failures
+            .lock()
+            .unwrap()
+            .push(format!("{violation}; make sim shrinks this plan:\n{plan}"));
+    };
+    let totals = run_all(2, |index| plans.get(index).cloned(), failed);
+    let totals = totals.expect("there is room for files");
+    assert_eq!(totals.runs, plans.len());
+    let failures = failures.into_inner().unwrap();
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
 #[test]
 fn first_seeds_keep_all_guarantees() {
-    for seed in 1..=8 {
-        assert_passes(&format!("seed {seed}"), &Plan::new(seed));
-    }
+    let plans: Vec<Plan> = (1..=LONG).map(Plan::new).collect();
+    assert_all_pass(&plans);
+}
+
+#[test]
+fn short_seeds_keep_all_guarantees() {
+    let plans: Vec<Plan> = (1..=SHORT).map(Plan::short).collect();
+    assert_all_pass(&plans);
+}
+
+fn read(path: &Path) -> Plan {
+    let text = std::fs::read_to_string(path).expect("the file can be read");
+    text.parse().expect("the file contains a plan")
 }
 
 /// Each plan once found a defect of the product.
 #[test]
 fn plans_of_fixed_defects_pass() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/corpus");
-    let mut plans = 0;
-    for file in std::fs::read_dir(folder).expect("the folder exists") {
-        let path = file.expect("the folder can be read").path();
-        let text = std::fs::read_to_string(&path).expect("the file can be read");
-        let plan = text.parse().expect("the file contains a plan");
-        assert_passes(&path.display().to_string(), &plan);
-        plans += 1;
-    }
-    assert!(plans > 0);
+    let files = std::fs::read_dir(folder).expect("the folder exists");
+    let plans: Vec<Plan> = files
+        .map(|file| read(&file.expect("the folder can be read").path()))
+        .collect();
+    assert!(!plans.is_empty());
+    assert_all_pass(&plans);
+}
+
+/// `make sim SIM_ARGS='--walk ...'` runs all.
+#[test]
+fn fleet_survives_strike_at_each_request() {
+    let plan = read(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/walk.plan")));
+    let struck = strikes(&plan).expect("the plan itself passes");
+    let some: Vec<Plan> = struck.into_iter().step_by(SOME_STRIKES).collect();
+    assert!(some.len() > 50, "{}", some.len());
+    assert_all_pass(&some);
 }

@@ -2,16 +2,16 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use clap::Parser;
-use krypton_sim::coverage::Coverage;
+use krypton_sim::batch::run_all;
 use krypton_sim::log;
+use krypton_sim::oracles::Violation;
 use krypton_sim::plan::Plan;
 use krypton_sim::run::run;
 use krypton_sim::shrink::shrink;
+use krypton_sim::walk;
 
 /// Attempts to make a failing plan smaller.
 const ATTEMPTS: usize = 200;
@@ -25,7 +25,16 @@ struct Args {
     /// Number of seeds
     #[arg(long, default_value_t = 1)]
     seeds: u64,
-    /// Number of seeds that run at the same time
+    /// Go on with more seeds until this time has passed
+    #[arg(long)]
+    minutes: Option<u64>,
+    /// Draw short plans for one edge cluster
+    #[arg(long)]
+    short: bool,
+    /// Strike the plan at each kind of request: it fails, loses its answer, or kills its sender
+    #[arg(long)]
+    walk: bool,
+    /// Number of runs at the same time
     #[arg(long, default_value_t = 2)]
     threads: usize,
     /// Print what happens
@@ -48,6 +57,23 @@ struct Args {
     coverage: bool,
 }
 
+impl Args {
+    fn draw(&self, seed: u64) -> Plan {
+        match self.short {
+            true => Plan::short(seed),
+            false => Plan::new(seed),
+        }
+    }
+
+    /// The plan in the file, or else of the first seed.
+    fn first(&self) -> anyhow::Result<Plan> {
+        match &self.plan {
+            Some(path) => Ok(std::fs::read_to_string(path)?.parse()?),
+            None => Ok(self.draw(self.seed)),
+        }
+    }
+}
+
 fn main() -> ExitCode {
     let args = Args::parse();
     match work(&args) {
@@ -63,17 +89,13 @@ fn main() -> ExitCode {
 /// Returns the number of failed runs.
 fn work(args: &Args) -> anyhow::Result<u64> {
     if args.print {
-        print!("{}", Plan::new(args.seed));
+        print!("{}", args.first()?);
         return Ok(0);
     }
-    if let Some(path) = &args.plan {
-        let plan: Plan = std::fs::read_to_string(path)?.parse()?;
-        return traced(args, &plan);
+    match args.trace || args.plan.is_some() && !args.walk {
+        true => traced(args, &args.first()?),
+        false => many(args),
     }
-    if args.trace {
-        return traced(args, &Plan::new(args.seed));
-    }
-    many(args)
 }
 
 /// Runs one plan and prints what happens.
@@ -89,75 +111,55 @@ fn traced(args: &Args, plan: &Plan) -> anyhow::Result<u64> {
     }
 }
 
+/// Runs one plan after the other on all threads, and prints what fails.
 fn many(args: &Args) -> anyhow::Result<u64> {
     let started = Instant::now();
-    let (next, failed) = (AtomicU64::new(args.seed), AtomicU64::new(0));
-    let totals = Mutex::new((0_u64, 0_u64, Coverage::default()));
-    let problem = Mutex::new(None);
-    std::thread::scope(|scope| {
-        for _ in 0..args.threads {
-            scope.spawn(|| {
-                loop {
-                    let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed >= args.seed + args.seeds {
-                        return;
-                    }
-                    match one(args, seed) {
-                        Ok((failure, simulated, coverage)) => {
-                            failed.fetch_add(u64::from(failure), Ordering::Relaxed);
-                            if let Ok(mut totals) = totals.lock() {
-                                totals.0 += 1;
-                                totals.1 += simulated;
-                                totals.2.merge(&coverage);
-                            }
-                        }
-                        Err(error) => {
-                            if let Ok(mut problem) = problem.lock() {
-                                *problem = Some(error);
-                            }
-                            return;
-                        }
-                    }
-                }
-            });
-        }
-    });
-    if let Some(error) = problem.into_inner().ok().flatten() {
-        return Err(error.into());
-    }
-    let (seeds, simulated, coverage) = totals.into_inner().unwrap_or_default();
-    let failed = failed.into_inner();
+    let failed = |plan: Plan, violation: &Violation| report(args, plan, violation);
+    let totals = if args.walk {
+        let plans = walk::strikes(&args.first()?)?;
+        run_all(args.threads, |index| plans.get(index).cloned(), failed)?
+    } else {
+        let goes_on = |index: u64| match args.minutes {
+            Some(minutes) => started.elapsed() < Duration::from_mins(minutes),
+            None => index < args.seeds,
+        };
+        let draw = |index: usize| {
+            let index = index as u64;
+            goes_on(index).then(|| args.draw(args.seed + index))
+        };
+        run_all(args.threads, draw, failed)?
+    };
     if args.coverage {
-        println!("{coverage}");
+        println!("{}", totals.coverage);
     }
     let real = started.elapsed().as_secs_f64();
-    let hours = std::time::Duration::from_millis(simulated).as_secs_f64() / 3600.0;
+    let hours = Duration::from_millis(totals.simulated).as_secs_f64() / 3600.0;
     println!(
-        "{seeds} seeds, {failed} failed, {hours:.1} simulated hours in {real:.1} s: {:.1} seeds per second, {} points",
-        f64::from(u32::try_from(seeds)?) / real,
-        coverage.points(),
+        "{} runs, {} failed, {hours:.1} simulated hours in {real:.1} s: {:.1} runs per second, {} points",
+        totals.runs,
+        totals.failed,
+        f64::from(u32::try_from(totals.runs)?) / real,
+        totals.coverage.points(),
     );
-    Ok(failed)
+    Ok(u64::try_from(totals.failed)?)
 }
 
-/// Runs one seed. Returns whether it failed, and the simulated time.
-fn one(args: &Args, seed: u64) -> std::io::Result<(bool, u64, Coverage)> {
-    let plan = Plan::new(seed);
-    let outcome = run(&plan, &mut |_| ())?;
-    let Some(violation) = &outcome.violation else {
-        return Ok((false, outcome.simulated, outcome.coverage));
-    };
+/// Prints a plan that failed, as small as possible.
+fn report(args: &Args, plan: Plan, violation: &Violation) {
+    let seed = plan.seed;
     println!("seed {seed}: {violation}");
-    if !args.no_shrink {
-        let oracle = violation.oracle;
-        let shrunk = shrink(plan, oracle, ATTEMPTS, |plan| {
-            let outcome = run(plan, &mut |_| ()).ok()?;
-            outcome.violation.map(|violation| violation.oracle)
-        });
-        println!(
-            "seed {seed}, after {} attempts:\n{}",
-            shrunk.attempts, shrunk.plan
-        );
+    if args.no_shrink {
+        if let Some(action) = &plan.settings.at_start {
+            println!("at-start {action}");
+        }
+        return;
     }
-    Ok((true, outcome.simulated, outcome.coverage))
+    let shrunk = shrink(plan, violation.oracle, ATTEMPTS, |plan| {
+        let outcome = run(plan, &mut |_| ()).ok()?;
+        outcome.violation.map(|violation| violation.oracle)
+    });
+    println!(
+        "seed {seed}, after {} attempts:\n{}",
+        shrunk.attempts, shrunk.plan
+    );
 }

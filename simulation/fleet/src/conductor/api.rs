@@ -13,6 +13,7 @@ use super::{Millis, Simulation};
 use crate::network::Verdict;
 use crate::observe::Event as Seen;
 use crate::outbox::{Body, ProcessId, Reply};
+use crate::plan::Strike;
 use crate::process::Delivery;
 
 /// A client's connector gives up on a connection after this time.
@@ -60,10 +61,19 @@ impl Cluster {
     }
 }
 
+/// Where a request comes from.
+pub(super) struct Sender {
+    pub process: ProcessId,
+    pub host: String,
+    /// The request's number among those of the host.
+    pub nth: u32,
+    pub strike: Option<Strike>,
+}
+
 /// A request on its way.
 pub(super) struct Arriving {
     id: u64,
-    from: (ProcessId, String),
+    from: Sender,
     cluster: String,
     request: Request<Bytes>,
     reply: Reply,
@@ -153,7 +163,7 @@ impl Simulation {
 
     pub(super) fn send_request(
         &mut self,
-        from: (ProcessId, String),
+        from: Sender,
         id: u64,
         authority: &str,
         (request, reply): (Request<Bytes>, Reply),
@@ -167,8 +177,8 @@ impl Simulation {
             return;
         };
         let open = OpenRequest {
-            process: from.0,
-            host: from.1.clone(),
+            process: from.process,
+            host: from.host.clone(),
             cluster: cluster.clone(),
             watch: None,
             last: self.now,
@@ -177,7 +187,12 @@ impl Simulation {
             lost: None,
         };
         self.requests.insert(id, open);
-        match self.links.verdict(&from.1, &cluster) {
+        if from.strike == Some(Strike::Fail) {
+            let delivery = Box::new(move || refuse(reply, io::ErrorKind::ConnectionReset));
+            self.deliver(from.process, self.now + 2, delivery);
+            return;
+        }
+        match self.links.verdict(&from.host, &cluster) {
             Verdict::Arrives(delay) => {
                 let arriving = Arriving {
                     id,
@@ -191,12 +206,12 @@ impl Simulation {
             }
             Verdict::Refused => {
                 let delivery = Box::new(move || refuse(reply, io::ErrorKind::ConnectionRefused));
-                self.deliver(from.0, self.now + 2, delivery);
+                self.deliver(from.process, self.now + 2, delivery);
             }
             Verdict::Lost => {
-                self.observe_lost(&from.1, &cluster, &request);
+                self.observe_lost(&from.host, &cluster, &request);
                 let delivery = Box::new(move || refuse(reply, io::ErrorKind::TimedOut));
-                self.deliver(from.0, self.now + CONNECT_TIMEOUT, delivery);
+                self.deliver(from.process, self.now + CONNECT_TIMEOUT, delivery);
             }
         }
     }
@@ -213,7 +228,13 @@ impl Simulation {
         }
         let Arriving {
             id,
-            from: (process, host),
+            from:
+                Sender {
+                    process,
+                    host,
+                    nth,
+                    strike,
+                },
             cluster: name,
             request,
             reply,
@@ -233,7 +254,10 @@ impl Simulation {
             body = Some(received);
         }
         self.after_server(&name);
-        let back = self.links.verdict(&name, &host);
+        let back = match strike {
+            Some(Strike::LoseAnswer) => Verdict::Refused,
+            _ => self.links.verdict(&name, &host),
+        };
         if let Some(Ok(answer)) = &answer {
             let code = match answer {
                 Answer::Complete(response) => response.status(),
@@ -241,6 +265,7 @@ impl Simulation {
             };
             self.observe(Seen::Answered {
                 host: host.clone(),
+                nth,
                 cluster: name.clone(),
                 method: request.method().to_string(),
                 path: request.uri().to_string(),

@@ -16,6 +16,7 @@ use super::{Millis, Simulation};
 use crate::helm::SimHelm;
 use crate::observe::Event as Seen;
 use crate::outbox::{Outbox, ProcessId};
+use crate::plan::{FOREVER, Strike};
 use crate::process::{Main, Process, Start};
 use crate::streams::SimNetwork;
 use crate::world::Clocks;
@@ -159,28 +160,39 @@ impl Simulation {
         }
     }
 
-    /// Kills the host's program when it sends its `nth` request from now. The API server still gets the request.
-    pub fn crash_at_request(&mut self, name: &str, nth: u32, restart_after: Option<Millis>) {
-        self.crashes.insert(name.to_owned(), (nth, restart_after));
+    /// Strikes the `nth` request that the host sends from now, and then reports the fault with this text.
+    pub fn strike_at_request(&mut self, host: &str, nth: u32, strike: Strike, text: String) {
+        let nth = self.sent(host).saturating_add(nth);
+        self.strikes.insert(host.to_owned(), (nth, strike, text));
     }
 
-    /// Forgets the crashes that have not happened yet.
-    pub fn cancel_crashes(&mut self) {
-        self.crashes.clear();
+    /// Forgets the strikes that have not happened yet.
+    pub fn cancel_strikes(&mut self) {
+        self.strikes.clear();
     }
 
-    pub(super) fn count_request(&mut self, name: &str) {
-        let Some((left, restart_after)) = self.crashes.get_mut(name) else {
-            return;
-        };
-        *left = left.saturating_sub(1);
-        if *left == 0 {
-            let (name, restart_after) = (name.to_owned(), *restart_after);
-            self.crashes.remove(&name);
-            self.at(self.now, move |simulation| {
-                simulation.crash(&name, restart_after)
-            });
+    /// Number of requests that the host has sent.
+    fn sent(&self, host: &str) -> u32 {
+        self.sent.get(host).copied().unwrap_or_default()
+    }
+
+    /// Counts a request. Returns its number and the fault that strikes it.
+    pub(super) fn count_request(&mut self, name: &str) -> (u32, Option<Strike>) {
+        let nth = self.sent(name) + 1;
+        self.sent.insert(name.to_owned(), nth);
+        if self.strikes.get(name).is_none_or(|(at, ..)| *at != nth) {
+            return (nth, None);
         }
+        let Some((_, strike, text)) = self.strikes.remove(name) else {
+            return (nth, None);
+        };
+        self.observe(Seen::Fault { text });
+        if let Strike::Crash { restart } = strike {
+            let restart = (restart != FOREVER).then_some(restart);
+            let name = name.to_owned();
+            self.at(self.now, move |simulation| simulation.crash(&name, restart));
+        }
+        (nth, Some(strike))
     }
 
     /// Stops the host's program (SIGSTOP) for this time.

@@ -1,6 +1,6 @@
 //! Invariants of Helm runs and of the releases that they change.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use krypton_types::names::{
     ADOPT_ANNOTATION, MANAGED_BY_HUB, MANAGED_BY_LABEL, ORPHAN_ANNOTATION, PAUSED_ANNOTATION,
@@ -34,7 +34,7 @@ pub(super) fn all() -> Vec<Box<dyn Oracle>> {
         Box::new(FinalizerFirst),
         Box::new(ReleaseGoesFirst),
         Box::new(OneOwner),
-        Box::new(OrphansStay),
+        Box::new(OrphansStay::default()),
         Box::new(PausedTenants),
         Box::new(PausedMembers),
         Box::new(RunsBackOff::default()),
@@ -229,15 +229,41 @@ stateless! {
     }
 }
 
-stateless! {
-    /// Helm does not uninstall the release of a Tenant that has had the annotation `orphan` for some time.
-    OrphansStay, "orphaned-release-stays",
+/// Helm does not uninstall the release of a Tenant that had the annotation `orphan` when it was deleted. Who sees the
+/// deletion sees the annotation, so no delay excuses it.
+#[derive(Debug, Default)]
+struct OrphansStay {
+    /// UIDs of these Tenants.
+    orphans: BTreeSet<String>,
+}
+
+impl Oracle for OrphansStay {
+    fn name(&self) -> &'static str {
+        "orphaned-release-stays"
+    }
+
     fn see(&mut self, view: &View, seen: &Observation) -> Check {
-        let run = started(view, seen).filter(|run| run.verb == "uninstall");
-        let (Some(run), true) = (run, view.calm() > LAG) else {
+        if let Event::Change { change, .. } = &seen.event
+            && let (Some(before), Some(after)) = (&change.before, &change.after)
+            && change.key.resource == "tenants"
+            && !is_deleted(before)
+            && is_deleted(after)
+            && annotation(before, ORPHAN_ANNOTATION) == Some("true")
+        {
+            let uid = text(after, "/metadata/uid").to_owned();
+            self.orphans.insert(uid);
+        }
+        let Some(run) = started(view, seen).filter(|run| run.verb == "uninstall") else {
             return Ok(());
         };
-        ensure(!has_long(view, run, ORPHAN_ANNOTATION), || {
+        let (Owner::Tenant(name), Some(cluster)) = (&run.owner, run.cluster.as_deref()) else {
+            return Ok(());
+        };
+        let orphaned = view.tenant(cluster, name).is_some_and(|tenant| {
+            self.orphans.contains(text(tenant, "/metadata/uid"))
+                && annotation(tenant, ORPHAN_ANNOTATION) == Some("true")
+        });
+        ensure(!orphaned || view.restored_within(cluster, RECOVERY), || {
             format!("{} uninstalls the orphan {}", run.host, run.release)
         })
     }
@@ -471,8 +497,6 @@ mod tests {
         let mut bad = story();
         bad.patch("people", "edge-1", tenant(), &orphan)
             .patch("people", "edge-1", tenant(), &deletion())
-            .wait(31_000)
-            .renew()
             .helm(1, AGENT, "uninstall", RELEASE);
         bad.assert_broken("orphaned-release-stays");
     }

@@ -12,7 +12,8 @@ use crate::conductor::Millis;
 use crate::faults::PEOPLE;
 use crate::observe::{Event, HelmEnd, Observation};
 
-const PLAN: &str = "hubs 2\nedges edge-1:agent edge-2:kubeconfig\nself-cluster yes\nchaos 60.000\n";
+const PLAN: &str =
+    "hubs 2\nedges edge-1:agent edge-2:kubeconfig\nself-cluster yes\nchaos 60.000\nquiet 90.000\n";
 
 /// A history that all oracles check.
 pub(super) struct Story {
@@ -117,6 +118,7 @@ impl Story {
     ) -> &mut Self {
         self.see(Event::Answered {
             host: host.to_owned(),
+            nth: 1,
             cluster: cluster.to_owned(),
             method: method.to_owned(),
             path: path.to_owned(),

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::Writer;
 use crate::conductor::Millis;
-use crate::faults::{END, PEOPLE, PER_REQUEST, RESTORE};
+use crate::faults::{END, PEOPLE, RESTORE};
 use crate::observe::{Event, Observation};
 use crate::plan::{Action, FOREVER, HOME, Plan, ServerFault, Settings, TENANTS};
 
@@ -235,7 +235,8 @@ impl View {
         let Ok(action) = text.parse::<Action>() else {
             return;
         };
-        if action.is_personal() {
+        // A strike is reported again when it happens.
+        if action.is_personal() || matches!(action, Action::AtRequest { .. }) && !ends {
             return;
         }
         self.calm_since = self.now;
@@ -245,16 +246,9 @@ impl View {
         match action {
             _ if ends => self.active.retain(|active| *active != action),
             // These have no observation at their end.
-            Action::Crash { .. }
-            | Action::CrashAtRequest { .. }
-            | Action::Freeze { .. }
-            | Action::Suspend { .. } => {
+            Action::Crash { .. } | Action::Freeze { .. } | Action::Suspend { .. } => {
                 let length = action.length().filter(|length| *length != FOREVER);
-                let requests = match action {
-                    Action::CrashAtRequest { nth, .. } => PER_REQUEST * Millis::from(nth),
-                    _ => 0,
-                };
-                let end = self.now + length.unwrap_or_default() + requests;
+                let end = self.now + length.unwrap_or_default();
                 self.busy_until = self.busy_until.max(end);
                 if matches!(action, Action::Suspend { .. }) {
                     self.suspended_until = self.suspended_until.max(end + RESUME);

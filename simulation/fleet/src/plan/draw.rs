@@ -1,18 +1,42 @@
 //! Draws a plan from a seed. Each seed enables a random subset of the kinds of steps (swarm testing).
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 
 use rand::rngs::Xoshiro256PlusPlus;
 use rand::{RngExt as _, SeedableRng as _};
 
 use super::{
     Access, Action, Chart, DeploymentAction, Edge, FOREVER, HOME, LinkFault, MemberAction, Plan,
-    Seat, ServerFault, Settings, Step, TenantAction,
+    Seat, ServerFault, Settings, Step, Strike, TenantAction,
 };
 use crate::conductor::Millis;
 
-/// Mean time between two steps.
-const BETWEEN: Millis = 3_000;
+/// How large plans are.
+pub(super) struct Size {
+    edges: RangeInclusive<u32>,
+    tenants: RangeInclusive<u32>,
+    /// In seconds.
+    chaos: RangeInclusive<Millis>,
+    /// Mean time between two steps.
+    between: Millis,
+    quiet: Millis,
+}
+
+pub(super) const FULL: Size = Size {
+    edges: 1..=3,
+    tenants: 2..=6,
+    chaos: 30..=300,
+    between: 3_000,
+    quiet: 90_000,
+};
+pub(super) const SHORT: Size = Size {
+    edges: 1..=1,
+    tenants: 1..=2,
+    chaos: 5..=25,
+    between: 2_000,
+    quiet: 20_000,
+};
 /// Pause between two faults of one target.
 const APART: Millis = 1_000;
 const LONGEST: Millis = 90_000;
@@ -32,7 +56,7 @@ enum Kind {
     Chart,
     Values,
     Crash,
-    CrashAtRequest,
+    AtRequest,
     Freeze,
     Suspend,
     Skew,
@@ -40,12 +64,13 @@ enum Kind {
     SlowLink,
     Outage,
     BadAnswers,
+    Jobs,
     Watches,
     Restore,
     ServerClock,
 }
 
-const KINDS: [Kind; 24] = [
+const KINDS: [Kind; 25] = [
     Kind::Life,
     Kind::Edit,
     Kind::Pause,
@@ -59,7 +84,7 @@ const KINDS: [Kind; 24] = [
     Kind::Chart,
     Kind::Values,
     Kind::Crash,
-    Kind::CrashAtRequest,
+    Kind::AtRequest,
     Kind::Freeze,
     Kind::Suspend,
     Kind::Skew,
@@ -67,16 +92,17 @@ const KINDS: [Kind; 24] = [
     Kind::SlowLink,
     Kind::Outage,
     Kind::BadAnswers,
+    Kind::Jobs,
     Kind::Watches,
     Kind::Restore,
     Kind::ServerClock,
 ];
 
 /// Returns the plan of a seed.
-pub(super) fn plan(seed: u64) -> Plan {
+pub(super) fn plan(seed: u64, size: &Size) -> Plan {
     // The conductor seeds its own generators with other values.
     let mut chance = Xoshiro256PlusPlus::seed_from_u64(seed ^ 0x706c_616e);
-    let settings = settings(&mut chance);
+    let settings = settings(&mut chance, size);
     let mut kinds: Vec<Kind> = KINDS
         .into_iter()
         .filter(|_| chance.random_range(0..10) < 4)
@@ -101,13 +127,13 @@ pub(super) fn plan(seed: u64) -> Plan {
     if seed % 4 == 3 {
         draft.permanent();
     }
-    let mut at = draft.chance.random_range(0..BETWEEN);
+    let mut at = draft.chance.random_range(0..size.between);
     while at < draft.settings.chaos {
         let kind = draft.one_of(&kinds);
         if let Some(action) = draft.action(kind, at) {
             draft.place(at, action);
         }
-        at += draft.chance.random_range(1..2 * BETWEEN);
+        at += draft.chance.random_range(1..2 * size.between);
     }
     draft.finish();
     let Draft {
@@ -123,8 +149,8 @@ pub(super) fn plan(seed: u64) -> Plan {
     }
 }
 
-fn settings(chance: &mut Xoshiro256PlusPlus) -> Settings {
-    let edges: Vec<Edge> = (1..=chance.random_range(1..=3_u32))
+fn settings(chance: &mut Xoshiro256PlusPlus, size: &Size) -> Settings {
+    let edges: Vec<Edge> = (1..=chance.random_range(size.edges.clone()))
         .map(|number| Edge {
             name: format!("edge-{number}"),
             access: match chance.random_range(0..3) {
@@ -134,7 +160,7 @@ fn settings(chance: &mut Xoshiro256PlusPlus) -> Settings {
         })
         .collect();
     let self_cluster = chance.random_bool(0.5);
-    let tenants = (0..chance.random_range(2..=6_u32)).map(|number| {
+    let tenants = (0..chance.random_range(size.tenants.clone())).map(|number| {
         let edge = chance.random_range(0..edges.len());
         let edge = edges.get(edge).map(|edge| edge.name.clone());
         let edge = edge.unwrap_or_default();
@@ -152,7 +178,7 @@ fn settings(chance: &mut Xoshiro256PlusPlus) -> Settings {
     let tenants = tenants.collect();
     let charts = [
         Chart::Plain,
-        Chart::Plain,
+        Chart::Hooks,
         Chart::Hooks,
         Chart::FailingUpgrade,
         Chart::Slow,
@@ -163,7 +189,9 @@ fn settings(chance: &mut Xoshiro256PlusPlus) -> Settings {
         edges,
         tenants,
         self_cluster,
-        chaos: chance.random_range(30..=300) * 1_000,
+        chaos: chance.random_range(size.chaos.clone()) * 1_000,
+        quiet: size.quiet,
+        at_start: None,
         chart: chart.unwrap_or(Chart::Plain),
     }
 }
@@ -264,13 +292,16 @@ impl Draft {
             Kind::Values => Some(Action::Values {
                 number: self.next_number(),
             }),
-            Kind::Crash | Kind::CrashAtRequest | Kind::Freeze | Kind::Suspend | Kind::Skew => {
+            Kind::Crash | Kind::AtRequest | Kind::Freeze | Kind::Suspend | Kind::Skew => {
                 self.host(kind, at)
             }
             Kind::Cut | Kind::SlowLink => self.link(kind, at),
-            Kind::Outage | Kind::BadAnswers | Kind::Watches | Kind::Restore | Kind::ServerClock => {
-                self.server(kind, at)
-            }
+            Kind::Outage
+            | Kind::BadAnswers
+            | Kind::Jobs
+            | Kind::Watches
+            | Kind::Restore
+            | Kind::ServerClock => self.server(kind, at),
         }
     }
 
@@ -387,13 +418,16 @@ impl Draft {
                 host,
                 restart: length,
             },
-            Kind::CrashAtRequest => {
+            Kind::AtRequest => {
                 let limit = [3, 30, 300];
                 let limit = self.one_of(&limit);
-                Action::CrashAtRequest {
+                let crash = Strike::Crash {
+                    restart: length.min(10_000),
+                };
+                Action::AtRequest {
                     host,
                     nth: self.chance.random_range(1..=limit),
-                    restart: length.min(10_000),
+                    strike: self.one_of(&[crash, crash, Strike::Fail, Strike::LoseAnswer]),
                 }
             }
             Kind::Freeze => Action::Freeze { host, length },
@@ -431,9 +465,10 @@ impl Draft {
         let cluster = self.any_cluster();
         let length = self.length(at)?;
         Some(match kind {
-            Kind::Outage | Kind::BadAnswers => {
+            Kind::Outage | Kind::BadAnswers | Kind::Jobs => {
                 let faults: &[ServerFault] = match kind {
                     Kind::Outage => &[ServerFault::Down, ServerFault::Hangs],
+                    Kind::Jobs => &[ServerFault::FailingJobs],
                     _ => &[
                         ServerFault::TooManyRequests,
                         ServerFault::InternalError,
@@ -513,7 +548,7 @@ fn key(cluster: &str, tenant: &str) -> (String, String) {
 fn target(action: &Action) -> Option<String> {
     Some(match action {
         Action::Crash { host, .. }
-        | Action::CrashAtRequest { host, .. }
+        | Action::AtRequest { host, .. }
         | Action::Freeze { host, .. }
         | Action::Suspend { host, .. } => format!("host {host}"),
         // The conductor holds one state for each direction.

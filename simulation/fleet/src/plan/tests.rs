@@ -67,12 +67,14 @@ fn every_kind_of_step_is_drawn() {
                 ["link", _, _, _, what, ..] | ["server", _, what, ..] => {
                     format!("{} {what}", words[0])
                 }
-                ["crash", _, what, ..] => format!("crash {what}"),
+                [verb @ ("crash" | "fail" | "lose-answer"), _, what, ..] => {
+                    format!("{verb} {what}")
+                }
                 _ => words[0].to_owned(),
             }
         })
         .collect();
-    assert_eq!(verbs.len(), 50, "{verbs:#?}");
+    assert_eq!(verbs.len(), 53, "{verbs:#?}");
 }
 
 #[test]
@@ -107,6 +109,7 @@ fn step_is_printed_as_readable_line() {
     let rows = [
         "12.500 crash hub-0 restart 3.000",
         "0.001 crash agent-edge-1 at-request 17 restart ever",
+        "0.001 lose-answer hub-0 at-request 17",
         "1.000 link hub-0 <-> edge-1 delay 0.500 for 10.000",
         "1.000 skew hub-1 by -3.250",
         "9.000 tenant home/t1 create on edge-2",

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use super::{
     Access, Action, Chart, DeploymentAction, Edge, FOREVER, LinkFault, MemberAction, Plan, Seat,
-    ServerFault, Settings, Step, TenantAction,
+    ServerFault, Settings, Step, Strike, TenantAction,
 };
 use crate::conductor::Millis;
 
@@ -15,7 +15,7 @@ use crate::conductor::Millis;
 pub struct ParseError(String);
 
 /// Names of the faults of API servers.
-const SERVER_FAULTS: [(&str, ServerFault); 7] = [
+const SERVER_FAULTS: [(&str, ServerFault); 8] = [
     ("down", ServerFault::Down),
     ("hangs", ServerFault::Hangs),
     ("429", ServerFault::TooManyRequests),
@@ -23,6 +23,7 @@ const SERVER_FAULTS: [(&str, ServerFault); 7] = [
     ("503", ServerFault::Unavailable),
     ("html", ServerFault::Html),
     ("401", ServerFault::Unauthorized),
+    ("failing-jobs", ServerFault::FailingJobs),
 ];
 const CHARTS: [(&str, Chart); 4] = [
     ("plain", Chart::Plain),
@@ -63,7 +64,12 @@ impl fmt::Display for Settings {
         let self_cluster = if self.self_cluster { "yes" } else { "no" };
         writeln!(f, "\nself-cluster {self_cluster}")?;
         writeln!(f, "chaos {}", Seconds(self.chaos))?;
-        writeln!(f, "chart {}", name_of(&CHARTS, self.chart))
+        writeln!(f, "quiet {}", Seconds(self.quiet))?;
+        writeln!(f, "chart {}", name_of(&CHARTS, self.chart))?;
+        match &self.at_start {
+            Some(action) => writeln!(f, "at-start {action}"),
+            None => Ok(()),
+        }
     }
 }
 
@@ -84,10 +90,14 @@ impl fmt::Display for Action {
             Self::Crash { host, restart } => {
                 write!(f, "crash {host} restart {}", Seconds(*restart))
             }
-            Self::CrashAtRequest { host, nth, restart } => {
-                let restart = Seconds(*restart);
-                write!(f, "crash {host} at-request {nth} restart {restart}")
-            }
+            Self::AtRequest { host, nth, strike } => match strike {
+                Strike::Crash { restart } => {
+                    let restart = Seconds(*restart);
+                    write!(f, "crash {host} at-request {nth} restart {restart}")
+                }
+                Strike::Fail => write!(f, "fail {host} at-request {nth}"),
+                Strike::LoseAnswer => write!(f, "lose-answer {host} at-request {nth}"),
+            },
             Self::Freeze { host, length } => write!(f, "freeze {host} for {}", Seconds(*length)),
             Self::Suspend { host, length } => write!(f, "suspend {host} for {}", Seconds(*length)),
             Self::Skew { host, by } => write!(f, "skew {host} by {}", Signed(*by)),
@@ -208,7 +218,9 @@ impl FromStr for Plan {
                 tenants: Vec::new(),
                 self_cluster: false,
                 chaos: 0,
+                quiet: 0,
                 chart: Chart::Plain,
+                at_start: None,
             },
             steps: Vec::new(),
         };
@@ -254,7 +266,9 @@ fn setting(settings: &mut Settings, words: &[&str]) -> Option<()> {
                 .collect::<Option<_>>()?;
         }
         ["self-cluster", yes @ ("yes" | "no")] => settings.self_cluster = *yes == "yes",
+        ["at-start", rest @ ..] => settings.at_start = Some(action(rest)?),
         ["chaos", length] => settings.chaos = seconds(length)?,
+        ["quiet", length] => settings.quiet = seconds(length)?,
         ["chart", chart] => settings.chart = named(&CHARTS, chart)?,
         _ => return None,
     }
@@ -400,10 +414,17 @@ fn host(words: &[&str]) -> Option<Action> {
             host: (*host).to_owned(),
             restart: seconds(restart)?,
         },
-        ["crash", host, "at-request", nth, "restart", restart] => Action::CrashAtRequest {
+        [verb, host, "at-request", nth, rest @ ..] => Action::AtRequest {
             host: (*host).to_owned(),
             nth: nth.parse().ok()?,
-            restart: seconds(restart)?,
+            strike: match (*verb, rest) {
+                ("crash", ["restart", restart]) => Strike::Crash {
+                    restart: seconds(restart)?,
+                },
+                ("fail", []) => Strike::Fail,
+                ("lose-answer", []) => Strike::LoseAnswer,
+                _ => return None,
+            },
         },
         ["freeze", host, "for", length] => Action::Freeze {
             host: (*host).to_owned(),

@@ -1,0 +1,59 @@
+//! Runs many plans on several threads.
+
+use std::io;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::conductor::Millis;
+use crate::coverage::Coverage;
+use crate::oracles::Violation;
+use crate::plan::Plan;
+use crate::run::run;
+
+/// What the runs have reached together.
+#[derive(Debug, Default)]
+pub struct Totals {
+    pub runs: usize,
+    pub failed: usize,
+    /// Simulated time.
+    pub simulated: Millis,
+    pub coverage: Coverage,
+}
+
+/// Runs the plans that `plan` returns for 0, 1, ... until it returns `None`. `failed` gets each that violates an
+/// invariant.
+///
+/// # Errors
+/// Returns an error if the machine has no room for the simulation's files.
+pub fn run_all(
+    threads: usize,
+    plan: impl Fn(usize) -> Option<Plan> + Sync,
+    failed: impl Fn(Plan, &Violation) + Sync,
+) -> io::Result<Totals> {
+    let next = AtomicUsize::new(0);
+    let totals = Mutex::new(Totals::default());
+    let work = || -> io::Result<()> {
+        while let Some(plan) = plan(next.fetch_add(1, Ordering::Relaxed)) {
+            let outcome = run(&plan, &mut |_| ())?;
+            if let Ok(mut totals) = totals.lock() {
+                totals.runs += 1;
+                totals.failed += usize::from(outcome.violation.is_some());
+                totals.simulated += outcome.simulated;
+                totals.coverage.merge(&outcome.coverage);
+            }
+            if let Some(violation) = &outcome.violation {
+                failed(plan, violation);
+            }
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        let ends = threads.into_iter().map(|thread| thread.join());
+        ends.map(|end| end.unwrap_or_else(|_| Err(io::Error::other("a run panicked"))))
+            .collect::<io::Result<Vec<()>>>()
+    })?;
+    totals
+        .into_inner()
+        .map_err(|_| io::Error::other("a run panicked"))
+}
