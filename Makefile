@@ -13,6 +13,7 @@ BENCH_ARGS ?=
 SOAK_ARGS ?=
 # A run takes about a second on one core.
 SIM_ARGS ?= --seeds 100
+MINUTES ?= 480
 ARGS ?=
 # Additional arguments for cargo, such as --locked.
 CARGO_FLAGS ?=
@@ -35,7 +36,7 @@ beside_tools = hack/tools/tools.sh $(1) >/dev/null & tools=$$!; trap "kill $$too
 # Prefer the pinned Helm if it is built.
 with_tools = PATH="$$(hack/tools/tools.sh dir)/bin:$$PATH"
 
-.PHONY: help demo test failpoints placed fuzz check fmt tools images e2e-kind bench shipped soak sim deny console run run-pid stop clean rust
+.PHONY: help demo test failpoints placed fuzz check fmt tools images e2e-kind bench shipped soak sim nightly deny console run run-pid stop clean rust
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -94,10 +95,15 @@ soak: rust tools ## Inject random faults into two hubs and two edge clusters for
 	$(binaries) $(debug)
 	$(target)/debug/soak $(SOAK_ARGS)
 
-# `make test` runs the first seeds, without optimization.
+# `make test` runs the first seeds, too.
 sim: rust ## Simulate fleets under faults (SIM_ARGS='--seeds 1000', '--seed 42 --trace --log info')
-	cargo build $(CARGO_FLAGS) --profile sim -p krypton-sim --bin sim --features simulation
-	$(target)/sim/sim $(SIM_ARGS)
+	cargo build $(CARGO_FLAGS) --workspace --bin sim $(debug)
+	$(target)/debug/sim $(SIM_ARGS)
+
+nightly: rust ## Simulate a strike at each kind of request, then new seeds for hours (MINUTES=480)
+	cargo build $(CARGO_FLAGS) --workspace --bin sim $(debug)
+	$(target)/debug/sim --walk --plan simulation/fleet/walk.plan
+	$(target)/debug/sim --seed $$(date +%s)000000 --minutes $(MINUTES) --coverage
 
 deny: rust ## Check licenses, sources and banned crates
 	"$$(hack/tools/cargo-tool.sh cargo-deny 0.20.2)" --workspace check bans licenses sources

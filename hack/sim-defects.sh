@@ -13,11 +13,11 @@ for patch in "$@"; do
   name=$(basename "$patch" .patch)
   git apply "$patch" || { echo "$name: the patch does not apply"; continue; }
   planted=$patch
-  if cargo build -q --profile sim -p krypton-sim --bin sim --features simulation; then
+  if cargo build -q --workspace --bin sim --features failpoints,simulation; then
     seed=1
     found=
     while [ -z "$found" ] && [ "$seed" -le "$most" ]; do
-      found=$("${CARGO_TARGET_DIR:-target}"/sim/sim --seed "$seed" --seeds 10 --no-shrink |
+      found=$("${CARGO_TARGET_DIR:-target}"/debug/sim --seed "$seed" --seeds 10 --no-shrink |
         sed -n 's/^seed \([0-9]*\): [0-9.]* \([a-z-]*\):.*/\1 \2/p' | sort -n | head -1)
       seed=$((seed + 10))
     done
