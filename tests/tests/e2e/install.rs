@@ -6,13 +6,14 @@ use anyhow::Result;
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Mode, Pair, Parts, TestResult, by_agent, eventually,
     fleet::{ALL_READY, chart_flags},
-    in_both_modes,
 };
 use krypton_types::{fingerprint, names};
 use serde_json::json;
 
-in_both_modes!(real_chart_installs_once_and_stays_unchanged);
-by_agent!(original_release_is_adopted_foreign_only_with_annotation);
+by_agent!(
+    original_release_is_adopted_foreign_only_with_annotation,
+    real_chart_installs_once_and_stays_unchanged,
+);
 
 /// Counts the requests that only a pass with actions sends.
 ///
