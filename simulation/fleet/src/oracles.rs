@@ -7,6 +7,7 @@
 //! Two rules need more observations than the conductor makes: the preconditions of deletes need the body of a
 //! request, and the deadlines of requests need its start.
 
+mod content;
 mod leases;
 mod liveness;
 mod members;
@@ -27,7 +28,6 @@ use crate::conductor::Millis;
 use crate::observe::{Event, Observation};
 use crate::plan::Plan;
 
-pub use liveness::end_state;
 pub use people::PLANTED;
 pub(crate) use view::condition;
 pub use view::{Phase, View};
@@ -97,6 +97,7 @@ impl Oracles {
             .chain(people::all())
             .chain(status::all())
             .chain(process::all())
+            .chain(content::all())
             .chain(liveness::all());
         Self {
             view: View::new(plan),

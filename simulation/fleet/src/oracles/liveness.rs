@@ -3,7 +3,7 @@
 //! A member that a permanent fault separates is excused. So are paused objects, members whose EdgeCluster people have
 //! deleted, and charts whose upgrade fails.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use krypton_crds::tenant::Tenant;
 use krypton_helm::releases::labels::OWNER_UID_LABEL;
@@ -49,7 +49,7 @@ pub(super) fn all() -> Vec<Box<dyn Oracle>> {
 
 impl View {
     /// Whether a member must converge: it is part of the fleet, and neither paused, banned nor separated.
-    fn must_converge(&self, member: &str) -> bool {
+    pub(super) fn must_converge(&self, member: &str) -> bool {
         let Some(object) = self.edge_cluster(member) else {
             return false;
         };
@@ -61,14 +61,14 @@ impl View {
     }
 
     /// The members that must converge.
-    fn converging(&self) -> impl Iterator<Item = (&str, &Value)> {
+    pub(super) fn converging(&self) -> impl Iterator<Item = (&str, &Value)> {
         let all = self.all(HOME, GROUP, "edgeclusters");
         all.map(|(key, object)| (key.name.as_str(), object.as_ref()))
             .filter(|(name, _)| self.must_converge(name))
     }
 
     /// The Tenants that must become ready, with their cluster and the member that runs the release.
-    fn ready_tenants(&self) -> Vec<(String, String, &Value)> {
+    pub(super) fn ready_tenants(&self) -> Vec<(String, String, &Value)> {
         let mut found = Vec::new();
         for cluster in self.settings.clusters() {
             let tenants: Vec<_> = self.all(&cluster, GROUP, "tenants").collect();
@@ -86,7 +86,7 @@ impl View {
         found
     }
 
-    fn upgrades_fail(&self) -> bool {
+    pub(super) fn upgrades_fail(&self) -> bool {
         self.settings.chart == Chart::FailingUpgrade
     }
 }
@@ -341,37 +341,6 @@ stateless! {
     }
 }
 
-/// The state that people see: specs and readiness of Tenants, and the newest status of releases. A run with faults
-/// and one without must end in the same state.
-pub fn end_state(view: &View) -> BTreeMap<String, String> {
-    let mut state = BTreeMap::new();
-    for cluster in view.settings.clusters() {
-        for (key, tenant) in view.all(&cluster, GROUP, "tenants") {
-            let spec = tenant.get("spec").map(Value::to_string).unwrap_or_default();
-            let ready = condition(tenant, "Ready").map_or("", |(status, _)| status);
-            let name = format!("{cluster} tenant {}/{}", key.namespace, key.name);
-            state.insert(name, format!("{spec} ready={ready}"));
-        }
-        let mut newest: BTreeMap<String, (u32, String)> = BTreeMap::new();
-        for (key, secret) in view.all(&cluster, "", "secrets") {
-            let Some(version) = super::view::version(secret) else {
-                continue;
-            };
-            let release = text(secret, "/metadata/labels/name");
-            let name = format!("{cluster} release {}/{release}", key.namespace);
-            let fingerprint = super::view::label(secret, "mesh.openkcm.io/fingerprint");
-            let status = text(secret, "/metadata/labels/status");
-            let shown = format!("{status} {}", fingerprint.unwrap_or_default());
-            let entry = newest.entry(name).or_default();
-            if version >= entry.0 {
-                *entry = (version, shown);
-            }
-        }
-        state.extend(newest.into_iter().map(|(name, (_, shown))| (name, shown)));
-    }
-    state
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -382,47 +351,10 @@ mod tests {
     const AGENT: &str = "agent-edge-1";
     const RELEASE: &str = "tenant-t0-edge-1";
 
-    /// A fleet that has converged, before its idle time.
-    fn converged() -> Story {
-        let mut story = Story::new();
-        let version = json!({"status": {
-            "desired": {"epoch": 1, "generation": 4},
-            "applied": {"epoch": 1, "generation": 4},
-        }});
-        let ready = json!({"status": {
-            "observedGeneration": 1,
-            "conditions": [{"type": "Ready", "status": "True", "reason": "Ready"}],
-        }});
-        for cluster in ["home", "edge-1", "edge-2"] {
-            story.put("people", cluster, crd());
-        }
-        story
-            .put("people", "edge-1", tenant())
-            .renew()
-            .put("hub-0", "home", edge_cluster("edge-1"))
-            .put("hub-0", "home", edge_cluster("edge-2"))
-            .patch("hub-0", "home", edge_cluster("edge-1"), &version)
-            .put(
-                "helm:agent-edge-1",
-                "edge-1",
-                revision(RELEASE, 1, "deployed"),
-            )
-            .patch(AGENT, "edge-1", tenant(), &ready);
-        story
-    }
-
-    /// Checks a change of the converged fleet at the end of the idle time.
-    fn after(change: impl FnOnce(&mut Story)) -> Option<String> {
-        let mut story = converged();
-        change(&mut story);
-        story.quiet();
-        story.violated().map(str::to_owned)
-    }
-
     #[test]
     fn converged_fleet_keeps_all_rules() {
-        assert_eq!(after(|_| ()), None);
-        let idle = after(|story| {
+        assert_eq!(Story::after(|_| ()), None);
+        let idle = Story::after(|story| {
             story.enter(Phase::Quiet).wait(100_000).renew();
         });
         assert_eq!(idle, None);
@@ -430,7 +362,7 @@ mod tests {
 
     #[test]
     fn fleet_without_a_leader_is_found() {
-        let found = after(|story| {
+        let found = Story::after(|story| {
             story.wait(6_000);
         });
         assert_eq!(found.as_deref(), Some("one-hub-leads"));
@@ -441,16 +373,16 @@ mod tests {
         let conditions = json!({"status": {"conditions": [
             {"type": "Connected", "status": "Unknown", "reason": "Silent"},
         ]}});
-        let found = after(|story| {
+        let found = Story::after(|story| {
             story.patch("hub-0", "home", edge_cluster("edge-1"), &conditions);
         });
         assert_eq!(found.as_deref(), Some("members-connect"));
-        let found = after(|story| {
+        let found = Story::after(|story| {
             story.delete("people", "home", &edge_cluster("edge-1"));
         });
         assert_eq!(found.as_deref(), Some("members-connect"));
         // People may delete a member with a kubeconfig.
-        let found = after(|story| {
+        let found = Story::after(|story| {
             story.delete("people", "home", &edge_cluster("edge-2"));
         });
         assert_eq!(found, None);
@@ -458,7 +390,7 @@ mod tests {
 
     #[test]
     fn member_without_a_holder_is_found() {
-        let found = after(|story| {
+        let found = Story::after(|story| {
             let released = super::super::story::lease(MEMBER_LEASE, "");
             story.put(AGENT, "edge-1", released);
         });
@@ -468,12 +400,12 @@ mod tests {
     #[test]
     fn member_that_is_behind_is_found() {
         let newer = json!({"status": {"desired": {"generation": 5}}});
-        let found = after(|story| {
+        let found = Story::after(|story| {
             story.patch("hub-0", "home", edge_cluster("edge-1"), &newer);
         });
         assert_eq!(found.as_deref(), Some("desired-state-is-applied"));
         let paused = json!({"spec": {"paused": true}});
-        let found = after(|story| {
+        let found = Story::after(|story| {
             story
                 .patch("people", "home", edge_cluster("edge-1"), &paused)
                 .patch("hub-0", "home", edge_cluster("edge-1"), &newer);
@@ -483,7 +415,7 @@ mod tests {
 
     #[test]
     fn lost_tenant_is_found() {
-        let found = after(|story| {
+        let found = Story::after(|story| {
             story.delete("crd-controller", "edge-1", &tenant());
         });
         assert_eq!(found.as_deref(), Some("wanted-tenants-exist"));
@@ -491,7 +423,7 @@ mod tests {
 
     #[test]
     fn tenant_that_does_not_go_is_found() {
-        let found = after(|story| {
+        let found = Story::after(|story| {
             story.patch("people", "edge-1", tenant(), &deletion());
         });
         assert_eq!(found.as_deref(), Some("deleted-tenants-go"));
@@ -500,7 +432,7 @@ mod tests {
     #[test]
     fn tenant_that_is_not_ready_is_found() {
         let newer = json!({"metadata": {"generation": 2}});
-        let found = after(|story| {
+        let found = Story::after(|story| {
             story.patch("people", "edge-1", tenant(), &newer);
         });
         assert_eq!(found.as_deref(), Some("tenants-get-ready"));
@@ -508,7 +440,7 @@ mod tests {
             "generation": 2,
             "annotations": {"mesh.openkcm.io/paused": "true"},
         }});
-        let found = after(|story| {
+        let found = Story::after(|story| {
             story.patch("people", "edge-1", tenant(), &paused);
         });
         assert_eq!(found, None);
@@ -516,7 +448,7 @@ mod tests {
 
     #[test]
     fn release_that_is_not_deployed_is_found() {
-        let found = after(|story| {
+        let found = Story::after(|story| {
             story.put(
                 "helm:agent-edge-1",
                 "edge-1",
@@ -528,7 +460,7 @@ mod tests {
 
     #[test]
     fn locked_release_is_found() {
-        let found = after(|story| {
+        let found = Story::after(|story| {
             let other = revision("other", 1, "pending-install");
             story.put("people", "edge-1", other);
         });
@@ -537,7 +469,7 @@ mod tests {
 
     #[test]
     fn missing_crd_is_found() {
-        let found = after(|story| {
+        let found = Story::after(|story| {
             story.delete("people", "home", &crd());
         });
         assert_eq!(found.as_deref(), Some("crds-exist"));
@@ -548,7 +480,7 @@ mod tests {
         let seen = json!({"status": {"lastSeen": "2026-01-01T00:01:00Z"}});
         let other = json!({"status": {"lastSeen": "2026-01-01T00:02:00Z", "mode": "none"}});
         for (patch, oracle) in [(seen, None), (other, Some("idle-fleet-writes-nothing"))] {
-            let mut story = converged();
+            let mut story = Story::converged();
             story.enter(Phase::Quiet).wait(SETTLES + 1).patch(
                 "hub-0",
                 "home",
@@ -565,31 +497,9 @@ mod tests {
             (Phase::Converge, None),
             (Phase::Quiet, Some("idle-fleet-runs-no-helm")),
         ] {
-            let mut story = converged();
+            let mut story = Story::converged();
             story.enter(phase).helm(1, AGENT, "upgrade", RELEASE);
             assert_eq!(story.violated(), oracle);
         }
-    }
-
-    #[test]
-    fn end_state_ignores_numbers_of_revisions() {
-        let (one, mut two) = (converged(), converged());
-        two.put(
-            "helm:agent-edge-1",
-            "edge-1",
-            revision(RELEASE, 1, "superseded"),
-        )
-        .put(
-            "helm:agent-edge-1",
-            "edge-1",
-            revision(RELEASE, 2, "deployed"),
-        );
-        assert_eq!(end_state(one.view()), end_state(two.view()));
-        two.put(
-            "helm:agent-edge-1",
-            "edge-1",
-            revision(RELEASE, 2, "failed"),
-        );
-        assert_ne!(end_state(one.view()), end_state(two.view()));
     }
 }

@@ -36,6 +36,37 @@ impl Story {
         story
     }
 
+    /// A fleet that has converged, before its idle time.
+    pub(super) fn converged() -> Self {
+        const AGENT: &str = "agent-edge-1";
+        let mut story = Self::new();
+        let version = json!({"status": {
+            "desired": {"epoch": 1, "generation": 4},
+            "applied": {"epoch": 1, "generation": 4},
+        }});
+        story
+            .put("people", "edge-1", tenant())
+            .renew()
+            .put("hub-0", "home", edge_cluster("edge-1"))
+            .put("hub-0", "home", edge_cluster("edge-2"))
+            .patch("hub-0", "home", edge_cluster("edge-1"), &version)
+            .put(
+                "helm:agent-edge-1",
+                "edge-1",
+                revision("tenant-t0-edge-1", 1, "deployed"),
+            )
+            .patch(AGENT, "edge-1", tenant(), &ready(1));
+        story
+    }
+
+    /// Checks a change of the converged fleet at the end of the idle time. Returns the oracle that failed.
+    pub(super) fn after(change: impl FnOnce(&mut Self)) -> Option<String> {
+        let mut story = Self::converged();
+        change(&mut story);
+        story.quiet();
+        story.violated().map(str::to_owned)
+    }
+
     /// Lets time pass.
     pub(super) fn wait(&mut self, millis: Millis) -> &mut Self {
         self.at += millis;
@@ -253,6 +284,14 @@ pub(super) fn tenant() -> Value {
         },
         "spec": {},
     })
+}
+
+/// The patch that makes an object ready at this generation.
+pub(super) fn ready(generation: u64) -> Value {
+    json!({"status": {
+        "observedGeneration": generation,
+        "conditions": [{"type": "Ready", "status": "True", "reason": "Ready"}],
+    }})
 }
 
 /// The patch that marks an object as being deleted.

@@ -87,6 +87,8 @@ pub struct View {
     /// Whether people want each Tenant and KryptonDeployment of this name.
     tenants: BTreeMap<String, bool>,
     deployments: BTreeMap<String, bool>,
+    /// The chart's version `0.N.0` that people want, as N.
+    pub(crate) chart_version: u32,
     /// Members whose EdgeCluster people have deleted with the policy `Uninstall`.
     retiring: BTreeSet<String>,
     /// Deployments that people have deleted and nobody has created again, by cluster.
@@ -115,6 +117,7 @@ impl View {
             set_back: BTreeSet::new(),
             tenants: BTreeMap::new(),
             deployments: BTreeMap::new(),
+            chart_version: 1,
             retiring: BTreeSet::new(),
             damaged: BTreeMap::new(),
         }
@@ -235,6 +238,9 @@ impl View {
         let Ok(action) = text.parse::<Action>() else {
             return;
         };
+        if let Action::ChartVersion { version } = action {
+            self.chart_version = version;
+        }
         // A strike is reported again when it happens.
         if action.is_personal() || matches!(action, Action::AtRequest { .. }) && !ends {
             return;

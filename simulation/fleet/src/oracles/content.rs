@@ -1,0 +1,183 @@
+//! What must be installed after all faults have ended: what people ordered, and nothing else.
+
+use krypton_sim_apiserver::server::Key;
+use krypton_types::names::{GROUP, tenant_release};
+use serde_json::Value;
+
+use super::view::{condition, condition_text, is_deleted, krypton_key, number, text, workspace};
+use super::{Check, Oracle, View, ensure, stateless};
+use crate::faults::VALUES;
+use crate::plan::{Access, HOME, SYSTEM, Settings, TENANTS};
+
+pub(super) fn all() -> Vec<Box<dyn Oracle>> {
+    vec![
+        Box::new(DeploymentsGetReady),
+        Box::new(UnorderedGo),
+        Box::new(ReleasesAreCurrent),
+    ]
+}
+
+stateless! {
+    /// Each KryptonDeployment is ready at its generation.
+    DeploymentsGetReady, "deployments-get-ready",
+    fn quiet(&mut self, view: &View) -> Check {
+        if view.upgrades_fail() || view.any_damaged() {
+            return Ok(());
+        }
+        for (key, deployment) in view.all(HOME, GROUP, "kryptondeployments") {
+            let region = text(deployment, "/spec/region/name");
+            if is_deleted(deployment) || !view.must_converge(region) || !names_its_secret(view, deployment) {
+                continue;
+            }
+            let ready = condition(deployment, "Ready").is_some_and(|(status, _)| status == "True");
+            let current = number(deployment, "/status/observedGeneration")
+                == number(deployment, "/metadata/generation");
+            ensure(ready && current, || {
+                let ready = condition_text(deployment, "Ready");
+                format!("KryptonDeployment {} in {region} is not ready: {ready}", key.name)
+            })?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether the KryptonDeployment names the Secret of a member without an agent. People cannot name it while it is deleted.
+fn names_its_secret(view: &View, deployment: &Value) -> bool {
+    let region = text(deployment, "/spec/region/name");
+    let mut edges = view.settings.edges.iter();
+    let proxied = edges.any(|edge| edge.name == region && edge.access == Access::Kubeconfig);
+    !proxied || text(deployment, "/spec/region/kubeconfig/secret/name") == region
+}
+
+stateless! {
+    /// A member has only releases of KryptonDeployments that are in its region.
+    UnorderedGo, "removed-deployments-go",
+    fn quiet(&mut self, view: &View) -> Check {
+        if view.ever_restored() || view.upgrades_fail() {
+            return Ok(());
+        }
+        for (member, _) in view.converging() {
+            for (_, secret) in view.all(Settings::cluster(member), "", "secrets") {
+                let release = text(secret, "/metadata/labels/name");
+                let Some(name) = release.strip_prefix("ced-") else {
+                    continue;
+                };
+                let deployment = view.get(HOME, &krypton_key("kryptondeployments", TENANTS, name));
+                let ordered = deployment.is_some_and(|deployment| {
+                    !is_deleted(deployment) && text(deployment, "/spec/region/name") == member
+                });
+                ensure(ordered, || format!("{release} stays on {member}"))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+stateless! {
+    /// The release of each Tenant has the chart version and the values that people want.
+    ReleasesAreCurrent, "releases-are-current",
+    fn quiet(&mut self, view: &View) -> Check {
+        if view.upgrades_fail() {
+            return Ok(());
+        }
+        let fleet = view.get(HOME, &config_map(SYSTEM, VALUES));
+        let fleet = fleet.map_or("", |values| text(values, "/data/values.yaml"));
+        let fleet = fleet.trim().strip_prefix("message: ").unwrap_or_default();
+        let version = format!("0.{}.0", view.chart_version);
+        for (_, member, tenant) in view.ready_tenants() {
+            let release = tenant_release(text(tenant, "/metadata/name"), &member);
+            let key = config_map(workspace(tenant), &format!("{release}-config"));
+            // People may have deleted it. Without drift correction, it is missing until the next upgrade.
+            let Some(object) = view.get(Settings::cluster(&member), &key) else {
+                continue;
+            };
+            let message = match text(tenant, "/spec/values/message") {
+                "" => fleet,
+                own => own,
+            };
+            let found = (text(object, "/data/version"), text(object, "/data/message"));
+            ensure(found == (&version, message), || {
+                format!("{release} has {found:?} instead of {version} with {message}")
+            })?;
+        }
+        Ok(())
+    }
+}
+
+fn config_map(namespace: &str, name: &str) -> Key {
+    Key {
+        group: String::new(),
+        resource: "configmaps".to_owned(),
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::story::{self, Story, deletion, deployment, ready, revision};
+
+    fn content(version: &str, message: &str) -> serde_json::Value {
+        let mut object = story::config_map("t0", "tenant-t0-edge-1-config");
+        object["data"] = json!({"version": version, "message": message});
+        object
+    }
+
+    #[test]
+    fn deployment_that_is_not_ready_is_found() {
+        for (generation, oracle) in [(1, None), (2, Some("deployments-get-ready"))] {
+            let found = Story::after(|story| {
+                let newer = json!({"metadata": {"generation": generation}});
+                story
+                    .put("people", "home", deployment("edge-1"))
+                    .patch("hub-0", "home", deployment("edge-1"), &ready(1))
+                    .patch("people", "home", deployment("edge-1"), &newer);
+            });
+            assert_eq!(found.as_deref(), oracle);
+        }
+    }
+
+    #[test]
+    fn release_of_removed_deployment_is_found() {
+        for (region, oracle) in [("edge-1", None), ("edge-9", Some("removed-deployments-go"))] {
+            let found = Story::after(|story| {
+                story
+                    .put("people", "home", deployment(region))
+                    .patch("hub-0", "home", deployment(region), &ready(1))
+                    .put("helm:hub-0", "edge-1", revision("ced-d0", 1, "deployed"));
+            });
+            assert_eq!(found.as_deref(), oracle);
+        }
+        let found = Story::after(|story| {
+            story
+                .put("people", "home", deployment("edge-1"))
+                .put("helm:hub-0", "edge-1", revision("ced-d0", 1, "deployed"))
+                .patch("people", "home", deployment("edge-1"), &deletion());
+        });
+        assert_eq!(found.as_deref(), Some("removed-deployments-go"));
+    }
+
+    #[test]
+    fn release_with_old_content_is_found() {
+        let values = |message: &str| {
+            let mut values = story::config_map("krypton-system", "fleet-values");
+            values["data"] = json!({"values.yaml": format!("message: {message}\n")});
+            values
+        };
+        for (version, message, oracle) in [
+            ("0.2.0", "fleet-3", None),
+            ("0.1.0", "fleet-3", Some("releases-are-current")),
+            ("0.2.0", "fleet-2", Some("releases-are-current")),
+        ] {
+            let found = Story::after(|story| {
+                story
+                    .put("people", "home", values("fleet-3"))
+                    .fault("chart-version 2")
+                    .put("helm:agent-edge-1", "edge-1", content(version, message));
+            });
+            assert_eq!(found.as_deref(), oracle);
+        }
+    }
+}
