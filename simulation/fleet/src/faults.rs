@@ -67,6 +67,7 @@ pub fn apply(simulation: &mut Simulation, action: &Action) {
             };
             end_later(simulation, action, end);
         }
+        Action::HalfOpen { from, to } => simulation.half_open(from, to),
         Action::Server { .. }
         | Action::EndWatches { .. }
         | Action::Compact { .. }

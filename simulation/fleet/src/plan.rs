@@ -162,6 +162,11 @@ pub enum Action {
         fault: LinkFault,
         length: Millis,
     },
+    /// The open connections lose all later bytes in this direction. Neither end notices, and new connections work.
+    HalfOpen {
+        from: String,
+        to: String,
+    },
     Server {
         cluster: String,
         fault: ServerFault,
@@ -374,6 +379,17 @@ impl Action {
         )
     }
 
+    /// The time after which clients notice the fault at the latest, if it has no end.
+    pub fn lingers(&self) -> Millis {
+        match self {
+            // The timeout of a watch, with the clients' tolerance.
+            Self::HalfOpen { from, .. } if !is_host(from) => 330_000,
+            // Pings find it, and a hub ends the session of a silent agent.
+            Self::HalfOpen { .. } => 60_000,
+            _ => 0,
+        }
+    }
+
     /// The time until the fault ends. `None` if it has no length.
     pub fn length(&self) -> Option<Millis> {
         self.clone().length_mut().copied()
@@ -439,7 +455,7 @@ impl Action {
                 DeploymentAction::Edit { .. } | DeploymentAction::Delete => Vec::new(),
             },
             Self::ChartVersion { .. } | Self::Values { .. } => Vec::new(),
-            Self::Link { from, to, .. } => vec![from, to],
+            Self::Link { from, to, .. } | Self::HalfOpen { from, to } => vec![from, to],
             Self::Crash { host, .. }
             | Self::AtRequest { host, .. }
             | Self::Freeze { host, .. }
@@ -466,6 +482,11 @@ impl Action {
         let mut edges = needs.map(|name| name.strip_prefix("agent-").unwrap_or(name));
         edges.find(|name| name.starts_with("edge-"))
     }
+}
+
+/// Whether the name is of a host, not of a cluster.
+fn is_host(name: &str) -> bool {
+    name.starts_with("hub-") || name.starts_with("agent-")
 }
 
 impl MemberAction {

@@ -94,8 +94,9 @@ impl Run<'_> {
 
     /// Waits until everything is as people want it. The oracles of the end report what is not.
     fn converge(&mut self) -> Result<(), Violation> {
-        let limit = self.simulation.now() + CONVERGE;
-        self.advance(LEASE)?;
+        let lingering = self.lingering();
+        let limit = self.simulation.now() + lingering + CONVERGE;
+        self.advance(LEASE.max(lingering))?;
         while self.simulation.now() < limit {
             self.advance(CHECK)?;
             if self.oracles.quiet(self.simulation.now()).is_ok() {
@@ -103,6 +104,14 @@ impl Run<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Time from the end of the chaos until clients notice all half-open connections.
+    fn lingering(&self) -> Millis {
+        let chaos = self.plan.settings.chaos;
+        let steps = self.plan.steps.iter();
+        let ends = steps.map(|step| (step.at + step.action.lingers()).saturating_sub(chaos));
+        ends.max().unwrap_or_default()
     }
 
     fn enter(&mut self, phase: Phase) {

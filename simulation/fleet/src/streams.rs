@@ -38,6 +38,8 @@ struct Incoming {
     in_flight: usize,
     finished: bool,
     reset: bool,
+    /// Nothing arrives any more, and no end gets to know it.
+    severed: bool,
     reader: Option<Waker>,
     writer: Option<Waker>,
 }
@@ -71,6 +73,15 @@ impl End {
         incoming.reset |= reset;
         wake(&mut incoming.reader);
         wake(&mut incoming.writer);
+    }
+
+    /// Loses what the other end sends from now.
+    pub(crate) fn sever(&self) {
+        self.lock().severed = true;
+    }
+
+    pub(crate) fn is_severed(&self) -> bool {
+        self.lock().severed
     }
 
     fn lock(&self) -> MutexGuard<'_, Incoming> {

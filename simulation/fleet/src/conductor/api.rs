@@ -91,6 +91,8 @@ pub(super) struct OpenRequest {
     held: Vec<Bytes>,
     /// Whether the server has ended the watch after these parts.
     ended: bool,
+    /// Whether its connection loses all later parts.
+    severed: bool,
     /// A request or response that was lost, which the client still waits for.
     lost: Option<Reply>,
 }
@@ -98,7 +100,7 @@ pub(super) struct OpenRequest {
 impl OpenRequest {
     /// Returns the delivery of what waits for the client, and its time.
     fn release(&mut self, at: Millis) -> Option<(ProcessId, Millis, Delivery)> {
-        if self.held.is_empty() && !self.ended {
+        if self.severed || (self.held.is_empty() && !self.ended) {
             return None;
         }
         let (_, parts) = self.watch.as_ref()?;
@@ -184,6 +186,7 @@ impl Simulation {
             last: self.now,
             held: Vec::new(),
             ended: false,
+            severed: false,
             lost: None,
         };
         self.requests.insert(id, open);
@@ -441,6 +444,16 @@ impl Simulation {
         let released: Vec<_> = well.filter_map(|open| open.release(at)).collect();
         for (process, at, delivery) in released {
             self.deliver(process, at, delivery);
+        }
+    }
+
+    /// The watches of a host lose what the server sends. Helm has no deadline for its requests.
+    pub(super) fn half_open_watches(&mut self, cluster: &str, host: &str) {
+        let runs = &self.helm_runs;
+        let open = self.requests.values_mut();
+        let open = open.filter(|open| open.cluster == cluster && open.host == host);
+        for open in open.filter(|open| !runs.contains_key(&open.process)) {
+            open.severed = open.watch.is_some();
         }
     }
 

@@ -94,6 +94,9 @@ impl Simulation {
     /// Returns what cannot pass.
     fn try_send(&mut self, held: Held) -> Option<Held> {
         let reader = self.processes.get(&held.to.process)?;
+        if held.to.is_severed() {
+            return None;
+        }
         let waits = self
             .held
             .iter()
@@ -117,6 +120,20 @@ impl Simulation {
         });
         self.deliver(process, at, delivery);
         None
+    }
+
+    /// Open connections lose what `from` sends to `to` from now, and neither end gets to know it. New ones work.
+    pub fn half_open(&mut self, from: &str, to: &str) {
+        let host = |end: &End| Some(self.processes.get(&end.process)?.host.as_str());
+        for (one, other) in &self.streams {
+            for (writer, reader) in [(one, other), (other, one)] {
+                if host(writer) == Some(from) && host(reader) == Some(to) {
+                    reader.sever();
+                }
+            }
+        }
+        self.held.retain(|held| !held.to.is_severed());
+        self.half_open_watches(from, to);
     }
 
     /// Sends what waited for its link.

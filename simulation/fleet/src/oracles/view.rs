@@ -246,6 +246,7 @@ impl View {
             return;
         }
         self.calm_since = self.now;
+        self.busy_until = self.busy_until.max(self.now + action.lingers());
         if let Action::ServerClock { cluster, .. } = &action {
             self.set_back.insert(cluster.clone());
         }
@@ -260,7 +261,10 @@ impl View {
                     self.suspended_until = self.suspended_until.max(end + RESUME);
                 }
             }
-            Action::Skew { .. } | Action::EndWatches { .. } | Action::Compact { .. } => {}
+            Action::Skew { .. }
+            | Action::HalfOpen { .. }
+            | Action::EndWatches { .. }
+            | Action::Compact { .. } => {}
             _ if action.length() == Some(FOREVER) => {}
             _ => self.active.push(action),
         }

@@ -62,6 +62,7 @@ enum Kind {
     Skew,
     Cut,
     SlowLink,
+    HalfOpen,
     Outage,
     BadAnswers,
     Jobs,
@@ -70,7 +71,7 @@ enum Kind {
     ServerClock,
 }
 
-const KINDS: [Kind; 25] = [
+const KINDS: [Kind; 26] = [
     Kind::Life,
     Kind::Edit,
     Kind::Pause,
@@ -90,6 +91,7 @@ const KINDS: [Kind; 25] = [
     Kind::Skew,
     Kind::Cut,
     Kind::SlowLink,
+    Kind::HalfOpen,
     Kind::Outage,
     Kind::BadAnswers,
     Kind::Jobs,
@@ -296,6 +298,7 @@ impl Draft {
                 self.host(kind, at)
             }
             Kind::Cut | Kind::SlowLink => self.link(kind, at),
+            Kind::HalfOpen => Some(self.half_open()),
             Kind::Outage
             | Kind::BadAnswers
             | Kind::Jobs
@@ -459,6 +462,17 @@ impl Draft {
             fault,
             length,
         })
+    }
+
+    /// Without the requests of a host, nothing on its connection to an API server is interesting.
+    fn half_open(&mut self) -> Action {
+        let (host, target) = self.any_link();
+        let from_host = super::is_host(&target) && self.chance.random_bool(0.5);
+        let (from, to) = match from_host {
+            true => (host, target),
+            false => (target, host),
+        };
+        Action::HalfOpen { from, to }
     }
 
     fn server(&mut self, kind: Kind, at: Millis) -> Option<Action> {

@@ -74,7 +74,7 @@ fn every_kind_of_step_is_drawn() {
             }
         })
         .collect();
-    assert_eq!(verbs.len(), 53, "{verbs:#?}");
+    assert_eq!(verbs.len(), 54, "{verbs:#?}");
 }
 
 #[test]
@@ -111,6 +111,7 @@ fn step_is_printed_as_readable_line() {
         "0.001 crash agent-edge-1 at-request 17 restart ever",
         "0.001 lose-answer hub-0 at-request 17",
         "1.000 link hub-0 <-> edge-1 delay 0.500 for 10.000",
+        "1.000 half-open agent-edge-1 -> hub-0",
         "1.000 skew hub-1 by -3.250",
         "9.000 tenant home/t1 create on edge-2",
         "9.000 deployment d0 move to edge-1",

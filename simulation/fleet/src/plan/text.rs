@@ -112,6 +112,7 @@ impl fmt::Display for Action {
                 let length = Seconds(*length);
                 write!(f, "link {from} {arrow} {to} {fault} for {length}")
             }
+            Self::HalfOpen { from, to } => write!(f, "half-open {from} -> {to}"),
             Self::Server {
                 cluster,
                 fault,
@@ -333,6 +334,10 @@ fn action(words: &[&str]) -> Option<Action> {
             cluster: owned(cluster),
         },
         ["link", ..] => link(words)?,
+        ["half-open", from, "->", to] => Action::HalfOpen {
+            from: owned(from),
+            to: owned(to),
+        },
         [
             "server" | "end-watches" | "compact" | "restore" | "server-clock",
             ..,
