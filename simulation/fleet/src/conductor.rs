@@ -64,6 +64,8 @@ pub struct Simulation {
     generator: Xoshiro256PlusPlus,
     observations: Vec<Observation>,
     folder: TempDir,
+    /// Time by which all wall clocks have been moved.
+    passed: SignedDuration,
     seed: u64,
     last_process: u64,
     last_run: u64,
@@ -119,6 +121,7 @@ impl Simulation {
             generator,
             observations: Vec::new(),
             folder: folder(seed)?,
+            passed: SignedDuration::ZERO,
             seed,
             last_process: 0,
             last_run: 0,
@@ -133,7 +136,7 @@ impl Simulation {
     pub fn wall(&self) -> Timestamp {
         let passed = i64::try_from(self.now).unwrap_or(i64::MAX);
         EPOCH
-            .saturating_add(SignedDuration::from_millis(passed))
+            .saturating_add(SignedDuration::from_millis(passed) + self.passed)
             .unwrap_or(EPOCH)
     }
 

@@ -16,7 +16,7 @@ use crate::conductor::{Health, Millis, Simulation};
 use crate::network::Link;
 use crate::observe::Event as Seen;
 use crate::plan::{Action, FOREVER, LinkFault, Plan, ServerFault, Strike};
-use crate::stage::Fleet;
+use crate::stage::{self, Fleet};
 
 pub use people::{FOREIGN, PEOPLE, Person, VALUES};
 pub use restore::RESTORE;
@@ -29,6 +29,9 @@ const LONGEST: Millis = 24 * 60 * 60 * 1000;
 const ROLLOUT: Millis = 10_000;
 /// Time that the restart of a hub takes.
 const RESTART: Millis = 500;
+/// Number of attempts of people to let an agent join again, and the time between two.
+const INVITATIONS: u64 = 4;
+const INVITES: Millis = 20_000;
 /// File in the simulation's folder with the chart's version.
 const VERSION_FILE: &str = "chart-version";
 
@@ -52,6 +55,9 @@ pub fn apply(simulation: &mut Simulation, action: &Action) {
         Action::Freeze { host, length } => simulation.freeze(host, (*length).min(LONGEST)),
         Action::Suspend { host, length } => simulation.suspend(host, (*length).min(LONGEST)),
         Action::Skew { host, by } => simulation.skew(host, SignedDuration::from_millis(*by)),
+        Action::PassDays { days } => {
+            simulation.pass(SignedDuration::from_hours(24 * i64::from(*days)))
+        }
         Action::Link {
             from,
             to,
@@ -78,6 +84,7 @@ pub fn apply(simulation: &mut Simulation, action: &Action) {
         | Action::Member { .. }
         | Action::Deployment { .. }
         | Action::Values { .. }
+        | Action::RotateCa
         | Action::DeleteCrd { .. }
         | Action::DeleteAnchor { .. } => people::act(simulation, action),
     }
@@ -124,11 +131,31 @@ pub fn heal(simulation: &mut Simulation, plan: &Plan) {
         }
     }
     let settings = &plan.settings;
+    for edge in &settings.edges {
+        if let Some(agent) = edge.agent().filter(|_| !remains(&edge.name))
+            && !remains(&agent)
+        {
+            invite(simulation, edge.name.clone());
+        }
+    }
     // A restore of home may have brought back what people had changed only for a time.
     Fleet { settings }.provide_kubeconfigs(simulation);
     simulation.observe(Seen::Fault {
         text: "heal".to_owned(),
     });
+}
+
+/// Gives new bundles to an agent whose certificate has expired. An agent uses a bundle only once after its start.
+fn invite(simulation: &mut Simulation, edge: String) {
+    for attempt in 0..INVITATIONS {
+        let edge = edge.clone();
+        let at = simulation.now() + attempt * INVITES;
+        simulation.at(at, move |simulation| {
+            if stage::is_expired(simulation, &edge) {
+                people::rejoin(simulation, &edge);
+            }
+        });
+    }
 }
 
 /// The chart's version `0.N.0` in the flags of a hub that starts now, as N.

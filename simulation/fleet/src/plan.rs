@@ -121,6 +121,8 @@ pub enum Action {
     Values {
         number: u32,
     },
+    /// Requests a rotation of the hub's CA.
+    RotateCa,
     /// Deletes the CRD of Tenants.
     DeleteCrd {
         cluster: String,
@@ -154,6 +156,10 @@ pub enum Action {
     Skew {
         host: String,
         by: i64,
+    },
+    /// Moves all wall clocks, so that certificates become due or expire.
+    PassDays {
+        days: u32,
     },
     Link {
         from: String,
@@ -239,6 +245,8 @@ pub enum MemberAction {
     Delete {
         uninstall: bool,
     },
+    /// Gives the agent a new join bundle, and restarts it.
+    Rejoin,
     /// Replaces the kubeconfig by invalid text for a time.
     DamageKubeconfig {
         length: Millis,
@@ -374,6 +382,7 @@ impl Action {
                 | Self::Deployment { .. }
                 | Self::ChartVersion { .. }
                 | Self::Values { .. }
+                | Self::RotateCa
                 | Self::DeleteCrd { .. }
                 | Self::DeleteAnchor { .. }
         )
@@ -454,7 +463,10 @@ impl Action {
                 }
                 DeploymentAction::Edit { .. } | DeploymentAction::Delete => Vec::new(),
             },
-            Self::ChartVersion { .. } | Self::Values { .. } => Vec::new(),
+            Self::ChartVersion { .. }
+            | Self::Values { .. }
+            | Self::RotateCa
+            | Self::PassDays { .. } => Vec::new(),
             Self::Link { from, to, .. } | Self::HalfOpen { from, to } => vec![from, to],
             Self::Crash { host, .. }
             | Self::AtRequest { host, .. }

@@ -16,16 +16,21 @@ use base64::engine::general_purpose::STANDARD;
 use futures::future::LocalBoxFuture;
 use http::Method;
 use krypton_agent::args::Flags;
+use krypton_agent::credentials::store::SECRET as IDENTITY;
 use krypton_hub::args::Settings as HubSettings;
 use krypton_runtime::telemetry::Log;
 use krypton_runtime::watchdog::Watchdog;
 use krypton_sim_apiserver::server::{ApiServer, Key, Options};
+use krypton_types::fingerprint;
 use krypton_types::join_bundle::JoinBundle;
 use krypton_types::join_info::{self, JoinInfo};
 use krypton_types::join_token;
 use krypton_types::names::{self, GROUP};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
+use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 use crate::chart;
 use crate::conductor::{Context, Program, Simulation};
@@ -208,14 +213,35 @@ fn join(
     (name, index): (&str, usize),
     host: &str,
 ) -> anyhow::Result<()> {
+    invite(simulation, (name, None), host)?;
+    let folder = simulation.folder().join(host);
+    std::fs::write(folder.join("kubeconfig"), kubeconfig(&authority(index + 1)))?;
+    let ip = [10, 0, 2, u8::try_from(index)?];
+    simulation.add_host(host, ip, agent_program());
+    Ok(())
+}
+
+/// Gives an agent a join bundle, as `kubectl krypton join` prints it. The token is bound to the EdgeCluster of this UID.
+///
+/// # Errors
+/// Returns an error if the hub has not published its addresses, or has this token.
+pub(crate) fn invite(
+    simulation: &mut Simulation,
+    (name, uid): (&str, Option<&str>),
+    host: &str,
+) -> anyhow::Result<()> {
     let info = join_info(simulation).context("the hub has published no addresses")?;
-    let random = [u8::try_from(index)? + 1; 40];
-    let (one, other) = (random.first_chunk::<8>(), random.last_chunk::<32>());
-    let (Some(one), Some(other)) = (one, other) else {
+    let id = fingerprint::sha256_hex(format!("{name} {}", simulation.now()).as_bytes());
+    let random = (
+        id.as_bytes().first_chunk::<8>(),
+        id.as_bytes().last_chunk::<32>(),
+    );
+    let (Some(one), Some(other)) = random else {
         bail!("a token has 40 bytes");
     };
-    let hour = Duration::from_secs(3600);
-    let (token, made) = join_token::new(name, None, hour, simulation.wall(), (one, other));
+    // The clocks of hubs differ by hours.
+    let life = join_token::LONGEST_LIFE;
+    let (token, made) = join_token::new(name, uid, life, simulation.wall(), (one, other));
     let token = serde_json::to_value(token)?;
     create(simulation, HOME, &namespaced("secrets"), &token)?;
     let bundle = JoinBundle {
@@ -228,10 +254,22 @@ fn join(
     let folder = simulation.folder().join(host);
     std::fs::create_dir_all(&folder)?;
     std::fs::write(folder.join("join.yaml"), bundle.to_yaml()?)?;
-    std::fs::write(folder.join("kubeconfig"), kubeconfig(&authority(index + 1)))?;
-    let ip = [10, 0, 2, u8::try_from(index)?];
-    simulation.add_host(host, ip, agent_program());
     Ok(())
+}
+
+/// Returns whether the stored certificate of the agent on this edge cluster has expired by the clock of some hub.
+pub(crate) fn is_expired(simulation: &Simulation, edge: &str) -> bool {
+    let secret = object(simulation, edge, ("", "secrets"), SYSTEM, IDENTITY);
+    let end = secret.and_then(|secret| {
+        let pem = STANDARD
+            .decode(secret.pointer("/data/tls.crt")?.as_str()?)
+            .ok()?;
+        let der = CertificateDer::from_pem_slice(&pem).ok()?;
+        let (_, certificate) = X509Certificate::from_der(&der).ok()?;
+        Some(certificate.validity().not_after.timestamp())
+    });
+    let latest = simulation.wall().as_second() + 12 * 60 * 60;
+    end.is_some_and(|end| end <= latest)
 }
 
 /// Returns what the hub has published for agents.

@@ -236,6 +236,18 @@ impl Simulation {
         }
     }
 
+    /// Moves all wall clocks, also those of API servers.
+    pub fn pass(&mut self, by: SignedDuration) {
+        self.passed += by;
+        for process in self.processes.values() {
+            process.skew(by);
+        }
+        let clusters: Vec<String> = self.clusters.keys().cloned().collect();
+        for name in clusters {
+            self.change_cluster(&name, |cluster, now| cluster.server.advance(now));
+        }
+    }
+
     pub(super) fn restart(&mut self, name: &str) {
         if self.hosts.get(name).is_some_and(|host| host.restarts) {
             self.start(name);

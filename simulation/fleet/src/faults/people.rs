@@ -7,13 +7,15 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use http::{Method, Request};
 use krypton_sim_apiserver::server::Key;
-use krypton_types::names;
+use krypton_types::{ca_rotation, names};
 use serde_json::{Value, json};
 
 use crate::conductor::Simulation;
+use crate::observe::Event as Seen;
 use crate::plan::{
     Action, DeploymentAction, HOME, MemberAction, SYSTEM, Settings, TENANTS, TenantAction,
 };
+use crate::stage;
 
 /// User agent of all requests of people.
 pub const PEOPLE: &str = "people/1.0";
@@ -113,6 +115,16 @@ pub(super) fn act(simulation: &mut Simulation, action: &Action) {
                 let new = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data});
                 person.create(&all, &new);
             }
+        }
+        Action::RotateCa => {
+            let annotations =
+                json!({ca_rotation::REQUEST_ANNOTATION: simulation.wall().to_string()});
+            let path = format!("/api/v1/namespaces/{SYSTEM}/secrets/{}", names::CA_SECRET);
+            Person {
+                simulation,
+                cluster: HOME,
+            }
+            .patch(&path, &json!({"metadata": {"annotations": annotations}}));
         }
         Action::DeleteCrd { cluster } => {
             let crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
@@ -324,6 +336,7 @@ fn on_member(simulation: &mut Simulation, member: &str, what: &MemberAction) {
             person.delete(&path);
             return;
         }
+        MemberAction::Rejoin => return rejoin(simulation, member),
         MemberAction::DamageKubeconfig { .. }
         | MemberAction::DeleteKubeconfig { .. }
         | MemberAction::RelabelKubeconfig { .. } => {
@@ -331,6 +344,25 @@ fn on_member(simulation: &mut Simulation, member: &str, what: &MemberAction) {
         }
     };
     person.patch(&path, &json!({"spec": spec}));
+}
+
+/// Runs `kubectl krypton join`, gives the bundle to the agent, and restarts it.
+pub(super) fn rejoin(simulation: &mut Simulation, member: &str) {
+    let path = format!("{KRYPTON}/edgeclusters/{member}");
+    let mut person = Person {
+        simulation,
+        cluster: HOME,
+    };
+    let uid = person
+        .get(&path)
+        .and_then(|object| Some(text(&object, "/metadata/uid")?.to_owned()));
+    let host = format!("agent-{member}");
+    if let Err(error) = stage::invite(simulation, (member, uid.as_deref()), &host) {
+        let text = format!("{member} gets no join bundle: {error:#}");
+        simulation.observe(Seen::Fault { text });
+    } else if simulation.runs(&host) {
+        simulation.crash(&host, Some(super::RESTART));
+    }
 }
 
 /// Changes the Secret with a kubeconfig for a time.

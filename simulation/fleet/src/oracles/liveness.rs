@@ -8,7 +8,10 @@ use std::collections::BTreeSet;
 use krypton_crds::tenant::Tenant;
 use krypton_helm::releases::labels::OWNER_UID_LABEL;
 use krypton_sim_apiserver::server::Change;
-use krypton_types::names::{GROUP, HUB_LEASE, PAUSED_ANNOTATION, SELF_CLUSTER, tenant_release};
+use krypton_types::ca_rotation::{REQUEST_ANNOTATION, ROTATION_STATE_ANNOTATION};
+use krypton_types::names::{
+    CA_SECRET, GROUP, HUB_LEASE, PAUSED_ANNOTATION, SELF_CLUSTER, tenant_release,
+};
 use kube::CustomResourceExt as _;
 use serde_json::Value;
 
@@ -35,6 +38,7 @@ pub(super) fn all() -> Vec<Box<dyn Oracle>> {
         Box::new(OneLeader),
         Box::new(MembersConnect),
         Box::new(CrdsExist),
+        Box::new(CaRotationEnds),
         Box::new(LeasesAreHeld),
         Box::new(DesiredIsApplied),
         Box::new(WantedExist),
@@ -136,6 +140,21 @@ stateless! {
 }
 
 stateless! {
+    /// A rotation of the CA ends once all agents follow it.
+    CaRotationEnds, "ca-rotation-ends",
+    fn quiet(&mut self, view: &View) -> Check {
+        for (key, secret) in view.all(HOME, "", "secrets") {
+            let asked = annotation(secret, REQUEST_ANNOTATION).is_some();
+            let state = annotation(secret, ROTATION_STATE_ANNOTATION);
+            let ended = !asked && state.is_none_or(|state| state.contains("Steady"));
+            let waits = key.name == CA_SECRET && !ended && view.excused.is_none();
+            ensure(!waits, || format!("the CA is still {}", state.unwrap_or("requested")))?;
+        }
+        Ok(())
+    }
+}
+
+stateless! {
     /// A process holds and renews the Lease of each member.
     LeasesAreHeld, "member-leases-are-held",
     fn quiet(&mut self, view: &View) -> Check {
@@ -200,7 +219,10 @@ stateless! {
                 let doubtful = view.was_set_back(&cluster)
                     && condition_text(tenant, "Ready").contains("together with an earlier CRD");
                 let stays = is_deleted(tenant) && view.must_converge(member) && !doubtful;
-                ensure(!stays, || format!("Tenant {} stays on {cluster}", key.name))?;
+                ensure(!stays, || {
+                    let ready = condition_text(tenant, "Ready");
+                    format!("Tenant {} stays on {cluster}: {ready}", key.name)
+                })?;
             }
         }
         Ok(())
@@ -465,6 +487,20 @@ mod tests {
             story.put("people", "edge-1", other);
         });
         assert_eq!(found.as_deref(), Some("no-release-stays-locked"));
+    }
+
+    #[test]
+    fn rotation_that_does_not_end_is_found() {
+        for (phase, oracle) in [("Steady", None), ("Switched", Some("ca-rotation-ends"))] {
+            let found = after(|story| {
+                let state =
+                    json!({ROTATION_STATE_ANNOTATION: format!("{{\"phase\":\"{phase}\"}}")});
+                let metadata = json!({"name": CA_SECRET, "namespace": "s", "annotations": state});
+                let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": metadata});
+                story.put("hub-0", "home", secret);
+            });
+            assert_eq!(found.as_deref(), oracle);
+        }
     }
 
     #[test]

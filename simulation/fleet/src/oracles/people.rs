@@ -8,7 +8,7 @@ use super::{Check, Oracle, View, ensure, stateless};
 use crate::conductor::Millis;
 use crate::faults::FOREIGN;
 use crate::observe::{Event, HelmEnd, Observation};
-use crate::plan::{HOME, SYSTEM};
+use crate::plan::{Action, HOME, SYSTEM};
 use krypton_sim_apiserver::server::Change;
 
 /// Start of all secret texts of the stage: in kubeconfigs, join tokens and chart values. It appears in Secrets only.
@@ -26,7 +26,7 @@ pub(super) fn all() -> Vec<Box<dyn Oracle>> {
         Box::new(NamespacesStay),
         Box::new(OccupiedStays),
         Box::new(CrdsStay),
-        Box::new(CaStays),
+        Box::new(CaStays::default()),
         Box::new(SecretsStaySecret),
     ]
 }
@@ -185,22 +185,36 @@ stateless! {
     }
 }
 
-stateless! {
-    /// The hubs share one CA. None replaces or deletes it.
-    CaStays, "ca-stays",
+/// The hubs share one CA. None replaces or deletes it unless people have requested a rotation.
+#[derive(Debug, Default)]
+struct CaStays {
+    rotates: bool,
+}
+
+impl Oracle for CaStays {
+    fn name(&self) -> &'static str {
+        "ca-stays"
+    }
+
     fn see(&mut self, view: &View, seen: &Observation) -> Check {
+        if let Event::Fault { text } = &seen.event {
+            self.rotates |= text.parse() == Ok(Action::RotateCa);
+        }
         let Some((HOME, change)) = change_of_product(seen) else {
             return Ok(());
         };
         let key = &change.key;
-        if key.resource != "secrets" || key.name != CA_SECRET || view.restored_within(HOME, RECOVERY) {
+        let may_change = self.rotates || view.restored_within(HOME, RECOVERY);
+        if key.resource != "secrets" || key.name != CA_SECRET || may_change {
             return Ok(());
         }
         let Some(before) = change.before.as_deref() else {
             return Ok(());
         };
         let data = change.after.as_deref().and_then(|after| after.get("data"));
-        ensure(data == before.get("data"), || format!("{} replaces the CA", change.by))
+        ensure(data == before.get("data"), || {
+            format!("{} replaces the CA", change.by)
+        })
     }
 }
 

@@ -262,6 +262,7 @@ impl View {
                 }
             }
             Action::Skew { .. }
+            | Action::PassDays { .. }
             | Action::HalfOpen { .. }
             | Action::EndWatches { .. }
             | Action::Compact { .. } => {}

@@ -63,6 +63,8 @@ enum Kind {
     Cut,
     SlowLink,
     HalfOpen,
+    Days,
+    Certificates,
     Outage,
     BadAnswers,
     Jobs,
@@ -71,7 +73,7 @@ enum Kind {
     ServerClock,
 }
 
-const KINDS: [Kind; 26] = [
+const KINDS: [Kind; 28] = [
     Kind::Life,
     Kind::Edit,
     Kind::Pause,
@@ -92,6 +94,8 @@ const KINDS: [Kind; 26] = [
     Kind::Cut,
     Kind::SlowLink,
     Kind::HalfOpen,
+    Kind::Days,
+    Kind::Certificates,
     Kind::Outage,
     Kind::BadAnswers,
     Kind::Jobs,
@@ -119,6 +123,7 @@ pub(super) fn plan(seed: u64, size: &Size) -> Plan {
             .map(|seat| (key(&seat.cluster, &seat.tenant), true))
             .collect(),
         deployments: BTreeMap::new(),
+        rotates: !kinds.contains(&Kind::Restore) && !kinds.contains(&Kind::Member),
         busy: Vec::new(),
         steps: Vec::new(),
         number: 0,
@@ -205,6 +210,9 @@ struct Draft {
     /// Whether each Tenant of a seat exists.
     live: BTreeMap<(String, String), bool>,
     deployments: BTreeMap<String, String>,
+    /// Whether people may rotate the CA. A hub with an older CA locks out the agents that have renewed, and a rotation
+    /// does not wait for banned members.
+    rotates: bool,
     /// Targets with the times of their faults.
     busy: Vec<(String, Millis, Millis)>,
     steps: Vec<Step>,
@@ -299,6 +307,11 @@ impl Draft {
             }
             Kind::Cut | Kind::SlowLink => self.link(kind, at),
             Kind::HalfOpen => Some(self.half_open()),
+            // An agent renews after five days, and the hub after sixty. Their certificates last seven and ninety.
+            Kind::Days => Some(Action::PassDays {
+                days: self.one_of(&[1, 5, 6, 6, 8, 61, 91]),
+            }),
+            Kind::Certificates => self.certificates(),
             Kind::Outage
             | Kind::BadAnswers
             | Kind::Jobs
@@ -461,6 +474,17 @@ impl Draft {
             both: self.chance.random_bool(0.6),
             fault,
             length,
+        })
+    }
+
+    fn certificates(&mut self) -> Option<Action> {
+        if self.rotates && self.chance.random_bool(0.3) {
+            return Some(Action::RotateCa);
+        }
+        let member = self.edge_with(Access::Agent)?;
+        Some(Action::Member {
+            member,
+            what: MemberAction::Rejoin,
         })
     }
 

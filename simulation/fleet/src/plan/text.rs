@@ -85,6 +85,8 @@ impl fmt::Display for Action {
             Self::Deployment { name, what } => write!(f, "deployment {name} {what}"),
             Self::ChartVersion { version } => write!(f, "chart-version {version}"),
             Self::Values { number } => write!(f, "values {number}"),
+            Self::RotateCa => f.write_str("rotate-ca"),
+            Self::PassDays { days } => write!(f, "pass-days {days}"),
             Self::DeleteCrd { cluster } => write!(f, "delete-crd {cluster}"),
             Self::DeleteAnchor { cluster } => write!(f, "delete-anchor {cluster}"),
             Self::Crash { host, restart } => {
@@ -171,6 +173,7 @@ impl fmt::Display for MemberAction {
             Self::Unban => f.write_str("unban"),
             Self::Delete { uninstall: true } => f.write_str("delete uninstall"),
             Self::Delete { uninstall: false } => f.write_str("delete retain"),
+            Self::Rejoin => f.write_str("rejoin"),
             Self::DamageKubeconfig { length } => {
                 write!(f, "damage-kubeconfig for {}", Seconds(*length))
             }
@@ -327,6 +330,10 @@ fn action(words: &[&str]) -> Option<Action> {
         ["values", number] => Action::Values {
             number: number.parse().ok()?,
         },
+        ["rotate-ca"] => Action::RotateCa,
+        ["pass-days", days] => Action::PassDays {
+            days: days.parse().ok()?,
+        },
         ["delete-crd", cluster] => Action::DeleteCrd {
             cluster: owned(cluster),
         },
@@ -384,6 +391,7 @@ fn member_action(words: &[&str]) -> Option<MemberAction> {
         ["delete", policy @ ("uninstall" | "retain")] => MemberAction::Delete {
             uninstall: *policy == "uninstall",
         },
+        ["rejoin"] => MemberAction::Rejoin,
         ["damage-kubeconfig", "for", length] => MemberAction::DamageKubeconfig {
             length: seconds(length)?,
         },
