@@ -49,13 +49,13 @@ fn assert_all_pass(plans: &[Plan]) {
     let failed = |plan: Plan, violation: &Violation| {
         failures
             .lock()
-            .unwrap()
+            .expect("no run panicked")
             .push(format!("{violation}; make sim shrinks this plan:\n{plan}"));
     };
     let totals = run_all(2, |index| plans.get(index).cloned(), failed);
     let totals = totals.expect("there is room for files");
     assert_eq!(totals.runs, plans.len());
-    let failures = failures.into_inner().unwrap();
+    let failures = failures.into_inner().expect("no run panicked");
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 

@@ -211,7 +211,8 @@ impl Oracle for FreshLeader {
         if key.resource == "leases" && key.name == HUB_LEASE {
             self.renewed.insert(by.host.to_owned(), view.now);
         }
-        if !changes_status(by) || view.restored_within(HOME, RECOVERY) {
+        let late = view.hung_within(HOME, 2_000);
+        if !changes_status(by) || late || view.restored_within(HOME, RECOVERY) {
             return Ok(());
         }
         let Some(renewed) = self.renewed.get(by.host) else {

@@ -78,6 +78,8 @@ pub struct View {
     /// Active faults of the infrastructure.
     active: Vec<Action>,
     calm_since: Millis,
+    /// When each API server last hung. It carries out late what it got then.
+    hung: BTreeMap<String, Millis>,
     /// End of the last crash, freeze or suspension.
     busy_until: Millis,
     suspended_until: Millis,
@@ -111,6 +113,7 @@ impl View {
             renewals: BTreeMap::new(),
             active: Vec::new(),
             calm_since: 0,
+            hung: BTreeMap::new(),
             busy_until: 0,
             suspended_until: 0,
             restores: BTreeMap::new(),
@@ -247,6 +250,14 @@ impl View {
         }
         self.calm_since = self.now;
         self.busy_until = self.busy_until.max(self.now + action.lingers());
+        if let Action::Server {
+            cluster,
+            fault: ServerFault::Hangs,
+            ..
+        } = &action
+        {
+            self.hung.insert(cluster.clone(), self.now);
+        }
         if let Action::ServerClock { cluster, .. } = &action {
             self.set_back.insert(cluster.clone());
         }
@@ -427,6 +438,12 @@ impl View {
     /// Whether the machine of this host may be suspended now.
     pub(crate) fn may_be_suspended(&self) -> bool {
         self.now < self.suspended_until
+    }
+
+    /// Whether an API server has just stopped to hang.
+    pub(crate) fn hung_within(&self, cluster: &str, time: Millis) -> bool {
+        let hung = self.hung.get(cluster);
+        hung.is_some_and(|at| self.now - at <= time)
     }
 
     /// Sum of the delays that links add now.

@@ -306,7 +306,7 @@ impl Draft {
                 self.host(kind, at)
             }
             Kind::Cut | Kind::SlowLink => self.link(kind, at),
-            Kind::HalfOpen => Some(self.half_open()),
+            Kind::HalfOpen => self.half_open(),
             // An agent renews after five days, and the hub after sixty. Their certificates last seven and ninety.
             Kind::Days => Some(Action::PassDays {
                 days: self.one_of(&[1, 5, 6, 6, 8, 61, 91]),
@@ -488,15 +488,16 @@ impl Draft {
         })
     }
 
-    /// Without the requests of a host, nothing on its connection to an API server is interesting.
-    fn half_open(&mut self) -> Action {
-        let (host, target) = self.any_link();
-        let from_host = super::is_host(&target) && self.chance.random_bool(0.5);
-        let (from, to) = match from_host {
-            true => (host, target),
-            false => (target, host),
+    /// Only the connection between an agent and a hub. Watches of API servers notice the fault after 290 s.
+    fn half_open(&mut self) -> Option<Action> {
+        let edge = self.edge_with(Access::Agent)?;
+        let hub = format!("hub-{}", self.chance.random_range(0..self.settings.hubs));
+        let agent = format!("agent-{edge}");
+        let (from, to) = match self.chance.random_bool(0.5) {
+            true => (agent, hub),
+            false => (hub, agent),
         };
-        Action::HalfOpen { from, to }
+        Some(Action::HalfOpen { from, to })
     }
 
     fn server(&mut self, kind: Kind, at: Millis) -> Option<Action> {
