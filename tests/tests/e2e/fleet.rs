@@ -31,7 +31,7 @@ struct Fleet {
     home: Cluster,
     fleet_client: FleetClient,
     hub: Hub,
-    chart: ServedChart,
+    _chart: ServedChart,
 }
 
 async fn start(name: &str, parts: Parts, more: &[&str]) -> Result<Fleet> {
@@ -44,7 +44,7 @@ async fn start(name: &str, parts: Parts, more: &[&str]) -> Result<Fleet> {
         home,
         fleet_client,
         hub,
-        chart,
+        _chart: chart,
     })
 }
 

@@ -16,7 +16,7 @@ use krypton_tests::{
 };
 use krypton_types::names;
 use kube::api::{ListParams, ObjectMeta, Patch, PatchParams, PostParams};
-use kube::{Api, CustomResourceExt, ResourceExt};
+use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
 const PLACED: (&str, &str, &str) = ("Placed", "True", "Placed");
