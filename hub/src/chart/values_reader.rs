@@ -18,12 +18,11 @@ use krypton_runtime::effect;
 use krypton_runtime::newest::NewestSeen as _;
 use krypton_runtime::periodic::file::MAX_BYTES;
 use krypton_runtime::retry::backoff;
-use krypton_runtime::watch::WatchBackoff;
+use krypton_runtime::watch::Watch;
 use krypton_types::error_chain::chain;
 use kube::api::{Api, PostParams};
 use kube::core::PartialObjectMeta;
-use kube::runtime::WatchStreamExt;
-use kube::runtime::watcher::{self, Config, Event, watcher};
+use kube::runtime::watcher::{self, Config, Event};
 use kube::{Client, ResourceExt};
 use serde_json::{Map, Value};
 use tokio::sync::watch;
@@ -284,11 +283,11 @@ impl Follow {
         match kind {
             ValuesKind::ConfigMap => {
                 let api = self.api::<PartialObjectMeta<ConfigMap>>();
-                shown(kind, watcher(api, config))
+                shown(kind, Watch::of(api, config))
             }
             ValuesKind::Secret => {
                 let api = self.api::<PartialObjectMeta<Secret>>();
-                shown(kind, watcher(api, config))
+                shown(kind, Watch::of(api, config))
             }
         }
     }
@@ -300,7 +299,7 @@ fn said(error: &ApiError) {
 
 fn shown<K: Send + 'static>(
     kind: ValuesKind,
-    events: impl futures::Stream<Item = watcher::Result<Event<PartialObjectMeta<K>>>> + Send + 'static,
+    watch: Watch<PartialObjectMeta<K>>,
 ) -> BoxStream<'static, Seen>
 where
     PartialObjectMeta<K>: ResourceExt,
@@ -314,8 +313,8 @@ where
         Ok(Event::InitDone) => Some(Seen::Listed(kind)),
         Err(error) => Some(Seen::Failed(kind, error)),
     };
-    events
-        .backoff(WatchBackoff::default())
+    watch
+        .into_stream()
         .filter_map(move |event| std::future::ready(seen(event)))
         .boxed()
 }
