@@ -146,14 +146,22 @@ mod tests {
                 story
                     .put("people", "home", deployment(region))
                     .patch("hub-0", "home", deployment(region), &ready(1))
-                    .put("helm:hub-0", "edge-1", revision("ced-d0", 1, "deployed"));
+                    .put(
+                        "helm:agent-edge-1",
+                        "edge-1",
+                        revision("ced-d0", 1, "deployed"),
+                    );
             });
             assert_eq!(found.as_deref(), oracle);
         }
         let found = Story::after(|story| {
             story
                 .put("people", "home", deployment("edge-1"))
-                .put("helm:hub-0", "edge-1", revision("ced-d0", 1, "deployed"))
+                .put(
+                    "helm:agent-edge-1",
+                    "edge-1",
+                    revision("ced-d0", 1, "deployed"),
+                )
                 .patch("people", "home", deployment("edge-1"), &deletion());
         });
         assert_eq!(found.as_deref(), Some("removed-deployments-go"));
