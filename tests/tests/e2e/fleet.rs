@@ -5,7 +5,7 @@ use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
     Cluster, Hub, HubOptions, Membership, Merge as _, Mode, Parts, Scenario, ServedChart,
     TestResult, by_agent, eventually,
-    fleet::{ALL_READY, CONNECTED, Expected, FleetClient, HEALTHY, RESOLVED, condition},
+    fleet::{ALL_READY, CONNECTED, Expected, FleetClient, HEALTHY, PATIENCE, RESOLVED, condition},
     in_both_modes,
 };
 use kube::{Api, api::DeleteParams};
@@ -31,7 +31,7 @@ struct Fleet {
     home: Cluster,
     fleet_client: FleetClient,
     hub: Hub,
-    _chart: ServedChart,
+    chart: ServedChart,
 }
 
 async fn start(name: &str, parts: Parts, more: &[&str]) -> Result<Fleet> {
@@ -44,7 +44,7 @@ async fn start(name: &str, parts: Parts, more: &[&str]) -> Result<Fleet> {
         home,
         fleet_client,
         hub,
-        _chart: chart,
+        chart,
     })
 }
 
@@ -343,6 +343,48 @@ async fn older_of_duplicate_members_acts_alone(mode: Mode) -> TestResult {
     );
     fleet_client.member_shows("edge-b", &healthy).await?;
     assert!(fleet.hub.log()?.contains("DuplicateCluster"));
+    Ok(())
+}
+
+/// With one kubeconfig only. `handover.rs` covers the agent as a second writer.
+#[tokio::test]
+async fn second_hub_writes_nothing_until_first_stops() -> TestResult {
+    let mut fleet = start("hubs", Parts::WithControllers, &[]).await?;
+    let fleet_client = fleet.fleet_client.clone();
+    fleet_client.install("first").await?;
+    let holder = fleet_client.holder().await?;
+
+    let options = HubOptions::new(fleet.home.kubeconfig()).args(fleet.chart.flags(&[]));
+    let mut second = Hub::start(&options)?;
+    second.ready(PATIENCE).await?;
+    fleet_client.lease_renewed().await?;
+    fleet_client.install("second").await?;
+    fleet_client.lease_renewed().await?;
+    assert_eq!(
+        fleet_client.holder().await?,
+        holder,
+        "the Lease is unchanged"
+    );
+    for name in ["first", "second"] {
+        let release = format!("tenant-{name}-self-cluster");
+        fleet_client
+            .newest_is(name, &release, 1, "deployed")
+            .await?;
+        let events = fleet_client.events(name).await?;
+        assert!(events.values().all(|count| *count == 1), "{events:?}");
+    }
+    let log = second.log()?;
+    assert!(!log.contains("running helm"), "{log}");
+    assert!(!log.contains("panicked"), "{log}");
+
+    let releases = fleet_client.releases().await?;
+    fleet.hub.stop().await?;
+    fleet_client.held_by_another(&holder).await?;
+    fleet_client.install("third").await?;
+    let mut now = fleet_client.releases().await?;
+    now.remove("sh.helm.release.v1.tenant-third-self-cluster.v1")
+        .expect("installed");
+    assert_eq!(now, releases);
     Ok(())
 }
 

@@ -13,8 +13,8 @@ use k8s_openapi::api::coordination::v1::Lease;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_kubectl::{Connection, join_info};
 use krypton_tests::{
-    Answer, AnsweringProxy, ChartRepository, ChartSource, Cluster, Gate, Hub, HubOptions, Lie,
-    Membership, Merge as _, Mode, Parts, TestResult,
+    Answer, AnsweringProxy, ChartRepository, ChartSource, Cluster, FaultProxy, Gate, Hub,
+    HubOptions, Lie, Membership, Merge as _, Mode, Parts, TestResult, Traffic,
     answering_proxy::{READS, Verb},
     by_agent, eventually,
     fleet::{
@@ -36,7 +36,10 @@ use tokio::task::JoinHandle;
 
 const EDGE: &str = "edge-1";
 
-in_both_modes!(stopping_leader_hands_over_during_helm_run);
+in_both_modes!(
+    resumed_leader_overwrites_nothing,
+    stopping_leader_hands_over_during_helm_run,
+);
 by_agent!(
     killed_leader_is_replaced_and_sessions_return,
     short_home_outage_keeps_leader_and_sessions,
@@ -325,6 +328,39 @@ async fn killed_leader_is_replaced_and_sessions_return(mode: Mode) -> TestResult
     Ok(())
 }
 
+async fn resumed_leader_overwrites_nothing(mode: Mode) -> TestResult {
+    let mut stage = Stage::set("woken", &["a", "b"]).await;
+    let _member = stage.join(mode).await?;
+    stage.fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
+    stage.tenant("first").await;
+    let epoch = stage.epoch().await?;
+    let leader = stage.leader_but("").await?;
+    stage.hub(&leader).freeze()?;
+    let next = stage.leader_but(&leader).await?;
+    // The next leader performs all its tasks.
+    stage.tenant("second").await;
+    assert_eq!(stage.epoch().await?, epoch + 1);
+
+    stage.hub(&leader).thaw()?;
+    eventually("the earlier leader to observe the change", async || {
+        let log = stage.hubs[&leader].log()?;
+        let after = log.rsplit("this hub leads").next().unwrap_or_default();
+        Ok(after.contains("this hub is a standby").then_some(()))
+    })
+    .await?;
+    stage.tenant("third").await;
+    assert_eq!(stage.leader_but(&leader).await?, next);
+    assert_eq!(stage.epoch().await?, epoch + 1);
+    // The next leader has written every object of home, and none was overwritten.
+    let members: Api<EdgeCluster> = Api::all(stage.fleet_client.client.clone());
+    let member = members.get(EDGE).await?;
+    let status = member.status.clone().unwrap();
+    assert_eq!(status.hub_epoch, Some(epoch + 1), "{}", member.name_any());
+    let log = stage.hubs[&leader].log()?;
+    assert!(!log.contains("panicked at"), "{log}");
+    Ok(())
+}
+
 async fn short_home_outage_keeps_leader_and_sessions(mode: Mode) -> TestResult {
     let mut stage = Stage::set("away", &["a", "b"]).await;
     let _member = stage.join(mode).await?;
@@ -412,6 +448,43 @@ async fn lost_leadership_interrupts_nothing_on_kubeconfig_member() -> TestResult
     assert_eq!(revisions, [(1, "deployed".to_owned())]);
     let log = stage.hubs["a"].log()?;
     assert_eq!(log.matches("running helm").count(), 1, "{log}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn leader_cut_off_from_home_releases_agents() -> TestResult {
+    let mut stage = Stage::set("cut-off", &[]).await;
+    stage.expect(&["a", "b"]);
+    let line = FaultProxy::before(&stage.home).await?;
+    stage.ways.insert("a", line.kubeconfig());
+    for name in ["a", "b"] {
+        stage.start(name).await;
+    }
+    assert_eq!(stage.leader_but("").await?, "a");
+    let _member = stage.join(Mode::Agent).await?;
+    stage.fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
+    stage.tenant("first").await;
+    let epoch = stage.epoch().await?;
+
+    line.set(Traffic::Cut);
+    assert_eq!(stage.leader_but("a").await?, "b");
+    stage.session(Mode::Agent, "b").await;
+    stage.tenant("second").await;
+    stage.fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
+    let log = stage.hubs["a"].log()?;
+    assert!(log.contains("lost leadership"), "{log}");
+
+    // After its return, the hub is a standby.
+    line.set(Traffic::Pass);
+    eventually("hub a to show the leader", async || {
+        let log = stage.hubs["a"].log()?;
+        let after = log.rsplit("lost leadership").next().unwrap_or_default();
+        Ok(after.contains("this hub is a standby").then_some(()))
+    })
+    .await?;
+    stage.tenant("third").await;
+    assert_eq!(stage.leader_but("a").await?, "b");
+    assert_eq!(stage.epoch().await?, epoch + 1);
     Ok(())
 }
 

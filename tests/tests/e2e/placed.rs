@@ -15,8 +15,8 @@ use krypton_tests::{
     fleet::{ALL_READY, FleetClient, HUB_NAMESPACE, PATIENCE, chart_flags},
 };
 use krypton_types::names;
-use kube::api::{ListParams, ObjectMeta, Patch, PatchParams, PostParams};
-use kube::{Api, ResourceExt};
+use kube::api::{DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostParams};
+use kube::{Api, CustomResourceExt, ResourceExt};
 use serde_json::{Value, json};
 
 const PLACED: (&str, &str, &str) = ("Placed", "True", "Placed");
@@ -27,6 +27,7 @@ const TEAM: &str = "team";
 by_agent!(
     placed_tenant_follows_home_and_leaves_member_first,
     foreign_tenant_is_not_adopted_and_orphan_stays,
+    hub_crash_and_member_removal_keep_placed_tenants,
 );
 
 struct Scene {
@@ -297,6 +298,57 @@ async fn foreign_tenant_is_not_adopted_and_orphan_stays(mode: Mode) -> TestResul
     let stays = scene.edge.tenants().get("acme").await?;
     assert_eq!(stays.metadata.uid, made.metadata.uid);
     assert_eq!(stays.metadata.deletion_timestamp, None);
+    Ok(())
+}
+
+async fn hub_crash_and_member_removal_keep_placed_tenants(mode: Mode) -> TestResult {
+    let mut scene = Scene::open("placed-killed", mode).await?;
+    scene.place(TEAM, "first").await;
+    let first = scene.is_placed(TEAM, "first").await?;
+    // Before the member acts on the deletion, and in the middle of it.
+    for (name, finalizers) in [("second", 0), ("third", 1)] {
+        scene.place(TEAM, name).await;
+        eventually("the hub to start the deletion", async || {
+            let found = scene.home.tenants().get(name).await?;
+            Ok((found.finalizers().len() >= finalizers).then_some(()))
+        })
+        .await?;
+        scene.pair.hub()?.kill9().await?;
+        scene.pair.start_hub_again()?;
+        scene.is_placed(TEAM, name).await?;
+    }
+    scene.home.delete("third").await?;
+    scene.pair.hub()?.kill9().await?;
+    scene.pair.start_hub_again()?;
+    scene.home.gone("third").await?;
+    let left = scene.edge.tenants().get_opt("third").await?;
+    assert_eq!(left, None);
+
+    let members: Api<EdgeCluster> = Api::all(scene.home.client.clone());
+    members.delete(EDGE, &DeleteParams::default()).await?;
+    let left = [("Placed", "Unknown", "MemberLeft")];
+    scene.home.shows("first", &left).await?;
+    let stays = scene.edge.tenants().get("first").await?;
+    assert_eq!(stays.metadata.uid, first.metadata.uid);
+    scene.pair.join_again().await?;
+    let back = scene.is_placed(TEAM, "first").await?;
+    assert_eq!(back.metadata.uid, first.metadata.uid);
+    assert_eq!(back.metadata.generation, first.metadata.generation);
+
+    // Deleting the CRD of home deletes its Tenants, but must not remove the placed ones.
+    let delete = ["delete", "crd", Tenant::crd_name(), "--timeout=120s"];
+    scene.pair.home().kubectl(delete).await?;
+    scene.pair.hub()?.stop().await?;
+    scene.pair.start_hub_again()?;
+    scene.place(TEAM, "first").await;
+    let another = [("Placed", "False", "BelongsToAnother")];
+    scene.home.shows("first", &another).await?;
+    let stays = scene.edge.tenants().get("first").await?;
+    assert_eq!(stays.metadata.uid, first.metadata.uid);
+    assert_eq!(stays.metadata.deletion_timestamp, None);
+    let release = scene.pair.release("first");
+    let revisions = scene.edge.revisions("first-ws", &release).await?;
+    assert_eq!(revisions, [(1, "deployed".to_owned())]);
     Ok(())
 }
 
