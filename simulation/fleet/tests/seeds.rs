@@ -13,7 +13,7 @@ use krypton_sim::walk::strikes;
 const LONG: u64 = 20;
 const SHORT: u64 = 100;
 /// Every strike would take minutes. This has no common divisor with the three faults of each request.
-const SOME_STRIKES: usize = 32;
+const SOME_STRIKES: usize = 25;
 
 /// What happened, without what real clocks and random file names determine: kube's event recorder names an event by the
 /// time, and Helm's arguments contain paths.
