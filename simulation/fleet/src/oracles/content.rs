@@ -1,10 +1,10 @@
-//! What must be installed after all faults have ended: what people ordered, and nothing else.
+//! The releases after all faults have ended: all that people ordered, with the right content, and no others.
 
 use krypton_sim_apiserver::server::Key;
-use krypton_types::names::{GROUP, tenant_release};
+use krypton_types::names::{GROUP, HOME_UID_ANNOTATION, tenant_release};
 use serde_json::Value;
 
-use super::view::{condition, condition_text, is_deleted, krypton_key, number, text, workspace};
+use super::view::{annotation, condition_text, is_deleted, is_ready, krypton_key, text, workspace};
 use super::{Check, Oracle, View, ensure, stateless};
 use crate::faults::VALUES;
 use crate::plan::{Access, HOME, SYSTEM, Settings, TENANTS};
@@ -29,10 +29,7 @@ stateless! {
             if is_deleted(deployment) || !view.must_converge(region) || !names_its_secret(view, deployment) {
                 continue;
             }
-            let ready = condition(deployment, "Ready").is_some_and(|(status, _)| status == "True");
-            let current = number(deployment, "/status/observedGeneration")
-                == number(deployment, "/metadata/generation");
-            ensure(ready && current, || {
+            ensure(is_ready(deployment), || {
                 let ready = condition_text(deployment, "Ready");
                 format!("KryptonDeployment {} in {region} is not ready: {ready}", key.name)
             })?;
@@ -84,11 +81,19 @@ stateless! {
         let fleet = fleet.map_or("", |values| text(values, "/data/values.yaml"));
         let fleet = fleet.trim().strip_prefix("message: ").unwrap_or_default();
         let version = format!("0.{}.0", view.chart_version);
-        for (_, member, tenant) in view.ready_tenants() {
-            let release = tenant_release(text(tenant, "/metadata/name"), &member);
+        for (on, member, tenant) in view.ready_tenants() {
+            let (name, cluster) = (text(tenant, "/metadata/name"), Settings::cluster(&member));
+            let copy = view.tenant(cluster, name);
+            let owner = copy.and_then(|copy| annotation(copy, HOME_UID_ANNOTATION));
+            // The member can still have the orphan of an earlier Tenant of this name.
+            if on != cluster && owner != Some(text(tenant, "/metadata/uid")) {
+                continue;
+            }
+            let release = tenant_release(name, &member);
             let key = config_map(workspace(tenant), &format!("{release}-config"));
             // People may have deleted it. Without drift correction, it is missing until the next upgrade.
-            let Some(object) = view.get(Settings::cluster(&member), &key) else {
+            let object = view.get(cluster, &key);
+            let Some(object) = object.filter(|_| !view.is_torn(&release)) else {
                 continue;
             };
             let message = match text(tenant, "/spec/values/message") {

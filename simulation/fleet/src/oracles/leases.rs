@@ -24,6 +24,8 @@ const MAY_START: Millis = 31_000;
 const MUST_DIE: Millis = 46_500;
 /// A leader writes for 3.5 s after its last renewal, and a call takes up to a few seconds.
 const MAY_WRITE: Millis = 10_000;
+/// An API server carries out its waiting requests this soon after it has stopped hanging.
+const LATE: Millis = 2_000;
 /// Time in which all processes notice a restored store.
 const RECOVERY: Millis = 120_000;
 
@@ -211,7 +213,7 @@ impl Oracle for FreshLeader {
         if key.resource == "leases" && key.name == HUB_LEASE {
             self.renewed.insert(by.host.to_owned(), view.now);
         }
-        let late = view.hung_within(HOME, 2_000);
+        let late = view.hung_within(HOME, LATE);
         if !changes_status(by) || late || view.restored_within(HOME, RECOVERY) {
             return Ok(());
         }

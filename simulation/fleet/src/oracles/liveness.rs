@@ -18,8 +18,8 @@ use serde_json::Value;
 use super::leases::MEMBER_LEASE;
 use super::releases::started;
 use super::view::{
-    annotation, condition, condition_text, is_deleted, is_krypton, is_product, label, number, text,
-    workspace,
+    annotation, condition, condition_text, is_deleted, is_krypton, is_product, is_ready, label,
+    number, text, workspace,
 };
 use super::{Check, Oracle, Phase, View, ensure, stateless};
 use crate::conductor::Millis;
@@ -246,10 +246,7 @@ stateless! {
             if view.is_damaged(Settings::cluster(&member), workspace(tenant)) {
                 continue;
             }
-            let ready = condition(tenant, "Ready");
-            let current = number(tenant, "/status/observedGeneration")
-                == number(tenant, "/metadata/generation");
-            ensure(current && ready.is_some_and(|(status, _)| status == "True"), || {
+            ensure(is_ready(tenant), || {
                 let name = text(tenant, "/metadata/name");
                 let ready = condition_text(tenant, "Ready");
                 format!("Tenant {name} on {cluster} is not ready: {ready}")

@@ -78,12 +78,14 @@ pub struct View {
     /// Active faults of the infrastructure.
     active: Vec<Action>,
     calm_since: Millis,
-    /// When each API server last hung. It carries out late what it got then.
+    /// When each API server last stopped hanging. Only then does it carry out earlier requests.
     hung: BTreeMap<String, Millis>,
     /// End of the last crash, freeze or suspension.
     busy_until: Millis,
     suspended_until: Millis,
     restores: BTreeMap<String, Millis>,
+    /// Releases that Helm changed during a restore. Helm does not notice that the restore has taken back objects.
+    torn: BTreeSet<String>,
     /// Clusters whose clock was wrong for a time.
     set_back: BTreeSet<String>,
     /// Whether people want each Tenant and KryptonDeployment of this name.
@@ -117,6 +119,7 @@ impl View {
             busy_until: 0,
             suspended_until: 0,
             restores: BTreeMap::new(),
+            torn: BTreeSet::new(),
             set_back: BTreeSet::new(),
             tenants: BTreeMap::new(),
             deployments: BTreeMap::new(),
@@ -146,6 +149,7 @@ impl View {
                 arguments,
             } => {
                 if let Some(started) = self.run_of(host, arguments) {
+                    self.torn.remove(&started.release);
                     self.runs.insert(*run, started);
                 }
             }
@@ -193,7 +197,12 @@ impl View {
             }
         }
         match change.by.as_str() {
-            RESTORE => drop(self.restores.insert(cluster.to_owned(), self.now)),
+            RESTORE => {
+                self.restores.insert(cluster.to_owned(), self.now);
+                let runs = self.runs.values();
+                let torn = runs.filter(|run| run.cluster.as_deref() == Some(cluster));
+                self.torn.extend(torn.map(|run| run.release.clone()));
+            }
             PEOPLE => self.wish(cluster, change),
             by if is_product(by) => {
                 let born = change.before.is_none() && key.resource == "edgeclusters";
@@ -255,6 +264,7 @@ impl View {
             fault: ServerFault::Hangs,
             ..
         } = &action
+            && ends
         {
             self.hung.insert(cluster.clone(), self.now);
         }
@@ -440,7 +450,12 @@ impl View {
         self.now < self.suspended_until
     }
 
-    /// Whether an API server has just stopped to hang.
+    /// Whether a restore has taken back a part of the last change of a release.
+    pub(crate) fn is_torn(&self, release: &str) -> bool {
+        self.torn.contains(release)
+    }
+
+    /// Whether an API server has stopped hanging within this time.
     pub(crate) fn hung_within(&self, cluster: &str, time: Millis) -> bool {
         let hung = self.hung.get(cluster);
         hung.is_some_and(|at| self.now - at <= time)
@@ -621,6 +636,12 @@ pub(crate) fn workspace(tenant: &Value) -> &str {
         "" => text(tenant, "/metadata/name"),
         workspace => workspace,
     }
+}
+
+/// Whether the object is ready at its generation.
+pub(crate) fn is_ready(object: &Value) -> bool {
+    number(object, "/status/observedGeneration") == number(object, "/metadata/generation")
+        && condition(object, "Ready").is_some_and(|(status, _)| status == "True")
 }
 
 /// Status, reason and message of a condition, as text.
