@@ -13,6 +13,7 @@ BENCH_ARGS ?=
 SOAK_ARGS ?=
 # A run takes about a second on one core.
 SIM_ARGS ?= --seeds 100
+# Length of make nightly.
 MINUTES ?= 480
 ARGS ?=
 # Additional arguments for cargo, such as --locked.
@@ -29,6 +30,7 @@ binaries = cargo build $(CARGO_FLAGS) --workspace --bins
 # Tests can kill debug programs, or make them fail, at each external effect. Release programs lack this feature. All debug
 # builds use the same features, so cargo compiles nothing twice.
 debug = --features failpoints,simulation
+simulation = cargo build $(CARGO_FLAGS) --workspace --bin sim $(debug)
 # Each test runs in its own process.
 nextest = "$$(hack/tools/cargo-tool.sh cargo-nextest 0.9.151)" nextest run $(CARGO_FLAGS) --test-threads $(TEST_THREADS)
 # Go and cargo run at the same time, as each leaves a core idle at times: $(call beside_tools,ARGUMENTS OF tools.sh,COMMANDS)
@@ -97,11 +99,11 @@ soak: rust tools ## Inject random faults into two hubs and two edge clusters for
 
 # `make test` runs the first seeds, too.
 sim: rust ## Simulate fleets under faults (SIM_ARGS='--seeds 1000', '--seed 42 --trace --log info')
-	cargo build $(CARGO_FLAGS) --workspace --bin sim $(debug)
+	$(simulation)
 	$(target)/debug/sim $(SIM_ARGS)
 
 nightly: rust ## Simulate a strike at each kind of request, then new seeds for hours (MINUTES=480)
-	cargo build $(CARGO_FLAGS) --workspace --bin sim $(debug)
+	$(simulation)
 	$(target)/debug/sim --walk --plan simulation/fleet/walk.plan
 	$(target)/debug/sim --seed $$(date +%s)000000 --minutes $(MINUTES) --coverage
 

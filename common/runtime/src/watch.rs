@@ -35,7 +35,7 @@ const AFTER_FAILURE: Duration = Duration::from_secs(10);
 /// kube's default grows to 30 s and resets only after two minutes. After an outage, the first response is
 /// often an expired `resourceVersion`, so recovery would take that long again.
 #[derive(Debug, Default)]
-pub struct WatchBackoff {
+struct WatchBackoff {
     failures: u32,
 }
 

@@ -10,7 +10,7 @@ use crate::oracles::Violation;
 use crate::plan::Plan;
 use crate::run::run;
 
-/// What the runs have reached together.
+/// Sums over all runs.
 #[derive(Debug, Default)]
 pub struct Totals {
     pub runs: usize,

@@ -124,7 +124,7 @@ impl fmt::Display for Coverage {
     }
 }
 
-/// What a request does, without names: its verb and resource.
+/// Verb and resource of a request, without names.
 pub(crate) fn call(method: &str, path: &str) -> String {
     let watches = path.contains("watch=true") || path.contains("watch=1");
     let verb = if watches { "WATCH" } else { method };

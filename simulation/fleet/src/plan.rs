@@ -39,7 +39,7 @@ pub struct Settings {
     /// How long nothing may happen at the end.
     pub quiet: Millis,
     pub chart: Chart,
-    /// A fault that begins before all programs start.
+    /// A fault from before the start of all programs.
     pub at_start: Option<Action>,
 }
 

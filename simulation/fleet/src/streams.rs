@@ -38,7 +38,7 @@ struct Incoming {
     in_flight: usize,
     finished: bool,
     reset: bool,
-    /// Nothing arrives any more, and no end gets to know it.
+    /// All later bytes are lost, and neither end notices.
     severed: bool,
     reader: Option<Waker>,
     writer: Option<Waker>,

@@ -95,7 +95,7 @@ impl ActionRunner {
         let api: Api<Namespace> = Api::all(self.client());
         let name = &job.release.namespace;
         let Some(fresh) = call("reading the workspace", api.get_opt(name)).await? else {
-            // The watch has yet to show it. Without a pause, the next plan would be the same at once.
+            // The watch has not reported it yet. Without a pause, the next plan would read it again immediately.
             return Err(ActionError::Conflict);
         };
         let ours = fresh.labels().contains_key(CREATOR_LABEL);

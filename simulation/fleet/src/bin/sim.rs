@@ -25,7 +25,7 @@ struct Args {
     /// Number of seeds
     #[arg(long, default_value_t = 1)]
     seeds: u64,
-    /// Go on with more seeds until this time has passed
+    /// Run more seeds until this time has passed
     #[arg(long)]
     minutes: Option<u64>,
     /// Draw short plans for one edge cluster

@@ -229,8 +229,8 @@ stateless! {
     }
 }
 
-/// Helm does not uninstall the release of a Tenant that had the annotation `orphan` when it was deleted. Who sees the
-/// deletion sees the annotation, so no delay excuses it.
+/// Helm does not uninstall the release of a Tenant that had the annotation `orphan` when it was deleted. The
+/// deletion shows the annotation too, so no delay excuses it.
 #[derive(Debug, Default)]
 struct OrphansStay {
     /// UIDs of these Tenants.
