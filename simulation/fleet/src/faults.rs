@@ -54,6 +54,12 @@ pub fn apply(simulation: &mut Simulation, action: &Action) {
         }
         Action::Freeze { host, length } => simulation.freeze(host, (*length).min(LONGEST)),
         Action::Suspend { host, length } => simulation.suspend(host, (*length).min(LONGEST)),
+        Action::CopyAgent { edge, .. } => {
+            let copy = stage::copy_agent(simulation, edge);
+            end_later(simulation, action, move |simulation| {
+                simulation.crash(&copy, None)
+            });
+        }
         Action::Skew { host, by } => simulation.skew(host, SignedDuration::from_millis(*by)),
         Action::PassDays { days } => {
             simulation.pass(SignedDuration::from_hours(24 * i64::from(*days)))

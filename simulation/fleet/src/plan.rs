@@ -21,6 +21,8 @@ pub const TENANTS: &str = "tenants";
 pub const SYSTEM: &str = "krypton-system";
 /// The home cluster.
 pub const HOME: &str = "home";
+/// Ends the name of a second member with the same cluster.
+pub const TWIN: &str = "-twin";
 /// The length of a permanent fault.
 pub const FOREVER: Millis = Millis::MAX;
 
@@ -152,6 +154,11 @@ pub enum Action {
         host: String,
         length: Millis,
     },
+    /// Starts a copy of an agent, with its identity and its name, for a time.
+    CopyAgent {
+        edge: String,
+        length: Millis,
+    },
     /// Moves the wall clock of a host.
     Skew {
         host: String,
@@ -247,6 +254,11 @@ pub enum MemberAction {
     },
     /// Gives the agent a new join bundle, and restarts it.
     Rejoin,
+    /// Creates a second Secret with a kubeconfig for the cluster, with this member's name and [`TWIN`], and deletes it
+    /// and its EdgeCluster after a time.
+    AddTwin {
+        length: Millis,
+    },
     /// Replaces the kubeconfig by invalid text for a time.
     DamageKubeconfig {
         length: Millis,
@@ -425,13 +437,15 @@ impl Action {
             }
             | Self::Freeze { length, .. }
             | Self::Suspend { length, .. }
+            | Self::CopyAgent { length, .. }
             | Self::Link { length, .. }
             | Self::Server { length, .. }
             | Self::Restore { after: length, .. }
             | Self::ServerClock { length, .. }
             | Self::Member {
                 what:
-                    MemberAction::DamageKubeconfig { length }
+                    MemberAction::AddTwin { length }
+                    | MemberAction::DamageKubeconfig { length }
                     | MemberAction::DeleteKubeconfig { length }
                     | MemberAction::RelabelKubeconfig { length },
                 ..
@@ -467,6 +481,7 @@ impl Action {
             | Self::Values { .. }
             | Self::RotateCa
             | Self::PassDays { .. } => Vec::new(),
+            Self::CopyAgent { edge, .. } => vec![edge],
             Self::Link { from, to, .. } | Self::HalfOpen { from, to } => vec![from, to],
             Self::Crash { host, .. }
             | Self::AtRequest { host, .. }
@@ -504,7 +519,8 @@ fn is_host(name: &str) -> bool {
 impl MemberAction {
     fn length(&self) -> Option<Millis> {
         match self {
-            Self::DamageKubeconfig { length }
+            Self::AddTwin { length }
+            | Self::DamageKubeconfig { length }
             | Self::DeleteKubeconfig { length }
             | Self::RelabelKubeconfig { length } => Some(*length),
             _ => None,

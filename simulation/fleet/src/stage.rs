@@ -38,6 +38,8 @@ use crate::faults::{self, Person, VALUES};
 use crate::oracles::condition;
 use crate::plan::{Access, Chart, Edge, HOME, SYSTEM, Settings, TENANTS};
 
+/// Starts the names of hosts with a copy of an agent.
+pub(crate) const COPY: &str = "copy-";
 const PORT: u16 = 9443;
 /// Address of the Service for agents.
 const SERVICE: [u8; 4] = [10, 0, 9, 1];
@@ -75,18 +77,10 @@ impl Fleet<'_> {
 
     /// Creates the Secrets with kubeconfigs, or repairs those that people have changed.
     pub fn provide_kubeconfigs(&self, simulation: &mut Simulation) {
-        for (index, edge) in self.settings.edges.iter().enumerate() {
-            if edge.access == Access::Kubeconfig {
-                let config = STANDARD.encode(kubeconfig(&authority(index + 1)));
-                let secret = json!({
-                    "apiVersion": "v1",
-                    "kind": "Secret",
-                    "metadata": {"name": edge.name, "labels": {
-                        names::DISCOVERY_LABEL: "true",
-                        names::OPEN_TO_DEPLOYMENTS_LABEL: "true",
-                    }},
-                    "data": {names::KUBECONFIG_KEY: config},
-                });
+        for edge in &self.settings.edges {
+            if edge.access == Access::Kubeconfig
+                && let Some(secret) = kubeconfig_secret(simulation, &edge.name, &edge.name)
+            {
                 let mut person = Person {
                     simulation,
                     cluster: HOME,
@@ -255,6 +249,45 @@ pub(crate) fn invite(
     std::fs::create_dir_all(&folder)?;
     std::fs::write(folder.join("join.yaml"), bundle.to_yaml()?)?;
     Ok(())
+}
+
+/// A Secret of this name with a kubeconfig for the cluster.
+pub(crate) fn kubeconfig_secret(
+    simulation: &Simulation,
+    cluster: &str,
+    name: &str,
+) -> Option<Value> {
+    let config = kubeconfig(simulation.cluster(cluster)?.authority());
+    Some(json!({
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": name, "labels": {
+            names::DISCOVERY_LABEL: "true",
+            names::OPEN_TO_DEPLOYMENTS_LABEL: "true",
+        }},
+        "data": {names::KUBECONFIG_KEY: STANDARD.encode(config)},
+    }))
+}
+
+/// Starts a copy of an agent with the same files. Returns the name of its host.
+pub(crate) fn copy_agent(simulation: &mut Simulation, edge: &str) -> String {
+    let (agent, copy) = (format!("agent-{edge}"), format!("{COPY}{edge}"));
+    let (from, to) = (
+        simulation.folder().join(&agent),
+        simulation.folder().join(&copy),
+    );
+    drop(std::fs::create_dir_all(&to));
+    for file in ["kubeconfig", "join.yaml"] {
+        drop(std::fs::copy(from.join(file), to.join(file)));
+    }
+    match simulation.ip(&copy) {
+        Some(_) => simulation.start(&copy),
+        None => {
+            let ip = simulation.ip(&agent).unwrap_or([10, 0, 2, 0]);
+            simulation.add_host(&copy, [ip[0], ip[1], 3, ip[3]], agent_program());
+        }
+    }
+    copy
 }
 
 /// Returns whether the stored certificate of the agent on this edge cluster has expired by the clock of some hub.

@@ -55,6 +55,11 @@ pub struct Cluster {
 }
 
 impl Cluster {
+    /// Address of the API server, as `host:port`.
+    pub fn authority(&self) -> &str {
+        &self.authority
+    }
+
     /// The time that the server's clock shows.
     fn clock(&self, wall: Timestamp) -> Timestamp {
         wall.saturating_add(self.skew).unwrap_or(wall)

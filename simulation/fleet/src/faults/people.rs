@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::conductor::Simulation;
 use crate::observe::Event as Seen;
 use crate::plan::{
-    Action, DeploymentAction, HOME, MemberAction, SYSTEM, Settings, TENANTS, TenantAction,
+    Action, DeploymentAction, HOME, MemberAction, SYSTEM, Settings, TENANTS, TWIN, TenantAction,
 };
 use crate::stage;
 
@@ -337,6 +337,7 @@ fn on_member(simulation: &mut Simulation, member: &str, what: &MemberAction) {
             return;
         }
         MemberAction::Rejoin => return rejoin(simulation, member),
+        MemberAction::AddTwin { .. } => return add_twin(simulation, member, what),
         MemberAction::DamageKubeconfig { .. }
         | MemberAction::DeleteKubeconfig { .. }
         | MemberAction::RelabelKubeconfig { .. } => {
@@ -363,6 +364,32 @@ pub(super) fn rejoin(simulation: &mut Simulation, member: &str) {
     } else if simulation.runs(&host) {
         simulation.crash(&host, Some(super::RESTART));
     }
+}
+
+fn add_twin(simulation: &mut Simulation, member: &str, what: &MemberAction) {
+    let twin = format!("{member}{TWIN}");
+    let all = format!("/api/v1/namespaces/{SYSTEM}/secrets");
+    let Some(secret) = stage::kubeconfig_secret(simulation, member, &twin) else {
+        return;
+    };
+    let mut person = Person {
+        simulation,
+        cluster: HOME,
+    };
+    person.create(&all, &secret);
+    let action = Action::Member {
+        member: member.to_owned(),
+        what: what.clone(),
+    };
+    super::end_later(simulation, &action, move |simulation| {
+        let mut person = Person {
+            simulation,
+            cluster: HOME,
+        };
+        person.delete(&format!("{all}/{twin}"));
+        let uninstall = false;
+        on_member(simulation, &twin, &MemberAction::Delete { uninstall });
+    });
 }
 
 /// Changes the Secret with a kubeconfig for a time.

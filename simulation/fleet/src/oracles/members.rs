@@ -15,7 +15,7 @@ use super::{Check, Oracle, View, ensure, stateless};
 use crate::conductor::Millis;
 use crate::faults::RESTORE;
 use crate::observe::{Event, Observation};
-use crate::plan::{HOME, Settings, TENANTS};
+use crate::plan::{HOME, Settings, TENANTS, TWIN};
 
 const RECOVERY: Millis = 120_000;
 /// A member that has existed this long has reported its Tenants.
@@ -24,6 +24,7 @@ const KNOWN: Millis = 120_000;
 pub(super) fn all() -> Vec<Box<dyn Oracle>> {
     vec![
         Box::new(OneMember),
+        Box::new(TwinRests),
         Box::new(ClusterStays),
         Box::new(PlacementStays),
         Box::new(PlacedByOrder),
@@ -54,6 +55,24 @@ stateless! {
             seen.push(uid);
         }
         Ok(())
+    }
+}
+
+stateless! {
+    /// A second member of a cluster neither acts nor runs Helm.
+    TwinRests, "twin-rests",
+    fn see(&mut self, view: &View, seen: &Observation) -> Check {
+        let twin = match &seen.event {
+            Event::Change { change, .. } => {
+                let after = change.after.as_deref();
+                let mode = after.map(|after| text(after, "/status/mode"));
+                let acts = matches!(mode, Some("agent" | "proxy"));
+                let twin = change.key.resource == "edgeclusters" && change.key.name.ends_with(TWIN);
+                (twin && acts).then(|| change.key.name.clone())
+            }
+            _ => started(view, seen).map(|run| run.release.clone()).filter(|name| name.ends_with(TWIN)),
+        };
+        ensure(twin.is_none(), || format!("{} acts", twin.unwrap_or_default()))
     }
 }
 
@@ -261,6 +280,17 @@ mod tests {
                 .put("hub-0", "home", twin);
             let check = OneMember.quiet(story.view());
             assert_eq!(check.is_err(), broken, "{mode}");
+        }
+    }
+
+    #[test]
+    fn second_member_that_acts_is_found() {
+        for (mode, oracle) in [("none", None), ("proxy", Some("twin-rests"))] {
+            let mut twin = edge_cluster("edge-2-twin");
+            twin["status"]["mode"] = json!(mode);
+            let mut story = Story::new();
+            story.renew().put("hub-0", "home", twin);
+            assert_eq!(story.violated(), oracle);
         }
     }
 

@@ -1,11 +1,12 @@
 //! Invariants of processes and their requests.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use super::view::own_cluster;
 use super::{Check, Oracle, View, ensure, stateless};
 use crate::conductor::Millis;
 use crate::observe::{Event, Observation};
-use crate::plan::Access;
+use crate::plan::{Access, Action, MemberAction};
 
 /// Most requests of a host to a cluster in [`SPAN`].
 const REQUESTS: usize = 1_500;
@@ -18,7 +19,7 @@ pub(super) fn all() -> Vec<Box<dyn Oracle>> {
         Box::new(ModelIsComplete),
         Box::new(RequestsAreValid),
         Box::new(AgentsStayHome),
-        Box::new(HubsStayOut),
+        Box::new(HubsStayOut::default()),
         Box::new(RequestsAreBounded::default()),
     ]
 }
@@ -85,21 +86,39 @@ stateless! {
         let Event::Answered { host, cluster, .. } = &seen.event else {
             return Ok(());
         };
-        let own = host.strip_prefix("agent-").is_none_or(|own| own == cluster);
+        let own = own_cluster(host).is_none_or(|own| own == cluster);
         ensure(own, || format!("{host} talks to {cluster}"))
     }
 }
 
-stateless! {
-    /// A hub talks to the home cluster and to clusters with a kubeconfig only.
-    HubsStayOut, "hubs-need-a-kubeconfig",
+/// A hub talks to the home cluster and to clusters with a kubeconfig only.
+#[derive(Debug, Default)]
+struct HubsStayOut {
+    /// Members with a second kubeconfig at some time.
+    twins: BTreeSet<String>,
+}
+
+impl Oracle for HubsStayOut {
+    fn name(&self) -> &'static str {
+        "hubs-need-a-kubeconfig"
+    }
+
     fn see(&mut self, view: &View, seen: &Observation) -> Check {
+        if let Event::Fault { text } = &seen.event
+            && let Ok(Action::Member { member, what }) = text.parse()
+            && matches!(what, MemberAction::AddTwin { .. })
+        {
+            self.twins.insert(member);
+        }
         let Event::Answered { host, cluster, .. } = &seen.event else {
             return Ok(());
         };
         let mut edges = view.settings.edges.iter();
         let agent = edges.any(|edge| edge.name == *cluster && edge.access == Access::Agent);
-        ensure(!agent || !host.starts_with("hub-"), || format!("{host} talks to {cluster}"))
+        let agent = agent && !self.twins.contains(cluster);
+        ensure(!agent || !host.starts_with("hub-"), || {
+            format!("{host} talks to {cluster}")
+        })
     }
 }
 

@@ -325,7 +325,7 @@ impl View {
         let mut members = vec![SELF_CLUSTER.to_owned()];
         members.extend(self.settings.edges.iter().map(|edge| edge.name.clone()));
         let (owner, member) = owner_of(&release, &members);
-        let agent = host.strip_prefix("agent-").map(str::to_owned);
+        let agent = own_cluster(host).map(str::to_owned);
         let cluster = member.map(|member| Settings::cluster(&member).to_owned());
         Some(Run {
             host: host.to_owned(),
@@ -566,6 +566,12 @@ pub(crate) fn krypton_key(resource: &str, namespace: &str, name: &str) -> Key {
         namespace: namespace.to_owned(),
         name: name.to_owned(),
     }
+}
+
+/// The cluster of an agent's host, or of its copy.
+pub(crate) fn own_cluster(host: &str) -> Option<&str> {
+    host.strip_prefix("agent-")
+        .or_else(|| host.strip_prefix(crate::stage::COPY))
 }
 
 /// Whether Krypton or its Helm wrote, by the user agent.

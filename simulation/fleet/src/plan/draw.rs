@@ -65,6 +65,8 @@ enum Kind {
     HalfOpen,
     Days,
     Certificates,
+    Copy,
+    Twin,
     Outage,
     BadAnswers,
     Jobs,
@@ -73,7 +75,7 @@ enum Kind {
     ServerClock,
 }
 
-const KINDS: [Kind; 28] = [
+const KINDS: [Kind; 30] = [
     Kind::Life,
     Kind::Edit,
     Kind::Pause,
@@ -96,6 +98,8 @@ const KINDS: [Kind; 28] = [
     Kind::HalfOpen,
     Kind::Days,
     Kind::Certificates,
+    Kind::Copy,
+    Kind::Twin,
     Kind::Outage,
     Kind::BadAnswers,
     Kind::Jobs,
@@ -123,7 +127,8 @@ pub(super) fn plan(seed: u64, size: &Size) -> Plan {
             .map(|seat| (key(&seat.cluster, &seat.tenant), true))
             .collect(),
         deployments: BTreeMap::new(),
-        rotates: !kinds.contains(&Kind::Restore) && !kinds.contains(&Kind::Member),
+        sources_change: kinds.contains(&Kind::Kubeconfig),
+        members_stay: !kinds.contains(&Kind::Restore) && !kinds.contains(&Kind::Member),
         busy: Vec::new(),
         steps: Vec::new(),
         number: 0,
@@ -210,9 +215,11 @@ struct Draft {
     /// Whether each Tenant of a seat exists.
     live: BTreeMap<(String, String), bool>,
     deployments: BTreeMap<String, String>,
-    /// Whether people may rotate the CA. A hub with an older CA locks out the agents that have renewed, and a rotation
-    /// does not wait for banned members.
-    rotates: bool,
+    /// Whether no restore and no person removes or bans a member. A hub with an older CA locks out the agents that have
+    /// renewed, and a rotation does not wait for banned members.
+    members_stay: bool,
+    /// Whether people change Secrets with kubeconfigs.
+    sources_change: bool,
     /// Targets with the times of their faults.
     busy: Vec<(String, Millis, Millis)>,
     steps: Vec<Step>,
@@ -312,6 +319,11 @@ impl Draft {
                 days: self.one_of(&[1, 5, 6, 6, 8, 61, 91]),
             }),
             Kind::Certificates => self.certificates(),
+            Kind::Copy => Some(Action::CopyAgent {
+                length: self.length(at)?,
+                edge: self.edge_with(Access::Agent)?,
+            }),
+            Kind::Twin => self.twin(at),
             Kind::Outage
             | Kind::BadAnswers
             | Kind::Jobs
@@ -478,13 +490,25 @@ impl Draft {
     }
 
     fn certificates(&mut self) -> Option<Action> {
-        if self.rotates && self.chance.random_bool(0.3) {
+        if self.members_stay && self.chance.random_bool(0.3) {
             return Some(Action::RotateCa);
         }
         let member = self.edge_with(Access::Agent)?;
         Some(Action::Member {
             member,
             what: MemberAction::Rejoin,
+        })
+    }
+
+    fn twin(&mut self, at: Millis) -> Option<Action> {
+        let length = self.length(at)?;
+        let edges = self.settings.edges.clone();
+        let edge = self.one_of(&edges);
+        let may_change = edge.access == Access::Kubeconfig && self.sources_change;
+        // After its member has gone, the twin rightly acts.
+        (self.members_stay && !may_change).then_some(Action::Member {
+            member: edge.name,
+            what: MemberAction::AddTwin { length },
         })
     }
 
@@ -596,6 +620,7 @@ fn target(action: &Action) -> Option<String> {
         Action::Server { cluster, .. }
         | Action::Restore { cluster, .. }
         | Action::ServerClock { cluster, .. } => format!("server {cluster}"),
+        Action::CopyAgent { edge, .. } => format!("copy {edge}"),
         Action::Member { member, what } => {
             what.length()?;
             format!("kubeconfig {member}")

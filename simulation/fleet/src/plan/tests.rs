@@ -74,7 +74,7 @@ fn every_kind_of_step_is_drawn() {
             }
         })
         .collect();
-    assert_eq!(verbs.len(), 57, "{verbs:#?}");
+    assert_eq!(verbs.len(), 59, "{verbs:#?}");
 }
 
 #[test]
@@ -114,6 +114,8 @@ fn step_is_printed_as_readable_line() {
         "1.000 half-open agent-edge-1 -> hub-0",
         "1.000 skew hub-1 by -3.250",
         "1.000 pass-days 6",
+        "1.000 copy-agent edge-1 for 5.000",
+        "1.000 member edge-1 add-twin for 5.000",
         "1.000 rotate-ca",
         "9.000 tenant home/t1 create on edge-2",
         "9.000 deployment d0 move to edge-1",

@@ -102,6 +102,9 @@ impl fmt::Display for Action {
             },
             Self::Freeze { host, length } => write!(f, "freeze {host} for {}", Seconds(*length)),
             Self::Suspend { host, length } => write!(f, "suspend {host} for {}", Seconds(*length)),
+            Self::CopyAgent { edge, length } => {
+                write!(f, "copy-agent {edge} for {}", Seconds(*length))
+            }
             Self::Skew { host, by } => write!(f, "skew {host} by {}", Signed(*by)),
             Self::Link {
                 from,
@@ -174,6 +177,7 @@ impl fmt::Display for MemberAction {
             Self::Delete { uninstall: true } => f.write_str("delete uninstall"),
             Self::Delete { uninstall: false } => f.write_str("delete retain"),
             Self::Rejoin => f.write_str("rejoin"),
+            Self::AddTwin { length } => write!(f, "add-twin for {}", Seconds(*length)),
             Self::DamageKubeconfig { length } => {
                 write!(f, "damage-kubeconfig for {}", Seconds(*length))
             }
@@ -392,6 +396,9 @@ fn member_action(words: &[&str]) -> Option<MemberAction> {
             uninstall: *policy == "uninstall",
         },
         ["rejoin"] => MemberAction::Rejoin,
+        ["add-twin", "for", length] => MemberAction::AddTwin {
+            length: seconds(length)?,
+        },
         ["damage-kubeconfig", "for", length] => MemberAction::DamageKubeconfig {
             length: seconds(length)?,
         },
@@ -445,6 +452,10 @@ fn host(words: &[&str]) -> Option<Action> {
         },
         ["suspend", host, "for", length] => Action::Suspend {
             host: (*host).to_owned(),
+            length: seconds(length)?,
+        },
+        ["copy-agent", edge, "for", length] => Action::CopyAgent {
+            edge: (*edge).to_owned(),
             length: seconds(length)?,
         },
         ["skew", host, "by", by] => Action::Skew {
