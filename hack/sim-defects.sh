@@ -1,27 +1,35 @@
 #!/bin/sh
-# Plants the defects in simulation/fleet/defects one after the other, and prints the number of seeds that the simulation
-# needs to find each. Usage: hack/sim-defects.sh [PATCH...]; SEEDS is the most to try (100).
+# Plants the defects in simulation/fleet/defects one after the other, and prints the first seed that finds each and the
+# guarantee that it violates. Usage: hack/sim-defects.sh [PATCH...]; tries SHORT short plans (120), then LONG long ones (60).
 set -eu
 cd "$(dirname "$0")/.."
-most=${SEEDS:-100}
 [ -n "$(git status --porcelain -uno)" ] && { echo "commit or discard your changes first" >&2; exit 1; }
 [ $# -gt 0 ] || set -- simulation/fleet/defects/*.patch
 planted=
 trap 'test -z "$planted" || git apply -R "$planted"' EXIT
+
+# Prints the first of the seeds 1 to $1 that fails. Further arguments are those of the simulation.
+first_failure() {
+  most=$1
+  shift
+  seed=1
+  while [ "$seed" -le "$most" ]; do
+    found=$("${CARGO_TARGET_DIR:-target}"/debug/sim "$@" --seed "$seed" --seeds 20 --no-shrink |
+      sed -n 's/^seed \([0-9]*\): [0-9.]* \([a-z-]*\):.*/\1 \2/p' | sort -n | head -1)
+    [ -n "$found" ] && { echo "$found"; return; }
+    seed=$((seed + 20))
+  done
+}
 
 for patch in "$@"; do
   name=$(basename "$patch" .patch)
   git apply "$patch" || { echo "$name: the patch does not apply"; continue; }
   planted=$patch
   if cargo build -q --workspace --bin sim --features failpoints,simulation; then
-    seed=1
-    found=
-    while [ -z "$found" ] && [ "$seed" -le "$most" ]; do
-      found=$("${CARGO_TARGET_DIR:-target}"/debug/sim --seed "$seed" --seeds 10 --no-shrink |
-        sed -n 's/^seed \([0-9]*\): [0-9.]* \([a-z-]*\):.*/\1 \2/p' | sort -n | head -1)
-      seed=$((seed + 10))
-    done
-    echo "$name: ${found:-not within $most}"
+    found=$(first_failure "${SHORT:-120}" --short)
+    [ -n "$found" ] && found="short $found"
+    [ -n "$found" ] || found=$(first_failure "${LONG:-60}")
+    echo "$name: ${found:-not found}"
   else
     echo "$name: does not compile"
   fi

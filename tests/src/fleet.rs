@@ -486,20 +486,6 @@ impl FleetClient {
     }
 }
 
-/// Asserts that exactly one revision is deployed, and that none is locked.
-#[track_caller]
-pub fn assert_one_deployed(revisions: &[(u32, String)]) {
-    let count = |part: &str| {
-        let with = revisions.iter().filter(|(_, status)| status.contains(part));
-        with.count()
-    };
-    assert_eq!(
-        (count("deployed"), count("pending")),
-        (1, 0),
-        "{revisions:?}"
-    );
-}
-
 /// Returns the condition of this type.
 pub fn condition<'a>(conditions: &'a [Condition], type_: &str) -> Option<&'a Condition> {
     conditions.iter().find(|condition| condition.type_ == type_)

@@ -151,12 +151,6 @@ async fn older_tenant_keeps_release_when_younger_is_deleted(mode: Mode) -> TestR
     Ok(())
 }
 
-/// On the home cluster, the hub has a second watch on the same Tenants for aggregation.
-#[tokio::test]
-async fn tenants_and_releases_survive_crd_deletion_on_home() {
-    Box::pin(tenants_and_releases_survive_crd_deletion(Mode::SelfCluster)).await;
-}
-
 async fn crd_stripped_of_finalizer_and_recreated_uninstalls_nothing(mode: Mode) -> TestResult {
     let (mut pair, _chart) = Scenario::new("stripped", mode).start().await?;
     let fleet_client = pair.fleet_client();
@@ -205,8 +199,8 @@ async fn tenants_and_releases_survive_crd_deletion(mode: Mode) -> TestResult {
     pair.cluster()
         .kubectl(["create", "namespace", "team"])
         .await?;
-    // Half of the Tenants are in a second namespace. On the home cluster, two Tenants are enough.
-    let each = if mode == Mode::SelfCluster { 1 } else { 2 };
+    // Half of the Tenants are in a second namespace.
+    let each = 2;
     let mut names = Vec::new();
     for number in 0..each {
         for namespace in ["default", "team"] {

@@ -6,9 +6,8 @@ mod stub_hub;
 use krypton_helm::releases::labels::{OWNER_NAMESPACE_LABEL, OWNER_UID_LABEL};
 use krypton_reconciler::index::CREATOR_LABEL;
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Gate, Mode, Parts, TestResult, by_agent, eventually,
-    fleet::{FleetClient, assert_one_deployed, kill_helm},
-    gate,
+    ChartRepository, ChartSource, Cluster, Mode, Parts, TestResult, by_agent, eventually,
+    fleet::FleetClient,
     no_tenants::{has_no_tenants, refuse_tenants},
 };
 use krypton_types::{
@@ -24,7 +23,6 @@ use stub_hub::{Labels, StubHub};
 
 by_agent!(
     deployment_is_reconciled_and_removed_only_by_order,
-    killed_deployment_install_leaves_one_release,
     release_has_single_owner_and_original_is_adopted,
     deployments_work_where_tenants_are_forbidden
 );
@@ -190,31 +188,6 @@ async fn deployment_is_reconciled_and_removed_only_by_order(mode: Mode) -> TestR
     fleet_client
         .newest_is("other", "ced-other", 1, "deployed")
         .await?;
-    Ok(())
-}
-
-async fn killed_deployment_install_leaves_one_release(mode: Mode) -> TestResult {
-    let cluster = cluster("ordered-killed", mode, Parts::WithControllers).await;
-    let (fleet_client, held) = (FleetClient::at(&cluster), Gate::new()?);
-    let repository = ChartRepository::start(&[held.chart()]).await?;
-    let mut stub =
-        StubHub::start(mode, &cluster, &repository, "gate", DriftPolicy::default()).await?;
-    let acme = order("accounts", "acme");
-    stub.order(&[&acme]);
-    let hook = gate::hook(&fleet_client, "acme", None).await?;
-    fleet_client
-        .newest_is("acme", "ced-acme", 1, "pending-install")
-        .await?;
-    assert_eq!(kill_helm(stub.folder())?, 1);
-    let hook = gate::hook(&fleet_client, "acme", Some(&hook)).await?;
-    gate::open(&fleet_client, "acme", &hook).await?;
-    stub.ready(&acme, reason::INSTALLED).await;
-    let revisions = fleet_client.revisions("acme", "ced-acme").await?;
-    assert_one_deployed(&revisions);
-    let gone = removal(&acme);
-    stub.order(&[&gone]);
-    stub.gone(&gone).await;
-    assert!(fleet_client.revisions("acme", "ced-acme").await?.is_empty());
     Ok(())
 }
 

@@ -6,16 +6,13 @@ use anyhow::{Result, ensure};
 use krypton_tests::{
     Cluster, Gate, Hub, HubOptions, Membership, Mode, Parts, Scenario, ServedChart, TestResult,
     by_agent, eventually,
-    fleet::{
-        ALL_READY, CONNECTED, FleetClient, HEALTHY, assert_one_deployed, helm_ends, helm_processes,
-    },
+    fleet::{ALL_READY, CONNECTED, FleetClient, HEALTHY, helm_processes},
     gate, home_and_edge,
 };
 use serde_json::json;
 
 by_agent!(
     a_restart_finds_everything_as_it_was_left,
-    install_killed_midway_is_repaired_after_restart,
     unreachable_member_is_reported_alone_and_recovers,
 );
 
@@ -108,58 +105,6 @@ async fn a_restart_finds_everything_as_it_was_left(mode: Mode) -> TestResult {
         let log = log?;
         assert!(!log.contains("running helm"), "{log}");
     }
-    Ok(())
-}
-
-async fn install_killed_midway_is_repaired_after_restart(mode: Mode) -> TestResult {
-    let gate = Gate::new()?;
-    let (mut pair, _chart) = Scenario::new("crash", mode)
-        .chart(gate.chart(), "gate")
-        .start()
-        .await?;
-    let fleet_client = pair.fleet_client();
-    let release = &pair.release("acme");
-    let [ready, error] = ["ClusterReady", "ClusterError"].map(|kind| pair.condition(kind));
-    let folder = pair.actor()?.log_path().parent().unwrap().to_owned();
-    fleet_client.create("acme", json!({})).await?;
-    let hook = gate::hook(&fleet_client, "acme", None).await?;
-    fleet_client
-        .newest_is("acme", release, 1, "pending-install")
-        .await?;
-    assert_eq!(helm_processes(&folder).len(), 2, "helm and its supervisor");
-
-    pair.actor()?.kill9().await?;
-
-    helm_ends(&folder).await?;
-    fleet_client
-        .newest_is("acme", release, 1, "pending-install")
-        .await?;
-    pair.start_actor_again()?;
-    // Observed while the dead actor's Lease is still valid. The Tenant's status follows later.
-    fleet_client
-        .create("refused", json!({"workspace": "kube-system"}))
-        .await?;
-    let next = gate::hook(&fleet_client, "acme", Some(&hook)).await?;
-    gate::open(&fleet_client, "acme", &next).await?;
-    let installed = (ready.as_str(), "True", "Installed");
-    fleet_client.shows("acme", &[ALL_READY, installed]).await?;
-    fleet_client
-        .event_message("acme", "ReleaseUnlocked")
-        .await?;
-    let refused = (error.as_str(), "True", "NamespaceNotOwned");
-    fleet_client.shows("refused", &[refused]).await?;
-    fleet_client
-        .event_message("refused", "NamespaceNotOwned")
-        .await?;
-
-    let revisions = fleet_client.revisions("acme", release).await?;
-    assert_one_deployed(&revisions);
-    let listed = pair
-        .cluster()
-        .helm(["list", "--all-namespaces", "--short"])
-        .await?;
-    let log = pair.actor()?.log()?;
-    assert_eq!(listed.trim(), release, "{log}");
     Ok(())
 }
 

@@ -11,11 +11,11 @@ use krypton_tests::{
 use kube::{Api, api::DeleteParams};
 use serde_json::json;
 
-by_agent!(home_tenant_counts_namesakes_on_all_members);
-in_both_modes!(
+by_agent!(
+    home_tenant_counts_namesakes_on_all_members,
     older_of_duplicate_members_acts_alone,
-    deleted_member_keeps_releases_and_rejoins_on_request,
 );
+in_both_modes!(deleted_member_keeps_releases_and_rejoins_on_request);
 
 /// Returns the conditions of a healthy member on home.
 fn well(mode: Mode) -> Vec<Expected<'static>> {

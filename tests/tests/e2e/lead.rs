@@ -13,8 +13,8 @@ use k8s_openapi::api::coordination::v1::Lease;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_kubectl::{Connection, join_info};
 use krypton_tests::{
-    Answer, AnsweringProxy, ChartRepository, ChartSource, Cluster, FaultProxy, Gate, Hub,
-    HubOptions, Lie, Membership, Merge as _, Mode, Parts, TestResult, Traffic,
+    Answer, AnsweringProxy, ChartRepository, ChartSource, Cluster, Gate, Hub, HubOptions, Lie,
+    Membership, Merge as _, Mode, Parts, TestResult,
     answering_proxy::{READS, Verb},
     by_agent, eventually,
     fleet::{
@@ -36,11 +36,9 @@ use tokio::task::JoinHandle;
 
 const EDGE: &str = "edge-1";
 
-in_both_modes!(
-    resumed_leader_overwrites_nothing,
-    stopping_leader_hands_over_during_helm_run,
-);
+in_both_modes!(stopping_leader_hands_over_during_helm_run);
 by_agent!(
+    resumed_leader_overwrites_nothing,
     killed_leader_is_replaced_and_sessions_return,
     short_home_outage_keeps_leader_and_sessions,
 );
@@ -448,43 +446,6 @@ async fn lost_leadership_interrupts_nothing_on_kubeconfig_member() -> TestResult
     assert_eq!(revisions, [(1, "deployed".to_owned())]);
     let log = stage.hubs["a"].log()?;
     assert_eq!(log.matches("running helm").count(), 1, "{log}");
-    Ok(())
-}
-
-#[tokio::test]
-async fn leader_cut_off_from_home_releases_agents() -> TestResult {
-    let mut stage = Stage::set("cut-off", &[]).await;
-    stage.expect(&["a", "b"]);
-    let line = FaultProxy::before(&stage.home).await?;
-    stage.ways.insert("a", line.kubeconfig());
-    for name in ["a", "b"] {
-        stage.start(name).await;
-    }
-    assert_eq!(stage.leader_but("").await?, "a");
-    let _member = stage.join(Mode::Agent).await?;
-    stage.fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
-    stage.tenant("first").await;
-    let epoch = stage.epoch().await?;
-
-    line.set(Traffic::Cut);
-    assert_eq!(stage.leader_but("a").await?, "b");
-    stage.session(Mode::Agent, "b").await;
-    stage.tenant("second").await;
-    stage.fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
-    let log = stage.hubs["a"].log()?;
-    assert!(log.contains("lost leadership"), "{log}");
-
-    // After its return, the hub is a standby.
-    line.set(Traffic::Pass);
-    eventually("hub a to show the leader", async || {
-        let log = stage.hubs["a"].log()?;
-        let after = log.rsplit("lost leadership").next().unwrap_or_default();
-        Ok(after.contains("this hub is a standby").then_some(()))
-    })
-    .await?;
-    stage.tenant("third").await;
-    assert_eq!(stage.leader_but("a").await?, "b");
-    assert_eq!(stage.epoch().await?, epoch + 1);
     Ok(())
 }
 

@@ -7,7 +7,7 @@
 use std::{
     collections::BTreeMap,
     net::SocketAddr,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::{Arc, atomic::AtomicU64},
     time::Duration,
 };
@@ -153,11 +153,6 @@ impl StubHub {
         };
         stub.act().await?;
         Ok(stub)
-    }
-
-    /// Helm's arguments contain this path.
-    pub(crate) fn folder(&self) -> &Path {
-        self.scratch.path()
     }
 
     pub(crate) fn value(&mut self, name: &str, value: impl Into<Value>) {
