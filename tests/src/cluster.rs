@@ -286,6 +286,23 @@ impl Cluster {
             .await
     }
 
+    /// Waits until the API server serves the objects of all CRDs.
+    pub async fn serves_crds(&self) -> Result<()> {
+        let established = [
+            "wait",
+            "--for=condition=Established",
+            "crd",
+            "--all",
+            "--timeout=60s",
+        ];
+        self.kubectl(established).await?;
+        let names = ["get", "crd", "-o", "jsonpath={.items[*].metadata.name}"];
+        let names = self.kubectl(names).await?.replace(' ', ",");
+        // An API server that still fills its watch cache answers 429, which kubectl retries.
+        let objects = ["get", &names, "--all-namespaces", "-o", "name"];
+        self.kubectl(objects).await.map(drop)
+    }
+
     /// Runs Helm as administrator, with separate configuration and caches.
     /// Returns an error with Helm's stderr if Helm fails or takes over three minutes.
     pub async fn helm<A: Into<OsString>>(

@@ -40,14 +40,7 @@ pub fn crd(file: &str) -> Result<String> {
 /// Applies one of the original's CRDs to a cluster, over any existing version, and waits until it is established.
 pub async fn apply_crd(cluster: &Cluster, file: &str) -> Result<()> {
     cluster.apply(&crd(file)?).await?;
-    let wait = [
-        "wait",
-        "--for=condition=Established",
-        "crd",
-        "--all",
-        "--timeout=60s",
-    ];
-    cluster.kubectl(wait).await.map(drop)
+    cluster.serves_crds().await
 }
 
 /// The original operator on one cluster, with its configured chart.

@@ -46,22 +46,11 @@ async fn apply_file(cluster: &Cluster, file: &Path, args: &[&str]) -> Result<Str
         .await
 }
 
-async fn wait_established(cluster: &Cluster) -> Result<()> {
-    let args = [
-        "wait",
-        "--for=condition=Established",
-        "crd",
-        "--all",
-        "--timeout=60s",
-    ];
-    cluster.kubectl(args).await.map(drop)
-}
-
 /// Starts a control plane and installs the CRDs with kubectl, as a user does.
 async fn with_apis(name: &str) -> Result<Cluster> {
     let cluster = Cluster::start(name, Parts::ControlPlane).await?;
     apply_file(&cluster, &crds("crds"), &[]).await?;
-    wait_established(&cluster).await?;
+    cluster.serves_crds().await?;
     Ok(cluster)
 }
 
@@ -373,7 +362,7 @@ async fn older_schema_objects_can_be_updated_and_deleted() -> TestResult {
     let crds: Api<CustomResourceDefinition> = Api::all(cluster.client());
     let older = permissive_crd()?;
     crds.create(&PostParams::default(), &older).await?;
-    wait_established(&cluster).await?;
+    cluster.serves_crds().await?;
 
     let resource = kube::api::ApiResource::erase::<Tenant>(&());
     let raw: Api<DynamicObject> = Api::namespaced_with(cluster.client(), "default", &resource);

@@ -53,14 +53,7 @@ async fn home(name: &str) -> Result<Cluster> {
     cluster
         .kubectl(["apply".into(), "-f".into(), crds.into_os_string()])
         .await?;
-    let args = [
-        "wait",
-        "--for=condition=Established",
-        "crd",
-        "--all",
-        "--timeout=60s",
-    ];
-    cluster.kubectl(args).await?;
+    cluster.serves_crds().await?;
     Ok(cluster)
 }
 

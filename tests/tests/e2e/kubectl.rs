@@ -135,12 +135,7 @@ async fn kubectl_plugin_reports_exit_codes_changes_and_completions() -> TestResu
         "../../../crds/crds/edgeclusters.mesh.openkcm.io.yaml"
     ))
     .await?;
-    home.kubectl([
-        "wait",
-        "--for=condition=Established",
-        "crd/edgeclusters.mesh.openkcm.io",
-    ])
-    .await?;
+    home.serves_crds().await?;
     let member = |name: &str| {
         format!(
             "apiVersion: mesh.openkcm.io/v1alpha1\nkind: EdgeCluster\nmetadata: {{name: {name}}}\n"
@@ -311,8 +306,7 @@ async fn each_role_permits_only_its_own_commands() -> TestResult {
     let crds = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crds/crds");
     let crds = [OsString::from("apply"), "-f".into(), crds.into()];
     home.kubectl(crds).await?;
-    home.kubectl(["wait", "--for=condition=Established", "crd", "--all"])
-        .await?;
+    home.serves_crds().await?;
     home.kubectl(["create", "namespace", "people"]).await?;
     let chart = OwnChart::Hub.folder();
     let chart = [
