@@ -24,7 +24,7 @@ use krypton_types::placed_tenant::{is_held, place};
 use krypton_types::tenant::TenantKey;
 use kube::api::{Api, Patch, PatchParams};
 use kube::core::DeserializeGuard;
-use kube::runtime::watcher::{Config, Event};
+use kube::runtime::watcher::{self, Config, Event};
 use kube::{Client, CustomResourceExt, Resource, ResourceExt};
 use serde_json::json;
 use tokio::task::JoinSet;
@@ -125,6 +125,9 @@ pub(super) struct TenantStore {
     listed: BTreeSet<TenantKey>,
     /// Whether the list is complete.
     synced: bool,
+    /// Whether home does not serve Tenants, because a user has deleted their CRD. Orders are published nevertheless:
+    /// the reconciler that creates the CRD again may wait for them, and an absent order has no effect.
+    absent: bool,
     queue: WorkQueue<TenantKey>,
     /// The Tenants that concern a member name or a cluster UID.
     index: Concerns,
@@ -142,6 +145,7 @@ impl Default for TenantStore {
             slots: BTreeMap::new(),
             listed: BTreeSet::new(),
             synced: false,
+            absent: false,
             queue: home_writer::queue(WRITERS),
             index: Concerns::default(),
             missing: BTreeSet::new(),
@@ -248,7 +252,10 @@ pub async fn run(
             decided = lead.changed() => if !decided { return },
             event = events.next() => match event {
                 Ok(event) => store.see(event, &rules, &reports),
-                Err(error) => tracing::debug!(error = %chain(&error), "failed to watch Tenants on the home cluster; retrying"),
+                Err(error) => {
+                    tracing::debug!(error = %chain(&error), "failed to watch Tenants on the home cluster; retrying");
+                    store.absent = matches!(&error, watcher::Error::InitialListFailed(kube::Error::Api(status)) if status.code == 404);
+                }
             },
             Some(looked) = looks.join_next(), if !looks.is_empty() => {
                 if let (Ok((of, deletion)), Some(placing)) = (looked, &mut store.placing) {
@@ -275,16 +282,17 @@ pub async fn run(
 impl TenantStore {
     /// Starts over with a new list of home's Tenants.
     fn unlist(&mut self) {
-        self.synced = false;
+        (self.synced, self.absent) = (false, false);
         if let Some(placing) = &mut self.placing {
             placing.reset();
         }
     }
 
     /// Publishes the orders that follow from changes. Does nothing until the list of home's Tenants from
-    /// term `of` is complete.
+    /// term `of` is complete, or home does not serve Tenants.
     fn give_orders(&mut self, reports: &Reports, of: Option<BootTime>) {
-        let Some(placing) = self.placing.as_mut().filter(|_| self.synced) else {
+        let read = self.synced || self.absent;
+        let Some(placing) = self.placing.as_mut().filter(|_| read) else {
             return;
         };
         let Some(targets) = reports.targets() else {

@@ -328,6 +328,21 @@ fn looking_at_many_tenants_yields_to_others() {
     assert!(turns >= 3, "{turns}");
 }
 
+#[test]
+fn orders_are_published_while_home_lacks_crd() {
+    let (placements, reports) = (Arc::new(Placements::default()), Reports::default());
+    reports.set_targets(targets(1));
+    let mut store = TenantStore {
+        placing: Some(Placing::new(Arc::clone(&placements))),
+        ..TenantStore::default()
+    };
+    for (absent, published) in [(false, false), (true, true)] {
+        store.absent = absent;
+        store.give_orders(&reports, None);
+        assert_eq!(placements.orders().get().is_some(), published, "{absent}");
+    }
+}
+
 /// Returns a store with Tenants whose members are known only as a count, before they are late.
 pub(crate) fn summarised(members: usize, tenants: usize) -> (TenantStore, Reports) {
     let (mut store, reports) = (TenantStore::default(), Reports::default());
