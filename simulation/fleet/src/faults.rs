@@ -144,11 +144,24 @@ pub fn heal(simulation: &mut Simulation, plan: &Plan) {
             invite(simulation, edge.name.clone());
         }
     }
+    people::delete_forged(simulation, &settings.clusters());
+    give_up_unreadable(simulation, settings.clusters());
     // A restore of home may have brought back what people had changed only for a time.
     Fleet { settings }.provide_kubeconfigs(simulation);
     simulation.observe(Seen::Fault {
         text: "heal".to_owned(),
     });
+}
+
+/// Lets people give up releases that cannot be decoded, as soon as their deletion waits.
+fn give_up_unreadable(simulation: &mut Simulation, clusters: Vec<String>) {
+    for attempt in 0..INVITATIONS {
+        let clusters = clusters.clone();
+        let at = simulation.now() + attempt * INVITES;
+        simulation.at(at, move |simulation| {
+            people::give_up_unreadable(simulation, &clusters);
+        });
+    }
 }
 
 /// Gives new bundles to an agent whose certificate has expired. An agent uses a bundle only once after its start.

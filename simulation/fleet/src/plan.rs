@@ -233,6 +233,10 @@ pub enum TenantAction {
     RemoveForeign,
     /// Deletes the newest release Secret.
     DeleteRelease,
+    /// Replaces the content of the newest release Secret, which nothing can decode afterwards.
+    DamageRelease,
+    /// Copies the newest release Secret to the next revision.
+    ForgeRelease,
     /// Deletes the namespace of the release.
     DeleteNamespace,
     /// Deletes the first object of the release.

@@ -27,6 +27,10 @@ pub const FOREIGN: &str = "people.example/";
 const KRYPTON: &str = "/apis/mesh.openkcm.io/v1alpha1";
 const MERGE: &str = "application/merge-patch+json";
 const JSON: &str = "application/json";
+/// Label on revisions that people have forged.
+const FORGED: &str = "people.example/forged";
+/// Base64 of base64 of bytes that are no gzip.
+const UNREADABLE: &str = "SDRzSUFBQUFBQUFBLzJSaGJXRm5aV1E9";
 /// Resources of which a release may contain objects.
 const RELEASED: [(&str, &str, &str); 5] = [
     ("apps", "deployments", "/apis/apps/v1"),
@@ -191,6 +195,8 @@ fn on_tenant(simulation: &mut Simulation, (cluster, tenant): (&str, &str), what:
         TenantAction::AddForeign => set_foreign(&mut person, &path, true),
         TenantAction::RemoveForeign => set_foreign(&mut person, &path, false),
         TenantAction::DeleteRelease
+        | TenantAction::DamageRelease
+        | TenantAction::ForgeRelease
         | TenantAction::DeleteNamespace
         | TenantAction::DeleteObject
         | TenantAction::AddOccupant => damage(simulation, (&released, tenant), what),
@@ -238,7 +244,9 @@ fn set_foreign(person: &mut Person<'_>, path: &str, present: bool) {
 
 fn damage(simulation: &mut Simulation, (cluster, tenant): (&str, &str), what: &TenantAction) {
     let path = match what {
-        TenantAction::DeleteRelease => newest_release(simulation, cluster, tenant),
+        TenantAction::DeleteRelease | TenantAction::DamageRelease | TenantAction::ForgeRelease => {
+            newest_release(simulation, cluster, tenant)
+        }
         TenantAction::DeleteObject => first_object(simulation, cluster, tenant),
         _ => Some(format!("/api/v1/namespaces/{tenant}")),
     };
@@ -246,6 +254,7 @@ fn damage(simulation: &mut Simulation, (cluster, tenant): (&str, &str), what: &T
         simulation,
         cluster,
     };
+    let Some(path) = path else { return };
     if *what == TenantAction::AddOccupant {
         let labels = json!({format!("{FOREIGN}occupant"): "true"});
         let object = json!({
@@ -255,9 +264,85 @@ fn damage(simulation: &mut Simulation, (cluster, tenant): (&str, &str), what: &T
             "data": {"of": "a person"},
         });
         person.create(&format!("/api/v1/namespaces/{tenant}/configmaps"), &object);
-    } else if let Some(path) = path {
+    } else if *what == TenantAction::DamageRelease {
+        person.patch(&path, &json!({"data": {"release": UNREADABLE}}));
+    } else if *what == TenantAction::ForgeRelease {
+        forge(&mut person, &path);
+    } else {
         person.delete(&path);
     }
+}
+
+/// Creates the revision after the one at `path`, with the same content.
+fn forge(person: &mut Person<'_>, path: &str) -> Option<()> {
+    let newest = person.get(path)?;
+    let (all, name) = path.rsplit_once('/')?;
+    let (base, version) = name.rsplit_once(".v")?;
+    let next = version.parse::<u32>().ok()? + 1;
+    let mut labels = newest.pointer("/metadata/labels")?.clone();
+    labels["version"] = json!(next.to_string());
+    labels[FORGED] = json!("true");
+    let forged = json!({
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "type": newest.get("type")?,
+        "metadata": {"name": format!("{base}.v{next}"), "labels": labels},
+        "data": newest.get("data")?,
+    });
+    person.create(all, &forged);
+    Some(())
+}
+
+/// Orphans the Tenants whose deletion waits because Krypton cannot decode their release, as its message asks people to.
+pub(super) fn give_up_unreadable(simulation: &mut Simulation, clusters: &[String]) {
+    for cluster in clusters {
+        for tenant in objects(simulation, cluster, names::GROUP, "tenants") {
+            let name = text(&tenant, "/metadata/name").unwrap_or_default();
+            if tenant.pointer("/metadata/deletionTimestamp").is_none()
+                || !has_unreadable(simulation, clusters, name)
+            {
+                continue;
+            }
+            let mut person = Person {
+                simulation,
+                cluster,
+            };
+            let path = format!("{KRYPTON}/namespaces/{TENANTS}/tenants/{name}");
+            let annotations = json!({names::ORPHAN_ANNOTATION: "true"});
+            person.patch(&path, &json!({"metadata": {"annotations": annotations}}));
+        }
+    }
+}
+
+/// Deletes the revisions that people have forged. Krypton refuses to work on them.
+pub(super) fn delete_forged(simulation: &mut Simulation, clusters: &[String]) {
+    for cluster in clusters {
+        for secret in objects(simulation, cluster, "", "secrets") {
+            let metadata = |key: &str| secret.pointer("/metadata")?.get(key)?.as_str();
+            let forged = secret.pointer("/metadata/labels");
+            let forged = forged.is_some_and(|labels| labels.get(FORGED).is_some());
+            if let (true, Some(namespace), Some(name)) =
+                (forged, metadata("namespace"), metadata("name"))
+            {
+                let mut person = Person {
+                    simulation,
+                    cluster,
+                };
+                person.delete(&format!("/api/v1/namespaces/{namespace}/secrets/{name}"));
+            }
+        }
+    }
+}
+
+fn has_unreadable(simulation: &Simulation, clusters: &[String], workspace: &str) -> bool {
+    clusters.iter().any(|cluster| {
+        objects(simulation, cluster, "", "secrets")
+            .iter()
+            .any(|secret| {
+                text(secret, "/metadata/namespace") == Some(workspace)
+                    && text(secret, "/data/release") == Some(UNREADABLE)
+            })
+    })
 }
 
 /// The cluster where a Tenant's release is: the member that `clusterRef` names, or else the Tenant's cluster.

@@ -1,7 +1,7 @@
 //! Invariants of the revisions and objects of a release during upgrades, repairs and drift corrections.
 
 use k8s_openapi::api::core::v1::Secret;
-use krypton_helm::releases::{ObjectId, objects};
+use krypton_helm::releases::{Declarations, ObjectId, objects};
 use serde_json::Value;
 
 use super::view::{annotation, is_helm, is_product, replaced, text, version};
@@ -14,6 +14,7 @@ pub(super) fn all() -> Vec<Box<dyn Oracle>> {
     vec![
         Box::new(FailedUpgrade),
         Box::new(RevisionsRise),
+        Box::new(LockedStay),
         Box::new(ObjectsStay),
         Box::new(ObjectsKeepUid),
     ]
@@ -69,6 +70,24 @@ stateless! {
 }
 
 stateless! {
+    /// Krypton deletes no readable revision that a dead Helm process left locked. Only Helm ends such a revision.
+    LockedStay, "locked-revisions-stay",
+    fn see(&mut self, _: &View, seen: &Observation) -> Check {
+        let Event::Change { change, .. } = &seen.event else {
+            return Ok(());
+        };
+        let (Some(before), None) = (&change.before, &change.after) else {
+            return Ok(());
+        };
+        let status = text(before, "/metadata/labels/status");
+        let locked = status.starts_with("pending-") || status == "uninstalling";
+        let deletes = is_product(&change.by) && !is_helm(&change.by) && locked;
+        let kept = !deletes || manifest(before).is_none();
+        ensure(kept, || format!("{} deletes {}", change.by, change.key.name))
+    }
+}
+
+stateless! {
     /// Krypton and Helm delete no object that the newest revision of a wanted release contains.
     ObjectsStay, "objects-of-release-stay",
     fn see(&mut self, view: &View, seen: &Observation) -> Check {
@@ -104,11 +123,15 @@ stateless! {
     }
 }
 
+/// The objects of a revision, if its Secret can be decoded.
+fn manifest(revision: &Value) -> Option<Declarations> {
+    let secret: Secret = serde_json::from_value(revision.clone()).ok()?;
+    objects(&secret).ok()
+}
+
 /// Whether the manifest of a revision contains the object.
 fn declares(revision: &Value, object: &Value) -> bool {
-    let secret: Option<Secret> = serde_json::from_value(revision.clone()).ok();
-    let declared = secret.and_then(|secret| objects(&secret).ok());
-    let (Some(declared), Some(object)) = (declared, ObjectId::of(object)) else {
+    let (Some(declared), Some(object)) = (manifest(revision), ObjectId::of(object)) else {
         return false;
     };
     declared.objects.iter().any(|each| {
@@ -210,6 +233,27 @@ mod tests {
                 .put(HELM, "edge-1", revision(RELEASE, 3, "deployed"))
                 .put(HELM, "edge-1", revision(RELEASE, next, "pending-upgrade"));
             assert_eq!(story.violated(), oracle, "{next}");
+        }
+    }
+
+    #[test]
+    fn deletion_of_a_locked_revision_is_found() {
+        for (by, status, oracle) in [
+            (
+                "agent-edge-1",
+                "pending-upgrade",
+                Some("locked-revisions-stay"),
+            ),
+            ("agent-edge-1", "failed", None),
+            (HELM, "uninstalling", None),
+        ] {
+            let mut locked = declaring(2, "settings");
+            locked["metadata"]["labels"]["status"] = json!(status);
+            let mut story = story();
+            story.put(HELM, "edge-1", declaring(1, "settings"));
+            story.put(HELM, "edge-1", locked.clone());
+            story.delete(by, "edge-1", &locked);
+            assert_eq!(story.violated(), oracle, "{status}");
         }
     }
 

@@ -361,6 +361,8 @@ impl Draft {
             _ => self.one_of(&[
                 TenantAction::DeleteRelease,
                 TenantAction::DeleteRelease,
+                TenantAction::DamageRelease,
+                TenantAction::ForgeRelease,
                 TenantAction::DeleteObject,
                 TenantAction::DeleteObject,
                 TenantAction::DeleteNamespace,
