@@ -1,4 +1,5 @@
 use krypton_crds::tenant::TenantSpec;
+use krypton_runtime::newest::Newest as _;
 use krypton_types::conditions::{ClusterState, State, Truth, reason};
 use krypton_types::tenant::{Next, Step, TenantReport};
 
