@@ -29,7 +29,7 @@ const MERGE: &str = "application/merge-patch+json";
 const JSON: &str = "application/json";
 /// Label on revisions that people have forged.
 const FORGED: &str = "people.example/forged";
-/// Base64 of base64 of bytes without a gzip header.
+/// Base64 of base64 of bytes that gzip cannot decode.
 const UNREADABLE: &str = "SDRzSUFBQUFBQUFBLzJSaGJXRm5aV1E9";
 /// Resources of which a release may contain objects.
 const RELEASED: [(&str, &str, &str); 5] = [
