@@ -125,8 +125,8 @@ pub(super) struct TenantStore {
     listed: BTreeSet<TenantKey>,
     /// Whether the list is complete.
     synced: bool,
-    /// Whether home does not serve Tenants, because a user has deleted their CRD. Orders are published nevertheless:
-    /// the reconciler that creates the CRD again may wait for them, and an absent order has no effect.
+    /// Whether home does not serve Tenants, because a user has deleted their CRD. Empty orders are published then: the
+    /// reconciler that creates the CRD again may wait for them, and an absent order has no effect.
     absent: bool,
     queue: WorkQueue<TenantKey>,
     /// The Tenants that concern a member name or a cluster UID.
@@ -299,8 +299,9 @@ impl TenantStore {
             return;
         };
         placing.placements.read_in(of);
-        let slots = &self.slots;
-        let tenant = |key: &TenantKey| slots.get(key).map(|slot| &*slot.tenant);
+        // Tenants that a standby saw earlier may be gone. The next list touches all of them.
+        let slots = self.synced.then_some(&self.slots);
+        let tenant = |key: &TenantKey| slots?.get(key).map(|slot| &*slot.tenant);
         let news = placing.give(tenant, &targets);
         self.touch(news);
     }
@@ -491,7 +492,10 @@ impl TenantStore {
             ours.then_some((key, tenant))
         };
         match event {
-            Event::Init => self.listed.clear(),
+            Event::Init => {
+                self.listed.clear();
+                self.absent = false;
+            }
             Event::InitApply(guard) | Event::Apply(guard) => {
                 if let Some((key, tenant)) = read(guard) {
                     self.listed.insert(key.clone());

@@ -332,16 +332,35 @@ fn looking_at_many_tenants_yields_to_others() {
 #[test]
 fn orders_are_published_while_home_lacks_crd() {
     let (placements, reports) = (Arc::new(Placements::default()), Reports::default());
-    reports.set_targets(targets(1));
+    reports.set_targets([(MEMBER.to_owned(), Target::default())].into());
+    let mut placed = object("1", None);
+    placed.spec =
+        serde_json::from_value(json!({ "clusterRef": { "secretName": MEMBER } })).unwrap();
+    placed.metadata.finalizers = Some(vec![names::PLACED_FINALIZER.to_owned()]);
+    let on = (names::PLACED_ON_ANNOTATION.to_owned(), MEMBER.to_owned());
+    placed.metadata.annotations = Some([on].into());
     let mut store = TenantStore {
         placing: Some(Placing::new(Arc::clone(&placements))),
         ..TenantStore::default()
     };
-    for (absent, published) in [(false, false), (true, true)] {
+    // A standby saw this Tenant before the CRD was deleted.
+    store.put(key(), placed.clone(), &reports);
+    store.unlist();
+    for (absent, published) in [(false, None), (true, Some(0))] {
         store.absent = absent;
         store.give_orders(&reports, None);
-        assert_eq!(placements.orders().get().is_some(), published, "{absent}");
+        let orders = placements.orders().get();
+        let orders = orders.map(|orders| orders.values().map(|orders| orders.len()).sum());
+        assert_eq!(orders, published, "{absent}");
     }
+    store.put(key(), placed, &reports);
+    store.synced = true;
+    store.give_orders(&reports, None);
+    let orders = placements.orders().get().unwrap();
+    assert!(
+        orders.values().any(|orders| orders.len() == 1),
+        "{orders:?}"
+    );
 }
 
 /// Returns a store with Tenants whose members are known only as a count, before they are late.
