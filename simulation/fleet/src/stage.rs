@@ -81,10 +81,7 @@ impl Fleet<'_> {
             if edge.access == Access::Kubeconfig
                 && let Some(secret) = kubeconfig_secret(simulation, &edge.name, &edge.name)
             {
-                let mut person = Person {
-                    simulation,
-                    cluster: HOME,
-                };
+                let mut person = Person::at_home(simulation);
                 let all = namespaced("secrets");
                 if person.create(&all, &secret) == 409 {
                     person.patch(&format!("{all}/{}", edge.name), &secret);

@@ -47,7 +47,15 @@ pub struct Person<'a> {
     pub cluster: &'a str,
 }
 
-impl Person<'_> {
+impl<'a> Person<'a> {
+    /// A person with a client for the home cluster.
+    pub fn at_home(simulation: &'a mut Simulation) -> Self {
+        Self {
+            simulation,
+            cluster: HOME,
+        }
+    }
+
     /// Sends a request. Returns the code and the body, `Null` if it is not JSON.
     pub fn send(
         &mut self,
@@ -109,10 +117,7 @@ pub(super) fn act(simulation: &mut Simulation, action: &Action) {
         Action::Deployment { name, what } => on_deployment(simulation, name, what),
         Action::Values { number } => {
             let data = json!({"values.yaml": format!("message: fleet-{number}\n")});
-            let mut person = Person {
-                simulation,
-                cluster: HOME,
-            };
+            let mut person = Person::at_home(simulation);
             let all = format!("/api/v1/namespaces/{SYSTEM}/configmaps");
             if person.patch(&format!("{all}/{VALUES}"), &json!({"data": data})) == 404 {
                 let metadata = json!({"name": VALUES, "namespace": SYSTEM});
@@ -124,11 +129,8 @@ pub(super) fn act(simulation: &mut Simulation, action: &Action) {
             let annotations =
                 json!({ca_rotation::REQUEST_ANNOTATION: simulation.wall().to_string()});
             let path = format!("/api/v1/namespaces/{SYSTEM}/secrets/{}", names::CA_SECRET);
-            Person {
-                simulation,
-                cluster: HOME,
-            }
-            .patch(&path, &json!({"metadata": {"annotations": annotations}}));
+            Person::at_home(simulation)
+                .patch(&path, &json!({"metadata": {"annotations": annotations}}));
         }
         Action::DeleteCrd { cluster } => {
             let crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
@@ -250,26 +252,31 @@ fn damage(simulation: &mut Simulation, (cluster, tenant): (&str, &str), what: &T
         TenantAction::DeleteObject => first_object(simulation, cluster, tenant),
         _ => Some(format!("/api/v1/namespaces/{tenant}")),
     };
+    let Some(path) = path else { return };
     let mut person = Person {
         simulation,
         cluster,
     };
-    let Some(path) = path else { return };
-    if *what == TenantAction::AddOccupant {
-        let labels = json!({format!("{FOREIGN}occupant"): "true"});
-        let object = json!({
-            "apiVersion": "v1",
-            "kind": "ConfigMap",
-            "metadata": {"name": "occupant", "namespace": tenant, "labels": labels},
-            "data": {"of": "a person"},
-        });
-        person.create(&format!("/api/v1/namespaces/{tenant}/configmaps"), &object);
-    } else if *what == TenantAction::DamageRelease {
-        person.patch(&path, &json!({"data": {"release": UNREADABLE}}));
-    } else if *what == TenantAction::ForgeRelease {
-        forge(&mut person, &path);
-    } else {
-        person.delete(&path);
+    match what {
+        TenantAction::AddOccupant => {
+            let labels = json!({format!("{FOREIGN}occupant"): "true"});
+            let object = json!({
+                "apiVersion": "v1",
+                "kind": "ConfigMap",
+                "metadata": {"name": "occupant", "namespace": tenant, "labels": labels},
+                "data": {"of": "a person"},
+            });
+            person.create(&format!("{path}/configmaps"), &object);
+        }
+        TenantAction::DamageRelease => {
+            person.patch(&path, &json!({"data": {"release": UNREADABLE}}));
+        }
+        TenantAction::ForgeRelease => {
+            forge(&mut person, &path);
+        }
+        _ => {
+            person.delete(&path);
+        }
     }
 }
 
@@ -318,12 +325,13 @@ pub(super) fn give_up_unreadable(simulation: &mut Simulation, clusters: &[String
 pub(super) fn delete_forged(simulation: &mut Simulation, clusters: &[String]) {
     for cluster in clusters {
         for secret in objects(simulation, cluster, "", "secrets") {
-            let metadata = |key: &str| secret.pointer("/metadata")?.get(key)?.as_str();
-            let forged = secret.pointer("/metadata/labels");
-            let forged = forged.is_some_and(|labels| labels.get(FORGED).is_some());
-            if let (true, Some(namespace), Some(name)) =
-                (forged, metadata("namespace"), metadata("name"))
-            {
+            if let (true, Some(namespace), Some(name)) = (
+                secret
+                    .pointer("/metadata/labels")
+                    .is_some_and(|labels| labels.get(FORGED).is_some()),
+                text(&secret, "/metadata/namespace"),
+                text(&secret, "/metadata/name"),
+            ) {
                 let mut person = Person {
                     simulation,
                     cluster,
@@ -406,10 +414,7 @@ fn text<'a>(object: &'a Value, pointer: &str) -> Option<&'a str> {
 
 fn on_member(simulation: &mut Simulation, member: &str, what: &MemberAction) {
     let path = format!("{KRYPTON}/edgeclusters/{member}");
-    let mut person = Person {
-        simulation,
-        cluster: HOME,
-    };
+    let mut person = Person::at_home(simulation);
     let spec = match what {
         MemberAction::Pause => json!({"paused": true}),
         MemberAction::Resume => json!({"paused": false}),
@@ -435,10 +440,7 @@ fn on_member(simulation: &mut Simulation, member: &str, what: &MemberAction) {
 /// Runs `kubectl krypton join`, gives the bundle to the agent, and restarts it.
 pub(super) fn rejoin(simulation: &mut Simulation, member: &str) {
     let path = format!("{KRYPTON}/edgeclusters/{member}");
-    let mut person = Person {
-        simulation,
-        cluster: HOME,
-    };
+    let mut person = Person::at_home(simulation);
     let uid = person
         .get(&path)
         .and_then(|object| Some(text(&object, "/metadata/uid")?.to_owned()));
@@ -457,20 +459,14 @@ fn add_twin(simulation: &mut Simulation, member: &str, what: &MemberAction) {
     let Some(secret) = stage::kubeconfig_secret(simulation, member, &twin) else {
         return;
     };
-    let mut person = Person {
-        simulation,
-        cluster: HOME,
-    };
+    let mut person = Person::at_home(simulation);
     person.create(&all, &secret);
     let action = Action::Member {
         member: member.to_owned(),
         what: what.clone(),
     };
     super::end_later(simulation, &action, move |simulation| {
-        let mut person = Person {
-            simulation,
-            cluster: HOME,
-        };
+        let mut person = Person::at_home(simulation);
         person.delete(&format!("{all}/{twin}"));
         let uninstall = false;
         on_member(simulation, &twin, &MemberAction::Delete { uninstall });
@@ -481,10 +477,7 @@ fn add_twin(simulation: &mut Simulation, member: &str, what: &MemberAction) {
 fn kubeconfig(simulation: &mut Simulation, member: &str, what: &MemberAction) {
     let all = format!("/api/v1/namespaces/{SYSTEM}/secrets");
     let path = format!("{all}/{member}");
-    let mut person = Person {
-        simulation,
-        cluster: HOME,
-    };
+    let mut person = Person::at_home(simulation);
     let Some(secret) = person.get(&path) else {
         return;
     };
@@ -509,10 +502,7 @@ fn kubeconfig(simulation: &mut Simulation, member: &str, what: &MemberAction) {
         what: what.clone(),
     };
     super::end_later(simulation, &action, move |simulation| {
-        let mut person = Person {
-            simulation,
-            cluster: HOME,
-        };
+        let mut person = Person::at_home(simulation);
         match undo {
             Some(patch) => person.patch(&path, &patch),
             None => person.create(&all, &as_new(secret)),
@@ -539,10 +529,7 @@ fn as_new(mut object: Value) -> Value {
 fn on_deployment(simulation: &mut Simulation, name: &str, what: &DeploymentAction) {
     let all = format!("{KRYPTON}/namespaces/{TENANTS}/kryptondeployments");
     let path = format!("{all}/{name}");
-    let mut person = Person {
-        simulation,
-        cluster: HOME,
-    };
+    let mut person = Person::at_home(simulation);
     match what {
         DeploymentAction::Create { region } => {
             let region = region_of(&mut person, region);
