@@ -1,12 +1,19 @@
 #!/bin/sh
 # Plants the defects in simulation/fleet/defects one after the other, and prints the first seed that finds each and the
-# guarantee that it violates. Usage: hack/sim-defects.sh [PATCH...]; tries SHORT short plans (120), then LONG long ones (60).
+# guarantee that it violates. Usage: hack/sim-defects.sh [PATCH...]; tries the scenarios, then SHORT short plans (120), then
+# LONG long ones (60).
 set -eu
 cd "$(dirname "$0")/.."
 [ -n "$(git status --porcelain -uno)" ] && { echo "commit or discard your changes first" >&2; exit 1; }
 [ $# -gt 0 ] || set -- simulation/fleet/defects/*.patch
 planted=
 trap 'test -z "$planted" || git apply -R "$planted"' EXIT
+
+# Prints the first scenario that fails.
+scenario() {
+  "${CARGO_TARGET_DIR:-target}"/debug/sim --plan simulation/fleet/scenarios |
+    sed -n 's/^.*scenarios.\([^:]*\).plan: [0-9.]* \([a-z-]*\):.*/\1 \2/p' | sort | head -1
+}
 
 # Prints the first of the seeds 1 to $1 that fails. Further arguments are those of the simulation.
 first_failure() {
@@ -26,8 +33,8 @@ for patch in "$@"; do
   git apply "$patch" || { echo "$name: the patch does not apply"; continue; }
   planted=$patch
   if cargo build -q --workspace --bin sim --features failpoints,simulation; then
-    found=$(first_failure "${SHORT:-120}" --short)
-    [ -n "$found" ] && found="short $found"
+    found=$(scenario)
+    [ -n "$found" ] || { found=$(first_failure "${SHORT:-120}" --short) && found=${found:+short $found}; }
     [ -n "$found" ] || found=$(first_failure "${LONG:-60}")
     echo "$name: ${found:-not found}"
   else

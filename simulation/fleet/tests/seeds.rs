@@ -76,16 +76,26 @@ fn read(path: &Path) -> Plan {
     text.parse().expect("the file contains a plan")
 }
 
-/// Each plan once found a defect of the product.
-#[test]
-fn plans_of_fixed_defects_pass() {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/corpus");
+fn assert_all_pass_in(folder: &str) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
     let files = std::fs::read_dir(folder).expect("the folder exists");
     let plans: Vec<Plan> = files
         .map(|file| read(&file.expect("the folder can be read").path()))
         .collect();
     assert!(!plans.is_empty());
     assert_all_pass(&plans);
+}
+
+/// Each plan once found a defect of the product.
+#[test]
+fn plans_of_fixed_defects_pass() {
+    assert_all_pass_in("corpus");
+}
+
+/// Each plan is a story that its first line tells.
+#[test]
+fn scenarios_keep_all_guarantees() {
+    assert_all_pass_in("scenarios");
 }
 
 /// `make sim SIM_ARGS='--walk ...'` runs all.

@@ -1,6 +1,7 @@
 //! Runs simulated fleets.
 
-use std::path::PathBuf;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -43,7 +44,7 @@ struct Args {
     /// Include log lines of this level in the trace
     #[arg(long)]
     log: Option<tracing::Level>,
-    /// Run the plan in this file instead of a seed's
+    /// Run the plan in this file, or each plan in this folder, instead of a seed's
     #[arg(long)]
     plan: Option<PathBuf>,
     /// Print the plan of the first seed, and run nothing
@@ -92,10 +93,36 @@ fn work(args: &Args) -> anyhow::Result<u64> {
         print!("{}", args.first()?);
         return Ok(0);
     }
+    if let Some(folder) = args.plan.as_deref().filter(|path| path.is_dir()) {
+        return each_in(folder, args);
+    }
     match args.trace || args.plan.is_some() && !args.walk {
         true => traced(args, &args.first()?),
         false => many(args),
     }
+}
+
+/// Runs the plans in a folder, and prints which fail.
+fn each_in(folder: &Path, args: &Args) -> anyhow::Result<u64> {
+    let mut plans = BTreeMap::new();
+    for file in std::fs::read_dir(folder)? {
+        let path = file?.path();
+        let plan: Plan = std::fs::read_to_string(&path)?.parse()?;
+        plans.insert(path, plan);
+    }
+    let failed = |failed: Plan, violation: &Violation| {
+        let names = plans.iter().filter(|(_, plan)| **plan == failed);
+        for (path, _) in names {
+            println!("{}: {violation}", path.display());
+        }
+    };
+    let totals = run_all(
+        args.threads,
+        |index| plans.values().nth(index).cloned(),
+        failed,
+    )?;
+    println!("{} runs, {} failed", totals.runs, totals.failed);
+    Ok(u64::try_from(totals.failed)?)
 }
 
 /// Runs one plan and prints what happens.
