@@ -27,9 +27,9 @@ LOG_FILE ?= /tmp/krypton-operator.log
 target := $(or $(CARGO_TARGET_DIR),target)
 # Always the whole workspace. Building a part selects other features and compiles the same crates again.
 binaries = cargo build $(CARGO_FLAGS) --workspace --bins
-# Tests can kill debug programs, or make them fail, at each external effect. Release programs lack this feature. All debug
-# builds use the same features, so cargo compiles nothing twice.
-debug = --features failpoints,simulation
+# The simulation replaces clocks and API servers of debug programs. Release programs lack this feature. All debug builds use
+# the same features, so cargo compiles nothing twice.
+debug = --features simulation
 simulation = cargo build $(CARGO_FLAGS) --workspace --bin sim $(debug)
 # Each test runs in its own process.
 nextest = "$$(hack/tools/cargo-tool.sh cargo-nextest 0.9.151)" nextest run $(CARGO_FLAGS) --test-threads $(TEST_THREADS)
@@ -38,7 +38,7 @@ beside_tools = hack/tools/tools.sh $(1) >/dev/null & tools=$$!; trap "kill $$too
 # Prefer the pinned Helm if it is built.
 with_tools = PATH="$$(hack/tools/tools.sh dir)/bin:$$PATH"
 
-.PHONY: help demo test failpoints placed fuzz check fmt tools images e2e-kind bench shipped soak sim nightly deny console run run-pid stop clean rust
+.PHONY: help demo test placed fuzz check fmt tools images e2e-kind bench shipped soak sim nightly deny console run run-pid stop clean rust
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -53,10 +53,6 @@ test: rust ## Unit, property and end-to-end tests against real control planes (T
 	hack/deps-cache.sh save
 	passed=0; $(target)/debug/planes $(nextest) --workspace $(debug) || passed=$$?; \
 	  hack/slowest.sh $(target)/nextest/default/junit.xml; exit $$passed
-
-failpoints: rust tools ## Kill hub and agent, or make them fail, before and after each external effect
-	$(binaries) $(debug) --examples
-	KRYPTON_FAILPOINTS=all $(nextest) --profile long --workspace $(debug) --success-output immediate failpoints::
 
 placed: rust tools ## 2,000 Tenants placed on 20 members, through a restart of the hub; needs 24 GiB
 	$(binaries) $(debug) --examples
@@ -102,9 +98,9 @@ sim: rust ## Simulate fleets under faults (SIM_ARGS='--seeds 1000', '--seed 42 -
 	$(simulation)
 	$(target)/debug/sim $(SIM_ARGS)
 
-nightly: rust ## Simulate a strike at each kind of request, then new seeds for hours (MINUTES=480)
+nightly: rust ## Simulate a strike at each write and each kind of read, then new seeds for hours (MINUTES=480)
 	$(simulation)
-	$(target)/debug/sim --walk --plan simulation/fleet/walk.plan
+	for plan in simulation/fleet/walks/*; do $(target)/debug/sim --walk --plan "$$plan"; done
 	$(target)/debug/sim --seed $$(date +%s)000000 --minutes $(MINUTES) --coverage
 
 deny: rust ## Check licenses, sources and banned crates

@@ -32,7 +32,7 @@ for patch in "$@"; do
   name=$(basename "$patch" .patch)
   git apply "$patch" || { echo "$name: the patch does not apply"; continue; }
   planted=$patch
-  if cargo build -q --workspace --bin sim --features failpoints,simulation; then
+  if cargo build -q --workspace --bin sim --features simulation; then
     found=$(scenario)
     [ -n "$found" ] || { found=$(first_failure "${SHORT:-120}" --short) && found=${found:+short $found}; }
     [ -n "$found" ] || found=$(first_failure "${LONG:-60}")

@@ -18,7 +18,6 @@ use krypton_proto::v1::{
 use krypton_reconciler::report_store::ReportStore;
 use krypton_runtime::chance;
 use krypton_runtime::clock::{self, BootTime};
-use krypton_runtime::effect;
 use krypton_runtime::newest::NewestSeen as _;
 use krypton_types::desired::{DesiredState, Version};
 use krypton_types::error_chain::chain;
@@ -241,7 +240,7 @@ impl Session {
         let greeting = async {
             let mut fleet = connection.fleet();
             let connecting = fleet.connect(ReceiverStream::new(messages));
-            let answer = effect!("session.open", connecting).await?;
+            let answer = connecting.await?;
             let mut incoming = answer.into_inner();
             let first = incoming.message().await?;
             Ok::<_, Status>((incoming, first))

@@ -17,7 +17,7 @@ use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_runtime::call::{ApiError, call};
 use krypton_runtime::tls::Credential;
-use krypton_runtime::{chance, clock, effect};
+use krypton_runtime::{chance, clock};
 use krypton_types::ca_rotation::Phase;
 use krypton_types::names::CA_SECRET;
 use krypton_types::root_digest::RootDigest;
@@ -369,7 +369,7 @@ async fn make(api: &Api<Secret>, namespace: &str, made: &New) -> Result<(), ApiE
         ..Secret::default()
     };
     let params = PostParams::default();
-    let request = effect!("authority.create", api.create(&params, &secret));
+    let request = api.create(&params, &secret);
     let attempt = format!("creating Secret {namespace}/{CA_SECRET}");
     call(attempt, request).await.map(drop)
 }

@@ -14,7 +14,6 @@ pub mod chart;
 pub mod deployments;
 pub mod discovery;
 pub mod edgecluster;
-pub mod effects;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 pub mod home;

@@ -34,7 +34,6 @@ pub mod service_port;
 pub mod test_result;
 pub mod tools;
 pub mod wait;
-pub mod walk;
 
 pub use agent::{Agent, AgentOptions};
 pub use answering_proxy::{Answer, AnsweringProxy, Lie};
@@ -60,7 +59,6 @@ pub use service_port::ServicePort;
 pub use test_result::TestResult;
 pub use tools::Tools;
 pub use wait::{eventually, eventually_within};
-pub use walk::Walk;
 
 /// Makes aws-lc-rs the TLS provider of this process, because kube and reqwest are built without one.
 pub fn install_tls_provider() {

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use krypton_proto::v1::EnrollRequest;
-use krypton_runtime::effect;
 use krypton_runtime::net::Network;
 use krypton_runtime::tls::{self, TlsError};
 use krypton_types::join_bundle::{BundleError, JoinBundle};
@@ -138,7 +137,7 @@ pub async fn enroll(
     let (connection, answer) = loop {
         let connection = dialer.connect().await.map_err(EnrollError::Dial)?;
         let mut client = connection.enrollment();
-        let asked = effect!("enrollment.enroll", client.enroll(request.clone()));
+        let asked = client.enroll(request.clone());
         left = left.saturating_sub(1);
         match answered(&connection, &bundle.cluster, asked).await {
             Ok(answer) => break (connection, answer),

@@ -7,7 +7,6 @@ use jiff::{SignedDuration, Timestamp};
 use krypton_proto::v1::RenewRequest;
 use krypton_runtime::chance;
 use krypton_runtime::clock::{self, BootTime};
-use krypton_runtime::effect;
 use krypton_runtime::newest::{Newest as _, NewestSeen as _};
 use krypton_runtime::retry::backoff;
 use krypton_types::error_chain::chain;
@@ -325,7 +324,7 @@ pub async fn renew(
         certificate_request: request(&key)?.into(),
     };
     let mut client = connection.fleet();
-    let asked = effect!("enrollment.renew", client.renew(message));
+    let asked = client.renew(message);
     let answer = answered(&connection, &membership.cluster, asked).await?;
     let (certificates, roots) = (ders(answer.certificates), ders(answer.roots));
     trusted_roots::check(&trusted.roots, &roots).map_err(EnrollError::Roots)?;

@@ -7,8 +7,8 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Namespace, Secret};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_runtime::call::{ApiError, call};
+use krypton_runtime::cluster;
 use krypton_runtime::tls::{self, Credential, TlsError};
-use krypton_runtime::{cluster, effect};
 use krypton_types::spiffe::{Role, SpiffeError, SpiffeId};
 use kube::Client;
 use kube::api::{Api, PostParams};
@@ -235,10 +235,7 @@ impl Store {
             &identity,
         ));
         let (api, params) = (self.secrets(), PostParams::default());
-        let request = effect!(
-            "identity.keep",
-            api.replace(SECRET, &params, next.as_secret())
-        );
+        let request = api.replace(SECRET, &params, next.as_secret());
         match call(self.attempt("writing"), request).await {
             Ok(secret) => Ok(Kept {
                 identity,
@@ -264,7 +261,7 @@ impl Store {
 
     async fn create(&self, secret: &Secret) -> Result<Secret, ApiError> {
         let (api, params) = (self.secrets(), PostParams::default());
-        let request = effect!("identity.create", api.create(&params, secret));
+        let request = api.create(&params, secret);
         call(self.attempt("creating"), request).await
     }
 
@@ -272,7 +269,7 @@ impl Store {
         let namespace = cluster::own_namespace(&self.namespace);
         let api: Api<Namespace> = Api::all(self.client.clone());
         let params = PostParams::default();
-        let request = effect!("identity.namespace", api.create(&params, &namespace));
+        let request = api.create(&params, &namespace);
         match call(format!("creating namespace {}", self.namespace), request).await {
             Ok(_) => Ok(()),
             Err(error) if error.code() == Some(409) => Ok(()),

@@ -6,7 +6,6 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use krypton_helm::chart::{CHART_LIMIT, ChartRef, Fallback};
 use krypton_proto::v1::{ChartHead, FetchChartRequest, chart_part};
-use krypton_runtime::effect;
 use krypton_runtime::newest::Newest as _;
 use krypton_types::desired::DesiredState;
 use krypton_types::fingerprint::sha256_hex;
@@ -122,7 +121,7 @@ async fn download(
         ..FetchChartRequest::default()
     };
     let mut fleet = connection.fleet();
-    let answer = effect!("hub-chart.fetch", fleet.fetch_chart(request)).await;
+    let answer = fleet.fetch_chart(request).await;
     let mut parts = answer.map_err(call)?.into_inner();
     let mut next = async || {
         let part = parts.message().await.map_err(call)?;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::newest::Newest as _;
-use krypton_runtime::{chance, effect, effect_now, off_thread};
+use krypton_runtime::{chance, off_thread};
 use krypton_types::redact::url_shown;
 use tokio::sync::watch;
 use tracing::Instrument as _;
@@ -346,10 +346,6 @@ impl ChartCache {
         };
         let wanted = Arc::new(wanted);
         let load = Box::pin(self.load_or_fall_back(&wanted));
-        let load = effect!("chart.fetch", load, |problem| ChartError::Hub {
-            chart: Arc::clone(&wanted),
-            problem,
-        });
         match load.await {
             Ok(fetched) => {
                 tracing::info!(%chart, version = %fetched.version, sha256 = %fetched.sha256, "chart loaded");
@@ -585,7 +581,7 @@ impl ChartCache {
         let (chart, dir) = (Arc::clone(chart), self.dir.clone());
         off_thread::run(move || {
             let path = dir.join(format!("{sha256}.tgz"));
-            match effect_now!("chart.store", write_file(&dir, &path, &bytes)) {
+            match write_file(&dir, &path, &bytes) {
                 Ok(()) => Ok(Fetched {
                     path,
                     sha256,

@@ -406,12 +406,12 @@ impl Helm {
             return Ok(());
         }
         let environment = command::environment(&self.host, &self.scratch, None);
-        let said = krypton_runtime::effect!(
-            "helm.version",
-            self.config.processes.version(binary, environment)
-        )
-        .await
-        .map_err(missing)?;
+        let said = self
+            .config
+            .processes
+            .version(binary, environment)
+            .await
+            .map_err(missing)?;
         let version = said
             .strip_prefix('v')
             .and_then(|text| Version::parse(text).ok());
@@ -748,25 +748,6 @@ impl Helm {
                     permanent,
                 })
             }
-        }
-    }
-}
-
-#[cfg(feature = "failpoints")]
-impl krypton_runtime::failpoint::Injected for HelmError {
-    fn refused(point: String) -> Self {
-        Self::Start {
-            release: String::new(),
-            complaint: format!("failpoint {point}"),
-        }
-    }
-
-    fn lost(point: String) -> Self {
-        Self::Killed {
-            verb: "run",
-            release: String::new(),
-            signal: rustix::process::Signal::KILL.as_raw(),
-            complaint: format!("failpoint {point}"),
         }
     }
 }

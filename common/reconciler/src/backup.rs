@@ -23,7 +23,6 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_crds::tenant::{Tenant, TenantSpec};
 use krypton_runtime::bound::{self, Beyond, Pages};
 use krypton_runtime::call::{ApiError, call_within};
-use krypton_runtime::effect;
 use krypton_runtime::lease::SYSTEM_NAMESPACE;
 use krypton_types::names;
 use krypton_types::tenant::TenantKey;
@@ -216,7 +215,7 @@ async fn keep_one(client: &Client, tenant: &Tenant, deleted: Deleted) -> Result<
     });
     let params = PatchParams::default();
     let (name, patch) = (tenant.name_any(), Patch::Merge(&patch));
-    let patching = effect!("backup.let-go", api.patch_metadata(&name, &params, &patch));
+    let patching = api.patch_metadata(&name, &params, &patch);
     match call_within(
         DEADLINE,
         format!("removing the finalizer of Tenant {name}"),
@@ -267,7 +266,7 @@ async fn keep(client: &Client, tenant: Kept) -> Result<(), BackupError> {
         }
     };
     let attempt = format!("writing Secret {SYSTEM_NAMESPACE}/{name}");
-    call_within(DEADLINE, attempt, effect!("backup.keep", writing)).await?;
+    call_within(DEADLINE, attempt, writing).await?;
     Ok(())
 }
 
@@ -365,7 +364,7 @@ pub(crate) async fn forget(client: &Client, secret: &Secret) -> Result<(), Backu
         ..DeleteParams::default()
     };
     let name = secret.name_any();
-    let forgetting = effect!("backup.forget", secrets.delete(&name, &params));
+    let forgetting = secrets.delete(&name, &params);
     let attempt = format!("deleting Secret {SYSTEM_NAMESPACE}/{name}");
     match call_within(DEADLINE, attempt, forgetting).await {
         Ok(_) => Ok(()),
@@ -380,7 +379,7 @@ async fn put_back(client: &Client, kept: Kept) -> Result<Option<Restored>, Backu
     let attempt = format!("putting back Tenant {name}");
     let (namespace, deleted, uid) = (kept.namespace.clone(), kept.deleted, kept.uid.clone());
     let (params, tenant) = (PostParams::default(), kept.into_tenant());
-    let creating = effect!("backup.put-back", api.create(&params, &tenant));
+    let creating = api.create(&params, &tenant);
     let there = match call_within(DEADLINE, attempt.clone(), creating).await {
         Ok(tenant) => Some(tenant),
         Err(error) if error.code() == Some(409) => {
@@ -426,7 +425,7 @@ async fn delete(api: &Api<Tenant>, tenant: &Tenant) -> Result<Deleted, BackupErr
         ..DeleteParams::default()
     };
     let name = tenant.name_any();
-    let deleting = effect!("backup.delete", api.delete(&name, &params));
+    let deleting = api.delete(&name, &params);
     match call_within(DEADLINE, format!("deleting Tenant {name} again"), deleting).await {
         Ok(_) => Ok(Deleted::Yes),
         Err(error) => match error.code() {

@@ -11,7 +11,6 @@ use krypton_helm::driver::is_suspended;
 use krypton_runtime::call::{ApiError, call};
 use krypton_runtime::chance;
 use krypton_runtime::clock::BootTime;
-use krypton_runtime::effect;
 use krypton_runtime::newest::Newest as _;
 use krypton_runtime::retry::Backoff;
 use krypton_runtime::tasks::KeyedTasks;
@@ -307,14 +306,13 @@ impl ActionRunner {
             PlacementStep::Settled(_) => Err(Fault::Stale),
             PlacementStep::CreateNamespace => create_namespace(client, &order.namespace).await,
             PlacementStep::Create(tenant) => {
-                let call = effect!("placement.create", api.create(&params, &tenant));
+                let call = api.create(&params, &tenant);
                 let made = requested("making the Tenant", call).await?;
                 Ok(Step::Written(Some(Box::new(made))))
             }
             PlacementStep::Update(tenant) => {
                 // The replacement carries the resourceVersion of the view, and thus its UID.
                 let call = api.replace(&order.name, &params, &tenant);
-                let call = effect!("placement.update", call);
                 let written = requested("updating the Tenant", call).await?;
                 Ok(Step::Written(Some(Box::new(written))))
             }
@@ -329,7 +327,7 @@ impl ActionRunner {
                     }),
                     ..DeleteParams::default()
                 };
-                let call = effect!("placement.delete", api.delete(&order.name, &params));
+                let call = api.delete(&order.name, &params);
                 requested("deleting the Tenant", call).await?;
                 Ok(Step::Written(None))
             }
@@ -376,7 +374,7 @@ async fn create_namespace(client: Client, name: &str) -> Result<Step, Fault> {
     };
     let api: Api<Namespace> = Api::all(client);
     let params = PostParams::default();
-    let call = effect!("placement.namespace", api.create(&params, &namespace));
+    let call = api.create(&params, &namespace);
     requested("making the namespace", call).await?;
     Ok(Step::Written(None))
 }

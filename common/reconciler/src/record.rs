@@ -9,7 +9,6 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use krypton_runtime::call::{ApiError, call};
-use krypton_runtime::effect;
 use krypton_runtime::lease::SYSTEM_NAMESPACE;
 use krypton_types::desired::{DesiredState, Version};
 use krypton_types::error_chain::chain;
@@ -135,8 +134,8 @@ async fn record_now(
         // The resourceVersion of the read lets one of several concurrent writers win. The others read again.
         let writing = async {
             match secret.is_some() {
-                true => effect!("record.replace", api.replace(RECORD_NAME, &params, &next)).await,
-                false => effect!("record.create", api.create(&params, &next)).await,
+                true => api.replace(RECORD_NAME, &params, &next).await,
+                false => api.create(&params, &next).await,
             }
         };
         let Err(error) = call(WRITING, writing).await else {

@@ -3,7 +3,6 @@
 use k8s_openapi::api::core::v1::Secret;
 use krypton_helm::releases::labels::ReleaseKey;
 use krypton_helm::releases::record::{ReleaseRecord, name};
-use krypton_runtime::effect;
 use krypton_runtime::lease::SYSTEM_NAMESPACE;
 use kube::api::{Api, DeleteParams, PostParams, Preconditions};
 use kube::{Client, ResourceExt as _};
@@ -29,14 +28,8 @@ pub(crate) async fn write(
     let (api, params) = (api(client), PostParams::default());
     let name = secret.name_any();
     match record.exists() {
-        true => {
-            effect!(
-                "release-record.replace",
-                api.replace(&name, &params, &secret)
-            )
-            .await?
-        }
-        false => effect!("release-record.create", api.create(&params, &secret)).await?,
+        true => api.replace(&name, &params, &secret).await?,
+        false => api.create(&params, &secret).await?,
     };
     Ok(())
 }
@@ -56,7 +49,7 @@ pub(crate) async fn delete(record: &ReleaseRecord, client: &Client) -> kube::Res
         ..DeleteParams::default()
     };
     let (api, name) = (api(client), secret.name_any());
-    effect!("release-record.delete", api.delete(&name, &params)).await?;
+    api.delete(&name, &params).await?;
     Ok(())
 }
 

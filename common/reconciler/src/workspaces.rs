@@ -11,7 +11,6 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_runtime::call::{ApiError, call};
 use krypton_runtime::chance;
 use krypton_runtime::clock::BootTime;
-use krypton_runtime::effect;
 use krypton_runtime::retry::Backoff;
 use krypton_runtime::tasks::KeyedTasks;
 use krypton_runtime::work_queue::{Outcome, WorkQueue};
@@ -182,10 +181,7 @@ impl ActionRunner {
         let patch = Patch::Merge(serde_json::json!({ "metadata": metadata }));
         let api: Api<Namespace> = Api::all(self.member.client.clone());
         let params = PatchParams::default();
-        let request = effect!(
-            "workspace.configure",
-            api.patch_metadata(name, &params, &patch)
-        );
+        let request = api.patch_metadata(name, &params, &patch);
         match call("patching the namespace", request).await {
             Ok(written) => Ok(Some(written.metadata)),
             Err(error) if matches!(error.code(), Some(404 | 409)) => Ok(None),

@@ -11,7 +11,6 @@ use serde_json::Value;
 use thiserror::Error;
 
 use crate::call::{ApiError, call};
-use crate::effect;
 
 const SERVED_WITHIN: Duration = Duration::from_secs(20);
 /// Field manager of Krypton.
@@ -92,7 +91,7 @@ async fn bring_up(
         Step::Apply => {
             let params = PatchParams::apply(FIELD_MANAGER).force();
             let patch = Patch::Apply(wanted);
-            let request = effect!("crd.apply", api.patch(&name, &params, &patch));
+            let request = api.patch(&name, &params, &patch);
             Some(write(&name, request).await?)
         }
         // Applying over an older schema would keep removed fields, such as krypton-operator's pattern for
@@ -113,7 +112,7 @@ async fn bring_up(
                 keep(&mut next.metadata.annotations, found.metadata.annotations);
             }
             let params = PostParams::default();
-            let request = effect!("crd.replace", api.replace(&name, &params, &next));
+            let request = api.replace(&name, &params, &next);
             Some(write(&name, request).await?)
         }
     };

@@ -14,8 +14,8 @@ use tokio::sync::mpsc::error::TrySendError;
 use tracing::Instrument as _;
 
 use crate::call::call;
+use crate::clock;
 use crate::watchdog::Watchdog;
-use crate::{clock, effect};
 
 /// Source of the events that are not counted, as in krypton-operator.
 const COMPONENT: &str = "multicluster-tenants";
@@ -84,7 +84,7 @@ impl EventRecorder {
                 if !may_write().await {
                     continue;
                 }
-                let write = effect!("event.write", writer.write(queued));
+                let write = writer.write(queued);
                 if let Err(error) = call("writing an event", write).await {
                     tracing::debug!(error = %chain(&error), "event lost");
                 }

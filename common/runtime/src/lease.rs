@@ -18,8 +18,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::call::{ApiError, call_within};
 use crate::clock::{self, BootTime};
+use crate::cluster;
 use crate::newest::{NewestSeen as _, PutNews as _};
-use crate::{cluster, effect};
 use state::{Actor, Answer, Call};
 
 use holder::is_former_life;
@@ -147,7 +147,7 @@ pub async fn hold(
     }
     idle.cancelled().await;
     if let Some(lease) = actor.release(clock::wall()) {
-        let write = effect!("lease.give-up", rim.replace(&lease));
+        let write = rim.replace(&lease);
         if let Err(error) = call_within(times.call, "giving up the Lease", write).await {
             tracing::warn!(error = %chain(&error), "releasing the Lease failed; it expires later");
         }
@@ -210,7 +210,7 @@ impl LeaseApi {
                     created => created,
                 }
             }
-            Call::Replace(lease) => match effect!("lease.write", self.replace(&lease)).await {
+            Call::Replace(lease) => match self.replace(&lease).await {
                 Err(kube::Error::Api(status)) if status.code == 404 => {
                     return Ok(Answer::Overtaken);
                 }
@@ -226,7 +226,7 @@ impl LeaseApi {
 
     async fn create(&self, lease: &Lease) -> kube::Result<Lease> {
         let params = PostParams::default();
-        effect!("lease.create", self.api.create(&params, lease)).await
+        self.api.create(&params, lease).await
     }
 
     /// The `metadata.resourceVersion` of the read Lease is the precondition.
@@ -239,7 +239,7 @@ impl LeaseApi {
 async fn ensure_namespace(client: &Client, name: &str) -> kube::Result<()> {
     let (params, namespace) = (PostParams::default(), cluster::own_namespace(name));
     let api = Api::all(client.clone());
-    match effect!("lease.namespace", api.create(&params, &namespace)).await {
+    match api.create(&params, &namespace).await {
         Ok(_) => Ok(()),
         Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
         Err(error) => Err(error),

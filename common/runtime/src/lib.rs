@@ -1,5 +1,5 @@
 //! Basic services of a process and its access to API servers: clients, Leases, watches, retries, logs, traces,
-//! metrics ports, failpoints.
+//! metrics ports.
 //!
 //! This crate knows neither Tenants nor charts. Its only internal dependencies are `krypton-types`, and
 //! `krypton-crds` for schema versions.
@@ -14,7 +14,6 @@ pub mod clock;
 pub mod cluster;
 pub mod crd;
 pub mod events;
-pub mod failpoint;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 pub mod lease;

@@ -50,7 +50,7 @@ pub fn folder(parent: &Path, program: &str, flag: &'static str) -> Result<TempDi
             .prefix(&format!("{program}-{}-", std::process::id()))
             .tempdir_in(parent)
     };
-    let made = crate::effect_now!("scratch.folder", make()).map_err(explain)?;
+    let made = make().map_err(explain)?;
     let mut own = OWN.lock().unwrap_or_else(PoisonError::into_inner);
     own.push(made.path().to_owned());
     Ok(made)

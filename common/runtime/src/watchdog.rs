@@ -57,10 +57,14 @@ impl Watchdog {
     /// # Errors
     /// Returns an error if no thread can be started.
     pub fn start() -> io::Result<Self> {
+        Self::ticking(TICK)
+    }
+
+    fn ticking(tick: Duration) -> io::Result<Self> {
         let dog = Self::default();
-        tokio::spawn(dog.entered("the runtime", true, async {
+        tokio::spawn(dog.entered("the runtime", true, async move {
             loop {
-                tokio::time::sleep(TICK).await;
+                tokio::time::sleep(tick).await;
             }
         }));
         let watching = dog.clone();
@@ -69,7 +73,7 @@ impl Watchdog {
             .stack_size(128 << 10)
             .spawn(move || {
                 loop {
-                    std::thread::sleep(TICK);
+                    std::thread::sleep(tick);
                     if let Some((name, ticks)) = watching.tick()
                         && ticks >= STUCK
                     {
@@ -180,6 +184,10 @@ fn threads() -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::ExitStatusExt;
+
+    use rustix::process::Signal;
+
     use super::*;
 
     fn watched(restless: bool) -> Watched {
@@ -228,6 +236,34 @@ mod tests {
         );
         drop(waits);
         assert_eq!((dog.tick(), dog.problem()), (None, None));
+    }
+
+    /// A process of its own: see [`process_with_hanging_task_aborts`].
+    #[tokio::test(flavor = "multi_thread")]
+    #[ignore = "it hangs"]
+    async fn task_that_hangs() {
+        tracing_subscriber::fmt().init();
+        let dog = Watchdog::ticking(Duration::from_millis(10)).unwrap();
+        let hangs = async {
+            loop {
+                std::thread::park();
+            }
+        };
+        dog.watch("the loop", hangs).await
+    }
+
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "this test program again")]
+    fn process_with_hanging_task_aborts() {
+        let this = std::env::current_exe().unwrap();
+        let ended = std::process::Command::new(this)
+            .args(["--ignored", "--exact", "watchdog::tests::task_that_hangs"])
+            .arg("--nocapture")
+            .output()
+            .unwrap();
+        let log = String::from_utf8_lossy(&ended.stdout);
+        assert_eq!(ended.status.signal(), Some(Signal::ABORT.as_raw()), "{log}");
+        assert!(log.contains("the loop: no progress for 60 s"), "{log}");
     }
 
     #[test]

@@ -11,7 +11,6 @@ use krypton_crds::edge_cluster::{AgentKey, EdgeCluster, EdgeClusterSpec};
 use krypton_proto::v1::enrollment_server::{Enrollment, EnrollmentServer};
 use krypton_proto::{Bytes, v1};
 use krypton_runtime::clock::{self, BootTime};
-use krypton_runtime::effect;
 use krypton_types::join_token::{Caller, Record};
 use krypton_types::names::SELF_CLUSTER;
 use krypton_types::spiffe::is_member_name;
@@ -431,7 +430,7 @@ async fn get_or_make(client: Client, cluster: &str) -> Result<EdgeCluster, Enrol
             return Ok(object);
         }
         let params = PostParams::default();
-        match effect!("enrollment.edge-cluster", api.create(&params, &new)).await {
+        match api.create(&params, &new).await {
             Err(KubeError::Api(status)) if status.code == 409 => {}
             made => return made.map_err(failed),
         }
@@ -498,7 +497,7 @@ async fn mark(
         }));
         let params = PatchParams::default();
         let call = api.patch_status(&cluster, &params, &patch);
-        match effect!("enrollment.mark", call).await {
+        match call.await {
             Ok(_) => return Ok(()),
             Err(KubeError::Api(status)) if matches!(status.code, 404 | 409) => {}
             Err(source) => return Err(EnrollmentError::EdgeCluster { cluster, source }),

@@ -7,7 +7,6 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_runtime::call::{ApiError, call};
 use krypton_runtime::clock::BootTime;
-use krypton_runtime::effect;
 use krypton_runtime::newest::NewestSeen as _;
 use krypton_runtime::periodic::{Next, Periodic, Schedule};
 use krypton_types::join_info::{JoinInfo, NAME};
@@ -102,7 +101,7 @@ async fn publish_while(
             Some(mut found) => {
                 found.data.get_or_insert_default().extend(info.data());
                 // The object carries the resourceVersion of the read.
-                let request = effect!("join-info.replace", api.replace(NAME, &params, &found));
+                let request = api.replace(NAME, &params, &found);
                 call(attempt("writing"), request).await
             }
             None => {
@@ -114,7 +113,7 @@ async fn publish_while(
                     data: Some(info.data().into()),
                     ..ConfigMap::default()
                 };
-                let request = effect!("join-info.create", api.create(&params, &new));
+                let request = api.create(&params, &new);
                 call(attempt("writing"), request).await
             }
         };

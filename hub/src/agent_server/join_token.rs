@@ -6,7 +6,6 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
 use krypton_runtime::call::{ApiError, call};
-use krypton_runtime::effect;
 use krypton_types::fingerprint::sha256_hex;
 use krypton_types::join_bundle::is_token;
 use krypton_types::join_token::{Caller, LABEL, MEMBER_LABEL, NAME_PREFIX, Record};
@@ -174,7 +173,7 @@ pub async fn redeem(
         let name = used.metadata.name.clone().unwrap_or_default();
         // The object carries the resourceVersion of the read.
         let params = PostParams::default();
-        let request = effect!("join-token.redeem", api.replace(&name, &params, &used));
+        let request = api.replace(&name, &params, &used);
         match call(
             format!("marking Secret {namespace}/{name} as used"),
             request,
@@ -283,7 +282,7 @@ async fn delete(api: &Api<Secret>, namespace: &str, object: &Secret) -> Result<b
         }),
         ..DeleteParams::default()
     };
-    let request = effect!("join-token.sweep", api.delete(&name, &params));
+    let request = api.delete(&name, &params);
     match call(format!("deleting Secret {namespace}/{name}"), request).await {
         Ok(_) => Ok(true),
         Err(error) if matches!(error.code(), Some(404 | 409)) => Ok(false),

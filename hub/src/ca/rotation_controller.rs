@@ -7,7 +7,6 @@ use k8s_openapi::api::core::v1::Secret;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_runtime::call::{ApiError, call};
 use krypton_runtime::clock::{self, BootTime};
-use krypton_runtime::effect;
 use krypton_runtime::periodic::{Next, Periodic, Schedule};
 use krypton_types::ca_rotation::{
     Awaited, LOCK_OUT_ANNOTATION, LOOK_EVERY, Phase, REQUEST_ANNOTATION, ROTATION_STATE_ANNOTATION,
@@ -156,7 +155,7 @@ impl Rotation {
             return Ok(());
         }
         // `secret` carries the resourceVersion that was read, so the write fails on a conflict.
-        let request = effect!("authority.step", api.replace(CA_SECRET, &params, &secret));
+        let request = api.replace(CA_SECRET, &params, &secret);
         let attempt = format!("writing Secret {}/{CA_SECRET}", self.namespace);
         match self.lead.tracked(call(attempt, request)).await {
             // A different hub or a user has changed the Secret. The next read handles the change.

@@ -14,7 +14,6 @@ use krypton_crds::edge_cluster::ValuesKind;
 use krypton_runtime::call::{ApiError, call};
 use krypton_runtime::chance;
 use krypton_runtime::clock::{self, BootTime};
-use krypton_runtime::effect;
 use krypton_runtime::newest::NewestSeen as _;
 use krypton_runtime::periodic::file::MAX_BYTES;
 use krypton_runtime::retry::backoff;
@@ -251,7 +250,6 @@ impl Follow {
             Some(found) => {
                 let next = Secret { data, ..found };
                 let request = api.replace(SALT_NAME, &params, &next);
-                let request = effect!("values-salt.replace", request);
                 call(attempt("updating"), request).await?;
             }
             None => {
@@ -264,7 +262,7 @@ impl Follow {
                     data,
                     ..Secret::default()
                 };
-                let request = effect!("values-salt.create", api.create(&params, &next));
+                let request = api.create(&params, &next);
                 call(attempt("creating"), request).await?;
             }
         }

@@ -11,7 +11,6 @@ use krypton_helm::chart::{ChartCache, ChartError, ChartRef, exact_version, is_ra
 use krypton_runtime::call::{ApiError, call};
 use krypton_runtime::chance;
 use krypton_runtime::clock::{self, BootTime};
-use krypton_runtime::effect;
 use krypton_runtime::newest::Newest as _;
 use krypton_runtime::retry::backoff;
 use krypton_types::error_chain::chain;
@@ -309,10 +308,7 @@ impl ChartPin {
             // The resourceVersion that was read is the precondition: if two hubs write, one succeeds.
             Some(found) => {
                 let object = ConfigMap { data, ..found };
-                let request = effect!(
-                    "chart-pin.replace",
-                    api.replace(CHART_CONFIG_MAP, &params, &object)
-                );
+                let request = api.replace(CHART_CONFIG_MAP, &params, &object);
                 call(attempt, request).await?
             }
             None => {
@@ -324,7 +320,7 @@ impl ChartPin {
                     data,
                     ..ConfigMap::default()
                 };
-                let request = effect!("chart-pin.create", api.create(&params, &object));
+                let request = api.create(&params, &object);
                 call(attempt, request).await?
             }
         };

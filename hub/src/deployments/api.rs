@@ -4,7 +4,6 @@
 use std::sync::Arc;
 
 use krypton_crds::krypton_deployment::{KryptonDeployment, KryptonDeploymentStatus};
-use krypton_runtime::effect;
 use krypton_runtime::events::ObjectEvent;
 use krypton_types::deployment::DeploymentKey;
 use krypton_types::error_chain::chain;
@@ -128,8 +127,8 @@ async fn write_now(
     let params = PatchParams::default();
     let call = send(&params);
     let written = match write {
-        Write::Finalizers(_) => effect!("deployment.finalizers", call).await,
-        Write::Status(_) => effect!("deployment.status", call).await,
+        Write::Finalizers(_) => call.await,
+        Write::Status(_) => call.await,
     };
     written.map(Outcome::Written)
 }

@@ -9,10 +9,9 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_crds::edge_cluster::{EdgeCluster, SourceRef};
 use krypton_runtime::call::{ApiError, call};
-use krypton_runtime::effect;
 use krypton_types::names::MEMBERS_CONFIG_MAP;
-use kube::Client;
 use kube::api::{Api, PostParams};
+use kube::{Client, CustomResourceExt as _};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -219,14 +218,11 @@ pub async fn save(
     let attempt = format!("writing ConfigMap {namespace}/{MEMBERS_CONFIG_MAP}");
     let written = match &on_record.version {
         None => {
-            let request = effect!("register.create", api.create(&params, &object));
+            let request = api.create(&params, &object);
             call(attempt, request).await?
         }
         Some(_) => {
-            let request = effect!(
-                "register.replace",
-                api.replace(MEMBERS_CONFIG_MAP, &params, &object)
-            );
+            let request = api.replace(MEMBERS_CONFIG_MAP, &params, &object);
             call(attempt, request).await?
         }
     };
@@ -239,10 +235,9 @@ pub async fn save(
 /// UID of the CRD of EdgeClusters, or `None` if it is missing or being deleted.
 pub async fn crd(client: Client) -> Result<Option<String>, ApiError> {
     let api: Api<CustomResourceDefinition> = Api::all(client);
-    let name = EdgeCluster::crd().metadata.name.unwrap_or_default();
     let found = call(
         "reading the CRD of EdgeClusters",
-        api.get_metadata_opt(&name),
+        api.get_metadata_opt(EdgeCluster::crd_name()),
     )
     .await?;
     Ok(found

@@ -7,7 +7,6 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec, EdgeClusterStatus, SourceRef};
 use krypton_runtime::call::{ApiError, call};
 use krypton_runtime::clock::BootTime;
-use krypton_runtime::effect;
 use krypton_runtime::work_queue::Outcome;
 use krypton_types::conditions::{TARGET_RESOLVED, find};
 use krypton_types::error_chain::chain;
@@ -239,7 +238,7 @@ async fn make(api: &Api<EdgeCluster>, object: &EdgeCluster) -> kube::Result<Edge
         }
     }
     let params = PostParams::default();
-    effect!("edge-cluster.create", api.create(&params, object)).await
+    api.create(&params, object).await
 }
 
 /// Adds or removes a finalizer by writing the complete list.
@@ -254,7 +253,7 @@ pub(super) async fn write_finalizers(
     let patch = Patch::Merge(serde_json::json!({
         "metadata": { "resourceVersion": version, "finalizers": finalizers },
     }));
-    let request = effect!("edge-cluster.finalizers", api.patch(&name, &params, &patch));
+    let request = api.patch(&name, &params, &patch);
     let attempt = format!("writing the finalizers of EdgeCluster {name}");
     let written = home_writer::write(attempt, request).await;
     Written::of(name, version, written)
@@ -272,10 +271,7 @@ pub(super) async fn write_status(
         "metadata": { "resourceVersion": version },
         "status": status,
     }));
-    let request = effect!(
-        "edge-cluster.status",
-        api.patch_status(&name, &params, &patch)
-    );
+    let request = api.patch_status(&name, &params, &patch);
     let attempt = format!("writing the status of EdgeCluster {name}");
     let written = home_writer::write(attempt, request).await;
     Written::of(name, version, written)

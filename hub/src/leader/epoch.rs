@@ -5,7 +5,6 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_runtime::call::{ApiError, call_within};
-use krypton_runtime::effect;
 use krypton_types::names::EPOCH_CONFIG_MAP;
 use kube::Client;
 use kube::api::{Api, PostParams};
@@ -40,11 +39,7 @@ async fn next_epoch_now(client: &Client, namespace: &str, at_least: u64) -> kube
         // The version that was read is the precondition: two hubs never take the same epoch.
         Some(found) => {
             let next = ConfigMap { data, ..found };
-            effect!(
-                "epoch.replace",
-                api.replace(EPOCH_CONFIG_MAP, &params, &next)
-            )
-            .await?
+            api.replace(EPOCH_CONFIG_MAP, &params, &next).await?
         }
         None => {
             let metadata = ObjectMeta {
@@ -56,7 +51,7 @@ async fn next_epoch_now(client: &Client, namespace: &str, at_least: u64) -> kube
                 data,
                 ..ConfigMap::default()
             };
-            effect!("epoch.create", api.create(&params, &new)).await?
+            api.create(&params, &new).await?
         }
     };
     Ok(next)

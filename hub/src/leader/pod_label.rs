@@ -10,7 +10,6 @@ use krypton_runtime::access;
 use krypton_runtime::admin::Readiness;
 use krypton_runtime::call::{ApiError, call_within};
 use krypton_runtime::clock::{self, BootTime};
-use krypton_runtime::effect;
 use krypton_types::error_chain::chain;
 use krypton_types::names::LEADER_LABEL;
 use kube::api::{Api, Patch, PatchParams};
@@ -246,10 +245,7 @@ impl Label {
         };
         let pod = format!("{}/{name}", self.own.namespace);
         let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
-        let request = effect!(
-            "lead.label",
-            self.pods.patch_metadata(name, &params, &patch)
-        );
+        let request = self.pods.patch_metadata(name, &params, &patch);
         let attempt = format!("labelling pod {pod} with {LEADER_LABEL}");
         let done = call_within(CALL, attempt, request).await;
         let done = done.map(drop).map_err(|error| LabelError::of(pod, error));

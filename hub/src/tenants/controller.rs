@@ -12,7 +12,6 @@ use krypton_reconciler::status::PHASE_SET;
 use krypton_runtime::call::call;
 use krypton_runtime::chance;
 use krypton_runtime::clock::{self, BootTime};
-use krypton_runtime::effect;
 use krypton_runtime::events::{EventRecorder, ObjectEvent};
 use krypton_runtime::tasks::KeyedTasks;
 use krypton_runtime::watch::Watch;
@@ -712,19 +711,19 @@ async fn write(client: Client, key: TenantKey, tenant: Arc<Tenant>, change: Chan
                 }
                 let patch = Patch::Merge(&patch);
                 let call = api.patch_status(&key.name, &params, &patch);
-                effect!("home.tenant-status", call).await
+                call.await
             }
             Change::Begin(member) => {
                 finalizers.push(names::PLACED_FINALIZER.to_owned());
                 let patch = metadata(finalizers, Some(member));
                 let call = api.patch(&key.name, &params, &patch);
-                effect!("placement.begin", call).await
+                call.await
             }
             Change::End { .. } => {
                 finalizers.retain(|finalizer| finalizer != names::PLACED_FINALIZER);
                 let patch = metadata(finalizers, None);
                 let call = api.patch(&key.name, &params, &patch);
-                effect!("placement.end", call).await
+                call.await
             }
         }
     };

@@ -1,6 +1,6 @@
 //! Counts of the states that runs have reached.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use krypton_sim_apiserver::server::Change;
@@ -62,6 +62,17 @@ impl Coverage {
     /// Number of different points.
     pub fn points(&self) -> usize {
         self.counts.len()
+    }
+
+    /// Methods and resources of the writes that were carried out.
+    pub fn writes(&self) -> BTreeSet<&str> {
+        let calls = self
+            .counts
+            .keys()
+            .filter_map(|point| point.strip_prefix("api "));
+        let done = calls.filter_map(|call| call.strip_suffix(" 200").or(call.strip_suffix(" 201")));
+        done.filter(|call| !call.starts_with("GET ") && !call.starts_with("WATCH "))
+            .collect()
     }
 
     /// The points of this run that `other` lacks. A seed with new points is worth keeping.

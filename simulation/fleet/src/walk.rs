@@ -1,4 +1,4 @@
-//! Strikes a plan at each kind of request, one run at a time.
+//! Strikes a plan at each write and at each kind of read, one run at a time.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -11,8 +11,8 @@ use crate::run::run;
 /// Time until a program that was killed starts again, in milliseconds.
 const RESTART: u64 = 1_000;
 
-/// Returns the plan with one strike each. The first and the last request of each kind that a host sends fail, lose their
-/// answers, and kill the host.
+/// Returns the plan with one strike each. The first and the last write of each object that a host sends fail, lose their
+/// answers, and kill the host. So do the first and the last read of each resource.
 ///
 /// # Errors
 /// Returns an error if the plan itself fails, or the machine has no room for the simulation's files.
@@ -28,7 +28,11 @@ pub fn strikes(plan: &Plan) -> io::Result<Vec<Plan>> {
             ..
         } = &seen.event
         {
-            let key = (host.clone(), cluster.clone(), call(method, path));
+            let what = match method.as_str() {
+                "GET" => call(method, path),
+                _ => format!("{method} {path}"),
+            };
+            let key = (host.clone(), cluster.clone(), what);
             let (first, last) = requests.entry(key).or_insert((*nth, *nth));
             *first = (*first).min(*nth);
             *last = (*last).max(*nth);

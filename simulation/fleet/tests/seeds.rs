@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Mutex;
 
 use krypton_sim::batch::run_all;
+use krypton_sim::coverage::Coverage;
 use krypton_sim::oracles::Violation;
 use krypton_sim::plan::Plan;
 use krypton_sim::run::run;
@@ -44,7 +45,7 @@ fn equal_seeds_run_alike() {
 }
 
 /// Runs the plans, and fails with the first violation of each.
-fn assert_all_pass(plans: &[Plan]) {
+fn assert_all_pass(plans: &[Plan]) -> Coverage {
     let failures = Mutex::new(Vec::new());
     let failed = |plan: Plan, violation: &Violation| {
         failures
@@ -57,12 +58,18 @@ fn assert_all_pass(plans: &[Plan]) {
     assert_eq!(totals.runs, plans.len());
     let failures = failures.into_inner().expect("no run panicked");
     assert!(failures.is_empty(), "{}", failures.join("\n"));
+    totals.coverage
 }
 
 #[test]
 fn first_seeds_keep_all_guarantees() {
     let plans: Vec<Plan> = (1..=LONG).map(Plan::new).collect();
-    assert_all_pass(&plans);
+    let all = assert_all_pass(&plans);
+    // Otherwise no strike would reach some writes.
+    let walked = assert_all_pass(&plans_in("walks"));
+    let (all, walked) = (all.writes(), walked.writes());
+    let missed: Vec<_> = all.difference(&walked).collect();
+    assert!(missed.is_empty(), "no plan in walks has {missed:?}");
 }
 
 #[test]
@@ -76,34 +83,34 @@ fn read(path: &Path) -> Plan {
     text.parse().expect("the file contains a plan")
 }
 
-fn assert_all_pass_in(folder: &str) {
+fn plans_in(folder: &str) -> Vec<Plan> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
     let files = std::fs::read_dir(folder).expect("the folder exists");
     let plans: Vec<Plan> = files
         .map(|file| read(&file.expect("the folder can be read").path()))
         .collect();
     assert!(!plans.is_empty());
-    assert_all_pass(&plans);
+    plans
 }
 
 /// Each plan once found a defect of the product.
 #[test]
 fn plans_of_fixed_defects_pass() {
-    assert_all_pass_in("corpus");
+    assert_all_pass(&plans_in("corpus"));
 }
 
 /// Each plan is a story that its first line tells.
 #[test]
 fn scenarios_keep_all_guarantees() {
-    assert_all_pass_in("scenarios");
+    assert_all_pass(&plans_in("scenarios"));
 }
 
-/// `make sim SIM_ARGS='--walk ...'` runs all.
+/// `make nightly` runs all.
 #[test]
 fn fleet_survives_strike_at_each_request() {
-    let plan = read(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/walk.plan")));
-    let struck = strikes(&plan).expect("the plan itself passes");
-    let some: Vec<Plan> = struck.into_iter().step_by(SOME_STRIKES).collect();
+    let plans = plans_in("walks").into_iter();
+    let struck = plans.flat_map(|plan| strikes(&plan).expect("the plan itself passes"));
+    let some: Vec<Plan> = struck.step_by(SOME_STRIKES).collect();
     assert!(some.len() > 50, "{}", some.len());
     assert_all_pass(&some);
 }

@@ -32,7 +32,14 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) -> io::Result<()> {
 fn all_sources(root: &Path) -> String {
     let mut files = Vec::new();
     for folder in [
-        "common", "proto", "crds", "agent", "hub", "kubectl", "tests",
+        "common",
+        "proto",
+        "crds",
+        "agent",
+        "hub",
+        "kubectl",
+        "simulation",
+        "tests",
     ] {
         sources(&root.join(folder), &mut files).unwrap();
     }

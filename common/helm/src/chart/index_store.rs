@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use flate2::read::MultiGzDecoder;
-use krypton_runtime::{effect_now, off_thread};
+use krypton_runtime::off_thread;
 use krypton_types::fingerprint::sha256_hex;
 use reqwest::header::{
     ACCEPT_ENCODING, CONTENT_ENCODING, ETAG, HeaderMap, HeaderValue, IF_NONE_MATCH,
@@ -99,7 +99,7 @@ impl IndexStore {
         let (written, bytes) = {
             let path = path.clone();
             off_thread::run(move || {
-                let written = effect_now!("chart.index", write_file(&dir, &path, &bytes));
+                let written = write_file(&dir, &path, &bytes);
                 let written = written.map(|()| sha256_hex(&bytes));
                 (written, bytes)
             })

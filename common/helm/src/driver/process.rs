@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use krypton_runtime::clock::BootTime;
-use krypton_runtime::effect_now;
 use krypton_runtime::process_group::{self, orphans_of};
 use rustix::process::Pid;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
@@ -31,7 +30,7 @@ const VERSION_LENGTH: u64 = 256;
 /// Time to read the rest of standard error. A killed process closes it immediately, but one outside its
 /// process group may not.
 const LAST_WORDS: Duration = Duration::from_secs(5);
-/// Time for SIGKILL to take effect, which is long only for a process that waits for a failed disk.
+/// Time for SIGKILL to take which is long only for a process that waits for a failed disk.
 const DYING: Duration = Duration::from_secs(30);
 
 /// How a run ended.
@@ -131,7 +130,7 @@ impl Job<'_> {
             return Ok(Ending::Stopped);
         }
         let mut until = orders.until();
-        let mut process = effect_now!("helm.spawn", self.processes.start(&self.command, until))?;
+        let mut process = self.processes.start(&self.command, until)?;
         let mut order = Order::Go;
         let mut stage = Stage::Running;
         let mut cause = Cause::None;

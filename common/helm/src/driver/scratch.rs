@@ -5,7 +5,6 @@ use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use krypton_runtime::effect_now;
 use krypton_types::{fingerprint, names};
 use serde_json::{Map, Value};
 use tempfile::TempDir;
@@ -43,7 +42,7 @@ impl Scratch {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
             _ => {}
         }
-        effect_now!("helm.folders", scratch.make()).map_err(failed)?;
+        scratch.make().map_err(failed)?;
         Ok(scratch)
     }
 
@@ -91,7 +90,7 @@ impl Scratch {
                 .permissions(own)
                 .tempdir_in(self.runs())
         };
-        let dir = effect_now!("helm.run-folder", make()).map_err(|source| HelmError::Scratch {
+        let dir = make().map_err(|source| HelmError::Scratch {
             path: self.private.clone(),
             source,
         })?;
@@ -117,7 +116,7 @@ impl Run {
             serde_json::to_writer(&mut file, values)?;
             file.flush()
         };
-        match effect_now!("helm.values", write()) {
+        match write() {
             Ok(()) => Ok(path),
             Err(source) => Err(HelmError::Scratch { path, source }),
         }

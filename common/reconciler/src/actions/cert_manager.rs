@@ -8,7 +8,6 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use krypton_helm::releases;
 use krypton_helm::releases::labels::OWNER_UID_LABEL;
 use krypton_runtime::call::{ApiError, call};
-use krypton_runtime::effect;
 use krypton_runtime::events::ObjectEvent;
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Preconditions};
@@ -130,7 +129,7 @@ impl ActionRunner {
                 }),
                 ..DeleteParams::default()
             };
-            let deleting = effect!("cert-manager-crd.delete", api.delete(name, &params));
+            let deleting = api.delete(name, &params);
             call("deleting a CRD", deleting).await?;
             deleted.push(*name);
         }

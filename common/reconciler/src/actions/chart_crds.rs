@@ -10,7 +10,6 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use krypton_helm::releases::manifest;
 use krypton_runtime::call::{ApiError, call};
 use krypton_runtime::crd::established;
-use krypton_runtime::effect;
 use krypton_types::names;
 use kube::api::{Api, Patch, PatchParams};
 use kube::{Client, ResourceExt};
@@ -136,7 +135,7 @@ async fn applied(
         ..PatchParams::apply(HELM)
     };
     let patch = Patch::Apply(&wanted);
-    let applying = effect!("chart-crd.apply", api.patch(name, &params, &patch));
+    let applying = api.patch(name, &params, &patch);
     match call(format!("applying CRD {name}"), applying).await {
         Ok(_) => Ok(true),
         Err(error) if error.code() == Some(409) => Ok(false),

@@ -2,7 +2,6 @@
 
 use krypton_crds::tenant::Tenant;
 use krypton_runtime::call::call;
-use krypton_runtime::effect;
 use krypton_runtime::events::ObjectEvent;
 use krypton_types::names;
 
@@ -33,7 +32,6 @@ impl ActionRunner {
         let mut finalizers = tenant.finalizers().to_vec();
         finalizers.push(names::TENANT_FINALIZER.to_owned());
         let patching = self.patch_tenant(tenant, done, json!({ "finalizers": finalizers }));
-        let patching = effect!("finalizer.add", patching);
         done.tenant = Some(call("adding the finalizer", patching).await?);
         Ok(())
     }
@@ -83,7 +81,6 @@ impl ActionRunner {
             metadata["annotations"] = json!({ annotation: null });
         }
         let patching = self.patch_tenant(tenant, done, metadata);
-        let patching = effect!("finalizer.remove", patching);
         done.tenant = Some(call("removing the finalizer", patching).await?);
         Ok(())
     }
@@ -103,7 +100,6 @@ impl ActionRunner {
         let annotation = names::fingerprint_annotation(&self.member.name);
         let metadata = json!({ "annotations": { annotation: fingerprint } });
         let patching = self.patch_tenant(tenant, done, metadata);
-        let patching = effect!("tenant.annotate", patching);
         done.tenant = Some(call("annotating the Tenant", patching).await?);
         Ok(())
     }

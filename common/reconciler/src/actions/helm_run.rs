@@ -10,7 +10,7 @@ use krypton_helm::releases::labels::{
 use krypton_helm::releases::record::ReleaseRecord;
 use krypton_helm::releases::revision::Revision;
 use krypton_helm::releases::{self, Status};
-use krypton_runtime::{chance, effect, off_thread};
+use krypton_runtime::{chance, off_thread};
 use krypton_types::conditions::reason;
 use krypton_types::desired::ChartState;
 use krypton_types::desired::crd_policy::CrdPolicy;
@@ -100,14 +100,8 @@ impl ActionRunner {
         let expected = job.newest.as_ref().map_or(0, |newest| newest.revision) + 1;
         let running = Box::pin(self.tools.helm.upgrade(ready.slot, &upgrade, &self.stop));
         let ended = match run {
-            Run::Install => {
-                let running = effect!("helm.install", running);
-                self.reporting_hooks(job, done, expected, running).await
-            }
-            Run::Upgrade => {
-                let running = effect!("helm.upgrade", running);
-                self.reporting_hooks(job, done, expected, running).await
-            }
+            Run::Install => self.reporting_hooks(job, done, expected, running).await,
+            Run::Upgrade => self.reporting_hooks(job, done, expected, running).await,
         };
         // The exit code is a hint. The release Secret decides.
         let secret = self.revision_secret(&job.release, expected).await?;

@@ -8,7 +8,6 @@ use krypton_helm::releases::labels::{
 use krypton_helm::releases::revision::Revision;
 use krypton_helm::releases::{self, ObjectId, Status};
 use krypton_runtime::call::{ApiError, call};
-use krypton_runtime::effect;
 use krypton_runtime::events::ObjectEvent;
 use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams, Preconditions};
 use kube::core::{ObjectMeta, PartialObjectMeta};
@@ -99,10 +98,7 @@ impl ActionRunner {
         let name = secret.name_any();
         let client = self.member.helm_client.clone();
         let api: Api<Secret> = Api::namespaced(client, &job.release.namespace);
-        let marking = effect!(
-            "release.mark-seen-to",
-            api.patch_metadata(&name, &params, &patch)
-        );
+        let marking = api.patch_metadata(&name, &params, &patch);
         call("marking a revision as handled", marking).await?;
         Ok(())
     }
@@ -336,7 +332,7 @@ async fn remove(
         }),
         ..DeleteParams::background()
     };
-    let removing = effect!("leftover.remove", api.delete(&object.name, &params));
+    let removing = api.delete(&object.name, &params);
     let removed = call("removing an object", removing).await;
     let Err(error) = removed else {
         return Ok(Fate::Removed);

@@ -6,7 +6,6 @@ use krypton_helm::releases::labels::ROLLBACK_LABEL;
 use krypton_helm::releases::revision::Revision;
 use krypton_helm::releases::{self, Status};
 use krypton_runtime::call::call;
-use krypton_runtime::effect;
 use krypton_runtime::events::ObjectEvent;
 use krypton_types::conditions::reason;
 use krypton_types::error_chain::chain;
@@ -32,11 +31,7 @@ impl ActionRunner {
         let client = self.member.helm_client.clone();
         let api: Api<Secret> = Api::namespaced(client, &job.release.namespace);
         let signing = api.patch_metadata(&name, &params, &patch);
-        call(
-            "signing a rollback",
-            effect!("release.sign-rollback", signing),
-        )
-        .await?;
+        call("signing a rollback", signing).await?;
         Ok(())
     }
 
@@ -94,7 +89,7 @@ impl ActionRunner {
         };
         tracing::info!(member = %self.member.name, to, "running helm rollback");
         let ending = Box::pin(self.tools.helm.rollback(ready.slot, &rollback, &self.stop));
-        let ended = effect!("helm.rollback", ending).await;
+        let ended = ending.await;
         self.relist(job, done).await?;
         let metas = match &done.release {
             Some(ReleaseNews::All { metas, .. }) => metas.as_slice(),

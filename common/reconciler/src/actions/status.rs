@@ -6,7 +6,6 @@ use std::pin::pin;
 use krypton_helm::releases;
 use krypton_runtime::call::call;
 use krypton_runtime::clock::{self, BootTime};
-use krypton_runtime::effect;
 use krypton_runtime::events::ObjectEvent;
 use krypton_runtime::newest::Newest as _;
 use krypton_types::conditions::ClusterState;
@@ -69,10 +68,7 @@ impl ActionRunner {
                 let api = self.tenants(job.key.namespace());
                 let params = PatchParams::default();
                 let patch = Patch::Merge(&patch);
-                let writing = effect!(
-                    "tenant.status",
-                    api.patch_status(job.key.name(), &params, &patch)
-                );
+                let writing = api.patch_status(job.key.name(), &params, &patch);
                 match call("writing the status", writing)
                     .await
                     .map_err(ActionError::from)

@@ -1,7 +1,6 @@
 //! Uninstalls a release.
 
 use krypton_helm::driver::{HelmError, Uninstall};
-use krypton_runtime::effect;
 use krypton_runtime::events::ObjectEvent;
 use krypton_types::conditions::reason;
 use krypton_types::error_chain::chain;
@@ -65,7 +64,6 @@ impl ActionRunner {
                 .helm
                 .uninstall(ready.slot, &uninstall, &self.stop),
         );
-        let running = effect!("helm.uninstall", running);
         let ended = self.reporting_hooks(job, done, newest, running).await;
         self.relist(job, done).await?;
         let gone =

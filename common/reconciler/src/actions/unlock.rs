@@ -3,7 +3,6 @@
 use krypton_helm::releases::labels::{INSTALL_RUN, RUN_LABEL};
 use krypton_helm::releases::{self, Status};
 use krypton_runtime::call::call;
-use krypton_runtime::effect;
 use krypton_runtime::events::ObjectEvent;
 
 use super::super::helm_queue::Ready;
@@ -36,7 +35,7 @@ impl ActionRunner {
         let name = unlocked.name_any();
         let api = self.secrets(&job.release);
         let params = PostParams::default();
-        let unlocking = effect!("release.unlock", api.replace(&name, &params, &unlocked));
+        let unlocking = api.replace(&name, &params, &unlocked);
         call("unlocking the release", unlocking).await?;
         let message =
             format!("unlocked revision {revision}, which a Helm process that died left {was}");

@@ -8,7 +8,6 @@ use krypton_helm::releases::labels::ReleaseKey;
 use krypton_helm::releases::revision::Revision;
 use krypton_helm::releases::{self, ReleaseError, Status};
 use krypton_runtime::call::call;
-use krypton_runtime::effect;
 use krypton_runtime::events::ObjectEvent;
 use krypton_types::conditions::reason;
 use krypton_types::error_chain::chain;
@@ -60,7 +59,7 @@ impl ActionRunner {
             cache_key: self.member.name.clone(),
         };
         let looked = Box::pin(self.tools.helm.can_decode(slot, &look, &self.stop));
-        match effect!("helm.get", looked).await {
+        match looked.await {
             Ok(false) => {}
             // A newer Helm wrote it, or it exceeds Krypton's size limit. Krypton must not judge it.
             Ok(true) => return Err(failed(format!("{why}, but Helm can decode it"))),
@@ -88,11 +87,7 @@ impl ActionRunner {
             .await?;
         self.still_permitted()?;
         let removing = self.remove(&job.release, &secret.metadata);
-        call(
-            "removing a revision",
-            effect!("release.set-aside", removing),
-        )
-        .await?;
+        call("removing a revision", removing).await?;
         let message = format!("{why}. It was set aside, and what it installed stays");
         let told = ObjectEvent {
             warning: true,
@@ -128,7 +123,7 @@ impl ActionRunner {
         };
         let params = PostParams::default();
         let api: Api<Secret> = Api::namespaced(self.member.helm_client.clone(), &release.namespace);
-        let copying = effect!("release.copy", api.create(&params, &copy));
+        let copying = api.create(&params, &copy);
         let copied = call("setting a release aside", copying).await;
         match copied.map_err(ActionError::from) {
             // The copy already exists.
@@ -242,7 +237,7 @@ impl ActionRunner {
     ) -> Result<(), ActionError> {
         self.still_permitted()?;
         let removing = self.remove(release, attempt);
-        Ok(call("removing a revision", effect!("release.forget", removing)).await?)
+        Ok(call("removing a revision", removing).await?)
     }
 }
 

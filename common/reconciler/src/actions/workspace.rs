@@ -10,7 +10,6 @@ use kube::api::{Api, DeleteParams, PostParams, Preconditions};
 use std::collections::BTreeMap;
 
 use krypton_runtime::call::call;
-use krypton_runtime::effect;
 use krypton_runtime::events::ObjectEvent;
 use krypton_types::conditions::reason;
 use krypton_types::names;
@@ -43,7 +42,7 @@ impl ActionRunner {
         };
         let api: Api<Namespace> = Api::all(self.client());
         let params = PostParams::default();
-        let creating = effect!("workspace.create", api.create(&params, &namespace));
+        let creating = api.create(&params, &namespace);
         let created = call("creating the workspace", creating).await;
         match created.map_err(ActionError::from) {
             Ok(created) => {
@@ -114,7 +113,7 @@ impl ActionRunner {
             preconditions: Some(preconditions),
             ..DeleteParams::default()
         };
-        let deleting = effect!("workspace.delete", api.delete(name, &params));
+        let deleting = api.delete(name, &params);
         call("deleting the workspace", deleting).await?;
         let told = ObjectEvent {
             warning: false,

@@ -10,7 +10,6 @@ use krypton_helm::releases::labels::ReleaseKey;
 use krypton_helm::releases::{ORIGINALS_NAMESPACE, ObjectId};
 use krypton_runtime::call::{ApiError, call};
 use krypton_runtime::clock::BootTime;
-use krypton_runtime::effect;
 use krypton_types::desired::drift::DriftMode;
 use krypton_types::error_chain::chain;
 use krypton_types::names::{DRIFT_ANNOTATION, DRIFT_IGNORE_ANNOTATION};
@@ -443,7 +442,7 @@ impl Looker<'_> {
         let attempt = format!("applying {id}");
         let answered = match how.dry_run {
             true => answer(attempt, request).await?,
-            false => answer(attempt, effect!("drift.heal", request)).await?,
+            false => answer(attempt, request).await?,
         };
         Ok(match answered {
             // The API server's message may quote a secret value.

@@ -9,7 +9,6 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use krypton_runtime::call::{ApiError, call_within};
-use krypton_runtime::effect;
 use krypton_runtime::lease::SYSTEM_NAMESPACE;
 use krypton_types::error_chain::chain;
 use kube::Client;
@@ -86,7 +85,7 @@ pub async fn ensure(client: &Client) -> Result<OwnerReference, AnchorError> {
                 },
                 ..ConfigMap::default()
             });
-            let creating = effect!("anchor.create", api.create(&params, &new));
+            let creating = api.create(&params, &new);
             call_within(DEADLINE, attempt("creating"), creating).await?
         }
         Some(found) if found.metadata.deletion_timestamp.is_some() => {
@@ -96,7 +95,7 @@ pub async fn ensure(client: &Client) -> Result<OwnerReference, AnchorError> {
             // The replacement carries the resourceVersion of the read.
             let next = mended(&found);
             if next != found {
-                let updating = effect!("anchor.update", api.replace(ANCHOR_NAME, &params, &next));
+                let updating = api.replace(ANCHOR_NAME, &params, &next);
                 let updated = call_within(DEADLINE, attempt("updating"), updating).await;
                 // The anchor works without its label and annotations.
                 if let Err(error) = updated {

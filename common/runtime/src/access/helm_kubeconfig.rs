@@ -97,7 +97,7 @@ pub fn write_kubeconfig(scratch: &Path, yaml: &str) -> std::io::Result<TempPath>
         file.write_all(yaml.as_bytes())?;
         Ok(file.into_temp_path())
     };
-    crate::effect_now!("kubeconfig.write", write())
+    write()
 }
 
 fn with_inline_files(mut user: AuthInfo) -> Result<AuthInfo, RenderError> {

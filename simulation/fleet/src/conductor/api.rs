@@ -276,7 +276,7 @@ impl Simulation {
                 nth,
                 cluster: name.clone(),
                 method: request.method().to_string(),
-                path: request.uri().to_string(),
+                path: path_of(request.uri()),
                 code: code.as_u16(),
             });
         }
@@ -480,9 +480,15 @@ impl Simulation {
             host: host.to_owned(),
             cluster: cluster.to_owned(),
             method: request.method().to_string(),
-            path: request.uri().to_string(),
+            path: path_of(request.uri()),
         });
     }
+}
+
+fn path_of(uri: &http::Uri) -> String {
+    uri.path_and_query()
+        .map(ToString::to_string)
+        .unwrap_or_default()
 }
 
 fn refuse(reply: Reply, kind: io::ErrorKind) {
