@@ -28,7 +28,6 @@ mod enrollment;
 mod expiry;
 mod explain;
 mod failpoints;
-mod faults;
 mod fleet;
 mod handling;
 mod handover;
