@@ -95,8 +95,11 @@ pub(super) fn health(
             _ => Truth::False,
         };
         health.healthy = Some(State::new(truth, *why, message.clone()));
-        health.hearing =
-            (*why != reason::CONNECTING).then(|| Hearing::Silent(format!("{why}: {message}")));
+        // While the hub connects again, only an error of its connection tells that the member is silent.
+        health.hearing = match *why {
+            reason::CONNECTING => health.hearing.filter(|it| matches!(it, Hearing::Silent(_))),
+            _ => Some(Hearing::Silent(format!("{why}: {message}"))),
+        };
     }
     health
 }

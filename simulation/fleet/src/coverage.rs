@@ -47,6 +47,7 @@ impl Coverage {
             Event::Change { change, .. } => self.conditions(change),
             Event::Started { host } => self.count(format!("process {} started", role(host))),
             Event::Ended { host, .. } => self.count(format!("process {} ended", role(host))),
+            Event::Stopped { host, .. } => self.count(format!("process {} stopped", role(host))),
             Event::Panicked { host, .. } => self.count(format!("process {} panicked", role(host))),
             Event::Log { .. } => {}
         }

@@ -52,6 +52,9 @@ pub fn apply(simulation: &mut Simulation, action: &Action) {
             };
             simulation.strike_at_request(host, *nth, *strike, text);
         }
+        Action::Stop { host, length } => {
+            simulation.stop(host, (*length != FOREVER).then_some(*length));
+        }
         Action::Freeze { host, length } => simulation.freeze(host, (*length).min(LONGEST)),
         Action::Suspend { host, length } => simulation.suspend(host, (*length).min(LONGEST)),
         Action::CopyAgent { edge, .. } => {
@@ -202,7 +205,7 @@ fn roll_out(simulation: &mut Simulation, version: u32) {
         return;
     }
     let now = simulation.now();
-    for number in 0..2 {
+    for number in 0..3 {
         simulation.at(now + number * ROLLOUT, move |simulation| {
             let hub = format!("hub-{number}");
             if simulation.runs(&hub) {

@@ -55,6 +55,11 @@ pub enum Event {
         host: String,
         problem: Option<String>,
     },
+    /// A process ended after SIGTERM, or was killed because it did not.
+    Stopped {
+        host: String,
+        in_time: bool,
+    },
     Panicked {
         host: String,
         message: String,
@@ -130,6 +135,10 @@ impl fmt::Display for Observation {
             Event::Ended { host, problem } => {
                 let problem = problem.as_deref().unwrap_or("without an error");
                 write!(f, "{host:<10} ends: {problem}")
+            }
+            Event::Stopped { host, in_time } => {
+                let how = if *in_time { "stops" } else { "does not stop" };
+                write!(f, "{host:<10} {how}")
             }
             Event::Panicked { host, message } => write!(f, "{host:<10} panics: {message}"),
             Event::Fault { text } => write!(f, "{:<10} {text}", "fault"),

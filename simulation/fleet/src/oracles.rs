@@ -8,6 +8,8 @@
 //! request, and the deadlines of requests need its start.
 
 mod content;
+mod handover;
+mod home;
 mod leases;
 mod liveness;
 mod members;
@@ -98,7 +100,9 @@ impl Oracles {
             .chain(status::all())
             .chain(process::all())
             .chain(content::all())
-            .chain(liveness::all());
+            .chain(handover::all())
+            .chain(liveness::all())
+            .chain(home::all());
         Self {
             view: View::new(plan),
             all: all.collect(),

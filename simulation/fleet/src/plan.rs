@@ -59,6 +59,8 @@ pub enum Access {
     Agent,
     /// The hub, through a kubeconfig Secret on the home cluster with the name of the edge cluster.
     Kubeconfig,
+    /// The agent, and the hub when the agent is away.
+    Both,
 }
 
 /// A Tenant and its cluster.
@@ -137,6 +139,11 @@ pub enum Action {
     Crash {
         host: String,
         restart: Millis,
+    },
+    /// SIGTERM. The program starts again after this time, or later once it has ended.
+    Stop {
+        host: String,
+        length: Millis,
     },
     /// Happens when the host sends its `nth` request from now.
     AtRequest {
@@ -364,7 +371,12 @@ impl Settings {
 impl Edge {
     /// Host of the agent.
     pub fn agent(&self) -> Option<String> {
-        (self.access == Access::Agent).then(|| format!("agent-{}", self.name))
+        (self.access != Access::Kubeconfig).then(|| format!("agent-{}", self.name))
+    }
+
+    /// Whether home has a Secret with a kubeconfig for it.
+    pub fn has_kubeconfig(&self) -> bool {
+        self.access != Access::Agent
     }
 }
 
@@ -384,7 +396,30 @@ impl Plan {
         self.steps
             .iter()
             .filter(|step| step.action.length() == Some(FOREVER))
+            .filter(|step| !self.hub_replaces_agent(&step.action))
             .find_map(|step| step.action.edge())
+    }
+
+    /// Whether a fault concerns an agent only, and the hub has a kubeconfig for its cluster.
+    fn hub_replaces_agent(&self, action: &Action) -> bool {
+        let needs = action.needs();
+        let mut edges = self.settings.edges.iter();
+        needs.iter().all(|name| is_host(name))
+            && edges.any(|edge| {
+                let agent = edge.agent().filter(|_| edge.has_kubeconfig());
+                agent.is_some_and(|agent| needs.contains(&agent.as_str()))
+            })
+    }
+
+    /// Whether no hub remains at the end.
+    pub fn loses_hubs(&self) -> bool {
+        let lost = |hub: String| {
+            let mut steps = self.steps.iter();
+            steps.any(|step| {
+                step.action.length() == Some(FOREVER) && step.action.needs() == [hub.as_str()]
+            })
+        };
+        (0..self.settings.hubs).all(|number| lost(format!("hub-{number}")))
     }
 }
 
@@ -439,6 +474,7 @@ impl Action {
                 strike: Strike::Crash { restart: length },
                 ..
             }
+            | Self::Stop { length, .. }
             | Self::Freeze { length, .. }
             | Self::Suspend { length, .. }
             | Self::CopyAgent { length, .. }
@@ -489,6 +525,7 @@ impl Action {
             Self::Link { from, to, .. } | Self::HalfOpen { from, to } => vec![from, to],
             Self::Crash { host, .. }
             | Self::AtRequest { host, .. }
+            | Self::Stop { host, .. }
             | Self::Freeze { host, .. }
             | Self::Suspend { host, .. }
             | Self::Skew { host, .. } => vec![host],

@@ -29,14 +29,13 @@ use krypton_types::names::{self, GROUP};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 use serde_json::{Value, json};
-use tokio_util::sync::CancellationToken;
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 use crate::chart;
 use crate::conductor::{Context, Program, Simulation};
 use crate::faults::{self, Person, VALUES};
 use crate::oracles::condition;
-use crate::plan::{Access, Chart, Edge, HOME, SYSTEM, Settings, TENANTS};
+use crate::plan::{Chart, Edge, HOME, SYSTEM, Settings, TENANTS};
 
 /// Starts the names of hosts with a copy of an agent.
 pub(crate) const COPY: &str = "copy-";
@@ -78,7 +77,7 @@ impl Fleet<'_> {
     /// Creates the Secrets with kubeconfigs, or repairs those that people have changed.
     pub fn provide_kubeconfigs(&self, simulation: &mut Simulation) {
         for edge in &self.settings.edges {
-            if edge.access == Access::Kubeconfig
+            if edge.has_kubeconfig()
                 && let Some(secret) = kubeconfig_secret(simulation, &edge.name, &edge.name)
             {
                 let mut person = Person::at_home(simulation);
@@ -417,7 +416,7 @@ async fn run_hub(
         .chain(flags.into_iter().map(OsString::from));
     let settings = HubSettings::read(argv, &|name| env.get(name).cloned(), None)?;
     let outside = krypton_hub::app::Outside {
-        stop: CancellationToken::new(),
+        stop: context.stop.clone(),
         watchdog: Watchdog::default(),
         log: Log::unused(),
         network: context.network(),
@@ -456,7 +455,7 @@ async fn run_agent(context: Context) -> anyhow::Result<()> {
     let flags = Flags::read(flags.map(OsString::from))?;
     let outside = krypton_agent::app::Outside {
         env: Arc::new(|_| None),
-        stop: CancellationToken::new(),
+        stop: context.stop.clone(),
         watchdog: Watchdog::default(),
         log: Log::unused(),
         network: context.network(),

@@ -21,7 +21,7 @@ use krypton_tests::{
         CONNECTED, FleetClient, HUB_NAMESPACE, PATIENCE, ValuesFile, chart_flags, condition,
         values_flag,
     },
-    gate, in_both_modes, kubectl_krypton,
+    gate, kubectl_krypton,
     port::Port,
 };
 use krypton_types::join_info::NAME as JOIN_INFO;
@@ -36,11 +36,10 @@ use tokio::task::JoinHandle;
 
 const EDGE: &str = "edge-1";
 
-in_both_modes!(stopping_leader_hands_over_during_helm_run);
 by_agent!(
     resumed_leader_overwrites_nothing,
     killed_leader_is_replaced_and_sessions_return,
-    short_home_outage_keeps_leader_and_sessions,
+    stopping_leader_hands_over_during_helm_run,
 );
 
 /// Hubs of one home with their pod names, and all their addresses for agents.
@@ -359,30 +358,6 @@ async fn resumed_leader_overwrites_nothing(mode: Mode) -> TestResult {
     Ok(())
 }
 
-async fn short_home_outage_keeps_leader_and_sessions(mode: Mode) -> TestResult {
-    let mut stage = Stage::set("away", &["a", "b"]).await;
-    let _member = stage.join(mode).await?;
-    stage.fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
-    stage.tenant("first").await;
-    let leader = stage.leader_but("").await?;
-    let epoch = stage.epoch().await?;
-    let sessions = |stage: &Stage| {
-        let log = stage.hubs[&leader].log().unwrap();
-        log.matches("session started").count()
-    };
-    let before = sessions(&stage);
-    stage.home.stop_apiserver().await?;
-    stage.hubs[&leader]
-        .logs("the Lease was not renewed in time")
-        .await?;
-    stage.home.start_apiserver().await?;
-    stage.tenant("second").await;
-    assert_eq!(stage.leader_but("").await?, leader);
-    assert_eq!(stage.epoch().await?, epoch);
-    assert_eq!(sessions(&stage), before, "no session was dropped");
-    Ok(())
-}
-
 async fn stopping_leader_hands_over_during_helm_run(mode: Mode) -> TestResult {
     let gate = Gate::new()?;
     let chart = ("gate", gate.chart());
@@ -418,34 +393,6 @@ async fn stopping_leader_hands_over_during_helm_run(mode: Mode) -> TestResult {
     assert_eq!(stage.epoch().await?, epoch + 1);
     let log = former.log()?;
     assert!(!log.contains("panicked at"), "{log}");
-    Ok(())
-}
-
-/// An upgraded control plane can be down for minutes. The only hub continues its work on members.
-#[tokio::test]
-async fn lost_leadership_interrupts_nothing_on_kubeconfig_member() -> TestResult {
-    let gate = Gate::new()?;
-    let mut stage = Stage::with_chart("long-away", &["a"], ("gate", gate.chart())).await?;
-    let _member = stage.join(Mode::Proxy).await?;
-    stage.fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
-    let edge = FleetClient::at(&stage.edge);
-    edge.create("acme", json!({})).await?;
-    let hook = gate::hook(&edge, "acme", None).await?;
-    stage.home.stop_apiserver().await?;
-    stage.hubs["a"].logs("lost leadership").await?;
-    // Helm and the following steps continue.
-    let release = format!("tenant-acme-{EDGE}");
-    let running = edge.revisions("acme", &release).await?;
-    assert_eq!(running, [(1, "pending-install".to_owned())]);
-    gate::open(&edge, "acme", &hook).await?;
-    edge.newest_is("acme", &release, 1, "deployed").await?;
-    stage.home.start_apiserver().await?;
-    edge.ready("acme").await?;
-    stage.fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
-    let revisions = edge.revisions("acme", &release).await?;
-    assert_eq!(revisions, [(1, "deployed".to_owned())]);
-    let log = stage.hubs["a"].log()?;
-    assert_eq!(log.matches("running helm").count(), 1, "{log}");
     Ok(())
 }
 

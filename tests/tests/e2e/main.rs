@@ -27,7 +27,6 @@ mod drift;
 mod enrollment;
 mod expiry;
 mod explain;
-mod faults;
 mod fleet;
 mod handling;
 mod handover;

@@ -10,6 +10,7 @@ use jiff::SignedDuration;
 use krypton_helm::driver::Processes;
 use krypton_runtime::net::Network;
 use rand::RngExt as _;
+use tokio_util::sync::CancellationToken;
 
 use super::queue::Event;
 use super::{Millis, Simulation};
@@ -21,6 +22,9 @@ use crate::process::{Main, Process, Start};
 use crate::streams::SimNetwork;
 use crate::world::Clocks;
 
+/// The charts' grace period: a program that has not ended after SIGTERM is killed.
+const TERMINATION: Millis = 60_000;
+
 /// What a program knows at its start.
 #[derive(Clone, Debug)]
 pub struct Context {
@@ -28,6 +32,8 @@ pub struct Context {
     pub outbox: Outbox,
     /// A folder that survives restarts.
     pub folder: PathBuf,
+    /// SIGTERM.
+    pub stop: CancellationToken,
 }
 
 impl Context {
@@ -56,6 +62,10 @@ pub struct Host {
     process: Option<ProcessId>,
     /// Whether the program is started again after it has ended.
     restarts: bool,
+    /// SIGTERM for the program.
+    stop: CancellationToken,
+    /// When the program starts again after the SIGTERM that it got.
+    stopping: Option<Millis>,
     boot: Duration,
     rate: i64,
     skew: SignedDuration,
@@ -77,6 +87,8 @@ impl Simulation {
             program,
             process: None,
             restarts: true,
+            stop: CancellationToken::new(),
+            stopping: None,
             boot: Duration::from_secs(self.generator.random_range(60..10_000_000)),
             // Quartz is off by up to a few hundred millionths.
             rate: self.generator.random_range(-200..=200),
@@ -108,10 +120,13 @@ impl Simulation {
         };
         host.restarts = true;
         host.process = Some(id);
+        host.stop = CancellationToken::new();
+        host.stopping = None;
         let context = Context {
             process: id,
             outbox: self.outbox.clone(),
             folder: folder.clone(),
+            stop: host.stop.clone(),
         };
         let program = Rc::clone(&host.program);
         let main: Main = Box::new(move || program(context));
@@ -158,6 +173,36 @@ impl Simulation {
             self.queue
                 .push(self.now + after, Event::Restart(name.to_owned()));
         }
+    }
+
+    /// Stops the host's program (SIGTERM). It starts again after this time, or later once it has ended.
+    pub fn stop(&mut self, name: &str, restart_after: Option<Millis>) {
+        let Some(id) = self.process_of(name) else {
+            return;
+        };
+        let Some(host) = self.hosts.get_mut(name) else {
+            return;
+        };
+        host.restarts = restart_after.is_some();
+        host.stopping = Some(self.now + restart_after.unwrap_or_default());
+        let stop = host.stop.clone();
+        let name = name.to_owned();
+        self.at(self.now + TERMINATION, move |simulation| {
+            if simulation.process_of(&name) == Some(id) {
+                simulation.remove_process(id);
+                simulation.stopped(&name, false);
+            }
+        });
+        self.run_process(id, vec![Box::new(move || stop.cancel())]);
+    }
+
+    /// A program has ended after SIGTERM.
+    fn stopped(&mut self, name: &str, in_time: bool) {
+        let host = name.to_owned();
+        self.observe(Seen::Stopped { host, in_time });
+        let again = self.hosts.get(name).and_then(|host| host.stopping);
+        let again = again.unwrap_or_default().max(self.now);
+        self.queue.push(again, Event::Restart(name.to_owned()));
     }
 
     /// Strikes the `nth` request that the host sends from now, and then reports the fault with this text.
@@ -273,6 +318,10 @@ impl Simulation {
             return;
         };
         self.remove_process(id);
+        let stopping = self.hosts.get(&host).and_then(|host| host.stopping);
+        if stopping.is_some() && ended.is_ok() {
+            return self.stopped(&host, true);
+        }
         self.observe(Seen::Ended {
             host: host.clone(),
             problem: ended.err(),

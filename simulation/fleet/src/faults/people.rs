@@ -337,6 +337,16 @@ pub(super) fn delete_forged(simulation: &mut Simulation, clusters: &[String]) {
                     cluster,
                 };
                 person.delete(&format!("/api/v1/namespaces/{namespace}/secrets/{name}"));
+                // A failed deletion is repeated much later.
+                let retry = json!({names::RECONCILE_REQUESTED_ANNOTATION: "deleted-forged"});
+                let path = format!("{KRYPTON}/namespaces/{TENANTS}/tenants/{namespace}");
+                for cluster in [HOME, cluster] {
+                    let mut person = Person {
+                        simulation,
+                        cluster,
+                    };
+                    person.patch(&path, &json!({"metadata": {"annotations": retry}}));
+                }
             }
         }
     }

@@ -24,7 +24,7 @@ use super::view::{
 use super::{Check, Oracle, Phase, View, ensure, stateless};
 use crate::conductor::Millis;
 use crate::observe::{Event, Observation};
-use crate::plan::{Access, Chart, HOME, Settings};
+use crate::plan::{Chart, HOME, Settings};
 
 /// A leader renews its Lease every second.
 const LEADER_RENEWS: Millis = 5_000;
@@ -52,13 +52,17 @@ pub(super) fn all() -> Vec<Box<dyn Oracle>> {
 }
 
 impl View {
-    /// Whether a member must converge: it is part of the fleet, and neither paused, banned nor separated.
+    /// Whether a member must converge: it is part of the fleet, and neither paused, banned nor separated. Without a hub,
+    /// only agents work.
     pub(super) fn must_converge(&self, member: &str) -> bool {
         let Some(object) = self.edge_cluster(member) else {
             return false;
         };
         let set = |pointer: &str| object.pointer(pointer) == Some(&Value::Bool(true));
+        let mut edges = self.settings.edges.iter();
+        let agent = edges.any(|edge| edge.name == member && edge.agent().is_some());
         self.excused.as_deref() != Some(member)
+            && (agent || !self.without_hub)
             && !is_deleted(object)
             && !set("/spec/paused")
             && !set("/spec/banned")
@@ -74,7 +78,8 @@ impl View {
     /// The Tenants that must become ready, with their cluster and the member that runs the release.
     pub(super) fn ready_tenants(&self) -> Vec<(String, String, &Value)> {
         let mut found = Vec::new();
-        for cluster in self.settings.clusters() {
+        let clusters = self.settings.clusters().into_iter();
+        for cluster in clusters.filter(|cluster| cluster != HOME || !self.without_hub) {
             let tenants: Vec<_> = self.all(&cluster, GROUP, "tenants").collect();
             for (_, tenant) in tenants {
                 let member = match text(tenant, "/spec/clusterRef/secretName") {
@@ -102,7 +107,7 @@ stateless! {
         let leads = view.renewal(HOME, HUB_LEASE).is_some_and(|renewal| {
             !renewal.holder.is_empty() && view.now - renewal.at <= LEADER_RENEWS
         });
-        ensure(leads, || format!("no hub leads: {:?}", view.renewal(HOME, HUB_LEASE)))
+        ensure(leads || view.without_hub, || format!("no hub leads: {:?}", view.renewal(HOME, HUB_LEASE)))
     }
 }
 
@@ -111,13 +116,14 @@ stateless! {
     MembersConnect, "members-connect",
     fn quiet(&mut self, view: &View) -> Check {
         for edge in &view.settings.edges {
-            let agent = edge.access == Access::Agent && view.excused.as_ref() != Some(&edge.name);
+            let agent = edge.agent().is_some() && view.excused.as_ref() != Some(&edge.name);
             let joined = view.edge_cluster(&edge.name).is_some() || view.ever_restored();
             ensure(!agent || joined, || format!("{} has no EdgeCluster", edge.name))?;
         }
         for (name, member) in view.converging().filter(|(name, _)| *name != SELF_CLUSTER) {
             let connected = condition(member, "Connected");
-            ensure(connected.is_some_and(|(status, _)| status == "True"), || {
+            let connected = connected.is_some_and(|(status, _)| status == "True");
+            ensure(connected || view.without_hub, || {
                 format!("{name} is not connected: {}", condition_text(member, "Connected"))
             })?;
         }
@@ -185,7 +191,7 @@ stateless! {
                 (number("epoch"), number("generation"))
             };
             let (desired, applied) = (version("desired"), version("applied"));
-            ensure(desired == applied, || {
+            ensure(desired == applied || view.without_hub, || {
                 format!("{name} has applied {applied:?} of {desired:?}")
             })?;
         }
@@ -224,6 +230,7 @@ stateless! {
                 // needs a decision of people.
                 let doubtful = view.was_set_back(&cluster)
                     && condition_text(tenant, "Ready").contains("together with an earlier CRD");
+                let doubtful = doubtful || view.without_hub && cluster == HOME;
                 let stays = is_deleted(tenant) && view.must_converge(member) && !doubtful;
                 ensure(!stays, || {
                     let ready = condition_text(tenant, "Ready");
@@ -243,7 +250,10 @@ stateless! {
             return Ok(());
         }
         for (cluster, member, tenant) in view.ready_tenants() {
-            if view.is_damaged(Settings::cluster(&member), workspace(tenant)) {
+            let lost = view.excused.as_deref().is_some_and(|lost| {
+                condition(tenant, &format!("ClusterReady/{lost}")).is_some()
+            });
+            if lost || view.is_damaged(Settings::cluster(&member), workspace(tenant)) {
                 continue;
             }
             ensure(is_ready(tenant), || {

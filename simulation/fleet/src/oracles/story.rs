@@ -25,15 +25,20 @@ pub(super) struct Story {
 impl Story {
     /// The fleet: an edge with an agent, one with a kubeconfig, and two hubs. All clusters have the CRD of Tenants.
     pub(super) fn new() -> Self {
-        let mut story = Self {
-            oracles: Oracles::new(&PLAN.parse().unwrap()),
-            at: 0,
-            violation: None,
-        };
+        let mut story = Self::of(PLAN);
         for cluster in ["home", "edge-1", "edge-2"] {
             story.put("people", cluster, crd());
         }
         story
+    }
+
+    /// A fleet of another shape, without objects.
+    pub(super) fn of(plan: &str) -> Self {
+        Self {
+            oracles: Oracles::new(&plan.parse().unwrap()),
+            at: 0,
+            violation: None,
+        }
     }
 
     /// A fleet that has converged, before its idle time.
@@ -43,6 +48,7 @@ impl Story {
         let version = json!({"status": {
             "desired": {"epoch": 1, "generation": 4},
             "applied": {"epoch": 1, "generation": 4},
+            "tenants": {"total": 1, "ready": 1},
         }});
         story
             .put("people", "edge-1", tenant())

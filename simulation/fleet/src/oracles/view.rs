@@ -64,6 +64,8 @@ pub struct View {
     pub(crate) settings: Settings,
     /// A member that a permanent fault separates.
     pub(crate) excused: Option<String>,
+    /// Whether no hub runs at the end.
+    pub(crate) without_hub: bool,
     pub(crate) now: Millis,
     pub(crate) phase: Phase,
     /// Start of the phase.
@@ -105,6 +107,7 @@ impl View {
         Self {
             settings: plan.settings.clone(),
             excused: plan.excused().map(str::to_owned),
+            without_hub: plan.loses_hubs(),
             now: 0,
             phase: Phase::Start,
             since: 0,
@@ -274,7 +277,10 @@ impl View {
         match action {
             _ if ends => self.active.retain(|active| *active != action),
             // These have no observation at their end.
-            Action::Crash { .. } | Action::Freeze { .. } | Action::Suspend { .. } => {
+            Action::Crash { .. }
+            | Action::Stop { .. }
+            | Action::Freeze { .. }
+            | Action::Suspend { .. } => {
                 let length = action.length().filter(|length| *length != FOREVER);
                 let end = self.now + length.unwrap_or_default();
                 self.busy_until = self.busy_until.max(end);

@@ -56,6 +56,7 @@ enum Kind {
     Chart,
     Values,
     Crash,
+    Stop,
     AtRequest,
     Freeze,
     Suspend,
@@ -75,7 +76,7 @@ enum Kind {
     ServerClock,
 }
 
-const KINDS: [Kind; 30] = [
+const KINDS: [Kind; 31] = [
     Kind::Life,
     Kind::Edit,
     Kind::Pause,
@@ -89,6 +90,7 @@ const KINDS: [Kind; 30] = [
     Kind::Chart,
     Kind::Values,
     Kind::Crash,
+    Kind::Stop,
     Kind::AtRequest,
     Kind::Freeze,
     Kind::Suspend,
@@ -165,8 +167,9 @@ fn settings(chance: &mut Xoshiro256PlusPlus, size: &Size) -> Settings {
     let edges: Vec<Edge> = (1..=chance.random_range(size.edges.clone()))
         .map(|number| Edge {
             name: format!("edge-{number}"),
-            access: match chance.random_range(0..3) {
-                0 => Access::Kubeconfig,
+            access: match chance.random_range(0..6) {
+                0 | 1 => Access::Kubeconfig,
+                2 => Access::Both,
                 _ => Access::Agent,
             },
         })
@@ -309,9 +312,12 @@ impl Draft {
             Kind::Values => Some(Action::Values {
                 number: self.next_number(),
             }),
-            Kind::Crash | Kind::AtRequest | Kind::Freeze | Kind::Suspend | Kind::Skew => {
-                self.host(kind, at)
-            }
+            Kind::Crash
+            | Kind::Stop
+            | Kind::AtRequest
+            | Kind::Freeze
+            | Kind::Suspend
+            | Kind::Skew => self.host(kind, at),
             Kind::Cut | Kind::SlowLink => self.link(kind, at),
             Kind::HalfOpen => self.half_open(),
             // An agent renews after five days, and the hub after sixty. Their certificates last seven and ninety.
@@ -321,7 +327,7 @@ impl Draft {
             Kind::Certificates => self.certificates(),
             Kind::Copy => Some(Action::CopyAgent {
                 length: self.length(at)?,
-                edge: self.edge_with(Access::Agent)?,
+                edge: self.edge_with(|edge| edge.agent().is_some())?,
             }),
             Kind::Twin => self.twin(at),
             Kind::Outage
@@ -384,7 +390,7 @@ impl Draft {
 
     fn kubeconfig(&mut self, at: Millis) -> Option<Action> {
         let length = self.length(at)?;
-        let member = self.edge_with(Access::Kubeconfig)?;
+        let member = self.edge_with(|edge| edge.access == Access::Kubeconfig)?;
         let what = self.one_of(&[
             MemberAction::DamageKubeconfig { length },
             MemberAction::DeleteKubeconfig { length },
@@ -405,7 +411,7 @@ impl Draft {
             MemberAction::Delete { uninstall: true },
         ]);
         // An agent whose EdgeCluster was deleted needs another invitation.
-        if edge.access == Access::Agent && matches!(what, MemberAction::Delete { .. }) {
+        if edge.agent().is_some() && matches!(what, MemberAction::Delete { .. }) {
             return None;
         }
         Some(Action::Member {
@@ -416,8 +422,8 @@ impl Draft {
 
     fn deployment(&mut self) -> Option<Action> {
         let name = self.one_of(&["d0".to_owned(), "d1".to_owned()]);
-        let edges = self.settings.edges.clone();
-        let region = self.one_of(&edges).name;
+        // Whether a KryptonDeployment names the Secret of a member with both depends on which came first.
+        let region = self.edge_with(|edge| edge.access != Access::Both)?;
         let number = self.next_number();
         let what = if self.deployments.contains_key(&name) {
             self.one_of(&[
@@ -460,6 +466,7 @@ impl Draft {
                     strike: self.one_of(&[crash, crash, Strike::Fail, Strike::LoseAnswer]),
                 }
             }
+            Kind::Stop => Action::Stop { host, length },
             Kind::Freeze => Action::Freeze { host, length },
             Kind::Suspend => Action::Suspend { host, length },
             _ => Action::Skew {
@@ -495,7 +502,7 @@ impl Draft {
         if self.members_stay && self.chance.random_bool(0.3) {
             return Some(Action::RotateCa);
         }
-        let member = self.edge_with(Access::Agent)?;
+        let member = self.edge_with(|edge| edge.agent().is_some())?;
         Some(Action::Member {
             member,
             what: MemberAction::Rejoin,
@@ -516,7 +523,7 @@ impl Draft {
 
     /// Only the connection between an agent and a hub. Watches of API servers notice the fault after 290 s.
     fn half_open(&mut self) -> Option<Action> {
-        let edge = self.edge_with(Access::Agent)?;
+        let edge = self.edge_with(|edge| edge.agent().is_some())?;
         let hub = format!("hub-{}", self.chance.random_range(0..self.settings.hubs));
         let agent = format!("agent-{edge}");
         let (from, to) = match self.chance.random_bool(0.5) {
@@ -590,10 +597,10 @@ impl Draft {
         }
     }
 
-    fn edge_with(&mut self, access: Access) -> Option<String> {
+    fn edge_with(&mut self, fits: fn(&Edge) -> bool) -> Option<String> {
         let edges = self.settings.edges.iter();
         let edges: Vec<String> = edges
-            .filter(|edge| edge.access == access)
+            .filter(|edge| fits(edge))
             .map(|edge| edge.name.clone())
             .collect();
         (!edges.is_empty()).then(|| self.one_of(&edges))
@@ -613,6 +620,7 @@ fn key(cluster: &str, tenant: &str) -> (String, String) {
 fn target(action: &Action) -> Option<String> {
     Some(match action {
         Action::Crash { host, .. }
+        | Action::Stop { host, .. }
         | Action::AtRequest { host, .. }
         | Action::Freeze { host, .. }
         | Action::Suspend { host, .. } => format!("host {host}"),

@@ -51,6 +51,7 @@ impl fmt::Display for Settings {
             let access = match edge.access {
                 Access::Agent => "agent",
                 Access::Kubeconfig => "kubeconfig",
+                Access::Both => "both",
             };
             write!(f, " {}:{access}", edge.name)?;
         }
@@ -100,6 +101,7 @@ impl fmt::Display for Action {
                 Strike::Fail => write!(f, "fail {host} at-request {nth}"),
                 Strike::LoseAnswer => write!(f, "lose-answer {host} at-request {nth}"),
             },
+            Self::Stop { host, length } => write!(f, "stop {host} for {}", Seconds(*length)),
             Self::Freeze { host, length } => write!(f, "freeze {host} for {}", Seconds(*length)),
             Self::Suspend { host, length } => write!(f, "suspend {host} for {}", Seconds(*length)),
             Self::CopyAgent { edge, length } => {
@@ -290,6 +292,7 @@ fn edge(text: &str) -> Option<Edge> {
     let access = match access {
         "agent" => Access::Agent,
         "kubeconfig" => Access::Kubeconfig,
+        "both" => Access::Both,
         _ => return None,
     };
     Some(Edge {
@@ -449,6 +452,10 @@ fn host(words: &[&str]) -> Option<Action> {
                 ("lose-answer", []) => Strike::LoseAnswer,
                 _ => return None,
             },
+        },
+        ["stop", host, "for", length] => Action::Stop {
+            host: (*host).to_owned(),
+            length: seconds(length)?,
         },
         ["freeze", host, "for", length] => Action::Freeze {
             host: (*host).to_owned(),
