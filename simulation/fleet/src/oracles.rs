@@ -9,9 +9,11 @@
 
 mod content;
 mod leases;
+mod leaving;
 mod liveness;
 mod members;
 mod people;
+mod placed;
 mod process;
 mod releases;
 mod status;
@@ -94,6 +96,8 @@ impl Oracles {
             .chain(upgrades::all())
             .chain(leases::all())
             .chain(members::all())
+            .chain(placed::all())
+            .chain(leaving::all())
             .chain(people::all())
             .chain(status::all())
             .chain(process::all())

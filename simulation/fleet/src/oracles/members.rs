@@ -135,7 +135,7 @@ stateless! {
         let current = view
             .tenant(HOME, &change.key.name)
             .is_some_and(|tenant| Some(text(tenant, "/metadata/uid")) == uid);
-        ensure(!current || !view.wants_tenant(&change.key.name), || {
+        ensure(!current || !view.wants_tenant(HOME, &change.key.name), || {
             format!("{} deletes the placed {} on {cluster}", change.by, change.key.name)
         })
     }

@@ -10,6 +10,8 @@ use crate::plan::{Access, Action, MemberAction};
 
 /// Most requests of a host to a cluster in [`SPAN`].
 const REQUESTS: usize = 1_500;
+/// Path of Krypton's kinds.
+const OURS: &str = "/apis/mesh.openkcm.io/";
 const SPAN: Millis = 10_000;
 
 pub(super) fn all() -> Vec<Box<dyn Oracle>> {
@@ -21,6 +23,7 @@ pub(super) fn all() -> Vec<Box<dyn Oracle>> {
         Box::new(AgentsStayHome),
         Box::new(HubsStayOut::default()),
         Box::new(RequestsAreBounded::default()),
+        Box::new(WritesChange),
     ]
 }
 
@@ -119,6 +122,19 @@ impl Oracle for HubsStayOut {
         ensure(!agent || !host.starts_with("hub-"), || {
             format!("{host} talks to {cluster}")
         })
+    }
+}
+
+stateless! {
+    /// Krypton writes no object of its own kinds without a change, if no fault has hidden an earlier write.
+    WritesChange, "writes-change-something",
+    fn see(&mut self, view: &View, seen: &Observation) -> Check {
+        let Event::Answered { host, cluster, method, path, code: 200, .. } = &seen.event else {
+            return Ok(());
+        };
+        let writes = ["PUT", "PATCH"].contains(&method.as_str()) && path.starts_with(OURS);
+        let vain = writes && view.is_unchanged(cluster);
+        ensure(!vain, || format!("{host} changes nothing with {method} {path}"))
     }
 }
 

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use krypton_types::names::{
-    ADOPT_ANNOTATION, MANAGED_BY_HUB, MANAGED_BY_LABEL, ORPHAN_ANNOTATION, PAUSED_ANNOTATION,
-    TENANT_FINALIZER,
+    ADOPT_ANNOTATION, DEPLOYMENT_FINALIZER, GROUP, HOME_UID_ANNOTATION, MANAGED_BY_HUB,
+    MANAGED_BY_LABEL, ORPHAN_ANNOTATION, TENANT_FINALIZER,
 };
 use serde_json::Value;
 
@@ -13,6 +13,7 @@ use super::view::{
 };
 use super::{Check, Oracle, View, ensure, stateless};
 use crate::conductor::Millis;
+use crate::faults::PEOPLE;
 use crate::observe::{Event, Observation};
 use crate::plan::{HOME, Settings, TENANTS};
 
@@ -33,6 +34,7 @@ pub(super) fn all() -> Vec<Box<dyn Oracle>> {
         Box::new(OneHelm::default()),
         Box::new(FinalizerFirst),
         Box::new(ReleaseGoesFirst),
+        Box::new(HomeWaitsForRelease),
         Box::new(OneOwner),
         Box::new(OrphansStay::default()),
         Box::new(PausedTenants),
@@ -63,7 +65,10 @@ stateless! {
             return Ok(());
         }
         let wanted = match &run.owner {
-            Owner::Tenant(name) => view.wants_tenant(name) && !is_deleted_copy(view, run, name),
+            Owner::Tenant(name) => {
+                let cluster = run.cluster.as_deref().unwrap_or(HOME);
+                view.wants_tenant(cluster, name) && !is_deleted_copy(view, run, name)
+            }
             Owner::Deployment(name) => member.is_some_and(|member| stays_in(view, name, member)),
             Owner::Unknown => false,
         };
@@ -229,12 +234,59 @@ stateless! {
     }
 }
 
-/// Helm does not uninstall the release of a Tenant that had the annotation `orphan` when it was deleted. The
-/// deletion shows the annotation too, so no delay excuses it.
+stateless! {
+    /// The hub releases a deleted KryptonDeployment only after its release is gone from all members.
+    HomeWaitsForRelease, "deleted-deployment-waits",
+    fn see(&mut self, view: &View, seen: &Observation) -> Check {
+        let Event::Change { cluster, change } = &seen.event else {
+            return Ok(());
+        };
+        let Some(before) = change.before.as_deref() else {
+            return Ok(());
+        };
+        let released = has_finalizer(before, DEPLOYMENT_FINALIZER)
+            && change.after.as_deref().is_none_or(|after| !has_finalizer(after, DEPLOYMENT_FINALIZER));
+        let crd = format!("kryptondeployments.{GROUP}");
+        if !released
+            || !is_product(&change.by)
+            || !is_deleted(before)
+            || annotation(before, ORPHAN_ANNOTATION) == Some("true")
+            || !view.has_crd(cluster, &crd)
+            || view.ever_restored()
+        {
+            return Ok(());
+        }
+        let uid = text(before, "/metadata/uid");
+        for cluster in view.settings.clusters() {
+            let mut secrets = view.all(&cluster, "", "secrets");
+            let left = secrets.find(|(_, secret)| label(secret, OWNER_UID) == Some(uid));
+            let member = view.edge_cluster(Settings::member(&cluster));
+            // The releases of a member that left stay.
+            ensure(left.is_none() || member.is_none(), || {
+                format!("{} goes before its release on {cluster}", change.key.name)
+            })?;
+        }
+        Ok(())
+    }
+}
+
+/// Helm does not uninstall the release of a Tenant or KryptonDeployment that had the annotation `orphan` when it was
+/// deleted. The deletion shows the annotation too, so no delay excuses it.
 #[derive(Debug, Default)]
 struct OrphansStay {
-    /// UIDs of these Tenants.
+    /// UIDs of these Tenants, those of the home cluster included.
     orphans: BTreeSet<String>,
+}
+
+impl OrphansStay {
+    fn is_orphan(&self, view: &View, cluster: &str, name: &str) -> bool {
+        view.tenant(cluster, name).is_some_and(|tenant| {
+            let own = self.orphans.contains(text(tenant, "/metadata/uid"))
+                && annotation(tenant, ORPHAN_ANNOTATION) == Some("true");
+            let home = annotation(tenant, HOME_UID_ANNOTATION);
+            own || home.is_some_and(|uid| self.orphans.contains(uid))
+        })
+    }
 }
 
 impl Oracle for OrphansStay {
@@ -253,16 +305,25 @@ impl Oracle for OrphansStay {
             let uid = text(after, "/metadata/uid").to_owned();
             self.orphans.insert(uid);
         }
+        // People can delete what home has left on a member.
+        if let Event::Change { change, .. } = &seen.event
+            && change.by == PEOPLE
+            && let Some(after) = change.after.as_deref().filter(|after| is_deleted(after))
+            && let Some(uid) = annotation(after, HOME_UID_ANNOTATION)
+        {
+            self.orphans.remove(uid);
+        }
         let Some(run) = started(view, seen).filter(|run| run.verb == "uninstall") else {
             return Ok(());
         };
-        let (Owner::Tenant(name), Some(cluster)) = (&run.owner, run.cluster.as_deref()) else {
+        let Some(cluster) = run.cluster.as_deref() else {
             return Ok(());
         };
-        let orphaned = view.tenant(cluster, name).is_some_and(|tenant| {
-            self.orphans.contains(text(tenant, "/metadata/uid"))
-                && annotation(tenant, ORPHAN_ANNOTATION) == Some("true")
-        });
+        let orphaned = match &run.owner {
+            Owner::Tenant(name) => self.is_orphan(view, cluster, name),
+            Owner::Deployment(name) => view.orphaned_for(name).is_some_and(|time| time > LAG),
+            Owner::Unknown => false,
+        };
         ensure(!orphaned || view.restored_within(cluster, RECOVERY), || {
             format!("{} uninstalls the orphan {}", run.host, run.release)
         })
@@ -276,20 +337,14 @@ stateless! {
         let (Some(run), true) = (started(view, seen), view.calm() > LAG) else {
             return Ok(());
         };
-        ensure(!has_long(view, run, PAUSED_ANNOTATION), || {
+        let (Owner::Tenant(name), Some(cluster)) = (&run.owner, run.cluster.as_deref()) else {
+            return Ok(());
+        };
+        let long = view.paused_for(cluster, name).is_some_and(|time| time > LAG);
+        ensure(!long, || {
             format!("{} runs Helm for the paused {}", run.host, run.release)
         })
     }
-}
-
-/// Whether the Tenant of a run has had an annotation, and no other change, for some time.
-fn has_long(view: &View, run: &Run, key: &str) -> bool {
-    let (Owner::Tenant(name), Some(cluster)) = (&run.owner, run.cluster.as_deref()) else {
-        return false;
-    };
-    let object = view.tenant(cluster, name);
-    object.is_some_and(|tenant| annotation(tenant, key) == Some("true"))
-        && view.age(cluster, &krypton_key("tenants", TENANTS, name)) > LAG
 }
 
 stateless! {

@@ -1,0 +1,178 @@
+//! Invariants of the copies of Tenants that the hub places on members, and of what home shows of its members.
+
+use std::collections::BTreeMap;
+
+use krypton_types::names::{GROUP, HOME_UID_ANNOTATION, PAUSED_ANNOTATION, PLACED_ON_ANNOTATION};
+use serde_json::{Value, json};
+
+use super::view::{annotation, condition, condition_text, is_copy, is_deleted, is_krypton, text};
+use super::{Check, Oracle, View, ensure, stateless};
+use crate::conductor::Millis;
+use crate::observe::{Event, Observation};
+use crate::plan::{HOME, Settings, TENANTS};
+
+/// Time in which an order arrives, if no fault delays it.
+const LAG: Millis = 30_000;
+
+pub(super) fn all() -> Vec<Box<dyn Oracle>> {
+    vec![
+        Box::new(CopiesMatch),
+        Box::new(HeldCopiesStay::default()),
+        Box::new(HomeShowsMembers),
+        Box::new(CountsAreTrue),
+    ]
+}
+
+impl View {
+    /// Whether the member allows Tenants of home's namespace.
+    pub(super) fn allows(&self, member: &str) -> bool {
+        let object = self.edge_cluster(member);
+        let allowed = object.and_then(|object| object.pointer("/spec/allowedNamespaces"));
+        let allowed = allowed.and_then(Value::as_array);
+        allowed.is_none_or(|all| all.contains(&json!(TENANTS)))
+    }
+
+    /// The copy that the hub has placed for this Tenant of home.
+    fn copy_of(&self, tenant: &Value, cluster: &str) -> Option<&Value> {
+        let copy = self.tenant(cluster, text(tenant, "/metadata/name"))?;
+        let uid = annotation(copy, HOME_UID_ANNOTATION);
+        let is = is_copy(copy) && uid == Some(text(tenant, "/metadata/uid"));
+        is.then_some(copy.as_ref())
+    }
+}
+
+stateless! {
+    /// The copy of a placed Tenant has the values and the pause of home, and is only on its member.
+    CopiesMatch, "placed-copies-match",
+    fn quiet(&mut self, view: &View) -> Check {
+        if view.ever_restored() {
+            return Ok(());
+        }
+        for (key, tenant) in view.all(HOME, GROUP, "tenants") {
+            let on = annotation(tenant, PLACED_ON_ANNOTATION).unwrap_or_default();
+            let placed = condition(tenant, "Placed").is_some_and(|(status, _)| status == "True");
+            for cluster in view.settings.edges.iter().map(|edge| edge.name.as_str()) {
+                let copy = view.copy_of(tenant, cluster);
+                ensure(cluster == on || copy.is_none(), || {
+                    format!("{cluster} has {}, which is placed on {on:?}", key.name)
+                })?;
+                if cluster == on && placed && view.must_converge(on) && !is_deleted(tenant) {
+                    ensure(copy.is_some_and(|copy| follows(copy, tenant)), || {
+                        format!("{} on {on} differs from home", key.name)
+                    })?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn follows(copy: &Value, tenant: &Value) -> bool {
+    let paused = |object: &Value| annotation(object, PAUSED_ANNOTATION) == Some("true");
+    copy.pointer("/spec/values") == tenant.pointer("/spec/values")
+        && copy.pointer("/spec/clusterRef").is_none()
+        && !is_deleted(copy)
+        && paused(copy) == paused(tenant)
+}
+
+/// Krypton neither creates nor deletes the copy of a Tenant that is paused at home. It neither creates nor changes the
+/// copy on a member that does not allow home's namespace.
+#[derive(Debug, Default)]
+struct HeldCopiesStay {
+    /// Since when each member does not allow the namespace.
+    closed: BTreeMap<String, Millis>,
+}
+
+impl Oracle for HeldCopiesStay {
+    fn name(&self) -> &'static str {
+        "held-copies-stay"
+    }
+
+    fn see(&mut self, view: &View, seen: &Observation) -> Check {
+        let Event::Change { cluster, change } = &seen.event else {
+            return Ok(());
+        };
+        let key = &change.key;
+        if cluster == HOME && key.resource == "edgeclusters" {
+            match view.allows(&key.name) {
+                true => drop(self.closed.remove(&key.name)),
+                false => drop(self.closed.entry(key.name.clone()).or_insert(seen.at)),
+            }
+        }
+        let (before, after) = (change.before.as_deref(), change.after.as_deref());
+        let copy = before.or(after).is_some_and(is_copy);
+        if key.resource != "tenants" || !copy || !is_krypton(&change.by) || view.calm() <= LAG {
+            return Ok(());
+        }
+        let created = before.is_none();
+        let edited = before
+            .zip(after)
+            .is_some_and(|(before, after)| before.get("spec") != after.get("spec"));
+        let begins =
+            before.is_some_and(|before| !is_deleted(before)) && after.is_none_or(is_deleted);
+        let long = |time: Option<Millis>| time.is_some_and(|time| time > LAG);
+        let paused = long(view.paused_for(HOME, &key.name)) && (created || begins);
+        let closed = self.closed.get(cluster).map(|since| seen.at - since);
+        let closed = long(closed) && (created || edited);
+        ensure(!paused && !closed, || {
+            format!("{} writes the copy of {} on {cluster}", change.by, key.name)
+        })
+    }
+}
+
+stateless! {
+    /// A Tenant of home shows the state of each member that has a Tenant of its name, and of no other.
+    HomeShowsMembers, "home-shows-members",
+    fn quiet(&mut self, view: &View) -> Check {
+        if view.ever_restored() || view.upgrades_fail() {
+            return Ok(());
+        }
+        let tenants = view.all(HOME, GROUP, "tenants");
+        for (key, tenant) in tenants.filter(|(_, tenant)| !is_deleted(tenant)) {
+            let sole = match annotation(tenant, PLACED_ON_ANNOTATION) {
+                Some(on) => on,
+                None => text(tenant, "/spec/clusterRef/secretName"),
+            };
+            for edge in &view.settings.edges {
+                let member = edge.name.as_str();
+                let counts = sole.is_empty() || sole == member;
+                let own = |tenant: &Value| ["", member].contains(&text(tenant, "/spec/clusterRef/secretName"));
+                let there = view.tenant(member, &key.name).filter(|there| counts && own(there));
+                let joined = view.edge_cluster(member).is_some();
+                if joined && !view.must_converge(member) || there.is_some_and(|tenant| is_deleted(tenant)) {
+                    continue;
+                }
+                let kind = format!("ClusterReady/{member}");
+                let shown = condition(tenant, &kind);
+                let own = there.filter(|_| joined).and_then(|there| condition(there, &kind));
+                let stays = sole == member && own.is_none();
+                ensure(shown == own || stays, || {
+                    let text = condition_text(tenant, &kind);
+                    format!("home shows {text} for {} on {member} instead of {own:?}", key.name)
+                })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+stateless! {
+    /// An EdgeCluster counts the Tenants that its member reconciles.
+    CountsAreTrue, "members-count-tenants",
+    fn quiet(&mut self, view: &View) -> Check {
+        for (member, object) in view.converging() {
+            let cluster = Settings::cluster(member);
+            let tenants: Vec<&Value> = view
+                .all(cluster, GROUP, "tenants")
+                .map(|(_, tenant)| tenant.as_ref())
+                .filter(|tenant| ["", member].contains(&text(tenant, "/spec/clusterRef/secretName")))
+                .collect();
+            let total = object.pointer("/status/tenants/total").and_then(Value::as_u64);
+            let is = tenants.len() as u64;
+            ensure(total.unwrap_or_default() == is, || {
+                format!("{member} counts {total:?} Tenants instead of {is}")
+            })?;
+        }
+        Ok(())
+    }
+}
