@@ -5,7 +5,11 @@ use std::collections::BTreeMap;
 use krypton_types::names::{GROUP, HOME_UID_ANNOTATION, PAUSED_ANNOTATION, PLACED_ON_ANNOTATION};
 use serde_json::{Value, json};
 
-use super::view::{annotation, condition, condition_text, is_copy, is_deleted, is_krypton, text};
+use super::releases::started;
+use super::view::{
+    Owner, annotation, condition, condition_text, is_copy, is_deleted, is_krypton, krypton_key,
+    text,
+};
 use super::{Check, Oracle, View, ensure, stateless};
 use crate::conductor::Millis;
 use crate::observe::{Event, Observation};
@@ -18,6 +22,8 @@ pub(super) fn all() -> Vec<Box<dyn Oracle>> {
     vec![
         Box::new(CopiesMatch),
         Box::new(HeldCopiesStay::default()),
+        Box::new(CopiesAreBound),
+        Box::new(OthersRest),
         Box::new(HomeShowsMembers),
         Box::new(CountsAreTrue),
     ]
@@ -121,6 +127,53 @@ impl Oracle for HeldCopiesStay {
 }
 
 stateless! {
+    /// Krypton creates a copy only on the cluster that home has recorded.
+    CopiesAreBound, "copies-are-on-recorded-cluster",
+    fn see(&mut self, view: &View, seen: &Observation) -> Check {
+        let Event::Change { cluster, change } = &seen.event else {
+            return Ok(());
+        };
+        let created = change.after.as_deref().filter(|_| change.before.is_none());
+        let Some(copy) = created.filter(|after| is_copy(after) && is_krypton(&change.by)) else {
+            return Ok(());
+        };
+        let home = view.tenant(HOME, &change.key.name);
+        let home = home.filter(|home| annotation(copy, HOME_UID_ANNOTATION) == Some(text(home, "/metadata/uid")));
+        let recorded = home.map_or("", |home| text(home, "/status/placement/clusterUid"));
+        let member = view.edge_cluster(cluster);
+        let found = member.map_or("", |member| text(member, "/status/clusterUID"));
+        ensure(recorded.is_empty() || found.is_empty() || recorded == found, || {
+            format!("{} is placed on {found} instead of {recorded}", change.key.name)
+        })
+    }
+}
+
+stateless! {
+    /// Helm installs no Tenant that names another member, nor one that names its member from a namespace that this
+    /// member does not allow.
+    OthersRest, "tenant-runs-on-its-member",
+    fn see(&mut self, view: &View, seen: &Observation) -> Check {
+        let run = started(view, seen).filter(|run| run.verb != "uninstall");
+        let Some((run, cluster)) = run.and_then(|run| Some((run, run.cluster.as_deref()?))) else {
+            return Ok(());
+        };
+        let Owner::Tenant(name) = &run.owner else {
+            return Ok(());
+        };
+        let Some(tenant) = view.tenant(cluster, name) else {
+            return Ok(());
+        };
+        let (named, member) = (text(tenant, "/spec/clusterRef/secretName"), Settings::member(cluster));
+        let old = view.age(cluster, &krypton_key("tenants", TENANTS, name)) > LAG
+            && view.calm() > LAG;
+        let others = !named.is_empty() && named != member && old;
+        let closed = view.age(HOME, &krypton_key("edgeclusters", "", member)) > LAG && view.calm() > LAG;
+        let refused = cluster == HOME && !named.is_empty() && !view.allows(member) && closed;
+        ensure(!refused && !others, || format!("{} installs {} on {member}", run.host, run.release))
+    }
+}
+
+stateless! {
     /// A Tenant of home shows the state of each member that has a Tenant of its name, and of no other.
     HomeShowsMembers, "home-shows-members",
     fn quiet(&mut self, view: &View) -> Check {
@@ -165,6 +218,10 @@ stateless! {
             let tenants: Vec<&Value> = view
                 .all(cluster, GROUP, "tenants")
                 .map(|(_, tenant)| tenant.as_ref())
+                .filter(|tenant| {
+                    let named = !text(tenant, "/spec/clusterRef/secretName").is_empty();
+                    cluster != HOME || !named || view.allows(member)
+                })
                 .filter(|tenant| ["", member].contains(&text(tenant, "/spec/clusterRef/secretName")))
                 .collect();
             let total = object.pointer("/status/tenants/total").and_then(Value::as_u64);

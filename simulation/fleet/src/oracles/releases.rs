@@ -357,12 +357,9 @@ stateless! {
         let Some(member) = run.cluster.as_deref().map(Settings::member) else {
             return Ok(());
         };
-        let paused = view.edge_cluster(member).is_some_and(|object| {
-            object.pointer("/spec/paused") == Some(&Value::Bool(true))
-        });
         // A banned agent continues with its last desired state, so only the pause counts.
-        let old = view.age(HOME, &krypton_key("edgeclusters", "", member)) > LAG;
-        ensure(!(paused && old), || format!("{} runs Helm on the paused {member}", run.host))
+        let long = view.idle_for(member).is_some_and(|time| time > LAG);
+        ensure(!long, || format!("{} runs Helm on the paused {member}", run.host))
     }
 }
 

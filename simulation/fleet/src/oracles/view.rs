@@ -98,6 +98,8 @@ pub struct View {
     pub(crate) chart_version: u32,
     /// Since when each Tenant is paused, by cluster and name.
     paused: BTreeMap<(String, String), Millis>,
+    /// Since when each member is paused.
+    idle: BTreeMap<String, Millis>,
     /// KryptonDeployments that were orphaned, and when they went.
     orphans: BTreeMap<String, Millis>,
     /// Members whose EdgeCluster people have deleted with the policy `Uninstall`.
@@ -132,6 +134,7 @@ impl View {
             deployments: BTreeMap::new(),
             chart_version: 1,
             paused: BTreeMap::new(),
+            idle: BTreeMap::new(),
             orphans: BTreeMap::new(),
             retiring: BTreeSet::new(),
             damaged: BTreeMap::new(),
@@ -228,7 +231,7 @@ impl View {
         }
     }
 
-    /// Records the pauses of Tenants and the end of orphaned KryptonDeployments.
+    /// Records the pauses of Tenants and members, and the end of orphaned KryptonDeployments.
     fn pauses(&mut self, cluster: &str, change: &Change) {
         let key = &change.key;
         let set = |object: &Option<Arc<Value>>, name: &str| {
@@ -241,6 +244,14 @@ impl View {
                 self.paused.entry(spot).or_insert(self.now);
             }
             "tenants" => drop(self.paused.remove(&spot)),
+            "edgeclusters" => {
+                let after = change.after.as_deref();
+                let paused = after.and_then(|after| after.pointer("/spec/paused")?.as_bool());
+                match paused == Some(true) {
+                    true => drop(self.idle.entry(key.name.clone()).or_insert(self.now)),
+                    false => drop(self.idle.remove(&key.name)),
+                }
+            }
             "kryptondeployments"
                 if change.after.is_none() && set(&change.before, ORPHAN_ANNOTATION) =>
             {
@@ -269,11 +280,9 @@ impl View {
                 self.deployments.insert(key.name.clone(), false);
             }
             "edgeclusters" if deleted => {
-                let policy = change
-                    .before
-                    .as_deref()
-                    .and_then(|before| before.pointer("/spec/deletionPolicy")?.as_str());
-                if policy == Some("Uninstall") {
+                let before = change.before.as_deref().unwrap_or(&Value::Null);
+                let orphan = annotation(before, ORPHAN_ANNOTATION) == Some("true");
+                if text(before, "/spec/deletionPolicy") == "Uninstall" && !orphan {
                     self.retiring.insert(key.name.clone());
                 }
             }
@@ -542,6 +551,11 @@ impl View {
     pub(crate) fn paused_for(&self, cluster: &str, name: &str) -> Option<Millis> {
         let since = self.paused.get(&(cluster.to_owned(), name.to_owned()))?;
         Some(self.now - since)
+    }
+
+    /// How long the member has been paused.
+    pub(crate) fn idle_for(&self, member: &str) -> Option<Millis> {
+        Some(self.now - self.idle.get(member)?)
     }
 
     /// How long ago the KryptonDeployment went as an orphan, unless people have created it again.
