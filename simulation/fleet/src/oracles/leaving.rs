@@ -160,3 +160,95 @@ impl Oracle for RebuiltRest {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::story::{Story, crd, deletion, edge_cluster, namespace, revision, tenant};
+    use super::*;
+
+    fn leaving() -> Value {
+        let mut member = edge_cluster("edge-2");
+        member["metadata"]["finalizers"] = json!([UNINSTALL_FINALIZER]);
+        member["spec"] = json!({"deletionPolicy": "Uninstall"});
+        member
+    }
+
+    /// A fleet whose home has the CRD of EdgeClusters.
+    fn story() -> Story {
+        let mut members = crd();
+        members["metadata"]["name"] = json!(format!("edgeclusters.{GROUP}"));
+        let mut story = Story::new();
+        story.renew().put("people", "home", members);
+        story
+    }
+
+    #[test]
+    fn member_that_stays_is_found() {
+        for (paused, broken) in [(true, false), (false, true)] {
+            let mut member = leaving();
+            member["spec"]["paused"] = json!(paused);
+            let mut story = story();
+            story.put("people", "home", member.clone()).patch(
+                "people",
+                "home",
+                member,
+                &deletion(),
+            );
+            assert_eq!(RetiredGo.quiet(story.view()).is_err(), broken);
+        }
+    }
+
+    #[test]
+    fn member_that_goes_before_its_releases_is_found() {
+        let release = revision("tenant-t0-edge-2", 1, "deployed");
+        for (gone, oracle) in [(true, None), (false, Some("releases-precede-member"))] {
+            let mut story = story();
+            story
+                .put("people", "edge-2", tenant())
+                .put("people", "edge-2", release.clone())
+                .put("people", "home", leaving())
+                .patch("people", "home", leaving(), &deletion());
+            if gone {
+                story.delete("helm:hub-0", "edge-2", &release);
+            }
+            story.delete("hub-0", "home", &leaving());
+            assert_eq!(story.violated(), oracle);
+        }
+    }
+
+    #[test]
+    fn member_that_returns_by_itself_is_found() {
+        let member = edge_cluster("edge-1");
+        for (asked, oracle) in [(true, None), (false, Some("dismissed-member-stays-away"))] {
+            let mut story = story();
+            story
+                .put("hub-0", "home", member.clone())
+                .delete("people", "home", &member);
+            if asked {
+                story.fault("member edge-1 rejoin");
+            }
+            story.put("hub-0", "home", member.clone());
+            assert_eq!(story.violated(), oracle);
+        }
+    }
+
+    #[test]
+    fn write_on_a_rebuilt_cluster_is_found() {
+        let member = edge_cluster("edge-1");
+        for (replaced, oracle) in [(true, None), (false, Some("rebuilt-cluster-rests"))] {
+            let mut story = story();
+            story.put("people", "home", member.clone()).put(
+                REBUILD,
+                "edge-1",
+                namespace("default", false),
+            );
+            if replaced {
+                story.delete("people", "home", &member);
+            }
+            story.put("agent-edge-1", "edge-1", namespace("t0", true));
+            assert_eq!(story.violated(), oracle);
+        }
+    }
+}

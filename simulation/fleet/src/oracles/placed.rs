@@ -2,13 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use krypton_types::names::{GROUP, HOME_UID_ANNOTATION, PAUSED_ANNOTATION, PLACED_ON_ANNOTATION};
+use krypton_reconciler::plan::PREVIOUS_UID_ANNOTATION;
+use krypton_types::names::{
+    ADOPT_ANNOTATION, GROUP, HOME_UID_ANNOTATION, PAUSED_ANNOTATION, PLACED_ON_ANNOTATION,
+};
 use serde_json::{Value, json};
 
 use super::releases::started;
 use super::view::{
     Owner, annotation, condition, condition_text, is_copy, is_deleted, is_krypton, krypton_key,
-    text,
+    replaced, text,
 };
 use super::{Check, Oracle, View, ensure, stateless};
 use crate::conductor::Millis;
@@ -23,6 +26,7 @@ pub(super) fn all() -> Vec<Box<dyn Oracle>> {
         Box::new(CopiesMatch),
         Box::new(HeldCopiesStay::default()),
         Box::new(CopiesAreBound),
+        Box::new(CopiesKeepOwner),
         Box::new(OthersRest),
         Box::new(HomeShowsMembers),
         Box::new(CountsAreTrue),
@@ -149,6 +153,25 @@ stateless! {
 }
 
 stateless! {
+    /// The copy of one Tenant of home becomes that of another only if people ask for it.
+    CopiesKeepOwner, "copy-keeps-its-owner",
+    fn see(&mut self, view: &View, seen: &Observation) -> Check {
+        let Some((_, change, before, after)) = replaced(seen) else {
+            return Ok(());
+        };
+        let owner = |object| annotation(object, HOME_UID_ANNOTATION);
+        let changes = is_copy(before) && owner(before) != owner(after) && is_krypton(&change.by);
+        let Some(home) = view.tenant(HOME, &change.key.name).filter(|_| changes) else {
+            return Ok(());
+        };
+        let asked = annotation(home, ADOPT_ANNOTATION) == Some("true");
+        // Krypton has restored the Tenant with its CRD.
+        let restored = annotation(home, PREVIOUS_UID_ANNOTATION).is_some();
+        ensure(asked || restored, || format!("{} adopts the copy of {}", change.by, change.key.name))
+    }
+}
+
+stateless! {
     /// Helm installs no Tenant that names another member, nor one that names its member from a namespace that this
     /// member does not allow.
     OthersRest, "tenant-runs-on-its-member",
@@ -231,5 +254,166 @@ stateless! {
             })?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use krypton_types::names::{MANAGED_BY_HUB, MANAGED_BY_LABEL};
+    use serde_json::json;
+
+    use super::super::story::{Story, deletion, edge_cluster, tenant};
+    use super::*;
+
+    const AGENT: &str = "agent-edge-1";
+
+    fn copy(uid: &str) -> Value {
+        let mut tenant = tenant();
+        tenant["metadata"]["uid"] = json!("uid-copy");
+        tenant["metadata"]["labels"] = json!({MANAGED_BY_LABEL: MANAGED_BY_HUB});
+        tenant["metadata"]["annotations"] = json!({HOME_UID_ANNOTATION: uid});
+        tenant
+    }
+
+    /// The Tenant `t0` of home, which is placed on edge-1.
+    fn on_home(spec: Value) -> Value {
+        let mut tenant = tenant();
+        tenant["metadata"]["annotations"] = json!({PLACED_ON_ANNOTATION: "edge-1"});
+        tenant["spec"] = spec;
+        tenant["status"] = json!({
+            "placement": {"cluster": "edge-1", "clusterUid": "cluster-edge-1"},
+            "conditions": [{"type": "Placed", "status": "True", "reason": "Placed"}],
+        });
+        tenant
+    }
+
+    /// A fleet with a member that allows only this namespace, and a Tenant of home.
+    fn story(namespace: &str, home: Value) -> Story {
+        let mut member = edge_cluster("edge-1");
+        member["spec"] = json!({"allowedNamespaces": [namespace]});
+        let mut story = Story::new();
+        story
+            .renew()
+            .put("hub-0", "home", member)
+            .put("people", "home", home);
+        story
+    }
+
+    #[test]
+    fn copy_that_differs_from_home_is_found() {
+        for (number, broken) in [(1, false), (2, true)] {
+            let mut same = copy("uid-t0");
+            same["spec"] = json!({"values": {"a": 1}});
+            let home = on_home(json!({"values": {"a": number}}));
+            let mut story = story(TENANTS, home);
+            story.put(AGENT, "edge-1", same);
+            assert_eq!(CopiesMatch.quiet(story.view()).is_err(), broken);
+        }
+        let mut story = story(TENANTS, on_home(json!({})));
+        story.put("hub-0", "edge-2", copy("uid-t0"));
+        assert!(CopiesMatch.quiet(story.view()).is_err());
+    }
+
+    #[test]
+    fn write_of_a_held_copy_is_found() {
+        let found = "held-copies-stay";
+        for (namespace, oracle) in [(TENANTS, None), ("others", Some(found))] {
+            let mut story = story(namespace, on_home(json!({})));
+            story
+                .wait(31_000)
+                .renew()
+                .put(AGENT, "edge-1", copy("uid-t0"));
+            assert_eq!(story.violated(), oracle);
+        }
+        for (paused, oracle) in [("false", None), ("true", Some(found))] {
+            let mut home = on_home(json!({}));
+            home["metadata"]["annotations"][PAUSED_ANNOTATION] = json!(paused);
+            let mut story = story(TENANTS, home);
+            story
+                .put(AGENT, "edge-1", copy("uid-t0"))
+                .wait(31_000)
+                .renew()
+                .patch("people", "home", on_home(json!({})), &deletion())
+                .patch(AGENT, "edge-1", copy("uid-t0"), &deletion());
+            assert_eq!(story.violated(), oracle, "{paused}");
+        }
+    }
+
+    #[test]
+    fn copy_on_another_cluster_is_found() {
+        let found = "copies-are-on-recorded-cluster";
+        for (uid, oracle) in [("cluster-edge-1", None), ("other", Some(found))] {
+            let mut home = on_home(json!({}));
+            home["status"]["placement"]["clusterUid"] = json!(uid);
+            let mut story = story(TENANTS, home);
+            story.put(AGENT, "edge-1", copy("uid-t0"));
+            assert_eq!(story.violated(), oracle);
+        }
+    }
+
+    #[test]
+    fn adoption_without_request_is_found() {
+        for (adopt, oracle) in [("true", None), ("false", Some("copy-keeps-its-owner"))] {
+            let mut home = on_home(json!({}));
+            home["metadata"]["annotations"][ADOPT_ANNOTATION] = json!(adopt);
+            let mut story = story(TENANTS, home);
+            story
+                .put(AGENT, "edge-1", copy("uid-old"))
+                .put(AGENT, "edge-1", copy("uid-t0"));
+            assert_eq!(story.violated(), oracle, "{adopt}");
+        }
+    }
+
+    #[test]
+    fn tenant_for_another_member_is_found() {
+        let found = "tenant-runs-on-its-member";
+        for (member, oracle) in [("edge-1", None), ("edge-2", Some(found))] {
+            let mut named = tenant();
+            named["spec"] = json!({"clusterRef": {"secretName": member}});
+            let mut story = Story::new();
+            story
+                .put("people", "edge-1", named)
+                .wait(31_000)
+                .renew()
+                .helm(1, AGENT, "upgrade", "tenant-t0-edge-1");
+            assert_eq!(story.violated(), oracle);
+        }
+    }
+
+    #[test]
+    fn wrong_state_at_home_is_found() {
+        let state = |status: &str| {
+            let mut tenant = tenant();
+            tenant["status"] = json!({"conditions": [
+                {"type": "ClusterReady/edge-1", "status": status, "reason": "Installed"},
+            ]});
+            tenant
+        };
+        for (shown, broken) in [("True", false), ("False", true)] {
+            let mut story = Story::new();
+            story
+                .renew()
+                .put("hub-0", "home", edge_cluster("edge-1"))
+                .put("people", "edge-1", state("True"))
+                .put("people", "home", state(shown));
+            assert_eq!(HomeShowsMembers.quiet(story.view()).is_err(), broken);
+        }
+        let mut story = Story::new();
+        story.put("people", "home", state("True"));
+        assert!(HomeShowsMembers.quiet(story.view()).is_err());
+    }
+
+    #[test]
+    fn wrong_count_of_tenants_is_found() {
+        for (total, broken) in [(1, false), (2, true)] {
+            let mut member = edge_cluster("edge-1");
+            member["status"]["tenants"] = json!({"total": total});
+            let mut story = Story::new();
+            story
+                .renew()
+                .put("people", "edge-1", tenant())
+                .put("hub-0", "home", member);
+            assert_eq!(CountsAreTrue.quiet(story.view()).is_err(), broken);
+        }
     }
 }

@@ -234,6 +234,16 @@ mod tests {
     }
 
     #[test]
+    fn write_without_a_change_is_found() {
+        let path = "https://10.0.0.1:6443/apis/mesh.openkcm.io/v1alpha1/tenants/t0";
+        for (method, oracle) in [("GET", None), ("PUT", Some("writes-change-something"))] {
+            let mut story = Story::new();
+            story.answered("hub-0", "home", method, path, 200);
+            assert_eq!(story.violated(), oracle);
+        }
+    }
+
+    #[test]
     fn flood_of_requests_is_found() {
         for (pause, oracle) in [(20, None), (5, Some("requests-are-bounded"))] {
             let mut story = Story::new();

@@ -9,7 +9,8 @@ use krypton_types::names::{
 use serde_json::Value;
 
 use super::view::{
-    Owner, Run, annotation, has_finalizer, is_deleted, is_product, krypton_key, label, text,
+    Owner, Run, annotation, has_finalizer, is_copy, is_deleted, is_product, krypton_key, label,
+    text,
 };
 use super::{Check, Oracle, View, ensure, stateless};
 use crate::conductor::Millis;
@@ -90,10 +91,12 @@ fn is_deleted_copy(view: &View, run: &Run, name: &str) -> bool {
 fn stays_in(view: &View, name: &str, region: &str) -> bool {
     let key = krypton_key("kryptondeployments", TENANTS, name);
     let object = view.get(HOME, &key);
+    // The deletion of the CRD deletes what people want.
+    let deleted = object.is_some_and(|object| is_deleted(object));
+    let old = view.age(HOME, &key) > LAG && view.calm() > LAG;
     object.is_some_and(|object| text(object, "/spec/region/name") == region)
         && view.wants_deployment(name)
-        && view.age(HOME, &key) > LAG
-        && view.calm() > LAG
+        && (old || deleted)
 }
 
 /// A release on a cluster has at most one running Helm process that writes.
@@ -340,7 +343,10 @@ stateless! {
         let (Owner::Tenant(name), Some(cluster)) = (&run.owner, run.cluster.as_deref()) else {
             return Ok(());
         };
-        let long = view.paused_for(cluster, name).is_some_and(|time| time > LAG);
+        // The hub passes the pause of home on to the copy.
+        let copy = view.tenant(cluster, name).is_some_and(|tenant| is_copy(tenant));
+        let home = view.paused_for(HOME, name).filter(|_| copy);
+        let long = view.paused_for(cluster, name).or(home).is_some_and(|time| time > LAG);
         ensure(!long, || {
             format!("{} runs Helm for the paused {}", run.host, run.release)
         })
@@ -643,5 +649,48 @@ mod tests {
             revision(RELEASE, 37, "failed"),
         );
         story.assert_broken("history-is-bounded");
+    }
+
+    #[test]
+    fn deployment_that_goes_before_its_release_is_found() {
+        let mut crd = super::super::story::crd();
+        crd["metadata"]["name"] = json!("kryptondeployments.mesh.openkcm.io");
+        let mut held = deployment("edge-1");
+        held["metadata"]["finalizers"] = json!(["mesh.openkcm.io/kryptondeployment-finalizer"]);
+        let mut release = revision("ced-d0", 1, "deployed");
+        release["metadata"]["labels"]["mesh.openkcm.io/tenant-uid"] = json!("uid-d0");
+        for (gone, oracle) in [(true, None), (false, Some("deleted-deployment-waits"))] {
+            let mut story = story();
+            story
+                .put("people", "home", crd.clone())
+                .put("hub-0", "home", edge_cluster("edge-1"))
+                .put("people", "home", held.clone())
+                .put("helm:agent-edge-1", "edge-1", release.clone())
+                .patch("people", "home", held.clone(), &deletion());
+            if gone {
+                story.delete("helm:agent-edge-1", "edge-1", &release);
+            }
+            let released = json!({"metadata": {"finalizers": []}});
+            story.patch("hub-0", "home", held.clone(), &released);
+            assert_eq!(story.violated(), oracle);
+        }
+    }
+
+    #[test]
+    fn uninstall_of_an_orphaned_deployment_is_found() {
+        let orphan = json!({"metadata": {"annotations": {"mesh.openkcm.io/orphan": "true"}}});
+        for (orphaned, oracle) in [(false, None), (true, Some("orphaned-release-stays"))] {
+            let mut story = story();
+            story.put("people", "home", deployment("edge-1"));
+            if orphaned {
+                story.patch("people", "home", deployment("edge-1"), &orphan);
+            }
+            story
+                .delete("people", "home", &deployment("edge-1"))
+                .wait(31_000)
+                .renew()
+                .helm(1, AGENT, "uninstall", "ced-d0");
+            assert_eq!(story.violated(), oracle);
+        }
     }
 }
