@@ -96,13 +96,13 @@ impl Oracles {
             .chain(upgrades::all())
             .chain(leases::all())
             .chain(members::all())
-            .chain(placed::all())
             .chain(leaving::all())
             .chain(people::all())
             .chain(status::all())
             .chain(process::all())
             .chain(content::all())
-            .chain(liveness::all());
+            .chain(liveness::all())
+            .chain(placed::all());
         Self {
             view: View::new(plan),
             all: all.collect(),

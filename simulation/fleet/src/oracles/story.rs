@@ -43,6 +43,7 @@ impl Story {
         let version = json!({"status": {
             "desired": {"epoch": 1, "generation": 4},
             "applied": {"epoch": 1, "generation": 4},
+            "tenants": {"total": 1},
         }});
         story
             .put("people", "edge-1", tenant())
