@@ -56,7 +56,7 @@ test: rust ## Unit, property and end-to-end tests against real control planes (T
 
 placed: rust tools ## 2,000 Tenants placed on 20 members, through a restart of the hub; needs 24 GiB
 	$(binaries) $(debug) --examples
-	KRYPTON_PLACED=all $(nextest) --profile long --workspace $(debug) --success-output immediate restarted_hub_rewrites_no_placed_tenants
+	$(nextest) --profile long --run-ignored only --workspace $(debug) --success-output immediate restarted_hub_rewrites_no_placed_tenants
 
 # `make test` replays the seeds too.
 fuzz: rust ## Run each fuzz target (FUZZ_SECONDS=60, 0: compile only; FUZZ_TARGET=index: only this target)

@@ -121,17 +121,6 @@ impl Pair {
         membership.start_again(self.edge.as_ref().unwrap_or(&self.home))
     }
 
-    /// Stops the agent, and joins the member again with a new bundle.
-    pub async fn join_again(&mut self) -> Result<()> {
-        let edge = self.edge.as_ref().unwrap_or(&self.home);
-        let (membership, hub) = self.acting.as_mut().context(NOT_OPEN)?;
-        if let Some(agent) = membership.agent() {
-            agent.stop().await?;
-        }
-        *membership = Membership::join(self.mode, hub, &self.home, edge, EDGE).await?;
-        Ok(())
-    }
-
     pub fn home(&self) -> &Cluster {
         &self.home
     }

@@ -10,6 +10,7 @@ mod people;
 mod restore;
 
 use jiff::SignedDuration;
+use krypton_sim_apiserver::server::Snapshot;
 use serde_json::json;
 
 use crate::conductor::{Health, Millis, Simulation};
@@ -19,7 +20,7 @@ use crate::plan::{Action, FOREVER, LinkFault, Plan, ServerFault, Strike};
 use crate::stage::{self, Fleet};
 
 pub use people::{FOREIGN, PEOPLE, Person, VALUES};
-pub use restore::RESTORE;
+pub use restore::{REBUILD, RESTORE};
 
 /// Start of the text of an observation that reports the end of a fault.
 pub const END: &str = "end of ";
@@ -95,6 +96,7 @@ pub fn apply(simulation: &mut Simulation, action: &Action) {
         | Action::Values { .. }
         | Action::RotateCa
         | Action::DeleteCrd { .. }
+        | Action::DeleteHomeCrd { .. }
         | Action::DeleteAnchor { .. } => people::act(simulation, action),
     }
 }
@@ -154,6 +156,11 @@ pub fn heal(simulation: &mut Simulation, plan: &Plan) {
     simulation.observe(Seen::Fault {
         text: "heal".to_owned(),
     });
+}
+
+/// Replaces the whole store of a cluster.
+pub(crate) fn rebuild(simulation: &mut Simulation, cluster: &str, empty: Snapshot) {
+    restore::restore(simulation, cluster, empty, REBUILD);
 }
 
 /// Lets people give up releases that cannot be decoded, as soon as their deletion waits.
@@ -284,7 +291,7 @@ fn server(simulation: &mut Simulation, action: &Action) {
             };
             let cluster = cluster.clone();
             end_later(simulation, action, move |simulation| {
-                restore::restore(simulation, &cluster, snapshot);
+                restore::restore(simulation, &cluster, snapshot, RESTORE);
             });
         }
         Action::ServerClock { cluster, by, .. } => {

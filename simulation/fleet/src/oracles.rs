@@ -11,9 +11,11 @@ mod content;
 mod handover;
 mod home;
 mod leases;
+mod leaving;
 mod liveness;
 mod members;
 mod people;
+mod placed;
 mod process;
 mod releases;
 mod status;
@@ -96,13 +98,15 @@ impl Oracles {
             .chain(upgrades::all())
             .chain(leases::all())
             .chain(members::all())
+            .chain(leaving::all())
             .chain(people::all())
             .chain(status::all())
             .chain(process::all())
             .chain(content::all())
             .chain(handover::all())
             .chain(liveness::all())
-            .chain(home::all());
+            .chain(home::all())
+            .chain(placed::all());
         Self {
             view: View::new(plan),
             all: all.collect(),

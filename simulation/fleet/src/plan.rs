@@ -131,6 +131,10 @@ pub enum Action {
     DeleteCrd {
         cluster: String,
     },
+    /// Deletes another CRD of Krypton on the home cluster.
+    DeleteHomeCrd {
+        resource: String,
+    },
     /// Deletes Krypton's anchor on a cluster.
     DeleteAnchor {
         cluster: String,
@@ -250,6 +254,16 @@ pub enum TenantAction {
     DeleteObject,
     /// Creates an object of a person in the workspace.
     AddOccupant,
+    /// Changes `clusterRef`.
+    Name {
+        member: String,
+    },
+    /// Replaces the whole object but its status, as `kubectl replace` does.
+    Rewrite {
+        member: String,
+    },
+    /// Lets it adopt what an earlier Tenant has left.
+    Adopt,
 }
 
 /// An action of a person on a member.
@@ -263,6 +277,20 @@ pub enum MemberAction {
     Delete {
         uninstall: bool,
     },
+    /// Sets what its deletion does to the releases.
+    Policy {
+        uninstall: bool,
+    },
+    /// Sets the annotation that keeps the releases.
+    Orphan,
+    /// Allows only this namespace, or all.
+    Allow {
+        namespace: Option<String>,
+    },
+    /// Builds the cluster again, without any object and with another UID. Its agent stops.
+    Rebuild,
+    /// Accepts the cluster that has the name now, with `kubectl krypton join --replace`.
+    Replace,
     /// Gives the agent a new join bundle, and restarts it.
     Rejoin,
     /// Creates a second Secret with a kubeconfig for the cluster, with this member's name and [`TWIN`], and deletes it
@@ -298,6 +326,8 @@ pub enum DeploymentAction {
         region: String,
     },
     Delete,
+    /// Sets the annotation that keeps the release, then deletes it.
+    Orphan,
 }
 
 /// A fault at one request.
@@ -435,6 +465,7 @@ impl Action {
                 | Self::Values { .. }
                 | Self::RotateCa
                 | Self::DeleteCrd { .. }
+                | Self::DeleteHomeCrd { .. }
                 | Self::DeleteAnchor { .. }
         )
     }
@@ -503,10 +534,16 @@ impl Action {
                 what,
             } => {
                 let mut needs = vec![cluster.as_str(), tenant.as_str()];
-                if let TenantAction::Create { placed } = what {
+                match what {
                     // Creation makes the Tenant itself.
-                    needs.pop();
-                    needs.extend(placed.as_deref());
+                    TenantAction::Create { placed } => {
+                        needs.pop();
+                        needs.extend(placed.as_deref());
+                    }
+                    TenantAction::Name { member } | TenantAction::Rewrite { member } => {
+                        needs.push(member);
+                    }
+                    _ => {}
                 }
                 needs
             }
@@ -515,11 +552,14 @@ impl Action {
                 DeploymentAction::Create { region } | DeploymentAction::Move { region } => {
                     vec![region]
                 }
-                DeploymentAction::Edit { .. } | DeploymentAction::Delete => Vec::new(),
+                DeploymentAction::Edit { .. }
+                | DeploymentAction::Delete
+                | DeploymentAction::Orphan => Vec::new(),
             },
             Self::ChartVersion { .. }
             | Self::Values { .. }
             | Self::RotateCa
+            | Self::DeleteHomeCrd { .. }
             | Self::PassDays { .. } => Vec::new(),
             Self::CopyAgent { edge, .. } => vec![edge],
             Self::Link { from, to, .. } | Self::HalfOpen { from, to } => vec![from, to],

@@ -34,6 +34,7 @@ use x509_parser::prelude::{FromDer as _, X509Certificate};
 use crate::chart;
 use crate::conductor::{Context, Program, Simulation};
 use crate::faults::{self, Person, VALUES};
+use crate::observe::Event;
 use crate::oracles::condition;
 use crate::plan::{Chart, Edge, HOME, SYSTEM, Settings, TENANTS};
 
@@ -169,14 +170,33 @@ impl Fleet<'_> {
 }
 
 fn add_cluster(simulation: &mut Simulation, name: &str, index: usize) -> anyhow::Result<()> {
+    let server = api_server(simulation, name);
+    simulation.add_cluster(name, &authority(index), server);
+    create_namespaces(simulation, name)
+}
+
+fn api_server(simulation: &Simulation, name: &str) -> ApiServer {
     let options = Options {
         name: name.to_owned(),
         version: "v1.36.3".to_owned(),
         crd_delay: Duration::from_millis(300),
         controller_delay: Duration::from_millis(200),
     };
-    let server = ApiServer::new(options, simulation.wall());
-    simulation.add_cluster(name, &authority(index), server);
+    ApiServer::new(options, simulation.wall())
+}
+
+/// Replaces a cluster by an empty one at the same address. Its agent stops.
+pub(crate) fn rebuild(simulation: &mut Simulation, cluster: &str) {
+    simulation.crash(&format!("agent-{cluster}"), None);
+    let empty = api_server(simulation, &format!("{cluster} again")).snapshot();
+    faults::rebuild(simulation, cluster, empty);
+    if let Err(error) = create_namespaces(simulation, cluster) {
+        let text = format!("{cluster} gets no namespaces: {error:#}");
+        simulation.observe(Event::Fault { text });
+    }
+}
+
+fn create_namespaces(simulation: &mut Simulation, name: &str) -> anyhow::Result<()> {
     for namespace in [SYSTEM, TENANTS] {
         let namespace = json!({
             "apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace},

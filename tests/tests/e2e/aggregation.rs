@@ -1,4 +1,4 @@
-//! Shows how the home cluster aggregates a Tenant's status: after a member leaves, and across 200 members.
+//! Shows how the home cluster aggregates a Tenant's status across 200 members.
 
 #[path = "../../src/bench/simulated.rs"]
 #[expect(
@@ -17,13 +17,13 @@ use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec};
 use krypton_crds::tenant::{ClusterSummary, Tenant};
 use krypton_hub::ca::Authority;
 use krypton_tests::{
-    Cluster, Hub, HubOptions, Mode, Parts, Scenario, TestResult, by_agent, eventually,
-    fleet::{ALL_READY, FleetClient, HUB_NAMESPACE, PATIENCE, condition},
+    Cluster, Hub, HubOptions, Parts, TestResult, eventually,
+    fleet::{FleetClient, HUB_NAMESPACE, PATIENCE},
     kubectl_krypton,
 };
 use krypton_types::conditions::{State, Truth, clusters, reason};
 use krypton_types::tenant::TenantKey;
-use kube::api::{DeleteParams, PostParams};
+use kube::api::PostParams;
 use kube::{Api, ResourceExt};
 use serde_json::json;
 use simulated::{Agents, Enrolled, Member, installed};
@@ -32,70 +32,9 @@ use simulated::{Agents, Enrolled, Member, installed};
 const CHART: &str = "small";
 const CHART_VERSION: &str = "1.0.0";
 
-by_agent!(departed_member_condition_expires_after_grace_despite_restart);
-
 /// Name of a Tenant in the simulated agents' reports.
 fn name(number: u32) -> String {
     format!("tenant-{number}")
-}
-
-/// Waits until the member's condition is gone. Until then, it must be Unknown with this reason.
-async fn goes(fleet_client: &FleetClient, type_: &str, why: &str) -> Tenant {
-    let tenants = fleet_client.tenants();
-    eventually("the condition to be removed", async || {
-        let tenant = tenants.get("acme").await?;
-        let conditions = tenant.status.clone().unwrap_or_default().conditions;
-        let Some(found) = condition(&conditions, type_) else {
-            return Ok(Some(tenant));
-        };
-        assert_eq!(
-            (found.status.as_str(), found.reason.as_str()),
-            ("Unknown", why)
-        );
-        bail!("the condition still exists");
-    })
-    .await
-    .unwrap()
-}
-
-async fn departed_member_condition_expires_after_grace_despite_restart(mode: Mode) -> TestResult {
-    let (mut pair, _chart) = Scenario::new("departs", mode).start().await?;
-    let (home, edge) = (FleetClient::at(pair.home()), pair.fleet_client());
-    let type_ = pair.condition("ClusterReady");
-    for fleet_client in [&edge, &home] {
-        fleet_client.create("acme", json!({})).await?;
-    }
-    let well = [ALL_READY, (type_.as_str(), "True", "Installed")];
-    home.shows("acme", &well).await?;
-
-    edge.remove("acme").await?;
-    let departs = [
-        (type_.as_str(), "Unknown", "TenantGone"),
-        ("Ready", "False", "NoClusters"),
-    ];
-    home.shows("acme", &departs).await?;
-    pair.hub()?.stop().await?;
-    pair.start_hub_again()?;
-    let gone = goes(&home, &type_, "TenantGone").await;
-    let status = gone.status.unwrap();
-    assert_eq!(clusters(&status.conditions), [].into());
-    assert_eq!(
-        status.last_message.as_deref(),
-        Some("0 of 0 clusters ready")
-    );
-
-    edge.create("acme", json!({})).await?;
-    home.shows("acme", &well).await?;
-    let members: Api<EdgeCluster> = Api::all(pair.home().client());
-    let params = DeleteParams::default();
-    members.delete(pair.name(), &params).await?;
-    let left = [(type_.as_str(), "Unknown", "MemberLeft")];
-    home.shows("acme", &left).await?;
-    goes(&home, &type_, "MemberLeft").await;
-    // The release of a member that left stays installed.
-    let release = pair.release("acme");
-    edge.newest_is("acme", &release, 1, "deployed").await?;
-    Ok(())
 }
 
 /// A home cluster with a hub and simulated members.

@@ -3,9 +3,8 @@
 
 mod regions;
 
-use krypton_crds::{
-    edge_cluster::EdgeCluster,
-    krypton_deployment::{DeploymentPhase, KryptonDeployment, KryptonDeploymentStatus},
+use krypton_crds::krypton_deployment::{
+    DeploymentPhase, KryptonDeployment, KryptonDeploymentStatus,
 };
 use krypton_tests::{
     Merge as _, Mode, TestResult, by_agent, eventually,
@@ -28,8 +27,6 @@ use serde_json::json;
 
 by_agent!(
     deployment_is_routed_installed_repaired_and_removed,
-    deployment_moves_region_by_installing_before_uninstalling,
-    deletion_on_unreachable_edge_waits_until_orphaned,
     namesake_is_rejected_and_crd_deletion_uninstalls_nothing,
 );
 
@@ -212,137 +209,6 @@ async fn chart_and_user_changes_reach_it(regions: &Regions, key: (&str, &str)) -
     newest(5, "deployed").await;
     let object = regions.shows(key, READY).await;
     assert_eq!(phase_of(object), Some(DeploymentPhase::Ready));
-    Ok(())
-}
-
-async fn deployment_moves_region_by_installing_before_uninstalling(mode: Mode) -> TestResult {
-    let regions = Regions::start("moved", mode, &["paris", "rome"]).await;
-    let key = ("default", "acme");
-    regions.create(key.0, key.1, json!({"name": "paris"})).await;
-    regions.shows(key, READY).await;
-    let (paris, rome) = (regions.edge("paris"), regions.edge("rome"));
-    // In an unknown region, nothing is removed.
-    let nowhere = json!({"spec": {"region": {"name": "nowhere"}}});
-    regions.patch(key.0, key.1, nowhere).await;
-    regions
-        .shows(key, ("Ready", "False", "EdgeUnavailable"))
-        .await;
-    regions
-        .shows(key, ("TargetClusterResolved", "False", "SecretNotFound"))
-        .await;
-    let revisions = [(1, "deployed".to_owned())];
-    assert_eq!(paris.revisions("acme", "ced-acme").await?, revisions);
-
-    // With an unreachable region, nothing is removed either.
-    let edge = &regions.edges["rome"];
-    edge.stop_apiserver().await?;
-    regions
-        .patch(key.0, key.1, json!({"spec": {"region": {"name": "rome"}}}))
-        .await;
-    let away = |_: &KryptonDeployment, status: &KryptonDeploymentStatus| {
-        let ready = condition(&status.conditions, "Ready");
-        let line = status.last_message.as_deref().unwrap_or_default();
-        ready.is_some_and(|ready| ready.reason == "EdgeUnavailable")
-            && line.starts_with("Edge cluster rome not available: EdgeCluster rome")
-    };
-    regions
-        .satisfies(key, "that rome is unreachable", away)
-        .await;
-    assert_eq!(paris.revisions("acme", "ced-acme").await?, revisions);
-    edge.start_apiserver().await?;
-    let member = regions.member("rome");
-    let object = regions
-        .satisfies(key, "that it is only in its new region", |_, status| {
-            placed(status) == [member.as_str()]
-        })
-        .await;
-    assert!(object.metadata.deletion_timestamp.is_none());
-    regions.shows(key, READY).await;
-    assert_eq!(rome.revisions("acme", "ced-acme").await?, revisions);
-    assert!(paris.revisions("acme", "ced-acme").await?.is_empty());
-    namespace_goes(&paris, "acme").await;
-    regions
-        .has_events(key.0, key.1, &["Routing", "HelmUninstalled"])
-        .await;
-    Ok(())
-}
-
-async fn deletion_on_unreachable_edge_waits_until_orphaned(mode: Mode) -> TestResult {
-    let regions = Regions::start("away", mode, &["paris"]).await;
-    let fleet_client = regions.edge("paris");
-    for name in ["acme", "other"] {
-        regions
-            .create("default", name, json!({"name": "paris"}))
-            .await;
-        regions.shows(("default", name), READY).await;
-    }
-    let edge = &regions.edges["paris"];
-    edge.stop_apiserver().await?;
-    regions
-        .shows(("default", "acme"), ("Ready", "Unknown", "EdgeUnavailable"))
-        .await;
-    for name in ["acme", "other"] {
-        regions.delete("default", name).await;
-        let waits = |_: &KryptonDeployment, status: &KryptonDeploymentStatus| {
-            let line = status.last_message.as_deref().unwrap_or_default();
-            line.starts_with("deletion waits: EdgeCluster paris")
-                && line.contains(names::ORPHAN_ANNOTATION)
-        };
-        regions
-            .satisfies(("default", name), "that it waits", waits)
-            .await;
-    }
-    let orphan = json!({"metadata": {"annotations": {names::ORPHAN_ANNOTATION: "true"}}});
-    regions.patch("default", "acme", orphan).await;
-    regions.gone("default", "acme").await;
-    regions
-        .has_events("default", "acme", &["Orphaned", "FinalizerRemoved"])
-        .await;
-    assert!(regions.all("default").get_opt("other").await?.is_some());
-
-    edge.start_apiserver().await?;
-    regions.gone("default", "other").await;
-    assert!(
-        fleet_client
-            .revisions("other", "ced-other")
-            .await?
-            .is_empty()
-    );
-    fleet_client
-        .newest_is("acme", "ced-acme", 1, "deployed")
-        .await?;
-    // Recreated, the KryptonDeployment adopts its release.
-    regions
-        .create("default", "acme", json!({"name": "paris"}))
-        .await;
-    regions.shows(("default", "acme"), READY).await;
-    fleet_client
-        .newest_is("acme", "ced-acme", 1, "deployed")
-        .await?;
-
-    // The access to the member is permanently gone.
-    let before = fleet_client.releases().await?;
-    let params = DeleteParams::default();
-    let members: Api<EdgeCluster> = Api::all(regions.home.client());
-    members.delete("paris", &params).await?;
-    let gone = ("TargetClusterResolved", "False", "SecretNotFound");
-    regions.shows(("default", "acme"), gone).await;
-    let away = ("Ready", "False", "EdgeUnavailable");
-    regions.shows(("default", "acme"), away).await;
-    regions.delete("default", "acme").await;
-    let why = "EdgeCluster paris does not exist";
-    let waits = |_: &KryptonDeployment, status: &KryptonDeploymentStatus| {
-        let line = status.last_message.as_deref().unwrap_or_default();
-        line.starts_with(&format!("deletion waits: {why}"))
-            && line.contains(names::ORPHAN_ANNOTATION)
-    };
-    regions
-        .satisfies(("default", "acme"), "that it waits", waits)
-        .await;
-    let orphan = json!({"metadata": {"annotations": {names::ORPHAN_ANNOTATION: "true"}}});
-    regions.patch("default", "acme", orphan).await;
-    regions.gone("default", "acme").await;
-    assert_eq!(fleet_client.releases().await?, before);
     Ok(())
 }
 

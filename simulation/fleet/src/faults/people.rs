@@ -10,7 +10,7 @@ use krypton_sim_apiserver::server::Key;
 use krypton_types::{ca_rotation, names};
 use serde_json::{Value, json};
 
-use crate::conductor::Simulation;
+use crate::conductor::{Millis, Simulation};
 use crate::observe::Event as Seen;
 use crate::plan::{
     Action, DeploymentAction, HOME, MemberAction, SYSTEM, Settings, TENANTS, TWIN, TenantAction,
@@ -24,6 +24,8 @@ pub const VALUES: &str = "fleet-values";
 /// Starts the keys of labels, annotations and finalizers that people write.
 pub const FOREIGN: &str = "people.example/";
 
+/// Time in which a replaced EdgeCluster goes.
+const REPLACES: Millis = 5_000;
 const KRYPTON: &str = "/apis/mesh.openkcm.io/v1alpha1";
 const MERGE: &str = "application/merge-patch+json";
 const JSON: &str = "application/json";
@@ -95,6 +97,10 @@ impl<'a> Person<'a> {
         self.send(Method::PATCH, path, MERGE, patch).0
     }
 
+    pub fn replace(&mut self, path: &str, object: &Value) -> u16 {
+        self.send(Method::PUT, path, JSON, object).0
+    }
+
     pub fn delete(&mut self, path: &str) -> u16 {
         self.send(Method::DELETE, path, JSON, &Value::Null).0
     }
@@ -139,6 +145,10 @@ pub(super) fn act(simulation: &mut Simulation, action: &Action) {
                 cluster,
             }
             .delete(&format!("{crds}/tenants.mesh.openkcm.io"));
+        }
+        Action::DeleteHomeCrd { resource } => {
+            let crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+            Person::at_home(simulation).delete(&format!("{crds}/{resource}.{}", names::GROUP));
         }
         Action::DeleteAnchor { cluster } => {
             let path = format!("/api/v1/namespaces/{SYSTEM}/configmaps/krypton-root-owner");
@@ -196,6 +206,16 @@ fn on_tenant(simulation: &mut Simulation, (cluster, tenant): (&str, &str), what:
         }
         TenantAction::AddForeign => set_foreign(&mut person, &path, true),
         TenantAction::RemoveForeign => set_foreign(&mut person, &path, false),
+        TenantAction::Name { member } => {
+            let spec = json!({"clusterRef": {"secretName": member}});
+            person.patch(&path, &json!({"spec": spec}));
+        }
+        TenantAction::Rewrite { member } => {
+            person.replace(&path, &tenant_object(tenant, Some(member)));
+        }
+        TenantAction::Adopt => {
+            person.patch(&path, &annotate(names::ADOPT_ANNOTATION, json!("true")));
+        }
         TenantAction::DeleteRelease
         | TenantAction::DamageRelease
         | TenantAction::ForgeRelease
@@ -431,11 +451,24 @@ fn on_member(simulation: &mut Simulation, member: &str, what: &MemberAction) {
         MemberAction::Ban => json!({"banned": true}),
         MemberAction::Unban => json!({"banned": false}),
         MemberAction::Delete { uninstall } => {
-            let policy = if *uninstall { "Uninstall" } else { "Retain" };
-            person.patch(&path, &json!({"spec": {"deletionPolicy": policy}}));
+            person.patch(
+                &path,
+                &json!({"spec": {"deletionPolicy": policy(*uninstall)}}),
+            );
             person.delete(&path);
             return;
         }
+        MemberAction::Policy { uninstall } => json!({"deletionPolicy": policy(*uninstall)}),
+        MemberAction::Allow { namespace } => {
+            json!({"allowedNamespaces": namespace.as_ref().map(|name| vec![name])})
+        }
+        MemberAction::Orphan => {
+            let annotations = json!({names::ORPHAN_ANNOTATION: "true"});
+            person.patch(&path, &json!({"metadata": {"annotations": annotations}}));
+            return;
+        }
+        MemberAction::Rebuild => return stage::rebuild(simulation, member),
+        MemberAction::Replace => return replace(simulation, member),
         MemberAction::Rejoin => return rejoin(simulation, member),
         MemberAction::AddTwin { .. } => return add_twin(simulation, member, what),
         MemberAction::DamageKubeconfig { .. }
@@ -445,6 +478,38 @@ fn on_member(simulation: &mut Simulation, member: &str, what: &MemberAction) {
         }
     };
     person.patch(&path, &json!({"spec": spec}));
+}
+
+fn policy(uninstall: bool) -> &'static str {
+    if uninstall { "Uninstall" } else { "Retain" }
+}
+
+/// Runs `kubectl krypton join --replace`: deletes the EdgeCluster and creates it again. An agent gets a new bundle.
+fn replace(simulation: &mut Simulation, member: &str) {
+    let all = format!("{KRYPTON}/edgeclusters");
+    let path = format!("{all}/{member}");
+    let mut person = Person::at_home(simulation);
+    let Some(mut object) = person.get(&path) else {
+        return;
+    };
+    let annotations = json!({names::ORPHAN_ANNOTATION: "true"});
+    person.patch(&path, &json!({"metadata": {"annotations": annotations}}));
+    person.delete(&path);
+    if let Some(fields) = object.as_object_mut() {
+        fields.remove("status");
+    }
+    if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
+        metadata.remove("finalizers");
+    }
+    let member = member.to_owned();
+    let at = simulation.now() + REPLACES;
+    simulation.at(at, move |simulation| {
+        Person::at_home(simulation).create(&all, &as_new(object));
+        if simulation.ip(&format!("agent-{member}")).is_some() {
+            rejoin(simulation, &member);
+            simulation.start(&format!("agent-{member}"));
+        }
+    });
 }
 
 /// Runs `kubectl krypton join`, gives the bundle to the agent, and restarts it.
@@ -559,6 +624,11 @@ fn on_deployment(simulation: &mut Simulation, name: &str, what: &DeploymentActio
             person.patch(&path, &json!({"spec": {"region": patch}}));
         }
         DeploymentAction::Delete => {
+            person.delete(&path);
+        }
+        DeploymentAction::Orphan => {
+            let annotations = json!({names::ORPHAN_ANNOTATION: "true"});
+            person.patch(&path, &json!({"metadata": {"annotations": annotations}}));
             person.delete(&path);
         }
     }

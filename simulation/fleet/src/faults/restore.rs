@@ -33,7 +33,11 @@ const RESOURCES: [(&str, &str); 14] = [
 
 type Objects = BTreeMap<Key, Arc<Value>>;
 
-pub(super) fn restore(simulation: &mut Simulation, cluster: &str, snapshot: Snapshot) {
+/// Writer of the changes that the rebuild of a cluster makes.
+pub const REBUILD: &str = "cluster-rebuild";
+
+/// Restores the store. The changes are by this writer.
+pub(super) fn restore(simulation: &mut Simulation, cluster: &str, snapshot: Snapshot, by: &str) {
     let before = objects(simulation, cluster);
     simulation.change_cluster(cluster, |cluster, _| cluster.server.restore(snapshot));
     let after = objects(simulation, cluster);
@@ -46,7 +50,7 @@ pub(super) fn restore(simulation: &mut Simulation, cluster: &str, snapshot: Snap
             key,
             before,
             after,
-            by: RESTORE.to_owned(),
+            by: by.to_owned(),
             subresource: String::new(),
         };
         let cluster = cluster.to_owned();

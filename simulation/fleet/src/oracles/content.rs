@@ -63,6 +63,7 @@ stateless! {
                 let ordered = deployment.is_some_and(|deployment| {
                     !is_deleted(deployment) && text(deployment, "/spec/region/name") == member
                 });
+                let ordered = ordered || view.orphaned_for(name).is_some();
                 ensure(ordered, || format!("{release} stays on {member}"))?;
             }
         }

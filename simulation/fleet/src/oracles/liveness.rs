@@ -87,7 +87,12 @@ impl View {
                     member => member,
                 };
                 let paused = annotation(tenant, PAUSED_ANNOTATION) == Some("true");
-                if self.must_converge(member) && !is_deleted(tenant) && !paused {
+                // A member leaves a Tenant alone that names another one.
+                let held = match cluster == HOME {
+                    true => !self.allows(member),
+                    false => Settings::cluster(member) != cluster,
+                };
+                if self.must_converge(member) && !is_deleted(tenant) && !paused && !held {
                     found.push((cluster.clone(), member.to_owned(), tenant.as_ref()));
                 }
             }

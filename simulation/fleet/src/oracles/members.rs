@@ -135,7 +135,7 @@ stateless! {
         let current = view
             .tenant(HOME, &change.key.name)
             .is_some_and(|tenant| Some(text(tenant, "/metadata/uid")) == uid);
-        ensure(!current || !view.wants_tenant(&change.key.name), || {
+        ensure(!current || !view.wants_tenant(HOME, &change.key.name), || {
             format!("{} deletes the placed {} on {cluster}", change.by, change.key.name)
         })
     }
@@ -166,6 +166,11 @@ stateless! {
         let Some(member) = annotation(before, PLACED_ON_ANNOTATION) else {
             return Ok(());
         };
+        let recorded = text(before, "/status/placement/clusterUid");
+        let found = view.edge_cluster(member).map_or("", |member| text(member, "/status/clusterUID"));
+        ensure(recorded.is_empty() || found.is_empty() || recorded == found, || {
+            format!("home releases {} without the cluster {recorded}", change.key.name)
+        })?;
         let uid = text(before, "/metadata/uid");
         let target = Settings::cluster(member);
         let copy = view.tenant(target, &change.key.name).filter(|copy| {

@@ -107,13 +107,13 @@ stateless! {
     /// Krypton deletes no Tenant or KryptonDeployment that people want.
     TenantsStay, "objects-of-people-stay",
     fn see(&mut self, view: &View, seen: &Observation) -> Check {
-        let Some((_, change)) = change_of_product(seen) else {
+        let Some((cluster, change)) = change_of_product(seen) else {
             return Ok(());
         };
         let key = &change.key;
         // A Tenant that people have deleted is deleted again after Krypton has restored it with its CRD.
         let theirs = match (key.group.as_str(), key.resource.as_str()) {
-            (GROUP, "tenants") => view.wanted_tenants().any(|name| name == key.name),
+            (GROUP, "tenants") => view.wants_tenant(cluster, &key.name),
             (GROUP, "kryptondeployments") => true,
             _ => false,
         };

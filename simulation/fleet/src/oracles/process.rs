@@ -10,6 +10,8 @@ use crate::plan::{Access, Action, MemberAction};
 
 /// Most requests of a host to a cluster in [`SPAN`].
 const REQUESTS: usize = 1_500;
+/// Part of the paths of Krypton's kinds.
+const OURS: &str = "/apis/mesh.openkcm.io/";
 const SPAN: Millis = 10_000;
 
 pub(super) fn all() -> Vec<Box<dyn Oracle>> {
@@ -21,6 +23,7 @@ pub(super) fn all() -> Vec<Box<dyn Oracle>> {
         Box::new(AgentsStayHome),
         Box::new(HubsStayOut::default()),
         Box::new(RequestsAreBounded::default()),
+        Box::new(WritesChange),
     ]
 }
 
@@ -122,6 +125,20 @@ impl Oracle for HubsStayOut {
     }
 }
 
+stateless! {
+    /// Krypton writes no object of its own kinds without a change, if no fault has hidden an earlier write.
+    WritesChange, "writes-change-something",
+    fn see(&mut self, view: &View, seen: &Observation) -> Check {
+        let Event::Answered { host, cluster, method, path, code: 200, .. } = &seen.event else {
+            return Ok(());
+        };
+        let writes = ["PUT", "PATCH"].contains(&method.as_str()) && path.contains(OURS);
+        let writes = writes && !path.contains("dryRun");
+        let vain = writes && view.is_unchanged(cluster);
+        ensure(!vain, || format!("{host} changes nothing with {method} {path}"))
+    }
+}
+
 /// A process does not flood an API server, whatever it answers.
 #[derive(Debug, Default)]
 struct RequestsAreBounded {
@@ -214,6 +231,16 @@ mod tests {
         story.assert_kept();
         story.answered("hub-0", "edge-1", "GET", "/version", 200);
         story.assert_broken("hubs-need-a-kubeconfig");
+    }
+
+    #[test]
+    fn write_without_a_change_is_found() {
+        let path = "https://10.0.0.1:6443/apis/mesh.openkcm.io/v1alpha1/tenants/t0";
+        for (method, oracle) in [("GET", None), ("PUT", Some("writes-change-something"))] {
+            let mut story = Story::new();
+            story.answered("hub-0", "home", method, path, 200);
+            assert_eq!(story.violated(), oracle);
+        }
     }
 
     #[test]

@@ -3,16 +3,18 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use krypton_types::names::{
-    ADOPT_ANNOTATION, MANAGED_BY_HUB, MANAGED_BY_LABEL, ORPHAN_ANNOTATION, PAUSED_ANNOTATION,
-    TENANT_FINALIZER,
+    ADOPT_ANNOTATION, DEPLOYMENT_FINALIZER, GROUP, HOME_UID_ANNOTATION, MANAGED_BY_HUB,
+    MANAGED_BY_LABEL, ORPHAN_ANNOTATION, TENANT_FINALIZER,
 };
 use serde_json::Value;
 
 use super::view::{
-    Owner, Run, annotation, has_finalizer, is_deleted, is_product, krypton_key, label, text,
+    Owner, Run, annotation, has_finalizer, is_copy, is_deleted, is_product, krypton_key, label,
+    text,
 };
 use super::{Check, Oracle, View, ensure, stateless};
 use crate::conductor::Millis;
+use crate::faults::PEOPLE;
 use crate::observe::{Event, Observation};
 use crate::plan::{HOME, Settings, TENANTS};
 
@@ -33,6 +35,7 @@ pub(super) fn all() -> Vec<Box<dyn Oracle>> {
         Box::new(OneHelm::default()),
         Box::new(FinalizerFirst),
         Box::new(ReleaseGoesFirst),
+        Box::new(HomeWaitsForRelease),
         Box::new(OneOwner),
         Box::new(OrphansStay::default()),
         Box::new(PausedTenants),
@@ -63,7 +66,10 @@ stateless! {
             return Ok(());
         }
         let wanted = match &run.owner {
-            Owner::Tenant(name) => view.wants_tenant(name) && !is_deleted_copy(view, run, name),
+            Owner::Tenant(name) => {
+                let cluster = run.cluster.as_deref().unwrap_or(HOME);
+                view.wants_tenant(cluster, name) && !is_deleted_copy(view, run, name)
+            }
             Owner::Deployment(name) => member.is_some_and(|member| stays_in(view, name, member)),
             Owner::Unknown => false,
         };
@@ -85,10 +91,12 @@ fn is_deleted_copy(view: &View, run: &Run, name: &str) -> bool {
 fn stays_in(view: &View, name: &str, region: &str) -> bool {
     let key = krypton_key("kryptondeployments", TENANTS, name);
     let object = view.get(HOME, &key);
+    // The deletion of the CRD deletes what people want.
+    let deleted = object.is_some_and(|object| is_deleted(object));
+    let old = view.age(HOME, &key) > LAG && view.calm() > LAG;
     object.is_some_and(|object| text(object, "/spec/region/name") == region)
         && view.wants_deployment(name)
-        && view.age(HOME, &key) > LAG
-        && view.calm() > LAG
+        && (old || deleted)
 }
 
 /// A release on a cluster has at most one running Helm process that writes.
@@ -229,12 +237,59 @@ stateless! {
     }
 }
 
-/// Helm does not uninstall the release of a Tenant that had the annotation `orphan` when it was deleted. The
-/// deletion shows the annotation too, so no delay excuses it.
+stateless! {
+    /// The hub releases a deleted KryptonDeployment only after its release is gone from all members.
+    HomeWaitsForRelease, "deleted-deployment-waits",
+    fn see(&mut self, view: &View, seen: &Observation) -> Check {
+        let Event::Change { cluster, change } = &seen.event else {
+            return Ok(());
+        };
+        let Some(before) = change.before.as_deref() else {
+            return Ok(());
+        };
+        let released = has_finalizer(before, DEPLOYMENT_FINALIZER)
+            && change.after.as_deref().is_none_or(|after| !has_finalizer(after, DEPLOYMENT_FINALIZER));
+        let crd = format!("kryptondeployments.{GROUP}");
+        if !released
+            || !is_product(&change.by)
+            || !is_deleted(before)
+            || annotation(before, ORPHAN_ANNOTATION) == Some("true")
+            || !view.has_crd(cluster, &crd)
+            || view.ever_restored()
+        {
+            return Ok(());
+        }
+        let uid = text(before, "/metadata/uid");
+        for cluster in view.settings.clusters() {
+            let mut secrets = view.all(&cluster, "", "secrets");
+            let left = secrets.find(|(_, secret)| label(secret, OWNER_UID) == Some(uid));
+            let member = view.edge_cluster(Settings::member(&cluster));
+            // The releases of a member that left stay.
+            ensure(left.is_none() || member.is_none(), || {
+                format!("{} goes before its release on {cluster}", change.key.name)
+            })?;
+        }
+        Ok(())
+    }
+}
+
+/// Helm does not uninstall the release of a Tenant or KryptonDeployment that had the annotation `orphan` when it was
+/// deleted. The deletion shows the annotation too, so no delay excuses it.
 #[derive(Debug, Default)]
 struct OrphansStay {
-    /// UIDs of these Tenants.
+    /// UIDs of these Tenants, those of the home cluster included.
     orphans: BTreeSet<String>,
+}
+
+impl OrphansStay {
+    fn is_orphan(&self, view: &View, cluster: &str, name: &str) -> bool {
+        view.tenant(cluster, name).is_some_and(|tenant| {
+            let own = self.orphans.contains(text(tenant, "/metadata/uid"))
+                && annotation(tenant, ORPHAN_ANNOTATION) == Some("true");
+            let home = annotation(tenant, HOME_UID_ANNOTATION);
+            own || home.is_some_and(|uid| self.orphans.contains(uid))
+        })
+    }
 }
 
 impl Oracle for OrphansStay {
@@ -253,16 +308,25 @@ impl Oracle for OrphansStay {
             let uid = text(after, "/metadata/uid").to_owned();
             self.orphans.insert(uid);
         }
+        // People can delete what home has left on a member.
+        if let Event::Change { change, .. } = &seen.event
+            && change.by == PEOPLE
+            && let Some(after) = change.after.as_deref().filter(|after| is_deleted(after))
+            && let Some(uid) = annotation(after, HOME_UID_ANNOTATION)
+        {
+            self.orphans.remove(uid);
+        }
         let Some(run) = started(view, seen).filter(|run| run.verb == "uninstall") else {
             return Ok(());
         };
-        let (Owner::Tenant(name), Some(cluster)) = (&run.owner, run.cluster.as_deref()) else {
+        let Some(cluster) = run.cluster.as_deref() else {
             return Ok(());
         };
-        let orphaned = view.tenant(cluster, name).is_some_and(|tenant| {
-            self.orphans.contains(text(tenant, "/metadata/uid"))
-                && annotation(tenant, ORPHAN_ANNOTATION) == Some("true")
-        });
+        let orphaned = match &run.owner {
+            Owner::Tenant(name) => self.is_orphan(view, cluster, name),
+            Owner::Deployment(name) => view.orphaned_for(name).is_some_and(|time| time > LAG),
+            Owner::Unknown => false,
+        };
         ensure(!orphaned || view.restored_within(cluster, RECOVERY), || {
             format!("{} uninstalls the orphan {}", run.host, run.release)
         })
@@ -276,20 +340,17 @@ stateless! {
         let (Some(run), true) = (started(view, seen), view.calm() > LAG) else {
             return Ok(());
         };
-        ensure(!has_long(view, run, PAUSED_ANNOTATION), || {
+        let (Owner::Tenant(name), Some(cluster)) = (&run.owner, run.cluster.as_deref()) else {
+            return Ok(());
+        };
+        // The hub passes the pause of home on to the copy.
+        let copy = view.tenant(cluster, name).is_some_and(|tenant| is_copy(tenant));
+        let home = view.paused_for(HOME, name).filter(|_| copy);
+        let long = view.paused_for(cluster, name).or(home).is_some_and(|time| time > LAG);
+        ensure(!long, || {
             format!("{} runs Helm for the paused {}", run.host, run.release)
         })
     }
-}
-
-/// Whether the Tenant of a run has had an annotation, and no other change, for some time.
-fn has_long(view: &View, run: &Run, key: &str) -> bool {
-    let (Owner::Tenant(name), Some(cluster)) = (&run.owner, run.cluster.as_deref()) else {
-        return false;
-    };
-    let object = view.tenant(cluster, name);
-    object.is_some_and(|tenant| annotation(tenant, key) == Some("true"))
-        && view.age(cluster, &krypton_key("tenants", TENANTS, name)) > LAG
 }
 
 stateless! {
@@ -302,12 +363,9 @@ stateless! {
         let Some(member) = run.cluster.as_deref().map(Settings::member) else {
             return Ok(());
         };
-        let paused = view.edge_cluster(member).is_some_and(|object| {
-            object.pointer("/spec/paused") == Some(&Value::Bool(true))
-        });
         // A banned agent continues with its last desired state, so only the pause counts.
-        let old = view.age(HOME, &krypton_key("edgeclusters", "", member)) > LAG;
-        ensure(!(paused && old), || format!("{} runs Helm on the paused {member}", run.host))
+        let long = view.idle_for(member).is_some_and(|time| time > LAG);
+        ensure(!long, || format!("{} runs Helm on the paused {member}", run.host))
     }
 }
 
@@ -591,5 +649,48 @@ mod tests {
             revision(RELEASE, 37, "failed"),
         );
         story.assert_broken("history-is-bounded");
+    }
+
+    #[test]
+    fn deployment_that_goes_before_its_release_is_found() {
+        let mut crd = super::super::story::crd();
+        crd["metadata"]["name"] = json!("kryptondeployments.mesh.openkcm.io");
+        let mut held = deployment("edge-1");
+        held["metadata"]["finalizers"] = json!(["mesh.openkcm.io/kryptondeployment-finalizer"]);
+        let mut release = revision("ced-d0", 1, "deployed");
+        release["metadata"]["labels"]["mesh.openkcm.io/tenant-uid"] = json!("uid-d0");
+        for (gone, oracle) in [(true, None), (false, Some("deleted-deployment-waits"))] {
+            let mut story = story();
+            story
+                .put("people", "home", crd.clone())
+                .put("hub-0", "home", edge_cluster("edge-1"))
+                .put("people", "home", held.clone())
+                .put("helm:agent-edge-1", "edge-1", release.clone())
+                .patch("people", "home", held.clone(), &deletion());
+            if gone {
+                story.delete("helm:agent-edge-1", "edge-1", &release);
+            }
+            let released = json!({"metadata": {"finalizers": []}});
+            story.patch("hub-0", "home", held.clone(), &released);
+            assert_eq!(story.violated(), oracle);
+        }
+    }
+
+    #[test]
+    fn uninstall_of_an_orphaned_deployment_is_found() {
+        let orphan = json!({"metadata": {"annotations": {"mesh.openkcm.io/orphan": "true"}}});
+        for (orphaned, oracle) in [(false, None), (true, Some("orphaned-release-stays"))] {
+            let mut story = story();
+            story.put("people", "home", deployment("edge-1"));
+            if orphaned {
+                story.patch("people", "home", deployment("edge-1"), &orphan);
+            }
+            story
+                .delete("people", "home", &deployment("edge-1"))
+                .wait(31_000)
+                .renew()
+                .helm(1, AGENT, "uninstall", "ced-d0");
+            assert_eq!(story.violated(), oracle);
+        }
     }
 }

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::view::{annotation, is_helm, is_product, replaced, text, version};
 use super::{Check, Oracle, View, ensure, stateless};
-use crate::faults::RESTORE;
+use crate::faults::{REBUILD, RESTORE};
 use crate::observe::{Event, Observation};
 use crate::plan::Settings;
 
@@ -105,7 +105,7 @@ stateless! {
             .strip_prefix("tenant-")
             .and_then(|rest| rest.strip_suffix(member)?.strip_suffix('-'));
         let wanted = match (tenant, release.strip_prefix("ced-")) {
-            (Some(tenant), _) => view.wants_tenant(tenant),
+            (Some(tenant), _) => view.wants_tenant(cluster, tenant),
             // A deployment may have moved.
             _ => false,
         };
@@ -148,7 +148,7 @@ stateless! {
             return Ok(());
         };
         let same = text(before, "/metadata/uid") == text(after, "/metadata/uid");
-        ensure(same || change.by == RESTORE, || {
+        ensure(same || [RESTORE, REBUILD].contains(&change.by.as_str()), || {
             format!("{} on {cluster} gets another UID", change.key.name)
         })
     }

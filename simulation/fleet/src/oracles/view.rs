@@ -4,12 +4,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use krypton_sim_apiserver::server::{Change, Key};
-use krypton_types::names::{GROUP, SELF_CLUSTER};
+use krypton_types::names::{
+    GROUP, HOME_UID_ANNOTATION, MANAGED_BY_HUB, MANAGED_BY_LABEL, ORPHAN_ANNOTATION,
+    PAUSED_ANNOTATION, SELF_CLUSTER,
+};
 use serde_json::Value;
 
 use super::Writer;
 use crate::conductor::Millis;
-use crate::faults::{END, PEOPLE, RESTORE};
+use crate::faults::{END, PEOPLE, REBUILD, RESTORE};
 use crate::observe::{Event, Observation};
 use crate::plan::{Action, FOREVER, HOME, Plan, ServerFault, Settings, TENANTS};
 
@@ -90,11 +93,17 @@ pub struct View {
     torn: BTreeSet<String>,
     /// Clusters whose clock was wrong for a time.
     set_back: BTreeSet<String>,
-    /// Whether people want each Tenant and KryptonDeployment of this name.
-    tenants: BTreeMap<String, bool>,
+    /// Whether people want each Tenant, by cluster and name, and each KryptonDeployment of this name.
+    tenants: BTreeMap<(String, String), bool>,
     deployments: BTreeMap<String, bool>,
     /// The chart's version `0.N.0` that people want, as N.
     pub(crate) chart_version: u32,
+    /// Since when each Tenant is paused, by cluster and name.
+    paused: BTreeMap<(String, String), Millis>,
+    /// Since when each member is paused.
+    idle: BTreeMap<String, Millis>,
+    /// KryptonDeployments that were orphaned, and when they went.
+    orphans: BTreeMap<String, Millis>,
     /// Members whose EdgeCluster people have deleted with the policy `Uninstall`.
     retiring: BTreeSet<String>,
     /// Deployments that people have deleted and nobody has created again, by cluster.
@@ -127,6 +136,9 @@ impl View {
             tenants: BTreeMap::new(),
             deployments: BTreeMap::new(),
             chart_version: 1,
+            paused: BTreeMap::new(),
+            idle: BTreeMap::new(),
+            orphans: BTreeMap::new(),
             retiring: BTreeSet::new(),
             damaged: BTreeMap::new(),
         }
@@ -168,6 +180,7 @@ impl View {
             self.changed
                 .insert((cluster.to_owned(), key.clone()), self.now);
         }
+        self.pauses(cluster, change);
         let store = self.stores.entry(cluster.to_owned()).or_default();
         match &change.after {
             Some(after) => drop(store.insert(key.clone(), Arc::clone(after))),
@@ -206,6 +219,9 @@ impl View {
                 let torn = runs.filter(|run| run.cluster.as_deref() == Some(cluster));
                 self.torn.extend(torn.map(|run| run.release.clone()));
             }
+            REBUILD if key.resource == "tenants" => {
+                self.tenants.remove(&(cluster.to_owned(), key.name.clone()));
+            }
             PEOPLE => self.wish(cluster, change),
             by if is_product(by) => {
                 let born = change.before.is_none() && key.resource == "edgeclusters";
@@ -218,26 +234,58 @@ impl View {
         }
     }
 
+    /// Records the pauses of Tenants and members, and the end of orphaned KryptonDeployments.
+    fn pauses(&mut self, cluster: &str, change: &Change) {
+        let key = &change.key;
+        let set = |object: &Option<Arc<Value>>, name: &str| {
+            let object = object.as_deref();
+            object.is_some_and(|object| annotation(object, name) == Some("true"))
+        };
+        let spot = (cluster.to_owned(), key.name.clone());
+        match key.resource.as_str() {
+            "tenants" if set(&change.after, PAUSED_ANNOTATION) => {
+                self.paused.entry(spot).or_insert(self.now);
+            }
+            "tenants" => drop(self.paused.remove(&spot)),
+            "edgeclusters" => {
+                let after = change.after.as_deref();
+                let paused = after.and_then(|after| after.pointer("/spec/paused")?.as_bool());
+                match paused == Some(true) {
+                    true => drop(self.idle.entry(key.name.clone()).or_insert(self.now)),
+                    false => drop(self.idle.remove(&key.name)),
+                }
+            }
+            "kryptondeployments"
+                if change.after.is_none() && set(&change.before, ORPHAN_ANNOTATION) =>
+            {
+                self.orphans.insert(key.name.clone(), self.now);
+            }
+            _ => {}
+        }
+    }
+
     /// Records what people want.
-    fn wish(&mut self, _cluster: &str, change: &Change) {
+    fn wish(&mut self, cluster: &str, change: &Change) {
         let key = &change.key;
         let created = change.before.is_none();
         let deleted = change.after.as_deref().is_none_or(is_deleted);
+        let spot = (cluster.to_owned(), key.name.clone());
         match key.resource.as_str() {
-            "tenants" if created => drop(self.tenants.insert(key.name.clone(), true)),
-            "tenants" if deleted => drop(self.tenants.insert(key.name.clone(), false)),
+            // What people do to a copy has no effect.
+            "tenants" if change.before.as_deref().is_some_and(is_copy) => {}
+            "tenants" if created => drop(self.tenants.insert(spot, true)),
+            "tenants" if deleted => drop(self.tenants.insert(spot, false)),
             "kryptondeployments" if created => {
+                self.orphans.remove(&key.name);
                 self.deployments.insert(key.name.clone(), true);
             }
             "kryptondeployments" if deleted => {
                 self.deployments.insert(key.name.clone(), false);
             }
             "edgeclusters" if deleted => {
-                let policy = change
-                    .before
-                    .as_deref()
-                    .and_then(|before| before.pointer("/spec/deletionPolicy")?.as_str());
-                if policy == Some("Uninstall") {
+                let before = change.before.as_deref().unwrap_or(&Value::Null);
+                let orphan = annotation(before, ORPHAN_ANNOTATION) == Some("true");
+                if text(before, "/spec/deletionPolicy") == "Uninstall" && !orphan {
                     self.retiring.insert(key.name.clone());
                 }
             }
@@ -296,6 +344,11 @@ impl View {
             _ if action.length() == Some(FOREVER) => {}
             _ => self.active.push(action),
         }
+    }
+
+    /// Whether no request has changed the cluster since the last one that was attributed to its host.
+    pub(super) fn is_unchanged(&self, cluster: &str) -> bool {
+        self.unattributed.iter().all(|(name, _)| name != cluster)
     }
 
     pub(super) fn take_unattributed(&mut self, cluster: &str) -> Vec<Change> {
@@ -497,12 +550,31 @@ impl View {
     /// Names of the Tenants that people want.
     pub(crate) fn wanted_tenants(&self) -> impl Iterator<Item = &str> {
         let wanted = self.tenants.iter().filter(|(_, wanted)| **wanted);
-        wanted.map(|(name, _)| name.as_str())
+        wanted.map(|((_, name), _)| name.as_str())
     }
 
-    /// Whether people want the Tenant, and no restore may have brought back an earlier wish.
-    pub(crate) fn wants_tenant(&self, name: &str) -> bool {
-        self.tenants.get(name).copied().unwrap_or(false) && !self.deleted_anywhere("tenants", name)
+    /// How long the Tenant has been paused.
+    pub(crate) fn paused_for(&self, cluster: &str, name: &str) -> Option<Millis> {
+        let since = self.paused.get(&(cluster.to_owned(), name.to_owned()))?;
+        Some(self.now - since)
+    }
+
+    /// How long the member has been paused.
+    pub(crate) fn idle_for(&self, member: &str) -> Option<Millis> {
+        Some(self.now - self.idle.get(member)?)
+    }
+
+    /// How long ago the KryptonDeployment went as an orphan, unless people have created it again.
+    pub(crate) fn orphaned_for(&self, deployment: &str) -> Option<Millis> {
+        Some(self.now - self.orphans.get(deployment)?)
+    }
+
+    /// Whether people want the Tenant on this cluster, or else on home, and no restore may have brought back an earlier
+    /// wish.
+    pub(crate) fn wants_tenant(&self, cluster: &str, name: &str) -> bool {
+        let wish = |cluster: &str| self.tenants.get(&(cluster.to_owned(), name.to_owned()));
+        let wanted = wish(cluster).or_else(|| wish(HOME)).copied();
+        wanted.unwrap_or(false) && !self.deleted_anywhere("tenants", name)
     }
 
     pub(crate) fn wants_deployment(&self, name: &str) -> bool {
@@ -527,11 +599,16 @@ impl View {
 
     /// Whether the CRD of Tenants is present and not being deleted.
     pub(crate) fn has_tenant_crd(&self, cluster: &str) -> bool {
+        self.has_crd(cluster, &format!("tenants.{GROUP}"))
+    }
+
+    /// Whether this CRD is present and not being deleted.
+    pub(crate) fn has_crd(&self, cluster: &str, name: &str) -> bool {
         let key = Key {
             group: "apiextensions.k8s.io".to_owned(),
             resource: "customresourcedefinitions".to_owned(),
             namespace: String::new(),
-            name: format!("tenants.{GROUP}"),
+            name: name.to_owned(),
         };
         self.get(cluster, &key).is_some_and(|crd| !is_deleted(crd))
     }
@@ -591,6 +668,12 @@ pub(crate) fn is_krypton(by: &str) -> bool {
 
 pub(crate) fn is_helm(by: &str) -> bool {
     by.starts_with("Helm/")
+}
+
+/// Whether the hub has placed this Tenant on a member.
+pub(crate) fn is_copy(tenant: &Value) -> bool {
+    label(tenant, MANAGED_BY_LABEL) == Some(MANAGED_BY_HUB)
+        && annotation(tenant, HOME_UID_ANNOTATION).is_some()
 }
 
 pub(crate) fn is_deleted(object: &Value) -> bool {

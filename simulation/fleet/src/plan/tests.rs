@@ -123,6 +123,17 @@ fn step_is_printed_as_readable_line() {
         "1.000 rotate-ca",
         "9.000 tenant home/t1 create on edge-2",
         "9.000 deployment d0 move to edge-1",
+        "9.000 deployment d0 orphan",
+        "9.000 tenant home/t1 name edge-2",
+        "9.000 tenant home/t1 rewrite naming edge-2",
+        "9.000 tenant home/t1 adopt",
+        "9.000 member edge-1 policy uninstall",
+        "9.000 member edge-1 orphan",
+        "9.000 member edge-1 allow tenants",
+        "9.000 member edge-1 allow-all",
+        "9.000 member edge-1 rebuild",
+        "9.000 member edge-1 replace",
+        "9.000 delete-home-crd edgeclusters",
         "9.000 member edge-1 relabel-kubeconfig for 2.000",
     ];
     for row in rows {

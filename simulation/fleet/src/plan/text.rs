@@ -89,6 +89,7 @@ impl fmt::Display for Action {
             Self::RotateCa => f.write_str("rotate-ca"),
             Self::PassDays { days } => write!(f, "pass-days {days}"),
             Self::DeleteCrd { cluster } => write!(f, "delete-crd {cluster}"),
+            Self::DeleteHomeCrd { resource } => write!(f, "delete-home-crd {resource}"),
             Self::DeleteAnchor { cluster } => write!(f, "delete-anchor {cluster}"),
             Self::Crash { host, restart } => {
                 write!(f, "crash {host} restart {}", Seconds(*restart))
@@ -167,6 +168,9 @@ impl fmt::Display for TenantAction {
             Self::DeleteNamespace => f.write_str("delete-namespace"),
             Self::DeleteObject => f.write_str("delete-object"),
             Self::AddOccupant => f.write_str("add-occupant"),
+            Self::Name { member } => write!(f, "name {member}"),
+            Self::Rewrite { member } => write!(f, "rewrite naming {member}"),
+            Self::Adopt => f.write_str("adopt"),
         }
     }
 }
@@ -180,6 +184,15 @@ impl fmt::Display for MemberAction {
             Self::Unban => f.write_str("unban"),
             Self::Delete { uninstall: true } => f.write_str("delete uninstall"),
             Self::Delete { uninstall: false } => f.write_str("delete retain"),
+            Self::Policy { uninstall: true } => f.write_str("policy uninstall"),
+            Self::Policy { uninstall: false } => f.write_str("policy retain"),
+            Self::Orphan => f.write_str("orphan"),
+            Self::Allow { namespace: None } => f.write_str("allow-all"),
+            Self::Allow {
+                namespace: Some(namespace),
+            } => write!(f, "allow {namespace}"),
+            Self::Rebuild => f.write_str("rebuild"),
+            Self::Replace => f.write_str("replace"),
             Self::Rejoin => f.write_str("rejoin"),
             Self::AddTwin { length } => write!(f, "add-twin for {}", Seconds(*length)),
             Self::DamageKubeconfig { length } => {
@@ -202,6 +215,7 @@ impl fmt::Display for DeploymentAction {
             Self::Edit { number } => write!(f, "edit {number}"),
             Self::Move { region } => write!(f, "move to {region}"),
             Self::Delete => f.write_str("delete"),
+            Self::Orphan => f.write_str("orphan"),
         }
     }
 }
@@ -346,6 +360,9 @@ fn action(words: &[&str]) -> Option<Action> {
         ["delete-crd", cluster] => Action::DeleteCrd {
             cluster: owned(cluster),
         },
+        ["delete-home-crd", resource] => Action::DeleteHomeCrd {
+            resource: owned(resource),
+        },
         ["delete-anchor", cluster] => Action::DeleteAnchor {
             cluster: owned(cluster),
         },
@@ -389,6 +406,13 @@ fn tenant_action(words: &[&str]) -> Option<TenantAction> {
         ["delete-namespace"] => TenantAction::DeleteNamespace,
         ["delete-object"] => TenantAction::DeleteObject,
         ["add-occupant"] => TenantAction::AddOccupant,
+        ["name", member] => TenantAction::Name {
+            member: (*member).to_owned(),
+        },
+        ["rewrite", "naming", member] => TenantAction::Rewrite {
+            member: (*member).to_owned(),
+        },
+        ["adopt"] => TenantAction::Adopt,
         _ => return None,
     })
 }
@@ -402,6 +426,16 @@ fn member_action(words: &[&str]) -> Option<MemberAction> {
         ["delete", policy @ ("uninstall" | "retain")] => MemberAction::Delete {
             uninstall: *policy == "uninstall",
         },
+        ["policy", policy @ ("uninstall" | "retain")] => MemberAction::Policy {
+            uninstall: *policy == "uninstall",
+        },
+        ["orphan"] => MemberAction::Orphan,
+        ["allow-all"] => MemberAction::Allow { namespace: None },
+        ["allow", namespace] => MemberAction::Allow {
+            namespace: Some((*namespace).to_owned()),
+        },
+        ["rebuild"] => MemberAction::Rebuild,
+        ["replace"] => MemberAction::Replace,
         ["rejoin"] => MemberAction::Rejoin,
         ["add-twin", "for", length] => MemberAction::AddTwin {
             length: seconds(length)?,
@@ -431,6 +465,7 @@ fn deployment_action(words: &[&str]) -> Option<DeploymentAction> {
             region: (*region).to_owned(),
         },
         ["delete"] => DeploymentAction::Delete,
+        ["orphan"] => DeploymentAction::Orphan,
         _ => return None,
     })
 }
