@@ -6,11 +6,13 @@
 //! name.
 
 mod draw;
+mod scope;
 mod tenants;
 #[cfg(test)]
 mod tests;
 mod text;
 
+pub use scope::{Scope, Verbs};
 pub use text::ParseError;
 
 use crate::conductor::Millis;
@@ -183,6 +185,7 @@ pub enum Action {
     Server {
         cluster: String,
         fault: ServerFault,
+        scope: Scope,
         length: Millis,
     },
     /// Ends all watches of an API server.
@@ -326,6 +329,15 @@ pub enum ServerFault {
     /// An HTML page with status 200, as a captive portal answers.
     Html,
     Unauthorized,
+    Forbidden,
+    NotFound,
+    Gone,
+    /// An HTML page of a proxy before the API server.
+    BadGateway,
+    /// Lists have no objects.
+    EmptyLists,
+    /// The connection ends in the middle of each body.
+    CutBodies,
     /// The API server is well, but the pods of Jobs fail, as without a registry.
     FailingJobs,
 }
