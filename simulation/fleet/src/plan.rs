@@ -25,6 +25,8 @@ pub const SYSTEM: &str = "krypton-system";
 pub const HOME: &str = "home";
 /// Ends the name of a second member with the same cluster.
 pub const TWIN: &str = "-twin";
+/// A namespace whose Secrets the hub discovers, but does not trust.
+pub const ELSEWHERE: &str = "elsewhere";
 /// The length of a permanent fault.
 pub const FOREVER: Millis = Millis::MAX;
 
@@ -266,6 +268,11 @@ pub enum MemberAction {
     AddTwin {
         length: Millis,
     },
+    /// Creates Secrets with kubeconfigs in the namespace [`ELSEWHERE`] for a time: one with the member's name, and one
+    /// with a new name, which nobody accepts.
+    AddElsewhere {
+        length: Millis,
+    },
     /// Replaces the kubeconfig by invalid text for a time.
     DamageKubeconfig {
         length: Millis,
@@ -461,6 +468,7 @@ impl Action {
             | Self::Member {
                 what:
                     MemberAction::AddTwin { length }
+                    | MemberAction::AddElsewhere { length }
                     | MemberAction::DamageKubeconfig { length }
                     | MemberAction::DeleteKubeconfig { length }
                     | MemberAction::RelabelKubeconfig { length },
@@ -536,6 +544,7 @@ impl MemberAction {
     fn length(&self) -> Option<Millis> {
         match self {
             Self::AddTwin { length }
+            | Self::AddElsewhere { length }
             | Self::DamageKubeconfig { length }
             | Self::DeleteKubeconfig { length }
             | Self::RelabelKubeconfig { length } => Some(*length),

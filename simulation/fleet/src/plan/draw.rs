@@ -509,9 +509,13 @@ impl Draft {
         let edge = self.one_of(&edges);
         let may_change = edge.access == Access::Kubeconfig && self.sources_change;
         // After its member has gone, the twin rightly acts.
+        let what = self.one_of(&[
+            MemberAction::AddTwin { length },
+            MemberAction::AddElsewhere { length },
+        ]);
         (self.members_stay && !may_change).then_some(Action::Member {
             member: edge.name,
-            what: MemberAction::AddTwin { length },
+            what,
         })
     }
 

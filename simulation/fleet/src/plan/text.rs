@@ -188,6 +188,9 @@ impl fmt::Display for MemberAction {
             Self::Delete { uninstall: false } => f.write_str("delete retain"),
             Self::Rejoin => f.write_str("rejoin"),
             Self::AddTwin { length } => write!(f, "add-twin for {}", Seconds(*length)),
+            Self::AddElsewhere { length } => {
+                write!(f, "add-elsewhere for {}", Seconds(*length))
+            }
             Self::DamageKubeconfig { length } => {
                 write!(f, "damage-kubeconfig for {}", Seconds(*length))
             }
@@ -409,6 +412,9 @@ fn member_action(words: &[&str]) -> Option<MemberAction> {
         },
         ["rejoin"] => MemberAction::Rejoin,
         ["add-twin", "for", length] => MemberAction::AddTwin {
+            length: seconds(length)?,
+        },
+        ["add-elsewhere", "for", length] => MemberAction::AddElsewhere {
             length: seconds(length)?,
         },
         ["damage-kubeconfig", "for", length] => MemberAction::DamageKubeconfig {
