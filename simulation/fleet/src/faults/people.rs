@@ -338,8 +338,22 @@ pub(super) fn delete_forged(simulation: &mut Simulation, clusters: &[String]) {
                     cluster,
                 };
                 person.delete(&format!("/api/v1/namespaces/{namespace}/secrets/{name}"));
+                request_retry(simulation, clusters, namespace);
             }
         }
+    }
+}
+
+/// Without a request, Krypton repeats a permanent failure only after 15 minutes.
+fn request_retry(simulation: &mut Simulation, clusters: &[String], tenant: &str) {
+    let path = format!("{KRYPTON}/namespaces/{TENANTS}/tenants/{tenant}");
+    let annotations = json!({names::RECONCILE_REQUESTED_ANNOTATION: "forged revision deleted"});
+    for cluster in clusters {
+        let mut person = Person {
+            simulation,
+            cluster,
+        };
+        person.patch(&path, &json!({"metadata": {"annotations": &annotations}}));
     }
 }
 
