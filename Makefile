@@ -38,7 +38,7 @@ beside_tools = hack/tools/tools.sh $(1) >/dev/null & tools=$$!; trap "kill $$too
 # Prefer the pinned Helm if it is built.
 with_tools = PATH="$$(hack/tools/tools.sh dir)/bin:$$PATH"
 
-.PHONY: help demo test placed fuzz check fmt tools images e2e-kind bench shipped soak sim nightly deny console run run-pid stop clean rust
+.PHONY: help demo test placed members fuzz check fmt tools images e2e-kind bench shipped soak sim nightly deny console run run-pid stop clean rust
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -57,6 +57,10 @@ test: rust ## Unit, property and end-to-end tests against real control planes (T
 placed: rust tools ## 2,000 Tenants placed on 20 members, through a restart of the hub; needs 24 GiB
 	$(binaries) $(debug) --examples
 	$(nextest) --profile long --run-ignored only --workspace $(debug) --success-output immediate restarted_hub_rewrites_no_placed_tenants
+
+members: rust tools ## 1,000 members from kubeconfig Secrets; `make test` has 100
+	$(binaries) $(debug) --examples
+	KRYPTON_MEMBERS=all $(nextest) --profile long --workspace $(debug) --success-output immediate many_secrets_are_as_many_members
 
 # `make test` replays the seeds too.
 fuzz: rust ## Run each fuzz target (FUZZ_SECONDS=60, 0: compile only; FUZZ_TARGET=index: only this target)

@@ -6,17 +6,17 @@
 //! kubeconfigs are in the hub's namespace, have the edge cluster's name, and the labels of
 //! [`krypton_types::names::DISCOVERY_LABEL`] and [`krypton_types::names::OPEN_TO_DEPLOYMENTS_LABEL`].
 
+mod answers;
 mod people;
 mod restore;
 
 use jiff::SignedDuration;
 use krypton_sim_apiserver::server::Snapshot;
-use serde_json::json;
 
 use crate::conductor::{Health, Millis, Simulation};
 use crate::network::Link;
 use crate::observe::Event as Seen;
-use crate::plan::{Action, FOREVER, LinkFault, Plan, ServerFault, Strike};
+use crate::plan::{Action, FOREVER, LinkFault, Plan, Scope, ServerFault, Strike, Verbs};
 use crate::stage::{self, Fleet};
 
 pub use people::{FOREIGN, PEOPLE, Person, VALUES};
@@ -269,13 +269,18 @@ fn set_link(simulation: &mut Simulation, (from, to): (&str, &str), both: bool, s
 
 fn server(simulation: &mut Simulation, action: &Action) {
     match action {
-        Action::Server { cluster, fault, .. } => {
-            set_fault(simulation, cluster, Some(*fault));
+        Action::Server {
+            cluster,
+            fault,
+            scope,
+            ..
+        } => {
+            set_fault(simulation, cluster, Some((*fault, scope)));
             let cluster = cluster.clone();
             end_later(simulation, action, move |simulation| {
                 set_fault(simulation, &cluster, None);
             });
-            end_watches_if_down(simulation, action);
+            end_watches(simulation, action);
         }
         Action::EndWatches { cluster } => {
             simulation.change_cluster(cluster, |cluster, _| cluster.server.end_watches());
@@ -306,101 +311,37 @@ fn server(simulation: &mut Simulation, action: &Action) {
     }
 }
 
-fn set_fault(simulation: &mut Simulation, cluster: &str, fault: Option<ServerFault>) {
-    let health = fault.map_or(Health::Up, health);
+fn set_fault(simulation: &mut Simulation, cluster: &str, fault: Option<(ServerFault, &Scope)>) {
+    let health = fault.map_or(Health::Up, |(fault, _)| answers::health(fault));
+    let scope = fault.map(|(_, scope)| scope.clone()).unwrap_or_default();
     simulation.change_cluster(cluster, |cluster, _| {
         cluster.health = health;
-        let fail = fault == Some(ServerFault::FailingJobs);
+        cluster.scope = scope;
+        let fail = matches!(fault, Some((ServerFault::FailingJobs, _)));
         cluster.server.fail_jobs(fail);
     });
 }
 
-/// The watches of a server that goes down end, too.
-fn end_watches_if_down(simulation: &mut Simulation, action: &Action) {
-    if let Action::Server {
+/// The watches of a server that goes down end, too. Clients list again only after the end of a watch.
+fn end_watches(simulation: &mut Simulation, action: &Action) {
+    let Action::Server {
         cluster,
-        fault: ServerFault::Down,
+        fault,
+        scope,
         ..
     } = action
-    {
-        simulation.change_cluster(cluster, |cluster, _| cluster.server.end_watches());
-    }
-}
-
-fn health(fault: ServerFault) -> Health {
-    let status = |code: u16, reason: &str, message: &str, retry_after: Option<u32>| {
-        let body = json!({
-            "kind": "Status",
-            "apiVersion": "v1",
-            "metadata": {},
-            "status": "Failure",
-            "message": message,
-            "reason": reason,
-            "code": code,
-        });
-        Health::Answers {
-            code,
-            content_type: "application/json",
-            body: body.to_string(),
-            retry_after,
-        }
+    else {
+        return;
     };
-    match fault {
-        ServerFault::FailingJobs => Health::Up,
-        ServerFault::Down => Health::Down,
-        ServerFault::Hangs => Health::Hangs,
-        ServerFault::TooManyRequests => status(
-            429,
-            "TooManyRequests",
-            "too many requests, please try again later",
-            Some(1),
-        ),
-        ServerFault::InternalError => status(
-            500,
-            "InternalError",
-            "Internal error occurred: etcdserver: request timed out",
-            None,
-        ),
-        ServerFault::Unavailable => status(
-            503,
-            "ServiceUnavailable",
-            "the server is currently unable to handle the request",
-            None,
-        ),
-        ServerFault::Unauthorized => status(401, "Unauthorized", "Unauthorized", None),
-        ServerFault::Html => Health::Answers {
-            code: 200,
-            content_type: "text/html",
-            body: "<html><body>Please log in</body></html>".to_owned(),
-            retry_after: None,
-        },
+    let lists = scope.verbs == Verbs::Lists || !scope.resources.is_empty();
+    if lists || matches!(fault, ServerFault::Down | ServerFault::EmptyLists) {
+        simulation.change_cluster(cluster, |cluster, _| cluster.server.end_watches());
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn bad_answers_are_status_objects_except_html() {
-        for (fault, code) in [
-            (ServerFault::TooManyRequests, 429),
-            (ServerFault::InternalError, 500),
-            (ServerFault::Unavailable, 503),
-            (ServerFault::Unauthorized, 401),
-        ] {
-            let Health::Answers {
-                code: given, body, ..
-            } = health(fault)
-            else {
-                panic!("{fault:?} answers nothing");
-            };
-            assert_eq!(given, code);
-            let body: serde_json::Value = serde_json::from_str(&body).unwrap();
-            assert_eq!(body["code"], code);
-        }
-        assert_eq!(health(ServerFault::Down), Health::Down);
-    }
 
     #[test]
     fn link_fault_becomes_one_state() {

@@ -6,11 +6,13 @@
 //! name.
 
 mod draw;
+mod scope;
 mod tenants;
 #[cfg(test)]
 mod tests;
 mod text;
 
+pub use scope::{Scope, Verbs};
 pub use text::ParseError;
 
 use crate::conductor::Millis;
@@ -23,6 +25,8 @@ pub const SYSTEM: &str = "krypton-system";
 pub const HOME: &str = "home";
 /// Ends the name of a second member with the same cluster.
 pub const TWIN: &str = "-twin";
+/// A namespace whose Secrets the hub discovers, but does not trust.
+pub const ELSEWHERE: &str = "elsewhere";
 /// The length of a permanent fault.
 pub const FOREVER: Millis = Millis::MAX;
 
@@ -194,6 +198,7 @@ pub enum Action {
     Server {
         cluster: String,
         fault: ServerFault,
+        scope: Scope,
         length: Millis,
     },
     /// Ends all watches of an API server.
@@ -298,6 +303,11 @@ pub enum MemberAction {
     AddTwin {
         length: Millis,
     },
+    /// Creates Secrets with kubeconfigs in the namespace [`ELSEWHERE`] for a time: one with the member's name, and one
+    /// with a new name, which nobody accepts.
+    AddElsewhere {
+        length: Millis,
+    },
     /// Replaces the kubeconfig by invalid text for a time.
     DamageKubeconfig {
         length: Millis,
@@ -363,6 +373,15 @@ pub enum ServerFault {
     /// An HTML page with status 200, as a captive portal answers.
     Html,
     Unauthorized,
+    Forbidden,
+    NotFound,
+    Gone,
+    /// An HTML page of a proxy before the API server.
+    BadGateway,
+    /// Lists have no objects.
+    EmptyLists,
+    /// The connection ends in the middle of each body.
+    CutBodies,
     /// The API server is well, but the pods of Jobs fail, as without a registry.
     FailingJobs,
 }
@@ -516,6 +535,7 @@ impl Action {
             | Self::Member {
                 what:
                     MemberAction::AddTwin { length }
+                    | MemberAction::AddElsewhere { length }
                     | MemberAction::DamageKubeconfig { length }
                     | MemberAction::DeleteKubeconfig { length }
                     | MemberAction::RelabelKubeconfig { length },
@@ -601,6 +621,7 @@ impl MemberAction {
     fn length(&self) -> Option<Millis> {
         match self {
             Self::AddTwin { length }
+            | Self::AddElsewhere { length }
             | Self::DamageKubeconfig { length }
             | Self::DeleteKubeconfig { length }
             | Self::RelabelKubeconfig { length } => Some(*length),

@@ -36,7 +36,7 @@ use crate::conductor::{Context, Program, Simulation};
 use crate::faults::{self, Person, VALUES};
 use crate::observe::Event;
 use crate::oracles::condition;
-use crate::plan::{Chart, Edge, HOME, SYSTEM, Settings, TENANTS};
+use crate::plan::{Access, Chart, ELSEWHERE, Edge, HOME, SYSTEM, Settings, TENANTS};
 
 /// Starts the names of hosts with a copy of an agent.
 pub(crate) const COPY: &str = "copy-";
@@ -144,6 +144,7 @@ impl Fleet<'_> {
             "--chart-repo=".to_owned(),
             "--chart-install-crds=false".to_owned(),
             format!("--chart-values-from=configmap/{VALUES}"),
+            format!("--kubeconfig-namespaces={SYSTEM},{ELSEWHERE}"),
             "--tenant-values".to_owned(),
             "--place-tenants".to_owned(),
             "--ensure-watch-crds".to_owned(),
@@ -197,7 +198,7 @@ pub(crate) fn rebuild(simulation: &mut Simulation, cluster: &str) {
 }
 
 fn create_namespaces(simulation: &mut Simulation, name: &str) -> anyhow::Result<()> {
-    for namespace in [SYSTEM, TENANTS] {
+    for namespace in [SYSTEM, TENANTS, ELSEWHERE] {
         let namespace = json!({
             "apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace},
         });

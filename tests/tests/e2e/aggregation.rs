@@ -1,4 +1,4 @@
-//! Shows how the home cluster aggregates a Tenant's status across 200 members.
+//! Shows how the home cluster aggregates a Tenant's status across 100 members.
 
 #[path = "../../src/bench/simulated.rs"]
 #[expect(
@@ -155,7 +155,7 @@ fn size(tenant: &Tenant) -> usize {
 /// The agents use the real protocol. Only their clusters are simulated.
 #[tokio::test]
 async fn large_fleet_summary_is_throttled_and_survives_restart() -> TestResult {
-    const ALL: u32 = 200;
+    const ALL: u32 = 100;
     let mut many = Many::start(ALL).await?;
     let fleet_client = FleetClient::at(&many.home);
     for tenant in ["acme", "other"] {
@@ -164,8 +164,8 @@ async fn large_fleet_summary_is_throttled_and_survives_restart() -> TestResult {
         }
         fleet_client.create(tenant, json!({})).await?;
     }
-    many.shows("other", "200 of 200 clusters ready").await;
-    let acme = many.shows("acme", "200 of 200 clusters ready").await;
+    many.shows("other", "100 of 100 clusters ready").await;
+    let acme = many.shows("acme", "100 of 100 clusters ready").await;
     let status = acme.status.unwrap();
     assert_eq!(clusters(&status.conditions), [].into());
     let full = ClusterSummary {
@@ -183,7 +183,7 @@ async fn large_fleet_summary_is_throttled_and_survives_restart() -> TestResult {
         }
         many.send_report(0, "other", Some(ready), round);
         let count = if ready { ALL } else { ALL - 1 };
-        many.shows("other", &format!("{count} of 200 clusters ready"))
+        many.shows("other", &format!("{count} of 100 clusters ready"))
             .await;
     }
     let tenants: Api<Tenant> = fleet_client.tenants();
@@ -210,7 +210,7 @@ async fn large_fleet_summary_is_throttled_and_survives_restart() -> TestResult {
     let acme = many
         .shows(
             "acme",
-            "170 of 200 clusters ready (30 not ready); edge-000: Installing: m",
+            "70 of 100 clusters ready (30 not ready); edge-000: Installing: m",
         )
         .await;
     let most = begun.elapsed().as_secs() + 2;
@@ -231,7 +231,7 @@ async fn large_fleet_summary_is_throttled_and_survives_restart() -> TestResult {
         let status = tenants.get("acme").await?.status.unwrap_or_default();
         let (summary, message) = (status.summary.unwrap(), status.last_message.unwrap());
         assert_eq!((summary.clusters, summary.unknown), (ALL, 0), "{message}");
-        if !message.starts_with("171 of 200") {
+        if !message.starts_with("71 of 100") {
             bail!("{message}");
         }
         Ok(Some(()))
@@ -265,7 +265,7 @@ async fn is_shown_completely_by_kubectl(many: &Many) {
     eventually("a condition for each cluster", async || {
         let shown = kubectl_krypton(&many.home, &words).await?;
         let lines = |word: &str| shown.lines().filter(|line| line.contains(word)).count();
-        if (lines("└ edge-"), lines("Installed"), lines("Pending")) != (200, 170, 30) {
+        if (lines("└ edge-"), lines("Installed"), lines("Pending")) != (100, 70, 30) {
             bail!("{shown}");
         }
         Ok(Some(()))

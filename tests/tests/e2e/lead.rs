@@ -406,6 +406,10 @@ async fn ca_rotation_survives_leader_changes_without_lockout() -> TestResult {
         let words = [&["rotate-ca", "-n", HUB_NAMESPACE], more].concat();
         kubectl_krypton(home, &words).await
     };
+    let forced = rotate(&stage.home, &["--force"]).await.unwrap_err();
+    assert!(forced.to_string().contains("nothing to force"), "{forced}");
+    let ca = (HUB_NAMESPACE, names::CA_SECRET);
+    let former = secret_field(&stage.home, ca, "ca\\.crt").await?;
     rotate(&stage.home, &[]).await?;
     for phase in ["Announced", "Switched"] {
         eventually(&format!("the phase {phase}"), async || {
@@ -430,9 +434,34 @@ async fn ca_rotation_survives_leader_changes_without_lockout() -> TestResult {
         Ok(Some(()))
     })
     .await?;
+    let at_home =
+        async |key: &str| secret_field(&stage.home, (HUB_NAMESPACE, names::CA_SECRET), key).await;
+    let root = at_home("ca\\.crt").await?;
+    assert_ne!(root, former);
+    assert_eq!(
+        at_home("former\\.crt").await? + &at_home("next\\.key").await?,
+        ""
+    );
+    eventually("the agent to trust only the new root", async || {
+        let identity = ("krypton-system", "krypton-agent-identity");
+        let trusted = secret_field(&stage.edge, identity, "ca\\.crt").await?;
+        Ok((trusted == root).then_some(()))
+    })
+    .await?;
     stage.tenant("second").await;
     stage.fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
     Ok(())
+}
+
+/// Returns a field of a Secret in base64.
+async fn secret_field(
+    cluster: &Cluster,
+    (namespace, name): (&str, &str),
+    key: &str,
+) -> Result<String> {
+    let field = format!("--output=jsonpath={{.data.{key}}}");
+    let get = ["get", "secret", name, "--namespace", namespace, &field];
+    cluster.kubectl(get).await
 }
 
 #[tokio::test]

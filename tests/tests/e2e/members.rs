@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result};
 use krypton_tests::{
     Cluster, Gate, Hub, HubOptions, Mode, Parts, Scenario, ServedChart, TestResult, eventually,
-    fleet::{CONNECTED, FleetClient, RESOLVED},
+    fleet::{CONNECTED, FleetClient, HEALTHY, RESOLVED},
     gate, home_and_edge,
     port::Port,
 };
@@ -11,7 +11,7 @@ use serde_json::json;
 
 /// Number of members that join and leave in each round.
 const MEMBERS: usize = 20;
-const ROUNDS: usize = 10;
+const ROUNDS: usize = 4;
 
 #[tokio::test]
 async fn newer_kubeconfig_takes_over_only_once_it_works() -> TestResult {
@@ -59,8 +59,73 @@ async fn newer_kubeconfig_takes_over_only_once_it_works() -> TestResult {
         .await?;
     at_edge.install("rotated").await?;
     fleet_client
-        .member_shows("edge-1", &[RESOLVED, CONNECTED])
+        .member_shows("edge-1", &[RESOLVED, CONNECTED, HEALTHY])
         .await?;
+    rejected_or_removed_kubeconfig_uninstalls_nothing(&fleet_client, &at_edge, &edge).await
+}
+
+/// Returns the same access through an exec plugin, which the hub rejects by default.
+fn with_exec(cluster: &Cluster) -> String {
+    cluster
+        .kubeconfig_with_token()
+        .lines()
+        .map(|line| match line.split_once("token:") {
+            Some((indent, _)) => {
+                let exec =
+                    "exec: {apiVersion: client.authentication.k8s.io/v1, command: /bin/true}";
+                format!("{indent}{exec}\n")
+            }
+            None => format!("{line}\n"),
+        })
+        .collect()
+}
+
+async fn rejected_or_removed_kubeconfig_uninstalls_nothing(
+    fleet_client: &FleetClient,
+    at_edge: &FleetClient,
+    edge: &Cluster,
+) -> TestResult {
+    let healthy = [RESOLVED, CONNECTED, HEALTHY];
+    fleet_client.add_member("edge-1", &with_exec(edge)).await?;
+    let invalid = ("TargetClusterResolved", "False", "KubeconfigInvalid");
+    let shown = [invalid, CONNECTED, HEALTHY];
+    let message = fleet_client.member_message("edge-1", &shown).await?;
+    assert!(message.contains("default/edge-1"), "{message}");
+    assert!(message.contains("exec"), "{message}");
+    at_edge.install("before").await?;
+    fleet_client
+        .add_member("edge-1", &edge.kubeconfig_with_token())
+        .await?;
+    fleet_client.member_shows("edge-1", &healthy).await?;
+
+    let tenant = fleet_client.create("before", json!({})).await?;
+    assert_eq!(tenant.status, None);
+    fleet_client.ready("before").await?;
+    let releases = at_edge.releases().await?;
+    assert_eq!(releases.len(), 3);
+    fleet_client.label_member("edge-1", false).await?;
+    let gone = [
+        ("TargetClusterResolved", "False", "SourceGone"),
+        ("Connected", "False", "SourceGone"),
+    ];
+    fleet_client.member_shows("edge-1", &gone).await?;
+    let unknown = [
+        ("ClusterReady/edge-1", "Unknown", "ClusterUnreachable"),
+        ("Ready", "Unknown", "ClustersUnknown"),
+    ];
+    fleet_client.shows("before", &unknown).await?;
+    assert_eq!(at_edge.holder().await?, "", "the Lease is released");
+    // No actor reconciles Tenants now.
+    at_edge.create("later", json!({})).await?;
+    assert_eq!(at_edge.releases().await?, releases);
+
+    fleet_client.label_member("edge-1", true).await?;
+    at_edge.ready("later").await?;
+    fleet_client.member_shows("edge-1", &healthy).await?;
+    fleet_client.ready("before").await?;
+    let mut now = at_edge.releases().await?;
+    now.retain(|name, _| releases.contains_key(name));
+    assert_eq!(now, releases);
     Ok(())
 }
 

@@ -43,6 +43,7 @@ struct Attack {
     chart: ServedChart,
     pair: Pair,
     fleet_client: FleetClient,
+    tenant: String,
     release: String,
 }
 
@@ -51,18 +52,26 @@ impl Attack {
         let scenario = Scenario::new(name, mode).flags(flags);
         let values = "{replicaCount: 0, message: v1}";
         let (pair, chart) = scenario.values(values).start().await?;
-        let fleet_client = pair.fleet_client();
-        fleet_client.install("acme").await?;
-        let release = pair.release("acme");
         pair.cluster()
             .kubectl(["create", "namespace", "victim"])
             .await?;
-        Ok(Self {
+        let mut attack = Self {
+            fleet_client: pair.fleet_client(),
             chart,
             pair,
-            fleet_client,
-            release,
-        })
+            tenant: String::new(),
+            release: String::new(),
+        };
+        attack.install("acme").await?;
+        Ok(attack)
+    }
+
+    /// Installs the Tenant that is attacked from now on.
+    async fn install(&mut self, tenant: &str) -> TestResult {
+        self.fleet_client.install(tenant).await?;
+        self.release = self.pair.release(tenant);
+        self.tenant = tenant.to_owned();
+        Ok(())
     }
 
     fn secret_name(&self, revision: u32) -> String {
@@ -75,7 +84,7 @@ impl Attack {
 
     /// Rewrites the stored release, as a user of the workspace can.
     async fn tamper(&self, revision: u32, change: impl Fn(&mut Value)) {
-        let secrets = self.secrets("acme");
+        let secrets = self.secrets(&self.tenant);
         let name = self.secret_name(revision);
         eventually("the release Secret to be changed", async || {
             let mut secret = secrets.get(&name).await?;
@@ -89,7 +98,7 @@ impl Attack {
 
     /// Adds a revision that Helm never wrote.
     async fn forge(&self, revision: u32, change: impl Fn(&mut Value)) -> TestResult {
-        let secrets = self.secrets("acme");
+        let secrets = self.secrets(&self.tenant);
         let mut secret = secrets.get(&self.secret_name(revision - 1)).await?;
         rewrite(&mut secret, &|release: &mut Value| {
             release["version"] = json!(revision);
@@ -110,7 +119,7 @@ impl Attack {
     async fn shows_tampered(&self) {
         let error = self.pair.condition("ClusterError");
         self.fleet_client
-            .shows("acme", &[(&error, "True", "ReleaseTampered")])
+            .shows(&self.tenant, &[(&error, "True", "ReleaseTampered")])
             .await
             .unwrap();
     }
@@ -129,7 +138,10 @@ impl Attack {
     async fn delete_secret(&self, revision: u32) {
         let params = DeleteParams::default();
         let name = self.secret_name(revision);
-        self.secrets("acme").delete(&name, &params).await.unwrap();
+        self.secrets(&self.tenant)
+            .delete(&name, &params)
+            .await
+            .unwrap();
     }
 }
 
@@ -191,8 +203,20 @@ async fn tampered_release_is_not_healed_from(mode: Mode) -> TestResult {
 }
 
 #[tokio::test]
-async fn tampered_release_stays_tampered_after_a_restart() -> TestResult {
-    let mut attack = Attack::on("tamper-restart", Mode::Agent, &[]).await?;
+async fn tampered_release_is_left_as_it_is() -> TestResult {
+    let mut attack = Attack::on("tamper", Mode::Agent, &[]).await?;
+    lost_record_renders_the_chart_again(&mut attack).await?;
+    attack.install("restart").await?;
+    tampered_release_stays_tampered_after_a_restart(&mut attack).await?;
+    attack.install("hooks").await?;
+    tampered_release_is_not_uninstalled_with_its_hooks(&attack).await?;
+    attack.install("forged").await?;
+    forged_revision_is_uninstalled_without_its_hooks(&attack).await?;
+    attack.install("upgrade").await?;
+    upgrade_deletes_nothing_that_a_forged_revision_lists(&attack).await
+}
+
+async fn tampered_release_stays_tampered_after_a_restart(attack: &mut Attack) -> TestResult {
     attack.tamper(1, |release| append(release, BINDING)).await;
     attack.shows_tampered().await;
     attack.pair.stop().await?;
@@ -201,60 +225,51 @@ async fn tampered_release_stays_tampered_after_a_restart() -> TestResult {
     fleet_client.install("beta").await?;
     attack.shows_tampered().await;
 
-    let home = attack.pair.cluster();
-    let accept = ["accept-release", &attack.release, "-n", "acme"];
-    let output = kubectl_krypton(home, &accept).await?;
+    let cluster = attack.pair.cluster();
+    let accept = ["accept-release", &attack.release, "-n", &attack.tenant];
+    let output = kubectl_krypton(cluster, &accept).await?;
     assert!(output.contains("revision 1 of release"), "{output}");
-    let resync = ["resync", "tenant", "acme", "-n", "default"];
-    kubectl_krypton(home, &resync).await?;
-    fleet_client.ready("acme").await?;
+    let resync = ["resync", "tenant", &attack.tenant, "-n", "default"];
+    kubectl_krypton(cluster, &resync).await?;
+    fleet_client.ready(&attack.tenant).await?;
     attack.no_takeover().await;
     Ok(())
 }
 
-#[tokio::test]
-async fn tampered_release_is_not_uninstalled_with_its_hooks() -> TestResult {
-    let attack = Attack::on("tamper-hooks", Mode::Agent, &[]).await?;
+async fn tampered_release_is_not_uninstalled_with_its_hooks(attack: &Attack) -> TestResult {
     attack.tamper(1, delete_hook).await;
     attack.shows_tampered().await;
-    attack.fleet_client.delete("acme").await?;
+    attack.fleet_client.delete(&attack.tenant).await?;
     attack.shows_tampered().await;
     attack.no_takeover().await;
     attack.delete_secret(1).await;
-    attack.fleet_client.gone("acme").await?;
+    attack.fleet_client.gone(&attack.tenant).await?;
     attack.no_takeover().await;
     Ok(())
 }
 
-#[tokio::test]
-async fn forged_revision_is_uninstalled_without_its_hooks() -> TestResult {
-    let attack = Attack::on("tamper-forged", Mode::Agent, &[]).await?;
+async fn forged_revision_is_uninstalled_without_its_hooks(attack: &Attack) -> TestResult {
     attack.forge(2, delete_hook).await?;
-    attack.fleet_client.delete("acme").await?;
-    let message = attack
-        .fleet_client
-        .event_message("acme", "HooksSkipped")
-        .await;
+    let (fleet_client, tenant) = (&attack.fleet_client, &attack.tenant);
+    fleet_client.delete(tenant).await?;
+    let message = fleet_client.event_message(tenant, "HooksSkipped").await;
     assert!(message?.contains("revision 2"));
-    attack.fleet_client.gone("acme").await?;
+    fleet_client.gone(tenant).await?;
     attack.no_takeover().await;
     Ok(())
 }
 
-#[tokio::test]
-async fn upgrade_deletes_nothing_that_a_forged_revision_lists() -> TestResult {
-    let attack = Attack::on("tamper-upgrade", Mode::Agent, &[]).await?;
+async fn upgrade_deletes_nothing_that_a_forged_revision_lists(attack: &Attack) -> TestResult {
     attack.forge(2, |release| append(release, VICTIM)).await?;
     attack.chart.write("{replicaCount: 0, message: v2}")?;
     attack.shows_tampered().await;
     attack.no_takeover().await;
     attack.delete_secret(2).await;
-    attack
-        .fleet_client
-        .newest_is("acme", &attack.release, 2, "deployed")
+    let (fleet_client, tenant) = (&attack.fleet_client, &attack.tenant);
+    fleet_client
+        .newest_is(tenant, &attack.release, 2, "deployed")
         .await?;
-    let fleet_client = &attack.fleet_client;
-    fleet_client.ready("acme").await?;
+    fleet_client.ready(tenant).await?;
     attack.no_takeover().await;
     Ok(())
 }
@@ -272,9 +287,7 @@ async fn upgrade_over_a_tampered_release_is_refused() -> TestResult {
     Ok(())
 }
 
-#[tokio::test]
-async fn lost_record_renders_the_chart_again() -> TestResult {
-    let mut attack = Attack::on("tamper-lost", Mode::Agent, &[]).await?;
+async fn lost_record_renders_the_chart_again(attack: &mut Attack) -> TestResult {
     attack.pair.stop().await?;
     let system = attack.secrets(SYSTEM);
     let records = async || {
@@ -289,9 +302,9 @@ async fn lost_record_renders_the_chart_again() -> TestResult {
     attack.pair.start_actor_again()?;
     let fleet_client = &attack.fleet_client;
     fleet_client
-        .newest_is("acme", &attack.release, 2, "deployed")
+        .newest_is(&attack.tenant, &attack.release, 2, "deployed")
         .await?;
-    fleet_client.ready("acme").await?;
+    fleet_client.ready(&attack.tenant).await?;
     assert_eq!(records().await, before);
     Ok(())
 }

@@ -54,7 +54,7 @@ impl ActionRunner {
                         return self.set_aside(job, &secret, &error, ready, done).await;
                     }
                 },
-                None => return self.relist(job, done).await,
+                None => return self.relist_without(job, newest.revision, done).await,
             },
         };
         if again {

@@ -74,7 +74,7 @@ impl ActionRunner {
         let former = self.revision_secret(&job.release, revision).await?;
         let kept = self.revision_secret(&job.release, newest.revision).await?;
         let (Some(former), Some(kept)) = (former, kept) else {
-            return self.relist(job, done).await;
+            return self.relist_without(job, revision, done).await;
         };
         self.still_permitted()?;
         self.remove_left_over(job, (&former, &kept), left, false)

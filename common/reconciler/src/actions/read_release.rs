@@ -23,7 +23,7 @@ impl ActionRunner {
         done: &mut JobResult,
     ) -> Result<(), ActionError> {
         let Some(secret) = self.revision_secret(&job.release, revision).await? else {
-            return self.relist(job, done).await;
+            return self.relist_without(job, revision, done).await;
         };
         let release_details = match releases::decode(&secret) {
             Ok(release_details) => release_details,
@@ -51,6 +51,25 @@ impl ActionRunner {
     ) -> Result<Option<Secret>, ActionError> {
         let name = releases::secret_name(&release.name, revision);
         Ok(call("reading the release", self.secrets(release).get_opt(&name)).await?)
+    }
+
+    /// Relists after a read has not found a revision. Fails if the API server still lists it: another attempt must wait.
+    pub(super) async fn relist_without(
+        &self,
+        job: &Job,
+        revision: u32,
+        done: &mut JobResult,
+    ) -> Result<(), ActionError> {
+        self.relist(job, done).await?;
+        let name = releases::secret_name(&job.release.name, revision);
+        let is_it = |meta: &ObjectMeta| meta.name.as_ref() == Some(&name);
+        match &done.release {
+            Some(ReleaseNews::All { metas, .. }) if metas.iter().any(is_it) => {
+                let text = format!("the API server lists Secret {name} but does not find it");
+                Err(ActionError::Transient(text))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Reads the release's Secrets afresh, without their content.

@@ -47,7 +47,7 @@ impl ActionRunner {
         };
         self.still_permitted()?;
         let Some(current) = self.revision_secret(&job.release, newest.revision).await? else {
-            return self.relist(job, done).await;
+            return self.relist_without(job, newest.revision, done).await;
         };
         self.sign(job, &current, newest.revision + 1).await?;
         self.say(job, done).await?;

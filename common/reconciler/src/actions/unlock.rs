@@ -19,7 +19,7 @@ impl ActionRunner {
         done: &mut JobResult,
     ) -> Result<(), ActionError> {
         let Some(secret) = self.revision_secret(&job.release, revision).await? else {
-            return self.relist(job, done).await;
+            return self.relist_without(job, revision, done).await;
         };
         let description = format!("Unlocked by Krypton: a Helm process that died left it {was}");
         let mut unlocked = match releases::unlocked(&secret, &description) {

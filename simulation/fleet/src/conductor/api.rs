@@ -6,6 +6,7 @@ use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use jiff::{SignedDuration, Timestamp};
 use krypton_sim_apiserver::server::{Answer, ApiServer, Events, WatchId};
+use serde_json::Value;
 use tokio::sync::mpsc;
 
 use super::queue::Event;
@@ -13,7 +14,7 @@ use super::{Millis, Simulation};
 use crate::network::Verdict;
 use crate::observe::Event as Seen;
 use crate::outbox::{Body, ProcessId, Reply};
-use crate::plan::Strike;
+use crate::plan::{Scope, Strike};
 use crate::process::Delivery;
 
 /// A client's connector gives up on a connection after this time.
@@ -40,6 +41,10 @@ pub enum Health {
         body: String,
         retry_after: Option<u32>,
     },
+    /// It carries out each request, but its lists have no objects.
+    EmptyLists,
+    /// It carries out each request, but the client gets only half of the body.
+    CutBodies,
 }
 
 /// A cluster with its API server.
@@ -47,6 +52,8 @@ pub enum Health {
 pub struct Cluster {
     pub server: ApiServer,
     pub health: Health,
+    /// The requests that `health` concerns.
+    pub scope: Scope,
     /// Error of the server's clock.
     pub skew: SignedDuration,
     authority: String,
@@ -58,6 +65,12 @@ impl Cluster {
     /// Address of the API server, as `host:port`.
     pub fn authority(&self) -> &str {
         &self.authority
+    }
+
+    /// What the server does with a request.
+    fn health_for(&self, request: &Request<Bytes>) -> &Health {
+        let concerned = self.scope.concerns(request.method(), request.uri().path());
+        if concerned { &self.health } else { &Health::Up }
     }
 
     /// The time that the server's clock shows.
@@ -129,6 +142,7 @@ impl Simulation {
         let cluster = Cluster {
             server,
             health: Health::Up,
+            scope: Scope::default(),
             skew: SignedDuration::ZERO,
             authority: authority.to_owned(),
             timer: None,
@@ -226,7 +240,8 @@ impl Simulation {
 
     pub(super) fn request_arrives(&mut self, arriving: Arriving) {
         let cluster = self.clusters.get(&arriving.cluster);
-        if cluster.is_some_and(|cluster| matches!(cluster.health, Health::Hangs)) {
+        let hangs = |cluster: &Cluster| *cluster.health_for(&arriving.request) == Health::Hangs;
+        if cluster.is_some_and(hangs) {
             // The server answers when it no longer hangs, unless the client gives up before.
             if self.requests.contains_key(&arriving.id) {
                 let again = Event::Arrives(Box::new(arriving));
@@ -326,11 +341,13 @@ impl Simulation {
     ) -> Option<Result<Answer, io::ErrorKind>> {
         let wall = self.wall();
         let cluster = self.clusters.get_mut(name)?;
-        match &cluster.health {
-            Health::Up => {
-                let now = cluster.clock(wall);
-                Some(Ok(cluster.server.handle(now, request)))
-            }
+        let now = cluster.clock(wall);
+        match cluster.health_for(request) {
+            Health::Up => Some(Ok(cluster.server.handle(now, request))),
+            Health::EmptyLists => Some(Ok(changed(cluster.server.handle(now, request), emptied))),
+            Health::CutBodies => Some(Ok(changed(cluster.server.handle(now, request), |body| {
+                body.slice(..body.len() / 2)
+            }))),
             Health::Down => Some(Err(io::ErrorKind::ConnectionRefused)),
             Health::Hangs => None,
             Health::Answers {
@@ -491,10 +508,52 @@ fn path_of(uri: &http::Uri) -> String {
         .unwrap_or_default()
 }
 
+/// Changes the body of a complete answer.
+fn changed(answer: Answer, change: impl FnOnce(Bytes) -> Bytes) -> Answer {
+    match answer {
+        Answer::Complete(response) => Answer::Complete(response.map(change)),
+        watch => watch,
+    }
+}
+
+/// The same list without its objects. Other bodies do not change.
+fn emptied(body: Bytes) -> Bytes {
+    let Ok(mut list) = serde_json::from_slice::<Value>(&body) else {
+        return body;
+    };
+    let Some(items) = list.get_mut("items").and_then(Value::as_array_mut) else {
+        return body;
+    };
+    items.clear();
+    for field in ["continue", "remainingItemCount"] {
+        if let Some(metadata) = list.get_mut("metadata").and_then(Value::as_object_mut) {
+            metadata.remove(field);
+        }
+    }
+    list.to_string().into()
+}
+
 fn refuse(reply: Reply, kind: io::ErrorKind) {
     drop(reply.send(Err(kind.into())));
 }
 
 fn respond(reply: Reply, response: Response<Body>) {
     drop(reply.send(Ok(response)));
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn emptied_list_keeps_only_its_version() {
+        let list = json!({"metadata": {"resourceVersion": "7", "continue": "c"}, "items": [1]});
+        let emptied = emptied(list.to_string().into());
+        let expected = json!({"metadata": {"resourceVersion": "7"}, "items": []});
+        assert_eq!(serde_json::from_slice::<Value>(&emptied).unwrap(), expected);
+        let object = Bytes::from_static(br#"{"data":{}}"#);
+        assert_eq!(super::emptied(object.clone()), object);
+    }
 }

@@ -13,7 +13,8 @@ use serde_json::{Value, json};
 use crate::conductor::{Millis, Simulation};
 use crate::observe::Event as Seen;
 use crate::plan::{
-    Action, DeploymentAction, HOME, MemberAction, SYSTEM, Settings, TENANTS, TWIN, TenantAction,
+    Action, DeploymentAction, ELSEWHERE, HOME, MemberAction, SYSTEM, Settings, TENANTS, TWIN,
+    TenantAction,
 };
 use crate::stage;
 
@@ -357,18 +358,22 @@ pub(super) fn delete_forged(simulation: &mut Simulation, clusters: &[String]) {
                     cluster,
                 };
                 person.delete(&format!("/api/v1/namespaces/{namespace}/secrets/{name}"));
-                // A failed deletion is repeated much later.
-                let retry = json!({names::RECONCILE_REQUESTED_ANNOTATION: "deleted-forged"});
-                let path = format!("{KRYPTON}/namespaces/{TENANTS}/tenants/{namespace}");
-                for cluster in [HOME, cluster] {
-                    let mut person = Person {
-                        simulation,
-                        cluster,
-                    };
-                    person.patch(&path, &json!({"metadata": {"annotations": retry}}));
-                }
+                request_retry(simulation, clusters, namespace);
             }
         }
+    }
+}
+
+/// Without a request, Krypton repeats a permanent failure only after 15 minutes.
+fn request_retry(simulation: &mut Simulation, clusters: &[String], tenant: &str) {
+    let path = format!("{KRYPTON}/namespaces/{TENANTS}/tenants/{tenant}");
+    let annotations = json!({names::RECONCILE_REQUESTED_ANNOTATION: "forged revision deleted"});
+    for cluster in clusters {
+        let mut person = Person {
+            simulation,
+            cluster,
+        };
+        person.patch(&path, &json!({"metadata": {"annotations": &annotations}}));
     }
 }
 
@@ -471,6 +476,7 @@ fn on_member(simulation: &mut Simulation, member: &str, what: &MemberAction) {
         MemberAction::Replace => return replace(simulation, member),
         MemberAction::Rejoin => return rejoin(simulation, member),
         MemberAction::AddTwin { .. } => return add_twin(simulation, member, what),
+        MemberAction::AddElsewhere { .. } => return add_elsewhere(simulation, member, what),
         MemberAction::DamageKubeconfig { .. }
         | MemberAction::DeleteKubeconfig { .. }
         | MemberAction::RelabelKubeconfig { .. } => {
@@ -545,6 +551,37 @@ fn add_twin(simulation: &mut Simulation, member: &str, what: &MemberAction) {
         person.delete(&format!("{all}/{twin}"));
         let uninstall = false;
         on_member(simulation, &twin, &MemberAction::Delete { uninstall });
+    });
+}
+
+fn add_elsewhere(simulation: &mut Simulation, member: &str, what: &MemberAction) {
+    let all = format!("/api/v1/namespaces/{ELSEWHERE}/secrets");
+    let other = format!("{member}-{ELSEWHERE}");
+    // A hub that uses one of them talks to a cluster with an agent, if there is one.
+    let edges = ["edge-1", "edge-2", "edge-3"];
+    let has_agent = |edge: &str| simulation.ip(&format!("agent-{edge}")).is_some();
+    let with_agent = edges.into_iter().find(|edge| has_agent(edge));
+    let cluster = match has_agent(member) {
+        true => member,
+        false => with_agent.unwrap_or(member),
+    };
+    for name in [member, &other] {
+        if let Some(secret) = stage::kubeconfig_secret(simulation, cluster, name) {
+            Person::at_home(simulation).create(&all, &secret);
+        }
+    }
+    let action = Action::Member {
+        member: member.to_owned(),
+        what: what.clone(),
+    };
+    let member = member.to_owned();
+    super::end_later(simulation, &action, move |simulation| {
+        let mut person = Person::at_home(simulation);
+        for name in [&member, &other] {
+            person.delete(&format!("{all}/{name}"));
+        }
+        let uninstall = false;
+        on_member(simulation, &other, &MemberAction::Delete { uninstall });
     });
 }
 

@@ -26,6 +26,7 @@ pub(super) fn all() -> Vec<Box<dyn Oracle>> {
         Box::new(OneMember),
         Box::new(TwinRests),
         Box::new(ClusterStays),
+        Box::new(SourceStays),
         Box::new(PlacementStays),
         Box::new(PlacedByOrder),
         Box::new(HomeWaits),
@@ -219,6 +220,21 @@ stateless! {
 }
 
 stateless! {
+    /// A member keeps its source. Only people bind it to another one.
+    SourceStays, "source-stays",
+    fn see(&mut self, _: &View, seen: &Observation) -> Check {
+        let Some((_, change, before, after)) = replaced(seen) else {
+            return Ok(());
+        };
+        let source = |object: &Value| object.pointer("/spec/sourceRef").cloned();
+        let is_member = change.key.resource == "edgeclusters" && is_product(&change.by);
+        ensure(!is_member || source(before) == source(after), || {
+            format!("{} gives {} another source", change.by, change.key.name)
+        })
+    }
+}
+
+stateless! {
     /// A KryptonDeployment that moves is deployed on the new member before the old one uninstalls it.
     MoveInstallsFirst, "moved-deployment-installs-first",
     fn see(&mut self, view: &View, seen: &Observation) -> Check {
@@ -315,6 +331,19 @@ mod tests {
         story.assert_kept();
         story.patch("hub-0", "home", edge_cluster("edge-1"), &other);
         story.assert_broken("cluster-uid-stays");
+    }
+
+    #[test]
+    fn new_source_of_a_member_is_found() {
+        let source = |name: &str| json!({"spec": {"sourceRef": {"kind": "Secret", "name": name}}});
+        for (by, oracle) in [("people", None), ("hub-0", Some("source-stays"))] {
+            let mut story = Story::new();
+            story
+                .renew()
+                .put("hub-0", "home", edge_cluster("edge-1"))
+                .patch(by, "home", edge_cluster("edge-1"), &source("other"));
+            assert_eq!(story.violated(), oracle);
+        }
     }
 
     #[test]

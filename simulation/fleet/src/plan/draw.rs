@@ -8,7 +8,7 @@ use rand::{RngExt as _, SeedableRng as _};
 
 use super::{
     Access, Action, Chart, DeploymentAction, Edge, FOREVER, HOME, LinkFault, MemberAction, Plan,
-    Seat, ServerFault, Settings, Step, Strike, TenantAction,
+    Scope, Seat, ServerFault, Settings, Step, Strike, TenantAction, Verbs,
 };
 use crate::conductor::Millis;
 
@@ -266,6 +266,7 @@ impl Draft {
             _ => Action::Server {
                 cluster: edge.name,
                 fault: self.one_of(&[ServerFault::Down, ServerFault::Hangs]),
+                scope: Scope::default(),
                 length: FOREVER,
             },
         };
@@ -515,9 +516,13 @@ impl Draft {
         let edge = self.one_of(&edges);
         let may_change = edge.access == Access::Kubeconfig && self.sources_change;
         // After its member has gone, the twin rightly acts.
+        let what = self.one_of(&[
+            MemberAction::AddTwin { length },
+            MemberAction::AddElsewhere { length },
+        ]);
         (self.members_stay && !may_change).then_some(Action::Member {
             member: edge.name,
-            what: MemberAction::AddTwin { length },
+            what,
         })
     }
 
@@ -547,11 +552,19 @@ impl Draft {
                         ServerFault::Unavailable,
                         ServerFault::Html,
                         ServerFault::Unauthorized,
+                        ServerFault::Forbidden,
+                        ServerFault::NotFound,
+                        ServerFault::Gone,
+                        ServerFault::BadGateway,
+                        ServerFault::EmptyLists,
+                        ServerFault::CutBodies,
                     ],
                 };
+                let fault = self.one_of(faults);
                 Action::Server {
                     cluster,
-                    fault: self.one_of(faults),
+                    fault,
+                    scope: self.scope(kind, fault),
                     length,
                 }
             }
@@ -569,6 +582,29 @@ impl Draft {
                 length,
             },
         })
+    }
+
+    fn scope(&mut self, kind: Kind, fault: ServerFault) -> Scope {
+        // Without a view of the releases, Krypton rightly finds nothing to uninstall.
+        let resources: &[&str] = match fault {
+            ServerFault::EmptyLists => &["tenants", "namespaces", "customresourcedefinitions"],
+            _ => &[
+                "tenants",
+                "namespaces",
+                "customresourcedefinitions",
+                "secrets",
+                "leases",
+            ],
+        };
+        let one = vec![self.one_of(resources).to_owned()];
+        let some = fault == ServerFault::EmptyLists || self.chance.random_bool(0.5);
+        match kind {
+            Kind::BadAnswers => Scope {
+                verbs: self.one_of(&[Verbs::All, Verbs::Gets, Verbs::Lists]),
+                resources: if some { one } else { Vec::new() },
+            },
+            _ => Scope::default(),
+        }
     }
 
     /// A length that ends before the chaos does.

@@ -4,8 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::{
-    Access, Action, Chart, DeploymentAction, Edge, FOREVER, LinkFault, MemberAction, Plan, Seat,
-    ServerFault, Settings, Step, Strike, TenantAction,
+    Access, Action, Chart, DeploymentAction, Edge, FOREVER, LinkFault, MemberAction, Plan, Scope,
+    Seat, ServerFault, Settings, Step, Strike, TenantAction,
 };
 use crate::conductor::Millis;
 
@@ -15,7 +15,7 @@ use crate::conductor::Millis;
 pub struct ParseError(String);
 
 /// Names of the faults of API servers.
-const SERVER_FAULTS: [(&str, ServerFault); 8] = [
+const SERVER_FAULTS: [(&str, ServerFault); 14] = [
     ("down", ServerFault::Down),
     ("hangs", ServerFault::Hangs),
     ("429", ServerFault::TooManyRequests),
@@ -23,6 +23,12 @@ const SERVER_FAULTS: [(&str, ServerFault); 8] = [
     ("503", ServerFault::Unavailable),
     ("html", ServerFault::Html),
     ("401", ServerFault::Unauthorized),
+    ("403", ServerFault::Forbidden),
+    ("404", ServerFault::NotFound),
+    ("410", ServerFault::Gone),
+    ("502", ServerFault::BadGateway),
+    ("empty", ServerFault::EmptyLists),
+    ("cut", ServerFault::CutBodies),
     ("failing-jobs", ServerFault::FailingJobs),
 ];
 const CHARTS: [(&str, Chart); 4] = [
@@ -124,10 +130,12 @@ impl fmt::Display for Action {
             Self::Server {
                 cluster,
                 fault,
+                scope,
                 length,
             } => {
                 let fault = name_of(&SERVER_FAULTS, *fault);
-                write!(f, "server {cluster} {fault} for {}", Seconds(*length))
+                let length = Seconds(*length);
+                write!(f, "server {cluster} {fault}{scope} for {length}")
             }
             Self::EndWatches { cluster } => write!(f, "end-watches {cluster}"),
             Self::Compact { cluster } => write!(f, "compact {cluster}"),
@@ -195,6 +203,9 @@ impl fmt::Display for MemberAction {
             Self::Replace => f.write_str("replace"),
             Self::Rejoin => f.write_str("rejoin"),
             Self::AddTwin { length } => write!(f, "add-twin for {}", Seconds(*length)),
+            Self::AddElsewhere { length } => {
+                write!(f, "add-elsewhere for {}", Seconds(*length))
+            }
             Self::DamageKubeconfig { length } => {
                 write!(f, "damage-kubeconfig for {}", Seconds(*length))
             }
@@ -440,6 +451,9 @@ fn member_action(words: &[&str]) -> Option<MemberAction> {
         ["add-twin", "for", length] => MemberAction::AddTwin {
             length: seconds(length)?,
         },
+        ["add-elsewhere", "for", length] => MemberAction::AddElsewhere {
+            length: seconds(length)?,
+        },
         ["damage-kubeconfig", "for", length] => MemberAction::DamageKubeconfig {
             length: seconds(length)?,
         },
@@ -544,9 +558,10 @@ fn link(words: &[&str]) -> Option<Action> {
 fn server(words: &[&str]) -> Option<Action> {
     let owned = |name: &&str| (*name).to_owned();
     Some(match words {
-        ["server", cluster, fault, "for", length] => Action::Server {
+        ["server", cluster, fault, scope @ .., "for", length] => Action::Server {
             cluster: owned(cluster),
             fault: named(&SERVER_FAULTS, fault)?,
+            scope: Scope::read(scope)?,
             length: seconds(length)?,
         },
         ["end-watches", cluster] => Action::EndWatches {

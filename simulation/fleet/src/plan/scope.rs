@@ -1,0 +1,111 @@
+//! The requests that a fault of an API server concerns.
+
+use std::fmt;
+
+use http::Method;
+
+/// Requests of one kind, for some resources or for all.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Scope {
+    pub verbs: Verbs,
+    /// Plural names. None means all.
+    pub resources: Vec<String>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Verbs {
+    #[default]
+    All,
+    /// Reads of one object.
+    Gets,
+    /// Lists and watches.
+    Lists,
+}
+
+impl Scope {
+    /// Reads words such as `to lists on tenants`.
+    pub(super) fn read(words: &[&str]) -> Option<Self> {
+        let (verbs, rest) = match words {
+            ["to", "gets", rest @ ..] => (Verbs::Gets, rest),
+            ["to", "lists", rest @ ..] => (Verbs::Lists, rest),
+            rest => (Verbs::All, rest),
+        };
+        let resources = match rest {
+            [] => Vec::new(),
+            ["on", resources] => resources.split(',').map(str::to_owned).collect(),
+            _ => return None,
+        };
+        Some(Self { verbs, resources })
+    }
+
+    /// Whether the fault concerns a request with this method and path.
+    pub fn concerns(&self, method: &Method, path: &str) -> bool {
+        let (resource, named) = target(path);
+        let verb = match self.verbs {
+            Verbs::All => true,
+            Verbs::Gets => method == Method::GET && named,
+            Verbs::Lists => method == Method::GET && !named,
+        };
+        let of = |each: &String| Some(each.as_str()) == resource;
+        verb && (self.resources.is_empty() || self.resources.iter().any(of))
+    }
+}
+
+impl fmt::Display for Scope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.verbs {
+            Verbs::All => {}
+            Verbs::Gets => f.write_str(" to gets")?,
+            Verbs::Lists => f.write_str(" to lists")?,
+        }
+        match self.resources.is_empty() {
+            true => Ok(()),
+            false => write!(f, " on {}", self.resources.join(",")),
+        }
+    }
+}
+
+/// The resource of a path, and whether the path names one object.
+fn target(path: &str) -> (Option<&str>, bool) {
+    let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
+    let rest = match parts.as_slice() {
+        ["api", _, rest @ ..] | ["apis", _, _, rest @ ..] => rest,
+        _ => return (None, true),
+    };
+    match rest {
+        ["namespaces", _, resource, name @ ..] => (Some(resource), !name.is_empty()),
+        [resource, name @ ..] => (Some(resource), !name.is_empty()),
+        [] => (None, true),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scope_concerns_its_verbs_and_resource() {
+        let all = "/apis/mesh.openkcm.io/v1alpha1/tenants";
+        let one = "/apis/mesh.openkcm.io/v1alpha1/namespaces/tenants/tenants/t0";
+        let namespace = "/api/v1/namespaces/t0";
+        for (words, expected) in [
+            ("", [true, true, true, true]),
+            ("to gets", [false, true, true, false]),
+            ("to lists", [true, false, false, false]),
+            ("to lists on tenants", [true, false, false, false]),
+            ("to gets on namespaces,secrets", [false, false, true, false]),
+            ("on tenants", [true, true, false, false]),
+        ] {
+            let scope = Scope::read(&words.split_whitespace().collect::<Vec<_>>()).unwrap();
+            assert_eq!(scope.to_string().trim(), words);
+            let concerned = [
+                scope.concerns(&Method::GET, all),
+                scope.concerns(&Method::GET, one),
+                scope.concerns(&Method::GET, namespace),
+                scope.concerns(&Method::POST, "/api/v1/namespaces/t0/secrets"),
+            ];
+            assert_eq!(concerned, expected, "{words}");
+        }
+        assert_eq!(Scope::read(&["on"]), None);
+    }
+}

@@ -1,0 +1,101 @@
+//! A home cluster with a simulated API server, for tests of parts of the hub. It starts within milliseconds, and its
+//! conformance is tested against a real API server.
+
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use axum::http::{Request, Response, StatusCode};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use krypton_runtime::clock::wall;
+use krypton_sim_apiserver::server::{Answer, ApiServer, Options};
+use kube::api::PostParams;
+use kube::client::Body;
+use kube::{Api, Client};
+use serde_json::json;
+
+/// The API server. It serves no watches.
+#[derive(Clone, Debug)]
+pub struct SimulatedHome(Arc<Mutex<State>>);
+
+#[derive(Debug)]
+struct State {
+    server: ApiServer,
+    stopped: bool,
+}
+
+impl SimulatedHome {
+    /// Starts a cluster with Krypton's CRDs and the namespace `default`.
+    ///
+    /// # Errors
+    /// Returns an error if the API server rejects them.
+    pub async fn start() -> Result<Self> {
+        let options = Options {
+            name: "home".to_owned(),
+            version: "v1.36.3".to_owned(),
+            crd_delay: Duration::ZERO,
+            controller_delay: Duration::ZERO,
+        };
+        let server = ApiServer::new(options, wall());
+        let stopped = false;
+        let home = Self(Arc::new(Mutex::new(State { server, stopped })));
+        let crds: Api<CustomResourceDefinition> = Api::all(home.client());
+        for crd in krypton_crds::all() {
+            crds.create(&PostParams::default(), &crd).await?;
+        }
+        let namespace = json!({"metadata": {"name": "default"}});
+        let namespaces = Api::<k8s_openapi::api::core::v1::Namespace>::all(home.client());
+        let namespace = serde_json::from_value(namespace)?;
+        let made = namespaces.create(&PostParams::default(), &namespace).await;
+        let there = made
+            .as_ref()
+            .err()
+            .is_some_and(|error| matches!(error, kube::Error::Api(status) if status.code == 409));
+        ensure!(made.is_ok() || there, "the namespace: {made:?}");
+        Ok(home)
+    }
+
+    pub fn client(&self) -> Client {
+        let home = self.clone();
+        let respond = move |request| {
+            let home = home.clone();
+            async move { Ok::<_, Infallible>(home.respond(request).await) }
+        };
+        Client::new(tower::service_fn(respond), "default")
+    }
+
+    /// All later requests fail.
+    pub fn stop(&self) {
+        self.state().stopped = true;
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn respond(&self, request: Request<Body>) -> Response<Body> {
+        self.answer(request).await.unwrap_or_else(|error| {
+            let mut response = Response::new(Body::from(format!("{error:#}").into_bytes()));
+            *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+            response
+        })
+    }
+
+    async fn answer(&self, request: Request<Body>) -> Result<Response<Body>> {
+        let (head, body) = request.into_parts();
+        let request = Request::from_parts(head, body.collect_bytes().await?);
+        // Requests of other tasks may come first.
+        tokio::task::yield_now().await;
+        let mut state = self.state();
+        ensure!(!state.stopped, "the API server is stopped");
+        state.server.advance(wall());
+        match state.server.handle(wall(), &request) {
+            Answer::Complete(response) => Ok(response.map(|bytes| Body::from(bytes.to_vec()))),
+            Answer::Watch(_, watch) => {
+                state.server.close_watch(watch);
+                None.context("watches are not served")
+            }
+        }
+    }
+}
