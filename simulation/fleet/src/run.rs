@@ -6,7 +6,7 @@ use crate::faults;
 use crate::observe::{Event, Observation};
 use crate::oracles::{Oracles, Phase, Violation};
 use crate::plan::{Plan, SYSTEM};
-use crate::stage::{self, Fleet};
+use crate::stage::Fleet;
 
 const SECOND: Millis = 1000;
 /// Time until the hub has started, and until all members are connected.
@@ -69,7 +69,7 @@ impl Run<'_> {
         }
         self.staged(|simulation| fleet.start(simulation))?;
         self.until(START, "a hub leads", |simulation| {
-            stage::join_info(simulation).is_some()
+            fleet.awaits_agents(simulation)
         })?;
         self.staged(|simulation| fleet.join_agents(simulation))?;
         self.until(START, "all members are connected", |simulation| {

@@ -36,7 +36,7 @@ use crate::conductor::{Context, Program, Simulation};
 use crate::faults::{self, Person, VALUES};
 use crate::observe::Event;
 use crate::oracles::condition;
-use crate::plan::{Access, Chart, ELSEWHERE, Edge, HOME, SYSTEM, Settings, TENANTS};
+use crate::plan::{Chart, ELSEWHERE, Edge, HOME, SYSTEM, Settings, TENANTS};
 
 /// Starts the names of hosts with a copy of an agent.
 pub(crate) const COPY: &str = "copy-";
@@ -88,6 +88,18 @@ impl Fleet<'_> {
                 }
             }
         }
+    }
+
+    /// Returns whether the hub has published its addresses, and knows the members with a kubeconfig that get an agent. It
+    /// would not bind their Secrets to members of agents.
+    pub fn awaits_agents(&self, simulation: &Simulation) -> bool {
+        let known = |edge: &Edge| {
+            let member = (GROUP, "edgeclusters");
+            edge.agent().is_none()
+                || !edge.has_kubeconfig()
+                || object(simulation, HOME, member, "", &edge.name).is_some()
+        };
+        join_info(simulation).is_some() && self.settings.edges.iter().all(known)
     }
 
     /// Starts the agents with join bundles. The hub must have published its addresses.

@@ -21,7 +21,7 @@ use tempfile::TempDir;
 
 /// A hub with a short grace period for lost agents, and a chart that blocks at a gate.
 struct Home {
-    hub: Hub,
+    _hub: Hub,
     cluster: Cluster,
     watch: HelmWatch,
     _chart: (ChartRepository, Gate),
@@ -40,7 +40,7 @@ impl Home {
         let mut hub = Hub::start(&options)?;
         hub.ready(PATIENCE).await?;
         Ok(Self {
-            hub,
+            _hub: hub,
             cluster,
             watch,
             _chart: (repository, gate),

@@ -1,35 +1,13 @@
-//! What the home cluster shows of its members at the end.
+//! What the home cluster shows of a member that is lost for good.
 
-use krypton_types::names::{GROUP, SELF_CLUSTER};
+use krypton_types::names::GROUP;
 
-use super::view::{condition, is_deleted, is_ready, number};
+use super::view::condition;
 use super::{Check, Oracle, View, ensure, stateless};
-use crate::plan::{HOME, Settings};
+use crate::plan::HOME;
 
 pub(super) fn all() -> Vec<Box<dyn Oracle>> {
-    vec![Box::new(HomeCounts), Box::new(SeparatedIsReported)]
-}
-
-stateless! {
-    /// The status of an EdgeCluster counts the Tenants of its cluster.
-    HomeCounts, "home-counts-tenants",
-    fn quiet(&mut self, view: &View) -> Check {
-        if view.without_hub {
-            return Ok(());
-        }
-        for (name, member) in view.converging() {
-            let tenants: Vec<_> = view.all(Settings::cluster(name), GROUP, "tenants").collect();
-            // On home, not each Tenant is of the member.
-            if name == SELF_CLUSTER || tenants.iter().any(|(_, tenant)| is_deleted(tenant)) {
-                continue;
-            }
-            let ready = tenants.iter().filter(|(_, tenant)| is_ready(tenant)).count();
-            let real = [tenants.len() as u64, ready as u64];
-            let counted = ["total", "ready"].map(|part| number(member, &format!("/status/tenants/{part}")).unwrap_or_default());
-            ensure(counted == real, || format!("{name} has {real:?} Tenants, and home counts {counted:?}"))?;
-        }
-        Ok(())
-    }
+    vec![Box::new(SeparatedIsReported)]
 }
 
 stateless! {
@@ -60,17 +38,6 @@ mod tests {
 
     use super::super::story::{Story, edge_cluster};
     use super::*;
-
-    #[test]
-    fn wrong_count_of_tenants_is_found() {
-        for (total, oracle) in [(1, None), (2, Some("home-counts-tenants"))] {
-            let found = Story::after(|story| {
-                let counts = json!({"status": {"tenants": {"total": total, "ready": 1}}});
-                story.patch("hub-0", "home", edge_cluster("edge-1"), &counts);
-            });
-            assert_eq!(found.as_deref(), oracle);
-        }
-    }
 
     #[test]
     fn lost_member_shown_as_connected_is_found() {

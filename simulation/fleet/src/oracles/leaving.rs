@@ -11,7 +11,7 @@ use super::view::{annotation, has_finalizer, is_deleted, is_product, label, text
 use super::{Check, Oracle, View, ensure, stateless};
 use crate::faults::{PEOPLE, REBUILD};
 use crate::observe::{Event, Observation};
-use crate::plan::{Action, HOME, MemberAction, SYSTEM, Settings};
+use crate::plan::{Action, ELSEWHERE, HOME, MemberAction, SYSTEM, Settings};
 
 pub(super) fn all() -> Vec<Box<dyn Oracle>> {
     vec![
@@ -108,7 +108,8 @@ impl Oracle for DismissedStayAway {
         if cluster != HOME || view.ever_restored() {
             return Ok(());
         }
-        let secret = key.resource == "secrets" && key.namespace == SYSTEM;
+        let secret =
+            key.resource == "secrets" && [SYSTEM, ELSEWHERE].contains(&key.namespace.as_str());
         let member = key.resource == "edgeclusters";
         let gone = change.after.as_deref().is_none_or(is_deleted);
         let known = view.has_crd(HOME, &format!("edgeclusters.{GROUP}"));

@@ -459,6 +459,16 @@ mod tests {
             story.delete("crd-controller", "edge-1", &tenant());
         });
         assert_eq!(found.as_deref(), Some("wanted-tenants-exist"));
+        // Nothing had reached it.
+        let found = Story::after(|story| {
+            let mut new = tenant();
+            new["metadata"] = json!({"name": "t1", "namespace": "tenants", "uid": "uid-new"});
+            story
+                .fault("tenant edge-1/t1 create")
+                .put("people", "edge-1", new.clone())
+                .delete("kube-controller-manager", "edge-1", &new);
+        });
+        assert_eq!(found, None);
     }
 
     #[test]

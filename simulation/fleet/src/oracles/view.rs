@@ -3,10 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use krypton_helm::releases::labels::OWNER_UID_LABEL;
+use krypton_reconciler::backup::RECORD_LABEL;
 use krypton_sim_apiserver::server::{Change, Key};
 use krypton_types::names::{
     GROUP, HOME_UID_ANNOTATION, MANAGED_BY_HUB, MANAGED_BY_LABEL, ORPHAN_ANNOTATION,
-    PAUSED_ANNOTATION, SELF_CLUSTER,
+    PAUSED_ANNOTATION, SELF_CLUSTER, UNINSTALL_FINALIZER,
 };
 use serde_json::Value;
 
@@ -181,6 +183,9 @@ impl View {
                 .insert((cluster.to_owned(), key.clone()), self.now);
         }
         self.pauses(cluster, change);
+        if self.was_out_of_reach(cluster, change) {
+            self.tenants.remove(&(cluster.to_owned(), key.name.clone()));
+        }
         let store = self.stores.entry(cluster.to_owned()).or_default();
         match &change.after {
             Some(after) => drop(store.insert(key.clone(), Arc::clone(after))),
@@ -575,6 +580,25 @@ impl View {
         let wish = |cluster: &str| self.tenants.get(&(cluster.to_owned(), name.to_owned()));
         let wanted = wish(cluster).or_else(|| wish(HOME)).copied();
         wanted.unwrap_or(false) && !self.deleted_anywhere("tenants", name)
+    }
+
+    /// Whether a Tenant went with its CRD before any process had reached it: without a finalizer, a release, or a record in
+    /// the cluster. A process reaches none while it waits for a Lease.
+    fn was_out_of_reach(&self, cluster: &str, change: &Change) -> bool {
+        let (Some(before), None) = (&change.before, &change.after) else {
+            return false;
+        };
+        let uid = text(before, "/metadata/uid");
+        let theirs = |(key, object): (&Key, &Arc<Value>)| {
+            key.resource == "secrets"
+                && (label(object, OWNER_UID_LABEL) == Some(uid)
+                    || label(object, RECORD_LABEL).is_some())
+        };
+        let mut store = self.stores.get(cluster).into_iter().flatten();
+        change.key.resource == "tenants"
+            && change.by == "kube-controller-manager"
+            && !has_finalizer(before, UNINSTALL_FINALIZER)
+            && !store.any(theirs)
     }
 
     pub(crate) fn wants_deployment(&self, name: &str) -> bool {

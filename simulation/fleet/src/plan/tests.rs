@@ -76,7 +76,7 @@ fn every_kind_of_step_is_drawn() {
             }
         })
         .collect();
-    assert_eq!(verbs.len(), 68, "{verbs:#?}");
+    assert_eq!(verbs.len(), 69, "{verbs:#?}");
 }
 
 #[test]
