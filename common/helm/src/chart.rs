@@ -345,8 +345,7 @@ impl ChartCache {
             Memory::Nothing => 0,
         };
         let wanted = Arc::new(wanted);
-        let load = Box::pin(self.load_or_fall_back(&wanted));
-        match load.await {
+        match Box::pin(self.load_or_fall_back(&wanted)).await {
             Ok(fetched) => {
                 tracing::info!(%chart, version = %fetched.version, sha256 = %fetched.sha256, "chart loaded");
                 *memory = Memory::Have(fetched.clone(), BootTime::now(), self.metrics.keeps());

@@ -45,12 +45,10 @@ pub fn folder(parent: &Path, program: &str, flag: &'static str) -> Result<TempDi
             tracing::warn!(folder = %entry.path().display(), %error, "removing what a dead {program} left failed");
         }
     }
-    let make = || {
-        tempfile::Builder::new()
-            .prefix(&format!("{program}-{}-", std::process::id()))
-            .tempdir_in(parent)
-    };
-    let made = make().map_err(explain)?;
+    let made = tempfile::Builder::new()
+        .prefix(&format!("{program}-{}-", std::process::id()))
+        .tempdir_in(parent)
+        .map_err(explain)?;
     let mut own = OWN.lock().unwrap_or_else(PoisonError::into_inner);
     own.push(made.path().to_owned());
     Ok(made)

@@ -238,7 +238,7 @@ mod tests {
         assert_eq!((dog.tick(), dog.problem()), (None, None));
     }
 
-    /// A process of its own: see [`process_with_hanging_task_aborts`].
+    /// Runs in a separate process: see [`process_with_hanging_task_aborts`].
     #[tokio::test(flavor = "multi_thread")]
     #[ignore = "it hangs"]
     async fn task_that_hangs() {

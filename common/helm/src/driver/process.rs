@@ -30,7 +30,7 @@ const VERSION_LENGTH: u64 = 256;
 /// Time to read the rest of standard error. A killed process closes it immediately, but one outside its
 /// process group may not.
 const LAST_WORDS: Duration = Duration::from_secs(5);
-/// Time for SIGKILL to take which is long only for a process that waits for a failed disk.
+/// Time for SIGKILL to take effect, which is long only for a process that waits for a failed disk.
 const DYING: Duration = Duration::from_secs(30);
 
 /// How a run ended.

@@ -99,10 +99,7 @@ impl ActionRunner {
         tracing::info!(member = %self.member.name, chart = %chart.applied_name(), ?run, "running helm");
         let expected = job.newest.as_ref().map_or(0, |newest| newest.revision) + 1;
         let running = Box::pin(self.tools.helm.upgrade(ready.slot, &upgrade, &self.stop));
-        let ended = match run {
-            Run::Install => self.reporting_hooks(job, done, expected, running).await,
-            Run::Upgrade => self.reporting_hooks(job, done, expected, running).await,
-        };
+        let ended = self.reporting_hooks(job, done, expected, running).await;
         // The exit code is a hint. The release Secret decides.
         let secret = self.revision_secret(&job.release, expected).await?;
         if let Some(secret) = secret.filter(|secret| is_deployed_by(secret, &upgrade)) {

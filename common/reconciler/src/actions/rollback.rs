@@ -88,8 +88,7 @@ impl ActionRunner {
             cache_key: self.member.name.clone(),
         };
         tracing::info!(member = %self.member.name, to, "running helm rollback");
-        let ending = Box::pin(self.tools.helm.rollback(ready.slot, &rollback, &self.stop));
-        let ended = ending.await;
+        let ended = Box::pin(self.tools.helm.rollback(ready.slot, &rollback, &self.stop)).await;
         self.relist(job, done).await?;
         let metas = match &done.release {
             Some(ReleaseNews::All { metas, .. }) => metas.as_slice(),

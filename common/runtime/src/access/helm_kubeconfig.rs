@@ -90,14 +90,11 @@ pub fn kubeconfig_yaml(
 /// Writes a kubeconfig into the folder `scratch`. Only this process's user can read the file, as it contains
 /// credentials. Dropping the path removes the file.
 pub fn write_kubeconfig(scratch: &Path, yaml: &str) -> std::io::Result<TempPath> {
-    let write = || {
-        let mut file = tempfile::Builder::new()
-            .prefix("kubeconfig-")
-            .tempfile_in(scratch)?;
-        file.write_all(yaml.as_bytes())?;
-        Ok(file.into_temp_path())
-    };
-    write()
+    let mut file = tempfile::Builder::new()
+        .prefix("kubeconfig-")
+        .tempfile_in(scratch)?;
+    file.write_all(yaml.as_bytes())?;
+    Ok(file.into_temp_path())
 }
 
 fn with_inline_files(mut user: AuthInfo) -> Result<AuthInfo, RenderError> {
