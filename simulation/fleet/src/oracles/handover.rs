@@ -77,6 +77,10 @@ fn changes_content(action: &Action) -> bool {
     )
 }
 
+fn changes_content_or_stops(action: &Action) -> bool {
+    changes_content(action) || matches!(action, Action::Stop { .. })
+}
+
 /// A process that gets SIGTERM ends in time, and no Lease names it afterwards.
 #[derive(Debug, Default)]
 struct StopsEnd {
@@ -89,9 +93,7 @@ impl Oracle for StopsEnd {
     }
 
     fn see(&mut self, view: &View, seen: &Observation) -> Check {
-        let expected =
-            |action: &Action| changes_content(action) || matches!(action, Action::Stop { .. });
-        self.trouble.see(seen, expected);
+        self.trouble.see(seen, changes_content_or_stops);
         let Event::Stopped { host, in_time } = &seen.event else {
             return Ok(());
         };
@@ -127,9 +129,7 @@ impl Oracle for LeadIsReleased {
     }
 
     fn see(&mut self, view: &View, seen: &Observation) -> Check {
-        let expected =
-            |action: &Action| changes_content(action) || matches!(action, Action::Stop { .. });
-        self.trouble.see(seen, expected);
+        self.trouble.see(seen, changes_content_or_stops);
         match &seen.event {
             Event::Started { host } => drop(self.stopped.remove(host)),
             Event::Fault { .. } => {
@@ -377,7 +377,7 @@ impl Oracle for RestartChangesNothing {
             && change
                 .after
                 .as_deref()
-                .is_some_and(|event| text(event, "/regarding/kind") == "Tenant");
+                .is_some_and(|event| text(event, "/involvedObject/kind") == "Tenant");
         let kept = change.key.resource == "tenants" || of_tenant;
         ensure(!kept || !is_product(&change.by), || {
             format!("{} writes {} on {cluster}", change.by, change.key.name)
@@ -528,6 +528,24 @@ mod tests {
             }
             story.renew().helm(1, AGENT, "upgrade", RELEASE);
             assert_eq!(story.violated(), oracle, "{edited}");
+        }
+    }
+
+    #[test]
+    fn event_of_tenant_after_restart_is_found() {
+        for (kind, oracle) in [
+            ("EdgeCluster", None),
+            ("Tenant", Some("restart-changes-nothing")),
+        ] {
+            let mut event = config_map("tenants", "t0.1");
+            event["kind"] = json!("Event");
+            event["involvedObject"] = json!({"kind": kind});
+            let mut story = calm();
+            story
+                .put("people", "edge-1", tenant())
+                .fault("stop agent-edge-1 for 9.000")
+                .put(AGENT, "edge-1", event);
+            assert_eq!(story.violated(), oracle, "{kind}");
         }
     }
 }

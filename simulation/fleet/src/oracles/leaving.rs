@@ -7,7 +7,7 @@ use krypton_types::names::{GROUP, ORPHAN_ANNOTATION, UNINSTALL_FINALIZER};
 use serde_json::Value;
 
 use super::releases::started;
-use super::view::{annotation, has_finalizer, is_deleted, is_product, label, text};
+use super::view::{annotation, has_finalizer, is_deleted, is_product, label, let_go, text};
 use super::{Check, Oracle, View, ensure, stateless};
 use crate::faults::{PEOPLE, REBUILD};
 use crate::observe::{Event, Observation};
@@ -48,18 +48,12 @@ stateless! {
     /// The hub lets a member go that leaves with its releases only after they are gone.
     ReleasesGoFirst, "releases-precede-member",
     fn see(&mut self, view: &View, seen: &Observation) -> Check {
-        let Event::Change { cluster, change } = &seen.event else {
+        let Some((cluster, change, before)) = let_go(seen, UNINSTALL_FINALIZER) else {
             return Ok(());
         };
-        let Some(before) = change.before.as_deref() else {
-            return Ok(());
-        };
-        let released = uninstalls(before)
-            && change.after.as_deref().is_none_or(|after| !has_finalizer(after, UNINSTALL_FINALIZER));
         if cluster != HOME
             || change.key.resource != "edgeclusters"
-            || !released
-            || !is_product(&change.by)
+            || !uninstalls(before)
             || text(before, "/spec/deletionPolicy") != "Uninstall"
             || view.ever_restored()
             || !view.has_crd(HOME, &format!("edgeclusters.{GROUP}"))

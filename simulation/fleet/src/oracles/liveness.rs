@@ -19,7 +19,7 @@ use super::leases::MEMBER_LEASE;
 use super::releases::started;
 use super::view::{
     annotation, condition, condition_text, is_deleted, is_krypton, is_product, is_ready, label,
-    number, text, workspace,
+    member_of, number, text, workspace,
 };
 use super::{Check, Oracle, Phase, View, ensure, stateless};
 use crate::conductor::Millis;
@@ -82,10 +82,7 @@ impl View {
         for cluster in clusters.filter(|cluster| cluster != HOME || !self.without_hub) {
             let tenants: Vec<_> = self.all(&cluster, GROUP, "tenants").collect();
             for (_, tenant) in tenants {
-                let member = match text(tenant, "/spec/clusterRef/secretName") {
-                    "" => Settings::member(&cluster),
-                    member => member,
-                };
+                let member = member_of(tenant, &cluster);
                 let paused = annotation(tenant, PAUSED_ANNOTATION) == Some("true");
                 // A member leaves a Tenant alone that names another one.
                 let held = match cluster == HOME {
@@ -227,10 +224,7 @@ stateless! {
     fn quiet(&mut self, view: &View) -> Check {
         for cluster in view.settings.clusters() {
             for (key, tenant) in view.all(&cluster, GROUP, "tenants") {
-                let member = match text(tenant, "/spec/clusterRef/secretName") {
-                    "" => Settings::member(&cluster),
-                    member => member,
-                };
+                let member = member_of(tenant, &cluster);
                 // Without its member, a deletion waits. With a deletion time before the creation of the CRD, it
                 // needs a decision of people.
                 let doubtful = view.was_set_back(&cluster)

@@ -8,8 +8,8 @@ use serde_json::Value;
 
 use super::releases::started;
 use super::view::{
-    Owner, annotation, condition, has_finalizer, is_deleted, is_product, krypton_key, label,
-    replaced, text,
+    Owner, annotation, condition, is_deleted, is_product, krypton_key, label, let_go, replaced,
+    text,
 };
 use super::{Check, Oracle, View, ensure, stateless};
 use crate::conductor::Millis;
@@ -146,18 +146,11 @@ stateless! {
     /// The hub releases a deleted Tenant on the home cluster only after its copy on the member is gone.
     HomeWaits, "home-waits-for-placed-tenant",
     fn see(&mut self, view: &View, seen: &Observation) -> Check {
-        let Event::Change { cluster, change } = &seen.event else {
+        let Some((cluster, change, before)) = let_go(seen, PLACED_FINALIZER) else {
             return Ok(());
         };
-        let Some(before) = change.before.as_deref() else {
-            return Ok(());
-        };
-        let released = has_finalizer(before, PLACED_FINALIZER)
-            && change.after.as_deref().is_none_or(|after| !has_finalizer(after, PLACED_FINALIZER));
         if cluster != HOME
             || change.key.resource != "tenants"
-            || !released
-            || !is_product(&change.by)
             || annotation(before, ORPHAN_ANNOTATION) == Some("true")
             || !view.has_tenant_crd(HOME)
             || view.ever_restored()

@@ -8,9 +8,9 @@ use krypton_types::names::{
 };
 use serde_json::{Value, json};
 
-use super::releases::started;
+use super::releases::{started, tenant_of};
 use super::view::{
-    Owner, annotation, condition, condition_text, is_copy, is_deleted, is_krypton, krypton_key,
+    annotation, condition, condition_text, is_copy, is_deleted, is_krypton, krypton_key, member_of,
     replaced, text,
 };
 use super::{Check, Oracle, View, ensure, stateless};
@@ -177,21 +177,16 @@ stateless! {
     OthersRest, "tenant-runs-on-its-member",
     fn see(&mut self, view: &View, seen: &Observation) -> Check {
         let run = started(view, seen).filter(|run| run.verb != "uninstall");
-        let Some((run, cluster)) = run.and_then(|run| Some((run, run.cluster.as_deref()?))) else {
+        let Some((run, cluster, tenant)) = run.and_then(|run| tenant_of(view, run)) else {
             return Ok(());
         };
-        let Owner::Tenant(name) = &run.owner else {
-            return Ok(());
-        };
-        let Some(tenant) = view.tenant(cluster, name) else {
-            return Ok(());
-        };
-        let (named, member) = (text(tenant, "/spec/clusterRef/secretName"), Settings::member(cluster));
-        let old = view.age(cluster, &krypton_key("tenants", TENANTS, name)) > LAG
+        let member = Settings::member(cluster);
+        let named = !text(tenant, "/spec/clusterRef/secretName").is_empty();
+        let old = view.age(cluster, &krypton_key("tenants", TENANTS, text(tenant, "/metadata/name"))) > LAG
             && view.calm() > LAG;
-        let others = !named.is_empty() && named != member && old;
+        let others = member_of(tenant, cluster) != member && old;
         let closed = view.age(HOME, &krypton_key("edgeclusters", "", member)) > LAG && view.calm() > LAG;
-        let refused = cluster == HOME && !named.is_empty() && !view.allows(member) && closed;
+        let refused = cluster == HOME && named && !view.allows(member) && closed;
         ensure(!refused && !others, || format!("{} installs {} on {member}", run.host, run.release))
     }
 }
@@ -212,8 +207,8 @@ stateless! {
             for edge in &view.settings.edges {
                 let member = edge.name.as_str();
                 let counts = sole.is_empty() || sole == member;
-                let own = |tenant: &Value| ["", member].contains(&text(tenant, "/spec/clusterRef/secretName"));
-                let there = view.tenant(member, &key.name).filter(|there| counts && own(there));
+                let there = view.tenant(member, &key.name);
+                let there = there.filter(|there| counts && member_of(there, member) == member);
                 let joined = view.edge_cluster(member).is_some();
                 if joined && !view.must_converge(member) || there.is_some_and(|tenant| is_deleted(tenant)) {
                     continue;
@@ -245,7 +240,7 @@ stateless! {
                     let named = !text(tenant, "/spec/clusterRef/secretName").is_empty();
                     cluster != HOME || !named || view.allows(member)
                 })
-                .filter(|tenant| ["", member].contains(&text(tenant, "/spec/clusterRef/secretName")))
+                .filter(|tenant| member_of(tenant, cluster) == member)
                 .collect();
             let total = object.pointer("/status/tenants/total").and_then(Value::as_u64);
             let is = tenants.len() as u64;

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use krypton_helm::releases::labels::OWNER_UID_LABEL;
 use krypton_types::names::{
     ADOPT_ANNOTATION, DEPLOYMENT_FINALIZER, GROUP, HOME_UID_ANNOTATION, MANAGED_BY_HUB,
     MANAGED_BY_LABEL, ORPHAN_ANNOTATION, TENANT_FINALIZER,
@@ -10,7 +11,7 @@ use serde_json::Value;
 
 use super::view::{
     Owner, Run, annotation, has_finalizer, is_copy, is_deleted, is_product, krypton_key, label,
-    text,
+    let_go, text,
 };
 use super::{Check, Oracle, View, ensure, stateless};
 use crate::conductor::Millis;
@@ -18,8 +19,6 @@ use crate::faults::PEOPLE;
 use crate::observe::{Event, Observation};
 use crate::plan::{HOME, Settings, TENANTS};
 
-/// Label on a release Secret with the UID of its owner.
-pub(super) const OWNER_UID: &str = "mesh.openkcm.io/tenant-uid";
 /// Time in which a watch brings a change to a process, if no fault delays it.
 const LAG: Millis = 30_000;
 /// Krypton forgets the effects of a fault in this time.
@@ -51,6 +50,14 @@ pub(super) fn started<'a>(view: &'a View, seen: &Observation) -> Option<&'a Run>
         Event::HelmStarted { run, .. } => view.runs.get(run),
         _ => None,
     }
+}
+
+/// A Helm run with its cluster and its Tenant there.
+pub(super) fn tenant_of<'a>(view: &'a View, run: &'a Run) -> Option<(&'a Run, &'a str, &'a Value)> {
+    let (cluster, Owner::Tenant(name)) = (run.cluster.as_deref()?, &run.owner) else {
+        return None;
+    };
+    Some((run, cluster, view.tenant(cluster, name)?))
 }
 
 stateless! {
@@ -150,20 +157,14 @@ stateless! {
     FinalizerFirst, "finalizer-precedes-helm",
     fn see(&mut self, view: &View, seen: &Observation) -> Check {
         let run = started(view, seen).filter(|run| run.verb == "upgrade" || run.verb == "install");
-        let Some((run, cluster)) = run.and_then(|run| Some((run, run.cluster.as_deref()?))) else {
-            return Ok(());
-        };
-        let Owner::Tenant(name) = &run.owner else {
-            return Ok(());
-        };
-        let Some(tenant) = view.tenant(cluster, name) else {
+        let Some((run, cluster, tenant)) = run.and_then(|run| tenant_of(view, run)) else {
             return Ok(());
         };
         let held = has_finalizer(tenant, TENANT_FINALIZER)
             || is_deleted(tenant)
             // The finalizer of a Tenant that returned from a snapshot, or that was recreated, follows.
             || view.restored_within(cluster, RECOVERY)
-            || view.age(cluster, &krypton_key("tenants", TENANTS, name)) < LAG && view.calm() < LAG;
+            || view.age(cluster, &krypton_key("tenants", TENANTS, text(tenant, "/metadata/name"))) < LAG && view.calm() < LAG;
         ensure(held, || format!("{} installs {} without a finalizer", run.host, run.release))
     }
 }
@@ -172,17 +173,10 @@ stateless! {
     /// Krypton removes its finalizer from a deleted Tenant only after the release is gone.
     ReleaseGoesFirst, "finalizer-outlives-release",
     fn see(&mut self, view: &View, seen: &Observation) -> Check {
-        let Event::Change { cluster, change } = &seen.event else {
+        let Some((cluster, change, before)) = let_go(seen, TENANT_FINALIZER) else {
             return Ok(());
         };
-        let Some(before) = change.before.as_deref() else {
-            return Ok(());
-        };
-        let removed = has_finalizer(before, TENANT_FINALIZER)
-            && change.after.as_deref().is_none_or(|after| !has_finalizer(after, TENANT_FINALIZER));
         if change.key.resource != "tenants"
-            || !removed
-            || !is_product(&change.by)
             || !is_deleted(before)
             || annotation(before, ORPHAN_ANNOTATION) == Some("true")
             // Krypton keeps the releases of a CRD that is being deleted.
@@ -194,7 +188,7 @@ stateless! {
         let uid = text(before, "/metadata/uid");
         let mut secrets = view.all(cluster, "", "secrets");
         let left = secrets.find(|(_, secret)| {
-            text(secret, "/type") == "helm.sh/release.v1" && label(secret, OWNER_UID) == Some(uid)
+            text(secret, "/type") == "helm.sh/release.v1" && label(secret, OWNER_UID_LABEL) == Some(uid)
         });
         match left {
             Some((key, _)) => Err(format!("{} goes before {}", change.key.name, key.name)),
@@ -213,14 +207,14 @@ stateless! {
         let (None, Some(new)) = (&change.before, &change.after) else {
             return Ok(());
         };
-        let Some(owner) = label(new, OWNER_UID).filter(|_| is_product(&change.by)) else {
+        let Some(owner) = label(new, OWNER_UID_LABEL).filter(|_| is_product(&change.by)) else {
             return Ok(());
         };
         let release = text(new, "/metadata/labels/name");
         let revisions = view.revisions(cluster, &change.key.namespace, release);
         let mut earlier = revisions.iter().rev().map(|(_, secret)| secret.as_ref());
         let previous = earlier.find_map(|secret| {
-            label(secret, OWNER_UID).filter(|_| text(secret, "/metadata/name") != change.key.name)
+            label(secret, OWNER_UID_LABEL).filter(|_| text(secret, "/metadata/name") != change.key.name)
         });
         let Some(previous) = previous.filter(|previous| *previous != owner) else {
             return Ok(());
@@ -241,18 +235,11 @@ stateless! {
     /// The hub releases a deleted KryptonDeployment only after its release is gone from all members.
     HomeWaitsForRelease, "deleted-deployment-waits",
     fn see(&mut self, view: &View, seen: &Observation) -> Check {
-        let Event::Change { cluster, change } = &seen.event else {
+        let Some((cluster, change, before)) = let_go(seen, DEPLOYMENT_FINALIZER) else {
             return Ok(());
         };
-        let Some(before) = change.before.as_deref() else {
-            return Ok(());
-        };
-        let released = has_finalizer(before, DEPLOYMENT_FINALIZER)
-            && change.after.as_deref().is_none_or(|after| !has_finalizer(after, DEPLOYMENT_FINALIZER));
         let crd = format!("kryptondeployments.{GROUP}");
-        if !released
-            || !is_product(&change.by)
-            || !is_deleted(before)
+        if !is_deleted(before)
             || annotation(before, ORPHAN_ANNOTATION) == Some("true")
             || !view.has_crd(cluster, &crd)
             || view.ever_restored()
@@ -262,7 +249,7 @@ stateless! {
         let uid = text(before, "/metadata/uid");
         for cluster in view.settings.clusters() {
             let mut secrets = view.all(&cluster, "", "secrets");
-            let left = secrets.find(|(_, secret)| label(secret, OWNER_UID) == Some(uid));
+            let left = secrets.find(|(_, secret)| label(secret, OWNER_UID_LABEL) == Some(uid));
             let member = view.edge_cluster(Settings::member(&cluster));
             // The releases of a member that left stay.
             ensure(left.is_none() || member.is_none(), || {

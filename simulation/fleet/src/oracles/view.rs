@@ -749,6 +749,28 @@ pub(crate) fn replaced(seen: &Observation) -> Option<(&str, &Change, &Value, &Va
     Some((cluster, change, before, after))
 }
 
+/// The cluster, the change, and the earlier object, if Krypton has removed this finalizer or the object that had it.
+pub(crate) fn let_go<'a>(
+    seen: &'a Observation,
+    finalizer: &str,
+) -> Option<(&'a str, &'a Change, &'a Value)> {
+    let Event::Change { cluster, change } = &seen.event else {
+        return None;
+    };
+    let before = change.before.as_deref()?;
+    let has = |object| has_finalizer(object, finalizer);
+    let removed = has(before) && !change.after.as_deref().is_some_and(has);
+    (removed && is_product(&change.by)).then_some((cluster, change, before))
+}
+
+/// The member that reconciles a Tenant of this cluster.
+pub(crate) fn member_of<'a>(tenant: &'a Value, cluster: &'a str) -> &'a str {
+    match text(tenant, "/spec/clusterRef/secretName") {
+        "" => Settings::member(cluster),
+        member => member,
+    }
+}
+
 /// The namespace of a Tenant's release.
 pub(crate) fn workspace(tenant: &Value) -> &str {
     match text(tenant, "/spec/workspace") {
