@@ -9,11 +9,8 @@ use k8s_openapi::api::{apps::v1::Deployment, core::v1::Secret};
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
     AgentOptions, Answer, AnsweringProxy, Cluster, Hub, HubOptions, Lie, Membership, Merge as _,
-    Mode, Parts, ServedChart, TestResult,
-    answering_proxy::{ALL, Verb},
-    by_agent, eventually,
-    fleet::FleetClient,
-    home_and_edge,
+    Mode, Parts, ServedChart, TestResult, answering_proxy::Verb, by_agent, eventually,
+    fleet::FleetClient, home_and_edge,
 };
 use krypton_types::names;
 use kube::{Api, ResourceExt, api::ListParams};
@@ -25,28 +22,7 @@ const KEPT: [&str; 3] = ["one", "two", "three"];
 /// Workspace of the Tenants that the test deletes, so the namespace outlives them.
 const SHARED: &str = "theirs";
 
-by_agent!(
-    lying_apiserver_uninstalls_nothing,
-    restored_etcd_or_unseen_tenant_keeps_releases,
-);
-
-/// The lie, whether an upgrade is requested during it, and whether it blocks all deletions.
-type Case = (Lie, bool, bool);
-
-/// One of each kind, with a real Helm. The scenarios of the simulation contain the others.
-fn cases() -> [Case; 3] {
-    let lie = |verbs, answer| Lie {
-        verbs,
-        resources: &[],
-        answer,
-    };
-    [
-        (lie(ALL, Answer::Status(404)), false, true),
-        // The deletion is visible, but can't be confirmed.
-        (lie(&[Verb::Get], Answer::Page(200)), false, true),
-        (lie(ALL, Answer::Nothing), true, false),
-    ]
-}
+by_agent!(restored_etcd_or_unseen_tenant_keeps_releases);
 
 /// Returns true if a later revision of the same release exists. Helm keeps several revisions after upgrades. After an
 /// uninstall, the numbers would restart at 1.
@@ -212,44 +188,6 @@ impl Scene {
         let actor = self.membership.actor(&mut self.hub);
         assert!(!actor.log().unwrap().contains("panicked"));
     }
-}
-
-async fn lying_apiserver_uninstalls_nothing(mode: Mode) -> TestResult {
-    let cases = cases();
-    let going: Vec<String> = (0..cases.len()).map(|n| format!("goes-{n}")).collect();
-    let mut scene = Box::pin(Scene::set("lies", mode, &going)).await?;
-    let fleet_client = scene.fleet_client.clone();
-    for ((lie, upgrade, waits), goes) in cases.into_iter().zip(&going) {
-        let before = scene.standing().await?;
-        scene.proxy.lie(lie);
-        for name in KEPT {
-            let asked = names::RECONCILE_REQUESTED_ANNOTATION;
-            fleet_client.annotate(name, asked, goes).await?;
-        }
-        let values = upgrade.then(|| scene.change_values().unwrap());
-        // An actor without a view of the releases finds nothing to uninstall and removes the finalizer. Such a Tenant
-        // is deleted when the lie ends. The remembered list is not deleted.
-        let blind = lie.answer == Answer::Nothing;
-        if !blind {
-            fleet_client.delete(goes).await?;
-        }
-        let at_least = if lie.verbs == ALL { 8 } else { 1 };
-        scene.lies_at_least(at_least).await;
-        if waits {
-            scene.stands(&before, &[]).await?;
-            let tenant = fleet_client.tenants().get(goes).await?;
-            assert_eq!(tenant.finalizers(), [names::TENANT_FINALIZER], "{lie:?}");
-        }
-        scene.proxy.forward_all();
-        if blind {
-            fleet_client.delete(goes).await?;
-        }
-        fleet_client.gone(goes).await?;
-        scene.kept_are_ready(values).await;
-        let stands = scene.stands(&before, &[goes]).await;
-        stands.unwrap_or_else(|error| panic!("{lie:?}: {error:#}"));
-    }
-    Ok(())
 }
 
 async fn restored_etcd_or_unseen_tenant_keeps_releases(mode: Mode) -> TestResult {

@@ -43,7 +43,6 @@ mod kubectl;
 mod lead;
 mod leader_label;
 mod leaks;
-mod leaving;
 mod leftovers;
 mod lockdown;
 mod logs;
