@@ -52,9 +52,10 @@ case "${1-} $#" in
     exec 9>"$folder/lock"
     flock 9
     # Cargo compares only times. It would take older files for compiled, and compile a fresh clone of the same files again.
-    # So all of ours in the folder belongs to one set of files.
+    # So all of ours in the folder belongs to one set of files: those that programs and fuzz targets are made of.
     touch "$folder/lock"
-    files=$(git ls-files -z --cached --others --exclude-standard | xargs -0 sha256sum | sha256sum) || files=
+    files=$(git ls-files -z --cached --others --exclude-standard . ':!:tests' ':!:simulation' ':!:docs' ':!:*.md' |
+      xargs -0 sha256sum | sha256sum) || files=
     if [ -n "$files" ] && [ "$(cat "$folder/files" 2>/dev/null)" = "$files" ]; then
       find "$folder" -type f -exec touch -r "$folder/lock" {} +
     else
