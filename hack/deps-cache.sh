@@ -52,7 +52,7 @@ case "${1-} $#" in
     exec 9>"$folder/lock"
     flock 9
     # Cargo compares only times. It would take older files for compiled, and compile a fresh clone of the same files again.
-    # So all of ours in the folder belongs to one set of files: those that programs and fuzz targets are made of.
+    # So all of ours in the folder belongs to one set of files: the sources of the programs and of the fuzz targets.
     touch "$folder/lock"
     files=$(git ls-files -z --cached --others --exclude-standard . ':!:tests' ':!:simulation' ':!:docs' ':!:*.md' |
       xargs -0 sha256sum | sha256sum) || files=

@@ -13,7 +13,7 @@ use crate::commands::{
 };
 use crate::error::KubectlError;
 use crate::render::Printed;
-use crate::{complete, explain};
+use crate::{check, complete, explain};
 
 /// Show the fleet of Krypton and its Tenants, and let clusters join it
 #[derive(Clone, Debug, Parser)]
@@ -34,6 +34,8 @@ enum Command {
     Get(get::Get),
     /// Explain the state of a Tenant and the next step, from the home cluster to each member
     Explain(explain::Explain),
+    /// Check the home cluster, the hub and each member, or whether Krypton can be installed
+    Check(check::Check),
     /// Stop all writes for an object except its status
     Pause(change::Change),
     /// End a pause
@@ -82,6 +84,7 @@ pub async fn run(
     let running: LocalBoxFuture<'_, Result<Printed, KubectlError>> = match cli.command {
         Command::Get(args) => Box::pin(get::run(args, env, now, out)),
         Command::Explain(args) => Box::pin(explain::run(args, env, now)),
+        Command::Check(args) => Box::pin(check::run(args, env, now)),
         Command::Pause(args) => Box::pin(change::run(Verb::Pause, args, env, now)),
         Command::Resume(args) => Box::pin(change::run(Verb::Resume, args, env, now)),
         Command::Resync(args) => Box::pin(change::run(Verb::Resync, args.into(), env, now)),

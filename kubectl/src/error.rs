@@ -37,6 +37,9 @@ pub enum KubectlError {
     /// The command explained the Tenant; `printed` has the output.
     #[error("the Tenant is not Ready, or its readiness is unknown")]
     NotReady { printed: Printed },
+    /// A check found a defect; `printed` has the output.
+    #[error("at least one check failed")]
+    ChecksFailed { printed: Printed },
     /// The operation was partly done; `printed` lists the completed part.
     #[error("{error}")]
     Partly {

@@ -2,10 +2,10 @@
 //! next step.
 
 mod remedy;
-mod sources;
-mod story;
+pub(crate) mod sources;
+pub(crate) mod story;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use jiff::Timestamp;
 use krypton_types::names::namespace_name;
 use krypton_types::tenant::TenantKey;
@@ -14,9 +14,10 @@ use serde_json::{Value, json};
 use crate::error::KubectlError;
 use crate::home::{Env, HomeArgs, connect};
 use crate::kind::Kind;
-use crate::render::{Output, Printed, encode, one_line};
+use crate::render::{Output, Printed, encode};
+use crate::statement::{self, Format};
 
-use story::{Line, Mark, Story};
+use story::Story;
 
 #[derive(Clone, Debug, Args)]
 pub(super) struct Explain {
@@ -40,11 +41,6 @@ pub(super) struct Explain {
     home: HomeArgs,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Format {
-    Json,
-}
-
 /// Missing information becomes a line of the output instead of an error.
 pub(super) async fn run(
     args: Explain,
@@ -63,7 +59,7 @@ pub(super) async fn run(
     let story = story::story(&key, on, &sources, now);
     let printed = Printed::stdout(match args.output {
         Some(Format::Json) => encode(Output::Json, &as_json(&key, &story))?,
-        None => text(&story),
+        None => statement::text(&story.lines),
     });
     match story.ready {
         true => Ok(printed),
@@ -71,49 +67,12 @@ pub(super) async fn run(
     }
 }
 
-/// Formats one line per statement, grouped by member.
-fn text(story: &Story) -> String {
-    let mut text = String::new();
-    let mut member = None;
-    for line in &story.lines {
-        if line.member != member {
-            member.clone_from(&line.member);
-            if let Some(member) = &member {
-                text += &format!("{}\n", one_line(member));
-            }
-        }
-        let indent = if member.is_some() { "  " } else { "" };
-        text += &format!("{indent}{} {}\n", sign(line.mark), one_line(&line.text));
-        if let Some(remedy) = &line.remedy {
-            text += &format!("{indent}    → {}\n", one_line(remedy));
-        }
-    }
-    text
-}
-
-fn sign(mark: Mark) -> char {
-    match mark {
-        Mark::Well => '✓',
-        Mark::Note => '!',
-        Mark::Wrong => '✗',
-        Mark::NotKnown => '?',
-    }
-}
-
 fn as_json(key: &TenantKey, story: &Story) -> Value {
-    let line = |line: &Line| {
-        json!({
-            "mark": format!("{:?}", line.mark),
-            "member": line.member,
-            "text": one_line(&line.text),
-            "remedy": line.remedy.as_deref().map(one_line),
-        })
-    };
     json!({
         "namespace": key.namespace,
         "name": key.name,
         "ready": story.ready,
-        "lines": story.lines.iter().map(line).collect::<Vec<_>>(),
+        "lines": statement::as_json(&story.lines),
     })
 }
 

@@ -4,6 +4,7 @@
 //! releases), `krypton-runtime` and the crates below them. It does not depend on the hub, the protocol of hub and
 //! agents, or the reconciler.
 
+mod check;
 mod cli;
 mod commands;
 mod complete;
@@ -16,6 +17,7 @@ pub mod join_token;
 mod kind;
 mod objects;
 mod render;
+mod statement;
 
 pub use cli::{Cli, run};
 pub use error::{CallError, ExitCode, KubectlError, MEANINGS};

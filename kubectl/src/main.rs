@@ -17,7 +17,9 @@ async fn main() -> ExitCode {
         Err(error) => {
             let code = ExitCode::from(error.exit_code() as u8);
             match &error {
-                KubectlError::NotReady { printed } => return print(printed, code),
+                KubectlError::NotReady { printed } | KubectlError::ChecksFailed { printed } => {
+                    return print(printed, code);
+                }
                 KubectlError::Partly { printed, .. } => {
                     print(printed, code);
                 }

@@ -43,7 +43,7 @@ pub const MEANINGS: [(ExitCode, &str); 8] = [
     ),
     (
         ExitCode::NotReady,
-        "the Tenant is not Ready, or its readiness is unknown",
+        "the Tenant is not Ready, or its readiness is unknown; or a check failed",
     ),
     (
         ExitCode::Refused,
@@ -59,7 +59,7 @@ impl KubectlError {
             Self::Call(error) => error.exit_code(),
             Self::NotFound(_) => ExitCode::NotFound,
             Self::NoAnswer(_) => ExitCode::NoAnswer,
-            Self::NotReady { .. } => ExitCode::NotReady,
+            Self::NotReady { .. } | Self::ChecksFailed { .. } => ExitCode::NotReady,
             Self::Refused(_) => ExitCode::Refused,
             Self::Interrupted { source, .. } => source.exit_code(),
             // Part of the work may be done, so a specific code such as `NotPermitted` would be misleading.

@@ -25,7 +25,7 @@ const MOST_EVENTS: u32 = 500;
 
 /// Result of a request.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Answer<T> {
+pub(crate) enum Answer<T> {
     Found(T),
     /// The object or its kind does not exist.
     None,
@@ -136,7 +136,7 @@ async fn tenant(key: &TenantKey, home: &Connection) -> Result<Answer<Tenant>, Ku
 }
 
 /// Returns the first Lease found, otherwise the most relevant failure.
-async fn lead(named: Option<&str>, home: &Connection) -> (Answer<Lease>, Vec<String>) {
+pub(crate) async fn lead(named: Option<&str>, home: &Connection) -> (Answer<Lease>, Vec<String>) {
     let namespaces = home.hub_namespaces(named);
     let mut answer = Answer::None;
     for namespace in &namespaces {
@@ -187,7 +187,10 @@ fn read(event: Event) -> Option<PastEvent> {
 }
 
 /// Runs a request that needs the right `right`.
-async fn ask<T>(right: &str, request: impl Future<Output = kube::Result<T>>) -> Answer<T> {
+pub(crate) async fn ask<T>(
+    right: &str,
+    request: impl Future<Output = kube::Result<T>>,
+) -> Answer<T> {
     match call(right.to_owned(), request).await {
         Ok(found) => Answer::Found(found),
         Err(error) => match (error.code(), error) {

@@ -14,6 +14,7 @@ use kube::ResourceExt;
 use super::remedy;
 use super::sources::{Answer, PastEvent, Sources};
 use crate::render::{age, reason_and_message};
+use crate::statement::{Line, Mark};
 
 /// Age in seconds after which a Lease that was not renewed counts as expired. Twelve times the hub's default, as clocks
 /// differ.
@@ -32,49 +33,24 @@ pub(super) struct Story {
     pub(super) ready: bool,
 }
 
-/// One statement of the explanation.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Line {
-    pub(super) mark: Mark,
-    /// Member that the line is about. `None` for the Tenant or the home cluster.
-    pub(super) member: Option<String>,
-    pub(super) text: String,
-    /// Action that the user can take.
-    pub(super) remedy: Option<String>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mark {
-    Well,
-    Note,
-    Wrong,
-    NotKnown,
-}
-
 /// Collects the lines of an explanation.
-struct Explainer<'a> {
-    key: &'a TenantKey,
+pub(crate) struct Explainer {
     now: Timestamp,
     /// Member that the next lines are about.
     member: Option<String>,
-    lines: Vec<Line>,
+    pub(crate) lines: Vec<Line>,
 }
 
 /// Builds the explanation, limited to the member `on` if it is set.
 pub(super) fn story(key: &TenantKey, on: Option<&str>, sources: &Sources, now: Timestamp) -> Story {
-    let mut explainer = Explainer {
-        key,
-        now,
-        member: None,
-        lines: Vec::new(),
-    };
+    let mut explainer = Explainer::new(now);
     let found = match &sources.tenant {
         Answer::Found(tenant) => Some(tenant),
         _ => None,
     };
     let status = found.and_then(|tenant| tenant.status.clone());
     let status = status.unwrap_or_default();
-    explainer.tenant(&sources.tenant, &status);
+    explainer.tenant(key, &sources.tenant, &status);
     let is_found = |member: &Answer<_>| matches!(member, Answer::Found(_));
     let is_home = found.is_none()
         || status.hub_epoch.is_some()
@@ -87,9 +63,9 @@ pub(super) fn story(key: &TenantKey, on: Option<&str>, sources: &Sources, now: T
         explainer.add(Mark::Note, text);
         explainer.acts(&sources.acts)
     };
-    let all_report = explainer.members(sources, found, &status, is_home);
+    let all_report = explainer.members(key, sources, found, &status, is_home);
     if on.is_none() {
-        explainer.rest(&status, sources.members.len());
+        explainer.rest(key, &status, sources.members.len());
     }
     explainer.events(&sources.events);
     let is_ready = found.is_some_and(|tenant| is_ready(tenant, &status, on));
@@ -118,9 +94,22 @@ fn is_behind(tenant: &Tenant, status: &TenantStatus) -> bool {
     status.observed_generation.is_none_or(|seen| seen < now)
 }
 
-impl Explainer<'_> {
+impl Explainer {
+    pub(crate) fn new(now: Timestamp) -> Self {
+        Self {
+            now,
+            member: None,
+            lines: Vec::new(),
+        }
+    }
+
+    /// The next lines are about this member.
+    pub(crate) fn about(&mut self, member: Option<&str>) {
+        self.member = member.map(str::to_owned);
+    }
+
     /// Adds a line with the action that the user can take, if any.
-    fn advise<'r>(
+    pub(crate) fn advise<'r>(
         &mut self,
         mark: Mark,
         text: impl Into<String>,
@@ -134,7 +123,7 @@ impl Explainer<'_> {
         });
     }
 
-    fn add(&mut self, mark: Mark, text: impl Into<String>) {
+    pub(crate) fn add(&mut self, mark: Mark, text: impl Into<String>) {
         self.advise(mark, text, None);
     }
 
@@ -145,7 +134,7 @@ impl Explainer<'_> {
     }
 
     /// Adds a line if the request failed. Returns false if it succeeded.
-    fn not_known<T>(&mut self, what: &str, answer: &Answer<T>) -> bool {
+    pub(crate) fn not_known<T>(&mut self, what: &str, answer: &Answer<T>) -> bool {
         let why = match answer {
             Answer::NotPermitted(right) => format!("you may not {right}"),
             Answer::Failed(why) => why.clone(),
@@ -165,8 +154,8 @@ impl Explainer<'_> {
     }
 
     /// Formats the command, with the context that it needs if the Tenant was created on the member.
-    fn command(&self, verb: &str, tenant: Option<&Tenant>) -> String {
-        let TenantKey { namespace, name } = self.key;
+    fn command(&self, verb: &str, key: &TenantKey, tenant: Option<&Tenant>) -> String {
+        let TenantKey { namespace, name } = key;
         let command = format!("kubectl krypton {verb} tenant {name} -n {namespace}");
         let placed = tenant.and_then(placed_on);
         match self.member.as_deref() {
@@ -177,8 +166,7 @@ impl Explainer<'_> {
         }
     }
 
-    fn tenant(&mut self, answer: &Answer<Tenant>, status: &TenantStatus) {
-        let key = self.key;
+    fn tenant(&mut self, key: &TenantKey, answer: &Answer<Tenant>, status: &TenantStatus) {
         if self.not_known(&format!("Tenant {key}"), answer) {
             return;
         }
@@ -187,7 +175,7 @@ impl Explainer<'_> {
             let text = format!("the home cluster has no Tenant {key}");
             return self.advise(Mark::NotKnown, text, remedy);
         };
-        self.target(tenant, status);
+        self.target(key, tenant, status);
         if let Some(deleted) = &tenant.metadata.deletion_timestamp {
             let since = self.when(deleted.0);
             let held = match tenant.finalizers() {
@@ -199,7 +187,7 @@ impl Explainer<'_> {
         let annotation = |name: &str| tenant.annotations().get(name).map(String::as_str);
         if annotation(PAUSED_ANNOTATION).is_some_and(|value| value != "false") {
             let text = "paused by an annotation: nothing is written for it but its status";
-            let remedy = self.command("resume", None);
+            let remedy = self.command("resume", key, None);
             self.advise(Mark::Note, text, remedy.as_str());
         }
         if annotation(ORPHAN_ANNOTATION) == Some("true") {
@@ -218,8 +206,7 @@ impl Explainer<'_> {
     }
 
     /// Describes the origin and the target of the Tenant.
-    fn target(&mut self, tenant: &Tenant, status: &TenantStatus) {
-        let key = self.key;
+    fn target(&mut self, key: &TenantKey, tenant: &Tenant, status: &TenantStatus) {
         let clusters = conditions::clusters(&status.conditions);
         let count = status
             .summary
@@ -245,7 +232,7 @@ impl Explainer<'_> {
     }
 
     /// Returns whether a hub leads.
-    fn lead(&mut self, answer: &Answer<Lease>, namespaces: &[String]) -> bool {
+    pub(crate) fn lead(&mut self, answer: &Answer<Lease>, namespaces: &[String]) -> bool {
         if self.not_known("the leader of the hubs", answer) {
             return false;
         }
@@ -328,13 +315,13 @@ impl Explainer<'_> {
     }
 
     /// Mentions the members that have no separate lines.
-    fn rest(&mut self, status: &TenantStatus, shown: usize) {
+    fn rest(&mut self, key: &TenantKey, status: &TenantStatus, shown: usize) {
         let all = match &status.summary {
             Some(summary) => summary.clusters as usize,
             None => conditions::clusters(&status.conditions).len(),
         };
         if all > shown {
-            let TenantKey { namespace, name } = self.key;
+            let TenantKey { namespace, name } = key;
             let text = format!(
                 "only the {shown} worst of {all} clusters are shown: kubectl krypton get tenant {name} -n {namespace} has a line for each"
             );

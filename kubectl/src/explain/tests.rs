@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use super::remedy;
 use super::sources::{Answer, PastEvent, Sources, members_to_tell};
 use super::*;
+use crate::statement::{Mark, text};
 
 const NOW: &str = "2026-11-23T00:40:00Z";
 
@@ -134,7 +135,7 @@ fn on_edge(tenant: Value, member: Value) -> Sources {
 #[track_caller]
 fn tells(sources: &Sources, ready: bool, lines: &[&str]) {
     let story = story::story(&key(), None, sources, now());
-    let told = text(&story);
+    let told = text(&story.lines);
     for line in lines {
         assert!(told.contains(line), "{line:?} is not in\n{told}");
     }
@@ -606,7 +607,7 @@ fn newest_event_is_shown_last() {
     };
     let mut sources = on_edge(well(), edge());
     sources.events = Answer::Found((1..=12).rev().map(happened).collect());
-    let told = text(&story::story(&key(), None, &sources, now()));
+    let told = text(&story::story(&key(), None, &sources, now()).lines);
     assert_eq!(told.matches("event, ").count(), 8, "{told}");
     let last = "! event, 60s ago: HelmInstallFailed: number 1\n";
     assert!(told.ends_with(last), "{told}");

@@ -234,6 +234,8 @@ const RIGHTS: &[(&[&str], [ExitCode; 3])] = {
             &["explain", "tenant", "acme", "-n", "default"],
             [NotReady, NotReady, NotReady],
         ),
+        // No hub runs.
+        (&["check"], [NotReady, NotReady, NotReady]),
         (&["pause", "cluster", "edge-1"], [No, Done, No]),
         (&["resume", "cluster", "edge-1"], [No, Done, No]),
         (

@@ -5,22 +5,24 @@ use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterStatus, Mode};
 use krypton_crds::tenant::{Tenant, TenantStatus};
 use krypton_types::conditions::{self, ClusterState, State, Truth, reason};
 use krypton_types::desired::Version;
-use krypton_types::tenant::{Next, Step};
+use krypton_types::tenant::{Next, Step, TenantKey};
 
 use super::super::remedy;
 use super::super::sources::{Answer, Sources};
-use super::{Explainer, FEW, Line, Mark, mark};
+use super::{Explainer, FEW, mark};
 use crate::render::{age, reason_and_message};
+use crate::statement::{Line, Mark};
 
 const DRIFT: &str = "; drift: ";
 
 /// The hub writes `lastSeen` once a minute. If it is older, in seconds, the hub is down or the clocks differ.
 const SEEN_IS_OLD: i64 = 300;
 
-impl Explainer<'_> {
+impl Explainer {
     /// Adds the lines of all members. Returns false if any member is silent.
     pub(super) fn members(
         &mut self,
+        key: &TenantKey,
         sources: &Sources,
         tenant: Option<&Tenant>,
         status: &TenantStatus,
@@ -37,7 +39,7 @@ impl Explainer<'_> {
             }
             let next = Next::from_status(status, name);
             match clusters.get(name) {
-                Some(state) => self.state(state, next, tenant),
+                Some(state) => self.state(key, state, next, tenant),
                 None => self.add(
                     Mark::NotKnown,
                     "the home cluster has no report of this Tenant there",
@@ -59,7 +61,7 @@ impl Explainer<'_> {
     }
 
     /// Adds the lines of one member. Returns false if it is silent.
-    fn member(&mut self, name: &str, answer: &Answer<EdgeCluster>) -> bool {
+    pub(crate) fn member(&mut self, name: &str, answer: &Answer<EdgeCluster>) -> bool {
         if self.not_known("the state of this member", answer) {
             return false;
         }
@@ -206,7 +208,13 @@ impl Explainer<'_> {
     }
 
     /// Describes the state of the Tenant on the member.
-    fn state(&mut self, state: &ClusterState, next: Option<Next>, tenant: Option<&Tenant>) {
+    fn state(
+        &mut self,
+        key: &TenantKey,
+        state: &ClusterState,
+        next: Option<Next>,
+        tenant: Option<&Tenant>,
+    ) {
         let is_true = |state: &&State| state.truth == Truth::True;
         let error = state.error.as_ref().filter(is_true);
         if let Some(error) = error {
@@ -230,14 +238,15 @@ impl Explainer<'_> {
                 && [reason::PAUSED, reason::LOCKED].contains(&progress.reason.as_str())
         });
         if let Some(held) = held {
-            let resume = (held.reason == reason::PAUSED).then(|| self.command("resume", tenant));
+            let resume =
+                (held.reason == reason::PAUSED).then(|| self.command("resume", key, tenant));
             let text = reason_and_message(&held.reason, &held.message);
             let text = format!("nothing is changed there: {text}");
             self.advise(Mark::Note, text, resume.as_deref());
         }
         // A Ready Tenant can have an outdated entry from an older version of the hub or agent.
         match next.filter(|_| ready.truth != Truth::True) {
-            Some(next) => self.next(next, tenant),
+            Some(next) => self.next(next, &self.command("resync", key, tenant)),
             None if error.is_some_and(|error| error.message.starts_with("not ready ")) => {
                 let text = "no retry is needed: it is Ready as soon as its workloads are";
                 self.add(Mark::Note, text);
@@ -246,13 +255,12 @@ impl Explainer<'_> {
         }
     }
 
-    fn next(&mut self, next: Next, tenant: Option<&Tenant>) {
+    fn next(&mut self, next: Next, resync: &str) {
         let at = next.at.map(|at| self.when(at));
         let at = at.unwrap_or_else(|| "an unknown time".to_owned());
         let is_due = next.at.is_some_and(|at| at <= self.now);
         let s = if next.attempts == 1 { "" } else { "s" };
         let attempts = format!("{} failed attempt{s}", next.attempts);
-        let resync = self.command("resync", tenant);
         let (text, remedy) = match next.step {
             Step::Retry if is_due => (
                 format!("another attempt, due {at}, after {attempts}; no result yet"),
