@@ -57,10 +57,15 @@ pub(super) async fn run(
     now: Timestamp,
 ) -> Result<Printed, KubectlError> {
     let home = connect(&args.home, env).await?;
-    let lines = match args.pre {
-        true => before_installation(&home).await,
-        false => installed(&home, args.namespace.as_deref(), now).await,
-    };
+    let version = ask("get /version", home.client.apiserver_version()).await;
+    let mut lines = vec![findings::kubernetes(&version)];
+    // Otherwise each line would say that the API server does not respond.
+    if !matches!(version, Answer::Failed(_)) {
+        lines.extend(match args.pre {
+            true => before_installation(&home).await,
+            false => installed(&home, args.namespace.as_deref(), now).await,
+        });
+    }
     let is_defect = |line: &Line| matches!(line.mark, Mark::Wrong | Mark::NotKnown);
     let has_failed = lines.iter().any(is_defect);
     let printed = Printed::stdout(match args.output {
@@ -79,15 +84,8 @@ pub(super) async fn run(
 async fn before_installation(cluster: &Connection) -> Vec<Line> {
     let rights = CONTENTS
         .map(async |(group, resource)| (resource, may_create(cluster, group, resource).await));
-    let version = ask("get /version", cluster.client.apiserver_version());
-    let (version, crds, rights) = Box::pin(futures::future::join3(
-        version,
-        crds(cluster),
-        join_all(rights),
-    ))
-    .await;
-    let mut lines = vec![findings::kubernetes(&version)];
-    lines.push(findings::rights(&rights));
+    let (crds, rights) = Box::pin(futures::future::join(crds(cluster), join_all(rights))).await;
+    let mut lines = vec![findings::rights(&rights)];
     lines.extend(findings::crds_of_original(&crds));
     lines
 }
@@ -98,18 +96,16 @@ async fn installed(home: &Connection, namespace: Option<&str>, now: Timestamp) -
         join_info::read(home, namespace).await
     });
     let members = home.untyped(Kind::Cluster.resource(), &Scope::All);
-    let (version, crds, (lead, searched), info, members) = Box::pin(async {
+    let (crds, (lead, searched), info, members) = Box::pin(async {
         tokio::join!(
-            ask("get /version", home.client.apiserver_version()),
             crds(home),
             lead(namespace, home),
             info,
-            members.values(None),
+            members.values(None)
         )
     })
     .await;
-    let mut lines = vec![findings::kubernetes(&version)];
-    lines.extend(findings::crds(&crds));
+    let mut lines = findings::crds(&crds);
     lines.extend(findings::leader(&lead, &searched, now));
     let hub_version = info.ok().flatten().map(|(_, info)| info.version);
     lines.extend(hub_version.as_deref().map(findings::hub_version));

@@ -56,8 +56,13 @@ fn unknown<T>(what: &str, answer: &Answer<T>) -> Line {
 }
 
 pub(super) fn kubernetes(answer: &Answer<Info>) -> Line {
-    let Answer::Found(info) = answer else {
-        return unknown("the version of Kubernetes", answer);
+    let info = match answer {
+        Answer::Found(info) => info,
+        Answer::Failed(why) => {
+            let text = format!("the API server does not respond: {why}");
+            return line(Mark::Wrong, text, "check that it runs, and your network");
+        }
+        other => return unknown("the version of Kubernetes", other),
     };
     // Some distributions report a minor version such as `30+`.
     let digits: String = info
