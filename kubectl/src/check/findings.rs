@@ -264,7 +264,7 @@ pub(super) fn members(
 fn member(object: &Value, hub: Option<&str>, now: Timestamp) -> Vec<Line> {
     let name = text_at(object, "/metadata/name").unwrap_or_default();
     let mut explainer = Explainer::new(now);
-    explainer.about(Some(&name));
+    explainer.about(&name);
     let Some(cluster) = decoded::<EdgeCluster>(object) else {
         explainer.advise(
             Mark::Wrong,

@@ -104,8 +104,8 @@ impl Explainer {
     }
 
     /// The next lines are about this member.
-    pub(crate) fn about(&mut self, member: Option<&str>) {
-        self.member = member.map(str::to_owned);
+    pub(crate) fn about(&mut self, member: &str) {
+        self.member = Some(member.to_owned());
     }
 
     /// Adds a line with the action that the user can take, if any.
@@ -123,7 +123,7 @@ impl Explainer {
         });
     }
 
-    pub(crate) fn add(&mut self, mark: Mark, text: impl Into<String>) {
+    fn add(&mut self, mark: Mark, text: impl Into<String>) {
         self.advise(mark, text, None);
     }
 
@@ -134,7 +134,7 @@ impl Explainer {
     }
 
     /// Adds a line if the request failed. Returns false if it succeeded.
-    pub(crate) fn not_known<T>(&mut self, what: &str, answer: &Answer<T>) -> bool {
+    fn not_known<T>(&mut self, what: &str, answer: &Answer<T>) -> bool {
         let why = match answer {
             Answer::NotPermitted(right) => format!("you may not {right}"),
             Answer::Failed(why) => why.clone(),
