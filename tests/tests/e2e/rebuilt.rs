@@ -6,15 +6,16 @@ use k8s_openapi::api::core::v1::Namespace;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
     Agent, AgentOptions, Cluster, Hub, HubOptions, Membership, Merge as _, Mode, Parts,
-    ServedChart, TestResult, bundle, by_agent,
+    ServedChart, TestResult, bundle,
     fleet::{CONNECTED, FleetClient, HEALTHY, PATIENCE},
+    in_both_modes,
     membership::replaced,
 };
 use kube::{Api, ResourceExt};
 use serde_json::json;
 use tempfile::TempDir;
 
-by_agent!(rebuilt_cluster_is_untouched_until_edge_cluster_replaced);
+in_both_modes!(rebuilt_cluster_is_untouched_until_edge_cluster_replaced);
 
 async fn cluster_uid(cluster: &Cluster) -> String {
     let namespaces: Api<Namespace> = Api::all(cluster.client());
