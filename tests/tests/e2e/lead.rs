@@ -130,11 +130,8 @@ impl Stage {
         self.fleet_client.hub_epoch().await
     }
 
-    /// Waits until the agent, if there is one, has a session with this hub.
-    async fn session(&self, mode: Mode, hub: &str) {
-        if mode != Mode::Agent {
-            return;
-        }
+    /// Waits until the agent has a session with this hub.
+    async fn session(&self, hub: &str) {
         self.hubs[hub].logs("session started").await.unwrap();
     }
 
@@ -229,7 +226,7 @@ async fn killed_leader_is_replaced_and_sessions_return(mode: Mode) -> TestResult
     .await?;
     let led = killed.elapsed();
     assert_eq!(stage.epoch().await?, epoch + 1);
-    stage.session(mode, &next).await;
+    stage.session(&next).await;
     let back = killed.elapsed();
     stage.tenant("second").await;
     let served = killed.elapsed();
