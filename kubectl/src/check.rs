@@ -59,7 +59,7 @@ pub(super) async fn run(
     let home = connect(&args.home, env).await?;
     let version = ask("get /version", home.client.apiserver_version()).await;
     let mut lines = vec![findings::kubernetes(&version)];
-    // Otherwise each line would say that the API server does not respond.
+    // All other requests would fail for the same reason.
     if !matches!(version, Answer::Failed(_)) {
         lines.extend(match args.pre {
             true => before_installation(&home).await,

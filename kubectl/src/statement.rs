@@ -16,6 +16,22 @@ pub(crate) struct Line {
     pub(crate) remedy: Option<String>,
 }
 
+impl Line {
+    /// A line about the home cluster.
+    pub(crate) fn new<'r>(
+        mark: Mark,
+        text: impl Into<String>,
+        remedy: impl Into<Option<&'r str>>,
+    ) -> Self {
+        Self {
+            mark,
+            member: None,
+            text: text.into(),
+            remedy: remedy.into().map(str::to_owned),
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mark {
     Well,

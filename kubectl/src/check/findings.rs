@@ -7,7 +7,8 @@ use k8s_openapi::apimachinery::pkg::version::Info;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_crds::krypton_deployment::KryptonDeployment;
 use krypton_crds::{SCHEMA_VERSION, schema_version};
-use kube::{CustomResourceExt as _, ResourceExt as _};
+use krypton_runtime::crd::established;
+use kube::CustomResourceExt as _;
 use serde_json::Value;
 
 use crate::error::KubectlError;
@@ -32,27 +33,23 @@ const SKEW: &str = "see docs/how-to/upgrade.md#version-skew";
 const NO_MEMBER: &str = "add one: docs/how-to/clusters.md#join-a-cluster-through-an-agent";
 const TENANTS: &str = "list them with kubectl krypton get tenants -A -o wide; see docs/reference/runbook.md#kryptontenantsfailing";
 
-fn line<'r>(mark: Mark, text: impl Into<String>, remedy: impl Into<Option<&'r str>>) -> Line {
-    Line {
-        mark,
-        member: None,
-        text: text.into(),
-        remedy: remedy.into().map(str::to_owned),
-    }
+/// A line for a request without a result.
+fn unknown<T>(what: &str, answer: &Answer<T>) -> Line {
+    let mark = match answer {
+        Answer::NotPermitted(_) => Mark::NotKnown,
+        _ => Mark::Wrong,
+    };
+    let text = match answer.failure() {
+        Some(why) => format!("{what} is not known: {why}"),
+        None => format!("{what} does not exist"),
+    };
+    Line::new(mark, text, None)
 }
 
-/// A line for a failed request.
-fn unknown<T>(what: &str, answer: &Answer<T>) -> Line {
-    match answer {
-        Answer::Failed(why) => line(Mark::Wrong, format!("{what} is not known: {why}"), None),
-        Answer::NotPermitted(right) => {
-            let text = format!("{what} is not known: you may not {right}");
-            line(Mark::NotKnown, text, None)
-        }
-        Answer::Found(_) | Answer::None => {
-            line(Mark::Wrong, format!("{what} does not exist"), None)
-        }
-    }
+/// CRDs of krypton-operator have no schema version.
+fn of_original(name: &str) -> Line {
+    let text = format!("the CRD {name} has no schema version of Krypton");
+    Line::new(Mark::Note, text, ORIGINAL)
 }
 
 pub(super) fn kubernetes(answer: &Answer<Info>) -> Line {
@@ -60,7 +57,7 @@ pub(super) fn kubernetes(answer: &Answer<Info>) -> Line {
         Answer::Found(info) => info,
         Answer::Failed(why) => {
             let text = format!("the API server does not respond: {why}");
-            return line(Mark::Wrong, text, "check that it runs, and your network");
+            return Line::new(Mark::Wrong, text, "check that it runs, and your network");
         }
         other => return unknown("the version of Kubernetes", other),
     };
@@ -74,9 +71,9 @@ pub(super) fn kubernetes(answer: &Answer<Info>) -> Line {
     match (info.major.as_str(), digits.parse::<u32>()) {
         ("1", Ok(minor)) if minor < MINOR_LEAST => {
             let text = format!("Kubernetes {version} is older than 1.{MINOR_LEAST}");
-            line(Mark::Wrong, text, INSTALL)
+            Line::new(Mark::Wrong, text, INSTALL)
         }
-        _ => line(Mark::Well, format!("Kubernetes {version}"), None),
+        _ => Line::new(Mark::Well, format!("Kubernetes {version}"), None),
     }
 }
 
@@ -91,25 +88,20 @@ pub(super) fn rights(rights: &[(&str, Answer<bool>)]) -> Line {
     let failed = rights.iter().map(|(_, answer)| answer);
     let mut failed = failed.filter(|answer| !matches!(answer, Answer::Found(_)));
     match (missing.as_slice(), failed.next()) {
-        ([], None) => line(Mark::Well, "you may create what the charts contain", None),
+        ([], None) => Line::new(Mark::Well, "you may create what the charts contain", None),
         ([], Some(answer)) => unknown("whether you may install the charts", answer),
         (missing, _) => {
             let text = format!("you may not create {}", missing.join(", "));
-            line(Mark::Wrong, text, INSTALL)
+            Line::new(Mark::Wrong, text, INSTALL)
         }
     }
 }
 
-/// CRDs of krypton-operator have no schema version.
 pub(super) fn crds_of_original(crds: &[(String, Answer<CustomResourceDefinition>)]) -> Vec<Line> {
-    let of_original = crds.iter().filter_map(|(name, answer)| match answer {
-        Answer::Found(crd) if schema_version(crd).is_none() => {
-            let text = format!("the CRD {name} exists without a schema version of Krypton");
-            Some(line(Mark::Note, text, ORIGINAL))
-        }
-        _ => None,
-    });
-    of_original.collect()
+    let found = crds.iter().filter(
+        |(_, answer)| matches!(answer, Answer::Found(crd) if schema_version(crd).is_none()),
+    );
+    found.map(|(name, _)| of_original(name)).collect()
 }
 
 pub(super) fn crds(crds: &[(String, Answer<CustomResourceDefinition>)]) -> Vec<Line> {
@@ -118,7 +110,7 @@ pub(super) fn crds(crds: &[(String, Answer<CustomResourceDefinition>)]) -> Vec<L
         .filter_map(|(name, answer)| crd(name, answer))
         .collect();
     match lines.as_slice() {
-        [] => vec![line(
+        [] => vec![Line::new(
             Mark::Well,
             format!("{} CRDs are served", crds.len()),
             None,
@@ -134,10 +126,10 @@ fn crd(name: &str, answer: &Answer<CustomResourceDefinition>) -> Option<Line> {
         Answer::None if name == KryptonDeployment::crd_name() => {
             let text =
                 format!("the CRD {name} is missing, so KryptonDeployments are not available");
-            return Some(line(Mark::Note, text, CRDS));
+            return Some(Line::new(Mark::Note, text, CRDS));
         }
         Answer::None => {
-            return Some(line(
+            return Some(Line::new(
                 Mark::Wrong,
                 format!("the CRD {name} is missing"),
                 CRDS,
@@ -145,29 +137,21 @@ fn crd(name: &str, answer: &Answer<CustomResourceDefinition>) -> Option<Line> {
         }
         Answer::NotPermitted(right) => {
             let text = format!("the CRD {name} is not checked: you may not {right}");
-            return Some(line(Mark::Note, text, None));
+            return Some(Line::new(Mark::Note, text, None));
         }
         failed => return Some(unknown(&format!("the CRD {name}"), failed)),
     };
-    let conditions = crd
-        .status
-        .iter()
-        .flat_map(|status| status.conditions.iter().flatten());
-    let mut established = conditions.filter(|condition| condition.type_ == "Established");
-    if !established.any(|condition| condition.status == "True") {
+    if !established(crd) {
         let text = format!("the API server does not serve the CRD {name}");
-        return Some(line(Mark::Wrong, text, CRDS));
+        return Some(Line::new(Mark::Wrong, text, CRDS));
     }
     match schema_version(crd) {
-        None => {
-            let text = format!("the CRD {name} has no schema version of Krypton");
-            Some(line(Mark::Note, text, ORIGINAL))
-        }
+        None => Some(of_original(name)),
         Some(version) if version < SCHEMA_VERSION => {
             let text = format!(
                 "the CRD {name} has schema version {version}, and this program {SCHEMA_VERSION}"
             );
-            Some(line(Mark::Note, text, SKEW))
+            Some(Line::new(Mark::Note, text, SKEW))
         }
         Some(_) => None,
     }
@@ -176,7 +160,7 @@ fn crd(name: &str, answer: &Answer<CustomResourceDefinition>) -> Option<Line> {
 pub(super) fn leader(lease: &Answer<Lease>, namespaces: &[String], now: Timestamp) -> Vec<Line> {
     if *lease == Answer::None {
         let text = format!("no hub runs in the namespace {}", namespaces.join(" or "));
-        return vec![line(
+        return vec![Line::new(
             Mark::Wrong,
             text,
             "name the hub's namespace with -n, or install the hub",
@@ -194,10 +178,10 @@ pub(super) fn leader(lease: &Answer<Lease>, namespaces: &[String], now: Timestam
 
 pub(super) fn hub_version(version: &str) -> Line {
     match version == PROGRAM {
-        true => line(Mark::Well, format!("the hub has version {version}"), None),
+        true => Line::new(Mark::Well, format!("the hub has version {version}"), None),
         false => {
             let text = format!("the hub has version {version}, and this program {PROGRAM}");
-            line(Mark::Note, text, SKEW)
+            Line::new(Mark::Note, text, SKEW)
         }
     }
 }
@@ -210,23 +194,17 @@ pub(super) fn members(
 ) -> Vec<Line> {
     let members = match members {
         Ok(members) => members,
-        Err(error) if error.code() == Some(403) => {
-            return vec![line(
-                Mark::NotKnown,
-                format!("the members are not known: {error}"),
-                None,
-            )];
-        }
         Err(error) => {
-            return vec![line(
-                Mark::Wrong,
-                format!("the members are not known: {error}"),
-                None,
-            )];
+            let mark = match error.code() {
+                Some(403) => Mark::NotKnown,
+                _ => Mark::Wrong,
+            };
+            let text = format!("the members are not known: {error}");
+            return vec![Line::new(mark, text, None)];
         }
     };
     if members.is_empty() {
-        return vec![line(Mark::Note, "the fleet has no member", NO_MEMBER)];
+        return vec![Line::new(Mark::Note, "the fleet has no member", NO_MEMBER)];
     }
     let (mut well, mut defects) = (0, Vec::new());
     for object in members {
@@ -247,11 +225,11 @@ pub(super) fn members(
             "{well} of {} members are connected, and up to date",
             members.len()
         );
-        all.push(line(Mark::Well, text, None));
+        all.push(Line::new(Mark::Well, text, None));
     }
     if left > 0 {
         let text = format!("{left} more members have defects; the worst {MEMBERS_MOST} follow");
-        all.push(line(
+        all.push(Line::new(
             Mark::Note,
             text,
             "kubectl krypton get clusters -o wide lists them",
@@ -275,7 +253,7 @@ fn member(object: &Value, hub: Option<&str>, now: Timestamp) -> Vec<Line> {
     };
     let (spec, status) = (&cluster.spec, cluster.status.clone().unwrap_or_default());
     let (is_banned, accepted) = (spec.banned, spec.accepted);
-    explainer.member(&cluster.name_any(), &Answer::Found(cluster));
+    explainer.member(&name, &Answer::Found(cluster));
     if accepted == Some(false) {
         let remedy = format!("kubectl krypton accept {name}");
         explainer.advise(

@@ -34,6 +34,17 @@ pub(crate) enum Answer<T> {
     Failed(String),
 }
 
+impl<T> Answer<T> {
+    /// Returns why the request failed, or `None` if the API server answered it.
+    pub(crate) fn failure(&self) -> Option<String> {
+        match self {
+            Self::Found(_) | Self::None => None,
+            Self::NotPermitted(right) => Some(format!("you may not {right}")),
+            Self::Failed(why) => Some(why.clone()),
+        }
+    }
+}
+
 /// All sources of an explanation.
 #[derive(Clone, Debug)]
 pub(super) struct Sources {

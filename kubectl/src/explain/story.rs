@@ -116,10 +116,8 @@ impl Explainer {
         remedy: impl Into<Option<&'r str>>,
     ) {
         self.lines.push(Line {
-            mark,
             member: self.member.clone(),
-            text: text.into(),
-            remedy: remedy.into().map(str::to_owned),
+            ..Line::new(mark, text, remedy)
         });
     }
 
@@ -135,10 +133,8 @@ impl Explainer {
 
     /// Adds a line if the request failed. Returns false if it succeeded.
     fn not_known<T>(&mut self, what: &str, answer: &Answer<T>) -> bool {
-        let why = match answer {
-            Answer::NotPermitted(right) => format!("you may not {right}"),
-            Answer::Failed(why) => why.clone(),
-            Answer::Found(_) | Answer::None => return false,
+        let Some(why) = answer.failure() else {
+            return false;
         };
         self.add(Mark::NotKnown, format!("{what} is not known: {why}"));
         true

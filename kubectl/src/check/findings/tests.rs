@@ -1,6 +1,7 @@
 use std::path::Path;
 
 use krypton_crds::tenant::Tenant;
+use kube::ResourceExt as _;
 use serde_json::json;
 
 use super::*;
