@@ -21,6 +21,7 @@ CARGO_FLAGS ?=
 # A test uses one to three control planes of half a GB each. Eight tests at a time keep two cores busy and fit 13 GB.
 TEST_THREADS ?= 8
 FUZZ_SECONDS ?= 60
+FUZZ_JOBS ?= $(shell nproc)
 PID_FILE ?= /tmp/krypton-operator.pid
 LOG_FILE ?= /tmp/krypton-operator.log
 
@@ -64,7 +65,7 @@ members: rust tools ## 1,000 members from kubeconfig Secrets; `make test` has 10
 
 # `make test` replays the seeds too.
 fuzz: rust ## Run each fuzz target (FUZZ_SECONDS=60, 0: compile only; FUZZ_TARGET=index: only this target)
-	FUZZ_SECONDS=$(FUZZ_SECONDS) hack/deps-cache.sh in fuzz hack/fuzz.sh
+	FUZZ_SECONDS=$(FUZZ_SECONDS) FUZZ_JOBS=$(FUZZ_JOBS) hack/deps-cache.sh in fuzz hack/fuzz.sh
 
 check: rust ## Check formatting and lints; any warning is an error
 	cargo fmt --all --check

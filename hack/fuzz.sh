@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Fuzzes each target of fuzz/fuzz_targets, or FUZZ_TARGET alone, for FUZZ_SECONDS (60; 0: only compiles them), from
-# the seeds in fuzz/corpus.
+# the seeds in fuzz/corpus; FUZZ_JOBS targets at a time (one on each core).
 # The build folder keeps the inputs that reach new code, for the next run. If an input breaks a promise, the script names
 # the file with the input, and the other targets still run. The cache of the tools keeps cargo-fuzz.
 #   fuzz.sh [LIBFUZZER_ARGS...]
@@ -33,9 +33,8 @@ run() {
   echo "$name: $(of number_of_executed_units) runs in $((SECONDS - begin)) s, $(of average_exec_per_sec) a second, $(of new_units_added) new inputs"
 }
 
-# One target on each core.
 export target programs
 export -f run of
 basename -s .rs fuzz/fuzz_targets/${FUZZ_TARGET:-*}.rs \
-  | xargs -P "$(nproc)" -I{} bash -c 'set -euo pipefail; run "$@"' fuzz {} "$@" \
+  | xargs -P "${FUZZ_JOBS:-$(nproc)}" -I{} bash -c 'set -euo pipefail; run "$@"' fuzz {} "$@" \
   || { echo "fuzz: at least one target has failed" >&2; exit 1; }
