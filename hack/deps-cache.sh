@@ -54,7 +54,7 @@ case "${1-} $#" in
     # Cargo compares only times. It would take older files for compiled, and compile a fresh clone of the same files again.
     # So all of ours in the folder belongs to one set of files: the sources of the programs and of the fuzz targets.
     touch "$folder/lock"
-    files=$(git ls-files -z --cached --others --exclude-standard . ':!:tests' ':!:simulation' ':!:docs' ':!:*.md' |
+    files=$(git ls-files -z --cached --others --exclude-standard . ':!:tests' ':!:simulation' ':!:docs' ':!:*.md' ':!:hack' ':!:.ci' ':!:Makefile' |
       xargs -0 sha256sum | sha256sum) || files=
     if [ -n "$files" ] && [ "$(cat "$folder/files" 2>/dev/null)" = "$files" ]; then
       find "$folder" -type f -exec touch -r "$folder/lock" {} +
