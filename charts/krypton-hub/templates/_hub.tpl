@@ -151,6 +151,14 @@ with the first profile.
 {{- $args = append $args (printf "--advertise=%s" (join "," .)) }}
 {{- end }}
 {{- $args = append $args (printf "--proxy-grace=%s" .Values.proxyGrace) }}
+{{- with .Values.chart }}
+{{- if not .name }}
+{{- fail "set chart.repo and chart.name to the Helm chart that Krypton installs for each Tenant" }}
+{{- end }}
+{{- if not (or .repo (hasSuffix ".tgz" .name) (hasPrefix "oci://" .name)) }}
+{{- fail (printf "set chart.repo to the repository of chart %s" .name) }}
+{{- end }}
+{{- end }}
 {{- $args = append $args (printf "--chart-repo=%s" .Values.chart.repo) }}
 {{- $args = append $args (printf "--chart-name=%s" .Values.chart.name) }}
 {{- $args = append $args (printf "--chart-version=%s" .Values.chart.version) }}

@@ -65,7 +65,10 @@ async fn all() -> Vec<Command> {
 async fn notes() -> TestResult<Vec<Command>> {
     let mut all = Vec::new();
     for (chart, values) in [
-        (OwnChart::Hub, "replicaCount=2"),
+        (
+            OwnChart::Hub,
+            "chart.repo=https://charts.example.org,chart.name=small",
+        ),
         (OwnChart::Hub, "installMode.crdsRbacOnly=true"),
         (OwnChart::Agent, "replicaCount=2"),
     ] {

@@ -142,6 +142,32 @@ async fn unknown_or_mistyped_chart_value_is_rejected() {
 }
 
 #[tokio::test]
+async fn hub_chart_requires_the_fleets_chart() {
+    let helm = Helm::new();
+    let repo = "--set=chart.repo=https://charts.example.org";
+    for (set, words) in [
+        (vec![], "set chart.repo and chart.name"),
+        (vec![repo], "set chart.repo and chart.name"),
+        (
+            vec!["--set=chart.name=small"],
+            "set chart.repo to the repository of chart small",
+        ),
+    ] {
+        let error = helm.template(OwnChart::Hub, &set).await.unwrap_err();
+        assert!(format!("{error:#}").contains(words), "{set:?}: {error:#}");
+    }
+    for set in [
+        vec![repo, "--set=chart.name=small"],
+        vec!["--set=chart.name=/charts/small-1.0.0.tgz"],
+        vec!["--set=chart.name=oci://registry.example.org/small"],
+        vec!["--set=installMode.crdsRbacOnly=true"],
+    ] {
+        let rendered = helm.template(OwnChart::Hub, &set).await;
+        assert!(rendered.is_ok(), "{set:?}: {rendered:?}");
+    }
+}
+
+#[tokio::test]
 async fn access_provider_without_program_is_rejected_by_name() -> TestResult {
     let helm = Helm::new();
     let values = OwnChart::Hub.folder().join("ci/multicluster-values.yaml");
@@ -196,9 +222,11 @@ async fn access_provider_without_program_is_rejected_by_name() -> TestResult {
 async fn disabled_alert_is_omitted_and_unknown_one_rejected() -> TestResult {
     let helm = Helm::new();
     for chart in OwnChart::ALL {
+        let cases = chart.cases()?;
+        let values = cases["default"].to_str().unwrap();
         let rendered = async |disabled: &str| {
             let disabled = format!("--set-json=prometheusRule.disabled=[{disabled}]");
-            let args = ["--set=prometheusRule.enabled=true", &disabled];
+            let args = ["-f", values, "--set=prometheusRule.enabled=true", &disabled];
             helm.template(chart, &args).await
         };
         let alerts = |yaml: &str| {
@@ -215,8 +243,12 @@ async fn disabled_alert_is_omitted_and_unknown_one_rejected() -> TestResult {
         assert_eq!(all.len(), file["rules"].as_array().unwrap().len());
         for (rule, written) in all.iter().zip(file["rules"].as_array().unwrap()) {
             let name = text(rule, "/alert");
-            let anchor = format!("docs/reference/runbook.md#{}", name.to_lowercase());
-            assert_eq!(text(rule, "/annotations/runbook_url"), anchor);
+            let (page, anchor) = (text(rule, "/annotations/runbook_url"), name.to_lowercase());
+            let expected = format!("/docs/reference/runbook.md#{anchor}");
+            assert!(
+                page.starts_with("https://") && page.ends_with(&expected),
+                "{page}"
+            );
             // Helm must not expand Prometheus templates.
             for of in ["/expr", "/annotations/description", "/labels/severity"] {
                 assert_eq!(text(rule, of), text(written, of), "{name}");
