@@ -22,7 +22,7 @@ use krypton_runtime::access::{
 use krypton_runtime::admin::{Ports, Readiness, Served};
 use krypton_runtime::cluster::{self, Cluster, ClusterError};
 use krypton_runtime::lease::{LeaseGoal, OwnPod, agent_holder};
-use krypton_runtime::net::{Network, Tcp};
+use krypton_runtime::net::Network;
 use krypton_runtime::newest::NewestSeen as _;
 use krypton_runtime::retry::{StartupGrace, retry_until_ready};
 use krypton_runtime::tasks::Tasks;
@@ -43,7 +43,7 @@ use crate::credentials::renewal;
 use crate::credentials::store::{Enrolled, Kept, Store};
 use crate::dump::{self, AgentView, Dumper};
 use crate::metrics;
-use crate::session::connect::Dialer;
+use crate::session::connect::{Dialer, ProxiedTcp};
 use crate::session::hub_chart::HubChart;
 use crate::session::{self, Contact, Link, Session};
 
@@ -83,12 +83,13 @@ impl Outside {
     /// # Errors
     /// Returns an error if the process cannot listen for signals or start the watchdog's thread.
     pub fn real(log: Log) -> anyhow::Result<Self> {
+        let env = |name: &str| std::env::var(name).ok();
         Ok(Self {
-            env: Arc::new(|name| std::env::var(name).ok()),
+            env: Arc::new(env),
             stop: signals::stop_on_signal()?,
             watchdog: Watchdog::start().context("starting the watchdog's thread failed")?,
             log,
-            network: Arc::new(Tcp),
+            network: Arc::new(ProxiedTcp::new(&env)),
             helm: Arc::new(Supervisor::of_this_program()),
         })
     }

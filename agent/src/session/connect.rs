@@ -2,6 +2,7 @@
 
 mod channel;
 mod error;
+mod proxy;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -27,6 +28,7 @@ use crate::credentials::trusted_roots::Trust;
 use channel::Refusal;
 
 pub use error::DialError;
+pub use proxy::ProxiedTcp;
 
 const RESOLVE: Duration = Duration::from_secs(10);
 const CONNECT: Duration = Duration::from_secs(10);
@@ -187,20 +189,18 @@ async fn secure(
     let Some((host, port)) = split_address(address) else {
         return Err(DialError::Address(address.to_owned()));
     };
-    let unresolved = |source| DialError::Resolve {
-        address: address.to_owned(),
-        source,
+    let tcp = match network.proxy(address) {
+        Some(proxy) => proxy::open(network, address, proxy).await?,
+        None => {
+            let unresolved = |source| DialError::Resolve {
+                address: address.to_owned(),
+                source,
+            };
+            let found = resolve(host, port).await.map_err(unresolved)?;
+            let reached = reach(network, &found).await;
+            reached.map_err(|source| DialError::of_tcp(address, source))?
+        }
     };
-    let found: Vec<SocketAddr> =
-        tokio::time::timeout(RESOLVE, tokio::net::lookup_host((host, port)))
-            .await
-            .unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))
-            .map_err(unresolved)?
-            .take(RESOLVED_MAX)
-            .collect();
-    let tcp = reach(network, &found)
-        .await
-        .map_err(|source| DialError::of_tcp(address, source))?;
     // Reports and heartbeats are small and must not wait for more data.
     tcp.set_nodelay()
         .map_err(|source| DialError::of_tcp(address, source))?;
@@ -216,6 +216,14 @@ async fn secure(
         return Err(DialError::NotHttp2(address.to_owned()));
     }
     Ok(shaken)
+}
+
+async fn resolve(host: &str, port: u16) -> std::io::Result<Vec<SocketAddr>> {
+    let found = tokio::time::timeout(RESOLVE, tokio::net::lookup_host((host, port)));
+    let found = found
+        .await
+        .unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()));
+    Ok(found?.take(RESOLVED_MAX).collect())
 }
 
 /// Returns the first connection that succeeds. Each address gets a head start over the next.

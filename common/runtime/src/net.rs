@@ -6,6 +6,7 @@ use std::task::{Context, Poll};
 use std::{fmt, io};
 
 use futures::future::BoxFuture;
+use http::{HeaderValue, Uri};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -15,12 +16,25 @@ use crate::admin::{self, AdminError, BindAddress};
 pub trait Network: fmt::Debug + Send + Sync {
     fn connect(&self, address: SocketAddr) -> BoxFuture<'_, io::Result<Stream>>;
 
+    /// Returns the HTTP proxy for connections to `address` (`HOST:PORT`), if there is one.
+    fn proxy(&self, _address: &str) -> Option<HttpProxy> {
+        None
+    }
+
     /// Listens on `address`. Errors name `flag`.
     fn listen<'a>(
         &'a self,
         flag: &'static str,
         address: &'a BindAddress,
     ) -> BoxFuture<'a, Result<Listener, AdminError>>;
+}
+
+/// An HTTP proxy that opens connections for others.
+#[derive(Clone, Debug)]
+pub struct HttpProxy {
+    pub uri: Uri,
+    /// Value of the header Proxy-Authorization.
+    pub authorization: Option<HeaderValue>,
 }
 
 /// The network of the machine.

@@ -34,6 +34,15 @@ pub enum DialError {
         source: io::Error,
     },
     #[error(
+        "the proxy {proxy} opens no connection to the hub at {address}; check the proxy, or name the hub's host in NO_PROXY"
+    )]
+    Proxy {
+        address: String,
+        proxy: String,
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    #[error(
         "{0} answers, but not with TLS: is this the hub's --listen port? a plain HTTP server, or something else, answered"
     )]
     NotTls(String),
@@ -159,6 +168,7 @@ impl DialError {
             | Self::Silent(_)
             | Self::Refused(_)
             | Self::Unreachable { .. }
+            | Self::Proxy { .. }
             | Self::CutOff { .. }
             | Self::Tls { .. }
             | Self::Channel(..) => true,

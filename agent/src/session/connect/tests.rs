@@ -1,11 +1,13 @@
 //! Tests over real sockets and real TLS on loopback.
 
+use std::sync::Mutex;
+
 use arc_swap::ArcSwap;
 use krypton_proto::v1::RenewRequest;
 use krypton_runtime::tls;
 use krypton_types::error_chain::chain;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpSocket};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
 use super::*;
 use crate::fake_hub::{Answers, FakeAuthority, FakeHub, Valid};
@@ -175,4 +177,68 @@ async fn silent_server_times_out() {
     assert!(matches!(error, DialError::Silent(_)), "{error:?}");
     assert!(error.may_pass());
     drop(listener);
+}
+
+/// Starts an HTTP proxy. Returns its address and the requests that it receives. With `status` 200, it opens the requested
+/// connection.
+async fn http_proxy(status: u16) -> (String, Arc<Mutex<Vec<String>>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let requests = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&requests);
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let mut request = Vec::new();
+            while !request.ends_with(b"\r\n\r\n") {
+                request.push(stream.read_u8().await.unwrap());
+            }
+            let request = String::from_utf8(request).unwrap();
+            let target = request.split(' ').nth(1).unwrap().to_owned();
+            seen.lock().unwrap().push(request);
+            let answer = format!("HTTP/1.1 {status} Status\r\n\r\n");
+            stream.write_all(answer.as_bytes()).await.unwrap();
+            if status == 200 {
+                let mut hub = TcpStream::connect(target).await.unwrap();
+                tokio::spawn(async move { copy_bidirectional(&mut stream, &mut hub).await });
+            }
+        }
+    });
+    (address, requests)
+}
+
+#[tokio::test]
+async fn hub_is_reached_through_proxy_of_environment() {
+    let authority = FakeAuthority::new();
+    let hub = FakeHub::start(&authority).await;
+    let through = |proxy: &str, exempt: &'static str| {
+        let proxy = format!("http://me:secret@{proxy}");
+        let network: Arc<dyn Network> = Arc::new(ProxiedTcp::new(&|name| match name {
+            "https_proxy" => Some(proxy.clone()),
+            "NO_PROXY" => Some(exempt.to_owned()),
+            _ => None,
+        }));
+        let dialer = authority.dialer(hub.addresses(), Valid::Now);
+        dialer.with_network(&network)
+    };
+    let (address, requests) = http_proxy(200).await;
+    through(&address, "").connect().await.unwrap();
+    let request = requests.lock().unwrap().join("");
+    let first = format!("CONNECT {} HTTP/1.1\r\n", hub.address);
+    assert!(request.starts_with(&first), "{request}");
+    assert!(request.contains("Basic bWU6c2VjcmV0"), "{request}");
+    through(&address, "example.org,127.0.0.0/8")
+        .connect()
+        .await
+        .unwrap();
+    assert_eq!(requests.lock().unwrap().len(), 1);
+
+    let (address, _) = http_proxy(403).await;
+    let error = through(&address, "").connect().await.unwrap_err();
+    assert!(matches!(error, DialError::Proxy { .. }), "{error:?}");
+    let text = chain(&error);
+    assert!(
+        text.contains(&address) && !text.contains("secret"),
+        "{text}"
+    );
+    assert!(error.may_pass());
 }

@@ -1,0 +1,109 @@
+//! Connections to the hub through the HTTP proxy of the environment.
+
+use std::future::ready;
+use std::io;
+use std::net::SocketAddr;
+
+use futures::future::BoxFuture;
+use http::Uri;
+use hyper_util::client::legacy::connect::proxy::Tunnel;
+use hyper_util::client::proxy::matcher::Matcher;
+use hyper_util::rt::TokioIo;
+use krypton_runtime::admin::{AdminError, BindAddress};
+use krypton_runtime::net::{HttpProxy, Listener, Network, Stream, Tcp};
+use tower::{Service as _, service_fn};
+
+use super::error::DialError;
+use super::{HANDSHAKE, reach, resolve};
+
+/// The network of the machine, with the proxies of HTTPS_PROXY, ALL_PROXY and NO_PROXY.
+#[derive(Debug)]
+pub struct ProxiedTcp(Matcher);
+
+impl ProxiedTcp {
+    /// A variable in upper case overrides the one in lower case.
+    pub fn new(env: &dyn Fn(&str) -> Option<String>) -> Self {
+        let read = |name: &str| {
+            let found = env(name).or_else(|| env(&name.to_lowercase()));
+            found.unwrap_or_default()
+        };
+        let (all, https) = (read("ALL_PROXY"), read("HTTPS_PROXY"));
+        let given = [&all, &https].iter().any(|it| !it.is_empty());
+        let proxies = || Matcher::builder().all(all.clone()).https(https.clone());
+        let hub = Uri::from_static("https://hub.example.org");
+        if given && proxies().build().intercept(&hub).is_none() {
+            tracing::warn!("HTTPS_PROXY is not a valid URL; connecting to the hub without a proxy");
+        }
+        Self(proxies().no(read("NO_PROXY")).build())
+    }
+}
+
+impl Network for ProxiedTcp {
+    fn connect(&self, address: SocketAddr) -> BoxFuture<'_, io::Result<Stream>> {
+        Tcp.connect(address)
+    }
+
+    fn proxy(&self, address: &str) -> Option<HttpProxy> {
+        let proxy = self.0.intercept(&uri(address).ok()?)?;
+        Some(HttpProxy {
+            uri: proxy.uri().clone(),
+            authorization: proxy.basic_auth().cloned(),
+        })
+    }
+
+    fn listen<'a>(
+        &'a self,
+        flag: &'static str,
+        address: &'a BindAddress,
+    ) -> BoxFuture<'a, Result<Listener, AdminError>> {
+        Box::pin(async move { Tcp.listen(flag, address).await })
+    }
+}
+
+fn uri(address: &str) -> Result<Uri, http::Error> {
+    let uri = Uri::builder().scheme("https").authority(address);
+    uri.path_and_query("/").build()
+}
+
+/// Opens a connection to the hub at `address` through the proxy.
+pub(super) async fn open(
+    network: &dyn Network,
+    address: &str,
+    proxy: HttpProxy,
+) -> Result<Stream, DialError> {
+    let host = proxy.uri.host().unwrap_or_default().to_owned();
+    let port = proxy.uri.port_u16().unwrap_or(80);
+    let failed = |source: Box<dyn std::error::Error + Send + Sync>| DialError::Proxy {
+        address: address.to_owned(),
+        proxy: format!("{host}:{port}"),
+        source,
+    };
+    if proxy.uri.scheme_str() != Some("http") {
+        return Err(failed("only proxies with http:// are supported".into()));
+    }
+    let opening = async {
+        let found = resolve(host.trim_matches(['[', ']']), port).await?;
+        let stream = reach(network, &found).await?;
+        tunnel(stream, proxy.clone(), address).await
+    };
+    opening.await.map_err(failed)
+}
+
+/// Asks the proxy at the other end of the stream for a connection.
+async fn tunnel(
+    stream: Stream,
+    proxy: HttpProxy,
+    address: &str,
+) -> Result<Stream, Box<dyn std::error::Error + Send + Sync>> {
+    let mut stream = Some(TokioIo::new(stream));
+    let connector = service_fn(move |_: Uri| {
+        let stream = stream.take();
+        ready(stream.ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected)))
+    });
+    let mut tunnel = Tunnel::new(proxy.uri, connector);
+    if let Some(authorization) = proxy.authorization {
+        tunnel = tunnel.with_auth(authorization);
+    }
+    let asked = tokio::time::timeout(HANDSHAKE, tunnel.call(uri(address)?)).await?;
+    Ok(asked?.into_inner())
+}
