@@ -31,26 +31,27 @@ use crate::{condition_list, free_form, published::published};
     plural = "edgeclusters",
     singular = "edgecluster",
     shortname = "ec",
+    category = "krypton",
     status = "EdgeClusterStatus",
     derive = "PartialEq",
     doc = "EdgeCluster represents a member: a cluster of the fleet.",
     printcolumn(name = "Mode", type_ = "string", json_path = ".status.mode"),
     printcolumn(
-        name = "Connected",
-        type_ = "string",
-        json_path = ".status.conditions[?(@.type==\"Connected\")].status"
-    ),
-    printcolumn(
         name = "Ready",
-        type_ = "integer",
-        json_path = ".status.tenants.ready",
-        description = "Number of Tenants that are ready."
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Ready\")].status"
     ),
     printcolumn(
         name = "Tenants",
         type_ = "integer",
         json_path = ".status.tenants.total",
         description = "Number of Tenants on the member."
+    ),
+    printcolumn(
+        name = "ReadyTenants",
+        type_ = "integer",
+        json_path = ".status.tenants.ready",
+        description = "Number of Tenants that are ready."
     ),
     printcolumn(
         name = "Version",
@@ -73,6 +74,11 @@ use crate::{condition_list, free_form, published::published};
         type_ = "date",
         json_path = ".status.lastSeen",
         priority = 1
+    ),
+    printcolumn(
+        name = "Message",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Ready\")].message"
     )
 )]
 #[schemars(extend("default" = {}))]
@@ -203,16 +209,21 @@ pub enum DeletionPolicy {
 
 /// Observed state of the member.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+// Tools that use kstatus, such as Flux and `helm --wait`, take an object without status for ready.
+#[schemars(extend("default" = {"observedGeneration": -1}))]
 #[serde(rename_all = "camelCase")]
 pub struct EdgeClusterStatus {
     /// Process that reconciles the member: `agent`, `proxy` (the hub, through a kubeconfig) or `none`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<Mode>,
-    /// `Connected`, `TargetClusterResolved` and `Healthy`. `ValuesResolved` if the member has its own values, and
-    /// `Uninstalled` while it uninstalls its releases.
+    /// `Ready`, which summarizes `Connected` and `Healthy`; `TargetClusterResolved`. `ValuesResolved` if the member has
+    /// its own values, and `Uninstalled` while it uninstalls its releases.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "condition_list::schema")]
     pub conditions: Vec<Condition>,
+    /// Generation of the spec that this status describes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
     /// Kubernetes version of the member.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kubernetes_version: Option<String>,
@@ -232,7 +243,7 @@ pub struct EdgeClusterStatus {
     /// Number of Tenants on the member, by phase.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tenants: Option<TenantCounts>,
-    /// State on this member of each Tenant whose own status does not list all members.
+    /// State on this member of each Tenant whose own status does not list all members, and of the 20 worst others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tenant_summaries: Option<TenantSummaries>,
     /// The desired state that the member has applied.
@@ -288,7 +299,7 @@ pub struct TenantCounts {
     pub error: u32,
 }
 
-/// Tenants on a member whose status on the home cluster is a summary.
+/// Tenants on a member whose status on the home cluster is a summary, and the worst others.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TenantSummaries {

@@ -27,6 +27,7 @@ use crate::{condition_list, published::published};
     plural = "kryptondeployments",
     singular = "kryptondeployment",
     shortname = "kd",
+    category = "krypton",
     namespaced,
     status = "KryptonDeploymentStatus",
     derive = "PartialEq",
@@ -42,7 +43,8 @@ use crate::{condition_list, published::published};
         name = "Age",
         type_ = "date",
         json_path = ".metadata.creationTimestamp"
-    )
+    ),
+    printcolumn(name = "Message", type_ = "string", json_path = ".status.lastMessage")
 )]
 #[serde(rename_all = "camelCase")]
 pub struct KryptonDeploymentSpec {
@@ -128,6 +130,8 @@ pub struct KubeconfigSecret {
 
 /// Observed state of the deployment.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+// Tools that use kstatus, such as Flux and `helm --wait`, take an object without status for ready.
+#[schemars(extend("default" = {"observedGeneration": -1}))]
 #[serde(rename_all = "camelCase")]
 pub struct KryptonDeploymentStatus {
     /// `Pending`, `Ready` or `Error`.

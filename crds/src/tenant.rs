@@ -27,6 +27,7 @@ use crate::{condition_list, free_form, published::published};
     plural = "tenants",
     singular = "tenant",
     shortname = "tn",
+    category = "krypton",
     namespaced,
     status = "TenantStatus",
     derive = "PartialEq",
@@ -48,15 +49,14 @@ use crate::{condition_list, free_form, published::published};
         priority = 1
     ),
     printcolumn(
-        name = "Message",
-        type_ = "string",
-        json_path = ".status.lastMessage",
-        priority = 1
-    ),
-    printcolumn(
         name = "Age",
         type_ = "date",
         json_path = ".metadata.creationTimestamp"
+    ),
+    printcolumn(
+        name = "Message",
+        type_ = "string",
+        json_path = ".status.lastMessage"
     )
 )]
 #[x_kube(
@@ -112,6 +112,8 @@ pub struct ClusterRef {
 
 /// Observed state of the Tenant.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+// Tools that use kstatus, such as Flux and `helm --wait`, take an object without status for ready.
+#[schemars(extend("default" = {"observedGeneration": -1}))]
 #[serde(rename_all = "camelCase")]
 pub struct TenantStatus {
     /// `Pending`, `Ready` or `Error`.

@@ -14,7 +14,7 @@ use crate::members::member::PublishedState;
 pub(super) struct Wrote(BTreeMap<String, Option<Desired>>);
 
 impl Wrote {
-    /// Returns whether the recorded status equals `next`, apart from a `desired` that the CRD dropped.
+    /// Returns whether the recorded status equals `next`, apart from fields that an earlier CRD dropped.
     pub(super) fn is_so(
         &self,
         name: &str,
@@ -22,15 +22,15 @@ impl Wrote {
         next: &EdgeClusterStatus,
     ) -> bool {
         let wrote = self.0.get(name) == Some(&next.desired);
-        let but_for_desired = |recorded: &EdgeClusterStatus| {
-            let desired = next.desired.clone();
-            let as_wanted = EdgeClusterStatus {
-                desired,
-                ..recorded.clone()
-            };
-            wrote && recorded.desired.is_none() && as_wanted == *next
+        let but_for_dropped = |recorded: &EdgeClusterStatus| {
+            let mut completed = recorded.clone();
+            let desired = completed.desired.take();
+            completed.desired = desired.or_else(|| next.desired.clone());
+            completed.observed_generation =
+                recorded.observed_generation.or(next.observed_generation);
+            wrote && completed == *next
         };
-        recorded.is_some_and(|recorded| recorded == next || but_for_desired(recorded))
+        recorded.is_some_and(|recorded| recorded == next || but_for_dropped(recorded))
     }
 
     /// Returns the last written desired state.
@@ -107,6 +107,16 @@ mod tests {
         assert!(wrote.is_so("a", Some(&bare), &next), "it was not kept");
         assert!(!wrote.is_so("b", Some(&bare), &next));
         assert!(!wrote.is_so("a", Some(&bare), &status(Some(said(2)))));
+        let numbered = EdgeClusterStatus {
+            observed_generation: Some(1),
+            ..next.clone()
+        };
+        assert!(wrote.is_so("a", Some(&next), &numbered));
+        let later = EdgeClusterStatus {
+            observed_generation: Some(2),
+            ..next.clone()
+        };
+        assert!(!wrote.is_so("a", Some(&numbered), &later));
         let other = EdgeClusterStatus {
             lease_holder: Some("x".to_owned()),
             ..next.clone()

@@ -1,9 +1,9 @@
 //! Derives the status of an EdgeCluster from the observation of its member. Performs no I/O.
 
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use krypton_crds::edge_cluster::{Applied, EdgeClusterStatus, Mode, TenantCounts, TenantSummaries};
-use krypton_types::conditions::{self, State, Truth, reason};
+use krypton_types::conditions::{self, READY, State, Truth, reason};
 
 use super::credential_expiry::{self, Credential, Validity};
 use crate::members::agent_keys;
@@ -47,6 +47,9 @@ pub fn status(
         }
         conditions::set(&mut next.conditions, type_, state, generation, now);
     }
+    next.observed_generation = Some(generation);
+    let ready = ready(&next.conditions);
+    conditions::set(&mut next.conditions, READY, &ready, generation, now);
     if let Some(state) = &facts.uninstalled {
         conditions::set(&mut next.conditions, "Uninstalled", state, generation, now);
     }
@@ -122,6 +125,17 @@ pub fn status(
     next
 }
 
+/// Ready means that the member is connected and that a process reconciles it. Otherwise, the state of the first condition
+/// that does not hold.
+fn ready(conditions: &[Condition]) -> State {
+    let state = |type_| conditions::find(conditions, type_);
+    let decisive = match state("Connected") {
+        Some(connected) if connected.truth == Truth::True => state("Healthy"),
+        other => other,
+    };
+    decisive.unwrap_or_else(|| State::new(Truth::Unknown, reason::STARTING, ""))
+}
+
 /// Returns the validity of the agent's certificate. A session's report takes precedence. Otherwise the later of
 /// the known and the recorded one counts, because another hub may have recorded a renewal.
 fn certificate(recorded: Option<&Time>, facts: &MemberObservation) -> Option<Validity> {
@@ -143,6 +157,37 @@ fn whole_seconds(time: Timestamp) -> Time {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn member_is_ready_while_connected_and_healthy() {
+        let state = |truth, reason: &str| State::new(truth, reason, format!("why {reason}"));
+        let of = |connected: Truth, healthy: Truth| {
+            let facts = MemberObservation {
+                connected: state(connected, "C"),
+                healthy: state(healthy, "H"),
+                ..MemberObservation::default()
+            };
+            let next = status(
+                "a",
+                None,
+                &facts,
+                Counts::default(),
+                None,
+                1,
+                Timestamp::UNIX_EPOCH,
+            );
+            conditions::find(&next.conditions, READY).unwrap()
+        };
+        for (connected, healthy, expected) in [
+            (Truth::True, Truth::True, (Truth::True, "H")),
+            (Truth::True, Truth::False, (Truth::False, "H")),
+            (Truth::True, Truth::Unknown, (Truth::Unknown, "H")),
+            (Truth::False, Truth::True, (Truth::False, "C")),
+            (Truth::Unknown, Truth::False, (Truth::Unknown, "C")),
+        ] {
+            assert_eq!(of(connected, healthy), state(expected.0, expected.1));
+        }
+    }
 
     #[test]
     fn last_seen_is_written_once_per_minute() {

@@ -107,6 +107,10 @@ impl ApiServer {
             meta::remove(&mut next, "resourceVersion");
             return Ok(Arc::new(next));
         }
+        // The server sets defaults again when it reads an object from etcd.
+        if let Some(schema) = &kind.schema {
+            schema.complete(&mut next);
+        }
         Ok(self.commit(&write, Some(next)))
     }
 

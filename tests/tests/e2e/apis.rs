@@ -229,7 +229,7 @@ async fn kubectl_get_shows_expected_columns() -> TestResult {
     let at = Timestamp::from_second(1_700_000_000)?;
     let status = EdgeClusterStatus {
         mode: Some(Mode::Proxy),
-        conditions: vec![condition("Connected", at)],
+        conditions: vec![condition("Ready", at)],
         kubernetes_version: Some("v1.36.0".to_owned()),
         tenants: Some(TenantCounts {
             total: 7,
@@ -260,9 +260,9 @@ async fn kubectl_get_shows_expected_columns() -> TestResult {
     let header = [
         "NAME",
         "MODE",
-        "CONNECTED",
         "READY",
         "TENANTS",
+        "READYTENANTS",
         "VERSION",
         "APPLIED",
         "AGE",
@@ -270,13 +270,16 @@ async fn kubectl_get_shows_expected_columns() -> TestResult {
     assert_eq!(words[0][..8], header, "{listed}");
     assert_eq!(
         words[1][..7],
-        ["edge-1", "proxy", "True", "6", "7", "v1.36.0", "42"],
+        ["edge-1", "proxy", "True", "7", "6", "v1.36.0", "42"],
         "{listed}"
     );
 
     for (short, header) in [
-        ("tn", ["NAME", "PHASE", "WORKSPACE", "READY", "AGE"]),
-        ("kd", ["NAME", "PHASE", "REGION", "READY", "AGE"]),
+        (
+            "tn",
+            ["NAME", "PHASE", "WORKSPACE", "READY", "AGE", "MESSAGE"],
+        ),
+        ("kd", ["NAME", "PHASE", "REGION", "READY", "AGE", "MESSAGE"]),
     ] {
         let example = match short {
             "tn" => "testdata/original/tenant-on-its-own-cluster.yaml",

@@ -235,7 +235,8 @@ async fn namesake_is_rejected_and_crd_deletion_uninstalls_nothing(mode: Mode) ->
         .await?;
     let object = regions.all(outside.0).get(outside.1).await?;
     assert!(object.finalizers().is_empty(), "{:?}", object.metadata);
-    assert!(object.status.is_none(), "{:?}", object.status);
+    let status = object.status.unwrap_or_default();
+    assert_eq!((status.phase, status.observed_generation), (None, Some(-1)));
 
     let in_use = ("Ready", "False", "ReleaseInUse");
     let before = fleet_client.releases().await?;

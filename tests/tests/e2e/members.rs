@@ -99,7 +99,7 @@ async fn rejected_or_removed_kubeconfig_uninstalls_nothing(
     fleet_client.member_shows("edge-1", &healthy).await?;
 
     let tenant = fleet_client.create("before", json!({})).await?;
-    assert_eq!(tenant.status, None);
+    assert_eq!(tenant.status.unwrap_or_default().phase, None);
     fleet_client.ready("before").await?;
     let releases = at_edge.releases().await?;
     assert_eq!(releases.len(), 3);

@@ -1,14 +1,18 @@
-//! Verifies the readiness of deployed releases: after a restart, and while a pause blocks an upgrade.
+//! Verifies the readiness of deployed releases: after a restart, while a pause blocks an upgrade, and as Flux and Helm
+//! see it.
 
-use anyhow::Result;
+use anyhow::{Context, Result, bail};
 use krypton_tests::{
-    Cluster, Mode, Pair, Scenario, TestResult, by_agent,
-    fleet::{FleetClient, condition},
+    Cluster, Mode, Pair, Scenario, TestResult, by_agent, eventually,
+    fleet::{FleetClient, PATIENCE, condition},
+    process::Invocation,
+    tools::Tools,
 };
 use krypton_types::names;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 by_agent!(missing_workload_stays_not_ready);
+by_agent!(kstatus_is_current_only_once_ready);
 
 /// Returns the Deployment of Tenant acme's release in a form that can be applied again.
 async fn deployment(cluster: &Cluster, release: &str) -> Result<Value> {
@@ -67,6 +71,52 @@ async fn missing_workload_stays_not_ready(mode: Mode) -> TestResult {
     let revisions = fleet_client.revisions("acme", &release).await?;
     assert_eq!(revisions, [(1, "deployed".to_owned())]);
     pair.stop().await?;
+    Ok(())
+}
+
+/// Returns the status that Flux and `helm --wait` derive from the object.
+async fn kstatus(cluster: &Cluster, kind: &str, name: &str) -> Result<String> {
+    let object = cluster.kubectl(["get", kind, name, "-o", "json"]).await?;
+    let program = Tools::find()?.program("kstatus")?;
+    let program = program.to_str().context("the path is not UTF-8")?;
+    let pipe = r#"printf %s "$1" | "$2""#;
+    let shell = Invocation::new("/bin/sh").args(["-c", pipe, "sh", &object, program]);
+    let printed = shell.output(PATIENCE).await?;
+    Ok(printed.trim().replace('\t', ": "))
+}
+
+async fn kstatus_is_current_only_once_ready(mode: Mode) -> TestResult {
+    let (mut pair, _chart) = Scenario::new("kstatus", mode).start().await?;
+    let fleet_client = pair.fleet_client();
+    fleet_client.install("acme").await?;
+    let current = kstatus(pair.cluster(), "tenant", "acme").await?;
+    assert!(current.starts_with("Current: "), "{current}");
+    let member = pair.name();
+    eventually("the member to be current", async || {
+        let status = kstatus(pair.home(), "edgecluster", member).await?;
+        match status.starts_with("Current: ") {
+            true => Ok(Some(())),
+            false => bail!("{status}"),
+        }
+    })
+    .await?;
+
+    // No process gives the new objects a status.
+    pair.stop().await?;
+    fleet_client.create("beta", json!({})).await?;
+    let other = json!({
+        "apiVersion": "mesh.openkcm.io/v1alpha1",
+        "kind": "EdgeCluster",
+        "metadata": {"name": "other"},
+    });
+    pair.home().apply(&other.to_string()).await?;
+    for (cluster, kind, name) in [
+        (pair.cluster(), "tenant", "beta"),
+        (pair.home(), "edgecluster", "other"),
+    ] {
+        let new = kstatus(cluster, kind, name).await?;
+        assert!(new.starts_with("InProgress: "), "{kind}: {new}");
+    }
     Ok(())
 }
 
