@@ -50,6 +50,7 @@ use crate::leader::{ElectionHandle, Leader, LeaderElection};
 use crate::members::MemberRegistry;
 use crate::notices::HomeEvents;
 use crate::observe::dump::{self, Dumper};
+use crate::observe::fleet_tenants;
 use crate::observe::member_metrics::Acting;
 use crate::observe::metrics;
 use crate::proxy::{Shared, Tunnels};
@@ -245,7 +246,7 @@ fn served(
         watchdog: watchdog.clone(),
         registry: metrics::registry(Arc::clone(view), &observed.sessions, drift, work),
         level: log.level,
-        debug: dump::router(Arc::new(dumper)),
+        debug: dump::router(Arc::new(dumper)).merge(fleet_tenants::router(Arc::clone(view))),
     }
 }
 

@@ -1,5 +1,6 @@
-//! Observability of the hub: metrics, and the debug dump.
+//! Observability of the hub: metrics, the debug dump, and the Tenants of all members.
 
 pub mod dump;
+pub mod fleet_tenants;
 pub mod member_metrics;
 pub mod metrics;

@@ -16,7 +16,7 @@ use serde_json::json;
 
 use crate::error::KubectlError;
 use crate::explain::sources::{Answer, ask, lead};
-use crate::home::{Connection, Env, HomeArgs, connect, search};
+use crate::home::{Connection, Target, search};
 use crate::join_info;
 use crate::kind::Kind;
 use crate::objects::Scope;
@@ -34,8 +34,6 @@ pub(super) struct Check {
     /// Output for programs
     #[arg(short, long, value_name = "FORMAT")]
     output: Option<Format>,
-    #[command(flatten)]
-    home: HomeArgs,
 }
 
 /// API groups and resources of the charts' objects. The user who installs the charts creates them.
@@ -53,21 +51,15 @@ const CONTENTS: [(&str, &str); 9] = [
 
 pub(super) async fn run(
     args: Check,
-    env: Env<'_>,
+    target: &Target<'_>,
     now: Timestamp,
 ) -> Result<Printed, KubectlError> {
-    let home = connect(&args.home, env).await?;
-    let version = ask("get /version", home.client.apiserver_version()).await;
-    let mut lines = vec![findings::kubernetes(&version)];
-    // All other requests would fail for the same reason.
-    if !matches!(version, Answer::Failed(_)) {
-        lines.extend(match args.pre {
-            true => before_installation(&home).await,
-            false => installed(&home, args.namespace.as_deref(), now).await,
-        });
-    }
-    let is_defect = |line: &Line| matches!(line.mark, Mark::Wrong | Mark::NotKnown);
-    let has_failed = lines.iter().any(is_defect);
+    let cluster = target.connect().await?;
+    let lines = match args.pre {
+        true => before_installation(&cluster).await,
+        false => installed(&cluster, args.namespace.as_deref(), now).await,
+    };
+    let has_failed = has_failed(&lines);
     let printed = Printed::stdout(match args.output {
         Some(Format::Json) => {
             let value = json!({"passed": !has_failed, "lines": statement::as_json(&lines)});
@@ -81,13 +73,40 @@ pub(super) async fn run(
     }
 }
 
+/// Returns whether a line reports a defect, or that something is unknown.
+fn has_failed(lines: &[Line]) -> bool {
+    let is_defect = |line: &Line| matches!(line.mark, Mark::Wrong | Mark::NotKnown);
+    lines.iter().any(is_defect)
+}
+
+/// Fails with the lines if the charts cannot be installed on a cluster.
+pub(crate) async fn installable(cluster: &Connection) -> Result<(), KubectlError> {
+    let lines = before_installation(cluster).await;
+    match has_failed(&lines) {
+        true => Err(KubectlError::ChecksFailed {
+            printed: Printed {
+                stdout: statement::text(&lines),
+                stderr: format!(
+                    "nothing was installed on the cluster {:?}\n",
+                    cluster.context
+                ),
+            },
+        }),
+        false => Ok(()),
+    }
+}
+
+/// Whether the charts can be installed on a cluster.
 async fn before_installation(cluster: &Connection) -> Vec<Line> {
-    let rights = CONTENTS
-        .map(async |(group, resource)| (resource, may_create(cluster, group, resource).await));
-    let (crds, rights) = Box::pin(futures::future::join(crds(cluster), join_all(rights))).await;
-    let mut lines = vec![findings::rights(&rights)];
-    lines.extend(findings::crds_of_original(&crds));
-    lines
+    reachable(cluster, async {
+        let rights = CONTENTS
+            .map(async |(group, resource)| (resource, may_create(cluster, group, resource).await));
+        let (crds, rights) = Box::pin(futures::future::join(crds(cluster), join_all(rights))).await;
+        let mut lines = vec![findings::rights(&rights)];
+        lines.extend(findings::crds_of_original(&crds));
+        lines
+    })
+    .await
 }
 
 async fn installed(home: &Connection, namespace: Option<&str>, now: Timestamp) -> Vec<Line> {
@@ -96,20 +115,34 @@ async fn installed(home: &Connection, namespace: Option<&str>, now: Timestamp) -
         join_info::read(home, namespace).await
     });
     let members = home.untyped(Kind::Cluster.resource(), &Scope::All);
-    let (crds, (lead, searched), info, members) = Box::pin(async {
-        tokio::join!(
-            crds(home),
-            lead(namespace, home),
-            info,
-            members.values(None)
-        )
+    reachable(home, async {
+        let (crds, (lead, searched), info, members) = Box::pin(async {
+            tokio::join!(
+                crds(home),
+                lead(namespace, home),
+                info,
+                members.values(None)
+            )
+        })
+        .await;
+        let mut lines = findings::crds(&crds);
+        lines.extend(findings::leader(&lead, &searched, now));
+        let hub_version = info.ok().flatten().map(|(_, info)| info.version);
+        lines.extend(hub_version.as_deref().map(findings::hub_version));
+        lines.extend(findings::members(&members, hub_version.as_deref(), now));
+        lines
     })
-    .await;
-    let mut lines = findings::crds(&crds);
-    lines.extend(findings::leader(&lead, &searched, now));
-    let hub_version = info.ok().flatten().map(|(_, info)| info.version);
-    lines.extend(hub_version.as_deref().map(findings::hub_version));
-    lines.extend(findings::members(&members, hub_version.as_deref(), now));
+    .await
+}
+
+/// Adds the version of Kubernetes to the other lines. If the API server does not respond, omits them: they would all
+/// fail for the same reason.
+async fn reachable(cluster: &Connection, others: impl Future<Output = Vec<Line>>) -> Vec<Line> {
+    let version = ask("get /version", cluster.client.apiserver_version()).await;
+    let mut lines = vec![findings::kubernetes(&version)];
+    if !matches!(version, Answer::Failed(_)) {
+        lines.extend(Box::pin(others).await);
+    }
     lines
 }
 

@@ -9,9 +9,11 @@ use jiff::Timestamp;
 
 use crate::commands::change::{self, Verb};
 use crate::commands::{
-    accept_release, get, join, leave, log_level, migrate, rotate_ca, support_bundle, version,
+    accept_release, get, install, join, leave, log_level, migrate, rotate_ca, support_bundle,
+    uninstall, version,
 };
 use crate::error::KubectlError;
+use crate::home::{Target, TargetArgs};
 use crate::render::Printed;
 use crate::{check, complete, explain};
 
@@ -24,6 +26,8 @@ use crate::{check, complete, explain};
     max_term_width = 100
 )]
 pub struct Cli {
+    #[command(flatten)]
+    target: TargetArgs,
     #[command(subcommand)]
     command: Command,
 }
@@ -50,7 +54,11 @@ enum Command {
     Ban(change::Members),
     /// Revert a ban
     Unban(change::Members),
-    /// Print a join bundle: a file with which the agent of a cluster joins the fleet, once
+    /// Install or upgrade the hub or an agent, with Helm
+    Install(install::Install),
+    /// Uninstall the hub or an agent, and list what stays
+    Uninstall(uninstall::Uninstall),
+    /// Let a cluster join the fleet: print a join bundle for its agent, or also install the agent
     Join(join::Join),
     /// Remove a cluster from the fleet
     Leave(leave::Leave),
@@ -81,24 +89,30 @@ pub async fn run(
         return Ok(Printed::stdout(complete::answer(&words, env).await));
     }
     let cli = Cli::try_parse_from(args).map_err(KubectlError::Usage)?;
+    let target = &Target {
+        args: cli.target,
+        env,
+    };
     let running: LocalBoxFuture<'_, Result<Printed, KubectlError>> = match cli.command {
-        Command::Get(args) => Box::pin(get::run(args, env, now, out)),
-        Command::Explain(args) => Box::pin(explain::run(args, env, now)),
-        Command::Check(args) => Box::pin(check::run(args, env, now)),
-        Command::Pause(args) => Box::pin(change::run(Verb::Pause, args, env, now)),
-        Command::Resume(args) => Box::pin(change::run(Verb::Resume, args, env, now)),
-        Command::Resync(args) => Box::pin(change::run(Verb::Resync, args.into(), env, now)),
-        Command::AcceptRelease(args) => Box::pin(accept_release::run(args, env)),
-        Command::Accept(args) => Box::pin(change::run(Verb::Accept, args.into(), env, now)),
-        Command::Ban(args) => Box::pin(change::run(Verb::Ban, args.into(), env, now)),
-        Command::Unban(args) => Box::pin(change::run(Verb::Unban, args.into(), env, now)),
-        Command::Join(args) => Box::pin(join::run(args, env, now)),
-        Command::Leave(args) => Box::pin(leave::run(args, env)),
-        Command::RotateCa(args) => Box::pin(rotate_ca::run(args, env, now)),
-        Command::LogLevel(args) => Box::pin(log_level::run(args, env)),
-        Command::Migrate(args) => Box::pin(migrate::run(args, env)),
-        Command::SupportBundle(args) => Box::pin(support_bundle::run(args, env, now)),
-        Command::Version(args) => Box::pin(version::run(args, env)),
+        Command::Get(args) => Box::pin(get::run(args, target, now, out)),
+        Command::Explain(args) => Box::pin(explain::run(args, target, now)),
+        Command::Check(args) => Box::pin(check::run(args, target, now)),
+        Command::Pause(args) => Box::pin(change::run(Verb::Pause, args, target, now)),
+        Command::Resume(args) => Box::pin(change::run(Verb::Resume, args, target, now)),
+        Command::Resync(args) => Box::pin(change::run(Verb::Resync, args.into(), target, now)),
+        Command::AcceptRelease(args) => Box::pin(accept_release::run(args, target)),
+        Command::Accept(args) => Box::pin(change::run(Verb::Accept, args.into(), target, now)),
+        Command::Ban(args) => Box::pin(change::run(Verb::Ban, args.into(), target, now)),
+        Command::Unban(args) => Box::pin(change::run(Verb::Unban, args.into(), target, now)),
+        Command::Install(args) => Box::pin(install::run(args, target)),
+        Command::Uninstall(args) => Box::pin(uninstall::run(args, target)),
+        Command::Join(args) => Box::pin(join::run(args, target, now)),
+        Command::Leave(args) => Box::pin(leave::run(args, target)),
+        Command::RotateCa(args) => Box::pin(rotate_ca::run(args, target, now)),
+        Command::LogLevel(args) => Box::pin(log_level::run(args, target)),
+        Command::Migrate(args) => Box::pin(migrate::run(args, target)),
+        Command::SupportBundle(args) => Box::pin(support_bundle::run(args, target, now)),
+        Command::Version(args) => Box::pin(version::run(args, target)),
     };
     running.await
 }

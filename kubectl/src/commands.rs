@@ -3,6 +3,7 @@
 pub(crate) mod accept_release;
 pub(crate) mod change;
 pub(crate) mod get;
+pub(crate) mod install;
 pub(crate) mod join;
 pub(crate) mod leave;
 pub(crate) mod log_level;
@@ -10,4 +11,5 @@ pub(crate) mod migrate;
 pub(crate) mod replace;
 pub(crate) mod rotate_ca;
 pub(crate) mod support_bundle;
+pub(crate) mod uninstall;
 pub(crate) mod version;

@@ -13,7 +13,7 @@ use kube::api::ListParams;
 use kube::core::ApiResource;
 
 use crate::cli::Cli;
-use crate::home::{Env, HomeArgs, connect, contexts};
+use crate::home::{Env, Target, TargetArgs, contexts};
 use crate::kind::Kind;
 use crate::objects::Scope;
 
@@ -74,6 +74,8 @@ pub(super) async fn answer(words: &[String], env: Env<'_>) -> String {
 /// Parses an incomplete command line. Returns the innermost subcommand and its arguments so far.
 fn typed(before: &[String]) -> (Command, ArgMatches) {
     let mut command = Cli::command().ignore_errors(true).no_binary_name(true);
+    // Gives the arguments of all commands to each.
+    command.build();
     let parsed = command.clone().try_get_matches_from(before);
     let mut matches = parsed.unwrap_or_default();
     while let Some((name, deeper)) = matches.remove_subcommand() {
@@ -110,7 +112,7 @@ fn next(command: &Command, matches: &ArgMatches, before: &[String], last: &str) 
         return Next::Nothing;
     };
     match (command.get_name(), positional.get_id().as_str()) {
-        (_, "kind" | "of") => value_of(positional),
+        (_, "kind" | "of" | "program") => value_of(positional),
         ("log-level", _) => Next::Words(LEVELS.map(str::to_owned).map(without_help).to_vec()),
         ("join" | "leave" | "accept" | "ban" | "unban", _) => Next::Names(Kind::Cluster),
         _ => match matches.try_get_one::<Kind>("kind") {
@@ -142,8 +144,8 @@ fn value_of(arg: &Arg) -> Next {
     match arg.get_long() {
         Some("namespace" | "hub-namespace") => Next::Namespaces,
         Some("on") => Next::Names(Kind::Cluster),
-        Some("context") => Next::Contexts,
-        Some("kubeconfig" | "output-file" | "chart") => Next::Files,
+        Some("context" | "agent-context") => Next::Contexts,
+        Some("kubeconfig" | "output-file" | "chart" | "values" | "helm") => Next::Files,
         _ => Next::Nothing,
     }
 }
@@ -160,20 +162,23 @@ fn help(text: Option<&StyledStr>) -> String {
     sentence.trim_end_matches('.').to_owned()
 }
 
-/// Returns the selected cluster. The command may have no such arguments.
-fn home_args(matches: &ArgMatches) -> HomeArgs {
+/// Returns the selected cluster.
+fn target<'a>(matches: &ArgMatches, env: Env<'a>) -> Target<'a> {
     let kubeconfig = matches.try_get_one("kubeconfig").ok().flatten().cloned();
     let context = matches.try_get_one("context").ok().flatten().cloned();
-    HomeArgs {
+    let as_user = matches.try_get_one("as_user").ok().flatten().cloned();
+    let args = TargetArgs {
         kubeconfig,
         context,
-    }
+        as_user,
+    };
+    Target { args, env }
 }
 
 /// Returns the names of the objects of a kind, or of the namespaces, on the cluster that the arguments select.
 async fn names(kind: Option<Kind>, matches: &ArgMatches, env: Env<'_>) -> Vec<String> {
     let listing = async {
-        let home = connect(&home_args(matches), env).await.ok()?;
+        let home = target(matches, env).connect().await.ok()?;
         let namespace = matches.try_get_one::<String>("namespace").ok().flatten();
         let objects = match kind {
             Some(kind) => {
@@ -216,7 +221,7 @@ mod tests {
             assert!(words("").contains(&word.to_owned()), "{word}");
         }
         assert_eq!(words("get "), ["clusters", "tenants", "deployments"]);
-        assert_eq!(words("get tenants -o "), ["wide", "json", "yaml"]);
+        assert_eq!(words("get tenants -o "), ["wide", "name", "json", "yaml"]);
         assert!(words("get tenants --").contains(&"--all-namespaces".to_owned()));
         assert_eq!(words("log-level "), ["hub", "agent"]);
         assert_eq!(words("log-level agent "), LEVELS);
@@ -247,7 +252,7 @@ mod tests {
         let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
         let (_, matches) = typed(&words);
         assert_eq!(matches.get_one::<String>("namespace").unwrap(), "team");
-        let home = home_args(&matches);
+        let home = target(&matches, &|_| None).args;
         assert_eq!(home.context.as_deref(), Some("edge"));
         assert_eq!(home.kubeconfig.as_deref(), Some(Path::new("f")));
         assert_eq!(matches.get_one::<Output>("output"), None);

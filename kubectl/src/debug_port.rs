@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use axum::body::{Body, to_bytes};
 use axum::http::{Method, Request, StatusCode, header};
-use clap::ValueEnum;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use k8s_openapi::api::core::v1::Pod;
@@ -20,6 +19,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::error::KubectlError;
 use crate::home::Connection;
+use crate::program::{Program, containers};
 use crate::render::one_line;
 
 /// Time from opening the stream to the end of the response.
@@ -30,42 +30,6 @@ const MOST: usize = 8 << 20;
 const SHOWN: usize = 8 << 10;
 /// Environment variable that can replace the flag.
 const VARIABLE: &str = "KRYPTON_DEBUG_BIND_ADDRESS";
-
-/// A program with a debug port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum Program {
-    /// The hub that is the leader, on its cluster
-    Hub,
-    /// The acting agent, on the cluster of the context
-    Agent,
-}
-
-impl Program {
-    pub(super) const ALL: [Self; 2] = [Self::Hub, Self::Agent];
-
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Hub => "hub",
-            Self::Agent => "agent",
-        }
-    }
-
-    /// Name of its container in the chart.
-    pub(super) fn container(self) -> &'static str {
-        match self {
-            Self::Hub => "krypton-hub",
-            Self::Agent => "krypton-agent",
-        }
-    }
-
-    /// File name of its state dump below `/debug/`.
-    pub(super) fn dump(self) -> &'static str {
-        match self {
-            Self::Hub => "fleet.json",
-            Self::Agent => "agent.json",
-        }
-    }
-}
 
 /// A request to the debug port.
 #[derive(Clone, Debug)]
@@ -255,19 +219,6 @@ pub(super) fn shown(answer: &str) -> String {
     one_line(&short)
 }
 
-fn containers(pod: &Value) -> impl Iterator<Item = &Value> {
-    let containers = pod.pointer("/spec/containers").and_then(Value::as_array);
-    containers.into_iter().flatten()
-}
-
-/// Returns the hub or agent in the pod's containers.
-pub(super) fn programs(pod: &Value) -> impl Iterator<Item = Program> {
-    containers(pod).filter_map(|container| {
-        let name = container.get("name")?.as_str()?;
-        Program::ALL.into_iter().find(|it| it.container() == name)
-    })
-}
-
 /// Returns the port of `/debug` from the pod's spec, or `None` if it is disabled.
 pub(super) fn port_of(pod: &Value, program: Program) -> Option<u16> {
     let spec = containers(pod).find(|it| it["name"] == program.container());
@@ -295,12 +246,6 @@ pub(super) fn port_of(pod: &Value, program: Program) -> Option<u16> {
             address.map(|address: BindAddress| address.port)
         }
     }
-}
-
-/// Returns whether the pod has a running process.
-pub(super) fn is_running(pod: &Value) -> bool {
-    pod.pointer("/status/phase").and_then(Value::as_str) == Some("Running")
-        && pod.pointer("/metadata/deletionTimestamp").is_none()
 }
 
 /// Parses a loopback address with a port. A user with access to it needs no other permission.

@@ -17,9 +17,9 @@ pub enum KubectlError {
     /// Invalid usage or a request for help. clap prints it.
     #[error(transparent)]
     Usage(clap::Error),
-    #[error("no home cluster")]
+    #[error("no cluster was found")]
     Home(#[source] LocalError),
-    #[error("failed to create a client of the home cluster")]
+    #[error("failed to create a client of the cluster")]
     Client(#[source] kube::Error),
     #[error(transparent)]
     Call(Box<CallError>),

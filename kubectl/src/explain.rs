@@ -5,14 +5,17 @@ mod remedy;
 pub(crate) mod sources;
 pub(crate) mod story;
 
+use std::net::SocketAddr;
+
 use clap::Args;
 use jiff::Timestamp;
 use krypton_types::names::namespace_name;
 use krypton_types::tenant::TenantKey;
 use serde_json::{Value, json};
 
+use crate::debug_port::loopback;
 use crate::error::KubectlError;
-use crate::home::{Env, HomeArgs, connect};
+use crate::home::Target;
 use crate::kind::Kind;
 use crate::render::{Output, Printed, encode};
 use crate::statement::{self, Format};
@@ -34,27 +37,29 @@ pub(super) struct Explain {
     /// Namespace of the hub; by default krypton-system, else krypton, else that of the context
     #[arg(long, value_name = "NAMESPACE", value_parser = namespace_name)]
     hub_namespace: Option<String>,
+    /// Address of the leader's debug port, instead of its pod
+    #[arg(long, hide = true, value_name = "HOST:PORT", value_parser = loopback)]
+    debug_address: Option<SocketAddr>,
     /// Output for programs
     #[arg(short, long, value_name = "FORMAT")]
     output: Option<Format>,
-    #[command(flatten)]
-    home: HomeArgs,
 }
 
 /// Missing information becomes a line of the output instead of an error.
 pub(super) async fn run(
     args: Explain,
-    env: Env<'_>,
+    target: &Target<'_>,
     now: Timestamp,
 ) -> Result<Printed, KubectlError> {
-    let home = connect(&args.home, env).await?;
+    let home = target.connect().await?;
     let namespace = args.namespace.unwrap_or_else(|| home.namespace.clone());
     let key = TenantKey {
         namespace,
         name: args.name,
     };
     let on = args.on.as_deref();
-    let gathering = sources::gather(&key, on, args.hub_namespace.as_deref(), &home);
+    let hub = (args.hub_namespace.as_deref(), args.debug_address);
+    let gathering = sources::gather(&key, on, hub, &home);
     let sources = Box::pin(gathering).await?;
     let story = story::story(&key, on, &sources, now);
     let printed = Printed::stdout(match args.output {

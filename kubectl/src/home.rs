@@ -17,20 +17,29 @@ use crate::objects::{Objects, Scope};
 
 const USER_AGENT: &str = concat!("kubectl-krypton/", env!("CARGO_PKG_VERSION"));
 /// Namespace of the hub in the documentation.
-const USUAL_NAMESPACE: &str = "krypton";
+pub(crate) const USUAL_NAMESPACE: &str = "krypton";
 
 /// Reads an environment variable.
 pub(crate) type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 /// Selects the cluster.
-#[derive(Clone, Debug, Args)]
-pub(crate) struct HomeArgs {
-    /// Kubeconfig file of the home cluster; by default KUBECONFIG, then .kube/config in HOME
-    #[arg(long, value_name = "FILE")]
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct TargetArgs {
+    /// Kubeconfig file; by default KUBECONFIG, then .kube/config in HOME
+    #[arg(long, value_name = "FILE", global = true)]
     pub(crate) kubeconfig: Option<PathBuf>,
     /// Context of the kubeconfig; by default its current-context
-    #[arg(long, value_name = "CONTEXT")]
+    #[arg(long, value_name = "CONTEXT", global = true)]
     pub(crate) context: Option<String>,
+    /// Act as this user, as kubectl does
+    #[arg(long = "as", value_name = "USER", global = true)]
+    pub(crate) as_user: Option<String>,
+}
+
+/// The cluster of a command.
+pub(crate) struct Target<'a> {
+    pub(crate) args: TargetArgs,
+    pub(crate) env: Env<'a>,
 }
 
 /// Connection to the selected cluster.
@@ -146,16 +155,37 @@ pub(crate) async fn search<T>(
     forbidden.map_or(Ok(None), Err)
 }
 
-pub(crate) async fn connect(args: &HomeArgs, env: Env<'_>) -> Result<Connection, KubectlError> {
-    let source = LocalSource {
-        flag: args.kubeconfig.clone(),
-        kubeconfig_variable: kubeconfig_variable(env),
-        user_file: user_file(env),
-    };
-    let finding = Box::pin(local(&source, args.context.as_deref(), Config::incluster));
-    let home = finding.await.map_err(KubectlError::Home)?;
-    let client = client_named(home.config, USER_AGENT).map_err(KubectlError::Client)?;
-    Ok(Connection::new(client, home.context_name))
+impl Target<'_> {
+    pub(crate) async fn connect(&self) -> Result<Connection, KubectlError> {
+        let TargetArgs {
+            kubeconfig,
+            context,
+            as_user,
+        } = &self.args;
+        let source = LocalSource {
+            flag: kubeconfig.clone(),
+            kubeconfig_variable: kubeconfig_variable(self.env),
+            user_file: user_file(self.env),
+        };
+        let finding = Box::pin(local(&source, context.as_deref(), Config::incluster));
+        let mut found = finding.await.map_err(KubectlError::Home)?;
+        if as_user.is_some() {
+            found.config.auth_info.impersonate.clone_from(as_user);
+        }
+        let client = client_named(found.config, USER_AGENT).map_err(KubectlError::Client)?;
+        Ok(Connection::new(client, found.context_name))
+    }
+
+    /// A cluster with another context of the kubeconfig.
+    pub(crate) fn with_context(&self, context: &str) -> Self {
+        Self {
+            args: TargetArgs {
+                context: Some(context.to_owned()),
+                ..self.args.clone()
+            },
+            env: self.env,
+        }
+    }
 }
 
 /// The contexts of the user's kubeconfigs.

@@ -11,12 +11,16 @@ mod complete;
 mod debug_port;
 mod error;
 mod explain;
+mod fleet_tenants;
+mod helm;
 mod home;
 pub mod join_info;
 pub mod join_token;
 mod kind;
 mod objects;
+mod program;
 mod render;
+mod running_pods;
 mod statement;
 
 pub use cli::{Cli, run};

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use crate::error::{CallError, KubectlError};
 use crate::home::Connection;
+use crate::render::text_at;
 
 /// Deadline of a request.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
@@ -187,12 +188,31 @@ impl<K: Clone + fmt::Debug + DeserializeOwned> Objects<K> {
 impl Objects<DynamicObject> {
     /// Lists the objects as kubectl shows them.
     pub(crate) async fn values(&self, name: Option<&str>) -> Result<Vec<Value>, KubectlError> {
-        let params = match name {
-            Some(name) => ListParams::default().fields(&format!("metadata.name={name}")),
-            None => ListParams::default(),
-        };
+        self.selected(name, None).await
+    }
+
+    /// Lists the object of this name, or all, with these labels.
+    pub(crate) async fn selected(
+        &self,
+        name: Option<&str>,
+        labels: Option<&str>,
+    ) -> Result<Vec<Value>, KubectlError> {
+        let mut params = ListParams::default();
+        if let Some(name) = name {
+            params = params.fields(&format!("metadata.name={name}"));
+        }
+        if let Some(labels) = labels {
+            params = params.labels(labels);
+        }
         let objects = self.list(params).await?;
         Ok(objects.into_iter().map(|it| self.value(it)).collect())
+    }
+
+    /// The object's name as kubectl prints it with `-o name`.
+    pub(crate) fn full_name(&self, object: &Value) -> String {
+        let kind = self.kind.kind.to_lowercase();
+        let name = text_at(object, "/metadata/name").unwrap_or_default();
+        format!("{kind}.{}/{name}\n", self.kind.group)
     }
 
     /// Formats an object like kubectl: with apiVersion and kind, which lists omit, and without managedFields.

@@ -227,6 +227,7 @@ pub(crate) fn age(since: Timestamp, now: Timestamp) -> String {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Output {
     Wide,
+    Name,
     Json,
     Yaml,
 }

@@ -379,7 +379,8 @@ fn failure(code: u16, reason: &str, message: &str) -> (u16, Value) {
 #[tokio::test]
 async fn namespace_flags_and_context_select_list_scope() {
     for (args, path) in [
-        ("get tenants", "/namespaces/team/tenants"),
+        ("--context home get tenants", "/namespaces/team/tenants"),
+        ("get tenants --context home", "/namespaces/team/tenants"),
         ("get tenant -n other", "/namespaces/other/tenants"),
         ("get tn -A", "/v1alpha1/tenants"),
         ("get clusters", "/v1alpha1/edgeclusters"),
@@ -398,6 +399,17 @@ async fn namespace_flags_and_context_select_list_scope() {
         let asked = server.asked().pop().unwrap();
         assert!(asked.contains(path), "{args}: {asked}");
     }
+}
+
+#[tokio::test]
+async fn selector_and_name_output_follow_kubectl() {
+    let server = Server::start(vec![list_of(tenants(), "")]).await;
+    let args = ["get", "tenants", "-A", "-l", "team=a", "-o", "name"];
+    let printed = server.run(&args).await.unwrap();
+    let first = printed.stdout.lines().next().unwrap();
+    assert!(first.starts_with("tenant.mesh.openkcm.io/"), "{first}");
+    let asked = server.asked().pop().unwrap();
+    assert!(asked.contains("labelSelector=team%3Da"), "{asked}");
 }
 
 #[tokio::test]
@@ -529,6 +541,16 @@ fn nothing() -> (u16, Value) {
     failure(404, "NotFound", "configmaps \"krypton-hub-join\" not found")
 }
 
+fn hub_pod() -> (u16, Value) {
+    let container = json!({"name": "krypton-hub", "image": "r/krypton-hub:1"});
+    let pod = json!({"metadata": {"name": "hub-0"}, "spec": {"containers": [container]}});
+    list_of(vec![pod], "")
+}
+
+fn no_pods() -> (u16, Value) {
+    list_of(Vec::new(), "")
+}
+
 fn no_member() -> (u16, Value) {
     failure(404, "NotFound", "edgeclusters \"edge-1\" not found")
 }
@@ -546,7 +568,7 @@ async fn refused(answers: Vec<(u16, Value)>, args: &[&str]) -> String {
 #[tokio::test]
 async fn join_prints_bundle_and_next_command() {
     let info = join_info("hub:7443\n10.0.0.1:7443");
-    let server = Server::start(vec![info, no_member(), a_secret()]).await;
+    let server = Server::start(vec![info, hub_pod(), no_member(), a_secret()]).await;
     let printed = server.run(&["join", "edge-1"]).await.unwrap();
     let bundle = krypton_types::join_bundle::JoinBundle::parse(&printed.stdout).unwrap();
     assert_eq!(bundle.cluster, "edge-1");
@@ -555,7 +577,7 @@ async fn join_prints_bundle_and_next_command() {
     assert!(
         printed
             .stderr
-            .contains("--set-file join.bundle=edge-1.yaml")
+            .contains("--set-string image.registry=r --set-string image.tag=1 --set-file join.bundle=edge-1.yaml")
             && printed.stderr.contains("until 2026-01-02T04:04:05Z"),
         "{}",
         printed.stderr
@@ -566,11 +588,11 @@ async fn join_prints_bundle_and_next_command() {
         "/api/v1/namespaces/krypton-system/configmaps/krypton-hub-join"
     );
     assert_eq!(
-        asked[1],
+        asked[2],
         "/apis/mesh.openkcm.io/v1alpha1/edgeclusters/edge-1"
     );
     assert!(
-        asked[2].starts_with("/api/v1/namespaces/krypton-system/secrets"),
+        asked[3].starts_with("/api/v1/namespaces/krypton-system/secrets"),
         "{asked:?}"
     );
 }
@@ -583,27 +605,43 @@ async fn join_searches_candidate_namespaces_for_hub() {
             first,
             nothing(),
             join_info("hub:1"),
+            no_pods(),
             no_member(),
             a_secret(),
         ];
         let server = Server::start(answers).await;
         server.run(&["join", "edge-1"]).await.unwrap();
-        assert!(server.asked()[4].contains("/team/secrets"));
+        assert!(server.asked()[5].contains("/team/secrets"));
     }
-    let server = Server::start(vec![nothing(), join_info("hub:1"), no_member(), a_secret()]).await;
+    let server = Server::start(vec![
+        nothing(),
+        join_info("hub:1"),
+        no_pods(),
+        no_member(),
+        a_secret(),
+    ])
+    .await;
     server.run(&["join", "edge-1"]).await.unwrap();
-    assert!(server.asked()[3].contains("/krypton/secrets"));
-    let server = Server::start(vec![join_info("hub:1"), no_member(), a_secret()]).await;
+    assert!(server.asked()[4].contains("/krypton/secrets"));
+    let server = Server::start(vec![join_info("hub:1"), no_pods(), no_member(), a_secret()]).await;
     server.run(&["join", "edge-1", "-n", "hub"]).await.unwrap();
-    assert!(server.asked()[2].contains("/hub/secrets"));
+    assert!(server.asked()[3].contains("/hub/secrets"));
 
-    let server = Server::start(vec![nothing(), nothing(), nothing()]).await;
+    let server = Server::start(vec![
+        nothing(),
+        nothing(),
+        nothing(),
+        no_pods(),
+        no_pods(),
+        no_pods(),
+    ])
+    .await;
     let text = server.error(&["join", "edge-1"]).await;
     assert!(
         text.contains("in the namespaces krypton-system and krypton and team"),
         "{text}"
     );
-    let text = refused(vec![nothing()], &["join", "edge-1", "-n", "hub"]).await;
+    let text = refused(vec![nothing(), no_pods()], &["join", "edge-1", "-n", "hub"]).await;
     assert!(text.contains("in the namespace hub,"), "{text}");
     let text = refused(vec![forbidden(), nothing(), nothing()], &["join", "edge-1"]).await;
     assert!(
@@ -614,6 +652,21 @@ async fn join_searches_candidate_namespaces_for_hub() {
 }
 
 #[tokio::test]
+async fn join_waits_for_hub_that_starts() {
+    let answers = vec![
+        nothing(),
+        hub_pod(),
+        join_info("hub:1"),
+        hub_pod(),
+        no_member(),
+        a_secret(),
+    ];
+    let server = Server::start(answers).await;
+    server.run(&["join", "edge-1", "-n", "hub"]).await.unwrap();
+    assert_eq!(server.asked().len(), 6);
+}
+
+#[tokio::test]
 async fn join_requires_published_or_explicit_address() {
     let server = Server::start(vec![join_info("")]).await;
     let text = server.error(&["join", "edge-1"]).await;
@@ -621,7 +674,7 @@ async fn join_requires_published_or_explicit_address() {
         text.contains("--advertise=HOST:PORT") && text.contains("--address HOST:PORT"),
         "{text}"
     );
-    let server = Server::start(vec![join_info("hub:1"), no_member(), a_secret()]).await;
+    let server = Server::start(vec![join_info("hub:1"), no_pods(), no_member(), a_secret()]).await;
     let args = [
         "join",
         "edge-1",
@@ -656,7 +709,7 @@ async fn published_join_info_is_validated_before_token_creation() {
 async fn join_names_missing_secret_create_permission() {
     let forbidden = failure(403, "Forbidden", "secrets is forbidden: no");
     let text = refused(
-        vec![join_info("hub:1"), no_member(), forbidden],
+        vec![join_info("hub:1"), no_pods(), no_member(), forbidden],
         &["join", "edge-1"],
     )
     .await;
@@ -667,7 +720,7 @@ async fn join_names_missing_secret_create_permission() {
 }
 
 #[tokio::test]
-async fn invalid_join_arguments_are_rejected_without_any_request() {
+async fn invalid_arguments_are_rejected_without_any_request() {
     let server = Server::start(Vec::new()).await;
     let long = "a".repeat(64);
     let cases: &[(&[&str], &str)] = &[
@@ -680,6 +733,12 @@ async fn invalid_join_arguments_are_rejected_without_any_request() {
         (&["join", "edge-1", "--ttl=1"], "1m to 24h"),
         (&["join", "edge-1", "--address=hub"], "host and a port"),
         (&["join", "edge-1", "-n", "a/b"], "lower-case letters"),
+        (
+            &["join", "edge-1", "--agent-context=a", "-o", "helm"],
+            "cannot be used with",
+        ),
+        (&["install"], "<PROGRAM>"),
+        (&["install", "hub", "--timeout=0"], "write a duration"),
     ];
     for (args, word) in cases {
         let KubectlError::Usage(error) = server.run(args).await.unwrap_err() else {

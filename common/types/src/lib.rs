@@ -11,6 +11,7 @@ pub mod desired;
 pub mod document;
 pub mod error_chain;
 pub mod fingerprint;
+pub mod fleet_tenants;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 pub mod join_bundle;

@@ -2,6 +2,7 @@
 
 use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 
 use krypton_types::report_digest::ReportDigest;
 
@@ -51,6 +52,12 @@ impl<K: Ord + Clone, R> ReportSet<K, R> {
 
     pub(super) fn iter(&self) -> impl ExactSizeIterator<Item = (&K, &R)> {
         self.reports.iter()
+    }
+
+    /// Returns the reports after this key, in order.
+    pub(super) fn after(&self, key: Option<&K>) -> impl Iterator<Item = (&K, &R)> {
+        let from = key.map_or(Bound::Unbounded, Bound::Excluded);
+        self.reports.range((from, Bound::Unbounded))
     }
 
     pub(super) fn len(&self) -> usize {

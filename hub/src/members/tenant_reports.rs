@@ -1,6 +1,7 @@
 //! Stores the latest reports of all members: one slot for each member and Tenant.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -8,7 +9,8 @@ use krypton_crds::edge_cluster::TenantSummaries;
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::sync::{Mutex, MutexGuard};
 use krypton_types::allowed_namespaces::Allowed;
-use krypton_types::conditions::{self, ClusterState, State, reason};
+use krypton_types::conditions::{self, ClusterState, Readiness, State, reason};
+use krypton_types::fleet_tenants::{FleetTenant, PAGE_MAX, Position};
 use krypton_types::names;
 use krypton_types::report_digest;
 use krypton_types::tenant::{TenantKey, TenantReport};
@@ -27,6 +29,10 @@ pub const TENANTS_MAX: usize = 10_000;
 /// Limit for the texts of one member's reports, in bytes: twice the most that 1,000 Tenants need. Beyond it, a
 /// report keeps its reasons and loses its messages.
 pub(crate) const TEXTS_MAX: usize = 16 * 1024 * 1024;
+/// Tenants that are not Ready and that an EdgeCluster lists even if their own status has the member.
+const WORST_MAX: usize = 20;
+/// Limit for the texts on a page of reports, in bytes.
+const PAGE_TEXTS_MAX: usize = 1024 * 1024;
 /// Longest reason of a report without messages, in bytes.
 pub(crate) const REASON_MAX: usize = 128;
 
@@ -408,6 +414,43 @@ impl Reports {
         counts
     }
 
+    /// Returns at most [`PAGE_MAX`] reports after this position. Also returns the position of the last one, unless no
+    /// report follows it.
+    pub(crate) fn page(
+        &self,
+        member: Option<&str>,
+        after: Option<&Position>,
+    ) -> (Vec<FleetTenant>, Option<Position>) {
+        let after = after.map(|position| (&position.member, Arc::new(position.key.clone())));
+        let first = after.as_ref().map_or("", |(member, _)| member.as_str());
+        let state = self.lock();
+        let from = (Bound::Included(first), Bound::Unbounded);
+        let members = state.members.range::<str, _>(from);
+        let members = members.filter(|(name, _)| member.is_none_or(|member| member == &***name));
+        let (mut tenants, mut size) = (Vec::new(), 0);
+        for (name, reports) in members {
+            let begun = after
+                .as_ref()
+                .filter(|(member, _)| member.as_str() == &**name);
+            for (key, report) in reports.tenants.after(begun.map(|(_, key)| key)) {
+                if tenants.len() == PAGE_MAX || size > PAGE_TEXTS_MAX {
+                    let last = tenants.last().map(|last: &FleetTenant| Position {
+                        member: last.member.clone(),
+                        key: last.key.clone(),
+                    });
+                    return (tenants, last);
+                }
+                size += texts(report);
+                tenants.push(FleetTenant {
+                    member: name.to_string(),
+                    key: TenantKey::clone(key),
+                    report: TenantReport::clone(report),
+                });
+            }
+        }
+        (tenants, None)
+    }
+
     fn lock(&self) -> MutexGuard<'_, Board> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -508,8 +551,8 @@ impl Reports {
         }
     }
 
-    /// Lists the member's state in Tenants whose status is a summary. Returns `None` until these Tenants and
-    /// the member's full report are known.
+    /// Lists the member's state in Tenants whose status is a summary, and in the worst others. Returns `None` until
+    /// these Tenants and the member's full report are known.
     pub fn listing(&self, member: &str, allow_chart_skip: bool) -> Option<TenantSummaries> {
         let state = self.lock();
         let summarised = state.summarised.as_ref()?;
@@ -517,7 +560,16 @@ impl Reports {
             .members
             .get(member)
             .filter(|found| found.tenants.is_complete())?;
-        let reported = summarised.iter().filter_map(|key| {
+        let mut worst: Vec<(Readiness, &TenantKey)> = reports
+            .tenants
+            .iter()
+            .map(|(key, report)| (Readiness::of(&report.state, allow_chart_skip), &**key))
+            .filter(|(readiness, _)| *readiness != Readiness::Ready)
+            .collect();
+        worst.sort();
+        let worst = worst.into_iter().take(WORST_MAX).map(|(_, key)| key);
+        let listed: BTreeSet<&TenantKey> = summarised.iter().chain(worst).collect();
+        let reported = listed.into_iter().filter_map(|key| {
             let report = reports.tenants.get(key)?;
             Some((key, &report.state))
         });
@@ -586,4 +638,39 @@ pub struct Counts {
     pub ready: u32,
     pub pending: u32,
     pub error: u32,
+}
+
+#[cfg(test)]
+mod tests {
+    use krypton_types::conditions::Truth;
+
+    use super::*;
+
+    #[test]
+    fn listing_has_worst_twenty_and_summarised_tenants() {
+        let key = |name: &str| TenantKey {
+            namespace: "default".to_owned(),
+            name: name.to_owned(),
+        };
+        let report = |truth| TenantReport {
+            observed_generation: 1,
+            applied_chart: String::new(),
+            state: ClusterState::from(State::new(truth, "R", "")),
+            next: None,
+        };
+        let reports = Reports::default();
+        let failed = (0..30).map(|number| (key(&format!("b-{number}")), Truth::False));
+        let all = failed.chain([(key("a"), Truth::True)]);
+        let all = all.map(|(key, truth)| (key, Some(report(truth))));
+        reports.report("edge-1", Changed::new(all.collect()));
+        reports.hearing("edge-1", Hearing::Full);
+        assert_eq!(reports.listing("edge-1", false), None);
+        for (summarised, expected) in [(None, WORST_MAX), (Some(key("a")), WORST_MAX + 1)] {
+            reports.summarise_only(summarised.into_iter().collect());
+            let listed = reports.listing("edge-1", false).unwrap();
+            let not_ready = listed.tenants.iter().filter(|it| it.state == "NotReady");
+            assert_eq!(not_ready.count(), WORST_MAX);
+            assert_eq!((listed.tenants.len(), listed.omitted), (expected, 0));
+        }
+    }
 }

@@ -12,7 +12,7 @@ use krypton_types::names::namespace_name;
 use kube::api::{ListParams, PostParams};
 
 use crate::error::KubectlError;
-use crate::home::{Env, HomeArgs, connect};
+use crate::home::Target;
 use crate::render::Printed;
 
 #[derive(Clone, Debug, Args)]
@@ -23,12 +23,10 @@ pub(crate) struct AcceptRelease {
     /// Workspace of the release; by default the namespace of the context
     #[arg(short, long, value_name = "NAMESPACE", value_parser = namespace_name)]
     namespace: Option<String>,
-    #[command(flatten)]
-    home: HomeArgs,
 }
 
-pub(crate) async fn run(args: AcceptRelease, env: Env<'_>) -> Result<Printed, KubectlError> {
-    let cluster = connect(&args.home, env).await?;
+pub(crate) async fn run(args: AcceptRelease, target: &Target<'_>) -> Result<Printed, KubectlError> {
+    let cluster = target.connect().await?;
     let key = ReleaseKey {
         namespace: args.namespace.unwrap_or_else(|| cluster.namespace.clone()),
         name: args.name,

@@ -9,7 +9,7 @@ use krypton_types::names::{
 use serde_json::{Value, json};
 
 use crate::error::KubectlError;
-use crate::home::{Env, HomeArgs, connect};
+use crate::home::Target;
 use crate::kind::Kind;
 use crate::render::{Printed, text_at};
 
@@ -22,8 +22,6 @@ pub(crate) struct Change {
     /// Namespace of Tenants and KryptonDeployments; by default that of the context
     #[arg(short, long, value_name = "NAMESPACE", value_parser = namespace_name)]
     namespace: Option<String>,
-    #[command(flatten)]
-    home: HomeArgs,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -35,8 +33,6 @@ pub(crate) struct Resync {
     /// Namespace of the objects; by default that of the context
     #[arg(short, long, value_name = "NAMESPACE", value_parser = namespace_name)]
     namespace: Option<String>,
-    #[command(flatten)]
-    home: HomeArgs,
 }
 
 impl From<Resync> for Change {
@@ -45,7 +41,6 @@ impl From<Resync> for Change {
             kind: resync.kind,
             names: resync.names,
             namespace: resync.namespace,
-            home: resync.home,
         }
     }
 }
@@ -55,8 +50,6 @@ pub(crate) struct Members {
     /// Name of a cluster of the fleet
     #[arg(required = true, value_name = "NAME")]
     names: Vec<String>,
-    #[command(flatten)]
-    home: HomeArgs,
 }
 
 impl From<Members> for Change {
@@ -65,7 +58,6 @@ impl From<Members> for Change {
             kind: Kind::Cluster,
             names: members.names,
             namespace: None,
-            home: members.home,
         }
     }
 }
@@ -96,10 +88,10 @@ struct Step {
 pub(crate) async fn run(
     verb: Verb,
     change: Change,
-    env: Env<'_>,
+    target: &Target<'_>,
     now: Timestamp,
 ) -> Result<Printed, KubectlError> {
-    let home = connect(&change.home, env).await?;
+    let home = target.connect().await?;
     let kind = change.kind.resource();
     let scope = change.kind.scope(change.namespace.as_deref(), &home);
     let objects = home.untyped(kind.clone(), &scope);

@@ -2,17 +2,22 @@
 
 mod clusters;
 mod deployments;
+mod fleet;
 mod tenants;
 mod watch;
 
 use std::io::Write;
+use std::net::SocketAddr;
 
 use clap::Args;
 use jiff::Timestamp;
+use krypton_types::names::namespace_name;
 use serde_json::Value;
 
+use crate::debug_port::loopback;
 use crate::error::KubectlError;
-use crate::home::{Env, HomeArgs, connect};
+use crate::fleet_tenants::{self, Selection};
+use crate::home::{Connection, Target};
 use crate::kind::Kind;
 use crate::objects::Scope;
 use crate::render::{Output, Printed, Table, View, encode_list};
@@ -39,23 +44,43 @@ pub(crate) struct Get {
     /// Objects of all namespaces
     #[arg(short = 'A', long)]
     all_namespaces: bool,
-    /// Format: a table with more details and one line per cluster, or the objects themselves
+    /// Only objects with these labels, as in -l team=a
+    #[arg(short = 'l', long, value_name = "LABELS", conflicts_with = "fleet")]
+    selector: Option<String>,
+    /// List the Tenants that the members report, including Tenants that do not exist on the home cluster; by default in
+    /// all namespaces. You need the right to forward ports of the hub's pods
+    #[arg(long, conflicts_with = "watch")]
+    fleet: bool,
+    /// Only the Tenants on this member
+    #[arg(long, value_name = "MEMBER", requires = "fleet")]
+    on: Option<String>,
+    /// Only Tenants that are not Ready
+    #[arg(long, requires = "fleet")]
+    not_ready: bool,
+    /// Namespace of the hub; by default krypton-system, else krypton, else that of the context
+    #[arg(long, value_name = "NAMESPACE", value_parser = namespace_name, requires = "fleet")]
+    hub_namespace: Option<String>,
+    /// Address of the debug port, instead of the leader's pod
+    #[arg(long, hide = true, value_name = "HOST:PORT", value_parser = loopback, requires = "fleet")]
+    debug_address: Option<SocketAddr>,
+    /// Format: a table with more details and one line per cluster, only the names, or the objects themselves
     #[arg(short, long, value_name = "FORMAT")]
     output: Option<Output>,
     /// Print each change, until Ctrl-C
     #[arg(short, long)]
     watch: bool,
-    #[command(flatten)]
-    home: HomeArgs,
 }
 
 pub(crate) async fn run(
     get: Get,
-    env: Env<'_>,
+    target: &Target<'_>,
     now: Timestamp,
     out: &mut dyn Write,
 ) -> Result<Printed, KubectlError> {
-    let home = connect(&get.home, env).await?;
+    let home = target.connect().await?;
+    if get.fleet {
+        return of_fleet(&get, &home, now).await;
+    }
     let scope = match get.all_namespaces {
         true => Scope::All,
         false => get.kind.scope(get.namespace.as_deref(), &home),
@@ -66,13 +91,17 @@ pub(crate) async fn run(
         return Ok(Printed::default());
     }
     let name = get.name.as_deref();
-    let found = objects.values(name).await?;
+    let found = objects.selected(name, get.selector.as_deref()).await?;
     if let (Some(name), []) = (name, found.as_slice()) {
         return Err(objects.not_found(&objects.kind.kind, name));
     }
     match (get.output, found.as_slice()) {
         (Some(format @ (Output::Json | Output::Yaml)), _) => {
             encode_list(format, found).map(Printed::stdout)
+        }
+        (Some(Output::Name), found) => {
+            let names = found.iter().map(|object| objects.full_name(object));
+            Ok(Printed::stdout(names.collect::<String>()))
         }
         (_, []) => Ok(Printed {
             stderr: match scope {
@@ -93,6 +122,24 @@ pub(crate) async fn run(
         }
         _ => Ok(Printed::stdout(table(&get, &found, now).render())),
     }
+}
+
+async fn of_fleet(get: &Get, home: &Connection, now: Timestamp) -> Result<Printed, KubectlError> {
+    if get.kind != Kind::Tenant {
+        let why = "--fleet lists only Tenants: kubectl krypton get tenants --fleet";
+        return Err(KubectlError::Refused(why.to_owned()));
+    }
+    let selection = Selection {
+        member: get.on.as_deref(),
+        namespace: get.namespace.as_deref(),
+        name: get.name.as_deref(),
+        not_ready: get.not_ready,
+    };
+    let hub_namespace = get.hub_namespace.as_deref();
+    let reading = fleet_tenants::read(home, hub_namespace, get.debug_address, &selection);
+    let tenants = Box::pin(reading).await?;
+    let wide = get.output == Some(Output::Wide);
+    fleet::printed(&tenants, get.output, View { wide, now })
 }
 
 fn table(get: &Get, objects: &[Value], now: Timestamp) -> Table {

@@ -1,21 +1,31 @@
-//! `kubectl krypton join NAME`: creates a join bundle for a cluster, with the user's permissions.
+//! `kubectl krypton join NAME`: creates a join bundle for a cluster, with the user's permissions. Installs the cluster's
+//! agent if the command has its context.
 
+mod agent;
+
+use std::ffi::OsString;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use futures::future::join_all;
 use jiff::Timestamp;
 use krypton_runtime::args::go_values::parse_duration;
 use krypton_runtime::lease::SYSTEM_NAMESPACE;
 use krypton_types::error_chain::chain;
 use krypton_types::join_bundle::{BundleError, JoinBundle, split_address};
-use krypton_types::join_info::NAME;
+use krypton_types::join_info::{JoinInfo, NAME};
 use krypton_types::join_token::{LONGEST_LIFE, SHORTEST_LIFE};
 use krypton_types::names::{SELF_CLUSTER, namespace_name};
 use krypton_types::spiffe::is_member_name;
+use serde_json::Value;
+use tokio::time::Instant;
 
+use crate::check::installable;
 use crate::commands::replace::Old;
 use crate::error::KubectlError;
-use crate::home::{Env, HomeArgs, connect};
+use crate::helm::HelmArgs;
+use crate::home::{Connection, Target};
+use crate::program::{Program, image_of, pods_of};
 use crate::render::Printed;
 use crate::{join_info, join_token};
 
@@ -38,18 +48,27 @@ pub(crate) struct Join {
     /// HOST:PORT at which the cluster reaches the hub, instead of the addresses that the hub advertises; repeatable
     #[arg(long = "address", value_name = "HOST:PORT", value_parser = address)]
     addresses: Vec<String>,
+    /// Also install the agent, on the cluster of this context, and wait until it is connected
+    #[arg(long, value_name = "CONTEXT", conflicts_with = "output")]
+    agent_context: Option<String>,
     /// Output: the bundle, or a helm command that contains the bundle
     #[arg(short, long, value_name = "FORMAT", default_value = "bundle")]
     output: Format,
-    /// The agent's Helm chart in that command: a folder, an archive, or a reference that Helm accepts
-    #[arg(long, value_name = "CHART", default_value = "charts/krypton-agent")]
-    chart: String,
-    /// A value for that chart, as in Helm's --set; repeatable
+    /// The agent's Helm chart: a folder, an archive, or a reference that Helm accepts. By default, --agent-context uses
+    /// the chart in this program, and the helm command uses charts/krypton-agent
+    #[arg(long, value_name = "CHART")]
+    chart: Option<String>,
+    /// A value for that chart, as in Helm's --set; repeatable. The default registry and tag come from the hub's image
     #[arg(long = "set", value_name = "KEY=VALUE")]
     values: Vec<String>,
     #[command(flatten)]
-    home: HomeArgs,
+    helm: HelmArgs,
 }
+
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+/// Longest wait for a hub that starts.
+const START_DEADLINE: Duration = Duration::from_secs(60);
+const START_INTERVAL: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Format {
@@ -57,26 +76,75 @@ enum Format {
     Helm,
 }
 
-pub(crate) async fn run(join: Join, env: Env<'_>, now: Timestamp) -> Result<Printed, KubectlError> {
-    let home = connect(&join.home, env).await?;
+pub(crate) async fn run(
+    join: Join,
+    target: &Target<'_>,
+    now: Timestamp,
+) -> Result<Printed, KubectlError> {
+    let home = target.connect().await?;
+    let edge = join.agent_context.as_deref();
+    let edge = edge.map(|context| target.with_context(context));
+    if let Some(edge) = &edge {
+        installable(&edge.connect().await?).await?;
+    }
     let old = match join.replace {
         true => Some(Old::read(&home, &join.name).await?),
         false => None,
     };
-    if let Some(old) = old.as_ref().filter(|old| !old.needs_bundle()) {
+    if let Some(old) = old.as_ref().filter(|old| !old.needs_bundle())
+        && edge.is_none()
+    {
         old.replace(&home).await?;
         return Ok(Printed {
             stdout: format!("edgecluster.mesh.openkcm.io/{} replaced\n", join.name),
             stderr: old.effects(now),
         });
     }
-    let namespaces = home.hub_namespaces(join.namespace.as_deref());
-    let read = async |namespace: &str| join_info::read(&home, namespace).await;
+    let (bundle, image) = bundle(&join, &home, old.as_ref(), now).await?;
+    let yaml = bundle.to_yaml().map_err(|error| {
+        KubectlError::Failed(format!("writing the bundle failed: {}", chain(&error)))
+    })?;
+    let values = values(image.as_deref(), &join.values);
+    let mut printed = match &edge {
+        Some(edge) => {
+            let name = &bundle.cluster;
+            let values = values.into_iter().flatten().map(OsString::from).collect();
+            let joining = async {
+                agent::install(edge, &yaml, join.chart.as_deref(), values, &join.helm).await?;
+                agent::connected(&home, name, join.helm.timeout).await
+            };
+            let replaced = match old {
+                Some(_) => "the EdgeCluster was replaced, and ",
+                None => "",
+            };
+            joining.await.map_err(|error| KubectlError::Interrupted {
+                consequence: format!(
+                    "{replaced}the home cluster has a join token for {name}, but no agent is connected; remove the cause and run the command again"
+                ),
+                source: Box::new(error),
+            })?;
+            Printed::stdout(format!("edgecluster.mesh.openkcm.io/{name} connected\n"))
+        }
+        None => printed(&bundle, yaml, join.output, join.chart.as_deref(), &values),
+    };
+    if let Some(old) = &old {
+        printed.stderr.insert_str(0, &old.effects(now));
+    }
+    Ok(printed)
+}
+
+/// Creates the bundle, after it has replaced the EdgeCluster if asked to. Also returns the image of the hub.
+async fn bundle(
+    join: &Join,
+    home: &Connection,
+    old: Option<&Old>,
+    now: Timestamp,
+) -> Result<(JoinBundle, Option<String>), KubectlError> {
     let object = format!("ConfigMap {NAME}");
-    let (namespace, info) = home.search_hub(&object, &namespaces, read).await?;
+    let (namespace, info) = hub(home, &object, join.namespace.as_deref()).await?;
     let addresses = match join.addresses.is_empty() {
         true => info.addresses,
-        false => join.addresses,
+        false => join.addresses.clone(),
     };
     if addresses.is_empty() {
         return Err(KubectlError::Refused(format!(
@@ -84,7 +152,7 @@ pub(crate) async fn run(join: Join, env: Env<'_>, now: Timestamp) -> Result<Prin
         )));
     }
     let mut bundle = JoinBundle {
-        cluster: join.name,
+        cluster: join.name.clone(),
         addresses,
         certificate_authority: info.ca_pem,
         token: String::new(),
@@ -97,20 +165,61 @@ pub(crate) async fn run(join: Join, env: Env<'_>, now: Timestamp) -> Result<Prin
             chain(&error)
         ))
     })?;
-    if let Some(old) = &old {
-        old.replace(&home).await?;
+    let image = hub_pods(home, &namespace).await;
+    let image = image.iter().find_map(|pod| image_of(pod, Program::Hub));
+    if let Some(old) = old {
+        old.replace(home).await?;
     }
-    let made = join_token::make(&home, &namespace, &bundle.cluster, join.ttl, now).await?;
+    let made = join_token::make(home, &namespace, &bundle.cluster, join.ttl, now).await?;
     bundle.token = made.token;
     bundle.expires = made.expires;
-    let yaml = bundle.to_yaml().map_err(|error| {
-        KubectlError::Failed(format!("writing the bundle failed: {}", chain(&error)))
-    })?;
-    let mut printed = printed(&bundle, yaml, join.output, &join.chart, &join.values);
-    if let Some(old) = &old {
-        printed.stderr.insert_str(0, &old.effects(now));
+    Ok((bundle, image.map(str::to_owned)))
+}
+
+/// Returns the hub's namespace and join information. Waits for a hub that has a pod and starts.
+async fn hub(
+    home: &Connection,
+    object: &str,
+    namespace: Option<&str>,
+) -> Result<(String, JoinInfo), KubectlError> {
+    let namespaces = home.hub_namespaces(namespace);
+    let read = async |namespace: &str| join_info::read(home, namespace).await;
+    let begin = Instant::now();
+    loop {
+        let found = home.search_hub(object, &namespaces, &read).await;
+        if !matches!(found, Err(KubectlError::NotFound(_))) || begin.elapsed() > START_DEADLINE {
+            return found;
+        }
+        let pods = namespaces.iter().map(|namespace| hub_pods(home, namespace));
+        if join_all(pods).await.concat().is_empty() {
+            return found;
+        }
+        tokio::time::sleep(START_INTERVAL).await;
     }
-    Ok(printed)
+}
+
+/// The pods of hubs in this namespace. Empty without the right to list pods.
+async fn hub_pods(home: &Connection, namespace: &str) -> Vec<Value> {
+    let pods = pods_of(home, namespace, Program::Hub).await;
+    pods.unwrap_or_default()
+}
+
+/// Helm's flags with the registry and the tag of the hub's image, which the agent shares, and with the user's values.
+fn values(image: Option<&str>, values: &[String]) -> Vec<[String; 2]> {
+    let image = image.and_then(|image| image.split('@').next());
+    let image = image.unwrap_or_default();
+    let (registry, name) = image.rsplit_once('/').unwrap_or(("", image));
+    let tag = name.split_once(':').map_or("", |(_, tag)| tag);
+    // The chart's own tag, which an upgrade must replace.
+    let tag = if tag == VERSION { "" } else { tag };
+    let shared = [("image.registry", registry), ("image.tag", tag)];
+    let shared = shared.iter().filter(|(_, value)| !value.is_empty());
+    // As text, because Helm takes 1.20 for a number.
+    let shared = shared.map(|(key, value)| ["--set-string".to_owned(), format!("{key}={value}")]);
+    let values = values
+        .iter()
+        .map(|value| ["--set".to_owned(), value.clone()]);
+    shared.chain(values).collect()
 }
 
 /// Puts the bundle, in either form, on standard output, and the next step on standard error.
@@ -118,8 +227,8 @@ fn printed(
     bundle: &JoinBundle,
     yaml: String,
     format: Format,
-    chart: &str,
-    values: &[String],
+    chart: Option<&str>,
+    values: &[[String; 2]],
 ) -> Printed {
     let JoinBundle {
         cluster, expires, ..
@@ -127,10 +236,10 @@ fn printed(
     let once = format!("One agent of cluster {cluster} can join with this until {expires}.");
     let mut install = format!(
         "helm upgrade --install krypton-agent {} --namespace {SYSTEM_NAMESPACE} --create-namespace",
-        quoted(chart)
+        quoted(chart.unwrap_or("charts/krypton-agent"))
     );
-    for value in values {
-        install += &format!(" --set {}", quoted(value));
+    for [flag, value] in values {
+        install += &format!(" {flag} {}", quoted(value));
     }
     match format {
         Format::Bundle => Printed {
@@ -221,23 +330,51 @@ mod tests {
             &bundle(),
             yaml,
             Format::Helm,
-            "the charts/krypton-agent",
-            &[
-                "image.registry=example.org".to_owned(),
-                "hub={a:1}".to_owned(),
-            ],
+            Some("the charts/krypton-agent"),
+            &values(
+                Some("example.org/krypton-hub:1.20"),
+                &["hub={a:1}".to_owned()],
+            ),
         );
         let (command, rest) = printed.stdout.split_once('\n').unwrap();
         assert_eq!(
             command,
             "helm upgrade --install krypton-agent 'the charts/krypton-agent' --namespace \
-             krypton-system --create-namespace --set image.registry=example.org --set 'hub={a:1}' \
-             --values - <<'END-OF-BUNDLE'"
+             krypton-system --create-namespace --set-string image.registry=example.org \
+             --set-string image.tag=1.20 --set 'hub={a:1}' --values - <<'END-OF-BUNDLE'"
         );
         let values = rest.strip_suffix("END-OF-BUNDLE\n").unwrap();
         let values: Value = serde_saphyr::from_str(values).unwrap();
         let inner = values["join"]["bundle"].as_str().unwrap();
         assert_eq!(JoinBundle::parse(inner).unwrap(), bundle());
+    }
+
+    #[test]
+    fn agent_uses_registry_and_tag_of_hub() {
+        for (image, expected) in [
+            ("krypton-hub", vec![]),
+            ("krypton-hub:nightly", vec!["image.tag=nightly"]),
+            (
+                concat!("r/krypton-hub:", env!("CARGO_PKG_VERSION")),
+                vec!["image.registry=r"],
+            ),
+            (
+                "registry.example.org:5000/team/krypton-hub:1.20@sha256:ab",
+                vec![
+                    "image.registry=registry.example.org:5000/team",
+                    "image.tag=1.20",
+                ],
+            ),
+            (
+                "registry.example.org:5000/krypton-hub@sha256:ab",
+                vec!["image.registry=registry.example.org:5000"],
+            ),
+        ] {
+            let values = values(Some(image), &[]);
+            let values: Vec<&str> = values.iter().map(|[_, value]| value.as_str()).collect();
+            assert_eq!(values, expected, "{image}");
+        }
+        assert!(values(None, &[]).is_empty());
     }
 
     #[test]

@@ -11,7 +11,7 @@ use kube::api::DynamicObject;
 use serde_json::{Value, json};
 
 use crate::error::KubectlError;
-use crate::home::{Env, HomeArgs, connect};
+use crate::home::Target;
 use crate::kind::Kind;
 use crate::objects::{Objects, Scope};
 use crate::render::{Printed, one_line};
@@ -33,16 +33,14 @@ pub(crate) struct Leave {
     /// Wait until the EdgeCluster is deleted, at most for this time
     #[arg(long, value_name = "DURATION", num_args = 0..=1, default_missing_value = "10m", value_parser = wait)]
     wait: Option<Duration>,
-    #[command(flatten)]
-    home: HomeArgs,
 }
 
 fn wait(text: &str) -> Result<Duration, &'static str> {
     parse_duration(text).ok_or("write a duration, as 90s or 10m")
 }
 
-pub(crate) async fn run(leave: Leave, env: Env<'_>) -> Result<Printed, KubectlError> {
-    let home = connect(&leave.home, env).await?;
+pub(crate) async fn run(leave: Leave, target: &Target<'_>) -> Result<Printed, KubectlError> {
+    let home = target.connect().await?;
     let name = leave.name.as_str();
     if name == SELF_CLUSTER {
         let why = "the home cluster cannot leave; start the hub with --self-cluster=false to ignore its Tenants";

@@ -4,21 +4,16 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use clap::Args;
-use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
 use krypton_runtime::admin::filter_lasts;
-use krypton_runtime::lease::{LEASE_NAME, SYSTEM_NAMESPACE};
-use krypton_types::names::{HUB_LEASE, LEADER_LABEL, namespace_name};
-use kube::core::ApiResource;
-use serde_json::Value;
+use krypton_types::names::namespace_name;
 
-use crate::debug_port::{
-    DebugPort, Program, Question, is_running, loopback, port_of, programs, shown,
-};
+use crate::debug_port::{DebugPort, Question, loopback, shown};
 use crate::error::KubectlError;
-use crate::home::{Connection, Env, HomeArgs, connect, search};
-use crate::objects::Scope;
-use crate::render::{Printed, text_at};
+use crate::home::Target;
+use crate::program::Program;
+use crate::render::Printed;
+use crate::running_pods;
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct LogLevel {
@@ -42,8 +37,6 @@ pub(crate) struct LogLevel {
     /// Address of a debug port, instead of a cluster
     #[arg(long, hide = true, value_name = "HOST:PORT", value_parser = loopback)]
     debug_address: Option<SocketAddr>,
-    #[command(flatten)]
-    home: HomeArgs,
 }
 
 /// Duration of a change; `None` lasts until the restart.
@@ -54,23 +47,15 @@ fn lasting(text: &str) -> Result<Lasting, String> {
     filter_lasts(text).map(Lasting)
 }
 
-/// A running pod.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct RunningPod {
-    name: String,
-    port: Option<u16>,
-    /// Has the leader's label.
-    leads: bool,
-}
-
-pub(crate) async fn run(args: LogLevel, env: Env<'_>) -> Result<Printed, KubectlError> {
+pub(crate) async fn run(args: LogLevel, target: &Target<'_>) -> Result<Printed, KubectlError> {
     let question = question(args.filter.as_deref(), args.lasts);
     if let Some(address) = args.debug_address {
         let answer = answer(&DebugPort::Here(address), &question).await?;
         return Ok(Printed::stdout(answer));
     }
-    let cluster = connect(&args.home, env).await?;
-    let (namespace, pods) = find(&args, &cluster).await?;
+    let cluster = target.connect().await?;
+    let (namespace, pods) =
+        running_pods::find(args.of, &cluster, args.namespace.as_deref()).await?;
     let chosen = match (&args.pod, args.all) {
         (Some(name), _) => {
             let one = pods.into_iter().find(|pod| pod.name == *name);
@@ -78,17 +63,12 @@ pub(crate) async fn run(args: LogLevel, env: Env<'_>) -> Result<Printed, Kubectl
             vec![one.ok_or_else(|| pods.not_found("running pod", name))?]
         }
         (None, true) => pods,
-        (None, false) => vec![active(args.of, pods, &cluster, &namespace).await?],
+        (None, false) => vec![running_pods::active(args.of, pods, &cluster, &namespace).await?],
     };
     let mut printed = Printed::default();
     let mut failed = None;
     for pod in chosen {
-        let port = DebugPort::Pod {
-            cluster: &cluster,
-            namespace: &namespace,
-            name: &pod.name,
-            port: pod.port,
-        };
+        let port = pod.debug_port(&cluster, &namespace);
         match answer(&port, &question).await {
             Ok(line) => printed.stdout += &line,
             Err(error) => {
@@ -118,114 +98,4 @@ fn question(filter: Option<&str>, lasts: Option<Lasting>) -> Question {
 async fn answer(port: &DebugPort<'_>, question: &Question) -> Result<String, KubectlError> {
     let answer = port.ask(question).await?;
     Ok(format!("{}: {}\n", port.name(), shown(&answer)))
-}
-
-/// Returns the first namespace with running pods of the program, and these pods.
-async fn find(
-    args: &LogLevel,
-    cluster: &Connection,
-) -> Result<(String, Vec<RunningPod>), KubectlError> {
-    let namespaces = cluster.hub_namespaces(args.namespace.as_deref());
-    let look = async |namespace: &str| {
-        let kind = ApiResource::erase::<Pod>(&());
-        let pods = cluster.untyped(kind, &Scope::Namespace(namespace.to_owned()));
-        let pods = pods.values(None).await?;
-        let running: Vec<_> = pods.iter().filter_map(|it| running(it, args.of)).collect();
-        Ok((!running.is_empty()).then_some(running))
-    };
-    search(&namespaces, look).await?.ok_or_else(|| {
-        KubectlError::NotFound(format!(
-            "no pod of the {} runs in {} on the cluster {:?}; name its namespace with -n, or its cluster with --context or --kubeconfig",
-            args.of.name(),
-            namespaces.join(" or "),
-            cluster.context
-        ))
-    })
-}
-
-/// Returns the pod if it runs the program.
-fn running(pod: &Value, program: Program) -> Option<RunningPod> {
-    let runs = is_running(pod) && programs(pod).any(|found| found == program);
-    let labels = pod.pointer("/metadata/labels");
-    let label = labels.and_then(|labels| labels.get(LEADER_LABEL)?.as_str());
-    let name = text_at(pod, "/metadata/name").filter(|_| runs)?;
-    Some(RunningPod {
-        name,
-        port: port_of(pod, program),
-        leads: label == Some("true"),
-    })
-}
-
-/// Returns the leader or the acting agent. A single pod needs no further evidence.
-async fn active(
-    program: Program,
-    mut pods: Vec<RunningPod>,
-    cluster: &Connection,
-    namespace: &str,
-) -> Result<RunningPod, KubectlError> {
-    let found = match (pods.len(), program) {
-        (1, _) => Some(0),
-        (_, Program::Hub) => {
-            // Without the right to read the Lease, the label remains, which a dead hub may still have.
-            let holder = holder(cluster, namespace, HUB_LEASE).await.ok().flatten();
-            holder
-                .and_then(|holder| held_by(program, &holder, &pods))
-                .or_else(|| pods.iter().position(|pod| pod.leads))
-        }
-        (_, Program::Agent) => {
-            let holder = holder(cluster, SYSTEM_NAMESPACE, LEASE_NAME).await?;
-            holder.and_then(|holder| held_by(program, &holder, &pods))
-        }
-    };
-    found.map(|at| pods.swap_remove(at)).ok_or_else(|| {
-        let names: Vec<&str> = pods.iter().map(|pod| pod.name.as_str()).collect();
-        let does = match program {
-            Program::Hub => "is the leader",
-            Program::Agent => "holds the Lease",
-        };
-        KubectlError::Refused(format!(
-            "cannot determine which of the pods {} {does}; name one with --pod, or use --all",
-            names.join(", ")
-        ))
-    })
-}
-
-/// Returns the holder of a Lease.
-async fn holder(
-    cluster: &Connection,
-    namespace: &str,
-    name: &str,
-) -> Result<Option<String>, KubectlError> {
-    let lease = cluster.namespaced::<Lease>(namespace).find(name).await?;
-    Ok(lease.and_then(|lease| lease.spec?.holder_identity))
-}
-
-/// Returns the index of the pod that holds a Lease, as `hub/POD/…` or `agent/POD/…`.
-fn held_by(program: Program, holder: &str, pods: &[RunningPod]) -> Option<usize> {
-    let mut parts = holder.split('/');
-    let pod = (parts.next() == Some(program.name())).then(|| parts.next())??;
-    pods.iter().position(|running| running.name == pod)
-}
-
-#[cfg(test)]
-mod tests {
-    use krypton_runtime::lease::agent_holder;
-
-    use super::*;
-
-    #[test]
-    fn lease_holder_is_matched_to_its_pod() {
-        let pods = ["agent-0", "agent-1"].map(|name| RunningPod {
-            name: name.to_owned(),
-            port: None,
-            leads: false,
-        });
-        let of = |program, holder: &str| held_by(program, holder, &pods);
-        let held = agent_holder("agent-1", None, 7);
-        assert_eq!(of(Program::Agent, &held), Some(1));
-        assert_eq!(of(Program::Hub, &held), None);
-        assert_eq!(of(Program::Hub, "hub/agent-0/00000007"), Some(0));
-        assert_eq!(of(Program::Agent, &agent_holder("other", None, 7)), None);
-        assert_eq!(of(Program::Agent, ""), None);
-    }
 }

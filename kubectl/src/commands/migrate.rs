@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::error::KubectlError;
-use crate::home::{Connection, Env, HomeArgs, connect};
+use crate::home::{Connection, Target};
 use crate::kind::Kind;
 use crate::objects::Scope;
 use crate::render::{Output, Printed, Table, encode_list, one_line, or_dash};
@@ -53,12 +53,10 @@ pub(crate) struct Migrate {
     /// Format: a table by default, or the KryptonDeployments themselves
     #[arg(short, long, value_name = "FORMAT")]
     output: Option<Output>,
-    #[command(flatten)]
-    home: HomeArgs,
 }
 
-pub(crate) async fn run(migrate: Migrate, env: Env<'_>) -> Result<Printed, KubectlError> {
-    let home = connect(&migrate.home, env).await?;
+pub(crate) async fn run(migrate: Migrate, target: &Target<'_>) -> Result<Printed, KubectlError> {
+    let home = target.connect().await?;
     let scope = migrate
         .namespace
         .clone()
@@ -117,6 +115,10 @@ async fn translated(
         Some(format @ (Output::Json | Output::Yaml)) => {
             let new = rows.iter().filter_map(|row| row.object.clone());
             encode_list(format, new.collect())?
+        }
+        Some(Output::Name) => {
+            let objects = rows.iter().filter_map(|row| row.object.as_ref());
+            objects.map(|object| new.full_name(object)).collect()
         }
         _ => table(&rows),
     };

@@ -18,7 +18,7 @@ use kube::core::PartialObjectMeta;
 use serde_json::json;
 
 use crate::error::KubectlError;
-use crate::home::{Env, HomeArgs, connect};
+use crate::home::Target;
 use crate::objects::retry_conflicts;
 use crate::render::{Printed, Table, age, one_line, or_dash};
 
@@ -45,16 +45,14 @@ pub(crate) struct RotateCa {
     /// Namespace of the hub; by default krypton-system, else krypton, else that of the context
     #[arg(short, long, value_name = "NAMESPACE", value_parser = namespace_name)]
     namespace: Option<String>,
-    #[command(flatten)]
-    home: HomeArgs,
 }
 
 pub(crate) async fn run(
     args: RotateCa,
-    env: Env<'_>,
+    target: &Target<'_>,
     now: Timestamp,
 ) -> Result<Printed, KubectlError> {
-    let home = connect(&args.home, env).await?;
+    let home = target.connect().await?;
     let namespaces = home.hub_namespaces(args.namespace.as_deref());
     let read = async |namespace: &str| {
         let secrets = home.namespaced::<Secret>(namespace);

@@ -14,7 +14,7 @@ use krypton_types::names::namespace_name;
 
 use crate::debug_port::loopback;
 use crate::error::KubectlError;
-use crate::home::{Env, HomeArgs, connect};
+use crate::home::Target;
 use crate::render::Printed;
 use contents::Contents;
 #[cfg(test)]
@@ -32,16 +32,14 @@ pub(crate) struct SupportBundle {
     /// Additional debug ports
     #[arg(long, hide = true, value_name = "HOST:PORT", value_parser = loopback)]
     debug_address: Vec<SocketAddr>,
-    #[command(flatten)]
-    home: HomeArgs,
 }
 
 pub(crate) async fn run(
     args: SupportBundle,
-    env: Env<'_>,
+    target: &Target<'_>,
     now: Timestamp,
 ) -> Result<Printed, KubectlError> {
-    let cluster = connect(&args.home, env).await?;
+    let cluster = target.connect().await?;
     let file = args.file.unwrap_or_else(|| {
         let time = now.strftime("%Y%m%dT%H%M%SZ");
         PathBuf::from(format!("krypton-support-{time}.tar.gz"))

@@ -7,7 +7,7 @@ use krypton_types::names::namespace_name;
 use serde_json::Value;
 
 use crate::error::KubectlError;
-use crate::home::{Connection, Env, HomeArgs, connect};
+use crate::home::{Connection, Target};
 use crate::join_info;
 use crate::kind::Kind;
 use crate::objects::Scope;
@@ -21,17 +21,15 @@ pub(crate) struct Versions {
     /// Namespace of the hub; by default krypton-system, else krypton, else that of the context
     #[arg(short, long, value_name = "NAMESPACE", value_parser = namespace_name)]
     namespace: Option<String>,
-    #[command(flatten)]
-    home: HomeArgs,
 }
 
 /// If the home cluster cannot be read, prints a remark and succeeds.
-pub(crate) async fn run(args: Versions, env: Env<'_>) -> Result<Printed, KubectlError> {
+pub(crate) async fn run(args: Versions, target: &Target<'_>) -> Result<Printed, KubectlError> {
     let mut printed = Printed::stdout(format!("kubectl-krypton {}\n", env!("CARGO_PKG_VERSION")));
     if args.client {
         return Ok(printed);
     }
-    match of_fleet(&args, env).await {
+    match of_fleet(&args, target).await {
         Ok(versions) => printed.stdout += &versions,
         Err(error) => {
             printed.stderr = format!("the versions of hub and agents are unknown: {error}\n");
@@ -40,8 +38,8 @@ pub(crate) async fn run(args: Versions, env: Env<'_>) -> Result<Printed, Kubectl
     Ok(printed)
 }
 
-async fn of_fleet(args: &Versions, env: Env<'_>) -> Result<String, KubectlError> {
-    let home = connect(&args.home, env).await?;
+async fn of_fleet(args: &Versions, target: &Target<'_>) -> Result<String, KubectlError> {
+    let home = target.connect().await?;
     let members = home.untyped(Kind::Cluster.resource(), &Scope::All);
     let members = members.values(None).await?;
     Ok(hub(args, &home).await + &agents(&members))

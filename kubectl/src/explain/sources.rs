@@ -1,6 +1,7 @@
 //! Collects the sources of an explanation: each request has its own deadline and records why it failed.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
@@ -11,11 +12,14 @@ use krypton_runtime::access::reason_of;
 use krypton_runtime::call::{ApiError, call};
 use krypton_runtime::lease::{LEASE_NAME, SYSTEM_NAMESPACE};
 use krypton_types::conditions::{self, Readiness};
+use krypton_types::error_chain::chain;
+use krypton_types::fleet_tenants::FleetTenant;
 use krypton_types::names::HUB_LEASE;
-use krypton_types::tenant::TenantKey;
+use krypton_types::tenant::{TenantKey, TenantReport};
 use kube::api::ListParams;
 
 use crate::error::KubectlError;
+use crate::fleet_tenants::{self, Selection};
 use crate::home::Connection;
 use crate::render::one_line;
 
@@ -49,6 +53,8 @@ impl<T> Answer<T> {
 #[derive(Clone, Debug)]
 pub(super) struct Sources {
     pub(super) tenant: Answer<Tenant>,
+    /// The member's report of a Tenant that the home cluster does not have.
+    pub(super) reported: Answer<TenantReport>,
     /// Leader election Lease of the hubs.
     pub(super) lead: Answer<Lease>,
     /// Lease of this cluster if it is an edge cluster.
@@ -78,7 +84,7 @@ pub(super) struct PastEvent {
 pub(super) async fn gather(
     key: &TenantKey,
     on: Option<&str>,
-    hub_namespace: Option<&str>,
+    (hub_namespace, debug_address): (Option<&str>, Option<SocketAddr>),
     home: &Connection,
 ) -> Result<Sources, KubectlError> {
     let (tenant, acts, (lead, hub_namespaces), events) = tokio::join!(
@@ -94,6 +100,14 @@ pub(super) async fn gather(
             home.context
         )));
     }
+    let reported = match (&tenant, on) {
+        (Answer::None, Some(member)) => {
+            let one = Selection::one(member, key);
+            let reading = fleet_tenants::read(home, hub_namespace, debug_address, &one);
+            reported(Box::pin(reading).await)
+        }
+        _ => Answer::None,
+    };
     let names = members_to_tell(&tenant, on);
     let members = home.all::<EdgeCluster>();
     let looking = names.into_iter().map(async |name| {
@@ -103,6 +117,7 @@ pub(super) async fn gather(
     let members = futures::future::join_all(looking).await;
     Ok(Sources {
         tenant,
+        reported,
         lead,
         acts,
         hub_namespaces,
@@ -133,6 +148,16 @@ pub(super) fn members_to_tell(tenant: &Answer<Tenant>, on: Option<&str>) -> Vec<
         names.push(named.to_owned());
     }
     names
+}
+
+fn reported(found: Result<Vec<FleetTenant>, KubectlError>) -> Answer<TenantReport> {
+    match found {
+        Ok(found) => {
+            let first = found.into_iter().next();
+            first.map_or(Answer::None, |tenant| Answer::Found(tenant.report))
+        }
+        Err(error) => Answer::Failed(one_line(&chain(&error))),
+    }
 }
 
 async fn tenant(key: &TenantKey, home: &Connection) -> Result<Answer<Tenant>, KubectlError> {

@@ -49,8 +49,16 @@ pub(super) fn story(key: &TenantKey, on: Option<&str>, sources: &Sources, now: T
         _ => None,
     };
     let status = found.and_then(|tenant| tenant.status.clone());
-    let status = status.unwrap_or_default();
-    explainer.tenant(key, &sources.tenant, &status);
+    let mut status = status.unwrap_or_default();
+    if let (Answer::Found(report), Some(member)) = (&sources.reported, on) {
+        status.last_applied_chart = Some(report.applied_chart.clone());
+        conditions::set_cluster(&mut status.conditions, member, &report.state, 0, now);
+        let text = format!("Tenant {key} exists only on {member}, which reports it");
+        explainer.add(Mark::Well, text);
+    } else {
+        explainer.tenant(key, &sources.tenant, &status);
+        explainer.not_known("the member's report of it", &sources.reported);
+    }
     let is_found = |member: &Answer<_>| matches!(member, Answer::Found(_));
     let is_home = found.is_none()
         || status.hub_epoch.is_some()
@@ -68,7 +76,10 @@ pub(super) fn story(key: &TenantKey, on: Option<&str>, sources: &Sources, now: T
         explainer.rest(key, &status, sources.members.len());
     }
     explainer.events(&sources.events);
-    let is_ready = found.is_some_and(|tenant| is_ready(tenant, &status, on));
+    let is_ready = match &sources.reported {
+        Answer::Found(report) => report.state.ready.truth == Truth::True,
+        _ => found.is_some_and(|tenant| is_ready(tenant, &status, on)),
+    };
     Story {
         ready: is_led && all_report && is_ready,
         lines: explainer.lines,

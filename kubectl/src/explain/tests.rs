@@ -1,6 +1,7 @@
 use std::collections::BTreeMap;
 
-use krypton_types::conditions::reason;
+use krypton_types::conditions::{ClusterState, State, Truth, reason};
+use krypton_types::tenant::TenantReport;
 use serde_json::{Value, json};
 
 use super::remedy;
@@ -117,6 +118,7 @@ fn found<T: serde::de::DeserializeOwned>(object: Value) -> Answer<T> {
 fn seen(tenant: Value, members: &[(&str, Value)]) -> Sources {
     Sources {
         tenant: found(tenant),
+        reported: Answer::None,
         lead: found(lease("hub-0", "2026-11-23T00:39:58.000000Z")),
         acts: Answer::None,
         hub_namespaces: vec!["krypton".to_owned()],
@@ -497,6 +499,7 @@ fn without_a_hub_nothing_counts_as_ready() {
 fn unreadable_source_is_shown_as_unknown() {
     let blind = Sources {
         tenant: Answer::NotPermitted("get tenants".to_owned()),
+        reported: Answer::None,
         lead: Answer::Failed("no response within 10 s".to_owned()),
         acts: Answer::None,
         hub_namespaces: Vec::new(),
@@ -520,6 +523,37 @@ fn unreadable_source_is_shown_as_unknown() {
         false,
         &["? the state of this member is not known: you may not get edgeclusters"],
     );
+}
+
+#[test]
+fn tenant_only_on_member_is_explained_from_report() {
+    let sources = |state: ClusterState| Sources {
+        tenant: Answer::None,
+        reported: Answer::Found(TenantReport {
+            observed_generation: 1,
+            applied_chart: "r/c:1".to_owned(),
+            state,
+            next: None,
+        }),
+        ..on_edge(well(), edge())
+    };
+    let state = |truth, reason| State::new(truth, reason, "a message");
+    let installed = ClusterState::from(state(Truth::True, "Installed"));
+    let failed = ClusterState {
+        error: Some(state(Truth::True, "InstallFailed")),
+        ..ClusterState::from(state(Truth::False, "NotReady"))
+    };
+    for (state, ready, line) in [
+        (installed, true, "✓ Installed: a message"),
+        (failed, false, "✗ InstallFailed: a message"),
+    ] {
+        let story = story::story(&key(), Some("edge-1"), &sources(state), now());
+        let told = text(&story.lines);
+        for line in ["✓ Tenant default/acme exists only on edge-1", line] {
+            assert!(told.contains(line), "{line:?} is not in\n{told}");
+        }
+        assert_eq!(story.ready, ready, "{told}");
+    }
 }
 
 #[test]

@@ -36,8 +36,39 @@ async fn explain_names_cause_retry_and_silent_reporter(mode: Mode) -> TestResult
         "{well}"
     );
 
+    is_explained_from_report(&mut pair).await?;
+
     pair.actor()?.kill9().await?;
     shows(&pair, ExitCode::NotReady, "no contact since 20").await?;
+    Ok(())
+}
+
+/// A Tenant that only the member has is listed and explained from the member's report.
+async fn is_explained_from_report(pair: &mut Pair) -> TestResult {
+    pair.fleet_client().create("local", json!({})).await?;
+    let here = format!("--debug-address={}", pair.hub()?.debug_address());
+    let explain = ["explain", "tenant", "local", "-n", "default"];
+    let hub = ["--hub-namespace", HUB_NAMESPACE, "--on", pair.name(), &here];
+    let explain = [explain.as_slice(), &hub].concat();
+    let only = format!("✓ Tenant default/local exists only on {}", pair.name());
+    eventually("the explanation of the member's Tenant", async || {
+        let ran = krypton_ends(pair.home(), &explain).await?;
+        let output = format!("{}{}", ran.stdout, ran.stderr);
+        let expected = output.contains(&only) && output.contains("✓ Installed: ");
+        match ran.status.success() && expected {
+            true => Ok(Some(())),
+            false => bail!("{output}"),
+        }
+    })
+    .await?;
+    let fleet = ["get", "tenants", "--fleet", "-n", "default", "--not-ready"];
+    let ran = krypton_ends(pair.home(), &[&fleet[..5], &[&here]].concat()).await?;
+    for name in ["acme", "local"] {
+        let row = format!("{}   default     {name}", pair.name());
+        assert!(ran.stdout.contains(&row), "{ran:?}");
+    }
+    let ran = krypton_ends(pair.home(), &[&fleet[..], &[&here]].concat()).await?;
+    assert_eq!(ran.stderr, "No Tenants found\n", "{ran:?}");
     Ok(())
 }
 

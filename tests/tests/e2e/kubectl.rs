@@ -224,7 +224,7 @@ fn with_path(invocation: Invocation, folder: &Path) -> Invocation {
 
 /// Commands, and how they end for a viewer, an operator and a CA operator.
 const RIGHTS: &[(&[&str], [ExitCode; 3])] = {
-    use ExitCode::{Done, NotFound, NotPermitted as No, NotReady, Refused};
+    use ExitCode::{Done, Failed, NotFound, NotPermitted as No, NotReady, Refused};
     &[
         (&["get", "clusters"], [Done, Done, No]),
         (&["get", "tenants", "-A"], [Done, Done, No]),
@@ -254,9 +254,26 @@ const RIGHTS: &[(&[&str], [ExitCode; 3])] = {
         (&["unban", "edge-1"], [No, Done, No]),
         (&["leave", "edge-2", "--orphan"], [No, Done, No]),
         (&["join", "edge-3", "-n", HUB_NAMESPACE], [No, Done, No]),
+        // The user may not create what the charts contain.
+        (&["install", "hub"], [NotReady, NotReady, NotReady]),
+        // Helm may not read its releases.
+        (
+            &["uninstall", "hub", "-n", HUB_NAMESPACE],
+            [Failed, Failed, Failed],
+        ),
         (&["migrate", "--dry-run"], [No, Done, No]),
         (&["support-bundle", "--file", "FILE"], [Done, Done, No]),
         // No process listens in the pod. A user with the right to forward its port gets that error.
+        (
+            &[
+                "get",
+                "tenants",
+                "--fleet",
+                "--hub-namespace",
+                HUB_NAMESPACE,
+            ],
+            [No, Refused, No],
+        ),
         (
             &["log-level", "hub", "-n", HUB_NAMESPACE],
             [No, Refused, No],
@@ -442,6 +459,14 @@ async fn kubectl_reaches_debug_ports_through_apiserver() -> TestResult {
     let ran = krypton_ends(&home, &idle).await?;
     assert_eq!(ran.status.code(), Some(ExitCode::Refused as i32), "{ran:?}");
     assert!(ran.stderr.contains("is not served at 8099"), "{ran:?}");
+
+    // The agent acts on the home cluster, too.
+    FleetClient::at(&home).create("acme", json!({})).await?;
+    eventually("the Tenant in the list of the fleet", async || {
+        let shown = kubectl_krypton(&home, &["get", "tenants", "--fleet", "--not-ready"]).await?;
+        Ok(shown.contains("edge-1   default     acme").then_some(()))
+    })
+    .await?;
 
     let file = folder.path().join("bundle.tar.gz");
     run(&["support-bundle", "--file", file.to_str().unwrap()]).await;

@@ -155,6 +155,12 @@ fn listed_line(cluster: &str, tenant: &TenantSummary, status: &EdgeClusterStatus
 
 /// The line of a cluster from the Tenant's own conditions.
 fn cluster_line(cluster: &str, state: &ClusterState) -> Vec<String> {
+    let (phase, ready, message) = described(state);
+    line(cluster, phase, ready, message)
+}
+
+/// Returns the phase on a cluster, whether it is Ready, and why.
+pub(super) fn described(state: &ClusterState) -> (&'static str, Truth, String) {
     let is_true = |state: &&State| state.truth == Truth::True;
     let error = state.error.as_ref().filter(is_true);
     let progress = state.progress.as_ref().filter(is_true);
@@ -165,5 +171,5 @@ fn cluster_line(cluster: &str, state: &ClusterState) -> Vec<String> {
         (None, Truth::False) => ("Pending", progress.unwrap_or(&state.ready)),
     };
     let message = reason_and_message(&shown.reason, &shown.message);
-    line(cluster, phase, state.ready.truth, message)
+    (phase, state.ready.truth, message)
 }

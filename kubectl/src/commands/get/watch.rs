@@ -45,6 +45,9 @@ pub(crate) async fn run(
     if let Some(name) = &get.name {
         config = config.fields(&format!("metadata.name={name}"));
     }
+    if let Some(labels) = &get.selector {
+        config = config.labels(labels);
+    }
     let mut events = watcher(objects.api.clone(), config)
         .default_backoff()
         .boxed();
@@ -114,6 +117,9 @@ fn text(
     widths: &mut Widths,
 ) -> Result<String, KubectlError> {
     let changed: Vec<_> = changed.into_iter().map(|it| objects.value(it)).collect();
+    if get.output == Some(Output::Name) {
+        return Ok(changed.iter().map(|it| objects.full_name(it)).collect());
+    }
     let Some(format @ (Output::Json | Output::Yaml)) = get.output else {
         return Ok(match changed.as_slice() {
             [] => String::new(),

@@ -20,11 +20,12 @@ use serde_json::{Map, Value, json};
 
 use super::contents::Contents;
 use super::redaction::redacted;
-use crate::debug_port::{DebugPort, Program, Question, is_running, port_of, programs};
+use crate::debug_port::{DebugPort, Question, port_of};
 use crate::error::KubectlError;
 use crate::home::Connection;
 use crate::kind::Kind;
 use crate::objects::{DEADLINE, Objects, Scope};
+use crate::program::{Program, is_running, programs};
 use crate::render::{Output, encode_list, text_at};
 
 /// Objects of one kind: enough for a diagnosis, also in a large fleet.

@@ -6,7 +6,7 @@ use krypton_kubectl::Cli;
 use super::generated::{check, code, sentence, table};
 
 /// Flags that every command has, and that only the overview lists.
-const COMMON: [&str; 3] = ["help", "kubeconfig", "context"];
+const COMMON: [&str; 4] = ["help", "kubeconfig", "context", "as_user"];
 
 fn is_common(arg: &Arg) -> bool {
     COMMON.contains(&arg.get_id().as_str())

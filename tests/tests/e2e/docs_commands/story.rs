@@ -26,9 +26,9 @@ use super::pages::{Command, commands, root};
 /// Charts that take longer than this are not covered.
 const DEADLINE: Duration = Duration::from_secs(300);
 /// The chart that the pages install, and its version.
-const CHART: (&str, &str) = ("cert-manager", "1.19.1");
-const NEXT_VERSION: &str = "1.19.2";
-const CHARTS: &str = "https://charts.jetstack.io";
+const CHART: (&str, &str) = ("podinfo", "6.9.1");
+const NEXT_VERSION: &str = "6.9.2";
+const CHARTS: &str = "https://stefanprodan.github.io/podinfo";
 
 /// Kubeconfig with a context for each cluster, as the pages require.
 const CONTEXTS: &str = "kubeconfig";
@@ -144,7 +144,15 @@ impl Story {
             .env("PATH", path)
             .env("KUBECONFIG", kubeconfigs);
         let began = Instant::now();
-        let ran = bash.run(DEADLINE).await?;
+        let ran = match text.contains(" --agent-context ") {
+            // The command waits until the agent is connected.
+            true => {
+                let (ran, agent) = tokio::try_join!(bash.run(DEADLINE), agent_of(&self.edge))?;
+                self.agent = Some(agent);
+                ran
+            }
+            false => bash.run(DEADLINE).await?,
+        };
         let output = format!("{}{}", ran.stdout, ran.stderr);
         assert_eq!(ran.status.code(), Some(ends), "{text}: {output}");
         assert!(
@@ -222,9 +230,23 @@ fn path(first: &Path) -> OsString {
 /// Returns the charts whose Deployment the command may have changed.
 fn changed(text: &str) -> Vec<OwnChart> {
     let may = ["helm ", " rollout restart ", " scale "];
-    let all = OwnChart::ALL.into_iter();
-    all.filter(|chart| text.contains(chart.name()) && may.iter().any(|word| text.contains(word)))
-        .collect()
+    let is_changed = |chart: &OwnChart| {
+        let program = chart.name().trim_start_matches("krypton-");
+        let named = text.contains(chart.name()) && may.iter().any(|word| text.contains(word));
+        named || text.contains(&format!("install {program}"))
+    };
+    OwnChart::ALL.into_iter().filter(is_changed).collect()
+}
+
+/// Runs the process of the agent's pod as soon as the Deployment has a pod.
+async fn agent_of(edge: &Cluster) -> Result<(PodName, AgentPod)> {
+    let name = eventually("a pod of the agent", async || {
+        pod(edge, OwnChart::Agent).await
+    });
+    let name = name.await?;
+    let mut agent = AgentPod::start(edge).await?;
+    agent.agent.ready(PATIENCE).await?;
+    Ok((name, agent))
 }
 
 /// Returns the pod of a completely rolled out Deployment, or `None` if it has no replicas.

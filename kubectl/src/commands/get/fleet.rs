@@ -1,0 +1,108 @@
+//! The table of the Tenants on all members.
+
+use krypton_types::fleet_tenants::FleetTenant;
+use serde_json::json;
+
+use super::tenants::described;
+use crate::error::KubectlError;
+use crate::render::{Output, Printed, Table, View, chart_cell, encode, message_cell, one_line};
+
+const HEADER: [&str; 7] = [
+    "MEMBER",
+    "NAMESPACE",
+    "NAME",
+    "PHASE",
+    "READY",
+    "CHART",
+    "MESSAGE",
+];
+
+pub(super) fn printed(
+    tenants: &[FleetTenant],
+    output: Option<Output>,
+    view: View,
+) -> Result<Printed, KubectlError> {
+    if let Some(format @ (Output::Json | Output::Yaml)) = output {
+        return encode(format, &json!({ "items": tenants })).map(Printed::stdout);
+    }
+    if output == Some(Output::Name) {
+        let name = |tenant: &FleetTenant| format!("{}/{}\n", tenant.member, tenant.key);
+        return Ok(Printed::stdout(
+            tenants.iter().map(name).collect::<String>(),
+        ));
+    }
+    if tenants.is_empty() {
+        return Ok(Printed {
+            stderr: "No Tenants found\n".to_owned(),
+            ..Printed::default()
+        });
+    }
+    let mut table = Table::new(HEADER);
+    for tenant in tenants {
+        table.push(row(tenant, view));
+    }
+    Ok(Printed::stdout(table.render()))
+}
+
+fn row(tenant: &FleetTenant, view: View) -> Vec<String> {
+    let report = &tenant.report;
+    let (phase, ready, message) = described(&report.state);
+    let chart = Some(report.applied_chart.as_str()).filter(|chart| !chart.is_empty());
+    vec![
+        one_line(&tenant.member),
+        one_line(&tenant.key.namespace),
+        one_line(&tenant.key.name),
+        phase.to_owned(),
+        ready.as_str().to_owned(),
+        chart_cell(chart, view),
+        message_cell(Some(&message), view),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::Timestamp;
+    use krypton_types::conditions::{ClusterState, State, Truth};
+    use krypton_types::tenant::{TenantKey, TenantReport};
+
+    use super::*;
+
+    #[test]
+    fn fleet_table_has_row_for_each_reported_tenant() {
+        let tenant = |member: &str, truth, reason: &str, chart: &str| FleetTenant {
+            member: member.to_owned(),
+            key: TenantKey {
+                namespace: "default".to_owned(),
+                name: "acme".to_owned(),
+            },
+            report: TenantReport {
+                observed_generation: 1,
+                applied_chart: chart.to_owned(),
+                state: ClusterState::from(State::new(truth, reason, "why")),
+                next: None,
+            },
+        };
+        let tenants = [
+            tenant("edge-1", Truth::True, "HelmInstalled", "https://r/c:1.0.0"),
+            tenant("edge-2", Truth::False, "NotReady", ""),
+        ];
+        let view = View {
+            wide: false,
+            now: Timestamp::UNIX_EPOCH,
+        };
+        let expected = "\
+MEMBER   NAMESPACE   NAME   PHASE     READY   CHART     MESSAGE
+edge-1   default     acme   Ready     True    c:1.0.0   HelmInstalled: why
+edge-2   default     acme   Pending   False   -         NotReady: why
+";
+        assert_eq!(printed(&tenants, None, view).unwrap().stdout, expected);
+        let json = printed(&tenants, Some(Output::Json), view).unwrap().stdout;
+        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(json["items"][1]["member"], "edge-2");
+        let none = printed(&[], None, view).unwrap();
+        assert_eq!(
+            (none.stdout.as_str(), none.stderr.as_str()),
+            ("", "No Tenants found\n")
+        );
+    }
+}

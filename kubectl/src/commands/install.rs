@@ -1,0 +1,53 @@
+//! `kubectl krypton install hub|agent`: installs or upgrades the hub or an agent, with the user's permissions.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::Args;
+use krypton_types::names::namespace_name;
+
+use crate::check;
+use crate::error::KubectlError;
+use crate::helm::{HelmArgs, Release, set};
+use crate::home::Target;
+use crate::program::Program;
+use crate::render::Printed;
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Install {
+    /// The program to install. To add a cluster to the fleet, use `join --agent-context`, which installs the agent too
+    program: Program,
+    /// Namespace, which is created if missing; by default krypton for the hub, and krypton-system for the agent
+    #[arg(short, long, value_name = "NAMESPACE", value_parser = namespace_name)]
+    namespace: Option<String>,
+    /// A value for the chart, as in Helm's --set; repeatable
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    values: Vec<String>,
+    /// File with values for the chart; repeatable
+    #[arg(short = 'f', long = "values", value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// The Helm chart: a folder, an archive, or a reference that Helm accepts; by default the one in this program
+    #[arg(long, value_name = "CHART")]
+    chart: Option<String>,
+    #[command(flatten)]
+    helm: HelmArgs,
+}
+
+/// Changes nothing if the cluster or the user's rights do not fit.
+pub(crate) async fn run(args: Install, target: &Target<'_>) -> Result<Printed, KubectlError> {
+    check::installable(&target.connect().await?).await?;
+    let usual = args.program.usual_namespace();
+    let release = Release {
+        program: args.program,
+        namespace: args.namespace.as_deref().unwrap_or(usual),
+        cluster: &target.args,
+        helm: &args.helm,
+    };
+    let mut values = Vec::new();
+    for file in &args.files {
+        values.extend([OsString::from("--values"), file.into()]);
+    }
+    values.extend(set(&args.values));
+    let output = release.install(args.chart.as_deref(), &values).await?;
+    Ok(Printed::stdout(output))
+}

@@ -1,0 +1,69 @@
+//! `join --agent-context`: installs the agent on its cluster, and waits until it is connected.
+
+use std::ffi::OsString;
+use std::io::Write as _;
+use std::time::Duration;
+
+use krypton_runtime::lease::SYSTEM_NAMESPACE;
+use kube::api::DynamicObject;
+use tempfile::NamedTempFile;
+
+use crate::error::KubectlError;
+use crate::helm::{HelmArgs, Release};
+use crate::home::{Connection, Target};
+use crate::kind::Kind;
+use crate::objects::Scope;
+use crate::program::Program;
+
+const INTERVAL: Duration = Duration::from_secs(2);
+
+/// Installs the agent with this bundle. `values` are Helm's own flags.
+pub(super) async fn install(
+    target: &Target<'_>,
+    bundle: &str,
+    chart: Option<&str>,
+    mut values: Vec<OsString>,
+    helm: &HelmArgs,
+) -> Result<(), KubectlError> {
+    // Only the user can read this file.
+    let mut file = NamedTempFile::new().map_err(writing)?;
+    file.write_all(bundle.as_bytes()).map_err(writing)?;
+    let value = format!("join.bundle={}", file.path().display());
+    values.extend(["--set-file".into(), value.into()]);
+    let release = Release {
+        program: Program::Agent,
+        namespace: SYSTEM_NAMESPACE,
+        cluster: &target.args,
+        helm,
+    };
+    release.install(chart, &values).await.map(drop)
+}
+
+fn writing(error: std::io::Error) -> KubectlError {
+    KubectlError::Failed(format!("writing the bundle to a temporary file: {error}"))
+}
+
+/// Waits until the home cluster shows the member as connected.
+pub(super) async fn connected(
+    home: &Connection,
+    name: &str,
+    deadline: Duration,
+) -> Result<(), KubectlError> {
+    let members = home.untyped(Kind::Cluster.resource(), &Scope::All);
+    let look = |found: Option<DynamicObject>| Ok(found.filter(is_connected).map(drop));
+    let connected = members.wait(name, (INTERVAL, deadline), look).await?;
+    connected.ok_or_else(|| {
+        KubectlError::NoAnswer(format!(
+            "the agent of {name} is installed, but has not connected to the hub within {} s; look at its log: kubectl -n {SYSTEM_NAMESPACE} logs deployment/{}, with the context of its cluster",
+            deadline.as_secs(),
+            Program::Agent.container()
+        ))
+    })
+}
+
+fn is_connected(member: &DynamicObject) -> bool {
+    let conditions = member.data.pointer("/status/conditions");
+    let conditions = conditions.and_then(serde_json::Value::as_array);
+    let mut conditions = conditions.into_iter().flatten();
+    conditions.any(|condition| condition["type"] == "Connected" && condition["status"] == "True")
+}

@@ -1,0 +1,129 @@
+//! Reads the Tenants that the members have reported from the debug port of the leader.
+
+use std::net::SocketAddr;
+
+use krypton_types::fleet_tenants::{FleetTenant, PATH, Page, Position};
+use krypton_types::tenant::TenantKey;
+
+use crate::debug_port::{DebugPort, Question};
+use crate::error::KubectlError;
+use crate::home::Connection;
+use crate::program::Program;
+use crate::running_pods::{active, find};
+
+/// Most Tenants that a command reads.
+const TENANTS_MAX: usize = 500_000;
+
+/// The Tenants to read.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Selection<'a> {
+    pub(crate) member: Option<&'a str>,
+    pub(crate) namespace: Option<&'a str>,
+    pub(crate) name: Option<&'a str>,
+    pub(crate) not_ready: bool,
+}
+
+impl<'a> Selection<'a> {
+    /// A Tenant on one member.
+    pub(crate) fn one(member: &'a str, key: &'a TenantKey) -> Self {
+        Self {
+            member: Some(member),
+            namespace: Some(&key.namespace),
+            name: Some(&key.name),
+            not_ready: false,
+        }
+    }
+
+    /// Fails if a name could not be one of Kubernetes, and would have another meaning in the query.
+    fn check(&self) -> Result<(), KubectlError> {
+        let is_valid = |name: &&str| {
+            let mut letters = name.chars();
+            letters.all(|it| it.is_ascii_alphanumeric() || matches!(it, '-' | '.'))
+        };
+        let names = [self.member, self.namespace, self.name];
+        match names.iter().flatten().find(|name| !is_valid(name)) {
+            Some(name) => Err(KubectlError::Refused(format!(
+                "{name:?} is not a valid name"
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// Path and query of the page after this position.
+    fn path(&self, after: Option<&str>) -> String {
+        let parameters = [
+            ("member", self.member),
+            ("namespace", self.namespace),
+            ("name", self.name),
+            ("notReady", self.not_ready.then_some("true")),
+            ("after", after),
+        ];
+        let parameters = parameters.iter();
+        let parameters =
+            parameters.filter_map(|(name, value)| Some(format!("{name}={}", (*value)?)));
+        let query = parameters.collect::<Vec<_>>().join("&");
+        format!("{PATH}?{query}")
+    }
+}
+
+/// Reads from the leader's pod, or from `address` if given.
+pub(crate) async fn read(
+    home: &Connection,
+    hub_namespace: Option<&str>,
+    address: Option<SocketAddr>,
+    selection: &Selection<'_>,
+) -> Result<Vec<FleetTenant>, KubectlError> {
+    selection.check()?;
+    if let Some(address) = address {
+        return pages(&DebugPort::Here(address), selection).await;
+    }
+    let (namespace, pods) = find(Program::Hub, home, hub_namespace).await?;
+    let leader = active(Program::Hub, pods, home, &namespace).await?;
+    pages(&leader.debug_port(home, &namespace), selection).await
+}
+
+async fn pages(
+    port: &DebugPort<'_>,
+    selection: &Selection<'_>,
+) -> Result<Vec<FleetTenant>, KubectlError> {
+    let (mut all, mut after) = (Vec::new(), None::<Position>);
+    loop {
+        let position = after.as_ref().map(ToString::to_string);
+        let text = port
+            .ask(&Question::get(selection.path(position.as_deref())))
+            .await?;
+        let page: Page = serde_json::from_str(&text).map_err(|error| {
+            KubectlError::Failed(format!("{} sent invalid Tenants: {error}", port.name()))
+        })?;
+        all.extend(page.tenants);
+        let next = page.next.and_then(|next| next.parse::<Position>().ok());
+        // The position only moves on, so the list ends.
+        match next.filter(|next| after.as_ref().is_none_or(|after| after < next)) {
+            Some(next) if all.len() < TENANTS_MAX => after = Some(next),
+            _ => return Ok(all),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn path_contains_only_given_parameters() {
+        let all = Selection::default();
+        assert_eq!(all.path(None), "/debug/tenants.json?");
+        let key = TenantKey {
+            namespace: "default".to_owned(),
+            name: "acme".to_owned(),
+        };
+        let one = Selection {
+            not_ready: true,
+            ..Selection::one("edge-1", &key)
+        };
+        assert_eq!(
+            one.path(Some("edge-1/a/b")),
+            "/debug/tenants.json?member=edge-1&namespace=default&name=acme&notReady=true&after=edge-1/a/b"
+        );
+    }
+}

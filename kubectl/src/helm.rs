@@ -1,0 +1,246 @@
+//! Installs and uninstalls the charts of hub and agent with the user's Helm. The program contains both charts.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use clap::Args;
+use krypton_runtime::args::go_values::parse_duration;
+use krypton_runtime::lease::SYSTEM_NAMESPACE;
+use tempfile::TempDir;
+use tokio::process::Command;
+
+use crate::error::KubectlError;
+use crate::home::{TargetArgs, USUAL_NAMESPACE};
+use crate::program::Program;
+use crate::render::one_line;
+
+include!(concat!(env!("OUT_DIR"), "/charts.rs"));
+
+/// Time for Helm to end after its own timeout.
+const GRACE: Duration = Duration::from_secs(60);
+/// Longest part of Helm's error output that an error repeats.
+const ERROR_CHARS: usize = 2000;
+
+impl Program {
+    /// Namespace in the documentation.
+    pub(crate) fn usual_namespace(self) -> &'static str {
+        match self {
+            Self::Hub => USUAL_NAMESPACE,
+            Self::Agent => SYSTEM_NAMESPACE,
+        }
+    }
+
+    /// Name of the chart and of its release.
+    fn chart(self) -> &'static str {
+        self.container()
+    }
+
+    /// Writes the chart into a folder.
+    fn unpack(self, folder: &Path) -> io::Result<()> {
+        let files = match self {
+            Self::Hub => KRYPTON_HUB,
+            Self::Agent => KRYPTON_AGENT,
+        };
+        for (path, content) in files {
+            let path = folder.join(path);
+            if let Some(parent) = path.parent() {
+                fs::create_dir_all(parent)?;
+            }
+            fs::write(path, content)?;
+        }
+        Ok(())
+    }
+}
+
+/// The Helm program and its deadline.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct HelmArgs {
+    /// The Helm program, version 3.14 or newer
+    #[arg(long, value_name = "PATH", default_value = "helm")]
+    helm: PathBuf,
+    /// Time to wait until everything is ready or removed
+    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = timeout)]
+    pub(crate) timeout: Duration,
+}
+
+fn timeout(text: &str) -> Result<Duration, &'static str> {
+    let valid = parse_duration(text).filter(|timeout| !timeout.is_zero());
+    valid.ok_or("write a duration, as 90s or 10m")
+}
+
+/// A release of one of the charts.
+pub(crate) struct Release<'a> {
+    pub(crate) program: Program,
+    pub(crate) namespace: &'a str,
+    pub(crate) cluster: &'a TargetArgs,
+    pub(crate) helm: &'a HelmArgs,
+}
+
+impl Release<'_> {
+    /// Installs or upgrades it and waits until it is ready. Values of an earlier installation remain. `chart` replaces
+    /// the chart in this program; `values` are Helm's own flags. Returns Helm's output.
+    pub(crate) async fn install(
+        &self,
+        chart: Option<&str>,
+        values: &[OsString],
+    ) -> Result<String, KubectlError> {
+        let folder = TempDir::with_prefix("krypton-chart-").map_err(unpacking)?;
+        let chart = match chart {
+            Some(chart) => OsString::from(chart),
+            None => {
+                self.program.unpack(folder.path()).map_err(unpacking)?;
+                folder.path().into()
+            }
+        };
+        let verb = ["upgrade", "--install", self.program.chart()].map(OsString::from);
+        let how = ["--create-namespace", "--reset-then-reuse-values"].map(OsString::from);
+        let args = verb.into_iter().chain([chart]).chain(how);
+        self.run(args.chain(values.iter().cloned()), &self.wait())
+            .await
+    }
+
+    /// Fails if Helm cannot run or the release does not exist.
+    pub(crate) async fn exists(&self) -> Result<(), KubectlError> {
+        let args = ["status", self.program.chart()].map(OsString::from);
+        self.run(args, &[]).await.map(drop)
+    }
+
+    /// Uninstalls it and waits until its objects are deleted. Returns Helm's output.
+    pub(crate) async fn uninstall(&self) -> Result<String, KubectlError> {
+        let args = ["uninstall", self.program.chart()];
+        self.run(args.map(OsString::from), &self.wait()).await
+    }
+
+    fn wait(&self) -> [String; 3] {
+        let seconds = format!("{}s", self.helm.timeout.as_secs().max(1));
+        ["--wait".to_owned(), "--timeout".to_owned(), seconds]
+    }
+
+    async fn run(
+        &self,
+        args: impl IntoIterator<Item = OsString>,
+        more: &[String],
+    ) -> Result<String, KubectlError> {
+        let (program, timeout) = (&self.helm.helm, self.helm.timeout);
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "the user's Helm, in the user's session"
+        )]
+        let mut command = Command::new(program);
+        command
+            .args(args)
+            .args(more)
+            .args(["--namespace", self.namespace]);
+        if let Some(kubeconfig) = &self.cluster.kubeconfig {
+            command.arg("--kubeconfig").arg(kubeconfig);
+        }
+        if let Some(context) = &self.cluster.context {
+            command.arg("--kube-context").arg(context);
+        }
+        if let Some(user) = &self.cluster.as_user {
+            command.arg("--kube-as-user").arg(user);
+        }
+        command.stdin(Stdio::null()).kill_on_drop(true);
+        let ended = tokio::time::timeout(timeout + GRACE, command.output()).await;
+        let output = match ended {
+            Ok(Ok(output)) => output,
+            Ok(Err(error)) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(KubectlError::Failed(format!(
+                    "there is no program {}; install Helm, or name it with --helm",
+                    program.display()
+                )));
+            }
+            Ok(Err(error)) => {
+                return Err(KubectlError::Failed(format!(
+                    "{} did not start: {error}",
+                    program.display()
+                )));
+            }
+            Err(_) => {
+                return Err(KubectlError::NoAnswer(format!(
+                    "Helm did not end within {} s; it was killed, and 'helm history {}' shows the state of the release",
+                    (timeout + GRACE).as_secs(),
+                    self.program.chart()
+                )));
+            }
+        };
+        if output.status.success() {
+            return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+        }
+        let why = one_line(&String::from_utf8_lossy(&output.stderr));
+        // The error is in the last lines.
+        let start = why.char_indices().rev().nth(ERROR_CHARS - 1);
+        let start = start.map_or(0, |(start, _)| start);
+        Err(KubectlError::Failed(format!(
+            "Helm failed for {} in the namespace {}: {}",
+            self.program.chart(),
+            self.namespace,
+            why.get(start..).unwrap_or_default()
+        )))
+    }
+}
+
+/// Helm's flags for single values.
+pub(crate) fn set(values: &[String]) -> impl Iterator<Item = OsString> {
+    values
+        .iter()
+        .flat_map(|value| ["--set".into(), OsString::from(value)])
+}
+
+fn unpacking(error: io::Error) -> KubectlError {
+    KubectlError::Failed(format!("writing the chart to a temporary folder: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn missing_or_failing_helm_is_named() {
+        let cluster = TargetArgs::default();
+        for (helm, expected) in [
+            ("/nonexistent/helm", "there is no program /nonexistent/helm"),
+            (
+                "false",
+                "Helm failed for krypton-hub in the namespace krypton",
+            ),
+        ] {
+            let helm = HelmArgs {
+                helm: helm.into(),
+                timeout: Duration::from_secs(1),
+            };
+            let release = Release {
+                program: Program::Hub,
+                namespace: "krypton",
+                cluster: &cluster,
+                helm: &helm,
+            };
+            let error = release.uninstall().await.unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn embedded_charts_equal_the_charts_folder() {
+        for program in Program::ALL {
+            let folder = TempDir::new().unwrap();
+            program.unpack(folder.path()).unwrap();
+            let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../charts");
+            let source = source.join(program.chart());
+            for file in [
+                "Chart.yaml",
+                "values.yaml",
+                "templates/_shared.tpl",
+                ".helmignore",
+            ] {
+                let read = |folder: &Path| fs::read_to_string(folder.join(file)).unwrap();
+                assert_eq!(read(folder.path()), read(&source), "{file}");
+            }
+            assert!(!folder.path().join("ci").exists());
+        }
+    }
+}

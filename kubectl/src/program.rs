@@ -1,0 +1,88 @@
+//! The programs of the fleet, and their pods.
+
+use clap::ValueEnum;
+use k8s_openapi::api::core::v1::Pod;
+use kube::core::ApiResource;
+use serde_json::Value;
+
+use crate::error::KubectlError;
+use crate::home::Connection;
+use crate::objects::Scope;
+
+/// A program of the fleet. Each has a chart, and a debug port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Program {
+    /// The hub, on the home cluster
+    Hub,
+    /// The agent, on the cluster of the context
+    Agent,
+}
+
+impl Program {
+    pub(crate) const ALL: [Self; 2] = [Self::Hub, Self::Agent];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Hub => "hub",
+            Self::Agent => "agent",
+        }
+    }
+
+    /// Name of its chart, and of its container there.
+    pub(crate) fn container(self) -> &'static str {
+        match self {
+            Self::Hub => "krypton-hub",
+            Self::Agent => "krypton-agent",
+        }
+    }
+
+    /// File name of its state dump below `/debug/`.
+    pub(crate) fn dump(self) -> &'static str {
+        match self {
+            Self::Hub => "fleet.json",
+            Self::Agent => "agent.json",
+        }
+    }
+}
+
+pub(crate) fn containers(pod: &Value) -> impl Iterator<Item = &Value> {
+    let containers = pod.pointer("/spec/containers").and_then(Value::as_array);
+    containers.into_iter().flatten()
+}
+
+/// Returns the hub or agent in the pod's containers.
+pub(crate) fn programs(pod: &Value) -> impl Iterator<Item = Program> {
+    containers(pod).filter_map(|container| {
+        let name = container.get("name")?.as_str()?;
+        Program::ALL.into_iter().find(|it| it.container() == name)
+    })
+}
+
+/// Returns the pods of the program in this namespace, without those that have ended.
+pub(crate) async fn pods_of(
+    cluster: &Connection,
+    namespace: &str,
+    program: Program,
+) -> Result<Vec<Value>, KubectlError> {
+    let kind = ApiResource::erase::<Pod>(&());
+    let pods = cluster.untyped(kind, &Scope::Namespace(namespace.to_owned()));
+    let mut pods = pods.values(None).await?;
+    let has_ended = |pod: &Value| {
+        let phase = pod.pointer("/status/phase").and_then(Value::as_str);
+        matches!(phase, Some("Failed" | "Succeeded"))
+    };
+    pods.retain(|pod| !has_ended(pod) && programs(pod).any(|found| found == program));
+    Ok(pods)
+}
+
+/// Returns the program's image in the pod.
+pub(crate) fn image_of(pod: &Value, program: Program) -> Option<&str> {
+    let found = containers(pod).find(|it| it["name"] == program.container());
+    found?.get("image")?.as_str()
+}
+
+/// Returns whether the pod has a running process.
+pub(crate) fn is_running(pod: &Value) -> bool {
+    pod.pointer("/status/phase").and_then(Value::as_str) == Some("Running")
+        && pod.pointer("/metadata/deletionTimestamp").is_none()
+}

@@ -1,0 +1,144 @@
+//! The running pods of hub and agent, and which of them is the leader or acts.
+
+use k8s_openapi::api::coordination::v1::Lease;
+use krypton_runtime::lease::{LEASE_NAME, SYSTEM_NAMESPACE};
+use krypton_types::names::{HUB_LEASE, LEADER_LABEL};
+use serde_json::Value;
+
+use crate::debug_port::{DebugPort, port_of};
+use crate::error::KubectlError;
+use crate::home::{Connection, search};
+use crate::program::{Program, is_running, pods_of};
+use crate::render::text_at;
+
+/// A running pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct RunningPod {
+    pub(crate) name: String,
+    port: Option<u16>,
+    /// Has the leader's label.
+    leads: bool,
+}
+
+impl RunningPod {
+    pub(crate) fn debug_port<'a>(
+        &'a self,
+        cluster: &'a Connection,
+        namespace: &'a str,
+    ) -> DebugPort<'a> {
+        DebugPort::Pod {
+            cluster,
+            namespace,
+            name: &self.name,
+            port: self.port,
+        }
+    }
+}
+
+/// Returns the first namespace with running pods of the program, and these pods.
+pub(crate) async fn find(
+    program: Program,
+    cluster: &Connection,
+    namespace: Option<&str>,
+) -> Result<(String, Vec<RunningPod>), KubectlError> {
+    let namespaces = cluster.hub_namespaces(namespace);
+    let look = async |namespace: &str| {
+        let pods = pods_of(cluster, namespace, program).await?;
+        let running: Vec<_> = pods.iter().filter_map(|it| running(it, program)).collect();
+        Ok((!running.is_empty()).then_some(running))
+    };
+    search(&namespaces, look).await?.ok_or_else(|| {
+        KubectlError::NotFound(format!(
+            "no pod of the {} runs in {} on the cluster {:?}; name its namespace with -n, or its cluster with --context or --kubeconfig",
+            program.name(),
+            namespaces.join(" or "),
+            cluster.context
+        ))
+    })
+}
+
+/// Returns the pod if it runs.
+fn running(pod: &Value, program: Program) -> Option<RunningPod> {
+    let labels = pod.pointer("/metadata/labels");
+    let label = labels.and_then(|labels| labels.get(LEADER_LABEL)?.as_str());
+    let name = text_at(pod, "/metadata/name").filter(|_| is_running(pod))?;
+    Some(RunningPod {
+        name,
+        port: port_of(pod, program),
+        leads: label == Some("true"),
+    })
+}
+
+/// Returns the leader or the acting agent. A single pod needs no further evidence.
+pub(crate) async fn active(
+    program: Program,
+    mut pods: Vec<RunningPod>,
+    cluster: &Connection,
+    namespace: &str,
+) -> Result<RunningPod, KubectlError> {
+    let found = match (pods.len(), program) {
+        (1, _) => Some(0),
+        (_, Program::Hub) => {
+            // Without the right to read the Lease, the label remains, which a dead hub may still have.
+            let holder = holder(cluster, namespace, HUB_LEASE).await.ok().flatten();
+            holder
+                .and_then(|holder| held_by(program, &holder, &pods))
+                .or_else(|| pods.iter().position(|pod| pod.leads))
+        }
+        (_, Program::Agent) => {
+            let holder = holder(cluster, SYSTEM_NAMESPACE, LEASE_NAME).await?;
+            holder.and_then(|holder| held_by(program, &holder, &pods))
+        }
+    };
+    found.map(|at| pods.swap_remove(at)).ok_or_else(|| {
+        let names: Vec<&str> = pods.iter().map(|pod| pod.name.as_str()).collect();
+        let does = match program {
+            Program::Hub => "is the leader",
+            Program::Agent => "holds the Lease",
+        };
+        KubectlError::Refused(format!(
+            "cannot determine which of the pods {} {does}; one of them should soon, so retry; log-level also accepts --pod and --all",
+            names.join(", ")
+        ))
+    })
+}
+
+/// Returns the holder of a Lease.
+async fn holder(
+    cluster: &Connection,
+    namespace: &str,
+    name: &str,
+) -> Result<Option<String>, KubectlError> {
+    let lease = cluster.namespaced::<Lease>(namespace).find(name).await?;
+    Ok(lease.and_then(|lease| lease.spec?.holder_identity))
+}
+
+/// Returns the index of the pod that holds a Lease, as `hub/POD/…` or `agent/POD/…`.
+fn held_by(program: Program, holder: &str, pods: &[RunningPod]) -> Option<usize> {
+    let mut parts = holder.split('/');
+    let pod = (parts.next() == Some(program.name())).then(|| parts.next())??;
+    pods.iter().position(|running| running.name == pod)
+}
+
+#[cfg(test)]
+mod tests {
+    use krypton_runtime::lease::agent_holder;
+
+    use super::*;
+
+    #[test]
+    fn lease_holder_is_matched_to_its_pod() {
+        let pods = ["agent-0", "agent-1"].map(|name| RunningPod {
+            name: name.to_owned(),
+            port: None,
+            leads: false,
+        });
+        let of = |program, holder: &str| held_by(program, holder, &pods);
+        let held = agent_holder("agent-1", None, 7);
+        assert_eq!(of(Program::Agent, &held), Some(1));
+        assert_eq!(of(Program::Hub, &held), None);
+        assert_eq!(of(Program::Hub, "hub/agent-0/00000007"), Some(0));
+        assert_eq!(of(Program::Agent, &agent_holder("other", None, 7)), None);
+        assert_eq!(of(Program::Agent, ""), None);
+    }
+}
