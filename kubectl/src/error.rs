@@ -17,8 +17,8 @@ pub enum KubectlError {
     /// Invalid usage or a request for help. clap prints it.
     #[error(transparent)]
     Usage(clap::Error),
-    #[error("no cluster was found")]
-    Home(#[source] LocalError),
+    #[error(transparent)]
+    Home(LocalError),
     #[error("failed to create a client of the cluster")]
     Client(#[source] kube::Error),
     #[error(transparent)]
