@@ -9,8 +9,6 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use axum::Router;
-use axum::http::{StatusCode, header};
-use axum::response::IntoResponse as _;
 use axum::routing::get;
 use jiff::Timestamp;
 use krypton_helm::chart::ChartCache;
@@ -19,6 +17,7 @@ use krypton_helm::dump::{CachedChart, ChartShown, HelmNow};
 use krypton_reconciler::metrics::WorkMetrics;
 use krypton_reconciler::report_store::ReportStore;
 use krypton_reconciler::run_loop::{Question, ReconcilerNow};
+use krypton_runtime::admin::json;
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::newest::Newest as _;
 use krypton_types::desired::DesiredState;
@@ -182,13 +181,7 @@ impl AgentView {
 
 /// Serves `GET /debug/agent.json`.
 pub fn router(dumper: Arc<Dumper>) -> Router {
-    let answer = move || async move {
-        let json = [(header::CONTENT_TYPE, "application/json")];
-        match serde_json::to_string(&dumper.dump().await) {
-            Ok(text) => (json, text + "\n").into_response(),
-            Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
-        }
-    };
+    let answer = move || async move { json(&dumper.dump().await) };
     Router::new().route("/debug/agent.json", get(answer))
 }
 

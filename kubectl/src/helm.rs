@@ -184,13 +184,6 @@ impl Release<'_> {
     }
 }
 
-/// Helm's flags for single values.
-pub(crate) fn set(values: &[String]) -> impl Iterator<Item = OsString> {
-    values
-        .iter()
-        .flat_map(|value| ["--set".into(), OsString::from(value)])
-}
-
 fn unpacking(error: io::Error) -> KubectlError {
     KubectlError::Failed(format!("writing the chart to a temporary folder: {error}"))
 }

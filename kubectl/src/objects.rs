@@ -155,19 +155,10 @@ impl<K: Clone + fmt::Debug + DeserializeOwned> Objects<K> {
     pub(crate) async fn wait<T>(
         &self,
         name: &str,
-        (interval, deadline): (Duration, Duration),
+        times: (Duration, Duration),
         mut look: impl FnMut(Option<K>) -> Result<Option<T>, KubectlError>,
     ) -> Result<Option<T>, KubectlError> {
-        let waiting = async {
-            loop {
-                if let Some(result) = look(self.find(name).await?)? {
-                    return Ok(Some(result));
-                }
-                tokio::time::sleep(interval).await;
-            }
-        };
-        let waited = tokio::time::timeout(deadline, waiting).await;
-        waited.unwrap_or(Ok(None))
+        poll(times, async || look(self.find(name).await?)).await
     }
 
     /// Deletes the object if it still has this UID.
@@ -208,11 +199,19 @@ impl Objects<DynamicObject> {
         Ok(objects.into_iter().map(|it| self.value(it)).collect())
     }
 
-    /// The object's name as kubectl prints it with `-o name`.
-    pub(crate) fn full_name(&self, object: &Value) -> String {
-        let kind = self.kind.kind.to_lowercase();
+    /// The name of an object as kubectl prints it, with its kind.
+    pub(crate) fn full_name(&self, name: &str) -> String {
+        format!(
+            "{}.{}/{name}",
+            self.kind.kind.to_lowercase(),
+            self.kind.group
+        )
+    }
+
+    /// The line of an object for `-o name`.
+    pub(crate) fn name_line(&self, object: &Value) -> String {
         let name = text_at(object, "/metadata/name").unwrap_or_default();
-        format!("{kind}.{}/{name}\n", self.kind.group)
+        self.full_name(&name) + "\n"
     }
 
     /// Formats an object like kubectl: with apiVersion and kind, which lists omit, and without managedFields.
@@ -254,6 +253,31 @@ impl Objects<DynamicObject> {
         })
         .await
     }
+}
+
+/// Calls `look` every `interval` until it returns a result. Returns `None` after the deadline.
+pub(crate) async fn poll<T>(
+    (interval, deadline): (Duration, Duration),
+    mut look: impl AsyncFnMut() -> Result<Option<T>, KubectlError>,
+) -> Result<Option<T>, KubectlError> {
+    let waiting = async {
+        loop {
+            if let Some(result) = look().await? {
+                return Ok(Some(result));
+            }
+            tokio::time::sleep(interval).await;
+        }
+    };
+    let waited = tokio::time::timeout(deadline, waiting).await;
+    waited.unwrap_or(Ok(None))
+}
+
+/// Returns a condition of the object's status.
+pub(crate) fn condition<'o>(object: &'o DynamicObject, type_: &str) -> Option<&'o Value> {
+    let conditions = object.data.pointer("/status/conditions")?.as_array()?;
+    conditions
+        .iter()
+        .find(|condition| condition["type"] == type_)
 }
 
 /// Repeats an attempt to change an object that another writer has changed in the meantime.

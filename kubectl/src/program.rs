@@ -58,7 +58,7 @@ pub(crate) fn programs(pod: &Value) -> impl Iterator<Item = Program> {
     })
 }
 
-/// Returns the pods of the program in this namespace, without those that have ended.
+/// Returns the pods of the program in this namespace. Omits pods that have ended.
 pub(crate) async fn pods_of(
     cluster: &Connection,
     namespace: &str,

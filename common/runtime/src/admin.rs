@@ -26,7 +26,9 @@ use bounded_listener::{BoundedListener, Bounds};
 use crate::watchdog::Watchdog;
 
 pub use bind_address::{BindAddress, NotABindAddress};
-pub use debug::{DEBUG_DEFAULT, DEBUG_FLAG, bind_debug, filter_lasts, is_loopback, serve_debug};
+pub use debug::{
+    DEBUG_DEFAULT, DEBUG_FLAG, bind_debug, filter_lasts, is_loopback, json, serve_debug,
+};
 pub use ports::{Ports, Served};
 
 /// Flag of the metrics server, for messages.

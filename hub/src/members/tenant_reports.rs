@@ -31,6 +31,8 @@ pub const TENANTS_MAX: usize = 10_000;
 pub(crate) const TEXTS_MAX: usize = 16 * 1024 * 1024;
 /// Tenants that are not Ready and that an EdgeCluster lists even if their own status has the member.
 const WORST_MAX: usize = 20;
+/// Limit for the reports that are read for one page, under the lock.
+const PAGE_READ_MAX: usize = TENANTS_MAX;
 /// Limit for the texts on a page of reports, in bytes.
 const PAGE_TEXTS_MAX: usize = 1024 * 1024;
 /// Longest reason of a report without messages, in bytes.
@@ -414,12 +416,13 @@ impl Reports {
         counts
     }
 
-    /// Returns at most [`PAGE_MAX`] reports after this position. Also returns the position of the last one, unless no
-    /// report follows it.
+    /// Returns at most [`PAGE_MAX`] of the wanted reports after this position. Also returns the position of the last
+    /// report that it has read, unless no report follows it.
     pub(crate) fn page(
         &self,
         member: Option<&str>,
         after: Option<&Position>,
+        wants: impl Fn(&TenantKey, &TenantReport) -> bool,
     ) -> (Vec<FleetTenant>, Option<Position>) {
         let after = after.map(|position| (&position.member, Arc::new(position.key.clone())));
         let first = after.as_ref().map_or("", |(member, _)| member.as_str());
@@ -428,17 +431,23 @@ impl Reports {
         let members = state.members.range::<str, _>(from);
         let members = members.filter(|(name, _)| member.is_none_or(|member| member == &***name));
         let (mut tenants, mut size) = (Vec::new(), 0);
+        let (mut read, mut last) = (0, None);
         for (name, reports) in members {
             let begun = after
                 .as_ref()
                 .filter(|(member, _)| member.as_str() == &**name);
             for (key, report) in reports.tenants.after(begun.map(|(_, key)| key)) {
-                if tenants.len() == PAGE_MAX || size > PAGE_TEXTS_MAX {
-                    let last = tenants.last().map(|last: &FleetTenant| Position {
-                        member: last.member.clone(),
-                        key: last.key.clone(),
-                    });
-                    return (tenants, last);
+                if tenants.len() == PAGE_MAX || size > PAGE_TEXTS_MAX || read == PAGE_READ_MAX {
+                    let position = |(name, key): (&Name, &Arc<TenantKey>)| Position {
+                        member: name.to_string(),
+                        key: TenantKey::clone(key),
+                    };
+                    return (tenants, last.map(position));
+                }
+                read += 1;
+                last = Some((name, key));
+                if !wants(key, report) {
+                    continue;
                 }
                 size += texts(report);
                 tenants.push(FleetTenant {
@@ -566,7 +575,9 @@ impl Reports {
             .map(|(key, report)| (Readiness::of(&report.state, allow_chart_skip), &**key))
             .filter(|(readiness, _)| *readiness != Readiness::Ready)
             .collect();
-        worst.sort();
+        if worst.len() > WORST_MAX {
+            worst.select_nth_unstable(WORST_MAX);
+        }
         let worst = worst.into_iter().take(WORST_MAX).map(|(_, key)| key);
         let listed: BTreeSet<&TenantKey> = summarised.iter().chain(worst).collect();
         let reported = listed.into_iter().filter_map(|key| {

@@ -9,14 +9,13 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::RawQuery;
-use axum::http::{StatusCode, header};
-use axum::response::IntoResponse;
 use axum::routing::get;
 use jiff::Timestamp;
 use krypton_helm::chart::ChartCache;
 use krypton_helm::driver::Helm;
 use krypton_helm::dump::{CachedChart, ChartShown, HelmNow};
 use krypton_reconciler::metrics::WorkMetrics;
+use krypton_runtime::admin::json;
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::newest::Newest as _;
 use krypton_types::conditions::{State, Truth};
@@ -175,11 +174,7 @@ pub fn router(dumper: Arc<Dumper>) -> Router {
     let answer = move |RawQuery(query): RawQuery| async move {
         let query = query.unwrap_or_default();
         let only = query.split('&').find_map(|it| it.strip_prefix("member="));
-        let json = [(header::CONTENT_TYPE, "application/json")];
-        match serde_json::to_string(&dumper.dump(only)) {
-            Ok(text) => (json, text + "\n").into_response(),
-            Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
-        }
+        json(&dumper.dump(only))
     };
     Router::new().route("/debug/fleet.json", get(answer))
 }

@@ -4,11 +4,13 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::RawQuery;
-use axum::http::{StatusCode, header};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use krypton_runtime::admin::json;
 use krypton_types::conditions::Readiness;
-use krypton_types::fleet_tenants::{FleetTenant, PATH, Page, Position};
+use krypton_types::fleet_tenants::{PATH, Page, Position};
+use krypton_types::tenant::{TenantKey, TenantReport};
 
 use crate::observe::member_metrics::FleetView;
 
@@ -38,12 +40,12 @@ impl<'a> Query<'a> {
         Ok(query)
     }
 
-    fn wants(&self, tenant: &FleetTenant, allow_chart_skip: bool) -> bool {
+    fn wants(&self, key: &TenantKey, report: &TenantReport, allow_chart_skip: bool) -> bool {
         let is = |wanted: Option<&str>, found: &str| wanted.is_none_or(|wanted| wanted == found);
-        is(self.namespace, &tenant.key.namespace)
-            && is(self.name, &tenant.key.name)
-            && !(self.not_ready
-                && Readiness::of(&tenant.report.state, allow_chart_skip) == Readiness::Ready)
+        let is_ready = || Readiness::of(&report.state, allow_chart_skip) == Readiness::Ready;
+        is(self.namespace, &key.namespace)
+            && is(self.name, &key.name)
+            && !(self.not_ready && is_ready())
     }
 }
 
@@ -65,21 +67,17 @@ fn page(view: &FleetView, query: &Query<'_>) -> Response {
         return (StatusCode::SERVICE_UNAVAILABLE, text).into_response();
     };
     let skip = acting.allow_chart_skip;
-    let (mut tenants, next) = view.reports.page(query.member, query.after.as_ref());
-    tenants.retain(|tenant| query.wants(tenant, skip));
+    let wants = |key: &TenantKey, report: &TenantReport| query.wants(key, report, skip);
+    let after = query.after.as_ref();
+    let (tenants, next) = view.reports.page(query.member, after, wants);
     let next = next.map(|position| position.to_string());
-    let json = [(header::CONTENT_TYPE, "application/json")];
-    match serde_json::to_string(&Page { tenants, next }) {
-        Ok(text) => (json, text + "\n").into_response(),
-        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
-    }
+    json(&Page { tenants, next })
 }
 
 #[cfg(test)]
 mod tests {
     use krypton_types::conditions::{ClusterState, State, Truth};
-    use krypton_types::fleet_tenants::PAGE_MAX;
-    use krypton_types::tenant::{TenantKey, TenantReport};
+    use krypton_types::fleet_tenants::{FleetTenant, PAGE_MAX};
 
     use super::*;
     use crate::members::tenant_reports::Changed;
@@ -116,7 +114,7 @@ mod tests {
         }
         let (mut found, mut after) = (Vec::new(), None);
         loop {
-            let (tenants, next) = view.reports.page(None, after.as_ref());
+            let (tenants, next) = view.reports.page(None, after.as_ref(), |_, _| true);
             assert!(tenants.len() <= PAGE_MAX);
             found.extend(tenants.into_iter().map(|tenant| Position {
                 member: tenant.member,
@@ -129,9 +127,13 @@ mod tests {
         }
         assert!(found.is_sorted_by(|one, next| one < next));
         assert_eq!(found.len(), 2 * count);
-        let (one, _) = view.reports.page(Some("edge-2"), None);
+        let (one, _) = view.reports.page(Some("edge-2"), None, |_, _| true);
         assert!(one.iter().all(|tenant| tenant.member == "edge-2"));
         assert_eq!(one.len(), PAGE_MAX);
+        // Reports that are not wanted need no page of their own.
+        let last = |key: &TenantKey, _: &TenantReport| key.name == format!("{:05}", count - 1);
+        let (wanted, next) = view.reports.page(None, None, last);
+        assert_eq!((wanted.len(), next), (2, None));
     }
 
     #[test]
@@ -146,7 +148,8 @@ mod tests {
             ("notReady=false", [true, true]),
         ] {
             let query = Query::parse(text).unwrap();
-            let found = [&ready, &failed].map(|tenant| query.wants(tenant, false));
+            let found =
+                [&ready, &failed].map(|tenant| query.wants(&tenant.key, &tenant.report, false));
             assert_eq!(found, expected, "{text}");
         }
         for text in ["limit=1", "after=edge-1"] {

@@ -92,10 +92,8 @@ pub(crate) async fn run(
     now: Timestamp,
 ) -> Result<Printed, KubectlError> {
     let home = target.connect().await?;
-    let kind = change.kind.resource();
     let scope = change.kind.scope(change.namespace.as_deref(), &home);
-    let objects = home.untyped(kind.clone(), &scope);
-    let (singular, group) = (kind.kind.to_lowercase(), kind.group);
+    let objects = home.untyped(change.kind.resource(), &scope);
     let mut printed = Printed::default();
     for name in &change.names {
         let changing = objects.change(name, |found| {
@@ -106,7 +104,7 @@ pub(crate) async fn run(
             Ok((_, step)) => step,
             Err(error) => return Err(error.after(printed)),
         };
-        printed.stdout += &format!("{singular}.{group}/{name} {}\n", step.result);
+        printed.stdout += &format!("{} {}\n", objects.full_name(name), step.result);
         if let Some(note) = step.note {
             printed.stderr += &format!("{note}\n");
         }

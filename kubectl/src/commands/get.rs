@@ -100,7 +100,7 @@ pub(crate) async fn run(
             encode_list(format, found).map(Printed::stdout)
         }
         (Some(Output::Name), found) => {
-            let names = found.iter().map(|object| objects.full_name(object));
+            let names = found.iter().map(|object| objects.name_line(object));
             Ok(Printed::stdout(names.collect::<String>()))
         }
         (_, []) => Ok(Printed {

@@ -8,7 +8,7 @@ use krypton_types::names::namespace_name;
 
 use crate::check;
 use crate::error::KubectlError;
-use crate::helm::{HelmArgs, Release, set};
+use crate::helm::{HelmArgs, Release};
 use crate::home::Target;
 use crate::program::Program;
 use crate::render::Printed;
@@ -47,7 +47,9 @@ pub(crate) async fn run(args: Install, target: &Target<'_>) -> Result<Printed, K
     for file in &args.files {
         values.extend([OsString::from("--values"), file.into()]);
     }
-    values.extend(set(&args.values));
+    for value in &args.values {
+        values.extend([OsString::from("--set"), value.into()]);
+    }
     let output = release.install(args.chart.as_deref(), &values).await?;
     Ok(Printed::stdout(output))
 }

@@ -18,13 +18,13 @@ use krypton_types::join_token::{LONGEST_LIFE, SHORTEST_LIFE};
 use krypton_types::names::{SELF_CLUSTER, namespace_name};
 use krypton_types::spiffe::is_member_name;
 use serde_json::Value;
-use tokio::time::Instant;
 
 use crate::check::installable;
 use crate::commands::replace::Old;
 use crate::error::KubectlError;
 use crate::helm::HelmArgs;
 use crate::home::{Connection, Target};
+use crate::objects::poll;
 use crate::program::{Program, image_of, pods_of};
 use crate::render::Printed;
 use crate::{join_info, join_token};
@@ -184,17 +184,19 @@ async fn hub(
 ) -> Result<(String, JoinInfo), KubectlError> {
     let namespaces = home.hub_namespaces(namespace);
     let read = async |namespace: &str| join_info::read(home, namespace).await;
-    let begin = Instant::now();
-    loop {
-        let found = home.search_hub(object, &namespaces, &read).await;
-        if !matches!(found, Err(KubectlError::NotFound(_))) || begin.elapsed() > START_DEADLINE {
-            return found;
+    let look = async || match home.search_hub(object, &namespaces, &read).await {
+        Err(error @ KubectlError::NotFound(_)) => {
+            let pods = namespaces.iter().map(|namespace| hub_pods(home, namespace));
+            match join_all(pods).await.concat().is_empty() {
+                true => Err(error),
+                false => Ok(None),
+            }
         }
-        let pods = namespaces.iter().map(|namespace| hub_pods(home, namespace));
-        if join_all(pods).await.concat().is_empty() {
-            return found;
-        }
-        tokio::time::sleep(START_INTERVAL).await;
+        found => found.map(Some),
+    };
+    match poll((START_INTERVAL, START_DEADLINE), look).await? {
+        Some(found) => Ok(found),
+        None => home.search_hub(object, &namespaces, &read).await,
     }
 }
 

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::error::KubectlError;
 use crate::home::Target;
 use crate::kind::Kind;
-use crate::objects::{Objects, Scope};
+use crate::objects::{Objects, Scope, condition};
 use crate::render::{Printed, one_line};
 
 const INTERVAL: Duration = Duration::from_secs(2);
@@ -55,9 +55,8 @@ pub(crate) async fn run(leave: Leave, target: &Target<'_>) -> Result<Printed, Ku
     if found.metadata.deletion_timestamp.is_none() {
         members.delete(name, found.uid()).await?;
     }
-    let group = &members.kind.group;
     let mut printed = Printed {
-        stdout: format!("edgecluster.{group}/{name} is leaving\n"),
+        stdout: format!("{} is leaving\n", members.full_name(name)),
         stderr: advice(&found, leave.orphan),
     };
     match leave.wait {
@@ -69,7 +68,7 @@ pub(crate) async fn run(leave: Leave, target: &Target<'_>) -> Result<Printed, Ku
             Err(error.after(printed))
         }
         Some(_) => {
-            printed.stdout += &format!("edgecluster.{group}/{name} is gone\n");
+            printed.stdout += &format!("{} is gone\n", members.full_name(name));
             Ok(printed)
         }
         None => Ok(printed),
@@ -149,9 +148,7 @@ fn patch(object: &DynamicObject, orphan: bool) -> Option<Value> {
 
 /// The hub's message about the deletion.
 fn reason(object: &DynamicObject) -> Option<String> {
-    let conditions = object.data.pointer("/status/conditions")?.as_array()?;
-    let is_it = |condition: &&Value| condition["type"] == "Uninstalled";
-    let message = conditions.iter().find(is_it)?.get("message")?;
+    let message = condition(object, "Uninstalled")?.get("message")?;
     message.as_str().map(one_line)
 }
 

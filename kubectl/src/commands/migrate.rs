@@ -118,7 +118,7 @@ async fn translated(
         }
         Some(Output::Name) => {
             let objects = rows.iter().filter_map(|row| row.object.as_ref());
-            objects.map(|object| new.full_name(object)).collect()
+            objects.map(|object| new.name_line(object)).collect()
         }
         _ => table(&rows),
     };

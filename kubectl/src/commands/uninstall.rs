@@ -8,13 +8,12 @@ use krypton_types::names::namespace_name;
 use kube::api::{DynamicObject, ListParams};
 use kube::core::ApiResource;
 use serde_json::{Value, json};
-use tokio::time::Instant;
 
 use crate::error::KubectlError;
 use crate::helm::{HelmArgs, Release};
 use crate::home::{Connection, Target};
 use crate::kind::Kind;
-use crate::objects::{Objects, Scope};
+use crate::objects::{Objects, Scope, poll};
 use crate::program::{Program, pods_of};
 use crate::render::Printed;
 
@@ -52,13 +51,13 @@ pub(crate) async fn run(args: Uninstall, target: &Target<'_>) -> Result<Printed,
             return Err(error);
         }
     };
-    let mut tenants = Vec::new();
+    let mut objects = Vec::new();
     for kind in Kind::ALL {
-        tenants.extend(count(&cluster, kind).await);
+        objects.extend(count(&cluster, kind).await);
     }
     Ok(Printed {
         stdout: output,
-        stderr: stays(program, namespace, &cluster.context, &tenants),
+        stderr: stays(program, namespace, &cluster.context, &objects),
     })
 }
 
@@ -97,21 +96,18 @@ impl<'a> Pods<'a> {
     /// Returns the earlier number of pods, which remains if they do not end.
     async fn stop(&self, deadline: Duration) -> Result<i64, KubectlError> {
         let before = self.scale(0).await?;
-        let begin = Instant::now();
-        while !pods_of(self.cluster, self.namespace, self.program)
-            .await?
-            .is_empty()
-        {
-            if begin.elapsed() > deadline {
-                self.scale(before).await?;
-                return Err(KubectlError::NoAnswer(format!(
-                    "the pods of the {} in the namespace {} did not end within {} s; they run again, and nothing was uninstalled",
-                    self.program.name(),
-                    self.namespace,
-                    deadline.as_secs()
-                )));
-            }
-            tokio::time::sleep(INTERVAL).await;
+        let look = async || {
+            let pods = pods_of(self.cluster, self.namespace, self.program).await?;
+            Ok(pods.is_empty().then_some(()))
+        };
+        if poll((INTERVAL, deadline), look).await?.is_none() {
+            self.scale(before).await?;
+            return Err(KubectlError::NoAnswer(format!(
+                "the pods of the {} in the namespace {} did not end within {} s; they run again, and nothing was uninstalled",
+                self.program.name(),
+                self.namespace,
+                deadline.as_secs()
+            )));
         }
         Ok(before)
     }
@@ -120,8 +116,13 @@ impl<'a> Pods<'a> {
 /// Formats the number of objects. `None` if the cluster does not have the kind, or the user may not list it.
 async fn count(cluster: &Connection, kind: Kind) -> Option<String> {
     let objects = cluster.untyped(kind.resource(), &Scope::All);
-    let found = objects.list(ListParams::default()).await.ok()?;
-    Some(format!("{} {}", found.len(), objects.kind.plural))
+    let one = ListParams::default().limit(1);
+    let found = objects.call("list", "", objects.api.list_metadata(&one));
+    let found = found.await.ok()?;
+    // The API server counts the rest.
+    let rest = found.metadata.remaining_item_count.unwrap_or_default();
+    let count = rest.saturating_add(i64::try_from(found.items.len()).unwrap_or_default());
+    Some(format!("{count} {}", objects.kind.plural))
 }
 
 /// Describes what is left, and how to remove it.

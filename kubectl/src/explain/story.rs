@@ -51,7 +51,6 @@ pub(super) fn story(key: &TenantKey, on: Option<&str>, sources: &Sources, now: T
     let status = found.and_then(|tenant| tenant.status.clone());
     let mut status = status.unwrap_or_default();
     if let (Answer::Found(report), Some(member)) = (&sources.reported, on) {
-        status.last_applied_chart = Some(report.applied_chart.clone());
         conditions::set_cluster(&mut status.conditions, member, &report.state, 0, now);
         let text = format!("Tenant {key} exists only on {member}, which reports it");
         explainer.add(Mark::Well, text);

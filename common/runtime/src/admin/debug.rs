@@ -14,6 +14,7 @@ use axum::http::{StatusCode, header};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
+use serde::Serialize;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
@@ -150,6 +151,15 @@ fn lasts(query: Option<&str>) -> Result<Option<Duration>, String> {
         lasts = filter_lasts(text)?;
     }
     Ok(lasts)
+}
+
+/// A response of the debug port: one line of JSON.
+pub fn json(content: &impl Serialize) -> Response {
+    let json = [(header::CONTENT_TYPE, "application/json")];
+    match serde_json::to_string(content) {
+        Ok(text) => (json, text + "\n").into_response(),
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
 }
 
 /// Parses the duration of a filter. `None` lasts until the restart.

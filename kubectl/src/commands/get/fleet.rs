@@ -26,7 +26,10 @@ pub(super) fn printed(
         return encode(format, &json!({ "items": tenants })).map(Printed::stdout);
     }
     if output == Some(Output::Name) {
-        let name = |tenant: &FleetTenant| format!("{}/{}\n", tenant.member, tenant.key);
+        let name = |tenant: &FleetTenant| {
+            let name = format!("{}/{}", tenant.member, tenant.key);
+            one_line(&name) + "\n"
+        };
         return Ok(Printed::stdout(
             tenants.iter().map(name).collect::<String>(),
         ));

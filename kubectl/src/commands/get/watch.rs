@@ -118,7 +118,7 @@ fn text(
 ) -> Result<String, KubectlError> {
     let changed: Vec<_> = changed.into_iter().map(|it| objects.value(it)).collect();
     if get.output == Some(Output::Name) {
-        return Ok(changed.iter().map(|it| objects.full_name(it)).collect());
+        return Ok(changed.iter().map(|it| objects.name_line(it)).collect());
     }
     let Some(format @ (Output::Json | Output::Yaml)) = get.output else {
         return Ok(match changed.as_slice() {

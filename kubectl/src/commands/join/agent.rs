@@ -12,7 +12,7 @@ use crate::error::KubectlError;
 use crate::helm::{HelmArgs, Release};
 use crate::home::{Connection, Target};
 use crate::kind::Kind;
-use crate::objects::Scope;
+use crate::objects::{Scope, condition};
 use crate::program::Program;
 
 const INTERVAL: Duration = Duration::from_secs(2);
@@ -62,8 +62,5 @@ pub(super) async fn connected(
 }
 
 fn is_connected(member: &DynamicObject) -> bool {
-    let conditions = member.data.pointer("/status/conditions");
-    let conditions = conditions.and_then(serde_json::Value::as_array);
-    let mut conditions = conditions.into_iter().flatten();
-    conditions.any(|condition| condition["type"] == "Connected" && condition["status"] == "True")
+    condition(member, "Connected").is_some_and(|connected| connected["status"] == "True")
 }
