@@ -18,8 +18,8 @@ macro_rules! promise {
 }
 pub(super) use promise;
 
-/// Returns why a text is unfit for a message.
-pub(super) fn unfit(text: &str) -> Option<String> {
+/// Returns the promise for messages that a text breaks.
+pub(super) fn message_defect(text: &str) -> Option<String> {
     promise!(
         text.len() <= MESSAGE_MAX,
         "a message of {} bytes",
@@ -32,20 +32,21 @@ pub(super) fn unfit(text: &str) -> Option<String> {
 /// Replays the seeds of each target.
 #[cfg(test)]
 pub(super) fn replay(targets: &[(&str, Target)]) {
-    let mut broken = Vec::new();
+    let mut violations = Vec::new();
     for (target, broken_promise) in targets {
         let folder = folder_of(target);
         let seeds = std::fs::read_dir(&folder).unwrap_or_else(|error| panic!("{folder}: {error}"));
         let mut count = 0;
         for seed in seeds {
             let path = seed.unwrap().path();
-            let found = broken_promise(&std::fs::read(&path).unwrap());
-            broken.extend(found.map(|found| format!("{}: {found}", path.display())));
+            let violation = broken_promise(&std::fs::read(&path).unwrap());
+            violations
+                .extend(violation.map(|violation| format!("{}: {violation}", path.display())));
             count += 1;
         }
         assert!(count > 0, "{folder} is empty");
     }
-    assert!(broken.is_empty(), "{broken:#?}");
+    assert!(violations.is_empty(), "{violations:#?}");
 }
 
 #[cfg(test)]

@@ -14,13 +14,13 @@ use krypton_reconciler::metrics::WorkMetrics;
 use krypton_reconciler::plan::Policy;
 use krypton_reconciler::record::{self, RecordError};
 use krypton_reconciler::report_store::ReportStore;
-use krypton_reconciler::run_loop::{self, Member, Question, StatusMode, Tools};
+use krypton_reconciler::run_loop::{self, DumpRequest, Member, StatusMode, Tools};
 use krypton_runtime::access::{
-    ServiceAccount, acting_as, client_named, kubeconfig_yaml, local, service_account_namespace,
-    write_kubeconfig,
+    ServiceAccount, impersonating_config, kubeconfig_yaml, local, new_client,
+    service_account_namespace, write_kubeconfig,
 };
-use krypton_runtime::admin::{Ports, Readiness, Served};
-use krypton_runtime::cluster::{self, Cluster, ClusterError};
+use krypton_runtime::admin::{AdminContent, AdminPorts, Readiness};
+use krypton_runtime::cluster::{self, ClusterError, ClusterIdentity};
 use krypton_runtime::lease::{LeaseGoal, OwnPod, agent_holder};
 use krypton_runtime::net::Network;
 use krypton_runtime::newest::NewestSeen as _;
@@ -29,7 +29,7 @@ use krypton_runtime::tasks::Tasks;
 use krypton_runtime::telemetry::Log;
 use krypton_runtime::watchdog::Watchdog;
 use krypton_runtime::{chance, clock, scratch, signals};
-use krypton_types::allowed_namespaces::Allowed;
+use krypton_types::allowed_namespaces::AllowedNamespaces;
 use krypton_types::desired::DesiredState;
 use kube::{Client, Config};
 use tempfile::{TempDir, TempPath};
@@ -38,9 +38,9 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::args::Flags;
-use crate::credentials::joining::{Joining, addresses, joined};
+use crate::credentials::joining::{JoinInputs, addresses, load_or_enroll};
 use crate::credentials::renewal;
-use crate::credentials::store::{Enrolled, Kept, Store};
+use crate::credentials::store::{Enrolled, Store, StoredIdentity};
 use crate::dump::{self, AgentView, Dumper};
 use crate::metrics;
 use crate::session::connect::{Dialer, ProxiedTcp};
@@ -98,7 +98,7 @@ impl Outside {
 /// Runs the agent until it is stopped.
 pub async fn run_in(flags: Flags, outside: Outside) -> anyhow::Result<()> {
     let replica = flags.replica(&*outside.env);
-    outside.log.process.put("replica", &replica);
+    outside.log.process.set("replica", &replica);
     let namespace = flags.namespace(&*outside.env, service_account_namespace());
     let watchdog = outside.watchdog.clone();
     let process = Process {
@@ -121,41 +121,42 @@ struct Process {
 impl Process {
     async fn run(self) -> anyhow::Result<()> {
         let readiness = Readiness::new();
-        let starting = readiness.guard("cluster and enrollment");
+        let startup_guard = readiness.guard("cluster and enrollment");
         // Report mistakes on the command line before any change.
         let (flags, outside) = (&self.flags, &self.outside);
-        let ports = Ports::bind(
+        let ports = AdminPorts::bind(
             flags.health_probe_bind_address.as_ref(),
             flags.metrics_bind_address.as_ref(),
             flags.debug_bind_address.as_ref(),
         )
         .await?;
         let engine = Engine::start(flags, Arc::clone(&outside.helm)).await?;
-        let here = LocalCluster::open(flags, &*outside.env, &self.namespace, engine.private.path())
-            .await?;
+        let local_cluster =
+            LocalCluster::open(flags, &*outside.env, &self.namespace, engine.private.path())
+                .await?;
         let channels = Channels::default();
-        let (asking, questions) = mpsc::channel(1);
+        let (dump_tx, dump_rx) = mpsc::channel(1);
         let dumper = Arc::new(Dumper {
             view: channels.view(self.replica.clone(), engine.work.clone()),
             helm: Arc::clone(&engine.helm),
-            questions: asking,
+            dump_requests: dump_tx,
         });
-        let served = Served {
+        let admin_content = AdminContent {
             readiness,
             watchdog: outside.watchdog.clone(),
-            registry: metrics::registry(channels.state(), &engine.drift, &engine.work),
+            registry: metrics::registry(channels.metrics(), &engine.drift, &engine.work),
             level: outside.log.level.clone(),
             debug: dump::router(Arc::clone(&dumper)),
         };
         let mut endpoints = JoinSet::new();
-        ports.serve(served, &mut endpoints, &outside.stop);
-        tracing::info!(context = %here.context_name, namespace = %self.namespace, replica = %self.replica, "agent starts");
+        ports.serve(admin_content, &mut endpoints, &outside.stop);
+        tracing::info!(context = %local_cluster.context_name, namespace = %self.namespace, replica = %self.replica, "agent starts");
 
-        let Some(fleet) = self.join(&here.client).await? else {
+        let Some(fleet) = self.join(&local_cluster.client).await? else {
             return Ok(());
         };
         let cluster = fleet.enrolled.cluster.clone();
-        outside.log.process.put("member", &cluster);
+        outside.log.process.set("member", &cluster);
         let (link, desired) = (channels.link.subscribe(), channels.desired.subscribe());
         let report_store = Arc::clone(&channels.report_store);
         let mut tasks = Tasks::new(outside.watchdog.clone());
@@ -168,7 +169,7 @@ impl Process {
         let charts = Arc::new(charts);
         let joined = (cluster.clone(), Arc::clone(&charts));
         dumper.view.joined.get_or_init(|| joined);
-        let member = self.member(&here, cluster.clone());
+        let member = self.member(&local_cluster, cluster.clone());
         let tools = Tools {
             helm: Arc::clone(&engine.helm),
             charts,
@@ -176,18 +177,18 @@ impl Process {
             work: engine.work.clone(),
             watchdog: outside.watchdog.clone(),
         };
-        drop(starting);
+        drop(startup_guard);
         tracing::info!(%cluster, "joined; waiting for a desired state");
-        let reconciling = reconcile(
+        let reconciler_task = reconcile(
             member,
             tools,
             desired,
             report_store,
-            questions,
+            dump_rx,
             outside.stop.clone(),
         );
-        tasks.spawn(RECONCILER, reconciling);
-        self.until_stop(tasks, &session_stop).await?;
+        tasks.spawn(RECONCILER, reconciler_task);
+        self.wait_for_stop(tasks, &session_stop).await?;
         endpoints.abort_all();
         tracing::info!("stopped");
         Ok(())
@@ -197,32 +198,33 @@ impl Process {
     async fn join(&self, client: &Client) -> anyhow::Result<Option<JoinedFleet>> {
         let (flags, stop) = (&self.flags, &self.outside.stop);
         let apiserver = StartupGrace::new();
-        let may_pass = |error: &ClusterError| error.may_pass(&apiserver);
-        let asking = retry_until_ready("the cluster", stop, may_pass, async || {
-            cluster::ask(client).await
+        let is_retryable = |error: &ClusterError| error.is_retryable(&apiserver);
+        let reading_cluster = retry_until_ready("the cluster", stop, is_retryable, async || {
+            cluster::read_own(client).await
         });
-        let Some(cluster) = asking.await? else {
+        let Some(cluster) = reading_cluster.await? else {
             return Ok(None);
         };
         let store = Store::new(client.clone(), self.namespace.clone());
-        let joining = Joining {
+        let inputs = JoinInputs {
             hub: &flags.hub,
-            places: flags.join_places(&self.namespace),
+            bundle_sources: flags.bundle_sources(&self.namespace),
             client,
             store: &store,
             cluster: &cluster,
             network: &self.outside.network,
         };
-        let Some((kept, enrolled)) = joined(&joining, stop).await? else {
+        let Some((stored_identity, enrolled)) = load_or_enroll(&inputs, stop).await? else {
             return Ok(None);
         };
-        let reading = retry_until_ready("the record", stop, RecordError::may_pass, async || {
-            record::read_record(client).await
-        });
-        Ok(reading.await?.map(|record| JoinedFleet {
+        let reading_record =
+            retry_until_ready("the record", stop, RecordError::is_retryable, async || {
+                record::read_record(client).await
+            });
+        Ok(reading_record.await?.map(|record| JoinedFleet {
             cluster,
             store,
-            kept,
+            stored_identity,
             enrolled,
             record,
         }))
@@ -238,13 +240,13 @@ impl Process {
     ) -> anyhow::Result<()> {
         let enrolled = &fleet.enrolled;
         channels.expiry.send_replace(enrolled.not_after);
-        let config = enrolled.client_config(&fleet.kept.identity.key)?;
+        let config = enrolled.client_config(&fleet.stored_identity.identity.key)?;
         let dialer = Dialer::new(
             addresses(&self.flags.hub, &enrolled.addresses),
             Arc::new(ArcSwap::from_pointee(config)),
         );
         let dialer = Arc::new(dialer.with_network(&self.outside.network));
-        dialer.trust().keep(&enrolled.roots);
+        dialer.root_updates().publish_stored(&enrolled.roots);
         let record = fleet.record.as_ref();
         let recorded = record.map(|record| (record.version, record.digest()));
         channels.desired.send_replace(fleet.record.map(Arc::new));
@@ -260,16 +262,22 @@ impl Process {
             link: channels.link,
             contact: channels.contact,
         };
-        let talking = session::run(session, stop.clone());
+        let session_task = session::run(session, stop.clone());
         let (expiry, until) = (channels.expiry, stop.clone());
-        let renewing =
-            renewal::keep_renewed(fleet.store, fleet.kept, dialer, link, expiry, stop.clone());
+        let renewal_task = renewal::run_renewal(
+            fleet.store,
+            fleet.stored_identity,
+            dialer,
+            link,
+            expiry,
+            stop.clone(),
+        );
         // Without an identity there is nothing to renew.
-        let renewing = async move {
-            tokio::join!(renewing, until.cancelled());
+        let renewal_task = async move {
+            tokio::join!(renewal_task, until.cancelled());
         };
-        tasks.spawn("the session with the hub", talking);
-        tasks.spawn("the renewal of the certificate", renewing);
+        tasks.spawn("the session with the hub", session_task);
+        tasks.spawn("the renewal of the certificate", renewal_task);
         Ok(())
     }
 
@@ -277,55 +285,55 @@ impl Process {
     ///
     /// # Errors
     /// Fails if a task ended earlier: the process must restart.
-    async fn until_stop(
+    async fn wait_for_stop(
         &self,
         mut tasks: Tasks,
         session_stop: &CancellationToken,
     ) -> anyhow::Result<()> {
-        let early = tokio::select! {
+        let early_end = tokio::select! {
             // A stop also ends the tasks without an error, so check it first.
             biased;
             () = self.outside.stop.cancelled() => None,
-            ended = tasks.one_ends() => Some(ended),
+            error = tasks.wait_any() => Some(error),
         };
         tracing::info!("shutting down; waiting for Helm processes");
         self.outside.stop.cancel();
-        let reconciler = tasks.end_of(RECONCILER).await;
-        if let Some(error) = early {
+        let reconciler = tasks.wait_for(RECONCILER).await;
+        if let Some(error) = early_end {
             return Err(error.into());
         }
         // The session must report the work in progress up to this point.
         session_stop.cancel();
-        tasks.end().await?;
+        tasks.wait_all().await?;
         Ok(reconciler?)
     }
 
-    fn member(&self, here: &LocalCluster, name: String) -> Member {
+    fn member(&self, local_cluster: &LocalCluster, name: String) -> Member {
         let flags = &self.flags;
-        let pod = OwnPod::of((self.outside.env)(POD_UID), std::process::id());
-        let account = here.account.as_ref();
-        let own = [self.namespace.clone()]
+        let pod = OwnPod::new((self.outside.env)(POD_UID), std::process::id());
+        let account = local_cluster.account.as_ref();
+        let own_namespaces = [self.namespace.clone()]
             .into_iter()
             .chain(account.map(|account| account.namespace().to_owned()));
         Member {
             name,
             source_namespace: None,
-            helm_client: here.helm_client.clone(),
-            client: here.client.clone(),
-            kubeconfig: here.kubeconfig.to_path_buf(),
+            helm_client: local_cluster.helm_client.clone(),
+            client: local_cluster.client.clone(),
+            kubeconfig: local_cluster.kubeconfig.to_path_buf(),
             holder: agent_holder(&self.replica, pod.as_ref(), chance::random()),
-            lease: watch::channel(LeaseGoal::Hold).1,
+            lease_goal: watch::channel(LeaseGoal::Hold).1,
             instance: self.replica.clone(),
-            status: StatusMode::Write,
+            status_mode: StatusMode::Write,
             namespaces: None,
             // The cluster owns its Tenants, so all namespaces are allowed.
-            allowed: watch::channel(Allowed::default()).1,
+            allowed_namespaces: watch::channel(AllowedNamespaces::default()).1,
             retry_max: flags.retry_max,
-            policy: Policy::new(flags.helm_timeout, own)
-                .remediated(flags.retries, flags.remediation)
+            policy: Policy::new(flags.helm_timeout, own_namespaces)
+                .with_remediation(flags.retries, flags.remediation)
                 .with_history(flags.history_max),
             // The agent's own cluster is trusted.
-            beyond: None,
+            on_excess: None,
         }
     }
 }
@@ -382,17 +390,17 @@ impl LocalCluster {
         private: &Path,
     ) -> anyhow::Result<Self> {
         let context = flags.context.as_deref();
-        let found = local(&flags.local(env), context, Config::incluster).await?;
+        let cluster_config = local(&flags.local(env), context, Config::incluster).await?;
         let account = flags.helm_account(namespace);
-        let kubeconfig = helm_kubeconfig(private, &found.config, account.as_ref())?;
-        let failed = "making the cluster's client failed";
-        let acting = acting_as(&found.config, account.as_ref());
-        let acting = acting.map(|config| client_named(config, USER_AGENT));
-        let acting = acting.transpose().context(failed)?;
-        let client = client_named(found.config, USER_AGENT).context(failed)?;
+        let kubeconfig = helm_kubeconfig(private, &cluster_config.config, account.as_ref())?;
+        let message = "making the cluster's client failed";
+        let helm_client = impersonating_config(&cluster_config.config, account.as_ref());
+        let helm_client = helm_client.map(|config| new_client(config, USER_AGENT));
+        let helm_client = helm_client.transpose().context(message)?;
+        let client = new_client(cluster_config.config, USER_AGENT).context(message)?;
         Ok(Self {
-            context_name: found.context_name,
-            helm_client: acting.unwrap_or_else(|| client.clone()),
+            context_name: cluster_config.context_name,
+            helm_client: helm_client.unwrap_or_else(|| client.clone()),
             client,
             account,
             kubeconfig,
@@ -435,8 +443,8 @@ impl Channels {
         }
     }
 
-    fn state(&self) -> metrics::State {
-        metrics::State {
+    fn metrics(&self) -> metrics::AgentMetrics {
+        metrics::AgentMetrics {
             link: self.link.subscribe(),
             expiry: self.expiry.subscribe(),
             desired: self.desired.subscribe(),
@@ -447,9 +455,9 @@ impl Channels {
 
 /// A cluster that has joined.
 struct JoinedFleet {
-    cluster: Cluster,
+    cluster: ClusterIdentity,
     store: Store,
-    kept: Kept,
+    stored_identity: StoredIdentity,
     enrolled: Enrolled,
     /// Desired state that was stored on the cluster.
     record: Option<DesiredState>,
@@ -459,30 +467,30 @@ struct JoinedFleet {
 async fn reconcile(
     member: Member,
     tools: Tools,
-    mut slot: watch::Receiver<Option<Arc<DesiredState>>>,
+    mut desired_updates: watch::Receiver<Option<Arc<DesiredState>>>,
     report_store: Arc<ReportStore>,
-    questions: mpsc::Receiver<Question>,
+    dump_requests: mpsc::Receiver<DumpRequest>,
     stop: CancellationToken,
 ) {
     let first = tokio::select! {
         () = stop.cancelled() => return,
-        first = slot.wait_for(Option::is_some) => first.ok().and_then(|first| first.clone()),
+        first = desired_updates.wait_for(Option::is_some) => first.ok().and_then(|first| first.clone()),
     };
     let Some(first) = first else { return };
     let (desired_tx, desired) = watch::channel(first);
-    let following = async move {
-        while slot.changed().await.is_ok() {
-            if let Some(next) = slot.see() {
+    let forwarding = async move {
+        while desired_updates.changed().await.is_ok() {
+            if let Some(next) = desired_updates.get_and_update() {
                 desired_tx.send_replace(next);
             }
         }
         // The session stops after the reconciler, so the last desired state stays valid until then.
         std::future::pending::<()>().await;
     };
-    let following = tools.watchdog.watch("the newest desired state", following);
-    let following = tokio::spawn(following);
-    run_loop::run_and_tell(member, tools, desired, report_store, questions, stop).await;
-    following.abort();
+    let forwarding = tools.watchdog.watch("the newest desired state", forwarding);
+    let forwarding = tokio::spawn(forwarding);
+    run_loop::run_with_dumps(member, tools, desired, report_store, dump_requests, stop).await;
+    forwarding.abort();
 }
 
 /// Writes the kubeconfig for Helm.

@@ -8,7 +8,7 @@ use clap::{CommandFactory, Parser};
 use krypton_helm::chart::ChartSource;
 use krypton_reconciler::plan::{HISTORY, Remediation};
 use krypton_runtime::access::{LocalSource, ServiceAccount};
-use krypton_runtime::admin::DEBUG_DEFAULT;
+use krypton_runtime::admin::DEFAULT_DEBUG_ADDRESS;
 use krypton_runtime::args::parsers::{
     Listen, Maybe, collector, duration, from_str, hub_address, listen, listen_on_loopback,
     namespace, number, service_account,
@@ -19,7 +19,7 @@ use krypton_runtime::telemetry::config::TelemetryConfig;
 use krypton_runtime::telemetry::traces::OtlpEndpoint;
 use krypton_runtime::telemetry::{DEFAULT_FILTER, LogFormat};
 
-use crate::credentials::join::Places;
+use crate::credentials::join::BundleSources;
 
 /// Installs one Helm chart at one version for every Tenant of its cluster, as the hub specifies
 ///
@@ -89,7 +89,7 @@ pub struct Flags {
     #[arg(long, value_name = "ADDRESS", env = "KRYPTON_HEALTH_PROBE_BIND_ADDRESS", default_value = "0.0.0.0:8081", value_parser = listen, help_heading = PROCESS)]
     pub health_probe_bind_address: Listen,
     /// Address of /debug, which has no authentication. A loopback address, or 0 to switch it off
-    #[arg(long, value_name = "ADDRESS", env = "KRYPTON_DEBUG_BIND_ADDRESS", default_value = DEBUG_DEFAULT, value_parser = listen_on_loopback, help_heading = PROCESS)]
+    #[arg(long, value_name = "ADDRESS", env = "KRYPTON_DEBUG_BIND_ADDRESS", default_value = DEFAULT_DEBUG_ADDRESS, value_parser = listen_on_loopback, help_heading = PROCESS)]
     pub debug_bind_address: Listen,
     /// Format of the log: text or json
     #[arg(long, value_name = "FORMAT", env = "KRYPTON_LOG_FORMAT", default_value = "text", value_parser = from_str::<LogFormat>("a log format", "write text or json"), help_heading = PROCESS)]
@@ -128,7 +128,7 @@ impl Flags {
     /// A usage error, or the help. Its `exit()` prints it and ends the process.
     pub fn read(argv: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
         let (command, argv) = (Self::command(), argv.into_iter().collect::<Vec<_>>());
-        let origins = Origins::of_clap(&command, &argv);
+        let origins = Origins::from_clap(&command, &argv);
         parse(command, argv, &origins)
     }
 
@@ -175,8 +175,8 @@ impl Flags {
         ServiceAccount::parse(text, namespace)
     }
 
-    pub fn join_places(&self, namespace: &str) -> Places {
-        Places {
+    pub fn bundle_sources(&self, namespace: &str) -> BundleSources {
+        BundleSources {
             file: self.join_file.clone(),
             secret: self.join_secret.clone(),
             namespace: namespace.to_owned(),
@@ -185,9 +185,8 @@ impl Flags {
 
     /// The flag, or the name that Kubernetes or the shell sets.
     pub fn replica(&self, env: impl Fn(&str) -> Option<String>) -> String {
-        let given = self.replica.clone();
-        given
-            .into_iter()
+        let flag = self.replica.clone();
+        flag.into_iter()
             .chain(["POD_NAME", "HOSTNAME"].into_iter().filter_map(env))
             .find(|name| !name.is_empty())
             .unwrap_or_else(|| "agent".to_owned())

@@ -13,10 +13,10 @@ use axum::routing::get;
 use jiff::Timestamp;
 use krypton_helm::chart::ChartCache;
 use krypton_helm::driver::{Helm, Load};
-use krypton_helm::dump::{CachedChart, ChartShown, HelmNow};
+use krypton_helm::dump::{CachedChartDump, ChartDump, HelmDump};
 use krypton_reconciler::metrics::WorkMetrics;
 use krypton_reconciler::report_store::ReportStore;
-use krypton_reconciler::run_loop::{Question, ReconcilerNow};
+use krypton_reconciler::run_loop::{DumpRequest, ReconcilerDump};
 use krypton_runtime::admin::json;
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::newest::Newest as _;
@@ -27,7 +27,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use crate::session::Contact;
 
 /// How long to wait for the reconciler, which answers between two reconciles.
-const PATIENCE: Duration = Duration::from_secs(2);
+const RECONCILER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The dump. Times are wall-clock times, and ages are whole seconds.
 #[derive(Debug, Serialize)]
@@ -40,24 +40,24 @@ pub struct Dump {
     /// `None` before the agent has joined.
     member: Option<String>,
     certificate_ends: Option<Timestamp>,
-    session: SessionNow,
+    session: SessionDump,
     /// Newest known desired state, from the hub or from storage.
-    wanted: Option<WantedNow>,
+    wanted: Option<DesiredStateDump>,
     /// Last reported desired state that the agent acts on.
-    applied: Option<AppliedNow>,
+    applied: Option<AppliedDump>,
     reports_unsent: usize,
-    helm: HelmNow,
-    charts: Vec<CachedChart>,
+    helm: HelmDump,
+    charts: Vec<CachedChartDump>,
     /// Number of waiting Tenants and KryptonDeployments, by queue.
     waiting: BTreeMap<&'static str, i64>,
     /// Result of the query to the reconciler: told, notJoined, nothingWanted, busy or ended.
     reconciling: &'static str,
-    reconciler: Option<ReconcilerNow>,
+    reconciler: Option<ReconcilerDump>,
 }
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct SessionNow {
+struct SessionDump {
     up: bool,
     /// Seconds since the last change of `up`.
     for_seconds: Option<u64>,
@@ -69,11 +69,11 @@ struct SessionNow {
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct WantedNow {
+struct DesiredStateDump {
     version: String,
     /// SHA-256 of the desired state, in hexadecimal.
     digest: String,
-    chart: ChartShown,
+    chart: ChartDump,
     paused: bool,
     retire: bool,
     deployments: usize,
@@ -81,7 +81,7 @@ struct WantedNow {
 }
 
 #[derive(Debug, Serialize)]
-struct AppliedNow {
+struct AppliedDump {
     version: String,
     digest: String,
 }
@@ -107,36 +107,38 @@ pub struct Dumper {
     pub view: AgentView,
     pub helm: Arc<Helm>,
     /// Channel of requests to the reconciler.
-    pub questions: mpsc::Sender<Question>,
+    pub dump_requests: mpsc::Sender<DumpRequest>,
 }
 
 impl Dumper {
     /// Creates a dump. Includes the reconciler's state unless it is busy.
     pub async fn dump(&self) -> Dump {
-        let reconciler = match self.view.silent() {
-            Some(why) => Err(why),
-            None => ask(&self.questions).await,
+        let reconciler = match self.view.no_reconciler_reason() {
+            Some(reason) => Err(reason),
+            None => query_reconciler(&self.dump_requests).await,
         };
         self.view
-            .seen(self.helm.load(), reconciler, BootTime::now())
+            .snapshot(self.helm.load(), reconciler, BootTime::now())
     }
 }
 
 /// Requests the reconciler's state. Returns the reason if it does not respond.
-async fn ask(questions: &mpsc::Sender<Question>) -> Result<ReconcilerNow, &'static str> {
-    let (question, answer) = oneshot::channel();
-    let asking = async {
+async fn query_reconciler(
+    dump_requests: &mpsc::Sender<DumpRequest>,
+) -> Result<ReconcilerDump, &'static str> {
+    let (response_tx, response_rx) = oneshot::channel();
+    let exchange = async {
         // Sending fails only if the reconciler has ended.
-        questions.send(question).await.ok()?;
-        answer.await.ok()
+        dump_requests.send(response_tx).await.ok()?;
+        response_rx.await.ok()
     };
-    let told = tokio::time::timeout(PATIENCE, asking).await;
-    told.map_err(|_| "busy")?.ok_or("ended")
+    let result = tokio::time::timeout(RECONCILER_TIMEOUT, exchange).await;
+    result.map_err(|_| "busy")?.ok_or("ended")
 }
 
 impl AgentView {
     /// Returns why there is no reconciler to query yet.
-    fn silent(&self) -> Option<&'static str> {
+    fn no_reconciler_reason(&self) -> Option<&'static str> {
         match (self.joined.get(), &self.desired.get()) {
             (None, _) => Some("notJoined"),
             (Some(_), None) => Some("nothingWanted"),
@@ -144,16 +146,16 @@ impl AgentView {
         }
     }
 
-    fn seen(
+    fn snapshot(
         &self,
         helm: Load,
-        reconciler: Result<ReconcilerNow, &'static str>,
+        reconciler: Result<ReconcilerDump, &'static str>,
         now: BootTime,
     ) -> Dump {
         let joined = self.joined.get();
         let desired = self.desired.get();
         let expiry = self.expiry.get();
-        let applied = self.report_store.applied();
+        let applied = self.report_store.applied_version();
         Dump {
             version: env!("CARGO_PKG_VERSION"),
             replica: self.replica.clone(),
@@ -161,16 +163,16 @@ impl AgentView {
             now: clock::wall(),
             member: joined.map(|(name, _)| name.clone()),
             certificate_ends: (expiry != Timestamp::UNIX_EPOCH).then_some(expiry),
-            session: SessionNow::of(&self.contact.get(), now),
-            wanted: desired.as_deref().map(WantedNow::of),
-            applied: applied.map(|(version, digest)| AppliedNow {
+            session: SessionDump::new(&self.contact.get(), now),
+            wanted: desired.as_deref().map(DesiredStateDump::new),
+            applied: applied.map(|(version, digest)| AppliedDump {
                 version: version.to_string(),
                 digest,
             }),
-            reports_unsent: self.report_store.unsent(),
-            helm: HelmNow::of(helm, now),
+            reports_unsent: self.report_store.unsent_count(),
+            helm: HelmDump::new(helm, now),
             charts: joined.map_or_else(Vec::new, |(_, charts)| {
-                CachedChart::all(charts.cache_state(), now)
+                CachedChartDump::all(charts.cache_state(), now)
             }),
             waiting: self.work.waiting().into(),
             reconciling: reconciler.as_ref().err().copied().unwrap_or("told"),
@@ -181,17 +183,17 @@ impl AgentView {
 
 /// Serves `GET /debug/agent.json`.
 pub fn router(dumper: Arc<Dumper>) -> Router {
-    let answer = move || async move { json(&dumper.dump().await) };
-    Router::new().route("/debug/agent.json", get(answer))
+    let get_dump = move || async move { json(&dumper.dump().await) };
+    Router::new().route("/debug/agent.json", get(get_dump))
 }
 
-impl SessionNow {
-    fn of(contact: &Contact, now: BootTime) -> Self {
-        let ago = |then: BootTime| now.since(then).as_secs();
+impl SessionDump {
+    fn new(contact: &Contact, now: BootTime) -> Self {
+        let ago = |time: BootTime| now.since(time).as_secs();
         Self {
             up: contact.up,
             for_seconds: contact.since.map(ago),
-            heard_before_seconds: contact.heard.map(ago),
+            heard_before_seconds: contact.last_message.map(ago),
             hub: contact.address.clone(),
             hub_version: contact.hub_version.clone(),
             number: contact.session,
@@ -199,13 +201,13 @@ impl SessionNow {
     }
 }
 
-impl WantedNow {
-    fn of(desired: &DesiredState) -> Self {
+impl DesiredStateDump {
+    fn new(desired: &DesiredState) -> Self {
         let chart = &desired.chart;
         Self {
             version: desired.version.to_string(),
             digest: desired.digest(),
-            chart: ChartShown::of(&chart.repo, &chart.name, &chart.version),
+            chart: ChartDump::new(&chart.repo, &chart.name, &chart.version),
             paused: desired.paused,
             retire: desired.retire,
             deployments: desired.deployments.len(),

@@ -38,7 +38,7 @@ pub(crate) const TRUST_DOMAIN: &str = "fake.krypton";
 
 /// Validity of certificates.
 #[derive(Clone, Copy, PartialEq)]
-pub(crate) enum Valid {
+pub(crate) enum Validity {
     Now,
     Past,
 }
@@ -68,7 +68,7 @@ impl FakeAuthority {
         vec![self.root.clone()]
     }
 
-    fn params(id: &SpiffeId, usage: ExtendedKeyUsagePurpose, valid: Valid) -> CertificateParams {
+    fn params(id: &SpiffeId, usage: ExtendedKeyUsagePurpose, valid: Validity) -> CertificateParams {
         let mut params = CertificateParams::default();
         params.distinguished_name = DistinguishedName::new();
         params.distinguished_name.push(DnType::CommonName, "fake");
@@ -76,8 +76,8 @@ impl FakeAuthority {
         params.extended_key_usages = vec![usage];
         params.not_before = date_time_ymd(2020, 1, 1);
         params.not_after = match valid {
-            Valid::Now => date_time_ymd(2100, 1, 1),
-            Valid::Past => date_time_ymd(2021, 1, 1),
+            Validity::Now => date_time_ymd(2100, 1, 1),
+            Validity::Past => date_time_ymd(2021, 1, 1),
         };
         params
     }
@@ -91,7 +91,7 @@ impl FakeAuthority {
         }
     }
 
-    pub(crate) fn hub(&self, valid: Valid) -> Credential {
+    pub(crate) fn hub(&self, valid: Validity) -> Credential {
         let id = SpiffeId::hub(TRUST_DOMAIN);
         self.credential(&Self::params(
             &id,
@@ -106,11 +106,11 @@ impl FakeAuthority {
         self.credential(&Self::params(
             &id,
             ExtendedKeyUsagePurpose::ServerAuth,
-            Valid::Now,
+            Validity::Now,
         ))
     }
 
-    pub(crate) fn agent(&self, valid: Valid) -> Credential {
+    pub(crate) fn agent(&self, valid: Validity) -> Credential {
         let id = SpiffeId::cluster(TRUST_DOMAIN, "edge-1");
         self.credential(&Self::params(
             &id,
@@ -121,10 +121,10 @@ impl FakeAuthority {
 
     /// Signs a request as enrollment does.
     pub(crate) fn sign(&self, request: &[u8], cluster: &str) -> Vec<u8> {
-        self.sign_until(request, cluster, Valid::Now)
+        self.sign_until(request, cluster, Validity::Now)
     }
 
-    pub(crate) fn sign_until(&self, request: &[u8], cluster: &str, valid: Valid) -> Vec<u8> {
+    pub(crate) fn sign_until(&self, request: &[u8], cluster: &str, valid: Validity) -> Vec<u8> {
         let request = CertificateSigningRequestDer::from(request);
         let mut request = CertificateSigningRequestParams::from_der(&request).unwrap();
         let id = SpiffeId::cluster(TRUST_DOMAIN, cluster);
@@ -133,7 +133,7 @@ impl FakeAuthority {
     }
 
     /// Returns a dialer with an agent's certificate.
-    pub(crate) fn dialer(&self, addresses: Vec<String>, valid: Valid) -> Dialer {
+    pub(crate) fn dialer(&self, addresses: Vec<String>, valid: Validity) -> Dialer {
         let config = tls::client_config(&self.roots(), Some(self.agent(valid))).unwrap();
         Dialer::new(addresses, Arc::new(ArcSwap::from_pointee(config)))
     }
@@ -178,17 +178,17 @@ impl FakeSession {
 
 type Enroll = Box<dyn Fn(EnrollRequest) -> Result<EnrollResponse, Status> + Send + Sync>;
 /// Parts of a chart stream, with an optional final error.
-type Parts = Vec<Result<ChartPart, Status>>;
+type ChartParts = Vec<Result<ChartPart, Status>>;
 type Renew = Box<dyn Fn(RenewRequest) -> Result<RenewResponse, Status> + Send + Sync>;
 
 /// Responses of the fake hub.
-pub(crate) struct Answers {
+pub(crate) struct FakeResponses {
     pub(crate) enroll: Enroll,
     pub(crate) renew: Renew,
-    pub(crate) chart: Mutex<(Option<FetchChartRequest>, Parts)>,
+    pub(crate) chart: Mutex<(Option<FetchChartRequest>, ChartParts)>,
 }
 
-impl Default for Answers {
+impl Default for FakeResponses {
     fn default() -> Self {
         Self {
             enroll: Box::new(|_| Err(Status::unimplemented("no enrollment in this test"))),
@@ -200,50 +200,56 @@ impl Default for Answers {
 
 pub(crate) struct FakeHub {
     pub(crate) address: SocketAddr,
-    pub(crate) answers: Arc<Answers>,
+    pub(crate) responses: Arc<FakeResponses>,
     sessions: mpsc::Receiver<FakeSession>,
     stop: CancellationToken,
 }
 
 impl FakeHub {
     pub(crate) async fn start(authority: &FakeAuthority) -> Self {
-        let own = authority.hub(Valid::Now);
-        Self::start_as(authority, own, Answers::default(), "127.0.0.1:0").await
+        let credential = authority.hub(Validity::Now);
+        Self::start_as(
+            authority,
+            credential,
+            FakeResponses::default(),
+            "127.0.0.1:0",
+        )
+        .await
     }
 
     pub(crate) async fn start_as(
         authority: &FakeAuthority,
-        own: Credential,
-        answers: Answers,
+        credential: Credential,
+        responses: FakeResponses,
         address: &str,
     ) -> Self {
-        let config = tls::server_config(&authority.roots(), own).unwrap();
+        let config = tls::server_config(&authority.roots(), credential).unwrap();
         let acceptor = TlsAcceptor::from(Arc::new(config));
         let listener = TcpListener::bind(address).await.unwrap();
         let address = listener.local_addr().unwrap();
         let stop = CancellationToken::new();
         let (streams, incoming) = mpsc::channel::<io::Result<FakeStream>>(8);
-        let accepting = stop.clone();
+        let stop_accepting = stop.clone();
         tokio::spawn(async move {
             loop {
                 let accepted = tokio::select! {
-                    () = accepting.cancelled() => return,
+                    () = stop_accepting.cancelled() => return,
                     accepted = listener.accept() => accepted,
                 };
                 let Ok((tcp, _)) = accepted else { return };
                 let Ok(tls) = acceptor.accept(tcp).await else {
                     continue;
                 };
-                let gone = accepting.clone();
-                if streams.send(Ok(FakeStream(tls, gone))).await.is_err() {
+                let stopped = stop_accepting.clone();
+                if streams.send(Ok(FakeStream(tls, stopped))).await.is_err() {
                     return;
                 }
             }
         });
         let (sessions_tx, sessions) = mpsc::channel(8);
-        let answers = Arc::new(answers);
+        let responses = Arc::new(responses);
         let service = FakeService {
-            answers: Arc::clone(&answers),
+            responses: Arc::clone(&responses),
             sessions: sessions_tx,
         };
         let server = Server::builder()
@@ -256,7 +262,7 @@ impl FakeHub {
         tokio::spawn(server);
         Self {
             address,
-            answers,
+            responses,
             sessions,
             stop,
         }
@@ -327,7 +333,7 @@ impl AsyncWrite for FakeStream {
 
 #[derive(Clone)]
 struct FakeService {
-    answers: Arc<Answers>,
+    responses: Arc<FakeResponses>,
     sessions: mpsc::Sender<FakeSession>,
 }
 
@@ -345,8 +351,8 @@ impl Fleet for FakeService {
             incoming: request.into_inner(),
             outgoing,
         };
-        let gone = |_| Status::unavailable("the test is over");
-        self.sessions.send(session).await.map_err(gone)?;
+        let test_ended = |_| Status::unavailable("the test is over");
+        self.sessions.send(session).await.map_err(test_ended)?;
         Ok(Response::new(ReceiverStream::new(messages)))
     }
 
@@ -354,14 +360,14 @@ impl Fleet for FakeService {
         &self,
         request: Request<RenewRequest>,
     ) -> Result<Response<RenewResponse>, Status> {
-        (self.answers.renew)(request.into_inner()).map(Response::new)
+        (self.responses.renew)(request.into_inner()).map(Response::new)
     }
 
     async fn fetch_chart(
         &self,
         request: Request<FetchChartRequest>,
     ) -> Result<Response<Self::FetchChartStream>, Status> {
-        let mut chart = self.answers.chart.lock().unwrap();
+        let mut chart = self.responses.chart.lock().unwrap();
         chart.0 = Some(request.into_inner());
         let parts: Vec<_> = chart.1.clone();
         Ok(Response::new(tokio_stream::iter(parts)))
@@ -374,6 +380,6 @@ impl Enrollment for FakeService {
         &self,
         request: Request<EnrollRequest>,
     ) -> Result<Response<EnrollResponse>, Status> {
-        (self.answers.enroll)(request.into_inner()).map(Response::new)
+        (self.responses.enroll)(request.into_inner()).map(Response::new)
     }
 }

@@ -22,11 +22,11 @@ fn main() -> ExitCode {
         .install_default()
         .is_err()
     {
-        return refuse("another TLS provider was installed before ours", 1);
+        return exit_with("another TLS provider was installed before ours", 1);
     }
     let (log, _traces) = match flags.telemetry().start() {
-        Ok(started) => started,
-        Err(error) => return refuse(&chain(&error), 2),
+        Ok(telemetry) => telemetry,
+        Err(error) => return exit_with(&chain(&error), 2),
     };
     // One thread suffices for the agent's load, and each additional thread costs memory.
     let runtime = match tokio::runtime::Builder::new_current_thread()
@@ -35,16 +35,16 @@ fn main() -> ExitCode {
         .build()
     {
         Ok(runtime) => runtime,
-        Err(error) => return refuse(&format!("starting the runtime failed: {error}"), 1),
+        Err(error) => return exit_with(&format!("starting the runtime failed: {error}"), 1),
     };
-    let running = async { run_in(flags, Outside::real(log)?).await };
-    match runtime.block_on(running) {
+    let agent = async { run_in(flags, Outside::real(log)?).await };
+    match runtime.block_on(agent) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => refuse(&format!("{error:#}"), 1),
+        Err(error) => exit_with(&format!("{error:#}"), 1),
     }
 }
 
-fn refuse(problem: &str, code: u8) -> ExitCode {
+fn exit_with(problem: &str, code: u8) -> ExitCode {
     eprintln!("krypton-agent: {problem}");
     ExitCode::from(code)
 }

@@ -25,7 +25,7 @@ pub const PREFIX: &str = "krypton_agent";
 
 /// State that each scrape reads directly, without a second copy.
 #[derive(Debug)]
-pub struct State {
+pub struct AgentMetrics {
     pub link: watch::Receiver<Link>,
     /// Expiry of the client certificate; 1970 before enrollment.
     pub expiry: watch::Receiver<Timestamp>,
@@ -49,15 +49,16 @@ fn number(count: impl TryInto<i64>) -> i64 {
     count.try_into().unwrap_or(i64::MAX)
 }
 
-impl Collector for State {
+impl Collector for AgentMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let encoder = &mut encoder;
         let expiry = self.expiry.get();
         let desired = self.desired.get();
-        let skip = (desired.as_ref()).is_some_and(|desired| desired.handling.allow_chart_skip);
-        let phases = self.report_store.phases(skip);
+        let allow_chart_skip =
+            (desired.as_ref()).is_some_and(|desired| desired.handling.allow_chart_skip);
+        let phases = self.report_store.count_phases(allow_chart_skip);
         let up = i64::from(self.link.get().is_up());
-        for (about, value) in [
+        for (name_and_help, value) in [
             (
                 (
                     "session_connected",
@@ -67,24 +68,29 @@ impl Collector for State {
             ),
             (
                 ("tenants", "Known Tenants of this cluster."),
-                number(self.report_store.tenants()),
+                number(self.report_store.tenant_count()),
             ),
             (
                 (
                     "reports_unsent",
                     "Tenants, KryptonDeployments and placed Tenants whose report the agent has not sent yet.",
                 ),
-                number(self.report_store.unsent()),
+                number(self.report_store.unsent_count()),
             ),
         ] {
-            gauge(encoder, about, None, value)?;
+            gauge(encoder, name_and_help, None, value)?;
         }
-        let about = (
+        let name_and_help = (
             "certificate_expiry_timestamp",
             "Expiry time of the client certificate, in seconds since 1970. Absent before enrollment.",
         );
         if expiry != Timestamp::UNIX_EPOCH {
-            gauge(encoder, about, Some(&Unit::Seconds), expiry.as_second())?;
+            gauge(
+                encoder,
+                name_and_help,
+                Some(&Unit::Seconds),
+                expiry.as_second(),
+            )?;
         }
         let kind = ConstGauge::new(0_i64).metric_type();
         let (name, help) = (
@@ -102,9 +108,9 @@ impl Collector for State {
         let Some(desired) = desired else {
             return Ok(());
         };
-        let acted_on = self.report_store.applied();
-        let acted_on = acted_on.is_some_and(|(version, _)| version == desired.version);
-        for (about, value) in [
+        let is_acted_on = self.report_store.applied_version();
+        let is_acted_on = is_acted_on.is_some_and(|(version, _)| version == desired.version);
+        for (name_and_help, value) in [
             (
                 (
                     "desired_state_epoch",
@@ -124,10 +130,10 @@ impl Collector for State {
                     "desired_state_acted_on",
                     "Whether the latest known desired state is recorded on this cluster and acted on.",
                 ),
-                i64::from(acted_on),
+                i64::from(is_acted_on),
             ),
         ] {
-            gauge(encoder, about, None, value)?;
+            gauge(encoder, name_and_help, None, value)?;
         }
         Ok(())
     }
@@ -143,7 +149,7 @@ pub fn phase_name(phase: Phase) -> &'static str {
 }
 
 /// Registers all metrics: the agent's under [`PREFIX`], and the process metrics, with the current time as start time.
-pub fn registry(state: State, drift: &DriftMetrics, work: &WorkMetrics) -> Registry {
+pub fn registry(state: AgentMetrics, drift: &DriftMetrics, work: &WorkMetrics) -> Registry {
     let mut root = Registry::default();
     root.register_collector(Box::new(ProcessMetrics::starting(clock::wall())));
     let registry = root.sub_registry_with_prefix(PREFIX);
@@ -159,20 +165,20 @@ mod tests {
 
     use super::*;
 
-    fn wanted() -> DesiredState {
-        let wanted = serde_json::json!({
+    fn desired_state() -> DesiredState {
+        let desired_state = serde_json::json!({
             "version": {"epoch": 1, "generation": 3},
             "chart": {"repo": "", "name": "small", "version": "1.0.0", "install_crds": false, "values": {}},
             "paused": false,
         });
-        serde_json::from_value(wanted).unwrap()
+        serde_json::from_value(desired_state).unwrap()
     }
 
     #[test]
     fn expiry_metric_is_absent_before_enrollment() {
         let (expiry_tx, expiry) = watch::channel(Timestamp::UNIX_EPOCH);
         let (desired_tx, desired) = watch::channel(None);
-        let state = State {
+        let state = AgentMetrics {
             link: watch::channel(Link::default()).1,
             expiry,
             desired,
@@ -198,7 +204,7 @@ mod tests {
             "{before}"
         );
         expiry_tx.send_replace(Timestamp::from_second(7000).unwrap());
-        desired_tx.send_replace(Some(Arc::new(wanted())));
+        desired_tx.send_replace(Some(Arc::new(desired_state())));
         let after = scrape();
         for line in [
             "krypton_agent_certificate_expiry_timestamp_seconds 7000",
@@ -206,7 +212,10 @@ mod tests {
             "krypton_agent_desired_state_acted_on 0",
             "krypton_agent_tenants_by_phase{phase=\"error\"} 0",
         ] {
-            assert!(after.lines().any(|found| found == line), "{line}: {after}");
+            assert!(
+                after.lines().any(|scraped| scraped == line),
+                "{line}: {after}"
+            );
         }
     }
 }

@@ -29,19 +29,19 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status, Streaming};
 
 use crate::session::connect::{Connection, DialError, Dialer};
-use reconnect::Pace;
+use reconnect::ReconnectBackoff;
 use report_queue::ReportQueue;
 
 /// Time from the start of the stream to the hub's Welcome.
-const WELCOME: Duration = Duration::from_secs(10);
+const WELCOME_TIMEOUT: Duration = Duration::from_secs(10);
 /// Capacity of the outgoing channel. The newest report of each object waits in the report store.
-const OUTGOING: usize = 2;
+const OUTGOING_CAPACITY: usize = 2;
 /// Clock difference that the agent logs, because certificates have a validity period.
-const CLOCKS: Duration = Duration::from_secs(60);
+const CLOCK_DIFFERENCE_MAX: Duration = Duration::from_secs(60);
 /// Milliseconds between two heartbeats that the hub can request.
 const HEARTBEAT: std::ops::RangeInclusive<u32> = 1_000..=60_000;
 /// Number of distinct errors that the agent logs above debug level.
-const SAID: usize = 16;
+const LOGGED_ERRORS_MAX: usize = 16;
 
 /// State of the connection to the hub.
 #[derive(Clone, Debug)]
@@ -76,7 +76,7 @@ pub struct Contact {
     /// Time of the last change of `up`. `None` if the session was never up.
     pub since: Option<BootTime>,
     /// Time of the hub's last message.
-    pub heard: Option<BootTime>,
+    pub last_message: Option<BootTime>,
     /// Address of the hub in the current or last session. The hub reports the next two fields.
     pub address: Option<String>,
     pub hub_version: Option<String>,
@@ -84,21 +84,21 @@ pub struct Contact {
 }
 
 impl Contact {
-    fn welcomed(&mut self, address: &str, welcome: &Welcome, now: BootTime) {
+    fn record_welcome(&mut self, address: &str, welcome: &Welcome, now: BootTime) {
         let version = welcome.hub_version.chars().take(64).collect();
         // A session that directly follows another one continues the uptime.
         let since = self.since.filter(|_| self.up).unwrap_or(now);
         *self = Self {
             up: true,
             since: Some(since),
-            heard: Some(now),
+            last_message: Some(now),
             address: Some(address.to_owned()),
             hub_version: Some(version),
             session: Some(welcome.session),
         };
     }
 
-    fn lost(&mut self, now: BootTime) {
+    fn record_loss(&mut self, now: BootTime) {
         if self.up {
             (self.up, self.since) = (false, Some(now));
         }
@@ -138,7 +138,7 @@ pub enum SessionError {
     },
     #[error("the hub at {0} ended the session; retrying")]
     Ended(String),
-    #[error("the hub at {address} did not answer within {} s; check whether it is overloaded; retrying", WELCOME.as_secs())]
+    #[error("the hub at {address} did not answer within {} s; check whether it is overloaded; retrying", WELCOME_TIMEOUT.as_secs())]
     NoWelcome { address: String },
     #[error(
         "the hub at {address} uses protocol {protocol}, which this agent does not support; install an agent of the hub's version {hub}"
@@ -153,54 +153,56 @@ pub enum SessionError {
 }
 
 /// Result of a stream after the hub's Welcome.
-enum Next {
+enum StreamOutcome {
     /// A new stream with a newer certificate, already welcomed by the hub.
-    Stream(Box<Open>),
-    Ending(Ending),
+    Replaced(Box<OpenStream>),
+    Ended(SessionEnd),
 }
 
-impl From<SessionError> for Next {
+impl From<SessionError> for StreamOutcome {
     fn from(error: SessionError) -> Self {
-        Self::Ending(Ending::Error(error))
+        Self::Ended(SessionEnd::Error(error))
     }
 }
 
 /// Reason for the end of a session.
-enum Ending {
+enum SessionEnd {
     Drain { reason: String, pause: Duration },
     Error(SessionError),
 }
 
 /// Keeps a session open until `stop`.
 pub async fn run(session: Session, stop: CancellationToken) {
-    let mut pace = Pace::default();
-    let mut said = Said::default();
+    let mut backoff = ReconnectBackoff::default();
+    let mut logged_errors = LoggedErrors::default();
     loop {
         let ending = tokio::select! {
             () = stop.cancelled() => break,
-            ending = session.once(&mut pace, &mut said) => ending,
+            ending = session.run_once(&mut backoff, &mut logged_errors) => ending,
         };
         let pause = match &ending {
-            Ending::Drain { reason, pause } => {
+            SessionEnd::Drain { reason, pause } => {
                 tracing::info!(%reason, "the session ended; reconnecting");
-                pace.drained(BootTime::now(), *pause, chance::random())
+                backoff.after_drain(BootTime::now(), *pause, chance::random())
             }
-            Ending::Error(error) => {
-                said.say(error);
+            SessionEnd::Error(error) => {
+                logged_errors.log(error);
                 match error {
                     SessionError::Refused { .. } | SessionError::Protocol { .. } => {
-                        pace.refused(chance::random())
+                        backoff.after_rejection(chance::random())
                     }
-                    _ => pace.failed(BootTime::now(), chance::random()),
+                    _ => backoff.after_failure(BootTime::now(), chance::random()),
                 }
             }
         };
         let problem = match ending {
-            Ending::Drain { reason, .. } => reason,
-            Ending::Error(error) => chain(&error),
+            SessionEnd::Drain { reason, .. } => reason,
+            SessionEnd::Error(error) => chain(&error),
         };
         session.link.send_replace(Link::Down(problem));
-        session.contact.send_modify(|it| it.lost(BootTime::now()));
+        session
+            .contact
+            .send_modify(|contact| contact.record_loss(BootTime::now()));
         tokio::select! {
             () = stop.cancelled() => break,
             () = tokio::time::sleep(pause) => {}
@@ -208,54 +210,63 @@ pub async fn run(session: Session, stop: CancellationToken) {
     }
     let problem = "this agent is stopping".to_owned();
     session.link.send_replace(Link::Down(problem));
-    session.contact.send_modify(|it| it.lost(BootTime::now()));
+    session
+        .contact
+        .send_modify(|contact| contact.record_loss(BootTime::now()));
 }
 
 impl Session {
-    async fn once(&self, pace: &mut Pace, said: &mut Said) -> Ending {
+    async fn run_once(
+        &self,
+        backoff: &mut ReconnectBackoff,
+        logged_errors: &mut LoggedErrors,
+    ) -> SessionEnd {
         let mut open = match Box::pin(self.open()).await {
             Ok(open) => Box::new(open),
-            Err(error) => return Ending::Error(error),
+            Err(error) => return SessionEnd::Error(error),
         };
         loop {
-            pace.welcomed(BootTime::now());
-            said.clear();
-            said.clocks(open.ahead);
-            match Box::pin(self.follow(*open, said)).await {
-                Next::Stream(next) => open = next,
-                Next::Ending(ending) => return ending,
+            backoff.record_welcome(BootTime::now());
+            logged_errors.clear();
+            logged_errors.check_clocks(open.clock_ahead);
+            match Box::pin(self.run_stream(*open, logged_errors)).await {
+                StreamOutcome::Replaced(next) => open = next,
+                StreamOutcome::Ended(ending) => return ending,
             }
         }
     }
 
     /// Connects and exchanges Hello and Welcome.
-    async fn open(&self) -> Result<Open, SessionError> {
+    async fn open(&self) -> Result<OpenStream, SessionError> {
         let connection = self.dialer.connect().await.map_err(SessionError::Dial)?;
         let address = connection.address().to_owned();
-        let (outgoing, messages) = mpsc::channel(OUTGOING);
-        let mut kept = self.dialer.trust().kept();
-        let trusted = kept.see().as_deref().map(TrustedRoots::new);
+        let (outgoing, messages) = mpsc::channel(OUTGOING_CAPACITY);
+        let mut stored_roots = self.dialer.root_updates().stored_digests();
+        let trusted = stored_roots
+            .get_and_update()
+            .as_deref()
+            .map(TrustedRoots::new);
         // The queue is empty, so the message fits.
         let _fits = outgoing.try_send(message(agent_message::Kind::Hello(self.hello(trusted))));
-        let greeting = async {
+        let handshake = async {
             let mut fleet = connection.fleet();
-            let connecting = fleet.connect(ReceiverStream::new(messages));
-            let answer = connecting.await?;
-            let mut incoming = answer.into_inner();
+            let response_future = fleet.connect(ReceiverStream::new(messages));
+            let response = response_future.await?;
+            let mut incoming = response.into_inner();
             let first = incoming.message().await?;
             Ok::<_, Status>((incoming, first))
         };
-        let (incoming, first) = match tokio::time::timeout(WELCOME, greeting).await {
-            Ok(Ok(greeted)) => greeted,
+        let (incoming, first) = match tokio::time::timeout(WELCOME_TIMEOUT, handshake).await {
+            Ok(Ok(streams)) => streams,
             Ok(Err(status)) => {
                 // A hub that is not the leader returns this code, so try the next address first.
                 if status.code() == Code::Unavailable {
-                    self.dialer.pass_on(&address);
+                    self.dialer.try_next_first(&address);
                 }
-                return Err(meaning(&connection, &status));
+                return Err(error_from_status(&connection, &status));
             }
             Err(_) => {
-                self.dialer.pass_on(&address);
+                self.dialer.try_next_first(&address);
                 return Err(SessionError::NoWelcome { address });
             }
         };
@@ -273,19 +284,22 @@ impl Session {
                 hub: welcome.hub_version.chars().take(64).collect(),
             });
         }
-        Ok(Open {
+        Ok(OpenStream {
             connection,
             outgoing,
             incoming,
-            ahead: clock::wall().as_second().saturating_sub(welcome.now),
+            clock_ahead: clock::wall().as_second().saturating_sub(welcome.now),
             welcome,
-            kept,
+            stored_roots,
         })
     }
 
     fn hello(&self, trusted_roots: Option<TrustedRoots>) -> Hello {
         // The stored state from startup may be outdated, or the only known one.
-        let applied = self.report_store.applied().max(self.recorded.clone());
+        let applied = self
+            .report_store
+            .applied_version()
+            .max(self.recorded.clone());
         Hello {
             protocol_min: *PROTOCOL.start(),
             protocol_max: *PROTOCOL.end(),
@@ -302,13 +316,17 @@ impl Session {
 
     /// Processes one stream until it ends or a stream with a newer certificate replaces it. The agent opens the new
     /// stream before it closes the old one, so it stays connected.
-    async fn follow(&self, open: Open, said: &mut Said) -> Next {
-        let Open {
+    async fn run_stream(
+        &self,
+        open: OpenStream,
+        logged_errors: &mut LoggedErrors,
+    ) -> StreamOutcome {
+        let OpenStream {
             connection,
             outgoing,
             mut incoming,
             welcome,
-            mut kept,
+            mut stored_roots,
             ..
         } = open;
         let address = connection.address().to_owned();
@@ -316,85 +334,89 @@ impl Session {
             "in session with the hub");
         self.link.send_replace(Link::Up(connection.clone()));
         self.contact
-            .send_modify(|it| it.welcomed(&address, &welcome, BootTime::now()));
+            .send_modify(|contact| contact.record_welcome(&address, &welcome, BootTime::now()));
         let heartbeat = welcome
             .heartbeat_millis
             .clamp(*HEARTBEAT.start(), *HEARTBEAT.end());
         let heartbeat = Duration::from_millis(heartbeat.into());
         let mut report_queue = ReportQueue::new();
         self.report_store.resend();
-        let mut beat = Box::pin(tokio::time::sleep(reconnect::spread(
+        let mut heartbeat_timer = Box::pin(tokio::time::sleep(reconnect::with_jitter(
             heartbeat,
             chance::random(),
         )));
-        let mut next: Option<Opening<'_>> = None;
-        let mut pace = Pace::default();
+        let mut pending: Option<PendingStream<'_>> = None;
+        let mut backoff = ReconnectBackoff::default();
         loop {
             tokio::select! {
                 message = incoming.message() => match message {
                     Ok(Some(message)) => {
-                        self.contact.send_modify(|it| it.heard = Some(BootTime::now()));
-                        if let Some(ending) = self.take_in(message, &mut report_queue) {
+                        self.contact.send_modify(|contact| contact.last_message = Some(BootTime::now()));
+                        if let Some(ending) = self.handle_message(message, &mut report_queue) {
                             // The hub is shutting down or has lost leadership.
-                            self.dialer.pass_on(&address);
-                            return Next::Ending(ending);
+                            self.dialer.try_next_first(&address);
+                            return StreamOutcome::Ended(ending);
                         }
                     }
-                    ended => return after(ended, &connection, next).await,
+                    result => return outcome_after_end(result, &connection, pending).await,
                 },
-                () = self.dialer.renewed() => next = Some(Box::pin(self.open())),
-                opened = opened(&mut next) => match opened {
-                    Ok(open) => return Next::Stream(Box::new(open)),
+                () = self.dialer.renewed() => pending = Some(Box::pin(self.open())),
+                opened = wait_for_pending(&mut pending) => match opened {
+                    Ok(open) => return StreamOutcome::Replaced(Box::new(open)),
                     Err(error) => {
-                        said.say(&error);
-                        let pause = pace.failed(BootTime::now(), chance::random());
-                        next = Some(Box::pin(async move {
+                        logged_errors.log(&error);
+                        let pause = backoff.after_failure(BootTime::now(), chance::random());
+                        pending = Some(Box::pin(async move {
                             tokio::time::sleep(pause).await;
                             self.open().await
                         }));
                     }
                 },
-                Ok(()) = kept.changed() => {
-                    if let Some(roots) = kept.see().as_deref() {
-                        report_queue.trusted_roots(TrustedRoots::new(roots));
+                Ok(()) = stored_roots.changed() => {
+                    if let Some(roots) = stored_roots.get_and_update().as_deref() {
+                        report_queue.set_trusted_roots(TrustedRoots::new(roots));
                     }
                 }
-                () = self.report_store.changed(), if !report_queue.has_changes() => report_queue.changed(),
-                () = &mut beat => {
-                    report_queue.heartbeat();
-                    let next = reconnect::spread(heartbeat, chance::random());
-                    beat.as_mut().reset(tokio::time::Instant::now() + next);
+                () = self.report_store.changed(), if !report_queue.has_changes() => report_queue.mark_changed(),
+                () = &mut heartbeat_timer => {
+                    report_queue.request_heartbeat();
+                    let pause = reconnect::with_jitter(heartbeat, chance::random());
+                    heartbeat_timer.as_mut().reset(tokio::time::Instant::now() + pause);
                 }
-                permit = outgoing.reserve(), if report_queue.has_something() => match permit {
+                permit = outgoing.reserve(), if report_queue.has_message() => match permit {
                     Ok(permit) => {
-                        if let Some(kind) = report_queue.next(&self.report_store) {
+                        if let Some(kind) = report_queue.next_message(&self.report_store) {
                             permit.send(message(kind));
                         }
                     }
                     // The stream is closed; read its final status.
                     Err(_) => {
-                        let ended = incoming.message().await;
-                        return after(ended, &connection, next).await;
+                        let result = incoming.message().await;
+                        return outcome_after_end(result, &connection, pending).await;
                     }
                 },
             }
         }
     }
 
-    fn take_in(&self, message: HubMessage, report_queue: &mut ReportQueue) -> Option<Ending> {
+    fn handle_message(
+        &self,
+        message: HubMessage,
+        report_queue: &mut ReportQueue,
+    ) -> Option<SessionEnd> {
         match message.kind {
             Some(hub_message::Kind::Desired(desired)) => match DesiredState::try_from(desired) {
                 Ok(desired) => {
                     let (version, digest) = (desired.version, desired.digest());
                     tracing::debug!(%version, "a desired state has come");
-                    self.desired.send_if_modified(|slot| {
-                        let news = slot.as_deref() != Some(&desired);
-                        if news {
-                            *slot = Some(Arc::new(desired));
+                    self.desired.send_if_modified(|current| {
+                        let is_new = current.as_deref() != Some(&desired);
+                        if is_new {
+                            *current = Some(Arc::new(desired));
                         }
-                        news
+                        is_new
                     });
-                    report_queue.applied(version, digest);
+                    report_queue.set_applied(version, digest);
                 }
                 Err(error) => {
                     tracing::warn!(error = %chain(&error),
@@ -407,14 +429,14 @@ impl Session {
                 report_queue.resync(resync.number);
             }
             Some(hub_message::Kind::Drain(drain)) => {
-                return Some(Ending::Drain {
+                return Some(SessionEnd::Drain {
                     reason: drain.reason.chars().take(200).collect(),
                     pause: Duration::from_millis(drain.reconnect_after_millis.into()),
                 });
             }
             Some(hub_message::Kind::Roots(roots)) => {
                 tracing::debug!(count = roots.certificates.len(), "the hub names its roots");
-                self.dialer.trust().tell(roots.into());
+                self.dialer.root_updates().announce(roots.into());
             }
             // Ignore a second Welcome and the message kinds of later protocol revisions.
             Some(hub_message::Kind::Welcome(_)) | None => {}
@@ -424,26 +446,29 @@ impl Session {
 }
 
 /// A session after the hub's Welcome.
-struct Open {
+struct OpenStream {
     connection: Connection,
     outgoing: mpsc::Sender<AgentMessage>,
     incoming: Streaming<HubMessage>,
     welcome: Welcome,
     /// Seconds by which the agent's clock is ahead of the hub's.
-    ahead: i64,
+    clock_ahead: i64,
     /// Digests of the stored roots. Those in Hello are marked as seen.
-    kept: watch::Receiver<Option<Vec<RootDigest>>>,
+    stored_roots: watch::Receiver<Option<Vec<RootDigest>>>,
 }
 
 /// The pending connection that replaces the current stream.
-type Opening<'a> = Pin<Box<dyn Future<Output = Result<Open, SessionError>> + Send + 'a>>;
+type PendingStream<'a> =
+    Pin<Box<dyn Future<Output = Result<OpenStream, SessionError>> + Send + 'a>>;
 
 /// Waits for the pending connection. Never completes without one.
-async fn opened(next: &mut Option<Opening<'_>>) -> Result<Open, SessionError> {
-    match next {
+async fn wait_for_pending(
+    pending: &mut Option<PendingStream<'_>>,
+) -> Result<OpenStream, SessionError> {
+    match pending {
         Some(opening) => {
             let opened = opening.await;
-            *next = None;
+            *pending = None;
             opened
         }
         None => std::future::pending().await,
@@ -451,18 +476,18 @@ async fn opened(next: &mut Option<Opening<'_>>) -> Result<Open, SessionError> {
 }
 
 /// Decides how to continue after a stream has ended. The hub also ends a stream when it accepts the replacement.
-async fn after(
-    ended: Result<Option<HubMessage>, Status>,
+async fn outcome_after_end(
+    result: Result<Option<HubMessage>, Status>,
     connection: &Connection,
-    next: Option<Opening<'_>>,
-) -> Next {
-    if let Some(next) = next
-        && let Ok(Ok(open)) = tokio::time::timeout(WELCOME, next).await
+    pending: Option<PendingStream<'_>>,
+) -> StreamOutcome {
+    if let Some(pending) = pending
+        && let Ok(Ok(open)) = tokio::time::timeout(WELCOME_TIMEOUT, pending).await
     {
-        return Next::Stream(Box::new(open));
+        return StreamOutcome::Replaced(Box::new(open));
     }
-    match ended {
-        Err(status) => meaning(connection, &status).into(),
+    match result {
+        Err(status) => error_from_status(connection, &status).into(),
         Ok(_) => SessionError::Ended(connection.address().to_owned()).into(),
     }
 }
@@ -472,9 +497,9 @@ fn message(kind: agent_message::Kind) -> AgentMessage {
 }
 
 /// Maps the status of a failed call to an error.
-fn meaning(connection: &Connection, status: &Status) -> SessionError {
-    if let Some(refused) = connection.refused() {
-        return SessionError::Dial(refused);
+fn error_from_status(connection: &Connection, status: &Status) -> SessionError {
+    if let Some(rejection) = connection.rejection() {
+        return SessionError::Dial(rejection);
     }
     let address = connection.address().to_owned();
     let message: String = status.message().chars().take(500).collect();
@@ -492,15 +517,15 @@ fn meaning(connection: &Connection, status: &Status) -> SessionError {
 
 /// Errors that were already logged. The agent logs each distinct error once until a session is established.
 #[derive(Default)]
-struct Said {
+struct LoggedErrors {
     errors: BTreeSet<String>,
-    clocks: bool,
+    clocks_differ: bool,
 }
 
-impl Said {
-    fn say(&mut self, error: &SessionError) {
+impl LoggedErrors {
+    fn log(&mut self, error: &SessionError) {
         let text = chain(error);
-        if self.errors.contains(&text) || self.errors.len() >= SAID {
+        if self.errors.contains(&text) || self.errors.len() >= LOGGED_ERRORS_MAX {
             tracing::debug!(error = %text, "no session");
             return;
         }
@@ -517,18 +542,22 @@ impl Said {
         self.errors.clear();
     }
 
-    /// Logs a warning if the clocks differ. `ahead` is the number of seconds by which the agent's clock is ahead of the
+    /// Logs a warning if the clocks differ. `clock_ahead` is the number of seconds by which the agent's clock is ahead of the
     /// hub's.
-    fn clocks(&mut self, ahead: i64) {
-        let differ = ahead.unsigned_abs() > CLOCKS.as_secs();
-        if differ && !self.clocks {
-            let side = if ahead > 0 { "ahead of" } else { "behind" };
+    fn check_clocks(&mut self, clock_ahead: i64) {
+        let differ = clock_ahead.unsigned_abs() > CLOCK_DIFFERENCE_MAX.as_secs();
+        if differ && !self.clocks_differ {
+            let side = if clock_ahead > 0 {
+                "ahead of"
+            } else {
+                "behind"
+            };
             tracing::warn!(
                 "this machine's clock is {} s {side} the hub's; set it right, since certificates are valid by the clock",
-                ahead.unsigned_abs()
+                clock_ahead.unsigned_abs()
             );
         }
-        self.clocks = differ;
+        self.clocks_differ = differ;
     }
 }
 

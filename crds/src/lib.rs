@@ -26,7 +26,7 @@ pub const SCHEMA_VERSION_ANNOTATION: &str = "mesh.openkcm.io/schema-version";
 /// Annotation of objects that outlive a release. Without it, the next upgrade of a chart would delete a CRD that Krypton
 /// recreated, with all its objects
 /// (<https://helm.sh/docs/howto/charts_tips_and_tricks/#tell-helm-not-to-uninstall-a-resource>).
-pub const HELM_KEEPS: [&str; 2] = ["helm.sh/resource-policy", "keep"];
+pub const HELM_KEEP_POLICY: [&str; 2] = ["helm.sh/resource-policy", "keep"];
 
 /// Returns all CRDs. They need Kubernetes 1.30 for `optionalOldSelf` in rules and for validation ratcheting, which
 /// accepts unchanged fields that an older schema has stored.

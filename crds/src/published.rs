@@ -4,7 +4,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
 };
 
-use crate::{HELM_KEEPS, SCHEMA_VERSION, SCHEMA_VERSION_ANNOTATION};
+use crate::{HELM_KEEP_POLICY, SCHEMA_VERSION, SCHEMA_VERSION_ANNOTATION};
 
 pub(crate) fn published(mut crd: CustomResourceDefinition) -> CustomResourceDefinition {
     let label = ("app.kubernetes.io/part-of".to_owned(), "krypton".to_owned());
@@ -16,14 +16,14 @@ pub(crate) fn published(mut crd: CustomResourceDefinition) -> CustomResourceDefi
     crd.metadata
         .annotations
         .get_or_insert_default()
-        .extend([version, HELM_KEEPS.map(str::to_owned).into()]);
+        .extend([version, HELM_KEEP_POLICY.map(str::to_owned).into()]);
     let schemas = crd
         .spec
         .versions
         .iter_mut()
         .filter_map(|version| version.schema.as_mut());
     for schema in schemas.filter_map(|schema| schema.open_api_v3_schema.as_mut()) {
-        settle(schema);
+        normalize(schema);
     }
     crd
 }
@@ -31,7 +31,7 @@ pub(crate) fn published(mut crd: CustomResourceDefinition) -> CustomResourceDefi
 /// Normalizes a generated schema. The derive makes every `Option` nullable. If a field is not nullable, the API server
 /// drops a `null`, which then means "not set" to rules and clients. Kubernetes warns about unsigned formats.
 /// Descriptions contain the line breaks of the source.
-fn settle(schema: &mut JSONSchemaProps) {
+fn normalize(schema: &mut JSONSchemaProps) {
     schema.nullable = None;
     schema.title = None;
     schema.description = schema
@@ -49,11 +49,11 @@ fn settle(schema: &mut JSONSchemaProps) {
         .properties
         .iter_mut()
         .flat_map(|properties| properties.values_mut())
-        .for_each(settle);
+        .for_each(normalize);
     if let Some(JSONSchemaPropsOrArray::Schema(items)) = &mut schema.items {
-        settle(items);
+        normalize(items);
     }
     if let Some(JSONSchemaPropsOrBool::Schema(values)) = &mut schema.additional_properties {
-        settle(values);
+        normalize(values);
     }
 }

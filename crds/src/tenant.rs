@@ -210,7 +210,7 @@ impl Tenant {
     }
 
     /// Returns the member that `clusterRef` names.
-    pub fn names_member(&self) -> Option<&str> {
+    pub fn referenced_member(&self) -> Option<&str> {
         let secret = self.spec.cluster_ref.as_ref()?.secret_name.as_deref()?;
         Some(secret).filter(|name| !name.is_empty())
     }
@@ -218,7 +218,7 @@ impl Tenant {
     /// Returns whether the member `name` reconciles this Tenant: `clusterRef` names this member or none. `namespace` is
     /// that of the member's kubeconfig Secret, if it has one.
     pub fn is_for(&self, name: &str, namespace: Option<&str>) -> bool {
-        let Some(member) = self.names_member() else {
+        let Some(member) = self.referenced_member() else {
             return true;
         };
         let reference = self.spec.cluster_ref.as_ref();
@@ -275,10 +275,10 @@ mod tests {
             serde_json::json!({"clusterRef": {}}),
             serde_json::json!({"clusterRef": {"secretName": "", "secretNamespace": "krypton"}}),
         ] {
-            assert_eq!(tenant(spec.clone()).names_member(), None, "{spec}");
+            assert_eq!(tenant(spec.clone()).referenced_member(), None, "{spec}");
         }
         let named = tenant(serde_json::json!({"clusterRef": {"secretName": "edge-1"}}));
-        assert_eq!(named.names_member(), Some("edge-1"));
+        assert_eq!(named.referenced_member(), Some("edge-1"));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The hub's endpoint for agents: CA, listener, enrollment and sessions.
 
+pub(crate) mod anonymous_connections;
 mod byte_limit;
 mod connection_limiter;
 mod enrollment_audit;
@@ -10,7 +11,6 @@ pub mod join_info;
 pub mod join_token;
 pub mod listener;
 pub mod session;
-pub(crate) mod strangers;
 mod tls_connection;
 
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::cluster;
 use krypton_runtime::net::Listener;
 use krypton_runtime::newest::NewestSeen as _;
-use krypton_runtime::periodic::{Next, Periodic, Schedule};
+use krypton_runtime::periodic::{NextRun, Periodic, Schedule};
 use krypton_runtime::retry::retry_until_ready;
 use krypton_types::error_chain::chain;
 use krypton_types::join_info::JoinInfo;
@@ -33,24 +33,24 @@ use thiserror::Error;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use self::enrollment_service::{Audit, EnrollmentService};
+use self::enrollment_service::{EnrollmentAudit, EnrollmentService};
 use self::fleet_service::FleetService;
 use self::listener::ListenerError;
 use self::session::Sessions;
-use crate::ca::rotation_controller::{self, Rotation};
-use crate::ca::{Authority, AuthorityError, Live};
+use crate::ca::rotation_controller::{self, RotationController};
+use crate::ca::{Authority, AuthorityError, CurrentAuthority};
 use crate::leader::Leader;
 use crate::observe::member_metrics::FleetView;
 
 /// When expired join tokens are deleted.
-const SWEEP: Schedule = Schedule {
+const TOKEN_CLEANUP: Schedule = Schedule {
     every: Duration::from_secs(15 * 60),
     jitter: 0.0,
     retry_max: Duration::from_secs(30),
 };
 
 /// Inputs of the agents' endpoint.
-pub struct Gateway {
+pub struct AgentServer {
     pub client: Client,
     /// Namespace of the hub on the home cluster, with the CA and the join tokens.
     pub namespace: String,
@@ -60,16 +60,16 @@ pub struct Gateway {
     pub sessions: Arc<Sessions>,
     pub charts: Arc<ChartCache>,
     /// Leadership of this hub.
-    pub lead: Leader,
+    pub leader: Leader,
     /// Receives the CA.
-    pub view: Arc<FleetView>,
+    pub fleet_view: Arc<FleetView>,
     /// Held until agents can connect.
-    pub opening: ReadinessGuard,
+    pub readiness_guard: ReadinessGuard,
 }
 
-impl std::fmt::Debug for Gateway {
+impl std::fmt::Debug for AgentServer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Gateway").finish_non_exhaustive()
+        f.debug_struct("AgentServer").finish_non_exhaustive()
     }
 }
 
@@ -84,18 +84,18 @@ enum PrepareError {
 }
 
 /// Serves agents until `stop`.
-pub async fn run(gateway: Gateway, stop: CancellationToken) {
-    let Gateway {
+pub async fn run(server: AgentServer, stop: CancellationToken) {
+    let AgentServer {
         client,
         namespace,
         listener,
         advertise,
         sessions,
         charts,
-        lead,
-        view,
-        opening,
-    } = gateway;
+        leader,
+        fleet_view,
+        readiness_guard,
+    } = server;
     let preparing = retry_until_ready(
         "the port for agents",
         &stop,
@@ -108,7 +108,7 @@ pub async fn run(gateway: Gateway, stop: CancellationToken) {
     let tls = Arc::new(ArcSwap::from_pointee(tls));
     tracing::info!(address = ?listener.local_addr().ok(), trust_domain = authority.trust_domain(), ?advertise,
         "listening for agents");
-    drop(opening);
+    drop(readiness_guard);
     if advertise.is_empty() {
         tracing::warn!("--advertise is not set: 'kubectl krypton join' needs --address");
     }
@@ -119,67 +119,67 @@ pub async fn run(gateway: Gateway, stop: CancellationToken) {
         version: env!("CARGO_PKG_VERSION").to_owned(),
     };
     let (info_tx, info) = watch::channel(info);
-    let authority = Arc::new(Live::new(authority));
-    view.serves_by(Arc::clone(&authority));
+    let authority = Arc::new(CurrentAuthority::new(authority));
+    fleet_view.set_authority(Arc::clone(&authority));
     let mut changes = authority.subscribe();
-    let published = async {
-        let keeping = join_info::keep(
+    let join_info = async {
+        let publishing = join_info::run(
             client.clone(),
             namespace.clone(),
             info,
-            lead.clone(),
+            leader.clone(),
             stop.clone(),
         );
-        let following = async {
+        let updating = async {
             while changes.changed().await.is_ok() {
-                let ca_pem = changes.see().ca_pem();
+                let ca_pem = changes.get_and_update().ca_pem();
                 info_tx.send_modify(|info| info.ca_pem = ca_pem);
             }
         };
-        tokio::join!(keeping, following);
+        tokio::join!(publishing, updating);
     };
-    let rotation = Rotation {
+    let rotation = RotationController {
         client: client.clone(),
         namespace: namespace.clone(),
-        live: Arc::clone(&authority),
-        lead: lead.clone(),
-        notices: sessions.notices.clone(),
+        authority: Arc::clone(&authority),
+        leader: leader.clone(),
+        events: sessions.events.clone(),
     };
     let rotating = async {
-        rotation_controller::keep(rotation, stop.clone()).await;
+        rotation_controller::run(rotation, stop.clone()).await;
         std::future::pending().await
     };
-    let audit = Audit {
+    let audit = EnrollmentAudit {
         members: Arc::clone(&sessions.members),
-        notices: sessions.notices.clone(),
+        events: sessions.events.clone(),
         metrics: Arc::clone(&sessions.metrics),
     };
     let metrics = Arc::clone(&sessions.metrics);
-    let door = metrics.door.clone();
+    let listener_metrics = metrics.port.clone();
     let fleet = FleetService::new(sessions, charts, Arc::clone(&authority))
-        .recording(client.clone())
+        .with_home(client.clone())
         .into_server();
     let enrollment = Arc::new(EnrollmentService::new(
         client.clone(),
         namespace.clone(),
         Arc::clone(&authority),
         audit,
-        lead.clone(),
+        leader.clone(),
     ));
     let routes = tonic::service::Routes::new(fleet).add_service(enrollment.service());
-    let credential = async {
+    let renewing_credential = async {
         let (authority, tls) = (Arc::clone(&authority), Arc::clone(&tls));
-        listener::keep_credential(authority, tls, metrics, stop.clone()).await;
+        listener::renew_credential(authority, tls, metrics, stop.clone()).await;
         // Sessions send their last message before their connections end, so only the listener may end this
         // function.
         std::future::pending().await
     };
     tokio::select! {
-        () = published => {}
+        () = join_info => {}
         () = rotating => {}
-        () = sweep(&client, &namespace, lead.clone()) => {}
-        () = credential => {}
-        served = listener::serve(listener, Arc::clone(&tls), trust_domain, routes, door, stop.clone()) => {
+        () = delete_expired_tokens(&client, &namespace, leader.clone()) => {}
+        () = renewing_credential => {}
+        served = listener::serve(listener, Arc::clone(&tls), trust_domain, routes, listener_metrics, stop.clone()) => {
             if let Err(error) = served {
                 tracing::error!(error = %chain(&error), "serving agents ended");
             }
@@ -194,7 +194,7 @@ async fn prepare(
     let uid = cluster::uid(client, CALL).await;
     let uid = uid.map_err(PrepareError::TrustDomain)?;
     let trust_domain = format!("{uid}.krypton");
-    let authority = Authority::load_or_make(client.clone(), namespace, &trust_domain)
+    let authority = Authority::load_or_create(client.clone(), namespace, &trust_domain)
         .await
         .map_err(PrepareError::Authority)?;
     let tls = listener::server_config(&authority, clock::wall()).map_err(PrepareError::Tls)?;
@@ -202,22 +202,22 @@ async fn prepare(
 }
 
 /// Deletes expired join tokens periodically while this hub leads.
-async fn sweep(client: &Client, namespace: &str, mut lead: Leader) {
-    let mut pace = Periodic::new("deleting expired join tokens", SWEEP);
+async fn delete_expired_tokens(client: &Client, namespace: &str, mut leader: Leader) {
+    let mut pace = Periodic::new("deleting expired join tokens", TOKEN_CLEANUP);
     loop {
-        if !lead.writes(BootTime::now()) {
-            if !lead.changed().await {
+        if !leader.may_write(BootTime::now()) {
+            if !leader.changed().await {
                 return std::future::pending().await;
             }
             continue;
         }
-        let sweeping = join_token::sweep(client.clone(), namespace, clock::wall());
-        let done = lead.tracked(sweeping).await.map(|swept| {
-            if swept > 0 {
-                tracing::info!(swept, "deleted expired join tokens");
+        let deleting = join_token::delete_expired(client.clone(), namespace, clock::wall());
+        let result = leader.tracked(deleting).await.map(|deleted| {
+            if deleted > 0 {
+                tracing::info!(swept = deleted, "deleted expired join tokens");
             }
-            Next::AsScheduled
+            NextRun::AsScheduled
         });
-        pace.rest(done).await;
+        pace.pause_after(result).await;
     }
 }

@@ -14,9 +14,9 @@ use anyhow::Context as _;
 use krypton_helm::driver::{Processes, Supervisor};
 use krypton_reconciler::plan::Policy;
 use krypton_reconciler::run_loop::Tools;
-use krypton_runtime::admin::{Ports, Readiness, Served};
+use krypton_runtime::admin::{AdminContent, AdminPorts, Readiness};
 use krypton_runtime::events::EventRecorder;
-use krypton_runtime::lease::Times;
+use krypton_runtime::lease::LeaseTimes;
 use krypton_runtime::net::{Listener, Network, Tcp};
 use krypton_runtime::newest::Newest as _;
 use krypton_runtime::retry::{StartupGrace, retry_until_ready};
@@ -30,40 +30,40 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
-use self::chart::{ChartFollower, Version};
-use self::parts::{Engine, Observed};
+use self::chart::{ChartFollower, ChartVersion};
+use self::parts::{Engine, FleetState};
 use self::shutdown::Shutdown;
 use crate::agent_server::session::Sessions;
-use crate::agent_server::{self, Gateway, listener};
+use crate::agent_server::{self, AgentServer, listener};
 use crate::args::Settings;
 use crate::chart::credentials::{self, ChartCredentials};
-use crate::chart::values::Readings;
-use crate::chart::values_reader::Follow;
-use crate::chart::values_status::Teller;
+use crate::chart::values::ValuesReadings;
+use crate::chart::values_reader::ValuesReader;
+use crate::chart::values_status::ValuesStatus;
 use crate::deployments;
-use crate::discovery::named_secrets::{Findings, Named, NamedSecrets};
+use crate::discovery::named_secrets::{NamedSecrets, SecretReferences, SecretStates};
 use crate::discovery::{self, Sources};
-use crate::edgecluster::{self, Accepting, Fleet, FleetChart, Overlaying};
+use crate::edgecluster::{self, AcceptedNamespaces, FleetChart, FleetInputs, MemberValues};
 use crate::home::{self, Home, HomeError};
-use crate::leader::pod_label::Label;
+use crate::home_events::HomeEvents;
+use crate::leader::pod_label::LeaderLabel;
 use crate::leader::{ElectionHandle, Leader, LeaderElection};
 use crate::members::MemberRegistry;
-use crate::notices::HomeEvents;
 use crate::observe::dump::{self, Dumper};
 use crate::observe::fleet_tenants;
-use crate::observe::member_metrics::Acting;
+use crate::observe::member_metrics::HomeState;
 use crate::observe::metrics;
 use crate::proxy::{Shared, Tunnels};
-use crate::tenants::{self, Rules};
+use crate::tenants::{self, TenantSettings};
 
 /// Maximum number of concurrent connection attempts. An unreachable member occupies one for 10 s out of
 /// about 25 s. A large fleet has fewer such members, so reachable ones do not wait.
-const CONNECTING: usize = 256;
+const MAX_CONNECTING: usize = 256;
 
-const LEAD: &str = "leader election";
-const LABEL: &str = "leader label";
-const AGENTS: &str = "agent server";
-const FLEET: &str = "fleet";
+const ELECTION_TASK: &str = "leader election";
+const LABEL_TASK: &str = "leader label";
+const AGENTS_TASK: &str = "agent server";
+const FLEET_TASK: &str = "fleet";
 
 /// The parts of a process that the operating system provides. [`Settings`] hold its environment.
 #[derive(Debug)]
@@ -84,7 +84,7 @@ impl Outside {
     /// # Errors
     /// Returns an error if the process cannot listen for signals or start the watchdog's thread.
     pub fn real(log: Log) -> anyhow::Result<Self> {
-        allow_connections();
+        raise_open_files_limit();
         Ok(Self {
             stop: signals::stop_on_signal()?,
             watchdog: Watchdog::start().context("starting the watchdog's thread failed")?,
@@ -98,11 +98,11 @@ impl Outside {
 /// Runs the hub until it is stopped.
 pub async fn run_in(settings: Settings, outside: Outside) -> anyhow::Result<()> {
     let watchdog = outside.watchdog.clone();
-    let main = main_loop(Arc::new(settings), outside);
+    let main = run_hub(Arc::new(settings), outside);
     watchdog.watch("the main loop", main).await
 }
 
-async fn main_loop(settings: Arc<Settings>, outside: Outside) -> anyhow::Result<()> {
+async fn run_hub(settings: Arc<Settings>, outside: Outside) -> anyhow::Result<()> {
     let Outside {
         stop,
         watchdog,
@@ -111,9 +111,9 @@ async fn main_loop(settings: Arc<Settings>, outside: Outside) -> anyhow::Result<
         helm,
     } = outside;
     let readiness = Readiness::new();
-    let starting = readiness.guard("start");
+    let start_guard = readiness.guard("start");
     // Report mistakes on the command line before any side effect.
-    let ports = Ports::bind(
+    let ports = AdminPorts::bind(
         settings.health_probe_bind_address.as_ref(),
         settings.metrics_bind_address.as_ref(),
         settings.debug_bind_address.as_ref(),
@@ -123,18 +123,18 @@ async fn main_loop(settings: Arc<Settings>, outside: Outside) -> anyhow::Result<
         Some(address) => Some(network.listen(listener::LISTEN_FLAG, address).await?),
         None => None,
     };
-    let values = chart::values_of_file(&settings).await?;
+    let values = chart::read_values_file(&settings).await?;
     let (engine, credentials) = Engine::start(&settings, &watchdog, helm).await?;
-    let observed = Observed::new();
+    let fleet_state = FleetState::new();
     let mut tasks = JoinSet::new();
-    let served = served(
+    let content = admin_content(
         &settings,
         log,
         (&readiness, &watchdog),
-        (&engine, &observed),
+        (&engine, &fleet_state),
     );
-    ports.serve(served, &mut tasks, &stop);
-    let clearing = tokio::spawn(Label::cleared(
+    ports.serve(content, &mut tasks, &stop);
+    let clearing_label = tokio::spawn(LeaderLabel::clear_stale(
         settings.pod.clone(),
         settings.home.local.clone(),
         readiness.clone(),
@@ -145,93 +145,92 @@ async fn main_loop(settings: Arc<Settings>, outside: Outside) -> anyhow::Result<
     if !home_crds::prepare(&settings, &client, &stop).await {
         return Ok(());
     }
-    drop(starting);
+    drop(start_guard);
     tracing::info!("home is ready");
 
-    if let Some(name) = settings.chart.credentials_secret.clone() {
-        let secret = ChartCredentials {
-            client: client.clone(),
-            namespace: settings.namespace.clone(),
-            name,
-            charts: Arc::clone(&engine.charts),
-        };
-        tasks.spawn(credentials::keep(secret, credentials, stop.clone()));
+    if let Some(secret) = chart_credentials(&settings, &client, &engine) {
+        tasks.spawn(credentials::poll_secret(secret, credentials, stop.clone()));
     }
-    let mut version = Version::look_up(&settings, &client, &engine, &stop).await;
-    let (overlaying, readings) = read_values(&settings, &client, &mut tasks, &stop);
+    let mut version = ChartVersion::resolve(&settings, &client, &engine, &stop).await;
+    let (member_values, readings) = read_values(&settings, &client, &mut tasks, &stop);
     let process = (&readiness, &watchdog);
     let mut follower =
         ChartFollower::new(Arc::clone(&settings), &version, values, readings, process);
     let pinned = version.pinned.take();
-    let control = Control::new(&settings, &observed, pinned.is_some(), follower.given());
-    let mut lasting = Tasks::new(watchdog.clone());
-    let election_handle = control.elect(&home, &readiness, &mut lasting)?;
-    let mut lead = election_handle.lead.clone();
-    lasting.spawn(LABEL, label(clearing, lead.clone()));
+    let context = HubContext::new(
+        &settings,
+        &fleet_state,
+        pinned.is_some(),
+        follower.fleet_chart(),
+    );
+    let mut permanent = Tasks::new(watchdog.clone());
+    let election_handle = context.elect(&home, &readiness, &mut permanent)?;
+    let mut leader = election_handle.leader.clone();
+    permanent.spawn(LABEL_TASK, run_label(clearing_label, leader.clone()));
     if let Some(pinned) = pinned {
-        tasks.spawn(pinned.keep(lead.clone(), stop.clone()));
+        tasks.spawn(pinned.run(leader.clone(), stop.clone()));
     }
-    let crds = home_crds::keep(
+    let crds = home_crds::recreate_deleted(
         Arc::clone(&settings),
         client.clone(),
-        lead.clone(),
+        leader.clone(),
         stop.clone(),
     );
     tasks.spawn(crds);
-    let instance = control.instance.clone();
-    let notices = HomeEvents::start(client.clone(), instance, lead.clone(), &watchdog);
+    let instance = context.instance.clone();
+    let notices = HomeEvents::start(client.clone(), instance, leader.clone(), &watchdog);
     let namespace = settings.namespace.clone();
-    let mut teller = Teller::new(notices.clone(), namespace, readiness.clone());
+    let mut values_status = ValuesStatus::new(notices.clone(), namespace, readiness.clone());
     // Read the channel only once: a new leader writes to it, and waits for readers.
-    let now = follower.given().get();
-    teller.tell(now.problem.as_ref(), now.chart.is_some());
+    let current = follower.fleet_chart().get();
+    values_status.report(current.problem.as_ref(), current.chart.is_some());
     let mut shutdown = Shutdown {
         election_handle,
-        lasting,
+        permanent,
         tasks,
         serving: CancellationToken::new(),
         home: CancellationToken::new(),
         stop: stop.clone(),
-        broken: None,
+        failure: None,
     };
-    let starting = Starting {
+    let startup = Startup {
         settings: &settings,
         client: &client,
         engine: &engine,
-        observed: &observed,
-        control: &control,
+        fleet_state: &fleet_state,
+        context: &context,
         notices: &notices,
-        lead: &lead,
+        leader: &leader,
         watchdog: &watchdog,
     };
-    let given = follower.given().subscribe();
+    let fleet_chart = follower.fleet_chart().subscribe();
     let home = settings.self_cluster.then(|| home.config.clone());
     let port = (agents_port, &readiness);
-    starting
-        .run(home, given, overlaying, port, &mut shutdown)
+    startup
+        .run(home, fleet_chart, member_values, port, &mut shutdown)
         .await?;
 
     loop {
-        follower.give(&lead, &mut teller);
+        follower.publish(&leader, &mut values_status);
         tokio::select! {
             // First: a stop also ends all other tasks, and that is not an error.
             biased;
             () = stop.cancelled() => break,
             () = shutdown.task_ended() => {}
             () = follower.changed() => {}
-            true = lead.changed() => follower.lead_changed(&lead, &mut teller),
+            true = leader.changed() => follower.leader_changed(&leader, &mut values_status),
         }
     }
     shutdown.end().await
 }
 
-fn served(
+fn admin_content(
     settings: &Settings,
     log: Log,
     (readiness, watchdog): (&Readiness, &Watchdog),
-    (engine, observed): (&Engine, &Observed),
-) -> Served {
-    let view = &observed.view;
+    (engine, fleet_state): (&Engine, &FleetState),
+) -> AdminContent {
+    let view = &fleet_state.view;
     let (drift, work) = (&engine.drift, &engine.work);
     let dumper = Dumper {
         replica: settings.reporting_instance.clone(),
@@ -241,10 +240,10 @@ fn served(
         charts: Arc::clone(&engine.charts),
         work: work.clone(),
     };
-    Served {
+    AdminContent {
         readiness: readiness.clone(),
         watchdog: watchdog.clone(),
-        registry: metrics::registry(Arc::clone(view), &observed.sessions, drift, work),
+        registry: metrics::registry(Arc::clone(view), &fleet_state.sessions, drift, work),
         level: log.level,
         debug: dump::router(Arc::new(dumper)).merge(fleet_tenants::router(Arc::clone(view))),
     }
@@ -256,8 +255,8 @@ async fn reach_home(
     stop: &CancellationToken,
 ) -> anyhow::Result<Option<(Home, Client)>> {
     let apiserver = StartupGrace::new();
-    let may_pass = |error: &HomeError| error.may_pass(&apiserver);
-    let choosing = retry_until_ready("home", stop, may_pass, async || {
+    let is_retryable = |error: &HomeError| error.is_retryable(&apiserver);
+    let choosing = retry_until_ready("home", stop, is_retryable, async || {
         Home::choose(&settings.home, &settings.kubeconfig_policy()).await
     });
     let Some(home) = choosing.await? else {
@@ -273,70 +272,84 @@ async fn reach_home(
     Ok(Some((home, client)))
 }
 
+/// Returns the Secret with the charts' credentials, if the settings name one.
+fn chart_credentials(
+    settings: &Settings,
+    client: &Client,
+    engine: &Engine,
+) -> Option<ChartCredentials> {
+    Some(ChartCredentials {
+        client: client.clone(),
+        namespace: settings.namespace.clone(),
+        name: settings.chart.credentials_secret.clone()?,
+        charts: Arc::clone(&engine.charts),
+    })
+}
+
 /// Starts to read the ConfigMaps and Secrets with values.
 fn read_values(
     settings: &Settings,
     client: &Client,
     tasks: &mut JoinSet<()>,
     stop: &CancellationToken,
-) -> (Overlaying, watch::Receiver<Arc<Readings>>) {
-    let (wanted, wanted_rx) = watch::channel(BTreeSet::new());
+) -> (MemberValues, watch::Receiver<Arc<ValuesReadings>>) {
+    let (requested, requested_rx) = watch::channel(BTreeSet::new());
     let (readings_tx, readings) = watch::channel(Arc::default());
-    let overlaying = Overlaying {
-        fixed: settings.chart_values_from.clone(),
-        wanted,
+    let member_values = MemberValues {
+        fleet_sources: settings.chart_values_from.clone(),
+        requested,
         readings: readings.clone(),
     };
-    let following = Follow {
+    let reader = ValuesReader {
         client: client.clone(),
         namespace: settings.namespace.clone(),
-        wanted: wanted_rx,
+        requested: requested_rx,
         readings: readings_tx,
     };
-    overlaying.ask(std::iter::empty());
-    tasks.spawn(following.run(stop.clone()));
-    (overlaying, readings)
+    member_values.request(std::iter::empty());
+    tasks.spawn(reader.run(stop.clone()));
+    (member_values, readings)
 }
 
 /// Keeps the leader's label on the pod, after the label of an earlier container is removed.
-async fn label(clearing: JoinHandle<Option<Label>>, lead: Leader) {
+async fn run_label(clearing_label: JoinHandle<Option<LeaderLabel>>, leader: Leader) {
     let cleared = tokio::select! {
-        cleared = clearing => cleared,
-        () = lead.left() => return,
+        cleared = clearing_label => cleared,
+        () = leader.until_leaving() => return,
     };
     match cleared {
-        Ok(Some(label)) => label.keep(lead).await,
-        Ok(None) => lead.left().await,
+        Ok(Some(label)) => label.run(leader).await,
+        Ok(None) => leader.until_leaving().await,
         Err(error) => tracing::error!(%error, "taking the label off ended badly"),
     }
 }
 
 /// The registry of members, and this hub's name.
-struct Control {
+struct HubContext {
     settings: Arc<Settings>,
     members: Arc<MemberRegistry>,
-    given: watch::Sender<FleetChart>,
+    fleet_chart: watch::Sender<FleetChart>,
     /// Whether a recorded version resolves the chart's version range.
-    pins: bool,
+    has_pin: bool,
     /// Name in Leases, unique for each process, so two hubs never confuse their Leases.
     holder: String,
     /// Name in events.
     instance: String,
 }
 
-impl Control {
+impl HubContext {
     fn new(
         settings: &Arc<Settings>,
-        observed: &Observed,
-        pins: bool,
-        given: &watch::Sender<FleetChart>,
+        fleet_state: &FleetState,
+        has_pin: bool,
+        fleet_chart: &watch::Sender<FleetChart>,
     ) -> Self {
         let instance = settings.reporting_instance.as_deref();
         Self {
             settings: Arc::clone(settings),
-            members: Arc::clone(&observed.members),
-            given: given.clone(),
-            pins,
+            members: Arc::clone(&fleet_state.members),
+            fleet_chart: fleet_chart.clone(),
+            has_pin,
             holder: format!(
                 "hub/{}/{:08x}",
                 instance.unwrap_or("local"),
@@ -351,109 +364,109 @@ impl Control {
         &self,
         home: &Home,
         readiness: &Readiness,
-        lasting: &mut Tasks,
+        permanent: &mut Tasks,
     ) -> anyhow::Result<ElectionHandle> {
         let election = LeaderElection {
             client: home::client(home.config.clone())
                 .context("failed to create a client of the home cluster")?,
             namespace: self.settings.namespace.clone(),
             holder: self.holder.clone(),
-            times: Times::of_lead(self.settings.lead),
-            ahead: self.members.ahead().clone(),
+            times: LeaseTimes::for_leader(self.settings.lead),
+            foreign_epoch: self.members.ahead().clone(),
             readiness: readiness.clone(),
         };
         let members = Arc::clone(&self.members);
-        let (given, pins) = (self.given.clone(), self.pins);
-        let (election_handle, leading) = election.stand(move |leader_term, begins| {
+        let (fleet_chart, has_pin) = (self.fleet_chart.clone(), self.has_pin);
+        let (election_handle, electing) = election.start(move |leader_term, is_new| {
             members.set_epoch(leader_term.epoch);
-            if begins {
+            if is_new {
                 // Objects that this hub read on home earlier may be stale.
                 members.begin_term(leader_term.since);
             }
             // With a recorded version of a range, members get nothing before the record is read.
-            if !pins {
-                given.send_modify(|given| given.epoch = leader_term.epoch);
+            if !has_pin {
+                fleet_chart.send_modify(|current| current.epoch = leader_term.epoch);
             }
         });
-        lasting.spawn(LEAD, leading);
+        permanent.spawn(ELECTION_TASK, electing);
         Ok(election_handle)
     }
 }
 
 /// Sources of members, and the Secrets that KryptonDeployments name.
-struct Discovered {
+struct DiscoveryChannels {
     sources: watch::Receiver<Sources>,
-    named: watch::Sender<Named>,
-    findings: watch::Receiver<Findings>,
+    secret_references: watch::Sender<SecretReferences>,
+    secret_states: watch::Receiver<SecretStates>,
 }
 
 /// Inputs of the controllers.
-struct Starting<'a> {
+struct Startup<'a> {
     settings: &'a Settings,
     client: &'a Client,
     engine: &'a Engine,
-    observed: &'a Observed,
-    control: &'a Control,
+    fleet_state: &'a FleetState,
+    context: &'a HubContext,
     notices: &'a HomeEvents,
-    lead: &'a Leader,
+    leader: &'a Leader,
     watchdog: &'a Watchdog,
 }
 
-impl Starting<'_> {
+impl Startup<'_> {
     /// Starts discovery, controllers, the agents' port and the fleet.
     async fn run(
         &self,
         home: Option<kube::Config>,
-        given: watch::Receiver<FleetChart>,
-        overlaying: Overlaying,
+        fleet_chart: watch::Receiver<FleetChart>,
+        member_values: MemberValues,
         (port, readiness): (Option<Listener>, &Readiness),
         shutdown: &mut Shutdown,
     ) -> anyhow::Result<()> {
-        let discovered = self.discover(&shutdown.stop);
-        let sources = discovered.sources.clone();
-        let shared = self.shared(sources.clone()).await?;
-        self.observed.view.acts(Acting {
-            lead: self.lead.clone(),
-            given: given.clone(),
+        let channels = self.discover(&shutdown.stop);
+        let sources = channels.sources.clone();
+        let shared = self.proxy_inputs(sources.clone()).await?;
+        self.fleet_state.view.set_home_state(HomeState {
+            leader: self.leader.clone(),
+            chart: fleet_chart.clone(),
             allow_chart_skip: self.settings.allow_chart_skip,
         });
-        self.write_home(&shared, discovered, shutdown);
+        self.start_home_writers(&shared, channels, shutdown);
         if let Some(listener) = port {
             self.serve_agents(listener, &shared, readiness, shutdown);
         }
-        let fleet = self.fleet(home, sources, given, overlaying, shared);
+        let fleet = self.fleet_inputs(home, sources, fleet_chart, member_values, shared);
         let running = edgecluster::run(fleet, shutdown.serving.clone());
-        shutdown.lasting.spawn(FLEET, running);
+        shutdown.permanent.spawn(FLEET_TASK, running);
         Ok(())
     }
 
-    fn discover(&self, stop: &CancellationToken) -> Discovered {
-        let (named, named_rx) = watch::channel(None);
-        let (findings_tx, findings) = watch::channel(Arc::default());
+    fn discover(&self, stop: &CancellationToken) -> DiscoveryChannels {
+        let (secret_references, references) = watch::channel(None);
+        let (states, secret_states) = watch::channel(Arc::default());
         let (settings, discovery) = (self.settings, &self.settings.discovery);
         let access = &self.engine.profile_access;
         let mut providers = providers::providers(self.client, settings, access);
         // After the providers that find a Secret by its label, which take precedence.
         providers.push(Arc::new(NamedSecrets {
             client: self.client.clone(),
-            named: named_rx,
-            findings: findings_tx,
+            references,
+            states,
             label: discovery.label.clone(),
             key: discovery.key.clone(),
             policy: settings.kubeconfig_policy(),
         }));
-        Discovered {
+        DiscoveryChannels {
             sources: discovery::start(providers, self.watchdog, stop),
-            named,
-            findings,
+            secret_references,
+            secret_states,
         }
     }
 
-    async fn shared(&self, sources: watch::Receiver<Sources>) -> anyhow::Result<Arc<Shared>> {
+    async fn proxy_inputs(&self, sources: watch::Receiver<Sources>) -> anyhow::Result<Arc<Shared>> {
         let (settings, engine) = (self.settings, self.engine);
-        let control = self.control;
+        let context = self.context;
         let account = settings.helm_account();
-        let own = [settings.namespace.clone()]
+        let own_namespaces = [settings.namespace.clone()]
             .into_iter()
             .chain(account.map(|account| account.namespace().to_owned()));
         Ok(Arc::new(Shared {
@@ -464,15 +477,15 @@ impl Starting<'_> {
                 work: engine.work.clone(),
                 watchdog: self.watchdog.clone(),
             },
-            members: Arc::clone(&control.members),
+            members: Arc::clone(&context.members),
             grace: settings.proxy_grace,
             scratch: engine.private.path().to_owned(),
             helm_account: settings.helm_account(),
             notices: self.notices.clone(),
-            holder: control.holder.clone(),
-            instance: control.instance.clone(),
-            policy: Policy::new(settings.helm.timeout, own)
-                .remediated(settings.helm.retries, settings.helm.remediation)
+            holder: context.holder.clone(),
+            instance: context.instance.clone(),
+            policy: Policy::new(settings.helm.timeout, own_namespaces)
+                .with_remediation(settings.helm.retries, settings.helm.remediation)
                 .with_history(settings.helm.history_max),
             retry_max: settings.retry_max,
             allow_chart_skip: settings.allow_chart_skip,
@@ -480,41 +493,46 @@ impl Starting<'_> {
             sources,
             kubeconfig_policy: settings.kubeconfig_policy(),
             tunnels: Tunnels::start(settings.kubeconfig_policy()).await?,
-            connecting: Semaphore::new(CONNECTING),
+            connecting: Semaphore::new(MAX_CONNECTING),
             watchdog: self.watchdog.clone(),
         }))
     }
 
     /// Starts the writers of Tenants' status and of KryptonDeployments.
-    fn write_home(&self, shared: &Shared, discovered: Discovered, shutdown: &mut Shutdown) {
-        let (settings, reports) = (self.settings, &self.observed.reports);
-        let members = &self.control.members;
-        let rules = Rules {
+    fn start_home_writers(
+        &self,
+        shared: &Shared,
+        channels: DiscoveryChannels,
+        shutdown: &mut Shutdown,
+    ) {
+        let (settings, reports) = (self.settings, &self.fleet_state.reports);
+        let members = &self.context.members;
+        let tenant_settings = TenantSettings {
             self_cluster: settings.self_cluster,
             allow_chart_skip: settings.allow_chart_skip,
             namespaces: settings.watch_namespaces.clone(),
         };
         let placements = Arc::clone(members.placements());
-        let (lead, stop) = (self.lead, &shutdown.home);
+        let (leader, stop) = (self.leader, &shutdown.home);
         let (client, instance) = (self.client.clone(), shared.instance.clone());
         let recorder = EventRecorder::start(client, instance, self.watchdog);
         let aggregating = tenants::run(
             self.client.clone(),
             Arc::clone(reports),
-            rules,
+            tenant_settings,
             settings.place_tenants.then_some(placements),
             recorder,
-            lead.clone(),
+            leader.clone(),
             stop.clone(),
         );
         let discovery = &settings.discovery;
-        let keep = deployments::Controller {
+        let deployment_controller = deployments::DeploymentController {
             client: self.client.clone(),
             deployments: Arc::clone(members.deployments()),
             members: Arc::clone(members),
             notices: shared.notices.clone(),
-            named: discovered.named,
-            findings: discovered.findings,
+            secret_references: channels.secret_references,
+            secret_states: channels.secret_states,
             namespaces: settings.watch_namespaces.clone(),
             discovery_namespace: discovery.namespace_of_secrets(&settings.namespace),
             // Under lockdown, only the label opens a Secret.
@@ -526,12 +544,12 @@ impl Starting<'_> {
             writes: reports.writes.clone(),
             reports: Arc::clone(reports),
         };
-        let keeping = deployments::run(keep, lead.clone(), stop.clone());
+        let reconciling = deployments::run(deployment_controller, leader.clone(), stop.clone());
         let (members, stop) = (Arc::clone(members), stop.clone());
-        let lasting = &mut shutdown.lasting;
-        lasting.spawn("the aggregator", aggregating);
-        lasting.spawn("keeping KryptonDeployments", keeping);
-        lasting.spawn("selecting the members' reporters", async move {
+        let permanent = &mut shutdown.permanent;
+        permanent.spawn("the aggregator", aggregating);
+        permanent.spawn("keeping KryptonDeployments", reconciling);
+        permanent.spawn("selecting the members' reporters", async move {
             members.run(stop).await;
         });
     }
@@ -544,63 +562,63 @@ impl Starting<'_> {
         shutdown: &mut Shutdown,
     ) {
         let sessions = Sessions {
-            members: Arc::clone(&self.control.members),
-            metrics: Arc::clone(&self.observed.sessions),
-            notices: shared.notices.clone(),
+            members: Arc::clone(&self.context.members),
+            metrics: Arc::clone(&self.fleet_state.sessions),
+            events: shared.notices.clone(),
             hub_version: env!("CARGO_PKG_VERSION").to_owned(),
-            numbers: AtomicU64::new(0),
-            lead: self.lead.clone(),
+            last_number: AtomicU64::new(0),
+            leader: self.leader.clone(),
             stop: shutdown.serving.clone(),
             watchdog: self.watchdog.clone(),
         };
-        let gateway = Gateway {
+        let server = AgentServer {
             client: self.client.clone(),
             namespace: self.settings.namespace.clone(),
             listener,
             advertise: self.settings.advertise.clone(),
             sessions: Arc::new(sessions),
             charts: Arc::clone(&self.engine.charts),
-            lead: self.lead.clone(),
-            view: Arc::clone(&self.observed.view),
-            opening: readiness.guard("the agents' port"),
+            leader: self.leader.clone(),
+            fleet_view: Arc::clone(&self.fleet_state.view),
+            readiness_guard: readiness.guard("the agents' port"),
         };
-        let serving = agent_server::run(gateway, shutdown.serving.clone());
-        shutdown.lasting.spawn(AGENTS, serving);
+        let serving = agent_server::run(server, shutdown.serving.clone());
+        shutdown.permanent.spawn(AGENTS_TASK, serving);
     }
 
-    fn fleet(
+    fn fleet_inputs(
         &self,
         home: Option<kube::Config>,
         sources: watch::Receiver<Sources>,
-        given: watch::Receiver<FleetChart>,
-        overlaying: Overlaying,
+        fleet_chart: watch::Receiver<FleetChart>,
+        member_values: MemberValues,
         shared: Arc<Shared>,
-    ) -> Fleet {
+    ) -> FleetInputs {
         let settings = self.settings;
-        Fleet {
+        FleetInputs {
             client: self.client.clone(),
             namespace: settings.namespace.clone(),
             home,
             sources,
-            accepting: Accepting(settings.discovery.accepted_namespaces.clone()),
-            given,
+            accepted_namespaces: AcceptedNamespaces(settings.discovery.accepted_namespaces.clone()),
+            chart: fleet_chart,
             drift: settings.drift(),
             chart_crds: settings.chart_crds,
             tenant_values: settings.tenant_values,
             place_tenants: settings.place_tenants,
-            overlaying,
+            member_values,
             handling: settings.handling(),
             lockdown: settings.lockdown(),
             namespaces: settings.workspace_namespaces(),
-            lead: self.lead.clone(),
+            leader: self.leader.clone(),
             shared,
-            reports: Arc::clone(&self.observed.reports),
+            reports: Arc::clone(&self.fleet_state.reports),
         }
     }
 }
 
 /// Raises the limit of open files to its maximum. Each agent uses one, and the usual soft limit is 1,024.
-fn allow_connections() {
+fn raise_open_files_limit() {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {
         current: limit.maximum,

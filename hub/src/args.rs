@@ -11,7 +11,7 @@ use std::time::Duration;
 use clap::{ArgAction, CommandFactory, Parser};
 use krypton_reconciler::plan::{HISTORY, Remediation};
 use krypton_runtime::access::ServiceAccount;
-use krypton_runtime::admin::DEBUG_DEFAULT;
+use krypton_runtime::admin::DEFAULT_DEBUG_ADDRESS;
 use krypton_runtime::args::parsers::{
     Listen, Maybe, collector, duration, from_str, listen, listen_on_loopback, namespace, number,
     service_account,
@@ -27,7 +27,7 @@ use krypton_types::desired::lockdown::Lockdown;
 use krypton_types::desired::namespaces::NamespaceConfiguration;
 use krypton_types::kubeconfig::Policy;
 
-use crate::chart::values::Source;
+use crate::chart::values::ValuesSource;
 
 pub use environment::{HomeChoice, HomeSource, OwnPod};
 pub use krypton_runtime::access::{LocalSource, service_account_namespace};
@@ -35,8 +35,8 @@ pub use krypton_runtime::access::{LocalSource, service_account_namespace};
 const MINUTE: Duration = Duration::from_secs(60);
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 /// The next leader takes over this long after a hub was killed. It limits the duration of the Lease.
-const LONGEST_LEAD: Duration = MINUTE;
-const MOST_HELM_RUNS: usize = 64;
+const LEASE_DURATION_MAX: Duration = MINUTE;
+const HELM_RUNS_MAX: usize = 64;
 
 /// Variables that override a flag.
 const VARIABLES: Variables = &[
@@ -167,8 +167,8 @@ pub struct Settings {
     #[arg(long, value_name = "FILE", help_heading = "Chart")]
     pub chart_values_file: Option<PathBuf>,
     /// ConfigMaps and Secrets with values for the chart in the hub's namespace, separated by commas, as configmap/NAME or secret/NAME/KEY. The default key is values.yaml. With ? at the end, it may be missing. You can repeat the flag. Later ones override earlier ones, and all override the file. The hub applies a change to every member
-    #[arg(long, value_name = "LIST", action = ArgAction::Append, default_value = "", value_parser = parsers::list::<_, List<Source>>(parsers::values_source), help_heading = "Chart")]
-    pub chart_values_from: List<Source>,
+    #[arg(long, value_name = "LIST", action = ArgAction::Append, default_value = "", value_parser = parsers::list::<_, List<ValuesSource>>(parsers::values_source), help_heading = "Chart")]
+    pub chart_values_from: List<ValuesSource>,
     /// Let the values of a Tenant (spec.values) override all others. Otherwise, Krypton doesn't change a Tenant that has values
     #[arg(long, help_heading = "Chart")]
     pub tenant_values: bool,
@@ -217,7 +217,7 @@ pub struct Settings {
     #[arg(long, value_name = "ADDRESS", default_value = ":8081", value_parser = listen, help_heading = "Process")]
     pub health_probe_bind_address: Listen,
     /// Address of /debug, which has no authentication. A loopback address, or 0 to switch it off
-    #[arg(long, value_name = "ADDRESS", default_value = DEBUG_DEFAULT, value_parser = listen_on_loopback, help_heading = "Process")]
+    #[arg(long, value_name = "ADDRESS", default_value = DEFAULT_DEBUG_ADDRESS, value_parser = listen_on_loopback, help_heading = "Process")]
     pub debug_bind_address: Listen,
     /// Format of the log: text or json
     #[arg(long, value_name = "FORMAT", default_value = "text", value_parser = from_str::<LogFormat>("a log format", "write text or json"), help_heading = "Process")]
@@ -226,7 +226,7 @@ pub struct Settings {
     #[arg(long, value_name = "URL", value_parser = collector, help_heading = "Process")]
     otlp_endpoint: Option<OtlpEndpoint>,
     /// Time for which the leader's Lease is valid without a renewal, 5s to 60s. A fifth of it is the deadline of each call. Use a longer time if the API server of the home cluster is slow
-    #[arg(long = "leader-lease-duration", value_name = "DURATION", default_value = "5s", value_parser = duration(crate::leader::DURATION..=LONGEST_LEAD, "a duration from 5s to 60s"), help_heading = "Process")]
+    #[arg(long = "leader-lease-duration", value_name = "DURATION", default_value = "5s", value_parser = duration(crate::leader::LEASE_DURATION..=LEASE_DURATION_MAX, "a duration from 5s to 60s"), help_heading = "Process")]
     pub lead: Duration,
     /// No effect: one of several hubs is always the leader. Accepted because the manifest of the Go operator passes it
     #[arg(long, help_heading = "Process")]
@@ -395,7 +395,7 @@ pub struct HelmSettings {
     #[arg(long = "helm-timeout", value_name = "DURATION", default_value = "180s", value_parser = up_to_a_day())]
     pub timeout: Duration,
     /// Number of Helm processes that may run at the same time, 1 to 64
-    #[arg(long = "max-concurrent-helm", value_name = "N", default_value = "4", value_parser = number(1..=MOST_HELM_RUNS, "write how many may run at the same time"))]
+    #[arg(long = "max-concurrent-helm", value_name = "N", default_value = "4", value_parser = number(1..=HELM_RUNS_MAX, "write how many may run at the same time"))]
     pub max_concurrent: usize,
     /// Number of them for one member that the hub reconciles itself. If empty, all except one, so a member whose runs hang leaves room for others
     #[arg(long = "max-concurrent-helm-per-member", value_name = "N", value_parser = from_str::<usize>(parsers::PER_MEMBER, parsers::PER_MEMBER_REMEDY))]

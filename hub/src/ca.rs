@@ -18,7 +18,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_runtime::call::{ApiError, call};
 use krypton_runtime::tls::Credential;
 use krypton_runtime::{chance, clock};
-use krypton_types::ca_rotation::Phase;
+use krypton_types::ca_rotation::RotationPhase;
 use krypton_types::names::CA_SECRET;
 use krypton_types::root_digest::RootDigest;
 use krypton_types::spiffe::SpiffeId;
@@ -37,11 +37,11 @@ use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 pub use certificate::{AgentCertificate, CertificateError, read_agent_certificate};
 pub use csr::{REQUEST_MAX_BYTES, RequestError, public_key_digest};
-pub use current::Live;
-pub use phase::{announced, finished, stage, switched};
+pub use current::CurrentAuthority;
+pub use phase::{announce, finish, stage, switch};
 
 const CERTIFICATE_KEY: &str = "ca.crt";
-const KEY_KEY: &str = "ca.key";
+const PRIVATE_KEY_KEY: &str = "ca.key";
 const TRUST_DOMAIN_KEY: &str = "trust-domain";
 
 /// Lifetime of an agent's certificate. Agents renew it well before it expires.
@@ -65,7 +65,7 @@ pub enum AuthorityError {
     #[error(
         "Secret {namespace}/{CA_SECRET} is deleted repeatedly; stop the process that deletes it"
     )]
-    Unsteady { namespace: String },
+    DeletedRepeatedly { namespace: String },
     #[error(
         "Secret {namespace}/{CA_SECRET} is not valid: {problem}; restore it from a backup. Otherwise, delete it and restart the hub, which creates a new CA, and enroll every agent again"
     )]
@@ -84,11 +84,11 @@ pub enum AuthorityError {
 }
 
 /// The content of the Secret.
-pub type Data = BTreeMap<String, ByteString>;
+pub type SecretData = BTreeMap<String, ByteString>;
 
 /// Generates the content of a Secret with a new CA.
-pub fn made(trust_domain: &str, now: Timestamp) -> Result<Data, AuthorityError> {
-    Ok(New::generate(trust_domain, now)?.data())
+pub fn generate_data(trust_domain: &str, now: Timestamp) -> Result<SecretData, AuthorityError> {
+    Ok(NewAuthority::generate(trust_domain, now)?.data())
 }
 
 /// The CA with its key.
@@ -101,19 +101,19 @@ pub struct Authority {
     /// Expiry time of the signing root.
     not_after: Timestamp,
     /// The phase of the rotation when the Secret was read.
-    phase: Phase,
+    phase: RotationPhase,
 }
 
 impl Authority {
     /// Loads the CA, or creates it if it doesn't exist. If two hubs create one, one succeeds.
-    pub async fn load_or_make(
+    pub async fn load_or_create(
         client: Client,
         namespace: &str,
         trust_domain_if_new: &str,
     ) -> Result<Self, AuthorityError> {
         let api: Api<Secret> = Api::namespaced(client, namespace);
         for _ in 0..TRIES {
-            if let Some(secret) = read(&api, namespace).await? {
+            if let Some(secret) = read_secret(&api, namespace).await? {
                 let unusable = |problem| AuthorityError::Unusable {
                     namespace: namespace.to_owned(),
                     problem,
@@ -121,39 +121,39 @@ impl Authority {
                 let data = secret.data.unwrap_or_default();
                 return Self::from_data(&data, clock::wall()).map_err(unusable);
             }
-            let made = New::generate(trust_domain_if_new, clock::wall())?;
-            match make(&api, namespace, &made).await {
+            let new = NewAuthority::generate(trust_domain_if_new, clock::wall())?;
+            match create_secret(&api, namespace, &new).await {
                 Ok(()) => {
                     tracing::info!(
                         secret = %format_args!("{namespace}/{CA_SECRET}"),
-                        trust_domain = made.trust_domain,
+                        trust_domain = new.trust_domain,
                         "created the hub's CA; keep a backup of this Secret"
                     );
-                    return made.authority();
+                    return new.authority();
                 }
                 Err(error) if error.code() == Some(409) => {}
                 Err(error) => return Err(error.into()),
             }
         }
         let namespace = namespace.to_owned();
-        Err(AuthorityError::Unsteady { namespace })
+        Err(AuthorityError::DeletedRepeatedly { namespace })
     }
 
     /// Generates a CA without storing it.
     pub fn generate(trust_domain: &str, now: Timestamp) -> Result<Self, AuthorityError> {
-        New::generate(trust_domain, now)?.authority()
+        NewAuthority::generate(trust_domain, now)?.authority()
     }
 
     /// Reads the content of a Secret in any phase of a rotation. The error completes a sentence about the
     /// Secret.
-    pub fn from_data(data: &Data, now: Timestamp) -> Result<Self, &'static str> {
-        let needed = |key, missing| text(data, key).ok_or(missing);
-        let pem = needed(CERTIFICATE_KEY, "it has no ca.crt")?;
-        let key = needed(KEY_KEY, "it has no ca.key")?;
-        let trust_domain = needed(TRUST_DOMAIN_KEY, "it has no trust-domain")?.trim();
-        let read = Self::from_parts(trust_domain, pem, key, now)?;
-        let phase = stage(data).map_or(read.phase, |stage| stage.phase);
-        Ok(Self { phase, ..read })
+    pub fn from_data(data: &SecretData, now: Timestamp) -> Result<Self, &'static str> {
+        let required = |key, problem| text(data, key).ok_or(problem);
+        let pem = required(CERTIFICATE_KEY, "it has no ca.crt")?;
+        let key = required(PRIVATE_KEY_KEY, "it has no ca.key")?;
+        let trust_domain = required(TRUST_DOMAIN_KEY, "it has no trust-domain")?.trim();
+        let authority = Self::from_parts(trust_domain, pem, key, now)?;
+        let phase = stage(data).map_or(authority.phase, |stage| stage.phase);
+        Ok(Self { phase, ..authority })
     }
 
     fn from_parts(
@@ -166,12 +166,13 @@ impl Authority {
             return Err("its trust-domain is invalid");
         }
         let key = KeyPair::from_pem(key).map_err(|_| "its ca.key is not a private key in PEM")?;
-        let no_certificate = "its ca.crt is not a certificate in PEM";
+        let invalid_certificate = "its ca.crt is not a certificate in PEM";
         let roots = CertificateDer::pem_slice_iter(pem.as_bytes())
             .collect::<Result<Vec<_>, _>>()
-            .map_err(|_| no_certificate)?;
-        let signing = roots.first().ok_or(no_certificate)?;
-        let (_, certificate) = X509Certificate::from_der(signing).map_err(|_| no_certificate)?;
+            .map_err(|_| invalid_certificate)?;
+        let signing = roots.first().ok_or(invalid_certificate)?;
+        let (_, certificate) =
+            X509Certificate::from_der(signing).map_err(|_| invalid_certificate)?;
         if !certificate.is_ca() {
             return Err("the first certificate of its ca.crt is not a CA");
         }
@@ -179,21 +180,21 @@ impl Authority {
             return Err("its ca.key is not of the first certificate of its ca.crt");
         }
         let not_after = Timestamp::from_second(certificate.validity().not_after.timestamp())
-            .map_err(|_| no_certificate)?;
+            .map_err(|_| invalid_certificate)?;
         if not_after <= now {
             return Err("its CA has expired");
         }
-        let issuer = Issuer::from_ca_cert_der(signing, key).map_err(|_| no_certificate)?;
+        let issuer = Issuer::from_ca_cert_der(signing, key).map_err(|_| invalid_certificate)?;
         Ok(Self {
             trust_domain: trust_domain.to_owned(),
             roots,
             issuer,
             not_after,
-            phase: Phase::Steady,
+            phase: RotationPhase::Steady,
         })
     }
 
-    pub fn phase(&self) -> Phase {
+    pub fn phase(&self) -> RotationPhase {
         self.phase
     }
 
@@ -207,23 +208,23 @@ impl Authority {
     }
 
     /// The signing root.
-    pub fn signing(&self) -> Option<RootDigest> {
-        self.roots.first().map(|root| RootDigest::of(root))
+    pub fn signing_root(&self) -> Option<RootDigest> {
+        self.roots.first().map(|root| RootDigest::from_der(root))
     }
 
     /// Returns the root that signed this certificate, if it is one of ours.
     pub fn issuer_of(&self, certificate: &[u8]) -> Option<RootDigest> {
         let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
         let root = self.roots.iter().find(|root| {
-            let signed = |root: &X509Certificate<'_>| {
+            let has_signed = |root: &X509Certificate<'_>| {
                 certificate.issuer() == root.subject()
                     && certificate
                         .verify_signature(Some(root.public_key()))
                         .is_ok()
             };
-            X509Certificate::from_der(root).is_ok_and(|(_, root)| signed(&root))
+            X509Certificate::from_der(root).is_ok_and(|(_, root)| has_signed(&root))
         })?;
-        Some(RootDigest::of(root))
+        Some(RootDigest::from_der(root))
     }
 
     /// Returns the roots in PEM, without any other text of the Secret.
@@ -234,12 +235,12 @@ impl Authority {
     /// Issues a server certificate for the hub, with a new key.
     pub fn hub_credential(&self, now: Timestamp) -> Result<Credential, AuthorityError> {
         let key = KeyPair::generate().map_err(AuthorityError::Sign)?;
-        let mut params = self.params(&SpiffeId::hub(&self.trust_domain), now)?;
+        let mut params = self.common_params(&SpiffeId::hub(&self.trust_domain), now)?;
         params
             .distinguished_name
             .push(DnType::CommonName, "krypton-hub");
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-        self.limit(&mut params, now, HUB_CERTIFICATE_LIFE);
+        self.limit_lifetime(&mut params, now, HUB_CERTIFICATE_LIFE);
         let certificate = params
             .signed_by(&key, &self.issuer)
             .map_err(AuthorityError::Sign)?;
@@ -260,16 +261,16 @@ impl Authority {
         life: Duration,
     ) -> Result<Vec<CertificateDer<'static>>, AuthorityError> {
         let key = csr::public_key(request)?;
-        let cannot = || AuthorityError::Subject {
+        let invalid_subject = || AuthorityError::Subject {
             name: name.to_owned(),
             uid: uid.to_owned(),
         };
         let id = SpiffeId::cluster(&self.trust_domain, name);
         if SpiffeId::parse(&id.to_string()).is_none() || uid.is_empty() || uid.len() > 64 {
-            return Err(cannot());
+            return Err(invalid_subject());
         }
-        let mut params = self.params(&id, now)?;
-        let uid = PrintableString::try_from(uid).map_err(|_| cannot())?;
+        let mut params = self.common_params(&id, now)?;
+        let uid = PrintableString::try_from(uid).map_err(|_| invalid_subject())?;
         let subject = &mut params.distinguished_name;
         subject.push(DnType::CommonName, name);
         subject.push(
@@ -277,7 +278,7 @@ impl Authority {
             DnValue::PrintableString(uid),
         );
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
-        self.limit(&mut params, now, life);
+        self.limit_lifetime(&mut params, now, life);
         let certificate = params
             .signed_by(&key, &self.issuer)
             .map_err(AuthorityError::Sign)?;
@@ -285,9 +286,13 @@ impl Authority {
     }
 
     /// The common parameters of all certificates that this CA signs.
-    fn params(&self, id: &SpiffeId, now: Timestamp) -> Result<CertificateParams, AuthorityError> {
+    fn common_params(
+        &self,
+        id: &SpiffeId,
+        now: Timestamp,
+    ) -> Result<CertificateParams, AuthorityError> {
         let uri = id.to_string().try_into().map_err(AuthorityError::Sign)?;
-        let mut params = blank(now);
+        let mut params = base_params(now);
         params.subject_alt_names = vec![SanType::URI(uri)];
         params.is_ca = IsCa::ExplicitNoCa;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
@@ -296,27 +301,27 @@ impl Authority {
     }
 
     /// Limits the lifetime to that of the CA.
-    fn limit(&self, params: &mut CertificateParams, now: Timestamp, life: Duration) {
+    fn limit_lifetime(&self, params: &mut CertificateParams, now: Timestamp, life: Duration) {
         let end = after(now, life).min(self.not_after);
         params.not_after = rcgen::date_time_ymd(1970, 1, 1) + since_1970(end);
     }
 }
 
 /// A new CA with its key in PEM.
-struct New {
+struct NewAuthority {
     trust_domain: String,
-    pem: String,
+    certificate_pem: String,
     key_pem: String,
     now: Timestamp,
 }
 
-impl New {
+impl NewAuthority {
     fn generate(trust_domain: &str, now: Timestamp) -> Result<Self, AuthorityError> {
         if !is_trust_domain(trust_domain) {
             return Err(AuthorityError::TrustDomain(trust_domain.to_owned()));
         }
         let key = KeyPair::generate().map_err(AuthorityError::Sign)?;
-        let mut params = blank(now);
+        let mut params = base_params(now);
         params
             .distinguished_name
             .push(DnType::CommonName, "krypton-hub CA");
@@ -327,21 +332,26 @@ impl New {
         let certificate = params.self_signed(&key).map_err(AuthorityError::Sign)?;
         Ok(Self {
             trust_domain: trust_domain.to_owned(),
-            pem: certificate.pem(),
+            certificate_pem: certificate.pem(),
             key_pem: key.serialize_pem(),
             now,
         })
     }
 
     fn authority(&self) -> Result<Authority, AuthorityError> {
-        Authority::from_parts(&self.trust_domain, &self.pem, &self.key_pem, self.now)
-            .map_err(|_| AuthorityError::Sign(rcgen::Error::CouldNotParseCertificate))
+        Authority::from_parts(
+            &self.trust_domain,
+            &self.certificate_pem,
+            &self.key_pem,
+            self.now,
+        )
+        .map_err(|_| AuthorityError::Sign(rcgen::Error::CouldNotParseCertificate))
     }
 
-    fn data(&self) -> Data {
+    fn data(&self) -> SecretData {
         [
-            (CERTIFICATE_KEY, &self.pem),
-            (KEY_KEY, &self.key_pem),
+            (CERTIFICATE_KEY, &self.certificate_pem),
+            (PRIVATE_KEY_KEY, &self.key_pem),
             (TRUST_DOMAIN_KEY, &self.trust_domain),
         ]
         .map(|(key, value)| (key.to_owned(), ByteString(value.clone().into_bytes())))
@@ -349,23 +359,27 @@ impl New {
     }
 }
 
-fn text<'a>(data: &'a Data, key: &str) -> Option<&'a str> {
+fn text<'a>(data: &'a SecretData, key: &str) -> Option<&'a str> {
     data.get(key)
         .and_then(|value| std::str::from_utf8(&value.0).ok())
 }
 
-async fn read(api: &Api<Secret>, namespace: &str) -> Result<Option<Secret>, ApiError> {
+async fn read_secret(api: &Api<Secret>, namespace: &str) -> Result<Option<Secret>, ApiError> {
     let attempt = format!("reading Secret {namespace}/{CA_SECRET}");
     call(attempt, api.get_opt(CA_SECRET)).await
 }
 
-async fn make(api: &Api<Secret>, namespace: &str, made: &New) -> Result<(), ApiError> {
+async fn create_secret(
+    api: &Api<Secret>,
+    namespace: &str,
+    new: &NewAuthority,
+) -> Result<(), ApiError> {
     let secret = Secret {
         metadata: ObjectMeta {
             name: Some(CA_SECRET.to_owned()),
             ..ObjectMeta::default()
         },
-        data: Some(made.data()),
+        data: Some(new.data()),
         ..Secret::default()
     };
     let params = PostParams::default();
@@ -375,11 +389,11 @@ async fn make(api: &Api<Secret>, namespace: &str, made: &New) -> Result<(), ApiE
 }
 
 /// Parameters without a name, valid since one day ago.
-fn blank(now: Timestamp) -> CertificateParams {
+fn base_params(now: Timestamp) -> CertificateParams {
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
-    let begin = since_1970(now).saturating_sub(BACK_DATED);
-    params.not_before = rcgen::date_time_ymd(1970, 1, 1) + begin;
+    let not_before = since_1970(now).saturating_sub(BACK_DATED);
+    params.not_before = rcgen::date_time_ymd(1970, 1, 1) + not_before;
     // A positive serial number of full length. By default, rcgen would use the key's digest.
     let mut serial: [u8; 16] = chance::secret();
     serial[0] = serial[0] & 0x3f | 0x40;
@@ -396,9 +410,9 @@ fn after(now: Timestamp, life: Duration) -> Timestamp {
 }
 
 fn pem(certificate: &[u8]) -> String {
-    let text = BASE64.encode(certificate);
+    let base64 = BASE64.encode(certificate);
     let mut pem = "-----BEGIN CERTIFICATE-----\n".to_owned();
-    for (index, character) in text.char_indices() {
+    for (index, character) in base64.char_indices() {
         if index > 0 && index % PEM_LINE == 0 {
             pem.push('\n');
         }

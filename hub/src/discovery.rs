@@ -23,14 +23,14 @@ use jiff::Timestamp;
 use krypton_crds::edge_cluster::SourceRef;
 use krypton_runtime::newest::Newest as _;
 use krypton_runtime::watchdog::Watchdog;
-use krypton_types::kubeconfig::Sanitized;
+use krypton_types::kubeconfig::SanitizedKubeconfig;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
 /// Kind of the object that a member was discovered from: `spec.sourceRef.kind` of its EdgeCluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
+pub enum SourceKind {
     /// A labelled kubeconfig Secret.
     Secret,
     /// `multicluster.x-k8s.io`.
@@ -43,7 +43,7 @@ pub enum Kind {
     File,
 }
 
-impl Kind {
+impl SourceKind {
     const ALL: [Self; 5] = [
         Self::Secret,
         Self::ClusterProfile,
@@ -66,7 +66,7 @@ impl Kind {
 /// The object that a member was discovered from.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Origin {
-    pub kind: Kind,
+    pub kind: SourceKind,
     /// `None` for a file.
     pub namespace: Option<String>,
     /// Name of the object, or the path of a file.
@@ -75,8 +75,8 @@ pub struct Origin {
 
 impl Origin {
     /// Returns `None` if no provider covers the source: `self-cluster`, or a kind of a later version.
-    pub fn of(source: &SourceRef) -> Option<Self> {
-        let kind = Kind::ALL
+    pub fn from_source_ref(source: &SourceRef) -> Option<Self> {
+        let kind = SourceKind::ALL
             .into_iter()
             .find(|kind| kind.as_str() == source.kind)?;
         Some(Self {
@@ -87,7 +87,7 @@ impl Origin {
     }
 
     /// Whether the object has this kind and namespace. `None` matches every namespace.
-    fn is_in(&self, kind: Kind, namespace: Option<&String>) -> bool {
+    fn is_in(&self, kind: SourceKind, namespace: Option<&String>) -> bool {
         self.kind == kind && (namespace.is_none() || namespace == self.namespace.as_ref())
     }
 
@@ -128,7 +128,7 @@ pub struct Source {
     pub member: String,
     /// Creation time of the object. If two sources request one name, the older source gets it.
     pub since: Option<Timestamp>,
-    pub access: Result<Arc<Sanitized>, Unresolved>,
+    pub access: Result<Arc<SanitizedKubeconfig>, Unresolved>,
     /// Why `access` is outdated. The hub keeps using the last good access.
     pub stale: Option<Unresolved>,
     /// Why the hub must not write there for now, although nothing has failed: paused or asleep.
@@ -154,34 +154,34 @@ pub trait Provider: Send + Sync + 'static {
     /// Whether the provider would find this object if it existed.
     fn covers(&self, origin: &Origin) -> bool;
 
-    /// Whether the provider finds an object by a mark on the object itself, and not by a reference to it.
-    fn marks(&self) -> bool {
+    /// Whether the provider finds an object by the object itself, and not by a reference to it.
+    fn finds_unreferenced(&self) -> bool {
         true
     }
 
     /// Publishes the sources until the future is dropped.
-    fn follow(self: Arc<Self>, finds: Finds) -> BoxFuture<'static, ()>;
+    fn follow(self: Arc<Self>, handle: ProviderHandle) -> BoxFuture<'static, ()>;
 }
 
 /// The provider's end: its listing, and the sources that it has to read again.
 #[derive(Debug)]
-pub struct Finds {
+pub struct ProviderHandle {
     all: watch::Sender<Sources>,
     /// The provider's place in `all`.
     index: usize,
-    doubts: Arc<Doubts>,
+    rereads: Arc<RereadRequests>,
     departures: Arc<Departures>,
 }
 
-impl Finds {
+impl ProviderHandle {
     /// Publishes the sources, and why they may be outdated. Without `sources`, the earlier ones stay. An
     /// unchanged listing notifies no receiver.
     pub fn publish(&self, sources: Option<BTreeMap<Origin, Arc<Source>>>, trouble: Option<String>) {
-        let before = self.all.get().0.swap_remove(self.index).listing;
+        let previous = self.all.get().0.swap_remove(self.index).listing;
         let next = match (sources, trouble) {
             (Some(sources), trouble) => {
-                if let Some(before) = &before.sources {
-                    self.departures.note(before, &sources);
+                if let Some(previous) = &previous.sources {
+                    self.departures.record(previous, &sources);
                 }
                 Listing {
                     sources: Some(Arc::new(sources)),
@@ -189,40 +189,40 @@ impl Finds {
                     closed: false,
                 }
             }
-            (None, Some(why)) => Listing {
-                trouble: Some(why),
-                ..before.clone()
+            (None, trouble @ Some(_)) => Listing {
+                trouble,
+                ..previous.clone()
             },
             (None, None) => return,
         };
-        if next != before {
+        if next != previous {
             self.all.send_modify(|all| all.0[self.index].listing = next);
         }
     }
 
     /// Waits for a source to read again immediately because its cluster has rejected the credential.
-    pub async fn doubted(&self) -> Origin {
+    pub async fn next_reread(&self) -> Origin {
         loop {
-            let more = self.doubts.more.notified();
-            if let Some(origin) = self.doubts.lock().pop_first() {
+            let added = self.rereads.added.notified();
+            if let Some(origin) = self.rereads.lock().pop_first() {
                 return origin;
             }
-            more.await;
+            added.await;
         }
     }
 }
 
 /// Sources whose credential was rejected. A set, so its size is limited by the number of sources.
 #[derive(Debug, Default)]
-struct Doubts {
+struct RereadRequests {
     origins: Mutex<BTreeSet<Origin>>,
-    more: Notify,
+    added: Notify,
 }
 
-impl Doubts {
+impl RereadRequests {
     fn add(&self, origin: &Origin) {
         self.lock().insert(origin.clone());
-        self.more.notify_one();
+        self.added.notify_one();
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeSet<Origin>> {
@@ -236,22 +236,28 @@ impl Doubts {
 struct Departures(Mutex<BTreeMap<Origin, bool>>);
 
 impl Departures {
-    fn note(&self, before: &BTreeMap<Origin, Arc<Source>>, now: &BTreeMap<Origin, Arc<Source>>) {
+    fn record(
+        &self,
+        previous: &BTreeMap<Origin, Arc<Source>>,
+        current: &BTreeMap<Origin, Arc<Source>>,
+    ) {
         let mut departures = self.lock();
-        for origin in now.keys() {
+        for origin in current.keys() {
             departures
                 .entry(origin.clone())
-                .and_modify(|back| *back = true);
+                .and_modify(|listed_again| *listed_again = true);
         }
-        for (origin, source) in before {
+        for (origin, source) in previous {
             // It is unknown whether a source that the provider hasn't read yet existed.
             if membership::pending(source).is_some() {
                 continue;
             }
-            match now.get(origin) {
+            match current.get(origin) {
                 None => drop(departures.insert(origin.clone(), false)),
                 // An object that was deleted and recreated is a different source.
-                Some(now) if now.uid != source.uid && membership::pending(now).is_none() => {
+                Some(current)
+                    if current.uid != source.uid && membership::pending(current).is_none() =>
+                {
                     departures.insert(origin.clone(), true);
                 }
                 Some(_) => {}
@@ -260,18 +266,21 @@ impl Departures {
     }
 
     /// Returns the departed sources. A source that another provider still lists has not departed, unless a
-    /// provider that `marks` lists it again. Until then, the entry of such a provider stays.
-    fn take(&self, marks: bool, elsewhere: impl Fn(&Origin) -> bool) -> BTreeSet<Origin> {
-        let mut away = BTreeSet::new();
-        self.lock().retain(|origin, back| {
-            let stays = elsewhere(origin);
-            if !stays || (marks && *back) {
-                away.insert(origin.clone());
+    /// provider that finds unreferenced objects lists it again. Until then, the entry of such a provider stays.
+    fn take(
+        &self,
+        finds_unreferenced: bool,
+        listed_elsewhere: impl Fn(&Origin) -> bool,
+    ) -> BTreeSet<Origin> {
+        let mut departed = BTreeSet::new();
+        self.lock().retain(|origin, listed_again| {
+            if !listed_elsewhere(origin) || (finds_unreferenced && *listed_again) {
+                departed.insert(origin.clone());
                 return false;
             }
-            marks
+            finds_unreferenced
         });
-        away
+        departed
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Origin, bool>> {
@@ -281,16 +290,16 @@ impl Departures {
 
 /// A running provider and its sources.
 #[derive(Clone)]
-pub struct Found {
+pub struct RunningProvider {
     pub provider: Arc<dyn Provider>,
     pub listing: Listing,
-    doubts: Arc<Doubts>,
+    rereads: Arc<RereadRequests>,
     departures: Arc<Departures>,
 }
 
-impl fmt::Debug for Found {
+impl fmt::Debug for RunningProvider {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Found")
+        f.debug_struct("RunningProvider")
             .field("provider", &self.provider.describe())
             .field("listing", &self.listing)
             .finish_non_exhaustive()
@@ -299,33 +308,44 @@ impl fmt::Debug for Found {
 
 /// All running providers with their listings.
 #[derive(Clone, Debug, Default)]
-pub struct Sources(Vec<Found>);
+pub struct Sources(Vec<RunningProvider>);
 
 impl Sources {
-    pub fn iter(&self) -> impl Iterator<Item = &Found> {
+    pub fn iter(&self) -> impl Iterator<Item = &RunningProvider> {
         self.0.iter()
     }
 
     /// Returns the sources that departed since the last call, whichever provider listed them.
     pub fn take_departed(&self) -> BTreeSet<Origin> {
-        let lists = |at: usize, origin: &Origin| {
-            let others = self.0.iter().enumerate().filter(|(other, _)| *other != at);
-            let mut listings = others.filter_map(|(_, found)| found.listing.sources.as_deref());
+        let others_list = |index: usize, origin: &Origin| {
+            let others = self
+                .0
+                .iter()
+                .enumerate()
+                .filter(|(other, _)| *other != index);
+            let mut listings = others.filter_map(|(_, running)| running.listing.sources.as_deref());
             listings.any(|sources| sources.contains_key(origin))
         };
-        let each = self.0.iter().enumerate();
-        each.flat_map(|(at, found)| {
-            let marks = found.provider.marks();
-            found.departures.take(marks, |origin| lists(at, origin))
-        })
-        .collect()
+        let providers = self.0.iter().enumerate();
+        providers
+            .flat_map(|(index, running)| {
+                let finds_unreferenced = running.provider.finds_unreferenced();
+                running
+                    .departures
+                    .take(finds_unreferenced, |origin| others_list(index, origin))
+            })
+            .collect()
     }
 
     /// Requests an immediate read of this source because its cluster rejected the credential.
-    pub fn doubt(&self, origin: &Origin) {
+    pub fn request_reread(&self, origin: &Origin) {
         // Two providers can find one Secret: by its label and by a reference.
-        for found in self.0.iter().filter(|found| found.provider.covers(origin)) {
-            found.doubts.add(origin);
+        for running in self
+            .0
+            .iter()
+            .filter(|running| running.provider.covers(origin))
+        {
+            running.rereads.add(origin);
         }
     }
 }
@@ -336,21 +356,21 @@ pub fn start(
     watchdog: &Watchdog,
     stop: &CancellationToken,
 ) -> watch::Receiver<Sources> {
-    let new = |provider| Found::new(provider, Listing::default());
+    let new = |provider| RunningProvider::new(provider, Listing::default());
     let (all, sources) = watch::channel(Sources(providers.into_iter().map(new).collect()));
-    for (index, found) in all.get().0.into_iter().enumerate() {
-        let name = found.provider.describe();
+    for (index, running) in all.get().0.into_iter().enumerate() {
+        let name = running.provider.describe();
         tracing::info!(provider = name, "looking for members");
-        let finds = Finds {
+        let handle = ProviderHandle {
             all: all.clone(),
             index,
-            doubts: found.doubts,
-            departures: found.departures,
+            rereads: running.rereads,
+            departures: running.departures,
         };
-        let watched = format!("looking for members: {name}");
+        let task = format!("looking for members: {name}");
         let span = tracing::error_span!("discovery", provider = name);
-        let following = follow(found.provider, finds, stop.clone());
-        tokio::spawn(watchdog.watch(watched, following.instrument(span)));
+        let following = run_provider(running.provider, handle, stop.clone());
+        tokio::spawn(watchdog.watch(task, following.instrument(span)));
     }
     let stop = stop.clone();
     tokio::spawn(async move {
@@ -362,29 +382,33 @@ pub fn start(
 }
 
 /// Runs a provider. Its end or panic closes its listing and affects no other provider.
-async fn follow(provider: Arc<dyn Provider>, finds: Finds, stop: CancellationToken) {
-    let (all, index) = (finds.all.clone(), finds.index);
+async fn run_provider(
+    provider: Arc<dyn Provider>,
+    handle: ProviderHandle,
+    stop: CancellationToken,
+) {
+    let (all, index) = (handle.all.clone(), handle.index);
     let name = provider.describe();
-    let following = std::panic::AssertUnwindSafe(provider.follow(finds)).catch_unwind();
+    let following = std::panic::AssertUnwindSafe(provider.follow(handle)).catch_unwind();
     // During shutdown, the tasks that a provider depends on end too, so its end is not an error.
-    if let Some(ended) = stop.run_until_cancelled(following).await
+    if let Some(result) = stop.run_until_cancelled(following).await
         && !stop.is_cancelled()
     {
         tracing::error!(
             provider = name,
-            panicked = ended.is_err(),
+            panicked = result.is_err(),
             "discovery has ended; its members stay as they are until the hub restarts"
         );
         all.send_modify(|all| all.0[index].listing.closed = true);
     }
 }
 
-impl Found {
+impl RunningProvider {
     pub(crate) fn new(provider: Arc<dyn Provider>, listing: Listing) -> Self {
         Self {
             provider,
             listing,
-            doubts: Arc::default(),
+            rereads: Arc::default(),
             departures: Arc::default(),
         }
     }

@@ -36,15 +36,15 @@ use kube::runtime::watcher::Config;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::chart::values::Problem;
+use crate::chart::values::ValuesProblem;
 use crate::discovery::Sources;
 use crate::leader::Leader;
 use crate::proxy::Shared;
-use crate::tenants::Reports;
+use crate::tenants::TenantReports;
 
-pub use acceptance::Accepting;
-use controller::{Controller, Pass};
-pub use values::Overlaying;
+pub use acceptance::AcceptedNamespaces;
+use controller::{FleetController, Pass};
+pub use values::MemberValues;
 
 /// Pause after a failed read or write of the register, with 50 % jitter.
 const AFTER_FAILURE: Duration = Duration::from_secs(3);
@@ -53,12 +53,12 @@ const HEARTBEAT: Duration = Duration::from_secs(20);
 /// Maximum number of EdgeCluster writes in flight.
 const WRITERS: usize = 16;
 /// Minimum interval between two decisions.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+const RECONCILE_EVERY: Duration = Duration::from_millis(100);
 /// How long the hub waits for sources that have not listed yet before it assigns new names.
-const PATIENCE: Duration = Duration::from_secs(10);
+const SOURCES_GRACE: Duration = Duration::from_secs(10);
 /// Time in a term after which the recorded state of a silent member expires. By then an agent has timed
 /// out, which takes 30 s, and a kubeconfig's cluster has answered or not.
-const UNHEARD: Duration = Duration::from_secs(45);
+const SILENT_AFTER: Duration = Duration::from_secs(45);
 /// Maximum number of events and members to handle before other tasks run.
 const BATCH: usize = 512;
 
@@ -69,19 +69,19 @@ pub struct FleetChart {
     /// `None` before the first one.
     pub chart: Option<Arc<ChartState>>,
     /// Why `chart` is not up to date.
-    pub problem: Option<Problem>,
+    pub problem: Option<ValuesProblem>,
 }
 
 /// Inputs of the controller.
-pub struct Fleet {
+pub struct FleetInputs {
     pub client: Client,
     /// The hub's namespace on home.
     pub namespace: String,
     /// The access to home as a member. `None` without `--self-cluster`.
     pub home: Option<kube::Config>,
     pub sources: watch::Receiver<Sources>,
-    pub accepting: Accepting,
-    pub given: watch::Receiver<FleetChart>,
+    pub accepted_namespaces: AcceptedNamespaces,
+    pub chart: watch::Receiver<FleetChart>,
     /// For all members.
     pub drift: DriftPolicy,
     pub chart_crds: CrdPolicy,
@@ -89,80 +89,80 @@ pub struct Fleet {
     /// Whether the hub places home's Tenants on members.
     pub place_tenants: bool,
     /// Values of members, over the fleet's.
-    pub overlaying: Overlaying,
+    pub member_values: MemberValues,
     pub handling: Handling,
     pub lockdown: Lockdown,
     /// Labels and annotations of workspaces. A member may override them.
     pub namespaces: NamespaceConfiguration,
     /// Whether this hub leads, and writes on home.
-    pub lead: Leader,
+    pub leader: Leader,
     pub shared: Arc<Shared>,
-    pub reports: Arc<Reports>,
+    pub reports: Arc<TenantReports>,
 }
 
-impl std::fmt::Debug for Fleet {
+impl std::fmt::Debug for FleetInputs {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Fleet").finish_non_exhaustive()
+        f.debug_struct("FleetInputs").finish_non_exhaustive()
     }
 }
 
 /// Follows sources and EdgeClusters until `stop`, then stops all proxies and waits for them.
-pub async fn run(fleet: Fleet, stop: CancellationToken) {
+pub async fn run(fleet: FleetInputs, stop: CancellationToken) {
     let api: Api<EdgeCluster> = Api::all(fleet.client.clone());
-    let mut events = Watch::of(api, Config::default());
+    let mut events = Watch::objects(api, Config::default());
     let mut heartbeat = tokio::time::interval(HEARTBEAT);
-    let mut controller = Controller::new(fleet);
+    let mut controller = FleetController::new(fleet);
     loop {
-        let pass = Pass::now(&controller.fleet.lead);
-        let listed_again = events.begin(
-            pass.stand
+        let pass = Pass::new(&controller.fleet.leader);
+        let relisted = events.restart_for_term(
+            pass.leader_state
                 .leader_term()
                 .map(|leader_term| leader_term.since),
         );
-        controller.begin(listed_again, &pass);
+        controller.begin_pass(relisted, &pass);
         if controller.is_due(&pass) {
             controller.reconcile(events.term(), &pass);
             // Without this, one poll would run as long as anything is ready.
             tokio::task::yield_now().await;
         }
-        let (wake, more) = controller.write(&pass);
+        let (due, has_more) = controller.write(&pass);
         tokio::select! {
             () = stop.cancelled() => break,
-            () = tokio::task::yield_now(), if more => {}
+            () = tokio::task::yield_now(), if has_more => {}
             changed = controller.fleet.sources.changed() => {
                 if changed.is_err() { break }
-                controller.look();
+                controller.request_reconcile();
             }
-            changed = controller.fleet.given.changed() => {
+            changed = controller.fleet.chart.changed() => {
                 if changed.is_err() { break }
                 // A new chart goes out immediately.
-                controller.look_now();
+                controller.request_reconcile_now();
             }
-            changed = controller.fleet.overlaying.readings.changed() => {
+            changed = controller.fleet.member_values.readings.changed() => {
                 if changed.is_err() { break }
-                controller.look();
+                controller.request_reconcile();
             }
             // Their sender may have ended. The last orders remain valid.
-            Ok(()) = controller.orders.changed() => controller.look(),
-            Ok(()) = controller.placements.changed() => controller.look(),
-            decided = controller.fleet.lead.changed() => {
-                if !decided { break }
-                controller.look_now();
+            Ok(()) = controller.deployment_orders.changed() => controller.request_reconcile(),
+            Ok(()) = controller.placement_orders.changed() => controller.request_reconcile(),
+            is_open = controller.fleet.leader.changed() => {
+                if !is_open { break }
+                controller.request_reconcile_now();
             }
-            () = controller.fleet.shared.members.uid_changed.notified() => controller.look(),
+            () = controller.fleet.shared.members.uid_changed.notified() => controller.request_reconcile(),
             () = controller.fleet.shared.members.changed.notified() => {}
-            _ = heartbeat.tick() => controller.look_at_all(),
+            _ = heartbeat.tick() => controller.request_full_check(),
             event = events.next() => match event {
-                Ok(event) => controller.see(event, &mut events),
+                Ok(event) => controller.apply_events(event, &mut events),
                 Err(error) => tracing::warn!(error = %chain(&error), "watching EdgeClusters failed; retrying"),
             },
-            Some(name) = controller.proxies.ended() => controller.proxy_ended(&name),
-            () = controller.book.answered(&mut controller.known) => controller.look(),
-            Some(Ok(reading)) = controller.readings.join_next(), if !controller.readings.is_empty() => {
-                controller.take_reading(reading);
+            Some(name) = controller.proxies.next_stopped() => controller.proxy_ended(&name),
+            () = controller.history.request_done(&mut controller.edge_clusters) => controller.request_reconcile(),
+            Some(Ok(read)) = controller.deletion_reads.join_next(), if !controller.deletion_reads.is_empty() => {
+                controller.apply_deletion_read(read);
             }
-            (name, written) = controller.writes.next() => controller.take_written(&name, written),
-            () = clock::sleep_until(wake, pass.now) => {}
+            (name, written) = controller.writes.next() => controller.apply_write(&name, written),
+            () = clock::sleep_until(due, pass.now) => {}
         }
     }
     controller.proxies.stop().await;

@@ -14,7 +14,7 @@ use crate::discovery::cluster_profile::provider_file::{
 
 #[path = "../../fuzz/shared.rs"]
 mod shared;
-use shared::{Target, promise, unfit};
+use shared::{Target, message_defect, promise};
 
 /// By the names of the folders of seeds.
 pub const TARGETS: &[(&str, Target)] = &[
@@ -27,11 +27,11 @@ pub const TARGETS: &[(&str, Target)] = &[
 pub fn csr(bytes: &[u8]) -> Option<String> {
     let key = match public_key(bytes) {
         Ok(key) => key.subject_public_key_info(),
-        Err(error) => return unfit(&error.to_string()),
+        Err(error) => return message_defect(&error.to_string()),
     };
     promise!(bytes.len() <= REQUEST_MAX_BYTES, "{} bytes", bytes.len());
-    let own = bytes.windows(key.len()).any(|part| part == key);
-    promise!(own, "its key is not in it");
+    let contains_key = bytes.windows(key.len()).any(|window| window == key);
+    promise!(contains_key, "its key is not in it");
     // The signature is at the end.
     let mut forged = bytes.to_vec();
     *forged.last_mut()? ^= 1;
@@ -46,54 +46,60 @@ pub fn csr(bytes: &[u8]) -> Option<String> {
 /// The answer of an access provider's program.
 pub fn exec_credential(bytes: &[u8]) -> Option<String> {
     let versions = [ApiVersion::V1, ApiVersion::V1beta1];
-    let read = versions.map(|version| credential::read(bytes, version));
-    promise!(!read.iter().all(Result::is_ok), "both versions accept it");
-    read.into_iter().zip(versions).find_map(|(read, version)| {
-        let read = match read {
-            Ok(read) => read,
-            Err(error) => return unfit(&chain(&error)),
-        };
-        let token = read.token.as_deref();
-        let legal = |token: &str| token.bytes().all(|byte| byte.is_ascii_graphic());
-        promise!(token.is_none_or(legal), "the token {token:?}");
-        let pair = read.certificate.as_ref();
-        let whole =
-            pair.is_none_or(|(certificate, key)| !certificate.is_empty() && !key.is_empty());
-        promise!(token.is_some() || pair.is_some(), "it is nothing");
-        promise!(whole && token != Some(""), "a part of it is empty");
-        let shown = format!("{read:?}");
-        let secrets = [token, pair.map(|(_, key)| key.as_str())];
-        let mut secrets = secrets
-            .into_iter()
-            .flatten()
-            .filter(|secret| secret.len() > 40);
-        promise!(!secrets.any(|secret| shown.contains(secret)), "{shown}");
-        let status = json!({
-            "token": token,
-            "clientCertificateData": pair.map(|(certificate, _)| certificate),
-            "clientKeyData": pair.map(|(_, key)| key),
-            "expirationTimestamp": read.expires.map(|at| at.to_string()),
-        });
-        let kind = "ExecCredential";
-        let written = json!({"kind": kind, "apiVersion": version.as_str(), "status": status});
-        let again = credential::read(written.to_string().as_bytes(), version);
-        promise!(again.as_ref() == Ok(&read), "{read:?} is {again:?}");
-        None
-    })
+    let parsed = versions.map(|version| credential::read(bytes, version));
+    promise!(!parsed.iter().all(Result::is_ok), "both versions accept it");
+    parsed
+        .into_iter()
+        .zip(versions)
+        .find_map(|(parsed, version)| {
+            let parsed = match parsed {
+                Ok(parsed) => parsed,
+                Err(error) => return message_defect(&chain(&error)),
+            };
+            let token = parsed.token.as_deref();
+            let legal = |token: &str| token.bytes().all(|byte| byte.is_ascii_graphic());
+            promise!(token.is_none_or(legal), "the token {token:?}");
+            let pair = parsed.certificate.as_ref();
+            let is_complete =
+                pair.is_none_or(|(certificate, key)| !certificate.is_empty() && !key.is_empty());
+            promise!(token.is_some() || pair.is_some(), "it is nothing");
+            promise!(is_complete && token != Some(""), "a part of it is empty");
+            let debug = format!("{parsed:?}");
+            let secrets = [token, pair.map(|(_, key)| key.as_str())];
+            let mut secrets = secrets
+                .into_iter()
+                .flatten()
+                .filter(|secret| secret.len() > 40);
+            promise!(!secrets.any(|secret| debug.contains(secret)), "{debug}");
+            let status = json!({
+                "token": token,
+                "clientCertificateData": pair.map(|(certificate, _)| certificate),
+                "clientKeyData": pair.map(|(_, key)| key),
+                "expirationTimestamp": parsed.expires.map(|at| at.to_string()),
+            });
+            let kind = "ExecCredential";
+            let document = json!({"kind": kind, "apiVersion": version.as_str(), "status": status});
+            let reparsed = credential::read(document.to_string().as_bytes(), version);
+            promise!(
+                reparsed.as_ref() == Ok(&parsed),
+                "{parsed:?} is {reparsed:?}"
+            );
+            None
+        })
 }
 
 /// The file of access providers.
 pub fn provider_file(bytes: &[u8]) -> Option<String> {
     let path = Path::new("/etc/krypton/providers.json");
-    let read = match provider_file::parse(path, bytes) {
-        Ok(read) => read,
-        Err(error) => return unfit(&chain(&error)),
+    let parsed = match provider_file::parse(path, bytes) {
+        Ok(parsed) => parsed,
+        Err(error) => return message_defect(&chain(&error)),
     };
-    for (number, provider) in read.providers.iter().enumerate() {
+    for (number, provider) in parsed.providers.iter().enumerate() {
         let exec = &provider.exec;
-        let found = exec.command.starts_with('/') || !exec.command.contains('/');
-        promise!(found && !exec.command.is_empty(), "{:?}", exec.command);
-        let others = read.providers.iter().skip(number + 1);
+        let is_valid = exec.command.starts_with('/') || !exec.command.contains('/');
+        promise!(is_valid && !exec.command.is_empty(), "{:?}", exec.command);
+        let others = parsed.providers.iter().skip(number + 1);
         let unique = others.into_iter().all(|other| other.name != provider.name);
         promise!(unique && !provider.name.is_empty(), "{:?}", provider.name);
         let names = exec.env.iter().map(|(name, _)| name);
@@ -103,15 +109,15 @@ pub fn provider_file(bytes: &[u8]) -> Option<String> {
         let legal = |name: &String| !name.is_empty() && !name.contains('=');
         promise!(names.clone().all(legal), "{exec:?}");
     }
-    let again = provider_file::parse(path, &written(&read));
+    let reparsed = provider_file::parse(path, &to_json(&parsed));
     promise!(
-        again.as_ref().is_ok_and(|again| *again == read),
-        "{read:?} is {again:?}"
+        reparsed.as_ref().is_ok_and(|reparsed| *reparsed == parsed),
+        "{parsed:?} is {reparsed:?}"
     );
     None
 }
 
-fn written(file: &ProviderFile) -> Vec<u8> {
+fn to_json(file: &ProviderFile) -> Vec<u8> {
     let provider = |provider: &provider_file::AccessProvider| {
         let exec = &provider.exec;
         let env = exec.env.iter();

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Secret;
 use krypton_runtime::access::{
-    ConfigError, Found, InCluster, Limits, LocalError, Report, client_named, from_kubeconfig,
-    local, read_kubeconfig, without_content,
+    ClusterConfig, ConfigError, CutOffCallback, InCluster, LocalError, ResponseLimits,
+    from_kubeconfig, local, new_client, read_kubeconfig, redacted,
 };
 use krypton_runtime::call::{ApiError, call_within};
 use krypton_runtime::retry::StartupGrace;
@@ -33,12 +33,12 @@ pub struct Home {
     pub context_name: String,
 }
 
-impl From<Found> for Home {
-    fn from(found: Found) -> Self {
-        let Found {
+impl From<ClusterConfig> for Home {
+    fn from(cluster: ClusterConfig) -> Self {
+        let ClusterConfig {
             config,
             context_name,
-        } = found;
+        } = cluster;
         Self {
             config,
             context_name,
@@ -105,14 +105,14 @@ pub enum HomeError {
 
 impl HomeError {
     /// Whether the error may be temporary: the `apiserver` of the hub's own cluster may not be up yet.
-    pub fn may_pass(&self, apiserver: &StartupGrace) -> bool {
+    pub fn is_retryable(&self, apiserver: &StartupGrace) -> bool {
         match self {
             Self::FetchSecret { source, .. } => match source.code() {
                 None | Some(429 | 500..) => {
-                    apiserver.was_silent();
+                    apiserver.record_no_response();
                     true
                 }
-                Some(401 | 403) => apiserver.is_settling(),
+                Some(401 | 403) => apiserver.is_active(),
                 Some(_) => false,
             },
             _ => false,
@@ -124,11 +124,11 @@ impl Home {
     /// Selects the home cluster by precedence: the Secret read with the local configuration, the watch
     /// file, the local configuration. Reads the source once, at startup.
     pub async fn choose(source: &HomeSource, policy: &Policy) -> Result<Self, HomeError> {
-        choose_with(source, policy, Config::incluster).await
+        choose_from(source, policy, Config::incluster).await
     }
 }
 
-async fn choose_with(
+async fn choose_from(
     source: &HomeSource,
     policy: &Policy,
     in_cluster: InCluster,
@@ -137,14 +137,14 @@ async fn choose_with(
     match &source.choice {
         HomeChoice::Local => Ok(local(&source.local, context, in_cluster).await?.into()),
         HomeChoice::File(path) => {
-            let read = read_kubeconfig(path).map(|found| (found, context));
-            let wrap = |source| HomeError::WatchFile {
+            let read = read_kubeconfig(path).map(|kubeconfig| (kubeconfig, context));
+            let watch_file_error = |source| HomeError::WatchFile {
                 path: path.clone(),
                 source,
             };
-            let (kubeconfig, context) = read.map_err(wrap)?;
-            let found = from_kubeconfig(kubeconfig, context).await;
-            found.map(Home::from).map_err(wrap)
+            let (kubeconfig, context) = read.map_err(watch_file_error)?;
+            let config = from_kubeconfig(kubeconfig, context).await;
+            config.map(Home::from).map_err(watch_file_error)
         }
         HomeChoice::Secret {
             namespace,
@@ -168,35 +168,38 @@ async fn choose_with(
     }
 }
 
-/// Calls [`client_named`] with the hub's user agent.
+/// Calls [`new_client`] with the hub's user agent.
 ///
 /// Must be called inside a tokio runtime.
 pub fn client(config: Config) -> Result<Client, kube::Error> {
-    client_named(config, USER_AGENT)
+    new_client(config, USER_AGENT)
 }
 
-/// Calls [`krypton_runtime::access::client_watched`] with the hub's user agent.
+/// Calls [`krypton_runtime::access::client_notifying_unauthorized`] with the hub's user agent.
 ///
 /// Must be called inside a tokio runtime.
-pub fn client_watched(config: Config, refused: Arc<Notify>) -> Result<Client, kube::Error> {
-    krypton_runtime::access::client_watched(config, USER_AGENT, refused)
-}
-
-/// Calls [`krypton_runtime::access::client_limited`] with the hub's user agent.
-///
-/// Must be called inside a tokio runtime.
-pub fn client_limited(
+pub fn client_notifying_unauthorized(
     config: Config,
     refused: Arc<Notify>,
-    report: Report,
 ) -> Result<Client, kube::Error> {
-    let limits = Limits::default();
-    krypton_runtime::access::client_limited(config, USER_AGENT, refused, limits, report)
+    krypton_runtime::access::client_notifying_unauthorized(config, USER_AGENT, refused)
+}
+
+/// Calls [`krypton_runtime::access::client_with_limits`] with the hub's user agent.
+///
+/// Must be called inside a tokio runtime.
+pub fn client_with_limits(
+    config: Config,
+    refused: Arc<Notify>,
+    report: CutOffCallback,
+) -> Result<Client, kube::Error> {
+    let limits = ResponseLimits::default();
+    krypton_runtime::access::client_with_limits(config, USER_AGENT, refused, limits, report)
 }
 
 /// Builds the configuration of a member from its sanitized kubeconfig.
 pub async fn member_config(sanitized_yaml: &str) -> Result<Config, ConfigError> {
-    let kubeconfig = Kubeconfig::from_yaml(sanitized_yaml).map_err(without_content)?;
+    let kubeconfig = Kubeconfig::from_yaml(sanitized_yaml).map_err(redacted)?;
     Ok(from_kubeconfig(kubeconfig, None).await?.config)
 }
 
@@ -226,14 +229,14 @@ async fn from_secret(
             key: key.to_owned(),
         });
     };
-    let chosen = match context {
+    let parsed = match context {
         None => sanitizer::parse(bytes, policy),
         Some(context) => match with_current_context(bytes, context) {
             Some(bytes) => sanitizer::parse(&bytes, policy),
             None => return Err(HomeError::NotAKubeconfig { namespace, name }),
         },
     };
-    let sanitized = match chosen {
+    let sanitized = match parsed {
         Ok(sanitized) => sanitized,
         Err(source) => {
             return Err(HomeError::ParseSecret {
@@ -243,11 +246,11 @@ async fn from_secret(
             });
         }
     };
-    let built = match Kubeconfig::from_yaml(&sanitized.yaml).map_err(without_content) {
+    let config = match Kubeconfig::from_yaml(&sanitized.yaml).map_err(redacted) {
         Ok(kubeconfig) => from_kubeconfig(kubeconfig, None).await,
         Err(error) => Err(error),
     };
-    let mut home: Home = built
+    let mut home: Home = config
         .map(Home::from)
         .map_err(|source| HomeError::SecretConfig {
             namespace,
@@ -264,7 +267,7 @@ async fn from_secret(
     Ok(home)
 }
 
-fn mapping(bytes: &[u8]) -> Option<serde_json::Map<String, serde_json::Value>> {
+fn parse_mapping(bytes: &[u8]) -> Option<serde_json::Map<String, serde_json::Value>> {
     if bytes.len() > KUBECONFIG_MAX_BYTES {
         return None;
     }
@@ -272,13 +275,13 @@ fn mapping(bytes: &[u8]) -> Option<serde_json::Map<String, serde_json::Value>> {
 }
 
 fn with_current_context(bytes: &[u8], context: &str) -> Option<Vec<u8>> {
-    let mut kubeconfig = mapping(bytes)?;
+    let mut kubeconfig = parse_mapping(bytes)?;
     kubeconfig.insert("current-context".to_owned(), context.into());
     serde_json::to_vec(&kubeconfig).ok()
 }
 
 fn current_context(bytes: &[u8]) -> Option<String> {
-    mapping(bytes)?
+    parse_mapping(bytes)?
         .get("current-context")?
         .as_str()
         .map(str::to_owned)

@@ -1,7 +1,7 @@
 //! Leader election of the hubs. The leader writes on the home cluster and serves agents. Owns the Lease
 //! `krypton-hub` in the hub's namespace, and the hub's epoch.
 //!
-//! A hub writes only while [`Leader::writes`] returns true. That check uses a clock that keeps running while
+//! A hub writes only while [`Leader::may_write`] returns true. That check uses a clock that keeps running while
 //! the process is frozen. A hub that wakes up after another one has taken over therefore cannot write.
 
 mod election;
@@ -15,7 +15,7 @@ use std::time::Duration;
 use krypton_runtime::admin::Readiness;
 use krypton_runtime::call::ApiError;
 use krypton_runtime::clock::{self, BootTime};
-use krypton_runtime::lease::{self, LeaseGoal, LeaseName, LeaseState, Times};
+use krypton_runtime::lease::{self, LeaseGoal, LeaseName, LeaseState, LeaseTimes};
 use krypton_runtime::newest::{Newest as _, NewestSeen as _};
 use krypton_types::error_chain::chain;
 use krypton_types::names::HUB_LEASE;
@@ -26,101 +26,103 @@ use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TrackedFuture;
 use tonic::Status;
 
-use election::{ElectionState, Sight};
+use election::{ElectionInput, ElectionState};
 pub use election::{LeaderState, LeaderTerm};
-use home_writer::{Verdict, verdict};
+use home_writer::{EpochCheck, check_epoch};
 
 /// Duration of the Lease without a renewal. After the leader is killed, another hub takes over after this time and
 /// one more poll. The duration exceeds an API server outage of half a second many times over.
-pub const DURATION: Duration = Duration::from_secs(5);
+pub const LEASE_DURATION: Duration = Duration::from_secs(5);
 
 /// On shutdown, the hub waits this long for its writes before it releases the Lease. Writes that are still in
 /// flight are safe because they carry the resource versions they were based on.
-const IN_FLIGHT: Duration = Duration::from_secs(2);
+const WRITES_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time to release the Lease: one call, after one that may be in flight.
-pub const GIVING_UP: Duration = Duration::from_secs(2);
-const ABOUT: &str = "lead";
+pub const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
+const READINESS_NOTE: &str = "lead";
 
 /// Leadership state for tasks that write on the home cluster or serve agents. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Leader {
-    stand: watch::Receiver<LeaderState>,
-    hold: watch::Receiver<LeaseState>,
-    times: Times,
+    state: watch::Receiver<LeaderState>,
+    lease: watch::Receiver<LeaseState>,
+    times: LeaseTimes,
     in_flight: TaskTracker,
-    ahead: watch::Sender<u64>,
+    foreign_epoch: watch::Sender<u64>,
 }
 
 impl Leader {
-    /// Creates a leader whose state a test controls. While the state is `Leading`, [`Self::writes`] is always
+    /// Creates a leader whose state a test controls. While the state is `Leading`, [`Self::may_write`] is always
     /// true.
-    pub fn by_hand(stand: LeaderState) -> (watch::Sender<LeaderState>, Self) {
-        let hold = LeaseState {
+    pub fn with_state(state: LeaderState) -> (watch::Sender<LeaderState>, Self) {
+        let lease = LeaseState {
             renewed: Some(BootTime::now()),
             term: Some(
-                stand
+                state
                     .leader_term()
-                    .map_or_else(Default::default, |leader_term| leader_term.term.clone()),
+                    .map_or_else(Default::default, |leader_term| {
+                        leader_term.lease_term.clone()
+                    }),
             ),
             ..LeaseState::default()
         };
-        let (stand, rx) = watch::channel(stand);
-        let times = Times {
+        let (state_tx, state_rx) = watch::channel(state);
+        let times = LeaseTimes {
             fresh: Duration::MAX,
-            ..Times::of_lead(DURATION)
+            ..LeaseTimes::for_leader(LEASE_DURATION)
         };
-        let lead = Self {
-            stand: rx,
-            hold: watch::channel(hold).1,
+        let leader = Self {
+            state: state_rx,
+            lease: watch::channel(lease).1,
             times,
             in_flight: TaskTracker::new(),
-            ahead: watch::Sender::new(0),
+            foreign_epoch: watch::Sender::new(0),
         };
-        (stand, lead)
+        (state_tx, leader)
     }
 
     /// Creates a permanent leader, for a hub without others.
-    pub fn alone() -> Self {
-        Self::by_hand(LeaderState::Leading(LeaderTerm {
+    pub fn always_leading() -> Self {
+        Self::with_state(LeaderState::Leading(LeaderTerm {
             epoch: 1,
-            term: lease::LeaseTerm::default(),
+            lease_term: lease::LeaseTerm::default(),
             since: BootTime::now(),
-            won: clock::wall(),
-            former: None,
+            acquired_at: clock::wall(),
+            previous_leader: None,
         }))
         .1
     }
 
     /// Waits for the next state change; renewals do not count. Returns false when the election has ended.
     pub async fn changed(&mut self) -> bool {
-        self.stand.changed().await.is_ok()
+        self.state.changed().await.is_ok()
     }
 
-    pub fn stand(&self) -> LeaderState {
-        self.stand.get()
+    pub fn state(&self) -> LeaderState {
+        self.state.get()
     }
 
     /// Whether the hub may write on the home cluster now. Check it before each write.
-    pub fn writes(&self, now: BootTime) -> bool {
-        let stand = self.stand.get();
-        let LeaderState::Leading(leader_term) = &stand else {
+    pub fn may_write(&self, now: BootTime) -> bool {
+        let state = self.state.get();
+        let LeaderState::Leading(leader_term) = &state else {
             return false;
         };
-        let hold = self.hold.get();
-        hold.is_fresh(now, &self.times) && hold.term.as_ref() == Some(&leader_term.term)
+        let lease = self.lease.get();
+        lease.is_fresh(now, &self.times) && lease.term.as_ref() == Some(&leader_term.lease_term)
     }
 
     /// Whether the hub serves agents.
-    pub fn serves(&self) -> bool {
-        self.stand.get().leader_term().is_some()
+    pub fn serves_agents(&self) -> bool {
+        self.state.get().leader_term().is_some()
     }
 
     /// Checks that this hub serves agents.
     ///
     /// # Errors
     /// Returns `Unavailable` with the name of the leader. The agent then connects to that hub.
-    pub fn gate(&self) -> Result<(), Status> {
-        let why = match &self.stand.get() {
+    pub fn ensure_serving(&self) -> Result<(), Status> {
+        let reason = match &self.state.get() {
             LeaderState::Leading(_) | LeaderState::Unconfirmed(_) => return Ok(()),
             LeaderState::Standby {
                 leader: Some(leader),
@@ -133,65 +135,67 @@ impl Leader {
             LeaderState::TakingEpoch => "this hub is about to lead".to_owned(),
             LeaderState::Leaving => "this hub stops".to_owned(),
         };
-        Err(Status::unavailable(why))
+        Err(Status::unavailable(reason))
     }
 
     /// Waits until this hub loses leadership while it keeps running.
-    pub async fn lost(&self) {
-        let mut stand = self.stand.clone();
-        let lost = |stand: &LeaderState| {
+    pub async fn until_lost(&self) {
+        let mut state = self.state.clone();
+        let is_lost = |state: &LeaderState| {
             matches!(
-                stand,
+                state,
                 LeaderState::Standby { .. } | LeaderState::TakingEpoch
             )
         };
-        if stand.wait_for(lost).await.is_err() {
+        if state.wait_for(is_lost).await.is_err() {
             std::future::pending().await
         }
     }
 
     /// Waits until this hub shuts down.
-    pub async fn left(&self) {
-        let mut stand = self.stand.clone();
-        let left = stand.wait_for(|stand| *stand == LeaderState::Leaving).await;
+    pub async fn until_leaving(&self) {
+        let mut state = self.state.clone();
+        let leaving = state.wait_for(|state| *state == LeaderState::Leaving).await;
         // An error means that the election has ended.
-        drop(left);
+        drop(leaving);
     }
 
     /// Returns the current leader term, also while it is unconfirmed.
     pub fn leader_term(&self) -> Option<LeaderTerm> {
-        self.stand.get().leader_term().cloned()
+        self.state.get().leader_term().cloned()
     }
 
     /// Returns the epoch to write to an object of the home cluster whose recorded epoch is `recorded`. Returns
     /// `None` if this hub is not the leader, or if a later leader has written the object. The hub then takes an
     /// epoch above the recorded one.
-    pub fn mark(&self, recorded: Option<u64>) -> Option<u64> {
-        let ours = self.stand.get().leader_term()?.epoch;
-        match verdict(ours, recorded) {
-            Verdict::Write => Some(ours),
-            Verdict::Overtaken(epoch) => {
-                self.is_ahead(epoch);
+    pub fn epoch_for_write(&self, recorded: Option<u64>) -> Option<u64> {
+        let own_epoch = self.state.get().leader_term()?.epoch;
+        match check_epoch(own_epoch, recorded) {
+            EpochCheck::Write => Some(own_epoch),
+            EpochCheck::Overtaken(epoch) => {
+                self.observe_epoch(epoch);
                 None
             }
         }
     }
 
     /// Records the epochs of objects on the home cluster. The next leader takes an epoch above all of them.
-    pub fn sees(&self, recorded: impl Iterator<Item = u64>) {
-        let ours = self.stand.get().leader_term().map_or(0, |it| it.epoch);
-        let greatest =
-            recorded.filter(|it| matches!(verdict(ours, Some(*it)), Verdict::Overtaken(_)));
-        if let Some(epoch) = greatest.max() {
-            self.is_ahead(epoch);
+    pub fn observe_epochs(&self, recorded: impl Iterator<Item = u64>) {
+        let own_epoch = self.state.get().leader_term().map_or(0, |it| it.epoch);
+        let later = recorded.filter(|epoch| {
+            let check = check_epoch(own_epoch, Some(*epoch));
+            matches!(check, EpochCheck::Overtaken(_))
+        });
+        if let Some(epoch) = later.max() {
+            self.observe_epoch(epoch);
         }
     }
 
-    fn is_ahead(&self, epoch: u64) {
-        self.ahead.send_if_modified(|known| {
-            let later = epoch > *known;
-            *known = (*known).max(epoch);
-            later
+    fn observe_epoch(&self, epoch: u64) {
+        self.foreign_epoch.send_if_modified(|greatest| {
+            let is_greater = epoch > *greatest;
+            *greatest = (*greatest).max(epoch);
+            is_greater
         });
     }
 
@@ -209,15 +213,15 @@ pub struct LeaderElection {
     pub namespace: String,
     /// Name of this hub in the Lease.
     pub holder: String,
-    pub times: Times,
+    pub times: LeaseTimes,
     /// The greatest epoch that a member or an object of the home cluster has from another hub.
-    pub ahead: watch::Sender<u64>,
+    pub foreign_epoch: watch::Sender<u64>,
     pub readiness: Readiness,
 }
 
 impl std::fmt::Debug for LeaderElection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Election")
+        f.debug_struct("LeaderElection")
             .field("holder", &self.holder)
             .finish_non_exhaustive()
     }
@@ -226,29 +230,30 @@ impl std::fmt::Debug for LeaderElection {
 /// Handle of a running election.
 #[derive(Debug)]
 pub struct ElectionHandle {
-    pub lead: Leader,
+    pub leader: Leader,
     leaving: CancellationToken,
     idle: CancellationToken,
 }
 
-type Taking = Pin<Box<dyn Future<Output = Result<u64, ApiError>> + Send>>;
+type EpochRequest = Pin<Box<dyn Future<Output = Result<u64, ApiError>> + Send>>;
 
 impl LeaderElection {
-    /// Starts a task that runs the election until [`ElectionHandle::leave`]. Calls `won` with each new epoch, before
-    /// the hub publishes its leadership. The second argument is true for the first epoch of a leader term.
-    pub fn stand(
+    /// Returns the handle, and a task that runs the election until [`ElectionHandle::leave`]. The task calls
+    /// `on_epoch` with each new epoch, before it publishes the leadership. The second argument is true for the first
+    /// epoch of a leader term.
+    pub fn start(
         self,
-        won: impl Fn(&LeaderTerm, bool) + Send + 'static,
+        on_epoch: impl Fn(&LeaderTerm, bool) + Send + 'static,
     ) -> (ElectionHandle, impl Future<Output = ()> + Send + 'static) {
-        let (holds, hold) = watch::channel(LeaseState::default());
-        let (stand, stand_rx) = watch::channel(LeaderState::Standby { leader: None });
+        let (lease_tx, lease_rx) = watch::channel(LeaseState::default());
+        let (state_tx, state_rx) = watch::channel(LeaderState::Standby { leader: None });
         let (leaving, idle) = (CancellationToken::new(), CancellationToken::new());
-        let lead = Leader {
-            stand: stand_rx,
-            hold: hold.clone(),
+        let leader = Leader {
+            state: state_rx,
+            lease: lease_rx.clone(),
             times: self.times,
             in_flight: TaskTracker::new(),
-            ahead: self.ahead.clone(),
+            foreign_epoch: self.foreign_epoch.clone(),
         };
         let name = LeaseName {
             namespace: self.namespace.clone(),
@@ -259,16 +264,16 @@ impl LeaderElection {
             (name, self.times),
             self.holder.clone(),
             watch::channel(LeaseGoal::Hold).1,
-            holds,
+            lease_tx,
             leaving.clone(),
             idle.clone(),
         );
-        let deciding = self.run(stand, hold, won, leaving.clone());
+        let election = self.run(state_tx, lease_rx, on_epoch, leaving.clone());
         let task = async {
-            tokio::join!(lease, deciding);
+            tokio::join!(lease, election);
         };
         let election_handle = ElectionHandle {
-            lead,
+            leader,
             leaving,
             idle,
         };
@@ -277,73 +282,73 @@ impl LeaderElection {
 
     async fn run(
         self,
-        stand: watch::Sender<LeaderState>,
-        mut holds: watch::Receiver<LeaseState>,
-        won: impl Fn(&LeaderTerm, bool),
+        state: watch::Sender<LeaderState>,
+        mut lease_updates: watch::Receiver<LeaseState>,
+        on_epoch: impl Fn(&LeaderTerm, bool),
         leaving: CancellationToken,
     ) {
-        let mut ahead = self.ahead.subscribe();
+        let mut foreign_epoch = self.foreign_epoch.subscribe();
         let mut election = ElectionState::new(self.times);
-        let mut taking: Option<Taking> = None;
-        let mut taken = None;
+        let mut epoch_request: Option<EpochRequest> = None;
+        let mut epoch_result = None;
         // The greatest epoch that this hub has taken.
-        let mut own = 0;
-        let mut renewed = None;
+        let mut own_epoch = 0;
+        let mut last_renewal = None;
         loop {
-            let hold = holds.see();
+            let lease = lease_updates.get_and_update();
             let now = BootTime::now();
-            let before = election.stand.clone();
-            let next = election.next(&Sight {
-                hold: &hold,
-                ahead: ahead.see(),
-                taken: taken.take(),
+            let previous = election.state.clone();
+            let actions = election.evaluate(&ElectionInput {
+                lease: &lease,
+                foreign_epoch: foreign_epoch.get_and_update(),
+                epoch_result: epoch_result.take(),
                 leaving: leaving.is_cancelled(),
                 now,
                 wall: clock::wall(),
             });
-            if next.take_epoch {
+            if actions.take_epoch {
                 let (client, namespace) = (self.client.clone(), self.namespace.clone());
                 // Include our own epoch, because the ConfigMap may have been deleted since.
-                let at_least = own.max(ahead.get());
-                taking = Some(Box::pin(async move {
+                let at_least = own_epoch.max(foreign_epoch.get());
+                epoch_request = Some(Box::pin(async move {
                     epoch::next_epoch(&client, &namespace, at_least).await
                 }));
             }
-            if election.stand != before {
-                if let LeaderState::Leading(leader_term) = &election.stand
-                    && before.leader_term() != Some(leader_term)
+            if election.state != previous {
+                if let LeaderState::Leading(leader_term) = &election.state
+                    && previous.leader_term() != Some(leader_term)
                 {
-                    let begins = before.leader_term().is_none();
-                    won(leader_term, begins);
+                    let is_new_term = previous.leader_term().is_none();
+                    on_epoch(leader_term, is_new_term);
                 }
-                self.tell(&before, &election.stand, now);
-                stand.send_replace(election.stand.clone());
-            } else if late(renewed, hold.renewed, &self.times) {
+                self.report_change(&previous, &election.state, now);
+                state.send_replace(election.state.clone());
+            } else if was_stale(last_renewal, lease.renewed, &self.times) {
                 // The Lease was stale before this renewal. Tasks that stopped writing must check again.
-                stand.send_replace(election.stand.clone());
+                state.send_replace(election.state.clone());
             }
-            renewed = hold.renewed;
-            if election.stand == LeaderState::Leaving {
+            last_renewal = lease.renewed;
+            if election.state == LeaderState::Leaving {
                 return;
             }
             tokio::select! {
                 () = leaving.cancelled() => {}
-                changed = holds.changed() => if changed.is_err() { return },
-                Ok(()) = ahead.changed() => {}
-                epoch = ended(&mut taking) => {
+                changed = lease_updates.changed() => if changed.is_err() { return },
+                Ok(()) = foreign_epoch.changed() => {}
+                epoch = requested_epoch(&mut epoch_request) => {
                     if let Err(error) = &epoch {
                         tracing::warn!(error = %chain(error), "taking a new epoch failed; retrying");
                     }
-                    own = own.max(*epoch.as_ref().unwrap_or(&0));
-                    taken = Some(epoch.map_err(drop));
+                    own_epoch = own_epoch.max(*epoch.as_ref().unwrap_or(&0));
+                    epoch_result = Some(epoch.map_err(drop));
                 }
-                () = clock::sleep_until(next.wake, now) => {}
+                () = clock::sleep_until(actions.next_check, now) => {}
             }
         }
     }
 
-    fn tell(&self, before: &LeaderState, stand: &LeaderState, now: BootTime) {
-        let note = match stand {
+    fn report_change(&self, previous: &LeaderState, state: &LeaderState, now: BootTime) {
+        let note = match state {
             LeaderState::Standby {
                 leader: Some(leader),
             } => {
@@ -351,14 +356,14 @@ impl LeaderElection {
                 Some(format!("standby: {leader} leads"))
             }
             LeaderState::Standby { leader: None } => {
-                if before.leader_term().is_some() {
+                if previous.leader_term().is_some() {
                     tracing::warn!("lost leadership: no response from the home API server");
                 }
                 Some("standby: no leader yet".to_owned())
             }
             LeaderState::TakingEpoch => Some("standby: about to lead".to_owned()),
             LeaderState::Leading(leader_term) => {
-                match before {
+                match previous {
                     LeaderState::Unconfirmed(_) => {
                         tracing::info!(
                             epoch = leader_term.epoch,
@@ -374,7 +379,7 @@ impl LeaderElection {
                     _ => {
                         tracing::info!(
                             epoch = leader_term.epoch,
-                            former = leader_term.former,
+                            former = leader_term.previous_leader,
                             "this hub leads"
                         );
                     }
@@ -393,24 +398,24 @@ impl LeaderElection {
             }
             LeaderState::Leaving => None,
         };
-        self.readiness.note(ABOUT, note);
+        self.readiness.note(READINESS_NOTE, note);
     }
 }
 
 /// Whether a renewal came only after the previous one was too old to write by.
-fn late(before: Option<BootTime>, now: Option<BootTime>, times: &Times) -> bool {
-    before
-        .zip(now)
-        .is_some_and(|(before, now)| now.since(before) >= times.fresh)
+fn was_stale(previous: Option<BootTime>, renewed: Option<BootTime>, times: &LeaseTimes) -> bool {
+    previous
+        .zip(renewed)
+        .is_some_and(|(previous, renewed)| renewed.since(previous) >= times.fresh)
 }
 
-/// Waits forever if no epoch is being taken.
-async fn ended(taking: &mut Option<Taking>) -> Result<u64, ApiError> {
-    let Some(call) = taking else {
+/// Returns the requested epoch. Waits forever if none is requested.
+async fn requested_epoch(request: &mut Option<EpochRequest>) -> Result<u64, ApiError> {
+    let Some(pending) = request else {
         return std::future::pending().await;
     };
-    let epoch = call.await;
-    *taking = None;
+    let epoch = pending.await;
+    *request = None;
     epoch
 }
 
@@ -418,9 +423,9 @@ impl ElectionHandle {
     /// Stops new writes, waits for writes in flight, and then releases the Lease.
     pub async fn leave(&self) {
         self.leaving.cancel();
-        self.lead.in_flight.close();
-        let written = self.lead.in_flight.wait();
-        if tokio::time::timeout(IN_FLIGHT, written).await.is_err() {
+        self.leader.in_flight.close();
+        let written = self.leader.in_flight.wait();
+        if tokio::time::timeout(WRITES_TIMEOUT, written).await.is_err() {
             tracing::warn!("slow writes on the home cluster; releasing the Lease without them");
         }
         self.idle.cancel();

@@ -17,9 +17,9 @@ pub mod edgecluster;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 pub mod home;
+pub mod home_events;
 pub mod leader;
 pub mod members;
-pub mod notices;
 pub mod observe;
 pub mod proxy;
 pub mod tenants;

@@ -28,30 +28,30 @@ fn main() -> ExitCode {
         .install_default()
         .is_err()
     {
-        return refuse("another TLS provider was installed before ours", 1);
+        return fail("another TLS provider was installed before ours", 1);
     }
     let (log, _traces) = match settings.telemetry().start() {
-        Ok(started) => started,
-        Err(error) => return refuse(&chain(&error), 2),
+        Ok(telemetry) => telemetry,
+        Err(error) => return fail(&chain(&error), 2),
     };
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
     {
         Ok(runtime) => runtime,
-        Err(error) => return refuse(&format!("starting the runtime failed: {error}"), 1),
+        Err(error) => return fail(&format!("starting the runtime failed: {error}"), 1),
     };
-    let running = async { run_in(settings, Outside::real(log)?).await };
-    let ended = runtime.block_on(running);
+    let hub = async { run_in(settings, Outside::real(log)?).await };
+    let result = runtime.block_on(hub);
     // A read of a file may hang with its mount, and is not waited for.
     runtime.shutdown_timeout(LAST_TASKS);
-    match ended {
+    match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => refuse(&format!("{error:#}"), 1),
+        Err(error) => fail(&format!("{error:#}"), 1),
     }
 }
 
-fn refuse(problem: &str, code: u8) -> ExitCode {
+fn fail(problem: &str, code: u8) -> ExitCode {
     eprintln!("krypton-hub: {problem}");
     ExitCode::from(code)
 }

@@ -27,12 +27,12 @@ use krypton_types::desired::Version;
 use tokio::sync::{Notify, watch};
 
 use crate::members::arbiter::Reporters;
-use crate::members::claims::Witnesses;
-use crate::members::deployment_orders::Deployments;
-use crate::members::member::{Member, MemberSnapshot, refuse};
+use crate::members::claims::EpochClaims;
+use crate::members::deployment_orders::DeploymentOrders;
+use crate::members::member::{Member, MemberSnapshot, reject};
 use crate::members::observation::{ClusterUids, MemberObservation};
-use crate::members::placement_orders::Placements;
-use crate::tenants::Reports;
+use crate::members::placement_orders::PlacementOrders;
+use crate::tenants::TenantReports;
 
 /// Message for an agent of a deleted EdgeCluster.
 pub const GONE: &str = "its EdgeCluster is gone; run 'kubectl krypton join' again";
@@ -47,7 +47,7 @@ pub enum NotFound {
 
 /// State of one member.
 #[derive(Debug, Default)]
-struct Entry {
+struct MemberEntry {
     /// `None` without an EdgeCluster.
     member: Option<Arc<Member>>,
     reporters: Reporters,
@@ -56,7 +56,7 @@ struct Entry {
     uids: ClusterUids,
 }
 
-impl Entry {
+impl MemberEntry {
     fn is_empty(&self) -> bool {
         self.member.is_none()
             && self.observation.is_none()
@@ -66,54 +66,54 @@ impl Entry {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct RegistryState {
     /// The EdgeClusters have been listed once.
     listed: bool,
     /// Start of the leader term in which the hub must list the EdgeClusters before it admits agents.
     awaited: Option<BootTime>,
-    members: BTreeMap<String, Entry>,
-    fleet: Fleet,
+    members: BTreeMap<String, MemberEntry>,
+    fleet: CrossMemberState,
 }
 
 /// State of the registry that concerns several members.
 #[derive(Debug, Default)]
-struct Fleet {
+struct CrossMemberState {
     /// Members whose observation or Tenant counts have changed.
     changed: BTreeSet<String>,
     /// Members to evaluate again at a certain time, even without a report.
     due: BTreeSet<(BootTime, String)>,
     /// The epoch that this hub issues.
     epoch: u64,
-    witnesses: Witnesses,
+    epoch_claims: EpochClaims,
 }
 
 /// All members, by name, and the stores of their reports.
 #[derive(Debug, Default)]
 pub struct MemberRegistry {
-    state: Mutex<State>,
+    state: Mutex<RegistryState>,
     /// Notified when an observation or a Tenant count changes.
     pub changed: Notify,
     /// Notified when the UID of a member's cluster changes.
     pub uid_changed: Notify,
     due_changed: Notify,
-    reports: Arc<Reports>,
-    deployments: Arc<Deployments>,
-    placements: Arc<Placements>,
+    reports: Arc<TenantReports>,
+    deployments: Arc<DeploymentOrders>,
+    placements: Arc<PlacementOrders>,
     /// The latest epoch that a member has and this hub has not issued. It means that the home cluster was
     /// restored.
     ahead: watch::Sender<u64>,
 }
 
 /// One member, while the registry is locked.
-struct Locked<'a> {
+struct LockedMember<'a> {
     registry: &'a MemberRegistry,
     name: &'a str,
-    entry: &'a mut Entry,
-    fleet: &'a mut Fleet,
+    entry: &'a mut MemberEntry,
+    fleet: &'a mut CrossMemberState,
 }
 
 impl MemberRegistry {
-    pub fn new(reports: Arc<Reports>) -> Self {
+    pub fn new(reports: Arc<TenantReports>) -> Self {
         Self {
             reports,
             ..Self::default()
@@ -121,12 +121,12 @@ impl MemberRegistry {
     }
 
     /// Reports of the members on KryptonDeployments.
-    pub fn deployments(&self) -> &Arc<Deployments> {
+    pub fn deployments(&self) -> &Arc<DeploymentOrders> {
         &self.deployments
     }
 
     /// Reports of the members on placed Tenants.
-    pub fn placements(&self) -> &Arc<Placements> {
+    pub fn placements(&self) -> &Arc<PlacementOrders> {
         &self.placements
     }
 
@@ -143,9 +143,9 @@ impl MemberRegistry {
         self.reports.reset_targets();
         let mut state = self.lock();
         state.awaited = Some(since);
-        let State { members, fleet, .. } = &mut *state;
+        let RegistryState { members, fleet, .. } = &mut *state;
         for (name, entry) in members {
-            let mut member = Locked {
+            let mut member = LockedMember {
                 registry: self,
                 name,
                 entry,
@@ -184,7 +184,7 @@ impl MemberRegistry {
     }
 
     /// Returns the version of each member's desired state and the time since when it applies.
-    pub fn wanted(&self) -> BTreeMap<String, (Version, BootTime)> {
+    pub fn desired_versions(&self) -> BTreeMap<String, (Version, BootTime)> {
         self.each_member(|member| {
             let published = member.published.get();
             let published = published.as_ref()?;
@@ -197,28 +197,28 @@ impl MemberRegistry {
         self.each_member(|member| Some(member.snapshot()))
     }
 
-    fn each_member<T>(&self, look: impl Fn(&Member) -> Option<T>) -> BTreeMap<String, T> {
+    fn each_member<T>(&self, map: impl Fn(&Member) -> Option<T>) -> BTreeMap<String, T> {
         let state = self.lock();
-        let looked = state.members.iter().filter_map(|(name, entry)| {
-            let looked = look(entry.member.as_ref()?)?;
-            Some((name.clone(), looked))
+        let mapped = state.members.iter().filter_map(|(name, entry)| {
+            let mapped = map(entry.member.as_ref()?)?;
+            Some((name.clone(), mapped))
         });
-        looked.collect()
+        mapped.collect()
     }
 
     /// Returns the member of this EdgeCluster. A new UID creates a new member and rejects the sessions of the
     /// old one.
-    pub fn enter(&self, name: &str, uid: &str) -> Arc<Member> {
+    pub fn get_or_create(&self, name: &str, uid: &str) -> Arc<Member> {
         self.with(name, |locked| {
             let entry = &mut locked.entry.member;
             let published = match entry {
                 Some(member) if member.uid == uid => return Arc::clone(member),
-                Some(before) => {
-                    refuse(
-                        before,
+                Some(old) => {
+                    reject(
+                        old,
                         "its EdgeCluster was recreated; run 'kubectl krypton join' again",
                     );
-                    Arc::clone(&before.published)
+                    Arc::clone(&old.published)
                 }
                 None => Arc::new(watch::Sender::new(None)),
             };
@@ -230,14 +230,14 @@ impl MemberRegistry {
 
     /// Rejects the sessions of this EdgeCluster's member immediately, because a reconcile of a large fleet
     /// takes time.
-    pub fn cut(&self, name: &str, uid: Option<&str>, why: &str) {
+    pub fn reject_sessions(&self, name: &str, uid: Option<&str>, reason: &str) {
         let state = self.lock();
         let member = state
             .members
             .get(name)
             .and_then(|entry| entry.member.as_ref());
         if let Some(member) = member.filter(|member| Some(&*member.uid) == uid) {
-            refuse(member, why);
+            reject(member, reason);
         }
     }
 
@@ -251,7 +251,7 @@ impl MemberRegistry {
         needed: impl Fn(&str) -> bool,
     ) -> Vec<String> {
         let mut state = self.lock();
-        let State {
+        let RegistryState {
             listed,
             members,
             fleet,
@@ -260,11 +260,11 @@ impl MemberRegistry {
         *listed = true;
         let mut forgotten = Vec::new();
         for (name, entry) in members.iter_mut() {
-            let here = has_object(name);
-            if let Some(member) = entry.member.as_ref().filter(|_| !here) {
-                refuse(member, GONE);
+            let exists = has_object(name);
+            if let Some(member) = entry.member.as_ref().filter(|_| !exists) {
+                reject(member, GONE);
             }
-            if !here && !has_proxy(name) {
+            if !exists && !has_proxy(name) {
                 entry.member = None;
             }
             if entry.observation.is_none() || needed(name) {
@@ -274,7 +274,7 @@ impl MemberRegistry {
             fleet.changed.remove(name);
             if entry.reporters.is_idle() {
                 entry.reporters = Reporters::default();
-                fleet.witnesses.hear(name, None);
+                fleet.epoch_claims.record(name, None);
                 self.reports.forget(name);
                 self.deployments.forget(name);
                 self.placements.forget(name);
@@ -285,15 +285,15 @@ impl MemberRegistry {
         forgotten
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, RegistryState> {
         // A panic cannot leave these plain values half written, so a poisoned lock is safe to use.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn with<T>(&self, name: &str, act: impl FnOnce(&mut Locked<'_>) -> T) -> T {
+    fn with<T>(&self, name: &str, action: impl FnOnce(&mut LockedMember<'_>) -> T) -> T {
         let mut state = self.lock();
-        let State { members, fleet, .. } = &mut *state;
-        act(&mut Locked {
+        let RegistryState { members, fleet, .. } = &mut *state;
+        action(&mut LockedMember {
             registry: self,
             name,
             entry: members.entry(name.to_owned()).or_default(),
@@ -313,11 +313,14 @@ mod tests {
     #[test]
     fn cut_hits_only_member_with_matching_uid() {
         let members = MemberRegistry::default();
-        let (one, other) = (members.enter("a", "u"), members.enter("b", "u"));
-        members.cut("a", Some("before"), "gone");
-        members.cut("a", None, "gone");
+        let (one, other) = (
+            members.get_or_create("a", "u"),
+            members.get_or_create("b", "u"),
+        );
+        members.reject_sessions("a", Some("before"), "gone");
+        members.reject_sessions("a", None, "gone");
         assert_eq!(one.admission.get().refused, None);
-        members.cut("a", Some("u"), "gone");
+        members.reject_sessions("a", Some("u"), "gone");
         assert_eq!(one.admission.get().refused.as_deref(), Some("gone"));
         assert_eq!(other.admission.get().refused, None);
     }
@@ -325,12 +328,12 @@ mod tests {
     #[test]
     fn members_are_unknown_until_term_lists_edge_clusters() {
         let members = MemberRegistry::default();
-        members.enter("a", "u");
+        members.get_or_create("a", "u");
         let [first, second] = [1, 2].map(|since| BootTime(Duration::from_secs(since)));
         members.begin_term(second);
-        for of in [None, Some(first)] {
+        for term in [None, Some(first)] {
             members.retain(|name| name == "a", |_| false, |_| true);
-            members.listed_in(of);
+            members.listed_in(term);
             assert_eq!(members.get("a").unwrap_err(), NotFound::NotYet);
             assert_eq!(members.get("b").unwrap_err(), NotFound::NotYet);
         }
@@ -343,12 +346,12 @@ mod tests {
     fn member_is_unknown_until_listed_and_then_gone() {
         let members = MemberRegistry::default();
         assert_eq!(members.get("a").unwrap_err(), NotFound::NotYet);
-        members.enter("a", "u");
+        members.get_or_create("a", "u");
         members.retain(|name| name == "a", |_| false, |_| true);
         assert_eq!(members.get("b").unwrap_err(), NotFound::Gone);
-        let before = members.get("a").unwrap();
-        let after = members.enter("a", "v");
-        assert!(before.admission.get().refused.is_some());
-        assert_eq!(after.admission.get().refused, None);
+        let old_member = members.get("a").unwrap();
+        let new_member = members.get_or_create("a", "v");
+        assert!(old_member.admission.get().refused.is_some());
+        assert_eq!(new_member.admission.get().refused, None);
     }
 }

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use krypton_reconciler::agent_presence::{Presence, Role, role};
+use krypton_reconciler::agent_presence::{Presence, ProxyRole, proxy_role};
 use krypton_reconciler::plan::Policy;
 use krypton_reconciler::report_store::ReportStore;
 use krypton_reconciler::run_loop::{self, Member, StatusMode, Tools};
@@ -20,11 +20,11 @@ use krypton_runtime::cluster;
 use krypton_runtime::lease::LeaseGoal;
 use krypton_runtime::newest::{Newest as _, NewestSeen as _};
 use krypton_runtime::watchdog::Watchdog;
-use krypton_types::allowed_namespaces::Allowed;
+use krypton_types::allowed_namespaces::AllowedNamespaces;
 use krypton_types::conditions::{State, Truth, reason};
 use krypton_types::desired::DesiredState;
 use krypton_types::error_chain::chain;
-use krypton_types::kubeconfig::{self, Sanitized};
+use krypton_types::kubeconfig::{self, SanitizedKubeconfig};
 use krypton_types::names;
 use kube::Client;
 use tokio::sync::{Semaphore, watch};
@@ -32,12 +32,12 @@ use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
 use crate::discovery::{Origin, Sources, Unresolved};
+use crate::home_events::HomeEvents;
 use crate::members::MemberRegistry;
 use crate::members::arbiter::ReporterId;
 use crate::members::member::PublishedState;
-use crate::notices::HomeEvents;
 
-use connect::Reached;
+use connect::MemberConnection;
 
 pub use tunnel::{TunnelError, Tunnels};
 
@@ -46,17 +46,17 @@ pub use tunnel::{TunnelError, Tunnels};
 pub enum Access {
     /// The home cluster itself.
     Home(Box<kube::Config>),
-    Kubeconfig(Origin, Result<Arc<Sanitized>, Unresolved>),
+    Kubeconfig(Origin, Result<Arc<SanitizedKubeconfig>, Unresolved>),
 }
 
 impl Access {
-    /// Returns whether `reached` uses this access.
-    fn leads_to(&self, reached: &Reached) -> bool {
+    /// Returns whether `connection` uses this access.
+    fn is_used_by(&self, connection: &MemberConnection) -> bool {
         let origin = match self {
             Self::Kubeconfig(origin, _) => Some(origin),
             Self::Home(_) => None,
         };
-        let used = reached.used();
+        let used = connection.used();
         self.digest() == Some(&used.digest) && origin == used.origin.as_ref()
     }
 
@@ -106,21 +106,21 @@ impl std::fmt::Debug for Shared {
 
 /// Inputs that a proxy watches.
 #[derive(Clone, Debug)]
-pub struct Inputs {
+pub struct ProxyInputs {
     pub access: watch::Receiver<Access>,
     pub permit: watch::Receiver<Permit>,
     pub published: watch::Receiver<Option<PublishedState>>,
     pub presence: watch::Receiver<Presence>,
     /// Namespaces on the home cluster whose Tenants may reference the member.
-    pub allowed: watch::Receiver<Allowed>,
+    pub allowed: watch::Receiver<AllowedNamespaces>,
 }
 
 /// Whether the hub may act on the member. By default, it may not.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Permit {
     pub may_act: bool,
-    /// Whether this hub leads. A standby only observes, which avoids a cold start when it becomes leader.
-    pub acts: bool,
+    /// Whether this hub acts as the leader. A standby only observes, which avoids a cold start when it becomes leader.
+    pub hub_acts: bool,
     /// UID of the recorded cluster; `None` accepts any cluster.
     pub cluster_uid: Option<String>,
 }
@@ -129,66 +129,78 @@ pub struct Permit {
 const PROBE_EVERY: Duration = Duration::from_secs(10);
 const PROBE_DEADLINE: Duration = Duration::from_secs(5);
 /// Interval at which a reconciling proxy checks that the cluster is still the same.
-const SAME_EVERY: Duration = Duration::from_secs(60);
+const IDENTITY_CHECK_EVERY: Duration = Duration::from_secs(60);
 /// Retry delay for a refused access.
-const REFUSED_AGAIN: Duration = Duration::from_secs(60);
+const REFUSED_RETRY: Duration = Duration::from_secs(60);
 /// Number of failed probes in a row that make the cluster unreachable.
-const PROBES_LOST: u32 = 2;
+const PROBES_LOST_MAX: u32 = 2;
 
 /// Runs the proxy of one member until `stop`. The last good client stays in use until the cluster has responded
 /// to a newer one.
-pub async fn run(name: String, shared: Arc<Shared>, mut inputs: Inputs, stop: CancellationToken) {
+pub async fn run(
+    name: String,
+    shared: Arc<Shared>,
+    mut inputs: ProxyInputs,
+    stop: CancellationToken,
+) {
     let mut access = inputs.access.clone();
-    let mut good: Option<Arc<Reached>> = None;
+    let mut connection: Option<Arc<MemberConnection>> = None;
     loop {
-        let newer = match good.clone() {
+        let next = match connection.clone() {
             None => tokio::select! {
                 () = stop.cancelled() => return,
-                newer = newer(&name, &shared, &mut access, None) => newer,
+                next = next_connection(&name, &shared, &mut access, None) => next,
             },
             Some(current) => {
                 let replaced = CancellationToken::new();
-                let acting = act(&name, &shared, &mut inputs, &current, &stop, &replaced);
-                tokio::pin!(acting);
-                let end = tokio::select! {
-                    end = &mut acting => Err(end),
-                    newer = successor(&name, &shared, &mut access, &current) => Ok(newer),
+                let reconciling = reconcile_while_permitted(
+                    &name,
+                    &shared,
+                    &mut inputs,
+                    &current,
+                    &stop,
+                    &replaced,
+                );
+                tokio::pin!(reconciling);
+                let ending = tokio::select! {
+                    ending = &mut reconciling => Err(ending),
+                    next = next_cluster(&name, &shared, &mut access, &current) => Ok(next),
                 };
-                match end {
+                match ending {
                     Err(Break(())) => return,
                     // Another cluster responds: identify it again.
                     Err(Continue(())) => {
-                        good = None;
+                        connection = None;
                         access.mark_changed();
                         continue;
                     }
-                    Ok(newer) => {
+                    Ok(next) => {
                         replaced.cancel();
-                        if acting.await.is_break() {
+                        if reconciling.await.is_break() {
                             return;
                         }
-                        newer
+                        next
                     }
                 }
             }
         };
         // The sender was dropped, so the fleet has shut down.
-        let Some(newer) = newer else { return };
-        good = Some(Arc::new(newer));
+        let Some(next) = next else { return };
+        connection = Some(Arc::new(next));
     }
 }
 
 /// Lets `current` take over each newer access of the same cluster. Returns the first access that it cannot take
 /// over, or `None` after the sender was dropped.
-async fn successor(
+async fn next_cluster(
     name: &str,
     shared: &Arc<Shared>,
     access: &mut watch::Receiver<Access>,
-    current: &Reached,
-) -> Option<Reached> {
+    current: &MemberConnection,
+) -> Option<MemberConnection> {
     loop {
-        let newer = newer(name, shared, access, Some(current)).await?;
-        if let Some(other) = current.take_over(newer) {
+        let next = next_connection(name, shared, access, Some(current)).await?;
+        if let Some(other) = current.take_over(next) {
             return Some(other);
         }
         tracing::info!(member = %name, "a newer kubeconfig of the same cluster is in use");
@@ -197,65 +209,69 @@ async fn successor(
 
 /// Waits for an access other than the current one to which a cluster responds. Returns `None` after the sender
 /// was dropped. `current` is the last good access, if any.
-async fn newer(
+async fn next_connection(
     name: &str,
     shared: &Arc<Shared>,
     access: &mut watch::Receiver<Access>,
-    current: Option<&Reached>,
-) -> Option<Reached> {
+    current: Option<&MemberConnection>,
+) -> Option<MemberConnection> {
     let in_use = current.is_some();
-    let mut told: Option<Unresolved> = None;
+    let mut reported: Option<Unresolved> = None;
     if in_use {
         access.changed().await.ok()?;
     }
     loop {
-        let wanted = access.see();
+        let latest = access.get_and_update();
         // The refused access was reverted to the current one.
-        if current.is_some_and(|current| wanted.leads_to(current)) {
-            resolved(name, shared, is_resolved());
+        if current.is_some_and(|current| latest.is_used_by(current)) {
+            set_resolved(name, shared, resolved_state());
             access.changed().await.ok()?;
             continue;
         }
-        let found = match connect::reach(name, shared, wanted).await {
-            Ok(reached) => {
+        let result = match connect::prepare(name, shared, latest).await {
+            Ok(connection) => {
                 if !in_use {
-                    resolved(name, shared, is_resolved());
+                    set_resolved(name, shared, resolved_state());
                 }
-                let failed = |problem| say_unanswered(name, shared, in_use, problem);
+                let on_failure = |problem| report_unanswered(name, shared, in_use, problem);
                 tokio::select! {
                     changed = access.changed() => { changed.ok()?; continue }
-                    answer = connect::identify(shared, &reached, failed) => Ok((reached, answer)),
+                    identity = connect::identify(shared, &connection, on_failure) => Ok((connection, identity)),
                 }
             }
-            Err(why) => Err(why),
+            Err(problem) => Err(problem),
         };
-        match found {
-            Ok((mut reached, answer)) => {
-                resolved(name, shared, is_resolved());
-                shared.members.observe(name, |facts| {
-                    facts.kubernetes_version = Some(answer.kubernetes_version);
-                    facts.access = reached.used().validity;
+        match result {
+            Ok((mut connection, identity)) => {
+                set_resolved(name, shared, resolved_state());
+                shared.members.observe(name, |observation| {
+                    observation.kubernetes_version = Some(identity.kubernetes_version);
+                    observation.access = connection.used().validity;
                 });
                 let link = State::new(Truth::True, reason::CONNECTED, "");
-                let uid = Some(answer.uid.clone());
-                shared.members.dialed(name, link, uid, BootTime::now());
-                reached.uid = answer.uid;
-                return Some(reached);
+                let uid = Some(identity.uid.clone());
+                shared
+                    .members
+                    .connection_attempted(name, link, uid, BootTime::now());
+                connection.uid = identity.uid;
+                return Some(connection);
             }
-            Err(why) => {
-                if told.as_ref() != Some(&why) {
-                    tracing::warn!(member = %name, reason = why.reason, problem = %why.message, in_use,
+            Err(problem) => {
+                if reported.as_ref() != Some(&problem) {
+                    tracing::warn!(member = %name, reason = problem.reason, problem = %problem.message, in_use,
                     "rejected the member's access; keeping the last good one");
                 }
-                let state = State::new(Truth::False, why.reason, why.message.clone());
-                told = Some(why);
-                resolved(name, shared, state.clone());
+                let state = State::new(Truth::False, problem.reason, problem.message.clone());
+                reported = Some(problem);
+                set_resolved(name, shared, state.clone());
                 if !in_use {
                     // Other members that wait for this one's identity must not wait for a kubeconfig.
-                    shared.members.dialed(name, state, None, BootTime::now());
+                    shared
+                        .members
+                        .connection_attempted(name, state, None, BootTime::now());
                 }
                 // Another access may succeed. So may a later attempt, if a certificate is not valid yet.
-                if let Ok(changed) = tokio::time::timeout(REFUSED_AGAIN, access.changed()).await {
+                if let Ok(changed) = tokio::time::timeout(REFUSED_RETRY, access.changed()).await {
                     changed.ok()?;
                 }
             }
@@ -263,51 +279,58 @@ async fn newer(
     }
 }
 
-fn is_resolved() -> State {
+fn resolved_state() -> State {
     State::new(Truth::True, reason::RESOLVED, "")
 }
 
-fn resolved(name: &str, shared: &Shared, state: State) {
-    shared.members.observe(name, |facts| facts.resolved = state);
+fn set_resolved(name: &str, shared: &Shared, state: State) {
+    shared
+        .members
+        .observe(name, |observation| observation.resolved = state);
 }
 
-fn say_unanswered(name: &str, shared: &Shared, in_use: bool, problem: String) {
+fn report_unanswered(name: &str, shared: &Shared, in_use: bool, problem: String) {
     if in_use {
         let message =
             format!("the last good client stays in use, as the new one is not answered: {problem}");
         let state = State::new(Truth::False, reason::CLUSTER_STALE, message);
-        resolved(name, shared, state);
+        set_resolved(name, shared, state);
     } else {
         let link = connect::unreachable(problem);
-        shared.members.dialed(name, link, None, BootTime::now());
+        shared
+            .members
+            .connection_attempted(name, link, None, BootTime::now());
     }
 }
 
 /// Reconciles while the hub may act on the member, until `stop` or until the client is `replaced`. Returns
 /// `Continue` if another cluster responds.
-async fn act(
+async fn reconcile_while_permitted(
     name: &str,
     shared: &Arc<Shared>,
-    inputs: &mut Inputs,
-    reached: &Reached,
+    inputs: &mut ProxyInputs,
+    connection: &MemberConnection,
     stop: &CancellationToken,
     replaced: &CancellationToken,
 ) -> ControlFlow<()> {
-    let mut lost = 0;
+    let mut failed_probes = 0;
     loop {
         let now = BootTime::now();
-        let permit = inputs.permit.see();
-        let may_act = is_of(name, shared, reached, &permit) && permit.may_act;
-        let presence = inputs.presence.see();
-        let (role, look_again) = role_of(presence, permit.acts, shared.grace, now);
-        let published = inputs.published.see();
-        if let (true, Some(published), Role::Act | Role::Observe) = (may_act, published, role) {
-            let run = Run {
+        let permit = inputs.permit.get_and_update();
+        let may_act = is_recorded_cluster(name, shared, connection, &permit) && permit.may_act;
+        let presence = inputs.presence.get_and_update();
+        let (role, recheck_at) = permitted_role(presence, permit.hub_acts, shared.grace, now);
+        let published = inputs.published.get_and_update();
+        if let (true, Some(published), ProxyRole::Act | ProxyRole::Observe) =
+            (may_act, published, role)
+        {
+            let run = ReconcilerRun {
                 role,
-                look_again,
-                first: published.desired,
+                recheck_at,
+                desired: published.desired,
             };
-            if let Some(end) = reconcile(name, shared, inputs, reached, run, (stop, replaced)).await
+            if let Some(end) =
+                reconcile(name, shared, inputs, connection, run, (stop, replaced)).await
             {
                 return end;
             }
@@ -319,10 +342,10 @@ async fn act(
             changed = inputs.permit.changed() => if changed.is_err() { return Break(()) },
             changed = inputs.published.changed() => if changed.is_err() { return Break(()) },
             changed = inputs.presence.changed() => if changed.is_err() { return Break(()) },
-            () = clock::sleep_until(look_again, now) => {}
-            uid = probe(&reached.client, PROBE_EVERY) => {
-                lost = if uid.is_ok() { 0 } else { lost + 1 };
-                if probed(name, shared, reached, uid, lost).is_break() {
+            () = clock::sleep_until(recheck_at, now) => {}
+            uid = probe(&connection.client, PROBE_EVERY) => {
+                failed_probes = if uid.is_ok() { 0 } else { failed_probes + 1 };
+                if probed(name, shared, connection, uid, failed_probes).is_break() {
                     return Continue(());
                 }
             }
@@ -332,10 +355,10 @@ async fn act(
 
 /// Waits until another cluster responds at the member's address. It was rebuilt behind the same name and
 /// credential.
-async fn another_answers(client: &Client, uid: &str) {
+async fn until_cluster_replaced(client: &Client, uid: &str) {
     loop {
-        let found = probe(client, SAME_EVERY).await;
-        if found.is_ok_and(|found| found != uid) {
+        let answering_uid = probe(client, IDENTITY_CHECK_EVERY).await;
+        if answering_uid.is_ok_and(|answering_uid| answering_uid != uid) {
             return;
         }
     }
@@ -351,88 +374,95 @@ async fn probe(client: &Client, after: Duration) -> Result<String, ApiError> {
 fn probed(
     name: &str,
     shared: &Shared,
-    reached: &Reached,
+    connection: &MemberConnection,
     uid: Result<String, ApiError>,
-    lost: u32,
+    failed_probes: u32,
 ) -> ControlFlow<()> {
     let link = match uid {
-        Ok(uid) if uid != reached.uid => return Break(()),
+        Ok(uid) if uid != connection.uid => return Break(()),
         Ok(_) => State::new(Truth::True, reason::CONNECTED, ""),
-        Err(_) if lost < PROBES_LOST => return Continue(()),
+        Err(_) if failed_probes < PROBES_LOST_MAX => return Continue(()),
         Err(error) => connect::unreachable(chain(&error)),
     };
-    shared.members.link(name, Some(link), BootTime::now());
+    shared
+        .members
+        .set_connection(name, Some(link), BootTime::now());
     Continue(())
 }
 
 /// Returns whether the reached cluster is the recorded one. An agent may run on the right cluster although the
 /// kubeconfig leads to another one.
-fn is_of(name: &str, shared: &Shared, reached: &Reached, permit: &Permit) -> bool {
-    let ours = match &permit.cluster_uid {
+fn is_recorded_cluster(
+    name: &str,
+    shared: &Shared,
+    connection: &MemberConnection,
+    permit: &Permit,
+) -> bool {
+    let is_recorded = match &permit.cluster_uid {
         None => true,
-        Some(recorded) => *recorded == reached.uid,
+        Some(recorded) => *recorded == connection.uid,
     };
-    if ours {
-        shared.members.observe(name, |facts| {
+    if is_recorded {
+        shared.members.observe(name, |observation| {
             if permit.may_act {
-                facts.uid = Some(reached.uid.clone());
+                observation.uid = Some(connection.uid.clone());
             }
             // The EdgeCluster was recreated, so the other cluster is the right one now.
-            if facts.resolved.reason == reason::IDENTITY_CHANGED {
-                facts.resolved = is_resolved();
+            if observation.resolved.reason == reason::IDENTITY_CHANGED {
+                observation.resolved = resolved_state();
             }
         });
     } else {
         let message = format!(
             "the kubeconfig leads to another cluster (UID {}) than the recorded one; correct the kubeconfig, or, if the cluster was rebuilt, run 'kubectl krypton join {name} --replace'",
-            reached.uid
+            connection.uid
         );
-        resolved(
+        set_resolved(
             name,
             shared,
             State::new(Truth::False, reason::IDENTITY_CHANGED, message),
         );
     }
-    ours
+    is_recorded
 }
 
 /// A standby never acts.
-fn role_of(
+fn permitted_role(
     presence: Presence,
-    acts: bool,
+    hub_acts: bool,
     grace: Duration,
     now: BootTime,
-) -> (Role, Option<BootTime>) {
-    match role(presence, grace, now) {
-        (Role::Act, look_again) if !acts => (Role::Observe, look_again),
+) -> (ProxyRole, Option<BootTime>) {
+    match proxy_role(presence, grace, now) {
+        (ProxyRole::Act, recheck_at) if !hub_acts => (ProxyRole::Observe, recheck_at),
         role => role,
     }
 }
 
 /// One run of the reconciler.
-struct Run {
-    role: Role,
-    look_again: Option<BootTime>,
-    first: Arc<DesiredState>,
+struct ReconcilerRun {
+    role: ProxyRole,
+    recheck_at: Option<BootTime>,
+    desired: Arc<DesiredState>,
 }
 
-impl Run {
+impl ReconcilerRun {
     /// Returns whether this run can continue with the current presence. An observing run may start to act with
     /// its knowledge of the Lease, but an acting run cannot return to observing.
-    fn goes_on(
+    fn may_continue(
         &mut self,
         presence: Presence,
-        acts: bool,
+        hub_acts: bool,
         grace: Duration,
-        wish: &watch::Sender<LeaseGoal>,
+        lease_goal: &watch::Sender<LeaseGoal>,
     ) -> bool {
-        let (next, look_again) = role_of(presence, acts, grace, BootTime::now());
-        self.look_again = look_again;
+        let (next, recheck_at) = permitted_role(presence, hub_acts, grace, BootTime::now());
+        self.recheck_at = recheck_at;
         match (self.role, next) {
-            (before, next) if before == next => true,
-            (Role::Observe, Role::Act) => {
+            (current, next) if current == next => true,
+            (ProxyRole::Observe, ProxyRole::Act) => {
                 self.role = next;
-                wish.send_replace(LeaseGoal::Hold);
+                lease_goal.send_replace(LeaseGoal::Hold);
                 true
             }
             _ => false,
@@ -445,114 +475,114 @@ impl Run {
 async fn reconcile(
     name: &str,
     shared: &Arc<Shared>,
-    inputs: &mut Inputs,
-    reached: &Reached,
-    mut run: Run,
+    inputs: &mut ProxyInputs,
+    connection: &MemberConnection,
+    mut run: ReconcilerRun,
     (stop, replaced): (&CancellationToken, &CancellationToken),
 ) -> Option<ControlFlow<()>> {
     tracing::info!(member = %name, role = ?run.role, "acting as the member's proxy");
-    let mut asks = shared
+    let mut report_requests = shared
         .members
         .open(name, ReporterId::Proxy, BootTime::now());
     let mut complete = Some(0);
-    let (desired, desired_rx) = watch::channel(Arc::clone(&run.first));
+    let (desired, desired_rx) = watch::channel(Arc::clone(&run.desired));
     let report_store = Arc::new(ReportStore::default());
-    let inner = CancellationToken::new();
-    let home = name == names::SELF_CLUSTER;
-    let (wish, wishes) = watch::channel(match run.role {
-        Role::Act => LeaseGoal::Hold,
-        Role::Observe | Role::Rest => LeaseGoal::Observe,
+    let run_stop = CancellationToken::new();
+    let is_home = name == names::SELF_CLUSTER;
+    let (lease_goal, lease_goal_rx) = watch::channel(match run.role {
+        ProxyRole::Act => LeaseGoal::Hold,
+        ProxyRole::Observe | ProxyRole::Idle => LeaseGoal::Observe,
     });
     let member = Member {
         name: name.to_owned(),
-        source_namespace: reached
+        source_namespace: connection
             .used()
             .origin
             .as_ref()
             .and_then(|origin| origin.namespace.clone()),
-        client: reached.client.clone(),
-        helm_client: reached.helm_client.clone(),
-        kubeconfig: reached.kubeconfig().to_owned(),
+        client: connection.client.clone(),
+        helm_client: connection.helm_client.clone(),
+        kubeconfig: connection.kubeconfig().to_owned(),
         // Two members of one cluster must have different holder names.
         holder: format!("{}/{name}", shared.holder),
-        lease: wishes,
+        lease_goal: lease_goal_rx,
         instance: shared.instance.clone(),
-        status: if home {
+        status_mode: if is_home {
             StatusMode::Report
         } else {
             StatusMode::Write
         },
-        namespaces: shared.watch_namespaces.clone().filter(|_| home),
+        namespaces: shared.watch_namespaces.clone().filter(|_| is_home),
         // On an edge cluster, the allowed namespaces apply to the edge's own Tenants.
-        allowed: match home {
+        allowed_namespaces: match is_home {
             true => inputs.allowed.clone(),
-            false => watch::channel(Allowed::default()).1,
+            false => watch::channel(AllowedNamespaces::default()).1,
         },
         retry_max: shared.retry_max,
         policy: shared.policy.clone(),
-        beyond: reached
+        on_excess: connection
             .used()
             .origin
             .as_ref()
-            .map(|_| connect::report_to(name, shared)),
+            .map(|_| connect::oversize_reporter(name, shared)),
     };
-    let running = run_loop::run(
+    let reconciler = run_loop::run(
         member,
         shared.tools.clone(),
         desired_rx,
         Arc::clone(&report_store),
-        inner.clone(),
+        run_stop.clone(),
     );
-    let watched = format!("the reconciler of member {name}");
-    let running = shared.watchdog.watch(watched, running);
-    let running = tokio::spawn(running.in_current_span());
-    let another = another_answers(&reached.client, &reached.uid);
-    tokio::pin!(another);
-    let ended = loop {
+    let task_name = format!("the reconciler of member {name}");
+    let reconciler = shared.watchdog.watch(task_name, reconciler);
+    let reconciler = tokio::spawn(reconciler.in_current_span());
+    let replaced_cluster = until_cluster_replaced(&connection.client, &connection.uid);
+    tokio::pin!(replaced_cluster);
+    let outcome = loop {
         tokio::select! {
-            () = &mut another => break Some(Continue(())),
+            () = &mut replaced_cluster => break Some(Continue(())),
             () = stop.cancelled() => break Some(Break(())),
             () = replaced.cancelled() => break Some(Continue(())),
             changes = report_store.changes() => {
                 shared.members.report(name, ReporterId::Proxy, changes, complete.take(), BootTime::now());
             }
-            changed = asks.changed() => {
+            changed = report_requests.changed() => {
                 if changed.is_err() { break Some(Break(())) }
                 report_store.resend();
-                complete = Some(asks.see());
+                complete = Some(report_requests.get_and_update());
             }
             changed = inputs.published.changed() => {
                 if changed.is_err() { break Some(Break(())) }
-                if let Some(published) = inputs.published.see().as_ref() {
+                if let Some(published) = inputs.published.get_and_update().as_ref() {
                     desired.send_replace(Arc::clone(&published.desired));
                 }
             }
             changed = inputs.permit.changed() => {
                 if changed.is_err() { break Some(Break(())) }
-                let permit = inputs.permit.see();
-                if !(is_of(name, shared, reached, &permit) && permit.may_act) { break None }
+                let permit = inputs.permit.get_and_update();
+                if !(is_recorded_cluster(name, shared, connection, &permit) && permit.may_act) { break None }
                 let presence = inputs.presence.get();
-                if !run.goes_on(presence, permit.acts, shared.grace, &wish) { break None }
+                if !run.may_continue(presence, permit.hub_acts, shared.grace, &lease_goal) { break None }
             }
             changed = inputs.presence.changed() => {
                 if changed.is_err() { break Some(Break(())) }
-                let presence = inputs.presence.see();
-                let acts = inputs.permit.get().acts;
-                if !run.goes_on(presence, acts, shared.grace, &wish) { break None }
+                let presence = inputs.presence.get_and_update();
+                let hub_acts = inputs.permit.get().hub_acts;
+                if !run.may_continue(presence, hub_acts, shared.grace, &lease_goal) { break None }
             }
-            () = clock::sleep_until(run.look_again, BootTime::now()) => {
-                let (presence, acts) = (inputs.presence.get(), inputs.permit.get().acts);
-                if !run.goes_on(presence, acts, shared.grace, &wish) { break None }
+            () = clock::sleep_until(run.recheck_at, BootTime::now()) => {
+                let (presence, hub_acts) = (inputs.presence.get(), inputs.permit.get().hub_acts);
+                if !run.may_continue(presence, hub_acts, shared.grace, &lease_goal) { break None }
             }
         }
     };
-    inner.cancel();
+    run_stop.cancel();
     // The reconciler's Helm processes keep running and it holds its Lease until it has ended.
-    if let Err(error) = running.await {
+    if let Err(error) = reconciler.await {
         tracing::error!(member = %name, %error, "the reconciler ended badly");
     }
     shared
         .members
         .close(name, ReporterId::Proxy, BootTime::now());
-    ended
+    outcome
 }

@@ -1,8 +1,8 @@
 //! Aggregates the reports of all members into the status of home's Tenants. On home, only this module
 //! writes it.
 
-mod concerns;
 mod controller;
+mod index;
 mod placement;
 mod placement_orders;
 mod simulation;
@@ -10,11 +10,12 @@ mod status;
 mod summary;
 
 pub use crate::members::tenant_reports::{
-    Changed, Counts, Hearing, Reports, Retired, TENANTS_MAX, Target, Targets,
+    PhaseCounts, ReportState, TENANTS_MAX, Target, Targets, TenantReportChanges, TenantReports,
+    UninstallCounts,
 };
 pub use controller::run;
-pub use simulation::Rehearsal;
-pub use status::Rules;
+pub use simulation::HomeSimulation;
+pub use status::TenantSettings;
 
 #[cfg(test)]
 mod tests;

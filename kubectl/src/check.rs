@@ -15,13 +15,13 @@ use kube::{Api, ResourceExt as _};
 use serde_json::json;
 
 use crate::error::KubectlError;
-use crate::explain::sources::{Answer, ask, lead};
+use crate::explain::sources::{Lookup, leader_lease, lookup};
 use crate::home::{Connection, Target, search};
 use crate::join_info;
 use crate::kind::Kind;
 use crate::objects::Scope;
-use crate::render::{Output, Printed, encode};
-use crate::statement::{self, Format, Line, Mark};
+use crate::render::{CommandOutput, OutputFormat, encode};
+use crate::statement::{self, Line, Mark, StatementFormat};
 
 #[derive(Clone, Debug, Args)]
 pub(super) struct Check {
@@ -33,11 +33,11 @@ pub(super) struct Check {
     namespace: Option<String>,
     /// Output for programs
     #[arg(short, long, value_name = "FORMAT")]
-    output: Option<Format>,
+    output: Option<StatementFormat>,
 }
 
 /// API groups and resources of the charts' objects. The user who installs the charts creates them.
-const CONTENTS: [(&str, &str); 9] = [
+const CHART_RESOURCES: [(&str, &str); 9] = [
     ("", "namespaces"),
     ("", "secrets"),
     ("", "serviceaccounts"),
@@ -53,39 +53,39 @@ pub(super) async fn run(
     args: Check,
     target: &Target<'_>,
     now: Timestamp,
-) -> Result<Printed, KubectlError> {
+) -> Result<CommandOutput, KubectlError> {
     let cluster = target.connect().await?;
     let lines = match args.pre {
-        true => before_installation(&cluster).await,
-        false => installed(&cluster, args.namespace.as_deref(), now).await,
+        true => check_before_installation(&cluster).await,
+        false => check_installation(&cluster, args.namespace.as_deref(), now).await,
     };
     let has_failed = has_failed(&lines);
-    let printed = Printed::stdout(match args.output {
-        Some(Format::Json) => {
-            let value = json!({"passed": !has_failed, "lines": statement::as_json(&lines)});
-            encode(Output::Json, &value)?
+    let output = CommandOutput::stdout(match args.output {
+        Some(StatementFormat::Json) => {
+            let value = json!({"passed": !has_failed, "lines": statement::to_json(&lines)});
+            encode(OutputFormat::Json, &value)?
         }
-        None => statement::text(&lines),
+        None => statement::to_text(&lines),
     });
     match has_failed {
-        true => Err(KubectlError::ChecksFailed { printed }),
-        false => Ok(printed),
+        true => Err(KubectlError::ChecksFailed { output }),
+        false => Ok(output),
     }
 }
 
 /// Returns whether a line reports a defect, or that something is unknown.
 fn has_failed(lines: &[Line]) -> bool {
-    let is_defect = |line: &Line| matches!(line.mark, Mark::Wrong | Mark::NotKnown);
+    let is_defect = |line: &Line| matches!(line.mark, Mark::Problem | Mark::Unknown);
     lines.iter().any(is_defect)
 }
 
 /// Fails with the lines if the charts cannot be installed on a cluster.
-pub(crate) async fn installable(cluster: &Connection) -> Result<(), KubectlError> {
-    let lines = before_installation(cluster).await;
+pub(crate) async fn ensure_installable(cluster: &Connection) -> Result<(), KubectlError> {
+    let lines = check_before_installation(cluster).await;
     match has_failed(&lines) {
         true => Err(KubectlError::ChecksFailed {
-            printed: Printed {
-                stdout: statement::text(&lines),
+            output: CommandOutput {
+                stdout: statement::to_text(&lines),
                 stderr: format!(
                     "nothing was installed on the cluster {:?}\n",
                     cluster.context
@@ -97,11 +97,12 @@ pub(crate) async fn installable(cluster: &Connection) -> Result<(), KubectlError
 }
 
 /// Whether the charts can be installed on a cluster.
-async fn before_installation(cluster: &Connection) -> Vec<Line> {
-    reachable(cluster, async {
-        let rights = CONTENTS
+async fn check_before_installation(cluster: &Connection) -> Vec<Line> {
+    check_cluster(cluster, async {
+        let rights = CHART_RESOURCES
             .map(async |(group, resource)| (resource, may_create(cluster, group, resource).await));
-        let (crds, rights) = Box::pin(futures::future::join(crds(cluster), join_all(rights))).await;
+        let (crds, rights) =
+            Box::pin(futures::future::join(read_crds(cluster), join_all(rights))).await;
         let mut lines = vec![findings::rights(&rights)];
         lines.extend(findings::crds_of_original(&crds));
         lines
@@ -109,24 +110,28 @@ async fn before_installation(cluster: &Connection) -> Vec<Line> {
     .await
 }
 
-async fn installed(home: &Connection, namespace: Option<&str>, now: Timestamp) -> Vec<Line> {
+async fn check_installation(
+    home: &Connection,
+    namespace: Option<&str>,
+    now: Timestamp,
+) -> Vec<Line> {
     let namespaces = home.hub_namespaces(namespace);
     let info = search(&namespaces, async |namespace| {
         join_info::read(home, namespace).await
     });
     let members = home.untyped(Kind::Cluster.resource(), &Scope::All);
-    reachable(home, async {
-        let (crds, (lead, searched), info, members) = Box::pin(async {
+    check_cluster(home, async {
+        let (crds, (lease, searched_namespaces), info, members) = Box::pin(async {
             tokio::join!(
-                crds(home),
-                lead(namespace, home),
+                read_crds(home),
+                leader_lease(namespace, home),
                 info,
-                members.values(None)
+                members.list_values()
             )
         })
         .await;
         let mut lines = findings::crds(&crds);
-        lines.extend(findings::leader(&lead, &searched, now));
+        lines.extend(findings::leader(&lease, &searched_namespaces, now));
         let hub_version = info.ok().flatten().map(|(_, info)| info.version);
         lines.extend(hub_version.as_deref().map(findings::hub_version));
         lines.extend(findings::members(&members, hub_version.as_deref(), now));
@@ -137,27 +142,30 @@ async fn installed(home: &Connection, namespace: Option<&str>, now: Timestamp) -
 
 /// Adds the version of Kubernetes to the other lines. If the API server does not respond, omits them: they would all
 /// fail for the same reason.
-async fn reachable(cluster: &Connection, others: impl Future<Output = Vec<Line>>) -> Vec<Line> {
-    let version = ask("get /version", cluster.client.apiserver_version()).await;
+async fn check_cluster(
+    cluster: &Connection,
+    other_checks: impl Future<Output = Vec<Line>>,
+) -> Vec<Line> {
+    let version = lookup("get /version", cluster.client.apiserver_version()).await;
     let mut lines = vec![findings::kubernetes(&version)];
-    if !matches!(version, Answer::Failed(_)) {
-        lines.extend(Box::pin(others).await);
+    if !matches!(version, Lookup::Failed(_)) {
+        lines.extend(Box::pin(other_checks).await);
     }
     lines
 }
 
 /// The CRDs of Krypton by name.
-async fn crds(cluster: &Connection) -> Vec<(String, Answer<CustomResourceDefinition>)> {
+async fn read_crds(cluster: &Connection) -> Vec<(String, Lookup<CustomResourceDefinition>)> {
     let api: Api<CustomResourceDefinition> = Api::all(cluster.client.clone());
-    let asked = krypton_crds::all().into_iter().map(async |crd| {
+    let lookups = krypton_crds::all().into_iter().map(async |crd| {
         let name = crd.name_any();
-        let found = ask("get customresourcedefinitions", api.get(&name)).await;
-        (name, found)
+        let crd_lookup = lookup("get customresourcedefinitions", api.get(&name)).await;
+        (name, crd_lookup)
     });
-    join_all(asked).await
+    join_all(lookups).await
 }
 
-async fn may_create(cluster: &Connection, group: &str, resource: &str) -> Answer<bool> {
+async fn may_create(cluster: &Connection, group: &str, resource: &str) -> Lookup<bool> {
     let attributes = ResourceAttributes {
         group: Some(group.to_owned()),
         resource: Some(resource.to_owned()),
@@ -172,10 +180,10 @@ async fn may_create(cluster: &Connection, group: &str, resource: &str) -> Answer
         ..SelfSubjectAccessReview::default()
     };
     let reviews: Api<SelfSubjectAccessReview> = Api::all(cluster.client.clone());
-    ask("create selfsubjectaccessreviews", async {
+    lookup("create selfsubjectaccessreviews", async {
         let params = PostParams::default();
-        let reviewed = reviews.create(&params, &review).await?;
-        Ok(reviewed.status.is_some_and(|status| status.allowed))
+        let review = reviews.create(&params, &review).await?;
+        Ok(review.status.is_some_and(|status| status.allowed))
     })
     .await
 }

@@ -14,7 +14,7 @@ use crate::commands::{
 };
 use crate::error::KubectlError;
 use crate::home::{Target, TargetArgs};
-use crate::render::Printed;
+use crate::render::CommandOutput;
 use crate::{check, complete, explain};
 
 /// Show the fleet of Krypton and its Tenants, and let clusters join it
@@ -81,19 +81,21 @@ pub async fn run(
     env: &dyn Fn(&str) -> Option<String>,
     now: Timestamp,
     out: &mut dyn Write,
-) -> Result<Printed, KubectlError> {
+) -> Result<CommandOutput, KubectlError> {
     let args: Vec<OsString> = args.into_iter().collect();
     if complete::is_requested(args.first().map(OsString::as_os_str)) {
-        let words = args.iter().skip(1).map(|word| word.to_string_lossy());
-        let words: Vec<String> = words.map(|word| word.into_owned()).collect();
-        return Ok(Printed::stdout(complete::answer(&words, env).await));
+        let args = args.iter().skip(1);
+        let args: Vec<String> = args.map(|arg| arg.to_string_lossy().into_owned()).collect();
+        return Ok(CommandOutput::stdout(
+            complete::completions(&args, env).await,
+        ));
     }
     let cli = Cli::try_parse_from(args).map_err(KubectlError::Usage)?;
     let target = &Target {
         args: cli.target,
         env,
     };
-    let running: LocalBoxFuture<'_, Result<Printed, KubectlError>> = match cli.command {
+    let command: LocalBoxFuture<'_, Result<CommandOutput, KubectlError>> = match cli.command {
         Command::Get(args) => Box::pin(get::run(args, target, now, out)),
         Command::Explain(args) => Box::pin(explain::run(args, target, now)),
         Command::Check(args) => Box::pin(check::run(args, target, now)),
@@ -114,5 +116,5 @@ pub async fn run(
         Command::SupportBundle(args) => Box::pin(support_bundle::run(args, target, now)),
         Command::Version(args) => Box::pin(version::run(args, target)),
     };
-    running.await
+    command.await
 }

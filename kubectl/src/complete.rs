@@ -18,10 +18,10 @@ use crate::kind::Kind;
 use crate::objects::Scope;
 
 /// Program name that selects completion.
-const NAME: &str = "kubectl_complete-krypton";
+const COMPLETION_PROGRAM: &str = "kubectl_complete-krypton";
 /// Longest time that a user should wait for suggestions.
 const DEADLINE: Duration = Duration::from_secs(1);
-const MOST: u32 = 500;
+const MAX_NAMES: u32 = 500;
 /// Cobra's directive that disables file name completion.
 const NO_FILES: &str = ":4\n";
 const FILES: &str = ":0\n";
@@ -29,12 +29,12 @@ const FILES: &str = ":0\n";
 /// Common values of log-level. Users type the levels of single targets.
 const LEVELS: [&str; 6] = ["error", "warn", "info", "debug", "trace", "off"];
 
-/// Candidates for the next word.
+/// Source of the candidates for the next argument.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Next {
-    /// Words, each with a description.
-    Words(Vec<(String, String)>),
-    Names(Kind),
+enum Completion {
+    /// Values, each with a description.
+    Values(Vec<(String, String)>),
+    ObjectNames(Kind),
     Namespaces,
     Contexts,
     Files,
@@ -43,119 +43,136 @@ enum Next {
 
 /// Returns whether the shell started this program for completion.
 pub(super) fn is_requested(program: Option<&OsStr>) -> bool {
-    program.and_then(|program| Path::new(program).file_name()) == Some(OsStr::new(NAME))
+    program.and_then(|program| Path::new(program).file_name())
+        == Some(OsStr::new(COMPLETION_PROGRAM))
 }
 
-/// Returns the completions of the arguments `words`. Omits candidates that it cannot fetch, without an error.
-pub(super) async fn answer(words: &[String], env: Env<'_>) -> String {
-    let (last, before) = match words.split_last() {
-        Some((last, before)) => (last.as_str(), before),
-        None => ("", words),
+/// Returns the candidates for the last argument of `args`. Omits candidates that it cannot fetch, without an error.
+pub(super) async fn completions(args: &[String], env: Env<'_>) -> String {
+    let (current, previous) = match args.split_last() {
+        Some((current, previous)) => (current.as_str(), previous),
+        None => ("", args),
     };
-    let (command, matches) = typed(before);
-    let (next, names) = match next(&command, &matches, before, last) {
-        Next::Files => return FILES.to_owned(),
-        Next::Words(words) => (words, Vec::new()),
-        Next::Contexts => (Vec::new(), contexts(env)),
-        Next::Names(kind) => (Vec::new(), names(Some(kind), &matches, env).await),
-        Next::Namespaces => (Vec::new(), names(None, &matches, env).await),
-        Next::Nothing => Default::default(),
+    let (command, matches) = parse_incomplete(previous);
+    let (values, names) = match completion(&command, &matches, previous, current) {
+        Completion::Files => return FILES.to_owned(),
+        Completion::Values(values) => (values, Vec::new()),
+        Completion::Contexts => (Vec::new(), contexts(env)),
+        Completion::ObjectNames(kind) => (Vec::new(), list_names(Some(kind), &matches, env).await),
+        Completion::Namespaces => (Vec::new(), list_names(None, &matches, env).await),
+        Completion::Nothing => Default::default(),
     };
     let mut text = String::new();
-    for (word, help) in next.into_iter().chain(names.into_iter().map(without_help)) {
-        if word.starts_with(last) && !before.contains(&word) {
+    for (value, help) in values
+        .into_iter()
+        .chain(names.into_iter().map(without_help))
+    {
+        if value.starts_with(current) && !previous.contains(&value) {
             let tab = if help.is_empty() { "" } else { "\t" };
-            text += &format!("{word}{tab}{help}\n");
+            text += &format!("{value}{tab}{help}\n");
         }
     }
     text + NO_FILES
 }
 
 /// Parses an incomplete command line. Returns the innermost subcommand and its arguments so far.
-fn typed(before: &[String]) -> (Command, ArgMatches) {
+fn parse_incomplete(previous: &[String]) -> (Command, ArgMatches) {
     let mut command = Cli::command().ignore_errors(true).no_binary_name(true);
     // Gives the arguments of all commands to each.
     command.build();
-    let parsed = command.clone().try_get_matches_from(before);
+    let parsed = command.clone().try_get_matches_from(previous);
     let mut matches = parsed.unwrap_or_default();
-    while let Some((name, deeper)) = matches.remove_subcommand() {
-        if let Some(found) = command.find_subcommand(&name) {
-            command = found.clone();
+    while let Some((name, submatches)) = matches.remove_subcommand() {
+        if let Some(subcommand) = command.find_subcommand(&name) {
+            command = subcommand.clone();
         }
-        matches = deeper;
+        matches = submatches;
     }
     (command, matches)
 }
 
-/// Returns the candidates for the incomplete argument `last`, which follows `before`.
-fn next(command: &Command, matches: &ArgMatches, before: &[String], last: &str) -> Next {
-    if let Some(option) = before.last().and_then(|word| option(command, word)) {
-        return value_of(option);
+/// Returns the candidates for the incomplete argument `current`, which follows `previous`.
+fn completion(
+    command: &Command,
+    matches: &ArgMatches,
+    previous: &[String],
+    current: &str,
+) -> Completion {
+    if let Some(option) = previous
+        .last()
+        .and_then(|arg| option_before_value(command, arg))
+    {
+        return value_completion(option);
     }
-    if last.starts_with('-') {
+    if current.starts_with('-') {
         let shown = |arg: &&Arg| !arg.is_positional() && !arg.is_hide_set();
         let options = command.get_arguments().filter(shown);
-        let long =
-            options.filter_map(|it| Some((format!("--{}", it.get_long()?), help(it.get_help()))));
-        return Next::Words(long.collect());
+        let flags = options
+            .filter_map(|it| Some((format!("--{}", it.get_long()?), short_help(it.get_help()))));
+        return Completion::Values(flags.collect());
     }
     if command.has_subcommands() {
         let shown = command.get_subcommands().filter(|it| !it.is_hide_set());
-        let words = shown.map(|it| (it.get_name().to_owned(), help(it.get_about())));
-        return Next::Words(words.collect());
+        let values = shown.map(|it| (it.get_name().to_owned(), short_help(it.get_about())));
+        return Completion::Values(values.collect());
     }
-    let is_open = |arg: &&Arg| {
+    let accepts_value = |arg: &&Arg| {
         let repeats = matches!(arg.get_action(), ArgAction::Append);
         repeats || matches.value_source(arg.get_id().as_str()).is_none()
     };
-    let Some(positional) = command.get_positionals().find(is_open) else {
-        return Next::Nothing;
+    let Some(positional) = command.get_positionals().find(accepts_value) else {
+        return Completion::Nothing;
     };
     match (command.get_name(), positional.get_id().as_str()) {
-        (_, "kind" | "of" | "program") => value_of(positional),
-        ("log-level", _) => Next::Words(LEVELS.map(str::to_owned).map(without_help).to_vec()),
-        ("join" | "leave" | "accept" | "ban" | "unban", _) => Next::Names(Kind::Cluster),
+        (_, "kind" | "of" | "program") => value_completion(positional),
+        ("log-level", _) => {
+            Completion::Values(LEVELS.map(str::to_owned).map(without_help).to_vec())
+        }
+        ("join" | "leave" | "accept" | "ban" | "unban", _) => {
+            Completion::ObjectNames(Kind::Cluster)
+        }
         _ => match matches.try_get_one::<Kind>("kind") {
-            Ok(Some(kind)) => Next::Names(*kind),
-            _ => Next::Nothing,
+            Ok(Some(kind)) => Completion::ObjectNames(*kind),
+            _ => Completion::Nothing,
         },
     }
 }
 
-/// Returns the option that a word names, if its value must follow.
-fn option<'a>(command: &'a Command, word: &str) -> Option<&'a Arg> {
+/// Returns the option with this flag, if its value must follow.
+fn option_before_value<'a>(command: &'a Command, flag: &str) -> Option<&'a Arg> {
     command.get_arguments().find(|arg| {
         let long = arg.get_long().map(|long| format!("--{long}"));
         let short = arg.get_short().map(|short| format!("-{short}"));
         let needs_value = arg.get_num_args().is_none_or(|args| args.min_values() > 0);
         arg.get_action().takes_values()
             && needs_value
-            && [long, short].contains(&Some(word.to_owned()))
+            && [long, short].contains(&Some(flag.to_owned()))
     })
 }
 
-fn value_of(arg: &Arg) -> Next {
+fn value_completion(arg: &Arg) -> Completion {
     let values = arg.get_possible_values();
     if !values.is_empty() {
         let shown = values.iter().filter(|value| !value.is_hide_set());
-        let word = |value: &PossibleValue| (value.get_name().to_owned(), help(value.get_help()));
-        return Next::Words(shown.map(word).collect());
+        let candidate =
+            |value: &PossibleValue| (value.get_name().to_owned(), short_help(value.get_help()));
+        return Completion::Values(shown.map(candidate).collect());
     }
     match arg.get_long() {
-        Some("namespace" | "hub-namespace") => Next::Namespaces,
-        Some("on") => Next::Names(Kind::Cluster),
-        Some("context" | "agent-context") => Next::Contexts,
-        Some("kubeconfig" | "output-file" | "chart" | "values" | "helm") => Next::Files,
-        _ => Next::Nothing,
+        Some("namespace" | "hub-namespace") => Completion::Namespaces,
+        Some("on") => Completion::ObjectNames(Kind::Cluster),
+        Some("context" | "agent-context") => Completion::Contexts,
+        Some("kubeconfig" | "output-file" | "chart" | "values" | "helm") => Completion::Files,
+        _ => Completion::Nothing,
     }
 }
 
-fn without_help(word: String) -> (String, String) {
-    (word, String::new())
+fn without_help(value: String) -> (String, String) {
+    (value, String::new())
 }
 
 /// Returns the first sentence of the first line, without its full stop.
-fn help(text: Option<&StyledStr>) -> String {
+fn short_help(text: Option<&StyledStr>) -> String {
     let text = text.map(ToString::to_string).unwrap_or_default();
     let line = text.lines().next().unwrap_or_default();
     let sentence = line.split(". ").next().unwrap_or(line);
@@ -163,7 +180,7 @@ fn help(text: Option<&StyledStr>) -> String {
 }
 
 /// Returns the selected cluster.
-fn target<'a>(matches: &ArgMatches, env: Env<'a>) -> Target<'a> {
+fn selected_target<'a>(matches: &ArgMatches, env: Env<'a>) -> Target<'a> {
     let kubeconfig = matches.try_get_one("kubeconfig").ok().flatten().cloned();
     let context = matches.try_get_one("context").ok().flatten().cloned();
     let as_user = matches.try_get_one("as_user").ok().flatten().cloned();
@@ -176,9 +193,9 @@ fn target<'a>(matches: &ArgMatches, env: Env<'a>) -> Target<'a> {
 }
 
 /// Returns the names of the objects of a kind, or of the namespaces, on the cluster that the arguments select.
-async fn names(kind: Option<Kind>, matches: &ArgMatches, env: Env<'_>) -> Vec<String> {
-    let listing = async {
-        let home = target(matches, env).connect().await.ok()?;
+async fn list_names(kind: Option<Kind>, matches: &ArgMatches, env: Env<'_>) -> Vec<String> {
+    let lookup = async {
+        let home = selected_target(matches, env).connect().await.ok()?;
         let namespace = matches.try_get_one::<String>("namespace").ok().flatten();
         let objects = match kind {
             Some(kind) => {
@@ -187,74 +204,77 @@ async fn names(kind: Option<Kind>, matches: &ArgMatches, env: Env<'_>) -> Vec<St
             }
             None => home.untyped(ApiResource::erase::<Namespace>(&()), &Scope::All),
         };
-        let params = ListParams::default().limit(MOST);
-        let found = objects.api.list_metadata(&params).await.ok()?;
-        let names = found.items.into_iter().filter_map(|it| it.metadata.name);
+        let params = ListParams::default().limit(MAX_NAMES);
+        let list = objects.api.list_metadata(&params).await.ok()?;
+        let names = list.items.into_iter().filter_map(|it| it.metadata.name);
         Some(names.collect())
     };
-    let listed = tokio::time::timeout(DEADLINE, Box::pin(listing)).await;
-    listed.ok().flatten().unwrap_or_default()
+    let names = tokio::time::timeout(DEADLINE, Box::pin(lookup)).await;
+    names.ok().flatten().unwrap_or_default()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::render::Output;
+    use crate::render::OutputFormat;
 
-    fn next_of(line: &str) -> Next {
-        let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
-        let (last, before) = words.split_last().unwrap();
-        let (command, matches) = typed(before);
-        next(&command, &matches, before, last)
+    fn completion_of(line: &str) -> Completion {
+        let args: Vec<String> = line.split(' ').map(str::to_owned).collect();
+        let (current, previous) = args.split_last().unwrap();
+        let (command, matches) = parse_incomplete(previous);
+        completion(&command, &matches, previous, current)
     }
 
-    fn words(line: &str) -> Vec<String> {
-        match next_of(line) {
-            Next::Words(words) => words.into_iter().map(|(word, _)| word).collect(),
+    fn values(line: &str) -> Vec<String> {
+        match completion_of(line) {
+            Completion::Values(values) => values.into_iter().map(|(value, _)| value).collect(),
             other => panic!("{line}: {other:?}"),
         }
     }
 
     #[test]
     fn completions_match_accepted_arguments() {
-        for word in ["get", "join", "leave", "pause", "version"] {
-            assert!(words("").contains(&word.to_owned()), "{word}");
+        for value in ["get", "join", "leave", "pause", "version"] {
+            assert!(values("").contains(&value.to_owned()), "{value}");
         }
-        assert_eq!(words("get "), ["clusters", "tenants", "deployments"]);
-        assert_eq!(words("get tenants -o "), ["wide", "name", "json", "yaml"]);
-        assert!(words("get tenants --").contains(&"--all-namespaces".to_owned()));
-        assert_eq!(words("log-level "), ["hub", "agent"]);
-        assert_eq!(words("log-level agent "), LEVELS);
-        let options = words("log-level hub --");
+        assert_eq!(values("get "), ["clusters", "tenants", "deployments"]);
+        assert_eq!(values("get tenants -o "), ["wide", "name", "json", "yaml"]);
+        assert!(values("get tenants --").contains(&"--all-namespaces".to_owned()));
+        assert_eq!(values("log-level "), ["hub", "agent"]);
+        assert_eq!(values("log-level agent "), LEVELS);
+        let options = values("log-level hub --");
         assert!(options.contains(&"--for".to_owned()), "{options:?}");
         assert!(!options.contains(&"--debug-address".to_owned()));
-        for (line, next) in [
-            ("get tenants ", Next::Names(Kind::Tenant)),
-            ("get -o wide ec ", Next::Names(Kind::Cluster)),
-            ("get tenants acme ", Next::Nothing),
-            ("pause deployment a ", Next::Names(Kind::Deployment)),
-            ("pause tenant -n ", Next::Namespaces),
-            ("join ", Next::Names(Kind::Cluster)),
-            ("ban edge-1 ", Next::Names(Kind::Cluster)),
-            ("get clusters --context ", Next::Contexts),
-            ("get clusters --kubeconfig ", Next::Files),
-            ("version ", Next::Nothing),
-            ("log-level hub debug ", Next::Nothing),
-            ("log-level hub debug --for ", Next::Nothing),
+        for (line, expected) in [
+            ("get tenants ", Completion::ObjectNames(Kind::Tenant)),
+            ("get -o wide ec ", Completion::ObjectNames(Kind::Cluster)),
+            ("get tenants acme ", Completion::Nothing),
+            (
+                "pause deployment a ",
+                Completion::ObjectNames(Kind::Deployment),
+            ),
+            ("pause tenant -n ", Completion::Namespaces),
+            ("join ", Completion::ObjectNames(Kind::Cluster)),
+            ("ban edge-1 ", Completion::ObjectNames(Kind::Cluster)),
+            ("get clusters --context ", Completion::Contexts),
+            ("get clusters --kubeconfig ", Completion::Files),
+            ("version ", Completion::Nothing),
+            ("log-level hub debug ", Completion::Nothing),
+            ("log-level hub debug --for ", Completion::Nothing),
         ] {
-            assert_eq!(next_of(line), next, "{line}");
+            assert_eq!(completion_of(line), expected, "{line}");
         }
     }
 
     #[test]
     fn typed_options_determine_name_lookup() {
         let line = "get tenants -n team --context=edge --kubeconfig f";
-        let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
-        let (_, matches) = typed(&words);
+        let args: Vec<String> = line.split(' ').map(str::to_owned).collect();
+        let (_, matches) = parse_incomplete(&args);
         assert_eq!(matches.get_one::<String>("namespace").unwrap(), "team");
-        let home = target(&matches, &|_| None).args;
-        assert_eq!(home.context.as_deref(), Some("edge"));
-        assert_eq!(home.kubeconfig.as_deref(), Some(Path::new("f")));
-        assert_eq!(matches.get_one::<Output>("output"), None);
+        let target_args = selected_target(&matches, &|_| None).args;
+        assert_eq!(target_args.context.as_deref(), Some("edge"));
+        assert_eq!(target_args.kubeconfig.as_deref(), Some(Path::new("f")));
+        assert_eq!(matches.get_one::<OutputFormat>("output"), None);
     }
 }

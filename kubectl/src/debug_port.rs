@@ -9,7 +9,7 @@ use axum::http::{Method, Request, StatusCode, header};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use k8s_openapi::api::core::v1::Pod;
-use krypton_runtime::admin::{BindAddress, DEBUG_DEFAULT, DEBUG_FLAG};
+use krypton_runtime::admin::{BindAddress, DEBUG_FLAG, DEFAULT_DEBUG_ADDRESS};
 use krypton_types::error_chain::chain;
 use kube::api::Portforwarder;
 use serde_json::Value;
@@ -25,21 +25,21 @@ use crate::render::one_line;
 /// Time from opening the stream to the end of the response.
 const DEADLINE: Duration = Duration::from_secs(15);
 /// Maximum size of a response in bytes. The dump of 1,000 members takes 2 MiB.
-const MOST: usize = 8 << 20;
+const MAX_RESPONSE_BYTES: usize = 8 << 20;
 /// Maximum number of characters shown of a line. A log filter has at most 4 KiB.
-const SHOWN: usize = 8 << 10;
+const MAX_SHOWN_CHARS: usize = 8 << 10;
 /// Environment variable that can replace the flag.
-const VARIABLE: &str = "KRYPTON_DEBUG_BIND_ADDRESS";
+const ADDRESS_VARIABLE: &str = "KRYPTON_DEBUG_BIND_ADDRESS";
 
 /// A request to the debug port.
 #[derive(Clone, Debug)]
-pub(super) struct Question {
+pub(super) struct DebugRequest {
     method: Method,
     path: String,
     body: String,
 }
 
-impl Question {
+impl DebugRequest {
     pub(super) fn get(path: impl Into<String>) -> Self {
         Self {
             method: Method::GET,
@@ -56,7 +56,7 @@ impl Question {
         }
     }
 
-    fn request(&self) -> Result<Request<Body>, axum::http::Error> {
+    fn to_http(&self) -> Result<Request<Body>, axum::http::Error> {
         Request::builder()
             .method(self.method.clone())
             .uri(self.path.as_str())
@@ -77,7 +77,7 @@ pub(super) enum DebugPort<'a> {
         port: Option<u16>,
     },
     /// Direct connection without a pod, for tests.
-    Here(SocketAddr),
+    Address(SocketAddr),
 }
 
 impl DebugPort<'_> {
@@ -85,11 +85,11 @@ impl DebugPort<'_> {
     ///
     /// # Errors
     /// Also fails if the program rejects the request, which then has changed nothing.
-    pub(super) async fn ask(&self, question: &Question) -> Result<String, KubectlError> {
-        let answering = tokio::time::timeout(DEADLINE, self.answer(question));
-        let (status, text) = answering.await.unwrap_or_else(|_| {
+    pub(super) async fn send(&self, request: &DebugRequest) -> Result<String, KubectlError> {
+        let exchange = tokio::time::timeout(DEADLINE, self.connect_and_send(request));
+        let (status, body) = exchange.await.unwrap_or_else(|_| {
             let seconds = DEADLINE.as_secs();
-            Err(self.silent(&match question.method {
+            Err(self.no_response(&match request.method {
                 Method::GET => format!("no response within {seconds} s"),
                 _ => {
                     format!("no response within {seconds} s; check whether the filter has changed")
@@ -97,23 +97,26 @@ impl DebugPort<'_> {
             }))
         })?;
         match status {
-            StatusCode::OK => Ok(text),
+            StatusCode::OK => Ok(body),
             StatusCode::NOT_FOUND => Err(self.refused(&format!(
                 "has no {}: its version differs from the version of this program",
-                question.path
+                request.path
             ))),
             StatusCode::BAD_REQUEST => {
-                Err(self.refused(&format!("rejected the request: {}", shown(&text))))
+                Err(self.refused(&format!("rejected the request: {}", shortened(&body))))
             }
-            status => Err(self.silent(&format!("{status}: {}", shown(&text)))),
+            status => Err(self.no_response(&format!("{status}: {}", shortened(&body)))),
         }
     }
 
-    async fn answer(&self, question: &Question) -> Result<(StatusCode, String), KubectlError> {
+    async fn connect_and_send(
+        &self,
+        request: &DebugRequest,
+    ) -> Result<(StatusCode, String), KubectlError> {
         match self {
-            Self::Here(address) => match TcpStream::connect(address).await {
-                Ok(stream) => self.exchange(stream, question).await,
-                Err(error) => Err(self.silent(&error.to_string())),
+            Self::Address(address) => match TcpStream::connect(address).await {
+                Ok(stream) => self.exchange(stream, request).await,
+                Err(error) => Err(self.no_response(&error.to_string())),
             },
             Self::Pod { port: None, .. } => Err(self.refused(&format!(
                 "is switched off: set {DEBUG_FLAG} to a loopback address, which takes a restart"
@@ -126,13 +129,13 @@ impl DebugPort<'_> {
             } => {
                 let mut forwarder = self.forward(cluster, namespace, name, *port).await?;
                 let stream = forwarder.take_stream(*port);
-                let failed = forwarder.take_error(*port);
-                let (Some(stream), Some(failed)) = (stream, failed) else {
-                    return Err(self.silent("no stream was opened"));
+                let pod_error = forwarder.take_error(*port);
+                let (Some(stream), Some(pod_error)) = (stream, pod_error) else {
+                    return Err(self.no_response("no stream was opened"));
                 };
-                let failed = async {
-                    match failed.await {
-                        Some(why) => why,
+                let pod_error = async {
+                    match pod_error.await {
+                        Some(reason) => reason,
                         // The stream ended without an error; reading it returns the reason.
                         None => std::future::pending().await,
                     }
@@ -140,14 +143,14 @@ impl DebugPort<'_> {
                 tokio::select! {
                     // Prefer the pod's error, which arrives before the stream ends.
                     biased;
-                    why = failed => Err(match why.contains("refused") {
+                    reason = pod_error => Err(match reason.contains("refused") {
                         true => self.refused(&format!(
                             "is not served at {port}: its log shows why ({})",
-                            shown(&why)
+                            shortened(&reason)
                         )),
-                        false => self.silent(&shown(&why)),
+                        false => self.no_response(&shortened(&reason)),
                     }),
-                    answer = self.exchange(stream, question) => answer,
+                    response = self.exchange(stream, request) => response,
                 }
             }
         }
@@ -167,10 +170,10 @@ impl DebugPort<'_> {
         // A WebSocket upgrade is a GET request; newer API servers also require the verb create.
         let ports = [port];
         let opening = pods.api.portforward(name, &ports);
-        let opened = forwards.call("get and create", "", opening).await;
-        opened.map_err(|error| match (error.code(), error) {
+        let forwarder = forwards.call("get and create", "", opening).await;
+        forwarder.map_err(|error| match (error.code(), error) {
             (Some(404), _) => pods.not_found("pod", name),
-            (Some(500..), KubectlError::Call(failed)) => self.silent(&shown(&failed.reason())),
+            (Some(500..), KubectlError::Call(call)) => self.no_response(&shortened(&call.reason())),
             (_, error) => error,
         })
     }
@@ -179,17 +182,17 @@ impl DebugPort<'_> {
     async fn exchange(
         &self,
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-        question: &Question,
+        request: &DebugRequest,
     ) -> Result<(StatusCode, String), KubectlError> {
-        let broken = |error: &dyn std::error::Error| self.silent(&one_line(&chain(error)));
-        let request = question.request().map_err(|error| broken(&error))?;
-        let greeted = http1::handshake(TokioIo::new(stream)).await;
-        let (mut sender, connection) = greeted.map_err(|error| broken(&error))?;
-        let _driven = AbortOnDropHandle::new(tokio::spawn(connection));
-        let answered = sender.send_request(request).await;
-        let (head, body) = answered.map_err(|error| broken(&error))?.into_parts();
-        let read = to_bytes(Body::new(body), MOST).await;
-        let bytes = read.map_err(|error| broken(&error))?;
+        let failed = |error: &dyn std::error::Error| self.no_response(&one_line(&chain(error)));
+        let request = request.to_http().map_err(|error| failed(&error))?;
+        let connected = http1::handshake(TokioIo::new(stream)).await;
+        let (mut sender, connection) = connected.map_err(|error| failed(&error))?;
+        let _connection_task = AbortOnDropHandle::new(tokio::spawn(connection));
+        let response = sender.send_request(request).await;
+        let (head, body) = response.map_err(|error| failed(&error))?.into_parts();
+        let bytes = to_bytes(Body::new(body), MAX_RESPONSE_BYTES).await;
+        let bytes = bytes.map_err(|error| failed(&error))?;
         Ok((head.status, String::from_utf8_lossy(&bytes).into_owned()))
     }
 
@@ -197,59 +200,65 @@ impl DebugPort<'_> {
     pub(super) fn name(&self) -> String {
         match self {
             Self::Pod { name, .. } => (*name).to_owned(),
-            Self::Here(address) => address.to_string(),
+            Self::Address(address) => address.to_string(),
         }
     }
 
-    pub(super) fn silent(&self, why: &str) -> KubectlError {
-        KubectlError::NoAnswer(format!(
-            "the debug port of {} does not respond: {why}",
+    pub(super) fn no_response(&self, reason: &str) -> KubectlError {
+        KubectlError::NoResponse(format!(
+            "the debug port of {} does not respond: {reason}",
             self.name()
         ))
     }
 
-    fn refused(&self, why: &str) -> KubectlError {
-        KubectlError::Refused(format!("the debug port of {} {why}", self.name()))
+    fn refused(&self, reason: &str) -> KubectlError {
+        KubectlError::Refused(format!("the debug port of {} {reason}", self.name()))
     }
 }
 
 /// Shortens a response to one line, because any user with the right to create pods can forge one.
-pub(super) fn shown(answer: &str) -> String {
-    let short: String = answer.chars().take(SHOWN).collect();
+pub(super) fn shortened(response: &str) -> String {
+    let short: String = response.chars().take(MAX_SHOWN_CHARS).collect();
     one_line(&short)
 }
 
 /// Returns the port of `/debug` from the pod's spec, or `None` if it is disabled.
 pub(super) fn port_of(pod: &Value, program: Program) -> Option<u16> {
-    let spec = containers(pod).find(|it| it["name"] == program.container());
-    let list = |key: &str| spec.and_then(|spec| spec.get(key)?.as_array());
-    let words = ["command", "args"].into_iter().filter_map(list).flatten();
-    let mut words = words.filter_map(Value::as_str);
+    let container = containers(pod).find(|it| it["name"] == program.container());
+    let array = |key: &str| container.and_then(|container| container.get(key)?.as_array());
+    let args = ["command", "args"].into_iter().filter_map(array).flatten();
+    let mut args = args.filter_map(Value::as_str);
     let mut address = None;
-    while let Some(word) = words.next() {
-        match word.strip_prefix(DEBUG_FLAG) {
-            Some("") => address = words.next(),
+    while let Some(arg) = args.next() {
+        match arg.strip_prefix(DEBUG_FLAG) {
+            Some("") => address = args.next(),
             Some(rest) => address = rest.strip_prefix('=').or(address),
             None => {}
         }
     }
-    let of_variable = || {
-        let variables = list("env")?;
-        let found = variables.iter().find(|it| it["name"] == VARIABLE);
-        found?.get("value")?.as_str()
+    let from_variable = || {
+        let variables = array("env")?;
+        let variable = variables.iter().find(|it| it["name"] == ADDRESS_VARIABLE);
+        variable?.get("value")?.as_str()
     };
-    match address.or_else(of_variable).unwrap_or(DEBUG_DEFAULT) {
+    match address
+        .or_else(from_variable)
+        .unwrap_or(DEFAULT_DEBUG_ADDRESS)
+    {
         "0" => None,
         text => {
             // A pod with an invalid address does not start and reports the error itself.
-            let address = text.parse().ok().or_else(|| DEBUG_DEFAULT.parse().ok());
+            let address = text
+                .parse()
+                .ok()
+                .or_else(|| DEFAULT_DEBUG_ADDRESS.parse().ok());
             address.map(|address: BindAddress| address.port)
         }
     }
 }
 
 /// Parses a loopback address with a port. A user with access to it needs no other permission.
-pub(super) fn loopback(text: &str) -> Result<SocketAddr, String> {
+pub(super) fn parse_loopback_address(text: &str) -> Result<SocketAddr, String> {
     match text.parse::<SocketAddr>() {
         Ok(address) if address.ip().is_loopback() => Ok(address),
         _ => Err("not a loopback address with a port".to_owned()),
@@ -265,7 +274,7 @@ mod tests {
     #[test]
     fn debug_port_comes_from_flag_variable_or_default() {
         let flag = |value: &str| json!([format!("{DEBUG_FLAG}={value}")]);
-        let variable = |value: &str| json!([{"name": VARIABLE, "value": value}]);
+        let variable = |value: &str| json!([{"name": ADDRESS_VARIABLE, "value": value}]);
         for (args, env, port) in [
             (json!([]), json!([]), Some(8082)),
             (flag("127.0.0.1:9"), json!([]), Some(9)),
@@ -291,10 +300,10 @@ mod tests {
 
     #[test]
     fn only_loopback_is_used_without_pod() {
-        assert!(loopback("127.0.0.1:1").is_ok());
-        assert!(loopback("[::1]:1").is_ok());
+        assert!(parse_loopback_address("127.0.0.1:1").is_ok());
+        assert!(parse_loopback_address("[::1]:1").is_ok());
         for text in ["10.0.0.1:1", "127.0.0.1", "localhost:1", "hub:1"] {
-            assert!(loopback(text).is_err(), "{text}");
+            assert!(parse_loopback_address(text).is_err(), "{text}");
         }
     }
 }

@@ -4,12 +4,12 @@ mod exit_code;
 
 use std::fmt;
 
-use krypton_runtime::access::{LocalError, reason_of};
+use krypton_runtime::access::{LocalError, api_error_message};
 use krypton_runtime::call::ApiError;
 
-use crate::render::{Printed, one_line};
+use crate::render::{CommandOutput, one_line};
 
-pub use exit_code::{ExitCode, MEANINGS};
+pub use exit_code::{EXIT_CODE_MEANINGS, ExitCode};
 
 /// Reason why a command failed. One line each, followed by its sources.
 #[derive(Debug, thiserror::Error)]
@@ -18,7 +18,7 @@ pub enum KubectlError {
     #[error(transparent)]
     Usage(clap::Error),
     #[error(transparent)]
-    Home(LocalError),
+    Kubeconfig(LocalError),
     #[error("failed to create a client of the cluster")]
     Client(#[source] kube::Error),
     #[error(transparent)]
@@ -28,22 +28,22 @@ pub enum KubectlError {
     NotFound(String),
     /// A debug port does not respond.
     #[error("{0}")]
-    NoAnswer(String),
+    NoResponse(String),
     /// The current state does not allow the operation.
     #[error("{0}")]
     Refused(String),
     #[error("{0}")]
     Failed(String),
-    /// The command explained the Tenant; `printed` has the output.
+    /// The explanation of a Tenant that is not Ready.
     #[error("the Tenant is not Ready, or its readiness is unknown")]
-    NotReady { printed: Printed },
-    /// A check found a defect; `printed` has the output.
+    NotReady { output: CommandOutput },
+    /// The result of checks that found a defect.
     #[error("at least one check failed")]
-    ChecksFailed { printed: Printed },
-    /// The operation was partly done; `printed` lists the completed part.
+    ChecksFailed { output: CommandOutput },
+    /// The operation was partly done; `output` lists that part.
     #[error("{error}")]
-    Partly {
-        printed: Printed,
+    Partial {
+        output: CommandOutput,
         error: Box<KubectlError>,
     },
     /// A failure that left the cluster in a state that the user must know.
@@ -58,24 +58,24 @@ impl KubectlError {
     /// HTTP status code of the API server's response.
     pub(crate) fn code(&self) -> Option<u16> {
         match self {
-            Self::Call(failed) => failed.error.code(),
+            Self::Call(call) => call.error.code(),
             _ => None,
         }
     }
 
     /// Adds the output of the part that succeeded before this error.
-    pub(crate) fn after(self, printed: Printed) -> Self {
-        match printed.stdout.is_empty() {
+    pub(crate) fn with_output(self, output: CommandOutput) -> Self {
+        match output.stdout.is_empty() {
             true => self,
-            false => Self::Partly {
-                printed,
+            false => Self::Partial {
+                output,
                 error: Box::new(self),
             },
         }
     }
 
     pub(crate) fn is_timeout(&self) -> bool {
-        matches!(self, Self::Call(failed) if matches!(failed.error, ApiError::Timeout { .. }))
+        matches!(self, Self::Call(call) if matches!(call.error, ApiError::Timeout { .. }))
     }
 }
 
@@ -97,8 +97,8 @@ impl CallError {
     /// The API server's message, or the cause of the failure.
     pub(crate) fn reason(&self) -> String {
         match &self.error {
-            ApiError::Failed { source, .. } => one_line(&reason_of(source)),
-            late @ ApiError::Timeout { .. } => late.to_string(),
+            ApiError::Failed { source, .. } => one_line(&api_error_message(source)),
+            timeout @ ApiError::Timeout { .. } => timeout.to_string(),
         }
     }
 

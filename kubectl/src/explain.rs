@@ -1,9 +1,9 @@
 //! `kubectl krypton explain tenant NAME`: explains the state of a Tenant on the home cluster and each member, and the
 //! next step.
 
+pub(crate) mod explanation;
 mod remedy;
 pub(crate) mod sources;
-pub(crate) mod story;
 
 use std::net::SocketAddr;
 
@@ -13,14 +13,14 @@ use krypton_types::names::namespace_name;
 use krypton_types::tenant::TenantKey;
 use serde_json::{Value, json};
 
-use crate::debug_port::loopback;
+use crate::debug_port::parse_loopback_address;
 use crate::error::KubectlError;
 use crate::home::Target;
 use crate::kind::Kind;
-use crate::render::{Output, Printed, encode};
-use crate::statement::{self, Format};
+use crate::render::{CommandOutput, OutputFormat, encode};
+use crate::statement::{self, StatementFormat};
 
-use story::Story;
+use explanation::Explanation;
 
 #[derive(Clone, Debug, Args)]
 pub(super) struct Explain {
@@ -38,11 +38,11 @@ pub(super) struct Explain {
     #[arg(long, value_name = "NAMESPACE", value_parser = namespace_name)]
     hub_namespace: Option<String>,
     /// Address of the leader's debug port, instead of its pod
-    #[arg(long, hide = true, value_name = "HOST:PORT", value_parser = loopback)]
+    #[arg(long, hide = true, value_name = "HOST:PORT", value_parser = parse_loopback_address)]
     debug_address: Option<SocketAddr>,
     /// Output for programs
     #[arg(short, long, value_name = "FORMAT")]
-    output: Option<Format>,
+    output: Option<StatementFormat>,
 }
 
 /// Missing information becomes a line of the output instead of an error.
@@ -50,34 +50,34 @@ pub(super) async fn run(
     args: Explain,
     target: &Target<'_>,
     now: Timestamp,
-) -> Result<Printed, KubectlError> {
+) -> Result<CommandOutput, KubectlError> {
     let home = target.connect().await?;
     let namespace = args.namespace.unwrap_or_else(|| home.namespace.clone());
     let key = TenantKey {
         namespace,
         name: args.name,
     };
-    let on = args.on.as_deref();
+    let member = args.on.as_deref();
     let hub = (args.hub_namespace.as_deref(), args.debug_address);
-    let gathering = sources::gather(&key, on, hub, &home);
-    let sources = Box::pin(gathering).await?;
-    let story = story::story(&key, on, &sources, now);
-    let printed = Printed::stdout(match args.output {
-        Some(Format::Json) => encode(Output::Json, &as_json(&key, &story))?,
-        None => statement::text(&story.lines),
+    let collecting = sources::collect(&key, member, hub, &home);
+    let sources = Box::pin(collecting).await?;
+    let explanation = explanation::explain(&key, member, &sources, now);
+    let output = CommandOutput::stdout(match args.output {
+        Some(StatementFormat::Json) => encode(OutputFormat::Json, &to_json(&key, &explanation))?,
+        None => statement::to_text(&explanation.lines),
     });
-    match story.ready {
-        true => Ok(printed),
-        false => Err(KubectlError::NotReady { printed }),
+    match explanation.ready {
+        true => Ok(output),
+        false => Err(KubectlError::NotReady { output }),
     }
 }
 
-fn as_json(key: &TenantKey, story: &Story) -> Value {
+fn to_json(key: &TenantKey, explanation: &Explanation) -> Value {
     json!({
         "namespace": key.namespace,
         "name": key.name,
-        "ready": story.ready,
-        "lines": statement::as_json(&story.lines),
+        "ready": explanation.ready,
+        "lines": statement::to_json(&explanation.lines),
     })
 }
 

@@ -5,27 +5,27 @@ use std::net::SocketAddr;
 use krypton_types::fleet_tenants::{FleetTenant, PATH, Page, Position};
 use krypton_types::tenant::TenantKey;
 
-use crate::debug_port::{DebugPort, Question};
+use crate::debug_port::{DebugPort, DebugRequest};
 use crate::error::KubectlError;
 use crate::home::Connection;
 use crate::program::Program;
 use crate::running_pods::{active, find};
 
 /// Most Tenants that a command reads.
-const TENANTS_MAX: usize = 500_000;
+const MAX_TENANTS: usize = 500_000;
 
 /// The Tenants to read.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Selection<'a> {
+pub(crate) struct TenantFilter<'a> {
     pub(crate) member: Option<&'a str>,
     pub(crate) namespace: Option<&'a str>,
     pub(crate) name: Option<&'a str>,
     pub(crate) not_ready: bool,
 }
 
-impl<'a> Selection<'a> {
+impl<'a> TenantFilter<'a> {
     /// A Tenant on one member.
-    pub(crate) fn one(member: &'a str, key: &'a TenantKey) -> Self {
+    pub(crate) fn single(member: &'a str, key: &'a TenantKey) -> Self {
         Self {
             member: Some(member),
             namespace: Some(&key.namespace),
@@ -35,10 +35,10 @@ impl<'a> Selection<'a> {
     }
 
     /// Fails if a name could not be one of Kubernetes, and would have another meaning in the query.
-    fn check(&self) -> Result<(), KubectlError> {
+    fn validate(&self) -> Result<(), KubectlError> {
         let is_valid = |name: &&str| {
-            let mut letters = name.chars();
-            letters.all(|it| it.is_ascii_alphanumeric() || matches!(it, '-' | '.'))
+            let mut characters = name.chars();
+            characters.all(|it| it.is_ascii_alphanumeric() || matches!(it, '-' | '.'))
         };
         let names = [self.member, self.namespace, self.name];
         match names.iter().flatten().find(|name| !is_valid(name)) {
@@ -71,36 +71,36 @@ pub(crate) async fn read(
     home: &Connection,
     hub_namespace: Option<&str>,
     address: Option<SocketAddr>,
-    selection: &Selection<'_>,
+    filter: &TenantFilter<'_>,
 ) -> Result<Vec<FleetTenant>, KubectlError> {
-    selection.check()?;
+    filter.validate()?;
     if let Some(address) = address {
-        return pages(&DebugPort::Here(address), selection).await;
+        return read_pages(&DebugPort::Address(address), filter).await;
     }
     let (namespace, pods) = find(Program::Hub, home, hub_namespace).await?;
     let leader = active(Program::Hub, pods, home, &namespace).await?;
-    pages(&leader.debug_port(home, &namespace), selection).await
+    read_pages(&leader.debug_port(home, &namespace), filter).await
 }
 
-async fn pages(
+async fn read_pages(
     port: &DebugPort<'_>,
-    selection: &Selection<'_>,
+    filter: &TenantFilter<'_>,
 ) -> Result<Vec<FleetTenant>, KubectlError> {
-    let (mut all, mut after) = (Vec::new(), None::<Position>);
+    let (mut tenants, mut after) = (Vec::new(), None::<Position>);
     loop {
         let position = after.as_ref().map(ToString::to_string);
-        let text = port
-            .ask(&Question::get(selection.path(position.as_deref())))
+        let body = port
+            .send(&DebugRequest::get(filter.path(position.as_deref())))
             .await?;
-        let page: Page = serde_json::from_str(&text).map_err(|error| {
+        let page: Page = serde_json::from_str(&body).map_err(|error| {
             KubectlError::Failed(format!("{} sent invalid Tenants: {error}", port.name()))
         })?;
-        all.extend(page.tenants);
+        tenants.extend(page.tenants);
         let next = page.next.and_then(|next| next.parse::<Position>().ok());
         // The position only moves on, so the list ends.
         match next.filter(|next| after.as_ref().is_none_or(|after| after < next)) {
-            Some(next) if all.len() < TENANTS_MAX => after = Some(next),
-            _ => return Ok(all),
+            Some(next) if tenants.len() < MAX_TENANTS => after = Some(next),
+            _ => return Ok(tenants),
         }
     }
 }
@@ -111,15 +111,15 @@ mod tests {
 
     #[test]
     fn path_contains_only_given_parameters() {
-        let all = Selection::default();
+        let all = TenantFilter::default();
         assert_eq!(all.path(None), "/debug/tenants.json?");
         let key = TenantKey {
             namespace: "default".to_owned(),
             name: "acme".to_owned(),
         };
-        let one = Selection {
+        let one = TenantFilter {
             not_ready: true,
-            ..Selection::one("edge-1", &key)
+            ..TenantFilter::single("edge-1", &key)
         };
         assert_eq!(
             one.path(Some("edge-1/a/b")),

@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use tokio::process::Command;
 
 use crate::error::KubectlError;
-use crate::home::{TargetArgs, USUAL_NAMESPACE};
+use crate::home::{DEFAULT_HUB_NAMESPACE, TargetArgs};
 use crate::program::Program;
 use crate::render::one_line;
 
@@ -23,13 +23,13 @@ include!(concat!(env!("OUT_DIR"), "/charts.rs"));
 /// Time for Helm to end after its own timeout.
 const GRACE: Duration = Duration::from_secs(60);
 /// Longest part of Helm's error output that an error repeats.
-const ERROR_CHARS: usize = 2000;
+const MAX_ERROR_CHARS: usize = 2000;
 
 impl Program {
-    /// Namespace in the documentation.
-    pub(crate) fn usual_namespace(self) -> &'static str {
+    /// Namespace if the user names none.
+    pub(crate) fn default_namespace(self) -> &'static str {
         match self {
-            Self::Hub => USUAL_NAMESPACE,
+            Self::Hub => DEFAULT_HUB_NAMESPACE,
             Self::Agent => SYSTEM_NAMESPACE,
         }
     }
@@ -63,24 +63,24 @@ pub(crate) struct HelmArgs {
     #[arg(long, value_name = "PATH", default_value = "helm")]
     helm: PathBuf,
     /// Time to wait until everything is ready or removed
-    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = timeout)]
+    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = parse_timeout)]
     pub(crate) timeout: Duration,
 }
 
-fn timeout(text: &str) -> Result<Duration, &'static str> {
+fn parse_timeout(text: &str) -> Result<Duration, &'static str> {
     let valid = parse_duration(text).filter(|timeout| !timeout.is_zero());
     valid.ok_or("write a duration, as 90s or 10m")
 }
 
 /// A release of one of the charts.
-pub(crate) struct Release<'a> {
+pub(crate) struct ChartRelease<'a> {
     pub(crate) program: Program,
     pub(crate) namespace: &'a str,
     pub(crate) cluster: &'a TargetArgs,
     pub(crate) helm: &'a HelmArgs,
 }
 
-impl Release<'_> {
+impl ChartRelease<'_> {
     /// Installs or upgrades it and waits until it is ready. Values of an earlier installation remain. `chart` replaces
     /// the chart in this program; `values` are Helm's own flags. Returns Helm's output.
     pub(crate) async fn install(
@@ -96,10 +96,10 @@ impl Release<'_> {
                 folder.path().into()
             }
         };
-        let verb = ["upgrade", "--install", self.program.chart()].map(OsString::from);
-        let how = ["--create-namespace", "--reset-then-reuse-values"].map(OsString::from);
-        let args = verb.into_iter().chain([chart]).chain(how);
-        self.run(args.chain(values.iter().cloned()), &self.wait())
+        let command = ["upgrade", "--install", self.program.chart()].map(OsString::from);
+        let flags = ["--create-namespace", "--reset-then-reuse-values"].map(OsString::from);
+        let args = command.into_iter().chain([chart]).chain(flags);
+        self.run(args.chain(values.iter().cloned()), &self.wait_flags())
             .await
     }
 
@@ -112,10 +112,10 @@ impl Release<'_> {
     /// Uninstalls it and waits until its objects are deleted. Returns Helm's output.
     pub(crate) async fn uninstall(&self) -> Result<String, KubectlError> {
         let args = ["uninstall", self.program.chart()];
-        self.run(args.map(OsString::from), &self.wait()).await
+        self.run(args.map(OsString::from), &self.wait_flags()).await
     }
 
-    fn wait(&self) -> [String; 3] {
+    fn wait_flags(&self) -> [String; 3] {
         let seconds = format!("{}s", self.helm.timeout.as_secs().max(1));
         ["--wait".to_owned(), "--timeout".to_owned(), seconds]
     }
@@ -123,7 +123,7 @@ impl Release<'_> {
     async fn run(
         &self,
         args: impl IntoIterator<Item = OsString>,
-        more: &[String],
+        more_args: &[String],
     ) -> Result<String, KubectlError> {
         let (program, timeout) = (&self.helm.helm, self.helm.timeout);
         #[expect(
@@ -133,7 +133,7 @@ impl Release<'_> {
         let mut command = Command::new(program);
         command
             .args(args)
-            .args(more)
+            .args(more_args)
             .args(["--namespace", self.namespace]);
         if let Some(kubeconfig) = &self.cluster.kubeconfig {
             command.arg("--kubeconfig").arg(kubeconfig);
@@ -145,8 +145,8 @@ impl Release<'_> {
             command.arg("--kube-as-user").arg(user);
         }
         command.stdin(Stdio::null()).kill_on_drop(true);
-        let ended = tokio::time::timeout(timeout + GRACE, command.output()).await;
-        let output = match ended {
+        let result = tokio::time::timeout(timeout + GRACE, command.output()).await;
+        let output = match result {
             Ok(Ok(output)) => output,
             Ok(Err(error)) if error.kind() == io::ErrorKind::NotFound => {
                 return Err(KubectlError::Failed(format!(
@@ -161,7 +161,7 @@ impl Release<'_> {
                 )));
             }
             Err(_) => {
-                return Err(KubectlError::NoAnswer(format!(
+                return Err(KubectlError::NoResponse(format!(
                     "Helm did not end within {} s; it was killed, and 'helm history {}' shows the state of the release",
                     (timeout + GRACE).as_secs(),
                     self.program.chart()
@@ -171,15 +171,15 @@ impl Release<'_> {
         if output.status.success() {
             return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
         }
-        let why = one_line(&String::from_utf8_lossy(&output.stderr));
+        let stderr = one_line(&String::from_utf8_lossy(&output.stderr));
         // The error is in the last lines.
-        let start = why.char_indices().rev().nth(ERROR_CHARS - 1);
+        let start = stderr.char_indices().rev().nth(MAX_ERROR_CHARS - 1);
         let start = start.map_or(0, |(start, _)| start);
         Err(KubectlError::Failed(format!(
             "Helm failed for {} in the namespace {}: {}",
             self.program.chart(),
             self.namespace,
-            why.get(start..).unwrap_or_default()
+            stderr.get(start..).unwrap_or_default()
         )))
     }
 }
@@ -206,7 +206,7 @@ mod tests {
                 helm: helm.into(),
                 timeout: Duration::from_secs(1),
             };
-            let release = Release {
+            let release = ChartRelease {
                 program: Program::Hub,
                 namespace: "krypton",
                 cluster: &cluster,
@@ -222,8 +222,8 @@ mod tests {
         for program in Program::ALL {
             let folder = TempDir::new().unwrap();
             program.unpack(folder.path()).unwrap();
-            let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../charts");
-            let source = source.join(program.chart());
+            let original = Path::new(env!("CARGO_MANIFEST_DIR")).join("../charts");
+            let original = original.join(program.chart());
             for file in [
                 "Chart.yaml",
                 "values.yaml",
@@ -231,7 +231,7 @@ mod tests {
                 ".helmignore",
             ] {
                 let read = |folder: &Path| fs::read_to_string(folder.join(file)).unwrap();
-                assert_eq!(read(folder.path()), read(&source), "{file}");
+                assert_eq!(read(folder.path()), read(&original), "{file}");
             }
             assert!(!folder.path().join("ci").exists());
         }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use krypton_crds::edge_cluster::EdgeCluster;
-use krypton_runtime::access::{LocalSource, client_named, local};
+use krypton_runtime::access::{LocalSource, local, new_client};
 use krypton_runtime::lease::SYSTEM_NAMESPACE;
 use kube::api::{DynamicObject, ListParams};
 use kube::config::Kubeconfig;
@@ -17,7 +17,7 @@ use crate::objects::{Objects, Scope};
 
 const USER_AGENT: &str = concat!("kubectl-krypton/", env!("CARGO_PKG_VERSION"));
 /// Namespace of the hub in the documentation.
-pub(crate) const USUAL_NAMESPACE: &str = "krypton";
+pub(crate) const DEFAULT_HUB_NAMESPACE: &str = "krypton";
 
 /// Reads an environment variable.
 pub(crate) type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
@@ -97,17 +97,20 @@ impl Connection {
     /// Returns whether the cluster has visible members, as a home cluster does.
     pub(crate) async fn has_members(&self) -> bool {
         let members = self.all::<EdgeCluster>();
-        let one = ListParams::default().limit(1);
-        let found = members.call("list", "", members.api.list_metadata(&one));
-        found.await.is_ok_and(|found| !found.items.is_empty())
+        let params = ListParams::default().limit(1);
+        let list = members.call("list", "", members.api.list_metadata(&params));
+        list.await.is_ok_and(|list| !list.items.is_empty())
     }
 
     /// Namespaces that may contain the hub: the one that the user named, or the usual ones.
-    pub(crate) fn hub_namespaces(&self, named: Option<&str>) -> Vec<String> {
-        if let Some(named) = named {
-            return vec![named.to_owned()];
+    pub(crate) fn hub_namespaces(&self, hub_namespace: Option<&str>) -> Vec<String> {
+        if let Some(hub_namespace) = hub_namespace {
+            return vec![hub_namespace.to_owned()];
         }
-        let mut namespaces = vec![SYSTEM_NAMESPACE.to_owned(), USUAL_NAMESPACE.to_owned()];
+        let mut namespaces = vec![
+            SYSTEM_NAMESPACE.to_owned(),
+            DEFAULT_HUB_NAMESPACE.to_owned(),
+        ];
         if !namespaces.contains(&self.namespace) {
             namespaces.push(self.namespace.clone());
         }
@@ -119,32 +122,32 @@ impl Connection {
         &self,
         object: &str,
         namespaces: &[String],
-        look: impl AsyncFn(&str) -> Result<Option<T>, KubectlError>,
+        read: impl AsyncFn(&str) -> Result<Option<T>, KubectlError>,
     ) -> Result<(String, T), KubectlError> {
-        if let Some(found) = search(namespaces, look).await? {
+        if let Some(found) = search(namespaces, read).await? {
             return Ok(found);
         }
-        let searched = match namespaces {
+        let scope = match namespaces {
             [one] => format!("the namespace {one}"),
-            all => format!("the namespaces {}", all.join(" and ")),
+            several => format!("the namespaces {}", several.join(" and ")),
         };
         Err(KubectlError::NotFound(format!(
-            "the cluster {:?} has no {object} in {searched}, so it has no hub of Krypton that agents can join; name the hub's namespace with -n, choose its home cluster with --context or --kubeconfig, or start the hub with --listen",
+            "the cluster {:?} has no {object} in {scope}, so it has no hub of Krypton that agents can join; name the hub's namespace with -n, choose its home cluster with --context or --kubeconfig, or start the hub with --listen",
             self.context
         )))
     }
 }
 
-/// Returns the first result of `look` in these namespaces, with its namespace. A namespace that the user may not read
+/// Returns the first result of `read` in these namespaces, with its namespace. A namespace that the user may not read
 /// does not end the search.
 pub(crate) async fn search<T>(
     namespaces: &[String],
-    look: impl AsyncFn(&str) -> Result<Option<T>, KubectlError>,
+    read: impl AsyncFn(&str) -> Result<Option<T>, KubectlError>,
 ) -> Result<Option<(String, T)>, KubectlError> {
     let mut forbidden = None;
     for namespace in namespaces {
-        match look(namespace).await {
-            Ok(Some(found)) => return Ok(Some((namespace.clone(), found))),
+        match read(namespace).await {
+            Ok(Some(object)) => return Ok(Some((namespace.clone(), object))),
             Ok(None) => {}
             Err(error) if error.code() == Some(403) => {
                 forbidden.get_or_insert(error);
@@ -165,15 +168,15 @@ impl Target<'_> {
         let source = LocalSource {
             flag: kubeconfig.clone(),
             kubeconfig_variable: kubeconfig_variable(self.env),
-            user_file: user_file(self.env),
+            user_file: default_kubeconfig(self.env),
         };
-        let finding = Box::pin(local(&source, context.as_deref(), Config::incluster));
-        let mut found = finding.await.map_err(KubectlError::Home)?;
+        let lookup = Box::pin(local(&source, context.as_deref(), Config::incluster));
+        let mut located = lookup.await.map_err(KubectlError::Kubeconfig)?;
         if as_user.is_some() {
-            found.config.auth_info.impersonate.clone_from(as_user);
+            located.config.auth_info.impersonate.clone_from(as_user);
         }
-        let client = client_named(found.config, USER_AGENT).map_err(KubectlError::Client)?;
-        Ok(Connection::new(client, found.context_name))
+        let client = new_client(located.config, USER_AGENT).map_err(KubectlError::Client)?;
+        Ok(Connection::new(client, located.context_name))
     }
 
     /// A cluster with another context of the kubeconfig.
@@ -192,7 +195,7 @@ impl Target<'_> {
 pub(crate) fn contexts(env: Env<'_>) -> Vec<String> {
     let mut files = kubeconfig_variable(env);
     if files.is_empty() {
-        files.extend(user_file(env));
+        files.extend(default_kubeconfig(env));
     }
     let configs = files.iter().filter_map(|it| Kubeconfig::read_from(it).ok());
     let contexts = configs.flat_map(|config| config.contexts);
@@ -205,6 +208,6 @@ fn kubeconfig_variable(env: Env<'_>) -> Vec<PathBuf> {
     paths.filter(|path| !path.as_os_str().is_empty()).collect()
 }
 
-fn user_file(env: Env<'_>) -> Option<PathBuf> {
+fn default_kubeconfig(env: Env<'_>) -> Option<PathBuf> {
     env("HOME").map(|home| PathBuf::from(home).join(".kube/config"))
 }

@@ -8,6 +8,6 @@ use crate::home::Connection;
 
 /// Reads the join information that the hub in `namespace` publishes. Returns `None` if it is missing.
 pub async fn read(home: &Connection, namespace: &str) -> Result<Option<JoinInfo>, KubectlError> {
-    let found = home.namespaced::<ConfigMap>(namespace).find(NAME).await?;
-    Ok(found.map(|found| JoinInfo::of(&found.data.unwrap_or_default())))
+    let config_map = home.namespaced::<ConfigMap>(namespace).find(NAME).await?;
+    Ok(config_map.map(|config_map| JoinInfo::from_data(&config_map.data.unwrap_or_default())))
 }

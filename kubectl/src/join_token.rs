@@ -6,30 +6,35 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_runtime::chance;
-use krypton_types::join_token::{self, Made};
+use krypton_types::join_token::{self, NewToken};
 use kube::api::PostParams;
 
 use crate::error::KubectlError;
 use crate::home::Connection;
 
 /// Creates a token for `cluster`. If its EdgeCluster exists, the token is invalid for a later one of that name.
-pub async fn make(
+pub async fn create(
     home: &Connection,
     namespace: &str,
     cluster: &str,
-    life: Duration,
+    lifetime: Duration,
     now: Timestamp,
-) -> Result<Made, KubectlError> {
+) -> Result<NewToken, KubectlError> {
     let members = home.all::<EdgeCluster>();
     let member = members.api.get_metadata_opt(cluster);
     let member = members.call("get", cluster, member).await?;
     let uid = member.and_then(|member| member.metadata.uid);
-    let random: ([u8; 8], [u8; 32]) = (chance::secret(), chance::secret());
-    let (object, made) =
-        join_token::new(cluster, uid.as_deref(), life, now, (&random.0, &random.1));
+    let random_bytes: ([u8; 8], [u8; 32]) = (chance::secret(), chance::secret());
+    let (secret, token) = join_token::new(
+        cluster,
+        uid.as_deref(),
+        lifetime,
+        now,
+        (&random_bytes.0, &random_bytes.1),
+    );
     let secrets = home.namespaced::<Secret>(namespace);
     let params = PostParams::default();
-    let creating = secrets.api.create(&params, &object);
+    let creating = secrets.api.create(&params, &secret);
     secrets.call("create", "", creating).await?;
-    Ok(made)
+    Ok(token)
 }

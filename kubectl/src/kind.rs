@@ -41,8 +41,8 @@ impl Kind {
             PossibleValue::new(names[form]).aliases(names)
         });
         PossibleValuesParser::new(values).map(|name| {
-            let named = |kind: &Self| kind.names().contains(&name.as_str());
-            let kind = Self::ALL.into_iter().find(named);
+            let has_name = |kind: &Self| kind.names().contains(&name.as_str());
+            let kind = Self::ALL.into_iter().find(has_name);
             kind.expect("the parser accepts only these names")
         })
     }

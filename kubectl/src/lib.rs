@@ -24,9 +24,9 @@ mod running_pods;
 mod statement;
 
 pub use cli::{Cli, run};
-pub use error::{CallError, ExitCode, KubectlError, MEANINGS};
+pub use error::{CallError, EXIT_CODE_MEANINGS, ExitCode, KubectlError};
 pub use home::Connection;
-pub use render::Printed;
+pub use render::CommandOutput;
 
 #[cfg(test)]
 mod tests;

@@ -4,7 +4,7 @@ use std::error::Error;
 use std::io::{self, Write as _};
 use std::process::ExitCode;
 
-use krypton_kubectl::{KubectlError, Printed};
+use krypton_kubectl::{CommandOutput, KubectlError};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
@@ -12,29 +12,29 @@ async fn main() -> ExitCode {
     let (args, now) = (std::env::args_os(), jiff::Timestamp::now());
     // Not locked, because `--watch` would hold the lock until it ends.
     match krypton_kubectl::run(args, &env, now, &mut io::stdout()).await {
-        Ok(printed) => print(&printed, ExitCode::SUCCESS),
+        Ok(output) => print(&output, ExitCode::SUCCESS),
         Err(KubectlError::Usage(error)) => error.exit(),
         Err(error) => {
             let code = ExitCode::from(error.exit_code() as u8);
             match &error {
-                KubectlError::NotReady { printed } | KubectlError::ChecksFailed { printed } => {
-                    return print(printed, code);
+                KubectlError::NotReady { output } | KubectlError::ChecksFailed { output } => {
+                    return print(output, code);
                 }
-                KubectlError::Partly { printed, .. } => {
-                    print(printed, code);
+                KubectlError::Partial { output, .. } => {
+                    print(output, code);
                 }
                 _ => {}
             }
-            eprintln!("error: {}", one_line(&error));
+            eprintln!("error: {}", error_line(&error));
             code
         }
     }
 }
 
 /// Prints the output of a command. Returns `code`, or a failure if the output cannot be written.
-fn print(printed: &Printed, code: ExitCode) -> ExitCode {
-    eprint!("{}", printed.stderr);
-    match io::stdout().write_all(printed.stdout.as_bytes()) {
+fn print(output: &CommandOutput, code: ExitCode) -> ExitCode {
+    eprint!("{}", output.stderr);
+    match io::stdout().write_all(output.stdout.as_bytes()) {
         // A reader such as `head` may close the pipe early. Ignore that.
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             eprintln!("error: writing the output failed: {error}");
@@ -45,7 +45,7 @@ fn print(printed: &Printed, code: ExitCode) -> ExitCode {
 }
 
 /// Joins the error and its sources on one line, without repeated texts.
-fn one_line(error: &dyn Error) -> String {
+fn error_line(error: &dyn Error) -> String {
     let mut line = error.to_string();
     let mut next = error.source();
     while let Some(source) = next {

@@ -18,7 +18,7 @@ use crate::render::text_at;
 pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
 const PAGE_SIZE: u32 = 500;
 /// Attempts of a write that conflicts with another writer.
-const ATTEMPTS: usize = 3;
+const MAX_ATTEMPTS: usize = 3;
 
 /// Scope of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,12 +68,12 @@ impl<K> Objects<K> {
         name: &str,
         request: impl Future<Output = kube::Result<T>>,
     ) -> Result<T, KubectlError> {
-        let answer = call_within(DEADLINE, self.attempt(verb, name), request).await;
-        answer.map_err(|error| self.failed(verb, name, error))
+        let response = call_within(DEADLINE, self.attempt(verb, name), request).await;
+        response.map_err(|error| self.call_error(verb, name, error))
     }
 
     pub(crate) fn attempt(&self, verb: &'static str, name: &str) -> String {
-        let doing = match verb {
+        let action = match verb {
             "list" | "watch" => "listing",
             "get" => "reading",
             "create" => "creating",
@@ -82,10 +82,15 @@ impl<K> Objects<K> {
         };
         let space = if name.is_empty() { "" } else { " " };
         let (plural, context) = (&self.kind.plural, &self.context);
-        format!("{doing} {plural}{space}{name} on the cluster {context:?}")
+        format!("{action} {plural}{space}{name} on the cluster {context:?}")
     }
 
-    pub(crate) fn failed(&self, verb: &'static str, name: &str, error: ApiError) -> KubectlError {
+    pub(crate) fn call_error(
+        &self,
+        verb: &'static str,
+        name: &str,
+        error: ApiError,
+    ) -> KubectlError {
         let (plural, scope) = (&self.kind.plural, &self.scope);
         KubectlError::Call(Box::new(CallError {
             context: self.context.clone(),
@@ -104,11 +109,11 @@ impl<K> Objects<K> {
         }))
     }
 
-    /// The error for a missing object, which `what` describes.
-    pub(crate) fn not_found(&self, what: &str, name: &str) -> KubectlError {
+    /// The error for a missing object of this kind.
+    pub(crate) fn not_found(&self, kind: &str, name: &str) -> KubectlError {
         let (scope, context) = (&self.scope, &self.context);
         KubectlError::NotFound(format!(
-            "there is no {what} of the name {name:?} {scope} on the cluster {context:?}"
+            "there is no {kind} of the name {name:?} {scope} on the cluster {context:?}"
         ))
     }
 }
@@ -120,20 +125,20 @@ impl<K: Clone + fmt::Debug + DeserializeOwned> Objects<K> {
 
     /// Like [`Self::find`]. A missing object is an error.
     pub(crate) async fn get(&self, name: &str) -> Result<K, KubectlError> {
-        let found = self.find(name).await?;
-        found.ok_or_else(|| self.not_found(&self.kind.kind, name))
+        let object = self.find(name).await?;
+        object.ok_or_else(|| self.not_found(&self.kind.kind, name))
     }
 
-    /// Reads page by page until `take` returns false. Returns whether it has read all pages.
-    pub(crate) async fn pages(
+    /// Reads page by page until `on_page` returns false. Returns whether it has read all pages.
+    pub(crate) async fn for_each_page(
         &self,
         params: ListParams,
-        mut take: impl FnMut(Vec<K>) -> bool,
+        mut on_page: impl FnMut(Vec<K>) -> bool,
     ) -> Result<bool, KubectlError> {
         let mut params = params.limit(PAGE_SIZE);
         loop {
             let page = self.call("list", "", self.api.list(&params)).await?;
-            let wants_more = take(page.items);
+            let wants_more = on_page(page.items);
             match page.metadata.continue_.filter(|token| !token.is_empty()) {
                 Some(token) if wants_more => params = params.continue_token(&token),
                 more => return Ok(more.is_none()),
@@ -143,22 +148,22 @@ impl<K: Clone + fmt::Debug + DeserializeOwned> Objects<K> {
 
     pub(crate) async fn list(&self, params: ListParams) -> Result<Vec<K>, KubectlError> {
         let mut objects = Vec::new();
-        let take = |mut page: Vec<K>| {
+        let add = |mut page: Vec<K>| {
             objects.append(&mut page);
             true
         };
-        self.pages(params, take).await?;
+        self.for_each_page(params, add).await?;
         Ok(objects)
     }
 
-    /// Reads the object every `interval` until `look` returns a result. Returns `None` after the deadline.
-    pub(crate) async fn wait<T>(
+    /// Reads the object every `interval` until `check` returns a result. Returns `None` after the deadline.
+    pub(crate) async fn wait_for<T>(
         &self,
         name: &str,
         times: (Duration, Duration),
-        mut look: impl FnMut(Option<K>) -> Result<Option<T>, KubectlError>,
+        mut check: impl FnMut(Option<K>) -> Result<Option<T>, KubectlError>,
     ) -> Result<Option<T>, KubectlError> {
-        poll(times, async || look(self.find(name).await?)).await
+        poll(times, async || check(self.find(name).await?)).await
     }
 
     /// Deletes the object if it still has this UID.
@@ -178,12 +183,12 @@ impl<K: Clone + fmt::Debug + DeserializeOwned> Objects<K> {
 
 impl Objects<DynamicObject> {
     /// Lists the objects as kubectl shows them.
-    pub(crate) async fn values(&self, name: Option<&str>) -> Result<Vec<Value>, KubectlError> {
-        self.selected(name, None).await
+    pub(crate) async fn list_values(&self) -> Result<Vec<Value>, KubectlError> {
+        self.list_selected(None, None).await
     }
 
     /// Lists the object of this name, or all, with these labels.
-    pub(crate) async fn selected(
+    pub(crate) async fn list_selected(
         &self,
         name: Option<&str>,
         labels: Option<&str>,
@@ -196,7 +201,7 @@ impl Objects<DynamicObject> {
             params = params.labels(labels);
         }
         let objects = self.list(params).await?;
-        Ok(objects.into_iter().map(|it| self.value(it)).collect())
+        Ok(objects.into_iter().map(|it| self.to_value(it)).collect())
     }
 
     /// The name of an object as kubectl prints it, with its kind.
@@ -215,7 +220,7 @@ impl Objects<DynamicObject> {
     }
 
     /// Formats an object like kubectl: with apiVersion and kind, which lists omit, and without managedFields.
-    pub(crate) fn value(&self, mut object: DynamicObject) -> Value {
+    pub(crate) fn to_value(&self, mut object: DynamicObject) -> Value {
         object.metadata.managed_fields = None;
         object.types = Some(TypeMeta {
             api_version: self.kind.api_version.clone(),
@@ -242,34 +247,34 @@ impl Objects<DynamicObject> {
         decide: impl Fn(&DynamicObject) -> (Option<Value>, T),
     ) -> Result<(DynamicObject, T), KubectlError> {
         retry_conflicts(&format!("{} {name}", self.kind.kind), async || {
-            let found = self.get(name).await?;
-            let (patch, result) = decide(&found);
+            let object = self.get(name).await?;
+            let (patch, result) = decide(&object);
             let Some(mut patch) = patch else {
-                return Ok((found, result));
+                return Ok((object, result));
             };
-            patch["metadata"]["uid"] = json!(found.metadata.uid);
-            patch["metadata"]["resourceVersion"] = json!(found.metadata.resource_version);
+            patch["metadata"]["uid"] = json!(object.metadata.uid);
+            patch["metadata"]["resourceVersion"] = json!(object.metadata.resource_version);
             Ok((self.patch(name, &Patch::Merge(patch)).await?, result))
         })
         .await
     }
 }
 
-/// Calls `look` every `interval` until it returns a result. Returns `None` after the deadline.
+/// Calls `check` every `interval` until it returns a result. Returns `None` after the deadline.
 pub(crate) async fn poll<T>(
     (interval, deadline): (Duration, Duration),
-    mut look: impl AsyncFnMut() -> Result<Option<T>, KubectlError>,
+    mut check: impl AsyncFnMut() -> Result<Option<T>, KubectlError>,
 ) -> Result<Option<T>, KubectlError> {
-    let waiting = async {
+    let polling = async {
         loop {
-            if let Some(result) = look().await? {
+            if let Some(result) = check().await? {
                 return Ok(Some(result));
             }
             tokio::time::sleep(interval).await;
         }
     };
-    let waited = tokio::time::timeout(deadline, waiting).await;
-    waited.unwrap_or(Ok(None))
+    let result = tokio::time::timeout(deadline, polling).await;
+    result.unwrap_or(Ok(None))
 }
 
 /// Returns a condition of the object's status.
@@ -285,7 +290,7 @@ pub(crate) async fn retry_conflicts<T>(
     object: &str,
     attempt: impl AsyncFn() -> Result<T, KubectlError>,
 ) -> Result<T, KubectlError> {
-    for _ in 0..ATTEMPTS {
+    for _ in 0..MAX_ATTEMPTS {
         match attempt().await {
             Err(error) if error.code() == Some(409) => {}
             result => return result,

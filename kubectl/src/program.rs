@@ -37,7 +37,7 @@ impl Program {
     }
 
     /// File name of its state dump below `/debug/`.
-    pub(crate) fn dump(self) -> &'static str {
+    pub(crate) fn dump_file(self) -> &'static str {
         match self {
             Self::Hub => "fleet.json",
             Self::Agent => "agent.json",
@@ -66,19 +66,19 @@ pub(crate) async fn pods_of(
 ) -> Result<Vec<Value>, KubectlError> {
     let kind = ApiResource::erase::<Pod>(&());
     let pods = cluster.untyped(kind, &Scope::Namespace(namespace.to_owned()));
-    let mut pods = pods.values(None).await?;
+    let mut pods = pods.list_values().await?;
     let has_ended = |pod: &Value| {
         let phase = pod.pointer("/status/phase").and_then(Value::as_str);
         matches!(phase, Some("Failed" | "Succeeded"))
     };
-    pods.retain(|pod| !has_ended(pod) && programs(pod).any(|found| found == program));
+    pods.retain(|pod| !has_ended(pod) && programs(pod).any(|other| other == program));
     Ok(pods)
 }
 
 /// Returns the program's image in the pod.
 pub(crate) fn image_of(pod: &Value, program: Program) -> Option<&str> {
-    let found = containers(pod).find(|it| it["name"] == program.container());
-    found?.get("image")?.as_str()
+    let container = containers(pod).find(|it| it["name"] == program.container());
+    container?.get("image")?.as_str()
 }
 
 /// Returns whether the pod has a running process.

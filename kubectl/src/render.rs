@@ -10,9 +10,9 @@ use serde_json::{Value, json};
 
 use crate::error::KubectlError;
 
-const GAP: usize = 3;
+const COLUMN_GAP: usize = 3;
 const ABSENT: &str = "-";
-const MESSAGE_CHARS: usize = 60;
+const MAX_MESSAGE_CHARS: usize = 60;
 
 /// How a table shows objects.
 #[derive(Clone, Copy, Debug)]
@@ -58,18 +58,18 @@ impl Table {
         }
     }
 
-    pub(crate) fn of<K>(columns: &[Column<K>]) -> Self {
+    pub(crate) fn with_columns<K>(columns: &[Column<K>]) -> Self {
         Self::new(columns.iter().map(|(header, _)| *header))
     }
 
     /// Adds the row of an object. Returns `None` if the object does not decode.
-    pub(crate) fn object<K: DeserializeOwned>(
+    pub(crate) fn push_object<K: DeserializeOwned>(
         &mut self,
         columns: &[Column<K>],
         object: &Value,
         view: View,
     ) -> Option<K> {
-        let decoded = decoded::<K>(object);
+        let decoded = decode::<K>(object);
         self.push(match &decoded {
             Some(decoded) => columns
                 .iter()
@@ -77,21 +77,21 @@ impl Table {
                 .collect(),
             None => {
                 let names = ["/metadata/namespace", "/metadata/name"];
-                let names = names.into_iter().filter_map(|at| text_at(object, at));
+                let names = names.into_iter().filter_map(|path| text_at(object, path));
                 names.chain(["<not readable>".to_owned()]).collect()
             }
         });
         decoded
     }
 
-    pub(crate) fn objects<K: DeserializeOwned>(
+    pub(crate) fn of_objects<K: DeserializeOwned>(
         columns: &[Column<K>],
         objects: &[Value],
         view: View,
     ) -> Self {
-        let mut table = Self::of(columns);
+        let mut table = Self::with_columns(columns);
         for object in objects {
-            table.object(columns, object, view);
+            table.push_object(columns, object, view);
         }
         table
     }
@@ -102,24 +102,24 @@ impl Table {
 
     /// Pads each column to its widest cell, without trailing spaces.
     pub(crate) fn render(self) -> String {
-        self.render_on(&mut Widths::default())
+        self.render_below(&mut Widths::default())
     }
 
     /// Renders below earlier output: prints the header only once and never narrows a column.
-    pub(crate) fn render_on(self, before: &mut Widths) -> String {
-        let has_header = !before.0.is_empty();
+    pub(crate) fn render_below(self, widths: &mut Widths) -> String {
+        let has_header = !widths.0.is_empty();
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
-        before.0.resize(before.0.len().max(columns), 0);
+        widths.0.resize(widths.0.len().max(columns), 0);
         for row in &self.rows {
-            for (cell, width) in row.iter().zip(&mut before.0) {
+            for (cell, width) in row.iter().zip(&mut widths.0) {
                 *width = cell.chars().count().max(*width);
             }
         }
         let mut text = String::new();
         for row in self.rows.iter().skip(usize::from(has_header)) {
             let mut line = String::new();
-            for (cell, width) in row.iter().zip(&before.0) {
-                write!(line, "{cell:<width$}", width = width + GAP)
+            for (cell, width) in row.iter().zip(&widths.0) {
+                write!(line, "{cell:<width$}", width = width + COLUMN_GAP)
                     .expect("a String takes every write");
             }
             text.push_str(line.trim_end());
@@ -142,8 +142,8 @@ pub(crate) fn or_dash(text: Option<impl AsRef<str>>) -> String {
 
 /// Replaces control characters, because clusters control the content of statuses.
 pub(crate) fn one_line(text: &str) -> String {
-    let turns = |c: char| matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
-    let is_blank = |c: char| c.is_whitespace() || c.is_control() || turns(c);
+    let is_invisible = |c: char| matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
+    let is_blank = |c: char| c.is_whitespace() || c.is_control() || is_invisible(c);
     let visible: String = text
         .chars()
         .map(|c| if is_blank(c) { ' ' } else { c })
@@ -161,13 +161,13 @@ pub(crate) fn reason_and_message(reason: &str, message: &str) -> String {
     }
 }
 
-/// Shortens a text to at most `most` characters; an ellipsis marks the cut.
-fn shortened(text: &str, most: usize) -> String {
-    if text.chars().count() <= most {
+/// Shortens a text to at most `max_chars` characters; an ellipsis marks the cut.
+fn shortened(text: &str, max_chars: usize) -> String {
+    if text.chars().count() <= max_chars {
         return text.to_owned();
     }
-    let kept: String = text.chars().take(most.saturating_sub(1)).collect();
-    format!("{}…", kept.trim_end())
+    let start: String = text.chars().take(max_chars.saturating_sub(1)).collect();
+    format!("{}…", start.trim_end())
 }
 
 /// A chart's cell: `cert-manager:1.19.1` for `https://charts.jetstack.io/cert-manager:1.19.1`, complete if wide.
@@ -183,7 +183,7 @@ pub(crate) fn message_cell(message: Option<&str>, view: View) -> String {
     let message = or_dash(message);
     match view.wide {
         true => message,
-        false => shortened(&message, MESSAGE_CHARS),
+        false => shortened(&message, MAX_MESSAGE_CHARS),
     }
 }
 
@@ -205,27 +205,27 @@ pub(crate) fn age_of(metadata: &ObjectMeta, now: Timestamp) -> String {
 pub(crate) fn age(since: Timestamp, now: Timestamp) -> String {
     let seconds = now.as_second() - since.as_second();
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
-    let two = |big: i64, unit: &str, small: i64, small_unit: &str| match small {
-        0 => format!("{big}{unit}"),
-        _ => format!("{big}{unit}{small}{small_unit}"),
+    let two_units = |large: i64, unit: &str, small: i64, small_unit: &str| match small {
+        0 => format!("{large}{unit}"),
+        _ => format!("{large}{unit}{small}{small_unit}"),
     };
     match seconds {
         ..-1 => "<invalid>".to_owned(),
         -1 => "0s".to_owned(),
         _ if seconds < 120 => format!("{seconds}s"),
-        _ if minutes < 10 => two(minutes, "m", seconds % 60, "s"),
+        _ if minutes < 10 => two_units(minutes, "m", seconds % 60, "s"),
         _ if minutes < 180 => format!("{minutes}m"),
-        _ if hours < 8 => two(hours, "h", minutes % 60, "m"),
+        _ if hours < 8 => two_units(hours, "h", minutes % 60, "m"),
         _ if hours < 48 => format!("{hours}h"),
-        _ if days < 8 => two(days, "d", hours % 24, "h"),
+        _ if days < 8 => two_units(days, "d", hours % 24, "h"),
         _ if days < 365 * 2 => format!("{days}d"),
-        _ if days < 365 * 8 => two(days / 365, "y", days % 365, "d"),
+        _ if days < 365 * 8 => two_units(days / 365, "y", days % 365, "d"),
         _ => format!("{}y", days / 365),
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Output {
+pub(crate) enum OutputFormat {
     Wide,
     Name,
     Json,
@@ -234,13 +234,13 @@ pub(crate) enum Output {
 
 /// Output of a command.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Printed {
+pub struct CommandOutput {
     pub stdout: String,
     /// A remark for the terminal, as kubectl's "No resources found".
     pub stderr: String,
 }
 
-impl Printed {
+impl CommandOutput {
     pub(crate) fn stdout(text: impl Into<String>) -> Self {
         Self {
             stdout: text.into(),
@@ -250,17 +250,17 @@ impl Printed {
 }
 
 /// Encodes objects as one list.
-pub(crate) fn encode_list(format: Output, items: Vec<Value>) -> Result<String, KubectlError> {
+pub(crate) fn encode_list(format: OutputFormat, items: Vec<Value>) -> Result<String, KubectlError> {
     let list = json!({ "apiVersion": "v1", "kind": "List", "metadata": {}, "items": items });
     encode(format, &list)
 }
 
-pub(crate) fn encode(format: Output, value: &Value) -> Result<String, KubectlError> {
+pub(crate) fn encode(format: OutputFormat, value: &Value) -> Result<String, KubectlError> {
     let failed = |format, error: &dyn std::error::Error| {
         KubectlError::Failed(format!("writing the {format} failed: {error}"))
     };
     match format {
-        Output::Json => match serde_json::to_string_pretty(value) {
+        OutputFormat::Json => match serde_json::to_string_pretty(value) {
             Ok(text) => Ok(text + "\n"),
             Err(error) => Err(failed("JSON", &error)),
         },
@@ -269,7 +269,7 @@ pub(crate) fn encode(format: Output, value: &Value) -> Result<String, KubectlErr
 }
 
 /// Returns the typed form of `object`, or `None` if it does not decode.
-pub(crate) fn decoded<K: DeserializeOwned>(object: &Value) -> Option<K> {
+pub(crate) fn decode<K: DeserializeOwned>(object: &Value) -> Option<K> {
     K::deserialize(object).ok()
 }
 
@@ -325,10 +325,10 @@ mod tests {
             table.push(vec![name.to_owned(), "1s".to_owned()]);
             table
         };
-        let printed = [table("abcdef"), table("a"), table("abcdefgh"), table("b")]
-            .map(|table| table.render_on(&mut widths));
+        let output = [table("abcdef"), table("a"), table("abcdefgh"), table("b")]
+            .map(|table| table.render_below(&mut widths));
         assert_eq!(
-            printed.concat(),
+            output.concat(),
             "NAME     AGE\nabcdef   1s\na        1s\nabcdefgh   1s\nb          1s\n"
         );
     }

@@ -17,7 +17,7 @@ pub(crate) struct RunningPod {
     pub(crate) name: String,
     port: Option<u16>,
     /// Has the leader's label.
-    leads: bool,
+    is_leader: bool,
 }
 
 impl RunningPod {
@@ -42,12 +42,15 @@ pub(crate) async fn find(
     namespace: Option<&str>,
 ) -> Result<(String, Vec<RunningPod>), KubectlError> {
     let namespaces = cluster.hub_namespaces(namespace);
-    let look = async |namespace: &str| {
+    let read = async |namespace: &str| {
         let pods = pods_of(cluster, namespace, program).await?;
-        let running: Vec<_> = pods.iter().filter_map(|it| running(it, program)).collect();
+        let running: Vec<_> = pods
+            .iter()
+            .filter_map(|it| running_pod(it, program))
+            .collect();
         Ok((!running.is_empty()).then_some(running))
     };
-    search(&namespaces, look).await?.ok_or_else(|| {
+    search(&namespaces, read).await?.ok_or_else(|| {
         KubectlError::NotFound(format!(
             "no pod of the {} runs in {} on the cluster {:?}; name its namespace with -n, or its cluster with --context or --kubeconfig",
             program.name(),
@@ -58,14 +61,14 @@ pub(crate) async fn find(
 }
 
 /// Returns the pod if it runs.
-fn running(pod: &Value, program: Program) -> Option<RunningPod> {
+fn running_pod(pod: &Value, program: Program) -> Option<RunningPod> {
     let labels = pod.pointer("/metadata/labels");
     let label = labels.and_then(|labels| labels.get(LEADER_LABEL)?.as_str());
     let name = text_at(pod, "/metadata/name").filter(|_| is_running(pod))?;
     Some(RunningPod {
         name,
         port: port_of(pod, program),
-        leads: label == Some("true"),
+        is_leader: label == Some("true"),
     })
 }
 
@@ -76,28 +79,28 @@ pub(crate) async fn active(
     cluster: &Connection,
     namespace: &str,
 ) -> Result<RunningPod, KubectlError> {
-    let found = match (pods.len(), program) {
+    let index = match (pods.len(), program) {
         (1, _) => Some(0),
         (_, Program::Hub) => {
             // Without the right to read the Lease, the label remains, which a dead hub may still have.
             let holder = holder(cluster, namespace, HUB_LEASE).await.ok().flatten();
             holder
-                .and_then(|holder| held_by(program, &holder, &pods))
-                .or_else(|| pods.iter().position(|pod| pod.leads))
+                .and_then(|holder| holder_index(program, &holder, &pods))
+                .or_else(|| pods.iter().position(|pod| pod.is_leader))
         }
         (_, Program::Agent) => {
             let holder = holder(cluster, SYSTEM_NAMESPACE, LEASE_NAME).await?;
-            holder.and_then(|holder| held_by(program, &holder, &pods))
+            holder.and_then(|holder| holder_index(program, &holder, &pods))
         }
     };
-    found.map(|at| pods.swap_remove(at)).ok_or_else(|| {
+    index.map(|index| pods.swap_remove(index)).ok_or_else(|| {
         let names: Vec<&str> = pods.iter().map(|pod| pod.name.as_str()).collect();
-        let does = match program {
+        let role = match program {
             Program::Hub => "is the leader",
             Program::Agent => "holds the Lease",
         };
         KubectlError::Refused(format!(
-            "cannot determine which of the pods {} {does}; one of them should soon, so retry; log-level also accepts --pod and --all",
+            "cannot determine which of the pods {} {role}; one of them should soon, so retry; log-level also accepts --pod and --all",
             names.join(", ")
         ))
     })
@@ -114,10 +117,10 @@ async fn holder(
 }
 
 /// Returns the index of the pod that holds a Lease, as `hub/POD/…` or `agent/POD/…`.
-fn held_by(program: Program, holder: &str, pods: &[RunningPod]) -> Option<usize> {
+fn holder_index(program: Program, holder: &str, pods: &[RunningPod]) -> Option<usize> {
     let mut parts = holder.split('/');
     let pod = (parts.next() == Some(program.name())).then(|| parts.next())??;
-    pods.iter().position(|running| running.name == pod)
+    pods.iter().position(|candidate| candidate.name == pod)
 }
 
 #[cfg(test)]
@@ -131,14 +134,14 @@ mod tests {
         let pods = ["agent-0", "agent-1"].map(|name| RunningPod {
             name: name.to_owned(),
             port: None,
-            leads: false,
+            is_leader: false,
         });
-        let of = |program, holder: &str| held_by(program, holder, &pods);
-        let held = agent_holder("agent-1", None, 7);
-        assert_eq!(of(Program::Agent, &held), Some(1));
-        assert_eq!(of(Program::Hub, &held), None);
-        assert_eq!(of(Program::Hub, "hub/agent-0/00000007"), Some(0));
-        assert_eq!(of(Program::Agent, &agent_holder("other", None, 7)), None);
-        assert_eq!(of(Program::Agent, ""), None);
+        let index = |program, holder: &str| holder_index(program, holder, &pods);
+        let holder = agent_holder("agent-1", None, 7);
+        assert_eq!(index(Program::Agent, &holder), Some(1));
+        assert_eq!(index(Program::Hub, &holder), None);
+        assert_eq!(index(Program::Hub, "hub/agent-0/00000007"), Some(0));
+        assert_eq!(index(Program::Agent, &agent_holder("other", None, 7)), None);
+        assert_eq!(index(Program::Agent, ""), None);
     }
 }

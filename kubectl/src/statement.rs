@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::render::one_line;
 
-/// One statement.
+/// One statement, on a line of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Line {
     pub(crate) mark: Mark,
@@ -32,33 +32,44 @@ impl Line {
     }
 }
 
+/// Result that a line reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mark {
-    Well,
+    Ok,
     Note,
-    Wrong,
-    NotKnown,
+    Problem,
+    Unknown,
 }
 
 impl Mark {
-    fn sign(self) -> char {
+    fn symbol(self) -> char {
         match self {
-            Self::Well => '✓',
+            Self::Ok => '✓',
             Self::Note => '!',
-            Self::Wrong => '✗',
-            Self::NotKnown => '?',
+            Self::Problem => '✗',
+            Self::Unknown => '?',
+        }
+    }
+
+    /// Name in the JSON output, on which programs depend.
+    fn json_name(self) -> &'static str {
+        match self {
+            Self::Ok => "Well",
+            Self::Note => "Note",
+            Self::Problem => "Wrong",
+            Self::Unknown => "NotKnown",
         }
     }
 }
 
-/// Output of a command with statements.
+/// Output format of a command with statements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Format {
+pub(crate) enum StatementFormat {
     Json,
 }
 
 /// Formats one line per statement, grouped by member.
-pub(crate) fn text(lines: &[Line]) -> String {
+pub(crate) fn to_text(lines: &[Line]) -> String {
     let mut text = String::new();
     let mut member = None;
     for line in lines {
@@ -69,7 +80,7 @@ pub(crate) fn text(lines: &[Line]) -> String {
             }
         }
         let indent = if member.is_some() { "  " } else { "" };
-        text += &format!("{indent}{} {}\n", line.mark.sign(), one_line(&line.text));
+        text += &format!("{indent}{} {}\n", line.mark.symbol(), one_line(&line.text));
         if let Some(remedy) = &line.remedy {
             text += &format!("{indent}    → {}\n", one_line(remedy));
         }
@@ -77,10 +88,10 @@ pub(crate) fn text(lines: &[Line]) -> String {
     text
 }
 
-pub(crate) fn as_json(lines: &[Line]) -> Value {
+pub(crate) fn to_json(lines: &[Line]) -> Value {
     let line = |line: &Line| {
         json!({
-            "mark": format!("{:?}", line.mark),
+            "mark": line.mark.json_name(),
             "member": line.member,
             "text": one_line(&line.text),
             "remedy": line.remedy.as_deref().map(one_line),

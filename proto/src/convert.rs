@@ -7,7 +7,7 @@ use krypton_types::member::MemberReport;
 use krypton_types::names::{LABEL_MAX, SUBDOMAIN_MAX, is_dns_label, is_dns_subdomain};
 use krypton_types::placed_tenant::PlacedReport;
 use krypton_types::root_digest::{ROOTS_MAX, RootDigest};
-use krypton_types::tenant::{Next, Step, TenantKey, TenantReport};
+use krypton_types::tenant::{TenantKey, TenantReport, UpcomingStep, UpcomingStepKind};
 use thiserror::Error;
 
 use crate::v1;
@@ -61,11 +61,11 @@ impl v1::TrustedRoots {
         if self.sha256.len() > ROOTS_MAX {
             return Err(WireError::Unexpected("so many roots"));
         }
-        let read = |bytes: &prost::bytes::Bytes| RootDigest::from_bytes(bytes);
+        let digest_of = |bytes: &prost::bytes::Bytes| RootDigest::from_bytes(bytes);
         let mut roots = self
             .sha256
             .iter()
-            .map(read)
+            .map(digest_of)
             .collect::<Option<Vec<_>>>()
             .ok_or(WireError::Name("the digest of a root"))?;
         roots.sort_unstable();
@@ -88,10 +88,10 @@ impl TryFrom<v1::Desired> for DesiredState {
     type Error = WireError;
 
     fn try_from(desired: v1::Desired) -> Result<Self, WireError> {
-        let read = desired.unchecked()?;
+        let state = desired.read_unchecked()?;
         // An unknown field would change the digest. The member must not act on a partly understood state.
-        if read.digest() == desired.digest {
-            Ok(read)
+        if state.digest() == desired.digest {
+            Ok(state)
         } else {
             Err(WireError::Digest)
         }
@@ -100,43 +100,43 @@ impl TryFrom<v1::Desired> for DesiredState {
 
 impl v1::Desired {
     /// Reads the desired state without a digest check.
-    pub(crate) fn unchecked(&self) -> Result<DesiredState, WireError> {
-        let read: DesiredState =
+    pub(crate) fn read_unchecked(&self) -> Result<DesiredState, WireError> {
+        let state: DesiredState =
             serde_json::from_slice(&self.state).map_err(|error| WireError::State {
                 line: error.line(),
                 column: error.column(),
             })?;
         // The hub must not send the keys that mark a namespace as Krypton's.
-        let namespaces = read.namespaces.check();
-        namespaces.map_err(|_| WireError::Name("the configuration of namespaces"))?;
-        for order in &read.deployments {
+        let result = state.namespaces.check();
+        result.map_err(|_| WireError::Name("the configuration of namespaces"))?;
+        for order in &state.deployments {
             check_key("a deployment", &order.namespace, &order.name)?;
             check_uid("a deployment", &order.uid)?;
         }
-        for order in &read.placed {
+        for order in &state.placed {
             if !is_dns_label(&order.namespace) || !is_dns_subdomain(&order.name) {
                 return Err(WireError::Name("the key of a placed Tenant"));
             }
             check_uid("a placed Tenant", &order.uid)?;
         }
-        Ok(read)
+        Ok(state)
     }
 }
 
 /// The lengths that Kubernetes allows for the namespace and the name of an object.
-fn check_key(what: &'static str, namespace: &str, name: &str) -> Result<(), WireError> {
+fn check_key(subject: &'static str, namespace: &str, name: &str) -> Result<(), WireError> {
     let fits = |text: &str, max| (1..=max).contains(&text.len());
     (fits(namespace, LABEL_MAX) && fits(name, SUBDOMAIN_MAX))
         .then_some(())
-        .ok_or(WireError::Key(what))
+        .ok_or(WireError::Key(subject))
 }
 
 /// The UID becomes a label value.
-fn check_uid(what: &'static str, uid: &str) -> Result<(), WireError> {
+fn check_uid(subject: &'static str, uid: &str) -> Result<(), WireError> {
     (1..=LABEL_MAX)
         .contains(&uid.len())
         .then_some(())
-        .ok_or(WireError::Uid(what))
+        .ok_or(WireError::Uid(subject))
 }
 
 /// Converts the version and digest of the applied desired state.
@@ -154,7 +154,7 @@ impl v1::Applied {
 
     /// Returns version and digest, or `None` without a version.
     pub fn read(self) -> Option<(Version, String)> {
-        Some((self.version?.into(), text(self.digest, TEXT_MAX)))
+        Some((self.version?.into(), truncate(self.digest, TEXT_MAX)))
     }
 }
 
@@ -167,7 +167,7 @@ impl From<&MemberReport> for v1::MemberReport {
             holder,
             connected,
             problem,
-            applied: acted_on,
+            applied: applied_state,
             ahead,
             not_restored,
         } = report;
@@ -177,10 +177,12 @@ impl From<&MemberReport> for v1::MemberReport {
             writing: *writing,
             holder: holder.clone(),
             connected: *connected,
-            problem: problem.clone().map(|problem| text(problem, TEXT_MAX)),
-            applied: acted_on.as_ref().map(applied),
+            problem: problem.clone().map(|problem| truncate(problem, TEXT_MAX)),
+            applied: applied_state.as_ref().map(applied),
             ahead: ahead.map(Into::into),
-            not_restored: not_restored.clone().map(|why| text(why, TEXT_MAX)),
+            not_restored: not_restored
+                .clone()
+                .map(|reason| truncate(reason, TEXT_MAX)),
         }
     }
 }
@@ -202,12 +204,12 @@ impl From<v1::MemberReport> for MemberReport {
             synced,
             ready,
             writing,
-            holder: holder.map(|holder| text(holder, SUBDOMAIN_MAX)),
+            holder: holder.map(|holder| truncate(holder, SUBDOMAIN_MAX)),
             connected,
-            problem: problem.map(|problem| text(problem, TEXT_MAX)),
+            problem: problem.map(|problem| truncate(problem, TEXT_MAX)),
             applied: applied.and_then(v1::Applied::read),
             ahead: ahead.map(Into::into),
-            not_restored: not_restored.map(|why| text(why, TEXT_MAX)),
+            not_restored: not_restored.map(|reason| truncate(reason, TEXT_MAX)),
         }
     }
 }
@@ -263,9 +265,9 @@ impl v1::TenantState {
         }
     }
 
-    fn read(self, what: &'static str) -> Result<ClusterState, WireError> {
+    fn read(self, subject: &'static str) -> Result<ClusterState, WireError> {
         Ok(ClusterState {
-            ready: self.ready.ok_or(WireError::Missing(what))?.into(),
+            ready: self.ready.ok_or(WireError::Missing(subject))?.into(),
             progress: self.progress.map(Into::into),
             error: self.error.map(Into::into),
         })
@@ -273,7 +275,7 @@ impl v1::TenantState {
 }
 
 impl v1::Next {
-    fn new(next: Next) -> Self {
+    fn new(next: UpcomingStep) -> Self {
         Self {
             step: next.step.as_str().to_owned(),
             at: next.second(),
@@ -282,8 +284,8 @@ impl v1::Next {
     }
 
     /// Returns `None` if the step is unknown or the time is out of range.
-    fn read(&self) -> Option<Next> {
-        Next::at_second(Step::of(&self.step)?, self.at, self.attempts)
+    fn read(&self) -> Option<UpcomingStep> {
+        UpcomingStep::at_second(UpcomingStepKind::parse(&self.step)?, self.at, self.attempts)
     }
 }
 
@@ -312,19 +314,19 @@ impl v1::Deployment {
             namespace: self.namespace,
             name: self.name,
         };
-        let Some(said) = self.state else {
+        let Some(wire_state) = self.state else {
             return Ok((key, None));
         };
-        check_uid("a deployment", &said.uid)?;
-        let what = "a deployment's state";
-        let state = said.state.ok_or(WireError::Missing(what))?;
+        check_uid("a deployment", &wire_state.uid)?;
+        let subject = "a deployment's state";
+        let state = wire_state.state.ok_or(WireError::Missing(subject))?;
         let report = DeploymentReport {
-            uid: said.uid,
+            uid: wire_state.uid,
             observed_generation: state.observed_generation,
-            gone: said.gone,
+            gone: wire_state.gone,
             applied_chart: state.applied_chart.clone(),
-            state: state.read(what)?,
-            events: said
+            state: state.read(subject)?,
+            events: wire_state
                 .events
                 .into_iter()
                 .map(v1::ReportedEvent::read)
@@ -373,15 +375,15 @@ impl v1::Placed {
             namespace: self.namespace,
             name: self.name,
         };
-        let Some(said) = self.state else {
+        let Some(wire_state) = self.state else {
             return Ok((key, None));
         };
-        check_uid("a placed Tenant", &said.uid)?;
+        check_uid("a placed Tenant", &wire_state.uid)?;
         let report = PlacedReport {
-            uid: said.uid,
-            observed_generation: said.observed_generation,
-            gone: said.gone,
-            state: said
+            uid: wire_state.uid,
+            observed_generation: wire_state.observed_generation,
+            gone: wire_state.gone,
+            state: wire_state
                 .placed
                 .ok_or(WireError::Missing("whether a Tenant is placed"))?
                 .into(),
@@ -418,7 +420,7 @@ impl From<v1::Condition> for State {
 }
 
 /// Truncates a text to at most `max` bytes, at a character boundary.
-fn text(mut text: String, max: usize) -> String {
+fn truncate(mut text: String, max: usize) -> String {
     text.truncate(text.floor_char_boundary(max));
     text
 }
@@ -514,12 +516,12 @@ mod tests {
         }
     }
 
-    /// Reads `sent` after a change to its JSON, which leaves the digest as it was.
-    fn changed(
-        sent: &DesiredState,
+    /// Reads `original` after a change to its JSON, which leaves the digest as it was.
+    fn with_changed_state(
+        original: &DesiredState,
         change: impl FnOnce(&mut Value),
     ) -> Result<DesiredState, WireError> {
-        let mut wire = v1::Desired::from(sent);
+        let mut wire = v1::Desired::from(original);
         let mut state = serde_json::from_slice(&wire.state).unwrap();
         change(&mut state);
         wire.state = state.to_string().into();
@@ -532,15 +534,15 @@ mod tests {
             retire: true,
             ..desired()
         };
-        for sent in [desired(), retire, DesiredState::default()] {
-            let wire = v1::Desired::from(&sent);
-            assert_eq!(DesiredState::try_from(wire).unwrap(), sent);
+        for original in [desired(), retire, DesiredState::default()] {
+            let wire = v1::Desired::from(&original);
+            assert_eq!(DesiredState::try_from(wire).unwrap(), original);
         }
     }
 
     #[test]
     fn desired_state_without_some_field_is_rejected() {
-        let sent = DesiredState {
+        let original = DesiredState {
             retire: true,
             ..desired()
         };
@@ -559,16 +561,19 @@ mod tests {
             "/placed/0/adopt",
             "/placed/0/spec/values",
         ] {
-            let half = changed(&sent, |state| {
+            let result = with_changed_state(&original, |state| {
                 let (parent, name) = field.rsplit_once('/').unwrap();
                 let parent = state.pointer_mut(parent).unwrap();
                 let removed = parent.as_object_mut().unwrap().remove(name);
                 assert!(removed.is_some(), "{field}");
             });
-            assert!(matches!(half, Err(WireError::Digest)), "{field}: {half:?}");
+            assert!(
+                matches!(result, Err(WireError::Digest)),
+                "{field}: {result:?}"
+            );
         }
-        let unknown = changed(&sent, |state| state["future"] = true.into());
-        assert_eq!(unknown.unwrap(), sent, "the digest does not cover it");
+        let unknown = with_changed_state(&original, |state| state["future"] = true.into());
+        assert_eq!(unknown.unwrap(), original, "the digest does not cover it");
     }
 
     #[test]
@@ -592,7 +597,7 @@ mod tests {
             ("/chart", json!(null), state),
             ("/chart/values", json!([]), state),
         ] {
-            let read = changed(&desired(), |state| {
+            let read = with_changed_state(&desired(), |state| {
                 *state.pointer_mut(field).unwrap() = value;
             });
             assert!(expected(&read.unwrap_err()), "{field}");
@@ -601,20 +606,21 @@ mod tests {
 
     #[test]
     fn parse_error_does_not_contain_secrets() {
-        let error = changed(&desired(), |state| state["paused"] = "hunter2".into()).unwrap_err();
+        let error =
+            with_changed_state(&desired(), |state| state["paused"] = "hunter2".into()).unwrap_err();
         assert!(!krypton_types::error_chain::chain(&error).contains("hunter2"));
     }
 
     #[test]
     fn root_digests_round_trip_and_malformed_are_rejected() {
-        let all = RootDigest::of_all(&[b"a", b"b"]);
-        let said = v1::TrustedRoots::new(&all);
-        assert_eq!(said.read().unwrap(), all);
-        let mut cut = said.clone();
+        let all = RootDigest::from_ders(&[b"a", b"b"]);
+        let message = v1::TrustedRoots::new(&all);
+        assert_eq!(message.read().unwrap(), all);
+        let mut cut = message.clone();
         cut.sha256[1].truncate(31);
         assert!(matches!(cut.read(), Err(WireError::Name(_))));
         let many = v1::TrustedRoots {
-            sha256: vec![said.sha256[0].clone(); ROOTS_MAX + 1],
+            sha256: vec![message.sha256[0].clone(); ROOTS_MAX + 1],
         };
         assert!(matches!(many.read(), Err(WireError::Unexpected(_))));
     }
@@ -648,21 +654,21 @@ mod tests {
             progress: None,
             error: Some(long),
         };
-        let said = TenantReport {
+        let report = TenantReport {
             observed_generation: 1,
             applied_chart: String::new(),
             state,
             next: None,
         }
         .trimmed();
-        let (_, heard) = v1::Tenant::new(&key, Some(&said)).read().unwrap();
+        let (_, received) = v1::Tenant::new(&key, Some(&report)).read().unwrap();
         let part = |report| krypton_types::report_digest::part(&key, report);
-        assert_eq!(part(&said), part(&heard.unwrap()));
+        assert_eq!(part(&report), part(&received.unwrap()));
     }
 
     #[test]
     fn long_text_is_truncated_at_character_boundary() {
-        assert_eq!(text("äää".to_owned(), 3), "ä");
+        assert_eq!(truncate("äää".to_owned(), 3), "ä");
     }
 
     fn state() -> impl Strategy<Value = State> {
@@ -678,7 +684,7 @@ mod tests {
             progress in proptest::option::of(state()), error in proptest::option::of(state()),
             next in proptest::option::of((0..4_usize, proptest::option::of(0..4_000_000_000_i64), 0..9_u32)),
         ) {
-            let next = next.and_then(|(step, at, attempts)| Next::at_second(Step::ALL[step], at, attempts));
+            let next = next.and_then(|(step, at, attempts)| UpcomingStep::at_second(UpcomingStepKind::ALL[step], at, attempts));
             let key = TenantKey { namespace: "n".to_owned(), name: "t".to_owned() };
             let state = ClusterState { ready, progress, error };
             let report = TenantReport { observed_generation: generation, applied_chart, state, next };

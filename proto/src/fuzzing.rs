@@ -12,7 +12,7 @@ use crate::v1::{self, agent_message, hub_message};
 
 #[path = "../../fuzz/shared.rs"]
 mod shared;
-use shared::{Target, promise, unfit};
+use shared::{Target, message_defect, promise};
 
 /// By the names of the folders of seeds.
 pub const TARGETS: &[(&str, Target)] = &[
@@ -26,24 +26,24 @@ const REPORT_MAX: usize = 7 * 1024 * 6 + 1024;
 /// Checks that each report is within limits, and that both sides compute the same digest.
 macro_rules! broken_report {
     ($reports:expr, $wire:ty) => {
-        $reports.into_iter().find_map(|said| {
-            let (key, report) = match said.read() {
+        $reports.into_iter().find_map(|message| {
+            let (key, report) = match message.read() {
                 Ok(read) => read,
-                Err(error) => return unfit(&chain(&error)),
+                Err(error) => return message_defect(&chain(&error)),
             };
             promise!((1..=LABEL_MAX).contains(&key.namespace.len()), "{key:?}");
             promise!((1..=SUBDOMAIN_MAX).contains(&key.name.len()), "{key:?}");
             let report = report?;
             let size = serde_json::to_vec(&report).map_or(usize::MAX, |json| json.len());
             promise!(size <= REPORT_MAX, "a report of {size} bytes");
-            let again = <$wire>::new(&key, Some(&report)).read();
-            let same = again.as_ref().is_ok_and(|(to, again)| {
-                let again = again.as_ref();
+            let reread = <$wire>::new(&key, Some(&report)).read();
+            let same = reread.as_ref().is_ok_and(|(to, reread)| {
+                let reread = reread.as_ref();
                 *to == key
-                    && again == Some(&report)
-                    && again.map(|again| part(to, again)) == Some(part(&key, &report))
+                    && reread == Some(&report)
+                    && reread.map(|reread| part(to, reread)) == Some(part(&key, &report))
             });
-            promise!(same, "{report:?} arrives as {again:?}");
+            promise!(same, "{report:?} arrives as {reread:?}");
             None
         })
     };
@@ -53,23 +53,26 @@ macro_rules! broken_report {
 pub fn agent_message(bytes: &[u8]) -> Option<String> {
     use agent_message::Kind;
     let message = v1::AgentMessage::decode(bytes).ok()?;
-    let again = v1::AgentMessage::decode(message.encode_to_vec().as_slice());
-    promise!(again.as_ref() == Ok(&message), "it is encoded as {again:?}");
+    let reread = v1::AgentMessage::decode(message.encode_to_vec().as_slice());
+    promise!(
+        reread.as_ref() == Ok(&message),
+        "it is encoded as {reread:?}"
+    );
     match message.kind? {
         Kind::Hello(hello) => hello.trusted_roots.as_ref().and_then(broken_roots),
         Kind::TrustedRoots(roots) => broken_roots(&roots),
         Kind::Applied(applied) => {
             let read = applied.read()?;
-            let again = v1::Applied::new(read.0, read.1.clone()).read();
-            promise!(again.as_ref() == Some(&read), "{read:?} is {again:?}");
+            let reread = v1::Applied::new(read.0, read.1.clone()).read();
+            promise!(reread.as_ref() == Some(&read), "{read:?} is {reread:?}");
             None
         }
         Kind::Heartbeat(_) => None,
         Kind::Report(report) => {
             let member = report.member.map(MemberReport::from);
             let member = member.and_then(|member| {
-                let again = MemberReport::from(v1::MemberReport::from(&member));
-                promise!(again == member, "{member:?} is {again:?}");
+                let reread = MemberReport::from(v1::MemberReport::from(&member));
+                promise!(reread == member, "{member:?} is {reread:?}");
                 None
             });
             let tenants = broken_report!(report.tenants, v1::Tenant);
@@ -83,13 +86,13 @@ pub fn agent_message(bytes: &[u8]) -> Option<String> {
 fn broken_roots(trusted: &v1::TrustedRoots) -> Option<String> {
     let roots = match trusted.read() {
         Ok(roots) => roots,
-        Err(error) => return unfit(&chain(&error)),
+        Err(error) => return message_defect(&chain(&error)),
     };
     promise!(roots.len() <= ROOTS_MAX, "{} roots", roots.len());
-    let again = v1::TrustedRoots::new(&roots).read();
+    let reread = v1::TrustedRoots::new(&roots).read();
     promise!(
-        again.as_ref().is_ok_and(|again| *again == roots),
-        "{roots:?} are {again:?}"
+        reread.as_ref().is_ok_and(|reread| *reread == roots),
+        "{roots:?} are {reread:?}"
     );
     None
 }
@@ -98,21 +101,24 @@ fn broken_roots(trusted: &v1::TrustedRoots) -> Option<String> {
 pub fn hub_message(bytes: &[u8]) -> Option<String> {
     use hub_message::Kind;
     let message = v1::HubMessage::decode(bytes).ok()?;
-    let again = v1::HubMessage::decode(message.encode_to_vec().as_slice());
-    promise!(again.as_ref() == Ok(&message), "it is encoded as {again:?}");
+    let reread = v1::HubMessage::decode(message.encode_to_vec().as_slice());
+    promise!(
+        reread.as_ref() == Ok(&message),
+        "it is encoded as {reread:?}"
+    );
     let Kind::Desired(desired) = message.kind? else {
         return None;
     };
     // No fuzzer finds the digest that is right.
-    let state = match desired.unchecked() {
+    let state = match desired.read_unchecked() {
         Ok(state) => state,
-        Err(error) => return unfit(&chain(&error)),
+        Err(error) => return message_defect(&chain(&error)),
     };
     promise!(state.namespaces.check().is_ok(), "{:?}", state.namespaces);
-    let again = DesiredState::try_from(v1::Desired::from(&state));
+    let reread = DesiredState::try_from(v1::Desired::from(&state));
     promise!(
-        again.as_ref().is_ok_and(|again| *again == state),
-        "{state:?} arrives as {again:?}"
+        reread.as_ref().is_ok_and(|reread| *reread == state),
+        "{state:?} arrives as {reread:?}"
     );
     None
 }
@@ -192,12 +198,12 @@ mod tests {
                 }),
             }],
         };
-        let trusts = v1::TrustedRoots {
+        let trusted_roots = v1::TrustedRoots {
             sha256: vec![vec![7; 32].into()],
         };
-        let said = |kind| v1::AgentMessage { kind: Some(kind) }.encode_to_vec();
-        let of_tenant = |tenant| {
-            said(agent_message::Kind::Report(v1::Report {
+        let agent_message_of = |kind| v1::AgentMessage { kind: Some(kind) }.encode_to_vec();
+        let report_of_tenant = |tenant| {
+            agent_message_of(agent_message::Kind::Report(v1::Report {
                 tenants: vec![tenant],
                 ..v1::Report::default()
             }))
@@ -209,37 +215,43 @@ mod tests {
             protocol_min: 1,
             protocol_max: 1,
             agent_version: "0.1.0".to_owned(),
-            trusted_roots: Some(trusts.clone()),
+            trusted_roots: Some(trusted_roots.clone()),
             ..v1::Hello::default()
         };
         shared::write(
             "agent_message",
             &[
-                ("good-report", said(agent_message::Kind::Report(report))),
+                (
+                    "good-report",
+                    agent_message_of(agent_message::Kind::Report(report)),
+                ),
                 (
                     "good-long-message",
-                    of_tenant(tenant("acme", Some(state(&"ä".repeat(800))))),
+                    report_of_tenant(tenant("acme", Some(state(&"ä".repeat(800))))),
                 ),
-                ("good-hello", said(agent_message::Kind::Hello(hello))),
+                (
+                    "good-hello",
+                    agent_message_of(agent_message::Kind::Hello(hello)),
+                ),
                 (
                     "good-trusts",
-                    said(agent_message::Kind::TrustedRoots(trusts)),
+                    agent_message_of(agent_message::Kind::TrustedRoots(trusted_roots)),
                 ),
                 (
                     "good-heartbeat",
-                    said(agent_message::Kind::Heartbeat(v1::Heartbeat::default())),
+                    agent_message_of(agent_message::Kind::Heartbeat(v1::Heartbeat::default())),
                 ),
                 (
                     "refused-namespace",
-                    of_tenant(tenant(&"a".repeat(64), None)),
+                    report_of_tenant(tenant(&"a".repeat(64), None)),
                 ),
                 (
                     "refused-no-state",
-                    of_tenant(tenant("a", Some(v1::TenantState::default()))),
+                    report_of_tenant(tenant("a", Some(v1::TenantState::default()))),
                 ),
                 (
                     "refused-roots",
-                    said(agent_message::Kind::TrustedRoots(many)),
+                    agent_message_of(agent_message::Kind::TrustedRoots(many)),
                 ),
                 ("refused-cut", vec![0x12, 0x20, 0x0a]),
             ],

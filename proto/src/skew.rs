@@ -10,36 +10,36 @@ use thiserror::Error;
 /// Protocol revisions that this version supports.
 pub const PROTOCOL: RangeInclusive<u32> = 1..=1;
 /// Maximum number of minor versions that an agent may be behind its hub.
-const BEHIND: u64 = 2;
+const MINOR_VERSIONS_BEHIND: u64 = 2;
 /// Maximum number of minor versions that an agent may be ahead of its hub.
-const AHEAD: u64 = 1;
+const MINOR_VERSIONS_AHEAD: u64 = 1;
 
 /// Reason why two versions are incompatible. The message contains the fix.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum SkewError {
     #[error(
         "the agent supports protocol {}, but the hub supports {}; install an agent of the hub's version {hub}",
-        Shown(.agent), Shown(&PROTOCOL)
+        RevisionRange(.agent), RevisionRange(&PROTOCOL)
     )]
     Protocol {
         agent: RangeInclusive<u32>,
         hub: String,
     },
     #[error(
-        "agent {agent} is too old for hub {hub}, which serves agents of {BEHIND} minor versions before its own to {AHEAD} after it; upgrade the agent"
+        "agent {agent} is too old for hub {hub}, which serves agents of {MINOR_VERSIONS_BEHIND} minor versions before its own to {MINOR_VERSIONS_AHEAD} after it; upgrade the agent"
     )]
     TooOld { agent: String, hub: String },
     #[error(
-        "agent {agent} is too new for hub {hub}, which serves agents of {BEHIND} minor versions before its own to {AHEAD} after it; upgrade the hub first"
+        "agent {agent} is too new for hub {hub}, which serves agents of {MINOR_VERSIONS_BEHIND} minor versions before its own to {MINOR_VERSIONS_AHEAD} after it; upgrade the hub first"
     )]
     TooNew { agent: String, hub: String },
     #[error("the agent's version {0:?} is not SemVer; install a released agent")]
     NotSemVer(String),
 }
 
-struct Shown<'a>(&'a RangeInclusive<u32>);
+struct RevisionRange<'a>(&'a RangeInclusive<u32>);
 
-impl fmt::Display for Shown<'_> {
+impl fmt::Display for RevisionRange<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.0.start(), self.0.end()) {
             (first, last) if first == last => write!(f, "{first}"),
@@ -54,22 +54,25 @@ pub fn negotiate(
     agent_version: &str,
     hub_version: &str,
 ) -> Result<u32, SkewError> {
-    let shown = || agent_version.chars().take(64).collect::<String>();
-    let (Ok(theirs), Ok(ours)) = (Version::parse(agent_version), Version::parse(hub_version))
+    let truncated = || agent_version.chars().take(64).collect::<String>();
+    let (Ok(agent_semver), Ok(hub_semver)) =
+        (Version::parse(agent_version), Version::parse(hub_version))
     else {
-        return Err(SkewError::NotSemVer(shown()));
+        return Err(SkewError::NotSemVer(truncated()));
     };
-    let (agent_shown, hub) = (shown(), hub_version.to_owned());
-    let old = theirs.major < ours.major
-        || (theirs.major == ours.major && theirs.minor + BEHIND < ours.minor);
-    let new = theirs.major > ours.major
-        || (theirs.major == ours.major && theirs.minor > ours.minor + AHEAD);
-    if old {
-        let agent = agent_shown;
+    let (agent_text, hub) = (truncated(), hub_version.to_owned());
+    let too_old = agent_semver.major < hub_semver.major
+        || (agent_semver.major == hub_semver.major
+            && agent_semver.minor + MINOR_VERSIONS_BEHIND < hub_semver.minor);
+    let too_new = agent_semver.major > hub_semver.major
+        || (agent_semver.major == hub_semver.major
+            && agent_semver.minor > hub_semver.minor + MINOR_VERSIONS_AHEAD);
+    if too_old {
+        let agent = agent_text;
         return Err(SkewError::TooOld { agent, hub });
     }
-    if new {
-        let agent = agent_shown;
+    if too_new {
+        let agent = agent_text;
         return Err(SkewError::TooNew { agent, hub });
     }
     let common = *agent.end().min(PROTOCOL.end());
@@ -97,12 +100,12 @@ mod tests {
             ("", Err("not SemVer")),
         ];
         for (agent, expected) in cases {
-            let found = negotiate(PROTOCOL, agent, "1.6.0");
+            let result = negotiate(PROTOCOL, agent, "1.6.0");
             match expected {
-                Ok(()) => assert_eq!(found, Ok(*PROTOCOL.end()), "{agent}"),
-                Err(word) => {
-                    let said = found.unwrap_err().to_string();
-                    assert!(said.contains(word), "{agent}: {said}");
+                Ok(()) => assert_eq!(result, Ok(*PROTOCOL.end()), "{agent}"),
+                Err(text) => {
+                    let error = result.unwrap_err().to_string();
+                    assert!(error.contains(text), "{agent}: {error}");
                 }
             }
         }
@@ -113,12 +116,12 @@ mod tests {
         let newest = *PROTOCOL.end();
         let wide = *PROTOCOL.start()..=newest + 5;
         assert_eq!(negotiate(wide, "1.0.0", "1.0.0"), Ok(newest));
-        let said = negotiate(newest + 1..=newest + 2, "1.0.0", "1.0.0")
+        let error = negotiate(newest + 1..=newest + 2, "1.0.0", "1.0.0")
             .unwrap_err()
             .to_string();
         assert!(
-            said.contains("2 to 3") && said.contains("supports 1;"),
-            "{said}"
+            error.contains("2 to 3") && error.contains("supports 1;"),
+            "{error}"
         );
         assert!(negotiate(0..=0, "1.0.0", "1.0.0").is_err());
     }

@@ -20,8 +20,8 @@ use krypton_proto::WireError;
 use krypton_proto::v1::{
     AgentMessage, Applied, Condition, Deployment, DeploymentState, Desired, Drain, Heartbeat,
     Hello, HubMessage, MemberReport, Next, Placed, PlacedState, Report, ReportedEvent, Resync,
-    Roots, Tenant, TenantState, TrustedRoots, Truth, Version, Welcome, agent_message::Kind as Said,
-    hub_message::Kind as Say,
+    Roots, Tenant, TenantState, TrustedRoots, Truth, Version, Welcome,
+    agent_message::Kind as AgentKind, hub_message::Kind as HubKind,
 };
 use krypton_types::conditions::Truth as DomainTruth;
 use krypton_types::deployment::DesiredDeployment;
@@ -29,12 +29,12 @@ use krypton_types::desired::drift::{DriftMode, DriftPolicy};
 use krypton_types::desired::namespaces::NamespaceConfiguration;
 use krypton_types::desired::{ChartState, DesiredState, Version as DomainVersion};
 use krypton_types::placed_tenant::{PlacedSpec, PlacedTenant};
-use krypton_types::tenant::{Next as DomainNext, Step};
+use krypton_types::tenant::{UpcomingStep, UpcomingStepKind};
 use prost::Message;
 use prost::encoding::{WireType, encode_key, encode_varint};
 
 /// First number of the fields that only later versions know.
-const FUTURE: u32 = 1000;
+const FIRST_UNKNOWN_FIELD: u32 = 1000;
 
 fn folder() -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden"))
@@ -78,14 +78,14 @@ fn field(number: u32, content: &[u8]) -> Vec<u8> {
 }
 
 /// Appends unknown fields of every type that a later version may add.
-fn of_the_future(mut bytes: Vec<u8>) -> Vec<u8> {
-    encode_key(FUTURE, WireType::Varint, &mut bytes);
+fn with_unknown_fields(mut bytes: Vec<u8>) -> Vec<u8> {
+    encode_key(FIRST_UNKNOWN_FIELD, WireType::Varint, &mut bytes);
     encode_varint(u64::MAX, &mut bytes);
-    encode_key(FUTURE + 1, WireType::SixtyFourBit, &mut bytes);
+    encode_key(FIRST_UNKNOWN_FIELD + 1, WireType::SixtyFourBit, &mut bytes);
     bytes.extend_from_slice(&[1; 8]);
-    encode_key(FUTURE + 2, WireType::ThirtyTwoBit, &mut bytes);
+    encode_key(FIRST_UNKNOWN_FIELD + 2, WireType::ThirtyTwoBit, &mut bytes);
     bytes.extend_from_slice(&[2; 4]);
-    bytes.extend_from_slice(&field(FUTURE + 3, b"\xff no text, no message"));
+    bytes.extend_from_slice(&field(FIRST_UNKNOWN_FIELD + 3, b"\xff no text, no message"));
     bytes
 }
 
@@ -188,7 +188,7 @@ fn member() -> MemberReport {
 }
 
 /// Messages of an agent of this version.
-fn agent_says() -> Vec<Said> {
+fn agent_messages() -> Vec<AgentKind> {
     let gone = Report {
         tenants: vec![Tenant {
             name: "gone".to_owned(),
@@ -206,20 +206,20 @@ fn agent_says() -> Vec<Said> {
         ..Report::default()
     };
     vec![
-        Said::Hello(hello("0.1.0", 1)),
-        Said::Report(Report {
+        AgentKind::Hello(hello("0.1.0", 1)),
+        AgentKind::Report(Report {
             tenants: vec![tenant(Truth::True.into())],
             member: Some(member()),
             complete: Some(0),
             deployments: vec![deployment()],
             placed: vec![placed()],
         }),
-        Said::Applied(applied()),
-        Said::TrustedRoots(TrustedRoots {
+        AgentKind::Applied(applied()),
+        AgentKind::TrustedRoots(TrustedRoots {
             sha256: vec![vec![7; 32].into()],
         }),
-        Said::Report(gone),
-        Said::Heartbeat(Heartbeat {
+        AgentKind::Report(gone),
+        AgentKind::Heartbeat(Heartbeat {
             tenants: 1,
             digest_high: u64::MAX,
             digest_low: 1,
@@ -290,58 +290,58 @@ fn desired_state() -> DesiredState {
 }
 
 /// Messages of a hub of this version.
-fn hub_says() -> Vec<Say> {
+fn hub_messages() -> Vec<HubKind> {
     vec![
-        Say::Welcome(Welcome {
+        HubKind::Welcome(Welcome {
             protocol: 1,
             hub_version: "0.1.0".to_owned(),
             session: 7,
             heartbeat_millis: 10_000,
             now: 1_800_000_000,
         }),
-        Say::Desired((&desired_state()).into()),
-        Say::Resync(Resync { number: 1 }),
-        Say::Roots(Roots {
+        HubKind::Desired((&desired_state()).into()),
+        HubKind::Resync(Resync { number: 1 }),
+        HubKind::Roots(Roots {
             certificates: vec![vec![1, 2].into()],
             renew_within_millis: Some(1),
         }),
-        Say::Drain(Drain {
+        HubKind::Drain(Drain {
             reason: "the hub stops".to_owned(),
             reconnect_after_millis: 1000,
         }),
     ]
 }
 
-fn agent_message(kind: Said) -> Vec<u8> {
+fn agent_message(kind: AgentKind) -> Vec<u8> {
     AgentMessage { kind: Some(kind) }.encode_to_vec()
 }
 
-fn hub_message(kind: Say) -> Vec<u8> {
+fn hub_message(kind: HubKind) -> Vec<u8> {
     HubMessage { kind: Some(kind) }.encode_to_vec()
 }
 
 #[test]
 fn agent_messages_decode_as_recorded() {
-    let now: Vec<_> = agent_says().into_iter().map(agent_message).collect();
-    let heard: Vec<AgentMessage> = read(&recorded("agent.stream", &stream(&now)));
-    let heard: Vec<_> = heard.into_iter().map(|message| message.kind).collect();
+    let now: Vec<_> = agent_messages().into_iter().map(agent_message).collect();
+    let decoded: Vec<AgentMessage> = read(&recorded("agent.stream", &stream(&now)));
+    let decoded: Vec<_> = decoded.into_iter().map(|message| message.kind).collect();
     assert_eq!(
-        heard,
-        agent_says().into_iter().map(Some).collect::<Vec<_>>()
+        decoded,
+        agent_messages().into_iter().map(Some).collect::<Vec<_>>()
     );
 }
 
 #[test]
 fn hub_messages_decode_as_recorded() {
-    let now: Vec<_> = hub_says().into_iter().map(hub_message).collect();
-    let heard: Vec<HubMessage> = read(&recorded("hub.stream", &stream(&now)));
-    for (heard, meant) in heard.into_iter().zip(hub_says()) {
-        match (heard.kind, meant) {
+    let now: Vec<_> = hub_messages().into_iter().map(hub_message).collect();
+    let decoded: Vec<HubMessage> = read(&recorded("hub.stream", &stream(&now)));
+    for (decoded, expected) in decoded.into_iter().zip(hub_messages()) {
+        match (decoded.kind, expected) {
             // The order of the fields in the JSON is not significant.
-            (Some(Say::Desired(desired)), Say::Desired(_)) => {
+            (Some(HubKind::Desired(desired)), HubKind::Desired(_)) => {
                 assert_eq!(DesiredState::try_from(desired).unwrap(), desired_state());
             }
-            (heard, meant) => assert_eq!(heard, Some(meant)),
+            (decoded, expected) => assert_eq!(decoded, Some(expected)),
         }
     }
 }
@@ -350,7 +350,7 @@ fn hub_messages_decode_as_recorded() {
 fn fields_of_newer_agent_are_ignored() {
     // Unknown fields in each message, including the innermost.
     let state = tenant(9).state.unwrap();
-    let ready = of_the_future(state.ready.unwrap().encode_to_vec());
+    let ready = with_unknown_fields(state.ready.unwrap().encode_to_vec());
     let state = [
         field(3, &ready),
         TenantState {
@@ -365,11 +365,11 @@ fn fields_of_newer_agent_are_ignored() {
     };
     let tenant_bytes = [
         named.encode_to_vec(),
-        field(3, &of_the_future(state.concat())),
+        field(3, &with_unknown_fields(state.concat())),
     ];
     let report = [
-        field(1, &of_the_future(tenant_bytes.concat())),
-        field(2, &of_the_future(member().encode_to_vec())),
+        field(1, &with_unknown_fields(tenant_bytes.concat())),
+        field(2, &with_unknown_fields(member().encode_to_vec())),
         Report {
             complete: Some(0),
             ..Report::default()
@@ -377,29 +377,29 @@ fn fields_of_newer_agent_are_ignored() {
         .encode_to_vec(),
     ];
     let now = [
-        field(1, &of_the_future(hello("0.2.0", 2).encode_to_vec())),
-        of_the_future(field(2, &of_the_future(report.concat()))),
+        field(1, &with_unknown_fields(hello("0.2.0", 2).encode_to_vec())),
+        with_unknown_fields(field(2, &with_unknown_fields(report.concat()))),
         // A message of an unknown kind.
-        field(FUTURE, b"\x08\x01"),
-        field(4, &of_the_future(applied().encode_to_vec())),
+        field(FIRST_UNKNOWN_FIELD, b"\x08\x01"),
+        field(4, &with_unknown_fields(applied().encode_to_vec())),
     ];
-    let heard: Vec<AgentMessage> = read(&recorded("agent-next.stream", &stream(&now)));
-    let meant = [
-        Some(Said::Hello(hello("0.2.0", 2))),
-        Some(Said::Report(Report {
+    let decoded: Vec<AgentMessage> = read(&recorded("agent-next.stream", &stream(&now)));
+    let expected = [
+        Some(AgentKind::Hello(hello("0.2.0", 2))),
+        Some(AgentKind::Report(Report {
             tenants: vec![tenant(9)],
             member: Some(member()),
             complete: Some(0),
             ..Report::default()
         })),
         None,
-        Some(Said::Applied(applied())),
+        Some(AgentKind::Applied(applied())),
     ];
-    let kinds: Vec<_> = heard.into_iter().map(|message| message.kind).collect();
-    assert_eq!(kinds, meant);
+    let kinds: Vec<_> = decoded.into_iter().map(|message| message.kind).collect();
+    assert_eq!(kinds, expected);
     // An unknown truth value becomes `Unknown`.
-    let (_, said) = tenant(9).read().unwrap();
-    assert_eq!(said.unwrap().state.ready.truth, DomainTruth::Unknown);
+    let (_, report) = tenant(9).read().unwrap();
+    assert_eq!(report.unwrap().state.ready.truth, DomainTruth::Unknown);
 }
 
 #[test]
@@ -412,12 +412,12 @@ fn fields_of_newer_hub_are_ignored_unless_digested() {
             state: state.to_string().into(),
             digest: digest.to_owned(),
         };
-        of_the_future(desired.encode_to_vec())
+        with_unknown_fields(desired.encode_to_vec())
     };
     let now = [
         field(
             1,
-            &of_the_future(
+            &with_unknown_fields(
                 Welcome {
                     hub_version: "0.2.0".to_owned(),
                     protocol: 1,
@@ -430,23 +430,26 @@ fn fields_of_newer_hub_are_ignored_unless_digested() {
         field(2, &with(&desired.digest)),
         // The digest covers new fields, so the member would apply only a part.
         field(2, &with(&"e".repeat(64))),
-        field(FUTURE, b"\x08\x01"),
-        of_the_future(field(
+        field(FIRST_UNKNOWN_FIELD, b"\x08\x01"),
+        with_unknown_fields(field(
             3,
-            &of_the_future(Resync { number: 2 }.encode_to_vec()),
+            &with_unknown_fields(Resync { number: 2 }.encode_to_vec()),
         )),
     ];
-    let heard: Vec<HubMessage> = read(&recorded("hub-next.stream", &stream(&now)));
-    let mut kinds = heard.into_iter().map(|message| message.kind);
-    assert!(matches!(kinds.next(), Some(Some(Say::Welcome(welcome))) if welcome.protocol == 1));
+    let decoded: Vec<HubMessage> = read(&recorded("hub-next.stream", &stream(&now)));
+    let mut kinds = decoded.into_iter().map(|message| message.kind);
+    assert!(matches!(kinds.next(), Some(Some(HubKind::Welcome(welcome))) if welcome.protocol == 1));
     let mut read = || match kinds.next() {
-        Some(Some(Say::Desired(desired))) => DesiredState::try_from(desired),
+        Some(Some(HubKind::Desired(desired))) => DesiredState::try_from(desired),
         other => panic!("{other:?}"),
     };
     assert_eq!(read().unwrap(), desired_state());
     assert!(matches!(read(), Err(WireError::Digest)));
     assert_eq!(kinds.next(), Some(None));
-    assert_eq!(kinds.next(), Some(Some(Say::Resync(Resync { number: 2 }))));
+    assert_eq!(
+        kinds.next(),
+        Some(Some(HubKind::Resync(Resync { number: 2 })))
+    );
     assert_eq!(kinds.next(), None);
 }
 
@@ -461,11 +464,11 @@ fn unknown_next_step_of_agent_is_ignored() {
     let time = Some(1_800_000_000);
     assert_eq!(
         read("Retry", time, 3),
-        DomainNext::at_second(Step::Retry, time, 3)
+        UpcomingStep::at_second(UpcomingStepKind::Retry, time, 3)
     );
     assert_eq!(
         read("GivenUp", None, 6),
-        DomainNext::at_second(Step::GivenUp, None, 6)
+        UpcomingStep::at_second(UpcomingStepKind::GivenUp, None, 6)
     );
     assert_eq!(read("Ponder", time, 0), None);
     assert_eq!(read("Wait", Some(i64::MAX), 0), None, "a time out of range");

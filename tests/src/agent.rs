@@ -10,7 +10,7 @@ use std::{
 use anyhow::Result;
 
 use crate::{
-    daemon::{Daemon, Program, Start},
+    daemon::{Daemon, DaemonStart, Program},
     fleet::SYSTEM_NAMESPACE,
 };
 
@@ -33,7 +33,7 @@ pub struct AgentOptions<'a> {
     /// The complete environment, except PATH and TMPDIR. If `POD_NAME` or `POD_NAMESPACE` is set, the harness omits the
     /// corresponding flag.
     pub env: BTreeMap<String, String>,
-    contained: bool,
+    is_contained: bool,
 }
 
 impl<'a> AgentOptions<'a> {
@@ -43,7 +43,7 @@ impl<'a> AgentOptions<'a> {
             join_file: None,
             args: Vec::new(),
             env: BTreeMap::new(),
-            contained: false,
+            is_contained: false,
         }
     }
 
@@ -53,7 +53,7 @@ impl<'a> AgentOptions<'a> {
     #[must_use]
     pub fn in_pod(mut self, uid: &str) -> Self {
         self.env.insert("POD_UID".to_owned(), uid.to_owned());
-        self.contained = true;
+        self.is_contained = true;
         self
     }
 
@@ -88,7 +88,7 @@ impl Agent {
 
     /// Starts the agent binary from `KRYPTON_AGENT_BIN`, or from the directory of this executable.
     ///
-    /// Doesn't wait until the agent has enrolled and is ready: use `ready`. Use `wait` if the test expects a refusal.
+    /// Doesn't wait until the agent has enrolled and is ready: use `wait_ready`. Use `wait` if the test expects a refusal.
     pub fn start(options: &AgentOptions<'_>) -> Result<Self> {
         let mut flags: Vec<(&str, OsString)> = vec![
             ("--kubeconfig", options.edge.into()),
@@ -103,7 +103,7 @@ impl Agent {
             }
         }
         flags.extend(options.join_file.map(|file| ("--join-file", file.into())));
-        let daemon = Daemon::start(Start {
+        let daemon = Daemon::start(DaemonStart {
             program: PROGRAM,
             flags,
             cache_flag: Some("--cache-dir"),
@@ -114,7 +114,7 @@ impl Agent {
                 .map(|(name, value)| (name.clone(), value.into()))
                 .collect(),
             disk: None,
-            contained: options.contained,
+            is_contained: options.is_contained,
         })?;
         Ok(Self(daemon))
     }

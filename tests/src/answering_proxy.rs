@@ -43,7 +43,7 @@ use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use crate::{cluster::Cluster, membership::write_secret};
 
 /// Exceeds the size of all objects of the tests.
-const LARGEST: usize = 64 << 20;
+const MAX_BODY: usize = 64 << 20;
 
 /// The kind of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -55,12 +55,12 @@ pub enum Verb {
 }
 
 /// All verbs that read.
-pub const READS: &[Verb] = &[Verb::Get, Verb::List, Verb::Watch];
-pub const ALL: &[Verb] = &[Verb::Get, Verb::List, Verb::Watch, Verb::Write];
+pub const READ_VERBS: &[Verb] = &[Verb::Get, Verb::List, Verb::Watch];
+pub const ALL_VERBS: &[Verb] = &[Verb::Get, Verb::List, Verb::Watch, Verb::Write];
 
 /// The response that the proxy sends instead of the API server's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Answer {
+pub enum FalseResponse {
     /// A Status with this code, in the format of an API server. A 429 has `Retry-After: 1`.
     Status(u16),
     /// An HTML page with this code, like that of an intermediate proxy.
@@ -77,58 +77,56 @@ pub enum Answer {
 
 /// The requests that the proxy answers itself, and the response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Lie {
+pub struct ResponseFault {
     pub verbs: &'static [Verb],
     /// Plural names. An empty list means all resources.
     pub resources: &'static [&'static str],
-    pub answer: Answer,
+    pub response: FalseResponse,
 }
 
-impl Lie {
-    fn is_of(self, asked: &Asked) -> bool {
-        let of_verb = match self.answer {
-            Answer::Nothing => asked.verb == Verb::List,
-            Answer::Closed => asked.verb == Verb::Watch,
-            Answer::Status(_) | Answer::Page(_) | Answer::Endless | Answer::Bomb => {
-                self.verbs.contains(&asked.verb)
-            }
+impl ResponseFault {
+    fn applies_to(self, target: &RequestTarget) -> bool {
+        let is_matching_verb = match self.response {
+            FalseResponse::Nothing => target.verb == Verb::List,
+            FalseResponse::Closed => target.verb == Verb::Watch,
+            FalseResponse::Status(_)
+            | FalseResponse::Page(_)
+            | FalseResponse::Endless
+            | FalseResponse::Bomb => self.verbs.contains(&target.verb),
         };
-        of_verb && (self.resources.is_empty() || self.resources.contains(&asked.resource.as_str()))
+        is_matching_verb
+            && (self.resources.is_empty() || self.resources.contains(&target.resource.as_str()))
     }
 }
 
-impl Lie {
-    /// Returns true if the start of this lie closes an open watch.
-    fn cuts(self, watch: &Asked) -> bool {
-        let as_watch = match self.answer {
+impl ResponseFault {
+    /// Returns true if the start of this fault closes an open watch.
+    fn closes(self, watch: &RequestTarget) -> bool {
+        let response = match self.response {
             // An open watch prevents new lists.
-            Answer::Nothing => Answer::Closed,
-            answer => answer,
+            FalseResponse::Nothing => FalseResponse::Closed,
+            response => response,
         };
-        Self {
-            answer: as_watch,
-            ..self
-        }
-        .is_of(watch)
+        Self { response, ..self }.applies_to(watch)
     }
 }
 
 /// A request, reduced to the fields that select the response.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Asked {
+struct RequestTarget {
     verb: Verb,
     resource: String,
 }
 
-impl Asked {
-    fn of(method: &Method, uri: &Uri) -> Self {
-        let mut parts = uri.path().split('/').filter(|part| !part.is_empty());
+impl RequestTarget {
+    fn from_request(method: &Method, uri: &Uri) -> Self {
+        let mut segments = uri.path().split('/').filter(|segment| !segment.is_empty());
         // `/api/v1` and `/apis/<group>/<version>`.
-        if parts.next() == Some("apis") {
-            parts.next();
+        if segments.next() == Some("apis") {
+            segments.next();
         }
-        parts.next();
-        let rest: Vec<&str> = parts.collect();
+        segments.next();
+        let rest: Vec<&str> = segments.collect();
         let (resource, named) = match rest.as_slice() {
             ["namespaces", _, resource, named @ ..] => (*resource, !named.is_empty()),
             [resource, named @ ..] => (*resource, !named.is_empty()),
@@ -137,7 +135,7 @@ impl Asked {
         let watches = uri.query().is_some_and(|query| {
             query
                 .split('&')
-                .any(|part| part == "watch=true" || part == "watch=1")
+                .any(|segment| segment == "watch=true" || segment == "watch=1")
         });
         let verb = match *method {
             Method::GET if watches => Verb::Watch,
@@ -154,12 +152,12 @@ impl Asked {
 
 struct Shared {
     upstream: Client,
-    lie: watch::Sender<Option<Lie>>,
-    lied: AtomicU64,
-    /// The paths that were listed since the lie started.
-    listed: Mutex<BTreeSet<String>>,
+    fault: watch::Sender<Option<ResponseFault>>,
+    false_responses: AtomicU64,
+    /// The paths whose lists were emptied since the fault started.
+    emptied: Mutex<BTreeSet<String>>,
     /// Number of forwarded requests by verb and resource, for error messages.
-    passed: Mutex<BTreeMap<(Verb, String), u64>>,
+    forwarded: Mutex<BTreeMap<(Verb, String), u64>>,
 }
 
 /// A running proxy. It authenticates every client as the administrator. The API server also stays reachable directly.
@@ -173,40 +171,41 @@ pub struct AnsweringProxy {
 impl std::fmt::Debug for AnsweringProxy {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("AnsweringProxy")
-            .field("lie", &self.shared.lie.get())
+            .field("lie", &self.shared.fault.get())
             .finish_non_exhaustive()
     }
 }
 
 impl AnsweringProxy {
     /// Starts a proxy in front of the API server of `cluster`. It forwards all requests.
-    pub async fn before(cluster: &Cluster) -> Result<Self> {
+    pub async fn start(cluster: &Cluster) -> Result<Self> {
         crate::install_tls_provider();
         let listener = TcpListener::bind("127.0.0.1:0")
             .await
             .context("listening for the answering proxy")?;
         let address = listener.local_addr().context("reading the bound port")?;
-        let direct = fs::read_to_string(cluster.kubeconfig()).context("reading a kubeconfig")?;
-        let through = direct.replace(&cluster.server(), &format!("https://{address}"));
+        let kubeconfig =
+            fs::read_to_string(cluster.kubeconfig()).context("reading a kubeconfig")?;
+        let proxied = kubeconfig.replace(&cluster.server(), &format!("https://{address}"));
         let folder = TempDir::with_prefix("krypton-answers-").context("creating a folder")?;
-        write_secret(&folder.path().join("kubeconfig.yaml"), &through)?;
-        let (lie, _) = watch::channel(None);
+        write_secret(&folder.path().join("kubeconfig.yaml"), &proxied)?;
+        let (fault, _) = watch::channel(None);
         let shared = Arc::new(Shared {
-            upstream: upstream(cluster).await?,
-            lie,
-            lied: AtomicU64::new(0),
-            listed: Mutex::default(),
-            passed: Mutex::default(),
+            upstream: admin_client(cluster).await?,
+            fault,
+            false_responses: AtomicU64::new(0),
+            emptied: Mutex::default(),
+            forwarded: Mutex::default(),
         });
-        let (connections, accepted) = mpsc::channel(64);
+        let (sender, receiver) = mpsc::channel(64);
         let acceptor = acceptor(cluster.folder())?;
-        let accepting = tokio::spawn(accept(listener, acceptor, connections));
+        let accepting = tokio::spawn(accept(listener, acceptor, sender));
         let router = Router::new()
-            .fallback(answer)
+            .fallback(respond)
             .with_state(Arc::clone(&shared));
         let serving = tokio::spawn(async move {
             // The server never ends without an error.
-            drop(axum::serve(Accepted(accepted, address), router).await);
+            drop(axum::serve(AcceptedConnections(receiver, address), router).await);
         });
         Ok(Self {
             shared,
@@ -226,27 +225,27 @@ impl AnsweringProxy {
         self.folder.path().join("kubeconfig.yaml")
     }
 
-    /// Starts a lie, resets the counters, and closes the watches that the lie affects.
-    pub fn lie(&self, lie: Lie) {
-        self.shared.lied.store(0, Ordering::SeqCst);
-        lock(&self.shared.passed).clear();
-        lock(&self.shared.listed).clear();
-        self.shared.lie.send_replace(Some(lie));
+    /// Starts a fault, resets the counters, and closes the watches that the fault affects.
+    pub fn inject(&self, fault: ResponseFault) {
+        self.shared.false_responses.store(0, Ordering::SeqCst);
+        lock(&self.shared.forwarded).clear();
+        lock(&self.shared.emptied).clear();
+        self.shared.fault.send_replace(Some(fault));
     }
 
-    /// Ends the lie: the proxy forwards all requests. Open false responses continue.
+    /// Ends the fault: the proxy forwards all requests. Open false responses continue.
     pub fn forward_all(&self) {
-        self.shared.lie.send_replace(None);
+        self.shared.fault.send_replace(None);
     }
 
     /// Returns how often the proxy gave the latest false response.
-    pub fn lied(&self) -> u64 {
-        self.shared.lied.load(Ordering::SeqCst)
+    pub fn false_responses(&self) -> u64 {
+        self.shared.false_responses.load(Ordering::SeqCst)
     }
 
-    /// Returns the number of forwarded requests since the latest lie started.
-    pub fn passed(&self) -> BTreeMap<(Verb, String), u64> {
-        lock(&self.shared.passed).clone()
+    /// Returns the number of forwarded requests since the latest fault started.
+    pub fn forwarded_requests(&self) -> BTreeMap<(Verb, String), u64> {
+        lock(&self.shared.forwarded).clone()
     }
 }
 
@@ -259,7 +258,7 @@ impl Drop for AnsweringProxy {
 }
 
 /// Creates an administrator's client with a timeout longer than a silent watch.
-async fn upstream(cluster: &Cluster) -> Result<Client> {
+async fn admin_client(cluster: &Cluster) -> Result<Client> {
     let kubeconfig = Kubeconfig::read_from(cluster.kubeconfig())?;
     let options = KubeConfigOptions::default();
     let mut config = Config::from_custom_kubeconfig(kubeconfig, &options).await?;
@@ -287,20 +286,20 @@ fn acceptor(folder: &Path) -> Result<TlsAcceptor> {
 
 type Connection = (TlsStream<TcpStream>, SocketAddr);
 
-async fn accept(listener: TcpListener, acceptor: TlsAcceptor, to: mpsc::Sender<Connection>) {
+async fn accept(listener: TcpListener, acceptor: TlsAcceptor, sender: mpsc::Sender<Connection>) {
     while let Ok((stream, address)) = listener.accept().await {
-        let (acceptor, to) = (acceptor.clone(), to.clone());
+        let (acceptor, sender) = (acceptor.clone(), sender.clone());
         tokio::spawn(async move {
             if let Ok(stream) = acceptor.accept(stream).await {
-                drop(to.send((stream, address)).await);
+                drop(sender.send((stream, address)).await);
             }
         });
     }
 }
 
-struct Accepted(mpsc::Receiver<Connection>, SocketAddr);
+struct AcceptedConnections(mpsc::Receiver<Connection>, SocketAddr);
 
-impl Listener for Accepted {
+impl Listener for AcceptedConnections {
     type Io = TlsStream<TcpStream>;
     type Addr = SocketAddr;
 
@@ -316,110 +315,117 @@ impl Listener for Accepted {
     }
 }
 
-async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response {
-    let asked = Asked::of(request.method(), request.uri());
-    let mut lies = shared.lie.subscribe();
-    let now = lies.see();
+async fn respond(State(shared): State<Arc<Shared>>, request: Request) -> Response {
+    let target = RequestTarget::from_request(request.method(), request.uri());
+    let mut faults = shared.fault.subscribe();
+    let current_fault = faults.get_and_update();
     // A client that continues a watch doesn't list.
-    let lists_first = now.is_some_and(|lie| {
-        lie.answer == Answer::Nothing
-            && lie.cuts(&asked)
-            && !lock(&shared.listed).contains(&asked.resource)
+    let must_list_first = current_fault.is_some_and(|fault| {
+        fault.response == FalseResponse::Nothing
+            && fault.closes(&target)
+            && !lock(&shared.emptied).contains(&target.resource)
     });
-    if lists_first {
-        return status(410, &asked);
+    if must_list_first {
+        return status_response(410, &target);
     }
-    let packed = request.headers().get(header::ACCEPT_ENCODING).is_some();
-    let lie = now.filter(|lie| lie.is_of(&asked) && (packed || lie.answer != Answer::Bomb));
-    match lie.map(|lie| lie.answer) {
-        Some(answer) => {
-            shared.lied.fetch_add(1, Ordering::SeqCst);
-            match answer {
-                Answer::Status(code) => status(code, &asked),
-                Answer::Page(code) => page(code),
-                Answer::Closed => of_json(Vec::new()),
-                Answer::Endless => {
+    let accepts_gzip = request.headers().get(header::ACCEPT_ENCODING).is_some();
+    let fault = current_fault.filter(|fault| {
+        fault.applies_to(&target) && (accepts_gzip || fault.response != FalseResponse::Bomb)
+    });
+    match fault.map(|fault| fault.response) {
+        Some(response) => {
+            shared.false_responses.fetch_add(1, Ordering::SeqCst);
+            match response {
+                FalseResponse::Status(code) => status_response(code, &target),
+                FalseResponse::Page(code) => html_response(code),
+                FalseResponse::Closed => json_response(Vec::new()),
+                FalseResponse::Endless => {
                     let spaces = Bytes::from_static(&[b' '; 64 << 10]);
                     streamed(futures::stream::repeat(spaces))
                 }
-                Answer::Bomb => {
-                    let part = packed_spaces(16 << 20);
-                    let mut bomb = streamed(futures::stream::repeat(part).take(1 << 10));
+                FalseResponse::Bomb => {
+                    let chunk = gzipped_spaces(16 << 20);
+                    let mut response = streamed(futures::stream::repeat(chunk).take(1 << 10));
                     let gzip = HeaderValue::from_static("gzip");
-                    bomb.headers_mut().insert(header::CONTENT_ENCODING, gzip);
-                    bomb
+                    response
+                        .headers_mut()
+                        .insert(header::CONTENT_ENCODING, gzip);
+                    response
                 }
-                Answer::Nothing => {
-                    lock(&shared.listed).insert(asked.resource);
-                    emptied(forward(&shared, request, true).await).await
+                FalseResponse::Nothing => {
+                    lock(&shared.emptied).insert(target.resource);
+                    without_items(forward(&shared, request, true).await).await
                 }
             }
         }
         None => {
-            *lock(&shared.passed)
-                .entry((asked.verb, asked.resource.clone()))
+            *lock(&shared.forwarded)
+                .entry((target.verb, target.resource.clone()))
                 .or_default() += 1;
-            let answer = forward(&shared, request, false).await;
-            if asked.verb != Verb::Watch {
-                return answer;
+            let response = forward(&shared, request, false).await;
+            if target.verb != Verb::Watch {
+                return response;
             }
             // A false response in the meantime breaks the stream, like a lost connection.
-            let (parts, body) = answer.into_parts();
-            let cut = async move {
-                while lies.changed().await.is_ok() {
-                    let lie = lies.see();
-                    if lie.is_some_and(|lie| lie.cuts(&asked)) {
+            let (parts, body) = response.into_parts();
+            let fault_starts = async move {
+                while faults.changed().await.is_ok() {
+                    let fault = faults.get_and_update();
+                    if fault.is_some_and(|fault| fault.closes(&target)) {
                         return;
                     }
                 }
             };
-            let broken = futures::stream::once(async { Err(axum::Error::new("cut off")) });
-            let stream = body.into_data_stream().take_until(cut).chain(broken);
+            let reset = futures::stream::once(async { Err(axum::Error::new("cut off")) });
+            let stream = body
+                .into_data_stream()
+                .take_until(fault_starts)
+                .chain(reset);
             Response::from_parts(parts, Body::from_stream(stream))
         }
     }
 }
 
-fn streamed(parts: impl Stream<Item = Bytes> + Send + 'static) -> Response {
-    let body = Body::from_stream(parts.map(Ok::<_, Infallible>));
+fn streamed(chunks: impl Stream<Item = Bytes> + Send + 'static) -> Response {
+    let body = Body::from_stream(chunks.map(Ok::<_, Infallible>));
     ([(header::CONTENT_TYPE, "application/json")], body).into_response()
 }
 
 /// Returns one gzip member. A gzip file can contain many.
-fn packed_spaces(bytes: usize) -> Bytes {
-    let mut packed = GzEncoder::new(Vec::new(), Compression::best());
+fn gzipped_spaces(bytes: usize) -> Bytes {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
     // Writing to memory can't fail.
-    drop(packed.write_all(&vec![b' '; bytes]));
-    packed.finish().unwrap_or_default().into()
+    drop(encoder.write_all(&vec![b' '; bytes]));
+    encoder.finish().unwrap_or_default().into()
 }
 
 /// Forwards a request. Requests JSON if the proxy parses the response.
-async fn forward(shared: &Shared, request: Request, to_be_read: bool) -> Response {
+async fn forward(shared: &Shared, request: Request, needs_json: bool) -> Response {
     let (mut parts, body) = request.into_parts();
     // The proxy authenticates with its own credentials.
     for name in [header::AUTHORIZATION, header::HOST, header::ACCEPT_ENCODING] {
         parts.headers.remove(name);
     }
-    if to_be_read
-        && let Some(accepted) = parts.headers.get(header::ACCEPT)
-        && !accepted.to_str().unwrap_or_default().contains("json")
+    if needs_json
+        && let Some(accept) = parts.headers.get(header::ACCEPT)
+        && !accept.to_str().unwrap_or_default().contains("json")
     {
         parts.headers.remove(header::ACCEPT);
     }
-    let body = match to_bytes(body, LARGEST).await {
+    let body = match to_bytes(body, MAX_BODY).await {
         Ok(body) => body.to_vec(),
-        Err(error) => return lost(&error),
+        Err(error) => return bad_gateway(&error),
     };
     let path = parts.uri.path_and_query().map(ToString::to_string);
     parts.uri = path.unwrap_or_default().parse().unwrap_or_default();
     let request = axum::http::Request::from_parts(parts, body.into());
     match shared.upstream.send(request).await {
-        Ok(answer) => answer.map(Body::new),
-        Err(error) => lost(&error),
+        Ok(response) => response.map(Body::new),
+        Err(error) => bad_gateway(&error),
     }
 }
 
-fn lost(error: &dyn std::fmt::Display) -> Response {
+fn bad_gateway(error: &dyn std::fmt::Display) -> Response {
     (
         StatusCode::BAD_GATEWAY,
         format!("the apiserver does not answer: {error}"),
@@ -427,10 +433,10 @@ fn lost(error: &dyn std::fmt::Display) -> Response {
         .into_response()
 }
 
-async fn emptied(answer: Response) -> Response {
-    let (mut parts, body) = answer.into_parts();
-    let read = to_bytes(body, LARGEST).await.ok();
-    let list = read.and_then(|body| serde_json::from_slice::<Value>(&body).ok());
+async fn without_items(response: Response) -> Response {
+    let (mut parts, body) = response.into_parts();
+    let bytes = to_bytes(body, MAX_BODY).await.ok();
+    let list = bytes.and_then(|body| serde_json::from_slice::<Value>(&body).ok());
     match list {
         Some(mut list) if list["items"].is_array() => {
             list["items"] = json!([]);
@@ -443,15 +449,15 @@ async fn emptied(answer: Response) -> Response {
             }
             Response::from_parts(parts, Body::from(list.to_string()))
         }
-        other => lost(&format!("not a list: {} {other:?}", parts.status)),
+        other => bad_gateway(&format!("not a list: {} {other:?}", parts.status)),
     }
 }
 
-fn of_json(body: Vec<u8>) -> Response {
+fn json_response(body: Vec<u8>) -> Response {
     ([(header::CONTENT_TYPE, "application/json")], body).into_response()
 }
 
-fn status(code: u16, asked: &Asked) -> Response {
+fn status_response(code: u16, target: &RequestTarget) -> Response {
     let reason = match code {
         403 => "Forbidden",
         404 => "NotFound",
@@ -462,22 +468,23 @@ fn status(code: u16, asked: &Asked) -> Response {
     };
     let message = format!(
         "{} for {:?}: injected by the test",
-        asked.resource, asked.verb
+        target.resource, target.verb
     );
     let body = json!({
         "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
         "message": message, "reason": reason, "code": code,
     });
-    let mut answer = of_json(body.to_string().into_bytes());
-    *answer.status_mut() = StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let mut response = json_response(body.to_string().into_bytes());
+    *response.status_mut() =
+        StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     if code == 429 {
-        let headers = answer.headers_mut();
+        let headers = response.headers_mut();
         headers.insert(header::RETRY_AFTER, header::HeaderValue::from_static("1"));
     }
-    answer
+    response
 }
 
-fn page(code: u16) -> Response {
+fn html_response(code: u16) -> Response {
     let code = StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let headers = [(header::CONTENT_TYPE, "text/html; charset=utf-8")];
     let body = "<!DOCTYPE html>\n<html><body><h1>Please sign in</h1></body></html>\n";
@@ -494,49 +501,49 @@ mod tests {
 
     #[test]
     fn verb_and_resource_are_read_from_request() {
-        let of = |method: Method, uri: &str| {
-            let asked = Asked::of(&method, &uri.parse().unwrap());
-            (asked.verb, asked.resource)
+        let parse = |method: Method, uri: &str| {
+            let target = RequestTarget::from_request(&method, &uri.parse().unwrap());
+            (target.verb, target.resource)
         };
         let expected = |verb: Verb, resource: &str| (verb, resource.to_owned());
         let group = "/apis/mesh.openkcm.io/v1alpha1";
         assert_eq!(
-            of(Method::GET, &format!("{group}/tenants?limit=50")),
+            parse(Method::GET, &format!("{group}/tenants?limit=50")),
             expected(Verb::List, "tenants")
         );
         assert_eq!(
-            of(
+            parse(
                 Method::GET,
                 &format!("{group}/tenants?watch=true&timeoutSeconds=290")
             ),
             expected(Verb::Watch, "tenants")
         );
         assert_eq!(
-            of(
+            parse(
                 Method::GET,
                 &format!("{group}/namespaces/default/tenants/acme")
             ),
             expected(Verb::Get, "tenants")
         );
         assert_eq!(
-            of(
+            parse(
                 Method::GET,
                 "/api/v1/namespaces/acme/secrets?labelSelector=owner%3Dhelm"
             ),
             expected(Verb::List, "secrets")
         );
         assert_eq!(
-            of(Method::GET, "/api/v1/namespaces/acme"),
+            parse(Method::GET, "/api/v1/namespaces/acme"),
             expected(Verb::Get, "namespaces")
         );
         assert_eq!(
-            of(Method::GET, "/api/v1/namespaces?limit=50"),
+            parse(Method::GET, "/api/v1/namespaces?limit=50"),
             expected(Verb::List, "namespaces")
         );
         assert_eq!(
-            of(Method::DELETE, "/api/v1/namespaces/acme"),
+            parse(Method::DELETE, "/api/v1/namespaces/acme"),
             expected(Verb::Write, "namespaces")
         );
-        assert_eq!(of(Method::GET, "/version").0, Verb::Get);
+        assert_eq!(parse(Method::GET, "/version").0, Verb::Get);
     }
 }

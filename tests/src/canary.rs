@@ -8,16 +8,16 @@ use base64::{
 /// Range of the private scalar in a P-256 key in PKCS#8.
 const SCALAR: std::ops::Range<usize> = 36..68;
 /// Shorter matches could be coincidences.
-const SHORTEST: usize = 12;
+const MIN_MATCH: usize = 12;
 /// Number of bytes that are shown on either side of a match.
-const AROUND: usize = 200;
+const EXCERPT: usize = 200;
 
 /// A secret and the encodings in which it could leak.
 #[derive(Debug, Clone)]
 pub struct Canary {
     name: String,
     /// Encodings of the secret. All are ASCII.
-    forms: Vec<String>,
+    encodings: Vec<String>,
 }
 
 impl Canary {
@@ -25,9 +25,9 @@ impl Canary {
     pub fn text(name: &str, secret: &str) -> Self {
         let mut canary = Self {
             name: name.to_owned(),
-            forms: vec![secret.to_owned()],
+            encodings: vec![secret.to_owned()],
         };
-        canary.bytes(secret.as_bytes());
+        canary.add_encodings(secret.as_bytes());
         canary
     }
 
@@ -44,29 +44,29 @@ impl Canary {
         let scalar = scalar.unwrap_or_else(|| panic!("{name} is not a P-256 key"));
         let mut canary = Self {
             name: name.to_owned(),
-            forms: Vec::new(),
+            encodings: Vec::new(),
         };
-        canary.bytes(scalar);
+        canary.add_encodings(scalar);
         // This line contains most of the key, as it appears in the file and in quotations of the file.
-        let inner = lines.get(1);
-        let inner = inner.unwrap_or_else(|| panic!("{name} is not a P-256 key"));
-        canary.forms.push((*inner).to_owned());
-        canary.bytes(inner.as_bytes());
+        let second_line = lines.get(1);
+        let second_line = second_line.unwrap_or_else(|| panic!("{name} is not a P-256 key"));
+        canary.encodings.push((*second_line).to_owned());
+        canary.add_encodings(second_line.as_bytes());
         canary
     }
 
     /// Adds the encodings of bytes: base64, hex, a list of numbers, and escaped.
-    fn bytes(&mut self, secret: &[u8]) {
+    fn add_encodings(&mut self, secret: &[u8]) {
         for skip in 0..3 {
             // The base64 encoding depends on the offset modulo three. Its ends depend on the neighboring bytes.
             let part = secret.get(skip..).unwrap_or_default();
             let part = part.get(..part.len() / 3 * 3).unwrap_or_default();
-            if part.len() >= SHORTEST {
+            if part.len() >= MIN_MATCH {
                 for text in [
                     BASE64_STANDARD_NO_PAD.encode(part),
                     BASE64_URL_SAFE_NO_PAD.encode(part),
                 ] {
-                    self.forms.push(text);
+                    self.encodings.push(text);
                 }
             }
         }
@@ -79,7 +79,7 @@ impl Canary {
             list.trim_matches(['[', ']']).replace(' ', ""),
             secret.escape_ascii().to_string(),
         ] {
-            self.forms.push(text);
+            self.encodings.push(text);
         }
     }
 
@@ -88,16 +88,16 @@ impl Canary {
     }
 
     /// Returns the text around the first match, if any.
-    pub fn found_in(&self, hay: &[u8]) -> Option<String> {
-        self.found_in_text(&String::from_utf8_lossy(hay))
+    pub fn find_in(&self, content: &[u8]) -> Option<String> {
+        self.find_in_text(&String::from_utf8_lossy(content))
     }
 
-    fn found_in_text(&self, hay: &str) -> Option<String> {
-        self.forms.iter().find_map(|form| {
-            let at = hay.find(form)?;
-            let end = hay.len().min(at + form.len() + AROUND);
-            let around = hay.as_bytes().get(at.saturating_sub(AROUND)..end);
-            Some(String::from_utf8_lossy(around.unwrap_or_default()).into_owned())
+    fn find_in_text(&self, content: &str) -> Option<String> {
+        self.encodings.iter().find_map(|encoding| {
+            let start = content.find(encoding)?;
+            let end = content.len().min(start + encoding.len() + EXCERPT);
+            let excerpt = content.as_bytes().get(start.saturating_sub(EXCERPT)..end);
+            Some(String::from_utf8_lossy(excerpt.unwrap_or_default()).into_owned())
         })
     }
 }
@@ -105,18 +105,18 @@ impl Canary {
 /// Returns all matches of these secrets in these places, each with its name and the surrounding text.
 pub fn search<'a>(
     canaries: &[Canary],
-    places: impl IntoIterator<Item = (&'a str, &'a [u8])>,
+    locations: impl IntoIterator<Item = (&'a str, &'a [u8])>,
 ) -> Vec<String> {
-    let mut found = Vec::new();
-    for (place, hay) in places {
-        let hay = String::from_utf8_lossy(hay);
+    let mut matches = Vec::new();
+    for (location, content) in locations {
+        let content = String::from_utf8_lossy(content);
         for canary in canaries {
-            if let Some(around) = canary.found_in_text(&hay) {
-                found.push(format!("{} is in {place}: …{around}…", canary.name));
+            if let Some(excerpt) = canary.find_in_text(&content) {
+                matches.push(format!("{} is in {location}: …{excerpt}…", canary.name));
             }
         }
     }
-    found
+    matches
 }
 
 #[cfg(test)]
@@ -125,7 +125,7 @@ mod tests {
 
     use super::*;
 
-    fn hidden(text: &[u8]) -> Vec<u8> {
+    fn log_line(text: &[u8]) -> Vec<u8> {
         [b"a line of a log, msg=\"", text, b"\" and more\n"].concat()
     }
 
@@ -156,10 +156,10 @@ mod tests {
                 .into_bytes(),
         ];
         for secret in planted {
-            let hay = hidden(&secret);
-            let found = search(&canaries, [("a log", hay.as_slice())]);
-            assert_eq!(found.len(), 1, "{}", String::from_utf8_lossy(&hay));
-            assert!(found[0].contains("is in a log"));
+            let content = log_line(&secret);
+            let matches = search(&canaries, [("a log", content.as_slice())]);
+            assert_eq!(matches.len(), 1, "{}", String::from_utf8_lossy(&content));
+            assert!(matches[0].contains("is in a log"));
         }
         // Public parts and keys of other owners don't match.
         let others = [
@@ -168,8 +168,8 @@ mod tests {
             "b7a1".to_owned(),
         ];
         for other in others {
-            let hay = hidden(other.as_bytes());
-            assert_eq!(search(&canaries, [("a log", hay.as_slice())]), [""; 0]);
+            let content = log_line(other.as_bytes());
+            assert_eq!(search(&canaries, [("a log", content.as_slice())]), [""; 0]);
         }
     }
 }

@@ -48,7 +48,7 @@ pub enum Signer {
 }
 
 impl Signer {
-    fn word(self) -> &'static str {
+    fn key_name(self) -> &'static str {
         match self {
             Self::Signer => "signer",
             Self::Stranger => "stranger",
@@ -57,7 +57,7 @@ impl Signer {
 
     /// Returns the path of the public key, in the format of `gpg --export`.
     pub fn keyring(self) -> PathBuf {
-        Path::new(KEYS).join(format!("{}.gpg", self.word()))
+        Path::new(KEYS).join(format!("{}.gpg", self.key_name()))
     }
 }
 
@@ -73,8 +73,8 @@ impl ChartSource {
 
     /// Writes a chart of version 1.0.0 with these files into a folder.
     pub fn write(root: &Path, name: &str, files: &[(&str, &str)]) -> Result<Self> {
-        let about = format!("{{apiVersion: v2, name: {name}, version: 1.0.0}}");
-        for (file, content) in [&[("Chart.yaml", about.as_str())], files].concat() {
+        let metadata = format!("{{apiVersion: v2, name: {name}, version: 1.0.0}}");
+        for (file, content) in [&[("Chart.yaml", metadata.as_str())], files].concat() {
             let file = root.join(file);
             fs::create_dir_all(file.parent().context("a file without a folder")?)?;
             fs::write(&file, content).with_context(|| format!("writing {}", file.display()))?;
@@ -133,7 +133,7 @@ impl ChartSource {
         if let Some(version) = &self.version {
             package = package.args(["--version", version]);
         }
-        if let Some(signer) = self.signer.map(Signer::word) {
+        if let Some(signer) = self.signer.map(Signer::key_name) {
             package = package
                 .args(["--sign", "--key", &format!("Krypton tests, {signer}")])
                 .arg("--keyring")
@@ -160,9 +160,9 @@ pub enum Fault {
 }
 
 #[derive(Debug, Default)]
-struct Served {
+struct RepositoryState {
     files: BTreeMap<String, Bytes>,
-    hits: BTreeMap<String, u64>,
+    request_counts: BTreeMap<String, u64>,
     fault: Fault,
 }
 
@@ -172,9 +172,9 @@ pub struct ChartRepository {
     tools: Tools,
     folder: TempDir,
     port: Port,
-    served: Arc<Mutex<Served>>,
+    state: Arc<Mutex<RepositoryState>>,
     /// A separate runtime. Stopping it closes every connection, including hanging ones.
-    running: Mutex<Option<Runtime>>,
+    runtime: Mutex<Option<Runtime>>,
 }
 
 impl ChartRepository {
@@ -185,12 +185,12 @@ impl ChartRepository {
             folder: TempDir::with_prefix("krypton-charts-")
                 .context("creating a folder for charts")?,
             port: Port::reserve()?,
-            served: Arc::default(),
-            running: Mutex::default(),
+            state: Arc::default(),
+            runtime: Mutex::default(),
         };
         fs::create_dir(repository.packages()).context("creating a folder for packages")?;
         repository.add(charts).await?;
-        repository.start_again()?;
+        repository.restart()?;
         Ok(repository)
     }
 
@@ -211,13 +211,13 @@ impl ChartRepository {
             .output(HELM_DEADLINE)
             .await?;
         let files = read_files(&packages)?;
-        lock(&self.served).files = files;
+        lock(&self.state).files = files;
         Ok(())
     }
 
     /// Returns the served files by name.
     pub fn files(&self) -> Vec<(String, Bytes)> {
-        let files = lock(&self.served).files.clone();
+        let files = lock(&self.state).files.clone();
         files
             .into_iter()
             .map(|(path, bytes)| (path.trim_start_matches('/').to_owned(), bytes))
@@ -225,17 +225,17 @@ impl ChartRepository {
     }
 
     pub fn set_fault(&self, fault: Fault) {
-        lock(&self.served).fault = fault;
+        lock(&self.state).fault = fault;
     }
 
     /// Returns the number of requests by path (`/index.yaml`, `/small-1.0.0.tgz`), including failed ones.
-    pub fn hits(&self) -> BTreeMap<String, u64> {
-        lock(&self.served).hits.clone()
+    pub fn request_counts(&self) -> BTreeMap<String, u64> {
+        lock(&self.state).request_counts.clone()
     }
 
     /// Closes all connections. The port refuses new ones and stays reserved.
     pub async fn stop(&self) -> Result<()> {
-        if let Some(runtime) = lock(&self.running).take() {
+        if let Some(runtime) = lock(&self.runtime).take() {
             runtime.shutdown_background();
         }
         let free = async || Ok(self.port.is_free().then_some(()));
@@ -243,8 +243,8 @@ impl ChartRepository {
     }
 
     /// Serves again on the same port after `stop`.
-    pub fn start_again(&self) -> Result<()> {
-        let mut running = lock(&self.running);
+    pub fn restart(&self) -> Result<()> {
+        let mut running = lock(&self.runtime);
         if running.is_some() {
             bail!("the chart repository {} already runs", self.url());
         }
@@ -255,8 +255,8 @@ impl ChartRepository {
             .context("starting the chart repository's thread")?;
         let listener = self.port.listen()?;
         let app = Router::new()
-            .fallback(answer)
-            .with_state(self.served.clone());
+            .fallback(respond)
+            .with_state(self.state.clone());
         runtime.spawn(async move {
             let listener = tokio::net::TcpListener::from_std(listener)?;
             axum::serve(listener, app).await
@@ -281,18 +281,18 @@ impl ChartRepository {
 
 impl Drop for ChartRepository {
     fn drop(&mut self) {
-        if let Some(runtime) = lock(&self.running).take() {
+        if let Some(runtime) = lock(&self.runtime).take() {
             runtime.shutdown_background();
         }
     }
 }
 
-async fn answer(State(served): State<Arc<Mutex<Served>>>, uri: Uri) -> Response {
+async fn respond(State(state): State<Arc<Mutex<RepositoryState>>>, uri: Uri) -> Response {
     let path = uri.path().to_owned();
     let (fault, file) = {
-        let mut served = lock(&served);
-        *served.hits.entry(path.clone()).or_default() += 1;
-        (served.fault, served.files.get(&path).cloned())
+        let mut state = lock(&state);
+        *state.request_counts.entry(path.clone()).or_default() += 1;
+        (state.fault, state.files.get(&path).cloned())
     };
     match (fault, file) {
         (Fault::Down(status), _) => StatusCode::from_u16(status)
@@ -311,14 +311,14 @@ async fn answer(State(served): State<Arc<Mutex<Served>>>, uri: Uri) -> Response 
 }
 
 fn huge_index() -> Body {
-    let head = "apiVersion: v1\nentries:\n";
+    let header = "apiVersion: v1\nentries:\n";
     let description = "x".repeat(HUGE_INDEX_CHUNK_BYTES);
     let entries = (0..HUGE_INDEX_CHUNKS).map(move |n| {
         format!(
             "  filler-{n}:\n  - {{name: filler-{n}, version: 1.0.0, description: {description}}}\n"
         )
     });
-    let chunks = std::iter::once(head.to_owned()).chain(entries);
+    let chunks = std::iter::once(header.to_owned()).chain(entries);
     Body::from_stream(futures::stream::iter(chunks.map(Ok::<_, Infallible>)))
 }
 

@@ -34,11 +34,11 @@ use crate::{
     tools::Tools,
     wait::eventually_within,
 };
-pub use audit::Request as Audited;
+pub use audit::Request as AuditedRequest;
 pub(crate) use components::Component;
 use components::{Audit, Components};
 use credentials::Credentials;
-use lease::{Ask, Lease, Plane};
+use lease::{PlaneInfo, PlaneLease, PoolRequest};
 pub use power::Snapshot;
 
 /// Generous, because several control planes can start on two cores at the same time.
@@ -47,7 +47,7 @@ const COMMAND_DEADLINE: Duration = Duration::from_secs(180);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 const AUDIT_DEADLINE: Duration = Duration::from_secs(30);
 /// Above the API server's own request limit (60 s). A watch that is silent for longer ends.
-const SILENCE_TIMEOUT: Duration = Duration::from_secs(300);
+const READ_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// The Kubernetes components to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,16 +78,16 @@ pub struct Cluster {
     processes: Mutex<BTreeMap<&'static str, Process>>,
     config: Config,
     folder: Option<TempDir>,
-    lease: Option<Lease>,
+    lease: Option<PlaneLease>,
 }
 
 impl Cluster {
     /// Leases a control plane from the pool, or starts one if there is no pool. The cluster is ready for use: its first
     /// namespaces exist and, with pods, its node accepts them.
     pub async fn start(name: &str, parts: Parts) -> Result<Self> {
-        match Lease::take().await? {
-            Some((lease, plane)) => {
-                let cluster = Self::leased(name, parts, lease, plane).await?;
+        match PlaneLease::take().await? {
+            Some((lease, info)) => {
+                let cluster = Self::leased(name, parts, lease, info).await?;
                 let started = cluster.start_controllers(parts).await;
                 started.with_context(|| format!("starting the controllers of cluster {name}"))?;
                 Ok(cluster)
@@ -101,21 +101,21 @@ impl Cluster {
         Self::start_with(name, parts, Audit::Off).await
     }
 
-    async fn leased(name: &str, parts: Parts, lease: Lease, plane: Plane) -> Result<Self> {
+    async fn leased(name: &str, parts: Parts, lease: PlaneLease, info: PlaneInfo) -> Result<Self> {
         crate::install_tls_provider();
         let tools = Tools::find()?;
-        let ports = (plane.port, plane.etcd_port);
-        let components = Components::new(&tools, &plane.folder, ports, Audit::Off);
-        components.write_home(&plane.credentials, name)?;
-        let config = client_config(&components.server(), &plane.credentials, name).await?;
+        let ports = (info.port, info.etcd_port);
+        let components = Components::new(&tools, &info.folder, ports, Audit::Off);
+        components.write_home(&info.credentials, name)?;
+        let config = client_config(&components.server(), &info.credentials, name).await?;
         Ok(Self {
             name: name.to_owned(),
             tools,
-            port: Port::held_elsewhere(plane.port),
-            etcd_port: Port::held_elsewhere(plane.etcd_port),
+            port: Port::held_elsewhere(info.port),
+            etcd_port: Port::held_elsewhere(info.etcd_port),
             components,
-            credentials: plane.credentials,
-            tokens: Mutex::new(plane.tokens),
+            credentials: info.credentials,
+            tokens: Mutex::new(info.tokens),
             parts,
             processes: Mutex::default(),
             config,
@@ -125,8 +125,8 @@ impl Cluster {
     }
 
     /// Describes this cluster to the test that leases it.
-    pub(crate) fn plane(&self) -> Plane {
-        Plane {
+    pub(crate) fn info(&self) -> PlaneInfo {
+        PlaneInfo {
             folder: self.folder().to_owned(),
             port: self.port.number(),
             etcd_port: self.etcd_port.number(),
@@ -194,9 +194,9 @@ impl Cluster {
         cluster.wait_ready().await?;
         let namespaces: Api<Namespace> = Api::all(cluster.client());
         for namespace in ["default", "kube-system"] {
-            let there = async || Ok(namespaces.get_opt(namespace).await?.map(drop));
+            let exists = async || Ok(namespaces.get_opt(namespace).await?.map(drop));
             cluster
-                .wait_for(&format!("namespace {namespace}"), there)
+                .wait_for(&format!("namespace {namespace}"), exists)
                 .await?;
         }
         Ok(cluster)
@@ -212,13 +212,13 @@ impl Cluster {
             self.spawn(Component::Scheduler)?;
             node::create(&client).await?;
             self.spawn(Component::Kwok)?;
-            self.wait_for("the fake node", async || node::takes_pods(&client).await)
+            self.wait_for("the fake node", async || node::check_ready(&client).await)
                 .await?;
         }
         // The API server rejects pods until the controllers create this service account.
         let accounts: Api<ServiceAccount> = Api::namespaced(client, "default");
-        let there = async || Ok(accounts.get_opt("default").await?.map(drop));
-        self.wait_for("service account default/default", there)
+        let exists = async || Ok(accounts.get_opt("default").await?.map(drop));
+        self.wait_for("service account default/default", exists)
             .await
     }
 
@@ -287,7 +287,7 @@ impl Cluster {
     }
 
     /// Waits until the API server serves the objects of all CRDs.
-    pub async fn serves_crds(&self) -> Result<()> {
+    pub async fn wait_for_crds(&self) -> Result<()> {
         let established = [
             "wait",
             "--for=condition=Established",
@@ -356,9 +356,9 @@ impl Cluster {
         let newest = credentials::token()?;
         {
             let mut tokens = lock(&self.tokens);
-            let kept = tokens.1.clone();
-            self.components.write_tokens(&[&kept, &newest])?;
-            *tokens = (kept, newest);
+            let next = tokens.1.clone();
+            self.components.write_tokens(&[&next, &newest])?;
+            *tokens = (next, newest);
         }
         self.stop_apiserver().await?;
         self.start_apiserver().await
@@ -376,7 +376,7 @@ impl Cluster {
     }
 
     /// Returns all requests that the API server completed before this call, and possibly some later ones.
-    pub async fn audited(&self) -> Result<Vec<Audited>> {
+    pub async fn audited_requests(&self) -> Result<Vec<AuditedRequest>> {
         // The API server writes a line after it sends the response. Once the log contains a final marker request, it
         // also contains all earlier ones.
         let marker = format!("/version?marker={}", credentials::token()?);
@@ -392,8 +392,8 @@ impl Cluster {
     }
 
     /// Returns the requests of these users, or on their behalf, that the API server denied (403).
-    pub async fn denied(&self, users: &[String]) -> Result<Vec<Audited>> {
-        let mut requests = self.audited().await?;
+    pub async fn denied_requests(&self, users: &[String]) -> Result<Vec<AuditedRequest>> {
+        let mut requests = self.audited_requests().await?;
         requests
             .retain(|request| request.is_denied() && users.iter().any(|user| request.is_of(user)));
         Ok(requests)
@@ -426,7 +426,7 @@ impl Cluster {
 
     pub(crate) fn spawn(&self, component: Component) -> Result<()> {
         if let Some(lease) = &self.lease {
-            return lease.order(&Ask::Spawn(component));
+            return lease.execute(&PoolRequest::Spawn(component));
         }
         match lock(&self.processes).entry(component.name()) {
             Entry::Occupied(_) => {
@@ -436,10 +436,10 @@ impl Cluster {
                     self.name
                 )
             }
-            Entry::Vacant(place) => {
+            Entry::Vacant(vacant) => {
                 let log = self.folder().join(format!("{}.log", component.name()));
                 let invocation = self.components.invocation(component);
-                place.insert(Process::spawn(component.name(), &invocation, &log)?);
+                vacant.insert(Process::spawn(component.name(), &invocation, &log)?);
                 Ok(())
             }
         }
@@ -456,16 +456,16 @@ impl Cluster {
         what: &str,
         mut check: impl AsyncFnMut() -> Result<Option<()>>,
     ) -> Result<()> {
-        let outcome = eventually_within(what, START_DEADLINE, async || {
-            let running = lock(&self.processes)
+        let waiting = eventually_within(what, START_DEADLINE, async || {
+            let checked = lock(&self.processes)
                 .values_mut()
                 .try_for_each(Process::check_running);
-            match running {
+            match checked {
                 Ok(()) => Ok(check().await?.map(Ok)),
-                Err(ended) => Ok(Some(Err(ended))),
+                Err(error) => Ok(Some(Err(error))),
             }
         });
-        outcome.await?
+        waiting.await?
     }
 }
 
@@ -509,7 +509,7 @@ async fn client_config(server: &str, credentials: &Credentials, name: &str) -> R
     let mut config =
         Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
     config.connect_timeout = Some(CONNECT_TIMEOUT);
-    config.read_timeout = Some(SILENCE_TIMEOUT);
+    config.read_timeout = Some(READ_TIMEOUT);
     config.reset_reader_on_write = true;
     // A test needs to observe a 503, and retries on its own.
     config.default_retry = false;

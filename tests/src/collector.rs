@@ -28,7 +28,7 @@ use crate::port::Port;
 
 /// A received span, decoded.
 #[derive(Clone, Debug)]
-pub struct Traced {
+pub struct ReceivedSpan {
     /// Name of the program that sent the span.
     pub service: String,
     pub trace: Vec<u8>,
@@ -43,14 +43,14 @@ pub struct Traced {
     pub events: Vec<String>,
 }
 
-impl Traced {
+impl ReceivedSpan {
     /// Returns the attribute of that name, or an empty string.
-    pub fn of(&self, attribute: &str) -> &str {
-        self.attributes.get(attribute).map_or("", String::as_str)
+    pub fn attribute(&self, name: &str) -> &str {
+        self.attributes.get(name).map_or("", String::as_str)
     }
 }
 
-type Spans = Arc<Mutex<Vec<Traced>>>;
+type Spans = Arc<Mutex<Vec<ReceivedSpan>>>;
 
 /// Receives spans until it is stopped or dropped.
 #[derive(Debug)]
@@ -111,7 +111,7 @@ impl Collector {
         let listener = self.port.listen()?;
         listener.set_nonblocking(true).context("listening")?;
         let listener = TcpListener::from_std(listener).context("listening")?;
-        let service = TraceServiceServer::new(Keeper(Arc::clone(&self.spans)));
+        let service = TraceServiceServer::new(SpanReceiver(Arc::clone(&self.spans)));
         let (stop, stopped) = oneshot::channel();
         let serving = server.add_service(service).serve_with_incoming_shutdown(
             TcpListenerStream::new(listener),
@@ -143,7 +143,7 @@ impl Collector {
     }
 
     /// Returns all received spans.
-    pub fn spans(&self) -> Vec<Traced> {
+    pub fn spans(&self) -> Vec<ReceivedSpan> {
         let spans = self.spans.lock().unwrap_or_else(PoisonError::into_inner);
         spans.clone()
     }
@@ -158,44 +158,47 @@ impl Collector {
     }
 }
 
-struct Keeper(Spans);
+struct SpanReceiver(Spans);
 
 #[tonic::async_trait]
-impl TraceService for Keeper {
+impl TraceService for SpanReceiver {
     async fn export(
         &self,
         request: Request<ExportTraceServiceRequest>,
     ) -> Result<Response<ExportTraceServiceResponse>, Status> {
         let mut spans = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        for of_one in request.into_inner().resource_spans {
-            let resource = of_one.resource.unwrap_or_default();
-            let about = words(resource.attributes);
-            let service = about.get("service.name").cloned().unwrap_or_default();
-            let each = of_one.scope_spans.into_iter().flat_map(|scope| scope.spans);
-            spans.extend(each.map(|span| traced(&service, span)));
+        for batch in request.into_inner().resource_spans {
+            let resource = batch.resource.unwrap_or_default();
+            let resource_attributes = attributes(resource.attributes);
+            let service = resource_attributes
+                .get("service.name")
+                .cloned()
+                .unwrap_or_default();
+            let each = batch.scope_spans.into_iter().flat_map(|scope| scope.spans);
+            spans.extend(each.map(|span| received_span(&service, span)));
         }
         Ok(Response::new(ExportTraceServiceResponse::default()))
     }
 }
 
-fn traced(service: &str, span: Span) -> Traced {
+fn received_span(service: &str, span: Span) -> ReceivedSpan {
     let events = span.events.into_iter().map(|event| {
-        let fields = words(event.attributes);
+        let fields = attributes(event.attributes);
         format!("{} {fields:?}", event.name)
     });
-    Traced {
+    ReceivedSpan {
         service: service.to_owned(),
         trace: span.trace_id,
         id: span.span_id,
         parent: span.parent_span_id,
         name: span.name,
-        attributes: words(span.attributes),
+        attributes: attributes(span.attributes),
         status: span.status.map_or(0, |status| status.code),
         events: events.collect(),
     }
 }
 
-fn words(attributes: Vec<KeyValue>) -> BTreeMap<String, String> {
+fn attributes(attributes: Vec<KeyValue>) -> BTreeMap<String, String> {
     let word = |value: Option<AnyValue>| match value.and_then(|value| value.value) {
         Some(Value::StringValue(text)) => text,
         Some(Value::IntValue(number)) => number.to_string(),

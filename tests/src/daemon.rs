@@ -40,14 +40,14 @@ impl Program {
     /// the build command.
     pub fn find(&self) -> Result<PathBuf> {
         let Self { name, variable } = self;
-        if let Some(named) = std::env::var_os(variable).map(PathBuf::from) {
-            if !named.is_file() {
-                bail!("{variable}: there is no {}", named.display());
+        if let Some(path) = std::env::var_os(variable).map(PathBuf::from) {
+            if !path.is_file() {
+                bail!("{variable}: there is no {}", path.display());
             }
-            return Ok(named);
+            return Ok(path);
         }
-        let own = std::env::current_exe().context("finding the current executable")?;
-        let candidates = own
+        let executable = std::env::current_exe().context("finding the current executable")?;
+        let candidates = executable
             .ancestors()
             .skip(1)
             .take(2)
@@ -59,7 +59,7 @@ impl Program {
                 format!(
                     "no {name} in the folder of {}; run 'cargo build --workspace --bins' with the same \
                      profile, or name it in {variable}",
-                    own.display()
+                    executable.display()
                 )
             })
     }
@@ -67,7 +67,7 @@ impl Program {
 
 /// How a daemon is started.
 #[derive(Debug)]
-pub(crate) struct Start<'a> {
+pub(crate) struct DaemonStart<'a> {
     pub(crate) program: Program,
     /// Flags of the harness. A flag that is also in `args` is left out.
     pub(crate) flags: Vec<(&'static str, OsString)>,
@@ -79,11 +79,11 @@ pub(crate) struct Start<'a> {
     /// Size in bytes of a separate disk for caches and scratch files.
     pub(crate) disk: Option<u64>,
     /// Whether it runs as the first process of a container.
-    pub(crate) contained: bool,
+    pub(crate) is_contained: bool,
 }
 
 /// Runs a program in a user namespace, in which an unprivileged user may mount.
-const ON_A_DISK: [&str; 7] = [
+const WITH_OWN_DISK: [&str; 7] = [
     "unshare",
     "--user",
     "--map-root-user",
@@ -94,7 +94,7 @@ const ON_A_DISK: [&str; 7] = [
 ];
 
 /// Runs a program as the first process of a PID namespace. As in a container, the others die with it.
-const IN_A_CONTAINER: [&str; 7] = [
+const AS_FIRST_PROCESS: [&str; 7] = [
     "unshare",
     "--user",
     "--map-root-user",
@@ -117,37 +117,41 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    pub(crate) fn start(start: Start<'_>) -> Result<Self> {
+    pub(crate) fn start(start: DaemonStart<'_>) -> Result<Self> {
         crate::install_tls_provider();
         let name = start.program.name;
         let (tools, binary) = (Tools::find()?, start.program.find()?);
         let folder = TempDir::with_prefix(format!("{name}-"))
             .with_context(|| format!("creating a folder for {name}"))?;
-        let [scratch, cache] = ["tmp", "cache"].map(|part| folder.path().join(part));
-        for part in [&scratch, &cache] {
-            fs::create_dir(part).with_context(|| format!("creating {}", part.display()))?;
+        let [scratch, cache] = ["tmp", "cache"].map(|directory| folder.path().join(directory));
+        for directory in [&scratch, &cache] {
+            fs::create_dir(directory)
+                .with_context(|| format!("creating {}", directory.display()))?;
         }
         let cache = start.cache_flag.map(|flag| (flag, cache.into_os_string()));
         let [metrics, health, debug] = [Port::reserve()?, Port::reserve()?, Port::reserve()?];
         let address = |port: &Port| port.address().to_string().into();
-        let own = [
+        let default_flags = [
             ("--metrics-bind-address", address(&metrics)),
             ("--health-probe-bind-address", address(&health)),
             ("--helm", tools.binary("helm").into_os_string()),
         ];
         let mut invocation = match start.disk {
-            None if start.contained => {
-                let [unshare, more @ ..] = IN_A_CONTAINER;
-                Invocation::new(unshare).args(more).args([binary])
+            None if start.is_contained => {
+                let [unshare, options @ ..] = AS_FIRST_PROCESS;
+                Invocation::new(unshare).args(options).args([binary])
             }
             None => Invocation::new(binary),
             Some(bytes) => {
-                let [unshare, more @ ..] = ON_A_DISK;
+                let [unshare, options @ ..] = WITH_OWN_DISK;
                 let size = ["sh".to_owned(), bytes.to_string()];
-                Invocation::new(unshare).args(more).args(size).arg(binary)
+                Invocation::new(unshare)
+                    .args(options)
+                    .args(size)
+                    .arg(binary)
             }
         };
-        for (flag, value) in own.into_iter().chain(cache).chain(start.flags) {
+        for (flag, value) in default_flags.into_iter().chain(cache).chain(start.flags) {
             if !start.args.iter().any(|arg| is_flag(arg, flag)) {
                 let mut arg = OsString::from(flag);
                 arg.push("=");
@@ -183,16 +187,16 @@ impl Daemon {
     }
 
     /// Waits until `/readyz` answers 200.
-    pub async fn ready(&mut self, deadline: Duration) -> Result<()> {
+    pub async fn wait_ready(&mut self, deadline: Duration) -> Result<()> {
         let url = format!("http://{}/readyz", self.health.address());
         let what = format!("{} to be ready", self.name);
-        let outcome = eventually_within(&what, deadline, async || {
+        let waiting = eventually_within(&what, deadline, async || {
             match self.process.check_running() {
                 Ok(()) => fetch(&url).await.map(|_| Some(Ok(()))),
-                Err(ended) => Ok(Some(Err(ended))),
+                Err(error) => Ok(Some(Err(error))),
             }
         });
-        outcome.await?
+        waiting.await?
     }
 
     pub fn pid(&self) -> u32 {
@@ -230,8 +234,8 @@ impl Daemon {
         self.process.wait(STOP_DEADLINE).await
     }
 
-    pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
-        self.process.exited()
+    pub fn try_wait(&mut self) -> Result<Option<ExitStatus>> {
+        self.process.try_wait()
     }
 
     pub async fn wait(&mut self, deadline: Duration) -> Result<ExitStatus> {
@@ -249,7 +253,7 @@ impl Daemon {
     }
 
     /// Waits until the log contains this text.
-    pub async fn logs(&self, text: &str) -> Result<()> {
+    pub async fn wait_for_log(&self, text: &str) -> Result<()> {
         let what = format!("{} to log {text:?}", self.name);
         eventually(&what, async || {
             let log = self.log()?;
@@ -277,7 +281,7 @@ impl Daemon {
     }
 
     /// Sets the log filter with `PUT /debug/log` and this query.
-    pub async fn log_by(&self, filter: &str, query: &str) -> Result<String> {
+    pub async fn set_log_filter(&self, filter: &str, query: &str) -> Result<String> {
         let url = format!("http://{}/debug/log{query}", self.debug_address());
         let put = client()?.put(url).body(filter.to_owned());
         Ok(put.send().await?.error_for_status()?.text().await?)
@@ -296,8 +300,8 @@ impl Daemon {
     /// Returns the number of open sockets.
     pub fn sockets(&self) -> Result<usize> {
         let path = format!("/proc/{}/fd", self.pid());
-        let open = fs::read_dir(&path).with_context(|| format!("reading {path}"))?;
-        let targets = open.filter_map(|fd| fs::read_link(fd.ok()?.path()).ok());
+        let descriptors = fs::read_dir(&path).with_context(|| format!("reading {path}"))?;
+        let targets = descriptors.filter_map(|fd| fs::read_link(fd.ok()?.path()).ok());
         let is_socket = |target: &PathBuf| target.to_string_lossy().starts_with("socket:");
         Ok(targets.filter(is_socket).count())
     }

@@ -52,16 +52,16 @@ pub struct FaultLine {
 
 impl FaultLine {
     /// Forwards all traffic to a server. The server doesn't need to listen yet.
-    pub async fn to(to: SocketAddr) -> Result<Self> {
+    pub async fn start(server: SocketAddr) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0")
             .await
             .context("listening for a faulty line")?;
         let address = listener.local_addr().context("reading the bound port")?;
-        let (traffic, rule) = watch::channel(Traffic::Pass);
+        let (traffic, current_traffic) = watch::channel(Traffic::Pass);
         let accepting = tokio::spawn(async move {
-            while let Ok((from, _)) = listener.accept().await {
-                // The task ends with its connection, or when the sender of the rule is dropped.
-                tokio::spawn(carry(from, to, rule.clone()));
+            while let Ok((client, _)) = listener.accept().await {
+                // The task ends with its connection, or when the sender of the traffic is dropped.
+                tokio::spawn(forward(client, server, current_traffic.clone()));
             }
         });
         Ok(Self {
@@ -97,26 +97,26 @@ pub struct FaultProxy {
 
 impl FaultProxy {
     /// Starts a proxy in front of the API server of `cluster`. It forwards all traffic.
-    pub async fn before(cluster: &Cluster) -> Result<Self> {
-        Self::on_the_way(&cluster.server(), cluster.kubeconfig()).await
+    pub async fn start(cluster: &Cluster) -> Result<Self> {
+        Self::start_for_server(&cluster.server(), cluster.kubeconfig()).await
     }
 
     /// Starts a proxy in front of an [`AnsweringProxy`].
-    pub async fn before_proxy(proxy: &AnsweringProxy) -> Result<Self> {
-        Self::on_the_way(&proxy.server(), &proxy.kubeconfig()).await
+    pub async fn start_for_proxy(proxy: &AnsweringProxy) -> Result<Self> {
+        Self::start_for_server(&proxy.server(), &proxy.kubeconfig()).await
     }
 
-    async fn on_the_way(server: &str, kubeconfig: &Path) -> Result<Self> {
-        let to: SocketAddr = server
+    async fn start_for_server(server: &str, kubeconfig: &Path) -> Result<Self> {
+        let address: SocketAddr = server
             .trim_start_matches("https://")
             .parse()
             .with_context(|| format!("reading {server}"))?;
-        let line = FaultLine::to(to).await?;
-        let direct = fs::read_to_string(kubeconfig).context("reading a kubeconfig")?;
+        let line = FaultLine::start(address).await?;
+        let original = fs::read_to_string(kubeconfig).context("reading a kubeconfig")?;
         // The certificate names the address and is valid for any port.
-        let through = direct.replace(server, &format!("https://{}", line.address()));
+        let proxied = original.replace(server, &format!("https://{}", line.address()));
         let folder = TempDir::with_prefix("krypton-faults-").context("creating a folder")?;
-        write_secret(&folder.path().join("kubeconfig.yaml"), &through)?;
+        write_secret(&folder.path().join("kubeconfig.yaml"), &proxied)?;
         Ok(Self { line, folder })
     }
 
@@ -131,67 +131,77 @@ impl FaultProxy {
     }
 }
 
-async fn carry(mut from: TcpStream, to: SocketAddr, mut rule: watch::Receiver<Traffic>) {
+async fn forward(
+    mut client: TcpStream,
+    server: SocketAddr,
+    mut current_traffic: watch::Receiver<Traffic>,
+) {
     let outcome = async {
-        if rule.see() == Traffic::Cut {
+        if current_traffic.get_and_update() == Traffic::Cut {
             return Ok(());
         }
-        let mut to = TcpStream::connect(to).await?;
-        let (mut from_read, mut from_write) = from.split();
-        let (mut to_read, mut to_write) = to.split();
-        let there = pump(&mut from_read, &mut to_write, rule.clone(), |traffic| {
-            matches!(traffic, Traffic::Swallow { there: true, .. })
-        });
-        let back = pump(&mut to_read, &mut from_write, rule.clone(), |traffic| {
-            matches!(traffic, Traffic::Swallow { back: true, .. })
-        });
+        let mut server = TcpStream::connect(server).await?;
+        let (mut client_read, mut client_write) = client.split();
+        let (mut server_read, mut server_write) = server.split();
+        let to_server = pump(
+            &mut client_read,
+            &mut server_write,
+            current_traffic.clone(),
+            |traffic| matches!(traffic, Traffic::Swallow { there: true, .. }),
+        );
+        let from_server = pump(
+            &mut server_read,
+            &mut client_write,
+            current_traffic.clone(),
+            |traffic| matches!(traffic, Traffic::Swallow { back: true, .. }),
+        );
         tokio::select! {
-            ended = there => ended?,
-            ended = back => ended?,
+            ended = to_server => ended?,
+            ended = from_server => ended?,
         }
         Ok::<_, io::Error>(())
     };
     // The reset notifies the other end, regardless of the cause.
     drop(outcome.await);
-    drop(from.set_zero_linger());
+    drop(client.set_zero_linger());
 }
 
-/// Forwards one direction until either end or the rule stops it.
+/// Forwards one direction until either end or the traffic setting stops it.
 async fn pump(
     from: &mut (impl AsyncRead + Unpin),
     to: &mut (impl AsyncWrite + Unpin),
-    mut rule: watch::Receiver<Traffic>,
-    swallowed: impl Fn(Traffic) -> bool,
+    mut current_traffic: watch::Receiver<Traffic>,
+    is_swallowed: impl Fn(Traffic) -> bool,
 ) -> io::Result<()> {
-    let mut waiting: VecDeque<(Instant, Vec<u8>)> = VecDeque::new();
-    let mut lost = false;
-    let mut open = true;
+    let mut pending: VecDeque<(Instant, Vec<u8>)> = VecDeque::new();
+    let mut has_lost_data = false;
+    let mut is_open = true;
     let mut buffer = vec![0; CHUNK_BYTES];
     loop {
-        let traffic = rule.see();
-        if traffic == Traffic::Cut || (lost && !swallowed(traffic)) {
+        let traffic = current_traffic.get_and_update();
+        if traffic == Traffic::Cut || (has_lost_data && !is_swallowed(traffic)) {
             return Ok(());
         }
-        let frozen = traffic == Traffic::Freeze;
-        let due = waiting.front().map(|(due, _)| *due).filter(|_| !frozen);
+        let is_frozen = traffic == Traffic::Freeze;
+        let due = pending.front().map(|(due, _)| *due).filter(|_| !is_frozen);
         tokio::select! {
-            changed = rule.changed() => if changed.is_err() { return Ok(()) },
-            count = from.read(&mut buffer), if open && !frozen && waiting.len() < CHUNKS => {
+            changed = current_traffic.changed() => if changed.is_err() { return Ok(()) },
+            count = from.read(&mut buffer), if is_open && !is_frozen && pending.len() < CHUNKS => {
                 let count = count?;
                 let delay = match traffic {
                     Traffic::Delay(delay) => delay,
                     _ => Duration::ZERO,
                 };
-                open = count > 0;
-                if swallowed(traffic) {
-                    lost = true;
+                is_open = count > 0;
+                if is_swallowed(traffic) {
+                    has_lost_data = true;
                 } else {
                     let chunk = buffer.get(..count).unwrap_or_default().to_vec();
-                    waiting.push_back((Instant::now() + delay, chunk));
+                    pending.push_back((Instant::now() + delay, chunk));
                 }
             }
             () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
-                let chunk = waiting.pop_front().map(|(_, chunk)| chunk).unwrap_or_default();
+                let chunk = pending.pop_front().map(|(_, chunk)| chunk).unwrap_or_default();
                 if chunk.is_empty() {
                     return to.shutdown().await;
                 }
@@ -205,24 +215,24 @@ async fn pump(
 mod tests {
     use super::*;
 
-    /// Returns a proxied connection to an echo server, with the sender of its rule.
-    async fn way() -> (watch::Sender<Traffic>, TcpStream) {
+    /// Returns a proxied connection to an echo server, with the sender of its traffic.
+    async fn echo_connection() -> (watch::Sender<Traffic>, TcpStream) {
         let [echo, proxy] = [
             TcpListener::bind("127.0.0.1:0").await.unwrap(),
             TcpListener::bind("127.0.0.1:0").await.unwrap(),
         ];
-        let to = echo.local_addr().unwrap();
+        let server = echo.local_addr().unwrap();
         tokio::spawn(async move {
             let (mut stream, _) = echo.accept().await.unwrap();
             let (mut read, mut write) = stream.split();
             drop(tokio::io::copy(&mut read, &mut write).await);
         });
-        let (traffic, rule) = watch::channel(Traffic::Pass);
+        let (traffic, current_traffic) = watch::channel(Traffic::Pass);
         let client = TcpStream::connect(proxy.local_addr().unwrap())
             .await
             .unwrap();
-        let (from, _) = proxy.accept().await.unwrap();
-        tokio::spawn(carry(from, to, rule));
+        let (accepted, _) = proxy.accept().await.unwrap();
+        tokio::spawn(forward(accepted, server, current_traffic));
         (traffic, client)
     }
 
@@ -235,7 +245,7 @@ mod tests {
 
     #[tokio::test]
     async fn passed_delayed_and_frozen_traffic_is_delivered() {
-        let (traffic, mut client) = way().await;
+        let (traffic, mut client) = echo_connection().await;
         assert!(echoes(&mut client, b"pass").await.unwrap());
         traffic.send_replace(Traffic::Delay(Duration::from_millis(50)));
         assert!(echoes(&mut client, b"late").await.unwrap());
@@ -249,11 +259,11 @@ mod tests {
 
     #[tokio::test]
     async fn cut_or_lossy_connection_is_reset() {
-        let (traffic, mut client) = way().await;
+        let (traffic, mut client) = echo_connection().await;
         traffic.send_replace(Traffic::Cut);
         assert!(echoes(&mut client, b"gone").await.is_err());
 
-        let (traffic, mut client) = way().await;
+        let (traffic, mut client) = echo_connection().await;
         let swallow = |there, back| Traffic::Swallow { there, back };
         traffic.send_replace(swallow(false, true));
         client.write_all(b"lost").await.unwrap();

@@ -27,23 +27,23 @@ use crate::{
 };
 
 /// Deadline beyond any single step of Krypton: a Lease (60 s), a back-off, and a slow machine.
-pub const PATIENCE: Duration = Duration::from_secs(150);
+pub const STEP_DEADLINE: Duration = Duration::from_secs(150);
 /// Namespace of the hub and its kubeconfig Secrets.
 pub const HUB_NAMESPACE: &str = "default";
 /// Namespace of Krypton's own objects on a member.
 pub const SYSTEM_NAMESPACE: &str = "krypton-system";
 
 /// Type, status and reason of a condition.
-pub type Expected<'a> = (&'a str, &'a str, &'a str);
+pub type ExpectedCondition<'a> = (&'a str, &'a str, &'a str);
 
 /// Condition of a Tenant that is ready on all its members.
-pub const ALL_READY: Expected<'static> = ("Ready", "True", "AllClustersReady");
+pub const ALL_READY: ExpectedCondition<'static> = ("Ready", "True", "AllClustersReady");
 /// Condition of a member whose source is readable.
-pub const RESOLVED: Expected<'static> = ("TargetClusterResolved", "True", "Resolved");
+pub const RESOLVED: ExpectedCondition<'static> = ("TargetClusterResolved", "True", "Resolved");
 /// Condition of a member whose API server responds.
-pub const CONNECTED: Expected<'static> = ("Connected", "True", "Connected");
+pub const CONNECTED: ExpectedCondition<'static> = ("Connected", "True", "Connected");
 /// Condition of a member that is reconciled.
-pub const HEALTHY: Expected<'static> = ("Healthy", "True", "Reconciling");
+pub const HEALTHY: ExpectedCondition<'static> = ("Healthy", "True", "Reconciling");
 
 /// A values file that the hub follows.
 #[derive(Debug)]
@@ -90,7 +90,7 @@ pub fn values_flag(values: &ValuesFile) -> String {
     format!("--chart-values-file={}", values.path().display())
 }
 
-/// A user of one cluster. Tenants are in the user's namespace: the hub's, or the one of `within`.
+/// A user of one cluster. Tenants are in the user's namespace: the hub's, or the one of `in_namespace`.
 #[derive(Clone)]
 pub struct FleetClient {
     pub client: Client,
@@ -107,7 +107,7 @@ impl std::fmt::Debug for FleetClient {
 }
 
 impl FleetClient {
-    pub fn at(cluster: &Cluster) -> Self {
+    pub fn new(cluster: &Cluster) -> Self {
         Self {
             client: cluster.client(),
             cluster: cluster.name().to_owned(),
@@ -117,7 +117,7 @@ impl FleetClient {
 
     /// Returns a client for Tenants in another namespace.
     #[must_use]
-    pub fn within(&self, namespace: &str) -> Self {
+    pub fn in_namespace(&self, namespace: &str) -> Self {
         let namespace = namespace.to_owned();
         Self {
             namespace,
@@ -136,7 +136,7 @@ impl FleetClient {
     /// Creates a Tenant without a spec, and waits until it is ready.
     pub async fn install(&self, name: &str) -> Result<Tenant> {
         self.create(name, json!({})).await?;
-        self.ready(name).await
+        self.wait_ready(name).await
     }
 
     /// Creates these Tenants without a spec, and waits until all are ready.
@@ -145,20 +145,20 @@ impl FleetClient {
             self.create(name, json!({})).await?;
         }
         for name in names {
-            self.ready(name).await?;
+            self.wait_ready(name).await?;
         }
         Ok(())
     }
 
     /// Waits until the Tenant is ready on all its members.
-    pub async fn ready(&self, name: &str) -> Result<Tenant> {
-        self.shows(name, &[ALL_READY]).await
+    pub async fn wait_ready(&self, name: &str) -> Result<Tenant> {
+        self.wait_for(name, &[ALL_READY]).await
     }
 
     /// Deletes the Tenant, and waits until it is gone.
     pub async fn remove(&self, name: &str) -> Result<()> {
         self.delete(name).await?;
-        self.gone(name).await
+        self.wait_gone(name).await
     }
 
     /// Creates a Tenant, as soon as the cluster serves the CRD.
@@ -174,12 +174,12 @@ impl FleetClient {
         annotations: &[(&str, &str)],
     ) -> Result<Tenant> {
         let mut tenant = Tenant::new(name, serde_json::from_value(spec)?);
-        let pairs = annotations
+        let annotations = annotations
             .iter()
             .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
-        tenant.metadata.annotations = Some(pairs.collect());
+        tenant.metadata.annotations = Some(annotations.collect());
         let api = self.tenants();
-        let what = format!("Tenant {} to be admitted", self.path(name));
+        let what = format!("Tenant {} to be admitted", self.describe_tenant(name));
         eventually(&what, async || {
             Ok(Some(api.create(&PostParams::default(), &tenant).await?))
         })
@@ -201,14 +201,14 @@ impl FleetClient {
     }
 
     /// Waits until the Tenant has these conditions, observed at its current generation.
-    pub async fn shows(&self, name: &str, expected: &[Expected<'_>]) -> Result<Tenant> {
+    pub async fn wait_for(&self, name: &str, expected: &[ExpectedCondition<'_>]) -> Result<Tenant> {
         let api = self.tenants();
-        let what = format!("Tenant {} to show {expected:?}", self.path(name));
+        let what = format!("Tenant {} to show {expected:?}", self.describe_tenant(name));
         eventually(&what, async || {
             let tenant = api.get(name).await?;
             let status = tenant.status.clone().unwrap_or_default();
             let current = status.observed_generation == tenant.metadata.generation;
-            if !current || !all_there(&status.conditions, expected) {
+            if !current || !all_match(&status.conditions, expected) {
                 bail!("{}", describe(&status.conditions));
             }
             Ok(Some(tenant))
@@ -216,16 +216,20 @@ impl FleetClient {
         .await
     }
 
-    /// Like `shows`. Returns the message of the first condition.
-    pub async fn message(&self, name: &str, expected: &[Expected<'_>]) -> Result<String> {
-        let tenant = self.shows(name, expected).await?;
-        first_message(&tenant.status.unwrap_or_default().conditions, expected)
+    /// Like `wait_for`. Returns the message of the first condition.
+    pub async fn condition_message(
+        &self,
+        name: &str,
+        expected: &[ExpectedCondition<'_>],
+    ) -> Result<String> {
+        let tenant = self.wait_for(name, expected).await?;
+        first_condition_message(&tenant.status.unwrap_or_default().conditions, expected)
     }
 
     /// Waits until the Tenant is gone.
-    pub async fn gone(&self, name: &str) -> Result<()> {
+    pub async fn wait_gone(&self, name: &str) -> Result<()> {
         let api = self.tenants();
-        let what = format!("Tenant {} to be gone", self.path(name));
+        let what = format!("Tenant {} to be gone", self.describe_tenant(name));
         eventually(&what, async || match api.get_opt(name).await? {
             None => Ok(Some(())),
             Some(tenant) => {
@@ -256,7 +260,7 @@ impl FleetClient {
     }
 
     /// Waits until the newest revision has this number and this status.
-    pub async fn newest_is(
+    pub async fn wait_for_revision(
         &self,
         namespace: &str,
         release: &str,
@@ -270,7 +274,9 @@ impl FleetClient {
         eventually(&what, async || {
             let revisions = self.revisions(namespace, release).await?;
             match revisions.last() {
-                Some((newest, now)) if *newest == number && now == status => Ok(Some(())),
+                Some((newest, current_status)) if *newest == number && current_status == status => {
+                    Ok(Some(()))
+                }
                 _ => bail!("{revisions:?}"),
             }
         })
@@ -309,7 +315,7 @@ impl FleetClient {
     pub async fn event_message(&self, name: &str, reason: &str) -> Result<String> {
         let events: Api<Event> = Api::namespaced(self.client.clone(), &self.namespace);
         let params = ListParams::default().fields(&format!("involvedObject.name={name}"));
-        let what = format!("event {reason} of {}", self.path(name));
+        let what = format!("event {reason} of {}", self.describe_tenant(name));
         eventually(&what, async || {
             let all = events.list(&params).await?.items;
             match all
@@ -362,8 +368,8 @@ impl FleetClient {
 
     /// Accepts a member whose source is outside the hub's namespace.
     pub async fn accept_member(&self, name: &str) -> Result<()> {
-        let waits = ("TargetClusterResolved", "False", "NotAccepted");
-        self.member_shows(name, &[waits]).await?;
+        let not_accepted = ("TargetClusterResolved", "False", "NotAccepted");
+        self.wait_for_member(name, &[not_accepted]).await?;
         let members = self.members();
         members
             .merge(name, &json!({"spec": {"accepted": true}}))
@@ -388,13 +394,17 @@ impl FleetClient {
     }
 
     /// Waits until the EdgeCluster has these conditions.
-    pub async fn member_shows(&self, name: &str, expected: &[Expected<'_>]) -> Result<EdgeCluster> {
+    pub async fn wait_for_member(
+        &self,
+        name: &str,
+        expected: &[ExpectedCondition<'_>],
+    ) -> Result<EdgeCluster> {
         let members = self.members();
         let what = format!("EdgeCluster {name} to show {expected:?}");
         eventually(&what, async || {
             let member = members.get(name).await?;
             let conditions = member.status.clone().unwrap_or_default().conditions;
-            if !all_there(&conditions, expected) {
+            if !all_match(&conditions, expected) {
                 bail!("{}", describe(&conditions));
             }
             Ok(Some(member))
@@ -402,19 +412,23 @@ impl FleetClient {
         .await
     }
 
-    /// Like `member_shows`. Returns the message of the first condition.
-    pub async fn member_message(&self, name: &str, expected: &[Expected<'_>]) -> Result<String> {
-        let member = self.member_shows(name, expected).await?;
-        first_message(&member.status.unwrap_or_default().conditions, expected)
+    /// Like `wait_for_member`. Returns the message of the first condition.
+    pub async fn member_condition_message(
+        &self,
+        name: &str,
+        expected: &[ExpectedCondition<'_>],
+    ) -> Result<String> {
+        let member = self.wait_for_member(name, expected).await?;
+        first_condition_message(&member.status.unwrap_or_default().conditions, expected)
     }
 
     /// Waits until the EdgeCluster's status has this mode.
-    pub async fn member_is(&self, name: &str, mode: Mode) -> Result<()> {
+    pub async fn wait_for_mode(&self, name: &str, mode: Mode) -> Result<()> {
         let members = self.members();
         let what = format!("EdgeCluster {name} to have mode {mode:?}");
         eventually(&what, async || {
             let status = members.get(name).await?.status.unwrap_or_default();
-            if status.mode != Some(mode.on_record()) {
+            if status.mode != Some(mode.in_status()) {
                 bail!("{:?}; {}", status.mode, describe(&status.conditions));
             }
             Ok(Some(()))
@@ -423,13 +437,13 @@ impl FleetClient {
     }
 
     /// Waits until the Lease has a holder other than `before`, and returns the holder.
-    pub async fn held_by_another(&self, before: &str) -> Result<String> {
+    pub async fn wait_for_new_holder(&self, previous: &str) -> Result<String> {
         let what = format!(
-            "the Lease of {} to have a holder other than {before:?}",
+            "the Lease of {} to have a holder other than {previous:?}",
             self.cluster
         );
         eventually(&what, async || match self.holder().await? {
-            holder if !holder.is_empty() && holder != before => Ok(Some(holder)),
+            holder if !holder.is_empty() && holder != previous => Ok(Some(holder)),
             holder => bail!("it is held by {holder:?}"),
         })
         .await
@@ -443,37 +457,38 @@ impl FleetClient {
     }
 
     /// Waits until the holder has renewed its Lease, which shows that time has passed and the holder is alive.
-    pub async fn lease_renewed(&self) -> Result<()> {
-        self.renewed(SYSTEM_NAMESPACE, MEMBER_LEASE).await
+    pub async fn wait_for_renewal(&self) -> Result<()> {
+        self.wait_for_renewal_of(SYSTEM_NAMESPACE, MEMBER_LEASE)
+            .await
     }
 
     /// Waits until the leading hub has renewed its Lease on home.
-    pub async fn hub_lease_renewed(&self) -> Result<()> {
-        self.renewed(HUB_NAMESPACE, HUB_LEASE).await
+    pub async fn wait_for_hub_renewal(&self) -> Result<()> {
+        self.wait_for_renewal_of(HUB_NAMESPACE, HUB_LEASE).await
     }
 
-    async fn renewed(&self, namespace: &str, name: &str) -> Result<()> {
+    async fn wait_for_renewal_of(&self, namespace: &str, name: &str) -> Result<()> {
         let leases: Api<Lease> = Api::namespaced(self.client.clone(), namespace);
-        let renewed = async || {
+        let read_renew_time = async || {
             let spec = leases.get(name).await?.spec.unwrap_or_default();
             Ok::<_, anyhow::Error>(spec.renew_time.map(|time| time.0))
         };
-        let before = renewed().await?;
+        let previous = read_renew_time().await?;
         let what = format!("Lease {name} of {} to be renewed", self.cluster);
         eventually(&what, async || {
-            Ok((renewed().await? != before).then_some(()))
+            Ok((read_renew_time().await? != previous).then_some(()))
         })
         .await
     }
 
     /// Returns the epoch of the leading hub on home.
     pub async fn hub_epoch(&self) -> Result<u64> {
-        let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), HUB_NAMESPACE);
-        let map = maps
+        let config_maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), HUB_NAMESPACE);
+        let config_map = config_maps
             .get(EPOCH_CONFIG_MAP)
             .await
             .context("reading the epoch")?;
-        let epoch = map.data.and_then(|mut data| data.remove("epoch"));
+        let epoch = config_map.data.and_then(|mut data| data.remove("epoch"));
         let epoch = epoch.context("the epoch is missing")?;
         epoch
             .parse()
@@ -481,7 +496,7 @@ impl FleetClient {
     }
 
     /// Returns namespace, name and cluster of a Tenant for a message.
-    fn path(&self, name: &str) -> String {
+    fn describe_tenant(&self, name: &str) -> String {
         format!("{}/{name} on {}", self.namespace, self.cluster)
     }
 }
@@ -491,16 +506,19 @@ pub fn condition<'a>(conditions: &'a [Condition], type_: &str) -> Option<&'a Con
     conditions.iter().find(|condition| condition.type_ == type_)
 }
 
-fn first_message(conditions: &[Condition], expected: &[Expected<'_>]) -> Result<String> {
+fn first_condition_message(
+    conditions: &[Condition],
+    expected: &[ExpectedCondition<'_>],
+) -> Result<String> {
     let first = expected.first().context("no condition is expected")?;
     let found = condition(conditions, first.0).context("the condition is missing")?;
     Ok(found.message.clone())
 }
 
-fn all_there(conditions: &[Condition], expected: &[Expected<'_>]) -> bool {
+fn all_match(conditions: &[Condition], expected: &[ExpectedCondition<'_>]) -> bool {
     expected.iter().all(|(type_, status, reason)| {
         condition(conditions, type_)
-            .is_some_and(|found| found.status == *status && found.reason == *reason)
+            .is_some_and(|condition| condition.status == *status && condition.reason == *reason)
     })
 }
 
@@ -519,12 +537,12 @@ fn describe(conditions: &[Condition]) -> String {
 }
 
 /// Waits until no Helm process of a dead agent or hub with this `folder` is left.
-pub async fn helm_ends(folder: &Path) -> Result<()> {
-    let none_left = async || match helm_processes(folder) {
-        left if left.is_empty() => Ok(Some(())),
-        left => bail!("{left:?}"),
+pub async fn wait_for_helm_exit(folder: &Path) -> Result<()> {
+    let check = async || match helm_processes(folder) {
+        processes if processes.is_empty() => Ok(Some(())),
+        processes => bail!("{processes:?}"),
     };
-    eventually("helm to end with its supervisor", none_left).await
+    eventually("helm to end with its supervisor", check).await
 }
 
 /// Returns the command lines of running Helm processes whose arguments name a path in `folder`.
@@ -558,7 +576,7 @@ pub fn kill_helm(folder: &Path) -> Result<usize> {
             continue;
         };
         let line = String::from_utf8_lossy(&line).replace('\0', " ");
-        let number = entry
+        let pid = entry
             .file_name()
             .to_str()
             .and_then(|name| name.parse().ok());
@@ -566,7 +584,7 @@ pub fn kill_helm(folder: &Path) -> Result<usize> {
         if is_helm_run(&line)
             && line.contains(&folder)
             && !supervisor
-            && let Some(pid) = number.and_then(Pid::from_raw)
+            && let Some(pid) = pid.and_then(Pid::from_raw)
         {
             kill_process(pid, Signal::KILL).with_context(|| format!("killing {line}"))?;
             killed += 1;

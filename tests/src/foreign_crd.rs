@@ -22,7 +22,7 @@ impl ForeignCrd {
     /// Reads a file from a folder of `hack/tools/crds`.
     ///
     /// The file lacks the conversion webhook, which the project's kustomization adds. The API server here converts only
-    /// the name of the version, so install one version at a time (see `only`).
+    /// the name of the version, so install one version at a time (see `with_only_version`).
     pub async fn read(cluster: &Cluster, pin: &str, file: &str) -> Result<Self> {
         let path = Tools::find()?.crd(pin, file)?;
         let arguments = ["create", "--dry-run=client", "--output=json", "--filename"];
@@ -33,28 +33,30 @@ impl ForeignCrd {
     }
 
     /// Keeps only this version, as the served and stored one.
-    pub fn only(mut self, version: &str) -> Result<Self> {
+    pub fn with_only_version(mut self, version: &str) -> Result<Self> {
         let versions = self.content["spec"]["versions"]
             .as_array_mut()
             .context("a CRD without versions")?;
-        versions.retain(|found| found["name"] == version);
-        let [left] = versions.as_mut_slice() else {
+        versions.retain(|candidate| candidate["name"] == version);
+        let [remaining] = versions.as_mut_slice() else {
             bail!("the CRD has no version {version}");
         };
-        left["storage"] = true.into();
+        remaining["storage"] = true.into();
         Ok(self)
     }
 
     /// Allows additional values of a field such as `status.phase` in the first version, like a later release of the
     /// CRD.
-    pub fn allowing(mut self, field: &str, values: &[&str]) -> Result<Self> {
+    pub fn with_enum_values(mut self, field: &str, values: &[&str]) -> Result<Self> {
         let pointer = format!(
             "/spec/versions/0/schema/openAPIV3Schema/properties/{}/enum",
             field.replace('.', "/properties/")
         );
-        let allowed = self.content.pointer_mut(&pointer);
-        let allowed = allowed.and_then(Value::as_array_mut).context("no enum")?;
-        allowed.extend(values.iter().map(|value| Value::from(*value)));
+        let enum_values = self.content.pointer_mut(&pointer);
+        let enum_values = enum_values
+            .and_then(Value::as_array_mut)
+            .context("no enum")?;
+        enum_values.extend(values.iter().map(|value| Value::from(*value)));
         Ok(self)
     }
 

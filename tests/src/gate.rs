@@ -38,11 +38,11 @@ impl Gate {
         let gate = format!(
             "apiVersion: v1\nkind: Pod\nmetadata: {{{metadata}, {hook}}}\nspec: {{restartPolicy: Never, {container}}}\n"
         );
-        let after =
+        let config_map =
             format!("apiVersion: v1\nkind: ConfigMap\nmetadata: {{{metadata}}}\ndata: {{a: b}}\n");
         let files = [
             ("templates/gate.yaml", gate.as_str()),
-            ("templates/after.yaml", &after),
+            ("templates/after.yaml", &config_map),
         ];
         ChartSource::write(folder.path(), "gate", &files)?;
         Ok(Self { folder })
@@ -83,18 +83,22 @@ impl Gate {
 }
 
 /// Waits until Helm waits for a hook in this namespace other than `known`.
-pub async fn hook(fleet_client: &FleetClient, namespace: &str, known: Option<&Pod>) -> Result<Pod> {
+pub async fn wait_for_any_hook(
+    fleet_client: &FleetClient,
+    namespace: &str,
+    known: Option<&Pod>,
+) -> Result<Pod> {
     let pods: Api<Pod> = Api::namespaced(fleet_client.client.clone(), namespace);
     let known = known.and_then(ResourceExt::uid);
     eventually("helm to wait for its hook", async || {
-        let found = pods.list(&ListParams::default()).await?.items;
-        Ok(found.into_iter().find(|pod| pod.uid() != known))
+        let hook_pods = pods.list(&ListParams::default()).await?.items;
+        Ok(hook_pods.into_iter().find(|pod| pod.uid() != known))
     })
     .await
 }
 
 /// Waits until Helm waits at this event of [`EVENTS`], in a later run than that of `known`.
-pub async fn at(
+pub async fn wait_for_hook(
     fleet_client: &FleetClient,
     namespace: &str,
     event: &str,
@@ -104,9 +108,9 @@ pub async fn at(
     let known = known.and_then(ResourceExt::uid);
     let what = format!("helm to wait at {event} in {namespace}");
     eventually(&what, async || {
-        let found = pods.list(&ListParams::default()).await?.items;
-        let names: Vec<String> = found.iter().map(ResourceExt::name_any).collect();
-        let pod = found.into_iter().find(|pod| {
+        let hook_pods = pods.list(&ListParams::default()).await?.items;
+        let names: Vec<String> = hook_pods.iter().map(ResourceExt::name_any).collect();
+        let pod = hook_pods.into_iter().find(|pod| {
             pod.name_any().ends_with(event)
                 && pod.uid() != known
                 && pod.metadata.deletion_timestamp.is_none()
@@ -120,21 +124,22 @@ pub async fn at(
 }
 
 /// Waits until Helm waits at `event`, and completes the hook.
-pub async fn pass(
+pub async fn complete_next_hook(
     fleet_client: &FleetClient,
     namespace: &str,
     event: &str,
     known: Option<&Pod>,
 ) -> Result<()> {
-    let hook = at(fleet_client, namespace, event, known).await?;
-    open(fleet_client, namespace, &hook).await
+    let hook = wait_for_hook(fleet_client, namespace, event, known).await?;
+    complete_hook(fleet_client, namespace, &hook).await
 }
 
 /// Completes the hook successfully.
-pub async fn open(fleet_client: &FleetClient, namespace: &str, hook: &Pod) -> Result<()> {
+pub async fn complete_hook(fleet_client: &FleetClient, namespace: &str, hook: &Pod) -> Result<()> {
     let pods: Api<Pod> = Api::namespaced(fleet_client.client.clone(), namespace);
-    let done = Patch::Merge(json!({"status": {"phase": "Succeeded"}}));
+    let succeeded = Patch::Merge(json!({"status": {"phase": "Succeeded"}}));
     let params = PatchParams::default();
-    pods.patch_status(&hook.name_any(), &params, &done).await?;
+    pods.patch_status(&hook.name_any(), &params, &succeeded)
+        .await?;
     Ok(())
 }

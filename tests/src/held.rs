@@ -18,43 +18,49 @@ const NAMESPACE: &str = "default";
 
 /// A blocked Tenant. Its workspace has the same name.
 #[derive(Debug)]
-pub struct Held<'a> {
+pub struct BlockedTenant<'a> {
     fleet_client: &'a FleetClient,
     name: &'a str,
 }
 
-impl<'a> Held<'a> {
+impl<'a> BlockedTenant<'a> {
     /// Creates a Tenant, waits until it is ready, and deletes it.
     pub async fn delete(fleet_client: &'a FleetClient, name: &'a str) -> Result<Self> {
-        let held = Self { fleet_client, name };
+        let blocked = Self { fleet_client, name };
         fleet_client
-            .within(NAMESPACE)
+            .in_namespace(NAMESPACE)
             .create(name, json!({}))
             .await?;
         fleet_client
-            .within(NAMESPACE)
-            .shows(name, &[ALL_READY])
+            .in_namespace(NAMESPACE)
+            .wait_for(name, &[ALL_READY])
             .await?;
-        let map = json!({"metadata": {"name": "held", "finalizers": ["example.org/hold"]}});
-        let map = serde_json::from_value(map)?;
-        held.maps().create(&PostParams::default(), &map).await?;
+        let config_map = json!({"metadata": {"name": "held", "finalizers": ["example.org/hold"]}});
+        let config_map = serde_json::from_value(config_map)?;
+        blocked
+            .config_maps()
+            .create(&PostParams::default(), &config_map)
+            .await?;
         // The ConfigMap is already terminating. Krypton therefore deletes the namespace, but the finalizer blocks its
         // removal.
         let params = DeleteParams::default();
-        held.maps().delete("held", &params).await?;
-        fleet_client.within(NAMESPACE).delete(name).await?;
+        blocked.config_maps().delete("held", &params).await?;
+        fleet_client.in_namespace(NAMESPACE).delete(name).await?;
         eventually("its release to be gone", async || {
-            let left = fleet_client.releases().await?;
-            let own = format!("tenant-{name}-");
-            Ok((!left.keys().any(|release| release.contains(&own))).then_some(()))
+            let releases = fleet_client.releases().await?;
+            let release_prefix = format!("tenant-{name}-");
+            Ok((!releases
+                .keys()
+                .any(|release| release.contains(&release_prefix)))
+            .then_some(()))
         })
         .await?;
-        Ok(held)
+        Ok(blocked)
     }
 
     /// Waits until the Tenant is restored after the deletion of its CRD, and is being deleted again.
-    pub async fn is_deleted_again(&self) -> Result<()> {
-        let tenants = self.fleet_client.within(NAMESPACE).tenants();
+    pub async fn wait_deleted_again(&self) -> Result<()> {
+        let tenants = self.fleet_client.in_namespace(NAMESPACE).tenants();
         let what = format!("{} to be put back and deleted again", self.name);
         eventually(&what, async || {
             Ok(tenants.get(self.name).await?.metadata.deletion_timestamp)
@@ -65,13 +71,16 @@ impl<'a> Held<'a> {
 
     /// Removes the finalizer and waits until the Tenant is gone.
     pub async fn release(self) -> Result<()> {
-        self.maps()
+        self.config_maps()
             .merge("held", &json!({"metadata": {"finalizers": null}}))
             .await?;
-        self.fleet_client.within(NAMESPACE).gone(self.name).await
+        self.fleet_client
+            .in_namespace(NAMESPACE)
+            .wait_gone(self.name)
+            .await
     }
 
-    fn maps(&self) -> Api<ConfigMap> {
+    fn config_maps(&self) -> Api<ConfigMap> {
         Api::namespaced(self.fleet_client.client.clone(), self.name)
     }
 }

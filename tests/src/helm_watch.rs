@@ -28,8 +28,8 @@ impl HelmWatch {
     pub fn flag(&self, actor: &str) -> Result<String> {
         let helm = Tools::find()?.binary("helm");
         let program = self.folder.path().join(format!("helm-of-{actor}"));
-        let [lock, log] = [self.path("lock"), self.path("log")].map(|path| shown(&path));
-        let helm = shown(&helm);
+        let [lock, log] = [self.path("lock"), self.path("log")].map(|path| shell_quoted(&path));
+        let helm = shell_quoted(&helm);
         // All actors share the uptime clock.
         let script = format!(
             "#!/bin/sh\n\
@@ -67,6 +67,6 @@ impl HelmWatch {
     }
 }
 
-fn shown(path: &Path) -> String {
+fn shell_quoted(path: &Path) -> String {
     format!("'{}'", path.display())
 }

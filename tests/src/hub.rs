@@ -10,7 +10,7 @@ use std::{
 use anyhow::Result;
 
 use crate::{
-    daemon::{Daemon, Program, Start},
+    daemon::{Daemon, DaemonStart, Program},
     port::Port,
 };
 
@@ -29,7 +29,7 @@ pub struct HubOptions<'a> {
     /// The complete environment, except KUBECONFIG, PATH and TMPDIR.
     pub env: BTreeMap<String, String>,
     listen: Option<Arc<Port>>,
-    disk: Option<u64>,
+    disk_size: Option<u64>,
 }
 
 impl<'a> HubOptions<'a> {
@@ -39,27 +39,27 @@ impl<'a> HubOptions<'a> {
             args: Vec::new(),
             env: BTreeMap::new(),
             listen: None,
-            disk: None,
+            disk_size: None,
         }
     }
 
     /// Limits the disk for scratch files to this number of bytes. Requires a kernel that allows user namespaces.
     #[must_use]
-    pub fn on_a_disk_of(mut self, bytes: u64) -> Self {
-        self.disk = Some(bytes);
+    pub fn with_disk_size(mut self, bytes: u64) -> Self {
+        self.disk_size = Some(bytes);
         self
     }
 
     /// Listens on the port of a stopped hub, so its agents find this one.
     #[must_use]
-    pub fn in_place_of(mut self, hub: &Hub) -> Self {
+    pub fn on_port_of(mut self, hub: &Hub) -> Self {
         self.listen = Some(Arc::clone(&hub.listen));
         self
     }
 
     /// Listens on this port. The port can be published before the hub starts.
     #[must_use]
-    pub fn at(mut self, port: &Arc<Port>) -> Self {
+    pub fn on_port(mut self, port: &Arc<Port>) -> Self {
         self.listen = Some(Arc::clone(port));
         self
     }
@@ -87,7 +87,7 @@ pub struct Hub {
 impl Hub {
     /// Starts the hub binary from `KRYPTON_HUB_BIN`, or from the directory of this executable.
     ///
-    /// Doesn't wait until the hub is ready: use `ready`. Use `wait` if the test expects a refusal.
+    /// Doesn't wait until the hub is ready: use `wait_ready`. Use `wait` if the test expects a refusal.
     pub fn start(options: &HubOptions<'_>) -> Result<Self> {
         let listen = match &options.listen {
             Some(port) => Arc::clone(port),
@@ -100,7 +100,7 @@ impl Hub {
             .map(|(name, value)| (name.clone(), value.into()))
             .collect();
         env.insert("KUBECONFIG".to_owned(), options.home.into());
-        let daemon = Daemon::start(Start {
+        let daemon = Daemon::start(DaemonStart {
             program: PROGRAM,
             flags: vec![
                 ("--listen", address.clone().into()),
@@ -111,8 +111,8 @@ impl Hub {
             cache_flag: None,
             args: &options.args,
             env,
-            disk: options.disk,
-            contained: false,
+            disk: options.disk_size,
+            is_contained: false,
         })?;
         Ok(Self { daemon, listen })
     }

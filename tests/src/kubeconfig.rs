@@ -9,15 +9,15 @@ use crate::{Cluster, membership::write_secret};
 
 /// Writes the kubeconfig, readable only by its owner. The first cluster's context is the current one.
 pub fn write(path: &Path, clusters: &[(&str, &Cluster)]) -> Result<()> {
-    let singles: Vec<(&str, Value)> = clusters
+    let kubeconfigs: Vec<(&str, Value)> = clusters
         .iter()
         .map(|(name, cluster)| Ok((*name, read(cluster.kubeconfig())?)))
         .collect::<Result<_>>()?;
-    write_secret(path, &merged(&singles).to_string())
+    write_secret(path, &merged(&kubeconfigs).to_string())
 }
 
 /// Returns a kubeconfig with a token for the API server at this URL.
-pub fn of_server(url: &str) -> String {
+pub fn for_server(url: &str) -> String {
     json!({
         "apiVersion": "v1",
         "kind": "Config",
@@ -35,17 +35,20 @@ fn read(path: &Path) -> Result<Value> {
 }
 
 /// The harness names every user `admin`, so each gets a unique name here.
-fn merged(singles: &[(&str, Value)]) -> Value {
-    let each = |part: &dyn Fn(&str, &Value) -> Value| -> Vec<Value> {
-        singles.iter().map(|(name, one)| part(name, one)).collect()
+fn merged(kubeconfigs: &[(&str, Value)]) -> Value {
+    let entries = |entry: &dyn Fn(&str, &Value) -> Value| -> Vec<Value> {
+        kubeconfigs
+            .iter()
+            .map(|(name, kubeconfig)| entry(name, kubeconfig))
+            .collect()
     };
     json!({
         "apiVersion": "v1",
         "kind": "Config",
-        "current-context": singles.first().map(|(name, _)| *name),
-        "contexts": each(&|name, _| json!({"name": name, "context": {"cluster": name, "user": name}})),
-        "clusters": each(&|name, one| json!({"name": name, "cluster": one["clusters"][0]["cluster"]})),
-        "users": each(&|name, one| json!({"name": name, "user": one["users"][0]["user"]})),
+        "current-context": kubeconfigs.first().map(|(name, _)| *name),
+        "contexts": entries(&|name, _| json!({"name": name, "context": {"cluster": name, "user": name}})),
+        "clusters": entries(&|name, kubeconfig| json!({"name": name, "cluster": kubeconfig["clusters"][0]["cluster"]})),
+        "users": entries(&|name, kubeconfig| json!({"name": name, "user": kubeconfig["users"][0]["user"]})),
     })
 }
 
@@ -55,21 +58,24 @@ mod tests {
 
     #[test]
     fn merged_kubeconfig_keeps_same_named_users_apart() {
-        let single = |token: &str, server: &str| {
+        let kubeconfig = |token: &str, server: &str| {
             json!({
                 "clusters": [{"name": "x", "cluster": {"server": server}}],
                 "users": [{"name": "admin", "user": {"token": token}}],
             })
         };
-        let all = merged(&[("home", single("a", "h")), ("edge-1", single("b", "e"))]);
-        assert_eq!(all["current-context"], "home");
+        let merged_kubeconfig = merged(&[
+            ("home", kubeconfig("a", "h")),
+            ("edge-1", kubeconfig("b", "e")),
+        ]);
+        assert_eq!(merged_kubeconfig["current-context"], "home");
         assert_eq!(
-            all["users"][1],
+            merged_kubeconfig["users"][1],
             json!({"name": "edge-1", "user": {"token": "b"}})
         );
-        assert_eq!(all["clusters"][1]["cluster"]["server"], "e");
+        assert_eq!(merged_kubeconfig["clusters"][1]["cluster"]["server"], "e");
         assert_eq!(
-            all["contexts"][1]["context"],
+            merged_kubeconfig["contexts"][1]["context"],
             json!({"cluster": "edge-1", "user": "edge-1"})
         );
     }

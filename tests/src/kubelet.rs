@@ -33,7 +33,7 @@ pub struct ForwardedPod {
     pub name: &'static str,
     pub container: &'static str,
     pub port: u16,
-    pub to: SocketAddr,
+    pub target: SocketAddr,
 }
 
 /// A running kubelet. Dropping it stops it, but keeps the node and the pods.
@@ -54,7 +54,7 @@ impl Kubelet {
         let params = CertificateParams::new(vec!["127.0.0.1".to_owned()]);
         let certificate = params.and_then(|params| params.self_signed(&key));
         let certificate = certificate.context("generating a certificate")?;
-        let config: String = pods.iter().map(ForwardedPod::forward).collect();
+        let config: String = pods.iter().map(ForwardedPod::port_forward_yaml).collect();
         write(&file("tls.crt"), &certificate.pem())?;
         write(&file("tls.key"), &key.serialize_pem())?;
         write(&file("forwards.yaml"), &config)?;
@@ -84,13 +84,13 @@ impl Kubelet {
                     .await?
                     .error_for_status()
                     .map(|_| Some(Ok(())))?),
-                Err(ended) => Ok(Some(Err(ended))),
+                Err(error) => Ok(Some(Err(error))),
             }
         })
         .await??;
-        node(cluster, port.number()).await?;
+        create_node(cluster, port.number()).await?;
         for pod in pods {
-            pod.run(cluster).await?;
+            pod.create(cluster).await?;
         }
         Ok(Self {
             _process: process,
@@ -101,11 +101,11 @@ impl Kubelet {
 }
 
 impl ForwardedPod {
-    fn forward(&self) -> String {
+    fn port_forward_yaml(&self) -> String {
         let Self {
             namespace,
             name,
-            to,
+            target,
             ..
         } = self;
         format!(
@@ -113,18 +113,18 @@ impl ForwardedPod {
              metadata: {{name: {name}, namespace: {namespace}}}\n\
              spec: {{forwards: [{{ports: [{}], target: {{address: {}, port: {}}}}}]}}\n",
             self.port,
-            to.ip(),
-            to.port()
+            target.ip(),
+            target.port()
         )
     }
 
-    async fn run(&self, cluster: &Cluster) -> Result<()> {
+    async fn create(&self, cluster: &Cluster) -> Result<()> {
         let client = cluster.client();
         let namespaces: Api<Namespace> = Api::all(client.clone());
         let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), self.namespace);
         let pods: Api<Pod> = Api::namespaced(client, self.namespace);
-        make(&namespaces, json!({"metadata": {"name": self.namespace}})).await?;
-        make(&accounts, json!({"metadata": {"name": ACCOUNT}})).await?;
+        create_if_absent(&namespaces, json!({"metadata": {"name": self.namespace}})).await?;
+        create_if_absent(&accounts, json!({"metadata": {"name": ACCOUNT}})).await?;
         let spec = json!({
             "nodeName": NODE,
             "serviceAccountName": ACCOUNT,
@@ -136,22 +136,22 @@ impl ForwardedPod {
             }],
         });
         let pod = json!({"metadata": {"name": self.name}, "spec": spec});
-        make(&pods, pod).await?;
-        let runs = json!({"status": {"phase": "Running"}});
-        pods.patch_status(self.name, &PatchParams::default(), &Patch::Merge(&runs))
+        create_if_absent(&pods, pod).await?;
+        let running = json!({"status": {"phase": "Running"}});
+        pods.patch_status(self.name, &PatchParams::default(), &Patch::Merge(&running))
             .await
             .map(drop)
             .context("marking a pod as running")
     }
 }
 
-async fn node(cluster: &Cluster, port: u16) -> Result<()> {
+async fn create_node(cluster: &Cluster, port: u16) -> Result<()> {
     let nodes: Api<Node> = Api::all(cluster.client());
     let status = json!({
         "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
         "daemonEndpoints": {"kubeletEndpoint": {"Port": port}},
     });
-    make(
+    create_if_absent(
         &nodes,
         json!({"metadata": {"name": NODE}, "status": status}),
     )
@@ -159,14 +159,14 @@ async fn node(cluster: &Cluster, port: u16) -> Result<()> {
 }
 
 /// Creates the object if it doesn't exist.
-async fn make<K>(api: &Api<K>, object: Value) -> Result<()>
+async fn create_if_absent<K>(api: &Api<K>, object: Value) -> Result<()>
 where
     K: Resource + Clone + std::fmt::Debug + Serialize + DeserializeOwned,
 {
     let typed: K = serde_json::from_value(object).context("serializing an object")?;
     match api.create(&PostParams::default(), &typed).await {
         Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
-        made => made.map(drop).context("creating an object"),
+        created => created.map(drop).context("creating an object"),
     }
 }
 

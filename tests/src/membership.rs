@@ -16,9 +16,9 @@ use crate::{
     agent::{Agent, AgentOptions},
     cluster::Cluster,
     daemon::{Daemon, Program},
-    fleet::{FleetClient, HUB_NAMESPACE, PATIENCE},
+    fleet::{FleetClient, HUB_NAMESPACE, STEP_DEADLINE},
     hub::Hub,
-    process::Ran,
+    process::CommandOutput,
     wait::eventually,
 };
 
@@ -41,7 +41,7 @@ pub enum Mode {
 
 impl Mode {
     /// Returns the mode in the EdgeCluster's status.
-    pub fn on_record(self) -> edge_cluster::Mode {
+    pub fn in_status(self) -> edge_cluster::Mode {
         match self {
             Self::SelfCluster | Self::Proxy => edge_cluster::Mode::Proxy,
             Self::Agent => edge_cluster::Mode::Agent,
@@ -97,16 +97,16 @@ impl Membership {
         edge: &Cluster,
         name: &str,
     ) -> Result<Self> {
-        let access = match mode {
+        let kubeconfig = match mode {
             Mode::Proxy => edge.kubeconfig_with_token(),
             Mode::SelfCluster | Mode::Agent => String::new(),
         };
         let options = AgentOptions::new(edge.kubeconfig());
-        Self::join_by(mode, hub, home, (&access, options), name).await
+        Self::join_with(mode, hub, home, (&kubeconfig, options), name).await
     }
 
     /// Like `join`, with a specific kubeconfig for the hub and specific options for the agent.
-    pub async fn join_by(
+    pub async fn join_with(
         mode: Mode,
         hub: &mut Hub,
         home: &Cluster,
@@ -116,11 +116,11 @@ impl Membership {
         match mode {
             Mode::SelfCluster => Ok(Self { agent: None }),
             Mode::Proxy => {
-                FleetClient::at(home).add_member(name, kubeconfig).await?;
+                FleetClient::new(home).add_member(name, kubeconfig).await?;
                 Ok(Self { agent: None })
             }
             Mode::Agent => {
-                hub.ready(PATIENCE).await?;
+                hub.wait_ready(STEP_DEADLINE).await?;
                 let agent = Some(enrolled_agent(home, name, options).await?);
                 Ok(Self { agent })
             }
@@ -157,24 +157,24 @@ pub async fn enrolled_agent(
 ) -> Result<Agent> {
     let folder = TempDir::with_prefix("krypton-join-").context("creating a folder")?;
     let join = folder.path().join("bundle.yaml");
-    write_secret(&join, &bundle(home, name).await?)?;
+    write_secret(&join, &join_bundle(home, name).await?)?;
     let mut agent = Agent::start(&options.join_file(&join))?;
-    agent.ready(PATIENCE).await?;
+    agent.wait_ready(STEP_DEADLINE).await?;
     Ok(agent)
 }
 
 /// Returns the output of `kubectl krypton join` for this name, once the hub has published its addresses.
-pub async fn bundle(home: &Cluster, name: &str) -> Result<String> {
-    bundle_of(home, HUB_NAMESPACE, name).await
+pub async fn join_bundle(home: &Cluster, name: &str) -> Result<String> {
+    bundle_in_namespace(home, HUB_NAMESPACE, name).await
 }
 
-/// Like `bundle`, for a hub in this namespace.
-pub async fn bundle_of(home: &Cluster, namespace: &str, name: &str) -> Result<String> {
+/// Like `join_bundle`, for a hub in this namespace.
+pub async fn bundle_in_namespace(home: &Cluster, namespace: &str, name: &str) -> Result<String> {
     join(home, namespace, name, &[]).await
 }
 
 /// Returns the output of `kubectl krypton join --replace`: a bundle for a member that already has an agent.
-pub async fn replaced(home: &Cluster, name: &str) -> Result<String> {
+pub async fn replacement_bundle(home: &Cluster, name: &str) -> Result<String> {
     join(home, HUB_NAMESPACE, name, &["--replace"]).await
 }
 
@@ -189,12 +189,12 @@ pub async fn join_command(
     join(home, namespace, name, &["-o", "helm", "--chart", &chart]).await
 }
 
-async fn join(home: &Cluster, namespace: &str, name: &str, more: &[&str]) -> Result<String> {
+async fn join(home: &Cluster, namespace: &str, name: &str, flags: &[&str]) -> Result<String> {
     let program = KUBECTL_KRYPTON.find()?;
     let join = home
         .invocation(&program)
         .args(["join", name, "-n", namespace, "--ttl", "1h"])
-        .args(more.iter().copied());
+        .args(flags.iter().copied());
     eventually("a join bundle", async || {
         Ok(Some(join.output(JOIN_DEADLINE).await?))
     })
@@ -202,21 +202,21 @@ async fn join(home: &Cluster, namespace: &str, name: &str, more: &[&str]) -> Res
 }
 
 /// Runs `kubectl krypton` against the home cluster with these arguments, and returns its standard output.
-pub async fn kubectl_krypton(home: &Cluster, words: &[&str]) -> Result<String> {
+pub async fn kubectl_krypton(home: &Cluster, args: &[&str]) -> Result<String> {
     let program = KUBECTL_KRYPTON.find()?;
-    let run = home.invocation(&program).args(words.iter().copied());
+    let run = home.invocation(&program).args(args.iter().copied());
     run.output(JOIN_DEADLINE).await
 }
 
 /// Like `kubectl_krypton`, but also returns the output of a failed command.
-pub async fn krypton_ends(home: &Cluster, words: &[&str]) -> Result<Ran> {
-    let program = krypton_program()?;
-    let run = home.invocation(&program).args(words.iter().copied());
+pub async fn run_kubectl_krypton(home: &Cluster, args: &[&str]) -> Result<CommandOutput> {
+    let program = kubectl_krypton_path()?;
+    let run = home.invocation(&program).args(args.iter().copied());
     run.run(JOIN_DEADLINE).await
 }
 
 /// Returns the path of the kubectl plugin.
-pub fn krypton_program() -> Result<PathBuf> {
+pub fn kubectl_krypton_path() -> Result<PathBuf> {
     KUBECTL_KRYPTON.find()
 }
 

@@ -7,7 +7,7 @@ use kube::{Api, CustomResourceExt, api::PostParams};
 
 use crate::{cluster::Cluster, wait::eventually};
 
-const NO_CRD: &str = r#"
+const DENY_POLICY: &str = r#"
 apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingAdmissionPolicy
 metadata: {name: no-tenants}
@@ -29,22 +29,22 @@ spec: {policyName: no-tenants, validationActions: [Deny]}
 "#;
 
 /// Makes the API server reject the CRD.
-pub async fn refuse_tenants(cluster: &Cluster) -> Result<()> {
-    cluster.apply(NO_CRD).await?;
+pub async fn reject_tenant_crd(cluster: &Cluster) -> Result<()> {
+    cluster.apply(DENY_POLICY).await?;
     let crds: Api<CustomResourceDefinition> = Api::all(cluster.client());
     let params = PostParams {
         dry_run: true,
         ..PostParams::default()
     };
     eventually("the CRD of Tenants to be rejected", async || {
-        let made = crds.create(&params, &Tenant::crd()).await;
-        Ok(made.is_err().then_some(()))
+        let created = crds.create(&params, &Tenant::crd()).await;
+        Ok(created.is_err().then_some(()))
     })
     .await
 }
 
 /// Asserts that the CRD doesn't exist.
-pub async fn has_no_tenants(cluster: &Cluster) -> Result<()> {
+pub async fn assert_no_tenant_crd(cluster: &Cluster) -> Result<()> {
     let crds: Api<CustomResourceDefinition> = Api::all(cluster.client());
     match crds.get_opt(Tenant::crd_name()).await? {
         None => Ok(()),

@@ -29,7 +29,7 @@ const CRDS: &str = concat!(
     "/../crds/testdata/original-crds"
 );
 /// Number of Secrets that are created concurrently.
-const AT_ONCE: usize = 16;
+const CONCURRENCY: usize = 16;
 
 /// Returns one of the original's CRDs as YAML.
 pub fn crd(file: &str) -> Result<String> {
@@ -40,7 +40,7 @@ pub fn crd(file: &str) -> Result<String> {
 /// Applies one of the original's CRDs to a cluster, over any existing version, and waits until it is established.
 pub async fn apply_crd(cluster: &Cluster, file: &str) -> Result<()> {
     cluster.apply(&crd(file)?).await?;
-    cluster.serves_crds().await
+    cluster.wait_for_crds().await
 }
 
 /// The original operator on one cluster, with its configured chart.
@@ -55,9 +55,9 @@ pub struct Original<'a> {
 }
 
 impl Original<'_> {
-    fn helm(&self, release: &str, workspace: &str, more: &[&str]) -> Vec<String> {
+    fn install_args(&self, release: &str, workspace: &str, flags: &[&str]) -> Vec<String> {
         let (repository, version) = (self.repository.url(), self.version);
-        let own = [
+        let args = [
             "install".to_owned(),
             release.to_owned(),
             self.chart.to_owned(),
@@ -68,26 +68,26 @@ impl Original<'_> {
             // The original uses the library of Helm 3, which applies on the client side.
             "--server-side=false".to_owned(),
         ];
-        let more = more.iter().map(|flag| (*flag).to_owned());
-        own.into_iter().chain(more).collect()
+        let flags = flags.iter().map(|flag| (*flag).to_owned());
+        args.into_iter().chain(flags).collect()
     }
 
     /// Installs a release in its workspace.
     pub async fn install(&self, release: &str, workspace: &str) -> Result<()> {
-        let line = self.helm(release, workspace, &[]);
-        self.cluster.helm(line).await.map(drop)
+        let args = self.install_args(release, workspace, &[]);
+        self.cluster.helm(args).await.map(drop)
     }
 
     /// Installs a release, and kills Helm while it waits for the release's workloads.
-    pub async fn die_installing(
+    pub async fn kill_during_install(
         &self,
         release: &str,
         workspace: &str,
         flags: &[&str],
     ) -> Result<()> {
-        let more = [flags, &["--wait", "--timeout=170s"]].concat();
+        let flags = [flags, &["--wait", "--timeout=170s"]].concat();
         let client = self.cluster.client();
-        let there = eventually("Helm to wait for a workload", async || {
+        let waiting = eventually("Helm to wait for a workload", async || {
             let name = releases::secret_name(release, 1);
             let secrets: Api<Secret> = Api::namespaced(client.clone(), workspace);
             let deployments: Api<k8s_openapi::api::apps::v1::Deployment> =
@@ -99,15 +99,15 @@ impl Original<'_> {
             Ok(secret.and(deployment).map(drop))
         });
         tokio::select! {
-            ended = self.cluster.helm(self.helm(release, workspace, &more)) =>
+            ended = self.cluster.helm(self.install_args(release, workspace, &flags)) =>
                 bail!("helm ended before it was killed: {ended:?}"),
-            there = there => there,
+            waited = waiting => waited,
         }
     }
 
     /// Installs a release as the original does if a template sets no namespace. The Secret is in the workspace, and the
     /// objects are in `default`.
-    pub async fn install_astray(&self, release: &str, workspace: &str) -> Result<()> {
+    pub async fn install_outside_workspace(&self, release: &str, workspace: &str) -> Result<()> {
         self.install(release, workspace).await?;
         let client = self.cluster.client();
         let secrets: Api<Secret> = Api::namespaced(client.clone(), workspace);
@@ -121,30 +121,30 @@ impl Original<'_> {
     }
 
     /// Creates revisions 2 to `last` from the first. The original upgrades in every reconcile and thereby creates them.
-    pub async fn pile_up(&self, release: &str, workspace: &str, last: u32) -> Result<()> {
+    pub async fn create_revisions(&self, release: &str, workspace: &str, last: u32) -> Result<()> {
         let secrets: Api<Secret> = Api::namespaced(self.cluster.client(), workspace);
         let first = secrets.get(&releases::secret_name(release, 1)).await?;
-        let made = (2..=last).map(|number| {
+        let revisions = (2..=last).map(|number| {
             let status = if number == last {
                 "deployed"
             } else {
                 "superseded"
             };
-            of_revision(&first, release, number, status)
+            with_revision(&first, release, number, status)
         });
-        let made: Vec<Secret> = made.collect::<Result<_>>()?;
-        futures::stream::iter(made)
+        let revisions: Vec<Secret> = revisions.collect::<Result<_>>()?;
+        futures::stream::iter(revisions)
             .map(|secret| {
                 let secrets = secrets.clone();
                 async move { secrets.create(&PostParams::default(), &secret).await }
             })
-            .buffer_unordered(AT_ONCE)
+            .buffer_unordered(CONCURRENCY)
             .try_collect::<Vec<_>>()
             .await?;
-        let mut over = of_revision(&first, release, 1, "superseded")?;
-        over.metadata.resource_version = first.resource_version();
+        let mut first_superseded = with_revision(&first, release, 1, "superseded")?;
+        first_superseded.metadata.resource_version = first.resource_version();
         secrets
-            .replace(&first.name_any(), &PostParams::default(), &over)
+            .replace(&first.name_any(), &PostParams::default(), &first_superseded)
             .await?;
         Ok(())
     }
@@ -180,10 +180,10 @@ impl Original<'_> {
     /// Returns the status of a Tenant whose installation the original considers complete. None of its conditions
     /// becomes False again.
     pub fn status(&self, error: Option<&str>) -> Value {
-        let at = "2026-01-13T10:00:00Z";
+        let transition_time = "2026-01-13T10:00:00Z";
         let condition = |kind: &str, status: &str, reason: &str, message: &str| {
             json!({"type": format!("{kind}/{}", self.member), "status": status, "reason": reason,
-                "message": message, "lastTransitionTime": at})
+                "message": message, "lastTransitionTime": transition_time})
         };
         let mut conditions = vec![
             condition("ClusterReady", "True", "Installed", "release installed"),
@@ -207,18 +207,18 @@ async fn move_to_default(client: &Client, from: &str, object: &ObjectId) -> Resu
         .split_once('/')
         .unwrap_or(("", &object.api_version));
     let kind = GroupVersionKind::gvk(group, version, &object.kind);
-    let (resource, about) = pinned_kind(client, &kind).await?;
-    if about.scope == Scope::Cluster {
+    let (resource, capabilities) = pinned_kind(client, &kind).await?;
+    if capabilities.scope == Scope::Cluster {
         return Ok(());
     }
-    let [from, to]: [Api<DynamicObject>; 2] =
-        [from, "default"].map(|place| Api::namespaced_with(client.clone(), place, &resource));
-    let found = from.get(&object.name).await?;
-    let mut moved = found.clone();
+    let [from, to]: [Api<DynamicObject>; 2] = [from, "default"]
+        .map(|namespace| Api::namespaced_with(client.clone(), namespace, &resource));
+    let original = from.get(&object.name).await?;
+    let mut moved = original.clone();
     moved.metadata = ObjectMeta {
-        name: found.metadata.name.clone(),
-        labels: found.metadata.labels.clone(),
-        annotations: found.metadata.annotations.clone(),
+        name: original.metadata.name.clone(),
+        labels: original.metadata.labels.clone(),
+        annotations: original.metadata.annotations.clone(),
         ..ObjectMeta::default()
     };
     if let Some(fields) = moved.data.as_object_mut() {
@@ -238,20 +238,20 @@ async fn move_to_default(client: &Client, from: &str, object: &ObjectId) -> Resu
 }
 
 /// Returns a copy of a revision's Secret with another number and status, also in the payload.
-fn of_revision(secret: &Secret, release: &str, number: u32, status: &str) -> Result<Secret> {
+fn with_revision(secret: &Secret, release: &str, number: u32, status: &str) -> Result<Secret> {
     let data = secret
         .data
         .as_ref()
         .and_then(|data| data.get(releases::DATA_KEY));
-    let packed = STANDARD.decode(&data.context("no payload")?.0)?;
+    let encoded = STANDARD.decode(&data.context("no payload")?.0)?;
     let mut json = Vec::new();
-    GzDecoder::new(packed.as_slice()).read_to_end(&mut json)?;
+    GzDecoder::new(encoded.as_slice()).read_to_end(&mut json)?;
     let mut payload: Value = serde_json::from_slice(&json)?;
     payload["version"] = number.into();
     payload["info"]["status"] = status.into();
     let mut gzip = GzEncoder::new(Vec::new(), Compression::default());
     gzip.write_all(&serde_json::to_vec(&payload)?)?;
-    let packed = STANDARD.encode(gzip.finish()?).into_bytes();
+    let encoded = STANDARD.encode(gzip.finish()?).into_bytes();
     let mut labels = secret.metadata.labels.clone().unwrap_or_default();
     labels.insert("version".to_owned(), number.to_string());
     labels.insert("status".to_owned(), status.to_owned());
@@ -262,7 +262,7 @@ fn of_revision(secret: &Secret, release: &str, number: u32, status: &str) -> Res
             ..ObjectMeta::default()
         },
         type_: secret.type_.clone(),
-        data: Some([(releases::DATA_KEY.to_owned(), ByteString(packed))].into()),
+        data: Some([(releases::DATA_KEY.to_owned(), ByteString(encoded))].into()),
         ..Secret::default()
     })
 }

@@ -24,7 +24,7 @@ use crate::{
 
 const CHARTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../charts");
 /// Flags with values that only exist in a pod, or that the harness sets itself.
-const ONLY_IN_A_POD: [&str; 7] = [
+const POD_ONLY_FLAGS: [&str; 7] = [
     "--listen",
     "--advertise",
     "--metrics-bind-address",
@@ -88,11 +88,11 @@ impl OwnChart {
             entries.map(|entry| Ok(entry?.path())).collect()
         };
         let files = read().with_context(|| format!("reading {}", folder.display()))?;
-        let case = |file: PathBuf| {
+        let named_file = |file: PathBuf| {
             let name = file.file_name()?.to_str()?.strip_suffix("-values.yaml")?;
             Some((name.to_owned(), file.clone()))
         };
-        Ok(files.into_iter().filter_map(case).collect())
+        Ok(files.into_iter().filter_map(named_file).collect())
     }
 
     /// Runs `helm upgrade --install --reset-values` with these arguments and without pods. `HubPod` and `AgentPod` run
@@ -103,12 +103,12 @@ impl OwnChart {
         args: impl IntoIterator<Item = A>,
     ) -> Result<String> {
         let install = ["upgrade", "--install", self.name()].map(OsString::from);
-        let place = ["-n", self.namespace(), "--create-namespace"].map(OsString::from);
+        let namespace = ["-n", self.namespace(), "--create-namespace"].map(OsString::from);
         let values = ["--reset-values", "--set=replicaCount=0"].map(OsString::from);
-        let more = args.into_iter().map(Into::into);
-        let all = install.into_iter().chain([self.folder().into()]);
+        let extra = args.into_iter().map(Into::into);
+        let command = install.into_iter().chain([self.folder().into()]);
         cluster
-            .helm(all.chain(place).chain(values).chain(more))
+            .helm(command.chain(namespace).chain(values).chain(extra))
             .await
     }
 
@@ -120,14 +120,14 @@ impl OwnChart {
 
 /// The command line, environment and account of a Deployment's pod, as the API server returns them.
 #[derive(Debug)]
-struct Pod {
+struct DeploymentPod {
     namespace: &'static str,
     spec: PodSpec,
     container: Container,
 }
 
-impl Pod {
-    async fn of(chart: OwnChart, cluster: &Cluster) -> Result<Self> {
+impl DeploymentPod {
+    async fn read(chart: OwnChart, cluster: &Cluster) -> Result<Self> {
         let (name, namespace) = (chart.name(), chart.namespace());
         let deployments: Api<Deployment> = Api::namespaced(cluster.client(), namespace);
         let deployment = deployments.get(name).await?;
@@ -147,24 +147,24 @@ impl Pod {
         let args = self.container.args.clone().unwrap_or_default();
         let flag = |arg: &str| arg.split_once('=').map_or(arg, |(flag, _)| flag).to_owned();
         args.into_iter()
-            .filter(|arg| !ONLY_IN_A_POD.contains(&flag(arg).as_str()))
+            .filter(|arg| !POD_ONLY_FLAGS.contains(&flag(arg).as_str()))
             .collect()
     }
 
-    fn env(&self, own: &PodName) -> Result<BTreeMap<String, String>> {
+    fn env(&self, pod_name: &PodName) -> Result<BTreeMap<String, String>> {
         let variables = self.container.env.clone().unwrap_or_default();
-        let of = |variable: k8s_openapi::api::core::v1::EnvVar| {
+        let resolve = |variable: k8s_openapi::api::core::v1::EnvVar| {
             let field = variable.value_from.and_then(|from| from.field_ref);
             let value = match field.map(|field| field.field_path).as_deref() {
                 None => variable.value.unwrap_or_default(),
-                Some("metadata.name") => own.name.clone(),
-                Some("metadata.uid") => own.uid.clone(),
+                Some("metadata.name") => pod_name.name.clone(),
+                Some("metadata.uid") => pod_name.uid.clone(),
                 Some("metadata.namespace") => self.namespace.to_owned(),
                 Some(other) => bail!("{} has the unknown source {other}", variable.name),
             };
             Ok((variable.name, value))
         };
-        variables.into_iter().map(of).collect()
+        variables.into_iter().map(resolve).collect()
     }
 
     async fn access(&self, cluster: &Cluster) -> Result<ServiceAccountAccess> {
@@ -184,25 +184,25 @@ pub struct HubPod {
 
 impl HubPod {
     /// Starts the hub. It listens on the port of `before`, if given, so its agents find it.
-    pub async fn start(cluster: &Cluster, before: Option<&Self>) -> Result<Self> {
-        Self::start_as(cluster, &PodName::default(), before, &[]).await
+    pub async fn start(cluster: &Cluster, previous: Option<&Self>) -> Result<Self> {
+        Self::start_as(cluster, &PodName::default(), previous, &[]).await
     }
 
     /// Like `start`, as this pod of the Deployment and with more flags.
     pub async fn start_as(
         cluster: &Cluster,
-        own: &PodName,
-        before: Option<&Self>,
+        pod_name: &PodName,
+        previous: Option<&Self>,
         flags: &[String],
     ) -> Result<Self> {
-        let pod = Pod::of(OwnChart::Hub, cluster).await?;
+        let pod = DeploymentPod::read(OwnChart::Hub, cluster).await?;
         let access = pod.access(cluster).await?;
         let values = ValuesFile::new(&values(cluster, pod.namespace).await?)?;
         let kubeconfig = access.kubeconfig();
         let mut options = HubOptions::new(&kubeconfig)
             .args(pod.args())
             .args(flags.iter().map(String::as_str));
-        options.env = pod.env(own)?;
+        options.env = pod.env(pod_name)?;
         let args = pod.container.args.as_deref().unwrap_or_default();
         if args
             .iter()
@@ -210,8 +210,8 @@ impl HubPod {
         {
             options = options.args([crate::fleet::values_flag(&values)]);
         }
-        if let Some(before) = before {
-            options = options.in_place_of(&before.hub);
+        if let Some(previous) = previous {
+            options = options.on_port_of(&previous.hub);
         }
         Ok(Self {
             hub: Hub::start(&options)?,
@@ -238,7 +238,7 @@ pub struct AgentPod {
 
 impl AgentPod {
     pub async fn start(cluster: &Cluster) -> Result<Self> {
-        let pod = Pod::of(OwnChart::Agent, cluster).await?;
+        let pod = DeploymentPod::read(OwnChart::Agent, cluster).await?;
         let access = pod.access(cluster).await?;
         let kubeconfig = access.kubeconfig();
         let options = AgentOptions::new(&kubeconfig)

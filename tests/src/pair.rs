@@ -12,16 +12,16 @@ use crate::{
 };
 
 const EDGE: &str = "edge-1";
-const NOT_OPEN: &str = "no hub was started";
+const NO_HUB: &str = "no hub was started";
 
 /// A home cluster and a member. The acting processes are dropped first and the clusters last.
 #[derive(Debug)]
 pub struct Pair {
-    acting: Option<(Membership, Hub)>,
+    processes: Option<(Membership, Hub)>,
     mode: Mode,
     flags: Vec<String>,
     /// Environment variables of the hub.
-    variables: Vec<(String, String)>,
+    hub_env: Vec<(String, String)>,
     home: Cluster,
     /// `None` if the home cluster is the member.
     edge: Option<Cluster>,
@@ -43,10 +43,10 @@ impl Pair {
             }
         };
         Ok(Self {
-            acting: None,
+            processes: None,
             mode,
             flags: Vec::new(),
-            variables: Vec::new(),
+            hub_env: Vec::new(),
             home,
             edge,
         })
@@ -54,31 +54,34 @@ impl Pair {
 
     /// Starts a hub with these flags and joins the member. After `stop`, starts hub and agent again with only the state
     /// on their clusters.
-    pub async fn open(&mut self, flags: impl IntoIterator<Item = String>) -> Result<()> {
+    pub async fn start_hub_and_join(
+        &mut self,
+        flags: impl IntoIterator<Item = String>,
+    ) -> Result<()> {
         self.flags = flags.into_iter().collect();
         if self.edge.is_some() {
             self.flags.push("--self-cluster=false".to_owned());
         }
-        if self.acting.is_some() {
+        if self.processes.is_some() {
             self.start_hub_again()?;
             return self.start_agent_again();
         }
         let mut hub = Hub::start(&self.options())?;
         let membership =
             Membership::join(self.mode, &mut hub, &self.home, self.cluster(), EDGE).await?;
-        self.acting = Some((membership, hub));
+        self.processes = Some((membership, hub));
         Ok(())
     }
 
     /// Sets the environment of all hubs that start later.
-    pub fn variables(&mut self, variables: &[(&str, &str)]) {
+    pub fn set_hub_env(&mut self, hub_env: &[(&str, &str)]) {
         let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
-        self.variables = variables.iter().map(owned).collect();
+        self.hub_env = hub_env.iter().map(owned).collect();
     }
 
     /// Stops the hub, then the agent, if there is one.
     pub async fn stop(&mut self) -> Result<()> {
-        let (membership, hub) = self.acting()?;
+        let (membership, hub) = self.processes()?;
         hub.stop().await?;
         match membership.agent() {
             Some(agent) => agent.stop().await.map(drop),
@@ -87,9 +90,9 @@ impl Pair {
     }
 
     /// Returns the process that manages the member: the agent, or the hub if there is no agent.
-    /// Returns an error before `open`.
+    /// Returns an error before `start_hub_and_join`.
     pub fn actor(&mut self) -> Result<&mut Daemon> {
-        let (membership, hub) = self.acting()?;
+        let (membership, hub) = self.processes()?;
         Ok(membership.actor(hub))
     }
 
@@ -102,22 +105,22 @@ impl Pair {
     }
 
     /// Returns the hub, in every mode.
-    /// Returns an error before `open`.
+    /// Returns an error before `start_hub_and_join`.
     pub fn hub(&mut self) -> Result<&mut Hub> {
-        Ok(&mut self.acting()?.1)
+        Ok(&mut self.processes()?.1)
     }
 
     /// Starts a new hub on the port of the old one.
     pub fn start_hub_again(&mut self) -> Result<()> {
-        let (_, hub) = self.acting.as_ref().context(NOT_OPEN)?;
-        let next = Hub::start(&self.options().in_place_of(hub))?;
+        let (_, hub) = self.processes.as_ref().context(NO_HUB)?;
+        let next = Hub::start(&self.options().on_port_of(hub))?;
         *self.hub()? = next;
         Ok(())
     }
 
     /// Starts a new agent after the old one has ended.
     pub fn start_agent_again(&mut self) -> Result<()> {
-        let (membership, _) = self.acting.as_mut().context(NOT_OPEN)?;
+        let (membership, _) = self.processes.as_mut().context(NO_HUB)?;
         membership.start_again(self.edge.as_ref().unwrap_or(&self.home))
     }
 
@@ -132,7 +135,7 @@ impl Pair {
 
     /// Returns a user's client for the member.
     pub fn fleet_client(&self) -> FleetClient {
-        FleetClient::at(self.cluster())
+        FleetClient::new(self.cluster())
     }
 
     /// Returns the member's name.
@@ -153,14 +156,14 @@ impl Pair {
         names::tenant_release(tenant, self.name())
     }
 
-    fn acting(&mut self) -> Result<&mut (Membership, Hub)> {
-        self.acting.as_mut().context(NOT_OPEN)
+    fn processes(&mut self) -> Result<&mut (Membership, Hub)> {
+        self.processes.as_mut().context(NO_HUB)
     }
 
     fn options(&self) -> HubOptions<'_> {
         let flags = self.flags.iter().map(String::as_str);
         let mut options = HubOptions::new(self.home.kubeconfig()).args(flags);
-        for (name, value) in &self.variables {
+        for (name, value) in &self.hub_env {
             options = options.env(name, value);
         }
         options

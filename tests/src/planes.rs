@@ -22,43 +22,43 @@ use tokio::{
 
 use crate::cluster::{
     Cluster, Component, Parts,
-    lease::{Answer, Ask},
-    reset::Start,
+    lease::{PoolRequest, PoolResponse},
+    reset::InitialState,
 };
 
 /// Each needs half a GB.
-const IDLE_MOST: usize = 12;
+const MAX_IDLE: usize = 12;
 /// An API server needs more memory with each lease.
-const LEASES_MOST: u32 = 20;
+const MAX_LEASES: u32 = 20;
 
 /// A control plane and its initial etcd data.
-struct Plane {
+struct PooledPlane {
     cluster: Cluster,
-    start: Start,
+    initial_state: InitialState,
     leases: u32,
 }
 
-impl Plane {
+impl PooledPlane {
     async fn start() -> Result<Self> {
         let cluster = Cluster::start_own("plane", Parts::ControlPlane).await?;
-        let start = Start::of(&cluster).await?;
+        let initial_state = InitialState::capture(&cluster).await?;
         Ok(Self {
             cluster,
-            start,
+            initial_state,
             leases: 0,
         })
     }
 
     async fn restore(&mut self) -> Result<()> {
         self.cluster.kill(&Component::CONTROLLERS)?;
-        self.start.restore().await
+        self.initial_state.restore().await
     }
 }
 
 #[derive(Default)]
 struct Pool {
     /// The last one returned is the first one leased.
-    idle: Mutex<Vec<Plane>>,
+    idle: Mutex<Vec<PooledPlane>>,
     started: AtomicU32,
     leases: AtomicU32,
 }
@@ -94,48 +94,56 @@ pub async fn serve(socket: &Path) -> Result<Infallible> {
 impl Pool {
     async fn lease(&self, stream: UnixStream) -> Result<()> {
         let (reader, mut writer) = stream.into_split();
-        let mut asked = BufReader::new(reader).lines();
-        let Some(Ask::Lease) = next(&mut asked).await? else {
+        let mut requests = BufReader::new(reader).lines();
+        let Some(PoolRequest::Lease) = receive(&mut requests).await? else {
             return Ok(());
         };
         let mut plane = match self.take().await {
             Ok(plane) => plane,
-            Err(error) => return say(&mut writer, &Answer::Failed(format!("{error:#}"))).await,
+            Err(error) => {
+                return send(&mut writer, &PoolResponse::Failed(format!("{error:#}"))).await;
+            }
         };
         plane.leases += 1;
         self.leases.fetch_add(1, Ordering::Relaxed);
-        say(&mut writer, &Answer::Plane(Box::new(plane.cluster.plane()))).await?;
-        let (mut intact, mut done) = (true, false);
-        while let Ok(Some(ask)) = next(&mut asked).await {
-            let did = match ask {
-                Ask::Lease => continue,
-                Ask::Done => {
-                    done = true;
+        send(
+            &mut writer,
+            &PoolResponse::Plane(Box::new(plane.cluster.info())),
+        )
+        .await?;
+        let (mut is_intact, mut has_passed) = (true, false);
+        while let Ok(Some(request)) = receive(&mut requests).await {
+            let outcome = match request {
+                PoolRequest::Lease => continue,
+                PoolRequest::Done => {
+                    has_passed = true;
                     Ok(())
                 }
-                Ask::Spawn(component) => plane.cluster.spawn(component),
-                Ask::Kill(components) => {
+                PoolRequest::Spawn(component) => plane.cluster.spawn(component),
+                PoolRequest::Kill(components) => {
                     let controllers = Component::CONTROLLERS;
-                    intact &= components.iter().all(|one| controllers.contains(one));
+                    is_intact &= components
+                        .iter()
+                        .all(|component| controllers.contains(component));
                     plane.cluster.kill(&components)
                 }
             };
-            let answer = match did {
-                Ok(()) => Answer::Well,
-                Err(error) => Answer::Failed(format!("{error:#}")),
+            let response = match outcome {
+                Ok(()) => PoolResponse::Well,
+                Err(error) => PoolResponse::Failed(format!("{error:#}")),
             };
-            say(&mut writer, &answer).await?;
+            send(&mut writer, &response).await?;
         }
-        if !done {
+        if !has_passed {
             plane.cluster.keep_files();
-        } else if intact && plane.leases < LEASES_MOST {
+        } else if is_intact && plane.leases < MAX_LEASES {
             plane.restore().await?;
-            self.give_back(plane).await?;
+            self.return_plane(plane).await?;
         }
         Ok(())
     }
 
-    async fn take(&self) -> Result<Plane> {
+    async fn take(&self) -> Result<PooledPlane> {
         let idle = self.idle.lock().await.pop();
         match idle {
             Some(plane) => {
@@ -144,28 +152,28 @@ impl Pool {
             }
             None => {
                 self.started.fetch_add(1, Ordering::Relaxed);
-                Plane::start().await
+                PooledPlane::start().await
             }
         }
     }
 
     /// Stops the components of an idle plane. Running for two minutes, they use as much CPU as their start.
-    async fn give_back(&self, plane: Plane) -> Result<()> {
+    async fn return_plane(&self, plane: PooledPlane) -> Result<()> {
         plane.cluster.signal(Signal::STOP)?;
         let mut idle = self.idle.lock().await;
-        if idle.len() < IDLE_MOST {
+        if idle.len() < MAX_IDLE {
             idle.push(plane);
         }
         Ok(())
     }
 }
 
-async fn next(asked: &mut Lines<BufReader<OwnedReadHalf>>) -> Result<Option<Ask>> {
-    let line = asked.next_line().await?;
+async fn receive(requests: &mut Lines<BufReader<OwnedReadHalf>>) -> Result<Option<PoolRequest>> {
+    let line = requests.next_line().await?;
     Ok(line.map(|line| serde_json::from_str(&line)).transpose()?)
 }
 
-async fn say(writer: &mut OwnedWriteHalf, answer: &Answer) -> Result<()> {
-    let line = serde_json::to_string(answer)? + "\n";
+async fn send(writer: &mut OwnedWriteHalf, response: &PoolResponse) -> Result<()> {
+    let line = serde_json::to_string(response)? + "\n";
     Ok(writer.write_all(line.as_bytes()).await?)
 }

@@ -36,7 +36,7 @@ pub struct Invocation {
 
 /// Exit status and output of a program.
 #[derive(Clone, Debug)]
-pub struct Ran {
+pub struct CommandOutput {
     pub status: ExitStatus,
     pub stdout: String,
     pub stderr: String,
@@ -85,16 +85,21 @@ impl Invocation {
 
     /// Runs the program to its end, or kills it at `deadline`. Returns its stdout, or an error with its stderr.
     pub async fn output(&self, deadline: Duration) -> Result<String> {
-        let ran = self.run(deadline).await?;
-        if !ran.status.success() {
-            bail!("{}: {}: {}", self.shown(), ran.status, ran.stderr.trim());
+        let output = self.run(deadline).await?;
+        if !output.status.success() {
+            bail!(
+                "{}: {}: {}",
+                self.command_line(),
+                output.status,
+                output.stderr.trim()
+            );
         }
-        Ok(ran.stdout)
+        Ok(output.stdout)
     }
 
     /// Runs the program to its end, or kills it at `deadline`.
-    pub async fn run(&self, deadline: Duration) -> Result<Ran> {
-        let shown = || self.shown();
+    pub async fn run(&self, deadline: Duration) -> Result<CommandOutput> {
+        let command_line = || self.command_line();
         let mut command = tokio::process::Command::from(self.command());
         command
             .stdout(Stdio::piped())
@@ -102,32 +107,33 @@ impl Invocation {
             .kill_on_drop(true);
         let mut child = command
             .spawn()
-            .with_context(|| format!("starting {}", shown()))?;
+            .with_context(|| format!("starting {}", command_line()))?;
         // Taken out, because waiting closes stdin and thereby kills the child.
         let lifeline = child.stdin.take();
         let output = tokio::time::timeout(deadline, child.wait_with_output()).await;
         drop(lifeline);
         let output = output
-            .map_err(|_| anyhow!("{}: killed after {deadline:?}", shown()))?
-            .with_context(|| format!("running {}", shown()))?;
-        let text = |bytes, of| {
-            String::from_utf8(bytes).with_context(|| format!("reading the {of} of {}", shown()))
+            .map_err(|_| anyhow!("{}: killed after {deadline:?}", command_line()))?
+            .with_context(|| format!("running {}", command_line()))?;
+        let text = |bytes, stream| {
+            String::from_utf8(bytes)
+                .with_context(|| format!("reading the {stream} of {}", command_line()))
         };
-        Ok(Ran {
+        Ok(CommandOutput {
             status: output.status,
             stdout: text(output.stdout, "stdout")?,
             stderr: text(output.stderr, "stderr")?,
         })
     }
 
-    fn shown(&self) -> String {
+    fn command_line(&self) -> String {
         let name = self.program.file_name().unwrap_or(self.program.as_os_str());
-        let mut shown = name.to_string_lossy().into_owned();
+        let mut command_line = name.to_string_lossy().into_owned();
         for arg in &self.args {
-            shown.push(' ');
-            shown.push_str(&arg.to_string_lossy());
+            command_line.push(' ');
+            command_line.push_str(&arg.to_string_lossy());
         }
-        shown
+        command_line
     }
 }
 
@@ -175,7 +181,7 @@ impl Process {
         &self.log
     }
 
-    pub fn exited(&mut self) -> Result<Option<ExitStatus>> {
+    pub fn try_wait(&mut self) -> Result<Option<ExitStatus>> {
         self.child
             .try_wait()
             .with_context(|| format!("polling {}", self.name))
@@ -183,7 +189,7 @@ impl Process {
 
     /// Returns an error with the end of the log if the process has ended.
     pub fn check_running(&mut self) -> Result<()> {
-        match self.exited()? {
+        match self.try_wait()? {
             None => Ok(()),
             Some(status) => {
                 bail!(
@@ -197,7 +203,7 @@ impl Process {
 
     /// Sends a signal to the program only, not to its group. Does nothing if the program has ended.
     pub fn signal(&mut self, signal: Signal) -> Result<()> {
-        if self.exited()?.is_some() {
+        if self.try_wait()?.is_some() {
             return Ok(());
         }
         kill_process(self.group(), signal).with_context(|| format!("signalling {}", self.name))
@@ -206,7 +212,7 @@ impl Process {
     /// Waits until the program ends.
     pub async fn wait(&mut self, deadline: Duration) -> Result<ExitStatus> {
         let what = format!("the end of {}", self.name);
-        eventually_within(&what, deadline, async || match self.exited()? {
+        eventually_within(&what, deadline, async || match self.try_wait()? {
             Some(status) => Ok(Some(status)),
             None => bail!("still running; its log ends:\n{}", log_end(&self.log)),
         })
@@ -214,7 +220,7 @@ impl Process {
     }
 
     /// Sends SIGKILL to the whole group, without waiting.
-    fn shoot(&mut self) {
+    fn send_kill(&mut self) {
         if matches!(self.child.try_wait(), Ok(None)) {
             // Fails only if the program has ended. Closing the lifeline kills the rest of the group.
             kill_process_group(self.group(), Signal::KILL).ok();
@@ -224,7 +230,7 @@ impl Process {
 
     /// Kills the program and its group with SIGKILL, and reaps the program.
     pub fn kill(&mut self) {
-        self.shoot();
+        self.send_kill();
         // A killed child always ends, so an error needs no handling.
         drop(self.child.wait());
     }
@@ -242,9 +248,9 @@ impl Drop for Process {
 
 /// Kills several processes: signals all before it waits for the first.
 pub fn kill_all<'a>(processes: impl IntoIterator<Item = &'a mut Process>) {
-    let mut shot: Vec<_> = processes.into_iter().collect();
-    shot.iter_mut().for_each(|process| process.shoot());
-    shot.iter_mut().for_each(|process| process.kill());
+    let mut killed: Vec<_> = processes.into_iter().collect();
+    killed.iter_mut().for_each(|process| process.send_kill());
+    killed.iter_mut().for_each(|process| process.kill());
 }
 
 /// Returns the last 4 KiB of a log, for an error message.

@@ -55,7 +55,7 @@ pub struct Registry {
     port: Port,
     login: Login,
     process: Process,
-    tokens: Option<FakeTokenServer>,
+    token_server: Option<FakeTokenServer>,
 }
 
 impl Registry {
@@ -65,7 +65,7 @@ impl Registry {
         let folder = TempDir::with_prefix("krypton-registry-").context("creating a folder")?;
         let port = Port::reserve()?;
         let path = folder.path();
-        let (auth, tokens) = match login {
+        let (auth, token_server) = match login {
             Login::Open => (None, None),
             Login::Basic => {
                 let file = path.join("htpasswd");
@@ -76,16 +76,16 @@ impl Registry {
                 )
             }
             Login::Token => {
-                let tokens = FakeTokenServer::start().await?;
+                let token_server = FakeTokenServer::start().await?;
                 let bundle = path.join("tokens.pem");
-                fs::write(&bundle, &tokens.certificate).context("writing a certificate")?;
+                fs::write(&bundle, &token_server.certificate).context("writing a certificate")?;
                 let auth = json!({"token": {
-                    "realm": tokens.url,
+                    "realm": token_server.url,
                     "service": SERVICE,
                     "issuer": ISSUER,
                     "rootcertbundle": bundle,
                 }});
-                (Some(auth), Some(tokens))
+                (Some(auth), Some(token_server))
             }
         };
         let mut config = json!({
@@ -118,7 +118,7 @@ impl Registry {
             port,
             login,
             process,
-            tokens,
+            token_server,
         })
     }
 
@@ -128,9 +128,11 @@ impl Registry {
     }
 
     /// Returns the user of each token request. The name is empty for anonymous requests.
-    pub fn asked(&self) -> Vec<String> {
-        let tokens = self.tokens.as_ref();
-        tokens.map(FakeTokenServer::asked).unwrap_or_default()
+    pub fn token_requests(&self) -> Vec<String> {
+        let token_server = self.token_server.as_ref();
+        token_server
+            .map(FakeTokenServer::token_requests)
+            .unwrap_or_default()
     }
 
     /// Packages a chart and pushes it with Helm. Returns the digest of its manifest, `sha256:…`.
@@ -141,7 +143,7 @@ impl Registry {
         // The folder can also contain a provenance file, which Helm pushes together with the package.
         let package = entries
             .filter_map(|entry| Some(entry.ok()?.path()))
-            .find(|path| path.extension().is_some_and(|it| it == "tgz"))
+            .find(|path| path.extension().is_some_and(|extension| extension == "tgz"))
             .context("Helm created no package")?;
         let mut push = self
             .helm()
@@ -203,14 +205,14 @@ impl Registry {
 struct FakeTokenServer {
     url: String,
     certificate: String,
-    asked: Arc<Mutex<Vec<String>>>,
+    requests: Arc<Mutex<Vec<String>>>,
     serving: tokio::task::JoinHandle<std::io::Result<()>>,
 }
 
-struct Signer {
+struct TokenSigner {
     key: KeyPair,
     certificate: String,
-    asked: Arc<Mutex<Vec<String>>>,
+    requests: Arc<Mutex<Vec<String>>>,
 }
 
 impl FakeTokenServer {
@@ -220,27 +222,29 @@ impl FakeTokenServer {
         let certificate = params
             .self_signed(&key)
             .context("generating a certificate")?;
-        let asked: Arc<Mutex<Vec<String>>> = Arc::default();
-        let signer = Signer {
+        let requests: Arc<Mutex<Vec<String>>> = Arc::default();
+        let signer = TokenSigner {
             key,
             certificate: STANDARD.encode(certificate.der()),
-            asked: Arc::clone(&asked),
+            requests: Arc::clone(&requests),
         };
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0")
             .await
             .context("binding the token server")?;
         let address = listener.local_addr().context("reading the bound address")?;
-        let app = Router::new().fallback(give).with_state(Arc::new(signer));
+        let app = Router::new()
+            .fallback(issue_token)
+            .with_state(Arc::new(signer));
         Ok(Self {
             url: format!("http://{address}/token"),
             certificate: certificate.pem(),
-            asked,
+            requests,
             serving: tokio::spawn(async move { axum::serve(listener, app).await }),
         })
     }
 
-    fn asked(&self) -> Vec<String> {
-        self.asked
+    fn token_requests(&self) -> Vec<String> {
+        self.requests
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .clone()
@@ -253,7 +257,11 @@ impl Drop for FakeTokenServer {
     }
 }
 
-async fn give(State(signer): State<Arc<Signer>>, uri: Uri, headers: HeaderMap) -> Response {
+async fn issue_token(
+    State(signer): State<Arc<TokenSigner>>,
+    uri: Uri,
+    headers: HeaderMap,
+) -> Response {
     let Ok(url) = reqwest::Url::parse(&format!("http://localhost{uri}")) else {
         return StatusCode::BAD_REQUEST.into_response();
     };
@@ -264,7 +272,7 @@ async fn give(State(signer): State<Arc<Signer>>, uri: Uri, headers: HeaderMap) -
         .unwrap_or_default();
     let (name, password) = credentials.split_once(':').unwrap_or_default();
     signer
-        .asked
+        .requests
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
         .push(name.to_owned());
@@ -276,8 +284,8 @@ async fn give(State(signer): State<Arc<Signer>>, uri: Uri, headers: HeaderMap) -
     let granted: Vec<Value> = scopes
         .filter(|_| known)
         .filter_map(|(_, scope)| {
-            let mut parts = scope.splitn(3, ':');
-            let (kind, name, actions) = (parts.next()?, parts.next()?, parts.next()?);
+            let mut fields = scope.splitn(3, ':');
+            let (kind, name, actions) = (fields.next()?, fields.next()?, fields.next()?);
             let actions: Vec<&str> = actions.split(',').collect();
             Some(json!({"type": kind, "name": name, "actions": actions}))
         })
@@ -289,11 +297,11 @@ async fn give(State(signer): State<Arc<Signer>>, uri: Uri, headers: HeaderMap) -
         "exp": now + 300, "nbf": now - 300, "iat": now,
         "access": granted,
     });
-    let part = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
-    let content = format!("{}.{}", part(&header), part(&claims));
-    match signer.key.sign(content.as_bytes()) {
+    let segment = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
+    let signing_input = format!("{}.{}", segment(&header), segment(&claims));
+    match signer.key.sign(signing_input.as_bytes()) {
         Ok(signature) => {
-            let token = format!("{content}.{}", URL_SAFE_NO_PAD.encode(signature));
+            let token = format!("{signing_input}.{}", URL_SAFE_NO_PAD.encode(signature));
             json!({"token": token}).to_string().into_response()
         }
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),

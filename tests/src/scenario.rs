@@ -23,11 +23,11 @@ impl ServedChart {
     /// Serves the small chart with these values. With `replicaCount: 0`, its Deployments have no pods.
     pub async fn small(values: &str) -> Result<Self> {
         let source = ChartSource::small("1.0.0");
-        Self::of(source, ("small", "1.0.0"), Some(values)).await
+        Self::new(source, ("small", "1.0.0"), Some(values)).await
     }
 
     /// Serves the chart from this source, which has this name and version.
-    pub async fn of(
+    pub async fn new(
         source: ChartSource,
         (name, version): (&str, &str),
         values: Option<&str>,
@@ -47,10 +47,10 @@ impl ServedChart {
     }
 
     /// Returns the hub's flags for this chart, followed by these flags.
-    pub fn flags(&self, more: &[&str]) -> Vec<String> {
+    pub fn flags(&self, extra: &[&str]) -> Vec<String> {
         let mut flags = chart_flags(&self.repository, &self.name, &self.version);
         flags.extend(self.values.as_ref().map(values_flag));
-        flags.extend(more.iter().map(|flag| (*flag).to_owned()));
+        flags.extend(extra.iter().map(|flag| (*flag).to_owned()));
         flags
     }
 }
@@ -110,11 +110,11 @@ impl<'a> Scenario<'a> {
     /// Starts everything, and joins the member.
     pub async fn start(self) -> Result<(Pair, ServedChart)> {
         let chart = match self.chart {
-            Some((source, name)) => ServedChart::of(source, (name, "1.0.0"), self.values).await?,
+            Some((source, name)) => ServedChart::new(source, (name, "1.0.0"), self.values).await?,
             None => ServedChart::small(self.values.unwrap_or("replicaCount: 0")).await?,
         };
         let mut pair = Box::pin(Pair::start(self.name, self.mode, self.parts)).await?;
-        Box::pin(pair.open(chart.flags(self.flags))).await?;
+        Box::pin(pair.start_hub_and_join(chart.flags(self.flags))).await?;
         Ok((pair, chart))
     }
 }

@@ -46,7 +46,7 @@ impl ServiceAccountAccess {
         let kubeconfig = cluster.kubeconfig_with_token_file(&access.token_file());
         fs::write(access.kubeconfig(), kubeconfig).context("writing a kubeconfig")?;
         // There is no previous token.
-        let Former(_) = access.renew(cluster).await?;
+        let PreviousToken(_) = access.renew(cluster).await?;
         Ok(access)
     }
 
@@ -74,18 +74,20 @@ impl ServiceAccountAccess {
 
     /// Writes a new token into the file, like the kubelet. The previous token stays valid until it is passed to
     /// `revoke`.
-    pub async fn renew(&mut self, cluster: &Cluster) -> Result<Former> {
+    pub async fn renew(&mut self, cluster: &Cluster) -> Result<PreviousToken> {
         let client = cluster.client();
         let (secret, token) = self.bound_token(&client).await?;
         replace(&self.token_file(), &token)?;
-        let former = std::mem::replace(&mut self.bound_to, secret);
-        Ok(Former(former))
+        let previous = std::mem::replace(&mut self.bound_to, secret);
+        Ok(PreviousToken(previous))
     }
 
     /// Revokes a token. It becomes invalid when the API server's cache expires, at most ten seconds later.
-    pub async fn revoke(&self, cluster: &Cluster, former: Former) -> Result<()> {
+    pub async fn revoke(&self, cluster: &Cluster, previous: PreviousToken) -> Result<()> {
         let secrets: Api<Secret> = Api::namespaced(cluster.client(), &self.namespace);
-        secrets.delete(&former.0, &DeleteParams::default()).await?;
+        secrets
+            .delete(&previous.0, &DeleteParams::default())
+            .await?;
         Ok(())
     }
 
@@ -113,11 +115,11 @@ impl ServiceAccountAccess {
             ..Default::default()
         };
         let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), &self.namespace);
-        let made = accounts
+        let response = accounts
             .create_token_request(&self.account, &PostParams::default(), &request)
             .await
             .with_context(|| format!("requesting a token for {}", self.username()))?;
-        let token = made.status.context("no token in the response")?.token;
+        let token = response.status.context("no token in the response")?.token;
         Ok((secret.name_any(), token))
     }
 }
@@ -125,7 +127,7 @@ impl ServiceAccountAccess {
 /// A token that is no longer in the file.
 #[derive(Debug)]
 #[must_use = "it is good until it is revoked"]
-pub struct Former(String);
+pub struct PreviousToken(String);
 
 /// Returns the user name of a service account in the API server and in RBAC.
 pub fn username(namespace: &str, account: &str) -> String {

@@ -45,10 +45,14 @@ impl ServicePort {
             name: name.to_owned(),
         };
         let routes = Routes::default();
-        let (of, to) = (service.clone(), Arc::clone(&routes));
+        let (connection_service, connection_routes) = (service.clone(), Arc::clone(&routes));
         let accepting = tokio::spawn(async move {
-            while let Ok((from, _)) = listener.accept().await {
-                tokio::spawn(carry(from, of.clone(), Arc::clone(&to)));
+            while let Ok((client, _)) = listener.accept().await {
+                tokio::spawn(forward(
+                    client,
+                    connection_service.clone(),
+                    Arc::clone(&connection_routes),
+                ));
             }
         });
         Ok(Self {
@@ -65,8 +69,8 @@ impl ServicePort {
     }
 
     /// Sets the address of this pod's process.
-    pub fn route(&self, pod: &str, to: SocketAddr) {
-        lock(&self.routes).insert(pod.to_owned(), to);
+    pub fn route(&self, pod: &str, address: SocketAddr) {
+        lock(&self.routes).insert(pod.to_owned(), address);
     }
 
     /// Returns the names of the pods that currently receive connections.
@@ -83,8 +87,11 @@ impl Drop for ServicePort {
 
 impl Service {
     async fn pods(&self) -> Result<Vec<String>> {
-        let of = format!("kubernetes.io/service-name={}", self.name);
-        let slices = self.slices.list(&ListParams::default().labels(&of)).await?;
+        let selector = format!("kubernetes.io/service-name={}", self.name);
+        let slices = self
+            .slices
+            .list(&ListParams::default().labels(&selector))
+            .await?;
         let endpoints = slices.items.into_iter().flat_map(|slice| slice.endpoints);
         let ready = endpoints.filter(|endpoint| {
             let conditions = endpoint.conditions.as_ref();
@@ -97,12 +104,15 @@ impl Service {
 }
 
 /// Closes the connection if there is no ready pod. This is as close to a refusal as an accepted connection gets.
-async fn carry(mut from: TcpStream, service: Service, routes: Routes) -> Option<()> {
+async fn forward(mut client: TcpStream, service: Service, routes: Routes) -> Option<()> {
     let pod = service.pods().await.ok()?.into_iter().next()?;
-    let to = lock(&routes).get(&pod).copied()?;
-    let mut to = TcpStream::connect(to).await.ok()?;
+    let target = lock(&routes).get(&pod).copied()?;
+    let mut target = TcpStream::connect(target).await.ok()?;
     // Both connections are closed here, after success and after an error.
-    copy_bidirectional(&mut from, &mut to).await.ok().map(drop)
+    copy_bidirectional(&mut client, &mut target)
+        .await
+        .ok()
+        .map(drop)
 }
 
 fn lock(routes: &Routes) -> std::sync::MutexGuard<'_, BTreeMap<String, SocketAddr>> {

@@ -47,12 +47,15 @@ impl SimulatedHome {
         let namespace = json!({"metadata": {"name": "default"}});
         let namespaces = Api::<k8s_openapi::api::core::v1::Namespace>::all(home.client());
         let namespace = serde_json::from_value(namespace)?;
-        let made = namespaces.create(&PostParams::default(), &namespace).await;
-        let there = made
+        let created = namespaces.create(&PostParams::default(), &namespace).await;
+        let already_exists = created
             .as_ref()
             .err()
             .is_some_and(|error| matches!(error, kube::Error::Api(status) if status.code == 409));
-        ensure!(made.is_ok() || there, "the namespace: {made:?}");
+        ensure!(
+            created.is_ok() || already_exists,
+            "the namespace: {created:?}"
+        );
         Ok(home)
     }
 
@@ -75,16 +78,16 @@ impl SimulatedHome {
     }
 
     async fn respond(&self, request: Request<Body>) -> Response<Body> {
-        self.answer(request).await.unwrap_or_else(|error| {
+        self.handle(request).await.unwrap_or_else(|error| {
             let mut response = Response::new(Body::from(format!("{error:#}").into_bytes()));
             *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
             response
         })
     }
 
-    async fn answer(&self, request: Request<Body>) -> Result<Response<Body>> {
-        let (head, body) = request.into_parts();
-        let request = Request::from_parts(head, body.collect_bytes().await?);
+    async fn handle(&self, request: Request<Body>) -> Result<Response<Body>> {
+        let (parts, body) = request.into_parts();
+        let request = Request::from_parts(parts, body.collect_bytes().await?);
         // Requests of other tasks may come first.
         tokio::task::yield_now().await;
         let mut state = self.state();

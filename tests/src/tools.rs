@@ -31,8 +31,8 @@ impl Tools {
     /// Runs `hack/tools/tools.sh dir`. `KRYPTON_TOOLS` names another script, or the folder itself. Returns an error if
     /// a tool is missing. `make tools` builds it.
     pub fn find() -> Result<Self> {
-        static FOUND: OnceLock<Tools> = OnceLock::new();
-        if let Some(tools) = FOUND.get() {
+        static CACHED: OnceLock<Tools> = OnceLock::new();
+        if let Some(tools) = CACHED.get() {
             return Ok(tools.clone());
         }
         let tools = Self { root: root()? };
@@ -50,7 +50,7 @@ impl Tools {
         if !tools.stages().is_file() {
             bail!("missing: {}; run 'make tools'", tools.stages().display());
         }
-        Ok(FOUND.get_or_init(|| tools).clone())
+        Ok(CACHED.get_or_init(|| tools).clone())
     }
 
     /// The folder of the binaries.
@@ -96,8 +96,8 @@ impl Tools {
 }
 
 fn root() -> Result<PathBuf> {
-    let named = std::env::var_os("KRYPTON_TOOLS").map(PathBuf::from);
-    let script = match &named {
+    let override_path = std::env::var_os("KRYPTON_TOOLS").map(PathBuf::from);
+    let script = match &override_path {
         Some(folder) if folder.is_dir() => return Ok(folder.clone()),
         Some(script) => script.as_path(),
         None => Path::new(SCRIPT),

@@ -5,14 +5,14 @@ use std::time::Duration;
 use anyhow::{Result, anyhow};
 use tokio::time::{Instant, sleep, timeout_at};
 
-use crate::fleet::PATIENCE;
+use crate::fleet::STEP_DEADLINE;
 
-const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
-const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+const MIN_PAUSE: Duration = Duration::from_millis(20);
+const MAX_PAUSE: Duration = Duration::from_millis(250);
 
 /// Like `eventually_within`, with a deadline beyond any single step of Krypton.
 pub async fn eventually<T>(what: &str, check: impl AsyncFnMut() -> Result<Option<T>>) -> Result<T> {
-    eventually_within(what, PATIENCE, check).await
+    eventually_within(what, STEP_DEADLINE, check).await
 }
 
 /// Calls `check` until it returns `Some`, and returns that value.
@@ -26,27 +26,27 @@ pub async fn eventually_within<T>(
     mut check: impl AsyncFnMut() -> Result<Option<T>>,
 ) -> Result<T> {
     let end = Instant::now() + deadline;
-    let mut pause = SHORTEST_PAUSE;
-    let mut seen = None;
+    let mut pause = MIN_PAUSE;
+    let mut last_state = None;
     loop {
         match timeout_at(end, check()).await {
             Ok(Ok(Some(value))) => return Ok(value),
-            Ok(Ok(None)) => seen = Some("not there yet".to_owned()),
-            Ok(Err(state)) => seen = Some(format!("{state:#}")),
+            Ok(Ok(None)) => last_state = Some("not there yet".to_owned()),
+            Ok(Err(state)) => last_state = Some(format!("{state:#}")),
             Err(_) => {
-                let before = seen.unwrap_or_else(|| "nothing".to_owned());
+                let previous_state = last_state.unwrap_or_else(|| "nothing".to_owned());
                 return Err(anyhow!(
-                    "{what}: not within {deadline:?}; the last check did not return, before it: {before}"
+                    "{what}: not within {deadline:?}; the last check did not return, before it: {previous_state}"
                 ));
             }
         }
         if Instant::now() + pause >= end {
-            let seen = seen.unwrap_or_default();
+            let last_state = last_state.unwrap_or_default();
             return Err(anyhow!(
-                "{what}: not within {deadline:?}; last seen: {seen}"
+                "{what}: not within {deadline:?}; last seen: {last_state}"
             ));
         }
         sleep(pause).await;
-        pause = (pause * 2).min(LONGEST_PAUSE);
+        pause = (pause * 2).min(MAX_PAUSE);
     }
 }

@@ -50,9 +50,12 @@ fn invalid_argument_error_names_flag_and_format() {
         ("--log-format=xml", "text or json"),
         ("--chart-source=edge", "auto, direct or hub"),
     ] {
-        let said = read(&[arg]).unwrap_err().to_string();
+        let message = read(&[arg]).unwrap_err().to_string();
         let flag = arg.split('=').next().unwrap();
-        assert!(said.contains(flag) && said.contains(word), "{arg}: {said}");
+        assert!(
+            message.contains(flag) && message.contains(word),
+            "{arg}: {message}"
+        );
     }
 }
 

@@ -19,7 +19,7 @@ use crate::credentials::trusted_roots::TrustError;
 use crate::session::connect::{Connection, DialError, Dialer};
 
 /// The hub's own limit is 15 s.
-const CALL: Duration = Duration::from_secs(20);
+const CALL_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Reason why the agent got no certificate.
 #[derive(Debug, Error)]
@@ -38,7 +38,7 @@ pub enum EnrollError {
         code: Code,
         message: String,
     },
-    #[error("the hub at {address} issued no certificate within {} s", CALL.as_secs())]
+    #[error("the hub at {address} issued no certificate within {} s", CALL_TIMEOUT.as_secs())]
     Deadline { address: String },
     #[error(
         "the certificate from the hub at {address} is not usable; run 'kubectl krypton join' again, or upgrade the hub"
@@ -55,23 +55,23 @@ pub enum EnrollError {
     #[error("failed to create a certificate request")]
     Request(#[source] rcgen::Error),
     #[error("failed to store the certificate")]
-    Keep(#[source] IdentityError),
+    Store(#[source] IdentityError),
     #[error("no session with the hub to request a new certificate")]
     NoSession,
     #[error("rejected the roots from the hub; keeping the known roots")]
     Roots(#[source] TrustError),
     #[error("another replica wrote the identity at the same time")]
-    Overtaken,
+    Conflict,
     #[error(
         "the identity of this agent is missing from its Secret and works only until the process exits; run 'kubectl krypton join' again"
     )]
-    Gone,
+    Missing,
 }
 
 impl EnrollError {
-    fn of(connection: &Connection, cluster: &str, status: &Status) -> Self {
-        if let Some(refused) = connection.refused() {
-            return Self::Dial(refused);
+    fn from_status(connection: &Connection, cluster: &str, status: &Status) -> Self {
+        if let Some(rejection) = connection.rejection() {
+            return Self::Dial(rejection);
         }
         let address = connection.address().to_owned();
         let message = status.message().chars().take(500).collect();
@@ -95,15 +95,15 @@ impl EnrollError {
     }
 
     /// Returns whether a retry can succeed without a change by the user.
-    pub fn may_pass(&self) -> bool {
+    pub fn is_retryable(&self) -> bool {
         match self {
-            Self::Dial(error) => error.may_pass(),
-            Self::Keep(error) => error.may_pass(),
+            Self::Dial(error) => error.is_retryable(),
+            Self::Store(error) => error.is_retryable(),
             Self::Call { .. }
             | Self::Deadline { .. }
             | Self::NoSession
-            | Self::Overtaken
-            | Self::Gone => true,
+            | Self::Conflict
+            | Self::Missing => true,
             Self::Refused { .. }
             | Self::Certificate { .. }
             | Self::Bundle(_)
@@ -129,23 +129,23 @@ pub async fn enroll(
     let dialer = Dialer::new(addresses, tls).with_network(network);
     let request = EnrollRequest {
         token: bundle.token.clone(),
-        certificate_request: request(key)?.into(),
+        certificate_request: certificate_request(key)?.into(),
         cluster_uid: cluster_uid.to_owned(),
         agent_version: env!("CARGO_PKG_VERSION").to_owned(),
     };
-    let mut left = dialer.ways();
-    let (connection, answer) = loop {
+    let mut attempts_left = dialer.address_count();
+    let (connection, response) = loop {
         let connection = dialer.connect().await.map_err(EnrollError::Dial)?;
         let mut client = connection.enrollment();
-        let asked = client.enroll(request.clone());
-        left = left.saturating_sub(1);
-        match answered(&connection, &bundle.cluster, asked).await {
-            Ok(answer) => break (connection, answer),
+        let response_future = client.enroll(request.clone());
+        attempts_left = attempts_left.saturating_sub(1);
+        match await_response(&connection, &bundle.cluster, response_future).await {
+            Ok(response) => break (connection, response),
             // A hub that is not the leader returns this code. A retry with the same key does not use the token twice.
             Err(EnrollError::Call {
                 code: Code::Unavailable,
                 ..
-            }) if left > 0 => dialer.pass_on(connection.address()),
+            }) if attempts_left > 0 => dialer.try_next_first(connection.address()),
             Err(error) => return Err(error),
         }
     };
@@ -154,11 +154,11 @@ pub async fn enroll(
         addresses: bundle.addresses.clone(),
         token_name: token_name(bundle).to_owned(),
     };
-    let (certificates, roots) = (ders(answer.certificates), ders(answer.roots));
-    checked(&connection, key, membership, certificates, roots)
+    let (certificates, roots) = (to_der(response.certificates), to_der(response.roots));
+    verify_enrollment(&connection, key, membership, certificates, roots)
 }
 
-pub(super) fn request(key: &KeyPair) -> Result<Vec<u8>, EnrollError> {
+pub(super) fn certificate_request(key: &KeyPair) -> Result<Vec<u8>, EnrollError> {
     // The hub uses only the key of the request.
     let request = CertificateParams::default()
         .serialize_request(key)
@@ -167,14 +167,14 @@ pub(super) fn request(key: &KeyPair) -> Result<Vec<u8>, EnrollError> {
 }
 
 /// Awaits the hub's answer, with a deadline.
-pub(super) async fn answered<T>(
+pub(super) async fn await_response<T>(
     connection: &Connection,
     cluster: &str,
-    asked: impl Future<Output = Result<Response<T>, Status>>,
+    response_future: impl Future<Output = Result<Response<T>, Status>>,
 ) -> Result<T, EnrollError> {
-    match tokio::time::timeout(CALL, asked).await {
-        Ok(Ok(answer)) => Ok(answer.into_inner()),
-        Ok(Err(status)) => Err(EnrollError::of(connection, cluster, &status)),
+    match tokio::time::timeout(CALL_TIMEOUT, response_future).await {
+        Ok(Ok(response)) => Ok(response.into_inner()),
+        Ok(Err(status)) => Err(EnrollError::from_status(connection, cluster, &status)),
         Err(_) => Err(EnrollError::Deadline {
             address: connection.address().to_owned(),
         }),
@@ -182,7 +182,7 @@ pub(super) async fn answered<T>(
 }
 
 /// Checks the identity that the hub has signed.
-pub(super) fn checked(
+pub(super) fn verify_enrollment(
     connection: &Connection,
     key: &KeyPair,
     membership: Membership,
@@ -200,8 +200,8 @@ pub(super) fn checked(
     Ok(enrolled)
 }
 
-pub(super) fn ders(parts: Vec<impl AsRef<[u8]>>) -> Vec<CertificateDer<'static>> {
-    parts
+pub(super) fn to_der(certificates: Vec<impl AsRef<[u8]>>) -> Vec<CertificateDer<'static>> {
+    certificates
         .iter()
         .map(|der| CertificateDer::from(der.as_ref().to_vec()))
         .collect()
@@ -216,7 +216,7 @@ mod tests {
 
     use super::*;
     use crate::credentials::store::new_key;
-    use crate::fake_hub::{Answers, FakeAuthority, FakeHub, Valid};
+    use crate::fake_hub::{FakeAuthority, FakeHub, FakeResponses, Validity};
 
     fn bundle(authority: &FakeAuthority, hub: &FakeHub) -> JoinBundle {
         JoinBundle {
@@ -229,21 +229,21 @@ mod tests {
     }
 
     async fn hub_that_signs(authority: &Arc<FakeAuthority>, cluster: &'static str) -> FakeHub {
-        let signing = Arc::clone(authority);
-        let answers = Answers {
+        let signer = Arc::clone(authority);
+        let responses = FakeResponses {
             enroll: Box::new(move |request| {
                 assert_eq!(request.cluster_uid, "uid-1");
-                let own = signing.sign(&request.certificate_request, cluster);
-                let roots = signing.roots();
+                let credential = signer.sign(&request.certificate_request, cluster);
+                let roots = signer.roots();
                 Ok(EnrollResponse {
-                    certificates: vec![own.into()],
+                    certificates: vec![credential.into()],
                     roots: roots.iter().map(|root| root.to_vec().into()).collect(),
                 })
             }),
-            ..Answers::default()
+            ..FakeResponses::default()
         };
-        let own = authority.hub(Valid::Now);
-        FakeHub::start_as(authority, own, answers, "127.0.0.1:0").await
+        let credential = authority.hub(Validity::Now);
+        FakeHub::start_as(authority, credential, responses, "127.0.0.1:0").await
     }
 
     async fn enrolled(bundle: &JoinBundle, key: &KeyPair) -> Result<Enrolled, EnrollError> {
@@ -263,9 +263,9 @@ mod tests {
         let config = enrolled.client_config(&key).unwrap();
         let tls = Arc::new(ArcSwap::from_pointee(config));
         let connection = Dialer::new(hub.addresses(), tls).connect().await.unwrap();
-        let answer = connection.fleet().renew(RenewRequest::default()).await;
+        let response = connection.fleet().renew(RenewRequest::default()).await;
         // The fake hub received the call; it implements no answer to it.
-        assert_eq!(answer.unwrap_err().code(), Code::Unimplemented);
+        assert_eq!(response.unwrap_err().code(), Code::Unimplemented);
     }
 
     #[tokio::test]
@@ -275,52 +275,55 @@ mod tests {
         let error = enrolled(&bundle(&authority, &hub), &new_key().unwrap())
             .await
             .unwrap_err();
-        let said = chain(&error);
-        assert!(said.contains("edge-2") && said.contains("edge-1"), "{said}");
-        assert!(!error.may_pass());
+        let message = chain(&error);
+        assert!(
+            message.contains("edge-2") && message.contains("edge-1"),
+            "{message}"
+        );
+        assert!(!error.is_retryable());
     }
 
     #[tokio::test]
     async fn a_refusal_ends_it_with_the_hubs_words() {
         let authority = FakeAuthority::new();
         let message = "the join token of cluster edge-1 was used already by another key";
-        let answers = Answers {
+        let responses = FakeResponses {
             enroll: Box::new(move |_| Err(Status::failed_precondition(message))),
-            ..Answers::default()
+            ..FakeResponses::default()
         };
-        let own = authority.hub(Valid::Now);
-        let hub = FakeHub::start_as(&authority, own, answers, "127.0.0.1:0").await;
+        let credential = authority.hub(Validity::Now);
+        let hub = FakeHub::start_as(&authority, credential, responses, "127.0.0.1:0").await;
         let error = enrolled(&bundle(&authority, &hub), &new_key().unwrap())
             .await
             .unwrap_err();
         assert!(chain(&error).contains(message), "{error:?}");
-        assert!(!error.may_pass());
+        assert!(!error.is_retryable());
     }
 
     #[tokio::test]
     async fn foreign_ca_is_rejected_busy_hub_is_retried() {
         let authority = Arc::new(FakeAuthority::new());
         let hub = hub_that_signs(&authority, "edge-1").await;
-        let other = bundle(&FakeAuthority::new(), &hub);
+        let foreign = bundle(&FakeAuthority::new(), &hub);
         let key = new_key().unwrap();
-        let error = enrolled(&other, &key).await.unwrap_err();
+        let error = enrolled(&foreign, &key).await.unwrap_err();
         assert!(chain(&error).contains("another CA"), "{error:?}");
 
-        let answers = Answers {
+        let responses = FakeResponses {
             enroll: Box::new(|_| Err(Status::unavailable("busy"))),
-            ..Answers::default()
+            ..FakeResponses::default()
         };
-        let own = authority.hub(Valid::Now);
-        let busy = FakeHub::start_as(&authority, own, answers, "127.0.0.1:0").await;
+        let credential = authority.hub(Validity::Now);
+        let busy = FakeHub::start_as(&authority, credential, responses, "127.0.0.1:0").await;
         let error = enrolled(&bundle(&authority, &busy), &key)
             .await
             .unwrap_err();
-        assert!(error.may_pass(), "{error:?}");
+        assert!(error.is_retryable(), "{error:?}");
 
         // The agent tries the next hub in the same attempt.
-        let mut both = bundle(&authority, &busy);
-        both.addresses.extend(hub.addresses());
-        let enrolled = enrolled(&both, &key).await.unwrap();
-        assert_eq!(enrolled.addresses, both.addresses);
+        let mut bundle_for_both = bundle(&authority, &busy);
+        bundle_for_both.addresses.extend(hub.addresses());
+        let enrolled = enrolled(&bundle_for_both, &key).await.unwrap();
+        assert_eq!(enrolled.addresses, bundle_for_both.addresses);
     }
 }

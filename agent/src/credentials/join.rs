@@ -17,7 +17,7 @@ pub const KEY: &str = "bundle.yaml";
 
 /// Sources of the join bundle, in order of precedence.
 #[derive(Clone, Debug)]
-pub struct Places {
+pub struct BundleSources {
     pub file: Option<PathBuf>,
     pub secret: String,
     pub namespace: String,
@@ -52,7 +52,7 @@ pub enum JoinError {
     #[error(
         "this cluster has not joined a fleet: Secret {namespace}/{name} is missing; run 'kubectl krypton join NAME' on the home cluster, and pass its output with --join-file or as key {KEY} of that Secret"
     )]
-    Nowhere { namespace: String, name: String },
+    Missing { namespace: String, name: String },
     #[error(
         "the join bundle is not available; grant the right to get this Secret, or use --join-file"
     )]
@@ -61,30 +61,30 @@ pub enum JoinError {
 
 impl JoinError {
     /// Returns whether a retry can succeed without a change by the user.
-    pub fn may_pass(&self) -> bool {
+    pub fn is_retryable(&self) -> bool {
         matches!(self, Self::Api(error) if error.is_transient())
     }
 }
 
-impl Places {
+impl BundleSources {
     /// Returns the bundle from the first configured source.
-    pub async fn find(&self, client: &Client) -> Result<JoinBundle, JoinError> {
+    pub async fn load(&self, client: &Client) -> Result<JoinBundle, JoinError> {
         match &self.file {
-            Some(path) => in_file(path),
-            None => self.in_secret(client).await,
+            Some(path) => from_file(path),
+            None => self.read_secret(client).await,
         }
     }
 
-    async fn in_secret(&self, client: &Client) -> Result<JoinBundle, JoinError> {
+    async fn read_secret(&self, client: &Client) -> Result<JoinBundle, JoinError> {
         let (namespace, name) = (self.namespace.clone(), self.secret.clone());
         let api: Api<Secret> = Api::namespaced(client.clone(), &namespace);
-        let found = call(
+        let secret = call(
             format!("reading Secret {namespace}/{name}"),
             api.get_opt(&name),
         )
         .await?;
-        let Some(secret) = found else {
-            return Err(JoinError::Nowhere { namespace, name });
+        let Some(secret) = secret else {
+            return Err(JoinError::Missing { namespace, name });
         };
         let data = secret.data.unwrap_or_default();
         let Some(bytes) = data.get(KEY) else {
@@ -98,7 +98,7 @@ impl Places {
     }
 }
 
-fn in_file(path: &Path) -> Result<JoinBundle, JoinError> {
+fn from_file(path: &Path) -> Result<JoinBundle, JoinError> {
     let read = || {
         // Reading one byte beyond the limit detects excess; a pipe or device may never end.
         let limited = std::io::Read::take(std::fs::File::open(path)?, BUNDLE_MAX_BYTES as u64 + 1);
@@ -131,9 +131,9 @@ pub fn token_name(bundle: &JoinBundle) -> &str {
 
 /// Action at startup.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Start {
+pub enum JoinAction {
     /// Use the stored identity.
-    AsBefore,
+    UseStored,
     /// Enroll with the bundle. A stored identity stays in use until the hub has responded.
     Enroll,
 }
@@ -143,7 +143,7 @@ pub enum Start {
     "this cluster joined as {joined}, but the join bundle is for {wanted}, and release names contain that name; remove the bundle to stay {joined}. To join as {wanted}, delete Secret {namespace}/{}",
     crate::credentials::store::SECRET
 )]
-pub struct OtherCluster {
+pub struct ClusterMismatch {
     joined: String,
     wanted: String,
     namespace: String,
@@ -155,18 +155,20 @@ pub fn decide(
     enrolled: Option<&Enrolled>,
     bundle: Option<&JoinBundle>,
     namespace: &str,
-) -> Result<Start, OtherCluster> {
+) -> Result<JoinAction, ClusterMismatch> {
     match (enrolled, bundle) {
-        (Some(enrolled), Some(bundle)) if enrolled.cluster != bundle.cluster => Err(OtherCluster {
-            joined: enrolled.cluster.clone(),
-            wanted: bundle.cluster.clone(),
-            namespace: namespace.to_owned(),
-        }),
-        (Some(enrolled), Some(bundle)) if enrolled.token_name == token_name(bundle) => {
-            Ok(Start::AsBefore)
+        (Some(enrolled), Some(bundle)) if enrolled.cluster != bundle.cluster => {
+            Err(ClusterMismatch {
+                joined: enrolled.cluster.clone(),
+                wanted: bundle.cluster.clone(),
+                namespace: namespace.to_owned(),
+            })
         }
-        (Some(_), None) => Ok(Start::AsBefore),
-        (_, Some(_)) | (None, None) => Ok(Start::Enroll),
+        (Some(enrolled), Some(bundle)) if enrolled.token_name == token_name(bundle) => {
+            Ok(JoinAction::UseStored)
+        }
+        (Some(_), None) => Ok(JoinAction::UseStored),
+        (_, Some(_)) | (None, None) => Ok(JoinAction::Enroll),
     }
 }
 
@@ -203,24 +205,27 @@ mod tests {
     #[test]
     fn bundle_enrolls_once_and_new_bundle_enrolls_again() {
         let old = bundle("edge-1", 'a');
-        let mine = enrolled(&old);
+        let identity = enrolled(&old);
         let decide = |enrolled, bundle| decide(enrolled, bundle, "krypton-system");
-        assert_eq!(decide(None, Some(&old)), Ok(Start::Enroll));
-        assert_eq!(decide(Some(&mine), None), Ok(Start::AsBefore));
-        assert_eq!(decide(Some(&mine), Some(&old)), Ok(Start::AsBefore));
+        assert_eq!(decide(None, Some(&old)), Ok(JoinAction::Enroll));
+        assert_eq!(decide(Some(&identity), None), Ok(JoinAction::UseStored));
+        assert_eq!(
+            decide(Some(&identity), Some(&old)),
+            Ok(JoinAction::UseStored)
+        );
         let new = bundle("edge-1", 'b');
-        assert_eq!(decide(Some(&mine), Some(&new)), Ok(Start::Enroll));
+        assert_eq!(decide(Some(&identity), Some(&new)), Ok(JoinAction::Enroll));
     }
 
     #[test]
     fn bundle_for_another_cluster_is_rejected_naming_both() {
-        let mine = enrolled(&bundle("edge-1", 'a'));
+        let identity = enrolled(&bundle("edge-1", 'a'));
         let other = bundle("edge-2", 'b');
-        let said = decide(Some(&mine), Some(&other), "krypton-system")
+        let message = decide(Some(&identity), Some(&other), "krypton-system")
             .unwrap_err()
             .to_string();
-        for word in ["edge-1", "edge-2", "krypton-system/krypton-agent-identity"] {
-            assert!(said.contains(word), "{word}: {said}");
+        for part in ["edge-1", "edge-2", "krypton-system/krypton-agent-identity"] {
+            assert!(message.contains(part), "{part}: {message}");
         }
     }
 
@@ -228,17 +233,17 @@ mod tests {
     fn missing_truncated_or_endless_bundle_file_is_reported() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("bundle.yaml");
-        let said = |path: &Path| chain(&in_file(path).unwrap_err());
-        assert!(said(&path).contains(path.to_str().unwrap()));
+        let error_text = |path: &Path| chain(&from_file(path).unwrap_err());
+        assert!(error_text(&path).contains(path.to_str().unwrap()));
         let yaml = bundle("edge-1", 'a').to_yaml().unwrap();
         std::fs::write(&path, yaml.get(..yaml.len() / 2).unwrap()).unwrap();
-        let text = said(&path);
+        let text = error_text(&path);
         assert!(
             text.contains(path.to_str().unwrap()) && text.contains("join"),
             "{text}"
         );
-        assert!(said(Path::new("/dev/zero")).contains("larger than"));
+        assert!(error_text(Path::new("/dev/zero")).contains("larger than"));
         std::fs::write(&path, &yaml).unwrap();
-        assert_eq!(in_file(&path).unwrap(), JoinBundle::parse(&yaml).unwrap());
+        assert_eq!(from_file(&path).unwrap(), JoinBundle::parse(&yaml).unwrap());
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::bail;
-use krypton_runtime::cluster::Cluster;
+use krypton_runtime::cluster::ClusterIdentity;
 use krypton_runtime::net::Network;
 use krypton_runtime::retry::retry_until_ready;
 use krypton_types::error_chain::chain;
@@ -12,48 +12,48 @@ use kube::Client;
 use tokio_util::sync::CancellationToken;
 
 use super::enrollment::{self, EnrollError};
-use super::join::{self, JoinError, Places, Start};
-use super::store::{self, Enrolled, Identity, IdentityError, Kept, Store};
+use super::join::{self, BundleSources, JoinAction, JoinError};
+use super::store::{self, Enrolled, Identity, IdentityError, Store, StoredIdentity};
 
 /// Inputs of joining.
-pub struct Joining<'a> {
+pub struct JoinInputs<'a> {
     /// Value of the flag `--hub`.
     pub hub: &'a [String],
-    pub places: Places,
+    pub bundle_sources: BundleSources,
     pub client: &'a Client,
     pub store: &'a Store,
-    pub cluster: &'a Cluster,
+    pub cluster: &'a ClusterIdentity,
     pub network: &'a Arc<dyn Network>,
 }
 
-impl std::fmt::Debug for Joining<'_> {
+impl std::fmt::Debug for JoinInputs<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Joining").finish_non_exhaustive()
     }
 }
 
 /// Maximum number of attempts if other replicas write the identity at the same time.
-const JOIN_TRIES: usize = 5;
+const JOIN_ATTEMPTS_MAX: usize = 5;
 
 /// The result of one attempt to join.
-enum Joined {
-    As(Box<(Kept, Enrolled)>),
+enum JoinOutcome {
+    Joined(Box<(StoredIdentity, Enrolled)>),
     /// Another replica has written the identity, which must be read again.
-    Overtaken,
+    Conflict,
     Stopped,
 }
 
 /// Returns the identity with a certificate. Enrolls with the join bundle if the certificate is missing. Replicas that
 /// join with one bundle share the first stored key and its certificate.
-pub async fn joined(
-    joining: &Joining<'_>,
+pub async fn load_or_enroll(
+    inputs: &JoinInputs<'_>,
     stop: &CancellationToken,
-) -> anyhow::Result<Option<(Kept, Enrolled)>> {
-    for _ in 0..JOIN_TRIES {
-        match join_once(joining, stop).await? {
-            Joined::As(joined) => return Ok(Some(*joined)),
-            Joined::Stopped => return Ok(None),
-            Joined::Overtaken => {
+) -> anyhow::Result<Option<(StoredIdentity, Enrolled)>> {
+    for _ in 0..JOIN_ATTEMPTS_MAX {
+        match join_once(inputs, stop).await? {
+            JoinOutcome::Joined(joined) => return Ok(Some(*joined)),
+            JoinOutcome::Stopped => return Ok(None),
+            JoinOutcome::Conflict => {
                 tracing::info!("another replica wrote the identity; reading it again");
             }
         }
@@ -61,124 +61,142 @@ pub async fn joined(
     bail!(
         "the identity in Secret {namespace}/{} changed during every attempt; stop the other writer and retry",
         store::SECRET,
-        namespace = joining.places.namespace,
+        namespace = inputs.bundle_sources.namespace,
     )
 }
 
-async fn join_once(joining: &Joining<'_>, stop: &CancellationToken) -> anyhow::Result<Joined> {
-    let Joining {
-        places,
+async fn join_once(
+    inputs: &JoinInputs<'_>,
+    stop: &CancellationToken,
+) -> anyhow::Result<JoinOutcome> {
+    let JoinInputs {
+        bundle_sources,
         client,
         store,
         ..
-    } = joining;
+    } = inputs;
     let read = async || {
-        retry_until_ready("the identity", stop, IdentityError::may_pass, async || {
-            store.read().await
-        })
+        retry_until_ready(
+            "the identity",
+            stop,
+            IdentityError::is_retryable,
+            async || store.read().await,
+        )
         .await
     };
-    let Some(kept) = read().await? else {
-        return Ok(Joined::Stopped);
+    let Some(stored) = read().await? else {
+        return Ok(JoinOutcome::Stopped);
     };
-    let before = kept
+    let current = stored
         .as_ref()
-        .and_then(|kept| kept.identity.enrolled.clone());
-    let bundle = if before.is_some() {
+        .and_then(|stored| stored.identity.enrolled.clone());
+    let bundle = if current.is_some() {
         // An agent that has joined needs the bundle only to join again.
-        places.find(client).await
+        bundle_sources.load(client).await
     } else {
-        let found = retry_until_ready("the join bundle", stop, JoinError::may_pass, async || {
-            places.find(client).await
-        });
-        match found.await {
+        let loading = retry_until_ready(
+            "the join bundle",
+            stop,
+            JoinError::is_retryable,
+            async || bundle_sources.load(client).await,
+        );
+        match loading.await {
             Ok(Some(bundle)) => Ok(bundle),
-            Ok(None) => return Ok(Joined::Stopped),
+            Ok(None) => return Ok(JoinOutcome::Stopped),
             Err(error) => Err(error),
         }
     };
     let bundle = match bundle {
         Ok(bundle) => Some(bundle),
-        Err(JoinError::Nowhere { .. }) if before.is_some() => None,
-        Err(error) if before.is_some() => {
+        Err(JoinError::Missing { .. }) if current.is_some() => None,
+        Err(error) if current.is_some() => {
             tracing::warn!(error = %chain(&error), "ignoring the join bundle; this cluster has already joined");
             None
         }
         Err(error) => return Err(error.into()),
     };
-    let start = join::decide(before.as_ref(), bundle.as_ref(), &places.namespace)?;
-    let bundle = match (start, bundle) {
-        (Start::Enroll, Some(bundle)) => bundle,
+    let action = join::decide(current.as_ref(), bundle.as_ref(), &bundle_sources.namespace)?;
+    let bundle = match (action, bundle) {
+        (JoinAction::Enroll, Some(bundle)) => bundle,
         _ => {
-            return Ok(match kept.zip(before) {
-                Some(joined) => Joined::As(Box::new(joined)),
-                None => Joined::Overtaken,
+            return Ok(match stored.zip(current) {
+                Some(joined) => JoinOutcome::Joined(Box::new(joined)),
+                None => JoinOutcome::Conflict,
             });
         }
     };
     // A key is created only for a usable bundle, and stored before it is sent.
-    let kept = match kept {
-        Some(kept) => kept,
+    let stored = match stored {
+        Some(stored) => stored,
         None => {
-            let made =
-                retry_until_ready("the identity", stop, IdentityError::may_pass, async || {
-                    store.load().await
-                });
-            match made.await? {
-                Some(kept) if kept.identity.enrolled.is_some() => return Ok(Joined::Overtaken),
-                Some(kept) => kept,
-                None => return Ok(Joined::Stopped),
+            let loading = retry_until_ready(
+                "the identity",
+                stop,
+                IdentityError::is_retryable,
+                async || store.load().await,
+            );
+            match loading.await? {
+                Some(stored) if stored.identity.enrolled.is_some() => {
+                    return Ok(JoinOutcome::Conflict);
+                }
+                Some(stored) => stored,
+                None => return Ok(JoinOutcome::Stopped),
             }
         }
     };
-    let asked = ask(joining, &bundle, &kept.identity, stop).await;
-    let enrolled = match (asked, before) {
+    let result = enroll_with_retry(inputs, &bundle, &stored.identity, stop).await;
+    let enrolled = match (result, current) {
         (Ok(Some(enrolled)), _) => enrolled,
-        (Ok(None), _) => return Ok(Joined::Stopped),
-        (Err(error), Some(before)) => {
+        (Ok(None), _) => return Ok(JoinOutcome::Stopped),
+        (Err(error), Some(current)) => {
             tracing::error!(error = %chain(&error),
                 "failed to join again; keeping the current identity");
-            return Ok(Joined::As(Box::new((kept, before))));
+            return Ok(JoinOutcome::Joined(Box::new((stored, current))));
         }
         // Another replica may have used the token with a key that replaced ours.
         (Err(error), None) => {
             return match read().await? {
-                Some(Some(now)) if now.identity.enrolled.is_some() => Ok(Joined::Overtaken),
+                Some(Some(reread)) if reread.identity.enrolled.is_some() => {
+                    Ok(JoinOutcome::Conflict)
+                }
                 Some(_) => Err(error.into()),
-                None => Ok(Joined::Stopped),
+                None => Ok(JoinOutcome::Stopped),
             };
         }
     };
     tracing::info!(cluster = %enrolled.cluster, not_after = %enrolled.not_after, "enrolled");
     let identity = Identity {
         enrolled: Some(enrolled),
-        ..kept.identity.clone()
+        ..stored.identity.clone()
     };
-    let writing = retry_until_ready("the identity", stop, IdentityError::may_pass, async || {
-        store.keep(kept.clone(), identity.clone()).await
-    });
+    let writing = retry_until_ready(
+        "the identity",
+        stop,
+        IdentityError::is_retryable,
+        async || store.replace(stored.clone(), identity.clone()).await,
+    );
     Ok(match writing.await? {
-        None => Joined::Stopped,
-        Some(kept) => match kept.identity.enrolled.clone() {
-            Some(enrolled) => Joined::As(Box::new((kept, enrolled))),
-            None => Joined::Overtaken,
+        None => JoinOutcome::Stopped,
+        Some(stored) => match stored.identity.enrolled.clone() {
+            Some(enrolled) => JoinOutcome::Joined(Box::new((stored, enrolled))),
+            None => JoinOutcome::Conflict,
         },
     })
 }
 
 /// Enrolls. An agent that has joined before tries once: it can work without the hub.
-async fn ask(
-    joining: &Joining<'_>,
+async fn enroll_with_retry(
+    inputs: &JoinInputs<'_>,
     bundle: &JoinBundle,
     identity: &Identity,
     stop: &CancellationToken,
 ) -> Result<Option<Enrolled>, EnrollError> {
-    let new = identity.enrolled.is_none();
-    let may_pass = |error: &EnrollError| new && error.may_pass();
-    retry_until_ready("enrollment", stop, may_pass, async || {
-        let addresses = addresses(joining.hub, &bundle.addresses);
-        let uid = &joining.cluster.uid;
-        enrollment::enroll(bundle, addresses, &identity.key, uid, joining.network).await
+    let is_new = identity.enrolled.is_none();
+    let is_retryable = |error: &EnrollError| is_new && error.is_retryable();
+    retry_until_ready("enrollment", stop, is_retryable, async || {
+        let addresses = addresses(inputs.hub, &bundle.addresses);
+        let uid = &inputs.cluster.uid;
+        enrollment::enroll(bundle, addresses, &identity.key, uid, inputs.network).await
     })
     .await
 }

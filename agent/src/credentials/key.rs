@@ -51,9 +51,9 @@ impl fmt::Debug for AgentKey {
 
 /// A Secret that contains the key.
 #[derive(Clone, Default)]
-pub(super) struct KeptSecret(Secret);
+pub(super) struct ZeroizedSecret(Secret);
 
-impl KeptSecret {
+impl ZeroizedSecret {
     pub(super) fn new(secret: Secret) -> Self {
         Self(secret)
     }
@@ -68,7 +68,7 @@ impl KeptSecret {
     }
 }
 
-impl Drop for KeptSecret {
+impl Drop for ZeroizedSecret {
     fn drop(&mut self) {
         for value in self.0.data.iter_mut().flat_map(|data| data.values_mut()) {
             value.0.zeroize();
@@ -76,11 +76,11 @@ impl Drop for KeptSecret {
     }
 }
 
-impl fmt::Debug for KeptSecret {
+impl fmt::Debug for ZeroizedSecret {
     /// Omits the data, which the `Debug` output of `Secret` contains.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let version = &self.0.metadata.resource_version;
-        f.debug_struct("KeptSecret")
+        f.debug_struct("ZeroizedSecret")
             .field("resource_version", version)
             .finish_non_exhaustive()
     }

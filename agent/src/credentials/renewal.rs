@@ -14,137 +14,152 @@ use rustls::pki_types::CertificateDer;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::credentials::enrollment::{EnrollError, answered, checked, ders, request};
-use crate::credentials::store::{Identity, Kept, Store, new_key};
-use crate::credentials::trusted_roots::{self, Told};
+use crate::credentials::enrollment::{
+    EnrollError, await_response, certificate_request, to_der, verify_enrollment,
+};
+use crate::credentials::store::{Identity, Store, StoredIdentity, new_key};
+use crate::credentials::trusted_roots::{self, RootsAnnouncement};
 use crate::session::Link;
 use crate::session::connect::Dialer;
 
 const RENEWAL_RETRY_MAX: Duration = Duration::from_secs(600);
 /// Longest sleep between two clock readings, because the clock can be set and the machine can be suspended.
-const LOOK_EVERY: Duration = Duration::from_secs(600);
+const CLOCK_CHECK_INTERVAL: Duration = Duration::from_secs(600);
 /// Without a session, how often the agent reads the Secret for a newer identity from another replica.
-const READ_AGAIN_EVERY: Duration = Duration::from_secs(60);
+const STORED_READ_INTERVAL: Duration = Duration::from_secs(60);
 const ROOTS_RETRY_MAX: Duration = Duration::from_secs(60);
 
-/// Returns the renewal time of a certificate. It is at `part` (0 to 1) between 70 and 80 % of the lifetime, to spread
+/// Returns the renewal time of a certificate. It is at `window_position` (0 to 1) between 70 and 80 % of the lifetime, to spread
 /// the renewals of agents that joined together.
-pub fn renewal_time(not_before: Timestamp, not_after: Timestamp, part: f64) -> Timestamp {
-    let life = not_after.duration_since(not_before);
-    let share = 0.7 + 0.1 * part.clamp(0.0, 1.0);
-    let lived = SignedDuration::from_secs((life.as_secs_f64() * share).round() as i64);
-    not_before.checked_add(lived).unwrap_or(not_after)
+pub fn renewal_time(
+    not_before: Timestamp,
+    not_after: Timestamp,
+    window_position: f64,
+) -> Timestamp {
+    let lifetime = not_after.duration_since(not_before);
+    let fraction = 0.7 + 0.1 * window_position.clamp(0.0, 1.0);
+    let elapsed = SignedDuration::from_secs((lifetime.as_secs_f64() * fraction).round() as i64);
+    not_before.checked_add(elapsed).unwrap_or(not_after)
 }
 
 /// Renews the certificate when it is due or the hub requests it, and stores the roots that the hub announces. Runs
 /// until `stop`. The current session stays open, and the next connection uses the newest certificate and roots.
 /// Publishes the expiry time in `expiry`.
-pub async fn keep_renewed(
+pub async fn run_renewal(
     store: Store,
-    kept: Kept,
+    stored: StoredIdentity,
     dialer: Arc<Dialer>,
     link: watch::Receiver<Link>,
     expiry: watch::Sender<Timestamp>,
     stop: CancellationToken,
 ) {
-    let mut told = dialer.trust().told();
+    let mut announcements = dialer.root_updates().announcements();
     // The hub may have announced roots before this subscription.
-    told.mark_changed();
-    let keeper = Keeper {
-        told,
+    announcements.mark_changed();
+    let renewer = CertificateRenewer {
+        announcements,
         store,
-        kept,
+        stored,
         dialer,
         link,
         expiry,
-        times: Times::default(),
-        part: chance::random(),
+        times: DueTimes::default(),
+        window_position: chance::random(),
         roots: None,
         failures: 0,
     };
-    stop.run_until_cancelled(keeper.run()).await;
+    stop.run_until_cancelled(renewer.run()).await;
 }
 
 /// Earliest times of the next attempts.
 #[derive(Clone, Copy, Debug, Default)]
-struct Times {
+struct DueTimes {
     /// When to store the roots that the hub announced.
-    roots: Option<BootTime>,
+    store_roots: Option<BootTime>,
     /// When to renew on request of the hub.
-    asked: Option<BootTime>,
+    requested_renewal: Option<BootTime>,
     /// No renewal before this time, after a failure.
-    renewal: BootTime,
+    earliest_renewal: BootTime,
     /// No read of the stored identity before this time.
-    look: BootTime,
+    earliest_read: BootTime,
 }
 
-/// Next step of the [`Keeper`].
+/// Next step of the [`CertificateRenewer`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Chore {
-    KeepRoots,
+enum RenewalAction {
+    StoreRoots,
     Renew,
     /// Read the stored identity: another replica may have renewed it.
-    ReadAgain,
-    Rest(Duration),
+    ReadStored,
+    Wait(Duration),
 }
 
-impl Times {
-    /// Returns the next step. `left` is the time until the certificate is due for renewal by age. Without a session
-    /// (`up` is false), the agent can only read an identity that another replica stored.
-    fn chore(&self, left: Duration, up: bool, now: BootTime) -> Chore {
+impl DueTimes {
+    /// Returns the next step. `until_due` is the time until the certificate is due for renewal by age. Without a session
+    /// (`is_connected` is false), the agent can only read an identity that another replica stored.
+    fn next_action(&self, until_due: Duration, is_connected: bool, now: BootTime) -> RenewalAction {
         let until = |at: BootTime| at.since(now);
-        if self.roots.is_some_and(|at| at <= now) {
-            return Chore::KeepRoots;
+        if self.store_roots.is_some_and(|at| at <= now) {
+            return RenewalAction::StoreRoots;
         }
-        let asked = self.asked.map_or(Duration::MAX, until);
-        let renewal = left.min(asked).max(until(self.renewal));
-        if up && renewal.is_zero() {
-            return Chore::Renew;
+        let requested_renewal = self.requested_renewal.map_or(Duration::MAX, until);
+        let renewal = until_due
+            .min(requested_renewal)
+            .max(until(self.earliest_renewal));
+        if is_connected && renewal.is_zero() {
+            return RenewalAction::Renew;
         }
-        if !up && self.look <= now {
-            return Chore::ReadAgain;
+        if !is_connected && self.earliest_read <= now {
+            return RenewalAction::ReadStored;
         }
-        let next = match up {
+        let next = match is_connected {
             true => renewal,
-            false => until(self.look),
+            false => until(self.earliest_read),
         };
-        Chore::Rest(
-            next.min(self.roots.map_or(LOOK_EVERY, until))
-                .min(LOOK_EVERY),
+        RenewalAction::Wait(
+            next.min(self.store_roots.map_or(CLOCK_CHECK_INTERVAL, until))
+                .min(CLOCK_CHECK_INTERVAL),
         )
     }
 }
 
 /// Maintains the identity of one agent.
-struct Keeper {
+struct CertificateRenewer {
     store: Store,
-    kept: Kept,
+    stored: StoredIdentity,
     dialer: Arc<Dialer>,
     link: watch::Receiver<Link>,
     expiry: watch::Sender<Timestamp>,
-    told: watch::Receiver<Option<Told>>,
-    times: Times,
+    announcements: watch::Receiver<Option<RootsAnnouncement>>,
+    times: DueTimes,
     /// Random position of the next renewal in its window, from 0 to 1.
-    part: f64,
+    window_position: f64,
     /// Roots that the hub announced and the agent has not stored yet.
     roots: Option<Vec<CertificateDer<'static>>>,
     failures: u32,
 }
 
-impl Keeper {
+impl CertificateRenewer {
     async fn run(mut self) {
-        while let Some(enrolled) = &self.kept.identity.enrolled {
-            let due = renewal_time(enrolled.not_before, enrolled.not_after, self.part);
-            let left = due.duration_since(clock::wall()).try_into();
-            let left = left.unwrap_or(Duration::ZERO);
-            let up = self.link.see().is_up();
-            match self.times.chore(left, up, BootTime::now()) {
+        while let Some(enrolled) = &self.stored.identity.enrolled {
+            let due = renewal_time(
+                enrolled.not_before,
+                enrolled.not_after,
+                self.window_position,
+            );
+            let until_due = due.duration_since(clock::wall()).try_into();
+            let until_due = until_due.unwrap_or(Duration::ZERO);
+            let is_connected = self.link.get_and_update().is_up();
+            match self
+                .times
+                .next_action(until_due, is_connected, BootTime::now())
+            {
                 // Boxed because these futures are large and rarely run; they would enlarge every idle agent.
-                Chore::KeepRoots => Box::pin(self.keep_roots()).await,
-                Chore::Renew => Box::pin(self.renew()).await,
-                Chore::ReadAgain => Box::pin(self.read_again()).await,
-                Chore::Rest(pause) => tokio::select! {
-                    Ok(()) = self.told.changed() => self.hear(),
+                RenewalAction::StoreRoots => Box::pin(self.store_roots()).await,
+                RenewalAction::Renew => Box::pin(self.renew()).await,
+                RenewalAction::ReadStored => Box::pin(self.read_stored()).await,
+                RenewalAction::Wait(pause) => tokio::select! {
+                    Ok(()) = self.announcements.changed() => self.receive_announcement(),
                     Ok(()) = self.link.changed() => {}
                     () = tokio::time::sleep(pause) => {}
                 },
@@ -153,28 +168,30 @@ impl Keeper {
     }
 
     /// Takes over the latest announcement of the hub.
-    fn hear(&mut self) {
-        let Some(told) = self.told.see() else {
+    fn receive_announcement(&mut self) {
+        let Some(announcement) = self.announcements.get_and_update() else {
             return;
         };
         let now = BootTime::now();
-        self.times.asked = told.renew_within.map(|within| {
-            let at = BootTime(now.0 + within.mul_f64(chance::random()));
+        self.times.requested_renewal = announcement.renew_within.map(|delay| {
+            let due = BootTime(now.0 + delay.mul_f64(chance::random()));
             // A repeated request must not postpone the renewal.
-            self.times.asked.map_or(at, |before| before.min(at))
+            self.times
+                .requested_renewal
+                .map_or(due, |previous| previous.min(due))
         });
-        self.times.roots = Some(now);
-        self.roots = Some(told.roots);
+        self.times.store_roots = Some(now);
+        self.roots = Some(announcement.roots);
         self.failures = 0;
     }
 
-    async fn keep_roots(&mut self) {
-        self.times.roots = None;
+    async fn store_roots(&mut self) {
+        self.times.store_roots = None;
         let Some(roots) = self.roots.clone() else {
             return;
         };
-        let kept = keep_roots(&self.store, &self.kept, roots).await;
-        match kept.and_then(|next| self.adopt(next)) {
+        let result = store_roots(&self.store, &self.stored, roots).await;
+        match result.and_then(|next| self.adopt(next)) {
             Ok(_) => {
                 self.roots = None;
                 self.failures = 0;
@@ -182,7 +199,7 @@ impl Keeper {
             // Retry also errors that the user must fix, such as a missing permission: the hub announces its roots only
             // once.
             Err(error) if !matches!(error, EnrollError::Roots(_) | EnrollError::Tls(_)) => {
-                self.times.roots = Some(self.after_failure(ROOTS_RETRY_MAX));
+                self.times.store_roots = Some(self.after_failure(ROOTS_RETRY_MAX));
                 tracing::warn!(error = %chain(&error), "storing the hub's roots failed; retrying");
             }
             Err(error) => {
@@ -193,16 +210,16 @@ impl Keeper {
     }
 
     async fn renew(&mut self) {
-        let renewed = renew(&self.store, &self.kept, &mut self.link).await;
+        let renewed = renew(&self.store, &self.stored, &mut self.link).await;
         match renewed.and_then(|next| self.adopt(next)) {
             Ok(not_after) => {
                 tracing::info!(%not_after, "the certificate was renewed");
-                self.times.asked = None;
+                self.times.requested_renewal = None;
                 self.failures = 0;
-                self.part = chance::random();
+                self.window_position = chance::random();
             }
             Err(error) => {
-                self.times.renewal = self.after_failure(RENEWAL_RETRY_MAX);
+                self.times.earliest_renewal = self.after_failure(RENEWAL_RETRY_MAX);
                 let not_after = self.expiry.get();
                 tracing::warn!(%not_after, error = %chain(&error), "renewing the certificate failed; retrying");
             }
@@ -215,9 +232,9 @@ impl Keeper {
         BootTime(BootTime::now().0 + backoff(self.failures, retry_max, chance::random()))
     }
 
-    async fn read_again(&mut self) {
-        let pause = READ_AGAIN_EVERY.mul_f64(0.5 + chance::random::<f64>() / 2.0);
-        self.times.look = BootTime(BootTime::now().0 + pause);
+    async fn read_stored(&mut self) {
+        let pause = STORED_READ_INTERVAL.mul_f64(0.5 + chance::random::<f64>() / 2.0);
+        self.times.earliest_read = BootTime(BootTime::now().0 + pause);
         let stored = match self.store.read().await {
             Ok(Some(stored)) => stored,
             Ok(None) => return,
@@ -226,8 +243,8 @@ impl Keeper {
                 return;
             }
         };
-        let newer = expires(&stored) >= expires(&self.kept);
-        if !newer || stored.identity.enrolled == self.kept.identity.enrolled {
+        let newer = expiry_of(&stored) >= expiry_of(&self.stored);
+        if !newer || stored.identity.enrolled == self.stored.identity.enrolled {
             return;
         }
         match self.adopt(stored) {
@@ -242,45 +259,53 @@ impl Keeper {
 
     /// Uses `next` for new connections. If the certificate is new, the session reconnects immediately. Returns its
     /// expiry.
-    fn adopt(&mut self, next: Kept) -> Result<Timestamp, EnrollError> {
+    fn adopt(&mut self, next: StoredIdentity) -> Result<Timestamp, EnrollError> {
         let Some(enrolled) = &next.identity.enrolled else {
-            return Err(EnrollError::Gone);
+            return Err(EnrollError::Missing);
         };
         let config = enrolled
             .client_config(&next.identity.key)
             .map_err(EnrollError::Tls)?;
-        let before = self.kept.identity.enrolled.as_ref();
-        match before.is_some_and(|before| before.certificates == enrolled.certificates) {
+        let previous = self.stored.identity.enrolled.as_ref();
+        match previous.is_some_and(|previous| previous.certificates == enrolled.certificates) {
             true => self.dialer.replace(config),
             false => self.dialer.renew(config),
         }
-        self.dialer.trust().keep(&enrolled.roots);
+        self.dialer.root_updates().publish_stored(&enrolled.roots);
         let not_after = enrolled.not_after;
         self.expiry.send_replace(not_after);
-        self.kept = next;
+        self.stored = next;
         Ok(not_after)
     }
 }
 
-fn expires(kept: &Kept) -> Option<Timestamp> {
-    kept.identity.enrolled.as_ref().map(|own| own.not_after)
+fn expiry_of(stored: &StoredIdentity) -> Option<Timestamp> {
+    stored
+        .identity
+        .enrolled
+        .as_ref()
+        .map(|enrolled| enrolled.not_after)
 }
 
 /// Stores the roots that the hub announced. Keeps a newer certificate from another replica.
-async fn keep_roots(
+async fn store_roots(
     store: &Store,
-    ours: &Kept,
+    current: &StoredIdentity,
     roots: Vec<CertificateDer<'static>>,
-) -> Result<Kept, EnrollError> {
-    let trusted = ours.identity.enrolled.as_ref().ok_or(EnrollError::Gone)?;
+) -> Result<StoredIdentity, EnrollError> {
+    let trusted = current
+        .identity
+        .enrolled
+        .as_ref()
+        .ok_or(EnrollError::Missing)?;
     trusted_roots::check(&trusted.roots, &roots).map_err(EnrollError::Roots)?;
-    let stored = store.read().await.map_err(EnrollError::Keep)?;
-    let stored = stored.ok_or(EnrollError::Gone)?;
-    let mut identity = match expires(&stored) >= expires(ours) {
+    let stored = store.read().await.map_err(EnrollError::Store)?;
+    let stored = stored.ok_or(EnrollError::Missing)?;
+    let mut identity = match expiry_of(&stored) >= expiry_of(current) {
         true => stored.identity.clone(),
-        false => ours.identity.clone(),
+        false => current.identity.clone(),
     };
-    let enrolled = identity.enrolled.as_mut().ok_or(EnrollError::Gone)?;
+    let enrolled = identity.enrolled.as_mut().ok_or(EnrollError::Missing)?;
     enrolled.roots = roots;
     // Never store an identity that TLS rejects.
     enrolled
@@ -289,57 +314,57 @@ async fn keep_roots(
     if identity.enrolled == stored.identity.enrolled {
         return Ok(stored);
     }
-    let wanted = identity.enrolled.clone();
-    let kept = store.keep(stored, identity).await;
-    let kept = kept.map_err(EnrollError::Keep)?;
-    match kept.identity.enrolled == wanted {
-        true => Ok(kept),
-        false => Err(EnrollError::Overtaken),
+    let new_enrolled = identity.enrolled.clone();
+    let replaced = store.replace(stored, identity).await;
+    let replaced = replaced.map_err(EnrollError::Store)?;
+    match replaced.identity.enrolled == new_enrolled {
+        true => Ok(replaced),
+        false => Err(EnrollError::Conflict),
     }
 }
 
 /// Stores and returns a new key with a new certificate, or returns a newer identity from another replica.
 pub async fn renew(
     store: &Store,
-    ours: &Kept,
+    current: &StoredIdentity,
     link: &mut watch::Receiver<Link>,
-) -> Result<Kept, EnrollError> {
-    let stored = store.read().await.map_err(EnrollError::Keep)?;
+) -> Result<StoredIdentity, EnrollError> {
+    let stored = store.read().await.map_err(EnrollError::Store)?;
     let base = match stored {
-        Some(stored) if expires(&stored) > expires(ours) => return Ok(stored),
+        Some(stored) if expiry_of(&stored) > expiry_of(current) => return Ok(stored),
         Some(stored) => stored,
-        None => return Err(EnrollError::Gone),
+        None => return Err(EnrollError::Missing),
     };
     let Some(enrolled) = &base.identity.enrolled else {
-        return Err(EnrollError::Gone);
+        return Err(EnrollError::Missing);
     };
     let membership = enrolled.membership();
-    let trusted = ours.identity.enrolled.as_ref().unwrap_or(enrolled);
+    let trusted = current.identity.enrolled.as_ref().unwrap_or(enrolled);
     // The session logs the reason if it is down.
-    drop(tokio::time::timeout(LOOK_EVERY, link.wait_for(Link::is_up)).await);
-    let connection = link.see().connection().cloned();
+    drop(tokio::time::timeout(CLOCK_CHECK_INTERVAL, link.wait_for(Link::is_up)).await);
+    let connection = link.get_and_update().connection().cloned();
     let connection = connection.ok_or(EnrollError::NoSession)?;
-    let key = new_key().map_err(EnrollError::Keep)?;
+    let key = new_key().map_err(EnrollError::Store)?;
     let message = RenewRequest {
-        certificate_request: request(&key)?.into(),
+        certificate_request: certificate_request(&key)?.into(),
     };
     let mut client = connection.fleet();
-    let asked = client.renew(message);
-    let answer = answered(&connection, &membership.cluster, asked).await?;
-    let (certificates, roots) = (ders(answer.certificates), ders(answer.roots));
+    let response_future = client.renew(message);
+    let response = await_response(&connection, &membership.cluster, response_future).await?;
+    let (certificates, roots) = (to_der(response.certificates), to_der(response.roots));
     trusted_roots::check(&trusted.roots, &roots).map_err(EnrollError::Roots)?;
-    let enrolled = checked(&connection, &key, membership, certificates, roots)?;
+    let enrolled = verify_enrollment(&connection, &key, membership, certificates, roots)?;
     let identity = Identity {
         key,
         enrolled: Some(enrolled),
     };
-    let wanted = identity.enrolled.clone();
-    let kept = store.keep(base, identity).await;
-    let kept = kept.map_err(EnrollError::Keep)?;
+    let new_enrolled = identity.enrolled.clone();
+    let replaced = store.replace(base, identity).await;
+    let replaced = replaced.map_err(EnrollError::Store)?;
     // The Secret now holds another replica's write. It is either a renewal, or only new roots with the old certificate.
-    match kept.identity.enrolled == wanted || expires(&kept) > expires(ours) {
-        true => Ok(kept),
-        false => Err(EnrollError::Overtaken),
+    match replaced.identity.enrolled == new_enrolled || expiry_of(&replaced) > expiry_of(current) {
+        true => Ok(replaced),
+        false => Err(EnrollError::Conflict),
     }
 }
 

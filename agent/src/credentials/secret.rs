@@ -25,7 +25,7 @@ const TOKEN_NAME: &str = "token-name";
 
 /// Reason why the Secret contains no usable identity.
 #[derive(Debug, Error)]
-pub enum Unreadable {
+pub enum IdentityParseError {
     #[error("it has no {0}")]
     Missing(&'static str),
     #[error("its {0} is not text")]
@@ -40,32 +40,32 @@ pub enum Unreadable {
     Certificate(#[source] CertificateError),
 }
 
-pub(super) fn read(secret: &Secret) -> Result<Identity, Unreadable> {
-    let nothing = BTreeMap::new();
-    let data = secret.data.as_ref().unwrap_or(&nothing);
+pub(super) fn parse(secret: &Secret) -> Result<Identity, IdentityParseError> {
+    let no_data = BTreeMap::new();
+    let data = secret.data.as_ref().unwrap_or(&no_data);
     let text = |name| text(data, name);
-    let key = text(KEY)?.ok_or(Unreadable::Missing(KEY))?;
-    let key = AgentKey::from_pem(&Zeroizing::new(key)).map_err(Unreadable::Key)?;
+    let key = text(KEY)?.ok_or(IdentityParseError::Missing(KEY))?;
+    let key = AgentKey::from_pem(&Zeroizing::new(key)).map_err(IdentityParseError::Key)?;
     let Some(certificates) = text(CERTIFICATE)? else {
         return Ok(Identity {
             key: Arc::new(key),
             enrolled: None,
         });
     };
-    let needed = |name| text(name)?.ok_or(Unreadable::Missing(name));
-    let addresses: Vec<String> = needed(ADDRESSES)?.lines().map(str::to_owned).collect();
+    let required = |name| text(name)?.ok_or(IdentityParseError::Missing(name));
+    let addresses: Vec<String> = required(ADDRESSES)?.lines().map(str::to_owned).collect();
     if addresses.is_empty() || !addresses.iter().all(|text| split_address(text).is_some()) {
-        return Err(Unreadable::Addresses);
+        return Err(IdentityParseError::Addresses);
     }
     let membership = Membership {
-        cluster: needed(CLUSTER)?,
+        cluster: required(CLUSTER)?,
         addresses,
         token_name: text(TOKEN_NAME)?.unwrap_or_default(),
     };
-    let roots = from_pem(ROOTS, &needed(ROOTS)?)?;
-    let certificates = from_pem(CERTIFICATE, &certificates)?;
-    let enrolled =
-        Enrolled::check(&key, membership, certificates, roots).map_err(Unreadable::Certificate)?;
+    let roots = certificates_from_pem(ROOTS, &required(ROOTS)?)?;
+    let certificates = certificates_from_pem(CERTIFICATE, &certificates)?;
+    let enrolled = Enrolled::check(&key, membership, certificates, roots)
+        .map_err(IdentityParseError::Certificate)?;
     Ok(Identity {
         key: Arc::new(key),
         enrolled: Some(enrolled),
@@ -73,18 +73,18 @@ pub(super) fn read(secret: &Secret) -> Result<Identity, Unreadable> {
 }
 
 /// Writes the identity into `secret` and keeps its other keys.
-pub(super) fn written(mut secret: Secret, identity: &Identity) -> Secret {
+pub(super) fn with_identity(mut secret: Secret, identity: &Identity) -> Secret {
     let data = secret.data.get_or_insert_default();
-    let mut put = |name: &str, text: String| {
+    let mut insert = |name: &str, text: String| {
         data.insert(name.to_owned(), ByteString(text.into_bytes()));
     };
-    put(KEY, std::mem::take(&mut *identity.key.to_pem()));
+    insert(KEY, std::mem::take(&mut *identity.key.to_pem()));
     if let Some(enrolled) = &identity.enrolled {
-        put(CERTIFICATE, pem(&enrolled.certificates));
-        put(ROOTS, pem(&enrolled.roots));
-        put(CLUSTER, enrolled.cluster.clone());
-        put(ADDRESSES, enrolled.addresses.join("\n"));
-        put(TOKEN_NAME, enrolled.token_name.clone());
+        insert(CERTIFICATE, pem(&enrolled.certificates));
+        insert(ROOTS, pem(&enrolled.roots));
+        insert(CLUSTER, enrolled.cluster.clone());
+        insert(ADDRESSES, enrolled.addresses.join("\n"));
+        insert(TOKEN_NAME, enrolled.token_name.clone());
     }
     secret
 }
@@ -92,17 +92,20 @@ pub(super) fn written(mut secret: Secret, identity: &Identity) -> Secret {
 fn text(
     data: &BTreeMap<String, ByteString>,
     name: &'static str,
-) -> Result<Option<String>, Unreadable> {
+) -> Result<Option<String>, IdentityParseError> {
     match data.get(name).filter(|bytes| !bytes.0.is_empty()) {
         None => Ok(None),
         Some(bytes) => String::from_utf8(bytes.0.clone())
             .map(Some)
-            .map_err(|_| Unreadable::Text(name)),
+            .map_err(|_| IdentityParseError::Text(name)),
     }
 }
 
-fn from_pem(name: &'static str, text: &str) -> Result<Vec<CertificateDer<'static>>, Unreadable> {
+fn certificates_from_pem(
+    name: &'static str,
+    text: &str,
+) -> Result<Vec<CertificateDer<'static>>, IdentityParseError> {
     CertificateDer::pem_slice_iter(text.as_bytes())
         .collect::<Result<_, _>>()
-        .map_err(|_| Unreadable::Pem(name))
+        .map_err(|_| IdentityParseError::Pem(name))
 }

@@ -19,9 +19,9 @@ use thiserror::Error;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 pub use crate::credentials::key::AgentKey;
-pub use crate::credentials::secret::Unreadable;
+pub use crate::credentials::secret::IdentityParseError;
 
-use crate::credentials::key::KeptSecret;
+use crate::credentials::key::ZeroizedSecret;
 
 /// Name of the Secret.
 pub const SECRET: &str = "krypton-agent-identity";
@@ -63,8 +63,8 @@ pub enum CertificateError {
     Encoding,
     #[error("its name is not valid")]
     Name(#[source] SpiffeError),
-    #[error("it names {found} instead of cluster {expected}")]
-    OtherName { found: String, expected: String },
+    #[error("it names {actual} instead of cluster {expected}")]
+    OtherName { actual: String, expected: String },
     #[error("it is for a different key")]
     OtherKey,
 }
@@ -85,7 +85,7 @@ impl Enrolled {
         certificates: Vec<CertificateDer<'static>>,
         roots: Vec<CertificateDer<'static>>,
     ) -> Result<Self, CertificateError> {
-        let Some(own) = certificates
+        let Some(leaf) = certificates
             .first()
             .filter(|_| certificates.len() <= CHAIN_MAX)
         else {
@@ -94,23 +94,24 @@ impl Enrolled {
         if roots.is_empty() || roots.len() > CHAIN_MAX {
             return Err(CertificateError::Roots(roots.len()));
         }
-        let id = SpiffeId::of_certificate(own).map_err(CertificateError::Name)?;
+        let id = SpiffeId::from_certificate(leaf).map_err(CertificateError::Name)?;
         if id.role != Role::Cluster(membership.cluster.clone()) {
             return Err(CertificateError::OtherName {
-                found: id.to_string(),
+                actual: id.to_string(),
                 expected: membership.cluster,
             });
         }
-        let (_, read) = X509Certificate::from_der(own).map_err(|_| CertificateError::Encoding)?;
-        if read.public_key().raw != key.subject_public_key_info() {
+        let (_, parsed) =
+            X509Certificate::from_der(leaf).map_err(|_| CertificateError::Encoding)?;
+        if parsed.public_key().raw != key.subject_public_key_info() {
             return Err(CertificateError::OtherKey);
         }
         let time = |time: x509_parser::time::ASN1Time| {
             Timestamp::from_second(time.timestamp()).map_err(|_| CertificateError::Encoding)
         };
         let (not_before, not_after) = (
-            time(read.validity().not_before)?,
-            time(read.validity().not_after)?,
+            time(parsed.validity().not_before)?,
+            time(parsed.validity().not_after)?,
         );
         Ok(Self {
             certificates,
@@ -133,11 +134,11 @@ impl Enrolled {
 
     /// Returns the TLS configuration for connections to the hub.
     pub fn client_config(&self, key: &KeyPair) -> Result<ClientConfig, TlsError> {
-        let own = Credential {
+        let credential = Credential {
             certificates: self.certificates.clone(),
             key: PrivateKeyDer::Pkcs8(key.serialize_der().into()),
         };
-        tls::client_config(&self.roots, Some(own))
+        tls::client_config(&self.roots, Some(credential))
     }
 }
 
@@ -151,7 +152,7 @@ pub enum IdentityError {
     Unreadable {
         namespace: String,
         #[source]
-        source: Unreadable,
+        source: IdentityParseError,
     },
     #[error("failed to create a key")]
     Key(#[source] rcgen::Error),
@@ -159,16 +160,16 @@ pub enum IdentityError {
 
 impl IdentityError {
     /// Returns whether a retry can succeed without a change by the user.
-    pub fn may_pass(&self) -> bool {
+    pub fn is_retryable(&self) -> bool {
         matches!(self, Self::Api(error) if error.is_transient())
     }
 }
 
 /// A stored identity with the Secret as read. The next write uses its resource version.
 #[derive(Clone, Debug)]
-pub struct Kept {
+pub struct StoredIdentity {
     pub identity: Identity,
-    secret: KeptSecret,
+    secret: ZeroizedSecret,
 }
 
 /// Access to the Secret on the member.
@@ -193,26 +194,29 @@ impl Store {
 
     /// Returns the stored identity. If it is missing, creates and stores a key. If two replicas create one, both use
     /// the first.
-    pub async fn load(&self) -> Result<Kept, IdentityError> {
-        if let Some(kept) = self.read().await? {
-            return Ok(kept);
+    pub async fn load(&self) -> Result<StoredIdentity, IdentityError> {
+        if let Some(stored) = self.read().await? {
+            return Ok(stored);
         }
         let identity = Identity {
             key: new_key()?,
             enrolled: None,
         };
-        let fresh = KeptSecret::new(crate::credentials::secret::written(empty(), &identity));
-        let created = match self.create(fresh.as_secret()).await {
+        let new_secret = ZeroizedSecret::new(crate::credentials::secret::with_identity(
+            empty_secret(),
+            &identity,
+        ));
+        let created = match self.create(new_secret.as_secret()).await {
             Err(error) if error.code() == Some(404) => {
-                self.make_namespace().await?;
-                self.create(fresh.as_secret()).await
+                self.create_namespace().await?;
+                self.create(new_secret.as_secret()).await
             }
             other => other,
         };
         match created {
-            Ok(secret) => Ok(Kept {
+            Ok(secret) => Ok(StoredIdentity {
                 identity,
-                secret: KeptSecret::new(secret),
+                secret: ZeroizedSecret::new(secret),
             }),
             Err(error) if error.code() == Some(409) => {
                 self.read().await?.ok_or_else(|| error.into())
@@ -222,24 +226,28 @@ impl Store {
     }
 
     /// Returns the stored identity, if any.
-    pub async fn read(&self) -> Result<Option<Kept>, IdentityError> {
-        let found = call(self.attempt("reading"), self.secrets().get_opt(SECRET)).await?;
-        found.map(|secret| self.kept(secret)).transpose()
+    pub async fn read(&self) -> Result<Option<StoredIdentity>, IdentityError> {
+        let secret = call(self.attempt("reading"), self.secrets().get_opt(SECRET)).await?;
+        secret.map(|secret| self.parse_stored(secret)).transpose()
     }
 
     /// Replaces the stored identity with `identity`. If another replica wrote first, returns the other identity
     /// unchanged.
-    pub async fn keep(&self, kept: Kept, identity: Identity) -> Result<Kept, IdentityError> {
-        let next = KeptSecret::new(crate::credentials::secret::written(
-            kept.secret.into_secret(),
+    pub async fn replace(
+        &self,
+        stored: StoredIdentity,
+        identity: Identity,
+    ) -> Result<StoredIdentity, IdentityError> {
+        let next = ZeroizedSecret::new(crate::credentials::secret::with_identity(
+            stored.secret.into_secret(),
             &identity,
         ));
         let (api, params) = (self.secrets(), PostParams::default());
         let request = api.replace(SECRET, &params, next.as_secret());
         match call(self.attempt("writing"), request).await {
-            Ok(secret) => Ok(Kept {
+            Ok(secret) => Ok(StoredIdentity {
                 identity,
-                secret: KeptSecret::new(secret),
+                secret: ZeroizedSecret::new(secret),
             }),
             // After a lost conflict, use the stored identity instead of creating another one.
             Err(error) if error.code() == Some(409) => {
@@ -249,14 +257,14 @@ impl Store {
         }
     }
 
-    fn kept(&self, secret: Secret) -> Result<Kept, IdentityError> {
-        let secret = KeptSecret::new(secret);
-        let read = crate::credentials::secret::read(secret.as_secret());
-        let identity = read.map_err(|source| IdentityError::Unreadable {
+    fn parse_stored(&self, secret: Secret) -> Result<StoredIdentity, IdentityError> {
+        let secret = ZeroizedSecret::new(secret);
+        let result = crate::credentials::secret::parse(secret.as_secret());
+        let identity = result.map_err(|source| IdentityError::Unreadable {
             namespace: self.namespace.clone(),
             source,
         })?;
-        Ok(Kept { identity, secret })
+        Ok(StoredIdentity { identity, secret })
     }
 
     async fn create(&self, secret: &Secret) -> Result<Secret, ApiError> {
@@ -265,7 +273,7 @@ impl Store {
         call(self.attempt("creating"), request).await
     }
 
-    async fn make_namespace(&self) -> Result<(), IdentityError> {
+    async fn create_namespace(&self) -> Result<(), IdentityError> {
         let namespace = cluster::own_namespace(&self.namespace);
         let api: Api<Namespace> = Api::all(self.client.clone());
         let params = PostParams::default();
@@ -292,7 +300,7 @@ pub fn new_key() -> Result<Arc<AgentKey>, IdentityError> {
         .map_err(IdentityError::Key)
 }
 
-fn empty() -> Secret {
+fn empty_secret() -> Secret {
     Secret {
         metadata: ObjectMeta {
             name: Some(SECRET.to_owned()),

@@ -27,7 +27,7 @@ use tokio::sync::watch;
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 /// Upper limit for the delay of a renewal that the hub requests.
-const PUT_OFF_MAX: Duration = Duration::from_secs(60 * 60);
+const RENEWAL_DELAY_MAX: Duration = Duration::from_secs(60 * 60);
 
 /// Reason for rejecting roots. Completes a sentence that names the hub.
 #[derive(Debug, Error, PartialEq, Eq)]
@@ -35,85 +35,85 @@ pub enum TrustError {
     #[error("{0} roots instead of 1 to {ROOTS_MAX}")]
     Count(usize),
     #[error("one root is not an X.509 CA certificate")]
-    NotAnAuthority,
+    NotACa,
     #[error(
         "no root is trusted yet; if you recreated the hub's CA, run 'kubectl krypton join' again"
     )]
-    Strangers,
+    NoOverlap,
 }
 
 /// Announcement of the hub about its roots.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Told {
+pub struct RootsAnnouncement {
     pub roots: Vec<CertificateDer<'static>>,
     /// If set, the agent must renew its certificate within this time.
     pub renew_within: Option<Duration>,
 }
 
-impl From<v1::Roots> for Told {
-    fn from(said: v1::Roots) -> Self {
-        let roots = said.certificates.iter();
-        let renew_within = said.renew_within_millis;
+impl From<v1::Roots> for RootsAnnouncement {
+    fn from(message: v1::Roots) -> Self {
+        let roots = message.certificates.iter();
+        let renew_within = message.renew_within_millis;
         Self {
             roots: roots.map(|der| der.to_vec().into()).collect(),
             renew_within: renew_within
-                .map(|millis| Duration::from_millis(millis.into()).min(PUT_OFF_MAX)),
+                .map(|millis| Duration::from_millis(millis.into()).min(RENEWAL_DELAY_MAX)),
         }
     }
 }
 
-/// Verifies that the announced roots `told` may replace the `trusted` roots.
+/// Verifies that the roots `announced` may replace the `trusted` roots.
 pub fn check(
     trusted: &[CertificateDer<'_>],
-    told: &[CertificateDer<'_>],
+    announced: &[CertificateDer<'_>],
 ) -> Result<(), TrustError> {
-    if told.is_empty() || told.len() > ROOTS_MAX {
-        return Err(TrustError::Count(told.len()));
+    if announced.is_empty() || announced.len() > ROOTS_MAX {
+        return Err(TrustError::Count(announced.len()));
     }
-    let is_authority = |der: &CertificateDer<'_>| matches!(X509Certificate::from_der(der), Ok((rest, read)) if rest.is_empty() && read.is_ca());
-    if !told.iter().all(is_authority) {
-        return Err(TrustError::NotAnAuthority);
+    let is_ca = |der: &CertificateDer<'_>| matches!(X509Certificate::from_der(der), Ok((rest, read)) if rest.is_empty() && read.is_ca());
+    if !announced.iter().all(is_ca) {
+        return Err(TrustError::NotACa);
     }
-    if !told.iter().any(|root| trusted.contains(root)) {
-        return Err(TrustError::Strangers);
+    if !announced.iter().any(|root| trusted.contains(root)) {
+        return Err(TrustError::NoOverlap);
     }
     Ok(())
 }
 
 /// Two `watch` channels: the hub's latest announcement, and the digests of the stored roots.
 #[derive(Debug)]
-pub struct Trust {
-    told: watch::Sender<Option<Told>>,
-    kept: watch::Sender<Option<Vec<RootDigest>>>,
+pub struct RootUpdates {
+    announcement: watch::Sender<Option<RootsAnnouncement>>,
+    stored: watch::Sender<Option<Vec<RootDigest>>>,
 }
 
-impl Default for Trust {
+impl Default for RootUpdates {
     /// For a hub that announced no roots.
     fn default() -> Self {
         Self {
-            told: watch::Sender::new(None),
-            kept: watch::Sender::new(None),
+            announcement: watch::Sender::new(None),
+            stored: watch::Sender::new(None),
         }
     }
 }
 
-impl Trust {
+impl RootUpdates {
     /// Publishes an announcement of the hub.
-    pub fn tell(&self, told: Told) {
-        self.told.send_replace(Some(told));
+    pub fn announce(&self, announcement: RootsAnnouncement) {
+        self.announcement.send_replace(Some(announcement));
     }
 
-    pub fn told(&self) -> watch::Receiver<Option<Told>> {
-        self.told.subscribe()
+    pub fn announcements(&self) -> watch::Receiver<Option<RootsAnnouncement>> {
+        self.announcement.subscribe()
     }
 
     /// Publishes the digests of the stored roots. The session sends them to the hub, even if they are unchanged.
-    pub fn keep(&self, roots: &[CertificateDer<'_>]) {
-        self.kept.send_replace(Some(RootDigest::of_all(roots)));
+    pub fn publish_stored(&self, roots: &[CertificateDer<'_>]) {
+        self.stored.send_replace(Some(RootDigest::from_ders(roots)));
     }
 
-    pub fn kept(&self) -> watch::Receiver<Option<Vec<RootDigest>>> {
-        self.kept.subscribe()
+    pub fn stored_digests(&self) -> watch::Receiver<Option<Vec<RootDigest>>> {
+        self.stored.subscribe()
     }
 }
 
@@ -122,7 +122,7 @@ mod tests {
     use krypton_proto::Bytes;
 
     use super::*;
-    use crate::fake_hub::{FakeAuthority, Valid};
+    use crate::fake_hub::{FakeAuthority, Validity};
 
     fn root() -> CertificateDer<'static> {
         FakeAuthority::new().roots().remove(0)
@@ -136,17 +136,17 @@ mod tests {
             (&both[..1], &both[..], Ok(())),
             (&both, &both[1..], Ok(())),
             (&both, &both, Ok(())),
-            (&both[..1], &both[1..], Err(TrustError::Strangers)),
+            (&both[..1], &both[1..], Err(TrustError::NoOverlap)),
             (
                 &both,
                 std::slice::from_ref(&other),
-                Err(TrustError::Strangers),
+                Err(TrustError::NoOverlap),
             ),
             (&both, &[], Err(TrustError::Count(0))),
             (&both, &vec![old.clone(); 9], Err(TrustError::Count(9))),
         ];
-        for (trusted, told, expected) in cases {
-            assert_eq!(check(trusted, told), expected);
+        for (trusted, announced, expected) in cases {
+            assert_eq!(check(trusted, announced), expected);
         }
     }
 
@@ -154,26 +154,35 @@ mod tests {
     fn non_ca_certificate_is_rejected_as_root() {
         let authority = FakeAuthority::new();
         let trusted = authority.roots();
-        let leaf = authority.agent(Valid::Now).certificates.remove(0);
-        let mut longer = root().to_vec();
-        longer.push(0);
-        for wrong in [leaf, longer.into(), b"x".to_vec().into()] {
-            let told = [trusted[0].clone(), wrong];
-            assert_eq!(check(&trusted, &told), Err(TrustError::NotAnAuthority));
+        let leaf = authority.agent(Validity::Now).certificates.remove(0);
+        let mut trailing_byte = root().to_vec();
+        trailing_byte.push(0);
+        for invalid in [leaf, trailing_byte.into(), b"x".to_vec().into()] {
+            let announced = [trusted[0].clone(), invalid];
+            assert_eq!(check(&trusted, &announced), Err(TrustError::NotACa));
         }
     }
 
     #[test]
     fn renewal_delay_from_hub_is_capped() {
-        let told = |renew_within_millis| {
-            Told::from(v1::Roots {
+        let announcement = |renew_within_millis| {
+            RootsAnnouncement::from(v1::Roots {
                 certificates: vec![Bytes::from_static(b"x")],
                 renew_within_millis,
             })
         };
-        assert_eq!(told(None).renew_within, None);
-        assert_eq!(told(Some(7)).renew_within, Some(Duration::from_millis(7)));
-        assert_eq!(told(Some(u32::MAX)).renew_within, Some(PUT_OFF_MAX));
-        assert_eq!(told(None).roots, [CertificateDer::from(b"x".to_vec())]);
+        assert_eq!(announcement(None).renew_within, None);
+        assert_eq!(
+            announcement(Some(7)).renew_within,
+            Some(Duration::from_millis(7))
+        );
+        assert_eq!(
+            announcement(Some(u32::MAX)).renew_within,
+            Some(RENEWAL_DELAY_MAX)
+        );
+        assert_eq!(
+            announcement(None).roots,
+            [CertificateDer::from(b"x".to_vec())]
+        );
     }
 }

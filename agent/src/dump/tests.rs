@@ -1,7 +1,7 @@
 //! Dumps of a fake agent.
 
 use krypton_helm::chart::ChartRef;
-use krypton_reconciler::run_loop::{LeaseNow, OwnerNow, StateNow};
+use krypton_reconciler::run_loop::{ConditionDump, LeaseDump, OwnerDump};
 use krypton_types::conditions::{State, Truth};
 use krypton_types::desired::Version;
 use serde_json::{Value, json};
@@ -10,8 +10,8 @@ use super::*;
 
 const HIDDEN: &str = "hidden";
 
-fn wanted() -> DesiredState {
-    let wanted = json!({
+fn desired_state() -> DesiredState {
+    let desired_state = json!({
         "version": {"epoch": 2, "generation": 7},
         "chart": {
             "repo": format!("https://user:{HIDDEN}@charts.example.org/stable"), "name": "small",
@@ -19,7 +19,7 @@ fn wanted() -> DesiredState {
         },
         "paused": true,
     });
-    serde_json::from_value(wanted).unwrap()
+    serde_json::from_value(desired_state).unwrap()
 }
 
 fn state(truth: Truth, reason: &str) -> State {
@@ -30,9 +30,9 @@ fn state(truth: Truth, reason: &str) -> State {
     }
 }
 
-fn reconciler() -> ReconcilerNow {
-    ReconcilerNow {
-        lease: LeaseNow {
+fn reconciler() -> ReconcilerDump {
+    ReconcilerDump {
+        lease: LeaseDump {
             writes: true,
             held_for_seconds: Some(40),
             renewed_before_seconds: Some(3),
@@ -45,7 +45,7 @@ fn reconciler() -> ReconcilerNow {
         later_on_record: None,
         running: 0,
         owners_in_all: 1,
-        owners: vec![OwnerNow {
+        owners: vec![OwnerDump {
             kind: "Tenant",
             key: "default/acme".to_owned(),
             generation: 3,
@@ -53,9 +53,9 @@ fn reconciler() -> ReconcilerNow {
             release: "acme/tenant-acme-edge-1".to_owned(),
             revision: Some(2),
             locked: false,
-            ready: Some(StateNow::of(state(Truth::False, "UpgradeFailed"))),
+            ready: Some(ConditionDump::new(state(Truth::False, "UpgradeFailed"))),
             progress: None,
-            error: Some(StateNow::of(state(Truth::True, "UpgradeFailed"))),
+            error: Some(ConditionDump::new(state(Truth::True, "UpgradeFailed"))),
             at_work: false,
             failed_with: Some("UpgradeFailed"),
             attempts: 4,
@@ -91,30 +91,30 @@ fn at(seconds: u64) -> BootTime {
     BootTime(Duration::from_secs(seconds))
 }
 
-fn told(view: &AgentView, reconciler: Result<ReconcilerNow, &'static str>) -> Value {
-    let dump = view.seen(Load::default(), reconciler, at(100));
-    let mut told = serde_json::to_value(dump).unwrap();
-    assert!(!told.to_string().contains(HIDDEN), "{told}");
-    told["now"] = Value::Null;
-    told
+fn dump_value(view: &AgentView, reconciler: Result<ReconcilerDump, &'static str>) -> Value {
+    let dump = view.snapshot(Load::default(), reconciler, at(100));
+    let mut dump = serde_json::to_value(dump).unwrap();
+    assert!(!dump.to_string().contains(HIDDEN), "{dump}");
+    dump["now"] = Value::Null;
+    dump
 }
 
 #[test]
 fn dump_before_join_has_no_member_state() {
     let (view, ..) = view();
-    assert_eq!(view.silent(), Some("notJoined"));
-    let told = told(&view, Err("notJoined"));
-    assert_eq!(told["reconciling"], "notJoined");
-    for none in [
+    assert_eq!(view.no_reconciler_reason(), Some("notJoined"));
+    let dump = dump_value(&view, Err("notJoined"));
+    assert_eq!(dump["reconciling"], "notJoined");
+    for field in [
         "member",
         "certificateEnds",
         "wanted",
         "applied",
         "reconciler",
     ] {
-        assert_eq!(told[none], Value::Null, "{none}");
+        assert_eq!(dump[field], Value::Null, "{field}");
     }
-    assert_eq!(told["session"]["up"], false);
+    assert_eq!(dump["session"]["up"], false);
 }
 
 #[tokio::test]
@@ -131,13 +131,13 @@ async fn agent_dump_shows_state_but_no_secrets() {
     charts.fetch(&chart).await.unwrap_err();
     let (name, joined) = (chart.name, Arc::clone(&charts));
     view.joined.get_or_init(|| ("edge-1".to_owned(), joined));
-    assert_eq!(view.silent(), Some("nothingWanted"));
-    desired.send_replace(Some(Arc::new(wanted())));
-    assert_eq!(view.silent(), None);
+    assert_eq!(view.no_reconciler_reason(), Some("nothingWanted"));
+    desired.send_replace(Some(Arc::new(desired_state())));
+    assert_eq!(view.no_reconciler_reason(), None);
     contact.send_replace(Contact {
         up: true,
         since: Some(at(60)),
-        heard: Some(at(98)),
+        last_message: Some(at(98)),
         address: Some("hub.example.org:7443".to_owned()),
         hub_version: Some("0.1.0".to_owned()),
         session: Some(17),
@@ -148,22 +148,22 @@ async fn agent_dump_shows_state_but_no_secrets() {
         generation: 6,
     };
     report.applied = Some((version, "sha".to_owned()));
-    view.report_store.member(&report);
-    let mut told = told(&view, Ok(reconciler()));
-    assert_eq!(told["wanted"]["digest"].take(), wanted().digest());
-    let cached = told["charts"].take();
-    let failed = (
+    view.report_store.set_member(&report);
+    let mut dump = dump_value(&view, Ok(reconciler()));
+    assert_eq!(dump["wanted"]["digest"].take(), desired_state().digest());
+    let cached = dump["charts"].take();
+    let failure = (
         &cached[0]["state"],
         &cached[0]["fault"],
         &cached[0]["attempts"],
     );
     assert_eq!(
-        failed,
+        failure,
         (&json!("failed"), &json!("ChartNotLoaded"), &json!(1))
     );
     assert_eq!(cached[0]["chart"]["name"], name);
     assert_eq!(
-        told["reconciler"].take(),
+        dump["reconciler"].take(),
         json!({
             "lease": {
                 "writes": true, "heldForSeconds": 40, "renewedBeforeSeconds": 3, "otherHolder": null,
@@ -187,7 +187,7 @@ async fn agent_dump_shows_state_but_no_secrets() {
         })
     );
     assert_eq!(
-        told,
+        dump,
         json!({
             "version": env!("CARGO_PKG_VERSION"),
             "replica": "krypton-agent-0",
@@ -216,16 +216,19 @@ async fn agent_dump_shows_state_but_no_secrets() {
 
 #[tokio::test(start_paused = true)]
 async fn busy_or_ended_reconciler_does_not_block_dump() {
-    let (asking, mut questions) = mpsc::channel::<Question>(1);
-    assert_eq!(ask(&asking).await.err(), Some("busy"));
+    let (request_tx, mut request_rx) = mpsc::channel::<DumpRequest>(1);
+    assert_eq!(query_reconciler(&request_tx).await.err(), Some("busy"));
     // The next request waits behind the first, which has timed out.
-    let answering = tokio::spawn(async move {
-        while let Some(question) = questions.recv().await {
-            drop(question.send(reconciler()));
+    let responder = tokio::spawn(async move {
+        while let Some(request) = request_rx.recv().await {
+            drop(request.send(reconciler()));
         }
     });
-    assert_eq!(ask(&asking).await.unwrap().owners_in_all, 1);
-    answering.abort();
-    drop(answering.await);
-    assert_eq!(ask(&asking).await.err(), Some("ended"));
+    assert_eq!(
+        query_reconciler(&request_tx).await.unwrap().owners_in_all,
+        1
+    );
+    responder.abort();
+    drop(responder.await);
+    assert_eq!(query_reconciler(&request_tx).await.err(), Some("ended"));
 }

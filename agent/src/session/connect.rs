@@ -24,17 +24,17 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tonic::transport::Channel;
 
-use crate::credentials::trusted_roots::Trust;
-use channel::Refusal;
+use crate::credentials::trusted_roots::RootUpdates;
+use channel::ReceivedAlert;
 
 pub use error::DialError;
 pub use proxy::ProxiedTcp;
 
-const RESOLVE: Duration = Duration::from_secs(10);
-const CONNECT: Duration = Duration::from_secs(10);
-const HANDSHAKE: Duration = Duration::from_secs(10);
+const RESOLVE_TIMEOUT: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Delay between attempts at two addresses of one name, because often only one IP version is routable.
-const STAGGER: Duration = Duration::from_millis(300);
+const ATTEMPT_DELAY: Duration = Duration::from_millis(300);
 /// Maximum number of IP addresses to try for one name.
 const RESOLVED_MAX: usize = 8;
 
@@ -43,10 +43,10 @@ const RESOLVED_MAX: usize = 8;
 pub struct Dialer {
     addresses: Vec<String>,
     tls: Arc<ArcSwap<ClientConfig>>,
-    /// Index of the address to try first: the last that worked, unless [`Dialer::pass_on`] moved past it.
+    /// Index of the address to try first: the last that worked, unless [`Dialer::try_next_first`] moved past it.
     first: AtomicUsize,
     renewed: Notify,
-    trust: Trust,
+    root_updates: RootUpdates,
     network: Arc<dyn Network>,
 }
 
@@ -55,7 +55,7 @@ pub struct Dialer {
 pub struct Connection {
     channel: Channel,
     address: Arc<str>,
-    refusal: Refusal,
+    received_alert: ReceivedAlert,
 }
 
 impl Dialer {
@@ -66,7 +66,7 @@ impl Dialer {
             tls,
             first: AtomicUsize::new(0),
             renewed: Notify::new(),
-            trust: Trust::default(),
+            root_updates: RootUpdates::default(),
             network: Arc::new(Tcp),
         }
     }
@@ -79,8 +79,8 @@ impl Dialer {
     }
 
     /// Returns the roots that `tls` trusts and the hub's announcements about them.
-    pub fn trust(&self) -> &Trust {
-        &self.trust
+    pub fn root_updates(&self) -> &RootUpdates {
+        &self.root_updates
     }
 
     /// Uses `tls` for new connections. The current connection stays.
@@ -102,8 +102,12 @@ impl Dialer {
 
     /// Tries the address after `address` first, because the hub there responds but serves no agents. Repeated calls for
     /// one address count once.
-    pub fn pass_on(&self, address: &str) {
-        let Some(index) = self.addresses.iter().position(|known| known == address) else {
+    pub fn try_next_first(&self, address: &str) {
+        let Some(index) = self
+            .addresses
+            .iter()
+            .position(|candidate| candidate == address)
+        else {
             return;
         };
         let next = (index + 1) % self.addresses.len();
@@ -114,7 +118,7 @@ impl Dialer {
     }
 
     /// Returns the number of addresses.
-    pub fn ways(&self) -> usize {
+    pub fn address_count(&self) -> usize {
         self.addresses.len()
     }
 
@@ -135,7 +139,7 @@ impl Dialer {
                 Err(error) => failures.push(error),
             }
         }
-        Err(DialError::of_all(failures))
+        Err(DialError::from_failures(failures))
     }
 }
 
@@ -159,9 +163,9 @@ impl Connection {
 
     /// Returns the TLS alert with which the hub closed the connection. In TLS 1.3 the server verifies the client
     /// certificate after the client has finished its handshake.
-    pub fn refused(&self) -> Option<DialError> {
-        let alert = self.refusal.get()?;
-        Some(DialError::of_alert(&self.address, *alert))
+    pub fn rejection(&self) -> Option<DialError> {
+        let alert = self.received_alert.get()?;
+        Some(DialError::from_alert(&self.address, *alert))
     }
 }
 
@@ -170,18 +174,18 @@ async fn connect(
     address: &str,
     tls: Arc<ClientConfig>,
 ) -> Result<Connection, DialError> {
-    let stream = secure(network, address, tls).await?;
-    let (channel, refusal) = channel::channel(stream)
+    let stream = open_tls(network, address, tls).await?;
+    let (channel, received_alert) = channel::channel(stream)
         .await
         .map_err(|error| DialError::Channel(address.to_owned(), error))?;
     Ok(Connection {
         channel,
         address: address.into(),
-        refusal,
+        received_alert,
     })
 }
 
-async fn secure(
+async fn open_tls(
     network: &dyn Network,
     address: &str,
     tls: Arc<ClientConfig>,
@@ -192,55 +196,58 @@ async fn secure(
     let tcp = match network.proxy(address) {
         Some(proxy) => proxy::open(network, address, proxy).await?,
         None => {
-            let unresolved = |source| DialError::Resolve {
+            let resolve_error = |source| DialError::Resolve {
                 address: address.to_owned(),
                 source,
             };
-            let found = resolve(host, port).await.map_err(unresolved)?;
-            let reached = reach(network, &found).await;
-            reached.map_err(|source| DialError::of_tcp(address, source))?
+            let addresses = resolve(host, port).await.map_err(resolve_error)?;
+            let result = connect_any(network, &addresses).await;
+            result.map_err(|source| DialError::from_tcp_error(address, source))?
         }
     };
     // Reports and heartbeats are small and must not wait for more data.
     tcp.set_nodelay()
-        .map_err(|source| DialError::of_tcp(address, source))?;
+        .map_err(|source| DialError::from_tcp_error(address, source))?;
     // Only for SNI: the hub's identity is in its certificate, independent of its address.
-    let zoneless = host.split('%').next().unwrap_or(host).to_owned();
-    let name =
-        ServerName::try_from(zoneless).map_err(|_| DialError::Address(address.to_owned()))?;
-    let shaken = tokio::time::timeout(HANDSHAKE, TlsConnector::from(tls).connect(name, tcp))
-        .await
-        .unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))
-        .map_err(|source| DialError::of_handshake(address, source))?;
-    if shaken.get_ref().1.alpn_protocol() != Some(b"h2") {
+    let host_without_zone = host.split('%').next().unwrap_or(host).to_owned();
+    let name = ServerName::try_from(host_without_zone)
+        .map_err(|_| DialError::Address(address.to_owned()))?;
+    let tls_stream = tokio::time::timeout(
+        HANDSHAKE_TIMEOUT,
+        TlsConnector::from(tls).connect(name, tcp),
+    )
+    .await
+    .unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))
+    .map_err(|source| DialError::from_handshake_error(address, source))?;
+    if tls_stream.get_ref().1.alpn_protocol() != Some(b"h2") {
         return Err(DialError::NotHttp2(address.to_owned()));
     }
-    Ok(shaken)
+    Ok(tls_stream)
 }
 
 async fn resolve(host: &str, port: u16) -> std::io::Result<Vec<SocketAddr>> {
-    let found = tokio::time::timeout(RESOLVE, tokio::net::lookup_host((host, port)));
-    let found = found
+    let lookup = tokio::time::timeout(RESOLVE_TIMEOUT, tokio::net::lookup_host((host, port)));
+    let lookup = lookup
         .await
         .unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()));
-    Ok(found?.take(RESOLVED_MAX).collect())
+    Ok(lookup?.take(RESOLVED_MAX).collect())
 }
 
 /// Returns the first connection that succeeds. Each address gets a head start over the next.
-async fn reach(network: &dyn Network, addresses: &[SocketAddr]) -> std::io::Result<Stream> {
-    let mut tries: FuturesUnordered<_> = addresses
+async fn connect_any(network: &dyn Network, addresses: &[SocketAddr]) -> std::io::Result<Stream> {
+    let mut attempts: FuturesUnordered<_> = addresses
         .iter()
         .zip(0_u32..)
         .map(|(address, position)| async move {
-            tokio::time::sleep(STAGGER * position).await;
-            tokio::time::timeout(CONNECT, network.connect(*address))
+            tokio::time::sleep(ATTEMPT_DELAY * position).await;
+            tokio::time::timeout(CONNECT_TIMEOUT, network.connect(*address))
                 .await
                 .unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))
         })
         .collect();
     let mut problem = std::io::ErrorKind::NotFound.into();
-    while let Some(tried) = tries.next().await {
-        match tried {
+    while let Some(result) = attempts.next().await {
+        match result {
             Ok(stream) => return Ok(stream),
             Err(error) => problem = error,
         }

@@ -21,26 +21,29 @@ pub struct HubChart {
     link: watch::Receiver<Link>,
     desired: watch::Receiver<Option<Arc<DesiredState>>>,
     /// Bytes of an interrupted download. The next download resumes after them, which helps on unreliable links.
-    kept: Mutex<Part>,
+    interrupted: Mutex<PartialChart>,
 }
 
 /// First bytes of a chart, at most [`CHART_LIMIT`].
 #[derive(Debug, Default)]
-struct Part {
+struct PartialChart {
     sha256: String,
     bytes: Vec<u8>,
 }
 
 /// A download in progress. Dropping it stores the bytes, also if the caller has cancelled the download.
-struct Growing<'a> {
-    part: Part,
-    kept: &'a Mutex<Part>,
+struct Download<'a> {
+    partial: PartialChart,
+    interrupted: &'a Mutex<PartialChart>,
 }
 
-impl Drop for Growing<'_> {
+impl Drop for Download<'_> {
     fn drop(&mut self) {
-        let part = std::mem::take(&mut self.part);
-        *self.kept.lock().unwrap_or_else(PoisonError::into_inner) = part;
+        let partial = std::mem::take(&mut self.partial);
+        *self
+            .interrupted
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = partial;
     }
 }
 
@@ -52,15 +55,17 @@ impl HubChart {
         Self {
             link,
             desired,
-            kept: Mutex::default(),
+            interrupted: Mutex::default(),
         }
     }
 
     async fn get(&self, chart: ChartRef) -> Result<Vec<u8>, String> {
         let digest = {
             let desired = self.desired.get();
-            let present = desired.as_deref().filter(|desired| is_of(desired, &chart));
-            present.map(DesiredState::digest)
+            let current = desired
+                .as_deref()
+                .filter(|desired| refers_to(desired, &chart));
+            current.map(DesiredState::digest)
         };
         let Some(digest) = digest else {
             return Err("the hub does not serve this chart".to_owned());
@@ -69,20 +74,25 @@ impl HubChart {
         let Some(connection) = connection else {
             return Err("there is no session with the hub".to_owned());
         };
-        let mut growing = Growing {
-            part: std::mem::take(&mut self.kept.lock().unwrap_or_else(PoisonError::into_inner)),
-            kept: &self.kept,
+        let mut download_guard = Download {
+            partial: std::mem::take(
+                &mut self
+                    .interrupted
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner),
+            ),
+            interrupted: &self.interrupted,
         };
-        let got = download(&connection, digest, &mut growing.part).await;
-        got.map_err(|problem| match problem {
-            Problem::Call(status) => {
+        let result = download(&connection, digest, &mut download_guard.partial).await;
+        result.map_err(|problem| match problem {
+            DownloadError::Call(status) => {
                 let message: String = status.message().chars().take(500).collect();
                 let address = connection.address();
                 format!("the hub at {address} does not serve it: {message}")
             }
-            Problem::Content(problem) => {
+            DownloadError::Content(problem) => {
                 // Discard corrupt content instead of resuming it.
-                growing.part = Part::default();
+                download_guard.partial = PartialChart::default();
                 problem.to_owned()
             }
         })
@@ -96,13 +106,13 @@ impl Fallback for HubChart {
 }
 
 /// Returns whether `desired` refers to `chart`. An empty version means the newest, which the caller may have resolved.
-fn is_of(desired: &DesiredState, chart: &ChartRef) -> bool {
-    let present = &desired.chart;
-    (&present.repo, &present.name) == (&chart.repo, &chart.name)
-        && (present.version_to_fetch() == chart.version || present.version_to_fetch().is_empty())
+fn refers_to(desired: &DesiredState, chart: &ChartRef) -> bool {
+    let current = &desired.chart;
+    (&current.repo, &current.name) == (&chart.repo, &chart.name)
+        && (current.version_to_fetch() == chart.version || current.version_to_fetch().is_empty())
 }
 
-enum Problem {
+enum DownloadError {
     Call(Box<Status>),
     Content(&'static str),
 }
@@ -111,56 +121,56 @@ enum Problem {
 async fn download(
     connection: &Connection,
     digest: String,
-    part: &mut Part,
-) -> Result<Vec<u8>, Problem> {
-    let call = |status: Status| Problem::Call(Box::new(status));
+    partial: &mut PartialChart,
+) -> Result<Vec<u8>, DownloadError> {
+    let call_error = |status: Status| DownloadError::Call(Box::new(status));
     let request = FetchChartRequest {
         digest,
-        from: part.bytes.len() as u64,
-        from_sha256: part.sha256.clone(),
+        from: partial.bytes.len() as u64,
+        from_sha256: partial.sha256.clone(),
         ..FetchChartRequest::default()
     };
     let mut fleet = connection.fleet();
-    let answer = fleet.fetch_chart(request).await;
-    let mut parts = answer.map_err(call)?.into_inner();
+    let response = fleet.fetch_chart(request).await;
+    let mut parts = response.map_err(call_error)?.into_inner();
     let mut next = async || {
-        let part = parts.message().await.map_err(call)?;
+        let part = parts.message().await.map_err(call_error)?;
         Ok(part.and_then(|part| part.kind))
     };
     let Some(chart_part::Kind::Head(head)) = next().await? else {
-        return Err(Problem::Content("the hub's answer has no head"));
+        return Err(DownloadError::Content("the hub's answer has no head"));
     };
-    let size = continued(&head, part).map_err(Problem::Content)?;
+    let size = resume_or_restart(&head, partial).map_err(DownloadError::Content)?;
     while let Some(chunk) = next().await? {
         let chart_part::Kind::Chunk(chunk) = chunk else {
-            return Err(Problem::Content("the hub's answer has two heads"));
+            return Err(DownloadError::Content("the hub's answer has two heads"));
         };
-        if part.bytes.len() + chunk.len() > size {
-            return Err(Problem::Content(
+        if partial.bytes.len() + chunk.len() > size {
+            return Err(DownloadError::Content(
                 "the hub's response is longer than announced",
             ));
         }
-        part.bytes.extend_from_slice(&chunk);
+        partial.bytes.extend_from_slice(&chunk);
     }
-    let whole = std::mem::take(part);
-    if whole.bytes.len() != size || sha256_hex(&whole.bytes) != head.sha256 {
-        return Err(Problem::Content("the hub's answer came damaged"));
+    let complete = std::mem::take(partial);
+    if complete.bytes.len() != size || sha256_hex(&complete.bytes) != head.sha256 {
+        return Err(DownloadError::Content("the hub's answer came damaged"));
     }
-    Ok(whole.bytes)
+    Ok(complete.bytes)
 }
 
 /// Returns the size of the complete chart. Clears the stored bytes unless the hub resumes after them.
-fn continued(head: &ChartHead, part: &mut Part) -> Result<usize, &'static str> {
+fn resume_or_restart(head: &ChartHead, partial: &mut PartialChart) -> Result<usize, &'static str> {
     if head.size > CHART_LIMIT {
         return Err("the hub's chart is too large");
     }
-    let goes_on = head.sha256 == part.sha256 && head.from == part.bytes.len() as u64;
-    if head.from != 0 && !goes_on {
+    let continues = head.sha256 == partial.sha256 && head.from == partial.bytes.len() as u64;
+    if head.from != 0 && !continues {
         return Err("the hub's response starts at the wrong offset");
     }
     let size = usize::try_from(head.size).unwrap_or(usize::MAX);
     if head.from == 0 {
-        *part = Part {
+        *partial = PartialChart {
             sha256: head.sha256.clone(),
             bytes: Vec::with_capacity(size),
         };
@@ -174,7 +184,7 @@ mod tests {
     use krypton_types::desired::ChartState;
 
     use super::*;
-    use crate::fake_hub::{FakeAuthority, FakeHub, Valid};
+    use crate::fake_hub::{FakeAuthority, FakeHub, Validity};
 
     fn chart() -> ChartRef {
         ChartRef {
@@ -218,8 +228,8 @@ mod tests {
         }
     }
 
-    async fn linked(hub: &FakeHub, authority: &FakeAuthority) -> HubChart {
-        let dialer = authority.dialer(hub.addresses(), Valid::Now);
+    async fn hub_chart(hub: &FakeHub, authority: &FakeAuthority) -> HubChart {
+        let dialer = authority.dialer(hub.addresses(), Validity::Now);
         let connection = dialer.connect().await.unwrap();
         let (_, link) = watch::channel(Link::Up(connection));
         let (_, desired) = watch::channel(Some(Arc::new(desired())));
@@ -230,26 +240,26 @@ mod tests {
     async fn chart_of_present_desired_state_arrives_in_parts() {
         let authority = FakeAuthority::new();
         let hub = FakeHub::start(&authority).await;
-        let from_hub = linked(&hub, &authority).await;
-        hub.answers.chart.lock().unwrap().1 =
+        let source = hub_chart(&hub, &authority).await;
+        hub.responses.chart.lock().unwrap().1 =
             vec![Ok(head(b"archive")), Ok(chunk(b"arch")), Ok(chunk(b"ive"))];
-        assert_eq!(from_hub.fetch(&chart()).await.unwrap(), b"archive");
-        let asked = hub.answers.chart.lock().unwrap().0.clone().unwrap();
-        assert_eq!(asked.digest, desired().digest());
+        assert_eq!(source.fetch(&chart()).await.unwrap(), b"archive");
+        let requested = hub.responses.chart.lock().unwrap().0.clone().unwrap();
+        assert_eq!(requested.digest, desired().digest());
 
         let other = ChartRef {
             version: "2.0.0".to_owned(),
             ..chart()
         };
-        let said = from_hub.fetch(&other).await.unwrap_err();
-        assert!(said.contains("does not serve this chart"), "{said}");
+        let message = source.fetch(&other).await.unwrap_err();
+        assert!(message.contains("does not serve this chart"), "{message}");
     }
 
     #[tokio::test]
     async fn damaged_or_oversized_chart_answer_is_rejected() {
         let authority = FakeAuthority::new();
         let hub = FakeHub::start(&authority).await;
-        let from_hub = linked(&hub, &authority).await;
+        let source = hub_chart(&hub, &authority).await;
         let mut huge = head(b"archive");
         if let Some(chart_part::Kind::Head(head)) = &mut huge.kind {
             head.size = u64::MAX;
@@ -263,13 +273,13 @@ mod tests {
             (vec![head(b"archive"), head(b"archive")], "two heads"),
             (vec![huge], "too large"),
         ] {
-            hub.answers.chart.lock().unwrap().1 = parts.into_iter().map(Ok).collect();
-            let said = from_hub.fetch(&chart()).await.unwrap_err();
-            assert!(said.contains(word), "{word}: {said}");
+            hub.responses.chart.lock().unwrap().1 = parts.into_iter().map(Ok).collect();
+            let message = source.fetch(&chart()).await.unwrap_err();
+            assert!(message.contains(word), "{word}: {message}");
         }
     }
 
-    fn after(from: u64, mut part: ChartPart) -> ChartPart {
+    fn starting_at(from: u64, mut part: ChartPart) -> ChartPart {
         if let Some(chart_part::Kind::Head(head)) = &mut part.kind {
             head.from = from;
         }
@@ -280,34 +290,48 @@ mod tests {
     async fn interrupted_fetch_resumes_and_other_chart_restarts() {
         let authority = FakeAuthority::new();
         let hub = FakeHub::start(&authority).await;
-        let from_hub = linked(&hub, &authority).await;
-        let gone = || Err(Status::unavailable("the link is gone"));
-        let answers = |parts: Vec<Result<ChartPart, Status>>| {
-            hub.answers.chart.lock().unwrap().1 = parts;
+        let source = hub_chart(&hub, &authority).await;
+        let disconnected = || Err(Status::unavailable("the link is gone"));
+        let respond = |parts: Vec<Result<ChartPart, Status>>| {
+            hub.responses.chart.lock().unwrap().1 = parts;
         };
-        let asked = || {
-            let asked = hub.answers.chart.lock().unwrap().0.clone().unwrap();
-            (asked.from, asked.from_sha256)
+        let requested = || {
+            let requested = hub.responses.chart.lock().unwrap().0.clone().unwrap();
+            (requested.from, requested.from_sha256)
         };
-        answers(vec![Ok(head(b"archive")), Ok(chunk(b"arch")), gone()]);
-        let said = from_hub.fetch(&chart()).await.unwrap_err();
-        assert!(said.contains("the link is gone"), "{said}");
+        respond(vec![
+            Ok(head(b"archive")),
+            Ok(chunk(b"arch")),
+            disconnected(),
+        ]);
+        let message = source.fetch(&chart()).await.unwrap_err();
+        assert!(message.contains("the link is gone"), "{message}");
         // An interruption without new data keeps the stored bytes.
-        answers(vec![gone()]);
-        from_hub.fetch(&chart()).await.unwrap_err();
-        assert_eq!(asked(), (4, sha256_hex(b"archive")));
-        answers(vec![Ok(after(4, head(b"archive"))), Ok(chunk(b"ive"))]);
-        assert_eq!(from_hub.fetch(&chart()).await.unwrap(), b"archive");
+        respond(vec![disconnected()]);
+        source.fetch(&chart()).await.unwrap_err();
+        assert_eq!(requested(), (4, sha256_hex(b"archive")));
+        respond(vec![
+            Ok(starting_at(4, head(b"archive"))),
+            Ok(chunk(b"ive")),
+        ]);
+        assert_eq!(source.fetch(&chart()).await.unwrap(), b"archive");
 
-        answers(vec![Ok(head(b"archive")), Ok(chunk(b"arch")), gone()]);
-        from_hub.fetch(&chart()).await.unwrap_err();
-        answers(vec![Ok(head(b"another")), Ok(chunk(b"another"))]);
-        assert_eq!(from_hub.fetch(&chart()).await.unwrap(), b"another");
+        respond(vec![
+            Ok(head(b"archive")),
+            Ok(chunk(b"arch")),
+            disconnected(),
+        ]);
+        source.fetch(&chart()).await.unwrap_err();
+        respond(vec![Ok(head(b"another")), Ok(chunk(b"another"))]);
+        assert_eq!(source.fetch(&chart()).await.unwrap(), b"another");
 
         // The response resumes although the agent did not request it, so the agent discards it.
-        answers(vec![Ok(after(4, head(b"archive"))), Ok(chunk(b"ive"))]);
-        let said = from_hub.fetch(&chart()).await.unwrap_err();
-        assert!(said.contains("wrong offset"), "{said}");
-        assert_eq!(asked(), (0, String::new()));
+        respond(vec![
+            Ok(starting_at(4, head(b"archive"))),
+            Ok(chunk(b"ive")),
+        ]);
+        let message = source.fetch(&chart()).await.unwrap_err();
+        assert!(message.contains("wrong offset"), "{message}");
+        assert_eq!(requested(), (0, String::new()));
     }
 }

@@ -4,10 +4,10 @@ use krypton_proto::REPORTS_PER_MESSAGE;
 use krypton_proto::v1::{
     Applied, Deployment, Heartbeat, Placed, Report, Tenant, TrustedRoots, agent_message,
 };
-use krypton_reconciler::report_store::{ReportStore, SlotKey};
+use krypton_reconciler::report_store::{ReportKey, ReportStore};
 use krypton_types::deployment::DeploymentKey;
 use krypton_types::desired::Version;
-use krypton_types::report_digest::{ReportDigest, together};
+use krypton_types::report_digest::{ReportDigest, combine};
 use krypton_types::tenant::TenantKey;
 
 /// One slot for each kind of message. A newer message replaces an unsent one.
@@ -15,21 +15,21 @@ use krypton_types::tenant::TenantKey;
 pub(super) struct ReportQueue {
     applied: Option<Applied>,
     trusted_roots: Option<TrustedRoots>,
-    account: Option<Account>,
+    full_report: Option<FullReport>,
     heartbeat: bool,
     changed: bool,
-    digest: ReportDigest,
-    deployments: ReportDigest<DeploymentKey>,
-    placed: ReportDigest<TenantKey>,
+    tenant_digest: ReportDigest,
+    deployment_digest: ReportDigest<DeploymentKey>,
+    placed_digest: ReportDigest<TenantKey>,
 }
 
 /// A full report in progress.
 #[derive(Debug)]
-struct Account {
+struct FullReport {
     /// Number of the hub's request; 0 for the full report at the start of a session.
     number: u64,
     /// Key of the last report that was sent.
-    after: Option<SlotKey>,
+    after: Option<ReportKey>,
 }
 
 impl ReportQueue {
@@ -38,71 +38,74 @@ impl ReportQueue {
         Self {
             applied: None,
             trusted_roots: None,
-            account: Some(Account::new(0)),
+            full_report: Some(FullReport::new(0)),
             heartbeat: false,
             changed: false,
-            digest: ReportDigest::default(),
-            deployments: ReportDigest::default(),
-            placed: ReportDigest::default(),
+            tenant_digest: ReportDigest::default(),
+            deployment_digest: ReportDigest::default(),
+            placed_digest: ReportDigest::default(),
         }
     }
 
-    pub(super) fn applied(&mut self, version: Version, digest: String) {
+    pub(super) fn set_applied(&mut self, version: Version, digest: String) {
         self.applied = Some(Applied::new(version, digest));
     }
 
-    pub(super) fn trusted_roots(&mut self, trusted_roots: TrustedRoots) {
+    pub(super) fn set_trusted_roots(&mut self, trusted_roots: TrustedRoots) {
         self.trusted_roots = Some(trusted_roots);
     }
 
     /// Restarts the full report. The caller must call [`ReportStore::resend`].
     pub(super) fn resync(&mut self, number: u64) {
-        self.account = Some(Account::new(number));
-        self.digest = ReportDigest::default();
-        self.deployments = ReportDigest::default();
-        self.placed = ReportDigest::default();
+        self.full_report = Some(FullReport::new(number));
+        self.tenant_digest = ReportDigest::default();
+        self.deployment_digest = ReportDigest::default();
+        self.placed_digest = ReportDigest::default();
     }
 
-    pub(super) fn heartbeat(&mut self) {
+    pub(super) fn request_heartbeat(&mut self) {
         self.heartbeat = true;
     }
 
     /// Notes that the report store has unsent reports.
-    pub(super) fn changed(&mut self) {
+    pub(super) fn mark_changed(&mut self) {
         self.changed = true;
     }
 
     pub(super) fn has_changes(&self) -> bool {
-        self.changed || self.account.is_some()
+        self.changed || self.full_report.is_some()
     }
 
-    pub(super) fn has_something(&self) -> bool {
+    pub(super) fn has_message(&self) -> bool {
         self.applied.is_some()
             || self.trusted_roots.is_some()
-            || self.account.is_some()
+            || self.full_report.is_some()
             || self.heartbeat
             || self.changed
     }
 
     /// Returns the next message with the newest content. A heartbeat waits for the end of a full report, because the
     /// digest of a partial one would not match. Changes wait for a heartbeat, because they could delay it forever.
-    pub(super) fn next(&mut self, report_store: &ReportStore) -> Option<agent_message::Kind> {
+    pub(super) fn next_message(
+        &mut self,
+        report_store: &ReportStore,
+    ) -> Option<agent_message::Kind> {
         if let Some(applied) = self.applied.take() {
             return Some(agent_message::Kind::Applied(applied));
         }
         if let Some(trusted_roots) = self.trusted_roots.take() {
             return Some(agent_message::Kind::TrustedRoots(trusted_roots));
         }
-        if let Some(account) = self.account.take() {
+        if let Some(full_report) = self.full_report.take() {
             return Some(agent_message::Kind::Report(
-                self.part_of_account(account, report_store),
+                self.full_report_part(full_report, report_store),
             ));
         }
         if std::mem::take(&mut self.heartbeat) {
-            let (tenants, digest) = together([
-                self.digest.value(),
-                self.deployments.value(),
-                self.placed.value(),
+            let (tenants, digest) = combine([
+                self.tenant_digest.value(),
+                self.deployment_digest.value(),
+                self.placed_digest.value(),
             ]);
             return Some(agent_message::Kind::Heartbeat(Heartbeat {
                 tenants,
@@ -113,27 +116,30 @@ impl ReportQueue {
         if !std::mem::take(&mut self.changed) {
             return None;
         }
-        let part = report_store.take(None, REPORTS_PER_MESSAGE);
-        self.changed = !part.last;
-        let report = self.report(part.changes, None);
-        let empty = report.tenants.is_empty()
+        let batch = report_store.take(None, REPORTS_PER_MESSAGE);
+        self.changed = !batch.last;
+        let report = self.report(batch.changes, None);
+        let is_empty = report.tenants.is_empty()
             && report.deployments.is_empty()
             && report.placed.is_empty()
             && report.member.is_none();
-        (!empty).then_some(agent_message::Kind::Report(report))
+        (!is_empty).then_some(agent_message::Kind::Report(report))
     }
 
-    fn part_of_account(&mut self, account: Account, report_store: &ReportStore) -> Report {
-        let part = report_store.take(account.after.as_ref(), REPORTS_PER_MESSAGE);
-        let after = part.changes.last();
-        let complete = part.last.then_some(account.number);
-        if part.last {
+    fn full_report_part(&mut self, full_report: FullReport, report_store: &ReportStore) -> Report {
+        let batch = report_store.take(full_report.after.as_ref(), REPORTS_PER_MESSAGE);
+        let after = batch.changes.last();
+        let complete = batch.last.then_some(full_report.number);
+        if batch.last {
             // The report store has marked the reports that changed in the meantime.
             self.changed = true;
         } else {
-            self.account = Some(Account { after, ..account });
+            self.full_report = Some(FullReport {
+                after,
+                ..full_report
+            });
         }
-        self.report(part.changes, complete)
+        self.report(batch.changes, complete)
     }
 
     fn report(
@@ -145,7 +151,7 @@ impl ReportQueue {
             .tenants
             .iter()
             .map(|(key, report)| {
-                self.digest.set(key, report.as_ref());
+                self.tenant_digest.set(key, report.as_ref());
                 Tenant::new(key, report.as_ref())
             })
             .collect();
@@ -153,7 +159,7 @@ impl ReportQueue {
             .deployments
             .iter()
             .map(|(key, report)| {
-                self.deployments.set(key, report.as_ref());
+                self.deployment_digest.set(key, report.as_ref());
                 Deployment::new(key, report.as_ref())
             })
             .collect();
@@ -161,7 +167,7 @@ impl ReportQueue {
             .placed
             .iter()
             .map(|(key, report)| {
-                self.placed.set(key, report.as_ref());
+                self.placed_digest.set(key, report.as_ref());
                 Placed::new(key, report.as_ref())
             })
             .collect();
@@ -175,7 +181,7 @@ impl ReportQueue {
     }
 }
 
-impl Account {
+impl FullReport {
     fn new(number: u64) -> Self {
         Self {
             number,
@@ -215,62 +221,63 @@ mod tests {
     fn report_store(tenants: u16) -> ReportStore {
         let report_store = ReportStore::default();
         for name in 0..tenants {
-            report_store.tenant(&key(name), Some(report(1)));
+            report_store.set_tenant(&key(name), Some(report(1)));
         }
         report_store
     }
 
     /// Model of the hub, which stores the reports and computes the digest as the protocol requires.
     #[derive(Default)]
-    struct Hub {
-        known: BTreeMap<TenantKey, TenantReport>,
-        account: Option<BTreeMap<TenantKey, TenantReport>>,
+    struct FakeHub {
+        reports: BTreeMap<TenantKey, TenantReport>,
+        full_report: Option<BTreeMap<TenantKey, TenantReport>>,
         completed: Vec<u64>,
         messages: usize,
-        beats: usize,
+        heartbeats: usize,
     }
 
-    impl Hub {
+    impl FakeHub {
         /// Receives messages until the queue is empty.
-        fn listen(&mut self, report_queue: &mut ReportQueue, report_store: &ReportStore) {
-            while report_queue.has_something() {
-                match report_queue.next(report_store) {
-                    Some(agent_message::Kind::Report(report)) => self.hear(report),
-                    Some(agent_message::Kind::Heartbeat(beat)) => {
+        fn drain(&mut self, report_queue: &mut ReportQueue, report_store: &ReportStore) {
+            while report_queue.has_message() {
+                match report_queue.next_message(report_store) {
+                    Some(agent_message::Kind::Report(report)) => self.receive(report),
+                    Some(agent_message::Kind::Heartbeat(heartbeat)) => {
                         let mut digest = ReportDigest::default();
-                        for (key, report) in &self.known {
+                        for (key, report) in &self.reports {
                             digest.set(key, Some(report));
                         }
-                        let said = u128::from(beat.digest_high) << 64 | u128::from(beat.digest_low);
-                        assert_eq!((beat.tenants, said), digest.value());
-                        self.beats += 1;
+                        let digest_value = u128::from(heartbeat.digest_high) << 64
+                            | u128::from(heartbeat.digest_low);
+                        assert_eq!((heartbeat.tenants, digest_value), digest.value());
+                        self.heartbeats += 1;
                     }
                     _ => {}
                 }
             }
         }
 
-        fn hear(&mut self, report: Report) {
+        fn receive(&mut self, message: Report) {
             self.messages += 1;
-            assert!(report.tenants.len() <= REPORTS_PER_MESSAGE);
-            for tenant in report.tenants {
-                let (key, said) = tenant.read().unwrap();
-                for known in [Some(&mut self.known), self.account.as_mut()] {
-                    match (known, &said) {
-                        (Some(known), Some(said)) => {
-                            known.insert(key.clone(), said.clone());
+            assert!(message.tenants.len() <= REPORTS_PER_MESSAGE);
+            for tenant in message.tenants {
+                let (key, report) = tenant.read().unwrap();
+                for reports in [Some(&mut self.reports), self.full_report.as_mut()] {
+                    match (reports, &report) {
+                        (Some(reports), Some(report)) => {
+                            reports.insert(key.clone(), report.clone());
                         }
-                        (Some(known), None) => {
-                            known.remove(&key);
+                        (Some(reports), None) => {
+                            reports.remove(&key);
                         }
                         (None, _) => {}
                     }
                 }
             }
-            if let Some(number) = report.complete {
-                assert!(report.member.is_some(), "the account ends with the member");
+            if let Some(number) = message.complete {
+                assert!(message.member.is_some(), "the account ends with the member");
                 self.completed.push(number);
-                self.known = self.account.take().unwrap();
+                self.reports = self.full_report.take().unwrap();
             }
         }
     }
@@ -280,13 +287,16 @@ mod tests {
         let report_store = report_store(450);
         report_store.resend();
         let mut report_queue = ReportQueue::new();
-        let mut hub = Hub {
-            account: Some(BTreeMap::new()),
-            ..Hub::default()
+        let mut hub = FakeHub {
+            full_report: Some(BTreeMap::new()),
+            ..FakeHub::default()
         };
-        report_queue.heartbeat();
-        hub.listen(&mut report_queue, &report_store);
-        assert_eq!((hub.known.len(), hub.messages, hub.beats), (450, 3, 1));
+        report_queue.request_heartbeat();
+        hub.drain(&mut report_queue, &report_store);
+        assert_eq!(
+            (hub.reports.len(), hub.messages, hub.heartbeats),
+            (450, 3, 1)
+        );
         assert_eq!(hub.completed, [0]);
     }
 
@@ -298,73 +308,73 @@ mod tests {
             name: format!("t{name:04}"),
         };
         for name in 0..150 {
-            let said = report(1);
-            let said = DeploymentReport {
+            let deployment_report = DeploymentReport {
                 uid: format!("uid-{name}"),
                 observed_generation: 1,
                 gone: false,
                 applied_chart: String::new(),
-                state: said.state,
+                state: report(1).state,
                 events: Vec::new(),
             };
-            report_store.deployment(&deployment(name), Some(said));
+            report_store.set_deployment(&deployment(name), Some(deployment_report));
             let placed = PlacedReport {
                 uid: format!("uid-{name}"),
                 observed_generation: 1,
                 gone: false,
                 state: State::new(Truth::True, "Placed", ""),
             };
-            report_store.placed(&key(name), Some(placed));
+            report_store.set_placed(&key(name), Some(placed));
         }
         report_store.resend();
         let mut report_queue = ReportQueue::new();
-        report_queue.heartbeat();
+        report_queue.request_heartbeat();
         let mut tenants: ReportDigest = ReportDigest::default();
         let mut deployments = ReportDigest::default();
         let mut placed = ReportDigest::default();
-        let mut beats = 0;
-        while report_queue.has_something() {
-            match report_queue.next(&report_store) {
+        let mut heartbeats = 0;
+        while report_queue.has_message() {
+            match report_queue.next_message(&report_store) {
                 Some(agent_message::Kind::Report(report)) => {
-                    let slots =
+                    let count =
                         report.tenants.len() + report.deployments.len() + report.placed.len();
-                    assert!(slots <= REPORTS_PER_MESSAGE);
+                    assert!(count <= REPORTS_PER_MESSAGE);
                     for tenant in report.tenants {
-                        let (key, said) = tenant.read().unwrap();
-                        tenants.set(&key, said.as_ref());
+                        let (key, report) = tenant.read().unwrap();
+                        tenants.set(&key, report.as_ref());
                     }
-                    for said in report.deployments {
-                        let (key, said) = said.read().unwrap();
-                        deployments.set(&key, said.as_ref());
+                    for deployment in report.deployments {
+                        let (key, report) = deployment.read().unwrap();
+                        deployments.set(&key, report.as_ref());
                     }
-                    for said in report.placed {
-                        let (key, said) = said.read().unwrap();
-                        placed.set(&key, said.as_ref());
+                    for tenant in report.placed {
+                        let (key, report) = tenant.read().unwrap();
+                        placed.set(&key, report.as_ref());
                     }
                 }
-                Some(agent_message::Kind::Heartbeat(beat)) => {
-                    let accounts = [tenants.value(), deployments.value(), placed.value()];
-                    let (count, digest) = together(accounts);
-                    let said = u128::from(beat.digest_high) << 64 | u128::from(beat.digest_low);
-                    assert_eq!((beat.tenants, said), (count, digest));
+                Some(agent_message::Kind::Heartbeat(heartbeat)) => {
+                    let digests = [tenants.value(), deployments.value(), placed.value()];
+                    let (count, digest) = combine(digests);
+                    let heartbeat_digest =
+                        u128::from(heartbeat.digest_high) << 64 | u128::from(heartbeat.digest_low);
+                    assert_eq!((heartbeat.tenants, heartbeat_digest), (count, digest));
                     assert_eq!(count, 450);
-                    beats += 1;
+                    heartbeats += 1;
                 }
                 _ => {}
             }
         }
-        assert_eq!(beats, 1);
+        assert_eq!(heartbeats, 1);
     }
 
     #[test]
     fn empty_full_report_is_complete() {
         let report_store = report_store(0);
         report_store.resend();
-        let mut hub = Hub {
-            account: Some(BTreeMap::new()),
-            ..Hub::default()
+        let mut hub = FakeHub {
+            full_report: Some(BTreeMap::new()),
+            ..FakeHub::default()
         };
-        hub.listen(&mut ReportQueue::new(), &report_store);
+        hub.drain(&mut ReportQueue::new(), &report_store);
         assert_eq!((hub.messages, hub.completed), (1, vec![0]));
     }
 
@@ -373,12 +383,13 @@ mod tests {
         let report_store = report_store(1);
         report_store.resend();
         let mut report_queue = ReportQueue::new();
-        report_queue.next(&report_store);
-        report_store.tenant(&key(0), Some(report(2)));
-        report_queue.changed();
-        report_queue.heartbeat();
-        report_queue.applied(Version::default(), String::new());
-        let kinds: Vec<_> = std::iter::from_fn(|| report_queue.next(&report_store)).collect();
+        report_queue.next_message(&report_store);
+        report_store.set_tenant(&key(0), Some(report(2)));
+        report_queue.mark_changed();
+        report_queue.request_heartbeat();
+        report_queue.set_applied(Version::default(), String::new());
+        let kinds: Vec<_> =
+            std::iter::from_fn(|| report_queue.next_message(&report_store)).collect();
         assert!(matches!(
             kinds.as_slice(),
             [
@@ -390,10 +401,10 @@ mod tests {
     }
 
     #[derive(Clone, Debug)]
-    enum Step {
+    enum TestAction {
         Tenant(u16, Option<i64>),
         Send(usize),
-        Beat,
+        Heartbeat,
         Resync(u64),
     }
 
@@ -404,48 +415,48 @@ mod tests {
         /// After any sequence of changes, messages, heartbeats and resyncs, the hub has the content of the report
         /// store. No heartbeat on the way differs from the hub's state at that time.
         #[test]
-        fn hub_converges_to_report_store_content(steps in proptest::collection::vec(prop_oneof![
-            (0_u16..500, proptest::option::of(0_i64..4)).prop_map(|(name, said)| Step::Tenant(name, said)),
-            (0_usize..3).prop_map(Step::Send),
-            Just(Step::Beat),
-            (1_u64..9).prop_map(Step::Resync),
+        fn hub_converges_to_report_store_content(actions in proptest::collection::vec(prop_oneof![
+            (0_u16..500, proptest::option::of(0_i64..4)).prop_map(|(name, generation)| TestAction::Tenant(name, generation)),
+            (0_usize..3).prop_map(TestAction::Send),
+            Just(TestAction::Heartbeat),
+            (1_u64..9).prop_map(TestAction::Resync),
         ], 0..60)) {
             let report_store = report_store(450);
             report_store.resend();
-            let mut truth: BTreeMap<_, _> = (0..450).map(|name| (key(name), report(1))).collect();
+            let mut expected: BTreeMap<_, _> = (0..450).map(|name| (key(name), report(1))).collect();
             let mut report_queue = ReportQueue::new();
-            let mut hub = Hub { account: Some(BTreeMap::new()), ..Hub::default() };
-            for step in steps {
-                match step {
-                    Step::Tenant(name, said) => {
-                        let said = said.map(report);
-                        report_store.tenant(&key(name), said.clone());
-                        match said {
-                            Some(said) => truth.insert(key(name), said),
-                            None => truth.remove(&key(name)),
+            let mut hub = FakeHub { full_report: Some(BTreeMap::new()), ..FakeHub::default() };
+            for action in actions {
+                match action {
+                    TestAction::Tenant(name, generation) => {
+                        let report = generation.map(report);
+                        report_store.set_tenant(&key(name), report.clone());
+                        match report {
+                            Some(report) => expected.insert(key(name), report),
+                            None => expected.remove(&key(name)),
                         };
-                        report_queue.changed();
+                        report_queue.mark_changed();
                     }
-                    Step::Send(count) => for _ in 0..count {
-                        match report_queue.next(&report_store) {
-                            Some(agent_message::Kind::Report(report)) => hub.hear(report),
-                            Some(agent_message::Kind::Heartbeat(beat)) => {
-                                prop_assert_eq!(beat.tenants, hub.known.len() as u64);
+                    TestAction::Send(count) => for _ in 0..count {
+                        match report_queue.next_message(&report_store) {
+                            Some(agent_message::Kind::Report(report)) => hub.receive(report),
+                            Some(agent_message::Kind::Heartbeat(heartbeat)) => {
+                                prop_assert_eq!(heartbeat.tenants, hub.reports.len() as u64);
                             }
                             _ => {}
                         }
                     },
-                    Step::Beat => report_queue.heartbeat(),
-                    Step::Resync(number) => {
+                    TestAction::Heartbeat => report_queue.request_heartbeat(),
+                    TestAction::Resync(number) => {
                         report_store.resend();
                         report_queue.resync(number);
-                        hub.account = Some(BTreeMap::new());
+                        hub.full_report = Some(BTreeMap::new());
                     }
                 }
             }
-            report_queue.heartbeat();
-            hub.listen(&mut report_queue, &report_store);
-            prop_assert_eq!(hub.known, truth);
+            report_queue.request_heartbeat();
+            hub.drain(&mut report_queue, &report_store);
+            prop_assert_eq!(hub.reports, expected);
         }
     }
 }

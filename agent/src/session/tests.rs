@@ -9,18 +9,18 @@ use krypton_types::tenant::{TenantKey, TenantReport};
 use tokio::task::JoinHandle;
 
 use super::*;
-use crate::fake_hub::{Answers, FakeAuthority, FakeHub, FakeSession, Valid};
+use crate::fake_hub::{FakeAuthority, FakeHub, FakeResponses, FakeSession, Validity};
 
 /// An agent's session, with the other ends of its channels.
-struct Agent {
+struct TestAgent {
     report_store: Arc<ReportStore>,
     desired: watch::Receiver<Option<Arc<DesiredState>>>,
     link: watch::Receiver<Link>,
     stop: CancellationToken,
-    running: JoinHandle<()>,
+    task: JoinHandle<()>,
 }
 
-impl Agent {
+impl TestAgent {
     fn start(dialer: Dialer) -> Self {
         Self::start_with(Arc::new(dialer))
     }
@@ -41,18 +41,18 @@ impl Agent {
             contact: watch::Sender::default(),
         };
         let stop = CancellationToken::new();
-        let running = tokio::spawn(run(session, stop.clone()));
+        let task = tokio::spawn(run(session, stop.clone()));
         Self {
             report_store,
             desired,
             link,
             stop,
-            running,
+            task,
         }
     }
 
     /// Waits until the link is down for a reason that contains `word`, and returns the reason.
-    async fn down_with(&mut self, word: &str) -> String {
+    async fn wait_until_down(&mut self, word: &str) -> String {
         let link = self
             .link
             .wait_for(|link| matches!(link, Link::Down(problem) if problem.contains(word)));
@@ -99,31 +99,31 @@ fn desired(generation: u64) -> DesiredState {
 }
 
 /// Returns the next message that is not a heartbeat.
-async fn next(session: &mut FakeSession) -> agent_message::Kind {
+async fn next_message(session: &mut FakeSession) -> agent_message::Kind {
     loop {
         match session.next().await.unwrap() {
             agent_message::Kind::Heartbeat(_) => {}
-            other => return other,
+            kind => return kind,
         }
     }
 }
 
 async fn next_report(session: &mut FakeSession) -> Report {
-    match next(session).await {
+    match next_message(session).await {
         agent_message::Kind::Report(report) => report,
-        other => panic!("a report was expected: {other:?}"),
+        kind => panic!("a report was expected: {kind:?}"),
     }
 }
 
 /// Receives reports until the full report is complete.
-async fn account(session: &mut FakeSession) -> (Vec<String>, u64) {
-    let mut named = Vec::new();
+async fn full_report(session: &mut FakeSession) -> (Vec<String>, u64) {
+    let mut names = Vec::new();
     loop {
         let report = next_report(session).await;
-        named.extend(report.tenants.into_iter().map(|tenant| tenant.name));
+        names.extend(report.tenants.into_iter().map(|tenant| tenant.name));
         if let Some(number) = report.complete {
             assert!(report.member.is_some());
-            return (named, number);
+            return (names, number);
         }
     }
 }
@@ -132,8 +132,8 @@ async fn account(session: &mut FakeSession) -> (Vec<String>, u64) {
 async fn session_sends_hello_then_full_report_then_changes() {
     let authority = FakeAuthority::new();
     let mut hub = FakeHub::start(&authority).await;
-    let agent = Agent::start(authority.dialer(hub.addresses(), Valid::Now));
-    agent.report_store.tenant(&key("a"), Some(report(1)));
+    let agent = TestAgent::start(authority.dialer(hub.addresses(), Validity::Now));
+    agent.report_store.set_tenant(&key("a"), Some(report(1)));
     let mut session = hub.session().await;
     let hello = session.greet().await;
     assert_eq!(
@@ -144,18 +144,18 @@ async fn session_sends_hello_then_full_report_then_changes() {
         hello.applied.unwrap().read(),
         Some((version(4), "on record".to_owned()))
     );
-    assert_eq!(account(&mut session).await, (vec!["a".to_owned()], 0));
+    assert_eq!(full_report(&mut session).await, (vec!["a".to_owned()], 0));
 
-    agent.report_store.tenant(&key("b"), Some(report(1)));
+    agent.report_store.set_tenant(&key("b"), Some(report(1)));
     let change = next_report(&mut session).await;
     assert_eq!(change.tenants.len(), 1);
     assert_eq!((change.complete, change.member), (None, None));
-    agent.report_store.tenant(&key("b"), None);
+    agent.report_store.set_tenant(&key("b"), None);
     let change = next_report(&mut session).await;
     assert_eq!(change.tenants.first().unwrap().state, None);
 
     agent.stop.cancel();
-    agent.running.await.unwrap();
+    agent.task.await.unwrap();
     assert!(!agent.link.get().is_up());
     while session.next().await.is_some() {}
 }
@@ -164,20 +164,20 @@ async fn session_sends_hello_then_full_report_then_changes() {
 async fn heartbeat_carries_report_digest_and_resync_resends_all() {
     let authority = FakeAuthority::new();
     let mut hub = FakeHub::start(&authority).await;
-    let agent = Agent::start(authority.dialer(hub.addresses(), Valid::Now));
-    agent.report_store.tenant(&key("a"), Some(report(1)));
-    agent.report_store.tenant(&key("b"), Some(report(1)));
+    let agent = TestAgent::start(authority.dialer(hub.addresses(), Validity::Now));
+    agent.report_store.set_tenant(&key("a"), Some(report(1)));
+    agent.report_store.set_tenant(&key("b"), Some(report(1)));
     let mut session = hub.session().await;
     session.greet().await;
-    account(&mut session).await;
+    full_report(&mut session).await;
     let mut digest = krypton_types::report_digest::ReportDigest::default();
     digest.set(&key("a"), Some(&report(1)));
     digest.set(&key("b"), Some(&report(1)));
-    let (tenants, sum) = digest.value();
+    let (tenants, value) = digest.value();
     let expected = Heartbeat {
         tenants,
-        digest_high: (sum >> 64) as u64,
-        digest_low: sum as u64,
+        digest_high: (value >> 64) as u64,
+        digest_low: value as u64,
     };
     for number in [3, 4] {
         assert_eq!(
@@ -187,8 +187,8 @@ async fn heartbeat_carries_report_digest_and_resync_resends_all() {
         session
             .send(hub_message::Kind::Resync(Resync { number }))
             .await;
-        let (named, answered) = account(&mut session).await;
-        assert_eq!((named.len(), answered), (2, number));
+        let (names, response_number) = full_report(&mut session).await;
+        assert_eq!((names.len(), response_number), (2, number));
     }
 }
 
@@ -196,10 +196,10 @@ async fn heartbeat_carries_report_digest_and_resync_resends_all() {
 async fn only_readable_desired_state_reaches_slot() {
     let authority = FakeAuthority::new();
     let mut hub = FakeHub::start(&authority).await;
-    let mut agent = Agent::start(authority.dialer(hub.addresses(), Valid::Now));
+    let mut agent = TestAgent::start(authority.dialer(hub.addresses(), Validity::Now));
     let mut session = hub.session().await;
     session.greet().await;
-    account(&mut session).await;
+    full_report(&mut session).await;
 
     let mut unreadable = Desired::from(&desired(6));
     unreadable.digest.clear();
@@ -209,11 +209,11 @@ async fn only_readable_desired_state_reaches_slot() {
         session
             .send(hub_message::Kind::Desired(Desired::from(&sent)))
             .await;
-        let agent_message::Kind::Applied(applied) = next(&mut session).await else {
+        let agent_message::Kind::Applied(applied) = next_message(&mut session).await else {
             panic!("each is answered");
         };
         assert_eq!(applied.read(), Some((sent.version, sent.digest())));
-        assert_eq!(agent.desired.see().as_deref(), Some(&sent));
+        assert_eq!(agent.desired.get_and_update().as_deref(), Some(&sent));
     }
     // An identical desired state is not a change.
     assert!(!agent.desired.has_changed().unwrap());
@@ -224,24 +224,25 @@ async fn lost_hub_session_resumes_with_full_report() {
     let authority = FakeAuthority::new();
     let mut hub = FakeHub::start(&authority).await;
     let address = hub.address.to_string();
-    let mut agent = Agent::start(authority.dialer(hub.addresses(), Valid::Now));
-    agent.report_store.tenant(&key("a"), Some(report(1)));
+    let mut agent = TestAgent::start(authority.dialer(hub.addresses(), Validity::Now));
+    agent.report_store.set_tenant(&key("a"), Some(report(1)));
     let mut session = hub.session().await;
     session.greet().await;
-    account(&mut session).await;
+    full_report(&mut session).await;
     assert!(agent.link.wait_for(Link::is_up).await.is_ok());
     hub.kill();
     drop(hub);
-    agent.down_with(&address).await;
+    agent.wait_until_down(&address).await;
     // Changes during the outage are part of the next full report.
-    agent.report_store.tenant(&key("b"), Some(report(1)));
+    agent.report_store.set_tenant(&key("b"), Some(report(1)));
 
-    let own = authority.hub(Valid::Now);
-    let mut hub = FakeHub::start_as(&authority, own, Answers::default(), &address).await;
+    let credential = authority.hub(Validity::Now);
+    let mut hub =
+        FakeHub::start_as(&authority, credential, FakeResponses::default(), &address).await;
     let mut session = hub.session().await;
     session.greet().await;
-    let (named, number) = account(&mut session).await;
-    assert_eq!((named, number), (vec!["a".to_owned(), "b".to_owned()], 0));
+    let (names, number) = full_report(&mut session).await;
+    assert_eq!((names, number), (vec!["a".to_owned(), "b".to_owned()], 0));
     assert!(agent.link.wait_for(Link::is_up).await.is_ok());
 }
 
@@ -249,7 +250,7 @@ async fn lost_hub_session_resumes_with_full_report() {
 async fn drain_ends_session_and_agent_reconnects() {
     let authority = FakeAuthority::new();
     let mut hub = FakeHub::start(&authority).await;
-    let mut agent = Agent::start(authority.dialer(hub.addresses(), Valid::Now));
+    let mut agent = TestAgent::start(authority.dialer(hub.addresses(), Validity::Now));
     let mut session = hub.session().await;
     session.greet().await;
     let drain = Drain {
@@ -257,22 +258,22 @@ async fn drain_ends_session_and_agent_reconnects() {
         reconnect_after_millis: 1,
     };
     session.send(hub_message::Kind::Drain(drain)).await;
-    agent.down_with("the hub is stopping").await;
+    agent.wait_until_down("the hub is stopping").await;
     hub.session().await.greet().await;
 }
 
 #[tokio::test]
 async fn agent_finds_and_follows_leading_hub() {
     let authority = FakeAuthority::new();
-    let mut one = FakeHub::start(&authority).await;
-    let mut other = FakeHub::start(&authority).await;
-    let both = [&one, &other].map(|hub| hub.address.to_string());
-    let mut agent = Agent::start(authority.dialer(both.to_vec(), Valid::Now));
+    let mut first = FakeHub::start(&authority).await;
+    let mut second = FakeHub::start(&authority).await;
+    let addresses = [&first, &second].map(|hub| hub.address.to_string());
+    let mut agent = TestAgent::start(authority.dialer(addresses.to_vec(), Validity::Now));
     // A standby hub responds with this status.
     let standby = Status::unavailable("this hub is a standby");
-    one.session().await.fail(standby.clone()).await;
-    agent.down_with("this hub is a standby").await;
-    let mut session = other.session().await;
+    first.session().await.fail(standby.clone()).await;
+    agent.wait_until_down("this hub is a standby").await;
+    let mut session = second.session().await;
     session.greet().await;
     agent.link.wait_for(Link::is_up).await.unwrap();
 
@@ -281,11 +282,11 @@ async fn agent_finds_and_follows_leading_hub() {
         reconnect_after_millis: 1,
     };
     session.send(hub_message::Kind::Drain(drain)).await;
-    agent.down_with("no longer the leader").await;
+    agent.wait_until_down("no longer the leader").await;
     // The first hub may not be the leader yet. The agent then tries the other one again.
-    one.session().await.fail(standby.clone()).await;
-    other.session().await.fail(standby).await;
-    let mut session = one.session().await;
+    first.session().await.fail(standby.clone()).await;
+    second.session().await.fail(standby).await;
+    let mut session = first.session().await;
     session.greet().await;
     agent.link.wait_for(Link::is_up).await.unwrap();
 }
@@ -300,111 +301,111 @@ fn shared(dialer: Dialer) -> (Arc<Dialer>, Arc<Dialer>) {
 async fn renewed_certificate_opens_new_stream_before_closing_old() {
     let authority = FakeAuthority::new();
     let mut hub = FakeHub::start(&authority).await;
-    let (dialer, ours) = shared(authority.dialer(hub.addresses(), Valid::Now));
-    let mut agent = Agent::start_with(ours);
+    let (dialer, agent_dialer) = shared(authority.dialer(hub.addresses(), Validity::Now));
+    let mut agent = TestAgent::start_with(agent_dialer);
     let mut first = hub.session().await;
     first.greet().await;
-    account(&mut first).await;
+    full_report(&mut first).await;
     agent.link.wait_for(Link::is_up).await.unwrap();
     agent.link.mark_unchanged();
-    let renewed = || {
-        let own = Some(authority.agent(Valid::Now));
-        dialer.renew(tls::client_config(&authority.roots(), own).unwrap());
+    let renew = || {
+        let credential = Some(authority.agent(Validity::Now));
+        dialer.renew(tls::client_config(&authority.roots(), credential).unwrap());
     };
 
     // While the agent opens the second stream, it still uses the first.
-    renewed();
+    renew();
     let mut second = hub.session().await;
-    agent.report_store.tenant(&key("a"), Some(report(1)));
+    agent.report_store.set_tenant(&key("a"), Some(report(1)));
     next_report(&mut first).await;
     // The hub ends the first stream after it has welcomed the second. The agent stays connected.
     second.greet().await;
     first.fail(Status::aborted("another session")).await;
-    assert_eq!(account(&mut second).await, (vec!["a".to_owned()], 0));
-    assert!(agent.link.see().is_up());
+    assert_eq!(full_report(&mut second).await, (vec!["a".to_owned()], 0));
+    assert!(agent.link.get_and_update().is_up());
 
     // A failed attempt leaves the current stream open.
-    renewed();
+    renew();
     hub.session().await.fail(Status::unavailable("busy")).await;
-    agent.report_store.tenant(&key("b"), Some(report(1)));
+    agent.report_store.set_tenant(&key("b"), Some(report(1)));
     next_report(&mut second).await;
     let mut third = hub.session().await;
     third.greet().await;
-    account(&mut third).await;
-    assert!(agent.link.see().is_up());
+    full_report(&mut third).await;
+    assert!(agent.link.get_and_update().is_up());
 }
 
 #[tokio::test]
 async fn received_roots_are_forwarded_and_kept_ones_reported() {
     let authority = FakeAuthority::new();
     let mut hub = FakeHub::start(&authority).await;
-    let (dialer, ours) = shared(authority.dialer(hub.addresses(), Valid::Now));
-    dialer.trust().keep(&authority.roots());
-    let mut told = dialer.trust().told();
-    let _agent = Agent::start_with(ours);
+    let (dialer, agent_dialer) = shared(authority.dialer(hub.addresses(), Validity::Now));
+    dialer.root_updates().publish_stored(&authority.roots());
+    let mut announcements = dialer.root_updates().announcements();
+    let _agent = TestAgent::start_with(agent_dialer);
     let mut session = hub.session().await;
     let hello = session.greet().await;
-    let trusted = RootDigest::of_all(&authority.roots());
+    let trusted = RootDigest::from_ders(&authority.roots());
     assert_eq!(hello.trusted_roots.unwrap().read().unwrap(), trusted);
-    account(&mut session).await;
+    full_report(&mut session).await;
 
     let roots = Roots {
         certificates: vec![authority.roots()[0].to_vec().into()],
         renew_within_millis: Some(5),
     };
     session.send(hub_message::Kind::Roots(roots.clone())).await;
-    told.changed().await.unwrap();
-    assert_eq!(told.get(), Some(roots.into()));
-    dialer.trust().keep(&authority.roots());
-    let agent_message::Kind::TrustedRoots(said) = next(&mut session).await else {
+    announcements.changed().await.unwrap();
+    assert_eq!(announcements.get(), Some(roots.into()));
+    dialer.root_updates().publish_stored(&authority.roots());
+    let agent_message::Kind::TrustedRoots(message) = next_message(&mut session).await else {
         panic!("what is kept is told")
     };
-    assert_eq!(said.read().unwrap(), trusted);
+    assert_eq!(message.read().unwrap(), trusted);
 }
 
 #[tokio::test]
 async fn a_refusal_keeps_the_hubs_words() {
     let authority = FakeAuthority::new();
     let mut hub = FakeHub::start(&authority).await;
-    let mut agent = Agent::start(authority.dialer(hub.addresses(), Valid::Now));
+    let mut agent = TestAgent::start(authority.dialer(hub.addresses(), Validity::Now));
     let session = hub.session().await;
     session
         .fail(Status::permission_denied("cluster edge-1 is banned"))
         .await;
-    let said = agent.down_with("edge-1 is banned").await;
-    assert!(said.contains(&hub.address.to_string()), "{said}");
+    let message = agent.wait_until_down("edge-1 is banned").await;
+    assert!(message.contains(&hub.address.to_string()), "{message}");
 }
 
 #[tokio::test]
 async fn link_reports_cause_of_failed_connection() {
-    let (authority, other) = (FakeAuthority::new(), FakeAuthority::new());
-    let foreign = FakeHub::start(&other).await;
-    let mut agent = Agent::start(authority.dialer(foreign.addresses(), Valid::Now));
-    agent.down_with("another CA").await;
+    let (authority, other_authority) = (FakeAuthority::new(), FakeAuthority::new());
+    let other_hub = FakeHub::start(&other_authority).await;
+    let mut agent = TestAgent::start(authority.dialer(other_hub.addresses(), Validity::Now));
+    agent.wait_until_down("another CA").await;
 
     let hub = FakeHub::start(&authority).await;
-    let mut agent = Agent::start(authority.dialer(hub.addresses(), Valid::Past));
-    agent.down_with("as expired or not yet valid").await;
+    let mut agent = TestAgent::start(authority.dialer(hub.addresses(), Validity::Past));
+    agent.wait_until_down("as expired or not yet valid").await;
 
     let plain = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = plain.local_addr().unwrap().to_string();
     tokio::spawn(async move {
         while let Ok((mut stream, _)) = plain.accept().await {
-            let answer = b"HTTP/1.1 400 Bad Request\r\n\r\n";
-            tokio::io::AsyncWriteExt::write_all(&mut stream, answer)
+            let response = b"HTTP/1.1 400 Bad Request\r\n\r\n";
+            tokio::io::AsyncWriteExt::write_all(&mut stream, response)
                 .await
                 .unwrap();
         }
     });
-    let mut agent = Agent::start(authority.dialer(vec![address], Valid::Now));
-    agent.down_with("plain HTTP server").await;
+    let mut agent = TestAgent::start(authority.dialer(vec![address], Validity::Now));
+    agent.wait_until_down("plain HTTP server").await;
 }
 
 #[tokio::test]
 async fn incompatible_hub_is_reported_with_its_version() {
     let authority = FakeAuthority::new();
     let mut hub = FakeHub::start(&authority).await;
-    let mut agent = Agent::start(authority.dialer(hub.addresses(), Valid::Now));
+    let mut agent = TestAgent::start(authority.dialer(hub.addresses(), Validity::Now));
     let session = hub.session().await;
     let welcome = Welcome {
         protocol: 9,
@@ -412,5 +413,5 @@ async fn incompatible_hub_is_reported_with_its_version() {
         ..Welcome::default()
     };
     session.send(hub_message::Kind::Welcome(welcome)).await;
-    agent.down_with("9.9.9").await;
+    agent.wait_until_down("9.9.9").await;
 }

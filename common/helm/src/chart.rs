@@ -15,12 +15,11 @@ use tokio::sync::watch;
 use tracing::Instrument as _;
 use tracing::field::Empty;
 
-use crate::metrics::{ChartMetrics, Counted};
+use crate::metrics::{ChartMetrics, GaugeGuard};
 
 mod archive;
 #[cfg(any(test, feature = "fuzzing"))]
-pub(crate) mod archive_promises;
-mod astray;
+pub(crate) mod archive_properties;
 mod cache_state;
 mod credentials;
 mod download;
@@ -34,6 +33,7 @@ mod private_tests;
 pub(crate) mod provenance;
 pub(crate) mod range;
 mod source;
+mod target_check;
 #[cfg(test)]
 mod tests;
 pub(crate) mod version;
@@ -43,23 +43,23 @@ pub use cache_state::CacheState;
 pub use credentials::{Credentials, CredentialsError};
 pub use download::CHART_LIMIT;
 pub use error::{ChartError, ChartFault};
-pub use provenance::Prover;
+pub use provenance::SignatureVerifier;
 pub use source::ChartSource;
 pub use version::{exact_version, is_range};
 
-use download::Way;
+use download::RepositoryClient;
 use index_store::IndexStore;
-use origin::{Listed, Origin, inspected};
-use version::{Asked, Wanted};
+use origin::{ListedChart, Origin, inspect};
+use version::{RequestedVersion, VersionSelector};
 
 /// Deadline of a whole fetch, index and chart together.
 const DEADLINE: Duration = Duration::from_secs(60);
 /// Back-off after the first failure. It doubles with each further failure.
-const FIRST_PAUSE: Duration = Duration::from_secs(2);
+const FIRST_BACKOFF: Duration = Duration::from_secs(2);
 /// Longest back-off after a failure.
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+const MAX_BACKOFF: Duration = Duration::from_secs(60);
 /// Maximum number of cached charts. A fleet uses one; the others are older versions.
-const REMEMBERED: usize = 256;
+const MAX_ENTRIES: usize = 256;
 /// Prefix of incomplete files and temporary folders.
 const PARTIAL: &str = ".partial-";
 
@@ -114,7 +114,7 @@ impl fmt::Debug for ChartRef {
 
 /// A fetched and verified chart.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fetched {
+pub struct FetchedChart {
     /// Path of the `.tgz`, whose name is its digest.
     pub path: PathBuf,
     pub sha256: String,
@@ -130,20 +130,20 @@ pub trait Fallback: Send + Sync {
 }
 
 /// The current credentials, or the reason why they are not available.
-pub type CredentialsNow = Result<Arc<Credentials>, Arc<str>>;
+pub type CurrentCredentials = Result<Arc<Credentials>, Arc<str>>;
 
 /// The charts of a process. No other process may use its folder.
 pub struct ChartCache {
     dir: PathBuf,
     /// Credentials without a login, for public charts.
-    open: Arc<Credentials>,
-    credentials: Option<watch::Receiver<CredentialsNow>>,
+    anonymous: Arc<Credentials>,
+    credentials: Option<watch::Receiver<CurrentCredentials>>,
     plain_http: bool,
     indexes: IndexStore,
-    slots: Mutex<HashMap<ChartRef, Arc<Slot>>>,
+    entries: Mutex<HashMap<ChartRef, Arc<CacheEntry>>>,
     fallback: Option<Arc<dyn Fallback>>,
     source: ChartSource,
-    prover: Option<Arc<dyn Prover>>,
+    signature_verifier: Option<Arc<dyn SignatureVerifier>>,
     metrics: ChartMetrics,
 }
 
@@ -156,16 +156,16 @@ impl fmt::Debug for ChartCache {
 }
 
 /// Entry of one chart. Its lock ensures that only one fetch runs at a time.
-type Slot = tokio::sync::Mutex<Memory>;
+type CacheEntry = tokio::sync::Mutex<EntryState>;
 
 #[derive(Debug, Default)]
-enum Memory {
+enum EntryState {
     #[default]
-    Nothing,
-    Have(
-        Fetched,
+    Empty,
+    Loaded(
+        FetchedChart,
         BootTime,
-        #[expect(dead_code, reason = "it is held, not read")] Counted,
+        #[expect(dead_code, reason = "it is held, not read")] GaugeGuard,
     ),
     Failed {
         error: Arc<ChartError>,
@@ -181,7 +181,7 @@ impl ChartCache {
     /// # Errors
     /// Returns an error if the folder is not writable.
     pub fn new(dir: PathBuf) -> Result<Self, ChartError> {
-        let prepare = |dir: &Path| {
+        let prepare_folder = |dir: &Path| {
             std::fs::create_dir_all(dir)?;
             for entry in std::fs::read_dir(dir)? {
                 let entry = entry?;
@@ -197,28 +197,28 @@ impl ChartCache {
             partial_file(dir).map(drop)?;
             std::path::absolute(dir)
         };
-        let dir = match prepare(&dir) {
+        let dir = match prepare_folder(&dir) {
             Ok(dir) => dir,
             Err(source) => return Err(ChartError::Folder { dir, source }),
         };
-        let open = Credentials::none().map_err(ChartError::Client)?;
+        let anonymous = Credentials::none().map_err(ChartError::Client)?;
         Ok(Self {
             indexes: IndexStore::new(&dir),
             dir,
-            open: Arc::new(open),
+            anonymous: Arc::new(anonymous),
             credentials: None,
             plain_http: false,
-            slots: Mutex::default(),
+            entries: Mutex::default(),
             fallback: None,
             source: ChartSource::Auto,
-            prover: None,
+            signature_verifier: None,
             metrics: ChartMetrics::default(),
         })
     }
 
     /// Uses the current value of `credentials` for each fetch. While that is an error, fetches fail.
     #[must_use]
-    pub fn with_credentials(self, credentials: watch::Receiver<CredentialsNow>) -> Self {
+    pub fn with_credentials(self, credentials: watch::Receiver<CurrentCredentials>) -> Self {
         Self {
             credentials: Some(credentials),
             ..self
@@ -241,11 +241,11 @@ impl ChartCache {
         }
     }
 
-    /// Accepts only charts that `prover` verifies with the provenance file next to the chart.
+    /// Accepts only charts that `verifier` verifies with the provenance file next to the chart.
     #[must_use]
-    pub fn with_prover(self, prover: Arc<dyn Prover>) -> Self {
+    pub fn with_signature_verifier(self, verifier: Arc<dyn SignatureVerifier>) -> Self {
         Self {
-            prover: Some(prover),
+            signature_verifier: Some(verifier),
             ..self
         }
     }
@@ -265,22 +265,22 @@ impl ChartCache {
     /// Returns an error if the repository is unreachable or has no matching version.
     pub async fn resolve(&self, chart: &ChartRef) -> Result<String, ChartError> {
         let chart = Arc::new(chart.clone());
-        let Some(asked) = Asked::parse(&chart.version) else {
+        let Some(requested) = RequestedVersion::parse(&chart.version) else {
             return Err(ChartError::VersionInvalid { chart });
         };
         let resolved = async {
-            if oci::is_meant(&chart) {
+            if oci::is_oci(&chart) {
                 let credentials = self.credentials(&chart)?;
-                let way = self.way(&chart, &credentials);
-                oci::resolve(&way, &asked.wanted).await
+                let client = self.client(&chart, &credentials);
+                oci::resolve(&client, &requested.selector).await
             } else if chart.repo.is_empty() {
-                let bytes = local(&chart, String::new(), CHART_LIMIT).await?;
-                let inside = {
+                let bytes = read_local_file(&chart, String::new(), CHART_LIMIT).await?;
+                let metadata = {
                     let chart = Arc::clone(&chart);
-                    off_thread::run(move || inspected(&chart, &bytes)).await?
+                    off_thread::run(move || inspect(&chart, &bytes)).await?
                 };
-                let offered = [inside.version];
-                match version::pick(&asked.wanted, &offered, String::as_str) {
+                let offered = [metadata.version];
+                match version::pick(&requested.selector, &offered, String::as_str) {
                     Some(version) => Ok(version.clone()),
                     None => {
                         let [newest] = offered;
@@ -289,22 +289,22 @@ impl ChartCache {
                     }
                 }
             } else {
-                let (_, entry) = self.listed(&chart, &asked.wanted).await?;
+                let (_, entry) = self.index_entry(&chart, &requested.selector).await?;
                 Ok(entry.version)
             }
         };
-        in_time(&chart, resolved).await
+        with_deadline(&chart, resolved).await
     }
 
     /// Drops all back-offs, because the credentials have changed.
     pub fn forget_failures(&self) {
-        let slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-        for slot in slots.values() {
+        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        for entry in entries.values() {
             // A locked entry has a fetch in progress.
-            if let Ok(mut memory) = slot.try_lock()
-                && matches!(*memory, Memory::Failed { .. })
+            if let Ok(mut state) = entry.try_lock()
+                && matches!(*state, EntryState::Failed { .. })
             {
-                *memory = Memory::Nothing;
+                *state = EntryState::Empty;
             }
         }
     }
@@ -314,51 +314,55 @@ impl ChartCache {
     ///
     /// # Errors
     /// See [`ChartError::fault`].
-    pub async fn fetch(&self, chart: &ChartRef) -> Result<Fetched, Arc<ChartError>> {
-        let asked = match Asked::parse(&chart.version) {
+    pub async fn fetch(&self, chart: &ChartRef) -> Result<FetchedChart, Arc<ChartError>> {
+        let requested = match RequestedVersion::parse(&chart.version) {
             None => {
                 let chart = Arc::new(chart.clone());
                 return Err(Arc::new(ChartError::VersionInvalid { chart }));
             }
-            Some(asked) => asked,
+            Some(requested) => requested,
         };
-        let slot = self.slot(chart);
-        let mut memory = slot.lock().await;
-        let mut wanted = chart.clone();
-        let failures = match &*memory {
-            Memory::Have(fetched, ..) => {
+        let entry = self.entry(chart);
+        let mut state = entry.lock().await;
+        let mut to_load = chart.clone();
+        let failures = match &*state {
+            EntryState::Loaded(fetched, ..) => {
                 let path = fetched.path.clone();
                 if off_thread::run(move || path.exists()).await {
                     self.metrics.hits.inc();
                     return Ok(fetched.clone());
                 }
                 // Within one process, "newest" always means the version that it meant first.
-                if asked.wanted == Wanted::Newest {
-                    wanted.version.clone_from(&fetched.version);
+                if requested.selector == VersionSelector::Newest {
+                    to_load.version.clone_from(&fetched.version);
                 }
                 0
             }
-            Memory::Failed { error, until, .. } if BootTime::now() < *until => {
+            EntryState::Failed { error, until, .. } if BootTime::now() < *until => {
                 return Err(Arc::clone(error));
             }
-            Memory::Failed { times, .. } => *times,
-            Memory::Nothing => 0,
+            EntryState::Failed { times, .. } => *times,
+            EntryState::Empty => 0,
         };
-        let wanted = Arc::new(wanted);
-        match Box::pin(self.load_or_fall_back(&wanted)).await {
+        let to_load = Arc::new(to_load);
+        match Box::pin(self.load_or_fall_back(&to_load)).await {
             Ok(fetched) => {
                 tracing::info!(%chart, version = %fetched.version, sha256 = %fetched.sha256, "chart loaded");
-                *memory = Memory::Have(fetched.clone(), BootTime::now(), self.metrics.keeps());
+                *state = EntryState::Loaded(
+                    fetched.clone(),
+                    BootTime::now(),
+                    self.metrics.count_cached(),
+                );
                 Ok(fetched)
             }
             Err(error) => {
                 let error = Arc::new(error);
-                let pause = pause(failures, chance::random::<f64>());
+                let backoff = backoff(failures, chance::random::<f64>());
                 let since = BootTime::now();
-                let until = BootTime(since.0 + pause);
+                let until = BootTime(since.0 + backoff);
                 // A failed fetch of a deleted file does not replace an entry that succeeded before.
-                if !matches!(*memory, Memory::Have(..)) {
-                    *memory = Memory::Failed {
+                if !matches!(*state, EntryState::Loaded(..)) {
+                    *state = EntryState::Failed {
                         error: Arc::clone(&error),
                         times: failures + 1,
                         since,
@@ -378,172 +382,184 @@ impl ChartCache {
         let sha256 = self.fetch(chart).await?.sha256;
         let version = chart.version.split('@').next().unwrap_or_default();
         let version = format!("{version}@sha256:{sha256}");
-        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(slot) = slots.get(chart).cloned() {
+        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(entry) = entries.get(chart).cloned() {
             let pinned = ChartRef {
                 version: version.clone(),
                 ..chart.clone()
             };
-            slots.entry(pinned).or_insert(slot);
+            entries.entry(pinned).or_insert(entry);
         }
         Ok(version)
     }
 
-    fn slot(&self, chart: &ChartRef) -> Arc<Slot> {
-        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(slot) = slots.get(chart) {
-            return Arc::clone(slot);
+    fn entry(&self, chart: &ChartRef) -> Arc<CacheEntry> {
+        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(entry) = entries.get(chart) {
+            return Arc::clone(entry);
         }
-        if slots.len() >= REMEMBERED {
-            slots.retain(|_, slot| Arc::strong_count(slot) > 1);
+        if entries.len() >= MAX_ENTRIES {
+            entries.retain(|_, entry| Arc::strong_count(entry) > 1);
         }
-        Arc::clone(slots.entry(chart.clone()).or_default())
+        Arc::clone(entries.entry(chart.clone()).or_default())
     }
 
-    async fn load_or_fall_back(&self, chart: &Arc<ChartRef>) -> Result<Fetched, ChartError> {
-        let Some(asked) = Asked::parse(&chart.version) else {
+    async fn load_or_fall_back(&self, chart: &Arc<ChartRef>) -> Result<FetchedChart, ChartError> {
+        let Some(requested) = RequestedVersion::parse(&chart.version) else {
             let chart = Arc::clone(chart);
             return Err(ChartError::VersionInvalid { chart });
         };
         let fallback = match (&self.fallback, self.source) {
-            (None, _) | (_, ChartSource::Direct) => return self.load(chart, &asked).await,
+            (None, _) | (_, ChartSource::Direct) => return self.load(chart, &requested).await,
             (Some(fallback), _) => fallback,
         };
         let error = match self.source {
             ChartSource::Hub => None,
-            _ => match self.load(chart, &asked).await {
-                Err(error) if error.is_no_way() => Some(error),
+            _ => match self.load(chart, &requested).await {
+                Err(error) if error.allows_fallback() => Some(error),
                 loaded => return loaded,
             },
         };
-        let given = async {
-            let given = tokio::time::timeout(DEADLINE, fallback.fetch(chart))
+        let fetch = async {
+            let response = tokio::time::timeout(DEADLINE, fallback.fetch(chart))
                 .await
                 .unwrap_or_else(|_| Err(format!("no full answer within {} s", DEADLINE.as_secs())));
-            let bytes = given.map_err(|problem| ChartError::Hub {
+            let bytes = response.map_err(|problem| ChartError::Hub {
                 chart: Arc::clone(chart),
                 problem,
             })?;
-            let came = Came {
+            let archive = ReceivedArchive {
                 bytes,
                 provenance: None,
                 origin: Origin::Fallback,
             };
-            self.keep(chart, &asked, came).await
+            self.verify_and_store(chart, &requested, archive).await
         };
-        match (self.counted("hub", chart, given).await, error) {
+        match (self.record_fetch("hub", chart, fetch).await, error) {
             // Report the error of the repository, because users can fix that one.
             (Err(ChartError::Hub { problem, .. }), Some(error)) => {
                 tracing::warn!(%chart, %problem, "the hub cannot provide the chart either");
                 Err(error)
             }
-            (given, _) => given,
+            (fetched, _) => fetched,
         }
     }
 
     /// Records the outcome of a fetch in the metrics and in a span.
-    async fn counted(
+    async fn record_fetch(
         &self,
         source: &'static str,
         chart: &ChartRef,
-        fetch: impl Future<Output = Result<Fetched, ChartError>>,
-    ) -> Result<Fetched, ChartError> {
+        fetch: impl Future<Output = Result<FetchedChart, ChartError>>,
+    ) -> Result<FetchedChart, ChartError> {
         let span = tracing::error_span!("chart", %chart, source, outcome = Empty);
-        let since = BootTime::now();
+        let started = BootTime::now();
         let fetched = fetch.instrument(span.clone()).await;
-        let took = BootTime::now().since(since);
-        let outcome = self.metrics.fetched(source, took, fetched.as_ref().err());
+        let duration = BootTime::now().since(started);
+        let outcome = self
+            .metrics
+            .record_fetch(source, duration, fetched.as_ref().err());
         span.record("outcome", outcome);
         fetched
     }
 
-    async fn load(&self, chart: &Arc<ChartRef>, asked: &Asked) -> Result<Fetched, ChartError> {
-        if matches!(asked.wanted, Wanted::Range(_)) {
+    async fn load(
+        &self,
+        chart: &Arc<ChartRef>,
+        requested: &RequestedVersion,
+    ) -> Result<FetchedChart, ChartError> {
+        if matches!(requested.selector, VersionSelector::Range(_)) {
             // The hub could not resolve the range. The cause probably affects this process too, so report its
             // own error.
             Box::pin(self.resolve(chart)).await?;
             let chart = Arc::clone(chart);
             return Err(ChartError::Unresolved { chart });
         }
-        let proven = self.prover.is_some();
-        let fetched = async {
-            let came = if oci::is_meant(chart) {
+        let needs_provenance = self.signature_verifier.is_some();
+        let fetch = async {
+            let archive = if oci::is_oci(chart) {
                 let credentials = self.credentials(chart)?;
-                let pulled = oci::pull(&self.way(chart, &credentials), asked, proven).await?;
-                let listed = Listed {
+                let client = self.client(chart, &credentials);
+                let pulled = oci::pull(&client, requested, needs_provenance).await?;
+                let listed = ListedChart {
                     name: pulled.name,
                     version: pulled.version,
                     sha256: Some(pulled.sha256),
                     manifest_sha256: Some(pulled.manifest_sha256),
                 };
-                Came {
+                ReceivedArchive {
                     bytes: pulled.bytes,
                     provenance: pulled.provenance,
                     origin: Origin::Listed(listed),
                 }
             } else if chart.repo.is_empty() {
-                let bytes = local(chart, String::new(), CHART_LIMIT).await?;
-                let beside = local(chart, provenance::SUFFIX.to_owned(), provenance::LIMIT);
-                let provenance = provenance::where_asked(proven, beside).await?;
-                Came {
+                let bytes = read_local_file(chart, String::new(), CHART_LIMIT).await?;
+                let suffix = provenance::SUFFIX.to_owned();
+                let read = read_local_file(chart, suffix, provenance::LIMIT);
+                let provenance = provenance::fetch_if(needs_provenance, read).await?;
+                ReceivedArchive {
                     bytes,
                     provenance,
                     origin: Origin::File,
                 }
             } else {
-                let (repo, entry) = self.listed(chart, &asked.wanted).await?;
+                let (repo, entry) = self.index_entry(chart, &requested.selector).await?;
                 let credentials = self.credentials(chart)?;
-                let way = self.way(chart, &credentials);
-                let bytes = way.archive(&repo, &entry).await?;
-                let beside = way.provenance(&repo, &entry);
-                let provenance = provenance::where_asked(proven, beside).await?;
-                let listed = Listed {
+                let client = self.client(chart, &credentials);
+                let bytes = client.archive(&repo, &entry).await?;
+                let download = client.provenance(&repo, &entry);
+                let provenance = provenance::fetch_if(needs_provenance, download).await?;
+                let listed = ListedChart {
                     name: chart.name.clone(),
                     version: entry.version,
                     sha256: entry.digest,
                     manifest_sha256: None,
                 };
-                Came {
+                ReceivedArchive {
                     bytes,
                     provenance,
                     origin: Origin::Listed(listed),
                 }
             };
-            self.keep(chart, asked, came).await
+            self.verify_and_store(chart, requested, archive).await
         };
-        self.counted("repository", chart, in_time(chart, fetched))
+        self.record_fetch("repository", chart, with_deadline(chart, fetch))
             .await
     }
 
     /// Returns the chart's entry in the index of an HTTP repository.
-    async fn listed(
+    async fn index_entry(
         &self,
         chart: &Arc<ChartRef>,
-        wanted: &Wanted,
-    ) -> Result<(reqwest::Url, index::Entry), ChartError> {
-        let repo = repository(chart)?;
+        selector: &VersionSelector,
+    ) -> Result<(reqwest::Url, index::IndexEntry), ChartError> {
+        let repo = repository_url(chart)?;
         let credentials = self.credentials(chart)?;
         let index = self
             .indexes
-            .read(&self.way(chart, &credentials), &repo)
+            .read(&self.client(chart, &credentials), &repo)
             .await?;
-        let (chart, wanted) = (Arc::clone(chart), wanted.clone());
-        let entry = off_thread::run(move || index::find(&chart, &wanted, &index)).await?;
+        let (chart, selector) = (Arc::clone(chart), selector.clone());
+        let entry = off_thread::run(move || index::find_entry(&chart, &selector, &index)).await?;
         Ok((repo, entry))
     }
 
     fn credentials(&self, chart: &Arc<ChartRef>) -> Result<Arc<Credentials>, ChartError> {
         match &self.credentials {
-            None => Ok(Arc::clone(&self.open)),
-            Some(now) => now.get().map_err(|problem| ChartError::Credentials {
+            None => Ok(Arc::clone(&self.anonymous)),
+            Some(current) => current.get().map_err(|problem| ChartError::Credentials {
                 chart: Arc::clone(chart),
                 problem,
             }),
         }
     }
 
-    fn way<'a>(&self, chart: &'a Arc<ChartRef>, credentials: &'a Credentials) -> Way<'a> {
-        Way {
+    fn client<'a>(
+        &self,
+        chart: &'a Arc<ChartRef>,
+        credentials: &'a Credentials,
+    ) -> RepositoryClient<'a> {
+        RepositoryClient {
             chart,
             credentials,
             plain_http: self.plain_http,
@@ -551,41 +567,41 @@ impl ChartCache {
     }
 
     /// Checks the archive and stores it under its digest.
-    async fn keep(
+    async fn verify_and_store(
         &self,
         chart: &Arc<ChartRef>,
-        asked: &Asked,
-        came: Came,
-    ) -> Result<Fetched, ChartError> {
-        let Came {
+        requested: &RequestedVersion,
+        archive: ReceivedArchive,
+    ) -> Result<FetchedChart, ChartError> {
+        let ReceivedArchive {
             bytes,
             provenance,
             origin,
-        } = came;
+        } = archive;
         let bytes = Arc::new(bytes);
-        let (sha256, inside) = {
-            let (chart, asked) = (Arc::clone(chart), asked.clone());
+        let (sha256, metadata) = {
+            let (chart, requested) = (Arc::clone(chart), requested.clone());
             let bytes = Arc::clone(&bytes);
-            off_thread::run(move || origin.checked(&chart, &asked, &bytes)).await?
+            off_thread::run(move || origin.verify(&chart, &requested, &bytes)).await?
         };
-        if let Some(prover) = &self.prover {
-            let archive = provenance::Signed {
+        if let Some(verifier) = &self.signature_verifier {
+            let signed = provenance::SignedChart {
                 dir: self.dir.clone(),
-                inside: &inside,
+                metadata: &metadata,
                 archive: Arc::clone(&bytes),
                 provenance,
             };
-            archive.prove(prover.as_ref(), chart).await?;
+            signed.verify(verifier.as_ref(), chart).await?;
         }
         let (chart, dir) = (Arc::clone(chart), self.dir.clone());
         off_thread::run(move || {
             let path = dir.join(format!("{sha256}.tgz"));
             match write_file(&dir, &path, &bytes) {
-                Ok(()) => Ok(Fetched {
+                Ok(()) => Ok(FetchedChart {
                     path,
                     sha256,
-                    name: inside.name,
-                    version: inside.version,
+                    name: metadata.name,
+                    version: metadata.version,
                 }),
                 Err(source) => Err(ChartError::Store { chart, dir, source }),
             }
@@ -595,13 +611,13 @@ impl ChartCache {
 }
 
 /// A received archive, with its provenance file if one was requested.
-struct Came {
+struct ReceivedArchive {
     bytes: Vec<u8>,
     provenance: Option<Vec<u8>>,
     origin: Origin,
 }
 
-fn repository(chart: &Arc<ChartRef>) -> Result<reqwest::Url, ChartError> {
+fn repository_url(chart: &Arc<ChartRef>) -> Result<reqwest::Url, ChartError> {
     let url = reqwest::Url::parse(&chart.repo);
     url.ok()
         .filter(|url| matches!(url.scheme(), "http" | "https"))
@@ -610,7 +626,7 @@ fn repository(chart: &Arc<ChartRef>) -> Result<reqwest::Url, ChartError> {
         })
 }
 
-async fn in_time<T>(
+async fn with_deadline<T>(
     chart: &Arc<ChartRef>,
     work: impl Future<Output = Result<T, ChartError>>,
 ) -> Result<T, ChartError> {
@@ -624,7 +640,11 @@ async fn in_time<T>(
 }
 
 /// Reads the file whose path is the chart's name plus `suffix`.
-async fn local(chart: &Arc<ChartRef>, suffix: String, limit: u64) -> Result<Vec<u8>, ChartError> {
+async fn read_local_file(
+    chart: &Arc<ChartRef>,
+    suffix: String,
+    limit: u64,
+) -> Result<Vec<u8>, ChartError> {
     if !chart.name.ends_with(".tgz") {
         return Err(ChartError::Address {
             chart: Arc::clone(chart),
@@ -670,9 +690,9 @@ fn write_file(dir: &Path, path: &Path, bytes: &[u8]) -> std::io::Result<()> {
 
 /// Returns the back-off after a failure. It doubles each time, and jitter spreads the retries of several
 /// caches.
-fn pause(failures: u32, random: f64) -> Duration {
-    let full = FIRST_PAUSE
+fn backoff(failures: u32, random: f64) -> Duration {
+    let backoff = FIRST_BACKOFF
         .saturating_mul(2_u32.saturating_pow(failures))
-        .min(LONGEST_PAUSE);
-    full.div_f64(2.0) + full.div_f64(2.0).mul_f64(random.clamp(0.0, 1.0))
+        .min(MAX_BACKOFF);
+    backoff.div_f64(2.0) + backoff.div_f64(2.0).mul_f64(random.clamp(0.0, 1.0))
 }

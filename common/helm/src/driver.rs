@@ -36,22 +36,21 @@ mod supervisor;
 pub use crate::slots::{Load, Slot};
 pub use keyring::Keyring;
 pub use process::{HelmCommand, Processes, Running, Supervisor};
-pub use stop::{Order, Orders};
-pub use stop::{StopHandle, StopSignal};
+pub use stop::{StopHandle, StopRequest, StopRequests, StopSignal};
 pub use supervisor::supervise;
 
 use crate::slots::{Limits, Slots};
-use process::{Ending, Job};
+use process::{HelmJob, RunOutcome};
 use scratch::Scratch;
-use stderr::Complaint;
+use stderr::HelmStderr;
 use supervisor::MEMORY_MAX;
 
 /// Timeout of `helm get`, which reads a single Secret.
-const LOOK: Duration = Duration::from_secs(10);
+const GET_TIMEOUT: Duration = Duration::from_secs(10);
 /// Part of Helm's error message for a Secret that exists and holds no valid release.
 const UNDECODABLE: &str = "failed to decode data";
 /// Oldest supported version. Older versions have vulnerabilities or lack flags that this driver uses.
-const OLDEST: Version = Version::new(4, 2, 4);
+const OLDEST_VERSION: Version = Version::new(4, 2, 4);
 
 /// Settings of the driver.
 #[derive(Clone, Debug)]
@@ -133,10 +132,10 @@ impl fmt::Debug for Upgrade {
 impl Upgrade {
     /// Returns the verb for metrics. Helm does not distinguish a first installation from an upgrade.
     fn verb(&self) -> &'static str {
-        let run = self.labels.get(RUN_LABEL);
-        match (self.again, run) {
+        let run_label = self.labels.get(RUN_LABEL);
+        match (self.again, run_label) {
             (true, _) => "reinstall",
-            (false, Some(run)) if run.starts_with(INSTALL_RUN) => "install",
+            (false, Some(label)) if label.starts_with(INSTALL_RUN) => "install",
             (false, _) => "upgrade",
         }
     }
@@ -180,7 +179,7 @@ pub struct Rollback {
 
 /// Arguments of `helm get metadata`.
 #[derive(Clone, Debug)]
-pub struct Look {
+pub struct GetMetadata {
     pub kubeconfig: PathBuf,
     pub release: String,
     pub namespace: String,
@@ -193,7 +192,7 @@ pub struct Look {
 #[derive(Debug, Error)]
 pub enum HelmError {
     #[error(
-        "{} cannot be run; install Helm {OLDEST} or newer of major version 4, or name where it is",
+        "{} cannot be run; install Helm {OLDEST_VERSION} or newer of major version 4, or name where it is",
         .binary.display()
     )]
     Missing {
@@ -202,7 +201,7 @@ pub enum HelmError {
         source: std::io::Error,
     },
     #[error(
-        "{} has version {found:?}; install Helm {OLDEST} or newer of major version 4",
+        "{} has version {found:?}; install Helm {OLDEST_VERSION} or newer of major version 4",
         .binary.display()
     )]
     Version { binary: PathBuf, found: String },
@@ -226,17 +225,17 @@ pub enum HelmError {
         #[source]
         source: std::io::Error,
     },
-    #[error("helm could not be started for release {release}: {complaint}")]
-    Start { release: String, complaint: String },
+    #[error("helm could not be started for release {release}: {message}")]
+    Start { release: String, message: String },
     #[error(
         "helm {verb} of release {release} did not end within {} s and was stopped{}",
-        .after.as_secs(), clause(.complaint)
+        .after.as_secs(), message_suffix(.message)
     )]
     TimedOut {
         verb: &'static str,
         release: String,
         after: Duration,
-        complaint: String,
+        message: String,
     },
     #[error("helm was stopped")]
     Stopped,
@@ -245,13 +244,13 @@ pub enum HelmError {
     #[error(
         "helm {verb} of release {release} was killed by signal {signal}, not by us; if memory ran out, \
          increase its memory or lower --max-concurrent-helm{}",
-        clause(.complaint)
+        message_suffix(.message)
     )]
     Killed {
         verb: &'static str,
         release: String,
         signal: i32,
-        complaint: String,
+        message: String,
     },
     #[error(
         "helm {verb} of release {release} needs more than {} MiB of memory and was ended; check what the cluster's \
@@ -259,40 +258,40 @@ pub enum HelmError {
         MEMORY_MAX >> 20
     )]
     OutOfMemory { verb: &'static str, release: String },
-    #[error("the cluster accepts no writes for now: {complaint}")]
-    Suspended { complaint: String },
-    #[error("helm {verb} of release {release} failed{}", clause(.complaint))]
+    #[error("the cluster accepts no writes for now: {message}")]
+    Suspended { message: String },
+    #[error("helm {verb} of release {release} failed{}", message_suffix(.message))]
     Failed {
         verb: &'static str,
         release: String,
-        complaint: String,
+        message: String,
         permanent: bool,
     },
 }
 
 /// Returns whether an API server's response means that the cluster's owner suspended writes.
-pub fn is_suspended(answer: &str) -> bool {
-    stderr::is_suspended(answer)
+pub fn is_suspended(message: &str) -> bool {
+    stderr::is_suspended(message)
 }
 
 /// Returns the last message that a Kubernetes client program wrote to standard error, shortened and redacted.
-pub fn last_words(stderr: &[u8]) -> String {
-    Complaint::of(stderr, &[]).text
+pub fn last_error_message(stderr: &[u8]) -> String {
+    HelmStderr::parse(stderr, &[]).text
 }
 
 /// Upper limit of Helm's output. Helm cannot store a release larger than 10 MiB, chart included.
-const OUTPUT_MOST: u64 = 64 << 20;
+const OUTPUT_MAX: u64 = 64 << 20;
 
 fn digest_of_file(file: &Path) -> std::io::Result<String> {
-    let output = BufReader::new(File::open(file)?.take(OUTPUT_MOST));
-    releases::digest_of(output).map_err(std::io::Error::from)
+    let output = BufReader::new(File::open(file)?.take(OUTPUT_MAX));
+    releases::digest_of_json(output).map_err(std::io::Error::from)
 }
 
-fn clause(complaint: &str) -> String {
-    if complaint.is_empty() {
+fn message_suffix(message: &str) -> String {
+    if message.is_empty() {
         String::new()
     } else {
-        format!(": {complaint}")
+        format!(": {message}")
     }
 }
 
@@ -340,13 +339,19 @@ impl HelmError {
 
 /// Identity of a file: device, inode, size, and time of the last change of any kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Stamp(u64, u64, u64, i64, i64);
+struct FileIdentity(u64, u64, u64, i64, i64);
 
-impl Stamp {
-    fn of(file: &Path) -> std::io::Result<Self> {
-        let about = std::fs::metadata(file)?;
-        let (seconds, nanos) = (about.ctime(), about.ctime_nsec());
-        Ok(Self(about.dev(), about.ino(), about.size(), seconds, nanos))
+impl FileIdentity {
+    fn read(file: &Path) -> std::io::Result<Self> {
+        let metadata = std::fs::metadata(file)?;
+        let (seconds, nanos) = (metadata.ctime(), metadata.ctime_nsec());
+        Ok(Self(
+            metadata.dev(),
+            metadata.ino(),
+            metadata.size(),
+            seconds,
+            nanos,
+        ))
     }
 }
 
@@ -354,13 +359,13 @@ impl Stamp {
 #[derive(Debug)]
 pub struct Helm {
     config: HelmConfig,
-    host: command::Host,
+    inherited: command::InheritedEnv,
     scratch: Scratch,
     slots: Slots,
-    patience: DriverTimeouts,
+    timeouts: DriverTimeouts,
     metrics: HelmMetrics,
     /// Identity of the last executable whose version was accepted.
-    known: Mutex<Option<Stamp>>,
+    accepted_binary: Mutex<Option<FileIdentity>>,
 }
 
 impl Helm {
@@ -370,58 +375,63 @@ impl Helm {
     /// Returns an error if Helm cannot run or its version is neither 4.2.4 nor a newer 4.x. Returns an error
     /// if the scratch folder is not writable.
     pub async fn new(mut config: HelmConfig) -> Result<Self, HelmError> {
-        let host = command::Host::read();
+        let inherited = command::InheritedEnv::read();
         let scratch = Scratch::prepare(&config.scratch, &config.private)?;
         config.max_concurrent = config.max_concurrent.max(1);
         config.max_per_member = config.max_per_member.clamp(1, config.max_concurrent);
         let slots = Slots::new(Limits {
-            in_all: config.max_concurrent,
+            total: config.max_concurrent,
             per_member: config.max_per_member,
         });
         let helm = Self {
             config,
-            host,
+            inherited,
             scratch,
             slots,
-            patience: DriverTimeouts::default(),
+            timeouts: DriverTimeouts::default(),
             metrics: HelmMetrics::default(),
-            known: Mutex::new(None),
+            accepted_binary: Mutex::new(None),
         };
-        helm.check().await?;
+        helm.check_version().await?;
         Ok(helm)
     }
 
     /// Checks that Helm exists and its version fits. Runs `helm version` only if the file has changed.
-    async fn check(&self) -> Result<(), HelmError> {
+    async fn check_version(&self) -> Result<(), HelmError> {
         let binary = &self.config.binary;
         let missing = |source| HelmError::Missing {
             binary: binary.clone(),
             source,
         };
-        let stamp = Stamp::of(&self.host.found(binary)).map_err(missing)?;
-        let known = |stamps: &Mutex<Option<Stamp>>| {
-            *stamps.lock().unwrap_or_else(PoisonError::into_inner) == Some(stamp)
+        let identity = FileIdentity::read(&self.inherited.resolve(binary)).map_err(missing)?;
+        let is_accepted = |accepted: &Mutex<Option<FileIdentity>>| {
+            *accepted.lock().unwrap_or_else(PoisonError::into_inner) == Some(identity)
         };
-        if known(&self.known) {
+        if is_accepted(&self.accepted_binary) {
             return Ok(());
         }
-        let environment = command::environment(&self.host, &self.scratch, None);
-        let said = self
+        let environment = command::environment(&self.inherited, &self.scratch, None);
+        let output = self
             .config
             .processes
             .version(binary, environment)
             .await
             .map_err(missing)?;
-        let version = said
+        let version = output
             .strip_prefix('v')
             .and_then(|text| Version::parse(text).ok());
-        if !version.is_some_and(|found| found.major == OLDEST.major && found >= OLDEST) {
+        if !version.is_some_and(|version| {
+            version.major == OLDEST_VERSION.major && version >= OLDEST_VERSION
+        }) {
             return Err(HelmError::Version {
                 binary: binary.clone(),
-                found: said,
+                found: output,
             });
         }
-        *self.known.lock().unwrap_or_else(PoisonError::into_inner) = Some(stamp);
+        *self
+            .accepted_binary
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = Some(identity);
         Ok(())
     }
 
@@ -444,15 +454,15 @@ impl Helm {
         cache_key: &str,
         values: &Map<String, Value>,
     ) -> Result<(), HelmError> {
-        self.check().await?;
-        self.scratch.run(cache_key)?.write_values(values)?;
+        self.check_version().await?;
+        self.scratch.create_run(cache_key)?.write_values(values)?;
         Ok(())
     }
 
     /// Replaces [`DriverTimeouts::default`].
     #[must_use]
-    pub fn with_timeouts(mut self, patience: DriverTimeouts) -> Self {
-        self.patience = patience;
+    pub fn with_timeouts(mut self, timeouts: DriverTimeouts) -> Self {
+        self.timeouts = timeouts;
         self
     }
 
@@ -462,32 +472,35 @@ impl Helm {
         self.metrics = metrics.clone();
         let limit = i64::try_from(self.config.max_concurrent).unwrap_or(i64::MAX);
         self.metrics.limit.set(limit);
-        self.slots = self.slots.counted(self.metrics.in_flight.clone());
+        self.slots = self.slots.with_gauge(self.metrics.in_flight.clone());
         self
     }
 
     /// Waits for the right to run Helm for this member. A run's deadline starts after this wait, so a run
     /// that hangs does not shorten the time of the next one.
     pub async fn slot(&self, member: &str, priority: Priority) -> Slot {
-        let since = BootTime::now();
-        let waits = self.metrics.waits(priority);
+        let started = BootTime::now();
+        let waiting = self.metrics.count_waiting(priority);
         let slot = self.slots.take(member, priority).await;
-        drop(waits);
-        self.metrics.waited(priority, BootTime::now().since(since));
+        drop(waiting);
+        self.metrics
+            .record_wait(priority, BootTime::now().since(started));
         slot
     }
 
     /// Records the outcome of a run in the metrics and in a span.
-    async fn counted<T>(
+    async fn record_run<T>(
         &self,
         verb: &'static str,
         run: impl Future<Output = Result<T, HelmError>>,
     ) -> Result<T, HelmError> {
         let span = tracing::error_span!("helm", verb, outcome = Empty);
-        let since = BootTime::now();
+        let started = BootTime::now();
         let result = run.instrument(span.clone()).await;
-        let took = BootTime::now().since(since);
-        let outcome = self.metrics.ran(verb, took, result.as_ref().err());
+        let duration = BootTime::now().since(started);
+        let outcome = self
+            .metrics
+            .record_run(verb, duration, result.as_ref().err());
         span.record("outcome", outcome);
         result
     }
@@ -505,7 +518,7 @@ impl Helm {
         stop: &StopSignal,
     ) -> Result<Option<String>, HelmError> {
         let run = self.run_upgrade(slot, upgrade, stop);
-        self.counted(upgrade.verb(), run).await
+        self.record_run(upgrade.verb(), run).await
     }
 
     async fn run_upgrade(
@@ -514,16 +527,16 @@ impl Helm {
         upgrade: &Upgrade,
         stop: &StopSignal,
     ) -> Result<Option<String>, HelmError> {
-        self.check().await?;
-        let run = self.scratch.run(&upgrade.cache_key)?;
-        let values = run.write_values(&upgrade.values)?;
+        self.check_version().await?;
+        let folder = self.scratch.create_run(&upgrade.cache_key)?;
+        let values = folder.write_values(&upgrade.values)?;
         let arguments = command::upgrade(upgrade, &values)?;
         let secrets = stderr::secrets(&upgrade.values, &upgrade.secret_paths);
-        let output = run.path().join("release.json");
-        let ending = self
+        let output = folder.path().join("release.json");
+        let outcome = self
             .run(
                 &upgrade.release,
-                &run,
+                &folder,
                 arguments,
                 (upgrade.timeout, true),
                 Some(&output),
@@ -531,20 +544,20 @@ impl Helm {
             )
             .await;
         drop(slot);
-        self.judge(
+        self.check_outcome(
             if upgrade.again { "install" } else { "upgrade" },
             &upgrade.release,
-            ending?,
+            outcome?,
             &secrets,
             upgrade.timeout,
         )?;
         // Users of the workspace can write to the release Secret. Only this process and Helm can write to
         // this file.
-        let read = off_thread::start(move || digest_of_file(&output));
-        let read = read.await.map_err(std::io::Error::other).flatten();
-        let failed =
+        let digest = off_thread::start(move || digest_of_file(&output));
+        let digest = digest.await.map_err(std::io::Error::other).flatten();
+        let log_failure =
             |error: &std::io::Error| tracing::warn!(%error, "failed to read Helm's output");
-        Ok(read.inspect_err(failed).ok())
+        Ok(digest.inspect_err(log_failure).ok())
     }
 
     /// Uninstalls a release, including its hooks.
@@ -558,7 +571,7 @@ impl Helm {
         stop: &StopSignal,
     ) -> Result<(), HelmError> {
         let run = self.run_uninstall(slot, uninstall, stop);
-        self.counted("uninstall", run).await
+        self.record_run("uninstall", run).await
     }
 
     async fn run_uninstall(
@@ -567,14 +580,14 @@ impl Helm {
         uninstall: &Uninstall,
         stop: &StopSignal,
     ) -> Result<(), HelmError> {
-        self.check().await?;
-        let run = self.scratch.run(&uninstall.cache_key)?;
+        self.check_version().await?;
+        let folder = self.scratch.create_run(&uninstall.cache_key)?;
         let arguments = command::uninstall(uninstall);
         // On SIGTERM, `helm uninstall` would exit halfway, so a soft stop waits for its end.
-        let ending = self
+        let outcome = self
             .run(
                 &uninstall.release,
-                &run,
+                &folder,
                 arguments,
                 (uninstall.timeout, false),
                 None,
@@ -582,10 +595,10 @@ impl Helm {
             )
             .await;
         drop(slot);
-        self.judge(
+        self.check_outcome(
             "uninstall",
             &uninstall.release,
-            ending?,
+            outcome?,
             &[],
             uninstall.timeout,
         )
@@ -603,7 +616,7 @@ impl Helm {
         stop: &StopSignal,
     ) -> Result<(), HelmError> {
         let run = self.run_rollback(slot, rollback, stop);
-        self.counted("rollback", run).await
+        self.record_run("rollback", run).await
     }
 
     async fn run_rollback(
@@ -612,17 +625,17 @@ impl Helm {
         rollback: &Rollback,
         stop: &StopSignal,
     ) -> Result<(), HelmError> {
-        self.check().await?;
-        let run = self.scratch.run(&rollback.cache_key)?;
+        self.check_version().await?;
+        let folder = self.scratch.create_run(&rollback.cache_key)?;
         let arguments = command::rollback(rollback);
         let (release, timeout) = (&rollback.release, rollback.timeout);
         // On SIGTERM, `helm rollback` would exit halfway, like `helm uninstall`.
-        let ending = self
-            .run(release, &run, arguments, (timeout, false), None, stop)
+        let outcome = self
+            .run(release, &folder, arguments, (timeout, false), None, stop)
             .await;
         drop(slot);
         let secrets = stderr::secrets(&rollback.values, &rollback.secret_paths);
-        self.judge("rollback", release, ending?, &secrets, timeout)
+        self.check_outcome("rollback", release, outcome?, &secrets, timeout)
     }
 
     /// Returns whether Helm can decode a revision whose Secret exists.
@@ -632,31 +645,36 @@ impl Helm {
     pub async fn can_decode(
         &self,
         slot: Slot,
-        look: &Look,
+        get: &GetMetadata,
         stop: &StopSignal,
     ) -> Result<bool, HelmError> {
-        let run = self.run_look(slot, look, stop);
-        self.counted("get", run).await
+        let run = self.run_get_metadata(slot, get, stop);
+        self.record_run("get", run).await
     }
 
-    async fn run_look(
+    async fn run_get_metadata(
         &self,
         slot: Slot,
-        look: &Look,
+        get: &GetMetadata,
         stop: &StopSignal,
     ) -> Result<bool, HelmError> {
-        self.check().await?;
-        let run = self.scratch.run(&look.cache_key)?;
-        let arguments = command::look(look);
-        let ending = self
-            .run(&look.release, &run, arguments, (LOOK, true), None, stop)
+        self.check_version().await?;
+        let folder = self.scratch.create_run(&get.cache_key)?;
+        let arguments = command::get_metadata(get);
+        let outcome = self
+            .run(
+                &get.release,
+                &folder,
+                arguments,
+                (GET_TIMEOUT, true),
+                None,
+                stop,
+            )
             .await;
         drop(slot);
-        match self.judge("get metadata", &look.release, ending?, &[], LOOK) {
+        match self.check_outcome("get metadata", &get.release, outcome?, &[], GET_TIMEOUT) {
             Ok(()) => Ok(true),
-            Err(HelmError::Failed { complaint, .. }) if complaint.contains(UNDECODABLE) => {
-                Ok(false)
-            }
+            Err(HelmError::Failed { message, .. }) if message.contains(UNDECODABLE) => Ok(false),
             Err(error) => Err(error),
         }
     }
@@ -664,23 +682,23 @@ impl Helm {
     async fn run(
         &self,
         release: &str,
-        run: &scratch::Run,
+        folder: &scratch::RunFolder,
         arguments: Vec<OsString>,
-        (timeout, asks_to_stop): (Duration, bool),
+        (timeout, terminate_on_soft_stop): (Duration, bool),
         output: Option<&Path>,
         stop: &StopSignal,
-    ) -> Result<Ending, HelmError> {
-        let job = Job {
+    ) -> Result<RunOutcome, HelmError> {
+        let job = HelmJob {
             processes: self.config.processes.as_ref(),
             command: HelmCommand {
                 binary: &self.config.binary,
                 arguments,
-                environment: command::environment(&self.host, &self.scratch, Some(run)),
+                environment: command::environment(&self.inherited, &self.scratch, Some(folder)),
                 output,
             },
             deadline: self.deadline(timeout),
-            patience: self.patience,
-            asks_to_stop,
+            timeouts: self.timeouts,
+            terminate_on_soft_stop,
         };
         Box::pin(job.run(stop))
             .await
@@ -693,50 +711,50 @@ impl Helm {
     fn deadline(&self, timeout: Duration) -> Duration {
         timeout
             .saturating_mul(3)
-            .saturating_add(self.patience.beyond_timeout)
+            .saturating_add(self.timeouts.beyond_timeout)
     }
 
-    fn judge(
+    fn check_outcome(
         &self,
         verb: &'static str,
         release: &str,
-        ending: Ending,
+        outcome: RunOutcome,
         secrets: &[String],
         timeout: Duration,
     ) -> Result<(), HelmError> {
         let release = release.to_owned();
-        let complaint = |stderr: &[u8]| Complaint::of(stderr, secrets);
-        match ending {
-            Ending::Well => Ok(()),
-            Ending::Stopped => Err(HelmError::Stopped),
-            Ending::NotStarted { stderr } => Err(HelmError::Start {
+        let parse = |stderr: &[u8]| HelmStderr::parse(stderr, secrets);
+        match outcome {
+            RunOutcome::Succeeded => Ok(()),
+            RunOutcome::Stopped => Err(HelmError::Stopped),
+            RunOutcome::NotStarted { stderr } => Err(HelmError::Start {
                 release,
-                complaint: complaint(&stderr).text,
+                message: parse(&stderr).text,
             }),
-            Ending::TimedOut { stderr } => Err(HelmError::TimedOut {
+            RunOutcome::TimedOut { stderr } => Err(HelmError::TimedOut {
                 verb,
                 release,
                 after: self.deadline(timeout),
-                complaint: complaint(&stderr).text,
+                message: parse(&stderr).text,
             }),
-            Ending::Killed { signal, stderr } => Err(HelmError::Killed {
+            RunOutcome::Killed { signal, stderr } => Err(HelmError::Killed {
                 verb,
                 release,
                 signal,
-                complaint: complaint(&stderr).text,
+                message: parse(&stderr).text,
             }),
-            Ending::Failed { stderr } if stderr::is_out_of_memory(&stderr) => {
+            RunOutcome::Failed { stderr } if stderr::is_out_of_memory(&stderr) => {
                 Err(HelmError::OutOfMemory { verb, release })
             }
-            Ending::Failed { stderr } => {
-                let Complaint {
+            RunOutcome::Failed { stderr } => {
+                let HelmStderr {
                     text,
                     permanent,
                     not_found,
                     suspended,
-                } = complaint(&stderr);
+                } = parse(&stderr);
                 if suspended {
-                    return Err(HelmError::Suspended { complaint: text });
+                    return Err(HelmError::Suspended { message: text });
                 }
                 if not_found && verb == "uninstall" {
                     return Err(HelmError::ReleaseNotFound { release });
@@ -744,7 +762,7 @@ impl Helm {
                 Err(HelmError::Failed {
                     verb,
                     release,
-                    complaint: text,
+                    message: text,
                     permanent,
                 })
             }

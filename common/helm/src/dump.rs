@@ -11,7 +11,7 @@ use crate::driver::Load;
 
 /// Reference to a chart, without the user, password and query of its repository's URL.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct ChartShown {
+pub struct ChartDump {
     pub repo: String,
     pub name: String,
     pub version: String,
@@ -20,16 +20,16 @@ pub struct ChartShown {
 /// Running and waiting Helm runs.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct HelmNow {
+pub struct HelmDump {
     in_all: usize,
     per_member: usize,
     running: BTreeMap<String, usize>,
-    waiting: Vec<WaitingNow>,
+    waiting: Vec<WaitingRunDump>,
 }
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct WaitingNow {
+struct WaitingRunDump {
     member: String,
     priority: &'static str,
     for_seconds: u64,
@@ -38,8 +38,8 @@ struct WaitingNow {
 /// State of a requested chart.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct CachedChart {
-    chart: ChartShown,
+pub struct CachedChartDump {
+    chart: ChartDump,
     /// One of `here`, `failed` and `fetching`.
     state: &'static str,
     for_seconds: Option<u64>,
@@ -52,8 +52,8 @@ pub struct CachedChart {
     retry_in_seconds: Option<u64>,
 }
 
-impl ChartShown {
-    pub fn of(repo: &str, name: &str, version: &str) -> Self {
+impl ChartDump {
+    pub fn new(repo: &str, name: &str, version: &str) -> Self {
         let chart = ChartRef {
             repo: repo.to_owned(),
             name: name.to_owned(),
@@ -67,15 +67,15 @@ impl ChartShown {
     }
 }
 
-impl HelmNow {
-    pub fn of(load: Load, now: BootTime) -> Self {
+impl HelmDump {
+    pub fn new(load: Load, now: BootTime) -> Self {
         let waiting = load.waiting.into_iter();
         Self {
-            in_all: load.in_all,
+            in_all: load.total,
             per_member: load.per_member,
             running: load.running,
             waiting: waiting
-                .map(|(member, priority, since)| WaitingNow {
+                .map(|(member, priority, since)| WaitingRunDump {
                     member,
                     priority: priority.name(),
                     for_seconds: now.since(since).as_secs(),
@@ -85,20 +85,20 @@ impl HelmNow {
     }
 }
 
-impl CachedChart {
+impl CachedChartDump {
     /// Returns all charts, sorted by their reference.
     pub fn all(cache_state: Vec<(ChartRef, CacheState)>, now: BootTime) -> Vec<Self> {
-        let each = cache_state.into_iter();
-        let mut all: Vec<Self> = each
-            .map(|(chart, cache_state)| Self::of(&chart, cache_state, now))
+        let charts = cache_state.into_iter();
+        let mut charts: Vec<Self> = charts
+            .map(|(chart, cache_state)| Self::new(&chart, cache_state, now))
             .collect();
-        all.sort_by(|one, other| one.chart.cmp(&other.chart));
-        all
+        charts.sort_by(|a, b| a.chart.cmp(&b.chart));
+        charts
     }
 
-    fn of(chart: &ChartRef, cache_state: CacheState, now: BootTime) -> Self {
+    fn new(chart: &ChartRef, cache_state: CacheState, now: BootTime) -> Self {
         let fetching = Self {
-            chart: ChartShown::of(&chart.repo, &chart.name, &chart.version),
+            chart: ChartDump::new(&chart.repo, &chart.name, &chart.version),
             state: "fetching",
             for_seconds: None,
             found: None,
@@ -109,7 +109,7 @@ impl CachedChart {
         };
         match cache_state {
             CacheState::Fetching => fetching,
-            CacheState::Here {
+            CacheState::Cached {
                 since,
                 version,
                 sha256,

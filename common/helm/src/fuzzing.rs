@@ -4,12 +4,12 @@
 use krypton_types::error_chain::chain;
 use krypton_types::redact::HIDDEN;
 
-use crate::chart::index::find;
+use crate::chart::index::find_entry;
 use crate::chart::oci::challenge::{self, Challenge};
 use crate::chart::range::Range;
-use crate::chart::version::{self, Asked, Wanted};
-use crate::chart::{CHART_LIMIT, ChartRef, archive_promises, oci, provenance};
-use crate::driver::stderr::{self as complaint, Complaint, SHORTEST_SECRET, WAY_OUT};
+use crate::chart::version::{self, RequestedVersion, VersionSelector};
+use crate::chart::{CHART_LIMIT, ChartRef, archive_properties, oci, provenance};
+use crate::driver::stderr::{self, HelmStderr, REMOVED_KIND_REMEDY, SECRET_MIN};
 use crate::releases::{self, Status};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 #[path = "../../../fuzz/shared.rs"]
 mod shared;
-use shared::{Target, promise, unfit};
+use shared::{Target, message_defect, promise};
 /// All targets, by the names of their folders of seeds.
 pub const TARGETS: &[(&str, Target)] = &[
     ("challenge", challenge),
@@ -40,7 +40,7 @@ pub const TARGETS: &[(&str, Target)] = &[
 
 /// Checks a packaged chart.
 pub fn chart(bytes: &[u8]) -> Option<String> {
-    archive_promises::broken_promise(bytes)
+    archive_properties::broken_promise(bytes)
 }
 
 fn small(version: &str) -> Arc<ChartRef> {
@@ -53,23 +53,24 @@ fn small(version: &str) -> Arc<ChartRef> {
 
 /// Checks the `index.yaml` of a repository.
 pub fn index(bytes: &[u8]) -> Option<String> {
-    ["", "^1", "1.1.0"].into_iter().find_map(|asked| {
-        let (chart, wanted) = (small(asked), Asked::parse(asked)?.wanted);
-        let entry = match find(&chart, &wanted, bytes) {
+    ["", "^1", "1.1.0"].into_iter().find_map(|requested| {
+        let selector = RequestedVersion::parse(requested)?.selector;
+        let chart = small(requested);
+        let entry = match find_entry(&chart, &selector, bytes) {
             Ok(entry) => entry,
-            Err(error) => return unfit(&chain(&error)),
+            Err(error) => return message_defect(&chain(&error)),
         };
         let version = version::parse(&entry.version);
-        let meant = version.is_some_and(|version| match &wanted {
-            Wanted::Newest => version.pre.is_empty(),
-            Wanted::Range(range) => range.fits(&version),
-            Wanted::Exact(exact) => version::same(exact, &entry.version),
+        let is_match = version.is_some_and(|version| match &selector {
+            VersionSelector::Newest => version.pre.is_empty(),
+            VersionSelector::Range(range) => range.matches(&version),
+            VersionSelector::Exact(exact) => version::same(exact, &entry.version),
         });
-        promise!(meant, "{asked:?} is {entry:?}");
+        promise!(is_match, "{requested:?} is {entry:?}");
         let empty = entry.url.is_empty() || entry.digest.as_deref() == Some("");
         promise!(!empty, "{entry:?}");
-        let exact = Wanted::Exact(entry.version.clone());
-        let again = find(&chart, &exact, bytes);
+        let exact = VersionSelector::Exact(entry.version.clone());
+        let again = find_entry(&chart, &exact, bytes);
         promise!(
             again.as_ref().is_ok_and(|again| *again == entry),
             "{entry:?} is found again as {again:?}"
@@ -82,17 +83,20 @@ pub fn index(bytes: &[u8]) -> Option<String> {
 pub fn manifest(bytes: &[u8]) -> Option<String> {
     let layers = match oci::layers(&small("1.0.0"), bytes) {
         Ok(layers) => layers,
-        Err(error) => return unfit(&chain(&error)),
+        Err(error) => return message_defect(&chain(&error)),
     };
-    let proof = layers.provenance.as_ref();
+    let provenance_layer = layers.provenance.as_ref();
     let layers = [
-        (Some(&layers.chart), &oci::CONTENT[..], CHART_LIMIT),
-        (proof, &[oci::PROVENANCE], provenance::LIMIT),
+        (Some(&layers.chart), &oci::CONTENT_TYPES[..], CHART_LIMIT),
+        (provenance_layer, &[oci::PROVENANCE_TYPE], provenance::LIMIT),
     ];
-    for (layer, kinds, limit) in layers {
+    for (layer, media_types, limit) in layers {
         let Some(layer) = layer else { continue };
-        let kind = layer.media_type.as_str();
-        promise!(kinds.contains(&kind), "the media type is {kind:?}");
+        let media_type = layer.media_type.as_str();
+        promise!(
+            media_types.contains(&media_type),
+            "the media type is {media_type:?}"
+        );
         let digest = layer.digest.strip_prefix("sha256:");
         promise!(digest.is_some_and(version::is_sha256), "{digest:?}");
         promise!(layer.size <= limit, "{} bytes", layer.size);
@@ -106,8 +110,8 @@ pub fn tags(bytes: &[u8]) -> Option<String> {
     for version in &versions {
         promise!(version::parse(version).is_some(), "{version:?}");
         let tag = oci::tag(version);
-        let legal = |c: char| c.is_ascii_alphanumeric() || "_.-".contains(c);
-        promise!(tag.chars().all(legal), "the tag {tag:?}");
+        let is_legal = |c: char| c.is_ascii_alphanumeric() || "_.-".contains(c);
+        promise!(tag.chars().all(is_legal), "the tag {tag:?}");
         let again = oci::versions_in(format!(r#"{{"tags":[{tag:?}]}}"#).as_bytes());
         promise!(
             again
@@ -121,7 +125,7 @@ pub fn tags(bytes: &[u8]) -> Option<String> {
 
 /// Checks the response to a request for a token.
 pub fn token(bytes: &[u8]) -> Option<String> {
-    let header = oci::authorization_in(bytes)?;
+    let header = oci::token_header(bytes)?;
     promise!(header.is_sensitive(), "it is shown");
     let token = header.as_bytes().strip_prefix(b"Bearer ");
     promise!(token.is_some_and(|token| !token.is_empty()), "{token:?}");
@@ -131,26 +135,29 @@ pub fn token(bytes: &[u8]) -> Option<String> {
 /// Checks `WWW-Authenticate` headers, one per line.
 pub fn challenge(bytes: &[u8]) -> Option<String> {
     let text = String::from_utf8_lossy(bytes);
-    let read = challenge::parse(text.lines())?;
+    let challenge = challenge::parse(text.lines())?;
     let Challenge::Bearer {
         realm,
         service,
         scope,
-    } = &read
+    } = &challenge
     else {
         return None;
     };
     let quoted = |text: &str| text.replace('\\', r"\\").replace('"', r#"\""#);
-    let more = [("service", service), ("scope", scope)].map(|(name, value)| {
+    let parameters = [("service", service), ("scope", scope)].map(|(name, value)| {
         let value = value.as_ref();
         value.map_or(String::new(), |value| {
             format!(r#", {name}="{}""#, quoted(value))
         })
     });
-    let written = format!(r#"Bearer realm="{}"{}"#, quoted(realm), more.concat());
+    let written = format!(r#"Bearer realm="{}"{}"#, quoted(realm), parameters.concat());
     let again = challenge::parse(std::iter::once(written.as_str()));
-    promise!(again.as_ref() == Some(&read), "{read:?} is {again:?}");
-    let url = oci::address_of(realm)?;
+    promise!(
+        again.as_ref() == Some(&challenge),
+        "{challenge:?} is {again:?}"
+    );
+    let url = oci::realm_url(realm)?;
     let host = url.host_str().unwrap_or_default();
     promise!(
         !host.is_empty() && ["http", "https"].contains(&url.scheme()),
@@ -163,13 +170,13 @@ pub fn challenge(bytes: &[u8]) -> Option<String> {
 pub fn link(bytes: &[u8]) -> Option<String> {
     let text = String::from_utf8_lossy(bytes);
     let base = Url::parse("https://registry.example.com/v2/small/tags/list?n=1000").ok()?;
-    if let Some(next) = oci::next_address(&base, &text) {
+    if let Some(next) = oci::next_page_url(&base, &text) {
         promise!(next.origin() == base.origin(), "it points to {next}");
     }
     if !text.contains('>') {
         let link = format!(r#"</a>; rel="prev", <{text}>; title="a, b"; rel="next""#);
-        let found = oci::next_page(&link);
-        promise!(found == Some(&text), "{link:?} leads to {found:?}");
+        let target = oci::next_page(&link);
+        promise!(target == Some(&text), "{link:?} leads to {target:?}");
     }
     None
 }
@@ -177,17 +184,16 @@ pub fn link(bytes: &[u8]) -> Option<String> {
 /// Checks the version of a chart in the desired state.
 pub fn range(bytes: &[u8]) -> Option<String> {
     let text = String::from_utf8_lossy(bytes);
-    let asked = Asked::parse(&text)?;
-    match &asked.wanted {
-        Wanted::Newest => promise!(text.is_empty(), "{text:?} is {asked:?}"),
-        Wanted::Exact(version) => {
-            promise!(version::parse(version).is_some(), "{asked:?}");
-            promise!(text.starts_with(version.as_str()), "{asked:?}");
+    let requested = RequestedVersion::parse(&text)?;
+    match &requested.selector {
+        VersionSelector::Newest => promise!(text.is_empty(), "{text:?} is {requested:?}"),
+        VersionSelector::Exact(version) => {
+            promise!(version::parse(version).is_some(), "{requested:?}");
+            promise!(text.starts_with(version.as_str()), "{requested:?}");
         }
-        Wanted::Range(range) => {
-            promise!(asked.sha256.is_none(), "{asked:?}");
-            let written = range.written();
-            let again = Range::parse(&written);
+        VersionSelector::Range(range) => {
+            promise!(requested.sha256.is_none(), "{requested:?}");
+            let again = Range::parse(&range.to_text());
             promise!(again.as_ref() == Some(range), "{range:?} is {again:?}");
         }
     }
@@ -211,33 +217,33 @@ pub fn release(bytes: &[u8]) -> Option<String> {
         ..Secret::default()
     };
     let mut unpacked = Vec::new();
-    let whole = releases::payload(&secret).ok()?.read_to_end(&mut unpacked);
-    let large = unpacked.len() as u64 > releases::LARGEST;
-    promise!(!large, "it unpacks to {} bytes", unpacked.len());
+    let result = releases::payload(&secret).ok()?.read_to_end(&mut unpacked);
+    let is_too_large = unpacked.len() as u64 > releases::PAYLOAD_LIMIT;
+    promise!(!is_too_large, "it unpacks to {} bytes", unpacked.len());
     let decoded = match releases::decode(&secret) {
         Ok(decoded) => decoded,
-        Err(error) => return unfit(&chain(&error)),
+        Err(error) => return message_defect(&chain(&error)),
     };
-    promise!(whole.is_ok(), "it is damaged: {whole:?}");
+    promise!(result.is_ok(), "it is damaged: {result:?}");
     promise!(
         decoded.name == "small" && decoded.revision == 1,
         "{decoded:?}"
     );
-    let named = decoded
+    let all_named = decoded
         .workloads
         .iter()
         .all(|workload| !workload.name.is_empty());
-    promise!(named, "{:?}", decoded.workloads);
+    promise!(all_named, "{:?}", decoded.workloads);
     if let Ok(Some(strict)) = releases::strict_objects(&secret) {
         let all = match releases::objects(&secret) {
             Ok(all) => all,
             Err(error) => return Some(chain(&error)),
         };
-        let known = strict.iter().all(|object| all.objects.contains(object));
-        promise!(known && all.unread == 0, "{strict:?} and {all:?}");
+        let all_known = strict.iter().all(|object| all.objects.contains(object));
+        promise!(all_known && all.unreadable == 0, "{strict:?} and {all:?}");
     }
     if let Err(error) = releases::check_keys(&secret) {
-        return unfit(&chain(&error));
+        return message_defect(&chain(&error));
     }
     let unlocked = match releases::unlocked(&secret, "stopped") {
         Ok(unlocked) => unlocked,
@@ -261,24 +267,27 @@ pub fn release(bytes: &[u8]) -> Option<String> {
 /// Checks Helm's error output around a secret, which is the first line of the input.
 pub fn complaint(bytes: &[u8]) -> Option<String> {
     let text = String::from_utf8_lossy(bytes);
-    let (secret, said) = text.split_once('\n').unwrap_or(("", &text));
+    let (secret, output) = text.split_once('\n').unwrap_or(("", &text));
     let values = Map::from_iter([("password".to_owned(), Value::from(secret))]);
-    let secrets = complaint::secrets(&values, &[]);
-    let (before, after) = said.split_at(said.floor_char_boundary(said.len() / 2));
+    let secrets = stderr::secrets(&values, &[]);
+    let (before, after) = output.split_at(output.floor_char_boundary(output.len() / 2));
     let quoted = Value::from(secret).to_string();
     let quoted = quoted.strip_prefix('"')?.strip_suffix('"')?;
     for form in [secret, &STANDARD.encode(secret), quoted] {
-        let stderr = format!("{before}{form}{after}");
-        let read = Complaint::of(stderr.as_bytes(), &secrets);
-        if let Some(broken) = unfit(&read.text) {
-            return Some(broken);
+        let output = format!("{before}{form}{after}");
+        let parsed = HelmStderr::parse(output.as_bytes(), &secrets);
+        if let Some(problem) = message_defect(&parsed.text) {
+            return Some(problem);
         }
-        promise!(read.text.len() <= complaint::LONGEST, "{:?}", read.text);
+        promise!(parsed.text.len() <= stderr::TEXT_MAX, "{:?}", parsed.text);
         // Remove Krypton's own texts, because a secret may equal a part of them.
-        let shown = read.text.strip_suffix(WAY_OUT).unwrap_or(&read.text);
+        let shown = parsed
+            .text
+            .strip_suffix(REMOVED_KIND_REMEDY)
+            .unwrap_or(&parsed.text);
         let shown = shown.replace(HIDDEN, "\n").replace('…', "\n");
-        let leaked = form.len() >= SHORTEST_SECRET && shown.contains(form);
-        promise!(!leaked, "{form:?} is shown in {:?}", read.text);
+        let leaked = form.len() >= SECRET_MIN && shown.contains(form);
+        promise!(!leaked, "{form:?} is shown in {:?}", parsed.text);
     }
     None
 }

@@ -67,12 +67,12 @@ pub struct ChartMetrics {
     fetches: Counters<2>,
     fetch_duration: Histograms,
     pub(crate) hits: Counter,
-    here: Gauge,
+    cached: Gauge,
 }
 
 impl Default for HelmMetrics {
     fn default() -> Self {
-        let this = Self {
+        let metrics = Self {
             runs: Family::default(),
             run_duration: Family::new_with_constructor(|| Histogram::new(RUN_BUCKETS)),
             wait_duration: Family::new_with_constructor(|| Histogram::new(WAIT_BUCKETS)),
@@ -81,51 +81,55 @@ impl Default for HelmMetrics {
             waiting: Family::default(),
         };
         for verb in HELM_VERBS {
-            drop(this.run_duration.get_or_create(&[("verb", verb)]));
+            drop(metrics.run_duration.get_or_create(&[("verb", verb)]));
             for outcome in HELM_OUTCOMES {
                 let labels = [("verb", verb), ("outcome", outcome)];
-                drop(this.runs.get_or_create(&labels));
+                drop(metrics.runs.get_or_create(&labels));
             }
         }
         for priority in [Priority::High, Priority::Low].map(Priority::name) {
-            drop(this.wait_duration.get_or_create(&[("priority", priority)]));
-            drop(this.waiting.get_or_create(&[("priority", priority)]));
+            drop(
+                metrics
+                    .wait_duration
+                    .get_or_create(&[("priority", priority)]),
+            );
+            drop(metrics.waiting.get_or_create(&[("priority", priority)]));
         }
-        this
+        metrics
     }
 }
 
 impl Default for ChartMetrics {
     fn default() -> Self {
-        let this = Self {
+        let metrics = Self {
             fetches: Family::default(),
             fetch_duration: Family::new_with_constructor(|| Histogram::new(FETCH_BUCKETS)),
             hits: Counter::default(),
-            here: Gauge::default(),
+            cached: Gauge::default(),
         };
         for source in CHART_SOURCES {
-            drop(this.fetch_duration.get_or_create(&[("source", source)]));
+            drop(metrics.fetch_duration.get_or_create(&[("source", source)]));
             for outcome in CHART_OUTCOMES {
                 let labels = [("source", source), ("outcome", outcome)];
-                drop(this.fetches.get_or_create(&labels));
+                drop(metrics.fetches.get_or_create(&labels));
             }
         }
-        this
+        metrics
     }
 }
 
 /// Increments a gauge until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Counted(Gauge);
+pub(crate) struct GaugeGuard(Gauge);
 
-impl Counted {
-    fn by(gauge: &Gauge) -> Self {
+impl GaugeGuard {
+    fn new(gauge: &Gauge) -> Self {
         gauge.inc();
         Self(gauge.clone())
     }
 }
 
-impl Drop for Counted {
+impl Drop for GaugeGuard {
     fn drop(&mut self) {
         self.0.dec();
     }
@@ -133,33 +137,33 @@ impl Drop for Counted {
 
 impl HelmMetrics {
     /// Records a run with its duration in its slot. Returns the value of the `outcome` label.
-    pub fn ran(
+    pub fn record_run(
         &self,
         verb: &'static str,
-        took: Duration,
+        duration: Duration,
         error: Option<&HelmError>,
     ) -> &'static str {
         let outcome = error.map_or("ok", HelmError::outcome);
         let labels = [("verb", verb), ("outcome", outcome)];
         self.runs.get_or_create(&labels).inc();
         if outcome != "not_started" {
-            let duration = self.run_duration.get_or_create(&[("verb", verb)]);
-            duration.observe(took.as_secs_f64());
+            let histogram = self.run_duration.get_or_create(&[("verb", verb)]);
+            histogram.observe(duration.as_secs_f64());
         }
         outcome
     }
 
     /// Counts a waiting run until the result is dropped.
-    pub(crate) fn waits(&self, priority: Priority) -> Counted {
+    pub(crate) fn count_waiting(&self, priority: Priority) -> GaugeGuard {
         let waiting = self.waiting.get_or_create(&[("priority", priority.name())]);
-        Counted::by(&waiting)
+        GaugeGuard::new(&waiting)
     }
 
-    pub(crate) fn waited(&self, priority: Priority, for_: Duration) {
-        let wait = self
+    pub(crate) fn record_wait(&self, priority: Priority, waited: Duration) {
+        let histogram = self
             .wait_duration
             .get_or_create(&[("priority", priority.name())]);
-        wait.observe(for_.as_secs_f64());
+        histogram.observe(waited.as_secs_f64());
     }
 
     /// Registers all metrics in `registry`.
@@ -197,10 +201,10 @@ impl HelmMetrics {
 
 impl ChartMetrics {
     /// Records a fetch from the `repository` or the `hub`. Returns the value of the `outcome` label.
-    pub(crate) fn fetched(
+    pub(crate) fn record_fetch(
         &self,
         source: &'static str,
-        took: Duration,
+        duration: Duration,
         error: Option<&ChartError>,
     ) -> &'static str {
         let outcome = match error.map(ChartError::fault) {
@@ -211,8 +215,8 @@ impl ChartMetrics {
         };
         let labels = [("source", source), ("outcome", outcome)];
         self.fetches.get_or_create(&labels).inc();
-        let duration = self.fetch_duration.get_or_create(&[("source", source)]);
-        duration.observe(took.as_secs_f64());
+        let histogram = self.fetch_duration.get_or_create(&[("source", source)]);
+        histogram.observe(duration.as_secs_f64());
         outcome
     }
 
@@ -237,12 +241,12 @@ impl ChartMetrics {
         registry.register(
             "chart_cache_charts",
             "Charts in the cache",
-            self.here.clone(),
+            self.cached.clone(),
         );
     }
 
     /// Counts a cached chart until the result is dropped.
-    pub(crate) fn keeps(&self) -> Counted {
-        Counted::by(&self.here)
+    pub(crate) fn count_cached(&self) -> GaugeGuard {
+        GaugeGuard::new(&self.cached)
     }
 }

@@ -32,13 +32,14 @@ mod strict;
 
 pub use ambiguous::check_keys;
 pub use digest::digest;
-pub use digest::digest_of;
+pub use digest::digest_of_json;
 pub use hooks::has_delete_hooks;
 pub use hooks::running_hook;
 pub use objects::{
-    Declarations, ORIGINALS_NAMESPACE, ObjectId, declares_anywhere, in_default, left_over, objects,
+    Declarations, ORIGINALS_NAMESPACE, ObjectId, declares_anywhere, leftovers,
+    leftovers_in_default, objects,
 };
-pub use strict::{UNCLEAR, strict_objects};
+pub use strict::{UNREADABLE_OBJECT, strict_objects};
 
 /// Type of Helm's release Secrets.
 pub const SECRET_TYPE: &str = "helm.sh/release.v1";
@@ -53,7 +54,7 @@ pub const VERSION_LABEL: &str = "version";
 /// Label with the [`Status`].
 pub const STATUS_LABEL: &str = "status";
 /// Maximum size of an unpacked payload in bytes. A Secret holds 1 MiB, and real releases are below 10 MiB.
-pub(crate) const LARGEST: u64 = 64 << 20;
+pub(crate) const PAYLOAD_LIMIT: u64 = 64 << 20;
 const GZIP_MAGIC: [u8; 3] = [0x1f, 0x8b, 0x08];
 
 /// Returns the name of the Secret of one revision.
@@ -235,7 +236,7 @@ pub enum ReleaseError {
 }
 
 #[derive(Deserialize)]
-struct Stored {
+struct StoredRelease {
     #[serde(default)]
     name: String,
     #[serde(default)]
@@ -272,12 +273,11 @@ struct StoredMetadata {
 /// Returns an error if the payload is missing, damaged, larger than 64 MiB unpacked, or does not match the
 /// Secret's name.
 pub fn decode(secret: &Secret) -> Result<Release, ReleaseError> {
-    let of = full_name(secret);
-    let stored = stored(secret)?;
+    let stored = stored_release(secret)?;
     if secret.metadata.name.as_deref() != Some(&secret_name(&stored.name, stored.version)) {
         let (release, revision) = (stored.name, stored.version);
         return Err(ReleaseError::Mismatch {
-            secret: of,
+            secret: full_name(secret),
             release,
             revision,
         });
@@ -308,7 +308,7 @@ pub fn decode(secret: &Secret) -> Result<Release, ReleaseError> {
     })
 }
 
-fn stored(secret: &Secret) -> Result<Stored, ReleaseError> {
+fn stored_release(secret: &Secret) -> Result<StoredRelease, ReleaseError> {
     serde_json::from_reader(payload(secret)?).map_err(|source| ReleaseError::Unreadable {
         secret: full_name(secret),
         source,
@@ -321,22 +321,25 @@ fn stored(secret: &Secret) -> Result<Stored, ReleaseError> {
 /// # Errors
 /// See [`decode`]. Also returns an error if the Secret has no `resourceVersion`.
 pub fn unlocked(secret: &Secret, description: &str) -> Result<Secret, ReleaseError> {
-    let of = full_name(secret);
+    let name = full_name(secret);
     if secret
         .metadata
         .resource_version
         .as_deref()
         .is_none_or(str::is_empty)
     {
-        return Err(ReleaseError::Unversioned { secret: of });
+        return Err(ReleaseError::Unversioned { secret: name });
     }
     let json = marked_failed(payload(secret)?, description).map_err(|source| {
         ReleaseError::Unreadable {
-            secret: of.clone(),
+            secret: name.clone(),
             source,
         }
     })?;
-    let packed = pack(&json).map_err(|source| ReleaseError::Encode { secret: of, source })?;
+    let packed = pack(&json).map_err(|source| ReleaseError::Encode {
+        secret: name,
+        source,
+    })?;
 
     let mut unlocked = secret.clone();
     unlocked
@@ -380,34 +383,37 @@ pub(crate) fn payload(secret: &Secret) -> Result<impl Read, ReleaseError> {
     let mut decoded = DecoderReader::new(data.0.as_slice(), &STANDARD);
     let mut head = Vec::with_capacity(GZIP_MAGIC.len());
     // A later read reports an error in the base64.
-    let readable = decoded.by_ref().take(3).read_to_end(&mut head).is_ok();
-    let compressed = readable && head == GZIP_MAGIC;
-    let whole = io::Cursor::new(head).chain(decoded);
-    let json: Box<dyn Read> = if compressed {
-        Box::new(MultiGzDecoder::new(whole))
+    let is_readable = decoded.by_ref().take(3).read_to_end(&mut head).is_ok();
+    let is_compressed = is_readable && head == GZIP_MAGIC;
+    let data = io::Cursor::new(head).chain(decoded);
+    let json: Box<dyn Read> = if is_compressed {
+        Box::new(MultiGzDecoder::new(data))
     } else {
-        Box::new(whole)
+        Box::new(data)
     };
     Ok(io::BufReader::with_capacity(
         32 << 10,
-        Limited {
+        LimitedPayload {
             inner: json,
-            left: LARGEST,
+            remaining: PAYLOAD_LIMIT,
         },
     ))
 }
 
 /// Returns an error at the limit instead of an end of file: a truncated payload must not count as complete.
-struct Limited<R> {
+struct LimitedPayload<R> {
     inner: R,
-    left: u64,
+    remaining: u64,
 }
 
-impl<R: Read> Read for Limited<R> {
+impl<R: Read> Read for LimitedPayload<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let count = self.inner.read(buffer)?;
-        self.left = self.left.checked_sub(count as u64).ok_or_else(|| {
-            io::Error::other(format!("it unpacks to more than {} MiB", LARGEST >> 20))
+        self.remaining = self.remaining.checked_sub(count as u64).ok_or_else(|| {
+            io::Error::other(format!(
+                "it unpacks to more than {} MiB",
+                PAYLOAD_LIMIT >> 20
+            ))
         })?;
         Ok(count)
     }
@@ -421,7 +427,7 @@ pub fn pack(json: &[u8]) -> io::Result<Vec<u8>> {
 
 /// Returns the workloads in a manifest. Skips invalid documents, because Helm has already applied them.
 fn workloads(manifest: &str, namespace: &str) -> Vec<Workload> {
-    let mut found = Vec::new();
+    let mut workloads = Vec::new();
     for document in documents(manifest) {
         // Parsing is expensive, and most documents have other kinds.
         if WorkloadKind::ALL
@@ -430,14 +436,14 @@ fn workloads(manifest: &str, namespace: &str) -> Vec<Workload> {
         {
             let mut objects = Vec::new();
             manifest::read_document(&document, &mut objects);
-            found.extend(
+            workloads.extend(
                 objects
                     .iter()
                     .filter_map(|object| workload(object, namespace)),
             );
         }
     }
-    found
+    workloads
 }
 
 fn documents(manifest: &str) -> Vec<String> {
@@ -468,10 +474,10 @@ fn workload(object: &Value, namespace: &str) -> Option<Workload> {
     ) else {
         return None;
     };
-    let own = text("/metadata/namespace").filter(|own| !own.is_empty());
+    let own_namespace = text("/metadata/namespace").filter(|own| !own.is_empty());
     Some(Workload {
         kind,
-        namespace: own.unwrap_or(namespace).to_owned(),
+        namespace: own_namespace.unwrap_or(namespace).to_owned(),
         name: name.to_owned(),
     })
 }

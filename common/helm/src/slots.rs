@@ -16,7 +16,7 @@ use self::priority::{Priority, Waiter};
 /// Maximum number of concurrent runs, each at least 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Limits {
-    pub(super) in_all: usize,
+    pub(super) total: usize,
     pub(super) per_member: usize,
 }
 
@@ -28,24 +28,26 @@ struct Shared {
     limits: Limits,
     state: Mutex<State>,
     /// Number of slots in use.
-    taken: Gauge,
+    in_use: Gauge,
 }
 
 #[derive(Debug, Default)]
 struct State {
     /// Number of running slots for each member that has any.
     running: BTreeMap<String, usize>,
-    in_all: usize,
-    waiting: BTreeMap<u64, Waiting>,
-    number: u64,
-    last: Option<Priority>,
+    total: usize,
+    waiting: BTreeMap<u64, WaitingRun>,
+    /// Number of the last run that began to wait.
+    last_number: u64,
+    /// Priority of the last run that received a slot.
+    last_priority: Option<Priority>,
 }
 
 /// Running and waiting Helm runs.
 #[derive(Clone, Debug, Default)]
 pub struct Load {
     /// Maximum number of concurrent runs, in total and for one member.
-    pub in_all: usize,
+    pub total: usize,
     pub per_member: usize,
     /// Number of runs for each member that has any.
     pub running: BTreeMap<String, usize>,
@@ -54,26 +56,26 @@ pub struct Load {
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct WaitingRun {
     member: String,
     priority: Priority,
     since: BootTime,
-    give: oneshot::Sender<Slot>,
+    sender: oneshot::Sender<Slot>,
 }
 
 /// The right to run one Helm process, held until it is dropped.
 #[derive(Debug)]
 pub struct Slot {
-    of: Slots,
+    slots: Slots,
     member: String,
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
         {
-            let mut state = self.of.lock();
-            state.in_all -= 1;
-            self.of.0.taken.dec();
+            let mut state = self.slots.lock();
+            state.total -= 1;
+            self.slots.0.in_use.dec();
             if let Some(running) = state.running.get_mut(&self.member) {
                 *running -= 1;
                 if *running == 0 {
@@ -81,20 +83,20 @@ impl Drop for Slot {
                 }
             }
         }
-        self.of.give();
+        self.slots.grant_free();
     }
 }
 
 /// Removes a run from the queue when its wait is dropped.
-struct Leaving<'a> {
-    of: &'a Slots,
+struct QueueGuard<'a> {
+    slots: &'a Slots,
     number: u64,
 }
 
-impl Drop for Leaving<'_> {
+impl Drop for QueueGuard<'_> {
     fn drop(&mut self) {
-        let left = self.of.lock().waiting.remove(&self.number);
-        drop(left);
+        let run = self.slots.lock().waiting.remove(&self.number);
+        drop(run);
     }
 }
 
@@ -103,39 +105,42 @@ impl Slots {
         Self(Arc::new(Shared {
             limits,
             state: Mutex::default(),
-            taken: Gauge::default(),
+            in_use: Gauge::default(),
         }))
     }
 
-    /// Returns new slots with the same limits, counted by `taken`.
-    pub(super) fn counted(&self, taken: Gauge) -> Self {
+    /// Returns new slots with the same limits. The gauge `in_use` shows the number of slots in use.
+    pub(super) fn with_gauge(&self, in_use: Gauge) -> Self {
         Self(Arc::new(Shared {
             limits: self.0.limits,
             state: Mutex::default(),
-            taken,
+            in_use,
         }))
     }
 
     /// Waits for a slot. Dropping the future removes the run from the queue without side effects.
     pub(super) async fn take(&self, member: &str, priority: Priority) -> Slot {
-        let (give, taken) = oneshot::channel();
+        let (sender, receiver) = oneshot::channel();
         let number = {
             let mut state = self.lock();
-            state.number += 1;
-            let number = state.number;
-            let waiting = Waiting {
+            state.last_number += 1;
+            let number = state.last_number;
+            let run = WaitingRun {
                 member: member.to_owned(),
                 priority,
                 since: BootTime::now(),
-                give,
+                sender,
             };
-            state.waiting.insert(number, waiting);
+            state.waiting.insert(number, run);
             number
         };
-        let leaving = Leaving { of: self, number };
-        self.give();
-        let slot = taken.await;
-        drop(leaving);
+        let guard = QueueGuard {
+            slots: self,
+            number,
+        };
+        self.grant_free();
+        let slot = receiver.await;
+        drop(guard);
         slot.expect("a waiter leaves the queue with a slot or when it is dropped")
     }
 
@@ -143,54 +148,54 @@ impl Slots {
         let state = self.lock();
         let waiting = state.waiting.values();
         Load {
-            in_all: self.0.limits.in_all,
+            total: self.0.limits.total,
             per_member: self.0.limits.per_member,
             running: state.running.clone(),
             waiting: waiting
-                .map(|waiting| (waiting.member.clone(), waiting.priority, waiting.since))
+                .map(|run| (run.member.clone(), run.priority, run.since))
                 .collect(),
         }
     }
 
     /// Grants all free slots.
-    fn give(&self) {
-        while let Some((give, slot)) = self.next() {
+    fn grant_free(&self) {
+        while let Some((sender, slot)) = self.grant_next() {
             // If the receiver is gone, dropping the slot frees it. That takes the lock, so it happens here
             // without it.
-            drop(give.send(slot));
+            drop(sender.send(slot));
         }
     }
 
-    fn next(&self) -> Option<(oneshot::Sender<Slot>, Slot)> {
+    fn grant_next(&self) -> Option<(oneshot::Sender<Slot>, Slot)> {
         let limits = self.0.limits;
         let mut state = self.lock();
-        if state.in_all >= limits.in_all {
+        if state.total >= limits.total {
             return None;
         }
         let load = |member: &String| state.running.get(member).copied().unwrap_or_default();
         let waiting = state
             .waiting
             .iter()
-            .filter(|(_, waiting)| load(&waiting.member) < limits.per_member)
-            .map(|(number, waiting)| Waiter {
+            .filter(|(_, run)| load(&run.member) < limits.per_member)
+            .map(|(number, run)| Waiter {
                 number: *number,
-                priority: waiting.priority,
-                since: waiting.since,
-                load: load(&waiting.member),
+                priority: run.priority,
+                since: run.since,
+                load: load(&run.member),
             });
-        let number = priority::next(waiting, state.last, BootTime::now())?;
-        let Waiting {
+        let number = priority::next(waiting, state.last_priority, BootTime::now())?;
+        let WaitingRun {
             member,
             priority,
-            give,
+            sender,
             ..
         } = state.waiting.remove(&number)?;
-        state.last = Some(priority);
-        state.in_all += 1;
-        self.0.taken.inc();
+        state.last_priority = Some(priority);
+        state.total += 1;
+        self.0.in_use.inc();
         *state.running.entry(member.clone()).or_default() += 1;
-        let of = self.clone();
-        Some((give, Slot { of, member }))
+        let slots = self.clone();
+        Some((sender, Slot { slots, member }))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -211,8 +216,8 @@ mod tests {
 
     use super::*;
 
-    fn slots(in_all: usize, per_member: usize) -> Slots {
-        Slots::new(Limits { in_all, per_member })
+    fn slots(total: usize, per_member: usize) -> Slots {
+        Slots::new(Limits { total, per_member })
     }
 
     #[tokio::test]
@@ -236,26 +241,26 @@ mod tests {
         let slots = slots(1, 1);
         let first = slots.take("a", Priority::Low).await;
         let mut upgrade = std::pin::pin!(slots.take("a", Priority::Low));
-        let mut left = Box::pin(slots.take("a", Priority::High));
+        let mut cancelled = Box::pin(slots.take("a", Priority::High));
         let mut removal = std::pin::pin!(slots.take("b", Priority::High));
         assert!(poll!(upgrade.as_mut()).is_pending());
-        assert!(poll!(left.as_mut()).is_pending());
+        assert!(poll!(cancelled.as_mut()).is_pending());
         assert!(poll!(removal.as_mut()).is_pending());
-        drop(left);
+        drop(cancelled);
         drop(first);
         assert!(poll!(upgrade.as_mut()).is_pending());
         drop(removal.await);
         drop(upgrade.await);
         // A granted slot whose receiver was dropped becomes free again.
         let held = slots.take("a", Priority::Low).await;
-        let mut unseen = Box::pin(slots.take("a", Priority::Low));
-        assert!(poll!(unseen.as_mut()).is_pending());
+        let mut dropped_waiter = Box::pin(slots.take("a", Priority::Low));
+        assert!(poll!(dropped_waiter.as_mut()).is_pending());
         drop(held);
-        drop(unseen);
+        drop(dropped_waiter);
         assert!(slots.take("a", Priority::Low).now_or_never().is_some());
     }
 
-    type Wait<'a> = Pin<Box<dyn Future<Output = Slot> + 'a>>;
+    type SlotFuture<'a> = Pin<Box<dyn Future<Output = Slot> + 'a>>;
 
     proptest! {
         #[test]
@@ -264,7 +269,7 @@ mod tests {
         ) {
             let names = ["a", "b", "c"];
             let slots = slots(4, 2);
-            let mut waiting: Vec<(usize, Wait<'_>)> = Vec::new();
+            let mut waiting: Vec<(usize, SlotFuture<'_>)> = Vec::new();
             let mut held: Vec<(usize, Slot)> = Vec::new();
             for (step, member, high, pick) in steps {
                 match step {
@@ -287,11 +292,11 @@ mod tests {
                         None => index += 1,
                     }
                 }
-                let of = |member: usize| held.iter().filter(|(of, _)| *of == member).count();
+                let held_by = |member: usize| held.iter().filter(|(holder, _)| *holder == member).count();
                 prop_assert!(held.len() <= 4);
-                prop_assert!((0..3).all(|member| of(member) <= 2));
+                prop_assert!((0..3).all(|member| held_by(member) <= 2));
                 if held.len() < 4 {
-                    prop_assert!(waiting.iter().all(|(member, _)| of(*member) == 2));
+                    prop_assert!(waiting.iter().all(|(member, _)| held_by(*member) == 2));
                 }
             }
         }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use krypton_helm::driver::{
-    DriverTimeouts, Helm, HelmConfig, HelmError, Look, StopHandle, StopSignal, Supervisor,
+    DriverTimeouts, GetMetadata, Helm, HelmConfig, HelmError, StopHandle, StopSignal, Supervisor,
     Uninstall, Upgrade,
 };
 use krypton_helm::slots::priority::Priority;
@@ -25,7 +25,7 @@ use serde_json::json;
 #[path = "driver/stage.rs"]
 mod stage;
 
-use stage::{LONG, Stage, supervisor};
+use stage::{Stage, TEST_TIMEOUT, supervisor};
 
 /// Much longer than any test. If a run ends earlier, something has ended it.
 const FOREVER: &str = "1000000";
@@ -38,7 +38,7 @@ fn stubborn() -> String {
     )
 }
 
-fn quick() -> DriverTimeouts {
+fn short_timeouts() -> DriverTimeouts {
     let short = Duration::from_millis(100);
     DriverTimeouts {
         beyond_timeout: short,
@@ -67,7 +67,7 @@ async fn run_uninstall(
     helm.uninstall(slot, uninstall, stop).await
 }
 
-fn never() -> (StopHandle, StopSignal) {
+fn unused_stop() -> (StopHandle, StopSignal) {
     StopHandle::new()
 }
 
@@ -86,13 +86,13 @@ stat -c %a "$2" "$(dirname "$2")" >modes
 ls "$HELM_PLUGINS" >plugins
 readlink /proc/self/fd/0 >stdin
 "#;
-    let stage = Stage::set(script).await;
+    let stage = Stage::new(script).await;
     // The environment of the test process must not reach Helm.
     assert!(
         std::env::var_os("CARGO_MANIFEST_DIR").is_some(),
         "run it with cargo test"
     );
-    let (_handle, stop) = never();
+    let (_handle, stop) = unused_stop();
     let helm = stage.helm().await;
     run_upgrade(&helm, &stage.upgrade(), &stop).await.unwrap();
 
@@ -103,7 +103,7 @@ readlink /proc/self/fd/0 >stdin
         .map(|(name, value)| (name.to_owned(), value.to_owned()))
         .collect();
     // Variables that the shell sets, and variables that the driver passes on if they are set.
-    let passed_on = [
+    let inherited = [
         "PWD",
         "OLDPWD",
         "SHLVL",
@@ -112,10 +112,10 @@ readlink /proc/self/fd/0 >stdin
         "SSL_CERT_FILE",
         "SSL_CERT_DIR",
     ];
-    let own: Vec<&str> = environment
+    let set_by_driver: Vec<&str> = environment
         .keys()
         .map(String::as_str)
-        .filter(|name| !passed_on.contains(name))
+        .filter(|name| !inherited.contains(name))
         .collect();
     let expected = [
         "GOGC",
@@ -132,7 +132,7 @@ readlink /proc/self/fd/0 >stdin
         "NO_COLOR",
         "TMPDIR",
     ];
-    assert_eq!(own, expected);
+    assert_eq!(set_by_driver, expected);
     for (name, folder) in [
         ("HOME", "scratch"),
         ("KUBECACHEDIR", "scratch"),
@@ -177,8 +177,8 @@ readlink /proc/self/fd/0 >stdin
 async fn failure_keeps_stderr_tail_and_redacts_secrets() {
     let script = "i=0; while [ $i -lt 3000 ]; do echo 'a warning that is repeated quite often' >&2; \
                   i=$((i+1)); done; echo 'Error: UPGRADE FAILED: no way, hunter2' >&2; exit 1";
-    let stage = Stage::set(script).await;
-    let (_handle, stop) = never();
+    let stage = Stage::new(script).await;
+    let (_handle, stop) = unused_stop();
     let helm = stage.helm().await;
     let error = run_upgrade(&helm, &stage.upgrade(), &stop)
         .await
@@ -200,22 +200,22 @@ async fn failure_keeps_stderr_tail_and_redacts_secrets() {
 async fn helm_that_takes_memory_without_end_is_ended() {
     let script = "if head -c 2G /dev/zero | tail >/dev/null 2>&1; then exit 0; fi\n\
                   echo 'fatal error: runtime: out of memory' >&2; exit 2";
-    let stage = Stage::set(script).await;
-    let (_handle, stop) = never();
+    let stage = Stage::new(script).await;
+    let (_handle, stop) = unused_stop();
     let helm = stage.helm().await;
     let slot = helm.slot("edge-1", Priority::Low).await;
     let error = helm.upgrade(slot, &stage.upgrade(), &stop).await;
     let error = error.unwrap_err();
     assert!(matches!(error, HelmError::OutOfMemory { .. }), "{error}");
-    let told = "needs more than 384 MiB of memory";
-    assert!(error.to_string().contains(told), "{error}");
+    let expected = "needs more than 384 MiB of memory";
+    assert!(error.to_string().contains(expected), "{error}");
 }
 
 #[tokio::test]
 async fn missing_release_is_distinguished_from_other_failures() {
-    let (_handle, stop) = never();
+    let (_handle, stop) = unused_stop();
     let gone = "echo 'Error: uninstall: Release not loaded: a: release: not found' >&2; exit 1";
-    let stage = Stage::set(gone).await;
+    let stage = Stage::new(gone).await;
     let helm = stage.helm().await;
     let error = run_uninstall(&helm, &stage.uninstall(), &stop)
         .await
@@ -226,7 +226,7 @@ async fn missing_release_is_distinguished_from_other_failures() {
     );
     drop(stage);
 
-    let stage = Stage::set("echo 'Error: Kubernetes cluster unreachable' >&2; exit 1").await;
+    let stage = Stage::new("echo 'Error: Kubernetes cluster unreachable' >&2; exit 1").await;
     let helm = stage.helm().await;
     let error = run_uninstall(&helm, &stage.uninstall(), &stop)
         .await
@@ -236,9 +236,9 @@ async fn missing_release_is_distinguished_from_other_failures() {
 
 #[tokio::test]
 async fn run_past_deadline_is_killed_with_descendants() {
-    let stage = Stage::set(&stubborn()).await;
-    let helm = stage.helm().await.with_timeouts(quick());
-    let (_handle, stop) = never();
+    let stage = Stage::new(&stubborn()).await;
+    let helm = stage.helm().await.with_timeouts(short_timeouts());
+    let (_handle, stop) = unused_stop();
     let upgrade = Upgrade {
         timeout: Duration::ZERO,
         ..stage.upgrade()
@@ -250,7 +250,10 @@ async fn run_past_deadline_is_killed_with_descendants() {
         .write(true)
         .open(stage.path("pipe"))
         .unwrap();
-    let error = tokio::time::timeout(LONG, run).await.unwrap().unwrap_err();
+    let error = tokio::time::timeout(TEST_TIMEOUT, run)
+        .await
+        .unwrap()
+        .unwrap_err();
     assert!(matches!(error, HelmError::TimedOut { .. }), "{error}");
     assert_no_writer_is_left(pipe, &stage.path("pipe"));
     assert_eq!(entries(&stage.path("private/runs")), 0);
@@ -261,9 +264,9 @@ fn assert_no_writer_is_left(own: std::fs::File, path: &Path) {
     let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::NONBLOCK;
     let reader = rustix::fs::open(path, flags, Mode::empty()).unwrap();
     drop(own);
-    let mut said = String::new();
+    let mut output = String::new();
     std::fs::File::from(reader)
-        .read_to_string(&mut said)
+        .read_to_string(&mut output)
         .expect("a writer is left");
 }
 
@@ -273,50 +276,50 @@ async fn helm_may_exit_gracefully_on_sigterm_at_deadline() {
         "exec 3>pipe\ntrap 'echo asked >&3; echo \"Error: cancelled\" >&2; kill $!; exit 1' TERM\n\
          sleep {FOREVER} & echo started >&3\nwait"
     );
-    let stage = Stage::set(&script).await;
-    let patience = DriverTimeouts {
+    let stage = Stage::new(&script).await;
+    let timeouts = DriverTimeouts {
         beyond_timeout: Duration::from_secs(1),
-        after_deadline: LONG,
-        after_stop: LONG,
+        after_deadline: TEST_TIMEOUT,
+        after_stop: TEST_TIMEOUT,
     };
-    let helm = stage.helm().await.with_timeouts(patience);
-    let (_handle, stop) = never();
+    let helm = stage.helm().await.with_timeouts(timeouts);
+    let (_handle, stop) = unused_stop();
     let upgrade = Upgrade {
         timeout: Duration::ZERO,
         ..stage.upgrade()
     };
     let run = run_upgrade(&helm, &upgrade, &stop);
-    let heard = async { stage.first_word().await.rest().await };
-    let (error, said) = tokio::join!(run, heard);
+    let read_output = async { stage.wait_for_start().await.rest().await };
+    let (error, output) = tokio::join!(run, read_output);
     let error = error.unwrap_err();
-    assert_eq!(said, "asked\n");
+    assert_eq!(output, "asked\n");
     assert!(
-        matches!(&error, HelmError::TimedOut { complaint, .. } if complaint == "cancelled"),
+        matches!(&error, HelmError::TimedOut { message, .. } if message == "cancelled"),
         "{error}"
     );
 }
 
 #[tokio::test]
 async fn kill_ends_process_group_and_blocks_new_runs() {
-    let stage = Stage::set(&stubborn()).await;
+    let stage = Stage::new(&stubborn()).await;
     let helm = stage.helm().await;
-    let (handle, stop) = never();
+    let (handle, stop) = unused_stop();
     let upgrade = stage.upgrade();
     let run = run_upgrade(&helm, &upgrade, &stop);
     let stopped = async {
-        let ears = stage.first_word().await;
+        let output = stage.wait_for_start().await;
         handle.kill();
-        handle.permit(BootTime(BootTime::now().0 + LONG));
-        ears.rest().await
+        handle.permit(BootTime(BootTime::now().0 + TEST_TIMEOUT));
+        output.rest().await
     };
-    let (ended, said) = tokio::join!(run, stopped);
-    assert!(matches!(ended, Err(HelmError::Stopped)), "{ended:?}");
-    assert_eq!(said, "");
+    let (result, output) = tokio::join!(run, stopped);
+    assert!(matches!(result, Err(HelmError::Stopped)), "{result:?}");
+    assert_eq!(output, "");
 
     handle.kill();
     // A run would hang, because the test does not read the pipe.
-    let barred = run_upgrade(&helm, &upgrade, &stop).await;
-    assert!(matches!(barred, Err(HelmError::Stopped)), "{barred:?}");
+    let result = run_upgrade(&helm, &upgrade, &stop).await;
+    assert!(matches!(result, Err(HelmError::Stopped)), "{result:?}");
 }
 
 #[tokio::test]
@@ -324,26 +327,26 @@ async fn soft_stop_sends_sigterm_and_then_kills() {
     let script = format!(
         "exec 3>pipe\ntrap 'echo asked >&3' TERM\nsleep {FOREVER} & echo started >&3\nwhile :; do wait; done"
     );
-    let stage = Stage::set(&script).await;
-    let helm = stage.helm().await.with_timeouts(quick());
-    let (handle, stop) = never();
+    let stage = Stage::new(&script).await;
+    let helm = stage.helm().await.with_timeouts(short_timeouts());
+    let (handle, stop) = unused_stop();
     let upgrade = stage.upgrade();
     let run = run_upgrade(&helm, &upgrade, &stop);
     let stopped = async {
-        let ears = stage.first_word().await;
+        let output = stage.wait_for_start().await;
         handle.soft();
-        ears.rest().await
+        output.rest().await
     };
-    let (ended, said) = tokio::join!(run, stopped);
-    assert!(matches!(ended, Err(HelmError::Stopped)), "{ended:?}");
-    assert_eq!(said, "asked\n");
+    let (result, output) = tokio::join!(run, stopped);
+    assert!(matches!(result, Err(HelmError::Stopped)), "{result:?}");
+    assert_eq!(output, "asked\n");
 }
 
 #[tokio::test]
 async fn a_soft_stop_lets_an_uninstall_end() {
     let script =
         "trap 'echo asked >&3; exit 1' TERM\nexec 3>pipe\necho started >&3\nread go <go\nexit 0";
-    let stage = Stage::set(script).await;
+    let stage = Stage::new(script).await;
     rustix::fs::mknodat(
         rustix::fs::CWD,
         stage.path("go"),
@@ -352,49 +355,49 @@ async fn a_soft_stop_lets_an_uninstall_end() {
         0,
     )
     .unwrap();
-    let patience = DriverTimeouts {
-        after_stop: LONG,
+    let timeouts = DriverTimeouts {
+        after_stop: TEST_TIMEOUT,
         ..DriverTimeouts::default()
     };
-    let helm = stage.helm().await.with_timeouts(patience);
-    let (handle, stop) = never();
+    let helm = stage.helm().await.with_timeouts(timeouts);
+    let (handle, stop) = unused_stop();
     let uninstall = stage.uninstall();
     let run = run_uninstall(&helm, &uninstall, &stop);
     let stopped = async {
-        let ears = stage.first_word().await;
+        let output = stage.wait_for_start().await;
         handle.soft();
         let go = stage.path("go");
         off_thread::start(move || std::fs::write(go, "go\n").unwrap())
             .await
             .unwrap();
-        ears.rest().await
+        output.rest().await
     };
-    let (ended, said) = tokio::join!(run, stopped);
-    ended.unwrap();
-    assert_eq!(said, "");
+    let (result, output) = tokio::join!(run, stopped);
+    result.unwrap();
+    assert_eq!(output, "");
 }
 
 #[tokio::test]
 async fn dropped_run_future_kills_helm() {
-    let stage = Stage::set(&stubborn()).await;
+    let stage = Stage::new(&stubborn()).await;
     let helm = stage.helm().await;
-    let (_handle, stop) = never();
+    let (_handle, stop) = unused_stop();
     let upgrade = stage.upgrade();
     let run = run_upgrade(&helm, &upgrade, &stop);
-    let ears = tokio::select! {
-        ended = run => panic!("it ended by itself: {ended:?}"),
-        ears = stage.first_word() => ears,
+    let output = tokio::select! {
+        result = run => panic!("it ended by itself: {result:?}"),
+        output = stage.wait_for_start() => output,
     };
-    assert_eq!(ears.rest().await, "");
+    assert_eq!(output.rest().await, "");
 }
 
 #[tokio::test]
 async fn helm_dies_with_a_driver_that_is_killed() {
-    let stage = Stage::set(&stubborn()).await;
-    let mut driver = start_driver(&stage, LONG);
-    let ears = stage.first_word().await;
+    let stage = Stage::new(&stubborn()).await;
+    let mut driver = start_driver(&stage, TEST_TIMEOUT);
+    let output = stage.wait_for_start().await;
     driver.kill().await.unwrap();
-    assert_eq!(ears.rest().await, "");
+    assert_eq!(output.rest().await, "");
     // The next driver finds and removes the files of the killed one.
     assert_eq!(entries(&stage.path("private/runs")), 1);
     stage.helm().await;
@@ -417,41 +420,41 @@ fn start_driver(stage: &Stage, permit: Duration) -> tokio::process::Child {
 
 #[tokio::test]
 async fn helm_dies_at_deadline_while_driver_is_stopped() {
-    let stage = Stage::set(&stubborn()).await;
+    let stage = Stage::new(&stubborn()).await;
     let driver = start_driver(&stage, Duration::from_secs(1));
-    let number = driver.id().unwrap();
-    let ears = stage.first_word().await;
-    let number = rustix::process::Pid::from_raw(number.cast_signed()).unwrap();
-    rustix::process::kill_process(number, rustix::process::Signal::STOP).unwrap();
-    assert_eq!(ears.rest().await, "");
+    let pid = driver.id().unwrap();
+    let output = stage.wait_for_start().await;
+    let pid = rustix::process::Pid::from_raw(pid.cast_signed()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+    assert_eq!(output.rest().await, "");
 }
 
 #[tokio::test]
 async fn run_continues_when_its_permit_is_extended() {
-    let stage = Stage::set("exec 3>pipe\necho started >&3\nsleep 6\necho done >&3").await;
+    let stage = Stage::new("exec 3>pipe\necho started >&3\nsleep 6\necho done >&3").await;
     let helm = stage.helm().await;
-    let (handle, stop) = never();
+    let (handle, stop) = unused_stop();
     handle.permit(BootTime(BootTime::now().0 + Duration::from_secs(5)));
     let upgrade = stage.upgrade();
     let run = run_upgrade(&helm, &upgrade, &stop);
-    let more = async {
-        let ears = stage.first_word().await;
-        handle.permit(BootTime(BootTime::now().0 + LONG));
-        ears.rest().await
+    let extend = async {
+        let output = stage.wait_for_start().await;
+        handle.permit(BootTime(BootTime::now().0 + TEST_TIMEOUT));
+        output.rest().await
     };
-    let (ended, said) = tokio::join!(run, more);
-    ended.unwrap();
-    assert_eq!(said, "done\n");
+    let (result, output) = tokio::join!(run, extend);
+    result.unwrap();
+    assert_eq!(output, "done\n");
 }
 
 #[tokio::test]
 async fn run_with_expired_permit_is_not_started() {
-    let stage = Stage::set(&stubborn()).await;
+    let stage = Stage::new(&stubborn()).await;
     let helm = stage.helm().await;
-    let (handle, stop) = never();
+    let (handle, stop) = unused_stop();
     handle.permit(BootTime::default());
-    let ended = run_upgrade(&helm, &stage.upgrade(), &stop).await;
-    assert!(matches!(ended, Err(HelmError::Stopped)), "{ended:?}");
+    let result = run_upgrade(&helm, &stage.upgrade(), &stop).await;
+    assert!(matches!(result, Err(HelmError::Stopped)), "{result:?}");
 }
 
 #[tokio::test]
@@ -460,15 +463,15 @@ async fn leftover_helm_children_are_killed_on_exit() {
         "exec 3>pipe\nsh -c 'trap \"\" TERM; while :; do sleep {FOREVER}; done' >/dev/null 2>&1 &\n\
          echo started >&3\nexit 0"
     );
-    let stage = Stage::set(&script).await;
+    let stage = Stage::new(&script).await;
     let helm = stage.helm().await;
-    let (_handle, stop) = never();
+    let (_handle, stop) = unused_stop();
     let uninstall = stage.uninstall();
     let run = run_uninstall(&helm, &uninstall, &stop);
-    let heard = async { stage.first_word().await.rest().await };
-    let (ended, said) = tokio::join!(run, heard);
-    ended.unwrap();
-    assert_eq!(said, "");
+    let read_output = async { stage.wait_for_start().await.rest().await };
+    let (result, output) = tokio::join!(run, read_output);
+    result.unwrap();
+    assert_eq!(output, "");
 }
 
 #[tokio::test]
@@ -478,36 +481,36 @@ async fn killed_run_leaves_no_zombies_to_init() {
     let script = format!(
         "exec 3>pipe\nsleep {FOREVER} & echo $$ $! >numbers\necho started >&3\nwhile :; do wait; done"
     );
-    let stage = Stage::set(&script).await;
+    let stage = Stage::new(&script).await;
     let helm = stage.helm().await;
-    let (handle, stop) = never();
+    let (handle, stop) = unused_stop();
     let upgrade = stage.upgrade();
     let run = run_upgrade(&helm, &upgrade, &stop);
     let stopped = async {
-        let ears = stage.first_word().await;
+        let output = stage.wait_for_start().await;
         handle.kill();
-        ears.rest().await
+        output.rest().await
     };
-    let (ended, _) = tokio::join!(run, stopped);
-    assert!(matches!(ended, Err(HelmError::Stopped)), "{ended:?}");
-    let numbers = std::fs::read_to_string(stage.path("numbers")).unwrap();
-    let left: Vec<&str> = numbers
+    let (result, _) = tokio::join!(run, stopped);
+    assert!(matches!(result, Err(HelmError::Stopped)), "{result:?}");
+    let pids = std::fs::read_to_string(stage.path("numbers")).unwrap();
+    let remaining: Vec<&str> = pids
         .split_whitespace()
-        .filter(|number| Path::new("/proc").join(number).exists())
+        .filter(|pid| Path::new("/proc").join(pid).exists())
         .collect();
-    assert_eq!(left, Vec::<&str>::new());
+    assert_eq!(remaining, Vec::<&str>::new());
 }
 
 #[tokio::test]
 async fn helm_concurrency_is_limited_and_slots_are_freed() {
-    let stage = Stage::set("exec 3>pipe\necho started >&3\nexit 0").await;
+    let stage = Stage::new("exec 3>pipe\necho started >&3\nexit 0").await;
     let config = HelmConfig {
         max_concurrent: 2,
         max_per_member: 2,
         ..stage.config()
     };
     let helm = Helm::new(config).await.unwrap();
-    let (_handle, stop) = never();
+    let (_handle, stop) = unused_stop();
     let (first, _second) = (
         helm.slot("edge-1", Priority::Low).await,
         helm.slot("edge-1", Priority::Low).await,
@@ -515,16 +518,19 @@ async fn helm_concurrency_is_limited_and_slots_are_freed() {
     let mut third = std::pin::pin!(helm.slot("edge-1", Priority::Low));
     assert!(futures::poll!(third.as_mut()).is_pending());
     let uninstall = stage.uninstall();
-    let (ended, ears) = tokio::join!(helm.uninstall(first, &uninstall, &stop), stage.first_word());
-    ended.unwrap();
-    drop(ears);
+    let (result, output) = tokio::join!(
+        helm.uninstall(first, &uninstall, &stop),
+        stage.wait_for_start()
+    );
+    result.unwrap();
+    drop(output);
     assert!(futures::poll!(third).is_ready());
 }
 
 #[tokio::test]
 async fn killed_and_unstartable_helm_are_distinguished() {
-    let (_handle, stop) = never();
-    let stage = Stage::set("kill -9 $$").await;
+    let (_handle, stop) = unused_stop();
+    let stage = Stage::new("kill -9 $$").await;
     let helm = stage.helm().await;
     let error = run_uninstall(&helm, &stage.uninstall(), &stop)
         .await
@@ -541,17 +547,17 @@ async fn killed_and_unstartable_helm_are_distinguished() {
     assert!(matches!(error, HelmError::Missing { .. }), "{error}");
     assert!(error.is_local(), "{error}");
 
-    let nowhere = HelmConfig {
+    let without_supervisor = HelmConfig {
         processes: Arc::new(Supervisor::new("/nowhere/krypton", &[])),
         ..stage.config()
     };
     drop(stage);
-    let stage = Stage::set("exit 0").await;
+    let stage = Stage::new("exit 0").await;
     let helm = Helm::new(HelmConfig {
         binary: stage.path("helm"),
         scratch: stage.path("scratch"),
         private: stage.path("private"),
-        ..nowhere
+        ..without_supervisor
     })
     .await
     .unwrap();
@@ -563,7 +569,7 @@ async fn killed_and_unstartable_helm_are_distinguished() {
 
 #[tokio::test]
 async fn unsupported_helm_version_is_rejected_with_remedy() {
-    for (version, fits) in [
+    for (version, is_supported) in [
         ("v4.2.4", true),
         ("v4.3.1", true),
         ("v4.10.0", true),
@@ -574,9 +580,9 @@ async fn unsupported_helm_version_is_rejected_with_remedy() {
     ] {
         let stage = Stage::with_version(version, "exit 0").await;
         match Helm::new(stage.config()).await {
-            Ok(_) => assert!(fits, "{version}"),
+            Ok(_) => assert!(is_supported, "{version}"),
             Err(error) => {
-                assert!(!fits, "{version}: {error}");
+                assert!(!is_supported, "{version}: {error}");
                 let text = error.to_string();
                 assert!(
                     text.contains(version) && text.contains("install Helm 4.2.4"),
@@ -585,7 +591,7 @@ async fn unsupported_helm_version_is_rejected_with_remedy() {
             }
         }
     }
-    let stage = Stage::set("exit 0").await;
+    let stage = Stage::new("exit 0").await;
     let missing = HelmConfig {
         binary: "/nowhere/helm".into(),
         ..stage.config()
@@ -599,34 +605,34 @@ async fn unsupported_helm_version_is_rejected_with_remedy() {
 
 #[tokio::test]
 async fn helm_binary_swap_loss_and_return_are_detected() {
-    let (_handle, stop) = never();
-    let stage = Stage::set("exit 0").await;
+    let (_handle, stop) = unused_stop();
+    let stage = Stage::new("exit 0").await;
     let helm = stage.helm().await;
     let run = async || {
         let slot = helm.slot("edge-1", Priority::Low).await;
         helm.uninstall(slot, &stage.uninstall(), &stop).await
     };
     run().await.unwrap();
-    let away = stage.path("away");
-    std::fs::rename(stage.path("helm"), &away).unwrap();
+    let moved = stage.path("away");
+    std::fs::rename(stage.path("helm"), &moved).unwrap();
     let error = run().await.unwrap_err();
     assert!(matches!(error, HelmError::Missing { .. }), "{error}");
     std::fs::write(stage.path("other"), "#!/bin/sh\necho v3.21.4\n").unwrap();
     std::fs::set_permissions(
         stage.path("other"),
-        std::fs::metadata(&away).unwrap().permissions(),
+        std::fs::metadata(&moved).unwrap().permissions(),
     )
     .unwrap();
     std::fs::rename(stage.path("other"), stage.path("helm")).unwrap();
     let error = run().await.unwrap_err();
     assert!(matches!(error, HelmError::Version { .. }), "{error}");
-    std::fs::rename(&away, stage.path("helm")).unwrap();
+    std::fs::rename(&moved, stage.path("helm")).unwrap();
     run().await.unwrap();
 }
 
 #[tokio::test]
 async fn missing_run_folder_is_recreated_and_unusable_reported() {
-    let stage = Stage::set("exit 0").await;
+    let stage = Stage::new("exit 0").await;
     let helm = stage.helm().await;
     let values = serde_json::Map::new();
     let runs = stage.path("private").join("runs");
@@ -644,8 +650,8 @@ async fn missing_run_folder_is_recreated_and_unusable_reported() {
 
 #[tokio::test]
 async fn undecodable_secret_is_distinguished_from_unreachable_cluster() {
-    let (_handle, stop) = never();
-    let look = |stage: &Stage| Look {
+    let (_handle, stop) = unused_stop();
+    let get = |stage: &Stage| GetMetadata {
         kubeconfig: stage.path("kubeconfig"),
         release: "acme".to_owned(),
         namespace: "acme".to_owned(),
@@ -654,12 +660,16 @@ async fn undecodable_secret_is_distinguished_from_unreachable_cluster() {
     };
     let damaged =
         "echo 'Error: get: failed to decode data \"sh.helm.release.v1.acme.v3\": EOF' >&2; exit 1";
-    let away = "echo 'Error: Kubernetes cluster unreachable' >&2; exit 1";
-    for (script, expected) in [("exit 0", Some(true)), (damaged, Some(false)), (away, None)] {
-        let stage = Stage::set(script).await;
+    let unreachable = "echo 'Error: Kubernetes cluster unreachable' >&2; exit 1";
+    for (script, expected) in [
+        ("exit 0", Some(true)),
+        (damaged, Some(false)),
+        (unreachable, None),
+    ] {
+        let stage = Stage::new(script).await;
         let helm = stage.helm().await;
         let slot = helm.slot("edge-1", Priority::Low).await;
-        let found = helm.can_decode(slot, &look(&stage), &stop).await;
-        assert_eq!(found.ok(), expected, "{script}");
+        let can_decode = helm.can_decode(slot, &get(&stage), &stop).await;
+        assert_eq!(can_decode.ok(), expected, "{script}");
     }
 }

@@ -10,7 +10,7 @@ mod occupants;
 mod read_release;
 mod rollback;
 mod status;
-mod stored;
+mod stored_revisions;
 mod trust;
 mod uninstall;
 mod unlock;
@@ -37,14 +37,14 @@ use krypton_types::conditions::{ClusterState, reason};
 use krypton_types::deployment::ReportedEvent;
 use krypton_types::desired::{ChartState, DesiredState};
 use krypton_types::error_chain::chain;
-use krypton_types::tenant::Next;
+use krypton_types::tenant::UpcomingStep;
 use kube::api::Api;
 use kube::{Client, Resource};
 use tempfile::TempPath;
 use tokio::sync::watch;
 use tracing::Span;
 
-use super::helm_queue::Ready;
+use super::helm_queue::HelmReservation;
 use crate::index::CrdState;
 use crate::owner::{OwnerKey, ReleaseOwner};
 use crate::plan::{Action, Attempt, Plan, Run};
@@ -65,9 +65,9 @@ pub(super) struct Job {
     pub owner: ReleaseOwner,
     pub plan: Plan,
     /// The state as last written with the Lease.
-    pub told: Option<ClusterState>,
+    pub published: Option<ClusterState>,
     /// The next step, reported together with the plan's state.
-    pub next: Option<Next>,
+    pub next: Option<UpcomingStep>,
     pub release: ReleaseKey,
     pub newest: Option<Revision>,
     /// All revisions, including the newest.
@@ -78,16 +78,16 @@ pub(super) struct Job {
     pub lists: u64,
     pub workspace_exists: bool,
     /// State of the Tenant CRD on the cluster.
-    pub tenants: CrdState,
+    pub tenant_crd: CrdState,
     /// Whether no other Tenant or KryptonDeployment stays on this member.
-    pub last: bool,
+    pub is_last_owner: bool,
     pub desired: Arc<DesiredState>,
     /// The fingerprint of the chart for this Tenant or deployment.
     pub fingerprint: Arc<str>,
     /// Whether the permit was granted at the time of the plan.
     pub permitted: bool,
     /// The Helm slot and the chart of a run.
-    pub ready: Option<Ready>,
+    pub reservation: Option<HelmReservation>,
 }
 
 impl Job {
@@ -100,18 +100,18 @@ impl Job {
 /// The result of a job.
 pub(super) struct JobResult {
     pub key: OwnerKey,
-    pub of: ReleaseKey,
+    pub release_key: ReleaseKey,
     pub attempt: Attempt,
     /// See `Job::lists`.
     pub lists: u64,
     /// The state that the job reported.
-    pub said: Option<ClusterState>,
+    pub reported: Option<ClusterState>,
     /// The reported state, if this process held the Lease and wrote the state with its events.
-    pub told: Option<ClusterState>,
+    pub published: Option<ClusterState>,
     /// The next step that was reported with the state.
-    pub next: Option<Next>,
+    pub next: Option<UpcomingStep>,
     pub tenant: Option<Tenant>,
-    pub release: Option<ReleaseNews>,
+    pub release_update: Option<ReleaseUpdate>,
     pub release_details: Option<Release>,
     /// See `plan::Memory::unrecorded`.
     pub unrecorded: Option<(u32, bool)>,
@@ -120,26 +120,26 @@ pub(super) struct JobResult {
     /// UID of the Tenant if its deletion was confirmed while its CRD was intact.
     pub deletion_confirmed: Option<String>,
     /// UID of the deployment if its cleanup is complete.
-    pub let_go: Option<String>,
+    pub cleaned_up: Option<String>,
     /// Earlier failures no longer apply.
-    pub progressed: bool,
+    pub clears_failure: bool,
     /// The job only reported the state.
-    pub spoke: bool,
+    pub is_report_only: bool,
     /// The action stopped because it needs a Helm slot.
     pub needs_slot: bool,
-    pub fault: Option<ActionError>,
+    pub error: Option<ActionError>,
 }
 
 impl JobResult {
     /// Drops what the job has read or written.
     pub(crate) fn forget_responses(&mut self) {
         (self.tenant, self.workspace) = (None, None);
-        (self.release, self.release_details, self.unrecorded) = (None, None, None);
+        (self.release_update, self.release_details, self.unrecorded) = (None, None, None);
     }
 }
 
 /// Result of reading a release's Secrets.
-pub(super) enum ReleaseNews {
+pub(super) enum ReleaseUpdate {
     /// A new list of all revisions.
     All {
         metas: Vec<ObjectMeta>,
@@ -191,49 +191,49 @@ pub(super) struct ActionRunner {
     pub tools: Tools,
     pub events: EventRecorder,
     pub report_store: Arc<ReportStore>,
-    pub hold: watch::Receiver<LeaseState>,
+    pub lease_state: watch::Receiver<LeaseState>,
     pub stop: StopSignal,
 }
 
 impl ActionRunner {
-    pub(super) async fn perform(self: Arc<Self>, mut job: Box<Job>) -> Box<JobResult> {
-        let ready = job.ready.take();
-        let mut done = Box::new(JobResult {
+    pub(super) async fn run_job(self: Arc<Self>, mut job: Box<Job>) -> Box<JobResult> {
+        let reservation = job.reservation.take();
+        let mut result = Box::new(JobResult {
             key: job.key.clone(),
-            of: job.release.clone(),
-            attempt: Attempt::of(&job.owner, &job.desired, &job.fingerprint),
+            release_key: job.release.clone(),
+            attempt: Attempt::new(&job.owner, &job.desired, &job.fingerprint),
             lists: job.lists,
-            said: None,
-            told: None,
+            reported: None,
+            published: None,
             next: job.next,
             tenant: None,
-            release: None,
+            release_update: None,
             release_details: None,
             unrecorded: None,
             workspace: None,
             applied: None,
             deletion_confirmed: None,
-            let_go: None,
-            progressed: false,
-            spoke: job.plan.action == Action::Nothing,
+            cleaned_up: None,
+            clears_failure: false,
+            is_report_only: job.plan.action == Action::Nothing,
             needs_slot: false,
-            fault: None,
+            error: None,
         });
-        let begun = BootTime::now();
+        let started = BootTime::now();
         // The file is deleted when the action ends.
-        let (performer, _kubeconfig) = match self.acting_for(&job) {
-            Ok((performer, kubeconfig)) => (performer, kubeconfig),
-            Err(fault) => {
-                done.fault = Some(fault);
-                return done;
+        let (runner, _kubeconfig) = match self.runner_for(&job) {
+            Ok((runner, kubeconfig)) => (runner, kubeconfig),
+            Err(error) => {
+                result.error = Some(error);
+                return result;
             }
         };
-        Box::pin(performer.act(&job, ready, &mut done, begun)).await;
-        done
+        Box::pin(runner.run_action(&job, reservation, &mut result, started)).await;
+        result
     }
 
     /// Returns a runner that acts as the owner's service account, if the owner has one.
-    fn acting_for(
+    fn runner_for(
         self: Arc<Self>,
         job: &Job,
     ) -> Result<(Arc<Self>, Option<TempPath>), ActionError> {
@@ -260,41 +260,52 @@ impl ActionRunner {
             kubeconfig: kubeconfig.to_path_buf(),
             ..(*self.member).clone()
         };
-        let performer = Self {
+        let runner = Self {
             member: Arc::new(member),
             ..(*self).clone()
         };
-        Ok((Arc::new(performer), Some(kubeconfig)))
+        Ok((Arc::new(runner), Some(kubeconfig)))
     }
 
-    async fn act(&self, job: &Job, ready: Option<Ready>, done: &mut JobResult, begun: BootTime) {
-        let result = match &job.plan.action {
-            Action::Nothing => self.say(job, done).await,
-            Action::AddFinalizer => self.add_finalizer(job, done).await,
-            Action::CreateWorkspace => self.create_workspace(job, done).await,
-            Action::ReadRelease(revision) => self.read_release(job, *revision, ready, done).await,
-            Action::Unlock { revision, was } => {
-                let lock = (*revision, &**was);
-                self.unlock(job, lock, ready, done).await
+    async fn run_action(
+        &self,
+        job: &Job,
+        reservation: Option<HelmReservation>,
+        result: &mut JobResult,
+        started: BootTime,
+    ) {
+        let ended = match &job.plan.action {
+            Action::Nothing => self.report(job, result).await,
+            Action::AddFinalizer => self.add_finalizer(job, result).await,
+            Action::CreateWorkspace => self.create_workspace(job, result).await,
+            Action::ReadRelease(revision) => {
+                self.read_release(job, *revision, reservation, result).await
             }
-            Action::Helm(run) => self.helm(job, *run, false, ready, done).await,
-            Action::InstallAgain => self.helm(job, Run::Install, true, ready, done).await,
-            Action::Sweep(revision) => self.sweep(job, *revision, done).await,
-            Action::SweepDefault(revision) => self.sweep_default(job, *revision, done).await,
-            Action::Rollback(to) => self.roll_back(job, *to, ready, done).await,
-            Action::Uninstall => self.uninstall(job, ready, done).await,
-            Action::Annotate => self.annotate(job, done).await,
-            Action::DeleteWorkspace => self.delete_workspace(job, done).await,
+            Action::Unlock { revision, status } => {
+                let lock = (*revision, &**status);
+                self.unlock(job, lock, reservation, result).await
+            }
+            Action::Helm(run) => self.helm(job, *run, false, reservation, result).await,
+            Action::InstallAgain => {
+                self.helm(job, Run::Install, true, reservation, result)
+                    .await
+            }
+            Action::Sweep(revision) => self.sweep(job, *revision, result).await,
+            Action::SweepDefault(revision) => self.sweep_default(job, *revision, result).await,
+            Action::Rollback(to) => self.roll_back(job, *to, reservation, result).await,
+            Action::Uninstall => self.uninstall(job, reservation, result).await,
+            Action::Annotate => self.annotate(job, result).await,
+            Action::DeleteWorkspace => self.delete_workspace(job, result).await,
             Action::RemoveFinalizer { orphaned } => {
-                self.remove_finalizer(job, *orphaned, done).await
+                self.remove_finalizer(job, *orphaned, result).await
             }
         };
-        done.fault = result.err();
-        let outcome = done.fault.as_ref().map_or("ok", ActionError::outcome);
+        result.error = ended.err();
+        let outcome = result.error.as_ref().map_or("ok", ActionError::outcome);
         Span::current().record("outcome", outcome);
-        let took = BootTime::now().since(begun);
+        let duration = BootTime::now().since(started);
         let work = &self.tools.work;
-        work.reconciled(&job.plan.action, took, outcome);
+        work.record_action(&job.plan.action, duration, outcome);
     }
 
     fn client(&self) -> Client {
@@ -306,16 +317,16 @@ impl ActionRunner {
     }
 
     /// Emits an event on the Tenant. The hub emits a deployment's events from the member's reports.
-    pub(super) fn tell(&self, owner: &ReleaseOwner, told: ObjectEvent) {
+    pub(super) fn emit_event(&self, owner: &ReleaseOwner, event: ObjectEvent) {
         match owner {
-            ReleaseOwner::Tenant(tenant) => self.events.tell(tenant.object_ref(&()), told),
+            ReleaseOwner::Tenant(tenant) => self.events.record_event(tenant.object_ref(&()), event),
             ReleaseOwner::Deployment(order) => {
                 let reported_event = ReportedEvent {
                     at: u64::try_from(clock::wall().as_nanosecond()).unwrap_or_default(),
-                    reason: told.reason.to_owned(),
-                    message: told.message,
+                    reason: event.reason.to_owned(),
+                    message: event.message,
                 };
-                self.report_store.did(order, reported_event);
+                self.report_store.add_event(order, reported_event);
             }
         }
     }
@@ -324,8 +335,8 @@ impl ActionRunner {
         Api::namespaced(self.client(), &release.namespace)
     }
 
-    pub(super) fn still_permitted(&self) -> Result<(), ActionError> {
-        let permitted = self.stop.is_open() && self.hold.get().may_start(BootTime::now());
+    pub(super) fn check_permit(&self) -> Result<(), ActionError> {
+        let permitted = self.stop.is_open() && self.lease_state.get().may_start(BootTime::now());
         permitted.then_some(()).ok_or(ActionError::Conflict)
     }
 }
@@ -358,7 +369,7 @@ fn suspended(message: String) -> ActionError {
 }
 
 impl From<ApiError> for ActionError {
-    /// An answer that a retry of the same request would get again is a refusal.
+    /// A response that a retry of the same request would get again is a refusal.
     fn from(error: ApiError) -> Self {
         let Some(status) = error.status() else {
             return transient(&error);
@@ -382,7 +393,7 @@ mod tests {
 
     #[test]
     fn answers_that_repeat_are_refusals() {
-        let answered = |code: u16| {
+        let error_for = |code: u16| {
             let status = kube::core::Status::failure("no", "Reason").with_code(code);
             ActionError::from(ApiError::Failed {
                 attempt: "writing".into(),
@@ -390,11 +401,11 @@ mod tests {
             })
         };
         for code in [400, 403, 405, 413, 415, 422] {
-            assert!(matches!(answered(code), ActionError::Refused(_)), "{code}");
+            assert!(matches!(error_for(code), ActionError::Refused(_)), "{code}");
         }
         for code in [401, 429, 500, 503] {
             assert!(
-                matches!(answered(code), ActionError::Transient(_)),
+                matches!(error_for(code), ActionError::Transient(_)),
                 "{code}"
             );
         }

@@ -27,40 +27,44 @@ impl Presence {
         match (ready, self) {
             (true, _) => Self::Ready,
             (false, Self::Ready) => Self::Away(able),
-            (false, before) => before,
+            (false, presence) => presence,
         }
     }
 
-    /// Returns the time at which an agent could last act, if it reports at `heard` that its API server does not
+    /// Returns the time at which an agent could last act, if it reports at `reported_at` that its API server does not
     /// respond. An agent reports that only after this delay.
     #[must_use]
-    pub fn able_before(heard: BootTime) -> BootTime {
-        BootTime(heard.0.saturating_sub(NO_NEW_RUNS_AFTER))
+    pub fn able_before(reported_at: BootTime) -> BootTime {
+        BootTime(reported_at.0.saturating_sub(NO_NEW_RUNS_AFTER))
     }
 }
 
 /// Role of the proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
+pub enum ProxyRole {
     /// An agent reconciles, is about to, or did a moment ago.
-    Rest,
+    Idle,
     /// The agent has been away for a while. It may be running and only disconnected from the hub.
     Observe,
     Act,
 }
 
 /// Returns the role, and the time of the next check if nothing changes.
-pub fn role(presence: Presence, grace: Duration, now: BootTime) -> (Role, Option<BootTime>) {
+pub fn proxy_role(
+    presence: Presence,
+    grace: Duration,
+    now: BootTime,
+) -> (ProxyRole, Option<BootTime>) {
     match presence {
-        Presence::Never => (Role::Act, None),
-        Presence::Ready => (Role::Rest, None),
+        Presence::Never => (ProxyRole::Act, None),
+        Presence::Ready => (ProxyRole::Idle, None),
         Presence::Away(since) => {
-            let after = |pause| Some(BootTime(since.0 + pause));
+            let at = |pause| Some(BootTime(since.0 + pause));
             // A session that reconnects within seconds changes nothing.
             match now.since(since) {
-                away if away >= grace => (Role::Act, None),
-                away if away >= SILENCE => (Role::Observe, after(grace)),
-                _ => (Role::Rest, after(grace.min(SILENCE))),
+                away if away >= grace => (ProxyRole::Act, None),
+                away if away >= SILENCE => (ProxyRole::Observe, at(grace)),
+                _ => (ProxyRole::Idle, at(grace.min(SILENCE))),
             }
         }
     }
@@ -75,21 +79,25 @@ mod tests {
         let at = |seconds| BootTime(Duration::from_secs(seconds));
         let grace = Duration::from_secs(60);
         let cases = [
-            (Presence::Never, (Role::Act, None)),
-            (Presence::Ready, (Role::Rest, None)),
-            (Presence::Away(at(100)), (Role::Rest, Some(at(130)))),
-            (Presence::Away(at(71)), (Role::Rest, Some(at(101)))),
-            (Presence::Away(at(70)), (Role::Observe, Some(at(130)))),
-            (Presence::Away(at(41)), (Role::Observe, Some(at(101)))),
-            (Presence::Away(at(40)), (Role::Act, None)),
+            (Presence::Never, (ProxyRole::Act, None)),
+            (Presence::Ready, (ProxyRole::Idle, None)),
+            (Presence::Away(at(100)), (ProxyRole::Idle, Some(at(130)))),
+            (Presence::Away(at(71)), (ProxyRole::Idle, Some(at(101)))),
+            (Presence::Away(at(70)), (ProxyRole::Observe, Some(at(130)))),
+            (Presence::Away(at(41)), (ProxyRole::Observe, Some(at(101)))),
+            (Presence::Away(at(40)), (ProxyRole::Act, None)),
         ];
         let short = Duration::from_secs(5);
         assert_eq!(
-            role(Presence::Away(at(96)), short, at(100)),
-            (Role::Rest, Some(at(101)))
+            proxy_role(Presence::Away(at(96)), short, at(100)),
+            (ProxyRole::Idle, Some(at(101)))
         );
         for (presence, expected) in cases {
-            assert_eq!(role(presence, grace, at(100)), expected, "{presence:?}");
+            assert_eq!(
+                proxy_role(presence, grace, at(100)),
+                expected,
+                "{presence:?}"
+            );
         }
     }
 }

@@ -21,7 +21,7 @@ use k8s_openapi::api::core::v1::{Namespace, Secret};
 #[cfg(test)]
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_crds::tenant::{Tenant, TenantSpec};
-use krypton_runtime::bound::{self, Beyond, Pages};
+use krypton_runtime::bound::{self, ExceededBound, ListSize};
 use krypton_runtime::call::{ApiError, call_within};
 use krypton_runtime::lease::SYSTEM_NAMESPACE;
 use krypton_types::names;
@@ -40,12 +40,12 @@ pub const RECORD_LABEL: &str = "mesh.openkcm.io/rescued-tenant";
 /// Key of the Tenant in such a Secret.
 pub const RECORD_KEY: &str = "tenant.json.gz";
 /// Maximum number of objects in a response.
-const PAGE: u32 = 50;
-const DEADLINE: Duration = Duration::from_secs(30);
+const PAGE_SIZE: u32 = 50;
+const CALL_DEADLINE: Duration = Duration::from_secs(30);
 /// Maximum clock skew between two API servers, which may have set the deletion times of the CRD and of a Tenant.
-const CLOCKS_DIFFER_BY: SignedDuration = SignedDuration::from_secs(60);
+const MAX_CLOCK_SKEW: SignedDuration = SignedDuration::from_secs(60);
 /// Limit of an unpacked Tenant, in bytes. An API server accepts about 3 MiB.
-const LARGEST: u64 = 16 << 20;
+const MAX_TENANT_BYTES: u64 = 16 << 20;
 
 #[derive(Debug, Error)]
 pub enum BackupError {
@@ -54,23 +54,23 @@ pub enum BackupError {
     #[error(
         "Secret {SYSTEM_NAMESPACE}/{0} does not hold a readable Tenant; delete it if the Tenant is not needed"
     )]
-    Content(String, #[source] std::io::Error),
+    Unreadable(String, #[source] std::io::Error),
     #[error("the list of {0} does not end")]
-    Endless(&'static str, #[source] Beyond),
+    EndlessList(&'static str, #[source] ExceededBound),
 }
 
 /// Known deletions, as UIDs of Tenants.
 #[derive(Clone, Debug, Default)]
-pub struct Deletions {
+pub struct KnownDeletions {
     /// Deletions seen while the CRD was intact.
     pub confirmed: BTreeSet<String>,
     /// Deletions in progress.
-    pub under_way: BTreeSet<String>,
+    pub in_progress: BTreeSet<String>,
 }
 
 /// Whether a user deleted a Tenant that is being deleted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Deleted {
+pub enum UserDeletion {
     /// The Tenant is deleted only because its CRD is.
     #[default]
     No,
@@ -81,7 +81,7 @@ pub enum Deleted {
 
 /// Record of a Tenant.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct Kept {
+struct TenantBackup {
     namespace: String,
     name: String,
     uid: String,
@@ -89,7 +89,7 @@ struct Kept {
     annotations: BTreeMap<String, String>,
     spec: TenantSpec,
     #[serde(default)]
-    deleted: Deleted,
+    deleted: UserDeletion,
     /// The Tenant had Krypton's finalizer. Without it, a deletion after the restore would leave the release behind.
     #[serde(default)]
     finalizer: bool,
@@ -98,10 +98,10 @@ struct Kept {
     placed: bool,
 }
 
-impl Kept {
-    fn of(tenant: &Tenant, deleted: Deleted) -> Self {
+impl TenantBackup {
+    fn new(tenant: &Tenant, deletion: UserDeletion) -> Self {
         Self {
-            deleted,
+            deleted: deletion,
             finalizer: has_finalizer(tenant, names::TENANT_FINALIZER),
             placed: has_finalizer(tenant, names::PLACED_FINALIZER),
             namespace: tenant.namespace().unwrap_or_default(),
@@ -138,19 +138,23 @@ fn has_finalizer(tenant: &Tenant, name: &str) -> bool {
 
 /// Decides whether a Tenant was deleted before its CRD. `None` while its deletion is in progress. Only a certain
 /// deletion removes a release.
-fn deleted(tenant: &Tenant, crd: Timestamp, known: &Deletions) -> Option<Deleted> {
-    let Some(stamp) = &tenant.metadata.deletion_timestamp else {
-        return Some(Deleted::No);
+fn user_deletion(
+    tenant: &Tenant,
+    crd_deleted: Timestamp,
+    known_deletions: &KnownDeletions,
+) -> Option<UserDeletion> {
+    let Some(deleted_at) = &tenant.metadata.deletion_timestamp else {
+        return Some(UserDeletion::No);
     };
     let uid = tenant.uid().unwrap_or_default();
-    if known.under_way.contains(&uid) {
+    if known_deletions.in_progress.contains(&uid) {
         return None;
     }
-    Some(match crd.duration_since(stamp.0) {
-        _ if known.confirmed.contains(&uid) => Deleted::Yes,
-        before if before >= CLOCKS_DIFFER_BY => Deleted::Yes,
-        before if before > SignedDuration::ZERO => Deleted::Perhaps,
-        _ => Deleted::No,
+    Some(match crd_deleted.duration_since(deleted_at.0) {
+        _ if known_deletions.confirmed.contains(&uid) => UserDeletion::Yes,
+        lead if lead >= MAX_CLOCK_SKEW => UserDeletion::Yes,
+        lead if lead > SignedDuration::ZERO => UserDeletion::Perhaps,
+        _ => UserDeletion::No,
     })
 }
 
@@ -166,18 +170,18 @@ pub fn record_name(namespace: &str, name: &str) -> String {
 
 /// Records each Tenant, then removes its finalizer. Returns the number of released Tenants and the first error. An
 /// error stops no other Tenant.
-pub async fn keep_and_release(
+pub async fn back_up_and_release(
     client: &Client,
     crd_deleted: Timestamp,
-    known: &Deletions,
+    known_deletions: &KnownDeletions,
 ) -> Result<(usize, Option<BackupError>), BackupError> {
     let all: Api<DeserializeGuard<Tenant>> = Api::all(client.clone());
-    let mut params = ListParams::default().limit(PAGE);
-    let (mut released, mut refused) = (0, None);
-    let mut pages = Pages::default();
+    let mut params = ListParams::default().limit(PAGE_SIZE);
+    let (mut released, mut first_error) = (0, None);
+    let mut pages = ListSize::default();
     loop {
         let list = call_within(
-            DEADLINE,
+            CALL_DEADLINE,
             "listing Tenants before releasing them",
             all.list(&params),
         )
@@ -186,38 +190,42 @@ pub async fn keep_and_release(
         // A Tenant that does not decode has no finalizer of Krypton, and no API server would accept it again.
         let tenants = list.items.into_iter().filter_map(|tenant| tenant.0.ok());
         for tenant in tenants {
-            let Some(deleted) = deleted(&tenant, crd_deleted, known) else {
+            let Some(deletion) = user_deletion(&tenant, crd_deleted, known_deletions) else {
                 continue;
             };
-            match keep_one(client, &tenant, deleted).await {
-                Ok(gone) => released += usize::from(gone),
-                Err(error) => drop(refused.get_or_insert(error)),
+            match back_up_tenant(client, &tenant, deletion).await {
+                Ok(is_released) => released += usize::from(is_released),
+                Err(error) => drop(first_error.get_or_insert(error)),
             }
         }
-        let more = pages.follow(&mut params, list.metadata, objects);
-        if !more.map_err(|beyond| BackupError::Endless("Tenants", beyond))? {
-            return Ok((released, refused));
+        let has_more = pages.next_page(&mut params, list.metadata, objects);
+        if !has_more.map_err(|beyond| BackupError::EndlessList("Tenants", beyond))? {
+            return Ok((released, first_error));
         }
     }
 }
 
 /// Returns true if the finalizer was removed.
-async fn keep_one(client: &Client, tenant: &Tenant, deleted: Deleted) -> Result<bool, BackupError> {
-    keep(client, Kept::of(tenant, deleted)).await?;
-    let ours = [names::TENANT_FINALIZER, names::PLACED_FINALIZER];
-    let finalizers = tenant.finalizers().iter();
-    let finalizers: Vec<&String> = finalizers
-        .filter(|name| !ours.contains(&name.as_str()))
+async fn back_up_tenant(
+    client: &Client,
+    tenant: &Tenant,
+    deletion: UserDeletion,
+) -> Result<bool, BackupError> {
+    write_record(client, TenantBackup::new(tenant, deletion)).await?;
+    let own_finalizers = [names::TENANT_FINALIZER, names::PLACED_FINALIZER];
+    let remaining = tenant.finalizers().iter();
+    let remaining: Vec<&String> = remaining
+        .filter(|name| !own_finalizers.contains(&name.as_str()))
         .collect();
     let api: Api<Tenant> = Api::namespaced(client.clone(), &tenant.namespace().unwrap_or_default());
     let patch = serde_json::json!({
-        "metadata": { "finalizers": finalizers, "resourceVersion": tenant.resource_version() }
+        "metadata": { "finalizers": remaining, "resourceVersion": tenant.resource_version() }
     });
     let params = PatchParams::default();
     let (name, patch) = (tenant.name_any(), Patch::Merge(&patch));
     let patching = api.patch_metadata(&name, &params, &patch);
     match call_within(
-        DEADLINE,
+        CALL_DEADLINE,
         format!("removing the finalizer of Tenant {name}"),
         patching,
     )
@@ -230,34 +238,34 @@ async fn keep_one(client: &Client, tenant: &Tenant, deleted: Deleted) -> Result<
     }
 }
 
-impl Kept {
+impl TenantBackup {
     /// Merges the record of an earlier process, which may have known more.
-    fn after(mut self, before: Option<Self>) -> Self {
-        if let Some(before) = before.filter(|before| before.uid == self.uid) {
-            self.deleted = self.deleted.max(before.deleted);
-            self.finalizer |= before.finalizer;
-            self.placed |= before.placed;
+    fn merge_previous(mut self, previous: Option<Self>) -> Self {
+        if let Some(previous) = previous.filter(|previous| previous.uid == self.uid) {
+            self.deleted = self.deleted.max(previous.deleted);
+            self.finalizer |= previous.finalizer;
+            self.placed |= previous.placed;
         }
         self
     }
 }
 
 /// Writes the record and replaces an older one of this name.
-async fn keep(client: &Client, tenant: Kept) -> Result<(), BackupError> {
+async fn write_record(client: &Client, backup: TenantBackup) -> Result<(), BackupError> {
     let api: Api<Secret> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
-    let name = record_name(&tenant.namespace, &tenant.name);
+    let name = record_name(&backup.namespace, &backup.name);
     let reading = format!("reading Secret {SYSTEM_NAMESPACE}/{name}");
-    let found = call_within(DEADLINE, reading, api.get_opt(&name)).await?;
-    let before = found.as_ref().and_then(|secret| unpack(secret).ok());
-    let tenant = tenant.after(before.clone());
-    if before.as_ref() == Some(&tenant) {
+    let existing = call_within(CALL_DEADLINE, reading, api.get_opt(&name)).await?;
+    let previous = existing.as_ref().and_then(|secret| decode(secret).ok());
+    let backup = backup.merge_previous(previous.clone());
+    if previous.as_ref() == Some(&backup) {
         return Ok(());
     }
-    let mut secret = found.unwrap_or_default();
+    let mut secret = existing.unwrap_or_default();
     let label = (RECORD_LABEL.to_owned(), "true".to_owned());
     secret.labels_mut().extend([label]);
     secret.metadata.name = Some(name.clone());
-    secret.data = Some([(RECORD_KEY.to_owned(), ByteString(pack(&name, &tenant)?))].into());
+    secret.data = Some([(RECORD_KEY.to_owned(), ByteString(encode(&name, &backup)?))].into());
     let params = PostParams::default();
     let writing = async {
         match &secret.metadata.uid {
@@ -266,46 +274,46 @@ async fn keep(client: &Client, tenant: Kept) -> Result<(), BackupError> {
         }
     };
     let attempt = format!("writing Secret {SYSTEM_NAMESPACE}/{name}");
-    call_within(DEADLINE, attempt, writing).await?;
+    call_within(CALL_DEADLINE, attempt, writing).await?;
     Ok(())
 }
 
 /// Result of a restore for a recorded name.
 #[derive(Debug)]
-pub enum Restored {
-    Back(Tenant, Deleted),
+pub enum RestoreResult {
+    Recreated(Tenant, UserDeletion),
     /// Another Tenant that was created before the restore, and the workspace of the recorded one.
-    InTheWay(Tenant, String),
+    Replaced(Tenant, String),
 }
 
 /// The record of a Tenant.
 #[derive(Debug)]
-pub struct Record {
+pub struct BackupRecord {
     secret: Secret,
-    kept: Result<Kept, BackupError>,
+    backup: Result<TenantBackup, BackupError>,
 }
 
-impl Record {
-    fn of(mut secret: Secret) -> Self {
-        let kept = unpack(&secret);
+impl BackupRecord {
+    fn new(mut secret: Secret) -> Self {
+        let backup = decode(&secret);
         // Only its name and version are used later.
         secret.data = None;
         secret.metadata.labels = None;
         secret.metadata.annotations = None;
         secret.metadata.managed_fields = None;
-        Self { secret, kept }
+        Self { secret, backup }
     }
 
     /// Returns the approximate size in bytes.
     fn bytes(&self) -> usize {
-        let kept = self.kept.as_ref().map_or(0, bound::weight);
-        kept + self.secret.name_any().len()
+        let backup_bytes = self.backup.as_ref().map_or(0, bound::memory_size);
+        backup_bytes + self.secret.name_any().len()
     }
 
     /// Names the Tenant, or the Secret if the record cannot be read.
     pub fn key(&self) -> TenantKey {
-        let (namespace, name) = match &self.kept {
-            Ok(kept) => (kept.namespace.clone(), kept.name.clone()),
+        let (namespace, name) = match &self.backup {
+            Ok(backup) => (backup.namespace.clone(), backup.name.clone()),
             Err(_) => (SYSTEM_NAMESPACE.to_owned(), self.secret.name_any()),
         };
         TenantKey { namespace, name }
@@ -313,17 +321,17 @@ impl Record {
 
     /// Returns the namespace of its release.
     pub fn workspace(&self) -> Option<String> {
-        let kept = self.kept.as_ref().ok()?.clone();
-        Some(kept.into_tenant().workspace().to_owned())
+        let backup = self.backup.as_ref().ok()?.clone();
+        Some(backup.into_tenant().workspace().to_owned())
     }
 
     /// Creates the Tenant again, and deletes the record.
     ///
     /// # Errors
     /// If the API server rejects the Tenant, or the record cannot be deleted.
-    pub async fn put_back(self, client: &Client) -> Result<Option<Restored>, BackupError> {
-        let restored = put_back(client, self.kept?).await?;
-        forget(client, &self.secret).await?;
+    pub async fn restore(self, client: &Client) -> Result<Option<RestoreResult>, BackupError> {
+        let restored = restore(client, self.backup?).await?;
+        delete_record(client, &self.secret).await?;
         Ok(restored)
     }
 }
@@ -332,29 +340,29 @@ impl Record {
 ///
 /// # Errors
 /// If they cannot be listed.
-pub async fn records(client: &Client) -> Result<Vec<Record>, BackupError> {
+pub async fn list_records(client: &Client) -> Result<Vec<BackupRecord>, BackupError> {
     let secrets: Api<Secret> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
-    let mut params = ListParams::default().labels(RECORD_LABEL).limit(PAGE);
-    let endless = |beyond| BackupError::Endless("Secrets with rescued Tenants", beyond);
+    let mut params = ListParams::default().labels(RECORD_LABEL).limit(PAGE_SIZE);
+    let endless = |beyond| BackupError::EndlessList("Secrets with rescued Tenants", beyond);
     let mut records = Vec::new();
-    let mut pages = Pages::default();
+    let mut pages = ListSize::default();
     loop {
         let attempt = "listing the Secrets with rescued Tenants";
-        let list = call_within(DEADLINE, attempt, secrets.list(&params)).await?;
+        let list = call_within(CALL_DEADLINE, attempt, secrets.list(&params)).await?;
         let objects = list.items.len();
         for secret in list.items {
-            let record = Record::of(secret);
-            pages.keep(record.bytes()).map_err(endless)?;
+            let record = BackupRecord::new(secret);
+            pages.add_bytes(record.bytes()).map_err(endless)?;
             records.push(record);
         }
-        let more = pages.follow(&mut params, list.metadata, objects);
-        if !more.map_err(endless)? {
+        let has_more = pages.next_page(&mut params, list.metadata, objects);
+        if !has_more.map_err(endless)? {
             return Ok(records);
         }
     }
 }
 
-pub(crate) async fn forget(client: &Client, secret: &Secret) -> Result<(), BackupError> {
+pub(crate) async fn delete_record(client: &Client, secret: &Secret) -> Result<(), BackupError> {
     let secrets: Api<Secret> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
     let params = DeleteParams {
         preconditions: Some(Preconditions {
@@ -364,33 +372,36 @@ pub(crate) async fn forget(client: &Client, secret: &Secret) -> Result<(), Backu
         ..DeleteParams::default()
     };
     let name = secret.name_any();
-    let forgetting = secrets.delete(&name, &params);
+    let deleting = secrets.delete(&name, &params);
     let attempt = format!("deleting Secret {SYSTEM_NAMESPACE}/{name}");
-    match call_within(DEADLINE, attempt, forgetting).await {
+    match call_within(CALL_DEADLINE, attempt, deleting).await {
         Ok(_) => Ok(()),
         Err(error) if error.code() == Some(404) => Ok(()),
         Err(error) => Err(error.into()),
     }
 }
 
-async fn put_back(client: &Client, kept: Kept) -> Result<Option<Restored>, BackupError> {
-    let api: Api<Tenant> = Api::namespaced(client.clone(), &kept.namespace);
-    let name = format!("{}/{}", kept.namespace, kept.name);
+async fn restore(
+    client: &Client,
+    backup: TenantBackup,
+) -> Result<Option<RestoreResult>, BackupError> {
+    let api: Api<Tenant> = Api::namespaced(client.clone(), &backup.namespace);
+    let name = format!("{}/{}", backup.namespace, backup.name);
     let attempt = format!("putting back Tenant {name}");
-    let (namespace, deleted, uid) = (kept.namespace.clone(), kept.deleted, kept.uid.clone());
-    let (params, tenant) = (PostParams::default(), kept.into_tenant());
+    let (namespace, deleted, uid) = (backup.namespace.clone(), backup.deleted, backup.uid.clone());
+    let (params, tenant) = (PostParams::default(), backup.into_tenant());
     let creating = api.create(&params, &tenant);
-    let there = match call_within(DEADLINE, attempt.clone(), creating).await {
+    let existing = match call_within(CALL_DEADLINE, attempt.clone(), creating).await {
         Ok(tenant) => Some(tenant),
         Err(error) if error.code() == Some(409) => {
-            call_within(DEADLINE, attempt, api.get_opt(&tenant.name_any())).await?
+            call_within(CALL_DEADLINE, attempt, api.get_opt(&tenant.name_any())).await?
         }
         Err(error) if matches!(error.code(), Some(403 | 404)) => {
             // If its namespace is deleted or terminating, the Tenant is rightly gone. Otherwise a policy rejects it.
             let namespaces: Api<Namespace> = Api::all(client.clone());
-            let found =
-                call_within(DEADLINE, attempt, namespaces.get_metadata_opt(&namespace)).await?;
-            if found.is_some_and(|found| found.metadata.deletion_timestamp.is_none()) {
+            let reading = namespaces.get_metadata_opt(&namespace);
+            let namespace = call_within(CALL_DEADLINE, attempt, reading).await?;
+            if namespace.is_some_and(|it| it.metadata.deletion_timestamp.is_none()) {
                 return Err(error.into());
             }
             let reason = error.status().map(|status| &*status.message);
@@ -399,23 +410,25 @@ async fn put_back(client: &Client, kept: Kept) -> Result<Option<Restored>, Backu
         }
         Err(error) => return Err(error.into()),
     };
-    let Some(there) = there else { return Ok(None) };
+    let Some(existing) = existing else {
+        return Ok(None);
+    };
     // An earlier, incomplete attempt created the Tenant if the UID matches. Otherwise it is another Tenant.
-    if there.annotations().get(PREVIOUS_UID_ANNOTATION) != Some(&uid) {
-        return Ok(Some(Restored::InTheWay(
-            there,
+    if existing.annotations().get(PREVIOUS_UID_ANNOTATION) != Some(&uid) {
+        return Ok(Some(RestoreResult::Replaced(
+            existing,
             tenant.workspace().to_owned(),
         )));
     }
     let deleted = match deleted {
-        Deleted::Yes => delete(&api, &there).await?,
+        UserDeletion::Yes => delete(&api, &existing).await?,
         other => other,
     };
-    Ok(Some(Restored::Back(there, deleted)))
+    Ok(Some(RestoreResult::Recreated(existing, deleted)))
 }
 
 /// Repeats a user's deletion. The finalizer of the restored Tenant makes the reconciler uninstall its release.
-async fn delete(api: &Api<Tenant>, tenant: &Tenant) -> Result<Deleted, BackupError> {
+async fn delete(api: &Api<Tenant>, tenant: &Tenant) -> Result<UserDeletion, BackupError> {
     let preconditions = Preconditions {
         uid: tenant.uid(),
         resource_version: None,
@@ -426,54 +439,60 @@ async fn delete(api: &Api<Tenant>, tenant: &Tenant) -> Result<Deleted, BackupErr
     };
     let name = tenant.name_any();
     let deleting = api.delete(&name, &params);
-    match call_within(DEADLINE, format!("deleting Tenant {name} again"), deleting).await {
-        Ok(_) => Ok(Deleted::Yes),
+    match call_within(
+        CALL_DEADLINE,
+        format!("deleting Tenant {name} again"),
+        deleting,
+    )
+    .await
+    {
+        Ok(_) => Ok(UserDeletion::Yes),
         Err(error) => match error.code() {
             // Already deleted, or replaced by another Tenant.
-            Some(404 | 409) => Ok(Deleted::Yes),
+            Some(404 | 409) => Ok(UserDeletion::Yes),
             // An older chart may not grant this permission. The user must delete the Tenant again.
-            Some(403) => Ok(Deleted::Perhaps),
+            Some(403) => Ok(UserDeletion::Perhaps),
             _ => Err(error.into()),
         },
     }
 }
 
-fn pack(name: &str, kept: &Kept) -> Result<Vec<u8>, BackupError> {
-    let content = |error| BackupError::Content(name.to_owned(), error);
+fn encode(name: &str, backup: &TenantBackup) -> Result<Vec<u8>, BackupError> {
+    let unreadable = |error| BackupError::Unreadable(name.to_owned(), error);
     let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
-    let json = serde_json::to_vec(kept).map_err(|error| content(error.into()))?;
+    let json = serde_json::to_vec(backup).map_err(|error| unreadable(error.into()))?;
     encoder
         .write_all(&json)
         .and_then(|()| encoder.finish())
-        .map_err(content)
+        .map_err(unreadable)
 }
 
-fn unpack(secret: &Secret) -> Result<Kept, BackupError> {
-    let content = |error| BackupError::Content(secret.name_any(), error);
+fn decode(secret: &Secret) -> Result<TenantBackup, BackupError> {
+    let unreadable = |error| BackupError::Unreadable(secret.name_any(), error);
     let missing = || std::io::Error::other(format!("key {RECORD_KEY} is missing"));
-    let packed = secret
+    let encoded = secret
         .data
         .as_ref()
         .and_then(|data| data.get(RECORD_KEY))
-        .ok_or_else(|| content(missing()))?;
+        .ok_or_else(|| unreadable(missing()))?;
     let mut json = Vec::new();
-    GzDecoder::new(packed.0.as_slice())
-        .take(LARGEST)
+    GzDecoder::new(encoded.0.as_slice())
+        .take(MAX_TENANT_BYTES)
         .read_to_end(&mut json)
-        .map_err(content)?;
-    serde_json::from_slice(&json).map_err(|error| content(error.into()))
+        .map_err(unreadable)?;
+    serde_json::from_slice(&json).map_err(|error| unreadable(error.into()))
 }
 
 /// Returns the record of a Tenant.
 #[cfg(test)]
-pub(crate) fn record_of(tenant: &Tenant) -> Secret {
-    let kept = Kept::of(tenant, Deleted::No);
-    let name = record_name(&kept.namespace, &kept.name);
+pub(crate) fn record_for(tenant: &Tenant) -> Secret {
+    let backup = TenantBackup::new(tenant, UserDeletion::No);
+    let name = record_name(&backup.namespace, &backup.name);
     Secret {
         data: Some(
             [(
                 RECORD_KEY.to_owned(),
-                ByteString(pack(&name, &kept).unwrap()),
+                ByteString(encode(&name, &backup).unwrap()),
             )]
             .into(),
         ),
@@ -496,7 +515,7 @@ mod tests {
 
     use super::*;
 
-    static ASKED: AtomicUsize = AtomicUsize::new(0);
+    static REQUESTS: AtomicUsize = AtomicUsize::new(0);
 
     fn tenant(deleted: Option<i64>) -> Tenant {
         let mut tenant = Tenant::new("acme", TenantSpec::default());
@@ -509,34 +528,47 @@ mod tests {
 
     #[test]
     fn deletion_must_certainly_precede_crd_deletion() {
-        let crd = Timestamp::from_second(100).unwrap();
-        let (nobody, old) = (BTreeSet::new(), BTreeSet::from(["old".to_owned()]));
-        let known = |confirmed: &BTreeSet<String>, under_way: &BTreeSet<String>| Deletions {
-            confirmed: confirmed.clone(),
-            under_way: under_way.clone(),
-        };
-        let unknown = known(&nobody, &nobody);
-        for (stamp, expected) in [
-            (None, Deleted::No),
-            (Some(161), Deleted::No),
-            (Some(100), Deleted::No),
-            (Some(99), Deleted::Perhaps),
-            (Some(41), Deleted::Perhaps),
-            (Some(40), Deleted::Yes),
+        let crd_deleted = Timestamp::from_second(100).unwrap();
+        let (none, old) = (BTreeSet::new(), BTreeSet::from(["old".to_owned()]));
+        let deletions =
+            |confirmed: &BTreeSet<String>, in_progress: &BTreeSet<String>| KnownDeletions {
+                confirmed: confirmed.clone(),
+                in_progress: in_progress.clone(),
+            };
+        let unknown = deletions(&none, &none);
+        for (deleted_at, expected) in [
+            (None, UserDeletion::No),
+            (Some(161), UserDeletion::No),
+            (Some(100), UserDeletion::No),
+            (Some(99), UserDeletion::Perhaps),
+            (Some(41), UserDeletion::Perhaps),
+            (Some(40), UserDeletion::Yes),
         ] {
-            let tenant = tenant(stamp);
-            assert_eq!(deleted(&tenant, crd, &unknown), Some(expected), "{stamp:?}");
-            let sure = stamp.map_or(Deleted::No, |_| Deleted::Yes);
-            let confirmed = known(&old, &nobody);
-            assert_eq!(deleted(&tenant, crd, &confirmed), Some(sure), "{stamp:?}");
-            let waits = stamp.is_none().then_some(Deleted::No);
-            let busy = known(&old, &old);
-            assert_eq!(deleted(&tenant, crd, &busy), waits, "{stamp:?}");
+            let tenant = tenant(deleted_at);
+            assert_eq!(
+                user_deletion(&tenant, crd_deleted, &unknown),
+                Some(expected),
+                "{deleted_at:?}"
+            );
+            let if_confirmed = deleted_at.map_or(UserDeletion::No, |_| UserDeletion::Yes);
+            let confirmed = deletions(&old, &none);
+            assert_eq!(
+                user_deletion(&tenant, crd_deleted, &confirmed),
+                Some(if_confirmed),
+                "{deleted_at:?}"
+            );
+            let if_in_progress = deleted_at.is_none().then_some(UserDeletion::No);
+            let in_progress = deletions(&old, &old);
+            assert_eq!(
+                user_deletion(&tenant, crd_deleted, &in_progress),
+                if_in_progress,
+                "{deleted_at:?}"
+            );
         }
     }
 
-    fn recorded(kept: &Kept) -> Secret {
-        let data = ByteString(pack("record", kept).unwrap());
+    fn record_secret(backup: &TenantBackup) -> Secret {
+        let data = ByteString(encode("record", backup).unwrap());
         Secret {
             data: Some([(RECORD_KEY.to_owned(), data)].into()),
             ..Secret::default()
@@ -545,75 +577,86 @@ mod tests {
 
     #[test]
     fn restored_tenant_keeps_spec_and_previous_uid() {
-        let record = Record::of(recorded(&Kept::of(&tenant(Some(100)), Deleted::No)));
+        let record = BackupRecord::new(record_secret(&TenantBackup::new(
+            &tenant(Some(100)),
+            UserDeletion::No,
+        )));
         assert_eq!(record.workspace().as_deref(), Some("acme"));
         assert_eq!(record.key().to_string(), "team/acme");
-        let back = record.kept.unwrap().into_tenant();
-        assert_eq!(back.namespace().as_deref(), Some("team"));
-        assert_eq!(back.annotations()[PREVIOUS_UID_ANNOTATION], "old");
-        assert_eq!(back.metadata.deletion_timestamp, None);
-        assert_eq!(back.metadata.finalizers, None);
+        let restored = record.backup.unwrap().into_tenant();
+        assert_eq!(restored.namespace().as_deref(), Some("team"));
+        assert_eq!(restored.annotations()[PREVIOUS_UID_ANNOTATION], "old");
+        assert_eq!(restored.metadata.deletion_timestamp, None);
+        assert_eq!(restored.metadata.finalizers, None);
     }
 
     #[test]
     fn placed_tenant_is_restored_as_placed() {
         let mut placed = tenant(Some(100));
         placed.metadata.finalizers = Some(vec![names::PLACED_FINALIZER.to_owned()]);
-        let on = (names::PLACED_ON_ANNOTATION.to_owned(), "edge-1".to_owned());
-        placed.annotations_mut().extend([on]);
-        let back = Kept::of(&placed, Deleted::No).into_tenant();
+        let placed_on = (names::PLACED_ON_ANNOTATION.to_owned(), "edge-1".to_owned());
+        placed.annotations_mut().extend([placed_on]);
+        let restored = TenantBackup::new(&placed, UserDeletion::No).into_tenant();
         assert_eq!(
-            krypton_types::placed_tenant::placed_on(&back),
+            krypton_types::placed_tenant::placed_on(&restored),
             Some("edge-1")
         );
-        assert_eq!(back.finalizers(), [names::PLACED_FINALIZER]);
-        assert_eq!(back.annotations()[PREVIOUS_UID_ANNOTATION], "old");
+        assert_eq!(restored.finalizers(), [names::PLACED_FINALIZER]);
+        assert_eq!(restored.annotations()[PREVIOUS_UID_ANNOTATION], "old");
     }
 
     #[test]
     fn tenant_is_restored_with_only_own_finalizer() {
-        let mut held = tenant(Some(100));
+        let mut tenant = tenant(Some(100));
         let finalizers = ["example.org/hold", names::TENANT_FINALIZER];
-        held.metadata.finalizers = Some(finalizers.map(str::to_owned).to_vec());
-        let before = Kept::of(&held, Deleted::No);
+        tenant.metadata.finalizers = Some(finalizers.map(str::to_owned).to_vec());
+        let previous = TenantBackup::new(&tenant, UserDeletion::No);
         // Krypton's finalizer is already removed, but another controller's finalizer remains.
-        held.metadata.finalizers = Some(vec![finalizers[0].to_owned()]);
-        let back = Kept::of(&held, Deleted::No)
-            .after(Some(before))
+        tenant.metadata.finalizers = Some(vec![finalizers[0].to_owned()]);
+        let restored = TenantBackup::new(&tenant, UserDeletion::No)
+            .merge_previous(Some(previous))
             .into_tenant();
-        assert_eq!(back.finalizers(), [names::TENANT_FINALIZER]);
+        assert_eq!(restored.finalizers(), [names::TENANT_FINALIZER]);
     }
 
     #[test]
     fn confirmed_deletion_outlives_process_for_same_uid() {
-        let of = |uid: &str, deleted| Kept {
+        let backup_with = |uid: &str, deleted| TenantBackup {
             uid: uid.to_owned(),
-            ..Kept::of(&tenant(Some(99)), deleted)
+            ..TenantBackup::new(&tenant(Some(99)), deleted)
         };
-        for (uid, expected) in [("old", Deleted::Yes), ("another", Deleted::Perhaps)] {
-            let kept = of(uid, Deleted::Perhaps).after(Some(of("old", Deleted::Yes)));
-            assert_eq!(kept, of(uid, expected));
+        for (uid, expected) in [
+            ("old", UserDeletion::Yes),
+            ("another", UserDeletion::Perhaps),
+        ] {
+            let merged = backup_with(uid, UserDeletion::Perhaps)
+                .merge_previous(Some(backup_with("old", UserDeletion::Yes)));
+            assert_eq!(merged, backup_with(uid, expected));
         }
     }
 
     #[test]
     fn record_of_older_version_is_readable() {
-        let mut old = serde_json::to_value(Kept::of(&tenant(None), Deleted::No)).unwrap();
+        let mut old =
+            serde_json::to_value(TenantBackup::new(&tenant(None), UserDeletion::No)).unwrap();
         let fields = old.as_object_mut().unwrap();
         fields.retain(|name, _| !["deleted", "finalizer"].contains(&name.as_str()));
-        let read: Kept = serde_json::from_value(old).unwrap();
-        assert_eq!((read.deleted, read.finalizer), (Deleted::No, false));
+        let decoded: TenantBackup = serde_json::from_value(old).unwrap();
+        assert_eq!(
+            (decoded.deleted, decoded.finalizer),
+            (UserDeletion::No, false)
+        );
     }
 
     #[test]
     fn rubbish_in_a_record_is_an_error() {
-        let mut secret = recorded(&Kept::of(&tenant(None), Deleted::No));
+        let mut secret = record_secret(&TenantBackup::new(&tenant(None), UserDeletion::No));
         secret.metadata.name = Some("record".to_owned());
         let data = secret.data.get_or_insert_default();
         data.insert(RECORD_KEY.to_owned(), ByteString(b"rubbish".to_vec()));
-        let record = Record::of(secret);
+        let record = BackupRecord::new(secret);
         assert_eq!(record.key().to_string(), "krypton-system/record");
-        assert!(matches!(record.kept, Err(BackupError::Content(..))));
+        assert!(matches!(record.backup, Err(BackupError::Unreadable(..))));
     }
 
     #[test]
@@ -628,7 +671,7 @@ mod tests {
     async fn endless_pages_of_tenants_are_an_error() {
         let service = tower::service_fn(|_: http::Request<Body>| async {
             // Many more pages than the limit, but finite, so the test ends even without the limit.
-            let next = if ASKED.fetch_add(1, Ordering::Relaxed) % 20_000 == 19_999 {
+            let next = if REQUESTS.fetch_add(1, Ordering::Relaxed) % 20_000 == 19_999 {
                 ""
             } else {
                 "more"
@@ -639,9 +682,9 @@ mod tests {
             )))
         });
         let client = Client::new(service, "default");
-        let crd = Timestamp::from_second(100).unwrap();
-        let kept = keep_and_release(&client, crd, &Deletions::default()).await;
-        let errors = [kept.map(drop), records(&client).await.map(drop)];
+        let crd_deleted = Timestamp::from_second(100).unwrap();
+        let backed_up = back_up_and_release(&client, crd_deleted, &KnownDeletions::default()).await;
+        let errors = [backed_up.map(drop), list_records(&client).await.map(drop)];
         for error in errors.map(Result::unwrap_err) {
             let error = chain(&error);
             assert!(error.contains("more than 4000 pages"), "{error}");

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures::stream::SelectAll;
-use krypton_runtime::access::{CutOff, Report};
+use krypton_runtime::access::{CutOffCallback, CutOffError};
 use krypton_runtime::clock::BootTime;
 use kube::Client;
 
@@ -11,32 +11,32 @@ use super::watches::{self, Watch};
 use crate::index::Index;
 
 /// The pause before the watches restart. The hub shows the excess for longer.
-const PAUSE: Duration = Duration::from_secs(4 * 60);
+const RESTART_PAUSE: Duration = Duration::from_secs(4 * 60);
 
 /// The bounds on the memory of one member's objects.
-pub(super) struct Bounds {
+pub(super) struct WatchBounds {
     /// Receives each excess; `None` if the server is trusted, which has no bounds.
-    report: Option<Report>,
+    on_excess: Option<CutOffCallback>,
     /// The time when the watches restart.
-    until: Option<BootTime>,
+    restart_at: Option<BootTime>,
 }
 
-impl Bounds {
-    pub(crate) fn new(report: Option<Report>) -> Self {
+impl WatchBounds {
+    pub(crate) fn new(on_excess: Option<CutOffCallback>) -> Self {
         Self {
-            report,
-            until: None,
+            on_excess,
+            restart_at: None,
         }
     }
 
     /// Whether the watches have ended. Later events of them are ignored.
-    pub(super) fn ended(&self) -> bool {
-        self.until.is_some()
+    pub(super) fn has_ended_watches(&self) -> bool {
+        self.restart_at.is_some()
     }
 
     /// When the watches restart.
     pub(crate) fn wake(&self) -> Option<BootTime> {
-        self.until
+        self.restart_at
     }
 
     /// Drops what the index keeps if that is too much, and returns the reason. `waiting` keys count as well.
@@ -46,11 +46,11 @@ impl Bounds {
         waiting: usize,
         now: BootTime,
     ) -> Option<String> {
-        let report = self.report.as_ref()?;
-        let cut_off = CutOff::kept(index.beyond(waiting)?);
-        report(&cut_off);
-        index.forget_watched();
-        self.until = Some(BootTime(now.0 + PAUSE));
+        let on_excess = self.on_excess.as_ref()?;
+        let cut_off = CutOffError::stored(index.exceeded_bound(waiting)?);
+        on_excess(&cut_off);
+        index.clear_watched();
+        self.restart_at = Some(BootTime(now.0 + RESTART_PAUSE));
         Some(cut_off.to_string())
     }
 
@@ -62,13 +62,15 @@ impl Bounds {
         tenants: &mut Option<Watch>,
         now: BootTime,
     ) {
-        let Some(until) = self.until else { return };
-        if now < until {
+        let Some(restart_at) = self.restart_at else {
+            return;
+        };
+        if now < restart_at {
             watches.clear();
             *tenants = None;
         } else {
-            self.until = None;
-            *watches = watches::all_but_tenants(client);
+            self.restart_at = None;
+            *watches = watches::all_except_tenants(client);
         }
     }
 }
@@ -86,7 +88,7 @@ mod tests {
 
     use super::*;
 
-    fn namespaces(index: &mut Index, bytes: usize) {
+    fn add_namespaces(index: &mut Index, bytes: usize) {
         for number in 0..64 {
             let meta = ObjectMeta {
                 name: Some(format!("{number:03}{}", "n".repeat(bytes / 64))),
@@ -96,7 +98,7 @@ mod tests {
         }
     }
 
-    fn reached(
+    fn never_responds(
         _: http::Request<Body>,
     ) -> impl Future<Output = Result<http::Response<Body>, Infallible>> {
         std::future::pending()
@@ -104,40 +106,40 @@ mod tests {
 
     #[tokio::test]
     async fn untrusted_server_beyond_the_bounds_is_paused() {
-        let client = Client::new(tower::service_fn(reached), "default");
+        let client = Client::new(tower::service_fn(never_responds), "default");
         let reports = Arc::new(Mutex::new(Vec::new()));
         let log = Arc::clone(&reports);
-        let report: Report =
-            Arc::new(move |cut: &CutOff| log.lock().unwrap().push(cut.to_string()));
-        let mut bounds = Bounds::new(Some(report));
-        let (mut index, begun) = (Index::new("one", None), BootTime::now());
+        let on_excess: CutOffCallback =
+            Arc::new(move |cut_off: &CutOffError| log.lock().unwrap().push(cut_off.to_string()));
+        let mut bounds = WatchBounds::new(Some(on_excess));
+        let (mut index, now) = (Index::new("one", None), BootTime::now());
         index.workspace_event::<ObjectMeta>(Event::Init);
         let mut watches = select_all([stream::pending().boxed()]);
-        namespaces(&mut index, 1 << 20);
-        assert_eq!(bounds.check(&mut index, 0, begun), None);
-        bounds.apply(&client, &mut watches, &mut None, begun);
-        assert_eq!((watches.len(), bounds.ended()), (1, false));
+        add_namespaces(&mut index, 1 << 20);
+        assert_eq!(bounds.check(&mut index, 0, now), None);
+        bounds.apply(&client, &mut watches, &mut None, now);
+        assert_eq!((watches.len(), bounds.has_ended_watches()), (1, false));
 
-        namespaces(&mut index, 65 << 20);
-        let problem = bounds.check(&mut index, 0, begun).unwrap();
+        add_namespaces(&mut index, 65 << 20);
+        let problem = bounds.check(&mut index, 0, now).unwrap();
         assert!(problem.contains("more than 67108864 bytes"), "{problem}");
         assert_eq!(*reports.lock().unwrap(), [problem]);
-        assert_eq!(index.beyond(0), None);
-        bounds.apply(&client, &mut watches, &mut None, begun);
-        assert_eq!((watches.len(), bounds.ended()), (0, true));
-        let later = BootTime(begun.0 + PAUSE);
+        assert_eq!(index.exceeded_bound(0), None);
+        bounds.apply(&client, &mut watches, &mut None, now);
+        assert_eq!((watches.len(), bounds.has_ended_watches()), (0, true));
+        let later = BootTime(now.0 + RESTART_PAUSE);
         assert_eq!(bounds.wake(), Some(later));
         bounds.apply(&client, &mut watches, &mut None, later);
-        assert_eq!((watches.len(), bounds.ended()), (6, false));
+        assert_eq!((watches.len(), bounds.has_ended_watches()), (6, false));
     }
 
     #[test]
     fn trusted_server_has_no_bounds() {
         let mut index = Index::new("one", None);
         index.workspace_event::<ObjectMeta>(Event::Init);
-        namespaces(&mut index, 65 << 20);
-        let mut bounds = Bounds::new(None);
+        add_namespaces(&mut index, 65 << 20);
+        let mut bounds = WatchBounds::new(None);
         assert_eq!(bounds.check(&mut index, 0, BootTime::now()), None);
-        assert!(index.beyond(0).is_some());
+        assert!(index.exceeded_bound(0).is_some());
     }
 }

@@ -8,55 +8,55 @@ use crate::owner::ReleaseOwner;
 
 /// The digests of one desired state. Each is computed when it is first needed.
 #[derive(Debug, Default)]
-pub(super) struct Digests {
+pub(super) struct DesiredDigests {
     /// `None` before there is a desired state.
-    of: Option<Arc<DesiredState>>,
+    desired: Option<Arc<DesiredState>>,
     state: OnceLock<Arc<str>>,
     chart: OnceLock<Arc<str>>,
 }
 
-impl Digests {
-    pub(super) fn of(desired: Arc<DesiredState>) -> Self {
+impl DesiredDigests {
+    pub(super) fn new(desired: Arc<DesiredState>) -> Self {
         Self {
-            of: Some(desired),
+            desired: Some(desired),
             ..Self::default()
         }
     }
 
-    pub(super) fn are_of(&self, desired: &Arc<DesiredState>) -> bool {
-        let of = self.of.as_ref();
-        of.is_some_and(|of| Arc::ptr_eq(of, desired))
+    pub(super) fn is_for(&self, desired: &Arc<DesiredState>) -> bool {
+        let known = self.desired.as_ref();
+        known.is_some_and(|known| Arc::ptr_eq(known, desired))
     }
 
     /// The digest of the desired state.
     pub(super) fn state(&self, desired: &Arc<DesiredState>) -> Arc<str> {
-        self.kept(&self.state, desired, || desired.digest())
+        self.cached(&self.state, desired, || desired.digest())
     }
 
     /// The fingerprint of its chart.
     pub(super) fn chart(&self, desired: &Arc<DesiredState>) -> Arc<str> {
-        self.kept(&self.chart, desired, || desired.chart.fingerprint())
+        self.cached(&self.chart, desired, || desired.chart.fingerprint())
     }
 
     /// Computes the digest of any other desired state without keeping it.
-    fn kept(
+    fn cached(
         &self,
         slot: &OnceLock<Arc<str>>,
         desired: &Arc<DesiredState>,
         compute: impl FnOnce() -> String,
     ) -> Arc<str> {
-        match self.are_of(desired) {
+        match self.is_for(desired) {
             true => Arc::clone(slot.get_or_init(|| compute().into())),
             false => compute().into(),
         }
     }
 }
 
-/// The fingerprint of a owner's chart where the owner adds values.
+/// Caches the fingerprint of an owner's chart where the owner adds values.
 #[derive(Debug, Default)]
-pub(super) struct OwnChart(Option<(Arc<DesiredState>, ReleaseOwner, Arc<str>)>);
+pub(super) struct FingerprintCache(Option<(Arc<DesiredState>, ReleaseOwner, Arc<str>)>);
 
-impl OwnChart {
+impl FingerprintCache {
     /// `chart` is the one for `owner` in `desired`.
     pub(super) fn fingerprint(
         &mut self,
@@ -64,11 +64,11 @@ impl OwnChart {
         desired: &Arc<DesiredState>,
         owner: &ReleaseOwner,
     ) -> Arc<str> {
-        if let Some((of, by, known)) = &self.0
-            && Arc::ptr_eq(of, desired)
-            && by.values() == owner.values()
+        if let Some((cached_desired, cached_owner, cached)) = &self.0
+            && Arc::ptr_eq(cached_desired, desired)
+            && cached_owner.values() == owner.values()
         {
-            return Arc::clone(known);
+            return Arc::clone(cached);
         }
         let fingerprint: Arc<str> = chart.fingerprint().into();
         self.0 = Some((Arc::clone(desired), owner.clone(), Arc::clone(&fingerprint)));
@@ -97,12 +97,12 @@ mod tests {
     #[test]
     fn digests_are_computed_once_per_desired_state() {
         let (first, second) = (desired(), desired());
-        let digests = Digests::of(Arc::clone(&first));
-        for digest in [Digests::state, Digests::chart] {
-            let known = digest(&digests, &first);
-            assert!(Arc::ptr_eq(&known, &digest(&digests, &first)));
+        let digests = DesiredDigests::new(Arc::clone(&first));
+        for digest in [DesiredDigests::state, DesiredDigests::chart] {
+            let cached = digest(&digests, &first);
+            assert!(Arc::ptr_eq(&cached, &digest(&digests, &first)));
             let other = digest(&digests, &second);
-            assert!(known == other && !Arc::ptr_eq(&known, &other));
+            assert!(cached == other && !Arc::ptr_eq(&cached, &other));
         }
         assert_eq!(*digests.state(&first), first.digest());
         assert_eq!(*digests.chart(&first), first.chart.fingerprint());
@@ -123,16 +123,16 @@ mod tests {
             ReleaseOwner::Tenant(Arc::new(tenant))
         };
         let desired = desired();
-        let mut own = OwnChart::default();
-        let mut look = |owner: &ReleaseOwner| {
+        let mut cache = FingerprintCache::default();
+        let mut fingerprint_of = |owner: &ReleaseOwner| {
             let chart = desired.chart_with(owner.values());
-            let found = own.fingerprint(&chart, &desired, owner);
-            assert_eq!(*found, chart.fingerprint());
-            found
+            let fingerprint = cache.fingerprint(&chart, &desired, owner);
+            assert_eq!(*fingerprint, chart.fingerprint());
+            fingerprint
         };
-        let first = look(&owner(1, 1));
-        assert!(Arc::ptr_eq(&first, &look(&owner(1, 2))));
-        assert_ne!(first, look(&owner(2, 3)));
-        assert_eq!(first, look(&owner(1, 4)));
+        let first = fingerprint_of(&owner(1, 1));
+        assert!(Arc::ptr_eq(&first, &fingerprint_of(&owner(1, 2))));
+        assert_ne!(first, fingerprint_of(&owner(2, 3)));
+        assert_eq!(first, fingerprint_of(&owner(1, 4)));
     }
 }

@@ -6,13 +6,13 @@
 //!
 //! Findings, ignore rules, limits and messages are pure functions. Only `look` sends requests to the API server.
 
+pub(crate) mod check;
 pub(crate) mod difference;
 mod field_owner;
 mod heal_limit;
 pub(crate) mod ignore;
 pub(crate) mod json_pointer;
 mod kinds;
-pub(crate) mod look;
 mod message;
 mod object;
 pub(crate) mod schedule;
@@ -23,45 +23,48 @@ use krypton_types::names::{DRIFT_ANNOTATION, DRIFT_IGNORE_ANNOTATION};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::registry::Registry;
 
-pub(crate) use ignore::Rule;
-pub(crate) use message::{described, findings_in, found, told, with_findings};
+pub(crate) use ignore::IgnoreRule;
+pub(crate) use message::{correction_events, describe, drift_event, findings_in, with_findings};
 
 /// Helm's field manager, regardless of the name of its binary.
 pub(crate) const HELM: &str = "helm";
 
 /// Drift settings of one release.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Wanted {
+pub struct DriftSettings {
     pub mode: DriftMode,
     pub interval_seconds: u32,
-    pub rules: Vec<Rule>,
+    pub rules: Vec<IgnoreRule>,
     /// Error message about annotations of the Tenant that do not parse.
-    pub mistaken: Option<String>,
+    pub invalid_annotations: Option<String>,
 }
 
-impl Wanted {
+impl DriftSettings {
     /// Merges the fleet's policy with the Tenant's annotations. An annotation that does not parse has no effect and is
     /// reported.
-    pub fn of<'a>(policy: &DriftPolicy, annotation: impl Fn(&str) -> Option<&'a str>) -> Self {
-        let mut mistaken = Vec::new();
+    pub fn new<'a>(policy: &DriftPolicy, annotation: impl Fn(&str) -> Option<&'a str>) -> Self {
+        let mut invalid_annotations = Vec::new();
         let mode = annotation(DRIFT_ANNOTATION).map(|text| (text, text.parse()));
         let mode = match mode {
             None => policy.mode,
             Some((_, Ok(mode))) => mode,
-            Some((text, Err(why))) => {
-                mistaken.push(format!("annotation {DRIFT_ANNOTATION}: {text:?}: {why}"));
+            Some((text, Err(error))) => {
+                invalid_annotations
+                    .push(format!("annotation {DRIFT_ANNOTATION}: {text:?}: {error}"));
                 policy.mode
             }
         };
-        let (rules, wrong) = ignore::read(annotation(DRIFT_IGNORE_ANNOTATION).unwrap_or_default());
-        if let Some(wrong) = wrong {
-            mistaken.push(format!("annotation {DRIFT_IGNORE_ANNOTATION}: {wrong}"));
+        let (rules, error) =
+            ignore::parse_rules(annotation(DRIFT_IGNORE_ANNOTATION).unwrap_or_default());
+        if let Some(error) = error {
+            invalid_annotations.push(format!("annotation {DRIFT_IGNORE_ANNOTATION}: {error}"));
         }
         Self {
             mode,
             interval_seconds: policy.interval_seconds.clamp(1, 24 * 60 * 60),
             rules,
-            mistaken: (!mistaken.is_empty()).then(|| mistaken.join("; ")),
+            invalid_annotations: (!invalid_annotations.is_empty())
+                .then(|| invalid_annotations.join("; ")),
         }
     }
 }
@@ -82,29 +85,29 @@ pub struct Finding {
     pub difference: Difference,
     /// Field manager that wrote the difference, if known.
     pub writer: Option<String>,
-    pub outcome: Outcome,
+    pub outcome: FindingOutcome,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum FindingOutcome {
     /// Reported only.
-    Left,
+    ReportedOnly,
     Healed,
     /// It was changed so often that corrections are throttled.
     HeldBack,
     /// The object now belongs to another release.
-    NotOurs(String),
+    OtherRelease(String),
     Failed(String),
 }
 
 /// Result of a drift check of one release.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
+pub struct DriftReport {
     /// Revision that was checked.
     pub revision: u32,
     pub findings: Vec<Finding>,
     /// Objects that could not be compared, with the reason.
-    pub unseen: Vec<(ObjectId, String)>,
+    pub not_compared: Vec<(ObjectId, String)>,
 }
 
 /// Counters of the drift checks of all members of a process.
@@ -112,10 +115,10 @@ pub struct Seen {
 pub struct DriftMetrics {
     pub checks: Counter,
     pub requests: Counter,
-    pub found: Counter,
-    pub healed: Counter,
-    pub failed: Counter,
-    pub held_back: Counter,
+    pub objects_found: Counter,
+    pub heals: Counter,
+    pub heals_failed: Counter,
+    pub heals_held_back: Counter,
 }
 
 impl DriftMetrics {
@@ -130,22 +133,22 @@ impl DriftMetrics {
             (
                 "drift_objects_found",
                 "Drifted objects found, counted in each check",
-                &self.found,
+                &self.objects_found,
             ),
             (
                 "drift_objects_healed",
                 "Drifted objects that Krypton corrected",
-                &self.healed,
+                &self.heals,
             ),
             (
                 "drift_heals_failed",
                 "Failed corrections of drifted objects",
-                &self.failed,
+                &self.heals_failed,
             ),
             (
                 "drift_heals_held_back",
                 "Drifted objects not corrected for now because another writer keeps changing them",
-                &self.held_back,
+                &self.heals_held_back,
             ),
         ] {
             registry.register(name, help, counter.clone());
@@ -157,12 +160,12 @@ impl DriftMetrics {
 mod tests {
     use super::*;
 
-    fn wanted(mode: Option<&str>, ignore: Option<&str>) -> Wanted {
+    fn settings_with(mode: Option<&str>, ignore: Option<&str>) -> DriftSettings {
         let policy = DriftPolicy {
             mode: DriftMode::Warn,
             interval_seconds: 60,
         };
-        Wanted::of(&policy, |name| match name {
+        DriftSettings::new(&policy, |name| match name {
             DRIFT_ANNOTATION => mode,
             DRIFT_IGNORE_ANNOTATION => ignore,
             _ => None,
@@ -171,30 +174,37 @@ mod tests {
 
     #[test]
     fn tenant_annotation_overrides_drift_mode_unless_invalid() {
-        for (annotation, mode, mistaken) in [
+        for (annotation, mode, invalid_annotations) in [
             (None, DriftMode::Warn, false),
             (Some("heal"), DriftMode::Heal, false),
             (Some("off"), DriftMode::Off, false),
             (Some("Heal"), DriftMode::Warn, true),
             (Some(""), DriftMode::Warn, true),
         ] {
-            let found = wanted(annotation, None);
-            assert_eq!(found.mode, mode, "{annotation:?}");
-            assert_eq!(found.mistaken.is_some(), mistaken, "{annotation:?}");
+            let settings = settings_with(annotation, None);
+            assert_eq!(settings.mode, mode, "{annotation:?}");
+            assert_eq!(
+                settings.invalid_annotations.is_some(),
+                invalid_annotations,
+                "{annotation:?}"
+            );
         }
-        let found = wanted(None, Some("/spec/replicas, spec/image"));
-        assert_eq!(found.rules.len(), 1);
-        assert!(found.mistaken.unwrap().contains("spec/image"));
+        let settings = settings_with(None, Some("/spec/replicas, spec/image"));
+        assert_eq!(settings.rules.len(), 1);
+        assert!(settings.invalid_annotations.unwrap().contains("spec/image"));
     }
 
     #[test]
     fn drift_interval_is_clamped_between_second_and_day() {
-        for (given, taken) in [(0, 1), (60, 60), (u32::MAX, 86_400)] {
+        for (interval_seconds, expected) in [(0, 1), (60, 60), (u32::MAX, 86_400)] {
             let policy = DriftPolicy {
                 mode: DriftMode::Warn,
-                interval_seconds: given,
+                interval_seconds,
             };
-            assert_eq!(Wanted::of(&policy, |_| None).interval_seconds, taken);
+            assert_eq!(
+                DriftSettings::new(&policy, |_| None).interval_seconds,
+                expected
+            );
         }
     }
 }

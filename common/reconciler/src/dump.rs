@@ -8,19 +8,19 @@ use tokio::sync::oneshot;
 
 use crate::index::CrdState;
 use crate::owner::{OwnerKey, ReleaseOwner};
-use crate::run_loop::{Reconciler, Slot};
+use crate::run_loop::{OwnerState, Reconciler};
 
 /// Channel for the response to a diagnostics request.
-pub type Question = oneshot::Sender<ReconcilerNow>;
+pub type DumpRequest = oneshot::Sender<ReconcilerDump>;
 
 /// Maximum number of owners in the snapshot. The rest is only counted.
-const SUBJECTS_MOST: usize = 2_000;
+const MAX_OWNERS: usize = 2_000;
 
 /// The state of one reconciler.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct ReconcilerNow {
-    pub lease: LeaseNow,
+pub struct ReconcilerDump {
+    pub lease: LeaseDump,
     pub apiserver_heard_before_seconds: u64,
     /// missing, terminating or present. `None` before the first list.
     pub tenant_crd: Option<&'static str>,
@@ -33,12 +33,12 @@ pub struct ReconcilerNow {
     pub running: usize,
     pub owners_in_all: usize,
     /// The owners, failed ones first. Truncated if there are many.
-    pub owners: Vec<OwnerNow>,
+    pub owners: Vec<OwnerDump>,
 }
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct LeaseNow {
+pub struct LeaseDump {
     pub writes: bool,
     pub held_for_seconds: Option<u64>,
     pub renewed_before_seconds: Option<u64>,
@@ -48,7 +48,7 @@ pub struct LeaseNow {
 /// A Tenant or KryptonDeployment.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct OwnerNow {
+pub struct OwnerDump {
     pub kind: &'static str,
     pub key: String,
     pub generation: i64,
@@ -56,9 +56,9 @@ pub struct OwnerNow {
     pub release: String,
     pub revision: Option<u32>,
     pub locked: bool,
-    pub ready: Option<StateNow>,
-    pub progress: Option<StateNow>,
-    pub error: Option<StateNow>,
+    pub ready: Option<ConditionDump>,
+    pub progress: Option<ConditionDump>,
+    pub error: Option<ConditionDump>,
     /// An action for the owner is running.
     pub at_work: bool,
     pub failed_with: Option<&'static str>,
@@ -69,7 +69,7 @@ pub struct OwnerNow {
     pub next_look_in_seconds: Option<u64>,
 }
 
-impl OwnerNow {
+impl OwnerDump {
     pub fn is_in_error(&self) -> bool {
         self.error
             .as_ref()
@@ -79,31 +79,31 @@ impl OwnerNow {
 
 /// A condition without its message.
 #[derive(Debug, Serialize)]
-pub struct StateNow {
+pub struct ConditionDump {
     status: &'static str,
     reason: String,
 }
 
 impl Reconciler {
-    pub(super) fn told(&self, now: BootTime) -> ReconcilerNow {
-        let hold = self.hold.get();
-        let ago = |then: BootTime| now.since(then).as_secs();
+    pub(super) fn dump(&self, now: BootTime) -> ReconcilerDump {
+        let lease_state = self.lease_state.get();
+        let seconds_since = |then: BootTime| now.since(then).as_secs();
         let all = self.index.owners();
-        let mut owners: Vec<OwnerNow> = all
-            .map(|(key, owner)| self.subject_told(&key, &owner, now))
+        let mut owners: Vec<OwnerDump> = all
+            .map(|(key, owner)| self.dump_owner(&key, &owner, now))
             .collect();
-        let in_all = owners.len();
+        let owner_count = owners.len();
         // Failed owners first, even if another process made the attempts.
         owners.sort_by_key(|owner| owner.attempts == 0 && !owner.is_in_error());
-        owners.truncate(SUBJECTS_MOST);
-        ReconcilerNow {
-            lease: LeaseNow {
+        owners.truncate(MAX_OWNERS);
+        ReconcilerDump {
+            lease: LeaseDump {
                 writes: self.permitted,
-                held_for_seconds: self.held.map(ago),
-                renewed_before_seconds: hold.renewed.map(ago),
-                other_holder: hold.other,
+                held_for_seconds: self.held_since.map(seconds_since),
+                renewed_before_seconds: lease_state.renewed.map(seconds_since),
+                other_holder: lease_state.other_holder,
             },
-            apiserver_heard_before_seconds: ago(self.heard()),
+            apiserver_heard_before_seconds: seconds_since(self.last_response()),
             tenant_crd: self.index.crd().map(|crd| match crd {
                 CrdState::Missing => "missing",
                 CrdState::Terminating => "terminating",
@@ -111,46 +111,53 @@ impl Reconciler {
             }),
             lists_complete: self.index.synced(),
             on_record: self.recorded.as_ref().map(|it| it.version.to_string()),
-            later_on_record: self.ahead.map(|version| version.to_string()),
+            later_on_record: self.newer_recorded.map(|version| version.to_string()),
             running: self.jobs.len(),
-            owners_in_all: in_all,
+            owners_in_all: owner_count,
             owners,
         }
     }
 
-    fn subject_told(&self, key: &OwnerKey, owner: &ReleaseOwner, now: BootTime) -> OwnerNow {
-        let none = Slot::default();
-        let slot = self.slots.get(key).unwrap_or(&none);
-        let failure = slot.memory.failure.as_ref();
+    fn dump_owner(&self, key: &OwnerKey, owner: &ReleaseOwner, now: BootTime) -> OwnerDump {
+        let default_state = OwnerState::default();
+        let state = self.owner_states.get(key).unwrap_or(&default_state);
+        let failure = state.memory.failure.as_ref();
         let release = owner.release(&self.member.name);
-        let newest = self.index.release(&release).last().copied().cloned();
-        let said = slot.memory.last_word(owner, &self.member.name);
-        let said = |part: fn(ClusterState) -> Option<State>| said.clone().and_then(part);
-        let until = |at: BootTime| at.since(now).as_secs();
-        let next_look = slot.not_before.max(slot.wake).filter(|at| *at > now);
-        OwnerNow {
+        let newest = self
+            .index
+            .release_revisions(&release)
+            .last()
+            .copied()
+            .cloned();
+        let reported = state.memory.last_reported(owner, &self.member.name);
+        let condition = |select: fn(ClusterState) -> Option<State>| {
+            reported.clone().and_then(select).map(ConditionDump::new)
+        };
+        let seconds_until = |at: BootTime| at.since(now).as_secs();
+        let next_reconcile = state.not_before.max(state.wake).filter(|at| *at > now);
+        OwnerDump {
             kind: owner.kind(),
             key: key.to_string(),
             generation: owner.generation(),
-            being_removed: owner.is_going(),
+            being_removed: owner.is_being_removed(),
             release: format!("{}/{}", release.namespace, release.name),
             revision: newest.as_ref().map(|newest| newest.revision),
             locked: newest.is_some_and(|newest| newest.status.is_locked()),
-            ready: said(|state| Some(state.ready)).map(StateNow::of),
-            progress: said(|state| state.progress).map(StateNow::of),
-            error: said(|state| state.error).map(StateNow::of),
+            ready: condition(|state| Some(state.ready)),
+            progress: condition(|state| state.progress),
+            error: condition(|state| state.error),
             at_work: self.queue.is_busy(key),
             failed_with: failure.map(|failure| failure.reason),
             attempts: failure.map_or(0, |failure| failure.attempts),
-            retry_in_seconds: failure.map(|failure| until(failure.retry_at)),
-            next: slot.memory.said_next.map(|next| next.step.as_str()),
-            next_look_in_seconds: next_look.map(until),
+            retry_in_seconds: failure.map(|failure| seconds_until(failure.retry_at)),
+            next: state.memory.reported_next.map(|next| next.step.as_str()),
+            next_look_in_seconds: next_reconcile.map(seconds_until),
         }
     }
 }
 
-impl StateNow {
-    pub fn of(state: State) -> Self {
+impl ConditionDump {
+    pub fn new(state: State) -> Self {
         Self {
             status: match state.truth {
                 Truth::True => "True",

@@ -1,19 +1,19 @@
 //! Promises about every input. The fuzzer checks them on the inputs that it finds, and a test on the seeds.
 
 use krypton_helm::releases::labels::ReleaseKey;
-use krypton_helm::releases::record::{self, ReleaseRecord, Verdict};
+use krypton_helm::releases::record::{self, RecordComparison, ReleaseRecord};
 
 use crate::drift::difference::differences;
-use crate::drift::ignore::{self, keep};
-use crate::drift::json_pointer::{Step, escaped, steps};
-use crate::record::{self as desired_record, Advance};
+use crate::drift::ignore::{self, copy_live_value};
+use crate::drift::json_pointer::{self, PointerStep};
+use crate::record::{self as desired_record, RecordAction};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use serde_json::Value;
 
 #[path = "../../../fuzz/shared.rs"]
 mod shared;
-use shared::{Target, promise, unfit};
+use shared::{Target, message_defect, promise};
 /// By the names of the folders of seeds.
 pub const TARGETS: &[(&str, Target)] = &[("pointer", pointer), ("record", record)];
 
@@ -21,19 +21,19 @@ pub const TARGETS: &[(&str, Target)] = &[("pointer", pointer), ("record", record
 pub fn pointer(bytes: &[u8]) -> Option<String> {
     let text = String::from_utf8_lossy(bytes);
     let (annotation, documents) = text.split_once('\n').unwrap_or((&text, ""));
-    if let Some(read) = steps(annotation) {
-        let written = read.iter().map(|step| match step {
-            Step::Any => "/*".to_owned(),
-            Step::Of(step) => format!("/{}", escaped(step)),
+    if let Some(steps) = json_pointer::parse(annotation) {
+        let formatted = steps.iter().map(|step| match step {
+            PointerStep::Wildcard => "/*".to_owned(),
+            PointerStep::Key(key) => format!("/{}", json_pointer::escape(key)),
         });
-        let again = steps(&written.collect::<String>());
-        promise!(again.as_ref() == Some(&read), "{read:?} is {again:?}");
+        let parsed = json_pointer::parse(&formatted.collect::<String>());
+        promise!(parsed.as_ref() == Some(&steps), "{steps:?} is {parsed:?}");
     }
-    let (rules, wrong) = ignore::read(annotation);
-    if let Some(broken) = wrong.as_deref().and_then(unfit) {
+    let (rules, error) = ignore::parse_rules(annotation);
+    if let Some(broken) = error.as_deref().and_then(message_defect) {
         return Some(broken);
     }
-    promise!(rules.len() <= ignore::MOST, "{} rules", rules.len());
+    promise!(rules.len() <= ignore::MAX_RULES, "{} rules", rules.len());
     let mut documents = serde_json::Deserializer::from_str(documents).into_iter::<Value>();
     let mut next = || documents.next()?.ok();
     let (mut applied, live) = (next()?, next()?);
@@ -44,9 +44,9 @@ pub fn pointer(bytes: &[u8]) -> Option<String> {
         );
     }
     for rule in &rules {
-        let before = applied.clone();
-        keep(&mut applied, &live, rule);
-        for pointer in differences(&before, &applied) {
+        let previous = applied.clone();
+        copy_live_value(&mut applied, &live, rule);
+        for pointer in differences(&previous, &applied) {
             promise!(rule.covers(&pointer), "{rule:?} has changed {pointer:?}");
         }
     }
@@ -59,31 +59,38 @@ pub fn record(bytes: &[u8]) -> Option<String> {
         data: Some([(key.to_owned(), ByteString(content.to_vec()))].into()),
         ..Secret::default()
     };
-    if let Some(desired) = desired_record::read(&secret(desired_record::KEY, bytes)) {
+    if let Some(desired) = desired_record::parse(&secret(desired_record::RECORD_KEY, bytes)) {
         let written = serde_json::to_vec(&desired).ok()?;
-        let again = desired_record::read(&secret(desired_record::KEY, &written));
-        promise!(again.as_ref() == Some(&desired), "{desired:?} is {again:?}");
-        let advance = desired_record::advance(again.as_ref(), &desired);
-        promise!(advance == Advance::Recorded, "{advance:?}");
+        let reread = desired_record::parse(&secret(desired_record::RECORD_KEY, &written));
+        promise!(
+            reread.as_ref() == Some(&desired),
+            "{desired:?} is {reread:?}"
+        );
+        let action = desired_record::decide(reread.as_ref(), &desired);
+        promise!(action == RecordAction::AlreadyRecorded, "{action:?}");
         promise!(desired.size() == written.len(), "{} bytes", desired.size());
     }
     let release = |name: &str| ReleaseKey {
         namespace: "acme".to_owned(),
         name: name.to_owned(),
     };
-    let of = |release, content: &[u8]| record::stored(&secret(record::KEY, content), &release);
+    let digests_of =
+        |release, content: &[u8]| record::digests_in(&secret(record::KEY, content), &release);
     let mut record = ReleaseRecord::default();
-    record.digests = of(release("small"), bytes)?;
+    record.digests = digests_of(release("small"), bytes)?;
     promise!(
-        of(release("other"), bytes).is_none(),
+        digests_of(release("other"), bytes).is_none(),
         "two releases have the same record"
     );
     let written = record.to_secret(&release("small")).ok()?;
-    let again = record::stored(&written, &release("small"));
-    promise!(again.as_ref() == Some(&record.digests), "it is {again:?}");
+    let reread = record::digests_in(&written, &release("small"));
+    promise!(reread.as_ref() == Some(&record.digests), "it is {reread:?}");
     for (revision, digest) in &record.digests {
-        let verdict = record.verdict(*revision, digest);
-        promise!(verdict == Verdict::Recorded, "{revision} is {verdict:?}");
+        let comparison = record.compare(*revision, digest);
+        promise!(
+            comparison == RecordComparison::Recorded,
+            "{revision} is {comparison:?}"
+        );
     }
     None
 }

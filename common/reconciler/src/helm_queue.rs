@@ -20,9 +20,9 @@ use crate::owner::OwnerKey;
 use crate::plan::{Action, Attempt};
 use crate::run_loop::Tools;
 
-/// The needs of a Helm run. A release whose needs change waits again.
+/// What a Helm run needs. A release whose request changes waits again.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Need {
+pub(super) struct HelmRequest {
     pub(super) action: Action,
     /// `None` if the run needs no chart.
     pub(super) chart: Option<ChartRef>,
@@ -30,8 +30,8 @@ pub(super) struct Need {
     pub(super) generation: i64,
 }
 
-/// Held by a Helm run until it ends.
-pub(super) struct Ready {
+/// The slot and the chart of a Helm run, which holds them until it ends.
+pub(super) struct HelmReservation {
     pub(super) slot: Slot,
     /// Path of the chart on this machine.
     pub(super) chart: Option<PathBuf>,
@@ -39,8 +39,8 @@ pub(super) struct Ready {
     pub(super) span: Span,
 }
 
-impl Ready {
-    /// Returns this with its chart, if it has one.
+impl HelmReservation {
+    /// Returns the reservation and its chart, if it has one.
     pub(super) fn with_chart(mut self) -> Option<(Self, PathBuf)> {
         let chart = self.chart.take()?;
         Some((self, chart))
@@ -48,50 +48,54 @@ impl Ready {
 }
 
 /// A release that waits, and its task.
-pub(super) struct Waiting {
-    pub(super) need: Need,
+pub(super) struct WaitingRelease {
+    pub(super) request: HelmRequest,
     pub(super) attempt: Attempt,
-    pub(super) begun: BootTime,
+    pub(super) started: BootTime,
     pub(super) span: Span,
     task: AbortHandle,
 }
 
 /// A wait that ended without a slot.
-pub(super) struct Failed {
+pub(super) struct FailedWait {
     pub(super) key: OwnerKey,
-    pub(super) waiting: Waiting,
+    pub(super) waiting: WaitingRelease,
     /// `None` if the task itself has failed.
-    pub(super) fault: Option<ActionError>,
+    pub(super) error: Option<ActionError>,
 }
 
-pub(super) type Waited = Result<(Slot, Option<PathBuf>), ActionError>;
+pub(super) type WaitResult = Result<(Slot, Option<PathBuf>), ActionError>;
 
 /// The waiting releases of one member, each once.
 #[derive(Default)]
 pub(super) struct HelmQueue {
-    pub(super) tasks: JoinSet<Waited>,
-    waiting: BTreeMap<OwnerKey, Waiting>,
-    ready: BTreeMap<OwnerKey, (Need, Ready)>,
+    pub(super) tasks: JoinSet<WaitResult>,
+    waiting: BTreeMap<OwnerKey, WaitingRelease>,
+    reserved: BTreeMap<OwnerKey, (HelmRequest, HelmReservation)>,
 }
 
 impl HelmQueue {
-    /// Returns the chart and slot if they are ready for exactly this need. Ends a wait for any other need.
-    pub(super) fn take(&mut self, key: &OwnerKey, need: Option<&Need>) -> Option<Ready> {
+    /// Returns the chart and slot if they are reserved for exactly this request. Ends a wait for any other request.
+    pub(super) fn take(
+        &mut self,
+        key: &OwnerKey,
+        request: Option<&HelmRequest>,
+    ) -> Option<HelmReservation> {
         if let Some(waiting) = self.waiting.get(key)
-            && Some(&waiting.need) != need
+            && Some(&waiting.request) != request
         {
             waiting.task.abort();
             self.waiting.remove(key);
         }
-        let (of, ready) = self.ready.remove(key)?;
-        (Some(&of) == need).then_some(ready)
+        let (reserved_for, reservation) = self.reserved.remove(key)?;
+        (Some(&reserved_for) == request).then_some(reservation)
     }
 
     /// Waits for the chart and the slot, unless `key` waits already.
     pub(super) fn wait(
         &mut self,
         key: &OwnerKey,
-        need: Need,
+        request: HelmRequest,
         attempt: Attempt,
         span: Span,
         (member, tools): (&str, &Tools),
@@ -100,19 +104,19 @@ impl HelmQueue {
             return;
         }
         let (member, tools) = (member.to_owned(), tools.clone());
-        let (chart, priority) = (need.chart.clone(), need.priority);
-        let waiting = async move {
+        let (chart, priority) = (request.chart.clone(), request.priority);
+        let reserving = async move {
             let chart = match &chart {
-                Some(chart) => Some(Box::pin(fetched(&tools.charts, chart)).await?),
+                Some(chart) => Some(Box::pin(fetch_chart(&tools.charts, chart)).await?),
                 None => None,
             };
             Ok((tools.helm.slot(&member, priority).await, chart))
         };
-        let task = self.tasks.spawn(waiting.instrument(span.clone()));
-        let waiting = Waiting {
-            need,
+        let task = self.tasks.spawn(reserving.instrument(span.clone()));
+        let waiting = WaitingRelease {
+            request,
             attempt,
-            begun: BootTime::now(),
+            started: BootTime::now(),
             span,
             task,
         };
@@ -120,10 +124,10 @@ impl HelmQueue {
     }
 
     /// Handles a wait that has ended. Returns the key of a release that is ready.
-    pub(super) fn ended(
+    pub(super) fn finish(
         &mut self,
-        ended: Result<(Id, Waited), JoinError>,
-    ) -> Option<Result<OwnerKey, Failed>> {
+        ended: Result<(Id, WaitResult), JoinError>,
+    ) -> Option<Result<OwnerKey, FailedWait>> {
         let id = ended.as_ref().map_or_else(JoinError::id, |(id, _)| *id);
         // A wait that was cancelled may still have received its slot. Dropping `ended` returns that slot.
         let key = self
@@ -132,36 +136,37 @@ impl HelmQueue {
             .find(|(_, waiting)| waiting.task.id() == id);
         let key = key.map(|(key, _)| key.clone())?;
         let waiting = self.waiting.remove(&key)?;
-        let fault = match ended {
+        let error = match ended {
             Ok((_, Ok((slot, chart)))) => {
                 let span = waiting.span;
-                let ready = Ready { slot, chart, span };
-                self.ready.insert(key.clone(), (waiting.need, ready));
+                let reservation = HelmReservation { slot, chart, span };
+                self.reserved
+                    .insert(key.clone(), (waiting.request, reservation));
                 return Some(Ok(key));
             }
-            Ok((_, Err(fault))) => Some(fault),
+            Ok((_, Err(error))) => Some(error),
             Err(_) => None,
         };
-        Some(Err(Failed {
+        Some(Err(FailedWait {
             key,
             waiting,
-            fault,
+            error,
         }))
     }
 
     /// Frees the slots that no run took.
-    pub(super) fn give_back(&mut self) {
-        self.ready.clear();
+    pub(super) fn release_unused(&mut self) {
+        self.reserved.clear();
     }
 
     /// Returns the number of waiting releases with this priority.
-    pub(super) fn waiting(&self, priority: Priority) -> usize {
-        let of = |waiting: &&Waiting| waiting.need.priority == priority;
-        self.waiting.values().filter(of).count()
+    pub(super) fn waiting_count(&self, priority: Priority) -> usize {
+        let has_priority = |waiting: &&WaitingRelease| waiting.request.priority == priority;
+        self.waiting.values().filter(has_priority).count()
     }
 }
 
-async fn fetched(charts: &Arc<ChartCache>, chart: &ChartRef) -> Result<PathBuf, ActionError> {
+async fn fetch_chart(charts: &Arc<ChartCache>, chart: &ChartRef) -> Result<PathBuf, ActionError> {
     match charts.fetch(chart).await {
         Ok(fetched) => Ok(fetched.path),
         Err(error) => Err(ActionError::Failed {
@@ -220,8 +225,8 @@ mod tests {
         })
     }
 
-    fn need(action: Action) -> Need {
-        Need {
+    fn request(action: Action) -> HelmRequest {
+        HelmRequest {
             priority: action.priority(false),
             action,
             chart: None,
@@ -238,14 +243,14 @@ mod tests {
         }
     }
 
-    fn wait(queue: &mut HelmQueue, tools: &Tools, name: &str, need: &Need) {
-        let of = ("edge-1", tools);
-        queue.wait(&key(name), need.clone(), attempt(), Span::none(), of);
+    fn wait(queue: &mut HelmQueue, tools: &Tools, name: &str, request: &HelmRequest) {
+        let member = ("edge-1", tools);
+        queue.wait(&key(name), request.clone(), attempt(), Span::none(), member);
     }
 
     async fn next(queue: &mut HelmQueue) -> Option<OwnerKey> {
         let ended = queue.tasks.join_next_with_id().await.unwrap();
-        queue.ended(ended).and_then(Result::ok)
+        queue.finish(ended).and_then(Result::ok)
     }
 
     #[tokio::test]
@@ -253,13 +258,13 @@ mod tests {
         let folder = TempDir::new().unwrap();
         let tools = tools(&folder).await;
         let mut queue = HelmQueue::default();
-        let upgrade = need(Action::Helm(Run::Upgrade));
+        let upgrade = request(Action::Helm(Run::Upgrade));
         wait(&mut queue, &tools, "acme", &upgrade);
         assert_eq!(next(&mut queue).await, Some(key("acme")));
 
         // A deletion arrived in the meantime, so the slot goes to the next release.
         wait(&mut queue, &tools, "beta", &upgrade);
-        let uninstall = need(Action::Uninstall);
+        let uninstall = request(Action::Uninstall);
         assert!(queue.take(&key("acme"), Some(&uninstall)).is_none());
         assert_eq!(next(&mut queue).await, Some(key("beta")));
         assert!(queue.take(&key("beta"), Some(&upgrade)).is_some());
@@ -271,19 +276,19 @@ mod tests {
         let tools = tools(&folder).await;
         let mut queue = HelmQueue::default();
         let held = tools.helm.slot("edge-1", Priority::Low).await;
-        let upgrade = need(Action::Helm(Run::Upgrade));
+        let upgrade = request(Action::Helm(Run::Upgrade));
         for name in ["acme", "beta"] {
             wait(&mut queue, &tools, name, &upgrade);
             assert!(queue.take(&key(name), Some(&upgrade)).is_none());
         }
-        assert_eq!(queue.waiting(Priority::Low), 2);
+        assert_eq!(queue.waiting_count(Priority::Low), 2);
 
         assert!(queue.take(&key("acme"), None).is_none());
-        assert_eq!(queue.waiting(Priority::Low), 1);
+        assert_eq!(queue.waiting_count(Priority::Low), 1);
         drop(held);
         let mut ready = Vec::new();
         while let Some(ended) = queue.tasks.join_next_with_id().await {
-            ready.extend(queue.ended(ended).and_then(Result::ok));
+            ready.extend(queue.finish(ended).and_then(Result::ok));
         }
         assert_eq!(ready, [key("beta")]);
     }
@@ -293,11 +298,11 @@ mod tests {
         let folder = TempDir::new().unwrap();
         let tools = tools(&folder).await;
         let mut queue = HelmQueue::default();
-        wait(&mut queue, &tools, "acme", &need(Action::Uninstall));
+        wait(&mut queue, &tools, "acme", &request(Action::Uninstall));
         assert_eq!(next(&mut queue).await, Some(key("acme")));
-        queue.give_back();
+        queue.release_unused();
         drop(tools.helm.slot("edge-1", Priority::Low).await);
-        let uninstall = need(Action::Uninstall);
+        let uninstall = request(Action::Uninstall);
         assert!(queue.take(&key("acme"), Some(&uninstall)).is_none());
     }
 
@@ -312,18 +317,18 @@ mod tests {
             name: folder.path().join("missing.tgz").display().to_string(),
             version: "1.0.0".to_owned(),
         };
-        let install = Need {
+        let install = HelmRequest {
             chart: Some(chart),
-            ..need(Action::Helm(Run::Install))
+            ..request(Action::Helm(Run::Install))
         };
         wait(&mut queue, &tools, "acme", &install);
         let ended = queue.tasks.join_next_with_id().await.unwrap();
-        let Some(Err(failed)) = queue.ended(ended) else {
+        let Some(Err(failed)) = queue.finish(ended) else {
             panic!("there is no such chart");
         };
-        assert_eq!((failed.key, failed.waiting.need), (key("acme"), install));
-        assert!(failed.fault.is_some());
-        assert_eq!(queue.waiting(Priority::High), 0);
+        assert_eq!((failed.key, failed.waiting.request), (key("acme"), install));
+        assert!(failed.error.is_some());
+        assert_eq!(queue.waiting_count(Priority::High), 0);
         drop(held);
     }
 }

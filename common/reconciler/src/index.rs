@@ -1,6 +1,7 @@
 //! State of one member as its watches show it: plain values, updated by events and relists.
 
-mod kept;
+mod sized_map;
+mod watch_store;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use krypton_crds::tenant::Tenant;
 use krypton_helm::releases::WorkloadKind;
 use krypton_helm::releases::labels::ReleaseKey;
 use krypton_helm::releases::revision::Revision;
-use krypton_runtime::bound::{self, Beyond};
+use krypton_runtime::bound::{self, ExceededBound};
 use krypton_types::deployment::{DeploymentKey, DesiredDeployment};
 use krypton_types::names;
 use krypton_types::tenant::TenantKey;
@@ -19,7 +20,8 @@ use kube::runtime::watcher::Event;
 use crate::owner::{OwnerKey, ReleaseOwner};
 use crate::workload::{WorkloadKey, WorkloadState};
 use crate::workspaces::metadata::NamespaceMetadata;
-use kept::{Heap, Kept};
+
+pub use watch_store::WatchStore;
 
 /// Label on a namespace that Krypton created. The value is the UID of the Tenant or KryptonDeployment.
 pub const CREATOR_LABEL: &str = "mesh.openkcm.io/created-for";
@@ -38,7 +40,7 @@ pub struct Workspace {
 }
 
 impl Workspace {
-    fn of(meta: &ObjectMeta) -> Self {
+    fn from_metadata(meta: &ObjectMeta) -> Self {
         let labels = meta.labels.as_ref();
         let creator = labels.and_then(|labels| labels.get(CREATOR_LABEL)).cloned();
         Self {
@@ -49,7 +51,7 @@ impl Workspace {
                 .cloned(),
             namespace_metadata: creator
                 .is_some()
-                .then(|| Box::new(NamespaceMetadata::of(meta))),
+                .then(|| Box::new(NamespaceMetadata::new(meta))),
             creator,
         }
     }
@@ -64,204 +66,27 @@ pub enum CrdState {
 }
 
 /// Maximum bytes to store of an untrusted server.
-const KEPT_BYTES: usize = 64 << 20;
+const MAX_STORED_BYTES: usize = 64 << 20;
 /// Approximate upper limit for the bytes of a Tenant's key.
-const WAITING_BYTES: usize = 512;
+const BYTES_PER_WAITING_KEY: usize = 512;
 /// Maximum length of a name in bytes. No API server allows longer ones.
-const LONGEST_NAME: usize = 253;
-
-/// Maximum number of deletions to remember. A response is delayed by at most one Helm run, with far fewer deletions.
-const GONE_MOST: usize = 4096;
-
-/// A map that a watch feeds. An event never replaces an entry with an older version. A relist replaces the whole map.
-#[derive(Debug)]
-pub struct Watched<K, V> {
-    items: Kept<K, V>,
-    listing: Option<Kept<K, V>>,
-    /// Number of objects in the current list, stored or not.
-    listed: usize,
-    synced: bool,
-    /// Recent deletions by resourceVersion, whose older responses may still arrive. At most [`GONE_MOST`].
-    gone: Kept<K, ()>,
-}
-
-impl<K, V> Default for Watched<K, V> {
-    fn default() -> Self {
-        Self {
-            items: Kept::default(),
-            listing: None,
-            listed: 0,
-            synced: false,
-            gone: Kept::default(),
-        }
-    }
-}
-
-impl<K: Ord + Clone + Heap, V: PartialEq + Clone + Heap> Watched<K, V> {
-    /// Returns the number of objects and their bytes. A list in progress replaces the stored entries.
-    fn size(&self) -> (usize, usize) {
-        let listing = self.listing.as_ref();
-        let bytes = listing.map_or(0, Kept::bytes).max(self.items.bytes());
-        let objects = self.listed.max(self.items.len());
-        (objects, bytes + self.gone.bytes())
-    }
-
-    pub fn get(&self, key: &K) -> Option<&V> {
-        self.items.get(key).map(|(_, value)| value)
-    }
-
-    /// Returns the resourceVersion of the entry, if it is a number.
-    pub fn version(&self, key: &K) -> Option<u64> {
-        let version = self.items.get(key).map(|(version, _)| *version);
-        version.filter(|version| *version > 0)
-    }
-
-    pub fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
-        self.items.iter().map(|(key, (_, value))| (key, value))
-    }
-
-    /// Returns the entries from `from` on, in key order.
-    pub fn from(&self, from: K) -> impl Iterator<Item = (&K, &V)> {
-        self.items
-            .range(from..)
-            .map(|(key, (_, value))| (key, value))
-    }
-
-    /// Returns true if the first list is complete.
-    pub fn synced(&self) -> bool {
-        self.synced
-    }
-
-    /// Applies an object that was read or written outside the watch.
-    ///
-    /// If the watch has shown a later deletion, the object stays deleted. Its absence from the watch proves nothing, as
-    /// a list may be incomplete.
-    fn learn(&mut self, key: K, resource_version: u64, value: V) -> Option<K> {
-        let gone = self
-            .gone
-            .get(&key)
-            .is_some_and(|(end, ())| *end >= resource_version);
-        match gone {
-            true => None,
-            false => self.apply(key, resource_version, value),
-        }
-    }
-
-    /// Applies one object and ignores a version older than the known one. The watch delivers this process's writes
-    /// after their responses.
-    fn apply(&mut self, key: K, resource_version: u64, value: V) -> Option<K> {
-        // A paged list is as old as its first page, so it lacks later writes of this process.
-        if let Some(listing) = &mut self.listing {
-            listing.insert(key.clone(), resource_version, value.clone());
-        }
-        if let Some((known, old)) = self.items.get(&key) {
-            if *known > resource_version {
-                return None;
-            }
-            if *old == value {
-                self.items.insert(key, resource_version, value);
-                return None;
-            }
-        }
-        self.items.insert(key.clone(), resource_version, value);
-        Some(key)
-    }
-
-    fn delete(&mut self, key: &K, resource_version: u64) -> Option<K> {
-        match self.items.get(key) {
-            Some((known, _)) if *known > resource_version => None,
-            Some(_) => self.items.remove(key).map(|_| key.clone()),
-            None => None,
-        }
-    }
-
-    /// Applies one event of kube's watcher. `read` returns the key, the version and the value of an object. Returns the
-    /// changed keys.
-    fn event<O>(
-        &mut self,
-        event: Event<O>,
-        read: impl Fn(O) -> Option<(K, u64, V)>,
-    ) -> BTreeSet<K> {
-        match event {
-            Event::Apply(object) => read(object)
-                .and_then(|(key, version, value)| {
-                    self.gone.remove(&key);
-                    self.apply(key, version, value)
-                })
-                .into_iter()
-                .collect(),
-            Event::Delete(object) => read(object)
-                .and_then(|(key, version, _)| {
-                    if self.gone.len() >= GONE_MOST {
-                        self.gone.clear();
-                    }
-                    self.gone.insert(key.clone(), version, ());
-                    self.delete(&key, version)
-                })
-                .into_iter()
-                .collect(),
-            Event::Init => {
-                (self.listing, self.listed) = (Some(Kept::default()), 0);
-                // A restored etcd continues from an older resourceVersion.
-                self.gone.clear();
-                BTreeSet::new()
-            }
-            Event::InitApply(object) => {
-                self.listed += 1;
-                if let (Some((key, version, value)), Some(listing)) =
-                    (read(object), self.listing.as_mut())
-                {
-                    let newer = listing.get(&key).is_some_and(|(known, _)| *known > version);
-                    if !newer {
-                        listing.insert(key, version, value);
-                    }
-                }
-                BTreeSet::new()
-            }
-            Event::InitDone => self.replace(),
-        }
-    }
-
-    fn replace(&mut self) -> BTreeSet<K> {
-        let listing = self.listing.take().unwrap_or_default().into_entries();
-        self.listed = 0;
-        let mut changed: BTreeSet<K> = self
-            .items
-            .keys()
-            .filter(|key| !listing.contains_key(key))
-            .cloned()
-            .collect();
-        for key in &changed {
-            self.items.remove(key);
-        }
-        // A list comes from a quorum read, so it wins even if it is older than the known state. A restored etcd causes
-        // that.
-        for (key, (version, value)) in listing {
-            let old = self.items.insert(key.clone(), version, value);
-            if old.as_ref().map(|(_, value)| value) != self.get(&key) {
-                changed.insert(key);
-            }
-        }
-        self.synced = true;
-        changed
-    }
-}
+const MAX_NAME_BYTES: usize = 253;
 
 /// The known state of one member.
 #[derive(Debug)]
 pub struct Index {
     cluster: String,
     source_namespace: Option<String>,
-    pub tenants: Watched<TenantKey, Arc<Tenant>>,
+    pub tenants: WatchStore<TenantKey, Arc<Tenant>>,
     /// Orders of the home cluster in the current desired state. They don't come from a watch.
     deployments: BTreeMap<DeploymentKey, Arc<DesiredDeployment>>,
-    pub revisions: Watched<(ReleaseKey, u32), Revision>,
-    pub workspaces: Watched<String, Workspace>,
-    workloads: BTreeMap<WorkloadKind, Watched<(ReleaseKey, WorkloadKey), WorkloadState>>,
-    crd: Watched<String, (CrdState, Option<u32>)>,
-    claims: BTreeMap<ReleaseKey, BTreeSet<OwnerKey>>,
-    claimed: BTreeMap<OwnerKey, ReleaseKey>,
-    lists: u64,
+    pub revisions: WatchStore<(ReleaseKey, u32), Revision>,
+    pub workspaces: WatchStore<String, Workspace>,
+    workloads: BTreeMap<WorkloadKind, WatchStore<(ReleaseKey, WorkloadKey), WorkloadState>>,
+    crd: WatchStore<String, (CrdState, Option<u32>)>,
+    claimants_by_release: BTreeMap<ReleaseKey, BTreeSet<OwnerKey>>,
+    release_by_owner: BTreeMap<OwnerKey, ReleaseKey>,
+    lists_started: u64,
 }
 
 impl Index {
@@ -269,15 +94,17 @@ impl Index {
         Self {
             cluster: cluster.to_owned(),
             source_namespace: source_namespace.map(str::to_owned),
-            tenants: Watched::default(),
+            tenants: WatchStore::default(),
             deployments: BTreeMap::new(),
-            revisions: Watched::default(),
-            workspaces: Watched::default(),
-            workloads: WORKLOAD_KINDS.map(|kind| (kind, Watched::default())).into(),
-            crd: Watched::default(),
-            claims: BTreeMap::new(),
-            claimed: BTreeMap::new(),
-            lists: 0,
+            revisions: WatchStore::default(),
+            workspaces: WatchStore::default(),
+            workloads: WORKLOAD_KINDS
+                .map(|kind| (kind, WatchStore::default()))
+                .into(),
+            crd: WatchStore::default(),
+            claimants_by_release: BTreeMap::new(),
+            release_by_owner: BTreeMap::new(),
+            lists_started: 0,
         }
     }
 
@@ -285,8 +112,8 @@ impl Index {
     ///
     /// A response to an earlier request must not change the index: if etcd was restored, its object no longer exists,
     /// although its version is higher. Otherwise, the list or the watch contains it.
-    pub fn lists(&self) -> u64 {
-        self.lists
+    pub fn lists_started(&self) -> u64 {
+        self.lists_started
     }
 
     /// Returns true if every watch has listed once. Before that, absence proves nothing.
@@ -295,12 +122,12 @@ impl Index {
             && self.tenants.synced()
             && self.revisions.synced()
             && self.workspaces.synced()
-            && self.workloads.values().all(Watched::synced)
+            && self.workloads.values().all(WatchStore::synced)
     }
 
     /// Marks the known Tenants as incomplete until the next list.
-    pub fn list_tenants_again(&mut self) {
-        self.tenants.synced = false;
+    pub fn mark_tenants_incomplete(&mut self) {
+        self.tenants.mark_incomplete();
     }
 
     /// Returns true if everything that exists is listed. Without the CRD there are no Tenants.
@@ -309,60 +136,44 @@ impl Index {
             && (self.tenants.synced() || self.crd() != Some(CrdState::Present))
             && self.revisions.synced()
             && self.workspaces.synced()
-            && self.workloads.values().all(Watched::synced)
+            && self.workloads.values().all(WatchStore::synced)
     }
 
     /// Returns the bound that the objects of the watches exceed. `waiting` keys count too.
-    pub fn beyond(&self, waiting: usize) -> Option<Beyond> {
+    pub fn exceeded_bound(&self, waiting: usize) -> Option<ExceededBound> {
         let sizes = [
             self.tenants.size(),
             self.revisions.size(),
             self.workspaces.size(),
             self.crd.size(),
         ];
-        let all = sizes
+        let sizes = sizes
             .into_iter()
-            .chain(self.workloads.values().map(Watched::size));
-        let (mut objects, mut bytes) = (waiting, waiting * WAITING_BYTES);
-        for size in all {
-            objects += size.0;
-            bytes += size.1;
+            .chain(self.workloads.values().map(WatchStore::size));
+        let (mut objects, mut bytes) = (waiting, waiting * BYTES_PER_WAITING_KEY);
+        for (store_objects, store_bytes) in sizes {
+            objects += store_objects;
+            bytes += store_bytes;
         }
         match () {
-            () if objects > bound::OBJECTS => Some(Beyond::Objects),
-            () if bytes > KEPT_BYTES => Some(Beyond::Bytes(KEPT_BYTES)),
+            () if objects > bound::OBJECTS_MAX => Some(ExceededBound::Objects),
+            () if bytes > MAX_STORED_BYTES => Some(ExceededBound::Bytes(MAX_STORED_BYTES)),
             () => None,
         }
     }
 
     /// Drops all watched state until the next lists are complete.
-    pub fn forget_watched(&mut self) {
+    pub fn clear_watched(&mut self) {
         let tenants = self.tenants.iter().map(|(key, _)| key.clone());
         let tenants = tenants.map(OwnerKey::Tenant).collect();
-        self.tenants = Watched::default();
-        self.revisions = Watched::default();
-        self.workspaces = Watched::default();
-        self.workloads = WORKLOAD_KINDS.map(|kind| (kind, Watched::default())).into();
-        self.crd = Watched::default();
-        self.claim(tenants);
-    }
-
-    /// Returns the lists that are still incomplete, for messages.
-    pub fn waiting_for(&self) -> Vec<&'static str> {
-        let mut waiting = Vec::new();
-        let mut check = |synced: bool, what: &'static str| {
-            if !synced {
-                waiting.push(what);
-            }
-        };
-        check(self.crd.synced(), "the Tenant CRD");
-        check(self.tenants.synced(), "Tenants");
-        check(self.revisions.synced(), "release Secrets");
-        check(self.workspaces.synced(), "namespaces");
-        for (kind, watched) in &self.workloads {
-            check(watched.synced(), kind.as_str());
-        }
-        waiting
+        self.tenants = WatchStore::default();
+        self.revisions = WatchStore::default();
+        self.workspaces = WatchStore::default();
+        self.workloads = WORKLOAD_KINDS
+            .map(|kind| (kind, WatchStore::default()))
+            .into();
+        self.crd = WatchStore::default();
+        self.update_claims(tenants);
     }
 
     pub fn owner(&self, key: &OwnerKey) -> Option<ReleaseOwner> {
@@ -394,50 +205,51 @@ impl Index {
     }
 
     /// Returns the revisions of a release, oldest first.
-    pub fn release(&self, key: &ReleaseKey) -> Vec<&Revision> {
+    pub fn release_revisions(&self, key: &ReleaseKey) -> Vec<&Revision> {
         self.revisions
-            .from((key.clone(), 0))
-            .take_while(|((found, _), _)| found == key)
+            .iter_from((key.clone(), 0))
+            .take_while(|((release, _), _)| release == key)
             .map(|(_, revision)| revision)
             .collect()
     }
 
     /// Returns another namespace that contains a release of this name that Krypton did not create and no owner claims.
-    pub fn foreign_elsewhere(&self, key: &ReleaseKey) -> Option<&str> {
-        let is_one = |(found, revision): (&ReleaseKey, &Revision)| {
-            found.name == key.name
-                && found.namespace != key.namespace
+    pub fn foreign_release_elsewhere(&self, key: &ReleaseKey) -> Option<&str> {
+        let is_foreign_elsewhere = |release: &ReleaseKey, revision: &Revision| {
+            release.name == key.name
+                && release.namespace != key.namespace
                 && revision.is_foreign()
-                && !self.claimed(found)
+                && !self.is_claimed(release)
         };
-        let mut all = self.revisions.iter();
-        let found = all.find(|((found, _), revision)| is_one((found, revision)));
-        found.map(|((found, _), _)| found.namespace.as_str())
+        let mut revisions = self.revisions.iter();
+        let foreign =
+            revisions.find(|((release, _), revision)| is_foreign_elsewhere(release, revision));
+        foreign.map(|((release, _), _)| release.namespace.as_str())
     }
 
     /// Returns the workloads that carry the release's annotations.
     pub fn release_workloads(&self, key: &ReleaseKey) -> BTreeMap<WorkloadKey, WorkloadState> {
-        let mut found = BTreeMap::new();
-        for (kind, watched) in &self.workloads {
+        let mut workloads = BTreeMap::new();
+        for (kind, store) in &self.workloads {
             let first = WorkloadKey {
                 kind: *kind,
                 namespace: String::new(),
                 name: String::new(),
             };
-            found.extend(
-                watched
-                    .from((key.clone(), first))
+            workloads.extend(
+                store
+                    .iter_from((key.clone(), first))
                     .take_while(|((release, _), _)| release == key)
                     .map(|((_, workload), state)| (workload.clone(), state.clone())),
             );
         }
-        found
+        workloads
     }
 
     /// Returns the owners on this member that request the release, oldest first.
     pub fn claimants(&self, key: &ReleaseKey) -> Vec<ReleaseOwner> {
         let mut claimants: Vec<_> = self
-            .claims
+            .claimants_by_release
             .get(key)
             .into_iter()
             .flatten()
@@ -449,17 +261,17 @@ impl Index {
     }
 
     /// Returns true if an owner requests the release.
-    pub fn claimed(&self, key: &ReleaseKey) -> bool {
-        self.claims.contains_key(key)
+    pub fn is_claimed(&self, key: &ReleaseKey) -> bool {
+        self.claimants_by_release.contains_key(key)
     }
 
     /// Returns the owners that use the namespace, for any release.
-    pub fn users(&self, namespace: &str) -> BTreeSet<OwnerKey> {
+    pub fn workspace_users(&self, namespace: &str) -> BTreeSet<OwnerKey> {
         let first = ReleaseKey {
             namespace: namespace.to_owned(),
             name: String::new(),
         };
-        self.claims
+        self.claimants_by_release
             .range(first..)
             .take_while(|(key, _)| key.namespace == namespace)
             .flat_map(|(_, users)| users.iter().cloned())
@@ -469,10 +281,10 @@ impl Index {
     /// Applies the Tenant from the response to a write. If the watch has shown its deletion in the meantime, it stays
     /// deleted.
     pub fn tenant_written(&mut self, tenant: Tenant) -> BTreeSet<OwnerKey> {
-        let known = tenant_key(&tenant.metadata)
+        let is_known = tenant_key(&tenant.metadata)
             .and_then(|key| self.tenants.get(&key))
             .is_some_and(|known| known.metadata.uid == tenant.metadata.uid);
-        if known {
+        if is_known {
             self.tenant_event(Event::Apply(tenant))
         } else {
             BTreeSet::new()
@@ -480,23 +292,27 @@ impl Index {
     }
 
     pub fn tenant_event(&mut self, event: Event<Tenant>) -> BTreeSet<OwnerKey> {
-        self.lists += u64::from(matches!(event, Event::Init));
-        let changed = self.tenants.event(event, |mut tenant| {
+        self.lists_started += u64::from(matches!(event, Event::Init));
+        let changed = self.tenants.apply_event(event, |mut tenant| {
             // The managed fields are larger than the rest of the object and unused here.
             tenant.metadata.managed_fields = None;
             let key = tenant_key(&tenant.metadata)?;
-            Some((key, version(&tenant.metadata), Arc::new(tenant)))
+            Some((key, resource_version(&tenant.metadata), Arc::new(tenant)))
         });
-        self.claim(changed.into_iter().map(OwnerKey::Tenant).collect())
+        self.update_claims(changed.into_iter().map(OwnerKey::Tenant).collect())
     }
 
     /// Replaces the orders of the home cluster. The reconciler ignores an order that is no longer among them.
-    pub fn ordered(&mut self, orders: &[DesiredDeployment]) -> BTreeSet<OwnerKey> {
+    pub fn set_orders(&mut self, orders: &[DesiredDeployment]) -> BTreeSet<OwnerKey> {
         let next: BTreeMap<DeploymentKey, &DesiredDeployment> =
             orders.iter().map(|order| (order.key(), order)).collect();
-        let gone = |key: &&DeploymentKey| !next.contains_key(*key);
-        let mut changed: BTreeSet<DeploymentKey> =
-            self.deployments.keys().filter(gone).cloned().collect();
+        let is_withdrawn = |key: &&DeploymentKey| !next.contains_key(*key);
+        let mut changed: BTreeSet<DeploymentKey> = self
+            .deployments
+            .keys()
+            .filter(is_withdrawn)
+            .cloned()
+            .collect();
         self.deployments.retain(|key, _| next.contains_key(key));
         for (key, order) in next {
             let known = self.deployments.get(&key);
@@ -506,55 +322,70 @@ impl Index {
                 changed.insert(key);
             }
         }
-        self.claim(changed.into_iter().map(OwnerKey::Deployment).collect())
+        self.update_claims(changed.into_iter().map(OwnerKey::Deployment).collect())
     }
 
     /// Updates the claims of the changed owners. Returns these and the other owners that claim the same releases.
-    fn claim(&mut self, changed: BTreeSet<OwnerKey>) -> BTreeSet<OwnerKey> {
-        let mut dirty = changed.clone();
+    fn update_claims(&mut self, changed: BTreeSet<OwnerKey>) -> BTreeSet<OwnerKey> {
+        let mut affected = changed.clone();
         for key in changed {
             // Reconcile the other claimants of a release when one of them appears, disappears or moves.
-            if let Some(release) = self.claimed.remove(&key)
-                && let Some(claimants) = self.claims.get_mut(&release)
+            if let Some(release) = self.release_by_owner.remove(&key)
+                && let Some(claimants) = self.claimants_by_release.get_mut(&release)
             {
                 claimants.remove(&key);
-                dirty.extend(claimants.iter().cloned());
+                affected.extend(claimants.iter().cloned());
                 if claimants.is_empty() {
-                    self.claims.remove(&release);
+                    self.claimants_by_release.remove(&release);
                 }
             }
             if let Some(owner) = self.owner(&key) {
                 let release = owner.release(&self.cluster);
-                let claims = self.claims.entry(release.clone()).or_default();
-                dirty.extend(claims.iter().cloned());
-                claims.insert(key.clone());
-                self.claimed.insert(key, release);
+                let claimants = self
+                    .claimants_by_release
+                    .entry(release.clone())
+                    .or_default();
+                affected.extend(claimants.iter().cloned());
+                claimants.insert(key.clone());
+                self.release_by_owner.insert(key, release);
             }
         }
-        dirty
+        affected
     }
 
-    pub fn release_event<O: Into<ObjectMetaOf>>(&mut self, event: Event<O>) -> BTreeSet<OwnerKey> {
-        self.lists += u64::from(matches!(event, Event::Init));
-        let changed = self.revisions.event(event, |object| {
+    pub fn release_event<O: Into<AnyObjectMeta>>(&mut self, event: Event<O>) -> BTreeSet<OwnerKey> {
+        self.lists_started += u64::from(matches!(event, Event::Init));
+        let changed = self.revisions.apply_event(event, |object| {
             let meta = object.into().0;
-            let (key, revision) = Revision::of(&meta)?;
-            Some(((key, revision.revision), version(&meta), revision))
+            let (key, revision) = Revision::from_metadata(&meta)?;
+            Some(((key, revision.revision), resource_version(&meta), revision))
         });
         let keys: BTreeSet<ReleaseKey> = changed.into_iter().map(|(key, _)| key).collect();
         keys.iter()
-            .flat_map(|key| self.claims.get(key).cloned().unwrap_or_default())
+            .flat_map(|key| {
+                self.claimants_by_release
+                    .get(key)
+                    .cloned()
+                    .unwrap_or_default()
+            })
             .collect()
     }
 
     /// Applies a Secret of a release that was read outside the watch.
     pub fn release_read(&mut self, meta: &ObjectMeta) -> BTreeSet<OwnerKey> {
-        let Some((key, revision)) = Revision::of(meta) else {
+        let Some((key, revision)) = Revision::from_metadata(meta) else {
             return BTreeSet::new();
         };
-        let of = (key.clone(), revision.revision);
-        match self.revisions.learn(of, version(meta), revision) {
-            Some(_) => self.claims.get(&key).cloned().unwrap_or_default(),
+        let revision_key = (key.clone(), revision.revision);
+        match self
+            .revisions
+            .apply_response(revision_key, resource_version(meta), revision)
+        {
+            Some(_) => self
+                .claimants_by_release
+                .get(&key)
+                .cloned()
+                .unwrap_or_default(),
             None => BTreeSet::new(),
         }
     }
@@ -567,7 +398,7 @@ impl Index {
     pub fn release_listed(
         &mut self,
         key: &ReleaseKey,
-        fresh: Vec<ObjectMeta>,
+        listed: Vec<ObjectMeta>,
         (list_version, known_before): (u64, u64),
     ) {
         let outdated: Vec<u32> = self
@@ -575,18 +406,19 @@ impl Index {
             .filter(|(version, _)| *version <= list_version.max(known_before))
             .map(|(_, revision)| revision)
             .collect();
-        let fresh: Vec<_> = (fresh.iter())
-            .filter_map(|meta| Some((version(meta), Revision::of(meta)?)))
+        let listed: Vec<_> = (listed.iter())
+            .filter_map(|meta| Some((resource_version(meta), Revision::from_metadata(meta)?)))
             .collect();
-        let listed: BTreeSet<u32> = fresh.iter().map(|(_, (_, it))| it.revision).collect();
+        let listed_revisions: BTreeSet<u32> =
+            listed.iter().map(|(_, (_, it))| it.revision).collect();
         for revision in outdated {
-            if list_version < known_before || !listed.contains(&revision) {
-                self.revisions.items.remove(&(key.clone(), revision));
+            if list_version < known_before || !listed_revisions.contains(&revision) {
+                self.revisions.remove(&(key.clone(), revision));
             }
         }
-        for (version, (of, revision)) in fresh {
-            let key = (of, revision.revision);
-            self.revisions.learn(key, version, revision);
+        for (version, (release, revision)) in listed {
+            let key = (release, revision.revision);
+            self.revisions.apply_response(key, version, revision);
         }
     }
 
@@ -598,20 +430,24 @@ impl Index {
 
     /// Returns the `resourceVersion` and the number of each known revision of a release.
     fn versions_of(&self, key: &ReleaseKey) -> impl Iterator<Item = (u64, u32)> {
-        let items = self.revisions.items.range((key.clone(), 0)..);
-        let items = items.take_while(move |((found, _), _)| found == key);
-        items.map(|((_, revision), (version, _))| (*version, *revision))
+        let versions = self.revisions.versions_from((key.clone(), 0));
+        let versions = versions.take_while(move |((release, _), _)| release == key);
+        versions.map(|((_, revision), version)| (version, *revision))
     }
 
     /// Applies a namespace event. Returns the changed namespaces and the owners that use them as a workspace.
-    pub fn workspace_event<O: Into<ObjectMetaOf>>(
+    pub fn workspace_event<O: Into<AnyObjectMeta>>(
         &mut self,
         event: Event<O>,
     ) -> (BTreeSet<String>, BTreeSet<OwnerKey>) {
-        self.lists += u64::from(matches!(event, Event::Init));
-        let changed = self.workspaces.event(event, |object| {
+        self.lists_started += u64::from(matches!(event, Event::Init));
+        let changed = self.workspaces.apply_event(event, |object| {
             let meta = object.into().0;
-            Some((meta.name.clone()?, version(&meta), Workspace::of(&meta)))
+            Some((
+                meta.name.clone()?,
+                resource_version(&meta),
+                Workspace::from_metadata(&meta),
+            ))
         });
         self.with_users(changed)
     }
@@ -621,14 +457,19 @@ impl Index {
         &mut self,
         meta: &ObjectMeta,
     ) -> (BTreeSet<String>, BTreeSet<OwnerKey>) {
-        let workspace = Workspace::of(meta);
+        let workspace = Workspace::from_metadata(meta);
         let name = meta.name.clone();
-        let changed = name.and_then(|name| self.workspaces.learn(name, version(meta), workspace));
+        let changed = name.and_then(|name| {
+            self.workspaces
+                .apply_response(name, resource_version(meta), workspace)
+        });
         self.with_users(changed.into_iter().collect())
     }
 
     fn with_users(&self, changed: BTreeSet<String>) -> (BTreeSet<String>, BTreeSet<OwnerKey>) {
-        let users = changed.iter().flat_map(|namespace| self.users(namespace));
+        let users = changed
+            .iter()
+            .flat_map(|namespace| self.workspace_users(namespace));
         let users = users.collect();
         (changed, users)
     }
@@ -651,12 +492,21 @@ impl Index {
                 namespace: meta.namespace.clone()?,
                 name: meta.name.clone()?,
             };
-            Some(((release, workload), version(meta), read(&object)))
+            Some(((release, workload), resource_version(meta), read(&object)))
         };
-        let changed = self.workloads.entry(kind).or_default().event(event, read);
+        let changed = self
+            .workloads
+            .entry(kind)
+            .or_default()
+            .apply_event(event, read);
         let keys: BTreeSet<ReleaseKey> = changed.into_iter().map(|(key, _)| key).collect();
         keys.iter()
-            .flat_map(|key| self.claims.get(key).cloned().unwrap_or_default())
+            .flat_map(|key| {
+                self.claimants_by_release
+                    .get(key)
+                    .cloned()
+                    .unwrap_or_default()
+            })
             .collect()
     }
 
@@ -670,15 +520,15 @@ impl Index {
         self.crd.synced().then_some(state)
     }
 
-    pub fn crd_event<O: Into<ObjectMetaOf>>(&mut self, event: Event<O>) {
-        self.crd.event(event, |object| {
+    pub fn crd_event<O: Into<AnyObjectMeta>>(&mut self, event: Event<O>) {
+        self.crd.apply_event(event, |object| {
             let meta = object.into().0;
             let state = match meta.deletion_timestamp {
                 Some(_) => CrdState::Terminating,
                 None => CrdState::Present,
             };
             let schema = krypton_crds::schema_version_of(&meta);
-            Some((meta.name.clone()?, version(&meta), (state, schema)))
+            Some((meta.name.clone()?, resource_version(&meta), (state, schema)))
         });
     }
 
@@ -697,35 +547,36 @@ const WORKLOAD_KINDS: [WorkloadKind; 3] = [
 
 /// The metadata of an object of any type.
 #[derive(Debug)]
-pub struct ObjectMetaOf(pub ObjectMeta);
+pub struct AnyObjectMeta(pub ObjectMeta);
 
-impl<K> From<kube::core::PartialObjectMeta<K>> for ObjectMetaOf {
+impl<K> From<kube::core::PartialObjectMeta<K>> for AnyObjectMeta {
     fn from(object: kube::core::PartialObjectMeta<K>) -> Self {
         Self(object.metadata)
     }
 }
 
-impl From<ObjectMeta> for ObjectMetaOf {
+impl From<ObjectMeta> for AnyObjectMeta {
     fn from(meta: ObjectMeta) -> Self {
         Self(meta)
     }
 }
 
 pub fn tenant_key(meta: &ObjectMeta) -> Option<TenantKey> {
-    let named = |name: &Option<String>| name.clone().filter(|name| name.len() <= LONGEST_NAME);
+    let valid_name =
+        |name: &Option<String>| name.clone().filter(|name| name.len() <= MAX_NAME_BYTES);
     Some(TenantKey {
-        namespace: named(&meta.namespace)?,
-        name: named(&meta.name)?,
+        namespace: valid_name(&meta.namespace)?,
+        name: valid_name(&meta.name)?,
     })
 }
 
 /// Returns the resourceVersion as a number. The Kubernetes API guarantees that versions are comparable since 1.35
 /// (KEP-5504), and they were before. A version that is not a number counts as newest.
-fn version(meta: &ObjectMeta) -> u64 {
-    number(meta.resource_version.as_deref())
+fn resource_version(meta: &ObjectMeta) -> u64 {
+    parse_version(meta.resource_version.as_deref())
 }
 
-pub(crate) fn number(resource_version: Option<&str>) -> u64 {
+pub(crate) fn parse_version(resource_version: Option<&str>) -> u64 {
     resource_version
         .and_then(|version| version.parse().ok())
         .unwrap_or(u64::MAX)
@@ -739,71 +590,6 @@ mod tests {
     };
 
     use super::*;
-
-    type Object = (&'static str, u64, &'static str);
-
-    fn watched(
-        events: impl IntoIterator<Item = Event<Object>>,
-    ) -> Watched<&'static str, &'static str> {
-        let mut watched = Watched::default();
-        for event in events {
-            watched.event(event, Some);
-        }
-        watched
-    }
-
-    fn shown(watched: &Watched<&'static str, &'static str>) -> Vec<(&'static str, &'static str)> {
-        watched.iter().map(|(key, value)| (*key, *value)).collect()
-    }
-
-    #[test]
-    fn own_writes_survive_concurrent_list() {
-        let mut watched = watched([
-            Event::Apply(("a", 1, "old")),
-            Event::Init,
-            Event::InitApply(("a", 1, "old")),
-        ]);
-        watched.apply("a", 5, "new");
-        watched.apply("b", 6, "new");
-        for event in [Event::InitApply(("b", 2, "old")), Event::InitDone] {
-            watched.event(event, Some);
-        }
-        assert_eq!(shown(&watched), [("a", "new"), ("b", "new")]);
-    }
-
-    #[test]
-    fn relist_replaces_newer_cached_objects() {
-        let listed = watched([
-            Event::Apply(("a", 9, "known")),
-            Event::Apply(("gone", 9, "known")),
-            Event::Init,
-            Event::InitApply(("a", 3, "restored")),
-            Event::InitDone,
-        ]);
-        assert_eq!(shown(&listed), [("a", "restored")]);
-    }
-
-    #[test]
-    fn late_response_does_not_restore_deleted_object() {
-        let mut watched = watched([
-            Event::Apply(("a", 5, "new")),
-            Event::Apply(("other", 6, "other")),
-            Event::Delete(("a", 7, "new")),
-        ]);
-        assert_eq!(watched.learn("a", 5, "new"), None, "older than its end");
-        assert_eq!(watched.learn("a", 8, "again"), Some("a"));
-        assert_eq!(watched.learn("other", 9, "newer"), Some("other"));
-        // The list was incomplete and omitted it.
-        assert_eq!(watched.learn("b", 2, "old"), Some("b"));
-        watched.event(Event::Apply(("a", 9, "new")), Some);
-        assert_eq!(watched.learn("a", 10, "newer"), Some("a"));
-        // A restored etcd continues from an older resourceVersion.
-        watched.event(Event::Delete(("a", 11, "newer")), Some);
-        for event in [Event::Init, Event::InitDone] {
-            watched.event(event, Some);
-        }
-        assert_eq!(watched.learn("a", 3, "restored"), Some("a"));
-    }
 
     fn meta(name: &str) -> ObjectMeta {
         ObjectMeta {
@@ -849,23 +635,23 @@ mod tests {
             labels.insert("status".to_owned(), status.to_owned());
             secret
         };
-        let key = Revision::of(&secret(1, "failed")).unwrap().0;
+        let key = Revision::from_metadata(&secret(1, "failed")).unwrap().0;
         // The versions of the watched Secret, of the list and of the Secret that was known before the list.
-        let listed = |watched, list, known_before| {
+        let status_after_list = |watched, list, known_before| {
             let mut index = Index::new("one", None);
             index.release_event(Event::Apply(secret(watched, "deployed")));
-            let fresh = vec![secret(list, "failed")];
-            index.release_listed(&key, fresh, (list, known_before));
-            index.release(&key)[0].status.as_str().to_owned()
+            let listed = vec![secret(list, "failed")];
+            index.release_listed(&key, listed, (list, known_before));
+            index.release_revisions(&key)[0].status.as_str().to_owned()
         };
-        assert_eq!(listed(8, 9, 8), "failed");
+        assert_eq!(status_after_list(8, 9, 8), "failed");
         assert_eq!(
-            listed(9, 6, 9),
+            status_after_list(9, 6, 9),
             "failed",
             "the list is older than the known Secret"
         );
         assert_eq!(
-            listed(9, 6, 5),
+            status_after_list(9, 6, 5),
             "deployed",
             "the watch showed it during the request"
         );
@@ -880,13 +666,13 @@ mod tests {
         for number in 0..500 {
             index.tenant_event(Event::Apply(tenant(&number.to_string(), 10_000)));
         }
-        assert_eq!(index.beyond(500), None);
+        assert_eq!(index.exceeded_bound(500), None);
         assert_eq!(index.revisions.iter().count(), 100_000);
     }
 
     #[test]
     fn endless_server_exceeds_the_bounds() {
-        type Show = fn(&mut Index, usize);
+        type AddObject = fn(&mut Index, usize);
         let large = |index: &mut Index, number: usize| {
             index.tenant_event(Event::Apply(tenant(&number.to_string(), 300_000)));
         };
@@ -902,31 +688,31 @@ mod tests {
             }
             index.release_event(Event::InitApply(meta("none")));
         };
-        let gone = |index: &mut Index, number: usize| {
+        let deleted = |index: &mut Index, number: usize| {
             let name = format!("{number}{}", "n".repeat(100_000));
             index.workspace_event(Event::Apply(meta(&name)));
             index.workspace_event(Event::Delete(meta(&name)));
         };
-        let shows: [(Show, usize, Beyond); 4] = [
-            (large, 300, Beyond::Bytes(KEPT_BYTES)),
-            (listed, 300, Beyond::Bytes(KEPT_BYTES)),
-            (same, 250_000, Beyond::Objects),
-            (gone, 2000, Beyond::Bytes(KEPT_BYTES)),
+        let servers: [(AddObject, usize, ExceededBound); 4] = [
+            (large, 300, ExceededBound::Bytes(MAX_STORED_BYTES)),
+            (listed, 300, ExceededBound::Bytes(MAX_STORED_BYTES)),
+            (same, 250_000, ExceededBound::Objects),
+            (deleted, 2000, ExceededBound::Bytes(MAX_STORED_BYTES)),
         ];
-        for (number, (show, most, beyond)) in shows.into_iter().enumerate() {
+        for (number, (add_object, max_objects, expected)) in servers.into_iter().enumerate() {
             let mut index = Index::new("one", None);
-            let found = (0..most).find_map(|number| {
-                show(&mut index, number);
-                index.beyond(0)
+            let bound = (0..max_objects).find_map(|number| {
+                add_object(&mut index, number);
+                index.exceeded_bound(0)
             });
-            assert_eq!(found, Some(beyond), "{number}");
-            index.forget_watched();
-            assert_eq!((index.beyond(0), index.ready()), (None, false));
-            assert!(index.claims.is_empty() && index.claimed.is_empty());
+            assert_eq!(bound, Some(expected), "{number}");
+            index.clear_watched();
+            assert_eq!((index.exceeded_bound(0), index.ready()), (None, false));
+            assert!(index.claimants_by_release.is_empty() && index.release_by_owner.is_empty());
         }
         assert_eq!(
-            Index::new("one", None).beyond(250_000),
-            Some(Beyond::Objects)
+            Index::new("one", None).exceeded_bound(250_000),
+            Some(ExceededBound::Objects)
         );
     }
 
@@ -942,11 +728,5 @@ mod tests {
         index.tenant_event(Event::Delete(tenant("other", 10)));
         index.tenant_event(Event::Init);
         assert_eq!(index.tenants.size(), (0, 0));
-    }
-
-    #[test]
-    fn an_event_takes_nothing_back_in_time() {
-        let kept = watched([Event::Apply(("a", 5, "new")), Event::Apply(("a", 4, "old"))]);
-        assert_eq!(shown(&kept), [("a", "new")]);
     }
 }

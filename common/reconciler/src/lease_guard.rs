@@ -9,24 +9,31 @@ use krypton_runtime::newest::NewestSeen as _;
 use tokio::sync::watch;
 
 /// Kills running Helm processes when the Lease has not been renewed for `KILL_AFTER`.
-pub(crate) async fn end_runs(mut hold: watch::Receiver<LeaseState>, handle: Arc<StopHandle>) {
+pub(crate) async fn guard_runs(
+    mut lease_state: watch::Receiver<LeaseState>,
+    stop_handle: Arc<StopHandle>,
+) {
     loop {
         let now = BootTime::now();
-        let until = enforce(&hold.see(), &handle, now);
+        let next_check = enforce(&lease_state.get_and_update(), &stop_handle, now);
         tokio::select! {
-            changed = hold.changed() => if changed.is_err() { return },
-            () = clock::sleep_until(until, now) => {}
+            changed = lease_state.changed() => if changed.is_err() { return },
+            () = clock::sleep_until(next_check, now) => {}
         }
     }
 }
 
 /// Extends the permission of running Helm processes to the limit of the Lease, or kills them. Returns the time of the
 /// next check.
-pub(crate) fn enforce(hold: &LeaseState, runs: &StopHandle, now: BootTime) -> Option<BootTime> {
-    let until = hold.runs_until(now);
+pub(crate) fn enforce(
+    lease_state: &LeaseState,
+    stop_handle: &StopHandle,
+    now: BootTime,
+) -> Option<BootTime> {
+    let until = lease_state.runs_until(now);
     match until {
-        Some(until) => runs.permit(until),
-        None => runs.kill(),
+        Some(until) => stop_handle.permit(until),
+        None => stop_handle.kill(),
     }
     until
 }

@@ -1,20 +1,20 @@
 //! Model of all writers of one member against one API server, in simulated time.
 //!
 //! The model simulates the API server, the network, the clocks, and the duration of Helm runs. The decisions are real:
-//! the Lease's [`Actor`], the watchdog ([`enforce`]), the orders of a Helm run, and the proxy's [`role`].
+//! the Lease's [`LeaseStateMachine`], the watchdog ([`enforce`]), the orders of a Helm run, and the proxy's [`proxy_role`].
 
 use std::fmt;
 use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
-use krypton_helm::driver::{Order, Orders, StopHandle, StopSignal};
+use krypton_helm::driver::{StopHandle, StopRequest, StopRequests, StopSignal};
 use krypton_runtime::clock::BootTime;
-use krypton_runtime::lease::state::{Actor, Answer, Call};
-use krypton_runtime::lease::{LeaseGoal, LeaseState, NO_NEW_RUNS_AFTER, Times};
+use krypton_runtime::lease::state::{LeaseRequest, LeaseResponse, LeaseStateMachine};
+use krypton_runtime::lease::{LeaseGoal, LeaseState, LeaseTimes, NO_NEW_RUNS_AFTER};
 use proptest::prelude::*;
 
-use crate::agent_presence::{Presence, Role, SILENCE, role};
+use crate::agent_presence::{Presence, ProxyRole, SILENCE, proxy_role};
 use crate::lease_guard::enforce;
 
 /// True time, in milliseconds.
@@ -35,25 +35,25 @@ const PROXY: usize = AGENTS;
 #[derive(Clone, Copy, Debug)]
 enum Flow {
     Pass,
-    Swallow,
+    Drop,
     Delay(Time),
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Way {
-    Open { there: Flow, back: Flow },
+enum Link {
+    Open { request: Flow, response: Flow },
     Reset,
 }
 
-const HEALTHY: Way = Way::Open {
-    there: Flow::Pass,
-    back: Flow::Pass,
+const HEALTHY_LINK: Link = Link::Open {
+    request: Flow::Pass,
+    response: Flow::Pass,
 };
 
 #[derive(Clone, Copy, Debug)]
 enum Fault {
-    /// Between the actor and the API server.
-    Way(usize, Way),
+    /// Between the process and the API server.
+    Link(usize, Link),
     /// Between the agent and the hub.
     Session(usize, bool),
     /// SIGSTOP to the process. Its Helm process keeps running.
@@ -94,26 +94,26 @@ impl Clock {
 
 /// A Helm process with its supervisor, as its owner sees it.
 struct Helm {
-    orders: Orders,
+    stop_requests: StopRequests,
     until: Option<BootTime>,
     ends: BootTime,
 }
 
-struct Asked {
+struct PendingCall {
     number: u64,
     at: BootTime,
     reset: bool,
-    answer: Option<Answer>,
+    response: Option<LeaseResponse>,
 }
 
 /// One run of a reconciler.
-struct Life {
-    actor: Actor,
-    hold: LeaseState,
-    wish: LeaseGoal,
-    handle: StopHandle,
-    signal: StopSignal,
-    asked: Option<Asked>,
+struct ReconcilerRun {
+    state_machine: LeaseStateMachine,
+    lease_state: LeaseState,
+    goal: LeaseGoal,
+    stop_handle: StopHandle,
+    stop_signal: StopSignal,
+    pending: Option<PendingCall>,
     next_round: BootTime,
     /// Time at which its lists are complete.
     ready_at: BootTime,
@@ -128,30 +128,30 @@ struct Process {
     /// True if it is the only container of its pod. Its Helm process then dies with it.
     in_pod: bool,
     clock: Clock,
-    way: Way,
-    session: bool,
+    link: Link,
+    session_up: bool,
     stopped: bool,
     suspended: bool,
-    up: bool,
-    leaving: bool,
+    is_running: bool,
+    is_terminating: bool,
     incarnation: u32,
-    life: Option<Life>,
+    run: Option<ReconcilerRun>,
     /// Helm processes without a driver. They end with its pipe.
     orphans: Vec<Helm>,
 }
 
 /// The hub's knowledge of an agent's session.
 #[derive(Clone, Copy, Default)]
-struct Reporter {
+struct AgentSession {
     open: bool,
     ready: bool,
-    heard: BootTime,
-    able: Option<BootTime>,
+    last_report: BootTime,
+    last_able: Option<BootTime>,
 }
 
-enum Parcel {
-    Request(usize, u64, Call, Time),
-    Answer(usize, u64, Answer),
+enum NetworkMessage {
+    Request(usize, u64, LeaseRequest, Time),
+    Response(usize, u64, LeaseResponse),
 }
 
 struct World {
@@ -159,16 +159,16 @@ struct World {
     random: u64,
     lease: Option<Lease>,
     version: u64,
-    parcels: Vec<(Time, Parcel)>,
+    messages: Vec<(Time, NetworkMessage)>,
     slow_writes: Time,
-    numbers: u64,
+    last_call_number: u64,
     processes: Vec<Process>,
-    reporters: [Reporter; AGENTS],
+    agent_sessions: [AgentSession; AGENTS],
     presence: Presence,
-    quiet_since: Time,
-    last_acted: Time,
+    last_fault: Time,
+    last_active: Time,
     /// Faults are over: a process that ends is restarted.
-    healed: bool,
+    faults_ended: bool,
     /// History for a failure message.
     log: Vec<String>,
 }
@@ -180,22 +180,22 @@ impl World {
             random: seed | 1,
             lease: None,
             version: 0,
-            parcels: Vec::new(),
+            messages: Vec::new(),
             slow_writes: 0,
-            numbers: 0,
+            last_call_number: 0,
             processes: Vec::new(),
-            reporters: Default::default(),
+            agent_sessions: Default::default(),
             presence: Presence::Never,
-            quiet_since: 0,
-            last_acted: 0,
-            healed: false,
+            last_fault: 0,
+            last_active: 0,
+            faults_ended: false,
             log: Vec::new(),
         };
         for index in 0..=AGENTS {
             let clock = Clock {
-                speed: i64::try_from(world.below(20_001)).unwrap() - 10_000,
-                offset: 1_000_000 + world.below(1_000_000_000),
-                wall: i64::try_from(world.below(1_201)).unwrap() - 600,
+                speed: i64::try_from(world.random_below(20_001)).unwrap() - 10_000,
+                offset: 1_000_000 + world.random_below(1_000_000_000),
+                wall: i64::try_from(world.random_below(1_201)).unwrap() - 600,
             };
             let name = match index {
                 PROXY => "hub".to_owned(),
@@ -205,14 +205,14 @@ impl World {
                 in_pod: in_pods && index != PROXY,
                 name,
                 clock,
-                way: HEALTHY,
-                session: true,
+                link: HEALTHY_LINK,
+                session_up: true,
                 stopped: false,
                 suspended: false,
-                up: true,
-                leaving: false,
+                is_running: true,
+                is_terminating: false,
                 incarnation: 0,
-                life: None,
+                run: None,
                 orphans: Vec::new(),
             });
         }
@@ -222,7 +222,7 @@ impl World {
         world
     }
 
-    fn below(&mut self, end: u64) -> u64 {
+    fn random_below(&mut self, end: u64) -> u64 {
         // splitmix64
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.random;
@@ -231,33 +231,33 @@ impl World {
         (mixed ^ (mixed >> 31)) % end
     }
 
-    fn seconds(&mut self, end: u64) -> Duration {
-        Duration::from_millis(self.below(end * 1_000))
+    fn random_seconds(&mut self, end: u64) -> Duration {
+        Duration::from_millis(self.random_below(end * 1_000))
     }
 
     fn boot(&self, index: usize) -> BootTime {
         self.processes[index].clock.boot(self.now)
     }
 
-    fn note(&mut self, line: impl fmt::Display) {
+    fn log_line(&mut self, line: impl fmt::Display) {
         self.log
             .push(format!("{:>8.2} {line}", self.now as f64 / 1_000.0));
     }
 
     fn fault(&mut self, fault: Fault) {
-        self.note(format_args!("--- {fault:?}"));
-        self.quiet_since = self.now;
+        self.log_line(format_args!("--- {fault:?}"));
+        self.last_fault = self.now;
         match fault {
-            Fault::Way(index, way) => {
-                self.processes[index].way = way;
-                if matches!(way, Way::Reset)
-                    && let Some(life) = &mut self.processes[index].life
-                    && let Some(asked) = &mut life.asked
+            Fault::Link(index, link) => {
+                self.processes[index].link = link;
+                if matches!(link, Link::Reset)
+                    && let Some(run) = &mut self.processes[index].run
+                    && let Some(pending) = &mut run.pending
                 {
-                    asked.reset = true;
+                    pending.reset = true;
                 }
             }
-            Fault::Session(index, open) => self.processes[index].session = open,
+            Fault::Session(index, open) => self.processes[index].session_up = open,
             Fault::Stop(index) => self.processes[index].stopped = true,
             Fault::Suspend(index) => self.processes[index].suspended = true,
             Fault::Wake(index) => {
@@ -266,30 +266,30 @@ impl World {
             }
             Fault::Kill(index) => {
                 let process = &mut self.processes[index];
-                process.up = false;
-                process.leaving = false;
+                process.is_running = false;
+                process.is_terminating = false;
                 // A signal that kills a process also kills a stopped one.
                 process.stopped = false;
-                let helm = process.life.take().and_then(|life| life.helm);
+                let helm = process.run.take().and_then(|run| run.helm);
                 process.orphans.extend(helm.filter(|_| !process.in_pod));
             }
             Fault::Terminate(index) => {
                 let process = &mut self.processes[index];
-                process.leaving = process.up;
+                process.is_terminating = process.is_running;
             }
             Fault::Start(index) => {
                 let process = &mut self.processes[index];
-                if !process.up {
-                    process.up = true;
+                if !process.is_running {
+                    process.is_running = true;
                     process.incarnation += 1;
                     if index == PROXY {
-                        self.reporters = Default::default();
+                        self.agent_sessions = Default::default();
                         self.presence = Presence::Away(self.boot(PROXY));
                     }
                 }
             }
             Fault::WallClock(index, seconds) => self.processes[index].clock.wall = seconds,
-            Fault::SlowWrites(late) => self.slow_writes = late,
+            Fault::SlowWrites(delay) => self.slow_writes = delay,
             Fault::Annotate => {
                 self.version += 1;
                 let version = self.version.to_string();
@@ -300,12 +300,12 @@ impl World {
         }
     }
 
-    fn heal(&mut self) {
-        self.healed = true;
+    fn end_faults(&mut self) {
+        self.faults_ended = true;
         self.fault(Fault::SlowWrites(0));
         for index in 0..self.processes.len() {
             for fault in [
-                Fault::Way(index, HEALTHY),
+                Fault::Link(index, HEALTHY_LINK),
                 Fault::Session(index, true),
                 Fault::Wake(index),
                 Fault::Start(index),
@@ -319,64 +319,65 @@ impl World {
     fn step(&mut self) -> Result<(), TestCaseError> {
         self.now += STEP;
         for index in 0..self.processes.len() {
-            self.supervise(index);
+            self.step_supervisors(index);
         }
-        self.carry()?;
+        self.deliver_messages()?;
         let mut order: Vec<usize> = (0..self.processes.len()).collect();
-        for place in (1..order.len()).rev() {
-            let other = usize::try_from(self.below(place as u64 + 1)).unwrap();
-            order.swap(place, other);
+        for last in (1..order.len()).rev() {
+            let other = usize::try_from(self.random_below(last as u64 + 1)).unwrap();
+            order.swap(last, other);
         }
         for index in order {
             let process = &self.processes[index];
-            if process.up && !process.stopped && !process.suspended {
-                self.act(index);
+            if process.is_running && !process.stopped && !process.suspended {
+                self.step_process(index);
             }
         }
         self.check()
     }
 
     /// Simulates Helm's supervisors, which outlive their process.
-    fn supervise(&mut self, index: usize) {
+    fn step_supervisors(&mut self, index: usize) {
         if self.processes[index].suspended {
             return;
         }
         let now = self.boot(index);
         let process = &mut self.processes[index];
         process.orphans.clear();
-        if let Some(life) = &mut process.life
-            && let Some(helm) = &life.helm
+        if let Some(run) = &mut process.run
+            && let Some(helm) = &run.helm
             && (now >= helm.ends || helm.until.is_some_and(|until| now >= until))
         {
-            life.helm = None;
-            self.note(format_args!("{index}: helm has ended"));
+            run.helm = None;
+            self.log_line(format_args!("{index}: helm has ended"));
         }
     }
 
     /// Delivers messages that are due.
-    fn carry(&mut self) -> Result<(), TestCaseError> {
+    fn deliver_messages(&mut self) -> Result<(), TestCaseError> {
         let mut due: Vec<_> = self
-            .parcels
+            .messages
             .extract_if(.., |(at, _)| *at <= self.now)
             .collect();
         due.sort_by_key(|(at, _)| *at);
-        for (_, parcel) in due {
-            match parcel {
-                Parcel::Request(index, number, call, sent) => {
-                    let late = Duration::from_millis(self.now - sent) > Times::MEMBER.call;
-                    if late && call != Call::Read {
+        for (_, message) in due {
+            match message {
+                NetworkMessage::Request(index, number, call, sent) => {
+                    let is_late =
+                        Duration::from_millis(self.now - sent) > LeaseTimes::MEMBER.call_timeout;
+                    if is_late && call != LeaseRequest::Read {
                         // A late write counts as a fault, even if its sender is healthy by now.
-                        self.quiet_since = self.now;
+                        self.last_fault = self.now;
                     }
-                    let answer = self.serve(index, call)?;
-                    self.answer(index, number, answer);
+                    let response = self.handle_call(index, call)?;
+                    self.respond(index, number, response);
                 }
-                Parcel::Answer(index, number, answer) => {
-                    if let Some(life) = &mut self.processes[index].life
-                        && let Some(asked) = &mut life.asked
-                        && asked.number == number
+                NetworkMessage::Response(index, number, response) => {
+                    if let Some(run) = &mut self.processes[index].run
+                        && let Some(pending) = &mut run.pending
+                        && pending.number == number
                     {
-                        asked.answer = Some(answer);
+                        pending.response = Some(response);
                     }
                 }
             }
@@ -385,40 +386,44 @@ impl World {
     }
 
     fn latency(&mut self, flow: Flow) -> Option<Time> {
-        let usual = self.below(400);
+        let base = self.random_below(400);
         match flow {
-            Flow::Pass => Some(usual),
-            Flow::Swallow => None,
-            Flow::Delay(delay) => Some(delay + usual),
+            Flow::Pass => Some(base),
+            Flow::Drop => None,
+            Flow::Delay(delay) => Some(delay + base),
         }
     }
 
-    fn answer(&mut self, index: usize, number: u64, answer: Answer) {
-        let Way::Open { back, .. } = self.processes[index].way else {
+    fn respond(&mut self, index: usize, number: u64, response: LeaseResponse) {
+        let Link::Open { response: flow, .. } = self.processes[index].link else {
             return;
         };
-        if let Some(after) = self.latency(back) {
-            let written = !matches!(answer, Answer::Found(_));
-            let late = if written { self.slow_writes } else { 0 };
-            let parcel = Parcel::Answer(index, number, answer);
-            self.parcels.push((self.now + late + after, parcel));
+        if let Some(latency) = self.latency(flow) {
+            let is_write = !matches!(response, LeaseResponse::Read(_));
+            let delay = if is_write { self.slow_writes } else { 0 };
+            let message = NetworkMessage::Response(index, number, response);
+            self.messages.push((self.now + delay + latency, message));
         }
     }
 
     /// Simulates the API server.
-    fn serve(&mut self, index: usize, call: Call) -> Result<Answer, TestCaseError> {
+    fn handle_call(
+        &mut self,
+        index: usize,
+        call: LeaseRequest,
+    ) -> Result<LeaseResponse, TestCaseError> {
         let present = self.lease.as_ref();
         let written = match call {
-            Call::Read => return Ok(Answer::Found(present.cloned().map(Box::new))),
-            Call::Create(_) if present.is_some() => return Ok(Answer::Overtaken),
-            Call::Create(spec) => Lease {
+            LeaseRequest::Read => return Ok(LeaseResponse::Read(present.cloned().map(Box::new))),
+            LeaseRequest::Create(_) if present.is_some() => return Ok(LeaseResponse::Conflict),
+            LeaseRequest::Create(spec) => Lease {
                 spec: Some(spec),
                 ..Lease::default()
             },
-            Call::Replace(lease) => {
+            LeaseRequest::Replace(lease) => {
                 let version = |lease: &Lease| lease.metadata.resource_version.clone();
                 if present.is_none_or(|present| version(present) != version(&lease)) {
-                    return Ok(Answer::Overtaken);
+                    return Ok(LeaseResponse::Conflict);
                 }
                 *lease
             }
@@ -426,68 +431,68 @@ impl World {
         self.version += 1;
         let mut lease = written;
         lease.metadata.resource_version = Some(self.version.to_string());
-        let before = self.lease.replace(lease.clone());
+        let previous = self.lease.replace(lease.clone());
         let holder = holder(Some(&lease));
-        if holder != self::holder(before.as_ref()) {
-            self.note(format_args!(
+        if holder != self::holder(previous.as_ref()) {
+            self.log_line(format_args!(
                 "the Lease is {holder:?}'s, written by {index}"
             ));
             for (other, process) in self.processes.iter().enumerate() {
-                let alive = process.active_helm() && process.holder() != holder;
+                let alive = process.has_active_helm() && process.holder() != holder;
                 prop_assert!(
                     !alive,
                     "the Lease goes to {holder:?} while helm of {other} lives"
                 );
             }
         }
-        Ok(Answer::Written(Box::new(lease)))
+        Ok(LeaseResponse::Written(Box::new(lease)))
     }
 
-    fn send(&mut self, index: usize, call: Call) -> Asked {
-        self.numbers += 1;
-        let number = self.numbers;
+    fn send(&mut self, index: usize, call: LeaseRequest) -> PendingCall {
+        self.last_call_number += 1;
+        let number = self.last_call_number;
         let mut reset = false;
-        match self.processes[index].way {
-            Way::Reset => reset = true,
-            Way::Open { there, .. } => {
-                if let Some(after) = self.latency(there) {
-                    let parcel = Parcel::Request(index, number, call, self.now);
-                    self.parcels.push((self.now + after, parcel));
+        match self.processes[index].link {
+            Link::Reset => reset = true,
+            Link::Open { request: flow, .. } => {
+                if let Some(latency) = self.latency(flow) {
+                    let message = NetworkMessage::Request(index, number, call, self.now);
+                    self.messages.push((self.now + latency, message));
                 }
             }
         }
-        Asked {
+        PendingCall {
             number,
             at: self.boot(index),
             reset,
-            answer: None,
+            response: None,
         }
     }
 
     /// Advances a running process.
-    fn act(&mut self, index: usize) {
+    fn step_process(&mut self, index: usize) {
         if index == PROXY {
-            self.listen();
+            self.update_presence();
         }
         let now = self.boot(index);
-        let wanted = if self.processes[index].leaving {
+        let desired_goal = if self.processes[index].is_terminating {
             None
         } else if index == PROXY {
-            match role(self.presence, GRACE, now).0 {
-                Role::Rest => None,
-                Role::Observe => Some(LeaseGoal::Observe),
-                Role::Act => Some(LeaseGoal::Hold),
+            match proxy_role(self.presence, GRACE, now).0 {
+                ProxyRole::Idle => None,
+                ProxyRole::Observe => Some(LeaseGoal::Observe),
+                ProxyRole::Act => Some(LeaseGoal::Hold),
             }
         } else {
             Some(LeaseGoal::Hold)
         };
-        let Some(mut life) = self.processes[index].life.take() else {
-            match wanted {
-                Some(_) => self.begin(index),
-                None if self.processes[index].leaving => {
-                    self.processes[index].up = false;
-                    self.processes[index].leaving = false;
-                    if self.healed {
+        let Some(mut run) = self.processes[index].run.take() else {
+            match desired_goal {
+                Some(_) => self.start_run(index),
+                None if self.processes[index].is_terminating => {
+                    self.processes[index].is_running = false;
+                    self.processes[index].is_terminating = false;
+                    if self.faults_ended {
                         self.fault(Fault::Start(index));
                     }
                 }
@@ -495,59 +500,59 @@ impl World {
             }
             return;
         };
-        if wanted.is_none() && life.stopping.is_none() {
-            life.handle.close();
-            life.stopping = Some(now);
+        if desired_goal.is_none() && run.stopping.is_none() {
+            run.stop_handle.close();
+            run.stopping = Some(now);
         }
-        if let Some(wish) = wanted
-            && life.stopping.is_none()
-            && now >= life.ready_at
-            && life.hold.heard.is_some()
-            && life.wish != wish
+        if let Some(goal) = desired_goal
+            && run.stopping.is_none()
+            && now >= run.ready_at
+            && run.lease_state.last_response.is_some()
+            && run.goal != goal
         {
-            if wish == LeaseGoal::Observe {
+            if goal == LeaseGoal::Observe {
                 // The goal is never revoked: this run ends and another one starts.
-                life.handle.close();
-                life.stopping = Some(now);
+                run.stop_handle.close();
+                run.stopping = Some(now);
             } else {
-                life.wish = wish;
-                life.next_round = now;
+                run.goal = goal;
+                run.next_round = now;
             }
         }
         // Concurrent tasks run in random order.
-        let first = self.below(3);
-        for part in 0..3 {
-            match (first + part) % 3 {
-                0 => self.fence(index, &mut life, now),
+        let first_task = self.random_below(3);
+        for task in 0..3 {
+            match (first_task + task) % 3 {
+                0 => self.step_lease(index, &mut run, now),
                 1 => {
-                    enforce(&life.hold, &life.handle, now);
+                    enforce(&run.lease_state, &run.stop_handle, now);
                 }
-                _ => self.drive(index, &mut life, now),
+                _ => self.step_helm(index, &mut run, now),
             }
         }
-        let idle = life.helm.is_none() && life.starting.is_none() && life.asked.is_none();
-        if life.stopping.is_some() && idle {
+        let is_idle = run.helm.is_none() && run.starting.is_none() && run.pending.is_none();
+        if run.stopping.is_some() && is_idle {
             let wall = self.processes[index].clock.wall(self.now);
-            if let Some(lease) = life.actor.release(wall) {
-                self.send(index, Call::Replace(Box::new(lease)));
+            if let Some(lease) = run.state_machine.release(wall) {
+                self.send(index, LeaseRequest::Replace(Box::new(lease)));
             }
         } else {
-            self.processes[index].life = Some(life);
+            self.processes[index].run = Some(run);
         }
     }
 
-    pub(crate) fn begin(&mut self, index: usize) {
+    pub(crate) fn start_run(&mut self, index: usize) {
         let now = self.boot(index);
-        let (handle, signal) = StopHandle::new();
-        let ready_at = BootTime(now.0 + self.seconds(3));
+        let (stop_handle, stop_signal) = StopHandle::new();
+        let ready_at = BootTime(now.0 + self.random_seconds(3));
         let name = self.processes[index].holder();
-        self.processes[index].life = Some(Life {
-            actor: Actor::new(name, Times::MEMBER),
-            hold: LeaseState::default(),
-            wish: LeaseGoal::Observe,
-            handle,
-            signal,
-            asked: None,
+        self.processes[index].run = Some(ReconcilerRun {
+            state_machine: LeaseStateMachine::new(name, LeaseTimes::MEMBER),
+            lease_state: LeaseState::default(),
+            goal: LeaseGoal::Observe,
+            stop_handle,
+            stop_signal,
+            pending: None,
             next_round: now,
             ready_at,
             starting: None,
@@ -557,54 +562,56 @@ impl World {
     }
 
     /// Same as `lease::hold`.
-    fn fence(&mut self, index: usize, life: &mut Life, now: BootTime) {
+    fn step_lease(&mut self, index: usize, run: &mut ReconcilerRun, now: BootTime) {
         let wall = self.processes[index].clock.wall(self.now);
-        if let Some(asked) = &mut life.asked {
-            if let Some(answer) = asked.answer.take() {
-                let times = (asked.at, now);
-                let next = life.actor.answered(life.wish, answer, times, wall);
-                life.asked = next.map(|call| self.send(index, call));
-            } else if asked.reset || now.since(asked.at) >= Times::MEMBER.call {
-                life.actor.failed("no answer".to_owned(), now);
-                life.asked = None;
+        if let Some(pending) = &mut run.pending {
+            if let Some(response) = pending.response.take() {
+                let times = (pending.at, now);
+                let next = run
+                    .state_machine
+                    .handle_response(run.goal, response, times, wall);
+                run.pending = next.map(|call| self.send(index, call));
+            } else if pending.reset || now.since(pending.at) >= LeaseTimes::MEMBER.call_timeout {
+                run.state_machine.handle_error("no answer".to_owned(), now);
+                run.pending = None;
             }
-            life.hold.clone_from(life.actor.hold());
-            if life.asked.is_none() {
-                life.next_round = BootTime(now.0 + life.actor.pause(life.wish, now));
+            run.lease_state.clone_from(run.state_machine.state());
+            if run.pending.is_none() {
+                run.next_round = BootTime(now.0 + run.state_machine.pause(run.goal, now));
             }
-        } else if now >= life.next_round && life.stopping.is_none() {
-            let call = life.actor.begin(life.wish, now, wall);
-            life.asked = Some(self.send(index, call));
+        } else if now >= run.next_round && run.stopping.is_none() {
+            let call = run.state_machine.start_round(run.goal, now, wall);
+            run.pending = Some(self.send(index, call));
         }
     }
 
     /// Same as the reconciler and the Helm driver, with permanent work.
-    fn drive(&mut self, index: usize, life: &mut Life, now: BootTime) {
-        match &mut life.helm {
+    fn step_helm(&mut self, index: usize, run: &mut ReconcilerRun, now: BootTime) {
+        match &mut run.helm {
             Some(helm) => {
-                helm.until = helm.orders.until();
-                let late = life.stopping.is_some_and(|since| now.since(since) >= DRAIN);
-                if helm.orders.now() == Order::Kill || late {
-                    life.helm = None;
-                    self.note(format_args!("{index}: kills its helm"));
+                helm.until = helm.stop_requests.until();
+                let is_drain_over = run.stopping.is_some_and(|since| now.since(since) >= DRAIN);
+                if helm.stop_requests.current() == StopRequest::Kill || is_drain_over {
+                    run.helm = None;
+                    self.log_line(format_args!("{index}: kills its helm"));
                 }
             }
-            None => match life.starting {
-                None if life.hold.may_start(now) && life.signal.is_open() => {
+            None => match run.starting {
+                None if run.lease_state.may_start(now) && run.stop_signal.is_open() => {
                     // Two API requests with a deadline of 10 s each come first.
-                    life.starting = Some(BootTime(now.0 + self.seconds(20)));
+                    run.starting = Some(BootTime(now.0 + self.random_seconds(20)));
                 }
                 Some(at) if now >= at => {
-                    life.starting = None;
-                    let orders = life.signal.orders();
-                    if orders.at(now) == Order::Go {
-                        let takes = self.seconds(120);
-                        life.helm = Some(Helm {
-                            until: orders.until(),
-                            orders,
-                            ends: BootTime(now.0 + takes),
+                    run.starting = None;
+                    let stop_requests = run.stop_signal.requests();
+                    if stop_requests.at(now) == StopRequest::None {
+                        let duration = self.random_seconds(120);
+                        run.helm = Some(Helm {
+                            until: stop_requests.until(),
+                            stop_requests,
+                            ends: BootTime(now.0 + duration),
                         });
-                        self.note(format_args!("{index}: starts helm"));
+                        self.log_line(format_args!("{index}: starts helm"));
                     }
                 }
                 _ => {}
@@ -613,67 +620,70 @@ impl World {
     }
 
     /// Updates the hub's knowledge of the agents.
-    fn listen(&mut self) {
+    fn update_presence(&mut self) {
         let now = self.boot(PROXY);
         for index in 0..AGENTS {
             let process = &self.processes[index];
-            let speaks = process.up && !process.stopped && !process.suspended;
-            let reachable = process.session && !process.suspended;
-            let theirs = process.clock.boot(self.now);
-            let (ready, connected) = process.life.as_ref().map_or((false, true), |life| {
-                let heard = life.hold.heard;
-                let connected = heard.is_none_or(|heard| theirs.since(heard) < NO_NEW_RUNS_AFTER);
-                let listed = theirs >= life.ready_at && heard.is_some();
-                (life.stopping.is_none() && listed && connected, connected)
+            let is_live = process.is_running && !process.stopped && !process.suspended;
+            let is_reachable = process.session_up && !process.suspended;
+            let agent_now = process.clock.boot(self.now);
+            let (ready, connected) = process.run.as_ref().map_or((false, true), |run| {
+                let last_response = run.lease_state.last_response;
+                let connected =
+                    last_response.is_none_or(|at| agent_now.since(at) < NO_NEW_RUNS_AFTER);
+                let listed = agent_now >= run.ready_at && last_response.is_some();
+                (run.stopping.is_none() && listed && connected, connected)
             });
-            let reporter = &mut self.reporters[index];
-            if speaks && reachable {
+            let session = &mut self.agent_sessions[index];
+            if is_live && is_reachable {
                 if ready {
-                    reporter.able = Some(now);
-                } else if reporter.ready && !connected {
-                    reporter.able = reporter.able.map(Presence::able_before);
+                    session.last_able = Some(now);
+                } else if session.ready && !connected {
+                    session.last_able = session.last_able.map(Presence::able_before);
                 }
-                (reporter.open, reporter.ready, reporter.heard) = (true, ready, now);
-            } else if (reachable && !process.up) || now.since(reporter.heard) >= SILENCE {
+                (session.open, session.ready, session.last_report) = (true, ready, now);
+            } else if (is_reachable && !process.is_running)
+                || now.since(session.last_report) >= SILENCE
+            {
                 // The kernel of a dead process closes the session immediately. Otherwise, only silence shows it.
-                reporter.open = false;
+                session.open = false;
             }
         }
         let ready = self
-            .reporters
+            .agent_sessions
             .iter()
-            .any(|reporter| reporter.open && reporter.ready);
-        let able = self
-            .reporters
+            .any(|session| session.open && session.ready);
+        let last_able = self
+            .agent_sessions
             .iter()
-            .filter_map(|reporter| reporter.able)
+            .filter_map(|session| session.last_able)
             .max();
-        self.presence = self.presence.next(ready, able.unwrap_or(now));
+        self.presence = self.presence.next(ready, last_able.unwrap_or(now));
     }
 
-    fn acts(&self, index: usize) -> bool {
+    fn is_acting(&self, index: usize) -> bool {
         let process = &self.processes[index];
-        let hold = process.life.as_ref().map(|life| &life.hold);
-        let awake = process.up && !process.stopped && !process.suspended;
-        awake && hold.is_some_and(|hold| hold.may_start(self.boot(index)))
+        let lease_state = process.run.as_ref().map(|run| &run.lease_state);
+        let is_awake = process.is_running && !process.stopped && !process.suspended;
+        is_awake && lease_state.is_some_and(|lease_state| lease_state.may_start(self.boot(index)))
     }
 
     fn check(&mut self) -> Result<(), TestCaseError> {
         let alive: Vec<usize> = (0..self.processes.len())
-            .filter(|index| self.processes[*index].active_helm())
+            .filter(|index| self.processes[*index].has_active_helm())
             .collect();
         prop_assert!(alive.len() <= 1, "helm of {alive:?} at the same time");
-        if (0..self.processes.len()).any(|index| self.acts(index)) {
-            self.last_acted = self.now;
+        if (0..self.processes.len()).any(|index| self.is_acting(index)) {
+            self.last_active = self.now;
         }
-        let able = self.processes.iter().any(Process::able);
-        if !able {
-            self.last_acted = self.now;
+        let is_any_able = self.processes.iter().any(Process::is_able);
+        if !is_any_able {
+            self.last_active = self.now;
         }
-        let nobody = self.now - self.last_acted.max(self.quiet_since);
+        let idle_time = self.now - self.last_active.max(self.last_fault);
         prop_assert!(
-            nobody <= LONGEST_GAP,
-            "no process has acted for {nobody} ms"
+            idle_time <= LONGEST_GAP,
+            "no process has acted for {idle_time} ms"
         );
         Ok(())
     }
@@ -681,29 +691,29 @@ impl World {
 
 impl Process {
     fn holder(&self) -> String {
-        let life = format!("{}/{}", self.name, self.incarnation);
+        let holder = format!("{}/{}", self.name, self.incarnation);
         match self.in_pod {
-            true => format!("{life}@{}", self.name.replace('/', "-")),
-            false => life,
+            true => format!("{holder}@{}", self.name.replace('/', "-")),
+            false => holder,
         }
     }
 
     /// Returns true if a Helm process can act. A suspended one cannot, and is dead when it wakes.
-    fn active_helm(&self) -> bool {
-        let helm = self.life.as_ref().and_then(|life| life.helm.as_ref());
+    fn has_active_helm(&self) -> bool {
+        let helm = self.run.as_ref().and_then(|run| run.helm.as_ref());
         !self.suspended && (helm.is_some() || !self.orphans.is_empty())
     }
 
     /// Returns true if only the other processes can keep this one from acting.
-    fn able(&self) -> bool {
+    fn is_able(&self) -> bool {
         let healthy = matches!(
-            self.way,
-            Way::Open {
-                there: Flow::Pass,
-                back: Flow::Pass
+            self.link,
+            Link::Open {
+                request: Flow::Pass,
+                response: Flow::Pass
             }
         );
-        self.up && !self.leaving && !self.stopped && !self.suspended && healthy
+        self.is_running && !self.is_terminating && !self.stopped && !self.suspended && healthy
     }
 }
 
@@ -718,36 +728,36 @@ fn holder(lease: Option<&Lease>) -> String {
 fn any_flow() -> impl Strategy<Value = Flow> {
     prop_oneof![
         2 => Just(Flow::Pass),
-        1 => Just(Flow::Swallow),
+        1 => Just(Flow::Drop),
         2 => (0..2_500_u64).prop_map(Flow::Delay),
         2 => (9_000..100_000_u64).prop_map(Flow::Delay),
     ]
 }
 
 fn any_fault() -> impl Strategy<Value = Fault> {
-    let who = || 0..=AGENTS;
-    let way = prop_oneof![
-        1 => Just(Way::Reset),
-        2 => Just(HEALTHY),
-        4 => (any_flow(), any_flow()).prop_map(|(there, back)| Way::Open { there, back }),
+    let index = || 0..=AGENTS;
+    let link = prop_oneof![
+        1 => Just(Link::Reset),
+        2 => Just(HEALTHY_LINK),
+        4 => (any_flow(), any_flow()).prop_map(|(request, response)| Link::Open { request, response }),
     ];
     prop_oneof![
-        6 => (who(), way).prop_map(|(who, way)| Fault::Way(who, way)),
-        2 => (0..AGENTS, any::<bool>()).prop_map(|(who, open)| Fault::Session(who, open)),
-        2 => who().prop_map(Fault::Stop),
-        2 => who().prop_map(Fault::Suspend),
-        4 => who().prop_map(Fault::Wake),
-        2 => who().prop_map(Fault::Kill),
-        1 => who().prop_map(Fault::Terminate),
-        3 => who().prop_map(Fault::Start),
-        1 => (who(), -600..=600_i64).prop_map(|(who, wall)| Fault::WallClock(who, wall)),
+        6 => (index(), link).prop_map(|(index, link)| Fault::Link(index, link)),
+        2 => (0..AGENTS, any::<bool>()).prop_map(|(index, open)| Fault::Session(index, open)),
+        2 => index().prop_map(Fault::Stop),
+        2 => index().prop_map(Fault::Suspend),
+        4 => index().prop_map(Fault::Wake),
+        2 => index().prop_map(Fault::Kill),
+        1 => index().prop_map(Fault::Terminate),
+        3 => index().prop_map(Fault::Start),
+        1 => (index(), -600..=600_i64).prop_map(|(index, wall)| Fault::WallClock(index, wall)),
         1 => Just(Fault::Annotate),
         1 => prop_oneof![Just(0), Just(2_000), 9_000..20_000_u64].prop_map(Fault::SlowWrites),
     ]
 }
 
 /// Short and long pauses before each fault.
-fn any_story() -> impl Strategy<Value = Vec<(Time, Fault)>> {
+fn any_scenario() -> impl Strategy<Value = Vec<(Time, Fault)>> {
     let pause = prop_oneof![
         3 => 0..15_000_u64,
         2 => 15_000..70_000_u64,
@@ -756,29 +766,29 @@ fn any_story() -> impl Strategy<Value = Vec<(Time, Fault)>> {
     proptest::collection::vec((pause, any_fault()), 0..14)
 }
 
-fn play(mut world: World, story: &[(Time, Fault)]) -> Result<(), TestCaseError> {
-    let told = |world: &World, error: TestCaseError| {
+fn run_scenario(mut world: World, scenario: &[(Time, Fault)]) -> Result<(), TestCaseError> {
+    let with_log = |world: &World, error: TestCaseError| {
         TestCaseError::fail(format!("{error}\n{}", world.log.join("\n")))
     };
-    for (pause, fault) in story {
+    for (pause, fault) in scenario {
         let end = world.now + pause;
         while world.now < end {
             let stepped = world.step();
-            stepped.map_err(|error| told(&world, error))?;
+            stepped.map_err(|error| with_log(&world, error))?;
         }
         world.fault(*fault);
     }
-    world.heal();
+    world.end_faults();
     let end = world.now + AGENT_WINS;
     while world.now < end {
         let stepped = world.step();
-        stepped.map_err(|error| told(&world, error))?;
+        stepped.map_err(|error| with_log(&world, error))?;
     }
     let agent = holder(world.lease.as_ref()).starts_with("agent/");
-    let acts = (0..AGENTS).any(|index| world.acts(index));
-    if !agent || !acts || world.acts(PROXY) {
+    let is_acting = (0..AGENTS).any(|index| world.is_acting(index));
+    if !agent || !is_acting || world.is_acting(PROXY) {
         let error = TestCaseError::fail("no agent has the Lease in the end");
-        return Err(told(&world, error));
+        return Err(with_log(&world, error));
     }
     Ok(())
 }
@@ -790,9 +800,9 @@ proptest! {
 
     #[test]
     fn random_faults_keep_single_writer_and_progress(
-        seed in any::<u64>(), known in any::<bool>(), in_pods in any::<bool>(), story in any_story()
+        seed in any::<u64>(), known in any::<bool>(), in_pods in any::<bool>(), scenario in any_scenario()
     ) {
-        play(World::new(seed, known, in_pods), &story)?;
+        run_scenario(World::new(seed, known, in_pods), &scenario)?;
     }
 }
 
@@ -810,26 +820,30 @@ fn restarted_agent_in_same_pod_acts_within_seconds() {
             }
         };
         steps(&mut world, 200_000);
-        let Some(acting) = (0..AGENTS).find(|index| world.acts(*index)) else {
+        let Some(acting) = (0..AGENTS).find(|index| world.is_acting(*index)) else {
             panic!("seed {seed}: no process acts");
         };
         world.fault(Fault::Kill(acting));
         steps(&mut world, 1_000);
         world.fault(Fault::Start(acting));
         steps(&mut world, 12_000);
-        assert!(world.acts(acting), "seed {seed}\n{}", world.log.join("\n"));
+        assert!(
+            world.is_acting(acting),
+            "seed {seed}\n{}",
+            world.log.join("\n")
+        );
     }
 }
 
 /// The responses arrive after their deadline, but the writes succeed.
 #[test]
 fn slow_writes_do_not_block_lease_acquisition() {
-    let story = [
+    let scenario = [
         (10_000, Fault::SlowWrites(9_000)),
         (600_000, Fault::Annotate),
     ];
     for seed in 0..20 {
-        if let Err(error) = play(World::new(seed, true, false), &story) {
+        if let Err(error) = run_scenario(World::new(seed, true, false), &scenario) {
             panic!("seed {seed}: {error}");
         }
     }

@@ -16,12 +16,12 @@ use kube::ResourceExt;
 use std::time::Duration;
 use tracing::Instrument as _;
 
-use crate::backup::Deletions;
-use crate::backup::restoring::{CrdRound, Known, keep_tenants, put_back_tenants};
+use crate::backup::KnownDeletions;
+use crate::backup::restoring::{CrdRound, UnrestoredTenants, back_up_tenants, restore_tenants};
 use crate::index::CrdState;
 use crate::owner::ReleaseOwner;
-use crate::record::{self, Advance, Recording};
-use crate::run_loop::{CRD_EVERY, ListedUnder, Reconciler};
+use crate::record::{self, RecordAction, RecordResult};
+use crate::run_loop::{CRD_PAUSE, Reconciler, TenantListSchema};
 
 const RECORD_RETRY_MAX: Duration = Duration::from_secs(60);
 /// Longest pause between two rounds without a CRD or a list of records. Until then, the reconciler handles no Tenant.
@@ -29,41 +29,41 @@ const CRD_RETRY_MAX: Duration = Duration::from_secs(10);
 
 impl Reconciler {
     /// Returns the time of the API server's last response. The caller received one just before the start.
-    pub(super) fn heard(&self) -> BootTime {
-        self.hold
+    pub(super) fn last_response(&self) -> BootTime {
+        self.lease_state
             .get()
-            .heard
-            .map_or(self.started, |heard| heard.max(self.started))
+            .last_response
+            .map_or(self.started, |response| response.max(self.started))
     }
 
     /// Reconciles the write permission, the saved desired state and the CRD.
     pub(super) fn reconcile_member(&mut self, now: BootTime) {
         // A process that cannot see the cluster must not keep others from acting on it.
-        let lease = self.member.lease.get();
-        if self.index.ready() && self.wish.get() != lease {
-            self.wish.send_replace(lease);
+        let lease_goal = self.member.lease_goal.get();
+        if self.index.ready() && self.lease_goal.get() != lease_goal {
+            self.lease_goal.send_replace(lease_goal);
         }
-        let (permitted, ours) = {
-            let hold = self.hold.see();
-            (hold.may_start(now), hold.renewed.is_some())
+        let (permitted, is_holder) = {
+            let lease_state = self.lease_state.get_and_update();
+            (lease_state.may_start(now), lease_state.renewed.is_some())
         };
-        self.held = ours.then(|| self.held.unwrap_or(now));
+        self.held_since = is_holder.then(|| self.held_since.unwrap_or(now));
         if permitted != self.permitted {
             self.permitted = permitted;
             tracing::info!(member = %self.member.name, permitted, "the Lease");
             // Another writer may have changed the cluster in the meantime. Failures while the cluster was unreachable
             // must not delay the next attempt.
             self.recorded = None;
-            self.recording.abort_all();
+            self.recording_tasks.abort_all();
             self.recording_failures = 0;
             self.recording_problem = None;
             self.recheck_crd();
-            self.look_at_all();
+            self.queue_all();
         }
         if !permitted {
-            let replaced = self.index.schema().flatten().is_some();
-            if self.listed == ListedUnder::Originals && replaced {
-                (self.listed, self.list_again) = (ListedUnder::Observed, true);
+            let is_replaced = self.index.schema().flatten().is_some();
+            if self.listed_under == TenantListSchema::KryptonOperator && is_replaced {
+                (self.listed_under, self.relist_tenants) = (TenantListSchema::Observed, true);
             }
             return;
         }
@@ -73,38 +73,44 @@ impl Reconciler {
             && self.crd_jobs.is_empty()
             && now >= self.crd_not_before
         {
-            let performer = Arc::clone(&self.performer);
-            let known = self.deletions();
-            let before = self.waiting.clone().unwrap_or_default();
-            let seeing = async move {
+            let runner = Arc::clone(&self.runner);
+            let deletions = self.known_deletions();
+            let previous = self.unrestored.clone().unwrap_or_default();
+            let crd_round = async move {
                 match state {
-                    CrdState::Terminating => keep_tenants(&performer.member.client, &known).await,
-                    _ => put_back_tenants(&performer, before).await,
+                    CrdState::Terminating => {
+                        back_up_tenants(&runner.member.client, &deletions).await
+                    }
+                    _ => restore_tenants(&runner, previous).await,
                 }
             };
-            self.crd_jobs.spawn(seeing.in_current_span());
+            self.crd_jobs.spawn(crd_round.in_current_span());
         }
     }
 
     /// Saves the desired state before the reconciler acts on it.
     fn record_desired(&mut self) {
-        let wanted = self.desired.get();
+        let desired = self.desired.get();
         let recorded = self.recorded.as_mut();
-        self.on_record = recorded.is_some_and(|recorded| is_same(recorded, &wanted));
-        let misses_pause = misses_pause(wanted.paused, self.on_record, self.recording_failures);
-        if misses_pause != self.misses_pause {
-            self.misses_pause = misses_pause;
-            self.look_at_all();
+        self.latest_recorded = recorded.is_some_and(|recorded| share_if_equal(recorded, &desired));
+        let pause_unrecorded = is_pause_unrecorded(
+            desired.paused,
+            self.latest_recorded,
+            self.recording_failures,
+        );
+        if pause_unrecorded != self.pause_unrecorded {
+            self.pause_unrecorded = pause_unrecorded;
+            self.queue_all();
         }
-        if !self.on_record && self.recording.is_empty() {
+        if !self.latest_recorded && self.recording_tasks.is_empty() {
             let client = self.member.client.clone();
             let pause = retry_pause(self.recording_failures, RECORD_RETRY_MAX);
             let recording = async move {
                 tokio::time::sleep(pause).await;
-                let result = record::record(&client, &wanted).await;
-                (wanted, result.map_err(|error| chain(&error)))
+                let result = record::save(&client, &desired).await;
+                (desired, result.map_err(|error| chain(&error)))
             };
-            self.recording.spawn(recording.in_current_span());
+            self.recording_tasks.spawn(recording.in_current_span());
         }
     }
 
@@ -113,86 +119,88 @@ impl Reconciler {
         self.crd_jobs.abort_all();
         self.crd_checked = false;
         self.crd_failures = 0;
-        self.waiting = None;
+        self.unrestored = None;
     }
 
     /// Returns true if the Tenant waits to be restored, or if the waiting Tenants are unknown.
-    pub(super) fn is_kept(&self, tenant: &TenantKey) -> bool {
-        let kept = |waiting: &Known| waiting.contains_key(tenant);
-        self.permitted && self.waiting.as_ref().is_none_or(kept)
+    pub(super) fn awaits_restore(&self, tenant: &TenantKey) -> bool {
+        let is_unrestored = |tenants: &UnrestoredTenants| tenants.contains_key(tenant);
+        self.permitted && self.unrestored.as_ref().is_none_or(is_unrestored)
     }
 
     /// Returns true if a Tenant that waits to be restored is in the namespace or has its release there.
-    pub(super) fn is_kept_for(&self, namespace: &str) -> bool {
-        let mut waiting = self.waiting.iter().flatten();
-        waiting.any(|(tenant, kept)| {
-            tenant.namespace == namespace || kept.workspace.as_deref() == Some(namespace)
+    pub(super) fn has_unrestored_in(&self, namespace: &str) -> bool {
+        let mut unrestored = self.unrestored.iter().flatten();
+        unrestored.any(|(tenant, state)| {
+            tenant.namespace == namespace || state.workspace.as_deref() == Some(namespace)
         })
     }
 
     /// Describes the Tenants that are not restored yet, with the reason for the first one.
-    fn not_restored(&self) -> Option<String> {
+    fn describe_unrestored(&self) -> Option<String> {
         if !self.permitted {
             return None;
         }
-        let Some(waiting) = &self.waiting else {
+        let Some(unrestored) = &self.unrestored else {
             let problem = self.crd_problem.as_ref();
             return problem.map(|problem| format!("no Tenant is reconciled: {problem}"));
         };
-        let (tenant, first) = waiting.first_key_value()?;
+        let (tenant, first) = unrestored.first_key_value()?;
         Some(format!(
             "Tenants not restored since their CRD was deleted: {}; the first is {tenant}: {}",
-            waiting.len(),
+            unrestored.len(),
             first.problem
         ))
     }
 
-    fn deletions(&self) -> Deletions {
-        let mut known = Deletions::default();
-        for (key, slot) in &self.slots {
-            known.confirmed.extend(slot.deletion_confirmed.clone());
-            let owner = self.index.owner(key).filter(|_| slot.removing);
+    fn known_deletions(&self) -> KnownDeletions {
+        let mut deletions = KnownDeletions::default();
+        for (key, state) in &self.owner_states {
+            deletions.confirmed.extend(state.confirmed_deletion.clone());
+            let owner = self.index.owner(key).filter(|_| state.is_removing);
             let tenant = owner.as_ref().and_then(ReleaseOwner::tenant);
-            known
-                .under_way
+            deletions
+                .in_progress
                 .extend(tenant.and_then(|tenant| tenant.uid()));
         }
-        known
+        deletions
     }
 
     pub(super) fn finish_recording(
         &mut self,
-        done: Result<(Arc<DesiredState>, Result<Recording, String>), tokio::task::JoinError>,
+        done: Result<(Arc<DesiredState>, Result<RecordResult, String>), tokio::task::JoinError>,
     ) {
         let Ok((desired, result)) = done else { return };
         // Another process may hold the Lease by now.
         if !self.permitted {
             return;
         }
-        if let Ok(Recording { unowned, .. }) = &result
-            && *unowned != self.unowned
+        if let Ok(RecordResult {
+            ownerless_reason, ..
+        }) = &result
+            && *ownerless_reason != self.ownerless_reason
         {
-            if let Some(why) = unowned {
-                tracing::warn!(member = %self.member.name, %why,
+            if let Some(reason) = ownerless_reason {
+                tracing::warn!(member = %self.member.name, why = %reason,
                     "the record of the desired state has no owner; nothing else depends on that");
             }
-            self.unowned.clone_from(unowned);
+            self.ownerless_reason.clone_from(ownerless_reason);
         }
-        match result.map(|recording| recording.advance) {
-            Ok(Advance::Recorded | Advance::Record) => {
+        match result.map(|result| result.action) {
+            Ok(RecordAction::AlreadyRecorded | RecordAction::Record) => {
                 self.recording_failures = 0;
                 self.recording_problem = None;
-                self.ahead = None;
+                self.newer_recorded = None;
                 self.recorded = Some(desired);
-                self.look_at_all();
+                self.queue_all();
             }
-            Ok(Advance::Refuse(version)) => {
-                if self.ahead != Some(version) {
+            Ok(RecordAction::Reject(version)) => {
+                if self.newer_recorded != Some(version) {
                     tracing::warn!(member = %self.member.name, recorded = %version, given = %desired.version,
                         "ignoring an older desired state");
                 }
                 self.recording_failures += 1;
-                self.ahead = Some(version);
+                self.newer_recorded = Some(version);
             }
             Err(problem) => {
                 tracing::warn!(member = %self.member.name, %problem, "the desired state is not recorded yet");
@@ -217,87 +225,89 @@ impl Reconciler {
             None => 0,
             Some(_) => self.crd_failures + 1,
         };
-        let pause = CRD_EVERY.max(retry_pause(self.crd_failures, CRD_RETRY_MAX));
+        let pause = CRD_PAUSE.max(retry_pause(self.crd_failures, CRD_RETRY_MAX));
         self.crd_not_before = BootTime(now.0 + pause);
-        let ensured = round.problem.is_none() && self.index.crd() == Some(CrdState::Present);
+        let is_current = round.problem.is_none() && self.index.crd() == Some(CrdState::Present);
         self.crd_problem.clone_from(&round.problem);
         if let Some(problem) = round.problem {
             tracing::warn!(member = %self.member.name, %problem, "the Tenant CRD");
-            self.problem = Some(problem);
+            self.cluster_problem = Some(problem);
         }
-        let Some(waiting) = round.waiting else { return };
-        self.crd_checked = ensured && waiting.is_empty();
-        if ensured {
-            let next = waiting.values().map(|kept| kept.not_before).min();
+        let Some(unrestored) = round.unrestored else {
+            return;
+        };
+        self.crd_checked = is_current && unrestored.is_empty();
+        if is_current {
+            let next = unrestored.values().map(|state| state.not_before).min();
             self.crd_not_before = self.crd_not_before.max(next.unwrap_or_default());
         }
-        if ensured && (self.crd_lost || self.listed != ListedUnder::Ours) {
+        if is_current && (self.crd_was_missing || self.listed_under != TenantListSchema::Current) {
             // An older list lacks restored Tenants, and an older schema lacks some of their fields.
-            (self.crd_lost, self.list_again) = (false, true);
-            self.listed = ListedUnder::Ours;
+            (self.crd_was_missing, self.relist_tenants) = (false, true);
+            self.listed_under = TenantListSchema::Current;
         }
-        self.waiting = Some(waiting);
-        self.look_at_all();
+        self.unrestored = Some(unrestored);
+        self.queue_all();
     }
 
     pub(super) fn report_member(&mut self, now: BootTime) {
-        let hold = self.hold.get();
-        let connected = now.since(self.heard()) < NO_NEW_RUNS_AFTER;
-        let unrecorded = self.permitted && !self.on_record;
-        let recording = self.recording_problem.clone().filter(|_| unrecorded);
-        let watching = hold.problem.or_else(|| self.problem.clone());
-        let watching = watching.filter(|_| {
+        let lease_state = self.lease_state.get();
+        let connected = now.since(self.last_response()) < NO_NEW_RUNS_AFTER;
+        let unrecorded = self.permitted && !self.latest_recorded;
+        let recording_problem = self.recording_problem.clone().filter(|_| unrecorded);
+        let cluster_problem = lease_state.problem.or_else(|| self.cluster_problem.clone());
+        let cluster_problem = cluster_problem.filter(|_| {
             !connected || !self.index.synced() || (self.permitted && self.recorded.is_none())
         });
         let report = MemberReport {
             // By now every listed Tenant has its report.
             synced: self.index.synced()
                 && self.index.crd() == Some(CrdState::Present)
-                && !(self.permitted && (self.crd_lost || self.list_again))
-                && self.listed.will_do(self.permitted),
+                && !(self.permitted && (self.crd_was_missing || self.relist_tenants))
+                && self.listed_under.is_usable(self.permitted),
             ready: connected && self.index.ready(),
             writing: self.permitted,
             holder: if self.permitted {
                 Some(self.member.holder.clone())
             } else {
-                hold.other
+                lease_state.other_holder
             },
             connected,
-            problem: watching.or(recording),
+            problem: cluster_problem.or(recording_problem),
             applied: self
                 .recorded
                 .as_ref()
                 .map(|desired| (desired.version, self.digests.state(desired).to_string())),
-            ahead: self.ahead,
-            not_restored: self.not_restored(),
+            ahead: self.newer_recorded,
+            not_restored: self.describe_unrestored(),
         };
-        self.report_store.member(&report);
+        self.report_store.set_member(&report);
     }
 }
 
 /// Returns true if the latest desired state is a pause that could not be saved. Until it is, the reconciler acts on no
 /// earlier state.
-fn misses_pause(paused: bool, on_record: bool, failures: u32) -> bool {
-    paused && !on_record && failures > 0
+fn is_pause_unrecorded(paused: bool, latest_recorded: bool, failures: u32) -> bool {
+    paused && !latest_recorded && failures > 0
 }
 
 /// Compares two states. Equal states share one allocation afterwards, which makes the next comparison cheap.
-fn is_same(recorded: &mut Arc<DesiredState>, wanted: &Arc<DesiredState>) -> bool {
-    if Arc::ptr_eq(recorded, wanted) {
+fn share_if_equal(recorded: &mut Arc<DesiredState>, desired: &Arc<DesiredState>) -> bool {
+    if Arc::ptr_eq(recorded, desired) {
         return true;
     }
-    let same = **recorded == **wanted;
-    if same {
-        recorded.clone_from(wanted);
+    let is_equal = **recorded == **desired;
+    if is_equal {
+        recorded.clone_from(desired);
     }
-    same
+    is_equal
 }
 
 /// Returns the pause before the next attempt at the member's own objects.
-fn retry_pause(failures: u32, longest: Duration) -> Duration {
+fn retry_pause(failures: u32, max_pause: Duration) -> Duration {
     match failures {
         0 => Duration::ZERO,
-        _ => backoff(failures, longest, chance::random()),
+        _ => backoff(failures, max_pause, chance::random()),
     }
 }
 
@@ -307,14 +317,14 @@ mod tests {
 
     #[test]
     fn unrecorded_pause_stops_the_member() {
-        for (paused, on_record, failures, stops) in [
+        for (paused, latest_recorded, failures, stops) in [
             (true, false, 1, true),
             (true, false, 0, false),
             (true, true, 1, false),
             (false, false, 1, false),
         ] {
-            let now = misses_pause(paused, on_record, failures);
-            assert_eq!(now, stops, "{paused} {on_record} {failures}");
+            let is_stopped = is_pause_unrecorded(paused, latest_recorded, failures);
+            assert_eq!(is_stopped, stops, "{paused} {latest_recorded} {failures}");
         }
     }
 }

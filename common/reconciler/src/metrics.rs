@@ -17,7 +17,7 @@ use crate::plan::Action;
 
 const RECONCILE_OUTCOMES: [&str; 4] = ["ok", "conflict", "transient", "failed"];
 /// The queues in which Tenants and KryptonDeployments wait.
-const WAITS: [&str; 4] = ["lists", "calls", "urgent", "runs"];
+const QUEUES: [&str; 4] = ["lists", "calls", "urgent", "runs"];
 /// The watches on a member: the reconciler's name and the value of the label.
 const WATCHES: [(&str, &str); 7] = [
     ("CRD", "crd"),
@@ -64,48 +64,51 @@ impl Default for WorkMetrics {
                 drop(this.reconciles.get_or_create(&labels));
             }
         }
-        for wait in WAITS {
-            drop(this.waiting.get_or_create(&[("queue", wait)]));
+        for queue in QUEUES {
+            drop(this.waiting.get_or_create(&[("queue", queue)]));
         }
-        for (_, what) in WATCHES {
-            drop(this.watch_errors.get_or_create(&[("resource", what)]));
+        for (_, resource) in WATCHES {
+            drop(this.watch_errors.get_or_create(&[("resource", resource)]));
         }
         this
     }
 }
 
-/// Queue lengths of one reconciler in the order of [`WAITS`], and whether it holds its Lease.
+/// Queue lengths of one reconciler in the order of [`QUEUES`], and whether it holds its Lease.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Depths {
+pub(crate) struct QueueDepths {
     pub(crate) waiting: [usize; 4],
     pub(crate) writes: bool,
 }
 
-/// One reconciler's part of the sums. It is subtracted when the reconciler ends.
+/// One reconciler's share of the sums. It is subtracted when the reconciler ends.
 #[derive(Debug)]
-pub(crate) struct Part {
-    of: WorkMetrics,
-    told: Depths,
+pub(crate) struct ReconcilerShare {
+    metrics: WorkMetrics,
+    published: QueueDepths,
 }
 
-impl Part {
-    pub(crate) fn tell(&mut self, now: Depths) {
-        let before = std::mem::replace(&mut self.told, now);
-        if before == now {
+impl ReconcilerShare {
+    pub(crate) fn publish(&mut self, current: QueueDepths) {
+        let previous = std::mem::replace(&mut self.published, current);
+        if previous == current {
             return;
         }
-        for (wait, (before, now)) in WAITS.iter().zip(before.waiting.iter().zip(now.waiting)) {
-            let gauge = self.of.waiting.get_or_create(&[("queue", *wait)]);
-            gauge.inc_by(number(now) - number(*before));
+        for (queue, (previous, current)) in QUEUES
+            .iter()
+            .zip(previous.waiting.iter().zip(current.waiting))
+        {
+            let gauge = self.metrics.waiting.get_or_create(&[("queue", *queue)]);
+            gauge.inc_by(number(current) - number(*previous));
         }
-        let leases = i64::from(now.writes) - i64::from(before.writes);
-        self.of.leases.inc_by(leases);
+        let leases = i64::from(current.writes) - i64::from(previous.writes);
+        self.metrics.leases.inc_by(leases);
     }
 }
 
-impl Drop for Part {
+impl Drop for ReconcilerShare {
     fn drop(&mut self) {
-        self.tell(Depths::default());
+        self.publish(QueueDepths::default());
     }
 }
 
@@ -114,33 +117,33 @@ fn number(count: usize) -> i64 {
 }
 
 impl WorkMetrics {
-    /// Returns the part of a new reconciler.
-    pub(crate) fn part(&self) -> Part {
-        Part {
-            of: self.clone(),
-            told: Depths::default(),
+    /// Returns the share of a new reconciler.
+    pub(crate) fn new_share(&self) -> ReconcilerShare {
+        ReconcilerShare {
+            metrics: self.clone(),
+            published: QueueDepths::default(),
         }
     }
 
     /// Counts a finished action. The outcome is `ok`, `conflict`, `transient` or `failed`.
-    pub(crate) fn reconciled(&self, action: &Action, took: Duration, outcome: &'static str) {
+    pub(crate) fn record_action(&self, action: &Action, duration: Duration, outcome: &'static str) {
         let action = action.name();
         let labels = [("action", action), ("outcome", outcome)];
         self.reconciles.get_or_create(&labels).inc();
-        let duration = self.reconcile_duration.get_or_create(&[("action", action)]);
-        duration.observe(took.as_secs_f64());
+        let histogram = self.reconcile_duration.get_or_create(&[("action", action)]);
+        histogram.observe(duration.as_secs_f64());
     }
 
     /// Returns the queue lengths, summed over all reconcilers.
     pub fn waiting(&self) -> [(&'static str, i64); 4] {
-        WAITS.map(|wait| (wait, self.waiting.get_or_create(&[("queue", wait)]).get()))
+        QUEUES.map(|queue| (queue, self.waiting.get_or_create(&[("queue", queue)]).get()))
     }
 
-    /// Counts a failed watch. `what` is the reconciler's name for it.
-    pub(crate) fn watch_failed(&self, what: &str) {
-        if let Some((_, what)) = WATCHES.iter().find(|(called, _)| *called == what) {
+    /// Counts a failed watch. `watch` is the reconciler's name for it.
+    pub(crate) fn record_watch_failure(&self, watch: &str) {
+        if let Some((_, resource)) = WATCHES.iter().find(|(name, _)| *name == watch) {
             self.watch_errors
-                .get_or_create(&[("resource", *what)])
+                .get_or_create(&[("resource", *resource)])
                 .inc();
         }
     }
@@ -201,58 +204,60 @@ mod tests {
         text
     }
 
-    fn has(text: &str, line: &str) {
+    fn assert_has_line(text: &str, line: &str) {
         let line = format!("krypton_test_{line}");
-        assert!(text.lines().any(|found| found == line), "{line}: {text}");
+        assert!(text.lines().any(|other| other == line), "{line}: {text}");
     }
 
     #[test]
     fn all_series_exist_at_zero_and_count_events() {
         let metrics = WorkMetrics::default();
         let before = rendered(&metrics);
-        has(
+        assert_has_line(
             &before,
             r#"helm_runs_total{verb="install",outcome="failed"} 0"#,
         );
-        has(
+        assert_has_line(
             &before,
             r#"reconciles_total{action="status",outcome="ok"} 0"#,
         );
-        has(
+        assert_has_line(
             &before,
             r#"chart_fetches_total{source="hub",outcome="ok"} 0"#,
         );
-        has(&before, r#"watch_errors_total{resource="tenants"} 0"#);
-        let took = Duration::from_secs(7);
-        metrics.helm.ran("install", took, Some(&HelmError::Stopped));
+        assert_has_line(&before, r#"watch_errors_total{resource="tenants"} 0"#);
+        let duration = Duration::from_secs(7);
+        metrics
+            .helm
+            .record_run("install", duration, Some(&HelmError::Stopped));
         let not_started = HelmError::Start {
             release: String::new(),
-            complaint: String::new(),
+            message: String::new(),
         };
-        metrics.helm.ran("get", took, Some(&not_started));
-        metrics.reconciled(&Action::Uninstall, took, "transient");
-        for (called, _) in WATCHES {
-            metrics.watch_failed(called);
+        metrics.helm.record_run("get", duration, Some(&not_started));
+        metrics.record_action(&Action::Uninstall, duration, "transient");
+        for (name, _) in WATCHES {
+            metrics.record_watch_failure(name);
         }
         let after = rendered(&metrics);
-        has(
+        assert_has_line(
             &after,
             r#"helm_runs_total{verb="install",outcome="stopped"} 1"#,
         );
-        has(
+        assert_has_line(
             &after,
             r#"helm_run_duration_seconds_sum{verb="install"} 7.0"#,
         );
-        has(
+        assert_has_line(
             &after,
             r#"helm_runs_total{verb="get",outcome="not_started"} 1"#,
         );
-        has(&after, r#"helm_run_duration_seconds_count{verb="get"} 0"#);
-        has(
+        assert_has_line(&after, r#"helm_run_duration_seconds_count{verb="get"} 0"#);
+        assert_has_line(
             &after,
             r#"reconciles_total{action="uninstall",outcome="transient"} 1"#,
         );
-        has(&after, r#"watch_errors_total{resource="releases"} 1"#);
+        assert_has_line(&after, r#"watch_errors_total{resource="releases"} 1"#);
         let series = |text: &str| text.lines().filter(|line| !line.starts_with('#')).count();
         assert_eq!(series(&before), series(&after), "none is new");
     }
@@ -260,21 +265,21 @@ mod tests {
     #[test]
     fn waiting_counts_are_summed_and_removed_with_reconcilers() {
         let metrics = WorkMetrics::default();
-        let (mut one, mut two) = (metrics.part(), metrics.part());
-        let depths = |lists, runs| Depths {
+        let (mut one, mut two) = (metrics.new_share(), metrics.new_share());
+        let depths = |lists, runs| QueueDepths {
             waiting: [lists, 0, 0, runs],
             writes: true,
         };
-        one.tell(depths(3, 1));
-        two.tell(depths(0, 4));
-        one.tell(depths(1, 2));
+        one.publish(depths(3, 1));
+        two.publish(depths(0, 4));
+        one.publish(depths(1, 2));
         let text = rendered(&metrics);
-        has(&text, r#"releases_waiting{queue="lists"} 1"#);
-        has(&text, r#"releases_waiting{queue="runs"} 6"#);
-        has(&text, "leases_held 2");
+        assert_has_line(&text, r#"releases_waiting{queue="lists"} 1"#);
+        assert_has_line(&text, r#"releases_waiting{queue="runs"} 6"#);
+        assert_has_line(&text, "leases_held 2");
         drop(one);
         let text = rendered(&metrics);
-        has(&text, r#"releases_waiting{queue="runs"} 4"#);
-        has(&text, "leases_held 1");
+        assert_has_line(&text, r#"releases_waiting{queue="runs"} 4"#);
+        assert_has_line(&text, "leases_held 1");
     }
 }

@@ -14,7 +14,7 @@ use krypton_types::desired::drift::DriftPolicy;
 use krypton_types::desired::lockdown::Lockdown;
 use krypton_types::names;
 use krypton_types::placed_tenant::placed_on;
-use krypton_types::tenant::{Next, TenantKey};
+use krypton_types::tenant::{TenantKey, UpcomingStep};
 use serde_json::{Map, Value};
 use tracing::Span;
 use tracing::field::{Empty, display};
@@ -145,12 +145,12 @@ impl ReleaseOwner {
     }
 
     /// Returns the drift policy that overrides the fleet's.
-    pub fn drift(&self) -> Option<&DriftPolicy> {
+    pub fn drift_policy(&self) -> Option<&DriftPolicy> {
         self.deployment()?.drift.as_ref()
     }
 
     /// Returns true if the release must be uninstalled: the Tenant is deleted or the home cluster orders the removal.
-    pub fn is_going(&self) -> bool {
+    pub fn is_being_removed(&self) -> bool {
         match self {
             Self::Tenant(tenant) => tenant.metadata.deletion_timestamp.is_some(),
             Self::Deployment(order) => order.remove,
@@ -168,8 +168,8 @@ impl ReleaseOwner {
     }
 
     /// Returns the member that the Tenant itself names.
-    pub fn names_member(&self) -> Option<&str> {
-        self.tenant()?.names_member()
+    pub fn named_member(&self) -> Option<&str> {
+        self.tenant()?.referenced_member()
     }
 
     pub fn release(&self, cluster: &str) -> ReleaseKey {
@@ -188,8 +188,8 @@ impl ReleaseOwner {
     /// Returns the user that Helm impersonates. `None` for Helm's own account.
     pub fn user(&self, lockdown: &Lockdown) -> Option<String> {
         let spec = self.tenant().map(|tenant| &tenant.spec);
-        let named = spec.and_then(|spec| spec.service_account_name.as_deref());
-        lockdown.user(self.namespace(), named)
+        let service_account = spec.and_then(|spec| spec.service_account_name.as_deref());
+        lockdown.user(self.namespace(), service_account)
     }
 
     /// Returns the owner's own values.
@@ -198,14 +198,14 @@ impl ReleaseOwner {
     }
 
     /// Returns the member's state in the status.
-    pub fn on_status(&self, cluster: &str) -> Option<ClusterState> {
+    pub fn state_in_status(&self, cluster: &str) -> Option<ClusterState> {
         let conditions = &self.tenant()?.status.as_ref()?.conditions;
         conditions::clusters(conditions).remove(cluster)
     }
 
     /// Returns the next step of `cluster` in the status.
-    pub fn next_on_status(&self, cluster: &str) -> Option<Next> {
-        Next::from_status(self.tenant()?.status.as_ref()?, cluster)
+    pub fn next_step_in_status(&self, cluster: &str) -> Option<UpcomingStep> {
+        UpcomingStep::from_status(self.tenant()?.status.as_ref()?, cluster)
     }
 
     /// Returns the sort key among the claimants of one release: the first owns it. A removal order comes
@@ -218,7 +218,7 @@ impl ReleaseOwner {
             }
             Self::Deployment(order) => Some(i128::from(order.created) * 1_000_000_000),
         };
-        let tombstone = self.deployment().is_some_and(|order| order.remove);
-        (tombstone, created, self.uid().to_owned())
+        let is_removal = self.deployment().is_some_and(|order| order.remove);
+        (is_removal, created, self.uid().to_owned())
     }
 }

@@ -30,69 +30,73 @@ use tracing::{Instrument as _, Span};
 use crate::actions::ActionRunner;
 use crate::index::CrdState;
 use crate::owner::OwnerKey;
-use crate::placement::{self, PlacementStep, View};
-use crate::run_loop::{AFTER_CONFLICT, ListedUnder, Reconciler};
+use crate::placement::{self, PlacementStep, PlacementView};
+use crate::run_loop::{CONFLICT_PAUSE, Reconciler, TenantListSchema};
 
 /// Maximum number of orders with a request in flight. It protects the API server from two thousand orders at the same
 /// time.
-const CALLS: usize = 8;
-const CONFLICT: Backoff = Backoff {
-    first: AFTER_CONFLICT,
-    max: AFTER_CONFLICT.saturating_mul(64),
+const MAX_CONCURRENT_CALLS: usize = 8;
+const CONFLICT_BACKOFF: Backoff = Backoff {
+    first: CONFLICT_PAUSE,
+    max: CONFLICT_PAUSE.saturating_mul(64),
 };
 /// Number of stale results in a row to report. A watch is rarely this many checks behind the API server.
-pub(super) const STALE_IS_SAID: u32 = 5;
+pub(super) const MAX_UNREPORTED_CONFLICTS: u32 = 5;
 
 /// The placement orders of the current desired state, with their progress.
 pub(super) struct PlacedTenants {
     orders: BTreeMap<TenantKey, Arc<PlacedTenant>>,
     queue: WorkQueue<TenantKey>,
     /// UIDs of the Tenants whose removal a read from the API server has confirmed.
-    gone: BTreeMap<TenantKey, String>,
-    pub(super) jobs: KeyedTasks<TenantKey, Done>,
+    confirmed_removals: BTreeMap<TenantKey, String>,
+    pub(super) jobs: KeyedTasks<TenantKey, PlacementStepResult>,
 }
 
 /// Result of a step.
-pub(super) struct Done {
+pub(super) struct PlacementStepResult {
     order: Arc<PlacedTenant>,
-    result: Result<Step, Fault>,
+    result: Result<CompletedStep, PlacementError>,
     /// Report of the confirmed removal.
-    confirmed: Option<State>,
+    removal: Option<State>,
 }
 
-enum Step {
+enum CompletedStep {
     /// The watch will show the result.
     Written(Option<Box<Tenant>>),
     /// Nothing of the order is left to remove.
-    Gone,
+    Removed,
 }
 
-enum Fault {
+enum PlacementError {
     /// The objects on the member differ from the view.
-    Stale,
+    Conflict,
     /// A failure to report. The step is retried after a back-off.
-    Shown(State),
+    Failed(State),
 }
 
 impl PlacedTenants {
     pub(super) fn new(retry_max: Duration) -> Self {
         Self {
             orders: BTreeMap::new(),
-            queue: WorkQueue::new(CALLS, CONFLICT, Backoff::up_to(retry_max)),
-            gone: BTreeMap::new(),
+            queue: WorkQueue::new(
+                MAX_CONCURRENT_CALLS,
+                CONFLICT_BACKOFF,
+                Backoff::up_to(retry_max),
+            ),
+            confirmed_removals: BTreeMap::new(),
             jobs: KeyedTasks::default(),
         }
     }
 
     /// Replaces the orders and returns the keys that are no longer ordered. Their Tenants stay on the member.
-    pub(super) fn ordered(&mut self, orders: &[PlacedTenant]) -> Vec<TenantKey> {
+    pub(super) fn set_orders(&mut self, orders: &[PlacedTenant]) -> Vec<TenantKey> {
         let next: BTreeMap<TenantKey, &PlacedTenant> =
             orders.iter().map(|order| (order.key(), order)).collect();
-        let gone = |key: &&TenantKey| !next.contains_key(*key);
-        let left: Vec<TenantKey> = self.orders.keys().filter(gone).cloned().collect();
-        for key in &left {
+        let is_withdrawn = |key: &&TenantKey| !next.contains_key(*key);
+        let withdrawn: Vec<TenantKey> = self.orders.keys().filter(is_withdrawn).cloned().collect();
+        for key in &withdrawn {
             self.orders.remove(key);
-            self.gone.remove(key);
+            self.confirmed_removals.remove(key);
             self.queue.forget(key);
         }
         for (key, order) in next {
@@ -103,15 +107,15 @@ impl PlacedTenants {
                 self.queue.add(key);
             }
         }
-        left
+        withdrawn
     }
 
-    pub(super) fn all(&mut self) {
+    pub(super) fn queue_all(&mut self) {
         self.queue.extend(self.orders.keys().cloned());
     }
 
     /// Marks the orders of these Tenants as changed.
-    pub(super) fn touch<'a>(&mut self, keys: impl IntoIterator<Item = &'a OwnerKey>) {
+    pub(super) fn queue_owners<'a>(&mut self, keys: impl IntoIterator<Item = &'a OwnerKey>) {
         for key in keys {
             if let OwnerKey::Tenant(key) = key
                 && self.orders.contains_key(key)
@@ -122,10 +126,10 @@ impl PlacedTenants {
     }
 
     /// Marks the orders in these namespaces as changed.
-    pub(super) fn touch_namespaces(&mut self, namespaces: &BTreeSet<String>) {
-        let inside = |key: &&TenantKey| namespaces.contains(&key.namespace);
-        let inside = self.orders.keys().filter(inside).cloned();
-        self.queue.extend(inside);
+    pub(super) fn queue_namespaces(&mut self, namespaces: &BTreeSet<String>) {
+        let is_inside = |key: &&TenantKey| namespaces.contains(&key.namespace);
+        let keys = self.orders.keys().filter(is_inside).cloned();
+        self.queue.extend(keys);
     }
 
     /// Returns the next time at which one is due. A due one waits for an event.
@@ -134,9 +138,9 @@ impl PlacedTenants {
     }
 
     /// Takes the next due order whose Tenant does not wait to be restored.
-    fn next(&mut self, now: BootTime, is_kept: impl Fn(&TenantKey) -> bool) -> Option<TenantKey> {
+    fn next(&mut self, now: BootTime, is_held: impl Fn(&TenantKey) -> bool) -> Option<TenantKey> {
         while let Some(key) = self.queue.pop(now) {
-            if !is_kept(&key) {
+            if !is_held(&key) {
                 return Some(key);
             }
             self.queue.park(key);
@@ -146,45 +150,45 @@ impl PlacedTenants {
 }
 
 impl Reconciler {
-    pub(super) fn reconcile_placed(&mut self, now: BootTime) {
+    pub(super) fn reconcile_placed_tenants(&mut self, now: BootTime) {
         // Until all Tenants are listed under the current schema, a missing Tenant proves nothing.
-        let listed = self.index.synced()
+        let is_listed = self.index.synced()
             && self.index.crd() == Some(CrdState::Present)
-            && self.listed == ListedUnder::Ours
-            && !(self.crd_lost || self.list_again);
+            && self.listed_under == TenantListSchema::Current
+            && !(self.crd_was_missing || self.relist_tenants);
         // An observer reports nothing either, as the writer may know a later order.
-        let acts = self.permitted && !self.misses_pause && self.waiting.is_some();
-        let Some(desired) = self.recorded.clone().filter(|_| listed && acts) else {
+        let may_act = self.permitted && !self.pause_unrecorded && self.unrestored.is_some();
+        let Some(desired) = self.recorded.clone().filter(|_| is_listed && may_act) else {
             return;
         };
         self.placed_tenants.queue.unpark();
         while let Some(key) = self.placed_tenants.next(now, |key| {
-            let waiting = self.waiting.as_ref();
-            waiting.is_none_or(|waiting| waiting.contains_key(key))
+            let unrestored = self.unrestored.as_ref();
+            unrestored.is_none_or(|unrestored| unrestored.contains_key(key))
         }) {
-            self.place(key, &desired);
+            self.start_placement_step(key, &desired);
         }
     }
 
-    fn place(&mut self, key: TenantKey, desired: &Arc<DesiredState>) {
+    fn start_placement_step(&mut self, key: TenantKey, desired: &Arc<DesiredState>) {
         let Some(order) = self.placed_tenants.orders.get(&key).cloned() else {
             return;
         };
         let namespace = self.index.workspaces.get(&key.namespace);
-        let view = View {
-            found: self.index.tenants.get(&key).map(Arc::as_ref),
-            terminating: namespace.map(|namespace| namespace.terminating),
-            held: held(&order, desired),
+        let view = PlacementView {
+            tenant: self.index.tenants.get(&key).map(Arc::as_ref),
+            namespace_terminating: namespace.map(|namespace| namespace.terminating),
+            hold: hold_reason(&order, desired),
         };
         let step = match placement::decide(&order, &view) {
             PlacementStep::Settled(state) => {
                 self.placed_tenants.queue.reset(&key);
-                return self.report_placed(&order, state, false);
+                return self.report_placement(&order, state, false);
             }
             PlacementStep::Confirm(state)
-                if self.placed_tenants.gone.get(&key) == Some(&order.uid) =>
+                if self.placed_tenants.confirmed_removals.get(&key) == Some(&order.uid) =>
             {
-                return self.report_placed(&order, state, true);
+                return self.report_placement(&order, state, true);
             }
             step => step,
         };
@@ -195,44 +199,47 @@ impl Reconciler {
             generation = order.generation,
             outcome = Empty
         );
-        let performer = Arc::clone(&self.performer);
-        let placing = async move {
-            let confirmed = match &step {
+        let runner = Arc::clone(&self.runner);
+        let running = async move {
+            let removal = match &step {
                 PlacementStep::Confirm(state) => Some(state.clone()),
                 _ => None,
             };
-            let result = performer.place(&order, step).await;
+            let result = runner.run_placement_step(&order, step).await;
             let outcome = match &result {
                 Ok(_) => "ok",
-                Err(Fault::Stale) => "conflict",
-                Err(Fault::Shown(_)) => "failed",
+                Err(PlacementError::Conflict) => "conflict",
+                Err(PlacementError::Failed(_)) => "failed",
             };
             Span::current().record("outcome", outcome);
-            Done {
+            PlacementStepResult {
                 order,
                 result,
-                confirmed,
+                removal,
             }
         };
         let placed_tenants = &mut self.placed_tenants;
         placed_tenants.queue.start(key.clone());
-        placed_tenants.jobs.spawn(key, placing.instrument(span));
+        placed_tenants.jobs.spawn(key, running.instrument(span));
     }
 
-    fn report_placed(&self, order: &PlacedTenant, state: State, gone: bool) {
+    fn report_placement(&self, order: &PlacedTenant, state: State, is_removed: bool) {
         let report = PlacedReport {
             uid: order.uid.clone(),
             observed_generation: order.generation,
-            gone,
+            gone: is_removed,
             state,
         };
-        self.report_store.placed(&order.key(), Some(report));
+        self.report_store.set_placed(&order.key(), Some(report));
     }
 
-    pub(super) fn finish_placed(&mut self, (key, done): (TenantKey, Result<Done, JoinError>)) {
+    pub(super) fn finish_placement_step(
+        &mut self,
+        (key, done): (TenantKey, Result<PlacementStepResult, JoinError>),
+    ) {
         let now = BootTime::now();
         let queue = &mut self.placed_tenants.queue;
-        let Some(ordered) = self.placed_tenants.orders.get(&key) else {
+        let Some(current_order) = self.placed_tenants.orders.get(&key) else {
             // The home cluster has withdrawn the order, so there is nothing to report.
             queue.done(&key, Outcome::Done, now, 0.0);
             return queue.forget(&key);
@@ -246,79 +253,86 @@ impl Reconciler {
             }
         };
         // If the order has changed, the next step reports its state.
-        let current = Arc::ptr_eq(&done.order, ordered);
+        let is_current = Arc::ptr_eq(&done.order, current_order);
         let outcome = match &done.result {
-            Ok(Step::Written(_)) => Outcome::Wrote,
-            Ok(Step::Gone) => Outcome::Again(now),
-            Err(Fault::Stale) => Outcome::Conflict,
-            Err(Fault::Shown(_)) => Outcome::Failed,
+            Ok(CompletedStep::Written(_)) => Outcome::Wrote,
+            Ok(CompletedStep::Removed) => Outcome::Again(now),
+            Err(PlacementError::Conflict) => Outcome::Conflict,
+            Err(PlacementError::Failed(_)) => Outcome::Failed,
         };
         queue.done(&key, outcome, now, chance::random());
         let (failures, pause) = (queue.failures(&key), queue.not_before(&key).since(now));
         let report = match done.result {
-            Ok(Step::Written(tenant)) => {
-                let dirty = tenant.map(|tenant| self.index.tenant_written(*tenant));
-                self.owners_changed(dirty.unwrap_or_default());
+            Ok(CompletedStep::Written(tenant)) => {
+                let changed = tenant.map(|tenant| self.index.tenant_written(*tenant));
+                self.owners_changed(changed.unwrap_or_default());
                 None
             }
-            Ok(Step::Gone) => {
-                let gone = &mut self.placed_tenants.gone;
-                gone.insert(key, done.order.uid.clone());
-                done.confirmed.map(|state| (state, true))
+            Ok(CompletedStep::Removed) => {
+                let removals = &mut self.placed_tenants.confirmed_removals;
+                removals.insert(key, done.order.uid.clone());
+                done.removal.map(|state| (state, true))
             }
-            Err(Fault::Stale) => (failures > STALE_IS_SAID).then(|| {
+            Err(PlacementError::Conflict) => (failures > MAX_UNREPORTED_CONFLICTS).then(|| {
                 let message = "the Tenant cannot be read, or it changes before each write; look for another controller that writes it";
                 let state = State::new(Truth::Unknown, reason::NOT_WRITTEN, message);
                 (state, false)
             }),
-            Err(Fault::Shown(state)) => {
+            Err(PlacementError::Failed(state)) => {
                 tracing::warn!(member = %self.member.name, tenant = %key,
                     generation = done.order.generation, reason = state.reason,
                     problem = state.message, retry_in_seconds = pause.as_secs(), "not placed");
                 Some((state, false))
             }
         };
-        if let Some((state, gone)) = report.filter(|_| current) {
-            self.report_placed(&done.order, state, gone);
+        if let Some((state, is_removed)) = report.filter(|_| is_current) {
+            self.report_placement(&done.order, state, is_removed);
         }
     }
 }
 
 /// Returns the reason and message if nothing may be written for the order.
-fn held(order: &PlacedTenant, desired: &DesiredState) -> Option<(&'static str, &'static str)> {
+fn hold_reason(
+    order: &PlacedTenant,
+    desired: &DesiredState,
+) -> Option<(&'static str, &'static str)> {
     if desired.paused {
         return Some((reason::PAUSED, "paused on the EdgeCluster"));
     }
-    let leaves = desired.retire && !order.remove;
-    leaves.then_some((
+    let is_leaving = desired.retire && !order.remove;
+    is_leaving.then_some((
         reason::UNINSTALLED,
         "the member leaves the fleet; its Tenants stay",
     ))
 }
 
 impl ActionRunner {
-    async fn place(&self, order: &PlacedTenant, step: PlacementStep) -> Result<Step, Fault> {
-        self.still_permitted().map_err(|_| Fault::Stale)?;
+    async fn run_placement_step(
+        &self,
+        order: &PlacedTenant,
+        step: PlacementStep,
+    ) -> Result<CompletedStep, PlacementError> {
+        self.check_permit().map_err(|_| PlacementError::Conflict)?;
         let client = self.member.client.clone();
         let api: Api<Tenant> = Api::namespaced(client.clone(), &order.namespace);
         let params = PostParams::default();
         match step {
-            PlacementStep::Settled(_) => Err(Fault::Stale),
+            PlacementStep::Settled(_) => Err(PlacementError::Conflict),
             PlacementStep::CreateNamespace => create_namespace(client, &order.namespace).await,
             PlacementStep::Create(tenant) => {
-                let call = api.create(&params, &tenant);
-                let made = requested("making the Tenant", call).await?;
-                Ok(Step::Written(Some(Box::new(made))))
+                let request = api.create(&params, &tenant);
+                let created = send("making the Tenant", request).await?;
+                Ok(CompletedStep::Written(Some(Box::new(created))))
             }
             PlacementStep::Update(tenant) => {
                 // The replacement carries the resourceVersion of the view, and thus its UID.
-                let call = api.replace(&order.name, &params, &tenant);
-                let written = requested("updating the Tenant", call).await?;
-                Ok(Step::Written(Some(Box::new(written))))
+                let request = api.replace(&order.name, &params, &tenant);
+                let updated = send("updating the Tenant", request).await?;
+                Ok(CompletedStep::Written(Some(Box::new(updated))))
             }
             PlacementStep::Delete(uid) => {
-                if !still_ordered(order, &self.desired.get()) {
-                    return Err(Fault::Stale);
+                if !is_removal_ordered(order, &self.desired.get()) {
+                    return Err(PlacementError::Conflict);
                 }
                 let params = DeleteParams {
                     preconditions: Some(Preconditions {
@@ -327,16 +341,16 @@ impl ActionRunner {
                     }),
                     ..DeleteParams::default()
                 };
-                let call = api.delete(&order.name, &params);
-                requested("deleting the Tenant", call).await?;
-                Ok(Step::Written(None))
+                let request = api.delete(&order.name, &params);
+                send("deleting the Tenant", request).await?;
+                Ok(CompletedStep::Written(None))
             }
             PlacementStep::Confirm(_) => {
-                let looking = looked_for(&api, &order.name);
-                let found = requested("looking for the Tenant", looking).await?;
-                match placement::confirmed(order, found.as_ref()) {
-                    true => Ok(Step::Gone),
-                    false => Err(Fault::Stale),
+                let getting = get_tenant(&api, &order.name);
+                let tenant = send("looking for the Tenant", getting).await?;
+                match placement::is_removal_confirmed(order, tenant.as_ref()) {
+                    true => Ok(CompletedStep::Removed),
+                    false => Err(PlacementError::Conflict),
                 }
             }
         }
@@ -345,21 +359,21 @@ impl ActionRunner {
 
 /// Returns the Tenant, or `None` if the API server reports that this Tenant does not exist. Other 404 responses come
 /// from an intermediary or from an API server that does not serve Tenants.
-async fn looked_for(api: &Api<Tenant>, name: &str) -> kube::Result<Option<Tenant>> {
+async fn get_tenant(api: &Api<Tenant>, name: &str) -> kube::Result<Option<Tenant>> {
     match api.get(name).await {
         Err(kube::Error::Api(status)) if status.code == 404 => {
             let details = status.details.as_ref();
-            match details.is_some_and(|found| found.name == name && found.kind == "tenants") {
+            match details.is_some_and(|it| it.name == name && it.kind == "tenants") {
                 true => Ok(None),
                 false => Err(kube::Error::Api(status)),
             }
         }
-        found => found.map(Some),
+        result => result.map(Some),
     }
 }
 
 /// Creates the namespace of the home cluster. It is not deleted with the last Tenant, as others may use it.
-async fn create_namespace(client: Client, name: &str) -> Result<Step, Fault> {
+async fn create_namespace(client: Client, name: &str) -> Result<CompletedStep, PlacementError> {
     let label = (
         names::MANAGED_BY_LABEL.to_owned(),
         names::MANAGED_BY_HUB.to_owned(),
@@ -374,35 +388,39 @@ async fn create_namespace(client: Client, name: &str) -> Result<Step, Fault> {
     };
     let api: Api<Namespace> = Api::all(client);
     let params = PostParams::default();
-    let call = api.create(&params, &namespace);
-    requested("making the namespace", call).await?;
-    Ok(Step::Written(None))
+    let request = api.create(&params, &namespace);
+    send("making the namespace", request).await?;
+    Ok(CompletedStep::Written(None))
 }
 
 /// Returns true if the latest desired state still orders the removal of this Tenant.
-fn still_ordered(order: &PlacedTenant, now: &DesiredState) -> bool {
-    let mut orders = now.placed.iter();
-    let newest = orders.find(|newest| newest.uid == order.uid && newest.key() == order.key());
-    newest.is_some_and(|newest| newest.remove && !newest.paused) && !now.paused
+fn is_removal_ordered(order: &PlacedTenant, desired: &DesiredState) -> bool {
+    let mut orders = desired.placed.iter();
+    let current = orders.find(|current| current.uid == order.uid && current.key() == order.key());
+    current.is_some_and(|current| current.remove && !current.paused) && !desired.paused
 }
 
-async fn requested<T>(
+async fn send<T>(
     attempt: &'static str,
     request: impl Future<Output = kube::Result<T>>,
-) -> Result<T, Fault> {
+) -> Result<T, PlacementError> {
     call(attempt, request).await.map_err(|error| {
         let reason = match error.status() {
-            Some(status) if matches!(status.code, 404 | 409) => return Fault::Stale,
+            Some(status) if matches!(status.code, 404 | 409) => return PlacementError::Conflict,
             Some(status) if is_suspended(&status.message) => reason::SUSPENDED,
             Some(status) if status.code == 403 => reason::FORBIDDEN,
             Some(status) if status.code == 422 => reason::NOT_ADMITTED,
             _ => reason::NOT_WRITTEN,
         };
-        Fault::Shown(State::new(Truth::False, reason, message(attempt, &error)))
+        PlacementError::Failed(State::new(
+            Truth::False,
+            reason,
+            error_message(attempt, &error),
+        ))
     })
 }
 
-fn message(attempt: &str, error: &ApiError) -> String {
+fn error_message(attempt: &str, error: &ApiError) -> String {
     match error {
         ApiError::Failed { source, .. } => match &**source {
             kube::Error::Api(status) => format!("{attempt}: {}", status.message),
@@ -426,7 +444,7 @@ mod tests {
         }
     }
 
-    fn due(placed_tenants: &mut PlacedTenants) -> Vec<TenantKey> {
+    fn pop_due(placed_tenants: &mut PlacedTenants) -> Vec<TenantKey> {
         std::iter::from_fn(|| placed_tenants.next(BootTime::default(), |_| false)).collect()
     }
 
@@ -434,28 +452,28 @@ mod tests {
     fn unlisted_orders_are_forgotten_and_changes_queued() {
         let mut placed_tenants = PlacedTenants::new(Duration::ZERO);
         let (a, b) = (order("a", false), order("b", false));
-        assert_eq!(placed_tenants.ordered(&[a.clone(), b.clone()]), []);
-        assert_eq!(due(&mut placed_tenants), [a.key(), b.key()]);
-        let gone = order("b", true);
-        assert_eq!(placed_tenants.ordered(&[a.clone(), gone.clone()]), []);
-        assert_eq!(due(&mut placed_tenants), [b.key()]);
-        assert_eq!(placed_tenants.ordered(&[gone]), [a.key()]);
-        assert_eq!(due(&mut placed_tenants), []);
+        assert_eq!(placed_tenants.set_orders(&[a.clone(), b.clone()]), []);
+        assert_eq!(pop_due(&mut placed_tenants), [a.key(), b.key()]);
+        let removal = order("b", true);
+        assert_eq!(placed_tenants.set_orders(&[a.clone(), removal.clone()]), []);
+        assert_eq!(pop_due(&mut placed_tenants), [b.key()]);
+        assert_eq!(placed_tenants.set_orders(&[removal]), [a.key()]);
+        assert_eq!(pop_due(&mut placed_tenants), []);
         let other = OwnerKey::Tenant(order("c", false).key());
         let known = OwnerKey::Tenant(b.key());
-        placed_tenants.touch(&[other, known]);
-        assert_eq!(due(&mut placed_tenants), [b.key()]);
+        placed_tenants.queue_owners(&[other, known]);
+        assert_eq!(pop_due(&mut placed_tenants), [b.key()]);
     }
 
     #[test]
     fn unrestored_tenant_holds_up_no_other() {
         let mut placed_tenants = PlacedTenants::new(Duration::ZERO);
         let (a, b) = (order("a", false), order("b", false));
-        placed_tenants.ordered(&[a.clone(), b.clone()]);
+        placed_tenants.set_orders(&[a.clone(), b.clone()]);
         let (now, is_a) = (BootTime::default(), |key: &TenantKey| *key == a.key());
         assert_eq!(placed_tenants.next(now, is_a), Some(b.key()));
         assert_eq!(placed_tenants.next(now, is_a), None);
         placed_tenants.queue.unpark();
-        assert_eq!(due(&mut placed_tenants), [a.key()]);
+        assert_eq!(pop_due(&mut placed_tenants), [a.key()]);
     }
 }

@@ -13,16 +13,16 @@ use kube::ResourceExt;
 
 /// Input of the decision in addition to the order.
 #[derive(Clone, Copy, Debug)]
-pub struct View<'a> {
+pub struct PlacementView<'a> {
     /// The Tenant with the namespace and name of the order.
-    pub found: Option<&'a Tenant>,
+    pub tenant: Option<&'a Tenant>,
     /// Whether the namespace is being deleted. `None` if it does not exist.
-    pub terminating: Option<bool>,
+    pub namespace_terminating: Option<bool>,
     /// Reason and message if nothing may be written.
-    pub held: Option<(&'static str, &'a str)>,
+    pub hold: Option<(&'static str, &'a str)>,
 }
 
-/// The next step.
+/// The next step of the placement.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PlacementStep {
     /// Nothing to do.
@@ -39,56 +39,56 @@ pub enum PlacementStep {
 }
 
 /// Returns true if a read from the API server confirms that the removal is complete.
-pub fn confirmed(order: &PlacedTenant, found: Option<&Tenant>) -> bool {
-    let uid = found.and_then(home_uid);
+pub fn is_removal_confirmed(order: &PlacedTenant, tenant: Option<&Tenant>) -> bool {
+    let uid = tenant.and_then(home_uid);
     !uid.is_some_and(|uid| order.is_for(uid))
 }
 
-pub fn decide(order: &PlacedTenant, view: &View<'_>) -> PlacementStep {
-    let step = match view.found {
-        None => absent(order, view),
-        Some(found) => present(order, found),
+pub fn decide(order: &PlacedTenant, view: &PlacementView<'_>) -> PlacementStep {
+    let step = match view.tenant {
+        None => decide_absent(order, view),
+        Some(tenant) => decide_present(order, tenant),
     };
-    match (view.held, step) {
+    match (view.hold, step) {
         (_, PlacementStep::Settled(state)) => PlacementStep::Settled(state),
-        (Some((why, message)), _) => {
-            PlacementStep::Settled(State::new(Truth::Unknown, why, message))
+        (Some((reason, message)), _) => {
+            PlacementStep::Settled(State::new(Truth::Unknown, reason, message))
         }
         (None, step) => step,
     }
 }
 
-fn absent(order: &PlacedTenant, view: &View<'_>) -> PlacementStep {
+fn decide_absent(order: &PlacedTenant, view: &PlacementView<'_>) -> PlacementStep {
     if order.remove {
         let message = "deleted the Tenant on this cluster, as the home cluster requested";
-        return PlacementStep::Confirm(not(reason::TENANT_GONE, message));
+        return PlacementStep::Confirm(not_placed(reason::TENANT_GONE, message));
     }
     if order.paused {
-        return PlacementStep::Settled(not(
+        return PlacementStep::Settled(not_placed(
             reason::PAUSED,
             "not created while it is paused on the home cluster",
         ));
     }
-    match view.terminating {
+    match view.namespace_terminating {
         None => PlacementStep::CreateNamespace,
         Some(true) => {
             let message = format!(
                 "namespace {} is being deleted on this cluster; waiting until it is gone",
                 order.namespace
             );
-            PlacementStep::Settled(not(reason::NAMESPACE_TERMINATING, &message))
+            PlacementStep::Settled(not_placed(reason::NAMESPACE_TERMINATING, &message))
         }
         Some(false) => {
             let mut tenant = Tenant::new(&order.name, TenantSpec::default());
             tenant.metadata.namespace = Some(order.namespace.clone());
-            PlacementStep::Create(Box::new(ordered(order, tenant)))
+            PlacementStep::Create(Box::new(as_ordered(order, tenant)))
         }
     }
 }
 
-fn present(order: &PlacedTenant, found: &Tenant) -> PlacementStep {
-    match home_uid(found) {
-        None => return others(order, reason::ALREADY_THERE, &already_there(order)),
+fn decide_present(order: &PlacedTenant, tenant: &Tenant) -> PlacementStep {
+    match home_uid(tenant) {
+        None => return leave_foreign(order, reason::ALREADY_THERE, &foreign_tenant_message(order)),
         Some(uid) if order.is_for(uid) => {}
         Some(_) if order.adopt && !order.remove => {}
         Some(uid) => {
@@ -97,55 +97,58 @@ fn present(order: &PlacedTenant, found: &Tenant) -> PlacementStep {
                 order.key(),
                 krypton_types::names::ADOPT_ANNOTATION
             );
-            return others(order, reason::BELONGS_TO_ANOTHER, &message);
+            return leave_foreign(order, reason::BELONGS_TO_ANOTHER, &message);
         }
     }
     if order.remove {
-        let mut aside = found.clone();
-        put_aside(order, &mut aside);
+        let mut updated = tenant.clone();
+        set_pause(order, &mut updated);
         // While the Tenant is paused here, its deletion waits. The pause follows the home cluster until the end.
-        if aside != *found {
-            return PlacementStep::Update(Box::new(aside));
+        if updated != *tenant {
+            return PlacementStep::Update(Box::new(updated));
         }
     }
-    if found.metadata.deletion_timestamp.is_some() {
+    if tenant.metadata.deletion_timestamp.is_some() {
         let message = match order.remove {
             true => "deleting the Tenant on this cluster, as the home cluster requested",
             false => {
                 "another client deletes the Tenant on this cluster; it is created again after the deletion"
             }
         };
-        return PlacementStep::Settled(not(reason::DELETING, message));
+        return PlacementStep::Settled(not_placed(reason::DELETING, message));
     }
     if order.remove {
         return match order.paused {
-            true => PlacementStep::Settled(not(
+            true => PlacementStep::Settled(not_placed(
                 reason::PAUSED,
                 "deletion waits: paused by annotation on the home cluster",
             )),
-            false => PlacementStep::Delete(found.uid().unwrap_or_default()),
+            false => PlacementStep::Delete(tenant.uid().unwrap_or_default()),
         };
     }
-    let wanted = ordered(order, found.clone());
-    if wanted == *found {
+    let desired = as_ordered(order, tenant.clone());
+    if desired == *tenant {
         let message = format!(
             "Tenant {} on this cluster matches the home cluster",
             order.key()
         );
         return PlacementStep::Settled(State::new(Truth::True, reason::PLACED, message));
     }
-    PlacementStep::Update(Box::new(wanted))
+    PlacementStep::Update(Box::new(desired))
 }
 
 /// A Tenant that the home cluster did not place stays unchanged. A removal order does not delete it.
-fn others(order: &PlacedTenant, why: &str, message: &str) -> PlacementStep {
+fn leave_foreign(order: &PlacedTenant, reason: &str, message: &str) -> PlacementStep {
     match order.remove {
-        true => PlacementStep::Confirm(not(why, &format!("{message}; it is left where it is"))),
-        false => PlacementStep::Settled(not(why, message)),
+        true => PlacementStep::Confirm(not_placed(
+            reason,
+            &format!("{message}; it is left where it is"),
+        )),
+        false => PlacementStep::Settled(not_placed(reason, message)),
     }
 }
 
-fn already_there(order: &PlacedTenant) -> String {
+fn foreign_tenant_message(order: &PlacedTenant) -> String {
     format!(
         "this cluster has a Tenant {} that the home cluster did not create; Krypton does not adopt it, but shows its conditions",
         order.key()
@@ -154,8 +157,8 @@ fn already_there(order: &PlacedTenant) -> String {
 
 /// Returns the UID on the home cluster that the Tenant was placed for. `None` if it was not placed.
 fn home_uid(tenant: &Tenant) -> Option<&str> {
-    let labelled = tenant.labels().get(MANAGED_BY_LABEL)?;
-    if labelled != MANAGED_BY_HUB {
+    let manager = tenant.labels().get(MANAGED_BY_LABEL)?;
+    if manager != MANAGED_BY_HUB {
         return None;
     }
     let uid = tenant.annotations().get(HOME_UID_ANNOTATION)?;
@@ -163,7 +166,7 @@ fn home_uid(tenant: &Tenant) -> Option<&str> {
 }
 
 /// Returns the Tenant as ordered. Fields that the order does not set stay unchanged.
-fn ordered(order: &PlacedTenant, mut tenant: Tenant) -> Tenant {
+fn as_ordered(order: &PlacedTenant, mut tenant: Tenant) -> Tenant {
     tenant
         .labels_mut()
         .insert(MANAGED_BY_LABEL.to_owned(), MANAGED_BY_HUB.to_owned());
@@ -173,7 +176,7 @@ fn ordered(order: &PlacedTenant, mut tenant: Tenant) -> Tenant {
         let key = RECONCILE_REQUESTED_ANNOTATION.to_owned();
         annotations.insert(key, requested.clone());
     }
-    put_aside(order, &mut tenant);
+    set_pause(order, &mut tenant);
     tenant.spec = TenantSpec {
         workspace: order.spec.workspace.clone(),
         // The placed Tenant belongs to the cluster that contains it.
@@ -185,7 +188,7 @@ fn ordered(order: &PlacedTenant, mut tenant: Tenant) -> Tenant {
 }
 
 /// Sets or removes the pause annotation, as ordered.
-fn put_aside(order: &PlacedTenant, tenant: &mut Tenant) {
+fn set_pause(order: &PlacedTenant, tenant: &mut Tenant) {
     let annotations = tenant.annotations_mut();
     match order.paused {
         true => annotations.insert(PAUSED_ANNOTATION.to_owned(), "true".to_owned()),
@@ -193,8 +196,8 @@ fn put_aside(order: &PlacedTenant, tenant: &mut Tenant) {
     };
 }
 
-fn not(why: &str, message: &str) -> State {
-    State::new(Truth::False, why, message)
+fn not_placed(reason: &str, message: &str) -> State {
+    State::new(Truth::False, reason, message)
 }
 
 #[cfg(test)]
@@ -220,19 +223,19 @@ mod tests {
         }
     }
 
-    fn with(change: impl FnOnce(&mut PlacedTenant)) -> PlacedTenant {
+    fn order_with(change: impl FnOnce(&mut PlacedTenant)) -> PlacedTenant {
         let mut order = order();
         change(&mut order);
         order
     }
 
     fn removal() -> PlacedTenant {
-        with(|order| order.remove = true)
+        order_with(|order| order.remove = true)
     }
 
     /// The Tenant that this order creates, as the API server stores it.
-    fn made(order: &PlacedTenant) -> Tenant {
-        let PlacementStep::Create(tenant) = at(order, None) else {
+    fn created_tenant(order: &PlacedTenant) -> Tenant {
+        let PlacementStep::Create(tenant) = next_step(order, None) else {
             panic!("it is not made");
         };
         let mut tenant = *tenant;
@@ -241,19 +244,19 @@ mod tests {
         tenant
     }
 
-    pub(super) fn at(order: &PlacedTenant, found: Option<&Tenant>) -> PlacementStep {
-        let terminating = Some(false);
-        let view = View {
-            found,
-            terminating,
-            held: None,
+    pub(super) fn next_step(order: &PlacedTenant, tenant: Option<&Tenant>) -> PlacementStep {
+        let namespace_terminating = Some(false);
+        let view = PlacementView {
+            tenant,
+            namespace_terminating,
+            hold: None,
         };
         decide(order, &view)
     }
 
     /// Returns the reason or the name of the step.
-    fn word(placing: &PlacementStep) -> &str {
-        match placing {
+    fn reason_or_name(step: &PlacementStep) -> &str {
+        match step {
             PlacementStep::Settled(state) => &state.reason,
             PlacementStep::CreateNamespace => "create-namespace",
             PlacementStep::Create(_) => "create",
@@ -265,172 +268,181 @@ mod tests {
 
     #[test]
     fn placement_order_and_found_tenant_determine_next_step() {
-        let changed = |change: fn(&mut Tenant)| {
-            let mut tenant = made(&order());
+        let tenant_with = |change: fn(&mut Tenant)| {
+            let mut tenant = created_tenant(&order());
             change(&mut tenant);
             Some(tenant)
         };
-        let ours = changed(|_| {});
-        let by_hand = changed(|tenant| tenant.labels_mut().clear());
-        let of_others = changed(|tenant| {
+        let ours = tenant_with(|_| {});
+        let unmanaged = tenant_with(|tenant| tenant.labels_mut().clear());
+        let managed_by_other = tenant_with(|tenant| {
             let managers = tenant.labels_mut();
             managers.insert(MANAGED_BY_LABEL.to_owned(), "argo".to_owned());
         });
-        let nameless = changed(|tenant| tenant.annotations_mut().clear());
-        let of_another = changed(|tenant| {
+        let without_home_uid = tenant_with(|tenant| tenant.annotations_mut().clear());
+        let for_other_uid = tenant_with(|tenant| {
             let annotations = tenant.annotations_mut();
             annotations.insert(HOME_UID_ANNOTATION.to_owned(), "home-0".to_owned());
         });
-        let going = changed(|tenant| {
+        let terminating = tenant_with(|tenant| {
             tenant.metadata.deletion_timestamp = Some(Time(jiff::Timestamp::UNIX_EPOCH));
         });
-        let moved = changed(|tenant| tenant.spec.workspace = Some("mine".to_owned()));
-        let aimed = changed(|tenant| {
+        let other_workspace = tenant_with(|tenant| tenant.spec.workspace = Some("mine".to_owned()));
+        let with_cluster_ref = tenant_with(|tenant| {
             tenant.spec.cluster_ref = Some(ClusterRef {
                 secret_name: Some("edge-9".to_owned()),
                 secret_namespace: None,
             });
         });
-        let paused = changed(|tenant| {
+        let paused = tenant_with(|tenant| {
             let annotations = tenant.annotations_mut();
             annotations.insert(PAUSED_ANNOTATION.to_owned(), "true".to_owned());
         });
-        let going_paused = paused.clone().map(|mut tenant| {
+        let terminating_paused = paused.clone().map(|mut tenant| {
             tenant.metadata.deletion_timestamp = Some(Time(jiff::Timestamp::UNIX_EPOCH));
             tenant
         });
-        let annotated = changed(|tenant| {
+        let annotated = tenant_with(|tenant| {
             let annotations = tenant.annotations_mut();
             annotations.insert("mine".to_owned(), "stays".to_owned());
         });
-        let adopts = || with(|order| order.adopt = true);
-        let put_back = || with(|order| order.former_uid = Some("home-0".to_owned()));
-        let removal_paused = || with(|order| (order.remove, order.paused) = (true, true));
+        let adoption = || order_with(|order| order.adopt = true);
+        let restored = || order_with(|order| order.former_uid = Some("home-0".to_owned()));
+        let removal_paused = || order_with(|order| (order.remove, order.paused) = (true, true));
         let table: &[(PlacedTenant, &Option<Tenant>, &str)] = &[
             (order(), &None, "create"),
             (order(), &ours, "Placed"),
             (order(), &annotated, "Placed"),
-            (order(), &moved, "update"),
-            (order(), &aimed, "update"),
+            (order(), &other_workspace, "update"),
+            (order(), &with_cluster_ref, "update"),
             (order(), &paused, "update"),
-            (order(), &going, "Deleting"),
-            (order(), &by_hand, "AlreadyThere"),
-            (order(), &of_others, "AlreadyThere"),
-            (order(), &nameless, "AlreadyThere"),
-            (order(), &of_another, "BelongsToAnother"),
+            (order(), &terminating, "Deleting"),
+            (order(), &unmanaged, "AlreadyThere"),
+            (order(), &managed_by_other, "AlreadyThere"),
+            (order(), &without_home_uid, "AlreadyThere"),
+            (order(), &for_other_uid, "BelongsToAnother"),
             // An annotation on the home cluster cannot hand over a Tenant that the home cluster did not place.
-            (adopts(), &by_hand, "AlreadyThere"),
-            (adopts(), &of_another, "update"),
-            (adopts(), &ours, "Placed"),
-            (put_back(), &of_another, "update"),
-            (put_back(), &by_hand, "AlreadyThere"),
+            (adoption(), &unmanaged, "AlreadyThere"),
+            (adoption(), &for_other_uid, "update"),
+            (adoption(), &ours, "Placed"),
+            (restored(), &for_other_uid, "update"),
+            (restored(), &unmanaged, "AlreadyThere"),
             (
                 PlacedTenant {
                     remove: true,
-                    ..put_back()
+                    ..restored()
                 },
-                &of_another,
+                &for_other_uid,
                 "delete",
             ),
             (removal(), &None, "confirm"),
             (removal(), &ours, "delete"),
-            (removal(), &moved, "delete"),
-            (removal(), &going, "Deleting"),
-            (removal(), &by_hand, "confirm"),
-            (removal(), &of_another, "confirm"),
+            (removal(), &other_workspace, "delete"),
+            (removal(), &terminating, "Deleting"),
+            (removal(), &unmanaged, "confirm"),
+            (removal(), &for_other_uid, "confirm"),
             (
-                with(|order| (order.remove, order.adopt) = (true, true)),
-                &of_another,
+                order_with(|order| (order.remove, order.adopt) = (true, true)),
+                &for_other_uid,
                 "confirm",
             ),
-            (with(|order| order.paused = true), &None, "Paused"),
-            (with(|order| order.paused = true), &ours, "update"),
-            (with(|order| order.paused = true), &paused, "Placed"),
+            (order_with(|order| order.paused = true), &None, "Paused"),
+            (order_with(|order| order.paused = true), &ours, "update"),
+            (order_with(|order| order.paused = true), &paused, "Placed"),
             // A pause also stops a deletion, which continues after it.
             (removal_paused(), &ours, "update"),
             (removal_paused(), &paused, "Paused"),
-            (removal_paused(), &going, "update"),
-            (removal_paused(), &going_paused, "Deleting"),
+            (removal_paused(), &terminating, "update"),
+            (removal_paused(), &terminating_paused, "Deleting"),
             (removal(), &paused, "update"),
-            (removal(), &going_paused, "update"),
-            (order(), &going_paused, "Deleting"),
+            (removal(), &terminating_paused, "update"),
+            (order(), &terminating_paused, "Deleting"),
             (
-                with(|order| order.requested = Some("now".to_owned())),
+                order_with(|order| order.requested = Some("now".to_owned())),
                 &ours,
                 "update",
             ),
         ];
-        for (order, found, expected) in table {
-            let placing = at(order, found.as_ref());
-            assert_eq!(word(&placing), *expected, "{order:?} {found:?}");
+        for (order, tenant, expected) in table {
+            let step = next_step(order, tenant.as_ref());
+            assert_eq!(reason_or_name(&step), *expected, "{order:?} {tenant:?}");
             // After any update, the next check has nothing to write.
-            if let PlacementStep::Update(wanted) = placing {
-                let next = at(order, Some(&wanted));
-                assert_ne!(word(&next), "update", "{order:?} {found:?}");
-                assert!(order.remove || word(&next) == "Placed");
-                let versions = found.as_ref().map(|found| &found.metadata.resource_version);
-                assert_eq!(Some(&wanted.metadata.resource_version), versions);
+            if let PlacementStep::Update(desired) = step {
+                let next = next_step(order, Some(&desired));
+                assert_ne!(reason_or_name(&next), "update", "{order:?} {tenant:?}");
+                assert!(order.remove || reason_or_name(&next) == "Placed");
+                let versions = tenant
+                    .as_ref()
+                    .map(|tenant| &tenant.metadata.resource_version);
+                assert_eq!(Some(&desired.metadata.resource_version), versions);
             }
         }
     }
 
     #[test]
     fn held_member_is_not_written_but_shows_placed() {
-        let ours = made(&order());
-        let held = Some((reason::PAUSED, "paused on the EdgeCluster"));
-        for (order, found, expected) in [
+        let ours = created_tenant(&order());
+        let hold = Some((reason::PAUSED, "paused on the EdgeCluster"));
+        for (order, tenant, expected) in [
             (order(), None, "Paused"),
             (order(), Some(&ours), "Placed"),
             (removal(), Some(&ours), "Paused"),
             // While the member is held, it does not report a removal.
             (removal(), None, "Paused"),
         ] {
-            let view = View {
-                found,
-                terminating: Some(false),
-                held,
+            let view = PlacementView {
+                tenant,
+                namespace_terminating: Some(false),
+                hold,
             };
-            assert_eq!(word(&decide(&order, &view)), expected, "{order:?}");
+            assert_eq!(
+                reason_or_name(&decide(&order, &view)),
+                expected,
+                "{order:?}"
+            );
         }
     }
 
     #[test]
     fn missing_namespace_is_created_and_terminating_is_awaited() {
-        let found = None;
-        for (terminating, order, expected) in [
+        let tenant = None;
+        for (namespace_terminating, order, expected) in [
             (None, order(), "create-namespace"),
             (Some(true), order(), "NamespaceTerminating"),
             (Some(false), order(), "create"),
             (None, removal(), "confirm"),
             (Some(true), removal(), "confirm"),
         ] {
-            let view = View {
-                found,
-                terminating,
-                held: None,
+            let view = PlacementView {
+                tenant,
+                namespace_terminating,
+                hold: None,
             };
-            assert_eq!(word(&decide(&order, &view)), expected);
+            assert_eq!(reason_or_name(&decide(&order, &view)), expected);
         }
     }
 
     #[test]
     fn removal_is_confirmed_when_no_own_tenant_remains() {
-        let ours = made(&order());
-        let theirs = made(&with(|order| order.uid = "home-0".to_owned()));
-        assert!(confirmed(&removal(), None));
-        assert!(confirmed(&removal(), Some(&theirs)));
-        assert!(!confirmed(&removal(), Some(&ours)));
-        let put_back = PlacedTenant {
+        let ours = created_tenant(&order());
+        let foreign = created_tenant(&order_with(|order| order.uid = "home-0".to_owned()));
+        assert!(is_removal_confirmed(&removal(), None));
+        assert!(is_removal_confirmed(&removal(), Some(&foreign)));
+        assert!(!is_removal_confirmed(&removal(), Some(&ours)));
+        let restored = PlacedTenant {
             former_uid: Some("home-0".to_owned()),
             ..removal()
         };
-        assert!(!confirmed(&put_back, Some(&theirs)));
+        assert!(!is_removal_confirmed(&restored, Some(&foreign)));
     }
 
     #[test]
     fn placed_tenant_names_no_member_and_records_owner() {
-        let tenant = ordered(&with(|order| order.paused = true), made(&order()));
-        assert_eq!(tenant.names_member(), None);
+        let tenant = as_ordered(
+            &order_with(|order| order.paused = true),
+            created_tenant(&order()),
+        );
+        assert_eq!(tenant.referenced_member(), None);
         assert!(tenant.is_for("edge-1", None));
         assert_eq!(tenant.spec.workspace.as_deref(), Some("acme-ws"));
         assert_eq!(tenant.labels()[MANAGED_BY_LABEL], MANAGED_BY_HUB);

@@ -6,10 +6,10 @@
 //! replaces a plan that the API server has just refused.
 
 mod action;
-mod coming;
 mod conditions;
 mod drift;
 mod memory;
+mod next_step;
 mod ownership;
 mod policy;
 mod readiness;
@@ -26,17 +26,17 @@ use krypton_runtime::clock::BootTime;
 use krypton_types::conditions::{ClusterState, Truth};
 
 pub use action::{Action, Run};
-pub use coming::Coming;
-pub use memory::{Applied, Attempt, Drifted, Failure, Memory, Refusal};
+pub use memory::{AppliedRun, Attempt, Failure, Memory, Refusal, RevisionDrift};
+pub use next_step::PlannedStep;
 pub use ownership::PREVIOUS_UID_ANNOTATION;
 pub(crate) use ownership::may_use;
 pub use policy::{HISTORY, Policy, Remediation};
-pub(crate) use view::paused;
+pub(crate) use view::pause_reason;
 pub use view::{Permit, View};
 
 use self::conditions::{INSTALLING, UPGRADING};
 use self::state::{ReleaseState, release_state};
-use crate::drift::Wanted;
+use crate::drift::DriftSettings;
 
 /// The next action, and the state to report with it.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,41 +49,41 @@ pub struct Plan {
     /// Time of the next plan if nothing changes before.
     pub wake: Option<BootTime>,
     /// The next step to report.
-    pub next: Option<Coming>,
+    pub next: Option<PlannedStep>,
     /// Whether the member's report includes the Tenant.
-    pub ours: bool,
+    pub is_reported: bool,
     /// The removal that the home cluster ordered is complete.
     pub gone: bool,
     /// The release is as desired. Krypton only waits for its readiness or writes about it.
     pub settled: bool,
     /// How to check the release for drift; `None` if Krypton must not check it now.
-    pub drift: Option<Wanted>,
+    pub drift: Option<DriftSettings>,
 }
 
 /// Plans the next action. The same view always gives the same plan.
 pub fn plan(view: &View<'_>) -> Plan {
-    let is = release_state(view);
-    let action = action::action(&is, view);
-    let state = conditions::conditions(&is, view);
-    let (wake, next) = coming::coming(&is);
-    let settled = is.rollout().is_some();
+    let release_state = release_state(view);
+    let action = action::action(&release_state, view);
+    let state = conditions::conditions(&release_state, view);
+    let (wake, next) = next_step::next_step(&release_state);
+    let settled = release_state.rollout().is_some();
     // The next step does not happen while the permit is missing or a pause lasts.
-    let waits = view.hold().is_some() && !matches!(is, ReleaseState::Leftovers(..));
+    let is_held = view.hold().is_some() && !matches!(release_state, ReleaseState::Leftovers(..));
     let plan = Plan {
         action,
         applied_chart: (settled && !is_announced(&state)).then(|| view.chart.applied_name()),
         state,
         wake,
-        next: next.filter(|_| !waits),
-        ours: !matches!(
-            is,
+        next: next.filter(|_| !is_held),
+        is_reported: !matches!(
+            release_state,
             ReleaseState::OtherMember | ReleaseState::NamespaceNotAllowed(_)
         ),
-        gone: matches!(is, ReleaseState::Gone { retired: false, .. }),
+        gone: matches!(release_state, ReleaseState::Gone { retired: false, .. }),
         settled,
         drift: None,
     };
-    refusal::over(drift::over(plan, view), view)
+    refusal::with_refusal(drift::with_drift(plan, view), view)
 }
 
 /// Whether the conditions still have the message from before the action, so there is nothing to write.

@@ -16,13 +16,13 @@ use kube::Client;
 use kube::api::{Api, PostParams};
 use thiserror::Error;
 
-use self::anchor::Bookkeeping;
+use self::anchor::InternalObject;
 
 /// Name of the record. It is a Secret, since values may be secret.
 pub const RECORD_NAME: &str = "krypton-desired-state";
-pub(crate) const KEY: &str = "desired.json";
-const READING: &str = "reading Secret krypton-system/krypton-desired-state";
-const WRITING: &str = "writing Secret krypton-system/krypton-desired-state";
+pub(crate) const RECORD_KEY: &str = "desired.json";
+const READ_ATTEMPT: &str = "reading Secret krypton-system/krypton-desired-state";
+const WRITE_ATTEMPT: &str = "writing Secret krypton-system/krypton-desired-state";
 
 #[derive(Debug, Error)]
 pub enum RecordError {
@@ -34,7 +34,7 @@ pub enum RecordError {
 
 impl RecordError {
     /// Returns true for an error that may be transient. A missing permission is not.
-    pub fn may_pass(&self) -> bool {
+    pub fn is_retryable(&self) -> bool {
         match self {
             Self::Api(error) => !matches!(error.code(), Some(401 | 403)),
             Self::Encode(_) => false,
@@ -44,79 +44,82 @@ impl RecordError {
 
 /// Action for a received desired state.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Advance {
+pub enum RecordAction {
     /// The record already contains it.
-    Recorded,
+    AlreadyRecorded,
     Record,
     /// The member has seen this later version.
-    Refuse(Version),
+    Reject(Version),
 }
 
 /// Compares the versions. An equal version with other content counts as older, since two hubs that disagree must not
 /// alternate.
-pub fn advance(record: Option<&DesiredState>, incoming: &DesiredState) -> Advance {
+pub fn decide(record: Option<&DesiredState>, incoming: &DesiredState) -> RecordAction {
     match record {
-        None => Advance::Record,
-        Some(record) if record.version > incoming.version => Advance::Refuse(record.version),
-        Some(record) if record.version < incoming.version => Advance::Record,
-        Some(record) if record.digest() == incoming.digest() => Advance::Recorded,
-        Some(record) => Advance::Refuse(record.version),
+        None => RecordAction::Record,
+        Some(record) if record.version > incoming.version => RecordAction::Reject(record.version),
+        Some(record) if record.version < incoming.version => RecordAction::Record,
+        Some(record) if record.digest() == incoming.digest() => RecordAction::AlreadyRecorded,
+        Some(record) => RecordAction::Reject(record.version),
     }
 }
 
 /// Result of recording.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Recording {
-    pub advance: Advance,
+pub struct RecordResult {
+    pub action: RecordAction,
     /// Reason why the anchor does not own the record. It blocks nothing. The next desired state and the next start
     /// retry it.
-    pub unowned: Option<String>,
+    pub ownerless_reason: Option<String>,
 }
 
 /// Records `incoming` if it is newer, makes the anchor its owner, and returns the result.
-pub async fn record(client: &Client, incoming: &DesiredState) -> Result<Recording, RecordError> {
-    let (owner, unowned) = match anchor::owns(Bookkeeping::DesiredState) {
+pub async fn save(client: &Client, incoming: &DesiredState) -> Result<RecordResult, RecordError> {
+    let (owner, ownerless_reason) = match anchor::owns(InternalObject::DesiredState) {
         true => match anchor::ensure(client).await {
             Ok(owner) => (Some(owner), None),
             Err(error) => (None, Some(chain(&error))),
         },
         false => (None, None),
     };
-    let recorded = record_now(client, incoming, owner.as_ref()).await?;
-    Ok(Recording {
-        unowned: unowned.or(recorded.unowned),
+    let recorded = write_record(client, incoming, owner.as_ref()).await?;
+    Ok(RecordResult {
+        ownerless_reason: ownerless_reason.or(recorded.ownerless_reason),
         ..recorded
     })
 }
 
-async fn record_now(
+async fn write_record(
     client: &Client,
     incoming: &DesiredState,
     owner: Option<&OwnerReference>,
-) -> Result<Recording, RecordError> {
+) -> Result<RecordResult, RecordError> {
     let api: Api<Secret> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
-    let secret = call(READING, api.get_opt(RECORD_NAME)).await?;
-    let record = secret.as_ref().and_then(read);
-    let advance = advance(record.as_ref(), incoming);
+    let secret = call(READ_ATTEMPT, api.get_opt(RECORD_NAME)).await?;
+    let record = secret.as_ref().and_then(parse);
+    let action = decide(record.as_ref(), incoming);
     let metadata = secret.as_ref().map(|secret| &secret.metadata);
-    let before = metadata
+    let previous_owners = metadata
         .and_then(|metadata| metadata.owner_references.clone())
         .unwrap_or_default();
-    let owners = owner.map_or_else(|| before.clone(), |owner| anchor::owners(&before, owner));
-    let due = match advance {
-        Advance::Record => true,
-        Advance::Recorded => owners != before,
-        Advance::Refuse(_) => false,
+    let owners = owner.map_or_else(
+        || previous_owners.clone(),
+        |owner| anchor::with_anchor(&previous_owners, owner),
+    );
+    let is_write_needed = match action {
+        RecordAction::Record => true,
+        RecordAction::AlreadyRecorded => owners != previous_owners,
+        RecordAction::Reject(_) => false,
     };
-    if !due {
-        return Ok(Recording {
-            advance,
-            unowned: None,
+    if !is_write_needed {
+        return Ok(RecordResult {
+            action,
+            ownerless_reason: None,
         });
     }
     let content = serde_json::to_vec(incoming).map_err(RecordError::Encode)?;
     let next = Secret {
-        data: Some([(KEY.to_owned(), ByteString(content))].into()),
+        data: Some([(RECORD_KEY.to_owned(), ByteString(content))].into()),
         ..secret.clone().unwrap_or_else(|| Secret {
             metadata: ObjectMeta {
                 name: Some(RECORD_NAME.to_owned()),
@@ -126,8 +129,8 @@ async fn record_now(
         })
     };
     // Some clusters reject an owner reference from a client that may not delete the owned object.
-    let mut unowned = None;
-    for owners in [&owners, &before] {
+    let mut ownerless_reason = None;
+    for owners in [&owners, &previous_owners] {
         let mut next = next.clone();
         next.metadata.owner_references = (!owners.is_empty()).then(|| owners.clone());
         let params = PostParams::default();
@@ -138,34 +141,37 @@ async fn record_now(
                 false => api.create(&params, &next).await,
             }
         };
-        let Err(error) = call(WRITING, writing).await else {
+        let Err(error) = call(WRITE_ATTEMPT, writing).await else {
             break;
         };
         // The state is recorded, with or without its owner.
-        if advance == Advance::Recorded {
-            unowned = Some(chain(&error));
+        if action == RecordAction::AlreadyRecorded {
+            ownerless_reason = Some(chain(&error));
             break;
         }
         match error.status() {
-            Some(status) if status.code == 403 && *owners != before => {
-                unowned = Some(status.message.clone());
+            Some(status) if status.code == 403 && *owners != previous_owners => {
+                ownerless_reason = Some(status.message.clone());
             }
             _ => return Err(error.into()),
         }
     }
-    Ok(Recording { advance, unowned })
+    Ok(RecordResult {
+        action,
+        ownerless_reason,
+    })
 }
 
 /// Returns the state that was last acted on. A new process starts with it.
 pub async fn read_record(client: &Client) -> Result<Option<DesiredState>, RecordError> {
     let api: Api<Secret> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
-    let secret = call(READING, api.get_opt(RECORD_NAME)).await?;
-    Ok(secret.as_ref().and_then(read))
+    let secret = call(READ_ATTEMPT, api.get_opt(RECORD_NAME)).await?;
+    Ok(secret.as_ref().and_then(parse))
 }
 
 /// Parses the record. An unreadable record counts as missing, and the next desired state overwrites it.
-pub fn read(secret: &Secret) -> Option<DesiredState> {
-    serde_json::from_slice(&secret.data.as_ref()?.get(KEY)?.0).ok()
+pub fn parse(secret: &Secret) -> Option<DesiredState> {
+    serde_json::from_slice(&secret.data.as_ref()?.get(RECORD_KEY)?.0).ok()
 }
 
 #[cfg(test)]
@@ -195,34 +201,40 @@ mod tests {
     #[test]
     fn an_older_desired_state_is_never_acted_on() {
         let record = desired(2, 5, "a");
-        assert_eq!(advance(None, &record), Advance::Record);
+        assert_eq!(decide(None, &record), RecordAction::Record);
         assert_eq!(
-            advance(Some(&record), &desired(2, 5, "a")),
-            Advance::Recorded
+            decide(Some(&record), &desired(2, 5, "a")),
+            RecordAction::AlreadyRecorded
         );
-        assert_eq!(advance(Some(&record), &desired(2, 6, "b")), Advance::Record);
-        assert_eq!(advance(Some(&record), &desired(3, 1, "b")), Advance::Record);
-        let refused = Advance::Refuse(record.version);
-        assert_eq!(advance(Some(&record), &desired(2, 4, "b")), refused);
-        assert_eq!(advance(Some(&record), &desired(1, 9, "b")), refused);
-        assert_eq!(advance(Some(&record), &desired(2, 5, "b")), refused);
+        assert_eq!(
+            decide(Some(&record), &desired(2, 6, "b")),
+            RecordAction::Record
+        );
+        assert_eq!(
+            decide(Some(&record), &desired(3, 1, "b")),
+            RecordAction::Record
+        );
+        let rejected = RecordAction::Reject(record.version);
+        assert_eq!(decide(Some(&record), &desired(2, 4, "b")), rejected);
+        assert_eq!(decide(Some(&record), &desired(1, 9, "b")), rejected);
+        assert_eq!(decide(Some(&record), &desired(2, 5, "b")), rejected);
     }
 
     /// Log of the requests: method with last path segment, and body.
-    type Asked = Arc<Mutex<Vec<(String, serde_json::Value)>>>;
+    type RequestLog = Arc<Mutex<Vec<(String, serde_json::Value)>>>;
 
-    fn server(answer: fn(&str, &serde_json::Value) -> u16) -> (Client, Asked) {
-        let asked = Asked::default();
-        let log = Arc::clone(&asked);
+    fn server(respond: fn(&str, &serde_json::Value) -> u16) -> (Client, RequestLog) {
+        let requests = RequestLog::default();
+        let log = Arc::clone(&requests);
         let service = tower::service_fn(move |request: http::Request<Body>| {
             let log = Arc::clone(&log);
             async move {
                 let (parts, body) = request.into_parts();
                 let body = body.collect_bytes().await.unwrap_or_default();
                 let sent: serde_json::Value = serde_json::from_slice(&body).unwrap_or_default();
-                let what = parts.uri.path().rsplit('/').next().unwrap_or_default();
-                let what = format!("{} {what}", parts.method);
-                let code = answer(&what, &sent);
+                let request_line = parts.uri.path().rsplit('/').next().unwrap_or_default();
+                let request_line = format!("{} {request_line}", parts.method);
+                let code = respond(&request_line, &sent);
                 let mut object = sent.clone();
                 if code == 200 {
                     object["metadata"]["uid"] = json!("uid");
@@ -231,18 +243,20 @@ mod tests {
                     object = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure",
                         "code": code, "message": "refused", "reason": reason});
                 }
-                log.lock().unwrap().push((what, sent));
+                log.lock().unwrap().push((request_line, sent));
                 let mut response = http::Response::new(Body::from(object.to_string().into_bytes()));
                 *response.status_mut() = http::StatusCode::from_u16(code).unwrap();
                 Ok::<_, Infallible>(response)
             }
         });
-        (Client::new(service, "default"), asked)
+        (Client::new(service, "default"), requests)
     }
 
-    fn owners_written(asked: &Asked) -> Vec<usize> {
-        let asked = asked.lock().unwrap();
-        let writes = asked.iter().filter(|(what, _)| what == "POST secrets");
+    fn owners_written(requests: &RequestLog) -> Vec<usize> {
+        let requests = requests.lock().unwrap();
+        let writes = requests
+            .iter()
+            .filter(|(request_line, _)| request_line == "POST secrets");
         let owners = writes.map(|(_, sent)| {
             sent["metadata"]["ownerReferences"]
                 .as_array()
@@ -253,44 +267,47 @@ mod tests {
 
     #[tokio::test]
     async fn missing_owner_rights_do_not_prevent_recording() {
-        let wanted = desired(1, 1, "a");
-        let (client, asked) = server(|what, _| match what {
+        let desired_state = desired(1, 1, "a");
+        let (client, requests) = server(|request_line, _| match request_line {
             "GET krypton-root-owner" | "GET krypton-desired-state" => 404,
             _ => 200,
         });
-        let done = record(&client, &wanted).await.unwrap();
-        assert_eq!((done.advance, done.unowned), (Advance::Record, None));
-        assert_eq!(owners_written(&asked), [1]);
+        let result = save(&client, &desired_state).await.unwrap();
+        assert_eq!(
+            (result.action, result.ownerless_reason),
+            (RecordAction::Record, None)
+        );
+        assert_eq!(owners_written(&requests), [1]);
 
-        let (client, asked) = server(|what, _| match what {
+        let (client, requests) = server(|request_line, _| match request_line {
             "GET krypton-root-owner" => 403,
             "GET krypton-desired-state" => 404,
             _ => 200,
         });
-        let done = record(&client, &wanted).await.unwrap();
-        assert_eq!(done.advance, Advance::Record);
-        assert!(done.unowned.unwrap().contains("refused"));
-        assert_eq!(owners_written(&asked), [0]);
+        let result = save(&client, &desired_state).await.unwrap();
+        assert_eq!(result.action, RecordAction::Record);
+        assert!(result.ownerless_reason.unwrap().contains("refused"));
+        assert_eq!(owners_written(&requests), [0]);
 
         // This API server rejects an owner reference from a client that may not delete the owned object.
-        let (client, asked) = server(|what, sent| match what {
+        let (client, requests) = server(|request_line, sent| match request_line {
             "GET krypton-root-owner" | "GET krypton-desired-state" => 404,
             "POST secrets" if sent["metadata"]["ownerReferences"].is_array() => 403,
             _ => 200,
         });
-        let done = record(&client, &wanted).await.unwrap();
-        assert_eq!(done.advance, Advance::Record);
-        assert_eq!(done.unowned.as_deref(), Some("refused"));
-        assert_eq!(owners_written(&asked), [1, 0]);
+        let result = save(&client, &desired_state).await.unwrap();
+        assert_eq!(result.action, RecordAction::Record);
+        assert_eq!(result.ownerless_reason.as_deref(), Some("refused"));
+        assert_eq!(owners_written(&requests), [1, 0]);
 
-        let (client, asked) = server(|what, _| match what {
+        let (client, requests) = server(|request_line, _| match request_line {
             "GET krypton-root-owner" | "GET krypton-desired-state" => 404,
             "POST secrets" => 403,
             _ => 200,
         });
-        let refused = record(&client, &wanted).await;
-        let error = refused.unwrap_err();
-        assert!(chain(&error).starts_with(WRITING), "{error:?}");
-        assert_eq!(owners_written(&asked), [1, 0]);
+        let rejected = save(&client, &desired_state).await;
+        let error = rejected.unwrap_err();
+        assert!(chain(&error).starts_with(WRITE_ATTEMPT), "{error:?}");
+        assert_eq!(owners_written(&requests), [1, 0]);
     }
 }

@@ -14,21 +14,21 @@ use krypton_runtime::lease::LeaseState;
 use krypton_runtime::newest::Newest as _;
 use krypton_types::desired::DesiredState;
 use krypton_types::names;
-use krypton_types::tenant::Next;
+use krypton_types::tenant::UpcomingStep;
 use tracing::{Instrument as _, Span};
 
-use super::digests::Digests;
-use super::helm_queue::Need;
+use super::digests::DesiredDigests;
+use super::helm_queue::HelmRequest;
 use crate::actions::{Job, runs_helm};
 use crate::index::CrdState;
 use crate::owner::{OwnerKey, ReleaseOwner};
 use crate::plan::{self, Action, Attempt, Permit, View};
 use crate::run_loop::{Reconciler, StatusMode};
 use crate::status::throttle;
-use crate::workload::{self, Strays};
+use crate::workload::{self, StrayRule};
 
 /// A running action.
-pub(super) struct Running {
+pub(super) struct RunningAction {
     key: OwnerKey,
     attempt: Attempt,
     span: Span,
@@ -44,52 +44,52 @@ impl Reconciler {
     }
 
     /// Applies the orders of the desired state that is in effect.
-    pub(super) fn take_orders(&mut self) {
+    pub(super) fn apply_orders(&mut self) {
         let desired = self.desired_now();
-        if !self.digests.are_of(&desired) {
-            let dirty = self.index.ordered(&desired.deployments);
-            self.owners_changed(dirty);
-            for left in self.placed_tenants.ordered(&desired.placed) {
-                self.report_store.placed(&left, None);
+        if !self.digests.is_for(&desired) {
+            let changed = self.index.set_orders(&desired.deployments);
+            self.owners_changed(changed);
+            for removed in self.placed_tenants.set_orders(&desired.placed) {
+                self.report_store.set_placed(&removed, None);
             }
-            self.digests = Digests::of(desired);
+            self.digests = DesiredDigests::new(desired);
         }
     }
 
     pub(super) fn reconcile_owners(&mut self, now: BootTime) {
         // A missing object means nothing until the lists are complete.
         if !self.index.ready() {
-            self.helm.give_back();
+            self.helm_queue.release_unused();
             return;
         }
         // The same applies to Tenants while their CRD is being deleted. Deployments don't depend on the CRD.
-        let tenants = self.index.synced()
+        let tenants_complete = self.index.synced()
             && self.index.crd() == Some(CrdState::Present)
-            && !(self.permitted && self.crd_lost)
-            && self.listed.will_do(self.permitted);
+            && !(self.permitted && self.crd_was_missing)
+            && self.listed_under.is_usable(self.permitted);
         self.queue.unpark();
         // Owners that wait for a turn go before new ones.
-        while let Some(key) = self.calls.pop(now) {
-            self.look_at(key, tenants, now);
+        while let Some(key) = self.action_queue.pop(now) {
+            self.reconcile_or_park(key, tenants_complete, now);
         }
         let due: Vec<OwnerKey> = std::iter::from_fn(|| self.queue.pop(now)).collect();
         for key in due {
-            self.look_at(key, tenants, now);
+            self.reconcile_or_park(key, tenants_complete, now);
         }
-        self.helm.give_back();
+        self.helm_queue.release_unused();
     }
 
     /// Returns the number of waiting owners: for complete lists, for a turn, and for Helm with high and low priority.
-    pub(super) fn waiting(&self) -> [usize; 4] {
-        let [urgent, runs] =
-            [Priority::High, Priority::Low].map(|priority| self.helm.waiting(priority));
-        [self.queue.ready(), self.calls.ready(), urgent, runs]
+    pub(super) fn queue_depths(&self) -> [usize; 4] {
+        let [high, low] =
+            [Priority::High, Priority::Low].map(|priority| self.helm_queue.waiting_count(priority));
+        [self.queue.ready(), self.action_queue.ready(), high, low]
     }
 
-    /// Reconciles an owner. `tenants` is true if the known Tenants are complete.
-    fn look_at(&mut self, key: OwnerKey, tenants: bool, now: BootTime) {
+    /// Reconciles an owner. `tenants_complete` is true if the known Tenants are complete.
+    fn reconcile_or_park(&mut self, key: OwnerKey, tenants_complete: bool, now: BootTime) {
         let waits_for_turn = match &key {
-            OwnerKey::Tenant(tenant) if !tenants || self.is_kept(tenant) => {
+            OwnerKey::Tenant(tenant) if !tenants_complete || self.awaits_restore(tenant) => {
                 self.queue.park(key.clone());
                 false
             }
@@ -97,7 +97,7 @@ impl Reconciler {
         };
         // An owner that still waits keeps its position.
         if !waits_for_turn {
-            self.calls.forget(&key);
+            self.action_queue.forget(&key);
         }
     }
 
@@ -107,75 +107,81 @@ impl Reconciler {
             self.forget(key);
             return false;
         };
-        let Some((job, need)) = self.decide(key, owner, now) else {
+        let Some((job, request)) = self.plan_owner(key, owner, now) else {
             return false;
         };
         let (owner, plan) = (&job.owner, &job.plan);
         // Report a new owner before its first job ends. Without a report, it would seem to be missing on this member.
-        if plan.ours && !self.report_store.has(key) {
-            let before = self.slots.get(key);
-            let before = before.and_then(|slot| slot.memory.last_word(owner, &self.member.name));
-            let state = before.unwrap_or_else(|| plan.state.clone());
-            self.report_store.put(owner, state, "", job.next, plan.gone);
+        if plan.is_reported && !self.report_store.contains(key) {
+            let previous = self.owner_states.get(key);
+            let previous =
+                previous.and_then(|state| state.memory.last_reported(owner, &self.member.name));
+            let state = previous.unwrap_or_else(|| plan.state.clone());
+            self.report_store
+                .set_owner(owner, state, "", job.next, plan.gone);
         }
         let revision = job.newest.as_ref().map(|newest| newest.revision);
-        if self.drift_first(key, plan, revision, now) {
+        if self.update_drift_schedule(key, plan, revision, now) {
             return false;
         }
-        if let Some(at) = self.words_wait(key, owner, plan, now) {
+        if let Some(at) = self.message_not_before(key, owner, plan, now) {
             self.queue.add_at(key.clone(), at);
             return false;
         }
-        if plan.action == Action::Nothing && !self.news(key, owner, plan, job.next) {
+        if plan.action == Action::Nothing && !self.has_changes(key, owner, plan, job.next) {
             let release = (&job.release, revision);
-            self.begin_drift(key, &job.owner, job.plan, release, now);
+            self.start_drift_check(key, &job.owner, job.plan, release, now);
             return false;
         }
-        self.begin(job, need)
+        self.start(job, request)
     }
 
     fn forget(&mut self, key: &OwnerKey) {
         self.drift_schedule.forget(key);
-        self.helm.take(key, None);
+        self.helm_queue.take(key, None);
         self.queue.forget(key);
-        self.slots.remove(key);
-        self.report_store.forget(key);
+        self.owner_states.remove(key);
+        self.report_store.remove(key);
     }
 
     /// Plans for one owner; `None` while its back-off lasts. Returns the planned job, with its chart and slot if it
     /// has waited for them, and what it needs for a Helm run.
-    fn decide(
+    fn plan_owner(
         &mut self,
         key: &OwnerKey,
         owner: ReleaseOwner,
         now: BootTime,
-    ) -> Option<(Job, Option<Need>)> {
+    ) -> Option<(Job, Option<HelmRequest>)> {
         let cluster = &self.member.name;
         let release_key = owner.release(cluster);
         let desired = self.desired_now();
-        let mut users = self.index.users(&release_key.namespace).into_iter();
-        let others = users.any(|user| user != *key && self.uses_workspace(&user, &desired))
-            || self.is_kept_for(&release_key.namespace);
-        let last = self.is_last(key, &owner, &desired);
-        let slot = self.slots.entry(key.clone()).or_default();
+        let mut users = self
+            .index
+            .workspace_users(&release_key.namespace)
+            .into_iter();
+        let is_workspace_shared = users
+            .any(|user| user != *key && self.uses_workspace(&user, &desired))
+            || self.has_unrestored_in(&release_key.namespace);
+        let is_last_owner = self.is_last(key, &owner, &desired);
+        let state = self.owner_states.entry(key.clone()).or_default();
         let chart = desired.chart_with(owner.values());
         let fingerprint = match &chart {
             Cow::Borrowed(_) => self.digests.chart(&desired),
-            Cow::Owned(chart) => slot.own_chart.fingerprint(chart, &desired, &owner),
+            Cow::Owned(chart) => state.fingerprint_cache.fingerprint(chart, &desired, &owner),
         };
-        if let Some(at) = slot.not_before
+        if let Some(at) = state.not_before
             && now < at
-            && slot.held_for(&owner, &desired, &fingerprint)
+            && state.holds_back(&owner, &desired, &fingerprint)
         {
             self.queue.add_at(key.clone(), at);
             return None;
         }
-        let revisions = self.index.release(&release_key);
-        let memory = &mut slot.memory;
-        memory.look(&owner, cluster, &revisions, now);
-        if !owner.is_going() && !desired.retire {
+        let revisions = self.index.release_revisions(&release_key);
+        let memory = &mut state.memory;
+        memory.observe(&owner, cluster, &revisions, now);
+        if !owner.is_being_removed() && !desired.retire {
             // The hub withdrew the order, and may repeat it.
-            memory.let_go = None;
+            memory.cleaned_up = None;
         }
         let claimants = self.index.claimants(&release_key);
         let newest = revisions.last().copied();
@@ -183,21 +189,21 @@ impl Reconciler {
         let release_details = release_details.filter(|release_details| {
             newest.is_some_and(|newest| newest.revision == release_details.revision)
         });
-        let seen = self.index.release_workloads(&release_key);
-        let strays = Strays::of(&release_key.namespace, newest);
+        let workload_states = self.index.release_workloads(&release_key);
+        let stray_rule = StrayRule::for_release(&release_key.namespace, newest);
         let expected = release_details.map(|release_details| release_details.workloads.as_slice());
-        let unready = workload::unready(expected, &seen, strays);
-        let elsewhere = is_lost(&owner, cluster, revisions.is_empty())
-            .then(|| self.index.foreign_elsewhere(&release_key))
+        let unready = workload::unready(expected, &workload_states, stray_rule);
+        let elsewhere = may_have_lost_workspace(&owner, cluster, revisions.is_empty())
+            .then(|| self.index.foreign_release_elsewhere(&release_key))
             .flatten();
-        let allowed = self.member.allowed.get();
-        let recorded = self.recorded.is_some() && !self.misses_pause;
+        let allowed = self.member.allowed_namespaces.get();
+        let is_recorded = self.recorded.is_some() && !self.pause_unrecorded;
         let view = View {
             cluster,
             source_namespace: self.member.source_namespace.as_deref(),
             now,
             policy: &self.member.policy,
-            permit: permit(&self.hold.get(), self.permitted, recorded),
+            permit: permit(&self.lease_state.get(), self.permitted, is_recorded),
             desired: &desired,
             chart: &chart,
             fingerprint: &fingerprint,
@@ -207,27 +213,27 @@ impl Reconciler {
             claimants: &claimants,
             workspace: self.index.workspaces.get(&release_key.namespace),
             elsewhere,
-            workspace_shared: others,
+            workspace_shared: is_workspace_shared,
             release_details: release_details.map(Arc::as_ref),
             unready: unready.as_deref(),
             allowed: &allowed,
-            memory: &slot.memory,
+            memory: &state.memory,
         };
         let mut plan = plan::plan(&view);
         // Tenants that Krypton has not recreated yet may use it.
-        if self.waiting.is_none() && plan.action == Action::DeleteWorkspace {
+        if self.unrestored.is_none() && plan.action == Action::DeleteWorkspace {
             plan.action = Action::Nothing;
         }
-        let need = need(&plan.action, &view, slot.needs_slot);
+        let request = helm_request(&plan.action, &view, state.needs_slot);
         let (workspace_exists, permitted) =
             (view.workspace.is_some(), view.permit == Permit::Granted);
-        let ready = self.helm.take(key, need.as_ref());
-        let told = slot.memory.told.clone();
+        let reservation = self.helm_queue.take(key, request.as_ref());
+        let published = state.memory.published.clone();
         let next = plan.next.map(|next| {
-            let next = next.on_the_wall(now, clock::wall());
-            next.settled(slot.memory.said_next.or(slot.memory.told_next))
+            let next = next.to_wall_clock(now, clock::wall());
+            next.settled(state.memory.reported_next.or(state.memory.published_next))
         });
-        slot.wake = plan.wake;
+        state.wake = plan.wake;
         if let Some(at) = plan.wake {
             self.queue.add_at(key.clone(), at);
         }
@@ -236,84 +242,85 @@ impl Reconciler {
             newest: newest.cloned(),
             revisions: Vec::new(),
             known_version: self.index.release_version(&release_key),
-            lists: self.index.lists(),
+            lists: self.index.lists_started(),
             owner,
             plan,
-            told,
+            published,
             next,
             workspace_exists,
-            tenants: self.index.crd().unwrap_or(CrdState::Missing),
-            last,
+            tenant_crd: self.index.crd().unwrap_or(CrdState::Missing),
+            is_last_owner,
             desired: Arc::clone(&desired),
             fingerprint,
             permitted,
-            ready,
+            reservation,
             release: release_key,
         };
-        Some((job, need))
+        Some((job, request))
     }
 
     /// Whether no owner stays on the member after this one.
     fn is_last(&self, key: &OwnerKey, owner: &ReleaseOwner, desired: &DesiredState) -> bool {
-        if !owner.is_going() && !desired.retire {
+        if !owner.is_being_removed() && !desired.retire {
             return false;
         }
         let source = self.member.source_namespace.as_deref();
         let mut others = self.index.owners().filter(|(other, _)| other != key);
-        self.waiting.as_ref().is_some_and(BTreeMap::is_empty)
+        self.unrestored.as_ref().is_some_and(BTreeMap::is_empty)
             && (desired.retire
-                || !others
-                    .any(|(_, other)| !other.is_going() && other.is_for(&self.member.name, source)))
+                || !others.any(|(_, other)| {
+                    !other.is_being_removed() && other.is_for(&self.member.name, source)
+                }))
     }
 
     /// Starts the action, or waits for its chart, slot or turn. Returns true if it waits for a turn.
-    fn begin(&mut self, mut job: Job, need: Option<Need>) -> bool {
+    fn start(&mut self, mut job: Job, request: Option<HelmRequest>) -> bool {
         let key = job.key.clone();
-        let span = match &job.ready {
-            Some(ready) => ready.span.clone(),
+        let span = match &job.reservation {
+            Some(reservation) => reservation.span.clone(),
             None => key.span(&self.member.name, job.owner.generation(), &job.release),
         };
         span.record("action", job.plan.action.name());
-        let attempt = Attempt::of(&job.owner, &job.desired, &job.fingerprint);
-        let slot = self.slots.entry(key.clone()).or_default();
-        if job.ready.is_none() {
-            if let Some(need) = need {
-                slot.reading = matches!(job.plan.action, Action::ReadRelease(_));
-                let of_member = (&*self.member.name, &self.performer.tools);
-                self.helm.wait(&key, need, attempt, span, of_member);
+        let attempt = Attempt::new(&job.owner, &job.desired, &job.fingerprint);
+        let state = self.owner_states.entry(key.clone()).or_default();
+        if job.reservation.is_none() {
+            if let Some(request) = request {
+                state.is_reading = matches!(job.plan.action, Action::ReadRelease(_));
+                let member = (&*self.member.name, &self.runner.tools);
+                self.helm_queue.wait(&key, request, attempt, span, member);
                 return false;
             }
-            if !self.calls.is_free() {
-                self.calls.add(key);
+            if !self.action_queue.is_free() {
+                self.action_queue.add(key);
                 return true;
             }
-            self.calls.start(key.clone());
+            self.action_queue.start(key.clone());
         }
         self.queue.start(key.clone());
-        slot.removing = job.owner.is_going();
-        slot.reading = matches!(job.plan.action, Action::ReadRelease(_));
-        let revisions = self.index.release(&job.release).into_iter();
+        state.is_removing = job.owner.is_being_removed();
+        state.is_reading = matches!(job.plan.action, Action::ReadRelease(_));
+        let revisions = self.index.release_revisions(&job.release).into_iter();
         job.revisions = revisions.cloned().collect();
-        let performing = Arc::clone(&self.performer).perform(Box::new(job));
-        let running = Running {
+        let run = Arc::clone(&self.runner).run_job(Box::new(job));
+        let running = RunningAction {
             key,
             attempt,
             span: span.clone(),
         };
-        self.jobs.spawn(running, performing.instrument(span));
+        self.jobs.spawn(running, run.instrument(span));
         false
     }
 
     /// Whether the owner uses its workspace. An owner that lockdown refuses uses it only if its release exists.
     fn uses_workspace(&self, key: &OwnerKey, desired: &DesiredState) -> bool {
-        if self.is_let_go(key) {
+        if self.is_cleaned_up(key) {
             return false;
         }
         let Some(owner) = self.index.owner(key) else {
             return true;
         };
         let release = owner.release(&self.member.name);
-        let newest = self.index.release(&release).last().copied();
+        let newest = self.index.release_revisions(&release).last().copied();
         let workspace = self.index.workspaces.get(&release.namespace);
         !desired.lockdown.no_cross_namespace_refs
             || newest.is_some()
@@ -321,59 +328,60 @@ impl Reconciler {
     }
 
     /// Whether the deployment's cleanup is complete. It then uses no workspace.
-    fn is_let_go(&self, key: &OwnerKey) -> bool {
-        let let_go = self
-            .slots
+    fn is_cleaned_up(&self, key: &OwnerKey) -> bool {
+        let cleaned_up = self
+            .owner_states
             .get(key)
-            .and_then(|slot| slot.memory.let_go.as_deref());
+            .and_then(|state| state.memory.cleaned_up.as_deref());
         let owner = self.index.owner(key);
-        owner.is_some_and(|owner| owner.is_going() && let_go == Some(owner.uid()))
+        owner.is_some_and(|owner| owner.is_being_removed() && cleaned_up == Some(owner.uid()))
     }
 
     /// Returns the time until which a new message waits, if nothing but the message has changed.
-    fn words_wait(
+    fn message_not_before(
         &self,
         key: &OwnerKey,
         owner: &ReleaseOwner,
         plan: &plan::Plan,
         now: BootTime,
     ) -> Option<BootTime> {
-        let memory = &self.slots.get(key)?.memory;
+        let memory = &self.owner_states.get(key)?.memory;
         // A new generation must be reported as observed without delay.
-        let known = self.report_store.is_of(key, owner);
-        let said = memory.said.as_ref().zip(memory.said_at);
-        let waits = plan.action == Action::Nothing && plan.ours && known;
-        said.filter(|_| waits)
-            .and_then(|said| throttle::not_before(Some(said), &plan.state, now))
+        let is_known = self.report_store.covers_generation(key, owner);
+        let reported = memory.reported.as_ref().zip(memory.reported_at);
+        let may_wait = plan.action == Action::Nothing && plan.is_reported && is_known;
+        reported
+            .filter(|_| may_wait)
+            .and_then(|reported| throttle::not_before(Some(reported), &plan.state, now))
     }
 
     /// Whether there is something to report or write. If not, the reconcile costs nothing.
-    fn news(
+    fn has_changes(
         &self,
         key: &OwnerKey,
         owner: &ReleaseOwner,
         plan: &plan::Plan,
-        next: Option<Next>,
+        next: Option<UpcomingStep>,
     ) -> bool {
-        let now = (Some(&plan.state), next);
-        let memory = self.slots.get(key).map(|slot| &slot.memory);
-        let said = memory.map(|memory| (memory.said.as_ref(), memory.said_next));
-        if said != Some(now) {
+        let current = (Some(&plan.state), next);
+        let memory = self.owner_states.get(key).map(|state| &state.memory);
+        let reported = memory.map(|memory| (memory.reported.as_ref(), memory.reported_next));
+        if reported != Some(current) {
             return true;
         }
         // A state that was only observed is published once this process holds the Lease.
-        let told = memory.map(|memory| (memory.told.as_ref(), memory.told_next));
-        if self.permitted && told != Some(now) {
+        let published = memory.map(|memory| (memory.published.as_ref(), memory.published_next));
+        if self.permitted && published != Some(current) {
             return true;
         }
-        let written = owner.tenant().filter(|_| {
+        let written_tenant = owner.tenant().filter(|_| {
             // The hub writes the status of Tenants on the home cluster and of all deployments.
-            self.permitted && self.member.status == StatusMode::Write
+            self.permitted && self.member.status_mode == StatusMode::Write
         });
-        let Some(tenant) = written else {
-            return !self.report_store.is_of(key, owner) && plan.ours;
+        let Some(tenant) = written_tenant else {
+            return !self.report_store.covers_generation(key, owner) && plan.is_reported;
         };
-        let next = crate::status::status(
+        let desired_status = crate::status::status(
             tenant,
             &self.member.name,
             &plan.state,
@@ -385,32 +393,32 @@ impl Reconciler {
         tenant
             .status
             .as_ref()
-            .is_none_or(|status| !same_but_for_time(status, &next))
+            .is_none_or(|status| !equal_except_times(status, &desired_status))
     }
 }
 
 /// Whether a Tenant was installed before, names no workspace, and has no release in its default workspace.
-fn is_lost(owner: &ReleaseOwner, cluster: &str, has_none: bool) -> bool {
-    let unnamed = owner.tenant().is_some_and(|tenant| {
+fn may_have_lost_workspace(owner: &ReleaseOwner, cluster: &str, has_no_release: bool) -> bool {
+    let names_no_workspace = owner.tenant().is_some_and(|tenant| {
         let workspace = tenant.spec.workspace.as_deref();
         workspace.unwrap_or_default().is_empty()
     });
-    has_none
-        && unnamed
+    has_no_release
+        && names_no_workspace
         && owner
             .annotation(&names::fingerprint_annotation(cluster))
             .is_some()
 }
 
 /// Returns the needs of an action that requires a Helm slot; `None` for other actions.
-fn need(action: &Action, view: &View<'_>, needs_slot: bool) -> Option<Need> {
+fn helm_request(action: &Action, view: &View<'_>, needs_slot: bool) -> Option<HelmRequest> {
     let chart = matches!(action, Action::Helm(_) | Action::InstallAgain).then(|| ChartRef {
         repo: view.chart.repo.clone(),
         name: view.chart.name.clone(),
         version: view.chart.version_to_fetch().into_owned(),
     });
-    let reads = matches!(action, Action::ReadRelease(_) | Action::Unlock { .. });
-    (runs_helm(action) || (needs_slot && reads)).then(|| Need {
+    let is_read = matches!(action, Action::ReadRelease(_) | Action::Unlock { .. });
+    (runs_helm(action) || (needs_slot && is_read)).then(|| HelmRequest {
         action: action.clone(),
         chart,
         priority: action.priority(view.memory.failure.is_some()),
@@ -418,8 +426,8 @@ fn need(action: &Action, view: &View<'_>, needs_slot: bool) -> Option<Need> {
     })
 }
 
-fn permit(hold: &LeaseState, permitted: bool, recorded: bool) -> Permit {
-    match (permitted, recorded, &hold.other) {
+fn permit(lease_state: &LeaseState, permitted: bool, is_recorded: bool) -> Permit {
+    match (permitted, is_recorded, &lease_state.other_holder) {
         (true, true, _) => Permit::Granted,
         (true, false, _) => {
             Permit::Withheld("the desired state is not recorded on this cluster yet".to_owned())
@@ -431,11 +439,11 @@ fn permit(hold: &LeaseState, permitted: bool, recorded: bool) -> Permit {
     }
 }
 
-fn same_but_for_time(
+fn equal_except_times(
     a: &krypton_crds::tenant::TenantStatus,
     b: &krypton_crds::tenant::TenantStatus,
 ) -> bool {
-    let timeless = |status: &krypton_crds::tenant::TenantStatus| {
+    let without_times = |status: &krypton_crds::tenant::TenantStatus| {
         let mut status = status.clone();
         // A CRD of an earlier schema drops the next steps, so only the memory of the last write counts.
         status.next_steps.clear();
@@ -444,5 +452,5 @@ fn same_but_for_time(
         }
         status
     };
-    timeless(a) == timeless(b)
+    without_times(a) == without_times(b)
 }

@@ -13,7 +13,7 @@ use kube::{Client, ResourceExt as _};
 /// If the request to the API server fails.
 pub async fn read(client: &Client, release: &ReleaseKey) -> kube::Result<ReleaseRecord> {
     let secret = api(client).get_opt(&name(release)).await?;
-    Ok(ReleaseRecord::of(secret, release))
+    Ok(ReleaseRecord::from_secret(secret, release))
 }
 
 /// Replaces the version of the record that was read, or creates the record.

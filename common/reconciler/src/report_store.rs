@@ -1,6 +1,6 @@
 //! Reports from a reconciler to its caller.
 //!
-//! Each Tenant, each KryptonDeployment, each placed Tenant and the member have one slot each. The latest report wins.
+//! Each Tenant, each KryptonDeployment, each placed Tenant and the member have one report each. The latest one wins.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -8,19 +8,19 @@ use std::sync::{Mutex, PoisonError};
 
 use krypton_types::conditions::{self, ClusterState, Phase};
 use krypton_types::deployment::{
-    DeploymentKey, DeploymentReport, DesiredDeployment, ReportedEvent, TOLD_AT_HOME,
+    DeploymentKey, DeploymentReport, DesiredDeployment, RECORDED_EVENTS, ReportedEvent,
 };
 use krypton_types::desired::Version;
 use krypton_types::member::MemberReport;
 use krypton_types::placed_tenant::PlacedReport;
-use krypton_types::tenant::{Next, TenantKey, TenantReport};
+use krypton_types::tenant::{TenantKey, TenantReport, UpcomingStep};
 use tokio::sync::Notify;
 
 use crate::owner::{OwnerKey, ReleaseOwner};
 
-/// Key of a slot. A placed Tenant has two: its state and its placement.
+/// Key of a report. A placed Tenant has two reports: its state and its placement.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum SlotKey {
+pub enum ReportKey {
     Tenant(TenantKey),
     Deployment(DeploymentKey),
     Placed(TenantKey),
@@ -40,135 +40,135 @@ pub struct Changes {
 
 impl Changes {
     /// Returns the key of the last change, in the order of `take`.
-    pub fn last(&self) -> Option<SlotKey> {
+    pub fn last(&self) -> Option<ReportKey> {
         let placed = self.placed.last_key_value();
-        let placed = placed.map(|(key, _)| SlotKey::Placed(key.clone()));
+        let placed = placed.map(|(key, _)| ReportKey::Placed(key.clone()));
         let deployment = self.deployments.last_key_value();
-        let deployment = || deployment.map(|(key, _)| SlotKey::Deployment(key.clone()));
+        let deployment = || deployment.map(|(key, _)| ReportKey::Deployment(key.clone()));
         let tenant = self.tenants.last_key_value();
-        let tenant = || tenant.map(|(key, _)| SlotKey::Tenant(key.clone()));
+        let tenant = || tenant.map(|(key, _)| ReportKey::Tenant(key.clone()));
         placed.or_else(deployment).or_else(tenant)
     }
 }
 
 /// A batch of changes.
 #[derive(Debug)]
-pub struct Part {
+pub struct ChangeBatch {
     pub changes: Changes,
     /// No changes follow.
     pub last: bool,
 }
 
 #[derive(Debug, Default)]
-struct Slots {
+struct Reports {
     member: MemberReport,
     member_changed: bool,
     tenants: BTreeMap<TenantKey, TenantReport>,
     deployments: BTreeMap<DeploymentKey, DeploymentReport>,
     placed: BTreeMap<TenantKey, PlacedReport>,
-    changed: BTreeSet<SlotKey>,
+    changed: BTreeSet<ReportKey>,
 }
 
-/// Report slots, filled by the reconciler and emptied by its caller. The number of Tenants and KryptonDeployments
+/// The latest reports, set by the reconciler and taken by its caller. The number of Tenants and KryptonDeployments
 /// limits their size.
 #[derive(Debug, Default)]
 pub struct ReportStore {
-    slots: Mutex<Slots>,
+    reports: Mutex<Reports>,
     changed: Notify,
 }
 
 impl ReportStore {
     /// Sets the Tenant's report. `None` means that it is deleted or names another member.
-    pub fn tenant(&self, key: &TenantKey, report: Option<TenantReport>) {
+    pub fn set_tenant(&self, key: &TenantKey, report: Option<TenantReport>) {
         // Compare the trimmed report, as the hub receives only that one.
         let report = report.map(TenantReport::trimmed);
-        let slot = SlotKey::Tenant(key.clone());
-        self.set(|slots| &mut slots.tenants, key, report, slot);
+        let report_key = ReportKey::Tenant(key.clone());
+        self.set(|reports| &mut reports.tenants, key, report, report_key);
     }
 
     /// Sets the KryptonDeployment's report. `None` means that it has no order.
-    pub fn deployment(&self, key: &DeploymentKey, report: Option<DeploymentReport>) {
+    pub fn set_deployment(&self, key: &DeploymentKey, report: Option<DeploymentReport>) {
         let report = report.map(DeploymentReport::trimmed);
-        let slot = SlotKey::Deployment(key.clone());
-        self.set(|slots| &mut slots.deployments, key, report, slot);
+        let report_key = ReportKey::Deployment(key.clone());
+        self.set(|reports| &mut reports.deployments, key, report, report_key);
     }
 
     /// Sets the report of a placement order. `None` means that the order no longer exists.
-    pub fn placed(&self, key: &TenantKey, report: Option<PlacedReport>) {
+    pub fn set_placed(&self, key: &TenantKey, report: Option<PlacedReport>) {
         let report = report.map(PlacedReport::trimmed);
-        let slot = SlotKey::Placed(key.clone());
-        self.set(|slots| &mut slots.placed, key, report, slot);
+        let report_key = ReportKey::Placed(key.clone());
+        self.set(|reports| &mut reports.placed, key, report, report_key);
     }
 
     fn set<K: Ord + Clone, R: PartialEq>(
         &self,
-        of: impl FnOnce(&mut Slots) -> &mut BTreeMap<K, R>,
+        map: impl FnOnce(&mut Reports) -> &mut BTreeMap<K, R>,
         key: &K,
         report: Option<R>,
-        slot: SlotKey,
+        report_key: ReportKey,
     ) {
-        let mut slots = self.lock();
-        let reports = of(&mut slots);
-        if reports.get(key) == report.as_ref() {
+        let mut reports = self.lock();
+        let map = map(&mut reports);
+        if map.get(key) == report.as_ref() {
             return;
         }
         match report {
-            Some(report) => reports.insert(key.clone(), report),
-            None => reports.remove(key),
+            Some(report) => map.insert(key.clone(), report),
+            None => map.remove(key),
         };
-        slots.changed.insert(slot);
-        drop(slots);
+        reports.changed.insert(report_key);
+        drop(reports);
         self.changed.notify_one();
     }
 
     /// Sets the owner's report. An empty `applied_chart` keeps the chart of the previous report.
-    pub(crate) fn put(
+    pub(crate) fn set_owner(
         &self,
         owner: &ReleaseOwner,
         state: ClusterState,
         applied_chart: &str,
-        next: Option<Next>,
+        next: Option<UpcomingStep>,
         gone: bool,
     ) {
         let observed_generation = owner.generation();
-        let known = (!applied_chart.is_empty()).then(|| applied_chart.to_owned());
+        let applied = (!applied_chart.is_empty()).then(|| applied_chart.to_owned());
         match owner {
             ReleaseOwner::Tenant(tenant) => {
                 let Some(key) = crate::index::tenant_key(&tenant.metadata) else {
                     return;
                 };
                 let status = tenant.status.as_ref();
-                let before = || status.and_then(|status| status.last_applied_chart.clone());
+                let previous = || status.and_then(|status| status.last_applied_chart.clone());
                 let report = TenantReport {
                     observed_generation,
-                    applied_chart: known.or_else(before).unwrap_or_default(),
+                    applied_chart: applied.or_else(previous).unwrap_or_default(),
                     state,
                     next,
                 };
-                self.tenant(&key, Some(report));
+                self.set_tenant(&key, Some(report));
             }
             ReleaseOwner::Deployment(order) => {
                 let key = order.key();
-                let before = self.lock().deployments.get(&key).cloned();
-                let before = before.filter(|before| before.uid == order.uid);
-                let (applied, events) = before
-                    .map(|before| (before.applied_chart, before.events))
+                let previous = self.lock().deployments.get(&key).cloned();
+                let previous = previous.filter(|previous| previous.uid == order.uid);
+                let (previous_chart, events) = previous
+                    .map(|previous| (previous.applied_chart, previous.events))
                     .unwrap_or_default();
                 let report = DeploymentReport {
                     uid: order.uid.clone(),
                     observed_generation,
                     gone,
-                    applied_chart: known.unwrap_or(applied),
+                    applied_chart: applied.unwrap_or(previous_chart),
                     state,
                     events,
                 };
-                self.deployment(&key, Some(report));
+                self.set_deployment(&key, Some(report));
             }
         }
     }
 
     /// Adds an event to the order's report. Drops the event if the order has no report yet.
-    pub(crate) fn did(&self, order: &DesiredDeployment, mut reported_event: ReportedEvent) {
+    pub(crate) fn add_event(&self, order: &DesiredDeployment, mut reported_event: ReportedEvent) {
         let key = order.key();
         let report = self.lock().deployments.get(&key).cloned();
         let Some(mut report) = report.filter(|report| report.uid == order.uid) else {
@@ -178,41 +178,41 @@ impl ReportStore {
         if reported_event.reason == "HelmInstallStart" && !report.applied_chart.is_empty() {
             "ReleaseMissing".clone_into(&mut reported_event.reason);
         }
-        if TOLD_AT_HOME
+        if RECORDED_EVENTS
             .iter()
             .any(|(reason, ..)| *reason == reported_event.reason)
         {
             report.events.push(reported_event);
-            self.deployment(&key, Some(report));
+            self.set_deployment(&key, Some(report));
         }
     }
 
-    pub(crate) fn forget(&self, key: &OwnerKey) {
+    pub(crate) fn remove(&self, key: &OwnerKey) {
         match key {
-            OwnerKey::Tenant(key) => self.tenant(key, None),
-            OwnerKey::Deployment(key) => self.deployment(key, None),
+            OwnerKey::Tenant(key) => self.set_tenant(key, None),
+            OwnerKey::Deployment(key) => self.set_deployment(key, None),
         }
     }
 
     /// Returns true if the owner has a report.
-    pub(crate) fn has(&self, key: &OwnerKey) -> bool {
-        let slots = self.lock();
+    pub(crate) fn contains(&self, key: &OwnerKey) -> bool {
+        let reports = self.lock();
         match key {
-            OwnerKey::Tenant(key) => slots.tenants.contains_key(key),
-            OwnerKey::Deployment(key) => slots.deployments.contains_key(key),
+            OwnerKey::Tenant(key) => reports.tenants.contains_key(key),
+            OwnerKey::Deployment(key) => reports.deployments.contains_key(key),
         }
     }
 
     /// Returns true if the last report covers the owner's current generation.
-    pub(crate) fn is_of(&self, key: &OwnerKey, owner: &ReleaseOwner) -> bool {
-        let slots = self.lock();
+    pub(crate) fn covers_generation(&self, key: &OwnerKey, owner: &ReleaseOwner) -> bool {
+        let reports = self.lock();
         let generation = match key {
             OwnerKey::Tenant(key) => {
-                let report = slots.tenants.get(key);
+                let report = reports.tenants.get(key);
                 report.map(|report| report.observed_generation)
             }
             OwnerKey::Deployment(key) => {
-                let report = slots.deployments.get(key);
+                let report = reports.deployments.get(key);
                 let report = report.filter(|report| report.uid == owner.uid());
                 report.map(|report| report.observed_generation)
             }
@@ -220,14 +220,14 @@ impl ReportStore {
         generation == Some(owner.generation())
     }
 
-    pub fn member(&self, report: &MemberReport) {
-        let mut slots = self.lock();
-        if slots.member == *report {
+    pub fn set_member(&self, report: &MemberReport) {
+        let mut reports = self.lock();
+        if reports.member == *report {
             return;
         }
-        slots.member = report.clone();
-        slots.member_changed = true;
-        drop(slots);
+        reports.member = report.clone();
+        reports.member_changed = true;
+        drop(reports);
         self.changed.notify_one();
     }
 
@@ -242,8 +242,8 @@ impl ReportStore {
         loop {
             let notified = self.changed.notified();
             {
-                let slots = self.lock();
-                if slots.member_changed || !slots.changed.is_empty() {
+                let reports = self.lock();
+                if reports.member_changed || !reports.changed.is_empty() {
                     return;
                 }
             }
@@ -251,62 +251,62 @@ impl ReportStore {
         }
     }
 
-    /// Marks all slots as changed, so the next `take` returns the full report. Deleted objects are not in it.
+    /// Marks all reports as changed, so the next `take` returns the full report. Deleted objects are not in it.
     pub fn resend(&self) {
-        let mut slots = self.lock();
-        let tenants = slots.tenants.keys().cloned().map(SlotKey::Tenant);
-        let deployments = slots.deployments.keys().cloned();
-        let placed = slots.placed.keys().cloned().map(SlotKey::Placed);
-        slots.changed = tenants
-            .chain(deployments.map(SlotKey::Deployment))
+        let mut reports = self.lock();
+        let tenants = reports.tenants.keys().cloned().map(ReportKey::Tenant);
+        let deployments = reports.deployments.keys().cloned();
+        let placed = reports.placed.keys().cloned().map(ReportKey::Placed);
+        reports.changed = tenants
+            .chain(deployments.map(ReportKey::Deployment))
             .chain(placed)
             .collect();
-        slots.member_changed = true;
-        drop(slots);
+        reports.member_changed = true;
+        drop(reports);
         self.changed.notify_one();
     }
 
-    /// Takes the changes of at most `limit` slots after the key `after`, in key order. The last batch contains the
+    /// Takes the changes of at most `limit` reports after the key `after`, in key order. The last batch contains the
     /// member's report.
-    pub fn take(&self, after: Option<&SlotKey>, limit: usize) -> Part {
-        let mut slots = self.lock();
+    pub fn take(&self, after: Option<&ReportKey>, limit: usize) -> ChangeBatch {
+        let mut reports = self.lock();
         let start = after.map_or(Bound::Unbounded, Bound::Excluded);
-        let mut beyond = slots.changed.range((start, Bound::Unbounded));
-        let keys: Vec<SlotKey> = beyond.by_ref().take(limit).cloned().collect();
-        let last = beyond.next().is_none();
+        let mut later = reports.changed.range((start, Bound::Unbounded));
+        let keys: Vec<ReportKey> = later.by_ref().take(limit).cloned().collect();
+        let last = later.next().is_none();
         let mut changes = Changes::default();
         for key in keys {
-            slots.changed.remove(&key);
+            reports.changed.remove(&key);
             match key {
-                SlotKey::Tenant(key) => {
-                    let report = slots.tenants.get(&key).cloned();
+                ReportKey::Tenant(key) => {
+                    let report = reports.tenants.get(&key).cloned();
                     changes.tenants.insert(key, report);
                 }
-                SlotKey::Deployment(key) => {
-                    let report = slots.deployments.get(&key).cloned();
+                ReportKey::Deployment(key) => {
+                    let report = reports.deployments.get(&key).cloned();
                     changes.deployments.insert(key, report);
                 }
-                SlotKey::Placed(key) => {
-                    let report = slots.placed.get(&key).cloned();
+                ReportKey::Placed(key) => {
+                    let report = reports.placed.get(&key).cloned();
                     changes.placed.insert(key, report);
                 }
             }
         }
         changes.member =
-            (last && std::mem::take(&mut slots.member_changed)).then(|| slots.member.clone());
-        Part { changes, last }
+            (last && std::mem::take(&mut reports.member_changed)).then(|| reports.member.clone());
+        ChangeBatch { changes, last }
     }
 
     /// Returns the number of Tenants with a report.
-    pub fn tenants(&self) -> usize {
+    pub fn tenant_count(&self) -> usize {
         self.lock().tenants.len()
     }
 
     /// Counts the reported Tenants by phase: ready, pending, error.
-    pub fn phases(&self, allow_chart_skip: bool) -> [usize; 3] {
-        let slots = self.lock();
+    pub fn count_phases(&self, allow_chart_skip: bool) -> [usize; 3] {
+        let reports = self.lock();
         let mut phases = [0; 3];
-        for report in slots.tenants.values() {
+        for report in reports.tenants.values() {
             let one = [(String::new(), report.state.clone())].into();
             let phase = match conditions::summarise(&one, allow_chart_skip).phase {
                 Phase::Ready => 0,
@@ -318,19 +318,19 @@ impl ReportStore {
         phases
     }
 
-    /// Returns the number of changed slots that were not taken.
-    pub fn unsent(&self) -> usize {
+    /// Returns the number of changed reports that were not taken.
+    pub fn unsent_count(&self) -> usize {
         self.lock().changed.len()
     }
 
     /// Returns the desired state that the member last reported as applied.
-    pub fn applied(&self) -> Option<(Version, String)> {
+    pub fn applied_version(&self) -> Option<(Version, String)> {
         self.lock().member.applied.clone()
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Slots> {
-        // The slots hold plain values, so a panic elsewhere cannot leave them half written.
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> std::sync::MutexGuard<'_, Reports> {
+        // The reports are plain values, so a panic elsewhere cannot leave them half written.
+        self.reports.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -366,7 +366,7 @@ mod tests {
     async fn newest_tenant_report_replaces_older_ones() {
         let report_store = ReportStore::default();
         for generation in 1..=1000 {
-            report_store.tenant(&key("a"), Some(report(generation)));
+            report_store.set_tenant(&key("a"), Some(report(generation)));
         }
         let changes = report_store.changes().await;
         assert_eq!(changes.tenants.len(), 1);
@@ -382,11 +382,11 @@ mod tests {
     #[tokio::test]
     async fn only_removal_changes_repeated_report() {
         let report_store = ReportStore::default();
-        report_store.tenant(&key("a"), Some(report(1)));
+        report_store.set_tenant(&key("a"), Some(report(1)));
         report_store.changes().await;
-        report_store.tenant(&key("a"), Some(report(1)));
-        report_store.tenant(&key("b"), None);
-        report_store.tenant(&key("a"), None);
+        report_store.set_tenant(&key("a"), Some(report(1)));
+        report_store.set_tenant(&key("b"), None);
+        report_store.set_tenant(&key("a"), None);
         let changes = report_store.changes().await;
         assert_eq!(
             changes.tenants.into_iter().collect::<Vec<_>>(),
@@ -404,41 +404,41 @@ mod tests {
             ..DesiredDeployment::default()
         };
         let owner = ReleaseOwner::Deployment(Arc::new(order.clone()));
-        report_store.tenant(&key("a"), Some(report(1)));
-        report_store.put(&owner, report(1).state, "r/c:1", None, false);
-        report_store.put(&owner, report(1).state, "", None, true);
-        let part = report_store.take(None, 1);
-        assert!(part.changes.deployments.is_empty() && !part.last);
-        let part = report_store.take(part.changes.last().as_ref(), 1);
-        assert!(part.changes.tenants.is_empty() && part.last);
-        let said = part.changes.deployments[&order.key()].clone().unwrap();
-        assert_eq!((said.uid.as_str(), said.gone), ("uid-1", true));
-        assert_eq!(said.applied_chart, "r/c:1", "what was known stands");
-        let key_of = OwnerKey::Deployment(order.key());
-        assert!(report_store.is_of(&key_of, &owner));
+        report_store.set_tenant(&key("a"), Some(report(1)));
+        report_store.set_owner(&owner, report(1).state, "r/c:1", None, false);
+        report_store.set_owner(&owner, report(1).state, "", None, true);
+        let batch = report_store.take(None, 1);
+        assert!(batch.changes.deployments.is_empty() && !batch.last);
+        let batch = report_store.take(batch.changes.last().as_ref(), 1);
+        assert!(batch.changes.tenants.is_empty() && batch.last);
+        let reported = batch.changes.deployments[&order.key()].clone().unwrap();
+        assert_eq!((reported.uid.as_str(), reported.gone), ("uid-1", true));
+        assert_eq!(reported.applied_chart, "r/c:1", "what was known stands");
+        let owner_key = OwnerKey::Deployment(order.key());
+        assert!(report_store.covers_generation(&owner_key, &owner));
         let recreated = DesiredDeployment {
             uid: "uid-2".to_owned(),
             ..order.clone()
         };
         let recreated = ReleaseOwner::Deployment(Arc::new(recreated));
         assert!(
-            !report_store.is_of(&key_of, &recreated),
+            !report_store.covers_generation(&owner_key, &recreated),
             "what is said of the former is not said of it"
         );
-        report_store.tenant(&key("a"), None);
+        report_store.set_tenant(&key("a"), None);
         report_store.resend();
-        let whole = report_store.changes().await;
-        assert!(whole.tenants.is_empty() && whole.deployments.len() == 1);
+        let full_report = report_store.changes().await;
+        assert!(full_report.tenants.is_empty() && full_report.deployments.len() == 1);
     }
 
     #[tokio::test]
     async fn changes_after_resend_contain_all_current_reports() {
         let report_store = ReportStore::default();
         for name in ["a", "b", "gone"] {
-            report_store.tenant(&key(name), Some(report(1)));
+            report_store.set_tenant(&key(name), Some(report(1)));
         }
         report_store.changes().await;
-        report_store.tenant(&key("gone"), None);
+        report_store.set_tenant(&key("gone"), None);
         report_store.resend();
         let changes = report_store.changes().await;
         assert_eq!(changes.member, Some(MemberReport::default()));
@@ -450,26 +450,26 @@ mod tests {
     fn chunked_resend_lists_each_tenant_once_despite_changes() {
         let report_store = ReportStore::default();
         for name in ["a", "b", "c", "d", "e"] {
-            report_store.tenant(&key(name), Some(report(1)));
+            report_store.set_tenant(&key(name), Some(report(1)));
         }
         report_store.resend();
         let mut after = None;
         let mut named = Vec::new();
         loop {
-            let part = report_store.take(after.as_ref(), 2);
-            assert!(part.changes.tenants.len() <= 2);
-            assert_eq!(part.changes.member.is_some(), part.last);
-            after = part.changes.last().or(after);
-            named.extend(part.changes.tenants.into_keys());
-            // A slot that was sent and changes again waits until the full report is complete.
-            report_store.tenant(&key("a"), Some(report(named.len() as i64 + 1)));
-            if part.last {
+            let batch = report_store.take(after.as_ref(), 2);
+            assert!(batch.changes.tenants.len() <= 2);
+            assert_eq!(batch.changes.member.is_some(), batch.last);
+            after = batch.changes.last().or(after);
+            named.extend(batch.changes.tenants.into_keys());
+            // A report that was sent and changes again waits until the full report is complete.
+            report_store.set_tenant(&key("a"), Some(report(named.len() as i64 + 1)));
+            if batch.last {
                 break;
             }
         }
         assert_eq!(named, ["a", "b", "c", "d", "e"].map(key));
-        let after = report_store.take(None, 2);
-        assert_eq!(after.changes.tenants[&key("a")], Some(report(6)));
-        assert!(after.last);
+        let last = report_store.take(None, 2);
+        assert_eq!(last.changes.tenants[&key("a")], Some(report(6)));
+        assert!(last.last);
     }
 }

@@ -16,16 +16,18 @@ use krypton_helm::chart::ChartCache;
 use krypton_helm::driver::{Helm, StopHandle};
 use krypton_helm::releases::labels::ReleaseKey;
 use krypton_helm::releases::{Release, WorkloadKind};
-use krypton_runtime::access::Report;
+use krypton_runtime::access::CutOffCallback;
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::events::{EventRecorder, ObjectEvent};
-use krypton_runtime::lease::{self, LeaseGoal, LeaseName, LeaseState, NO_NEW_RUNS_AFTER, Times};
+use krypton_runtime::lease::{
+    self, LeaseGoal, LeaseName, LeaseState, LeaseTimes, NO_NEW_RUNS_AFTER,
+};
 use krypton_runtime::newest::Newest as _;
 use krypton_runtime::retry::Backoff;
 use krypton_runtime::tasks::KeyedTasks;
 use krypton_runtime::watchdog::Watchdog;
 use krypton_runtime::work_queue::WorkQueue;
-use krypton_types::allowed_namespaces::Allowed;
+use krypton_types::allowed_namespaces::AllowedNamespaces;
 use krypton_types::desired::{DesiredState, Version};
 use krypton_types::error_chain::chain;
 use kube::runtime::watcher::Event;
@@ -36,25 +38,25 @@ use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
 use crate::actions::{ActionRunner, JobResult};
-use crate::bounds::Bounds;
+use crate::bounds::WatchBounds;
 use crate::cluster_version::ClusterVersion;
-use crate::digests::{Digests, OwnChart};
+use crate::digests::{DesiredDigests, FingerprintCache};
 use crate::drift::DriftMetrics;
 use crate::drift::schedule::DriftSchedule;
 use crate::helm_queue::HelmQueue;
 use crate::index::{CrdState, Index};
-use crate::metrics::{Depths, Part, WorkMetrics};
+use crate::metrics::{QueueDepths, ReconcilerShare, WorkMetrics};
 use crate::owner::{OwnerKey, ReleaseOwner};
 use crate::placed_tenants::PlacedTenants;
 use crate::plan::{Attempt, Memory, Policy};
-use crate::record::Recording;
-use crate::release_controller::Running;
+use crate::record::RecordResult;
+use crate::release_controller::RunningAction;
 use crate::report_store::ReportStore;
-use crate::watches::{Seen, Watch};
+use crate::watches::{Watch, WatchEvent};
 use crate::workspaces::Workspaces;
 use crate::{lease_guard, workload};
 
-pub use crate::dump::{LeaseNow, OwnerNow, Question, ReconcilerNow, StateNow};
+pub use crate::dump::{ConditionDump, DumpRequest, LeaseDump, OwnerDump, ReconcilerDump};
 
 /// Selects the writer of the status of the member's Tenants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,19 +83,19 @@ pub struct Member {
     /// Holder name in the Lease. Each process has its own.
     pub holder: String,
     /// Goal for the Lease. `Observe` only reports and writes nothing. `Hold` is never revoked.
-    pub lease: watch::Receiver<LeaseGoal>,
+    pub lease_goal: watch::Receiver<LeaseGoal>,
     /// Reporting instance in events.
     pub instance: String,
-    pub status: StatusMode,
+    pub status_mode: StatusMode,
     /// Namespaces of the Tenants to reconcile. `None` means all.
     pub namespaces: Option<BTreeSet<String>>,
     /// Namespaces whose Tenants may name this member, if they are Tenants of the home cluster.
-    pub allowed: watch::Receiver<Allowed>,
+    pub allowed_namespaces: watch::Receiver<AllowedNamespaces>,
     /// Longest back-off between two attempts.
     pub retry_max: Duration,
     pub policy: Policy,
     /// Receives an error if the watches exceed the bounds. `None` trusts the API server and disables the bounds.
-    pub beyond: Option<Report>,
+    pub on_excess: Option<CutOffCallback>,
 }
 
 impl std::fmt::Debug for Member {
@@ -116,17 +118,17 @@ pub struct Tools {
 }
 
 /// Time that running Helm processes get to finish when the process stops.
-const DRAIN: Duration = Duration::from_secs(15);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(15);
 /// First pause after a write conflict. It doubles with each further conflict: up to 16 times this value for a release,
 /// and up to separate limits for placed Tenants and workspaces.
-pub const AFTER_CONFLICT: Duration = Duration::from_millis(250);
+pub const CONFLICT_PAUSE: Duration = Duration::from_millis(250);
 /// Pause between two checks of the CRD while it needs changes.
-pub(crate) const CRD_EVERY: Duration = Duration::from_secs(1);
+pub(crate) const CRD_PAUSE: Duration = Duration::from_secs(1);
 /// Maximum number of events to apply before the next reconcile.
-const BATCH: usize = 512;
+const EVENT_BATCH: usize = 512;
 /// Maximum number of Tenants with API requests in flight, apart from Helm runs. At startup, a thousand Tenants must
 /// neither flood the API server nor take the memory of a thousand calls.
-const CALLS: usize = 16;
+const MAX_CONCURRENT_ACTIONS: usize = 16;
 
 /// Reconciles the member until `stop`. Returns when no Helm process of this reconciler runs and the Lease is released.
 pub async fn run(
@@ -136,17 +138,17 @@ pub async fn run(
     report_store: Arc<ReportStore>,
     stop: CancellationToken,
 ) {
-    let nobody = mpsc::channel(1).1;
-    run_and_tell(member, tools, desired, report_store, nobody, stop).await;
+    let no_dump_requests = mpsc::channel(1).1;
+    run_with_dumps(member, tools, desired, report_store, no_dump_requests, stop).await;
 }
 
-/// Reconciles the member like [`run`], and answers questions about its state.
-pub async fn run_and_tell(
+/// Reconciles the member like [`run`], and responds to requests for dumps of its state.
+pub async fn run_with_dumps(
     member: Member,
     tools: Tools,
     desired: watch::Receiver<Arc<DesiredState>>,
     report_store: Arc<ReportStore>,
-    questions: mpsc::Receiver<Question>,
+    dump_requests: mpsc::Receiver<DumpRequest>,
     stop: CancellationToken,
 ) {
     let span = tracing::error_span!("reconciler", member = %member.name);
@@ -155,7 +157,7 @@ pub async fn run_and_tell(
         tools,
         desired,
         report_store,
-        questions,
+        dump_requests,
         stop,
     ));
     reconciling.instrument(span).await;
@@ -166,29 +168,30 @@ async fn reconcile(
     tools: Tools,
     desired: watch::Receiver<Arc<DesiredState>>,
     report_store: Arc<ReportStore>,
-    questions: mpsc::Receiver<Question>,
+    dump_requests: mpsc::Receiver<DumpRequest>,
     stop: CancellationToken,
 ) {
-    let (holds, hold) = watch::channel(LeaseState::default());
-    let (wish, wishes) = watch::channel(LeaseGoal::Observe);
-    let idle = CancellationToken::new();
-    let holding = lease::hold(
+    let (lease_state_sender, lease_state) = watch::channel(LeaseState::default());
+    let (lease_goal, lease_goals) = watch::channel(LeaseGoal::Observe);
+    let runs_ended = CancellationToken::new();
+    let lease_task = lease::hold(
         member.client.clone(),
-        (LeaseName::of_member(), Times::MEMBER),
+        (LeaseName::member(), LeaseTimes::MEMBER),
         member.holder.clone(),
-        wishes,
-        holds,
+        lease_goals,
+        lease_state_sender,
         stop.clone(),
-        idle.clone(),
+        runs_ended.clone(),
     );
-    let watched = |what: &str| format!("{what} of member {}", member.name);
-    let holding = (tools.watchdog).watch(watched("the Lease"), holding.in_current_span());
-    let lease = tokio::spawn(holding);
-    let (handle, signal) = StopHandle::new();
-    let handle = Arc::new(handle);
-    let ending = lease_guard::end_runs(hold.clone(), Arc::clone(&handle)).in_current_span();
-    let ending = tools.watchdog.watch(watched("the end of runs"), ending);
-    let ending = tokio::spawn(ending);
+    let task_name = |task: &str| format!("{task} of member {}", member.name);
+    let lease_task = (tools.watchdog).watch(task_name("the Lease"), lease_task.in_current_span());
+    let lease_task = tokio::spawn(lease_task);
+    let (stop_handle, stop_signal) = StopHandle::new();
+    let stop_handle = Arc::new(stop_handle);
+    let guard_task = lease_guard::guard_runs(lease_state.clone(), Arc::clone(&stop_handle));
+    let guard_task =
+        (tools.watchdog).watch(task_name("the end of runs"), guard_task.in_current_span());
+    let guard_task = tokio::spawn(guard_task);
     let member = Arc::new(member);
     let events = EventRecorder::start(
         member.client.clone(),
@@ -196,105 +199,106 @@ async fn reconcile(
         &tools.watchdog,
     )
     .with_counter(tools.work.events_dropped.clone());
-    let depths = tools.work.part();
+    let queue_metrics = tools.work.new_share();
     let retry_max = member.retry_max;
-    // An owner's back-off depends on its attempt, so its slot holds it.
+    // An owner's back-off depends on its attempt, so its `OwnerState` holds it.
     let no_backoff = Backoff::up_to(Duration::ZERO);
-    let performer = Arc::new(ActionRunner {
+    let runner = Arc::new(ActionRunner {
         member: Arc::clone(&member),
         fleet_client: member.helm_client.clone(),
         desired: desired.clone(),
         tools,
         events,
         report_store: Arc::clone(&report_store),
-        hold: hold.clone(),
-        stop: signal,
+        lease_state: lease_state.clone(),
+        stop: stop_signal,
     });
     let mut reconciler = Reconciler {
         index: Index::new(&member.name, member.source_namespace.as_deref()),
-        bounds: Bounds::new(member.beyond.clone()),
+        bounds: WatchBounds::new(member.on_excess.clone()),
         member,
-        performer,
+        runner,
         report_store,
         desired,
-        hold,
-        wish,
+        lease_state,
+        lease_goal,
         recorded: None,
-        digests: Digests::default(),
-        ahead: None,
-        recording: JoinSet::new(),
-        unowned: None,
+        digests: DesiredDigests::default(),
+        newer_recorded: None,
+        recording_tasks: JoinSet::new(),
+        ownerless_reason: None,
         jobs: KeyedTasks::default(),
         crd_jobs: JoinSet::new(),
         crd_checked: false,
-        waiting: None,
-        crd_lost: false,
-        list_again: false,
-        listed: ListedUnder::default(),
+        unrestored: None,
+        crd_was_missing: false,
+        relist_tenants: false,
+        listed_under: TenantListSchema::default(),
         crd_not_before: BootTime::default(),
         crd_failures: 0,
         crd_problem: None,
         recording_failures: 0,
         recording_problem: None,
-        on_record: false,
-        misses_pause: false,
-        slots: BTreeMap::new(),
+        latest_recorded: false,
+        pause_unrecorded: false,
+        owner_states: BTreeMap::new(),
         release_details: BTreeMap::new(),
         queue: WorkQueue::new(usize::MAX, no_backoff, no_backoff),
-        calls: WorkQueue::new(CALLS, no_backoff, no_backoff),
-        helm: HelmQueue::default(),
+        action_queue: WorkQueue::new(MAX_CONCURRENT_ACTIONS, no_backoff, no_backoff),
+        helm_queue: HelmQueue::default(),
         drift_schedule: DriftSchedule::default(),
         placed_tenants: PlacedTenants::new(retry_max),
         workspaces: Workspaces::new(retry_max),
-        version: ClusterVersion::default(),
+        cluster_version: ClusterVersion::default(),
         permitted: false,
-        held: None,
-        problem: None,
+        held_since: None,
+        cluster_problem: None,
         started: BootTime::now(),
-        depths,
+        queue_metrics,
     };
-    reconciler.follow(questions, &stop).await;
-    reconciler.drain(&handle).await;
-    idle.cancel();
-    ending.abort();
-    if let Err(error) = lease.await {
+    reconciler.run(dump_requests, &stop).await;
+    reconciler.drain(&stop_handle).await;
+    runs_ended.cancel();
+    guard_task.abort();
+    if let Err(error) = lease_task.await {
         tracing::error!(%error, "the Lease's task ended badly");
     }
 }
 
 /// State of a Tenant or KryptonDeployment between two reconciles.
 #[derive(Default)]
-pub(crate) struct Slot {
+pub(crate) struct OwnerState {
     pub memory: Memory,
     /// The running action handles a deletion.
-    pub removing: bool,
+    pub is_removing: bool,
     /// The last action read the release.
-    pub reading: bool,
+    pub is_reading: bool,
     /// UID of the object whose deletion was seen while the CRD was intact.
-    pub deletion_confirmed: Option<String>,
+    pub confirmed_deletion: Option<String>,
     pub wake: Option<BootTime>,
     /// Earliest time of the next reconcile, after a failed write.
     pub not_before: Option<BootTime>,
     /// Attempt that is held back until `not_before`. `None` holds back every attempt.
-    pub held: Option<Attempt>,
+    pub held_attempt: Option<Attempt>,
     pub failures: u32,
     /// Number of consecutive actions that failed because their plan was out of date.
-    pub stale: u32,
+    pub conflicts: u32,
     /// The last action stopped because it needs a Helm slot.
     pub needs_slot: bool,
-    pub(crate) own_chart: OwnChart,
+    pub(crate) fingerprint_cache: FingerprintCache,
 }
 
-impl Slot {
+impl OwnerState {
     /// Returns true if the current attempt is the one that is held back.
-    pub(crate) fn held_for(
+    pub(crate) fn holds_back(
         &self,
         owner: &ReleaseOwner,
         desired: &DesiredState,
         fingerprint: &str,
     ) -> bool {
-        let held = self.held.as_ref();
-        held.is_none_or(|held| *held == Attempt::of(owner, desired, fingerprint))
+        let held_attempt = self.held_attempt.as_ref();
+        held_attempt
+            .is_none_or(|held_attempt| *held_attempt == Attempt::new(owner, desired, fingerprint))
     }
 }
 
@@ -303,164 +307,169 @@ impl Slot {
 /// An API server omits fields that its schema does not contain, such as the workspace. No watch reports a schema
 /// change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ListedUnder {
+pub enum TenantListSchema {
     /// The current schema or a newer one. Also the state before the first list.
     #[default]
-    Ours,
+    Current,
     /// An older Krypton schema. The reconciler lists the Tenants again after it is replaced.
     Older,
     /// The schema of krypton-operator. Until it is replaced, the reconciler neither writes nor reports Tenants: a write
     /// would store them without the omitted fields.
-    Originals,
+    KryptonOperator,
     /// Listed by a reconciler without write permission, immediately after another process replaced krypton-operator's
     /// schema. The list may still follow the old schema, so it is good enough for reports but not for actions.
     Observed,
 }
 
-impl ListedUnder {
-    /// Returns the state after the watch showed the schema `seen`.
-    fn then(self, seen: Option<Option<u32>>) -> Self {
-        match (self, seen) {
-            (_, Some(None)) | (Self::Originals, _) => Self::Originals,
+impl TenantListSchema {
+    /// Returns the state after the watch showed this schema.
+    fn with_schema(self, schema: Option<Option<u32>>) -> Self {
+        match (self, schema) {
+            (_, Some(None)) | (Self::KryptonOperator, _) => Self::KryptonOperator,
             (Self::Older | Self::Observed, _) => self,
-            (Self::Ours, Some(Some(version))) if version < krypton_crds::SCHEMA_VERSION => {
+            (Self::Current, Some(Some(version))) if version < krypton_crds::SCHEMA_VERSION => {
                 Self::Older
             }
-            (Self::Ours, _) => Self::Ours,
+            (Self::Current, _) => Self::Current,
         }
     }
 
     /// Returns true if the list is good enough to reconcile, with (`permitted`) or without write permission.
-    pub fn will_do(self, permitted: bool) -> bool {
+    pub fn is_usable(self, permitted: bool) -> bool {
         match self {
-            Self::Ours | Self::Older => true,
+            Self::Current | Self::Older => true,
             Self::Observed => !permitted,
-            Self::Originals => false,
+            Self::KryptonOperator => false,
         }
     }
 }
 
 pub(crate) struct Reconciler {
     pub member: Arc<Member>,
-    pub performer: Arc<ActionRunner>,
+    pub runner: Arc<ActionRunner>,
     pub report_store: Arc<ReportStore>,
     pub index: Index,
-    bounds: Bounds,
+    bounds: WatchBounds,
     pub desired: watch::Receiver<Arc<DesiredState>>,
-    pub hold: watch::Receiver<LeaseState>,
+    pub lease_state: watch::Receiver<LeaseState>,
     /// Current goal for the Lease.
-    pub wish: watch::Sender<LeaseGoal>,
+    pub lease_goal: watch::Sender<LeaseGoal>,
     /// The desired state that is saved on the member. The reconciler acts only on a saved desired state.
     pub recorded: Option<Arc<DesiredState>>,
     /// The desired state whose orders are in the index, with its digests.
-    pub digests: Digests,
-    pub ahead: Option<Version>,
-    pub recording: JoinSet<(Arc<DesiredState>, Result<Recording, String>)>,
+    pub digests: DesiredDigests,
+    /// A later saved version. The reconciler does not act on an older one.
+    pub newer_recorded: Option<Version>,
+    pub recording_tasks: JoinSet<(Arc<DesiredState>, Result<RecordResult, String>)>,
     /// The last logged reason why the anchor does not own the saved desired state.
-    pub unowned: Option<String>,
-    pub(crate) jobs: KeyedTasks<Running, Box<JobResult>>,
+    pub ownerless_reason: Option<String>,
+    pub(crate) jobs: KeyedTasks<RunningAction, Box<JobResult>>,
     pub crd_jobs: JoinSet<crate::backup::restoring::CrdRound>,
     /// The CRD is up to date and no saved Tenant waits to be restored.
     pub crd_checked: bool,
     /// Tenants that were saved when their CRD was deleted and are not restored yet. `None` until the backup is read.
-    pub waiting: Option<crate::backup::restoring::Known>,
+    pub unrestored: Option<crate::backup::restoring::UnrestoredTenants>,
     /// The CRD was missing. Until it is reconciled, a missing Tenant may be one that is not restored yet.
-    pub crd_lost: bool,
+    pub crd_was_missing: bool,
     /// The Tenants must be listed again.
-    pub list_again: bool,
-    pub listed: ListedUnder,
+    pub relist_tenants: bool,
+    pub listed_under: TenantListSchema,
     pub crd_not_before: BootTime,
     pub crd_failures: u32,
     pub crd_problem: Option<String>,
     pub recording_failures: u32,
     pub recording_problem: Option<String>,
     /// The saved desired state is the latest one.
-    pub on_record: bool,
+    pub latest_recorded: bool,
     /// The reconciler does not act, as it could not save a pause.
-    pub misses_pause: bool,
-    pub slots: BTreeMap<OwnerKey, Slot>,
+    pub pause_unrecorded: bool,
+    pub owner_states: BTreeMap<OwnerKey, OwnerState>,
     pub release_details: BTreeMap<ReleaseKey, Arc<Release>>,
     /// The owners to reconcile.
     pub queue: WorkQueue<OwnerKey>,
     /// The owners that wait to run an action. Limits all actions except Helm runs.
-    pub calls: WorkQueue<OwnerKey>,
-    pub helm: HelmQueue,
+    pub action_queue: WorkQueue<OwnerKey>,
+    pub helm_queue: HelmQueue,
     pub drift_schedule: DriftSchedule,
     pub placed_tenants: PlacedTenants,
     pub workspaces: Workspaces,
-    pub version: ClusterVersion,
+    pub cluster_version: ClusterVersion,
     pub permitted: bool,
     /// Time at which this process acquired the Lease.
-    pub held: Option<BootTime>,
-    pub problem: Option<String>,
+    pub held_since: Option<BootTime>,
+    pub cluster_problem: Option<String>,
     pub started: BootTime,
-    depths: Part,
+    queue_metrics: ReconcilerShare,
 }
 
 impl Reconciler {
-    async fn follow(&mut self, mut questions: mpsc::Receiver<Question>, stop: &CancellationToken) {
-        let mut watches = crate::watches::all_but_tenants(&self.member.client);
+    async fn run(
+        &mut self,
+        mut dump_requests: mpsc::Receiver<DumpRequest>,
+        stop: &CancellationToken,
+    ) {
+        let mut watches = crate::watches::all_except_tenants(&self.member.client);
         let mut tenants: Option<Watch> = None;
-        let mut lease = self.member.lease.clone();
-        let mut allowed = self.member.allowed.clone();
+        let mut lease_goal = self.member.lease_goal.clone();
+        let mut allowed_namespaces = self.member.allowed_namespaces.clone();
         loop {
             let now = BootTime::now();
             self.bounds
                 .apply(&self.member.client, &mut watches, &mut tenants, now);
             self.reconcile_member(now);
-            if std::mem::take(&mut self.list_again) {
-                self.index.list_tenants_again();
+            if std::mem::take(&mut self.relist_tenants) {
+                self.index.mark_tenants_incomplete();
                 tenants = None;
             }
-            self.take_orders();
-            self.check_drift(now);
+            self.apply_orders();
+            self.queue_due_drift_check(now);
             self.reconcile_owners(now);
-            self.reconcile_placed(now);
+            self.reconcile_placed_tenants(now);
             self.reconcile_workspaces(now);
             self.check_version(now);
             self.report_member(now);
             if self.index.crd() == Some(CrdState::Present) && tenants.is_none() {
                 tenants = Some(crate::watches::tenants(&self.member.client));
             }
-            self.depths.tell(Depths {
-                waiting: self.waiting(),
-                writes: self.hold.get().may_start(now),
+            self.queue_metrics.publish(QueueDepths {
+                waiting: self.queue_depths(),
+                writes: self.lease_state.get().may_start(now),
             });
             let wake = self.next_wake(now);
             tokio::select! {
                 () = stop.cancelled() => return,
-                Some(seen) = watches.next() => {
-                    self.see(seen, &mut tenants);
+                Some(event) = watches.next() => {
+                    self.apply_event(event, &mut tenants);
                     // Apply all events that are already available before the next reconcile.
-                    for _ in 0..BATCH {
+                    for _ in 0..EVENT_BATCH {
                         match futures::FutureExt::now_or_never(watches.next()) {
-                            Some(Some(seen)) => self.see(seen, &mut tenants),
+                            Some(Some(event)) => self.apply_event(event, &mut tenants),
                             _ => break,
                         }
                     }
                 }
-                Some(seen) = next_of(&mut tenants) => {
-                    self.see(seen, &mut tenants);
-                    for _ in 0..BATCH {
-                        match futures::FutureExt::now_or_never(next_of(&mut tenants)) {
-                            Some(Some(seen)) => self.see(seen, &mut tenants),
+                Some(event) = next_event(&mut tenants) => {
+                    self.apply_event(event, &mut tenants);
+                    for _ in 0..EVENT_BATCH {
+                        match futures::FutureExt::now_or_never(next_event(&mut tenants)) {
+                            Some(Some(event)) => self.apply_event(event, &mut tenants),
                             _ => break,
                         }
                     }
                 }
                 (job, done) = self.jobs.next() => self.finish(job, done),
-                Some(ended) = self.helm.tasks.join_next_with_id(), if !self.helm.tasks.is_empty() => {
+                Some(ended) = self.helm_queue.tasks.join_next_with_id(), if !self.helm_queue.tasks.is_empty() => {
                     self.finish_waiting(ended);
                 }
-                done = self.placed_tenants.jobs.next() => self.finish_placed(done),
+                done = self.placed_tenants.jobs.next() => self.finish_placement_step(done),
                 done = self.workspaces.jobs.next() => self.finish_workspace(done),
                 Some(done) = self.drift_schedule.jobs.join_next(), if !self.drift_schedule.jobs.is_empty() => {
-                    self.finish_drift(done);
+                    self.finish_drift_check(done);
                 }
-                Some(done) = self.version.asking.join_next(), if !self.version.asking.is_empty() => {
+                Some(done) = self.cluster_version.queries.join_next(), if !self.cluster_version.queries.is_empty() => {
                     self.finish_version(done);
                 }
-                Some(done) = self.recording.join_next(), if !self.recording.is_empty() => {
+                Some(done) = self.recording_tasks.join_next(), if !self.recording_tasks.is_empty() => {
                     self.finish_recording(done);
                 }
                 Some(done) = self.crd_jobs.join_next(), if !self.crd_jobs.is_empty() => {
@@ -468,15 +477,15 @@ impl Reconciler {
                 }
                 changed = self.desired.changed() => {
                     if changed.is_err() { return }
-                    self.look_at_all();
+                    self.queue_all();
                 }
-                changed = self.hold.changed() => if changed.is_err() { return },
+                changed = self.lease_state.changed() => if changed.is_err() { return },
                 // An error means that the sender is gone. The goal then never changes again.
-                Ok(()) = lease.changed() => {}
-                Ok(()) = allowed.changed() => self.look_at_all(),
-                Some(question) = questions.recv() => if !question.is_closed() {
+                Ok(()) = lease_goal.changed() => {}
+                Ok(()) = allowed_namespaces.changed() => self.queue_all(),
+                Some(request) = dump_requests.recv() => if !request.is_closed() {
                     // The receiver may have been dropped.
-                    drop(question.send(self.told(BootTime::now())));
+                    drop(request.send(self.dump(BootTime::now())));
                 },
                 () = clock::sleep_until(wake, now) => {}
             }
@@ -484,151 +493,160 @@ impl Reconciler {
     }
 
     /// Waits for running jobs, then terminates their Helm processes, then kills them.
-    async fn drain(&mut self, handle: &StopHandle) {
-        handle.close();
-        self.helm = HelmQueue::default();
+    async fn drain(&mut self, stop_handle: &StopHandle) {
+        stop_handle.close();
+        self.helm_queue = HelmQueue::default();
         self.crd_jobs.abort_all();
-        self.recording.abort_all();
-        self.version.asking.abort_all();
+        self.recording_tasks.abort_all();
+        self.cluster_version.queries.abort_all();
         self.placed_tenants.jobs.abort_all();
         self.workspaces.jobs.abort_all();
         self.drift_schedule.end().await;
-        if tokio::time::timeout(DRAIN, self.jobs.end()).await.is_err() {
+        if tokio::time::timeout(DRAIN_TIMEOUT, self.jobs.wait_all())
+            .await
+            .is_err()
+        {
             tracing::info!(member = %self.member.name, "stopping Helm processes");
-            handle.soft();
+            stop_handle.soft();
         }
-        self.jobs.end().await;
+        self.jobs.wait_all().await;
     }
 
-    fn see(&mut self, seen: Seen, tenants: &mut Option<Watch>) {
-        if self.bounds.ended() {
+    fn apply_event(&mut self, event: WatchEvent, tenants: &mut Option<Watch>) {
+        if self.bounds.has_ended_watches() {
             return;
         }
-        let dirty = match seen {
-            Seen::Tenant(event) => {
-                let event = self.decoded(event);
+        let changed = match event {
+            WatchEvent::Tenant(event) => {
+                let event = self.decode_tenants(event);
                 event
                     .map(|event| self.index.tenant_event(event))
                     .unwrap_or_default()
             }
-            Seen::Release(event) => self.index.release_event(event),
-            Seen::Workspace(event) => {
-                let (namespaces, dirty) = self.index.workspace_event(event);
-                self.placed_tenants.touch_namespaces(&namespaces);
-                self.workspaces.touch(&namespaces, &self.index);
-                dirty
+            WatchEvent::Release(event) => self.index.release_event(event),
+            WatchEvent::Workspace(event) => {
+                let (namespaces, owners) = self.index.workspace_event(event);
+                self.placed_tenants.queue_namespaces(&namespaces);
+                self.workspaces.queue_changed(&namespaces, &self.index);
+                owners
             }
-            Seen::Deployment(event) => {
+            WatchEvent::Deployment(event) => {
                 self.index
                     .workload_event(WorkloadKind::Deployment, event, workload::deployment)
             }
-            Seen::StatefulSet(event) => {
+            WatchEvent::StatefulSet(event) => {
                 self.index
                     .workload_event(WorkloadKind::StatefulSet, event, workload::stateful_set)
             }
-            Seen::DaemonSet(event) => {
+            WatchEvent::DaemonSet(event) => {
                 self.index
                     .workload_event(WorkloadKind::DaemonSet, event, workload::daemon_set)
             }
-            Seen::Crd(event) => {
-                let (before, schema) = (self.index.crd(), self.index.schema());
+            WatchEvent::Crd(event) => {
+                let (previous, schema) = (self.index.crd(), self.index.schema());
                 self.index.crd_event(event);
-                let after = self.index.crd();
+                let current = self.index.crd();
                 if self.index.schema() != schema {
-                    self.listed = self.listed.then(self.index.schema());
+                    self.listed_under = self.listed_under.with_schema(self.index.schema());
                     self.crd_checked = false;
                 }
-                if after != before {
-                    tracing::debug!(member = %self.member.name, crd = ?after, "the Tenant CRD");
+                if current != previous {
+                    tracing::debug!(member = %self.member.name, crd = ?current, "the Tenant CRD");
                     self.crd_checked = false;
-                    if before.is_some() && after != Some(CrdState::Present) {
-                        self.crd_lost = true;
+                    if previous.is_some() && current != Some(CrdState::Present) {
+                        self.crd_was_missing = true;
                         self.recheck_crd();
                     }
                     // The watch on Tenants restarts with the CRD, without its back-off.
-                    if after != Some(CrdState::Terminating) {
+                    if current != Some(CrdState::Terminating) {
                         *tenants = None;
                     }
-                    self.look_at_all();
+                    self.queue_all();
                 }
                 BTreeSet::new()
             }
-            Seen::Failed { what, error } => {
-                self.problem = Some(format!("watching {what}: {}", chain(&error)));
-                self.performer.tools.work.watch_failed(what);
-                tracing::debug!(member = %self.member.name, what, error = %chain(&error), "watch failed; retrying");
+            WatchEvent::Failed { resource, error } => {
+                self.cluster_problem = Some(format!("watching {resource}: {}", chain(&error)));
+                self.runner.tools.work.record_watch_failure(resource);
+                tracing::debug!(member = %self.member.name, what = resource, error = %chain(&error), "watch failed; retrying");
                 return;
             }
         };
-        self.problem = None;
-        self.owners_changed(dirty);
+        self.cluster_problem = None;
+        self.owners_changed(changed);
         let excess = self
             .bounds
             .check(&mut self.index, self.queue.ready(), BootTime::now());
         if excess.is_some() {
-            self.problem = excess;
+            self.cluster_problem = excess;
             // Drop the keys of unknown Tenants: their number is unbounded.
             self.queue.clear();
-            self.queue.extend(self.slots.keys().cloned());
-            self.look_at_all();
+            self.queue.extend(self.owner_states.keys().cloned());
+            self.queue_all();
         }
     }
 
     /// Decodes the Tenants of an event. Reports a Tenant that does not decode, and drops it and Tenants of other
     /// namespaces.
-    fn decoded(&self, event: Event<kube::core::DeserializeGuard<Tenant>>) -> Option<Event<Tenant>> {
-        let read = |guard: kube::core::DeserializeGuard<Tenant>| match guard.0 {
+    fn decode_tenants(
+        &self,
+        event: Event<kube::core::DeserializeGuard<Tenant>>,
+    ) -> Option<Event<Tenant>> {
+        let decode = |guard: kube::core::DeserializeGuard<Tenant>| match guard.0 {
             Ok(tenant) => Some(tenant),
             Err(invalid) => {
-                let mut named = Tenant::new("", TenantSpec::default());
-                named.metadata = invalid.metadata;
+                let mut tenant = Tenant::new("", TenantSpec::default());
+                tenant.metadata = invalid.metadata;
                 let message = format!(
                     "ignoring this invalid Tenant until it is corrected: {}",
                     invalid.error
                 );
                 tracing::warn!(member = %self.member.name,
-                    tenant = %format_args!("{}/{}", named.namespace().unwrap_or_default(), named.name_any()),
-                    generation = named.metadata.generation, "{message}");
-                let told = ObjectEvent {
+                    tenant = %format_args!("{}/{}", tenant.namespace().unwrap_or_default(), tenant.name_any()),
+                    generation = tenant.metadata.generation, "{message}");
+                let event = ObjectEvent {
                     warning: true,
                     reason: "TenantInvalid",
                     message,
                 };
-                self.performer.events.tell(named.object_ref(&()), told);
+                self.runner
+                    .events
+                    .record_event(tenant.object_ref(&()), event);
                 None
             }
         };
-        let ours = |tenant: &Tenant| match (&self.member.namespaces, &tenant.metadata.namespace) {
-            (Some(namespaces), Some(namespace)) => namespaces.contains(namespace),
-            _ => true,
-        };
-        let read = |guard| read(guard).filter(&ours);
+        let is_selected =
+            |tenant: &Tenant| match (&self.member.namespaces, &tenant.metadata.namespace) {
+                (Some(namespaces), Some(namespace)) => namespaces.contains(namespace),
+                _ => true,
+            };
+        let decode = |guard| decode(guard).filter(&is_selected);
         Some(match event {
-            Event::Apply(guard) => Event::Apply(read(guard)?),
-            Event::Delete(guard) => Event::Delete(read(guard)?),
+            Event::Apply(guard) => Event::Apply(decode(guard)?),
+            Event::Delete(guard) => Event::Delete(decode(guard)?),
             Event::Init => Event::Init,
-            Event::InitApply(guard) => Event::InitApply(read(guard)?),
+            Event::InitApply(guard) => Event::InitApply(decode(guard)?),
             Event::InitDone => Event::InitDone,
         })
     }
 
     /// Makes these owners due, and the placement orders of these Tenants.
     pub(crate) fn owners_changed(&mut self, keys: BTreeSet<OwnerKey>) {
-        self.placed_tenants.touch(&keys);
+        self.placed_tenants.queue_owners(&keys);
         self.queue.extend(keys);
     }
 
-    pub(crate) fn look_at_all(&mut self) {
+    pub(crate) fn queue_all(&mut self) {
         let keys = self.index.owners().map(|(key, _)| key);
         self.queue.extend(keys);
-        self.placed_tenants.all();
+        self.placed_tenants.queue_all();
     }
 
     fn next_wake(&self, now: BootTime) -> Option<BootTime> {
         // Until the lists are complete, no owner is reconciled.
         let owner = self.queue.wake().filter(|_| self.index.ready());
         // The Lease and the connection expire without an event.
-        let expiry = [self.hold.get().renewed, Some(self.heard())]
+        let expiry = [self.lease_state.get().renewed, Some(self.last_response())]
             .into_iter()
             .flatten()
             .map(|time| BootTime(time.0 + NO_NEW_RUNS_AFTER))
@@ -648,7 +666,7 @@ impl Reconciler {
     }
 }
 
-async fn next_of(watch: &mut Option<Watch>) -> Option<Seen> {
+async fn next_event(watch: &mut Option<Watch>) -> Option<WatchEvent> {
     match watch {
         Some(watch) => watch.next().await,
         None => std::future::pending().await,
@@ -659,36 +677,37 @@ async fn next_of(watch: &mut Option<Watch>) -> Option<Seen> {
 mod tests {
     use krypton_crds::SCHEMA_VERSION;
 
-    use super::ListedUnder::{self, Observed, Older, Originals, Ours};
+    use super::TenantListSchema::{self, Current, KryptonOperator, Observed, Older};
 
     #[test]
     fn tenants_listed_under_original_schema_are_not_reconciled() {
-        let ours = Some(SCHEMA_VERSION);
+        let current = Some(SCHEMA_VERSION);
         let older = Some(SCHEMA_VERSION - 1);
-        for (before, seen, after) in [
-            (Ours, None, Ours),
-            (Ours, Some(ours), Ours),
-            (Ours, Some(Some(SCHEMA_VERSION + 1)), Ours),
-            (Ours, Some(older), Older),
-            (Ours, Some(None), Originals),
-            (Older, Some(ours), Older),
-            (Older, Some(None), Originals),
+        for (previous, schema, expected) in [
+            (Current, None, Current),
+            (Current, Some(current), Current),
+            (Current, Some(Some(SCHEMA_VERSION + 1)), Current),
+            (Current, Some(older), Older),
+            (Current, Some(None), KryptonOperator),
+            (Older, Some(current), Older),
+            (Older, Some(None), KryptonOperator),
             // The current schema replaced it, but the Tenants have not been listed since.
-            (Originals, Some(ours), Originals),
-            (Originals, Some(older), Originals),
-            (Observed, Some(ours), Observed),
-            (Observed, Some(None), Originals),
+            (KryptonOperator, Some(current), KryptonOperator),
+            (KryptonOperator, Some(older), KryptonOperator),
+            (Observed, Some(current), Observed),
+            (Observed, Some(None), KryptonOperator),
         ] {
             assert_eq!(
-                ListedUnder::then(before, seen),
-                after,
-                "{before:?} {seen:?}"
+                TenantListSchema::with_schema(previous, schema),
+                expected,
+                "{previous:?} {schema:?}"
             );
         }
-        let acts = |listed: ListedUnder| [true, false].map(|permitted| listed.will_do(permitted));
-        assert_eq!([Ours, Older].map(acts), [[true, true]; 2]);
+        let is_usable =
+            |listed: TenantListSchema| [true, false].map(|permitted| listed.is_usable(permitted));
+        assert_eq!([Current, Older].map(is_usable), [[true, true]; 2]);
         assert_eq!(
-            [acts(Observed), acts(Originals)],
+            [is_usable(Observed), is_usable(KryptonOperator)],
             [[false, true], [false, false]]
         );
     }

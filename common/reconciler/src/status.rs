@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use krypton_crds::tenant::{Tenant, TenantStatus};
 use krypton_runtime::events::ObjectEvent;
 use krypton_types::conditions::{self, ClusterState, Phase, Truth, reason};
-use krypton_types::tenant::Next;
+use krypton_types::tenant::UpcomingStep;
 
 use crate::drift;
 
@@ -18,45 +18,45 @@ pub fn status(
     tenant: &Tenant,
     cluster: &str,
     state: &ClusterState,
-    coming: Option<Next>,
+    next_step: Option<UpcomingStep>,
     applied_chart: Option<&str>,
     allow_chart_skip: bool,
     now: Timestamp,
 ) -> TenantStatus {
     let generation = tenant.metadata.generation.unwrap_or_default();
-    let mut next = tenant.status.clone().unwrap_or_default();
-    conditions::set_cluster(&mut next.conditions, cluster, state, generation, now);
+    let mut status = tenant.status.clone().unwrap_or_default();
+    conditions::set_cluster(&mut status.conditions, cluster, state, generation, now);
     let clusters = [(cluster.to_owned(), state.clone())].into();
     let summary = conditions::summarise(&clusters, allow_chart_skip);
     conditions::set(
-        &mut next.conditions,
+        &mut status.conditions,
         "Ready",
         &summary.ready,
         generation,
         now,
     );
-    next.phase = Some(summary.phase.to_string());
-    next.last_message = Some(summary.last_message);
-    next.observed_generation = Some(generation);
-    next.next_steps = coming
-        .map(|coming| coming.in_status(cluster))
+    status.phase = Some(summary.phase.to_string());
+    status.last_message = Some(summary.last_message);
+    status.observed_generation = Some(generation);
+    status.next_steps = next_step
+        .map(|next_step| next_step.in_status(cluster))
         .into_iter()
         .collect();
     if let Some(chart) = applied_chart {
-        next.last_applied_chart = Some(chart.to_owned());
+        status.last_applied_chart = Some(chart.to_owned());
     }
-    next
+    status
 }
 
 /// Returns the event for a phase change of a Tenant that only one member reconciles.
-pub fn phase_told(
-    before: Option<&ClusterState>,
-    after: &ClusterState,
+pub fn phase_event(
+    previous: Option<&ClusterState>,
+    current: &ClusterState,
     allow_chart_skip: bool,
 ) -> Option<ObjectEvent> {
     let phase = |state| conditions::phase(state, allow_chart_skip);
     // A new object starts as Pending.
-    let (from, to) = (before.map_or(Phase::Pending, phase), phase(after));
+    let (from, to) = (previous.map_or(Phase::Pending, phase), phase(current));
     (from != to).then(|| ObjectEvent {
         warning: false,
         reason: PHASE_SET,
@@ -65,34 +65,37 @@ pub fn phase_told(
 }
 
 /// Returns the events between two states of one Tenant on one member, except `PhaseSet`.
-pub fn told(before: Option<&ClusterState>, after: &ClusterState) -> Vec<ObjectEvent> {
-    let mut told = Vec::new();
-    let mut tell = |warning, reason, message: &str| {
-        told.push(ObjectEvent {
+pub fn transition_events(
+    previous: Option<&ClusterState>,
+    current: &ClusterState,
+) -> Vec<ObjectEvent> {
+    let mut events = Vec::new();
+    let mut add = |warning, reason, message: &str| {
+        events.push(ObjectEvent {
             warning,
             reason,
             message: message.to_owned(),
         });
     };
-    let was = |pick: fn(&ClusterState) -> Option<&conditions::State>| {
-        before
+    let previously = |pick: fn(&ClusterState) -> Option<&conditions::State>| {
+        previous
             .and_then(pick)
             .map(|state| (state.truth, state.reason.as_str()))
     };
-    if let Some(progress) = &after.progress
+    if let Some(progress) = &current.progress
         && progress.truth == Truth::True
-        && was(|state| state.progress.as_ref()) != Some((Truth::True, &progress.reason))
+        && previously(|state| state.progress.as_ref()) != Some((Truth::True, &progress.reason))
     {
         match progress.reason.as_str() {
-            reason::INSTALLING => tell(false, "HelmInstallStart", &progress.message),
-            reason::UPGRADING => tell(false, "HelmUpgradeStart", &progress.message),
-            reason::LOCKED => tell(true, "ReleaseLocked", &progress.message),
+            reason::INSTALLING => add(false, "HelmInstallStart", &progress.message),
+            reason::UPGRADING => add(false, "HelmUpgradeStart", &progress.message),
+            reason::LOCKED => add(true, "ReleaseLocked", &progress.message),
             _ => {}
         }
     }
-    if let Some(error) = &after.error
+    if let Some(error) = &current.error
         && error.truth == Truth::True
-        && was(|state| state.error.as_ref()) != Some((Truth::True, &error.reason))
+        && previously(|state| state.error.as_ref()) != Some((Truth::True, &error.reason))
     {
         let event = match error.reason.as_str() {
             reason::INSTALL_FAILED => "HelmInstallFailed",
@@ -111,21 +114,21 @@ pub fn told(before: Option<&ClusterState>, after: &ClusterState) -> Vec<ObjectEv
             reason::REQUEST_REFUSED => "RequestRefused",
             _ => "ClusterError",
         };
-        tell(true, event, &error.message);
+        add(true, event, &error.message);
     }
-    if after.ready.truth == Truth::True
-        && was(|state| Some(&state.ready)) != Some((Truth::True, &after.ready.reason))
+    if current.ready.truth == Truth::True
+        && previously(|state| Some(&state.ready)) != Some((Truth::True, &current.ready.reason))
     {
-        match after.ready.reason.as_str() {
-            reason::INSTALLED => tell(false, "HelmInstalled", &after.ready.message),
-            reason::UPGRADED => tell(false, "HelmUpgraded", &after.ready.message),
-            reason::NO_CHANGE => tell(false, "HelmSkip", "fingerprint unchanged"),
+        match current.ready.reason.as_str() {
+            reason::INSTALLED => add(false, "HelmInstalled", &current.ready.message),
+            reason::UPGRADED => add(false, "HelmUpgraded", &current.ready.message),
+            reason::NO_CHANGE => add(false, "HelmSkip", "fingerprint unchanged"),
             _ => {}
         }
     }
-    let message = before.map(|state| state.ready.message.as_str());
-    told.extend(drift::found(message, &after.ready.message));
-    told
+    let message = previous.map(|state| state.ready.message.as_str());
+    events.extend(drift::drift_event(message, &current.ready.message));
+    events
 }
 
 #[cfg(test)]
@@ -147,8 +150,8 @@ mod tests {
         }
     }
 
-    fn reasons(told: &[ObjectEvent]) -> Vec<&'static str> {
-        told.iter().map(|told| told.reason).collect()
+    fn reasons(events: &[ObjectEvent]) -> Vec<&'static str> {
+        events.iter().map(|event| event.reason).collect()
     }
 
     #[test]
@@ -169,29 +172,35 @@ mod tests {
             (False, "UpgradeFailed"),
             (True, "UpgradeFailed"),
         );
-        assert_eq!(reasons(&told(None, &installing)), ["HelmInstallStart"]);
         assert_eq!(
-            reasons(&told(Some(&installing), &installed)),
+            reasons(&transition_events(None, &installing)),
+            ["HelmInstallStart"]
+        );
+        assert_eq!(
+            reasons(&transition_events(Some(&installing), &installed)),
             ["HelmInstalled"]
         );
-        assert_eq!(reasons(&told(Some(&installed), &installed)), [""; 0]);
         assert_eq!(
-            reasons(&told(Some(&installed), &failed)),
+            reasons(&transition_events(Some(&installed), &installed)),
+            [""; 0]
+        );
+        assert_eq!(
+            reasons(&transition_events(Some(&installed), &failed)),
             ["HelmUpgradeFailed"]
         );
-        assert_eq!(reasons(&told(Some(&failed), &failed)), [""; 0]);
+        assert_eq!(reasons(&transition_events(Some(&failed), &failed)), [""; 0]);
     }
 
     #[test]
     fn phase_event_reports_the_phase_of_the_status() {
         use Truth::{False, True};
         let state = |ready: Truth, error: Option<&str>| {
-            let error = error.map_or((False, "NoError"), |why| (True, why));
+            let error = error.map_or((False, "NoError"), |reason| (True, reason));
             state((ready, "Any"), (False, "Any"), error)
         };
         let fetch = Some(reason::CHART_NOT_LOADED);
         let pending = state(False, None);
-        for (before, after, skip, expected) in [
+        for (previous, current, skip, expected) in [
             (None, state(True, None), false, Some("Ready")),
             (None, state(False, None), false, None),
             (Some(&pending), state(False, fetch), false, Some("Error")),
@@ -211,14 +220,14 @@ mod tests {
                 Some("Error"),
             ),
         ] {
-            let told = phase_told(before, &after, skip);
-            let said = told.as_ref().map(|told| told.message.as_str());
-            assert_eq!(said, expected, "{before:?} {after:?} {skip}");
+            let event = phase_event(previous, &current, skip);
+            let message = event.as_ref().map(|event| event.message.as_str());
+            assert_eq!(message, expected, "{previous:?} {current:?} {skip}");
             let tenant = Tenant::new("acme", krypton_crds::tenant::TenantSpec::default());
             let now = Timestamp::UNIX_EPOCH;
-            let written = status(&tenant, "edge-1", &after, None, None, skip, now).phase;
-            if let Some(said) = said {
-                assert_eq!(written.as_deref(), Some(said), "{after:?} {skip}");
+            let phase = status(&tenant, "edge-1", &current, None, None, skip, now).phase;
+            if let Some(message) = message {
+                assert_eq!(phase.as_deref(), Some(message), "{current:?} {skip}");
             }
         }
     }

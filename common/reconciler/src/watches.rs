@@ -19,10 +19,10 @@ use crate::workload::WorkloadObject;
 
 /// Maximum number of objects in a response. The process never returns the memory for decoding a list. A single list of
 /// 300 Tenants, kube's default, would take more memory than the index needs for them.
-const PAGE: u32 = 50;
+const PAGE_SIZE: u32 = 50;
 
 /// An event of one of the watches.
-pub(super) enum Seen {
+pub(super) enum WatchEvent {
     Tenant(Event<DeserializeGuard<Tenant>>),
     Release(Event<PartialObjectMeta<Secret>>),
     Workspace(Event<PartialObjectMeta<Namespace>>),
@@ -31,60 +31,74 @@ pub(super) enum Seen {
     DaemonSet(Event<WorkloadObject>),
     Crd(Event<PartialObjectMeta<CustomResourceDefinition>>),
     Failed {
-        what: &'static str,
+        resource: &'static str,
         error: watcher::Error,
     },
 }
 
-pub(super) type Watch = BoxStream<'static, Seen>;
+pub(super) type Watch = BoxStream<'static, WatchEvent>;
 
 /// Returns all watches except the one on Tenants, which needs the CRD first.
-pub(super) fn all_but_tenants(client: &Client) -> SelectAll<Watch> {
+pub(super) fn all_except_tenants(client: &Client) -> SelectAll<Watch> {
     let workloads = |kind: ApiResource| {
         let api = Api::all_with(client.clone(), &kind);
-        move || watcher(api.clone(), helms())
+        move || watcher(api.clone(), helm_objects())
     };
-    let releases = all().labels("owner=helm").fields("type=helm.sh/release.v1");
-    let crd = all().fields(&format!("metadata.name={}", Tenant::crd_name()));
+    let release_config = paged()
+        .labels("owner=helm")
+        .fields("type=helm.sh/release.v1");
+    let crd_config = paged().fields(&format!("metadata.name={}", Tenant::crd_name()));
     futures::stream::select_all([
-        stream("CRD", of_all(client, crd), Seen::Crd),
-        stream("Secrets", of_all(client, releases), Seen::Release),
-        stream("namespaces", of_all(client, all()), Seen::Workspace),
+        stream("CRD", metadata_watch(client, crd_config), WatchEvent::Crd),
+        stream(
+            "Secrets",
+            metadata_watch(client, release_config),
+            WatchEvent::Release,
+        ),
+        stream(
+            "namespaces",
+            metadata_watch(client, paged()),
+            WatchEvent::Workspace,
+        ),
         stream(
             "Deployments",
             workloads(ApiResource::erase::<Deployment>(&())),
-            Seen::Deployment,
+            WatchEvent::Deployment,
         ),
         stream(
             "StatefulSets",
             workloads(ApiResource::erase::<StatefulSet>(&())),
-            Seen::StatefulSet,
+            WatchEvent::StatefulSet,
         ),
         stream(
             "DaemonSets",
             workloads(ApiResource::erase::<DaemonSet>(&())),
-            Seen::DaemonSet,
+            WatchEvent::DaemonSet,
         ),
     ])
 }
 
-fn all() -> Config {
-    Config::default().page_size(PAGE)
+fn paged() -> Config {
+    Config::default().page_size(PAGE_SIZE)
 }
 
 /// Selects the objects of Helm releases, which all have this label.
-fn helms() -> Config {
-    all().labels("app.kubernetes.io/managed-by=Helm")
+fn helm_objects() -> Config {
+    paged().labels("app.kubernetes.io/managed-by=Helm")
 }
 
 /// Returns the watch on Tenants. A Tenant that does not decode must not stop the others.
 pub(super) fn tenants(client: &Client) -> Watch {
     let api: Api<DeserializeGuard<Tenant>> = Api::all(client.clone());
-    stream("Tenants", move || watcher(api.clone(), all()), Seen::Tenant)
+    stream(
+        "Tenants",
+        move || watcher(api.clone(), paged()),
+        WatchEvent::Tenant,
+    )
 }
 
 /// Returns a factory for a watch on the metadata of the objects that match `config`.
-fn of_all<K>(
+fn metadata_watch<K>(
     client: &Client,
     config: Config,
 ) -> impl Fn() -> BoxStream<'static, watcher::Result<Event<PartialObjectMeta<K>>>> + Send + 'static
@@ -98,9 +112,9 @@ where
 }
 
 fn stream<K: Send + 'static, W>(
-    what: &'static str,
+    resource: &'static str,
     open: impl Fn() -> W + Send + 'static,
-    seen: fn(Event<K>) -> Seen,
+    to_event: fn(Event<K>) -> WatchEvent,
 ) -> Watch
 where
     W: Stream<Item = watcher::Result<Event<K>>> + Send + 'static,
@@ -108,8 +122,8 @@ where
     watch::Watch::new(open)
         .into_stream()
         .map(move |event| match event {
-            Ok(event) => seen(event),
-            Err(error) => Seen::Failed { what, error },
+            Ok(event) => to_event(event),
+            Err(error) => WatchEvent::Failed { resource, error },
         })
         .boxed()
 }

@@ -9,24 +9,24 @@ use kube::core::Object;
 use serde::Deserialize;
 
 /// Maximum number of unready workloads to name.
-const NAMED: usize = 3;
+const MAX_NAMED: usize = 3;
 
 /// A Deployment, StatefulSet or DaemonSet with only the fields that readiness needs. A pod template is the largest part
 /// of each object, and its decoder is a large part of a small agent.
-pub type WorkloadObject = Object<Spec, Status>;
+pub type WorkloadObject = Object<WorkloadSpec, WorkloadStatus>;
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Spec {
+pub struct WorkloadSpec {
     replicas: Option<i32>,
     /// A Deployment has this field. The other kinds have an `updateStrategy`.
     #[serde(alias = "updateStrategy")]
-    strategy: Strategy,
+    strategy: UpdateStrategy,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Strategy {
+struct UpdateStrategy {
     #[serde(rename = "type")]
     type_: Option<String>,
     rolling_update: Option<RollingUpdate>,
@@ -41,7 +41,7 @@ struct RollingUpdate {
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Status {
+pub struct WorkloadStatus {
     observed_generation: i64,
     replicas: i32,
     updated_replicas: i32,
@@ -73,92 +73,92 @@ pub struct WorkloadState {
 ///
 /// The status of a Deployment counts the available replicas of all ReplicaSets. The old replicas are subtracted.
 pub fn deployment(object: &WorkloadObject) -> WorkloadState {
-    let Some(status) = observed(object) else {
-        return waiting("not yet observed by its controller".to_owned());
+    let Some(status) = observed_status(object) else {
+        return not_ready("not yet observed by its controller".to_owned());
     };
-    let wanted = object.spec.replicas.unwrap_or(1);
+    let desired = object.spec.replicas.unwrap_or(1);
     let (updated, available) = (status.updated_replicas, status.available_replicas);
-    if updated < wanted {
-        return waiting(format!("{updated} of {wanted} replicas updated"));
+    if updated < desired {
+        return not_ready(format!("{updated} of {desired} replicas updated"));
     }
     let older = (status.replicas - updated).max(0);
     let new = (available - older).max(0);
     let detail = match older {
-        0 => format!("{available} of {wanted} available"),
-        older => format!("{new} of {wanted} new ones available, {older} old ones left"),
+        0 => format!("{available} of {desired} available"),
+        older => format!("{new} of {desired} new ones available, {older} old ones left"),
     };
-    verdict(new >= wanted - max_unavailable(object, wanted), detail)
+    workload_state(new >= desired - max_unavailable(object, desired), detail)
 }
 
 /// Returns the readiness of a StatefulSet. All replicas must be ready, and those above the partition updated.
 pub fn stateful_set(object: &WorkloadObject) -> WorkloadState {
-    let Some(status) = observed(object) else {
-        return waiting("not yet observed by its controller".to_owned());
+    let Some(status) = observed_status(object) else {
+        return not_ready("not yet observed by its controller".to_owned());
     };
-    let wanted = object.spec.replicas.unwrap_or(1);
+    let desired = object.spec.replicas.unwrap_or(1);
     let rolling_update = object.spec.strategy.rolling_update.as_ref();
     let partition = rolling_update.and_then(|update| update.partition);
-    let to_update = wanted - partition.unwrap_or(0);
+    let to_update = desired - partition.unwrap_or(0);
     let (updated, ready) = (status.updated_replicas, status.ready_replicas);
-    if rolling(object) && updated < to_update {
-        return waiting(format!("{updated} of {to_update} replicas updated"));
+    if is_rolling_update(object) && updated < to_update {
+        return not_ready(format!("{updated} of {to_update} replicas updated"));
     }
-    verdict(ready >= wanted, format!("{ready} of {wanted} ready"))
+    workload_state(ready >= desired, format!("{ready} of {desired} ready"))
 }
 
 /// Returns the readiness of a DaemonSet. All its pods must be updated, and all but `maxUnavailable` ready.
 pub fn daemon_set(object: &WorkloadObject) -> WorkloadState {
-    let Some(status) = observed(object) else {
-        return waiting("not yet observed by its controller".to_owned());
+    let Some(status) = observed_status(object) else {
+        return not_ready("not yet observed by its controller".to_owned());
     };
-    let wanted = status.desired_number_scheduled;
+    let desired = status.desired_number_scheduled;
     let (updated, ready) = (status.updated_number_scheduled, status.number_ready);
-    if rolling(object) && updated < wanted {
-        return waiting(format!("{updated} of {wanted} pods updated"));
+    if is_rolling_update(object) && updated < desired {
+        return not_ready(format!("{updated} of {desired} pods updated"));
     }
-    verdict(
-        ready >= wanted - max_unavailable(object, wanted),
-        format!("{ready} of {wanted} ready"),
+    workload_state(
+        ready >= desired - max_unavailable(object, desired),
+        format!("{ready} of {desired} ready"),
     )
 }
 
 /// Returns the status, if it reflects the latest spec.
-fn observed(object: &WorkloadObject) -> Option<&Status> {
+fn observed_status(object: &WorkloadObject) -> Option<&WorkloadStatus> {
     let newest = object.metadata.generation.unwrap_or(0);
     let status = object.status.as_ref()?;
     (status.observed_generation >= newest).then_some(status)
 }
 
-fn rolling(object: &WorkloadObject) -> bool {
+fn is_rolling_update(object: &WorkloadObject) -> bool {
     object.spec.strategy.type_.as_deref() != Some("OnDelete")
 }
 
-fn max_unavailable(object: &WorkloadObject, of: i32) -> i32 {
+fn max_unavailable(object: &WorkloadObject, replicas: i32) -> i32 {
     let rolling_update = object.spec.strategy.rolling_update.as_ref();
     rolling_update
         .and_then(|update| update.max_unavailable.as_ref())
-        .map_or(0, |value| rounded_down(value, of))
+        .map_or(0, |value| rounded_down(value, replicas))
 }
 
 /// Rule for a release's workloads in the namespace `default` without that namespace in the manifest. krypton-operator
 /// created them in the namespace of its kubeconfig.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Strays {
+pub enum StrayRule {
     /// They count like all others, as the release itself is in `default`.
-    None,
+    Counted,
     /// krypton-operator installed the revision, so they are its workloads.
-    Stand,
+    Current,
     /// A Krypton revision has its own workloads in the workspace. These are about to be deleted.
-    Left,
+    Leftover,
 }
 
-impl Strays {
+impl StrayRule {
     /// Returns the rule for a release in `namespace` with the latest revision `newest`.
-    pub fn of(namespace: &str, newest: Option<&Revision>) -> Self {
+    pub fn for_release(namespace: &str, newest: Option<&Revision>) -> Self {
         match newest {
-            _ if namespace == ORIGINALS_NAMESPACE => Self::None,
-            Some(newest) if newest.is_foreign() => Self::Stand,
-            _ => Self::Left,
+            _ if namespace == ORIGINALS_NAMESPACE => Self::Counted,
+            Some(newest) if newest.is_foreign() => Self::Current,
+            _ => Self::Leftover,
         }
     }
 }
@@ -169,8 +169,8 @@ impl Strays {
 /// release without workloads is ready as soon as it is applied.
 pub fn unready(
     expected: Option<&[krypton_helm::releases::Workload]>,
-    seen: &BTreeMap<WorkloadKey, WorkloadState>,
-    strays: Strays,
+    states: &BTreeMap<WorkloadKey, WorkloadState>,
+    stray_rule: StrayRule,
 ) -> Option<String> {
     let key = |workload: &krypton_helm::releases::Workload| WorkloadKey {
         kind: workload.kind,
@@ -178,56 +178,56 @@ pub fn unready(
         name: workload.name.clone(),
     };
     let declared: BTreeSet<WorkloadKey> = expected.unwrap_or_default().iter().map(key).collect();
-    let stands = |key: &WorkloadKey| {
-        strays == Strays::Stand
-            && seen.contains_key(&WorkloadKey {
+    let runs_in_default = |key: &WorkloadKey| {
+        stray_rule == StrayRule::Current
+            && states.contains_key(&WorkloadKey {
                 namespace: ORIGINALS_NAMESPACE.to_owned(),
                 ..key.clone()
             })
     };
     let missing = declared.iter();
-    let missing = missing.filter(|key| !seen.contains_key(key) && !stands(key));
+    let missing = missing.filter(|key| !states.contains_key(key) && !runs_in_default(key));
     let missing = missing.map(|key| (key, "not found"));
-    let left = |key: &WorkloadKey| {
-        strays == Strays::Left
+    let is_leftover = |key: &WorkloadKey| {
+        stray_rule == StrayRule::Leftover
             && expected.is_some()
             && key.namespace == ORIGINALS_NAMESPACE
             && !declared.contains(key)
     };
-    let unready = seen.iter();
-    let unready = unready.filter(|(key, state)| !state.ready && !left(key));
+    let unready = states.iter();
+    let unready = unready.filter(|(key, state)| !state.ready && !is_leftover(key));
     let unready = unready.map(|(key, state)| (key, state.detail.as_str()));
-    let all: Vec<String> = missing
+    let descriptions: Vec<String> = missing
         .chain(unready)
         .map(|(key, detail)| format!("{} {}/{}: {detail}", key.kind, key.namespace, key.name))
         .collect();
-    let (named, more) = all.split_at(all.len().min(NAMED));
-    match (named, more.len()) {
+    let (shown, more) = descriptions.split_at(descriptions.len().min(MAX_NAMED));
+    match (shown, more.len()) {
         ([], _) => None,
-        (named, 0) => Some(named.join(", ")),
-        (named, more) => Some(format!("{}, and {more} more", named.join(", "))),
+        (shown, 0) => Some(shown.join(", ")),
+        (shown, more) => Some(format!("{}, and {more} more", shown.join(", "))),
     }
 }
 
-fn waiting(detail: String) -> WorkloadState {
+fn not_ready(detail: String) -> WorkloadState {
     WorkloadState {
         ready: false,
         detail,
     }
 }
 
-fn verdict(ready: bool, detail: String) -> WorkloadState {
+fn workload_state(ready: bool, detail: String) -> WorkloadState {
     WorkloadState { ready, detail }
 }
 
 /// Returns `maxUnavailable` as the Deployment controller computes it: a percentage is rounded down.
-fn rounded_down(value: &IntOrString, of: i32) -> i32 {
+fn rounded_down(value: &IntOrString, total: i32) -> i32 {
     match value {
         IntOrString::Int(number) => *number,
         IntOrString::String(percent) => percent
             .trim_end_matches('%')
             .parse::<i32>()
-            .map_or(0, |percent| of.saturating_mul(percent) / 100),
+            .map_or(0, |percent| total.saturating_mul(percent) / 100),
     }
 }
 
@@ -291,8 +291,8 @@ mod tests {
     #[test]
     fn remaining_old_pods_are_reported() {
         let object = with_older(deployment_with(1, "25%", 2, 1, 1), 1);
-        let told = deployment(&object).detail;
-        assert_eq!(told, "0 of 1 new ones available, 1 old ones left");
+        let detail = deployment(&object).detail;
+        assert_eq!(detail, "0 of 1 new ones available, 1 old ones left");
     }
 
     #[test]
@@ -344,8 +344,8 @@ mod tests {
     fn unobserved_workload_is_not_ready() {
         let object: WorkloadObject =
             serde_json::from_value(json!({ "metadata": { "generation": 1 }, "spec": {} })).unwrap();
-        for read in [deployment, stateful_set, daemon_set] {
-            let state = read(&object);
+        for evaluate in [deployment, stateful_set, daemon_set] {
+            let state = evaluate(&object);
             assert!(!state.ready && state.detail.contains("not yet observed"));
         }
     }
@@ -358,32 +358,33 @@ mod tests {
             name: "web".to_owned(),
         }];
         assert_eq!(
-            unready(Some(&expected), &BTreeMap::new(), Strays::None).unwrap(),
+            unready(Some(&expected), &BTreeMap::new(), StrayRule::Counted).unwrap(),
             "Deployment ns/web: not found"
         );
-        assert_eq!(unready(None, &BTreeMap::new(), Strays::None), None);
+        assert_eq!(unready(None, &BTreeMap::new(), StrayRule::Counted), None);
     }
 
     #[test]
     fn unready_message_names_few_and_counts_rest() {
-        let seen = |ready: bool, name: &str| {
+        let entry = |ready: bool, name: &str| {
             let key = WorkloadKey {
                 kind: WorkloadKind::Deployment,
                 namespace: "ns".to_owned(),
                 name: name.to_owned(),
             };
-            (key, verdict(ready, "1 of 3 available".to_owned()))
+            (key, workload_state(ready, "1 of 3 available".to_owned()))
         };
-        let mut all: BTreeMap<_, _> = [seen(false, "a"), seen(true, "b"), seen(false, "c")].into();
+        let mut states: BTreeMap<_, _> =
+            [entry(false, "a"), entry(true, "b"), entry(false, "c")].into();
         assert_eq!(
-            unready(None, &all, Strays::None).unwrap(),
+            unready(None, &states, StrayRule::Counted).unwrap(),
             "Deployment ns/a: 1 of 3 available, Deployment ns/c: 1 of 3 available"
         );
-        all.extend(["d", "e", "f"].map(|name| seen(false, name)));
-        let said = unready(None, &all, Strays::None).unwrap();
+        states.extend(["d", "e", "f"].map(|name| entry(false, name)));
+        let message = unready(None, &states, StrayRule::Counted).unwrap();
         assert!(
-            said.ends_with("Deployment ns/d: 1 of 3 available, and 2 more"),
-            "{said}"
+            message.ends_with("Deployment ns/d: 1 of 3 available, and 2 more"),
+            "{message}"
         );
     }
 
@@ -399,24 +400,24 @@ mod tests {
             namespace: "ns".to_owned(),
             name: "web".to_owned(),
         }];
-        let state = |ready: bool| verdict(ready, "0 of 1 available".to_owned());
+        let state = |ready: bool| workload_state(ready, "0 of 1 available".to_owned());
         let in_default = |ready: bool| BTreeMap::from([(key("default"), state(ready))]);
         let both = |ready: bool| {
             BTreeMap::from([(key("default"), state(false)), (key("ns"), state(ready))])
         };
-        let there = |strays, seen| unready(Some(&expected), &seen, strays);
-        assert_eq!(there(Strays::Stand, in_default(true)), None);
-        assert!(there(Strays::Stand, in_default(false)).is_some());
-        assert!(there(Strays::Stand, BTreeMap::new()).is_some());
+        let unready_with = |rule, states| unready(Some(&expected), &states, rule);
+        assert_eq!(unready_with(StrayRule::Current, in_default(true)), None);
+        assert!(unready_with(StrayRule::Current, in_default(false)).is_some());
+        assert!(unready_with(StrayRule::Current, BTreeMap::new()).is_some());
         // With a revision in the workspace, a workload in `default` neither replaces nor blocks another one.
-        assert!(there(Strays::Left, in_default(true)).is_some());
-        assert!(there(Strays::Left, both(false)).is_some());
-        assert_eq!(there(Strays::Left, both(true)), None);
+        assert!(unready_with(StrayRule::Leftover, in_default(true)).is_some());
+        assert!(unready_with(StrayRule::Leftover, both(false)).is_some());
+        assert_eq!(unready_with(StrayRule::Leftover, both(true)), None);
         // A workload that the manifest places in `default` belongs to the release.
         let placed = [Workload {
             namespace: "default".to_owned(),
             ..expected[0].clone()
         }];
-        assert!(unready(Some(&placed), &in_default(false), Strays::Left).is_some());
+        assert!(unready(Some(&placed), &in_default(false), StrayRule::Leftover).is_some());
     }
 }

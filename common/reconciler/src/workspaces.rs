@@ -24,12 +24,12 @@ use tracing::Instrument as _;
 
 use crate::actions::ActionRunner;
 use crate::index::Index;
-use crate::run_loop::{AFTER_CONFLICT, Reconciler};
+use crate::run_loop::{CONFLICT_PAUSE, Reconciler};
 
 /// Maximum number of namespaces to write at the same time.
-const CALLS: usize = 8;
-const CONFLICT: Backoff = Backoff {
-    first: AFTER_CONFLICT,
+const MAX_CONCURRENT_CALLS: usize = 8;
+const CONFLICT_BACKOFF: Backoff = Backoff {
+    first: CONFLICT_PAUSE,
     max: Duration::from_secs(30),
 };
 
@@ -38,29 +38,35 @@ pub(super) struct Workspaces {
     /// Desired state of the last reconcile.
     configured: Option<Arc<DesiredState>>,
     queue: WorkQueue<String>,
-    pub(super) jobs: KeyedTasks<String, Written>,
+    pub(super) jobs: KeyedTasks<String, PatchResult>,
     /// The last logged reason for a failed write.
-    logged: Option<String>,
+    logged_problem: Option<String>,
 }
 
 /// Result of a write. `None` if the namespace has changed since the read.
-type Written = Result<Option<ObjectMeta>, ApiError>;
+type PatchResult = Result<Option<ObjectMeta>, ApiError>;
 
 impl Workspaces {
     pub(super) fn new(retry_max: Duration) -> Self {
         Self {
             configured: None,
-            queue: WorkQueue::new(CALLS, CONFLICT, Backoff::up_to(retry_max)),
+            queue: WorkQueue::new(
+                MAX_CONCURRENT_CALLS,
+                CONFLICT_BACKOFF,
+                Backoff::up_to(retry_max),
+            ),
             jobs: KeyedTasks::default(),
-            logged: None,
+            logged_problem: None,
         }
     }
 
     /// Marks the namespaces as changed. Most namespaces of a cluster don't belong to Krypton.
-    pub(super) fn touch(&mut self, namespaces: &BTreeSet<String>, index: &Index) {
+    pub(super) fn queue_changed(&mut self, namespaces: &BTreeSet<String>, index: &Index) {
         for name in namespaces {
             match index.workspaces.get(name) {
-                Some(found) if found.namespace_metadata.is_some() => self.queue.add(name.clone()),
+                Some(workspace) if workspace.namespace_metadata.is_some() => {
+                    self.queue.add(name.clone())
+                }
                 Some(_) => self.queue.remove(name),
                 None => self.queue.forget(name),
             }
@@ -79,7 +85,7 @@ impl Reconciler {
         let Some(desired) = self
             .recorded
             .clone()
-            .filter(|_| self.permitted && !self.misses_pause && self.index.ready())
+            .filter(|_| self.permitted && !self.pause_unrecorded && self.index.ready())
         else {
             return;
         };
@@ -87,10 +93,10 @@ impl Reconciler {
             return;
         }
         let workspaces = &mut self.workspaces;
-        let known = workspaces.configured.as_ref();
-        if known.is_none_or(|known| known.namespaces != desired.namespaces) {
-            let all = self.index.workspaces.iter().map(|(name, _)| name.clone());
-            workspaces.queue.extend(all);
+        let configured = workspaces.configured.as_ref();
+        if configured.is_none_or(|configured| configured.namespaces != desired.namespaces) {
+            let names = self.index.workspaces.iter().map(|(name, _)| name.clone());
+            workspaces.queue.extend(names);
         }
         workspaces.configured = Some(Arc::clone(&desired));
         workspaces.queue.unpark();
@@ -100,44 +106,48 @@ impl Reconciler {
     }
 
     fn reconcile_workspace(&mut self, name: String, desired: &DesiredState) {
-        let change = self.index.workspaces.get(&name).and_then(|workspace| {
+        let patch = self.index.workspaces.get(&name).and_then(|workspace| {
             let namespace_metadata = workspace
                 .namespace_metadata
                 .as_ref()
                 .filter(|_| !workspace.terminating)?;
             Some((
                 workspace.uid.clone(),
-                namespace_metadata.change(&desired.namespaces)?,
+                namespace_metadata.patch(&desired.namespaces)?,
             ))
         });
-        let Some((uid, change)) = change else {
+        let Some((uid, patch)) = patch else {
             return;
         };
         // While a Tenant is paused, nothing is written to its workspace. No event shows the end of the pause here.
-        let paused = self.index.users(&name).iter().any(|user| {
+        let is_paused = self.index.workspace_users(&name).iter().any(|user| {
             let owner = self.index.owner(user);
-            let paused = owner
+            let annotation = owner
                 .as_ref()
                 .and_then(|it| it.annotation(names::PAUSED_ANNOTATION));
-            paused.is_some_and(|value| value != "false")
+            annotation.is_some_and(|value| value != "false")
         });
-        if paused {
+        if is_paused {
             return self.workspaces.queue.park(name);
         }
         let version = self.index.workspaces.version(&name);
-        let performer = Arc::clone(&self.performer);
-        let of = name.clone();
-        let writing = async move { performer.configure(&of, &uid, version, change).await };
+        let runner = Arc::clone(&self.runner);
+        let namespace = name.clone();
+        let writing = async move {
+            runner
+                .patch_namespace(&namespace, &uid, version, patch)
+                .await
+        };
         self.workspaces.queue.start(name.clone());
         self.workspaces.jobs.spawn(name, writing.in_current_span());
     }
 
     pub(super) fn finish_workspace(
         &mut self,
-        (name, written): (String, Result<Written, JoinError>),
+        (name, result): (String, Result<PatchResult, JoinError>),
     ) {
         let now = BootTime::now();
-        let outcome = match written {
+        let outcome = match result {
             Ok(Ok(Some(meta))) => {
                 let (_, users) = self.index.workspace_written(&meta);
                 self.owners_changed(users);
@@ -146,10 +156,10 @@ impl Reconciler {
             Ok(Ok(None)) => Outcome::Conflict,
             Ok(Err(error)) => {
                 let problem = chain(&error);
-                if self.workspaces.logged.as_ref() != Some(&problem) {
+                if self.workspaces.logged_problem.as_ref() != Some(&problem) {
                     tracing::warn!(member = %self.member.name, namespace = name, %problem,
                         "failed to write the labels and annotations of a workspace; retrying");
-                    self.workspaces.logged = Some(problem);
+                    self.workspaces.logged_problem = Some(problem);
                 }
                 Outcome::Failed
             }
@@ -165,14 +175,14 @@ impl Reconciler {
 }
 
 impl ActionRunner {
-    async fn configure(
+    async fn patch_namespace(
         &self,
         name: &str,
         uid: &str,
         version: Option<u64>,
         mut metadata: Value,
-    ) -> Written {
-        if self.still_permitted().is_err() {
+    ) -> PatchResult {
+        if self.check_permit().is_err() {
             return Ok(None);
         }
         // Patch only the namespace as seen, not another one of its name. A user may have removed Krypton's mark.
@@ -183,7 +193,7 @@ impl ActionRunner {
         let params = PatchParams::default();
         let request = api.patch_metadata(name, &params, &patch);
         match call("patching the namespace", request).await {
-            Ok(written) => Ok(Some(written.metadata)),
+            Ok(patched) => Ok(Some(patched.metadata)),
             Err(error) if matches!(error.code(), Some(404 | 409)) => Ok(None),
             Err(error) => Err(error),
         }

@@ -21,15 +21,15 @@ use tower::util::{BoxService, MapResponseLayer};
 pub use helm_kubeconfig::pem;
 pub use helm_kubeconfig::{RenderError, kubeconfig_yaml, write_kubeconfig};
 use limit::LimitLayer;
-pub use limit::{CutOff, Excess, Limits, Report};
+pub use limit::{CutOffCallback, CutOffError, ExceededLimit, ResponseLimits};
 pub use local::{
-    ConfigError, Found, InCluster, LocalError, LocalSource, from_kubeconfig, local,
-    read_kubeconfig, service_account_namespace, without_content,
+    ClusterConfig, ConfigError, InCluster, LocalError, LocalSource, from_kubeconfig, local,
+    read_kubeconfig, redacted, service_account_namespace,
 };
-pub use service_account::{ServiceAccount, acting_as};
+pub use service_account::{ServiceAccount, impersonating_config};
 pub use service_account::{client_as, kubeconfig_as};
-pub use swap::Swap;
-use watch_requests::{WatchLayer, Watches};
+pub use swap::SwappableClient;
+use watch_requests::{WatchLayer, WatchService};
 
 /// Timeout for connecting to any API server.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -40,33 +40,35 @@ pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Instead, every caller has a capped back-off.
 ///
 /// Must be called inside a tokio runtime.
-pub fn client_named(config: Config, user_agent: &'static str) -> Result<Client, kube::Error> {
+pub fn new_client(config: Config, user_agent: &'static str) -> Result<Client, kube::Error> {
     Ok(transport(config, user_agent)?.build())
 }
 
-/// Like [`client_named`]. Notifies `refused` whenever the API server rejects the credentials (401).
-pub fn client_watched(
+/// Like [`new_client`]. Notifies `unauthorized` whenever the API server rejects the credentials (401).
+pub fn client_notifying_unauthorized(
     config: Config,
     user_agent: &'static str,
-    refused: Arc<Notify>,
+    unauthorized: Arc<Notify>,
 ) -> Result<Client, kube::Error> {
     let builder = transport(config, user_agent)?;
-    let layer = MapResponseLayer::new(move |response| told_of_refusal(response, &refused));
+    let layer =
+        MapResponseLayer::new(move |response| notify_if_unauthorized(response, &unauthorized));
     Ok(builder.with_layer(&layer).build())
 }
 
-/// Like [`client_watched`], for an untrusted API server: limits its responses, and calls `report` for each
+/// Like [`client_notifying_unauthorized`], for an untrusted API server: limits its responses, and calls `report` for each
 /// response that exceeds a limit.
-pub fn client_limited(
+pub fn client_with_limits(
     config: Config,
     user_agent: &'static str,
-    refused: Arc<Notify>,
-    limits: Limits,
-    report: Report,
+    unauthorized: Arc<Notify>,
+    limits: ResponseLimits,
+    report: CutOffCallback,
 ) -> Result<Client, kube::Error> {
     let builder = transport(config, user_agent)?;
     let builder = builder.with_layer(&LimitLayer::new(limits, report));
-    let layer = MapResponseLayer::new(move |response| told_of_refusal(response, &refused));
+    let layer =
+        MapResponseLayer::new(move |response| notify_if_unauthorized(response, &unauthorized));
     Ok(builder.with_layer(&layer).build())
 }
 
@@ -77,8 +79,8 @@ pub type Transport = BoxService<Request<Body>, Response<Box<DynBody>>, BoxError>
 fn transport(
     config: Config,
     user_agent: &'static str,
-) -> Result<ClientBuilder<Watches<Transport>>, kube::Error> {
-    let config = bounded(config, user_agent);
+) -> Result<ClientBuilder<WatchService<Transport>>, kube::Error> {
+    let config = with_client_defaults(config, user_agent);
     let layer = WatchLayer::default();
     #[cfg(feature = "simulation")]
     if let Some(world) = crate::world::current() {
@@ -87,14 +89,14 @@ fn transport(
     Ok(ClientBuilder::try_from(config)?.with_layer(&layer))
 }
 
-fn told_of_refusal<B>(response: Response<B>, refused: &Notify) -> Response<B> {
+fn notify_if_unauthorized<B>(response: Response<B>, unauthorized: &Notify) -> Response<B> {
     if response.status() == StatusCode::UNAUTHORIZED {
-        refused.notify_one();
+        unauthorized.notify_one();
     }
     response
 }
 
-fn bounded(mut config: Config, user_agent: &'static str) -> Config {
+fn with_client_defaults(mut config: Config, user_agent: &'static str) -> Config {
     config.connect_timeout = Some(CONNECT_TIMEOUT);
     // Watches stay open for minutes, so each call has a deadline instead.
     config.read_timeout = None;
@@ -107,7 +109,7 @@ fn bounded(mut config: Config, user_agent: &'static str) -> Config {
 }
 
 /// Returns the API server's error message. kube's own text repeats the whole response.
-pub fn reason_of(error: &kube::Error) -> String {
+pub fn api_error_message(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) if !status.message.is_empty() => status.message.clone(),
         other => other.to_string(),

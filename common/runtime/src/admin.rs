@@ -21,15 +21,16 @@ use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use bounded_listener::{BoundedListener, Bounds};
+use bounded_listener::{BoundedListener, ConnectionLimits};
 
 use crate::watchdog::Watchdog;
 
-pub use bind_address::{BindAddress, NotABindAddress};
+pub use bind_address::{BindAddress, InvalidBindAddress};
 pub use debug::{
-    DEBUG_DEFAULT, DEBUG_FLAG, bind_debug, filter_lasts, is_loopback, json, serve_debug,
+    DEBUG_FLAG, DEFAULT_DEBUG_ADDRESS, bind_debug, is_loopback, json, parse_filter_duration,
+    serve_debug,
 };
-pub use ports::{Ports, Served};
+pub use ports::{AdminContent, AdminPorts};
 
 /// Flag of the metrics server, for messages.
 pub const METRICS_FLAG: &str = "--metrics-bind-address";
@@ -66,11 +67,11 @@ pub enum AdminError {
 /// Listens on `address`. Errors name `flag`. Call this at startup, so a port conflict ends the process before
 /// it changes any cluster.
 pub async fn bind(flag: &'static str, address: &BindAddress) -> Result<TcpListener, AdminError> {
-    let bound = match &address.host {
+    let result = match &address.host {
         Some(host) => TcpListener::bind((host.as_str(), address.port)).await,
         None => bind_all(address.port).await,
     };
-    bound.map_err(|source| match source.kind() {
+    result.map_err(|source| match source.kind() {
         io::ErrorKind::AddrInUse => AdminError::InUse {
             flag,
             address: address.clone(),
@@ -89,7 +90,7 @@ async fn bind_all(port: u16) -> io::Result<TcpListener> {
         Err(error) if error.kind() != io::ErrorKind::AddrInUse => {
             TcpListener::bind(SocketAddr::from((Ipv4Addr::UNSPECIFIED, port))).await
         }
-        bound => bound,
+        result => result,
     }
 }
 
@@ -108,7 +109,7 @@ pub async fn serve_metrics(
     };
     serve(
         METRICS_FLAG,
-        (listener, Bounds::READERS),
+        (listener, ConnectionLimits::READERS),
         Router::new().route("/metrics", get(metrics)),
         stop,
     )
@@ -151,25 +152,31 @@ pub async fn serve_health(
         response.headers_mut().insert(header::CONNECTION, close);
         response
     }));
-    serve(HEALTH_FLAG, (listener, Bounds::PROBES), router, stop).await
+    serve(
+        HEALTH_FLAG,
+        (listener, ConnectionLimits::PROBES),
+        router,
+        stop,
+    )
+    .await
 }
 
 async fn serve(
     flag: &'static str,
-    (listener, bounds): (TcpListener, Bounds),
+    (listener, limits): (TcpListener, ConnectionLimits),
     router: Router,
     stop: CancellationToken,
 ) -> Result<(), AdminError> {
-    axum::serve(BoundedListener::new(listener, bounds), router)
+    axum::serve(BoundedListener::new(listener, limits), router)
         .with_graceful_shutdown(stop.cancelled_owned())
         .await
         .map_err(|source| AdminError::Serve { flag, source })
 }
 
 /// Runs a server and logs an error if it fails. The process continues without it.
-pub async fn logged(what: &str, serve: impl Future<Output = Result<(), AdminError>>) {
+pub async fn run_logged(endpoint: &str, serve: impl Future<Output = Result<(), AdminError>>) {
     if let Err(error) = serve.await {
-        tracing::error!(error = %chain(&error), "the {what} endpoint ended");
+        tracing::error!(error = %chain(&error), "the {endpoint} endpoint ended");
     }
 }
 
@@ -197,11 +204,11 @@ impl Readiness {
     }
 
     /// Sets a note that `/readyz` reports without affecting readiness. `None` removes it.
-    pub fn note(&self, about: &'static str, text: Option<String>) {
+    pub fn note(&self, key: &'static str, text: Option<String>) {
         let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
         match text {
-            Some(text) => notes.insert(about, text),
-            None => notes.remove(about),
+            Some(text) => notes.insert(key, text),
+            None => notes.remove(key),
         };
     }
 

@@ -21,21 +21,21 @@ pub type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
 /// Origins of the values that are not defaults.
 #[derive(Clone, Debug, Default)]
 pub struct Origins {
-    /// For each given flag, the variable that contains its value. `None` stands for the flag itself.
-    given: BTreeMap<String, Option<String>>,
+    /// For each flag that is set, the variable that contains its value. `None` stands for the flag itself.
+    sources: BTreeMap<String, Option<String>>,
     /// Flags that a variable overrides. To be logged.
     pub notes: Vec<String>,
 }
 
 impl Origins {
     /// Returns whether the value of the flag is not the default.
-    pub fn is_given(&self, flag: &str) -> bool {
-        self.given.contains_key(flag)
+    pub fn is_set(&self, flag: &str) -> bool {
+        self.sources.contains_key(flag)
     }
 
     /// Returns the origin of the flag's value, for messages.
-    pub fn of(&self, flag: &str) -> String {
-        match self.given.get(flag) {
+    pub fn describe(&self, flag: &str) -> String {
+        match self.sources.get(flag) {
             Some(Some(variable)) => format!("variable {variable}"),
             Some(None) => format!("flag --{flag}"),
             None => format!("default of --{flag}"),
@@ -43,16 +43,16 @@ impl Origins {
     }
 
     /// Returns the error for an invalid value of the flag.
-    pub fn refuse(&self, flag: &str, problem: &str) -> clap::Error {
-        refused(&format!("{}: {problem}", self.of(flag)))
+    pub fn error(&self, flag: &str, problem: &str) -> clap::Error {
+        usage_error(&format!("{}: {problem}", self.describe(flag)))
     }
 
     /// Returns the origins if Clap reads the variables: a flag on the command line overrides its variable.
-    pub fn of_clap(command: &Command, argv: &[OsString]) -> Self {
-        let words = || argv.iter().skip(1).filter_map(|word| word.to_str());
-        let names = words().filter_map(|word| word.strip_prefix("--"));
-        let names = names.map(|word| word.split('=').next().unwrap_or_default());
-        let flags = names.map(|flag| (flag.to_owned(), None));
+    pub fn from_clap(command: &Command, argv: &[OsString]) -> Self {
+        let args = || argv.iter().skip(1).filter_map(|arg| arg.to_str());
+        let flag_names = args().filter_map(|arg| arg.strip_prefix("--"));
+        let flag_names = flag_names.map(|arg| arg.split('=').next().unwrap_or_default());
+        let flags = flag_names.map(|flag| (flag.to_owned(), None));
         let variables = command.get_arguments().filter_map(|arg| {
             let variable = arg
                 .get_env()
@@ -61,14 +61,14 @@ impl Origins {
             Some((arg.get_long()?.to_owned(), variable))
         });
         Self {
-            given: variables.chain(flags).collect(),
+            sources: variables.chain(flags).collect(),
             notes: Vec::new(),
         }
     }
 }
 
 /// Returns a usage error, which ends the process with status 2.
-pub fn refused(problem: &str) -> clap::Error {
+pub fn usage_error(problem: &str) -> clap::Error {
     clap::Error::raw(ErrorKind::ValueValidation, format!("{problem}\n"))
 }
 
@@ -77,12 +77,12 @@ pub fn refused(problem: &str) -> clap::Error {
 pub fn with_variables(command: Command, variables: Variables) -> Command {
     command.mut_args(|arg| {
         let arg = match arg.get_action() {
-            ArgAction::SetTrue => switch(arg),
+            ArgAction::SetTrue => bool_flag(arg),
             _ => arg,
         };
         let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
-        let empty = arg.get_default_values().iter().all(|text| text.is_empty());
-        let arg = arg.hide_default_value(empty || help.contains("[default: "));
+        let is_empty = arg.get_default_values().iter().all(|text| text.is_empty());
+        let arg = arg.hide_default_value(is_empty || help.contains("[default: "));
         let names = variables
             .iter()
             .filter(|(_, flag)| arg.get_long() == Some(flag));
@@ -94,7 +94,7 @@ pub fn with_variables(command: Command, variables: Variables) -> Command {
     })
 }
 
-fn switch(arg: Arg) -> Arg {
+fn bool_flag(arg: Arg) -> Arg {
     let arg = match arg.get_default_values() {
         [] => arg.default_value("false"),
         _ => arg,
@@ -118,35 +118,42 @@ pub fn with_environment(
     blank: &[&str],
     env: Env,
 ) -> (Vec<OsString>, Origins) {
-    let (mut given, mut argv) = split(command, argv);
-    given.retain(|flag, text| {
-        let has_default = |arg: &Arg| arg.get_default_values().iter().any(|text| !text.is_empty());
-        let has_default = find(command, flag).is_some_and(has_default);
-        !text.is_empty() || has_default && !blank.contains(&flag.as_str())
+    let (mut values, mut argv) = split(command, argv);
+    values.retain(|flag, value| {
+        let has_default = |arg: &Arg| {
+            arg.get_default_values()
+                .iter()
+                .any(|value| !value.is_empty())
+        };
+        let has_default = find_arg(command, flag).is_some_and(has_default);
+        !value.is_empty() || has_default && !blank.contains(&flag.as_str())
     });
     let mut origins = Origins {
-        given: given.keys().map(|flag| (flag.clone(), None)).collect(),
+        sources: values.keys().map(|flag| (flag.clone(), None)).collect(),
         notes: Vec::new(),
     };
     for (variable, flag) in variables {
-        let Some(text) = env(variable).filter(|text| !text.is_empty()) else {
+        let Some(value) = env(variable).filter(|value| !value.is_empty()) else {
             continue;
         };
-        if matches!(origins.given.get(*flag), Some(Some(_))) {
+        if matches!(origins.sources.get(*flag), Some(Some(_))) {
             continue;
         }
-        if given.get(*flag).is_some_and(|given| *given != text) {
+        if values
+            .get(*flag)
+            .is_some_and(|flag_value| *flag_value != value)
+        {
             let note = format!("variable {variable} overrides flag --{flag}");
             origins.notes.push(note);
         }
-        given.insert((*flag).to_owned(), text);
+        values.insert((*flag).to_owned(), value);
         let variable = Some((*variable).to_owned());
-        origins.given.insert((*flag).to_owned(), variable);
+        origins.sources.insert((*flag).to_owned(), variable);
     }
-    let end = argv.iter().position(|word| word == "--");
+    let end = argv.iter().position(|arg| arg == "--");
     let end = end.unwrap_or(argv.len());
-    let flags = given.iter();
-    let flags = flags.map(|(flag, text)| OsString::from(format!("--{flag}={text}")));
+    let flags = values.iter();
+    let flags = flags.map(|(flag, value)| OsString::from(format!("--{flag}={value}")));
     argv.splice(end..end, flags);
     (argv, origins)
 }
@@ -156,7 +163,7 @@ fn split(
     command: &Command,
     argv: impl IntoIterator<Item = OsString>,
 ) -> (BTreeMap<String, String>, Vec<OsString>) {
-    let mut given = BTreeMap::<String, String>::new();
+    let mut values = BTreeMap::<String, String>::new();
     let mut argv = argv.into_iter();
     // The program's name.
     let mut rest: Vec<OsString> = argv.next().into_iter().collect();
@@ -172,7 +179,7 @@ fn split(
             Some((flag, value)) => (flag, Some(value.to_owned())),
             None => (flag.unwrap_or_default(), None),
         };
-        let Some(arg) = find(command, flag) else {
+        let Some(arg) = find_arg(command, flag) else {
             rest.push(word);
             continue;
         };
@@ -191,18 +198,18 @@ fn split(
             },
         };
         let is_list = matches!(arg.get_action(), ArgAction::Append);
-        given
+        values
             .entry(flag.to_owned())
-            .and_modify(|earlier| match is_list {
-                true => *earlier = format!("{earlier},{value}"),
-                false => earlier.clone_from(&value),
+            .and_modify(|previous| match is_list {
+                true => *previous = format!("{previous},{value}"),
+                false => previous.clone_from(&value),
             })
             .or_insert(value);
     }
-    (given, rest)
+    (values, rest)
 }
 
-fn find<'a>(command: &'a Command, flag: &str) -> Option<&'a Arg> {
+fn find_arg<'a>(command: &'a Command, flag: &str) -> Option<&'a Arg> {
     let mut args = command.get_arguments();
     args.find(|arg| arg.get_long() == Some(flag))
 }
@@ -244,7 +251,7 @@ fn explain(error: clap::Error, origins: &Origins) -> clap::Error {
     let is_end = |c: char| !c.is_ascii_alphanumeric() && c != '-';
     let flag = arg.split(is_end).next().unwrap_or_default();
     match error.source() {
-        Some(problem) => origins.refuse(flag.trim_start_matches('-'), &problem.to_string()),
+        Some(problem) => origins.error(flag.trim_start_matches('-'), &problem.to_string()),
         None => error,
     }
 }

@@ -8,18 +8,18 @@ use serde::Serialize;
 use thiserror::Error;
 
 /// Objects of one list, or of all watches of one untrusted server.
-pub const OBJECTS: usize = 200_000;
+pub const OBJECTS_MAX: usize = 200_000;
 /// Pages of one list.
-pub const PAGES: usize = 4000;
+pub const PAGES_MAX: usize = 4000;
 /// Bytes that are kept of one list.
-pub const BYTES: usize = 128 << 20;
+pub const BYTES_MAX: usize = 128 << 20;
 
 /// Why no more is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum Beyond {
-    #[error("it has more than {OBJECTS} objects")]
+pub enum ExceededBound {
+    #[error("it has more than {OBJECTS_MAX} objects")]
     Objects,
-    #[error("it has more than {PAGES} pages")]
+    #[error("it has more than {PAGES_MAX} pages")]
     Pages,
     #[error("its objects take more than {0} bytes")]
     Bytes(usize),
@@ -27,64 +27,64 @@ pub enum Beyond {
 
 /// The size of one list so far.
 #[derive(Debug, Default)]
-pub struct Pages {
+pub struct ListSize {
     pages: usize,
     objects: usize,
     bytes: usize,
 }
 
-impl Pages {
+impl ListSize {
     /// Counts a page of `objects` and prepares `params` for the next one. Returns whether there is one.
     ///
     /// # Errors
     /// If the list exceeds a bound.
-    pub fn follow(
+    pub fn next_page(
         &mut self,
         params: &mut ListParams,
         page: ListMeta,
         objects: usize,
-    ) -> Result<bool, Beyond> {
+    ) -> Result<bool, ExceededBound> {
         self.pages += 1;
         self.objects = self.objects.saturating_add(objects);
         params.continue_token = page.continue_.filter(|token| !token.is_empty());
-        let more = params.continue_token.is_some();
-        match more {
-            _ if self.objects > OBJECTS => Err(Beyond::Objects),
-            true if self.pages >= PAGES => Err(Beyond::Pages),
-            more => Ok(more),
+        let has_more = params.continue_token.is_some();
+        match has_more {
+            _ if self.objects > OBJECTS_MAX => Err(ExceededBound::Objects),
+            true if self.pages >= PAGES_MAX => Err(ExceededBound::Pages),
+            has_more => Ok(has_more),
         }
     }
 
-    /// Counts what is kept of an object.
+    /// Counts the bytes that are kept of an object.
     ///
     /// # Errors
     /// If that is more than is kept of one list.
-    pub fn keep(&mut self, bytes: usize) -> Result<(), Beyond> {
+    pub fn add_bytes(&mut self, bytes: usize) -> Result<(), ExceededBound> {
         self.bytes = self.bytes.saturating_add(bytes);
-        match self.bytes > BYTES {
-            true => Err(Beyond::Bytes(BYTES)),
+        match self.bytes > BYTES_MAX {
+            true => Err(ExceededBound::Bytes(BYTES_MAX)),
             false => Ok(()),
         }
     }
 }
 
 /// Bytes that a map of one entry takes in addition to its JSON.
-const OPENED: usize = 512;
+const MAP_OVERHEAD: usize = 512;
 
 /// Estimates the bytes that `content` takes in memory: the size of its JSON, plus an overhead for each object and list.
-pub fn weight(content: &impl Serialize) -> usize {
-    let mut weight = Weight(0);
+pub fn memory_size(content: &impl Serialize) -> usize {
+    let mut counter = SizeCounter(0);
     // It ends early only if a key is not a string, which no API object has.
-    drop(serde_json::to_writer(&mut weight, content));
-    weight.0
+    drop(serde_json::to_writer(&mut counter, content));
+    counter.0
 }
 
-struct Weight(usize);
+struct SizeCounter(usize);
 
-impl Write for Weight {
+impl Write for SizeCounter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let opened = bytes.iter().filter(|byte| matches!(**byte, b'{' | b'['));
-        self.0 += bytes.len() + OPENED * opened.count();
+        let openings = bytes.iter().filter(|byte| matches!(**byte, b'{' | b'['));
+        self.0 += bytes.len() + MAP_OVERHEAD * openings.count();
         Ok(bytes.len())
     }
 
@@ -101,8 +101,8 @@ mod tests {
 
     #[test]
     fn nested_maps_weigh_more_than_their_text() {
-        assert_eq!(weight(&json!("text")), 6);
-        assert_eq!(weight(&json!([{"a": {}}])), 10 + 3 * OPENED);
+        assert_eq!(memory_size(&json!("text")), 6);
+        assert_eq!(memory_size(&json!([{"a": {}}])), 10 + 3 * MAP_OVERHEAD);
     }
 
     #[test]
@@ -112,12 +112,12 @@ mod tests {
             ..ListMeta::default()
         };
         let mut params = ListParams::default();
-        let mut pages = Pages::default();
-        let mut follow = |token, objects| pages.follow(&mut params, page(token), objects);
-        assert_eq!(follow("more", OBJECTS), Ok(true));
-        assert_eq!(follow("", 0), Ok(false));
-        assert_eq!(follow("", 1), Err(Beyond::Objects));
-        assert_eq!(pages.keep(BYTES), Ok(()));
-        assert_eq!(pages.keep(1), Err(Beyond::Bytes(BYTES)));
+        let mut size = ListSize::default();
+        let mut next_page = |token, objects| size.next_page(&mut params, page(token), objects);
+        assert_eq!(next_page("more", OBJECTS_MAX), Ok(true));
+        assert_eq!(next_page("", 0), Ok(false));
+        assert_eq!(next_page("", 1), Err(ExceededBound::Objects));
+        assert_eq!(size.add_bytes(BYTES_MAX), Ok(()));
+        assert_eq!(size.add_bytes(1), Err(ExceededBound::Bytes(BYTES_MAX)));
     }
 }

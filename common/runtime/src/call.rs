@@ -78,10 +78,10 @@ pub fn call_within<T>(
     request: impl Future<Output = kube::Result<T>>,
 ) -> impl Future<Output = Result<T, ApiError>> {
     let attempt = attempt.into();
-    let answer = tokio::time::timeout(deadline, Box::pin(request));
+    let response = tokio::time::timeout(deadline, Box::pin(request));
     async move {
-        match answer.await {
-            Ok(Ok(answer)) => Ok(answer),
+        match response.await {
+            Ok(Ok(response)) => Ok(response),
             Ok(Err(source)) => Err(ApiError::Failed {
                 attempt,
                 source: Box::new(source),
@@ -111,8 +111,9 @@ mod tests {
     #[tokio::test]
     async fn failed_call_keeps_the_answer() {
         let status = Status::failure("you may not", "Forbidden").with_code(403);
-        let answer = std::future::ready(kube::Result::<()>::Err(kube::Error::Api(status.boxed())));
-        let error = call("reading the Secret a/b", answer).await.unwrap_err();
+        let response =
+            std::future::ready(kube::Result::<()>::Err(kube::Error::Api(status.boxed())));
+        let error = call("reading the Secret a/b", response).await.unwrap_err();
         assert_eq!(error.code(), Some(403));
         let message = "reading the Secret a/b failed; grant the missing permission: ";
         assert!(chain(&error).starts_with(message), "{}", chain(&error));

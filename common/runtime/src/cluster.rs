@@ -4,17 +4,17 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use krypton_crds::HELM_KEEPS;
+use krypton_crds::HELM_KEEP_POLICY;
 use kube::Client;
 use kube::api::Api;
 use thiserror::Error;
 
-use crate::access::reason_of;
+use crate::access::api_error_message;
 use crate::call::{ApiError, call, call_within};
 use crate::retry::StartupGrace;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Cluster {
+pub struct ClusterIdentity {
     /// UID of the namespace kube-system, which exists as long as its cluster.
     pub uid: String,
     pub kubernetes_version: String,
@@ -34,20 +34,20 @@ pub enum ClusterError {
 
 impl ClusterError {
     /// Returns whether a retry can succeed without a user's action.
-    pub fn may_pass(&self, apiserver: &StartupGrace) -> bool {
+    pub fn is_retryable(&self, apiserver: &StartupGrace) -> bool {
         match self {
             Self::Call(_) => {
-                apiserver.was_silent();
+                apiserver.record_no_response();
                 true
             }
-            Self::Forbidden(_) | Self::Unauthorized(_) => apiserver.is_settling(),
+            Self::Forbidden(_) | Self::Unauthorized(_) => apiserver.is_active(),
         }
     }
 }
 
 /// Returns a namespace for Krypton's own objects. Helm keeps it when it uninstalls the chart that contains it.
 pub fn own_namespace(name: &str) -> Namespace {
-    let [key, value] = HELM_KEEPS.map(str::to_owned);
+    let [key, value] = HELM_KEEP_POLICY.map(str::to_owned);
     Namespace {
         metadata: ObjectMeta {
             name: Some(name.to_owned()),
@@ -58,20 +58,20 @@ pub fn own_namespace(name: &str) -> Namespace {
     }
 }
 
-impl Cluster {
-    /// Asks the cluster.
+impl ClusterIdentity {
+    /// Reads the identity from the API server.
     ///
     /// # Errors
     /// If one of two requests fails, or both last longer than a call may.
     pub async fn read(client: &Client) -> Result<Self, ApiError> {
-        let asked = async {
+        let requests = async {
             let version = client.apiserver_version().await?;
             Ok(Self {
                 uid: read_uid(client).await?,
                 kubernetes_version: version.git_version,
             })
         };
-        call("reading the UID and version of the cluster", asked).await
+        call("reading the UID and version of the cluster", requests).await
     }
 }
 
@@ -86,13 +86,15 @@ async fn read_uid(client: &Client) -> kube::Result<String> {
     Ok(system.metadata.uid.unwrap_or_default())
 }
 
-/// Asks the agent's cluster.
-pub async fn ask(client: &Client) -> Result<Cluster, ClusterError> {
-    let asked = Cluster::read(client).await;
-    asked.map_err(|error| match (&error, error.code()) {
-        (ApiError::Failed { source, .. }, Some(403)) => ClusterError::Forbidden(reason_of(source)),
+/// Reads the identity of the agent's cluster.
+pub async fn read_own(client: &Client) -> Result<ClusterIdentity, ClusterError> {
+    let result = ClusterIdentity::read(client).await;
+    result.map_err(|error| match (&error, error.code()) {
+        (ApiError::Failed { source, .. }, Some(403)) => {
+            ClusterError::Forbidden(api_error_message(source))
+        }
         (ApiError::Failed { source, .. }, Some(401)) => {
-            ClusterError::Unauthorized(reason_of(source))
+            ClusterError::Unauthorized(api_error_message(source))
         }
         _ => ClusterError::Call(error),
     })

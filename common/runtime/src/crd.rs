@@ -12,7 +12,7 @@ use thiserror::Error;
 
 use crate::call::{ApiError, call};
 
-const SERVED_WITHIN: Duration = Duration::from_secs(20);
+const SERVED_TIMEOUT: Duration = Duration::from_secs(20);
 /// Field manager of Krypton.
 pub const FIELD_MANAGER: &str = "krypton";
 
@@ -31,32 +31,35 @@ pub enum CrdError {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
+enum SchemaAction {
     Apply,
     Replace,
     Leave,
 }
 
 /// Leaves an equal or newer schema unchanged, regardless of its author.
-fn step(found: Option<u32>, exists: bool, ours: u32) -> Step {
-    match (exists, found) {
-        (false, _) => Step::Apply,
-        (true, Some(found)) if found >= ours => Step::Leave,
-        (true, _) => Step::Replace,
+fn schema_action(version: Option<u32>, exists: bool, ours: u32) -> SchemaAction {
+    match (exists, version) {
+        (false, _) => SchemaAction::Apply,
+        (true, Some(version)) if version >= ours => SchemaAction::Leave,
+        (true, _) => SchemaAction::Replace,
     }
 }
 
 /// Ensures that `wanted` exists and is served.
 pub async fn ensure(client: &Client, wanted: &CustomResourceDefinition) -> Result<(), CrdError> {
-    let found = find(client, wanted).await?;
-    bring_up(client, wanted, found).await
+    let existing = find(client, wanted).await?;
+    create_or_upgrade(client, wanted, existing).await
 }
 
 /// Upgrades `wanted` if it exists. Does not create it.
-pub async fn follow(client: &Client, wanted: &CustomResourceDefinition) -> Result<(), CrdError> {
+pub async fn upgrade_existing(
+    client: &Client,
+    wanted: &CustomResourceDefinition,
+) -> Result<(), CrdError> {
     match find(client, wanted).await? {
         None => Ok(()),
-        found => bring_up(client, wanted, found).await,
+        existing => create_or_upgrade(client, wanted, existing).await,
     }
 }
 
@@ -69,26 +72,28 @@ async fn find(
     Ok(call(format!("reading CRD {name}"), api.get_opt(&name)).await?)
 }
 
-async fn bring_up(
+async fn create_or_upgrade(
     client: &Client,
     wanted: &CustomResourceDefinition,
-    found: Option<CustomResourceDefinition>,
+    existing: Option<CustomResourceDefinition>,
 ) -> Result<(), CrdError> {
     let name = wanted.metadata.name.clone().unwrap_or_default();
     let api: Api<CustomResourceDefinition> = Api::all(client.clone());
-    if found
+    if existing
         .as_ref()
         .is_some_and(|crd| crd.metadata.deletion_timestamp.is_some())
     {
         return Err(CrdError::Terminating(name));
     }
-    let version = found.as_ref().and_then(|found| held(found, wanted));
-    let replaced = found.is_some();
-    let written = match step(version, found.is_some(), krypton_crds::SCHEMA_VERSION) {
-        Step::Leave => found,
+    let version = existing
+        .as_ref()
+        .and_then(|existing| schema_version(existing, wanted));
+    let replaced = existing.is_some();
+    let written = match schema_action(version, existing.is_some(), krypton_crds::SCHEMA_VERSION) {
+        SchemaAction::Leave => existing,
         // Not `create`: the charts grant that only for the names of Krypton's CRDs, and a create request
         // carries no name for RBAC.
-        Step::Apply => {
+        SchemaAction::Apply => {
             let params = PatchParams::apply(FIELD_MANAGER).force();
             let patch = Patch::Apply(wanted);
             let request = api.patch(&name, &params, &patch);
@@ -96,20 +101,23 @@ async fn bring_up(
         }
         // Applying over an older schema would keep removed fields, such as krypton-operator's pattern for
         // condition types. The `resourceVersion` of the old CRD is the precondition.
-        Step::Replace => {
+        SchemaAction::Replace => {
             let mut next = wanted.clone();
-            if let Some(found) = found {
-                next.metadata.resource_version = found.metadata.resource_version;
-                next.metadata.finalizers = found.metadata.finalizers;
-                let keep = |ours: &mut Option<std::collections::BTreeMap<String, String>>,
-                            theirs| {
+            if let Some(existing) = existing {
+                next.metadata.resource_version = existing.metadata.resource_version;
+                next.metadata.finalizers = existing.metadata.finalizers;
+                let merge = |ours: &mut Option<std::collections::BTreeMap<String, String>>,
+                             existing| {
                     let mut merged: std::collections::BTreeMap<_, _> =
-                        Option::unwrap_or_default(theirs);
+                        Option::unwrap_or_default(existing);
                     merged.extend(ours.take().unwrap_or_default());
                     *ours = Some(merged);
                 };
-                keep(&mut next.metadata.labels, found.metadata.labels);
-                keep(&mut next.metadata.annotations, found.metadata.annotations);
+                merge(&mut next.metadata.labels, existing.metadata.labels);
+                merge(
+                    &mut next.metadata.annotations,
+                    existing.metadata.annotations,
+                );
             }
             let params = PostParams::default();
             let request = api.replace(&name, &params, &next);
@@ -117,17 +125,17 @@ async fn bring_up(
         }
     };
     if version.is_some_and(|version| version >= krypton_crds::SCHEMA_VERSION)
-        && written.as_ref().is_some_and(established)
+        && written.as_ref().is_some_and(is_established)
     {
         return Ok(());
     }
-    let served = async {
-        served(client, &api, wanted).await;
+    let ready = async {
+        wait_until_served(client, &api, wanted).await;
         if replaced {
-            in_force(client, wanted).await;
+            wait_until_in_force(client, wanted).await;
         }
     };
-    tokio::time::timeout(SERVED_WITHIN, served)
+    tokio::time::timeout(SERVED_TIMEOUT, ready)
         .await
         .map_err(|_| CrdError::NotServed(name))
 }
@@ -142,10 +150,13 @@ async fn write<T>(
 
 /// Returns the schema version of the CRD. If another program applies its schema over Krypton's, the version
 /// annotation stays, so compare the content too.
-fn held(found: &CustomResourceDefinition, wanted: &CustomResourceDefinition) -> Option<u32> {
-    let version = krypton_crds::schema_version(found)?;
+fn schema_version(
+    existing: &CustomResourceDefinition,
+    wanted: &CustomResourceDefinition,
+) -> Option<u32> {
+    let version = krypton_crds::schema_version(existing)?;
     let ours = version == krypton_crds::SCHEMA_VERSION;
-    (!ours || own_fields(found) == own_fields(wanted)).then_some(version)
+    (!ours || own_fields(existing) == own_fields(wanted)).then_some(version)
 }
 
 fn own_fields(crd: &CustomResourceDefinition) -> Option<BTreeSet<String>> {
@@ -155,7 +166,7 @@ fn own_fields(crd: &CustomResourceDefinition) -> Option<BTreeSet<String>> {
 
 /// Waits until the API server uses the new schema. For a moment, it still uses the previous one and drops
 /// fields that are missing there. The published OpenAPI schema changes together with it.
-async fn in_force(client: &Client, wanted: &CustomResourceDefinition) {
+async fn wait_until_in_force(client: &Client, wanted: &CustomResourceDefinition) {
     let spec = &wanted.spec;
     let Some(version) = spec.versions.first() else {
         return;
@@ -178,13 +189,13 @@ async fn in_force(client: &Client, wanted: &CustomResourceDefinition) {
 
 /// Returns the names of the fields in spec and status.
 fn fields(schema: &Value) -> Option<BTreeSet<String>> {
-    let of = |part: &str| {
-        let fields = schema.pointer(&format!("/properties/{part}/properties"))?;
+    let field_names = |section: &str| {
+        let fields = schema.pointer(&format!("/properties/{section}/properties"))?;
         let names = fields.as_object()?.keys();
-        Some(names.map(|name| format!("{part}.{name}")).collect())
+        Some(names.map(|name| format!("{section}.{name}")).collect())
     };
-    let mut all: BTreeSet<String> = of("spec")?;
-    all.extend(of("status").unwrap_or_default());
+    let mut all: BTreeSet<String> = field_names("spec")?;
+    all.extend(field_names("status").unwrap_or_default());
     Some(all)
 }
 
@@ -197,7 +208,7 @@ fn published_fields(document: &Value, kind: &str) -> Option<BTreeSet<String>> {
     fields(schemas.values().find(is_of)?)
 }
 
-pub fn established(crd: &CustomResourceDefinition) -> bool {
+pub fn is_established(crd: &CustomResourceDefinition) -> bool {
     let conditions = crd
         .status
         .as_ref()
@@ -210,7 +221,7 @@ pub fn established(crd: &CustomResourceDefinition) -> bool {
 
 /// Waits until the objects can be listed. For a moment, the API server returns 404 and 429 for an Established
 /// CRD, which would send every watch into its back-off.
-async fn served(
+async fn wait_until_served(
     client: &Client,
     api: &Api<CustomResourceDefinition>,
     wanted: &CustomResourceDefinition,
@@ -225,10 +236,11 @@ async fn served(
     let resource = ApiResource::from_gvk_with_plural(&kind, &spec.names.plural);
     let objects: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
     let name = wanted.metadata.name.as_deref().unwrap_or_default();
-    let mut is_established = false;
+    let mut was_established = false;
     loop {
-        if !is_established {
-            is_established = matches!(api.get_opt(name).await, Ok(Some(crd)) if established(&crd));
+        if !was_established {
+            was_established =
+                matches!(api.get_opt(name).await, Ok(Some(crd)) if is_established(&crd));
         } else {
             match objects.list_metadata(&ListParams::default().limit(1)).await {
                 // A process without this permission gets a clear error from its first list.
@@ -247,11 +259,11 @@ mod tests {
 
     #[test]
     fn newer_schema_is_kept_and_unmarked_is_replaced() {
-        assert_eq!(step(None, false, 1), Step::Apply);
-        assert_eq!(step(None, true, 1), Step::Replace);
-        assert_eq!(step(Some(1), true, 2), Step::Replace);
-        assert_eq!(step(Some(2), true, 2), Step::Leave);
-        assert_eq!(step(Some(3), true, 2), Step::Leave);
+        assert_eq!(schema_action(None, false, 1), SchemaAction::Apply);
+        assert_eq!(schema_action(None, true, 1), SchemaAction::Replace);
+        assert_eq!(schema_action(Some(1), true, 2), SchemaAction::Replace);
+        assert_eq!(schema_action(Some(2), true, 2), SchemaAction::Leave);
+        assert_eq!(schema_action(Some(3), true, 2), SchemaAction::Leave);
     }
 
     #[test]
@@ -270,9 +282,9 @@ mod tests {
         let published = published_fields(&document, "Tenant");
         assert_eq!(published, fields(&spec(&["clusterRef", "workspace"])));
         assert_ne!(published, fields(&spec(&["clusterRef"])));
-        let mut said = spec(&["clusterRef", "workspace"]);
-        said["properties"]["status"] = serde_json::json!({"properties": {"phase": {}}});
-        assert_ne!(published, fields(&said));
+        let mut other_schema = spec(&["clusterRef", "workspace"]);
+        other_schema["properties"]["status"] = serde_json::json!({"properties": {"phase": {}}});
+        assert_ne!(published, fields(&other_schema));
         assert_eq!(published_fields(&document, "TenantList"), None);
     }
 }

@@ -20,7 +20,7 @@ use crate::watchdog::Watchdog;
 /// Source of the events that are not counted, as in krypton-operator.
 const COMPONENT: &str = "multicluster-tenants";
 /// Enough for a burst of 250 Tenants with four events each. More events are dropped with a log line.
-const QUEUE: usize = 1024;
+const QUEUE_SIZE: usize = 1024;
 
 /// An event to record.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,9 +50,9 @@ impl EventRecorder {
     /// Starts the task that writes each event to the cluster of `client` as a separate object.
     pub fn start(client: Client, instance: String, watchdog: &Watchdog) -> Self {
         let may_write = || std::future::ready(true);
-        Self::writing(
-            Writer::Each { client, instance },
-            QUEUE,
+        Self::start_writer(
+            EventWriter::Separate { client, instance },
+            QUEUE_SIZE,
             may_write,
             watchdog,
         )
@@ -61,7 +61,7 @@ impl EventRecorder {
     /// Starts the task that writes equal events of one object as one with a count. Two events are equal if only their
     /// messages differ. Messages are limited to 1 kB. The queue holds `size` events. The task awaits `may_write` before
     /// each event, and drops the event on false.
-    pub fn counting<F: Future<Output = bool> + Send>(
+    pub fn start_counting<F: Future<Output = bool> + Send>(
         client: Client,
         reporter: Reporter,
         size: usize,
@@ -69,17 +69,17 @@ impl EventRecorder {
         watchdog: &Watchdog,
     ) -> Self {
         let recorder = Recorder::new(client, reporter);
-        Self::writing(Writer::Counting(recorder), size, may_write, watchdog)
+        Self::start_writer(EventWriter::Counting(recorder), size, may_write, watchdog)
     }
 
-    fn writing<F: Future<Output = bool> + Send>(
-        writer: Writer,
+    fn start_writer<F: Future<Output = bool> + Send>(
+        writer: EventWriter,
         size: usize,
         may_write: impl Fn() -> F + Send + 'static,
         watchdog: &Watchdog,
     ) -> Self {
         let (recorder, mut queue) = Self::queue(size);
-        let writing = async move {
+        let write_events = async move {
             while let Some(queued) = queue.recv().await {
                 if !may_write().await {
                     continue;
@@ -90,7 +90,7 @@ impl EventRecorder {
                 }
             }
         };
-        tokio::spawn(watchdog.watch("writing events", writing.in_current_span()));
+        tokio::spawn(watchdog.watch("writing events", write_events.in_current_span()));
         recorder
     }
 
@@ -108,14 +108,14 @@ impl EventRecorder {
     }
 
     /// Queues an event on this object, whose action is its reason.
-    pub fn tell(&self, object: ObjectReference, event: ObjectEvent) {
+    pub fn record_event(&self, object: ObjectReference, event: ObjectEvent) {
         self.record(object, event.reason, event);
     }
 
     /// Queues an event, or drops it with a log line if the queue is full.
     pub fn record(&self, object: ObjectReference, action: &'static str, event: ObjectEvent) {
         let (name, reason) = (object.name.clone(), event.reason);
-        if !self.offer(object, action, event) {
+        if !self.try_record(object, action, event) {
             self.dropped.inc();
             tracing::warn!(object = name, reason, "event dropped: queue full");
         }
@@ -123,7 +123,12 @@ impl EventRecorder {
 
     /// Queues an event if there is room. Otherwise returns false.
     #[must_use]
-    pub fn offer(&self, object: ObjectReference, action: &'static str, event: ObjectEvent) -> bool {
+    pub fn try_record(
+        &self,
+        object: ObjectReference,
+        action: &'static str,
+        event: ObjectEvent,
+    ) -> bool {
         let queued = QueuedEvent {
             object,
             action,
@@ -136,18 +141,18 @@ impl EventRecorder {
 }
 
 /// How events are written.
-enum Writer {
+enum EventWriter {
     /// In the API `v1`, which has no limit for messages.
-    Each { client: Client, instance: String },
+    Separate { client: Client, instance: String },
     /// In the API `events.k8s.io/v1`.
     Counting(Recorder),
 }
 
-impl Writer {
+impl EventWriter {
     async fn write(&self, queued: QueuedEvent) -> kube::Result<()> {
         match self {
-            Self::Each { client, instance } => {
-                let event = queued.object_of(instance.clone());
+            Self::Separate { client, instance } => {
+                let event = queued.into_object(instance.clone());
                 let namespace = event.metadata.namespace.as_deref().unwrap_or_default();
                 let api: Api<Event> = Api::namespaced(client.clone(), namespace);
                 api.create(&PostParams::default(), &event).await.map(drop)
@@ -170,7 +175,7 @@ impl Writer {
 }
 
 impl QueuedEvent {
-    fn object_of(self, instance: String) -> Event {
+    fn into_object(self, instance: String) -> Event {
         let Self {
             object, event, at, ..
         } = self;
@@ -208,21 +213,21 @@ mod tests {
     #[test]
     fn full_queue_rejects_event_until_space_is_free() {
         let (events, mut receiver) = EventRecorder::queue(2);
-        let offer = || {
+        let record = || {
             let event = ObjectEvent {
                 warning: true,
                 reason: "Reason",
                 message: String::new(),
             };
-            events.offer(ObjectReference::default(), "Action", event)
+            events.try_record(ObjectReference::default(), "Action", event)
         };
-        assert!(offer() && offer());
-        assert!(!offer());
+        assert!(record() && record());
+        assert!(!record());
         assert!(receiver.try_recv().is_ok());
-        assert!(offer());
+        assert!(record());
         assert_eq!(receiver.len(), 2);
         // A recorder without a receiver accepts events, which prevents useless retries.
         drop(receiver);
-        assert!(offer());
+        assert!(record());
     }
 }

@@ -12,14 +12,14 @@ pub const TARGETS: &[(&str, Target)] = &[("durations", durations)];
 /// A duration of Go.
 pub fn durations(bytes: &[u8]) -> Option<String> {
     let text = String::from_utf8_lossy(bytes);
-    let read = parse_duration(&text)?;
+    let duration = parse_duration(&text)?;
     let longest = Duration::from_nanos(i64::MAX.unsigned_abs());
     promise!(
-        read <= longest,
-        "{read:?} is longer than Go's longest duration"
+        duration <= longest,
+        "{duration:?} is longer than Go's longest duration"
     );
-    let (seconds, nanos) = (read.as_secs(), read.subsec_nanos());
-    for written in [
+    let (seconds, nanos) = (duration.as_secs(), duration.subsec_nanos());
+    for text in [
         format!("{seconds}s{nanos}ns"),
         format!("{seconds}.{nanos:09}s"),
         format!(
@@ -29,8 +29,8 @@ pub fn durations(bytes: &[u8]) -> Option<String> {
             seconds % 60
         ),
     ] {
-        let again = parse_duration(&written);
-        promise!(again == Some(read), "{written} is {again:?}");
+        let reparsed = parse_duration(&text);
+        promise!(reparsed == Some(duration), "{text} is {reparsed:?}");
     }
     None
 }

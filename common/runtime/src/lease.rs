@@ -19,12 +19,12 @@ use tokio_util::sync::CancellationToken;
 use crate::call::{ApiError, call_within};
 use crate::clock::{self, BootTime};
 use crate::cluster;
-use crate::newest::{NewestSeen as _, PutNews as _};
-use state::{Actor, Answer, Call};
+use crate::newest::{NewestSeen as _, SendIfChanged as _};
+use state::{LeaseRequest, LeaseResponse, LeaseStateMachine};
 
-use holder::is_former_life;
+use holder::is_previous_container;
 pub use holder::{OwnPod, agent_holder};
-pub use times::Times;
+pub use times::LeaseTimes;
 
 /// Namespace of Krypton's own objects on a member.
 pub const SYSTEM_NAMESPACE: &str = "krypton-system";
@@ -39,7 +39,7 @@ pub struct LeaseName {
 
 impl LeaseName {
     /// Returns the name of a member's Lease, whose holder is the only writer on the member.
-    pub fn of_member() -> Self {
+    pub fn member() -> Self {
         Self {
             namespace: SYSTEM_NAMESPACE.to_owned(),
             name: LEASE_NAME.to_owned(),
@@ -47,11 +47,11 @@ impl LeaseName {
     }
 }
 /// Time without a renewal after which a member's Lease expires, measured with the observer's own clock.
-pub const DURATION: Duration = Times::MEMBER.duration;
+pub const DURATION: Duration = LeaseTimes::MEMBER.duration;
 /// Maximum age of the last renewal for starting a Helm run.
-pub const NO_NEW_RUNS_AFTER: Duration = Times::MEMBER.fresh;
+pub const NO_NEW_RUNS_AFTER: Duration = LeaseTimes::MEMBER.fresh;
 /// Maximum age of the last renewal for a running Helm process. Krypton kills older ones.
-pub const KILL_AFTER: Duration = Times::MEMBER.keep;
+pub const KILL_AFTER: Duration = LeaseTimes::MEMBER.renew_deadline;
 
 /// A term of a Lease: the Lease's UID, which changes when it is deleted and recreated, and the number of
 /// transitions.
@@ -69,9 +69,9 @@ pub struct LeaseState {
     /// Term of this process. It changes when the process loses and acquires the Lease again.
     pub term: Option<LeaseTerm>,
     /// The holder, if it is another process.
-    pub other: Option<String>,
+    pub other_holder: Option<String>,
     /// Time of the API server's last response.
-    pub heard: Option<BootTime>,
+    pub last_response: Option<BootTime>,
     /// Error of the last call.
     pub problem: Option<String>,
 }
@@ -79,11 +79,11 @@ pub struct LeaseState {
 impl LeaseState {
     /// Returns whether a Helm run may start under a member's Lease.
     pub fn may_start(&self, now: BootTime) -> bool {
-        self.is_fresh(now, &Times::MEMBER)
+        self.is_fresh(now, &LeaseTimes::MEMBER)
     }
 
     /// Returns whether work that the Lease guards may start, because no other process can hold the Lease yet.
-    pub fn is_fresh(&self, now: BootTime, times: &Times) -> bool {
+    pub fn is_fresh(&self, now: BootTime, times: &LeaseTimes) -> bool {
         self.renewed
             .is_some_and(|renewed| now.since(renewed) < times.fresh)
     }
@@ -106,94 +106,96 @@ pub enum LeaseGoal {
 
 /// Holds the Lease for `me` until `stop` and then releases it, or only observes it. Once requested, holding
 /// stays the goal. All processes that share a Lease must use the same `times`, or longer ones. Sends every
-/// change to `holds`.
+/// change to `state_tx`.
 ///
 /// `idle` must become true before the release: it means that no Helm run of this process is alive.
 pub async fn hold(
     client: Client,
-    (lease, times): (LeaseName, Times),
+    (name, times): (LeaseName, LeaseTimes),
     me: String,
-    mut wishes: watch::Receiver<LeaseGoal>,
-    holds: watch::Sender<LeaseState>,
+    mut goal_updates: watch::Receiver<LeaseGoal>,
+    state_tx: watch::Sender<LeaseState>,
     stop: CancellationToken,
     idle: CancellationToken,
 ) {
-    let rim = LeaseApi {
-        api: Api::namespaced(client.clone(), &lease.namespace),
+    let api = LeaseApi {
+        api: Api::namespaced(client.clone(), &name.namespace),
         client,
-        lease,
+        name,
         times,
     };
-    let mut actor = Actor::new(me, times);
+    let mut machine = LeaseStateMachine::new(me, times);
     loop {
-        let wish = wishes.see();
-        let well = actor.hold().problem.is_none();
-        let ended = rim.round(&mut actor, wish, &holds).await;
+        let goal = goal_updates.get_and_update();
+        let was_healthy = machine.state().problem.is_none();
+        let result = api.round(&mut machine, goal, &state_tx).await;
         let now = BootTime::now();
-        if let Err(error) = ended {
+        if let Err(error) = result {
             let problem = chain(&error);
-            if well {
-                let LeaseName { namespace, name } = &rim.lease;
+            if was_healthy {
+                let LeaseName { namespace, name } = &api.name;
                 tracing::warn!(lease = %format_args!("{namespace}/{name}"), %problem, "renewing or reading the Lease failed; retrying");
             }
-            actor.failed(problem, now);
+            machine.handle_error(problem, now);
         }
-        publish(&actor, &holds);
+        publish(&machine, &state_tx);
         tokio::select! {
             () = stop.cancelled() => break,
-            Ok(()) = wishes.changed() => {}
-            () = tokio::time::sleep(actor.pause(wish, now)) => {}
+            Ok(()) = goal_updates.changed() => {}
+            () = tokio::time::sleep(machine.pause(goal, now)) => {}
         }
     }
     idle.cancelled().await;
-    if let Some(lease) = actor.release(clock::wall()) {
-        let write = rim.replace(&lease);
-        if let Err(error) = call_within(times.call, "giving up the Lease", write).await {
+    if let Some(lease) = machine.release(clock::wall()) {
+        let write = api.replace(&lease);
+        if let Err(error) = call_within(times.call_timeout, "giving up the Lease", write).await {
             tracing::warn!(error = %chain(&error), "releasing the Lease failed; it expires later");
         }
     }
-    holds.send_replace(LeaseState::default());
+    state_tx.send_replace(LeaseState::default());
 }
 
-fn publish(actor: &Actor, holds: &watch::Sender<LeaseState>) {
-    holds.put(actor.hold().clone());
+fn publish(machine: &LeaseStateMachine, state_tx: &watch::Sender<LeaseState>) {
+    state_tx.send_if_changed(machine.state().clone());
 }
 
 /// API client of the Lease.
 struct LeaseApi {
     client: Client,
     api: Api<Lease>,
-    lease: LeaseName,
-    times: Times,
+    name: LeaseName,
+    times: LeaseTimes,
 }
 
 impl LeaseApi {
     async fn round(
         &self,
-        actor: &mut Actor,
-        wish: LeaseGoal,
-        holds: &watch::Sender<LeaseState>,
+        machine: &mut LeaseStateMachine,
+        goal: LeaseGoal,
+        state_tx: &watch::Sender<LeaseState>,
     ) -> Result<(), ApiError> {
-        let mut next = Some(actor.begin(wish, BootTime::now(), clock::wall()));
-        while let Some(call) = next {
-            let asked = BootTime::now();
-            let LeaseName { namespace, name } = &self.lease;
+        let mut next_request = Some(machine.start_round(goal, BootTime::now(), clock::wall()));
+        while let Some(request) = next_request {
+            let sent_at = BootTime::now();
+            let LeaseName { namespace, name } = &self.name;
             let attempt = format!("request for Lease {namespace}/{name}");
-            let answer = call_within(self.times.call, attempt, self.ask(call)).await?;
-            next = actor.answered(wish, answer, (asked, BootTime::now()), clock::wall());
-            publish(actor, holds);
+            let response =
+                call_within(self.times.call_timeout, attempt, self.send(request)).await?;
+            next_request =
+                machine.handle_response(goal, response, (sent_at, BootTime::now()), clock::wall());
+            publish(machine, state_tx);
         }
         Ok(())
     }
 
-    async fn ask(&self, call: Call) -> kube::Result<Answer> {
-        let name = &self.lease.name;
-        let written = match call {
-            Call::Read => {
-                let found = self.api.get_opt(name).await?;
-                return Ok(Answer::Found(found.map(Box::new)));
+    async fn send(&self, request: LeaseRequest) -> kube::Result<LeaseResponse> {
+        let name = &self.name.name;
+        let written = match request {
+            LeaseRequest::Read => {
+                let lease = self.api.get_opt(name).await?;
+                return Ok(LeaseResponse::Read(lease.map(Box::new)));
             }
-            Call::Create(spec) => {
+            LeaseRequest::Create(spec) => {
                 let lease = Lease {
                     metadata: ObjectMeta {
                         name: Some(name.clone()),
@@ -204,22 +206,22 @@ impl LeaseApi {
                 match self.create(&lease).await {
                     // A process without the right to create namespaces needs none if the namespace exists.
                     Err(kube::Error::Api(status)) if status.code == 404 => {
-                        ensure_namespace(&self.client, &self.lease.namespace).await?;
+                        ensure_namespace(&self.client, &self.name.namespace).await?;
                         self.create(&lease).await
                     }
                     created => created,
                 }
             }
-            Call::Replace(lease) => match self.replace(&lease).await {
+            LeaseRequest::Replace(lease) => match self.replace(&lease).await {
                 Err(kube::Error::Api(status)) if status.code == 404 => {
-                    return Ok(Answer::Overtaken);
+                    return Ok(LeaseResponse::Conflict);
                 }
                 replaced => replaced,
             },
         };
         match written {
-            Ok(lease) => Ok(Answer::Written(Box::new(lease))),
-            Err(kube::Error::Api(status)) if status.code == 409 => Ok(Answer::Overtaken),
+            Ok(lease) => Ok(LeaseResponse::Written(Box::new(lease))),
+            Err(kube::Error::Api(status)) if status.code == 409 => Ok(LeaseResponse::Conflict),
             Err(error) => Err(error),
         }
     }
@@ -231,7 +233,7 @@ impl LeaseApi {
 
     /// The `metadata.resourceVersion` of the read Lease is the precondition.
     async fn replace(&self, lease: &Lease) -> kube::Result<Lease> {
-        let name = &self.lease.name;
+        let name = &self.name.name;
         self.api.replace(name, &PostParams::default(), lease).await
     }
 }
@@ -256,12 +258,12 @@ mod tests {
 
     #[test]
     fn runs_stop_starting_half_lease_after_renewal() {
-        let hold = LeaseState {
+        let state = LeaseState {
             renewed: Some(at(10)),
             ..LeaseState::default()
         };
-        assert!(hold.may_start(at(39)));
-        assert!(!hold.may_start(at(40)));
+        assert!(state.may_start(at(39)));
+        assert!(!state.may_start(at(40)));
         assert!(!LeaseState::default().may_start(at(0)));
     }
 }

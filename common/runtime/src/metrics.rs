@@ -45,7 +45,7 @@ impl Collector for ProcessMetrics {
             "process_resident_memory",
             "Resident memory of the process, without Helm runs.",
             Some(&Unit::Bytes),
-            resident(),
+            resident_bytes(),
         )?;
         gauge(
             "process_open_fds",
@@ -53,7 +53,7 @@ impl Collector for ProcessMetrics {
             None,
             fs::read_dir("/proc/self/fd")
                 .ok()
-                .and_then(|found| u64::try_from(found.count()).ok()),
+                .and_then(|entries| u64::try_from(entries.count()).ok()),
         )?;
         gauge(
             "process_max_fds",
@@ -76,7 +76,7 @@ impl Collector for ProcessMetrics {
     }
 }
 
-fn resident() -> Option<u64> {
+fn resident_bytes() -> Option<u64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let line = status
         .lines()
@@ -104,6 +104,6 @@ mod tests {
         let stat = "42 (a ) b) S 1 2 3 4 5 6 7 8 9 10 150 50 0 0 20 0";
         assert_eq!(cpu_seconds(stat), Some(2.0));
         assert_eq!(cpu_seconds(""), None);
-        assert!(resident().is_some_and(|bytes| bytes > 1 << 20));
+        assert!(resident_bytes().is_some_and(|bytes| bytes > 1 << 20));
     }
 }

@@ -190,10 +190,10 @@ mod tests {
         let listener = Tcp.listen("--listen", &loopback).await.unwrap();
         let address = listener.local_addr().unwrap();
         let (dialed, accepted) = tokio::join!(Tcp.connect(address), listener.accept());
-        let (one, other) = tokio::io::duplex(64);
+        let (near, far) = tokio::io::duplex(64);
         let pairs = [
             (dialed.unwrap(), accepted.unwrap().0),
-            (Stream::Other(Box::new(one)), Stream::Other(Box::new(other))),
+            (Stream::Other(Box::new(near)), Stream::Other(Box::new(far))),
         ];
         for (mut from, mut to) in pairs {
             from.set_nodelay().unwrap();

@@ -19,17 +19,17 @@ pub trait Newest<T> {
     fn get(&self) -> T;
 }
 
-/// The same for the end that also learns whether the value is new.
+/// The same for a receiver, which also tracks whether it has seen the value.
 pub trait NewestSeen<T>: Newest<T> {
     /// Copies the newest value and marks it as seen: `changed` waits for another one.
-    fn see(&mut self) -> T;
+    fn get_and_update(&mut self) -> T;
 }
 
-/// Writes that leave the channel alone when there is nothing new.
-pub trait PutNews<T> {
+/// Writes that leave the channel alone if the value is unchanged.
+pub trait SendIfChanged<T> {
     /// Publishes `value` if it differs from the newest one, and returns whether it does. An equal value takes no
     /// write lock and wakes no reader.
-    fn put(&self, value: T) -> bool;
+    fn send_if_changed(&self, value: T) -> bool;
 }
 
 impl<T: Clone> Newest<T> for watch::Receiver<T> {
@@ -45,21 +45,21 @@ impl<T: Clone> Newest<T> for watch::Sender<T> {
 }
 
 impl<T: Clone> NewestSeen<T> for watch::Receiver<T> {
-    fn see(&mut self) -> T {
+    fn get_and_update(&mut self) -> T {
         step(|| self.borrow_and_update().clone())
     }
 }
 
-impl<T: PartialEq> PutNews<T> for watch::Sender<T> {
-    fn put(&self, value: T) -> bool {
+impl<T: PartialEq> SendIfChanged<T> for watch::Sender<T> {
+    fn send_if_changed(&self, value: T) -> bool {
         if step(|| *self.borrow() == value) {
             return false;
         }
         // Another writer may have come first.
         self.send_if_modified(|newest| {
-            let news = *newest != value;
+            let is_changed = *newest != value;
             *newest = value;
-            news
+            is_changed
         })
     }
 }
@@ -79,8 +79,8 @@ mod tests {
     /// Runs `read` and a writer in two threads, and returns whether both end.
     fn ends_despite_writer(read: impl Fn(&watch::Receiver<u64>) + Send + 'static) -> bool {
         let (sender, receiver) = watch::channel(0);
-        let (ended, ends) = mpsc::channel();
-        let writer = ended.clone();
+        let (ended_tx, ended_rx) = mpsc::channel();
+        let writer = ended_tx.clone();
         thread::spawn(move || {
             for round in 1..=ROUNDS {
                 sender.send_replace(round);
@@ -89,9 +89,9 @@ mod tests {
         });
         thread::spawn(move || {
             (1..=ROUNDS).for_each(|_| read(&receiver));
-            ended.send(()).ok();
+            ended_tx.send(()).ok();
         });
-        (0..2).all(|_| ends.recv_timeout(DEADLINE).is_ok())
+        (0..2).all(|_| ended_rx.recv_timeout(DEADLINE).is_ok())
     }
 
     #[test]
@@ -115,13 +115,13 @@ mod tests {
     #[test]
     fn equal_value_takes_no_write_lock() {
         let (sender, mut receiver) = watch::channel(1);
-        assert!(sender.put(2));
-        assert_eq!(receiver.see(), 2);
-        let held = receiver.borrow();
-        let (ended, ends) = mpsc::channel();
-        thread::spawn(move || ended.send(sender.put(2)).ok());
-        assert_eq!(ends.recv_timeout(DEADLINE), Ok(false));
-        drop(held);
+        assert!(sender.send_if_changed(2));
+        assert_eq!(receiver.get_and_update(), 2);
+        let guard = receiver.borrow();
+        let (ended_tx, ended_rx) = mpsc::channel();
+        thread::spawn(move || ended_tx.send(sender.send_if_changed(2)).ok());
+        assert_eq!(ended_rx.recv_timeout(DEADLINE), Ok(false));
+        drop(guard);
     }
 }
 
@@ -138,8 +138,8 @@ mod schedules {
     #[test]
     fn reads_and_writes_of_threads_end() {
         check(SCHEDULES, |scene: &mut Scene| {
-            let (sender, mut seen) = watch::channel(0);
-            let (sender, receiver) = (Arc::new(sender), seen.clone());
+            let (sender, mut updates) = watch::channel(0);
+            let (sender, receiver) = (Arc::new(sender), updates.clone());
             let writer = Arc::clone(&sender);
             scene.thread("reader", move || {
                 let first = receiver.get();
@@ -147,12 +147,12 @@ mod schedules {
             });
             scene.thread("writer", move || {
                 for value in 1..=2 {
-                    assert!(writer.put(value));
+                    assert!(writer.send_if_changed(value));
                 }
             });
             scene.task("follower", async move {
-                while seen.see() != 2 {
-                    seen.changed().await.unwrap();
+                while updates.get_and_update() != 2 {
+                    updates.changed().await.unwrap();
                 }
             });
             scene.end(move || assert_eq!(sender.get(), 2));
@@ -163,16 +163,16 @@ mod schedules {
     fn one_of_two_equal_writes_is_news() {
         check(SCHEDULES, |scene: &mut Scene| {
             let sender = Arc::new(watch::Sender::new(0));
-            let news = Arc::new(watch::Sender::new(0));
+            let changes = Arc::new(watch::Sender::new(0));
             for name in ["first", "second"] {
-                let (sender, news) = (Arc::clone(&sender), Arc::clone(&news));
+                let (sender, changes) = (Arc::clone(&sender), Arc::clone(&changes));
                 scene.thread(name, move || {
-                    if sender.put(1) {
-                        news.send_modify(|news| *news += 1);
+                    if sender.send_if_changed(1) {
+                        changes.send_modify(|changes| *changes += 1);
                     }
                 });
             }
-            scene.end(move || assert_eq!(news.get(), 1));
+            scene.end(move || assert_eq!(changes.get(), 1));
         });
     }
 }

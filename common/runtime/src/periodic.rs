@@ -24,7 +24,7 @@ pub struct Schedule {
 
 /// The pause after a success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
+pub enum NextRun {
     AsScheduled,
     After(Duration),
     /// Only a trigger starts the task again.
@@ -36,11 +36,11 @@ pub enum Next {
 /// ```ignore
 /// let mut pace = Periodic::new("the task", SCHEDULE);
 /// loop {
-///     let done = attempt().await;
+///     let result = attempt().await;
 ///     tokio::select! {
 ///         () = stop.cancelled() => return,
 ///         () = trigger.notified() => {}
-///         () = pace.rest(done) => {}
+///         () = pace.pause_after(result) => {}
 ///     }
 /// }
 /// ```
@@ -61,18 +61,21 @@ impl Periodic {
     }
 
     /// Records the result of an attempt. The future ends when the next one is due.
-    pub fn rest<E: Error>(&mut self, done: Result<Next, E>) -> impl Future<Output = ()> + use<E> {
-        let pause = match done {
+    pub fn pause_after<E: Error>(
+        &mut self,
+        result: Result<NextRun, E>,
+    ) -> impl Future<Output = ()> + use<E> {
+        let pause = match result {
             Ok(next) => {
                 self.failures = 0;
                 self.log.succeeded();
                 match next {
-                    Next::AsScheduled => {
+                    NextRun::AsScheduled => {
                         let shorter = self.schedule.jitter * chance::random::<f64>();
                         Some(self.schedule.every.mul_f64(1.0 - shorter))
                     }
-                    Next::After(pause) => Some(pause),
-                    Next::OnTrigger => None,
+                    NextRun::After(pause) => Some(pause),
+                    NextRun::OnTrigger => None,
                 }
             }
             Err(error) => {
@@ -154,34 +157,34 @@ mod tests {
     async fn task_repeats_as_scheduled_and_backs_off() {
         let seconds = Duration::from_secs;
         let mut pace = Periodic::new("test", SCHEDULE);
-        for (done, least, most) in [
-            (Ok(Next::AsScheduled), 80.0, 100.0),
+        for (result, least, most) in [
+            (Ok(NextRun::AsScheduled), 80.0, 100.0),
             (Err(Broken), 2.5, 5.0),
             (Err(Broken), 5.0, 10.0),
-            (Ok(Next::After(seconds(7))), 7.0, 7.0),
+            (Ok(NextRun::After(seconds(7))), 7.0, 7.0),
             (Err(Broken), 2.5, 5.0),
         ] {
-            let began = Instant::now();
-            pace.rest(done).await;
-            let pause = began.elapsed().as_secs_f64();
+            let started = Instant::now();
+            pace.pause_after(result).await;
+            let pause = started.elapsed().as_secs_f64();
             assert!((least..=most + 0.01).contains(&pause), "{least}: {pause}");
         }
         for _ in 0..20 {
-            let began = Instant::now();
-            pace.rest(Err(Broken)).await;
-            assert!(began.elapsed() <= SCHEDULE.retry_max + seconds(1));
+            let started = Instant::now();
+            pace.pause_after(Err(Broken)).await;
+            assert!(started.elapsed() <= SCHEDULE.retry_max + seconds(1));
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn result_counts_though_trigger_ends_pause() {
         let mut pace = Periodic::new("test", SCHEDULE);
-        drop(pace.rest(Err(Broken)));
+        drop(pace.pause_after(Err(Broken)));
         assert_eq!(pace.log.problem().unwrap(), "broken");
-        let rest = pace.rest(Ok::<_, Broken>(Next::OnTrigger));
+        let pause = pace.pause_after(Ok::<_, Broken>(NextRun::OnTrigger));
         assert_eq!(pace.log.problem(), None);
         let year = Duration::from_secs(365 * 86400);
-        assert!(tokio::time::timeout(year, rest).await.is_err());
+        assert!(tokio::time::timeout(year, pause).await.is_err());
     }
 
     #[test]

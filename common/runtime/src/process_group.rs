@@ -6,7 +6,7 @@ use rustix::process::{Pid, Signal, WaitOptions, kill_process_group, waitpgid};
 use tokio::time::sleep;
 
 /// A process closes its files shortly before it can be reaped.
-const REAP_AGAIN: Duration = Duration::from_millis(10);
+const REAP_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Kills the whole group. The caller must not have reaped the group's leader: until then, no other process can have
 /// its PID.
@@ -19,11 +19,11 @@ pub fn kill(group: Pid) {
 
 /// Reaps orphaned processes of the group. As the first process of a container, this process inherits them, and no
 /// other process reaps them. The caller must have reaped the leader already.
-pub async fn orphans_of(group: Pid) {
+pub async fn reap_orphans(group: Pid) {
     // If this process is not the first one, it has no such child, and the loop ends immediately.
-    while let Ok(ended) = waitpgid(group, WaitOptions::NOHANG) {
-        if ended.is_none() {
-            sleep(REAP_AGAIN).await;
+    while let Ok(reaped) = waitpgid(group, WaitOptions::NOHANG) {
+        if reaped.is_none() {
+            sleep(REAP_INTERVAL).await;
         }
     }
 }

@@ -10,13 +10,13 @@ pub struct Rate {
     /// Number of tokens in a full bucket.
     pub burst: u64,
     /// Time to earn one token.
-    pub each: Duration,
+    pub per_token: Duration,
 }
 
 impl Rate {
     /// Returns the time to earn `amount` tokens.
-    pub fn time(self, amount: u64) -> Duration {
-        let nanos = self.each.as_nanos().saturating_mul(amount.into());
+    pub fn time_to_earn(self, amount: u64) -> Duration {
+        let nanos = self.per_token.as_nanos().saturating_mul(amount.into());
         // Centuries, which still allow a few additions without overflow.
         let longest = u128::from(u64::MAX / 4);
         Duration::from_nanos(u64::try_from(nanos.min(longest)).unwrap_or_default())
@@ -25,45 +25,45 @@ impl Rate {
 
 /// A bucket, stored as the time at which it will be full.
 #[derive(Clone, Copy, Debug)]
-pub struct Bucket {
+pub struct TokenBucket {
     rate: Rate,
-    full: BootTime,
+    full_at: BootTime,
 }
 
-impl Bucket {
+impl TokenBucket {
     /// Creates a full bucket.
     pub fn new(rate: Rate) -> Self {
-        let full = BootTime::default();
-        Self { rate, full }
+        let full_at = BootTime::default();
+        Self { rate, full_at }
     }
 
     /// Takes tokens for work whose size is known only afterwards. Returns the time to wait before taking
     /// more.
     pub fn charge(&mut self, now: BootTime, amount: u64) -> Duration {
-        let from = self.full.max(now).0;
-        self.full = BootTime(from.saturating_add(self.rate.time(amount)));
+        let from = self.full_at.max(now).0;
+        self.full_at = BootTime(from.saturating_add(self.rate.time_to_earn(amount)));
         self.wait(now)
     }
 
     /// Returns the time until the overdrawn tokens are earned again.
     pub fn wait(&self, now: BootTime) -> Duration {
-        let missing = self.full.since(now);
-        missing.saturating_sub(self.rate.time(self.rate.burst))
+        let missing = self.full_at.since(now);
+        missing.saturating_sub(self.rate.time_to_earn(self.rate.burst))
     }
 
     /// Takes `amount` tokens. Returns the time to wait before the work.
     ///
     /// # Errors
-    /// Returns the wait if it is longer than `patience`. Takes no tokens in that case.
+    /// Returns the wait if it is longer than `max_wait`. Takes no tokens in that case.
     pub fn take(
         &mut self,
         now: BootTime,
         amount: u64,
-        patience: Duration,
+        max_wait: Duration,
     ) -> Result<Duration, Duration> {
         let mut after = *self;
         let wait = after.charge(now, amount);
-        if wait > patience {
+        if wait > max_wait {
             return Err(wait);
         }
         *self = after;
@@ -72,7 +72,7 @@ impl Bucket {
 
     /// Returns whether the bucket is full.
     pub fn is_full(&self, now: BootTime) -> bool {
-        self.full <= now
+        self.full_at <= now
     }
 }
 
@@ -84,7 +84,7 @@ mod tests {
 
     const RATE: Rate = Rate {
         burst: 10,
-        each: Duration::from_millis(100),
+        per_token: Duration::from_millis(100),
     };
 
     fn at(millis: u64) -> BootTime {
@@ -93,7 +93,7 @@ mod tests {
 
     #[test]
     fn burst_passes_and_excess_is_paced() {
-        let mut bucket = Bucket::new(RATE);
+        let mut bucket = TokenBucket::new(RATE);
         // Time, amount and resulting wait.
         let steps = [
             (0, 10, 0),
@@ -108,14 +108,14 @@ mod tests {
             (70_000, 110, 10_000),
         ];
         for (now, amount, wait) in steps {
-            let waits = bucket.charge(at(now), amount);
-            assert_eq!(waits, Duration::from_millis(wait), "at {now}");
+            let actual = bucket.charge(at(now), amount);
+            assert_eq!(actual, Duration::from_millis(wait), "at {now}");
         }
     }
 
     #[test]
     fn refused_take_costs_no_tokens() {
-        let mut bucket = Bucket::new(RATE);
+        let mut bucket = TokenBucket::new(RATE);
         let millis = Duration::from_millis;
         let mut take = |now, amount| bucket.take(at(now), amount, Duration::ZERO);
         assert_eq!(take(0, 9), Ok(Duration::ZERO));
@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn bucket_refills_after_rest_without_overflow() {
-        let mut bucket = Bucket::new(RATE);
+        let mut bucket = TokenBucket::new(RATE);
         assert!(bucket.is_full(at(0)));
         bucket.charge(at(0), 7);
         assert!(!bucket.is_full(at(699)) && bucket.is_full(at(700)));
@@ -151,7 +151,7 @@ mod tests {
         fn no_span_overdraws_budget_beyond_one_message(
             steps in proptest::collection::vec((0_u64..3_000, 0_u64..40), 1..80)
         ) {
-            let mut bucket = Bucket::new(RATE);
+            let mut bucket = TokenBucket::new(RATE);
             let mut now = 0;
             let mut taken: Vec<(u64, u64)> = Vec::new();
             for (rest, amount) in steps {
@@ -160,12 +160,12 @@ mod tests {
                 taken.push((now, amount));
                 now += u64::try_from(wait.as_millis()).unwrap();
             }
-            for (index, (begin, _)) in taken.iter().enumerate() {
+            for (index, (start, _)) in taken.iter().enumerate() {
                 let mut sum = 0;
                 for (end, amount) in &taken[index..] {
                     // The size of the last message is known only after it is read.
-                    let earned = (end - begin) / 100 + 1;
-                    prop_assert!(sum <= RATE.burst + earned, "{sum} from {begin} to {end}");
+                    let earned = (end - start) / 100 + 1;
+                    prop_assert!(sum <= RATE.burst + earned, "{sum} from {start} to {end}");
                     sum += amount;
                 }
             }
@@ -176,7 +176,7 @@ mod tests {
         fn within_the_rate_nothing_waits(
             rests in proptest::collection::vec(0_u64..1_000, 1..80)
         ) {
-            let mut bucket = Bucket::new(RATE);
+            let mut bucket = TokenBucket::new(RATE);
             let mut now = 0;
             for rest in rests {
                 now += rest;
@@ -190,13 +190,13 @@ mod tests {
         fn small_message_waits_no_longer_than_total_debt(
             large in proptest::collection::vec(1_u64..200, 1..8)
         ) {
-            let mut bucket = Bucket::new(RATE);
+            let mut bucket = TokenBucket::new(RATE);
             let sum: u64 = large.iter().sum();
             for amount in large {
                 bucket.charge(at(0), amount);
             }
             let wait = bucket.charge(at(0), 1);
-            prop_assert!(wait <= RATE.time(sum + 1));
+            prop_assert!(wait <= RATE.time_to_earn(sum + 1));
         }
     }
 }

@@ -12,7 +12,7 @@ use crate::clock::BootTime;
 
 /// Grace period after an API server's start. It serves requests before it has read all roles, so it rejects some
 /// requests at first.
-const SETTLING: Duration = Duration::from_secs(15);
+const STARTUP_GRACE: Duration = Duration::from_secs(15);
 const RETRY_MAX: Duration = Duration::from_secs(15);
 
 /// Distinguishes temporary rejections from permanent ones by the time since the API server last failed to respond.
@@ -29,38 +29,38 @@ impl StartupGrace {
     }
 
     /// Records that the API server did not respond.
-    pub fn was_silent(&self) {
+    pub fn record_no_response(&self) {
         self.0.set(BootTime::now());
     }
 
     /// Returns whether a rejection can be temporary.
-    pub fn is_settling(&self) -> bool {
-        BootTime::now().since(self.0.get()) < SETTLING
+    pub fn is_active(&self) -> bool {
+        BootTime::now().since(self.0.get()) < STARTUP_GRACE
     }
 }
 
-/// Calls `attempt` until it succeeds, and logs each failure. Returns an error for which `may_pass` returns `false`.
+/// Calls `attempt` until it succeeds, and logs each failure. Returns an error for which `is_retryable` returns `false`.
 /// Returns `None` if `stop` is cancelled.
 pub async fn retry_until_ready<T, E: Error, F: Future<Output = Result<T, E>>>(
-    what: &str,
+    name: &str,
     stop: &CancellationToken,
-    may_pass: impl Fn(&E) -> bool,
+    is_retryable: impl Fn(&E) -> bool,
     attempt: impl Fn() -> F,
 ) -> Result<Option<T>, E> {
     let mut attempts = 0;
     loop {
         let error = tokio::select! {
             () = stop.cancelled() => return Ok(None),
-            done = attempt() => match done {
-                Ok(done) => return Ok(Some(done)),
+            result = attempt() => match result {
+                Ok(value) => return Ok(Some(value)),
                 Err(error) => error,
             },
         };
-        if !may_pass(&error) {
+        if !is_retryable(&error) {
             return Err(error);
         }
         attempts += 1;
-        tracing::warn!(error = %chain(&error), "{what} is not ready; retrying");
+        tracing::warn!(error = %chain(&error), "{name} is not ready; retrying");
         tokio::select! {
             () = stop.cancelled() => return Ok(None),
             () = tokio::time::sleep(backoff(attempts, RETRY_MAX, chance::random())) => {}
@@ -77,7 +77,7 @@ pub struct Backoff {
 
 impl Backoff {
     /// Returns the pause after `attempts` attempts, without jitter.
-    pub fn longest(self, attempts: u32) -> Duration {
+    pub fn without_jitter(self, attempts: u32) -> Duration {
         let doubled = self
             .first
             .saturating_mul(1 << attempts.saturating_sub(1).min(20));
@@ -87,8 +87,8 @@ impl Backoff {
     /// Returns the pause after `attempts` attempts. `jitter` in 0..1 selects a point in the upper half of the longest
     /// pause.
     pub fn pause(self, attempts: u32, jitter: f64) -> Duration {
-        let longest = self.longest(attempts);
-        longest / 2 + longest.mul_f64(jitter.clamp(0.0, 1.0) / 2.0)
+        let full = self.without_jitter(attempts);
+        full / 2 + full.mul_f64(jitter.clamp(0.0, 1.0) / 2.0)
     }
 
     /// Back-off of a failed request, from 5 s up to `max`.
@@ -125,8 +125,8 @@ mod tests {
                 Ok(())
             }
         };
-        let done = retry_until_ready("test", &stop, |_| true, attempt).await;
-        assert!(matches!(done, Ok(Some(()))) && count.get() == 4);
+        let result = retry_until_ready("test", &stop, |_| true, attempt).await;
+        assert!(matches!(result, Ok(Some(()))) && count.get() == 4);
         count.set(0);
         let error = retry_until_ready("test", &stop, |error| error.0 < 2, attempt).await;
         assert!(matches!(error, Err(Failed(2))));
@@ -139,8 +139,8 @@ mod tests {
             stop.cancel();
             Err::<(), _>(Failed(1))
         };
-        let done = retry_until_ready("test", &stop, |_| true, attempt).await;
-        assert!(matches!(done, Ok(None)));
+        let result = retry_until_ready("test", &stop, |_| true, attempt).await;
+        assert!(matches!(result, Ok(None)));
     }
 
     #[test]

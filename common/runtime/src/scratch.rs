@@ -10,7 +10,7 @@ use thiserror::Error;
 const PRIVATE_FLAG: &str = "--private-dir";
 
 /// Folders that this process has created.
-static OWN: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+static OWN_FOLDERS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 #[derive(Debug, Error)]
 #[error("using the folder {} failed; name another with {flag}", .folder.display())]
@@ -24,13 +24,13 @@ pub struct ScratchError {
 /// Creates a folder in `parent`, named after `program`. Removes folders of killed processes of that program, as they
 /// contain credentials. The error names `flag`.
 pub fn folder(parent: &Path, program: &str, flag: &'static str) -> Result<TempDir, ScratchError> {
-    let explain = |source| ScratchError {
+    let with_folder = |source| ScratchError {
         folder: parent.to_owned(),
         flag,
         source,
     };
-    std::fs::create_dir_all(parent).map_err(explain)?;
-    for entry in std::fs::read_dir(parent).map_err(explain)?.flatten() {
+    std::fs::create_dir_all(parent).map_err(with_folder)?;
+    for entry in std::fs::read_dir(parent).map_err(with_folder)?.flatten() {
         let name = entry.file_name();
         let owner = name.to_str().and_then(|name| {
             name.strip_prefix(program)?
@@ -38,27 +38,27 @@ pub fn folder(parent: &Path, program: &str, flag: &'static str) -> Result<TempDi
                 .split('-')
                 .next()
         });
-        let dead = owner
+        let is_orphaned = owner
             .and_then(|pid| pid.parse().ok())
-            .is_some_and(|pid| was_of_another(pid, &entry.path()));
-        if dead && let Err(error) = std::fs::remove_dir_all(entry.path()) {
+            .is_some_and(|pid| is_unused(pid, &entry.path()));
+        if is_orphaned && let Err(error) = std::fs::remove_dir_all(entry.path()) {
             tracing::warn!(folder = %entry.path().display(), %error, "removing what a dead {program} left failed");
         }
     }
-    let made = tempfile::Builder::new()
+    let created = tempfile::Builder::new()
         .prefix(&format!("{program}-{}-", std::process::id()))
         .tempdir_in(parent)
-        .map_err(explain)?;
-    let mut own = OWN.lock().unwrap_or_else(PoisonError::into_inner);
-    own.push(made.path().to_owned());
-    Ok(made)
+        .map_err(with_folder)?;
+    let mut own = OWN_FOLDERS.lock().unwrap_or_else(PoisonError::into_inner);
+    own.push(created.path().to_owned());
+    Ok(created)
 }
 
 /// Returns whether no process uses the folder. After a container restart, the previous process can have had the same
 /// PID.
-fn was_of_another(pid: u32, folder: &Path) -> bool {
+fn is_unused(pid: u32, folder: &Path) -> bool {
     if pid == std::process::id() {
-        let own = OWN.lock().unwrap_or_else(PoisonError::into_inner);
+        let own = OWN_FOLDERS.lock().unwrap_or_else(PoisonError::into_inner);
         return !own.iter().any(|own| own == folder);
     }
     !Path::new("/proc").join(pid.to_string()).exists()
@@ -121,10 +121,10 @@ mod tests {
     #[test]
     fn unusable_folder_error_names_flag() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let said = folder(file.path(), "hub", "--dir").unwrap_err().to_string();
+        let message = folder(file.path(), "hub", "--dir").unwrap_err().to_string();
         assert!(
-            said.contains("--dir") && said.contains(file.path().to_str().unwrap()),
-            "{said}"
+            message.contains("--dir") && message.contains(file.path().to_str().unwrap()),
+            "{message}"
         );
     }
 }

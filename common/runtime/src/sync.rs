@@ -15,9 +15,9 @@ pub use self::schedule::step;
 #[cfg(not(feature = "simulation"))]
 pub use std::sync::{Mutex, MutexGuard};
 
-/// Runs `act`. A schedule can run other threads before and after it.
+/// Runs `action`. A schedule can run other threads before and after it.
 #[cfg(not(feature = "simulation"))]
 #[inline]
-pub fn step<T>(act: impl FnOnce() -> T) -> T {
-    act()
+pub fn step<T>(action: impl FnOnce() -> T) -> T {
+    action()
 }

@@ -13,7 +13,7 @@ use crate::watchdog::Watchdog;
 #[derive(Debug, Error)]
 pub enum TaskError {
     #[error("{0} ended unexpectedly")]
-    ByItself(&'static str),
+    EndedUnexpectedly(&'static str),
     #[error("{task} ended badly")]
     Failed {
         task: &'static str,
@@ -26,29 +26,29 @@ pub enum TaskError {
 #[derive(Debug)]
 pub struct Tasks {
     watchdog: Watchdog,
-    left: Vec<(&'static str, JoinHandle<()>)>,
+    running: Vec<(&'static str, JoinHandle<()>)>,
 }
 
 impl Tasks {
     pub fn new(watchdog: Watchdog) -> Self {
-        let left = Vec::new();
-        Self { watchdog, left }
+        let running = Vec::new();
+        Self { watchdog, running }
     }
 
-    pub fn spawn(&mut self, what: &'static str, task: impl Future<Output = ()> + Send + 'static) {
-        let task = tokio::spawn(self.watchdog.watch(what, task));
-        self.left.push((what, task));
+    pub fn spawn(&mut self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
+        let task = tokio::spawn(self.watchdog.watch(name, task));
+        self.running.push((name, task));
     }
 
     /// Waits until a task ends, and returns the reason. Waits forever if there are no tasks.
-    pub async fn one_ends(&mut self) -> TaskError {
-        if self.left.is_empty() {
+    pub async fn wait_any(&mut self) -> TaskError {
+        if self.running.is_empty() {
             return std::future::pending().await;
         }
-        let (ended, at, _) = select_all(self.left.iter_mut().map(|(_, task)| task)).await;
-        let (what, _) = self.left.swap_remove(at);
-        match said(what, ended) {
-            Ok(()) => TaskError::ByItself(what),
+        let (result, index, _) = select_all(self.running.iter_mut().map(|(_, task)| task)).await;
+        let (name, _) = self.running.swap_remove(index);
+        match join_result(name, result) {
+            Ok(()) => TaskError::EndedUnexpectedly(name),
             Err(error) => error,
         }
     }
@@ -57,12 +57,16 @@ impl Tasks {
     ///
     /// # Errors
     /// If the task panicked.
-    pub async fn end_of(&mut self, what: &'static str) -> Result<(), TaskError> {
-        match self.left.iter().position(|(name, _)| *name == what) {
+    pub async fn wait_for(&mut self, name: &'static str) -> Result<(), TaskError> {
+        match self
+            .running
+            .iter()
+            .position(|(running, _)| *running == name)
+        {
             None => Ok(()),
-            Some(at) => {
-                let (what, task) = self.left.swap_remove(at);
-                said(what, task.await)
+            Some(index) => {
+                let (name, task) = self.running.swap_remove(index);
+                join_result(name, task.await)
             }
         }
     }
@@ -71,16 +75,16 @@ impl Tasks {
     ///
     /// # Errors
     /// If a task panicked.
-    pub async fn end(mut self) -> Result<(), TaskError> {
-        while let Some((what, task)) = self.left.pop() {
-            said(what, task.await)?;
+    pub async fn wait_all(mut self) -> Result<(), TaskError> {
+        while let Some((name, task)) = self.running.pop() {
+            join_result(name, task.await)?;
         }
         Ok(())
     }
 }
 
-fn said(task: &'static str, ended: Result<(), JoinError>) -> Result<(), TaskError> {
-    ended.map_err(|source| TaskError::Failed { task, source })
+fn join_result(task: &'static str, result: Result<(), JoinError>) -> Result<(), TaskError> {
+    result.map_err(|source| TaskError::Failed { task, source })
 }
 
 /// Short tasks that return their key when they end, even after a panic.
@@ -109,12 +113,12 @@ impl<K, T: Send + 'static> KeyedTasks<K, T> {
     /// Waits until a task ends. Waits forever if no task runs.
     pub async fn next(&mut self) -> (K, Result<T, JoinError>) {
         loop {
-            let Some(ended) = self.tasks.join_next_with_id().await else {
+            let Some(result) = self.tasks.join_next_with_id().await else {
                 return std::future::pending().await;
             };
-            let id = ended.as_ref().map_or_else(JoinError::id, |(id, _)| *id);
+            let id = result.as_ref().map_or_else(JoinError::id, |(id, _)| *id);
             if let Some(key) = self.keys.remove(&id) {
-                return (key, ended.map(|(_, result)| result));
+                return (key, result.map(|(_, result)| result));
             }
         }
     }
@@ -125,7 +129,7 @@ impl<K, T: Send + 'static> KeyedTasks<K, T> {
     }
 
     /// Waits until all tasks have ended, and drops their results.
-    pub async fn end(&mut self) {
+    pub async fn wait_all(&mut self) {
         while self.tasks.join_next().await.is_some() {}
         self.keys.clear();
     }
@@ -153,27 +157,27 @@ mod tests {
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         tasks.spawn("lasting", async { drop(stopped.await) });
         tasks.spawn("broken", async { panic!("a bug") });
-        assert_eq!(tasks.one_ends().await.to_string(), "broken ended badly");
+        assert_eq!(tasks.wait_any().await.to_string(), "broken ended badly");
         tasks.spawn("short", async {});
         assert_eq!(
-            tasks.one_ends().await.to_string(),
+            tasks.wait_any().await.to_string(),
             "short ended unexpectedly"
         );
-        tasks.end_of("short").await.unwrap();
+        tasks.wait_for("short").await.unwrap();
         stop.send(()).unwrap();
-        tasks.end_of("lasting").await.unwrap();
+        tasks.wait_for("lasting").await.unwrap();
         tasks.spawn("broken too", async { panic!("a bug") });
-        assert!(tasks.end().await.is_err());
+        assert!(tasks.wait_all().await.is_err());
     }
     #[tokio::test]
     async fn keyed_task_names_its_key_after_panic() {
         let mut tasks = KeyedTasks::default();
         tasks.spawn("broken", async { panic!("a bug") });
-        let (key, ended) = tasks.next().await;
-        assert!(key == "broken" && ended.is_err_and(|error| error.is_panic()));
+        let (key, result) = tasks.next().await;
+        assert!(key == "broken" && result.is_err_and(|error| error.is_panic()));
         tasks.spawn("well", async { 7 });
-        let (key, ended) = tasks.next().await;
-        assert_eq!((key, ended.ok()), ("well", Some(7)));
+        let (key, result) = tasks.next().await;
+        assert_eq!((key, result.ok()), ("well", Some(7)));
         assert!(tasks.is_empty() && tasks.keys.is_empty());
     }
 }

@@ -17,8 +17,8 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{Registry, reload};
 
 use json_line::JsonLine;
-use level::Wanted;
-pub use level::{LogLevel, NotSet, Setting, Shown};
+use level::LogFilter;
+pub use level::{FilterChange, FilterError, FilterStatus, LogLevel};
 
 /// Log filter if neither `RUST_LOG` nor a flag sets another.
 pub const DEFAULT_FILTER: &str = "info";
@@ -50,20 +50,20 @@ impl FromStr for LogFormat {
             "text" => Ok(Self::Text),
             "json" => Ok(Self::Json),
             _ => Err(UnknownLogFormat {
-                found: text.to_owned(),
+                text: text.to_owned(),
             }),
         }
     }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("log format {found:?} is unknown: use text or json")]
+#[error("log format {text:?} is unknown: use text or json")]
 pub struct UnknownLogFormat {
-    found: String,
+    text: String,
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum TelemetryError {
+pub enum LogInitError {
     #[error(
         "{origin} is not a log filter: use a level (error, warn, info, debug, trace) or target=level pairs"
     )]
@@ -78,20 +78,20 @@ pub enum TelemetryError {
 
 /// Fields of the process in each JSON line. Clones share their state.
 #[derive(Clone, Debug, Default)]
-pub struct AboutProcess(Arc<RwLock<Vec<(&'static str, String)>>>);
+pub struct ProcessFields(Arc<RwLock<Vec<(&'static str, String)>>>);
 
-impl AboutProcess {
+impl ProcessFields {
     /// Adds a field to all further lines. A span or event with a field of the same name overrides it.
-    pub fn put(&self, name: &'static str, value: impl Into<String>) {
+    pub fn set(&self, name: &'static str, value: impl Into<String>) {
         let mut fields = self.0.write().unwrap_or_else(PoisonError::into_inner);
         fields.retain(|(known, _)| *known != name);
         fields.push((name, value.into()));
     }
 
-    fn each(&self, mut take: impl FnMut(&'static str, &str)) {
+    fn for_each(&self, mut visit: impl FnMut(&'static str, &str)) {
         let fields = self.0.read().unwrap_or_else(PoisonError::into_inner);
         for (name, value) in fields.iter() {
-            take(name, value);
+            visit(name, value);
         }
     }
 }
@@ -99,7 +99,7 @@ impl AboutProcess {
 /// Log of this process. Clones share their state.
 #[derive(Clone, Debug)]
 pub struct Log {
-    pub process: AboutProcess,
+    pub process: ProcessFields,
     pub level: LogLevel,
 }
 
@@ -108,47 +108,47 @@ impl Log {
     /// Returns the log of a simulated process: its level can be read, but not changed.
     pub fn unused() -> Self {
         let filter = tracing_subscriber::filter::Targets::new();
-        let (_, handle) = reload::Layer::new(Wanted(filter));
+        let (_, handle) = reload::Layer::new(LogFilter(filter));
         Self {
-            process: AboutProcess::default(),
+            process: ProcessFields::default(),
             level: LogLevel::new(handle, DEFAULT_FILTER),
         }
     }
 }
 
 /// An additional layer for the spans and events of this process, with a separate filter.
-pub type Beside = Box<dyn Layer<Registry> + Send + Sync>;
+pub type ExtraLayer = Box<dyn Layer<Registry> + Send + Sync>;
 
 /// Starts the log with `default_filter`, which `RUST_LOG` overrides. Call this once per process.
 pub fn init(
     format: LogFormat,
     default_filter: &str,
-    beside: Vec<Beside>,
-) -> Result<Log, TelemetryError> {
+    extra_layers: Vec<ExtraLayer>,
+) -> Result<Log, LogInitError> {
     let variable = std::env::var(VARIABLE).ok();
     let (text, targets) = filter(variable.as_deref(), default_filter)?;
-    let (wanted, handle) = reload::Layer::new(Wanted(targets));
-    let process = AboutProcess::default();
+    let (log_filter, handle) = reload::Layer::new(LogFilter(targets));
+    let process = ProcessFields::default();
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     let lines = match format {
         LogFormat::Text => lines
             .with_ansi(std::io::stderr().is_terminal())
-            .with_filter(wanted)
+            .with_filter(log_filter)
             .boxed(),
         LogFormat::Json => lines
             .fmt_fields(JsonFields::new())
             .event_format(JsonLine {
                 process: process.clone(),
             })
-            .with_filter(wanted)
+            .with_filter(log_filter)
             .boxed(),
     };
     let mut layers = vec![lines];
-    layers.extend(beside);
+    layers.extend(extra_layers);
     tracing_subscriber::registry()
         .with(layers)
         .try_init()
-        .map_err(TelemetryError::AlreadySet)?;
+        .map_err(LogInitError::AlreadySet)?;
     Ok(Log {
         process,
         level: LogLevel::new(handle, text),
@@ -159,14 +159,14 @@ pub fn init(
 fn filter<'a>(
     variable: Option<&'a str>,
     default_filter: &'a str,
-) -> Result<(&'a str, Targets), TelemetryError> {
+) -> Result<(&'a str, Targets), LogInitError> {
     let (text, origin) = match variable.map(str::trim).filter(|text| !text.is_empty()) {
         Some(text) => (text, VARIABLE),
         None => (default_filter, "the log level"),
     };
     match level::targets(text) {
         Ok(targets) => Ok((text, targets)),
-        Err(source) => Err(TelemetryError::Filter { origin, source }),
+        Err(source) => Err(LogInitError::Filter { origin, source }),
     }
 }
 
@@ -188,11 +188,11 @@ mod tests {
 
     #[test]
     fn filter_variable_overrides_default_unless_empty() {
-        let shown = |variable| filter(variable, "info").unwrap().0.to_owned();
-        assert_eq!(shown(None), "info");
-        assert_eq!(shown(Some("  ")), "info");
-        assert_eq!(shown(Some("debug")), "debug");
-        assert_eq!(shown(Some("kube=warn")), "kube=warn");
+        let filter_text = |variable| filter(variable, "info").unwrap().0.to_owned();
+        assert_eq!(filter_text(None), "info");
+        assert_eq!(filter_text(Some("  ")), "info");
+        assert_eq!(filter_text(Some("debug")), "debug");
+        assert_eq!(filter_text(Some("kube=warn")), "kube=warn");
     }
 
     #[test]
@@ -216,7 +216,7 @@ mod tests {
         assert!(init(LogFormat::Json, DEFAULT_FILTER, Vec::new()).is_ok());
         assert!(matches!(
             init(LogFormat::Text, DEFAULT_FILTER, Vec::new()),
-            Err(TelemetryError::AlreadySet(_))
+            Err(LogInitError::AlreadySet(_))
         ));
     }
 }

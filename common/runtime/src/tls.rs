@@ -55,11 +55,11 @@ pub enum TlsError {
 /// chain to `roots`.
 pub fn server_config(
     roots: &[CertificateDer<'static>],
-    own: Credential,
+    credential: Credential,
 ) -> Result<ServerConfig, TlsError> {
     let provider = Arc::new(aws_lc_rs::default_provider());
     let verifier =
-        WebPkiClientVerifier::builder_with_provider(store(roots)?, Arc::clone(&provider))
+        WebPkiClientVerifier::builder_with_provider(root_store(roots)?, Arc::clone(&provider))
             .allow_unauthenticated()
             .build()
             .map_err(TlsError::Verifier)?;
@@ -67,7 +67,7 @@ pub fn server_config(
         .with_protocol_versions(&[&rustls::version::TLS13])
         .map_err(TlsError::Version)?
         .with_client_cert_verifier(verifier)
-        .with_single_cert(own.certificates, own.key)
+        .with_single_cert(credential.certificates, credential.key)
         .map_err(TlsError::Credential)?;
     config.alpn_protocols = vec![ALPN.to_vec()];
     config.session_storage = Arc::new(NoServerSessionStorage {});
@@ -76,14 +76,14 @@ pub fn server_config(
 }
 
 /// Returns the settings of an agent. The hub's certificate must chain to `roots` and contain the hub's URI
-/// name. Its address does not matter. An agent without `own` can only enroll.
+/// name. Its address does not matter. An agent without `credential` can only enroll.
 pub fn client_config(
     roots: &[CertificateDer<'static>],
-    own: Option<Credential>,
+    credential: Option<Credential>,
 ) -> Result<ClientConfig, TlsError> {
     let provider = Arc::new(aws_lc_rs::default_provider());
     let verifier = HubVerifier {
-        roots: store(roots)?,
+        roots: root_store(roots)?,
         provider: Arc::clone(&provider),
     };
     let builder = ClientConfig::builder_with_details(provider, Arc::new(WallClock))
@@ -91,9 +91,9 @@ pub fn client_config(
         .map_err(TlsError::Version)?
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(verifier));
-    let mut config = match own {
-        Some(own) => builder
-            .with_client_auth_cert(own.certificates, own.key)
+    let mut config = match credential {
+        Some(credential) => builder
+            .with_client_auth_cert(credential.certificates, credential.key)
             .map_err(TlsError::Credential)?,
         None => builder.with_no_client_auth(),
     };
@@ -102,12 +102,12 @@ pub fn client_config(
     Ok(config)
 }
 
-fn store(roots: &[CertificateDer<'static>]) -> Result<Arc<RootCertStore>, TlsError> {
-    let mut store = RootCertStore::empty();
+fn root_store(roots: &[CertificateDer<'static>]) -> Result<Arc<RootCertStore>, TlsError> {
+    let mut root_store = RootCertStore::empty();
     for root in roots {
-        store.add(root.clone()).map_err(TlsError::Root)?;
+        root_store.add(root.clone()).map_err(TlsError::Root)?;
     }
-    Ok(Arc::new(store))
+    Ok(Arc::new(root_store))
 }
 
 /// Compares the dates of certificates with the clock of the process.
@@ -145,7 +145,7 @@ impl ServerCertVerifier for HubVerifier {
             now,
             self.provider.signature_verification_algorithms.all,
         )?;
-        match SpiffeId::of_certificate(end_entity) {
+        match SpiffeId::from_certificate(end_entity) {
             Ok(SpiffeId {
                 role: Role::Hub, ..
             }) => Ok(ServerCertVerified::assertion()),

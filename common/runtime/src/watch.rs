@@ -17,12 +17,12 @@ use tokio::time::{Instant, sleep_until};
 use crate::chance;
 use crate::clock::BootTime;
 
-const FIRST: Duration = Duration::from_millis(500);
-const LONGEST: Duration = Duration::from_secs(8);
+const BACKOFF_MIN: Duration = Duration::from_millis(500);
+const BACKOFF_MAX: Duration = Duration::from_secs(8);
 /// Pause before an empty list is repeated. It doubles each time.
-const LOOK_AGAIN: Duration = Duration::from_secs(5);
+const EMPTY_LIST_PAUSE: Duration = Duration::from_secs(5);
 /// Number of empty lists until the result is accepted, after ten minutes.
-const LOOKS: u32 = 7;
+const EMPTY_LISTS_MAX: u32 = 7;
 /// Time without an event after which the list of a restarted watch is requested again. It doubles each time up to
 /// [`SILENCE_MAX`], which also applies to other lists. Without it, a lost connection would end a watch forever.
 /// Together with the duration of the hub's Lease, it allows a second request within ten seconds of a takeover.
@@ -40,7 +40,9 @@ struct WatchBackoff {
 }
 
 fn pause(failures: u32, jitter: f64) -> Duration {
-    let full = FIRST.saturating_mul(1 << failures.min(10)).min(LONGEST);
+    let full = BACKOFF_MIN
+        .saturating_mul(1 << failures.min(10))
+        .min(BACKOFF_MAX);
     full / 2 + full.mul_f64(jitter / 2.0)
 }
 
@@ -80,18 +82,18 @@ pub struct Watch<K, E = watcher::Error> {
     /// `None` until the next watch opens.
     events: Option<Events<K, E>>,
     /// When the next watch opens. `None` means immediately.
-    opens: Option<Instant>,
+    opens_at: Option<Instant>,
     backoff: WatchBackoff,
     /// Time since which the list is complete.
-    complete: Option<Instant>,
+    complete_since: Option<Instant>,
     /// Number of consecutive complete lists without a successful watch. A complete list resets the earlier
     /// failures, because the first response after an outage is often another failure.
-    unwatched: u32,
-    empty: EmptyLists,
+    lists_without_watch: u32,
+    empty_lists: EmptyLists,
     /// Start of the leader term for which the watch last restarted.
     term: Option<BootTime>,
     /// Set while the list is outstanding: the deadline for its next event, and the timeout for each event.
-    awaited: Option<(Instant, Duration)>,
+    list_deadline: Option<(Instant, Duration)>,
 }
 
 impl<K, E> fmt::Debug for Watch<K, E> {
@@ -107,7 +109,7 @@ where
     K: Resource + Clone + DeserializeOwned + fmt::Debug + Send + 'static,
 {
     /// Watches the objects of `api` that `config` selects.
-    pub fn of(api: Api<K>, config: Config) -> Self {
+    pub fn objects(api: Api<K>, config: Config) -> Self {
         Self::new(move || watcher(api.clone(), config.clone()))
     }
 }
@@ -121,13 +123,13 @@ impl<K: Send + 'static, E: Send + 'static> Watch<K, E> {
         Self {
             open: Box::new(move || open().boxed()),
             events: None,
-            opens: None,
+            opens_at: None,
             backoff: WatchBackoff::default(),
-            complete: None,
-            unwatched: 0,
-            empty: EmptyLists::default(),
+            complete_since: None,
+            lists_without_watch: 0,
+            empty_lists: EmptyLists::default(),
             term: None,
-            awaited: None,
+            list_deadline: None,
         }
     }
 
@@ -137,17 +139,17 @@ impl<K: Send + 'static, E: Send + 'static> Watch<K, E> {
     }
 
     fn restart_within(&mut self, silence: Duration) {
-        (self.events, self.opens, self.complete) = (None, None, None);
-        (self.backoff, self.unwatched) = (WatchBackoff::default(), 0);
-        self.empty = EmptyLists::default();
-        self.awaited = Some((Instant::now() + silence, silence));
+        (self.events, self.opens_at, self.complete_since) = (None, None, None);
+        (self.backoff, self.lists_without_watch) = (WatchBackoff::default(), 0);
+        self.empty_lists = EmptyLists::default();
+        self.list_deadline = Some((Instant::now() + silence, silence));
     }
 
     /// Restarts the watch if `term` is the start of a new leader term, and returns whether it did. The data of a
     /// standby may be stale, because it was disconnected or its watch hung without an error. The caller must
     /// then ignore its data until the list is complete. An unconfirmed leader keeps its term, and a standby has
     /// none.
-    pub fn begin(&mut self, term: Option<BootTime>) -> bool {
+    pub fn restart_for_term(&mut self, term: Option<BootTime>) -> bool {
         let is_new = term.is_some() && term != self.term;
         if is_new {
             self.term = term;
@@ -165,11 +167,11 @@ impl<K: Send + 'static, E: Send + 'static> Watch<K, E> {
     pub async fn next(&mut self) -> Result<Event<K>, E> {
         loop {
             let Some(events) = &mut self.events else {
-                if let Some(opens) = self.opens {
-                    sleep_until(opens).await;
+                if let Some(opens_at) = self.opens_at {
+                    sleep_until(opens_at).await;
                 }
                 self.events = Some((self.open)());
-                self.awaited
+                self.list_deadline
                     .get_or_insert((Instant::now() + SILENCE_MAX, SILENCE_MAX));
                 continue;
             };
@@ -177,22 +179,22 @@ impl<K: Send + 'static, E: Send + 'static> Watch<K, E> {
                 biased;
                 next = events.next() => match next {
                     Some(Ok(event)) => {
-                        self.succeeds(&event);
+                        self.record_success(&event);
                         return Ok(event);
                     }
                     Some(Err(error)) => {
-                        self.fails();
+                        self.record_failure();
                         return Err(error);
                     }
-                    None => self.fails(),
+                    None => self.record_failure(),
                 },
-                () = at(self.empty.again) => {
+                () = sleep_until_if_set(self.empty_lists.relist_at) => {
                     // A stream may wait before it lists.
-                    self.empty.again = None;
-                    (self.events, self.opens) = (None, None);
+                    self.empty_lists.relist_at = None;
+                    (self.events, self.opens_at) = (None, None);
                 }
-                () = at(self.awaited.map(|(due, _)| due)) => {
-                    let silence = self.awaited.map_or(SILENCE, |(_, silence)| silence);
+                () = sleep_until_if_set(self.list_deadline.map(|(due, _)| due)) => {
+                    let silence = self.list_deadline.map_or(SILENCE, |(_, silence)| silence);
                     tracing::warn!(silent_s = silence.as_secs(), "no response to a list; retrying");
                     self.restart_within((silence * 2).min(SILENCE_MAX));
                 }
@@ -201,7 +203,7 @@ impl<K: Send + 'static, E: Send + 'static> Watch<K, E> {
     }
 
     /// Returns an event or failure that has already arrived, to handle several of them together.
-    pub fn ready(&mut self) -> Option<Result<Event<K>, E>> {
+    pub fn try_next(&mut self) -> Option<Result<Event<K>, E>> {
         self.next().now_or_never()
     }
 
@@ -213,38 +215,38 @@ impl<K: Send + 'static, E: Send + 'static> Watch<K, E> {
         .boxed()
     }
 
-    fn succeeds(&mut self, event: &Event<K>) {
+    fn record_success(&mut self, event: &Event<K>) {
         let waits = !matches!(event, Event::InitDone);
-        let awaited = self.awaited.filter(|_| waits);
-        self.awaited = awaited.map(|(_, silence)| (Instant::now() + silence, silence));
+        let list_deadline = self.list_deadline.filter(|_| waits);
+        self.list_deadline = list_deadline.map(|(_, silence)| (Instant::now() + silence, silence));
         match event {
             Event::Init | Event::InitApply(_) => {}
-            Event::InitDone => self.complete = Some(Instant::now()),
+            Event::InitDone => self.complete_since = Some(Instant::now()),
             Event::Apply(_) | Event::Delete(_) => {
                 self.backoff.reset();
-                self.unwatched = 0;
+                self.lists_without_watch = 0;
             }
         }
-        self.empty.see(event);
+        self.empty_lists.record(event);
     }
 
-    fn fails(&mut self) {
-        if let Some(since) = self.complete.take() {
-            if since.elapsed() >= LONGEST {
-                self.unwatched = 0;
+    fn record_failure(&mut self) {
+        if let Some(since) = self.complete_since.take() {
+            if since.elapsed() >= BACKOFF_MAX {
+                self.lists_without_watch = 0;
             }
-            self.backoff.failures = self.unwatched;
-            self.unwatched += 1;
+            self.backoff.failures = self.lists_without_watch;
+            self.lists_without_watch += 1;
         }
         self.events = None;
-        self.opens = self.backoff.next().map(|pause| Instant::now() + pause);
-        if let Some((due, silence)) = &mut self.awaited {
+        self.opens_at = self.backoff.next().map(|pause| Instant::now() + pause);
+        if let Some((due, silence)) = &mut self.list_deadline {
             *due = Instant::now() + AFTER_FAILURE + *silence;
         }
     }
 }
 
-async fn at(time: Option<Instant>) {
+async fn sleep_until_if_set(time: Option<Instant>) {
     match time {
         Some(time) => sleep_until(time).await,
         None => std::future::pending().await,
@@ -255,27 +257,29 @@ async fn at(time: Option<Instant>) {
 #[derive(Debug, Default)]
 struct EmptyLists {
     /// Whether an earlier list had objects.
-    had: bool,
-    listed: bool,
+    had_objects: bool,
+    has_objects: bool,
     /// Number of empty lists since then.
-    empty: u32,
-    again: Option<Instant>,
+    empty_in_a_row: u32,
+    relist_at: Option<Instant>,
 }
 
 impl EmptyLists {
-    fn see<K>(&mut self, event: &Event<K>) {
+    fn record<K>(&mut self, event: &Event<K>) {
         match event {
-            Event::Init => (self.listed, self.again) = (false, None),
-            Event::InitApply(_) => self.listed = true,
-            Event::InitDone if self.listed => (self.had, self.empty) = (true, 0),
-            Event::InitDone if self.had && self.empty < LOOKS => {
-                let pause = LOOK_AGAIN * (1 << self.empty);
-                self.empty += 1;
-                self.again = Some(Instant::now() + pause);
+            Event::Init => (self.has_objects, self.relist_at) = (false, None),
+            Event::InitApply(_) => self.has_objects = true,
+            Event::InitDone if self.has_objects => {
+                (self.had_objects, self.empty_in_a_row) = (true, 0)
+            }
+            Event::InitDone if self.had_objects && self.empty_in_a_row < EMPTY_LISTS_MAX => {
+                let pause = EMPTY_LIST_PAUSE * (1 << self.empty_in_a_row);
+                self.empty_in_a_row += 1;
+                self.relist_at = Some(Instant::now() + pause);
             }
             Event::InitDone => *self = Self::default(),
             // An event shows that the server knows objects.
-            Event::Apply(_) => self.had = true,
+            Event::Apply(_) => self.had_objects = true,
             Event::Delete(_) => {}
         }
     }
@@ -296,10 +300,10 @@ mod tests {
     async fn failed_list_is_relisted_with_backoff_until_complete() {
         let failing = || vec![Ok(Event::Init), Ok(Event::InitApply(1)), failure()];
         // In reverse order.
-        let whole = || vec![Ok(Event::Init), Ok(Event::InitDone), Ok(Event::Apply(2))];
+        let complete_list = || vec![Ok(Event::Init), Ok(Event::InitDone), Ok(Event::Apply(2))];
         let watches = Mutex::new(vec![
-            whole(),
-            whole().into_iter().chain([failure()]).collect(),
+            complete_list(),
+            complete_list().into_iter().chain([failure()]).collect(),
             failing(),
             failing(),
             failing(),
@@ -310,15 +314,15 @@ mod tests {
             stream::iter(events).chain(stream::pending())
         });
         let mut pauses = Vec::new();
-        let mut before = tokio::time::Instant::now();
-        let mut seen = String::new();
+        let mut previous = tokio::time::Instant::now();
+        let mut sequence = String::new();
         while pauses.len() < 6 {
             let event = events.next().await;
             if matches!(event, Ok(Event::Init)) {
-                pauses.push(before.elapsed());
+                pauses.push(previous.elapsed());
             }
-            before = tokio::time::Instant::now();
-            seen.push(match event {
+            previous = tokio::time::Instant::now();
+            sequence.push(match event {
                 Ok(Event::Init) => 'i',
                 Ok(Event::InitApply(_)) => 'o',
                 Ok(Event::InitDone) => 'd',
@@ -326,13 +330,13 @@ mod tests {
                 Err(_) => '!',
             });
         }
-        assert_eq!(seen, "io!io!io!io!ida!i");
+        assert_eq!(sequence, "io!io!io!io!ida!i");
         assert_eq!(pauses[0], Duration::ZERO);
         for (failures, pause) in pauses[1..5].iter().enumerate() {
-            let full = FIRST * (1 << failures);
+            let full = BACKOFF_MIN * (1 << failures);
             assert!(*pause >= full / 2 && *pause <= full, "{pauses:?}");
         }
-        assert!(pauses[5] <= FIRST, "from the start again: {pauses:?}");
+        assert!(pauses[5] <= BACKOFF_MIN, "from the start again: {pauses:?}");
     }
 
     #[tokio::test(start_paused = true)]
@@ -345,8 +349,8 @@ mod tests {
             ];
             stream::iter(events.into_iter().chain([failure()]))
         });
-        let (mut lists, began) = (0, Instant::now());
-        while began.elapsed() < Duration::from_secs(600) {
+        let (mut lists, started) = (0, Instant::now());
+        while started.elapsed() < Duration::from_secs(600) {
             lists += u32::from(matches!(events.next().await, Ok(Event::InitDone)));
         }
         assert!((75..170).contains(&lists), "{lists} in ten minutes");
@@ -354,7 +358,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn complete_list_after_outage_resets_watch_backoff() {
-        let listed = || {
+        let list = || {
             vec![
                 Ok(Event::Init),
                 Ok(Event::InitApply(1)),
@@ -367,75 +371,78 @@ mod tests {
             *opened += 1;
             let events = match *opened {
                 1..=6 => vec![failure()],
-                7 => listed().into_iter().chain([failure()]).collect(),
-                _ => listed(),
+                7 => list().into_iter().chain([failure()]).collect(),
+                _ => list(),
             };
             stream::iter(events).chain(stream::pending())
         });
-        let mut whole = Vec::new();
-        while whole.len() < 2 {
+        let mut listed_at = Vec::new();
+        while listed_at.len() < 2 {
             if matches!(events.next().await, Ok(Event::InitDone)) {
-                whole.push(Instant::now());
+                listed_at.push(Instant::now());
             }
         }
-        assert!(whole[1] - whole[0] <= FIRST);
+        assert!(listed_at[1] - listed_at[0] <= BACKOFF_MIN);
     }
 
     /// Counts the lists until they stop. The list at `full` has an object and then fails; all others are
     /// empty. Each is slow, and none is interrupted.
-    async fn lists_until_it_is_quiet(full: usize) -> usize {
+    async fn count_lists_until_quiet(full_list: usize) -> usize {
         let opened = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&opened);
         let mut events = Watch::new(move || {
-            let is_full = count.fetch_add(1, Ordering::Relaxed) + 1 == full;
-            let something = is_full.then_some(Ok(Event::InitApply(1)));
+            let is_full = count.fetch_add(1, Ordering::Relaxed) + 1 == full_list;
+            let object = is_full.then_some(Ok(Event::InitApply(1)));
             let failed = is_full.then(failure);
-            let events = something.into_iter().chain([Ok(Event::InitDone)]);
+            let events = object.into_iter().chain([Ok(Event::InitDone)]);
             let slow = stream::once(async {
-                tokio::time::sleep(FIRST).await;
+                tokio::time::sleep(BACKOFF_MIN).await;
                 Ok(Event::Init)
             });
             slow.chain(stream::iter(events.chain(failed)))
                 .chain(stream::pending())
         });
-        let mut whole = 0;
+        let mut lists = 0;
         let quiet = Duration::from_secs(3600);
         while let Ok(event) = tokio::time::timeout(quiet, events.next()).await {
-            whole += usize::from(matches!(event, Ok(Event::InitDone)));
+            lists += usize::from(matches!(event, Ok(Event::InitDone)));
         }
-        assert_eq!(opened.load(Ordering::Relaxed), whole);
-        whole
+        assert_eq!(opened.load(Ordering::Relaxed), lists);
+        lists
     }
 
     #[tokio::test(start_paused = true)]
     async fn relists_confirm_empty_list_after_full_one() {
-        assert_eq!(lists_until_it_is_quiet(1).await, 1 + 1 + LOOKS as usize);
+        assert_eq!(
+            count_lists_until_quiet(1).await,
+            1 + 1 + EMPTY_LISTS_MAX as usize
+        );
         // Without objects before, an empty list is accepted immediately, as for most members at startup.
-        assert_eq!(lists_until_it_is_quiet(9).await, 1);
+        assert_eq!(count_lists_until_quiet(9).await, 1);
     }
 
-    /// The first `hang` watches never complete their list. Each later one lists nothing and stays open.
-    fn watched(hang: usize) -> (Arc<AtomicUsize>, Watch<()>) {
+    /// The first `hanging` watches never complete their list. Each later one lists nothing and stays open.
+    fn counted_watch(hanging: usize) -> (Arc<AtomicUsize>, Watch<()>) {
         let opened = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&opened);
         let watch = Watch::new(move || {
             let number = count.fetch_add(1, Ordering::Relaxed);
             let list = [Ok(Event::Init), Ok(Event::InitDone)];
-            let listed = list.into_iter().take(if number < hang { 1 } else { 2 });
-            stream::iter(listed).chain(stream::pending())
+            let list_events = list.into_iter().take(if number < hanging { 1 } else { 2 });
+            stream::iter(list_events).chain(stream::pending())
         });
         (opened, watch)
     }
 
-    async fn listed(watch: &mut Watch<()>) {
+    async fn wait_for_list(watch: &mut Watch<()>) {
         while !matches!(watch.next().await, Ok(Event::InitDone)) {}
     }
 
     #[tokio::test]
     async fn watch_restarts_only_with_new_term() {
-        let (opened, mut watch) = watched(0);
+        let (opened, mut watch) = counted_watch(0);
         let term = |seconds| Some(BootTime(Duration::from_secs(seconds)));
-        listed(&mut watch).await;
+        wait_for_list(&mut watch).await;
         let mut lists = 1;
         for (term, is_new) in [
             (None, false),
@@ -446,12 +453,12 @@ mod tests {
             (term(1), false),
             (term(2), true),
         ] {
-            assert_eq!(watch.begin(term), is_new, "{term:?}");
+            assert_eq!(watch.restart_for_term(term), is_new, "{term:?}");
             if is_new {
-                listed(&mut watch).await;
+                wait_for_list(&mut watch).await;
                 lists += 1;
             }
-            assert!(watch.ready().is_none());
+            assert!(watch.try_next().is_none());
             assert_eq!(opened.load(Ordering::Relaxed), lists);
         }
         assert_eq!(watch.term(), term(2));
@@ -459,19 +466,19 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn hanging_list_is_retried_but_not_quiet_watch() {
-        let (opened, mut watch) = watched(2);
-        let began = Instant::now();
-        watch.begin(Some(BootTime(Duration::from_secs(1))));
-        listed(&mut watch).await;
+        let (opened, mut watch) = counted_watch(2);
+        let started = Instant::now();
+        watch.restart_for_term(Some(BootTime(Duration::from_secs(1))));
+        wait_for_list(&mut watch).await;
         assert_eq!(opened.load(Ordering::Relaxed), 3);
-        assert!(began.elapsed() >= SILENCE);
-        assert!(watch.awaited.is_none(), "a watch may be quiet");
+        assert!(started.elapsed() >= SILENCE);
+        assert!(watch.list_deadline.is_none(), "a watch may be quiet");
     }
 
     #[tokio::test(start_paused = true)]
     async fn first_list_that_hangs_is_retried() {
-        let (opened, mut watch) = watched(1);
-        listed(&mut watch).await;
+        let (opened, mut watch) = counted_watch(1);
+        wait_for_list(&mut watch).await;
         assert_eq!(opened.load(Ordering::Relaxed), 2);
     }
 
@@ -481,30 +488,30 @@ mod tests {
         let mut watch = Watch::new(|| stream::iter([failure()]));
         assert!(watch.next().await.is_err());
         let failed = Instant::now();
-        while tokio::time::timeout(FIRST / 10, watch.next())
+        while tokio::time::timeout(BACKOFF_MIN / 10, watch.next())
             .await
             .is_err()
         {}
-        assert!(failed.elapsed() <= FIRST + FIRST / 10);
+        assert!(failed.elapsed() <= BACKOFF_MIN + BACKOFF_MIN / 10);
     }
 
     #[test]
     fn watch_pause_stays_within_quarter_and_eight_seconds() {
         for failures in [0, 1, 5, 60, u32::MAX] {
             assert!(pause(failures, 0.0) >= Duration::from_millis(250));
-            assert!(pause(failures, 1.0) <= LONGEST);
+            assert!(pause(failures, 1.0) <= BACKOFF_MAX);
         }
-        assert_eq!(pause(0, 1.0), FIRST);
-        assert_eq!(pause(2, 1.0), FIRST * 4);
+        assert_eq!(pause(0, 1.0), BACKOFF_MIN);
+        assert_eq!(pause(2, 1.0), BACKOFF_MIN * 4);
     }
 
     #[test]
     fn success_resets_backoff() {
-        let mut waits = WatchBackoff::default();
+        let mut backoff = WatchBackoff::default();
         for _ in 0..20 {
-            waits.next();
+            backoff.next();
         }
-        waits.reset();
-        assert!(waits.next() <= Some(FIRST));
+        backoff.reset();
+        assert!(backoff.next() <= Some(BACKOFF_MIN));
     }
 }

@@ -14,33 +14,33 @@ use std::time::Duration;
 
 const TICK: Duration = Duration::from_secs(1);
 /// Number of ticks after which the health endpoint reports the hang.
-const LATE: u32 = 20;
+const LATE_TICKS: u32 = 20;
 /// Number of ticks after which the process exits. No work of Krypton runs for a second without an await
 /// point.
-const STUCK: u32 = 60;
+const STUCK_TICKS: u32 = 60;
 /// Time limit of the last log message, because the hanging code may hold the log's lock.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+const LAST_LOG_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Watches tasks. Clones share their state.
 #[derive(Clone, Debug, Default)]
 pub struct Watchdog {
-    watched: Arc<Mutex<Vec<Watched>>>,
+    tasks: Arc<Mutex<Vec<WatchedTask>>>,
 }
 
 #[derive(Debug)]
-struct Watched {
+struct WatchedTask {
     name: String,
     polls: Weak<AtomicU64>,
     /// Whether the task must be polled all the time. Other tasks may wait for any time.
-    restless: bool,
+    always_active: bool,
     last: u64,
     ticks: u32,
 }
 
-impl Watched {
+impl WatchedTask {
     /// Counts a tick. `polls` is odd during a poll. Returns the number of ticks without required progress.
     fn tick(&mut self, polls: u64) -> u32 {
-        let waits = polls.is_multiple_of(2) && !self.restless;
+        let waits = polls.is_multiple_of(2) && !self.always_active;
         self.ticks = if waits || polls != self.last {
             0
         } else {
@@ -57,48 +57,53 @@ impl Watchdog {
     /// # Errors
     /// Returns an error if no thread can be started.
     pub fn start() -> io::Result<Self> {
-        Self::ticking(TICK)
+        Self::start_with_tick(TICK)
     }
 
-    fn ticking(tick: Duration) -> io::Result<Self> {
-        let dog = Self::default();
-        tokio::spawn(dog.entered("the runtime", true, async move {
+    fn start_with_tick(tick: Duration) -> io::Result<Self> {
+        let watchdog = Self::default();
+        tokio::spawn(watchdog.register("the runtime", true, async move {
             loop {
                 tokio::time::sleep(tick).await;
             }
         }));
-        let watching = dog.clone();
+        let watchdog_clone = watchdog.clone();
         std::thread::Builder::new()
             .name("watchdog".to_owned())
             .stack_size(128 << 10)
             .spawn(move || {
                 loop {
                     std::thread::sleep(tick);
-                    if let Some((name, ticks)) = watching.tick()
-                        && ticks >= STUCK
+                    if let Some((name, ticks)) = watchdog_clone.tick()
+                        && ticks >= STUCK_TICKS
                     {
-                        end(&name);
+                        abort(&name);
                     }
                 }
             })?;
-        Ok(dog)
+        Ok(watchdog)
     }
 
     /// Returns the task, watched under a name for the log.
-    pub fn watch<F: Future>(&self, name: impl Into<String>, task: F) -> Polled<F> {
-        self.entered(name, false, task)
+    pub fn watch<F: Future>(&self, name: impl Into<String>, task: F) -> WatchedFuture<F> {
+        self.register(name, false, task)
     }
 
-    fn entered<F: Future>(&self, name: impl Into<String>, restless: bool, task: F) -> Polled<F> {
+    fn register<F: Future>(
+        &self,
+        name: impl Into<String>,
+        always_active: bool,
+        task: F,
+    ) -> WatchedFuture<F> {
         let polls = Arc::new(AtomicU64::new(0));
-        self.lock().push(Watched {
+        self.lock().push(WatchedTask {
             name: name.into(),
             polls: Arc::downgrade(&polls),
-            restless,
+            always_active,
             last: 0,
             ticks: 0,
         });
-        Polled {
+        WatchedFuture {
             task: Box::pin(task),
             polls,
         }
@@ -106,41 +111,44 @@ impl Watchdog {
 
     /// Returns the tasks that have hung long enough for a restart, for a liveness probe.
     pub fn problem(&self) -> Option<String> {
-        let watched = self.lock();
-        let late = watched.iter().filter(|watched| watched.ticks >= LATE);
-        let worst = late.max_by_key(|watched| watched.ticks)?;
-        Some(format!("{}: no progress for {} s", worst.name, worst.ticks))
+        let tasks = self.lock();
+        let late = tasks.iter().filter(|task| task.ticks >= LATE_TICKS);
+        let longest = late.max_by_key(|task| task.ticks)?;
+        Some(format!(
+            "{}: no progress for {} s",
+            longest.name, longest.ticks
+        ))
     }
 
     /// Returns the task that has hung longest.
     fn tick(&self) -> Option<(String, u32)> {
-        let mut watched = self.lock();
+        let mut tasks = self.lock();
         // Stop watching tasks that have ended.
-        watched.retain_mut(|watched| match watched.polls.upgrade() {
+        tasks.retain_mut(|task| match task.polls.upgrade() {
             Some(polls) => {
-                watched.tick(polls.load(Ordering::Relaxed));
+                task.tick(polls.load(Ordering::Relaxed));
                 true
             }
             None => false,
         });
-        let worst = watched.iter().max_by_key(|watched| watched.ticks)?;
-        Some((worst.name.clone(), worst.ticks))
+        let longest = tasks.iter().max_by_key(|task| task.ticks)?;
+        Some((longest.name.clone(), longest.ticks))
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Watched>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<WatchedTask>> {
         // The state holds plain values, and no code panics between two changes.
-        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
+        self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// A task that counts its polls and shows whether a poll is in progress.
 #[derive(Debug)]
-pub struct Polled<F> {
+pub struct WatchedFuture<F> {
     task: Pin<Box<F>>,
     polls: Arc<AtomicU64>,
 }
 
-impl<F: Future> Future for Polled<F> {
+impl<F: Future> Future for WatchedFuture<F> {
     type Output = F::Output;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
@@ -152,14 +160,14 @@ impl<F: Future> Future for Polled<F> {
 }
 
 /// Logs the state of every thread and exits the process immediately.
-fn end(name: &str) {
+fn abort(name: &str) {
     let text = format!(
-        "{name}: no progress for {STUCK} s, which is a bug in Krypton; the process exits and restarts. Threads: {}",
+        "{name}: no progress for {STUCK_TICKS} s, which is a bug in Krypton; the process exits and restarts. Threads: {}",
         threads()
     );
-    let saying = std::thread::Builder::new().spawn(move || tracing::error!("{text}"));
-    drop(saying);
-    std::thread::sleep(LAST_WORDS);
+    let logging = std::thread::Builder::new().spawn(move || tracing::error!("{text}"));
+    drop(logging);
+    std::thread::sleep(LAST_LOG_TIMEOUT);
     std::process::abort();
 }
 
@@ -190,11 +198,11 @@ mod tests {
 
     use super::*;
 
-    fn watched(restless: bool) -> Watched {
-        Watched {
+    fn watched_task(always_active: bool) -> WatchedTask {
+        WatchedTask {
             name: "it".to_owned(),
             polls: Weak::new(),
-            restless,
+            always_active,
             last: 0,
             ticks: 0,
         }
@@ -203,7 +211,7 @@ mod tests {
     #[test]
     fn stuck_poll_is_counted_but_waiting_is_not() {
         // Polls seen at each tick, and the resulting count.
-        for (restless, polls, counted) in [
+        for (always_active, polls, expected) in [
             (false, [0, 0, 0, 0], [0, 0, 0, 0]),
             (false, [2, 2, 2, 2], [0, 0, 0, 0]),
             (false, [1, 1, 1, 1], [0, 1, 2, 3]),
@@ -214,28 +222,32 @@ mod tests {
             (true, [2, 2, 2, 4], [0, 1, 2, 0]),
             (true, [0, 0, 0, 0], [1, 2, 3, 4]),
         ] {
-            let mut watched = watched(restless);
-            assert_eq!(polls.map(|polls| watched.tick(polls)), counted, "{polls:?}");
+            let mut watched_task = watched_task(always_active);
+            assert_eq!(
+                polls.map(|polls| watched_task.tick(polls)),
+                expected,
+                "{polls:?}"
+            );
         }
     }
 
     #[tokio::test]
     async fn hanging_task_is_named_until_it_ends() {
-        let dog = Watchdog::default();
-        assert_eq!(dog.watch("short", async { 7 }).await, 7);
-        let waits = dog.watch("waits", std::future::pending::<()>());
-        let hangs = dog.watch("hangs", async {
-            for _ in 0..=LATE {
-                dog.tick();
+        let watchdog = Watchdog::default();
+        assert_eq!(watchdog.watch("short", async { 7 }).await, 7);
+        let waits = watchdog.watch("waits", std::future::pending::<()>());
+        let hangs = watchdog.watch("hangs", async {
+            for _ in 0..=LATE_TICKS {
+                watchdog.tick();
             }
-            dog.problem()
+            watchdog.problem()
         });
         assert_eq!(
             hangs.await.as_deref(),
-            Some(format!("hangs: no progress for {LATE} s").as_str())
+            Some(format!("hangs: no progress for {LATE_TICKS} s").as_str())
         );
         drop(waits);
-        assert_eq!((dog.tick(), dog.problem()), (None, None));
+        assert_eq!((watchdog.tick(), watchdog.problem()), (None, None));
     }
 
     /// Runs in a separate process: see [`process_with_hanging_task_aborts`].
@@ -243,26 +255,30 @@ mod tests {
     #[ignore = "it hangs"]
     async fn task_that_hangs() {
         tracing_subscriber::fmt().init();
-        let dog = Watchdog::ticking(Duration::from_millis(10)).unwrap();
+        let watchdog = Watchdog::start_with_tick(Duration::from_millis(10)).unwrap();
         let hangs = async {
             loop {
                 std::thread::park();
             }
         };
-        dog.watch("the loop", hangs).await
+        watchdog.watch("the loop", hangs).await
     }
 
     #[test]
     #[expect(clippy::disallowed_methods, reason = "this test program again")]
     fn process_with_hanging_task_aborts() {
         let this = std::env::current_exe().unwrap();
-        let ended = std::process::Command::new(this)
+        let output = std::process::Command::new(this)
             .args(["--ignored", "--exact", "watchdog::tests::task_that_hangs"])
             .arg("--nocapture")
             .output()
             .unwrap();
-        let log = String::from_utf8_lossy(&ended.stdout);
-        assert_eq!(ended.status.signal(), Some(Signal::ABORT.as_raw()), "{log}");
+        let log = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(
+            output.status.signal(),
+            Some(Signal::ABORT.as_raw()),
+            "{log}"
+        );
         assert!(log.contains("the loop: no progress for 60 s"), "{log}");
     }
 

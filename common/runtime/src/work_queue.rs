@@ -69,7 +69,7 @@ enum Due {
 
 impl Entry {
     /// Returns true if a new entry would mean the same.
-    fn is_spent(&self, now: BootTime) -> bool {
+    fn is_redundant(&self, now: BootTime) -> bool {
         let quiet = self.writes == 0 || now.since(self.written) > QUIET_AFTER;
         !self.busy && self.failures == 0 && self.not_before <= now && quiet
     }
@@ -95,7 +95,7 @@ impl<K: Ord + Clone> WorkQueue<K> {
     pub fn add(&mut self, key: K) {
         if !matches!(self.due(&key), Some(Due::Now(_))) {
             self.arrivals += 1;
-            self.put(key, Due::Now(self.arrivals));
+            self.set_due(key, Due::Now(self.arrivals));
         }
     }
 
@@ -106,8 +106,8 @@ impl<K: Ord + Clone> WorkQueue<K> {
     /// Makes a key due at a time, or earlier if it already is.
     pub fn add_at(&mut self, key: K, at: BootTime) {
         let due = Due::At(at);
-        if self.due(&key).is_none_or(|before| due < before) {
-            self.put(key, due);
+        if self.due(&key).is_none_or(|previous| due < previous) {
+            self.set_due(key, due);
         }
     }
 
@@ -124,11 +124,15 @@ impl<K: Ord + Clone> WorkQueue<K> {
         {
             let not_before = self.not_before(&key);
             if now < not_before {
-                self.put(key, Due::At(not_before));
+                self.set_due(key, Due::At(not_before));
                 continue;
             }
             self.remove(&key);
-            if self.entries.get(&key).is_some_and(|it| it.is_spent(now)) {
+            if self
+                .entries
+                .get(&key)
+                .is_some_and(|entry| entry.is_redundant(now))
+            {
                 self.entries.remove(&key);
             }
             return Some(key);
@@ -181,20 +185,20 @@ impl<K: Ord + Clone> WorkQueue<K> {
                     entry.writes = 0;
                 }
                 (entry.writes, entry.written) = (entry.writes.saturating_add(1), now);
-                after(BETWEEN_WRITES.longest(entry.writes))
+                after(BETWEEN_WRITES.without_jitter(entry.writes))
             }
-            Outcome::Conflict => after(conflict.longest(entry.failures)),
+            Outcome::Conflict => after(conflict.without_jitter(entry.failures)),
             Outcome::Failed => after(failed.pause(entry.failures, jitter)),
         };
         // The key was added while its job ran.
         if let Some(due) = entry.due.take() {
-            self.put(key.clone(), due);
+            self.set_due(key.clone(), due);
         }
         if outcome != Outcome::Done {
             self.add(key.clone());
         }
-        let is_spent = |entry: &Entry| entry.due.is_none() && entry.is_spent(now);
-        if self.entries.get(key).is_some_and(is_spent) {
+        let is_redundant = |entry: &Entry| entry.due.is_none() && entry.is_redundant(now);
+        if self.entries.get(key).is_some_and(is_redundant) {
             self.entries.remove(key);
         }
     }
@@ -301,7 +305,7 @@ impl<K: Ord + Clone> WorkQueue<K> {
         self.entries.get(key)?.due
     }
 
-    fn put(&mut self, key: K, due: Due) {
+    fn set_due(&mut self, key: K, due: Due) {
         self.remove(&key);
         let entry = self.entries.entry(key.clone()).or_default();
         entry.due = Some(due);
@@ -337,7 +341,7 @@ mod tests {
         BootTime(Duration::from_millis(millis))
     }
 
-    fn all(queue: &mut WorkQueue<u8>, now: BootTime) -> Vec<u8> {
+    fn pop_all(queue: &mut WorkQueue<u8>, now: BootTime) -> Vec<u8> {
         std::iter::from_fn(|| queue.pop(now)).collect()
     }
 
@@ -347,14 +351,14 @@ mod tests {
         queue.extend([5, 9, 1]);
         queue.add(5);
         assert_eq!(queue.ready(), 3);
-        assert_eq!(all(&mut queue, at(0)), [5, 9, 1]);
+        assert_eq!(pop_all(&mut queue, at(0)), [5, 9, 1]);
         queue.add_at(7, at(10));
         queue.add_at(8, at(5));
         assert_eq!(queue.pop(at(4)), None);
         queue.add(2);
         assert_eq!(queue.pop(at(10)), Some(2));
         queue.add(3);
-        assert_eq!(all(&mut queue, at(10)), [8, 7, 3]);
+        assert_eq!(pop_all(&mut queue, at(10)), [8, 7, 3]);
     }
 
     #[test]
@@ -368,7 +372,7 @@ mod tests {
         queue.add(1);
         queue.add_at(1, at(10));
         assert_eq!((queue.wake(), queue.ready()), (None, 1));
-        assert_eq!(all(&mut queue, at(99)), [1]);
+        assert_eq!(pop_all(&mut queue, at(99)), [1]);
         queue.add(1);
         queue.remove(&1);
         assert_eq!(queue.pop(at(99)), None);
@@ -380,7 +384,7 @@ mod tests {
         queue.park(1);
         assert_eq!((queue.pop(at(0)), queue.ready()), (None, 1));
         queue.unpark();
-        assert_eq!(all(&mut queue, at(0)), [1]);
+        assert_eq!(pop_all(&mut queue, at(0)), [1]);
     }
 
     #[test]
@@ -389,12 +393,12 @@ mod tests {
         queue.start(1);
         queue.add(1);
         queue.add(2);
-        assert_eq!(all(&mut queue, at(0)), [2]);
+        assert_eq!(pop_all(&mut queue, at(0)), [2]);
         queue.done(&1, Outcome::Done, at(0), 0.0);
-        assert_eq!(all(&mut queue, at(0)), [1]);
+        assert_eq!(pop_all(&mut queue, at(0)), [1]);
         queue.start(1);
         queue.done(&1, Outcome::Done, at(0), 0.0);
-        assert!(all(&mut queue, at(0)).is_empty());
+        assert!(pop_all(&mut queue, at(0)).is_empty());
         assert!(queue.entries.is_empty());
     }
 
@@ -434,16 +438,16 @@ mod tests {
     #[test]
     fn success_ends_the_backoff() {
         let mut queue = queue(1);
-        let mut ended = |outcome| {
+        let mut failures_after = |outcome| {
             queue.start(1);
             queue.done(&1, outcome, at(0), 1.0);
             (queue.failures(&1), queue.not_before(&1))
         };
-        assert_eq!(ended(Outcome::Failed), (1, at(5000)));
-        assert_eq!(ended(Outcome::Conflict), (2, at(500)));
-        assert_eq!(ended(Outcome::Failed), (3, at(20_000)));
-        assert_eq!(ended(Outcome::Wrote), (0, at(250)));
-        assert_eq!(ended(Outcome::Failed), (1, at(5000)));
+        assert_eq!(failures_after(Outcome::Failed), (1, at(5000)));
+        assert_eq!(failures_after(Outcome::Conflict), (2, at(500)));
+        assert_eq!(failures_after(Outcome::Failed), (3, at(20_000)));
+        assert_eq!(failures_after(Outcome::Wrote), (0, at(250)));
+        assert_eq!(failures_after(Outcome::Failed), (1, at(5000)));
     }
 
     #[test]
@@ -454,8 +458,8 @@ mod tests {
             queue.done(&1, Outcome::Wrote, at(now), 0.0);
             queue.not_before(&1).since(at(now)).as_millis()
         };
-        let longest: Vec<u128> = (0..9).map(&mut pause).collect();
-        assert_eq!(longest[6..], [16_000, 30_000, 30_000]);
+        let pauses: Vec<u128> = (0..9).map(&mut pause).collect();
+        assert_eq!(pauses[6..], [16_000, 30_000, 30_000]);
         assert_eq!(pause(310_000), 250);
     }
 
@@ -468,9 +472,9 @@ mod tests {
         }
         queue.reset(&1);
         queue.forget(&2);
-        assert_eq!(all(&mut queue, at(0)), [1]);
+        assert_eq!(pop_all(&mut queue, at(0)), [1]);
         queue.add(2);
-        assert_eq!(all(&mut queue, at(0)), [2]);
+        assert_eq!(pop_all(&mut queue, at(0)), [2]);
         assert!(queue.entries.is_empty());
         queue.start(3);
         queue.forget(&3);
@@ -485,10 +489,10 @@ mod tests {
         queue.add_at(3, at(0));
         queue.park(4);
         queue.clear();
-        assert_eq!((all(&mut queue, at(0)), queue.ready()), (vec![], 0));
+        assert_eq!((pop_all(&mut queue, at(0)), queue.ready()), (vec![], 0));
         assert!(queue.is_busy(&1));
         queue.done(&1, Outcome::Done, at(0), 0.0);
-        assert!(all(&mut queue, at(0)).is_empty());
+        assert!(pop_all(&mut queue, at(0)).is_empty());
     }
 
     proptest! {

@@ -41,21 +41,21 @@ pub fn current() -> Option<Rc<dyn World>> {
 
 /// Puts this thread into `world` until the result is dropped.
 #[must_use]
-pub fn enter(world: Rc<dyn World>) -> Entered {
-    Entered {
-        outer: CURRENT.replace(Some(world)),
+pub fn enter(world: Rc<dyn World>) -> WorldGuard {
+    WorldGuard {
+        previous: CURRENT.replace(Some(world)),
     }
 }
 
 /// Restores the thread's previous world on drop.
 #[derive(Debug)]
-pub struct Entered {
-    outer: Option<Rc<dyn World>>,
+pub struct WorldGuard {
+    previous: Option<Rc<dyn World>>,
 }
 
-impl Drop for Entered {
+impl Drop for WorldGuard {
     fn drop(&mut self) {
-        CURRENT.set(self.outer.take());
+        CURRENT.set(self.previous.take());
     }
 }
 
@@ -94,19 +94,19 @@ mod tests {
 
     #[test]
     fn world_determines_chance_but_no_secret() {
-        let entered = enter(Rc::new(Counting::default()));
+        let guard = enter(Rc::new(Counting::default()));
         assert_eq!(chance::random::<u32>(), 0x0302_0100);
         assert_eq!(chance::random::<u64>(), 0x0b0a_0908_0706_0504);
         assert_eq!(chance::random::<[u8; 2]>().len(), 2);
         let secrets: [u128; 2] = [chance::secret(), chance::secret()];
         assert_ne!(secrets[0], secrets[1]);
-        drop(entered);
+        drop(guard);
         assert!(current().is_none());
     }
 
     #[test]
     fn world_determines_both_clocks() {
-        let _entered = enter(Rc::new(Counting::default()));
+        let _guard = enter(Rc::new(Counting::default()));
         assert_eq!(BootTime::now(), BootTime(Duration::from_secs(7)));
         assert_eq!(clock::wall(), Timestamp::UNIX_EPOCH);
     }
@@ -115,27 +115,27 @@ mod tests {
     async fn world_makes_transports_of_clients() {
         drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
         let config = Config::new("http://127.0.0.1:1".parse().unwrap());
-        assert!(access::client_named(config.clone(), "test/1").is_ok());
-        let _entered = enter(Rc::new(Counting::default()));
-        let refused = access::client_named(config, "test/1");
-        assert!(matches!(refused, Err(kube::Error::TlsRequired)));
+        assert!(access::new_client(config.clone(), "test/1").is_ok());
+        let _guard = enter(Rc::new(Counting::default()));
+        let result = access::new_client(config, "test/1");
+        assert!(matches!(result, Err(kube::Error::TlsRequired)));
     }
 
     #[tokio::test]
     async fn blocking_work_stays_on_the_thread() {
-        let _entered = enter(Rc::new(Counting::default()));
-        let here = std::thread::current().id();
-        let there = off_thread::run(|| std::thread::current().id()).await;
-        assert_eq!(there, here);
-        let panicked = off_thread::start(|| panic!("of a test")).await;
-        assert!(panicked.unwrap_err().is_panic());
+        let _guard = enter(Rc::new(Counting::default()));
+        let current_thread = std::thread::current().id();
+        let work_thread = off_thread::run(|| std::thread::current().id()).await;
+        assert_eq!(work_thread, current_thread);
+        let result = off_thread::start(|| panic!("of a test")).await;
+        assert!(result.unwrap_err().is_panic());
     }
 
     #[test]
     fn leaving_a_world_restores_the_outer_one() {
-        let outer: Rc<dyn World> = Rc::new(Counting::default());
-        let _outer = enter(Rc::clone(&outer));
+        let previous: Rc<dyn World> = Rc::new(Counting::default());
+        let _outer = enter(Rc::clone(&previous));
         drop(enter(Rc::new(Counting::default())));
-        assert!(current().is_some_and(|world| Rc::ptr_eq(&world, &outer)));
+        assert!(current().is_some_and(|world| Rc::ptr_eq(&world, &previous)));
     }
 }

@@ -9,9 +9,9 @@ use crate::conditions::{State, Truth, reason};
 
 /// `spec.allowedNamespaces` of an EdgeCluster. By default, all namespaces are allowed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Allowed(Option<BTreeSet<String>>);
+pub struct AllowedNamespaces(Option<BTreeSet<String>>);
 
-impl Allowed {
+impl AllowedNamespaces {
     pub fn new(namespaces: Option<&[String]>) -> Self {
         Self(namespaces.map(|listed| listed.iter().cloned().collect()))
     }
@@ -45,7 +45,7 @@ mod tests {
             (Some(listed(&["team", "*"])), "team-a", true),
         ] {
             let allowed: Option<Vec<String>> = allowed;
-            let allowed = Allowed::new(allowed.as_deref());
+            let allowed = AllowedNamespaces::new(allowed.as_deref());
             let refusal = allowed.refusal("edge-1", namespace);
             assert_eq!(refusal.is_some(), refused, "{allowed:?} {namespace:?}");
             if let Some(state) = refusal {

@@ -31,19 +31,19 @@ pub const LOCK_OUT_ANNOTATION: &str = "mesh.openkcm.io/rotate-ca-lock-out";
 pub const ROTATION_STATE_ANNOTATION: &str = "mesh.openkcm.io/ca-rotation";
 
 /// Interval at which each hub reads the Secret.
-pub const LOOK_EVERY: Duration = Duration::from_secs(10);
+pub const READ_INTERVAL: Duration = Duration::from_secs(10);
 /// Pause between two steps: three reads by every hub, and time for newly enrolled agents to connect.
-pub const SETTLE: Duration = Duration::from_secs(30);
+pub const STEP_PAUSE: Duration = Duration::from_secs(30);
 
 /// Progress of a rotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Phase {
+pub enum RotationPhase {
     Steady,
     Announced,
     Switched,
 }
 
-impl fmt::Display for Phase {
+impl fmt::Display for RotationPhase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(self, f)
     }
@@ -51,8 +51,8 @@ impl fmt::Display for Phase {
 
 /// A phase and the root that it concerns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stage {
-    pub phase: Phase,
+pub struct RotationStage {
+    pub phase: RotationPhase,
     /// The new root. In the phase `Steady`, the root that signs.
     pub root: RootDigest,
 }
@@ -60,7 +60,7 @@ pub struct Stage {
 /// Progress of the rotation as stored in the Secret's metadata.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RotationState {
-    pub phase: Phase,
+    pub phase: RotationPhase,
     pub root: String,
     pub since: Timestamp,
 }
@@ -78,25 +78,26 @@ pub struct LockOut {
 }
 
 impl LockOut {
-    fn covers(&self, awaited: &Awaited, stage: Stage) -> bool {
-        let meant = self.root == stage.root.to_string();
-        let out_already = awaited.why != Why::NotRenewed && self.announced.contains(&awaited.name);
-        meant
+    fn covers(&self, member: &BlockingMember, stage: RotationStage) -> bool {
+        let is_this_rotation = self.root == stage.root.to_string();
+        let was_locked_out =
+            member.reason != BlockReason::NotRenewed && self.announced.contains(&member.name);
+        is_this_rotation
             && match stage.phase {
-                Phase::Steady => false,
-                Phase::Announced => self.announced.contains(&awaited.name),
-                Phase::Switched => out_already || self.switched.contains(&awaited.name),
+                RotationPhase::Steady => false,
+                RotationPhase::Announced => self.announced.contains(&member.name),
+                RotationPhase::Switched => was_locked_out || self.switched.contains(&member.name),
             }
     }
 }
 
 /// Why the rotation waits for a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
+pub enum BlockReason {
     /// The agent has not connected since it enrolled, or has not yet connected to a hub that requests roots.
-    NotHeard,
+    NotConnected,
     /// The agent does not report which roots it trusts.
-    SaysNothing,
+    RootsUnreported,
     /// The agent has not reported that it trusts the new root.
     NotTrusted,
     /// The agent's certificate was issued by a previous root.
@@ -105,25 +106,25 @@ pub enum Why {
 
 /// A member that the next step would lock out.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Awaited {
+pub struct BlockingMember {
     pub name: String,
     /// UID of its EdgeCluster.
     pub uid: String,
-    pub why: Why,
+    pub reason: BlockReason,
     pub connected: bool,
     pub agent_version: Option<String>,
     pub last_seen: Option<Timestamp>,
 }
 
-impl Awaited {
+impl BlockingMember {
     /// Returns the action that unblocks the rotation.
     pub fn remedy(&self) -> String {
         let name = &self.name;
-        match (self.why, self.connected) {
-            (Why::NotHeard, _) => {
+        match (self.reason, self.connected) {
+            (BlockReason::NotConnected, _) => {
                 format!("start its agent, or delete EdgeCluster {name} if it has none")
             }
-            (Why::SaysNothing, true) => "upgrade its agent".to_owned(),
+            (BlockReason::RootsUnreported, true) => "upgrade its agent".to_owned(),
             (_, true) => "it has received the request; see its agent's log".to_owned(),
             (_, false) => {
                 format!("bring its agent back, or delete EdgeCluster {name} if the cluster is gone")
@@ -132,63 +133,75 @@ impl Awaited {
     }
 }
 
-impl fmt::Display for Awaited {
+impl fmt::Display for BlockingMember {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let why = match self.why {
-            Why::NotHeard => "its agent has not connected yet, or not since the hub was upgraded",
-            Why::SaysNothing => "its agent is too old to report its trusted roots",
-            Why::NotTrusted => "its agent does not trust the new root yet",
-            Why::NotRenewed => "its agent's certificate is still from an earlier root",
+        let text = match self.reason {
+            BlockReason::NotConnected => {
+                "its agent has not connected yet, or not since the hub was upgraded"
+            }
+            BlockReason::RootsUnreported => "its agent is too old to report its trusted roots",
+            BlockReason::NotTrusted => "its agent does not trust the new root yet",
+            BlockReason::NotRenewed => "its agent's certificate is still from an earlier root",
         };
-        f.write_str(why)
+        f.write_str(text)
     }
 }
 
 /// Returns the members that would be locked out by the step after `stage` if the hub made it now.
-pub fn awaited(stage: Stage, members: &[EdgeCluster], now: Timestamp) -> Vec<Awaited> {
-    let mut awaited: Vec<_> = members
+pub fn blocking_members(
+    stage: RotationStage,
+    members: &[EdgeCluster],
+    now: Timestamp,
+) -> Vec<BlockingMember> {
+    let mut blocking: Vec<_> = members
         .iter()
-        .filter_map(|member| await_one(stage, member, now))
+        .filter_map(|member| blocking_member(stage, member, now))
         .collect();
-    awaited.sort_by(|one, other| one.name.cmp(&other.name));
-    awaited
+    blocking.sort_by(|a, b| a.name.cmp(&b.name));
+    blocking
 }
 
-fn await_one(stage: Stage, member: &EdgeCluster, now: Timestamp) -> Option<Awaited> {
+fn blocking_member(
+    stage: RotationStage,
+    member: &EdgeCluster,
+    now: Timestamp,
+) -> Option<BlockingMember> {
     let name = member.metadata.name.clone()?;
     let status = member.status.clone().unwrap_or_default();
     // An agent that has enrolled but not connected is visible only here: the rest of the status describes its
     // predecessor.
     let pending = status.expiry_before_connection().map(|time| time.0);
-    let seen = status.certificate_expiry.map(|time| time.0);
-    let expiry = seen.max(pending);
+    let connected_expiry = status.certificate_expiry.map(|time| time.0);
+    let expiry = connected_expiry.max(pending);
     // A cluster with an agent is a member even if no other source declares it.
-    let by_agent = expiry.is_some() || member.spec.source_ref.is_none();
-    let out = name == SELF_CLUSTER
+    let has_agent = expiry.is_some() || member.spec.source_ref.is_none();
+    let is_excluded = name == SELF_CLUSTER
         || member.spec.banned
         || member.metadata.deletion_timestamp.is_some()
         || expiry.is_some_and(|expiry| expiry <= now);
-    if out || !by_agent {
+    if is_excluded || !has_agent {
         return None;
     }
     let root = stage.root.to_string();
-    let why = match (status.trusted_roots, stage.phase) {
-        (_, Phase::Steady) => return None,
-        (Some(_), _) if pending.is_some_and(|expiry| expiry > now) => Why::NotHeard,
-        (None, _) => Why::NotHeard,
-        (Some(roots), Phase::Switched) if roots.issuer.as_ref() == Some(&root) => return None,
-        (Some(roots), _) if roots.trusted.is_empty() => Why::SaysNothing,
-        (Some(roots), _) if !roots.trusted.contains(&root) => Why::NotTrusted,
-        (Some(_), Phase::Announced) => return None,
-        (Some(_), Phase::Switched) => Why::NotRenewed,
+    let reason = match (status.trusted_roots, stage.phase) {
+        (_, RotationPhase::Steady) => return None,
+        (Some(_), _) if pending.is_some_and(|expiry| expiry > now) => BlockReason::NotConnected,
+        (None, _) => BlockReason::NotConnected,
+        (Some(roots), RotationPhase::Switched) if roots.issuer.as_ref() == Some(&root) => {
+            return None;
+        }
+        (Some(roots), _) if roots.trusted.is_empty() => BlockReason::RootsUnreported,
+        (Some(roots), _) if !roots.trusted.contains(&root) => BlockReason::NotTrusted,
+        (Some(_), RotationPhase::Announced) => return None,
+        (Some(_), RotationPhase::Switched) => BlockReason::NotRenewed,
     };
     let connected = status
         .conditions
         .iter()
         .any(|condition| condition.type_ == "Connected" && condition.status == "True");
-    Some(Awaited {
+    Some(BlockingMember {
         uid: member.metadata.uid.clone().unwrap_or_default(),
-        why,
+        reason,
         connected,
         agent_version: status.agent_version,
         last_seen: status.last_seen.map(|time| time.0),
@@ -198,46 +211,46 @@ fn await_one(stage: Stage, member: &EdgeCluster, now: Timestamp) -> Option<Await
 
 /// The next change to the Secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum RotationStep {
     Rest,
     Announce,
     /// Let the new root sign. This locks out the listed members.
-    Switch(Vec<Awaited>),
+    Switch(Vec<BlockingMember>),
     /// Stop trusting the previous roots. This locks out the listed members.
-    Finish(Vec<Awaited>),
+    Finish(Vec<BlockingMember>),
     /// No change until the listed members have done their part.
-    Wait(Vec<Awaited>),
+    Wait(Vec<BlockingMember>),
 }
 
 /// The user's requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Wishes {
+pub struct RotationRequest {
     pub requested: bool,
     pub lock_out: LockOut,
 }
 
-/// Returns the next step. `settled`: the phase has lasted for at least [`SETTLE`].
+/// Returns the next step. `is_settled`: the phase has lasted for at least [`STEP_PAUSE`].
 pub fn next(
-    stage: Stage,
-    wishes: &Wishes,
+    stage: RotationStage,
+    request: &RotationRequest,
     members: &[EdgeCluster],
-    settled: bool,
+    is_settled: bool,
     now: Timestamp,
-) -> Step {
-    if stage.phase == Phase::Steady {
-        return match wishes.requested {
-            true => Step::Announce,
-            false => Step::Rest,
+) -> RotationStep {
+    if stage.phase == RotationPhase::Steady {
+        return match request.requested {
+            true => RotationStep::Announce,
+            false => RotationStep::Rest,
         };
     }
-    let (locked_out, waited_for): (Vec<_>, Vec<_>) = awaited(stage, members, now)
+    let (locked_out, waited_for): (Vec<_>, Vec<_>) = blocking_members(stage, members, now)
         .into_iter()
-        .partition(|member| wishes.lock_out.covers(member, stage));
+        .partition(|member| request.lock_out.covers(member, stage));
     match stage.phase {
-        _ if !waited_for.is_empty() => Step::Wait(waited_for),
-        _ if !settled => Step::Rest,
-        Phase::Announced => Step::Switch(locked_out),
-        Phase::Switched | Phase::Steady => Step::Finish(locked_out),
+        _ if !waited_for.is_empty() => RotationStep::Wait(waited_for),
+        _ if !is_settled => RotationStep::Rest,
+        RotationPhase::Announced => RotationStep::Switch(locked_out),
+        RotationPhase::Switched | RotationPhase::Steady => RotationStep::Finish(locked_out),
     }
 }
 

@@ -42,7 +42,7 @@ impl Truth {
     }
 
     /// Returns `Unknown` for any other status.
-    pub fn of_status(status: &str) -> Self {
+    pub fn from_status(status: &str) -> Self {
         match status {
             "True" => Self::True,
             "False" => Self::False,
@@ -67,15 +67,15 @@ pub struct State {
 }
 
 impl State {
-    /// Returns the state with the message cut to `message` bytes. A reason of more than `reason` bytes becomes
+    /// Returns the state with the message cut to `message_max` bytes. A reason of more than `reason_max` bytes becomes
     /// [`reason::UNSPECIFIED`].
     #[must_use]
-    pub fn within(&self, reason: usize, message: usize) -> Self {
-        let kept = Some(&self.reason).filter(|text| text.len() <= reason);
-        let end = self.message.floor_char_boundary(message);
+    pub fn truncated(&self, reason_max: usize, message_max: usize) -> Self {
+        let reason = Some(&self.reason).filter(|reason| reason.len() <= reason_max);
+        let end = self.message.floor_char_boundary(message_max);
         Self {
             truth: self.truth,
-            reason: kept
+            reason: reason
                 .map_or(self::reason::UNSPECIFIED, String::as_str)
                 .to_owned(),
             message: self.message.get(..end).unwrap_or_default().to_owned(),
@@ -90,9 +90,9 @@ impl State {
         }
     }
 
-    fn of(condition: &Condition) -> Self {
+    fn from_condition(condition: &Condition) -> Self {
         Self::new(
-            Truth::of_status(&condition.status),
+            Truth::from_status(&condition.status),
             condition.reason.clone(),
             condition.message.clone(),
         )
@@ -172,16 +172,16 @@ pub fn set_cluster(
     observed_generation: i64,
     now: Timestamp,
 ) -> bool {
-    let parts = [
+    let states = [
         (Kind::Ready, Some(&state.ready)),
         (Kind::Progress, state.progress.as_ref()),
         (Kind::Error, state.error.as_ref()),
     ];
     let mut changed = false;
-    for (kind, part) in parts {
+    for (kind, state) in states {
         let type_ = condition_type(kind, cluster);
-        changed |= match part {
-            Some(part) => set(conditions, &type_, part, observed_generation, now),
+        changed |= match state {
+            Some(state) => set(conditions, &type_, state, observed_generation, now),
             None => remove(conditions, &type_),
         };
     }
@@ -201,38 +201,38 @@ pub fn set(
         type_: type_.to_owned(),
         status: state.truth.as_str().to_owned(),
         reason: legal_reason(&state.reason).to_owned(),
-        message: cut(state.message.clone()),
+        message: truncate_message(state.message.clone()),
         observed_generation: Some(generation),
         last_transition_time: Time(now),
     };
-    let Some(present) = conditions
+    let Some(current) = conditions
         .iter_mut()
         .find(|condition| condition.type_ == type_)
     else {
         conditions.push(next);
         return true;
     };
-    if present.status == next.status {
-        next.last_transition_time = present.last_transition_time.clone();
+    if current.status == next.status {
+        next.last_transition_time = current.last_transition_time.clone();
     }
-    let changed = *present != next;
+    let changed = *current != next;
     if changed {
-        *present = next;
+        *current = next;
     }
     changed
 }
 
 /// Returns the state of the condition `type_`.
 pub fn find(conditions: &[Condition], type_: &str) -> Option<State> {
-    let found = conditions.iter().find(|found| found.type_ == type_);
-    found.map(State::of)
+    let condition = conditions.iter().find(|condition| condition.type_ == type_);
+    condition.map(State::from_condition)
 }
 
 /// Removes the condition `type_`. Returns whether it existed.
 pub fn remove(conditions: &mut Vec<Condition>, type_: &str) -> bool {
-    let before = conditions.len();
+    let previous_len = conditions.len();
     conditions.retain(|condition| condition.type_ != type_);
-    conditions.len() != before
+    conditions.len() != previous_len
 }
 
 /// Returns the state of each member from the conditions. A member with only a progress or error condition, as
@@ -250,7 +250,7 @@ pub fn clusters(conditions: &[Condition]) -> BTreeMap<String, ClusterState> {
                 progress: None,
                 error: None,
             });
-        let state = State::of(condition);
+        let state = State::from_condition(condition);
         match kind {
             Kind::Ready => entry.ready = state,
             Kind::Progress => entry.progress = Some(state),
@@ -263,18 +263,22 @@ pub fn clusters(conditions: &[Condition]) -> BTreeMap<String, ClusterState> {
 /// Replaces an illegal reason: the API server would reject the whole status because of it, including other members'
 /// conditions.
 fn legal_reason(reason: &str) -> &str {
-    let word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
+    let is_word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
     let bytes = reason.as_bytes();
-    let legal = bytes.len() <= 1024
+    let is_legal = bytes.len() <= 1024
         && bytes.first().is_some_and(u8::is_ascii_alphabetic)
-        && bytes.last().is_some_and(|byte| word(*byte))
+        && bytes.last().is_some_and(|byte| is_word(*byte))
         && bytes
             .iter()
-            .all(|byte| word(*byte) || matches!(byte, b',' | b':'));
-    if legal { reason } else { reason::UNSPECIFIED }
+            .all(|byte| is_word(*byte) || matches!(byte, b',' | b':'));
+    if is_legal {
+        reason
+    } else {
+        reason::UNSPECIFIED
+    }
 }
 
-fn cut(mut message: String) -> String {
+fn truncate_message(mut message: String) -> String {
     message.truncate(message.floor_char_boundary(MESSAGE_MAX));
     message
 }

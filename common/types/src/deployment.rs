@@ -51,13 +51,13 @@ pub struct DesiredDeployment {
     /// Overrides the fleet's drift policy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drift: Option<DriftPolicy>,
-    /// The KryptonDeployment's annotations that [`PASSED_ON`] lists.
+    /// The KryptonDeployment's annotations that [`PASSED_ANNOTATIONS`] lists.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
 }
 
 /// Annotations of a KryptonDeployment that the hub passes to the member unchanged.
-pub const PASSED_ON: [&str; 3] = [
+pub const PASSED_ANNOTATIONS: [&str; 3] = [
     names::ADOPT_ANNOTATION,
     names::DRIFT_ANNOTATION,
     names::DRIFT_IGNORE_ANNOTATION,
@@ -102,7 +102,7 @@ pub struct ReportedEvent {
 /// Events that the hub records on the home cluster. Each entry has the reason on the member, the reason that the hub
 /// uses, and whether the event is a warning. The second reason is the one of krypton-operator. The hub derives all
 /// other events from states.
-pub const TOLD_AT_HOME: [(&str, &str, bool); 9] = [
+pub const RECORDED_EVENTS: [(&str, &str, bool); 9] = [
     ("DriftDetected", "DriftDetected", true),
     ("DriftHealed", "RepairTriggered", true),
     ("HelmRolledBack", "HelmRolledBack", true),
@@ -142,8 +142,8 @@ impl DeploymentReport {
     #[must_use]
     pub fn trimmed(mut self) -> Self {
         trim_all(&mut self.applied_chart, &mut self.state);
-        let more = self.events.len().saturating_sub(EVENTS_MAX);
-        self.events.drain(..more);
+        let excess = self.events.len().saturating_sub(EVENTS_MAX);
+        self.events.drain(..excess);
         for event in &mut self.events {
             for text in [&mut event.reason, &mut event.message] {
                 text.truncate(text.floor_char_boundary(EVENT_TEXT_MAX));

@@ -21,7 +21,7 @@ use crate::desired::namespaces::NamespaceConfiguration;
 use crate::fingerprint;
 use crate::placed_tenant::PlacedTenant;
 use crate::redact::url_shown;
-use crate::values::lay_over;
+use crate::values::merge;
 
 /// The value that `install_crds` adds.
 const INSTALL_CRDS: &str = "installCRDs";
@@ -93,13 +93,13 @@ impl ChartState {
     /// Returns the chart with another layer over all values. The layer can override `installCRDs` too.
     #[must_use]
     pub fn overlaid(&self, over: &Map<String, Value>) -> Self {
-        let replaced = over.contains_key(INSTALL_CRDS);
+        let overrides_install_crds = over.contains_key(INSTALL_CRDS);
         let mut next = self.clone();
-        if replaced {
+        if overrides_install_crds {
             next.values = self.helm_values();
             next.install_crds = false;
         }
-        lay_over(&mut next.values, over);
+        merge(&mut next.values, over);
         next
     }
 
@@ -128,8 +128,8 @@ impl ChartState {
     /// Returns whether `annotation` is the fingerprint that krypton-operator writes for this chart state. That
     /// fingerprint never contains `installCRDs` alone.
     pub fn is_original_fingerprint(&self, annotation: &str) -> bool {
-        let plain = fingerprint::original(&self.repo, &self.name, &self.version);
-        (self.values.is_empty() && annotation == plain)
+        let without_values = fingerprint::original(&self.repo, &self.name, &self.version);
+        (self.values.is_empty() && annotation == without_values)
             || annotation
                 == fingerprint::original_with_values(
                     &self.repo,
@@ -204,7 +204,7 @@ pub struct DesiredState {
 
 impl DesiredState {
     /// Size limit in bytes. The member stores its desired state in one Secret, which holds 1 MiB.
-    pub const MOST_BYTES: usize = 1_040_000;
+    pub const MAX_BYTES: usize = 1_040_000;
 
     /// Size in bytes as stored on the member.
     pub fn size(&self) -> usize {
@@ -213,9 +213,9 @@ impl DesiredState {
     }
 
     /// Returns the chart for a Tenant with its own values, if the fleet allows them.
-    pub fn chart_with(&self, own: Option<&Map<String, Value>>) -> Cow<'_, ChartState> {
-        match own.filter(|own| self.tenant_values && !own.is_empty()) {
-            Some(own) => Cow::Owned(self.chart.overlaid(own)),
+    pub fn chart_with(&self, tenant_values: Option<&Map<String, Value>>) -> Cow<'_, ChartState> {
+        match tenant_values.filter(|values| self.tenant_values && !values.is_empty()) {
+            Some(values) => Cow::Owned(self.chart.overlaid(values)),
             None => Cow::Borrowed(&self.chart),
         }
     }
@@ -261,15 +261,18 @@ mod tests {
             chart().applied_name(),
             "https://charts.jetstack.io/cert-manager:1.19.1"
         );
-        let of = |repo: &str, name: &str| ChartState {
+        let with_source = |repo: &str, name: &str| ChartState {
             repo: repo.to_owned(),
             name: name.to_owned(),
             ..chart()
         };
-        let keyed = of("https://me:pw@a.org/charts/?key=1", "small");
-        assert_eq!(keyed.applied_name(), "https://a.org/charts/small:1.19.1");
-        let whole = of("", "oci://me:pw@a.org/small?key=1");
-        assert_eq!(whole.applied_name(), "oci://a.org/small:1.19.1");
+        let with_login = with_source("https://me:pw@a.org/charts/?key=1", "small");
+        assert_eq!(
+            with_login.applied_name(),
+            "https://a.org/charts/small:1.19.1"
+        );
+        let oci = with_source("", "oci://me:pw@a.org/small?key=1");
+        assert_eq!(oci.applied_name(), "oci://a.org/small:1.19.1");
     }
 
     #[test]
@@ -373,9 +376,9 @@ mod tests {
     #[test]
     fn unset_policies_stay_out_of_digest_and_record() {
         // As computed by an agent without drift detection.
-        let before = serde_json::json!({ "chart": plain().chart, "paused": false });
-        let before = fingerprint::sha256_hex(before.to_string().as_bytes());
-        assert_eq!(plain().digest(), before);
+        let content = serde_json::json!({ "chart": plain().chart, "paused": false });
+        let expected = fingerprint::sha256_hex(content.to_string().as_bytes());
+        assert_eq!(plain().digest(), expected);
         let recorded = serde_json::to_value(plain()).unwrap();
         for unset in [
             "drift",
@@ -455,22 +458,22 @@ mod tests {
 
     #[test]
     fn layer_overrides_only_values_and_install_crds() {
-        let over = |value: Value| match value {
-            Value::Object(over) => over,
+        let map = |value: Value| match value {
+            Value::Object(map) => map,
             other => panic!("{other}"),
         };
         let mut fleet = chart();
-        fleet.values = over(serde_json::json!({"a": {"x": 1}, "b": [1, 2]}));
-        let laid = fleet.overlaid(&over(serde_json::json!({"a": {"y": 2}, "b": [3]})));
+        fleet.values = map(serde_json::json!({"a": {"x": 1}, "b": [1, 2]}));
+        let overlaid = fleet.overlaid(&map(serde_json::json!({"a": {"y": 2}, "b": [3]})));
         assert_eq!(
-            Value::Object(laid.helm_values()),
+            Value::Object(overlaid.helm_values()),
             serde_json::json!({"a": {"x": 1, "y": 2}, "b": [3], "installCRDs": true})
         );
-        let without = fleet.overlaid(&over(serde_json::json!({"installCRDs": false})));
+        let without = fleet.overlaid(&map(serde_json::json!({"installCRDs": false})));
         assert_eq!(without.helm_values()["installCRDs"], false);
         assert_ne!(without.fingerprint(), fleet.fingerprint());
         // A layer that repeats present values causes no upgrade.
-        let same = fleet.overlaid(&over(
+        let same = fleet.overlaid(&map(
             serde_json::json!({"a": {"x": 1}, "installCRDs": true}),
         ));
         assert_eq!(same.fingerprint(), fleet.fingerprint());

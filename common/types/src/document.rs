@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value};
 
-const KEY_SHOWN_MAX: usize = 40;
+const SHOWN_KEY_MAX: usize = 40;
 
 /// A field that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -23,7 +23,7 @@ pub struct Fields<'a> {
 
 impl<'a> Fields<'a> {
     /// Returns the fields of `value`, which is at `path` of its document.
-    pub fn of(value: &'a Value, path: impl Into<String>) -> Result<Self, FieldError> {
+    pub fn new(value: &'a Value, path: impl Into<String>) -> Result<Self, FieldError> {
         let path = path.into();
         match value {
             Value::Object(map) => Ok(Self {
@@ -72,10 +72,10 @@ impl<'a> Fields<'a> {
         }
     }
 
-    pub fn inner(&self, key: &str) -> Result<Option<Self>, FieldError> {
+    pub fn nested(&self, key: &str) -> Result<Option<Self>, FieldError> {
         let value = self.get(key);
         value
-            .map(|value| Fields::of(value, self.path_to(key)))
+            .map(|value| Fields::new(value, self.path_to(key)))
             .transpose()
     }
 
@@ -92,11 +92,11 @@ impl<'a> Fields<'a> {
         let Some(items) = self.list(key)? else {
             return Ok(None);
         };
-        let item = |(index, value)| Fields::of(value, format!("{}[{index}]", self.path_to(key)));
+        let fields = |(index, value)| Fields::new(value, format!("{}[{index}]", self.path_to(key)));
         items
             .iter()
             .enumerate()
-            .map(item)
+            .map(fields)
             .collect::<Result<_, _>>()
             .map(Some)
     }
@@ -115,8 +115,8 @@ impl<'a> Fields<'a> {
     }
 
     /// Rejects all other fields: a misspelled one would have no effect.
-    pub fn known(&self, known: &[&str]) -> Result<(), FieldError> {
-        match self.keys().find(|key| !known.contains(key)) {
+    pub fn allow_only(&self, allowed: &[&str]) -> Result<(), FieldError> {
+        match self.keys().find(|key| !allowed.contains(key)) {
             Some(key) => Err(FieldError::Unknown {
                 path: self.path_to(key),
             }),
@@ -133,7 +133,7 @@ impl<'a> Fields<'a> {
 
     pub fn path_to(&self, key: &str) -> String {
         // A key may be a misplaced secret. Real field names are short and consist of letters and dashes.
-        let key = if key.len() <= KEY_SHOWN_MAX
+        let key = if key.len() <= SHOWN_KEY_MAX
             && key
                 .bytes()
                 .all(|byte| byte.is_ascii_alphabetic() || byte == b'-')

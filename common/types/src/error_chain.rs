@@ -3,9 +3,9 @@
 use std::error::Error;
 
 /// Limit for the text in bytes. A parser's error may quote its whole input.
-pub const LONGEST: usize = 4096;
+pub const MAX_LENGTH: usize = 4096;
 
-/// Returns `error: cause: cause of the cause` on one line, cut at [`LONGEST`].
+/// Returns `error: cause: cause of the cause` on one line, cut at [`MAX_LENGTH`].
 pub fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -14,25 +14,25 @@ pub fn chain(error: &dyn Error) -> String {
         text.push_str(&error.to_string());
         cause = error.source();
     }
-    shown(&text)
+    escape_and_cut(&text)
 }
 
-fn shown(text: &str) -> String {
+fn escape_and_cut(text: &str) -> String {
     const CUT: char = '…';
-    let mut shown = String::new();
+    let mut escaped = String::new();
     for c in text.chars() {
-        let before = shown.len();
+        let previous_len = escaped.len();
         match c.is_control() {
-            true => shown.extend(c.escape_debug()),
-            false => shown.push(c),
+            true => escaped.extend(c.escape_debug()),
+            false => escaped.push(c),
         }
-        if shown.len() > LONGEST - CUT.len_utf8() {
-            shown.truncate(before);
-            shown.push(CUT);
+        if escaped.len() > MAX_LENGTH - CUT.len_utf8() {
+            escaped.truncate(previous_len);
+            escaped.push(CUT);
             break;
         }
     }
-    shown
+    escaped
 }
 
 #[cfg(test)]
@@ -51,11 +51,11 @@ mod tests {
 
     #[test]
     fn chain_is_bounded_and_has_no_control_characters() {
-        let of = |text: String| chain(&std::io::Error::other(text));
-        assert_eq!(of("a\nb\u{1b}".to_owned()), r"a\nb\u{1b}");
-        let long = of("ä\n".repeat(9_000));
+        let chain_of = |text: String| chain(&std::io::Error::other(text));
+        assert_eq!(chain_of("a\nb\u{1b}".to_owned()), r"a\nb\u{1b}");
+        let long = chain_of("ä\n".repeat(9_000));
         assert!(
-            long.len() <= LONGEST && long.ends_with('…'),
+            long.len() <= MAX_LENGTH && long.ends_with('…'),
             "{}",
             long.len()
         );

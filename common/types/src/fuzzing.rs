@@ -11,11 +11,11 @@ use crate::kubeconfig::fuzzing::{broken_promise, policy_of};
 use crate::names::is_dns_subdomain;
 use crate::redact::{has_userinfo, redact, url_shown};
 use crate::spiffe::{Role, SpiffeId};
-use crate::values::{at, lay_over, places, size};
+use crate::values::{merge, pointers_from, size, value_at};
 
 #[path = "../../../fuzz/shared.rs"]
 mod shared;
-use shared::{Target, promise, unfit};
+use shared::{Target, message_defect, promise};
 
 /// Targets by the name of their seed folder.
 pub const TARGETS: &[(&str, Target)] = &[
@@ -41,32 +41,35 @@ pub fn kubeconfig(bytes: &[u8]) -> Option<String> {
 /// Checks a join bundle.
 pub fn bundle(bytes: &[u8]) -> Option<String> {
     let text = String::from_utf8_lossy(bytes);
-    let read = match JoinBundle::parse(&text) {
-        Ok(read) => read,
+    let bundle = match JoinBundle::parse(&text) {
+        Ok(bundle) => bundle,
         Err(error) => {
-            let said = format!("{} {error:?}", chain(&error));
+            let message = format!("{} {error:?}", chain(&error));
             let leaked = text
                 .split_whitespace()
-                .find(|word| is_token(word) && said.contains(word));
-            promise!(leaked.is_none(), "the token is in {said}");
-            return unfit(&chain(&error));
+                .find(|word| is_token(word) && message.contains(word));
+            promise!(leaked.is_none(), "the token is in {message}");
+            return message_defect(&chain(&error));
         }
     };
-    promise!(is_token(&read.token), "the token is {:?}", read.token);
-    promise!(!format!("{read:?}").contains(&read.token), "it is shown");
-    promise!(!read.addresses.is_empty(), "no address");
-    for address in &read.addresses {
+    promise!(is_token(&bundle.token), "the token is {:?}", bundle.token);
+    promise!(
+        !format!("{bundle:?}").contains(&bundle.token),
+        "it is shown"
+    );
+    promise!(!bundle.addresses.is_empty(), "no address");
+    for address in &bundle.addresses {
         promise!(split_address(address).is_some(), "{address:?}");
     }
     let roots: fn(&JoinBundle) -> Option<Vec<CertificateDer<'static>>> =
         |bundle| bundle.roots().ok().filter(|roots| !roots.is_empty());
-    promise!(roots(&read).is_some(), "no roots");
-    let again = read.to_yaml().ok().map(|yaml| JoinBundle::parse(&yaml));
+    promise!(roots(&bundle).is_some(), "no roots");
+    let again = bundle.to_yaml().ok().map(|yaml| JoinBundle::parse(&yaml));
     promise!(
         again
             .as_ref()
-            .is_some_and(|again| again.as_ref().is_ok_and(|again| *again == read)),
-        "{read:?} is read back as {again:?}"
+            .is_some_and(|again| again.as_ref().is_ok_and(|again| *again == bundle)),
+        "{bundle:?} is read back as {again:?}"
     );
     None
 }
@@ -110,15 +113,18 @@ pub fn redaction(bytes: &[u8]) -> Option<String> {
 /// Checks a SPIFFE ID, or a certificate that contains one.
 pub fn spiffe(bytes: &[u8]) -> Option<String> {
     let uri = std::str::from_utf8(bytes).ok();
-    let named = SpiffeId::of_certificate(bytes);
-    let refused = named.as_ref().err();
-    if let Some(broken) = refused.and_then(|error| unfit(&chain(error))) {
+    let in_certificate = SpiffeId::from_certificate(bytes);
+    let error = in_certificate.as_ref().err();
+    if let Some(broken) = error.and_then(|error| message_defect(&chain(error))) {
         return Some(broken);
     }
     if let Some((uri, id)) = uri.and_then(|uri| Some((uri, SpiffeId::parse(uri)?))) {
         promise!(id.to_string() == uri, "{uri:?} is printed as {id}");
     }
-    let ids = uri.and_then(SpiffeId::parse).into_iter().chain(named.ok());
+    let ids = uri
+        .and_then(SpiffeId::parse)
+        .into_iter()
+        .chain(in_certificate.ok());
     for id in ids {
         promise!(
             SpiffeId::parse(&id.to_string()).as_ref() == Some(&id),
@@ -137,27 +143,30 @@ pub fn values(bytes: &[u8]) -> Option<String> {
     let layers: Vec<_> = layers.map_while(Result::ok).take(3).collect();
     let mut merged = Map::new();
     for layer in &layers {
-        let below = merged.clone();
-        lay_over(&mut merged, layer);
+        let under = merged.clone();
+        merge(&mut merged, layer);
         let mut twice = merged.clone();
-        lay_over(&mut twice, layer);
+        merge(&mut twice, layer);
         promise!(
             twice == merged,
-            "{layer:?} over {below:?} is not idempotent"
+            "{layer:?} over {under:?} is not idempotent"
         );
         let mut alone = Map::new();
-        lay_over(&mut alone, layer);
+        merge(&mut alone, layer);
         promise!(alone == *layer, "{layer:?} over nothing is {alone:?}");
-        if let Some(broken) = misplaced(&below, layer, &merged) {
-            return Some(format!("{layer:?} over {below:?}: {broken}"));
+        if let Some(broken) = misplaced_value(&under, layer, &merged) {
+            return Some(format!("{layer:?} over {under:?}: {broken}"));
         }
-        for place in places(layer, &merged) {
-            let there = at(&merged, &place);
-            promise!(there.is_some() && there == at(layer, &place), "{place:?}");
+        for pointer in pointers_from(layer, &merged) {
+            let value = value_at(&merged, &pointer);
+            promise!(
+                value.is_some() && value == value_at(layer, &pointer),
+                "{pointer:?}"
+            );
         }
         let written = serde_json::to_vec(&merged).ok()?;
-        let (counted, real) = (size(&merged), written.len());
-        promise!(counted == real, "{counted} bytes instead of {real}");
+        let (counted, actual) = (size(&merged), written.len());
+        promise!(counted == actual, "{counted} bytes instead of {actual}");
         let again = serde_json::from_slice::<Map<String, Value>>(&written).ok();
         promise!(again.as_ref() == Some(&merged), "{merged:?} is {again:?}");
     }
@@ -165,22 +174,22 @@ pub fn values(bytes: &[u8]) -> Option<String> {
 }
 
 /// Returns a key whose value comes neither from the upper layer nor, without it there, from the lower layer.
-fn misplaced(
+fn misplaced_value(
     under: &Map<String, Value>,
     over: &Map<String, Value>,
     merged: &Map<String, Value>,
 ) -> Option<String> {
-    let known = |key: &String| under.contains_key(key) || over.contains_key(key);
-    promise!(merged.keys().all(known), "a key of neither");
+    let is_known = |key: &String| under.contains_key(key) || over.contains_key(key);
+    promise!(merged.keys().all(is_known), "a key of neither");
     under.keys().chain(over.keys()).find_map(|key| {
         match (under.get(key), over.get(key), merged.get(key)) {
             (
                 Some(Value::Object(under)),
                 Some(Value::Object(over)),
                 Some(Value::Object(merged)),
-            ) => misplaced(under, over, merged),
-            (_, Some(above), Some(value)) if value == above => None,
-            (Some(below), None, Some(value)) if value == below => None,
+            ) => misplaced_value(under, over, merged),
+            (_, Some(over), Some(value)) if value == over => None,
+            (Some(under), None, Some(value)) if value == under => None,
             (_, _, value) => Some(format!("{key:?} is {value:?}")),
         }
     })
@@ -249,8 +258,8 @@ mod tests {
             let program = read(&format!("fuzz/fuzz_targets/{name}.rs"));
             let called = format!("::fuzzing::{name});");
             let (before, _) = program.split_once(&called).expect(&name);
-            let (_, of) = before.rsplit_once("krypton_").unwrap();
-            let folder = ["", "common/"].map(|above| format!("{above}{of}/src/fuzzing.rs"));
+            let (_, crate_name) = before.rsplit_once("krypton_").unwrap();
+            let folder = ["", "common/"].map(|above| format!("{above}{crate_name}/src/fuzzing.rs"));
             let folder = folder.iter().find(|path| root.join(path).exists());
             let module = read(folder.expect(&name));
             assert!(module.contains(&format!("(\"{name}\", {name})")), "{name}");

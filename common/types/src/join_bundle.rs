@@ -133,16 +133,16 @@ pub fn split_address(address: &str) -> Option<(&str, u16)> {
         None if host.contains(':') => return None,
         None => host,
     };
-    let fits = !host.is_empty()
+    let is_valid = !host.is_empty()
         && host
             .chars()
             .all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | ':' | '_' | '%'));
-    fits.then_some((host, port))
+    is_valid.then_some((host, port))
 }
 
 /// Returns whether the text has the form `<16 hex of its name>.<64 hex of its secret>`.
 pub fn is_token(token: &str) -> bool {
-    let hex = |text: &str, length| {
+    let is_hex = |text: &str, length| {
         text.len() == length
             && text
                 .chars()
@@ -150,7 +150,7 @@ pub fn is_token(token: &str) -> bool {
     };
     token
         .split_once('.')
-        .is_some_and(|(name, secret)| hex(name, 16) && hex(secret, 64))
+        .is_some_and(|(name, secret)| is_hex(name, 16) && is_hex(secret, 64))
 }
 
 #[cfg(test)]
@@ -184,36 +184,36 @@ mod tests {
         for end in 0..yaml.trim_end().len() {
             let Some(cut) = yaml.get(..end) else { continue };
             // Only a timestamp without its last digits can still be valid.
-            if let Ok(read) = JoinBundle::parse(cut) {
-                assert_eq!(read.token, bundle().token, "cut at {end}");
-                assert_eq!(read.certificate_authority.trim_end(), PEM.trim_end());
+            if let Ok(bundle_read) = JoinBundle::parse(cut) {
+                assert_eq!(bundle_read.token, bundle().token, "cut at {end}");
+                assert_eq!(bundle_read.certificate_authority.trim_end(), PEM.trim_end());
             }
         }
     }
 
     #[test]
     fn each_wrong_part_is_named() {
-        let refused = |change: &dyn Fn(&mut JoinBundle)| {
+        let error_after = |change: &dyn Fn(&mut JoinBundle)| {
             let mut wrong = bundle();
             change(&mut wrong);
             JoinBundle::parse(&wrong.to_yaml().unwrap())
                 .unwrap_err()
                 .to_string()
         };
-        let says = |word: &str, change: &dyn Fn(&mut JoinBundle)| {
-            let said = refused(change);
-            assert!(said.contains(word), "{word}: {said}");
+        let assert_error = |word: &str, change: &dyn Fn(&mut JoinBundle)| {
+            let error = error_after(change);
+            assert!(error.contains(word), "{word}: {error}");
         };
-        says("cluster", &|b| b.cluster = "Edge 1".to_owned());
-        says("no address", &|b| b.addresses.clear());
-        says("hub:x", &|b| b.addresses = vec!["hub:x".to_owned()]);
-        says("https://", &|b| {
+        assert_error("cluster", &|b| b.cluster = "Edge 1".to_owned());
+        assert_error("no address", &|b| b.addresses.clear());
+        assert_error("hub:x", &|b| b.addresses = vec!["hub:x".to_owned()]);
+        assert_error("https://", &|b| {
             b.addresses = vec!["https://h:1".to_owned()];
         });
-        says("certificateAuthority", &|b| {
+        assert_error("certificateAuthority", &|b| {
             b.certificate_authority = "x".to_owned();
         });
-        says("token", &|b| b.token.truncate(40));
+        assert_error("token", &|b| b.token.truncate(40));
         assert!(JoinBundle::parse("not: [a bundle").is_err());
         assert!(JoinBundle::parse("").is_err());
         assert!(JoinBundle::parse(&"x".repeat(BUNDLE_MAX_BYTES + 1)).is_err());
@@ -224,8 +224,8 @@ mod tests {
         let broken = format!("{}unknown: x\n", bundle().to_yaml().unwrap());
         let error = JoinBundle::parse(&broken).unwrap_err();
         assert!(matches!(error, BundleError::Yaml { .. }));
-        let said = format!("{error:?} {}", crate::error_chain::chain(&error));
-        assert!(!said.contains(&"0".repeat(64)), "{said}");
+        let message = format!("{error:?} {}", crate::error_chain::chain(&error));
+        assert!(!message.contains(&"0".repeat(64)), "{message}");
         assert!(!format!("{:?}", bundle()).contains(&"0".repeat(64)));
     }
 }

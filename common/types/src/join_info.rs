@@ -22,7 +22,7 @@ pub struct JoinInfo {
 
 impl JoinInfo {
     /// Reads the ConfigMap's data. Missing entries become empty.
-    pub fn of(data: &BTreeMap<String, String>) -> Self {
+    pub fn from_data(data: &BTreeMap<String, String>) -> Self {
         let text = |key| data.get(key).map(String::as_str).unwrap_or_default();
         let addresses = text(ADDRESSES_KEY).lines().map(str::trim);
         Self {
@@ -57,16 +57,16 @@ mod tests {
                 addresses,
                 version: "1.2.3".to_owned(),
             };
-            assert_eq!(JoinInfo::of(&info.data().into()), info);
+            assert_eq!(JoinInfo::from_data(&info.data().into()), info);
         }
     }
 
     #[test]
     fn blank_lines_are_not_addresses() {
         let data = [(ADDRESSES_KEY.to_owned(), "\n a:1 \r\n\n".to_owned())].into();
-        assert_eq!(JoinInfo::of(&data).addresses, ["a:1"]);
+        assert_eq!(JoinInfo::from_data(&data).addresses, ["a:1"]);
         assert_eq!(
-            JoinInfo::of(&BTreeMap::new()).addresses,
+            JoinInfo::from_data(&BTreeMap::new()).addresses,
             Vec::<String>::new()
         );
     }

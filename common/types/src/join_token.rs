@@ -100,16 +100,16 @@ impl Caller<'_> {
 
 /// A new token.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Made {
+pub struct NewToken {
     /// The text for the bundle.
     pub token: String,
     pub expires: Timestamp,
 }
 
-impl fmt::Debug for Made {
+impl fmt::Debug for NewToken {
     /// Omits the token.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Made")
+        f.debug_struct("NewToken")
             .field("expires", &self.expires)
             .finish_non_exhaustive()
     }
@@ -123,7 +123,7 @@ pub fn new(
     life: Duration,
     now: Timestamp,
     random: (&[u8; 8], &[u8; 32]),
-) -> (Secret, Made) {
+) -> (Secret, NewToken) {
     let (name, secret) = (hex(random.0), hex(random.1));
     // Whole seconds, as in the bundle.
     let expires = now.saturating_add(life).unwrap_or(Timestamp::MAX);
@@ -134,7 +134,7 @@ pub fn new(
         entry(DIGEST_KEY, &sha256_hex(secret.as_bytes())),
         entry(EXPIRES_KEY, &expires.to_string()),
     ];
-    let bound = edge_cluster_uid.map(|uid| entry(EDGE_CLUSTER_KEY, uid));
+    let edge_cluster = edge_cluster_uid.map(|uid| entry(EDGE_CLUSTER_KEY, uid));
     let object = Secret {
         metadata: ObjectMeta {
             name: Some(format!("{NAME_PREFIX}{name}")),
@@ -145,11 +145,11 @@ pub fn new(
             ),
             ..ObjectMeta::default()
         },
-        data: Some(data.into_iter().chain(bound).collect()),
+        data: Some(data.into_iter().chain(edge_cluster).collect()),
         ..Secret::default()
     };
     let token = format!("{name}.{secret}");
-    (object, Made { token, expires })
+    (object, NewToken { token, expires })
 }
 
 /// Returns the part of a token that identifies it and is not secret. Returns `None` for a malformed token.

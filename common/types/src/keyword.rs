@@ -8,8 +8,8 @@ macro_rules! by_word {
 
             fn from_str(text: &str) -> Result<Self, $error> {
                 let mut all = Self::ALL.iter();
-                let found = all.find_map(|(word, setting)| (*word == text).then_some(*setting));
-                found.ok_or($error)
+                let setting = all.find_map(|(word, setting)| (*word == text).then_some(*setting));
+                setting.ok_or($error)
             }
         }
 

@@ -20,7 +20,7 @@ mod material;
 mod server;
 
 pub use address::refused_address;
-use credential_dates::Validity;
+use credential_dates::CredentialValidity;
 pub use server::Authority;
 
 /// Limit for the size of a kubeconfig in bytes.
@@ -50,7 +50,7 @@ pub struct Policy {
 
 /// A kubeconfig that is safe to use under the [`Policy`] that it was parsed with.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Sanitized {
+pub struct SanitizedKubeconfig {
     /// `https://host[:port][/path]`.
     pub server: String,
     /// Host and port of `server`. A caller that resolves a host name must check each address with
@@ -70,10 +70,10 @@ pub struct Sanitized {
     /// Time from which none of the credentials is valid, according to the client certificate and a JWT. `None` if a
     /// credential has no such date.
     pub expires: Option<Timestamp>,
-    credentials: Vec<Validity>,
+    credentials: Vec<CredentialValidity>,
 }
 
-impl Sanitized {
+impl SanitizedKubeconfig {
     /// Returns the host that a client connects to, which the caller must resolve and check.
     pub fn first_hop(&self) -> &Authority {
         self.proxy.as_ref().unwrap_or(&self.authority)
@@ -94,18 +94,18 @@ impl Sanitized {
     /// # Errors
     /// The problem of the first credential if none is valid.
     pub fn check_dates(&self, now: Timestamp) -> Result<(), KubeconfigError> {
-        let mut faults = Vec::new();
+        let mut errors = Vec::new();
         for credential in &self.credentials {
             match credential.check(now) {
                 Ok(()) => return Ok(()),
-                Err(fault) => faults.push(fault),
+                Err(error) => errors.push(error),
             }
         }
-        faults.into_iter().next().map_or(Ok(()), Err)
+        errors.into_iter().next().map_or(Ok(()), Err)
     }
 }
 
-impl fmt::Debug for Sanitized {
+impl fmt::Debug for SanitizedKubeconfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Sanitized")
             .field("server", &self.server)
@@ -129,7 +129,7 @@ pub enum KubeconfigError {
     NotUtf8 { position: usize },
     #[error("kubeconfig has a NUL at byte {position}: it must be plain UTF-8 text")]
     Nul { position: usize },
-    #[error("kubeconfig is not read{}: {problem}", fields::at_line(*line, *column))]
+    #[error("kubeconfig is not read{}: {problem}", fields::position(*line, *column))]
     Yaml {
         line: u64,
         column: u64,
@@ -182,23 +182,23 @@ impl KubeconfigError {
 /// # Errors
 /// The first reason to reject the kubeconfig. The function reads only the names of entries that the current context
 /// does not use.
-pub fn parse(bytes: &[u8], policy: &Policy) -> Result<Sanitized, KubeconfigError> {
-    let document = document::read(bytes)?;
+pub fn parse(bytes: &[u8], policy: &Policy) -> Result<SanitizedKubeconfig, KubeconfigError> {
+    let document = document::parse(bytes)?;
     if document.is_null() {
         return Err(KubeconfigError::NoCurrentContext);
     }
-    let root = Fields::of(&document, "").map_err(|_| KubeconfigError::Yaml {
+    let root = Fields::new(&document, "").map_err(|_| KubeconfigError::Yaml {
         line: 0,
         column: 0,
         problem: "its root is not a map",
     })?;
-    root.constant(
+    root.expect_value(
         "kind",
         "Config",
         "must be Config: this is another kind of object",
     )?;
-    root.constant("apiVersion", "v1", "must be v1")?;
-    root.known(&[
+    root.expect_value("apiVersion", "v1", "must be v1")?;
+    root.allow_only(&[
         "kind",
         "apiVersion",
         "preferences",
@@ -213,7 +213,7 @@ pub fn parse(bytes: &[u8], policy: &Policy) -> Result<Sanitized, KubeconfigError
         .text("current-context")?
         .ok_or(KubeconfigError::NoCurrentContext)?;
     let context = root.entry("contexts", "context", current)?;
-    context.known(&["cluster", "user", "namespace", "extensions"])?;
+    context.allow_only(&["cluster", "user", "namespace", "extensions"])?;
     let cluster_name = context.required("cluster", "is not set: name an entry of clusters")?;
     let user_name = context.required(
         "user",
@@ -225,9 +225,9 @@ pub fn parse(bytes: &[u8], policy: &Policy) -> Result<Sanitized, KubeconfigError
         return Err(context.invalid("namespace", problem).into());
     }
 
-    let cluster = cluster(&root.entry("clusters", "cluster", cluster_name)?, policy)?;
-    let user = user(&root.entry("users", "user", user_name)?, policy)?;
-    Ok(rebuilt(cluster, namespace, user))
+    let cluster = read_cluster(&root.entry("clusters", "cluster", cluster_name)?, policy)?;
+    let user = read_user(&root.entry("users", "user", user_name)?, policy)?;
+    Ok(rebuild(cluster, namespace, user))
 }
 
 struct Cluster {
@@ -237,18 +237,18 @@ struct Cluster {
     fields: Map<String, Value>,
 }
 
-fn cluster(given: &Fields<'_>, policy: &Policy) -> Result<Cluster, KubeconfigError> {
-    let insecure = given.flag("insecure-skip-tls-verify")?;
+fn read_cluster(input: &Fields<'_>, policy: &Policy) -> Result<Cluster, KubeconfigError> {
+    let insecure = input.flag("insecure-skip-tls-verify")?;
     if insecure && !policy.allow_insecure_tls {
-        return Err(given.forbidden("insecure-skip-tls-verify", remedy::TLS));
+        return Err(input.forbidden("insecure-skip-tls-verify", remedy::TLS));
     }
     if !policy.allow_proxy {
-        given.refuse("proxy-url", remedy::PROXY)?;
+        input.forbid("proxy-url", remedy::PROXY)?;
     }
     if !policy.allow_files {
-        given.refuse("certificate-authority", remedy::CA_FILE)?;
+        input.forbid("certificate-authority", remedy::CA_FILE)?;
     }
-    given.known(&[
+    input.allow_only(&[
         "server",
         "certificate-authority-data",
         "certificate-authority",
@@ -260,34 +260,35 @@ fn cluster(given: &Fields<'_>, policy: &Policy) -> Result<Cluster, KubeconfigErr
         "disable-compression",
     ])?;
 
-    let server = given.required(
+    let server = input.required(
         "server",
         "is not set: give the https:// URL of the apiserver",
     )?;
-    let server = server::checked(server).map_err(|problem| given.invalid("server", problem))?;
-    let server = at_allowed(server, given, "server", policy)?;
+    let server =
+        server::parse_server(server).map_err(|problem| input.invalid("server", problem))?;
+    let server = check_address(server, input, "server", policy)?;
     let mut fields = Map::new();
     fields.insert("server".to_owned(), server.text.clone().into());
-    let proxy = match given.text("proxy-url")? {
+    let proxy = match input.text("proxy-url")? {
         None => None,
         Some(url) => {
-            let checked = server::checked_proxy(url);
-            let proxy = checked.map_err(|problem| given.invalid("proxy-url", problem))?;
-            let proxy = at_allowed(proxy, given, "proxy-url", policy)?;
+            let parsed = server::parse_proxy(url);
+            let proxy = parsed.map_err(|problem| input.invalid("proxy-url", problem))?;
+            let proxy = check_address(proxy, input, "proxy-url", policy)?;
             fields.insert("proxy-url".to_owned(), proxy.text.into());
             Some(proxy.authority)
         }
     };
-    if let Some(data) = material::authorities(given)? {
+    if let Some(data) = material::authorities(input)? {
         fields.insert("certificate-authority-data".to_owned(), data.into());
     }
-    if let Some(path) = given.path("certificate-authority")? {
+    if let Some(path) = input.path("certificate-authority")? {
         fields.insert("certificate-authority".to_owned(), path.into());
     }
-    if let Some(name) = given.text("tls-server-name")? {
+    if let Some(name) = input.text("tls-server-name")? {
         if rustls_pki_types::ServerName::try_from(name).is_err() {
             let problem = "is not a host name or IP address";
-            return Err(given.invalid("tls-server-name", problem).into());
+            return Err(input.invalid("tls-server-name", problem).into());
         }
         fields.insert("tls-server-name".to_owned(), name.into());
     }
@@ -299,7 +300,7 @@ fn cluster(given: &Fields<'_>, policy: &Policy) -> Result<Cluster, KubeconfigErr
         {
             let problem =
                 "contradicts the certificate authority in the same entry; remove one of them";
-            return Err(given.invalid("insecure-skip-tls-verify", problem).into());
+            return Err(input.invalid("insecure-skip-tls-verify", problem).into());
         }
         fields.insert("insecure-skip-tls-verify".to_owned(), true.into());
     }
@@ -311,24 +312,24 @@ fn cluster(given: &Fields<'_>, policy: &Policy) -> Result<Cluster, KubeconfigErr
     })
 }
 
-fn at_allowed(
-    url: server::Url,
-    given: &Fields<'_>,
+fn check_address(
+    url: server::CheckedUrl,
+    input: &Fields<'_>,
     key: &str,
     policy: &Policy,
-) -> Result<server::Url, KubeconfigError> {
+) -> Result<server::CheckedUrl, KubeconfigError> {
     match address::refused_host(&url.authority.host, policy) {
-        Some(remedy) => Err(given.forbidden(key, remedy)),
+        Some(remedy) => Err(input.forbidden(key, remedy)),
         None => Ok(url),
     }
 }
 
 struct User {
     fields: Map<String, Value>,
-    credentials: Vec<Validity>,
+    credentials: Vec<CredentialValidity>,
 }
 
-fn user(given: &Fields<'_>, policy: &Policy) -> Result<User, KubeconfigError> {
+fn read_user(input: &Fields<'_>, policy: &Policy) -> Result<User, KubeconfigError> {
     for (key, allowed, remedy) in [
         ("exec", policy.allow_exec, remedy::EXEC),
         (
@@ -347,15 +348,15 @@ fn user(given: &Fields<'_>, policy: &Policy) -> Result<User, KubeconfigError> {
         ("password", false, remedy::BASIC),
     ] {
         if !allowed {
-            given.refuse(key, remedy)?;
+            input.forbid(key, remedy)?;
         }
     }
-    let impersonation =
+    let is_impersonation =
         |key: &str| key == "as" || key.starts_with("as-") || key.starts_with("impersonate");
-    for key in given.keys().filter(|key| impersonation(key)) {
-        given.refuse(key, remedy::IMPERSONATION)?;
+    for key in input.keys().filter(|key| is_impersonation(key)) {
+        input.forbid(key, remedy::IMPERSONATION)?;
     }
-    given.known(&[
+    input.allow_only(&[
         "token",
         "client-certificate-data",
         "client-key-data",
@@ -375,18 +376,21 @@ fn user(given: &Fields<'_>, policy: &Policy) -> Result<User, KubeconfigError> {
 
     let mut fields = Map::new();
     let mut credentials = Vec::new();
-    if let Some(token) = given.text("token")? {
+    if let Some(token) = input.text("token")? {
         if !token.bytes().all(|byte| byte.is_ascii_graphic()) {
             let problem = "has a character that no token has, like a space or a line end: check how it was pasted";
-            return Err(given.invalid("token", problem).into());
+            return Err(input.invalid("token", problem).into());
         }
-        credentials.push(Validity::of_token(given.path_to("token"), token));
+        credentials.push(CredentialValidity::from_token(
+            input.path_to("token"),
+            token,
+        ));
         fields.insert("token".to_owned(), token.into());
     }
-    let certificate = material::client_certificate(given)?;
-    let key = material::client_key(given)?;
+    let certificate = material::client_certificate(input)?;
+    let key = material::client_key(input)?;
     if let Some(certificate) = &certificate {
-        credentials.push(material::validity(given, certificate));
+        credentials.push(material::validity(input, certificate));
         fields.insert(
             "client-certificate-data".to_owned(),
             certificate.data.clone().into(),
@@ -396,25 +400,25 @@ fn user(given: &Fields<'_>, policy: &Policy) -> Result<User, KubeconfigError> {
         fields.insert("client-key-data".to_owned(), key.data.clone().into());
     }
     for key in ["tokenFile", "client-certificate", "client-key"] {
-        if let Some(path) = given.path(key)? {
+        if let Some(path) = input.path(key)? {
             // A key without its certificate is not a credential.
             if key != "client-key" {
-                credentials.push(Validity::unlimited(given.path_to(key)));
+                credentials.push(CredentialValidity::unlimited(input.path_to(key)));
             }
             fields.insert(key.to_owned(), path.into());
         }
     }
     for key in ["exec", "auth-provider"] {
-        if let Some(map) = given.inner(key)?.and_then(|inner| inner.map) {
-            credentials.push(Validity::unlimited(given.path_to(key)));
+        if let Some(map) = input.nested(key)?.and_then(|fields| fields.map) {
+            credentials.push(CredentialValidity::unlimited(input.path_to(key)));
             fields.insert(key.to_owned(), Value::Object(map.clone()));
         }
     }
 
-    let has = |part: &str| {
+    let has = |field: &str| {
         fields
             .keys()
-            .any(|key| key == part || *key == format!("{part}-data"))
+            .any(|key| key == field || *key == format!("{field}-data"))
     };
     if has("client-certificate") != has("client-key") {
         let missing = if has("client-key") {
@@ -423,13 +427,13 @@ fn user(given: &Fields<'_>, policy: &Policy) -> Result<User, KubeconfigError> {
             "client-key-data"
         };
         let problem = "is missing: a client certificate needs its key";
-        return Err(given.invalid(missing, problem).into());
+        return Err(input.invalid(missing, problem).into());
     }
     if let (Some(certificate), Some(key)) = (&certificate, &key) {
-        material::paired(given, certificate, key)?;
+        material::check_pair(input, certificate, key)?;
     }
     if fields.is_empty() {
-        return Err(given.no_credential());
+        return Err(input.no_credential());
     }
     Ok(User {
         fields,
@@ -438,7 +442,7 @@ fn user(given: &Fields<'_>, policy: &Policy) -> Result<User, KubeconfigError> {
 }
 
 /// Builds the kubeconfig with fixed entry names: they have no effect, and the digest stays stable.
-fn rebuilt(cluster: Cluster, namespace: Option<&str>, user: User) -> Sanitized {
+fn rebuild(cluster: Cluster, namespace: Option<&str>, user: User) -> SanitizedKubeconfig {
     let mut context = Map::new();
     context.insert("cluster".to_owned(), "member".into());
     context.insert("user".to_owned(), "member".into());
@@ -455,13 +459,13 @@ fn rebuilt(cluster: Cluster, namespace: Option<&str>, user: User) -> Sanitized {
     })
     .to_string();
     // `None` if one credential has no date: that credential is always valid.
-    let dates = |date: fn(&Validity) -> Option<Timestamp>| {
+    let dates = |date: fn(&CredentialValidity) -> Option<Timestamp>| {
         let dates: Option<Vec<_>> = user.credentials.iter().map(date).collect();
         dates.unwrap_or_default()
     };
-    Sanitized {
-        not_before: dates(|of| of.not_before).into_iter().min(),
-        expires: dates(|of| of.expires).into_iter().max(),
+    SanitizedKubeconfig {
+        not_before: dates(|credential| credential.not_before).into_iter().min(),
+        expires: dates(|credential| credential.expires).into_iter().max(),
         server: cluster.server,
         authority: cluster.authority,
         proxy: cluster.proxy,

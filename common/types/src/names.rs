@@ -71,19 +71,19 @@ const DIGEST_CHARACTERS: usize = 12;
 
 /// Returns the release name of a Tenant on a member, at most [`RELEASE_NAME_MAX`] bytes.
 pub fn tenant_release(tenant: &str, cluster: &str) -> String {
-    within(RELEASE_NAME_MAX, format!("tenant-{tenant}-{cluster}"))
+    shorten(RELEASE_NAME_MAX, format!("tenant-{tenant}-{cluster}"))
 }
 
 /// Returns the release name of a KryptonDeployment, at most [`RELEASE_NAME_MAX`] bytes.
 pub fn deployment_release(name: &str) -> String {
-    within(RELEASE_NAME_MAX, format!("ced-{name}"))
+    shorten(RELEASE_NAME_MAX, format!("ced-{name}"))
 }
 
 /// Returns the annotation on a Tenant with the fingerprint of its release on a member.
 pub fn fingerprint_annotation(cluster: &str) -> String {
     format!(
         "{GROUP}/{}",
-        within(LABEL_MAX, format!("fingerprint-{cluster}"))
+        shorten(LABEL_MAX, format!("fingerprint-{cluster}"))
     )
 }
 
@@ -110,19 +110,19 @@ pub fn is_dns_subdomain(name: &str) -> bool {
 }
 
 fn is_label_shaped(label: &str) -> bool {
-    let alphanumeric = |byte: Option<&u8>| {
+    let is_alphanumeric = |byte: Option<&u8>| {
         byte.is_some_and(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit())
     };
     let bytes = label.as_bytes();
-    alphanumeric(bytes.first())
-        && alphanumeric(bytes.last())
+    is_alphanumeric(bytes.first())
+        && is_alphanumeric(bytes.last())
         && bytes
             .iter()
-            .all(|byte| *byte == b'-' || alphanumeric(Some(byte)))
+            .all(|byte| *byte == b'-' || is_alphanumeric(Some(byte)))
 }
 
 /// Shortens a name over the limit in the same way as Flux, and leaves no separator before the digest.
-fn within(limit: usize, name: String) -> String {
+fn shorten(limit: usize, name: String) -> String {
     if name.len() <= limit {
         return name;
     }
@@ -246,13 +246,13 @@ mod tests {
         fn release_name_is_legal_and_unchanged_within_limit(
             tenant in object_name(), cluster in object_name(),
         ) {
-            let whole = format!("tenant-{tenant}-{cluster}");
+            let full_name = format!("tenant-{tenant}-{cluster}");
             let release = tenant_release(&tenant, &cluster);
             prop_assert!(release.len() <= RELEASE_NAME_MAX);
             prop_assert!(is_dns_subdomain(&release), "{}", release);
             prop_assert_eq!(&release, &tenant_release(&tenant, &cluster));
-            if whole.len() <= RELEASE_NAME_MAX {
-                prop_assert_eq!(release, whole);
+            if full_name.len() <= RELEASE_NAME_MAX {
+                prop_assert_eq!(release, full_name);
             }
         }
 

@@ -93,7 +93,7 @@ impl PlacedReport {
     /// Returns the report with its message cut to the limit, as it is sent, compared and stored.
     #[must_use]
     pub fn trimmed(mut self) -> Self {
-        self.state = self.state.within(MESSAGE_MAX, MESSAGE_MAX);
+        self.state = self.state.truncated(MESSAGE_MAX, MESSAGE_MAX);
         self
     }
 }
@@ -104,27 +104,31 @@ impl PlacedReport {
 /// The status records the member, and a client that replaces the Tenant does not change the status. Without it, the
 /// finalizer and its annotation count. The name is empty if none of them names the member.
 pub fn placed_on(tenant: &Tenant) -> Option<&str> {
-    let deleted = tenant.metadata.deletion_timestamp.is_some();
-    match (place(tenant), is_held(tenant)) {
+    let is_deleted = tenant.metadata.deletion_timestamp.is_some();
+    match (recorded_placement(tenant), has_placed_finalizer(tenant)) {
         (None, false) => None,
         // The finalizer was removed: the deletion no longer waits for the member.
-        (Some(_), false) if deleted => None,
-        (Some(place), _) => Some(&place.cluster),
+        (Some(_), false) if is_deleted => None,
+        (Some(placement), _) => Some(&placement.cluster),
         (None, true) => {
-            let recorded = tenant.annotations().get(PLACED_ON_ANNOTATION);
-            let recorded = recorded.map(String::as_str);
-            Some(recorded.or(tenant.names_member()).unwrap_or_default())
+            let annotation = tenant.annotations().get(PLACED_ON_ANNOTATION);
+            let annotation = annotation.map(String::as_str);
+            Some(
+                annotation
+                    .or(tenant.referenced_member())
+                    .unwrap_or_default(),
+            )
         }
     }
 }
 
 /// Returns the recorded cluster on which the Tenant is placed.
-pub fn place(tenant: &Tenant) -> Option<&TenantPlacement> {
+pub fn recorded_placement(tenant: &Tenant) -> Option<&TenantPlacement> {
     tenant.status.as_ref()?.placement.as_ref()
 }
 
 /// Returns whether a deletion of the Tenant waits for the member.
-pub fn is_held(tenant: &Tenant) -> bool {
+pub fn has_placed_finalizer(tenant: &Tenant) -> bool {
     let mut finalizers = tenant.finalizers().iter();
     finalizers.any(|name| name == PLACED_FINALIZER)
 }

@@ -13,9 +13,9 @@ pub fn redact(text: &str) -> String {
 
 /// Returns a URL without user, password, query and fragment, each of which may contain a credential.
 pub fn url_shown(text: &str) -> String {
-    let open = text.split(['?', '#']).next().unwrap_or_default();
-    let Some((scheme, rest)) = open.split_once("://") else {
-        let host = open.rsplit('@').next().unwrap_or_default();
+    let without_query = text.split(['?', '#']).next().unwrap_or_default();
+    let Some((scheme, rest)) = without_query.split_once("://") else {
+        let host = without_query.rsplit('@').next().unwrap_or_default();
         return host.escape_debug().to_string();
     };
     let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
@@ -41,8 +41,8 @@ pub fn has_userinfo(url: &str) -> bool {
 /// Returns whether the name denotes a secret. `password` and `clientSecret` do. `existingSecret` and `secretName`
 /// only name objects.
 pub fn is_secret_name(name: &str) -> bool {
-    let name = normal(name);
-    let holds = [
+    let name = normalized(name);
+    let secret_words = [
         "password",
         "passwd",
         "passphrase",
@@ -53,20 +53,20 @@ pub fn is_secret_name(name: &str) -> bool {
         "privatekey",
         "credential",
     ];
-    let names = ["name", "namespace", "ref", "keyref"];
-    holds.iter().any(|word| name.contains(word))
-        && !names.iter().any(|end| name.ends_with(end))
-        && !is_of_an_object(&name)
+    let reference_suffixes = ["name", "namespace", "ref", "keyref"];
+    secret_words.iter().any(|word| name.contains(word))
+        && !reference_suffixes.iter().any(|end| name.ends_with(end))
+        && !names_object(&name)
 }
 
 /// Matches names such as `existingSecret` and `imagePullSecret`.
-fn is_of_an_object(name: &str) -> bool {
+fn names_object(name: &str) -> bool {
     name.starts_with("existing") || name.contains("pullsecret")
 }
 
 /// In text, only names with such an ending count: `spec.tokenExpirationSeconds: Invalid value` must stay readable.
 fn is_secret_word(word: &str) -> bool {
-    let last = normal(word.rsplit('.').next().unwrap_or_default());
+    let last = normalized(word.rsplit('.').next().unwrap_or_default());
     let ends = [
         "password",
         "passwd",
@@ -79,10 +79,10 @@ fn is_secret_word(word: &str) -> bool {
         "privatekey",
         "authorization",
     ];
-    ends.iter().any(|end| last.ends_with(end)) && !is_of_an_object(&last)
+    ends.iter().any(|end| last.ends_with(end)) && !names_object(&last)
 }
 
-fn normal(name: &str) -> String {
+fn normalized(name: &str) -> String {
     name.chars()
         .filter(char::is_ascii_alphanumeric)
         .map(|c| c.to_ascii_lowercase())
@@ -90,11 +90,11 @@ fn normal(name: &str) -> String {
 }
 
 fn redact_pem(text: &str) -> String {
-    let mut kept = String::new();
+    let mut output = String::new();
     let mut rest = text;
     while let Some((before, block)) = rest.split_once("-----BEGIN ") {
-        kept.push_str(before);
-        kept.push_str(HIDDEN);
+        output.push_str(before);
+        output.push_str(HIDDEN);
         // Without an end marker, all of the rest may belong to the block.
         rest = block.split_once("-----END ").map_or("", |(_, after)| {
             let ends = after.split_once("-----");
@@ -103,75 +103,75 @@ fn redact_pem(text: &str) -> String {
                 .map_or(after, |(_, rest)| rest)
         });
     }
-    kept + rest
+    output + rest
 }
 
 fn redact_userinfo(text: &str) -> String {
-    let mut kept = String::new();
+    let mut output = String::new();
     let mut rest = text;
     while let Some((before, after)) = rest.split_once("://") {
-        kept.push_str(before);
-        kept.push_str("://");
+        output.push_str(before);
+        output.push_str("://");
         let end = after.find(|c: char| c == '/' || c == '"' || c.is_whitespace());
         let (authority, path) = after.split_at(end.unwrap_or(after.len()));
         match authority.rsplit_once('@') {
             Some((_, host)) => {
-                kept.push_str(HIDDEN);
-                kept.push('@');
-                kept.push_str(host);
+                output.push_str(HIDDEN);
+                output.push('@');
+                output.push_str(host);
             }
-            None => kept.push_str(authority),
+            None => output.push_str(authority),
         }
         rest = path;
     }
-    kept + rest
+    output + rest
 }
 
 /// Redacts likely tokens, and values after `Bearer`, `password:` and similar words.
 fn redact_words(text: &str) -> String {
     let is_word = |c: char| c.is_ascii_alphanumeric() || "+/_=.-~".contains(c);
-    let mut kept = String::with_capacity(text.len());
+    let mut output = String::with_capacity(text.len());
     let mut before = "";
     let mut rest = text;
     while !rest.is_empty() {
         let (gap, after) = rest.split_at(rest.find(is_word).unwrap_or(rest.len()));
         let end = after.find(|c| !is_word(c)).unwrap_or(after.len());
         let name = after.split_at(end).0.split('=').next().unwrap_or_default();
-        let named = is_secret_word(name);
-        let (word, after) = after.split_at(if named { name.len() } else { end });
-        kept.push_str(gap);
-        kept.push_str(if is_secret(before, gap, word) {
+        let is_named_secret = is_secret_word(name);
+        let (word, after) = after.split_at(if is_named_secret { name.len() } else { end });
+        output.push_str(gap);
+        output.push_str(if is_secret(before, gap, word) {
             HIDDEN
         } else {
             word
         });
         (before, rest) = (word, after);
         if is_secret_word(word)
-            && let Some((sign, value, after)) = assigned(after)
+            && let Some((sign, value, after)) = split_assignment(after)
         {
-            kept.push_str(sign);
-            kept.push_str(HIDDEN);
+            output.push_str(sign);
+            output.push_str(HIDDEN);
             (before, rest) = (value, after);
         }
     }
-    kept
+    output
 }
 
 /// Splits the text after a name into separator, value and rest. Returns `None` if there is no value, or if the API
 /// server's verdict follows instead.
-fn assigned(after: &str) -> Option<(&str, &str, &str)> {
+fn split_assignment(after: &str) -> Option<(&str, &str, &str)> {
     let unquoted = after.trim_start_matches(['"', '\'', '\\']);
-    let of_json = unquoted.len() < after.len();
+    let in_json = unquoted.len() < after.len();
     let value = unquoted.trim_start_matches(' ');
     let value = value.strip_prefix([':', '='])?;
     let value = value.trim_start_matches([' ', ':', '=']);
     // Texts of the API server after a field's name that precede the rejected value.
-    let found = [
+    let prefixes = [
         "Invalid value: ",
         "Unsupported value: ",
         "Duplicate value: ",
     ];
-    let found = found.iter().find_map(|words| value.strip_prefix(words));
+    let quoted_value = prefixes.iter().find_map(|words| value.strip_prefix(words));
     let verdicts = [
         "Invalid",
         "Required",
@@ -180,17 +180,17 @@ fn assigned(after: &str) -> Option<(&str, &str, &str)> {
         "Duplicate",
         "got ",
     ];
-    if found.is_none() && verdicts.iter().any(|words| value.starts_with(words)) {
+    if quoted_value.is_none() && verdicts.iter().any(|words| value.starts_with(words)) {
         return None;
     }
-    let value = found.unwrap_or(value);
+    let value = quoted_value.unwrap_or(value);
     let quote = ["\\\"", "\"", "'"]
         .into_iter()
         .find(|quote| value.starts_with(quote));
     let value = value.strip_prefix(quote.unwrap_or_default())?;
     let end = match quote {
-        Some(quote) => closing(value, quote),
-        None => value.find(|c: char| c.is_whitespace() || of_json && ",}]".contains(c)),
+        Some(quote) => closing_quote(value, quote),
+        None => value.find(|c: char| c.is_whitespace() || in_json && ",}]".contains(c)),
     };
     let (value, rest) = value.split_at(end.unwrap_or(value.len()));
     let sign = after.get(..after.len() - value.len() - rest.len())?;
@@ -198,7 +198,7 @@ fn assigned(after: &str) -> Option<(&str, &str, &str)> {
 }
 
 /// Returns the position of the closing quote.
-fn closing(text: &str, quote: &str) -> Option<usize> {
+fn closing_quote(text: &str, quote: &str) -> Option<usize> {
     let mut ends = text.match_indices(quote).map(|(at, _)| at);
     ends.find(|at| quote.len() > 1 || !text.split_at(*at).0.ends_with('\\'))
 }
@@ -206,26 +206,29 @@ fn closing(text: &str, quote: &str) -> Option<usize> {
 /// Returns whether `word` is a secret: it looks like a token, or it follows an authentication scheme or a flag for a
 /// secret.
 fn is_secret(before: &str, gap: &str, word: &str) -> bool {
-    let apart = gap.trim().is_empty();
-    let scheme = ["bearer", "basic"].contains(&before.to_ascii_lowercase().as_str());
-    let flag = before.starts_with("--") && is_secret_word(before) && !word.starts_with("--");
-    (apart && (scheme && word.len() >= 8 || flag && !word.is_empty())) || looks_like_token(word)
+    let is_separated = gap.trim().is_empty();
+    let after_scheme = ["bearer", "basic"].contains(&before.to_ascii_lowercase().as_str());
+    let after_flag = before.starts_with("--") && is_secret_word(before) && !word.starts_with("--");
+    (is_separated && (after_scheme && word.len() >= 8 || after_flag && !word.is_empty()))
+        || looks_like_token(word)
 }
 
 fn looks_like_token(word: &str) -> bool {
     // Condition types end with the name of a cluster.
-    let of_cluster = ["ClusterReady/", "ClusterProgress/", "ClusterError/"];
-    let of_cluster = of_cluster.iter().find_map(|type_| word.strip_prefix(type_));
-    let word = of_cluster.unwrap_or(word);
+    let condition_types = ["ClusterReady/", "ClusterProgress/", "ClusterError/"];
+    let cluster = condition_types
+        .iter()
+        .find_map(|type_| word.strip_prefix(type_));
+    let word = cluster.unwrap_or(word);
     let has = |kind: fn(&char) -> bool| word.chars().any(|c| kind(&c));
-    let jwt = word.starts_with("eyJ") && word.len() >= 20;
+    let is_jwt = word.starts_with("eyJ") && word.len() >= 20;
     // Kubernetes names are lower case and digests are hexadecimal, so this rule redacts neither.
-    let opaque = word.len() >= 32
+    let is_opaque = word.len() >= 32
         && !word.contains('.')
         && has(char::is_ascii_uppercase)
         && has(char::is_ascii_lowercase)
         && has(char::is_ascii_digit);
-    jwt || opaque
+    is_jwt || is_opaque
 }
 
 #[cfg(test)]
@@ -250,19 +253,19 @@ mod tests {
         ] {
             assert_eq!(url_shown(url), shown, "{url}");
         }
-        for (url, found) in [
+        for (url, expected) in [
             ("https://me:pw@a.org", true),
             ("https://token@a.org/c", true),
             ("https://a.org/@scope/c?mail=a@b", false),
             ("https://a.org", false),
         ] {
-            assert_eq!(has_userinfo(url), found, "{url}");
+            assert_eq!(has_userinfo(url), expected, "{url}");
         }
     }
 
     #[test]
     fn secret_value_is_redacted_whole_in_any_notation() {
-        for (said, shown) in [
+        for (text, shown) in [
             (r#"password: "p@ssw0rd!x" a"#, r#"password: "[redacted]" a"#),
             (
                 r#"password: "$ecret words" a"#,
@@ -293,19 +296,19 @@ mod tests {
             ),
             ("Bearer abcdefgh12345678", "Bearer [redacted]"),
         ] {
-            assert_eq!(redact(said), shown, "{said}");
+            assert_eq!(redact(text), shown, "{text}");
         }
     }
 
     #[test]
     fn redaction_never_splits_multibyte_characters() {
-        for said in [
+        for text in [
             "password: ä",
             "\u{1F511}token=\u{1F511}",
             "secret:'\u{e9}'",
             "é://é@é",
         ] {
-            assert!(!redact(said).is_empty());
+            assert!(!redact(text).is_empty());
         }
     }
 }

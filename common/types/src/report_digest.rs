@@ -36,25 +36,25 @@ impl<K: Ord + Clone> ReportDigest<K> {
 
     /// Like `set`, with the result of [`part`].
     pub fn set_part(&mut self, key: &K, part: Option<u128>) {
-        let before = match part {
+        let previous = match part {
             Some(part) => {
                 self.sum = self.sum.wrapping_add(part);
                 self.parts.insert(key.clone(), part)
             }
             None => self.parts.remove(key),
         };
-        self.sum = self.sum.wrapping_sub(before.unwrap_or_default());
+        self.sum = self.sum.wrapping_sub(previous.unwrap_or_default());
     }
 
     /// Keeps only the reports for which `keep` returns `true`.
     pub fn retain(&mut self, keep: impl Fn(&K) -> bool) {
         let sum = &mut self.sum;
         self.parts.retain(|key, part| {
-            let kept = keep(key);
-            if !kept {
+            let is_kept = keep(key);
+            if !is_kept {
                 *sum = sum.wrapping_sub(*part);
             }
-            kept
+            is_kept
         });
     }
 
@@ -65,11 +65,11 @@ impl<K: Ord + Clone> ReportDigest<K> {
 }
 
 /// Returns the combined value of several digests, as a heartbeat contains it.
-pub fn together<const N: usize>(accounts: [(u64, u128); N]) -> (u64, u128) {
-    accounts
+pub fn combine<const N: usize>(digests: [(u64, u128); N]) -> (u64, u128) {
+    digests
         .into_iter()
-        .fold((0, 0), |(count, sum), (more, part)| {
-            (count + more, sum.wrapping_add(part))
+        .fold((0, 0), |(count, sum), (reports, part)| {
+            (count + reports, sum.wrapping_add(part))
         })
 }
 
@@ -132,21 +132,21 @@ mod tests {
 
     #[test]
     fn digest_differs_for_changed_or_missing_reports() {
-        let of = |reports: &[(u8, i64)]| {
+        let digest_of = |reports: &[(u8, i64)]| {
             let mut digest = ReportDigest::default();
             for (name, generation) in reports {
                 digest.set(&key(*name), Some(&report(*generation)));
             }
             digest.value()
         };
-        let base = of(&[(1, 1), (2, 2)]);
-        assert_ne!(base, of(&[(1, 2), (2, 1)]));
-        assert_ne!(base, of(&[(1, 1), (3, 2)]));
-        assert_ne!(base, of(&[(1, 1)]));
-        let mut kept = ReportDigest::default();
-        kept.set(&key(1), Some(&report(1)));
-        kept.set(&key(2), Some(&report(2)));
-        kept.retain(|found| *found == key(1));
-        assert_eq!(kept.value(), of(&[(1, 1)]));
+        let base = digest_of(&[(1, 1), (2, 2)]);
+        assert_ne!(base, digest_of(&[(1, 2), (2, 1)]));
+        assert_ne!(base, digest_of(&[(1, 1), (3, 2)]));
+        assert_ne!(base, digest_of(&[(1, 1)]));
+        let mut digest = ReportDigest::default();
+        digest.set(&key(1), Some(&report(1)));
+        digest.set(&key(2), Some(&report(2)));
+        digest.retain(|other| *other == key(1));
+        assert_eq!(digest.value(), digest_of(&[(1, 1)]));
     }
 }

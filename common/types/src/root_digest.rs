@@ -14,13 +14,16 @@ pub const ROOTS_MAX: usize = 8;
 pub struct RootDigest([u8; BYTES]);
 
 impl RootDigest {
-    pub fn of(der: &[u8]) -> Self {
+    pub fn from_der(der: &[u8]) -> Self {
         Self(Sha256::digest(der).into())
     }
 
     /// Returns the digests of all certificates, sorted and without duplicates.
-    pub fn of_all(ders: &[impl AsRef<[u8]>]) -> Vec<Self> {
-        let mut all: Vec<_> = ders.iter().map(|der| Self::of(der.as_ref())).collect();
+    pub fn from_ders(ders: &[impl AsRef<[u8]>]) -> Vec<Self> {
+        let mut all: Vec<_> = ders
+            .iter()
+            .map(|der| Self::from_der(der.as_ref()))
+            .collect();
         all.sort_unstable();
         all.dedup();
         all
@@ -83,7 +86,7 @@ mod tests {
     proptest! {
         #[test]
         fn digest_round_trips_through_text_and_bytes(bytes in any::<Vec<u8>>()) {
-            let digest = RootDigest::of(&bytes);
+            let digest = RootDigest::from_der(&bytes);
             prop_assert_eq!(digest.to_string(), sha256_hex(&bytes));
             prop_assert_eq!(digest.to_string().parse(), Ok(digest));
             prop_assert_eq!(RootDigest::from_bytes(&digest.bytes()), Some(digest));
@@ -92,7 +95,7 @@ mod tests {
 
     #[test]
     fn malformed_digest_is_rejected() {
-        let good = RootDigest::of(b"a").to_string();
+        let good = RootDigest::from_der(b"a").to_string();
         let mut short = good.clone();
         short.pop();
         for wrong in ["", "0", &good.to_uppercase(), &good.repeat(2), &short] {

@@ -65,7 +65,7 @@ impl SpiffeId {
     }
 
     /// Returns the identity in a certificate.
-    pub fn of_certificate(der: &[u8]) -> Result<Self, SpiffeError> {
+    pub fn from_certificate(der: &[u8]) -> Result<Self, SpiffeError> {
         let (_, certificate) =
             X509Certificate::from_der(der).map_err(|_| SpiffeError::NotACertificate)?;
         let names = certificate
@@ -98,12 +98,12 @@ impl fmt::Display for SpiffeId {
 /// Returns whether a member may have this name. The name must be a DNS subdomain of at most 63 characters, as labels
 /// and release names contain it.
 pub fn is_member_name(name: &str) -> bool {
-    let alphanumeric = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
+    let is_alphanumeric = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
     name.len() <= LABEL_MAX
         && name.split('.').all(|part| {
-            part.starts_with(alphanumeric)
-                && part.ends_with(alphanumeric)
-                && part.chars().all(|c| alphanumeric(c) || c == '-')
+            part.starts_with(is_alphanumeric)
+                && part.ends_with(is_alphanumeric)
+                && part.chars().all(|c| is_alphanumeric(c) || c == '-')
         })
 }
 

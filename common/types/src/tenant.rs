@@ -33,13 +33,13 @@ pub struct TenantReport {
     /// The member's next automatic step after a failure or while it waits. No digest contains it, so versions that do
     /// not know the field compute the same digest.
     #[serde(skip)]
-    pub next: Option<Next>,
+    pub next: Option<UpcomingStep>,
 }
 
 /// The next step that a member takes for a Tenant automatically, unless something changes before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Next {
-    pub step: Step,
+pub struct UpcomingStep {
+    pub step: UpcomingStepKind,
     /// Time of the step in whole seconds, by the member's wall clock. `None` if no time is set.
     pub at: Option<Timestamp>,
     /// Number of consecutive failed attempts.
@@ -48,7 +48,7 @@ pub struct Next {
 
 /// Kind of the next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum UpcomingStepKind {
     /// Retry the failed action.
     Retry,
     /// Take over the release from its current holder.
@@ -63,35 +63,39 @@ pub enum Step {
 /// clock.
 const SAME_TIME_SECONDS: i64 = 2;
 
-impl Next {
+impl UpcomingStep {
     /// Creates a step with its time rounded to whole seconds.
     #[must_use]
-    pub fn new(step: Step, at: Option<Timestamp>, attempts: u32) -> Self {
-        let rounded = |at: Timestamp| {
+    pub fn new(step: UpcomingStepKind, at: Option<Timestamp>, attempts: u32) -> Self {
+        let round = |at: Timestamp| {
             let second = at.as_millisecond().saturating_add(500).div_euclid(1000);
             Timestamp::from_second(second).unwrap_or(at)
         };
         Self {
             step,
-            at: at.map(rounded),
+            at: at.map(round),
             attempts,
         }
     }
 
-    /// Like [`Next::new`], with the time in seconds since 1970. Returns `None` if that time is out of range.
-    pub fn at_second(step: Step, second: Option<i64>, attempts: u32) -> Option<Self> {
+    /// Like [`UpcomingStep::new`], with the time in seconds since 1970. Returns `None` if that time is out of range.
+    pub fn at_second(step: UpcomingStepKind, second: Option<i64>, attempts: u32) -> Option<Self> {
         let at = second.map(Timestamp::from_second).transpose().ok()?;
         Some(Self::new(step, at, attempts))
     }
 
     /// Reads the next step of `cluster` from a status. Returns `None` if this version does not know the step.
     pub fn from_status(status: &TenantStatus, cluster: &str) -> Option<Self> {
-        let said = status
+        let recorded = status
             .next_steps
             .iter()
             .find(|next| next.cluster == cluster)?;
-        let at = said.at.as_ref().map(|at| at.0);
-        Some(Self::new(Step::of(&said.action)?, at, said.attempts))
+        let at = recorded.at.as_ref().map(|at| at.0);
+        Some(Self::new(
+            UpcomingStepKind::parse(&recorded.action)?,
+            at,
+            recorded.attempts,
+        ))
     }
 
     /// Converts the next step of `cluster` into its form in the status.
@@ -109,23 +113,23 @@ impl Next {
         self.at.map(Timestamp::as_second)
     }
 
-    /// Returns `before` if only the time differs, and by less than two seconds. Otherwise returns `self`.
+    /// Returns `previous` if only the time differs, and by less than two seconds. Otherwise returns `self`.
     #[must_use]
-    pub fn settled(self, before: Option<Self>) -> Self {
-        let same = |before: &Self| {
-            let apart = match (before.at, self.at) {
-                (Some(before), Some(now)) => (before.as_second() - now.as_second()).abs(),
+    pub fn settled(self, previous: Option<Self>) -> Self {
+        let is_same = |previous: &Self| {
+            let difference = match (previous.at, self.at) {
+                (Some(previous), Some(now)) => (previous.as_second() - now.as_second()).abs(),
                 (None, None) => 0,
                 _ => return false,
             };
-            (before.step, before.attempts) == (self.step, self.attempts)
-                && apart < SAME_TIME_SECONDS
+            (previous.step, previous.attempts) == (self.step, self.attempts)
+                && difference < SAME_TIME_SECONDS
         };
-        before.filter(same).unwrap_or(self)
+        previous.filter(is_same).unwrap_or(self)
     }
 }
 
-impl Step {
+impl UpcomingStepKind {
     /// All steps.
     pub const ALL: [Self; 4] = [Self::Retry, Self::Unlock, Self::GivenUp, Self::Wait];
 
@@ -139,9 +143,9 @@ impl Step {
         }
     }
 
-    /// The reverse of [`Step::as_str`]. Returns `None` for an unknown text.
-    pub fn of(word: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|step| step.as_str() == word)
+    /// The reverse of [`UpcomingStepKind::as_str`]. Returns `None` for an unknown text.
+    pub fn parse(text: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|step| step.as_str() == text)
     }
 }
 
@@ -184,29 +188,29 @@ mod tests {
 
     #[test]
     fn next_time_is_rounded_and_small_changes_ignored() {
-        let next = |millis| Next::new(Step::Retry, at(millis), 1);
+        let next = |millis| UpcomingStep::new(UpcomingStepKind::Retry, at(millis), 1);
         assert_eq!(next(1_499).at, at(1_000));
         assert_eq!(next(1_500).at, at(2_000));
-        let said = next(10_000);
-        assert_eq!(next(11_400).settled(Some(said)), said);
-        assert_eq!(next(8_600).settled(Some(said)), said);
-        assert_eq!(next(12_000).settled(Some(said)), next(12_000));
-        assert_eq!(next(10_000).settled(None), said);
-        let second = Next {
+        let previous = next(10_000);
+        assert_eq!(next(11_400).settled(Some(previous)), previous);
+        assert_eq!(next(8_600).settled(Some(previous)), previous);
+        assert_eq!(next(12_000).settled(Some(previous)), next(12_000));
+        assert_eq!(next(10_000).settled(None), previous);
+        let second = UpcomingStep {
             attempts: 2,
             ..next(10_000)
         };
-        assert_eq!(second.settled(Some(said)), second);
-        let given_up = Next::new(Step::GivenUp, None, 1);
-        assert_eq!(given_up.settled(Some(said)), given_up);
+        assert_eq!(second.settled(Some(previous)), second);
+        let given_up = UpcomingStep::new(UpcomingStepKind::GivenUp, None, 1);
+        assert_eq!(given_up.settled(Some(previous)), given_up);
         assert_eq!(given_up.settled(Some(given_up)), given_up);
     }
 
     #[test]
     fn each_step_is_read_as_it_is_written() {
-        for step in Step::ALL {
-            assert_eq!(Step::of(step.as_str()), Some(step));
+        for step in UpcomingStepKind::ALL {
+            assert_eq!(UpcomingStepKind::parse(step.as_str()), Some(step));
         }
-        assert_eq!(Step::of("Later"), None);
+        assert_eq!(UpcomingStepKind::parse("Later"), None);
     }
 }

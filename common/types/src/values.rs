@@ -5,18 +5,18 @@ use std::io::{self, Write};
 use serde_json::{Map, Value};
 
 /// Limit for the values of one member, in bytes of JSON. The member stores them in one Secret, which holds 1 MiB.
-pub const MOST_BYTES: usize = 1_000_000;
+pub const MAX_BYTES: usize = 1_000_000;
 
 /// Limit for the values of one Tenant, in bytes of JSON. An agent holds the values of all its Tenants in memory. It
 /// saves them in one Secret if their CRD is deleted.
-pub const MOST_BYTES_OF_TENANT: usize = 64 * 1024;
+pub const TENANT_MAX_BYTES: usize = 64 * 1024;
 
 /// Merges `over` into `under`, like Helm with `--values under --values over`. Maps are merged, and other values are
 /// replaced. A `null` stays, as Helm uses it to delete the chart's own value.
-pub fn lay_over(under: &mut Map<String, Value>, over: &Map<String, Value>) {
+pub fn merge(under: &mut Map<String, Value>, over: &Map<String, Value>) {
     for (key, value) in over {
         match (under.get_mut(key), value) {
-            (Some(Value::Object(below)), Value::Object(above)) => lay_over(below, above),
+            (Some(Value::Object(under)), Value::Object(over)) => merge(under, over),
             _ => {
                 under.insert(key.clone(), value.clone());
             }
@@ -27,8 +27,8 @@ pub fn lay_over(under: &mut Map<String, Value>, over: &Map<String, Value>) {
 /// Returns the size of the values in bytes of JSON.
 pub fn size(values: &Map<String, Value>) -> usize {
     #[derive(Default)]
-    struct Count(usize);
-    impl Write for Count {
+    struct ByteCounter(usize);
+    impl Write for ByteCounter {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.0 += bytes.len();
             Ok(bytes.len())
@@ -37,43 +37,43 @@ pub fn size(values: &Map<String, Value>) -> usize {
             Ok(())
         }
     }
-    let mut count = Count::default();
+    let mut counter = ByteCounter::default();
     // Serialization of JSON values into a counter does not fail.
-    if serde_json::to_writer(&mut count, values).is_err() {
+    if serde_json::to_writer(&mut counter, values).is_err() {
         return usize::MAX;
     }
-    count.0
+    counter.0
 }
 
 /// Returns JSON pointers to the strings, numbers and whole lists in `merged` that come from `layer` unchanged.
 /// Booleans and null do not count as secrets.
-pub fn places(layer: &Map<String, Value>, merged: &Map<String, Value>) -> Vec<String> {
-    let mut found = Vec::new();
-    collect(layer, merged, "", &mut found);
-    found
+pub fn pointers_from(layer: &Map<String, Value>, merged: &Map<String, Value>) -> Vec<String> {
+    let mut pointers = Vec::new();
+    collect_pointers(layer, merged, "", &mut pointers);
+    pointers
 }
 
-fn collect(
+fn collect_pointers(
     layer: &Map<String, Value>,
     merged: &Map<String, Value>,
-    at: &str,
-    found: &mut Vec<String>,
+    parent: &str,
+    pointers: &mut Vec<String>,
 ) {
     for (key, value) in layer {
-        let here = format!("{at}/{}", key.replace('~', "~0").replace('/', "~1"));
+        let pointer = format!("{parent}/{}", key.replace('~', "~0").replace('/', "~1"));
         match (value, merged.get(key)) {
             (Value::Object(layer), Some(Value::Object(merged))) => {
-                collect(layer, merged, &here, found);
+                collect_pointers(layer, merged, &pointer, pointers);
             }
             (Value::Null | Value::Bool(_), _) => {}
-            (value, Some(there)) if value == there => found.push(here),
+            (value, Some(in_merged)) if value == in_merged => pointers.push(pointer),
             _ => {}
         }
     }
 }
 
 /// Returns the value at a JSON pointer.
-pub fn at<'a>(values: &'a Map<String, Value>, pointer: &str) -> Option<&'a Value> {
+pub fn value_at<'a>(values: &'a Map<String, Value>, pointer: &str) -> Option<&'a Value> {
     let path = pointer.strip_prefix('/')?;
     let (first, rest) = path
         .find('/')
@@ -96,9 +96,9 @@ mod tests {
         }
     }
 
-    fn laid(under: &Map<String, Value>, over: &Map<String, Value>) -> Map<String, Value> {
+    fn merged_with(under: &Map<String, Value>, over: &Map<String, Value>) -> Map<String, Value> {
         let mut result = under.clone();
-        lay_over(&mut result, over);
+        merge(&mut result, over);
         result
     }
 
@@ -139,8 +139,8 @@ mod tests {
             ),
         ];
         for (under, over, expected) in cases {
-            let found = laid(&map(under.clone()), &map(over.clone()));
-            assert_eq!(Value::Object(found), expected, "{under} {over}");
+            let merged = merged_with(&map(under.clone()), &map(over.clone()));
+            assert_eq!(Value::Object(merged), expected, "{under} {over}");
         }
     }
 
@@ -152,9 +152,9 @@ mod tests {
             json!({"a": {"y": 2}}),
         ]
         .map(map);
-        let one_by_one = laid(&laid(&first, &second), &third);
+        let one_by_one = merged_with(&merged_with(&first, &second), &third);
         assert_eq!(Value::Object(one_by_one), json!({"a": {"y": 2}}));
-        let last_first = laid(&first, &laid(&second, &third));
+        let last_first = merged_with(&first, &merged_with(&second, &third));
         assert_eq!(Value::Object(last_first), json!({"a": {"x": 1, "y": 2}}));
     }
 
@@ -165,20 +165,23 @@ mod tests {
             "list": ["a"], "a/b": {"c~d": "odd"}, "was": "before",
         }));
         let over = map(json!({"was": "after", "db": {"gone": {"now": 1}, "host": "h"}}));
-        let merged = laid(&secret, &over);
-        let found = places(&secret, &merged);
-        assert_eq!(found, ["/a~1b/c~0d", "/db/password", "/db/port", "/list"]);
-        assert_eq!(at(&merged, "/a~1b/c~0d"), Some(&json!("odd")));
-        assert_eq!(at(&merged, "/db/password"), Some(&json!("hunter2")));
-        assert_eq!(at(&merged, "/list"), Some(&json!(["a"])));
+        let merged = merged_with(&secret, &over);
+        let pointers = pointers_from(&secret, &merged);
+        assert_eq!(
+            pointers,
+            ["/a~1b/c~0d", "/db/password", "/db/port", "/list"]
+        );
+        assert_eq!(value_at(&merged, "/a~1b/c~0d"), Some(&json!("odd")));
+        assert_eq!(value_at(&merged, "/db/password"), Some(&json!("hunter2")));
+        assert_eq!(value_at(&merged, "/list"), Some(&json!(["a"])));
         for none in ["", "db", "/none", "/db/none/deeper"] {
-            assert_eq!(at(&merged, none), None, "{none}");
+            assert_eq!(value_at(&merged, none), None, "{none}");
         }
         assert_eq!(size(&map(json!({"a": "b"}))), r#"{"a":"b"}"#.len());
     }
 
     /// Generates values in which a key is either always a map or never one.
-    fn of_one_shape() -> impl Strategy<Value = Map<String, Value>> {
+    fn any_values() -> impl Strategy<Value = Map<String, Value>> {
         let leaf = prop_oneof![
             Just(Value::Null),
             any::<bool>().prop_map(Value::Bool),
@@ -201,20 +204,20 @@ mod tests {
     proptest! {
         #[test]
         fn where_maps_stay_maps_only_the_sequence_counts(
-            [a, b, c] in prop::array::uniform3(of_one_shape())
+            [a, b, c] in prop::array::uniform3(any_values())
         ) {
-            prop_assert_eq!(laid(&laid(&a, &b), &c), laid(&a, &laid(&b, &c)));
-            prop_assert_eq!(&laid(&a, &a), &a);
-            prop_assert_eq!(&laid(&Map::new(), &a), &a);
-            prop_assert_eq!(&laid(&a, &Map::new()), &a);
+            prop_assert_eq!(merged_with(&merged_with(&a, &b), &c), merged_with(&a, &merged_with(&b, &c)));
+            prop_assert_eq!(&merged_with(&a, &a), &a);
+            prop_assert_eq!(&merged_with(&Map::new(), &a), &a);
+            prop_assert_eq!(&merged_with(&a, &Map::new()), &a);
         }
 
         #[test]
-        fn every_layer_path_resolves_to_layer_value([a, b] in prop::array::uniform2(of_one_shape())) {
-            let merged = laid(&a, &b);
-            for place in places(&b, &merged) {
-                prop_assert_eq!(at(&merged, &place), at(&b, &place));
-                prop_assert!(at(&merged, &place).is_some());
+        fn every_layer_path_resolves_to_layer_value([a, b] in prop::array::uniform2(any_values())) {
+            let merged = merged_with(&a, &b);
+            for pointer in pointers_from(&b, &merged) {
+                prop_assert_eq!(value_at(&merged, &pointer), value_at(&b, &pointer));
+                prop_assert!(value_at(&merged, &pointer).is_some());
             }
         }
     }

@@ -12,20 +12,20 @@ use krypton_runtime::net::Stream;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Sleep;
 
-use crate::agent_server::connection_limiter::MemberShare;
+use crate::agent_server::connection_limiter::MemberBudget;
 
 /// Time of the last bytes from a peer.
 #[derive(Debug)]
-pub(crate) struct Heard(AtomicU64);
+pub(crate) struct LastActivity(AtomicU64);
 
-impl Heard {
+impl LastActivity {
     fn new() -> Self {
-        let heard = Self(AtomicU64::default());
-        heard.now(BootTime::now());
-        heard
+        let last_activity = Self(AtomicU64::default());
+        last_activity.update(BootTime::now());
+        last_activity
     }
 
-    fn now(&self, now: BootTime) {
+    fn update(&self, now: BootTime) {
         let millis = u64::try_from(now.0.as_millis()).unwrap_or(u64::MAX);
         self.0.store(millis, Ordering::Relaxed);
     }
@@ -33,76 +33,76 @@ impl Heard {
     /// Completes when the peer was silent for `limit`.
     pub(super) async fn silent_for(&self, limit: Duration) {
         loop {
-            let heard = BootTime(Duration::from_millis(self.0.load(Ordering::Relaxed)));
-            let left = limit.saturating_sub(BootTime::now().since(heard));
-            if left.is_zero() {
+            let last = BootTime(Duration::from_millis(self.0.load(Ordering::Relaxed)));
+            let remaining = limit.saturating_sub(BootTime::now().since(last));
+            if remaining.is_zero() {
                 return;
             }
-            tokio::time::sleep(left).await;
+            tokio::time::sleep(remaining).await;
         }
     }
 }
 
 #[derive(Debug)]
-enum Allowance {
-    /// Bytes that the peer may still send.
-    Stranger(u64),
-    Member(Arc<MemberShare>),
+enum ByteLimit {
+    /// Bytes that a peer without an agent's certificate may still send.
+    Anonymous(u64),
+    Member(Arc<MemberBudget>),
 }
 
 /// A socket below TLS.
 #[derive(Debug)]
-pub(super) struct Metered {
+pub(super) struct MeteredStream {
     stream: Stream,
-    allowance: Allowance,
+    limit: ByteLimit,
     /// Pauses reads of a member. Its bytes stay in the kernel, which eventually stops the sender.
     pause: Option<Pin<Box<Sleep>>>,
-    heard: Arc<Heard>,
+    last_activity: Arc<LastActivity>,
 }
 
-impl Metered {
+impl MeteredStream {
     /// Wraps the socket of an unauthenticated peer.
-    pub(super) fn of_stranger(stream: Stream, bytes: u64) -> Self {
+    pub(super) fn anonymous(stream: Stream, bytes: u64) -> Self {
         Self {
             stream,
-            allowance: Allowance::Stranger(bytes),
+            limit: ByteLimit::Anonymous(bytes),
             pause: None,
-            heard: Arc::new(Heard::new()),
+            last_activity: Arc::new(LastActivity::new()),
         }
     }
 
     /// Charges further reads to a member, after the peer has shown its certificate.
-    pub(super) fn is_of_member(&mut self, share: Arc<MemberShare>) {
-        self.allowance = Allowance::Member(share);
+    pub(super) fn set_member(&mut self, budget: Arc<MemberBudget>) {
+        self.limit = ByteLimit::Member(budget);
     }
 
-    pub(super) fn heard(&self) -> Arc<Heard> {
-        Arc::clone(&self.heard)
+    pub(super) fn last_activity(&self) -> Arc<LastActivity> {
+        Arc::clone(&self.last_activity)
     }
 
-    fn has_read(&mut self, bytes: usize) {
+    fn charge(&mut self, bytes: usize) {
         let now = BootTime::now();
-        self.heard.now(now);
+        self.last_activity.update(now);
         let bytes = bytes as u64;
-        match &mut self.allowance {
-            Allowance::Stranger(left) => *left = left.saturating_sub(bytes),
-            Allowance::Member(share) => {
-                let wait = share.has_read(now, bytes);
-                if !wait.is_zero() {
-                    self.pause = Some(Box::pin(tokio::time::sleep(wait)));
+        match &mut self.limit {
+            ByteLimit::Anonymous(remaining) => *remaining = remaining.saturating_sub(bytes),
+            ByteLimit::Member(budget) => {
+                let delay = budget.charge(now, bytes);
+                if !delay.is_zero() {
+                    self.pause = Some(Box::pin(tokio::time::sleep(delay)));
                 }
             }
         }
     }
 }
 
-impl AsyncRead for Metered {
+impl AsyncRead for MeteredStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if let Allowance::Stranger(0) = self.allowance {
+        if let ByteLimit::Anonymous(0) = self.limit {
             let problem = "more data than a client without an agent certificate may send";
             return Poll::Ready(Err(io::Error::other(problem)));
         }
@@ -110,17 +110,17 @@ impl AsyncRead for Metered {
             ready!(pause.as_mut().poll(cx));
             self.pause = None;
         }
-        let before = buf.filled().len();
+        let filled = buf.filled().len();
         ready!(Pin::new(&mut self.stream).poll_read(cx, buf))?;
-        let bytes = buf.filled().len() - before;
+        let bytes = buf.filled().len() - filled;
         if bytes > 0 {
-            self.has_read(bytes);
+            self.charge(bytes);
         }
         Poll::Ready(Ok(()))
     }
 }
 
-impl AsyncWrite for Metered {
+impl AsyncWrite for MeteredStream {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,

@@ -8,16 +8,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use krypton_runtime::clock::BootTime;
-use krypton_runtime::rate_limit::{Bucket, Rate};
+use krypton_runtime::rate_limit::{Rate, TokenBucket};
 use tokio::sync::Semaphore;
 
 /// Number of keys below which idle keys are not removed.
 const SWEEP_FROM: usize = 64;
 
 /// Budget that all connections of one key share.
-pub(super) trait Share {
+pub(super) trait Budget {
     /// Whether the budget is fully restored. Dropping and recreating it then loses nothing.
-    fn is_rested(&self, now: BootTime) -> bool;
+    fn is_full(&self, now: BootTime) -> bool;
 }
 
 /// Counts connections by key. Stores the keys that have connections or a used budget, and at most as many
@@ -25,45 +25,55 @@ pub(super) trait Share {
 pub(super) struct ConnectionLimiter<K, S> {
     /// Maximum number of connections of one key.
     limit: usize,
-    make: Box<dyn Fn() -> S + Send + Sync>,
-    keys: Mutex<Keys<K, S>>,
+    new_budget: Box<dyn Fn() -> S + Send + Sync>,
+    entries: Mutex<Entries<K, S>>,
 }
 
-struct Keys<K, S> {
-    each: HashMap<K, (usize, Arc<S>)>,
+struct Entries<K, S> {
+    /// The number of connections of each key, and its budget.
+    by_key: HashMap<K, (usize, Arc<S>)>,
+    /// Number of keys at which idle keys are removed.
     sweep_at: usize,
 }
 
-impl<K: Eq + Hash + Clone, S: Share> ConnectionLimiter<K, S> {
-    pub(super) fn new(limit: usize, make: impl Fn() -> S + Send + Sync + 'static) -> Arc<Self> {
+impl<K: Eq + Hash + Clone, S: Budget> ConnectionLimiter<K, S> {
+    pub(super) fn new(
+        limit: usize,
+        new_budget: impl Fn() -> S + Send + Sync + 'static,
+    ) -> Arc<Self> {
         Arc::new(Self {
             limit,
-            make: Box::new(make),
-            keys: Mutex::new(Keys {
-                each: HashMap::new(),
+            new_budget: Box::new(new_budget),
+            entries: Mutex::new(Entries {
+                by_key: HashMap::new(),
                 sweep_at: SWEEP_FROM,
             }),
         })
     }
 
     /// Adds a connection of this key. Returns `None` at the limit.
-    pub(super) fn enter(self: &Arc<Self>, key: &K, now: BootTime) -> Option<Place<K, S>> {
-        let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
-        if keys.each.len() >= keys.sweep_at {
-            keys.each
-                .retain(|_, (here, share)| *here > 0 || !share.is_rested(now));
-            keys.sweep_at = SWEEP_FROM.max(2 * keys.each.len());
+    pub(super) fn acquire(
+        self: &Arc<Self>,
+        key: &K,
+        now: BootTime,
+    ) -> Option<ConnectionSlot<K, S>> {
+        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        if entries.by_key.len() >= entries.sweep_at {
+            entries
+                .by_key
+                .retain(|_, (connections, budget)| *connections > 0 || !budget.is_full(now));
+            entries.sweep_at = SWEEP_FROM.max(2 * entries.by_key.len());
         }
-        let (here, share) = keys
-            .each
+        let (connections, budget) = entries
+            .by_key
             .entry(key.clone())
-            .or_insert_with(|| (0, Arc::new((self.make)())));
-        if *here >= self.limit {
+            .or_insert_with(|| (0, Arc::new((self.new_budget)())));
+        if *connections >= self.limit {
             return None;
         }
-        *here += 1;
-        Some(Place {
-            share: Arc::clone(share),
+        *connections += 1;
+        Some(ConnectionSlot {
+            budget: Arc::clone(budget),
             key: key.clone(),
             limiter: Arc::clone(self),
         })
@@ -71,62 +81,62 @@ impl<K: Eq + Hash + Clone, S: Share> ConnectionLimiter<K, S> {
 }
 
 /// A counted connection. Dropping it frees the slot.
-pub(super) struct Place<K: Eq + Hash, S> {
-    pub(super) share: Arc<S>,
+pub(super) struct ConnectionSlot<K: Eq + Hash, S> {
+    pub(super) budget: Arc<S>,
     key: K,
     limiter: Arc<ConnectionLimiter<K, S>>,
 }
 
-impl<K: Eq + Hash, S> Drop for Place<K, S> {
+impl<K: Eq + Hash, S> Drop for ConnectionSlot<K, S> {
     fn drop(&mut self) {
-        let keys = &self.limiter.keys;
-        let mut keys = keys.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((here, _)) = keys.each.get_mut(&self.key) {
-            *here -= 1;
+        let entries = &self.limiter.entries;
+        let mut entries = entries.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((connections, _)) = entries.by_key.get_mut(&self.key) {
+            *connections -= 1;
         }
     }
 }
 
 impl<K, S> fmt::Debug for ConnectionLimiter<K, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Crowd").finish_non_exhaustive()
+        f.debug_struct("ConnectionLimiter").finish_non_exhaustive()
     }
 }
 
-impl<K: Eq + Hash + fmt::Debug, S> fmt::Debug for Place<K, S> {
+impl<K: Eq + Hash + fmt::Debug, S> fmt::Debug for ConnectionSlot<K, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Place").field(&self.key).finish()
+        f.debug_tuple("ConnectionSlot").field(&self.key).finish()
     }
 }
 
 /// Budget of unauthenticated connections of one address.
 #[derive(Debug)]
-pub(super) struct AddressShare {
+pub(super) struct AddressBudget {
     /// Slots for their handshakes.
-    pub(super) turns: Arc<Semaphore>,
-    handshakes: Mutex<Bucket>,
+    pub(super) handshake_slots: Arc<Semaphore>,
+    handshakes: Mutex<TokenBucket>,
 }
 
-impl AddressShare {
-    pub(super) fn new(turns: usize, handshakes: Rate) -> Self {
+impl AddressBudget {
+    pub(super) fn new(handshake_slots: usize, handshakes: Rate) -> Self {
         Self {
-            turns: Arc::new(Semaphore::new(turns)),
-            handshakes: Mutex::new(Bucket::new(handshakes)),
+            handshake_slots: Arc::new(Semaphore::new(handshake_slots)),
+            handshakes: Mutex::new(TokenBucket::new(handshakes)),
         }
     }
 
-    /// Returns the time to wait before the next handshake; `None` if it exceeds `patience`.
-    pub(super) fn next_handshake(&self, now: BootTime, patience: Duration) -> Option<Duration> {
+    /// Returns the time to wait before the next handshake; `None` if it exceeds `max_wait`.
+    pub(super) fn next_handshake(&self, now: BootTime, max_wait: Duration) -> Option<Duration> {
         let mut handshakes = self
             .handshakes
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        handshakes.take(now, 1, patience).ok()
+        handshakes.take(now, 1, max_wait).ok()
     }
 }
 
-impl Share for AddressShare {
-    fn is_rested(&self, now: BootTime) -> bool {
+impl Budget for AddressBudget {
+    fn is_full(&self, now: BootTime) -> bool {
         let handshakes = self
             .handshakes
             .lock()
@@ -137,32 +147,32 @@ impl Share for AddressShare {
 
 /// Budget of all connections of one member.
 #[derive(Debug)]
-pub(super) struct MemberShare {
-    bytes: Mutex<Bucket>,
+pub(super) struct MemberBudget {
+    bytes: Mutex<TokenBucket>,
 }
 
-impl MemberShare {
+impl MemberBudget {
     pub(super) fn new(bytes: Rate) -> Self {
-        let bytes = Mutex::new(Bucket::new(bytes));
+        let bytes = Mutex::new(TokenBucket::new(bytes));
         Self { bytes }
     }
 
     /// Charges the bytes read and returns how long to pause reading.
-    pub(super) fn has_read(&self, now: BootTime, bytes: u64) -> Duration {
+    pub(super) fn charge(&self, now: BootTime, bytes: u64) -> Duration {
         let mut bucket = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
         bucket.charge(now, bytes)
     }
 }
 
-impl Share for MemberShare {
-    fn is_rested(&self, now: BootTime) -> bool {
+impl Budget for MemberBudget {
+    fn is_full(&self, now: BootTime) -> bool {
         let bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
         bytes.is_full(now)
     }
 }
 
 /// Returns the key of an address. For IPv6 it is the /64 network, which one machine usually owns.
-pub(super) fn one_address(address: IpAddr) -> IpAddr {
+pub(super) fn address_key(address: IpAddr) -> IpAddr {
     const NETWORK: u128 = !0 << 64;
     match address.to_canonical() {
         IpAddr::V4(address) => IpAddr::V4(address),
@@ -177,74 +187,76 @@ mod tests {
     const NOW: BootTime = BootTime(Duration::from_secs(1000));
     const RATE: Rate = Rate {
         burst: 10,
-        each: Duration::from_secs(1),
+        per_token: Duration::from_secs(1),
     };
 
-    fn limiter(limit: usize) -> Arc<ConnectionLimiter<u32, MemberShare>> {
-        ConnectionLimiter::new(limit, || MemberShare::new(RATE))
+    fn limiter(limit: usize) -> Arc<ConnectionLimiter<u32, MemberBudget>> {
+        ConnectionLimiter::new(limit, || MemberBudget::new(RATE))
     }
 
     #[test]
     fn limit_per_key_leaves_other_keys_room() {
         let limiter = limiter(2);
-        let one = limiter.enter(&1, NOW).unwrap();
-        let _two = limiter.enter(&1, NOW).unwrap();
-        assert!(limiter.enter(&1, NOW).is_none());
-        assert!(limiter.enter(&2, NOW).is_some());
-        drop(one);
-        assert!(limiter.enter(&1, NOW).is_some());
+        let first = limiter.acquire(&1, NOW).unwrap();
+        let _second = limiter.acquire(&1, NOW).unwrap();
+        assert!(limiter.acquire(&1, NOW).is_none());
+        assert!(limiter.acquire(&2, NOW).is_some());
+        drop(first);
+        assert!(limiter.acquire(&1, NOW).is_some());
     }
 
     #[test]
     fn returning_key_keeps_its_used_budget() {
         let limiter = limiter(2);
-        let place = limiter.enter(&1, NOW).unwrap();
-        assert_eq!(place.share.has_read(NOW, 12), Duration::from_secs(2));
-        drop(place);
-        let place = limiter.enter(&1, NOW).unwrap();
-        assert_eq!(place.share.has_read(NOW, 1), Duration::from_secs(3));
+        let slot = limiter.acquire(&1, NOW).unwrap();
+        assert_eq!(slot.budget.charge(NOW, 12), Duration::from_secs(2));
+        drop(slot);
+        let slot = limiter.acquire(&1, NOW).unwrap();
+        assert_eq!(slot.budget.charge(NOW, 1), Duration::from_secs(3));
     }
 
     #[test]
     fn departed_keys_use_bounded_memory() {
         let limiter = limiter(2);
-        let _stays = limiter.enter(&u32::MAX, NOW).unwrap();
-        let owes = limiter.enter(&(u32::MAX - 1), NOW).unwrap();
-        owes.share.has_read(NOW, 5);
-        drop(owes);
+        let _connected = limiter.acquire(&u32::MAX, NOW).unwrap();
+        let charged = limiter.acquire(&(u32::MAX - 1), NOW).unwrap();
+        charged.budget.charge(NOW, 5);
+        drop(charged);
         for key in 0..10_000 {
-            drop(limiter.enter(&key, NOW).unwrap());
-            assert!(limiter.keys.lock().unwrap().each.len() <= SWEEP_FROM);
+            drop(limiter.acquire(&key, NOW).unwrap());
+            assert!(limiter.entries.lock().unwrap().by_key.len() <= SWEEP_FROM);
         }
-        let keys = limiter.keys.lock().unwrap();
-        assert!(keys.each.contains_key(&u32::MAX) && keys.each.contains_key(&(u32::MAX - 1)));
+        let entries = limiter.entries.lock().unwrap();
+        assert!(
+            entries.by_key.contains_key(&u32::MAX) && entries.by_key.contains_key(&(u32::MAX - 1))
+        );
     }
 
     #[test]
     fn an_address_is_one_machines() {
-        let one = |text: &str| one_address(text.parse().unwrap());
-        assert_eq!(one("::ffff:192.0.2.7"), one("192.0.2.7"));
-        assert_ne!(one("192.0.2.7"), one("192.0.2.8"));
-        assert_eq!(one("2001:db8:0:1::1"), one("2001:db8:0:1:ffff::2"));
-        assert_ne!(one("2001:db8:0:1::1"), one("2001:db8:0:2::1"));
+        let key = |text: &str| address_key(text.parse().unwrap());
+        assert_eq!(key("::ffff:192.0.2.7"), key("192.0.2.7"));
+        assert_ne!(key("192.0.2.7"), key("192.0.2.8"));
+        assert_eq!(key("2001:db8:0:1::1"), key("2001:db8:0:1:ffff::2"));
+        assert_ne!(key("2001:db8:0:1::1"), key("2001:db8:0:2::1"));
     }
 
     #[test]
     fn handshakes_per_address_are_throttled_then_rejected() {
-        let share = AddressShare::new(1, RATE);
+        let budget = AddressBudget::new(1, RATE);
         for _ in 0..10 {
             assert_eq!(
-                share.next_handshake(NOW, Duration::ZERO),
+                budget.next_handshake(NOW, Duration::ZERO),
                 Some(Duration::ZERO)
             );
         }
-        let patience = Duration::from_secs(2);
+        let max_wait = Duration::from_secs(2);
         for seconds in [1, 2] {
-            let wait = share.next_handshake(NOW, patience);
-            assert_eq!(wait, Some(Duration::from_secs(seconds)));
+            let delay = budget.next_handshake(NOW, max_wait);
+            assert_eq!(delay, Some(Duration::from_secs(seconds)));
         }
-        assert_eq!(share.next_handshake(NOW, patience), None);
-        assert!(!share.is_rested(NOW));
-        assert!(share.is_rested(BootTime(NOW.0 + Duration::from_secs(12))));
+        assert_eq!(budget.next_handshake(NOW, max_wait), None);
+        assert!(!budget.is_full(NOW));
+        assert!(budget.is_full(BootTime(NOW.0 + Duration::from_secs(12))));
     }
 }

@@ -8,12 +8,13 @@ use krypton_proto::v1::EnrollRequest;
 use krypton_types::error_chain::chain;
 use krypton_types::join_token::public_part;
 
-use crate::agent_server::enrollment_service::{Admitted, EnrollmentError};
+use crate::agent_server::enrollment_service::{AcceptedEnrollment, EnrollmentError};
+use crate::home_events::{HomeEvents, MemberEvent};
 use crate::members::MemberRegistry;
-use crate::notices::{HomeEvents, MemberEvent};
-use crate::observe::metrics::{Outcome, SessionMetrics};
+use crate::observe::metrics::{EnrollmentOutcome, SessionMetrics};
 
-const SHOWN_CHARS: usize = 64;
+/// Longest text of a caller in a record.
+const MAX_CHARS: usize = 64;
 
 /// Reasons of the events.
 pub mod reason {
@@ -23,34 +24,34 @@ pub mod reason {
 
 /// Destinations of the records.
 #[derive(Debug)]
-pub struct Audit {
+pub struct EnrollmentAudit {
     pub members: Arc<MemberRegistry>,
-    pub notices: HomeEvents,
+    pub events: HomeEvents,
     pub metrics: Arc<SessionMetrics>,
 }
 
 /// The caller, and its properties known so far.
 #[derive(Debug)]
-pub(super) struct Attempt {
+pub(super) struct EnrollmentAttempt {
     address: Option<SocketAddr>,
     token: Option<String>,
     cluster_uid: String,
     agent_version: String,
     /// The member that the token names, and the UID of its EdgeCluster.
     member: Option<String>,
-    uid: Option<String>,
+    edge_cluster_uid: Option<String>,
 }
 
-impl Attempt {
+impl EnrollmentAttempt {
     pub(super) fn new(address: Option<SocketAddr>, request: &EnrollRequest) -> Self {
-        let shown = |text: &str| text.chars().take(SHOWN_CHARS).collect();
+        let truncated = |text: &str| text.chars().take(MAX_CHARS).collect();
         Self {
             address,
             token: public_part(&request.token).map(str::to_owned),
-            cluster_uid: shown(&request.cluster_uid),
-            agent_version: shown(&request.agent_version),
+            cluster_uid: truncated(&request.cluster_uid),
+            agent_version: truncated(&request.agent_version),
             member: None,
-            uid: None,
+            edge_cluster_uid: None,
         }
     }
 
@@ -62,15 +63,15 @@ impl Attempt {
         self.token.as_deref()
     }
 
-    pub(super) fn is_of(&mut self, member: &str) {
+    pub(super) fn set_member(&mut self, member: &str) {
         self.member = Some(member.to_owned());
     }
 
-    pub(super) fn has_object(&mut self, uid: Option<&String>) {
-        self.uid = uid.cloned();
+    pub(super) fn set_edge_cluster_uid(&mut self, uid: Option<&String>) {
+        self.edge_cluster_uid = uid.cloned();
     }
 
-    fn who(&self) -> String {
+    fn caller(&self) -> String {
         let address = self.address.map(|address| address.to_string());
         format!(
             "from {} with join token {}",
@@ -80,47 +81,51 @@ impl Attempt {
     }
 }
 
-impl Audit {
-    pub(super) fn admitted(&self, attempt: &Attempt, admitted: &Admitted) {
-        self.metrics.enrollment(Outcome::Admitted);
-        let again = if admitted.again { " again" } else { "" };
+impl EnrollmentAudit {
+    pub(super) fn record_accepted(
+        &self,
+        attempt: &EnrollmentAttempt,
+        accepted: &AcceptedEnrollment,
+    ) {
+        self.metrics.count_enrollment(EnrollmentOutcome::Admitted);
+        let suffix = if accepted.again { " again" } else { "" };
         tracing::info!(
-            member = admitted.cluster,
+            member = accepted.cluster,
             address = %attempt.address.map(|address| address.to_string()).unwrap_or_default(),
             token = attempt.token(),
             agent_version = ?attempt.agent_version,
             cluster_uid = attempt.cluster_uid,
-            again = admitted.again,
+            again = accepted.again,
             "an agent has enrolled"
         );
-        let notice = MemberEvent {
-            member: admitted.cluster.clone(),
-            uid: attempt.uid.clone().unwrap_or_default(),
+        let event = MemberEvent {
+            member: accepted.cluster.clone(),
+            uid: attempt.edge_cluster_uid.clone().unwrap_or_default(),
             reason: reason::ENROLLED,
             message: format!(
-                "an agent on the cluster with UID {} has enrolled{again}, {}",
+                "an agent on the cluster with UID {} has enrolled{suffix}, {}",
                 attempt.cluster_uid,
-                attempt.who()
+                attempt.caller()
             ),
         };
-        let action = if admitted.again {
+        let action = if accepted.again {
             "EnrollAgain"
         } else {
             "Enroll"
         };
-        self.notices.tell_of(false, action, notice);
+        self.events.record_for_member(false, action, event);
     }
 
     /// Records a rejection. The caller receives `error` without its sources.
-    pub(super) fn refused(&self, attempt: &Attempt, error: &EnrollmentError) {
-        self.metrics.enrollment(match error {
-            EnrollmentError::TooOften(_) => Outcome::Throttled,
-            error if error.is_refusal() => Outcome::Refused,
-            _ => Outcome::Failed,
+    pub(super) fn record_rejected(&self, attempt: &EnrollmentAttempt, error: &EnrollmentError) {
+        self.metrics.count_enrollment(match error {
+            EnrollmentError::Throttled(_) => EnrollmentOutcome::Throttled,
+            error if error.is_refusal() => EnrollmentOutcome::Refused,
+            _ => EnrollmentOutcome::Failed,
         });
         let address = attempt.address.map(|address| address.to_string());
         let address = address.unwrap_or_default();
-        if let EnrollmentError::TooOften(_) = error {
+        if let EnrollmentError::Throttled(_) = error {
             // The rejections that caused the throttling were recorded already.
             tracing::debug!(address, token = attempt.token(), %error, "an enrollment was put off");
             return;
@@ -137,14 +142,16 @@ impl Audit {
         let Some(member) = attempt.member.clone().filter(|_| error.is_refusal()) else {
             return;
         };
-        let known = || Some(self.members.get(&member).ok()?.uid.clone());
-        let uid = attempt.uid.clone().or_else(known).unwrap_or_default();
-        let notice = MemberEvent {
+        let known_uid = || Some(self.members.get(&member).ok()?.uid.clone());
+        let uid = attempt.edge_cluster_uid.clone().or_else(known_uid);
+        let uid = uid.unwrap_or_default();
+        let event = MemberEvent {
             uid,
             reason: reason::REFUSED,
-            message: format!("rejected an enrollment {}: {error}", attempt.who()),
+            message: format!("rejected an enrollment {}: {error}", attempt.caller()),
             member,
         };
-        self.notices.tell_of(true, error.word(), notice);
+        self.events
+            .record_for_member(true, error.event_action(), event);
     }
 }

@@ -23,29 +23,29 @@ use tokio::sync::Semaphore;
 use tonic::{Request, Response, Status};
 use zeroize::Zeroize as _;
 
-use crate::agent_server::join_token::{self, Refusal, TokenError, Verdict};
+use crate::agent_server::join_token::{self, TokenDecision, TokenError, TokenRefusal};
 use crate::agent_server::listener::Peer;
 use crate::ca::{
-    AGENT_CERTIFICATE_LIFE, AgentCertificate, AuthorityError, Live, REQUEST_MAX_BYTES,
+    AGENT_CERTIFICATE_LIFE, AgentCertificate, AuthorityError, CurrentAuthority, REQUEST_MAX_BYTES,
     RequestError, public_key_digest, read_agent_certificate,
 };
 use crate::leader::Leader;
 use crate::members::agent_keys::{self, NotRenewed};
 
-pub use crate::agent_server::enrollment_audit::{Audit, reason};
+pub use crate::agent_server::enrollment_audit::{EnrollmentAudit, reason};
 
-use crate::agent_server::enrollment_audit::Attempt;
-use crate::agent_server::enrollment_limit::{Pace, TooOften};
+use crate::agent_server::enrollment_audit::EnrollmentAttempt;
+use crate::agent_server::enrollment_limit::{EnrollmentLimiter, LimitExceeded};
 
 /// The certificate request and the other fields, which are small.
 const MESSAGE_MAX: usize = REQUEST_MAX_BYTES + 4096;
 /// Concurrent enrollments. Each sends six requests to the home API server.
-const AT_ONCE: usize = 16;
+const MAX_CONCURRENT: usize = 16;
 const DEADLINE: Duration = Duration::from_secs(15);
 /// Attempts to read or create the EdgeCluster, in case another writer keeps creating and deleting it.
 const TRIES: usize = 3;
 /// Attempts to write the status. The fleet also writes it, at most once a second.
-const MARK_TRIES: usize = 5;
+const STATUS_TRIES: usize = 5;
 /// A Kubernetes UID has 36 characters.
 const UID_MAX: usize = 64;
 
@@ -55,9 +55,9 @@ pub(crate) enum EnrollmentError {
     #[error("the hub is busy with other enrollments; retry later")]
     Busy,
     #[error(
-        "too many failed enrollments from {}; retry in {} s", .0.whose, .0.wait.as_secs() + 1
+        "too many failed enrollments from {}; retry in {} s", .0.caller, .0.wait.as_secs() + 1
     )]
-    TooOften(TooOften),
+    Throttled(LimitExceeded),
     #[error("the home cluster did not respond to the hub within {} s; retry later", DEADLINE.as_secs())]
     Deadline,
     #[error("the hub could not read or mark the join token; retry later, or see the hub's log")]
@@ -71,7 +71,7 @@ pub(crate) enum EnrollmentError {
         source: KubeError,
     },
     #[error("EdgeCluster {cluster} keeps changing; retry later")]
-    Unsteady { cluster: String },
+    TooManyConflicts { cluster: String },
     #[error("the EdgeCluster {cluster} is being deleted; the cluster can join when it is gone")]
     BeingDeleted { cluster: String },
     #[error(transparent)]
@@ -79,7 +79,7 @@ pub(crate) enum EnrollmentError {
     #[error("the UID of the cluster's namespace kube-system is missing or none")]
     ClusterUid,
     #[error(transparent)]
-    Refused(#[from] Refusal),
+    Refused(#[from] TokenRefusal),
     #[error(
         "the join token is for {cluster:?}, under which no agent can join; run 'kubectl krypton join NAME' with another name"
     )]
@@ -104,11 +104,11 @@ impl EnrollmentError {
     fn status(&self) -> Status {
         let message = self.to_string();
         match self {
-            Self::Busy | Self::TooOften(_) | Self::Renewing => Status::resource_exhausted(message),
+            Self::Busy | Self::Throttled(_) | Self::Renewing => Status::resource_exhausted(message),
             Self::Deadline
             | Self::Token(_)
             | Self::EdgeCluster { .. }
-            | Self::Unsteady { .. }
+            | Self::TooManyConflicts { .. }
             | Self::BeingDeleted { .. }
             | Self::Replaced => Status::unavailable(message),
             Self::Request(_) | Self::ClusterUid => Status::invalid_argument(message),
@@ -128,40 +128,40 @@ impl EnrollmentError {
             | Self::Banned { .. }
             | Self::AnotherCluster { .. } => true,
             Self::Busy
-            | Self::TooOften(_)
+            | Self::Throttled(_)
             | Self::Renewing
             | Self::Replaced
             | Self::Deadline
             | Self::Token(_)
             | Self::EdgeCluster { .. }
-            | Self::Unsteady { .. }
+            | Self::TooManyConflicts { .. }
             | Self::BeingDeleted { .. }
             | Self::Sign(_) => false,
         }
     }
 
     /// Whether the failure counts against the caller's rate limit.
-    fn counts(&self) -> bool {
-        self.is_refusal() || matches!(self, Self::TooOften(_))
+    fn counts_against_limit(&self) -> bool {
+        self.is_refusal() || matches!(self, Self::Throttled(_))
     }
 
-    /// Returns the reason of the event. Events with the same reason and member are aggregated.
-    pub(crate) fn word(&self) -> &'static str {
+    /// Returns the action of the event. Events with the same action and member are aggregated.
+    pub(crate) fn event_action(&self) -> &'static str {
         match self {
-            Self::Refused(refusal) => refusal.word(),
+            Self::Refused(refusal) => refusal.event_action(),
             Self::Request(_) => "RequestInvalid",
             Self::ClusterUid => "ClusterUIDInvalid",
             Self::Name { .. } => "NameInvalid",
             Self::Banned { .. } => "Banned",
             Self::AnotherCluster { .. } => "AnotherCluster",
             Self::Busy
-            | Self::TooOften(_)
+            | Self::Throttled(_)
             | Self::Renewing
             | Self::Replaced
             | Self::Deadline
             | Self::Token(_)
             | Self::EdgeCluster { .. }
-            | Self::Unsteady { .. }
+            | Self::TooManyConflicts { .. }
             | Self::BeingDeleted { .. }
             | Self::Sign(_) => "PutOff",
         }
@@ -173,11 +173,12 @@ pub struct EnrollmentService {
     client: Client,
     /// Namespace of the hub, which contains the tokens.
     namespace: String,
-    authority: Arc<Live>,
-    audit: Audit,
-    pace: Pace,
-    places: Semaphore,
-    lead: Leader,
+    authority: Arc<CurrentAuthority>,
+    audit: EnrollmentAudit,
+    limiter: EnrollmentLimiter,
+    /// Bounds concurrent enrollments.
+    slots: Semaphore,
+    leader: Leader,
 }
 
 impl fmt::Debug for EnrollmentService {
@@ -192,18 +193,18 @@ impl EnrollmentService {
     pub fn new(
         client: Client,
         namespace: String,
-        authority: Arc<Live>,
-        audit: Audit,
-        lead: Leader,
+        authority: Arc<CurrentAuthority>,
+        audit: EnrollmentAudit,
+        leader: Leader,
     ) -> Self {
         Self {
             client,
             namespace,
             authority,
             audit,
-            pace: Pace::default(),
-            places: Semaphore::new(AT_ONCE),
-            lead,
+            limiter: EnrollmentLimiter::default(),
+            slots: Semaphore::new(MAX_CONCURRENT),
+            leader,
         }
     }
 
@@ -213,9 +214,9 @@ impl EnrollmentService {
     }
 
     /// Checks that the hub may write the enrollment's objects on the home cluster.
-    fn leads(&self) -> Result<(), Status> {
-        self.lead.gate()?;
-        match self.lead.writes(BootTime::now()) {
+    fn ensure_leader(&self) -> Result<(), Status> {
+        self.leader.ensure_serving()?;
+        match self.leader.may_write(BootTime::now()) {
             true => Ok(()),
             false => Err(Status::unavailable(
                 "the home cluster does not respond to this hub; retry later",
@@ -226,43 +227,43 @@ impl EnrollmentService {
     async fn admit(
         &self,
         request: &v1::EnrollRequest,
-        attempt: &mut Attempt,
+        attempt: &mut EnrollmentAttempt,
         now: Timestamp,
-    ) -> Result<Admitted, EnrollmentError> {
+    ) -> Result<AcceptedEnrollment, EnrollmentError> {
         let key = public_key_digest(&request.certificate_request)?;
         if !is_uid(&request.cluster_uid) {
             return Err(EnrollmentError::ClusterUid);
         }
-        let by = Caller {
+        let caller = Caller {
             key: &key,
             cluster_uid: &request.cluster_uid,
         };
         let client = || self.client.clone();
-        let shown = join_token::look_up(client(), &self.namespace, &request.token)
+        let presented = join_token::look_up(client(), &self.namespace, &request.token)
             .await
             .map_err(EnrollmentError::Token)?;
-        if let Some(record) = shown.record() {
-            attempt.is_of(&record.cluster);
+        if let Some(record) = presented.record() {
+            attempt.set_member(&record.cluster);
         }
-        let again = match shown.verdict(now, by) {
-            Verdict::Use => false,
-            Verdict::Again => true,
-            Verdict::Refuse(refusal) => return Err(refusal.into()),
+        let again = match presented.check(now, caller) {
+            TokenDecision::Use => false,
+            TokenDecision::Again => true,
+            TokenDecision::Refuse(refusal) => return Err(refusal.into()),
         };
-        let record = shown.record().cloned().ok_or(Refusal::Unknown)?;
+        let record = presented.record().cloned().ok_or(TokenRefusal::Unknown)?;
         let cluster = record.cluster.clone();
         if !is_member_name(&cluster) || cluster == SELF_CLUSTER {
             return Err(EnrollmentError::Name { cluster });
         }
-        let object = self.edge_cluster_of(&record, again).await?;
-        attempt.has_object(object.metadata.uid.as_ref());
+        let object = self.edge_cluster_for(&record, again).await?;
+        attempt.set_edge_cluster_uid(object.metadata.uid.as_ref());
         let uid = object.metadata.uid.clone().unwrap_or_default();
-        check(&cluster, &object, &request.cluster_uid)?;
+        check_may_join(&cluster, &object, &request.cluster_uid)?;
         // Mark the token before the certificate leaves the hub: a second key with this token is then rejected.
-        join_token::redeem(client(), &self.namespace, shown, by, &uid, now)
+        join_token::redeem(client(), &self.namespace, presented, caller, &uid, now)
             .await
             .map_err(EnrollmentError::Token)??;
-        let authority = self.authority.now();
+        let authority = self.authority.get();
         let request = &request.certificate_request;
         let signed = authority.sign_agent(request, &cluster, &uid, now, AGENT_CERTIFICATE_LIFE);
         let certificates = match signed {
@@ -270,14 +271,15 @@ impl EnrollmentService {
             signed => signed.map_err(EnrollmentError::Sign)?,
         };
         // Record the key before the certificate leaves the hub: a rotation of the CA then waits for this agent.
-        let own = certificates.first();
-        let own = own.and_then(|own| read_agent_certificate(authority.trust_domain(), own).ok());
-        if let Some(own) = own {
-            let key = agent_keys::key_of(&own);
-            let note = |object: &EdgeCluster| Ok(enrollment_note(object, &own, &key));
-            mark(client(), object, note).await?;
+        let issued = certificates
+            .first()
+            .and_then(|der| read_agent_certificate(authority.trust_domain(), der).ok());
+        if let Some(issued) = issued {
+            let key = agent_keys::key_of(&issued);
+            let status = |object: &EdgeCluster| Ok(enrollment_status(object, &issued, &key));
+            patch_status(client(), object, status).await?;
         }
-        Ok(Admitted {
+        Ok(AcceptedEnrollment {
             roots: authority.roots(),
             cluster,
             again,
@@ -287,46 +289,46 @@ impl EnrollmentService {
 
     /// Returns the EdgeCluster that the token is for. An unused token may create it. Deleting an EdgeCluster
     /// voids all older tokens.
-    async fn edge_cluster_of(
+    async fn edge_cluster_for(
         &self,
         token: &Record,
         used: bool,
     ) -> Result<EdgeCluster, EnrollmentError> {
         let cluster = &token.cluster;
         let client = || self.client.clone();
-        let gone = || Refusal::Gone {
+        let revoked = || TokenRefusal::Gone {
             cluster: cluster.clone(),
         };
         if used || token.edge_cluster.is_some() {
-            let present = get(client(), cluster).await?;
-            let bound = |object: &EdgeCluster| object.metadata.uid == token.edge_cluster;
-            return Ok(present.filter(bound).ok_or_else(gone)?);
+            let current = get(client(), cluster).await?;
+            let is_bound = |object: &EdgeCluster| object.metadata.uid == token.edge_cluster;
+            return Ok(current.filter(is_bound).ok_or_else(revoked)?);
         }
-        let tokens = join_token::of_member(client(), &self.namespace, cluster).await;
+        let tokens = join_token::list_for_member(client(), &self.namespace, cluster).await;
         let tokens = tokens.map_err(EnrollmentError::Token)?;
-        let present = get(client(), cluster).await?;
-        let uid = present
+        let current = get(client(), cluster).await?;
+        let uid = current
             .as_ref()
             .and_then(|object| object.metadata.uid.as_deref());
         if join_token::is_revoked(token, &tokens, uid) {
-            return Err(gone().into());
+            return Err(revoked().into());
         }
-        match present {
+        match current {
             Some(object) => Ok(object),
-            None => get_or_make(client(), cluster).await,
+            None => get_or_create(client(), cluster).await,
         }
     }
 
     /// Handles one attempt within the rate limit, the concurrency limit and the deadline.
-    async fn attend(
+    async fn admit_within_limits(
         &self,
         request: &v1::EnrollRequest,
-        attempt: &mut Attempt,
-    ) -> Result<Admitted, EnrollmentError> {
-        self.pace
+        attempt: &mut EnrollmentAttempt,
+    ) -> Result<AcceptedEnrollment, EnrollmentError> {
+        self.limiter
             .begin(attempt.ip(), attempt.token(), BootTime::now())
-            .map_err(EnrollmentError::TooOften)?;
-        let Ok(_place) = self.places.try_acquire() else {
+            .map_err(EnrollmentError::Throttled)?;
+        let Ok(_slot) = self.slots.try_acquire() else {
             return Err(EnrollmentError::Busy);
         };
         tokio::time::timeout(DEADLINE, self.admit(request, attempt, clock::wall()))
@@ -336,7 +338,7 @@ impl EnrollmentService {
 }
 
 /// An accepted enrollment.
-pub(crate) struct Admitted {
+pub(crate) struct AcceptedEnrollment {
     pub(crate) cluster: String,
     pub(crate) again: bool,
     certificates: Vec<CertificateDer<'static>>,
@@ -352,29 +354,32 @@ impl Enrollment for EnrollmentService {
     ) -> Result<Response<v1::EnrollResponse>, Status> {
         let peer = request.extensions().get::<Peer>();
         let address = peer.map(|peer| peer.address);
-        peer.inspect(|peer| peer.has_asked());
+        peer.inspect(|peer| peer.mark_request_received());
         let mut request = request.into_inner();
-        if let Err(refusal) = self.leads() {
+        if let Err(refusal) = self.ensure_leader() {
             request.token.zeroize();
             return Err(refusal);
         }
-        let mut attempt = Attempt::new(address, &request);
-        let attending = self.attend(&request, &mut attempt);
-        let admitted = self.lead.tracked(attending).await;
+        let mut attempt = EnrollmentAttempt::new(address, &request);
+        let admission = self.admit_within_limits(&request, &mut attempt);
+        let accepted = self.leader.tracked(admission).await;
         request.token.zeroize();
-        if !admitted.as_ref().is_err_and(EnrollmentError::counts) {
-            self.pace.harmless(attempt.ip(), attempt.token());
+        if !accepted
+            .as_ref()
+            .is_err_and(EnrollmentError::counts_against_limit)
+        {
+            self.limiter.forgive(attempt.ip(), attempt.token());
         }
-        match admitted {
-            Ok(admitted) => {
-                self.audit.admitted(&attempt, &admitted);
+        match accepted {
+            Ok(accepted) => {
+                self.audit.record_accepted(&attempt, &accepted);
                 Ok(Response::new(v1::EnrollResponse {
-                    certificates: on_the_wire(admitted.certificates),
-                    roots: on_the_wire(admitted.roots),
+                    certificates: to_wire(accepted.certificates),
+                    roots: to_wire(accepted.roots),
                 }))
             }
             Err(error) => {
-                self.audit.refused(&attempt, &error);
+                self.audit.record_rejected(&attempt, &error);
                 Err(error.status())
             }
         }
@@ -382,7 +387,11 @@ impl Enrollment for EnrollmentService {
 }
 
 /// Checks that the cluster with `cluster_uid` may join as this member.
-fn check(cluster: &str, object: &EdgeCluster, cluster_uid: &str) -> Result<(), EnrollmentError> {
+fn check_may_join(
+    cluster: &str,
+    object: &EdgeCluster,
+    cluster_uid: &str,
+) -> Result<(), EnrollmentError> {
     let cluster = cluster.to_owned();
     if object.metadata.deletion_timestamp.is_some() {
         return Err(EnrollmentError::BeingDeleted { cluster });
@@ -418,7 +427,7 @@ async fn get(client: Client, cluster: &str) -> Result<Option<EdgeCluster>, Enrol
         })
 }
 
-async fn get_or_make(client: Client, cluster: &str) -> Result<EdgeCluster, EnrollmentError> {
+async fn get_or_create(client: Client, cluster: &str) -> Result<EdgeCluster, EnrollmentError> {
     let api: Api<EdgeCluster> = Api::all(client);
     let failed = |source| EnrollmentError::EdgeCluster {
         cluster: cluster.to_owned(),
@@ -432,63 +441,74 @@ async fn get_or_make(client: Client, cluster: &str) -> Result<EdgeCluster, Enrol
         let params = PostParams::default();
         match api.create(&params, &new).await {
             Err(KubeError::Api(status)) if status.code == 409 => {}
-            made => return made.map_err(failed),
+            created => return created.map_err(failed),
         }
     }
     let cluster = cluster.to_owned();
-    Err(EnrollmentError::Unsteady { cluster })
+    Err(EnrollmentError::TooManyConflicts { cluster })
 }
 
 /// Returns the status patch with the expiry of the enrolled certificate and its key, which voids all older
 /// keys. `None` if the status has both.
-fn enrollment_note(object: &EdgeCluster, own: &AgentCertificate, key: &AgentKey) -> Option<Value> {
+fn enrollment_status(
+    object: &EdgeCluster,
+    issued: &AgentCertificate,
+    key: &AgentKey,
+) -> Option<Value> {
     let status = object.status.as_ref();
     let keys = status.and_then(|status| status.agent_keys.as_ref());
-    let before = status.and_then(|status| status.pending_certificate_expiry.as_ref());
-    let until = before.map_or(own.not_after, |before| before.0.max(own.not_after));
-    let next = agent_keys::enrolled(keys, key.clone());
-    let noted = keys == Some(&next) && before.is_some_and(|before| before.0 == until);
-    (!noted).then(|| json!({ "pendingCertificateExpiry": Time(until), "agentKeys": agent_keys::patch(&next) }))
+    let recorded = status.and_then(|status| status.pending_certificate_expiry.as_ref());
+    let expiry = recorded.map_or(issued.not_after, |recorded| {
+        recorded.0.max(issued.not_after)
+    });
+    let next_keys = agent_keys::enrolled(keys, key.clone());
+    let is_recorded =
+        keys == Some(&next_keys) && recorded.is_some_and(|recorded| recorded.0 == expiry);
+    (!is_recorded).then(|| {
+        json!({
+            "pendingCertificateExpiry": Time(expiry),
+            "agentKeys": agent_keys::patch(&next_keys),
+        })
+    })
 }
 
 /// Records the key that replaces the agent's current one.
-pub(crate) async fn note_renewal(
+pub(crate) async fn record_renewal(
     client: Client,
-    of: &AgentCertificate,
+    current: &AgentCertificate,
     next: &AgentCertificate,
     now: Timestamp,
 ) -> Result<(), Status> {
-    let object = get(client.clone(), &of.cluster).await;
+    let object = get(client.clone(), &current.cluster).await;
     let object = object.map_err(|error| error.status())?;
-    let object = object.filter(|object| object.metadata.uid.as_ref() == Some(&of.uid));
+    let object = object.filter(|object| object.metadata.uid.as_ref() == Some(&current.uid));
     let object = object.ok_or_else(|| Status::unavailable("the EdgeCluster was recreated"))?;
-    let [by, key] = [of, next].map(agent_keys::key_of);
-    let note = |object: &EdgeCluster| {
+    let [current_key, next_key] = [current, next].map(agent_keys::key_of);
+    let status = |object: &EdgeCluster| {
         let keys = object.status.as_ref().and_then(|it| it.agent_keys.as_ref());
-        let keys =
-            agent_keys::renewed(keys, by.clone(), key.clone(), now).map_err(
-                |refused| match refused {
-                    NotRenewed::Renewing => EnrollmentError::Renewing,
-                    NotRenewed::Replaced => EnrollmentError::Replaced,
-                },
-            )?;
+        let keys = agent_keys::renewed(keys, current_key.clone(), next_key.clone(), now).map_err(
+            |problem| match problem {
+                NotRenewed::Renewing => EnrollmentError::Renewing,
+                NotRenewed::Replaced => EnrollmentError::Replaced,
+            },
+        )?;
         Ok(Some(json!({ "agentKeys": agent_keys::patch(&keys) })))
     };
-    let noted = mark(client, object, note).await;
-    noted.map_err(|error| error.status())
+    let recorded = patch_status(client, object, status).await;
+    recorded.map_err(|error| error.status())
 }
 
 /// Patches the status of this EdgeCluster. Never patches a recreated one with the same name.
-async fn mark(
+async fn patch_status(
     client: Client,
     mut object: EdgeCluster,
-    note: impl Fn(&EdgeCluster) -> Result<Option<Value>, EnrollmentError>,
+    new_status: impl Fn(&EdgeCluster) -> Result<Option<Value>, EnrollmentError>,
 ) -> Result<(), EnrollmentError> {
     let cluster = object.metadata.name.clone().unwrap_or_default();
     let uid = object.metadata.uid.clone();
     let api: Api<EdgeCluster> = Api::all(client.clone());
-    for _ in 0..MARK_TRIES {
-        let Some(status) = note(&object)? else {
+    for _ in 0..STATUS_TRIES {
+        let Some(status) = new_status(&object)? else {
             return Ok(());
         };
         let patch = Patch::Merge(json!({
@@ -496,19 +516,18 @@ async fn mark(
             "status": status,
         }));
         let params = PatchParams::default();
-        let call = api.patch_status(&cluster, &params, &patch);
-        match call.await {
+        match api.patch_status(&cluster, &params, &patch).await {
             Ok(_) => return Ok(()),
             Err(KubeError::Api(status)) if matches!(status.code, 404 | 409) => {}
             Err(source) => return Err(EnrollmentError::EdgeCluster { cluster, source }),
         }
-        let found = get(client.clone(), &cluster).await?;
-        let found = found.filter(|found| found.metadata.uid == uid);
-        object = found.ok_or_else(|| Refusal::Gone {
+        let current = get(client.clone(), &cluster).await?;
+        let current = current.filter(|current| current.metadata.uid == uid);
+        object = current.ok_or_else(|| TokenRefusal::Gone {
             cluster: cluster.clone(),
         })?;
     }
-    Err(EnrollmentError::Unsteady { cluster })
+    Err(EnrollmentError::TooManyConflicts { cluster })
 }
 
 fn is_uid(text: &str) -> bool {
@@ -517,7 +536,7 @@ fn is_uid(text: &str) -> bool {
 }
 
 /// Converts certificates to their form in messages.
-pub(crate) fn on_the_wire(certificates: Vec<CertificateDer<'static>>) -> Vec<Bytes> {
+pub(crate) fn to_wire(certificates: Vec<CertificateDer<'static>>) -> Vec<Bytes> {
     let bytes = certificates.into_iter().map(|der| der.to_vec().into());
     bytes.collect()
 }
@@ -541,16 +560,18 @@ mod tests {
     }
 
     fn refusal(object: &EdgeCluster) -> Status {
-        check("edge-1", object, "here").unwrap_err().status()
+        check_may_join("edge-1", object, "here")
+            .unwrap_err()
+            .status()
     }
 
     #[test]
     fn cluster_with_matching_or_unset_uid_may_join() {
-        let mut unheard = edge_cluster(None);
-        check("edge-1", &unheard, "here").unwrap();
-        unheard.status = None;
-        check("edge-1", &unheard, "here").unwrap();
-        check("edge-1", &edge_cluster(Some("here")), "here").unwrap();
+        let mut without_uid = edge_cluster(None);
+        check_may_join("edge-1", &without_uid, "here").unwrap();
+        without_uid.status = None;
+        check_may_join("edge-1", &without_uid, "here").unwrap();
+        check_may_join("edge-1", &edge_cluster(Some("here")), "here").unwrap();
     }
 
     #[test]
@@ -570,16 +591,16 @@ mod tests {
         let mut banned = edge_cluster(Some("here"));
         banned.spec.banned = true;
         assert_eq!(refusal(&banned).code(), Code::PermissionDenied);
-        let mut going = edge_cluster(Some("here"));
-        going.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
-        assert_eq!(refusal(&going).code(), Code::Unavailable);
+        let mut deleted = edge_cluster(Some("here"));
+        deleted.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
+        assert_eq!(refusal(&deleted).code(), Code::Unavailable);
     }
 
     #[test]
     fn invalid_cluster_uid_is_rejected() {
         assert!(is_uid("6f1f2f3c-0000-4000-8000-0123456789ab"));
-        for wrong in ["", "a b", "a\n", "ü", "a\"", &"a".repeat(65)] {
-            assert!(!is_uid(wrong), "{wrong:?}");
+        for invalid in ["", "a b", "a\n", "ü", "a\"", &"a".repeat(65)] {
+            assert!(!is_uid(invalid), "{invalid:?}");
         }
     }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::stream::BoxStream;
-use krypton_helm::chart::{ChartCache, ChartRef, Fetched};
+use krypton_helm::chart::{ChartCache, ChartRef, FetchedChart};
 use krypton_proto::v1::{self, AgentMessage, HubMessage, chart_part, fleet_server::Fleet};
 use krypton_proto::{AGENT_MESSAGE_MAX, CHUNK, HUB_MESSAGE_MAX};
 use krypton_runtime::clock::{self, BootTime};
@@ -20,12 +20,14 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::agent_server::enrollment_service::{self, on_the_wire};
+use crate::agent_server::enrollment_service::{self, to_wire};
 use crate::agent_server::listener::Peer;
 use crate::agent_server::session::{Sessions, admit};
-use crate::ca::{AGENT_CERTIFICATE_LIFE, AgentCertificate, Live, read_agent_certificate};
-use crate::members::agent_keys::{self, Verdict};
-use crate::members::member::{Asking, Member};
+use crate::ca::{
+    AGENT_CERTIFICATE_LIFE, AgentCertificate, CurrentAuthority, read_agent_certificate,
+};
+use crate::members::agent_keys::{self, KeyStatus};
+use crate::members::member::{Member, RequestKind};
 
 /// Concurrent chart streams to agents. A chart has at most 10 MiB, and each stream holds two chunks.
 const CHART_STREAMS: usize = 32;
@@ -36,13 +38,13 @@ const CHART_DEADLINE: Duration = Duration::from_secs(60);
 /// Deadline for recording a renewed key.
 const RECORD_DEADLINE: Duration = Duration::from_secs(10);
 /// Time to wait for the record. The watch on EdgeClusters usually delivers it sooner.
-const KNOWN_WITHIN: Duration = Duration::from_secs(2);
+const RECORD_VISIBLE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The service, for `FleetServer`.
 pub struct FleetService {
     sessions: Arc<Sessions>,
     charts: Arc<ChartCache>,
-    authority: Arc<Live>,
+    authority: Arc<CurrentAuthority>,
     chart_streams: Arc<Semaphore>,
     /// Where the hub records keys; `None` in tests without a home cluster.
     home: Option<Client>,
@@ -55,7 +57,11 @@ impl fmt::Debug for FleetService {
 }
 
 impl FleetService {
-    pub fn new(sessions: Arc<Sessions>, charts: Arc<ChartCache>, authority: Arc<Live>) -> Self {
+    pub fn new(
+        sessions: Arc<Sessions>,
+        charts: Arc<ChartCache>,
+        authority: Arc<CurrentAuthority>,
+    ) -> Self {
         Self {
             sessions,
             charts,
@@ -67,13 +73,13 @@ impl FleetService {
 
     /// Makes the service record signed keys on the EdgeClusters of this cluster.
     #[must_use]
-    pub fn recording(mut self, home: Client) -> Self {
+    pub fn with_home(mut self, home: Client) -> Self {
         self.home = Some(home);
         self
     }
 
     fn admit(&self, certificate: &AgentCertificate) -> Result<Arc<Member>, Status> {
-        let member = admit(&self.sessions.members, certificate, &self.authority.now())?;
+        let member = admit(&self.sessions.members, certificate, &self.authority.get())?;
         self.sessions.check_key(&member, certificate)?;
         Ok(member)
     }
@@ -88,24 +94,27 @@ impl FleetService {
         let (Some(home), Some(signed)) = (&self.home, signed) else {
             return Ok(());
         };
-        let trust_domain = self.authority.now().trust_domain().to_owned();
+        let trust_domain = self.authority.get().trust_domain().to_owned();
         let next = read_agent_certificate(&trust_domain, signed)
             .map_err(|error| Status::internal(error.to_string()))?;
-        let noting =
-            enrollment_service::note_renewal(home.clone(), certificate, &next, clock::wall());
-        let noted = tokio::time::timeout(RECORD_DEADLINE, self.sessions.lead.tracked(noting));
-        let noted = noted.await.map_err(|_| {
+        let recording =
+            enrollment_service::record_renewal(home.clone(), certificate, &next, clock::wall());
+        let recording = self.sessions.leader.tracked(recording);
+        let result = tokio::time::timeout(RECORD_DEADLINE, recording).await;
+        result.map_err(|_| {
             Status::unavailable("the home cluster does not respond; the agent retries")
-        })?;
-        noted?;
+        })??;
         // The agent reconnects with it immediately, so this hub waits until it knows the key.
         let key = agent_keys::key_of(&next);
         let mut admission = member.admission.subscribe();
-        let known = admission.wait_for(|admission| {
+        let recorded = admission.wait_for(|admission| {
             let keys = admission.keys.as_ref();
-            agent_keys::judge(keys, &key, clock::wall()) == Verdict::Good
+            agent_keys::key_status(keys, &key, clock::wall()) == KeyStatus::Valid
         });
-        if tokio::time::timeout(KNOWN_WITHIN, known).await.is_err() {
+        if tokio::time::timeout(RECORD_VISIBLE_TIMEOUT, recorded)
+            .await
+            .is_err()
+        {
             tracing::debug!(member = %certificate.cluster, "the new key is not recorded yet");
         }
         Ok(())
@@ -129,18 +138,20 @@ fn caller<T>(request: &Request<T>) -> Result<AgentCertificate, Status> {
     }
 }
 
-fn not_too_often(member: &Member, asking: Asking) -> Result<(), Status> {
-    member.asks(BootTime::now(), asking).map_err(|wait| {
-        let what = match asking {
-            Asking::Session => "a session",
-            Asking::Renewal => "a certificate",
-            Asking::Chart => "a chart",
-        };
-        Status::resource_exhausted(format!(
-            "this member has asked for {what} too often; try again in {} s",
-            wait.as_secs() + 1
-        ))
-    })
+fn check_rate(member: &Member, asking: RequestKind) -> Result<(), Status> {
+    member
+        .take_request(BootTime::now(), asking)
+        .map_err(|wait| {
+            let resource = match asking {
+                RequestKind::Session => "a session",
+                RequestKind::Renewal => "a certificate",
+                RequestKind::Chart => "a chart",
+            };
+            Status::resource_exhausted(format!(
+                "this member has asked for {resource} too often; try again in {} s",
+                wait.as_secs() + 1
+            ))
+        })
 }
 
 #[tonic::async_trait]
@@ -152,10 +163,10 @@ impl Fleet for FleetService {
         &self,
         request: Request<Streaming<AgentMessage>>,
     ) -> Result<Response<Self::ConnectStream>, Status> {
-        self.sessions.lead.gate()?;
+        self.sessions.leader.ensure_serving()?;
         let certificate = caller(&request)?;
         let member = self.admit(&certificate)?;
-        not_too_often(&member, Asking::Session)?;
+        check_rate(&member, RequestKind::Session)?;
         let messages = self.sessions.start(
             member,
             certificate,
@@ -169,15 +180,15 @@ impl Fleet for FleetService {
         &self,
         request: Request<v1::RenewRequest>,
     ) -> Result<Response<v1::RenewResponse>, Status> {
-        self.sessions.lead.gate()?;
+        self.sessions.leader.ensure_serving()?;
         let certificate = caller(&request)?;
         let member = self.admit(&certificate)?;
-        not_too_often(&member, Asking::Renewal)?;
-        let asked = request.into_inner().certificate_request;
-        let authority = self.authority.now();
+        check_rate(&member, RequestKind::Renewal)?;
+        let certificate_request = request.into_inner().certificate_request;
+        let authority = self.authority.get();
         let certificates = authority
             .sign_agent(
-                &asked,
+                &certificate_request,
                 &certificate.cluster,
                 &certificate.uid,
                 clock::wall(),
@@ -188,8 +199,8 @@ impl Fleet for FleetService {
             .await?;
         tracing::info!(member = %certificate.cluster, "an agent's certificate was renewed");
         Ok(Response::new(v1::RenewResponse {
-            certificates: on_the_wire(certificates),
-            roots: on_the_wire(authority.roots()),
+            certificates: to_wire(certificates),
+            roots: to_wire(authority.roots()),
         }))
     }
 
@@ -197,11 +208,11 @@ impl Fleet for FleetService {
         &self,
         request: Request<v1::FetchChartRequest>,
     ) -> Result<Response<Self::FetchChartStream>, Status> {
-        self.sessions.lead.gate()?;
+        self.sessions.leader.ensure_serving()?;
         let certificate = caller(&request)?;
         let member = self.admit(&certificate)?;
-        not_too_often(&member, Asking::Chart)?;
-        let asked = request.into_inner();
+        check_rate(&member, RequestKind::Chart)?;
+        let request = request.into_inner();
         // The hub fetches only charts from the member's desired state, so agents cannot use it to reach other
         // addresses.
         let desired = member
@@ -209,14 +220,14 @@ impl Fleet for FleetService {
             .get()
             .as_ref()
             .map(|published| Arc::clone(&published.desired))
-            .filter(|desired| desired.digest() == asked.digest)
+            .filter(|desired| desired.digest() == request.digest)
             .ok_or_else(|| Status::not_found("the member's desired state has changed"))?;
-        let [of_all, of_member] = [&self.chart_streams, &member.charts].map(|places| {
-            Arc::clone(places).try_acquire_owned().map_err(|_| {
+        let [total, of_member] = [&self.chart_streams, &member.charts].map(|slots| {
+            Arc::clone(slots).try_acquire_owned().map_err(|_| {
                 Status::resource_exhausted("too many charts are being fetched; try again")
             })
         });
-        let permits = [of_all?, of_member?];
+        let permits = [total?, of_member?];
         let chart = ChartRef {
             repo: desired.chart.repo.clone(),
             name: desired.chart.name.clone(),
@@ -226,31 +237,31 @@ impl Fleet for FleetService {
             Status::unavailable(format!("the hub has no chart either: {}", chain(&*error)))
         })?;
         let (parts, stream) = mpsc::channel(CHUNKS_AHEAD);
-        tokio::spawn(send_chart(fetched, asked, parts, permits));
+        tokio::spawn(send_chart(fetched, request, parts, permits));
         Ok(Response::new(Box::pin(ReceiverStream::new(stream))))
     }
 }
 
-type Parts = mpsc::Sender<Result<v1::ChartPart, Status>>;
+type PartSender = mpsc::Sender<Result<v1::ChartPart, Status>>;
 
 async fn send_chart(
-    fetched: Fetched,
-    asked: v1::FetchChartRequest,
-    parts: Parts,
+    fetched: FetchedChart,
+    request: v1::FetchChartRequest,
+    parts: PartSender,
     _permits: [OwnedSemaphorePermit; 2],
 ) {
     let sending = async {
-        let read = |error: std::io::Error| {
+        let read_error = |error: std::io::Error| {
             Status::unavailable(format!("reading the chart failed: {error}"))
         };
         let path = fetched.path.clone();
-        let opened = off_thread::run(move || {
+        let opening = off_thread::run(move || {
             let file = File::open(path)?;
             let size = file.metadata()?.len();
             Ok::<_, std::io::Error>((file, size))
         });
-        let (mut file, size) = opened.await.map_err(read)?;
-        let from = begin(&asked, &fetched.sha256, size);
+        let (mut file, size) = opening.await.map_err(read_error)?;
+        let from = first_offset(&request, &fetched.sha256, size);
         let head = v1::ChartHead {
             sha256: fetched.sha256.clone(),
             size,
@@ -258,10 +269,10 @@ async fn send_chart(
             from,
         };
         send_part(&parts, chart_part::Kind::Head(head)).await?;
-        if asked.have_sha256 == fetched.sha256 {
+        if request.have_sha256 == fetched.sha256 {
             return Ok(());
         }
-        file.seek(SeekFrom::Start(from)).map_err(read)?;
+        file.seek(SeekFrom::Start(from)).map_err(read_error)?;
         loop {
             let reading = off_thread::run(move || {
                 let mut chunk = vec![0; CHUNK];
@@ -270,17 +281,17 @@ async fn send_chart(
                 Ok::<_, std::io::Error>((file, chunk))
             });
             let chunk;
-            (file, chunk) = reading.await.map_err(read)?;
+            (file, chunk) = reading.await.map_err(read_error)?;
             if chunk.is_empty() {
                 return Ok(());
             }
             send_part(&parts, chart_part::Kind::Chunk(chunk.into())).await?;
         }
     };
-    let sent: Result<(), Status> = tokio::time::timeout(CHART_DEADLINE, sending)
+    let result: Result<(), Status> = tokio::time::timeout(CHART_DEADLINE, sending)
         .await
         .unwrap_or_else(|_| Err(Status::deadline_exceeded("the agent reads too slowly")));
-    if let Err(status) = sent {
+    if let Err(status) = result {
         tracing::debug!(reason = status.message(), "a chart was not sent to its end");
         if parts.try_send(Err(status)).is_err() {
             tracing::trace!("the agent has gone");
@@ -289,15 +300,15 @@ async fn send_chart(
 }
 
 /// Returns the offset of the first chunk: after the part that the agent already has of this chart.
-fn begin(asked: &v1::FetchChartRequest, sha256: &str, size: u64) -> u64 {
-    if asked.from_sha256 == sha256 && asked.from <= size {
-        asked.from
+fn first_offset(request: &v1::FetchChartRequest, sha256: &str, size: u64) -> u64 {
+    if request.from_sha256 == sha256 && request.from <= size {
+        request.from
     } else {
         0
     }
 }
 
-async fn send_part(parts: &Parts, kind: chart_part::Kind) -> Result<(), Status> {
+async fn send_part(parts: &PartSender, kind: chart_part::Kind) -> Result<(), Status> {
     let part = v1::ChartPart { kind: Some(kind) };
     parts
         .send(Ok(part))
@@ -311,27 +322,41 @@ mod tests {
 
     #[test]
     fn chart_download_resumes_only_for_same_digest() {
-        let begin = |from, of: &str| {
-            let asked = v1::FetchChartRequest {
+        let first_offset = |from, sha256: &str| {
+            let request = v1::FetchChartRequest {
                 from,
-                from_sha256: of.to_owned(),
+                from_sha256: sha256.to_owned(),
                 ..v1::FetchChartRequest::default()
             };
-            begin(&asked, "ab", 10)
+            first_offset(&request, "ab", 10)
         };
-        assert_eq!([begin(0, ""), begin(4, "ab"), begin(10, "ab")], [0, 4, 10]);
-        assert_eq!([begin(4, "cd"), begin(4, ""), begin(11, "ab")], [0, 0, 0]);
+        assert_eq!(
+            [
+                first_offset(0, ""),
+                first_offset(4, "ab"),
+                first_offset(10, "ab")
+            ],
+            [0, 4, 10]
+        );
+        assert_eq!(
+            [
+                first_offset(4, "cd"),
+                first_offset(4, ""),
+                first_offset(11, "ab")
+            ],
+            [0, 0, 0]
+        );
     }
 
     /// Returns the offset that the hub announces and the bytes that it sends.
-    async fn sent(fetched: &Fetched, asked: v1::FetchChartRequest) -> (u64, Vec<u8>) {
+    async fn receive(fetched: &FetchedChart, request: v1::FetchChartRequest) -> (u64, Vec<u8>) {
         let permit = async || {
-            let one = Arc::new(Semaphore::new(1)).acquire_owned();
-            one.await.unwrap()
+            let permit = Arc::new(Semaphore::new(1)).acquire_owned();
+            permit.await.unwrap()
         };
         let (parts, mut stream) = mpsc::channel(CHUNKS_AHEAD);
         let permits = [permit().await, permit().await];
-        let sending = tokio::spawn(send_chart(fetched.clone(), asked, parts, permits));
+        let sending = tokio::spawn(send_chart(fetched.clone(), request, parts, permits));
         let (mut from, mut bytes) = (None, Vec::new());
         while let Some(part) = stream.recv().await {
             match part.unwrap().kind.unwrap() {
@@ -349,24 +374,24 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("chart.tgz");
         std::fs::write(&path, &whole).unwrap();
-        let fetched = Fetched {
+        let fetched = FetchedChart {
             path,
             sha256: "ab".to_owned(),
             name: "small".to_owned(),
             version: "1.0.0".to_owned(),
         };
         let plain = v1::FetchChartRequest::default();
-        assert_eq!(sent(&fetched, plain.clone()).await, (0, whole.clone()));
+        assert_eq!(receive(&fetched, plain.clone()).await, (0, whole.clone()));
         let rest = v1::FetchChartRequest {
             from: 20,
             from_sha256: "ab".to_owned(),
             ..plain.clone()
         };
-        assert_eq!(sent(&fetched, rest).await, (20, whole[20..].to_vec()));
+        assert_eq!(receive(&fetched, rest).await, (20, whole[20..].to_vec()));
         let all = v1::FetchChartRequest {
             have_sha256: "ab".to_owned(),
             ..plain
         };
-        assert_eq!(sent(&fetched, all).await, (0, Vec::new()));
+        assert_eq!(receive(&fetched, all).await, (0, Vec::new()));
     }
 }

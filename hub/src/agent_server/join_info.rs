@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_runtime::call::{ApiError, call};
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::newest::NewestSeen as _;
-use krypton_runtime::periodic::{Next, Periodic, Schedule};
+use krypton_runtime::periodic::{NextRun, Periodic, Schedule};
 use krypton_types::join_info::{JoinInfo, NAME};
 use kube::Client;
 use kube::api::{Api, PostParams};
@@ -42,33 +42,37 @@ pub enum JoinInfoError {
     #[error(
         "ConfigMap {namespace}/{NAME} is changed by another client all the time; find and stop that client"
     )]
-    Unsteady { namespace: String },
+    TooManyConflicts { namespace: String },
 }
 
 /// Publishes `info` when it changes, and periodically until `stop`, because another writer may delete or change
 /// it. Only the leader publishes, because a standby may have other addresses.
-pub async fn keep(
+pub async fn run(
     client: Client,
     namespace: String,
     mut info: watch::Receiver<JoinInfo>,
-    mut lead: Leader,
+    mut leader: Leader,
     stop: CancellationToken,
 ) {
-    let mut pace = Periodic::new("publishing join information", SCHEDULE);
+    let mut periodic = Periodic::new("publishing join information", SCHEDULE);
     loop {
-        let done = match lead.writes(BootTime::now()) {
+        let result = match leader.may_write(BootTime::now()) {
             true => {
-                let (newest, may_write) = (info.see(), || lead.writes(BootTime::now()));
-                let publishing = publish_while(client.clone(), &namespace, &newest, &may_write);
-                lead.tracked(publishing).await.map(|()| Next::AsScheduled)
+                let (newest, may_write) =
+                    (info.get_and_update(), || leader.may_write(BootTime::now()));
+                let publication = publish_while(client.clone(), &namespace, &newest, &may_write);
+                leader
+                    .tracked(publication)
+                    .await
+                    .map(|()| NextRun::AsScheduled)
             }
-            false => Ok(Next::OnTrigger),
+            false => Ok(NextRun::OnTrigger),
         };
         tokio::select! {
-            () = pace.rest(done) => {}
+            () = periodic.pause_after(result) => {}
             () = stop.cancelled() => return,
             Ok(()) = info.changed() => {}
-            decided = lead.changed() => if !decided { return },
+            changed = leader.changed() => if !changed { return },
         }
     }
 }
@@ -93,15 +97,17 @@ async fn publish_while(
     let params = PostParams::default();
     let attempt = |verb| format!("{verb} ConfigMap {namespace}/{NAME}");
     for _ in 0..TRIES {
-        let written = match call(attempt("reading"), api.get_opt(NAME)).await? {
-            Some(found) if found.data.as_ref().map(JoinInfo::of).as_ref() == Some(info) => {
+        let result = match call(attempt("reading"), api.get_opt(NAME)).await? {
+            Some(current)
+                if current.data.as_ref().map(JoinInfo::from_data).as_ref() == Some(info) =>
+            {
                 return Ok(());
             }
             _ if !may_write() => return Ok(()),
-            Some(mut found) => {
-                found.data.get_or_insert_default().extend(info.data());
+            Some(mut current) => {
+                current.data.get_or_insert_default().extend(info.data());
                 // The object carries the resourceVersion of the read.
-                let request = api.replace(NAME, &params, &found);
+                let request = api.replace(NAME, &params, &current);
                 call(attempt("writing"), request).await
             }
             None => {
@@ -117,16 +123,16 @@ async fn publish_while(
                 call(attempt("writing"), request).await
             }
         };
-        match written {
+        match result {
             // Another writer created, changed or deleted the ConfigMap since the read.
             Err(error) if error.code() == Some(409) => {}
-            written => {
+            result => {
                 let namespace = namespace.to_owned();
                 let failed = |source| JoinInfoError::Write { namespace, source };
-                return written.map(drop).map_err(failed);
+                return result.map(drop).map_err(failed);
             }
         }
     }
     let namespace = namespace.to_owned();
-    Err(JoinInfoError::Unsteady { namespace })
+    Err(JoinInfoError::TooManyConflicts { namespace })
 }

@@ -15,7 +15,7 @@ use thiserror::Error;
 use zeroize::Zeroizing;
 
 /// Time for which an expired token is kept, because a late user must get a helpful error.
-const KEPT: Duration = Duration::from_secs(24 * 60 * 60);
+const RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// A string as long as a digest that no known secret has.
 const NO_DIGEST: &str = "0000000000000000000000000000000000000000000000000000000000000000";
@@ -28,22 +28,22 @@ pub enum TokenError {
     #[error(transparent)]
     Api(#[from] ApiError),
     #[error("Secret {namespace}/{name} changes constantly; find out which client writes it")]
-    Unsteady { namespace: String, name: String },
+    TooManyConflicts { namespace: String, name: String },
 }
 
 /// Decision on a presented token.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum TokenDecision {
     /// The token is unused; this key uses it from now on.
     Use,
     /// This key has used the token before.
     Again,
-    Refuse(Refusal),
+    Refuse(TokenRefusal),
 }
 
 /// Why a token is rejected. Only a caller with the right secret gets a reason other than `Unknown`.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum Refusal {
+pub enum TokenRefusal {
     #[error(
         "unknown join token; run 'kubectl krypton join NAME' on this hub's home cluster and use the new bundle"
     )]
@@ -66,9 +66,9 @@ pub enum Refusal {
     Gone { cluster: String },
 }
 
-impl Refusal {
-    /// Returns the reason of the event.
-    pub fn word(&self) -> &'static str {
+impl TokenRefusal {
+    /// Returns the action of the event.
+    pub fn event_action(&self) -> &'static str {
         match self {
             Self::Unknown => "TokenUnknown",
             Self::Expired { .. } => "TokenExpired",
@@ -79,97 +79,110 @@ impl Refusal {
     }
 }
 
-/// Judges `secret`, presented by `by`, in constant time: the duration depends neither on the wrong part of a
-/// secret nor on whether the token exists.
-pub fn verdict(record: Option<&Record>, secret: &str, now: Timestamp, by: Caller<'_>) -> Verdict {
+/// Checks `secret`, which `caller` presents, in constant time: the duration depends neither on the wrong part of
+/// a secret nor on whether the token exists.
+pub fn check(
+    record: Option<&Record>,
+    secret: &str,
+    now: Timestamp,
+    caller: Caller<'_>,
+) -> TokenDecision {
     let expected = record.map_or(NO_DIGEST, |record| &record.secret_sha256);
-    let shown = sha256_hex(secret.as_bytes());
-    let right =
-        aws_lc_rs::constant_time::verify_slices_are_equal(expected.as_bytes(), shown.as_bytes());
-    let record = match (record, right) {
+    let digest = sha256_hex(secret.as_bytes());
+    let comparison =
+        aws_lc_rs::constant_time::verify_slices_are_equal(expected.as_bytes(), digest.as_bytes());
+    let record = match (record, comparison) {
         (Some(record), Ok(())) => record,
-        _ => return Verdict::Refuse(Refusal::Unknown),
+        _ => return TokenDecision::Refuse(TokenRefusal::Unknown),
     };
     let cluster = record.cluster.clone();
     if record.expires <= now {
         let expires = record.expires;
-        return Verdict::Refuse(Refusal::Expired { cluster, expires });
+        return TokenDecision::Refuse(TokenRefusal::Expired { cluster, expires });
     }
     match (&record.used_by, &record.cluster_uid) {
-        (None, _) => Verdict::Use,
-        (Some(digest), _) if digest != by.key => Verdict::Refuse(Refusal::Used { cluster }),
-        (Some(_), Some(known)) if known != by.cluster_uid => {
-            Verdict::Refuse(Refusal::OtherCluster { cluster })
+        (None, _) => TokenDecision::Use,
+        (Some(key), _) if key != caller.key => {
+            TokenDecision::Refuse(TokenRefusal::Used { cluster })
         }
-        (Some(_), _) => Verdict::Again,
+        (Some(_), Some(recorded)) if recorded != caller.cluster_uid => {
+            TokenDecision::Refuse(TokenRefusal::OtherCluster { cluster })
+        }
+        (Some(_), _) => TokenDecision::Again,
     }
 }
 
 /// A presented token and its record on the home cluster.
 #[derive(Clone)]
-pub struct Shown {
+pub struct PresentedToken {
     secret: Zeroizing<String>,
     object: Option<(Secret, Record)>,
 }
 
-impl fmt::Debug for Shown {
+impl fmt::Debug for PresentedToken {
     /// Formats without the secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shown")
+        f.debug_struct("PresentedToken")
             .field("record", &self.record())
             .finish_non_exhaustive()
     }
 }
 
-impl Shown {
+impl PresentedToken {
     pub fn record(&self) -> Option<&Record> {
         self.object.as_ref().map(|(_, record)| record)
     }
 
-    pub fn verdict(&self, now: Timestamp, by: Caller<'_>) -> Verdict {
-        verdict(self.record(), &self.secret, now, by)
+    pub fn check(&self, now: Timestamp, caller: Caller<'_>) -> TokenDecision {
+        check(self.record(), &self.secret, now, caller)
     }
 }
 
 /// Reads the record of `token` from the home cluster. A malformed token has none.
-pub async fn look_up(client: Client, namespace: &str, token: &str) -> Result<Shown, TokenError> {
-    let mut shown = Shown {
+pub async fn look_up(
+    client: Client,
+    namespace: &str,
+    token: &str,
+) -> Result<PresentedToken, TokenError> {
+    let mut presented = PresentedToken {
         secret: Zeroizing::new(String::new()),
         object: None,
     };
     let Some((name, secret)) = token.split_once('.').filter(|_| is_token(token)) else {
-        return Ok(shown);
+        return Ok(presented);
     };
-    shown.secret = Zeroizing::new(secret.to_owned());
+    presented.secret = Zeroizing::new(secret.to_owned());
     let api: Api<Secret> = Api::namespaced(client, namespace);
-    shown.object = get(&api, namespace, &format!("{NAME_PREFIX}{name}")).await?;
-    Ok(shown)
+    presented.object = get(&api, namespace, &format!("{NAME_PREFIX}{name}")).await?;
+    Ok(presented)
 }
 
 /// Marks a token as used by a key for an EdgeCluster. If two keys race, one succeeds and the other is rejected.
 pub async fn redeem(
     client: Client,
     namespace: &str,
-    shown: Shown,
-    by: Caller<'_>,
+    presented: PresentedToken,
+    caller: Caller<'_>,
     edge_cluster_uid: &str,
     now: Timestamp,
-) -> Result<Result<Record, Refusal>, TokenError> {
+) -> Result<Result<Record, TokenRefusal>, TokenError> {
     let api: Api<Secret> = Api::namespaced(client, namespace);
-    let Shown { secret, mut object } = shown;
+    let PresentedToken { secret, mut object } = presented;
     for _ in 0..TRIES {
         let record = object.as_ref().map(|(_, record)| record);
-        match verdict(record, &secret, now, by) {
-            Verdict::Use => {}
-            Verdict::Refuse(refusal) => return Ok(Err(refusal)),
-            Verdict::Again => {
-                return Ok(object.map(|(_, record)| record).ok_or(Refusal::Unknown));
+        match check(record, &secret, now, caller) {
+            TokenDecision::Use => {}
+            TokenDecision::Refuse(refusal) => return Ok(Err(refusal)),
+            TokenDecision::Again => {
+                return Ok(object
+                    .map(|(_, record)| record)
+                    .ok_or(TokenRefusal::Unknown));
             }
         }
         let Some((mut used, mut record)) = object else {
-            return Ok(Err(Refusal::Unknown));
+            return Ok(Err(TokenRefusal::Unknown));
         };
-        by.mark(&mut used, edge_cluster_uid, now);
+        caller.mark(&mut used, edge_cluster_uid, now);
         let name = used.metadata.name.clone().unwrap_or_default();
         // The object carries the resourceVersion of the read.
         let params = PostParams::default();
@@ -181,8 +194,8 @@ pub async fn redeem(
         .await
         {
             Ok(_) => {
-                record.used_by = Some(by.key.to_owned());
-                record.cluster_uid = Some(by.cluster_uid.to_owned());
+                record.used_by = Some(caller.key.to_owned());
+                record.cluster_uid = Some(caller.cluster_uid.to_owned());
                 record.edge_cluster = Some(edge_cluster_uid.to_owned());
                 record.used_at = Some(now);
                 return Ok(Ok(record));
@@ -193,7 +206,7 @@ pub async fn redeem(
             Err(error) => return Err(error.into()),
         }
     }
-    Err(TokenError::Unsteady {
+    Err(TokenError::TooManyConflicts {
         namespace: namespace.to_owned(),
         name: object
             .and_then(|(object, _)| object.metadata.name)
@@ -205,7 +218,7 @@ pub async fn redeem(
 ///
 /// # Errors
 /// Fails if the tokens cannot be listed.
-pub async fn of_member(
+pub async fn list_for_member(
     client: Client,
     namespace: &str,
     cluster: &str,
@@ -218,21 +231,25 @@ pub async fn of_member(
 /// Whether a later deletion of the EdgeCluster voids this unused token. Another token shows that: it was used
 /// after this one was created, for an EdgeCluster that is gone.
 ///
-/// `others` must be read before `present_uid`. Otherwise the EdgeCluster of a use after that read would seem to
+/// `others` must be read before `current_uid`. Otherwise the EdgeCluster of a use after that read would seem to
 /// be gone.
-pub fn is_revoked(token: &Record, others: &[Record], present_uid: Option<&str>) -> bool {
+pub fn is_revoked(token: &Record, others: &[Record], current_uid: Option<&str>) -> bool {
     others.iter().any(|other| {
         let used_since = other.used_at.is_some_and(|at| at >= token.created);
-        used_since && other.cluster == token.cluster && other.edge_cluster.as_deref() != present_uid
+        used_since && other.cluster == token.cluster && other.edge_cluster.as_deref() != current_uid
     })
 }
 
 /// Deletes the tokens that expired more than a day ago, and returns their number.
-pub async fn sweep(client: Client, namespace: &str, now: Timestamp) -> Result<usize, TokenError> {
+pub async fn delete_expired(
+    client: Client,
+    namespace: &str,
+    now: Timestamp,
+) -> Result<usize, TokenError> {
     let tokens = list(client.clone(), namespace, &format!("{LABEL}=true")).await?;
     let api: Api<Secret> = Api::namespaced(client, namespace);
     let mut deleted = 0;
-    for object in tokens.iter().filter(|object| outlived(object, now)) {
+    for object in tokens.iter().filter(|object| is_deletable(object, now)) {
         deleted += usize::from(delete(&api, namespace, object).await?);
     }
     Ok(deleted)
@@ -241,14 +258,14 @@ pub async fn sweep(client: Client, namespace: &str, now: Timestamp) -> Result<us
 async fn list(client: Client, namespace: &str, labels: &str) -> Result<Vec<Secret>, TokenError> {
     let api: Api<Secret> = Api::namespaced(client, namespace);
     let mut params = ListParams::default().labels(labels).limit(PAGE_SIZE);
-    let mut found = Vec::new();
+    let mut tokens = Vec::new();
     loop {
         let attempt = format!("listing join tokens in the namespace {namespace}");
         let page = call(attempt, api.list(&params)).await?;
-        found.extend(page.items);
+        tokens.extend(page.items);
         match page.metadata.continue_.filter(|token| !token.is_empty()) {
             Some(token) => params = params.continue_token(&token),
-            None => return Ok(found),
+            None => return Ok(tokens),
         }
     }
 }
@@ -290,12 +307,13 @@ async fn delete(api: &Api<Secret>, namespace: &str, object: &Secret) -> Result<b
     }
 }
 
-/// Returns false for an unreadable token, which the administrator must inspect.
-fn outlived(object: &Secret, now: Timestamp) -> bool {
+/// Whether a token expired more than a day ago. Returns false for an unreadable token, which the administrator
+/// must inspect.
+fn is_deletable(object: &Secret, now: Timestamp) -> bool {
     Record::read(object).is_some_and(|record| {
         record
             .expires
-            .saturating_add(KEPT)
+            .saturating_add(RETENTION)
             .is_ok_and(|end| end < now)
     })
 }
@@ -326,7 +344,7 @@ mod tests {
         }
     }
 
-    fn by(key: &str) -> Caller<'_> {
+    fn caller(key: &str) -> Caller<'_> {
         let cluster_uid = "here";
         Caller { key, cluster_uid }
     }
@@ -340,42 +358,42 @@ mod tests {
 
     #[test]
     fn a_token_is_good_for_one_key_only() {
-        let judge = |used_by, key| verdict(Some(&record(used_by)), SECRET, at(999), by(key));
-        assert_eq!(judge(None, "a"), Verdict::Use);
-        assert_eq!(judge(Some("a"), "a"), Verdict::Again);
-        let Verdict::Refuse(refusal) = judge(Some("a"), "b") else {
+        let check = |used_by, key| check(Some(&record(used_by)), SECRET, at(999), caller(key));
+        assert_eq!(check(None, "a"), TokenDecision::Use);
+        assert_eq!(check(Some("a"), "a"), TokenDecision::Again);
+        let TokenDecision::Refuse(refusal) = check(Some("a"), "b") else {
             panic!("another key got in");
         };
-        let said = refusal.to_string();
+        let message = refusal.to_string();
         assert!(
-            said.contains("edge-1 was used already by another key"),
-            "{said}"
+            message.contains("edge-1 was used already by another key"),
+            "{message}"
         );
     }
 
     #[test]
     fn used_token_is_valid_on_same_cluster_only() {
-        let judge = |record: &Record, cluster_uid| {
-            let by = Caller {
+        let check = |record: &Record, cluster_uid| {
+            let caller = Caller {
                 key: "a",
                 cluster_uid,
             };
-            verdict(Some(record), SECRET, at(999), by)
+            check(Some(record), SECRET, at(999), caller)
         };
         let mut used = record(Some("a"));
-        assert_eq!(judge(&used, "here"), Verdict::Again);
-        let Verdict::Refuse(refusal) = judge(&used, "there") else {
+        assert_eq!(check(&used, "here"), TokenDecision::Again);
+        let TokenDecision::Refuse(refusal) = check(&used, "there") else {
             panic!("another cluster got in");
         };
-        let said = refusal.to_string();
+        let message = refusal.to_string();
         for word in ["edge-1", "kubectl krypton join"] {
-            assert!(said.contains(word), "{said}");
+            assert!(message.contains(word), "{message}");
         }
-        assert!(!said.contains("UID"), "{said}");
-        assert_eq!(judge(&record(None), "there"), Verdict::Use);
+        assert!(!message.contains("UID"), "{message}");
+        assert_eq!(check(&record(None), "there"), TokenDecision::Use);
         // An older hub does not record the cluster.
         used.cluster_uid = None;
-        assert_eq!(judge(&used, "there"), Verdict::Again);
+        assert_eq!(check(&used, "there"), TokenDecision::Again);
     }
 
     #[test]
@@ -384,25 +402,29 @@ mod tests {
             edge_cluster: Some(uid.to_owned()),
             ..record(Some("a"))
         };
-        let made_at = |second| Record {
+        let created_at = |second| Record {
             created: at(second),
             ..record(None)
         };
-        for (other, token, present, revoked) in [
-            (used_for("1"), made_at(0), None, true),
-            (used_for("1"), made_at(0), Some("2"), true),
-            (used_for("1"), made_at(0), Some("1"), false),
+        for (other, token, current_uid, revoked) in [
+            (used_for("1"), created_at(0), None, true),
+            (used_for("1"), created_at(0), Some("2"), true),
+            (used_for("1"), created_at(0), Some("1"), false),
             // Created after the use of the other token, possibly after the deletion.
-            (used_for("1"), made_at(501), None, false),
-            (made_at(0), made_at(0), None, false),
+            (used_for("1"), created_at(501), None, false),
+            (created_at(0), created_at(0), None, false),
         ] {
             let others = [other.clone()];
-            assert_eq!(is_revoked(&token, &others, present), revoked, "{other:?}");
-            let of_another = Record {
+            assert_eq!(
+                is_revoked(&token, &others, current_uid),
+                revoked,
+                "{other:?}"
+            );
+            let of_other_member = Record {
                 cluster: "edge-2".to_owned(),
                 ..other
             };
-            assert!(!is_revoked(&token, &[of_another], present));
+            assert!(!is_revoked(&token, &[of_other_member], current_uid));
         }
     }
 
@@ -411,7 +433,8 @@ mod tests {
         for used_by in [None, Some("a"), Some("b")] {
             let record = record(used_by);
             for late in [1000, 1001] {
-                let Verdict::Refuse(refusal) = verdict(Some(&record), SECRET, at(late), by("a"))
+                let TokenDecision::Refuse(refusal) =
+                    check(Some(&record), SECRET, at(late), caller("a"))
                 else {
                     panic!("{used_by:?} at {late}");
                 };
@@ -425,19 +448,19 @@ mod tests {
 
     #[test]
     fn wrong_secret_reveals_nothing_about_token() {
-        let unknown = Verdict::Refuse(Refusal::Unknown);
-        let mut nearly = SECRET.to_owned();
-        nearly.pop();
+        let unknown = TokenDecision::Refuse(TokenRefusal::Unknown);
+        let mut truncated = SECRET.to_owned();
+        truncated.pop();
         for used_by in [None, Some("a")] {
             let record = record(used_by);
-            for wrong in ["", "x", &nearly, &"0".repeat(64), &record.secret_sha256] {
+            for wrong in ["", "x", &truncated, &"0".repeat(64), &record.secret_sha256] {
                 for now in [0, 5000] {
-                    assert_eq!(verdict(Some(&record), wrong, at(now), by("a")), unknown);
+                    assert_eq!(check(Some(&record), wrong, at(now), caller("a")), unknown);
                 }
             }
         }
         for secret in ["", SECRET] {
-            assert_eq!(verdict(None, secret, at(0), by("a")), unknown);
+            assert_eq!(check(None, secret, at(0), caller("a")), unknown);
         }
     }
 
@@ -446,7 +469,7 @@ mod tests {
         let mut forged = object(Duration::MAX);
         let day = 24 * 3600;
         assert_eq!(Record::read(&forged).unwrap().expires, at(day));
-        assert!(outlived(&forged, at(2 * day + 1)));
+        assert!(is_deletable(&forged, at(2 * day + 1)));
         // An object without a creation timestamp does not come from an API server.
         forged.metadata.creation_timestamp = None;
         assert_eq!(Record::read(&forged), None);
@@ -455,18 +478,18 @@ mod tests {
     #[test]
     fn an_expired_token_is_kept_for_a_day() {
         let token = object(Duration::from_secs(1000));
-        assert!(!outlived(&token, at(1000)));
-        assert!(!outlived(&token, at(1000 + 24 * 3600)));
-        assert!(outlived(&token, at(1001 + 24 * 3600)));
-        assert!(!outlived(&Secret::default(), Timestamp::MAX));
+        assert!(!is_deletable(&token, at(1000)));
+        assert!(!is_deletable(&token, at(1000 + 24 * 3600)));
+        assert!(is_deletable(&token, at(1001 + 24 * 3600)));
+        assert!(!is_deletable(&Secret::default(), Timestamp::MAX));
     }
 
     #[test]
     fn no_secret_is_shown() {
-        let shown = Shown {
+        let presented = PresentedToken {
             secret: Zeroizing::new(SECRET.to_owned()),
             object: None,
         };
-        assert!(!format!("{shown:?}").contains(SECRET));
+        assert!(!format!("{presented:?}").contains(SECRET));
     }
 }

@@ -29,17 +29,21 @@ use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use tonic::transport::Server;
 
-use crate::ca::{Authority, AuthorityError, HUB_CERTIFICATE_LIFE, Live, read_agent_certificate};
-use crate::edgecluster::credential_expiry;
-use crate::observe::metrics::{DoorMetrics, SessionMetrics};
-
-use crate::agent_server::byte_limit::Metered;
-use crate::agent_server::connection_limiter::{
-    AddressShare, ConnectionLimiter, MemberShare, one_address,
+use crate::ca::{
+    Authority, AuthorityError, CurrentAuthority, HUB_CERTIFICATE_LIFE, read_agent_certificate,
 };
-use crate::agent_server::strangers::{Asked, Full, Strangers};
+use crate::edgecluster::credential_expiry;
+use crate::observe::metrics::{PortMetrics, SessionMetrics};
+
+use crate::agent_server::anonymous_connections::{
+    AnonymousConnections, ExceededLimit, RequestReceived,
+};
+use crate::agent_server::byte_limit::MeteredStream;
+use crate::agent_server::connection_limiter::{
+    AddressBudget, ConnectionLimiter, MemberBudget, address_key,
+};
 pub use crate::agent_server::tls_connection::{Connection, Peer};
-use crate::agent_server::tls_connection::{Life, Newcomer, Places};
+use crate::agent_server::tls_connection::{ConnectionLifetime, HeldSlots, UnauthenticatedSlot};
 
 /// Enough for a session and the few other calls of an agent.
 const STREAMS: u32 = 16;
@@ -49,7 +53,7 @@ const HEADER_LIST: u32 = 16 * 1024;
 const CONNECTION_WINDOW: u32 = 512 * 1024;
 const STREAM_WINDOW: u32 = 256 * 1024;
 /// Connections between the handshake and tonic, which accepts them immediately.
-const WAITING: usize = 16;
+const QUEUE: usize = 16;
 /// Pause after an error that the next accept would hit again, such as EMFILE.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 const CREDENTIAL_CHECK: Duration = Duration::from_secs(60);
@@ -78,16 +82,16 @@ pub fn server_config(authority: &Authority, now: Timestamp) -> Result<ServerConf
 /// Renews the hub's certificate and the roots of agents until `stop`. The certificate was created just before
 /// the call. The hub renews it at two thirds of its lifetime and when the CA changes. Existing connections keep
 /// the old one.
-pub async fn keep_credential(
-    live: Arc<Live>,
+pub async fn renew_credential(
+    ca: Arc<CurrentAuthority>,
     tls: Arc<ArcSwap<ServerConfig>>,
     metrics: Arc<SessionMetrics>,
     stop: CancellationToken,
 ) {
-    let mut made = clock::wall();
-    let mut authority = live.subscribe();
-    let mut used = authority.see();
-    show_ends(&used, made, &metrics);
+    let mut issued_at = clock::wall();
+    let mut authority = ca.subscribe();
+    let mut current = authority.get_and_update();
+    publish_expiry(&current, issued_at, &metrics);
     loop {
         // Agents compare the dates with the wall clock. The hub checks it often, because it may be set.
         tokio::select! {
@@ -96,15 +100,15 @@ pub async fn keep_credential(
             () = tokio::time::sleep(CREDENTIAL_CHECK) => {}
         }
         let now = clock::wall();
-        let next = authority.see();
-        if Arc::ptr_eq(&next, &used) && !is_due(made, now) {
+        let next = authority.get_and_update();
+        if Arc::ptr_eq(&next, &current) && !is_renewal_due(issued_at, now) {
             continue;
         }
         match server_config(&next, now) {
             Ok(config) => {
                 tls.store(Arc::new(config));
-                (made, used) = (now, next);
-                show_ends(&used, made, &metrics);
+                (issued_at, current) = (now, next);
+                publish_expiry(&current, issued_at, &metrics);
                 tracing::info!("renewed the hub's certificate");
             }
             Err(error) => {
@@ -114,23 +118,23 @@ pub async fn keep_credential(
     }
 }
 
-/// Publishes the expiry of the CA and of the certificate created at `made`.
-fn show_ends(authority: &Authority, made: Timestamp, metrics: &SessionMetrics) {
+/// Publishes the expiry of the CA and of the certificate created at `issued_at`.
+fn publish_expiry(authority: &Authority, issued_at: Timestamp, metrics: &SessionMetrics) {
     let roots = authority.roots();
     if let Some(end) = roots
         .first()
-        .and_then(|signing| credential_expiry::end_of(signing))
+        .and_then(|signing| credential_expiry::certificate_expiry(signing))
     {
-        metrics.certificate("ca", end);
-        let own = made.saturating_add(HUB_CERTIFICATE_LIFE);
-        metrics.certificate("hub", own.unwrap_or(end).min(end));
+        metrics.set_certificate_expiry("ca", end);
+        let hub_end = issued_at.saturating_add(HUB_CERTIFICATE_LIFE);
+        metrics.set_certificate_expiry("hub", hub_end.unwrap_or(end).min(end));
     }
 }
 
 /// Also true if the clock was set back to a time at which the certificate is barely valid.
-fn is_due(made: Timestamp, now: Timestamp) -> bool {
+fn is_renewal_due(issued_at: Timestamp, now: Timestamp) -> bool {
     let two_thirds = i64::try_from(HUB_CERTIFICATE_LIFE.as_secs() / 3 * 2).unwrap_or(i64::MAX);
-    let age = now.as_second().saturating_sub(made.as_second());
+    let age = now.as_second().saturating_sub(issued_at.as_second());
     age >= two_thirds || age < -12 * 60 * 60
 }
 
@@ -141,12 +145,11 @@ pub async fn serve(
     tls: Arc<ArcSwap<ServerConfig>>,
     trust_domain: String,
     routes: Routes,
-    metrics: DoorMetrics,
+    metrics: PortMetrics,
     stop: CancellationToken,
 ) -> Result<(), ListenerError> {
     let limits = Limits::default();
-    let serving = serve_within(listener, tls, trust_domain, routes, limits, metrics, stop);
-    serving.await
+    serve_within(listener, tls, trust_domain, routes, limits, metrics, stop).await
 }
 
 /// Limits for the number and duration of connections.
@@ -158,25 +161,25 @@ struct Limits {
     /// A handshake costs 1 ms of a core and about 50 KiB.
     handshakes: usize,
     /// Deadline from the accepted connection, including the wait for a slot: as long as an agent waits.
-    handshake: Duration,
+    handshake_timeout: Duration,
     /// Ten times the largest fleet, at about 50 KiB each.
     connections: usize,
     /// Connections that have not shown an agent's certificate: the share of four addresses, at about 5 KiB each
     /// while they wait. The other connections are reserved for agents.
-    newcomers: usize,
+    unauthenticated: usize,
     /// Connections without an agent's certificate after the handshake, for enrollment. A new one replaces the
     /// oldest.
-    strangers: usize,
+    anonymous: usize,
     /// Lifetime of such a connection. An enrollment takes less.
-    stranger: Duration,
+    anonymous_lifetime: Duration,
     /// From the end of the handshake to the end of the first request, which agents send immediately.
-    request: Duration,
+    first_request: Duration,
     /// Bytes that the hub reads before an agent shows its certificate: a handshake, and an enrollment of 12 KiB
     /// at most.
-    stranger_bytes: u64,
-    of_an_address: OfAnAddress,
+    anonymous_bytes: u64,
+    per_address: AddressLimits,
     /// Connections of one member: a few replicas, each with remains of its last connections.
-    of_a_member: usize,
+    connections_per_member: usize,
     /// Allows a full report of 10,000 Tenants immediately, at more than 1 KiB each, then 1 MB a second. A flood
     /// of PINGs on an idle connection then takes a few hundredths of a core.
     member_bytes: Rate,
@@ -188,13 +191,13 @@ struct Limits {
 
 /// Limits for one address, which leave room for others.
 #[derive(Clone, Copy, Debug)]
-struct OfAnAddress {
+struct AddressLimits {
     /// A large fleet behind one NAT that reconnects simultaneously; a quarter of the total.
-    newcomers: usize,
+    unauthenticated: usize,
     /// Half of the total. At 0.6 s each over a long distance, a thousand agents take 10 s.
     handshakes: usize,
     /// As many as enroll simultaneously, and a quarter of the total. A new one replaces the oldest.
-    strangers: usize,
+    anonymous: usize,
     /// Two reconnections of a fleet of a thousand immediately, then a tenth of a core.
     handshake_rate: Rate,
 }
@@ -203,26 +206,26 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             handshakes: 128,
-            handshake: Duration::from_secs(10),
+            handshake_timeout: Duration::from_secs(10),
             connections: 10_000,
-            newcomers: 4096,
-            strangers: 64,
-            stranger: Duration::from_secs(30),
-            request: Duration::from_secs(3),
-            stranger_bytes: 64 * 1024,
-            of_an_address: OfAnAddress {
-                newcomers: 1024,
+            unauthenticated: 4096,
+            anonymous: 64,
+            anonymous_lifetime: Duration::from_secs(30),
+            first_request: Duration::from_secs(3),
+            anonymous_bytes: 64 * 1024,
+            per_address: AddressLimits {
+                unauthenticated: 1024,
                 handshakes: 64,
-                strangers: 16,
+                anonymous: 16,
                 handshake_rate: Rate {
                     burst: 2000,
-                    each: Duration::from_millis(10),
+                    per_token: Duration::from_millis(10),
                 },
             },
-            of_a_member: 64,
+            connections_per_member: 64,
             member_bytes: Rate {
                 burst: 16 << 20,
-                each: Duration::from_micros(1),
+                per_token: Duration::from_micros(1),
             },
             silence: Duration::from_secs(30),
             drain: Duration::from_secs(5),
@@ -236,14 +239,20 @@ async fn serve_within(
     trust_domain: String,
     routes: Routes,
     limits: Limits,
-    metrics: DoorMetrics,
+    metrics: PortMetrics,
     stop: CancellationToken,
 ) -> Result<(), ListenerError> {
-    let (finished, waiting) = mpsc::channel(WAITING);
-    let cut = CancellationToken::new();
+    let (accepted_tx, accepted_rx) = mpsc::channel(QUEUE);
+    let shutdown = CancellationToken::new();
     // Dropping this future for any reason closes the connections.
-    let _cut_at_the_end = cut.clone().drop_guard();
-    let door = Arc::new(Door::new(tls, trust_domain, limits, metrics, cut));
+    let _shutdown_guard = shutdown.clone().drop_guard();
+    let gate = Arc::new(ConnectionGate::new(
+        tls,
+        trust_domain,
+        limits,
+        metrics,
+        shutdown,
+    ));
     // The hub sends no pings: agents ping, and a session without heartbeats times out.
     let serving = Server::builder()
         .max_concurrent_streams(STREAMS)
@@ -252,12 +261,12 @@ async fn serve_within(
         .initial_stream_window_size(STREAM_WINDOW)
         .add_routes(routes)
         .serve_with_incoming_shutdown(
-            ReceiverStream::new(waiting).map(Ok::<Connection, Infallible>),
+            ReceiverStream::new(accepted_rx).map(Ok::<Connection, Infallible>),
             stop.clone().cancelled_owned(),
         );
     let until_drained = async {
         // The socket is closed first. New connections then go to another hub instead of waiting in its queue.
-        accept(listener, &door, finished, &stop).await;
+        accept(listener, &gate, accepted_tx, &stop).await;
         tokio::time::sleep(limits.drain).await;
     };
     tokio::select! {
@@ -269,47 +278,46 @@ async fn serve_within(
 /// Accepts connections until `stop`, and retries after errors.
 async fn accept(
     listener: Listener,
-    door: &Arc<Door>,
-    finished: mpsc::Sender<Connection>,
+    gate: &Arc<ConnectionGate>,
+    accepted_tx: mpsc::Sender<Connection>,
     stop: &CancellationToken,
 ) {
-    let mut failing = false;
+    let mut is_failing = false;
     loop {
         // When all slots are taken, new connections wait in the kernel's bounded queue.
         let next = async {
-            let place = Arc::clone(&door.connections).acquire_owned().await;
-            (place, listener.accept().await)
+            let slot = Arc::clone(&gate.connections).acquire_owned().await;
+            (slot, listener.accept().await)
         };
-        let Some((Ok(place), accepted)) = stop.run_until_cancelled(next).await else {
+        let Some((Ok(slot), accepted)) = stop.run_until_cancelled(next).await else {
             return;
         };
         match accepted {
             Ok((stream, address)) => {
-                failing = false;
+                is_failing = false;
                 // Checked here, because a connection that is refused immediately needs no task.
-                let newcomer = match door.receive(address) {
-                    Ok(newcomer) => newcomer,
-                    Err(refused) => {
-                        door.refuses(address, &refused);
+                let unauthenticated = match gate.reserve(address) {
+                    Ok(unauthenticated) => unauthenticated,
+                    Err(refusal) => {
+                        gate.record_refusal(address, &refusal);
                         continue;
                     }
                 };
-                let (door, finished) = (Arc::clone(door), finished.clone());
+                let (gate, accepted_tx) = (Arc::clone(gate), accepted_tx.clone());
                 tokio::spawn(async move {
-                    let came_in = door.let_in(stream, address, place, newcomer).await;
-                    match came_in {
+                    match gate.admit(stream, address, slot, unauthenticated).await {
                         // The send fails after tonic has stopped.
-                        Ok(connection) => drop(finished.send(connection).await),
-                        Err(refused) => door.refuses(address, &refused),
+                        Ok(connection) => drop(accepted_tx.send(connection).await),
+                        Err(refusal) => gate.record_refusal(address, &refusal),
                     }
                 });
             }
-            Err(error) if is_of_one_connection(error.kind()) => {}
+            Err(error) if is_connection_error(error.kind()) => {}
             Err(error) => {
-                if !failing {
+                if !is_failing {
                     tracing::warn!(%error, "accepting a connection failed; retrying every second");
                 }
-                failing = true;
+                is_failing = true;
                 stop.run_until_cancelled(tokio::time::sleep(ACCEPT_PAUSE))
                     .await;
             }
@@ -318,7 +326,7 @@ async fn accept(
 }
 
 /// Whether the error affects only one connection, which is closed already.
-fn is_of_one_connection(kind: io::ErrorKind) -> bool {
+fn is_connection_error(kind: io::ErrorKind) -> bool {
     matches!(
         kind,
         io::ErrorKind::ConnectionAborted
@@ -328,41 +336,43 @@ fn is_of_one_connection(kind: io::ErrorKind) -> bool {
     )
 }
 
+/// Why a connection is refused.
 #[derive(Debug, Error)]
-enum Refused {
+enum ConnectionRefusal {
     #[error("no handshake within {} s", .0.as_secs_f32())]
-    Slow(Duration),
+    Timeout(Duration),
     #[error("the handshake failed")]
     Handshake(#[source] io::Error),
     #[error("too many unauthenticated connections (limit: {0})")]
-    Newcomers(usize),
+    TooManyUnauthenticated(usize),
     #[error("too many unauthenticated connections of this address (limit: {0})")]
-    NewcomersOfAddress(usize),
+    TooManyOfAddress(usize),
     #[error("too many handshakes with this address one after the other")]
-    Pace,
+    HandshakeRate,
     #[error("cluster {cluster} has {limit} connections already")]
-    Member { cluster: String, limit: usize },
+    TooManyOfMember { cluster: String, limit: usize },
 }
 
-/// All values that [`Refused::why`] may return.
-pub(crate) const REFUSED_WHY: [&str; 5] = ["slow", "handshake", "strangers", "address", "member"];
+/// All values that [`ConnectionRefusal::reason`] may return.
+pub(crate) const REFUSAL_REASONS: [&str; 5] =
+    ["slow", "handshake", "strangers", "address", "member"];
 
-impl Refused {
+impl ConnectionRefusal {
     /// Returns the label value for the metric.
-    fn why(&self) -> &'static str {
+    fn reason(&self) -> &'static str {
         match self {
-            Self::Slow(_) => "slow",
+            Self::Timeout(_) => "slow",
             Self::Handshake(_) => "handshake",
-            Self::Newcomers(_) => Full::All.why(),
-            Self::NewcomersOfAddress(_) | Self::Pace => Full::Address.why(),
-            Self::Member { .. } => "member",
+            Self::TooManyUnauthenticated(_) => ExceededLimit::All.reason(),
+            Self::TooManyOfAddress(_) | Self::HandshakeRate => ExceededLimit::Address.reason(),
+            Self::TooManyOfMember { .. } => "member",
         }
     }
 }
 
-impl Full {
+impl ExceededLimit {
     /// Returns the label value for the metric.
-    fn why(self) -> &'static str {
+    fn reason(self) -> &'static str {
         match self {
             Self::All => "strangers",
             Self::Address => "address",
@@ -372,30 +382,30 @@ impl Full {
 
 /// Admits connections within the limits.
 #[derive(Debug)]
-struct Door {
+struct ConnectionGate {
     tls: Arc<ArcSwap<ServerConfig>>,
     trust_domain: String,
     limits: Limits,
-    metrics: DoorMetrics,
+    metrics: PortMetrics,
     connections: Arc<Semaphore>,
     handshakes: Semaphore,
-    newcomers: Arc<Semaphore>,
-    strangers: Arc<Strangers>,
-    addresses: Arc<ConnectionLimiter<IpAddr, AddressShare>>,
-    members: Arc<ConnectionLimiter<String, MemberShare>>,
+    unauthenticated: Arc<Semaphore>,
+    anonymous: Arc<AnonymousConnections>,
+    addresses: Arc<ConnectionLimiter<IpAddr, AddressBudget>>,
+    members: Arc<ConnectionLimiter<String, MemberBudget>>,
     /// Closes every connection.
-    cut: CancellationToken,
+    shutdown: CancellationToken,
 }
 
-impl Door {
+impl ConnectionGate {
     fn new(
         tls: Arc<ArcSwap<ServerConfig>>,
         trust_domain: String,
         limits: Limits,
-        metrics: DoorMetrics,
-        cut: CancellationToken,
+        metrics: PortMetrics,
+        shutdown: CancellationToken,
     ) -> Self {
-        let of_an_address = limits.of_an_address;
+        let per_address = limits.per_address;
         Self {
             tls,
             trust_domain,
@@ -403,130 +413,139 @@ impl Door {
             metrics,
             connections: Arc::new(Semaphore::new(limits.connections)),
             handshakes: Semaphore::new(limits.handshakes),
-            newcomers: Arc::new(Semaphore::new(limits.newcomers)),
-            strangers: Strangers::new(limits.strangers, of_an_address.strangers),
-            addresses: ConnectionLimiter::new(of_an_address.newcomers, move || {
-                let OfAnAddress {
-                    handshakes,
-                    handshake_rate,
-                    ..
-                } = of_an_address;
-                AddressShare::new(handshakes, handshake_rate)
+            unauthenticated: Arc::new(Semaphore::new(limits.unauthenticated)),
+            anonymous: AnonymousConnections::new(limits.anonymous, per_address.anonymous),
+            addresses: ConnectionLimiter::new(per_address.unauthenticated, move || {
+                AddressBudget::new(per_address.handshakes, per_address.handshake_rate)
             }),
-            members: ConnectionLimiter::new(limits.of_a_member, move || {
-                MemberShare::new(limits.member_bytes)
+            members: ConnectionLimiter::new(limits.connections_per_member, move || {
+                MemberBudget::new(limits.member_bytes)
             }),
-            cut,
+            shutdown,
         }
     }
 
-    fn refuses(&self, address: SocketAddr, refused: &Refused) {
-        self.metrics.refused(refused.why());
-        tracing::debug!(%address, reason = %chain(refused), "a connection was refused");
+    fn record_refusal(&self, address: SocketAddr, refusal: &ConnectionRefusal) {
+        self.metrics.count_refused(refusal.reason());
+        tracing::debug!(%address, reason = %chain(refusal), "a connection was refused");
     }
 
     /// Reserves a slot for a new, unauthenticated connection.
-    fn receive(&self, address: SocketAddr) -> Result<Newcomer, Refused> {
+    fn reserve(&self, address: SocketAddr) -> Result<UnauthenticatedSlot, ConnectionRefusal> {
         let limits = &self.limits;
-        let of_address = self
+        let address = self
             .addresses
-            .enter(&one_address(address.ip()), BootTime::now())
-            .ok_or(Refused::NewcomersOfAddress(limits.of_an_address.newcomers))?;
-        let of_all = Arc::clone(&self.newcomers)
+            .acquire(&address_key(address.ip()), BootTime::now())
+            .ok_or(ConnectionRefusal::TooManyOfAddress(
+                limits.per_address.unauthenticated,
+            ))?;
+        let total = Arc::clone(&self.unauthenticated)
             .try_acquire_owned()
-            .map_err(|_| Refused::Newcomers(limits.newcomers))?;
-        Ok(Newcomer {
-            _of_all: of_all,
-            of_address,
+            .map_err(|_| ConnectionRefusal::TooManyUnauthenticated(limits.unauthenticated))?;
+        Ok(UnauthenticatedSlot {
+            _total: total,
+            address,
         })
     }
 
-    async fn let_in(
+    /// Completes the handshake, and assigns the connection to its member, or to the anonymous connections.
+    async fn admit(
         &self,
         stream: Stream,
         address: SocketAddr,
-        place: OwnedSemaphorePermit,
-        newcomer: Newcomer,
-    ) -> Result<Connection, Refused> {
+        connection: OwnedSemaphorePermit,
+        unauthenticated: UnauthenticatedSlot,
+    ) -> Result<Connection, ConnectionRefusal> {
         // Messages are small and answered immediately. An error on a closed connection shows up at the next
         // read.
         drop(stream.set_nodelay());
-        let limit = self.limits.handshake;
-        let shaking = self.shake_hands(stream, &newcomer.of_address.share);
-        let mut stream = tokio::time::timeout(limit, shaking)
+        let limit = self.limits.handshake_timeout;
+        let handshake = self.handshake(stream, &unauthenticated.address.budget);
+        let mut stream = tokio::time::timeout(limit, handshake)
             .await
-            .map_err(|_| Refused::Slow(limit))??;
+            .map_err(|_| ConnectionRefusal::Timeout(limit))??;
         let mut peer = self.peer(address, stream.get_ref().1.peer_certificates());
-        let cut = self.cut.clone();
-        let (life, places) = match &peer.certificate {
+        let (lifetime, slots) = match &peer.certificate {
             Ok(certificate) => {
-                let life = certificate.not_after.duration_since(clock::wall());
+                let validity = certificate.not_after.duration_since(clock::wall());
                 let cluster = &certificate.cluster;
-                let of_member = self.members.enter(cluster, BootTime::now());
-                let of_member = of_member.ok_or_else(|| Refused::Member {
+                let member = self.members.acquire(cluster, BootTime::now());
+                let member = member.ok_or_else(|| ConnectionRefusal::TooManyOfMember {
                     cluster: cluster.clone(),
-                    limit: self.limits.of_a_member,
+                    limit: self.limits.connections_per_member,
                 })?;
-                stream
-                    .get_mut()
-                    .0
-                    .is_of_member(Arc::clone(&of_member.share));
+                stream.get_mut().0.set_member(Arc::clone(&member.budget));
                 // A certificate that has just expired has no time left.
-                let life = Duration::try_from(life).unwrap_or_default();
-                (Life::of_agent(life), Places::of_member(place, of_member))
+                let validity = Duration::try_from(validity).unwrap_or_default();
+                (
+                    ConnectionLifetime::for_agent(validity),
+                    HeldSlots::for_member(connection, member),
+                )
             }
             Err(_) => {
-                let (own, full) = self.strangers.enter(one_address(address.ip()));
-                if let Some(full) = full {
-                    self.metrics.refused(full.why());
+                let (anonymous, exceeded) = self.anonymous.add(address_key(address.ip()));
+                if let Some(exceeded) = exceeded {
+                    self.metrics.count_refused(exceeded.reason());
                     tracing::debug!(
-                        ?full,
+                        full = ?exceeded,
                         "the oldest connection without an agent's certificate makes room"
                     );
                 }
-                peer.asked = own.asked.clone();
-                let life = Life::of_stranger(&own, self.limits.request, self.limits.stranger);
-                (life, Places::of_stranger(place, newcomer, own))
+                peer.request_received = anonymous.request_received.clone();
+                let lifetime = ConnectionLifetime::for_anonymous(
+                    &anonymous,
+                    self.limits.first_request,
+                    self.limits.anonymous_lifetime,
+                );
+                (
+                    lifetime,
+                    HeldSlots::for_anonymous(connection, unauthenticated, anonymous),
+                )
             }
         };
-        let silence = self.limits.silence;
-        Ok(Connection::new(stream, peer, life, silence, cut, places))
+        let (silence, shutdown) = (self.limits.silence, self.shutdown.clone());
+        Ok(Connection::new(
+            stream, peer, lifetime, silence, shutdown, slots,
+        ))
     }
 
     /// Waits for a slot of the address first, and then for a global one. An address that fills its own slots
     /// delays others only by these.
-    async fn shake_hands(
+    async fn handshake(
         &self,
         stream: Stream,
-        address: &AddressShare,
-    ) -> Result<TlsStream<Metered>, Refused> {
+        address: &AddressBudget,
+    ) -> Result<TlsStream<MeteredStream>, ConnectionRefusal> {
         // A longer wait would leave no time for the handshake and would waste a slot.
         let wait = address
-            .next_handshake(BootTime::now(), self.limits.handshake / 2)
-            .ok_or(Refused::Pace)?;
+            .next_handshake(BootTime::now(), self.limits.handshake_timeout / 2)
+            .ok_or(ConnectionRefusal::HandshakeRate)?;
         if !wait.is_zero() {
             tokio::time::sleep(wait).await;
         }
         // Neither semaphore is ever closed.
-        let _of_address = address.turns.acquire().await;
-        let _of_all = self.handshakes.acquire().await;
-        let _counted = self.metrics.handshake();
+        let _address_slot = address.handshake_slots.acquire().await;
+        let _total_slot = self.handshakes.acquire().await;
+        let _counted = self.metrics.start_handshake();
         let acceptor = TlsAcceptor::from(self.tls.load_full());
-        let stream = Metered::of_stranger(stream, self.limits.stranger_bytes);
-        acceptor.accept(stream).await.map_err(Refused::Handshake)
+        let stream = MeteredStream::anonymous(stream, self.limits.anonymous_bytes);
+        acceptor
+            .accept(stream)
+            .await
+            .map_err(ConnectionRefusal::Handshake)
     }
 
     fn peer(&self, address: SocketAddr, certificates: Option<&[CertificateDer<'_>]>) -> Peer {
         let certificate = match certificates.and_then(<[_]>::first) {
             None => Err("no client certificate".to_owned()),
-            Some(own) => read_agent_certificate(&self.trust_domain, own).map_err(|error| {
+            Some(der) => read_agent_certificate(&self.trust_domain, der).map_err(|error| {
                 format!("the client certificate cannot be used: {}", chain(&error))
             }),
         };
         Peer {
             address,
             certificate,
-            asked: Asked::default(),
+            request_received: RequestReceived::default(),
         }
     }
 }

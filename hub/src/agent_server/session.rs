@@ -12,7 +12,7 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use krypton_crds::edge_cluster::AgentRoots;
 use krypton_proto::v1::{
-    self, AgentMessage, HubMessage, agent_message::Kind as Said, hub_message::Kind as Say,
+    self, AgentMessage, HubMessage, agent_message::Kind as FromAgent, hub_message::Kind as FromHub,
 };
 use krypton_proto::{Bytes, REPORTS_PER_MESSAGE, WireError, skew};
 use krypton_reconciler::report_store::Changes;
@@ -29,15 +29,15 @@ use tracing::Instrument as _;
 
 use crate::ca::{AgentCertificate, Authority};
 use crate::edgecluster::credential_expiry::Validity;
+use crate::home_events::{HomeEvents, MemberEvent};
 use crate::leader::Leader;
-use crate::members::agent_keys::{self, Verdict};
+use crate::members::agent_keys::{self, KeyStatus};
 use crate::members::arbiter::{AgentDetails, ReporterId, SILENCE};
 use crate::members::deployment_orders::DEPLOYMENTS_MAX;
-use crate::members::member::{Admission, MESSAGE, Member, PublishedState};
+use crate::members::member::{Admission, MESSAGE_COST, Member, PublishedState};
 use crate::members::placement_orders::PLACED_MAX;
 use crate::members::{MemberRegistry, NotFound};
-use crate::notices::{HomeEvents, MemberEvent};
-use crate::observe::metrics::{Message, SessionMetrics};
+use crate::observe::metrics::{MessageLabels, SessionMetrics};
 use crate::tenants::TENANTS_MAX;
 
 /// Deadline for the first message.
@@ -45,14 +45,14 @@ const HELLO_DEADLINE: Duration = Duration::from_secs(10);
 /// Interval of an agent's heartbeats.
 pub const HEARTBEAT: Duration = Duration::from_secs(10);
 /// Clock difference, in seconds, above which the hub logs a warning.
-const CLOCKS_APART: i64 = 60;
+const MAX_CLOCK_SKEW: i64 = 60;
 /// Messages in flight to one agent: the latest desired state and a request.
 const OUTGOING: usize = 2;
 /// Longest text in a Hello, in bytes.
 const TEXT_MAX: usize = 253;
 /// The EdgeCluster of a certificate up to this age may be unknown to this hub, because its watch lags or
 /// restarts.
-const NEWS: SignedDuration = SignedDuration::from_secs(60);
+const NEW_CERTIFICATE_AGE: SignedDuration = SignedDuration::from_secs(60);
 /// After a shutdown of the hub, agents spread their reconnections over this time. By then another hub leads, if
 /// any.
 const AFTER_STOP: Duration = Duration::from_secs(2);
@@ -69,12 +69,12 @@ const RENEWAL_WITHIN: [Duration; 2] = [Duration::from_secs(5), Duration::from_se
 pub struct Sessions {
     pub members: Arc<MemberRegistry>,
     pub metrics: Arc<SessionMetrics>,
-    pub notices: HomeEvents,
+    pub events: HomeEvents,
     pub hub_version: String,
-    /// Counts all sessions of this hub.
-    pub numbers: AtomicU64,
+    /// The number of the last session of this hub.
+    pub last_number: AtomicU64,
     /// A hub that loses leadership ends its sessions.
-    pub lead: Leader,
+    pub leader: Leader,
     pub stop: CancellationToken,
     pub watchdog: Watchdog,
 }
@@ -90,10 +90,10 @@ pub fn admit(
     authority: &Authority,
 ) -> Result<Arc<Member>, Status> {
     let name = &certificate.cluster;
-    let refusal = |why: &str| {
+    let refusal = |reason: &str| {
         let message =
-            format!("{why}; run 'kubectl krypton join {name}' and enroll the agent again");
-        match is_news(certificate, clock::wall()) {
+            format!("{reason}; run 'kubectl krypton join {name}' and enroll the agent again");
+        match is_new(certificate, clock::wall()) {
             true => Status::unavailable(format!(
                 "the certificate is new, and this hub may not have listed its EdgeCluster yet. If this persists: {message}"
             )),
@@ -107,37 +107,38 @@ pub fn admit(
         NotFound::Gone => refusal(&format!("EdgeCluster {name} does not exist")),
     })?;
     if member.uid != certificate.uid {
-        let why = format!("this certificate belongs to a deleted EdgeCluster {name}");
-        return Err(refusal(&why));
+        let reason = format!("this certificate belongs to a deleted EdgeCluster {name}");
+        return Err(refusal(&reason));
     }
-    is_still_let_in(&member, certificate, authority)?;
+    check_admission(&member, certificate, authority)?;
     Ok(member)
 }
 
 /// Returns whether the certificate is so new that this hub may not have seen its EdgeCluster yet. The clock of
-/// the issuing hub may be ahead by less than `NEWS`.
-fn is_news(certificate: &AgentCertificate, now: Timestamp) -> bool {
-    now.duration_since(certificate.issued()).abs() < NEWS
+/// the issuing hub may be ahead by less than `NEW_CERTIFICATE_AGE`.
+fn is_new(certificate: &AgentCertificate, now: Timestamp) -> bool {
+    now.duration_since(certificate.issued()).abs() < NEW_CERTIFICATE_AGE
 }
 
-fn is_still_let_in(
+/// Checks what may have changed since the admission.
+fn check_admission(
     member: &Member,
     certificate: &AgentCertificate,
     authority: &Authority,
 ) -> Result<(), Status> {
-    if let Some(why) = &member.admission.get().refused {
-        return Err(Status::permission_denied(why.clone()));
+    if let Some(reason) = &member.admission.get().refused {
+        return Err(Status::permission_denied(reason.clone()));
     }
     if certificate.not_after <= clock::wall() {
         return Err(expired());
     }
     if authority.issuer_of(&certificate.der).is_none() {
-        return Err(former_authority(&certificate.cluster));
+        return Err(untrusted_root(&certificate.cluster));
     }
     Ok(())
 }
 
-fn former_authority(name: &str) -> Status {
+fn untrusted_root(name: &str) -> Status {
     Status::unauthenticated(format!(
         "the agent's certificate is from a root that the hub no longer trusts, because its CA was rotated; run 'kubectl krypton join {name}' and enroll it again"
     ))
@@ -159,22 +160,22 @@ impl Sessions {
         let now = clock::wall();
         let keys = member.admission.get().keys;
         let name = &certificate.cluster;
-        match agent_keys::judge(keys.as_ref(), &agent_keys::key_of(certificate), now) {
-            Verdict::Good => Ok(()),
-            Verdict::Replaced => Err(Status::unavailable(
+        match agent_keys::key_status(keys.as_ref(), &agent_keys::key_of(certificate), now) {
+            KeyStatus::Valid => Ok(()),
+            KeyStatus::Replaced => Err(Status::unavailable(
                 "a newer key has replaced that of this agent's certificate",
             )),
             // This hub may not have seen the recorded key yet.
-            Verdict::Newer | Verdict::Foreign if is_news(certificate, now) => {
+            KeyStatus::Newer | KeyStatus::Unknown if is_new(certificate, now) => {
                 Err(Status::unavailable(
                     "the certificate is new, and this hub may not have listed its EdgeCluster yet",
                 ))
             }
-            Verdict::Newer => Ok(()),
-            Verdict::Foreign => {
+            KeyStatus::Newer => Ok(()),
+            KeyStatus::Unknown => {
                 let message = agent_keys::refusal(name);
                 self.members.agent_key_refused(name, now);
-                self.notices.tell(MemberEvent {
+                self.events.warn(MemberEvent {
                     member: name.clone(),
                     uid: member.uid.clone(),
                     reason: agent_keys::reason::TWO,
@@ -195,25 +196,26 @@ impl Sessions {
     ) -> Incoming {
         let (outgoing, messages) = mpsc::channel(OUTGOING);
         let sessions = Arc::clone(self);
-        let watched = format!("the session of member {}", certificate.cluster);
+        let task_name = format!("the session of member {}", certificate.cluster);
         let span = tracing::error_span!("session", member = %certificate.cluster);
         let session = async move {
             let name = certificate.cluster.clone();
-            let following = sessions.follow(&member, &certificate, incoming, &outgoing, authority);
-            let ended = Box::pin(following).await;
-            let Err(status) = ended else { return };
+            let running = sessions.run(&member, &certificate, incoming, &outgoing, authority);
+            let result = Box::pin(running).await;
+            let Err(status) = result else { return };
             tracing::info!(member = %name, code = ?status.code(), reason = status.message(), "session ended");
             // An agent that no longer reads does not receive the status.
-            let told = outgoing.send(Err(status));
-            if tokio::time::timeout(HELLO_DEADLINE, told).await.is_err() {
+            let sending = outgoing.send(Err(status));
+            if tokio::time::timeout(HELLO_DEADLINE, sending).await.is_err() {
                 tracing::debug!(member = %name, "the agent did not take its goodbye");
             }
         };
-        tokio::spawn(self.watchdog.watch(watched, session.instrument(span)));
+        tokio::spawn(self.watchdog.watch(task_name, session.instrument(span)));
         messages
     }
 
-    async fn follow(
+    /// Welcomes the agent, and runs its session until the end.
+    async fn run(
         &self,
         member: &Arc<Member>,
         certificate: &AgentCertificate,
@@ -222,9 +224,9 @@ impl Sessions {
         authority: watch::Receiver<Arc<Authority>>,
     ) -> Result<(), Status> {
         let name = &certificate.cluster;
-        let hello = hello(&mut incoming).await?;
-        let trusted = match &hello.trusted_roots {
-            Some(trusts) => trusts.read().map_err(|error| broken(&error))?,
+        let hello = receive_hello(&mut incoming).await?;
+        let trusted_roots = match &hello.trusted_roots {
+            Some(roots) => roots.read().map_err(|error| invalid(&error))?,
             None => Vec::new(),
         };
         let protocol = skew::negotiate(
@@ -235,7 +237,7 @@ impl Sessions {
         .map_err(|problem| Status::failed_precondition(problem.to_string()))?;
         let admission = member.admission.get();
         check_cluster(name, &admission, &hello.cluster_uid).inspect_err(|refusal| {
-            self.notices.tell(MemberEvent {
+            self.events.warn(MemberEvent {
                 member: name.clone(),
                 uid: member.uid.clone(),
                 reason: "CredentialUsedTwice",
@@ -243,12 +245,12 @@ impl Sessions {
             });
         })?;
         let wall = clock::wall();
-        let apart = wall.as_second().saturating_sub(hello.now);
-        if apart.abs() > CLOCKS_APART {
-            tracing::warn!(member = %name, seconds = apart,
+        let clock_skew = wall.as_second().saturating_sub(hello.now);
+        if clock_skew.abs() > MAX_CLOCK_SKEW {
+            tracing::warn!(member = %name, seconds = clock_skew,
                 "the clock of the agent's machine differs from the hub's by so much; set it right");
         }
-        let number = self.numbers.fetch_add(1, Ordering::Relaxed) + 1;
+        let number = self.last_number.fetch_add(1, Ordering::Relaxed) + 1;
         let welcome = v1::Welcome {
             protocol,
             hub_version: self.hub_version.clone(),
@@ -256,28 +258,28 @@ impl Sessions {
             heartbeat_millis: u32::try_from(HEARTBEAT.as_millis()).unwrap_or(u32::MAX),
             now: wall.as_second(),
         };
-        send(outgoing, Say::Welcome(welcome)).await?;
+        send(outgoing, FromHub::Welcome(welcome)).await?;
         // The Hello may arrive long after the admission. Check again before the hub trusts it and ends an older
         // session.
-        is_still_let_in(member, certificate, &authority.get())?;
-        let cut = member.begin_session(&hello.replica, number);
-        let cut = cut.ok_or_else(|| {
+        check_admission(member, certificate, &authority.get())?;
+        let replaced = member.begin_session(&hello.replica, number);
+        let replaced = replaced.ok_or_else(|| {
             Status::resource_exhausted("this member has too many agents connected already")
         })?;
-        let mut live = Live {
+        let mut session = ActiveSession {
             sessions: self,
             member,
             name,
             replica: hello.replica.clone(),
             id: ReporterId::Session(number),
             number,
-            cut,
+            replaced,
             certificate,
-            trusted,
+            trusted_roots,
         };
         tracing::info!(member = %name, agent_replica = %hello.replica, agent = %hello.agent_version, session = number, "session started");
         self.metrics.sessions.inc();
-        self.members.agent(
+        self.members.agent_connected(
             name,
             &AgentDetails {
                 cluster_uid: hello.cluster_uid,
@@ -291,26 +293,27 @@ impl Sessions {
                 applied: hello.applied.and_then(v1::Applied::read),
             },
         );
-        let asks = self.members.open(name, live.id, BootTime::now());
-        live.run(incoming, outgoing, asks, authority).await
+        let resyncs = self.members.open(name, session.id, BootTime::now());
+        session.run(incoming, outgoing, resyncs, authority).await
     }
 }
 
 /// A running session. Dropping it unregisters the session.
-struct Live<'a> {
+struct ActiveSession<'a> {
     sessions: &'a Sessions,
     member: &'a Arc<Member>,
     name: &'a str,
     replica: String,
     id: ReporterId,
     number: u64,
-    cut: CancellationToken,
+    /// Cancelled when another session of this replica starts.
+    replaced: CancellationToken,
     certificate: &'a AgentCertificate,
     /// The roots that the agent reports as trusted.
-    trusted: Vec<RootDigest>,
+    trusted_roots: Vec<RootDigest>,
 }
 
-impl Drop for Live<'_> {
+impl Drop for ActiveSession<'_> {
     fn drop(&mut self) {
         self.sessions.metrics.sessions.dec();
         self.member.end_session(&self.replica, self.number);
@@ -320,12 +323,12 @@ impl Drop for Live<'_> {
     }
 }
 
-impl Live<'_> {
+impl ActiveSession<'_> {
     async fn run(
         &mut self,
         mut incoming: Streaming<AgentMessage>,
         outgoing: &Outgoing,
-        mut asks: watch::Receiver<u64>,
+        mut resyncs: watch::Receiver<u64>,
         mut authority: watch::Receiver<Arc<Authority>>,
     ) -> Result<(), Status> {
         let mut published = self.member.published.subscribe();
@@ -333,11 +336,11 @@ impl Live<'_> {
         // Include changes since the admission.
         admission.mark_changed();
         authority.mark_changed();
-        let lead = self.sessions.lead.clone();
-        let lost = lead.lost();
-        tokio::pin!(lost);
+        let leader = self.sessions.leader.clone();
+        let leadership_lost = leader.until_lost();
+        tokio::pin!(leadership_lost);
         let mut desired_due = true;
-        let mut ask_due = false;
+        let mut resync_due = false;
         let mut roots_due = false;
         let lifetime = self.certificate.not_after.duration_since(clock::wall());
         let expiry = tokio::time::sleep(lifetime.try_into().unwrap_or(Duration::ZERO));
@@ -346,36 +349,36 @@ impl Live<'_> {
         tokio::pin!(silence);
         // While the session is throttled, HTTP/2 flow control holds the agent's messages back. Pings of the
         // connection and messages to the agent are not affected.
-        let mut listens = true;
-        let mut slowed = false;
+        let mut is_reading = true;
+        let mut was_throttled = false;
         let resume = tokio::time::sleep(Duration::ZERO);
         tokio::pin!(resume);
         loop {
             // The state of a standby has no epoch or one of an earlier leader. It must not reach agents.
-            let epoch = lead.leader_term().map_or(0, |term| term.epoch).max(1);
-            let given = |published: &PublishedState| published.desired.version.epoch >= epoch;
-            desired_due &= published.get().as_ref().is_some_and(given);
+            let epoch = leader.leader_term().map_or(0, |term| term.epoch).max(1);
+            let is_current = |published: &PublishedState| published.desired.version.epoch >= epoch;
+            desired_due &= published.get().as_ref().is_some_and(is_current);
             tokio::select! {
                 biased;
-                () = self.cut.cancelled() => {
+                () = self.replaced.cancelled() => {
                     return Err(Status::aborted("another session of this replica has started; check whether two agents run with one name"));
                 }
                 () = self.sessions.stop.cancelled() => {
                     return send(outgoing, drain("the hub stops", AFTER_STOP)).await;
                 }
-                () = &mut lost => {
+                () = &mut leadership_lost => {
                     return send(outgoing, drain("this hub is no longer the leader", AFTER_LOSS)).await;
                 }
                 changed = admission.changed() => {
                     if changed.is_err() { return Err(Status::unavailable("the hub stops")) }
-                    if let Some(why) = &admission.see().refused {
-                        return Err(Status::permission_denied(why.clone()));
+                    if let Some(reason) = &admission.get_and_update().refused {
+                        return Err(Status::permission_denied(reason.clone()));
                     }
                     self.sessions.check_key(self.member, self.certificate)?;
                 }
                 changed = authority.changed() => {
                     if changed.is_err() { return Err(Status::unavailable("the hub stops")) }
-                    roots_due = self.see(&authority.see())?;
+                    roots_due = self.record_roots(&authority.get_and_update())?;
                 }
                 () = &mut expiry => return Err(expired()),
                 () = &mut silence => {
@@ -385,53 +388,53 @@ impl Live<'_> {
                     if changed.is_err() { return Err(Status::unavailable("the hub stops")) }
                     desired_due = true;
                 }
-                changed = asks.changed() => {
+                changed = resyncs.changed() => {
                     if changed.is_err() { return Err(Status::unavailable("the hub stops")) }
-                    ask_due = true;
+                    resync_due = true;
                 }
-                permit = outgoing.reserve(), if desired_due || roots_due || ask_due => {
+                permit = outgoing.reserve(), if desired_due || roots_due || resync_due => {
                     let Ok(permit) = permit else { return Ok(()) };
                     let (name, kind) = if desired_due {
                         desired_due = false;
-                        let published = published.see();
-                        ("desired", published.as_ref().map(|published| Say::Desired((*published.message).clone())))
+                        let published = published.get_and_update();
+                        ("desired", published.as_ref().map(|published| FromHub::Desired((*published.message).clone())))
                     } else if roots_due {
                         roots_due = false;
-                        ("roots", Some(Say::Roots(self.roots(&authority.get()))))
+                        ("roots", Some(FromHub::Roots(self.roots(&authority.get()))))
                     } else {
-                        ask_due = false;
-                        let number = asks.see();
-                        ("resync", Some(Say::Resync(v1::Resync { number })))
+                        resync_due = false;
+                        let number = resyncs.get_and_update();
+                        ("resync", Some(FromHub::Resync(v1::Resync { number })))
                     };
                     if let Some(kind) = kind {
                         self.count("hub", name);
                         permit.send(Ok(HubMessage { kind: Some(kind) }));
                     }
                 }
-                () = &mut resume, if !listens => listens = true,
+                () = &mut resume, if !is_reading => is_reading = true,
                 // If the agent disconnects while throttled, discard the rest of its messages.
-                () = outgoing.closed(), if !listens => return Ok(()),
-                message = incoming.message(), if listens => {
+                () = outgoing.closed(), if !is_reading => return Ok(()),
+                message = incoming.message(), if is_reading => {
                     let Some(message) = message? else { return Ok(()) };
                     // The hub may have replaced the key since the last message.
                     self.sessions.check_key(self.member, self.certificate)?;
-                    let wait = self.member.has_said(BootTime::now(), size(&message));
-                    let from = tokio::time::Instant::now() + wait;
+                    let wait = self.member.charge_reports(BootTime::now(), cost(&message));
+                    let resume_at = tokio::time::Instant::now() + wait;
                     // A throttled agent does not count as silent.
-                    silence.as_mut().reset(from + SILENCE);
+                    silence.as_mut().reset(resume_at + SILENCE);
                     if !wait.is_zero() {
-                        if !slowed {
+                        if !was_throttled {
                             tracing::warn!(member = %self.name, agent_replica = %self.replica, "the agent sends too many reports; throttling");
                         }
-                        (listens, slowed) = (false, true);
-                        resume.as_mut().reset(from);
+                        (is_reading, was_throttled) = (false, true);
+                        resume.as_mut().reset(resume_at);
                         self.sessions.metrics.throttled.inc();
                     }
-                    if let Some(Said::TrustedRoots(trusts)) = &message.kind {
-                        self.trusted = trusts.read().map_err(|problem| broken(&problem))?;
-                        self.see(&authority.get())?;
+                    if let Some(FromAgent::TrustedRoots(roots)) = &message.kind {
+                        self.trusted_roots = roots.read().map_err(|problem| invalid(&problem))?;
+                        self.record_roots(&authority.get())?;
                     }
-                    self.take(message, published.get().as_ref())?;
+                    self.process(message, published.get().as_ref())?;
                 }
             }
         }
@@ -441,21 +444,25 @@ impl Live<'_> {
     ///
     /// # Errors
     /// Fails if no current root has issued the agent's certificate.
-    fn see(&self, authority: &Authority) -> Result<bool, Status> {
+    fn record_roots(&self, authority: &Authority) -> Result<bool, Status> {
         let issuer = authority
             .issuer_of(&self.certificate.der)
-            .ok_or_else(|| former_authority(self.name))?;
+            .ok_or_else(|| untrusted_root(self.name))?;
         let roots = AgentRoots {
-            trusted: self.trusted.iter().map(RootDigest::to_string).collect(),
+            trusted: self
+                .trusted_roots
+                .iter()
+                .map(RootDigest::to_string)
+                .collect(),
             issuer: Some(issuer.to_string()),
         };
         self.sessions.members.agent_roots(self.name, roots);
-        let ours = RootDigest::of_all(&authority.roots());
-        Ok(self.trusted != ours || authority.signing() != Some(issuer))
+        let current_roots = RootDigest::from_ders(&authority.roots());
+        Ok(self.trusted_roots != current_roots || authority.signing_root() != Some(issuer))
     }
 
     fn roots(&self, authority: &Authority) -> v1::Roots {
-        let signing = authority.signing();
+        let signing = authority.signing_root();
         let renew = authority.issuer_of(&self.certificate.der) != signing;
         let sessions = self.sessions.metrics.sessions.get().max(0).unsigned_abs();
         let within = renewal_within(sessions);
@@ -472,41 +479,43 @@ impl Live<'_> {
 
     fn count(&self, sender: &'static str, kind: &'static str) {
         let messages = &self.sessions.metrics.messages;
-        messages.get_or_create(&Message { sender, kind }).inc();
+        messages
+            .get_or_create(&MessageLabels { sender, kind })
+            .inc();
     }
 
     /// Processes one message.
-    fn take(
+    fn process(
         &self,
         message: AgentMessage,
         published: Option<&PublishedState>,
     ) -> Result<(), Status> {
-        let broken = |problem: WireError| broken(&problem);
+        let invalid = |problem: WireError| invalid(&problem);
         let members = &self.sessions.members;
         self.count("agent", kind(&message));
         match message.kind {
-            Some(Said::Report(report)) => {
-                if slots(&report) > REPORTS_PER_MESSAGE {
-                    return Err(broken(WireError::Unexpected(
+            Some(FromAgent::Report(report)) => {
+                if report_count(&report) > REPORTS_PER_MESSAGE {
+                    return Err(invalid(WireError::Unexpected(
                         "so many Tenants or deployments in one report",
                     )));
                 }
-                let count = &self.sessions.metrics.reports;
-                count.inc_by(report.tenants.len() as u64);
+                let counter = &self.sessions.metrics.reports;
+                counter.inc_by(report.tenants.len() as u64);
                 let mut tenants = BTreeMap::new();
                 for tenant in report.tenants {
-                    let (key, said) = tenant.read().map_err(broken)?;
-                    tenants.insert(key, said);
+                    let (key, report) = tenant.read().map_err(invalid)?;
+                    tenants.insert(key, report);
                 }
                 let mut deployments = BTreeMap::new();
                 for deployment in report.deployments {
-                    let (key, said) = deployment.read().map_err(broken)?;
-                    deployments.insert(key, said);
+                    let (key, report) = deployment.read().map_err(invalid)?;
+                    deployments.insert(key, report);
                 }
                 let mut placed = BTreeMap::new();
-                for said in report.placed {
-                    let (key, said) = said.read().map_err(broken)?;
-                    placed.insert(key, said);
+                for placed_tenant in report.placed {
+                    let (key, report) = placed_tenant.read().map_err(invalid)?;
+                    placed.insert(key, report);
                 }
                 let changes = Changes {
                     member: report.member.map(MemberReport::from),
@@ -514,20 +523,20 @@ impl Live<'_> {
                     deployments,
                     placed,
                 };
-                let kept = members.report(
+                let is_within_limits = members.report(
                     self.name,
                     self.id,
                     changes,
                     report.complete,
                     BootTime::now(),
                 );
-                if !kept {
+                if !is_within_limits {
                     return Err(Status::resource_exhausted(format!(
                         "more than {TENANTS_MAX} Tenants, {DEPLOYMENTS_MAX} deployments or {PLACED_MAX} placed Tenants on one member"
                     )));
                 }
             }
-            Some(Said::Heartbeat(heartbeat)) => {
+            Some(FromAgent::Heartbeat(heartbeat)) => {
                 let digest =
                     (u128::from(heartbeat.digest_high) << 64) | u128::from(heartbeat.digest_low);
                 members.compare(
@@ -537,35 +546,36 @@ impl Live<'_> {
                     BootTime::now(),
                 );
             }
-            Some(Said::Applied(applied)) => {
-                let newest = applied.read().zip(published);
-                if let Some(((version, _), published)) = newest
+            Some(FromAgent::Applied(applied)) => {
+                if let Some(((version, _), published)) = applied.read().zip(published)
                     && version == published.desired.version
                 {
-                    let took = BootTime::now().since(published.since);
+                    let propagation = BootTime::now().since(published.since);
                     self.sessions
                         .metrics
                         .propagation
-                        .observe(took.as_secs_f64());
+                        .observe(propagation.as_secs_f64());
                 }
             }
-            Some(Said::Hello(_)) => return Err(broken(WireError::Unexpected("a second Hello"))),
+            Some(FromAgent::Hello(_)) => {
+                return Err(invalid(WireError::Unexpected("a second Hello")));
+            }
             // `TrustedRoots` is handled by the caller; `None` is a message of a later protocol revision.
-            Some(Said::TrustedRoots(_)) | None => {}
+            Some(FromAgent::TrustedRoots(_)) | None => {}
         }
         Ok(())
     }
 }
 
-fn drain(reason: &str, reconnect_after: Duration) -> Say {
+fn drain(reason: &str, reconnect_after: Duration) -> FromHub {
     let millis = reconnect_after.as_millis();
-    Say::Drain(v1::Drain {
+    FromHub::Drain(v1::Drain {
         reason: reason.to_owned(),
         reconnect_after_millis: u32::try_from(millis).unwrap_or(u32::MAX),
     })
 }
 
-fn broken(problem: &WireError) -> Status {
+fn invalid(problem: &WireError) -> Status {
     Status::invalid_argument(chain(problem))
 }
 
@@ -580,35 +590,35 @@ fn renewal_within(sessions: u64) -> Duration {
 
 /// Returns the cost of a message. An oversized report counts as the maximum: it ends its session and must not
 /// use up the quota of the member's other sessions.
-fn size(message: &AgentMessage) -> u64 {
+fn cost(message: &AgentMessage) -> u64 {
     let reports = match &message.kind {
-        Some(Said::Report(report)) => slots(report).min(REPORTS_PER_MESSAGE),
+        Some(FromAgent::Report(report)) => report_count(report).min(REPORTS_PER_MESSAGE),
         _ => 0,
     };
-    MESSAGE + reports as u64
+    MESSAGE_COST + reports as u64
 }
 
-fn slots(report: &v1::Report) -> usize {
+fn report_count(report: &v1::Report) -> usize {
     report.tenants.len() + report.deployments.len() + report.placed.len()
 }
 
 fn kind(message: &AgentMessage) -> &'static str {
     match message.kind {
-        Some(Said::Hello(_)) => "hello",
-        Some(Said::Report(_)) => "report",
-        Some(Said::Heartbeat(_)) => "heartbeat",
-        Some(Said::Applied(_)) => "applied",
-        Some(Said::TrustedRoots(_)) => "trusted_roots",
+        Some(FromAgent::Hello(_)) => "hello",
+        Some(FromAgent::Report(_)) => "report",
+        Some(FromAgent::Heartbeat(_)) => "heartbeat",
+        Some(FromAgent::Applied(_)) => "applied",
+        Some(FromAgent::TrustedRoots(_)) => "trusted_roots",
         None => "unknown",
     }
 }
 
-async fn hello(incoming: &mut Streaming<AgentMessage>) -> Result<v1::Hello, Status> {
+async fn receive_hello(incoming: &mut Streaming<AgentMessage>) -> Result<v1::Hello, Status> {
     let first = tokio::time::timeout(HELLO_DEADLINE, incoming.message())
         .await
         .map_err(|_| Status::deadline_exceeded("no Hello came in time"))??;
     match first.and_then(|message| message.kind) {
-        Some(Said::Hello(hello)) => {
+        Some(FromAgent::Hello(hello)) => {
             for text in [
                 &hello.replica,
                 &hello.cluster_uid,
@@ -634,9 +644,9 @@ async fn hello(incoming: &mut Streaming<AgentMessage>) -> Result<v1::Hello, Stat
 }
 
 /// Rejects a credential on another cluster than the recorded one: it was copied, or the cluster was rebuilt.
-fn check_cluster(name: &str, admission: &Admission, found: &str) -> Result<(), Status> {
+fn check_cluster(name: &str, admission: &Admission, cluster_uid: &str) -> Result<(), Status> {
     match &admission.cluster_uid {
-        Some(recorded) if recorded != found => Err(Status::failed_precondition(format!(
+        Some(recorded) if recorded != cluster_uid => Err(Status::failed_precondition(format!(
             "member {name} is recorded as another cluster: its credential is used on a second one. \
              If the cluster was rebuilt, run 'kubectl krypton join {name} --replace'"
         ))),
@@ -644,7 +654,7 @@ fn check_cluster(name: &str, admission: &Admission, found: &str) -> Result<(), S
     }
 }
 
-async fn send(outgoing: &Outgoing, kind: Say) -> Result<(), Status> {
+async fn send(outgoing: &Outgoing, kind: FromHub) -> Result<(), Status> {
     let message = HubMessage { kind: Some(kind) };
     match tokio::time::timeout(HELLO_DEADLINE, outgoing.send(Ok(message))).await {
         Ok(Ok(())) => Ok(()),
@@ -660,7 +670,7 @@ mod tests {
 
     use super::*;
     use crate::edgecluster::status::status;
-    use crate::tenants::Counts;
+    use crate::tenants::PhaseCounts;
 
     const MEMBER: &str = "edge-1";
 
@@ -679,14 +689,14 @@ mod tests {
 
     #[test]
     fn second_key_in_use_reaches_status_and_event() {
-        let (notices, mut heard) = HomeEvents::heard();
+        let (events, mut next_event) = HomeEvents::recording();
         let sessions = Sessions {
             members: Arc::default(),
             metrics: Arc::default(),
-            notices,
+            events,
             hub_version: String::new(),
-            numbers: AtomicU64::new(0),
-            lead: Leader::alone(),
+            last_number: AtomicU64::new(0),
+            leader: Leader::always_leading(),
             stop: CancellationToken::new(),
             watchdog: Watchdog::default(),
         };
@@ -694,26 +704,26 @@ mod tests {
             current: agent_keys::key_of(&certificate("a")),
             next: None,
         };
-        let member = sessions.members.enter(MEMBER, "u");
+        let member = sessions.members.get_or_create(MEMBER, "u");
         member.admission.send_replace(Admission {
             keys: Some(keys),
             ..Admission::default()
         });
         let status = || {
             let facts = sessions.members.observation(MEMBER).unwrap_or_default();
-            let (counts, now) = (Counts::default(), clock::wall());
+            let (counts, now) = (PhaseCounts::default(), clock::wall());
             let status = status(MEMBER, None, &facts, counts, None, 1, now);
             conditions::find(&status.conditions, agent_keys::ONE_KEY)
         };
 
         sessions.check_key(&member, &certificate("a")).unwrap();
-        assert_eq!((status(), heard()), (None, None));
+        assert_eq!((status(), next_event()), (None, None));
         let refused = sessions.check_key(&member, &certificate("b")).unwrap_err();
         assert_eq!(refused.code(), tonic::Code::PermissionDenied, "{refused:?}");
-        let unique = status().unwrap();
-        assert_eq!(unique.truth, Truth::False);
-        assert_eq!(unique.reason, "TwoKeysInUse");
-        let (reason, message) = heard().unwrap();
+        let one_key = status().unwrap();
+        assert_eq!(one_key.truth, Truth::False);
+        assert_eq!(one_key.reason, "TwoKeysInUse");
+        let (reason, message) = next_event().unwrap();
         assert_eq!(reason, "TwoKeysInUse");
         assert!(message.contains("voids all older keys"), "{message}");
     }

@@ -13,9 +13,9 @@ use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::server::Connected;
 
-use super::strangers::{Asked, StrangerPlace};
-use crate::agent_server::byte_limit::Metered;
-use crate::agent_server::connection_limiter::{AddressShare, MemberShare, Place};
+use super::anonymous_connections::{AnonymousSlot, RequestReceived};
+use crate::agent_server::byte_limit::MeteredStream;
+use crate::agent_server::connection_limiter::{AddressBudget, ConnectionSlot, MemberBudget};
 use crate::ca::AgentCertificate;
 
 /// The other end of a connection.
@@ -24,7 +24,7 @@ pub struct Peer {
     pub address: SocketAddr,
     /// The agent's certificate. `Err` is a human-readable reason: it is missing or does not belong to an agent.
     pub certificate: Result<AgentCertificate, String>,
-    pub(super) asked: Asked,
+    pub(super) request_received: RequestReceived,
 }
 
 impl Peer {
@@ -32,108 +32,112 @@ impl Peer {
         Self {
             address,
             certificate,
-            asked: Asked::default(),
+            request_received: RequestReceived::default(),
         }
     }
 
     /// Records that a complete request has arrived, so the connection may stay until its response.
-    pub fn has_asked(&self) {
-        self.asked.set();
+    pub fn mark_request_received(&self) {
+        self.request_received.set();
     }
 }
 
 /// Lifetime of a connection.
 #[derive(Debug)]
-pub(super) struct Life {
-    whole: Duration,
+pub(super) struct ConnectionLifetime {
+    total: Duration,
     /// Time limit for the first request.
-    request: Option<(Duration, Asked)>,
+    first_request: Option<(Duration, RequestReceived)>,
     /// Cancelled when another connection needs the slot.
-    cut: CancellationToken,
+    evicted: CancellationToken,
 }
 
-impl Life {
-    pub(super) fn of_agent(whole: Duration) -> Self {
+impl ConnectionLifetime {
+    pub(super) fn for_agent(total: Duration) -> Self {
         Self {
-            whole,
-            request: None,
-            cut: CancellationToken::new(),
+            total,
+            first_request: None,
+            evicted: CancellationToken::new(),
         }
     }
 
-    pub(super) fn of_stranger(place: &StrangerPlace, request: Duration, whole: Duration) -> Self {
+    pub(super) fn for_anonymous(
+        slot: &AnonymousSlot,
+        first_request: Duration,
+        total: Duration,
+    ) -> Self {
         Self {
-            whole,
-            request: Some((request.min(whole), place.asked.clone())),
-            cut: place.cut.clone(),
+            total,
+            first_request: Some((first_request.min(total), slot.request_received.clone())),
+            evicted: slot.evicted.clone(),
         }
     }
 
     /// Completes when the lifetime ends.
-    async fn over(self) {
-        let begun = Instant::now();
-        let timed = async {
-            if let Some((limit, asked)) = self.request {
-                tokio::time::sleep_until(begun + limit).await;
-                if !asked.get() {
+    async fn ended(self) {
+        let start = Instant::now();
+        let expired = async {
+            if let Some((limit, request_received)) = self.first_request {
+                tokio::time::sleep_until(start + limit).await;
+                if !request_received.get() {
                     return;
                 }
             }
-            tokio::time::sleep_until(begun + self.whole).await;
+            tokio::time::sleep_until(start + self.total).await;
         };
         tokio::select! {
-            () = timed => {}
-            () = self.cut.cancelled() => {}
+            () = expired => {}
+            () = self.evicted.cancelled() => {}
         }
     }
 }
 
 /// Slots of a connection, freed when it ends.
 #[derive(Debug)]
-pub(super) struct Places {
+pub(super) struct HeldSlots {
     _connection: OwnedSemaphorePermit,
-    _kind: Kind,
+    _by_peer: PeerSlots,
 }
 
 #[derive(Debug)]
-enum Kind {
+enum PeerSlots {
     Member {
-        _place: Place<String, MemberShare>,
+        _member: ConnectionSlot<String, MemberBudget>,
     },
-    Stranger {
-        _newcomer: Newcomer,
-        _place: StrangerPlace,
+    Anonymous {
+        _unauthenticated: UnauthenticatedSlot,
+        _anonymous: AnonymousSlot,
     },
 }
 
-/// A connection without an agent's certificate, or before it is shown.
+/// Slot of a connection without an agent's certificate, or before the agent shows it.
 #[derive(Debug)]
-pub(super) struct Newcomer {
-    pub(super) _of_all: OwnedSemaphorePermit,
-    pub(super) of_address: Place<IpAddr, AddressShare>,
+pub(super) struct UnauthenticatedSlot {
+    pub(super) _total: OwnedSemaphorePermit,
+    pub(super) address: ConnectionSlot<IpAddr, AddressBudget>,
 }
 
-impl Places {
-    pub(super) fn of_member(
+impl HeldSlots {
+    pub(super) fn for_member(
         connection: OwnedSemaphorePermit,
-        place: Place<String, MemberShare>,
+        member: ConnectionSlot<String, MemberBudget>,
     ) -> Self {
         Self {
             _connection: connection,
-            _kind: Kind::Member { _place: place },
+            _by_peer: PeerSlots::Member { _member: member },
         }
     }
 
-    pub(super) fn of_stranger(
+    pub(super) fn for_anonymous(
         connection: OwnedSemaphorePermit,
-        newcomer: Newcomer,
-        place: StrangerPlace,
+        unauthenticated: UnauthenticatedSlot,
+        anonymous: AnonymousSlot,
     ) -> Self {
         Self {
             _connection: connection,
-            _kind: Kind::Stranger {
-                _newcomer: newcomer,
-                _place: place,
+            _by_peer: PeerSlots::Anonymous {
+                _unauthenticated: unauthenticated,
+                _anonymous: anonymous,
             },
         }
     }
@@ -142,11 +146,11 @@ impl Places {
 /// Fails when its lifetime ends, which for an agent is the expiry of its certificate. Also fails when the peer
 /// is silent, because agents send pings.
 pub struct Connection {
-    stream: TlsStream<Metered>,
+    stream: TlsStream<MeteredStream>,
     peer: Peer,
     /// `None` after the lifetime has ended.
     end: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
-    _places: Places,
+    _slots: HeldSlots,
 }
 
 impl fmt::Debug for Connection {
@@ -159,35 +163,35 @@ impl fmt::Debug for Connection {
 
 impl Connection {
     pub(super) fn new(
-        stream: TlsStream<Metered>,
+        stream: TlsStream<MeteredStream>,
         peer: Peer,
-        life: Life,
+        lifetime: ConnectionLifetime,
         silence: Duration,
-        cut: CancellationToken,
-        places: Places,
+        shutdown: CancellationToken,
+        slots: HeldSlots,
     ) -> Self {
-        let heard = stream.get_ref().0.heard();
+        let last_activity = stream.get_ref().0.last_activity();
         let end = async move {
             tokio::select! {
-                () = life.over() => {}
-                () = heard.silent_for(silence) => {}
-                () = cut.cancelled() => {}
+                () = lifetime.ended() => {}
+                () = last_activity.silent_for(silence) => {}
+                () = shutdown.cancelled() => {}
             }
         };
         Self {
             stream,
             peer,
             end: Some(Box::pin(end)),
-            _places: places,
+            _slots: slots,
         }
     }
 
-    fn check_time(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
-        let over = match &mut self.end {
+    fn check_end(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        let has_ended = match &mut self.end {
             Some(end) => end.as_mut().poll(cx).is_ready(),
             None => true,
         };
-        if over {
+        if has_ended {
             self.end = None;
             return Err(io::ErrorKind::TimedOut.into());
         }
@@ -209,7 +213,7 @@ impl AsyncRead for Connection {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        self.check_time(cx)?;
+        self.check_end(cx)?;
         Pin::new(&mut self.stream).poll_read(cx, buf)
     }
 }
@@ -220,17 +224,17 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        self.check_time(cx)?;
+        self.check_end(cx)?;
         Pin::new(&mut self.stream).poll_write(cx, bytes)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.check_time(cx)?;
+        self.check_end(cx)?;
         Pin::new(&mut self.stream).poll_flush(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.check_time(cx)?;
+        self.check_end(cx)?;
         Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 
@@ -239,7 +243,7 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.check_time(cx)?;
+        self.check_end(cx)?;
         Pin::new(&mut self.stream).poll_write_vectored(cx, slices)
     }
 

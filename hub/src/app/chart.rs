@@ -14,46 +14,47 @@ use tokio_util::sync::CancellationToken;
 
 use super::parts::Engine;
 use crate::args::Settings;
-use crate::chart::values::{self, Problem, Readings};
+use crate::chart::values::{self, ValuesProblem, ValuesReadings};
 use crate::chart::values_file;
-use crate::chart::values_status::Teller;
-use crate::chart::version_pin::{ChartPin, Kept, Meaning};
+use crate::chart::values_status::ValuesStatus;
+use crate::chart::version_pin::{ChartPin, PinnedVersion, ResolvedVersion};
 use crate::chart::{self, credentials};
 use crate::edgecluster::FleetChart;
 use crate::leader::Leader;
 
-pub(super) type Values = serde_json::Map<String, serde_json::Value>;
+pub(super) type ChartValues = serde_json::Map<String, serde_json::Value>;
 
-pub(super) async fn values_of_file(settings: &Settings) -> anyhow::Result<Values> {
+pub(super) async fn read_values_file(settings: &Settings) -> anyhow::Result<ChartValues> {
     Ok(match &settings.chart_values_file {
         Some(path) => values_file::load(path).await?,
-        None => Values::new(),
+        None => ChartValues::new(),
     })
 }
 
 /// The version of the chart, which may follow a range.
-pub(super) struct Version {
-    pub(super) now: watch::Receiver<Meaning>,
+pub(super) struct ChartVersion {
+    pub(super) current: watch::Receiver<ResolvedVersion>,
     /// Looks up the range; `None` for a version with a digest.
-    pub(super) pinned: Option<Kept>,
+    pub(super) pinned: Option<PinnedVersion>,
     /// Keeps the channel open as long as the hub runs.
-    _sender: watch::Sender<Meaning>,
+    _sender: watch::Sender<ResolvedVersion>,
 }
 
-impl Version {
-    /// Looks the version up before members get any: they never see two meanings in turn.
-    pub(super) async fn look_up(
+impl ChartVersion {
+    /// Resolves the version before members get any: they never get two versions in turn.
+    pub(super) async fn resolve(
         settings: &Settings,
         client: &Client,
         engine: &Engine,
         stop: &CancellationToken,
     ) -> Self {
         let chart = &settings.chart;
-        let proven = chart.keyring.is_some();
-        let by_digest = !proven && chart.version.contains("@sha256:");
-        let (sender, mut now) = watch::channel(Meaning::unread(&chart.version, proven));
+        let verified = chart.keyring.is_some();
+        let has_digest = !verified && chart.version.contains("@sha256:");
+        let (sender, mut current) =
+            watch::channel(ResolvedVersion::unread(&chart.version, verified));
         let mut pinned = None;
-        if !by_digest {
+        if !has_digest {
             let pin = ChartPin {
                 client: client.clone(),
                 namespace: settings.namespace.clone(),
@@ -63,17 +64,17 @@ impl Version {
                     name: chart.name.clone(),
                     version: chart.version.clone(),
                 },
-                every: chart.resolve_every,
-                proven,
+                interval: chart.resolve_every,
+                verified,
             };
             if chart.credentials_secret.is_some() {
-                credentials::first(engine.credentials.clone()).await;
+                credentials::wait_for_first_read(engine.credentials.clone()).await;
             }
-            pinned = Some(pin.begin(sender.clone(), stop).await);
-            now.mark_unchanged();
+            pinned = Some(pin.start(sender.clone(), stop).await);
+            current.mark_unchanged();
         }
         Self {
-            now,
+            current,
             pinned,
             _sender: sender,
         }
@@ -81,44 +82,44 @@ impl Version {
 }
 
 /// The fleet's chart, or why it is not as it should be.
-fn fleet_chart(
+fn build_chart(
     settings: &Settings,
-    meaning: &Meaning,
-    values: &Values,
-    readings: &Readings,
-) -> Result<Arc<ChartState>, Problem> {
-    let (version, pinned) = (&meaning.version, meaning.pinned.as_deref());
+    resolved: &ResolvedVersion,
+    values: &ChartValues,
+    readings: &ValuesReadings,
+) -> Result<Arc<ChartState>, ValuesProblem> {
+    let (version, pinned) = (&resolved.version, resolved.pinned.as_deref());
     let file = chart::chart_state(&settings.chart, version, pinned, values);
-    values::fleet(file, &settings.chart_values_from, readings).map(Arc::new)
+    values::for_fleet(file, &settings.chart_values_from, readings).map(Arc::new)
 }
 
 /// Follows everything that the fleet's chart depends on.
 pub(super) struct ChartFollower {
     settings: Arc<Settings>,
-    meaning: Meaning,
-    version: watch::Receiver<Meaning>,
-    values: watch::Receiver<Values>,
-    readings: watch::Receiver<Arc<Readings>>,
-    given: watch::Sender<FleetChart>,
+    resolved: ResolvedVersion,
+    version: watch::Receiver<ResolvedVersion>,
+    values: watch::Receiver<ChartValues>,
+    readings: watch::Receiver<Arc<ValuesReadings>>,
+    fleet_chart: watch::Sender<FleetChart>,
     /// Start of the term that the status on home was last reported for.
-    led: Option<BootTime>,
+    reported_term: Option<BootTime>,
     changed: bool,
 }
 
 impl ChartFollower {
     pub(super) fn new(
         settings: Arc<Settings>,
-        version: &Version,
-        values: Values,
-        readings: watch::Receiver<Arc<Readings>>,
+        version: &ChartVersion,
+        values: ChartValues,
+        readings: watch::Receiver<Arc<ValuesReadings>>,
         (readiness, watchdog): (&Readiness, &Watchdog),
     ) -> Self {
-        let mut meaning = version.now.get();
-        let first = fleet_chart(&settings, &meaning, &values, &readings.get());
-        let (given, _) = watch::channel(FleetChart {
+        let mut resolved = version.current.get();
+        let chart = build_chart(&settings, &resolved, &values, &readings.get());
+        let (fleet_chart, _) = watch::channel(FleetChart {
             epoch: 0,
-            problem: first.as_ref().err().cloned(),
-            chart: first.ok(),
+            problem: chart.as_ref().err().cloned(),
+            chart: chart.ok(),
         });
         let (values_tx, values) = watch::channel(values);
         if let Some(path) = settings.chart_values_file.clone() {
@@ -127,40 +128,40 @@ impl ChartFollower {
             tokio::spawn(watchdog.watch("the values file", following));
         }
         // A record counts only if it was read in a term of this hub.
-        meaning.under = None;
+        resolved.read_in_term = None;
         Self {
             settings,
-            meaning,
-            version: version.now.clone(),
+            resolved,
+            version: version.current.clone(),
             values,
             readings,
-            given,
-            led: None,
+            fleet_chart,
+            reported_term: None,
             changed: false,
         }
     }
 
     /// The chart and epoch that members get.
-    pub(super) fn given(&self) -> &watch::Sender<FleetChart> {
-        &self.given
+    pub(super) fn fleet_chart(&self) -> &watch::Sender<FleetChart> {
+        &self.fleet_chart
     }
 
     /// Gives the members the newest chart, and after it the epoch.
-    pub(super) fn give(&mut self, lead: &Leader, teller: &mut Teller) {
+    pub(super) fn publish(&mut self, leader: &Leader, values_status: &mut ValuesStatus) {
         if std::mem::take(&mut self.changed) {
-            let before = std::mem::replace(&mut self.meaning, self.version.see());
-            if before.version != self.meaning.version {
-                let version = &self.meaning.version;
+            let previous = std::mem::replace(&mut self.resolved, self.version.get_and_update());
+            if previous.version != self.resolved.version {
+                let version = &self.resolved.version;
                 tracing::info!(%version, "the range means another version; every member gets it");
             }
-            let values = self.values.see();
-            let readings = self.readings.see();
-            let next = fleet_chart(&self.settings, &self.meaning, &values, &readings);
-            put(&self.given, next, teller);
+            let values = self.values.get_and_update();
+            let readings = self.readings.get_and_update();
+            let next = build_chart(&self.settings, &self.resolved, &values, &readings);
+            publish_chart(&self.fleet_chart, next, values_status);
         }
-        if let Some(epoch) = self.meaning.epoch(lead.leader_term().as_ref()) {
-            self.given
-                .send_if_modified(|given| std::mem::replace(&mut given.epoch, epoch) != epoch);
+        if let Some(epoch) = self.resolved.epoch(leader.leader_term().as_ref()) {
+            self.fleet_chart
+                .send_if_modified(|current| std::mem::replace(&mut current.epoch, epoch) != epoch);
         }
     }
 
@@ -176,34 +177,34 @@ impl ChartFollower {
     }
 
     /// Reports the chart's status again in a new term.
-    pub(super) fn lead_changed(&mut self, lead: &Leader, teller: &mut Teller) {
-        if let Some(leader_term) = lead.leader_term()
-            && self.led != Some(leader_term.since)
+    pub(super) fn leader_changed(&mut self, leader: &Leader, values_status: &mut ValuesStatus) {
+        if let Some(leader_term) = leader.leader_term()
+            && self.reported_term != Some(leader_term.since)
         {
-            self.led = Some(leader_term.since);
-            teller.reset(self.given.get().chart.is_some());
+            self.reported_term = Some(leader_term.since);
+            values_status.report_again(self.fleet_chart.get().chart.is_some());
         }
     }
 }
 
 /// A new chart goes to every member. Without one, the last good chart stays.
-fn put(
-    given: &watch::Sender<FleetChart>,
-    next: Result<Arc<ChartState>, Problem>,
-    teller: &mut Teller,
+fn publish_chart(
+    fleet_chart: &watch::Sender<FleetChart>,
+    next: Result<Arc<ChartState>, ValuesProblem>,
+    values_status: &mut ValuesStatus,
 ) {
     let problem = next.as_ref().err().cloned();
-    teller.tell(problem.as_ref(), given.get().chart.is_some());
-    given.send_if_modified(|given| {
-        let changed = given.problem != problem;
-        given.problem = problem;
+    values_status.report(problem.as_ref(), fleet_chart.get().chart.is_some());
+    fleet_chart.send_if_modified(|current| {
+        let problem_changed = current.problem != problem;
+        current.problem = problem;
         match next {
-            Ok(chart) if given.chart.as_ref() != Some(&chart) => {
+            Ok(chart) if current.chart.as_ref() != Some(&chart) => {
                 tracing::info!("every member gets the new desired state");
-                given.chart = Some(chart);
+                current.chart = Some(chart);
                 true
             }
-            _ => changed,
+            _ => problem_changed,
         }
     });
 }

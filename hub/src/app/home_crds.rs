@@ -8,7 +8,7 @@ use krypton_crds::krypton_deployment::KryptonDeployment;
 use krypton_crds::tenant::Tenant;
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::crd::{self, CrdError};
-use krypton_runtime::periodic::{Next, Periodic, Schedule};
+use krypton_runtime::periodic::{NextRun, Periodic, Schedule};
 use krypton_runtime::retry::retry_until_ready;
 use krypton_types::error_chain::chain;
 use kube::Client;
@@ -38,8 +38,8 @@ pub(super) async fn prepare(
         stop,
         |_| true,
         async || {
-            for wanted in &crds {
-                match crd::ensure(client, wanted).await {
+            for crd in &crds {
+                match crd::ensure(client, crd).await {
                     // Its objects may have Krypton's finalizers, which only a running hub removes.
                     Err(error @ CrdError::Terminating(_)) => {
                         tracing::warn!(%error, "the hub starts, and creates the CRD again afterwards");
@@ -56,7 +56,7 @@ pub(super) async fn prepare(
     // With the CRD of krypton-operator, the record of a deployment would be lost. Without the flag, the hub creates
     // no CRD and waits for none.
     if !settings.ensure_watch_crds
-        && let Err(error) = crd::follow(client, &KryptonDeployment::crd()).await
+        && let Err(error) = crd::upgrade_existing(client, &KryptonDeployment::crd()).await
     {
         tracing::warn!(error = %chain(&error), "the CRD of KryptonDeployments is not brought up to date");
     }
@@ -67,27 +67,31 @@ pub(super) async fn prepare(
 ///
 /// The CRD of EdgeClusters is not among them, because the register of members creates it. Neither is the CRD of
 /// Tenants if there is a self-cluster, because its reconciler also restores the Tenants.
-pub(super) async fn keep(
+pub(super) async fn recreate_deleted(
     settings: Arc<Settings>,
     client: Client,
-    lead: Leader,
+    leader: Leader,
     stop: CancellationToken,
 ) {
     let tenants = (!settings.self_cluster).then(Tenant::crd);
     let deployments = settings.ensure_watch_crds.then(KryptonDeployment::crd);
     let crds: Vec<_> = tenants.into_iter().chain(deployments).collect();
-    let mut pace = Periodic::new("checking the CRDs of the home cluster", SCHEDULE);
+    let mut periodic = Periodic::new("checking the CRDs of the home cluster", SCHEDULE);
     let ensure_all = async || {
-        for wanted in &crds {
-            if lead.writes(BootTime::now()) {
-                crd::ensure(&client, wanted).await?;
+        for crd in &crds {
+            if leader.may_write(BootTime::now()) {
+                crd::ensure(&client, crd).await?;
             }
         }
-        Ok::<_, CrdError>(Next::AsScheduled)
+        Ok::<_, CrdError>(NextRun::AsScheduled)
     };
     loop {
-        let done = ensure_all().await;
-        if stop.run_until_cancelled(pace.rest(done)).await.is_none() {
+        let result = ensure_all().await;
+        if stop
+            .run_until_cancelled(periodic.pause_after(result))
+            .await
+            .is_none()
+        {
             return;
         }
     }

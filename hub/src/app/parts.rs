@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use krypton_helm::chart::{ChartCache, CredentialsNow};
+use krypton_helm::chart::{ChartCache, CurrentCredentials};
 use krypton_helm::driver::{Helm, HelmConfig, Keyring, Processes};
 use krypton_reconciler::drift::DriftMetrics;
 use krypton_reconciler::metrics::WorkMetrics;
@@ -16,12 +16,12 @@ use tokio::sync::watch;
 
 use crate::args::{ProviderKind, Settings};
 use crate::chart::credentials;
-use crate::discovery::cluster_profile::Access;
+use crate::discovery::cluster_profile::ProfileAccess;
 use crate::discovery::cluster_profile::provider_file::ProviderFile;
 use crate::members::MemberRegistry;
 use crate::observe::member_metrics::FleetView;
 use crate::observe::metrics::SessionMetrics;
-use crate::tenants::Reports;
+use crate::tenants::TenantReports;
 
 /// Helm, the charts, and the folders that both use.
 pub(super) struct Engine {
@@ -29,8 +29,8 @@ pub(super) struct Engine {
     pub(super) charts: Arc<ChartCache>,
     pub(super) work: WorkMetrics,
     pub(super) drift: DriftMetrics,
-    pub(super) credentials: watch::Receiver<CredentialsNow>,
-    pub(super) profile_access: Arc<Access>,
+    pub(super) credentials: watch::Receiver<CurrentCredentials>,
+    pub(super) profile_access: Arc<ProfileAccess>,
     /// For files with secrets.
     pub(super) private: TempDir,
     /// Removed with the process.
@@ -42,7 +42,7 @@ impl Engine {
         settings: &Settings,
         watchdog: &Watchdog,
         processes: Arc<dyn Processes>,
-    ) -> anyhow::Result<(Self, watch::Sender<CredentialsNow>)> {
+    ) -> anyhow::Result<(Self, watch::Sender<CurrentCredentials>)> {
         let scratch = scratch::folder(&settings.helm.cache_dir, "hub", "--helm-cache-dir")?;
         let private = scratch::private(settings.helm.private_dir.as_deref(), &scratch, "hub")?;
         let profile_access = profile_access(settings, watchdog, private.path()).await?;
@@ -66,7 +66,7 @@ impl Engine {
         if let Some(file) = settings.chart.keyring.clone() {
             check_keyring(&file).await?;
             let helm = Arc::clone(&helm);
-            charts = charts.with_prover(Arc::new(Keyring { helm, file }));
+            charts = charts.with_signature_verifier(Arc::new(Keyring { helm, file }));
         }
         let engine = Self {
             helm,
@@ -86,7 +86,7 @@ async fn profile_access(
     settings: &Settings,
     watchdog: &Watchdog,
     private: &Path,
-) -> anyhow::Result<Arc<Access>> {
+) -> anyhow::Result<Arc<ProfileAccess>> {
     let discovery = &settings.discovery;
     let profiles = discovery.providers.contains(&ProviderKind::ClusterProfile);
     let file = discovery.provider_file.as_deref().filter(|_| profiles);
@@ -95,15 +95,15 @@ async fn profile_access(
         None => None,
     };
     let policy = settings.kubeconfig_policy();
-    Access::start(watchdog, file, providers, private, policy).context(
+    ProfileAccess::start(watchdog, file, providers, private, policy).context(
         "making a folder for the credentials of ClusterProfiles failed; name another with --private-dir",
     )
 }
 
 /// Opens the keyring once, as its mount may hang.
 async fn check_keyring(file: &Path) -> anyhow::Result<()> {
-    let at = file.to_owned();
-    let opened = file::in_time(file::DEADLINE, move || std::fs::File::open(at)).await;
+    let keyring = file.to_owned();
+    let opened = file::with_deadline(file::DEADLINE, move || std::fs::File::open(keyring)).await;
     let path = file.display();
     let opened = opened.with_context(|| {
         format!("--chart-keyring: {path} does not respond; check whether its mount hangs")
@@ -117,16 +117,16 @@ async fn check_keyring(file: &Path) -> anyhow::Result<()> {
 }
 
 /// Knowledge about members, from reports and from the hub's own calls.
-pub(super) struct Observed {
+pub(super) struct FleetState {
     pub(super) members: Arc<MemberRegistry>,
-    pub(super) reports: Arc<Reports>,
+    pub(super) reports: Arc<TenantReports>,
     pub(super) view: Arc<FleetView>,
     pub(super) sessions: Arc<SessionMetrics>,
 }
 
-impl Observed {
+impl FleetState {
     pub(super) fn new() -> Self {
-        let reports = Arc::new(Reports::default());
+        let reports = Arc::new(TenantReports::default());
         let members = Arc::new(MemberRegistry::new(Arc::clone(&reports)));
         Self {
             view: Arc::new(FleetView::new(Arc::clone(&members), Arc::clone(&reports))),

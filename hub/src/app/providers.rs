@@ -8,24 +8,24 @@ use kube::Client;
 use crate::args::{ProviderKind, Settings};
 use crate::discovery::Provider;
 use crate::discovery::cluster_api::ClusterApi;
-use crate::discovery::cluster_profile::{Access, ClusterProfiles};
+use crate::discovery::cluster_profile::{ClusterProfiles, ProfileAccess};
 use crate::discovery::kamaji::Kamaji;
-use crate::discovery::kubeconfig_files::Files;
+use crate::discovery::kubeconfig_files::KubeconfigFiles;
 use crate::discovery::labelled_secrets::LabelledSecrets;
-use crate::discovery::object_and_secret::Paired;
+use crate::discovery::object_and_secret::PairedClusters;
 
 /// The providers that the settings select.
 pub(super) fn providers(
     client: &Client,
     settings: &Settings,
-    profile_access: &Arc<Access>,
+    profile_access: &Arc<ProfileAccess>,
 ) -> Vec<Arc<dyn Provider>> {
     let mut providers: Vec<Arc<dyn Provider>> = Vec::new();
     let discovery = &settings.discovery;
     for kind in &discovery.providers {
         match kind {
             ProviderKind::Kubeconfig => {
-                for namespace in each(discovery.namespaces.as_ref()) {
+                for namespace in namespaces_or_all(discovery.namespaces.as_ref()) {
                     providers.push(Arc::new(LabelledSecrets {
                         client: client.clone(),
                         namespace,
@@ -36,7 +36,7 @@ pub(super) fn providers(
                 }
             }
             ProviderKind::ClusterProfile => {
-                for namespace in each(discovery.cluster_namespaces.as_ref()) {
+                for namespace in namespaces_or_all(discovery.cluster_namespaces.as_ref()) {
                     providers.push(Arc::new(ClusterProfiles {
                         client: client.clone(),
                         namespace,
@@ -45,8 +45,8 @@ pub(super) fn providers(
                 }
             }
             ProviderKind::ClusterApi => {
-                for namespace in each(discovery.cluster_namespaces.as_ref()) {
-                    providers.push(Arc::new(Paired {
+                for namespace in namespaces_or_all(discovery.cluster_namespaces.as_ref()) {
+                    providers.push(Arc::new(PairedClusters {
                         client: client.clone(),
                         namespace,
                         policy: settings.kubeconfig_policy(),
@@ -55,9 +55,9 @@ pub(super) fn providers(
                 }
             }
             ProviderKind::Kamaji => {
-                for namespace in each(discovery.cluster_namespaces.as_ref()) {
+                for namespace in namespaces_or_all(discovery.cluster_namespaces.as_ref()) {
                     let key = discovery.kamaji_key.clone();
-                    providers.push(Arc::new(Paired {
+                    providers.push(Arc::new(PairedClusters {
                         client: client.clone(),
                         namespace,
                         policy: settings.kubeconfig_policy(),
@@ -68,7 +68,10 @@ pub(super) fn providers(
             ProviderKind::File => {
                 // One each: a mount that is missing or hangs is no other's concern.
                 for path in &discovery.paths {
-                    providers.push(Arc::new(Files::new(path, settings.kubeconfig_policy())));
+                    providers.push(Arc::new(KubeconfigFiles::new(
+                        path,
+                        settings.kubeconfig_policy(),
+                    )));
                 }
             }
         }
@@ -77,7 +80,7 @@ pub(super) fn providers(
 }
 
 /// One provider per namespace: an unreadable namespace does not affect the others. `None` means all namespaces.
-fn each(namespaces: Option<&BTreeSet<String>>) -> Vec<Option<String>> {
+fn namespaces_or_all(namespaces: Option<&BTreeSet<String>>) -> Vec<Option<String>> {
     match namespaces {
         None => vec![None],
         Some(names) => names.iter().cloned().map(Some).collect(),

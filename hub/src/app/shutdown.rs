@@ -5,14 +5,14 @@ use krypton_types::error_chain::chain;
 use tokio::task::{JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
 
-use super::{AGENTS, FLEET, LEAD};
+use super::{AGENTS_TASK, ELECTION_TASK, FLEET_TASK};
 use crate::leader::{self, ElectionHandle};
 
 /// All running tasks, in the order in which they end.
 pub(super) struct Shutdown {
     pub(super) election_handle: ElectionHandle,
     /// Tasks that run until the hub stops.
-    pub(super) lasting: Tasks,
+    pub(super) permanent: Tasks,
     /// Tasks that may end before.
     pub(super) tasks: JoinSet<()>,
     /// Ends the agents' port and the fleet, after another hub could have become the leader.
@@ -20,23 +20,23 @@ pub(super) struct Shutdown {
     /// Ends the writers of home.
     pub(super) home: CancellationToken,
     pub(super) stop: CancellationToken,
-    pub(super) broken: Option<anyhow::Error>,
+    pub(super) failure: Option<anyhow::Error>,
 }
 
 impl Shutdown {
     /// Waits for a task that must not end. Then stops the hub, and its supervisor restarts it.
     pub(super) async fn task_ended(&mut self) {
         let error: anyhow::Error = tokio::select! {
-            error = self.lasting.one_ends() => {
+            error = self.permanent.wait_any() => {
                 tracing::error!(error = %chain(&error), "the hub cannot continue; exiting for a restart");
                 error.into()
             }
-            error = failed(&mut self.tasks) => {
+            error = next_panic(&mut self.tasks) => {
                 tracing::error!(%error, "a task failed; exiting for a restart");
                 error.into()
             }
         };
-        self.broken = Some(error);
+        self.failure = Some(error);
         self.stop.cancel();
     }
 
@@ -48,20 +48,21 @@ impl Shutdown {
         // First of all, so another hub can lead while this one waits for Helm. It keeps the Leases of those
         // members until then.
         self.election_handle.leave().await;
-        let lasting = &mut self.lasting;
-        let given_up = tokio::time::timeout(leader::GIVING_UP, lasting.end_of(LEAD)).await;
-        if given_up.is_err() {
+        let permanent = &mut self.permanent;
+        let released =
+            tokio::time::timeout(leader::RELEASE_TIMEOUT, permanent.wait_for(ELECTION_TASK)).await;
+        if released.is_err() {
             tracing::warn!("releasing the leader's Lease takes long; it expires later");
         }
         self.serving.cancel();
         tracing::info!("shutting down; waiting for Helm processes");
-        let agents = self.lasting.end_of(AGENTS).await;
-        let fleet = self.lasting.end_of(FLEET).await;
+        let agents = self.permanent.wait_for(AGENTS_TASK).await;
+        let fleet = self.permanent.wait_for(FLEET_TASK).await;
         self.home.cancel();
-        self.lasting.end().await.and(agents).and(fleet)?;
-        given_up.unwrap_or(Ok(()))?;
+        self.permanent.wait_all().await.and(agents).and(fleet)?;
+        released.unwrap_or(Ok(()))?;
         self.tasks.abort_all();
-        match self.broken {
+        match self.failure {
             Some(error) => Err(error),
             None => {
                 tracing::info!("stopped");
@@ -72,7 +73,7 @@ impl Shutdown {
 }
 
 /// Waits for the next task that panicked.
-async fn failed(tasks: &mut JoinSet<()>) -> JoinError {
+async fn next_panic(tasks: &mut JoinSet<()>) -> JoinError {
     loop {
         match tasks.join_next().await {
             Some(Err(error)) => return error,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use krypton_runtime::access::LocalSource;
 use krypton_runtime::args::go_values::parse_duration;
 use krypton_runtime::args::parsers::{Listen, invalid, invalid_secret};
-use krypton_runtime::args::{Env, Origins, refused};
+use krypton_runtime::args::{Env, Origins, usage_error};
 
 use super::{MINUTE, Settings, parsers};
 
@@ -51,7 +51,7 @@ impl Settings {
             let class = "a driver that the hub can read releases of";
             let remedy = "unset it, after you move the releases of that driver to Secrets";
             let problem = invalid(&driver, class, remedy);
-            return Err(refused(&format!("variable HELM_DRIVER: {problem}")));
+            return Err(usage_error(&format!("variable HELM_DRIVER: {problem}")));
         }
         let chart = &self.chart;
         if chart.repo.is_empty()
@@ -59,20 +59,20 @@ impl Settings {
             && !chart.name.starts_with("oci://")
         {
             let problem = invalid_secret(parsers::REPO, parsers::REPO_REMEDY);
-            return Err(origins.refuse("chart-repo", &problem));
+            return Err(origins.error("chart-repo", &problem));
         }
         let per_member = self.helm.max_per_member();
         if !(1..=self.helm.max_concurrent).contains(&per_member) {
             let (class, remedy) = (parsers::PER_MEMBER, parsers::PER_MEMBER_REMEDY);
             let problem = invalid(&per_member.to_string(), class, remedy);
-            return Err(origins.refuse("max-concurrent-helm-per-member", &problem));
+            return Err(origins.error("max-concurrent-helm-per-member", &problem));
         }
         if let Err(error) = self.workspace_namespaces().check() {
             let problem = format!(
                 "with the labels, the value is not valid for namespaces; {}",
                 error.remedy()
             );
-            return Err(origins.refuse("workspace-annotations", &problem));
+            return Err(origins.error("workspace-annotations", &problem));
         }
         self.check_addresses(origins)
     }
@@ -90,10 +90,10 @@ impl Settings {
         let mut used = used.filter(|(_, address)| address.port != 0);
         while let Some((first, address)) = used.next() {
             if let Some((second, _)) = used.clone().find(|(_, other)| *other == address) {
-                return Err(refused(&format!(
+                return Err(usage_error(&format!(
                     "{} and {} both listen on {address}; give one of them another port, or 0 to switch it off",
-                    origins.of(first),
-                    origins.of(second)
+                    origins.describe(first),
+                    origins.describe(second)
                 )));
             }
         }
@@ -104,19 +104,19 @@ impl Settings {
     pub(super) fn complete(&mut self, origins: Origins, env: Env) {
         self.notes = origins.notes.clone();
         self.home = self.home_source(&origins, env);
-        if let Some(listed) = self
+        if let Some(namespaces) = self
             .discovery
             .namespaces
             .as_mut()
-            .filter(|listed| listed.is_empty())
+            .filter(|namespaces| namespaces.is_empty())
         {
-            listed.insert(self.namespace.clone());
+            namespaces.insert(self.namespace.clone());
         }
-        if let Some(listed) = &mut self.discovery.accepted_namespaces {
-            listed.insert(self.namespace.clone());
+        if let Some(namespaces) = &mut self.discovery.accepted_namespaces {
+            namespaces.insert(self.namespace.clone());
         }
         if let Some(encoder) = self.zap_encoder
-            && !origins.is_given("log-format")
+            && !origins.is_set("log-format")
         {
             self.log_format = encoder;
         }
@@ -158,7 +158,7 @@ impl Settings {
             (None, None) => HomeChoice::Local,
         };
         if self.watch_kubeconfig_secret.is_some() && self.watch_kubeconfig.is_some() {
-            let used = origins.of("watch-kubeconfig-secret");
+            let used = origins.describe("watch-kubeconfig-secret");
             self.note(format!("{used} is used, the watch kubeconfig file is not"));
         }
         let list = env("KUBECONFIG").unwrap_or_default();
@@ -195,15 +195,15 @@ impl Settings {
                 "flag --remote-deployments-poll-interval={interval} is below 1s: 10s is meant"
             ));
         }
-        let given = [
+        let ignored_flags = [
             ("leader-elect", self.leader_elect),
             ("remote-deployments-poll-interval", interval != "10s"),
             ("zap-devel", self.zap_devel.is_some()),
             ("zap-stacktrace-level", self.zap_stacktrace_level.is_some()),
             ("zap-time-encoding", self.zap_time_encoding.is_some()),
         ];
-        let given = given.iter().filter(|(_, given)| *given);
-        let notes = given.map(|(flag, _)| format!("flag --{flag} has no effect"));
+        let set_flags = ignored_flags.iter().filter(|(_, is_set)| *is_set);
+        let notes = set_flags.map(|(flag, _)| format!("flag --{flag} has no effect"));
         self.notes.extend(notes);
     }
 }

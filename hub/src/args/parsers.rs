@@ -14,7 +14,7 @@ use krypton_types::names::is_dns_subdomain;
 use krypton_types::redact::{NO_URL, has_userinfo, url_shown};
 
 use super::{DAY, List, MINUTE, Namespaces, ProviderKind};
-use crate::chart::values::{NotASource, Source};
+use crate::chart::values::{InvalidValuesSource, ValuesSource};
 
 pub(super) const PER_MEMBER: &str = "a number from 1 to that of --max-concurrent-helm";
 pub(super) const PER_MEMBER_REMEDY: &str = "write how many may run at the same time for one member";
@@ -62,13 +62,13 @@ pub(super) fn provider(text: &str) -> Result<ProviderKind, String> {
 /// Parses addresses, each once.
 pub(super) fn advertised(text: &str) -> Result<List<String>, String> {
     let mut addresses: List<String> = list(hub_address)(text)?;
-    let mut seen = BTreeSet::new();
-    addresses.retain(|address| seen.insert(address.clone()));
+    let mut known = BTreeSet::new();
+    addresses.retain(|address| known.insert(address.clone()));
     Ok(addresses)
 }
 
-pub(super) fn values_source(text: &str) -> Result<Source, String> {
-    text.parse().map_err(|NotASource| {
+pub(super) fn values_source(text: &str) -> Result<ValuesSource, String> {
+    text.parse().map_err(|InvalidValuesSource| {
         invalid(
             text,
             "a ConfigMap or Secret with values",
@@ -98,8 +98,8 @@ pub(super) fn account_name(text: &str) -> Result<String, String> {
 }
 
 pub(super) fn data_key(text: &str) -> Result<String, String> {
-    let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    let is_key = !text.is_empty() && text.len() <= 253 && text.chars().all(legal);
+    let is_legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    let is_key = !text.is_empty() && text.len() <= 253 && text.chars().all(is_legal);
     text_if(
         is_key,
         text,
@@ -115,13 +115,13 @@ pub(super) fn label_key(text: &str) -> Result<String, String> {
         Some((prefix, name)) => (Some(prefix), name),
         None => (None, text),
     };
-    let edge = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
-    let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    let is_alphanumeric = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
+    let is_legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     let is_key = prefix.is_none_or(is_dns_subdomain)
         && name.len() <= 63
-        && name.chars().all(legal)
-        && edge(name.chars().next())
-        && edge(name.chars().next_back());
+        && name.chars().all(is_legal)
+        && is_alphanumeric(name.chars().next())
+        && is_alphanumeric(name.chars().next_back());
     text_if(
         is_key,
         text,
@@ -144,8 +144,8 @@ fn without_userinfo(url: &str) -> Result<(), String> {
 pub(super) fn chart_repo(text: &str) -> Result<String, String> {
     without_userinfo(text)?;
     let schemes = ["https://", "http://", "oci://"].iter();
-    let mut rests = schemes.filter_map(|scheme| text.strip_prefix(scheme));
-    let is_url = rests.any(|rest| !rest.is_empty()) && url_shown(text) != NO_URL;
+    let mut remainders = schemes.filter_map(|scheme| text.strip_prefix(scheme));
+    let is_url = remainders.any(|rest| !rest.is_empty()) && url_shown(text) != NO_URL;
     match text.is_empty() || is_url {
         true => Ok(text.to_owned()),
         false => Err(invalid_secret(REPO, REPO_REMEDY)),
@@ -171,7 +171,7 @@ pub(super) fn program(text: &str) -> Result<PathBuf, String> {
 }
 
 /// Parses `KEY=VALUE` between commas. `\,` stands for a comma, and `\\` for a backslash.
-fn pairs(text: &str) -> Result<BTreeMap<String, String>, String> {
+fn key_value_pairs(text: &str) -> Result<BTreeMap<String, String>, String> {
     let (mut items, mut item) = (Vec::new(), String::new());
     let mut rest = text.chars();
     while let Some(next) = rest.next() {
@@ -194,26 +194,26 @@ fn pairs(text: &str) -> Result<BTreeMap<String, String>, String> {
     items.filter(|item| !item.is_empty()).map(pair).collect()
 }
 
-fn checked(text: &str, configuration: &NamespaceConfiguration) -> Result<(), String> {
-    let checked = configuration.check();
-    checked.map_err(|error| invalid(text, "one that namespaces can have", error.remedy()))
+fn check_metadata(text: &str, configuration: &NamespaceConfiguration) -> Result<(), String> {
+    let result = configuration.check();
+    result.map_err(|error| invalid(text, "one that namespaces can have", error.remedy()))
 }
 
 pub(super) fn labels(text: &str) -> Result<BTreeMap<String, String>, String> {
     let configuration = NamespaceConfiguration {
-        labels: pairs(text)?,
+        labels: key_value_pairs(text)?,
         ..NamespaceConfiguration::default()
     };
-    checked(text, &configuration)?;
+    check_metadata(text, &configuration)?;
     Ok(configuration.labels)
 }
 
 pub(super) fn annotations(text: &str) -> Result<BTreeMap<String, String>, String> {
     let configuration = NamespaceConfiguration {
-        annotations: pairs(text)?,
+        annotations: key_value_pairs(text)?,
         ..NamespaceConfiguration::default()
     };
-    checked(text, &configuration)?;
+    check_metadata(text, &configuration)?;
     Ok(configuration.annotations)
 }
 

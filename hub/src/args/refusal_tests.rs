@@ -92,8 +92,8 @@ fn repository_url_password_is_not_echoed() {
         "https://user:hun/ter2@charts.example.org",
     ] {
         let error = read(&format!("--chart-repo={url}")).unwrap_err();
-        let said = format!("{error} {error:?}");
-        assert!(!said.contains("hun"), "{said}");
+        let error_text = format!("{error} {error:?}");
+        assert!(!error_text.contains("hun"), "{error_text}");
     }
 }
 
@@ -106,14 +106,17 @@ fn chart_urls_with_userinfo_are_refused() {
         ("oci://user:hunter2@charts.example.org/a", "chart-name"),
     ];
     for (url, flag) in cases {
-        let said = match flag {
+        let error_text = match flag {
             "chart-name" => refusal(&format!("--chart-name={url}; --chart-repo=")),
             _ => refusal(&format!("--{flag}={url}")),
         };
         let origin = format!("flag --{flag}: ");
-        assert!(said.starts_with(&origin), "{said}");
-        assert!(said.contains("--chart-credentials-secret"), "{said}");
-        assert!(!said.contains("hunter2"), "{said}");
+        assert!(error_text.starts_with(&origin), "{error_text}");
+        assert!(
+            error_text.contains("--chart-credentials-secret"),
+            "{error_text}"
+        );
+        assert!(!error_text.contains("hunter2"), "{error_text}");
     }
     // A query may hold a key, which members need to get the chart.
     assert!(read("--chart-repo=https://charts.example.org/a@b?key=1").is_ok());

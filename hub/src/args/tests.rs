@@ -43,9 +43,9 @@ pub(super) fn is_variable(word: &str) -> bool {
 fn check(cases: &str) {
     for case in cases.trim_matches('\n').lines() {
         let (words, fields) = case.split_once("| ").unwrap();
-        let found = format!("{:?}", read(words.trim_end()).unwrap());
+        let text = format!("{:?}", read(words.trim_end()).unwrap());
         for field in fields.split(" & ") {
-            assert!(found.contains(field), "{words}: no {field} in {found}");
+            assert!(text.contains(field), "{words}: no {field} in {text}");
         }
     }
 }
@@ -112,8 +112,8 @@ fn giving_every_documented_default_changes_nothing() {
     });
     let args: Vec<String> = args.collect();
     assert!(args.len() > 40, "{args:?}");
-    let given = read(&args.join("; ")).unwrap();
-    assert_eq!(format!("{given:?}"), format!("{:?}", read("").unwrap()));
+    let settings = read(&args.join("; ")).unwrap();
+    assert_eq!(format!("{settings:?}"), format!("{:?}", read("").unwrap()));
 }
 
 #[test]
@@ -210,9 +210,9 @@ fn values_come_from_objects_in_the_order_given() {
     ];
     for (words, expected) in cases {
         let settings = read(words).unwrap();
-        let found = settings.chart_values_from.iter();
-        let found: Vec<String> = found.map(|source| source.place.to_string()).collect();
-        assert_eq!(found, expected, "{words}");
+        let sources = settings.chart_values_from.iter();
+        let locations: Vec<String> = sources.map(|source| source.location.to_string()).collect();
+        assert_eq!(locations, expected, "{words}");
         assert!(!settings.tenant_values && !settings.place_tenants);
     }
     assert!(read("--place-tenants").unwrap().place_tenants);
@@ -478,8 +478,8 @@ fn last_repeated_flag_wins() {
 
 #[test]
 fn unknown_flag_is_rejected_with_nearest_name() {
-    for given in ["--chart-nam=x", "-chart-nam=x"] {
-        let error = read(given).unwrap_err();
+    for argument in ["--chart-nam=x", "-chart-nam=x"] {
+        let error = read(argument).unwrap_err();
         assert_eq!(error.exit_code(), 2);
         let text = error.to_string();
         assert!(

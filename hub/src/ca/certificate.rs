@@ -60,7 +60,7 @@ pub fn read_agent_certificate(
     trust_domain: &str,
     der: &[u8],
 ) -> Result<AgentCertificate, CertificateError> {
-    let id = SpiffeId::of_certificate(der).map_err(CertificateError::Identity)?;
+    let id = SpiffeId::from_certificate(der).map_err(CertificateError::Identity)?;
     if id.trust_domain != trust_domain {
         return Err(CertificateError::TrustDomain {
             found: id.trust_domain,

@@ -31,7 +31,7 @@ pub(crate) fn public_key(der: &[u8]) -> Result<SubjectPublicKeyInfo, RequestErro
     }
     let (rest, request) =
         X509CertificationRequest::from_der(der).map_err(|_| RequestError::NotARequest)?;
-    if !rest.is_empty() || !has_three_parts(der) {
+    if !rest.is_empty() || !has_three_elements(der) {
         return Err(RequestError::NotARequest);
     }
     // Read the algorithm from the key: the sender controls the one in the signature.
@@ -53,14 +53,13 @@ pub(crate) fn public_key(der: &[u8]) -> Result<SubjectPublicKeyInfo, RequestErro
 
 /// The parser ignores data after info, algorithm and signature in the sequence, and the signature doesn't
 /// cover that data.
-fn has_three_parts(der: &[u8]) -> bool {
+fn has_three_elements(der: &[u8]) -> bool {
     let Ok((_, sequence)) = Sequence::from_der(der) else {
         return false;
     };
-    let parts = SequenceIterator::<Any, DerParser>::new(&sequence.content);
-    parts
+    SequenceIterator::<Any, DerParser>::new(&sequence.content)
         .collect::<Result<Vec<_>, asn1_rs::Error>>()
-        .is_ok_and(|parts| parts.len() == 3)
+        .is_ok_and(|elements| elements.len() == 3)
 }
 
 /// Returns the key that consumes a join token: the SHA-256 of the request's SubjectPublicKeyInfo in hex.
@@ -115,36 +114,36 @@ mod tests {
 
     #[test]
     fn forged_request_for_foreign_key_is_rejected() {
-        let (mine, theirs) = (KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
-        let (of_mine, of_theirs) = (mine.public_key_raw(), theirs.public_key_raw());
-        let mut forged = request(&mine);
+        let (own, other) = (KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
+        let (own_key, other_key) = (own.public_key_raw(), other.public_key_raw());
+        let mut forged = request(&own);
         let at = forged
-            .windows(of_mine.len())
-            .position(|window| window == of_mine)
+            .windows(own_key.len())
+            .position(|window| window == own_key)
             .unwrap();
-        forged[at..at + of_theirs.len()].copy_from_slice(of_theirs);
+        forged[at..at + other_key.len()].copy_from_slice(other_key);
         assert_eq!(public_key_digest(&forged), Err(RequestError::Signature));
     }
 
     #[test]
     fn size_and_shape_are_checked_first() {
-        let good = request(&KeyPair::generate().unwrap());
-        let mut longer = good.clone();
+        let valid = request(&KeyPair::generate().unwrap());
+        let mut longer = valid.clone();
         longer.push(0);
-        let fourth_part = include_bytes!("../../../fuzz/corpus/csr/refused-fourth-part");
+        let fourth_element = include_bytes!("../../../fuzz/corpus/csr/refused-fourth-part");
         let cases: [(&[u8], RequestError); 6] = [
-            (fourth_part, RequestError::NotARequest),
+            (fourth_element, RequestError::NotARequest),
             (&[], RequestError::NotARequest),
             (
                 b"-----BEGIN CERTIFICATE REQUEST-----",
                 RequestError::NotARequest,
             ),
-            (&good[..good.len() - 1], RequestError::NotARequest),
+            (&valid[..valid.len() - 1], RequestError::NotARequest),
             (&longer, RequestError::NotARequest),
             (&[0x30; REQUEST_MAX_BYTES + 1], RequestError::TooLarge),
         ];
-        for (given, expected) in cases {
-            assert_eq!(public_key_digest(given), Err(expected), "{given:?}");
+        for (der, expected) in cases {
+            assert_eq!(public_key_digest(der), Err(expected), "{der:?}");
         }
     }
 

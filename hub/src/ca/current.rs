@@ -7,16 +7,16 @@ use tokio::sync::watch;
 
 use super::Authority;
 
-/// One slot, shared by all code that signs, verifies or publishes roots.
+/// Shared by all code that signs, verifies or publishes roots.
 #[derive(Debug)]
-pub struct Live(watch::Sender<Arc<Authority>>);
+pub struct CurrentAuthority(watch::Sender<Arc<Authority>>);
 
-impl Live {
+impl CurrentAuthority {
     pub fn new(authority: Authority) -> Self {
         Self(watch::Sender::new(Arc::new(authority)))
     }
 
-    pub fn now(&self) -> Arc<Authority> {
+    pub fn get(&self) -> Arc<Authority> {
         self.0.get()
     }
 
@@ -26,12 +26,12 @@ impl Live {
 
     /// Returns false if the CA is unchanged.
     pub fn replace(&self, next: Authority) -> bool {
-        self.0.send_if_modified(|present| {
-            let news = present.roots != next.roots;
-            if news {
-                *present = Arc::new(next);
+        self.0.send_if_modified(|current| {
+            let is_changed = current.roots != next.roots;
+            if is_changed {
+                *current = Arc::new(next);
             }
-            news
+            is_changed
         })
     }
 }

@@ -11,60 +11,63 @@
 
 use jiff::Timestamp;
 use k8s_openapi::ByteString;
-use krypton_types::ca_rotation::{Phase, Stage};
+use krypton_types::ca_rotation::{RotationPhase, RotationStage};
 use krypton_types::root_digest::RootDigest;
 use rcgen::{KeyPair, PublicKeyData as _};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
-use super::{AuthorityError, CERTIFICATE_KEY, Data, KEY_KEY, New, TRUST_DOMAIN_KEY, pem, text};
+use super::{
+    AuthorityError, CERTIFICATE_KEY, NewAuthority, PRIVATE_KEY_KEY, SecretData, TRUST_DOMAIN_KEY,
+    pem, text,
+};
 
 const NEXT_CERTIFICATE_KEY: &str = "next.crt";
-const NEXT_KEY_KEY: &str = "next.key";
-const FORMER_KEY: &str = "former.crt";
+const NEXT_PRIVATE_KEY_KEY: &str = "next.key";
+const FORMER_CERTIFICATES_KEY: &str = "former.crt";
 
 type Root = CertificateDer<'static>;
 
 /// Returns the stage of a rotation. The error completes a sentence about the Secret.
-pub fn stage(data: &Data) -> Result<Stage, &'static str> {
-    let (phase, root) = if [NEXT_CERTIFICATE_KEY, NEXT_KEY_KEY]
+pub fn stage(data: &SecretData) -> Result<RotationStage, &'static str> {
+    let (phase, root) = if [NEXT_CERTIFICATE_KEY, NEXT_PRIVATE_KEY_KEY]
         .iter()
         .any(|key| data.contains_key(*key))
     {
-        (Phase::Announced, next(data)?.0)
+        (RotationPhase::Announced, next_root(data)?.0)
     } else {
-        let phase = match data.contains_key(FORMER_KEY) {
-            true => Phase::Switched,
-            false => Phase::Steady,
+        let phase = match data.contains_key(FORMER_CERTIFICATES_KEY) {
+            true => RotationPhase::Switched,
+            false => RotationPhase::Steady,
         };
-        (phase, signing(data)?)
+        (phase, signing_root(data)?)
     };
-    let root = RootDigest::of(&root);
-    Ok(Stage { phase, root })
+    let root = RootDigest::from_der(&root);
+    Ok(RotationStage { phase, root })
 }
 
 /// Moves from Steady to Announced: adds the next root.
-pub fn announced(data: &Data, now: Timestamp) -> Result<Data, AuthorityError> {
+pub fn announce(data: &SecretData, now: Timestamp) -> Result<SecretData, AuthorityError> {
     let trust_domain = text(data, TRUST_DOMAIN_KEY).unwrap_or_default().trim();
-    let made = New::generate(trust_domain, now)?;
+    let new = NewAuthority::generate(trust_domain, now)?;
     let mut roots = certificates(data, CERTIFICATE_KEY).unwrap_or_default();
-    roots.extend(CertificateDer::pem_slice_iter(made.pem.as_bytes()).flatten());
-    Ok(with(
+    roots.extend(CertificateDer::pem_slice_iter(new.certificate_pem.as_bytes()).flatten());
+    Ok(with_changes(
         data,
         [
-            (CERTIFICATE_KEY, Some(as_pem(&roots))),
-            (NEXT_CERTIFICATE_KEY, Some(made.pem)),
-            (NEXT_KEY_KEY, Some(made.key_pem)),
+            (CERTIFICATE_KEY, Some(to_pem(&roots))),
+            (NEXT_CERTIFICATE_KEY, Some(new.certificate_pem)),
+            (NEXT_PRIVATE_KEY_KEY, Some(new.key_pem)),
         ],
     ))
 }
 
 /// Moves from Announced to Switched: the next root signs from now on.
-pub fn switched(data: &Data) -> Result<Data, &'static str> {
-    let (next, key) = next(data)?;
-    let mut former = vec![signing(data)?];
-    former.extend(certificates(data, FORMER_KEY).unwrap_or_default());
+pub fn switch(data: &SecretData) -> Result<SecretData, &'static str> {
+    let (next, key) = next_root(data)?;
+    let mut former = vec![signing_root(data)?];
+    former.extend(certificates(data, FORMER_CERTIFICATES_KEY).unwrap_or_default());
     former.dedup();
     let mut roots = vec![next];
     for root in certificates(data, CERTIFICATE_KEY)? {
@@ -72,32 +75,35 @@ pub fn switched(data: &Data) -> Result<Data, &'static str> {
             roots.push(root);
         }
     }
-    Ok(with(
+    Ok(with_changes(
         data,
         [
-            (CERTIFICATE_KEY, Some(as_pem(&roots))),
-            (KEY_KEY, Some(key)),
-            (FORMER_KEY, Some(as_pem(&former))),
+            (CERTIFICATE_KEY, Some(to_pem(&roots))),
+            (PRIVATE_KEY_KEY, Some(key)),
+            (FORMER_CERTIFICATES_KEY, Some(to_pem(&former))),
             (NEXT_CERTIFICATE_KEY, None),
-            (NEXT_KEY_KEY, None),
+            (NEXT_PRIVATE_KEY_KEY, None),
         ],
     ))
 }
 
 /// Moves from Switched to Steady: removes the trust in roots that no longer sign.
-pub fn finished(data: &Data) -> Result<Data, &'static str> {
-    let signing = signing(data)?;
+pub fn finish(data: &SecretData) -> Result<SecretData, &'static str> {
+    let signing = signing_root(data)?;
     // An unreadable root was never trusted.
-    let former = certificates(data, FORMER_KEY).unwrap_or_default();
+    let former = certificates(data, FORMER_CERTIFICATES_KEY).unwrap_or_default();
     let mut roots = certificates(data, CERTIFICATE_KEY)?;
     roots.retain(|root| *root == signing || !former.contains(root));
-    Ok(with(
+    Ok(with_changes(
         data,
-        [(CERTIFICATE_KEY, Some(as_pem(&roots))), (FORMER_KEY, None)],
+        [
+            (CERTIFICATE_KEY, Some(to_pem(&roots))),
+            (FORMER_CERTIFICATES_KEY, None),
+        ],
     ))
 }
 
-fn signing(data: &Data) -> Result<Root, &'static str> {
+fn signing_root(data: &SecretData) -> Result<Root, &'static str> {
     let mut roots = certificates(data, CERTIFICATE_KEY)?;
     match roots.is_empty() {
         true => Err("its ca.crt is not a certificate in PEM"),
@@ -106,32 +112,35 @@ fn signing(data: &Data) -> Result<Root, &'static str> {
 }
 
 /// The next root, and its key in PEM.
-fn next(data: &Data) -> Result<(Root, String), &'static str> {
+fn next_root(data: &SecretData) -> Result<(Root, String), &'static str> {
     let problem = "its next.crt and next.key are not a CA certificate and its key";
     let root = certificates(data, NEXT_CERTIFICATE_KEY).map_err(|_| problem)?;
     let root = root.into_iter().next().ok_or(problem)?;
-    let pem = text(data, NEXT_KEY_KEY).ok_or(problem)?;
+    let pem = text(data, NEXT_PRIVATE_KEY_KEY).ok_or(problem)?;
     let key = KeyPair::from_pem(pem).map_err(|_| problem)?;
-    let (_, read) = X509Certificate::from_der(&root).map_err(|_| problem)?;
-    if !read.is_ca() || read.public_key().raw != key.subject_public_key_info() {
+    let (_, certificate) = X509Certificate::from_der(&root).map_err(|_| problem)?;
+    if !certificate.is_ca() || certificate.public_key().raw != key.subject_public_key_info() {
         return Err(problem);
     }
     let pem = pem.to_owned();
     Ok((root, pem))
 }
 
-fn certificates(data: &Data, key: &str) -> Result<Vec<Root>, &'static str> {
+fn certificates(data: &SecretData, key: &str) -> Result<Vec<Root>, &'static str> {
     let pem = text(data, key).unwrap_or_default();
     CertificateDer::pem_slice_iter(pem.as_bytes())
         .collect::<Result<_, _>>()
         .map_err(|_| "its certificates are not in PEM")
 }
 
-fn as_pem(roots: &[Root]) -> String {
+fn to_pem(roots: &[Root]) -> String {
     roots.iter().map(|root| pem(root)).collect()
 }
 
-fn with<const N: usize>(data: &Data, changes: [(&str, Option<String>); N]) -> Data {
+fn with_changes<const N: usize>(
+    data: &SecretData,
+    changes: [(&str, Option<String>); N],
+) -> SecretData {
     let mut data = data.clone();
     for (key, value) in changes {
         match value {
@@ -151,41 +160,47 @@ mod tests {
         Timestamp::from_second(1_800_000_000).unwrap()
     }
 
-    fn phase(data: &Data) -> Phase {
+    fn phase(data: &SecretData) -> RotationPhase {
         stage(data).unwrap().phase
     }
 
-    fn read(data: &Data) -> Authority {
+    fn authority(data: &SecretData) -> Authority {
         Authority::from_data(data, now()).unwrap()
     }
 
     #[test]
     fn rotation_data_is_usable_ca_in_every_phase() {
-        let steady = New::generate("a.krypton", now()).unwrap().data();
-        let before = read(&steady);
-        assert_eq!(phase(&steady), Phase::Steady);
-        assert_eq!(Some(stage(&steady).unwrap().root), before.signing());
+        let steady = NewAuthority::generate("a.krypton", now()).unwrap().data();
+        let before = authority(&steady);
+        assert_eq!(phase(&steady), RotationPhase::Steady);
+        assert_eq!(Some(stage(&steady).unwrap().root), before.signing_root());
 
-        let announced = announced(&steady, now()).unwrap();
-        assert_eq!(phase(&announced), Phase::Announced);
-        let told = read(&announced);
-        assert_eq!(told.signing(), before.signing());
-        assert_eq!(told.roots().len(), 2);
-        let new = stage(&announced).unwrap().root;
-        assert_eq!(new, RootDigest::of(&told.roots()[1]));
+        let announced = announce(&steady, now()).unwrap();
+        assert_eq!(phase(&announced), RotationPhase::Announced);
+        let during = authority(&announced);
+        assert_eq!(during.signing_root(), before.signing_root());
+        assert_eq!(during.roots().len(), 2);
+        let next_root = stage(&announced).unwrap().root;
+        assert_eq!(next_root, RootDigest::from_der(&during.roots()[1]));
 
-        let switched = switched(&announced).unwrap();
-        let stood = stage(&switched).unwrap();
-        assert_eq!((stood.phase, stood.root), (Phase::Switched, new));
-        let turned = read(&switched);
-        assert_eq!(turned.signing(), Some(new));
-        assert_eq!(turned.roots().len(), 2);
+        let switched = switch(&announced).unwrap();
+        let stage_now = stage(&switched).unwrap();
+        assert_eq!(
+            (stage_now.phase, stage_now.root),
+            (RotationPhase::Switched, next_root)
+        );
+        let signed_by_next = authority(&switched);
+        assert_eq!(signed_by_next.signing_root(), Some(next_root));
+        assert_eq!(signed_by_next.roots().len(), 2);
 
-        let finished = finished(&switched).unwrap();
-        let stood = stage(&finished).unwrap();
-        assert_eq!((stood.phase, stood.root), (Phase::Steady, new));
-        let after = read(&finished);
-        assert_eq!(after.roots(), told.roots()[1..]);
+        let finished = finish(&switched).unwrap();
+        let stage_now = stage(&finished).unwrap();
+        assert_eq!(
+            (stage_now.phase, stage_now.root),
+            (RotationPhase::Steady, next_root)
+        );
+        let after = authority(&finished);
+        assert_eq!(after.roots(), during.roots()[1..]);
         // No key of the rotation is left.
         assert_eq!(
             finished.keys().collect::<Vec<_>>(),
@@ -196,36 +211,36 @@ mod tests {
 
     #[test]
     fn manually_added_root_survives_rotation() {
-        let extra = New::generate("a.krypton", now()).unwrap();
-        let mut data = New::generate("a.krypton", now()).unwrap().data();
-        let mine = data.get_mut(CERTIFICATE_KEY).unwrap();
-        mine.0.extend(extra.pem.as_bytes());
+        let extra = NewAuthority::generate("a.krypton", now()).unwrap();
+        let mut data = NewAuthority::generate("a.krypton", now()).unwrap().data();
+        let bundle = data.get_mut(CERTIFICATE_KEY).unwrap();
+        bundle.0.extend(extra.certificate_pem.as_bytes());
         data.insert("notes".to_owned(), ByteString(b"kept".to_vec()));
-        let announced = announced(&data, now()).unwrap();
-        assert_eq!(read(&announced).roots().len(), 3);
-        let finished = finished(&switched(&announced).unwrap()).unwrap();
-        let left = read(&finished).roots();
-        assert_eq!(left.len(), 2);
-        assert_eq!(pem(&left[1]), extra.pem);
+        let announced = announce(&data, now()).unwrap();
+        assert_eq!(authority(&announced).roots().len(), 3);
+        let finished = finish(&switch(&announced).unwrap()).unwrap();
+        let remaining = authority(&finished).roots();
+        assert_eq!(remaining.len(), 2);
+        assert_eq!(pem(&remaining[1]), extra.certificate_pem);
         assert_eq!(finished["notes"].0, b"kept");
     }
 
     #[test]
     fn invalid_next_root_blocks_switch_but_ca_loads() {
-        let steady = New::generate("a.krypton", now()).unwrap().data();
-        let good = announced(&steady, now()).unwrap();
-        let other = New::generate("a.krypton", now()).unwrap();
+        let steady = NewAuthority::generate("a.krypton", now()).unwrap().data();
+        let valid = announce(&steady, now()).unwrap();
+        let other = NewAuthority::generate("a.krypton", now()).unwrap();
         let cases = [
-            (NEXT_KEY_KEY, None),
+            (NEXT_PRIVATE_KEY_KEY, None),
             (NEXT_CERTIFICATE_KEY, None),
-            (NEXT_KEY_KEY, Some(other.key_pem)),
+            (NEXT_PRIVATE_KEY_KEY, Some(other.key_pem)),
             (NEXT_CERTIFICATE_KEY, Some("x".to_owned())),
         ];
         for (key, value) in cases {
-            let broken = with(&good, [(key, value)]);
-            assert!(stage(&broken).unwrap_err().contains("next.crt"));
-            assert!(switched(&broken).is_err());
-            read(&broken);
+            let invalid = with_changes(&valid, [(key, value)]);
+            assert!(stage(&invalid).unwrap_err().contains("next.crt"));
+            assert!(switch(&invalid).is_err());
+            authority(&invalid);
         }
     }
 }

@@ -7,10 +7,11 @@ use k8s_openapi::api::core::v1::Secret;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_runtime::call::{ApiError, call};
 use krypton_runtime::clock::{self, BootTime};
-use krypton_runtime::periodic::{Next, Periodic, Schedule};
+use krypton_runtime::periodic::{NextRun, Periodic, Schedule};
 use krypton_types::ca_rotation::{
-    Awaited, LOCK_OUT_ANNOTATION, LOOK_EVERY, Phase, REQUEST_ANNOTATION, ROTATION_STATE_ANNOTATION,
-    RotationState, SETTLE, Stage, Step, Wishes, next,
+    BlockingMember, LOCK_OUT_ANNOTATION, READ_INTERVAL, REQUEST_ANNOTATION,
+    ROTATION_STATE_ANNOTATION, RotationPhase, RotationRequest, RotationStage, RotationState,
+    RotationStep, STEP_PAUSE, next,
 };
 use krypton_types::names::CA_SECRET;
 use kube::Client;
@@ -18,13 +19,13 @@ use kube::api::{Api, ListParams, PostParams};
 use thiserror::Error;
 use tokio_util::sync::CancellationToken;
 
-use crate::ca::{self, Authority, AuthorityError, Data, Live, stage};
+use crate::ca::{self, Authority, AuthorityError, CurrentAuthority, SecretData, stage};
+use crate::home_events::{HomeEvents, MemberEvent};
 use crate::leader::Leader;
-use crate::notices::{HomeEvents, MemberEvent};
 
 /// Jitter keeps two hubs from polling at the same moment.
 const SCHEDULE: Schedule = Schedule {
-    every: LOOK_EVERY,
+    every: READ_INTERVAL,
     jitter: 0.2,
     retry_max: Duration::from_secs(60),
 };
@@ -52,133 +53,137 @@ enum RotationError {
 }
 
 /// The inputs of the controller.
-pub(crate) struct Rotation {
+pub(crate) struct RotationController {
     pub client: Client,
     /// The hub's namespace.
     pub namespace: String,
-    pub live: Arc<Live>,
+    pub authority: Arc<CurrentAuthority>,
     /// Whether this hub writes on the home cluster.
-    pub lead: Leader,
-    pub notices: HomeEvents,
+    pub leader: Leader,
+    pub events: HomeEvents,
 }
 
-impl std::fmt::Debug for Rotation {
+impl std::fmt::Debug for RotationController {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Rotation").finish_non_exhaustive()
+        f.debug_struct("RotationController").finish_non_exhaustive()
     }
 }
 
 /// State from earlier reads.
 #[derive(Default)]
-struct Seen {
+struct RotationMemory {
     /// resourceVersion of the Secret that needed no step.
-    resting: Option<String>,
+    steady_version: Option<String>,
     /// The current stage, and since when.
-    stage: Option<(Stage, BootTime)>,
-    waited_for: Vec<String>,
+    stage: Option<(RotationStage, BootTime)>,
+    /// Names of the members that the rotation waits for, as logged.
+    awaited: Vec<String>,
 }
 
 /// Polls the Secret until `stop`.
-pub(crate) async fn keep(rotation: Rotation, stop: CancellationToken) {
-    let mut seen = Seen::default();
+pub(crate) async fn run(controller: RotationController, stop: CancellationToken) {
+    let mut memory = RotationMemory::default();
     let mut pace = Periodic::new("checking the hub's CA", SCHEDULE);
     loop {
-        let done = Box::pin(rotation.look(&mut seen)).await;
-        let rest = pace.rest(done.map(|()| Next::AsScheduled));
-        if stop.run_until_cancelled(rest).await.is_none() {
+        let result = Box::pin(controller.reconcile(&mut memory)).await;
+        let pause = pace.pause_after(result.map(|()| NextRun::AsScheduled));
+        if stop.run_until_cancelled(pause).await.is_none() {
             return;
         }
     }
 }
 
-impl Rotation {
-    async fn look(&self, seen: &mut Seen) -> Result<(), RotationError> {
+impl RotationController {
+    async fn reconcile(&self, memory: &mut RotationMemory) -> Result<(), RotationError> {
         let api: Api<Secret> = Api::namespaced(self.client.clone(), &self.namespace);
         let attempt = format!("reading Secret {}/{CA_SECRET}", self.namespace);
-        let found = call(attempt, api.get_opt(CA_SECRET)).await?;
-        let mut secret = found.ok_or(RotationError::Gone)?;
-        let leads = self.lead.writes(BootTime::now());
-        if seen.resting.is_some() && seen.resting == secret.metadata.resource_version {
+        let secret = call(attempt, api.get_opt(CA_SECRET)).await?;
+        let mut secret = secret.ok_or(RotationError::Gone)?;
+        let may_write = self.leader.may_write(BootTime::now());
+        if memory.steady_version.is_some()
+            && memory.steady_version == secret.metadata.resource_version
+        {
             return Ok(());
         }
         let mut data = secret.data.take().unwrap_or_default();
-        self.take_up(&data)?;
-        if !leads {
+        self.use_authority(&data)?;
+        if !may_write {
             return Ok(());
         }
-        let stood = stage(&data).map_err(RotationError::Broken)?;
-        let since = match seen.stage {
-            Some((before, since)) if before == stood => since,
+        let current = stage(&data).map_err(RotationError::Broken)?;
+        let since = match memory.stage {
+            Some((previous, since)) if previous == current => since,
             _ => BootTime::now(),
         };
-        seen.stage = Some((stood, since));
-        let wishes = wishes(&secret);
-        let rotating = stood.phase != Phase::Steady;
-        let members = match rotating {
+        memory.stage = Some((current, since));
+        let rotation_request = read_request(&secret);
+        let is_rotating = current.phase != RotationPhase::Steady;
+        let members = match is_rotating {
             true => self.members().await?,
             false => Vec::new(),
         };
         let now = clock::wall();
-        let settled = BootTime::now().since(since) >= SETTLE;
-        let step = next(stood, &wishes, &members, settled, now);
+        let is_settled = BootTime::now().since(since) >= STEP_PAUSE;
+        let step = next(current, &rotation_request, &members, is_settled, now);
         let locked_out = match step {
-            Step::Rest => {
-                if !rotating {
-                    seen.resting = secret.metadata.resource_version;
+            RotationStep::Rest => {
+                if !is_rotating {
+                    memory.steady_version = secret.metadata.resource_version;
                 }
-                seen.waits_for(&[]);
+                memory.set_awaited(&[]);
                 return Ok(());
             }
-            Step::Wait(members) => {
-                seen.waits_for(&members);
+            RotationStep::Wait(members) => {
+                memory.set_awaited(&members);
                 return Ok(());
             }
-            Step::Announce => {
-                data = ca::announced(&data, now).map_err(RotationError::Make)?;
+            RotationStep::Announce => {
+                data = ca::announce(&data, now).map_err(RotationError::Make)?;
                 Vec::new()
             }
-            Step::Switch(out) => {
-                data = ca::switched(&data).map_err(RotationError::Broken)?;
-                out
+            RotationStep::Switch(members) => {
+                data = ca::switch(&data).map_err(RotationError::Broken)?;
+                members
             }
-            Step::Finish(out) => {
-                data = ca::finished(&data).map_err(RotationError::Broken)?;
-                out
+            RotationStep::Finish(members) => {
+                data = ca::finish(&data).map_err(RotationError::Broken)?;
+                members
             }
         };
-        let stands = stage(&data).map_err(RotationError::Broken)?;
-        mark(&mut secret, stands, now);
+        let reached = stage(&data).map_err(RotationError::Broken)?;
+        annotate(&mut secret, reached, now);
         secret.data = Some(data.clone());
         let params = PostParams::default();
         // The leadership may have ended since the read.
-        if !self.lead.writes(BootTime::now()) {
+        if !self.leader.may_write(BootTime::now()) {
             return Ok(());
         }
         // `secret` carries the resourceVersion that was read, so the write fails on a conflict.
         let request = api.replace(CA_SECRET, &params, &secret);
         let attempt = format!("writing Secret {}/{CA_SECRET}", self.namespace);
-        match self.lead.tracked(call(attempt, request)).await {
+        match self.leader.tracked(call(attempt, request)).await {
             // A different hub or a user has changed the Secret. The next read handles the change.
             Err(error) if error.code() == Some(409) => return Ok(()),
-            written => drop(written?),
+            result => drop(result?),
         }
-        tracing::info!(phase = %stands.phase, root = %stands.root, "CA rotation reached the next phase");
-        seen.waits_for(&[]);
+        tracing::info!(phase = %reached.phase, root = %reached.root, "CA rotation reached the next phase");
+        memory.set_awaited(&[]);
         for member in locked_out {
-            self.tell(&member);
+            self.record_lock_out(&member);
         }
-        self.take_up(&data)
+        self.use_authority(&data)
     }
 
     /// Uses the CA in the Secret from now on.
-    fn take_up(&self, data: &Data) -> Result<(), RotationError> {
-        let read = Authority::from_data(data, clock::wall()).map_err(RotationError::Unusable)?;
-        if read.trust_domain() != self.live.now().trust_domain() {
+    fn use_authority(&self, data: &SecretData) -> Result<(), RotationError> {
+        let authority =
+            Authority::from_data(data, clock::wall()).map_err(RotationError::Unusable)?;
+        if authority.trust_domain() != self.authority.get().trust_domain() {
             return Err(RotationError::TrustDomain);
         }
-        if self.live.replace(read) {
-            let now = self.live.now();
-            tracing::info!(roots = now.roots().len(), signing = ?now.signing(), "the hub's CA has changed");
+        if self.authority.replace(authority) {
+            let current = self.authority.get();
+            tracing::info!(roots = current.roots().len(), signing = ?current.signing_root(), "the hub's CA has changed");
         }
         Ok(())
     }
@@ -197,9 +202,9 @@ impl Rotation {
         }
     }
 
-    fn tell(&self, member: &Awaited) {
+    fn record_lock_out(&self, member: &BlockingMember) {
         let name = &member.name;
-        self.notices.tell(MemberEvent {
+        self.events.warn(MemberEvent {
             member: name.clone(),
             uid: member.uid.clone(),
             reason: "LockedOut",
@@ -210,36 +215,36 @@ impl Rotation {
     }
 }
 
-impl Seen {
-    /// Logs the members that the rotation waits for, once for each change.
-    fn waits_for(&mut self, members: &[Awaited]) {
+impl RotationMemory {
+    /// Records the members that the rotation waits for, and logs each change.
+    fn set_awaited(&mut self, members: &[BlockingMember]) {
         let names: Vec<String> = members.iter().map(|member| member.name.clone()).collect();
-        if self.waited_for == names {
+        if self.awaited == names {
             return;
         }
         if let Some(first) = members.first() {
             tracing::info!(members = names.len(), first = first.name, why = %first,
                 "the rotation of the CA waits; 'kubectl krypton rotate-ca --status' names all");
         }
-        self.waited_for = names;
+        self.awaited = names;
     }
 }
 
-fn wishes(secret: &Secret) -> Wishes {
+fn read_request(secret: &Secret) -> RotationRequest {
     let annotation = |key| secret.metadata.annotations.as_ref()?.get(key);
     let lock_out = annotation(LOCK_OUT_ANNOTATION).map(|text| serde_json::from_str(text));
     let lock_out = lock_out.transpose().unwrap_or_else(|error| {
         tracing::warn!(%error, "annotation {LOCK_OUT_ANNOTATION} cannot be read; it locks out no member");
         None
     });
-    Wishes {
+    RotationRequest {
         requested: annotation(REQUEST_ANNOTATION).is_some(),
         lock_out: lock_out.unwrap_or_default(),
     }
 }
 
 /// Records the stage in an annotation and removes the completed request.
-fn mark(secret: &mut Secret, stage: Stage, now: jiff::Timestamp) {
+fn annotate(secret: &mut Secret, stage: RotationStage, now: jiff::Timestamp) {
     let rotation_state = RotationState {
         phase: stage.phase,
         root: stage.root.to_string(),
@@ -247,7 +252,7 @@ fn mark(secret: &mut Secret, stage: Stage, now: jiff::Timestamp) {
     };
     let annotations = secret.metadata.annotations.get_or_insert_default();
     annotations.remove(REQUEST_ANNOTATION);
-    if stage.phase != Phase::Switched {
+    if stage.phase != RotationPhase::Switched {
         annotations.remove(LOCK_OUT_ANNOTATION);
     }
     if let Ok(text) = serde_json::to_string(&rotation_state) {

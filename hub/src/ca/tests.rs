@@ -33,43 +33,54 @@ fn sign(authority: &Authority, key: &KeyPair) -> CertificateDer<'static> {
 fn agent_certificate_identifies_cluster_and_uid() {
     let authority = authority();
     let key = KeyPair::generate().unwrap();
-    let (one, other) = (sign(&authority, &key), sign(&authority, &key));
-    let read = read_agent_certificate("a.krypton", &one).unwrap();
-    assert_eq!((read.cluster.as_str(), read.uid.as_str()), ("edge-1", UID));
-    assert_eq!(read.not_before.as_second(), now().as_second() - DAY);
-    assert_eq!(read.not_after.as_second(), now().as_second() + 7 * DAY);
-    assert_eq!(read.serial.len(), 32);
-    let again = read_agent_certificate("a.krypton", &other).unwrap();
-    assert_ne!(read.serial, again.serial);
+    let (first, second) = (sign(&authority, &key), sign(&authority, &key));
+    let certificate = read_agent_certificate("a.krypton", &first).unwrap();
+    assert_eq!(
+        (certificate.cluster.as_str(), certificate.uid.as_str()),
+        ("edge-1", UID)
+    );
+    assert_eq!(certificate.not_before.as_second(), now().as_second() - DAY);
+    assert_eq!(
+        certificate.not_after.as_second(),
+        now().as_second() + 7 * DAY
+    );
+    assert_eq!(certificate.serial.len(), 32);
+    let other = read_agent_certificate("a.krypton", &second).unwrap();
+    assert_ne!(certificate.serial, other.serial);
 }
 
 #[test]
 fn certificate_takes_only_key_from_request() {
     let authority = authority();
     let key = KeyPair::generate().unwrap();
-    let mut wish = CertificateParams::new(vec!["hub.example.org".to_owned()]).unwrap();
-    wish.subject_alt_names.push(SanType::URI(
+    let mut requested = CertificateParams::new(vec!["hub.example.org".to_owned()]).unwrap();
+    requested.subject_alt_names.push(SanType::URI(
         "spiffe://a.krypton/hub".to_owned().try_into().unwrap(),
     ));
-    wish.distinguished_name.push(DnType::CommonName, "edge-2");
-    wish.distinguished_name.push(
+    requested
+        .distinguished_name
+        .push(DnType::CommonName, "edge-2");
+    requested.distinguished_name.push(
         DnType::from_oid(SUBJECT_SERIAL_NUMBER),
         DnValue::PrintableString("another".try_into().unwrap()),
     );
-    wish.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    wish.key_usages = vec![KeyUsagePurpose::KeyCertSign];
-    wish.extended_key_usages = vec![
+    requested.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    requested.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+    requested.extended_key_usages = vec![
         ExtendedKeyUsagePurpose::ServerAuth,
         ExtendedKeyUsagePurpose::Any,
     ];
-    let hostile = wish.serialize_request(&key).unwrap();
+    let request = requested.serialize_request(&key).unwrap();
     let signed = authority
-        .sign_agent(hostile.der(), "edge-1", UID, now(), AGENT_CERTIFICATE_LIFE)
+        .sign_agent(request.der(), "edge-1", UID, now(), AGENT_CERTIFICATE_LIFE)
         .unwrap()
         .remove(0);
 
-    let read = read_agent_certificate("a.krypton", &signed).unwrap();
-    assert_eq!((read.cluster.as_str(), read.uid.as_str()), ("edge-1", UID));
+    let agent = read_agent_certificate("a.krypton", &signed).unwrap();
+    assert_eq!(
+        (agent.cluster.as_str(), agent.uid.as_str()),
+        ("edge-1", UID)
+    );
     let (_, certificate) = X509Certificate::from_der(&signed).unwrap();
     assert!(!certificate.is_ca());
     let names = certificate.subject_alternative_name().unwrap().unwrap();
@@ -111,42 +122,42 @@ fn invalid_name_or_uid_is_not_signed() {
 fn lookalike_agent_certificate_is_rejected() {
     let authority = authority();
     let key = KeyPair::generate().unwrap();
-    let good = sign(&authority, &key);
-    let refused = |der: &[u8], trust_domain: &str| {
+    let valid = sign(&authority, &key);
+    let error = |der: &[u8], trust_domain: &str| {
         read_agent_certificate(trust_domain, der)
             .unwrap_err()
             .to_string()
     };
-    assert!(refused(&good, "b.krypton").contains("trust domain"));
-    assert!(refused(&good, "a.krypto").contains("trust domain"));
-    assert!(refused(b"x", "a.krypton").contains("not an X.509"));
+    assert!(error(&valid, "b.krypton").contains("trust domain"));
+    assert!(error(&valid, "a.krypto").contains("trust domain"));
+    assert!(error(b"x", "a.krypton").contains("not an X.509"));
     let hub = authority.hub_credential(now()).unwrap().certificates;
-    assert!(refused(&hub[0], "a.krypton").contains("names the hub"));
-    assert!(refused(&authority.roots()[0], "a.krypton").contains("0 URI names"));
+    assert!(error(&hub[0], "a.krypton").contains("names the hub"));
+    assert!(error(&authority.roots()[0], "a.krypton").contains("0 URI names"));
 
-    let with = |change: &dyn Fn(&mut CertificateParams)| {
+    let error_with = |change: &dyn Fn(&mut CertificateParams)| {
         let id = SpiffeId::cluster("a.krypton", "edge-1");
-        let mut params = authority.params(&id, now()).unwrap();
+        let mut params = authority.common_params(&id, now()).unwrap();
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         change(&mut params);
         let signed = params.signed_by(&key, &authority.issuer).unwrap();
-        refused(signed.der(), "a.krypton")
+        error(signed.der(), "a.krypton")
     };
-    assert!(with(&|_| ()).contains("does not name its EdgeCluster"));
-    assert!(with(&|p| p.extended_key_usages.clear()).contains("not for clients"));
+    assert!(error_with(&|_| ()).contains("does not name its EdgeCluster"));
+    assert!(error_with(&|p| p.extended_key_usages.clear()).contains("not for clients"));
     assert!(
-        with(&|p| p.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth])
+        error_with(&|p| p.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth])
             .contains("not for clients")
     );
     let uri = |text: &str| SanType::URI(text.to_owned().try_into().unwrap());
     assert!(
-        with(&|p| p
+        error_with(&|p| p
             .subject_alt_names
             .push(uri("spiffe://a.krypton/cluster/edge-2")))
         .contains("2 URI names")
     );
     assert!(
-        with(&|p| p.subject_alt_names = vec![uri("spiffe://a.krypton/cluster/edge-1:x")])
+        error_with(&|p| p.subject_alt_names = vec![uri("spiffe://a.krypton/cluster/edge-1:x")])
             .contains("not one of a hub")
     );
 }
@@ -197,40 +208,40 @@ fn nothing_outlives_the_authority() {
     let signed = authority
         .sign_agent(&request, "edge-1", UID, late, AGENT_CERTIFICATE_LIFE)
         .unwrap();
-    let read = read_agent_certificate("a.krypton", &signed[0]).unwrap();
-    assert_eq!(read.not_after, authority.not_after);
+    let certificate = read_agent_certificate("a.krypton", &signed[0]).unwrap();
+    assert_eq!(certificate.not_after, authority.not_after);
 }
 
 #[test]
 fn stored_authority_signs_after_reload() {
-    let made = New::generate("a.krypton", now()).unwrap();
-    let before = made.authority().unwrap();
-    let kept = Authority::from_data(&made.data(), now()).unwrap();
-    assert_eq!(kept.roots(), before.roots());
-    assert_eq!(kept.ca_pem(), made.pem);
-    assert_eq!(kept.trust_domain(), "a.krypton");
-    let signed = sign(&kept, &KeyPair::generate().unwrap());
+    let new = NewAuthority::generate("a.krypton", now()).unwrap();
+    let created = new.authority().unwrap();
+    let loaded = Authority::from_data(&new.data(), now()).unwrap();
+    assert_eq!(loaded.roots(), created.roots());
+    assert_eq!(loaded.ca_pem(), new.certificate_pem);
+    assert_eq!(loaded.trust_domain(), "a.krypton");
+    let signed = sign(&loaded, &KeyPair::generate().unwrap());
     read_agent_certificate("a.krypton", &signed).unwrap();
 }
 
 #[test]
 fn second_root_is_trusted_and_first_signs() {
     let (first, second) = (
-        New::generate("a.krypton", now()).unwrap(),
-        New::generate("a.krypton", now()).unwrap(),
+        NewAuthority::generate("a.krypton", now()).unwrap(),
+        NewAuthority::generate("a.krypton", now()).unwrap(),
     );
-    let both = format!("{}{}", first.pem, second.pem);
-    let read = |key: &str| Authority::from_parts("a.krypton", &both, key, now());
-    assert_eq!(read(&first.key_pem).unwrap().roots().len(), 2);
-    assert!(read(&second.key_pem).unwrap_err().contains("ca.key"));
+    let both = format!("{}{}", first.certificate_pem, second.certificate_pem);
+    let load = |key: &str| Authority::from_parts("a.krypton", &both, key, now());
+    assert_eq!(load(&first.key_pem).unwrap().roots().len(), 2);
+    assert!(load(&second.key_pem).unwrap_err().contains("ca.key"));
 }
 
 #[test]
 fn unreadable_authority_part_is_named() {
-    let good = New::generate("a.krypton", now()).unwrap();
-    let other = New::generate("a.krypton", now()).unwrap();
+    let valid = NewAuthority::generate("a.krypton", now()).unwrap();
+    let other = NewAuthority::generate("a.krypton", now()).unwrap();
     let problem = |change: &dyn Fn(&mut BTreeMap<String, ByteString>)| {
-        let mut data = good.data();
+        let mut data = valid.data();
         change(&mut data);
         Authority::from_data(&data, now()).unwrap_err()
     };
@@ -240,21 +251,21 @@ fn unreadable_authority_part_is_named() {
             data.insert(key.to_owned(), value.clone());
         }
     };
-    for key in [CERTIFICATE_KEY, KEY_KEY, TRUST_DOMAIN_KEY] {
-        let said = problem(&|data| {
+    for key in [CERTIFICATE_KEY, PRIVATE_KEY_KEY, TRUST_DOMAIN_KEY] {
+        let message = problem(&|data| {
             data.remove(key);
         });
-        assert!(said.contains(key), "{said}");
+        assert!(message.contains(key), "{message}");
         assert!(problem(&set(key, "a b")).contains(key));
         assert!(problem(&set(key, "")).contains(key));
     }
-    assert!(problem(&set(KEY_KEY, &other.key_pem)).contains("ca.key is not of"));
-    let authority = good.authority().unwrap();
+    assert!(problem(&set(PRIVATE_KEY_KEY, &other.key_pem)).contains("ca.key is not of"));
+    let authority = valid.authority().unwrap();
     let leaf = authority.hub_credential(now()).unwrap();
     let leaf = pem(&leaf.certificates[0]);
     assert!(problem(&set(CERTIFICATE_KEY, &leaf)).contains("not a CA"));
     let late = after(now(), AUTHORITY_LIFE);
-    let expired = Authority::from_data(&good.data(), late).unwrap_err();
+    let expired = Authority::from_data(&valid.data(), late).unwrap_err();
     assert!(expired.contains("expired"));
     assert!(matches!(
         Authority::generate("A B", now()),
@@ -265,35 +276,35 @@ fn unreadable_authority_part_is_named() {
 #[test]
 fn no_key_is_shown() {
     let authority = authority();
-    let shown = format!("{authority:?}");
+    let text = format!("{authority:?}");
     assert!(
-        !shown.contains("PRIVATE") && shown.contains("[elided]"),
-        "{shown}"
+        !text.contains("PRIVATE") && text.contains("[elided]"),
+        "{text}"
     );
 }
 
 #[test]
 fn private_key_is_not_published_with_ca() {
-    let made = New::generate("a.krypton", now()).unwrap();
-    let mixed = format!("{}{}", made.pem, made.key_pem);
-    let authority = Authority::from_parts("a.krypton", &mixed, &made.key_pem, now()).unwrap();
-    assert_eq!(authority.ca_pem(), made.pem);
+    let new = NewAuthority::generate("a.krypton", now()).unwrap();
+    let mixed = format!("{}{}", new.certificate_pem, new.key_pem);
+    let authority = Authority::from_parts("a.krypton", &mixed, &new.key_pem, now()).unwrap();
+    assert_eq!(authority.ca_pem(), new.certificate_pem);
 }
 
 #[test]
 fn issuing_root_is_distinguished_from_namesake() {
-    let (one, other) = (authority(), authority());
-    let certificate = sign(&one, &KeyPair::generate().unwrap());
-    assert_eq!(one.issuer_of(&certificate), one.signing());
+    let (issuing, other) = (authority(), authority());
+    let certificate = sign(&issuing, &KeyPair::generate().unwrap());
+    assert_eq!(issuing.issuer_of(&certificate), issuing.signing_root());
     assert_eq!(other.issuer_of(&certificate), None);
-    assert_eq!(one.issuer_of(b"x"), None);
-    let steady = New::generate("a.krypton", now()).unwrap().data();
-    let turned = switched(&announced(&steady, now()).unwrap()).unwrap();
+    assert_eq!(issuing.issuer_of(b"x"), None);
+    let steady = NewAuthority::generate("a.krypton", now()).unwrap().data();
+    let rotated = switch(&announce(&steady, now()).unwrap()).unwrap();
     let (before, after) = (
         Authority::from_data(&steady, now()).unwrap(),
-        Authority::from_data(&turned, now()).unwrap(),
+        Authority::from_data(&rotated, now()).unwrap(),
     );
     let certificate = sign(&before, &KeyPair::generate().unwrap());
-    assert_eq!(after.issuer_of(&certificate), before.signing());
-    assert_ne!(after.signing(), before.signing());
+    assert_eq!(after.issuer_of(&certificate), before.signing_root());
+    assert_ne!(after.signing_root(), before.signing_root());
 }

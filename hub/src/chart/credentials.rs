@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Secret;
-use krypton_helm::chart::{ChartCache, Credentials, CredentialsError, CredentialsNow};
+use krypton_helm::chart::{ChartCache, Credentials, CredentialsError, CurrentCredentials};
 use krypton_runtime::call::{ApiError, call};
 use krypton_runtime::newest::Newest as _;
-use krypton_runtime::periodic::{Next, Periodic, Schedule};
+use krypton_runtime::periodic::{NextRun, Periodic, Schedule};
 use krypton_types::error_chain::chain;
 use kube::Client;
 use kube::api::Api;
@@ -42,73 +42,81 @@ impl std::fmt::Debug for ChartCredentials {
 }
 
 /// Waits for the first attempt to read the credentials, at most until the deadline.
-pub async fn first(mut now: watch::Receiver<CredentialsNow>) {
+pub async fn wait_for_first_read(mut now: watch::Receiver<CurrentCredentials>) {
     if tokio::time::timeout(DEADLINE, now.changed()).await.is_err() {
         tracing::warn!("the charts' credentials are not read yet");
     }
 }
 
-/// The result of reading the Secret.
+/// How the Secret differs from the last read.
 #[derive(Debug)]
-enum Meaning {
-    Same,
+enum SecretChange {
+    Unchanged,
     New(Arc<Credentials>),
     /// The Secret exists but is unusable.
-    Bad(CredentialsError),
+    Invalid(CredentialsError),
     Gone,
 }
 
-/// Compares the Secret with the last read. `seen` is its resourceVersion at that time.
-fn meaning(secret: Option<&Secret>, seen: &mut Option<String>) -> Meaning {
+/// Compares the Secret with the last read. `last_version` is its resourceVersion at that time.
+fn detect_change(secret: Option<&Secret>, last_version: &mut Option<String>) -> SecretChange {
     let Some(secret) = secret else {
-        *seen = None;
-        return Meaning::Gone;
+        *last_version = None;
+        return SecretChange::Gone;
     };
     let version = secret.metadata.resource_version.clone();
-    if version.is_some() && *seen == version {
-        return Meaning::Same;
+    if version.is_some() && *last_version == version {
+        return SecretChange::Unchanged;
     }
-    *seen = version;
+    *last_version = version;
     match Credentials::from_secret(secret) {
-        Ok(read) => Meaning::New(Arc::new(read)),
-        Err(error) => Meaning::Bad(error),
+        Ok(credentials) => SecretChange::New(Arc::new(credentials)),
+        Err(error) => SecretChange::Invalid(error),
     }
 }
 
 /// Polls the Secret until `stop`. While it is unreadable or invalid, the last good credentials stay in use.
 /// Deleting it removes them.
-pub async fn keep(
-    of: ChartCredentials,
-    tx: watch::Sender<CredentialsNow>,
+pub async fn poll_secret(
+    credentials: ChartCredentials,
+    tx: watch::Sender<CurrentCredentials>,
     stop: CancellationToken,
 ) {
-    let secret = format!("{}/{}", of.namespace, of.name);
-    let mut seen = None;
-    let mut pace = Periodic::new("reading the charts' credentials", SCHEDULE);
+    let secret_name = format!("{}/{}", credentials.namespace, credentials.name);
+    let mut last_version = None;
+    let mut periodic = Periodic::new("reading the charts' credentials", SCHEDULE);
     loop {
-        let done = of.read().await.map(|found| {
-            let meaning = meaning(found.as_ref(), &mut seen);
-            if follow(&secret, meaning, &tx) {
-                of.charts.forget_failures();
+        let outcome = credentials.read().await.map(|secret| {
+            let change = detect_change(secret.as_ref(), &mut last_version);
+            if apply_change(&secret_name, change, &tx) {
+                credentials.charts.forget_failures();
             }
-            Next::AsScheduled
+            NextRun::AsScheduled
         });
-        if stop.run_until_cancelled(pace.rest(done)).await.is_none() {
+        if stop
+            .run_until_cancelled(periodic.pause_after(outcome))
+            .await
+            .is_none()
+        {
             return;
         }
     }
 }
 
 /// Applies the result. Returns whether the credentials changed.
-fn follow(secret: &str, meaning: Meaning, tx: &watch::Sender<CredentialsNow>) -> bool {
-    let problem = match meaning {
-        Meaning::Same => return false,
-        Meaning::New(read) => {
+fn apply_change(
+    secret: &str,
+    change: SecretChange,
+    tx: &watch::Sender<CurrentCredentials>,
+) -> bool {
+    let problem = match change {
+        SecretChange::Unchanged => return false,
+        SecretChange::New(credentials) => {
             tracing::info!(%secret, "using the chart credentials");
-            tx.send_modify(|now| *now = Ok(read));
+            tx.send_modify(|now| *now = Ok(credentials));
             return true;
         }
-        Meaning::Bad(error) => {
+        SecretChange::Invalid(error) => {
             let problem = chain(&error);
             tracing::warn!(%secret, %problem, "the charts' credentials cannot be used; the last good ones stay");
             if tx.get().is_ok() {
@@ -116,18 +124,18 @@ fn follow(secret: &str, meaning: Meaning, tx: &watch::Sender<CredentialsNow>) ->
             }
             format!("Secret {secret} (--chart-credentials-secret) cannot be used: {problem}")
         }
-        Meaning::Gone => format!(
+        SecretChange::Gone => format!(
             "Secret {secret} (--chart-credentials-secret) does not exist; create it, or remove the flag"
         ),
     };
     let problem: Arc<str> = problem.into();
     tx.send_if_modified(|now| {
-        let told = matches!(now, Err(before) if *before == problem);
-        if !told {
+        let is_reported = matches!(now, Err(previous) if *previous == problem);
+        if !is_reported {
             tracing::warn!(%problem, "charts cannot be fetched");
             *now = Err(problem);
         }
-        !told
+        !is_reported
     })
 }
 
@@ -162,30 +170,30 @@ mod tests {
         // Fails if another test has installed the provider.
         drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
         let (tx, rx) = watch::channel(NOT_READ.map_err(Into::into));
-        let mut seen = None;
-        let mut look = |secret: Option<Secret>| {
-            let meaning = meaning(secret.as_ref(), &mut seen);
-            follow("ns/name", meaning, &tx)
+        let mut last_version = None;
+        let mut poll = |secret: Option<Secret>| {
+            let change = detect_change(secret.as_ref(), &mut last_version);
+            apply_change("ns/name", change, &tx)
         };
         let problem = || rx.get().as_ref().map(drop).map_err(ToString::to_string);
 
-        assert!(look(None));
-        assert!(!look(None), "told once");
+        assert!(poll(None));
+        assert!(!poll(None), "told once");
         assert!(problem().unwrap_err().contains("Secret ns/name"));
-        assert!(look(Some(secret("1", "username"))));
-        let said = problem().unwrap_err();
-        assert!(said.contains("username without password"), "{said}");
-        assert!(!said.contains("hunter2"), "{said}");
+        assert!(poll(Some(secret("1", "username"))));
+        let error = problem().unwrap_err();
+        assert!(error.contains("username without password"), "{error}");
+        assert!(!error.contains("hunter2"), "{error}");
 
-        assert!(look(Some(secret("2", "token"))));
+        assert!(poll(Some(secret("2", "token"))));
         assert!(problem().is_ok());
-        assert!(!look(Some(secret("2", "token"))), "the same");
-        assert!(!look(Some(secret("3", "password"))), "a bad one");
+        assert!(!poll(Some(secret("2", "token"))), "the same");
+        assert!(!poll(Some(secret("3", "password"))), "a bad one");
         assert!(problem().is_ok());
-        assert!(look(Some(secret("4", "token"))));
-        assert!(look(None));
+        assert!(poll(Some(secret("4", "token"))));
+        assert!(poll(None));
         assert!(problem().is_err());
-        assert!(look(Some(secret("4", "token"))), "it is back");
+        assert!(poll(Some(secret("4", "token"))), "it is back");
         assert!(problem().is_ok());
     }
 }

@@ -13,7 +13,7 @@ use krypton_crds::edge_cluster::{EdgeClusterSpec, ValuesKind, ValuesReference};
 use krypton_types::conditions::{State, Truth, reason};
 use krypton_types::desired::{ChartState, Confidential};
 use krypton_types::names;
-use krypton_types::values::{self, lay_over};
+use krypton_types::values::{self, merge};
 use serde_json::{Map, Value};
 use thiserror::Error;
 
@@ -22,29 +22,35 @@ const DEFAULT_KEY: &str = "values.yaml";
 
 /// One key of one object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub struct ValuesLocation {
     pub kind: ValuesKind,
     pub name: String,
     pub key: String,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for ValuesLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}, key {}", word(self.kind), self.name, self.key)
+        write!(
+            f,
+            "{} {}, key {}",
+            kind_name(self.kind),
+            self.name,
+            self.key
+        )
     }
 }
 
-pub(crate) fn word(kind: ValuesKind) -> &'static str {
+pub(crate) fn kind_name(kind: ValuesKind) -> &'static str {
     match kind {
         ValuesKind::ConfigMap => "ConfigMap",
         ValuesKind::Secret => "Secret",
     }
 }
 
-/// A place to read values from.
+/// A location to read values from, and whether it must exist.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Source {
-    pub place: Place,
+pub struct ValuesSource {
+    pub location: ValuesLocation,
     /// Whether the object or key may be missing.
     pub optional: bool,
 }
@@ -54,30 +60,30 @@ pub struct Source {
 #[error(
     "write configmap/NAME, configmap/NAME/KEY or the same with secret; with ? at the end, it may be missing"
 )]
-pub struct NotASource;
+pub struct InvalidValuesSource;
 
-impl FromStr for Source {
-    type Err = NotASource;
+impl FromStr for ValuesSource {
+    type Err = InvalidValuesSource;
 
-    fn from_str(text: &str) -> Result<Self, NotASource> {
+    fn from_str(text: &str) -> Result<Self, InvalidValuesSource> {
         let (text, optional) = match text.strip_suffix('?') {
             Some(text) => (text, true),
             None => (text, false),
         };
-        let (kind, object) = text.split_once('/').ok_or(NotASource)?;
+        let (kind, object) = text.split_once('/').ok_or(InvalidValuesSource)?;
         let kind = match kind {
             "configmap" => ValuesKind::ConfigMap,
             "secret" => ValuesKind::Secret,
-            _ => return Err(NotASource),
+            _ => return Err(InvalidValuesSource),
         };
         let (name, key) = object.split_once('/').unwrap_or((object, DEFAULT_KEY));
         let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
         let is_key = !key.is_empty() && key.len() <= 253 && key.chars().all(legal);
         if !names::is_dns_subdomain(name) || !is_key {
-            return Err(NotASource);
+            return Err(InvalidValuesSource);
         }
         Ok(Self {
-            place: Place {
+            location: ValuesLocation {
                 kind,
                 name: name.to_owned(),
                 key: key.to_owned(),
@@ -87,68 +93,77 @@ impl FromStr for Source {
     }
 }
 
-impl Source {
+impl ValuesSource {
     /// # Errors
     ///
     /// If the reference contains an invalid object name. The name becomes part of a URL.
-    pub fn of(reference: &ValuesReference) -> Result<Self, Problem> {
+    pub fn from_reference(reference: &ValuesReference) -> Result<Self, ValuesProblem> {
         let key = reference.values_key.as_deref().unwrap_or(DEFAULT_KEY);
-        let place = Place {
+        let location = ValuesLocation {
             kind: reference.kind,
             name: reference.name.clone(),
             key: key.to_owned(),
         };
-        if !names::is_dns_subdomain(&place.name) {
-            let what = format!(
+        if !names::is_dns_subdomain(&location.name) {
+            let message = format!(
                 "spec.valuesFrom: {:?} is not a valid object name",
-                place.name
+                location.name
             );
-            return Err(Problem::Invalid { place, what });
+            return Err(ValuesProblem::Invalid { location, message });
         }
         Ok(Self {
-            place,
+            location,
             optional: reference.optional,
         })
     }
 }
 
-/// The reading of one place.
+/// The last reading of one location.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Reading {
+pub enum ValuesReading {
     Values(Arc<Map<String, Value>>),
     /// The object or the key doesn't exist.
     Missing(String),
     /// The content is not valid values, or must not be used as values.
     Invalid(String),
-    /// The place has never been read successfully.
+    /// The location has never been read successfully.
     Unread(String),
 }
 
-/// The readings of all requested places.
+/// The readings of all requested locations.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Readings {
-    pub by_place: BTreeMap<Place, Reading>,
+pub struct ValuesReadings {
+    pub by_location: BTreeMap<ValuesLocation, ValuesReading>,
     /// The fleet's salt, once it is known.
     pub salt: Option<Arc<str>>,
 }
 
 /// Why the values are unavailable. Never contains values.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum Problem {
+pub enum ValuesProblem {
     /// Not an error yet.
     #[error("{0} has not been read yet")]
-    NotYet(Place),
-    #[error("{what}; make it, or mark the reference as optional")]
-    Missing { place: Place, what: String },
-    #[error("{what}; correct it")]
-    Invalid { place: Place, what: String },
-    #[error("{what}; retrying")]
-    Unread { place: Place, what: String },
-    #[error("all values together are {0} bytes as JSON, more than {most}; shorten them", most = values::MOST_BYTES)]
+    NotYet(ValuesLocation),
+    #[error("{message}; make it, or mark the reference as optional")]
+    Missing {
+        location: ValuesLocation,
+        message: String,
+    },
+    #[error("{message}; correct it")]
+    Invalid {
+        location: ValuesLocation,
+        message: String,
+    },
+    #[error("{message}; retrying")]
+    Unread {
+        location: ValuesLocation,
+        message: String,
+    },
+    #[error("all values together are {0} bytes as JSON, more than {most}; shorten them", most = values::MAX_BYTES)]
     TooLarge(usize),
 }
 
-impl Problem {
+impl ValuesProblem {
     pub fn reason(&self) -> &'static str {
         match self {
             Self::NotYet(_) | Self::Unread { .. } => reason::VALUES_UNREAD,
@@ -159,26 +174,26 @@ impl Problem {
     }
 
     /// The object that the problem concerns.
-    pub fn place(&self) -> Option<&Place> {
+    pub fn location(&self) -> Option<&ValuesLocation> {
         match self {
-            Self::NotYet(place)
-            | Self::Missing { place, .. }
-            | Self::Invalid { place, .. }
-            | Self::Unread { place, .. } => Some(place),
+            Self::NotYet(location)
+            | Self::Missing { location, .. }
+            | Self::Invalid { location, .. }
+            | Self::Unread { location, .. } => Some(location),
             Self::TooLarge(_) => None,
         }
     }
 
-    /// Converts the problem to a condition. `meanwhile` describes the effect on the member.
-    pub fn state(&self, meanwhile: &str) -> State {
-        State::new(Truth::False, self.reason(), format!("{self} ({meanwhile})"))
+    /// Converts the problem to a condition. `effect` describes the effect on the member.
+    pub fn state(&self, effect: &str) -> State {
+        State::new(Truth::False, self.reason(), format!("{self} ({effect})"))
     }
 }
 
 /// One layer of values.
 #[derive(Clone, Copy, Debug)]
-enum Layer<'a> {
-    From(&'a Source),
+enum ValuesLayer<'a> {
+    From(&'a ValuesSource),
     Inline(&'a Map<String, Value>),
 }
 
@@ -188,19 +203,20 @@ enum Layer<'a> {
 /// # Errors
 ///
 /// If a source is unavailable.
-pub fn fleet(
+pub fn for_fleet(
     mut chart: ChartState,
-    sources: &[Source],
-    readings: &Readings,
-) -> Result<ChartState, Problem> {
-    let layers: Vec<_> = sources.iter().map(Layer::From).collect();
-    let lay = |chart: &mut ChartState, over: &Map<String, Value>| lay_over(&mut chart.values, over);
-    laid(&mut chart, &layers, readings, lay)?;
+    sources: &[ValuesSource],
+    readings: &ValuesReadings,
+) -> Result<ChartState, ValuesProblem> {
+    let layers: Vec<_> = sources.iter().map(ValuesLayer::From).collect();
+    let merge =
+        |chart: &mut ChartState, layer: &Map<String, Value>| merge(&mut chart.values, layer);
+    merge_layers(&mut chart, &layers, readings, merge)?;
     Ok(chart)
 }
 
 /// Whether the member has its own values.
-pub fn has_own(spec: &EdgeClusterSpec) -> bool {
+pub fn has_own_values(spec: &EdgeClusterSpec) -> bool {
     !spec.values_from.is_empty() || spec.values.as_ref().is_some_and(|own| !own.is_empty())
 }
 
@@ -210,81 +226,87 @@ pub fn has_own(spec: &EdgeClusterSpec) -> bool {
 /// # Errors
 ///
 /// If a source is unavailable, or the values are too large.
-pub fn member(
+pub fn for_member(
     fleet: &ChartState,
     spec: &EdgeClusterSpec,
-    readings: &Readings,
-) -> Result<ChartState, Problem> {
-    let sources = spec.values_from.iter().map(Source::of);
-    let sources: Vec<Source> = sources.collect::<Result<_, _>>()?;
+    readings: &ValuesReadings,
+) -> Result<ChartState, ValuesProblem> {
+    let sources = spec.values_from.iter().map(ValuesSource::from_reference);
+    let sources: Vec<ValuesSource> = sources.collect::<Result<_, _>>()?;
     let layers: Vec<_> = sources
         .iter()
-        .map(Layer::From)
-        .chain(spec.values.as_ref().map(Layer::Inline))
+        .map(ValuesLayer::From)
+        .chain(spec.values.as_ref().map(ValuesLayer::Inline))
         .collect();
     let mut chart = fleet.clone();
-    let lay = |chart: &mut ChartState, over: &Map<String, Value>| *chart = chart.overlaid(over);
-    laid(&mut chart, &layers, readings, lay)?;
+    let merge = |chart: &mut ChartState, layer: &Map<String, Value>| *chart = chart.overlaid(layer);
+    merge_layers(&mut chart, &layers, readings, merge)?;
     Ok(chart)
 }
 
 /// Merges the layers into the chart's values in order. The order matters where a layer replaces a map with
 /// another type.
-fn laid(
+fn merge_layers(
     chart: &mut ChartState,
-    layers: &[Layer<'_>],
-    readings: &Readings,
-    lay: impl Fn(&mut ChartState, &Map<String, Value>),
-) -> Result<(), Problem> {
-    let mut secret: Vec<Arc<Map<String, Value>>> = Vec::new();
+    layers: &[ValuesLayer<'_>],
+    readings: &ValuesReadings,
+    merge: impl Fn(&mut ChartState, &Map<String, Value>),
+) -> Result<(), ValuesProblem> {
+    let mut secret_layers: Vec<Arc<Map<String, Value>>> = Vec::new();
     for layer in layers {
         match layer {
-            Layer::Inline(own) => lay(chart, own),
-            Layer::From(source) => {
-                let Some(found) = found(source, readings)? else {
+            ValuesLayer::Inline(own) => merge(chart, own),
+            ValuesLayer::From(source) => {
+                let Some(values) = read_source(source, readings)? else {
                     continue;
                 };
-                lay(chart, &found);
-                if source.place.kind == ValuesKind::Secret && !found.is_empty() {
-                    secret.push(found);
+                merge(chart, &values);
+                if source.location.kind == ValuesKind::Secret && !values.is_empty() {
+                    secret_layers.push(values);
                 }
-                if source.place.kind == ValuesKind::Secret && readings.salt.is_none() {
-                    return Err(Problem::NotYet(source.place.clone()));
+                if source.location.kind == ValuesKind::Secret && readings.salt.is_none() {
+                    return Err(ValuesProblem::NotYet(source.location.clone()));
                 }
             }
         }
     }
-    let before = chart.confidential.take();
-    let mut paths: Vec<String> = before
+    let fleet_confidential = chart.confidential.take();
+    let mut paths: Vec<String> = fleet_confidential
         .iter()
-        .flat_map(|before| &before.paths)
-        .filter(|path| values::at(&chart.values, path).is_some())
+        .flat_map(|confidential| &confidential.paths)
+        .filter(|path| values::value_at(&chart.values, path).is_some())
         .cloned()
         .collect();
-    for layer in &secret {
-        paths.append(&mut values::places(layer, &chart.values));
+    for layer in &secret_layers {
+        paths.append(&mut values::pointers_from(layer, &chart.values));
     }
     paths.sort_unstable();
     paths.dedup();
     let size = values::size(&chart.values) + paths.iter().map(|path| path.len() + 3).sum::<usize>();
-    let own = readings.salt.as_deref().filter(|_| !secret.is_empty());
-    let salt = before.map(|before| before.salt);
-    let salt = salt.or_else(|| own.map(str::to_owned));
+    let own_salt = readings
+        .salt
+        .as_deref()
+        .filter(|_| !secret_layers.is_empty());
+    let salt = fleet_confidential.map(|confidential| confidential.salt);
+    let salt = salt.or_else(|| own_salt.map(str::to_owned));
     chart.confidential = salt.map(|salt| Confidential { salt, paths });
-    if size > values::MOST_BYTES {
-        return Err(Problem::TooLarge(size));
+    if size > values::MAX_BYTES {
+        return Err(ValuesProblem::TooLarge(size));
     }
     Ok(())
 }
 
-fn found(source: &Source, readings: &Readings) -> Result<Option<Arc<Map<String, Value>>>, Problem> {
-    let place = source.place.clone();
-    match readings.by_place.get(&place).cloned() {
-        None => Err(Problem::NotYet(place)),
-        Some(Reading::Values(values)) => Ok(Some(values)),
-        Some(Reading::Missing(_)) if source.optional => Ok(None),
-        Some(Reading::Missing(what)) => Err(Problem::Missing { place, what }),
-        Some(Reading::Invalid(what)) => Err(Problem::Invalid { place, what }),
-        Some(Reading::Unread(what)) => Err(Problem::Unread { place, what }),
+fn read_source(
+    source: &ValuesSource,
+    readings: &ValuesReadings,
+) -> Result<Option<Arc<Map<String, Value>>>, ValuesProblem> {
+    let location = source.location.clone();
+    match readings.by_location.get(&location).cloned() {
+        None => Err(ValuesProblem::NotYet(location)),
+        Some(ValuesReading::Values(values)) => Ok(Some(values)),
+        Some(ValuesReading::Missing(_)) if source.optional => Ok(None),
+        Some(ValuesReading::Missing(message)) => Err(ValuesProblem::Missing { location, message }),
+        Some(ValuesReading::Invalid(message)) => Err(ValuesProblem::Invalid { location, message }),
+        Some(ValuesReading::Unread(message)) => Err(ValuesProblem::Unread { location, message }),
     }
 }

@@ -17,7 +17,7 @@ pub enum ValuesFileError {
     Content { path: String, problem: NotValues },
 }
 
-fn file(path: &Path) -> SettingsFile {
+fn settings_file(path: &Path) -> SettingsFile {
     SettingsFile {
         name: "values file",
         flag: "--chart-values-file",
@@ -31,16 +31,16 @@ fn file(path: &Path) -> SettingsFile {
 ///
 /// If the file can't be read in time, or its content is not a mapping.
 pub async fn load(path: &Path) -> Result<Map<String, Value>, ValuesFileError> {
-    parse(path, &file(path).read_in_time().await?)
+    parse(path, &settings_file(path).read_with_deadline().await?)
 }
 
 /// Sends the values after each change to valid content. Logs invalid content once and keeps the last good
 /// values. While the file doesn't respond, `readiness` has a note. Ends when all receivers are dropped.
 pub async fn follow(path: &Path, tx: watch::Sender<Map<String, Value>>, readiness: Readiness) {
-    let file = file(path);
+    let file = settings_file(path);
     let about = file.name;
-    let hangs = |why| readiness.note(about, why);
-    follow_file(file, POLL_INTERVAL, tx, parse, hangs).await;
+    let report_hang = |problem| readiness.note(about, problem);
+    follow_file(file, POLL_INTERVAL, tx, parse, report_hang).await;
 }
 
 fn parse(path: &Path, bytes: &[u8]) -> Result<Map<String, Value>, ValuesFileError> {
@@ -55,8 +55,8 @@ fn parse(path: &Path, bytes: &[u8]) -> Result<Map<String, Value>, ValuesFileErro
 pub enum NotValues {
     #[error("line {line} is not valid YAML: {reason}")]
     Yaml { line: u64, reason: String },
-    #[error("line {line} holds {found}; write a mapping of value names to values")]
-    NotAMapping { line: u64, found: &'static str },
+    #[error("line {line} holds {content}; write a mapping of value names to values")]
+    NotAMapping { line: u64, content: &'static str },
 }
 
 /// Parses the values in a text. An empty text, or one with comments only, has none.
@@ -73,7 +73,7 @@ pub fn mapping(bytes: &[u8]) -> Result<Map<String, Value>, NotValues> {
             line: error.location().map_or(1, |location| location.line()),
             reason: error.render_with_formatter(&UserMessageFormatter),
         })?;
-    let found = match value {
+    let content = match value {
         Value::Object(values) => return Ok(values),
         Value::Null => return Ok(Map::new()),
         Value::Array(_) => "a list",
@@ -81,7 +81,7 @@ pub fn mapping(bytes: &[u8]) -> Result<Map<String, Value>, NotValues> {
     };
     Err(NotValues::NotAMapping {
         line: first_line(bytes),
-        found,
+        content,
     })
 }
 
@@ -174,13 +174,16 @@ mod tests {
         ] {
             let error = load(content.as_bytes()).unwrap_err();
             let ValuesFileError::Content {
-                problem: NotValues::Yaml { line: found, .. },
+                problem:
+                    NotValues::Yaml {
+                        line: error_line, ..
+                    },
                 ..
             } = &error
             else {
                 panic!("{error:?}")
             };
-            assert!(line.contains(found), "{content:?}: {error}");
+            assert!(line.contains(error_line), "{content:?}: {error}");
             assert!(
                 !format!("{error} {error:?}").contains("hunter2"),
                 "{error:?}"

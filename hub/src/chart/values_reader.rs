@@ -27,126 +27,133 @@ use serde_json::{Map, Value};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::chart::values::{Place, Reading, Readings, word};
+use crate::chart::values::{ValuesLocation, ValuesReading, ValuesReadings, kind_name};
 use crate::chart::values_file;
 
 /// The Secret with the fleet's salt, in the hub's namespace.
 pub const SALT_NAME: &str = "krypton-hub-values-salt";
 const SALT_KEY: &str = "salt";
 /// Prefixes of Krypton's own Secrets, which must never be used as values.
-const OWN_NAMES: [&str; 3] = ["krypton-hub-", "krypton-join-", "krypton-agent-"];
+const OWN_NAME_PREFIXES: [&str; 3] = ["krypton-hub-", "krypton-join-", "krypton-agent-"];
 const RETRY_MAX: Duration = Duration::from_secs(30);
 /// Objects per page of a list.
 const PAGE: u32 = 100;
 /// Most events taken in before the next read.
 const BATCH: usize = 256;
 /// Most objects read before the result is published: each publication recomputes the values of all members.
-const AT_ONCE: usize = 64;
+const PUBLISH_BATCH: usize = 64;
 
 /// The reader's input and output.
-pub struct Follow {
+pub struct ValuesReader {
     pub client: Client,
     /// Namespace of the hub on the home cluster.
     pub namespace: String,
-    /// The requested places.
-    pub wanted: watch::Receiver<BTreeSet<Place>>,
-    pub readings: watch::Sender<Arc<Readings>>,
+    /// The requested locations.
+    pub requested: watch::Receiver<BTreeSet<ValuesLocation>>,
+    pub readings: watch::Sender<Arc<ValuesReadings>>,
 }
 
-impl std::fmt::Debug for Follow {
+impl std::fmt::Debug for ValuesReader {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Follow").finish_non_exhaustive()
+        f.debug_struct("ValuesReader").finish_non_exhaustive()
     }
 }
 
-impl Readings {
-    /// Records a failed read. An earlier reading of the place stays valid.
-    fn unread(&mut self, place: &Place, error: &ApiError) {
-        let unread = || Reading::Unread(format!("{place}: {}", chain(error)));
-        self.by_place.entry(place.clone()).or_insert_with(unread);
+impl ValuesReadings {
+    /// Records a failed read. An earlier reading of the location stays valid.
+    fn record_failure(&mut self, location: &ValuesLocation, error: &ApiError) {
+        let unread = || ValuesReading::Unread(format!("{location}: {}", chain(error)));
+        self.by_location
+            .entry(location.clone())
+            .or_insert_with(unread);
     }
 }
 
 /// Kind and name of an object.
-type Object = (ValuesKind, String);
+type ObjectKey = (ValuesKind, String);
 
 /// A watch event.
-enum Seen {
-    Changed(Object),
+enum ValuesEvent {
+    Changed(ObjectKey),
     /// A complete list of one kind: objects that it doesn't contain are deleted.
     Listed(ValuesKind),
     Failed(ValuesKind, watcher::Error),
 }
 
-impl Follow {
-    /// Reads and watches the requested places until `stop`. Opens no watch before the first request.
+impl ValuesReader {
+    /// Reads and watches the requested locations until `stop`. Opens no watch before the first request.
     pub async fn run(mut self, stop: CancellationToken) {
-        let mut watches: SelectAll<BoxStream<'static, Seen>> = SelectAll::new();
+        let mut watches: SelectAll<BoxStream<'static, ValuesEvent>> = SelectAll::new();
         let mut watched: BTreeSet<ValuesKind> = BTreeSet::new();
-        let mut due: BTreeSet<Object> = BTreeSet::new();
-        let mut held = Readings::default();
+        let mut due: BTreeSet<ObjectKey> = BTreeSet::new();
+        let mut readings = ValuesReadings::default();
         // Objects that the home cluster doesn't allow the hub to read.
-        let mut refused: BTreeSet<Object> = BTreeSet::new();
+        let mut forbidden: BTreeSet<ObjectKey> = BTreeSet::new();
         let mut failures = 0;
-        let (mut not_before, mut again) = (BootTime::default(), BootTime::default());
+        let (mut not_before, mut retry_forbidden_at) = (BootTime::default(), BootTime::default());
         loop {
-            let wanted = self.wanted.see();
-            for place in &wanted {
-                if watched.insert(place.kind) {
-                    watches.push(self.watch(place.kind));
+            let requested = self.requested.get_and_update();
+            for location in &requested {
+                if watched.insert(location.kind) {
+                    watches.push(self.watch(location.kind));
                 }
-                if !held.by_place.contains_key(place) {
-                    due.insert((place.kind, place.name.clone()));
+                if !readings.by_location.contains_key(location) {
+                    due.insert((location.kind, location.name.clone()));
                 }
             }
-            held.by_place.retain(|place, _| wanted.contains(place));
+            readings
+                .by_location
+                .retain(|location, _| requested.contains(location));
             let now = BootTime::now();
-            if now >= again {
-                due.append(&mut refused);
+            if now >= retry_forbidden_at {
+                due.append(&mut forbidden);
             }
             if now >= not_before && !due.is_empty() {
                 let pause = backoff(failures + 1, RETRY_MAX, chance::random());
-                match self.read(&wanted, &mut due, &mut refused, &mut held).await {
-                    Ok(()) if refused.is_empty() => failures = 0,
-                    Ok(()) if again <= now => {
+                match self
+                    .read(&requested, &mut due, &mut forbidden, &mut readings)
+                    .await
+                {
+                    Ok(()) if forbidden.is_empty() => failures = 0,
+                    Ok(()) if retry_forbidden_at <= now => {
                         failures += 1;
-                        again = BootTime(now.0 + pause);
+                        retry_forbidden_at = BootTime(now.0 + pause);
                     }
                     Ok(()) => {}
                     Err(error) => {
-                        said(&error);
+                        log_failure(&error);
                         failures += 1;
                         not_before = BootTime(now.0 + pause);
                     }
                 }
-                self.publish(&held);
+                self.publish(&readings);
             }
             // Read the rest of a batch immediately.
-            let retry = match (due.is_empty(), refused.is_empty()) {
+            let retry = match (due.is_empty(), forbidden.is_empty()) {
                 (false, _) => Some(not_before),
-                (true, false) => Some(again),
+                (true, false) => Some(retry_forbidden_at),
                 (true, true) => None,
             };
             tokio::select! {
                 () = stop.cancelled() => return,
-                changed = self.wanted.changed() => if changed.is_err() { return },
+                changed = self.requested.changed() => if changed.is_err() { return },
                 () = clock::sleep_until(retry, BootTime::now()) => {}
-                Some(seen) = watches.next(), if !watches.is_empty() => {
-                    take(seen, &wanted, &mut due);
+                Some(event) = watches.next(), if !watches.is_empty() => {
+                    handle_event(event, &requested, &mut due);
                     for _ in 0..BATCH {
-                        let Some(Some(seen)) = watches.next().now_or_never() else { break };
-                        take(seen, &wanted, &mut due);
+                        let Some(Some(event)) = watches.next().now_or_never() else { break };
+                        handle_event(event, &requested, &mut due);
                     }
                 }
             }
         }
     }
 
-    fn publish(&self, held: &Readings) {
-        self.readings.send_if_modified(|before| {
-            let changed = **before != *held;
+    fn publish(&self, readings: &ValuesReadings) {
+        self.readings.send_if_modified(|current| {
+            let changed = **current != *readings;
             if changed {
-                *before = Arc::new(held.clone());
+                *current = Arc::new(readings.clone());
             }
             changed
         });
@@ -156,75 +163,81 @@ impl Follow {
     /// the remaining objects stay due.
     async fn read(
         &self,
-        wanted: &BTreeSet<Place>,
-        due: &mut BTreeSet<Object>,
-        refused: &mut BTreeSet<Object>,
-        held: &mut Readings,
+        requested: &BTreeSet<ValuesLocation>,
+        due: &mut BTreeSet<ObjectKey>,
+        forbidden: &mut BTreeSet<ObjectKey>,
+        readings: &mut ValuesReadings,
     ) -> Result<(), ApiError> {
-        let secrets = wanted.iter().any(|place| place.kind == ValuesKind::Secret);
-        if secrets && held.salt.is_none() {
+        let needs_salt = requested
+            .iter()
+            .any(|location| location.kind == ValuesKind::Secret);
+        if needs_salt && readings.salt.is_none() {
             match self.salt().await {
-                Ok(salt) => held.salt = Some(salt),
+                Ok(salt) => readings.salt = Some(salt),
                 Err(error) => {
                     // Without the salt, Secrets are unusable.
-                    for place in wanted.iter().filter(|it| it.kind == ValuesKind::Secret) {
-                        held.unread(place, &error);
+                    for location in requested.iter().filter(|it| it.kind == ValuesKind::Secret) {
+                        readings.record_failure(location, &error);
                     }
                     if error.status().is_none() {
                         return Err(error);
                     }
-                    said(&error);
-                    let kept = due.iter().filter(|it| it.0 == ValuesKind::Secret);
-                    refused.extend(kept.cloned());
+                    log_failure(&error);
+                    let secrets_due = due.iter().filter(|it| it.0 == ValuesKind::Secret);
+                    forbidden.extend(secrets_due.cloned());
                     due.retain(|it| it.0 != ValuesKind::Secret);
                 }
             }
         }
-        for object in due.iter().take(AT_ONCE).cloned().collect::<Vec<_>>() {
-            let places = wanted
+        for object in due.iter().take(PUBLISH_BATCH).cloned().collect::<Vec<_>>() {
+            let locations = requested
                 .iter()
-                .filter(|place| place.kind == object.0 && place.name == object.1);
-            let places: Vec<&Place> = places.collect();
-            if places.is_empty() {
+                .filter(|location| location.kind == object.0 && location.name == object.1);
+            let locations: Vec<&ValuesLocation> = locations.collect();
+            if locations.is_empty() {
                 due.remove(&object);
                 continue;
             }
-            match self.object(&object).await {
-                Ok(found) => {
-                    for place in places {
-                        held.by_place
-                            .insert(place.clone(), reading(place, found.as_ref()));
+            match self.fetch_object(&object).await {
+                Ok(content) => {
+                    for location in locations {
+                        readings
+                            .by_location
+                            .insert(location.clone(), reading(location, content.as_ref()));
                     }
                     due.remove(&object);
                 }
                 Err(error) => {
-                    for place in places {
-                        held.unread(place, &error);
+                    for location in locations {
+                        readings.record_failure(location, &error);
                     }
                     if error.status().is_none() {
                         return Err(error);
                     }
-                    said(&error);
+                    log_failure(&error);
                     due.remove(&object);
-                    refused.insert(object);
+                    forbidden.insert(object);
                 }
             }
         }
         Ok(())
     }
 
-    async fn object(&self, (kind, name): &Object) -> Result<Option<Content>, ApiError> {
-        let attempt = format!("reading {} {}/{name}", word(*kind), self.namespace);
+    async fn fetch_object(
+        &self,
+        (kind, name): &ObjectKey,
+    ) -> Result<Option<ObjectContent>, ApiError> {
+        let attempt = format!("reading {} {}/{name}", kind_name(*kind), self.namespace);
         match kind {
             ValuesKind::ConfigMap => {
                 let api: Api<ConfigMap> = self.api();
-                let found = call(attempt, api.get_opt(name)).await?;
-                Ok(found.map(Content::of_config_map))
+                let config_map = call(attempt, api.get_opt(name)).await?;
+                Ok(config_map.map(ObjectContent::from_config_map))
             }
             ValuesKind::Secret => {
                 let api: Api<Secret> = self.api();
-                let found = call(attempt, api.get_opt(name)).await?;
-                Ok(found.map(Content::of_secret))
+                let secret = call(attempt, api.get_opt(name)).await?;
+                Ok(secret.map(ObjectContent::from_secret))
             }
         }
     }
@@ -233,8 +246,8 @@ impl Follow {
     async fn salt(&self) -> Result<Arc<str>, ApiError> {
         let api: Api<Secret> = self.api();
         let attempt = |verb| format!("{verb} Secret {}/{SALT_NAME}", self.namespace);
-        let found = call(attempt("reading"), api.get_opt(SALT_NAME)).await?;
-        if let Some(salt) = found.as_ref().and_then(salt_in) {
+        let existing = call(attempt("reading"), api.get_opt(SALT_NAME)).await?;
+        if let Some(salt) = existing.as_ref().and_then(read_salt) {
             return Ok(salt);
         }
         let salt = format!(
@@ -245,10 +258,10 @@ impl Follow {
         let data = [(SALT_KEY.to_owned(), ByteString(salt.clone().into_bytes()))];
         let data = Some(data.into());
         let params = PostParams::default();
-        match found {
+        match existing {
             // The Secret has no salt: the resourceVersion that was read is the precondition.
-            Some(found) => {
-                let next = Secret { data, ..found };
+            Some(existing) => {
+                let next = Secret { data, ..existing };
                 let request = api.replace(SALT_NAME, &params, &next);
                 call(attempt("updating"), request).await?;
             }
@@ -276,88 +289,96 @@ impl Follow {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    fn watch(&self, kind: ValuesKind) -> BoxStream<'static, Seen> {
+    fn watch(&self, kind: ValuesKind) -> BoxStream<'static, ValuesEvent> {
         let config = Config::default().page_size(PAGE);
         match kind {
             ValuesKind::ConfigMap => {
                 let api = self.api::<PartialObjectMeta<ConfigMap>>();
-                shown(kind, Watch::of(api, config))
+                watch_events(kind, Watch::objects(api, config))
             }
             ValuesKind::Secret => {
                 let api = self.api::<PartialObjectMeta<Secret>>();
-                shown(kind, Watch::of(api, config))
+                watch_events(kind, Watch::objects(api, config))
             }
         }
     }
 }
 
-fn said(error: &ApiError) {
+fn log_failure(error: &ApiError) {
     tracing::warn!(error = %chain(error), "reading values of the chart failed; retrying");
 }
 
-fn shown<K: Send + 'static>(
+fn watch_events<K: Send + 'static>(
     kind: ValuesKind,
     watch: Watch<PartialObjectMeta<K>>,
-) -> BoxStream<'static, Seen>
+) -> BoxStream<'static, ValuesEvent>
 where
     PartialObjectMeta<K>: ResourceExt,
 {
-    let seen = move |event| match event {
+    let convert = move |event| match event {
         Ok(Event::Apply(meta) | Event::Delete(meta) | Event::InitApply(meta)) => {
             let meta: PartialObjectMeta<K> = meta;
-            Some(Seen::Changed((kind, meta.name_any())))
+            Some(ValuesEvent::Changed((kind, meta.name_any())))
         }
         Ok(Event::Init) => None,
-        Ok(Event::InitDone) => Some(Seen::Listed(kind)),
-        Err(error) => Some(Seen::Failed(kind, error)),
+        Ok(Event::InitDone) => Some(ValuesEvent::Listed(kind)),
+        Err(error) => Some(ValuesEvent::Failed(kind, error)),
     };
     watch
         .into_stream()
-        .filter_map(move |event| std::future::ready(seen(event)))
+        .filter_map(move |event| std::future::ready(convert(event)))
         .boxed()
 }
 
-fn take(seen: Seen, wanted: &BTreeSet<Place>, due: &mut BTreeSet<Object>) {
-    match seen {
-        Seen::Changed((kind, name)) => {
-            let asked = |place: &Place| place.kind == kind && place.name == name;
-            if wanted.iter().any(asked) {
+fn handle_event(
+    event: ValuesEvent,
+    requested: &BTreeSet<ValuesLocation>,
+    due: &mut BTreeSet<ObjectKey>,
+) {
+    match event {
+        ValuesEvent::Changed((kind, name)) => {
+            let matches =
+                |location: &ValuesLocation| location.kind == kind && location.name == name;
+            if requested.iter().any(matches) {
                 due.insert((kind, name));
             }
         }
-        Seen::Listed(kind) => {
-            let of_kind = wanted.iter().filter(|place| place.kind == kind);
-            due.extend(of_kind.map(|place| (kind, place.name.clone())));
+        ValuesEvent::Listed(kind) => {
+            let of_kind = requested.iter().filter(|location| location.kind == kind);
+            due.extend(of_kind.map(|location| (kind, location.name.clone())));
         }
-        Seen::Failed(kind, error) => {
-            tracing::warn!(error = %chain(&error), "watching {}s with values of the chart failed; retrying", word(kind));
+        ValuesEvent::Failed(kind, error) => {
+            tracing::warn!(error = %chain(&error), "watching {}s with values of the chart failed; retrying", kind_name(kind));
         }
     }
 }
 
 /// The content of an object, and whether it may be used as values.
-struct Content {
+struct ObjectContent {
     data: BTreeMap<String, Vec<u8>>,
     /// Why it must not be used as values.
-    refused: Option<String>,
+    rejection: Option<String>,
 }
 
-impl Content {
-    fn of_config_map(map: ConfigMap) -> Self {
+impl ObjectContent {
+    fn from_config_map(map: ConfigMap) -> Self {
         let texts = map.data.into_iter().flatten();
         let texts = texts.map(|(key, text)| (key, text.into_bytes()));
         let bytes = map.binary_data.into_iter().flatten();
         let bytes = bytes.map(|(key, bytes)| (key, bytes.0));
         Self {
             data: texts.chain(bytes).collect(),
-            refused: None,
+            rejection: None,
         }
     }
 
-    fn of_secret(secret: Secret) -> Self {
+    fn from_secret(secret: Secret) -> Self {
         let name = secret.name_any();
         let type_ = secret.type_.as_deref().unwrap_or("Opaque");
-        let refused = if OWN_NAMES.iter().any(|own| name.starts_with(own)) {
+        let rejection = if OWN_NAME_PREFIXES
+            .iter()
+            .any(|prefix| name.starts_with(prefix))
+        {
             Some("belongs to Krypton".to_owned())
         } else if type_ != "Opaque" {
             Some(format!("has type {type_} instead of Opaque"))
@@ -367,41 +388,41 @@ impl Content {
         let data = secret.data.into_iter().flatten();
         Self {
             data: data.map(|(key, bytes)| (key, bytes.0)).collect(),
-            refused,
+            rejection,
         }
     }
 }
 
-fn salt_in(secret: &Secret) -> Option<Arc<str>> {
+fn read_salt(secret: &Secret) -> Option<Arc<str>> {
     let salt = &secret.data.as_ref()?.get(SALT_KEY)?.0;
     let salt = std::str::from_utf8(salt).ok()?;
     (salt.len() >= 32).then(|| salt.into())
 }
 
-/// Reads one place. A member's kubeconfig is never values: otherwise any user with write access to
+/// Reads one location. A member's kubeconfig is never values: otherwise any user with write access to
 /// EdgeClusters could read it.
-fn reading(place: &Place, found: Option<&Content>) -> Reading {
-    let (kind, name, key) = (word(place.kind), &place.name, &place.key);
-    let Some(content) = found else {
-        return Reading::Missing(format!("there is no {kind} {name} in the hub's namespace"));
+fn reading(location: &ValuesLocation, content: Option<&ObjectContent>) -> ValuesReading {
+    let (kind, name, key) = (kind_name(location.kind), &location.name, &location.key);
+    let Some(content) = content else {
+        return ValuesReading::Missing(format!("there is no {kind} {name} in the hub's namespace"));
     };
-    if let Some(why) = &content.refused {
-        return Reading::Invalid(format!(
-            "{kind} {name} {why}, and is never values of the chart"
+    if let Some(reason) = &content.rejection {
+        return ValuesReading::Invalid(format!(
+            "{kind} {name} {reason}, and is never values of the chart"
         ));
     }
     let Some(bytes) = content.data.get(key) else {
-        return Reading::Missing(format!("{kind} {name} has no key {key}"));
+        return ValuesReading::Missing(format!("{kind} {name} has no key {key}"));
     };
     if bytes.len() as u64 > MAX_BYTES {
-        return Reading::Invalid(format!("{place}, is larger than 1 MiB"));
+        return ValuesReading::Invalid(format!("{location}, is larger than 1 MiB"));
     }
     match values_file::mapping(bytes) {
-        Ok(values) if is_kubeconfig(&values) => Reading::Invalid(format!(
-            "{place}, is a kubeconfig, and is never values of the chart"
+        Ok(values) if is_kubeconfig(&values) => ValuesReading::Invalid(format!(
+            "{location}, is a kubeconfig, and is never values of the chart"
         )),
-        Ok(values) => Reading::Values(Arc::new(values)),
-        Err(error) => Reading::Invalid(format!("{place}, {error}")),
+        Ok(values) => ValuesReading::Values(Arc::new(values)),
+        Err(error) => ValuesReading::Invalid(format!("{location}, {error}")),
     }
 }
 
@@ -413,8 +434,8 @@ fn is_kubeconfig(values: &Map<String, Value>) -> bool {
 mod tests {
     use super::*;
 
-    fn secret(name: &str, type_: Option<&str>, key: &str, content: &str) -> Content {
-        Content::of_secret(Secret {
+    fn secret(name: &str, type_: Option<&str>, key: &str, content: &str) -> ObjectContent {
+        ObjectContent::from_secret(Secret {
             metadata: ObjectMeta {
                 name: Some(name.to_owned()),
                 ..ObjectMeta::default()
@@ -425,8 +446,8 @@ mod tests {
         })
     }
 
-    fn place(kind: ValuesKind, name: &str) -> Place {
-        Place {
+    fn location(kind: ValuesKind, name: &str) -> ValuesLocation {
+        ValuesLocation {
             kind,
             name: name.to_owned(),
             key: "values.yaml".to_owned(),
@@ -435,28 +456,30 @@ mod tests {
 
     #[test]
     fn unusable_values_source_is_explained_without_revealing_content() {
-        let of = |name: &str, type_, key: &str, content: &str| {
+        let read_secret = |name: &str, type_, key: &str, content: &str| {
             let content = secret(name, type_, key, content);
-            reading(&place(ValuesKind::Secret, name), Some(&content))
+            reading(&location(ValuesKind::Secret, name), Some(&content))
         };
-        let Reading::Values(values) = of("a", None, "values.yaml", "a: {b: hunter2}") else {
+        let ValuesReading::Values(values) =
+            read_secret("a", None, "values.yaml", "a: {b: hunter2}")
+        else {
             panic!("they are values");
         };
         assert_eq!(values["a"]["b"], "hunter2");
         assert!(matches!(
-            of("a", Some("Opaque"), "values.yaml", ""),
-            Reading::Values(values) if values.is_empty()
+            read_secret("a", Some("Opaque"), "values.yaml", ""),
+            ValuesReading::Values(values) if values.is_empty()
         ));
-        let missing = of("a", None, "other.yaml", "a: 1");
+        let missing = read_secret("a", None, "other.yaml", "a: 1");
         assert_eq!(
             missing,
-            Reading::Missing("Secret a has no key values.yaml".to_owned())
+            ValuesReading::Missing("Secret a has no key values.yaml".to_owned())
         );
-        let none = reading(&place(ValuesKind::ConfigMap, "a"), None);
-        assert!(matches!(&none, Reading::Missing(what) if what.contains("no ConfigMap a")));
+        let none = reading(&location(ValuesKind::ConfigMap, "a"), None);
+        assert!(matches!(&none, ValuesReading::Missing(what) if what.contains("no ConfigMap a")));
         let kubeconfig = "{apiVersion: v1, kind: Config, clusters: [], users: [{name: hunter2}]}";
         let large = format!("a: {}", "x".repeat(1024 * 1024));
-        for (name, type_, content, why) in [
+        for (name, type_, content, reason) in [
             ("a", None, "- hunter2", "line 1 holds a list"),
             ("a", None, "hunter2: [", "is not valid YAML"),
             ("a", None, kubeconfig, "kubeconfig"),
@@ -469,12 +492,12 @@ mod tests {
             ),
             ("krypton-hub-ca", None, "a: 1", "belongs to Krypton"),
         ] {
-            match of(name, type_, "values.yaml", content) {
-                Reading::Invalid(said) => {
-                    assert!(said.contains(why) && said.contains(name), "{said}");
-                    assert!(!said.contains("hunter2"), "{said}");
+            match read_secret(name, type_, "values.yaml", content) {
+                ValuesReading::Invalid(error) => {
+                    assert!(error.contains(reason) && error.contains(name), "{error}");
+                    assert!(!error.contains("hunter2"), "{error}");
                 }
-                other => panic!("{why}: {other:?}"),
+                other => panic!("{reason}: {other:?}"),
             }
         }
     }
@@ -486,7 +509,7 @@ mod tests {
             binary_data: Some([("b".to_owned(), ByteString(b"x: 2".to_vec()))].into()),
             ..ConfigMap::default()
         };
-        let content = Content::of_config_map(map);
+        let content = ObjectContent::from_config_map(map);
         assert_eq!(content.data["a"], b"x: 1");
         assert_eq!(content.data["b"], b"x: 2");
     }
@@ -497,8 +520,8 @@ mod tests {
             data: Some([(SALT_KEY.to_owned(), ByteString(salt.as_bytes().to_vec()))].into()),
             ..Secret::default()
         };
-        assert!(salt_in(&with("short")).is_none());
-        assert!(salt_in(&Secret::default()).is_none());
-        assert_eq!(&*salt_in(&with(&"s".repeat(64))).unwrap(), "s".repeat(64));
+        assert!(read_salt(&with("short")).is_none());
+        assert!(read_salt(&Secret::default()).is_none());
+        assert_eq!(&*read_salt(&with(&"s".repeat(64))).unwrap(), "s".repeat(64));
     }
 }

@@ -5,79 +5,88 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use krypton_runtime::admin::Readiness;
 use krypton_runtime::events::ObjectEvent;
 
-use crate::chart::values::{Place, Problem, word};
-use crate::notices::HomeEvents;
+use crate::chart::values::{ValuesLocation, ValuesProblem, kind_name};
+use crate::home_events::HomeEvents;
 
-const ABOUT: &str = "values of the chart";
+const READINESS_NOTE: &str = "values of the chart";
 
 /// Reports each change once.
 #[derive(Debug)]
-pub struct Teller {
+pub struct ValuesStatus {
     events: HomeEvents,
     /// Namespace of the hub on the home cluster.
     namespace: String,
     readiness: Readiness,
-    told: Option<Problem>,
+    reported: Option<ValuesProblem>,
 }
 
 /// Describes the effect on members while the fleet's values are unavailable.
-pub fn meanwhile(has_good: bool) -> &'static str {
-    if has_good {
+pub fn effect_on_members(has_good_values: bool) -> &'static str {
+    if has_good_values {
         "the last good values stay in use"
     } else {
         "members stay as they are until then"
     }
 }
 
-impl Teller {
+impl ValuesStatus {
     pub fn new(events: HomeEvents, namespace: String, readiness: Readiness) -> Self {
         Self {
             events,
             namespace,
             readiness,
-            told: None,
+            reported: None,
         }
     }
 
-    /// Reports the state of the values. `has_good` tells whether good values are in use.
-    pub fn tell(&mut self, problem: Option<&Problem>, has_good: bool) {
-        if self.told.as_ref() == problem {
+    /// Reports the state of the values. `has_good_values` tells whether good values are in use.
+    pub fn report(&mut self, problem: Option<&ValuesProblem>, has_good_values: bool) {
+        if self.reported.as_ref() == problem {
             return;
         }
-        let before = std::mem::replace(&mut self.told, problem.cloned());
+        let previous = std::mem::replace(&mut self.reported, problem.cloned());
         let Some(problem) = problem else {
-            self.readiness.note(ABOUT, None);
+            self.readiness.note(READINESS_NOTE, None);
             tracing::info!("the fleet's values are read");
-            if let Some(place) = before.as_ref().and_then(Problem::place) {
+            if let Some(location) = previous.as_ref().and_then(ValuesProblem::location) {
                 let message = "values of the chart are read from here".to_owned();
-                self.publish(place, false, "ValuesResolved", message);
+                self.publish(location, false, "ValuesResolved", message);
             }
             return;
         };
-        let message = format!("the fleet's values: {problem} ({})", meanwhile(has_good));
-        self.readiness.note(ABOUT, Some(message.clone()));
-        if matches!(problem, Problem::NotYet(_)) {
+        let message = format!(
+            "the fleet's values: {problem} ({})",
+            effect_on_members(has_good_values)
+        );
+        self.readiness.note(READINESS_NOTE, Some(message.clone()));
+        if matches!(problem, ValuesProblem::NotYet(_)) {
             return;
         }
         tracing::error!(reason = problem.reason(), "{message}");
-        if let Some(place) = problem.place() {
-            self.publish(place, true, problem.reason(), message);
+        if let Some(location) = problem.location() {
+            self.publish(location, true, problem.reason(), message);
         }
     }
 
     /// Reports an existing problem again when this hub becomes leader.
-    pub fn reset(&mut self, has_good: bool) {
-        if let Some(problem) = self.told.take() {
-            self.tell(Some(&problem), has_good);
+    pub fn report_again(&mut self, has_good_values: bool) {
+        if let Some(problem) = self.reported.take() {
+            self.report(Some(&problem), has_good_values);
         }
     }
 
-    fn publish(&self, place: &Place, warning: bool, reason: &'static str, message: String) {
-        let about = ObjectReference {
+    fn publish(
+        &self,
+        location: &ValuesLocation,
+        warning: bool,
+        reason: &'static str,
+        message: String,
+    ) {
+        let object = ObjectReference {
             api_version: Some("v1".to_owned()),
-            kind: Some(word(place.kind).to_owned()),
+            kind: Some(kind_name(location.kind).to_owned()),
             namespace: Some(self.namespace.clone()),
-            name: Some(place.name.clone()),
+            name: Some(location.name.clone()),
             ..ObjectReference::default()
         };
         let event = ObjectEvent {
@@ -85,6 +94,6 @@ impl Teller {
             reason,
             message,
         };
-        self.events.record(about, "ReadValues", event);
+        self.events.record(object, "ReadValues", event);
     }
 }

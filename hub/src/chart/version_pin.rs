@@ -24,41 +24,41 @@ use tokio_util::sync::CancellationToken;
 
 use crate::leader::{Leader, LeaderTerm};
 
-const OF: &str = "of";
-const RANGE: &str = "range";
-const VERSION: &str = "version";
-const CONTENT: &str = "content";
-const RESOLVED: &str = "resolved";
+const DIGEST_KEY: &str = "of";
+const RANGE_KEY: &str = "range";
+const VERSION_KEY: &str = "version";
+const CONTENT_KEY: &str = "content";
+const RESOLVED_KEY: &str = "resolved";
 const RETRY_MAX: Duration = Duration::from_secs(5 * 60);
 /// How often a standby checks the record for changes.
-const RECORD_EVERY: Duration = Duration::from_secs(30);
+const STANDBY_INTERVAL: Duration = Duration::from_secs(30);
 /// Longest pause before the next read of the record while members wait for it.
-const UNREAD_MAX: Duration = Duration::from_secs(3);
+const UNREAD_RETRY_MAX: Duration = Duration::from_secs(3);
 
 /// The resolved chart version.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Meaning {
+pub struct ResolvedVersion {
     pub version: String,
     /// See [`krypton_types::desired::ChartState::pinned`].
     pub pinned: Option<String>,
     /// Start of the leader term in which this hub read the record. `version` then includes the record of
     /// any earlier leader.
-    pub under: Option<BootTime>,
+    pub read_in_term: Option<BootTime>,
 }
 
-impl Meaning {
+impl ResolvedVersion {
     /// The value before the first lookup. If the chart needs verification, members get a range, which they
     /// never install.
-    pub fn unread(version: &str, proven: bool) -> Self {
-        let (version, pinned) = match proven {
-            true => (withheld(version), None),
+    pub fn unread(version: &str, verified: bool) -> Self {
+        let (version, pinned) = match verified {
+            true => (unverified_range(version), None),
             false if is_pinned(version) || is_range(version) => (version.to_owned(), None),
             false => (version.to_owned(), Some(String::new())),
         };
         Self {
             version,
             pinned,
-            under: None,
+            read_in_term: None,
         }
     }
 
@@ -66,7 +66,7 @@ impl Meaning {
     /// that term.
     pub fn epoch(&self, leader_term: Option<&LeaderTerm>) -> Option<u64> {
         let leader_term = leader_term?;
-        (self.under == Some(leader_term.since)).then_some(leader_term.epoch)
+        (self.read_in_term == Some(leader_term.since)).then_some(leader_term.epoch)
     }
 }
 
@@ -89,9 +89,9 @@ pub struct ChartPin {
     /// The chart with the configured version.
     pub chart: ChartRef,
     /// Interval between lookups. `None` keeps the result while repository, name and range are unchanged.
-    pub every: Option<Duration>,
+    pub interval: Option<Duration>,
     /// Whether members get a version only with the digest of a chart that `charts` has accepted.
-    pub proven: bool,
+    pub verified: bool,
 }
 
 impl std::fmt::Debug for ChartPin {
@@ -102,19 +102,19 @@ impl std::fmt::Debug for ChartPin {
 
 /// A pin with the state of its refresh loop.
 #[derive(Debug)]
-pub struct Kept {
+pub struct PinnedVersion {
     pin: ChartPin,
-    tx: watch::Sender<Meaning>,
+    tx: watch::Sender<ResolvedVersion>,
     /// Pause until the next lookup; `None` means never.
     next: Option<Duration>,
     failures: u32,
     /// Time of the last lookup without a record.
-    looked_up: Option<BootTime>,
+    last_resolution: Option<BootTime>,
 }
 
 /// The record of a range on the home cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Record {
+struct VersionRecord {
     version: String,
     /// The version with its digest, if known.
     content: Option<String>,
@@ -123,17 +123,17 @@ struct Record {
 
 /// Returns the record if it belongs to this chart and range. The record omits the repository's URL, which
 /// may contain a password.
-fn record(found: Option<&ConfigMap>, of: &str) -> Option<Record> {
-    let data = found?.data.as_ref()?;
-    if data.get(OF)? != of {
+fn record_in(config_map: Option<&ConfigMap>, digest: &str) -> Option<VersionRecord> {
+    let data = config_map?.data.as_ref()?;
+    if data.get(DIGEST_KEY)? != digest {
         return None;
     }
-    Some(Record {
-        version: data.get(VERSION).filter(|it| !it.is_empty())?.clone(),
-        content: data.get(CONTENT).filter(|it| is_pinned(it)).cloned(),
+    Some(VersionRecord {
+        version: data.get(VERSION_KEY).filter(|it| !it.is_empty())?.clone(),
+        content: data.get(CONTENT_KEY).filter(|it| is_pinned(it)).cloned(),
         // A record without a time is valid, but due for the next lookup.
         resolved: data
-            .get(RESOLVED)
+            .get(RESOLVED_KEY)
             .and_then(|text| text.parse().ok())
             .unwrap_or(Timestamp::UNIX_EPOCH),
     })
@@ -141,17 +141,21 @@ fn record(found: Option<&ConfigMap>, of: &str) -> Option<Record> {
 
 /// Returns how long the record stays valid, or `None` if it never expires. A wrong clock delays the next
 /// lookup by at most one interval.
-fn good_for(record: &Record, every: Option<Duration>, now: Timestamp) -> Option<Duration> {
-    let every = every?;
+fn valid_for(
+    record: &VersionRecord,
+    interval: Option<Duration>,
+    now: Timestamp,
+) -> Option<Duration> {
+    let interval = interval?;
     let age = now.duration_since(record.resolved);
     match Duration::try_from(age) {
-        Ok(age) => Some(every.saturating_sub(age)),
-        Err(_) => Some(every),
+        Ok(age) => Some(interval.saturating_sub(age)),
+        Err(_) => Some(interval),
     }
 }
 
 /// Replaces a version whose chart is not verified with a range, which members never install.
-fn withheld(version: &str) -> String {
+fn unverified_range(version: &str) -> String {
     match unpinned(version) {
         "" => "*".to_owned(),
         exact if exact_version(exact).is_some() => format!("={exact}"),
@@ -169,60 +173,71 @@ fn unpinned(version: &str) -> &str {
 
 /// Chooses between the previous and the found version. An older version most likely means an incomplete
 /// repository.
-fn chosen(before: Option<&str>, found: String) -> String {
+fn choose_version(previous: Option<&str>, candidate: String) -> String {
     let parse = |text: &str| exact_version(unpinned(text));
     let pin = |text: &str| text.split_once('@').map(|(_, pin)| pin.to_owned());
-    match before {
+    match previous {
         // Keep the previous spelling: Helm compares versions as text.
-        Some(before) if parse(before) == parse(&found) && pin(before) == pin(&found) => {
-            before.to_owned()
+        Some(previous)
+            if parse(previous) == parse(&candidate) && pin(previous) == pin(&candidate) =>
+        {
+            previous.to_owned()
         }
-        Some(before) if parse(before) > parse(&found) => {
-            tracing::warn!(%before, %found, "the repository offers an older version for the range than before; the newer one stays");
-            before.to_owned()
+        Some(previous) if parse(previous) > parse(&candidate) => {
+            tracing::warn!(before = %previous, found = %candidate, "the repository offers an older version for the range than before; the newer one stays");
+            previous.to_owned()
         }
-        _ => found,
+        _ => candidate,
     }
 }
 
 impl ChartPin {
     /// Resolves version and content, or fails, within about a minute. Without a version, members get the
     /// range itself. They install nothing and report that it is unresolved.
-    pub async fn begin(self, tx: watch::Sender<Meaning>, stop: &CancellationToken) -> Kept {
-        let mut kept = Kept {
+    pub async fn start(
+        self,
+        tx: watch::Sender<ResolvedVersion>,
+        stop: &CancellationToken,
+    ) -> PinnedVersion {
+        let mut pinned = PinnedVersion {
             pin: self,
             tx,
             next: None,
             failures: 0,
-            looked_up: None,
+            last_resolution: None,
         };
-        if stop.run_until_cancelled(kept.look(None)).await.is_none() {
+        if stop
+            .run_until_cancelled(pinned.refresh(None))
+            .await
+            .is_none()
+        {
             tracing::debug!("stopped before the range was looked up");
         }
-        kept
+        pinned
     }
 
-    pub(crate) fn of(&self) -> String {
+    /// Digest of repository, name, version setting and verification, which identifies the record.
+    fn digest(&self) -> String {
         let ChartRef {
             repo,
             name,
             version,
         } = &self.chart;
-        let proven = if self.proven { "\nproven" } else { "" };
-        sha256_hex(format!("{repo}\n{name}\n{version}{proven}").as_bytes())
+        let verified = if self.verified { "\nproven" } else { "" };
+        sha256_hex(format!("{repo}\n{name}\n{version}{verified}").as_bytes())
     }
 
-    /// Resolves the setting to a version with its digest. `settled` is the version of a record without a
-    /// digest.
-    async fn meaning(&self, settled: Option<&str>) -> Result<String, PinError> {
-        let asked = &self.chart.version;
-        let version = match settled {
-            Some(settled) => settled.to_owned(),
-            None if asked.is_empty() || is_range(asked) => {
+    /// Resolves the setting to a version with its digest. `recorded_version` is the version of a record
+    /// without a digest.
+    async fn resolve(&self, recorded_version: Option<&str>) -> Result<String, PinError> {
+        let setting = &self.chart.version;
+        let version = match recorded_version {
+            Some(recorded_version) => recorded_version.to_owned(),
+            None if setting.is_empty() || is_range(setting) => {
                 let resolved = Box::pin(self.charts.resolve(&self.chart)).await;
                 resolved.map_err(PinError::Lookup)?
             }
-            None => asked.clone(),
+            None => setting.clone(),
         };
         let chart = ChartRef {
             version,
@@ -235,21 +250,21 @@ impl ChartPin {
     /// Returns the version for members and the version that they fetch, if the setting resolves to
     /// `content`. `content` is a version with its digest. For a verified chart, the digest is part of the
     /// release. Otherwise only the fetch uses it.
-    fn given(&self, content: &str) -> (String, Option<String>) {
-        let asked = &self.chart.version;
-        match (self.proven, is_range(asked)) {
+    fn for_members(&self, content: &str) -> (String, Option<String>) {
+        let setting = &self.chart.version;
+        match (self.verified, is_range(setting)) {
             (true, _) => (content.to_owned(), None),
             (false, true) => (unpinned(content).to_owned(), Some(content.to_owned())),
-            (false, false) => (asked.clone(), Some(content.to_owned())),
+            (false, false) => (setting.clone(), Some(content.to_owned())),
         }
     }
 
-    /// Like `given`, for a record, which may lack a digest.
-    fn recorded(&self, record: &Record) -> (String, Option<String>) {
+    /// Like `for_members`, for a record, which may lack a digest.
+    fn record_for_members(&self, record: &VersionRecord) -> (String, Option<String>) {
         match &record.content {
-            Some(content) => self.given(content),
-            None if self.proven => (record.version.clone(), None),
-            None => (self.given(&record.version).0, Some(String::new())),
+            Some(content) => self.for_members(content),
+            None if self.verified => (record.version.clone(), None),
+            None => (self.for_members(&record.version).0, Some(String::new())),
         }
     }
 
@@ -257,57 +272,60 @@ impl ChartPin {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    /// Returns the current content and how long it stays valid. `found` is the ConfigMap. The leader writes
-    /// the record, and other hubs use it.
+    /// Returns the current content and how long it stays valid. The leader writes the record, and
+    /// other hubs use it.
     async fn version(
         &self,
-        found: Option<ConfigMap>,
-        lead: Option<&Leader>,
+        config_map: Option<ConfigMap>,
+        leader: Option<&Leader>,
     ) -> Result<(String, Option<Duration>), PinError> {
-        let leads = || lead.is_some_and(|lead| lead.writes(BootTime::now()));
-        let (api, of) = (self.api(), self.of());
-        let before = record(found.as_ref(), &of);
+        let may_write = || leader.is_some_and(|leader| leader.may_write(BootTime::now()));
+        let (api, digest) = (self.api(), self.digest());
+        let previous = record_in(config_map.as_ref(), &digest);
         let now = clock::wall();
-        let every = self.every.filter(|_| {
-            let asked = &self.chart.version;
-            asked.is_empty() || is_range(asked)
+        let interval = self.interval.filter(|_| {
+            let setting = &self.chart.version;
+            setting.is_empty() || is_range(setting)
         });
-        let mut settled = None;
-        if let Some(record) = &before {
+        let mut recorded_version = None;
+        if let Some(record) = &previous {
             let content = record.content.clone();
-            match (good_for(record, every, now), content) {
-                (Some(Duration::ZERO), _) if leads() => {}
-                (Some(Duration::ZERO), Some(content)) => return Ok((content, Some(RECORD_EVERY))),
-                (left, Some(content)) => return Ok((content, left)),
-                (_, None) => settled = Some(record.version.as_str()),
+            match (valid_for(record, interval, now), content) {
+                (Some(Duration::ZERO), _) if may_write() => {}
+                (Some(Duration::ZERO), Some(content)) => {
+                    return Ok((content, Some(STANDBY_INTERVAL)));
+                }
+                (remaining, Some(content)) => return Ok((content, remaining)),
+                (_, None) => recorded_version = Some(record.version.as_str()),
             }
         }
-        let resolved = self.meaning(settled).await?;
-        let known = |record: &Record| record.content.clone().unwrap_or(record.version.clone());
-        let content = chosen(before.as_ref().map(known).as_deref(), resolved);
-        if !leads() {
+        let resolved = self.resolve(recorded_version).await?;
+        let content_of =
+            |record: &VersionRecord| record.content.clone().unwrap_or(record.version.clone());
+        let content = choose_version(previous.as_ref().map(content_of).as_deref(), resolved);
+        if !may_write() {
             return Ok((content, Some(RETRY_MAX)));
         }
-        let version = if self.proven {
+        let version = if self.verified {
             &content
         } else {
             unpinned(&content)
         };
         let data = [
-            (OF, of),
-            (RANGE, self.chart.version.clone()),
-            (VERSION, version.to_owned()),
-            (CONTENT, content.clone()),
-            (RESOLVED, now.to_string()),
+            (DIGEST_KEY, digest),
+            (RANGE_KEY, self.chart.version.clone()),
+            (VERSION_KEY, version.to_owned()),
+            (CONTENT_KEY, content.clone()),
+            (RESOLVED_KEY, now.to_string()),
         ]
         .map(|(key, value)| (key.to_owned(), value));
         let data = Some(data.into());
         let params = PostParams::default();
         let attempt = format!("writing ConfigMap {}/{CHART_CONFIG_MAP}", self.namespace);
-        match found {
+        match config_map {
             // The resourceVersion that was read is the precondition: if two hubs write, one succeeds.
-            Some(found) => {
-                let object = ConfigMap { data, ..found };
+            Some(existing) => {
+                let object = ConfigMap { data, ..existing };
                 let request = api.replace(CHART_CONFIG_MAP, &params, &object);
                 call(attempt, request).await?
             }
@@ -325,144 +343,152 @@ impl ChartPin {
             }
         };
         tracing::info!(range = %self.chart.version, version = %content, "the version of the chart was found out");
-        Ok((content, every))
+        Ok((content, interval))
     }
 }
 
-impl Kept {
+impl PinnedVersion {
     /// Repeats the lookup until `stop`: when it is due, when this hub becomes leader, and at the standby
     /// interval while it is a standby.
-    pub async fn keep(mut self, mut lead: Leader, stop: CancellationToken) {
-        let mut led = None;
+    pub async fn run(mut self, mut leader: Leader, stop: CancellationToken) {
+        let mut last_term = None;
         loop {
-            let begun = BootTime::now();
-            let next = self.next.map(|pause| BootTime(begun.0 + pause));
-            let of_standby = BootTime(begun.0 + a_little_later(RECORD_EVERY));
+            let start = BootTime::now();
+            let next = self.next.map(|pause| BootTime(start.0 + pause));
+            let standby_check = BootTime(start.0 + with_jitter(STANDBY_INTERVAL));
             let due = async {
                 loop {
                     let now = BootTime::now();
-                    if let Some(leader_term) = lead.leader_term().filter(|_| lead.writes(now))
-                        && led != Some(leader_term.since)
+                    if let Some(leader_term) =
+                        leader.leader_term().filter(|_| leader.may_write(now))
+                        && last_term != Some(leader_term.since)
                     {
                         // Another leader may have changed the record.
-                        led = Some(leader_term.since);
+                        last_term = Some(leader_term.since);
                         return;
                     }
-                    let standby = lead.leader_term().is_none().then_some(of_standby);
+                    let standby = leader.leader_term().is_none().then_some(standby_check);
                     let next = next.into_iter().chain(standby).min();
                     tokio::select! {
                         () = clock::sleep_until(next, now) => return,
-                        decided = lead.changed() => if !decided { std::future::pending().await },
+                        is_open = leader.changed() => if !is_open { std::future::pending().await },
                     }
                 }
             };
             if stop.run_until_cancelled(due).await.is_none() {
                 return;
             }
-            let now_led = lead.clone();
-            let look = async {
+            let current_leader = leader.clone();
+            let attempt = async {
                 tokio::select! {
-                    () = self.look(Some(&now_led)) => {}
+                    () = self.refresh(Some(&current_leader)) => {}
                     // Members wait for the record, and resolving a range may take long.
-                    () = another_leader_term(&mut lead, now_led.leader_term()) => {}
+                    () = until_other_term(&mut leader, current_leader.leader_term()) => {}
                 }
             };
-            if stop.run_until_cancelled(look).await.is_none() {
+            if stop.run_until_cancelled(attempt).await.is_none() {
                 return;
             }
         }
     }
 
-    async fn look(&mut self, lead: Option<&Leader>) {
+    async fn refresh(&mut self, leader: Option<&Leader>) {
         // Take the term before the read. A record that is read in this term includes the writes of all
         // earlier leaders.
-        let under = lead
+        let term = leader
             .and_then(Leader::leader_term)
             .map(|leader_term| leader_term.since);
-        let ended = match self.read(under).await {
-            Ok(found) => self.look_up(found, lead).await,
+        let result = match self.read(term).await {
+            Ok(config_map) => self.resolve(config_map, leader).await,
             Err(error) => Err(error),
         };
-        self.next = match ended {
+        self.next = match result {
             // Add at most a fifth to keep hubs from looking up at the same moment. The first lookup serves
             // all hubs.
-            Ok(left) => {
+            Ok(remaining) => {
                 self.failures = 0;
-                left.map(a_little_later)
+                remaining.map(with_jitter)
             }
             Err(error) => {
                 let range = &self.pin.chart.version;
                 tracing::warn!(%range, error = %chain(&error), "resolving the chart version failed; keeping the last one and retrying");
                 self.failures += 1;
-                let waited_for = under.is_some() && self.tx.get().under != under;
-                let most = if waited_for { UNREAD_MAX } else { RETRY_MAX };
-                Some(backoff(self.failures, most, chance::random()))
+                let members_wait = term.is_some() && self.tx.get().read_in_term != term;
+                let retry_max = if members_wait {
+                    UNREAD_RETRY_MAX
+                } else {
+                    RETRY_MAX
+                };
+                Some(backoff(self.failures, retry_max, chance::random()))
             }
         };
     }
 
     /// Reads the record and publishes it immediately: members don't have to wait for a repository.
-    async fn read(&mut self, under: Option<BootTime>) -> Result<Option<ConfigMap>, PinError> {
+    async fn read(&mut self, term: Option<BootTime>) -> Result<Option<ConfigMap>, PinError> {
         let api = self.pin.api();
         let attempt = format!(
             "reading ConfigMap {}/{CHART_CONFIG_MAP}",
             self.pin.namespace
         );
-        let found = call(attempt, api.get_opt(CHART_CONFIG_MAP)).await?;
-        let record = record(found.as_ref(), &self.pin.of());
-        self.tell(record.map(|record| self.pin.recorded(&record)), under);
-        Ok(found)
+        let config_map = call(attempt, api.get_opt(CHART_CONFIG_MAP)).await?;
+        let record = record_in(config_map.as_ref(), &self.pin.digest());
+        self.publish(
+            record.map(|record| self.pin.record_for_members(&record)),
+            term,
+        );
+        Ok(config_map)
     }
 
     /// Resolves the version and returns how long it stays valid.
-    async fn look_up(
+    async fn resolve(
         &mut self,
-        found: Option<ConfigMap>,
-        lead: Option<&Leader>,
+        config_map: Option<ConfigMap>,
+        leader: Option<&Leader>,
     ) -> Result<Option<Duration>, PinError> {
-        let recorded = record(found.as_ref(), &self.pin.of());
-        let recorded = recorded.is_some_and(|record| record.content.is_some());
-        let leads = lead.is_some_and(|lead| lead.leader_term().is_some());
+        let record = record_in(config_map.as_ref(), &self.pin.digest());
+        let is_recorded = record.is_some_and(|record| record.content.is_some());
+        let is_leader = leader.is_some_and(|leader| leader.leader_term().is_some());
         // Without a record, a standby resolves the version itself, but less often than it checks for a
         // record.
-        let lately = |at: BootTime| BootTime::now().since(at) < RETRY_MAX;
-        if !recorded && !leads && self.looked_up.is_some_and(lately) {
+        let is_recent = |at: BootTime| BootTime::now().since(at) < RETRY_MAX;
+        if !is_recorded && !is_leader && self.last_resolution.is_some_and(is_recent) {
             return Ok(None);
         }
-        let (content, left) = Box::pin(self.pin.version(found, lead)).await?;
-        if !recorded {
-            self.looked_up = Some(BootTime::now());
+        let (content, remaining) = Box::pin(self.pin.version(config_map, leader)).await?;
+        if !is_recorded {
+            self.last_resolution = Some(BootTime::now());
         }
-        self.tell(Some(self.pin.given(&content)), None);
-        Ok(left)
+        self.publish(Some(self.pin.for_members(&content)), None);
+        Ok(remaining)
     }
 
     /// Publishes the version. `None` keeps the current value.
-    fn tell(&self, found: Option<(String, Option<String>)>, under: Option<BootTime>) {
-        self.tx.send_if_modified(|meaning| {
-            let before = meaning.clone();
-            if let Some((version, pinned)) = found {
-                (meaning.version, meaning.pinned) = (version, pinned);
+    fn publish(&self, version: Option<(String, Option<String>)>, term: Option<BootTime>) {
+        self.tx.send_if_modified(|current| {
+            let previous = current.clone();
+            if let Some((version, pinned)) = version {
+                (current.version, current.pinned) = (version, pinned);
             }
-            meaning.under = under.or(meaning.under);
-            *meaning != before
+            current.read_in_term = term.or(current.read_in_term);
+            *current != previous
         });
     }
 }
 
-fn a_little_later(pause: Duration) -> Duration {
+fn with_jitter(pause: Duration) -> Duration {
     pause.mul_f64(1.0 + 0.2 * chance::random::<f64>())
 }
 
-/// Waits until this hub leads in a different term than `before`.
-async fn another_leader_term(lead: &mut Leader, before: Option<LeaderTerm>) {
-    let before = before.map(|leader_term| leader_term.since);
+/// Waits until this hub leads in a different term than `previous`.
+async fn until_other_term(leader: &mut Leader, previous: Option<LeaderTerm>) {
+    let previous = previous.map(|leader_term| leader_term.since);
     loop {
-        let now = lead.leader_term().map(|leader_term| leader_term.since);
-        if now.is_some() && now != before {
+        let current = leader.leader_term().map(|leader_term| leader_term.since);
+        if current.is_some() && current != previous {
             return;
         }
-        if !lead.changed().await {
+        if !leader.changed().await {
             std::future::pending().await
         }
     }
@@ -490,73 +516,78 @@ mod tests {
 
     #[test]
     fn record_counts_only_for_its_chart_and_range() {
-        let kept = config_map(&[
-            (OF, "a"),
-            (VERSION, "1.2.0"),
-            (RESOLVED, "1970-01-01T00:01:40Z"),
+        let stored = config_map(&[
+            (DIGEST_KEY, "a"),
+            (VERSION_KEY, "1.2.0"),
+            (RESOLVED_KEY, "1970-01-01T00:01:40Z"),
         ]);
-        let expected = Record {
+        let expected = VersionRecord {
             version: "1.2.0".to_owned(),
             content: None,
             resolved: at(100),
         };
-        assert_eq!(record(Some(&kept), "a"), Some(expected));
-        assert_eq!(record(Some(&kept), "b"), None);
-        assert_eq!(record(None, "a"), None);
+        assert_eq!(record_in(Some(&stored), "a"), Some(expected));
+        assert_eq!(record_in(Some(&stored), "b"), None);
+        assert_eq!(record_in(None, "a"), None);
         for broken in [
-            &[(OF, "a")][..],
-            &[(OF, "a"), (VERSION, "")],
-            &[(VERSION, "1.2.0")],
+            &[(DIGEST_KEY, "a")][..],
+            &[(DIGEST_KEY, "a"), (VERSION_KEY, "")],
+            &[(VERSION_KEY, "1.2.0")],
         ] {
-            assert_eq!(record(Some(&config_map(broken)), "a"), None);
+            assert_eq!(record_in(Some(&config_map(broken)), "a"), None);
         }
-        let timeless = config_map(&[(OF, "a"), (VERSION, "1.2.0"), (RESOLVED, "soon")]);
-        let read = record(Some(&timeless), "a").unwrap();
+        let timeless = config_map(&[
+            (DIGEST_KEY, "a"),
+            (VERSION_KEY, "1.2.0"),
+            (RESOLVED_KEY, "soon"),
+        ]);
+        let read = record_in(Some(&timeless), "a").unwrap();
         assert_eq!(read.resolved, Timestamp::UNIX_EPOCH);
     }
 
     #[test]
     fn record_expires_after_interval_or_never_without_one() {
-        let record = Record {
+        let record = VersionRecord {
             version: "1.2.0".to_owned(),
             content: None,
             resolved: at(1_000),
         };
-        let every = Duration::from_secs(600);
-        let left = |now| good_for(&record, Some(every), at(now));
-        assert_eq!(left(1_000), Some(every));
-        assert_eq!(left(1_500), Some(Duration::from_secs(100)));
-        assert_eq!(left(1_600), Some(Duration::ZERO));
-        assert_eq!(left(1_000_000), Some(Duration::ZERO));
+        let interval = Duration::from_secs(600);
+        let remaining = |now| valid_for(&record, Some(interval), at(now));
+        assert_eq!(remaining(1_000), Some(interval));
+        assert_eq!(remaining(1_500), Some(Duration::from_secs(100)));
+        assert_eq!(remaining(1_600), Some(Duration::ZERO));
+        assert_eq!(remaining(1_000_000), Some(Duration::ZERO));
         // The record's time is in the future.
-        assert_eq!(left(10), Some(every));
-        assert_eq!(good_for(&record, None, at(1_000_000)), None);
+        assert_eq!(remaining(10), Some(interval));
+        assert_eq!(valid_for(&record, None, at(1_000_000)), None);
     }
 
     #[test]
     fn range_never_resolves_to_older_version() {
-        let chosen = |before, found: &str| chosen(before, found.to_owned());
-        assert_eq!(chosen(None, "1.2.0"), "1.2.0");
-        assert_eq!(chosen(Some("1.1.0"), "1.2.0"), "1.2.0");
-        assert_eq!(chosen(Some("1.10.0"), "1.9.0"), "1.10.0");
-        assert_eq!(chosen(Some("1.2.0"), "v1.2.0"), "1.2.0");
-        assert_eq!(chosen(Some("rubbish"), "1.2.0"), "1.2.0");
+        let choose_version =
+            |previous, candidate: &str| choose_version(previous, candidate.to_owned());
+        assert_eq!(choose_version(None, "1.2.0"), "1.2.0");
+        assert_eq!(choose_version(Some("1.1.0"), "1.2.0"), "1.2.0");
+        assert_eq!(choose_version(Some("1.10.0"), "1.9.0"), "1.10.0");
+        assert_eq!(choose_version(Some("1.2.0"), "v1.2.0"), "1.2.0");
+        assert_eq!(choose_version(Some("rubbish"), "1.2.0"), "1.2.0");
         // Different content of the same version.
         assert_eq!(
-            chosen(Some("1.2.0@sha256:a"), "v1.2.0@sha256:a"),
+            choose_version(Some("1.2.0@sha256:a"), "v1.2.0@sha256:a"),
             "1.2.0@sha256:a"
         );
         assert_eq!(
-            chosen(Some("1.2.0@sha256:a"), "1.2.0@sha256:b"),
+            choose_version(Some("1.2.0@sha256:a"), "1.2.0@sha256:b"),
             "1.2.0@sha256:b"
         );
         assert_eq!(
-            chosen(Some("1.3.0@sha256:a"), "1.2.0@sha256:b"),
+            choose_version(Some("1.3.0@sha256:a"), "1.2.0@sha256:b"),
             "1.3.0@sha256:a"
         );
     }
 
-    fn kept(tx: watch::Sender<Meaning>) -> Kept {
+    fn pinned_version(tx: watch::Sender<ResolvedVersion>) -> PinnedVersion {
         let folder = tempfile::tempdir().unwrap();
         let config = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
         let pin = ChartPin {
@@ -568,15 +599,15 @@ mod tests {
                 name: "crossplane".to_owned(),
                 version: "^1".to_owned(),
             },
-            every: None,
-            proven: false,
+            interval: None,
+            verified: false,
         };
-        Kept {
+        PinnedVersion {
             pin,
             tx,
             next: None,
             failures: 0,
-            looked_up: None,
+            last_resolution: None,
         }
     }
 
@@ -585,25 +616,25 @@ mod tests {
         let at = |seconds| BootTime(Duration::from_secs(seconds));
         let leader_term = |epoch, since| LeaderTerm {
             epoch,
-            term: LeaseTerm::default(),
+            lease_term: LeaseTerm::default(),
             since: at(since),
-            won: Timestamp::UNIX_EPOCH,
-            former: None,
+            acquired_at: Timestamp::UNIX_EPOCH,
+            previous_leader: None,
         };
-        let (tx, rx) = watch::channel(Meaning::unread("1.0.0", false));
-        let kept = kept(tx);
+        let (tx, rx) = watch::channel(ResolvedVersion::unread("1.0.0", false));
+        let pinned = pinned_version(tx);
         let epoch = |leader_term: Option<&LeaderTerm>| rx.get().epoch(leader_term);
         let first = leader_term(7, 100);
         // A standby follows the record, which gives it no epoch.
         let version = |version: &str| Some((version.to_owned(), None));
-        kept.tell(version("1.1.0"), None);
+        pinned.publish(version("1.1.0"), None);
         assert_eq!((epoch(None), epoch(Some(&first))), (None, None));
         // The hub becomes leader and reads the record: version and epoch change together.
-        kept.tell(version("1.2.0"), Some(at(100)));
+        pinned.publish(version("1.2.0"), Some(at(100)));
         assert_eq!(epoch(Some(&first)), Some(7));
         assert_eq!(rx.get().version, "1.2.0");
         // Neither a later lookup nor a later epoch of the same term removes the epoch.
-        kept.tell(version("1.3.0"), None);
+        pinned.publish(version("1.3.0"), None);
         assert_eq!(epoch(Some(&leader_term(8, 100))), Some(8));
         // After a lost and regained leadership, another hub may have written the record.
         assert_eq!(
@@ -611,7 +642,7 @@ mod tests {
             (None, None)
         );
         // Without a record, the known version counts.
-        kept.tell(None, Some(at(200)));
+        pinned.publish(None, Some(at(200)));
         assert_eq!(epoch(Some(&leader_term(10, 200))), Some(10));
         assert_eq!(rx.get().version, "1.3.0");
     }
@@ -620,7 +651,7 @@ mod tests {
     async fn members_get_versions_with_their_content() {
         let content = "1.2.0@sha256:ab";
         let pinned = |version: &str| (version.to_owned(), Some(content.to_owned()));
-        for (asked, proven, expected) in [
+        for (setting, verified, expected) in [
             ("^1", false, pinned("1.2.0")),
             ("1.2.0", false, pinned("1.2.0")),
             ("v1.2.0", false, pinned("v1.2.0")),
@@ -628,51 +659,55 @@ mod tests {
             ("^1", true, (content.to_owned(), None)),
             ("1.2.0", true, (content.to_owned(), None)),
         ] {
-            let (tx, _rx) = watch::channel(Meaning::unread(asked, proven));
-            let mut pin = kept(tx).pin;
-            asked.clone_into(&mut pin.chart.version);
-            pin.proven = proven;
-            assert_eq!(pin.given(content), expected, "{asked}");
-            let record = |content: Option<&str>| Record {
+            let (tx, _rx) = watch::channel(ResolvedVersion::unread(setting, verified));
+            let mut pin = pinned_version(tx).pin;
+            setting.clone_into(&mut pin.chart.version);
+            pin.verified = verified;
+            assert_eq!(pin.for_members(content), expected, "{setting}");
+            let record = |content: Option<&str>| VersionRecord {
                 version: "1.2.0".to_owned(),
                 content: content.map(ToOwned::to_owned),
                 resolved: at(1),
             };
-            assert_eq!(pin.recorded(&record(Some(content))), expected, "{asked}");
+            assert_eq!(
+                pin.record_for_members(&record(Some(content))),
+                expected,
+                "{setting}"
+            );
             // The version of a record without content stays, and members wait for the content.
-            let older = pin.recorded(&record(None)).1;
-            assert_eq!(older.as_deref(), (!proven).then_some(""), "{asked}");
+            let older = pin.record_for_members(&record(None)).1;
+            assert_eq!(older.as_deref(), (!verified).then_some(""), "{setting}");
         }
     }
 
     #[test]
     fn unread_chart_is_not_fetched() {
-        for (asked, proven, version, pinned) in [
+        for (setting, verified, version, pinned) in [
             ("1.2.3", false, "1.2.3", Some("")),
             ("", false, "", Some("")),
             ("^1", false, "^1", None),
             ("1.2.3@sha256:ab", false, "1.2.3@sha256:ab", None),
             ("1.2.3", true, "=1.2.3", None),
         ] {
-            let unread = Meaning::unread(asked, proven);
-            let found = (unread.version.as_str(), unread.pinned.as_deref());
-            assert_eq!(found, (version, pinned));
+            let unread = ResolvedVersion::unread(setting, verified);
+            let published = (unread.version.as_str(), unread.pinned.as_deref());
+            assert_eq!(published, (version, pinned));
         }
     }
 
     #[test]
     fn withheld_version_is_shown_as_range() {
-        for (asked, shown) in [
+        for (setting, shown) in [
             ("", "*"),
             ("1.2.3", "=1.2.3"),
             ("v1.2.3", "=v1.2.3"),
             ("1.2.3@sha256:ab", "=1.2.3"),
             ("^1", "^1"),
         ] {
-            assert_eq!(withheld(asked), shown);
+            assert_eq!(unverified_range(setting), shown);
             assert!(is_range(shown), "{shown}");
         }
         // Members reject it unchanged.
-        assert_eq!(withheld("rubbish"), "rubbish");
+        assert_eq!(unverified_range("rubbish"), "rubbish");
     }
 }

@@ -11,138 +11,146 @@ use kube::Client;
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::json;
 
-use crate::leader::home_writer::{self, Deletion, Wrote, read_deletion};
+use crate::leader::home_writer::{self, DeletionCause, WriteOutcome, read_deletion};
 
 /// The fields of an object to write.
 #[derive(Debug)]
-pub(super) enum Write {
+pub(super) enum DeploymentWrite {
     Finalizers(Vec<String>),
     Status(KryptonDeploymentStatus),
 }
 
 /// A completed write.
-pub(super) struct Written {
+pub(super) struct DeploymentWriteResult {
     /// The version before the write.
-    pub(super) before: Option<String>,
+    pub(super) previous_version: Option<String>,
     /// `None` if nothing was written.
     pub(super) object: Option<KryptonDeployment>,
     /// Whether the hub wrote nothing because home's CRD drops `status.placements`.
-    pub(super) forgets: bool,
+    pub(super) is_crd_outdated: bool,
     /// Events to record now.
-    pub(super) news: Vec<ObjectEvent>,
+    pub(super) events: Vec<ObjectEvent>,
     /// `None` if no write was necessary after all.
-    pub(super) came: Option<Wrote>,
+    pub(super) outcome: Option<WriteOutcome>,
 }
 
 /// The result of a write.
-enum Outcome {
+enum WriteResponse {
     Written(KryptonDeployment),
     /// Nothing was written: the object differs from the one that the decision was based on.
-    Read(KryptonDeployment),
-    Forgets,
+    Changed(KryptonDeployment),
+    CrdOutdated,
 }
 
 pub(super) async fn write(
     client: Client,
     key: DeploymentKey,
     object: Arc<KryptonDeployment>,
-    write: Write,
-    news: Vec<ObjectEvent>,
-) -> Written {
-    let before = object.metadata.resource_version.clone();
-    let call = write_now(&client, &key, &object, &write);
-    let (outcome, came) =
-        home_writer::write(format!("writing KryptonDeployment {key}"), call).await;
-    let wrote_nothing = matches!(outcome, Some(Outcome::Read(_) | Outcome::Forgets));
-    let came = (!wrote_nothing).then_some(came);
-    if let Some(came) = came {
-        tracing::Span::current().record("outcome", came.name());
+    write: DeploymentWrite,
+    events: Vec<ObjectEvent>,
+) -> DeploymentWriteResult {
+    let previous_version = object.metadata.resource_version.clone();
+    let request = send_write(&client, &key, &object, &write);
+    let (response, outcome) =
+        home_writer::write(format!("writing KryptonDeployment {key}"), request).await;
+    let wrote_nothing = matches!(
+        response,
+        Some(WriteResponse::Changed(_) | WriteResponse::CrdOutdated)
+    );
+    let outcome = (!wrote_nothing).then_some(outcome);
+    if let Some(outcome) = outcome {
+        tracing::Span::current().record("outcome", outcome.name());
     }
-    let forgets = matches!(outcome, Some(Outcome::Forgets));
+    let is_crd_outdated = matches!(response, Some(WriteResponse::CrdOutdated));
     // Since the hub's start, another client has replaced the CRD.
-    if forgets
-        && let Err(error) = krypton_runtime::crd::follow(&client, &KryptonDeployment::crd()).await
+    if is_crd_outdated
+        && let Err(error) =
+            krypton_runtime::crd::upgrade_existing(&client, &KryptonDeployment::crd()).await
     {
         tracing::warn!(error = %chain(&error), "the CRD of KryptonDeployments is not brought up to date");
     }
-    let (object, news) = match outcome {
-        Some(Outcome::Written(object)) => (Some(object), news),
-        Some(Outcome::Read(object)) => (Some(object), Vec::new()),
-        Some(Outcome::Forgets) | None => (None, Vec::new()),
+    let (object, events) = match response {
+        Some(WriteResponse::Written(object)) => (Some(object), events),
+        Some(WriteResponse::Changed(object)) => (Some(object), Vec::new()),
+        Some(WriteResponse::CrdOutdated) | None => (None, Vec::new()),
     };
-    Written {
-        before,
+    DeploymentWriteResult {
+        previous_version,
         object,
-        forgets,
-        news,
-        came,
+        is_crd_outdated,
+        events,
+        outcome,
     }
 }
 
 /// Prevents the loss of recorded placements. Under a CRD that lacks the field, every write of an object drops
 /// its stored placements. A dry run detects this before the write. Before the first record, the object is
 /// reread: under such a CRD it is read without placements even if some are stored.
-async fn write_now(
+async fn send_write(
     client: &Client,
     key: &DeploymentKey,
     object: &KryptonDeployment,
-    write: &Write,
-) -> kube::Result<Outcome> {
+    write: &DeploymentWrite,
+) -> kube::Result<WriteResponse> {
     let api: Api<KryptonDeployment> = Api::namespaced(client.clone(), &key.namespace);
     let placements = |object: &KryptonDeployment| object.status.as_ref()?.placements.clone();
-    let records = match write {
-        Write::Finalizers(_) => placements(object).is_some(),
-        Write::Status(status) => status.placements.is_some(),
+    let has_placements = match write {
+        DeploymentWrite::Finalizers(_) => placements(object).is_some(),
+        DeploymentWrite::Status(status) => status.placements.is_some(),
     };
-    if records && placements(object).is_none() {
-        let fresh = api.get(&key.name).await?;
-        if placements(&fresh).is_some() {
-            return Ok(Outcome::Read(fresh));
+    if has_placements && placements(object).is_none() {
+        let current = api.get(&key.name).await?;
+        if placements(&current).is_some() {
+            return Ok(WriteResponse::Changed(current));
         }
     }
     let version = &object.metadata.resource_version;
     let patch = Patch::Merge(match write {
-        Write::Finalizers(finalizers) => json!({ "metadata": {
+        DeploymentWrite::Finalizers(finalizers) => json!({ "metadata": {
             "resourceVersion": version,
             "finalizers": finalizers,
         }}),
-        Write::Status(status) => json!({
+        DeploymentWrite::Status(status) => json!({
             "metadata": { "resourceVersion": version },
             "status": status,
         }),
     });
     let send = async |params: &PatchParams| match write {
-        Write::Finalizers(_) => api.patch(&key.name, params, &patch).await,
-        Write::Status(_) => api.patch_status(&key.name, params, &patch).await,
+        DeploymentWrite::Finalizers(_) => api.patch(&key.name, params, &patch).await,
+        DeploymentWrite::Status(_) => api.patch_status(&key.name, params, &patch).await,
     };
-    if records {
-        let trial = PatchParams {
+    if has_placements {
+        let dry_run = PatchParams {
             dry_run: true,
             ..PatchParams::default()
         };
-        if placements(&send(&trial).await?).is_none() {
-            return Ok(Outcome::Forgets);
+        if placements(&send(&dry_run).await?).is_none() {
+            return Ok(WriteResponse::CrdOutdated);
         }
     }
     let params = PatchParams::default();
-    let call = send(&params);
+    let request = send(&params);
     let written = match write {
-        Write::Finalizers(_) => call.await,
-        Write::Status(_) => call.await,
+        DeploymentWrite::Finalizers(_) => request.await,
+        DeploymentWrite::Status(_) => request.await,
     };
-    written.map(Outcome::Written)
+    written.map(WriteResponse::Written)
 }
 
-/// A reread deletion. `found` is `None` if the read failed or the object is not deleted.
-pub(super) struct Reading {
+/// A reread deletion. `deletion` is `None` if the read failed or the object is not deleted.
+pub(super) struct DeploymentDeletion {
     pub(super) uid: String,
-    pub(super) found: Option<Deletion>,
+    pub(super) deletion: Option<DeletionCause>,
 }
 
-pub(super) async fn read(client: Client, key: DeploymentKey, uid: String) -> Reading {
+pub(super) async fn reread_deletion(
+    client: Client,
+    key: DeploymentKey,
+    uid: String,
+) -> DeploymentDeletion {
     let objects: Api<KryptonDeployment> = Api::namespaced(client.clone(), &key.namespace);
-    let found = read_deletion(client, &objects, &key.name, &uid).await;
-    Reading { uid, found }
+    let deletion = read_deletion(client, &objects, &key.name, &uid).await;
+    DeploymentDeletion { uid, deletion }
 }
 
 #[cfg(test)]
@@ -157,7 +165,7 @@ mod tests {
 
     use super::*;
 
-    type Asked = Arc<Mutex<Vec<&'static str>>>;
+    type RequestLog = Arc<Mutex<Vec<&'static str>>>;
 
     fn object(placements: Option<&[&str]>) -> KryptonDeployment {
         let spec = json!({"account": {"name": "a"}, "region": {"name": "paris"}});
@@ -177,52 +185,58 @@ mod tests {
 
     /// A home cluster with this object, and the log of its requests. It keeps the sent placements or drops
     /// them.
-    async fn home(stored: KryptonDeployment, keeps: bool) -> (Client, Asked) {
-        let asked = Asked::default();
-        let log = Arc::clone(&asked);
+    async fn home(stored: KryptonDeployment, keeps_placements: bool) -> (Client, RequestLog) {
+        let requests = RequestLog::default();
+        let log = Arc::clone(&requests);
         let router = Router::new().fallback(move |method: Method, uri: Uri, body: Bytes| {
-            let trial = uri.query().unwrap_or_default().contains("dryRun");
-            let what = match (&method, trial) {
+            let is_dry_run = uri.query().unwrap_or_default().contains("dryRun");
+            let request = match (&method, is_dry_run) {
                 (&Method::GET, _) => "read",
                 (_, true) => "try",
                 (_, false) => "write",
             };
             // The CRD is not available.
-            let of_crd = uri.path().contains("customresourcedefinitions");
-            log.lock().unwrap().push(if of_crd { "crd" } else { what });
-            let mut answer = serde_json::to_value(&stored).unwrap();
+            let is_crd = uri.path().contains("customresourcedefinitions");
+            log.lock()
+                .unwrap()
+                .push(if is_crd { "crd" } else { request });
+            let mut response = serde_json::to_value(&stored).unwrap();
             let sent: Value = serde_json::from_slice(&body).unwrap_or_default();
             if sent["status"].is_object() {
-                answer["status"] = sent["status"].clone();
+                response["status"] = sent["status"].clone();
             }
-            if !keeps && method != Method::GET {
-                answer["status"] = json!({});
+            if !keeps_placements && method != Method::GET {
+                response["status"] = json!({});
             }
-            let gone = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure",
+            let not_found = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure",
                 "code": 404, "reason": "NotFound", "message": "gone"});
-            let (code, answer) = if of_crd { (404, gone) } else { (200, answer) };
+            let (code, response) = if is_crd {
+                (404, not_found)
+            } else {
+                (200, response)
+            };
             let code = axum::http::StatusCode::from_u16(code).unwrap();
-            async move { (code, answer.to_string()) }
+            async move { (code, response.to_string()) }
         });
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         tokio::spawn(axum::serve(listener, router).into_future());
         let config = Config::new(url.parse().unwrap());
-        (Client::try_from(config).unwrap(), asked)
+        (Client::try_from(config).unwrap(), requests)
     }
 
     #[tokio::test]
     async fn write_is_withheld_when_places_would_be_lost() {
-        type Places<'a> = Option<&'a [&'a str]>;
-        let finalizers = || Write::Finalizers(Vec::new());
-        let record = |placements: &[&str]| Write::Status(status(Some(placements)));
+        type ClusterNames<'a> = Option<&'a [&'a str]>;
+        let finalizers = || DeploymentWrite::Finalizers(Vec::new());
+        let record = |placements: &[&str]| DeploymentWrite::Status(status(Some(placements)));
         type Case<'a> = (
-            Places<'a>,
-            Places<'a>,
+            ClusterNames<'a>,
+            ClusterNames<'a>,
             bool,
-            Write,
+            DeploymentWrite,
             &'a [&'a str],
-            Places<'a>,
+            ClusterNames<'a>,
         );
         let table: Vec<Case<'_>> = vec![
             // Read object, stored object, whether the CRD keeps placements, the write; then the requests and
@@ -285,21 +299,22 @@ mod tests {
             ),
             (None, None, false, finalizers(), &["write"], None),
         ];
-        for (read, stored, keeps, what, asked, known) in table {
-            let case = format!("{read:?} {stored:?} {keeps} {what:?}");
+        for (read, stored, keeps_placements, request, requests, expected) in table {
+            let case = format!("{read:?} {stored:?} {keeps_placements} {request:?}");
             let key = DeploymentKey {
                 namespace: "accounts".to_owned(),
                 name: "acme".to_owned(),
             };
-            let (client, log) = home(object(stored), keeps).await;
-            let written = write(client, key, Arc::new(object(read)), what, Vec::new()).await;
-            assert_eq!(*log.lock().unwrap(), asked, "{case}");
-            assert_eq!(written.forgets, asked.contains(&"crd"), "{case}");
-            let placements = written.object.and_then(|it| it.status?.placements);
+            let (client, log) = home(object(stored), keeps_placements).await;
+            let result = write(client, key, Arc::new(object(read)), request, Vec::new()).await;
+            assert_eq!(*log.lock().unwrap(), requests, "{case}");
+            assert_eq!(result.is_crd_outdated, requests.contains(&"crd"), "{case}");
+            let placements = result.object.and_then(|it| it.status?.placements);
             let placements: Option<Vec<String>> =
                 placements.map(|placements| placements.into_iter().map(|it| it.cluster).collect());
-            let known = known.map(|known| known.iter().map(|it| (*it).to_owned()).collect());
-            assert_eq!(placements, known, "{case}");
+            let expected =
+                expected.map(|expected| expected.iter().map(|it| (*it).to_owned()).collect());
+            assert_eq!(placements, expected, "{case}");
         }
     }
 }

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use krypton_runtime::events::ObjectEvent;
-use krypton_types::deployment::{ReportedEvent, TOLD_AT_HOME};
+use krypton_types::deployment::{RECORDED_EVENTS, ReportedEvent};
 
 /// Number of remembered events of a member. It exceeds the events of several reports, because agent and
 /// proxy each report their own.
-const KEPT: usize = 16;
+const EVENTS_MAX: usize = 16;
 
 /// The recorded events of one object, by the member's name.
 #[derive(Debug, Default)]
@@ -16,34 +16,34 @@ pub(super) struct RecordedEvents(BTreeMap<String, BTreeSet<u64>>);
 impl RecordedEvents {
     /// Returns the events to record. For a member without remembered events, another hub has recorded the
     /// events of an object that is older than this hub's term.
-    pub(super) fn news(
+    pub(super) fn unrecorded(
         &mut self,
         member: &str,
         reported_events: &[ReportedEvent],
-        was_there: bool,
+        predates_term: bool,
     ) -> Vec<ObjectEvent> {
-        let now = reported_events
+        let times = reported_events
             .iter()
             .map(|reported_event| reported_event.at);
-        let known = !self.0.contains_key(member) && was_there;
-        let told = self.0.entry(member.to_owned()).or_default();
-        let fresh = reported_events
-            .iter()
-            .filter(|reported_event| !known && !told.contains(&reported_event.at));
-        let news = fresh
+        let is_recorded_elsewhere = !self.0.contains_key(member) && predates_term;
+        let recorded = self.0.entry(member.to_owned()).or_default();
+        let unrecorded = reported_events.iter().filter(|reported_event| {
+            !is_recorded_elsewhere && !recorded.contains(&reported_event.at)
+        });
+        let events = unrecorded
             .filter_map(|reported_event| event(member, reported_event))
             .collect();
-        told.extend(now);
-        while told.len() > KEPT {
-            told.pop_first();
+        recorded.extend(times);
+        while recorded.len() > EVENTS_MAX {
+            recorded.pop_first();
         }
-        news
+        events
     }
 }
 
 fn event(member: &str, reported_event: &ReportedEvent) -> Option<ObjectEvent> {
-    let mut known = TOLD_AT_HOME.iter();
-    let (_, reason, warning) = known.find(|(reason, ..)| *reason == reported_event.reason)?;
+    let mut reasons = RECORDED_EVENTS.iter();
+    let (_, reason, warning) = reasons.find(|(reason, ..)| *reason == reported_event.reason)?;
     Some(ObjectEvent {
         warning: *warning,
         reason,
@@ -65,38 +65,43 @@ mod tests {
 
     #[test]
     fn reported_action_emits_one_event_across_hubs() {
-        let (mut new, mut old) = (RecordedEvents::default(), RecordedEvents::default());
+        let (mut first_hub, mut second_hub) =
+            (RecordedEvents::default(), RecordedEvents::default());
         let reasons =
-            |news: Vec<ObjectEvent>| -> Vec<&str> { news.iter().map(|it| it.reason).collect() };
-        let (made, healed) = (
+            |events: Vec<ObjectEvent>| -> Vec<&str> { events.iter().map(|it| it.reason).collect() };
+        let (created, healed) = (
             reported_event(1, "WorkspaceCreated"),
             reported_event(2, "DriftHealed"),
         );
-        let first = [made.clone()];
-        let both = [made, healed.clone()];
-        let more = [
+        let created_only = [created.clone()];
+        let both = [created, healed.clone()];
+        let later = [
             healed,
             reported_event(3, "DriftHealed"),
             reported_event(4, "NotForHome"),
         ];
         assert_eq!(
-            reasons(new.news("paris", &first, false)),
+            reasons(first_hub.unrecorded("paris", &created_only, false)),
             ["EdgeNamespaceCreated"]
         );
-        assert!(new.news("paris", &first, false).is_empty());
+        assert!(
+            first_hub
+                .unrecorded("paris", &created_only, false)
+                .is_empty()
+        );
         assert_eq!(
-            reasons(new.news("paris", &both, false)),
+            reasons(first_hub.unrecorded("paris", &both, false)),
             ["RepairTriggered"]
         );
         // Another reporter takes over, and then the first one again.
-        assert!(new.news("paris", &[], false).is_empty());
-        assert!(new.news("paris", &both, false).is_empty());
+        assert!(first_hub.unrecorded("paris", &[], false).is_empty());
+        assert!(first_hub.unrecorded("paris", &both, false).is_empty());
         // A different hub leads.
-        assert!(old.news("paris", &both, true).is_empty());
-        let news = old.news("paris", &more, true);
-        assert_eq!(news.len(), 1);
-        assert!(news[0].warning);
-        assert_eq!(news[0].message, "cluster paris: it was so");
-        assert!(old.news("rome", &more, true).is_empty());
+        assert!(second_hub.unrecorded("paris", &both, true).is_empty());
+        let events = second_hub.unrecorded("paris", &later, true);
+        assert_eq!(events.len(), 1);
+        assert!(events[0].warning);
+        assert_eq!(events[0].message, "cluster paris: it was so");
+        assert!(second_hub.unrecorded("rome", &later, true).is_empty());
     }
 }

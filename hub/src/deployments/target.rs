@@ -4,22 +4,22 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use krypton_crds::edge_cluster::{EdgeCluster, SourceRef};
 use krypton_crds::krypton_deployment::KryptonDeploymentSpec;
-use krypton_types::allowed_namespaces::Allowed;
+use krypton_types::allowed_namespaces::AllowedNamespaces;
 use krypton_types::conditions::{self, State, TARGET_RESOLVED, Truth, reason};
 use krypton_types::names;
 
-use crate::discovery::named_secrets::{Finding, SecretName};
-use crate::discovery::{Kind, Origin};
+use crate::discovery::named_secrets::{SecretName, SecretState};
+use crate::discovery::{Origin, SourceKind};
 
 /// The target that the spec names, in krypton-operator's order of precedence. If it names none, a member
 /// with an agent and the region's name is the last choice.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Named {
+pub(super) enum TargetReference {
     Secret {
         secret: SecretName,
         key: Option<String>,
         /// The spec contains only the region's name.
-        by_default: bool,
+        is_default: bool,
     },
     Profile {
         namespace: String,
@@ -27,10 +27,13 @@ pub(super) enum Named {
     },
 }
 
-pub(super) fn named(spec: &KryptonDeploymentSpec, discovery_namespace: &str) -> Named {
+pub(super) fn target_reference(
+    spec: &KryptonDeploymentSpec,
+    discovery_namespace: &str,
+) -> TargetReference {
     let region = &spec.region;
     if let Some(profile) = &region.cluster_profile_ref {
-        return Named::Profile {
+        return TargetReference::Profile {
             namespace: profile.namespace.clone(),
             name: profile.name.clone(),
         };
@@ -39,48 +42,46 @@ pub(super) fn named(spec: &KryptonDeploymentSpec, discovery_namespace: &str) -> 
         namespace: namespace.unwrap_or(discovery_namespace).to_owned(),
         name: name.to_owned(),
     };
-    let given = region.kubeconfig.as_ref().and_then(|it| it.secret.as_ref());
-    let key = given
-        .and_then(|given| given.key.clone())
+    let kubeconfig = region.kubeconfig.as_ref().and_then(|it| it.secret.as_ref());
+    let key = kubeconfig
+        .and_then(|secret| secret.key.clone())
         .filter(|key| !key.is_empty());
-    let by_secret = given.and_then(|given| {
-        let name = given.name.as_deref().filter(|name| !name.is_empty())?;
-        Some(secret(
-            name,
-            given.namespace.as_deref().filter(|it| !it.is_empty()),
-        ))
+    let from_kubeconfig = kubeconfig.and_then(|reference| {
+        let name = reference.name.as_deref().filter(|name| !name.is_empty())?;
+        let namespace = reference.namespace.as_deref();
+        Some(secret(name, namespace.filter(|it| !it.is_empty())))
     });
     let deprecated = region.kubeconfig_secret_name.as_deref();
     let deprecated = deprecated.filter(|name| !name.is_empty());
-    let named = by_secret.or_else(|| deprecated.map(|name| secret(name, None)));
-    Named::Secret {
-        by_default: named.is_none(),
-        secret: named.unwrap_or_else(|| secret(&format!("{}-kubeconfig", region.name), None)),
+    let explicit = from_kubeconfig.or_else(|| deprecated.map(|name| secret(name, None)));
+    TargetReference::Secret {
+        is_default: explicit.is_none(),
+        secret: explicit.unwrap_or_else(|| secret(&format!("{}-kubeconfig", region.name), None)),
         key,
     }
 }
 
 /// The fields of a member that matter to a KryptonDeployment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Cluster {
+pub(super) struct TargetMember {
     pub(super) source: Option<SourceRef>,
-    pub(super) allowed: Allowed,
+    pub(super) allowed: AllowedNamespaces,
     pub(super) cluster_uid: Option<String>,
     /// Whether the hub has found another member on the same cluster, and that one acts.
-    pub(super) duplicate: bool,
+    pub(super) is_duplicate: bool,
     pub(super) resolved: Option<State>,
     pub(super) connected: Option<State>,
 }
 
-impl Cluster {
-    pub(crate) fn of(object: &EdgeCluster) -> Self {
+impl TargetMember {
+    pub(crate) fn new(object: &EdgeCluster) -> Self {
         let status = object.status.as_ref();
         let conditions = status.map_or(&[][..], |status| &status.conditions);
         Self {
             source: object.spec.source_ref.clone(),
-            allowed: Allowed::new(object.spec.allowed_namespaces.as_deref()),
+            allowed: AllowedNamespaces::new(object.spec.allowed_namespaces.as_deref()),
             cluster_uid: status.and_then(|status| status.cluster_uid.clone()),
-            duplicate: conditions
+            is_duplicate: conditions
                 .iter()
                 .any(|condition| condition.reason == reason::DUPLICATE),
             resolved: conditions::find(conditions, TARGET_RESOLVED),
@@ -91,12 +92,12 @@ impl Cluster {
 
 /// All members, indexed by name, source and cluster UID.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Clusters {
-    all: BTreeMap<String, Cluster>,
+pub(super) struct MemberIndex {
+    all: BTreeMap<String, TargetMember>,
     by_source: BTreeMap<SourceKey, BTreeSet<String>>,
     by_uid: BTreeMap<String, BTreeSet<String>>,
     /// Members without a known UID.
-    unreached: BTreeSet<String>,
+    without_uid: BTreeSet<String>,
 }
 
 type SourceKey = (String, Option<String>, Option<String>);
@@ -110,74 +111,74 @@ fn source_key(source: &SourceRef) -> SourceKey {
     (kind, namespace, name)
 }
 
-impl Clusters {
-    pub(super) fn get(&self, name: &str) -> Option<&Cluster> {
+impl MemberIndex {
+    pub(super) fn get(&self, name: &str) -> Option<&TargetMember> {
         self.all.get(name)
     }
 
     /// Stores a member. Returns its previous state.
-    pub(super) fn insert(&mut self, name: String, cluster: Cluster) -> Option<Cluster> {
-        let before = self.remove(&name);
-        if let Some(source) = &cluster.source {
-            let of_source = self.by_source.entry(source_key(source)).or_default();
-            of_source.insert(name.clone());
+    pub(super) fn insert(&mut self, name: String, member: TargetMember) -> Option<TargetMember> {
+        let previous = self.remove(&name);
+        if let Some(source) = &member.source {
+            let names = self.by_source.entry(source_key(source)).or_default();
+            names.insert(name.clone());
         }
-        match &cluster.cluster_uid {
+        match &member.cluster_uid {
             Some(uid) => self
                 .by_uid
                 .entry(uid.clone())
                 .or_default()
                 .insert(name.clone()),
-            None => self.unreached.insert(name.clone()),
+            None => self.without_uid.insert(name.clone()),
         };
-        self.all.insert(name, cluster);
-        before
+        self.all.insert(name, member);
+        previous
     }
 
-    pub(super) fn remove(&mut self, name: &str) -> Option<Cluster> {
-        let cluster = self.all.remove(name)?;
-        if let Some(source) = &cluster.source {
-            take_out(&mut self.by_source, &source_key(source), name);
+    pub(super) fn remove(&mut self, name: &str) -> Option<TargetMember> {
+        let member = self.all.remove(name)?;
+        if let Some(source) = &member.source {
+            remove_from_index(&mut self.by_source, &source_key(source), name);
         }
-        match &cluster.cluster_uid {
-            Some(uid) => take_out(&mut self.by_uid, uid, name),
-            None => drop(self.unreached.remove(name)),
+        match &member.cluster_uid {
+            Some(uid) => remove_from_index(&mut self.by_uid, uid, name),
+            None => drop(self.without_uid.remove(name)),
         }
-        Some(cluster)
+        Some(member)
     }
 
     pub(super) fn retain(&mut self, keep: impl Fn(&str) -> bool) {
         let names = self.all.keys().filter(|name| !keep(name));
-        let gone: Vec<String> = names.cloned().collect();
-        for name in gone {
+        let removed: Vec<String> = names.cloned().collect();
+        for name in removed {
             self.remove(&name);
         }
     }
 
-    /// Adds the UID from `found` to members without one.
-    pub(super) fn learn(&mut self, found: impl Fn(&str) -> Option<String>) {
-        let unreached = self.unreached.iter();
-        let news = unreached.filter_map(|name| Some((name.clone(), found(name)?)));
-        for (name, uid) in news.collect::<Vec<_>>() {
-            if let Some(mut cluster) = self.all.get(&name).cloned() {
-                cluster.cluster_uid = Some(uid);
-                self.insert(name, cluster);
+    /// Sets the UIDs of members that have none recorded but an observed one.
+    pub(super) fn add_observed_uids(&mut self, observed_uid: impl Fn(&str) -> Option<String>) {
+        let without_uid = self.without_uid.iter();
+        let observed = without_uid.filter_map(|name| Some((name.clone(), observed_uid(name)?)));
+        for (name, uid) in observed.collect::<Vec<_>>() {
+            if let Some(mut member) = self.all.get(&name).cloned() {
+                member.cluster_uid = Some(uid);
+                self.insert(name, member);
             }
         }
     }
 
     /// Returns the first member by name.
-    fn of_source(&self, source: &SourceRef) -> Option<&String> {
+    fn find_by_source(&self, source: &SourceRef) -> Option<&String> {
         self.by_source.get(&source_key(source))?.first()
     }
 
-    fn of_uid(&self, uid: &str) -> impl Iterator<Item = (&String, &Cluster)> {
+    fn find_by_uid(&self, uid: &str) -> impl Iterator<Item = (&String, &TargetMember)> {
         let names = self.by_uid.get(uid).into_iter().flatten();
         names.filter_map(|name| self.all.get_key_value(name))
     }
 }
 
-fn take_out<K: Ord>(index: &mut BTreeMap<K, BTreeSet<String>>, key: &K, name: &str) {
+fn remove_from_index<K: Ord>(index: &mut BTreeMap<K, BTreeSet<String>>, key: &K, name: &str) {
     if let Some(names) = index.get_mut(key) {
         names.remove(name);
         if names.is_empty() {
@@ -188,9 +189,9 @@ fn take_out<K: Ord>(index: &mut BTreeMap<K, BTreeSet<String>>, key: &K, name: &s
 
 /// Inputs of the selection.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Sight<'a> {
-    pub(super) clusters: &'a Clusters,
-    pub(super) findings: &'a BTreeMap<SecretName, Finding>,
+pub(super) struct SelectionInputs<'a> {
+    pub(super) members: &'a MemberIndex,
+    pub(super) secret_states: &'a BTreeMap<SecretName, SecretState>,
     /// Namespaces whose Secrets any object may name: the hub's, and the ones that it searches for
     /// kubeconfigs.
     pub(super) open_namespaces: &'a BTreeSet<String>,
@@ -198,127 +199,140 @@ pub(super) struct Sight<'a> {
 
 /// Returns the target member and the UID of its cluster, or the state for `TargetClusterResolved`.
 pub(super) fn select(
-    named: &Named,
+    reference: &TargetReference,
     region: &str,
-    from: &str,
-    sight: Sight<'_>,
+    namespace: &str,
+    inputs: SelectionInputs<'_>,
 ) -> Result<(String, String), State> {
-    let member = match named {
-        Named::Profile { namespace, name } => of_profile(namespace, name, sight.clusters)?,
-        Named::Secret {
-            by_default: true, ..
-        } if sight
-            .clusters
+    let member = match reference {
+        TargetReference::Profile { namespace, name } => {
+            member_by_profile(namespace, name, inputs.members)?
+        }
+        TargetReference::Secret {
+            is_default: true, ..
+        } if inputs
+            .members
             .get(region)
-            .is_some_and(|cluster| cluster.source.is_none()) =>
+            .is_some_and(|target| target.source.is_none()) =>
         {
             region.to_owned()
         }
-        Named::Secret { secret, .. } => of_secret(secret, from, sight)?,
+        TargetReference::Secret { secret, .. } => member_by_secret(secret, namespace, inputs)?,
     };
-    let Some(cluster) = sight.clusters.get(&member) else {
+    let Some(target) = inputs.members.get(&member) else {
         let message = format!("EdgeCluster {member} does not exist");
         return Err(State::new(Truth::False, reason::SOURCE_GONE, message));
     };
     // The UID is recorded with the target: the name may later belong to another cluster.
-    let Some(uid) = cluster.cluster_uid.clone() else {
-        let wrong = cluster.resolved.as_ref();
-        let wrong = wrong.filter(|state| state.truth == Truth::False);
-        let why = wrong.map_or("it is reached for the first time", |it| &it.message);
-        let reason = wrong.map_or(reason::STARTING, |it| &it.reason);
-        let truth = wrong.map_or(Truth::Unknown, |it| it.truth);
-        let message = format!("EdgeCluster {member}: {why}");
+    let Some(uid) = target.cluster_uid.clone() else {
+        let unresolved = target.resolved.as_ref();
+        let unresolved = unresolved.filter(|state| state.truth == Truth::False);
+        let cause = unresolved.map_or("it is reached for the first time", |it| &it.message);
+        let reason = unresolved.map_or(reason::STARTING, |it| &it.reason);
+        let truth = unresolved.map_or(Truth::Unknown, |it| it.truth);
+        let message = format!("EdgeCluster {member}: {cause}");
         return Err(State::new(truth, reason, message));
     };
-    let member = acting(&uid, &member, sight.clusters).unwrap_or(member);
-    let allowed = sight.clusters.get(&member).map(|cluster| &cluster.allowed);
-    match allowed.and_then(|allowed| allowed.refusal(&member, from)) {
+    let member = acting_member(&uid, &member, inputs.members).unwrap_or(member);
+    let allowed = inputs.members.get(&member).map(|target| &target.allowed);
+    match allowed.and_then(|allowed| allowed.refusal(&member, namespace)) {
         Some(refusal) => Err(refusal),
         None => Ok((member, uid)),
     }
 }
 
 /// Returns whether objects in the namespace may name the Secret, regardless of its label.
-pub(super) fn trusted(secret: &SecretName, from: &str, open_namespaces: &BTreeSet<String>) -> bool {
-    secret.namespace == from || open_namespaces.contains(&secret.namespace)
+pub(super) fn is_trusted(
+    secret: &SecretName,
+    namespace: &str,
+    open_namespaces: &BTreeSet<String>,
+) -> bool {
+    secret.namespace == namespace || open_namespaces.contains(&secret.namespace)
 }
 
-fn of_secret(secret: &SecretName, from: &str, sight: Sight<'_>) -> Result<String, State> {
+fn member_by_secret(
+    secret: &SecretName,
+    namespace: &str,
+    inputs: SelectionInputs<'_>,
+) -> Result<String, State> {
     if secret.name == names::SELF_CLUSTER {
         return Ok(names::SELF_CLUSTER.to_owned());
     }
-    let finding = sight.findings.get(secret);
-    let open = matches!(finding, Some(Finding::There { open: true, .. }));
+    let secret_state = inputs.secret_states.get(secret);
+    let is_open = matches!(secret_state, Some(SecretState::Present { open: true, .. }));
     // The error must not disclose whether the Secret exists.
-    if finding.is_some() && !open && !trusted(secret, from, sight.open_namespaces) {
+    if secret_state.is_some() && !is_open && !is_trusted(secret, namespace, inputs.open_namespaces)
+    {
         let label = names::OPEN_TO_DEPLOYMENTS_LABEL;
         return Err(State::new(
             Truth::False,
             "SecretNotAllowed",
             format!(
-                "namespace {from} may not use Secret {secret}; use a Secret in that namespace or in the hub's, or set label {label}=true on it"
+                "namespace {namespace} may not use Secret {secret}; use a Secret in that namespace or in the hub's, or set label {label}=true on it"
             ),
         ));
     }
-    let member = member_of(&secret.origin().source_ref(), sight.clusters);
-    match (finding, member) {
+    let member = member_by_source(&secret.origin().source_ref(), inputs.members);
+    match (secret_state, member) {
         // The member stays the target. Its EdgeCluster reports problems.
-        (Some(Finding::There { .. } | Finding::Unread(_)), Some(member)) => Ok(member),
+        (Some(SecretState::Present { .. } | SecretState::Unread(_)), Some(member)) => Ok(member),
         (None, _) => Err(State::new(
             Truth::Unknown,
             reason::STARTING,
             format!("looking for Secret {secret}"),
         )),
-        (Some(Finding::NotThere), _) => Err(State::new(
+        (Some(SecretState::Absent), _) => Err(State::new(
             Truth::False,
             "SecretNotFound",
             format!(
                 "Secret {secret} does not exist; create it with the cluster's kubeconfig, or name another in spec.region"
             ),
         )),
-        (Some(Finding::Unread(why)), None) => Err(State::new(
+        (Some(SecretState::Unread(error)), None) => Err(State::new(
             Truth::Unknown,
             reason::SOURCE_UNAVAILABLE,
-            format!("Secret {secret} cannot be read: {why}"),
+            format!("Secret {secret} cannot be read: {error}"),
         )),
-        (Some(Finding::There { member, .. }), None) => Err(unbound(secret, member, sight.clusters)),
+        (Some(SecretState::Present { member, .. }), None) => {
+            Err(unbound_secret_state(secret, member, inputs.members))
+        }
     }
 }
 
 /// Returns why the existing Secret is not a member.
-fn unbound(secret: &SecretName, wanted: &str, clusters: &Clusters) -> State {
+fn unbound_secret_state(secret: &SecretName, name: &str, members: &MemberIndex) -> State {
     let annotation = names::MEMBER_NAME_ANNOTATION;
-    if !names::is_dns_subdomain(wanted) {
+    if !names::is_dns_subdomain(name) {
         let message = format!(
-            "{wanted:?} is not a valid member name; set another name in annotation {annotation} of Secret {secret}"
+            "{name:?} is not a valid member name; set another name in annotation {annotation} of Secret {secret}"
         );
         return State::new(Truth::False, "NotAName", message);
     }
-    match clusters.get(wanted) {
+    match members.get(name) {
         Some(_) => State::new(
             Truth::False,
             "NameTaken",
             format!(
-                "EdgeCluster {wanted} belongs to another source; set another name in annotation {annotation} of Secret {secret}"
+                "EdgeCluster {name} belongs to another source; set another name in annotation {annotation} of Secret {secret}"
             ),
         ),
         None => State::new(
             Truth::Unknown,
             reason::STARTING,
             format!(
-                "waiting for EdgeCluster {wanted} of Secret {secret}; if you deleted the EdgeCluster, delete the Secret and create it again"
+                "waiting for EdgeCluster {name} of Secret {secret}; if you deleted the EdgeCluster, delete the Secret and create it again"
             ),
         ),
     }
 }
 
-fn of_profile(namespace: &str, name: &str, clusters: &Clusters) -> Result<String, State> {
+fn member_by_profile(namespace: &str, name: &str, members: &MemberIndex) -> Result<String, State> {
     let origin = Origin {
-        kind: Kind::ClusterProfile,
+        kind: SourceKind::ClusterProfile,
         namespace: Some(namespace.to_owned()),
         name: name.to_owned(),
     };
-    member_of(&origin.source_ref(), clusters).ok_or_else(|| {
+    member_by_source(&origin.source_ref(), members).ok_or_else(|| {
         State::new(
             Truth::False,
             reason::PROFILE_NOT_FOUND,
@@ -327,18 +341,20 @@ fn of_profile(namespace: &str, name: &str, clusters: &Clusters) -> Result<String
     })
 }
 
-fn member_of(source: &SourceRef, clusters: &Clusters) -> Option<String> {
-    clusters.of_source(source).cloned()
+fn member_by_source(source: &SourceRef, members: &MemberIndex) -> Option<String> {
+    members.find_by_source(source).cloned()
 }
 
 /// Returns the acting member on this cluster, preferably the one with this name.
-pub(super) fn acting(uid: &str, name: &str, clusters: &Clusters) -> Option<String> {
-    let acts =
-        |cluster: &Cluster| !cluster.duplicate && cluster.cluster_uid.as_deref() == Some(uid);
-    if clusters.get(name).is_some_and(acts) {
-        return Some(name.to_owned());
+pub(super) fn acting_member(uid: &str, preferred: &str, members: &MemberIndex) -> Option<String> {
+    let is_acting =
+        |member: &TargetMember| !member.is_duplicate && member.cluster_uid.as_deref() == Some(uid);
+    if members.get(preferred).is_some_and(is_acting) {
+        return Some(preferred.to_owned());
     }
-    let other = clusters.of_uid(uid).find(|(_, cluster)| acts(cluster));
+    let other = members
+        .find_by_uid(uid)
+        .find(|(_, member)| is_acting(member));
     other.map(|(name, _)| name.clone())
 }
 

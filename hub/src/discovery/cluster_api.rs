@@ -7,8 +7,8 @@ use kube::api::DynamicObject;
 use kube::runtime::watcher::Config;
 use serde_json::Value;
 
-use super::Kind;
-use super::object_and_secret::{Pairing, Subject};
+use super::SourceKind;
+use super::object_and_secret::{ClusterFields, Pairing};
 use super::provider::ApiKind;
 
 const CLUSTER_NAME_LABEL: &str = "cluster.x-k8s.io/cluster-name";
@@ -20,8 +20,8 @@ const PAUSED_ANNOTATION: &str = "cluster.x-k8s.io/paused";
 pub struct ClusterApi;
 
 impl Pairing for ClusterApi {
-    fn kind(&self) -> Kind {
-        Kind::Cluster
+    fn kind(&self) -> SourceKind {
+        SourceKind::Cluster
     }
 
     fn api(&self) -> ApiKind {
@@ -40,28 +40,28 @@ impl Pairing for ClusterApi {
 
     /// CAs and keys have the same type and label. Some providers also write `<cluster>-user-kubeconfig`,
     /// which is for users.
-    fn keeps(&self, secret: &Secret) -> bool {
-        let of = secret.labels().get(CLUSTER_NAME_LABEL);
+    fn may_pair(&self, secret: &Secret) -> bool {
+        let cluster = secret.labels().get(CLUSTER_NAME_LABEL);
         secret.type_.as_deref() == Some(SECRET_TYPE)
-            && of.is_some_and(|cluster| secret.name_any() == kubeconfig_secret(cluster))
+            && cluster.is_some_and(|cluster| secret.name_any() == kubeconfig_secret(cluster))
     }
 
-    fn read(&self, cluster: &DynamicObject) -> Subject {
-        let told = |pointer: &str| cluster.data.pointer(pointer) == Some(&Value::Bool(true));
+    fn read(&self, cluster: &DynamicObject) -> ClusterFields {
+        let is_true = |pointer: &str| cluster.data.pointer(pointer) == Some(&Value::Bool(true));
         // Contract fields of v1beta2 and v1beta1, which Cluster API never resets. The v1beta1 condition
         // ControlPlaneReady reports health and is not part of the contract.
-        let initialized = told("/status/initialization/controlPlaneInitialized")
-            || told("/status/controlPlaneReady");
+        let initialized = is_true("/status/initialization/controlPlaneInitialized")
+            || is_true("/status/controlPlaneReady");
         let suspended = if cluster.metadata.deletion_timestamp.is_some() {
             Some("is being deleted")
-        } else if told("/spec/paused") {
+        } else if is_true("/spec/paused") {
             Some("is paused (spec.paused)")
         } else if cluster.annotations().contains_key(PAUSED_ANNOTATION) {
             Some("is paused (annotation cluster.x-k8s.io/paused)")
         } else {
             None
         };
-        Subject {
+        ClusterFields {
             secret: Some(kubeconfig_secret(&cluster.name_any())),
             key: "value".to_owned(),
             waiting: (!initialized).then(|| "its control plane is not initialised".to_owned()),

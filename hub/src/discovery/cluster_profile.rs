@@ -33,19 +33,19 @@ use serde_json::{Map, Value};
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 
-use super::provider::{self, Discovery, Listed};
-use super::{Finds, Kind, Origin, Provider, Source};
+use super::provider::{self, ProviderState, WatchedObjects};
+use super::{Origin, Provider, ProviderHandle, Source, SourceKind};
 use access_plan::Plan;
 use credential::Credential;
-use plugin::{Limits, Plugins};
+use plugin::{PluginLimits, Plugins};
 use profile::Profile;
 use provider_file::ProviderFile;
-use state::{Due, Good, Life, ProfileState};
+use state::{CredentialLifetime, DueWork, ProfileState, WorkingAccess};
 use token_file::TokenFile;
 
 /// Access to the clusters of all profiles, shared by the providers of several namespaces.
 #[derive(Debug)]
-pub struct Access {
+pub struct ProfileAccess {
     /// `None` if the hub was started without a file.
     file: watch::Receiver<Option<Arc<ProviderFile>>>,
     plugins: Plugins,
@@ -54,7 +54,7 @@ pub struct Access {
     policy: Policy,
 }
 
-impl Access {
+impl ProfileAccess {
     /// Follows the file, whose first content is `first`. Must be called inside a tokio runtime.
     pub fn start(
         watchdog: &Watchdog,
@@ -68,14 +68,14 @@ impl Access {
             let following = provider_file::follow(path.to_owned(), tx);
             tokio::spawn(watchdog.watch("the file of access providers", following));
         }
-        Self::new(file, scratch, policy, Limits::default())
+        Self::new(file, scratch, policy, PluginLimits::default())
     }
 
     fn new(
         file: watch::Receiver<Option<Arc<ProviderFile>>>,
         scratch: &Path,
         policy: Policy,
-        limits: Limits,
+        limits: PluginLimits,
     ) -> io::Result<Arc<Self>> {
         // Clients and Helm run in other working directories.
         let folder = std::path::absolute(scratch)?.join("cluster-profiles");
@@ -93,9 +93,9 @@ impl Access {
 
     /// Runs the program of a plan and returns the credential without using it.
     async fn run(&self, plan: &Plan) -> Result<Credential, String> {
-        let ran = self.plugins.run(&plan.command).await;
-        let answer = ran.map_err(|error| chain(&error))?;
-        credential::read(&answer, plan.command.api_version)
+        let output = self.plugins.run(&plan.command).await;
+        let output = output.map_err(|error| chain(&error))?;
+        credential::read(&output, plan.command.api_version)
             .map_err(|error| format!("{}: {}", plan.command.program, chain(&error)))
     }
 
@@ -105,23 +105,23 @@ impl Access {
         &self,
         plan: &Arc<Plan>,
         credential: Credential,
-        life: Life,
-        before: Option<&Good>,
-    ) -> Result<Good, String> {
-        let keeping = |error: io::Error| format!("keeping its token failed: {error}");
-        let before = before
-            .filter(|before| before.plan == *plan)
-            .and_then(|before| before.token_file.clone());
-        let token_file = match (&credential.token, before) {
+        lifetime: CredentialLifetime,
+        previous: Option<&WorkingAccess>,
+    ) -> Result<WorkingAccess, String> {
+        let token_error = |error: io::Error| format!("keeping its token failed: {error}");
+        let previous = previous
+            .filter(|previous| previous.plan == *plan)
+            .and_then(|previous| previous.token_file.clone());
+        let token_file = match (&credential.token, previous) {
             (None, _) => None,
             (Some(token), Some(file)) => {
-                file.replace(token).map_err(keeping)?;
+                file.replace(token).map_err(token_error)?;
                 Some(file)
             }
             (Some(token), None) => {
                 // A token file belongs to one plan: a client for a different server must never read its
                 // token.
-                let file = TokenFile::write(&self.folder, token).map_err(keeping)?;
+                let file = TokenFile::write(&self.folder, token).map_err(token_error)?;
                 Some(Arc::new(file))
             }
         };
@@ -138,12 +138,12 @@ impl Access {
                 chain(&error).replace("users[0].", "")
             )
         })?;
-        Ok(Good {
+        Ok(WorkingAccess {
             plan: Arc::clone(plan),
             credential,
             access: Arc::new(access),
             token_file,
-            life,
+            lifetime,
         })
     }
 }
@@ -166,7 +166,7 @@ pub struct ClusterProfiles {
     pub client: Client,
     /// `None` means all namespaces.
     pub namespace: Option<String>,
-    pub access: Arc<Access>,
+    pub access: Arc<ProfileAccess>,
 }
 
 impl std::fmt::Debug for ClusterProfiles {
@@ -182,32 +182,32 @@ impl Provider for ClusterProfiles {
     }
 
     fn covers(&self, origin: &Origin) -> bool {
-        origin.is_in(Kind::ClusterProfile, self.namespace.as_ref())
+        origin.is_in(SourceKind::ClusterProfile, self.namespace.as_ref())
     }
 
-    fn follow(self: Arc<Self>, finds: Finds) -> BoxFuture<'static, ()> {
+    fn follow(self: Arc<Self>, handle: ProviderHandle) -> BoxFuture<'static, ()> {
         let namespace = self.namespace.as_deref();
         let read = |object| Profile::read(&object);
         let profiles = ProfileList {
             file: self.access.file.clone(),
-            file_follows: true,
-            profiles: Listed::objects(&self.client, namespace, profile::API, read),
-            members: Members::default(),
+            file_changes: true,
+            profiles: WatchedObjects::objects(&self.client, namespace, profile::API, read),
+            states: ProfileStates::default(),
             wake: None,
             access: Arc::clone(&self.access),
         };
-        provider::run(profiles, finds).boxed()
+        provider::run(profiles, handle).boxed()
     }
 }
 
 /// The listed profiles, their members, and the provider file.
 struct ProfileList {
-    access: Arc<Access>,
+    access: Arc<ProfileAccess>,
     file: watch::Receiver<Option<Arc<ProviderFile>>>,
     /// Whether the file may still change.
-    file_follows: bool,
-    profiles: Listed<DynamicObject, Profile>,
-    members: Members,
+    file_changes: bool,
+    profiles: WatchedObjects<DynamicObject, Profile>,
+    states: ProfileStates,
     /// When the next work is due.
     wake: Option<BootTime>,
 }
@@ -215,43 +215,43 @@ struct ProfileList {
 impl ProfileList {
     fn follow(&mut self) {
         if let Some(known) = self.profiles.known() {
-            self.members
+            self.states
                 .follow(known, self.file.get(), &self.access.policy);
         }
     }
 }
 
-impl Discovery for ProfileList {
+impl ProviderState for ProfileList {
     async fn changed(&mut self) -> bool {
         let now = BootTime::now();
         tokio::select! {
             () = self.profiles.changed() => self.follow(),
-            news = self.file.changed(), if self.file_follows => {
-                self.file_follows = news.is_ok();
+            result = self.file.changed(), if self.file_changes => {
+                self.file_changes = result.is_ok();
                 self.follow();
             }
-            Some(ended) = self.members.runs.join_next(), if !self.members.runs.is_empty() => {
+            Some(finished) = self.states.runs.join_next(), if !self.states.runs.is_empty() => {
                 // Otherwise the run was aborted together with its profile.
-                if let Ok((key, plan, answer)) = ended {
-                    self.members.run_ended(&self.access, &key, &plan, answer);
+                if let Ok((key, plan, credential)) = finished {
+                    self.states.finish_run(&self.access, &key, &plan, credential);
                 }
             }
             () = clock::sleep_until(self.wake, now) => {}
         }
-        self.wake = self.members.start_due_work(&self.access, BootTime::now());
+        self.wake = self.states.start_due_work(&self.access, BootTime::now());
         true
     }
 
     async fn reread(&mut self, origin: &Origin) {
         let now = BootTime::now();
-        if self.members.doubt(origin, now) {
-            self.wake = self.members.start_due_work(&self.access, now);
+        if self.states.credential_rejected(origin, now) {
+            self.wake = self.states.start_due_work(&self.access, now);
         }
     }
 
     fn sources(&mut self) -> Option<BTreeMap<Origin, Arc<Source>>> {
         self.profiles.known()?;
-        Some(self.members.sources(BootTime::now()))
+        Some(self.states.sources(BootTime::now()))
     }
 
     fn trouble(&self) -> Option<String> {
@@ -259,19 +259,19 @@ impl Discovery for ProfileList {
     }
 }
 
-type EndedRun = (Key, Arc<Plan>, Result<Credential, String>);
+type FinishedRun = (Key, Arc<Plan>, Result<Credential, String>);
 
 /// The known profiles, and at most one running program for each.
 #[derive(Default)]
-struct Members {
-    held: BTreeMap<Key, ProfileState>,
+struct ProfileStates {
+    states: BTreeMap<Key, ProfileState>,
     /// The provider file that the plans are based on.
     file: Option<Arc<ProviderFile>>,
-    runs: JoinSet<EndedRun>,
+    runs: JoinSet<FinishedRun>,
     running: BTreeMap<Key, AbortHandle>,
 }
 
-impl Members {
+impl ProfileStates {
     /// Takes over the listed profiles. Returns whether one of them, or the file, has changed.
     fn follow(
         &mut self,
@@ -279,36 +279,42 @@ impl Members {
         file: Option<Arc<ProviderFile>>,
         policy: &Policy,
     ) -> bool {
-        let gone = self.held.keys().filter(|key| !known.contains_key(*key));
+        let gone = self.states.keys().filter(|key| !known.contains_key(*key));
         let gone: Vec<Key> = gone.cloned().collect();
-        let mut changed = !gone.is_empty() || file != self.file;
-        let all = file != self.file;
+        let file_changed = file != self.file;
+        let mut changed = file_changed || !gone.is_empty();
         self.file = file.clone();
         for key in gone {
             self.forget(&key);
         }
         for (key, profile) in known {
-            let held = self.held.get(key);
-            if all || held.is_none_or(|held| held.profile != *profile) {
-                self.put(key, profile, file.as_deref(), policy);
+            let state = self.states.get(key);
+            if file_changed || state.is_none_or(|state| state.profile != *profile) {
+                self.update(key, profile, file.as_deref(), policy);
                 changed = true;
             }
         }
         changed
     }
 
-    fn put(&mut self, key: &Key, profile: &Profile, file: Option<&ProviderFile>, policy: &Policy) {
-        let wanted = access_plan::plan(profile, file, policy);
-        match self.held.get_mut(key) {
+    fn update(
+        &mut self,
+        key: &Key,
+        profile: &Profile,
+        file: Option<&ProviderFile>,
+        policy: &Policy,
+    ) {
+        let plan = access_plan::plan(profile, file, policy);
+        match self.states.get_mut(key) {
             // A recreated profile with the same name is a different profile.
-            Some(held) if held.profile.uid == profile.uid => {
-                held.profile = profile.clone();
-                held.want(wanted);
+            Some(state) if state.profile.uid == profile.uid => {
+                state.profile = profile.clone();
+                state.set_plan(plan);
             }
             _ => {
                 self.forget(key);
-                self.held
-                    .insert(key.clone(), ProfileState::new(profile.clone(), wanted));
+                self.states
+                    .insert(key.clone(), ProfileState::new(profile.clone(), plan));
             }
         }
     }
@@ -318,93 +324,94 @@ impl Members {
         if let Some(run) = self.running.remove(key) {
             run.abort();
         }
-        self.held.remove(key);
+        self.states.remove(key);
     }
 
-    fn doubt(&mut self, origin: &Origin, now: BootTime) -> bool {
+    fn credential_rejected(&mut self, origin: &Origin, now: BootTime) -> bool {
         let key = (
             origin.namespace.clone().unwrap_or_default(),
             origin.name.clone(),
         );
-        let held = self.held.get_mut(&key);
-        held.map(|held| held.doubt(now)).is_some()
+        let state = self.states.get_mut(&key);
+        state.map(|state| state.credential_rejected(now)).is_some()
     }
 
     /// Starts all due work and returns when to check again.
-    fn start_due_work(&mut self, access: &Arc<Access>, now: BootTime) -> Option<BootTime> {
+    fn start_due_work(&mut self, access: &Arc<ProfileAccess>, now: BootTime) -> Option<BootTime> {
         let mut wake: Option<BootTime> = None;
-        for (key, held) in &mut self.held {
-            let Some(plan) = held.plan() else {
-                wake = wake.into_iter().chain(held.expiry(now)).min();
+        for (key, state) in &mut self.states {
+            let Some(plan) = state.plan() else {
+                wake = wake.into_iter().chain(state.next_expiry(now)).min();
                 continue;
             };
-            let mut due = held.due(now);
-            if due == Due::Rebuild {
-                let good = held.good().cloned();
-                if let Some(good) = good {
-                    let before = Some(&good);
-                    let credential = good.credential.clone();
-                    let built = access.build_access(&plan, credential, good.life, before);
+            let mut due = state.due(now);
+            if due == DueWork::Rebuild {
+                let working = state.working_access().cloned();
+                if let Some(working) = working {
+                    let previous = Some(&working);
+                    let credential = working.credential.clone();
+                    let built = access.build_access(&plan, credential, working.lifetime, previous);
                     if let Err(problem) = &built {
-                        tracing::warn!(origin = %held.profile.origin, provider = plan.command.provider, problem, "failed to use the credential; retrying");
+                        tracing::warn!(origin = %state.profile.origin, provider = plan.command.provider, problem, "failed to use the credential; retrying");
                     }
-                    held.rebuilt(built, now, chance::random());
+                    state.rebuild_finished(built, now, chance::random());
                 }
-                due = held.due(now);
+                due = state.due(now);
             }
             match due {
-                Due::Nothing | Due::Rebuild => {}
-                Due::At(at) => wake = wake.into_iter().chain([at]).min(),
-                Due::Run => {
-                    held.started(now);
+                DueWork::Nothing | DueWork::Rebuild => {}
+                DueWork::At(at) => wake = wake.into_iter().chain([at]).min(),
+                DueWork::Run => {
+                    state.run_started(now);
                     let (key, access) = (key.clone(), Arc::clone(access));
-                    let of = key.clone();
+                    let run_key = key.clone();
                     let run = self.runs.spawn(async move {
-                        let answer = access.run(&plan).await;
-                        (key, plan, answer)
+                        let credential = access.run(&plan).await;
+                        (key, plan, credential)
                     });
-                    self.running.insert(of, run);
+                    self.running.insert(run_key, run);
                 }
             }
-            wake = wake.into_iter().chain(held.expiry(now)).min();
+            wake = wake.into_iter().chain(state.next_expiry(now)).min();
         }
         wake
     }
 
-    fn run_ended(
+    fn finish_run(
         &mut self,
-        access: &Access,
+        access: &ProfileAccess,
         key: &Key,
         plan: &Arc<Plan>,
-        answer: Result<Credential, String>,
+        credential: Result<Credential, String>,
     ) {
-        let Some(held) = self.held.get_mut(key) else {
+        let Some(state) = self.states.get_mut(key) else {
             return;
         };
         self.running.remove(key);
         let (now, jitter) = (BootTime::now(), chance::random());
-        if held.plan().as_ref() != Some(plan) {
-            held.dropped();
+        if state.plan().as_ref() != Some(plan) {
+            state.run_discarded();
             return;
         }
-        let outcome = answer.and_then(|credential| {
-            let life =
-                Life::of(credential.expires, clock::wall(), now, jitter).ok_or_else(|| {
-                    let program = &plan.command.program;
-                    format!("{program} has given a credential that has expired already")
-                })?;
-            access.build_access(plan, credential, life, held.good())
+        let outcome = credential.and_then(|credential| {
+            let lifetime =
+                CredentialLifetime::from_expiry(credential.expires, clock::wall(), now, jitter)
+                    .ok_or_else(|| {
+                        let program = &plan.command.program;
+                        format!("{program} has given a credential that has expired already")
+                    })?;
+            access.build_access(plan, credential, lifetime, state.working_access())
         });
         if let Err(problem) = &outcome {
-            tracing::warn!(origin = %held.profile.origin, provider = plan.command.provider, problem, "no new credential; retrying");
+            tracing::warn!(origin = %state.profile.origin, provider = plan.command.provider, problem, "no new credential; retrying");
         }
-        held.ended(outcome, now, jitter);
+        state.run_finished(outcome, now, jitter);
     }
 
     fn sources(&mut self, now: BootTime) -> BTreeMap<Origin, Arc<Source>> {
-        let source = |held: &mut ProfileState| {
-            let (access, stale) = held.access(now);
-            let profile = &held.profile;
+        let source = |state: &mut ProfileState| {
+            let (access, stale) = state.access(now);
+            let profile = &state.profile;
             let source = Source {
                 origin: profile.origin.clone(),
                 uid: profile.uid.clone(),
@@ -416,7 +423,7 @@ impl Members {
             };
             (profile.origin.clone(), Arc::new(source))
         };
-        self.held.values_mut().map(source).collect()
+        self.states.values_mut().map(source).collect()
     }
 }
 

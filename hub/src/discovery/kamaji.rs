@@ -6,8 +6,8 @@ use kube::api::DynamicObject;
 use kube::runtime::watcher::Config;
 use serde_json::Value;
 
-use super::Kind;
-use super::object_and_secret::{Pairing, Subject};
+use super::SourceKind;
+use super::object_and_secret::{ClusterFields, Pairing};
 use super::provider::ApiKind;
 
 const COMPONENT_LABEL: &str = "kamaji.clastix.io/component";
@@ -25,7 +25,7 @@ pub struct Kamaji {
 
 /// The effect of a control plane's status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Gate {
+enum AccessEffect {
     Usable,
     Waiting,
     Suspended,
@@ -34,17 +34,17 @@ enum Gate {
 /// Maps a status to its effect. An unknown status, such as one of a later Kamaji version, means waiting.
 /// NotReady means that no replica is ready. The cluster is still usable: a request shows whether it
 /// responds, and the status lags behind short rollouts.
-fn gate(status: &str) -> Gate {
+fn access_effect(status: &str) -> AccessEffect {
     match status {
-        "Ready" | "Upgrading" | "CertificateAuthorityRotating" | "NotReady" => Gate::Usable,
-        "Sleeping" | "WriteLimited" | "Migrating" => Gate::Suspended,
-        _ => Gate::Waiting,
+        "Ready" | "Upgrading" | "CertificateAuthorityRotating" | "NotReady" => AccessEffect::Usable,
+        "Sleeping" | "WriteLimited" | "Migrating" => AccessEffect::Suspended,
+        _ => AccessEffect::Waiting,
     }
 }
 
 impl Pairing for Kamaji {
-    fn kind(&self) -> Kind {
-        Kind::TenantControlPlane
+    fn kind(&self) -> SourceKind {
+        SourceKind::TenantControlPlane
     }
 
     fn api(&self) -> ApiKind {
@@ -59,17 +59,17 @@ impl Pairing for Kamaji {
         Config::default().labels(&format!("{COMPONENT_LABEL}={COMPONENT}"))
     }
 
-    fn keeps(&self, secret: &Secret) -> bool {
+    fn may_pair(&self, secret: &Secret) -> bool {
         secret.labels().get(COMPONENT_LABEL).map(String::as_str) == Some(COMPONENT)
     }
 
-    fn read(&self, plane: &DynamicObject) -> Subject {
+    fn read(&self, plane: &DynamicObject) -> ClusterFields {
         let text = |pointer| plane.data.pointer(pointer).and_then(Value::as_str);
         let status = text("/status/kubernetesResources/version/status").unwrap_or("Provisioning");
-        let gate = gate(status);
+        let access_effect = access_effect(status);
         let suspended = if plane.metadata.deletion_timestamp.is_some() {
             Some("is being deleted".to_owned())
-        } else if gate == Gate::Suspended {
+        } else if access_effect == AccessEffect::Suspended {
             Some(format!("is {status}"))
         } else if plane.annotations().contains_key(PAUSED_ANNOTATION) {
             Some(format!("is paused (annotation {PAUSED_ANNOTATION})"))
@@ -77,14 +77,15 @@ impl Pairing for Kamaji {
             None
         };
         let secret = text("/status/kubeconfig/admin/secretName");
-        Subject {
+        ClusterFields {
             secret: secret.filter(|name| !name.is_empty()).map(str::to_owned),
             key: plane
                 .annotations()
                 .get(KEY_ANNOTATION)
                 .unwrap_or(&self.key)
                 .clone(),
-            waiting: (gate == Gate::Waiting).then(|| format!("its status is {status}")),
+            waiting: (access_effect == AccessEffect::Waiting)
+                .then(|| format!("its status is {status}")),
             suspended,
         }
     }

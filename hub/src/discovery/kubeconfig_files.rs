@@ -13,13 +13,13 @@ use std::time::Duration;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use krypton_runtime::periodic::file::{DEADLINE, read_or_wait};
-use krypton_runtime::periodic::{Next, Periodic, Schedule};
+use krypton_runtime::periodic::{NextRun, Periodic, Schedule};
 use krypton_types::conditions::reason;
 use krypton_types::error_chain::chain;
-use krypton_types::kubeconfig::{self, Policy, Sanitized};
+use krypton_types::kubeconfig::{self, Policy, SanitizedKubeconfig};
 
 use super::provider::by_origin;
-use super::{Finds, Kind, Origin, Provider, Source, Unresolved};
+use super::{Origin, Provider, ProviderHandle, Source, SourceKind, Unresolved};
 
 const SCHEDULE: Schedule = Schedule {
     every: Duration::from_secs(2),
@@ -35,13 +35,13 @@ const EXTENSIONS: [&str; 4] = ["kubeconfig", "yaml", "yml", "conf"];
 
 /// The kubeconfigs of one path of `--kubeconfig-paths`.
 #[derive(Debug)]
-pub struct Files {
+pub struct KubeconfigFiles {
     /// Absolute.
     path: PathBuf,
     policy: Policy,
 }
 
-impl Files {
+impl KubeconfigFiles {
     pub fn new(path: &Path, policy: Policy) -> Self {
         Self {
             // Fails only for an empty path or if the working directory is gone.
@@ -51,35 +51,35 @@ impl Files {
     }
 }
 
-impl Provider for Files {
+impl Provider for KubeconfigFiles {
     fn describe(&self) -> String {
         format!("kubeconfigs in {}", self.path.display())
     }
 
     fn covers(&self, origin: &Origin) -> bool {
         let name = Path::new(&origin.name);
-        origin.kind == Kind::File
+        origin.kind == SourceKind::File
             && (name == self.path || name.parent() == Some(self.path.as_path()))
     }
 
-    fn follow(self: Arc<Self>, finds: Finds) -> BoxFuture<'static, ()> {
-        async move { self.run(&finds).await }.boxed()
+    fn follow(self: Arc<Self>, handle: ProviderHandle) -> BoxFuture<'static, ()> {
+        async move { self.run(&handle).await }.boxed()
     }
 }
 
 /// File metadata that changes with the content, to detect changes without a read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Stamp {
-    place: (u64, u64),
+struct FileStamp {
+    device_and_inode: (u64, u64),
     size: u64,
     modified: (i64, i64),
     changed: (i64, i64),
 }
 
-impl Stamp {
-    pub(crate) fn of(metadata: &Metadata) -> Self {
+impl FileStamp {
+    pub(crate) fn new(metadata: &Metadata) -> Self {
         Self {
-            place: (metadata.dev(), metadata.ino()),
+            device_and_inode: (metadata.dev(), metadata.ino()),
             size: metadata.len(),
             modified: (metadata.mtime(), metadata.mtime_nsec()),
             changed: (metadata.ctime(), metadata.ctime_nsec()),
@@ -87,11 +87,11 @@ impl Stamp {
     }
 }
 
-/// The last read of a file.
+/// A file as it was last read.
 #[derive(Clone, Debug)]
-struct File {
+struct KnownFile {
     /// `None` forces a read.
-    stamp: Option<Stamp>,
+    stamp: Option<FileStamp>,
     /// Whether the file was read again under the same stamp. File system timestamps are coarse: a write
     /// right after the first read may have the same time.
     settled: bool,
@@ -100,16 +100,17 @@ struct File {
 
 /// The result of the last poll.
 #[derive(Clone, Debug, Default)]
-struct Seen {
-    files: BTreeMap<PathBuf, File>,
+struct PollResult {
+    files: BTreeMap<PathBuf, KnownFile>,
     /// Whether the path was a file and not a directory.
-    file: bool,
-    left_out: bool,
+    is_file: bool,
+    /// Whether there are more files than `FILES_MAX`.
+    exceeds_limit: bool,
 }
 
 /// Why the files cannot be listed.
 #[derive(Debug, thiserror::Error)]
-enum LookError {
+enum PollError {
     #[error("{path} is not there; mount it, or correct --kubeconfig-paths", path = path.display())]
     Absent { path: PathBuf },
     #[error("failed to read {path}; grant the hub's user the right to read it, or correct --kubeconfig-paths", path = path.display())]
@@ -122,43 +123,43 @@ enum LookError {
     Neither { path: PathBuf },
 }
 
-impl Files {
-    async fn run(&self, finds: &Finds) {
-        let mut pace = Periodic::new("looking for kubeconfigs", SCHEDULE);
-        let mut seen = Seen::default();
+impl KubeconfigFiles {
+    async fn run(&self, handle: &ProviderHandle) {
+        let mut periodic = Periodic::new("looking for kubeconfigs", SCHEDULE);
+        let mut current = PollResult::default();
         loop {
-            let (path, policy, before) = (self.path.clone(), self.policy, seen.clone());
-            let hangs = |hangs: bool| {
+            let (path, policy, previous) = (self.path.clone(), self.policy, current.clone());
+            let report_hang = |hangs: bool| {
                 let path = self.path.display();
-                let why = format!(
+                let problem = format!(
                     "{path}: the file system does not respond; check whether its mount hangs"
                 );
-                finds.publish(None, hangs.then_some(why));
+                handle.publish(None, hangs.then_some(problem));
             };
-            let look = move || look(&path, &policy, &before);
-            let Some(looked) = read_or_wait(DEADLINE, look, hangs).await else {
+            let read = move || poll(&path, &policy, &previous);
+            let Some(result) = read_or_wait(DEADLINE, read, report_hang).await else {
                 return; // the runtime is shutting down
             };
-            let done = match looked {
+            let outcome = match result {
                 Ok(next) => {
-                    if next.left_out && !seen.left_out {
+                    if next.exceeds_limit && !current.exceeds_limit {
                         tracing::warn!(path = %self.path.display(), "more than {FILES_MAX} kubeconfigs; ignoring the others");
                     }
-                    seen = next;
-                    let sources = by_origin(seen.files.values().map(|file| &file.source));
-                    finds.publish(Some(sources), None);
-                    Ok(Next::AsScheduled)
+                    current = next;
+                    let sources = by_origin(current.files.values().map(|file| &file.source));
+                    handle.publish(Some(sources), None);
+                    Ok(NextRun::AsScheduled)
                 }
                 Err(error) => {
-                    finds.publish(None, Some(chain(&error)));
+                    handle.publish(None, Some(chain(&error)));
                     Err(error)
                 }
             };
             tokio::select! {
-                () = pace.rest(done) => {}
+                () = periodic.pause_after(outcome) => {}
                 // Read the file again even if its metadata is unchanged.
-                origin = finds.doubted() => {
-                    if let Some(file) = seen.files.get_mut(Path::new(&origin.name)) {
+                origin = handle.next_reread() => {
+                    if let Some(file) = current.files.get_mut(Path::new(&origin.name)) {
                         file.stamp = None;
                     }
                 }
@@ -168,22 +169,22 @@ impl Files {
 }
 
 /// Polls all files and reads the changed ones.
-fn look(path: &Path, policy: &Policy, before: &Seen) -> Result<Seen, LookError> {
-    let unreadable = |source| LookError::Unreadable {
+fn poll(path: &Path, policy: &Policy, previous: &PollResult) -> Result<PollResult, PollError> {
+    let unreadable = |source| PollError::Unreadable {
         path: path.to_owned(),
         source,
     };
-    let mut next = Seen::default();
+    let mut next = PollResult::default();
     let metadata = match fs::metadata(path) {
         Ok(metadata) => metadata,
         // A file that existed before is gone. A path that never existed may be a directory that is not
         // mounted yet.
-        Err(error) if error.kind() == io::ErrorKind::NotFound && before.file => {
-            next.file = true;
+        Err(error) if error.kind() == io::ErrorKind::NotFound && previous.is_file => {
+            next.is_file = true;
             return Ok(next);
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            return Err(LookError::Absent {
+            return Err(PollError::Absent {
                 path: path.to_owned(),
             });
         }
@@ -191,46 +192,46 @@ fn look(path: &Path, policy: &Policy, before: &Seen) -> Result<Seen, LookError> 
     };
     let mut paths = Vec::new();
     if metadata.is_file() {
-        next.file = true;
+        next.is_file = true;
         paths.push(path.to_owned());
     } else if metadata.is_dir() {
         for entry in fs::read_dir(path).map_err(unreadable)?.take(ENTRIES_MAX) {
             let entry = entry.map_err(unreadable)?.path();
-            if is_named_like_one(&entry) {
+            if has_kubeconfig_name(&entry) {
                 paths.push(entry);
             }
         }
     } else {
-        return Err(LookError::Neither {
+        return Err(PollError::Neither {
             path: path.to_owned(),
         });
     }
     // Sort the paths, so each poll selects the same files.
     paths.sort();
     for path in paths {
-        let known = before.files.get(&path);
+        let known = previous.files.get(&path);
         let file = match fs::metadata(&path) {
             Ok(metadata) if metadata.is_dir() => continue,
             Ok(metadata) => {
-                let stamp = Some(Stamp::of(&metadata));
+                let stamp = Some(FileStamp::new(&metadata));
                 match known.filter(|known| known.stamp == stamp) {
                     Some(known) if known.settled => known.clone(),
-                    known => File {
+                    known => KnownFile {
                         stamp,
                         settled: known.is_some(),
-                        source: Arc::new(source(&path, read(&path, &metadata, policy))),
+                        source: Arc::new(source(&path, read_file(&path, &metadata, policy))),
                     },
                 }
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-            Err(error) => File {
+            Err(error) => KnownFile {
                 stamp: None,
                 settled: false,
                 source: Arc::new(source(&path, Err(unreadable_file(&path, &error)))),
             },
         };
         if next.files.len() == FILES_MAX {
-            next.left_out = true;
+            next.exceeds_limit = true;
             break;
         }
         next.files.insert(path, file);
@@ -238,7 +239,7 @@ fn look(path: &Path, policy: &Policy, before: &Seen) -> Result<Seen, LookError> 
     Ok(next)
 }
 
-fn is_named_like_one(path: &Path) -> bool {
+fn has_kubeconfig_name(path: &Path) -> bool {
     let hidden = path
         .file_name()
         .is_none_or(|name| name.as_encoded_bytes().starts_with(b"."));
@@ -246,12 +247,12 @@ fn is_named_like_one(path: &Path) -> bool {
     !hidden && extension.is_some_and(|extension| EXTENSIONS.contains(&extension))
 }
 
-fn source(path: &Path, access: Result<Sanitized, String>) -> Source {
+fn source(path: &Path, access: Result<SanitizedKubeconfig, String>) -> Source {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let member = name.split('.').next().unwrap_or_default();
     Source {
         origin: Origin {
-            kind: Kind::File,
+            kind: SourceKind::File,
             namespace: None,
             name: path.to_string_lossy().into_owned(),
         },
@@ -267,7 +268,11 @@ fn source(path: &Path, access: Result<Sanitized, String>) -> Source {
     }
 }
 
-fn read(path: &Path, metadata: &Metadata, policy: &Policy) -> Result<Sanitized, String> {
+fn read_file(
+    path: &Path,
+    metadata: &Metadata,
+    policy: &Policy,
+) -> Result<SanitizedKubeconfig, String> {
     // Opening a pipe would wait for a writer.
     if !metadata.is_file() {
         return Err(format!("{} is not a file", path.display()));
@@ -275,8 +280,8 @@ fn read(path: &Path, metadata: &Metadata, policy: &Policy) -> Result<Sanitized, 
     let read = || {
         let mut bytes = Vec::new();
         // Read one byte more than allowed to detect a file that is too large.
-        let most = kubeconfig::SIZE_MAX as u64 + 1;
-        fs::File::open(path)?.take(most).read_to_end(&mut bytes)?;
+        let limit = kubeconfig::SIZE_MAX as u64 + 1;
+        fs::File::open(path)?.take(limit).read_to_end(&mut bytes)?;
         Ok(bytes)
     };
     let bytes = read().map_err(|error| unreadable_file(path, &error))?;

@@ -6,17 +6,18 @@ use k8s_openapi::api::core::v1::Secret;
 use krypton_runtime::call::call;
 use krypton_types::conditions::reason;
 use krypton_types::error_chain::chain;
-use krypton_types::kubeconfig::{self, Policy, Sanitized};
+use krypton_types::kubeconfig::{self, Policy, SanitizedKubeconfig};
 use kube::Client;
 
 use super::provider::secrets;
 use super::{Origin, Unresolved};
 
 /// Reads the Secret of `origin` again, in the same namespace, because the watch may lag.
-pub(super) async fn again(client: &Client, origin: &Origin, name: &str) -> Option<Secret> {
+pub(super) async fn reread(client: &Client, origin: &Origin, name: &str) -> Option<Secret> {
     let api = secrets(client, Some(origin.namespace.as_deref()?));
-    let read = call("reading the Secret again", api.get(name)).await;
-    read.inspect_err(
+    let result = call("reading the Secret again", api.get(name)).await;
+    result
+        .inspect_err(
         |error| tracing::debug!(%origin, error = %chain(error), "still using the last read Secret"),
     )
     .ok()
@@ -30,7 +31,7 @@ pub(super) fn kubeconfig(
     key: &str,
     missing: &str,
     policy: &Policy,
-) -> Result<Arc<Sanitized>, Unresolved> {
+) -> Result<Arc<SanitizedKubeconfig>, Unresolved> {
     let invalid = |message| Unresolved {
         reason: reason::KUBECONFIG_INVALID,
         message,

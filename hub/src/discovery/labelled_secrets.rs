@@ -12,8 +12,8 @@ use kube::runtime::watcher::Config;
 use kube::{Client, ResourceExt as _};
 
 use super::kubeconfig_secret;
-use super::provider::{self, Discovery, Listed, by_origin};
-use super::{Finds, Kind, Origin, Provider, Source};
+use super::provider::{self, ProviderState, WatchedObjects, by_origin};
+use super::{Origin, Provider, ProviderHandle, Source, SourceKind};
 
 /// Provider of the labelled Secrets of one namespace, or of all.
 pub struct LabelledSecrets {
@@ -40,34 +40,35 @@ impl Provider for LabelledSecrets {
     }
 
     fn covers(&self, origin: &Origin) -> bool {
-        origin.is_in(Kind::Secret, self.namespace.as_ref())
+        origin.is_in(SourceKind::Secret, self.namespace.as_ref())
     }
 
-    fn follow(self: Arc<Self>, finds: Finds) -> BoxFuture<'static, ()> {
+    fn follow(self: Arc<Self>, handle: ProviderHandle) -> BoxFuture<'static, ()> {
         let config = Config::default().labels(&format!("{}=true", self.label));
         let (label, key, policy) = (self.label.clone(), self.key.clone(), self.policy);
         let read = move |secret| read(&secret, (&label, &key), &policy).map(Arc::new);
-        let secrets = Listed::secrets(&self.client, self.namespace.as_deref(), config, read);
+        let secrets =
+            WatchedObjects::secrets(&self.client, self.namespace.as_deref(), config, read);
         let client = self.client.clone();
-        provider::run(LabelledList { client, secrets }, finds).boxed()
+        provider::run(LabelledList { client, secrets }, handle).boxed()
     }
 }
 
 /// The labelled Secrets, each with its source.
 struct LabelledList {
     client: Client,
-    secrets: Listed<Secret, Arc<Source>>,
+    secrets: WatchedObjects<Secret, Arc<Source>>,
 }
 
-impl Discovery for LabelledList {
+impl ProviderState for LabelledList {
     async fn changed(&mut self) -> bool {
         self.secrets.changed().await;
         true
     }
 
     async fn reread(&mut self, origin: &Origin) {
-        if let Some(secret) = kubeconfig_secret::again(&self.client, origin, &origin.name).await {
-            self.secrets.put(secret);
+        if let Some(secret) = kubeconfig_secret::reread(&self.client, origin, &origin.name).await {
+            self.secrets.store_object(secret);
         }
     }
 
@@ -103,7 +104,7 @@ pub fn read(
     let key = annotation(names::KUBECONFIG_KEY_ANNOTATION);
     let key = key.as_deref().unwrap_or(default_key);
     let origin = Origin {
-        kind: Kind::Secret,
+        kind: SourceKind::Secret,
         namespace: meta.namespace.clone(),
         name: name.clone(),
     };
@@ -136,7 +137,7 @@ mod tests {
         secret
     }
 
-    fn found(secret: &Secret) -> Option<Source> {
+    fn read_labelled(secret: &Secret) -> Option<Source> {
         read(secret, ("there", "kubeconfig"), &Policy::default())
     }
 
@@ -144,7 +145,7 @@ mod tests {
     fn secret_without_key_is_member_with_named_fault() {
         let mut secret = labelled("edge-1");
         secret.data = Some([("other".to_owned(), ByteString(Vec::new()))].into());
-        let fault = found(&secret).unwrap().access.unwrap_err().message;
+        let fault = read_labelled(&secret).unwrap().access.unwrap_err().message;
         assert!(fault.contains("krypton/edge-1"), "{fault}");
         assert!(fault.contains("\"kubeconfig\""), "{fault}");
     }
@@ -162,7 +163,7 @@ mod tests {
             ]
             .into(),
         );
-        let source = found(&secret).unwrap();
+        let source = read_labelled(&secret).unwrap();
         assert_eq!(source.member, "paris");
         assert!(source.access.unwrap_err().message.contains("\"value\""));
     }
@@ -171,11 +172,11 @@ mod tests {
     fn unlabelled_deleting_or_self_secret_is_ignored() {
         let mut secret = labelled("edge-1");
         secret.metadata.labels = Some([("there".to_owned(), "false".to_owned())].into());
-        assert!(found(&secret).is_none());
+        assert!(read_labelled(&secret).is_none());
         let mut secret = labelled("edge-1");
         let now = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(jiff::Timestamp::UNIX_EPOCH);
         secret.metadata.deletion_timestamp = Some(now);
-        assert!(found(&secret).is_none());
-        assert!(found(&labelled(names::SELF_CLUSTER)).is_none());
+        assert!(read_labelled(&secret).is_none());
+        assert!(read_labelled(&labelled(names::SELF_CLUSTER)).is_none());
     }
 }

@@ -10,13 +10,13 @@ use krypton_types::conditions::reason;
 use krypton_types::names;
 
 use super::register::Entry;
-use super::{Found, Kind, Origin, Source, Unresolved};
+use super::{Origin, RunningProvider, Source, SourceKind, Unresolved};
 
 /// Why a source is not a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// The name belongs to another source.
-    Taken { member: String, by: String },
+    Taken { member: String, owner: String },
     /// The name is invalid.
     NotAName(String),
     /// The name belongs to a member without a source. Only an operator can bind a source to it.
@@ -48,9 +48,9 @@ impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let annotation = names::MEMBER_NAME_ANNOTATION;
         match self {
-            Self::Taken { member, by } => write!(
+            Self::Taken { member, owner } => write!(
                 f,
-                "the name {member} belongs to {by}; set another name with annotation {annotation} (rename a file), or, to move the member to this source, set spec.sourceRef of EdgeCluster {member}"
+                "the name {member} belongs to {owner}; set another name with annotation {annotation} (rename a file), or, to move the member to this source, set spec.sourceRef of EdgeCluster {member}"
             ),
             Self::NotAName(name) => write!(
                 f,
@@ -85,46 +85,47 @@ pub struct Membership {
     pub waiting: bool,
 }
 
-/// The earlier decisions.
+/// The earlier decisions, and whether the hub has just started.
 #[derive(Clone, Copy, Debug)]
-pub struct Before<'a> {
+pub struct BindingInput<'a> {
     /// The existing EdgeClusters, each with its source.
     pub bound: &'a BTreeMap<String, Option<SourceRef>>,
     /// Dismissed sources, which become members only after a user labels them again.
     pub dismissed: &'a BTreeSet<Entry>,
     /// Whether to wait for providers that have not listed yet.
-    pub patient: bool,
+    pub in_startup_grace: bool,
 }
 
 /// Decides for all sources together.
-pub fn membership(found: &[&Found], before: Before<'_>) -> Membership {
+pub fn bind_sources(providers: &[&RunningProvider], input: BindingInput<'_>) -> Membership {
     let mut membership = Membership::default();
-    let all_listed = found.iter().all(|found| {
-        found.listing.sources.is_some() || found.listing.trouble.is_some() || found.listing.closed
+    let all_listed = providers.iter().all(|running| {
+        let listing = &running.listing;
+        listing.sources.is_some() || listing.trouble.is_some() || listing.closed
     });
-    for (name, sources) in by_name(found, &mut membership.refused) {
-        bind(name, sources, before, all_listed, &mut membership);
+    for (name, sources) in group_by_name(providers, &mut membership.refused) {
+        bind(name, sources, input, all_listed, &mut membership);
     }
-    for (name, source) in before.bound {
+    for (name, source) in input.bound {
         if let Some(source) = source.as_ref().filter(|source| source.kind != SELF_CLUSTER) {
-            note_trouble(name, source, found, &mut membership);
+            record_trouble(name, source, providers, &mut membership);
         }
     }
     membership
 }
 
 /// Groups the sources by requested name. Refuses sources with an invalid name.
-fn by_name<'a>(
-    found: &[&'a Found],
+fn group_by_name<'a>(
+    providers: &[&'a RunningProvider],
     refused: &mut BTreeMap<Origin, Refusal>,
 ) -> BTreeMap<&'a str, Vec<&'a Arc<Source>>> {
     let mut by_name: BTreeMap<&str, Vec<&Arc<Source>>> = BTreeMap::new();
     // Two providers can find one Secret, by its label and by a reference: the first provider takes
     // precedence.
     let mut seen: BTreeSet<&Origin> = BTreeSet::new();
-    let listed = found
+    let listed = providers
         .iter()
-        .filter_map(|found| found.listing.sources.as_deref());
+        .filter_map(|running| running.listing.sources.as_deref());
     for source in listed.flat_map(BTreeMap::values) {
         if !seen.insert(&source.origin) {
             continue;
@@ -144,7 +145,7 @@ fn by_name<'a>(
 fn bind(
     name: &str,
     mut sources: Vec<&Arc<Source>>,
-    before: Before<'_>,
+    input: BindingInput<'_>,
     all_listed: bool,
     membership: &mut Membership,
 ) {
@@ -152,13 +153,13 @@ fn bind(
     sources.sort_by_key(|source| (source.since.is_none(), source.since, source.origin.clone()));
     let dismissed = |source: &Source| {
         let entry = (name.to_owned(), source.origin.clone());
-        before.dismissed.contains(&entry)
+        input.dismissed.contains(&entry)
     };
-    let (winner, by) = match before.bound.get(name) {
+    let (winner, owner) = match input.bound.get(name) {
         _ if name == names::SELF_CLUSTER => (None, "the home cluster".to_owned()),
         Some(Some(bound)) => {
-            let of = |source: &&&Arc<Source>| source.origin.source_ref() == *bound;
-            (sources.iter().find(of).copied(), described(bound))
+            let is_bound = |source: &&&Arc<Source>| source.origin.source_ref() == *bound;
+            (sources.iter().find(is_bound).copied(), describe(bound))
         }
         // Only an operator binds a source to a member: an attacker could have created the source.
         Some(None) => {
@@ -171,26 +172,26 @@ fn bind(
         }
         None => {
             let first = sources.iter().find(|source| !dismissed(source)).copied();
-            let unlisted = before.patient && !all_listed;
-            if unlisted || first.is_some_and(|first| pending(first).is_some()) {
+            let wait = input.in_startup_grace && !all_listed;
+            if wait || first.is_some_and(|first| pending(first).is_some()) {
                 membership.waiting = true;
                 return;
             }
-            let by = first.map(|first| first.origin.to_string());
-            (first, by.unwrap_or_default())
+            let owner = first.map(|first| first.origin.to_string());
+            (first, owner.unwrap_or_default())
         }
     };
     for source in sources {
         let (member, origin) = (name.to_owned(), source.origin.clone());
         if winner.is_none_or(|winner| winner.origin != origin) {
-            let by = by.clone();
+            let owner = owner.clone();
             let refusal = match dismissed(source) {
                 true => Refusal::Dismissed { member },
-                false => Refusal::Taken { member, by },
+                false => Refusal::Taken { member, owner },
             };
             membership.refused.insert(origin, refusal);
-        } else if let Some(why) = pending(source) {
-            membership.unseen.insert(member, why.clone());
+        } else if let Some(problem) = pending(source) {
+            membership.unseen.insert(member, problem.clone());
         } else {
             membership.members.insert(member, Arc::clone(source));
         }
@@ -198,33 +199,42 @@ fn bind(
 }
 
 /// Records why the source of a member cannot be read, is not listed yet, or is gone.
-fn note_trouble(name: &str, source: &SourceRef, found: &[&Found], membership: &mut Membership) {
-    let origin = Origin::of(source);
-    let here = membership.members.contains_key(name);
+fn record_trouble(
+    name: &str,
+    source: &SourceRef,
+    providers: &[&RunningProvider],
+    membership: &mut Membership,
+) {
+    let origin = Origin::from_source_ref(source);
+    let is_member = membership.members.contains_key(name);
     let listing = origin.as_ref().and_then(|origin| {
-        let covering = || found.iter().filter(|found| found.provider.covers(origin));
+        let covering = || {
+            providers
+                .iter()
+                .filter(|running| running.provider.covers(origin))
+        };
         // A source is gone once all providers that cover it have listed. If one lists it, that provider
         // decides.
-        let naming = |found: &&&Found| match &found.listing.sources {
-            Some(sources) => here && sources.contains_key(origin),
-            None => !here,
+        let decides = |running: &&&RunningProvider| match &running.listing.sources {
+            Some(sources) => is_member && sources.contains_key(origin),
+            None => !is_member,
         };
-        let naming = covering().find(naming).or_else(|| covering().next());
-        naming.map(|found| &found.listing)
+        let deciding = covering().find(decides).or_else(|| covering().next());
+        deciding.map(|running| &running.listing)
     });
     match (listing, origin) {
-        (Some(listing), Some(origin)) if here => {
+        (Some(listing), Some(origin)) if is_member => {
             let trouble = trouble(&origin, listing.trouble.as_deref(), listing.closed);
             let trouble = trouble.map(|trouble| (name.to_owned(), trouble));
             membership.troubled.extend(trouble);
         }
         (Some(listing), Some(origin)) if listing.sources.is_none() => {
             let trouble = trouble(&origin, listing.trouble.as_deref(), listing.closed);
-            let looking = || Unresolved {
+            let starting = || Unresolved {
                 reason: reason::STARTING,
                 message: format!("looking for {origin}"),
             };
-            let unseen = trouble.unwrap_or_else(looking);
+            let unseen = trouble.unwrap_or_else(starting);
             membership.unseen.insert(name.to_owned(), unseen);
         }
         _ if membership.unseen.contains_key(name) => {}
@@ -237,15 +247,15 @@ fn note_trouble(name: &str, source: &SourceRef, found: &[&Found], membership: &m
 
 /// Returns why a listed source has no access yet. Such a source is neither a member with an error nor gone.
 pub(super) fn pending(source: &Source) -> Option<&Unresolved> {
-    let why = source.access.as_ref().err();
-    why.filter(|why| why.reason == reason::STARTING)
+    let problem = source.access.as_ref().err();
+    problem.filter(|problem| problem.reason == reason::STARTING)
 }
 
 /// `spec.sourceRef.kind` of the home cluster as a member.
 pub const SELF_CLUSTER: &str = "SelfCluster";
 
-fn described(source: &SourceRef) -> String {
-    Origin::of(source).map_or_else(
+fn describe(source: &SourceRef) -> String {
+    Origin::from_source_ref(source).map_or_else(
         || format!("a {}, which this hub does not know", source.kind),
         |origin| origin.to_string(),
     )
@@ -261,19 +271,19 @@ fn trouble(origin: &Origin, trouble: Option<&str>, closed: bool) -> Option<Unres
             ),
         });
     }
-    trouble.map(|why| Unresolved {
-        reason: if origin.kind == Kind::ClusterProfile {
+    trouble.map(|problem| Unresolved {
+        reason: if origin.kind == SourceKind::ClusterProfile {
             reason::PROFILE_UNAVAILABLE
         } else {
             reason::SOURCE_UNAVAILABLE
         },
-        message: format!("{origin} cannot be read now; using its last state: {why}"),
+        message: format!("{origin} cannot be read now; using its last state: {problem}"),
     })
 }
 
-fn gone(source: &SourceRef, origin: Option<&Origin>, looked: bool) -> Unresolved {
-    let name = described(source);
-    if !looked {
+fn gone(source: &SourceRef, origin: Option<&Origin>, is_watched: bool) -> Unresolved {
+    let name = describe(source);
+    if !is_watched {
         return Unresolved {
             reason: reason::PROVIDER_NOT_CONFIGURED,
             message: format!(
@@ -282,11 +292,11 @@ fn gone(source: &SourceRef, origin: Option<&Origin>, looked: bool) -> Unresolved
         };
     }
     match origin.map(|origin| origin.kind) {
-        Some(Kind::ClusterProfile) => Unresolved {
+        Some(SourceKind::ClusterProfile) => Unresolved {
             reason: reason::PROFILE_NOT_FOUND,
             message: format!("{name} is gone; the member's releases stay"),
         },
-        Some(Kind::Secret) => Unresolved {
+        Some(SourceKind::Secret) => Unresolved {
             reason: reason::SOURCE_GONE,
             message: format!(
                 "{name} is gone, or it has lost its label and no KryptonDeployment names it; the member's releases stay"

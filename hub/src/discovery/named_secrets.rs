@@ -9,7 +9,7 @@ use futures::future::BoxFuture;
 use futures::stream::{BoxStream, SelectAll};
 use futures::{FutureExt as _, Stream, StreamExt as _};
 use k8s_openapi::api::core::v1::Secret;
-use krypton_runtime::newest::{Newest as _, NewestSeen as _, PutNews as _};
+use krypton_runtime::newest::{Newest as _, NewestSeen as _, SendIfChanged as _};
 use krypton_runtime::periodic::FailureLog;
 use krypton_runtime::watch::Watch;
 use krypton_runtime::watch::store::Store;
@@ -23,8 +23,8 @@ use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::kubeconfig_secret;
-use super::provider::{self, BATCH, Discovery, by_origin, secrets};
-use super::{Finds, Kind, Origin, Provider, Source, Unresolved};
+use super::provider::{self, BATCH, ProviderState, by_origin, secrets};
+use super::{Origin, Provider, ProviderHandle, Source, SourceKind, Unresolved};
 
 /// A Secret on the home cluster.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -36,7 +36,7 @@ pub struct SecretName {
 impl SecretName {
     pub fn origin(&self) -> Origin {
         Origin {
-            kind: Kind::Secret,
+            kind: SourceKind::Secret,
             namespace: Some(self.namespace.clone()),
             name: self.name.clone(),
         }
@@ -51,7 +51,7 @@ impl fmt::Display for SecretName {
 
 /// How a Secret is referenced.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Naming {
+pub struct SecretReference {
     /// The key of the kubeconfig, instead of the default key.
     pub key: Option<String>,
     /// Whether a user with the right to do so references it. Otherwise it is a member only if it is open to
@@ -60,30 +60,30 @@ pub struct Naming {
 }
 
 /// All referenced Secrets; `None` until they are known.
-pub type Named = Option<Arc<BTreeMap<SecretName, Naming>>>;
+pub type SecretReferences = Option<Arc<BTreeMap<SecretName, SecretReference>>>;
 
 /// The state of a referenced Secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Finding {
-    There {
+pub enum SecretState {
+    Present {
         /// The requested member name.
         member: String,
         /// Whether every user who may reference any Secret may reference this one.
         open: bool,
     },
-    NotThere,
+    Absent,
     /// Not read yet, with the cause.
     Unread(String),
 }
 
-/// The findings of all referenced Secrets that were read.
-pub type Findings = Arc<BTreeMap<SecretName, Finding>>;
+/// The states of all referenced Secrets that were read.
+pub type SecretStates = Arc<BTreeMap<SecretName, SecretState>>;
 
 /// Provider of the referenced Secrets.
 pub struct NamedSecrets {
     pub client: Client,
-    pub named: watch::Receiver<Named>,
-    pub findings: watch::Sender<Findings>,
+    pub references: watch::Receiver<SecretReferences>,
+    pub states: watch::Sender<SecretStates>,
     /// Discovery label. A member with it is open to all namespaces that its EdgeCluster allows.
     pub label: String,
     /// Key of the kubeconfig, unless an annotation or the reference names another.
@@ -93,19 +93,19 @@ pub struct NamedSecrets {
 
 /// The last read Secret, and why it may be outdated.
 #[derive(Debug, Default)]
-struct Slot {
+struct SecretEntry {
     /// `None` until the first read.
     secret: Option<Option<Secret>>,
     trouble: Option<String>,
     /// The parsed Secret. `None` after a change of the other fields.
-    reading: Option<Reading>,
+    parsed: Option<ParsedSecret>,
 }
 
 /// A parsed Secret, as this reference requires.
 #[derive(Debug)]
-struct Reading {
-    naming: Naming,
-    finding: Option<Finding>,
+struct ParsedSecret {
+    reference: SecretReference,
+    state: Option<SecretState>,
     source: Option<Arc<Source>>,
 }
 
@@ -124,7 +124,7 @@ impl Provider for NamedSecrets {
         let Some(namespace) = origin
             .namespace
             .clone()
-            .filter(|_| origin.kind == Kind::Secret)
+            .filter(|_| origin.kind == SourceKind::Secret)
         else {
             return false;
         };
@@ -132,50 +132,52 @@ impl Provider for NamedSecrets {
             namespace,
             name: origin.name.clone(),
         };
-        let named = self.named.get();
-        named.as_ref().is_none_or(|named| named.contains_key(&name))
+        let references = self.references.get();
+        references
+            .as_ref()
+            .is_none_or(|references| references.contains_key(&name))
     }
 
     /// Creating or deleting a KryptonDeployment does not request the member again.
-    fn marks(&self) -> bool {
+    fn finds_unreferenced(&self) -> bool {
         false
     }
 
-    fn follow(self: Arc<Self>, finds: Finds) -> BoxFuture<'static, ()> {
-        let mut named = self.named.clone();
+    fn follow(self: Arc<Self>, handle: ProviderHandle) -> BoxFuture<'static, ()> {
+        let mut references = self.references.clone();
         // The first names count as a change.
-        named.mark_changed();
-        let watches = NamedList {
+        references.mark_changed();
+        let watches = SecretWatches {
             provider: self,
-            named,
+            references,
             watches: SelectAll::new(),
             watched: BTreeMap::new(),
-            slots: BTreeMap::new(),
+            entries: BTreeMap::new(),
         };
-        provider::run(watches, finds).boxed()
+        provider::run(watches, handle).boxed()
     }
 }
 
 type SecretEvent = (SecretName, Result<Option<Secret>, String>);
 
 /// A watch of each referenced Secret.
-struct NamedList {
+struct SecretWatches {
     provider: Arc<NamedSecrets>,
-    named: watch::Receiver<Named>,
+    references: watch::Receiver<SecretReferences>,
     watches: SelectAll<BoxStream<'static, SecretEvent>>,
     /// Each guard ends its watch when it is dropped.
     watched: BTreeMap<SecretName, DropGuard>,
-    slots: BTreeMap<SecretName, Slot>,
+    entries: BTreeMap<SecretName, SecretEntry>,
 }
 
-impl NamedList {
+impl SecretWatches {
     /// Starts and ends watches by the referenced names.
-    fn follow(&mut self, named: &BTreeMap<SecretName, Naming>) {
-        self.watched.retain(|name, _| named.contains_key(name));
-        for name in named.keys() {
+    fn follow(&mut self, references: &BTreeMap<SecretName, SecretReference>) {
+        self.watched.retain(|name, _| references.contains_key(name));
+        for name in references.keys() {
             if !self.watched.contains_key(name) {
                 let stop = CancellationToken::new();
-                let watch = watch_one(&self.provider.client, name);
+                let watch = watch_secret(&self.provider.client, name);
                 let watch = watch.take_until(stop.clone().cancelled_owned());
                 self.watches.push(watch.boxed());
                 self.watched.insert(name.clone(), stop.drop_guard());
@@ -184,22 +186,22 @@ impl NamedList {
     }
 }
 
-impl Discovery for NamedList {
+impl ProviderState for SecretWatches {
     async fn changed(&mut self) -> bool {
         tokio::select! {
-            next = self.named.changed() => {
-                if let Some(named) = self.named.see() {
-                    self.follow(&named);
+            result = self.references.changed() => {
+                if let Some(references) = self.references.get_and_update() {
+                    self.follow(&references);
                 }
-                next.is_ok()
+                result.is_ok()
             }
             Some((name, event)) = self.watches.next(), if !self.watches.is_empty() => {
-                self.slots.entry(name).or_default().take(event);
+                self.entries.entry(name).or_default().apply(event);
                 for _ in 0..BATCH {
                     let Some(Some((name, event))) = self.watches.next().now_or_never() else {
                         break;
                     };
-                    self.slots.entry(name).or_default().take(event);
+                    self.entries.entry(name).or_default().apply(event);
                 }
                 true
             }
@@ -213,17 +215,17 @@ impl Discovery for NamedList {
         };
         if self.watched.contains_key(&name)
             && let Some(secret) =
-                kubeconfig_secret::again(&self.provider.client, origin, &name.name).await
+                kubeconfig_secret::reread(&self.provider.client, origin, &name.name).await
         {
-            let slot = self.slots.entry(name).or_default();
-            (slot.secret, slot.reading) = (Some(Some(secret)), None);
+            let entry = self.entries.entry(name).or_default();
+            (entry.secret, entry.parsed) = (Some(Some(secret)), None);
         }
     }
 
     fn sources(&mut self) -> Option<BTreeMap<Origin, Arc<Source>>> {
-        let named = self.named.get()?;
-        self.provider.read_changed(&named, &mut self.slots);
-        let sources = self.slots.values().filter_map(|it| it.reading.as_ref());
+        let references = self.references.get()?;
+        self.provider.read_changed(&references, &mut self.entries);
+        let sources = self.entries.values().filter_map(|it| it.parsed.as_ref());
         Some(by_origin(sources.filter_map(|it| it.source.as_ref())))
     }
 
@@ -231,35 +233,35 @@ impl Discovery for NamedList {
         None
     }
 
-    /// A reader of a finding looks up the member next, so the member comes first.
+    /// A reader of these states looks up the member next, so the member comes first.
     fn published(&mut self) {
-        let finding = |(name, slot): (&SecretName, &Slot)| {
-            let finding = slot.reading.as_ref()?.finding.clone()?;
-            Some((name.clone(), finding))
+        let state = |(name, entry): (&SecretName, &SecretEntry)| {
+            let state = entry.parsed.as_ref()?.state.clone()?;
+            Some((name.clone(), state))
         };
-        let findings = self.slots.iter().filter_map(finding).collect();
-        self.provider.findings.put(Arc::new(findings));
+        let states = self.entries.iter().filter_map(state).collect();
+        self.provider.states.send_if_changed(Arc::new(states));
     }
 }
 
-impl Slot {
-    fn take(&mut self, event: Result<Option<Secret>, String>) {
-        self.reading = None;
+impl SecretEntry {
+    fn apply(&mut self, event: Result<Option<Secret>, String>) {
+        self.parsed = None;
         match event {
             Ok(secret) => (self.secret, self.trouble) = (Some(secret), None),
-            Err(why) => self.trouble = Some(why),
+            Err(problem) => self.trouble = Some(problem),
         }
     }
 }
 
 /// Watches one Secret.
-fn watch_one(client: &Client, name: &SecretName) -> impl Stream<Item = SecretEvent> + use<> {
+fn watch_secret(client: &Client, name: &SecretName) -> impl Stream<Item = SecretEvent> + use<> {
     let config = Config::default().fields(&format!("metadata.name={}", name.name));
-    let watch = Watch::of(secrets(client, Some(&name.namespace)), config);
+    let watch = Watch::objects(secrets(client, Some(&name.namespace)), config);
     let mut store: Store<Secret> = Store::default();
     let mut log = FailureLog::new(format!("watching Secret {name}"));
     let name = name.clone();
-    let event = move |event| {
+    let handle_event = move |event| {
         let event = match event {
             Ok(event) => store.apply(event, Some).then(|| {
                 log.succeeded();
@@ -267,81 +269,88 @@ fn watch_one(client: &Client, name: &SecretName) -> impl Stream<Item = SecretEve
                 Ok(known.cloned())
             }),
             Err(error) => {
-                let why = chain(&error);
-                log.failed(why.clone()).then_some(Err(why))
+                let problem = chain(&error);
+                log.failed(problem.clone()).then_some(Err(problem))
             }
         };
         std::future::ready(event.map(|event| (name.clone(), event)))
     };
-    watch.into_stream().filter_map(event)
+    watch.into_stream().filter_map(handle_event)
 }
 
 impl NamedSecrets {
     /// Reads the changed Secrets and returns their number.
     fn read_changed(
         &self,
-        named: &BTreeMap<SecretName, Naming>,
-        slots: &mut BTreeMap<SecretName, Slot>,
+        references: &BTreeMap<SecretName, SecretReference>,
+        entries: &mut BTreeMap<SecretName, SecretEntry>,
     ) -> usize {
-        slots.retain(|name, _| named.contains_key(name));
+        entries.retain(|name, _| references.contains_key(name));
         let mut read = 0;
-        for (name, naming) in named {
-            let slot = slots.entry(name.clone()).or_default();
-            if slot.reading.as_ref().is_some_and(|it| it.naming == *naming) {
+        for (name, reference) in references {
+            let entry = entries.entry(name.clone()).or_default();
+            if entry
+                .parsed
+                .as_ref()
+                .is_some_and(|it| it.reference == *reference)
+            {
                 continue;
             }
             read += 1;
-            let (finding, source) = self.read(name, naming, slot);
-            slot.reading = Some(Reading {
-                naming: naming.clone(),
-                finding,
+            let (state, source) = self.read(name, reference, entry);
+            entry.parsed = Some(ParsedSecret {
+                reference: reference.clone(),
+                state,
                 source: source.map(Arc::new),
             });
         }
         read
     }
 
-    /// Returns the finding for a Secret, and its member.
+    /// Returns the state of a Secret, and its source.
     fn read(
         &self,
         name: &SecretName,
-        naming: &Naming,
-        slot: &Slot,
-    ) -> (Option<Finding>, Option<Source>) {
-        if slot.secret.is_none() && slot.trouble.is_none() {
+        reference: &SecretReference,
+        entry: &SecretEntry,
+    ) -> (Option<SecretState>, Option<Source>) {
+        if entry.secret.is_none() && entry.trouble.is_none() {
             let source = pending(name, format!("looking for Secret {name}"));
-            return (None, naming.trusted.then_some(source));
+            return (None, reference.trusted.then_some(source));
         }
-        let Some(secret) = &slot.secret else {
-            let why = slot.trouble.clone().unwrap_or_default();
-            let source = pending(name, format!("Secret {name} cannot be read: {why}"));
-            return (Some(Finding::Unread(why)), naming.trusted.then_some(source));
+        let Some(secret) = &entry.secret else {
+            let problem = entry.trouble.clone().unwrap_or_default();
+            let source = pending(name, format!("Secret {name} cannot be read: {problem}"));
+            return (
+                Some(SecretState::Unread(problem)),
+                reference.trusted.then_some(source),
+            );
         };
-        let there = secret
+        let existing = secret
             .as_ref()
             .filter(|secret| secret.metadata.deletion_timestamp.is_none());
-        let Some(secret) = there else {
-            return (Some(Finding::NotThere), None);
+        let Some(secret) = existing else {
+            return (Some(SecretState::Absent), None);
         };
-        let source = self.source(name, naming, secret, slot.trouble.as_deref());
+        let source = self.source(name, reference, secret, entry.trouble.as_deref());
         let labelled = |label: &str| secret.labels().get(label).map(String::as_str) == Some("true");
         let open = labelled(&self.label) || labelled(names::OPEN_TO_DEPLOYMENTS_LABEL);
-        let finding = Finding::There {
+        let state = SecretState::Present {
             member: source.member.clone(),
             open,
         };
-        (Some(finding), (naming.trusted || open).then_some(source))
+        (Some(state), (reference.trusted || open).then_some(source))
     }
 
     fn source(
         &self,
         name: &SecretName,
-        naming: &Naming,
+        reference: &SecretReference,
         secret: &Secret,
         trouble: Option<&str>,
     ) -> Source {
         let annotation = |key| secret.annotations().get(key).cloned();
-        let key = naming
+        let key = reference
             .key
             .clone()
             .or_else(|| annotation(names::KUBECONFIG_KEY_ANNOTATION))
@@ -355,9 +364,9 @@ impl NamedSecrets {
             uid: secret.metadata.uid.clone().unwrap_or_default(),
             member: annotation(names::MEMBER_NAME_ANNOTATION).unwrap_or_else(|| name.name.clone()),
             since: secret.metadata.creation_timestamp.as_ref().map(|it| it.0),
-            stale: trouble.map(|why| Unresolved {
+            stale: trouble.map(|problem| Unresolved {
                 reason: reason::SOURCE_UNAVAILABLE,
-                message: format!("{object} cannot be read now; using its last state: {why}"),
+                message: format!("{object} cannot be read now; using its last state: {problem}"),
             }),
             suspended: None,
         }

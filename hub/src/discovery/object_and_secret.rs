@@ -17,12 +17,12 @@ use kube::runtime::watcher::Config;
 use kube::{Client, ResourceExt as _};
 
 use super::kubeconfig_secret;
-use super::provider::{self, ApiKind, Discovery, Listed, by_origin};
-use super::{Finds, Kind, Origin, Provider, Source, Unresolved};
+use super::provider::{self, ApiKind, ProviderState, WatchedObjects, by_origin};
+use super::{Origin, Provider, ProviderHandle, Source, SourceKind, Unresolved};
 
 /// The specifics of one kind of object. Pure.
 pub trait Pairing: Send + Sync + 'static {
-    fn kind(&self) -> Kind;
+    fn kind(&self) -> SourceKind;
 
     /// The API of the objects.
     fn api(&self) -> ApiKind;
@@ -31,10 +31,10 @@ pub trait Pairing: Send + Sync + 'static {
     fn secrets(&self) -> Config;
 
     /// Whether a selected Secret can be one of a pair. All other Secrets are dropped.
-    fn keeps(&self, secret: &Secret) -> bool;
+    fn may_pair(&self, secret: &Secret) -> bool;
 
     /// Reads the relevant fields of an object.
-    fn read(&self, object: &DynamicObject) -> Subject;
+    fn read(&self, object: &DynamicObject) -> ClusterFields;
 
     /// Returns why the Secret suspends writes to the cluster, if it does.
     fn suspended_by(&self, _secret: &Secret) -> Option<String> {
@@ -44,7 +44,7 @@ pub trait Pairing: Send + Sync + 'static {
 
 /// The relevant fields of an object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Subject {
+pub struct ClusterFields {
     /// Its Secret, in the same namespace; `None` if the object doesn't reference one yet.
     pub secret: Option<String>,
     /// The key of the kubeconfig in the Secret.
@@ -57,21 +57,21 @@ pub struct Subject {
 
 /// The relevant fields of an object, with the common metadata.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Object {
+pub struct ClusterObject {
     pub uid: String,
     pub since: Option<Timestamp>,
     pub member: String,
-    pub subject: Subject,
+    pub fields: ClusterFields,
 }
 
-impl Object {
-    pub(crate) fn of(object: &DynamicObject, pairing: &impl Pairing) -> Self {
+impl ClusterObject {
+    pub(crate) fn new(object: &DynamicObject, pairing: &impl Pairing) -> Self {
         let renamed = object.annotations().get(names::MEMBER_NAME_ANNOTATION);
         Self {
             uid: object.uid().unwrap_or_default(),
             since: object.metadata.creation_timestamp.as_ref().map(|at| at.0),
             member: renamed.cloned().unwrap_or_else(|| object.name_any()),
-            subject: pairing.read(object),
+            fields: pairing.read(object),
         }
     }
 }
@@ -79,14 +79,14 @@ impl Object {
 /// The last read pair.
 #[derive(Debug)]
 struct Pair {
-    object: Object,
+    object: ClusterObject,
     /// resourceVersion of the Secret; `None` without a Secret.
     version: Option<String>,
     source: Arc<Source>,
 }
 
 /// Provider of the objects of one namespace, or of all, each with its Secret.
-pub struct Paired<P> {
+pub struct PairedClusters<P> {
     pub client: Client,
     /// `None` means all namespaces.
     pub namespace: Option<String>,
@@ -94,13 +94,13 @@ pub struct Paired<P> {
     pub pairing: P,
 }
 
-impl<P: Pairing> std::fmt::Debug for Paired<P> {
+impl<P: Pairing> std::fmt::Debug for PairedClusters<P> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.describe())
     }
 }
 
-impl<P: Pairing> Provider for Paired<P> {
+impl<P: Pairing> Provider for PairedClusters<P> {
     fn describe(&self) -> String {
         let ApiKind { plural, group, .. } = self.pairing.api();
         let namespace = self.namespace.as_deref().unwrap_or("*");
@@ -111,36 +111,36 @@ impl<P: Pairing> Provider for Paired<P> {
         origin.is_in(self.pairing.kind(), self.namespace.as_ref())
     }
 
-    fn follow(self: Arc<Self>, finds: Finds) -> BoxFuture<'static, ()> {
+    fn follow(self: Arc<Self>, handle: ProviderHandle) -> BoxFuture<'static, ()> {
         let (client, namespace) = (&self.client, self.namespace.as_deref());
         let provider = Arc::clone(&self);
-        let read = move |object| Some(Object::of(&object, &provider.pairing));
-        let objects = Listed::objects(client, namespace, self.pairing.api(), read);
+        let read = move |object| Some(ClusterObject::new(&object, &provider.pairing));
+        let objects = WatchedObjects::objects(client, namespace, self.pairing.api(), read);
         let provider = Arc::clone(&self);
-        let keep = move |mut secret: Secret| {
+        let read = move |mut secret: Secret| {
             secret.metadata.managed_fields = None;
-            provider.pairing.keeps(&secret).then_some(secret)
+            provider.pairing.may_pair(&secret).then_some(secret)
         };
-        let secrets = Listed::secrets(client, namespace, self.pairing.secrets(), keep);
-        let pairs = Pairs {
+        let secrets = WatchedObjects::secrets(client, namespace, self.pairing.secrets(), read);
+        let pairs = PairList {
             provider: self,
             objects,
             secrets,
             pairs: BTreeMap::new(),
         };
-        provider::run(pairs, finds).boxed()
+        provider::run(pairs, handle).boxed()
     }
 }
 
 /// Both lists, and the pairs that were read from them.
-struct Pairs<P> {
-    provider: Arc<Paired<P>>,
-    objects: Listed<DynamicObject, Object>,
-    secrets: Listed<Secret, Secret>,
+struct PairList<P> {
+    provider: Arc<PairedClusters<P>>,
+    objects: WatchedObjects<DynamicObject, ClusterObject>,
+    secrets: WatchedObjects<Secret, Secret>,
     pairs: BTreeMap<Key, Pair>,
 }
 
-impl<P: Pairing> Discovery for Pairs<P> {
+impl<P: Pairing> ProviderState for PairList<P> {
     async fn changed(&mut self) -> bool {
         tokio::select! {
             () = self.objects.changed() => true,
@@ -151,19 +151,19 @@ impl<P: Pairing> Discovery for Pairs<P> {
     async fn reread(&mut self, origin: &Origin) {
         let namespace = origin.namespace.clone().unwrap_or_default();
         let pair = self.pairs.get(&(namespace, origin.name.clone()));
-        let secret = pair.and_then(|pair| pair.object.subject.secret.as_deref());
+        let secret = pair.and_then(|pair| pair.object.fields.secret.as_deref());
         if let Some(name) = secret
             && let Some(secret) =
-                kubeconfig_secret::again(&self.provider.client, origin, name).await
+                kubeconfig_secret::reread(&self.provider.client, origin, name).await
         {
-            self.secrets.put(secret);
+            self.secrets.store_object(secret);
         }
     }
 
     fn sources(&mut self) -> Option<BTreeMap<Origin, Arc<Source>>> {
         let (objects, secrets) = (self.objects.known()?, self.secrets.known()?);
         let (pairing, policy) = (&self.provider.pairing, &self.provider.policy);
-        self.pairs = pair(pairing, policy, objects, secrets, &self.pairs);
+        self.pairs = read_pairs(pairing, policy, objects, secrets, &self.pairs);
         Some(by_origin(self.pairs.values().map(|pair| &pair.source)))
     }
 
@@ -173,28 +173,29 @@ impl<P: Pairing> Discovery for Pairs<P> {
 }
 
 /// Reads all pairs. Unchanged pairs keep their source.
-fn pair(
+fn read_pairs(
     pairing: &impl Pairing,
     policy: &Policy,
-    objects: &BTreeMap<Key, Object>,
+    objects: &BTreeMap<Key, ClusterObject>,
     secrets: &BTreeMap<Key, Secret>,
-    before: &BTreeMap<Key, Pair>,
+    previous: &BTreeMap<Key, Pair>,
 ) -> BTreeMap<Key, Pair> {
     let pairs = objects.iter().map(|(key, object)| {
         let mut object = object.clone();
-        let before = before
+        let previous = previous
             .get(key)
-            .filter(|before| before.object.uid == object.uid);
-        if before.is_some_and(|before| before.object.subject.waiting.is_none()) {
-            object.subject.waiting = None;
+            .filter(|previous| previous.object.uid == object.uid);
+        if previous.is_some_and(|previous| previous.object.fields.waiting.is_none()) {
+            object.fields.waiting = None;
         }
-        let name = object.subject.secret.clone();
+        let name = object.fields.secret.clone();
         let secret = name.and_then(|name| secrets.get(&(key.0.clone(), name)));
         let version = secret.map(|secret| secret.resource_version().unwrap_or_default());
-        let same = before.filter(|before| before.object == object && before.version == version);
-        let source = match same {
-            Some(before) => Arc::clone(&before.source),
-            None => Arc::new(read(pairing, policy, key, &object, secret)),
+        let unchanged =
+            previous.filter(|previous| previous.object == object && previous.version == version);
+        let source = match unchanged {
+            Some(previous) => Arc::clone(&previous.source),
+            None => Arc::new(read_source(pairing, policy, key, &object, secret)),
         };
         let pair = Pair {
             object,
@@ -206,11 +207,11 @@ fn pair(
     pairs.collect()
 }
 
-fn read(
+fn read_source(
     pairing: &impl Pairing,
     policy: &Policy,
     (namespace, name): &Key,
-    object: &Object,
+    object: &ClusterObject,
     secret: Option<&Secret>,
 ) -> Source {
     let origin = Origin {
@@ -218,13 +219,13 @@ fn read(
         namespace: Some(namespace.clone()),
         name: name.clone(),
     };
-    let subject = &object.subject;
+    let fields = &object.fields;
     let waiting = |message| Unresolved {
         reason: reason::SOURCE_NOT_READY,
         message,
     };
-    let access = match (&subject.waiting, &subject.secret, secret) {
-        (Some(what), _, _) => Err(waiting(format!("{origin} is not ready yet: {what}"))),
+    let access = match (&fields.waiting, &fields.secret, secret) {
+        (Some(condition), _, _) => Err(waiting(format!("{origin} is not ready yet: {condition}"))),
         (None, None, _) => Err(waiting(format!("{origin} names no Secret yet"))),
         (None, Some(secret), None) => Err(waiting(format!(
             "Secret {namespace}/{secret} of {origin} does not exist yet, or is not marked as a kubeconfig of a cluster"
@@ -232,18 +233,19 @@ fn read(
         (None, Some(name), Some(secret)) => {
             let object = format!("Secret {namespace}/{name} of {origin}");
             let missing = ", which must contain the kubeconfig";
-            kubeconfig_secret::kubeconfig(secret, &object, &subject.key, missing, policy)
+            kubeconfig_secret::kubeconfig(secret, &object, &fields.key, missing, policy)
         }
     };
     let by_secret = || secret.and_then(|secret| pairing.suspended_by(secret));
-    let why = subject.suspended.clone().or_else(by_secret);
+    let reason = fields.suspended.clone().or_else(by_secret);
     Source {
         uid: object.uid.clone(),
         member: object.member.clone(),
         since: object.since,
         access,
-        suspended: why
-            .map(|why| format!("{origin} {why}; nothing is written to its cluster until then")),
+        suspended: reason.map(|reason| {
+            format!("{origin} {reason}; nothing is written to its cluster until then")
+        }),
         origin,
         stale: None,
     }

@@ -19,7 +19,7 @@ use kube::core::GroupVersionKind;
 use kube::runtime::watcher::{self, Config, Event, watcher};
 use kube::{Client, Resource};
 
-use super::{Finds, Origin, Source};
+use super::{Origin, ProviderHandle, Source};
 
 /// Most events taken in before the sources are published. It splits a flood into batches.
 pub(super) const BATCH: usize = 512;
@@ -27,7 +27,7 @@ pub(super) const BATCH: usize = 512;
 const PAGE: u32 = 100;
 
 /// The state of a running provider.
-pub(super) trait Discovery: Send {
+pub(super) trait ProviderState: Send {
     /// Waits until the sources may have changed. Safe to drop. Returns `false` if the provider has ended.
     fn changed(&mut self) -> impl Future<Output = bool> + Send;
 
@@ -45,14 +45,14 @@ pub(super) trait Discovery: Send {
 }
 
 /// Publishes the sources of a provider until it ends.
-pub(super) async fn run(mut discovery: impl Discovery, finds: Finds) {
+pub(super) async fn run(mut state: impl ProviderState, handle: ProviderHandle) {
     loop {
         tokio::select! {
-            goes_on = discovery.changed() => if !goes_on { return },
-            origin = finds.doubted() => discovery.reread(&origin).await,
+            running = state.changed() => if !running { return },
+            origin = handle.next_reread() => state.reread(&origin).await,
         }
-        finds.publish(discovery.sources(), discovery.trouble());
-        discovery.published();
+        handle.publish(state.sources(), state.trouble());
+        state.published();
     }
 }
 
@@ -81,12 +81,12 @@ impl ApiKind {
             let group_version = format!("{}/{version}", self.group);
             let attempt = format!("finding out which versions of {} are served", self.group);
             let resources = client.list_api_group_resources(&group_version);
-            let listed = match call(attempt, resources).await {
+            let list = match call(attempt, resources).await {
                 Err(error) if error.code() == Some(404) => continue,
-                listed => listed?,
+                result => result?,
             };
-            if let Some(found) = listed.resources.iter().find(|it| it.name == self.plural) {
-                let kind = GroupVersionKind::gvk(self.group, version, &found.kind);
+            if let Some(resource) = list.resources.iter().find(|it| it.name == self.plural) {
+                let kind = GroupVersionKind::gvk(self.group, version, &resource.kind);
                 return Ok(ApiResource::from_gvk_with_plural(&kind, self.plural));
             }
         }
@@ -116,15 +116,15 @@ pub(super) enum WatchError {
 }
 
 /// A watch and its listed objects, in the form that the provider needs.
-pub(super) struct Listed<K, V> {
-    what: &'static str,
+pub(super) struct WatchedObjects<K, V> {
+    kind_name: &'static str,
     watch: Watch<K, WatchError>,
     store: Store<V>,
     read: Box<dyn Fn(K) -> Option<V> + Send + Sync>,
     log: FailureLog,
 }
 
-impl<V> Listed<Secret, V> {
+impl<V> WatchedObjects<Secret, V> {
     /// Watches Secrets of a namespace, or of all.
     pub(super) fn secrets(
         client: &Client,
@@ -140,7 +140,7 @@ impl<V> Listed<Secret, V> {
     }
 }
 
-impl<V> Listed<DynamicObject, V> {
+impl<V> WatchedObjects<DynamicObject, V> {
     /// Watches objects of a namespace, or of all. It looks up their version at the start and after each
     /// failure.
     pub(super) fn objects(
@@ -153,7 +153,7 @@ impl<V> Listed<DynamicObject, V> {
         let failed = move |source| WatchError::Watch(kind.plural, source);
         let open = move || {
             let (client, namespace) = (client.clone(), namespace.clone());
-            let watched = async move {
+            let stream = async move {
                 let resource = kind.served(&client).await?;
                 let api: Api<DynamicObject> = match namespace {
                     Some(namespace) => Api::namespaced_with(client, &namespace, &resource),
@@ -161,24 +161,24 @@ impl<V> Listed<DynamicObject, V> {
                 };
                 Ok(watcher(api, Config::default().page_size(PAGE)).map_err(failed))
             };
-            watched.try_flatten_stream()
+            stream.try_flatten_stream()
         };
         Self::new(kind.plural, Watch::new(open), read)
     }
 }
 
-impl<K: Resource + Send + 'static, V> Listed<K, V> {
+impl<K: Resource + Send + 'static, V> WatchedObjects<K, V> {
     fn new(
-        what: &'static str,
+        kind_name: &'static str,
         watch: Watch<K, WatchError>,
         read: impl Fn(K) -> Option<V> + Send + Sync + 'static,
     ) -> Self {
         Self {
-            what,
+            kind_name,
             watch,
             store: Store::default(),
             read: Box::new(read),
-            log: FailureLog::new(format!("watching {what}")),
+            log: FailureLog::new(format!("watching {kind_name}")),
         }
     }
 
@@ -187,16 +187,16 @@ impl<K: Resource + Send + 'static, V> Listed<K, V> {
     pub(super) async fn changed(&mut self) {
         loop {
             let event = self.watch.next().await;
-            let mut changed = self.take(event);
+            let mut changed = self.apply(event);
             for _ in 0..BATCH {
-                let Some(event) = self.watch.ready() else {
+                let Some(event) = self.watch.try_next() else {
                     break;
                 };
-                changed |= self.take(event);
+                changed |= self.apply(event);
             }
             if self.store.left_out() {
-                let what = self.what;
-                tracing::warn!("more than {OBJECTS_MAX} {what}; ignoring the others");
+                let kind_name = self.kind_name;
+                tracing::warn!("more than {OBJECTS_MAX} {kind_name}; ignoring the others");
             }
             if changed {
                 return;
@@ -204,11 +204,11 @@ impl<K: Resource + Send + 'static, V> Listed<K, V> {
         }
     }
 
-    fn take(&mut self, event: Result<Event<K>, WatchError>) -> bool {
+    fn apply(&mut self, event: Result<Event<K>, WatchError>) -> bool {
         match event {
             Ok(event) => {
-                let lists = matches!(event, Event::Init | Event::InitApply(_));
-                let recovered = !lists && self.log.succeeded();
+                let listing = matches!(event, Event::Init | Event::InitApply(_));
+                let recovered = !listing && self.log.succeeded();
                 self.store.apply(event, &self.read) || recovered
             }
             Err(error) => self.log.failed(chain(&error)),
@@ -216,7 +216,7 @@ impl<K: Resource + Send + 'static, V> Listed<K, V> {
     }
 
     /// Takes in an object that was read separately.
-    pub(super) fn put(&mut self, object: K) {
+    pub(super) fn store_object(&mut self, object: K) {
         self.store.apply(Event::Apply(object), &self.read);
     }
 
@@ -273,7 +273,7 @@ mod tests {
             stream::iter(events).chain(stream::pending())
         });
         let name = |secret: Secret| Some(secret.name_any());
-        let mut listed = Listed::new("Secrets", watch, name);
+        let mut listed = WatchedObjects::new("Secrets", watch, name);
         assert_eq!(listed.known(), None);
         listed.changed().await;
         assert!(listed.known().unwrap().values().eq(["a"]));

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::membership::pending;
-use super::{Found, Origin};
+use super::{Origin, RunningProvider};
 
 const KEY: &str = "members.json";
 /// A ConfigMap holds 1 MiB. Sources beyond this size are not recorded and may return after a user deletes
@@ -67,24 +67,24 @@ impl Register {
     #[must_use]
     pub fn next(
         &self,
-        found: &[&Found],
+        providers: &[&RunningProvider],
         departed: &BTreeSet<Origin>,
         bound: &BTreeMap<String, Option<SourceRef>>,
     ) -> Self {
         let stays = |((member, origin), uid): &(&Entry, &String)| {
-            let mut covering = found
+            let mut covering = providers
                 .iter()
-                .filter(|it| it.provider.covers(origin))
+                .filter(|running| running.provider.covers(origin))
                 .peekable();
             // If no provider covers the source, or one has not listed yet, the source is not known to be
             // away.
             covering.peek().is_none()
-                || covering.any(|found| {
-                    found.listing.sources.as_ref().is_none_or(|sources| {
+                || covering.any(|running| {
+                    running.listing.sources.as_ref().is_none_or(|sources| {
                         let source = sources.get(origin);
                         source.is_some_and(|source| {
-                            let same = source.member == *member && source.uid == **uid;
-                            same || pending(source).is_some()
+                            let is_same = source.member == *member && source.uid == **uid;
+                            is_same || pending(source).is_some()
                         })
                     })
                 })
@@ -94,13 +94,13 @@ impl Register {
             .filter(|((_, origin), _)| !departed.contains(origin))
             .map(|(entry, uid)| (entry.clone(), uid.clone()))
             .collect();
-        let sources = found
+        let sources = providers
             .iter()
-            .filter_map(|found| found.listing.sources.as_deref())
+            .filter_map(|running| running.listing.sources.as_deref())
             .flat_map(BTreeMap::values);
-        let of_bound =
+        let bound_sources =
             sources.filter(|source| bound.get(&source.member).is_some_and(Option::is_some));
-        entries.extend(of_bound.map(|source| {
+        entries.extend(bound_sources.map(|source| {
             let entry = (source.member.clone(), source.origin.clone());
             (entry, source.uid.clone())
         }));
@@ -113,22 +113,22 @@ impl Register {
     /// Merges the record that was read with the sources seen since. A superfluous entry keeps a member away
     /// until a user requests it again. A missing entry brings back a dismissed member.
     #[must_use]
-    pub fn with(&self, read: &Self) -> Self {
-        let mut both = self.clone();
-        if read.crd == self.crd {
-            both.entries.extend(read.entries.clone());
+    pub fn merge(&self, stored: &Self) -> Self {
+        let mut merged = self.clone();
+        if stored.crd == self.crd {
+            merged.entries.extend(stored.entries.clone());
         }
-        both
+        merged
     }
 
-    fn text(&self) -> String {
-        let mut kept = Kept {
+    fn to_json(&self) -> String {
+        let mut document = RegisterDocument {
             crd: self.crd.clone(),
             members: Vec::new(),
         };
         let mut size = 0;
         for ((member, origin), uid) in &self.entries {
-            let entry = KeptEntry {
+            let entry = RegisterDocumentEntry {
                 member: member.clone(),
                 source: origin.source_ref(),
                 uid: uid.clone(),
@@ -137,20 +137,20 @@ impl Register {
             if size > SIZE_MAX {
                 break;
             }
-            kept.members.push(entry);
+            document.members.push(entry);
         }
-        serde_json::to_string(&kept).unwrap_or_default()
+        serde_json::to_string(&document).unwrap_or_default()
     }
 
     /// Invalid text counts as an empty record.
-    fn read(text: &str) -> Self {
-        let kept: Kept = serde_json::from_str(text).unwrap_or_default();
-        let entries = kept.members.into_iter();
+    fn from_json(text: &str) -> Self {
+        let document: RegisterDocument = serde_json::from_str(text).unwrap_or_default();
+        let entries = document.members.into_iter();
         Self {
-            crd: kept.crd,
+            crd: document.crd,
             entries: entries
                 .filter_map(|entry| {
-                    let origin = Origin::of(&entry.source)?;
+                    let origin = Origin::from_source_ref(&entry.source)?;
                     Some(((entry.member, origin), entry.uid))
                 })
                 .collect(),
@@ -159,13 +159,13 @@ impl Register {
 }
 
 #[derive(Debug, Default, Serialize, Deserialize)]
-struct Kept {
+struct RegisterDocument {
     crd: String,
-    members: Vec<KeptEntry>,
+    members: Vec<RegisterDocumentEntry>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct KeptEntry {
+struct RegisterDocumentEntry {
     member: String,
     source: SourceRef,
     uid: String,
@@ -173,27 +173,27 @@ struct KeptEntry {
 
 /// The register, and the resourceVersion of the ConfigMap that holds it.
 #[derive(Clone, Debug, Default)]
-pub struct OnRecord {
+pub struct StoredRegister {
     pub register: Register,
-    version: Option<String>,
+    resource_version: Option<String>,
 }
 
 /// Loads the register. A record for a different CRD counts as empty.
-pub async fn load(client: Client, namespace: &str) -> Result<OnRecord, RegisterError> {
+pub async fn load(client: Client, namespace: &str) -> Result<StoredRegister, RegisterError> {
     let api: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
     let attempt = format!("reading ConfigMap {namespace}/{MEMBERS_CONFIG_MAP}");
-    let found = call(attempt, api.get_opt(MEMBERS_CONFIG_MAP)).await?;
+    let config_map = call(attempt, api.get_opt(MEMBERS_CONFIG_MAP)).await?;
     let crd = crd(client).await?.ok_or(RegisterError::NoCrd)?;
-    let found = found.unwrap_or_default();
-    let text = found.data.unwrap_or_default().remove(KEY);
-    let register = Register::read(text.as_deref().unwrap_or_default());
+    let config_map = config_map.unwrap_or_default();
+    let text = config_map.data.unwrap_or_default().remove(KEY);
+    let register = Register::from_json(text.as_deref().unwrap_or_default());
     let register = match register.crd == crd {
         true => register,
         false => Register::new(crd),
     };
-    Ok(OnRecord {
+    Ok(StoredRegister {
         register,
-        version: found.metadata.resource_version,
+        resource_version: config_map.metadata.resource_version,
     })
 }
 
@@ -201,22 +201,22 @@ pub async fn load(client: Client, namespace: &str) -> Result<OnRecord, RegisterE
 pub async fn save(
     client: Client,
     namespace: &str,
-    on_record: &OnRecord,
+    stored: &StoredRegister,
     next: Register,
-) -> Result<OnRecord, RegisterError> {
+) -> Result<StoredRegister, RegisterError> {
     let api: Api<ConfigMap> = Api::namespaced(client, namespace);
     let object = ConfigMap {
         metadata: ObjectMeta {
             name: Some(MEMBERS_CONFIG_MAP.to_owned()),
-            resource_version: on_record.version.clone(),
+            resource_version: stored.resource_version.clone(),
             ..ObjectMeta::default()
         },
-        data: Some([(KEY.to_owned(), next.text())].into()),
+        data: Some([(KEY.to_owned(), next.to_json())].into()),
         ..ConfigMap::default()
     };
     let params = PostParams::default();
     let attempt = format!("writing ConfigMap {namespace}/{MEMBERS_CONFIG_MAP}");
-    let written = match &on_record.version {
+    let written = match &stored.resource_version {
         None => {
             let request = api.create(&params, &object);
             call(attempt, request).await?
@@ -226,21 +226,21 @@ pub async fn save(
             call(attempt, request).await?
         }
     };
-    Ok(OnRecord {
+    Ok(StoredRegister {
         register: next,
-        version: written.metadata.resource_version,
+        resource_version: written.metadata.resource_version,
     })
 }
 
 /// UID of the CRD of EdgeClusters, or `None` if it is missing or being deleted.
 pub async fn crd(client: Client) -> Result<Option<String>, ApiError> {
     let api: Api<CustomResourceDefinition> = Api::all(client);
-    let found = call(
+    let crd = call(
         "reading the CRD of EdgeClusters",
         api.get_metadata_opt(EdgeCluster::crd_name()),
     )
     .await?;
-    Ok(found
+    Ok(crd
         .filter(|crd| crd.metadata.deletion_timestamp.is_none())
         .and_then(|crd| crd.metadata.uid))
 }

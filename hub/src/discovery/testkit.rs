@@ -6,9 +6,9 @@ use krypton_types::conditions::reason;
 use super::*;
 
 /// A provider of one namespace, or of all. It never lists, because a test gives it its listing.
-pub(super) struct Given(pub(super) Option<&'static str>);
+pub(super) struct FixedProvider(pub(super) Option<&'static str>);
 
-impl Provider for Given {
+impl Provider for FixedProvider {
     fn describe(&self) -> String {
         self.0.unwrap_or("given").to_owned()
     }
@@ -17,7 +17,7 @@ impl Provider for Given {
         self.0.is_none() || origin.namespace.as_deref() == self.0
     }
 
-    fn follow(self: Arc<Self>, _finds: Finds) -> BoxFuture<'static, ()> {
+    fn follow(self: Arc<Self>, _handle: ProviderHandle) -> BoxFuture<'static, ()> {
         async {}.boxed()
     }
 }
@@ -25,7 +25,7 @@ impl Provider for Given {
 /// Returns the origin of a Secret.
 pub(super) fn origin(namespace: &str, name: &str) -> Origin {
     Origin {
-        kind: Kind::Secret,
+        kind: SourceKind::Secret,
         namespace: Some(namespace.to_owned()),
         name: name.to_owned(),
     }

@@ -6,11 +6,11 @@ use krypton_runtime::watchdog::Watchdog;
 use super::*;
 
 /// Longer than any step of a test takes.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Behaviour of a fake after it has listed its member.
 #[derive(Clone, Copy, Debug)]
-enum Habit {
+enum Behaviour {
     Good,
     Panics,
     Ends,
@@ -20,16 +20,16 @@ enum Habit {
 }
 
 /// A fake provider of one namespace with one member.
-struct Fake {
+struct FakeProvider {
     namespace: &'static str,
-    habit: Habit,
+    behaviour: Behaviour,
 }
 
 fn origin(namespace: &str) -> Origin {
     testkit::origin(namespace, "edge")
 }
 
-fn one(namespace: &str, uid: &str) -> BTreeMap<Origin, Arc<Source>> {
+fn one_source(namespace: &str, uid: &str) -> BTreeMap<Origin, Arc<Source>> {
     let source = Source {
         uid: uid.to_owned(),
         ..testkit::source(origin(namespace), namespace)
@@ -37,7 +37,7 @@ fn one(namespace: &str, uid: &str) -> BTreeMap<Origin, Arc<Source>> {
     [(source.origin.clone(), Arc::new(source))].into()
 }
 
-impl Provider for Fake {
+impl Provider for FakeProvider {
     fn describe(&self) -> String {
         format!("fake {}", self.namespace)
     }
@@ -46,58 +46,64 @@ impl Provider for Fake {
         origin.namespace.as_deref() == Some(self.namespace)
     }
 
-    fn follow(self: Arc<Self>, finds: Finds) -> BoxFuture<'static, ()> {
+    fn follow(self: Arc<Self>, handle: ProviderHandle) -> BoxFuture<'static, ()> {
         async move {
-            if matches!(self.habit, Habit::NeverLists) {
+            if matches!(self.behaviour, Behaviour::NeverLists) {
                 return pending().await;
             }
-            finds.publish(Some(one(self.namespace, "first")), None);
-            match self.habit {
-                Habit::Panics => panic!("as it does"),
-                Habit::Ends => return,
-                Habit::Floods(times) => {
+            handle.publish(Some(one_source(self.namespace, "first")), None);
+            match self.behaviour {
+                Behaviour::Panics => panic!("as it does"),
+                Behaviour::Ends => return,
+                Behaviour::Floods(times) => {
                     for time in 0..times {
-                        finds.publish(Some(one(self.namespace, &format!("change {time}"))), None);
+                        handle.publish(
+                            Some(one_source(self.namespace, &format!("change {time}"))),
+                            None,
+                        );
                     }
-                    finds.publish(Some(one(self.namespace, "last")), None);
+                    handle.publish(Some(one_source(self.namespace, "last")), None);
                 }
-                Habit::Good | Habit::NeverLists => {}
+                Behaviour::Good | Behaviour::NeverLists => {}
             }
             // Lists a source with a rejected credential again.
             loop {
-                let doubted = finds.doubted().await;
-                let namespace = doubted.namespace.unwrap_or_default();
-                finds.publish(Some(one(&namespace, "again")), None);
+                let origin = handle.next_reread().await;
+                let namespace = origin.namespace.unwrap_or_default();
+                handle.publish(Some(one_source(&namespace, "again")), None);
             }
         }
         .boxed()
     }
 }
 
-fn fake(namespace: &'static str, habit: Habit) -> Arc<dyn Provider> {
-    Arc::new(Fake { namespace, habit })
+fn fake(namespace: &'static str, behaviour: Behaviour) -> Arc<dyn Provider> {
+    Arc::new(FakeProvider {
+        namespace,
+        behaviour,
+    })
 }
 
 /// The UID of the member in a namespace, or `None` while it is unknown.
 fn uid(sources: &Sources, namespace: &str) -> Option<String> {
-    let found = sources
+    let running = sources
         .iter()
-        .find(|found| found.provider.covers(&origin(namespace)))?;
-    let sources = found.listing.sources.as_ref()?;
+        .find(|running| running.provider.covers(&origin(namespace)))?;
+    let sources = running.listing.sources.as_ref()?;
     Some(sources.get(&origin(namespace))?.uid.clone())
 }
 
 fn closed(sources: &Sources, namespace: &str) -> bool {
     sources
         .iter()
-        .any(|found| found.provider.covers(&origin(namespace)) && found.listing.closed)
+        .any(|running| running.provider.covers(&origin(namespace)) && running.listing.closed)
 }
 
-async fn until(
+async fn wait_until(
     sources: &mut watch::Receiver<Sources>,
-    holds: impl FnMut(&Sources) -> bool,
+    condition: impl FnMut(&Sources) -> bool,
 ) -> Sources {
-    let reached = tokio::time::timeout(PATIENCE, sources.wait_for(holds));
+    let reached = tokio::time::timeout(TIMEOUT, sources.wait_for(condition));
     reached.await.expect("in time").expect("it runs").clone()
 }
 
@@ -105,14 +111,14 @@ async fn until(
 async fn faulty_provider_keeps_sources_and_affects_no_other() {
     let stop = CancellationToken::new();
     let providers = vec![
-        fake("panics", Habit::Panics),
-        fake("ends", Habit::Ends),
-        fake("hangs", Habit::NeverLists),
-        fake("floods", Habit::Floods(10_000)),
-        fake("good", Habit::Good),
+        fake("panics", Behaviour::Panics),
+        fake("ends", Behaviour::Ends),
+        fake("hangs", Behaviour::NeverLists),
+        fake("floods", Behaviour::Floods(10_000)),
+        fake("good", Behaviour::Good),
     ];
     let mut sources = start(providers, &Watchdog::default(), &stop);
-    let now = until(&mut sources, |sources| {
+    let current = wait_until(&mut sources, |sources| {
         closed(sources, "panics")
             && closed(sources, "ends")
             && uid(sources, "floods").as_deref() == Some("last")
@@ -121,20 +127,20 @@ async fn faulty_provider_keeps_sources_and_affects_no_other() {
     .await;
     for namespace in ["panics", "ends", "good"] {
         assert_eq!(
-            uid(&now, namespace).as_deref(),
+            uid(&current, namespace).as_deref(),
             Some("first"),
             "{namespace}"
         );
     }
-    assert_eq!(uid(&now, "hangs"), None);
+    assert_eq!(uid(&current, "hangs"), None);
     for namespace in ["hangs", "floods", "good"] {
-        assert!(!closed(&now, namespace), "{namespace}");
+        assert!(!closed(&current, namespace), "{namespace}");
     }
 
     // The other providers keep running.
-    now.doubt(&origin("good"));
-    now.doubt(&origin("panics"));
-    until(&mut sources, |sources| {
+    current.request_reread(&origin("good"));
+    current.request_reread(&origin("panics"));
+    wait_until(&mut sources, |sources| {
         uid(sources, "good").as_deref() == Some("again")
     })
     .await;
@@ -147,58 +153,65 @@ async fn faulty_provider_keeps_sources_and_affects_no_other() {
 async fn flood_keeps_only_the_newest() {
     let stop = CancellationToken::new();
     let mut sources = start(
-        vec![fake("floods", Habit::Floods(10_000))],
+        vec![fake("floods", Behaviour::Floods(10_000))],
         &Watchdog::default(),
         &stop,
     );
-    let mut seen = 0;
-    until(&mut sources, |sources| {
-        seen += 1;
+    let mut observed = 0;
+    wait_until(&mut sources, |sources| {
+        observed += 1;
         uid(sources, "floods").as_deref() == Some("last")
     })
     .await;
-    assert!(seen < 10, "{seen} of 10,000 changes were looked at");
+    assert!(observed < 10, "{observed} of 10,000 changes were looked at");
     stop.cancel();
 }
 
 #[tokio::test]
 async fn trouble_keeps_sources_and_clears_on_next_list() {
-    let given = Found::new(fake("a", Habit::Good), Listing::default());
-    let (all, sources) = watch::channel(Sources(vec![given]));
+    let running = RunningProvider::new(fake("a", Behaviour::Good), Listing::default());
+    let (all, sources) = watch::channel(Sources(vec![running]));
     let listing = || sources.get().0.swap_remove(0).listing;
-    let finds = Finds {
+    let handle = ProviderHandle {
         all,
         index: 0,
-        doubts: Arc::default(),
+        rereads: Arc::default(),
         departures: Arc::default(),
     };
-    finds.publish(None, Some("the watch failed".to_owned()));
+    handle.publish(None, Some("the watch failed".to_owned()));
     assert_eq!(listing().sources, None);
-    finds.publish(Some(one("a", "first")), None);
+    handle.publish(Some(one_source("a", "first")), None);
     assert_eq!(listing().trouble, None);
-    finds.publish(None, Some("the watch failed".to_owned()));
+    handle.publish(None, Some("the watch failed".to_owned()));
     assert!(listing().sources.is_some());
-    finds.publish(Some(one("a", "next")), Some("half of it failed".to_owned()));
+    handle.publish(
+        Some(one_source("a", "next")),
+        Some("half of it failed".to_owned()),
+    );
     assert_eq!(listing().trouble.as_deref(), Some("half of it failed"));
-    finds.publish(Some(one("a", "next")), None);
+    handle.publish(Some(one_source("a", "next")), None);
     assert_eq!(listing().trouble, None);
 }
 
 #[tokio::test]
 async fn hub_shutdown_removes_no_source() {
     let stop = CancellationToken::new();
-    let mut sources = start(vec![fake("good", Habit::Good)], &Watchdog::default(), &stop);
-    until(&mut sources, |sources| uid(sources, "good").is_some()).await;
+    let mut sources = start(
+        vec![fake("good", Behaviour::Good)],
+        &Watchdog::default(),
+        &stop,
+    );
+    wait_until(&mut sources, |sources| uid(sources, "good").is_some()).await;
     stop.cancel();
-    let ended = tokio::time::timeout(PATIENCE, async { while sources.changed().await.is_ok() {} });
+    let ended = tokio::time::timeout(TIMEOUT, async { while sources.changed().await.is_ok() {} });
     ended.await.expect("in time");
     assert!(uid(&sources.get(), "good").is_some());
 }
 
 /// Finds objects by a reference.
-struct ByName;
+struct ReferencingProvider;
 
-impl Provider for ByName {
+impl Provider for ReferencingProvider {
     fn describe(&self) -> String {
         "by name".to_owned()
     }
@@ -207,11 +220,11 @@ impl Provider for ByName {
         true
     }
 
-    fn marks(&self) -> bool {
+    fn finds_unreferenced(&self) -> bool {
         false
     }
 
-    fn follow(self: Arc<Self>, _: Finds) -> BoxFuture<'static, ()> {
+    fn follow(self: Arc<Self>, _: ProviderHandle) -> BoxFuture<'static, ()> {
         async {}.boxed()
     }
 }
@@ -219,15 +232,15 @@ impl Provider for ByName {
 /// Counts the departures of one Secret after each step. Each step gives the listings of both providers, by
 /// label and by name.
 fn departures(steps: &[(Option<&str>, Option<&str>)]) -> Vec<usize> {
-    let labelled: Arc<dyn Provider> = fake("a", Habit::Good);
-    let providers = [labelled, Arc::new(ByName) as Arc<dyn Provider>];
-    let given = |provider| Found::new(provider, Listing::default());
-    let mut sources = Sources(providers.map(given).into());
+    let labelled: Arc<dyn Provider> = fake("a", Behaviour::Good);
+    let providers = [labelled, Arc::new(ReferencingProvider) as Arc<dyn Provider>];
+    let new = |provider| RunningProvider::new(provider, Listing::default());
+    let mut sources = Sources(providers.map(new).into());
     let mut counts = Vec::new();
     for (by_label, by_name) in steps {
-        for (found, uid) in sources.0.iter_mut().zip([by_label, by_name]) {
+        for (running, uid) in sources.0.iter_mut().zip([by_label, by_name]) {
             let next = uid.map_or_else(BTreeMap::new, |uid| {
-                let mut all = one("a", uid);
+                let mut all = one_source("a", uid);
                 if uid.is_empty() {
                     let source = Arc::make_mut(all.get_mut(&origin("a")).unwrap());
                     source.access = Err(Unresolved {
@@ -237,10 +250,10 @@ fn departures(steps: &[(Option<&str>, Option<&str>)]) -> Vec<usize> {
                 }
                 all
             });
-            if let Some(before) = &found.listing.sources {
-                found.departures.note(before, &next);
+            if let Some(previous) = &running.listing.sources {
+                running.departures.record(previous, &next);
             }
-            found.listing.sources = Some(Arc::new(next));
+            running.listing.sources = Some(Arc::new(next));
         }
         counts.push(sources.take_departed().len());
     }

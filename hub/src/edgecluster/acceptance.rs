@@ -7,19 +7,19 @@ use krypton_crds::edge_cluster::{EdgeCluster, SourceRef};
 use krypton_runtime::clock::BootTime;
 use krypton_types::conditions::{State, Truth, reason};
 
-use crate::edgecluster::api::{EdgeClusters, enrolled};
-use crate::notices::MemberEvent;
+use crate::edgecluster::api::{EdgeClusters, is_enrolled};
+use crate::home_events::MemberEvent;
 use crate::proxy::Shared;
 
 /// The namespaces whose sources make members immediately; `None` stands for all.
 #[derive(Clone, Debug)]
-pub struct Accepting(pub Option<BTreeSet<String>>);
+pub struct AcceptedNamespaces(pub Option<BTreeSet<String>>);
 
-impl Accepting {
+impl AcceptedNamespaces {
     /// Whether the hub connects by a new source immediately. Home and files have no namespace.
-    fn at_once(&self, source: &SourceRef) -> bool {
+    fn accepts(&self, source: &SourceRef) -> bool {
         match (&self.0, &source.namespace) {
-            (Some(listed), Some(namespace)) => listed.contains(namespace),
+            (Some(namespaces), Some(namespace)) => namespaces.contains(namespace),
             _ => true,
         }
     }
@@ -31,41 +31,42 @@ pub(super) fn is_accepted(object: &EdgeCluster) -> bool {
     object.spec.accepted != Some(false)
 }
 
-/// Takes the members out of `wanted` that wait for an operator, those without an EdgeCluster included.
+/// Takes the members out of `with_source` that wait for an operator, those without an EdgeCluster included.
 pub(super) fn take_waiting<T>(
-    wanted: &mut BTreeMap<String, (T, SourceRef)>,
-    known: &EdgeClusters,
-    accepting: &Accepting,
+    with_source: &mut BTreeMap<String, (T, SourceRef)>,
+    edge_clusters: &EdgeClusters,
+    accepted_namespaces: &AcceptedNamespaces,
 ) -> BTreeMap<String, (T, SourceRef)> {
-    let waits = |name: &String, (_, source): &mut (T, SourceRef)| match known.objects.get(name) {
-        Some(object) => !is_accepted(object),
-        None => !accepting.at_once(source),
-    };
-    wanted.extract_if(.., waits).collect()
+    let is_waiting =
+        |name: &String, (_, source): &mut (T, SourceRef)| match edge_clusters.objects.get(name) {
+            Some(object) => !is_accepted(object),
+            None => !accepted_namespaces.accepts(source),
+        };
+    with_source.extract_if(.., is_waiting).collect()
 }
 
-/// Shows that the member waits, and tells once how to accept it.
-pub(super) fn say_waiting(
+/// Reports that the member waits, and records one event that explains how to accept it.
+pub(super) fn report_waiting(
     shared: &Arc<Shared>,
     name: &str,
     object: &EdgeCluster,
-    leading: bool,
+    may_write: bool,
     now: BootTime,
 ) {
     let message = format!(
         "the hub does not connect by spec.sourceRef until an operator accepts the member; run: kubectl krypton accept {name}"
     );
     let state = State::new(Truth::False, reason::NOT_ACCEPTED, message.clone());
-    let mut news = false;
-    shared.members.observe(name, |facts| {
-        news = facts.resolved != state;
-        facts.resolved = state.clone();
+    let mut is_new = false;
+    shared.members.observe(name, |observation| {
+        is_new = observation.resolved != state;
+        observation.resolved = state.clone();
     });
     // An agent needs no acceptance.
-    let link = (!enrolled(object)).then_some(state);
-    shared.members.link(name, link, now);
-    if news && leading {
-        shared.notices.tell(MemberEvent {
+    let link = (!is_enrolled(object)).then_some(state);
+    shared.members.set_connection(name, link, now);
+    if is_new && may_write {
+        shared.notices.warn(MemberEvent {
             member: name.to_owned(),
             uid: object.metadata.uid.clone().unwrap_or_default(),
             reason: reason::NOT_ACCEPTED,
@@ -89,12 +90,12 @@ mod tests {
     }
 
     /// The members that wait, of one source.
-    fn waits(
+    fn is_waiting(
         namespace: Option<&str>,
         accepted: Option<Option<bool>>,
         listed: Option<&str>,
     ) -> bool {
-        let mut known = EdgeClusters::default();
+        let mut edge_clusters = EdgeClusters::default();
         if let Some(accepted) = accepted {
             let spec = EdgeClusterSpec {
                 accepted,
@@ -102,29 +103,29 @@ mod tests {
                 ..EdgeClusterSpec::default()
             };
             let object = EdgeCluster::new("edge", spec);
-            known.objects.insert("edge".to_owned(), object);
+            edge_clusters.objects.insert("edge".to_owned(), object);
         }
-        let mut wanted = [("edge".to_owned(), ((), source(namespace)))].into();
-        let accepting = Accepting(listed.map(|name| [name.to_owned()].into()));
-        let waiting = take_waiting(&mut wanted, &known, &accepting);
-        assert_eq!(wanted.len() + waiting.len(), 1);
+        let mut with_source = [("edge".to_owned(), ((), source(namespace)))].into();
+        let accepted_namespaces = AcceptedNamespaces(listed.map(|name| [name.to_owned()].into()));
+        let waiting = take_waiting(&mut with_source, &edge_clusters, &accepted_namespaces);
+        assert_eq!(with_source.len() + waiting.len(), 1);
         !waiting.is_empty()
     }
 
     #[test]
     fn source_outside_the_hubs_namespace_waits_for_acceptance() {
-        let (hub, all) = (Some("krypton"), None);
+        let (hub_only, any) = (Some("krypton"), None);
         // New ones: by their namespace.
-        assert!(!waits(Some("krypton"), None, hub));
-        assert!(waits(Some("team-a"), None, hub));
-        assert!(!waits(Some("team-a"), None, all));
-        assert!(!waits(None, None, hub), "a file, or home");
+        assert!(!is_waiting(Some("krypton"), None, hub_only));
+        assert!(is_waiting(Some("team-a"), None, hub_only));
+        assert!(!is_waiting(Some("team-a"), None, any));
+        assert!(!is_waiting(None, None, hub_only), "a file, or home");
         // For an existing EdgeCluster the field alone decides.
         for namespace in [Some("krypton"), Some("team-a"), None] {
-            assert!(waits(namespace, Some(Some(false)), hub));
-            assert!(waits(namespace, Some(Some(false)), all));
-            assert!(!waits(namespace, Some(Some(true)), hub));
-            assert!(!waits(namespace, Some(None), hub));
+            assert!(is_waiting(namespace, Some(Some(false)), hub_only));
+            assert!(is_waiting(namespace, Some(Some(false)), any));
+            assert!(!is_waiting(namespace, Some(Some(true)), hub_only));
+            assert!(!is_waiting(namespace, Some(None), hub_only));
         }
     }
 }

@@ -15,10 +15,10 @@ use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::runtime::watcher::Event;
 use serde_json::Value;
 
-use crate::leader::home_writer::{self, PACE, Wrote};
+use crate::leader::home_writer::{self, MIN_WRITE_INTERVAL, WriteOutcome};
 
 /// The EdgeClusters by name, each with its source.
-pub(super) type Bound = BTreeMap<String, Option<SourceRef>>;
+pub(super) type BoundSources = BTreeMap<String, Option<SourceRef>>;
 
 /// The EdgeClusters that the watch delivered.
 #[derive(Debug, Default)]
@@ -30,12 +30,12 @@ pub(super) struct EdgeClusters {
     /// Members whose EdgeCluster was deleted or recreated. Earlier observations belong to another object.
     pub(super) recreated: BTreeSet<String>,
     /// Whether an EdgeCluster was deleted, by a user or with the CRD.
-    pub(super) vanished: bool,
+    pub(super) any_deleted: bool,
 }
 
 impl EdgeClusters {
     /// Returns each EdgeCluster with the source that it is bound to.
-    pub(super) fn bound(&self) -> Bound {
+    pub(super) fn bound(&self) -> BoundSources {
         let objects = self.objects.iter();
         objects
             .map(|(name, object)| (name.clone(), object.spec.source_ref.clone()))
@@ -43,12 +43,16 @@ impl EdgeClusters {
     }
 
     /// Starts over with a new list. The known objects may be incomplete or stale.
-    pub(super) fn unlist(&mut self) {
+    pub(super) fn reset_list(&mut self) {
         (self.listed, self.synced) = (None, false);
     }
 
     /// Applies an event. Returns whether it requires more than a status write.
-    pub(super) fn see(&mut self, event: Event<EdgeCluster>, dirty: &mut BTreeSet<String>) -> bool {
+    pub(super) fn apply_event(
+        &mut self,
+        event: Event<EdgeCluster>,
+        dirty: &mut BTreeSet<String>,
+    ) -> bool {
         let name = |object: &EdgeCluster| object.metadata.name.clone().unwrap_or_default();
         match event {
             Event::Init => {
@@ -58,19 +62,19 @@ impl EdgeClusters {
             Event::InitApply(object) => {
                 let name = name(&object);
                 self.listed.get_or_insert_default().insert(name.clone());
-                self.put(name, object);
+                self.insert(name, object);
                 false
             }
             Event::InitDone => {
                 let listed = self.listed.take().unwrap_or_default();
-                let (recreated, vanished) = (&mut self.recreated, &mut self.vanished);
+                let (recreated, any_deleted) = (&mut self.recreated, &mut self.any_deleted);
                 self.objects.retain(|name, _| {
-                    let stays = listed.contains(name);
-                    if !stays {
+                    let is_listed = listed.contains(name);
+                    if !is_listed {
                         recreated.insert(name.clone());
-                        *vanished = true;
+                        *any_deleted = true;
                     }
-                    stays
+                    is_listed
                 });
                 self.synced = true;
                 dirty.extend(self.objects.keys().cloned());
@@ -79,15 +83,15 @@ impl EdgeClusters {
             Event::Apply(object) => {
                 let name = name(&object);
                 // The hub's own status writes come back through the watch, and change nothing.
-                let before = self.objects.get(&name);
-                if before.is_none_or(|before| before.status != object.status) {
+                let previous = self.objects.get(&name);
+                if previous.is_none_or(|previous| previous.status != object.status) {
                     dirty.insert(name.clone());
                 }
-                self.put(name, object)
+                self.insert(name, object)
             }
             Event::Delete(object) => {
                 self.objects.remove(&name(&object));
-                self.vanished = true;
+                self.any_deleted = true;
                 self.recreated.insert(name(&object));
                 true
             }
@@ -95,10 +99,10 @@ impl EdgeClusters {
     }
 
     /// Stores a newer object. Returns whether anything besides its reported state changed.
-    fn put(&mut self, name: String, mut object: EdgeCluster) -> bool {
+    fn insert(&mut self, name: String, mut object: EdgeCluster) -> bool {
         // Managed fields are larger than the rest of the object, and unused here.
         object.metadata.managed_fields = None;
-        let matters = |object: &EdgeCluster| {
+        let relevant_fields = |object: &EdgeCluster| {
             let status = object.status.as_ref();
             let uid = status.and_then(|status| status.cluster_uid.clone());
             let keys = status.and_then(|status| status.agent_keys.clone());
@@ -111,78 +115,88 @@ impl EdgeClusters {
                 meta.annotations.clone(),
                 (meta.deletion_timestamp.is_some(), meta.finalizers.clone()),
                 (uid, resolved, keys),
-                enrolled(object),
+                is_enrolled(object),
             )
         };
-        let before = self.objects.get(&name).map(matters);
-        let after = matters(&object);
-        if before.as_ref().is_some_and(|before| before.1 != after.1) {
+        let previous = self.objects.get(&name).map(relevant_fields);
+        let current = relevant_fields(&object);
+        if previous
+            .as_ref()
+            .is_some_and(|previous| previous.1 != current.1)
+        {
             self.recreated.insert(name.clone());
         }
-        let changed = before != Some(after);
+        let changed = previous != Some(current);
         self.objects.insert(name, object);
         changed
     }
 }
 
 /// Returns whether an agent has enrolled for the member and connected.
-pub(super) fn enrolled(object: &EdgeCluster) -> bool {
-    certificate_end(object).is_some()
+pub(super) fn is_enrolled(object: &EdgeCluster) -> bool {
+    certificate_expiry(object).is_some()
 }
 
 /// Returns the expiry of the agent's certificate, as of its last connection.
-pub(super) fn certificate_end(object: &EdgeCluster) -> Option<Timestamp> {
+pub(super) fn certificate_expiry(object: &EdgeCluster) -> Option<Timestamp> {
     let end = object.status.as_ref()?.certificate_expiry.as_ref()?;
     Some(end.0)
 }
 
 /// Returns whether the member has an agent, or no source.
-pub(super) fn joined(object: &EdgeCluster) -> bool {
-    enrolled(object) || object.spec.source_ref.is_none()
+pub(super) fn is_joined(object: &EdgeCluster) -> bool {
+    is_enrolled(object) || object.spec.source_ref.is_none()
 }
 
 /// A completed write.
-pub(super) struct Written {
+pub(super) struct EdgeClusterWrite {
     pub(super) name: String,
     /// The written object, and its previous version. `None` if nothing was written.
     object: Option<(EdgeCluster, Option<String>)>,
-    pub(super) came: Wrote,
+    pub(super) result: WriteOutcome,
 }
 
 impl EdgeClusters {
     /// Stores the written object. If the watch has delivered an event since, that one is newer or the
     /// object is gone. Returns whether anything besides the reported state changed.
-    pub(super) fn take_written(&mut self, written: Written) -> bool {
-        let Some((object, before)) = written.object else {
+    pub(super) fn apply_write(&mut self, write: EdgeClusterWrite) -> bool {
+        let Some((object, previous_version)) = write.object else {
             return false;
         };
-        let known = self.objects.get(&written.name);
-        let untouched = known.is_some_and(|known| known.metadata.resource_version == before);
-        untouched && self.put(written.name, object)
+        let current = self.objects.get(&write.name);
+        let is_unchanged =
+            current.is_some_and(|current| current.metadata.resource_version == previous_version);
+        is_unchanged && self.insert(write.name, object)
     }
 }
 
-impl Written {
-    fn of(
+impl EdgeClusterWrite {
+    fn new(
         name: String,
-        before: Option<String>,
-        (object, came): (Option<EdgeCluster>, Wrote),
+        previous_version: Option<String>,
+        (object, result): (Option<EdgeCluster>, WriteOutcome),
     ) -> Self {
-        let object = object.map(|object| (object, before));
-        Self { name, object, came }
+        let object = object.map(|object| (object, previous_version));
+        Self {
+            name,
+            object,
+            result,
+        }
     }
 
     /// Returns whether the write succeeded.
-    pub(super) fn went_through(&self) -> bool {
+    pub(super) fn is_written(&self) -> bool {
         self.object.is_some()
     }
 
     /// Returns when to write again. After a conflict, the watch is about to deliver the other write.
-    pub(super) fn outcome(&self, now: BootTime, jitter: f64) -> Outcome {
-        match self.came {
-            Wrote::Ok => Outcome::Again(now),
-            Wrote::Conflict => Outcome::Again(BootTime(now.0 + PACE.mul_f64(0.5 + jitter))),
-            Wrote::Failed => Outcome::Failed,
+    pub(super) fn queue_outcome(&self, now: BootTime, jitter: f64) -> Outcome {
+        match self.result {
+            WriteOutcome::Ok => Outcome::Again(now),
+            WriteOutcome::Conflict => {
+                Outcome::Again(BootTime(now.0 + MIN_WRITE_INTERVAL.mul_f64(0.5 + jitter)))
+            }
+            WriteOutcome::Failed => Outcome::Failed,
         }
     }
 }
@@ -193,7 +207,7 @@ pub(super) async fn create(
     name: String,
     source: SourceRef,
     accepted: Option<bool>,
-) -> Written {
+) -> EdgeClusterWrite {
     let object = EdgeCluster {
         metadata: ObjectMeta {
             name: Some(name.clone()),
@@ -207,33 +221,37 @@ pub(super) async fn create(
         status: None,
     };
     let api: Api<EdgeCluster> = Api::all(client.clone());
-    let made = call(format!("creating EdgeCluster {name}"), make(&api, &object)).await;
+    let created = call(
+        format!("creating EdgeCluster {name}"),
+        create_checked(&api, &object),
+    )
+    .await;
     let is_outdated = |error: &ApiError| {
         let status = error.status();
         status.is_some_and(|status| status.code == 404 || status.reason == CRD_OUTDATED)
     };
-    if made.as_ref().is_err_and(is_outdated)
+    if created.as_ref().is_err_and(is_outdated)
         && let Err(error) = krypton_runtime::crd::ensure(&client, &EdgeCluster::crd()).await
     {
         tracing::warn!(error = %chain(&error), "the CRD of EdgeClusters is missing and cannot be created; retrying");
     }
-    Written::of(name, None, home_writer::outcome(made))
+    EdgeClusterWrite::new(name, None, home_writer::outcome(created))
 }
 
 const CRD_OUTDATED: &str = "CrdOutdated";
 
 /// A CRD with an earlier schema drops `spec.accepted`, and the member would count as accepted. A dry run
 /// detects this.
-async fn make(api: &Api<EdgeCluster>, object: &EdgeCluster) -> kube::Result<EdgeCluster> {
+async fn create_checked(api: &Api<EdgeCluster>, object: &EdgeCluster) -> kube::Result<EdgeCluster> {
     if object.spec.accepted.is_some() {
-        let trial = PostParams {
+        let dry_run = PostParams {
             dry_run: true,
             ..PostParams::default()
         };
-        let kept = api.create(&trial, object).await?;
-        if kept.spec.accepted != object.spec.accepted {
-            let why = "the CRD of EdgeClusters drops spec.accepted; apply the CRD of this hub";
-            let status = kube::core::Status::failure(why, CRD_OUTDATED);
+        let stored = api.create(&dry_run, object).await?;
+        if stored.spec.accepted != object.spec.accepted {
+            let message = "the CRD of EdgeClusters drops spec.accepted; apply the CRD of this hub";
+            let status = kube::core::Status::failure(message, CRD_OUTDATED);
             return Err(kube::Error::Api(Box::new(status)));
         }
     }
@@ -247,7 +265,7 @@ pub(super) async fn write_finalizers(
     name: String,
     version: Option<String>,
     finalizers: Vec<String>,
-) -> Written {
+) -> EdgeClusterWrite {
     let api: Api<EdgeCluster> = Api::all(client);
     let params = PatchParams::default();
     let patch = Patch::Merge(serde_json::json!({
@@ -255,8 +273,8 @@ pub(super) async fn write_finalizers(
     }));
     let request = api.patch(&name, &params, &patch);
     let attempt = format!("writing the finalizers of EdgeCluster {name}");
-    let written = home_writer::write(attempt, request).await;
-    Written::of(name, version, written)
+    let response = home_writer::write(attempt, request).await;
+    EdgeClusterWrite::new(name, version, response)
 }
 
 pub(super) async fn write_status(
@@ -264,7 +282,7 @@ pub(super) async fn write_status(
     name: String,
     version: Option<String>,
     status: Value,
-) -> Written {
+) -> EdgeClusterWrite {
     let api: Api<EdgeCluster> = Api::all(client);
     let params = PatchParams::default();
     let patch = Patch::Merge(serde_json::json!({
@@ -273,8 +291,8 @@ pub(super) async fn write_status(
     }));
     let request = api.patch_status(&name, &params, &patch);
     let attempt = format!("writing the status of EdgeCluster {name}");
-    let written = home_writer::write(attempt, request).await;
-    Written::of(name, version, written)
+    let response = home_writer::write(attempt, request).await;
+    EdgeClusterWrite::new(name, version, response)
 }
 
 /// Returns the merge patch that turns the recorded status into `next`.
@@ -288,11 +306,11 @@ pub(super) fn status_patch(
 }
 
 /// A merge patch removes only fields that are null.
-fn merge(before: &Value, next: Value) -> Value {
-    let (Value::Object(before), Value::Object(mut next)) = (before, next.clone()) else {
+fn merge(recorded: &Value, next: Value) -> Value {
+    let (Value::Object(recorded), Value::Object(mut next)) = (recorded, next.clone()) else {
         return next;
     };
-    for (field, value) in before {
+    for (field, value) in recorded {
         let merged = next.remove(field).map(|next| merge(value, next));
         next.insert(field.clone(), merged.unwrap_or_default());
     }
@@ -308,16 +326,20 @@ mod tests {
     #[test]
     fn conflicting_write_retries_soon_rejected_one_backs_off() {
         let now = BootTime::default();
-        let after = |came| {
-            let written = Written::of("a".to_owned(), None, (None, came));
-            assert!(!written.went_through());
-            written.outcome(now, 0.5)
+        let outcome_after = |result| {
+            let write = EdgeClusterWrite::new("a".to_owned(), None, (None, result));
+            assert!(!write.is_written());
+            write.queue_outcome(now, 0.5)
         };
-        assert_eq!(after(Wrote::Conflict), Outcome::Again(BootTime(PACE)));
-        assert_eq!(after(Wrote::Failed), Outcome::Failed);
+        assert_eq!(
+            outcome_after(WriteOutcome::Conflict),
+            Outcome::Again(BootTime(MIN_WRITE_INTERVAL))
+        );
+        assert_eq!(outcome_after(WriteOutcome::Failed), Outcome::Failed);
         let object = EdgeCluster::new("a", EdgeClusterSpec::default());
-        let well = Written::of("a".to_owned(), None, (Some(object), Wrote::Ok));
-        assert_eq!(well.outcome(now, 0.5), Outcome::Again(now));
+        let succeeded =
+            EdgeClusterWrite::new("a".to_owned(), None, (Some(object), WriteOutcome::Ok));
+        assert_eq!(succeeded.queue_outcome(now, 0.5), Outcome::Again(now));
     }
 
     #[test]
@@ -355,29 +377,32 @@ mod tests {
 
     #[test]
     fn late_write_response_does_not_undo_watch_event() {
-        let mut known = EdgeClusters::default();
+        let mut edge_clusters = EdgeClusters::default();
         let mut dirty = BTreeSet::new();
-        known.see(Event::Apply(object("1")), &mut dirty);
-        let answer = || Written {
+        edge_clusters.apply_event(Event::Apply(object("1")), &mut dirty);
+        let response = || EdgeClusterWrite {
             name: "a".to_owned(),
             object: Some((object("2"), Some("1".to_owned()))),
-            came: Wrote::Ok,
+            result: WriteOutcome::Ok,
         };
         // In the interim, a user banned the member.
         let mut banned = object("3");
         banned.spec.banned = true;
-        known.see(Event::Apply(banned), &mut dirty);
-        known.take_written(answer());
-        assert!(known.objects["a"].spec.banned);
+        edge_clusters.apply_event(Event::Apply(banned), &mut dirty);
+        edge_clusters.apply_write(response());
+        assert!(edge_clusters.objects["a"].spec.banned);
         // A user deleted it.
-        known.see(Event::Delete(object("3")), &mut dirty);
-        known.take_written(answer());
-        assert!(known.objects.is_empty());
+        edge_clusters.apply_event(Event::Delete(object("3")), &mut dirty);
+        edge_clusters.apply_write(response());
+        assert!(edge_clusters.objects.is_empty());
 
-        known.see(Event::Apply(object("1")), &mut dirty);
-        known.take_written(answer());
+        edge_clusters.apply_event(Event::Apply(object("1")), &mut dirty);
+        edge_clusters.apply_write(response());
         assert_eq!(
-            known.objects["a"].metadata.resource_version.as_deref(),
+            edge_clusters.objects["a"]
+                .metadata
+                .resource_version
+                .as_deref(),
             Some("2")
         );
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use krypton_crds::edge_cluster::{EdgeCluster, SourceRef};
 use krypton_runtime::chance;
 use krypton_runtime::clock::{self, BootTime};
-use krypton_runtime::newest::{Newest as _, NewestSeen as _, PutNews as _};
+use krypton_runtime::newest::{Newest as _, NewestSeen as _, SendIfChanged as _};
 use krypton_runtime::tasks::KeyedTasks;
 use krypton_runtime::watch::Watch;
 use krypton_runtime::work_queue::{Outcome, WorkQueue};
@@ -16,98 +16,100 @@ use kube::runtime::watcher::Event;
 use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet};
 
-use super::api::{EdgeClusters, Written, certificate_end, create, status_patch, write_status};
-use super::credential_expiry::{Reminders, Validity};
-use super::decommission::{self, Reading, Retirements};
-use super::plan::{self, conditions, mark};
+use super::api::{
+    EdgeClusterWrite, EdgeClusters, certificate_expiry, create, status_patch, write_status,
+};
+use super::credential_expiry::{ExpiryReminders, Validity};
+use super::decommission::{self, Decommissions, EdgeClusterDeletion};
+use super::plan::{self, conditions, written_epoch};
 use super::proxies::Proxies;
 use super::publisher::DesiredStatePublisher;
 use super::source_history::SourceHistory;
 use super::status::status;
-use super::values::Overlays;
+use super::values::MemberCharts;
 use super::{
-    AFTER_FAILURE, BATCH, Fleet, FleetChart, LOOK_EVERY, PATIENCE, UNHEARD, WRITERS, acceptance,
-    desired_status, messages,
+    AFTER_FAILURE, BATCH, FleetChart, FleetInputs, RECONCILE_EVERY, SILENT_AFTER, SOURCES_GRACE,
+    WRITERS, acceptance, desired_status, messages,
 };
-use crate::chart::values::Readings;
+use crate::chart::values::ValuesReadings;
 use crate::discovery::Origin;
 use crate::discovery::membership::{Membership, Refusal};
-use crate::leader::home_writer::{self, HomeWrites, PACE, Wrote};
+use crate::home_events::MemberEvent;
+use crate::leader::home_writer::{self, HomeWrites, MIN_WRITE_INTERVAL, WriteOutcome};
 use crate::leader::{Leader, LeaderState};
-use crate::members::duplicates::{self, Verdict};
+use crate::members::duplicates::{self, ActDecision};
 use crate::members::member::Member;
 use crate::members::remote_orders::Orders;
 use crate::members::{self, MemberRegistry};
-use crate::notices::MemberEvent;
 use crate::proxy::{Access, Permit};
 
-/// The time of a pass, and whether this hub leads.
+/// The time of a pass, and what this hub may do.
 pub(super) struct Pass {
     pub(super) now: BootTime,
-    pub(super) leading: bool,
-    pub(super) stand: LeaderState,
+    pub(super) may_write: bool,
+    pub(super) leader_state: LeaderState,
 }
 
 impl Pass {
-    pub(super) fn now(lead: &Leader) -> Self {
+    pub(super) fn new(leader: &Leader) -> Self {
         let now = BootTime::now();
         Self {
             now,
-            leading: lead.writes(now),
-            stand: lead.stand(),
+            may_write: leader.may_write(now),
+            leader_state: leader.state(),
         }
     }
 }
 
-pub(super) struct Controller {
-    pub(super) fleet: Fleet,
-    pub(super) known: EdgeClusters,
+pub(super) struct FleetController {
+    pub(super) fleet: FleetInputs,
+    pub(super) edge_clusters: EdgeClusters,
     pub(super) proxies: Proxies,
-    pub(super) book: SourceHistory,
-    pub(super) orders: watch::Receiver<Option<Orders<DesiredDeployment>>>,
-    pub(super) placements: watch::Receiver<Option<Orders<PlacedTenant>>>,
-    pub(super) readings: JoinSet<Reading>,
-    pub(super) writes: KeyedTasks<String, Written>,
+    pub(super) history: SourceHistory,
+    pub(super) deployment_orders: watch::Receiver<Option<Orders<DesiredDeployment>>>,
+    pub(super) placement_orders: watch::Receiver<Option<Orders<PlacedTenant>>>,
+    pub(super) deletion_reads: JoinSet<EdgeClusterDeletion>,
+    pub(super) writes: KeyedTasks<String, EdgeClusterWrite>,
     /// The EdgeClusters to examine.
     pub(super) queue: WorkQueue<String>,
-    pub(super) retirements: Retirements,
-    pub(super) overlays: Overlays,
+    pub(super) decommissions: Decommissions,
+    pub(super) member_charts: MemberCharts,
     pub(super) publisher: DesiredStatePublisher,
     /// The first epoch of this hub's term, and the last one that it sent to members.
     pub(super) first_epoch: u64,
-    pub(super) dealt_epoch: u64,
+    pub(super) published_epoch: u64,
     /// The last reported rejections of sources, and whether an EdgeCluster has an event about each.
-    refused: BTreeMap<Origin, (Refusal, bool)>,
-    wrote: desired_status::Wrote,
-    reminders: Reminders,
-    begun: BootTime,
+    reported_refusals: BTreeMap<Origin, (Refusal, bool)>,
+    written_states: desired_status::WrittenStates,
+    reminders: ExpiryReminders,
+    started: BootTime,
     /// Start of the term to which the reports above belong.
-    led: Option<BootTime>,
+    led_since: Option<BootTime>,
     /// Whether a decision is due. Observations change often, and require none.
-    look: bool,
-    look_next: BootTime,
+    reconcile_due: bool,
+    reconcile_after: BootTime,
     /// When a decision is due without a change.
-    look_at: Option<BootTime>,
+    reconcile_at: Option<BootTime>,
 }
 
 /// Members, each with the access to its cluster and its source.
-type Wanted = BTreeMap<String, (Access, SourceRef)>;
+type MemberSources = BTreeMap<String, (Access, SourceRef)>;
 
 /// The input of one pass.
-pub(super) struct View {
+pub(super) struct PassInputs {
     pub(super) membership: Membership,
-    pub(super) wanted: Wanted,
+    pub(super) with_source: MemberSources,
     /// Members that wait for an operator's acceptance.
-    pub(super) waiting: Wanted,
-    pub(super) verdicts: BTreeMap<String, Verdict>,
-    pub(super) given: FleetChart,
-    pub(super) ordered: Option<Orders<DesiredDeployment>>,
-    pub(super) placed: Option<Orders<PlacedTenant>>,
-    pub(super) readings: Arc<Readings>,
+    pub(super) waiting: MemberSources,
+    pub(super) act_decisions: BTreeMap<String, ActDecision>,
+    pub(super) chart: FleetChart,
+    pub(super) deployment_orders: Option<Orders<DesiredDeployment>>,
+    pub(super) placement_orders: Option<Orders<PlacedTenant>>,
+    pub(super) values: Arc<ValuesReadings>,
 }
 
-impl Controller {
-    pub(super) fn new(fleet: Fleet) -> Self {
+impl FleetController {
+    pub(super) fn new(fleet: FleetInputs) -> Self {
         let publisher = DesiredStatePublisher::new(
             fleet.drift,
             fleet.chart_crds,
@@ -115,151 +117,169 @@ impl Controller {
             fleet.handling,
         );
         Self {
-            publisher: publisher.locked_down(fleet.lockdown.clone()),
-            book: SourceHistory::new(
+            publisher: publisher.with_lockdown(fleet.lockdown.clone()),
+            history: SourceHistory::new(
                 fleet.client.clone(),
                 fleet.namespace.clone(),
                 fleet.sources.clone(),
             ),
-            orders: fleet.shared.members.deployments().orders(),
-            placements: fleet.shared.members.placements().orders(),
+            deployment_orders: fleet.shared.members.deployments().orders(),
+            placement_orders: fleet.shared.members.placements().orders(),
             fleet,
-            known: EdgeClusters::default(),
+            edge_clusters: EdgeClusters::default(),
             proxies: Proxies::default(),
-            readings: JoinSet::new(),
+            deletion_reads: JoinSet::new(),
             writes: KeyedTasks::default(),
             queue: home_writer::queue(WRITERS),
-            retirements: Retirements::default(),
-            overlays: Overlays::default(),
+            decommissions: Decommissions::default(),
+            member_charts: MemberCharts::default(),
             first_epoch: 0,
-            dealt_epoch: 0,
-            refused: BTreeMap::new(),
-            wrote: desired_status::Wrote::default(),
-            reminders: Reminders::default(),
-            begun: BootTime::now(),
-            led: None,
-            look: true,
-            look_next: BootTime::default(),
-            look_at: None,
+            published_epoch: 0,
+            reported_refusals: BTreeMap::new(),
+            written_states: desired_status::WrittenStates::default(),
+            reminders: ExpiryReminders::default(),
+            started: BootTime::now(),
+            led_since: None,
+            reconcile_due: true,
+            reconcile_after: BootTime::default(),
+            reconcile_at: None,
         }
     }
 
-    pub(super) fn look(&mut self) {
-        self.look = true;
+    pub(super) fn request_reconcile(&mut self) {
+        self.reconcile_due = true;
     }
 
-    pub(super) fn look_now(&mut self) {
-        (self.look, self.look_next) = (true, BootTime::default());
+    pub(super) fn request_reconcile_now(&mut self) {
+        (self.reconcile_due, self.reconcile_after) = (true, BootTime::default());
     }
 
-    pub(super) fn look_at_all(&mut self) {
-        self.look = true;
-        self.queue.extend(self.known.objects.keys().cloned());
+    pub(super) fn request_full_check(&mut self) {
+        self.reconcile_due = true;
+        self.queue
+            .extend(self.edge_clusters.objects.keys().cloned());
     }
 
-    pub(super) fn look_again(&mut self, at: BootTime) {
-        self.look_at = Some(self.look_at.map_or(at, |due| due.min(at)));
+    pub(super) fn request_reconcile_at(&mut self, at: BootTime) {
+        self.reconcile_at = Some(self.reconcile_at.map_or(at, |due| due.min(at)));
     }
 
     /// Discards the state that another hub may have changed.
-    pub(super) fn begin(&mut self, listed_again: bool, pass: &Pass) {
-        self.look |= self.look_at.take_if(|at| *at <= pass.now).is_some();
-        let leader_term = pass.stand.leader_term();
-        if listed_again {
+    pub(super) fn begin_pass(&mut self, relisted: bool, pass: &Pass) {
+        self.reconcile_due |= self.reconcile_at.take_if(|at| *at <= pass.now).is_some();
+        let leader_term = pass.leader_state.leader_term();
+        if relisted {
             // A standby's view may be stale. It decides nothing.
-            self.known.unlist();
+            self.edge_clusters.reset_list();
             self.fleet.reports.reset_targets();
-            self.retirements.read_again();
-            self.readings = JoinSet::new();
+            self.decommissions.read_again();
+            self.deletion_reads = JoinSet::new();
             self.first_epoch = leader_term.map_or(0, |leader_term| leader_term.epoch);
         }
         let since = leader_term.map(|leader_term| leader_term.since);
-        if pass.leading && self.led != since {
+        if pass.may_write && self.led_since != since {
             // Another hub may have recorded events, and which sources are members.
-            self.reminders = Reminders::default();
-            self.wrote = desired_status::Wrote::default();
-            self.book.read_again();
-            self.queue.extend(self.known.objects.keys().cloned());
-            self.led = since;
+            self.reminders = ExpiryReminders::default();
+            self.written_states = desired_status::WrittenStates::default();
+            self.history.read_again();
+            self.queue
+                .extend(self.edge_clusters.objects.keys().cloned());
+            self.led_since = since;
         }
     }
 
     /// Whether to decide now. Changes in quick succession share one decision.
     pub(super) fn is_due(&self, pass: &Pass) -> bool {
-        let stays = pass.stand != LeaderState::Leaving;
-        self.look && self.known.synced && pass.now >= self.look_next && stays
+        let is_running = pass.leader_state != LeaderState::Leaving;
+        self.reconcile_due
+            && self.edge_clusters.synced
+            && pass.now >= self.reconcile_after
+            && is_running
     }
 
     /// Decides on all members.
     pub(super) fn reconcile(&mut self, listed_in: Option<BootTime>, pass: &Pass) {
-        self.look = false;
+        self.reconcile_due = false;
         // Moved out during the pass, because each member changes the rest of the controller.
-        let mut known = std::mem::take(&mut self.known);
-        let marks = known.objects.values().filter_map(mark);
-        self.fleet.lead.sees(marks);
-        let membership = self.membership(&known, pass);
+        let mut edge_clusters = std::mem::take(&mut self.edge_clusters);
+        let epochs = edge_clusters.objects.values().filter_map(written_epoch);
+        self.fleet.leader.observe_epochs(epochs);
+        let membership = self.membership(&edge_clusters, pass);
         // Before reports of a new member arrive.
-        self.fleet.reports.set_targets(plan::targets(&known));
-        let mut wanted = plan::wanted(self.fleet.home.as_ref(), &membership);
-        let waiting = acceptance::take_waiting(&mut wanted, &known, &self.fleet.accepting);
-        for name in std::mem::take(&mut known.recreated) {
+        self.fleet
+            .reports
+            .set_targets(plan::targets(&edge_clusters));
+        let mut with_source = plan::members_with_source(self.fleet.home.as_ref(), &membership);
+        let waiting = acceptance::take_waiting(
+            &mut with_source,
+            &edge_clusters,
+            &self.fleet.accepted_namespaces,
+        );
+        for name in std::mem::take(&mut edge_clusters.recreated) {
             self.fleet.shared.members.forget_agent(&name, pass.now);
         }
-        self.note_certificates(&known, pass);
-        for (name, member) in wanted.iter().chain(&waiting) {
-            if !known.objects.contains_key(name) {
+        self.observe_recorded_certificates(&edge_clusters, pass);
+        for (name, member) in with_source.iter().chain(&waiting) {
+            if !edge_clusters.objects.contains_key(name) {
                 // The EdgeCluster comes first: its age decides between two members on one cluster.
                 let accepted = waiting.contains_key(name).then_some(false);
                 self.create(name, member.1.clone(), accepted, pass);
             } else if !waiting.contains_key(name) {
-                let entry = || enter(&self.fleet.shared.members, &known, name);
+                let entry = || enter_member(&self.fleet.shared.members, &edge_clusters, name);
                 let shared = &self.fleet.shared;
-                self.proxies.reach(name, member.0.clone(), shared, entry);
+                self.proxies
+                    .start_or_update(name, member.0.clone(), shared, entry);
             }
         }
         self.proxies.retain(|name| {
             let accepted = |object: &EdgeCluster| acceptance::is_accepted(object);
-            wanted.contains_key(name)
+            with_source.contains_key(name)
                 || membership.unseen.contains_key(name)
-                    && known.objects.get(name).is_none_or(accepted)
+                    && edge_clusters.objects.get(name).is_none_or(accepted)
         });
-        let view = self.view(&known, membership, (wanted, waiting), pass);
-        for (name, object) in &known.objects {
-            self.reconcile_member(name, object, &known, &view, pass);
+        let inputs = self.inputs(&edge_clusters, membership, (with_source, waiting), pass);
+        for (name, object) in &edge_clusters.objects {
+            self.reconcile_member(name, object, &edge_clusters, &inputs, pass);
         }
-        self.forget_departed(&known, &view, listed_in);
-        self.known = known;
+        self.forget_departed(&edge_clusters, &inputs, listed_in);
+        self.edge_clusters = edge_clusters;
         // With many members this takes long. Other work of this loop gets as much time.
         let ended = BootTime::now();
-        self.look_next = BootTime(ended.0 + LOOK_EVERY.max(ended.since(pass.now)));
+        self.reconcile_after = BootTime(ended.0 + RECONCILE_EVERY.max(ended.since(pass.now)));
     }
 
-    fn membership(&mut self, known: &EdgeClusters, pass: &Pass) -> Membership {
-        let bound = known.bound();
-        self.book.follow(&bound);
-        let patient = pass.now.since(self.begun) < PATIENCE;
+    fn membership(&mut self, edge_clusters: &EdgeClusters, pass: &Pass) -> Membership {
+        let bound = edge_clusters.bound();
+        self.history.update(&bound);
+        let in_startup_grace = pass.now.since(self.started) < SOURCES_GRACE;
         let sources = self.fleet.sources.get();
-        let membership = plan::members_now(&sources, &bound, &self.book, patient);
+        let membership = plan::bind_sources(&sources, &bound, &self.history, in_startup_grace);
         let refused = &membership.refused;
         let shared = &self.fleet.shared;
-        messages::tell_refused(shared, known, &mut self.refused, refused, pass.leading);
-        self.look_at = plan::patience_ends(membership.waiting, self.begun, pass.now);
+        messages::report_refused(
+            shared,
+            edge_clusters,
+            &mut self.reported_refusals,
+            refused,
+            pass.may_write,
+        );
+        self.reconcile_at = plan::grace_ends(membership.waiting, self.started, pass.now);
         membership
     }
 
     /// Uses the recorded expiry of agents' certificates until the agents report it in this term.
-    fn note_certificates(&self, known: &EdgeClusters, pass: &Pass) {
+    fn observe_recorded_certificates(&self, edge_clusters: &EdgeClusters, pass: &Pass) {
         let shared = &self.fleet.shared;
-        for (name, object) in &known.objects {
-            let Some(until) = certificate_end(object) else {
+        for (name, object) in &edge_clusters.objects {
+            let Some(expiry) = certificate_expiry(object) else {
                 continue;
             };
-            shared.members.agent_known(name, pass.now);
-            let leads = pass.stand.leader_term().is_some();
-            shared.members.observe(name, |facts| {
-                facts.certificate_said &= leads;
-                if !facts.certificate_said {
-                    facts.certificate = Some(Validity::until(until));
+            shared.members.agent_enrolled(name, pass.now);
+            let is_leading = pass.leader_state.leader_term().is_some();
+            shared.members.observe(name, |observation| {
+                observation.certificate_reported &= is_leading;
+                if !observation.certificate_reported {
+                    observation.certificate = Some(Validity::until(expiry));
                 }
             });
         }
@@ -267,11 +287,11 @@ impl Controller {
 
     fn create(&mut self, name: &str, source: SourceRef, accepted: Option<bool>, pass: &Pass) {
         // A dismissed source gets no new EdgeCluster, so the hub must read the register first.
-        let may = pass.leading && self.book.is_read() && !self.queue.is_busy(name);
+        let may_create = pass.may_write && self.history.is_read() && !self.queue.is_busy(name);
         let due = self.queue.not_before(name);
-        if may && due > pass.now {
-            self.look_again(due);
-        } else if may && self.queue.is_free() {
+        if may_create && due > pass.now {
+            self.request_reconcile_at(due);
+        } else if may_create && self.queue.is_free() {
             let client = self.fleet.client.clone();
             self.start_write(
                 name,
@@ -280,69 +300,82 @@ impl Controller {
             );
         } else {
             // Only a missing writer makes it due again. Otherwise it waits for a change.
-            self.look |= may;
+            self.reconcile_due |= may_create;
         }
     }
 
-    fn view(
+    fn inputs(
         &mut self,
-        known: &EdgeClusters,
+        edge_clusters: &EdgeClusters,
         membership: Membership,
-        (wanted, waiting): (Wanted, Wanted),
+        (with_source, waiting): (MemberSources, MemberSources),
         pass: &Pass,
-    ) -> View {
-        let given = self.fleet.given.see();
+    ) -> PassInputs {
+        let chart = self.fleet.chart.get_and_update();
         // The epoch of a term may arrive before the term does. By then this hub must list everything again.
-        let leader_term = pass.stand.leader_term();
+        let leader_term = pass.leader_state.leader_term();
         if let Some(leader_term) =
-            leader_term.filter(|leader_term| given.epoch >= leader_term.epoch)
+            leader_term.filter(|leader_term| chart.epoch >= leader_term.epoch)
         {
-            self.dealt_epoch = leader_term.epoch;
+            self.published_epoch = leader_term.epoch;
         }
         // Until home's objects are listed, no member gets orders.
-        let ordered = self.orders.see();
-        let placed = self.placements.see();
-        let placed = placed.or_else(|| (!self.fleet.place_tenants).then(BTreeMap::new));
-        self.fleet.overlaying.ask(known.objects.values());
-        let readings = self.fleet.overlaying.readings.see();
-        let claims = plan::claims(known, &wanted, &membership, &self.fleet.shared.members);
-        View {
-            verdicts: duplicates::verdicts(&claims),
+        let deployment_orders = self.deployment_orders.get_and_update();
+        let placement_orders = self.placement_orders.get_and_update();
+        let placement_orders =
+            placement_orders.or_else(|| (!self.fleet.place_tenants).then(BTreeMap::new));
+        self.fleet
+            .member_values
+            .request(edge_clusters.objects.values());
+        let values = self.fleet.member_values.readings.get_and_update();
+        let identities = plan::identities(
+            edge_clusters,
+            &with_source,
+            &membership,
+            &self.fleet.shared.members,
+        );
+        PassInputs {
+            act_decisions: duplicates::decide_all(&identities),
             membership,
-            wanted,
+            with_source,
             waiting,
-            given,
-            ordered,
-            placed,
-            readings,
+            chart,
+            deployment_orders,
+            placement_orders,
+            values,
         }
     }
 
-    fn forget_departed(&mut self, known: &EdgeClusters, view: &View, listed_in: Option<BootTime>) {
-        let here = |name: &str| known.objects.contains_key(name);
+    fn forget_departed(
+        &mut self,
+        edge_clusters: &EdgeClusters,
+        inputs: &PassInputs,
+        listed_in: Option<BootTime>,
+    ) {
+        let exists = |name: &str| edge_clusters.objects.contains_key(name);
         // Without an EdgeCluster, no proxy acts.
         for (name, proxy) in &self.proxies.running {
-            if !here(name) {
-                proxy.permit.put(Permit::default());
+            if !exists(name) {
+                proxy.permit.send_if_changed(Permit::default());
             }
         }
-        self.reminders.keep(here);
-        self.overlays.keep(here);
-        let objects = known.objects.values();
+        self.reminders.retain(exists);
+        self.member_charts.retain(exists);
+        let objects = edge_clusters.objects.values();
         let uids: BTreeSet<&str> = objects
             .filter_map(|object| object.metadata.uid.as_deref())
             .collect();
-        self.retirements.keep(|uid| uids.contains(uid));
+        self.decommissions.retain(|uid| uids.contains(uid));
         let is_running = |name: &str| self.proxies.running.contains_key(name);
-        let needed = |name: &str| {
-            here(name)
+        let is_needed = |name: &str| {
+            exists(name)
                 || is_running(name)
-                || self.proxies.is_leaving(name)
-                || view.wanted.contains_key(name)
+                || self.proxies.is_stopping(name)
+                || inputs.with_source.contains_key(name)
         };
         let members = &self.fleet.shared.members;
-        for name in members.retain(here, is_running, needed) {
-            self.wrote.forget(&name);
+        for name in members.retain(exists, is_running, is_needed) {
+            self.written_states.remove(&name);
             self.queue.forget(&name);
         }
         members.listed_in(listed_in);
@@ -352,77 +385,84 @@ impl Controller {
     pub(super) fn start_write(
         &mut self,
         name: &str,
-        write: impl Future<Output = Written> + Send + 'static,
+        write: impl Future<Output = EdgeClusterWrite> + Send + 'static,
         now: BootTime,
     ) {
         home_writer::start(&mut self.queue, name.to_owned(), now);
-        let write = self.fleet.lead.tracked(write);
+        let write = self.fleet.leader.tracked(write);
         self.writes.spawn(name.to_owned(), write);
     }
 
-    /// Writes the statuses that are due. Returns when to look again, and whether more are due.
+    /// Writes the statuses that are due. Returns when to call this again, and whether more are due now.
     pub(super) fn write(&mut self, pass: &Pass) -> (Option<BootTime>, bool) {
         let now = pass.now;
-        let book_due = self.book.work(&mut self.known, &self.fleet.lead, now);
+        let history_due =
+            self.history
+                .start_request(&mut self.edge_clusters, &self.fleet.leader, now);
         for name in self.fleet.shared.members.take_changed() {
             // A decommissioned member's EdgeCluster is released once the member reports completion.
-            let object = self.known.objects.get(&name);
-            self.look |= object.is_some_and(decommission::leaving);
+            let object = self.edge_clusters.objects.get(&name);
+            self.reconcile_due |= object.is_some_and(decommission::is_decommissioning);
             // A change of the chart changes all observations. Its delivery to the members takes precedence.
             if self.queue.due_at(&name).is_none() {
-                let at = self.queue.not_before(&name).max(BootTime(now.0 + PACE));
+                let at = self
+                    .queue
+                    .not_before(&name)
+                    .max(BootTime(now.0 + MIN_WRITE_INTERVAL));
                 self.queue.delay(name.clone(), at);
                 self.queue.add(name);
             }
         }
-        let stays = pass.stand != LeaderState::Leaving;
-        let decides = (self.look && self.known.synced && stays).then_some(self.look_next);
-        let mut wake = decides
+        let is_running = pass.leader_state != LeaderState::Leaving;
+        let reconcile_time = (self.reconcile_due && self.edge_clusters.synced && is_running)
+            .then_some(self.reconcile_after);
+        let mut due = reconcile_time
             .into_iter()
-            .chain(book_due)
-            .chain(self.look_at)
+            .chain(history_due)
+            .chain(self.reconcile_at)
             .min();
-        let mut looked = 0;
-        while pass.leading && self.known.synced && self.queue.is_free() {
-            if looked >= BATCH {
-                return (wake, true);
+        let mut checked = 0;
+        while pass.may_write && self.edge_clusters.synced && self.queue.is_free() {
+            if checked >= BATCH {
+                return (due, true);
             }
             let Some(name) = self.queue.pop(now) else {
-                wake = wake.into_iter().chain(self.queue.wake()).min();
+                due = due.into_iter().chain(self.queue.wake()).min();
                 break;
             };
-            looked += 1;
+            checked += 1;
             self.write_status(name, pass);
         }
-        (wake, false)
+        (due, false)
     }
 
     fn write_status(&mut self, name: String, pass: &Pass) {
         let (shared, reports) = (&self.fleet.shared, &self.fleet.reports);
-        let (Some(object), Some(mut facts)) = (
-            self.known.objects.get(&name),
+        let (Some(object), Some(mut observation)) = (
+            self.edge_clusters.objects.get(&name),
             shared.members.observation(&name),
         ) else {
             return;
         };
-        let Some(epoch) = self.fleet.lead.mark(mark(object)) else {
+        let Some(epoch) = self.fleet.leader.epoch_for_write(written_epoch(object)) else {
             // A later leader wrote it. Check it again under a later epoch.
             let until = BootTime(pass.now.0 + AFTER_FAILURE);
             self.queue.delay(name.clone(), until);
             self.queue.add(name);
-            self.look = true;
+            self.reconcile_due = true;
             return;
         };
-        let unheard = |since: BootTime| pass.now.since(since) >= UNHEARD;
-        let leader_term = pass.stand.leader_term();
-        facts.unheard = leader_term.is_none_or(|leader_term| unheard(leader_term.since));
+        let is_silent = |since: BootTime| pass.now.since(since) >= SILENT_AFTER;
+        let leader_term = pass.leader_state.leader_term();
+        observation.record_expired =
+            leader_term.is_none_or(|leader_term| is_silent(leader_term.since));
         let recorded = object.status.as_ref();
         let mut status = status(
             &name,
             recorded,
-            &facts,
+            &observation,
             reports.counts(&name, shared.allow_chart_skip),
-            reports.listing(&name, shared.allow_chart_skip),
+            reports.tenant_summaries(&name, shared.allow_chart_skip),
             object.metadata.generation.unwrap_or_default(),
             clock::wall(),
         );
@@ -430,15 +470,15 @@ impl Controller {
         let published = member.and_then(|member| member.published.get());
         status.desired = desired_status::desired(
             recorded.and_then(|status| status.desired.as_ref()),
-            self.wrote.of(&name),
+            self.written_states.get(&name),
             published.as_ref(),
             pass.now,
             clock::wall(),
         );
-        let (record, next) = (conditions(object), &status.conditions);
+        let (recorded_conditions, next) = (conditions(object), &status.conditions);
         let uid = object.metadata.uid.clone().unwrap_or_default();
-        let tell = |(reason, message)| {
-            shared.notices.offer(MemberEvent {
+        let record = |(reason, message)| {
+            shared.notices.try_warn(MemberEvent {
                 member: name.clone(),
                 uid: uid.clone(),
                 reason,
@@ -446,11 +486,11 @@ impl Controller {
             })
         };
         self.reminders
-            .look(&name, record, next, clock::wall(), tell);
-        if self.wrote.is_so(&name, recorded, &status) {
+            .check(&name, recorded_conditions, next, clock::wall(), record);
+        if self.written_states.is_up_to_date(&name, recorded, &status) {
             return;
         }
-        self.wrote.note(&name, &status);
+        self.written_states.insert(&name, &status);
         status.hub_epoch = Some(epoch);
         let version = object.metadata.resource_version.clone();
         let patch = status_patch(recorded, &status);
@@ -460,49 +500,62 @@ impl Controller {
     }
 
     /// Handles an event, and all further events that are ready.
-    pub(super) fn see(&mut self, event: Event<EdgeCluster>, events: &mut Watch<EdgeCluster>) {
+    pub(super) fn apply_events(
+        &mut self,
+        event: Event<EdgeCluster>,
+        events: &mut Watch<EdgeCluster>,
+    ) {
         let mut dirty = BTreeSet::new();
         let mut next = Some(event);
         for _ in 0..=BATCH {
             let Some(event) = next else { break };
-            cut_off(&self.fleet.shared.members, &event);
-            self.look |= self.known.see(event, &mut dirty);
-            next = events.ready().and_then(Result::ok);
+            disconnect(&self.fleet.shared.members, &event);
+            self.reconcile_due |= self.edge_clusters.apply_event(event, &mut dirty);
+            next = events.try_next().and_then(Result::ok);
         }
         self.queue.extend(dirty);
     }
 
     pub(super) fn proxy_ended(&mut self, name: &str) {
-        self.look = true;
-        self.fleet.shared.members.unlink(name, BootTime::now());
+        self.reconcile_due = true;
+        self.fleet
+            .shared
+            .members
+            .clear_connection(name, BootTime::now());
     }
 
-    pub(super) fn take_reading(&mut self, reading: Reading) {
-        self.look = true;
-        self.retirements.take(&reading);
-        if reading.found.is_none() {
+    pub(super) fn apply_deletion_read(&mut self, read: EdgeClusterDeletion) {
+        self.reconcile_due = true;
+        self.decommissions.apply_read(&read);
+        if read.deletion.is_none() {
             let pause = AFTER_FAILURE.mul_f64(0.5 + chance::random::<f64>());
             self.queue
-                .delay(reading.name, BootTime(BootTime::now().0 + pause));
+                .delay(read.name, BootTime(BootTime::now().0 + pause));
         }
     }
 
-    pub(super) fn take_written(&mut self, name: &String, written: Result<Written, JoinError>) {
+    pub(super) fn apply_write(
+        &mut self,
+        name: &String,
+        result: Result<EdgeClusterWrite, JoinError>,
+    ) {
         let now = BootTime::now();
-        let outcome = match &written {
-            Ok(written) => written.outcome(now, chance::random()),
+        let outcome = match &result {
+            Ok(write) => write.queue_outcome(now, chance::random()),
             Err(_) => Outcome::Failed,
         };
-        self.look |= written.as_ref().map_or(true, |it| it.came != Wrote::Ok);
+        self.reconcile_due |= result
+            .as_ref()
+            .map_or(true, |it| it.result != WriteOutcome::Ok);
         self.queue.done(name, outcome, now, chance::random());
-        if !written.as_ref().is_ok_and(Written::went_through) {
-            self.wrote.forget(name);
+        if !result.as_ref().is_ok_and(EdgeClusterWrite::is_written) {
+            self.written_states.remove(name);
         }
-        match written {
-            Ok(written) => {
+        match result {
+            Ok(write) => {
                 let writes = &self.fleet.reports.writes;
-                writes.count(HomeWrites::EDGE_CLUSTER, written.came);
-                self.look |= self.known.take_written(written);
+                writes.count(HomeWrites::EDGE_CLUSTER, write.result);
+                self.reconcile_due |= self.edge_clusters.apply_write(write);
             }
             Err(error) => {
                 tracing::error!(%error, member = name, "the write of an EdgeCluster panicked")
@@ -512,23 +565,27 @@ impl Controller {
 }
 
 /// Disconnects a member that is banned or deleted, before the next decision.
-fn cut_off(members: &MemberRegistry, event: &Event<EdgeCluster>) {
-    let (object, why) = match event {
+fn disconnect(members: &MemberRegistry, event: &Event<EdgeCluster>) {
+    let (object, reason) = match event {
         Event::Apply(object) if object.spec.banned => (object, None),
         Event::Delete(object) => (object, Some(members::GONE.to_owned())),
         _ => return,
     };
     let name = object.metadata.name.as_deref().unwrap_or_default();
-    let why = why.unwrap_or_else(|| banned(name));
-    members.cut(name, object.metadata.uid.as_deref(), &why);
+    let reason = reason.unwrap_or_else(|| ban_message(name));
+    members.reject_sessions(name, object.metadata.uid.as_deref(), &reason);
 }
 
-pub(super) fn banned(name: &str) -> String {
+pub(super) fn ban_message(name: &str) -> String {
     format!("spec.banned is set on EdgeCluster {name}; set it to false to lift the ban")
 }
 
-pub(super) fn enter(members: &MemberRegistry, known: &EdgeClusters, name: &str) -> Arc<Member> {
-    let object = known.objects.get(name);
+pub(super) fn enter_member(
+    members: &MemberRegistry,
+    edge_clusters: &EdgeClusters,
+    name: &str,
+) -> Arc<Member> {
+    let object = edge_clusters.objects.get(name);
     let uid = object.and_then(|object| object.metadata.uid.as_deref());
-    members.enter(name, uid.unwrap_or_default())
+    members.get_or_create(name, uid.unwrap_or_default())
 }

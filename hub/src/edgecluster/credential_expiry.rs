@@ -19,9 +19,9 @@ pub mod reason {
 
 /// Remaining share of a certificate's lifetime at which the hub warns. Renewal starts at 30 %, so it is
 /// overdue by then.
-const LEFT_PERCENT: i128 = 20;
+const WARNING_PERCENT: i128 = 20;
 /// Interval between repeated warnings.
-const AGAIN: SignedDuration = SignedDuration::from_hours(24);
+const REPEAT_EVERY: SignedDuration = SignedDuration::from_hours(24);
 
 /// The validity period of a credential.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,12 +41,12 @@ impl Validity {
     }
 
     /// Returns the expiry state at `now`.
-    pub fn at(self, now: Timestamp) -> CredentialState {
+    pub fn state_at(self, now: Timestamp) -> CredentialState {
         let life = self.not_after.duration_since(self.not_before);
         let left = self.not_after.duration_since(now);
         if !left.is_positive() {
             CredentialState::Expired
-        } else if left.as_nanos() * 100 <= life.as_nanos() * LEFT_PERCENT {
+        } else if left.as_nanos() * 100 <= life.as_nanos() * WARNING_PERCENT {
             CredentialState::Soon
         } else {
             CredentialState::Current
@@ -63,14 +63,14 @@ pub enum CredentialState {
 
 /// A credential that a member depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Credential {
+pub enum MemberCredential {
     /// The agent's certificate.
     Agent,
     /// The client certificate or token of the kubeconfig that the hub has for the member.
     Access,
 }
 
-impl Credential {
+impl MemberCredential {
     const ALL: [Self; 2] = [Self::Agent, Self::Access];
 
     /// Returns the type of its condition.
@@ -85,7 +85,7 @@ impl Credential {
     pub fn state(self, member: &str, validity: Validity, now: Timestamp) -> State {
         let end = Timestamp::from_second(validity.not_after.as_second());
         let end = end.unwrap_or(validity.not_after);
-        match (self, validity.at(now)) {
+        match (self, validity.state_at(now)) {
             (_, CredentialState::Current) => State::new(Truth::True, reason::CURRENT, ""),
             (Self::Agent, CredentialState::Soon) => State::new(
                 Truth::False,
@@ -120,10 +120,10 @@ impl Credential {
 }
 
 /// Sets the condition of each existing credential, and removes the others.
-pub fn put(
-    record: &mut Vec<Condition>,
+pub fn set_conditions(
+    conditions: &mut Vec<Condition>,
     member: &str,
-    credentials: [(Credential, Option<Validity>); 2],
+    credentials: [(MemberCredential, Option<Validity>); 2],
     generation: i64,
     now: Timestamp,
 ) {
@@ -132,78 +132,88 @@ pub fn put(
         match validity {
             Some(validity) => {
                 let state = credential.state(member, validity, now);
-                conditions::set(record, type_, &state, generation, now);
+                conditions::set(conditions, type_, &state, generation, now);
             }
-            None => record.retain(|condition| condition.type_ != type_),
+            None => conditions.retain(|condition| condition.type_ != type_),
         }
     }
 }
 
 /// A warning event for a member: its reason and message.
-pub type Warning = (&'static str, String);
+pub type ExpiryWarning = (&'static str, String);
 
 /// The warnings already recorded: one shortly before expiry, one at expiry, and a repetition each day. A
 /// hub that starts assumes that its predecessor recorded the current condition's warning. It therefore
 /// warns again no earlier than the next day.
 #[derive(Debug, Default)]
-pub struct Reminders {
-    told: BTreeMap<(String, Credential), Stage>,
+pub struct ExpiryReminders {
+    recorded: BTreeMap<(String, MemberCredential), ReminderStage>,
 }
 
 /// The reason, and how many days it has lasted. `None` if the credential is current.
-type Stage = Option<(&'static str, i64)>;
+type ReminderStage = Option<(&'static str, i64)>;
 
-impl Reminders {
-    /// Passes due warnings for a member to `tell`. `record` holds the recorded conditions, and `next` the
-    /// ones about to be written. If `tell` returns false, the warning remains due.
-    pub fn look(
+impl ExpiryReminders {
+    /// Passes due warnings for a member to `emit`. `recorded_conditions` are the written ones, and `next` the
+    /// ones about to be written. If `emit` returns false, the warning remains due.
+    pub fn check(
         &mut self,
         member: &str,
-        record: &[Condition],
+        recorded_conditions: &[Condition],
         next: &[Condition],
         now: Timestamp,
-        mut tell: impl FnMut(Warning) -> bool,
+        mut emit: impl FnMut(ExpiryWarning) -> bool,
     ) {
-        for credential in Credential::ALL {
-            let (is, message) = stage(next, credential, now).unzip();
+        for credential in MemberCredential::ALL {
+            let (current, message) = reminder_stage(next, credential, now).unzip();
             let key = (member.to_owned(), credential);
-            let before = self.told.remove(&key);
+            let previous = self.recorded.remove(&key);
             // `next` will be recorded before the following call, so compare with it then.
-            let before = before.unwrap_or_else(|| stage(record, credential, now).unzip().0);
-            let told = match (is, message) {
-                (Some((why, _)), Some(message)) if before != is => tell((why, message.to_owned())),
+            let previous = previous.unwrap_or_else(|| {
+                reminder_stage(recorded_conditions, credential, now)
+                    .unzip()
+                    .0
+            });
+            let is_recorded = match (current, message) {
+                (Some((reason, _)), Some(message)) if previous != current => {
+                    emit((reason, message.to_owned()))
+                }
                 _ => true,
             };
-            self.told.insert(key, if told { is } else { before });
+            self.recorded
+                .insert(key, if is_recorded { current } else { previous });
         }
     }
 
     /// Forgets members that left the fleet.
-    pub fn keep(&mut self, is_member: impl Fn(&str) -> bool) {
-        self.told.retain(|(member, _), _| is_member(member));
+    pub fn retain(&mut self, is_member: impl Fn(&str) -> bool) {
+        self.recorded.retain(|(member, _), _| is_member(member));
     }
 }
 
 /// Returns the stage and the message of a credential that is not current.
-fn stage(
+fn reminder_stage(
     conditions: &[Condition],
-    credential: Credential,
+    credential: MemberCredential,
     now: Timestamp,
 ) -> Option<((&'static str, i64), &str)> {
     let condition = conditions
         .iter()
         .find(|condition| condition.type_ == credential.condition())
         .filter(|condition| condition.status != Truth::True.as_str())?;
-    let why = match &*condition.reason {
+    let reason = match &*condition.reason {
         reason::EXPIRED => reason::EXPIRED,
         _ => reason::SOON,
     };
     let since = now.duration_since(condition.last_transition_time.0);
-    Some(((why, since.as_secs() / AGAIN.as_secs()), &condition.message))
+    Some((
+        (reason, since.as_secs() / REPEAT_EVERY.as_secs()),
+        &condition.message,
+    ))
 }
 
 /// Returns the expiry of a DER certificate.
-pub fn end_of(der: &[u8]) -> Option<Timestamp> {
+pub fn certificate_expiry(der: &[u8]) -> Option<Timestamp> {
     let (_, certificate) = X509Certificate::from_der(der).ok()?;
     Timestamp::from_second(certificate.validity().not_after.timestamp()).ok()
 }
@@ -220,7 +230,7 @@ mod tests {
         Timestamp::from_second(second).unwrap()
     }
 
-    fn life(from: i64, to: i64) -> Validity {
+    fn validity_between(from: i64, to: i64) -> Validity {
         Validity {
             not_before: at(from),
             not_after: at(to),
@@ -229,7 +239,7 @@ mod tests {
 
     #[test]
     fn certificate_expires_soon_in_last_fifth_of_life() {
-        let validity = life(1000, 2000);
+        let validity = validity_between(1000, 2000);
         for (now, expected) in [
             (0, CredentialState::Current),
             (1799, CredentialState::Current),
@@ -238,65 +248,74 @@ mod tests {
             (2000, CredentialState::Expired),
             (9999, CredentialState::Expired),
         ] {
-            assert_eq!(validity.at(at(now)), expected, "{now}");
+            assert_eq!(validity.state_at(at(now)), expected, "{now}");
         }
-        assert_eq!(life(1000, 1000).at(at(999)), CredentialState::Current);
+        assert_eq!(
+            validity_between(1000, 1000).state_at(at(999)),
+            CredentialState::Current
+        );
         // If only the expiry is recorded, the usual lifetime applies.
         let known = Validity::until(at(100 * DAY));
-        assert_eq!(known.at(at(98 * DAY)), CredentialState::Current);
-        assert_eq!(known.at(at(99 * DAY)), CredentialState::Soon);
+        assert_eq!(known.state_at(at(98 * DAY)), CredentialState::Current);
+        assert_eq!(known.state_at(at(99 * DAY)), CredentialState::Soon);
     }
 
     proptest! {
         #[test]
         fn credential_state_never_improves_alone(from in 0_i64..1000, length in 0_i64..1000, now in 0_i64..3000, later in 0_i64..1000) {
-            let rank = |now| match life(from, from + length).at(at(now)) {
+            let severity = |now| match validity_between(from, from + length).state_at(at(now)) {
                 CredentialState::Current => 0,
                 CredentialState::Soon => 1,
                 CredentialState::Expired => 2,
             };
-            prop_assert!(rank(now) <= rank(now + later));
+            prop_assert!(severity(now) <= severity(now + later));
         }
     }
 
     /// A member's conditions and reminders, maintained as the hub does.
-    struct Record {
+    struct ReminderFixture {
         conditions: Vec<Condition>,
-        reminders: Reminders,
+        reminders: ExpiryReminders,
         /// Whether the event recorder has room.
-        listens: bool,
+        accepts_events: bool,
     }
 
-    impl Record {
+    impl ReminderFixture {
         fn new() -> Self {
             Self {
                 conditions: Vec::new(),
-                reminders: Reminders::default(),
-                listens: true,
+                reminders: ExpiryReminders::default(),
+                accepts_events: true,
             }
         }
 
-        fn at(&mut self, validity: Option<Validity>, now: i64) -> Vec<&'static str> {
-            let credentials = [(Credential::Agent, validity), (Credential::Access, None)];
+        fn reasons_at(&mut self, validity: Option<Validity>, now: i64) -> Vec<&'static str> {
+            let credentials = [
+                (MemberCredential::Agent, validity),
+                (MemberCredential::Access, None),
+            ];
             let mut next = self.conditions.clone();
-            put(&mut next, "edge-1", credentials, 1, at(now));
-            let mut told = Vec::new();
-            let (reminders, record) = (&mut self.reminders, &self.conditions);
-            reminders.look("edge-1", record, &next, at(now), |(why, _)| {
-                if self.listens {
-                    told.push(why);
+            set_conditions(&mut next, "edge-1", credentials, 1, at(now));
+            let mut reasons = Vec::new();
+            let (reminders, conditions) = (&mut self.reminders, &self.conditions);
+            reminders.check("edge-1", conditions, &next, at(now), |(reason, _)| {
+                if self.accepts_events {
+                    reasons.push(reason);
                 }
-                self.listens
+                self.accepts_events
             });
             self.conditions = next;
-            told
+            reasons
         }
     }
 
     #[test]
     fn expiry_event_repeats_daily_per_certificate() {
-        let (first, second) = (life(0, 100 * DAY), life(90 * DAY, 190 * DAY));
-        let mut record = Record::new();
+        let (first, second) = (
+            validity_between(0, 100 * DAY),
+            validity_between(90 * DAY, 190 * DAY),
+        );
+        let mut fixture = ReminderFixture::new();
         for (validity, now, expected) in [
             (Some(first), 79 * DAY, vec![]),
             (Some(first), 80 * DAY, vec![reason::SOON]),
@@ -309,61 +328,67 @@ mod tests {
             (Some(second), 190 * DAY + 20, vec![]),
             (None, 191 * DAY, vec![]),
         ] {
-            assert_eq!(record.at(validity, now), expected, "{now}");
+            assert_eq!(fixture.reasons_at(validity, now), expected, "{now}");
         }
-        assert_eq!(record.conditions, []);
+        assert_eq!(fixture.conditions, []);
     }
 
     #[test]
     fn deferred_expiry_event_is_emitted_once() {
-        let certificate = Some(life(0, 100 * DAY));
-        let mut record = Record::new();
-        assert_eq!(record.at(certificate, 79 * DAY), [""; 0]);
-        record.listens = false;
-        for look in 0..3 {
-            assert_eq!(record.at(certificate, 80 * DAY + look * 20), [""; 0]);
+        let certificate = Some(validity_between(0, 100 * DAY));
+        let mut fixture = ReminderFixture::new();
+        assert_eq!(fixture.reasons_at(certificate, 79 * DAY), [""; 0]);
+        fixture.accepts_events = false;
+        for check in 0..3 {
+            assert_eq!(
+                fixture.reasons_at(certificate, 80 * DAY + check * 20),
+                [""; 0]
+            );
         }
-        record.listens = true;
-        assert_eq!(record.at(certificate, 80 * DAY + 60), [reason::SOON]);
-        assert_eq!(record.at(certificate, 80 * DAY + 80), [""; 0]);
-        // A credential renewed before its warning was recorded needs none.
-        record.listens = false;
-        assert_eq!(record.at(certificate, 100 * DAY), [""; 0]);
-        record.listens = true;
+        fixture.accepts_events = true;
         assert_eq!(
-            record.at(Some(life(90 * DAY, 190 * DAY)), 100 * DAY + 20),
+            fixture.reasons_at(certificate, 80 * DAY + 60),
+            [reason::SOON]
+        );
+        assert_eq!(fixture.reasons_at(certificate, 80 * DAY + 80), [""; 0]);
+        // A credential renewed before its warning was recorded needs none.
+        fixture.accepts_events = false;
+        assert_eq!(fixture.reasons_at(certificate, 100 * DAY), [""; 0]);
+        fixture.accepts_events = true;
+        assert_eq!(
+            fixture.reasons_at(Some(validity_between(90 * DAY, 190 * DAY)), 100 * DAY + 20),
             [""; 0]
         );
     }
 
     #[test]
     fn expiry_reminder_is_daily_at_most_despite_restarts() {
-        let validity = Some(life(0, 100 * DAY));
-        let mut record = Record::new();
-        let mut told = record.at(validity, 79 * DAY).len();
+        let validity = Some(validity_between(0, 100 * DAY));
+        let mut fixture = ReminderFixture::new();
+        let mut count = fixture.reasons_at(validity, 79 * DAY).len();
         for hour in 0..24 * 10 {
             // A new hub each hour, with three checks.
-            record.reminders = Reminders::default();
-            for look in 0..3 {
-                told += record
-                    .at(validity, 80 * DAY + hour * 3600 + look * 1200)
+            fixture.reminders = ExpiryReminders::default();
+            for check in 0..3 {
+                count += fixture
+                    .reasons_at(validity, 80 * DAY + hour * 3600 + check * 1200)
                     .len();
             }
         }
-        assert!(told <= 10, "{told}");
+        assert!(count <= 10, "{count}");
     }
 
     #[test]
     fn expiry_message_names_member_time_and_remedy() {
-        let soon = Credential::Agent.state("edge-1", life(0, 1000), at(900));
-        let expired = Credential::Agent.state("edge-1", life(0, 1000), at(1000));
+        let soon = MemberCredential::Agent.state("edge-1", validity_between(0, 1000), at(900));
+        let expired = MemberCredential::Agent.state("edge-1", validity_between(0, 1000), at(1000));
         for state in [soon, expired] {
             assert_eq!(state.truth, Truth::False);
             for word in ["1970-01-01T00:16:40Z", "kubectl krypton join edge-1"] {
                 assert!(state.message.contains(word), "{}", state.message);
             }
         }
-        let access = Credential::Access.state("edge-1", life(0, 1000), at(1000));
+        let access = MemberCredential::Access.state("edge-1", validity_between(0, 1000), at(1000));
         assert!(access.message.contains("kubeconfig"), "{}", access.message);
     }
 }

@@ -9,38 +9,38 @@ use krypton_types::names;
 use kube::api::Api;
 use kube::{Client, ResourceExt as _};
 
-use super::publisher::Order;
-use crate::leader::home_writer::{Deletion, read_deletion};
-use crate::notices::MemberEvent;
-use crate::tenants::Retired;
+use super::publisher::MemberOrder;
+use crate::home_events::MemberEvent;
+use crate::leader::home_writer::{DeletionCause, read_deletion};
+use crate::tenants::UninstallCounts;
 
 /// Inputs of the decision, in addition to the EdgeCluster.
 #[derive(Clone, Debug, Default)]
 pub(super) struct DecommissionState {
     /// The result of rereading the deletion.
-    pub(super) read: Option<Deletion>,
+    pub(super) deletion: Option<DeletionCause>,
     /// Why Krypton must not act on the member now.
     pub(super) held_back: Option<String>,
     pub(super) connected: bool,
     /// Whether the member has persisted the order.
-    pub(super) taken: bool,
+    pub(super) is_order_applied: bool,
     /// Counts from the member's complete report.
-    pub(super) retired: Option<Retired>,
+    pub(super) uninstall_counts: Option<UninstallCounts>,
 }
 
 /// The next step for an EdgeCluster's finalizer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum DecommissionStep {
     Nothing,
     /// The EdgeCluster is deleted and no longer has the finalizer. Send the member no new order: it would
     /// install again what it has just uninstalled.
     Gone,
     /// Add the finalizer: a deletion must wait for the member.
-    PutOn,
+    AddFinalizer,
     /// Remove the finalizer, for this cause.
-    TakeOff(LetGo),
+    RemoveFinalizer(FinalizerRemoval),
     /// Reread the deletion before acting on it.
-    Read,
+    RereadDeletion,
     /// Send the member no new order, for this reason.
     Wait(String),
     /// Order the member to uninstall. The text is its progress.
@@ -48,7 +48,7 @@ pub(super) enum Step {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum LetGo {
+pub(super) enum FinalizerRemoval {
     /// The EdgeCluster stays.
     NotWanted,
     Uninstalled,
@@ -63,77 +63,90 @@ fn uninstalls(object: &EdgeCluster) -> bool {
         && object.name_any() != names::SELF_CLUSTER
 }
 
-fn held(object: &EdgeCluster) -> bool {
+fn has_finalizer(object: &EdgeCluster) -> bool {
     let mut finalizers = object.finalizers().iter();
     finalizers.any(|finalizer| finalizer == names::UNINSTALL_FINALIZER)
 }
 
 /// Returns whether the EdgeCluster is being deleted, and possibly its releases too.
-pub(super) fn leaving(object: &EdgeCluster) -> bool {
-    object.metadata.deletion_timestamp.is_some() && held(object)
+pub(super) fn is_decommissioning(object: &EdgeCluster) -> bool {
+    object.metadata.deletion_timestamp.is_some() && has_finalizer(object)
 }
 
-pub(super) fn step(object: &EdgeCluster, progress: &DecommissionState) -> Step {
+pub(super) fn next_step(object: &EdgeCluster, progress: &DecommissionState) -> DecommissionStep {
     if object.metadata.deletion_timestamp.is_none() {
-        return match (uninstalls(object), held(object)) {
-            (true, false) => Step::PutOn,
-            (false, true) => Step::TakeOff(LetGo::NotWanted),
-            _ => Step::Nothing,
+        return match (uninstalls(object), has_finalizer(object)) {
+            (true, false) => DecommissionStep::AddFinalizer,
+            (false, true) => DecommissionStep::RemoveFinalizer(FinalizerRemoval::NotWanted),
+            _ => DecommissionStep::Nothing,
         };
     }
-    if !held(object) {
-        return Step::Gone;
+    if !has_finalizer(object) {
+        return DecommissionStep::Gone;
     }
     let orphaned = object.annotations().get(names::ORPHAN_ANNOTATION);
     if !uninstalls(object) || orphaned.is_some_and(|value| value == "true") {
-        return Step::TakeOff(LetGo::Orphaned);
+        return DecommissionStep::RemoveFinalizer(FinalizerRemoval::Orphaned);
     }
-    match progress.read {
-        None => return Step::Read,
-        Some(Deletion::OfTheCrd) => return Step::TakeOff(LetGo::CrdDeleted),
-        Some(Deletion::OfTheObject) => {}
+    match progress.deletion {
+        None => return DecommissionStep::RereadDeletion,
+        Some(DeletionCause::Crd) => {
+            return DecommissionStep::RemoveFinalizer(FinalizerRemoval::CrdDeleted);
+        }
+        Some(DeletionCause::Object) => {}
     }
-    if let Some(why) = &progress.held_back {
-        return Step::Wait(why.clone());
+    if let Some(reason) = &progress.held_back {
+        return DecommissionStep::Wait(reason.clone());
     }
-    match progress.retired {
-        Some(retired) if progress.taken && progress.connected => {
-            if retired.gone == retired.tenants {
-                Step::TakeOff(LetGo::Uninstalled)
+    match progress.uninstall_counts {
+        Some(counts) if progress.is_order_applied && progress.connected => {
+            if counts.uninstalled == counts.total {
+                DecommissionStep::RemoveFinalizer(FinalizerRemoval::Uninstalled)
             } else {
-                Step::Uninstall(format!(
+                DecommissionStep::Uninstall(format!(
                     "uninstalled {} of {} releases",
-                    retired.gone, retired.tenants
+                    counts.uninstalled, counts.total
                 ))
             }
         }
         _ if progress.connected => {
-            Step::Uninstall("waiting for the member's confirmation".to_owned())
+            DecommissionStep::Uninstall("waiting for the member's confirmation".to_owned())
         }
-        _ => Step::Uninstall("waiting for the member, which is unreachable".to_owned()),
+        _ => DecommissionStep::Uninstall("waiting for the member, which is unreachable".to_owned()),
     }
 }
 
-impl Step {
+impl DecommissionStep {
     /// Returns the order for the member, or `None` to keep the last one. `paused` applies if the member
     /// stays.
-    pub(super) fn order(&self, paused: bool) -> Option<Order> {
+    pub(super) fn order(&self, paused: bool) -> Option<MemberOrder> {
         let (paused, retire) = match self {
-            Self::Nothing | Self::PutOn | Self::TakeOff(LetGo::NotWanted) => (paused, false),
+            Self::Nothing
+            | Self::AddFinalizer
+            | Self::RemoveFinalizer(FinalizerRemoval::NotWanted) => (paused, false),
             Self::Uninstall(_) => (false, true),
             // A member that was ordered to uninstall must stop.
-            Self::Wait(_) | Self::TakeOff(LetGo::Orphaned | LetGo::CrdDeleted) => (true, false),
-            Self::Gone | Self::Read | Self::TakeOff(LetGo::Uninstalled) => return None,
+            Self::Wait(_)
+            | Self::RemoveFinalizer(FinalizerRemoval::Orphaned | FinalizerRemoval::CrdDeleted) => {
+                (true, false)
+            }
+            Self::Gone
+            | Self::RereadDeletion
+            | Self::RemoveFinalizer(FinalizerRemoval::Uninstalled) => return None,
         };
-        Some(Order { paused, retire })
+        Some(MemberOrder { paused, retire })
     }
 
     /// Returns the new finalizers, or `None` if they do not change.
     pub(super) fn finalizers(&self, object: &EdgeCluster) -> Option<Vec<String>> {
         match self {
-            Self::PutOn => Some(finalizers(object, true)),
-            Self::TakeOff(_) => Some(finalizers(object, false)),
-            Self::Nothing | Self::Gone | Self::Read | Self::Wait(_) | Self::Uninstall(_) => None,
+            Self::AddFinalizer => Some(finalizers(object, true)),
+            Self::RemoveFinalizer(_) => Some(finalizers(object, false)),
+            Self::Nothing
+            | Self::Gone
+            | Self::RereadDeletion
+            | Self::Wait(_)
+            | Self::Uninstall(_) => None,
         }
     }
 
@@ -143,22 +156,24 @@ impl Step {
             "annotate it with {}=true to remove it and keep the releases",
             names::ORPHAN_ANNOTATION
         );
-        let (why, message) = match self {
-            Self::Read => (
+        let (reason, message) = match self {
+            Self::RereadDeletion => (
                 reason::UNINSTALLING,
                 "the deletion is read again".to_owned(),
             ),
-            Self::Wait(why) => (reason::UNINSTALL_WAITS, format!("{why}; {remedy}")),
-            Self::Uninstall(how) => (reason::UNINSTALLING, format!("{how}; {remedy}")),
-            Self::Nothing | Self::Gone | Self::PutOn | Self::TakeOff(_) => return None,
+            Self::Wait(cause) => (reason::UNINSTALL_WAITS, format!("{cause}; {remedy}")),
+            Self::Uninstall(progress) => (reason::UNINSTALLING, format!("{progress}; {remedy}")),
+            Self::Nothing | Self::Gone | Self::AddFinalizer | Self::RemoveFinalizer(_) => {
+                return None;
+            }
         };
-        Some(State::new(Truth::False, why, message))
+        Some(State::new(Truth::False, reason, message))
     }
 }
 
-impl LetGo {
+impl FinalizerRemoval {
     /// Returns the reason and message of the event, if the cause has one.
-    pub(super) fn told(self) -> Option<(&'static str, &'static str)> {
+    pub(super) fn event(self) -> Option<(&'static str, &'static str)> {
         match self {
             Self::NotWanted => None,
             Self::Uninstalled => Some((
@@ -178,76 +193,88 @@ impl LetGo {
 }
 
 /// Returns the order to publish. A held-back member receives no new order, but an uninstall order is
-/// withdrawn. `retires` is whether its last order was to uninstall: that order may belong to an earlier
+/// withdrawn. `is_retiring` is whether its last order was to uninstall: that order may belong to an earlier
 /// EdgeCluster.
-pub(super) fn given(order: Option<Order>, held_back: bool, retires: bool) -> Option<Order> {
-    let stop = Order {
+pub(super) fn order_to_publish(
+    order: Option<MemberOrder>,
+    held_back: bool,
+    is_retiring: bool,
+) -> Option<MemberOrder> {
+    let stop = MemberOrder {
         paused: true,
         retire: false,
     };
     match held_back {
         false => order,
-        true => retires.then_some(stop),
+        true => is_retiring.then_some(stop),
     }
 }
 
 /// Returns the finalizers with or without Krypton's.
-fn finalizers(object: &EdgeCluster, on: bool) -> Vec<String> {
+fn finalizers(object: &EdgeCluster, with_ours: bool) -> Vec<String> {
     let others = object.finalizers().iter();
     let others = others.filter(|finalizer| *finalizer != names::UNINSTALL_FINALIZER);
-    let ours = on.then(|| names::UNINSTALL_FINALIZER.to_owned());
+    let ours = with_ours.then(|| names::UNINSTALL_FINALIZER.to_owned());
     others.cloned().chain(ours).collect()
 }
 
 /// The state of deletions, by the EdgeCluster's UID.
 #[derive(Debug, Default)]
-pub(super) struct Retirements {
+pub(super) struct Decommissions {
     /// Confirmed deletions. They remain valid while this hub leads.
-    read: BTreeMap<String, Deletion>,
+    confirmed: BTreeMap<String, DeletionCause>,
     /// Recorded events, one for each UID and reason.
-    told: BTreeSet<(String, &'static str)>,
-    pub(super) reading: BTreeSet<String>,
+    recorded_events: BTreeSet<(String, &'static str)>,
+    pub(super) in_flight: BTreeSet<String>,
 }
 
 /// The result of rereading a deletion.
-pub(super) struct Reading {
+pub(super) struct EdgeClusterDeletion {
     pub(super) name: String,
     uid: String,
     /// `None` if the object is not deleted, or the read failed.
-    pub(super) found: Option<Deletion>,
+    pub(super) deletion: Option<DeletionCause>,
 }
 
-impl Retirements {
-    pub(crate) fn of(&self, object: &EdgeCluster) -> Option<Deletion> {
-        self.read.get(object.metadata.uid.as_deref()?).copied()
+impl Decommissions {
+    pub(crate) fn confirmed(&self, object: &EdgeCluster) -> Option<DeletionCause> {
+        self.confirmed.get(object.metadata.uid.as_deref()?).copied()
     }
 
-    pub(super) fn take(&mut self, reading: &Reading) {
-        self.reading.remove(&reading.uid);
-        if let Some(found) = reading.found {
-            self.read.insert(reading.uid.clone(), found);
+    pub(super) fn apply_read(&mut self, read: &EdgeClusterDeletion) {
+        self.in_flight.remove(&read.uid);
+        if let Some(deletion) = read.deletion {
+            self.confirmed.insert(read.uid.clone(), deletion);
         }
     }
 
     /// Discards confirmed deletions, because another hub may have led.
     pub(super) fn read_again(&mut self) {
-        self.read.clear();
-        self.reading.clear();
+        self.confirmed.clear();
+        self.in_flight.clear();
     }
 
-    /// Returns the event for this step, unless it [was recorded](Self::was_told) before.
-    pub(super) fn news(&self, object: &EdgeCluster, step: &Step) -> Option<MemberEvent> {
+    /// Returns the event for this step, unless it [was recorded](Self::mark_recorded) before.
+    pub(super) fn event(
+        &self,
+        object: &EdgeCluster,
+        step: &DecommissionStep,
+    ) -> Option<MemberEvent> {
         let (reason, message) = match step {
-            Step::Uninstall(_) => (
+            DecommissionStep::Uninstall(_) => (
                 reason::UNINSTALLING,
                 "it was deleted with deletionPolicy Uninstall: the member uninstalls its releases",
             ),
-            Step::TakeOff(why) => why.told()?,
-            Step::Wait(_) | Step::Nothing | Step::Gone | Step::PutOn | Step::Read => return None,
+            DecommissionStep::RemoveFinalizer(removal) => removal.event()?,
+            DecommissionStep::Wait(_)
+            | DecommissionStep::Nothing
+            | DecommissionStep::Gone
+            | DecommissionStep::AddFinalizer
+            | DecommissionStep::RereadDeletion => return None,
         };
         let uid = object.metadata.uid.clone().unwrap_or_default();
-        let new = !self.told.contains(&(uid.clone(), reason));
-        new.then(|| MemberEvent {
+        let is_new = !self.recorded_events.contains(&(uid.clone(), reason));
+        is_new.then(|| MemberEvent {
             member: object.name_any(),
             uid,
             reason,
@@ -256,21 +283,29 @@ impl Retirements {
     }
 
     /// Marks the event as recorded.
-    pub(super) fn was_told(&mut self, uid: String, reason: &'static str) {
-        self.told.insert((uid, reason));
+    pub(super) fn mark_recorded(&mut self, uid: String, reason: &'static str) {
+        self.recorded_events.insert((uid, reason));
     }
 
     /// Forgets all other EdgeClusters.
-    pub(super) fn keep(&mut self, here: impl Fn(&str) -> bool) {
-        self.read.retain(|uid, _| here(uid));
-        self.told.retain(|(uid, _)| here(uid));
+    pub(super) fn retain(&mut self, exists: impl Fn(&str) -> bool) {
+        self.confirmed.retain(|uid, _| exists(uid));
+        self.recorded_events.retain(|(uid, _)| exists(uid));
     }
 }
 
-pub(super) async fn read(client: Client, name: String, uid: String) -> Reading {
+pub(super) async fn reread_deletion(
+    client: Client,
+    name: String,
+    uid: String,
+) -> EdgeClusterDeletion {
     let objects: Api<EdgeCluster> = Api::all(client.clone());
-    let found = read_deletion(client, &objects, &name, &uid).await;
-    Reading { name, uid, found }
+    let deletion = read_deletion(client, &objects, &name, &uid).await;
+    EdgeClusterDeletion {
+        name,
+        uid,
+        deletion,
+    }
 }
 
 #[cfg(test)]
@@ -298,16 +333,16 @@ mod tests {
         object
     }
 
-    /// A member that has carried out its order.
-    fn done() -> DecommissionState {
+    /// A member that has uninstalled all releases.
+    fn uninstalled() -> DecommissionState {
         DecommissionState {
-            read: Some(Deletion::OfTheObject),
+            deletion: Some(DeletionCause::Object),
             held_back: None,
             connected: true,
-            taken: true,
-            retired: Some(Retired {
-                tenants: 2,
-                gone: 2,
+            is_order_applied: true,
+            uninstall_counts: Some(UninstallCounts {
+                total: 2,
+                uninstalled: 2,
             }),
         }
     }
@@ -316,139 +351,175 @@ mod tests {
     fn finalizer_follows_uninstall_policy_except_on_home() {
         let none = DecommissionState::default();
         let mut object = member(DeletionPolicy::Retain);
-        assert_eq!(step(&object, &none), Step::Nothing);
+        assert_eq!(next_step(&object, &none), DecommissionStep::Nothing);
         object.spec.deletion_policy = DeletionPolicy::Uninstall;
-        assert_eq!(step(&object, &none), Step::PutOn);
+        assert_eq!(next_step(&object, &none), DecommissionStep::AddFinalizer);
         object.metadata.finalizers = Some(vec!["example.org/a".to_owned()]);
         let with = finalizers(&object, true);
         assert_eq!(with, ["example.org/a", names::UNINSTALL_FINALIZER]);
         object.metadata.finalizers = Some(with);
-        assert_eq!(step(&object, &none), Step::Nothing);
+        assert_eq!(next_step(&object, &none), DecommissionStep::Nothing);
         object.spec.deletion_policy = DeletionPolicy::Retain;
-        assert_eq!(step(&object, &none), Step::TakeOff(LetGo::NotWanted));
+        assert_eq!(
+            next_step(&object, &none),
+            DecommissionStep::RemoveFinalizer(FinalizerRemoval::NotWanted)
+        );
         assert_eq!(finalizers(&object, false), ["example.org/a"]);
         let mut home = member(DeletionPolicy::Uninstall);
         home.metadata.name = Some(names::SELF_CLUSTER.to_owned());
-        assert_eq!(step(&home, &none), Step::Nothing);
+        assert_eq!(next_step(&home, &none), DecommissionStep::Nothing);
     }
 
     #[test]
     fn finalizer_is_removed_once_nothing_is_left() {
-        assert_eq!(step(&deleted(), &done()), Step::TakeOff(LetGo::Uninstalled));
+        assert_eq!(
+            next_step(&deleted(), &uninstalled()),
+            DecommissionStep::RemoveFinalizer(FinalizerRemoval::Uninstalled)
+        );
         let none_at_all = DecommissionState {
-            retired: Some(Retired::default()),
-            ..done()
+            uninstall_counts: Some(UninstallCounts::default()),
+            ..uninstalled()
         };
         assert_eq!(
-            step(&deleted(), &none_at_all),
-            Step::TakeOff(LetGo::Uninstalled)
+            next_step(&deleted(), &none_at_all),
+            DecommissionStep::RemoveFinalizer(FinalizerRemoval::Uninstalled)
         );
     }
 
     #[test]
     fn unfinished_uninstall_keeps_finalizer_and_states_reason() {
-        let left = Retired {
-            tenants: 2,
-            gone: 1,
+        let left = UninstallCounts {
+            total: 2,
+            uninstalled: 1,
         };
         for (progress, expected) in [
             (
                 DecommissionState {
-                    retired: Some(left),
-                    ..done()
+                    uninstall_counts: Some(left),
+                    ..uninstalled()
                 },
                 "1 of 2",
             ),
             (
                 DecommissionState {
-                    retired: None,
-                    ..done()
+                    uninstall_counts: None,
+                    ..uninstalled()
                 },
                 "confirmation",
             ),
             (
                 DecommissionState {
-                    taken: false,
-                    ..done()
+                    is_order_applied: false,
+                    ..uninstalled()
                 },
                 "confirmation",
             ),
             (
                 DecommissionState {
                     connected: false,
-                    ..done()
+                    ..uninstalled()
                 },
                 "unreachable",
             ),
             (
                 DecommissionState {
                     held_back: Some("it is paused".to_owned()),
-                    ..done()
+                    ..uninstalled()
                 },
                 "it is paused",
             ),
         ] {
-            let step = step(&deleted(), &progress);
-            assert!(!matches!(step, Step::TakeOff(_)), "{progress:?}");
-            let said = step.condition().unwrap().message;
-            assert!(said.contains(expected) && said.contains("orphan"), "{said}");
+            let step = next_step(&deleted(), &progress);
+            assert!(
+                !matches!(step, DecommissionStep::RemoveFinalizer(_)),
+                "{progress:?}"
+            );
+            let message = step.condition().unwrap().message;
+            assert!(
+                message.contains(expected) && message.contains("orphan"),
+                "{message}"
+            );
         }
     }
 
     #[test]
     fn deletion_is_reread_and_crd_deletion_uninstalls_nothing() {
         let unread = DecommissionState {
-            read: None,
-            ..done()
+            deletion: None,
+            ..uninstalled()
         };
-        assert_eq!(step(&deleted(), &unread), Step::Read);
+        assert_eq!(
+            next_step(&deleted(), &unread),
+            DecommissionStep::RereadDeletion
+        );
         let crd = DecommissionState {
-            read: Some(Deletion::OfTheCrd),
+            deletion: Some(DeletionCause::Crd),
             ..DecommissionState::default()
         };
-        assert_eq!(step(&deleted(), &crd), Step::TakeOff(LetGo::CrdDeleted));
+        assert_eq!(
+            next_step(&deleted(), &crd),
+            DecommissionStep::RemoveFinalizer(FinalizerRemoval::CrdDeleted)
+        );
     }
 
     #[test]
     fn member_without_finalizer_gets_no_new_order() {
         let mut gone = deleted();
         gone.metadata.finalizers = None;
-        assert_eq!(step(&gone, &done()), Step::Gone);
+        assert_eq!(next_step(&gone, &uninstalled()), DecommissionStep::Gone);
         gone.spec.deletion_policy = DeletionPolicy::default();
-        assert_eq!(step(&gone, &DecommissionState::default()), Step::Gone);
+        assert_eq!(
+            next_step(&gone, &DecommissionState::default()),
+            DecommissionStep::Gone
+        );
     }
 
     #[test]
     fn only_confirmed_deletion_orders_uninstall() {
-        let said = String::new;
-        for (step, ordered) in [
-            (Step::Nothing, Some((true, false))),
-            (Step::Gone, None),
-            (Step::PutOn, Some((true, false))),
-            (Step::TakeOff(LetGo::NotWanted), Some((true, false))),
-            (Step::Read, None),
-            (Step::Wait(said()), Some((true, false))),
-            (Step::Uninstall(said()), Some((false, true))),
-            (Step::TakeOff(LetGo::Uninstalled), None),
-            (Step::TakeOff(LetGo::Orphaned), Some((true, false))),
-            (Step::TakeOff(LetGo::CrdDeleted), Some((true, false))),
+        let cause = String::new;
+        for (step, expected) in [
+            (DecommissionStep::Nothing, Some((true, false))),
+            (DecommissionStep::Gone, None),
+            (DecommissionStep::AddFinalizer, Some((true, false))),
+            (
+                DecommissionStep::RemoveFinalizer(FinalizerRemoval::NotWanted),
+                Some((true, false)),
+            ),
+            (DecommissionStep::RereadDeletion, None),
+            (DecommissionStep::Wait(cause()), Some((true, false))),
+            (DecommissionStep::Uninstall(cause()), Some((false, true))),
+            (
+                DecommissionStep::RemoveFinalizer(FinalizerRemoval::Uninstalled),
+                None,
+            ),
+            (
+                DecommissionStep::RemoveFinalizer(FinalizerRemoval::Orphaned),
+                Some((true, false)),
+            ),
+            (
+                DecommissionStep::RemoveFinalizer(FinalizerRemoval::CrdDeleted),
+                Some((true, false)),
+            ),
         ] {
             let order = step.order(true).map(|order| (order.paused, order.retire));
-            assert_eq!(order, ordered, "{step:?}");
+            assert_eq!(order, expected, "{step:?}");
         }
-        assert_eq!(Step::Nothing.order(false), Some(Order::default()));
+        assert_eq!(
+            DecommissionStep::Nothing.order(false),
+            Some(MemberOrder::default())
+        );
     }
 
     #[test]
     fn uninstall_order_is_withdrawn_from_held_back_member() {
-        let uninstall = Step::Uninstall(String::new()).order(false);
-        let stop = Step::Wait(String::new()).order(false);
-        assert_eq!(given(uninstall, false, false), uninstall);
-        assert_eq!(given(uninstall, true, true), stop);
-        assert_eq!(given(uninstall, true, false), None);
-        assert_eq!(given(stop, false, true), stop);
+        let uninstall = DecommissionStep::Uninstall(String::new()).order(false);
+        let stop = DecommissionStep::Wait(String::new()).order(false);
+        assert_eq!(order_to_publish(uninstall, false, false), uninstall);
+        assert_eq!(order_to_publish(uninstall, true, true), stop);
+        assert_eq!(order_to_publish(uninstall, true, false), None);
+        assert_eq!(order_to_publish(stop, false, true), stop);
         // Before the deletion is reread, the last order remains valid.
-        assert_eq!(given(None, false, true), None);
+        assert_eq!(order_to_publish(None, false, true), None);
     }
 
     #[test]
@@ -458,38 +529,50 @@ mod tests {
         orphaned
             .annotations_mut()
             .insert(names::ORPHAN_ANNOTATION.to_owned(), "true".to_owned());
-        assert_eq!(step(&orphaned, &unread), Step::TakeOff(LetGo::Orphaned));
+        assert_eq!(
+            next_step(&orphaned, &unread),
+            DecommissionStep::RemoveFinalizer(FinalizerRemoval::Orphaned)
+        );
         let mut retained = deleted();
         retained.spec.deletion_policy = DeletionPolicy::Retain;
-        assert_eq!(step(&retained, &unread), Step::TakeOff(LetGo::Orphaned));
+        assert_eq!(
+            next_step(&retained, &unread),
+            DecommissionStep::RemoveFinalizer(FinalizerRemoval::Orphaned)
+        );
     }
 
     #[test]
     fn confirmed_deletion_does_not_apply_to_recreated_cluster() {
-        let mut readings = Retirements::default();
+        let mut decommissions = Decommissions::default();
         let object = deleted();
-        assert_eq!(readings.of(&object), None);
-        readings.take(&Reading {
+        assert_eq!(decommissions.confirmed(&object), None);
+        decommissions.apply_read(&EdgeClusterDeletion {
             name: "edge-1".to_owned(),
             uid: "u".to_owned(),
-            found: Some(Deletion::OfTheObject),
+            deletion: Some(DeletionCause::Object),
         });
-        let ordered = Step::Uninstall(String::new());
-        let news = readings.news(&object, &ordered).unwrap();
+        let ordered = DecommissionStep::Uninstall(String::new());
+        let event = decommissions.event(&object, &ordered).unwrap();
         assert!(
-            readings.news(&object, &ordered).is_some(),
+            decommissions.event(&object, &ordered).is_some(),
             "it was not told yet"
         );
-        readings.was_told(news.uid, news.reason);
-        assert!(readings.news(&object, &ordered).is_none(), "told twice");
-        assert_eq!(readings.of(&object), Some(Deletion::OfTheObject));
+        decommissions.mark_recorded(event.uid, event.reason);
+        assert!(
+            decommissions.event(&object, &ordered).is_none(),
+            "told twice"
+        );
+        assert_eq!(
+            decommissions.confirmed(&object),
+            Some(DeletionCause::Object)
+        );
         let mut next = object.clone();
         next.metadata.uid = Some("v".to_owned());
-        assert_eq!(readings.of(&next), None);
+        assert_eq!(decommissions.confirmed(&next), None);
         // Another hub may have led.
-        readings.read_again();
-        assert_eq!(readings.of(&object), None);
-        readings.keep(|uid| uid == "v");
-        assert_eq!(readings.of(&object), None);
+        decommissions.read_again();
+        assert_eq!(decommissions.confirmed(&object), None);
+        decommissions.retain(|uid| uid == "v");
+        assert_eq!(decommissions.confirmed(&object), None);
     }
 }

@@ -11,38 +11,38 @@ use crate::members::member::PublishedState;
 
 /// The last written desired state, by member. A CRD with an earlier schema drops it.
 #[derive(Debug, Default)]
-pub(super) struct Wrote(BTreeMap<String, Option<Desired>>);
+pub(super) struct WrittenStates(BTreeMap<String, Option<Desired>>);
 
-impl Wrote {
+impl WrittenStates {
     /// Returns whether the recorded status equals `next`, apart from fields that an earlier CRD dropped.
-    pub(super) fn is_so(
+    pub(super) fn is_up_to_date(
         &self,
         name: &str,
         recorded: Option<&EdgeClusterStatus>,
         next: &EdgeClusterStatus,
     ) -> bool {
-        let wrote = self.0.get(name) == Some(&next.desired);
-        let but_for_dropped = |recorded: &EdgeClusterStatus| {
+        let is_written = self.0.get(name) == Some(&next.desired);
+        let is_same_without_dropped = |recorded: &EdgeClusterStatus| {
             let mut completed = recorded.clone();
             let desired = completed.desired.take();
             completed.desired = desired.or_else(|| next.desired.clone());
             completed.observed_generation =
                 recorded.observed_generation.or(next.observed_generation);
-            wrote && completed == *next
+            is_written && completed == *next
         };
-        recorded.is_some_and(|recorded| recorded == next || but_for_dropped(recorded))
+        recorded.is_some_and(|recorded| recorded == next || is_same_without_dropped(recorded))
     }
 
     /// Returns the last written desired state.
-    pub(crate) fn of(&self, name: &str) -> Option<&Desired> {
+    pub(crate) fn get(&self, name: &str) -> Option<&Desired> {
         self.0.get(name)?.as_ref()
     }
 
-    pub(super) fn note(&mut self, name: &str, next: &EdgeClusterStatus) {
+    pub(super) fn insert(&mut self, name: &str, next: &EdgeClusterStatus) {
         self.0.insert(name.to_owned(), next.desired.clone());
     }
 
-    pub(super) fn forget(&mut self, name: &str) {
+    pub(super) fn remove(&mut self, name: &str) {
         self.0.remove(name);
     }
 }
@@ -51,24 +51,24 @@ impl Wrote {
 /// unchanged state keeps its time.
 pub(super) fn desired(
     recorded: Option<&Desired>,
-    wrote: Option<&Desired>,
-    given: Option<&PublishedState>,
+    written: Option<&Desired>,
+    published: Option<&PublishedState>,
     now: BootTime,
     wall: Timestamp,
 ) -> Option<Desired> {
-    let Some(published) = given else {
+    let Some(published) = published else {
         return recorded.cloned();
     };
     let (version, chart) = (
         published.desired.version,
         published.desired.chart.applied_name(),
     );
-    let same = |recorded: &&Desired| {
+    let is_same = |recorded: &&Desired| {
         (recorded.epoch, recorded.generation) == (version.epoch, version.generation)
             && recorded.chart == chart
     };
-    if let Some(told) = recorded.filter(same).or(wrote.filter(same)) {
-        return Some(told.clone());
+    if let Some(unchanged) = recorded.filter(is_same).or(written.filter(is_same)) {
+        return Some(unchanged.clone());
     }
     let ago = i64::try_from(now.since(published.since).as_secs()).unwrap_or_default();
     let since = wall.checked_sub(ago.seconds()).unwrap_or(wall);
@@ -85,7 +85,7 @@ pub(super) fn desired(
 mod tests {
     use super::*;
 
-    fn said(generation: u64) -> Desired {
+    fn desired_state(generation: u64) -> Desired {
         Desired {
             epoch: 1,
             generation,
@@ -100,38 +100,45 @@ mod tests {
             desired,
             ..EdgeClusterStatus::default()
         };
-        let (mut wrote, bare) = (Wrote::default(), status(None));
-        let next = status(Some(said(1)));
-        assert!(!wrote.is_so("a", Some(&bare), &next));
-        wrote.note("a", &next);
-        assert!(wrote.is_so("a", Some(&bare), &next), "it was not kept");
-        assert!(!wrote.is_so("b", Some(&bare), &next));
-        assert!(!wrote.is_so("a", Some(&bare), &status(Some(said(2)))));
+        let (mut written, without_desired) = (WrittenStates::default(), status(None));
+        let next = status(Some(desired_state(1)));
+        assert!(!written.is_up_to_date("a", Some(&without_desired), &next));
+        written.insert("a", &next);
+        assert!(
+            written.is_up_to_date("a", Some(&without_desired), &next),
+            "it was not kept"
+        );
+        assert!(!written.is_up_to_date("b", Some(&without_desired), &next));
+        assert!(!written.is_up_to_date(
+            "a",
+            Some(&without_desired),
+            &status(Some(desired_state(2)))
+        ));
         let numbered = EdgeClusterStatus {
             observed_generation: Some(1),
             ..next.clone()
         };
-        assert!(wrote.is_so("a", Some(&next), &numbered));
+        assert!(written.is_up_to_date("a", Some(&next), &numbered));
         let later = EdgeClusterStatus {
             observed_generation: Some(2),
             ..next.clone()
         };
-        assert!(!wrote.is_so("a", Some(&numbered), &later));
+        assert!(!written.is_up_to_date("a", Some(&numbered), &later));
         let other = EdgeClusterStatus {
             lease_holder: Some("x".to_owned()),
             ..next.clone()
         };
-        assert!(!wrote.is_so("a", Some(&bare), &other));
-        assert!(wrote.is_so("b", Some(&next), &next));
-        assert!(!wrote.is_so("a", None, &next));
+        assert!(!written.is_up_to_date("a", Some(&without_desired), &other));
+        assert!(written.is_up_to_date("b", Some(&next), &next));
+        assert!(!written.is_up_to_date("a", None, &next));
     }
 
     #[test]
     fn nothing_given_takes_nothing_away() {
         let now = BootTime::default();
-        let recorded = said(1);
-        let stands = desired(Some(&recorded), None, None, now, Timestamp::UNIX_EPOCH);
-        assert_eq!(stands, Some(recorded));
+        let recorded = desired_state(1);
+        let kept = desired(Some(&recorded), None, None, now, Timestamp::UNIX_EPOCH);
+        assert_eq!(kept, Some(recorded));
         assert_eq!(desired(None, None, None, now, Timestamp::UNIX_EPOCH), None);
     }
 }

@@ -2,73 +2,74 @@
 
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_runtime::clock::BootTime;
-use krypton_runtime::newest::{Newest as _, PutNews as _};
+use krypton_runtime::newest::{Newest as _, SendIfChanged as _};
 use krypton_runtime::work_queue::WorkQueue;
 use krypton_types::conditions::{Truth, reason};
 
 use super::api::{EdgeClusters, write_finalizers};
-use super::controller::{Controller, Pass, View, banned, enter};
-use super::decommission::{self, DecommissionState, Step};
-use super::plan::{self, Wishes, mark};
-use super::publisher::{MemberInputs, Order};
-use super::values::too_large;
-use super::{LOOK_EVERY, acceptance, messages, namespaces};
-use crate::leader::home_writer::{Deletion, PACE};
+use super::controller::{FleetController, Pass, PassInputs, ban_message, enter_member};
+use super::decommission::{self, DecommissionState, DecommissionStep};
+use super::plan::{self, MemberSettings, written_epoch};
+use super::publisher::{MemberInputs, MemberOrder};
+use super::values::size_problem;
+use super::{RECONCILE_EVERY, acceptance, messages, namespaces};
+use crate::leader::home_writer::{DeletionCause, MIN_WRITE_INTERVAL};
 use crate::members::duplicates;
 use crate::members::member::{Admission, Member};
 use crate::proxy::Permit;
-use crate::tenants::Retired;
+use crate::tenants::UninstallCounts;
 
-/// Whether the hub's proxy acts on a member, and whether the member may get a new desired state.
-struct Acting {
-    acted: bool,
-    acts: bool,
-    deals: bool,
+/// Whether the hub's proxy acts on a member now and may act from now on, and whether the member may get a new
+/// desired state.
+struct ActingDecision {
+    acts_now: bool,
+    may_act: bool,
+    may_publish: bool,
 }
 
-impl Controller {
+impl FleetController {
     pub(super) fn reconcile_member(
         &mut self,
         name: &str,
         object: &EdgeCluster,
-        known: &EdgeClusters,
-        view: &View,
+        edge_clusters: &EdgeClusters,
+        inputs: &PassInputs,
         pass: &Pass,
     ) {
-        self.report_source(name, object, view, pass);
-        let wishes = plan::wishes(object);
-        let source = view.membership.members.get(name);
-        let asleep = source
+        self.report_source(name, object, inputs, pass);
+        let settings = plan::member_settings(object);
+        let source = inputs.membership.members.get(name);
+        let suspended = source
             .and_then(|source| source.suspended.clone())
-            .map(|why| (reason::SUSPENDED, why));
-        let entry = enter(&self.fleet.shared.members, known, name);
-        let verdict = view.verdicts.get(name);
+            .map(|message| (reason::SUSPENDED, message));
+        let member = enter_member(&self.fleet.shared.members, edge_clusters, name);
+        let decision = inputs.act_decisions.get(name);
         let held_back =
-            verdict.and_then(|verdict| duplicates::held_back(name, verdict, wishes.banned));
-        let progress = decommission::leaving(object).then(|| {
-            let why = held_back.as_ref().or(asleep.as_ref());
-            let why = why.map(|(_, why)| why.clone());
-            let paused = wishes.paused.then(|| "it is paused".to_owned());
-            let read = self.retirements.of(object);
-            self.progress(name, &entry, read, why.or(paused))
+            decision.and_then(|decision| duplicates::held_back(name, decision, settings.banned));
+        let progress = decommission::is_decommissioning(object).then(|| {
+            let reason = held_back.as_ref().or(suspended.as_ref());
+            let reason = reason.map(|(_, reason)| reason.clone());
+            let paused = settings.paused.then(|| "it is paused".to_owned());
+            let deletion = self.decommissions.confirmed(object);
+            self.progress(name, &member, deletion, reason.or(paused))
         });
-        let step = decommission::step(object, &progress.unwrap_or_default());
-        let order = step.order(wishes.paused || asleep.is_some());
-        let retires =
-            (entry.published.get().as_ref()).is_some_and(|published| published.desired.retire);
-        let order = decommission::given(order, held_back.is_some(), retires);
-        let acting = self.publish((name, object), &entry, order, view, pass);
+        let step = decommission::next_step(object, &progress.unwrap_or_default());
+        let order = step.order(settings.paused || suspended.is_some());
+        let is_retiring =
+            (member.published.get().as_ref()).is_some_and(|published| published.desired.retire);
+        let order = decommission::order_to_publish(order, held_back.is_some(), is_retiring);
+        let acting = self.publish((name, object), &member, order, inputs, pass);
         let condition = step.condition();
         let shared = &self.fleet.shared;
         shared
             .members
-            .observe(name, |facts| facts.uninstalled = condition);
+            .observe(name, |observation| observation.uninstalled = condition);
         self.write_finalizers(name, object, &step, pass);
         self.read_deletion(name, object, &step, pass);
         self.report_step(object, &step, pass);
-        let held_back = held_back.or(asleep);
-        let may_act = held_back.is_none() && verdict.is_some();
-        self.admit((name, object), &entry, wishes, may_act, &acting);
+        let held_back = held_back.or(suspended);
+        let may_act = held_back.is_none() && decision.is_some();
+        self.admit((name, object), &member, settings, may_act, &acting);
         self.fleet
             .shared
             .members
@@ -76,111 +77,133 @@ impl Controller {
     }
 
     /// Reports a source that is in doubt, that waits for an operator, or that is gone.
-    fn report_source(&self, name: &str, object: &EdgeCluster, view: &View, pass: &Pass) {
-        let (shared, membership) = (&self.fleet.shared, &view.membership);
-        let doubt = membership
+    fn report_source(&self, name: &str, object: &EdgeCluster, inputs: &PassInputs, pass: &Pass) {
+        let (shared, membership) = (&self.fleet.shared, &inputs.membership);
+        let problem = membership
             .troubled
             .get(name)
             .or_else(|| membership.unseen.get(name))
             .or_else(|| membership.members.get(name)?.stale.as_ref());
-        messages::say_of_source(shared, name, doubt);
-        let seen = view.wanted.contains_key(name) || membership.unseen.contains_key(name);
-        if view.waiting.contains_key(name) {
-            acceptance::say_waiting(shared, name, object, pass.leading, pass.now);
-        } else if !seen && !self.proxies.is_leaving(name) {
-            let why = membership.gone.get(name);
-            messages::say_source_gone(shared, name, object, why, pass.now);
+        messages::observe_source(shared, name, problem);
+        let has_source =
+            inputs.with_source.contains_key(name) || membership.unseen.contains_key(name);
+        if inputs.waiting.contains_key(name) {
+            acceptance::report_waiting(shared, name, object, pass.may_write, pass.now);
+        } else if !has_source && !self.proxies.is_stopping(name) {
+            let reason = membership.gone.get(name);
+            messages::observe_missing_source(shared, name, object, reason, pass.now);
         }
     }
 
-    /// How a member stands that departs together with its releases.
+    /// The state of a member that is decommissioned together with its releases.
     fn progress(
         &self,
         name: &str,
-        entry: &Member,
-        read: Option<Deletion>,
+        member: &Member,
+        deletion: Option<DeletionCause>,
         held_back: Option<String>,
     ) -> DecommissionState {
-        let facts = self
+        let observation = self
             .fleet
             .shared
             .members
             .observation(name)
             .unwrap_or_default();
-        let ordered = entry.published.get().as_ref().and_then(|published| {
+        let ordered = member.published.get().as_ref().and_then(|published| {
             let desired = &published.desired;
             desired.retire.then(|| (desired.version, desired.digest()))
         });
         let deployments = self.fleet.shared.members.deployments();
         DecommissionState {
-            read,
+            deletion,
             held_back,
-            connected: facts.connected.truth == Truth::True,
-            taken: ordered.is_some() && ordered == facts.applied,
-            retired: self.fleet.reports.retired(name).map(|retired| {
-                let (deployments, gone) = deployments.retired(name);
-                Retired {
-                    tenants: retired.tenants + deployments,
-                    gone: retired.gone + gone,
+            connected: observation.connected.truth == Truth::True,
+            is_order_applied: ordered.is_some() && ordered == observation.applied,
+            uninstall_counts: self.fleet.reports.uninstall_counts(name).map(|counts| {
+                let (deployments, uninstalled) = deployments.uninstall_counts(name);
+                UninstallCounts {
+                    total: counts.total + deployments,
+                    uninstalled: counts.uninstalled + uninstalled,
                 }
             }),
         }
     }
 
-    /// Gives the member its desired state, if that has changed and may be given now.
+    /// Publishes the member's desired state, if it has changed and may be published now.
     fn publish(
         &mut self,
         (name, object): (&str, &EdgeCluster),
-        entry: &Member,
-        order: Option<Order>,
-        view: &View,
+        member: &Member,
+        order: Option<MemberOrder>,
+        inputs: &PassInputs,
         pass: &Pass,
-    ) -> Acting {
-        let had = || Some(entry.published.get().as_ref()?.desired.chart.clone());
-        let chart = self
-            .overlays
-            .of((name, object), &view.given, &view.readings, had);
-        let had = || Some(entry.published.get().as_ref()?.desired.namespaces.clone());
-        let namespaces = namespaces::of_member(&self.fleet.namespaces, &object.spec, had);
+    ) -> ActingDecision {
+        let previous = || Some(member.published.get().as_ref()?.desired.chart.clone());
+        let chart =
+            self.member_charts
+                .chart_for((name, object), &inputs.chart, &inputs.values, previous);
+        let previous = || Some(member.published.get().as_ref()?.desired.namespaces.clone());
+        let namespaces =
+            namespaces::merge_for_member(&self.fleet.namespaces, &object.spec, previous);
         let next = order.and_then(|order| {
-            let deployments = view.ordered.as_ref()?.get(name);
-            let placed = view.placed.as_ref()?.get(name);
-            let dealt = MemberInputs {
+            let deployments = inputs.deployment_orders.as_ref()?.get(name);
+            let placements = inputs.placement_orders.as_ref()?.get(name);
+            let member_inputs = MemberInputs {
                 chart: chart.chart.as_deref()?,
-                own: chart.own || namespaces.own,
+                is_override: chart.is_override || namespaces.is_override,
                 namespaces: &namespaces.configuration,
                 deployments: deployments.map_or(&[], |orders| orders),
-                placed: placed.map_or(&[], |orders| orders),
+                placed: placements.map_or(&[], |orders| orders),
             };
-            let before = entry.published.get();
-            self.publisher
-                .next(before.as_ref(), self.dealt_epoch, &dealt, order, pass.now)
+            let current = member.published.get();
+            self.publisher.next(
+                current.as_ref(),
+                self.published_epoch,
+                &member_inputs,
+                order,
+                pass.now,
+            )
         });
-        let too_large = next.as_ref().and_then(|next| too_large(&next.desired));
+        let too_large = next.as_ref().and_then(|next| size_problem(&next.desired));
         let problem = too_large.as_ref().or(namespaces.problem.as_ref());
         let values = problem.unwrap_or(&chart.values);
-        messages::tell_of_values(&self.fleet.shared, object, values, pass.leading);
+        messages::report_values(&self.fleet.shared, object, values, pass.may_write);
         let proxy = self.proxies.running.get(name);
-        let acted = proxy.is_some_and(|proxy| proxy.permit.get().acts);
-        let acts = pass.stand.acts(acted);
-        let deals = pass.stand.deals(view.given.epoch, acts);
-        if let Some(next) = next.filter(|_| too_large.is_none() && deals) {
+        let acts_now = proxy.is_some_and(|proxy| proxy.permit.get().hub_acts);
+        let may_act = pass.leader_state.may_act(acts_now);
+        let may_publish = pass.leader_state.may_publish(inputs.chart.epoch, may_act);
+        if let Some(next) = next.filter(|_| too_large.is_none() && may_publish) {
             let chart = next.desired.chart.applied_name();
-            if self.fleet.reports.dealt(name, &chart) {
-                self.fleet.shared.members.deployments().look_again();
+            if self.fleet.reports.set_desired_chart(name, &chart) {
+                self.fleet.shared.members.deployments().notify();
             }
-            entry.published.send_replace(Some(next));
+            member.published.send_replace(Some(next));
         }
-        Acting { acted, acts, deals }
+        ActingDecision {
+            acts_now,
+            may_act,
+            may_publish,
+        }
     }
 
-    fn write_finalizers(&mut self, name: &str, object: &EdgeCluster, step: &Step, pass: &Pass) {
-        let may_write = pass.leading && self.fleet.lead.mark(mark(object)).is_some();
+    fn write_finalizers(
+        &mut self,
+        name: &str,
+        object: &EdgeCluster,
+        step: &DecommissionStep,
+        pass: &Pass,
+    ) {
+        let may_write = pass.may_write
+            && self
+                .fleet
+                .leader
+                .epoch_for_write(written_epoch(object))
+                .is_some();
         let Some(finalizers) = step.finalizers(object).filter(|_| may_write) else {
             return;
         };
         if !self.may_write_now(name, pass.now) {
-            return self.look_again(next_look(&self.queue, name, pass.now));
+            return self.request_reconcile_at(next_check(&self.queue, name, pass.now));
         }
         let version = object.metadata.resource_version.clone();
         let client = self.fleet.client.clone();
@@ -189,18 +212,25 @@ impl Controller {
     }
 
     /// Reads a deletion from the API server before anything follows from it.
-    fn read_deletion(&mut self, name: &str, object: &EdgeCluster, step: &Step, pass: &Pass) {
+    fn read_deletion(
+        &mut self,
+        name: &str,
+        object: &EdgeCluster,
+        step: &DecommissionStep,
+        pass: &Pass,
+    ) {
         let uid = object.metadata.uid.clone().unwrap_or_default();
-        if *step != Step::Read || self.retirements.reading.contains(&uid) {
+        if *step != DecommissionStep::RereadDeletion || self.decommissions.in_flight.contains(&uid)
+        {
             return;
         }
         if !self.may_write_now(name, pass.now) {
-            return self.look_again(next_look(&self.queue, name, pass.now));
+            return self.request_reconcile_at(next_check(&self.queue, name, pass.now));
         }
-        self.retirements.reading.insert(uid.clone());
+        self.decommissions.in_flight.insert(uid.clone());
         let client = self.fleet.client.clone();
-        self.readings
-            .spawn(decommission::read(client, name.to_owned(), uid));
+        self.deletion_reads
+            .spawn(decommission::reread_deletion(client, name.to_owned(), uid));
     }
 
     fn may_write_now(&self, name: &str, now: BootTime) -> bool {
@@ -208,16 +238,16 @@ impl Controller {
         queue.is_free() && !queue.is_busy(name) && queue.not_before(name) <= now
     }
 
-    fn report_step(&mut self, object: &EdgeCluster, step: &Step, pass: &Pass) {
-        let news = self.retirements.news(object, step);
-        let Some(news) = news.filter(|_| pass.leading) else {
+    fn report_step(&mut self, object: &EdgeCluster, step: &DecommissionStep, pass: &Pass) {
+        let event = self.decommissions.event(object, step);
+        let Some(event) = event.filter(|_| pass.may_write) else {
             return;
         };
-        let (uid, reason) = (news.uid.clone(), news.reason);
-        if self.fleet.shared.notices.offer_news(news) {
-            self.retirements.was_told(uid, reason);
+        let (uid, reason) = (event.uid.clone(), event.reason);
+        if self.fleet.shared.notices.try_record_normal(event) {
+            self.decommissions.mark_recorded(uid, reason);
         } else {
-            self.look_again(BootTime(pass.now.0 + PACE));
+            self.request_reconcile_at(BootTime(pass.now.0 + MIN_WRITE_INTERVAL));
         }
     }
 
@@ -225,43 +255,43 @@ impl Controller {
     fn admit(
         &self,
         (name, object): (&str, &EdgeCluster),
-        entry: &Member,
-        wishes: Wishes,
+        member: &Member,
+        settings: MemberSettings,
         may_act: bool,
-        acting: &Acting,
+        acting: &ActingDecision,
     ) {
         let status = object.status.as_ref();
         let cluster_uid = status.and_then(|status| status.cluster_uid.clone());
-        entry.admission.put(Admission {
-            refused: wishes.banned.then(|| banned(name)),
+        member.admission.send_if_changed(Admission {
+            refused: settings.banned.then(|| ban_message(name)),
             cluster_uid: cluster_uid.clone(),
             keys: status.and_then(|status| status.agent_keys.clone()),
         });
         let Some(proxy) = self.proxies.running.get(name) else {
             return;
         };
-        proxy.allowed.put(plan::allowed(object));
+        proxy.allowed.send_if_changed(plan::allowed(object));
         // The desired state comes first. A standby has one without an epoch, or of an earlier term, and a proxy does not
         // start with one of an earlier term.
-        let published = entry.published.get();
+        let published = member.published.get();
         let epoch = published
             .as_ref()
             .map(|published| published.desired.version.epoch);
-        let of_now = |epoch| epoch > 0 && (acting.acted || epoch >= self.first_epoch);
-        let given = acting.acted || acting.deals;
-        proxy.permit.put(Permit {
+        let is_current = |epoch| epoch > 0 && (acting.acts_now || epoch >= self.first_epoch);
+        let is_published = acting.acts_now || acting.may_publish;
+        proxy.permit.send_if_changed(Permit {
             may_act,
-            acts: acting.acts && given && epoch.is_some_and(of_now),
+            hub_acts: acting.may_act && is_published && epoch.is_some_and(is_current),
             cluster_uid,
         });
     }
 }
 
 /// Returns when to check a waiting member again: at its due time, after its write, or when a writer may be free.
-fn next_look(queue: &WorkQueue<String>, name: &str, now: BootTime) -> BootTime {
+fn next_check(queue: &WorkQueue<String>, name: &str, now: BootTime) -> BootTime {
     let least = match queue.is_busy(name) {
-        true => PACE,
-        false => LOOK_EVERY,
+        true => MIN_WRITE_INTERVAL,
+        false => RECONCILE_EVERY,
     };
     queue.not_before(name).max(BootTime(now.0 + least))
 }
@@ -277,14 +307,14 @@ mod tests {
     fn waiting_member_is_not_polled() {
         let at = |second| BootTime(Duration::from_secs(second));
         let mut queue = home_writer::queue(1);
-        let soon = BootTime(at(10).0 + LOOK_EVERY);
-        assert_eq!(next_look(&queue, "a", at(10)), soon);
+        let soon = BootTime(at(10).0 + RECONCILE_EVERY);
+        assert_eq!(next_check(&queue, "a", at(10)), soon);
         queue.start("a".to_owned());
-        assert_eq!(next_look(&queue, "a", at(10)), at(11));
+        assert_eq!(next_check(&queue, "a", at(10)), at(11));
         queue.delay("a".to_owned(), at(13));
-        assert_eq!(next_look(&queue, "a", at(10)), at(13));
+        assert_eq!(next_check(&queue, "a", at(10)), at(13));
         queue.forget(&"a".to_owned());
         queue.delay("a".to_owned(), at(13));
-        assert_eq!(next_look(&queue, "a", at(10)), at(13));
+        assert_eq!(next_check(&queue, "a", at(10)), at(13));
     }
 }

@@ -5,28 +5,28 @@ use krypton_crds::edge_cluster::EdgeClusterSpec;
 use krypton_types::conditions::{State, Truth, reason};
 use krypton_types::desired::namespaces::{ConfigurationError, NamespaceConfiguration};
 
-use crate::members::observation::Values;
+use crate::members::observation::MemberValuesState;
 
 /// The labels and annotations for one member.
 #[derive(Debug)]
-pub(super) struct Namespaces {
+pub(super) struct MemberNamespaces {
     pub configuration: NamespaceConfiguration,
     /// Whether they differ from the fleet's.
-    pub own: bool,
+    pub is_override: bool,
     /// Why the member's own settings are not used as written.
-    pub problem: Option<Values>,
+    pub problem: Option<MemberValuesState>,
 }
 
 /// Returns the labels and annotations for a member. If its settings are invalid, it keeps the ones that
-/// `had` returns, the last that the hub sent. A hub that has sent none uses the valid part.
-pub(super) fn of_member(
+/// `previous` returns, the last that the hub sent. A hub that has sent none uses the valid part.
+pub(super) fn merge_for_member(
     fleet: &NamespaceConfiguration,
     spec: &EdgeClusterSpec,
-    had: impl FnOnce() -> Option<NamespaceConfiguration>,
-) -> Namespaces {
-    match merged(fleet, spec) {
-        Ok(configuration) => Namespaces {
-            own: configuration != *fleet,
+    previous: impl FnOnce() -> Option<NamespaceConfiguration>,
+) -> MemberNamespaces {
+    match merge(fleet, spec) {
+        Ok(configuration) => MemberNamespaces {
+            is_override: configuration != *fleet,
             configuration,
             problem: None,
         },
@@ -36,39 +36,39 @@ pub(super) fn of_member(
                 error.remedy()
             );
             let state = State::new(Truth::False, reason::NAMESPACES_INVALID, message);
-            Namespaces {
-                configuration: had().unwrap_or_else(|| usable(fleet, spec)),
-                own: true,
-                problem: Some(Values::Said(state)),
+            MemberNamespaces {
+                configuration: previous().unwrap_or_else(|| valid_part(fleet, spec)),
+                is_override: true,
+                problem: Some(MemberValuesState::Reported(state)),
             }
         }
     }
 }
 
 /// Returns the fleet's settings, overridden by the valid ones of the member.
-fn usable(fleet: &NamespaceConfiguration, spec: &EdgeClusterSpec) -> NamespaceConfiguration {
+fn valid_part(fleet: &NamespaceConfiguration, spec: &EdgeClusterSpec) -> NamespaceConfiguration {
     let Some(own) = &spec.namespace_configuration else {
         return fleet.clone();
     };
     let default = NamespaceConfiguration::default;
-    let of_one = |(key, value): (&String, &String)| [(key.clone(), value.clone())].into();
+    let single = |(key, value): (&String, &String)| [(key.clone(), value.clone())].into();
     let labels = own.labels.iter().map(|pair| NamespaceConfiguration {
-        labels: of_one(pair),
+        labels: single(pair),
         ..default()
     });
     let annotations = own.annotations.iter().map(|pair| NamespaceConfiguration {
-        annotations: of_one(pair),
+        annotations: single(pair),
         ..default()
     });
-    let usable = labels.chain(annotations).filter(|one| one.check().is_ok());
-    let merged = usable.fold(fleet.clone(), |all, one| all.overlaid(&one));
+    let valid_settings = labels.chain(annotations).filter(|one| one.check().is_ok());
+    let merged = valid_settings.fold(fleet.clone(), |all, one| all.overlaid(&one));
     match merged.check() {
         Ok(()) => merged,
         Err(_) => fleet.clone(),
     }
 }
 
-fn merged(
+fn merge(
     fleet: &NamespaceConfiguration,
     spec: &EdgeClusterSpec,
 ) -> Result<NamespaceConfiguration, ConfigurationError> {
@@ -103,45 +103,51 @@ mod tests {
     #[test]
     fn member_namespace_settings_override_fleet_settings() {
         let fleet = configuration(json!({"labels": {"team": "a", "zone": "1"}}));
-        let none = of_member(&fleet, &EdgeClusterSpec::default(), || None);
-        assert_eq!((none.configuration, none.own), (fleet.clone(), false));
-        let same = of_member(&fleet, &spec(json!({"labels": {"team": "a"}})), || None);
-        assert_eq!((same.configuration, same.own), (fleet.clone(), false));
+        let none = merge_for_member(&fleet, &EdgeClusterSpec::default(), || None);
+        assert_eq!(
+            (none.configuration, none.is_override),
+            (fleet.clone(), false)
+        );
+        let same = merge_for_member(&fleet, &spec(json!({"labels": {"team": "a"}})), || None);
+        assert_eq!(
+            (same.configuration, same.is_override),
+            (fleet.clone(), false)
+        );
         let own = spec(json!({"labels": {"zone": "2"}, "annotations": {"note": "x"}}));
-        let own = of_member(&fleet, &own, || None);
+        let merged = merge_for_member(&fleet, &own, || None);
         let expected = json!({"labels": {"team": "a", "zone": "2"}, "annotations": {"note": "x"}});
-        assert_eq!(own.configuration, configuration(expected));
-        assert!(own.own && own.problem.is_none());
+        assert_eq!(merged.configuration, configuration(expected));
+        assert!(merged.is_override && merged.problem.is_none());
     }
 
     #[test]
     fn invalid_namespace_settings_are_reported_and_ignored() {
         let fleet = configuration(json!({"labels": {"team": "a"}}));
-        let had = configuration(json!({"labels": {"team": "b"}}));
-        for bad in [
+        let previous = configuration(json!({"labels": {"team": "b"}}));
+        for invalid in [
             json!({"labels": {"mesh.openkcm.io/created-for": "me"}}),
             json!({"labels": {"team": "not a value"}}),
             json!({"annotations": {"a note": "x"}}),
         ] {
-            let found = of_member(&fleet, &spec(bad), || Some(had.clone()));
-            assert_eq!(found.configuration, had);
-            let Some(Values::Said(state)) = found.problem else {
+            let merged = merge_for_member(&fleet, &spec(invalid), || Some(previous.clone()));
+            assert_eq!(merged.configuration, previous);
+            let Some(MemberValuesState::Reported(state)) = merged.problem else {
                 panic!("nothing is said");
             };
             assert_eq!(state.truth, Truth::False);
             assert_eq!(state.reason, reason::NAMESPACES_INVALID);
         }
         // A hub that has just started: the member still needs the valid part.
-        let partly = spec(json!({"labels": {"a b": "", "zone": "1"}}));
-        let found = of_member(&fleet, &partly, || None);
+        let partly_valid = spec(json!({"labels": {"a b": "", "zone": "1"}}));
+        let merged = merge_for_member(&fleet, &partly_valid, || None);
         let expected = configuration(json!({"labels": {"team": "a", "zone": "1"}}));
-        assert_eq!(found.configuration, expected);
-        assert!(found.problem.is_some());
+        assert_eq!(merged.configuration, expected);
+        assert!(merged.problem.is_some());
         let many = |prefix: &str| -> serde_json::Value {
             let keys = (0..40).map(|n| (format!("{prefix}{n}"), json!("v")));
             json!({"labels": keys.collect::<serde_json::Map<_, _>>()})
         };
-        let both = of_member(&configuration(many("a")), &spec(many("b")), || None);
-        assert!(both.problem.is_some());
+        let too_many = merge_for_member(&configuration(many("a")), &spec(many("b")), || None);
+        assert!(too_many.problem.is_some());
     }
 }

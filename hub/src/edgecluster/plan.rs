@@ -5,49 +5,49 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use krypton_crds::edge_cluster::{EdgeCluster, SourceRef};
 use krypton_runtime::clock::BootTime;
-use krypton_types::allowed_namespaces::Allowed;
+use krypton_types::allowed_namespaces::AllowedNamespaces;
 use krypton_types::conditions::{TARGET_RESOLVED, find, reason};
 use krypton_types::names;
 
-use super::PATIENCE;
-use super::api::{Bound, EdgeClusters, enrolled, joined};
+use super::SOURCES_GRACE;
+use super::api::{BoundSources, EdgeClusters, is_enrolled, is_joined};
 use super::source_history::SourceHistory;
-use crate::discovery::membership::{self, Before, Membership};
-use crate::discovery::{Found, Source, Sources};
+use crate::discovery::membership::{self, BindingInput, Membership};
+use crate::discovery::{RunningProvider, Source, Sources};
 use crate::members::MemberRegistry;
-use crate::members::duplicates::Claim;
+use crate::members::duplicates::MemberIdentity;
 use crate::proxy::Access;
 use crate::tenants::{Target, Targets};
 
 /// Returns when to assign new names even if a provider has not listed yet. `None` if no source waits for
 /// that alone. A source that becomes readable is itself a change.
-pub(crate) fn patience_ends(waiting: bool, begun: BootTime, now: BootTime) -> Option<BootTime> {
-    let ends = BootTime(begun.0 + PATIENCE);
-    (waiting && now < ends).then_some(ends)
+pub(crate) fn grace_ends(waiting: bool, started: BootTime, now: BootTime) -> Option<BootTime> {
+    let grace_end = BootTime(started.0 + SOURCES_GRACE);
+    (waiting && now < grace_end).then_some(grace_end)
 }
 
 /// Binds sources to members.
-pub(super) fn members_now(
+pub(super) fn bind_sources(
     sources: &Sources,
-    bound: &Bound,
-    book: &SourceHistory,
-    patient: bool,
+    bound: &BoundSources,
+    history: &SourceHistory,
+    in_startup_grace: bool,
 ) -> Membership {
-    let found: Vec<&Found> = sources.iter().collect();
-    let before = Before {
+    let providers: Vec<&RunningProvider> = sources.iter().collect();
+    let input = BindingInput {
         bound,
-        dismissed: &book.dismissed(bound),
-        patient,
+        dismissed: &history.dismissed(bound),
+        in_startup_grace,
     };
-    membership::membership(&found, before)
+    membership::bind_sources(&providers, input)
 }
 
 /// The members with a source, each with the access to its cluster and its source.
-pub(super) fn wanted(
+pub(super) fn members_with_source(
     home: Option<&kube::Config>,
     membership: &Membership,
 ) -> BTreeMap<String, (Access, SourceRef)> {
-    let mut wanted: BTreeMap<String, (Access, SourceRef)> = membership
+    let mut with_source: BTreeMap<String, (Access, SourceRef)> = membership
         .members
         .iter()
         .map(|(name, source)| {
@@ -62,51 +62,55 @@ pub(super) fn wanted(
             name: None,
         };
         let access = Access::Home(Box::new(config.clone()));
-        wanted.insert(names::SELF_CLUSTER.to_owned(), (access, source));
+        with_source.insert(names::SELF_CLUSTER.to_owned(), (access, source));
     }
-    wanted
+    with_source
 }
 
 fn access(source: &Source) -> Access {
     Access::Kubeconfig(source.origin.clone(), source.access.clone())
 }
 
-pub(super) fn claims(
-    known: &EdgeClusters,
-    wanted: &BTreeMap<String, (Access, SourceRef)>,
+pub(super) fn identities(
+    edge_clusters: &EdgeClusters,
+    with_source: &BTreeMap<String, (Access, SourceRef)>,
     membership: &Membership,
     members: &MemberRegistry,
-) -> BTreeMap<String, Claim> {
+) -> BTreeMap<String, MemberIdentity> {
     // Members without an EdgeCluster count too: one of them may take precedence.
-    let names: BTreeSet<&String> = known.objects.keys().chain(wanted.keys()).collect();
+    let names: BTreeSet<&String> = edge_clusters
+        .objects
+        .keys()
+        .chain(with_source.keys())
+        .collect();
     names
         .into_iter()
         .map(|name| {
-            let object = known.objects.get(name);
+            let object = edge_clusters.objects.get(name);
             let uid = members.cluster_uid(name);
-            let agent = object.is_some_and(enrolled);
+            let agent = object.is_some_and(is_enrolled);
             let recorded = object.and_then(|object| object.status.as_ref()?.cluster_uid.clone());
-            let claim = Claim {
-                present: wanted.contains_key(name)
+            let identity = MemberIdentity {
+                present: with_source.contains_key(name)
                     || membership.unseen.contains_key(name)
-                    || object.is_some_and(joined),
+                    || object.is_some_and(is_joined),
                 agent,
                 created: object
                     .and_then(|object| object.metadata.creation_timestamp.as_ref())
                     .map(|time| time.0),
                 // The hub does not wait for a member that it cannot access.
-                attempted: uid.is_some() || !wanted.contains_key(name),
+                attempted: uid.is_some() || !with_source.contains_key(name),
                 // Until an agent reconnects, it counts as the recorded cluster.
-                found: uid.flatten().or_else(|| recorded.clone().filter(|_| agent)),
-                recorded,
+                current_uid: uid.flatten().or_else(|| recorded.clone().filter(|_| agent)),
+                recorded_uid: recorded,
             };
-            (name.clone(), claim)
+            (name.clone(), identity)
         })
         .collect()
 }
 
 /// Returns the epoch of the hub that wrote the object last.
-pub(super) fn mark(object: &EdgeCluster) -> Option<u64> {
+pub(super) fn written_epoch(object: &EdgeCluster) -> Option<u64> {
     object.status.as_ref()?.hub_epoch
 }
 
@@ -117,32 +121,32 @@ pub(super) fn conditions(object: &EdgeCluster) -> &[Condition] {
 
 /// Settings of the member in its EdgeCluster.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Wishes {
+pub(super) struct MemberSettings {
     pub(super) paused: bool,
     pub(super) banned: bool,
 }
 
-pub(super) fn wishes(object: &EdgeCluster) -> Wishes {
-    let annotated = object
+pub(super) fn member_settings(object: &EdgeCluster) -> MemberSettings {
+    let is_pause_annotated = object
         .metadata
         .annotations
         .as_ref()
         .and_then(|annotations| annotations.get(names::PAUSED_ANNOTATION))
         .is_some_and(|value| value != "false");
-    Wishes {
-        paused: object.spec.paused || annotated,
+    MemberSettings {
+        paused: object.spec.paused || is_pause_annotated,
         banned: object.spec.banned,
     }
 }
 
 /// Returns the namespaces on home whose Tenants may name the member.
-pub(super) fn allowed(object: &EdgeCluster) -> Allowed {
-    Allowed::new(object.spec.allowed_namespaces.as_deref())
+pub(super) fn allowed(object: &EdgeCluster) -> AllowedNamespaces {
+    AllowedNamespaces::new(object.spec.allowed_namespaces.as_deref())
 }
 
 /// Returns the members that Tenants on home may name.
-pub(crate) fn targets(known: &EdgeClusters) -> Targets {
-    let objects = known.objects.iter();
+pub(crate) fn targets(edge_clusters: &EdgeClusters) -> Targets {
+    let objects = edge_clusters.objects.iter();
     objects
         .map(|(name, object)| {
             let source = object.spec.source_ref.as_ref();
@@ -162,15 +166,18 @@ pub(crate) fn targets(known: &EdgeClusters) -> Targets {
 
 #[cfg(test)]
 mod tests {
-    use super::super::LOOK_EVERY;
+    use super::super::RECONCILE_EVERY;
     use super::*;
 
     #[test]
     fn unreadable_source_causes_no_polling() {
-        let (begun, soon) = (BootTime(PATIENCE), BootTime(PATIENCE + LOOK_EVERY));
-        let ends = BootTime(PATIENCE + PATIENCE);
-        assert_eq!(patience_ends(true, begun, soon), Some(ends));
-        assert_eq!(patience_ends(false, begun, soon), None);
-        assert_eq!(patience_ends(true, begun, ends), None);
+        let (started, soon) = (
+            BootTime(SOURCES_GRACE),
+            BootTime(SOURCES_GRACE + RECONCILE_EVERY),
+        );
+        let grace_end = BootTime(SOURCES_GRACE + SOURCES_GRACE);
+        assert_eq!(grace_ends(true, started, soon), Some(grace_end));
+        assert_eq!(grace_ends(false, started, soon), None);
+        assert_eq!(grace_ends(true, started, grace_end), None);
     }
 }

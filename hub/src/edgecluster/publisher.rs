@@ -24,13 +24,13 @@ pub struct DesiredStatePublisher {
     handling: Handling,
     lockdown: Lockdown,
     generation: u64,
-    /// The latest shared published for each combination of `paused` and `retire`.
+    /// The latest shared desired state for each combination of `paused` and `retire`.
     latest: [Option<PublishedState>; 4],
 }
 
 /// How a member handles its releases.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Order {
+pub struct MemberOrder {
     pub paused: bool,
     pub retire: bool,
 }
@@ -40,8 +40,8 @@ pub struct Order {
 pub struct MemberInputs<'a> {
     pub chart: &'a ChartState,
     /// Whether only this member receives this chart state. Then the desired state is not shared.
-    pub own: bool,
-    /// Metadata of workspaces. Where it differs from the fleet's, `own` is true.
+    pub is_override: bool,
+    /// Metadata of workspaces. Where it differs from the fleet's, `is_override` is true.
     pub namespaces: &'a NamespaceConfiguration,
     /// Orders of the home cluster for this member. If there are any, the desired state is not shared.
     pub deployments: &'a [DesiredDeployment],
@@ -68,28 +68,28 @@ impl DesiredStatePublisher {
 
     /// Sets the isolation of tenants.
     #[must_use]
-    pub fn locked_down(self, lockdown: Lockdown) -> Self {
+    pub fn with_lockdown(self, lockdown: Lockdown) -> Self {
         Self { lockdown, ..self }
     }
 
-    /// Returns the published's next content; `None` if the current one is up to date.
+    /// Returns the member's next desired state, or `None` if `current` is up to date.
     pub fn next(
         &mut self,
-        before: Option<&PublishedState>,
+        current: Option<&PublishedState>,
         epoch: u64,
-        chart: &MemberInputs<'_>,
-        order: Order,
+        inputs: &MemberInputs<'_>,
+        order: MemberOrder,
         now: BootTime,
     ) -> Option<PublishedState> {
         let MemberInputs {
             chart,
-            own,
+            is_override,
             namespaces,
             deployments,
             placed,
-        } = *chart;
-        let own = own || !deployments.is_empty() || !placed.is_empty();
-        let as_wanted = |published: &PublishedState| {
+        } = *inputs;
+        let is_override = is_override || !deployments.is_empty() || !placed.is_empty();
+        let is_up_to_date = |published: &PublishedState| {
             published.desired.version.epoch == epoch
                 && (published.desired.paused, published.desired.retire)
                     == (order.paused, order.retire)
@@ -103,16 +103,16 @@ impl DesiredStatePublisher {
                 && published.desired.deployments == deployments
                 && published.desired.placed == placed
         };
-        if before.is_some_and(as_wanted) {
+        if current.is_some_and(is_up_to_date) {
             return None;
         }
-        let after = |published: &PublishedState| {
-            before.is_none_or(|before| before.desired.version < published.desired.version)
+        let is_newer = |published: &PublishedState| {
+            current.is_none_or(|current| current.desired.version < published.desired.version)
         };
         let latest = &mut self.latest[usize::from(order.paused) + 2 * usize::from(order.retire)];
         if let Some(published) = latest
             .as_ref()
-            .filter(|published| !own && as_wanted(published) && after(published))
+            .filter(|published| !is_override && is_up_to_date(published) && is_newer(published))
         {
             return Some(published.clone());
         }
@@ -139,7 +139,7 @@ impl DesiredStatePublisher {
             desired: Arc::new(desired),
             since: now,
         };
-        if !own {
+        if !is_override {
             *latest = Some(published.clone());
         }
         Some(published)
@@ -154,7 +154,7 @@ mod tests {
 
     use super::*;
 
-    static PLAIN: NamespaceConfiguration = NamespaceConfiguration {
+    static NO_METADATA: NamespaceConfiguration = NamespaceConfiguration {
         labels: BTreeMap::new(),
         annotations: BTreeMap::new(),
     };
@@ -168,11 +168,11 @@ mod tests {
         })
     }
 
-    fn of_all(chart: &ChartState) -> MemberInputs<'_> {
+    fn shared_inputs(chart: &ChartState) -> MemberInputs<'_> {
         MemberInputs {
             chart,
-            own: false,
-            namespaces: &PLAIN,
+            is_override: false,
+            namespaces: &NO_METADATA,
             deployments: &[],
             placed: &[],
         }
@@ -181,57 +181,71 @@ mod tests {
     #[test]
     fn member_override_leaves_shared_desired_state_unchanged() {
         let mut publisher = DesiredStatePublisher::default();
-        let (now, order) = (BootTime::now(), Order::default());
-        let (all, alone) = (chart(1), chart(2));
-        let first = publisher.next(None, 1, &of_all(&all), order, now).unwrap();
-        let own = MemberInputs {
-            chart: &alone,
-            own: true,
-            namespaces: &PLAIN,
+        let (now, order) = (BootTime::now(), MemberOrder::default());
+        let (all, member_chart) = (chart(1), chart(2));
+        let first = publisher
+            .next(None, 1, &shared_inputs(&all), order, now)
+            .unwrap();
+        let inputs = MemberInputs {
+            chart: &member_chart,
+            is_override: true,
+            namespaces: &NO_METADATA,
             deployments: &[],
             placed: &[],
         };
-        let mine = publisher.next(Some(&first), 1, &own, order, now).unwrap();
-        assert!(mine.desired.version > first.desired.version);
-        assert!(publisher.next(Some(&mine), 1, &own, order, now).is_none());
-        let second = publisher.next(None, 1, &of_all(&all), order, now).unwrap();
+        let specific = publisher
+            .next(Some(&first), 1, &inputs, order, now)
+            .unwrap();
+        assert!(specific.desired.version > first.desired.version);
+        assert!(
+            publisher
+                .next(Some(&specific), 1, &inputs, order, now)
+                .is_none()
+        );
+        let second = publisher
+            .next(None, 1, &shared_inputs(&all), order, now)
+            .unwrap();
         assert!(Arc::ptr_eq(&first.desired, &second.desired));
         // A member without its override gets the shared chart, with a later version than its own.
-        let back = publisher
-            .next(Some(&mine), 1, &of_all(&all), order, now)
+        let shared_again = publisher
+            .next(Some(&specific), 1, &shared_inputs(&all), order, now)
             .unwrap();
-        assert_eq!(back.desired.chart, *all);
-        assert!(back.desired.version > mine.desired.version);
+        assert_eq!(shared_again.desired.chart, *all);
+        assert!(shared_again.desired.version > specific.desired.version);
     }
 
     #[test]
     fn orders_reach_their_member_and_changes_bump_version() {
         let mut publisher = DesiredStatePublisher::default();
-        let (now, order, all) = (BootTime::now(), Order::default(), chart(1));
-        let first = publisher.next(None, 1, &of_all(&all), order, now).unwrap();
+        let (now, order, all) = (BootTime::now(), MemberOrder::default(), chart(1));
+        let first = publisher
+            .next(None, 1, &shared_inputs(&all), order, now)
+            .unwrap();
         let mut orders = [DesiredDeployment {
             name: "acme".to_owned(),
             ..DesiredDeployment::default()
         }];
-        fn dealt<'a>(
+        fn inputs<'a>(
             chart: &'a ChartState,
             deployments: &'a [DesiredDeployment],
         ) -> MemberInputs<'a> {
             MemberInputs {
                 deployments,
-                ..of_all(chart)
+                ..shared_inputs(chart)
             }
         }
-        let mine = publisher.next(Some(&first), 1, &dealt(&all, &orders), order, now);
-        let mine = mine.unwrap();
-        assert_eq!(mine.desired.deployments, orders);
-        let again = publisher.next(Some(&mine), 1, &dealt(&all, &orders), order, now);
+        let specific = publisher.next(Some(&first), 1, &inputs(&all, &orders), order, now);
+        let specific = specific.unwrap();
+        assert_eq!(specific.desired.deployments, orders);
+        let again = publisher.next(Some(&specific), 1, &inputs(&all, &orders), order, now);
         assert!(again.is_none());
-        let other = publisher.next(None, 1, &of_all(&all), order, now).unwrap();
+        let other = publisher
+            .next(None, 1, &shared_inputs(&all), order, now)
+            .unwrap();
         assert!(Arc::ptr_eq(&first.desired, &other.desired));
         orders[0].remove = true;
-        let removes = publisher.next(Some(&mine), 1, &dealt(&all, &orders), order, now);
-        assert!(removes.unwrap().desired.version > mine.desired.version);
+        let removes = publisher.next(Some(&specific), 1, &inputs(&all, &orders), order, now);
+        assert!(removes.unwrap().desired.version > specific.desired.version);
     }
 
     #[test]
@@ -240,10 +254,11 @@ mod tests {
             no_cross_namespace_refs: true,
             default_service_account: "installer".to_owned(),
         };
-        let (now, order) = (BootTime::now(), Order::default());
-        let plain = DesiredStatePublisher::default().next(None, 1, &of_all(&chart(1)), order, now);
-        let mut publisher = DesiredStatePublisher::default().locked_down(lockdown.clone());
-        let locked = publisher.next(plain.as_ref(), 1, &of_all(&chart(1)), order, now);
+        let (now, order) = (BootTime::now(), MemberOrder::default());
+        let plain =
+            DesiredStatePublisher::default().next(None, 1, &shared_inputs(&chart(1)), order, now);
+        let mut publisher = DesiredStatePublisher::default().with_lockdown(lockdown.clone());
+        let locked = publisher.next(plain.as_ref(), 1, &shared_inputs(&chart(1)), order, now);
         assert_eq!(locked.unwrap().desired.lockdown, lockdown);
     }
 
@@ -252,15 +267,33 @@ mod tests {
         let mut publisher = DesiredStatePublisher::default();
         let now = BootTime::now();
         let first = publisher
-            .next(None, 1, &of_all(&chart(1)), Order::default(), now)
+            .next(
+                None,
+                1,
+                &shared_inputs(&chart(1)),
+                MemberOrder::default(),
+                now,
+            )
             .unwrap();
         let second = publisher
-            .next(None, 1, &of_all(&chart(1)), Order::default(), now)
+            .next(
+                None,
+                1,
+                &shared_inputs(&chart(1)),
+                MemberOrder::default(),
+                now,
+            )
             .unwrap();
         assert!(Arc::ptr_eq(&first.desired, &second.desired));
         assert!(
             publisher
-                .next(Some(&first), 1, &of_all(&chart(1)), Order::default(), now)
+                .next(
+                    Some(&first),
+                    1,
+                    &shared_inputs(&chart(1)),
+                    MemberOrder::default(),
+                    now
+                )
                 .is_none()
         );
     }
@@ -274,11 +307,11 @@ mod tests {
             let mut epoch = 1;
             let mut members: [Option<PublishedState>; 3] = [None, None, None];
             for (member, version, [paused, retire], later_epoch) in steps {
-                let order = Order { paused, retire };
+                let order = MemberOrder { paused, retire };
                 epoch += u64::from(later_epoch);
-                let before = members[member].clone();
-                if let Some(next) = publisher.next(before.as_ref(), epoch, &of_all(&chart(version)), order, BootTime::now()) {
-                    prop_assert!(before.is_none_or(|before| before.desired.version < next.desired.version));
+                let current = members[member].clone();
+                if let Some(next) = publisher.next(current.as_ref(), epoch, &shared_inputs(&chart(version)), order, BootTime::now()) {
+                    prop_assert!(current.is_none_or(|current| current.desired.version < next.desired.version));
                     members[member] = Some(next);
                 }
                 let now = members[member].as_ref().unwrap();

@@ -15,36 +15,36 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::AFTER_FAILURE;
-use crate::discovery::register::{self, Entry, OnRecord, Register, RegisterError};
-use crate::discovery::{Found, Origin, Sources};
-use crate::edgecluster::api::{Bound, EdgeClusters};
+use crate::discovery::register::{self, Entry, Register, RegisterError, StoredRegister};
+use crate::discovery::{Origin, RunningProvider, Sources};
+use crate::edgecluster::api::{BoundSources, EdgeClusters};
 use crate::leader::Leader;
-use crate::leader::home_writer::PACE;
+use crate::leader::home_writer::MIN_WRITE_INTERVAL;
 
-/// The recorded register, and its target. Every hub computes it. Only the leader writes it.
+/// The stored register, and the wanted one. Every hub computes it. Only the leader writes it.
 pub(super) struct SourceHistory {
     client: Client,
     /// The hub's namespace.
     namespace: String,
     sources: watch::Receiver<Sources>,
-    /// The target. `None` until the register is read.
+    /// The wanted register. `None` until the stored one is read.
     register: Option<Register>,
-    on_record: OnRecord,
+    stored: StoredRegister,
     /// Whether the two differ. Compared only after a change, and not in each iteration.
     differs: bool,
     /// Whether to read the register, possibly again: another hub may have written it.
-    unread: bool,
+    must_read: bool,
     /// Sources that have been absent since the last update of the register.
     departed: BTreeSet<Origin>,
     /// At most one request at a time.
-    call: JoinSet<Said>,
+    request: JoinSet<RequestResult>,
     not_before: BootTime,
 }
 
 /// The result of a request.
-enum Said {
-    Read(OnRecord),
-    Written(OnRecord),
+enum RequestResult {
+    Read(StoredRegister),
+    Written(StoredRegister),
     /// UID of the CRD of EdgeClusters. `None` if it is missing or being deleted.
     Crd(Option<String>),
     Failed,
@@ -61,11 +61,11 @@ impl SourceHistory {
             namespace,
             sources,
             register: None,
-            on_record: OnRecord::default(),
+            stored: StoredRegister::default(),
             differs: false,
-            unread: true,
+            must_read: true,
             departed: BTreeSet::new(),
-            call: JoinSet::new(),
+            request: JoinSet::new(),
             not_before: BootTime::default(),
         }
     }
@@ -77,116 +77,124 @@ impl SourceHistory {
 
     /// Requests another read, because another hub may have written the register.
     pub(super) fn read_again(&mut self) {
-        self.unread = true;
+        self.must_read = true;
     }
 
     /// Returns the sources that must not become members.
-    pub(super) fn dismissed(&self, bound: &Bound) -> BTreeSet<Entry> {
+    pub(super) fn dismissed(&self, bound: &BoundSources) -> BTreeSet<Entry> {
         let register = self.register.as_ref();
         let dismissed = register.map(|register| register.dismissed(bound));
         dismissed.unwrap_or_default()
     }
 
     /// Updates the register after a change of sources or EdgeClusters.
-    pub(super) fn follow(&mut self, bound: &Bound) {
+    pub(super) fn update(&mut self, bound: &BoundSources) {
         let sources = self.sources.get();
         self.departed.extend(sources.take_departed());
         let Some(register) = &mut self.register else {
             return;
         };
-        let found: Vec<&Found> = sources.iter().collect();
-        *register = register.next(&found, &self.departed, bound);
+        let providers: Vec<&RunningProvider> = sources.iter().collect();
+        *register = register.next(&providers, &self.departed, bound);
         self.departed.clear();
         drop(sources);
-        self.compare();
+        self.update_differs();
     }
 
-    fn compare(&mut self) {
+    fn update_differs(&mut self) {
         let next = self.register.as_ref();
-        self.differs = next.is_some_and(|next| *next != self.on_record.register);
+        self.differs = next.is_some_and(|next| *next != self.stored.register);
     }
 
     /// Starts the next request, if one is due. Returns when to call this again.
-    pub(super) fn work(
+    pub(super) fn start_request(
         &mut self,
         edge_clusters: &mut EdgeClusters,
-        lead: &Leader,
+        leader: &Leader,
         now: BootTime,
     ) -> Option<BootTime> {
-        let leading = lead.writes(now);
+        let may_write = leader.may_write(now);
         if now < self.not_before {
             return Some(self.not_before);
         }
-        if !self.call.is_empty() {
+        if !self.request.is_empty() {
             return None;
         }
         let (client, namespace) = (self.client.clone(), self.namespace.clone());
-        if self.unread {
-            self.call.spawn(async move {
-                said(register::load(client, &namespace).await.map(Said::Read))
+        if self.must_read {
+            self.request.spawn(async move {
+                result_or_failed(
+                    register::load(client, &namespace)
+                        .await
+                        .map(RequestResult::Read),
+                )
             });
             return None;
         }
-        if edge_clusters.vanished {
-            self.call.spawn(lead.tracked(async move {
-                let found = register::crd(client.clone()).await;
+        if edge_clusters.any_deleted {
+            self.request.spawn(leader.tracked(async move {
+                let crd_uid = register::crd(client.clone()).await;
                 // If no member needs the CRD, only this creates it again.
-                if leading
-                    && matches!(found, Ok(None))
+                if may_write
+                    && matches!(crd_uid, Ok(None))
                     && let Err(error) = crd::ensure(&client, &EdgeCluster::crd()).await
                 {
                     tracing::warn!(error = %chain(&error), "the CRD of EdgeClusters is missing and not created again yet");
                 }
-                said(found.map(Said::Crd).map_err(RegisterError::from))
+                result_or_failed(crd_uid.map(RequestResult::Crd).map_err(RegisterError::from))
             }));
             return None;
         }
         let next = self.register.as_ref()?;
         // Until the EdgeClusters are listed, the register may be computed from stale ones.
-        if !leading || !edge_clusters.synced || !self.differs {
+        if !may_write || !edge_clusters.synced || !self.differs {
             return None;
         }
-        let (before, next) = (self.on_record.clone(), next.clone());
-        self.not_before = BootTime(now.0 + PACE);
-        self.call.spawn(lead.tracked(async move {
-            said(
-                register::save(client, &namespace, &before, next)
+        let (previous, next) = (self.stored.clone(), next.clone());
+        self.not_before = BootTime(now.0 + MIN_WRITE_INTERVAL);
+        self.request.spawn(leader.tracked(async move {
+            result_or_failed(
+                register::save(client, &namespace, &previous, next)
                     .await
-                    .map(Said::Written),
+                    .map(RequestResult::Written),
             )
         }));
         Some(self.not_before)
     }
 
     /// Waits until a request completes. Without one, waits forever.
-    pub(super) async fn answered(&mut self, edge_clusters: &mut EdgeClusters) {
-        let Some(said) = self.call.join_next().await else {
+    pub(super) async fn request_done(&mut self, edge_clusters: &mut EdgeClusters) {
+        let Some(result) = self.request.join_next().await else {
             return std::future::pending().await;
         };
-        let took = self.take(said.unwrap_or(Said::Failed), edge_clusters);
-        self.compare();
-        if took.is_break() {
+        let flow = self.apply(result.unwrap_or(RequestResult::Failed), edge_clusters);
+        self.update_differs();
+        if flow.is_break() {
             let pause = AFTER_FAILURE.mul_f64(0.5 + chance::random::<f64>());
             self.not_before = BootTime(BootTime::now().0 + pause);
         }
     }
 
     /// Applies a result. Returns `Break` if the request must be retried after a pause.
-    fn take(&mut self, said: Said, edge_clusters: &mut EdgeClusters) -> ControlFlow<()> {
-        match said {
-            Said::Read(on_record) => {
-                let read = &on_record.register;
+    fn apply(
+        &mut self,
+        result: RequestResult,
+        edge_clusters: &mut EdgeClusters,
+    ) -> ControlFlow<()> {
+        match result {
+            RequestResult::Read(stored) => {
+                let read = &stored.register;
                 self.register = Some(match &self.register {
-                    Some(seen) => seen.with(read),
+                    Some(computed) => computed.merge(read),
                     None => read.clone(),
                 });
-                self.on_record = on_record;
-                self.unread = false;
+                self.stored = stored;
+                self.must_read = false;
             }
-            Said::Written(on_record) => self.on_record = on_record,
-            Said::Crd(None) => return ControlFlow::Break(()),
-            Said::Crd(Some(uid)) => {
-                edge_clusters.vanished = false;
+            RequestResult::Written(stored) => self.stored = stored,
+            RequestResult::Crd(None) => return ControlFlow::Break(()),
+            RequestResult::Crd(Some(uid)) => {
+                edge_clusters.any_deleted = false;
                 if let Some(register) = self
                     .register
                     .as_mut()
@@ -198,8 +206,8 @@ impl SourceHistory {
                     *register = Register::new(uid);
                 }
             }
-            Said::Failed => {
-                self.unread = true;
+            RequestResult::Failed => {
+                self.must_read = true;
                 return ControlFlow::Break(());
             }
         }
@@ -207,9 +215,9 @@ impl SourceHistory {
     }
 }
 
-fn said(result: Result<Said, RegisterError>) -> Said {
+fn result_or_failed(result: Result<RequestResult, RegisterError>) -> RequestResult {
     result.unwrap_or_else(|error| {
         tracing::warn!(error = %chain(&error), "writing the record of members failed; retrying");
-        Said::Failed
+        RequestResult::Failed
     })
 }

@@ -5,44 +5,44 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use krypton_crds::edge_cluster::{Applied, EdgeClusterStatus, Mode, TenantCounts, TenantSummaries};
 use krypton_types::conditions::{self, READY, State, Truth, reason};
 
-use super::credential_expiry::{self, Credential, Validity};
+use super::credential_expiry::{self, MemberCredential, Validity};
 use crate::members::agent_keys;
-use crate::members::observation::{MemberObservation, Values};
-use crate::tenants::Counts;
+use crate::members::observation::{MemberObservation, MemberValuesState};
+use crate::tenants::PhaseCounts;
 
 /// Minimum interval between writes of `lastSeen`, in seconds.
 const LAST_SEEN_EVERY: i64 = 60;
 
-/// Derives the EdgeCluster's status from the observation. The result equals `before` if nothing has changed.
-/// Without `summarised`, the recorded summary stays.
+/// Derives the EdgeCluster's status from the observation. The result equals `previous` if nothing has changed.
+/// Without `summaries`, the recorded summary stays.
 pub fn status(
     member: &str,
-    before: Option<&EdgeClusterStatus>,
-    facts: &MemberObservation,
-    counts: Counts,
-    summarised: Option<TenantSummaries>,
+    previous: Option<&EdgeClusterStatus>,
+    observation: &MemberObservation,
+    counts: PhaseCounts,
+    summaries: Option<TenantSummaries>,
     generation: i64,
     now: Timestamp,
 ) -> EdgeClusterStatus {
-    let mut next = before.cloned().unwrap_or_default();
+    let mut next = previous.cloned().unwrap_or_default();
     // While a member is unknown, the status that another hub or an earlier process recorded stays for a while.
-    let starting = |state: &State| state.reason == reason::STARTING;
-    let nothing = starting(&facts.connected) && starting(&facts.healthy);
-    let stands = nothing && !facts.unheard && next.mode.is_some();
-    if !stands {
-        next.mode = Some(facts.mode);
-        next.lease_holder.clone_from(&facts.holder);
+    let is_starting = |state: &State| state.reason == reason::STARTING;
+    let is_unknown = is_starting(&observation.connected) && is_starting(&observation.healthy);
+    let keeps_recorded = is_unknown && !observation.record_expired && next.mode.is_some();
+    if !keeps_recorded {
+        next.mode = Some(observation.mode);
+        next.lease_holder.clone_from(&observation.holder);
     }
     for (type_, state) in [
-        ("Connected", &facts.connected),
+        ("Connected", &observation.connected),
         (
             conditions::TARGET_RESOLVED,
-            facts.source.as_ref().unwrap_or(&facts.resolved),
+            observation.source.as_ref().unwrap_or(&observation.resolved),
         ),
-        ("Healthy", &facts.healthy),
+        ("Healthy", &observation.healthy),
     ] {
-        let of_source = type_ == conditions::TARGET_RESOLVED;
-        if stands && !of_source && conditions::find(&next.conditions, type_).is_some() {
+        let is_target = type_ == conditions::TARGET_RESOLVED;
+        if keeps_recorded && !is_target && conditions::find(&next.conditions, type_).is_some() {
             continue;
         }
         conditions::set(&mut next.conditions, type_, state, generation, now);
@@ -50,15 +50,15 @@ pub fn status(
     next.observed_generation = Some(generation);
     let ready = ready(&next.conditions);
     conditions::set(&mut next.conditions, READY, &ready, generation, now);
-    if let Some(state) = &facts.uninstalled {
+    if let Some(state) = &observation.uninstalled {
         conditions::set(&mut next.conditions, "Uninstalled", state, generation, now);
     }
-    match &facts.values {
-        Values::NotKnown => {}
-        Values::Plain => next
+    match &observation.values {
+        MemberValuesState::Unknown => {}
+        MemberValuesState::FleetOnly => next
             .conditions
             .retain(|condition| condition.type_ != conditions::VALUES_RESOLVED),
-        Values::Said(state) => {
+        MemberValuesState::Reported(state) => {
             conditions::set(
                 &mut next.conditions,
                 conditions::VALUES_RESOLVED,
@@ -68,44 +68,48 @@ pub fn status(
             );
         }
     }
-    if facts.kubernetes_version.is_some() {
+    if observation.kubernetes_version.is_some() {
         next.kubernetes_version
-            .clone_from(&facts.kubernetes_version);
+            .clone_from(&observation.kubernetes_version);
     }
     // The UID of the first cluster under this name is never overwritten.
-    if next.cluster_uid.is_none() && facts.mode != Mode::None {
-        next.cluster_uid.clone_from(&facts.uid);
+    if next.cluster_uid.is_none() && observation.mode != Mode::None {
+        next.cluster_uid.clone_from(&observation.uid);
     }
-    if facts.agent_version.is_some() {
-        next.agent_version.clone_from(&facts.agent_version);
+    if observation.agent_version.is_some() {
+        next.agent_version.clone_from(&observation.agent_version);
     }
-    let certificate = certificate(next.certificate_expiry.as_ref(), facts);
+    let certificate = certificate_validity(next.certificate_expiry.as_ref(), observation);
     if let Some(certificate) = certificate {
         next.certificate_expiry = Some(whole_seconds(certificate.not_after));
     }
-    if facts.roots.is_some() {
-        next.trusted_roots.clone_from(&facts.roots);
+    if observation.roots.is_some() {
+        next.trusted_roots.clone_from(&observation.roots);
     }
-    if let Some(key) = facts.agent_key.as_ref().filter(|_| facts.certificate_said) {
-        agent_keys::seen(&mut next.agent_keys, key, now);
+    if let Some(key) = observation
+        .agent_key
+        .as_ref()
+        .filter(|_| observation.certificate_reported)
+    {
+        agent_keys::record_use(&mut next.agent_keys, key, now);
     }
-    let (refused, keys) = (facts.key_refused, next.agent_keys.as_ref());
-    agent_keys::put(&mut next.conditions, refused, keys, generation, now);
+    let (refused, keys) = (observation.key_refused, next.agent_keys.as_ref());
+    agent_keys::set_condition(&mut next.conditions, refused, keys, generation, now);
     let credentials = [
-        (Credential::Agent, certificate),
-        (Credential::Access, facts.access),
+        (MemberCredential::Agent, certificate),
+        (MemberCredential::Access, observation.access),
     ];
-    credential_expiry::put(&mut next.conditions, member, credentials, generation, now);
-    if facts.connected.truth == Truth::True {
+    credential_expiry::set_conditions(&mut next.conditions, member, credentials, generation, now);
+    if observation.connected.truth == Truth::True {
         next.tenants = Some(TenantCounts {
             total: counts.total,
             ready: counts.ready,
             pending: counts.pending,
             error: counts.error,
         });
-        if let Some(listed) = summarised {
-            let any = listed != TenantSummaries::default();
-            next.tenant_summaries = any.then_some(listed);
+        if let Some(summaries) = summaries {
+            let any = summaries != TenantSummaries::default();
+            next.tenant_summaries = any.then_some(summaries);
         }
         let due = next
             .last_seen
@@ -115,7 +119,7 @@ pub fn status(
             next.last_seen = Some(whole_seconds(now));
         }
     }
-    if let Some((version, digest)) = &facts.applied {
+    if let Some((version, digest)) = &observation.applied {
         next.applied = Some(Applied {
             epoch: version.epoch,
             generation: version.generation,
@@ -138,15 +142,19 @@ fn ready(conditions: &[Condition]) -> State {
 
 /// Returns the validity of the agent's certificate. A session's report takes precedence. Otherwise the later of
 /// the known and the recorded one counts, because another hub may have recorded a renewal.
-fn certificate(recorded: Option<&Time>, facts: &MemberObservation) -> Option<Validity> {
-    let recorded = recorded.map(|until| Validity::until(until.0));
-    let Some(known) = facts.certificate else {
+fn certificate_validity(
+    recorded: Option<&Time>,
+    observation: &MemberObservation,
+) -> Option<Validity> {
+    let recorded = recorded.map(|expiry| Validity::until(expiry.0));
+    let Some(known) = observation.certificate else {
         return recorded;
     };
-    let later = |recorded: &Validity| {
-        !facts.certificate_said && recorded.not_after.as_second() > known.not_after.as_second()
+    let is_later = |recorded: &Validity| {
+        !observation.certificate_reported
+            && recorded.not_after.as_second() > known.not_after.as_second()
     };
-    Some(recorded.filter(later).unwrap_or(known))
+    Some(recorded.filter(is_later).unwrap_or(known))
 }
 
 /// The API stores whole seconds. A value read back must equal the written one.
@@ -161,8 +169,8 @@ mod tests {
     #[test]
     fn member_is_ready_while_connected_and_healthy() {
         let state = |truth, reason: &str| State::new(truth, reason, format!("why {reason}"));
-        let of = |connected: Truth, healthy: Truth| {
-            let facts = MemberObservation {
+        let status_for = |connected: Truth, healthy: Truth| {
+            let observation = MemberObservation {
                 connected: state(connected, "C"),
                 healthy: state(healthy, "H"),
                 ..MemberObservation::default()
@@ -170,8 +178,8 @@ mod tests {
             let next = status(
                 "a",
                 None,
-                &facts,
-                Counts::default(),
+                &observation,
+                PhaseCounts::default(),
                 None,
                 1,
                 Timestamp::UNIX_EPOCH,
@@ -185,25 +193,36 @@ mod tests {
             (Truth::False, Truth::True, (Truth::False, "C")),
             (Truth::Unknown, Truth::False, (Truth::Unknown, "C")),
         ] {
-            assert_eq!(of(connected, healthy), state(expected.0, expected.1));
+            assert_eq!(
+                status_for(connected, healthy),
+                state(expected.0, expected.1)
+            );
         }
     }
 
     #[test]
     fn last_seen_is_written_once_per_minute() {
-        let facts = MemberObservation {
+        let observation = MemberObservation {
             mode: Mode::Proxy,
             connected: State::new(Truth::True, reason::CONNECTED, ""),
             uid: Some("u".to_owned()),
             ..MemberObservation::default()
         };
         let at = |second| Timestamp::from_second(second).unwrap();
-        let first = status("a", None, &facts, Counts::default(), None, 1, at(100));
+        let first = status(
+            "a",
+            None,
+            &observation,
+            PhaseCounts::default(),
+            None,
+            1,
+            at(100),
+        );
         let again = status(
             "a",
             Some(&first),
-            &facts,
-            Counts::default(),
+            &observation,
+            PhaseCounts::default(),
             None,
             1,
             at(159),
@@ -212,8 +231,8 @@ mod tests {
         let later = status(
             "a",
             Some(&first),
-            &facts,
-            Counts::default(),
+            &observation,
+            PhaseCounts::default(),
             None,
             1,
             at(160),
@@ -224,7 +243,7 @@ mod tests {
     #[test]
     fn earlier_certificate_expiry_is_recorded_only_from_session() {
         let at = |second| Timestamp::from_second(second).unwrap();
-        for (known, said, recorded, expected) in [
+        for (known, is_reported, recorded, expected) in [
             (None, false, None, None),
             (None, false, Some(200), Some(200)),
             (Some(100), false, None, Some(100)),
@@ -233,58 +252,66 @@ mod tests {
             (Some(100), true, Some(200), Some(100)),
             (Some(300), true, Some(200), Some(300)),
         ] {
-            let facts = MemberObservation {
+            let observation = MemberObservation {
                 certificate: known.map(|end| Validity::until(at(end))),
-                certificate_said: said,
+                certificate_reported: is_reported,
                 ..MemberObservation::default()
             };
-            let before = EdgeClusterStatus {
+            let previous = EdgeClusterStatus {
                 certificate_expiry: recorded.map(|end| Time(at(end))),
                 ..EdgeClusterStatus::default()
             };
             let next = status(
                 "a",
-                Some(&before),
-                &facts,
-                Counts::default(),
+                Some(&previous),
+                &observation,
+                PhaseCounts::default(),
                 None,
                 1,
                 at(0),
             );
-            let found = next.certificate_expiry.map(|end| end.0.as_second());
-            assert_eq!(found, expected, "{known:?} {said} {recorded:?}");
-            let stands = conditions::find(&next.conditions, "CertificateCurrent").is_some();
-            assert_eq!(stands, expected.is_some());
+            let expiry = next.certificate_expiry.map(|end| end.0.as_second());
+            assert_eq!(expiry, expected, "{known:?} {is_reported} {recorded:?}");
+            let has_condition = conditions::find(&next.conditions, "CertificateCurrent").is_some();
+            assert_eq!(has_condition, expected.is_some());
         }
     }
 
     #[test]
     fn silent_member_keeps_recorded_status_for_grace_period() {
-        let said = MemberObservation {
+        let reported = MemberObservation {
             mode: Mode::Proxy,
             connected: State::new(Truth::True, reason::CONNECTED, ""),
             healthy: State::new(Truth::True, reason::RECONCILING, ""),
             holder: Some("hub/a".to_owned()),
             ..MemberObservation::default()
         };
-        let of = |before: Option<&EdgeClusterStatus>, facts: &MemberObservation| {
+        let status_for = |previous: Option<&EdgeClusterStatus>, observation: &MemberObservation| {
             let at = Timestamp::from_second(100).unwrap();
-            status("a", before, facts, Counts::default(), None, 1, at)
+            status(
+                "a",
+                previous,
+                observation,
+                PhaseCounts::default(),
+                None,
+                1,
+                at,
+            )
         };
-        let first = of(None, &said);
-        let silent = |unheard| MemberObservation {
-            unheard,
+        let first = status_for(None, &reported);
+        let silent = |record_expired| MemberObservation {
+            record_expired,
             ..MemberObservation::default()
         };
-        let lost = MemberObservation {
+        let unreachable = MemberObservation {
             connected: State::new(Truth::False, reason::UNREACHABLE, ""),
             ..silent(false)
         };
-        let word = |status: &EdgeClusterStatus, type_| {
+        let condition = |status: &EdgeClusterStatus, type_| {
             conditions::find(&status.conditions, type_)
                 .map(|it| format!("{:?} {}", it.truth, it.reason))
         };
-        for (facts, mode, holder, connected, healthy) in [
+        for (observation, mode, holder, connected, healthy) in [
             (
                 silent(false),
                 Mode::Proxy,
@@ -300,7 +327,7 @@ mod tests {
                 "Unknown Starting",
             ),
             (
-                lost,
+                unreachable,
                 Mode::None,
                 false,
                 "False Unreachable",
@@ -309,8 +336,8 @@ mod tests {
             // A report counts at any time.
             (
                 MemberObservation {
-                    unheard: true,
-                    ..said
+                    record_expired: true,
+                    ..reported
                 },
                 Mode::Proxy,
                 true,
@@ -318,34 +345,45 @@ mod tests {
                 "True Reconciling",
             ),
         ] {
-            let next = of(Some(&first), &facts);
+            let next = status_for(Some(&first), &observation);
             assert_eq!(
                 (next.mode, next.lease_holder.is_some()),
                 (Some(mode), holder),
-                "{facts:?}"
+                "{observation:?}"
             );
-            assert_eq!(word(&next, "Connected").as_deref(), Some(connected));
-            assert_eq!(word(&next, "Healthy").as_deref(), Some(healthy));
+            assert_eq!(condition(&next, "Connected").as_deref(), Some(connected));
+            assert_eq!(condition(&next, "Healthy").as_deref(), Some(healthy));
         }
         // Without a recorded status, nothing can stay.
-        let new = of(None, &silent(false));
-        assert_eq!(word(&new, "Connected").as_deref(), Some("Unknown Starting"));
+        let new = status_for(None, &silent(false));
+        assert_eq!(
+            condition(&new, "Connected").as_deref(),
+            Some("Unknown Starting")
+        );
     }
 
     #[test]
     fn recorded_cluster_uid_is_never_overwritten() {
-        let with = |uid: &str| MemberObservation {
+        let with_uid = |uid: &str| MemberObservation {
             mode: Mode::Proxy,
             uid: Some(uid.to_owned()),
             ..MemberObservation::default()
         };
         let at = Timestamp::UNIX_EPOCH;
-        let first = status("a", None, &with("u"), Counts::default(), None, 1, at);
+        let first = status(
+            "a",
+            None,
+            &with_uid("u"),
+            PhaseCounts::default(),
+            None,
+            1,
+            at,
+        );
         let second = status(
             "a",
             Some(&first),
-            &with("v"),
-            Counts::default(),
+            &with_uid("v"),
+            PhaseCounts::default(),
             None,
             1,
             at,

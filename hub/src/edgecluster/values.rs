@@ -10,160 +10,163 @@ use serde_json::{Map, Value};
 use tokio::sync::watch;
 
 use super::FleetChart;
-use crate::chart::values::{self, Place, Problem, Readings, Source};
+use crate::chart::values::{self, ValuesLocation, ValuesProblem, ValuesReadings, ValuesSource};
 use crate::chart::values_status;
-use crate::members::observation::Values;
+use crate::members::observation::MemberValuesState;
 
 /// Exchanges values with their reader: the requested locations, and the values read there.
 #[derive(Debug)]
-pub struct Overlaying {
+pub struct MemberValues {
     /// Sources of the fleet's own values.
-    pub fixed: Vec<Source>,
-    pub wanted: watch::Sender<BTreeSet<Place>>,
-    pub readings: watch::Receiver<Arc<Readings>>,
+    pub fleet_sources: Vec<ValuesSource>,
+    pub requested: watch::Sender<BTreeSet<ValuesLocation>>,
+    pub readings: watch::Receiver<Arc<ValuesReadings>>,
 }
 
 /// Members with their own values, by name.
 #[derive(Debug, Default)]
-pub(super) struct Overlays(BTreeMap<String, Overlay>);
+pub(super) struct MemberCharts(BTreeMap<String, MemberChartEntry>);
 
 /// The last chart state for one member, and its inputs.
 #[derive(Debug)]
-struct Overlay {
+struct MemberChartEntry {
     fleet: Arc<ChartState>,
-    readings: Arc<Readings>,
-    inline: Option<Map<String, Value>>,
-    from: Vec<ValuesReference>,
-    made: Result<Arc<ChartState>, Problem>,
+    readings: Arc<ValuesReadings>,
+    values: Option<Map<String, Value>>,
+    values_from: Vec<ValuesReference>,
+    merged: Result<Arc<ChartState>, ValuesProblem>,
     /// The last good chart state. The member keeps it while its values are unavailable.
-    good: Option<Arc<ChartState>>,
+    last_good: Option<Arc<ChartState>>,
 }
 
 /// The chart state for one member.
 #[derive(Debug)]
-pub(super) struct Chart {
+pub(super) struct MemberChart {
     /// `None` if the member keeps its current one.
     pub chart: Option<Arc<ChartState>>,
     /// Whether it differs from the fleet's.
-    pub own: bool,
-    pub values: Values,
+    pub is_override: bool,
+    pub values: MemberValuesState,
 }
 
-impl Overlays {
-    /// Returns the chart state for a member. `had` returns the last one that the hub sent.
-    pub(crate) fn of(
+impl MemberCharts {
+    /// Returns the chart state for a member. `previous_chart` returns the last one that the hub sent.
+    pub(crate) fn chart_for(
         &mut self,
         (name, object): (&str, &EdgeCluster),
-        given: &FleetChart,
-        readings: &Arc<Readings>,
-        had: impl FnOnce() -> Option<ChartState>,
-    ) -> Chart {
+        fleet_chart: &FleetChart,
+        readings: &Arc<ValuesReadings>,
+        previous_chart: impl FnOnce() -> Option<ChartState>,
+    ) -> MemberChart {
         let spec = &object.spec;
-        let fleet_values = || match &given.problem {
-            None => Values::Plain,
-            Some(Problem::NotYet(_)) => Values::NotKnown,
+        let fleet_values = || match &fleet_chart.problem {
+            None => MemberValuesState::FleetOnly,
+            Some(ValuesProblem::NotYet(_)) => MemberValuesState::Unknown,
             Some(problem) => {
-                let has_good = given.chart.is_some();
-                let meanwhile = values_status::meanwhile(has_good);
-                let mut state = problem.state(meanwhile);
+                let has_chart = fleet_chart.chart.is_some();
+                let effect = values_status::effect_on_members(has_chart);
+                let mut state = problem.state(effect);
                 state.message.insert_str(0, "the fleet's values: ");
-                Values::Said(state)
+                MemberValuesState::Reported(state)
             }
         };
-        let Some(fleet) = &given.chart else {
-            return Chart {
+        let Some(fleet) = &fleet_chart.chart else {
+            return MemberChart {
                 chart: None,
-                own: false,
+                is_override: false,
                 values: fleet_values(),
             };
         };
-        if !values::has_own(spec) {
+        if !values::has_own_values(spec) {
             self.0.remove(name);
-            return Chart {
+            return MemberChart {
                 chart: Some(Arc::clone(fleet)),
-                own: false,
+                is_override: false,
                 values: fleet_values(),
             };
         }
-        let overlay = self.made(name, fleet, spec, readings, had);
-        let values = match (&overlay.made, fleet_values()) {
-            (Ok(_), Values::Said(state)) => Values::Said(state),
+        let entry = self.entry(name, fleet, spec, readings, previous_chart);
+        let values = match (&entry.merged, fleet_values()) {
+            (Ok(_), MemberValuesState::Reported(state)) => MemberValuesState::Reported(state),
             (Ok(_), _) => {
                 let message = "the member overrides values of the fleet";
-                Values::Said(State::new(Truth::True, reason::RESOLVED, message))
+                MemberValuesState::Reported(State::new(Truth::True, reason::RESOLVED, message))
             }
-            (Err(Problem::NotYet(_)), _) => Values::NotKnown,
+            (Err(ValuesProblem::NotYet(_)), _) => MemberValuesState::Unknown,
             (Err(problem), _) => {
-                let meanwhile = match overlay.good {
+                let effect = match entry.last_good {
                     Some(_) => "the member stays with the last good chart and values",
                     None => "the member keeps its current values until then",
                 };
-                Values::Said(problem.state(meanwhile))
+                MemberValuesState::Reported(problem.state(effect))
             }
         };
-        let chart = overlay.made.as_ref().ok().or(overlay.good.as_ref());
-        Chart {
+        let chart = entry.merged.as_ref().ok().or(entry.last_good.as_ref());
+        MemberChart {
             chart: chart.map(Arc::clone),
-            own: true,
+            is_override: true,
             values,
         }
     }
 
-    fn made(
+    fn entry(
         &mut self,
         name: &str,
         fleet: &Arc<ChartState>,
         spec: &EdgeClusterSpec,
-        readings: &Arc<Readings>,
-        had: impl FnOnce() -> Option<ChartState>,
-    ) -> &Overlay {
-        let before = self.0.remove(name);
-        let as_before = |before: &Overlay| {
-            Arc::ptr_eq(&before.fleet, fleet)
-                && Arc::ptr_eq(&before.readings, readings)
-                && before.inline == spec.values
-                && before.from == spec.values_from
+        readings: &Arc<ValuesReadings>,
+        previous_chart: impl FnOnce() -> Option<ChartState>,
+    ) -> &MemberChartEntry {
+        let previous = self.0.remove(name);
+        let is_unchanged = |previous: &MemberChartEntry| {
+            Arc::ptr_eq(&previous.fleet, fleet)
+                && Arc::ptr_eq(&previous.readings, readings)
+                && previous.values == spec.values
+                && previous.values_from == spec.values_from
         };
-        let overlay = match before {
-            Some(before) if as_before(&before) => before,
-            before => {
-                let made = values::member(fleet, spec, readings).map(Arc::new);
-                let good = match (&made, before) {
-                    (Ok(made), _) => Some(Arc::clone(made)),
-                    (Err(_), Some(before)) => before.good,
-                    (Err(_), None) => had().map(Arc::new),
+        let entry = match previous {
+            Some(previous) if is_unchanged(&previous) => previous,
+            previous => {
+                let merged = values::for_member(fleet, spec, readings).map(Arc::new);
+                let last_good = match (&merged, previous) {
+                    (Ok(merged), _) => Some(Arc::clone(merged)),
+                    (Err(_), Some(previous)) => previous.last_good,
+                    (Err(_), None) => previous_chart().map(Arc::new),
                 };
-                Overlay {
+                MemberChartEntry {
                     fleet: Arc::clone(fleet),
                     readings: Arc::clone(readings),
-                    inline: spec.values.clone(),
-                    from: spec.values_from.clone(),
-                    made,
-                    good,
+                    values: spec.values.clone(),
+                    values_from: spec.values_from.clone(),
+                    merged,
+                    last_good,
                 }
             }
         };
-        self.0.entry(name.to_owned()).or_insert(overlay)
+        self.0.entry(name.to_owned()).or_insert(entry)
     }
 
     /// Forgets members that left the fleet.
-    pub(super) fn keep(&mut self, here: impl Fn(&str) -> bool) {
-        self.0.retain(|name, _| here(name));
+    pub(super) fn retain(&mut self, exists: impl Fn(&str) -> bool) {
+        self.0.retain(|name, _| exists(name));
     }
 }
 
-impl Overlaying {
+impl MemberValues {
     /// Requests all locations that the fleet or a member names.
-    pub fn ask<'a>(&self, objects: impl Iterator<Item = &'a EdgeCluster>) {
-        let fixed = self.fixed.iter().map(|source| source.place.clone());
-        let of_members = objects
+    pub fn request<'a>(&self, objects: impl Iterator<Item = &'a EdgeCluster>) {
+        let fleet_sources = self
+            .fleet_sources
+            .iter()
+            .map(|source| source.location.clone());
+        let member_sources = objects
             .flat_map(|object| &object.spec.values_from)
-            .filter_map(|reference| Some(Source::of(reference).ok()?.place));
-        let places: BTreeSet<Place> = fixed.chain(of_members).collect();
-        self.wanted.send_if_modified(|before| {
-            let changed = *before != places;
+            .filter_map(|reference| Some(ValuesSource::from_reference(reference).ok()?.location));
+        let locations: BTreeSet<ValuesLocation> = fleet_sources.chain(member_sources).collect();
+        self.requested.send_if_modified(|requested| {
+            let changed = *requested != locations;
             if changed {
-                *before = places;
+                *requested = locations;
             }
             changed
         });
@@ -171,19 +174,19 @@ impl Overlaying {
 }
 
 /// Reports a desired state that exceeds the size of the member's Secret. The member keeps its last one.
-pub(super) fn too_large(desired: &DesiredState) -> Option<Values> {
+pub(super) fn size_problem(desired: &DesiredState) -> Option<MemberValuesState> {
     // The parts common to all members were checked before.
-    let alike = desired.deployments.is_empty() && desired.placed.is_empty();
-    if alike && desired.namespaces.is_empty() {
+    let is_shared = desired.deployments.is_empty() && desired.placed.is_empty();
+    if is_shared && desired.namespaces.is_empty() {
         return None;
     }
     let size = desired.size();
-    (size > DesiredState::MOST_BYTES).then(|| {
+    (size > DesiredState::MAX_BYTES).then(|| {
         let message = format!(
             "values, deployments, placed Tenants and workspace labels of this member have {size} bytes as JSON, more than {}; the member keeps its current state until you reduce them",
-            DesiredState::MOST_BYTES
+            DesiredState::MAX_BYTES
         );
-        Values::Said(State::new(Truth::False, reason::VALUES_TOO_LARGE, message))
+        MemberValuesState::Reported(State::new(Truth::False, reason::VALUES_TOO_LARGE, message))
     })
 }
 
@@ -193,7 +196,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::chart::values::Reading;
+    use crate::chart::values::ValuesReading;
 
     fn chart(version: &str) -> Arc<ChartState> {
         Arc::new(ChartState {
@@ -221,15 +224,15 @@ mod tests {
             }))
             .unwrap()
         };
-        assert_eq!(too_large(&desired(900_000, 0)), None);
-        assert_eq!(too_large(&desired(900_000, 1)), None);
-        let Some(Values::Said(state)) = too_large(&desired(900_000, 2)) else {
+        assert_eq!(size_problem(&desired(900_000, 0)), None);
+        assert_eq!(size_problem(&desired(900_000, 1)), None);
+        let Some(MemberValuesState::Reported(state)) = size_problem(&desired(900_000, 2)) else {
             panic!("it is given");
         };
         assert_eq!(state.reason, reason::VALUES_TOO_LARGE);
     }
 
-    fn given(chart: Option<Arc<ChartState>>, problem: Option<Problem>) -> FleetChart {
+    fn fleet_chart(chart: Option<Arc<ChartState>>, problem: Option<ValuesProblem>) -> FleetChart {
         FleetChart {
             epoch: 1,
             chart,
@@ -241,98 +244,116 @@ mod tests {
         EdgeCluster::new("edge-1", serde_json::from_value(spec).unwrap())
     }
 
-    fn place() -> Place {
-        Place {
+    fn location() -> ValuesLocation {
+        ValuesLocation {
             kind: ValuesKind::ConfigMap,
             name: "own".to_owned(),
             key: "values.yaml".to_owned(),
         }
     }
 
-    fn readings(reading: Option<Reading>) -> Arc<Readings> {
-        Arc::new(Readings {
-            by_place: reading
-                .map(|reading| (place(), reading))
+    fn readings(reading: Option<ValuesReading>) -> Arc<ValuesReadings> {
+        Arc::new(ValuesReadings {
+            by_location: reading
+                .map(|reading| (location(), reading))
                 .into_iter()
                 .collect(),
             salt: None,
         })
     }
 
-    fn values(value: Value) -> Reading {
-        Reading::Values(Arc::new(value.as_object().unwrap().clone()))
+    fn values(value: Value) -> ValuesReading {
+        ValuesReading::Values(Arc::new(value.as_object().unwrap().clone()))
     }
 
     #[test]
     fn member_keeps_last_good_values_and_reports_problem() {
-        let mut overlays = Overlays::default();
+        let mut member_charts = MemberCharts::default();
         let object = member(json!({"valuesFrom": [{"kind": "ConfigMap", "name": "own"}]}));
-        let at = ("edge-1", &object);
-        let first = given(Some(chart("1")), None);
+        let edge_1 = ("edge-1", &object);
+        let first = fleet_chart(Some(chart("1")), None);
         // The hub knows no values yet, and has sent none.
-        let found = overlays.of(at, &first, &readings(None), || None);
-        assert!(found.chart.is_none() && found.values == Values::NotKnown);
-        let found = overlays.of(at, &first, &readings(Some(values(json!({"a": 1})))), || {
-            None
-        });
-        let good = found.chart.unwrap();
-        assert!(found.own && good.values["a"] == 1);
-        assert!(matches!(&found.values, Values::Said(state) if state.truth == Truth::True));
-        let missing = readings(Some(Reading::Missing(
+        let result = member_charts.chart_for(edge_1, &first, &readings(None), || None);
+        assert!(result.chart.is_none() && result.values == MemberValuesState::Unknown);
+        let result = member_charts.chart_for(
+            edge_1,
+            &first,
+            &readings(Some(values(json!({"a": 1})))),
+            || None,
+        );
+        let last_good = result.chart.unwrap();
+        assert!(result.is_override && last_good.values["a"] == 1);
+        assert!(
+            matches!(&result.values, MemberValuesState::Reported(state) if state.truth == Truth::True)
+        );
+        let missing = readings(Some(ValuesReading::Missing(
             "there is no ConfigMap own".to_owned(),
         )));
         // Regardless of the fleet's chart.
-        for fleet in [first, given(Some(chart("2")), None)] {
-            let found = overlays.of(at, &fleet, &missing, || None);
-            assert_eq!(found.chart.as_ref(), Some(&good));
-            let Values::Said(state) = found.values else {
+        for fleet in [first, fleet_chart(Some(chart("2")), None)] {
+            let result = member_charts.chart_for(edge_1, &fleet, &missing, || None);
+            assert_eq!(result.chart.as_ref(), Some(&last_good));
+            let MemberValuesState::Reported(state) = result.values else {
                 panic!("nothing is said")
             };
             assert_eq!(state.reason, reason::VALUES_MISSING);
             assert!(state.message.contains("ConfigMap own"), "{}", state.message);
         }
-        let back = readings(Some(values(json!({"a": 2}))));
-        let found = overlays.of(at, &given(Some(chart("2")), None), &back, || None);
-        let next = found.chart.unwrap();
+        let recovered = readings(Some(values(json!({"a": 2}))));
+        let result = member_charts.chart_for(
+            edge_1,
+            &fleet_chart(Some(chart("2")), None),
+            &recovered,
+            || None,
+        );
+        let next = result.chart.unwrap();
         assert_eq!((next.version.as_str(), &next.values["a"]), ("2", &json!(2)));
     }
 
     #[test]
     fn previously_given_chart_counts_as_last_good() {
-        let mut overlays = Overlays::default();
+        let mut member_charts = MemberCharts::default();
         let object = member(json!({"valuesFrom": [{"kind": "ConfigMap", "name": "own"}]}));
-        let missing = readings(Some(Reading::Missing("gone".to_owned())));
-        let had = chart("0");
-        let found = overlays.of(
+        let missing = readings(Some(ValuesReading::Missing("gone".to_owned())));
+        let previous = chart("0");
+        let result = member_charts.chart_for(
             ("edge-1", &object),
-            &given(Some(chart("1")), None),
+            &fleet_chart(Some(chart("1")), None),
             &missing,
-            || Some((*had).clone()),
+            || Some((*previous).clone()),
         );
-        assert_eq!(found.chart, Some(had));
+        assert_eq!(result.chart, Some(previous));
     }
 
     #[test]
     fn member_without_own_values_uses_fleet_values() {
-        let mut overlays = Overlays::default();
+        let mut member_charts = MemberCharts::default();
         let fleet = chart("1");
         let nothing = readings(None);
         for spec in [json!({}), json!({"values": {}})] {
             let object = member(spec);
-            let given = given(Some(Arc::clone(&fleet)), None);
-            let found = overlays.of(("edge-1", &object), &given, &nothing, || None);
-            assert!(!found.own && Arc::ptr_eq(&found.chart.unwrap(), &fleet));
-            assert_eq!(found.values, Values::Plain);
+            let fleet_chart = fleet_chart(Some(Arc::clone(&fleet)), None);
+            let result =
+                member_charts.chart_for(("edge-1", &object), &fleet_chart, &nothing, || None);
+            assert!(!result.is_override && Arc::ptr_eq(&result.chart.unwrap(), &fleet));
+            assert_eq!(result.values, MemberValuesState::FleetOnly);
         }
-        let problem = Problem::Missing {
-            place: place(),
-            what: "there is no ConfigMap own".to_owned(),
+        let problem = ValuesProblem::Missing {
+            location: location(),
+            message: "there is no ConfigMap own".to_owned(),
         };
         for chart in [None, Some(Arc::clone(&fleet))] {
-            let given = given(chart.clone(), Some(problem.clone()));
-            let found = overlays.of(("edge-1", &member(json!({}))), &given, &nothing, || None);
-            assert_eq!(found.chart, chart);
-            assert!(matches!(&found.values, Values::Said(state) if state.truth == Truth::False));
+            let fleet_chart = fleet_chart(chart.clone(), Some(problem.clone()));
+            let result = member_charts.chart_for(
+                ("edge-1", &member(json!({}))),
+                &fleet_chart,
+                &nothing,
+                || None,
+            );
+            assert_eq!(result.chart, chart);
+            assert!(
+                matches!(&result.values, MemberValuesState::Reported(state) if state.truth == Truth::False)
+            );
         }
     }
 }

@@ -75,7 +75,7 @@ fn in_a_pod() -> Result<Config, InClusterError> {
 }
 
 async fn choose(source: HomeSource) -> Result<Home, HomeError> {
-    choose_with(&source, &Policy::default(), outside_of_a_pod).await
+    choose_from(&source, &Policy::default(), outside_of_a_pod).await
 }
 
 async fn choose_file(path: &Path, context: Option<&str>) -> Result<Home, HomeError> {
@@ -88,13 +88,13 @@ async fn choose_local(local: LocalSource, context: Option<&str>) -> Result<Home,
 }
 
 /// Returns the server and the context.
-fn place(home: &Home) -> (String, &str) {
+fn server_and_context(home: &Home) -> (String, &str) {
     (home.config.cluster_url.to_string(), &home.context_name)
 }
 
 #[track_caller]
-fn assert_place(home: &Home, server: &str, context: &str) {
-    assert_eq!(place(home), (server.to_owned(), context));
+fn assert_home(home: &Home, server: &str, context: &str) {
+    assert_eq!(server_and_context(home), (server.to_owned(), context));
 }
 
 #[tokio::test]
@@ -106,15 +106,15 @@ async fn kubeconfig_flag_beats_variable_beats_user_file() {
         user_file: Some(files.write("user", kubeconfig("https://user:1"))),
     };
     let home = choose_local(local.clone(), None).await.unwrap();
-    assert_place(&home, "https://flag:1/", "blue");
+    assert_home(&home, "https://flag:1/", "blue");
     assert_eq!(home.config.connect_timeout, Some(CONNECT_TIMEOUT));
     assert_eq!(home.config.read_timeout, None);
     local.flag = None;
     let home = choose_local(local.clone(), None).await.unwrap();
-    assert_place(&home, "https://variable:1/", "blue");
+    assert_home(&home, "https://variable:1/", "blue");
     local.kubeconfig_variable.clear();
     let home = choose_local(local, None).await.unwrap();
-    assert_place(&home, "https://user:1/", "blue");
+    assert_home(&home, "https://user:1/", "blue");
 }
 
 #[tokio::test]
@@ -124,12 +124,12 @@ async fn pod_config_ranks_between_variable_and_user_file() {
         user_file: Some(files.write("user", kubeconfig("https://user:1"))),
         ..Default::default()
     };
-    let found = super::local(&local, Some("ignored"), in_a_pod).await;
-    let home = Home::from(found.unwrap());
-    assert_place(&home, "https://10.0.0.1/", "in-cluster");
+    let config = super::local(&local, Some("ignored"), in_a_pod).await;
+    let home = Home::from(config.unwrap());
+    assert_home(&home, "https://10.0.0.1/", "in-cluster");
     local.kubeconfig_variable = vec![files.write("variable", kubeconfig("https://variable:1"))];
     let home = Home::from(super::local(&local, None, in_a_pod).await.unwrap());
-    assert_place(&home, "https://variable:1/", "blue");
+    assert_home(&home, "https://variable:1/", "blue");
 }
 
 #[tokio::test]
@@ -147,7 +147,7 @@ async fn listed_kubeconfigs_are_merged_skipping_missing_ones() {
     };
     // "red" comes from the second file, its cluster "c" from the first, as with kubectl.
     let home = choose_local(local, Some("red")).await.unwrap();
-    assert_place(&home, "https://first:1/", "red");
+    assert_home(&home, "https://first:1/", "red");
 }
 
 #[tokio::test]
@@ -155,7 +155,7 @@ async fn a_context_may_be_chosen_and_must_exist() {
     let files = Files::new();
     let path = files.write("k", kubeconfig("https://blue:1"));
     let home = choose_file(&path, Some("green")).await.unwrap();
-    assert_place(&home, "https://green:6443/", "green");
+    assert_home(&home, "https://green:6443/", "green");
     assert_eq!(home.config.default_namespace, "ns");
     let text = chain(&choose_file(&path, Some("pink")).await.unwrap_err());
     assert!(
@@ -280,11 +280,11 @@ async fn a_secret_is_read_through_the_sanitizer() {
         ),
     ] {
         let secret = secret("kubeconfig", &content);
-        let place = ("ns", "home", "kubeconfig");
-        let found = from_secret(&secret, place, context, &Policy::default()).await;
-        match (found, expected) {
+        let secret_key = ("ns", "home", "kubeconfig");
+        let result = from_secret(&secret, secret_key, context, &Policy::default()).await;
+        match (result, expected) {
             (Ok(home), Ok((server, name))) => {
-                assert_place(&home, server, name);
+                assert_home(&home, server, name);
             }
             (Err(error), Err(expected)) => {
                 let text = chain(&error);
@@ -293,18 +293,18 @@ async fn a_secret_is_read_through_the_sanitizer() {
                     "{text}"
                 );
             }
-            (found, expected) => panic!("{content}: {found:?} instead of {expected:?}"),
+            (result, expected) => panic!("{content}: {result:?} instead of {expected:?}"),
         }
     }
     let other = secret("other", &good);
-    let found = from_secret(
+    let result = from_secret(
         &other,
         ("ns", "home", "kubeconfig"),
         None,
         &Policy::default(),
     )
     .await;
-    let text = chain(&found.unwrap_err());
+    let text = chain(&result.unwrap_err());
     assert!(text.starts_with(no_key), "{text}");
 }
 
@@ -322,26 +322,29 @@ async fn the_policy_admits_exec_in_the_watch_secret() {
     assert!(home.config.auth_info.exec.is_some());
 }
 
-/// Responds to every request with `answer` and records the requests.
+/// Responds to every request with `respond` and records the requests.
 struct Server {
     url: String,
-    asked: Arc<Mutex<Vec<(String, String)>>>,
+    requests: Arc<Mutex<Vec<(String, String)>>>,
 }
 
 impl Server {
-    async fn start(answer: impl Fn() -> Response + Clone + Send + Sync + 'static) -> Self {
+    async fn start(respond: impl Fn() -> Response + Clone + Send + Sync + 'static) -> Self {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let asked = Arc::new(Mutex::new(Vec::new()));
-        let seen = Arc::clone(&asked);
+        let requests = Arc::new(Mutex::new(Vec::new()));
+        let recorded = Arc::clone(&requests);
         let router = Router::new().fallback(move |uri: Uri, headers: HeaderMap| {
             let agent = headers[header::USER_AGENT].to_str().unwrap().to_owned();
-            seen.lock().unwrap().push((uri.path().to_owned(), agent));
-            let answer = answer();
-            async move { answer }
+            recorded
+                .lock()
+                .unwrap()
+                .push((uri.path().to_owned(), agent));
+            let response = respond();
+            async move { response }
         });
         tokio::spawn(axum::serve(listener, router).into_future());
-        Self { url, asked }
+        Self { url, requests }
     }
 
     fn local(&self, files: &Files) -> LocalSource {
@@ -379,10 +382,10 @@ async fn watch_secret_is_fetched_with_local_kubeconfig() {
     let home = choose(source(watch_secret(), None, server.local(&files)))
         .await
         .unwrap();
-    assert_place(&home, "https://home:6443/", "blue");
+    assert_home(&home, "https://home:6443/", "blue");
     let agent = format!("krypton-hub/{}", env!("CARGO_PKG_VERSION"));
     let path = "/api/v1/namespaces/krypton/secrets/home".to_owned();
-    assert_eq!(*server.asked.lock().unwrap(), [(path, agent)]);
+    assert_eq!(*server.requests.lock().unwrap(), [(path, agent)]);
 }
 
 #[tokio::test]
@@ -424,7 +427,7 @@ async fn a_client_leaves_retrying_to_its_caller() {
     .await;
     let client = client(Config::new(server.url.parse().unwrap())).unwrap();
     assert!(client.apiserver_version().await.is_err());
-    assert_eq!(server.asked.lock().unwrap().len(), 1);
+    assert_eq!(server.requests.lock().unwrap().len(), 1);
 }
 
 fn rendered(config: &Config) -> Value {
@@ -445,13 +448,13 @@ async fn certificates_in_files_are_inline_for_helm() {
     let home = choose(source(HomeChoice::File(path), None, LocalSource::default()))
         .await
         .unwrap();
-    let found = rendered(&home.config);
+    let kubeconfig = rendered(&home.config);
     let expected = json!({
         "client-certificate-data": ByteString(b"the certificate".to_vec()),
         "client-key-data": ByteString(b"the key".to_vec()),
     });
-    assert_eq!(found["users"][0]["user"], expected);
-    assert_eq!(found["clusters"][0]["cluster"]["tls-server-name"], "b");
+    assert_eq!(kubeconfig["users"][0]["user"], expected);
+    assert_eq!(kubeconfig["clusters"][0]["cluster"]["tls-server-name"], "b");
 
     std::fs::remove_file(files.path("key")).unwrap();
     let error = kubeconfig_yaml(&home.config, None).unwrap_err().to_string();

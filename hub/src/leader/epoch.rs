@@ -9,7 +9,7 @@ use krypton_types::names::EPOCH_CONFIG_MAP;
 use kube::Client;
 use kube::api::{Api, PostParams};
 
-const KEY: &str = "epoch";
+const EPOCH_KEY: &str = "epoch";
 /// A new leader waits for the epoch.
 const DEADLINE: Duration = Duration::from_secs(3);
 
@@ -21,25 +21,22 @@ pub(super) async fn next_epoch(
     at_least: u64,
 ) -> Result<u64, ApiError> {
     let attempt = format!("taking an epoch from ConfigMap {namespace}/{EPOCH_CONFIG_MAP}");
-    call_within(
-        DEADLINE,
-        attempt,
-        next_epoch_now(client, namespace, at_least),
-    )
-    .await
+    call_within(DEADLINE, attempt, take_epoch(client, namespace, at_least)).await
 }
 
-async fn next_epoch_now(client: &Client, namespace: &str, at_least: u64) -> kube::Result<u64> {
+async fn take_epoch(client: &Client, namespace: &str, at_least: u64) -> kube::Result<u64> {
     let api: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
-    let found = api.get_opt(EPOCH_CONFIG_MAP).await?;
-    let next = recorded(found.as_ref()).max(at_least).saturating_add(1);
-    let data = Some([(KEY.to_owned(), next.to_string())].into());
+    let current = api.get_opt(EPOCH_CONFIG_MAP).await?;
+    let next = recorded_epoch(current.as_ref())
+        .max(at_least)
+        .saturating_add(1);
+    let data = Some([(EPOCH_KEY.to_owned(), next.to_string())].into());
     let params = PostParams::default();
-    match found {
+    match current {
         // The version that was read is the precondition: two hubs never take the same epoch.
-        Some(found) => {
-            let next = ConfigMap { data, ..found };
-            api.replace(EPOCH_CONFIG_MAP, &params, &next).await?
+        Some(current) => {
+            let updated = ConfigMap { data, ..current };
+            api.replace(EPOCH_CONFIG_MAP, &params, &updated).await?
         }
         None => {
             let metadata = ObjectMeta {
@@ -57,9 +54,9 @@ async fn next_epoch_now(client: &Client, namespace: &str, at_least: u64) -> kube
     Ok(next)
 }
 
-fn recorded(found: Option<&ConfigMap>) -> u64 {
-    found
-        .and_then(|found| found.data.as_ref()?.get(KEY)?.parse().ok())
+fn recorded_epoch(config_map: Option<&ConfigMap>) -> u64 {
+    config_map
+        .and_then(|config_map| config_map.data.as_ref()?.get(EPOCH_KEY)?.parse().ok())
         .unwrap_or_default()
 }
 
@@ -70,11 +67,11 @@ mod tests {
     #[test]
     fn non_numeric_recorded_epoch_counts_as_none() {
         let with = |text: &str| ConfigMap {
-            data: Some([(KEY.to_owned(), text.to_owned())].into()),
+            data: Some([(EPOCH_KEY.to_owned(), text.to_owned())].into()),
             ..ConfigMap::default()
         };
-        assert_eq!(recorded(Some(&with("41"))), 41);
-        assert_eq!(recorded(Some(&with("rubbish"))), 0);
-        assert_eq!(recorded(None), 0);
+        assert_eq!(recorded_epoch(Some(&with("41"))), 41);
+        assert_eq!(recorded_epoch(Some(&with("rubbish"))), 0);
+        assert_eq!(recorded_epoch(None), 0);
     }
 }

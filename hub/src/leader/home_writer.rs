@@ -17,14 +17,14 @@ use serde::de::DeserializeOwned;
 
 /// The outcome of a write on the home cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wrote {
+pub enum WriteOutcome {
     Ok,
     /// Another writer was faster, or the object is gone. The watch delivers the change.
     Conflict,
     Failed,
 }
 
-impl Wrote {
+impl WriteOutcome {
     const ALL: [Self; 3] = [Self::Ok, Self::Conflict, Self::Failed];
 
     pub(crate) fn name(self) -> &'static str {
@@ -47,8 +47,8 @@ impl HomeWrites {
     pub(crate) const DEPLOYMENT: &str = "kryptondeployment";
 
     /// Counts a completed write. `kind` is one of the kinds above.
-    pub(crate) fn count(&self, kind: &'static str, wrote: Wrote) {
-        let labels = [("kind", kind), ("outcome", wrote.name())];
+    pub(crate) fn count(&self, kind: &'static str, outcome: WriteOutcome) {
+        let labels = [("kind", kind), ("outcome", outcome.name())];
         self.0.get_or_create(&labels).inc();
     }
 }
@@ -57,8 +57,8 @@ impl Default for HomeWrites {
     fn default() -> Self {
         let writes = Family::default();
         for kind in [Self::EDGE_CLUSTER, Self::TENANT, Self::DEPLOYMENT] {
-            for wrote in Wrote::ALL {
-                let labels = [("kind", kind), ("outcome", wrote.name())];
+            for outcome in WriteOutcome::ALL {
+                let labels = [("kind", kind), ("outcome", outcome.name())];
                 drop(writes.get_or_create(&labels));
             }
         }
@@ -67,7 +67,7 @@ impl Default for HomeWrites {
 }
 
 /// Minimum interval between two writes of one object.
-pub(crate) const PACE: Duration = Duration::from_secs(1);
+pub(crate) const MIN_WRITE_INTERVAL: Duration = Duration::from_secs(1);
 /// Back-off of failed writes. A conflict makes the object due again, and has none.
 const BACKOFF: Backoff = Backoff {
     first: Duration::from_secs(1),
@@ -79,9 +79,9 @@ pub(crate) fn queue<K: Ord + Clone>(writers: usize) -> WorkQueue<K> {
     WorkQueue::new(writers, BACKOFF, BACKOFF)
 }
 
-/// Starts a request for an object. The next one follows after [`PACE`] at the earliest.
+/// Starts a request for an object. The next one follows after [`MIN_WRITE_INTERVAL`] at the earliest.
 pub(crate) fn start<K: Ord + Clone>(queue: &mut WorkQueue<K>, key: K, now: BootTime) {
-    queue.delay(key.clone(), BootTime(now.0 + PACE));
+    queue.delay(key.clone(), BootTime(now.0 + MIN_WRITE_INTERVAL));
     queue.start(key);
 }
 
@@ -89,18 +89,18 @@ pub(crate) fn start<K: Ord + Clone>(queue: &mut WorkQueue<K>, key: K, now: BootT
 pub(crate) async fn write<T>(
     attempt: String,
     request: impl Future<Output = kube::Result<T>>,
-) -> (Option<T>, Wrote) {
+) -> (Option<T>, WriteOutcome) {
     outcome(call(attempt, request).await)
 }
 
 /// Logs a failure.
-pub(crate) fn outcome<T>(answer: Result<T, ApiError>) -> (Option<T>, Wrote) {
-    match answer {
-        Ok(object) => (Some(object), Wrote::Ok),
-        Err(error) if matches!(error.code(), Some(404 | 409)) => (None, Wrote::Conflict),
+pub(crate) fn outcome<T>(response: Result<T, ApiError>) -> (Option<T>, WriteOutcome) {
+    match response {
+        Ok(object) => (Some(object), WriteOutcome::Ok),
+        Err(error) if matches!(error.code(), Some(404 | 409)) => (None, WriteOutcome::Conflict),
         Err(error) => {
             tracing::warn!(error = %chain(&error), "failed to write on the home cluster; retrying");
-            (None, Wrote::Failed)
+            (None, WriteOutcome::Failed)
         }
     }
 }
@@ -108,9 +108,9 @@ pub(crate) fn outcome<T>(answer: Result<T, ApiError>) -> (Option<T>, Wrote) {
 /// Why an object is being deleted. The deletion of a CRD deletes all its objects, which does not request the
 /// removal of any of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Deletion {
-    OfTheObject,
-    OfTheCrd,
+pub(crate) enum DeletionCause {
+    Object,
+    Crd,
 }
 
 /// Rereads the deletion of an object. Returns `None` if it is not being deleted, or if the read failed. Deleting
@@ -120,7 +120,7 @@ pub(crate) async fn read_deletion<K>(
     objects: &Api<K>,
     name: &str,
     uid: &str,
-) -> Option<Deletion>
+) -> Option<DeletionCause>
 where
     K: Clone + DeserializeOwned + std::fmt::Debug + Resource<DynamicType = ()> + CustomResourceExt,
 {
@@ -133,8 +133,8 @@ where
         let crds: Api<CustomResourceDefinition> = Api::all(client);
         let crd = crds.get_metadata(K::crd_name()).await?;
         Ok(Some(match crd.metadata.deletion_timestamp {
-            Some(_) => Deletion::OfTheCrd,
-            None => Deletion::OfTheObject,
+            Some(_) => DeletionCause::Crd,
+            None => DeletionCause::Object,
         }))
     };
     call(attempt, request).await.unwrap_or_else(|error| {
@@ -144,22 +144,22 @@ where
 }
 
 /// Upper bound for epochs. A hub never writes a greater number, so such a number is ignored.
-const LATEST: u64 = 1 << 53;
+const EPOCH_LIMIT: u64 = 1 << 53;
 
 /// Whether this hub may write an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum EpochCheck {
     Write,
     /// A later leader, with this epoch, has written the object.
     Overtaken(u64),
 }
 
-/// Judges the epoch `recorded` on the object. An older CRD stores none. Together with the write's
-/// resourceVersion, the check and the write are atomic.
-pub(super) fn verdict(ours: u64, recorded: Option<u64>) -> Verdict {
+/// Compares this hub's epoch with the epoch `recorded` on the object. An older CRD stores none. Together with the
+/// write's resourceVersion, the check and the write are atomic.
+pub(super) fn check_epoch(own_epoch: u64, recorded: Option<u64>) -> EpochCheck {
     match recorded {
-        Some(theirs) if theirs > ours && theirs < LATEST => Verdict::Overtaken(theirs),
-        _ => Verdict::Write,
+        Some(epoch) if epoch > own_epoch && epoch < EPOCH_LIMIT => EpochCheck::Overtaken(epoch),
+        _ => EpochCheck::Write,
     }
 }
 
@@ -175,7 +175,7 @@ mod tests {
         start(&mut queue, "a", now);
         queue.done(&"a", Outcome::Again(now), now, 0.0);
         assert_eq!(queue.pop(now), None);
-        assert_eq!(queue.wake(), Some(BootTime(PACE)));
+        assert_eq!(queue.wake(), Some(BootTime(MIN_WRITE_INTERVAL)));
     }
 
     #[test]
@@ -199,10 +199,10 @@ mod tests {
             }))
         };
         for (code, expected) in [
-            (404, Wrote::Conflict),
-            (409, Wrote::Conflict),
-            (403, Wrote::Failed),
-            (500, Wrote::Failed),
+            (404, WriteOutcome::Conflict),
+            (409, WriteOutcome::Conflict),
+            (403, WriteOutcome::Failed),
+            (500, WriteOutcome::Failed),
         ] {
             assert_eq!(outcome(code), (None, expected), "{code}");
         }
@@ -211,16 +211,19 @@ mod tests {
     #[test]
     fn later_leader_writes_are_not_overwritten() {
         let cases = [
-            (None, Verdict::Write),
-            (Some(6), Verdict::Write),
-            (Some(7), Verdict::Write),
-            (Some(8), Verdict::Overtaken(8)),
-            (Some(LATEST - 1), Verdict::Overtaken(LATEST - 1)),
-            (Some(LATEST), Verdict::Write),
-            (Some(u64::MAX), Verdict::Write),
+            (None, EpochCheck::Write),
+            (Some(6), EpochCheck::Write),
+            (Some(7), EpochCheck::Write),
+            (Some(8), EpochCheck::Overtaken(8)),
+            (
+                Some(EPOCH_LIMIT - 1),
+                EpochCheck::Overtaken(EPOCH_LIMIT - 1),
+            ),
+            (Some(EPOCH_LIMIT), EpochCheck::Write),
+            (Some(u64::MAX), EpochCheck::Write),
         ];
         for (recorded, expected) in cases {
-            assert_eq!(verdict(7, recorded), expected, "{recorded:?}");
+            assert_eq!(check_epoch(7, recorded), expected, "{recorded:?}");
         }
     }
 }

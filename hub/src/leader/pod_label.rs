@@ -21,13 +21,13 @@ use super::{Leader, LeaderState};
 use crate::args::{LocalSource, OwnPod};
 use crate::home;
 
-const CALL: Duration = Duration::from_secs(2);
+const CALL_TIMEOUT: Duration = Duration::from_secs(2);
 /// Delay after a transient failure.
-const RETRY: Duration = Duration::from_secs(1);
-/// Interval for a check. A user or another hub may have removed the label, and a rejected request may be
+const RETRY_DELAY: Duration = Duration::from_secs(1);
+/// Interval for setting the label again. A user or another hub may have removed the label, and a rejected request may be
 /// allowed by now.
-const LOOK_EVERY: Duration = Duration::from_secs(10);
-const ABOUT: &str = "leader label";
+const CHECK_INTERVAL: Duration = Duration::from_secs(10);
+const READINESS_NOTE: &str = "leader label";
 
 #[derive(Debug, Error)]
 pub enum LabelError {
@@ -44,7 +44,7 @@ pub enum LabelError {
 }
 
 impl LabelError {
-    fn of(pod: String, error: ApiError) -> Self {
+    fn new(pod: String, error: ApiError) -> Self {
         match error.status() {
             Some(status) if status.code == 403 => Self::Forbidden {
                 pod,
@@ -63,115 +63,117 @@ enum LabelChange {
     /// Sets or removes the label on the hub's own pod.
     Own(bool),
     /// Removes the label from the previous leader's pod.
-    Former(String),
+    Previous(String),
 }
 
 /// Schedules the label changes. Performs no I/O.
 #[derive(Debug)]
-struct Course {
+struct LabelSchedule {
     /// Start of the current leader term.
-    led_since: Option<BootTime>,
+    term_start: Option<BootTime>,
     /// Time of the next change of the own pod.
-    own: Option<BootTime>,
+    own_due: Option<BootTime>,
     /// The pod that must lose the label, and the time of that change.
-    former: Option<(String, BootTime)>,
+    previous_due: Option<(String, BootTime)>,
 }
 
-impl Course {
+impl LabelSchedule {
     /// Creates the schedule at startup. An earlier container of this pod may have led until a moment ago.
     fn new(now: BootTime) -> Self {
         Self {
-            led_since: None,
-            own: Some(now),
-            former: None,
+            term_start: None,
+            own_due: Some(now),
+            previous_due: None,
         }
     }
 
-    /// Returns the next change, or the time to check again. `lead` is the start of the term, if this hub leads,
-    /// and the previous leader's pod.
+    /// Returns the next change, or the time to check again. `term` is the start of the leader term, if this hub
+    /// leads, and the previous leader's pod.
     fn next(
         &mut self,
-        lead: Option<(BootTime, Option<&str>)>,
+        term: Option<(BootTime, Option<&str>)>,
         now: BootTime,
     ) -> Result<LabelChange, Option<BootTime>> {
-        let since = lead.map(|(since, _)| since);
-        if since != self.led_since {
-            self.led_since = since;
-            self.own = Some(now);
-            let former = lead.and_then(|(_, former)| former);
-            self.former = former.map(|former| (former.to_owned(), now));
+        let start = term.map(|(start, _)| start);
+        if start != self.term_start {
+            self.term_start = start;
+            self.own_due = Some(now);
+            let previous_pod = term.and_then(|(_, previous_pod)| previous_pod);
+            self.previous_due = previous_pod.map(|pod| (pod.to_owned(), now));
         }
-        if let Some((former, at)) = &self.former
-            && *at <= now
+        if let Some((pod, due)) = &self.previous_due
+            && *due <= now
         {
-            return Ok(LabelChange::Former(former.clone()));
+            return Ok(LabelChange::Previous(pod.clone()));
         }
-        if self.own.is_some_and(|at| at <= now) {
-            return Ok(LabelChange::Own(since.is_some()));
+        if self.own_due.is_some_and(|due| due <= now) {
+            return Ok(LabelChange::Own(start.is_some()));
         }
-        let former = self.former.as_ref().map(|(_, at)| *at);
-        Err(self.own.into_iter().chain(former).min())
+        let previous_due = self.previous_due.as_ref().map(|(_, due)| *due);
+        Err(self.own_due.into_iter().chain(previous_due).min())
     }
 
-    fn did(&mut self, label_change: &LabelChange, went: Went, now: BootTime) {
-        let again = went
-            .again(label_change)
-            .map(|pause| BootTime(now.0 + pause));
-        match label_change {
-            LabelChange::Own(_) => self.own = again,
-            LabelChange::Former(former) => self.former = again.map(|at| (former.clone(), at)),
+    /// Records the result of a change, and schedules its repetition.
+    fn record(&mut self, change: &LabelChange, result: LabelResult, now: BootTime) {
+        let due = result
+            .repeat_after(change)
+            .map(|delay| BootTime(now.0 + delay));
+        match change {
+            LabelChange::Own(_) => self.own_due = due,
+            LabelChange::Previous(pod) => self.previous_due = due.map(|due| (pod.clone(), due)),
         }
     }
 }
 
 /// Result of a label change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Went {
-    Well,
+enum LabelResult {
+    Done,
     /// The pod does not exist.
-    Nowhere,
-    Refused,
-    Badly,
+    NotFound,
+    Forbidden,
+    Failed,
 }
 
-impl Went {
-    pub(crate) fn of(done: &Result<(), LabelError>) -> Self {
-        match done {
-            Ok(()) => Self::Well,
-            Err(LabelError::Gone { .. }) => Self::Nowhere,
-            Err(LabelError::Forbidden { .. }) => Self::Refused,
-            Err(LabelError::Api(_)) => Self::Badly,
+impl LabelResult {
+    fn new(response: &Result<(), LabelError>) -> Self {
+        match response {
+            Ok(()) => Self::Done,
+            Err(LabelError::Gone { .. }) => Self::NotFound,
+            Err(LabelError::Forbidden { .. }) => Self::Forbidden,
+            Err(LabelError::Api(_)) => Self::Failed,
         }
     }
 
     /// Returns the delay before the change is repeated; `None` if it is not.
-    fn again(self, label_change: &LabelChange) -> Option<Duration> {
-        match (self, label_change) {
-            (Self::Badly, _) => Some(RETRY),
-            (_, LabelChange::Own(true)) | (Self::Refused, LabelChange::Own(false)) => {
-                Some(LOOK_EVERY)
+    fn repeat_after(self, change: &LabelChange) -> Option<Duration> {
+        match (self, change) {
+            (Self::Failed, _) => Some(RETRY_DELAY),
+            (_, LabelChange::Own(true)) | (Self::Forbidden, LabelChange::Own(false)) => {
+                Some(CHECK_INTERVAL)
             }
-            (_, LabelChange::Own(false) | LabelChange::Former(_)) => None,
+            (_, LabelChange::Own(false) | LabelChange::Previous(_)) => None,
         }
     }
 }
 
 /// Keeps the label on the leader's pod.
 #[derive(Debug)]
-pub struct Label {
+pub struct LeaderLabel {
     pods: Api<Pod>,
     own: OwnPod,
     readiness: Readiness,
-    told: Option<String>,
-    course: Course,
+    /// The error that was logged last.
+    reported_error: Option<String>,
+    schedule: LabelSchedule,
 }
 
-impl Label {
+impl LeaderLabel {
     /// Removes the label that an earlier container of this pod may have left, before anything else. Retries
     /// until the hub's own cluster responds.
     ///
     /// Returns `None` if the hub's pod or its cluster is unknown. The hub then leads without the label.
-    pub async fn cleared(
+    pub async fn clear_stale(
         own: Option<OwnPod>,
         local: LocalSource,
         readiness: Readiness,
@@ -179,11 +181,14 @@ impl Label {
         let own = own?;
         // A Service has no endpoint for a pod that is not ready, regardless of its labels.
         let starting = readiness.guard("label of the leader");
-        let client = match own_cluster(&local).await {
+        let client = match own_cluster_client(&local).await {
             Ok(client) => client,
             Err(problem) => {
                 tracing::error!(%problem, "the leader's pod gets no label; the agents' Service does not route to it");
-                readiness.note(ABOUT, Some(format!("its pod is not labelled: {problem}")));
+                readiness.note(
+                    READINESS_NOTE,
+                    Some(format!("its pod is not labelled: {problem}")),
+                );
                 return None;
             }
         };
@@ -191,96 +196,101 @@ impl Label {
             pods: Api::namespaced(client, &own.namespace),
             own,
             readiness,
-            told: None,
-            course: Course::new(BootTime::now()),
+            reported_error: None,
+            schedule: LabelSchedule::new(BootTime::now()),
         };
-        let off = LabelChange::Own(false);
+        let removal = LabelChange::Own(false);
         loop {
-            let went = label.carry_out(&off).await;
-            label.course.did(&off, went, BootTime::now());
-            if went != Went::Badly {
+            let result = label.apply(&removal).await;
+            label.schedule.record(&removal, result, BootTime::now());
+            if result != LabelResult::Failed {
                 break;
             }
-            tokio::time::sleep(RETRY).await;
+            tokio::time::sleep(RETRY_DELAY).await;
         }
         drop(starting);
         Some(label)
     }
 
     /// Updates the label with the leadership, until this hub shuts down or the election ends.
-    pub async fn keep(mut self, mut lead: Leader) {
+    pub async fn run(mut self, mut leader: Leader) {
         loop {
-            let stand = lead.stand();
-            let leader_term = stand.leader_term();
-            let former = leader_term.and_then(|leader_term| leader_term.former.as_deref());
-            let former = former.and_then(pod_of).filter(|pod| *pod != self.own.name);
-            let leads = leader_term.map(|leader_term| (leader_term.since, former));
-            match self.course.next(leads, BootTime::now()) {
+            let state = leader.state();
+            let leader_term = state.leader_term();
+            let previous_pod = leader_term
+                .and_then(|leader_term| leader_term.previous_leader.as_deref())
+                .and_then(pod_name)
+                .filter(|pod| *pod != self.own.name);
+            let term = leader_term.map(|leader_term| (leader_term.since, previous_pod));
+            match self.schedule.next(term, BootTime::now()) {
                 // Another hub may lead by now and may have removed the label from this pod.
-                Ok(label_change)
-                    if matches!(stand, LeaderState::Unconfirmed(_))
-                        || (label_change == LabelChange::Own(true)
-                            && !lead.writes(BootTime::now())) =>
+                Ok(change)
+                    if matches!(state, LeaderState::Unconfirmed(_))
+                        || (change == LabelChange::Own(true)
+                            && !leader.may_write(BootTime::now())) =>
                 {
-                    self.course.did(&label_change, Went::Badly, BootTime::now());
+                    self.schedule
+                        .record(&change, LabelResult::Failed, BootTime::now());
                 }
-                Ok(label_change) => {
-                    let went = self.carry_out(&label_change).await;
-                    self.course.did(&label_change, went, BootTime::now());
+                Ok(change) => {
+                    let result = self.apply(&change).await;
+                    self.schedule.record(&change, result, BootTime::now());
                 }
                 // The pod is deleted together with this process.
-                Err(_) if stand == LeaderState::Leaving => return,
+                Err(_) if state == LeaderState::Leaving => return,
                 Err(wake) => tokio::select! {
-                    changed = lead.changed() => if !changed { return },
+                    changed = leader.changed() => if !changed { return },
                     () = clock::sleep_until(wake, BootTime::now()) => {}
                 },
             }
         }
     }
 
-    async fn carry_out(&mut self, label_change: &LabelChange) -> Went {
-        let (name, patch) = match label_change {
+    async fn apply(&mut self, change: &LabelChange) -> LabelResult {
+        let (name, patch) = match change {
             LabelChange::Own(on) => (&self.own.name, own_patch(&self.own.uid, *on)),
-            LabelChange::Former(name) => (name, former_patch()),
+            LabelChange::Previous(name) => (name, previous_patch()),
         };
         let pod = format!("{}/{name}", self.own.namespace);
         let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
         let request = self.pods.patch_metadata(name, &params, &patch);
         let attempt = format!("labelling pod {pod} with {LEADER_LABEL}");
-        let done = call_within(CALL, attempt, request).await;
-        let done = done.map(drop).map_err(|error| LabelError::of(pod, error));
-        let went = Went::of(&done);
-        match label_change {
+        let response = call_within(CALL_TIMEOUT, attempt, request).await;
+        let response = response
+            .map(drop)
+            .map_err(|error| LabelError::new(pod, error));
+        let result = LabelResult::new(&response);
+        match change {
             // A standby does not need the label, so its errors are not reported.
-            LabelChange::Own(on) => self.tell(done.as_ref().err().filter(|_| *on)),
+            LabelChange::Own(on) => self.report(response.as_ref().err().filter(|_| *on)),
             // The pod was deleted with its node, or never existed.
-            LabelChange::Former(pod) => match &done {
+            LabelChange::Previous(pod) => match &response {
                 Ok(()) => tracing::debug!(%pod, "the hub that led before has the label no more"),
                 Err(error) => {
                     tracing::debug!(error = %chain(error), "the label of the hub that led before")
                 }
             },
         }
-        went
+        result
     }
 
-    fn tell(&mut self, error: Option<&LabelError>) {
+    fn report(&mut self, error: Option<&LabelError>) {
         let text = error.map(|error| chain(error));
         if let Some(text) = text
             .as_ref()
-            .filter(|text| self.told.as_ref() != Some(*text))
+            .filter(|text| self.reported_error.as_ref() != Some(*text))
         {
             tracing::warn!(error = %text, "agents may not reach the leader");
         }
-        self.readiness.note(ABOUT, text.clone());
-        self.told = text;
+        self.readiness.note(READINESS_NOTE, text.clone());
+        self.reported_error = text;
     }
 }
 
-async fn own_cluster(local: &LocalSource) -> Result<Client, String> {
-    let found = access::local(local, None, Config::incluster).await;
-    let found = found.map_err(|error| chain(&error))?;
-    home::client(found.config).map_err(|error| chain(&error))
+async fn own_cluster_client(local: &LocalSource) -> Result<Client, String> {
+    let access = access::local(local, None, Config::incluster).await;
+    let access = access.map_err(|error| chain(&error))?;
+    home::client(access.config).map_err(|error| chain(&error))
 }
 
 /// Matches the pod by its UID, because its name may be in use again.
@@ -290,12 +300,12 @@ fn own_patch(uid: &str, on: bool) -> Value {
 }
 
 /// Patches a pod that is known only by its unique name. Removing an absent label has no effect.
-fn former_patch() -> Value {
+fn previous_patch() -> Value {
     json!({"metadata": {"labels": {LEADER_LABEL: null}}})
 }
 
 /// Returns the pod in a hub's name in the Lease, `hub/<pod>/<random>`.
-fn pod_of(holder: &str) -> Option<&str> {
+fn pod_name(holder: &str) -> Option<&str> {
     let (pod, _) = holder.strip_prefix("hub/")?.rsplit_once('/')?;
     (!pod.is_empty() && !pod.contains('/')).then_some(pod)
 }
@@ -309,99 +319,109 @@ mod tests {
     }
 
     /// Runs all changes that are due, each with this result. Returns them and the next wake-up time.
-    fn done(
-        course: &mut Course,
-        lead: Option<(BootTime, Option<&str>)>,
-        went: Went,
+    fn apply_due(
+        schedule: &mut LabelSchedule,
+        term: Option<(BootTime, Option<&str>)>,
+        result: LabelResult,
         now: BootTime,
     ) -> (Vec<LabelChange>, Option<BootTime>) {
-        let mut label_changes = Vec::new();
+        let mut changes = Vec::new();
         loop {
-            match course.next(lead, now) {
-                Ok(label_change) => {
-                    course.did(&label_change, went, now);
-                    label_changes.push(label_change);
+            match schedule.next(term, now) {
+                Ok(change) => {
+                    schedule.record(&change, result, now);
+                    changes.push(change);
                 }
-                Err(wake) => return (label_changes, wake),
+                Err(wake) => return (changes, wake),
             }
-            assert!(label_changes.len() < 5, "{label_changes:?}");
+            assert!(changes.len() < 5, "{changes:?}");
         }
     }
 
     #[test]
     fn stale_label_is_removed_once_at_start() {
-        for went in [Went::Well, Went::Nowhere] {
-            let mut course = Course::new(at(0));
-            let first = done(&mut course, None, went, at(0));
+        for result in [LabelResult::Done, LabelResult::NotFound] {
+            let mut schedule = LabelSchedule::new(at(0));
+            let first = apply_due(&mut schedule, None, result, at(0));
             assert_eq!(first, (vec![LabelChange::Own(false)], None));
-            assert_eq!(done(&mut course, None, went, at(60)), (vec![], None));
+            assert_eq!(
+                apply_due(&mut schedule, None, result, at(60)),
+                (vec![], None)
+            );
         }
     }
 
     #[test]
     fn pod_label_follows_leader_and_is_reapplied() {
-        let well = Went::Well;
-        let mut course = Course::new(at(0));
-        done(&mut course, None, well, at(0));
-        let lead = Some((at(1), Some("hub-a")));
-        let (label_changes, wake) = done(&mut course, lead, well, at(1));
+        let ok = LabelResult::Done;
+        let mut schedule = LabelSchedule::new(at(0));
+        apply_due(&mut schedule, None, ok, at(0));
+        let term = Some((at(1), Some("hub-a")));
+        let (changes, wake) = apply_due(&mut schedule, term, ok, at(1));
         assert_eq!(
-            label_changes,
+            changes,
             [
-                LabelChange::Former("hub-a".to_owned()),
+                LabelChange::Previous("hub-a".to_owned()),
                 LabelChange::Own(true)
             ]
         );
         assert_eq!(wake, Some(at(11)));
-        assert_eq!(done(&mut course, lead, well, at(10)).0, []);
+        assert_eq!(apply_due(&mut schedule, term, ok, at(10)).0, []);
         assert_eq!(
-            done(&mut course, lead, well, at(11)).0,
+            apply_due(&mut schedule, term, ok, at(11)).0,
             [LabelChange::Own(true)]
         );
         // The label is removed immediately when leadership is lost, and set when it is regained.
-        let lost = done(&mut course, None, well, at(12));
+        let lost = apply_due(&mut schedule, None, ok, at(12));
         assert_eq!(lost, (vec![LabelChange::Own(false)], None));
-        let (label_changes, _) = done(&mut course, Some((at(13), None)), well, at(13));
-        assert_eq!(label_changes, [LabelChange::Own(true)]);
+        let (changes, _) = apply_due(&mut schedule, Some((at(13), None)), ok, at(13));
+        assert_eq!(changes, [LabelChange::Own(true)]);
     }
 
     #[test]
     fn failed_label_change_is_retried_while_leading() {
-        let (own, former) = (
+        let (own, previous) = (
             LabelChange::Own(true),
-            LabelChange::Former("hub-a".to_owned()),
+            LabelChange::Previous("hub-a".to_owned()),
         );
-        for (went, pause, again) in [
-            (Went::Badly, RETRY, vec![former, own.clone()]),
-            (Went::Refused, LOOK_EVERY, vec![own.clone()]),
-            (Went::Nowhere, LOOK_EVERY, vec![own]),
+        for (result, pause, repeated) in [
+            (
+                LabelResult::Failed,
+                RETRY_DELAY,
+                vec![previous, own.clone()],
+            ),
+            (LabelResult::Forbidden, CHECK_INTERVAL, vec![own.clone()]),
+            (LabelResult::NotFound, CHECK_INTERVAL, vec![own]),
         ] {
-            let mut course = Course::new(at(0));
-            done(&mut course, None, Went::Well, at(0));
-            let lead = Some((at(1), Some("hub-a")));
-            let (label_changes, wake) = done(&mut course, lead, went, at(1));
-            assert_eq!(label_changes.len(), 2);
+            let mut schedule = LabelSchedule::new(at(0));
+            apply_due(&mut schedule, None, LabelResult::Done, at(0));
+            let term = Some((at(1), Some("hub-a")));
+            let (changes, wake) = apply_due(&mut schedule, term, result, at(1));
+            assert_eq!(changes.len(), 2);
             assert_eq!(wake, Some(BootTime(at(1).0 + pause)));
             let later = BootTime(at(1).0 + pause);
-            assert_eq!(done(&mut course, lead, went, later).0, again);
+            assert_eq!(apply_due(&mut schedule, term, result, later).0, repeated);
             // The next leader removes a leftover label.
-            let lost = done(&mut course, None, Went::Well, at(30));
+            let lost = apply_due(&mut schedule, None, LabelResult::Done, at(30));
             assert_eq!(lost, (vec![LabelChange::Own(false)], None));
         }
     }
 
     #[test]
     fn failed_label_removal_is_retried() {
-        for (went, pause) in [(Went::Badly, RETRY), (Went::Refused, LOOK_EVERY)] {
-            let mut course = Course::new(at(0));
-            let (label_changes, wake) = done(&mut course, None, went, at(0));
-            let again = BootTime(at(0).0 + pause);
+        for (result, pause) in [
+            (LabelResult::Failed, RETRY_DELAY),
+            (LabelResult::Forbidden, CHECK_INTERVAL),
+        ] {
+            let mut schedule = LabelSchedule::new(at(0));
+            let (changes, wake) = apply_due(&mut schedule, None, result, at(0));
+            let repeated = BootTime(at(0).0 + pause);
             assert_eq!(
-                (label_changes, wake),
-                (vec![LabelChange::Own(false)], Some(again))
+                (changes, wake),
+                (vec![LabelChange::Own(false)], Some(repeated))
             );
             assert_eq!(
-                done(&mut course, None, went, again).0,
+                apply_due(&mut schedule, None, result, repeated).0,
                 [LabelChange::Own(false)]
             );
         }
@@ -416,7 +436,7 @@ mod tests {
             ("hub/a", None),
             ("agent/a/0000beef", None),
         ] {
-            assert_eq!(pod_of(holder), pod, "{holder}");
+            assert_eq!(pod_name(holder), pod, "{holder}");
         }
     }
 
@@ -431,7 +451,7 @@ mod tests {
             r#"{"metadata":{"labels":{"mesh.openkcm.io/leader":null},"uid":"u"}}"#
         );
         assert_eq!(
-            former_patch().to_string(),
+            previous_patch().to_string(),
             r#"{"metadata":{"labels":{"mesh.openkcm.io/leader":null}}}"#
         );
     }

@@ -13,12 +13,12 @@ use serde_json::{Value, json};
 use crate::ca::AgentCertificate;
 
 /// How long the current key stays valid after the first use of the next one.
-const OVERLAP: SignedDuration = SignedDuration::from_mins(10);
+const KEY_OVERLAP: SignedDuration = SignedDuration::from_mins(10);
 /// How long an unused next key blocks another one. An agent waits as long for its certificate.
-const ON_ITS_WAY: SignedDuration = SignedDuration::from_secs(20);
+const RENEWAL_PENDING: SignedDuration = SignedDuration::from_secs(20);
 /// After this time, a replaced key is in use by a second party. Before, it may belong to a replica that has not
 /// followed yet.
-const LATE: SignedDuration = SignedDuration::from_mins(20);
+const REPLACED_GRACE: SignedDuration = SignedDuration::from_mins(20);
 
 /// Condition of an EdgeCluster: whether only one key of its agent is in use.
 pub const ONE_KEY: &str = "AgentKeyUnique";
@@ -31,14 +31,14 @@ pub mod reason {
 
 /// How the hub treats an agent that uses a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    Good,
+pub enum KeyStatus {
+    Valid,
     /// It was replaced a short time ago.
     Replaced,
     /// The hub issued it after all recorded keys, because the home cluster was restored from a backup.
     Newer,
     /// The record lacks it, or it was replaced long ago: two keys are in use.
-    Foreign,
+    Unknown,
 }
 
 /// Why the hub doesn't renew a key.
@@ -69,8 +69,8 @@ pub fn key_of(certificate: &AgentCertificate) -> AgentKey {
 
 /// Returns the record after an enrollment. A new key voids all older ones, and a recorded key changes nothing.
 pub fn enrolled(keys: Option<&AgentKeys>, key: AgentKey) -> AgentKeys {
-    let is_on_record = |keys: &&AgentKeys| has(keys, &key.key_sha256);
-    match keys.filter(is_on_record) {
+    let is_recorded = |keys: &&AgentKeys| contains_key(keys, &key.key_sha256);
+    match keys.filter(is_recorded) {
         Some(keys) => keys.clone(),
         None => AgentKeys {
             current: key,
@@ -79,7 +79,7 @@ pub fn enrolled(keys: Option<&AgentKeys>, key: AgentKey) -> AgentKeys {
     }
 }
 
-fn has(keys: &AgentKeys, key: &str) -> bool {
+fn contains_key(keys: &AgentKeys, key: &str) -> bool {
     keys.current.key_sha256 == key
         || keys
             .next
@@ -92,57 +92,59 @@ fn has(keys: &AgentKeys, key: &str) -> bool {
 fn is_newer(keys: &AgentKeys, key: &AgentKey) -> bool {
     let since = |key: &AgentKey| key.since.as_ref().map(|since| since.0);
     let newest = since(&keys.current).max(keys.next.as_ref().and_then(since));
-    let after = |newest: Timestamp| newest.saturating_add(LATE).ok();
+    let after = |newest: Timestamp| newest.saturating_add(REPLACED_GRACE).ok();
     let after = newest.and_then(after);
-    after.is_some_and(|after| since(key) > Some(after)) && !has(keys, &key.key_sha256)
+    after.is_some_and(|after| since(key) > Some(after)) && !contains_key(keys, &key.key_sha256)
 }
 
-/// Judges whether the agent may use this key. Without a record it may use any.
-pub fn judge(keys: Option<&AgentKeys>, key: &AgentKey, now: Timestamp) -> Verdict {
+/// Returns whether the agent may use this key. Without a record it may use any.
+pub fn key_status(keys: Option<&AgentKeys>, key: &AgentKey, now: Timestamp) -> KeyStatus {
     let Some(keys) = keys else {
-        return Verdict::Good;
+        return KeyStatus::Valid;
     };
     let next = keys.next.as_ref();
     if next.is_some_and(|next| next.key_sha256 == key.key_sha256) {
-        return Verdict::Good;
+        return KeyStatus::Valid;
     }
     if is_newer(keys, key) {
-        return Verdict::Newer;
+        return KeyStatus::Newer;
     }
     let is_current = keys.current.key_sha256 == key.key_sha256;
     let replaced = next.and_then(|next| next.used.as_ref());
     match (is_current, replaced.or(keys.current.since.as_ref())) {
-        (true, _) if replaced.is_none() => Verdict::Good,
-        (true, Some(at)) if ago(at, now) < OVERLAP => Verdict::Good,
-        (_, Some(at)) if ago(at, now) < LATE => Verdict::Replaced,
-        _ => Verdict::Foreign,
+        (true, _) if replaced.is_none() => KeyStatus::Valid,
+        (true, Some(at)) if ago(at, now) < KEY_OVERLAP => KeyStatus::Valid,
+        (_, Some(at)) if ago(at, now) < REPLACED_GRACE => KeyStatus::Replaced,
+        _ => KeyStatus::Unknown,
     }
 }
 
-/// Returns the record after `by` has received a certificate for the key `next`.
+/// Returns the record after the holder of the key `presented` has received a certificate for the key `next`.
 ///
 /// # Errors
-/// Fails if `by` is not recorded, or if another certificate was issued a short time ago. The other
+/// Fails if `presented` is not recorded, or if another certificate was issued a short time ago. The other
 /// replicas may not have received that one yet.
 pub fn renewed(
     keys: Option<&AgentKeys>,
-    by: AgentKey,
+    presented: AgentKey,
     next: AgentKey,
     now: Timestamp,
 ) -> Result<AgentKeys, NotRenewed> {
     let current = match keys {
-        None => by,
-        Some(keys) if is_newer(keys, &by) => by,
-        Some(keys) if !has(keys, &by.key_sha256) => return Err(NotRenewed::Replaced),
+        None => presented,
+        Some(keys) if is_newer(keys, &presented) => presented,
+        Some(keys) if !contains_key(keys, &presented.key_sha256) => {
+            return Err(NotRenewed::Replaced);
+        }
         Some(keys) => match &keys.next {
-            Some(other) if other.key_sha256 == by.key_sha256 => other.clone(),
-            Some(other) if other.key_sha256 == next.key_sha256 => keys.current.clone(),
-            Some(other) if other.used.is_some() => return Err(NotRenewed::Renewing),
-            Some(other)
-                if other
+            Some(pending) if pending.key_sha256 == presented.key_sha256 => pending.clone(),
+            Some(pending) if pending.key_sha256 == next.key_sha256 => keys.current.clone(),
+            Some(pending) if pending.used.is_some() => return Err(NotRenewed::Renewing),
+            Some(pending)
+                if pending
                     .since
                     .as_ref()
-                    .is_some_and(|at| ago(at, now) < ON_ITS_WAY) =>
+                    .is_some_and(|at| ago(at, now) < RENEWAL_PENDING) =>
             {
                 return Err(NotRenewed::Renewing);
             }
@@ -156,7 +158,7 @@ pub fn renewed(
 }
 
 /// Records that a session started with this key.
-pub fn seen(keys: &mut Option<AgentKeys>, key: &AgentKey, now: Timestamp) {
+pub fn record_use(keys: &mut Option<AgentKeys>, key: &AgentKey, now: Timestamp) {
     if keys.as_ref().is_none_or(|keys| is_newer(keys, key)) {
         *keys = Some(AgentKeys {
             current: key.clone(),
@@ -180,7 +182,7 @@ pub fn patch(keys: &AgentKeys) -> Value {
 }
 
 /// Sets the condition. `refused` is the time of the last use of a foreign key. A later enrollment ends it.
-pub fn put(
+pub fn set_condition(
     conditions: &mut Vec<Condition>,
     refused: Option<Timestamp>,
     keys: Option<&AgentKeys>,
@@ -230,34 +232,38 @@ mod tests {
         }
     }
 
-    /// Judges a key without other known properties.
-    fn judge(keys: Option<&AgentKeys>, name: &str, now: Timestamp) -> Verdict {
-        super::judge(keys, &key(name, 0), now)
+    /// Returns the status of a key without other known properties.
+    fn key_status(keys: Option<&AgentKeys>, name: &str, now: Timestamp) -> KeyStatus {
+        super::key_status(keys, &key(name, 0), now)
     }
 
     #[test]
     fn renewed_key_replaces_old_key_after_first_use() {
         let mut keys = Some(enrolled(None, key("a", 0)));
-        assert_eq!(judge(keys.as_ref(), "a", at(100)), Verdict::Good);
+        assert_eq!(key_status(keys.as_ref(), "a", at(100)), KeyStatus::Valid);
         keys = Some(renewed(keys.as_ref(), key("a", 0), key("b", 100), at(100)).unwrap());
         // The response to the renewal may have been lost.
-        for good in ["a", "b"] {
-            assert_eq!(judge(keys.as_ref(), good, at(900)), Verdict::Good);
+        for valid in ["a", "b"] {
+            assert_eq!(key_status(keys.as_ref(), valid, at(900)), KeyStatus::Valid);
         }
-        seen(&mut keys, &key("b", 100), at(1000));
-        seen(&mut keys, &key("b", 100), at(1005));
-        for (minute, verdict) in [
-            (1009, Verdict::Good),
-            (1010, Verdict::Replaced),
-            (1019, Verdict::Replaced),
-            (1020, Verdict::Foreign),
+        record_use(&mut keys, &key("b", 100), at(1000));
+        record_use(&mut keys, &key("b", 100), at(1005));
+        for (minute, status) in [
+            (1009, KeyStatus::Valid),
+            (1010, KeyStatus::Replaced),
+            (1019, KeyStatus::Replaced),
+            (1020, KeyStatus::Unknown),
         ] {
-            assert_eq!(judge(keys.as_ref(), "a", at(minute)), verdict, "{minute}");
-            assert_eq!(judge(keys.as_ref(), "b", at(minute)), Verdict::Good);
+            assert_eq!(
+                key_status(keys.as_ref(), "a", at(minute)),
+                status,
+                "{minute}"
+            );
+            assert_eq!(key_status(keys.as_ref(), "b", at(minute)), KeyStatus::Valid);
         }
         keys = Some(renewed(keys.as_ref(), key("b", 100), key("c", 2000), at(2000)).unwrap());
-        assert_eq!(judge(keys.as_ref(), "a", at(2000)), Verdict::Foreign);
-        assert_eq!(judge(keys.as_ref(), "b", at(2000)), Verdict::Good);
+        assert_eq!(key_status(keys.as_ref(), "a", at(2000)), KeyStatus::Unknown);
+        assert_eq!(key_status(keys.as_ref(), "b", at(2000)), KeyStatus::Valid);
     }
 
     #[test]
@@ -269,10 +275,13 @@ mod tests {
         again("b", 100).unwrap();
         // It was never used, because the response was lost.
         let replaced = again("c", 101).unwrap();
-        assert_eq!(judge(Some(&replaced), "b", at(101)), Verdict::Foreign);
+        assert_eq!(
+            key_status(Some(&replaced), "b", at(101)),
+            KeyStatus::Unknown
+        );
         // Another replica uses it, so this one must follow.
         let mut used = Some(keys);
-        seen(&mut used, &key("b", 100), at(101));
+        record_use(&mut used, &key("b", 100), at(101));
         let late = renewed(used.as_ref(), key("a", 0), key("c", 200), at(200));
         assert_eq!(late, Err(NotRenewed::Renewing));
     }
@@ -284,12 +293,18 @@ mod tests {
         let enrolled_again = enrolled(Some(&keys), key("b", 60));
         for void in ["a", "thief"] {
             assert_eq!(
-                judge(Some(&enrolled_again), void, at(79)),
-                Verdict::Replaced
+                key_status(Some(&enrolled_again), void, at(79)),
+                KeyStatus::Replaced
             );
-            assert_eq!(judge(Some(&enrolled_again), void, at(80)), Verdict::Foreign);
+            assert_eq!(
+                key_status(Some(&enrolled_again), void, at(80)),
+                KeyStatus::Unknown
+            );
         }
-        assert_eq!(judge(Some(&enrolled_again), "b", at(80)), Verdict::Good);
+        assert_eq!(
+            key_status(Some(&enrolled_again), "b", at(80)),
+            KeyStatus::Valid
+        );
         // A second enrollment with the same key, after a lost response, voids nothing.
         assert_eq!(enrolled(Some(&keys), key("a", 60)), keys);
     }
@@ -314,10 +329,10 @@ mod tests {
 
     #[test]
     fn member_without_a_record_takes_the_first_key() {
-        assert_eq!(judge(None, "a", at(0)), Verdict::Good);
+        assert_eq!(key_status(None, "a", at(0)), KeyStatus::Valid);
         let mut keys = None;
-        seen(&mut keys, &key("a", 5), at(5));
-        assert_eq!(judge(keys.as_ref(), "b", at(30)), Verdict::Foreign);
+        record_use(&mut keys, &key("a", 5), at(5));
+        assert_eq!(key_status(keys.as_ref(), "b", at(30)), KeyStatus::Unknown);
         let renewed = renewed(None, key("a", 5), key("b", 6), at(6)).unwrap();
         assert_eq!(renewed.current.key_sha256, "a");
     }
@@ -325,15 +340,16 @@ mod tests {
     #[test]
     fn restored_home_lets_newer_keys_in() {
         let mut keys = Some(enrolled(None, key("a", 0)));
-        let verdict = |keys: &Option<AgentKeys>, key| super::judge(keys.as_ref(), &key, at(9000));
-        assert_eq!(verdict(&keys, key("b", 20)), Verdict::Foreign);
-        assert_eq!(verdict(&keys, key("b", 21)), Verdict::Newer);
-        seen(&mut keys, &key("b", 8000), at(9000));
-        assert_eq!(verdict(&keys, key("b", 8000)), Verdict::Good);
-        assert_eq!(verdict(&keys, key("a", 0)), Verdict::Foreign);
+        let status =
+            |keys: &Option<AgentKeys>, key| super::key_status(keys.as_ref(), &key, at(9000));
+        assert_eq!(status(&keys, key("b", 20)), KeyStatus::Unknown);
+        assert_eq!(status(&keys, key("b", 21)), KeyStatus::Newer);
+        record_use(&mut keys, &key("b", 8000), at(9000));
+        assert_eq!(status(&keys, key("b", 8000)), KeyStatus::Valid);
+        assert_eq!(status(&keys, key("a", 0)), KeyStatus::Unknown);
         // A key that a later enrollment has voided stays void.
-        seen(&mut keys, &key("a", 0), at(9000));
-        assert_eq!(verdict(&keys, key("a", 0)), Verdict::Foreign);
+        record_use(&mut keys, &key("a", 0), at(9000));
+        assert_eq!(status(&keys, key("a", 0)), KeyStatus::Unknown);
     }
 
     #[test]
@@ -341,15 +357,15 @@ mod tests {
         let mut shown = Vec::new();
         let keys = enrolled(None, key("a", 0));
         let status = |shown: &[Condition]| shown.first().map(|it| it.status.clone());
-        put(&mut shown, None, Some(&keys), 1, at(1));
+        set_condition(&mut shown, None, Some(&keys), 1, at(1));
         assert_eq!(status(&shown), None);
-        put(&mut shown, Some(at(2)), Some(&keys), 1, at(2));
+        set_condition(&mut shown, Some(at(2)), Some(&keys), 1, at(2));
         assert_eq!(status(&shown).as_deref(), Some("False"));
         // A restarted hub reads it from the recorded status.
-        put(&mut shown, None, Some(&keys), 1, at(3));
+        set_condition(&mut shown, None, Some(&keys), 1, at(3));
         assert_eq!(status(&shown).as_deref(), Some("False"));
         let enrolled_again = enrolled(Some(&keys), key("b", 4));
-        put(&mut shown, Some(at(2)), Some(&enrolled_again), 1, at(5));
+        set_condition(&mut shown, Some(at(2)), Some(&enrolled_again), 1, at(5));
         assert_eq!(status(&shown).as_deref(), Some("True"));
     }
 }

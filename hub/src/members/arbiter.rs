@@ -14,16 +14,16 @@ use krypton_runtime::newest::Newest as _;
 use krypton_types::conditions::{State, Truth, reason};
 use krypton_types::desired::Version;
 use krypton_types::member::MemberReport;
-use krypton_types::report_digest::together;
+use krypton_types::report_digest::combine;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::edgecluster::credential_expiry::Validity;
-use crate::members::claims::{Claims, Waits};
-use crate::members::health::{MemberHealth, Selected, health};
+use crate::members::claims::{ClaimDelay, ClaimHistory};
+use crate::members::health::{MemberHealth, SelectedReporter, health};
 use crate::members::observation::MemberObservation;
-use crate::members::{Fleet, Locked, MemberRegistry};
-use crate::tenants::Changed;
+use crate::members::{CrossMemberState, LockedMember, MemberRegistry};
+use crate::tenants::TenantReportChanges;
 
 const UNCONFIRMED: &str = "the member reports a later desired state, and no other member confirms it; if home was \
     restored from a backup, delete Secret krypton-system/krypton-desired-state on the member, or wait six hours";
@@ -31,9 +31,9 @@ const UNCONFIRMED: &str = "the member reports a later desired state, and no othe
 pub const AGENT_HOLDER: &str = "agent/";
 
 /// Minimum time between two full reports that the hub requests from a reporter because of a digest mismatch.
-const ASK_EVERY: Duration = Duration::from_secs(10);
+const RESYNC_INTERVAL: Duration = Duration::from_secs(10);
 /// Time for which an oversized response stays in the condition. Longer than any retry back-off.
-const OFFENCE_STANDS: Duration = Duration::from_secs(5 * 60);
+const OVERSIZED_SHOWN: Duration = Duration::from_secs(5 * 60);
 
 /// Identifies a reporter of a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -47,14 +47,14 @@ pub enum ReporterId {
 struct Reporter {
     report: Option<MemberReport>,
     /// For an agent: the last time at which it could act, as far as the hub knows.
-    able: Option<BootTime>,
+    last_able: Option<BootTime>,
     /// The reporter sent changes while it was not selected.
-    missed: bool,
+    missed_changes: bool,
     /// Number of the outstanding full report; `None` once it is complete.
-    awaited: Option<u64>,
+    awaited_report: Option<u64>,
     /// Time of the last request for a full report.
-    asked: Option<BootTime>,
-    asks: watch::Sender<u64>,
+    requested_at: Option<BootTime>,
+    requests: watch::Sender<u64>,
 }
 
 impl Reporter {
@@ -62,30 +62,30 @@ impl Reporter {
         self.report.as_ref().is_some_and(|report| report.ready)
     }
 
-    fn learn(&mut self, report: MemberReport, now: BootTime) {
+    fn update(&mut self, report: MemberReport, now: BootTime) {
         if self.is_ready() && !report.ready && !report.connected {
-            self.able = self.able.map(Presence::able_before);
+            self.last_able = self.last_able.map(Presence::able_before);
         }
         self.report = Some(report);
-        self.lives(now);
+        self.mark_alive(now);
     }
 
-    fn lives(&mut self, now: BootTime) {
+    fn mark_alive(&mut self, now: BootTime) {
         if self.is_ready() {
-            self.able = Some(now);
+            self.last_able = Some(now);
         }
     }
 
     /// Requests a full report.
-    fn ask(&mut self, now: BootTime) {
-        self.asked = Some(now);
+    fn request_full_report(&mut self, now: BootTime) {
+        self.requested_at = Some(now);
         let mut number = 0;
-        self.asks.send_modify(|asks| {
-            *asks += 1;
-            number = *asks;
+        self.requests.send_modify(|latest| {
+            *latest += 1;
+            number = *latest;
         });
-        self.awaited = Some(number);
-        self.missed = false;
+        self.awaited_report = Some(number);
+        self.missed_changes = false;
     }
 }
 
@@ -96,16 +96,16 @@ pub(super) struct Reporters {
     selected: Option<ReporterId>,
     presence: watch::Sender<Presence>,
     /// Time of the last report from an agent, or of the start of the wait for one.
-    heard: BootTime,
+    last_agent_report: BootTime,
     /// The last time at which an agent whose session has ended could act.
-    able: Option<BootTime>,
+    last_able: Option<BootTime>,
     /// State of the hub's own connection to the cluster; `None` without one.
-    link: Option<State>,
+    connection: Option<State>,
     /// Reason and message why neither hub nor agent may act. Overrides any other health state.
     held_back: Option<(&'static str, String)>,
-    claims: Claims,
+    claims: ClaimHistory,
     /// Message about an oversized response that the hub cut off, and the time of the last one.
-    offence: Option<(String, BootTime)>,
+    oversized_response: Option<(String, BootTime)>,
 }
 
 impl Default for Reporters {
@@ -114,12 +114,12 @@ impl Default for Reporters {
             all: BTreeMap::new(),
             selected: None,
             presence: watch::Sender::new(Presence::Never),
-            heard: BootTime::default(),
-            able: None,
-            link: None,
+            last_agent_report: BootTime::default(),
+            last_able: None,
+            connection: None,
             held_back: None,
-            claims: Claims::default(),
-            offence: None,
+            claims: ClaimHistory::default(),
+            oversized_response: None,
         }
     }
 }
@@ -135,13 +135,13 @@ impl Reporters {
         agents.map(|(_, reporter)| reporter)
     }
 
-    fn selected(&self) -> Option<Selected<'_>> {
+    fn selected(&self) -> Option<SelectedReporter<'_>> {
         let id = self.selected?;
         let reporter = self.all.get(&id)?;
-        Some(Selected {
+        Some(SelectedReporter {
             id,
             report: reporter.report.as_ref(),
-            complete: reporter.awaited.is_none(),
+            complete: reporter.awaited_report.is_none(),
         })
     }
 }
@@ -171,15 +171,15 @@ impl MemberRegistry {
     }
 
     /// Records that an agent was enrolled for the member. Until it connects, it counts as away since `now`.
-    pub fn agent_known(&self, member: &str, now: BootTime) {
+    pub fn agent_enrolled(&self, member: &str, now: BootTime) {
         self.with(member, |member| {
             let reporters = member.reporters();
             if reporters.agents().next().is_some() || reporters.presence.get() != Presence::Never {
                 return;
             }
             reporters.presence.send_replace(Presence::Away(now));
-            reporters.heard = now;
-            member.settle(now);
+            reporters.last_agent_report = now;
+            member.reevaluate(now);
         });
     }
 
@@ -193,41 +193,41 @@ impl MemberRegistry {
                 (observation.agent_key, observation.key_refused) = (None, None);
             });
             member.set_uids(|uids| uids.agent = None);
-            member.settle(now);
+            member.reevaluate(now);
         });
     }
 
     /// Registers a reporter. The returned channel holds the number of the full report that the hub requests.
     pub fn open(&self, member: &str, id: ReporterId, now: BootTime) -> watch::Receiver<u64> {
         self.with(member, |member| {
-            let (asks, asked) = watch::channel(0);
+            let (requests, requested) = watch::channel(0);
             let reporter = Reporter {
                 report: None,
-                able: None,
-                missed: false,
-                awaited: Some(0),
-                asked: None,
-                asks,
+                last_able: None,
+                missed_changes: false,
+                awaited_report: Some(0),
+                requested_at: None,
+                requests,
             };
             let reporters = member.reporters();
             reporters.all.insert(id, reporter);
             if id != ReporterId::Proxy {
-                reporters.heard = now;
+                reporters.last_agent_report = now;
             }
-            member.settle(now);
-            asked
+            member.reevaluate(now);
+            requested
         })
     }
 
     /// Records the agent's details at the start of a session.
-    pub fn agent(&self, member: &str, agent: &AgentDetails) {
+    pub fn agent_connected(&self, member: &str, agent: &AgentDetails) {
         self.with(member, |member| {
             member.set_uids(|uids| uids.agent = Some(agent.cluster_uid.clone()));
             member.observe(|observation| {
                 observation.uid = Some(agent.cluster_uid.clone());
                 observation.kubernetes_version = Some(agent.kubernetes_version.clone());
                 observation.agent_version = Some(agent.agent_version.clone());
-                (observation.certificate, observation.certificate_said) =
+                (observation.certificate, observation.certificate_reported) =
                     (Some(agent.certificate), true);
                 observation.agent_key = Some(agent.key.clone());
                 if agent.applied.is_some() {
@@ -263,22 +263,22 @@ impl MemberRegistry {
             deployments,
             placed,
         } = changes;
-        let tenants = Changed::new(tenants);
+        let tenants = TenantReportChanges::new(tenants);
         self.with(member, |member| {
             let reporters = member.reporters();
             let Some(reporter) = reporters.all.get_mut(&id) else {
                 return true;
             };
             if id != ReporterId::Proxy {
-                reporters.heard = now;
+                reporters.last_agent_report = now;
             }
             // A reconciler that has not started reports the default.
             if let Some(report) = report.filter(|report| *report != MemberReport::default()) {
-                reporter.learn(report, now);
+                reporter.update(report, now);
             }
             if reporters.selected != Some(id) {
                 // This report may make it the selected reporter. The hub requests its earlier changes again.
-                member.settle(now);
+                member.reevaluate(now);
             }
             let reporters = member.reporters();
             let selected = reporters.selected == Some(id);
@@ -286,28 +286,28 @@ impl MemberRegistry {
                 return true;
             };
             if !selected {
-                reporter.missed |= !tenants.is_empty()
+                reporter.missed_changes |= !tenants.is_empty()
                     || !deployments.is_empty()
                     || !placed.is_empty()
                     || complete.is_some();
                 return true;
             }
-            if complete.is_some() && complete == reporter.awaited {
-                reporter.awaited = None;
+            if complete.is_some() && complete == reporter.awaited_report {
+                reporter.awaited_report = None;
             }
             let (registry, name) = (member.registry, member.name);
-            let mut kept = true;
+            let mut within_limit = true;
             if !tenants.is_empty() {
-                kept = registry.reports.report(name, tenants);
-                member.touch();
+                within_limit = registry.reports.apply(name, tenants);
+                member.mark_changed();
             }
-            kept &= registry.deployments.report(name, deployments);
+            within_limit &= registry.deployments.apply(name, deployments);
             // The status of a Tenant contains its placement.
             let keys = placed.keys().cloned().collect();
-            kept &= registry.placements.report(name, placed);
-            registry.reports.touch(keys);
-            member.settle(now);
-            kept
+            within_limit &= registry.placements.apply(name, placed);
+            registry.reports.mark_dirty(keys);
+            member.reevaluate(now);
+            within_limit
         })
     }
 
@@ -319,10 +319,15 @@ impl MemberRegistry {
             let Some(reporter) = reporters.all.get_mut(&id) else {
                 return;
             };
-            reporters.heard = now;
-            reporter.lives(now);
-            let asked = reporter.asked.is_some_and(|at| now.since(at) < ASK_EVERY);
-            if reporters.selected != Some(id) || reporter.awaited.is_some() || asked {
+            reporters.last_agent_report = now;
+            reporter.mark_alive(now);
+            let requested_recently = reporter
+                .requested_at
+                .is_some_and(|at| now.since(at) < RESYNC_INTERVAL);
+            if reporters.selected != Some(id)
+                || reporter.awaited_report.is_some()
+                || requested_recently
+            {
                 return;
             }
             let Some(ours) = member.digest().filter(|ours| *ours != theirs) else {
@@ -334,9 +339,9 @@ impl MemberRegistry {
                 held = ours.0,
                 "stored reports differ from the agent's; requesting all of them"
             );
-            member.begin_report(now);
+            member.begin_full_report(now);
             if let Some(reporter) = member.reporters().all.get_mut(&id) {
-                reporter.ask(now);
+                reporter.request_full_report(now);
             }
         });
     }
@@ -345,74 +350,86 @@ impl MemberRegistry {
     pub fn close(&self, member: &str, id: ReporterId, now: BootTime) {
         self.with(member, |member| {
             let reporters = member.reporters();
-            let able = reporters.all.remove(&id).and_then(|reporter| reporter.able);
-            reporters.able = reporters.able.max(able);
+            let last_able = reporters
+                .all
+                .remove(&id)
+                .and_then(|reporter| reporter.last_able);
+            reporters.last_able = reporters.last_able.max(last_able);
             // An agent that was never ready has not prevented the proxy from acting.
             if id != ReporterId::Proxy && reporters.presence.get() == Presence::Never {
                 let away = Presence::Away(BootTime::default());
                 reporters.presence.send_replace(away);
             }
-            member.settle(now);
+            member.reevaluate(now);
         });
     }
 
     /// Sets the state of the hub's own connection to the cluster.
-    pub fn link(&self, member: &str, link: Option<State>, now: BootTime) {
+    pub fn set_connection(&self, member: &str, connection: Option<State>, now: BootTime) {
         self.with(member, |member| {
-            member.reporters().link = link;
-            member.settle(now);
+            member.reporters().connection = connection;
+            member.reevaluate(now);
         });
     }
 
     /// Records an attempt of the hub to reach the cluster: the state of its connection, and the cluster's UID if it
     /// responded.
-    pub fn dialed(&self, member: &str, link: State, uid: Option<String>, now: BootTime) {
+    pub fn connection_attempted(
+        &self,
+        member: &str,
+        connection: State,
+        uid: Option<String>,
+        now: BootTime,
+    ) {
         self.with(member, |member| {
-            member.reporters().link = Some(link);
+            member.reporters().connection = Some(connection);
             member.set_uids(|uids| {
                 // A cluster that stops responding keeps its identity.
                 uids.hub = Some(uid.or_else(|| uids.hub.take().flatten()));
             });
-            member.settle(now);
+            member.reevaluate(now);
         });
     }
 
     /// Records the end of the hub's own connection to the cluster.
-    pub fn unlink(&self, member: &str, now: BootTime) {
+    pub fn clear_connection(&self, member: &str, now: BootTime) {
         self.with(member, |member| {
-            member.reporters().link = None;
+            member.reporters().connection = None;
             member.set_uids(|uids| uids.hub = None);
             member.observe(|observation| observation.access = None);
-            member.settle(now);
+            member.reevaluate(now);
         });
     }
 
     /// Sets or clears the reason why neither hub nor agent may act on the member.
-    pub fn hold_back(&self, member: &str, why: Option<(&'static str, String)>, now: BootTime) {
+    pub fn hold_back(&self, member: &str, cause: Option<(&'static str, String)>, now: BootTime) {
         self.with(member, |member| {
-            if member.reporters().held_back == why {
+            if member.reporters().held_back == cause {
                 return;
             }
             // While the hub is still checking for duplicates, the last status stays.
-            if let Some((why, message)) = why.as_ref().filter(|why| why.0 != reason::CONNECTING) {
-                tracing::warn!(member = member.name, reason = why, problem = %message, "not acting on member");
+            if let Some((reason, message)) = cause
+                .as_ref()
+                .filter(|(reason, _)| *reason != reason::CONNECTING)
+            {
+                tracing::warn!(member = member.name, reason, problem = %message, "not acting on member");
             }
-            member.reporters().held_back = why;
-            member.settle(now);
+            member.reporters().held_back = cause;
+            member.reevaluate(now);
         });
     }
 
     /// Records that the hub cut off a response of the member's API server. The first message stays for a while,
     /// because the condition must not change with each response.
-    pub fn offend(&self, member: &str, message: String, now: BootTime) {
+    pub fn oversized_response(&self, member: &str, message: String, now: BootTime) {
         self.with(member, |member| {
-            if let Some((_, last)) = &mut member.reporters().offence {
+            if let Some((_, last)) = &mut member.reporters().oversized_response {
                 *last = now;
                 return;
             }
             tracing::warn!(member = member.name, problem = %message, "the member's API server answers beyond the limits");
-            member.reporters().offence = Some((message, now));
-            member.settle(now);
+            member.reporters().oversized_response = Some((message, now));
+            member.reevaluate(now);
         });
     }
 
@@ -428,7 +445,7 @@ impl MemberRegistry {
                 (due, waiting.first().map(|(at, _)| *at))
             };
             for (_, member) in due {
-                self.with(&member, |member| member.settle(now));
+                self.with(&member, |member| member.reevaluate(now));
             }
             tokio::select! {
                 () = stop.cancelled() => return,
@@ -439,7 +456,7 @@ impl MemberRegistry {
     }
 }
 
-impl Locked<'_> {
+impl LockedMember<'_> {
     fn reporters(&mut self) -> &mut Reporters {
         &mut self.entry.reporters
     }
@@ -454,24 +471,24 @@ impl Locked<'_> {
         if reporters.agents().next().is_some() {
             return;
         }
-        (reporters.heard, reporters.able) = (now, None);
+        (reporters.last_agent_report, reporters.last_able) = (now, None);
         reporters.presence.send_if_modified(|presence| {
-            let was_there = *presence != Presence::Never;
-            if was_there {
+            let existed = *presence != Presence::Never;
+            if existed {
                 *presence = Presence::Away(now);
             }
-            was_there
+            existed
         });
         self.forget_reports(now);
         let reporters = self.reporters();
         if reporters.all.is_empty() && reporters.presence.get() != Presence::Never {
-            self.registry.reports.begin(self.name, now);
+            self.registry.reports.begin_full_report(self.name, now);
             self.observe(|observation| {
                 observation.connected = State::new(Truth::Unknown, reason::STARTING, "");
                 observation.healthy = observation.connected.clone();
             });
         }
-        self.settle(now);
+        self.reevaluate(now);
     }
 
     /// Drops all data of a member without a session that no current reporter has sent.
@@ -481,31 +498,31 @@ impl Locked<'_> {
         // The proxy has kept watching the cluster, and its full report is complete.
         let reports_all = |reporter: &Reporter| {
             let report = reporter.report.as_ref();
-            reporter.awaited.is_none()
+            reporter.awaited_report.is_none()
                 && report.is_some_and(|report| report.connected && report.synced)
         };
         if proxy.as_deref().is_some_and(reports_all) {
             return;
         }
         if let Some(reporter) = proxy {
-            reporter.ask(now);
+            reporter.request_full_report(now);
         }
-        self.registry.reports.forget_said(self.name, now);
+        self.registry.reports.drop_reports(self.name, now);
         self.registry.deployments.forget(self.name);
         self.registry.placements.forget(self.name);
         self.observe(|observation| (observation.applied, observation.holder) = (None, None));
     }
 
-    fn begin_report(&self, now: BootTime) {
-        self.registry.reports.begin(self.name, now);
-        self.registry.deployments.begin(self.name);
-        self.registry.placements.begin(self.name);
+    fn begin_full_report(&self, now: BootTime) {
+        self.registry.reports.begin_full_report(self.name, now);
+        self.registry.deployments.begin_full_report(self.name);
+        self.registry.placements.begin_full_report(self.name);
     }
 
     /// Number and digest of the stored reports. `None` until the full report is complete.
     fn digest(&self) -> Option<(u64, u128)> {
         let registry = self.registry;
-        Some(together([
+        Some(combine([
             registry.reports.digest(self.name)?,
             registry.deployments.digest(self.name),
             registry.placements.digest(self.name),
@@ -513,13 +530,15 @@ impl Locked<'_> {
     }
 
     /// Selects the reporter, and updates the stores from its reports.
-    fn settle(&mut self, now: BootTime) {
+    fn reevaluate(&mut self, now: BootTime) {
         self.select(now);
         self.update_presence(now);
         let health = self.health(now);
-        self.observe(|observation| health.put(observation));
-        if let Some(hearing) = health.hearing {
-            self.registry.reports.hearing(self.name, hearing);
+        self.observe(|observation| health.apply_to(observation));
+        if let Some(report_state) = health.report_state {
+            self.registry
+                .reports
+                .set_report_state(self.name, report_state);
         }
         // A full report of orders may be complete although the Tenants cannot be listed.
         let complete = self.reporters().selected().is_some_and(|selected| {
@@ -527,8 +546,8 @@ impl Locked<'_> {
             selected.complete && report.is_some_and(|report| report.connected && report.ready)
         });
         if complete {
-            self.registry.deployments.finish(self.name);
-            self.registry.placements.finish(self.name);
+            self.registry.deployments.finish_full_report(self.name);
+            self.registry.placements.finish_full_report(self.name);
         }
     }
 
@@ -540,21 +559,21 @@ impl Locked<'_> {
         }
         reporters.selected = selected;
         if let Some(reporter) = selected.and_then(|id| reporters.all.get_mut(&id)) {
-            if reporter.missed {
-                reporter.ask(now);
+            if reporter.missed_changes {
+                reporter.request_full_report(now);
             }
             tracing::debug!(member = self.name, ?selected, "reporter selected");
-            self.begin_report(now);
+            self.begin_full_report(now);
         }
     }
 
     fn update_presence(&mut self, now: BootTime) {
         let reporters = self.reporters();
         let ready = reporters.agents().any(Reporter::is_ready);
-        let able = reporters.agents().filter_map(|reporter| reporter.able);
-        let able = able.chain(reporters.able).max();
+        let last_able = reporters.agents().filter_map(|reporter| reporter.last_able);
+        let last_able = last_able.chain(reporters.last_able).max();
         reporters.presence.send_if_modified(|presence| {
-            let next = presence.next(ready, able.unwrap_or(now));
+            let next = presence.next(ready, last_able.unwrap_or(now));
             let changed = next != *presence;
             *presence = next;
             changed
@@ -563,67 +582,69 @@ impl Locked<'_> {
 
     fn health(&mut self, now: BootTime) -> MemberHealth {
         let reporters = self.reporters();
-        let offends = |(_, last): &(String, BootTime)| BootTime(last.0 + OFFENCE_STANDS) > now;
-        reporters.offence = reporters.offence.take().filter(offends);
-        let offence = reporters.offence.clone();
-        let silent = now.since(reporters.heard) >= SILENCE;
-        let speaks_later = reporters.selected.is_none() && !silent;
+        let is_shown = |(_, last): &(String, BootTime)| BootTime(last.0 + OVERSIZED_SHOWN) > now;
+        reporters.oversized_response = reporters.oversized_response.take().filter(is_shown);
+        let oversized_response = reporters.oversized_response.clone();
+        let silent = now.since(reporters.last_agent_report) >= SILENCE;
+        let may_reconnect = reporters.selected.is_none() && !silent;
         let mut health = health(
             reporters.selected(),
-            reporters.link.as_ref(),
+            reporters.connection.as_ref(),
             reporters.held_back.as_ref(),
             reporters.presence.get(),
             silent,
         );
         let report = reporters.selected().and_then(|selected| selected.report);
         let held_back = reporters.held_back.is_some();
-        let writes = report.is_some_and(|report| report.writing) && !held_back;
-        if speaks_later {
-            let at = BootTime(reporters.heard.0 + SILENCE);
-            self.look_again(at);
+        let is_writing = report.is_some_and(|report| report.writing) && !held_back;
+        if may_reconnect {
+            let at = BootTime(reporters.last_agent_report.0 + SILENCE);
+            self.reevaluate_at(at);
         }
-        if let Some((message, last)) = offence {
-            self.look_again(BootTime(last.0 + OFFENCE_STANDS));
+        if let Some((message, last)) = oversized_response {
+            self.reevaluate_at(BootTime(last.0 + OVERSIZED_SHOWN));
             if !held_back {
                 let state = State::new(Truth::False, reason::LIMIT_EXCEEDED, message);
                 health.healthy = Some(state);
             }
         }
-        self.weigh(writes, &mut health, now);
+        self.judge_claim(is_writing, &mut health, now);
         health
     }
 
     /// Follows a member's claim of an epoch that this hub has not issued, once the claim is credible.
-    fn weigh(&mut self, writes: bool, health: &mut MemberHealth, now: BootTime) {
-        let acts = writes && (health.ahead.is_some() || health.applied.is_some());
+    fn judge_claim(&mut self, is_writing: bool, health: &mut MemberHealth, now: BootTime) {
+        let has_record = is_writing && (health.ahead.is_some() || health.applied.is_some());
         let ahead = &self.registry.ahead;
-        let Fleet {
-            witnesses, epoch, ..
+        let CrossMemberState {
+            epoch_claims,
+            epoch,
+            ..
         } = &mut *self.fleet;
-        witnesses.hear(self.name, acts.then_some(health.ahead));
-        let later = witnesses.later(self.name, *epoch, ahead.get());
+        epoch_claims.record(self.name, has_record.then_some(health.ahead));
+        let latest = epoch_claims.latest_claim(self.name, *epoch, ahead.get());
         let claims = &mut self.reporters().claims;
-        let Some((later, confirmed)) = later else {
-            return claims.end();
+        let Some((claimed, confirmed)) = latest else {
+            return claims.end_claim();
         };
         match claims.follow(now, confirmed) {
             Ok(()) => {
                 ahead.send_if_modified(|known| {
-                    let news = later > *known;
-                    *known = (*known).max(later);
-                    news
+                    let is_later = claimed > *known;
+                    *known = (*known).max(claimed);
+                    is_later
                 });
             }
-            Err(Waits::Again(at)) => self.look_again(at),
-            Err(Waits::Alone(at)) => {
+            Err(ClaimDelay::BackOff(at)) => self.reevaluate_at(at),
+            Err(ClaimDelay::Unconfirmed(at)) => {
                 let state = State::new(Truth::False, reason::STALE, UNCONFIRMED);
                 health.healthy = Some(state);
-                self.look_again(at);
+                self.reevaluate_at(at);
             }
         }
     }
 
-    fn look_again(&mut self, at: BootTime) {
+    fn reevaluate_at(&mut self, at: BootTime) {
         self.fleet.due.insert((at, self.name.to_owned()));
         self.registry.due_changed.notify_one();
     }
@@ -633,7 +654,7 @@ impl Locked<'_> {
 /// equals it prefers an agent, then the current reporter, then the newest session.
 fn selected(
     reporters: &BTreeMap<ReporterId, Reporter>,
-    before: Option<ReporterId>,
+    current: Option<ReporterId>,
 ) -> Option<ReporterId> {
     let rank = |reporter: &Reporter| match &reporter.report {
         None => 0,
@@ -646,7 +667,7 @@ fn selected(
         .iter()
         .max_by_key(|(id, reporter)| {
             let agent = **id != ReporterId::Proxy;
-            (rank(reporter), agent, Some(**id) == before, **id)
+            (rank(reporter), agent, Some(**id) == current, **id)
         })
         .map(|(id, _)| *id)
 }

@@ -11,92 +11,103 @@ use krypton_types::names::SELF_CLUSTER;
 /// backup.
 const EPOCHS_BEHIND: u64 = 10_000;
 /// Delay after a followed claim before the member's next claim is followed. Doubles each time.
-const CLAIM_AGAIN: Duration = Duration::from_secs(20);
-const CLAIM_AGAIN_MAX: Duration = Duration::from_secs(6 * 60 * 60);
+const CLAIM_BACKOFF: Duration = Duration::from_secs(20);
+const CLAIM_BACKOFF_MAX: Duration = Duration::from_secs(6 * 60 * 60);
 /// Time without a claim after which the delay starts from its first value.
 const CLAIMS_FORGOTTEN: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Latest reports of the Lease holders about later epochs.
 #[derive(Debug, Default)]
-pub(super) struct Witnesses {
+pub(super) struct EpochClaims {
     claims: BTreeMap<String, u64>,
     /// Members that run an epoch issued by this hub.
-    content: BTreeSet<String>,
+    without_claim: BTreeSet<String>,
 }
 
 /// Why the hub does not follow a claim yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Waits {
+pub(super) enum ClaimDelay {
     /// This member has claimed before and must wait.
-    Again(BootTime),
+    BackOff(BootTime),
     /// No other member confirms the claim.
-    Alone(BootTime),
+    Unconfirmed(BootTime),
 }
 
 /// A member's claims of epochs that this hub has not issued.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Claims {
+pub(super) struct ClaimHistory {
     followed: u32,
     not_before: BootTime,
     /// Start of the current claim that no other member confirms.
-    alone: Option<BootTime>,
+    unconfirmed_since: Option<BootTime>,
 }
 
-impl Witnesses {
+impl EpochClaims {
     /// Records a member's report: `None` from an observer or a silent member, otherwise its claim, if it has
     /// one.
-    pub(super) fn hear(&mut self, member: &str, said: Option<Option<u64>>) {
+    pub(super) fn record(&mut self, member: &str, report: Option<Option<u64>>) {
         self.claims.remove(member);
-        self.content.remove(member);
-        match said {
-            Some(Some(epoch)) => drop(self.claims.insert(member.to_owned(), epoch)),
+        self.without_claim.remove(member);
+        match report {
+            Some(Some(epoch)) => {
+                self.claims.insert(member.to_owned(), epoch);
+            }
             // The home cluster's own record was restored with it.
-            Some(None) if member != SELF_CLUSTER => drop(self.content.insert(member.to_owned())),
+            Some(None) if member != SELF_CLUSTER => {
+                self.without_claim.insert(member.to_owned());
+            }
             _ => {}
         }
     }
 
-    /// Returns the latest epoch that members claim beyond `given` and `known`, if this member claims one. Also
+    /// Returns the latest epoch that members claim beyond `issued` and `known`, if this member claims one. Also
     /// returns whether a second member confirms it or no other member contradicts it.
-    pub(super) fn later(&self, member: &str, given: u64, known: u64) -> Option<(u64, bool)> {
-        let counts = |epoch: &u64| {
-            *epoch > known && *epoch >= given && epoch.saturating_sub(given) <= EPOCHS_BEHIND
+    pub(super) fn latest_claim(
+        &self,
+        member: &str,
+        issued: u64,
+        known: u64,
+    ) -> Option<(u64, bool)> {
+        let is_plausible = |epoch: &u64| {
+            *epoch > known && *epoch >= issued && epoch.saturating_sub(issued) <= EPOCHS_BEHIND
         };
-        self.claims.get(member).filter(|epoch| counts(epoch))?;
-        let claims = || self.claims.values().filter(|epoch| counts(epoch));
-        let confirmed = claims().count() > 1 || self.content.is_empty();
+        self.claims
+            .get(member)
+            .filter(|epoch| is_plausible(epoch))?;
+        let claims = || self.claims.values().filter(|epoch| is_plausible(epoch));
+        let confirmed = claims().count() > 1 || self.without_claim.is_empty();
         let latest = claims().max()?;
         Some((*latest, confirmed))
     }
 }
 
-impl Claims {
+impl ClaimHistory {
     /// Decides whether the hub follows a claim now.
-    pub(super) fn follow(&mut self, now: BootTime, confirmed: bool) -> Result<(), Waits> {
+    pub(super) fn follow(&mut self, now: BootTime, confirmed: bool) -> Result<(), ClaimDelay> {
         if self.followed > 0 && now < self.not_before {
-            return Err(Waits::Again(self.not_before));
+            return Err(ClaimDelay::BackOff(self.not_before));
         }
         if !confirmed {
-            let since = *self.alone.get_or_insert(now);
-            let at = BootTime(since.0 + CLAIM_AGAIN_MAX);
+            let since = *self.unconfirmed_since.get_or_insert(now);
+            let at = BootTime(since.0 + CLAIM_BACKOFF_MAX);
             if now < at {
-                return Err(Waits::Alone(at));
+                return Err(ClaimDelay::Unconfirmed(at));
             }
         }
-        self.alone = None;
+        self.unconfirmed_since = None;
         if now.since(self.not_before) >= CLAIMS_FORGOTTEN {
             self.followed = 0;
         }
-        let doubled =
-            CLAIM_AGAIN.saturating_mul(1_u32.checked_shl(self.followed).unwrap_or(u32::MAX));
-        self.not_before = BootTime(now.0 + doubled.min(CLAIM_AGAIN_MAX));
+        let delay =
+            CLAIM_BACKOFF.saturating_mul(1_u32.checked_shl(self.followed).unwrap_or(u32::MAX));
+        self.not_before = BootTime(now.0 + delay.min(CLAIM_BACKOFF_MAX));
         self.followed = self.followed.saturating_add(1).min(31);
         Ok(())
     }
 
     /// Records that the member makes no claim.
-    pub(super) fn end(&mut self) {
-        self.alone = None;
+    pub(super) fn end_claim(&mut self) {
+        self.unconfirmed_since = None;
     }
 }
 
@@ -112,47 +123,51 @@ mod tests {
 
     #[test]
     fn claim_counts_with_a_second_member() {
-        let mut heard = Witnesses::default();
-        heard.hear("a", Some(Some(9)));
+        let mut claims = EpochClaims::default();
+        claims.record("a", Some(Some(9)));
         assert_eq!(
-            heard.later("a", 7, 0),
+            claims.latest_claim("a", 7, 0),
             Some((9, true)),
             "nobody contradicts"
         );
-        heard.hear(SELF_CLUSTER, Some(None));
-        assert_eq!(heard.later("a", 7, 0), Some((9, true)), "home was restored");
-        heard.hear("b", Some(None));
-        assert_eq!(heard.later("a", 7, 0), Some((9, false)));
-        assert_eq!(heard.later("b", 7, 0), None);
-        heard.hear("c", Some(Some(8)));
-        assert_eq!(heard.later("c", 7, 0), Some((9, true)));
+        claims.record(SELF_CLUSTER, Some(None));
+        assert_eq!(
+            claims.latest_claim("a", 7, 0),
+            Some((9, true)),
+            "home was restored"
+        );
+        claims.record("b", Some(None));
+        assert_eq!(claims.latest_claim("a", 7, 0), Some((9, false)));
+        assert_eq!(claims.latest_claim("b", 7, 0), None);
+        claims.record("c", Some(Some(8)));
+        assert_eq!(claims.latest_claim("c", 7, 0), Some((9, true)));
         // An earlier epoch confirms nothing.
-        heard.hear("c", Some(Some(6)));
-        assert_eq!(heard.later("a", 7, 0), Some((9, false)));
-        heard.hear("c", Some(Some(7 + EPOCHS_BEHIND + 1)));
-        assert_eq!(heard.later("a", 7, 0), Some((9, false)));
-        assert_eq!(heard.later("c", 7, 0), None);
-        assert_eq!(heard.later("a", 7, 9), None, "it was followed");
-        heard.hear("b", None);
-        assert_eq!(heard.later("a", 7, 0), Some((9, true)));
+        claims.record("c", Some(Some(6)));
+        assert_eq!(claims.latest_claim("a", 7, 0), Some((9, false)));
+        claims.record("c", Some(Some(7 + EPOCHS_BEHIND + 1)));
+        assert_eq!(claims.latest_claim("a", 7, 0), Some((9, false)));
+        assert_eq!(claims.latest_claim("c", 7, 0), None);
+        assert_eq!(claims.latest_claim("a", 7, 9), None, "it was followed");
+        claims.record("b", None);
+        assert_eq!(claims.latest_claim("a", 7, 0), Some((9, true)));
     }
 
     #[test]
     fn lone_claim_waits_six_hours() {
-        let mut claims = Claims::default();
-        let due = Err(Waits::Alone(at(100 + 6 * HOUR)));
+        let mut claims = ClaimHistory::default();
+        let due = Err(ClaimDelay::Unconfirmed(at(100 + 6 * HOUR)));
         assert_eq!(claims.follow(at(100), false), due);
         assert_eq!(claims.follow(at(100 + 5 * HOUR), false), due);
         // An interrupted claim starts again.
-        claims.end();
+        claims.end_claim();
         let due = at(100 + 12 * HOUR);
         assert_eq!(
             claims.follow(at(100 + 6 * HOUR), false),
-            Err(Waits::Alone(due))
+            Err(ClaimDelay::Unconfirmed(due))
         );
         assert_eq!(claims.follow(due, false), Ok(()));
-        let again = BootTime(due.0 + CLAIM_AGAIN);
-        assert_eq!(claims.follow(due, true), Err(Waits::Again(again)));
+        let again = BootTime(due.0 + CLAIM_BACKOFF);
+        assert_eq!(claims.follow(due, true), Err(ClaimDelay::BackOff(again)));
         assert_eq!(claims.follow(again, true), Ok(()));
     }
 }

@@ -11,23 +11,22 @@ pub const DEPLOYMENTS_MAX: usize = 2_000;
 /// 1 MiB, together with the chart's values and the placed Tenants.
 pub const ORDERS_MAX: usize = 448 * 1024;
 
-pub type Deployments = RemoteOrders<DesiredDeployment>;
-pub type Orders = remote_orders::Orders<DesiredDeployment>;
-pub type Said = remote_orders::Said<DeploymentReport>;
+pub type DeploymentOrders = RemoteOrders<DesiredDeployment>;
+pub type DeploymentOrderReport = remote_orders::OrderReport<DeploymentReport>;
 
 impl Order for DesiredDeployment {
     type Key = DeploymentKey;
     type Report = DeploymentReport;
-    const MOST: usize = DEPLOYMENTS_MAX;
+    const MAX: usize = DEPLOYMENTS_MAX;
 
     fn key(&self) -> DeploymentKey {
         self.key()
     }
 }
 
-impl Deployments {
+impl DeploymentOrders {
     /// Returns how many deployments a decommissioned member has, and how many of them are uninstalled.
-    pub(crate) fn retired(&self, member: &str) -> (usize, usize) {
+    pub(crate) fn uninstall_counts(&self, member: &str) -> (usize, usize) {
         self.count(member, |report| {
             report.state.ready.reason == reason::UNINSTALLED
         })
@@ -55,90 +54,95 @@ mod tests {
         }
     }
 
-    fn report(why: &str) -> DeploymentReport {
+    fn report(reason: &str) -> DeploymentReport {
         DeploymentReport {
             uid: "uid-1".to_owned(),
             observed_generation: 1,
             gone: false,
             applied_chart: String::new(),
-            state: ClusterState::from(State::new(Truth::False, why, "")),
+            state: ClusterState::from(State::new(Truth::False, reason, "")),
             events: Vec::new(),
         }
     }
 
-    fn said(deployments: &Deployments, name: &str, why: Option<&str>) {
-        let change = (order("n", name).key(), why.map(report));
-        deployments.report("edge-1", [change].into());
+    fn report_state(deployments: &DeploymentOrders, name: &str, reason: Option<&str>) {
+        let change = (order("n", name).key(), reason.map(report));
+        deployments.apply("edge-1", [change].into());
     }
 
     #[test]
     fn orders_are_sorted_and_notify_only_on_change() {
-        let deployments = Deployments::default();
+        let deployments = DeploymentOrders::default();
         let mut orders = deployments.orders();
-        let of =
+        let for_member =
             |member: &str, orders: Vec<DesiredDeployment>| [(member.to_owned(), orders)].into();
         assert!(orders.get().is_none());
-        deployments.order(of("edge-1", vec![order("b", "a"), order("a", "b")]));
-        let given = orders.see().as_ref().unwrap()["edge-1"].to_vec();
-        assert_eq!(given, [order("a", "b"), order("b", "a")]);
-        deployments.order(of("edge-1", vec![order("a", "b"), order("b", "a")]));
+        deployments.set_orders(for_member("edge-1", vec![order("b", "a"), order("a", "b")]));
+        let ordered = orders.get_and_update().as_ref().unwrap()["edge-1"].to_vec();
+        assert_eq!(ordered, [order("a", "b"), order("b", "a")]);
+        deployments.set_orders(for_member("edge-1", vec![order("a", "b"), order("b", "a")]));
         assert!(!orders.has_changed().unwrap());
-        deployments.order(of("edge-1", Vec::new()));
-        assert!(orders.see().as_ref().unwrap().is_empty());
-        deployments.order(BTreeMap::new());
+        deployments.set_orders(for_member("edge-1", Vec::new()));
+        assert!(orders.get_and_update().as_ref().unwrap().is_empty());
+        deployments.set_orders(BTreeMap::new());
         assert!(!orders.has_changed().unwrap());
     }
 
     #[test]
     fn old_reports_stand_until_next_full_report() {
-        let deployments = Deployments::default();
+        let deployments = DeploymentOrders::default();
         let changes = deployments.changes();
-        said(&deployments, "a", Some("Installed"));
-        said(&deployments, "b", Some("Installed"));
-        deployments.finish("edge-1");
-        let before = deployments.digest("edge-1");
-        deployments.begin("edge-1");
+        report_state(&deployments, "a", Some("Installed"));
+        report_state(&deployments, "b", Some("Installed"));
+        deployments.finish_full_report("edge-1");
+        let full_digest = deployments.digest("edge-1");
+        deployments.begin_full_report("edge-1");
         let key = order("n", "b").key();
-        assert!(!deployments.said("edge-1", &key).unwrap().fresh);
-        said(&deployments, "a", Some("Installed"));
-        assert_eq!(deployments.digest("edge-1"), before);
-        deployments.finish("edge-1");
-        assert_eq!(deployments.said("edge-1", &key), None);
+        assert!(
+            !deployments
+                .latest_report("edge-1", &key)
+                .unwrap()
+                .is_current
+        );
+        report_state(&deployments, "a", Some("Installed"));
+        assert_eq!(deployments.digest("edge-1"), full_digest);
+        deployments.finish_full_report("edge-1");
+        assert_eq!(deployments.latest_report("edge-1", &key), None);
         assert_eq!(deployments.digest("edge-1").0, 1);
         assert!(changes.has_changed().unwrap());
-        said(&deployments, "a", None);
+        report_state(&deployments, "a", None);
         assert_eq!(deployments.digest("edge-1"), (0, 0));
     }
 
     #[test]
     fn read_from_earlier_term_orders_nothing() {
-        let deployments = Deployments::default();
+        let deployments = DeploymentOrders::default();
         let mut orders = deployments.orders();
-        let give = |deployments: &Deployments| {
-            deployments.order([("edge-1".to_owned(), vec![order("n", "a")])].into());
+        let set_orders = |deployments: &DeploymentOrders| {
+            deployments.set_orders([("edge-1".to_owned(), vec![order("n", "a")])].into());
         };
         let [first, second] = [1, 2].map(|since| Some(BootTime(Duration::from_secs(since))));
-        give(&deployments);
-        assert!(orders.see().is_some());
+        set_orders(&deployments);
+        assert!(orders.get_and_update().is_some());
         deployments.reset_for_term(second.unwrap());
-        assert!(orders.see().is_none());
+        assert!(orders.get_and_update().is_none());
         // From a task that has not noticed the new term, and from one that has read in an earlier term.
-        for of in [None, first] {
-            deployments.read_in(of);
-            give(&deployments);
-            assert!(orders.see().is_none(), "{of:?}");
+        for term in [None, first] {
+            deployments.read_in(term);
+            set_orders(&deployments);
+            assert!(orders.get_and_update().is_none(), "{term:?}");
         }
         deployments.read_in(second);
-        give(&deployments);
-        assert!(orders.see().is_some());
+        set_orders(&deployments);
+        assert!(orders.get_and_update().is_some());
     }
 
     #[test]
     fn leaving_member_counts_uninstalled_deployments() {
-        let deployments = Deployments::default();
-        assert_eq!(deployments.retired("edge-1"), (0, 0));
-        said(&deployments, "a", Some(reason::UNINSTALLED));
-        said(&deployments, "b", Some(reason::DELETING));
-        assert_eq!(deployments.retired("edge-1"), (2, 1));
+        let deployments = DeploymentOrders::default();
+        assert_eq!(deployments.uninstall_counts("edge-1"), (0, 0));
+        report_state(&deployments, "a", Some(reason::UNINSTALLED));
+        report_state(&deployments, "b", Some(reason::DELETING));
+        assert_eq!(deployments.uninstall_counts("edge-1"), (2, 1));
     }
 }

@@ -9,7 +9,7 @@ use krypton_types::names;
 
 /// Known facts about a member's identity.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Claim {
+pub struct MemberIdentity {
     /// The member has a source, or an agent was enrolled for it.
     pub present: bool,
     /// An agent was enrolled for the member.
@@ -17,22 +17,22 @@ pub struct Claim {
     /// Creation time of its EdgeCluster.
     pub created: Option<Timestamp>,
     /// The UID that its EdgeCluster has recorded.
-    pub recorded: Option<String>,
+    pub recorded_uid: Option<String>,
     /// The current UID of its cluster.
-    pub found: Option<String>,
+    pub current_uid: Option<String>,
     /// The hub or an agent has tried to reach the cluster at least once.
     pub attempted: bool,
 }
 
-impl Claim {
-    fn uid(&self) -> Option<&str> {
-        self.found.as_deref().or(self.recorded.as_deref())
+impl MemberIdentity {
+    fn known_uid(&self) -> Option<&str> {
+        self.current_uid.as_deref().or(self.recorded_uid.as_deref())
     }
 }
 
-/// Decision on a member.
+/// Whether the hub may act on a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum ActDecision {
     Act,
     /// The member was not reached yet. Or an older member, possibly of the same cluster, was not.
     Wait,
@@ -43,45 +43,51 @@ pub enum Verdict {
     /// The cluster that responds is not the recorded one.
     Changed {
         recorded: String,
-        found: String,
+        current: String,
     },
 }
 
 /// Decides for all members together.
-pub fn verdicts(claims: &BTreeMap<String, Claim>) -> BTreeMap<String, Verdict> {
+pub fn decide_all(identities: &BTreeMap<String, MemberIdentity>) -> BTreeMap<String, ActDecision> {
     // Only members with equal or unknown UIDs can conflict.
-    let mut by_uid: BTreeMap<Option<&str>, Vec<(&String, &Claim)>> = BTreeMap::new();
-    for (name, claim) in claims {
-        by_uid.entry(claim.uid()).or_default().push((name, claim));
+    let mut by_uid: BTreeMap<Option<&str>, Vec<(&String, &MemberIdentity)>> = BTreeMap::new();
+    for (name, identity) in identities {
+        by_uid
+            .entry(identity.known_uid())
+            .or_default()
+            .push((name, identity));
     }
-    let of = |uid| by_uid.get(&uid).map(Vec::as_slice).unwrap_or_default();
-    claims
+    let members_with = |uid| by_uid.get(&uid).map(Vec::as_slice).unwrap_or_default();
+    identities
         .iter()
-        .filter(|(_, claim)| claim.present)
-        .map(|(name, claim)| {
-            let rivals = of(claim.uid()).iter().chain(match claim.uid() {
-                Some(_) => of(None),
-                None => &[],
-            });
-            (name.clone(), verdict(name, claim, rivals))
+        .filter(|(_, identity)| identity.present)
+        .map(|(name, identity)| {
+            let rivals =
+                members_with(identity.known_uid())
+                    .iter()
+                    .chain(match identity.known_uid() {
+                        Some(_) => members_with(None),
+                        None => &[],
+                    });
+            (name.clone(), decide(name, identity, rivals))
         })
         .collect()
 }
 
-fn verdict<'a>(
+fn decide<'a>(
     name: &str,
-    claim: &Claim,
-    rivals: impl Iterator<Item = &'a (&'a String, &'a Claim)>,
-) -> Verdict {
-    let Some(found) = claim.found.as_deref() else {
-        return Verdict::Wait;
+    identity: &MemberIdentity,
+    rivals: impl Iterator<Item = &'a (&'a String, &'a MemberIdentity)>,
+) -> ActDecision {
+    let Some(current) = identity.current_uid.as_deref() else {
+        return ActDecision::Wait;
     };
-    if let Some(recorded) = claim.recorded.as_deref()
-        && recorded != found
+    if let Some(recorded) = identity.recorded_uid.as_deref()
+        && recorded != current
     {
-        return Verdict::Changed {
+        return ActDecision::Changed {
             recorded: recorded.to_owned(),
-            found: found.to_owned(),
+            current: current.to_owned(),
         };
     }
     let mut wait = false;
@@ -89,56 +95,64 @@ fn verdict<'a>(
         if *other_name == name {
             continue;
         }
-        if other.uid() == Some(found) {
+        if other.known_uid() == Some(current) {
             if !other.present {
                 // Releases carry the member's name, so a new name would install all of them again.
-                if claim.recorded.is_none() {
-                    return Verdict::Renamed((*other_name).clone());
+                if identity.recorded_uid.is_none() {
+                    return ActDecision::Renamed((*other_name).clone());
                 }
-            } else if goes_first(other_name, other, name, claim) {
-                return Verdict::Duplicate((*other_name).clone());
+            } else if takes_precedence(other_name, other, name, identity) {
+                return ActDecision::Duplicate((*other_name).clone());
             }
         } else if other.present
-            && other.uid().is_none()
+            && other.known_uid().is_none()
             && !other.attempted
-            && goes_first(other_name, other, name, claim)
+            && takes_precedence(other_name, other, name, identity)
         {
             wait = true;
         }
     }
-    if wait { Verdict::Wait } else { Verdict::Act }
+    if wait {
+        ActDecision::Wait
+    } else {
+        ActDecision::Act
+    }
 }
 
 /// Returns reason and message why the hub must not act on a member, or `None` if it may.
-pub fn held_back(name: &str, verdict: &Verdict, banned: bool) -> Option<(&'static str, String)> {
+pub fn held_back(
+    name: &str,
+    decision: &ActDecision,
+    banned: bool,
+) -> Option<(&'static str, String)> {
     if banned {
         return Some((
             reason::BANNED,
             "spec.banned is set on the EdgeCluster".to_owned(),
         ));
     }
-    match verdict {
-        Verdict::Act => None,
-        Verdict::Wait => Some((
+    match decision {
+        ActDecision::Act => None,
+        ActDecision::Wait => Some((
             reason::CONNECTING,
             "checking whether an older member is the same cluster".to_owned(),
         )),
-        Verdict::Duplicate(other) => Some((
+        ActDecision::Duplicate(other) => Some((
             reason::DUPLICATE,
             format!(
                 "this is the same cluster as member {other}, which acts on it; remove one of the two"
             ),
         )),
-        Verdict::Renamed(old) => Some((
+        ActDecision::Renamed(old) => Some((
             reason::RENAMED,
             format!(
                 "this cluster is already member {old}, and release names contain that name; restore the Secret under the old name, or delete EdgeCluster {old} to install everything again under this name"
             ),
         )),
-        Verdict::Changed { found, .. } => Some((
+        ActDecision::Changed { current, .. } => Some((
             reason::IDENTITY_CHANGED,
             format!(
-                "another cluster answers (UID {found}) than the recorded one; if the cluster was rebuilt, run 'kubectl krypton join {name} --replace'"
+                "another cluster answers (UID {current}) than the recorded one; if the cluster was rebuilt, run 'kubectl krypton join {name} --replace'"
             ),
         )),
     }
@@ -146,18 +160,18 @@ pub fn held_back(name: &str, verdict: &Verdict, banned: bool) -> Option<(&'stati
 
 /// Whether member `a` takes precedence over `b`. The order is: `self-cluster`, a member with a recorded UID, a
 /// member with an agent, the older EdgeCluster, the name. A recorded UID outranks any report of a new member.
-fn goes_first(a_name: &str, a: &Claim, b_name: &str, b: &Claim) -> bool {
+fn takes_precedence(a_name: &str, a: &MemberIdentity, b_name: &str, b: &MemberIdentity) -> bool {
     fn rank<'a>(
         name: &'a str,
-        claim: &Claim,
+        identity: &MemberIdentity,
     ) -> (bool, bool, bool, bool, Option<Timestamp>, &'a str) {
         // A member without an EdgeCluster counts as the youngest.
         (
             name != names::SELF_CLUSTER,
-            claim.recorded.is_none(),
-            !claim.agent,
-            claim.created.is_none(),
-            claim.created,
+            identity.recorded_uid.is_none(),
+            !identity.agent,
+            identity.created.is_none(),
+            identity.created,
             name,
         )
     }
@@ -168,105 +182,115 @@ fn goes_first(a_name: &str, a: &Claim, b_name: &str, b: &Claim) -> bool {
 mod tests {
     use super::*;
 
-    fn claim(created: i64, recorded: Option<&str>, found: Option<&str>) -> Claim {
-        Claim {
+    fn identity(
+        created: i64,
+        recorded_uid: Option<&str>,
+        current_uid: Option<&str>,
+    ) -> MemberIdentity {
+        MemberIdentity {
             present: true,
             agent: false,
             created: Some(Timestamp::from_second(created).unwrap()),
-            recorded: recorded.map(str::to_owned),
-            found: found.map(str::to_owned),
-            attempted: found.is_some(),
+            recorded_uid: recorded_uid.map(str::to_owned),
+            current_uid: current_uid.map(str::to_owned),
+            attempted: current_uid.is_some(),
         }
     }
 
-    pub(crate) fn of(claims: Vec<(&str, Claim)>) -> BTreeMap<String, Verdict> {
-        verdicts(
-            &claims
+    fn decisions(identities: Vec<(&str, MemberIdentity)>) -> BTreeMap<String, ActDecision> {
+        decide_all(
+            &identities
                 .into_iter()
-                .map(|(name, claim)| (name.to_owned(), claim))
+                .map(|(name, identity)| (name.to_owned(), identity))
                 .collect(),
         )
     }
 
     #[test]
     fn older_member_wins_shared_cluster_uid() {
-        let found = of(vec![
-            ("a", claim(2, None, Some("u"))),
-            ("b", claim(1, None, Some("u"))),
+        let decided = decisions(vec![
+            ("a", identity(2, None, Some("u"))),
+            ("b", identity(1, None, Some("u"))),
         ]);
-        assert_eq!(found["a"], Verdict::Duplicate("b".to_owned()));
-        assert_eq!(found["b"], Verdict::Act);
+        assert_eq!(decided["a"], ActDecision::Duplicate("b".to_owned()));
+        assert_eq!(decided["b"], ActDecision::Act);
     }
 
     #[test]
     fn self_cluster_goes_before_every_older_member() {
-        let found = of(vec![
-            ("a", claim(1, Some("u"), Some("u"))),
-            (names::SELF_CLUSTER, claim(9, None, Some("u"))),
+        let decided = decisions(vec![
+            ("a", identity(1, Some("u"), Some("u"))),
+            (names::SELF_CLUSTER, identity(9, None, Some("u"))),
         ]);
         assert_eq!(
-            found["a"],
-            Verdict::Duplicate(names::SELF_CLUSTER.to_owned())
+            decided["a"],
+            ActDecision::Duplicate(names::SELF_CLUSTER.to_owned())
         );
-        assert_eq!(found[names::SELF_CLUSTER], Verdict::Act);
+        assert_eq!(decided[names::SELF_CLUSTER], ActDecision::Act);
     }
 
     #[test]
     fn member_with_agent_precedes_older_one_without() {
-        let mut agent = claim(9, None, Some("u"));
+        let mut agent = identity(9, None, Some("u"));
         agent.agent = true;
-        let found = of(vec![("a", claim(1, None, Some("u"))), ("b", agent.clone())]);
-        assert_eq!(found["a"], Verdict::Duplicate("b".to_owned()));
-        assert_eq!(found["b"], Verdict::Act);
+        let decided = decisions(vec![
+            ("a", identity(1, None, Some("u"))),
+            ("b", agent.clone()),
+        ]);
+        assert_eq!(decided["a"], ActDecision::Duplicate("b".to_owned()));
+        assert_eq!(decided["b"], ActDecision::Act);
         // An agent's report cannot displace the recorded member.
-        let found = of(vec![("a", claim(1, Some("u"), Some("u"))), ("b", agent)]);
-        assert_eq!(found["a"], Verdict::Act);
-        assert_eq!(found["b"], Verdict::Duplicate("a".to_owned()));
+        let decided = decisions(vec![("a", identity(1, Some("u"), Some("u"))), ("b", agent)]);
+        assert_eq!(decided["a"], ActDecision::Act);
+        assert_eq!(decided["b"], ActDecision::Duplicate("a".to_owned()));
     }
 
     #[test]
     fn younger_member_waits_until_older_was_attempted() {
-        let mut older = claim(1, None, None);
-        let found = of(vec![
+        let mut older = identity(1, None, None);
+        let decided = decisions(vec![
             ("old", older.clone()),
-            ("new", claim(2, None, Some("u"))),
+            ("new", identity(2, None, Some("u"))),
         ]);
-        assert_eq!(found["new"], Verdict::Wait);
+        assert_eq!(decided["new"], ActDecision::Wait);
         older.attempted = true;
-        let found = of(vec![("old", older), ("new", claim(2, None, Some("u")))]);
-        assert_eq!(found["new"], Verdict::Act);
+        let decided = decisions(vec![("old", older), ("new", identity(2, None, Some("u")))]);
+        assert_eq!(decided["new"], ActDecision::Act);
     }
 
     #[test]
     fn unreachable_member_keeps_recorded_cluster_uid() {
-        let found = of(vec![
-            ("old", claim(1, Some("u"), None)),
-            ("new", claim(2, None, Some("u"))),
+        let decided = decisions(vec![
+            ("old", identity(1, Some("u"), None)),
+            ("new", identity(2, None, Some("u"))),
         ]);
-        assert_eq!(found["new"], Verdict::Duplicate("old".to_owned()));
+        assert_eq!(decided["new"], ActDecision::Duplicate("old".to_owned()));
     }
 
     #[test]
     fn known_cluster_under_new_name_is_held() {
-        let mut gone = claim(1, Some("u"), None);
+        let mut gone = identity(1, Some("u"), None);
         gone.present = false;
-        let found = of(vec![
+        let decided = decisions(vec![
             ("old", gone.clone()),
-            ("new", claim(2, None, Some("u"))),
+            ("new", identity(2, None, Some("u"))),
         ]);
-        assert_eq!(found["new"], Verdict::Renamed("old".to_owned()));
+        assert_eq!(decided["new"], ActDecision::Renamed("old".to_owned()));
         // A member already recorded under this name continues.
-        let found = of(vec![("old", gone), ("new", claim(2, Some("u"), Some("u")))]);
-        assert_eq!(found["new"], Verdict::Act);
+        let decided = decisions(vec![
+            ("old", gone),
+            ("new", identity(2, Some("u"), Some("u"))),
+        ]);
+        assert_eq!(decided["new"], ActDecision::Act);
     }
 
     #[test]
     fn changed_cluster_behind_same_name_is_not_touched() {
-        let found = of(vec![("a", claim(1, Some("u"), Some("v")))]);
-        let changed = Verdict::Changed {
+        let decided = decisions(vec![("a", identity(1, Some("u"), Some("v")))]);
+        let changed = ActDecision::Changed {
             recorded: "u".to_owned(),
-            found: "v".to_owned(),
+            current: "v".to_owned(),
         };
-        assert_eq!(found["a"], changed);
+        assert_eq!(decided["a"], changed);
     }
 }

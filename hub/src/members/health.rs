@@ -7,7 +7,7 @@ use krypton_types::member::MemberReport;
 
 use crate::members::arbiter::{AGENT_HOLDER, Presence, ReporterId};
 use crate::members::observation::MemberObservation;
-use crate::tenants::Hearing;
+use crate::tenants::ReportState;
 
 /// State of a member, derived from its reports. `None` leaves the previous value unchanged.
 #[derive(Debug)]
@@ -19,7 +19,7 @@ pub(super) struct MemberHealth {
     pub(super) applied: Option<(Version, String)>,
     /// Epoch that the member has recorded, if it is later than the hub's.
     pub(super) ahead: Option<u64>,
-    pub(super) hearing: Option<Hearing>,
+    pub(super) report_state: Option<ReportState>,
 }
 
 impl MemberHealth {
@@ -32,11 +32,11 @@ impl MemberHealth {
             holder: None,
             applied: None,
             ahead: None,
-            hearing: None,
+            report_state: None,
         }
     }
 
-    pub(super) fn put(&self, observation: &mut MemberObservation) {
+    pub(super) fn apply_to(&self, observation: &mut MemberObservation) {
         observation.mode = self.mode;
         if let Some(connected) = &self.connected {
             observation.connected.clone_from(connected);
@@ -55,7 +55,7 @@ impl MemberHealth {
 
 /// The selected reporter of a member.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Selected<'a> {
+pub(super) struct SelectedReporter<'a> {
     pub(super) id: ReporterId,
     pub(super) report: Option<&'a MemberReport>,
     /// Its full report has arrived.
@@ -64,19 +64,19 @@ pub(super) struct Selected<'a> {
 
 /// Derives the state from the selected reporter, or from the hub's own connection.
 pub(super) fn health(
-    selected: Option<Selected<'_>>,
-    link: Option<&State>,
+    selected: Option<SelectedReporter<'_>>,
+    connection: Option<&State>,
     held_back: Option<&(&'static str, String)>,
     presence: Presence,
     silent: bool,
 ) -> MemberHealth {
     let mut health = match selected {
-        Some(Selected {
+        Some(SelectedReporter {
             id,
             report: Some(report),
             complete,
         }) => reported(id, report, complete),
-        Some(Selected { id, .. }) => {
+        Some(SelectedReporter { id, .. }) => {
             let agent = id != ReporterId::Proxy;
             let mode = if agent { Mode::Agent } else { Mode::Proxy };
             MemberHealth {
@@ -85,20 +85,22 @@ pub(super) fn health(
                 ..MemberHealth::unchanged(mode)
             }
         }
-        None => unreported(link, presence, silent),
+        None => unreported(connection, presence, silent),
     };
-    if let Some((why, message)) = held_back {
+    if let Some((reason, message)) = held_back {
         health.mode = Mode::None;
         // A suspended member is not unhealthy.
-        let truth = match *why {
+        let truth = match *reason {
             reason::SUSPENDED => Truth::Unknown,
             _ => Truth::False,
         };
-        health.healthy = Some(State::new(truth, *why, message.clone()));
+        health.healthy = Some(State::new(truth, *reason, message.clone()));
         // While the hub connects again, only an error of its connection tells that the member is silent.
-        health.hearing = match *why {
-            reason::CONNECTING => health.hearing.filter(|it| matches!(it, Hearing::Silent(_))),
-            _ => Some(Hearing::Silent(format!("{why}: {message}"))),
+        health.report_state = match *reason {
+            reason::CONNECTING => health
+                .report_state
+                .filter(|state| matches!(state, ReportState::Silent(_))),
+            _ => Some(ReportState::Silent(format!("{reason}: {message}"))),
         };
     }
     health
@@ -121,12 +123,12 @@ pub(super) fn reported(id: ReporterId, report: &MemberReport, complete: bool) ->
         .as_ref()
         .map(|holder| holder.starts_with(AGENT_HOLDER));
     // Until the full report is complete, a missing Tenant means nothing.
-    let hearing = match (report.connected, report.synced && complete) {
-        (true, true) => Some(Hearing::Full),
+    let report_state = match (report.connected, report.synced && complete) {
+        (true, true) => Some(ReportState::Complete),
         (true, false) => None,
         (false, _) => {
-            let why = format!("the cluster does not respond: {problem}");
-            Some(Hearing::Silent(why))
+            let message = format!("the cluster does not respond: {problem}");
+            Some(ReportState::Silent(message))
         }
     };
     MemberHealth {
@@ -144,7 +146,7 @@ pub(super) fn reported(id: ReporterId, report: &MemberReport, complete: bool) ->
             .ahead
             .filter(|_| report.writing)
             .map(|version| version.epoch),
-        hearing,
+        report_state,
     }
 }
 
@@ -154,20 +156,20 @@ fn healthy(agent: bool, report: &MemberReport) -> State {
         let message = "the member has a later desired state; the hub takes a new epoch";
         return State::new(Truth::False, reason::STALE, message);
     }
-    if let Some(other) = report.holder.as_ref().filter(|_| !report.writing) {
-        let who = if agent {
+    if let Some(holder) = report.holder.as_ref().filter(|_| !report.writing) {
+        let observer = if agent {
             "the connected agent"
         } else {
             "this hub"
         };
-        let message = format!("{other} holds the Lease; {who} observes");
+        let message = format!("{holder} holds the Lease; {observer} observes");
         return State::new(Truth::True, reason::OBSERVING, message);
     }
     if !report.connected {
         return State::new(Truth::Unknown, reason::UNREACHABLE, problem);
     }
-    if let Some(why) = &report.not_restored {
-        return State::new(Truth::False, reason::NOT_RESTORED, why.clone());
+    if let Some(message) = &report.not_restored {
+        return State::new(Truth::False, reason::NOT_RESTORED, message.clone());
     }
     if !(report.synced && report.writing && report.applied.is_some()) {
         return State::new(Truth::Unknown, reason::STARTING, problem);
@@ -180,8 +182,8 @@ fn healthy(agent: bool, report: &MemberReport) -> State {
 }
 
 /// Derives the state of a member without a reporter from the hub's own connection, if there is one.
-fn unreported(link: Option<&State>, presence: Presence, silent: bool) -> MemberHealth {
-    match (link, presence) {
+fn unreported(connection: Option<&State>, presence: Presence, silent: bool) -> MemberHealth {
+    match (connection, presence) {
         // The agent may reconnect soon, so its last status stays for a while.
         (_, Presence::Away(_) | Presence::Ready) if !silent => MemberHealth::unchanged(Mode::Agent),
         (None, Presence::Away(_) | Presence::Ready) => {
@@ -190,23 +192,23 @@ fn unreported(link: Option<&State>, presence: Presence, silent: bool) -> MemberH
                 connected: Some(State::new(Truth::False, reason::AGENT_AWAY, message)),
                 healthy: Some(State::new(Truth::Unknown, reason::AGENT_AWAY, message)),
                 holder: Some(None),
-                hearing: Some(Hearing::Silent(message.to_owned())),
+                report_state: Some(ReportState::Silent(message.to_owned())),
                 ..MemberHealth::unchanged(Mode::Agent)
             }
         }
-        (Some(link), _) if link.truth == Truth::False => MemberHealth {
-            connected: Some(link.clone()),
+        (Some(connection), _) if connection.truth == Truth::False => MemberHealth {
+            connected: Some(connection.clone()),
             healthy: Some(State::new(
                 Truth::Unknown,
-                link.reason.clone(),
-                link.message.clone(),
+                connection.reason.clone(),
+                connection.message.clone(),
             )),
             holder: Some(None),
-            hearing: Some(Hearing::Silent(link.message.clone())),
+            report_state: Some(ReportState::Silent(connection.message.clone())),
             ..MemberHealth::unchanged(Mode::None)
         },
-        (link, _) => MemberHealth {
-            connected: link.cloned(),
+        (connection, _) => MemberHealth {
+            connected: connection.cloned(),
             ..MemberHealth::unchanged(Mode::None)
         },
     }

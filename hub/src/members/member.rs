@@ -7,7 +7,7 @@ use std::time::Duration;
 use krypton_crds::edge_cluster::AgentKeys;
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::newest::Newest as _;
-use krypton_runtime::rate_limit::{Bucket, Rate};
+use krypton_runtime::rate_limit::{Rate, TokenBucket};
 use krypton_runtime::sync::{Mutex, MutexGuard};
 use krypton_types::desired::DesiredState;
 use tokio::sync::{Semaphore, watch};
@@ -34,59 +34,59 @@ pub struct Admission {
 }
 
 /// Concurrent chart downloads of one member: one for an agent and one for a second replica.
-const CHARTS: usize = 2;
+const CHART_DOWNLOADS_MAX: usize = 2;
 /// Live sessions of one member, enough for the few replicas of a Deployment. All sessions share one quota, and
 /// each may exceed it by one message. The limit keeps the resulting delay below a heartbeat.
-const SESSIONS: usize = 16;
+const SESSIONS_MAX: usize = 16;
 
 /// Fixed cost of a message, because it wakes several tasks. Each report in it costs 1 more. A throttled agent
 /// puts more reports into each message.
-pub(crate) const MESSAGE: u64 = 20;
+pub(crate) const MESSAGE_COST: u64 = 20;
 /// Quota of all sessions of one member. The burst covers the full report of the largest member. The rate then
 /// allows 450 reports a second in large messages: a fortieth of the hub's capacity, and far more than Helm can
 /// cause.
-const SAYING: Rate = Rate {
+const REPORT_RATE: Rate = Rate {
     burst: 12_000,
-    each: Duration::from_millis(2),
+    per_token: Duration::from_millis(2),
 };
 /// Short-term quota: a full report of 800 Tenants immediately, the largest one within two seconds. It keeps a
-/// flood, which starts with the full burst of `SAYING`, from delaying other members.
-const SAYING_AT_ONCE: Rate = Rate {
+/// flood, which starts with the full burst of `REPORT_RATE`, from delaying other members.
+const REPORT_BURST_RATE: Rate = Rate {
     burst: 1_000,
-    each: Duration::from_micros(200),
+    per_token: Duration::from_micros(200),
 };
 /// A replica renews its certificate once in weeks, and retries a failed renewal with back-off.
-const RENEWING: Rate = Rate {
+const RENEWAL_RATE: Rate = Rate {
     burst: 10,
-    each: Duration::from_secs(60),
+    per_token: Duration::from_secs(60),
 };
 /// A replica fetches each new chart once, and retries a failed fetch with back-off.
-const FETCHING: Rate = Rate {
+const CHART_RATE: Rate = Rate {
     burst: 30,
-    each: Duration::from_secs(5),
+    per_token: Duration::from_secs(5),
 };
 
 /// Every replica may reconnect twice without a pause, then one replica every two seconds. A refused agent backs
 /// off to 30 s. Each session makes the hub request a full report.
-const CONNECTING: Rate = Rate {
-    burst: 2 * SESSIONS as u64,
-    each: Duration::from_secs(2),
+const SESSION_RATE: Rate = Rate {
+    burst: 2 * SESSIONS_MAX as u64,
+    per_token: Duration::from_secs(2),
 };
 
 /// A request of a member that the hub limits in rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Asking {
+pub enum RequestKind {
     Session,
     Renewal,
     Chart,
 }
 
 #[derive(Debug)]
-struct Allowances {
-    saying: [Bucket; 2],
-    connecting: Bucket,
-    renewing: Bucket,
-    fetching: Bucket,
+struct MemberQuotas {
+    reports: [TokenBucket; 2],
+    sessions: TokenBucket,
+    renewals: TokenBucket,
+    charts: TokenBucket,
 }
 
 /// A member of the fleet.
@@ -99,7 +99,7 @@ pub struct Member {
     pub published: Arc<watch::Sender<Option<PublishedState>>>,
     /// Limits concurrent chart downloads of the member.
     pub charts: Arc<Semaphore>,
-    allowances: Mutex<Allowances>,
+    quotas: Mutex<MemberQuotas>,
     /// Live sessions by replica: the session's number and the token that cancels it.
     sessions: Mutex<BTreeMap<String, (u64, CancellationToken)>>,
 }
@@ -110,22 +110,22 @@ impl Member {
             uid,
             admission: watch::Sender::new(Admission::default()),
             published,
-            charts: Arc::new(Semaphore::new(CHARTS)),
-            allowances: Mutex::new(Allowances {
-                saying: [SAYING, SAYING_AT_ONCE].map(Bucket::new),
-                connecting: Bucket::new(CONNECTING),
-                renewing: Bucket::new(RENEWING),
-                fetching: Bucket::new(FETCHING),
+            charts: Arc::new(Semaphore::new(CHART_DOWNLOADS_MAX)),
+            quotas: Mutex::new(MemberQuotas {
+                reports: [REPORT_RATE, REPORT_BURST_RATE].map(TokenBucket::new),
+                sessions: TokenBucket::new(SESSION_RATE),
+                renewals: TokenBucket::new(RENEWAL_RATE),
+                charts: TokenBucket::new(CHART_RATE),
             }),
             sessions: Mutex::default(),
         }
     }
 
     /// Charges `amount` to the member's quota and returns how long the session must not read.
-    pub fn has_said(&self, now: BootTime, amount: u64) -> Duration {
-        let mut allowances = self.allowances();
-        let waits = allowances.saying.each_mut();
-        waits
+    pub fn charge_reports(&self, now: BootTime, amount: u64) -> Duration {
+        let mut quotas = self.quotas();
+        let buckets = quotas.reports.each_mut();
+        buckets
             .map(|bucket| bucket.charge(now, amount))
             .into_iter()
             .fold(Duration::ZERO, Duration::max)
@@ -135,12 +135,12 @@ impl Member {
     ///
     /// # Errors
     /// Returns the time to wait if the quota is exhausted.
-    pub fn asks(&self, now: BootTime, asking: Asking) -> Result<(), Duration> {
-        let mut allowances = self.allowances();
-        let bucket = match asking {
-            Asking::Session => &mut allowances.connecting,
-            Asking::Renewal => &mut allowances.renewing,
-            Asking::Chart => &mut allowances.fetching,
+    pub fn take_request(&self, now: BootTime, kind: RequestKind) -> Result<(), Duration> {
+        let mut quotas = self.quotas();
+        let bucket = match kind {
+            RequestKind::Session => &mut quotas.sessions,
+            RequestKind::Renewal => &mut quotas.renewals,
+            RequestKind::Chart => &mut quotas.charts,
         };
         bucket.take(now, 1, Duration::ZERO).map(drop)
     }
@@ -148,16 +148,16 @@ impl Member {
     /// Registers a session of this replica and cancels an older one. Returns `None` if the member has too many
     /// sessions.
     pub fn begin_session(&self, replica: &str, number: u64) -> Option<CancellationToken> {
-        let cut = CancellationToken::new();
+        let token = CancellationToken::new();
         let mut sessions = self.lock();
-        if sessions.len() >= SESSIONS && !sessions.contains_key(replica) {
+        if sessions.len() >= SESSIONS_MAX && !sessions.contains_key(replica) {
             return None;
         }
-        let before = sessions.insert(replica.to_owned(), (number, cut.clone()));
-        if let Some((_, older)) = before {
+        let previous = sessions.insert(replica.to_owned(), (number, token.clone()));
+        if let Some((_, older)) = previous {
             older.cancel();
         }
-        Some(cut)
+        Some(token)
     }
 
     /// Unregisters a session, unless a newer one has replaced it.
@@ -184,9 +184,9 @@ impl Member {
         }
     }
 
-    fn allowances(&self) -> MutexGuard<'_, Allowances> {
-        let allowances = &self.allowances;
-        allowances.lock().unwrap_or_else(PoisonError::into_inner)
+    fn quotas(&self) -> MutexGuard<'_, MemberQuotas> {
+        let quotas = &self.quotas;
+        quotas.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, (u64, CancellationToken)>> {
@@ -207,11 +207,11 @@ pub struct MemberSnapshot {
 }
 
 /// Ends the sessions of a member's agents.
-pub(super) fn refuse(member: &Member, why: &str) {
+pub(super) fn reject(member: &Member, reason: &str) {
     member.admission.send_if_modified(|admission| {
-        let changed = admission.refused.as_deref() != Some(why);
+        let changed = admission.refused.as_deref() != Some(reason);
         if changed {
-            admission.refused = Some(why.to_owned());
+            admission.refused = Some(reason.to_owned());
         }
         changed
     });
@@ -240,9 +240,9 @@ mod tests {
     #[test]
     fn member_session_limit_ignores_returning_replica() {
         let member = Member::new("u".to_owned(), Arc::new(watch::Sender::new(None)));
-        for number in 1..=SESSIONS as u64 {
-            let begun = member.begin_session(&number.to_string(), number);
-            assert!(begun.is_some());
+        for number in 1..=SESSIONS_MAX as u64 {
+            let token = member.begin_session(&number.to_string(), number);
+            assert!(token.is_some());
         }
         assert!(member.begin_session("another", 100).is_none());
         assert!(member.begin_session("1", 101).is_some());
@@ -256,24 +256,24 @@ mod tests {
         use crate::tenants::TENANTS_MAX;
         use krypton_proto::REPORTS_PER_MESSAGE;
         let member = Member::new("u".to_owned(), Arc::new(watch::Sender::new(None)));
-        let largest = MESSAGE + REPORTS_PER_MESSAGE as u64;
+        let largest = MESSAGE_COST + REPORTS_PER_MESSAGE as u64;
         let begin = BootTime::now();
         let mut now = begin;
         for _ in 0..TENANTS_MAX / REPORTS_PER_MESSAGE {
-            now = BootTime(now.0 + member.has_said(now, largest));
+            now = BootTime(now.0 + member.charge_reports(now, largest));
         }
         let took = now.since(begin);
         assert!(took < Duration::from_secs(3), "{took:?}");
         // From then on it is slow, even if all its sessions send one more of the largest messages concurrently.
         for _ in 0..100 {
-            let waits = (0..SESSIONS).map(|_| member.has_said(now, largest));
+            let waits = (0..SESSIONS_MAX).map(|_| member.charge_reports(now, largest));
             let longest = waits.max().unwrap_or_default();
             assert!(longest < HEARTBEAT, "{longest:?}");
             now = BootTime(now.0 + longest);
         }
-        let messages = TENANTS_MAX / REPORTS_PER_MESSAGE + 100 * SESSIONS;
-        let earned = messages as u64 * largest - SAYING.burst;
-        assert!(now.since(begin) >= SAYING.time(earned));
+        let messages = TENANTS_MAX / REPORTS_PER_MESSAGE + 100 * SESSIONS_MAX;
+        let earned = messages as u64 * largest - REPORT_RATE.burst;
+        assert!(now.since(begin) >= REPORT_RATE.time_to_earn(earned));
     }
 
     #[test]
@@ -282,12 +282,12 @@ mod tests {
         let mut now = BootTime::now();
         // A thousand Tenants at the start of a session, then ten changes a second, each in its own message.
         for _ in 0..5 {
-            now = BootTime(now.0 + member.has_said(now, MESSAGE + 200));
+            now = BootTime(now.0 + member.charge_reports(now, MESSAGE_COST + 200));
         }
         now = BootTime(now.0 + Duration::from_secs(1));
         for _ in 0..100_000 {
             now = BootTime(now.0 + Duration::from_millis(100));
-            assert_eq!(member.has_said(now, MESSAGE + 1), Duration::ZERO);
+            assert_eq!(member.charge_reports(now, MESSAGE_COST + 1), Duration::ZERO);
         }
     }
 
@@ -295,16 +295,19 @@ mod tests {
     fn repeated_member_requests_are_throttled() {
         let member = Member::new("u".to_owned(), Arc::new(watch::Sender::new(None)));
         let now = BootTime::now();
-        for (asking, rate) in [
-            (Asking::Session, CONNECTING),
-            (Asking::Renewal, RENEWING),
-            (Asking::Chart, FETCHING),
+        for (kind, rate) in [
+            (RequestKind::Session, SESSION_RATE),
+            (RequestKind::Renewal, RENEWAL_RATE),
+            (RequestKind::Chart, CHART_RATE),
         ] {
             for _ in 0..rate.burst {
-                assert_eq!(member.asks(now, asking), Ok(()));
+                assert_eq!(member.take_request(now, kind), Ok(()));
             }
-            assert_eq!(member.asks(now, asking), Err(rate.each));
-            assert_eq!(member.asks(BootTime(now.0 + rate.each), asking), Ok(()));
+            assert_eq!(member.take_request(now, kind), Err(rate.per_token));
+            assert_eq!(
+                member.take_request(BootTime(now.0 + rate.per_token), kind),
+                Ok(())
+            );
         }
     }
 }

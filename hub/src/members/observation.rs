@@ -8,7 +8,7 @@ use krypton_types::conditions::{State, Truth, reason};
 use krypton_types::desired::Version;
 
 use crate::edgecluster::credential_expiry::Validity;
-use crate::members::{Locked, MemberRegistry};
+use crate::members::{LockedMember, MemberRegistry};
 
 /// Current state of one member as the hub observes it.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,7 +28,7 @@ pub struct MemberObservation {
     /// Validity of the certificate of the agent that connected last.
     pub certificate: Option<Validity>,
     /// Whether a session of this term reported the certificate. Otherwise it comes from the recorded status.
-    pub certificate_said: bool,
+    pub certificate_reported: bool,
     /// The key of that certificate.
     pub agent_key: Option<AgentKey>,
     /// Last time at which an agent of the member used an unknown key.
@@ -40,21 +40,22 @@ pub struct MemberObservation {
     /// Progress of decommissioning, if the member leaves together with its releases.
     pub uninstalled: Option<State>,
     /// State of the member's values.
-    pub values: Values,
+    pub values: MemberValuesState,
     /// The member has sent no report in this leader term for so long that the status recorded in an earlier
     /// term no longer counts.
-    pub unheard: bool,
+    pub record_expired: bool,
 }
 
 /// State of a member's values.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub enum Values {
+pub enum MemberValuesState {
     /// Unknown; the recorded condition stays.
     #[default]
-    NotKnown,
+    Unknown,
     /// The member has only the fleet's values, and these are valid. The condition is removed.
-    Plain,
-    Said(State),
+    FleetOnly,
+    /// The state of the member's own values.
+    Reported(State),
 }
 
 impl Default for MemberObservation {
@@ -72,14 +73,14 @@ impl Default for MemberObservation {
             applied: None,
             agent_version: None,
             certificate: None,
-            certificate_said: false,
+            certificate_reported: false,
             agent_key: None,
             key_refused: None,
             roots: None,
             access: None,
             uninstalled: None,
-            values: Values::NotKnown,
-            unheard: false,
+            values: MemberValuesState::Unknown,
+            record_expired: false,
         }
     }
 }
@@ -88,7 +89,7 @@ impl MemberObservation {
     /// Forgets what an agent's session has reported of itself.
     pub(super) fn forget_agent(&mut self) {
         (self.agent_version, self.roots) = (None, None);
-        (self.certificate, self.certificate_said) = (None, false);
+        (self.certificate, self.certificate_reported) = (None, false);
     }
 }
 
@@ -117,14 +118,14 @@ impl MemberRegistry {
         std::mem::take(&mut self.lock().fleet.changed)
     }
 
-    /// Maps each member's observation with `look`.
-    pub fn observations<T>(&self, look: impl Fn(&str, &MemberObservation) -> T) -> Vec<T> {
+    /// Maps each member's observation.
+    pub fn observations<T>(&self, map: impl Fn(&str, &MemberObservation) -> T) -> Vec<T> {
         let state = self.lock();
         let members = state.members.iter();
         let observed =
             members.filter_map(|(name, entry)| Some((name, entry.observation.as_ref()?)));
         observed
-            .map(|(name, observation)| look(name, observation))
+            .map(|(name, observation)| map(name, observation))
             .collect()
     }
 
@@ -148,25 +149,25 @@ impl MemberRegistry {
     }
 }
 
-impl Locked<'_> {
+impl LockedMember<'_> {
     pub(super) fn observe(&mut self, change: impl FnOnce(&mut MemberObservation)) {
-        let before = self.entry.observation.clone();
+        let previous = self.entry.observation.clone();
         change(self.entry.observation.get_or_insert_default());
-        if self.entry.observation != before {
-            self.touch();
+        if self.entry.observation != previous {
+            self.mark_changed();
         }
     }
 
     /// Marks the member as changed.
-    pub(super) fn touch(&mut self) {
+    pub(super) fn mark_changed(&mut self) {
         self.fleet.changed.insert(self.name.to_owned());
         self.registry.changed.notify_one();
     }
 
     pub(super) fn set_uids(&mut self, change: impl FnOnce(&mut ClusterUids)) {
-        let before = self.entry.uids.clone();
+        let previous = self.entry.uids.clone();
         change(&mut self.entry.uids);
-        if self.entry.uids != before {
+        if self.entry.uids != previous {
             self.registry.uid_changed.notify_one();
         }
     }

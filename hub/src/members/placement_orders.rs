@@ -11,14 +11,14 @@ use crate::members::remote_orders::{Order, RemoteOrders};
 pub const PLACED_MAX: usize = 2_000;
 /// Maximum size of all placed Tenants of a member as JSON, in bytes. The member records them in a Secret of 1
 /// MiB, together with the chart's values and the deployments' orders.
-const PLACED_BYTES: usize = 384 * 1024;
+const PLACED_BYTES_MAX: usize = 384 * 1024;
 
-pub type Placements = RemoteOrders<PlacedTenant>;
+pub type PlacementOrders = RemoteOrders<PlacedTenant>;
 
 impl Order for PlacedTenant {
     type Key = TenantKey;
     type Report = PlacedReport;
-    const MOST: usize = PLACED_MAX;
+    const MAX: usize = PLACED_MAX;
 
     fn key(&self) -> TenantKey {
         self.key()
@@ -30,18 +30,18 @@ impl Order for PlacedTenant {
 pub(crate) fn fit(orders: Vec<(i64, PlacedTenant)>) -> (Vec<PlacedTenant>, BTreeSet<TenantKey>) {
     let mut orders = orders;
     orders.sort_by_key(|(created, order)| (!order.remove, *created, order.key()));
-    let (mut room, mut taken, mut left) = (PLACED_BYTES, Vec::new(), BTreeSet::new());
+    let (mut free_bytes, mut fitting, mut rest) = (PLACED_BYTES_MAX, Vec::new(), BTreeSet::new());
     for (_, order) in orders {
         // Serialization to memory does not fail for these types.
-        let size = serde_json::to_vec(&order).map_or(usize::MAX, |written| written.len() + 1);
-        if taken.len() < PLACED_MAX && size <= room {
-            room -= size;
-            taken.push(order);
+        let size = serde_json::to_vec(&order).map_or(usize::MAX, |json| json.len() + 1);
+        if fitting.len() < PLACED_MAX && size <= free_bytes {
+            free_bytes -= size;
+            fitting.push(order);
         } else {
-            left.insert(order.key());
+            rest.insert(order.key());
         }
     }
-    (taken, left)
+    (fitting, rest)
 }
 
 #[cfg(test)]
@@ -82,24 +82,24 @@ mod tests {
             }
         };
         let many = (0..=PLACED_MAX).map(|number| (number as i64, plain(number)));
-        let (taken, left) = fit(many.collect());
-        assert_eq!(taken.len(), PLACED_MAX);
-        assert_eq!(left, [plain(PLACED_MAX).key()].into());
+        let (fitting, rest) = fit(many.collect());
+        assert_eq!(fitting.len(), PLACED_MAX);
+        assert_eq!(rest, [plain(PLACED_MAX).key()].into());
     }
 
     #[test]
     fn removals_fit_before_older_then_younger_tenants() {
-        let large = PLACED_BYTES / 2 - 1024;
+        let large = PLACED_BYTES_MAX / 2 - 1024;
         let (old, young) = (order("old", large, false), order("young", large, false));
-        let (middle, goes) = (order("middle", large, false), order("goes", 0, true));
-        let given = vec![
+        let (middle, removal) = (order("middle", large, false), order("goes", 0, true));
+        let orders = vec![
             (3, young.clone()),
             (2, middle.clone()),
             (1, old.clone()),
-            (9, goes.clone()),
+            (9, removal.clone()),
         ];
-        let (taken, left) = fit(given);
-        assert_eq!(taken, [goes, old, middle]);
-        assert_eq!(left, [young.key()].into());
+        let (fitting, rest) = fit(orders);
+        assert_eq!(fitting, [removal, old, middle]);
+        assert_eq!(rest, [young.key()].into());
     }
 }

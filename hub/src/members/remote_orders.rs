@@ -18,7 +18,7 @@ pub trait Order: Clone + PartialEq {
     type Key: Ord + Clone + fmt::Debug + Serialize;
     type Report: Clone + fmt::Debug + Serialize;
     /// Maximum number of orders to one member. The member records its orders in a Secret of at most 1 MiB.
-    const MOST: usize;
+    const MAX: usize;
     fn key(&self) -> Self::Key;
 }
 
@@ -27,14 +27,14 @@ pub type Orders<O> = BTreeMap<String, Arc<[O]>>;
 
 /// Latest report of one member on one order.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Said<R> {
+pub struct OrderReport<R> {
     pub report: R,
-    /// The current reporter has sent it. Otherwise it comes from an earlier one and stays until the full report
-    /// is complete.
-    pub fresh: bool,
+    /// Whether the current reporter has sent it. Otherwise it comes from an earlier one and stays until the full
+    /// report is complete.
+    pub is_current: bool,
 }
 
-type Reports<O> = ReportSet<<O as Order>::Key, <O as Order>::Report>;
+type OrderReports<O> = ReportSet<<O as Order>::Key, <O as Order>::Report>;
 
 /// Orders and reports of all members.
 #[derive(Debug)]
@@ -44,7 +44,7 @@ pub struct RemoteOrders<O: Order> {
     /// Start of the leader term whose sources have not been read yet. Until then, orders are ignored because
     /// they derive from older reads. Locked before the orders.
     awaited: Mutex<Option<BootTime>>,
-    members: Mutex<BTreeMap<String, Reports<O>>>,
+    members: Mutex<BTreeMap<String, OrderReports<O>>>,
     /// Counts changes of reports. Callers wait on it for the next change.
     changed: watch::Sender<u64>,
 }
@@ -81,19 +81,21 @@ impl<O: Order> RemoteOrders<O> {
     }
 
     /// Sets the orders of all members. A missing order changes nothing on its member: only an order to remove
-    /// removes. A list must not have more than [`Order::MOST`] entries.
-    pub fn order(&self, next: BTreeMap<String, Vec<O>>) {
-        let ready = next.into_iter().map(|(name, orders)| (name, ready(orders)));
+    /// removes. A list must not have more than [`Order::MAX`] entries.
+    pub fn set_orders(&self, next: BTreeMap<String, Vec<O>>) {
+        let sorted = next
+            .into_iter()
+            .map(|(name, orders)| (name, sorted(orders)));
         let next: BTreeMap<String, Vec<O>> =
-            ready.filter(|(_, orders)| !orders.is_empty()).collect();
+            sorted.filter(|(_, orders)| !orders.is_empty()).collect();
         let awaited = self.awaited();
         if awaited.is_some() {
             return;
         }
         self.orders.send_if_modified(|all| {
             let same = all.as_ref().is_some_and(|all| {
-                let held = all.iter().map(|(name, orders)| (name, &**orders));
-                held.eq(next.iter().map(|(name, orders)| (name, &**orders)))
+                let current = all.iter().map(|(name, orders)| (name, &**orders));
+                current.eq(next.iter().map(|(name, orders)| (name, &**orders)))
             });
             if !same {
                 let shared = next.into_iter().map(|(name, orders)| (name, orders.into()));
@@ -104,12 +106,12 @@ impl<O: Order> RemoteOrders<O> {
     }
 
     /// Sets the orders of one member. Has no effect until the orders of all members are known.
-    pub fn order_of(&self, member: &str, orders: Vec<O>) {
-        let orders = ready(orders);
+    pub fn set_member_orders(&self, member: &str, orders: Vec<O>) {
+        let orders = sorted(orders);
         self.orders.send_if_modified(|all| {
             let Some(all) = all else { return false };
-            let before = all.get(member).map_or(&[][..], |before| before);
-            let changed = before != orders.as_slice();
+            let previous = all.get(member).map_or(&[][..], |previous| previous);
+            let changed = previous != orders.as_slice();
             if changed && orders.is_empty() {
                 all.remove(member);
             } else if changed {
@@ -130,44 +132,32 @@ impl<O: Order> RemoteOrders<O> {
     }
 
     /// Wakes all subscribers although no report has changed.
-    pub(crate) fn look_again(&self) {
+    pub(crate) fn notify(&self) {
         self.changed.send_modify(|changes| *changes += 1);
     }
 
     /// Returns the member's latest report on an order. `None` does not mean that the order was not carried out.
-    pub fn said(&self, member: &str, key: &O::Key) -> Option<Said<O::Report>> {
+    pub fn latest_report(&self, member: &str, key: &O::Key) -> Option<OrderReport<O::Report>> {
         let members = self.lock();
         let reports = members.get(member)?;
-        Some(said::<O>(reports, key, reports.get(key)?))
+        Some(order_report::<O>(reports, key, reports.get(key)?))
     }
 
-    /// Returns the member's latest reports on all orders.
-    pub fn all(&self, member: &str) -> BTreeMap<O::Key, Said<O::Report>> {
-        let members = self.lock();
-        let reports = members.get(member).into_iter();
-        reports
-            .flat_map(|reports| {
-                let all = reports.iter();
-                all.map(|(key, report)| (key.clone(), said::<O>(reports, key, report)))
-            })
-            .collect()
-    }
-
-    /// Counts the orders that the member has reported on, and those whose report fulfils `is`.
-    pub(crate) fn count(&self, member: &str, is: impl Fn(&O::Report) -> bool) -> (usize, usize) {
+    /// Counts the orders that the member has reported on, and those whose report matches.
+    pub(crate) fn count(
+        &self,
+        member: &str,
+        matches: impl Fn(&O::Report) -> bool,
+    ) -> (usize, usize) {
         let members = self.lock();
         members.get(member).map_or((0, 0), |reports| {
-            let fulfil = reports.iter().filter(|(_, report)| is(report));
-            (reports.len(), fulfil.count())
+            let matching = reports.iter().filter(|(_, report)| matches(report));
+            (reports.len(), matching.count())
         })
     }
 
-    /// Applies one member's changes. Returns false if the member has more reports than [`Order::MOST`].
-    pub(crate) fn report(
-        &self,
-        member: &str,
-        changes: BTreeMap<O::Key, Option<O::Report>>,
-    ) -> bool {
+    /// Applies one member's changes. Returns false if the member has more reports than [`Order::MAX`].
+    pub(crate) fn apply(&self, member: &str, changes: BTreeMap<O::Key, Option<O::Report>>) -> bool {
         if changes.is_empty() {
             return true;
         }
@@ -183,26 +173,29 @@ impl<O: Order> RemoteOrders<O> {
             }
         }
         // Reports of an earlier reporter stay until the full report is complete, and may be on other orders.
-        let kept = reports.len() <= O::MOST || reports.current_len() <= O::MOST;
+        let within_limit = reports.len() <= O::MAX || reports.current_len() <= O::MAX;
         drop(members);
-        self.look_again();
-        kept
+        self.notify();
+        within_limit
     }
 
     /// Starts a new full report. Earlier reports stay until it is complete.
-    pub(crate) fn begin(&self, member: &str) {
+    pub(crate) fn begin_full_report(&self, member: &str) {
         if let Some(reports) = self.lock().get_mut(member) {
-            reports.begin();
+            reports.begin_full_report();
         }
     }
 
     /// Records that the full report is complete, and drops reports that it does not contain.
-    pub(crate) fn finish(&self, member: &str) {
+    pub(crate) fn finish_full_report(&self, member: &str) {
         let mut members = self.lock();
-        let dropped = members.entry(member.to_owned()).or_default().finish();
+        let dropped = members
+            .entry(member.to_owned())
+            .or_default()
+            .finish_full_report();
         drop(members);
         if !dropped.is_empty() {
-            self.look_again();
+            self.notify();
         }
     }
 
@@ -218,21 +211,25 @@ impl<O: Order> RemoteOrders<O> {
         self.lock().remove(member);
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Reports<O>>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, OrderReports<O>>> {
         // A panic cannot leave these plain values half written, so a poisoned lock is safe to use.
         self.members.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn said<O: Order>(reports: &Reports<O>, key: &O::Key, report: &O::Report) -> Said<O::Report> {
-    Said {
+fn order_report<O: Order>(
+    reports: &OrderReports<O>,
+    key: &O::Key,
+    report: &O::Report,
+) -> OrderReport<O::Report> {
+    OrderReport {
         report: report.clone(),
-        fresh: reports.is_current(key),
+        is_current: reports.is_current(key),
     }
 }
 
 /// Sorts the orders by key and removes duplicates.
-fn ready<O: Order>(mut orders: Vec<O>) -> Vec<O> {
+fn sorted<O: Order>(mut orders: Vec<O>) -> Vec<O> {
     orders.sort_by_key(Order::key);
     orders.dedup_by_key(|order| order.key());
     orders

@@ -29,11 +29,11 @@ impl<K, R> Default for ReportSet<K, R> {
 
 impl<K: Ord + Clone, R> ReportSet<K, R> {
     /// Sets a report with its part of the digest. Returns the report before it.
-    pub(super) fn insert(&mut self, key: K, report: R, part: u128) -> Option<R> {
+    pub(super) fn insert(&mut self, key: K, report: R, digest_part: u128) -> Option<R> {
         if !self.complete {
             self.current.insert(key.clone());
         }
-        self.digest.set_part(&key, Some(part));
+        self.digest.set_part(&key, Some(digest_part));
         self.reports.insert(key, report)
     }
 
@@ -82,13 +82,13 @@ impl<K: Ord + Clone, R> ReportSet<K, R> {
     }
 
     /// Starts a full report.
-    pub(super) fn begin(&mut self) {
+    pub(super) fn begin_full_report(&mut self) {
         self.current.clear();
         self.complete = false;
     }
 
     /// Ends the full report. Returns the reports that it does not contain, which are dropped.
-    pub(super) fn finish(&mut self) -> BTreeMap<K, R> {
+    pub(super) fn finish_full_report(&mut self) -> BTreeMap<K, R> {
         if self.complete {
             return BTreeMap::new();
         }

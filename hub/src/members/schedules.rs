@@ -53,9 +53,9 @@ fn full_report(writing: bool) -> Changes {
 
 /// One reporter from its start to its end. It sends a full report whenever the hub requests one.
 async fn reporter(members: Arc<MemberRegistry>, id: ReporterId) {
-    let mut asked = members.open(NAME, id, at(1));
+    let mut requested = members.open(NAME, id, at(1));
     for _ in 0..2 {
-        let number = asked.see();
+        let number = requested.get_and_update();
         let writing = id != ReporterId::Proxy;
         members.report(NAME, id, full_report(writing), Some(number), at(2));
     }
@@ -78,7 +78,7 @@ async fn follow_observations(members: Arc<MemberRegistry>) {
 }
 
 /// Waits for a change of the Tenant as the controller of the Tenants does.
-async fn follow_tenants(reports: Arc<Reports>) {
+async fn follow_tenants(reports: Arc<TenantReports>) {
     while !reports.take_dirty(at(5)).keys.contains(&tenant()) {
         reports.changed.notified().await;
     }
@@ -87,25 +87,25 @@ async fn follow_tenants(reports: Arc<Reports>) {
 #[test]
 fn controllers_see_last_report_in_every_schedule() {
     check(SCHEDULES, |scene: &mut Scene| {
-        let reports = Arc::new(Reports::default());
+        let reports = Arc::new(TenantReports::default());
         let members = Arc::new(MemberRegistry::new(Arc::clone(&reports)));
-        let of = || Arc::clone(&members);
-        scene.task("session", reporter(of(), ReporterId::Session(1)));
-        let proxy = of();
+        let registry = || Arc::clone(&members);
+        scene.task("session", reporter(registry(), ReporterId::Session(1)));
+        let proxy = registry();
         scene.task("proxy", async move {
-            proxy.link(NAME, Some(State::new(Truth::True, "Connected", "")), at(1));
+            proxy.set_connection(NAME, Some(State::new(Truth::True, "Connected", "")), at(1));
             reporter(Arc::clone(&proxy), ReporterId::Proxy).await;
-            proxy.observe(NAME, |seen| {
-                seen.kubernetes_version = Some(VERSION.to_owned());
+            proxy.observe(NAME, |observation| {
+                observation.kubernetes_version = Some(VERSION.to_owned());
             });
         });
-        let leader = of();
+        let leader = registry();
         scene.thread("leader", move || {
             leader.begin_term(at(3));
             leader.listed_in(Some(at(3)));
-            leader.wanted();
+            leader.desired_versions();
         });
-        scene.task("EdgeClusters", follow_observations(of()));
+        scene.task("EdgeClusters", follow_observations(registry()));
         scene.task("Tenants", follow_tenants(reports));
     });
 }
@@ -114,39 +114,39 @@ fn controllers_see_last_report_in_every_schedule() {
 fn recreated_edge_cluster_ends_session_in_every_schedule() {
     check(SCHEDULES, |scene: &mut Scene| {
         let members = Arc::new(MemberRegistry::default());
-        let before = members.enter(NAME, "before");
+        let old_member = members.get_or_create(NAME, "before");
         scene.task("session", async move {
-            let mut admission = before.admission.subscribe();
-            let session = before.begin_session("replica", 1);
-            while admission.see().refused.is_none() {
+            let mut admission = old_member.admission.subscribe();
+            let session = old_member.begin_session("replica", 1);
+            while admission.get_and_update().refused.is_none() {
                 admission.changed().await.unwrap();
             }
-            before.end_session("replica", 1);
+            old_member.end_session("replica", 1);
             assert!(session.is_some());
         });
-        let of = || Arc::clone(&members);
-        let controller = of();
+        let registry = || Arc::clone(&members);
+        let controller = registry();
         scene.thread("EdgeClusters", move || {
-            let after = controller.enter(NAME, "after");
-            after.begin_session("replica", 2);
-            controller.cut(NAME, Some("after"), "cut");
+            let new_member = controller.get_or_create(NAME, "after");
+            new_member.begin_session("replica", 2);
+            controller.reject_sessions(NAME, Some("after"), "cut");
         });
-        let list = of();
+        let list = registry();
         scene.thread("list", move || {
             list.retain(|name| name == NAME, |_| false, |_| true);
         });
-        let (dump, presence) = (of(), of());
+        let (dump, presence) = (registry(), registry());
         scene.thread("dump", move || {
             dump.snapshots();
         });
         scene.task("proxy", async move {
             let mut presence = presence.presence(NAME);
-            while presence.see() == arbiter::Presence::Never {
+            while presence.get_and_update() == arbiter::Presence::Never {
                 presence.changed().await.unwrap();
             }
         });
-        let enrolment = of();
-        scene.thread("enrollment", move || enrolment.agent_known(NAME, at(1)));
+        let enrollment = registry();
+        scene.thread("enrollment", move || enrollment.agent_enrolled(NAME, at(1)));
         scene.end(move || {
             let snapshot = &members.snapshots()[NAME];
             assert_eq!((&*snapshot.uid, snapshot.refused), ("after", true));
@@ -168,8 +168,8 @@ fn orders(name: &str) -> BTreeMap<String, Vec<DesiredDeployment>> {
 fn orders_of_old_term_are_always_dropped() {
     check(SCHEDULES, |scene: &mut Scene| {
         let members = Arc::new(MemberRegistry::default());
-        let of = || Arc::clone(members.deployments());
-        let mut followed = of().orders();
+        let deployment_orders = || Arc::clone(members.deployments());
+        let mut orders_seen = deployment_orders().orders();
         let leader = Arc::clone(&members);
         scene.thread("leader", move || {
             leader.begin_term(at(1));
@@ -179,15 +179,17 @@ fn orders_of_old_term_are_always_dropped() {
                 "the old term's orders remain"
             );
             deployments.read_in(Some(at(1)));
-            deployments.order(orders("new"));
+            deployments.set_orders(orders("new"));
         });
-        let old = of();
-        scene.thread("old term", move || old.order(orders("old")));
-        let one = of();
-        scene.thread("one member", move || one.order_of(NAME, Vec::new()));
+        let old = deployment_orders();
+        scene.thread("old term", move || old.set_orders(orders("old")));
+        let one = deployment_orders();
+        scene.thread("one member", move || {
+            one.set_member_orders(NAME, Vec::new())
+        });
         scene.task("agent", async move {
-            while followed.see().is_none() {
-                followed.changed().await.unwrap();
+            while orders_seen.get_and_update().is_none() {
+                orders_seen.changed().await.unwrap();
             }
         });
     });

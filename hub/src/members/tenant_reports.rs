@@ -1,4 +1,4 @@
-//! Stores the latest reports of all members: one slot for each member and Tenant.
+//! Stores the latest report of each member on each Tenant.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use krypton_crds::edge_cluster::TenantSummaries;
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::sync::{Mutex, MutexGuard};
-use krypton_types::allowed_namespaces::Allowed;
+use krypton_types::allowed_namespaces::AllowedNamespaces;
 use krypton_types::conditions::{self, ClusterState, Readiness, State, reason};
 use krypton_types::fleet_tenants::{FleetTenant, PAGE_MAX, Position};
 use krypton_types::names;
@@ -40,41 +40,41 @@ pub(crate) const REASON_MAX: usize = 128;
 
 /// Whether the hub has complete reports of a member.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Hearing {
+pub enum ReportState {
     /// The hub waits for a full report, since it or the member's proxy started.
     #[default]
-    NotYet,
+    Pending,
     /// The member has reported everything.
-    Full,
+    Complete,
     /// The member is silent, for this reason.
     Silent(String),
 }
 
 /// Name of a member.
-type Name = Arc<str>;
+type MemberName = Arc<str>;
 
 #[derive(Debug, Default)]
 struct MemberReports {
-    hearing: Hearing,
+    report_state: ReportState,
     /// Time of the last (re)start of its reports.
-    begun: BootTime,
+    started_at: BootTime,
     tenants: ReportSet<Arc<TenantKey>, Arc<TenantReport>>,
     /// Size of all texts in `tenants`, in bytes.
-    texts: usize,
+    text_size: usize,
     /// Chart of the latest desired state for this member, in the format of a Tenant's status.
-    dealt: Option<Arc<str>>,
+    desired_chart: Option<Arc<str>>,
 }
 
 #[derive(Debug, Default)]
-struct Board {
-    members: BTreeMap<Name, MemberReports>,
+struct StoreState {
+    members: BTreeMap<MemberName, MemberReports>,
     /// The same reports by Tenant. A decision reads only the members of its Tenant.
-    reporters: BTreeMap<Arc<TenantKey>, BTreeMap<Name, Arc<TenantReport>>>,
+    by_tenant: BTreeMap<Arc<TenantKey>, BTreeMap<MemberName, Arc<TenantReport>>>,
     /// Members whose full report is outstanding, by the end of their grace period.
-    awaited: BTreeSet<(BootTime, Name)>,
+    grace_ends: BTreeSet<(BootTime, MemberName)>,
     /// Members that Tenants may reference; `None` until the EdgeClusters are known.
     targets: Option<Arc<Targets>>,
-    dirty: Dirty,
+    dirty: DirtyTenants,
     /// Tenants on the home cluster whose status is a summary; `None` until the home cluster's Tenants are
     /// known.
     summarised: Option<BTreeSet<TenantKey>>,
@@ -88,7 +88,7 @@ pub type Targets = BTreeMap<String, Target>;
 pub struct Target {
     /// Namespace of the object that the member was discovered by. A `clusterRef` may name it too.
     pub source_namespace: Option<String>,
-    pub allowed: Allowed,
+    pub allowed: AllowedNamespaces,
     /// UID of the cluster, once the hub or an agent has reached it.
     pub cluster_uid: Option<String>,
     /// Another member represents the same cluster and acts on it.
@@ -97,77 +97,83 @@ pub struct Target {
     pub resolved: Option<State>,
 }
 
-impl Board {
+impl StoreState {
     /// Returns the member's entry, and its name as the shared allocation.
-    fn member(&mut self, member: &str) -> (Name, &mut MemberReports) {
+    fn entry(&mut self, member: &str) -> (MemberName, &mut MemberReports) {
         let known = self.members.get_key_value(member);
-        let name = known.map_or_else(|| Name::from(member), |(name, _)| Arc::clone(name));
+        let name = known.map_or_else(|| MemberName::from(member), |(name, _)| Arc::clone(name));
         let reports = self.members.entry(Arc::clone(&name)).or_default();
         (name, reports)
     }
 
-    fn put(&mut self, name: &Name, key: TenantKey, report: TenantReport, part: u128) {
-        let known = self.reporters.get_key_value(&key);
+    fn insert(
+        &mut self,
+        name: &MemberName,
+        key: TenantKey,
+        report: TenantReport,
+        digest_part: u128,
+    ) {
+        let known = self.by_tenant.get_key_value(&key);
         let key = known.map_or_else(|| Arc::new(key), |(key, _)| Arc::clone(key));
         let reports = self.members.entry(Arc::clone(name)).or_default();
-        let before = reports.tenants.get(&key);
-        let others = reports.texts - before.map_or(0, |before| texts(before));
+        let previous = reports.tenants.get(&key);
+        let others_size = reports.text_size - previous.map_or(0, |previous| text_size(previous));
         let mut report = report;
-        if others + texts(&report) > TEXTS_MAX {
+        if others_size + text_size(&report) > TEXTS_MAX {
             report = without_messages(report);
         }
-        reports.texts = others + texts(&report);
+        reports.text_size = others_size + text_size(&report);
         let report = Arc::new(report);
         reports
             .tenants
-            .insert(Arc::clone(&key), Arc::clone(&report), part);
-        let reporters = self.reporters.entry(key).or_default();
-        reporters.insert(Arc::clone(name), report);
+            .insert(Arc::clone(&key), Arc::clone(&report), digest_part);
+        let by_member = self.by_tenant.entry(key).or_default();
+        by_member.insert(Arc::clone(name), report);
     }
 
-    fn take_out(&mut self, member: &str, key: &Arc<TenantKey>) {
+    fn remove(&mut self, member: &str, key: &Arc<TenantKey>) {
         let reports = self.members.get_mut(member);
-        if let Some(before) = reports.and_then(|reports| reports.tenants.remove(key)) {
-            self.is_gone(member, key, &before);
+        if let Some(previous) = reports.and_then(|reports| reports.tenants.remove(key)) {
+            self.unindex(member, key, &previous);
         }
         self.dirty.keys.insert(TenantKey::clone(key));
     }
 
-    fn take_out_all(&mut self, member: &str) {
+    fn remove_all(&mut self, member: &str) {
         let reports = self.members.get_mut(member);
         let tenants = reports.map(|reports| std::mem::take(&mut reports.tenants));
         for (key, report) in tenants.iter().flat_map(ReportSet::iter) {
-            self.is_gone(member, key, report);
+            self.unindex(member, key, report);
         }
     }
 
-    /// Follows the removal of a member's report.
-    fn is_gone(&mut self, member: &str, key: &Arc<TenantKey>, report: &TenantReport) {
+    /// Removes a member's dropped report from the index and the size of its texts, and marks the Tenant.
+    fn unindex(&mut self, member: &str, key: &Arc<TenantKey>, report: &TenantReport) {
         if let Some(reports) = self.members.get_mut(member) {
-            reports.texts -= texts(report);
+            reports.text_size -= text_size(report);
         }
-        if let Some(reporters) = self.reporters.get_mut(key) {
-            reporters.remove(member);
-            if reporters.is_empty() {
-                self.reporters.remove(key);
+        if let Some(by_member) = self.by_tenant.get_mut(key) {
+            by_member.remove(member);
+            if by_member.is_empty() {
+                self.by_tenant.remove(key);
             }
         }
         self.dirty.keys.insert(TenantKey::clone(key));
     }
 
     /// Marks a member as changed; its Tenants are then reconciled.
-    fn moves(&mut self, name: Name) {
+    fn mark_member(&mut self, name: MemberName) {
         self.dirty.members.insert(name);
     }
 
-    fn begins(&mut self, name: Name, now: BootTime) {
+    fn start_grace(&mut self, name: MemberName, now: BootTime) {
         let reports = self.members.entry(Arc::clone(&name)).or_default();
-        let before = BootTime(reports.begun.0 + START_GRACE);
-        reports.begun = now;
-        self.awaited.remove(&(before, Arc::clone(&name)));
-        self.awaited
+        let previous_end = BootTime(reports.started_at.0 + START_GRACE);
+        reports.started_at = now;
+        self.grace_ends.remove(&(previous_end, Arc::clone(&name)));
+        self.grace_ends
             .insert((BootTime(now.0 + START_GRACE), Arc::clone(&name)));
-        self.moves(name);
+        self.mark_member(name);
     }
 }
 
@@ -181,29 +187,29 @@ fn states(state: &ClusterState) -> impl Iterator<Item = &State> {
     .flatten()
 }
 
-fn texts(report: &TenantReport) -> usize {
-    let states = states(&report.state).map(|state| state.reason.len() + state.message.len());
-    report.applied_chart.len() + states.sum::<usize>()
+fn text_size(report: &TenantReport) -> usize {
+    let sizes = states(&report.state).map(|state| state.reason.len() + state.message.len());
+    report.applied_chart.len() + sizes.sum::<usize>()
 }
 
 fn without_messages(report: TenantReport) -> TenantReport {
-    let cut = |state: &State| state.within(REASON_MAX, 0);
+    let reason_only = |state: &State| state.truncated(REASON_MAX, 0);
     TenantReport {
         applied_chart: String::new(),
         state: ClusterState {
-            ready: cut(&report.state.ready),
-            progress: report.state.progress.as_ref().map(cut),
-            error: report.state.error.as_ref().map(cut),
+            ready: reason_only(&report.state.ready),
+            progress: report.state.progress.as_ref().map(reason_only),
+            error: report.state.error.as_ref().map(reason_only),
         },
         ..report
     }
 }
 
-/// Changes, each with its part of the digest. Computed before the caller takes a lock.
+/// Changes of one member's reports, each with its part of the digest. Computed before the caller takes a lock.
 #[derive(Debug)]
-pub struct Changed(BTreeMap<TenantKey, Option<(TenantReport, u128)>>);
+pub struct TenantReportChanges(BTreeMap<TenantKey, Option<(TenantReport, u128)>>);
 
-impl Changed {
+impl TenantReportChanges {
     pub fn new(changes: BTreeMap<TenantKey, Option<TenantReport>>) -> Self {
         let with_part = |(key, report): (TenantKey, Option<TenantReport>)| {
             let change = report.map(|report| {
@@ -220,59 +226,58 @@ impl Changed {
     }
 }
 
-/// The latest reports of all members: one slot for each member and Tenant.
+/// The latest report of each member on each Tenant.
 #[derive(Debug, Default)]
-pub struct Reports {
-    state: Mutex<Board>,
+pub struct TenantReports {
+    state: Mutex<StoreState>,
     pub(crate) changed: Notify,
     /// Metrics of the writes on the home cluster.
     pub writes: HomeWrites,
 }
 
-impl Reports {
+impl TenantReports {
     /// Applies one member's changes. Returns false if the member has more than [`TENANTS_MAX`] Tenants.
-    pub fn report(&self, member: &str, changes: Changed) -> bool {
+    pub fn apply(&self, member: &str, changes: TenantReportChanges) -> bool {
         let mut state = self.lock();
-        let report_store = &mut *state;
-        let name = report_store.member(member).0;
+        let name = state.entry(member).0;
         for (key, change) in changes.0 {
             match change {
                 Some((report, part)) => {
-                    report_store.dirty.keys.insert(key.clone());
-                    report_store.put(&name, key, report, part);
+                    state.dirty.keys.insert(key.clone());
+                    state.insert(&name, key, report, part);
                 }
-                None => report_store.take_out(member, &Arc::new(key)),
+                None => state.remove(member, &Arc::new(key)),
             }
         }
-        let kept = report_store.member(member).1.tenants.len() <= TENANTS_MAX;
+        let within_limit = state.entry(member).1.tenants.len() <= TENANTS_MAX;
         drop(state);
         self.changed.notify_one();
-        kept
+        within_limit
     }
 
-    pub fn hearing(&self, member: &str, hearing: Hearing) {
+    pub fn set_report_state(&self, member: &str, report_state: ReportState) {
         let mut state = self.lock();
-        let (name, reports) = state.member(member);
-        if reports.hearing == hearing {
+        let (name, reports) = state.entry(member);
+        if reports.report_state == report_state {
             return;
         }
-        let full = hearing == Hearing::Full;
-        reports.hearing = hearing;
-        let until = BootTime(reports.begun.0 + START_GRACE);
-        if full {
-            for (key, report) in reports.tenants.finish() {
-                state.is_gone(member, &key, &report);
+        let complete = report_state == ReportState::Complete;
+        reports.report_state = report_state;
+        let grace_end = BootTime(reports.started_at.0 + START_GRACE);
+        if complete {
+            for (key, report) in reports.tenants.finish_full_report() {
+                state.unindex(member, &key, &report);
             }
         }
         // The grace period no longer applies.
-        state.awaited.remove(&(until, Arc::clone(&name)));
-        state.moves(name);
+        state.grace_ends.remove(&(grace_end, Arc::clone(&name)));
+        state.mark_member(name);
         drop(state);
         self.changed.notify_one();
     }
 
     /// Marks these Tenants as changed.
-    pub fn touch(&self, keys: BTreeSet<TenantKey>) {
+    pub fn mark_dirty(&self, keys: BTreeSet<TenantKey>) {
         if !keys.is_empty() {
             self.lock().dirty.keys.extend(keys);
             self.changed.notify_one();
@@ -282,58 +287,58 @@ impl Reports {
     /// Sets the members that Tenants may reference, derived from all EdgeClusters.
     pub fn set_targets(&self, targets: Targets) {
         let mut state = self.lock();
-        let Some(before) = state.targets.replace(Arc::default()) else {
+        let Some(previous) = state.targets.replace(Arc::default()) else {
             state.targets = Some(Arc::new(targets));
             state.dirty.all = true;
             drop(state);
             self.changed.notify_one();
             return;
         };
-        let mut news = false;
-        let both = before.keys().chain(targets.keys());
-        for name in both {
-            let (was, is) = (before.get(name), targets.get(name));
-            if was == is {
+        let mut changed = false;
+        let names = previous.keys().chain(targets.keys());
+        for name in names {
+            let (old, new) = (previous.get(name), targets.get(name));
+            if old == new {
                 continue;
             }
-            news = true;
+            changed = true;
             // A Tenant that is placed on a cluster follows it to another member of the same UID.
-            let uids = [was, is].into_iter().flatten();
+            let uids = [old, new].into_iter().flatten();
             let uids = uids.filter_map(|target| target.cluster_uid.clone());
             state.dirty.clusters.extend(uids);
-            state.dirty.members.insert(Name::from(name.as_str()));
+            state.dirty.members.insert(MemberName::from(name.as_str()));
         }
-        state.targets = Some(if news { Arc::new(targets) } else { before });
+        state.targets = Some(if changed { Arc::new(targets) } else { previous });
         drop(state);
-        if news {
+        if changed {
             self.changed.notify_one();
         }
     }
 
-    /// Records the chart of the desired state that the hub has given to the member; returns whether it differs.
-    pub fn dealt(&self, member: &str, chart: &str) -> bool {
+    /// Records the chart of the member's published desired state. Returns whether it differs from the last one.
+    pub fn set_desired_chart(&self, member: &str, chart: &str) -> bool {
         let mut state = self.lock();
-        let new = !state.members.contains_key(member);
-        let (name, reports) = state.member(member);
-        let another = reports.dealt.as_deref() != Some(chart);
-        if another {
-            reports.dealt = Some(chart.into());
+        let is_new = !state.members.contains_key(member);
+        let (name, reports) = state.entry(member);
+        let changed = reports.desired_chart.as_deref() != Some(chart);
+        if changed {
+            reports.desired_chart = Some(chart.into());
             // Until the member's reporter connects, the recorded status stays.
-            match new {
-                true => state.begins(name, BootTime::now()),
-                false => state.moves(name),
+            match is_new {
+                true => state.start_grace(name, BootTime::now()),
+                false => state.mark_member(name),
             }
             drop(state);
             self.changed.notify_one();
         }
-        another
+        changed
     }
 
-    /// Returns whether the hub has given this chart to the member.
-    pub fn was_dealt(&self, member: &str, chart: &str) -> bool {
+    /// Returns whether the member's published desired state has this chart.
+    pub fn has_desired_chart(&self, member: &str, chart: &str) -> bool {
         let state = self.lock();
         let reports = state.members.get(member);
-        reports.is_some_and(|reports| reports.dealt.as_deref() == Some(chart))
+        reports.is_some_and(|reports| reports.desired_chart.as_deref() == Some(chart))
     }
 
     /// Clears the members that Tenants may reference, until the hub has read the EdgeClusters again.
@@ -347,30 +352,30 @@ impl Reports {
     }
 
     /// Starts a new full report of a member. Its earlier reports stay until the full report is complete.
-    pub fn begin(&self, member: &str, now: BootTime) {
+    pub fn begin_full_report(&self, member: &str, now: BootTime) {
         let mut state = self.lock();
-        let (name, reports) = state.member(member);
-        reports.hearing = Hearing::NotYet;
-        reports.tenants.begin();
-        state.begins(name, now);
+        let (name, reports) = state.entry(member);
+        reports.report_state = ReportState::Pending;
+        reports.tenants.begin_full_report();
+        state.start_grace(name, now);
         drop(state);
         self.changed.notify_one();
     }
 
-    /// Like [`Self::begin`], but drops the earlier reports. Ignores unknown members.
-    pub fn forget_said(&self, member: &str, now: BootTime) {
+    /// Like [`Self::begin_full_report`], but drops the earlier reports. Ignores unknown members.
+    pub fn drop_reports(&self, member: &str, now: BootTime) {
         let mut state = self.lock();
         if !state.members.contains_key(member) {
             return;
         }
-        state.take_out_all(member);
-        let (name, reports) = state.member(member);
+        state.remove_all(member);
+        let (name, reports) = state.entry(member);
         *reports = MemberReports {
-            begun: reports.begun,
-            dealt: reports.dealt.take(),
+            started_at: reports.started_at,
+            desired_chart: reports.desired_chart.take(),
             ..MemberReports::default()
         };
-        state.begins(name, now);
+        state.start_grace(name, now);
         drop(state);
         self.changed.notify_one();
     }
@@ -386,24 +391,25 @@ impl Reports {
 
     /// Counts a member's Tenants whose release was uninstalled with the member. Returns `None` until the full
     /// report is complete.
-    pub fn retired(&self, member: &str) -> Option<Retired> {
+    pub fn uninstall_counts(&self, member: &str) -> Option<UninstallCounts> {
         let state = self.lock();
         let reports = state.members.get(member)?;
-        if !reports.tenants.is_complete() || reports.hearing != Hearing::Full {
+        if !reports.tenants.is_complete() || reports.report_state != ReportState::Complete {
             return None;
         }
         let tenants = reports.tenants.iter();
-        let gone = tenants.filter(|(_, report)| report.state.ready.reason == reason::UNINSTALLED);
-        Some(Retired {
-            tenants: reports.tenants.len(),
-            gone: gone.count(),
+        let uninstalled =
+            tenants.filter(|(_, report)| report.state.ready.reason == reason::UNINSTALLED);
+        Some(UninstallCounts {
+            total: reports.tenants.len(),
+            uninstalled: uninstalled.count(),
         })
     }
 
     /// Counts the Tenants of a member by phase: all, ready, pending, error.
-    pub fn counts(&self, member: &str, allow_chart_skip: bool) -> Counts {
+    pub fn counts(&self, member: &str, allow_chart_skip: bool) -> PhaseCounts {
         let state = self.lock();
-        let mut counts = Counts::default();
+        let mut counts = PhaseCounts::default();
         let reports = state.members.get(member).into_iter();
         for (_, report) in reports.flat_map(|reports| reports.tenants.iter()) {
             counts.total += 1;
@@ -416,29 +422,29 @@ impl Reports {
         counts
     }
 
-    /// Returns at most [`PAGE_MAX`] of the wanted reports after this position. Also returns the position of the last
+    /// Returns at most [`PAGE_MAX`] of the matching reports after this position. Also returns the position of the last
     /// report that it has read, unless no report follows it.
     pub(crate) fn page(
         &self,
         member: Option<&str>,
         after: Option<&Position>,
-        wants: impl Fn(&TenantKey, &TenantReport) -> bool,
+        matches: impl Fn(&TenantKey, &TenantReport) -> bool,
     ) -> (Vec<FleetTenant>, Option<Position>) {
         let after = after.map(|position| (&position.member, Arc::new(position.key.clone())));
-        let first = after.as_ref().map_or("", |(member, _)| member.as_str());
+        let first_member = after.as_ref().map_or("", |(member, _)| member.as_str());
         let state = self.lock();
-        let from = (Bound::Included(first), Bound::Unbounded);
-        let members = state.members.range::<str, _>(from);
+        let range = (Bound::Included(first_member), Bound::Unbounded);
+        let members = state.members.range::<str, _>(range);
         let members = members.filter(|(name, _)| member.is_none_or(|member| member == &***name));
         let (mut tenants, mut size) = (Vec::new(), 0);
         let (mut read, mut last) = (0, None);
         for (name, reports) in members {
-            let begun = after
+            let start_key = after
                 .as_ref()
                 .filter(|(member, _)| member.as_str() == &**name);
-            for (key, report) in reports.tenants.after(begun.map(|(_, key)| key)) {
+            for (key, report) in reports.tenants.after(start_key.map(|(_, key)| key)) {
                 if tenants.len() == PAGE_MAX || size > PAGE_TEXTS_MAX || read == PAGE_READ_MAX {
-                    let position = |(name, key): (&Name, &Arc<TenantKey>)| Position {
+                    let position = |(name, key): (&MemberName, &Arc<TenantKey>)| Position {
                         member: name.to_string(),
                         key: TenantKey::clone(key),
                     };
@@ -446,10 +452,10 @@ impl Reports {
                 }
                 read += 1;
                 last = Some((name, key));
-                if !wants(key, report) {
+                if !matches(key, report) {
                     continue;
                 }
-                size += texts(report);
+                size += text_size(report);
                 tenants.push(FleetTenant {
                     member: name.to_string(),
                     key: TenantKey::clone(key),
@@ -460,66 +466,70 @@ impl Reports {
         (tenants, None)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Board> {
+    fn lock(&self) -> MutexGuard<'_, StoreState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The reports on one Tenant, and the members in `asked` without a report. For a Tenant of one member,
-    /// `sole`, that member only.
-    pub(crate) fn of<'a>(
+    /// Returns the reports on one Tenant, and the members in `recorded` without a report. For a Tenant of one
+    /// member, `only`, returns that member only.
+    pub(crate) fn view<'a>(
         &self,
         key: &TenantKey,
-        sole: Option<&'a str>,
-        asked: impl IntoIterator<Item = &'a str>,
+        only: Option<&'a str>,
+        recorded: impl IntoIterator<Item = &'a str>,
         now: BootTime,
-    ) -> Heard {
+    ) -> ReportedView {
         let state = self.lock();
-        let mut heard = Heard {
+        let mut view = ReportedView {
             targets: state.targets.clone(),
-            ..Heard::default()
+            ..ReportedView::default()
         };
-        let reported = state.reporters.get(key);
-        let saying = |name: &str, report: Option<&Arc<TenantReport>>| {
+        let reported = state.by_tenant.get(key);
+        let member_view = |name: &str, report: Option<&Arc<TenantReport>>| {
             let (name, member) = state.members.get_key_value(name)?;
-            let saying = Saying {
-                hearing: member.hearing.clone(),
+            let view = MemberView {
+                report_state: member.report_state.clone(),
                 report: report.cloned(),
-                patient: now.since(member.begun) < START_GRACE,
-                dealt: member.dealt.clone(),
+                in_grace: now.since(member.started_at) < START_GRACE,
+                desired_chart: member.desired_chart.clone(),
             };
-            Some((Arc::clone(name), saying))
+            Some((Arc::clone(name), view))
         };
-        if sole.is_none() {
+        if only.is_none() {
             let reported = reported.into_iter().flatten();
-            heard.said = reported
-                .filter_map(|(name, report)| saying(name, Some(report)))
+            view.members = reported
+                .filter_map(|(name, report)| member_view(name, Some(report)))
                 .collect();
         }
-        for name in asked
+        for name in recorded
             .into_iter()
-            .filter(|name| sole.is_none_or(|sole| sole == *name))
-            .chain(sole)
+            .filter(|name| only.is_none_or(|only| only == *name))
+            .chain(only)
         {
             let report = reported.and_then(|reported| reported.get(name));
-            heard.said.extend(saying(name, report));
+            view.members.extend(member_view(name, report));
         }
-        heard
+        view
     }
 
-    /// Counts the members that have reported everything except this Tenant, without those in `asked`.
-    pub(crate) fn strangers(&self, key: &TenantKey, asked: impl Fn(&str) -> bool) -> usize {
+    /// Counts the members that have reported everything except this Tenant, without those that are recorded.
+    pub(crate) fn count_without(
+        &self,
+        key: &TenantKey,
+        is_recorded: impl Fn(&str) -> bool,
+    ) -> usize {
         let state = self.lock();
         let Some(targets) = &state.targets else {
             return 0;
         };
-        let reported = state.reporters.get(key);
-        let strange = |(name, member): &(&Name, &MemberReports)| {
+        let reported = state.by_tenant.get(key);
+        let lacks_tenant = |(name, member): &(&MemberName, &MemberReports)| {
             let name: &str = name;
             let has = reported.is_some_and(|reported| reported.contains_key(name));
             let counts = name != names::SELF_CLUSTER && targets.contains_key(name);
-            member.hearing == Hearing::Full && counts && !has && !asked(name)
+            member.report_state == ReportState::Complete && counts && !has && !is_recorded(name)
         };
-        state.members.iter().filter(strange).count()
+        state.members.iter().filter(lacks_tenant).count()
     }
 
     /// Tenants that the member has reported.
@@ -533,26 +543,26 @@ impl Reports {
     }
 
     /// Returns and clears the changes since the last call.
-    pub(crate) fn take_dirty(&self, now: BootTime) -> Dirty {
+    pub(crate) fn take_dirty(&self, now: BootTime) -> DirtyTenants {
         let mut state = self.lock();
         // A grace period ends without an event.
-        while state.awaited.first().is_some_and(|(at, _)| *at <= now) {
-            if let Some((_, name)) = state.awaited.pop_first() {
-                state.moves(name);
+        while state.grace_ends.first().is_some_and(|(at, _)| *at <= now) {
+            if let Some((_, name)) = state.grace_ends.pop_first() {
+                state.mark_member(name);
             }
         }
         std::mem::take(&mut state.dirty)
     }
 
     /// Sets the Tenants on the home cluster whose status is a summary.
-    pub(crate) fn summarise_only(&self, tenants: BTreeSet<TenantKey>) {
+    pub(crate) fn set_summarised(&self, tenants: BTreeSet<TenantKey>) {
         self.lock().summarised = Some(tenants);
     }
 
     /// Sets whether the status of this Tenant is a summary.
-    pub(crate) fn summarised(&self, key: &TenantKey, is: bool) {
+    pub(crate) fn set_is_summarised(&self, key: &TenantKey, is_summarised: bool) {
         if let Some(summarised) = &mut self.lock().summarised {
-            if is {
+            if is_summarised {
                 summarised.insert(key.clone());
             } else {
                 summarised.remove(key);
@@ -562,17 +572,26 @@ impl Reports {
 
     /// Lists the member's state in Tenants whose status is a summary, and in the worst others. Returns `None` until
     /// these Tenants and the member's full report are known.
-    pub fn listing(&self, member: &str, allow_chart_skip: bool) -> Option<TenantSummaries> {
+    pub fn tenant_summaries(
+        &self,
+        member: &str,
+        allow_chart_skip: bool,
+    ) -> Option<TenantSummaries> {
         let state = self.lock();
         let summarised = state.summarised.as_ref()?;
         let reports = state
             .members
             .get(member)
-            .filter(|found| found.tenants.is_complete())?;
+            .filter(|reports| reports.tenants.is_complete())?;
         let mut worst: Vec<(Readiness, &TenantKey)> = reports
             .tenants
             .iter()
-            .map(|(key, report)| (Readiness::of(&report.state, allow_chart_skip), &**key))
+            .map(|(key, report)| {
+                (
+                    Readiness::from_state(&report.state, allow_chart_skip),
+                    &**key,
+                )
+            })
             .filter(|(readiness, _)| *readiness != Readiness::Ready)
             .collect();
         if worst.len() > WORST_MAX {
@@ -584,56 +603,56 @@ impl Reports {
             let report = reports.tenants.get(key)?;
             Some((key, &report.state))
         });
-        Some(tenant_summary::listing(reported, allow_chart_skip))
+        Some(tenant_summary::summaries(reported, allow_chart_skip))
     }
 
     /// Forgets a deleted member that has no reporter.
     pub fn forget(&self, member: &str) {
         let mut state = self.lock();
-        state.take_out_all(member);
-        let (name, reports) = state.member(member);
-        let until = BootTime(reports.begun.0 + START_GRACE);
-        state.awaited.remove(&(until, name));
+        state.remove_all(member);
+        let (name, reports) = state.entry(member);
+        let grace_end = BootTime(reports.started_at.0 + START_GRACE);
+        state.grace_ends.remove(&(grace_end, name));
         state.members.remove(member);
     }
 
     /// Returns when the next grace period ends.
-    pub(crate) fn patience_ends(&self) -> Option<BootTime> {
-        self.lock().awaited.first().map(|(at, _)| *at)
+    pub(crate) fn next_grace_end(&self) -> Option<BootTime> {
+        self.lock().grace_ends.first().map(|(at, _)| *at)
     }
 }
 
-/// Tenants of a member that is being decommissioned, and how many of them are uninstalled.
+/// Number of Tenants on a member that is being decommissioned, and how many of them are uninstalled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Retired {
-    pub tenants: usize,
-    pub gone: usize,
+pub struct UninstallCounts {
+    pub total: usize,
+    pub uninstalled: usize,
 }
 
-/// Report of one member on one Tenant.
+/// The hub's view of one member for one Tenant.
 #[derive(Clone, Debug)]
-pub(crate) struct Saying {
-    pub(crate) hearing: Hearing,
+pub(crate) struct MemberView {
+    pub(crate) report_state: ReportState,
     pub(crate) report: Option<Arc<TenantReport>>,
     /// The member is within its grace period.
-    pub(crate) patient: bool,
-    /// The chart that the hub has given to the member.
-    pub(crate) dealt: Option<Arc<str>>,
+    pub(crate) in_grace: bool,
+    /// Chart of the member's published desired state.
+    pub(crate) desired_chart: Option<Arc<str>>,
 }
 
-/// All reports on one Tenant.
+/// The hub's view of all members for one Tenant.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Heard {
-    /// Reports of all members that have this Tenant or may have it.
-    pub(crate) said: BTreeMap<Arc<str>, Saying>,
+pub(crate) struct ReportedView {
+    /// All members that have this Tenant or may have it.
+    pub(crate) members: BTreeMap<Arc<str>, MemberView>,
     /// Number of other members with a full report that does not contain this Tenant.
-    pub(crate) strangers: usize,
+    pub(crate) others_without: usize,
     pub(crate) targets: Option<Arc<Targets>>,
 }
 
 /// Changes that require a reconcile.
 #[derive(Debug, Default)]
-pub(crate) struct Dirty {
+pub(crate) struct DirtyTenants {
     pub(crate) all: bool,
     pub(crate) keys: BTreeSet<TenantKey>,
     /// Members whose state has changed.
@@ -644,7 +663,7 @@ pub(crate) struct Dirty {
 
 /// Tenants of a member by phase.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct PhaseCounts {
     pub total: u32,
     pub ready: u32,
     pub pending: u32,
@@ -669,16 +688,16 @@ mod tests {
             state: ClusterState::from(State::new(truth, "R", "")),
             next: None,
         };
-        let reports = Reports::default();
+        let reports = TenantReports::default();
         let failed = (0..30).map(|number| (key(&format!("b-{number}")), Truth::False));
         let all = failed.chain([(key("a"), Truth::True)]);
         let all = all.map(|(key, truth)| (key, Some(report(truth))));
-        reports.report("edge-1", Changed::new(all.collect()));
-        reports.hearing("edge-1", Hearing::Full);
-        assert_eq!(reports.listing("edge-1", false), None);
+        reports.apply("edge-1", TenantReportChanges::new(all.collect()));
+        reports.set_report_state("edge-1", ReportState::Complete);
+        assert_eq!(reports.tenant_summaries("edge-1", false), None);
         for (summarised, expected) in [(None, WORST_MAX), (Some(key("a")), WORST_MAX + 1)] {
-            reports.summarise_only(summarised.into_iter().collect());
-            let listed = reports.listing("edge-1", false).unwrap();
+            reports.set_summarised(summarised.into_iter().collect());
+            let listed = reports.tenant_summaries("edge-1", false).unwrap();
             let not_ready = listed.tenants.iter().filter(|it| it.state == "NotReady");
             assert_eq!(not_ready.count(), WORST_MAX);
             assert_eq!((listed.tenants.len(), listed.omitted), (expected, 0));

@@ -6,44 +6,44 @@ use krypton_types::conditions::{ClusterState, Readiness};
 use krypton_types::tenant::TenantKey;
 
 /// Maximum size of the list in one EdgeCluster, in bytes. Keeps the object far below the limit of etcd.
-const ROOM: usize = 128 * 1024;
+const LIST_SIZE_MAX: usize = 128 * 1024;
 /// Size of an entry without its texts: field names, quotes and the state.
-const ENTRY: usize = 72;
+const ENTRY_SIZE: usize = 72;
 /// Longest reason in an entry, in bytes.
 pub(crate) const REASON_MAX: usize = 128;
 
 /// Lists as many Tenants as fit, sorted by severity and then by name.
-pub(super) fn listing<'a>(
+pub(super) fn summaries<'a>(
     reported: impl Iterator<Item = (&'a TenantKey, &'a ClusterState)>,
     allow_chart_skip: bool,
 ) -> TenantSummaries {
     let mut all: Vec<_> = reported
-        .map(|(key, state)| (Readiness::of(state, allow_chart_skip), key, state))
+        .map(|(key, state)| (Readiness::from_state(state, allow_chart_skip), key, state))
         .collect();
     all.sort_by_key(|(readiness, key, _)| (*readiness, *key));
-    let (mut listed, mut taken) = (TenantSummaries::default(), 0);
+    let (mut listed, mut size) = (TenantSummaries::default(), 0);
     for (readiness, key, state) in all {
-        let told = match (&state.error, readiness) {
+        let state_with_reason = match (&state.error, readiness) {
             (Some(error), Readiness::Error) => error,
             _ => &state.ready,
         };
-        let reason = told.within(REASON_MAX, 0).reason;
-        taken += ENTRY + key.namespace.len() + key.name.len() + reason.len();
-        if taken > ROOM {
+        let reason = state_with_reason.truncated(REASON_MAX, 0).reason;
+        size += ENTRY_SIZE + key.namespace.len() + key.name.len() + reason.len();
+        if size > LIST_SIZE_MAX {
             listed.omitted += 1;
             continue;
         }
         listed.tenants.push(TenantSummary {
             namespace: key.namespace.clone(),
             name: key.name.clone(),
-            state: word(readiness).to_owned(),
+            state: state_name(readiness).to_owned(),
             reason,
         });
     }
     listed
 }
 
-pub(crate) fn word(readiness: Readiness) -> &'static str {
+pub(crate) fn state_name(readiness: Readiness) -> &'static str {
     match readiness {
         Readiness::Error => "Error",
         Readiness::NotReady => "NotReady",
@@ -81,10 +81,10 @@ mod tests {
                     (key, state(number))
                 })
                 .collect();
-            let listed = listing(tenants.iter().map(|(key, state)| (key, state)), false);
+            let listed = summaries(tenants.iter().map(|(key, state)| (key, state)), false);
             assert_eq!(listed.tenants.len() + listed.omitted as usize, count);
             let size = serde_json::to_vec(&listed).unwrap().len();
-            assert!(size < ROOM + 256, "{size}");
+            assert!(size < LIST_SIZE_MAX + 256, "{size}");
             assert!(
                 listed
                     .tenants

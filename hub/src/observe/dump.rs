@@ -13,7 +13,7 @@ use axum::routing::get;
 use jiff::Timestamp;
 use krypton_helm::chart::ChartCache;
 use krypton_helm::driver::Helm;
-use krypton_helm::dump::{CachedChart, ChartShown, HelmNow};
+use krypton_helm::dump::{CachedChartDump, ChartDump, HelmDump};
 use krypton_reconciler::metrics::WorkMetrics;
 use krypton_runtime::admin::json;
 use krypton_runtime::clock::{self, BootTime};
@@ -27,9 +27,9 @@ use crate::edgecluster::FleetChart;
 use crate::edgecluster::credential_expiry::Validity;
 use crate::leader::LeaderState;
 use crate::members::member::MemberSnapshot;
-use crate::members::observation::{MemberObservation, Values};
+use crate::members::observation::{MemberObservation, MemberValuesState};
 use crate::observe::member_metrics::{FleetView, mode_name};
-use crate::tenants::Counts;
+use crate::tenants::PhaseCounts;
 
 /// The dump. Timestamps use the wall clock, ages are whole seconds.
 #[derive(Debug, Serialize)]
@@ -40,21 +40,21 @@ pub struct Dump {
     started: Timestamp,
     now: Timestamp,
     /// `None` until the home cluster has responded.
-    lead: Option<LeadNow>,
-    chart: Option<ChartNow>,
+    lead: Option<LeaderDump>,
+    chart: Option<FleetChartDump>,
     /// The CA that agents verify this hub with; `None` if the hub serves no agents.
-    ca: Option<CaNow>,
-    helm: HelmNow,
+    ca: Option<CaDump>,
+    helm: HelmDump,
     /// Charts that this hub has fetched, for its proxies and for agents.
-    charts: Vec<CachedChart>,
+    charts: Vec<CachedChartDump>,
     /// Tenants and deployments that wait in this hub's proxies, by reason.
     waiting: BTreeMap<&'static str, i64>,
-    members: BTreeMap<String, MemberNow>,
+    members: BTreeMap<String, MemberDump>,
 }
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct LeadNow {
+struct LeaderDump {
     /// standby, entering, leads, doubt or leaving.
     stand: &'static str,
     /// The leader, as a standby sees it.
@@ -65,7 +65,7 @@ struct LeadNow {
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct ChartNow {
+struct FleetChartDump {
     epoch: u64,
     /// Without user, password and query.
     repo: Option<String>,
@@ -76,7 +76,7 @@ struct ChartNow {
 }
 
 #[derive(Debug, Serialize)]
-struct CaNow {
+struct CaDump {
     /// Phase of a rotation: Steady, Announced or Switched.
     phase: String,
     /// SHA-256 digests of the certificates, in hex. The signing root comes first.
@@ -85,37 +85,37 @@ struct CaNow {
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct MemberNow {
+struct MemberDump {
     mode: &'static str,
-    conditions: BTreeMap<&'static str, ConditionNow>,
+    conditions: BTreeMap<&'static str, ConditionDump>,
     cluster_uid: Option<String>,
     kubernetes_version: Option<String>,
     agent_version: Option<String>,
     holder: Option<String>,
     certificate_ends: Option<Timestamp>,
     access_ends: Option<Timestamp>,
-    applied: Option<DesiredNow>,
-    tenants: TenantsNow,
+    applied: Option<DesiredDump>,
+    tenants: TenantCountsDump,
     /// The hub's state for the member apart from its reports; `None` before the home cluster has shown its
     /// EdgeCluster.
-    snapshot: Option<MemberDump>,
+    snapshot: Option<SnapshotDump>,
 }
 
 #[derive(Debug, Serialize)]
-struct ConditionNow {
+struct ConditionDump {
     status: &'static str,
     reason: String,
 }
 
 #[derive(Debug, Serialize)]
-struct DesiredNow {
+struct DesiredDump {
     version: String,
     /// SHA-256 digest of the content, in hex.
     digest: String,
 }
 
 #[derive(Debug, Serialize)]
-struct TenantsNow {
+struct TenantCountsDump {
     total: u32,
     ready: u32,
     pending: u32,
@@ -124,9 +124,9 @@ struct TenantsNow {
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct MemberDump {
+struct SnapshotDump {
     edge_cluster_uid: String,
-    wanted: Option<DesiredNow>,
+    wanted: Option<DesiredDump>,
     wanted_for_seconds: Option<u64>,
     paused: bool,
     retire: bool,
@@ -159,145 +159,148 @@ impl Dumper {
             now: clock::wall(),
             lead: None,
             chart: None,
-            ca: self.view.authority().map(|live| CaNow::of(&live.now())),
-            helm: HelmNow::of(self.helm.load(), BootTime::now()),
-            charts: CachedChart::all(self.charts.cache_state(), BootTime::now()),
+            ca: self
+                .view
+                .authority()
+                .map(|authority| CaDump::new(&authority.get())),
+            helm: HelmDump::new(self.helm.load(), BootTime::now()),
+            charts: CachedChartDump::all(self.charts.cache_state(), BootTime::now()),
             waiting: self.work.waiting().into(),
             members: BTreeMap::new(),
         };
-        seen(dump, &self.view, only, BootTime::now())
+        with_fleet(dump, &self.view, only, BootTime::now())
     }
 }
 
 /// Serves `GET /debug/fleet.json`. `?member=NAME` selects one member.
 pub fn router(dumper: Arc<Dumper>) -> Router {
-    let answer = move |RawQuery(query): RawQuery| async move {
+    let handler = move |RawQuery(query): RawQuery| async move {
         let query = query.unwrap_or_default();
         let only = query.split('&').find_map(|it| it.strip_prefix("member="));
         json(&dumper.dump(only))
     };
-    Router::new().route("/debug/fleet.json", get(answer))
+    Router::new().route("/debug/fleet.json", get(handler))
 }
 
-fn seen(mut dump: Dump, view: &FleetView, only: Option<&str>, now: BootTime) -> Dump {
-    let acting = view.acting();
+fn with_fleet(mut dump: Dump, view: &FleetView, only: Option<&str>, now: BootTime) -> Dump {
+    let home_state = view.home_state();
     let mut snapshots = view.members.snapshots();
-    let facts = view.members.observations(|name, facts| {
-        let wanted = only.is_none_or(|only| only == name);
-        wanted.then(|| (name.to_owned(), facts.clone()))
+    let observations = view.members.observations(|name, observation| {
+        let is_selected = only.is_none_or(|only| only == name);
+        is_selected.then(|| (name.to_owned(), observation.clone()))
     });
-    let skip = acting.is_some_and(|acting| acting.allow_chart_skip);
-    for (name, facts) in facts.into_iter().flatten() {
+    let skip = home_state.is_some_and(|home_state| home_state.allow_chart_skip);
+    for (name, observation) in observations.into_iter().flatten() {
         let counts = view.reports.counts(&name, skip);
         let snapshot = snapshots.remove(&name);
-        let member = MemberNow::of(facts, counts, snapshot, now);
+        let member = MemberDump::new(observation, counts, snapshot, now);
         dump.members.insert(name, member);
     }
-    if let Some(acting) = acting {
-        dump.lead = Some(LeadNow::of(&acting.lead.stand()));
-        dump.chart = Some(ChartNow::of(&acting.given.get()));
+    if let Some(home_state) = home_state {
+        dump.lead = Some(LeaderDump::new(&home_state.leader.state()));
+        dump.chart = Some(FleetChartDump::new(&home_state.chart.get()));
     }
     dump
 }
 
-impl LeadNow {
-    pub(crate) fn of(stand: &LeaderState) -> Self {
-        let (word, leader) = match stand {
+impl LeaderDump {
+    pub(crate) fn new(state: &LeaderState) -> Self {
+        let (state_name, leader) = match state {
             LeaderState::Standby { leader } => ("standby", leader.clone()),
             LeaderState::TakingEpoch => ("entering", None),
             LeaderState::Leading(_) => ("leads", None),
             LeaderState::Unconfirmed(_) => ("doubt", None),
             LeaderState::Leaving => ("leaving", None),
         };
-        let leader_term = stand.leader_term();
+        let leader_term = state.leader_term();
         Self {
-            stand: word,
+            stand: state_name,
             leader,
             epoch: leader_term.map(|leader_term| leader_term.epoch),
-            won: leader_term.map(|leader_term| leader_term.won),
+            won: leader_term.map(|leader_term| leader_term.acquired_at),
         }
     }
 }
 
-impl ChartNow {
-    pub(crate) fn of(given: &FleetChart) -> Self {
-        let chart = given.chart.as_deref();
-        let chart = chart.map(|it| ChartShown::of(&it.repo, &it.name, &it.version));
+impl FleetChartDump {
+    pub(crate) fn new(fleet_chart: &FleetChart) -> Self {
+        let chart = fleet_chart.chart.as_deref();
+        let chart = chart.map(|it| ChartDump::new(&it.repo, &it.name, &it.version));
         let (repo, name, version) = match chart {
             Some(chart) => (Some(chart.repo), Some(chart.name), Some(chart.version)),
             None => (None, None, None),
         };
         Self {
-            epoch: given.epoch,
+            epoch: fleet_chart.epoch,
             repo,
             name,
             version,
-            problem: given.problem.as_ref().map(|problem| problem.reason()),
+            problem: fleet_chart.problem.as_ref().map(|problem| problem.reason()),
         }
     }
 }
 
-impl CaNow {
-    pub(crate) fn of(authority: &Authority) -> Self {
+impl CaDump {
+    pub(crate) fn new(authority: &Authority) -> Self {
         let roots = authority.roots();
         Self {
             phase: authority.phase().to_string(),
             roots: roots
                 .iter()
-                .map(|root| RootDigest::of(root).to_string())
+                .map(|root| RootDigest::from_der(root).to_string())
                 .collect(),
         }
     }
 }
 
-impl MemberNow {
-    pub(crate) fn of(
-        facts: MemberObservation,
-        counts: Counts,
+impl MemberDump {
+    pub(crate) fn new(
+        observation: MemberObservation,
+        counts: PhaseCounts,
         snapshot: Option<MemberSnapshot>,
         now: BootTime,
     ) -> Self {
         let mut conditions = BTreeMap::from([
-            ("Connected", ConditionNow::of(&facts.connected)),
-            ("Healthy", ConditionNow::of(&facts.healthy)),
+            ("Connected", ConditionDump::new(&observation.connected)),
+            ("Healthy", ConditionDump::new(&observation.healthy)),
             (
                 "TargetClusterResolved",
-                ConditionNow::of(facts.source.as_ref().unwrap_or(&facts.resolved)),
+                ConditionDump::new(observation.source.as_ref().unwrap_or(&observation.resolved)),
             ),
         ]);
-        if let Some(uninstalled) = &facts.uninstalled {
-            conditions.insert("Uninstalled", ConditionNow::of(uninstalled));
+        if let Some(uninstalled) = &observation.uninstalled {
+            conditions.insert("Uninstalled", ConditionDump::new(uninstalled));
         }
-        if let Values::Said(values) = &facts.values {
-            conditions.insert("ValuesResolved", ConditionNow::of(values));
+        if let MemberValuesState::Reported(values) = &observation.values {
+            conditions.insert("ValuesResolved", ConditionDump::new(values));
         }
-        let ends = |validity: Validity| validity.not_after;
+        let expiry = |validity: Validity| validity.not_after;
         Self {
-            mode: mode_name(facts.mode),
+            mode: mode_name(observation.mode),
             conditions,
-            cluster_uid: facts.uid,
-            kubernetes_version: facts.kubernetes_version,
-            agent_version: facts.agent_version,
-            holder: facts.holder,
-            certificate_ends: facts.certificate.map(ends),
-            access_ends: facts.access.map(ends),
-            applied: facts.applied.map(|(version, digest)| DesiredNow {
+            cluster_uid: observation.uid,
+            kubernetes_version: observation.kubernetes_version,
+            agent_version: observation.agent_version,
+            holder: observation.holder,
+            certificate_ends: observation.certificate.map(expiry),
+            access_ends: observation.access.map(expiry),
+            applied: observation.applied.map(|(version, digest)| DesiredDump {
                 version: version.to_string(),
                 digest,
             }),
-            tenants: TenantsNow {
+            tenants: TenantCountsDump {
                 total: counts.total,
                 ready: counts.ready,
                 pending: counts.pending,
                 error: counts.error,
             },
-            snapshot: snapshot.map(|snapshot| MemberDump::of(snapshot, now)),
+            snapshot: snapshot.map(|snapshot| SnapshotDump::new(snapshot, now)),
         }
     }
 }
 
-impl ConditionNow {
-    pub(crate) fn of(state: &State) -> Self {
+impl ConditionDump {
+    pub(crate) fn new(state: &State) -> Self {
         Self {
             status: match state.truth {
                 Truth::True => "True",
@@ -309,13 +312,13 @@ impl ConditionNow {
     }
 }
 
-impl MemberDump {
-    pub(crate) fn of(snapshot: MemberSnapshot, now: BootTime) -> Self {
+impl SnapshotDump {
+    pub(crate) fn new(snapshot: MemberSnapshot, now: BootTime) -> Self {
         let published = snapshot.published.as_ref();
         let desired = published.map(|published| &published.desired);
         Self {
             edge_cluster_uid: snapshot.uid,
-            wanted: published.map(|published| DesiredNow {
+            wanted: published.map(|published| DesiredDump {
                 version: published.desired.version.to_string(),
                 digest: published.message.digest.clone(),
             }),

@@ -16,7 +16,7 @@ use crate::observe::member_metrics::FleetView;
 
 /// The parameters of a request. Kubernetes names need no escapes in a URL.
 #[derive(Debug, Default, PartialEq)]
-struct Query<'a> {
+struct TenantQuery<'a> {
     member: Option<&'a str>,
     namespace: Option<&'a str>,
     name: Option<&'a str>,
@@ -24,7 +24,7 @@ struct Query<'a> {
     after: Option<Position>,
 }
 
-impl<'a> Query<'a> {
+impl<'a> TenantQuery<'a> {
     fn parse(text: &'a str) -> Result<Self, String> {
         let mut query = Self::default();
         for pair in text.split('&').filter(|pair| !pair.is_empty()) {
@@ -40,11 +40,13 @@ impl<'a> Query<'a> {
         Ok(query)
     }
 
-    fn wants(&self, key: &TenantKey, report: &TenantReport, allow_chart_skip: bool) -> bool {
-        let is = |wanted: Option<&str>, found: &str| wanted.is_none_or(|wanted| wanted == found);
-        let is_ready = || Readiness::of(&report.state, allow_chart_skip) == Readiness::Ready;
-        is(self.namespace, &key.namespace)
-            && is(self.name, &key.name)
+    fn selects(&self, key: &TenantKey, report: &TenantReport, allow_chart_skip: bool) -> bool {
+        let matches =
+            |wanted: Option<&str>, value: &str| wanted.is_none_or(|wanted| wanted == value);
+        let is_ready =
+            || Readiness::from_state(&report.state, allow_chart_skip) == Readiness::Ready;
+        matches(self.namespace, &key.namespace)
+            && matches(self.name, &key.name)
             && !(self.not_ready && is_ready())
     }
 }
@@ -52,24 +54,27 @@ impl<'a> Query<'a> {
 /// Serves the pages. `?member=`, `namespace=` and `name=` select Tenants, `notReady=true` omits ready ones, and `after=`
 /// is the position at which the previous page ended.
 pub fn router(view: Arc<FleetView>) -> Router {
-    let answer = move |RawQuery(query): RawQuery| async move {
-        match Query::parse(&query.unwrap_or_default()) {
+    let handler = move |RawQuery(query): RawQuery| async move {
+        match TenantQuery::parse(&query.unwrap_or_default()) {
             Ok(query) => page(&view, &query),
             Err(error) => (StatusCode::BAD_REQUEST, error).into_response(),
         }
     };
-    Router::new().route(PATH, get(answer))
+    Router::new().route(PATH, get(handler))
 }
 
-fn page(view: &FleetView, query: &Query<'_>) -> Response {
-    let Some(acting) = view.acting().filter(|acting| acting.lead.serves()) else {
+fn page(view: &FleetView, query: &TenantQuery<'_>) -> Response {
+    let Some(home_state) = view
+        .home_state()
+        .filter(|home_state| home_state.leader.serves_agents())
+    else {
         let text = "this hub is not the leader, which has the reports";
         return (StatusCode::SERVICE_UNAVAILABLE, text).into_response();
     };
-    let skip = acting.allow_chart_skip;
-    let wants = |key: &TenantKey, report: &TenantReport| query.wants(key, report, skip);
+    let skip = home_state.allow_chart_skip;
+    let selects = |key: &TenantKey, report: &TenantReport| query.selects(key, report, skip);
     let after = query.after.as_ref();
-    let (tenants, next) = view.reports.page(query.member, after, wants);
+    let (tenants, next) = view.reports.page(query.member, after, selects);
     let next = next.map(|position| position.to_string());
     json(&Page { tenants, next })
 }
@@ -80,7 +85,7 @@ mod tests {
     use krypton_types::fleet_tenants::{FleetTenant, PAGE_MAX};
 
     use super::*;
-    use crate::members::tenant_reports::Changed;
+    use crate::members::tenant_reports::TenantReportChanges;
 
     fn tenant(namespace: &str, truth: Truth) -> FleetTenant {
         FleetTenant {
@@ -110,13 +115,14 @@ mod tests {
                 key.name = format!("{number:05}");
                 (key, Some(report))
             });
-            view.reports.report(member, Changed::new(reports.collect()));
+            view.reports
+                .apply(member, TenantReportChanges::new(reports.collect()));
         }
-        let (mut found, mut after) = (Vec::new(), None);
+        let (mut positions, mut after) = (Vec::new(), None);
         loop {
             let (tenants, next) = view.reports.page(None, after.as_ref(), |_, _| true);
             assert!(tenants.len() <= PAGE_MAX);
-            found.extend(tenants.into_iter().map(|tenant| Position {
+            positions.extend(tenants.into_iter().map(|tenant| Position {
                 member: tenant.member,
                 key: tenant.key,
             }));
@@ -125,8 +131,8 @@ mod tests {
                 None => break,
             }
         }
-        assert!(found.is_sorted_by(|one, next| one < next));
-        assert_eq!(found.len(), 2 * count);
+        assert!(positions.is_sorted_by(|one, next| one < next));
+        assert_eq!(positions.len(), 2 * count);
         let (one, _) = view.reports.page(Some("edge-2"), None, |_, _| true);
         assert!(one.iter().all(|tenant| tenant.member == "edge-2"));
         assert_eq!(one.len(), PAGE_MAX);
@@ -147,13 +153,13 @@ mod tests {
             ("notReady=true", [false, true]),
             ("notReady=false", [true, true]),
         ] {
-            let query = Query::parse(text).unwrap();
-            let found =
-                [&ready, &failed].map(|tenant| query.wants(&tenant.key, &tenant.report, false));
-            assert_eq!(found, expected, "{text}");
+            let query = TenantQuery::parse(text).unwrap();
+            let selected =
+                [&ready, &failed].map(|tenant| query.selects(&tenant.key, &tenant.report, false));
+            assert_eq!(selected, expected, "{text}");
         }
         for text in ["limit=1", "after=edge-1"] {
-            assert!(Query::parse(text).is_err(), "{text}");
+            assert!(TenantQuery::parse(text).is_err(), "{text}");
         }
     }
 }

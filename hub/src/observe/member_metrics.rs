@@ -20,35 +20,35 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Unit;
 use tokio::sync::watch;
 
-use crate::ca::Live;
+use crate::ca::CurrentAuthority;
 use crate::edgecluster::FleetChart;
-use crate::edgecluster::credential_expiry::{Credential, CredentialState, Validity};
+use crate::edgecluster::credential_expiry::{CredentialState, MemberCredential, Validity};
 use crate::leader::Leader;
 use crate::members::MemberRegistry;
 use crate::members::observation::MemberObservation;
-use crate::tenants::Reports;
+use crate::tenants::TenantReports;
 
 /// The state that the metrics read.
 #[derive(Debug, Default)]
 pub struct FleetView {
     pub members: Arc<MemberRegistry>,
-    pub reports: Arc<Reports>,
-    acting: OnceLock<Acting>,
-    authority: OnceLock<Arc<Live>>,
-    behind: Mutex<BTreeMap<String, Behind>>,
+    pub reports: Arc<TenantReports>,
+    home_state: OnceLock<HomeState>,
+    authority: OnceLock<Arc<CurrentAuthority>>,
+    lags: Mutex<BTreeMap<String, MemberLag>>,
 }
 
 /// The state that exists only once the home cluster has responded.
 #[derive(Debug)]
-pub struct Acting {
-    pub lead: Leader,
-    pub given: watch::Receiver<FleetChart>,
+pub struct HomeState {
+    pub leader: Leader,
+    pub chart: watch::Receiver<FleetChart>,
     pub allow_chart_skip: bool,
 }
 
 /// Since when a member lags behind its desired state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Behind {
+struct MemberLag {
     /// The oldest desired state that the member has not applied.
     wanted: Version,
     since: BootTime,
@@ -57,21 +57,22 @@ struct Behind {
 /// Computes the lag of a member. `wanted` is its desired state and the time it was published; `applied` is
 /// the version it has. A newer desired state doesn't reset the lag of a member that has not applied an
 /// older one.
-fn behind(
-    before: Option<Behind>,
+fn member_lag(
+    previous: Option<MemberLag>,
     wanted: (Version, BootTime),
     applied: Option<Version>,
-) -> Option<Behind> {
+) -> Option<MemberLag> {
     let (wanted, since) = wanted;
     if applied == Some(wanted) {
         return None;
     }
-    let still = before.filter(|before| applied.is_none_or(|applied| applied < before.wanted));
-    Some(still.unwrap_or(Behind { wanted, since }))
+    let ongoing =
+        previous.filter(|previous| applied.is_none_or(|applied| applied < previous.wanted));
+    Some(ongoing.unwrap_or(MemberLag { wanted, since }))
 }
 
 /// The metrics of one member.
-struct Row {
+struct MemberRow {
     name: String,
     /// `None` if no process may act there. This is not an error.
     connected: Option<bool>,
@@ -80,15 +81,16 @@ struct Row {
     credentials: [Option<Validity>; 2],
 }
 
-impl Row {
-    pub(crate) fn of(name: &str, facts: &MemberObservation) -> Self {
-        let wanted = ![reason::BANNED, reason::SUSPENDED].contains(&facts.healthy.reason.as_str());
+impl MemberRow {
+    pub(crate) fn new(name: &str, observation: &MemberObservation) -> Self {
+        let may_connect =
+            ![reason::BANNED, reason::SUSPENDED].contains(&observation.healthy.reason.as_str());
         Self {
             name: name.to_owned(),
-            connected: wanted.then_some(facts.connected.truth == Truth::True),
-            mode: facts.mode,
-            applied: facts.applied.as_ref().map(|(version, _)| *version),
-            credentials: [facts.certificate, facts.access],
+            connected: may_connect.then_some(observation.connected.truth == Truth::True),
+            mode: observation.mode,
+            applied: observation.applied.as_ref().map(|(version, _)| *version),
+            credentials: [observation.certificate, observation.access],
         }
     }
 }
@@ -102,7 +104,7 @@ pub(crate) fn mode_name(mode: Mode) -> &'static str {
 }
 
 impl FleetView {
-    pub fn new(members: Arc<MemberRegistry>, reports: Arc<Reports>) -> Self {
+    pub fn new(members: Arc<MemberRegistry>, reports: Arc<TenantReports>) -> Self {
         Self {
             members,
             reports,
@@ -111,48 +113,53 @@ impl FleetView {
     }
 
     /// Records that the home cluster has responded.
-    pub fn acts(&self, acting: Acting) {
+    pub fn set_home_state(&self, home_state: HomeState) {
         // Called once per process.
-        drop(self.acting.set(acting));
+        drop(self.home_state.set(home_state));
     }
 
     /// Records the CA of the agents' port.
-    pub(crate) fn serves_by(&self, authority: Arc<Live>) {
+    pub(crate) fn set_authority(&self, authority: Arc<CurrentAuthority>) {
         // Called once per process.
         drop(self.authority.set(authority));
     }
 
-    pub(crate) fn authority(&self) -> Option<&Live> {
+    pub(crate) fn authority(&self) -> Option<&CurrentAuthority> {
         self.authority.get().map(Arc::as_ref)
     }
 
     /// The state that exists once the home cluster has responded.
-    pub(crate) fn acting(&self) -> Option<&Acting> {
-        self.acting.get()
+    pub(crate) fn home_state(&self) -> Option<&HomeState> {
+        self.home_state.get()
     }
 
     /// Returns how long each member has lagged behind its desired state, or zero if it doesn't lag.
-    fn behind(&self, rows: &[Row], now: BootTime) -> Vec<(String, Duration)> {
-        let published = self.members.wanted();
-        let mut known = self.behind.lock().unwrap_or_else(PoisonError::into_inner);
+    fn lags(&self, rows: &[MemberRow], now: BootTime) -> Vec<(String, Duration)> {
+        let published = self.members.desired_versions();
+        let mut lags = self.lags.lock().unwrap_or_else(PoisonError::into_inner);
         let mut next = BTreeMap::new();
-        let mut found = Vec::new();
+        let mut durations = Vec::new();
         for row in rows {
             let Some(wanted) = published.get(&row.name) else {
                 continue;
             };
-            let late = behind(known.get(&row.name).copied(), *wanted, row.applied);
-            let since = late.map(|late| now.since(late.since));
-            found.push((row.name.clone(), since.unwrap_or_default()));
-            next.extend(late.map(|late| (row.name.clone(), late)));
+            let lag = member_lag(lags.get(&row.name).copied(), *wanted, row.applied);
+            let since = lag.map(|lag| now.since(lag.since));
+            durations.push((row.name.clone(), since.unwrap_or_default()));
+            next.extend(lag.map(|lag| (row.name.clone(), lag)));
         }
-        *known = next;
-        found
+        *lags = next;
+        durations
     }
 
-    fn rows(&self, encoder: &mut Encoder<'_>, acting: &Acting, leads: bool) -> fmt::Result {
-        let rows = if leads {
-            self.members.observations(Row::of)
+    fn rows(
+        &self,
+        encoder: &mut Encoder<'_>,
+        home_state: &HomeState,
+        is_leader: bool,
+    ) -> fmt::Result {
+        let rows = if is_leader {
+            self.members.observations(MemberRow::new)
         } else {
             Vec::new()
         };
@@ -174,18 +181,18 @@ impl FleetView {
                 (vec![member, ("mode", mode_name(row.mode))], 1)
             }),
         )?;
-        let late = self.behind(&rows, BootTime::now());
+        let lags = self.lags(&rows, BootTime::now());
         encoder.family(
             "member_behind",
             "How long the member has lagged behind its desired state, or 0 if it acts on the latest one.",
             Some(&Unit::Seconds),
-            late.iter().map(|(member, late)| {
-                let seconds = i64::try_from(late.as_secs()).unwrap_or(i64::MAX);
+            lags.iter().map(|(member, lag)| {
+                let seconds = i64::try_from(lag.as_secs()).unwrap_or(i64::MAX);
                 (vec![("member", member.as_str())], seconds)
             }),
         )?;
         let counts = rows.iter().flat_map(|row| {
-            let counts = self.reports.counts(&row.name, acting.allow_chart_skip);
+            let counts = self.reports.counts(&row.name, home_state.allow_chart_skip);
             let phases = [
                 ("ready", counts.ready),
                 ("pending", counts.pending),
@@ -203,32 +210,40 @@ impl FleetView {
         self.credentials(encoder, &rows, clock::wall())
     }
 
-    fn credentials(&self, encoder: &mut Encoder<'_>, rows: &[Row], now: Timestamp) -> fmt::Result {
-        let ends = |which: usize| {
+    fn credentials(
+        &self,
+        encoder: &mut Encoder<'_>,
+        rows: &[MemberRow],
+        now: Timestamp,
+    ) -> fmt::Result {
+        let expiries = |index: usize| {
             rows.iter().filter_map(move |row| {
-                let end = row.credentials[which]?.not_after.as_second();
-                Some((vec![("member", row.name.as_str())], end))
+                let expiry = row.credentials[index]?.not_after.as_second();
+                Some((vec![("member", row.name.as_str())], expiry))
             })
         };
         encoder.family(
             "agent_certificate_expiry_timestamp",
             "Expiry time of the certificate of the member's agent, in seconds since 1970.",
             Some(&Unit::Seconds),
-            ends(0),
+            expiries(0),
         )?;
         encoder.family(
             "access_expiry_timestamp",
             "Expiry time of the credential in the member's kubeconfig, in seconds since 1970.",
             Some(&Unit::Seconds),
-            ends(1),
+            expiries(1),
         )?;
         let due = rows.iter().flat_map(|row| {
-            let named = [(Credential::Agent, "agent"), (Credential::Access, "access")];
-            let with = named.into_iter().zip(row.credentials);
-            with.filter_map(move |((_, name), validity)| {
-                let due = validity?.at(now) != CredentialState::Current;
+            let named = [
+                (MemberCredential::Agent, "agent"),
+                (MemberCredential::Access, "access"),
+            ];
+            let validities = named.into_iter().zip(row.credentials);
+            validities.filter_map(move |((_, name), validity)| {
+                let is_due = validity?.state_at(now) != CredentialState::Current;
                 let labels = vec![("member", row.name.as_str()), ("credential", name)];
-                Some((labels, i64::from(due)))
+                Some((labels, i64::from(is_due)))
             })
         });
         encoder.family(
@@ -276,9 +291,10 @@ impl Collector for FleetView {
         // Export no series for members that have left.
         let runtime = tokio::runtime::Handle::try_current();
         let tasks = runtime.map_or(0, |runtime| runtime.metrics().num_alive_tasks());
-        let acting = self.acting.get();
-        let leading = acting.is_some_and(|acting| acting.lead.writes(BootTime::now()));
-        let epoch = acting.map_or(0, |acting| acting.given.get().epoch);
+        let home_state = self.home_state.get();
+        let leading =
+            home_state.is_some_and(|home_state| home_state.leader.may_write(BootTime::now()));
+        let epoch = home_state.map_or(0, |home_state| home_state.chart.get().epoch);
         for (name, help, value) in [
             (
                 "leader",
@@ -300,10 +316,12 @@ impl Collector for FleetView {
         ] {
             encoder.gauge(name, help, value)?;
         }
-        match acting {
+        match home_state {
             // While the home cluster doesn't respond, the hub still serves agents and exports their
             // reports.
-            Some(acting) => self.rows(&mut encoder, acting, acting.lead.serves()),
+            Some(home_state) => {
+                self.rows(&mut encoder, home_state, home_state.leader.serves_agents())
+            }
             None => Ok(()),
         }
     }
@@ -318,7 +336,7 @@ mod tests {
 
     use super::*;
     use crate::leader::LeaderState;
-    use crate::observe::metrics::{Outcome, SessionMetrics, registry};
+    use crate::observe::metrics::{EnrollmentOutcome, SessionMetrics, registry};
 
     fn version(generation: u64) -> Version {
         Version {
@@ -330,52 +348,52 @@ mod tests {
     #[test]
     fn member_lags_since_first_unapplied_desired_state() {
         let at = |second| BootTime(Duration::from_secs(second));
-        let late = |generation, since| {
-            Some(Behind {
+        let lag = |generation, since| {
+            Some(MemberLag {
                 wanted: version(generation),
                 since: at(since),
             })
         };
-        for (before, wanted, applied, after) in [
-            (None, (1, 10), None, late(1, 10)),
+        for (previous, wanted, applied, after) in [
+            (None, (1, 10), None, lag(1, 10)),
             (None, (1, 10), Some(1), None),
-            (late(1, 10), (1, 10), Some(1), None),
+            (lag(1, 10), (1, 10), Some(1), None),
             // The desired state changes, but the member doesn't follow.
-            (late(2, 10), (3, 50), Some(1), late(2, 10)),
+            (lag(2, 10), (3, 50), Some(1), lag(2, 10)),
             // The member follows one version behind.
-            (late(2, 10), (3, 50), Some(2), late(3, 50)),
+            (lag(2, 10), (3, 50), Some(2), lag(3, 50)),
             // The member has a version from before a restore of the home cluster.
-            (None, (3, 50), Some(9), late(3, 50)),
+            (None, (3, 50), Some(9), lag(3, 50)),
         ] {
             let (wanted, since) = wanted;
-            let found = behind(before, (version(wanted), at(since)), applied.map(version));
-            assert_eq!(found, after, "{before:?} {wanted} {applied:?}");
+            let current = member_lag(previous, (version(wanted), at(since)), applied.map(version));
+            assert_eq!(current, after, "{previous:?} {wanted} {applied:?}");
         }
     }
 
-    struct Stage {
+    struct MetricsFixture {
         view: Arc<FleetView>,
-        stand: watch::Sender<LeaderState>,
+        leader_state: watch::Sender<LeaderState>,
         sessions: SessionMetrics,
     }
 
-    impl Stage {
+    impl MetricsFixture {
         fn new() -> Self {
             let view = Arc::new(FleetView::default());
-            let (stand, lead) = Leader::by_hand(LeaderState::Standby { leader: None });
-            let given = FleetChart {
+            let (leader_state, leader) = Leader::with_state(LeaderState::Standby { leader: None });
+            let chart = FleetChart {
                 epoch: 7,
                 chart: None,
                 problem: None,
             };
-            view.acts(Acting {
-                lead,
-                given: watch::channel(given).1,
+            view.set_home_state(HomeState {
+                leader,
+                chart: watch::channel(chart).1,
                 allow_chart_skip: false,
             });
             Self {
                 view,
-                stand,
+                leader_state,
                 sessions: SessionMetrics::default(),
             }
         }
@@ -389,39 +407,43 @@ mod tests {
         }
     }
 
-    fn has(text: &str, line: &str) {
+    fn assert_has_line(text: &str, line: &str) {
         let line = format!("krypton_hub_{line}");
         assert!(text.lines().any(|found| found == line), "{line}: {text}");
     }
 
     #[test]
     fn only_leading_hub_exports_member_metrics() {
-        let stage = Stage::new();
-        let end = |second| Timestamp::from_second(second).unwrap();
-        stage.view.members.observe("edge-1", |facts| {
-            facts.certificate = Some(Validity::until(end(1000)));
-            facts.connected = State::new(Truth::True, reason::CONNECTED, "");
-            facts.mode = Mode::Agent;
+        let fixture = MetricsFixture::new();
+        let at = |second| Timestamp::from_second(second).unwrap();
+        fixture.view.members.observe("edge-1", |observation| {
+            observation.certificate = Some(Validity::until(at(1000)));
+            observation.connected = State::new(Truth::True, reason::CONNECTED, "");
+            observation.mode = Mode::Agent;
         });
-        stage.view.members.observe("edge-2", |facts| {
+        fixture.view.members.observe("edge-2", |observation| {
             let now = clock::wall();
-            facts.access = Some(Validity {
+            observation.access = Some(Validity {
                 not_before: now,
-                not_after: end(now.as_second() + 1000),
+                not_after: at(now.as_second() + 1000),
             });
         });
-        stage.view.members.observe("asleep", |facts| {
-            facts.healthy = State::new(Truth::Unknown, reason::SUSPENDED, "");
+        fixture.view.members.observe("asleep", |observation| {
+            observation.healthy = State::new(Truth::Unknown, reason::SUSPENDED, "");
         });
-        stage.sessions.certificate("hub", end(3000));
-        stage.sessions.certificate("ca", end(4000));
-        stage.sessions.enrollment(Outcome::Refused);
-        let standby = stage.scrape();
-        has(&standby, "leader 0");
-        has(&standby, "members 3");
+        fixture.sessions.set_certificate_expiry("hub", at(3000));
+        fixture.sessions.set_certificate_expiry("ca", at(4000));
+        fixture
+            .sessions
+            .count_enrollment(EnrollmentOutcome::Refused);
+        let standby = fixture.scrape();
+        assert_has_line(&standby, "leader 0");
+        assert_has_line(&standby, "members 3");
         assert!(!standby.contains("{member="), "{standby}");
-        stage.stand.send_replace(Leader::alone().stand());
-        let leader = stage.scrape();
+        fixture
+            .leader_state
+            .send_replace(Leader::always_leading().state());
+        let leader = fixture.scrape();
         for line in [
             "leader 1",
             "epoch 7",
@@ -437,7 +459,7 @@ mod tests {
             "certificate_expiry_timestamp_seconds{certificate=\"ca\"} 4000",
             "enrollments_total{outcome=\"refused\"} 1",
         ] {
-            has(&leader, line);
+            assert_has_line(&leader, line);
         }
         assert!(!leader.contains("member_connected{member=\"asleep\"}"));
     }

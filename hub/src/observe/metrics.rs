@@ -23,32 +23,32 @@ pub const PREFIX: &str = "krypton_hub";
 
 /// Labels of a message.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct Message {
+pub struct MessageLabels {
     pub sender: &'static str,
     pub kind: &'static str,
 }
 
 /// Label of a rejected connection.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Refused {
+struct RefusedLabels {
     reason: &'static str,
 }
 
 /// Metrics of the agents' port before a session exists.
 #[derive(Clone, Debug)]
-pub struct DoorMetrics {
+pub struct PortMetrics {
     /// Handshakes in progress.
     pub handshakes: Gauge,
     /// Maximum number of concurrent handshakes since the start.
     pub handshakes_max: Gauge,
-    refused: Family<Refused, Counter>,
+    refused: Family<RefusedLabels, Counter>,
 }
 
-impl Default for DoorMetrics {
+impl Default for PortMetrics {
     fn default() -> Self {
         let refused = Family::default();
-        for reason in listener::REFUSED_WHY {
-            drop(refused.get_or_create(&Refused { reason }));
+        for reason in listener::REFUSAL_REASONS {
+            drop(refused.get_or_create(&RefusedLabels { reason }));
         }
         Self {
             handshakes: Gauge::default(),
@@ -58,30 +58,30 @@ impl Default for DoorMetrics {
     }
 }
 
-impl DoorMetrics {
+impl PortMetrics {
     /// Counts a handshake in progress until the returned guard is dropped.
-    pub(crate) fn handshake(&self) -> Handshake<'_> {
-        let now = self.handshakes.inc() + 1;
+    pub(crate) fn start_handshake(&self) -> HandshakeGuard<'_> {
+        let current = self.handshakes.inc() + 1;
         let max = self.handshakes_max.inner();
-        max.fetch_max(now, Ordering::Relaxed);
-        Handshake(self)
+        max.fetch_max(current, Ordering::Relaxed);
+        HandshakeGuard(self)
     }
 
-    pub(crate) fn refused(&self, reason: &'static str) {
-        self.refused.get_or_create(&Refused { reason }).inc();
+    pub(crate) fn count_refused(&self, reason: &'static str) {
+        self.refused.get_or_create(&RefusedLabels { reason }).inc();
     }
 
     /// Number of connections rejected for this reason.
-    pub fn refusals(&self, reason: &'static str) -> u64 {
-        self.refused.get_or_create(&Refused { reason }).get()
+    pub fn refused_count(&self, reason: &'static str) -> u64 {
+        self.refused.get_or_create(&RefusedLabels { reason }).get()
     }
 }
 
 /// A handshake in progress.
 #[derive(Debug)]
-pub(crate) struct Handshake<'a>(&'a DoorMetrics);
+pub(crate) struct HandshakeGuard<'a>(&'a PortMetrics);
 
-impl Drop for Handshake<'_> {
+impl Drop for HandshakeGuard<'_> {
     fn drop(&mut self) {
         self.0.handshakes.dec();
     }
@@ -90,12 +90,12 @@ impl Drop for Handshake<'_> {
 /// Metrics of sessions.
 #[derive(Debug)]
 pub struct SessionMetrics {
-    pub door: DoorMetrics,
+    pub port: PortMetrics,
     pub sessions: Gauge,
     /// How often the hub throttled a session.
     pub throttled: Counter,
     /// Messages of sessions, by sender and kind.
-    pub messages: Family<Message, Counter>,
+    pub messages: Family<MessageLabels, Counter>,
     /// Reports on Tenants received from sessions.
     pub reports: Counter,
     /// Seconds from a new desired state until an agent confirms it.
@@ -108,7 +108,7 @@ pub struct SessionMetrics {
 
 /// The outcome of an enrollment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum EnrollmentOutcome {
     Admitted,
     Refused,
     /// The hub failed; the agent should retry.
@@ -117,7 +117,7 @@ pub enum Outcome {
     Throttled,
 }
 
-impl Outcome {
+impl EnrollmentOutcome {
     const ALL: [Self; 4] = [Self::Admitted, Self::Refused, Self::Failed, Self::Throttled];
 
     fn name(self) -> &'static str {
@@ -132,13 +132,13 @@ impl Outcome {
 
 impl SessionMetrics {
     /// Sets the expiry time of one of the hub's own certificates: `hub` or `ca`.
-    pub fn certificate(&self, which: &'static str, end: Timestamp) {
+    pub fn set_certificate_expiry(&self, certificate: &'static str, expiry: Timestamp) {
         self.certificates
-            .get_or_create(&[("certificate", which)])
-            .set(end.as_second());
+            .get_or_create(&[("certificate", certificate)])
+            .set(expiry.as_second());
     }
 
-    pub fn enrollment(&self, outcome: Outcome) {
+    pub fn count_enrollment(&self, outcome: EnrollmentOutcome) {
         self.enrollments
             .get_or_create(&[("outcome", outcome.name())])
             .inc();
@@ -166,14 +166,14 @@ impl Default for SessionMetrics {
         let (messages, enrollments) = (Family::default(), Family::default());
         for (sender, kinds) in MESSAGES {
             for kind in kinds {
-                drop(messages.get_or_create(&Message { sender, kind }));
+                drop(messages.get_or_create(&MessageLabels { sender, kind }));
             }
         }
-        for outcome in Outcome::ALL {
+        for outcome in EnrollmentOutcome::ALL {
             drop(enrollments.get_or_create(&[("outcome", outcome.name())]));
         }
         Self {
-            door: DoorMetrics::default(),
+            port: PortMetrics::default(),
             sessions: Gauge::default(),
             throttled: Counter::default(),
             messages,
@@ -205,21 +205,21 @@ pub fn registry(
     );
     registry.register_collector(Box::new(fleet));
     registry.register("sessions", "Open agent sessions", sessions.sessions.clone());
-    let door = &sessions.door;
+    let port = &sessions.port;
     registry.register(
         "handshakes_in_flight",
         "TLS handshakes in progress",
-        door.handshakes.clone(),
+        port.handshakes.clone(),
     );
     registry.register(
         "handshakes_in_flight_max",
         "Maximum number of concurrent TLS handshakes since the start",
-        door.handshakes_max.clone(),
+        port.handshakes_max.clone(),
     );
     registry.register(
         "connections_refused",
         "Rejected connections to the agents' port",
-        door.refused.clone(),
+        port.refused.clone(),
     );
     registry.register(
         "sessions_throttled",

@@ -5,14 +5,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
-use krypton_runtime::access::{self, Swap};
+use krypton_runtime::access::{self, SwappableClient};
 use krypton_runtime::chance;
 use krypton_runtime::clock::{self, BootTime};
-use krypton_runtime::cluster::Cluster;
+use krypton_runtime::cluster::ClusterIdentity;
 use krypton_runtime::newest::Newest as _;
 use krypton_types::conditions::{State, Truth, reason};
 use krypton_types::error_chain::chain;
-use krypton_types::kubeconfig::{Authority, Sanitized};
+use krypton_types::kubeconfig::{Authority, SanitizedKubeconfig};
 use kube::Client;
 use tempfile::TempPath;
 use thiserror::Error;
@@ -20,7 +20,7 @@ use tokio::sync::Notify;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::Instrument as _;
 
-use super::tunnel::judged_addresses;
+use super::tunnel::permitted_addresses;
 use super::{Access, Shared};
 use crate::discovery::{Origin, Unresolved};
 use crate::edgecluster::credential_expiry::Validity;
@@ -30,10 +30,10 @@ const RETRY_MAX: Duration = Duration::from_secs(30);
 /// Credentials with a shorter lifetime are renewed by programs, so their expiry is not reported.
 const LONG_LIVED: SignedDuration = SignedDuration::from_hours(24);
 /// Minimum time between two reads of a source that a rejected credential triggers.
-const DOUBT_EVERY: Duration = Duration::from_secs(10);
+const REREAD_EVERY: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Error)]
-enum ReachError {
+enum ConnectError {
     #[error("the kubeconfig cannot be used")]
     Config(#[source] access::ConfigError),
     #[error("failed to convert the kubeconfig of the home cluster for Helm")]
@@ -45,20 +45,20 @@ enum ReachError {
 }
 
 /// A connection to a member. Dropping it frees all its resources.
-pub(super) struct Reached {
+pub(super) struct MemberConnection {
     pub(super) client: Client,
     /// Client with the rights that Helm has on the member.
     pub(super) helm_client: Client,
     /// Replace the access that the two clients use.
-    swaps: [Swap; 2],
+    swappable: [SwappableClient; 2],
     kubeconfig: TempPath,
-    used: Mutex<Arc<Used>>,
+    used: Mutex<Arc<AccessInUse>>,
     /// UID of the cluster that responded; empty before.
     pub(super) uid: String,
 }
 
 /// The source through which a member is reached.
-pub(super) struct Used {
+pub(super) struct AccessInUse {
     /// Source of the kubeconfig; `None` for the home cluster itself.
     pub(super) origin: Option<Origin>,
     /// Host that the client connects to; `None` for the home cluster, which the operator of the hub configured.
@@ -68,16 +68,16 @@ pub(super) struct Used {
     /// Same as [`Access::digest`].
     pub(super) digest: String,
     /// Task that notifies the source when the cluster rejects the credential.
-    _doubting: AbortOnDropHandle<()>,
+    _refusal_task: AbortOnDropHandle<()>,
 }
 
-impl Reached {
-    fn new(clients: [Client; 2], kubeconfig: TempPath, used: Used) -> Self {
-        let swaps = clients.map(Swap::new);
+impl MemberConnection {
+    fn new(clients: [Client; 2], kubeconfig: TempPath, used: AccessInUse) -> Self {
+        let swappable = clients.map(SwappableClient::new);
         Self {
-            client: swaps[0].client(),
-            helm_client: swaps[1].client(),
-            swaps,
+            client: swappable[0].client(),
+            helm_client: swappable[1].client(),
+            swappable,
             kubeconfig,
             used: Mutex::new(Arc::new(used)),
             uid: String::new(),
@@ -89,7 +89,7 @@ impl Reached {
         &self.kubeconfig
     }
 
-    pub(super) fn used(&self) -> Arc<Used> {
+    pub(super) fn used(&self) -> Arc<AccessInUse> {
         let used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(&used)
     }
@@ -97,7 +97,13 @@ impl Reached {
     /// Uses the newer access of the same cluster for new calls and Helm runs. Calls and runs in progress keep
     /// the old one. Returns `newer` if it reaches another cluster, has another namespace, or cannot be used.
     pub(super) fn take_over(&self, newer: Self) -> Option<Self> {
-        let namespace = |of: &Self| of.used().origin.as_ref().map(|it| it.namespace.clone());
+        let namespace = |connection: &Self| {
+            connection
+                .used()
+                .origin
+                .as_ref()
+                .map(|it| it.namespace.clone())
+        };
         if self.uid != newer.uid || namespace(self) != namespace(&newer) {
             return Some(newer);
         }
@@ -106,8 +112,8 @@ impl Reached {
             tracing::warn!(%error, "failed to replace the kubeconfig for helm");
             return Some(newer);
         }
-        for (ours, theirs) in self.swaps.iter().zip(&newer.swaps) {
-            ours.replace(theirs);
+        for (current, next) in self.swappable.iter().zip(&newer.swappable) {
+            current.replace(next);
         }
         *self.used.lock().unwrap_or_else(PoisonError::into_inner) = newer.used();
         None
@@ -115,18 +121,18 @@ impl Reached {
 }
 
 /// Builds a client and the kubeconfig file for Helm.
-pub(super) async fn reach(
+pub(super) async fn prepare(
     name: &str,
     shared: &Arc<Shared>,
     access: Access,
-) -> Result<Reached, Unresolved> {
+) -> Result<MemberConnection, Unresolved> {
     let digest = access.digest().cloned().unwrap_or_default();
     let (mut first_hop, mut validity) = (None, None);
-    let (origin, made) = match access {
-        Access::Kubeconfig(_, Err(why)) => return Err(why),
+    let (origin, config) = match access {
+        Access::Kubeconfig(_, Err(error)) => return Err(error),
         Access::Kubeconfig(origin, Ok(sanitized)) => {
-            let dated = sanitized.check_dates(clock::wall());
-            dated.map_err(|error| Unresolved {
+            let dates = sanitized.check_dates(clock::wall());
+            dates.map_err(|error| Unresolved {
                 reason: reason::KUBECONFIG_INVALID,
                 message: format!("{origin}: {}", chain(&error)),
             })?;
@@ -138,59 +144,66 @@ pub(super) async fn reach(
                 Some(_) => sanitized.yaml.clone(),
                 None => sanitized.yaml_through(&shared.tunnels.url(&sanitized.authority)),
             };
-            let made = config.map(|config| (config, for_helm));
-            (Some(origin), made.map_err(ReachError::Config))
+            let config = config.map(|config| (config, for_helm));
+            (Some(origin), config.map_err(ConnectError::Config))
         }
         Access::Home(config) => {
             let yaml = access::kubeconfig_yaml(&config, shared.helm_account.as_ref());
             (
                 None,
-                yaml.map(|yaml| (*config, yaml)).map_err(ReachError::Render),
+                yaml.map(|yaml| (*config, yaml))
+                    .map_err(ConnectError::Render),
             )
         }
     };
-    let reached = made.and_then(|(config, yaml)| {
-        let refused = Arc::new(Notify::new());
+    let connection = config.and_then(|(config, yaml)| {
+        let refusal = Arc::new(Notify::new());
         // Helm has a separate service account on the home cluster only.
         let account = shared.helm_account.as_ref().filter(|_| origin.is_none());
-        let as_helm = access::acting_as(&config, account);
-        let told = Arc::clone(&refused);
+        let as_helm = access::impersonating_config(&config, account);
+        let on_refusal = Arc::clone(&refusal);
         let client = match &origin {
-            None => home::client_watched(config, told),
+            None => home::client_notifying_unauthorized(config, on_refusal),
             // The hub does not trust a member's API server.
-            Some(_) => home::client_limited(config, told, report_to(name, shared)),
+            Some(_) => {
+                home::client_with_limits(config, on_refusal, oversize_reporter(name, shared))
+            }
         };
-        let client = client.map_err(ReachError::Client)?;
+        let client = client.map_err(ConnectError::Client)?;
         let helm_client = match as_helm {
-            Some(config) => home::client(config).map_err(ReachError::Client)?,
+            Some(config) => home::client(config).map_err(ConnectError::Client)?,
             None => client.clone(),
         };
         let kubeconfig = access::write_kubeconfig(&shared.scratch, &yaml)
-            .map_err(|error| ReachError::Write(shared.scratch.clone(), error))?;
-        let doubting = doubt(Arc::clone(shared), origin.clone(), refused);
-        let doubting = tokio::spawn(doubting.in_current_span());
-        let used = Used {
+            .map_err(|error| ConnectError::Write(shared.scratch.clone(), error))?;
+        let refusal_task = reread_on_refusal(Arc::clone(shared), origin.clone(), refusal);
+        let refusal_task = tokio::spawn(refusal_task.in_current_span());
+        let used = AccessInUse {
             origin,
             first_hop,
             validity,
             digest,
-            _doubting: AbortOnDropHandle::new(doubting),
+            _refusal_task: AbortOnDropHandle::new(refusal_task),
         };
-        Ok(Reached::new([client, helm_client], kubeconfig, used))
+        Ok(MemberConnection::new(
+            [client, helm_client],
+            kubeconfig,
+            used,
+        ))
     });
-    reached.map_err(|error| Unresolved {
+    connection.map_err(|error| Unresolved {
         reason: reason::CLIENT_FAILED,
         message: chain(&error),
     })
 }
 
 /// Returns a callback that shows oversized responses in the member's conditions.
-pub(super) fn report_to(name: &str, shared: &Arc<Shared>) -> access::Report {
+pub(super) fn oversize_reporter(name: &str, shared: &Arc<Shared>) -> access::CutOffCallback {
     let (name, members) = (name.to_owned(), Arc::clone(&shared.members));
-    Arc::new(move |cut_off| members.offend(&name, cut_off.to_string(), BootTime::now()))
+    Arc::new(move |cut_off| members.oversized_response(&name, cut_off.to_string(), BootTime::now()))
 }
 
-fn validity_of(sanitized: &Sanitized, now: Timestamp) -> Option<Validity> {
+fn validity_of(sanitized: &SanitizedKubeconfig, now: Timestamp) -> Option<Validity> {
     let validity = Validity {
         not_before: sanitized.not_before.unwrap_or(now),
         not_after: sanitized.expires?,
@@ -200,36 +213,36 @@ fn validity_of(sanitized: &Sanitized, now: Timestamp) -> Option<Validity> {
 }
 
 /// Makes the source read again when the cluster rejects its credential, because a newer one may exist.
-async fn doubt(shared: Arc<Shared>, origin: Option<Origin>, refused: Arc<Notify>) {
+async fn reread_on_refusal(shared: Arc<Shared>, origin: Option<Origin>, refusal: Arc<Notify>) {
     let Some(origin) = origin else { return };
     loop {
-        refused.notified().await;
+        refusal.notified().await;
         tracing::debug!(%origin, "credential rejected; looking for a newer one");
-        shared.sources.get().doubt(&origin);
-        tokio::time::sleep(DOUBT_EVERY.mul_f64(0.5 + chance::random::<f64>())).await;
+        shared.sources.get().request_reread(&origin);
+        tokio::time::sleep(REREAD_EVERY.mul_f64(0.5 + chance::random::<f64>())).await;
     }
 }
 
 /// Queries the cluster's identity until it responds. Calls `failed` after each failure.
 pub(super) async fn identify(
     shared: &Shared,
-    reached: &Reached,
+    connection: &MemberConnection,
     mut failed: impl FnMut(String),
-) -> Cluster {
+) -> ClusterIdentity {
     let mut attempts = 0;
     loop {
-        let asked = {
+        let response = {
             // Limits concurrent dialing when the hub connects to a whole fleet for the first time.
-            let _turn = shared.connecting.acquire().await;
-            match leads_astray(shared, reached.used().first_hop.as_ref()).await {
+            let _permit = shared.connecting.acquire().await;
+            match address_problem(shared, connection.used().first_hop.as_ref()).await {
                 Some(problem) => Err(problem),
-                None => Cluster::read(&reached.client)
+                None => ClusterIdentity::read(&connection.client)
                     .await
                     .map_err(|error| chain(&error)),
             }
         };
-        match asked {
-            Ok(answer) => return answer,
+        match response {
+            Ok(identity) => return identity,
             Err(problem) => failed(problem),
         }
         attempts += 1;
@@ -240,10 +253,10 @@ pub(super) async fn identify(
 
 /// Checks the addresses of a host name before the hub sends a credential there. Another resolver may return
 /// other addresses later, and TLS protects that connection.
-async fn leads_astray(shared: &Shared, first_hop: Option<&Authority>) -> Option<String> {
+async fn address_problem(shared: &Shared, first_hop: Option<&Authority>) -> Option<String> {
     let hop = first_hop?;
-    let judged = judged_addresses(&hop.host, hop.port, &shared.kubeconfig_policy).await;
-    judged.err().map(|refusal| chain(&refusal))
+    let addresses = permitted_addresses(&hop.host, hop.port, &shared.kubeconfig_policy).await;
+    addresses.err().map(|refusal| chain(&refusal))
 }
 
 pub(super) fn unreachable(problem: String) -> State {

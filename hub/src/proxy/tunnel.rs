@@ -31,7 +31,7 @@ use tokio_util::task::AbortOnDropHandle;
 use tracing::Instrument as _;
 
 /// A Helm run has two or three connections.
-const CONNECTIONS: usize = 512;
+const CONNECTIONS_MAX: usize = 512;
 /// For reading a request, resolving a name, and connecting.
 const DEADLINE: Duration = Duration::from_secs(10);
 /// hyper's least.
@@ -39,7 +39,7 @@ const REQUEST_MAX: usize = 8 * 1024;
 const AFTER_FAILED_ACCEPT: Duration = Duration::from_millis(100);
 /// For each direction of a connection.
 const BUFFER: usize = 32 * 1024;
-const USER: &str = "helm";
+const USER_NAME: &str = "helm";
 
 #[derive(Debug, Error)]
 #[error("listening on loopback for Helm's connections to members failed")]
@@ -47,7 +47,7 @@ pub struct TunnelError(#[source] io::Error);
 
 /// Why there is no connection. Helm shows the text.
 #[derive(Debug, Error)]
-pub(super) enum Refusal {
+pub(super) enum TunnelRefusal {
     #[error("only CONNECT is supported")]
     Method,
     #[error("the kubeconfig names another server, and redirects are not followed")]
@@ -74,7 +74,7 @@ pub(super) enum Refusal {
     },
 }
 
-impl Refusal {
+impl TunnelRefusal {
     fn status(&self) -> StatusCode {
         match self {
             Self::Method => StatusCode::METHOD_NOT_ALLOWED,
@@ -115,7 +115,7 @@ impl Tunnels {
     /// The `proxy-url` of a kubeconfig for this server. It is a credential, and good for this server alone.
     pub(super) fn url(&self, server: &Authority) -> String {
         let password = password(&self.key, &target(&server.host, server.port));
-        format!("http://{USER}:{password}@{}", self.address)
+        format!("http://{USER_NAME}:{password}@{}", self.address)
     }
 }
 
@@ -128,10 +128,10 @@ fn password(key: &hmac::Key, target: &str) -> String {
 }
 
 async fn serve(listener: TcpListener, key: hmac::Key, policy: Policy) {
-    let places = Arc::new(Semaphore::new(CONNECTIONS));
+    let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     loop {
         // The semaphore is never closed.
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else {
+        let Ok(slot) = Arc::clone(&slots).acquire_owned().await else {
             return;
         };
         let stream = match listener.accept().await {
@@ -142,12 +142,12 @@ async fn serve(listener: TcpListener, key: hmac::Key, policy: Policy) {
                 continue;
             }
         };
-        send_at_once(&stream);
-        let (key, place) = (key.clone(), Arc::new(place));
+        disable_nagle(&stream);
+        let (key, slot) = (key.clone(), Arc::new(slot));
         let serving = async move {
             let service = service_fn(|request| {
-                let answer = answer(request, key.clone(), policy, Arc::clone(&place));
-                async { Ok::<_, Infallible>(answer.await) }
+                let response = respond(request, key.clone(), policy, Arc::clone(&slot));
+                async { Ok::<_, Infallible>(response.await) }
             });
             let served = http1::Builder::new()
                 .timer(TokioTimer::new())
@@ -164,37 +164,37 @@ async fn serve(listener: TcpListener, key: hmac::Key, policy: Policy) {
     }
 }
 
-/// Connects to the server and copies bytes both ways. Holds `place` until the end.
-async fn answer<P: Send + 'static>(
+/// Connects to the server and copies bytes both ways. Holds `slot` until the end.
+async fn respond<P: Send + 'static>(
     request: Request<Incoming>,
     key: hmac::Key,
     policy: Policy,
-    place: P,
+    slot: P,
 ) -> Response<String> {
     let server = match connect(&request, &key, &policy).await {
         Ok(server) => server,
         Err(refusal) => {
-            let why = chain(&refusal);
-            tracing::warn!(%why, "rejected a connection of Helm");
+            let problem = chain(&refusal);
+            tracing::warn!(why = %problem, "rejected a connection of Helm");
             let mut response = Response::new(String::new());
             *response.status_mut() = refusal.status();
             // Helm shows nothing else of the answer.
-            if let Ok(reason) = ReasonPhrase::try_from(why.into_bytes()) {
+            if let Ok(reason) = ReasonPhrase::try_from(problem.into_bytes()) {
                 response.extensions_mut().insert(reason);
             }
             return response;
         }
     };
-    let carrying = async move {
+    let copying = async move {
         let upgraded = hyper::upgrade::on(request).await;
         // Without hyper's wrapper, which has a lock and small buffers.
         let helm = upgraded.map(Upgraded::downcast::<TokioIo<TcpStream>>);
         if let Ok(Ok(helm)) = helm {
-            carry(helm.io.into_inner(), &helm.read_buf, server).await;
+            copy_both_ways(helm.io.into_inner(), &helm.read_buf, server).await;
         }
-        drop(place);
+        drop(slot);
     };
-    tokio::spawn(carrying.in_current_span());
+    tokio::spawn(copying.in_current_span());
     Response::new(String::new())
 }
 
@@ -202,70 +202,70 @@ async fn connect(
     request: &Request<Incoming>,
     key: &hmac::Key,
     policy: &Policy,
-) -> Result<TcpStream, Refusal> {
+) -> Result<TcpStream, TunnelRefusal> {
     if request.method() != Method::CONNECT {
-        return Err(Refusal::Method);
+        return Err(TunnelRefusal::Method);
     }
-    let authority = request.uri().authority().ok_or(Refusal::Elsewhere)?;
-    let port = authority.port_u16().ok_or(Refusal::Elsewhere)?;
+    let authority = request.uri().authority().ok_or(TunnelRefusal::Elsewhere)?;
+    let port = authority.port_u16().ok_or(TunnelRefusal::Elsewhere)?;
     let host = authority.host().trim_matches(['[', ']']);
-    let given = request.headers().get(PROXY_AUTHORIZATION);
-    let given = given.and_then(|given| given.to_str().ok());
-    if !given.is_some_and(|given| is_for(given, key, &target(host, port))) {
-        return Err(Refusal::Elsewhere);
+    let authorization = request.headers().get(PROXY_AUTHORIZATION);
+    let authorization = authorization.and_then(|authorization| authorization.to_str().ok());
+    if !authorization.is_some_and(|authorization| is_for(authorization, key, &target(host, port))) {
+        return Err(TunnelRefusal::Elsewhere);
     }
     dial(host, port, policy).await
 }
 
 /// Whether the credential is the one for this target.
 fn is_for(authorization: &str, key: &hmac::Key, target: &str) -> bool {
-    let given = authorization.strip_prefix("Basic ");
-    let given = given.and_then(|given| STANDARD.decode(given).ok());
-    let given = given.and_then(|given| String::from_utf8(given).ok());
-    let tag = given.as_deref().and_then(|given| {
-        let (_user, password) = given.split_once(':')?;
+    let credential = authorization.strip_prefix("Basic ");
+    let credential = credential.and_then(|credential| STANDARD.decode(credential).ok());
+    let credential = credential.and_then(|credential| String::from_utf8(credential).ok());
+    let tag = credential.as_deref().and_then(|credential| {
+        let (_user, password) = credential.split_once(':')?;
         URL_SAFE_NO_PAD.decode(password).ok()
     });
     tag.is_some_and(|tag| hmac::verify(key, target.as_bytes(), &tag).is_ok())
 }
 
-async fn dial(host: &str, port: u16, policy: &Policy) -> Result<TcpStream, Refusal> {
-    let addresses = judged_addresses(host, port, policy).await?;
+async fn dial(host: &str, port: u16, policy: &Policy) -> Result<TcpStream, TunnelRefusal> {
+    let addresses = permitted_addresses(host, port, policy).await?;
     let connecting = tokio::time::timeout(DEADLINE, TcpStream::connect(&*addresses)).await;
     let connected = connecting.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
-    let server = connected.map_err(|source| Refusal::Unreachable {
+    let server = connected.map_err(|source| TunnelRefusal::Unreachable {
         host: host.to_owned(),
         source,
     })?;
-    send_at_once(&server);
+    disable_nagle(&server);
     Ok(server)
 }
 
 /// Otherwise each request of Helm waits up to 40 ms for a delayed acknowledgement.
-fn send_at_once(stream: &TcpStream) {
+fn disable_nagle(stream: &TcpStream) {
     drop(stream.set_nodelay(true));
 }
 
 /// The addresses of a name. If the policy refuses one of them, it refuses the name.
-pub(super) async fn judged_addresses(
+pub(super) async fn permitted_addresses(
     host: &str,
     port: u16,
     policy: &Policy,
-) -> Result<Vec<SocketAddr>, Refusal> {
+) -> Result<Vec<SocketAddr>, TunnelRefusal> {
     let name = || host.to_owned();
-    let found = tokio::time::timeout(DEADLINE, lookup_host((host, port))).await;
-    let found = found.map_err(|_| Refusal::Slow { host: name() })?;
-    let found = found.map_err(|source| Refusal::Unresolved {
+    let resolved = tokio::time::timeout(DEADLINE, lookup_host((host, port))).await;
+    let resolved = resolved.map_err(|_| TunnelRefusal::Slow { host: name() })?;
+    let resolved = resolved.map_err(|source| TunnelRefusal::Unresolved {
         host: name(),
         source,
     })?;
-    let addresses: Vec<SocketAddr> = found.collect();
+    let addresses: Vec<SocketAddr> = resolved.collect();
     let refused = addresses.iter().find_map(|address| {
         let ip = address.ip();
         Some((ip, refused_address(ip, policy)?))
     });
     match refused {
-        Some((ip, remedy)) => Err(Refusal::Address {
+        Some((ip, remedy)) => Err(TunnelRefusal::Address {
             host: name(),
             ip,
             remedy,
@@ -275,7 +275,7 @@ pub(super) async fn judged_addresses(
 }
 
 /// Until either side ends: TLS needs no half of a connection. `early` came from Helm with its request.
-async fn carry(mut helm: TcpStream, early: &[u8], mut server: TcpStream) {
+async fn copy_both_ways(mut helm: TcpStream, early: &[u8], mut server: TcpStream) {
     let ((from_helm, mut to_helm), (from_server, mut to_server)) = (helm.split(), server.split());
     let mut from_helm = BufReader::with_capacity(BUFFER, early.chain(from_helm));
     let mut from_server = BufReader::with_capacity(BUFFER, from_server);
@@ -313,7 +313,7 @@ mod tests {
     }
 
     /// The head of the answer, and the connection.
-    async fn ask(tunnels: &Tunnels, request: &str) -> (String, TcpStream) {
+    async fn send(tunnels: &Tunnels, request: &str) -> (String, TcpStream) {
         let mut stream = TcpStream::connect(tunnels.address).await.unwrap();
         stream.write_all(request.as_bytes()).await.unwrap();
         let mut head = Vec::new();
@@ -334,62 +334,65 @@ mod tests {
         let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = server.local_addr().unwrap().port();
         let tunnels = Tunnels::start(loopback()).await.unwrap();
-        let pass = authorization(&tunnels.url(&authority("localhost", port)));
-        let request = connect_to(&format!("LOCALHOST:{port}"), &pass);
-        let (head, mut helm) = ask(&tunnels, &request).await;
+        let authorization_header = authorization(&tunnels.url(&authority("localhost", port)));
+        let request = connect_to(&format!("LOCALHOST:{port}"), &authorization_header);
+        let (head, mut helm) = send(&tunnels, &request).await;
         assert!(head.starts_with("HTTP/1.1 200"), "{head}");
-        let (mut there, _) = server.accept().await.unwrap();
-        let mut word = [0; 5];
+        let (mut upstream, _) = server.accept().await.unwrap();
+        let mut bytes = [0; 5];
         helm.write_all(b"hello").await.unwrap();
-        there.read_exact(&mut word).await.unwrap();
-        assert_eq!(&word, b"hello");
-        there.write_all(b"world").await.unwrap();
-        helm.read_exact(&mut word).await.unwrap();
-        assert_eq!(&word, b"world");
+        upstream.read_exact(&mut bytes).await.unwrap();
+        assert_eq!(&bytes, b"hello");
+        upstream.write_all(b"world").await.unwrap();
+        helm.read_exact(&mut bytes).await.unwrap();
+        assert_eq!(&bytes, b"world");
         drop(helm);
-        assert_eq!(there.read(&mut [0]).await.unwrap(), 0, "ended with Helm");
+        assert_eq!(upstream.read(&mut [0]).await.unwrap(), 0, "ended with Helm");
     }
 
     #[tokio::test]
     async fn helm_reaches_no_other_server() {
         let tunnels = Tunnels::start(loopback()).await.unwrap();
-        let other = Tunnels::start(loopback()).await.unwrap();
+        let other_tunnels = Tunnels::start(loopback()).await.unwrap();
         let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = server.local_addr().unwrap().port();
-        let (here, there) = (format!("127.0.0.1:{port}"), "127.0.0.1:1");
-        let pass = authorization(&tunnels.url(&authority("127.0.0.1", port)));
-        let foreign = authorization(&other.url(&authority("127.0.0.1", port)));
+        let (here, elsewhere) = (format!("127.0.0.1:{port}"), "127.0.0.1:1");
+        let authorization_header = authorization(&tunnels.url(&authority("127.0.0.1", port)));
+        let foreign = authorization(&other_tunnels.url(&authority("127.0.0.1", port)));
         for (request, answer) in [
-            (connect_to(there, &pass), "403 the kubeconfig"),
+            (
+                connect_to(elsewhere, &authorization_header),
+                "403 the kubeconfig",
+            ),
             (connect_to(&here, &foreign), "403 the kubeconfig"),
             (connect_to(&here, "Basic aGVsbTo="), "403 the kubeconfig"),
             (connect_to(&here, ""), "403 the kubeconfig"),
             (
                 format!(
-                    "GET http://{here}/ HTTP/1.1\r\nHost: {here}\r\nProxy-Authorization: {pass}\r\n\r\n"
+                    "GET http://{here}/ HTTP/1.1\r\nHost: {here}\r\nProxy-Authorization: {authorization_header}\r\n\r\n"
                 ),
                 "405 only CONNECT",
             ),
         ] {
-            let (head, _) = ask(&tunnels, &request).await;
+            let (head, _) = send(&tunnels, &request).await;
             let expected = format!("HTTP/1.1 {answer}");
             assert!(head.starts_with(&expected), "{request}{head}");
         }
         // The first that the server sees is the one that is allowed.
-        let (head, mut helm) = ask(&tunnels, &connect_to(&here, &pass)).await;
+        let (head, mut helm) = send(&tunnels, &connect_to(&here, &authorization_header)).await;
         assert!(head.starts_with("HTTP/1.1 200"), "{head}");
         helm.write_all(b"hello").await.unwrap();
         let (mut first, _) = server.accept().await.unwrap();
-        let mut word = [0; 5];
-        first.read_exact(&mut word).await.unwrap();
-        assert_eq!(&word, b"hello");
+        let mut bytes = [0; 5];
+        first.read_exact(&mut bytes).await.unwrap();
+        assert_eq!(&bytes, b"hello");
     }
 
     #[tokio::test]
     async fn names_of_forbidden_addresses_are_refused() {
         let tunnels = Tunnels::start(Policy::default()).await.unwrap();
-        let pass = authorization(&tunnels.url(&authority("localhost", 1)));
-        let (head, _) = ask(&tunnels, &connect_to("localhost:1", &pass)).await;
+        let authorization_header = authorization(&tunnels.url(&authority("localhost", 1)));
+        let (head, _) = send(&tunnels, &connect_to("localhost:1", &authorization_header)).await;
         assert!(
             head.starts_with("HTTP/1.1 403 the server's name localhost"),
             "{head}"

@@ -19,7 +19,7 @@ use krypton_runtime::work_queue::{Outcome, WorkQueue};
 use krypton_types::conditions::Phase;
 use krypton_types::error_chain::chain;
 use krypton_types::names;
-use krypton_types::placed_tenant::{is_held, place};
+use krypton_types::placed_tenant::{has_placed_finalizer, recorded_placement};
 use krypton_types::tenant::TenantKey;
 use kube::api::{Api, Patch, PatchParams};
 use kube::core::DeserializeGuard;
@@ -31,60 +31,62 @@ use tokio_util::sync::CancellationToken;
 use tracing::field::Empty;
 use tracing::{Instrument as _, Span};
 
-use super::concerns::{Concerns, recorded_with};
-use super::placement::{self, Deletion, Step, Verdict};
+use super::index::{TenantIndex, members_in_conditions};
+use super::placement::{self, PlacementDecision, PlacementStep, TenantDeletionCause};
 use crate::leader::Leader;
-use crate::leader::home_writer::{self, HomeWrites, PACE, Wrote};
-use crate::members::placement_orders::Placements;
-use crate::members::tenant_reports::{Dirty, Heard, Reports, START_GRACE};
-use crate::tenants::placement_orders::{CrdSeen, Doubted, Placing};
-use crate::tenants::status::{Memory, Now, Rules, decide, misses};
+use crate::leader::home_writer::{self, HomeWrites, MIN_WRITE_INTERVAL, WriteOutcome};
+use crate::members::placement_orders::PlacementOrders;
+use crate::members::tenant_reports::{DirtyTenants, ReportedView, START_GRACE, TenantReports};
+use crate::tenants::placement_orders::{CrdObservation, PlacementPlanner, UnverifiedDeletions};
+use crate::tenants::status::{
+    DecisionMemory, DecisionTime, TenantSettings, decide, may_have_unnamed,
+};
 
 /// Minimum interval between two checks that write nothing. Many reports change nothing here.
-const LOOK_EVERY: Duration = Duration::from_millis(250);
+const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 /// Throttle for each scanned member. In a fleet of 5,000, a Tenant with unnamed members is checked every 5
 /// s.
-const SCAN_EACH: Duration = Duration::from_micros(500);
+const SCAN_COST: Duration = Duration::from_micros(500);
 /// Maximum number of status writes in flight. Others wait, and a later report replaces an earlier one.
 const WRITERS: usize = 8;
 /// Tenants and reports that one iteration of the loop examines before it yields.
-const STEPS: usize = 4_096;
+const STEPS_MAX: usize = 4_096;
 
 /// Retry interval after home's CRD dropped `status.placement`.
-const RECORD_AGAIN: Duration = Duration::from_secs(600);
+const RECORD_RETRY: Duration = Duration::from_secs(600);
 
 /// One of home's Tenants.
 #[derive(Debug)]
-struct Slot {
+struct TenantEntry {
     tenant: Arc<Tenant>,
-    memory: Memory,
+    memory: DecisionMemory,
     /// The last written `status.nextSteps`. A CRD with an earlier schema drops it.
-    wrote_next: Option<Vec<NextStep>>,
+    written_next_steps: Option<Vec<NextStep>>,
 }
 
-impl Slot {
+impl TenantEntry {
     fn new(tenant: Arc<Tenant>) -> Self {
         Self {
             tenant,
-            memory: Memory::default(),
-            wrote_next: None,
+            memory: DecisionMemory::default(),
+            written_next_steps: None,
         }
     }
 
-    /// Returns whether the recorded status equals `status`, apart from a `next` that the CRD dropped.
-    fn says(&self, status: &TenantStatus) -> bool {
+    /// Returns whether the recorded status equals `status`, apart from `nextSteps` that the CRD dropped.
+    fn is_recorded(&self, status: &TenantStatus) -> bool {
         let recorded = self.tenant.status.as_ref();
-        let wrote = self.wrote_next.as_ref() == Some(&status.next_steps);
-        let but_for_next = |recorded: &TenantStatus| {
-            let next = status.next_steps.clone();
-            wrote
+        let wrote_steps = self.written_next_steps.as_ref() == Some(&status.next_steps);
+        let equals_without_steps = |recorded: &TenantStatus| {
+            let next_steps = status.next_steps.clone();
+            wrote_steps
                 && recorded.next_steps.is_empty()
                 && (TenantStatus {
-                    next_steps: next,
+                    next_steps,
                     ..recorded.clone()
                 }) == *status
         };
-        recorded.is_some_and(|recorded| recorded == status || but_for_next(recorded))
+        recorded.is_some_and(|recorded| recorded == status || equals_without_steps(recorded))
     }
 
     fn version(&self) -> Option<&String> {
@@ -94,179 +96,189 @@ impl Slot {
 
 /// A write to a Tenant.
 #[derive(Debug)]
-pub(super) enum Change {
+pub(super) enum TenantWrite {
     Status(Box<TenantStatus>),
     /// Place the Tenant on this member: add the finalizer and the annotation.
-    Begin(String),
+    AddFinalizer(String),
     /// Remove the finalizer and the annotation. `orphaned` is the message of the event.
-    End {
+    RemoveFinalizer {
         orphaned: Option<String>,
     },
 }
 
-/// The result of one call of `next`.
+/// The result of [`TenantStore::next_write`].
 #[derive(Debug)]
-pub(super) enum Turn {
-    Write(TenantKey, Arc<Tenant>, Change),
+pub(super) enum NextWrite {
+    Write(TenantKey, Arc<Tenant>, TenantWrite),
     /// More Tenants are due after other tasks ran.
     Yield,
-    Rest,
+    Idle,
 }
 
 /// Home's Tenants, and the set of Tenants to check.
 #[derive(Debug)]
 pub(super) struct TenantStore {
     /// `Some` if the hub places Tenants.
-    placing: Option<Placing>,
+    planner: Option<PlacementPlanner>,
     /// Until this time, the hub assumes that home's CRD drops `status.placement`.
-    no_records: Option<BootTime>,
-    slots: BTreeMap<TenantKey, Slot>,
+    record_dropped_until: Option<BootTime>,
+    entries: BTreeMap<TenantKey, TenantEntry>,
     listed: BTreeSet<TenantKey>,
     /// Whether the list is complete.
     synced: bool,
     /// Whether home does not serve Tenants, because a user has deleted their CRD. Empty orders are published then: the
     /// reconciler that creates the CRD again may wait for them, and an absent order has no effect.
-    absent: bool,
+    crd_absent: bool,
     queue: WorkQueue<TenantKey>,
     /// The Tenants that concern a member name or a cluster UID.
-    index: Concerns,
+    index: TenantIndex,
     /// Tenants with unnamed members, known only as a count. Any member may be one of them.
-    missing: BTreeSet<TenantKey>,
+    with_unnamed: BTreeSet<TenantKey>,
     /// Number of decisions so far.
-    decided: u64,
+    decisions: u64,
 }
 
 impl Default for TenantStore {
     fn default() -> Self {
         Self {
-            placing: None,
-            no_records: None,
-            slots: BTreeMap::new(),
+            planner: None,
+            record_dropped_until: None,
+            entries: BTreeMap::new(),
             listed: BTreeSet::new(),
             synced: false,
-            absent: false,
+            crd_absent: false,
             queue: home_writer::queue(WRITERS),
-            index: Concerns::default(),
-            missing: BTreeSet::new(),
-            decided: 0,
+            index: TenantIndex::default(),
+            with_unnamed: BTreeSet::new(),
+            decisions: 0,
         }
     }
 }
 
 /// A completed write.
-struct Written {
-    before: Option<String>,
+struct FinishedWrite {
+    base_version: Option<String>,
     object: Option<Tenant>,
     /// Whether the write was to record the placement.
-    recording: bool,
+    records_placement: bool,
     /// The finalizer was removed, and these objects remain.
     orphaned: Option<String>,
     /// The new phase, if it changed.
     phase: Option<String>,
-    came: Wrote,
+    outcome: WriteOutcome,
 }
 
 /// Reconciles the status of home's Tenants until `stop`, while `lead` confirms that this hub leads. With
 /// `placements`, it also places Tenants on the members that they name.
 pub async fn run(
     client: Client,
-    reports: Arc<Reports>,
-    rules: Rules,
-    placements: Option<Arc<Placements>>,
+    reports: Arc<TenantReports>,
+    settings: TenantSettings,
+    placements: Option<Arc<PlacementOrders>>,
     recorder: EventRecorder,
     mut lead: Leader,
     stop: CancellationToken,
 ) {
     let api: Api<DeserializeGuard<Tenant>> = Api::all(client.clone());
-    let mut events = Watch::of(api, Config::default());
+    let mut watch = Watch::objects(api, Config::default());
     let mut store = TenantStore {
-        placing: placements.map(Placing::new),
+        planner: placements.map(PlacementPlanner::new),
         ..TenantStore::default()
     };
-    let mut writes: KeyedTasks<TenantKey, Written> = KeyedTasks::default();
-    let mut looks: JoinSet<(Doubted, Option<CrdSeen>)> = JoinSet::new();
-    let mut look_next = BootTime::default();
-    let mut led = None;
+    let mut writes: KeyedTasks<TenantKey, FinishedWrite> = KeyedTasks::default();
+    let mut crd_reads: JoinSet<(UnverifiedDeletions, Option<CrdObservation>)> = JoinSet::new();
+    let mut next_crd_read = BootTime::default();
+    let mut last_term = None;
     // Until then, members may still be connecting.
-    let mut patient_until = Some(BootTime(BootTime::now().0 + START_GRACE));
+    let mut startup_grace_until = Some(BootTime(BootTime::now().0 + START_GRACE));
     loop {
         let now = BootTime::now();
-        let leading = lead.writes(now);
+        let leading = lead.may_write(now);
         let leader_term = lead.leader_term().map(|leader_term| leader_term.since);
-        if events.begin(leader_term) {
+        if watch.restart_for_term(leader_term) {
             // A standby's view may be stale: the leader orders and writes nothing based on it.
-            store.unlist();
-            looks = JoinSet::new();
+            store.reset_list();
+            crd_reads = JoinSet::new();
         }
-        if leading && led != leader_term {
+        if leading && last_term != leader_term {
             // Another hub may have written in the interim. Treat the recorded status as after a restart.
-            patient_until = Some(BootTime(now.0 + START_GRACE));
-            store.forget();
-            led = leader_term;
+            startup_grace_until = Some(BootTime(now.0 + START_GRACE));
+            store.reset_memory();
+            last_term = leader_term;
         }
-        store.take_in(reports.take_dirty(now), &reports, &rules);
-        if patient_until.take_if(|until| *until <= now).is_some() {
-            store.touch_all();
+        store.mark_affected(reports.take_dirty(now), &reports, &settings);
+        if startup_grace_until.take_if(|until| *until <= now).is_some() {
+            store.enqueue_all();
         }
-        // Every hub gives orders, because each serves its own members. Only the leader writes their basis.
-        store.give_orders(&reports, events.term());
-        if looks.is_empty()
-            && now >= look_next
-            && let Some(doubted) = store.placing.as_mut().and_then(Placing::doubted)
+        // Every hub publishes orders, because each serves its own members. Only the leader writes their basis.
+        store.publish_orders(&reports, watch.term());
+        if crd_reads.is_empty()
+            && now >= next_crd_read
+            && let Some(unverified) = store
+                .planner
+                .as_mut()
+                .and_then(PlacementPlanner::take_unverified)
         {
-            look_next = BootTime(now.0 + PACE);
-            looks.spawn(look_at_crd(client.clone(), doubted, rules.self_cluster));
+            next_crd_read = BootTime(now.0 + MIN_WRITE_INTERVAL);
+            crd_reads.spawn(read_crd(client.clone(), unverified, settings.self_cluster));
         }
-        let patience = reports.patience_ends();
-        let look = store.placing.as_ref().is_some_and(Placing::is_in_doubt);
-        let look = (look && looks.is_empty()).then_some(look_next);
-        let mut wake = [patient_until, patience, look].into_iter().flatten().min();
-        let mut more = false;
+        let grace_end = reports.next_grace_end();
+        let has_unverified = store
+            .planner
+            .as_ref()
+            .is_some_and(PlacementPlanner::has_unverified);
+        let crd_read = (has_unverified && crd_reads.is_empty()).then_some(next_crd_read);
+        let mut wake = [startup_grace_until, grace_end, crd_read]
+            .into_iter()
+            .flatten()
+            .min();
+        let mut has_more = false;
         if leading {
-            let now = Now {
+            let now = DecisionTime {
                 boot: now,
                 wall: clock::wall(),
-                patient: patient_until.is_some(),
+                in_startup_grace: startup_grace_until.is_some(),
             };
             while store.synced {
-                let (key, tenant, change) = match store.next(&reports, &rules, &lead, now) {
-                    Turn::Write(key, tenant, change) => (key, tenant, change),
-                    Turn::Yield => {
-                        more = true;
+                let next = store.next_write(&reports, &settings, &lead, now);
+                let (key, tenant, write) = match next {
+                    NextWrite::Write(key, tenant, write) => (key, tenant, write),
+                    NextWrite::Yield => {
+                        has_more = true;
                         break;
                     }
-                    Turn::Rest => break,
+                    NextWrite::Idle => break,
                 };
                 let span = span(&key, &tenant);
-                let write = write(client.clone(), key.clone(), tenant, change);
+                let write = send_write(client.clone(), key.clone(), tenant, write);
                 writes.spawn(key, lead.tracked(write.instrument(span)));
             }
-            let wakes = store.queue.wake().filter(|_| store.synced);
-            wake = wake.into_iter().chain(wakes).min();
+            let queue_wake = store.queue.wake().filter(|_| store.synced);
+            wake = wake.into_iter().chain(queue_wake).min();
         }
         tokio::select! {
             () = stop.cancelled() => return,
-            () = tokio::task::yield_now(), if more => {}
+            () = tokio::task::yield_now(), if has_more => {}
             () = reports.changed.notified() => {}
-            decided = lead.changed() => if !decided { return },
-            event = events.next() => match event {
-                Ok(event) => store.see(event, &rules, &reports),
+            election_runs = lead.changed() => if !election_runs { return },
+            event = watch.next() => match event {
+                Ok(event) => store.apply_event(event, &settings, &reports),
                 Err(error) => {
                     tracing::debug!(error = %chain(&error), "failed to watch Tenants on the home cluster; retrying");
-                    store.absent = matches!(&error, watcher::Error::InitialListFailed(kube::Error::Api(status)) if status.code == 404);
+                    store.crd_absent = matches!(&error, watcher::Error::InitialListFailed(kube::Error::Api(status)) if status.code == 404);
                 }
             },
-            Some(looked) = looks.join_next(), if !looks.is_empty() => {
-                if let (Ok((of, deletion)), Some(placing)) = (looked, &mut store.placing) {
-                    store.queue.extend(of.keys().cloned());
-                    placing.told(of, deletion);
+            Some(read) = crd_reads.join_next(), if !crd_reads.is_empty() => {
+                if let (Ok((deletions, crd)), Some(planner)) = (read, &mut store.planner) {
+                    store.queue.extend(deletions.keys().cloned());
+                    planner.record_crd_read(deletions, crd);
                 }
             }
             (key, written) = writes.next() => match written {
                 Ok(written) => {
-                    reports.writes.count(HomeWrites::TENANT, written.came);
+                    reports.writes.count(HomeWrites::TENANT, written.outcome);
                     record_events(&recorder, &written);
-                    store.take_written(key, written, &reports, BootTime::now());
+                    store.finish_write(key, written, &reports, BootTime::now());
                 }
                 Err(error) => {
                     tracing::error!(%error, tenant = %key, "the write of a Tenant panicked");
@@ -280,175 +292,197 @@ pub async fn run(
 
 impl TenantStore {
     /// Starts over with a new list of home's Tenants.
-    fn unlist(&mut self) {
-        (self.synced, self.absent) = (false, false);
-        if let Some(placing) = &mut self.placing {
-            placing.reset();
+    fn reset_list(&mut self) {
+        (self.synced, self.crd_absent) = (false, false);
+        if let Some(planner) = &mut self.planner {
+            planner.reset();
         }
     }
 
     /// Publishes the orders that follow from changes. Does nothing until the list of home's Tenants from
-    /// term `of` is complete, or home does not serve Tenants.
-    fn give_orders(&mut self, reports: &Reports, of: Option<BootTime>) {
-        let read = self.synced || self.absent;
-        let Some(placing) = self.placing.as_mut().filter(|_| read) else {
+    /// this term is complete, or home does not serve Tenants.
+    fn publish_orders(&mut self, reports: &TenantReports, term: Option<BootTime>) {
+        let is_read = self.synced || self.crd_absent;
+        let Some(planner) = self.planner.as_mut().filter(|_| is_read) else {
             return;
         };
         let Some(targets) = reports.targets() else {
             return;
         };
-        placing.placements.read_in(of);
-        // Tenants that a standby saw earlier may be gone. The next list touches all of them.
-        let slots = self.synced.then_some(&self.slots);
-        let tenant = |key: &TenantKey| slots?.get(key).map(|slot| &*slot.tenant);
-        let news = placing.give(tenant, &targets);
-        self.touch(news);
+        planner.placements.read_in(term);
+        // Tenants that a standby saw earlier may be gone. The next list marks all of them.
+        let entries = self.synced.then_some(&self.entries);
+        let tenant = |key: &TenantKey| entries?.get(key).map(|entry| &*entry.tenant);
+        let affected = planner.publish(tenant, &targets);
+        self.enqueue(affected);
     }
 
     /// Returns the placement step for a Tenant, and its condition `Placed`.
-    fn placement(&self, key: &TenantKey, tenant: &Tenant, heard: &Heard, now: BootTime) -> Verdict {
-        let targets = heard.targets.as_deref();
-        let member = placement::member(tenant, targets).unwrap_or_default();
-        let placing = self.placing.as_ref();
-        let said = placing.and_then(|placing| placing.placements.said(member, key));
-        let view = placement::View {
-            place: placing.is_some(),
-            records: self.no_records.is_none_or(|until| until <= now),
+    fn placement(
+        &self,
+        key: &TenantKey,
+        tenant: &Tenant,
+        view: &ReportedView,
+        now: BootTime,
+    ) -> PlacementDecision {
+        let targets = view.targets.as_deref();
+        let member = placement::current_member(tenant, targets).unwrap_or_default();
+        let planner = self.planner.as_ref();
+        let report = planner.and_then(|planner| planner.placements.latest_report(member, key));
+        let input = placement::PlacementInput {
+            enabled: planner.is_some(),
+            crd_keeps_record: self.record_dropped_until.is_none_or(|until| until <= now),
             targets,
-            silent: placement::silent(heard, member),
-            said: said.as_ref().map(|said| &said.report),
-            left_out: placing.is_some_and(|placing| placing.is_left_out(member, key)),
-            deletion: placing.map_or(Deletion::NotKnown, |placing| placing.deletion(key, tenant)),
+            silence: placement::silence(view, member),
+            report: report.as_ref().map(|stored| &stored.report),
+            exceeds_limit: planner.is_some_and(|planner| planner.exceeds_limit(member, key)),
+            deletion: planner.map_or(TenantDeletionCause::Unknown, |planner| {
+                planner.deletion_cause(key, tenant)
+            }),
         };
-        placement::decide(tenant, &view)
+        placement::decide(tenant, &input)
     }
 
     /// Checks due Tenants, and returns the first write.
-    pub(super) fn next(
+    pub(super) fn next_write(
         &mut self,
-        reports: &Reports,
-        rules: &Rules,
+        reports: &TenantReports,
+        settings: &TenantSettings,
         lead: &Leader,
-        now: Now,
-    ) -> Turn {
+        now: DecisionTime,
+    ) -> NextWrite {
         let mut steps = 0;
         while self.queue.is_free() {
-            if steps >= STEPS {
-                return Turn::Yield;
+            if steps >= STEPS_MAX {
+                return NextWrite::Yield;
             }
             let Some(key) = self.queue.pop(now.boot) else {
                 break;
             };
             steps += 1;
-            let Some(slot) = self.slots.get(&key) else {
+            let Some(entry) = self.entries.get(&key) else {
                 continue;
             };
-            let tenant = Arc::clone(&slot.tenant);
+            let tenant = Arc::clone(&entry.tenant);
             let recorded = tenant.status.as_ref();
-            let Some(epoch) = lead.mark(recorded.and_then(|status| status.hub_epoch)) else {
+            let Some(epoch) = lead.epoch_for_write(recorded.and_then(|status| status.hub_epoch))
+            else {
                 // A later leader wrote it. Check it again under a later epoch.
-                self.queue.add_at(key, BootTime(now.boot.0 + PACE));
+                self.queue
+                    .add_at(key, BootTime(now.boot.0 + MIN_WRITE_INTERVAL));
                 continue;
             };
-            let (heard, scanned) = heard(reports, &key, &tenant, &slot.memory, now.boot);
-            steps += heard.said.len() + scanned;
-            let scan = SCAN_EACH.saturating_mul(u32::try_from(scanned).unwrap_or(u32::MAX));
-            self.decided += 1;
-            let mut decision = decide(&tenant, &heard, rules, &slot.memory, now);
-            let verdict = self.placement(&key, &tenant, &heard, now.boot);
+            let (view, scanned) = reported_view(reports, &key, &tenant, &entry.memory, now.boot);
+            steps += view.members.len() + scanned;
+            let scan_pause = SCAN_COST.saturating_mul(u32::try_from(scanned).unwrap_or(u32::MAX));
+            self.decisions += 1;
+            let mut decision = decide(&tenant, &view, settings, &entry.memory, now);
+            let placement = self.placement(&key, &tenant, &view, now.boot);
             let generation = tenant.metadata.generation.unwrap_or_default();
-            let placed = verdict.placed.as_ref();
-            placement::put(&mut decision.status, placed, generation, now.wall);
-            if verdict.place.is_some() {
-                decision.status.placement = verdict.place;
+            let placed = placement.condition.as_ref();
+            placement::set_condition(&mut decision.status, placed, generation, now.wall);
+            if placement.placement.is_some() {
+                decision.status.placement = placement.placement;
             }
-            let Some(slot) = self.slots.get_mut(&key) else {
+            let Some(entry) = self.entries.get_mut(&key) else {
                 continue;
             };
-            if decision.memory.misses_some() {
-                self.missing.insert(key.clone());
+            if decision.memory.has_unnamed() {
+                self.with_unnamed.insert(key.clone());
             } else {
-                self.missing.remove(&key);
+                self.with_unnamed.remove(&key);
             }
-            slot.memory = decision.memory;
-            let change = match verdict.step {
-                Step::Begin(member) => Some(Change::Begin(member)),
-                Step::End { orphaned } => Some(Change::End { orphaned }),
-                Step::Nothing if slot.says(&decision.status) => None,
-                Step::Nothing => {
+            entry.memory = decision.memory;
+            let write = match placement.step {
+                PlacementStep::AddFinalizer(member) => Some(TenantWrite::AddFinalizer(member)),
+                PlacementStep::RemoveFinalizer { orphaned } => {
+                    Some(TenantWrite::RemoveFinalizer { orphaned })
+                }
+                PlacementStep::None if entry.is_recorded(&decision.status) => None,
+                PlacementStep::None => {
                     decision.status.hub_epoch = Some(epoch);
-                    slot.wrote_next = Some(decision.status.next_steps.clone());
-                    Some(Change::Status(Box::new(decision.status)))
+                    entry.written_next_steps = Some(decision.status.next_steps.clone());
+                    Some(TenantWrite::Status(Box::new(decision.status)))
                 }
             };
-            let pause = match change {
-                Some(_) => PACE,
-                None => LOOK_EVERY,
+            let pause = match write {
+                Some(_) => MIN_WRITE_INTERVAL,
+                None => CHECK_INTERVAL,
             };
-            if change.is_some() {
+            if write.is_some() {
                 self.queue.start(key.clone());
             }
-            let next = BootTime(now.boot.0 + pause.max(scan));
-            self.queue.delay(key.clone(), next);
+            let not_before = BootTime(now.boot.0 + pause.max(scan_pause));
+            self.queue.delay(key.clone(), not_before);
             if let Some(due) = decision.due {
                 self.queue.add_at(key.clone(), due);
             }
-            if let Some(change) = change {
-                return Turn::Write(key, tenant, change);
+            if let Some(write) = write {
+                return NextWrite::Write(key, tenant, write);
             }
         }
-        Turn::Rest
+        NextWrite::Idle
     }
 
     /// Marks the Tenants that the changed members affect, and no others.
-    pub(super) fn take_in(&mut self, changed: Dirty, reports: &Reports, rules: &Rules) {
+    pub(super) fn mark_affected(
+        &mut self,
+        changed: DirtyTenants,
+        reports: &TenantReports,
+        settings: &TenantSettings,
+    ) {
         if changed.all {
-            self.touch_all();
-            if let Some(placing) = &mut self.placing {
-                placing.touch(self.slots.keys().cloned());
+            self.enqueue_all();
+            if let Some(planner) = &mut self.planner {
+                planner.mark_dirty(self.entries.keys().cloned());
             }
         }
-        self.touch(changed.keys);
+        self.enqueue(changed.keys);
         if changed.all || (changed.members.is_empty() && changed.clusters.is_empty()) {
             return;
         }
-        let mut concerned = BTreeSet::new();
+        let mut affected = BTreeSet::new();
         for uid in &changed.clusters {
-            concerned.extend(self.index.of_cluster(uid));
+            affected.extend(self.index.by_cluster(uid));
         }
         for member in &changed.members {
             // Home itself is a member of each Tenant without `clusterRef`.
-            if **member == *names::SELF_CLUSTER && rules.self_cluster {
-                let own = self
-                    .slots
+            if **member == *names::SELF_CLUSTER && settings.self_cluster {
+                let without_ref = self
+                    .entries
                     .iter()
-                    .filter(|(_, slot)| slot.tenant.names_member().is_none());
-                concerned.extend(own.map(|(key, _)| key.clone()));
+                    .filter(|(_, entry)| entry.tenant.referenced_member().is_none());
+                affected.extend(without_ref.map(|(key, _)| key.clone()));
             }
-            concerned.extend(self.index.of_member(member));
-            concerned.extend(reports.reported_by(member));
+            affected.extend(self.index.by_member(member));
+            affected.extend(reports.reported_by(member));
         }
         if !changed.members.is_empty() {
-            concerned.extend(self.missing.iter().cloned());
+            affected.extend(self.with_unnamed.iter().cloned());
         }
-        if let Some(placing) = &mut self.placing {
-            placing.touch(
-                concerned
+        if let Some(planner) = &mut self.planner {
+            planner.mark_dirty(
+                affected
                     .iter()
-                    .filter(|key| self.slots.contains_key(key))
+                    .filter(|key| self.entries.contains_key(key))
                     .cloned(),
             );
         }
-        self.touch(concerned);
+        self.enqueue(affected);
     }
 
     /// Returns the number of decisions so far.
-    pub(super) fn decided(&self) -> u64 {
-        self.decided
+    pub(super) fn decisions(&self) -> u64 {
+        self.decisions
     }
 
     /// Simulates a write that completes before any other event.
-    pub(super) fn was_written(&mut self, key: &TenantKey, object: Tenant, reports: &Reports) {
+    pub(super) fn simulate_write(
+        &mut self,
+        key: &TenantKey,
+        object: Tenant,
+        reports: &TenantReports,
+    ) {
         let due = self.queue.due_at(key);
         self.put(key.clone(), object, reports);
         let now = BootTime::default();
@@ -459,206 +493,226 @@ impl TenantStore {
         }
     }
 
-    fn touch(&mut self, keys: BTreeSet<TenantKey>) {
-        let here = keys.into_iter().filter(|key| self.slots.contains_key(key));
-        self.queue.extend(here);
+    fn enqueue(&mut self, keys: BTreeSet<TenantKey>) {
+        let existing = keys
+            .into_iter()
+            .filter(|key| self.entries.contains_key(key));
+        self.queue.extend(existing);
     }
 
-    fn touch_all(&mut self) {
-        self.queue.extend(self.slots.keys().cloned());
+    fn enqueue_all(&mut self) {
+        self.queue.extend(self.entries.keys().cloned());
     }
 
     /// Discards the memory of earlier decisions.
-    fn forget(&mut self) {
-        for slot in self.slots.values_mut() {
-            slot.memory = Memory::default();
-            slot.wrote_next = None;
+    fn reset_memory(&mut self) {
+        for entry in self.entries.values_mut() {
+            entry.memory = DecisionMemory::default();
+            entry.written_next_steps = None;
         }
-        self.touch_all();
+        self.enqueue_all();
     }
 
-    fn see(&mut self, event: Event<DeserializeGuard<Tenant>>, rules: &Rules, reports: &Reports) {
+    fn apply_event(
+        &mut self,
+        event: Event<DeserializeGuard<Tenant>>,
+        settings: &TenantSettings,
+        reports: &TenantReports,
+    ) {
         // The reconciler of the home cluster reports a Tenant that does not decode.
-        let read = |guard: DeserializeGuard<Tenant>| {
+        let decode = |guard: DeserializeGuard<Tenant>| {
             let mut tenant = guard.0.ok()?;
             // Managed fields are larger than the rest of the object, and unused here.
             tenant.metadata.managed_fields = None;
             let key = tenant_key(&tenant.metadata)?;
-            let ours = rules
+            let is_watched = settings
                 .namespaces
                 .as_ref()
-                .is_none_or(|found| found.contains(&key.namespace));
-            ours.then_some((key, tenant))
+                .is_none_or(|namespaces| namespaces.contains(&key.namespace));
+            is_watched.then_some((key, tenant))
         };
         match event {
             Event::Init => {
                 self.listed.clear();
-                self.absent = false;
+                self.crd_absent = false;
             }
             Event::InitApply(guard) | Event::Apply(guard) => {
-                if let Some((key, tenant)) = read(guard) {
+                if let Some((key, tenant)) = decode(guard) {
                     self.listed.insert(key.clone());
                     self.put(key, tenant, reports);
                 }
             }
             Event::InitDone => {
                 let listed = std::mem::take(&mut self.listed);
-                let gone = self.slots.keys().filter(|key| !listed.contains(key));
-                if let Some(placing) = &mut self.placing {
-                    placing.touch(gone.clone().cloned());
+                let gone = self.entries.keys().filter(|key| !listed.contains(key));
+                if let Some(planner) = &mut self.planner {
+                    planner.mark_dirty(gone.clone().cloned());
                 }
                 let gone: Vec<_> = gone.cloned().collect();
                 for key in gone {
-                    self.drop_slot(&key);
+                    self.remove(&key);
                 }
                 self.synced = true;
                 let summarised = self
-                    .slots
+                    .entries
                     .iter()
-                    .filter(|(_, slot)| is_summary(&slot.tenant));
-                reports.summarise_only(summarised.map(|(key, _)| key.clone()).collect());
+                    .filter(|(_, entry)| has_summary(&entry.tenant));
+                reports.set_summarised(summarised.map(|(key, _)| key.clone()).collect());
             }
             Event::Delete(guard) => {
-                if let Some((key, _)) = read(guard) {
-                    self.drop_slot(&key);
-                    reports.summarised(&key, false);
-                    if let Some(placing) = &mut self.placing {
-                        placing.touch([key]);
+                if let Some((key, _)) = decode(guard) {
+                    self.remove(&key);
+                    reports.set_is_summarised(&key, false);
+                    if let Some(planner) = &mut self.planner {
+                        planner.mark_dirty([key]);
                     }
                 }
             }
         }
     }
 
-    pub(super) fn put(&mut self, key: TenantKey, tenant: Tenant, reports: &Reports) {
+    pub(super) fn put(&mut self, key: TenantKey, tenant: Tenant, reports: &TenantReports) {
         if self.synced {
-            reports.summarised(&key, is_summary(&tenant));
+            reports.set_is_summarised(&key, has_summary(&tenant));
         }
         let tenant = Arc::new(tenant);
-        let before = self.slots.get(&key).map(|slot| Arc::clone(&slot.tenant));
-        self.index.follow(&key, before.as_deref(), Some(&tenant));
+        let previous = self
+            .entries
+            .get(&key)
+            .map(|entry| Arc::clone(&entry.tenant));
+        self.index.update(&key, previous.as_deref(), Some(&tenant));
         self.queue.add(key.clone());
-        if let Some(placing) = &mut self.placing {
-            placing.touch([key.clone()]);
+        if let Some(planner) = &mut self.planner {
+            planner.mark_dirty([key.clone()]);
         }
-        match self.slots.get_mut(&key) {
+        match self.entries.get_mut(&key) {
             // The Tenant was recreated: the memory belongs to its predecessor.
-            Some(slot) if slot.tenant.metadata.uid != tenant.metadata.uid => {
-                *slot = Slot::new(tenant);
+            Some(entry) if entry.tenant.metadata.uid != tenant.metadata.uid => {
+                *entry = TenantEntry::new(tenant);
                 self.queue.reset(&key);
             }
-            Some(slot) => slot.tenant = tenant,
+            Some(entry) => entry.tenant = tenant,
             None => {
-                self.slots.insert(key, Slot::new(tenant));
+                self.entries.insert(key, TenantEntry::new(tenant));
             }
         }
     }
 
-    fn drop_slot(&mut self, key: &TenantKey) {
-        if let Some(slot) = self.slots.remove(key) {
-            self.index.follow(key, Some(&slot.tenant), None);
-            self.missing.remove(key);
+    fn remove(&mut self, key: &TenantKey) {
+        if let Some(entry) = self.entries.remove(key) {
+            self.index.update(key, Some(&entry.tenant), None);
+            self.with_unnamed.remove(key);
         }
         self.queue.forget(key);
     }
 
     /// Stores the written object, unless the watch has delivered a newer one.
-    fn take_written(&mut self, key: TenantKey, written: Written, reports: &Reports, now: BootTime) {
+    fn finish_write(
+        &mut self,
+        key: TenantKey,
+        written: FinishedWrite,
+        reports: &TenantReports,
+        now: BootTime,
+    ) {
         // After a conflict or a success, check again after the throttle.
-        let outcome = match written.came {
-            Wrote::Failed => Outcome::Failed,
-            Wrote::Ok | Wrote::Conflict => Outcome::Again(now),
+        let outcome = match written.outcome {
+            WriteOutcome::Failed => Outcome::Failed,
+            WriteOutcome::Ok | WriteOutcome::Conflict => Outcome::Again(now),
         };
         self.queue.done(&key, outcome, now, chance::random());
-        let Some(slot) = self.slots.get_mut(&key) else {
+        let Some(entry) = self.entries.get_mut(&key) else {
             return self.queue.forget(&key);
         };
         if written.object.is_none() {
-            slot.wrote_next = None;
+            entry.written_next_steps = None;
         }
-        if let Some(object) = written.object.as_ref().filter(|_| written.recording) {
-            match place(object) {
+        if let Some(object) = written
+            .object
+            .as_ref()
+            .filter(|_| written.records_placement)
+        {
+            match recorded_placement(object) {
                 // The next step writes no status, so the throttle does not apply. A user waits for it.
-                Some(_) if !is_held(object) => self.queue.reset(&key),
+                Some(_) if !has_placed_finalizer(object) => self.queue.reset(&key),
                 Some(_) => {}
-                None => self.no_records = Some(BootTime(now.0 + RECORD_AGAIN)),
+                None => self.record_dropped_until = Some(BootTime(now.0 + RECORD_RETRY)),
             }
         }
         // Otherwise, the watch has delivered a newer object.
-        let newest = slot.version() == written.before.as_ref();
-        if let Some(object) = written.object.filter(|_| newest) {
+        let is_newest = entry.version() == written.base_version.as_ref();
+        if let Some(object) = written.object.filter(|_| is_newest) {
             self.put(key, object, reports);
         }
     }
 }
 
 /// Records the events of a write after it succeeded. A rejected write is retried.
-fn record_events(recorder: &EventRecorder, written: &Written) {
+fn record_events(recorder: &EventRecorder, written: &FinishedWrite) {
     let Some(tenant) = &written.object else {
         return;
     };
-    let orphaned = written.orphaned.as_deref().map(orphaned);
-    let phase = written.phase.as_deref().map(phase_set);
+    let orphaned = written.orphaned.as_deref().map(orphaned_event);
+    let phase = written.phase.as_deref().map(phase_event);
     for event in orphaned.into_iter().chain(phase) {
-        recorder.tell(tenant.object_ref(&()), event);
+        recorder.record_event(tenant.object_ref(&()), event);
     }
 }
 
 /// Returns the reports that decide a Tenant's status, and the number of other members that the decision
 /// looks up.
-fn heard(
-    reports: &Reports,
+fn reported_view(
+    reports: &TenantReports,
     key: &TenantKey,
     tenant: &Tenant,
-    memory: &Memory,
+    memory: &DecisionMemory,
     now: BootTime,
-) -> (Heard, usize) {
+) -> (ReportedView, usize) {
     let targets = reports.targets();
-    let sole = placement::sole(tenant, targets.as_deref());
-    let sole = sole.as_ref().map(|sole| sole.name);
-    let recorded = recorded_with(tenant);
-    let mut heard = reports.of(key, sole, recorded.iter().copied(), now);
-    if sole.is_none() && misses(tenant, memory) {
-        heard.strangers = reports.strangers(key, |name| recorded.contains(name));
+    let only_member = placement::only_member(tenant, targets.as_deref());
+    let only_member = only_member.as_ref().map(|only| only.name);
+    let recorded = members_in_conditions(tenant);
+    let mut view = reports.view(key, only_member, recorded.iter().copied(), now);
+    if only_member.is_none() && may_have_unnamed(tenant, memory) {
+        view.others_without = reports.count_without(key, |name| recorded.contains(name));
         // The decision scans the targets twice: here, and to count silent members.
-        let scanned = 2 * heard.targets.as_ref().map_or(0, |targets| targets.len());
-        return (heard, scanned);
+        let scanned = 2 * view.targets.as_ref().map_or(0, |targets| targets.len());
+        return (view, scanned);
     }
-    (heard, 0)
+    (view, 0)
 }
 
-fn is_summary(tenant: &Tenant) -> bool {
+fn has_summary(tenant: &Tenant) -> bool {
     let status = tenant.status.as_ref();
     status.is_some_and(|status| status.summary.is_some())
 }
 
-/// Reads why the Tenants in `of` were deleted. If the CRD is not being deleted, the users deleted the
-/// Tenants.
-async fn look_at_crd(
+/// Reads the CRD to determine why these Tenants were deleted. If the CRD is not being deleted, the users
+/// deleted the Tenants.
+async fn read_crd(
     client: Client,
-    of: Doubted,
+    deletions: UnverifiedDeletions,
     self_cluster: bool,
-) -> (Doubted, Option<CrdSeen>) {
+) -> (UnverifiedDeletions, Option<CrdObservation>) {
     let crds: Api<CustomResourceDefinition> = Api::all(client);
     let request = crds.get_metadata(Tenant::crd_name());
-    let deletion = match call("reading the CRD of Tenants", request).await {
-        Ok(crd) => Some(CrdSeen {
-            deletion: match crd.metadata.deletion_timestamp {
-                None => Deletion::Its,
-                Some(_) if self_cluster => Deletion::OfTheCrd,
-                Some(_) => Deletion::OfTheCrdForGood,
+    let observation = match call("reading the CRD of Tenants", request).await {
+        Ok(crd) => Some(CrdObservation {
+            cause: match crd.metadata.deletion_timestamp {
+                None => TenantDeletionCause::User,
+                Some(_) if self_cluster => TenantDeletionCause::Crd,
+                Some(_) => TenantDeletionCause::CrdWithoutRestore,
             },
-            made: crd.metadata.creation_timestamp.map(|time| time.0),
+            created: crd.metadata.creation_timestamp.map(|time| time.0),
         }),
         Err(error) => {
             tracing::warn!(error = %chain(&error), "deletions of Tenants wait; retrying");
             None
         }
     };
-    (of, deletion)
+    (deletions, observation)
 }
 
-fn phase_set(phase: &str) -> ObjectEvent {
+fn phase_event(phase: &str) -> ObjectEvent {
     ObjectEvent {
         warning: false,
         reason: PHASE_SET,
@@ -666,7 +720,7 @@ fn phase_set(phase: &str) -> ObjectEvent {
     }
 }
 
-fn orphaned(message: &str) -> ObjectEvent {
+fn orphaned_event(message: &str) -> ObjectEvent {
     ObjectEvent {
         warning: true,
         reason: "Orphaned",
@@ -676,32 +730,36 @@ fn orphaned(message: &str) -> ObjectEvent {
 
 /// Returns the span of a write. The member is the one that the Tenant names, or home.
 fn span(key: &TenantKey, tenant: &Tenant) -> Span {
-    let member = tenant.names_member().unwrap_or(names::SELF_CLUSTER);
+    let member = tenant.referenced_member().unwrap_or(names::SELF_CLUSTER);
     let generation = tenant.metadata.generation;
     tracing::error_span!("home", tenant = %key, member, generation, outcome = Empty)
 }
 
 /// Sends one write. It fails with a conflict if the object changed after the decision.
-async fn write(client: Client, key: TenantKey, tenant: Arc<Tenant>, change: Change) -> Written {
+async fn send_write(
+    client: Client,
+    key: TenantKey,
+    tenant: Arc<Tenant>,
+    write: TenantWrite,
+) -> FinishedWrite {
     let api: Api<Tenant> = Api::namespaced(client, &key.namespace);
-    let before = tenant.metadata.resource_version.clone();
-    let recording =
-        matches!(&change, Change::Status(status) if status.placement.as_ref() != place(&tenant));
+    let base_version = tenant.metadata.resource_version.clone();
+    let records_placement = matches!(&write, TenantWrite::Status(status) if status.placement.as_ref() != recorded_placement(&tenant));
     let request = async {
         let params = PatchParams::default();
-        let metadata = |finalizers: Vec<String>, on: Option<&str>| {
-            let annotations = json!({ names::PLACED_ON_ANNOTATION: on });
+        let metadata_patch = |finalizers: Vec<String>, placed_on: Option<&str>| {
+            let annotations = json!({ names::PLACED_ON_ANNOTATION: placed_on });
             Patch::Merge(json!({ "metadata": {
-                "resourceVersion": before,
+                "resourceVersion": base_version,
                 "finalizers": finalizers,
                 "annotations": annotations,
             }}))
         };
         let mut finalizers = tenant.finalizers().to_vec();
-        match &change {
-            Change::Status(status) => {
+        match &write {
+            TenantWrite::Status(status) => {
                 let mut patch = json!({
-                    "metadata": { "resourceVersion": before },
+                    "metadata": { "resourceVersion": base_version },
                     "status": status,
                 });
                 // A merge patch removes only fields that are null.
@@ -713,50 +771,51 @@ async fn write(client: Client, key: TenantKey, tenant: Arc<Tenant>, change: Chan
                 let call = api.patch_status(&key.name, &params, &patch);
                 call.await
             }
-            Change::Begin(member) => {
+            TenantWrite::AddFinalizer(member) => {
                 finalizers.push(names::PLACED_FINALIZER.to_owned());
-                let patch = metadata(finalizers, Some(member));
+                let patch = metadata_patch(finalizers, Some(member));
                 let call = api.patch(&key.name, &params, &patch);
                 call.await
             }
-            Change::End { .. } => {
+            TenantWrite::RemoveFinalizer { .. } => {
                 finalizers.retain(|finalizer| finalizer != names::PLACED_FINALIZER);
-                let patch = metadata(finalizers, None);
+                let patch = metadata_patch(finalizers, None);
                 let call = api.patch(&key.name, &params, &patch);
                 call.await
             }
         }
     };
-    let (object, came) = home_writer::write(format!("writing Tenant {key}"), request).await;
+    let (object, outcome) = home_writer::write(format!("writing Tenant {key}"), request).await;
     let object = object.map(|mut tenant| {
         tenant.metadata.managed_fields = None;
         tenant
     });
-    Span::current().record("outcome", came.name());
-    let phase = match &change {
-        Change::Status(status) => new_phase(tenant.status.as_ref(), status),
-        Change::Begin(_) | Change::End { .. } => None,
+    Span::current().record("outcome", outcome.name());
+    let phase = match &write {
+        TenantWrite::Status(status) => new_phase(tenant.status.as_ref(), status),
+        TenantWrite::AddFinalizer(_) | TenantWrite::RemoveFinalizer { .. } => None,
     };
-    let orphaned = match change {
-        Change::End { orphaned } => orphaned,
-        Change::Status(_) | Change::Begin(_) => None,
+    let orphaned = match write {
+        TenantWrite::RemoveFinalizer { orphaned } => orphaned,
+        TenantWrite::Status(_) | TenantWrite::AddFinalizer(_) => None,
     };
-    Written {
-        before,
+    FinishedWrite {
+        base_version,
         object,
-        recording,
+        records_placement,
         orphaned,
         phase,
-        came,
+        outcome,
     }
 }
 
 /// Returns the phase over all members, if it differs from the recorded one. A new Tenant is Pending.
 fn new_phase(recorded: Option<&TenantStatus>, status: &TenantStatus) -> Option<String> {
     let pending = Phase::Pending.as_str();
-    let before = recorded.and_then(|recorded| recorded.phase.as_deref());
-    let now = status.phase.as_deref();
-    now.filter(|now| *now != before.unwrap_or(pending))
+    let previous = recorded.and_then(|recorded| recorded.phase.as_deref());
+    let phase = status.phase.as_deref();
+    phase
+        .filter(|phase| *phase != previous.unwrap_or(pending))
         .map(str::to_owned)
 }
 

@@ -10,76 +10,76 @@ use krypton_types::names::{
     SELF_CLUSTER,
 };
 use krypton_types::placed_tenant::{
-    PlacedReport, PlacedSpec, PlacedTenant, is_held, place, placed_on,
+    PlacedReport, PlacedSpec, PlacedTenant, has_placed_finalizer, placed_on, recorded_placement,
 };
 use kube::ResourceExt;
 
-use crate::members::tenant_reports::{Heard, Hearing, Target, Targets};
+use crate::members::tenant_reports::{ReportState, ReportedView, Target, Targets};
 
 /// Inputs of a decision, in addition to the Tenant.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct View<'a> {
+pub(super) struct PlacementInput<'a> {
     /// Whether the hub places Tenants.
-    pub(super) place: bool,
+    pub(super) enabled: bool,
     /// Whether home's CRD retains `status.placement`.
-    pub(super) records: bool,
+    pub(super) crd_keeps_record: bool,
     /// `None` until the EdgeClusters are known.
     pub(super) targets: Option<&'a Targets>,
     /// Why the member is silent. `None` if it reports, or is not late yet.
-    pub(super) silent: Option<&'a str>,
-    /// The member's latest report on the order.
-    pub(super) said: Option<&'a PlacedReport>,
-    /// Whether the member has no room for the order.
-    pub(super) left_out: bool,
+    pub(super) silence: Option<&'a str>,
+    /// The member's latest report on the Tenant.
+    pub(super) report: Option<&'a PlacedReport>,
+    /// Whether the order exceeds the limits of the member.
+    pub(super) exceeds_limit: bool,
     /// For a deleted Tenant: the result of the latest read of the CRD.
-    pub(super) deletion: Deletion,
+    pub(super) deletion: TenantDeletionCause,
 }
 
-/// Why home deletes a Tenant. Deleting the CRD deletes all Tenants, which does not request the removal of
+/// Why a Tenant at home is deleted. Deleting the CRD deletes all Tenants, which does not request the removal of
 /// any of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Deletion {
+pub(super) enum TenantDeletionCause {
     #[default]
-    NotKnown,
+    Unknown,
     /// A user deleted this Tenant. The CRD was not being deleted.
-    Its,
+    User,
     /// The CRD is being deleted. Home is a member, and its reconciler backs up the Tenants and recreates
     /// them.
-    OfTheCrd,
+    Crd,
     /// The CRD is being deleted. Home is not a member, so the Tenants are not recreated.
-    OfTheCrdForGood,
+    CrdWithoutRestore,
 }
 
 /// The change to the Tenant at home.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Step {
-    Nothing,
+pub(super) enum PlacementStep {
+    None,
     /// Add the finalizer and the annotation with this member. The hub orders nothing before this.
-    Begin(String),
+    AddFinalizer(String),
     /// Remove the finalizer. `orphaned` describes the objects that remain, and where.
-    End {
+    RemoveFinalizer {
         orphaned: Option<String>,
     },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Verdict {
-    pub(super) step: Step,
-    /// The condition. `None` removes it.
-    pub(super) placed: Option<State>,
+pub(super) struct PlacementDecision {
+    pub(super) step: PlacementStep,
+    /// The condition `Placed`. `None` removes it.
+    pub(super) condition: Option<State>,
     /// The placement to record in the status. It stays there for the lifetime of the Tenant.
-    pub(super) place: Option<TenantPlacement>,
+    pub(super) placement: Option<TenantPlacement>,
 }
 
 /// Why the hub cannot send an order for a placed Tenant.
 #[derive(Debug)]
-enum Away<'a> {
+enum OrderBlocked<'a> {
     /// No EdgeCluster has the name, and no member is the recorded cluster.
-    Left,
+    MemberLeft,
     /// The hub has not reached the member of that name yet.
     Unreached,
     /// The member of that name is a different cluster, with this UID.
-    Another(&'a str),
+    OtherCluster(&'a str),
 }
 
 /// Returns the order for a Tenant, and its member. The Tenant must have been read with its finalizer, so a
@@ -87,21 +87,21 @@ enum Away<'a> {
 pub(super) fn order(
     tenant: &Tenant,
     targets: &Targets,
-    deletion: Deletion,
+    deletion_cause: TenantDeletionCause,
 ) -> Option<(String, PlacedTenant)> {
-    let on = placed_on(tenant).filter(|_| is_held(tenant))?;
-    let member = acting(tenant, on, targets).ok()?;
+    let placed_member = placed_on(tenant).filter(|_| has_placed_finalizer(tenant))?;
+    let member = order_target(tenant, placed_member, targets).ok()?;
     let remove = tenant.metadata.deletion_timestamp.is_some();
     // The member keeps an orphaned Tenant. It also keeps the Tenant unless a user deleted this very Tenant.
-    if remove && (orphaned(tenant) || deletion != Deletion::Its) {
+    if remove && (is_orphaned(tenant) || deletion_cause != TenantDeletionCause::User) {
         return None;
     }
     // The hub removes a placed Tenant even if the member no longer allows it.
-    if !remove && refused(tenant, member, targets).is_some() {
+    if !remove && refusal(tenant, member, targets).is_some() {
         return None;
     }
     let annotations = tenant.annotations();
-    let on = |name: &str| annotations.get(name).map(String::as_str);
+    let annotation = |name: &str| annotations.get(name).map(String::as_str);
     let spec = PlacedSpec {
         workspace: tenant.spec.workspace.clone(),
         values: tenant.spec.values.clone(),
@@ -111,293 +111,333 @@ pub(super) fn order(
         namespace: tenant.namespace().unwrap_or_default(),
         name: tenant.name_any(),
         uid: tenant.uid().unwrap_or_default(),
-        former_uid: on(PREVIOUS_UID_ANNOTATION).map(str::to_owned),
+        former_uid: annotation(PREVIOUS_UID_ANNOTATION).map(str::to_owned),
         generation: tenant.metadata.generation.unwrap_or_default(),
         spec: if remove { PlacedSpec::default() } else { spec },
         remove,
-        adopt: on(ADOPT_ANNOTATION) == Some("true"),
-        paused: on(PAUSED_ANNOTATION).is_some_and(|value| value != "false"),
-        requested: on(RECONCILE_REQUESTED_ANNOTATION).map(str::to_owned),
+        adopt: annotation(ADOPT_ANNOTATION) == Some("true"),
+        paused: annotation(PAUSED_ANNOTATION).is_some_and(|value| value != "false"),
+        requested: annotation(RECONCILE_REQUESTED_ANNOTATION).map(str::to_owned),
     };
     Some((member.to_owned(), order))
 }
 
 /// Returns the member on which the Tenant is or will be placed, by its current name.
-pub(super) fn member<'a>(tenant: &'a Tenant, targets: Option<&'a Targets>) -> Option<&'a str> {
-    let Some(on) = placed_on(tenant) else {
-        return tenant.names_member().filter(|name| *name != SELF_CLUSTER);
+pub(super) fn current_member<'a>(
+    tenant: &'a Tenant,
+    targets: Option<&'a Targets>,
+) -> Option<&'a str> {
+    let Some(placed_member) = placed_on(tenant) else {
+        return tenant
+            .referenced_member()
+            .filter(|name| *name != SELF_CLUSTER);
     };
-    let acting = targets.and_then(|targets| acting(tenant, on, targets).ok());
-    Some(acting.unwrap_or(on))
+    let target = targets.and_then(|targets| order_target(tenant, placed_member, targets).ok());
+    Some(target.unwrap_or(placed_member))
 }
 
-/// Returns the member that receives orders for a Tenant placed `on` a member. This is the recorded cluster
-/// under its current name. Without a record, only the name identifies it: an older hub placed the Tenant,
-/// or home's CRD drops `status.placement`.
-fn acting<'a>(tenant: &'a Tenant, on: &'a str, targets: &'a Targets) -> Result<&'a str, Away<'a>> {
-    let here = targets.get(on);
-    let Some(place) = place(tenant) else {
-        return here.map(|_| on).ok_or(Away::Left);
+/// Returns the member that receives the orders for a Tenant that was placed on `placed_member`. This is the
+/// recorded cluster under its current name. Without a record, only the name identifies it: an older hub placed
+/// the Tenant, or home's CRD drops `status.placement`.
+fn order_target<'a>(
+    tenant: &'a Tenant,
+    placed_member: &'a str,
+    targets: &'a Targets,
+) -> Result<&'a str, OrderBlocked<'a>> {
+    let of_that_name = targets.get(placed_member);
+    let Some(placement) = recorded_placement(tenant) else {
+        return of_that_name
+            .map(|_| placed_member)
+            .ok_or(OrderBlocked::MemberLeft);
     };
-    let is = |target: &&Target| target.cluster_uid.as_ref() == Some(&place.cluster_uid);
-    let here_is = here.filter(is);
-    if here_is.is_some_and(|target| !target.duplicate) {
-        return Ok(on);
+    let is_recorded =
+        |target: &&Target| target.cluster_uid.as_ref() == Some(&placement.cluster_uid);
+    let same_name = of_that_name.filter(is_recorded);
+    if same_name.is_some_and(|target| !target.duplicate) {
+        return Ok(placed_member);
     }
     // Home itself reconciles its own Tenant. If two members are the same cluster, only one acts.
     let mut others = targets.iter().filter(|(name, _)| *name != SELF_CLUSTER);
-    let acts = |target: &Target| is(&target) && (here_is.is_none() || !target.duplicate);
-    if let Some((name, _)) = others.find(|(_, target)| acts(target)) {
+    let may_act =
+        |target: &Target| is_recorded(&target) && (same_name.is_none() || !target.duplicate);
+    if let Some((name, _)) = others.find(|(_, target)| may_act(target)) {
         return Ok(name);
     }
-    if here_is.is_some() {
-        return Ok(on);
+    if same_name.is_some() {
+        return Ok(placed_member);
     }
-    Err(match here.map(|target| target.cluster_uid.as_deref()) {
-        None => Away::Left,
-        Some(None) => Away::Unreached,
-        Some(Some(uid)) => Away::Another(uid),
-    })
+    Err(
+        match of_that_name.map(|target| target.cluster_uid.as_deref()) {
+            None => OrderBlocked::MemberLeft,
+            Some(None) => OrderBlocked::Unreached,
+            Some(Some(uid)) => OrderBlocked::OtherCluster(uid),
+        },
+    )
 }
 
 /// The one member that counts for the status of a Tenant that names it or is placed on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Sole<'a> {
+pub(super) struct OnlyMember<'a> {
     /// Empty if the Tenant names no member.
     pub(super) name: &'a str,
     /// Why the member of this name is not the intended one.
-    pub(super) another: Option<&'static str>,
+    pub(super) mismatch: Option<&'static str>,
 }
 
 /// Returns the only member that counts, or `None` for a Tenant that may be on all members.
-pub(super) fn sole<'a>(tenant: &'a Tenant, targets: Option<&'a Targets>) -> Option<Sole<'a>> {
-    let is = |name| Sole {
+pub(super) fn only_member<'a>(
+    tenant: &'a Tenant,
+    targets: Option<&'a Targets>,
+) -> Option<OnlyMember<'a>> {
+    let matching = |name| OnlyMember {
         name,
-        another: None,
+        mismatch: None,
     };
-    if let Some(on) = placed_on(tenant) {
-        let acting = targets.map(|targets| acting(tenant, on, targets));
-        return Some(match acting {
-            Some(Ok(member)) => is(member),
-            Some(Err(Away::Another(_))) => Sole {
-                name: on,
-                another: Some("another cluster has this name now"),
+    if let Some(placed_member) = placed_on(tenant) {
+        let target = targets.map(|targets| order_target(tenant, placed_member, targets));
+        return Some(match target {
+            Some(Ok(member)) => matching(member),
+            Some(Err(OrderBlocked::OtherCluster(_))) => OnlyMember {
+                name: placed_member,
+                mismatch: Some("another cluster has this name now"),
             },
-            Some(Err(Away::Left | Away::Unreached)) | None => is(on),
+            Some(Err(OrderBlocked::MemberLeft | OrderBlocked::Unreached)) | None => {
+                matching(placed_member)
+            }
         });
     }
-    let named = tenant.names_member()?;
+    let named = tenant.referenced_member()?;
     let target = targets.and_then(|targets| targets.get(named));
     let source = target.and_then(|target| target.source_namespace.as_deref());
     Some(match tenant.is_for(named, source) {
-        true => is(named),
-        false => Sole {
+        true => matching(named),
+        false => OnlyMember {
             name: named,
-            another: Some("clusterRef names another secretNamespace"),
+            mismatch: Some("clusterRef names another secretNamespace"),
         },
     })
 }
 
 /// Returns why the member is silent, once a report is overdue.
-pub(super) fn silent<'a>(heard: &'a Heard, member: &str) -> Option<&'a str> {
-    let saying = heard.said.get(member)?;
-    match &saying.hearing {
-        Hearing::Silent(why) => Some(why),
-        Hearing::NotYet if !saying.patient => Some("no report since the hub started"),
-        Hearing::NotYet | Hearing::Full => None,
+pub(super) fn silence<'a>(view: &'a ReportedView, member: &str) -> Option<&'a str> {
+    let member = view.members.get(member)?;
+    match &member.report_state {
+        ReportState::Silent(reason) => Some(reason),
+        ReportState::Pending if !member.in_grace => Some("no report since the hub started"),
+        ReportState::Pending | ReportState::Complete => None,
     }
 }
 
 /// Sets or removes the condition `Placed` in the status aggregated from the members' reports.
-pub(super) fn put(
+pub(super) fn set_condition(
     status: &mut TenantStatus,
     placed: Option<&State>,
     generation: i64,
     now: Timestamp,
 ) {
-    let all = &mut status.conditions;
+    let list = &mut status.conditions;
     let Some(placed) = placed else {
-        conditions::remove(all, conditions::PLACED);
+        conditions::remove(list, conditions::PLACED);
         return;
     };
-    conditions::set(all, conditions::PLACED, placed, generation, now);
+    conditions::set(list, conditions::PLACED, placed, generation, now);
     // If no member reports the Tenant, this explains why.
-    if let Some(ready) = conditions::find(all, conditions::READY)
+    if let Some(ready) = conditions::find(list, conditions::READY)
         && ready.reason == reason::NO_CLUSTERS
     {
         let ready = State::new(ready.truth, ready.reason, placed.message.clone());
-        conditions::set(all, conditions::READY, &ready, generation, now);
+        conditions::set(list, conditions::READY, &ready, generation, now);
         status.last_message = Some(ready.message);
     }
 }
 
-pub(super) fn decide(tenant: &Tenant, view: &View<'_>) -> Verdict {
-    let Some(on) = placed_on(tenant) else {
-        return match member(tenant, view.targets).filter(|_| view.place) {
-            Some(member) => to_be_placed(tenant, member, view),
+pub(super) fn decide(tenant: &Tenant, input: &PlacementInput<'_>) -> PlacementDecision {
+    let Some(placed_member) = placed_on(tenant) else {
+        return match current_member(tenant, input.targets).filter(|_| input.enabled) {
+            Some(member) => decide_unplaced(tenant, member, input),
             // The hub does not place this Tenant. A user may create it on the member.
-            None => said(None),
+            None => only_condition(None),
         };
     };
     // The Tenant is about to be placed, or another client overwrote home's finalizer.
-    if view.place && !is_held(tenant) {
-        return Verdict {
-            step: Step::Begin(on.to_owned()),
-            ..said(Some(waits(on)))
+    if input.enabled && !has_placed_finalizer(tenant) {
+        return PlacementDecision {
+            step: PlacementStep::AddFinalizer(placed_member.to_owned()),
+            ..only_condition(Some(waiting_for(placed_member)))
         };
     }
-    Verdict {
-        place: unrecorded(tenant, on, view),
-        ..placed(tenant, on, view)
+    PlacementDecision {
+        placement: missing_record(tenant, placed_member, input),
+        ..decide_placed(tenant, placed_member, input)
     }
 }
 
 /// Returns the placement of a Tenant that an older hub placed without recording the cluster.
-fn unrecorded(tenant: &Tenant, on: &str, view: &View<'_>) -> Option<TenantPlacement> {
-    let target = view.targets?.get(on)?;
-    (view.records && place(tenant).is_none()).then_some(())?;
-    on_record(on, target)
+fn missing_record(
+    tenant: &Tenant,
+    placed_member: &str,
+    input: &PlacementInput<'_>,
+) -> Option<TenantPlacement> {
+    let target = input.targets?.get(placed_member)?;
+    (input.crd_keeps_record && recorded_placement(tenant).is_none()).then_some(())?;
+    placement_record(placed_member, target)
 }
 
-fn on_record(member: &str, target: &Target) -> Option<TenantPlacement> {
+fn placement_record(member: &str, target: &Target) -> Option<TenantPlacement> {
     Some(TenantPlacement {
         cluster: member.to_owned(),
         cluster_uid: target.cluster_uid.clone()?,
     })
 }
 
-fn to_be_placed(tenant: &Tenant, member: &str, view: &View<'_>) -> Verdict {
-    let Some(targets) = view.targets else {
-        return said(recorded(tenant));
+fn decide_unplaced(tenant: &Tenant, member: &str, input: &PlacementInput<'_>) -> PlacementDecision {
+    let Some(targets) = input.targets else {
+        return only_condition(recorded_condition(tenant));
     };
     if tenant.metadata.deletion_timestamp.is_some() {
-        return said(recorded(tenant));
+        return only_condition(recorded_condition(tenant));
     }
-    if let Some(refused) = refused(tenant, member, targets) {
-        return said(Some(refused));
+    if let Some(refusal) = refusal(tenant, member, targets) {
+        return only_condition(Some(refusal));
     }
     // Record the cluster before the first order: the name may later belong to another cluster.
     let target = targets.get(member);
-    let Some(place) = target.and_then(|target| on_record(member, target)) else {
-        let why = view.silent.unwrap_or("it is reached for the first time");
-        let message = format!("no report from {member}: {why}");
-        let away = State::new(Truth::Unknown, reason::CLUSTER_UNREACHABLE, message);
-        return said(Some(away));
+    let Some(placement) = target.and_then(|target| placement_record(member, target)) else {
+        let silence = input.silence.unwrap_or("it is reached for the first time");
+        let message = format!("no report from {member}: {silence}");
+        let unreachable = State::new(Truth::Unknown, reason::CLUSTER_UNREACHABLE, message);
+        return only_condition(Some(unreachable));
     };
-    let waits = said(Some(waits(member)));
-    if view.records {
-        return Verdict {
-            place: Some(place),
-            ..waits
+    let waiting = only_condition(Some(waiting_for(member)));
+    if input.crd_keeps_record {
+        return PlacementDecision {
+            placement: Some(placement),
+            ..waiting
         };
     }
-    Verdict {
-        step: Step::Begin(member.to_owned()),
-        ..waits
+    PlacementDecision {
+        step: PlacementStep::AddFinalizer(member.to_owned()),
+        ..waiting
     }
 }
 
-fn placed(tenant: &Tenant, on: &str, view: &View<'_>) -> Verdict {
+fn decide_placed(
+    tenant: &Tenant,
+    placed_member: &str,
+    input: &PlacementInput<'_>,
+) -> PlacementDecision {
     let deleted = tenant.metadata.deletion_timestamp.is_some();
-    if let Some(message) = left_there(tenant, on, view) {
-        return Verdict {
-            step: Step::End {
+    if let Some(message) = orphan_message(tenant, placed_member, input) {
+        return PlacementDecision {
+            step: PlacementStep::RemoveFinalizer {
                 orphaned: Some(message.clone()),
             },
-            ..said(Some(State::new(Truth::False, reason::DELETING, message)))
+            ..only_condition(Some(State::new(Truth::False, reason::DELETING, message)))
         };
     }
-    if !view.place {
+    if !input.enabled {
         let message = format!(
-            "the hub runs without --place-tenants: the Tenant on {on} stays and is reconciled there"
+            "the hub runs without --place-tenants: the Tenant on {placed_member} stays and is reconciled there"
         );
-        return unknown(tenant, reason::NOT_PLACING, message);
+        return unknown_condition(tenant, reason::NOT_PLACING, message);
     }
-    let Some(targets) = view.targets else {
-        return said(recorded(tenant));
+    let Some(targets) = input.targets else {
+        return only_condition(recorded_condition(tenant));
     };
-    let member = match acting(tenant, on, targets) {
+    let member = match order_target(tenant, placed_member, targets) {
         Ok(member) => member,
-        Err(away) => return not_there(tenant, on, away),
+        Err(blocked) => return blocked_decision(tenant, placed_member, blocked),
     };
-    let mine = view
-        .said
-        .filter(|said| Some(said.uid.as_str()) == tenant.metadata.uid.as_deref());
-    if deleted && view.deletion == Deletion::Its && mine.is_some_and(|said| said.gone) {
-        let state = mine.map(|said| said.state.clone());
-        let anothers = state
+    let report = input
+        .report
+        .filter(|report| Some(report.uid.as_str()) == tenant.metadata.uid.as_deref());
+    if deleted
+        && input.deletion == TenantDeletionCause::User
+        && report.is_some_and(|report| report.gone)
+    {
+        let state = report.map(|report| report.state.clone());
+        let foreign = state
             .as_ref()
             .filter(|state| state.reason == reason::BELONGS_TO_ANOTHER);
-        return Verdict {
-            step: Step::End {
-                orphaned: anothers.map(|state| format!("{member}: {}", state.message)),
+        return PlacementDecision {
+            step: PlacementStep::RemoveFinalizer {
+                orphaned: foreign.map(|state| format!("{member}: {}", state.message)),
             },
-            ..said(state)
+            ..only_condition(state)
         };
     }
     if !deleted {
-        if ![Some(on), Some(member)].contains(&tenant.names_member()) {
+        if ![Some(placed_member), Some(member)].contains(&tenant.referenced_member()) {
             let message = format!(
                 "clusterRef names {} now, and cannot be changed once the Tenant is placed: it stays on {member}; put clusterRef back, or delete the Tenant and create it again",
-                tenant.names_member().unwrap_or("nobody")
+                tenant.referenced_member().unwrap_or("nobody")
             );
             let changed = State::new(Truth::False, reason::CLUSTER_REF_CHANGED, message);
-            return said(Some(changed));
+            return only_condition(Some(changed));
         }
-        if let Some(refused) = refused(tenant, member, targets) {
-            return said(Some(refused));
+        if let Some(refusal) = refusal(tenant, member, targets) {
+            return only_condition(Some(refusal));
         }
     }
-    if view.left_out {
+    if input.exceeds_limit {
         let message = format!(
             "{member} has the maximum number or size of placed Tenants; an existing copy of this Tenant stays there"
         );
-        return said(Some(State::new(Truth::False, reason::TOO_MANY, message)));
+        return only_condition(Some(State::new(Truth::False, reason::TOO_MANY, message)));
     }
-    if let Some(why) = view.silent {
-        let message = format!("no report from {member}: {why}");
-        return unknown(tenant, reason::CLUSTER_UNREACHABLE, message);
+    if let Some(silence) = input.silence {
+        let message = format!("no report from {member}: {silence}");
+        return unknown_condition(tenant, reason::CLUSTER_UNREACHABLE, message);
     }
-    said(Some(reported(tenant, member, mine)))
+    only_condition(Some(reported_condition(tenant, member, report)))
 }
 
 /// Returns why a deleted Tenant's placed objects remain on the member.
-fn left_there(tenant: &Tenant, on: &str, view: &View<'_>) -> Option<String> {
+fn orphan_message(
+    tenant: &Tenant,
+    placed_member: &str,
+    input: &PlacementInput<'_>,
+) -> Option<String> {
     tenant.metadata.deletion_timestamp.as_ref()?;
-    if orphaned(tenant) {
+    if is_orphaned(tenant) {
         return Some(format!(
-            "released by annotation {ORPHAN_ANNOTATION}: the Tenant on {on} stays there with its release"
+            "released by annotation {ORPHAN_ANNOTATION}: the Tenant on {placed_member} stays there with its release"
         ));
     }
-    (view.deletion == Deletion::OfTheCrdForGood).then(|| {
-        format!("the CRD of Tenants is being deleted on the home cluster; the Tenant on {on} stays")
+    (input.deletion == TenantDeletionCause::CrdWithoutRestore).then(|| {
+        format!("the CRD of Tenants is being deleted on the home cluster; the Tenant on {placed_member} stays")
     })
 }
 
-fn unknown(tenant: &Tenant, why: &str, mut message: String) -> Verdict {
+fn unknown_condition(tenant: &Tenant, reason: &str, mut message: String) -> PlacementDecision {
     if tenant.metadata.deletion_timestamp.is_some() {
         message += &format!("; deletion waits, until then or annotation {ORPHAN_ANNOTATION}=true");
     }
-    said(Some(State::new(Truth::Unknown, why, message)))
+    only_condition(Some(State::new(Truth::Unknown, reason, message)))
 }
 
-/// Returns the verdict if the hub cannot send orders to the Tenant's member.
-fn not_there(tenant: &Tenant, on: &str, away: Away<'_>) -> Verdict {
-    let (why, message) = match away {
-        Away::Left => (
+/// Returns the decision if the hub cannot send orders to the Tenant's member.
+fn blocked_decision(
+    tenant: &Tenant,
+    placed_member: &str,
+    blocked: OrderBlocked<'_>,
+) -> PlacementDecision {
+    let (reason, message) = match blocked {
+        OrderBlocked::MemberLeft => (
             reason::MEMBER_LEFT,
-            format!("EdgeCluster {on} no longer exists; its Tenant stays there"),
+            format!("EdgeCluster {placed_member} no longer exists; its Tenant stays there"),
         ),
-        Away::Unreached => (
+        OrderBlocked::Unreached => (
             reason::CLUSTER_UNREACHABLE,
             format!(
-                "no report from {on}: it gets no order until the hub has reached it and verified that it is the recorded cluster"
+                "no report from {placed_member}: it gets no order until the hub has reached it and verified that it is the recorded cluster"
             ),
         ),
-        Away::Another(uid) => {
-            let recorded = place(tenant).map_or("", |place| &place.cluster_uid);
+        OrderBlocked::OtherCluster(uid) => {
+            let recorded_uid =
+                recorded_placement(tenant).map_or("", |placement| &placement.cluster_uid);
             let mut message = format!(
-                "EdgeCluster {on} is another cluster now (UID {uid}): the Tenant stays on the recorded cluster (UID {recorded}), and this one gets no order"
+                "EdgeCluster {placed_member} is another cluster now (UID {uid}): the Tenant stays on the recorded cluster (UID {recorded_uid}), and this one gets no order"
             );
             if tenant.metadata.deletion_timestamp.is_none() {
                 message += &format!(
@@ -407,44 +447,44 @@ fn not_there(tenant: &Tenant, on: &str, away: Away<'_>) -> Verdict {
             (reason::IDENTITY_CHANGED, message)
         }
     };
-    unknown(tenant, why, message)
+    unknown_condition(tenant, reason, message)
 }
 
 /// Returns the state that the member reports for the Tenant, or the pending operation.
-fn reported(tenant: &Tenant, member: &str, mine: Option<&PlacedReport>) -> State {
+fn reported_condition(tenant: &Tenant, member: &str, report: Option<&PlacedReport>) -> State {
     let deleted = tenant.metadata.deletion_timestamp.is_some();
-    match mine {
+    match report {
         // The report is about an earlier generation.
-        Some(mine)
+        Some(report)
             if !deleted
-                && mine.state.truth == Truth::True
-                && Some(mine.observed_generation) != tenant.metadata.generation =>
+                && report.state.truth == Truth::True
+                && Some(report.observed_generation) != tenant.metadata.generation =>
         {
             let message = format!("waiting until {member} has taken the change in");
             State::new(Truth::Unknown, reason::ORDERED, message)
         }
-        Some(mine) => mine.state.clone(),
+        Some(report) => report.state.clone(),
         None if deleted => {
             let message = format!("waiting until {member} has removed its Tenant");
             State::new(Truth::False, reason::DELETING, message)
         }
         // After a hub restart, the member's last report remains valid until the next one.
         None => {
-            let last = recorded(tenant).filter(|last| !is_homes_word(&last.reason));
-            last.unwrap_or_else(|| waits(member))
+            let last = recorded_condition(tenant).filter(|last| !is_set_by_hub(&last.reason));
+            last.unwrap_or_else(|| waiting_for(member))
         }
     }
 }
 
 /// Returns why the member must not receive the Tenant.
-fn refused(tenant: &Tenant, member: &str, targets: &Targets) -> Option<State> {
-    let refused = |why: &str, message: String| Some(State::new(Truth::False, why, message));
+fn refusal(tenant: &Tenant, member: &str, targets: &Targets) -> Option<State> {
+    let refused = |reason: &str, message: String| Some(State::new(Truth::False, reason, message));
     let Some(target) = targets.get(member) else {
         let message = format!("EdgeCluster {member} does not exist; create or join that member");
         return refused(reason::CLUSTER_NOT_FOUND, message);
     };
     let source = target.source_namespace.as_deref();
-    let named = tenant.names_member() == Some(member);
+    let named = tenant.referenced_member() == Some(member);
     if named && !tenant.is_for(member, source) {
         let message = format!(
             "the source of EdgeCluster {member} is in namespace {}, and clusterRef names another secretNamespace",
@@ -456,17 +496,17 @@ fn refused(tenant: &Tenant, member: &str, targets: &Targets) -> Option<State> {
     target.allowed.refusal(member, namespace)
 }
 
-fn orphaned(tenant: &Tenant) -> bool {
+fn is_orphaned(tenant: &Tenant) -> bool {
     let annotation = tenant.annotations().get(ORPHAN_ANNOTATION);
     annotation.is_some_and(|value| value == "true")
 }
 
-fn recorded(tenant: &Tenant) -> Option<State> {
+fn recorded_condition(tenant: &Tenant) -> Option<State> {
     conditions::find(&tenant.status.as_ref()?.conditions, conditions::PLACED)
 }
 
 /// Returns whether the hub sets this reason itself, and not from a member's report.
-fn is_homes_word(why: &str) -> bool {
+fn is_set_by_hub(reason: &str) -> bool {
     [
         reason::CLUSTER_NOT_FOUND,
         reason::CLUSTER_REF_CHANGED,
@@ -477,19 +517,19 @@ fn is_homes_word(why: &str) -> bool {
         reason::NOT_PLACING,
         reason::TOO_MANY,
     ]
-    .contains(&why)
+    .contains(&reason)
 }
 
-fn waits(member: &str) -> State {
+fn waiting_for(member: &str) -> State {
     let message = format!("waiting until {member} has created the Tenant");
     State::new(Truth::Unknown, reason::ORDERED, message)
 }
 
-fn said(placed: Option<State>) -> Verdict {
-    Verdict {
-        step: Step::Nothing,
-        placed,
-        place: None,
+fn only_condition(condition: Option<State>) -> PlacementDecision {
+    PlacementDecision {
+        step: PlacementStep::None,
+        condition,
+        placement: None,
     }
 }
 

@@ -9,103 +9,109 @@ use krypton_types::conditions::{ClusterState, State, Truth, reason};
 use krypton_types::tenant::{TenantKey, TenantReport};
 
 use crate::leader::Leader;
-use crate::members::tenant_reports::{Changed, Hearing, Reports, Target, Targets};
-use crate::tenants::controller::{Change, TenantStore, Turn};
-use crate::tenants::status::{Now, Rules};
+use crate::members::tenant_reports::{
+    ReportState, Target, Targets, TenantReportChanges, TenantReports,
+};
+use crate::tenants::controller::{NextWrite, TenantStore, TenantWrite};
+use crate::tenants::status::{DecisionTime, TenantSettings};
 
-/// Two steps are so far apart that nothing waits for its pace.
+/// Time between two reconciles. It exceeds every throttle.
 const STEP: Duration = Duration::from_secs(10);
 
 /// Members and their Tenants, with every status written.
 #[derive(Debug)]
-pub struct Rehearsal {
+pub struct HomeSimulation {
     pub(super) store: TenantStore,
-    pub(super) reports: Reports,
+    pub(super) reports: TenantReports,
     pub(super) now: BootTime,
-    each: usize,
+    tenants_per_member: usize,
     lead: Leader,
 }
 
-impl Rehearsal {
-    /// So many members with so many Tenants each.
-    pub fn new(members: usize, each: usize) -> Self {
+impl HomeSimulation {
+    /// Creates members with so many ready Tenants each.
+    pub fn new(members: usize, tenants_per_member: usize) -> Self {
         let mut home = Self {
             store: TenantStore::default(),
-            reports: Reports::default(),
+            reports: TenantReports::default(),
             now: BootTime(10 * STEP),
-            each,
-            lead: Leader::alone(),
+            tenants_per_member,
+            lead: Leader::always_leading(),
         };
         home.reports.set_targets(targets(members));
         for number in 0..members {
             let name = member(number);
-            home.reports.begin(&name, BootTime::default());
-            home.says(number, true);
-            home.reports.hearing(&name, Hearing::Full);
-            for tenant in 0..each {
-                let key = tenant_of(number, tenant);
+            home.reports.begin_full_report(&name, BootTime::default());
+            home.report_all(number, true);
+            home.reports.set_report_state(&name, ReportState::Complete);
+            for tenant in 0..tenants_per_member {
+                let key = simulated_key(number, tenant);
                 let mut tenant = Tenant::new(&key.name, TenantSpec::default());
                 tenant.metadata.namespace = Some(key.namespace.clone());
                 tenant.metadata.resource_version = Some("1".to_owned());
                 home.store.put(key, tenant, &home.reports);
             }
         }
-        home.decides();
+        home.reconcile();
         home
     }
 
-    /// A member reports all its Tenants, ready or not.
-    pub fn says(&self, number: usize, ready: bool) {
-        let said = (0..self.each).map(|tenant| (tenant_of(number, tenant), Some(report(ready))));
-        let said = Changed::new(said.collect());
-        self.reports.report(&member(number), said);
+    /// Reports all Tenants of a member, ready or not.
+    pub fn report_all(&self, number: usize, ready: bool) {
+        let reports = (0..self.tenants_per_member)
+            .map(|tenant| (simulated_key(number, tenant), Some(report(ready))));
+        let changes = TenantReportChanges::new(reports.collect());
+        self.reports.apply(&member(number), changes);
     }
 
     /// Makes a member silent, or brings it back.
-    pub fn is_heard(&self, number: usize, heard: bool) {
-        let hearing = match heard {
-            true => Hearing::Full,
-            false => Hearing::Silent("no answer".to_owned()),
+    pub fn set_connected(&self, number: usize, connected: bool) {
+        let report_state = match connected {
+            true => ReportState::Complete,
+            false => ReportState::Silent("no answer".to_owned()),
         };
-        self.reports.hearing(&member(number), hearing);
+        self.reports.set_report_state(&member(number), report_state);
     }
 
     /// Decides and writes every Tenant that is due; returns the number of decisions.
-    pub fn decides(&mut self) -> u64 {
+    pub fn reconcile(&mut self) -> u64 {
         self.now = BootTime(self.now.0 + STEP);
-        let rules = rules();
+        let settings = settings();
         let dirty = self.reports.take_dirty(self.now);
-        self.store.take_in(dirty, &self.reports, &rules);
-        let before = self.store.decided();
+        self.store.mark_affected(dirty, &self.reports, &settings);
+        let previous = self.store.decisions();
         loop {
             let now = now(self.now);
-            match self.store.next(&self.reports, &rules, &self.lead, now) {
-                Turn::Write(key, tenant, Change::Status(status)) => {
+            match self
+                .store
+                .next_write(&self.reports, &settings, &self.lead, now)
+            {
+                NextWrite::Write(key, tenant, TenantWrite::Status(status)) => {
                     let mut object = Tenant::clone(&tenant);
                     object.status = Some(*status);
-                    self.store.was_written(&key, object, &self.reports);
+                    self.store.simulate_write(&key, object, &self.reports);
                 }
                 // Nothing is placed here.
-                Turn::Write(..) | Turn::Yield => {}
-                Turn::Rest => return self.store.decided() - before,
+                NextWrite::Write(..) | NextWrite::Yield => {}
+                NextWrite::Idle => return self.store.decisions() - previous,
             }
         }
     }
 }
 
-pub(super) fn rules() -> Rules {
-    Rules {
+pub(super) fn settings() -> TenantSettings {
+    TenantSettings {
         self_cluster: false,
         allow_chart_skip: false,
         namespaces: None,
     }
 }
 
-pub(super) fn now(boot: BootTime) -> Now {
-    Now {
+pub(super) fn now(boot: BootTime) -> DecisionTime {
+    DecisionTime {
         boot,
         wall: jiff::Timestamp::UNIX_EPOCH,
-        patient: false,
+        in_startup_grace: false,
     }
 }
 
@@ -113,7 +119,7 @@ pub(super) fn member(number: usize) -> String {
     format!("edge-{number:04}")
 }
 
-pub(super) fn tenant_of(member: usize, number: usize) -> TenantKey {
+pub(super) fn simulated_key(member: usize, number: usize) -> TenantKey {
     TenantKey {
         namespace: format!("team-{member:04}"),
         name: format!("t{number}"),

@@ -8,18 +8,18 @@ use krypton_crds::tenant::{Tenant, TenantStatus};
 use krypton_runtime::clock::BootTime;
 use krypton_types::conditions::{self, ClusterState, State, Truth, reason};
 use krypton_types::names;
-use krypton_types::tenant::Next;
+use krypton_types::tenant::UpcomingStep;
 
 use super::placement;
-use crate::members::tenant_reports::{Heard, Hearing, Saying, Targets};
-use crate::tenants::summary::{self, Members};
+use crate::members::tenant_reports::{MemberView, ReportState, ReportedView, Targets};
+use crate::tenants::summary::{self, TenantMembers};
 
 /// How long the status keeps the condition of a member that left the fleet or has lost its Tenant.
 pub(super) const DEPARTURE_GRACE: Duration = Duration::from_secs(60);
 
 /// Settings for all of home's Tenants.
 #[derive(Clone, Debug)]
-pub struct Rules {
+pub struct TenantSettings {
     pub self_cluster: bool,
     pub allow_chart_skip: bool,
     /// Only these namespaces; `None` for all.
@@ -29,51 +29,52 @@ pub struct Rules {
 /// State of a Tenant between decisions. It does not survive a restart: grace periods then start over, so a
 /// condition stays longer and never shorter.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Memory {
+pub(super) struct DecisionMemory {
     /// Departing members, each with the time of its departure.
     departing: BTreeMap<String, BootTime>,
-    unheard: Option<Unheard>,
+    unnamed: Option<UnnamedMembers>,
 }
 
-/// Members that a summary only counts, and that have not reported since.
+/// Members that a recorded summary only counts, and that have not reported since.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Unheard {
+struct UnnamedMembers {
     /// The recorded number of members when this hub started.
     expected: usize,
-    left: usize,
+    /// Number of members that have not reported yet.
+    missing: usize,
 }
 
-impl Memory {
+impl DecisionMemory {
     /// Returns whether some members of the Tenant are still known only as a count.
-    pub(super) fn misses_some(&self) -> bool {
-        self.unheard.is_some_and(|unheard| unheard.left > 0)
+    pub(super) fn has_unnamed(&self) -> bool {
+        self.unnamed.is_some_and(|unnamed| unnamed.missing > 0)
     }
 }
 
 /// Returns whether the Tenant may have members that are known only as a count.
-pub(super) fn misses(tenant: &Tenant, memory: &Memory) -> bool {
-    let summarised = || {
+pub(super) fn may_have_unnamed(tenant: &Tenant, memory: &DecisionMemory) -> bool {
+    let has_summary = || {
         let status = tenant.status.as_ref();
         status.is_some_and(|status| status.summary.is_some())
     };
     memory
-        .unheard
-        .map_or_else(summarised, |unheard| unheard.left > 0)
+        .unnamed
+        .map_or_else(has_summary, |unnamed| unnamed.missing > 0)
 }
 
 /// The time of a decision.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Now {
+pub(super) struct DecisionTime {
     pub(super) boot: BootTime,
     pub(super) wall: Timestamp,
     /// Whether members may still be connecting after the hub's start.
-    pub(super) patient: bool,
+    pub(super) in_startup_grace: bool,
 }
 
 #[derive(Clone, Debug)]
 pub(super) struct Decision {
     pub(super) status: TenantStatus,
-    pub(super) memory: Memory,
+    pub(super) memory: DecisionMemory,
     /// When to decide again if no report arrives before.
     pub(super) due: Option<BootTime>,
 }
@@ -81,73 +82,86 @@ pub(super) struct Decision {
 /// Computes the status from the members' reports.
 pub(super) fn decide(
     tenant: &Tenant,
-    heard: &Heard,
-    rules: &Rules,
-    memory: &Memory,
-    now: Now,
+    view: &ReportedView,
+    settings: &TenantSettings,
+    memory: &DecisionMemory,
+    now: DecisionTime,
 ) -> Decision {
     let recorded = tenant.status.clone().unwrap_or_default();
-    let targets = heard.targets.as_deref();
-    let sole = placement::sole(tenant, targets);
-    let counts = |name: &str| sole.as_ref().is_none_or(|sole| sole.name == name);
-    let own = rules.self_cluster && counts(names::SELF_CLUSTER);
-    let another = sole
+    let targets = view.targets.as_deref();
+    let only_member = placement::only_member(tenant, targets);
+    let may_count = |name: &str| only_member.as_ref().is_none_or(|only| only.name == name);
+    let counts_home = settings.self_cluster && may_count(names::SELF_CLUSTER);
+    let mismatch = only_member
         .as_ref()
-        .and_then(|sole| sole.another)
-        .map(anothers_word);
+        .and_then(|only| only.mismatch)
+        .map(mismatched_member);
     let refusal = refusal(tenant, targets);
-    let refused = refusal.as_ref().filter(|(refused, _)| counts(refused));
+    let refused = refusal.as_ref().filter(|(refused, _)| may_count(refused));
     // The conditions record which members last reported the Tenant.
-    let mut before = conditions::clusters(&recorded.conditions);
+    let mut previous = conditions::clusters(&recorded.conditions);
     if targets.is_some() {
         // The hub set this reason itself. It is not a report.
-        before.retain(|_, state| state.ready.reason != reason::NAMESPACE_NOT_ALLOWED);
+        previous.retain(|_, state| state.ready.reason != reason::NAMESPACE_NOT_ALLOWED);
     }
-    let mut parts = Parts::default();
-    let recorded_with = before.keys().map(String::as_str);
-    let heard_of = heard.said.keys().map(|name| &**name);
-    let all: BTreeSet<&str> = recorded_with.chain(heard_of).collect();
+    let mut roles = MemberRoles::default();
+    let recorded_names = previous.keys().map(String::as_str);
+    let reported_names = view.members.keys().map(|name| &**name);
+    let all: BTreeSet<&str> = recorded_names.chain(reported_names).collect();
     let is_refused = |name: &str| refused.is_some_and(|(refused, _)| *refused == name);
     for name in all {
         // The hub ignores reports of a refused member.
-        if !counts(name) || (name == names::SELF_CLUSTER && !own) || is_refused(name) {
+        if !may_count(name) || (name == names::SELF_CLUSTER && !counts_home) || is_refused(name) {
             continue;
         }
-        let said = another.as_ref().or(heard.said.get(name));
-        let part = part(name, said, before.get(name), targets, now.patient);
-        parts.take(name, part, said, (&recorded, memory), now);
+        let member = mismatch.as_ref().or(view.members.get(name));
+        let role = role(
+            name,
+            member,
+            previous.get(name),
+            targets,
+            now.in_startup_grace,
+        );
+        roles.add(name, role, member, (&recorded, memory), now);
     }
-    let Parts {
+    let MemberRoles {
         mut members,
         departing,
         due,
         charts,
-    } = parts;
-    let mut next = Memory {
+    } = roles;
+    let mut next = DecisionMemory {
         departing,
-        unheard: None,
+        unnamed: None,
     };
     if let Some((member, ready)) = refused {
-        let refused = ClusterState::from(ready.clone());
-        members.counted.insert((*member).to_owned(), refused);
+        let state = ClusterState::from(ready.clone());
+        members.counted.insert((*member).to_owned(), state);
     }
-    if own && !members.counted.contains_key(names::SELF_CLUSTER) {
+    if counts_home && !members.counted.contains_key(names::SELF_CLUSTER) {
         let message = "the home cluster has not reported this Tenant yet";
-        let waiting = ready_alone(Truth::Unknown, reason::NOT_READY, message);
+        let waiting = ready_only(Truth::Unknown, reason::NOT_READY, message);
         members
             .counted
             .insert(names::SELF_CLUSTER.to_owned(), waiting);
     }
 
-    let silent = match misses(tenant, memory) && sole.is_none() {
-        true => silent(&members, refusal.as_ref(), heard),
+    let silent = match may_have_unnamed(tenant, memory) && only_member.is_none() {
+        true => count_silent(&members, refusal.as_ref(), view),
         false => 0,
     };
-    let expected = recorded.summary.map_or(0, |found| found.clusters as usize);
-    let unheard = unheard_of(memory.unheard, expected, members.counted.len(), silent);
-    next.unheard = Some(unheard);
-    members.unheard = unheard.left;
-    if unheard.left > 0 && now.patient {
+    let recorded_count = recorded
+        .summary
+        .map_or(0, |summary| summary.clusters as usize);
+    let unnamed = unnamed_members(
+        memory.unnamed,
+        recorded_count,
+        members.counted.len(),
+        silent,
+    );
+    next.unnamed = Some(unnamed);
+    members.unnamed = unnamed.missing;
+    if unnamed.missing > 0 && now.in_startup_grace {
         // Keep the recorded status until the unnamed members are overdue.
         let memory = next;
         return Decision {
@@ -157,9 +171,9 @@ pub(super) fn decide(
         };
     }
 
-    let target_known = targets.is_some() || tenant.names_member().is_none();
+    let target_known = targets.is_some() || tenant.referenced_member().is_none();
     let resolved = target_known.then(|| resolved(tenant, refusal.as_ref(), targets));
-    let mut status = aggregated(tenant, recorded, &members, resolved, (rules, now));
+    let mut status = aggregated(tenant, recorded, &members, resolved, (settings, now));
     if let Some(chart) = charts.into_iter().next_back() {
         status.last_applied_chart = Some(chart.to_owned());
     }
@@ -172,8 +186,8 @@ pub(super) fn decide(
 
 /// The role of each member for the Tenant.
 #[derive(Default)]
-struct Parts<'a> {
-    members: Members,
+struct MemberRoles<'a> {
+    members: TenantMembers,
     departing: BTreeMap<String, BootTime>,
     /// The end of the first grace period.
     due: Option<BootTime>,
@@ -181,47 +195,47 @@ struct Parts<'a> {
     charts: BTreeSet<&'a str>,
 }
 
-impl<'a> Parts<'a> {
-    fn take(
+impl<'a> MemberRoles<'a> {
+    fn add(
         &mut self,
         name: &str,
-        part: Part,
-        said: Option<&'a Saying>,
-        (recorded, memory): (&TenantStatus, &Memory),
-        now: Now,
+        role: MemberRole,
+        member: Option<&'a MemberView>,
+        (recorded, memory): (&TenantStatus, &DecisionMemory),
+        now: DecisionTime,
     ) {
-        match part {
-            Part::Member(state) => {
-                let report = said.and_then(|saying| saying.report.as_ref());
+        match role {
+            MemberRole::Counted(state) => {
+                let report = member.and_then(|member| member.report.as_ref());
                 // Before the first report, the recorded next step and state stay valid.
-                let on_record = || Next::from_status(recorded, name);
-                let coming = report.map_or_else(on_record, |report| report.next);
-                if let Some(coming) = coming {
-                    self.members.next.insert(name.to_owned(), coming);
+                let recorded_step = || UpcomingStep::from_status(recorded, name);
+                let next_step = report.map_or_else(recorded_step, |report| report.next);
+                if let Some(next_step) = next_step {
+                    self.members.next.insert(name.to_owned(), next_step);
                 }
                 if let Some(report) = report.filter(|report| report.state == state) {
                     // Use the hub's own text of the chart: a report merely confirms it.
-                    let dealt = said.and_then(|said| said.dealt.as_deref());
-                    let confirmed = dealt.filter(|dealt| *dealt == report.applied_chart);
+                    let desired = member.and_then(|member| member.desired_chart.as_deref());
+                    let confirmed = desired.filter(|chart| *chart == report.applied_chart);
                     self.charts.extend(confirmed);
                 }
                 self.members.counted.insert(name.to_owned(), state);
             }
-            Part::Departed(state) => {
+            MemberRole::Departed(state) => {
                 self.members.departed.insert(name.to_owned(), state);
             }
-            Part::Departs(why, message) => {
+            MemberRole::Departing { reason, message } => {
                 let since = memory.departing.get(name).copied().unwrap_or(now.boot);
                 // Kept until the hub has read the status back without the condition.
                 self.departing.insert(name.to_owned(), since);
                 if now.boot.since(since) < DEPARTURE_GRACE {
                     let end = BootTime(since.0 + DEPARTURE_GRACE);
                     self.due = Some(self.due.map_or(end, |due| due.min(end)));
-                    let state = ready_alone(Truth::Unknown, why, message);
+                    let state = ready_only(Truth::Unknown, reason, message);
                     self.members.departed.insert(name.to_owned(), state);
                 }
             }
-            Part::Stranger => {}
+            MemberRole::Unrelated => {}
         }
     }
 }
@@ -231,9 +245,9 @@ impl<'a> Parts<'a> {
 fn aggregated(
     tenant: &Tenant,
     mut status: TenantStatus,
-    members: &Members,
+    members: &TenantMembers,
     resolved: Option<Option<State>>,
-    (rules, now): (&Rules, Now),
+    (settings, now): (&TenantSettings, DecisionTime),
 ) -> TenantStatus {
     let generation = tenant.metadata.generation.unwrap_or_default();
     let type_ = conditions::TARGET_RESOLVED;
@@ -246,9 +260,9 @@ fn aggregated(
         }
         None => {}
     }
-    let skip = rules.allow_chart_skip;
-    let mut summary = summary::put(&mut status, members, skip, generation, now.wall);
-    if let (true, Some(member)) = (members.is_empty(), tenant.names_member()) {
+    let skip = settings.allow_chart_skip;
+    let mut summary = summary::set_members(&mut status, members, skip, generation, now.wall);
+    if let (true, Some(member)) = (members.is_empty(), tenant.referenced_member()) {
         let message = format!(
             "clusterRef names {member}, which has not reported a Tenant of this namespace and name; create it there"
         );
@@ -270,110 +284,134 @@ fn aggregated(
 }
 
 /// Replaces the reports of a member that has this name but is not the intended one.
-fn anothers_word(why: &'static str) -> Saying {
-    Saying {
-        hearing: Hearing::Silent(why.to_owned()),
+fn mismatched_member(reason: &'static str) -> MemberView {
+    MemberView {
+        report_state: ReportState::Silent(reason.to_owned()),
         report: None,
-        patient: false,
-        dealt: None,
+        in_grace: false,
+        desired_chart: None,
     }
 }
 
 /// The role of a member for the Tenant.
-enum Part {
-    Member(ClusterState),
-    /// The member has certainly lost the Tenant or left the fleet. The fields are reason and message.
-    Departs(&'static str, &'static str),
+enum MemberRole {
+    /// The member counts, with this state.
+    Counted(ClusterState),
+    /// The member has certainly lost the Tenant or left the fleet.
+    Departing {
+        reason: &'static str,
+        message: &'static str,
+    },
     /// The member had departed at the last decision. That remains valid.
     Departed(ClusterState),
-    Stranger,
+    Unrelated,
 }
 
-fn part(
+fn role(
     name: &str,
-    said: Option<&Saying>,
-    was: Option<&ClusterState>,
+    member: Option<&MemberView>,
+    previous: Option<&ClusterState>,
     targets: Option<&Targets>,
-    patient: bool,
-) -> Part {
-    let here = name == names::SELF_CLUSTER;
-    let member = targets.map(|targets| here || targets.contains_key(name));
-    if member == Some(false) {
-        let left = Part::Departs(
-            reason::MEMBER_LEFT,
-            "the cluster is no longer a member; this condition is removed in a minute",
-        );
-        return was.map_or(Part::Stranger, |_| left);
+    in_startup_grace: bool,
+) -> MemberRole {
+    let is_home = name == names::SELF_CLUSTER;
+    let in_fleet = targets.map(|targets| is_home || targets.contains_key(name));
+    if in_fleet == Some(false) {
+        let left = MemberRole::Departing {
+            reason: reason::MEMBER_LEFT,
+            message: "the cluster is no longer a member; this condition is removed in a minute",
+        };
+        return previous.map_or(MemberRole::Unrelated, |_| left);
     }
-    let (hearing, report, patient) = match said {
-        Some(said) => (said.hearing.clone(), said.report.as_ref(), said.patient),
-        None => (Hearing::NotYet, None, patient),
+    let (report_state, report, in_grace) = match member {
+        Some(member) => (
+            member.report_state.clone(),
+            member.report.as_ref(),
+            member.in_grace,
+        ),
+        None => (ReportState::Pending, None, in_startup_grace),
     };
-    let why = match (&hearing, report) {
-        (Hearing::Full, Some(report)) => return Part::Member(report.state.clone()),
-        (Hearing::NotYet, Some(report)) if patient => return Part::Member(report.state.clone()),
-        // The report is complete and does not contain this Tenant.
-        (Hearing::Full, None) if was.is_none() || here => return Part::Stranger,
-        (Hearing::Full, None) => {
-            return Part::Departs(
-                reason::TENANT_GONE,
-                "the member no longer has this Tenant; this condition is removed in a minute",
-            );
+    let why = match (&report_state, report) {
+        (ReportState::Complete, Some(report)) => return MemberRole::Counted(report.state.clone()),
+        (ReportState::Pending, Some(report)) if in_grace => {
+            return MemberRole::Counted(report.state.clone());
         }
-        (Hearing::NotYet, Some(_)) => "waiting for a full report from the member",
-        (Hearing::Silent(why), _) => why,
-        (Hearing::NotYet, None) => "no report since the hub started",
+        // The report is complete and does not contain this Tenant.
+        (ReportState::Complete, None) if previous.is_none() || is_home => {
+            return MemberRole::Unrelated;
+        }
+        (ReportState::Complete, None) => {
+            return MemberRole::Departing {
+                reason: reason::TENANT_GONE,
+                message: "the member no longer has this Tenant; this condition is removed in a minute",
+            };
+        }
+        (ReportState::Pending, Some(_)) => "waiting for a full report from the member",
+        (ReportState::Silent(why), _) => why,
+        (ReportState::Pending, None) => "no report since the hub started",
     };
-    let Some(last) = report.map(|report| &report.state).or(was) else {
-        return Part::Stranger;
+    let Some(last) = report.map(|report| &report.state).or(previous) else {
+        return MemberRole::Unrelated;
     };
     match last.ready.reason.as_str() {
-        reason::TENANT_GONE => Part::Departed(last.clone()),
+        reason::TENANT_GONE => MemberRole::Departed(last.clone()),
         // The member is back, unless the EdgeClusters are not known yet.
-        reason::MEMBER_LEFT if member.is_none() => Part::Departed(last.clone()),
-        reason::MEMBER_LEFT => {
-            Part::Member(unheard(last, "back in the fleet; waiting for its report"))
-        }
-        _ if hearing == Hearing::NotYet && patient => Part::Member(last.clone()),
-        _ => Part::Member(unheard(last, why)),
+        reason::MEMBER_LEFT if in_fleet.is_none() => MemberRole::Departed(last.clone()),
+        reason::MEMBER_LEFT => MemberRole::Counted(unreachable(
+            last,
+            "back in the fleet; waiting for its report",
+        )),
+        _ if report_state == ReportState::Pending && in_grace => MemberRole::Counted(last.clone()),
+        _ => MemberRole::Counted(unreachable(last, why)),
     }
 }
 
 /// Counts the fleet's members that may have the Tenant but have not reported on it.
-fn silent(members: &Members, refusal: Option<&(&str, State)>, heard: &Heard) -> usize {
-    let Some(targets) = heard.targets.as_deref() else {
+fn count_silent(
+    members: &TenantMembers,
+    refusal: Option<&(&str, State)>,
+    view: &ReportedView,
+) -> usize {
+    let Some(targets) = view.targets.as_deref() else {
         return usize::MAX;
     };
     let may_have_it = |name: &&String| {
         let known = members.counted.contains_key(*name) || members.departed.contains_key(*name);
         let refused = refusal.is_some_and(|(refused, _)| refused == name);
-        let said_all =
-            (heard.said.get(name.as_str())).is_some_and(|said| said.hearing == Hearing::Full);
-        *name != names::SELF_CLUSTER && !known && !refused && !said_all
+        let is_complete = view
+            .members
+            .get(name.as_str())
+            .is_some_and(|member| member.report_state == ReportState::Complete);
+        *name != names::SELF_CLUSTER && !known && !refused && !is_complete
     };
     let count = targets.keys().filter(may_have_it).count();
-    count.saturating_sub(heard.strangers)
+    count.saturating_sub(view.others_without)
 }
 
 /// Counts the unnamed members that are still missing. The count never exceeds the silent members, and never
 /// rises.
-fn unheard_of(before: Option<Unheard>, recorded: usize, known: usize, silent: usize) -> Unheard {
-    let expected = before.map_or(recorded, |before| before.expected);
-    let most = before.map_or(usize::MAX, |before| before.left);
-    Unheard {
+fn unnamed_members(
+    previous: Option<UnnamedMembers>,
+    recorded: usize,
+    known: usize,
+    silent: usize,
+) -> UnnamedMembers {
+    let expected = previous.map_or(recorded, |previous| previous.expected);
+    let limit = previous.map_or(usize::MAX, |previous| previous.missing);
+    UnnamedMembers {
         expected,
-        left: expected.saturating_sub(known).min(silent).min(most),
+        missing: expected.saturating_sub(known).min(silent).min(limit),
     }
 }
 
-fn ready_alone(truth: Truth, why: &str, message: &str) -> ClusterState {
-    ClusterState::from(State::new(truth, why, message))
+fn ready_only(truth: Truth, reason: &str, message: &str) -> ClusterState {
+    ClusterState::from(State::new(truth, reason, message))
 }
 
 /// Returns the member that the Tenant names and the refusal, if the member does not allow the Tenant's
 /// namespace.
 fn refusal<'a>(tenant: &'a Tenant, targets: Option<&Targets>) -> Option<(&'a str, State)> {
-    let member = tenant.names_member()?;
+    let member = tenant.referenced_member()?;
     let namespace = tenant.metadata.namespace.as_deref().unwrap_or_default();
     let state = targets?.get(member)?.allowed.refusal(member, namespace)?;
     Some((member, state))
@@ -386,7 +424,7 @@ fn resolved(
     refusal: Option<&(&str, State)>,
     targets: Option<&Targets>,
 ) -> Option<State> {
-    let member = tenant.names_member()?;
+    let member = tenant.referenced_member()?;
     if let Some((_, refused)) = refusal {
         return Some(refused.clone());
     }
@@ -401,9 +439,9 @@ fn resolved(
 }
 
 /// Returns the last known state of a silent member, with unknown readiness.
-fn unheard(last: &ClusterState, why: &str) -> ClusterState {
+fn unreachable(last: &ClusterState, message: &str) -> ClusterState {
     ClusterState {
-        ready: State::new(Truth::Unknown, reason::CLUSTER_UNREACHABLE, why),
+        ready: State::new(Truth::Unknown, reason::CLUSTER_UNREACHABLE, message),
         ..last.clone()
     }
 }

@@ -8,59 +8,62 @@ use krypton_crds::tenant::{ClusterSummary, TenantStatus};
 use krypton_types::conditions::{
     self, ClusterState, MESSAGE_MAX, Readiness, Summary, Tally, Truth, summarise, summarise_many,
 };
-use krypton_types::tenant::Next;
+use krypton_types::tenant::UpcomingStep;
 
 use crate::members::tenant_summary::REASON_MAX;
 
-/// Beyond this number of members, the status has a summary. It is removed at `LISTED_AGAIN` members, so a
+/// Beyond this number of members, the status has a summary. It is removed at `RELISTED_MAX` members, so a
 /// member that comes and goes does not rewrite the status each time.
-const LISTED_ALL: usize = 50;
-const LISTED_AGAIN: usize = 40;
+const LISTED_MAX: usize = 50;
+const RELISTED_MAX: usize = 40;
 /// Members with their own conditions in addition to a summary.
-const LISTED_WORST: usize = 20;
+const WORST_MAX: usize = 20;
 /// From this number of members on, messages have half their length.
-const MANY: usize = 25;
+const SHORT_MESSAGES_FROM: usize = 25;
 /// Longest message in bytes of a member in addition to a summary.
-const MESSAGE_OF_WORST: usize = 256;
+const WORST_MESSAGE_MAX: usize = 256;
 
 /// The members of a Tenant.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Members {
+pub(super) struct TenantMembers {
     pub(super) counted: BTreeMap<String, ClusterState>,
     /// Departed members: shown for a while, and not counted.
     pub(super) departed: BTreeMap<String, ClusterState>,
     /// The next step that each member takes without an order.
-    pub(super) next: BTreeMap<String, Next>,
+    pub(super) next: BTreeMap<String, UpcomingStep>,
     /// Number of members without a known name.
-    pub(super) unheard: usize,
+    pub(super) unnamed: usize,
 }
 
-impl Members {
+impl TenantMembers {
     /// Returns whether no member counts.
     pub(super) fn is_empty(&self) -> bool {
-        self.counted.is_empty() && self.unheard == 0
+        self.counted.is_empty() && self.unnamed == 0
     }
 
     fn total(&self) -> usize {
-        self.counted.len() + self.unheard
+        self.counted.len() + self.unnamed
     }
 }
 
 /// Stores the members in the status and removes departed ones. Returns the summary over all.
-pub(super) fn put(
+pub(super) fn set_members(
     status: &mut TenantStatus,
-    members: &Members,
+    members: &TenantMembers,
     allow_chart_skip: bool,
     generation: i64,
     now: Timestamp,
 ) -> Summary {
-    let (summary, listed) = if is_summarised(status.summary.is_some(), members) {
-        let summary = summarise_many(&members.counted, members.unheard, allow_chart_skip);
-        status.summary = Some(counts(summary.tally));
-        (summary, worst(members, allow_chart_skip))
+    let (summary, listed) = if needs_summary(status.summary.is_some(), members) {
+        let summary = summarise_many(&members.counted, members.unnamed, allow_chart_skip);
+        status.summary = Some(cluster_summary(summary.tally));
+        (summary, worst_members(members, allow_chart_skip))
     } else {
         status.summary = None;
-        (summarise(&members.counted, allow_chart_skip), all(members))
+        (
+            summarise(&members.counted, allow_chart_skip),
+            all_members(members),
+        )
     };
     status.conditions.retain(|condition| {
         conditions::parse_condition_type(&condition.type_)
@@ -78,40 +81,41 @@ pub(super) fn put(
 }
 
 /// Members without a known name cannot be listed.
-fn is_summarised(before: bool, members: &Members) -> bool {
+fn needs_summary(has_summary: bool, members: &TenantMembers) -> bool {
     let total = members.total();
-    total > LISTED_ALL || (before && (total > LISTED_AGAIN || members.unheard > 0))
+    total > LISTED_MAX || (has_summary && (total > RELISTED_MAX || members.unnamed > 0))
 }
 
 /// Returns all members, and as many departed ones as fit.
-fn all(members: &Members) -> BTreeMap<&str, ClusterState> {
-    let message = if members.total() > MANY {
+fn all_members(members: &TenantMembers) -> BTreeMap<&str, ClusterState> {
+    let message_max = if members.total() > SHORT_MESSAGES_FROM {
         MESSAGE_MAX / 2
     } else {
         MESSAGE_MAX
     };
-    let both = members.counted.iter().chain(&members.departed);
-    both.take(LISTED_ALL)
-        .map(|(name, state)| (name.as_str(), within(state, message)))
+    let listed = members.counted.iter().chain(&members.departed);
+    listed
+        .take(LISTED_MAX)
+        .map(|(name, state)| (name.as_str(), shortened(state, message_max)))
         .collect()
 }
 
 /// Returns the members that are not ready, the worst first, followed by departed ones. Each has its
 /// readiness, and its error if there is one.
-fn worst(members: &Members, allow_chart_skip: bool) -> BTreeMap<&str, ClusterState> {
-    let mut wrong: Vec<_> = members
+fn worst_members(members: &TenantMembers, allow_chart_skip: bool) -> BTreeMap<&str, ClusterState> {
+    let mut not_ready: Vec<_> = members
         .counted
         .iter()
-        .map(|(name, state)| (Readiness::of(state, allow_chart_skip), name, state))
+        .map(|(name, state)| (Readiness::from_state(state, allow_chart_skip), name, state))
         .filter(|(readiness, ..)| *readiness != Readiness::Ready)
         .collect();
-    wrong.sort_by_key(|(readiness, name, _)| (*readiness, *name));
-    let wrong = wrong.into_iter().map(|(_, name, state)| (name, state));
-    wrong
+    not_ready.sort_by_key(|(readiness, name, _)| (*readiness, *name));
+    let not_ready = not_ready.into_iter().map(|(_, name, state)| (name, state));
+    not_ready
         .chain(&members.departed)
-        .take(LISTED_WORST)
+        .take(WORST_MAX)
         .map(|(name, state)| {
-            let mut state = within(state, MESSAGE_OF_WORST);
+            let mut state = shortened(state, WORST_MESSAGE_MAX);
             state.progress = None;
             state.error = state.error.filter(|error| error.truth == Truth::True);
             (name.as_str(), state)
@@ -119,16 +123,16 @@ fn worst(members: &Members, allow_chart_skip: bool) -> BTreeMap<&str, ClusterSta
         .collect()
 }
 
-fn within(state: &ClusterState, message: usize) -> ClusterState {
-    let cut = |state: &conditions::State| state.within(REASON_MAX, message);
+fn shortened(state: &ClusterState, message_max: usize) -> ClusterState {
+    let shorten = |state: &conditions::State| state.truncated(REASON_MAX, message_max);
     ClusterState {
-        ready: cut(&state.ready),
-        progress: state.progress.as_ref().map(cut),
-        error: state.error.as_ref().map(cut),
+        ready: shorten(&state.ready),
+        progress: state.progress.as_ref().map(shorten),
+        error: state.error.as_ref().map(shorten),
     }
 }
 
-fn counts(tally: Tally) -> ClusterSummary {
+fn cluster_summary(tally: Tally) -> ClusterSummary {
     let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
     ClusterSummary {
         clusters: count(tally.total()),

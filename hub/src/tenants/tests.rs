@@ -6,14 +6,14 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use krypton_crds::tenant::{Tenant, TenantPlacement, TenantSpec, TenantStatus};
 use krypton_runtime::clock::BootTime;
-use krypton_types::allowed_namespaces::Allowed;
+use krypton_types::allowed_namespaces::AllowedNamespaces;
 use krypton_types::conditions::{self, ClusterState, State, Truth, reason};
 use krypton_types::names;
 use krypton_types::tenant::{TenantKey, TenantReport};
 
 use super::*;
-use crate::members::tenant_reports::{Heard, Saying, TEXTS_MAX};
-use crate::tenants::status::{Memory, Now, decide};
+use crate::members::tenant_reports::{MemberView, ReportedView, TEXTS_MAX};
+use crate::tenants::status::{DecisionMemory, DecisionTime, decide};
 
 mod coming;
 mod departure;
@@ -22,54 +22,61 @@ mod many;
 /// Returns the status of one decision without earlier state.
 fn aggregated(
     tenant: &Tenant,
-    said: &BTreeMap<Arc<str>, Saying>,
+    members: &BTreeMap<Arc<str>, MemberView>,
     targets: Option<&Targets>,
-    rules: &Rules,
-    patient: bool,
+    settings: &TenantSettings,
+    in_startup_grace: bool,
     wall: Timestamp,
 ) -> TenantStatus {
-    let heard = Heard {
-        said: said.clone(),
-        strangers: 0,
+    let view = ReportedView {
+        members: members.clone(),
+        others_without: 0,
         targets: targets.cloned().map(Arc::new),
     };
     let boot = BootTime::default();
-    let now = Now {
+    let now = DecisionTime {
         boot,
         wall,
-        patient,
+        in_startup_grace,
     };
-    decide(tenant, &heard, rules, &Memory::default(), now).status
+    decide(tenant, &view, settings, &DecisionMemory::default(), now).status
 }
 
-/// Returns the status for all members, at the start of time and without patience.
-fn shown(tenant: &Tenant, said: &BTreeMap<Arc<str>, Saying>) -> TenantStatus {
-    aggregated(tenant, said, None, &rules(), false, Timestamp::UNIX_EPOCH)
+/// Returns the status for all members, at the start of time and without a grace period.
+fn status_from(tenant: &Tenant, members: &BTreeMap<Arc<str>, MemberView>) -> TenantStatus {
+    aggregated(
+        tenant,
+        members,
+        None,
+        &settings(),
+        false,
+        Timestamp::UNIX_EPOCH,
+    )
 }
 
 /// Returns reports of home and edge-1, where the Tenant is installed.
-fn both_installed() -> BTreeMap<Arc<str>, Saying> {
-    full(&[
+fn both_installed() -> BTreeMap<Arc<str>, MemberView> {
+    complete_views(&[
         (names::SELF_CLUSTER, Some(report(Truth::True, "Installed"))),
         ("edge-1", Some(report(Truth::True, "Installed"))),
     ])
 }
 
-fn report(truth: Truth, why: &str) -> TenantReport {
+fn report(truth: Truth, reason: &str) -> TenantReport {
     TenantReport {
         observed_generation: 1,
         applied_chart: "r/c:1".to_owned(),
         next: None,
         state: ClusterState {
-            ready: State::new(truth, why, ""),
+            ready: State::new(truth, reason, ""),
             progress: None,
             error: Some(State::new(Truth::False, reason::NO_ERROR, "")),
         },
     }
 }
 
-fn rules() -> Rules {
-    Rules {
+fn settings() -> TenantSettings {
+    TenantSettings {
         self_cluster: true,
         allow_chart_skip: false,
         namespaces: None,
@@ -82,101 +89,113 @@ fn tenant() -> Tenant {
     tenant
 }
 
-fn ready(status: &TenantStatus, type_: &str) -> Option<(String, String)> {
+fn condition(status: &TenantStatus, type_: &str) -> Option<(String, String)> {
     let mut conditions = status.conditions.iter();
     let condition = conditions.find(|condition| condition.type_ == type_)?;
     Some((condition.status.clone(), condition.reason.clone()))
 }
 
 /// The chart of the hub's desired state, for all members.
-const DEALT: &str = "r/c:1";
+const DESIRED_CHART: &str = "r/c:1";
 
-fn saying(hearing: Hearing, report: Option<TenantReport>) -> Saying {
-    Saying {
-        hearing,
+fn member_view(report_state: ReportState, report: Option<TenantReport>) -> MemberView {
+    MemberView {
+        report_state,
         report: report.map(Arc::new),
-        patient: false,
-        dealt: Some(DEALT.into()),
+        in_grace: false,
+        desired_chart: Some(DESIRED_CHART.into()),
     }
 }
 
-fn full(members: &[(&str, Option<TenantReport>)]) -> BTreeMap<Arc<str>, Saying> {
-    let said = |report: &Option<TenantReport>| saying(Hearing::Full, report.clone());
-    let members = members.iter();
-    members
-        .map(|(name, report)| (Arc::from(*name), said(report)))
+fn complete_views(reports: &[(&str, Option<TenantReport>)]) -> BTreeMap<Arc<str>, MemberView> {
+    let view = |report: &Option<TenantReport>| member_view(ReportState::Complete, report.clone());
+    reports
+        .iter()
+        .map(|(name, report)| (Arc::from(*name), view(report)))
         .collect()
 }
 
 #[test]
 fn home_counts_every_member_that_reports_the_tenant() {
-    let said = full(&[
+    let members = complete_views(&[
         (names::SELF_CLUSTER, Some(report(Truth::True, "Installed"))),
         ("edge-1", Some(report(Truth::True, "Installed"))),
         ("edge-2", Some(report(Truth::False, "Installing"))),
         ("edge-3", None),
     ]);
-    let status = shown(&tenant(), &said);
+    let status = status_from(&tenant(), &members);
     let message = status.last_message.clone().unwrap();
     assert!(message.starts_with("2 of 3 clusters ready"), "{message}");
     assert_eq!(status.phase.as_deref(), Some("Ready"));
-    assert_eq!(ready(&status, "Ready").unwrap().0, "False");
-    assert_eq!(ready(&status, "ClusterReady/edge-3"), None);
+    assert_eq!(condition(&status, "Ready").unwrap().0, "False");
+    assert_eq!(condition(&status, "ClusterReady/edge-3"), None);
     assert_eq!(status.last_applied_chart.as_deref(), Some("r/c:1"));
 }
 
 #[test]
 fn a_silent_member_is_unknown_and_not_dropped() {
     let mut acme = tenant();
-    let said = both_installed();
-    acme.status = Some(shown(&acme, &said));
-    let mut said = said;
-    said.get_mut("edge-1").unwrap().hearing = Hearing::Silent("no answer".to_owned());
-    let status = shown(&acme, &said);
+    let mut members = both_installed();
+    acme.status = Some(status_from(&acme, &members));
+    members.get_mut("edge-1").unwrap().report_state = ReportState::Silent("no answer".to_owned());
+    let status = status_from(&acme, &members);
     let unknown = Some(("Unknown".to_owned(), reason::CLUSTER_UNREACHABLE.to_owned()));
-    assert_eq!(ready(&status, "ClusterReady/edge-1"), unknown);
-    assert_eq!(ready(&status, "Ready").unwrap().0, "Unknown");
+    assert_eq!(condition(&status, "ClusterReady/edge-1"), unknown);
+    assert_eq!(condition(&status, "Ready").unwrap().0, "Unknown");
 }
 
 #[test]
 fn restarted_hub_keeps_member_conditions_until_reports_arrive() {
     let mut acme = tenant();
-    let said = both_installed();
-    acme.status = Some(shown(&acme, &said));
-    let nothing = BTreeMap::new();
-    let status = aggregated(&acme, &nothing, None, &rules(), true, Timestamp::UNIX_EPOCH);
+    let members = both_installed();
+    acme.status = Some(status_from(&acme, &members));
+    let no_members = BTreeMap::new();
+    let status = aggregated(
+        &acme,
+        &no_members,
+        None,
+        &settings(),
+        true,
+        Timestamp::UNIX_EPOCH,
+    );
     assert_eq!(Some(status), acme.status);
-    let status = shown(&acme, &nothing);
-    assert_eq!(ready(&status, "ClusterReady/edge-1").unwrap().0, "Unknown");
+    let status = status_from(&acme, &no_members);
+    assert_eq!(
+        condition(&status, "ClusterReady/edge-1").unwrap().0,
+        "Unknown"
+    );
 }
 
 #[test]
 fn member_reports_are_kept_until_resync_completes() {
-    let reports = Reports::default();
+    let reports = TenantReports::default();
     let key = |name: &str| TenantKey {
         namespace: "n".to_owned(),
         name: name.to_owned(),
     };
-    let said = || Some(report(Truth::True, "Installed"));
-    let heard = |key: &TenantKey| {
-        let heard = reports.of(key, None, ["edge-1"], BootTime::default());
-        heard.said["edge-1"].report.clone()
+    let installed = || Some(report(Truth::True, "Installed"));
+    let stored_report = |key: &TenantKey| {
+        let view = reports.view(key, None, ["edge-1"], BootTime::default());
+        view.members["edge-1"].report.clone()
     };
-    reports.begin("edge-1", BootTime::default());
-    let both = [(key("a"), said()), (key("b"), said())].into();
-    assert!(reports.report("edge-1", Changed::new(both)));
-    reports.hearing("edge-1", Hearing::Full);
-    reports.begin("edge-1", BootTime::default());
-    assert!(reports.report("edge-1", Changed::new([(key("a"), said())].into())));
-    assert!(heard(&key("b")).is_some());
-    reports.hearing("edge-1", Hearing::Full);
-    assert!(heard(&key("a")).is_some());
-    assert!(heard(&key("b")).is_none());
+    reports.begin_full_report("edge-1", BootTime::default());
+    let both = [(key("a"), installed()), (key("b"), installed())].into();
+    assert!(reports.apply("edge-1", TenantReportChanges::new(both)));
+    reports.set_report_state("edge-1", ReportState::Complete);
+    reports.begin_full_report("edge-1", BootTime::default());
+    assert!(reports.apply(
+        "edge-1",
+        TenantReportChanges::new([(key("a"), installed())].into())
+    ));
+    assert!(stored_report(&key("b")).is_some());
+    reports.set_report_state("edge-1", ReportState::Complete);
+    assert!(stored_report(&key("a")).is_some());
+    assert!(stored_report(&key("b")).is_none());
 }
 
 #[test]
 fn member_report_texts_are_bounded_but_reasons_kept() {
-    let reports = Reports::default();
+    let reports = TenantReports::default();
     let key = |number: usize| TenantKey {
         namespace: "n".to_owned(),
         name: format!("t{number}"),
@@ -192,45 +211,45 @@ fn member_report_texts_are_bounded_but_reasons_kept() {
         report.state.progress = report.state.error.clone();
         report
     };
-    let says = |letter: &str, numbers: std::ops::Range<usize>| {
-        let said = numbers.map(|number| (key(number), Some(long(letter))));
-        assert!(reports.report("edge-1", Changed::new(said.collect())));
-        reports.hearing("edge-1", Hearing::Full);
+    let send_reports = |letter: &str, numbers: std::ops::Range<usize>| {
+        let changes = numbers.map(|number| (key(number), Some(long(letter))));
+        assert!(reports.apply("edge-1", TenantReportChanges::new(changes.collect())));
+        reports.set_report_state("edge-1", ReportState::Complete);
     };
-    says("a", 0..TENANTS_MAX);
-    let heard = |number: usize| {
-        let heard = reports.of(&key(number), None, [], BootTime::default());
-        heard.said["edge-1"].report.clone().unwrap()
+    send_reports("a", 0..TENANTS_MAX);
+    let stored_report = |number: usize| {
+        let view = reports.view(&key(number), None, [], BootTime::default());
+        view.members["edge-1"].report.clone().unwrap()
     };
-    let size = |number| serde_json::to_vec(&*heard(number)).unwrap().len();
+    let size = |number| serde_json::to_vec(&*stored_report(number)).unwrap().len();
     let texts = (0..TENANTS_MAX).map(|number| size(number).saturating_sub(256));
     let texts: usize = texts.sum();
     assert!(texts <= TEXTS_MAX + 2 * 1024 * 1024, "{texts}");
-    assert_eq!(*heard(0), long("a"));
-    let last = heard(TENANTS_MAX - 1);
+    assert_eq!(*stored_report(0), long("a"));
+    let last = stored_report(TENANTS_MAX - 1);
     assert_eq!(last.state.ready.reason, reason::INSTALL_FAILED);
     assert_eq!(last.state.ready.message, "");
     // Both sides still compute the same digest.
     let digest = reports.digest("edge-1");
-    let other = Reports::default();
-    let said = (0..TENANTS_MAX).map(|number| (key(number), Some(long("a"))));
-    other.report("edge-1", Changed::new(said.collect()));
-    other.hearing("edge-1", Hearing::Full);
+    let other = TenantReports::default();
+    let changes = (0..TENANTS_MAX).map(|number| (key(number), Some(long("a"))));
+    other.apply("edge-1", TenantReportChanges::new(changes.collect()));
+    other.set_report_state("edge-1", ReportState::Complete);
     assert_eq!(digest, other.digest("edge-1"));
     // A shorter report makes room.
-    let gone = (0..TENANTS_MAX - 1).map(|number| (key(number), None));
-    reports.report("edge-1", Changed::new(gone.collect()));
-    says("b", TENANTS_MAX - 1..TENANTS_MAX);
-    assert_eq!(*heard(TENANTS_MAX - 1), long("b"));
+    let removals = (0..TENANTS_MAX - 1).map(|number| (key(number), None));
+    reports.apply("edge-1", TenantReportChanges::new(removals.collect()));
+    send_reports("b", TENANTS_MAX - 1..TENANTS_MAX);
+    assert_eq!(*stored_report(TENANTS_MAX - 1), long("b"));
 }
 
 #[test]
 fn tenant_naming_member_ignores_home_cluster() {
     let mut acme = tenant();
     acme.spec = naming("n", Some("edge-1")).spec;
-    let said = full(&[(names::SELF_CLUSTER, None), ("edge-1", None)]);
-    let status = shown(&acme, &said);
-    assert_eq!(ready(&status, "Ready").unwrap().0, "False");
+    let members = complete_views(&[(names::SELF_CLUSTER, None), ("edge-1", None)]);
+    let status = status_from(&acme, &members);
+    assert_eq!(condition(&status, "Ready").unwrap().0, "False");
     assert!(status.last_message.unwrap().contains("edge-1"));
 }
 
@@ -248,7 +267,7 @@ fn naming(namespace: &str, member: Option<&str>) -> Tenant {
 fn tenant_shows_whether_target_member_is_resolved() {
     let resolved = |acme: &Tenant, targets: Option<&Targets>| {
         let now = Timestamp::UNIX_EPOCH;
-        let status = aggregated(acme, &full(&[]), targets, &rules(), false, now);
+        let status = aggregated(acme, &complete_views(&[]), targets, &settings(), false, now);
         let state = conditions::find(&status.conditions, conditions::TARGET_RESOLVED);
         (status, state.map(|state| (state.truth, state.reason)))
     };
@@ -257,18 +276,22 @@ fn tenant_shows_whether_target_member_is_resolved() {
         resolved: Some(stale),
         ..Target::default()
     };
-    let here: Targets = [("edge-1".to_owned(), target)].into();
+    let targets: Targets = [("edge-1".to_owned(), target)].into();
     let mut acme = naming("team-a", Some("edge-1"));
-    let (status, said) = resolved(&acme, Some(&here));
-    let is_stale = Some((Truth::False, "RemoteClusterStale".to_owned()));
-    assert_eq!(said, is_stale);
+    let (status, resolved_state) = resolved(&acme, Some(&targets));
+    let expected_stale = Some((Truth::False, "RemoteClusterStale".to_owned()));
+    assert_eq!(resolved_state, expected_stale);
     // While the EdgeClusters are not known, the recorded condition stays.
     acme.status = Some(status);
-    assert_eq!(resolved(&acme, None).1, is_stale);
-    let nowhere = Some((Truth::False, reason::CLUSTER_NOT_FOUND.to_owned()));
-    assert_eq!(resolved(&acme, Some(&Targets::new())).1, nowhere);
+    assert_eq!(resolved(&acme, None).1, expected_stale);
+    let not_found = Some((Truth::False, reason::CLUSTER_NOT_FOUND.to_owned()));
+    assert_eq!(resolved(&acme, Some(&Targets::new())).1, not_found);
     acme.spec.cluster_ref = None;
-    assert_eq!(resolved(&acme, Some(&here)).1, None, "it names nobody now");
+    assert_eq!(
+        resolved(&acme, Some(&targets)).1,
+        None,
+        "it names nobody now"
+    );
 }
 
 #[test]
@@ -277,23 +300,23 @@ fn member_report_skips_tenant_from_disallowed_namespace() {
         let all = [names::SELF_CLUSTER, "edge-1", "edge-2"].into_iter();
         let target = |name: &str| Target {
             allowed: if members.contains(&name) {
-                Allowed::new(Some(&["team-a".to_owned()]))
+                AllowedNamespaces::new(Some(&["team-a".to_owned()]))
             } else {
-                Allowed::default()
+                AllowedNamespaces::default()
             },
             ..Target::default()
         };
         all.map(|name| (name.to_owned(), target(name))).collect()
     };
-    let said = both_installed();
+    let views = both_installed();
     let refused = Some(("False".to_owned(), reason::NAMESPACE_NOT_ALLOWED.to_owned()));
-    let well = Some(("True".to_owned(), reason::INSTALLED.to_owned()));
+    let installed = Some(("True".to_owned(), reason::INSTALLED.to_owned()));
     let all = [names::SELF_CLUSTER, "edge-1"];
     for (namespace, named, limited, on_self, on_edge) in [
         ("team-b", Some("edge-1"), &["edge-1"][..], &None, &refused),
         ("team-b", Some("edge-1"), &all[..], &None, &refused),
-        ("team-b", Some("edge-1"), &["edge-2"][..], &None, &well),
-        ("team-a", Some("edge-1"), &all[..], &None, &well),
+        ("team-b", Some("edge-1"), &["edge-2"][..], &None, &installed),
+        ("team-a", Some("edge-1"), &all[..], &None, &installed),
         (
             "team-b",
             Some(names::SELF_CLUSTER),
@@ -301,15 +324,21 @@ fn member_report_skips_tenant_from_disallowed_namespace() {
             &refused,
             &None,
         ),
-        ("team-a", Some(names::SELF_CLUSTER), &all[..], &well, &None),
+        (
+            "team-a",
+            Some(names::SELF_CLUSTER),
+            &all[..],
+            &installed,
+            &None,
+        ),
         // A Tenant without `clusterRef` stays, and counts all members that report such a Tenant.
-        ("team-b", None, &all[..], &well, &well),
+        ("team-b", None, &all[..], &installed, &installed),
     ] {
         let case = format!("{namespace} {named:?} {limited:?}");
         let mut acme = naming(namespace, named);
         let now = Timestamp::UNIX_EPOCH;
         let status = |acme: &Tenant, targets: Option<&Targets>| {
-            aggregated(acme, &said, targets, &rules(), false, now)
+            aggregated(acme, &views, targets, &settings(), false, now)
         };
         // Without the limit, with it, and without it again.
         acme.status = Some(status(&acme, Some(&limit(&[]))));
@@ -317,20 +346,25 @@ fn member_report_skips_tenant_from_disallowed_namespace() {
         let limits = limit(limited);
         let limited = status(&acme, Some(&limits));
         assert_eq!(
-            ready(&limited, "ClusterReady/self-cluster"),
+            condition(&limited, "ClusterReady/self-cluster"),
             *on_self,
             "{case}"
         );
-        assert_eq!(ready(&limited, "ClusterReady/edge-1"), *on_edge, "{case}");
+        assert_eq!(
+            condition(&limited, "ClusterReady/edge-1"),
+            *on_edge,
+            "{case}"
+        );
         let mut conditions = limited.conditions.iter();
-        let told = conditions.find(|found| found.reason == reason::NAMESPACE_NOT_ALLOWED);
-        if let Some(told) = told {
+        let refusal =
+            conditions.find(|condition| condition.reason == reason::NAMESPACE_NOT_ALLOWED);
+        if let Some(refusal) = refusal {
             let member = named.unwrap();
-            assert_eq!(ready(&limited, &format!("ClusterError/{member}")), None);
+            assert_eq!(condition(&limited, &format!("ClusterError/{member}")), None);
             for word in [member, namespace, "spec.allowedNamespaces"] {
-                assert!(told.message.contains(word), "{told:?}");
+                assert!(refusal.message.contains(word), "{refusal:?}");
             }
-            assert_eq!(ready(&limited, "Ready").unwrap().0, "False");
+            assert_eq!(condition(&limited, "Ready").unwrap().0, "False");
         }
         acme.status = Some(limited);
         assert_eq!(acme.status, Some(status(&acme, Some(&limits))), "{case}");
@@ -338,7 +372,7 @@ fn member_report_skips_tenant_from_disallowed_namespace() {
         let types = |status: &TenantStatus| -> BTreeMap<String, String> {
             let conditions = status.conditions.iter().cloned();
             conditions
-                .map(|found| (found.type_, found.reason))
+                .map(|condition| (condition.type_, condition.reason))
                 .collect()
         };
         assert_eq!(types(&again), types(free.as_ref().unwrap()), "{case}");
@@ -362,7 +396,7 @@ fn tenant_counts_only_its_own_member() {
         report.state.error = Some(State::new(Truth::True, reason::INSTALL_FAILED, "a lie"));
         Some(report)
     };
-    let said = full(&[
+    let views = complete_views(&[
         (names::SELF_CLUSTER, failed()),
         ("edge-1", Some(report(Truth::True, reason::INSTALLED))),
         ("edge-2", failed()),
@@ -375,11 +409,11 @@ fn tenant_counts_only_its_own_member() {
     let targets: Targets = ["edge-1", "edge-2"]
         .map(|name| (name.to_owned(), target(&format!("uid-of-{name}"))))
         .into();
-    let mut of_another = naming("n", Some("edge-1"));
+    let mut in_other_namespace = naming("n", Some("edge-1"));
     let spec = serde_json::json!({
         "clusterRef": { "secretName": "edge-1", "secretNamespace": "other" }
     });
-    of_another.spec = serde_json::from_value(spec).unwrap();
+    in_other_namespace.spec = serde_json::from_value(spec).unwrap();
     let named = || naming("n", Some("edge-1"));
     // The name, the members that count, the phase.
     let placed = placed_on(named(), "edge-1", "uid-of-edge-1");
@@ -392,11 +426,16 @@ fn tenant_counts_only_its_own_member() {
         ("placed, names another now", renamed, &["edge-1"], "Ready"),
         ("cluster renamed", cluster_renamed, &["edge-1"], "Ready"),
         ("cluster replaced", replaced, &[], "Pending"),
-        ("named in another namespace", of_another, &[], "Pending"),
+        (
+            "named in another namespace",
+            in_other_namespace,
+            &[],
+            "Pending",
+        ),
     ] {
         let now = Timestamp::UNIX_EPOCH;
-        let shown = |acme: &Tenant, targets: Option<&Targets>| {
-            let status = aggregated(acme, &said, targets, &rules(), false, now);
+        let result = |acme: &Tenant, targets: Option<&Targets>| {
+            let status = aggregated(acme, &views, targets, &settings(), false, now);
             let members = conditions::clusters(&status.conditions).into_keys();
             (members.collect::<Vec<_>>(), status.phase)
         };
@@ -404,45 +443,55 @@ fn tenant_counts_only_its_own_member() {
             counted.iter().map(|name| (*name).to_owned()).collect(),
             Some(phase.to_owned()),
         );
-        assert_eq!(shown(&acme, Some(&targets)), expected, "{case}");
+        assert_eq!(result(&acme, Some(&targets)), expected, "{case}");
         // Members that counted without `clusterRef` disappear.
-        let mut before = acme.clone();
-        before.spec.cluster_ref = None;
-        let place = before.status.take().and_then(|status| status.placement);
-        let before = aggregated(&before, &said, Some(&targets), &rules(), false, now);
-        assert_eq!(conditions::clusters(&before.conditions).len(), 3);
+        let mut unreferenced = acme.clone();
+        unreferenced.spec.cluster_ref = None;
+        let placement = unreferenced
+            .status
+            .take()
+            .and_then(|status| status.placement);
+        let unreferenced = aggregated(
+            &unreferenced,
+            &views,
+            Some(&targets),
+            &settings(),
+            false,
+            now,
+        );
+        assert_eq!(conditions::clusters(&unreferenced.conditions).len(), 3);
         let mut named = acme.clone();
         named.status = Some(TenantStatus {
-            placement: place,
-            ..before
+            placement,
+            ..unreferenced
         });
         if !counted.is_empty() {
-            assert_eq!(shown(&named, Some(&targets)), expected, "{case}");
+            assert_eq!(result(&named, Some(&targets)), expected, "{case}");
         }
         // Before the EdgeClusters are known, only the name decides.
         if ["named", "placed"].contains(&case) {
-            assert_eq!(shown(&acme, None), expected, "{case}");
+            assert_eq!(result(&acme, None), expected, "{case}");
         }
     }
 }
 
 #[test]
 fn last_applied_chart_comes_from_the_hub() {
-    let claim = |chart: &str| TenantReport {
+    let reporting = |chart: &str| TenantReport {
         applied_chart: chart.to_owned(),
         ..report(Truth::True, reason::INSTALLED)
     };
     let now = Timestamp::UNIX_EPOCH;
     let mut acme = tenant();
-    for (claimed, expected) in [
+    for (reported, expected) in [
         ("https://elsewhere/c:1", None),
         ("", None),
-        (DEALT, Some(DEALT)),
-        ("zzz/the-greatest:9", Some(DEALT)),
+        (DESIRED_CHART, Some(DESIRED_CHART)),
+        ("zzz/the-greatest:9", Some(DESIRED_CHART)),
     ] {
-        let said = full(&[("edge-1", Some(claim(claimed)))]);
-        let status = aggregated(&acme, &said, None, &rules(), false, now);
-        assert_eq!(status.last_applied_chart.as_deref(), expected, "{claimed}");
+        let members = complete_views(&[("edge-1", Some(reporting(reported)))]);
+        let status = aggregated(&acme, &members, None, &settings(), false, now);
+        assert_eq!(status.last_applied_chart.as_deref(), expected, "{reported}");
         acme.status = Some(status);
     }
 }
@@ -450,21 +499,22 @@ fn last_applied_chart_comes_from_the_hub() {
 #[test]
 fn refusal_survives_restart_and_ends_with_limit() {
     let mut acme = naming("team-b", Some("edge-1"));
-    let allowed = Allowed::new(Some(&["team-a".to_owned()]));
+    let allowed = AllowedNamespaces::new(Some(&["team-a".to_owned()]));
     let target = Target {
         allowed,
         ..Target::default()
     };
     let limits: Targets = [("edge-1".to_owned(), target)].into();
-    let nothing = BTreeMap::new();
+    let no_members = BTreeMap::new();
     let now = Timestamp::UNIX_EPOCH;
-    let status = |acme: &Tenant, said, limits| aggregated(acme, said, limits, &rules(), true, now);
-    acme.status = Some(status(&acme, &nothing, Some(&limits)));
-    assert!(ready(acme.status.as_ref().unwrap(), "ClusterReady/edge-1").is_some());
+    let status =
+        |acme: &Tenant, members, limits| aggregated(acme, members, limits, &settings(), true, now);
+    acme.status = Some(status(&acme, &no_members, Some(&limits)));
+    assert!(condition(acme.status.as_ref().unwrap(), "ClusterReady/edge-1").is_some());
     // The EdgeClusters are not known yet.
-    assert_eq!(Some(status(&acme, &nothing, None)), acme.status);
-    let mut said = full(&[("edge-1", None)]);
-    said.get_mut("edge-1").unwrap().hearing = Hearing::Silent("no answer".to_owned());
-    let after = status(&acme, &said, Some(&Targets::new()));
-    assert_eq!(ready(&after, "ClusterReady/edge-1"), None);
+    assert_eq!(Some(status(&acme, &no_members, None)), acme.status);
+    let mut members = complete_views(&[("edge-1", None)]);
+    members.get_mut("edge-1").unwrap().report_state = ReportState::Silent("no answer".to_owned());
+    let after = status(&acme, &members, Some(&Targets::new()));
+    assert_eq!(condition(&after, "ClusterReady/edge-1"), None);
 }

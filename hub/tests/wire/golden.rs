@@ -1,31 +1,31 @@
 //! Checks the hub's responses to agents of other versions. The crate `krypton-proto` contains recorded streams and
 //! describes how they are maintained.
 
-use krypton_hub::tenants::Counts;
+use krypton_hub::tenants::PhaseCounts;
 use prost::Message as _;
 
 use super::*;
 
 /// Version of the hub, between the versions of the agents.
-const HUB: &str = "1.6.0";
+const HUB_VERSION: &str = "1.6.0";
 
-fn recorded(name: &str) -> Vec<Said> {
+fn read_recording(name: &str) -> Vec<FromAgent> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../proto/tests/golden");
     let bytes = std::fs::read(std::path::Path::new(folder).join(name)).unwrap();
-    let mut left = bytes.as_slice();
-    let mut said = Vec::new();
-    while !left.is_empty() {
-        let message = AgentMessage::decode_length_delimited(&mut left).unwrap();
-        said.extend(message.kind);
+    let mut remaining = bytes.as_slice();
+    let mut messages = Vec::new();
+    while !remaining.is_empty() {
+        let message = AgentMessage::decode_length_delimited(&mut remaining).unwrap();
+        messages.extend(message.kind);
     }
-    said
+    messages
 }
 
 #[tokio::test]
 async fn hub_welcomes_only_agents_within_version_skew() {
-    let home = Home::new().with_members(&names(1));
-    let port = home.listen_as(HUB, None).await;
-    let dialer = home.dialer(port.address, "edge-0");
+    let hub = TestHub::new().with_members(&names(1));
+    let port = hub.listen_with_version(HUB_VERSION, None).await;
+    let dialer = hub.dialer(port.address, "edge-0");
     for (version, refusal) in [
         ("1.3.9", Some("too old")),
         ("1.4.0", None),
@@ -34,20 +34,23 @@ async fn hub_welcomes_only_agents_within_version_skew() {
         ("1.7.0", None),
         ("1.8.0", Some("upgrade the hub")),
     ] {
-        let first = Said::Hello(hello(1, version));
-        let mut stream = Stream::open(&dialer, first).await.unwrap();
+        let first = FromAgent::Hello(hello(1, version));
+        let mut stream = RawSession::open(&dialer, first).await.unwrap();
         match refusal {
             None => {
-                let Say::Welcome(welcome) = stream.hear().await.unwrap() else {
+                let FromHub::Welcome(welcome) = stream.receive().await.unwrap() else {
                     panic!("{version}: no Welcome")
                 };
-                assert_eq!((welcome.protocol, &*welcome.hub_version), (1, HUB));
-                assert!(matches!(stream.hear().await.unwrap(), Say::Desired(_)));
+                assert_eq!((welcome.protocol, &*welcome.hub_version), (1, HUB_VERSION));
+                assert!(matches!(
+                    stream.receive().await.unwrap(),
+                    FromHub::Desired(_)
+                ));
             }
-            Some(words) => {
-                let status = stream.end().await;
+            Some(message) => {
+                let status = stream.closing_status().await;
                 assert_eq!(status.code(), Code::FailedPrecondition, "{version}");
-                assert!(status.message().contains(words), "{status:?}");
+                assert!(status.message().contains(message), "{status:?}");
             }
         }
     }
@@ -56,25 +59,25 @@ async fn hub_welcomes_only_agents_within_version_skew() {
 #[tokio::test]
 async fn current_and_next_agent_streams_are_accepted() {
     for name in ["agent.stream", "agent-next.stream"] {
-        let home = Home::new().with_members(&names(1));
-        let port = home.listen_as("0.1.0", None).await;
-        let mut said = recorded(name).into_iter();
-        let first = said.next().unwrap();
-        let dialer = home.dialer(port.address, "edge-0");
-        let mut stream = Stream::open(&dialer, first).await.unwrap();
-        let Say::Welcome(_) = stream.hear().await.unwrap() else {
+        let hub = TestHub::new().with_members(&names(1));
+        let port = hub.listen_with_version("0.1.0", None).await;
+        let mut messages = read_recording(name).into_iter();
+        let first = messages.next().unwrap();
+        let dialer = hub.dialer(port.address, "edge-0");
+        let mut stream = RawSession::open(&dialer, first).await.unwrap();
+        let FromHub::Welcome(_) = stream.receive().await.unwrap() else {
             panic!("no Welcome")
         };
-        for kind in said {
-            stream.say(kind).await;
+        for kind in messages {
+            stream.send(kind).await;
         }
-        home.knows("edge-0", |facts| {
-            facts.holder.as_deref() == Some("agent/krypton-agent-0")
+        hub.wait_for_observation("edge-0", |observation| {
+            observation.holder.as_deref() == Some("agent/krypton-agent-0")
         })
         .await;
         assert_ne!(
-            home.reports.counts("edge-0", false),
-            Counts::default(),
+            hub.reports.counts("edge-0", false),
+            PhaseCounts::default(),
             "{name}"
         );
     }

@@ -9,39 +9,41 @@ use axum::Router;
 use axum::extract::State;
 use axum::http::{Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
-use krypton_agent::credentials::renewal::keep_renewed;
+use krypton_agent::credentials::renewal::run_renewal;
 use krypton_agent::credentials::store::{Enrolled, Identity, Membership, Store, new_key};
 use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec, EdgeClusterStatus};
-use krypton_hub::ca::{self, Data, stage};
+use krypton_hub::ca::{self, SecretData, stage};
 use krypton_hub::edgecluster;
-use krypton_hub::tenants::Counts;
+use krypton_hub::tenants::PhaseCounts;
 use krypton_proto::Bytes;
 use krypton_proto::v1::TrustedRoots;
 use krypton_runtime::newest::NewestSeen as _;
-use krypton_types::ca_rotation::{self, Awaited, Phase, Step, Why, Wishes};
+use krypton_types::ca_rotation::{
+    self, BlockReason, BlockingMember, RotationPhase, RotationRequest, RotationStep,
+};
 use krypton_types::root_digest::RootDigest;
 use kube::Client;
 
 use super::*;
 
 /// The home cluster with the CA's Secret and the EdgeClusters, which survive the hub.
-struct Rig {
-    home: Home,
-    port: Option<Port>,
+struct HomeCluster {
+    hub: TestHub,
+    port: Option<HubListener>,
     address: SocketAddr,
-    secret: Data,
+    secret: SecretData,
     members: BTreeMap<String, EdgeClusterStatus>,
-    edges: Edges,
-    wishes: Wishes,
+    agent_secrets: AgentSecrets,
+    request: RotationRequest,
 }
 
-impl Rig {
+impl HomeCluster {
     async fn start(count: usize) -> Self {
-        let secret = ca::made(TRUST_DOMAIN, clock::wall()).unwrap();
-        let home = home_of(&secret, &names(count));
-        let port = home.listen(None).await;
+        let secret = ca::generate_data(TRUST_DOMAIN, clock::wall()).unwrap();
+        let hub = hub_with(&secret, &names(count));
+        let port = hub.listen(None).await;
         Self {
-            home,
+            hub,
             address: port.address,
             port: Some(port),
             secret,
@@ -49,8 +51,8 @@ impl Rig {
                 .into_iter()
                 .map(|name| (name, EdgeClusterStatus::default()))
                 .collect(),
-            edges: Edges::start().await,
-            wishes: Wishes::default(),
+            agent_secrets: AgentSecrets::start().await,
+            request: RotationRequest::default(),
         }
     }
 
@@ -61,18 +63,25 @@ impl Rig {
             port.close().await;
         }
         let names: Vec<String> = self.members.keys().cloned().collect();
-        self.home = home_of(&self.secret, &names);
-        self.port = Some(self.home.listen(Some(self.address)).await);
+        self.hub = hub_with(&self.secret, &names);
+        self.port = Some(self.hub.listen(Some(self.address)).await);
     }
 
     /// Returns the EdgeClusters as the fleet writes them.
     fn edge_clusters(&mut self) -> Vec<EdgeCluster> {
-        let home = &self.home;
+        let hub = &self.hub;
         let objects = self.members.iter_mut().map(|(name, status)| {
-            if let Some(found) = home.members.observation(name) {
-                let (counts, now) = (Counts::default(), clock::wall());
-                *status =
-                    edgecluster::status::status(name, Some(status), &found, counts, None, 1, now);
+            if let Some(observation) = hub.members.observation(name) {
+                let (counts, now) = (PhaseCounts::default(), clock::wall());
+                *status = edgecluster::status::status(
+                    name,
+                    Some(status),
+                    &observation,
+                    counts,
+                    None,
+                    1,
+                    now,
+                );
             }
             let mut object = EdgeCluster::new(name, EdgeClusterSpec::default());
             object.metadata.uid = Some(uid(name));
@@ -83,119 +92,131 @@ impl Rig {
     }
 
     /// Runs one step of the leader's rotation.
-    fn look(&mut self) -> Step {
+    fn reconcile(&mut self) -> RotationStep {
         let members = self.edge_clusters();
-        let stands = stage(&self.secret).unwrap();
-        let step = ca_rotation::next(stands, &self.wishes, &members, true, clock::wall());
+        let current = stage(&self.secret).unwrap();
+        let step = ca_rotation::next(current, &self.request, &members, true, clock::wall());
         self.secret = match &step {
-            Step::Rest | Step::Wait(_) => return step,
-            Step::Announce => ca::announced(&self.secret, clock::wall()).unwrap(),
-            Step::Switch(_) => ca::switched(&self.secret).unwrap(),
-            Step::Finish(_) => ca::finished(&self.secret).unwrap(),
+            RotationStep::Rest | RotationStep::Wait(_) => return step,
+            RotationStep::Announce => ca::announce(&self.secret, clock::wall()).unwrap(),
+            RotationStep::Switch(_) => ca::switch(&self.secret).unwrap(),
+            RotationStep::Finish(_) => ca::finish(&self.secret).unwrap(),
         };
-        self.wishes.requested = false;
-        let read = Authority::from_data(&self.secret, clock::wall()).unwrap();
-        assert!(self.home.authority.replace(read));
+        self.request.requested = false;
+        let authority = Authority::from_data(&self.secret, clock::wall()).unwrap();
+        assert!(self.hub.authority.replace(authority));
         step
     }
 
-    /// Runs a step whenever a report arrives, until `wanted` accepts one.
-    async fn until(&mut self, wanted: impl Fn(&Step) -> bool) -> Step {
-        let report_store = Arc::clone(&self.home.members);
-        let mut last = Step::Rest;
-        let looking = async {
+    /// Runs a step whenever a report arrives, until `condition` accepts one.
+    async fn reconcile_until(&mut self, condition: impl Fn(&RotationStep) -> bool) -> RotationStep {
+        let members = Arc::clone(&self.hub.members);
+        let mut last = RotationStep::Rest;
+        let reconciling = async {
             loop {
-                last = self.look();
-                if wanted(&last) {
+                last = self.reconcile();
+                if condition(&last) {
                     return;
                 }
-                report_store.changed.notified().await;
+                members.changed.notified().await;
             }
         };
-        let waited = tokio::time::timeout(PATIENCE, looking).await;
-        assert!(waited.is_ok(), "the last step was {last:?}");
+        let result = tokio::time::timeout(TIMEOUT, reconciling).await;
+        assert!(result.is_ok(), "the last step was {last:?}");
         last
     }
 
-    async fn waits_for(&mut self, expected: &[(&str, Why)]) {
-        let are = |waiting: &[Awaited]| {
-            let waiting = waiting
+    async fn wait_until_awaited(&mut self, expected: &[(&str, BlockReason)]) {
+        let is_expected = |awaited: &[BlockingMember]| {
+            let awaited = awaited
                 .iter()
-                .map(|member| (member.name.as_str(), member.why));
-            waiting.eq(expected.iter().copied())
+                .map(|member| (member.name.as_str(), member.reason));
+            awaited.eq(expected.iter().copied())
         };
-        self.until(|step| matches!(step, Step::Wait(waiting) if are(waiting)))
-            .await;
+        self.reconcile_until(
+            |step| matches!(step, RotationStep::Wait(awaited) if is_expected(awaited)),
+        )
+        .await;
     }
 
-    fn request(&mut self) {
-        self.wishes.requested = true;
-        assert_eq!(self.look(), Step::Announce);
+    fn request_rotation(&mut self) {
+        self.request.requested = true;
+        assert_eq!(self.reconcile(), RotationStep::Announce);
     }
 
-    async fn switches(&mut self) -> Vec<String> {
-        match self.until(|step| matches!(step, Step::Switch(_))).await {
-            Step::Switch(out) => out.into_iter().map(|member| member.name).collect(),
+    async fn reconcile_until_switch(&mut self) -> Vec<String> {
+        match self
+            .reconcile_until(|step| matches!(step, RotationStep::Switch(_)))
+            .await
+        {
+            RotationStep::Switch(locked_out) => {
+                locked_out.into_iter().map(|member| member.name).collect()
+            }
             _ => unreachable!("it was waited for"),
         }
     }
 
-    async fn finishes(&mut self) -> Vec<String> {
-        match self.until(|step| matches!(step, Step::Finish(_))).await {
-            Step::Finish(out) => out.into_iter().map(|member| member.name).collect(),
+    async fn reconcile_until_finish(&mut self) -> Vec<String> {
+        match self
+            .reconcile_until(|step| matches!(step, RotationStep::Finish(_)))
+            .await
+        {
+            RotationStep::Finish(locked_out) => {
+                locked_out.into_iter().map(|member| member.name).collect()
+            }
             _ => unreachable!("it was waited for"),
         }
     }
 
     /// Locks out a member like an administrator.
-    fn lock_out(&mut self, name: &str, phase: Phase) {
+    fn lock_out(&mut self, name: &str, phase: RotationPhase) {
         let names = [name.to_owned()].into();
         let root = stage(&self.secret).unwrap().root.to_string();
-        let lock_out = &mut self.wishes.lock_out;
+        let lock_out = &mut self.request.lock_out;
         lock_out.root = root;
         match phase {
-            Phase::Switched => lock_out.switched = names,
-            Phase::Steady | Phase::Announced => lock_out.announced = names,
+            RotationPhase::Switched => lock_out.switched = names,
+            RotationPhase::Steady | RotationPhase::Announced => lock_out.announced = names,
         }
     }
 
     /// Starts an enrolled agent together with the task that manages its identity.
-    async fn agent(&self, name: &str) -> Rotating {
-        let store = self.edges.store(name);
-        let kept = store.load().await.unwrap();
-        let identity = match kept.identity.enrolled {
-            Some(_) => kept.identity.clone(),
+    async fn agent(&self, name: &str) -> RotatingAgent {
+        let store = self.agent_secrets.store(name);
+        let stored = store.load().await.unwrap();
+        let identity = match stored.identity.enrolled {
+            Some(_) => stored.identity.clone(),
             None => self.enroll(name),
         };
-        let kept = store.keep(kept, identity).await.unwrap();
-        let enrolled = kept.identity.enrolled.clone().unwrap();
-        let config = enrolled.client_config(&kept.identity.key).unwrap();
+        let stored = store.replace(stored, identity).await.unwrap();
+        let enrolled = stored.identity.enrolled.clone().unwrap();
+        let config = enrolled.client_config(&stored.identity.key).unwrap();
         let tls = Arc::new(ArcSwap::from_pointee(config));
         let dialer = Arc::new(Dialer::new(vec![self.address.to_string()], tls));
-        dialer.trust().keep(&enrolled.roots);
+        dialer.root_updates().publish_stored(&enrolled.roots);
         let agent = Agent::start(Arc::clone(&dialer), "a", name);
-        let drops = Arc::new(AtomicUsize::new(0));
-        let (counted, mut link) = (Arc::clone(&drops), agent.link.clone());
+        let disconnects = Arc::new(AtomicUsize::new(0));
+        let (counter, mut link) = (Arc::clone(&disconnects), agent.link.clone());
         tokio::spawn(async move {
-            let mut up = false;
+            let mut is_up = false;
             while link.changed().await.is_ok() {
-                let before = std::mem::replace(&mut up, link.see().is_up());
-                counted.fetch_add(usize::from(before && !up), Ordering::Relaxed);
+                let was_up = std::mem::replace(&mut is_up, link.get_and_update().is_up());
+                counter.fetch_add(usize::from(was_up && !is_up), Ordering::Relaxed);
             }
         });
-        let keeping = tokio::spawn(keep_renewed(
+        let renewing = tokio::spawn(run_renewal(
             store.clone(),
-            kept,
+            stored,
             dialer,
             agent.link.clone(),
             watch::Sender::new(enrolled.not_after),
             agent.stop.clone(),
         ));
-        Rotating {
+        RotatingAgent {
             agent,
             store,
-            drops,
-            keeping,
+            disconnects,
+            renewing,
         }
     }
 
@@ -203,7 +224,7 @@ impl Rig {
         let key = new_key().unwrap();
         let request = rcgen::CertificateParams::default();
         let request = request.serialize_request(&**key).unwrap();
-        let authority = self.home.authority.now();
+        let authority = self.hub.authority.get();
         let certificates = authority
             .sign_agent(request.der(), name, &uid(name), clock::wall(), DAY)
             .unwrap();
@@ -220,61 +241,62 @@ impl Rig {
     }
 }
 
-fn home_of(secret: &Data, names: &[String]) -> Home {
-    Home::of(Authority::from_data(secret, clock::wall()).unwrap()).with_members(names)
+fn hub_with(secret: &SecretData, names: &[String]) -> TestHub {
+    TestHub::with_authority(Authority::from_data(secret, clock::wall()).unwrap())
+        .with_members(names)
 }
 
 /// An agent with a session and its identity store.
-struct Rotating {
+struct RotatingAgent {
     agent: Agent,
     store: Store,
     /// Number of disconnects after the first session.
-    drops: Arc<AtomicUsize>,
-    keeping: JoinHandle<()>,
+    disconnects: Arc<AtomicUsize>,
+    renewing: JoinHandle<()>,
 }
 
-impl Rotating {
-    async fn kept(&self) -> Enrolled {
-        let kept = self.store.read().await.unwrap().unwrap();
-        kept.identity.enrolled.unwrap()
+impl RotatingAgent {
+    async fn stored(&self) -> Enrolled {
+        let stored = self.store.read().await.unwrap().unwrap();
+        stored.identity.enrolled.unwrap()
     }
 
     /// Waits until the stored identity trusts exactly these roots.
-    async fn trusts(&self, roots: &[RootDigest]) {
-        let all = async {
+    async fn wait_for_roots(&self, roots: &[RootDigest]) {
+        let waiting = async {
             // Each attempt is a request, so the loopback limits the rate.
-            while RootDigest::of_all(&self.kept().await.roots) != roots {
+            while RootDigest::from_ders(&self.stored().await.roots) != roots {
                 tokio::task::yield_now().await;
             }
         };
-        tokio::time::timeout(PATIENCE, all).await.unwrap();
+        tokio::time::timeout(TIMEOUT, waiting).await.unwrap();
     }
 
     async fn stop(self) {
         self.agent.stop().await;
-        self.keeping.await.unwrap();
+        self.renewing.await.unwrap();
     }
 }
 
 /// The Secrets of all edge clusters by path, each with its version.
 #[derive(Clone, Default)]
-struct Edges {
+struct AgentSecrets {
     secrets: Arc<Mutex<BTreeMap<String, (u64, serde_json::Value)>>>,
     url: String,
 }
 
-impl Edges {
+impl AgentSecrets {
     async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let edges = Self {
+        let agent_secrets = Self {
             url: format!("http://{}", listener.local_addr().unwrap()),
             ..Self::default()
         };
         let router = Router::new()
-            .fallback(Self::answer)
-            .with_state(edges.clone());
+            .fallback(Self::handle)
+            .with_state(agent_secrets.clone());
         tokio::spawn(axum::serve(listener, router).into_future());
-        edges
+        agent_secrets
     }
 
     fn store(&self, name: &str) -> Store {
@@ -282,13 +304,13 @@ impl Edges {
         Store::new(Client::try_from(config).unwrap(), name.to_owned())
     }
 
-    async fn answer(
-        State(edges): State<Self>,
+    async fn handle(
+        State(agent_secrets): State<Self>,
         method: Method,
         uri: Uri,
         body: axum::body::Bytes,
     ) -> Response {
-        let refused = |code: u16| {
+        let error_response = |code: u16| {
             let status = serde_json::json!({
                 "kind": "Status", "apiVersion": "v1", "status": "Failure", "message": "no",
                 "reason": if code == 404 { "NotFound" } else { "Conflict" }, "code": code,
@@ -297,19 +319,19 @@ impl Edges {
             (code, status.to_string()).into_response()
         };
         let namespace = uri.path().split('/').nth(4).unwrap().to_owned();
-        let mut secrets = edges.secrets.lock().unwrap();
-        let found = secrets.get(&namespace).cloned();
+        let mut secrets = agent_secrets.secrets.lock().unwrap();
+        let stored = secrets.get(&namespace).cloned();
         if method == Method::GET {
-            return match found {
+            return match stored {
                 Some((_, secret)) => secret.to_string().into_response(),
-                None => refused(404),
+                None => error_response(404),
             };
         }
         let mut secret: serde_json::Value = serde_json::from_slice(&body).unwrap();
-        let version = found.map_or(0, |(version, _)| version);
+        let version = stored.map_or(0, |(version, _)| version);
         let based_on = &secret["metadata"]["resourceVersion"];
         if based_on.as_str().unwrap_or("0") != version.to_string() {
-            return refused(409);
+            return error_response(409);
         }
         secret["metadata"]["resourceVersion"] = (version + 1).to_string().into();
         secrets.insert(namespace, (version + 1, secret.clone()));
@@ -319,68 +341,71 @@ impl Edges {
 
 #[tokio::test]
 async fn rotation_drops_no_stream_and_rejects_old_root() {
-    let mut rig = Rig::start(20).await;
-    let former = rig.home.authority.now();
+    let mut home = HomeCluster::start(20).await;
+    let previous = home.hub.authority.get();
     let mut agents = Vec::new();
     for name in names(20) {
-        agents.push(rig.agent(&name).await);
+        agents.push(home.agent(&name).await);
     }
     for rotating in &mut agents {
-        rotating.agent.has("1.0.0").await;
+        rotating.agent.wait_for_chart("1.0.0").await;
     }
-    rig.request();
-    assert!(rig.switches().await.is_empty());
-    let both = RootDigest::of_all(&rig.home.authority.now().roots());
+    home.request_rotation();
+    assert!(home.reconcile_until_switch().await.is_empty());
+    let both = RootDigest::from_ders(&home.hub.authority.get().roots());
     for rotating in &agents {
-        assert_eq!(RootDigest::of_all(&rotating.kept().await.roots), both);
+        assert_eq!(RootDigest::from_ders(&rotating.stored().await.roots), both);
     }
-    assert!(rig.finishes().await.is_empty());
-    let now = rig.home.authority.now();
+    assert!(home.reconcile_until_finish().await.is_empty());
+    let current = home.hub.authority.get();
     for rotating in &agents {
-        rotating.trusts(&RootDigest::of_all(&now.roots())).await;
-        let own = rotating.kept().await.certificates.remove(0);
-        assert_eq!(now.issuer_of(&own), now.signing());
-        assert_ne!(now.signing(), former.signing());
+        rotating
+            .wait_for_roots(&RootDigest::from_ders(&current.roots()))
+            .await;
+        let certificate = rotating.stored().await.certificates.remove(0);
+        assert_eq!(current.issuer_of(&certificate), current.signing_root());
+        assert_ne!(current.signing_root(), previous.signing_root());
     }
 
     // The existing streams keep working and have never dropped.
-    rig.home.give(&names(20), "1.0.1");
+    home.hub.publish(&names(20), "1.0.1");
     for rotating in &mut agents {
-        rotating.agent.has("1.0.1").await;
-        assert_eq!(rotating.drops.load(Ordering::Relaxed), 0);
+        rotating.agent.wait_for_chart("1.0.1").await;
+        assert_eq!(rotating.disconnects.load(Ordering::Relaxed), 0);
     }
-    assert_eq!(rig.home.metrics.sessions.get(), 20);
+    assert_eq!(home.hub.metrics.sessions.get(), 20);
 
     // Certificates of the old root are rejected. An agent that trusts only that root rejects the hub.
     let key = KeyPair::generate().unwrap();
     let request = rcgen::CertificateParams::default();
     let request = request.serialize_request(&key).unwrap();
     let certificates =
-        former.sign_agent(request.der(), "edge-0", &uid("edge-0"), clock::wall(), DAY);
-    let own = Credential {
+        previous.sign_agent(request.der(), "edge-0", &uid("edge-0"), clock::wall(), DAY);
+    let old_credential = Credential {
         certificates: certificates.unwrap(),
         key: PrivateKeyDer::try_from(key.serialize_der()).unwrap(),
     };
     let mut late = Agent::start(
-        rig.home.dialer_with(rig.address, Some(own.clone())),
+        home.hub
+            .dialer_with(home.address, Some(old_credential.clone())),
         "b",
         "edge-0",
     );
-    let why = refusal(&mut late).await;
+    let reason = link_error(&mut late).await;
     assert!(
-        why.contains("rotated while this agent was disconnected"),
-        "{why}"
+        reason.contains("rotated while this agent was disconnected"),
+        "{reason}"
     );
     late.stop().await;
-    let tls = tls::client_config(&former.roots(), Some(own)).unwrap();
+    let tls = tls::client_config(&previous.roots(), Some(old_credential)).unwrap();
     let dialer = Dialer::new(
-        vec![rig.address.to_string()],
+        vec![home.address.to_string()],
         Arc::new(ArcSwap::from_pointee(tls)),
     );
-    let said = chain(&dialer.connect().await.unwrap_err());
+    let message = chain(&dialer.connect().await.unwrap_err());
     assert!(
-        said.contains("rotated") && said.contains("kubectl krypton join"),
-        "{said}"
+        message.contains("rotated") && message.contains("kubectl krypton join"),
+        "{message}"
     );
     for rotating in agents {
         rotating.stop().await;
@@ -388,68 +413,72 @@ async fn rotation_drops_no_stream_and_rejects_old_root() {
 }
 
 /// Starts a rotation while edge-0 is connected and edge-1 is away.
-async fn begun_with_one_away() -> (Rig, Rotating) {
-    let mut rig = Rig::start(2).await;
-    let mut stays = rig.agent("edge-0").await;
-    let mut leaves = rig.agent("edge-1").await;
-    for rotating in [&mut stays, &mut leaves] {
-        rotating.agent.has("1.0.0").await;
+async fn start_with_absent_agent() -> (HomeCluster, RotatingAgent) {
+    let mut home = HomeCluster::start(2).await;
+    let mut present = home.agent("edge-0").await;
+    let mut absent = home.agent("edge-1").await;
+    for rotating in [&mut present, &mut absent] {
+        rotating.agent.wait_for_chart("1.0.0").await;
     }
-    leaves.stop().await;
-    rig.request();
-    rig.waits_for(&[("edge-1", Why::NotTrusted)]).await;
-    (rig, stays)
+    absent.stop().await;
+    home.request_rotation();
+    home.wait_until_awaited(&[("edge-1", BlockReason::NotTrusted)])
+        .await;
+    (home, present)
 }
 
 #[tokio::test]
 async fn rotation_waits_for_absent_agent_in_each_phase() {
-    let (mut rig, stays) = begun_with_one_away().await;
-    let mut leaves = rig.agent("edge-1").await;
-    leaves.agent.has("1.0.0").await;
-    assert!(rig.switches().await.is_empty());
+    let (mut home, present) = start_with_absent_agent().await;
+    let mut absent = home.agent("edge-1").await;
+    absent.agent.wait_for_chart("1.0.0").await;
+    assert!(home.reconcile_until_switch().await.is_empty());
     // The agent disconnects before it renews. Both roots are trusted, so it can reconnect.
-    leaves.stop().await;
-    rig.waits_for(&[("edge-1", Why::NotRenewed)]).await;
-    let mut leaves = rig.agent("edge-1").await;
-    leaves.agent.has("1.0.0").await;
-    assert!(rig.finishes().await.is_empty());
-    let roots = RootDigest::of_all(&rig.home.authority.now().roots());
-    for rotating in [&stays, &leaves] {
-        rotating.trusts(&roots).await;
-        assert_eq!(rotating.drops.load(Ordering::Relaxed), 0);
+    absent.stop().await;
+    home.wait_until_awaited(&[("edge-1", BlockReason::NotRenewed)])
+        .await;
+    let mut absent = home.agent("edge-1").await;
+    absent.agent.wait_for_chart("1.0.0").await;
+    assert!(home.reconcile_until_finish().await.is_empty());
+    let roots = RootDigest::from_ders(&home.hub.authority.get().roots());
+    for rotating in [&present, &absent] {
+        rotating.wait_for_roots(&roots).await;
+        assert_eq!(rotating.disconnects.load(Ordering::Relaxed), 0);
     }
-    stays.stop().await;
-    leaves.stop().await;
+    present.stop().await;
+    absent.stop().await;
 }
 
 #[tokio::test]
 async fn restarted_hub_resumes_rotation_in_any_phase() {
-    let mut rig = Rig::start(3).await;
+    let mut home = HomeCluster::start(3).await;
     let mut agents = Vec::new();
     for name in names(3) {
-        agents.push(rig.agent(&name).await);
+        agents.push(home.agent(&name).await);
     }
     for rotating in &mut agents {
-        rotating.agent.has("1.0.0").await;
+        rotating.agent.wait_for_chart("1.0.0").await;
     }
-    rig.request();
-    rig.restart().await;
-    rig.switches().await;
+    home.request_rotation();
+    home.restart().await;
+    home.reconcile_until_switch().await;
     // The hub restarts before any agent has renewed. The agents renew after they reconnect.
-    rig.restart().await;
-    rig.finishes().await;
-    rig.restart().await;
-    let now = rig.home.authority.now();
+    home.restart().await;
+    home.reconcile_until_finish().await;
+    home.restart().await;
+    let current = home.hub.authority.get();
     for rotating in &mut agents {
-        rotating.trusts(&RootDigest::of_all(&now.roots())).await;
-        rotating.agent.is_up(true).await;
-        let own = rotating.kept().await.certificates.remove(0);
-        assert_eq!(now.issuer_of(&own), now.signing());
+        rotating
+            .wait_for_roots(&RootDigest::from_ders(&current.roots()))
+            .await;
+        rotating.agent.wait_for_link(true).await;
+        let certificate = rotating.stored().await.certificates.remove(0);
+        assert_eq!(current.issuer_of(&certificate), current.signing_root());
     }
     // A second rotation follows.
-    rig.request();
-    rig.switches().await;
-    rig.finishes().await;
+    home.request_rotation();
+    home.reconcile_until_switch().await;
+    home.reconcile_until_finish().await;
     for rotating in agents {
         rotating.stop().await;
     }
@@ -457,73 +486,86 @@ async fn restarted_hub_resumes_rotation_in_any_phase() {
 
 #[tokio::test]
 async fn locked_out_agent_is_refused_and_can_rejoin() {
-    let (mut rig, stays) = begun_with_one_away().await;
-    rig.lock_out("edge-1", Phase::Announced);
-    assert_eq!(rig.switches().await, ["edge-1"]);
-    let mut late = rig.agent("edge-1").await;
-    let why = refusal(&mut late.agent).await;
+    let (mut home, present) = start_with_absent_agent().await;
+    home.lock_out("edge-1", RotationPhase::Announced);
+    assert_eq!(home.reconcile_until_switch().await, ["edge-1"]);
+    let mut late = home.agent("edge-1").await;
+    let reason = link_error(&mut late.agent).await;
     assert!(
-        why.contains("rotated while this agent was disconnected")
-            && why.contains("kubectl krypton join"),
-        "{why}"
+        reason.contains("rotated while this agent was disconnected")
+            && reason.contains("kubectl krypton join"),
+        "{reason}"
     );
-    assert_eq!(rig.finishes().await, ["edge-1"]);
-    assert_eq!(stays.drops.load(Ordering::Relaxed), 0);
+    assert_eq!(home.reconcile_until_finish().await, ["edge-1"]);
+    assert_eq!(present.disconnects.load(Ordering::Relaxed), 0);
     late.stop().await;
 
     // It joins again like a new member.
-    rig.edges.secrets.lock().unwrap().remove("edge-1");
-    let mut back = rig.agent("edge-1").await;
-    back.agent.has("1.0.0").await;
-    back.stop().await;
-    stays.stop().await;
+    home.agent_secrets.secrets.lock().unwrap().remove("edge-1");
+    let mut rejoined = home.agent("edge-1").await;
+    rejoined.agent.wait_for_chart("1.0.0").await;
+    rejoined.stop().await;
+    present.stop().await;
 }
 
 #[tokio::test]
 async fn rotation_waits_for_lagging_agents_until_locked_out() {
-    let mut rig = Rig::start(2).await;
-    let [old, lazy] = ["edge-0", "edge-1"].map(|name| rig.home.dialer(rig.address, name));
-    let trusts = || {
-        Some(TrustedRoots::new(&RootDigest::of_all(
-            &rig.home.authority.now().roots(),
+    let mut home = HomeCluster::start(2).await;
+    let [old, lazy] = ["edge-0", "edge-1"].map(|name| home.hub.dialer(home.address, name));
+    let trusted_roots = || {
+        Some(TrustedRoots::new(&RootDigest::from_ders(
+            &home.hub.authority.get().roots(),
         )))
     };
-    let hears = Hello {
-        trusted_roots: trusts(),
+    let hello_with_roots = Hello {
+        trusted_roots: trusted_roots(),
         ..hello(1, "0.1.0")
     };
-    let mut old = Stream::open(&old, Said::Hello(hello(1, "0.1.0")))
+    let mut old = RawSession::open(&old, FromAgent::Hello(hello(1, "0.1.0")))
         .await
         .unwrap();
-    let mut lazy = Stream::open(&lazy, Said::Hello(hears)).await.unwrap();
+    let mut lazy = RawSession::open(&lazy, FromAgent::Hello(hello_with_roots))
+        .await
+        .unwrap();
     // It trusts all roots and has a certificate of the signing one, so the hub sends it no roots.
-    assert!(matches!(lazy.hear_any().await.unwrap(), Say::Welcome(_)));
-    assert!(matches!(lazy.hear_any().await.unwrap(), Say::Desired(_)));
-    rig.request();
-    let Say::Roots(told) = lazy.hear_any().await.unwrap() else {
+    assert!(matches!(
+        lazy.receive_any().await.unwrap(),
+        FromHub::Welcome(_)
+    ));
+    assert!(matches!(
+        lazy.receive_any().await.unwrap(),
+        FromHub::Desired(_)
+    ));
+    home.request_rotation();
+    let FromHub::Roots(roots) = lazy.receive_any().await.unwrap() else {
         panic!("the new root is told")
     };
     assert_eq!(
-        (told.certificates.len(), told.renew_within_millis),
+        (roots.certificates.len(), roots.renew_within_millis),
         (2, None)
     );
-    rig.waits_for(&[("edge-0", Why::SaysNothing), ("edge-1", Why::NotTrusted)])
+    home.wait_until_awaited(&[
+        ("edge-0", BlockReason::RootsUnreported),
+        ("edge-1", BlockReason::NotTrusted),
+    ])
+    .await;
+    let both_roots = TrustedRoots::new(&RootDigest::from_ders(&home.hub.authority.get().roots()));
+    lazy.send(FromAgent::TrustedRoots(both_roots)).await;
+    home.wait_until_awaited(&[("edge-0", BlockReason::RootsUnreported)])
         .await;
-    let both = TrustedRoots::new(&RootDigest::of_all(&rig.home.authority.now().roots()));
-    lazy.say(Said::TrustedRoots(both)).await;
-    rig.waits_for(&[("edge-0", Why::SaysNothing)]).await;
-    rig.lock_out("edge-0", Phase::Announced);
-    rig.switches().await;
-    let Say::Roots(told) = lazy.hear_any().await.unwrap() else {
+    home.lock_out("edge-0", RotationPhase::Announced);
+    home.reconcile_until_switch().await;
+    let FromHub::Roots(roots) = lazy.receive_any().await.unwrap() else {
         panic!("it is to renew")
     };
-    assert!(told.renew_within_millis.is_some());
-    rig.waits_for(&[("edge-1", Why::NotRenewed)]).await;
-    rig.lock_out("edge-1", Phase::Switched);
-    assert_eq!(rig.finishes().await, ["edge-0", "edge-1"]);
+    assert!(roots.renew_within_millis.is_some());
+    home.wait_until_awaited(&[("edge-1", BlockReason::NotRenewed)])
+        .await;
+    home.lock_out("edge-1", RotationPhase::Switched);
+    assert_eq!(home.reconcile_until_finish().await, ["edge-0", "edge-1"]);
     // The hub ends streams whose certificate is no longer trusted.
     for stream in [&mut old, &mut lazy] {
-        let status = stream.end().await;
+        let status = stream.closing_status().await;
         assert_eq!(status.code(), Code::Unauthenticated);
         assert!(
             status.message().contains("kubectl krypton join edge-"),
@@ -543,17 +585,19 @@ async fn rotation_waits_for_lagging_agents_until_locked_out() {
 
 #[tokio::test]
 async fn malformed_root_digests_end_session() {
-    let rig = Rig::start(1).await;
-    let dialer = rig.home.dialer(rig.address, "edge-0");
+    let home = HomeCluster::start(1).await;
+    let dialer = home.hub.dialer(home.address, "edge-0");
     for sha256 in [
         vec![Bytes::from_static(b"x")],
         vec![Bytes::from_static(&[0; 32]); 9],
     ] {
-        let said = Hello {
+        let malformed = Hello {
             trusted_roots: Some(TrustedRoots { sha256 }),
             ..hello(1, "0.1.0")
         };
-        let mut stream = Stream::open(&dialer, Said::Hello(said)).await.unwrap();
-        assert_eq!(stream.end().await.code(), Code::InvalidArgument);
+        let mut stream = RawSession::open(&dialer, FromAgent::Hello(malformed))
+            .await
+            .unwrap();
+        assert_eq!(stream.closing_status().await.code(), Code::InvalidArgument);
     }
 }

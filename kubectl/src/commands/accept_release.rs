@@ -13,7 +13,7 @@ use kube::api::{ListParams, PostParams};
 
 use crate::error::KubectlError;
 use crate::home::Target;
-use crate::render::Printed;
+use crate::render::CommandOutput;
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct AcceptRelease {
@@ -25,17 +25,20 @@ pub(crate) struct AcceptRelease {
     namespace: Option<String>,
 }
 
-pub(crate) async fn run(args: AcceptRelease, target: &Target<'_>) -> Result<Printed, KubectlError> {
+pub(crate) async fn run(
+    args: AcceptRelease,
+    target: &Target<'_>,
+) -> Result<CommandOutput, KubectlError> {
     let cluster = target.connect().await?;
     let key = ReleaseKey {
         namespace: args.namespace.unwrap_or_else(|| cluster.namespace.clone()),
         name: args.name,
     };
     let secrets = cluster.namespaced::<Secret>(&key.namespace);
-    let revisions = ListParams::default().labels(&format!("owner=helm,name={}", key.name));
-    let listed = secrets.list(revisions).await?.into_iter();
-    let mut revisions: Vec<(Revision, Secret)> = listed
-        .filter_map(|secret| Some((Revision::of(&secret.metadata)?.1, secret)))
+    let params = ListParams::default().labels(&format!("owner=helm,name={}", key.name));
+    let release_secrets = secrets.list(params).await?.into_iter();
+    let mut revisions: Vec<(Revision, Secret)> = release_secrets
+        .filter_map(|secret| Some((Revision::from_metadata(&secret.metadata)?.1, secret)))
         .collect();
     revisions.sort_by_key(|(revision, _)| revision.revision);
     let deployed = revisions
@@ -48,7 +51,7 @@ pub(crate) async fn run(args: AcceptRelease, target: &Target<'_>) -> Result<Prin
     let digest = releases::digest(secret).map_err(|error| failed(&error))?;
     let records = cluster.namespaced::<Secret>(SYSTEM_NAMESPACE);
     let record_name = name(&key);
-    let mut record = ReleaseRecord::of(records.find(&record_name).await?, &key);
+    let mut record = ReleaseRecord::from_secret(records.find(&record_name).await?, &key);
     record.digests.insert(revision.revision, digest);
     let secret = record.to_secret(&key).map_err(|error| failed(&error))?;
     let (api, params) = (&records.api, PostParams::default());
@@ -60,7 +63,7 @@ pub(crate) async fn run(args: AcceptRelease, target: &Target<'_>) -> Result<Prin
         let creating = api.create(&params, &secret);
         records.call("create", &record_name, creating).await?;
     }
-    Ok(Printed {
+    Ok(CommandOutput {
         stdout: format!(
             "revision {} of release {} in namespace {} accepted\n",
             revision.revision, key.name, key.namespace

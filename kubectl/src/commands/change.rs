@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::error::KubectlError;
 use crate::home::Target;
 use crate::kind::Kind;
-use crate::render::{Printed, text_at};
+use crate::render::{CommandOutput, text_at};
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Change {
@@ -74,14 +74,14 @@ pub(crate) enum Verb {
 
 /// A change of one object.
 #[derive(Clone, Debug, PartialEq)]
-struct Step {
+struct PlannedChange {
     /// A merge patch. `None` if the object needs no change.
     patch: Option<Value>,
     /// The result for the user, after the object's name.
     result: &'static str,
     note: Option<&'static str>,
     /// A note about clusters that the change does not reach. Only relevant on the home cluster.
-    elsewhere: Option<String>,
+    unreached_note: Option<String>,
 }
 
 /// Changes the objects one after the other. An error lists the objects that were changed before it.
@@ -90,61 +90,62 @@ pub(crate) async fn run(
     change: Change,
     target: &Target<'_>,
     now: Timestamp,
-) -> Result<Printed, KubectlError> {
+) -> Result<CommandOutput, KubectlError> {
     let home = target.connect().await?;
     let scope = change.kind.scope(change.namespace.as_deref(), &home);
     let objects = home.untyped(change.kind.resource(), &scope);
-    let mut printed = Printed::default();
+    let mut output = CommandOutput::default();
     for name in &change.names {
-        let changing = objects.change(name, |found| {
-            let mut step = step(verb, change.kind, &objects.value(found.clone()), now);
-            (step.patch.take(), step)
+        let changing = objects.change(name, |object| {
+            let mut planned =
+                plan_change(verb, change.kind, &objects.to_value(object.clone()), now);
+            (planned.patch.take(), planned)
         });
-        let step = match changing.await {
-            Ok((_, step)) => step,
-            Err(error) => return Err(error.after(printed)),
+        let planned = match changing.await {
+            Ok((_, planned)) => planned,
+            Err(error) => return Err(error.with_output(output)),
         };
-        printed.stdout += &format!("{} {}\n", objects.full_name(name), step.result);
-        if let Some(note) = step.note {
-            printed.stderr += &format!("{note}\n");
+        output.stdout += &format!("{} {}\n", objects.full_name(name), planned.result);
+        if let Some(note) = planned.note {
+            output.stderr += &format!("{note}\n");
         }
         // On an edge cluster, its Tenants name no other cluster.
-        if let Some(elsewhere) = step.elsewhere
+        if let Some(note) = planned.unreached_note
             && home.has_members().await
         {
-            printed.stderr += &format!("{elsewhere}\n");
+            output.stderr += &format!("{note}\n");
         }
     }
-    Ok(printed)
+    Ok(output)
 }
 
 /// Returns the change of this object.
-fn step(verb: Verb, kind: Kind, object: &Value, now: Timestamp) -> Step {
+fn plan_change(verb: Verb, kind: Kind, object: &Value, now: Timestamp) -> PlannedChange {
     let annotation = |name: &str| {
         let annotations = object.pointer("/metadata/annotations")?;
         annotations.get(name)?.as_str().map(str::to_owned)
     };
-    let set = |field: &str| object.pointer(field).and_then(Value::as_bool) == Some(true);
-    let annotated = annotation(PAUSED_ANNOTATION).is_some_and(|value| value != "false");
-    let (changes, patch, (done, already)) = match (verb, kind) {
+    let is_set = |field: &str| object.pointer(field).and_then(Value::as_bool) == Some(true);
+    let is_annotated = annotation(PAUSED_ANNOTATION).is_some_and(|value| value != "false");
+    let (needs_patch, patch, (changed_result, unchanged_result)) = match (verb, kind) {
         (Verb::Pause, Kind::Cluster) => (
-            !set("/spec/paused"),
+            !is_set("/spec/paused"),
             json!({"spec": {"paused": true}}),
             ("paused", "is paused already"),
         ),
         // Ends both kinds of pause.
         (Verb::Resume, Kind::Cluster) => (
-            set("/spec/paused") || annotated,
+            is_set("/spec/paused") || is_annotated,
             json!({"spec": {"paused": null}, "metadata": {"annotations": {PAUSED_ANNOTATION: null}}}),
             ("resumed", "is not paused"),
         ),
         (Verb::Pause, _) => (
-            !annotated,
+            !is_annotated,
             json!({"metadata": {"annotations": {PAUSED_ANNOTATION: "true"}}}),
             ("paused", "is paused already"),
         ),
         (Verb::Resume, _) => (
-            annotated,
+            is_annotated,
             json!({"metadata": {"annotations": {PAUSED_ANNOTATION: null}}}),
             ("resumed", "is not paused"),
         ),
@@ -159,35 +160,35 @@ fn step(verb: Verb, kind: Kind, object: &Value, now: Timestamp) -> Step {
             ("accepted", "is accepted already"),
         ),
         (Verb::Ban, _) => (
-            !set("/spec/banned"),
+            !is_set("/spec/banned"),
             json!({"spec": {"banned": true}}),
             ("banned", "is banned already"),
         ),
         (Verb::Unban, _) => (
-            set("/spec/banned"),
+            is_set("/spec/banned"),
             json!({"spec": {"banned": null}}),
             ("unbanned", "is not banned"),
         ),
     };
-    Step {
+    PlannedChange {
         note: (verb == Verb::Ban).then_some(
             "its releases stay installed, and its agent keeps its last desired state; to stop the agent's writes too, pause the cluster first",
         ),
-        elsewhere: elsewhere(object).filter(|_| kind == Kind::Tenant),
-        patch: changes.then_some(patch),
-        result: if changes { done } else { already },
+        unreached_note: unreached_note(object).filter(|_| kind == Kind::Tenant),
+        patch: needs_patch.then_some(patch),
+        result: if needs_patch { changed_result } else { unchanged_result },
     }
 }
 
 /// Returns a note about clusters on which the Tenant was created. A change on the home cluster does not reach them.
-fn elsewhere(object: &Value) -> Option<String> {
-    let listed = object.pointer("/status/conditions")?.clone();
-    let conditions: Vec<_> = serde_json::from_value(listed).ok()?;
-    let placed =
-        ["/spec/clusterRef/secretName", "/status/placement/cluster"].map(|at| text_at(object, at));
+fn unreached_note(object: &Value) -> Option<String> {
+    let conditions = object.pointer("/status/conditions")?.clone();
+    let conditions: Vec<_> = serde_json::from_value(conditions).ok()?;
+    let targets = ["/spec/clusterRef/secretName", "/status/placement/cluster"]
+        .map(|path| text_at(object, path));
     let created_there: Vec<String> = conditions::clusters(&conditions)
         .into_keys()
-        .filter(|cluster| cluster != SELF_CLUSTER && !placed.contains(&Some(cluster.clone())))
+        .filter(|cluster| cluster != SELF_CLUSTER && !targets.contains(&Some(cluster.clone())))
         .collect();
     (!created_there.is_empty()).then(|| {
         format!(
@@ -208,12 +209,12 @@ mod tests {
     #[test]
     fn each_verb_patches_only_when_change_is_needed() {
         let paused = json!({"metadata": {"annotations": {PAUSED_ANNOTATION: "true"}}});
-        let not = json!({"metadata": {"annotations": {PAUSED_ANNOTATION: "false"}}});
+        let unpaused = json!({"metadata": {"annotations": {PAUSED_ANNOTATION: "false"}}});
         let (plain, spec) = (json!({}), json!({"spec": {"paused": true, "banned": true}}));
         let waiting = json!({"spec": {"accepted": false}});
         let rows = [
             (Verb::Pause, Kind::Tenant, &plain, true, "paused"),
-            (Verb::Pause, Kind::Tenant, &not, true, "paused"),
+            (Verb::Pause, Kind::Tenant, &unpaused, true, "paused"),
             (
                 Verb::Pause,
                 Kind::Tenant,
@@ -222,7 +223,13 @@ mod tests {
                 "is paused already",
             ),
             (Verb::Resume, Kind::Deployment, &paused, true, "resumed"),
-            (Verb::Resume, Kind::Deployment, &not, false, "is not paused"),
+            (
+                Verb::Resume,
+                Kind::Deployment,
+                &unpaused,
+                false,
+                "is not paused",
+            ),
             (Verb::Pause, Kind::Cluster, &plain, true, "paused"),
             (
                 Verb::Pause,
@@ -254,11 +261,11 @@ mod tests {
             (Verb::Unban, Kind::Cluster, &spec, true, "unbanned"),
             (Verb::Unban, Kind::Cluster, &plain, false, "is not banned"),
         ];
-        for (verb, kind, object, changes, said) in rows {
-            let step = step(verb, kind, object, now());
+        for (verb, kind, object, needs_patch, result) in rows {
+            let planned = plan_change(verb, kind, object, now());
             assert_eq!(
-                (step.patch.is_some(), step.result),
-                (changes, said),
+                (planned.patch.is_some(), planned.result),
+                (needs_patch, result),
                 "{verb:?} {kind:?}"
             );
         }
@@ -274,8 +281,8 @@ mod tests {
             let conditions: Vec<Value> = clusters.iter().map(|cluster| ready(cluster)).collect();
             json!({"spec": {"clusterRef": {"secretName": "edge-1"}}, "status": {"conditions": conditions}})
         };
-        assert_eq!(elsewhere(&object(&["edge-1", SELF_CLUSTER])), None);
-        let note = elsewhere(&object(&["edge-1", "edge-2", "edge-3"])).unwrap();
+        assert_eq!(unreached_note(&object(&["edge-1", SELF_CLUSTER])), None);
+        let note = unreached_note(&object(&["edge-1", "edge-2", "edge-3"])).unwrap();
         assert!(note.contains("does not reach edge-2, edge-3:"), "{note}");
     }
 }

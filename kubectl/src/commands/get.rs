@@ -14,13 +14,13 @@ use jiff::Timestamp;
 use krypton_types::names::namespace_name;
 use serde_json::Value;
 
-use crate::debug_port::loopback;
+use crate::debug_port::parse_loopback_address;
 use crate::error::KubectlError;
-use crate::fleet_tenants::{self, Selection};
+use crate::fleet_tenants::{self, TenantFilter};
 use crate::home::{Connection, Target};
 use crate::kind::Kind;
 use crate::objects::Scope;
-use crate::render::{Output, Printed, Table, View, encode_list};
+use crate::render::{CommandOutput, OutputFormat, Table, View, encode_list};
 
 pub(crate) use clusters::clusters_table;
 pub(crate) use deployments::deployments_table;
@@ -61,11 +61,11 @@ pub(crate) struct Get {
     #[arg(long, value_name = "NAMESPACE", value_parser = namespace_name, requires = "fleet")]
     hub_namespace: Option<String>,
     /// Address of the debug port, instead of the leader's pod
-    #[arg(long, hide = true, value_name = "HOST:PORT", value_parser = loopback, requires = "fleet")]
+    #[arg(long, hide = true, value_name = "HOST:PORT", value_parser = parse_loopback_address, requires = "fleet")]
     debug_address: Option<SocketAddr>,
     /// Format: a table with more details and one line per cluster, only the names, or the objects themselves
     #[arg(short, long, value_name = "FORMAT")]
-    output: Option<Output>,
+    output: Option<OutputFormat>,
     /// Print each change, until Ctrl-C
     #[arg(short, long)]
     watch: bool,
@@ -76,10 +76,10 @@ pub(crate) async fn run(
     target: &Target<'_>,
     now: Timestamp,
     out: &mut dyn Write,
-) -> Result<Printed, KubectlError> {
+) -> Result<CommandOutput, KubectlError> {
     let home = target.connect().await?;
     if get.fleet {
-        return of_fleet(&get, &home, now).await;
+        return fleet_output(&get, &home, now).await;
     }
     let scope = match get.all_namespaces {
         true => Scope::All,
@@ -88,62 +88,66 @@ pub(crate) async fn run(
     let objects = home.untyped(get.kind.resource(), &scope);
     if get.watch {
         watch::run(&get, objects, out).await?;
-        return Ok(Printed::default());
+        return Ok(CommandOutput::default());
     }
     let name = get.name.as_deref();
-    let found = objects.selected(name, get.selector.as_deref()).await?;
-    if let (Some(name), []) = (name, found.as_slice()) {
+    let items = objects.list_selected(name, get.selector.as_deref()).await?;
+    if let (Some(name), []) = (name, items.as_slice()) {
         return Err(objects.not_found(&objects.kind.kind, name));
     }
-    match (get.output, found.as_slice()) {
-        (Some(format @ (Output::Json | Output::Yaml)), _) => {
-            encode_list(format, found).map(Printed::stdout)
+    match (get.output, items.as_slice()) {
+        (Some(format @ (OutputFormat::Json | OutputFormat::Yaml)), _) => {
+            encode_list(format, items).map(CommandOutput::stdout)
         }
-        (Some(Output::Name), found) => {
-            let names = found.iter().map(|object| objects.name_line(object));
-            Ok(Printed::stdout(names.collect::<String>()))
+        (Some(OutputFormat::Name), items) => {
+            let names = items.iter().map(|object| objects.name_line(object));
+            Ok(CommandOutput::stdout(names.collect::<String>()))
         }
-        (_, []) => Ok(Printed {
+        (_, []) => Ok(CommandOutput {
             stderr: match scope {
                 Scope::All => "No resources found\n".to_owned(),
                 Scope::Namespace(name) => format!("No resources found in {name} namespace.\n"),
             },
-            ..Printed::default()
+            ..CommandOutput::default()
         }),
         (_, [tenant, ..]) if get.kind == Kind::Tenant && name.is_some() => {
             let members = match tenants::is_summary(tenant) {
                 true => {
                     let members = home.untyped(Kind::Cluster.resource(), &Scope::All);
-                    members.values(None).await?
+                    members.list_values().await?
                 }
                 false => Vec::new(),
             };
-            Ok(tenants::one_tenant(tenant, &members, now))
+            Ok(tenants::single_tenant(tenant, &members, now))
         }
-        _ => Ok(Printed::stdout(table(&get, &found, now).render())),
+        _ => Ok(CommandOutput::stdout(to_table(&get, &items, now).render())),
     }
 }
 
-async fn of_fleet(get: &Get, home: &Connection, now: Timestamp) -> Result<Printed, KubectlError> {
+async fn fleet_output(
+    get: &Get,
+    home: &Connection,
+    now: Timestamp,
+) -> Result<CommandOutput, KubectlError> {
     if get.kind != Kind::Tenant {
-        let why = "--fleet lists only Tenants: kubectl krypton get tenants --fleet";
-        return Err(KubectlError::Refused(why.to_owned()));
+        let reason = "--fleet lists only Tenants: kubectl krypton get tenants --fleet";
+        return Err(KubectlError::Refused(reason.to_owned()));
     }
-    let selection = Selection {
+    let filter = TenantFilter {
         member: get.on.as_deref(),
         namespace: get.namespace.as_deref(),
         name: get.name.as_deref(),
         not_ready: get.not_ready,
     };
     let hub_namespace = get.hub_namespace.as_deref();
-    let reading = fleet_tenants::read(home, hub_namespace, get.debug_address, &selection);
+    let reading = fleet_tenants::read(home, hub_namespace, get.debug_address, &filter);
     let tenants = Box::pin(reading).await?;
-    let wide = get.output == Some(Output::Wide);
-    fleet::printed(&tenants, get.output, View { wide, now })
+    let wide = get.output == Some(OutputFormat::Wide);
+    fleet::fleet_output(&tenants, get.output, View { wide, now })
 }
 
-fn table(get: &Get, objects: &[Value], now: Timestamp) -> Table {
-    let wide = get.output == Some(Output::Wide);
+fn to_table(get: &Get, objects: &[Value], now: Timestamp) -> Table {
+    let wide = get.output == Some(OutputFormat::Wide);
     let view = View { wide, now };
     match get.kind {
         Kind::Cluster => clusters_table(objects, view),

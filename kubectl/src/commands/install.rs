@@ -8,10 +8,10 @@ use krypton_types::names::namespace_name;
 
 use crate::check;
 use crate::error::KubectlError;
-use crate::helm::{HelmArgs, Release};
+use crate::helm::{ChartRelease, HelmArgs};
 use crate::home::Target;
 use crate::program::Program;
-use crate::render::Printed;
+use crate::render::CommandOutput;
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Install {
@@ -34,12 +34,12 @@ pub(crate) struct Install {
 }
 
 /// Changes nothing if the cluster or the user's rights do not fit.
-pub(crate) async fn run(args: Install, target: &Target<'_>) -> Result<Printed, KubectlError> {
-    check::installable(&target.connect().await?).await?;
-    let usual = args.program.usual_namespace();
-    let release = Release {
+pub(crate) async fn run(args: Install, target: &Target<'_>) -> Result<CommandOutput, KubectlError> {
+    check::ensure_installable(&target.connect().await?).await?;
+    let default_namespace = args.program.default_namespace();
+    let release = ChartRelease {
         program: args.program,
-        namespace: args.namespace.as_deref().unwrap_or(usual),
+        namespace: args.namespace.as_deref().unwrap_or(default_namespace),
         cluster: &target.args,
         helm: &args.helm,
     };
@@ -51,5 +51,5 @@ pub(crate) async fn run(args: Install, target: &Target<'_>) -> Result<Printed, K
         values.extend([OsString::from("--set"), value.into()]);
     }
     let output = release.install(args.chart.as_deref(), &values).await?;
-    Ok(Printed::stdout(output))
+    Ok(CommandOutput::stdout(output))
 }

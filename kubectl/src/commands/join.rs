@@ -19,20 +19,20 @@ use krypton_types::names::{SELF_CLUSTER, namespace_name};
 use krypton_types::spiffe::is_member_name;
 use serde_json::Value;
 
-use crate::check::installable;
-use crate::commands::replace::Old;
+use crate::check::ensure_installable;
+use crate::commands::replace::ReplacedMember;
 use crate::error::KubectlError;
 use crate::helm::HelmArgs;
 use crate::home::{Connection, Target};
 use crate::objects::poll;
 use crate::program::{Program, image_of, pods_of};
-use crate::render::Printed;
+use crate::render::CommandOutput;
 use crate::{join_info, join_token};
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Join {
     /// Name of the cluster in the fleet
-    #[arg(value_parser = member_name)]
+    #[arg(value_parser = parse_member_name)]
     name: String,
     /// Let a rebuilt cluster take the name: delete the EdgeCluster and create it again with the same spec. Releases on
     /// the previous cluster stay installed. A member that the hub reaches through a kubeconfig, without an agent, gets
@@ -40,20 +40,20 @@ pub(crate) struct Join {
     #[arg(long)]
     replace: bool,
     /// Lifetime of the bundle, 1m to 24h. Only one agent's key can use the bundle
-    #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = life)]
+    #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = parse_lifetime)]
     ttl: Duration,
     /// Namespace of the hub; by default krypton-system, else krypton, else that of the context
     #[arg(short, long, value_name = "NAMESPACE", value_parser = namespace_name)]
     namespace: Option<String>,
     /// HOST:PORT at which the cluster reaches the hub, instead of the addresses that the hub advertises; repeatable
-    #[arg(long = "address", value_name = "HOST:PORT", value_parser = address)]
+    #[arg(long = "address", value_name = "HOST:PORT", value_parser = parse_address)]
     addresses: Vec<String>,
     /// Also install the agent, on the cluster of this context, and wait until it is connected
     #[arg(long, value_name = "CONTEXT", conflicts_with = "output")]
     agent_context: Option<String>,
     /// Output: the bundle, or a helm command that contains the bundle
     #[arg(short, long, value_name = "FORMAT", default_value = "bundle")]
-    output: Format,
+    output: BundleFormat,
     /// The agent's Helm chart: a folder, an archive, or a reference that Helm accepts. By default, --agent-context uses
     /// the chart in this program, and the helm command uses charts/krypton-agent
     #[arg(long, value_name = "CHART")]
@@ -71,7 +71,7 @@ const START_DEADLINE: Duration = Duration::from_secs(60);
 const START_INTERVAL: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Format {
+enum BundleFormat {
     Bundle,
     Helm,
 }
@@ -80,68 +80,70 @@ pub(crate) async fn run(
     join: Join,
     target: &Target<'_>,
     now: Timestamp,
-) -> Result<Printed, KubectlError> {
+) -> Result<CommandOutput, KubectlError> {
     let home = target.connect().await?;
     let edge = join.agent_context.as_deref();
     let edge = edge.map(|context| target.with_context(context));
     if let Some(edge) = &edge {
-        installable(&edge.connect().await?).await?;
+        ensure_installable(&edge.connect().await?).await?;
     }
-    let old = match join.replace {
-        true => Some(Old::read(&home, &join.name).await?),
+    let replaced = match join.replace {
+        true => Some(ReplacedMember::read(&home, &join.name).await?),
         false => None,
     };
-    if let Some(old) = old.as_ref().filter(|old| !old.needs_bundle())
+    if let Some(replaced) = replaced
+        .as_ref()
+        .filter(|replaced| !replaced.needs_bundle())
         && edge.is_none()
     {
-        old.replace(&home).await?;
-        return Ok(Printed {
+        replaced.replace(&home).await?;
+        return Ok(CommandOutput {
             stdout: format!("edgecluster.mesh.openkcm.io/{} replaced\n", join.name),
-            stderr: old.effects(now),
+            stderr: replaced.effects(now),
         });
     }
-    let (bundle, image) = bundle(&join, &home, old.as_ref(), now).await?;
+    let (bundle, image) = create_bundle(&join, &home, replaced.as_ref(), now).await?;
     let yaml = bundle.to_yaml().map_err(|error| {
         KubectlError::Failed(format!("writing the bundle failed: {}", chain(&error)))
     })?;
-    let values = values(image.as_deref(), &join.values);
-    let mut printed = match &edge {
+    let values = chart_flags(image.as_deref(), &join.values);
+    let mut output = match &edge {
         Some(edge) => {
             let name = &bundle.cluster;
             let values = values.into_iter().flatten().map(OsString::from).collect();
             let joining = async {
                 agent::install(edge, &yaml, join.chart.as_deref(), values, &join.helm).await?;
-                agent::connected(&home, name, join.helm.timeout).await
+                agent::wait_until_connected(&home, name, join.helm.timeout).await
             };
-            let replaced = match old {
+            let replacement_note = match replaced {
                 Some(_) => "the EdgeCluster was replaced, and ",
                 None => "",
             };
             joining.await.map_err(|error| KubectlError::Interrupted {
                 consequence: format!(
-                    "{replaced}the home cluster has a join token for {name}, but no agent is connected; remove the cause and run the command again"
+                    "{replacement_note}the home cluster has a join token for {name}, but no agent is connected; remove the cause and run the command again"
                 ),
                 source: Box::new(error),
             })?;
-            Printed::stdout(format!("edgecluster.mesh.openkcm.io/{name} connected\n"))
+            CommandOutput::stdout(format!("edgecluster.mesh.openkcm.io/{name} connected\n"))
         }
-        None => printed(&bundle, yaml, join.output, join.chart.as_deref(), &values),
+        None => bundle_output(&bundle, yaml, join.output, join.chart.as_deref(), &values),
     };
-    if let Some(old) = &old {
-        printed.stderr.insert_str(0, &old.effects(now));
+    if let Some(replaced) = &replaced {
+        output.stderr.insert_str(0, &replaced.effects(now));
     }
-    Ok(printed)
+    Ok(output)
 }
 
 /// Creates the bundle, after it has replaced the EdgeCluster if asked to. Also returns the image of the hub.
-async fn bundle(
+async fn create_bundle(
     join: &Join,
     home: &Connection,
-    old: Option<&Old>,
+    replaced: Option<&ReplacedMember>,
     now: Timestamp,
 ) -> Result<(JoinBundle, Option<String>), KubectlError> {
     let object = format!("ConfigMap {NAME}");
-    let (namespace, info) = hub(home, &object, join.namespace.as_deref()).await?;
+    let (namespace, info) = find_join_info(home, &object, join.namespace.as_deref()).await?;
     let addresses = match join.addresses.is_empty() {
         true => info.addresses,
         false => join.addresses.clone(),
@@ -159,32 +161,32 @@ async fn bundle(
         expires: now,
     };
     // Before the command creates a token, which would be useless in an invalid bundle.
-    check(&bundle).map_err(|error| {
+    check_bundle(&bundle).map_err(|error| {
         KubectlError::Failed(format!(
             "{object} in the namespace {namespace} is invalid; delete it, and the hub writes it again within 10 minutes or after a restart: {}",
             chain(&error)
         ))
     })?;
-    let image = hub_pods(home, &namespace).await;
-    let image = image.iter().find_map(|pod| image_of(pod, Program::Hub));
-    if let Some(old) = old {
-        old.replace(home).await?;
+    let pods = hub_pods(home, &namespace).await;
+    let image = pods.iter().find_map(|pod| image_of(pod, Program::Hub));
+    if let Some(replaced) = replaced {
+        replaced.replace(home).await?;
     }
-    let made = join_token::make(home, &namespace, &bundle.cluster, join.ttl, now).await?;
-    bundle.token = made.token;
-    bundle.expires = made.expires;
+    let new_token = join_token::create(home, &namespace, &bundle.cluster, join.ttl, now).await?;
+    bundle.token = new_token.token;
+    bundle.expires = new_token.expires;
     Ok((bundle, image.map(str::to_owned)))
 }
 
 /// Returns the hub's namespace and join information. Waits for a hub that has a pod and starts.
-async fn hub(
+async fn find_join_info(
     home: &Connection,
     object: &str,
     namespace: Option<&str>,
 ) -> Result<(String, JoinInfo), KubectlError> {
     let namespaces = home.hub_namespaces(namespace);
     let read = async |namespace: &str| join_info::read(home, namespace).await;
-    let look = async || match home.search_hub(object, &namespaces, &read).await {
+    let check = async || match home.search_hub(object, &namespaces, &read).await {
         Err(error @ KubectlError::NotFound(_)) => {
             let pods = namespaces.iter().map(|namespace| hub_pods(home, namespace));
             match join_all(pods).await.concat().is_empty() {
@@ -192,9 +194,9 @@ async fn hub(
                 false => Ok(None),
             }
         }
-        found => found.map(Some),
+        result => result.map(Some),
     };
-    match poll((START_INTERVAL, START_DEADLINE), look).await? {
+    match poll((START_INTERVAL, START_DEADLINE), check).await? {
         Some(found) => Ok(found),
         None => home.search_hub(object, &namespaces, &read).await,
     }
@@ -207,35 +209,38 @@ async fn hub_pods(home: &Connection, namespace: &str) -> Vec<Value> {
 }
 
 /// Helm's flags with the registry and the tag of the hub's image, which the agent shares, and with the user's values.
-fn values(image: Option<&str>, values: &[String]) -> Vec<[String; 2]> {
+fn chart_flags(image: Option<&str>, values: &[String]) -> Vec<[String; 2]> {
     let image = image.and_then(|image| image.split('@').next());
     let image = image.unwrap_or_default();
     let (registry, name) = image.rsplit_once('/').unwrap_or(("", image));
     let tag = name.split_once(':').map_or("", |(_, tag)| tag);
     // The chart's own tag, which an upgrade must replace.
     let tag = if tag == VERSION { "" } else { tag };
-    let shared = [("image.registry", registry), ("image.tag", tag)];
-    let shared = shared.iter().filter(|(_, value)| !value.is_empty());
+    let flags_from_image = [("image.registry", registry), ("image.tag", tag)];
+    let flags_from_image = flags_from_image
+        .iter()
+        .filter(|(_, value)| !value.is_empty());
     // As text, because Helm takes 1.20 for a number.
-    let shared = shared.map(|(key, value)| ["--set-string".to_owned(), format!("{key}={value}")]);
+    let flags_from_image =
+        flags_from_image.map(|(key, value)| ["--set-string".to_owned(), format!("{key}={value}")]);
     let values = values
         .iter()
         .map(|value| ["--set".to_owned(), value.clone()]);
-    shared.chain(values).collect()
+    flags_from_image.chain(values).collect()
 }
 
 /// Puts the bundle, in either form, on standard output, and the next step on standard error.
-fn printed(
+fn bundle_output(
     bundle: &JoinBundle,
     yaml: String,
-    format: Format,
+    format: BundleFormat,
     chart: Option<&str>,
     values: &[[String; 2]],
-) -> Printed {
+) -> CommandOutput {
     let JoinBundle {
         cluster, expires, ..
     } = bundle;
-    let once = format!("One agent of cluster {cluster} can join with this until {expires}.");
+    let validity = format!("One agent of cluster {cluster} can join with this until {expires}.");
     let mut install = format!(
         "helm upgrade --install krypton-agent {} --namespace {SYSTEM_NAMESPACE} --create-namespace",
         quoted(chart.unwrap_or("charts/krypton-agent"))
@@ -244,48 +249,48 @@ fn printed(
         install += &format!(" {flag} {}", quoted(value));
     }
     match format {
-        Format::Bundle => Printed {
+        BundleFormat::Bundle => CommandOutput {
             stdout: yaml,
             stderr: format!(
-                "{once} Write it to {cluster}.yaml and run, with the kubeconfig of that cluster:\n  \
+                "{validity} Write it to {cluster}.yaml and run, with the kubeconfig of that cluster:\n  \
                  {install} --set-file join.bundle={cluster}.yaml\nor, without a pod:\n  \
                  krypton-agent --join-file {cluster}.yaml\n"
             ),
         },
-        Format::Helm => {
+        BundleFormat::Helm => {
             let lines: String = yaml.lines().map(|line| format!("    {line}\n")).collect();
-            Printed {
+            CommandOutput {
                 stdout: format!(
                     "{install} --values - <<'END-OF-BUNDLE'\njoin:\n  bundle: |\n{lines}END-OF-BUNDLE\n"
                 ),
-                stderr: format!("{once} Run it with the kubeconfig of that cluster.\n"),
+                stderr: format!("{validity} Run it with the kubeconfig of that cluster.\n"),
             }
         }
     }
 }
 
 /// Quotes an argument for a shell if needed.
-fn quoted(word: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-:@+=,".contains(c);
-    match !word.is_empty() && word.chars().all(plain) {
-        true => word.to_owned(),
-        false => format!("'{}'", word.replace('\'', r"'\''")),
+fn quoted(arg: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-:@+=,".contains(c);
+    match !arg.is_empty() && arg.chars().all(is_plain) {
+        true => arg.to_owned(),
+        false => format!("'{}'", arg.replace('\'', r"'\''")),
     }
 }
 
-fn check(bundle: &JoinBundle) -> Result<(), BundleError> {
+fn check_bundle(bundle: &JoinBundle) -> Result<(), BundleError> {
     bundle.roots()?;
     match bundle
         .addresses
         .iter()
         .find(|address| split_address(address).is_none())
     {
-        Some(wrong) => Err(BundleError::Address(wrong.clone())),
+        Some(address) => Err(BundleError::Address(address.clone())),
         None => Ok(()),
     }
 }
 
-fn member_name(text: &str) -> Result<String, &'static str> {
+fn parse_member_name(text: &str) -> Result<String, &'static str> {
     match text {
         SELF_CLUSTER => Err("this is the hub's own home cluster, which needs no agent"),
         _ if is_member_name(text) => Ok(text.to_owned()),
@@ -295,13 +300,13 @@ fn member_name(text: &str) -> Result<String, &'static str> {
     }
 }
 
-fn life(text: &str) -> Result<Duration, &'static str> {
+fn parse_lifetime(text: &str) -> Result<Duration, &'static str> {
     parse_duration(text)
-        .filter(|life| (SHORTEST_LIFE..=LONGEST_LIFE).contains(life))
+        .filter(|lifetime| (SHORTEST_LIFE..=LONGEST_LIFE).contains(lifetime))
         .ok_or("write a duration from 1m to 24h, as 30m or 1h")
 }
 
-fn address(text: &str) -> Result<String, &'static str> {
+fn parse_address(text: &str) -> Result<String, &'static str> {
     match split_address(text) {
         Some(_) => Ok(text.to_owned()),
         None => Err("write a host and a port, as hub.example.org:7443"),
@@ -314,7 +319,7 @@ mod tests {
 
     use super::*;
 
-    fn bundle() -> JoinBundle {
+    fn example_bundle() -> JoinBundle {
         JoinBundle {
             cluster: "edge-1".to_owned(),
             addresses: vec!["hub:7443".to_owned()],
@@ -327,18 +332,18 @@ mod tests {
 
     #[test]
     fn pasted_command_passes_bundle_to_helm_unchanged() {
-        let yaml = bundle().to_yaml().unwrap();
-        let printed = printed(
-            &bundle(),
+        let yaml = example_bundle().to_yaml().unwrap();
+        let output = bundle_output(
+            &example_bundle(),
             yaml,
-            Format::Helm,
+            BundleFormat::Helm,
             Some("the charts/krypton-agent"),
-            &values(
+            &chart_flags(
                 Some("example.org/krypton-hub:1.20"),
                 &["hub={a:1}".to_owned()],
             ),
         );
-        let (command, rest) = printed.stdout.split_once('\n').unwrap();
+        let (command, rest) = output.stdout.split_once('\n').unwrap();
         assert_eq!(
             command,
             "helm upgrade --install krypton-agent 'the charts/krypton-agent' --namespace \
@@ -348,7 +353,7 @@ mod tests {
         let values = rest.strip_suffix("END-OF-BUNDLE\n").unwrap();
         let values: Value = serde_saphyr::from_str(values).unwrap();
         let inner = values["join"]["bundle"].as_str().unwrap();
-        assert_eq!(JoinBundle::parse(inner).unwrap(), bundle());
+        assert_eq!(JoinBundle::parse(inner).unwrap(), example_bundle());
     }
 
     #[test]
@@ -372,16 +377,16 @@ mod tests {
                 vec!["image.registry=registry.example.org:5000"],
             ),
         ] {
-            let values = values(Some(image), &[]);
+            let values = chart_flags(Some(image), &[]);
             let values: Vec<&str> = values.iter().map(|[_, value]| value.as_str()).collect();
             assert_eq!(values, expected, "{image}");
         }
-        assert!(values(None, &[]).is_empty());
+        assert!(chart_flags(None, &[]).is_empty());
     }
 
     #[test]
     fn shell_argument_is_quoted_only_when_needed() {
-        for (word, expected) in [
+        for (arg, expected) in [
             ("charts/krypton-agent", "charts/krypton-agent"),
             (
                 "oci://registry.example.org/a:1",
@@ -391,7 +396,7 @@ mod tests {
             ("it's", r"'it'\''s'"),
             ("$(reboot)", "'$(reboot)'"),
         ] {
-            assert_eq!(quoted(word), expected);
+            assert_eq!(quoted(arg), expected);
         }
     }
 }

@@ -14,7 +14,7 @@ use crate::error::KubectlError;
 use crate::home::Target;
 use crate::kind::Kind;
 use crate::objects::{Objects, Scope, condition};
-use crate::render::{Printed, one_line};
+use crate::render::{CommandOutput, one_line};
 
 const INTERVAL: Duration = Duration::from_secs(2);
 /// The hub adds its finalizer within a second or two.
@@ -31,47 +31,47 @@ pub(crate) struct Leave {
     #[arg(long, conflicts_with = "orphan")]
     uninstall: bool,
     /// Wait until the EdgeCluster is deleted, at most for this time
-    #[arg(long, value_name = "DURATION", num_args = 0..=1, default_missing_value = "10m", value_parser = wait)]
+    #[arg(long, value_name = "DURATION", num_args = 0..=1, default_missing_value = "10m", value_parser = parse_wait)]
     wait: Option<Duration>,
 }
 
-fn wait(text: &str) -> Result<Duration, &'static str> {
+fn parse_wait(text: &str) -> Result<Duration, &'static str> {
     parse_duration(text).ok_or("write a duration, as 90s or 10m")
 }
 
-pub(crate) async fn run(leave: Leave, target: &Target<'_>) -> Result<Printed, KubectlError> {
+pub(crate) async fn run(leave: Leave, target: &Target<'_>) -> Result<CommandOutput, KubectlError> {
     let home = target.connect().await?;
     let name = leave.name.as_str();
     if name == SELF_CLUSTER {
-        let why = "the home cluster cannot leave; start the hub with --self-cluster=false to ignore its Tenants";
-        return Err(KubectlError::Refused(why.to_owned()));
+        let reason = "the home cluster cannot leave; start the hub with --self-cluster=false to ignore its Tenants";
+        return Err(KubectlError::Refused(reason.to_owned()));
     }
     let members = home.untyped(Kind::Cluster.resource(), &Scope::All);
-    let changing = members.change(name, |found| (patch(found, leave.orphan), ()));
-    let (found, ()) = changing.await?;
+    let changing = members.change(name, |member| (patch(member, leave.orphan), ()));
+    let (member, ()) = changing.await?;
     if leave.uninstall {
-        wait_for_finalizer(&members, &found).await?;
+        wait_for_finalizer(&members, &member).await?;
     }
-    if found.metadata.deletion_timestamp.is_none() {
-        members.delete(name, found.uid()).await?;
+    if member.metadata.deletion_timestamp.is_none() {
+        members.delete(name, member.uid()).await?;
     }
-    let mut printed = Printed {
+    let mut output = CommandOutput {
         stdout: format!("{} is leaving\n", members.full_name(name)),
-        stderr: advice(&found, leave.orphan),
+        stderr: advice(&member, leave.orphan),
     };
     match leave.wait {
-        Some(deadline) if !is_gone(&members, &found, deadline).await? => {
+        Some(deadline) if !wait_until_gone(&members, &member, deadline).await? => {
             let error = KubectlError::Refused(format!(
                 "{name} still exists after {} s; 'kubectl describe edgecluster {name}' shows the reason, and 'kubectl krypton leave {name} --orphan' removes it and keeps its releases",
                 deadline.as_secs()
             ));
-            Err(error.after(printed))
+            Err(error.with_output(output))
         }
         Some(_) => {
-            printed.stdout += &format!("{} is gone\n", members.full_name(name));
-            Ok(printed)
+            output.stdout += &format!("{} is gone\n", members.full_name(name));
+            Ok(output)
         }
-        None => Ok(printed),
+        None => Ok(output),
     }
 }
 
@@ -81,14 +81,18 @@ async fn wait_for_finalizer(
     member: &DynamicObject,
 ) -> Result<(), KubectlError> {
     let name = member.name_any();
-    let is_ours = |finalizer: &String| finalizer == UNINSTALL_FINALIZER;
-    let look = |found: Option<DynamicObject>| {
-        let found = found.filter(|found| found.uid() == member.uid());
-        let found = found.ok_or_else(|| members.not_found(&members.kind.kind, &name))?;
-        Ok(found.finalizers().iter().any(is_ours).then_some(()))
+    let is_hub_finalizer = |finalizer: &String| finalizer == UNINSTALL_FINALIZER;
+    let check = |current: Option<DynamicObject>| {
+        let current = current.filter(|current| current.uid() == member.uid());
+        let current = current.ok_or_else(|| members.not_found(&members.kind.kind, &name))?;
+        Ok(current
+            .finalizers()
+            .iter()
+            .any(is_hub_finalizer)
+            .then_some(()))
     };
     let times = (INTERVAL, FINALIZER_DEADLINE);
-    members.wait(&name, times, look).await?.ok_or_else(|| {
+    members.wait_for(&name, times, check).await?.ok_or_else(|| {
         KubectlError::Refused(format!(
             "the hub has not added its finalizer to EdgeCluster {name} within {} s, so it would uninstall nothing; the EdgeCluster was not deleted: check that the hub runs, and retry",
             FINALIZER_DEADLINE.as_secs()
@@ -96,27 +100,27 @@ async fn wait_for_finalizer(
     })
 }
 
-/// Waits until the EdgeCluster is deleted, and prints the reason whenever it changes.
-async fn is_gone(
+/// Waits until the EdgeCluster is deleted, and prints the reason whenever it changes. Returns false after the deadline.
+async fn wait_until_gone(
     members: &Objects<DynamicObject>,
     member: &DynamicObject,
     deadline: Duration,
 ) -> Result<bool, KubectlError> {
     let name = member.name_any();
-    let mut shown = None;
-    let look = |found: Option<DynamicObject>| {
-        let Some(found) = found.filter(|found| found.uid() == member.uid()) else {
+    let mut printed_reason = None;
+    let check = |current: Option<DynamicObject>| {
+        let Some(current) = current.filter(|current| current.uid() == member.uid()) else {
             return Ok(Some(()));
         };
-        let reason = reason(&found).unwrap_or_else(|| "waits for the hub".to_owned());
-        if shown.as_ref() != Some(&reason) {
+        let reason = reason(&current).unwrap_or_else(|| "waits for the hub".to_owned());
+        if printed_reason.as_ref() != Some(&reason) {
             eprintln!("{name}: {reason}");
-            shown = Some(reason);
+            printed_reason = Some(reason);
         }
         Ok(None)
     };
-    let gone = members.wait(&name, (INTERVAL, deadline), look).await?;
-    Ok(gone.is_some())
+    let deleted = members.wait_for(&name, (INTERVAL, deadline), check).await?;
+    Ok(deleted.is_some())
 }
 
 fn spec(object: &DynamicObject) -> EdgeClusterSpec {
@@ -127,12 +131,12 @@ fn spec(object: &DynamicObject) -> EdgeClusterSpec {
 /// Returns the patch before the deletion. `None` if the object needs none.
 fn patch(object: &DynamicObject, orphan: bool) -> Option<Value> {
     let uninstalls = spec(object).deletion_policy != DeletionPolicy::Retain;
-    let annotated = object
+    let is_annotated = object
         .annotations()
         .get(ORPHAN_ANNOTATION)
         .map(String::as_str)
         == Some("true");
-    Some(match (orphan, uninstalls, annotated) {
+    Some(match (orphan, uninstalls, is_annotated) {
         // The annotation also releases an EdgeCluster that is already being deleted.
         (true, true, _) => json!({
             "spec": {"deletionPolicy": null},
@@ -185,15 +189,15 @@ mod tests {
 
     #[test]
     fn leave_patches_release_policy_only_when_it_differs() {
-        let (keeps, orphaned) = (json!({}), json!({ORPHAN_ANNOTATION: "true"}));
+        let (retains, orphaned) = (json!({}), json!({ORPHAN_ANNOTATION: "true"}));
         let uninstalls = json!({"deletionPolicy": "Uninstall"});
         let none = json!({});
         let rows = [
-            (&keeps, &none, true, None),
+            (&retains, &none, true, None),
             (&uninstalls, &none, true, Some((json!(null), json!("true")))),
             (&uninstalls, &none, false, None),
             (
-                &keeps,
+                &retains,
                 &none,
                 false,
                 Some((json!("Uninstall"), json!(null))),
@@ -219,10 +223,10 @@ mod tests {
 
     #[test]
     fn leave_advice_names_source_of_member() {
-        let found =
+        let spec =
             json!({"sourceRef": {"kind": "Secret", "namespace": "krypton", "name": "edge-1"}});
-        let told = advice(&object(found, json!({})), true);
-        assert!(told.contains("Secret krypton/edge-1"), "{told}");
+        let text = advice(&object(spec, json!({})), true);
+        assert!(text.contains("Secret krypton/edge-1"), "{text}");
         assert_eq!(
             advice(&object(json!({}), json!({})), false).lines().count(),
             1

@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use clap::Args;
 use k8s_openapi::api::core::v1::Pod;
-use krypton_runtime::admin::filter_lasts;
+use krypton_runtime::admin::parse_filter_duration;
 use krypton_types::names::namespace_name;
 
-use crate::debug_port::{DebugPort, Question, loopback, shown};
+use crate::debug_port::{DebugPort, DebugRequest, parse_loopback_address, shortened};
 use crate::error::KubectlError;
 use crate::home::Target;
 use crate::program::Program;
-use crate::render::Printed;
+use crate::render::CommandOutput;
 use crate::running_pods;
 
 #[derive(Clone, Debug, Args)]
@@ -23,8 +23,8 @@ pub(crate) struct LogLevel {
     #[arg(value_name = "FILTER")]
     filter: Option<String>,
     /// Duration of the change, as 90s, 10m or 2h: by default 15m, at most 24h; 0 lasts until the restart
-    #[arg(long = "for", value_name = "DURATION", requires = "filter", value_parser = lasting)]
-    lasts: Option<Lasting>,
+    #[arg(long = "for", value_name = "DURATION", requires = "filter", value_parser = parse_duration)]
+    lasts: Option<FilterDuration>,
     /// All pods, not only the leader or the acting agent
     #[arg(long)]
     all: bool,
@@ -35,67 +35,70 @@ pub(crate) struct LogLevel {
     #[arg(short, long, value_name = "NAMESPACE", value_parser = namespace_name)]
     namespace: Option<String>,
     /// Address of a debug port, instead of a cluster
-    #[arg(long, hide = true, value_name = "HOST:PORT", value_parser = loopback)]
+    #[arg(long, hide = true, value_name = "HOST:PORT", value_parser = parse_loopback_address)]
     debug_address: Option<SocketAddr>,
 }
 
 /// Duration of a change; `None` lasts until the restart.
 #[derive(Clone, Copy, Debug)]
-struct Lasting(Option<Duration>);
+struct FilterDuration(Option<Duration>);
 
-fn lasting(text: &str) -> Result<Lasting, String> {
-    filter_lasts(text).map(Lasting)
+fn parse_duration(text: &str) -> Result<FilterDuration, String> {
+    parse_filter_duration(text).map(FilterDuration)
 }
 
-pub(crate) async fn run(args: LogLevel, target: &Target<'_>) -> Result<Printed, KubectlError> {
-    let question = question(args.filter.as_deref(), args.lasts);
+pub(crate) async fn run(
+    args: LogLevel,
+    target: &Target<'_>,
+) -> Result<CommandOutput, KubectlError> {
+    let request = debug_request(args.filter.as_deref(), args.lasts);
     if let Some(address) = args.debug_address {
-        let answer = answer(&DebugPort::Here(address), &question).await?;
-        return Ok(Printed::stdout(answer));
+        let response = send(&DebugPort::Address(address), &request).await?;
+        return Ok(CommandOutput::stdout(response));
     }
     let cluster = target.connect().await?;
     let (namespace, pods) =
         running_pods::find(args.of, &cluster, args.namespace.as_deref()).await?;
-    let chosen = match (&args.pod, args.all) {
+    let selected = match (&args.pod, args.all) {
         (Some(name), _) => {
-            let one = pods.into_iter().find(|pod| pod.name == *name);
+            let pod = pods.into_iter().find(|pod| pod.name == *name);
             let pods = cluster.namespaced::<Pod>(&namespace);
-            vec![one.ok_or_else(|| pods.not_found("running pod", name))?]
+            vec![pod.ok_or_else(|| pods.not_found("running pod", name))?]
         }
         (None, true) => pods,
         (None, false) => vec![running_pods::active(args.of, pods, &cluster, &namespace).await?],
     };
-    let mut printed = Printed::default();
-    let mut failed = None;
-    for pod in chosen {
+    let mut output = CommandOutput::default();
+    let mut first_error = None;
+    for pod in selected {
         let port = pod.debug_port(&cluster, &namespace);
-        match answer(&port, &question).await {
-            Ok(line) => printed.stdout += &line,
+        match send(&port, &request).await {
+            Ok(line) => output.stdout += &line,
             Err(error) => {
-                failed.get_or_insert(error);
+                first_error.get_or_insert(error);
             }
         }
     }
-    match failed {
-        None => Ok(printed),
-        Some(error) => Err(error.after(printed)),
+    match first_error {
+        None => Ok(output),
+        Some(error) => Err(error.with_output(output)),
     }
 }
 
-fn question(filter: Option<&str>, lasts: Option<Lasting>) -> Question {
+fn debug_request(filter: Option<&str>, lasts: Option<FilterDuration>) -> DebugRequest {
     let path = "/debug/log";
     let Some(filter) = filter else {
-        return Question::get(path);
+        return DebugRequest::get(path);
     };
     let path = match lasts {
         None => path.to_owned(),
-        Some(Lasting(None)) => format!("{path}?for=0"),
-        Some(Lasting(Some(lasts))) => format!("{path}?for={}ms", lasts.as_millis()),
+        Some(FilterDuration(None)) => format!("{path}?for=0"),
+        Some(FilterDuration(Some(lasts))) => format!("{path}?for={}ms", lasts.as_millis()),
     };
-    Question::put(path, filter)
+    DebugRequest::put(path, filter)
 }
 
-async fn answer(port: &DebugPort<'_>, question: &Question) -> Result<String, KubectlError> {
-    let answer = port.ask(question).await?;
-    Ok(format!("{}: {}\n", port.name(), shown(&answer)))
+async fn send(port: &DebugPort<'_>, request: &DebugRequest) -> Result<String, KubectlError> {
+    let response = port.send(request).await?;
+    Ok(format!("{}: {}\n", port.name(), shortened(&response)))
 }

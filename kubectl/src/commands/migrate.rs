@@ -14,8 +14,8 @@ use crate::error::KubectlError;
 use crate::home::{Connection, Target};
 use crate::kind::Kind;
 use crate::objects::Scope;
-use crate::render::{Output, Printed, Table, encode_list, one_line, or_dash};
-use translation::{Old, Translated, Verdict, translate};
+use crate::render::{CommandOutput, OutputFormat, Table, encode_list, one_line, or_dash};
+use translation::{MigrationResult, OldReferences, TranslatedDeployment, translate};
 
 const HEADER: [&str; 6] = [
     "NAMESPACE",
@@ -25,12 +25,12 @@ const HEADER: [&str; 6] = [
     "RELEASE",
     "RESULT",
 ];
-const VERSION: &str = "v1alpha1";
-const BEFORE: &str = "\
+const OLD_API_VERSION: &str = "v1alpha1";
+const STOP_OPERATOR_NOTE: &str = "\
 Stop krypton-operator before you continue, and keep it stopped: while it runs, deleting one of the old objects
 uninstalls its release.
 ";
-const AFTER: &str = "\
+const CLEAN_UP_NOTE: &str = "\
 The old objects are unchanged. Once the KryptonDeployments are Ready, with krypton-operator stopped, remove the
 finalizers of each old object and delete it:
   kubectl patch cryptoedgedeployment NAME -n NAMESPACE --type=merge -p '{\"metadata\":{\"finalizers\":null}}'
@@ -52,56 +52,59 @@ pub(crate) struct Migrate {
     operator_namespace: Option<String>,
     /// Format: a table by default, or the KryptonDeployments themselves
     #[arg(short, long, value_name = "FORMAT")]
-    output: Option<Output>,
+    output: Option<OutputFormat>,
 }
 
-pub(crate) async fn run(migrate: Migrate, target: &Target<'_>) -> Result<Printed, KubectlError> {
+pub(crate) async fn run(
+    migrate: Migrate,
+    target: &Target<'_>,
+) -> Result<CommandOutput, KubectlError> {
     let home = target.connect().await?;
     let scope = migrate
         .namespace
         .clone()
         .map_or(Scope::All, Scope::Namespace);
     let deployments = old_objects(&home, "CryptoEdgeDeployment", &scope).await?;
-    let why = match deployments.as_deref() {
+    let reason = match deployments.as_deref() {
         None => "has no CRD of CryptoEdgeDeployments".to_owned(),
         Some([]) => format!("has no CryptoEdgeDeployments {scope}"),
-        Some(deployments) => return translated(&migrate, deployments, &scope, &home).await,
+        Some(deployments) => return migrate_all(&migrate, deployments, &scope, &home).await,
     };
     let context = &home.context;
-    Ok(Printed {
-        stderr: format!("The cluster {context:?} {why}: there is nothing to migrate.\n"),
-        ..Printed::default()
+    Ok(CommandOutput {
+        stderr: format!("The cluster {context:?} {reason}: there is nothing to migrate.\n"),
+        ..CommandOutput::default()
     })
 }
 
-async fn translated(
+async fn migrate_all(
     migrate: &Migrate,
     deployments: &[Value],
     scope: &Scope,
     home: &Connection,
-) -> Result<Printed, KubectlError> {
+) -> Result<CommandOutput, KubectlError> {
     let accounts = old_objects(home, "Account", scope).await?;
     let regions = old_objects(home, "Region", &Scope::All).await?;
-    let new = home.untyped(Kind::Deployment.resource(), scope);
-    let listed = new.values(None).await;
+    let new_objects = home.untyped(Kind::Deployment.resource(), scope);
+    let existing = new_objects.list_values().await;
     let existing = match migrate.dry_run {
-        true => optional(listed)?.unwrap_or_default(),
-        false => listed?,
+        true => none_without_crd(existing)?.unwrap_or_default(),
+        false => existing?,
     };
-    let mut stderr = BEFORE.to_owned();
-    for (kind, read) in [("Accounts", &accounts), ("Regions", &regions)] {
-        if read.is_none() {
+    let mut stderr = STOP_OPERATOR_NOTE.to_owned();
+    for (kind, objects) in [("Accounts", &accounts), ("Regions", &regions)] {
+        if objects.is_none() {
             stderr += &format!(
                 "There is no CRD of {kind}; see the notes on objects that refer to them.\n"
             );
         }
     }
-    let old = Old {
+    let references = OldReferences {
         accounts: accounts.unwrap_or_default(),
         regions: regions.unwrap_or_default(),
         operator_namespace: migrate.operator_namespace.clone(),
     };
-    let mut rows = translate(deployments, &old, &existing);
+    let mut rows = translate(deployments, &references, &existing);
     for row in &mut rows {
         if !migrate.dry_run {
             create(home, row).await;
@@ -110,33 +113,35 @@ async fn translated(
             stderr += &format!("{}/{}: {note}\n", row.namespace, row.name);
         }
     }
-    let left = rows.iter().filter(|row| row.verdict.is_left()).count();
+    let failed_count = rows.iter().filter(|row| row.result.is_failure()).count();
     let stdout = match migrate.output {
-        Some(format @ (Output::Json | Output::Yaml)) => {
-            let new = rows.iter().filter_map(|row| row.object.clone());
-            encode_list(format, new.collect())?
+        Some(format @ (OutputFormat::Json | OutputFormat::Yaml)) => {
+            let new_objects = rows.iter().filter_map(|row| row.object.clone());
+            encode_list(format, new_objects.collect())?
         }
-        Some(Output::Name) => {
+        Some(OutputFormat::Name) => {
             let objects = rows.iter().filter_map(|row| row.object.as_ref());
-            objects.map(|object| new.name_line(object)).collect()
+            objects
+                .map(|object| new_objects.name_line(object))
+                .collect()
         }
         _ => table(&rows),
     };
     if migrate.dry_run {
-        return Ok(Printed { stdout, stderr });
+        return Ok(CommandOutput { stdout, stderr });
     }
-    stderr += AFTER;
-    let printed = Printed { stdout, stderr };
-    if left == 0 {
-        return Ok(printed);
+    stderr += CLEAN_UP_NOTE;
+    let output = CommandOutput { stdout, stderr };
+    if failed_count == 0 {
+        return Ok(output);
     }
     let error = KubectlError::Failed(format!(
-        "{left} of the objects were not moved over; fix the reasons in the table and run the command again (it skips existing objects)"
+        "{failed_count} of the objects were not moved over; fix the reasons in the table and run the command again (it skips existing objects)"
     ));
-    Err(error.after(printed))
+    Err(error.with_output(output))
 }
 
-fn table(rows: &[Translated]) -> String {
+fn table(rows: &[TranslatedDeployment]) -> String {
     let mut table = Table::new(HEADER);
     for row in rows {
         table.push(vec![
@@ -145,35 +150,35 @@ fn table(rows: &[Translated]) -> String {
             or_dash(row.region.as_deref()),
             or_dash(row.secret.as_deref()),
             or_dash(row.release.as_deref()),
-            one_line(&row.verdict.message()),
+            one_line(&row.result.message()),
         ]);
     }
     table.render()
 }
 
 /// Creates the KryptonDeployment of a row that has one. Never changes an existing object.
-async fn create(home: &Connection, row: &mut Translated) {
+async fn create(home: &Connection, row: &mut TranslatedDeployment) {
     let Some(object) = row
         .object
         .clone()
-        .filter(|_| row.verdict == Verdict::WouldBeCreated)
+        .filter(|_| row.result == MigrationResult::WouldBeCreated)
     else {
         return;
     };
-    row.verdict = match DynamicObject::deserialize(object) {
+    row.result = match DynamicObject::deserialize(object) {
         Ok(object) => {
             let scope = Scope::Namespace(row.namespace.clone());
             let objects = home.untyped(Kind::Deployment.resource(), &scope);
             let params = PostParams::default();
             let creating = objects.api.create(&params, &object);
             match objects.call("create", &row.name, creating).await {
-                Ok(_) => Verdict::Created,
-                Err(error) if error.code() == Some(409) => Verdict::Exists,
-                Err(KubectlError::Call(failed)) => Verdict::Failed(failed.reason()),
-                Err(error) => Verdict::Failed(error.to_string()),
+                Ok(_) => MigrationResult::Created,
+                Err(error) if error.code() == Some(409) => MigrationResult::Exists,
+                Err(KubectlError::Call(call)) => MigrationResult::Failed(call.reason()),
+                Err(error) => MigrationResult::Failed(error.to_string()),
             }
         }
-        Err(error) => Verdict::Failed(error.to_string()),
+        Err(error) => MigrationResult::Failed(error.to_string()),
     };
 }
 
@@ -185,18 +190,20 @@ async fn old_objects(
 ) -> Result<Option<Vec<Value>>, KubectlError> {
     let resource = ApiResource {
         group: names::GROUP.to_owned(),
-        version: VERSION.to_owned(),
-        api_version: format!("{}/{VERSION}", names::GROUP),
+        version: OLD_API_VERSION.to_owned(),
+        api_version: format!("{}/{OLD_API_VERSION}", names::GROUP),
         kind: kind.to_owned(),
         plural: format!("{}s", kind.to_lowercase()),
     };
-    optional(home.untyped(resource, scope).values(None).await)
+    none_without_crd(home.untyped(resource, scope).list_values().await)
 }
 
 /// Returns `None` if the CRD does not exist.
-fn optional(listed: Result<Vec<Value>, KubectlError>) -> Result<Option<Vec<Value>>, KubectlError> {
-    match listed {
+fn none_without_crd(
+    list: Result<Vec<Value>, KubectlError>,
+) -> Result<Option<Vec<Value>>, KubectlError> {
+    match list {
         Err(error) if error.code() == Some(404) => Ok(None),
-        listed => listed.map(Some),
+        list => list.map(Some),
     }
 }

@@ -14,23 +14,23 @@ use crate::error::KubectlError;
 use crate::home::Connection;
 use crate::kind::Kind;
 use crate::objects::{Objects, Scope};
-use crate::render::decoded;
+use crate::render::decode;
 
 const DEADLINE: Duration = Duration::from_secs(30);
 const INTERVAL: Duration = Duration::from_millis(250);
 /// Attempts to create the EdgeCluster while another process creates it too.
-const ATTEMPTS: usize = 3;
+const MAX_ATTEMPTS: usize = 3;
 
 /// An EdgeCluster to replace, as it was read.
 #[derive(Debug)]
-pub(crate) struct Old {
+pub(crate) struct ReplacedMember {
     name: String,
     /// Untyped, to keep fields of a later version.
     object: DynamicObject,
-    typed: Option<EdgeCluster>,
+    typed_object: Option<EdgeCluster>,
 }
 
-impl Old {
+impl ReplacedMember {
     pub(crate) async fn read(home: &Connection, name: &str) -> Result<Self, KubectlError> {
         match members(home).find(name).await? {
             Some(object) => Ok(Self::new(name, object)),
@@ -44,20 +44,20 @@ impl Old {
         let value = serde_json::to_value(&object).unwrap_or_default();
         Self {
             name: name.to_owned(),
-            typed: decoded(&value),
+            typed_object: decode(&value),
             object,
         }
     }
 
     /// Returns whether an agent must enroll. Otherwise, the hub finds the new cluster through its source.
     pub(crate) fn needs_bundle(&self) -> bool {
-        self.typed
+        self.typed_object
             .as_ref()
             .is_none_or(|object| self.has_enrolled() || object.spec.source_ref.is_none())
     }
 
     fn status(&self) -> Option<&EdgeClusterStatus> {
-        self.typed.as_ref()?.status.as_ref()
+        self.typed_object.as_ref()?.status.as_ref()
     }
 
     /// Returns whether an agent has a certificate for it, even if the agent has not yet connected with it.
@@ -70,15 +70,17 @@ impl Old {
     /// Deletes the EdgeCluster and creates it again.
     pub(crate) async fn replace(&self, home: &Connection) -> Result<(), KubectlError> {
         let (members, name) = (members(home), &self.name);
-        let changed = |error: KubectlError| match error.code() {
+        let explain_conflict = |error: KubectlError| match error.code() {
             Some(404 | 409) => KubectlError::Refused(format!(
                 "EdgeCluster {name} has changed since this command read it; check it and retry"
             )),
             _ => error,
         };
-        self.orphan(&members).await.map_err(changed)?;
+        self.request_orphaning(&members)
+            .await
+            .map_err(explain_conflict)?;
         let deleting = members.delete(name, self.object.uid());
-        deleting.await.map_err(changed)?;
+        deleting.await.map_err(explain_conflict)?;
         self.wait_until_gone(&members).await?;
         self.create(&members).await.map_err(|source| {
             let manifest = self.manifest();
@@ -92,10 +94,13 @@ impl Old {
     }
 
     /// Makes the deletion keep all releases, regardless of the `deletionPolicy`: the cluster still exists.
-    async fn orphan(&self, members: &Objects<DynamicObject>) -> Result<(), KubectlError> {
-        let spec = self.typed.as_ref().map(|object| &object.spec);
+    async fn request_orphaning(
+        &self,
+        members: &Objects<DynamicObject>,
+    ) -> Result<(), KubectlError> {
+        let spec = self.typed_object.as_ref().map(|object| &object.spec);
         let uninstalls = spec.is_none_or(|spec| spec.deletion_policy != DeletionPolicy::Retain);
-        if !uninstalls && !self.object.finalizers().iter().any(is_ours) {
+        if !uninstalls && !self.object.finalizers().iter().any(is_hub_finalizer) {
             return Ok(());
         }
         let uid = self.object.uid();
@@ -109,23 +114,23 @@ impl Old {
 
     async fn wait_until_gone(&self, members: &Objects<DynamicObject>) -> Result<(), KubectlError> {
         let name = &self.name;
-        let held = |finalizers: &[String]| {
+        let held_error = |finalizers: &[String]| {
             let manifest = self.manifest();
             KubectlError::Refused(format!(
                 "EdgeCluster {name} is being deleted and waits for its finalizers {finalizers:?}; have their owners remove them (a running hub removes {UNINSTALL_FINALIZER}), then create it again with 'kubectl create -f -' from this: {manifest}"
             ))
         };
-        let look = |found: Option<DynamicObject>| {
-            let Some(found) = found.filter(|found| found.uid() == self.object.uid()) else {
+        let check = |member: Option<DynamicObject>| {
+            let Some(member) = member.filter(|member| member.uid() == self.object.uid()) else {
                 return Ok(Some(()));
             };
-            match found.finalizers().iter().all(is_ours) {
+            match member.finalizers().iter().all(is_hub_finalizer) {
                 true => Ok(None),
-                false => Err(held(found.finalizers())),
+                false => Err(held_error(member.finalizers())),
             }
         };
-        let gone = members.wait(name, (INTERVAL, DEADLINE), look).await?;
-        gone.ok_or_else(|| held(&[UNINSTALL_FINALIZER.to_owned()]))
+        let deleted = members.wait_for(name, (INTERVAL, DEADLINE), check).await?;
+        deleted.ok_or_else(|| held_error(&[UNINSTALL_FINALIZER.to_owned()]))
     }
 
     async fn create(&self, members: &Objects<DynamicObject>) -> Result<(), KubectlError> {
@@ -144,7 +149,7 @@ impl Old {
                 created => return created.map(drop),
             }
             match members.patch(&self.name, &patch).await {
-                Err(error) if error.code().is_some() && attempt < ATTEMPTS => attempt += 1,
+                Err(error) if error.code().is_some() && attempt < MAX_ATTEMPTS => attempt += 1,
                 patched => return patched.map(drop),
             }
         }
@@ -197,7 +202,7 @@ impl Old {
         if self.has_enrolled() {
             text += "The certificate of its previous agent is void. If that agent still runs, it keeps its last desired state: stop it.\n";
         }
-        let spec = self.typed.as_ref().map(|object| &object.spec);
+        let spec = self.typed_object.as_ref().map(|object| &object.spec);
         if spec.is_some_and(|spec| spec.banned) {
             text += &format!(
                 "It is still banned: the hub rejects every agent until spec.banned of EdgeCluster {name} is false.\n"
@@ -210,7 +215,7 @@ impl Old {
     }
 }
 
-fn is_ours(finalizer: &String) -> bool {
+fn is_hub_finalizer(finalizer: &String) -> bool {
     finalizer == UNINSTALL_FINALIZER
 }
 
@@ -224,8 +229,8 @@ mod tests {
 
     use super::*;
 
-    fn old(spec: Value, status: Value) -> Old {
-        let whole = json!({
+    fn replaced_member(spec: Value, status: Value) -> ReplacedMember {
+        let object = json!({
             "apiVersion": "mesh.openkcm.io/v1alpha1", "kind": "EdgeCluster",
             "metadata": {
                 "name": "edge-1", "uid": "u-1", "resourceVersion": "7", "generation": 3,
@@ -234,14 +239,14 @@ mod tests {
             },
             "spec": spec, "status": status,
         });
-        Old::new("edge-1", serde_json::from_value(whole).unwrap())
+        ReplacedMember::new("edge-1", serde_json::from_value(object).unwrap())
     }
 
     #[test]
     fn replacement_keeps_user_fields_and_drops_status() {
         let spec = json!({"paused": true, "deletionPolicy": "Retain", "ofTheFuture": {"a": 1}});
-        let old = old(spec.clone(), json!({"clusterUID": "c-1"}));
-        let manifest: Value = serde_json::from_str(&old.manifest()).unwrap();
+        let member = replaced_member(spec.clone(), json!({"clusterUID": "c-1"}));
+        let manifest: Value = serde_json::from_str(&member.manifest()).unwrap();
         let expected = json!({
             "apiVersion": "mesh.openkcm.io/v1alpha1", "kind": "EdgeCluster",
             "metadata": {
@@ -257,20 +262,21 @@ mod tests {
     fn only_agentless_member_with_source_needs_no_bundle() {
         let source = json!({"sourceRef": {"kind": "Secret", "namespace": "n", "name": "edge-1"}});
         let enrolled = json!({"certificateExpiry": "2027-01-01T00:00:00Z"});
-        assert!(!old(source.clone(), json!({})).needs_bundle());
+        assert!(!replaced_member(source.clone(), json!({})).needs_bundle());
         let not_seen = json!({"pendingCertificateExpiry": "2027-01-01T00:00:00Z"});
-        assert!(old(source.clone(), not_seen).needs_bundle());
-        assert!(old(source, enrolled.clone()).needs_bundle());
-        assert!(old(json!({}), enrolled).needs_bundle());
-        assert!(old(json!({}), json!({})).needs_bundle());
+        assert!(replaced_member(source.clone(), not_seen).needs_bundle());
+        assert!(replaced_member(source, enrolled.clone()).needs_bundle());
+        assert!(replaced_member(json!({}), enrolled).needs_bundle());
+        assert!(replaced_member(json!({}), json!({})).needs_bundle());
     }
 
     #[test]
     fn replace_explains_effects_on_old_cluster() {
         let status = json!({"clusterUID": "c-1", "certificateExpiry": "2027-01-01T00:00:00Z"});
-        let said = old(json!({"banned": true}), status).effects(Timestamp::UNIX_EPOCH);
+        let effects =
+            replaced_member(json!({"banned": true}), status).effects(Timestamp::UNIX_EPOCH);
         for words in ["UID c-1", "nothing is uninstalled", "void", "spec.banned"] {
-            assert!(said.contains(words), "{words}: {said}");
+            assert!(effects.contains(words), "{words}: {effects}");
         }
     }
 }

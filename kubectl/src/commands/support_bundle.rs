@@ -2,7 +2,7 @@
 //! If parts cannot be read, the command succeeds, and the file names them.
 
 mod contents;
-mod reading;
+mod reader;
 mod redaction;
 
 use std::net::SocketAddr;
@@ -12,14 +12,14 @@ use clap::Args;
 use jiff::Timestamp;
 use krypton_types::names::namespace_name;
 
-use crate::debug_port::loopback;
+use crate::debug_port::parse_loopback_address;
 use crate::error::KubectlError;
 use crate::home::Target;
-use crate::render::Printed;
-use contents::Contents;
+use crate::render::CommandOutput;
+use contents::BundleContents;
 #[cfg(test)]
 pub(crate) use contents::tests::unpacked;
-use reading::Reading;
+use reader::BundleReader;
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct SupportBundle {
@@ -30,7 +30,7 @@ pub(crate) struct SupportBundle {
     #[arg(short, long, value_name = "NAMESPACE", value_parser = namespace_name)]
     namespace: Option<String>,
     /// Additional debug ports
-    #[arg(long, hide = true, value_name = "HOST:PORT", value_parser = loopback)]
+    #[arg(long, hide = true, value_name = "HOST:PORT", value_parser = parse_loopback_address)]
     debug_address: Vec<SocketAddr>,
 }
 
@@ -38,7 +38,7 @@ pub(crate) async fn run(
     args: SupportBundle,
     target: &Target<'_>,
     now: Timestamp,
-) -> Result<Printed, KubectlError> {
+) -> Result<CommandOutput, KubectlError> {
     let cluster = target.connect().await?;
     let file = args.file.unwrap_or_else(|| {
         let time = now.strftime("%Y%m%dT%H%M%SZ");
@@ -46,23 +46,23 @@ pub(crate) async fn run(
     });
     // Before the command spends minutes on it.
     if file.exists() {
-        let why = format!("{} already exists; name another file", file.display());
-        return Err(KubectlError::Refused(why));
+        let reason = format!("{} already exists; name another file", file.display());
+        return Err(KubectlError::Refused(reason));
     }
     let namespaces = cluster.hub_namespaces(args.namespace.as_deref());
-    let reading = Reading::new(&cluster, now);
-    let contents = reading.contents(&namespaces, &args.debug_address).await?;
-    let stderr = match contents.left_out() {
+    let reader = BundleReader::new(&cluster, now);
+    let contents = reader.read_all(&namespaces, &args.debug_address).await?;
+    let stderr = match contents.missing_count() {
         0 => String::new(),
         count => format!("{count} parts are missing; README.txt lists them with the reasons\n"),
     };
     write(&file, contents)?;
     let stdout = format!("{}\n", file.display());
-    Ok(Printed { stdout, stderr })
+    Ok(CommandOutput { stdout, stderr })
 }
 
 /// Writes the complete file or nothing, readable for its owner only. Never overwrites a file.
-fn write(file: &Path, contents: Contents) -> Result<(), KubectlError> {
+fn write(file: &Path, contents: BundleContents) -> Result<(), KubectlError> {
     let failed = |error: std::io::Error| {
         KubectlError::Failed(format!("writing {} failed: {error}", file.display()))
     };
@@ -72,7 +72,7 @@ fn write(file: &Path, contents: Contents) -> Result<(), KubectlError> {
     };
     let temporary = tempfile::NamedTempFile::new_in(folder).map_err(failed)?;
     contents.write(temporary.as_file()).map_err(failed)?;
-    let kept = temporary.persist_noclobber(file);
-    kept.map_err(|error| failed(error.error))?;
+    let persisted = temporary.persist_noclobber(file);
+    persisted.map_err(|error| failed(error.error))?;
     Ok(())
 }

@@ -11,7 +11,7 @@ use crate::home::{Connection, Target};
 use crate::join_info;
 use crate::kind::Kind;
 use crate::objects::Scope;
-use crate::render::{Printed, text_at};
+use crate::render::{CommandOutput, text_at};
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Versions {
@@ -24,28 +24,32 @@ pub(crate) struct Versions {
 }
 
 /// If the home cluster cannot be read, prints a remark and succeeds.
-pub(crate) async fn run(args: Versions, target: &Target<'_>) -> Result<Printed, KubectlError> {
-    let mut printed = Printed::stdout(format!("kubectl-krypton {}\n", env!("CARGO_PKG_VERSION")));
+pub(crate) async fn run(
+    args: Versions,
+    target: &Target<'_>,
+) -> Result<CommandOutput, KubectlError> {
+    let mut output =
+        CommandOutput::stdout(format!("kubectl-krypton {}\n", env!("CARGO_PKG_VERSION")));
     if args.client {
-        return Ok(printed);
+        return Ok(output);
     }
-    match of_fleet(&args, target).await {
-        Ok(versions) => printed.stdout += &versions,
+    match fleet_versions(&args, target).await {
+        Ok(versions) => output.stdout += &versions,
         Err(error) => {
-            printed.stderr = format!("the versions of hub and agents are unknown: {error}\n");
+            output.stderr = format!("the versions of hub and agents are unknown: {error}\n");
         }
     }
-    Ok(printed)
+    Ok(output)
 }
 
-async fn of_fleet(args: &Versions, target: &Target<'_>) -> Result<String, KubectlError> {
+async fn fleet_versions(args: &Versions, target: &Target<'_>) -> Result<String, KubectlError> {
     let home = target.connect().await?;
     let members = home.untyped(Kind::Cluster.resource(), &Scope::All);
-    let members = members.values(None).await?;
-    Ok(hub(args, &home).await + &agents(&members))
+    let members = members.list_values().await?;
+    Ok(hub_version(args, &home).await + &agent_versions(&members))
 }
 
-async fn hub(args: &Versions, home: &Connection) -> String {
+async fn hub_version(args: &Versions, home: &Connection) -> String {
     for namespace in home.hub_namespaces(args.namespace.as_deref()) {
         if let Ok(Some(info)) = join_info::read(home, &namespace).await
             && !info.version.is_empty()
@@ -57,7 +61,7 @@ async fn hub(args: &Versions, home: &Connection) -> String {
 }
 
 /// Formats one line for each version, with its number of members.
-fn agents(members: &[Value]) -> String {
+fn agent_versions(members: &[Value]) -> String {
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     for member in members {
         if let Some(version) = text_at(member, "/status/agentVersion") {
@@ -78,14 +82,17 @@ mod tests {
 
     #[test]
     fn agents_are_counted_by_reported_version() {
-        let of = |version: Value| json!({"status": {"agentVersion": version}});
+        let member = |version: Value| json!({"status": {"agentVersion": version}});
         let members = [
-            of("0.1.0".into()),
-            of("0.2.0".into()),
-            of("0.1.0".into()),
+            member("0.1.0".into()),
+            member("0.2.0".into()),
+            member("0.1.0".into()),
             json!({}),
         ];
-        assert_eq!(agents(&members), "agents 0.1.0: 2\nagents 0.2.0: 1\n");
-        assert_eq!(agents(&[]), "");
+        assert_eq!(
+            agent_versions(&members),
+            "agents 0.1.0: 2\nagents 0.2.0: 1\n"
+        );
+        assert_eq!(agent_versions(&[]), "");
     }
 }

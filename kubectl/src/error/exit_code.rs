@@ -8,19 +8,19 @@ use super::{CallError, KubectlError};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ExitCode {
-    Done = 0,
+    Success = 0,
     Failed = 1,
     Usage = 2,
     NotFound = 3,
     NotPermitted = 4,
-    NoAnswer = 5,
+    NoResponse = 5,
     NotReady = 6,
     Refused = 7,
 }
 
 /// Each exit code with its meaning, as in `docs/reference/kubectl.md`.
-pub const MEANINGS: [(ExitCode, &str); 8] = [
-    (ExitCode::Done, "the command succeeded"),
+pub const EXIT_CODE_MEANINGS: [(ExitCode, &str); 8] = [
+    (ExitCode::Success, "the command succeeded"),
     (
         ExitCode::Failed,
         "the command failed, or changed only some objects, which its output lists",
@@ -38,7 +38,7 @@ pub const MEANINGS: [(ExitCode, &str); 8] = [
         "the cluster rejects your credentials, or you lack a permission, which the message names",
     ),
     (
-        ExitCode::NoAnswer,
+        ExitCode::NoResponse,
         "the cluster is unreachable, or did not respond in time",
     ),
     (
@@ -54,16 +54,16 @@ pub const MEANINGS: [(ExitCode, &str); 8] = [
 impl KubectlError {
     pub fn exit_code(&self) -> ExitCode {
         match self {
-            Self::Usage(error) if error.exit_code() == 0 => ExitCode::Done,
+            Self::Usage(error) if error.exit_code() == 0 => ExitCode::Success,
             Self::Usage(_) => ExitCode::Usage,
             Self::Call(error) => error.exit_code(),
             Self::NotFound(_) => ExitCode::NotFound,
-            Self::NoAnswer(_) => ExitCode::NoAnswer,
+            Self::NoResponse(_) => ExitCode::NoResponse,
             Self::NotReady { .. } | Self::ChecksFailed { .. } => ExitCode::NotReady,
             Self::Refused(_) => ExitCode::Refused,
             Self::Interrupted { source, .. } => source.exit_code(),
             // Part of the work may be done, so a specific code such as `NotPermitted` would be misleading.
-            Self::Partly { .. } | Self::Home(_) | Self::Client(_) | Self::Failed(_) => {
+            Self::Partial { .. } | Self::Kubeconfig(_) | Self::Client(_) | Self::Failed(_) => {
                 ExitCode::Failed
             }
         }
@@ -75,8 +75,8 @@ impl CallError {
         match self.error.code() {
             Some(401 | 403) => ExitCode::NotPermitted,
             Some(404) => ExitCode::NotFound,
-            None if self.is_unreachable() => ExitCode::NoAnswer,
-            None if matches!(self.error, ApiError::Timeout { .. }) => ExitCode::NoAnswer,
+            None if self.is_unreachable() => ExitCode::NoResponse,
+            None if matches!(self.error, ApiError::Timeout { .. }) => ExitCode::NoResponse,
             _ => ExitCode::Failed,
         }
     }
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
     use crate::cli::Cli;
 
-    fn read(page: &str) -> String {
+    fn read_page(page: &str) -> String {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference");
         std::fs::read_to_string(folder.join(page)).unwrap()
     }
@@ -104,13 +104,13 @@ mod tests {
 
     #[test]
     fn page_documents_every_exit_code_and_command() {
-        let page = read("kubectl.md");
-        for (code, meaning) in MEANINGS {
+        let page = read_page("kubectl.md");
+        for (code, meaning) in EXIT_CODE_MEANINGS {
             let row = format!("| {} | {meaning} |", code as u8);
             assert!(page.contains(&row), "{row}");
         }
         for name in command_names() {
-            let page = read(&format!("kubectl/{name}.md"));
+            let page = read_page(&format!("kubectl/{name}.md"));
             assert!(page.contains(&format!("kubectl krypton {name}")), "{name}");
         }
     }
@@ -119,21 +119,21 @@ mod tests {
     fn documented_commands_are_accepted_by_cli() {
         let names = command_names().into_iter();
         let pages: String = names
-            .map(|name| read(&format!("kubectl/{name}.md")))
+            .map(|name| read_page(&format!("kubectl/{name}.md")))
             .collect();
         let commands = pages
             .split(['`', '\n'])
             .filter(|text| text.starts_with("kubectl krypton "));
-        let mut seen = 0;
+        let mut count = 0;
         for command in commands {
             let command = command
                 .replace("NAMESPACE", "acme")
                 .replace("NAME", "edge-1");
             let (command, _) = command.split_once(" > ").unwrap_or((&command, ""));
-            let words = command.split(' ').skip(1);
-            assert!(Cli::try_parse_from(words).is_ok(), "{command}");
-            seen += 1;
+            let args = command.split(' ').skip(1);
+            assert!(Cli::try_parse_from(args).is_ok(), "{command}");
+            count += 1;
         }
-        assert!(seen > 10, "{seen}");
+        assert!(count > 10, "{count}");
     }
 }

@@ -3,7 +3,7 @@
 use krypton_types::conditions::reason;
 
 /// For a Tenant's conditions on one member. `None` if no action is needed or the message contains it.
-pub(super) fn of_tenant(reason: &str) -> Option<&'static str> {
+pub(super) fn for_tenant(reason: &str) -> Option<&'static str> {
     Some(match reason {
         reason::CHART_NOT_LOADED => {
             "check that the hub can reach the repository with its credentials; installed workloads keep running"
@@ -63,7 +63,7 @@ pub(super) fn of_tenant(reason: &str) -> Option<&'static str> {
 }
 
 /// For the conditions of an EdgeCluster.
-pub(super) fn of_member(reason: &str) -> Option<&'static str> {
+pub(super) fn for_member(reason: &str) -> Option<&'static str> {
     Some(match reason {
         reason::AGENT_AWAY => {
             "look at the agent's log, and at its network connection to the hub; it keeps its last desired state"

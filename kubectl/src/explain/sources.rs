@@ -8,7 +8,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::events::v1::Event;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_crds::tenant::Tenant;
-use krypton_runtime::access::reason_of;
+use krypton_runtime::access::api_error_message;
 use krypton_runtime::call::{ApiError, call};
 use krypton_runtime::lease::{LEASE_NAME, SYSTEM_NAMESPACE};
 use krypton_types::conditions::{self, Readiness};
@@ -19,52 +19,52 @@ use krypton_types::tenant::{TenantKey, TenantReport};
 use kube::api::ListParams;
 
 use crate::error::KubectlError;
-use crate::fleet_tenants::{self, Selection};
+use crate::fleet_tenants::{self, TenantFilter};
 use crate::home::Connection;
 use crate::render::one_line;
 
 /// Maximum number of members with separate lines.
-pub(super) const MOST_MEMBERS: usize = 10;
-const MOST_EVENTS: u32 = 500;
+pub(super) const MAX_MEMBERS: usize = 10;
+const MAX_EVENTS: u32 = 500;
 
 /// Result of a request.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Answer<T> {
+pub(crate) enum Lookup<T> {
     Found(T),
     /// The object or its kind does not exist.
-    None,
+    NotFound,
     /// The missing verb and its resource.
     NotPermitted(String),
     Failed(String),
 }
 
-impl<T> Answer<T> {
+impl<T> Lookup<T> {
     /// Returns why the request failed, or `None` if the API server answered it.
     pub(crate) fn failure(&self) -> Option<String> {
         match self {
-            Self::Found(_) | Self::None => None,
-            Self::NotPermitted(right) => Some(format!("you may not {right}")),
-            Self::Failed(why) => Some(why.clone()),
+            Self::Found(_) | Self::NotFound => None,
+            Self::NotPermitted(permission) => Some(format!("you may not {permission}")),
+            Self::Failed(reason) => Some(reason.clone()),
         }
     }
 }
 
 /// All sources of an explanation.
 #[derive(Clone, Debug)]
-pub(super) struct Sources {
-    pub(super) tenant: Answer<Tenant>,
+pub(super) struct ExplanationSources {
+    pub(super) tenant: Lookup<Tenant>,
     /// The member's report of a Tenant that the home cluster does not have.
-    pub(super) reported: Answer<TenantReport>,
+    pub(super) member_report: Lookup<TenantReport>,
     /// Leader election Lease of the hubs.
-    pub(super) lead: Answer<Lease>,
+    pub(super) leader_lease: Lookup<Lease>,
     /// Lease of this cluster if it is an edge cluster.
-    pub(super) acts: Answer<Lease>,
+    pub(super) edge_lease: Lookup<Lease>,
     /// Namespaces searched for the hubs' Lease.
     pub(super) hub_namespaces: Vec<String>,
     /// Members to explain.
-    pub(super) members: BTreeMap<String, Answer<EdgeCluster>>,
+    pub(super) members: BTreeMap<String, Lookup<EdgeCluster>>,
     /// Events of the Tenant, newest last.
-    pub(super) events: Answer<Vec<PastEvent>>,
+    pub(super) events: Lookup<Vec<PastEvent>>,
 }
 
 /// One event, or a series of equal ones.
@@ -81,45 +81,45 @@ pub(super) struct PastEvent {
 /// # Errors
 /// Fails if the Tenant does not exist and no member is named, the cluster does not respond, or it rejects the
 /// credentials.
-pub(super) async fn gather(
+pub(super) async fn collect(
     key: &TenantKey,
-    on: Option<&str>,
+    member: Option<&str>,
     (hub_namespace, debug_address): (Option<&str>, Option<SocketAddr>),
     home: &Connection,
-) -> Result<Sources, KubectlError> {
-    let (tenant, acts, (lead, hub_namespaces), events) = tokio::join!(
-        Box::pin(tenant(key, home)),
-        acts(home),
-        lead(hub_namespace, home),
-        events(key, home),
+) -> Result<ExplanationSources, KubectlError> {
+    let (tenant, edge_lease, (leader_lease, hub_namespaces), events) = tokio::join!(
+        Box::pin(find_tenant(key, home)),
+        edge_lease(home),
+        leader_lease(hub_namespace, home),
+        tenant_events(key, home),
     );
     let tenant = tenant?;
-    if tenant == Answer::None && on.is_none() {
+    if tenant == Lookup::NotFound && member.is_none() {
         return Err(KubectlError::NotFound(format!(
             "Tenant {key} not found on the cluster {:?}; if it exists only on a member, pass that cluster's --context, or --on MEMBER for the state that the home cluster has recorded",
             home.context
         )));
     }
-    let reported = match (&tenant, on) {
-        (Answer::None, Some(member)) => {
-            let one = Selection::one(member, key);
-            let reading = fleet_tenants::read(home, hub_namespace, debug_address, &one);
-            reported(Box::pin(reading).await)
+    let member_report = match (&tenant, member) {
+        (Lookup::NotFound, Some(member)) => {
+            let filter = TenantFilter::single(member, key);
+            let reading = fleet_tenants::read(home, hub_namespace, debug_address, &filter);
+            report_of_first(Box::pin(reading).await)
         }
-        _ => Answer::None,
+        _ => Lookup::NotFound,
     };
-    let names = members_to_tell(&tenant, on);
+    let names = members_to_explain(&tenant, member);
     let members = home.all::<EdgeCluster>();
-    let looking = names.into_iter().map(async |name| {
-        let found = ask("get edgeclusters", members.api.get(&name)).await;
-        (name, found)
+    let lookups = names.into_iter().map(async |name| {
+        let cluster = lookup("get edgeclusters", members.api.get(&name)).await;
+        (name, cluster)
     });
-    let members = futures::future::join_all(looking).await;
-    Ok(Sources {
+    let members = futures::future::join_all(lookups).await;
+    Ok(ExplanationSources {
         tenant,
-        reported,
-        lead,
-        acts,
+        member_report,
+        leader_lease,
+        edge_lease,
         hub_namespaces,
         members: members.into_iter().collect(),
         events,
@@ -127,90 +127,93 @@ pub(super) async fn gather(
 }
 
 /// Returns the members that the Tenant is on or names, limited to those in the worst state.
-pub(super) fn members_to_tell(tenant: &Answer<Tenant>, on: Option<&str>) -> Vec<String> {
-    if let Some(member) = on {
+pub(super) fn members_to_explain(tenant: &Lookup<Tenant>, member: Option<&str>) -> Vec<String> {
+    if let Some(member) = member {
         return vec![member.to_owned()];
     }
-    let Answer::Found(tenant) = tenant else {
+    let Lookup::Found(tenant) = tenant else {
         return Vec::new();
     };
     let status = tenant.status.clone().unwrap_or_default();
     let mut clusters: Vec<_> = conditions::clusters(&status.conditions)
         .into_iter()
-        .map(|(name, state)| (Readiness::of(&state, false), name))
+        .map(|(name, state)| (Readiness::from_state(&state, false), name))
         .collect();
     clusters.sort();
     let mut names: Vec<String> = clusters.into_iter().map(|(_, name)| name).collect();
-    names.truncate(MOST_MEMBERS);
-    if let Some(named) = tenant.names_member()
-        && !names.iter().any(|name| name == named)
+    names.truncate(MAX_MEMBERS);
+    if let Some(referenced) = tenant.referenced_member()
+        && !names.iter().any(|name| name == referenced)
     {
-        names.push(named.to_owned());
+        names.push(referenced.to_owned());
     }
     names
 }
 
-fn reported(found: Result<Vec<FleetTenant>, KubectlError>) -> Answer<TenantReport> {
-    match found {
-        Ok(found) => {
-            let first = found.into_iter().next();
-            first.map_or(Answer::None, |tenant| Answer::Found(tenant.report))
+fn report_of_first(tenants: Result<Vec<FleetTenant>, KubectlError>) -> Lookup<TenantReport> {
+    match tenants {
+        Ok(tenants) => {
+            let first = tenants.into_iter().next();
+            first.map_or(Lookup::NotFound, |tenant| Lookup::Found(tenant.report))
         }
-        Err(error) => Answer::Failed(one_line(&chain(&error))),
+        Err(error) => Lookup::Failed(one_line(&chain(&error))),
     }
 }
 
-async fn tenant(key: &TenantKey, home: &Connection) -> Result<Answer<Tenant>, KubectlError> {
+async fn find_tenant(key: &TenantKey, home: &Connection) -> Result<Lookup<Tenant>, KubectlError> {
     let tenants = home.namespaced::<Tenant>(&key.namespace);
     match tenants.find(&key.name).await {
-        Ok(found) => Ok(found.map_or(Answer::None, Answer::Found)),
+        Ok(tenant) => Ok(tenant.map_or(Lookup::NotFound, Lookup::Found)),
         Err(error) if error.code() == Some(403) => {
-            Ok(Answer::NotPermitted("get tenants".to_owned()))
+            Ok(Lookup::NotPermitted("get tenants".to_owned()))
         }
         Err(error) => Err(error),
     }
 }
 
 /// Returns the first Lease found, otherwise the most relevant failure.
-pub(crate) async fn lead(named: Option<&str>, home: &Connection) -> (Answer<Lease>, Vec<String>) {
-    let namespaces = home.hub_namespaces(named);
-    let mut answer = Answer::None;
+pub(crate) async fn leader_lease(
+    hub_namespace: Option<&str>,
+    home: &Connection,
+) -> (Lookup<Lease>, Vec<String>) {
+    let namespaces = home.hub_namespaces(hub_namespace);
+    let mut last_failure = Lookup::NotFound;
     for namespace in &namespaces {
-        match lease(home, namespace, HUB_LEASE).await {
-            Answer::None => {}
-            found @ Answer::Found(_) => return (found, vec![namespace.clone()]),
-            other => answer = other,
+        match find_lease(home, namespace, HUB_LEASE).await {
+            Lookup::NotFound => {}
+            found @ Lookup::Found(_) => return (found, vec![namespace.clone()]),
+            failure => last_failure = failure,
         }
     }
-    (answer, namespaces)
+    (last_failure, namespaces)
 }
 
-async fn acts(cluster: &Connection) -> Answer<Lease> {
-    lease(cluster, SYSTEM_NAMESPACE, LEASE_NAME).await
+async fn edge_lease(cluster: &Connection) -> Lookup<Lease> {
+    find_lease(cluster, SYSTEM_NAMESPACE, LEASE_NAME).await
 }
 
-async fn lease(cluster: &Connection, namespace: &str, name: &str) -> Answer<Lease> {
+async fn find_lease(cluster: &Connection, namespace: &str, name: &str) -> Lookup<Lease> {
     let leases = cluster.namespaced::<Lease>(namespace);
-    let right = format!("get leases in the namespace {namespace}");
-    ask(&right, leases.api.get(name)).await
+    let permission = format!("get leases in the namespace {namespace}");
+    lookup(&permission, leases.api.get(name)).await
 }
 
-async fn events(key: &TenantKey, home: &Connection) -> Answer<Vec<PastEvent>> {
+async fn tenant_events(key: &TenantKey, home: &Connection) -> Lookup<Vec<PastEvent>> {
     let events = home.namespaced::<Event>(&key.namespace);
-    let of = format!("regarding.kind=Tenant,regarding.name={}", key.name);
-    let params = ListParams::default().fields(&of).limit(MOST_EVENTS);
-    ask("list events", async {
+    let selector = format!("regarding.kind=Tenant,regarding.name={}", key.name);
+    let params = ListParams::default().fields(&selector).limit(MAX_EVENTS);
+    lookup("list events", async {
         let list = events.api.list(&params).await?;
-        let mut past: Vec<PastEvent> = list.items.into_iter().filter_map(read).collect();
-        past.sort_by_key(|event| event.at);
-        Ok(past)
+        let mut events: Vec<PastEvent> = list.items.into_iter().filter_map(past_event).collect();
+        events.sort_by_key(|event| event.at);
+        Ok(events)
     })
     .await
 }
 
-fn read(event: Event) -> Option<PastEvent> {
-    let series = event.series.map(|series| series.last_observed_time.0);
-    let at = series
+fn past_event(event: Event) -> Option<PastEvent> {
+    let last_in_series = event.series.map(|series| series.last_observed_time.0);
+    let at = last_in_series
         .or(event.event_time.map(|time| time.0))
         .or(event.deprecated_last_timestamp.map(|time| time.0))
         .or(event.metadata.creation_timestamp.map(|time| time.0))?;
@@ -222,19 +225,21 @@ fn read(event: Event) -> Option<PastEvent> {
     })
 }
 
-/// Runs a request that needs the right `right`.
-pub(crate) async fn ask<T>(
-    right: &str,
+/// Runs a request that needs the right `permission`.
+pub(crate) async fn lookup<T>(
+    permission: &str,
     request: impl Future<Output = kube::Result<T>>,
-) -> Answer<T> {
-    match call(right.to_owned(), request).await {
-        Ok(found) => Answer::Found(found),
+) -> Lookup<T> {
+    match call(permission.to_owned(), request).await {
+        Ok(response) => Lookup::Found(response),
         Err(error) => match (error.code(), error) {
-            (Some(404), _) => Answer::None,
-            (Some(401 | 403), _) => Answer::NotPermitted(right.to_owned()),
-            (_, ApiError::Failed { source, .. }) => Answer::Failed(one_line(&reason_of(&source))),
+            (Some(404), _) => Lookup::NotFound,
+            (Some(401 | 403), _) => Lookup::NotPermitted(permission.to_owned()),
+            (_, ApiError::Failed { source, .. }) => {
+                Lookup::Failed(one_line(&api_error_message(&source)))
+            }
             (_, ApiError::Timeout { deadline, .. }) => {
-                Answer::Failed(format!("no response within {} s", deadline.as_secs()))
+                Lookup::Failed(format!("no response within {} s", deadline.as_secs()))
             }
         },
     }

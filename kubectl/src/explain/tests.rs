@@ -5,9 +5,9 @@ use krypton_types::tenant::TenantReport;
 use serde_json::{Value, json};
 
 use super::remedy;
-use super::sources::{Answer, PastEvent, Sources, members_to_tell};
+use super::sources::{ExplanationSources, Lookup, PastEvent, members_to_explain};
 use super::*;
-use crate::statement::{Mark, text};
+use crate::statement::{Mark, to_text};
 
 const NOW: &str = "2026-11-23T00:40:00Z";
 
@@ -31,18 +31,18 @@ fn condition(type_: &str, status: &str, reason: &str, message: &str) -> Value {
 
 /// A Tenant on edge-1 with these conditions.
 fn tenant(ready: (&str, &str, &str), progress: &str, error: Option<(&str, &str)>) -> Value {
-    let all = if ready.0 == "True" {
+    let ready_reason = if ready.0 == "True" {
         "AllClustersReady"
     } else {
         "ClustersNotReady"
     };
-    let going = ["Installing", "Upgrading", "Deleting"].contains(&progress);
+    let in_progress = ["Installing", "Upgrading", "Deleting"].contains(&progress);
     let mut conditions = vec![
-        condition("Ready", ready.0, all, "of 1"),
+        condition("Ready", ready.0, ready_reason, "of 1"),
         condition("ClusterReady/edge-1", ready.0, ready.1, ready.2),
         condition(
             "ClusterProgress/edge-1",
-            if going { "True" } else { "False" },
+            if in_progress { "True" } else { "False" },
             progress,
             "working",
         ),
@@ -58,7 +58,7 @@ fn tenant(ready: (&str, &str, &str), progress: &str, error: Option<(&str, &str)>
     })
 }
 
-fn well() -> Value {
+fn healthy_tenant() -> Value {
     tenant(
         ("True", "Installed", "release installed"),
         "InstallComplete",
@@ -66,7 +66,7 @@ fn well() -> Value {
     )
 }
 
-fn failed(next: Value) -> Value {
+fn failed_tenant(next: Value) -> Value {
     let mut tenant = tenant(
         ("False", "InstallFailed", "helm said no"),
         "InstallFailed",
@@ -76,7 +76,7 @@ fn failed(next: Value) -> Value {
     tenant
 }
 
-fn edge() -> Value {
+fn edge_cluster() -> Value {
     json!({
         "apiVersion": "mesh.openkcm.io/v1alpha1", "kind": "EdgeCluster",
         "metadata": {"name": "edge-1"}, "spec": {},
@@ -96,58 +96,58 @@ fn lease(holder: &str, renewed: &str) -> Value {
     json!({"spec": {"holderIdentity": holder, "renewTime": renewed}})
 }
 
-fn with(mut object: Value, pointer: &str, value: Value) -> Value {
+fn with_field(mut object: Value, pointer: &str, value: Value) -> Value {
     let (parent, field) = pointer.rsplit_once('/').unwrap();
     object.pointer_mut(parent).unwrap()[field] = value;
     object
 }
 
 /// Replaces the condition of the same type.
-fn saying(object: Value, said: Value) -> Value {
+fn with_condition(object: Value, new: Value) -> Value {
     let conditions = object.pointer("/status/conditions").unwrap().as_array();
     let mut conditions = conditions.unwrap().clone();
-    conditions.retain(|condition| condition["type"] != said["type"]);
-    conditions.push(said);
-    with(object, "/status/conditions", json!(conditions))
+    conditions.retain(|condition| condition["type"] != new["type"]);
+    conditions.push(new);
+    with_field(object, "/status/conditions", json!(conditions))
 }
 
-fn found<T: serde::de::DeserializeOwned>(object: Value) -> Answer<T> {
-    Answer::Found(serde_json::from_value(object).unwrap())
+fn found<T: serde::de::DeserializeOwned>(object: Value) -> Lookup<T> {
+    Lookup::Found(serde_json::from_value(object).unwrap())
 }
 
-fn seen(tenant: Value, members: &[(&str, Value)]) -> Sources {
-    Sources {
+fn sources(tenant: Value, members: &[(&str, Value)]) -> ExplanationSources {
+    ExplanationSources {
         tenant: found(tenant),
-        reported: Answer::None,
-        lead: found(lease("hub-0", "2026-11-23T00:39:58.000000Z")),
-        acts: Answer::None,
+        member_report: Lookup::NotFound,
+        leader_lease: found(lease("hub-0", "2026-11-23T00:39:58.000000Z")),
+        edge_lease: Lookup::NotFound,
         hub_namespaces: vec!["krypton".to_owned()],
         members: members
             .iter()
             .map(|(name, object)| ((*name).to_owned(), found(object.clone())))
             .collect(),
-        events: Answer::Found(Vec::new()),
+        events: Lookup::Found(Vec::new()),
     }
 }
 
-fn on_edge(tenant: Value, member: Value) -> Sources {
-    seen(tenant, &[("edge-1", member)])
+fn sources_with_member(tenant: Value, member: Value) -> ExplanationSources {
+    sources(tenant, &[("edge-1", member)])
 }
 
 #[track_caller]
-fn tells(sources: &Sources, ready: bool, lines: &[&str]) {
-    let story = story::story(&key(), None, sources, now());
-    let told = text(&story.lines);
+fn assert_explained(sources: &ExplanationSources, ready: bool, lines: &[&str]) {
+    let explanation = explanation::explain(&key(), None, sources, now());
+    let output = to_text(&explanation.lines);
     for line in lines {
-        assert!(told.contains(line), "{line:?} is not in\n{told}");
+        assert!(output.contains(line), "{line:?} is not in\n{output}");
     }
-    assert_eq!(story.ready, ready, "{told}");
+    assert_eq!(explanation.ready, ready, "{output}");
 }
 
 #[test]
 fn healthy_tenant_is_shown_without_remedy() {
-    let sources = on_edge(well(), edge());
-    tells(
+    let sources = sources_with_member(healthy_tenant(), edge_cluster());
+    assert_explained(
         &sources,
         true,
         &[
@@ -160,9 +160,9 @@ fn healthy_tenant_is_shown_without_remedy() {
             "  ✓ Installed: release installed\n",
         ],
     );
-    let story = story::story(&key(), None, &sources, now());
-    assert!(story.lines.iter().all(|line| line.mark == Mark::Well));
-    assert!(story.lines.iter().all(|line| line.remedy.is_none()));
+    let explanation = explanation::explain(&key(), None, &sources, now());
+    assert!(explanation.lines.iter().all(|line| line.mark == Mark::Ok));
+    assert!(explanation.lines.iter().all(|line| line.remedy.is_none()));
 }
 
 #[test]
@@ -192,28 +192,37 @@ fn failure_shows_cause_and_next_step() {
     ];
     for (next, line) in cases {
         let cause = "  ✗ InstallFailed: helm said no\n      → correct the chart";
-        tells(&on_edge(failed(next), edge()), false, &[cause, line]);
+        assert_explained(
+            &sources_with_member(failed_tenant(next), edge_cluster()),
+            false,
+            &[cause, line],
+        );
     }
     // The command ignores the unknown step of a later version.
-    let ponder = json!({"cluster": "edge-1", "action": "Ponder", "attempts": 0});
-    tells(
-        &on_edge(failed(ponder), edge()),
+    let unknown_step = json!({"cluster": "edge-1", "action": "Ponder", "attempts": 0});
+    assert_explained(
+        &sources_with_member(failed_tenant(unknown_step), edge_cluster()),
         false,
         &["✗ InstallFailed"],
     );
 }
 
 /// Checks the readiness and a line of the explanation of each Tenant.
-fn explains(cases: Vec<(Value, bool, &str)>) {
+fn assert_tenants_explained(cases: Vec<(Value, bool, &str)>) {
     for (tenant, ready, line) in cases {
-        tells(&on_edge(tenant, edge()), ready, &[line]);
+        assert_explained(&sources_with_member(tenant, edge_cluster()), ready, &[line]);
     }
 }
 
 #[test]
 fn tenant_metadata_is_explained() {
-    let annotated =
-        |name: &str, value: &str| with(well(), "/metadata/annotations", json!({ name: value }));
+    let annotated = |name: &str, value: &str| {
+        with_field(
+            healthy_tenant(),
+            "/metadata/annotations",
+            json!({ name: value }),
+        )
+    };
     let cases: Vec<(Value, bool, &str)> = vec![
         (
             annotated("mesh.openkcm.io/paused", "true"),
@@ -231,9 +240,9 @@ fn tenant_metadata_is_explained() {
             "! annotated as an orphan",
         ),
         (
-            with(
-                with(
-                    well(),
+            with_field(
+                with_field(
+                    healthy_tenant(),
                     "/metadata/deletionTimestamp",
                     json!("2026-11-23T00:35:00Z"),
                 ),
@@ -244,24 +253,24 @@ fn tenant_metadata_is_explained() {
             "! being deleted since 2026-11-23T00:35:00Z (5m ago), held by the finalizers a/b\n",
         ),
         (
-            with(well(), "/metadata/generation", json!(2)),
+            with_field(healthy_tenant(), "/metadata/generation", json!(2)),
             false,
             "! it was changed, and its status does not reflect the change yet",
         ),
         (
-            with(well(), "/status", json!({})),
+            with_field(healthy_tenant(), "/status", json!({})),
             false,
             "? it has no status yet\n    → see its events",
         ),
     ];
-    explains(cases);
+    assert_tenants_explained(cases);
 }
 
 #[test]
 fn tenant_conditions_are_explained_with_remedy() {
     let error = |reason: &str| {
-        let told = Some((reason, "so it is"));
-        tenant(("False", reason, "so it is"), reason, told)
+        let error = Some((reason, "so it is"));
+        tenant(("False", reason, "so it is"), reason, error)
     };
     let cases: Vec<(Value, bool, &str)> = vec![
         (
@@ -326,9 +335,9 @@ fn tenant_conditions_are_explained_with_remedy() {
             "! no retry is needed: it is Ready as soon as its workloads are",
         ),
         (
-            saying(
-                with(
-                    well(),
+            with_condition(
+                with_field(
+                    healthy_tenant(),
                     "/spec",
                     json!({"clusterRef": {"secretName": "edge-9"}}),
                 ),
@@ -338,9 +347,9 @@ fn tenant_conditions_are_explained_with_remedy() {
             "✗ ClusterNotFound: none\n    → correct spec.clusterRef",
         ),
         (
-            saying(
-                with(
-                    well(),
+            with_condition(
+                with_field(
+                    healthy_tenant(),
                     "/status/placement",
                     json!({"cluster": "edge-1", "clusterUid": "u"}),
                 ),
@@ -350,18 +359,21 @@ fn tenant_conditions_are_explained_with_remedy() {
             "✓ Tenant default/acme is placed on edge-1 by the home cluster\n✗ AlreadyThere: somebody's\n    → it is shown",
         ),
         (
-            saying(well(), condition("Placed", "Unknown", "Ordered", "not yet")),
+            with_condition(
+                healthy_tenant(),
+                condition("Placed", "Unknown", "Ordered", "not yet"),
+            ),
             true,
             "? Ordered: not yet",
         ),
     ];
-    explains(cases);
+    assert_tenants_explained(cases);
 }
 
 #[test]
 fn each_member_state_has_its_text() {
-    let silent = saying(
-        edge(),
+    let silent = with_condition(
+        edge_cluster(),
         condition("Connected", "False", "AgentAway", "the agent is away"),
     );
     let cases: Vec<(Value, bool, &str)> = vec![
@@ -381,67 +393,67 @@ fn each_member_state_has_its_text() {
             "? at the last contact, it had applied the current desired state 3.14: r/c:1",
         ),
         (
-            with(silent, "/status/lastSeen", Value::Null),
+            with_field(silent, "/status/lastSeen", Value::Null),
             false,
             "✗ no contact since 2026-11-23T00:30:00Z (10m ago)",
         ),
         (
-            with(edge(), "/status/mode", json!("proxy")),
+            with_field(edge_cluster(), "/status/mode", json!("proxy")),
             true,
             "✓ the hub reaches it through its kubeconfig",
         ),
         (
-            with(edge(), "/spec/paused", json!(true)),
+            with_field(edge_cluster(), "/spec/paused", json!(true)),
             true,
             "! paused on the EdgeCluster: nothing is written there but status\n      → kubectl krypton resume cluster edge-1",
         ),
         (
-            with(edge(), "/spec/banned", json!(true)),
+            with_field(edge_cluster(), "/spec/banned", json!(true)),
             true,
             "✗ banned: the hub rejects its agent and does not connect to it\n      → kubectl krypton unban edge-1",
         ),
         (
-            saying(
-                edge(),
+            with_condition(
+                edge_cluster(),
                 condition("Healthy", "False", "Observing", "x holds the Lease"),
             ),
             true,
             "! Observing: x holds the Lease\n      → another process",
         ),
         (
-            saying(
-                edge(),
+            with_condition(
+                edge_cluster(),
                 condition("Healthy", "False", "DuplicateCluster", "as edge-2"),
             ),
             true,
             "! DuplicateCluster: as edge-2",
         ),
         (
-            with(edge(), "/status/applied/generation", json!(13)),
+            with_field(edge_cluster(), "/status/applied/generation", json!(13)),
             true,
             "! it has applied desired state 3.13, but not 3.14 (sent since 2026-11-23T00:20:00Z (20m ago)): r/c:1",
         ),
         (
-            with(edge(), "/status/applied", Value::Null),
+            with_field(edge_cluster(), "/status/applied", Value::Null),
             true,
             "! it has applied no desired state yet; the hub sends 3.14: r/c:1",
         ),
         (
-            saying(
-                edge(),
+            with_condition(
+                edge_cluster(),
                 condition("CertificateCurrent", "False", "ExpiresSoon", "in 2 d"),
             ),
             true,
             "! ExpiresSoon: in 2 d",
         ),
         (
-            with(edge(), "/status", json!({})),
+            with_field(edge_cluster(), "/status", json!({})),
             false,
             "? the hub has not observed it yet",
         ),
         (
-            with(
-                edge(),
+            with_field(
+                edge_cluster(),
                 "/metadata/deletionTimestamp",
                 json!("2026-11-23T00:35:00Z"),
             ),
@@ -450,16 +462,20 @@ fn each_member_state_has_its_text() {
         ),
     ];
     for (member, ready, line) in cases {
-        tells(&on_edge(well(), member), ready, &[line]);
+        assert_explained(
+            &sources_with_member(healthy_tenant(), member),
+            ready,
+            &[line],
+        );
     }
-    let mut none = on_edge(well(), edge());
-    none.members.insert("edge-1".to_owned(), Answer::None);
-    tells(&none, false, &["✗ no EdgeCluster has this name"]);
+    let mut none = sources_with_member(healthy_tenant(), edge_cluster());
+    none.members.insert("edge-1".to_owned(), Lookup::NotFound);
+    assert_explained(&none, false, &["✗ no EdgeCluster has this name"]);
 }
 
 #[test]
 fn without_a_hub_nothing_counts_as_ready() {
-    for (lead, line) in [
+    for (lease, line) in [
         (
             lease("hub-0", "2026-11-23T00:30:00.000000Z"),
             "✗ no hub has led since 2026-11-23T00:30:00Z (10m ago)",
@@ -469,45 +485,53 @@ fn without_a_hub_nothing_counts_as_ready() {
             "✗ no hub has led since 2026-11-23T00:39:55Z (5s ago)",
         ),
     ] {
-        let sources = Sources {
-            lead: found(lead),
-            ..on_edge(well(), edge())
+        let sources = ExplanationSources {
+            leader_lease: found(lease),
+            ..sources_with_member(healthy_tenant(), edge_cluster())
         };
-        tells(&sources, false, &[line, "→ look at the hub's pods"]);
+        assert_explained(&sources, false, &[line, "→ look at the hub's pods"]);
     }
-    let elsewhere = Sources {
-        lead: Answer::None,
-        ..on_edge(well(), edge())
+    let without_lease = ExplanationSources {
+        leader_lease: Lookup::NotFound,
+        ..sources_with_member(healthy_tenant(), edge_cluster())
     };
     let line =
         "? there is no Lease of a hub in the namespace krypton\n    → name the hub's namespace";
-    tells(&elsewhere, false, &[line]);
-    let ahead = Sources {
-        lead: found(lease("hub-0", "2026-11-23T00:45:00.000000Z")),
-        ..on_edge(well(), edge())
+    assert_explained(&without_lease, false, &[line]);
+    let clock_ahead = ExplanationSources {
+        leader_lease: found(lease("hub-0", "2026-11-23T00:45:00.000000Z")),
+        ..sources_with_member(healthy_tenant(), edge_cluster())
     };
     let line =
         "? the Lease holder is not known: the Lease was renewed at 2026-11-23T00:45:00Z (in 5m)";
-    tells(&ahead, false, &[line, "→ compare the clock"]);
+    assert_explained(&clock_ahead, false, &[line, "→ compare the clock"]);
     // The hub is gone, regardless of the last status.
-    let seen = with(edge(), "/status/lastSeen", json!("2026-11-23T00:34:00Z"));
+    let not_seen = with_field(
+        edge_cluster(),
+        "/status/lastSeen",
+        json!("2026-11-23T00:34:00Z"),
+    );
     let line = "? the home cluster shows it as connected, but it last responded at 2026-11-23T00:34:00Z (6m ago)";
-    tells(&on_edge(well(), seen), false, &[line]);
+    assert_explained(
+        &sources_with_member(healthy_tenant(), not_seen),
+        false,
+        &[line],
+    );
 }
 
 #[test]
 fn unreadable_source_is_shown_as_unknown() {
-    let blind = Sources {
-        tenant: Answer::NotPermitted("get tenants".to_owned()),
-        reported: Answer::None,
-        lead: Answer::Failed("no response within 10 s".to_owned()),
-        acts: Answer::None,
+    let nothing_readable = ExplanationSources {
+        tenant: Lookup::NotPermitted("get tenants".to_owned()),
+        member_report: Lookup::NotFound,
+        leader_lease: Lookup::Failed("no response within 10 s".to_owned()),
+        edge_lease: Lookup::NotFound,
         hub_namespaces: Vec::new(),
         members: BTreeMap::new(),
-        events: Answer::NotPermitted("list events".to_owned()),
+        events: Lookup::NotPermitted("list events".to_owned()),
     };
-    tells(
-        &blind,
+    assert_explained(
+        &nothing_readable,
         false,
         &[
             "? Tenant default/acme is not known: you may not get tenants\n",
@@ -515,10 +539,10 @@ fn unreadable_source_is_shown_as_unknown() {
             "? the list of recent events is not known: you may not list events\n",
         ],
     );
-    let mut member = on_edge(well(), edge());
-    let refused = Answer::NotPermitted("get edgeclusters".to_owned());
-    member.members.insert("edge-1".to_owned(), refused);
-    tells(
+    let mut member = sources_with_member(healthy_tenant(), edge_cluster());
+    let not_permitted = Lookup::NotPermitted("get edgeclusters".to_owned());
+    member.members.insert("edge-1".to_owned(), not_permitted);
+    assert_explained(
         &member,
         false,
         &["? the state of this member is not known: you may not get edgeclusters"],
@@ -527,15 +551,15 @@ fn unreadable_source_is_shown_as_unknown() {
 
 #[test]
 fn tenant_only_on_member_is_explained_from_report() {
-    let sources = |state: ClusterState| Sources {
-        tenant: Answer::None,
-        reported: Answer::Found(TenantReport {
+    let sources = |state: ClusterState| ExplanationSources {
+        tenant: Lookup::NotFound,
+        member_report: Lookup::Found(TenantReport {
             observed_generation: 1,
             applied_chart: "r/c:1".to_owned(),
             state,
             next: None,
         }),
-        ..on_edge(well(), edge())
+        ..sources_with_member(healthy_tenant(), edge_cluster())
     };
     let state = |truth, reason| State::new(truth, reason, "a message");
     let installed = ClusterState::from(state(Truth::True, "Installed"));
@@ -547,21 +571,21 @@ fn tenant_only_on_member_is_explained_from_report() {
         (installed, true, "✓ Installed: a message"),
         (failed, false, "✗ InstallFailed: a message"),
     ] {
-        let story = story::story(&key(), Some("edge-1"), &sources(state), now());
-        let told = text(&story.lines);
+        let explanation = explanation::explain(&key(), Some("edge-1"), &sources(state), now());
+        let output = to_text(&explanation.lines);
         for line in ["✓ Tenant default/acme exists only on edge-1", line] {
-            assert!(told.contains(line), "{line:?} is not in\n{told}");
+            assert!(output.contains(line), "{line:?} is not in\n{output}");
         }
-        assert_eq!(story.ready, ready, "{told}");
+        assert_eq!(explanation.ready, ready, "{output}");
     }
 }
 
 #[test]
 fn explain_works_without_home_tenant_and_on_edge() {
-    let mut alone = on_edge(well(), edge());
-    alone.tenant = Answer::None;
-    tells(
-        &alone,
+    let mut without_tenant = sources_with_member(healthy_tenant(), edge_cluster());
+    without_tenant.tenant = Lookup::NotFound;
+    assert_explained(
+        &without_tenant,
         false,
         &[
             "? the home cluster has no Tenant default/acme\n    → if it exists only on a member",
@@ -569,10 +593,13 @@ fn explain_works_without_home_tenant_and_on_edge() {
             "? the home cluster has no report of this Tenant there",
         ],
     );
-    let mut edge = on_edge(with(well(), "/status/hubEpoch", Value::Null), edge());
-    edge.members.insert("edge-1".to_owned(), Answer::None);
-    edge.lead = Answer::None;
-    for (acts, ready, line) in [
+    let mut edge = sources_with_member(
+        with_field(healthy_tenant(), "/status/hubEpoch", Value::Null),
+        edge_cluster(),
+    );
+    edge.members.insert("edge-1".to_owned(), Lookup::NotFound);
+    edge.leader_lease = Lookup::NotFound;
+    for (edge_lease, ready, line) in [
         (
             found(lease("agent/a", "2026-11-23T00:39:30.000000Z")),
             true,
@@ -583,44 +610,51 @@ fn explain_works_without_home_tenant_and_on_edge() {
             false,
             "✗ no agent or hub has acted here since 2026-11-23T00:30:00Z (10m ago)",
         ),
-        (Answer::None, false, "✗ no agent or hub has acted here yet"),
         (
-            Answer::NotPermitted("get leases".to_owned()),
+            Lookup::NotFound,
+            false,
+            "✗ no agent or hub has acted here yet",
+        ),
+        (
+            Lookup::NotPermitted("get leases".to_owned()),
             false,
             "? the Lease holder of this cluster is not known: you may not get leases",
         ),
     ] {
-        edge.acts = acts;
+        edge.edge_lease = edge_lease;
         let lines = [
             "! this is not the home cluster",
             line,
             "✓ Installed: release installed",
         ];
-        tells(&edge, ready, &lines);
+        assert_explained(&edge, ready, &lines);
     }
 }
 
 #[test]
 fn worst_members_are_listed_and_healthy_ones_grouped() {
-    let mut many = well();
+    let mut tenant = healthy_tenant();
     for number in 2..=12 {
         let type_ = format!("ClusterReady/edge-{number}");
-        many = saying(many, condition(&type_, "True", "Installed", ""));
+        tenant = with_condition(tenant, condition(&type_, "True", "Installed", ""));
     }
-    many = saying(
-        many,
+    tenant = with_condition(
+        tenant,
         condition("ClusterReady/edge-7", "False", "NotReady", "x"),
     );
-    let named = members_to_tell(&found(many.clone()), None);
-    assert_eq!(named.len(), 10);
-    assert_eq!(named[0], "edge-7");
+    let names = members_to_explain(&found(tenant.clone()), None);
+    assert_eq!(names.len(), 10);
+    assert_eq!(names[0], "edge-7");
     assert_eq!(
-        members_to_tell(&found(many.clone()), Some("edge-3")),
+        members_to_explain(&found(tenant.clone()), Some("edge-3")),
         ["edge-3"]
     );
-    let members: Vec<(&str, Value)> = named.iter().map(|name| (name.as_str(), edge())).collect();
-    tells(
-        &seen(many, &members),
+    let members: Vec<(&str, Value)> = names
+        .iter()
+        .map(|name| (name.as_str(), edge_cluster()))
+        .collect();
+    assert_explained(
+        &sources(tenant, &members),
         true,
         &[
             "✓ Tenant default/acme is on 12 clusters\n",
@@ -633,41 +667,53 @@ fn worst_members_are_listed_and_healthy_ones_grouped() {
 
 #[test]
 fn newest_event_is_shown_last() {
-    let happened = |minute: i64| PastEvent {
+    let event = |minute: i64| PastEvent {
         at: now() - jiff::SignedDuration::from_mins(minute),
         warning: minute == 1,
         reason: "HelmInstallFailed".to_owned(),
         message: format!("number {minute}"),
     };
-    let mut sources = on_edge(well(), edge());
-    sources.events = Answer::Found((1..=12).rev().map(happened).collect());
-    let told = text(&story::story(&key(), None, &sources, now()).lines);
-    assert_eq!(told.matches("event, ").count(), 8, "{told}");
+    let mut sources = sources_with_member(healthy_tenant(), edge_cluster());
+    sources.events = Lookup::Found((1..=12).rev().map(event).collect());
+    let output = to_text(&explanation::explain(&key(), None, &sources, now()).lines);
+    assert_eq!(output.matches("event, ").count(), 8, "{output}");
     let last = "! event, 60s ago: HelmInstallFailed: number 1\n";
-    assert!(told.ends_with(last), "{told}");
+    assert!(output.ends_with(last), "{output}");
 }
 
 #[test]
 fn programs_get_the_same_as_json() {
-    let story = story::story(&key(), None, &on_edge(well(), edge()), now());
-    let told = as_json(&key(), &story);
-    assert_eq!(told["ready"], json!(true));
-    assert_eq!(told["lines"][0]["mark"], json!("Well"));
-    assert_eq!(told["lines"][0]["member"], Value::Null);
-    assert_eq!(told["lines"].as_array().unwrap().len(), story.lines.len());
+    let explanation = explanation::explain(
+        &key(),
+        None,
+        &sources_with_member(healthy_tenant(), edge_cluster()),
+        now(),
+    );
+    let json = to_json(&key(), &explanation);
+    assert_eq!(json["ready"], json!(true));
+    assert_eq!(json["lines"][0]["mark"], json!("Well"));
+    assert_eq!(json["lines"][0]["member"], Value::Null);
+    assert_eq!(
+        json["lines"].as_array().unwrap().len(),
+        explanation.lines.len()
+    );
 }
 
 #[test]
 fn only_failures_needing_action_have_remedy() {
-    for none in [
+    for no_remedy_reason in [
         reason::INSTALLING,
         reason::DELETING,
         reason::NO_ERROR,
         "Else",
     ] {
-        assert_eq!(remedy::of_tenant(none), None, "{none}");
+        assert_eq!(
+            remedy::for_tenant(no_remedy_reason),
+            None,
+            "{no_remedy_reason}"
+        );
     }
-    for some in [
+    for remedy_reason in [
         reason::INSTALL_FAILED,
         reason::UPGRADE_FAILED,
         reason::ROLLBACK_FAILED,
@@ -680,6 +726,9 @@ fn only_failures_needing_action_have_remedy() {
         reason::WORKSPACE_INVALID,
         reason::VALUES_NOT_ALLOWED,
     ] {
-        assert!(remedy::of_tenant(some).is_some(), "{some}");
+        assert!(
+            remedy::for_tenant(remedy_reason).is_some(),
+            "{remedy_reason}"
+        );
     }
 }

@@ -20,13 +20,13 @@ const REFUSED: &str = "failed to connect to localhost:8082 inside namespace: con
 
 /// Starts a debug port and returns its address and the recorded requests.
 async fn debug_port() -> (SocketAddr, Arc<Mutex<Vec<String>>>) {
-    let asked = Arc::new(Mutex::new(Vec::new()));
-    let seen = Arc::clone(&asked);
+    let requests = Arc::new(Mutex::new(Vec::new()));
+    let recorded = Arc::clone(&requests);
     let router = Router::new().fallback(
         move |method: Method, uri: Uri, headers: HeaderMap, body: String| async move {
             let host = headers[header::HOST].to_str().unwrap().to_owned();
-            let said = format!("{method} {uri} of {host}: {body}");
-            seen.lock().unwrap().push(said);
+            let request = format!("{method} {uri} of {host}: {body}");
+            recorded.lock().unwrap().push(request);
             match (uri.path(), body.as_str()) {
                 ("/debug/log", "loud") => (StatusCode::BAD_REQUEST, "no level is loud\n".into()),
                 ("/debug/log", "") => (StatusCode::OK, "info\n".to_owned()),
@@ -42,12 +42,12 @@ async fn debug_port() -> (SocketAddr, Arc<Mutex<Vec<String>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(axum::serve(listener, router).into_future());
-    (address, asked)
+    (address, requests)
 }
 
 /// Forwards a port like an API server: a WebSocket with a data and an error channel, each starting with the port.
-/// Without `to`, nothing listens in the pod.
-fn forwarded(mut request: Request, to: Option<SocketAddr>) -> Response {
+/// Without `target`, nothing listens in the pod.
+fn forwarded(mut request: Request, target: Option<SocketAddr>) -> Response {
     let key = request.headers()[header::SEC_WEBSOCKET_KEY].as_bytes();
     let accept = derive_accept_key(key);
     let upgrading = hyper::upgrade::on(&mut request);
@@ -59,12 +59,12 @@ fn forwarded(mut request: Request, to: Option<SocketAddr>) -> Response {
             let first = vec![channel, low, high];
             socket.send(Message::binary(first)).await.unwrap();
         }
-        let Some(to) = to else {
+        let Some(target) = target else {
             let error = [&[1], REFUSED.as_bytes()].concat();
             socket.send(Message::binary(error)).await.unwrap();
             return socket.close(None).await.unwrap();
         };
-        let mut pod = TcpStream::connect(to).await.unwrap();
+        let mut pod = TcpStream::connect(target).await.unwrap();
         let mut bytes = [0; 512];
         loop {
             tokio::select! {
@@ -92,8 +92,8 @@ fn forwarded(mut request: Request, to: Option<SocketAddr>) -> Response {
         .unwrap()
 }
 
-fn pod(name: &str, container: &str, leads: bool, args: &[&str]) -> Value {
-    let labels = match leads {
+fn pod(name: &str, container: &str, is_leader: bool, args: &[&str]) -> Value {
+    let labels = match is_leader {
         true => json!({"mesh.openkcm.io/leader": "true"}),
         false => json!({}),
     };
@@ -104,17 +104,21 @@ fn pod(name: &str, container: &str, leads: bool, args: &[&str]) -> Value {
     })
 }
 
-/// A cluster with these pods in the namespace krypton. The pod `listens` has a debug port at `to`.
-async fn cluster(pods: Vec<Value>, listens: &'static str, to: Option<SocketAddr>) -> Server {
+/// A cluster with these pods in the namespace krypton. The pod `listening_pod` has a debug port at `debug_address`.
+async fn cluster(
+    pods: Vec<Value>,
+    listening_pod: &'static str,
+    debug_address: Option<SocketAddr>,
+) -> FakeApiServer {
     let router = Router::new().fallback(move |request: Request| {
-        let of = |(code, body): (u16, Value)| answer(code, &body);
+        let respond = |(code, body): (u16, Value)| json_response(code, &body);
         let path = request.uri().path().to_owned();
-        let forward = format!("/api/v1/namespaces/krypton/pods/{listens}/portforward");
+        let forward = format!("/api/v1/namespaces/krypton/pods/{listening_pod}/portforward");
         let lease = "/apis/coordination.k8s.io/v1/namespaces/krypton-system/leases/krypton-agent";
         let response = match path.as_str() {
-            "/api/v1/namespaces/krypton/pods" => of(list_of(pods.clone(), "")),
-            path if path == forward => forwarded(request, to),
-            path if path == lease => answer(
+            "/api/v1/namespaces/krypton/pods" => respond(list_of(pods.clone(), "")),
+            path if path == forward => forwarded(request, debug_address),
+            path if path == lease => json_response(
                 200,
                 &json!({
                     "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
@@ -123,19 +127,19 @@ async fn cluster(pods: Vec<Value>, listens: &'static str, to: Option<SocketAddr>
                 }),
             ),
             path if path.ends_with("/krypton-hub-gone/portforward") => {
-                of(failure(404, "NotFound", "pods not found"))
+                respond(failure(404, "NotFound", "pods not found"))
             }
-            path if path.ends_with("/krypton-hub-away/portforward") => of(failure(
+            path if path.ends_with("/krypton-hub-away/portforward") => respond(failure(
                 502,
                 "BadGateway",
                 "error dialing backend: no route to host",
             )),
-            path if path.ends_with("/pods") => of(list_of(Vec::new(), "")),
-            _ => of(failure(403, "Forbidden", "not you")),
+            path if path.ends_with("/pods") => respond(list_of(Vec::new(), "")),
+            _ => respond(failure(403, "Forbidden", "not you")),
         };
         async move { response }
     });
-    Server::serving(router).await
+    FakeApiServer::serve(router).await
 }
 
 fn hubs() -> Vec<Value> {
@@ -148,21 +152,24 @@ fn hubs() -> Vec<Value> {
 
 #[tokio::test]
 async fn port_forward_reaches_leading_hub_and_acting_agent() {
-    let (to, asked) = debug_port().await;
-    let home = cluster(hubs(), "krypton-hub-b", Some(to)).await;
-    let shown = home.run(&["log-level", "hub"]).await.unwrap();
-    assert_eq!(shown.stdout, "krypton-hub-b: info\n");
-    let words = ["log-level", "hub", "debug", "--for", "10m"];
-    let set = home.run(&words).await.unwrap();
-    assert_eq!(set.stdout, "krypton-hub-b: debug until then\n");
+    let (debug_address, requests) = debug_port().await;
+    let home = cluster(hubs(), "krypton-hub-b", Some(debug_address)).await;
+    let output = home.run(&["log-level", "hub"]).await.unwrap();
+    assert_eq!(output.stdout, "krypton-hub-b: info\n");
+    let args = ["log-level", "hub", "debug", "--for", "10m"];
+    let output = home.run(&args).await.unwrap();
+    assert_eq!(output.stdout, "krypton-hub-b: debug until then\n");
     let agents = ["krypton-agent-a", "krypton-agent-b"];
     let agents = agents.map(|name| pod(name, "krypton-agent", false, &[]));
-    let edge = cluster(agents.to_vec(), "krypton-agent-b", Some(to)).await;
-    let words = ["log-level", "agent", "info,a::b=trace", "--for=0"];
-    let set = edge.run(&words).await.unwrap();
-    assert_eq!(set.stdout, "krypton-agent-b: info,a::b=trace until then\n");
+    let edge = cluster(agents.to_vec(), "krypton-agent-b", Some(debug_address)).await;
+    let args = ["log-level", "agent", "info,a::b=trace", "--for=0"];
+    let output = edge.run(&args).await.unwrap();
     assert_eq!(
-        *asked.lock().unwrap(),
+        output.stdout,
+        "krypton-agent-b: info,a::b=trace until then\n"
+    );
+    assert_eq!(
+        *requests.lock().unwrap(),
         [
             "GET /debug/log of localhost: ",
             "PUT /debug/log?for=600000ms of localhost: debug",
@@ -170,21 +177,21 @@ async fn port_forward_reaches_leading_hub_and_acting_agent() {
         ]
     );
     // With several pods, the output contains the changed pod although the request to another one fails.
-    let words = ["log-level", "hub", "debug", "--pod", "krypton-hub-b"];
-    assert!(home.run(&words).await.is_ok());
+    let args = ["log-level", "hub", "debug", "--pod", "krypton-hub-b"];
+    assert!(home.run(&args).await.is_ok());
     for backwards in [false, true] {
         let mut pods = hubs();
         if backwards {
             pods.reverse();
         }
-        let home = cluster(pods, "krypton-hub-b", Some(to)).await;
+        let home = cluster(pods, "krypton-hub-b", Some(debug_address)).await;
         let error = home.run(&["log-level", "hub", "debug", "--all"]).await;
         let error = error.unwrap_err();
         assert_eq!(error.exit_code(), ExitCode::Failed);
-        let KubectlError::Partly { printed, .. } = error else {
+        let KubectlError::Partial { output, .. } = error else {
             panic!("{error}")
         };
-        assert_eq!(printed.stdout, "krypton-hub-b: debug until then\n");
+        assert_eq!(output.stdout, "krypton-hub-b: debug until then\n");
     }
 }
 
@@ -192,7 +199,7 @@ async fn port_forward_reaches_leading_hub_and_acting_agent() {
 async fn debug_port_failure_sets_exit_code_and_message() {
     let one = |args: &[&str]| vec![pod("krypton-hub-a", "krypton-hub", true, args)];
     let get = ["log-level", "hub"];
-    for (pods, listens, words, code, said) in [
+    for (pods, listening_pod, words, code, expected) in [
         // First no listener in the pod, then a port that the flag disables.
         (
             one(&[]),
@@ -228,7 +235,7 @@ async fn debug_port_failure_sets_exit_code_and_message() {
             vec![pod("krypton-hub-away", "krypton-hub", true, &[])],
             "",
             &get,
-            ExitCode::NoAnswer,
+            ExitCode::NoResponse,
             "no route to host",
         ),
         (
@@ -255,31 +262,38 @@ async fn debug_port_failure_sets_exit_code_and_message() {
             "cannot determine which of the pods a, b is the leader",
         ),
     ] {
-        let error = cluster(pods, listens, None).await.run(words).await;
+        let error = cluster(pods, listening_pod, None).await.run(words).await;
         let error = error.unwrap_err();
         assert_eq!(error.exit_code(), code, "{error}");
-        assert!(error.to_string().contains(said), "{error}");
+        assert!(error.to_string().contains(expected), "{error}");
     }
 }
 
 #[tokio::test]
 async fn loopback_debug_address_is_used_without_pod() {
-    let server = Server::start(Vec::new()).await;
-    let (to, _) = debug_port().await;
-    let here = format!("--debug-address={to}");
-    let shown = server.run(&["log-level", "agent", &here]).await.unwrap();
-    assert_eq!(shown.stdout, format!("{to}: info\n"));
-    let error = server.run(&["log-level", "agent", "loud", &here]).await;
+    let server = FakeApiServer::with_responses(Vec::new()).await;
+    let (debug_address, _) = debug_port().await;
+    let address_flag = format!("--debug-address={debug_address}");
+    let output = server
+        .run(&["log-level", "agent", &address_flag])
+        .await
+        .unwrap();
+    assert_eq!(output.stdout, format!("{debug_address}: info\n"));
+    let error = server
+        .run(&["log-level", "agent", "loud", &address_flag])
+        .await;
     let error = error.unwrap_err();
     assert_eq!(error.exit_code(), ExitCode::Refused);
     assert!(error.to_string().contains("no level is loud"), "{error}");
     // Bound without a listener, which keeps the port away from other tests.
-    let silent = TcpSocket::new_v4().unwrap();
-    silent.bind(([127, 0, 0, 1], 0).into()).unwrap();
-    let nowhere = format!("--debug-address={}", silent.local_addr().unwrap());
-    let error = server.run(&["log-level", "hub", &nowhere]).await;
-    assert_eq!(error.unwrap_err().exit_code(), ExitCode::NoAnswer);
-    for words in [
+    let unused_socket = TcpSocket::new_v4().unwrap();
+    unused_socket.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    let unused_address_flag = format!("--debug-address={}", unused_socket.local_addr().unwrap());
+    let error = server
+        .run(&["log-level", "hub", &unused_address_flag])
+        .await;
+    assert_eq!(error.unwrap_err().exit_code(), ExitCode::NoResponse);
+    for args in [
         &["log-level"][..],
         &["log-level", "somebody"],
         &["log-level", "hub", "--for=1m"],
@@ -287,33 +301,38 @@ async fn loopback_debug_address_is_used_without_pod() {
         &["log-level", "hub", "--pod=a", "--all"],
         &["log-level", "hub", "--debug-address=10.0.0.1:8082"],
     ] {
-        let error = server.run(words).await.unwrap_err();
-        assert_eq!(error.exit_code(), ExitCode::Usage, "{words:?}: {error}");
+        let error = server.run(args).await.unwrap_err();
+        assert_eq!(error.exit_code(), ExitCode::Usage, "{args:?}: {error}");
     }
-    assert!(server.asked().is_empty());
+    assert!(server.uris().is_empty());
 }
 
 #[tokio::test]
 async fn support_bundle_contains_debug_reports_or_failure_reasons() {
-    let (to, _) = debug_port().await;
+    let (debug_address, _) = debug_port().await;
     let mut pods = hubs();
     pods.push(pod("krypton-hub-c", "krypton-hub", false, &[]));
     // The command does not query a failed pod.
     pods[3]["status"]["phase"] = "Failed".into();
-    let home = cluster(pods, "krypton-hub-b", Some(to)).await;
+    let home = cluster(pods, "krypton-hub-b", Some(debug_address)).await;
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("bundle.tar.gz");
-    let here = format!("--debug-address={to}");
-    let words = ["support-bundle", "--file", file.to_str().unwrap(), &here];
-    home.run(&words).await.unwrap();
-    let files = support_bundle::unpacked(std::fs::File::open(&file).unwrap());
+    let address_flag = format!("--debug-address={debug_address}");
+    let args = [
+        "support-bundle",
+        "--file",
+        file.to_str().unwrap(),
+        &address_flag,
+    ];
+    home.run(&args).await.unwrap();
+    let files = unpacked(std::fs::File::open(&file).unwrap());
     for name in [
         "krypton/debug/krypton-hub-b.fleet.json".to_owned(),
-        format!("debug/{to}.fleet.json"),
+        format!("debug/{debug_address}.fleet.json"),
     ] {
-        let told: Value = serde_json::from_str(&files[&name]).unwrap();
+        let fleet: Value = serde_json::from_str(&files[&name]).unwrap();
         assert_eq!(
-            told,
+            fleet,
             json!({"replica": "krypton-hub-0", "repo": "https://[redacted]@r"})
         );
     }

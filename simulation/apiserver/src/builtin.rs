@@ -7,12 +7,10 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use crate::resources::{Generation, Kind};
-
-type Normalize = fn(&Value) -> Result<Value, String>;
+use crate::resources::{Generation, Kind, Normalize};
 
 /// Group, resource, kind and singular name, short names, scope, whether there is a status, generation, type.
-type Row = (
+type KindRow = (
     &'static str,
     &'static str,
     &'static str,
@@ -32,44 +30,44 @@ fn typed<T: Serialize + DeserializeOwned>(object: &Value) -> Result<Value, Strin
 const NAMESPACED: bool = true;
 const CLUSTER: bool = false;
 const STATUS: bool = true;
-const PLAIN: bool = false;
+const NO_STATUS: bool = false;
 
 #[rustfmt::skip]
-fn rows() -> Vec<Row> {
+fn rows() -> Vec<KindRow> {
     use Generation::{None, Spec, SpecAndAnnotations};
     vec![
         ("", "namespaces", "Namespace", "ns", CLUSTER, STATUS, None, typed::<core::v1::Namespace>),
         ("", "nodes", "Node", "no", CLUSTER, STATUS, None, typed::<core::v1::Node>),
-        ("", "secrets", "Secret", "", NAMESPACED, PLAIN, None, typed::<core::v1::Secret>),
-        ("", "configmaps", "ConfigMap", "cm", NAMESPACED, PLAIN, None, typed::<core::v1::ConfigMap>),
+        ("", "secrets", "Secret", "", NAMESPACED, NO_STATUS, None, typed::<core::v1::Secret>),
+        ("", "configmaps", "ConfigMap", "cm", NAMESPACED, NO_STATUS, None, typed::<core::v1::ConfigMap>),
         ("", "pods", "Pod", "po", NAMESPACED, STATUS, None, typed::<core::v1::Pod>),
-        ("", "events", "Event", "ev", NAMESPACED, PLAIN, None, typed::<core::v1::Event>),
+        ("", "events", "Event", "ev", NAMESPACED, NO_STATUS, None, typed::<core::v1::Event>),
         ("", "services", "Service", "svc", NAMESPACED, STATUS, None, typed::<core::v1::Service>),
-        ("", "serviceaccounts", "ServiceAccount", "sa", NAMESPACED, PLAIN, None, typed::<core::v1::ServiceAccount>),
+        ("", "serviceaccounts", "ServiceAccount", "sa", NAMESPACED, NO_STATUS, None, typed::<core::v1::ServiceAccount>),
         ("", "persistentvolumeclaims", "PersistentVolumeClaim", "pvc", NAMESPACED, STATUS, None, typed::<core::v1::PersistentVolumeClaim>),
         ("", "resourcequotas", "ResourceQuota", "quota", NAMESPACED, STATUS, None, typed::<core::v1::ResourceQuota>),
-        ("", "limitranges", "LimitRange", "limits", NAMESPACED, PLAIN, None, typed::<core::v1::LimitRange>),
-        ("events.k8s.io", "events", "Event", "ev", NAMESPACED, PLAIN, None, typed::<events::v1::Event>),
+        ("", "limitranges", "LimitRange", "limits", NAMESPACED, NO_STATUS, None, typed::<core::v1::LimitRange>),
+        ("events.k8s.io", "events", "Event", "ev", NAMESPACED, NO_STATUS, None, typed::<events::v1::Event>),
         ("apps", "deployments", "Deployment", "deploy", NAMESPACED, STATUS, SpecAndAnnotations, typed::<apps::v1::Deployment>),
         ("apps", "statefulsets", "StatefulSet", "sts", NAMESPACED, STATUS, Spec, typed::<apps::v1::StatefulSet>),
         ("apps", "daemonsets", "DaemonSet", "ds", NAMESPACED, STATUS, Spec, typed::<apps::v1::DaemonSet>),
         ("apps", "replicasets", "ReplicaSet", "rs", NAMESPACED, STATUS, Spec, typed::<apps::v1::ReplicaSet>),
         ("batch", "jobs", "Job", "", NAMESPACED, STATUS, Spec, typed::<batch::v1::Job>),
         ("batch", "cronjobs", "CronJob", "cj", NAMESPACED, STATUS, Spec, typed::<batch::v1::CronJob>),
-        ("coordination.k8s.io", "leases", "Lease", "", NAMESPACED, PLAIN, None, typed::<coordination::v1::Lease>),
-        ("networking.k8s.io", "networkpolicies", "NetworkPolicy", "netpol", NAMESPACED, PLAIN, Spec, typed::<networking::v1::NetworkPolicy>),
+        ("coordination.k8s.io", "leases", "Lease", "", NAMESPACED, NO_STATUS, None, typed::<coordination::v1::Lease>),
+        ("networking.k8s.io", "networkpolicies", "NetworkPolicy", "netpol", NAMESPACED, NO_STATUS, Spec, typed::<networking::v1::NetworkPolicy>),
         ("networking.k8s.io", "ingresses", "Ingress", "ing", NAMESPACED, STATUS, Spec, typed::<networking::v1::Ingress>),
         ("policy", "poddisruptionbudgets", "PodDisruptionBudget", "pdb", NAMESPACED, STATUS, Spec, typed::<policy::v1::PodDisruptionBudget>),
-        ("rbac.authorization.k8s.io", "roles", "Role", "", NAMESPACED, PLAIN, None, typed::<rbac::v1::Role>),
-        ("rbac.authorization.k8s.io", "rolebindings", "RoleBinding", "", NAMESPACED, PLAIN, None, typed::<rbac::v1::RoleBinding>),
-        ("rbac.authorization.k8s.io", "clusterroles", "ClusterRole", "", CLUSTER, PLAIN, None, typed::<rbac::v1::ClusterRole>),
-        ("rbac.authorization.k8s.io", "clusterrolebindings", "ClusterRoleBinding", "", CLUSTER, PLAIN, None, typed::<rbac::v1::ClusterRoleBinding>),
+        ("rbac.authorization.k8s.io", "roles", "Role", "", NAMESPACED, NO_STATUS, None, typed::<rbac::v1::Role>),
+        ("rbac.authorization.k8s.io", "rolebindings", "RoleBinding", "", NAMESPACED, NO_STATUS, None, typed::<rbac::v1::RoleBinding>),
+        ("rbac.authorization.k8s.io", "clusterroles", "ClusterRole", "", CLUSTER, NO_STATUS, None, typed::<rbac::v1::ClusterRole>),
+        ("rbac.authorization.k8s.io", "clusterrolebindings", "ClusterRoleBinding", "", CLUSTER, NO_STATUS, None, typed::<rbac::v1::ClusterRoleBinding>),
         ("apiextensions.k8s.io", "customresourcedefinitions", "CustomResourceDefinition", "crd crds", CLUSTER, STATUS, Spec, typed_crd),
     ]
 }
 
 /// Kinds whose updates must contain a `resourceVersion`.
-const CONDITIONAL: [&str; 3] = [
+const CONDITIONAL_UPDATES: [&str; 3] = [
     "leases",
     "customresourcedefinitions",
     "poddisruptionbudgets",
@@ -77,8 +75,9 @@ const CONDITIONAL: [&str; 3] = [
 
 pub(crate) fn kinds() -> impl Iterator<Item = Kind> {
     rows().into_iter().map(|row| {
-        let (group, resource, kind, short, namespaced, status, generation, normalize) = row;
-        let folder = match resource {
+        let (group, resource, kind, short_names, namespaced, has_status, generation, normalize) =
+            row;
+        let etcd_folder = match resource {
             "services" => "services/specs",
             "nodes" => "minions",
             "ingresses" => "ingress",
@@ -95,14 +94,14 @@ pub(crate) fn kinds() -> impl Iterator<Item = Kind> {
             resource: resource.to_owned(),
             singular: kind.to_lowercase(),
             kind: kind.to_owned(),
-            list: format!("{kind}List"),
+            list_kind: format!("{kind}List"),
             namespaced,
-            status,
+            has_status,
             generation,
-            unconditional: !CONDITIONAL.contains(&resource),
+            allows_unconditional_update: !CONDITIONAL_UPDATES.contains(&resource),
             create_on_update: resource == "leases",
-            folder: folder.to_owned(),
-            short: short
+            etcd_folder: etcd_folder.to_owned(),
+            short_names: short_names
                 .split(' ')
                 .filter(|name| !name.is_empty())
                 .map(str::to_owned)
@@ -111,7 +110,7 @@ pub(crate) fn kinds() -> impl Iterator<Item = Kind> {
             normalize: Some(normalize),
             fields: None,
             schema: None,
-            stored_as: api_version,
+            stored_api_version: api_version,
         }
     })
 }
@@ -160,8 +159,8 @@ fn is_empty(value: &Value) -> bool {
 pub(crate) fn set_defaults(kind: &Kind, object: &mut Value) {
     match kind.resource.as_str() {
         "secrets" => {
-            secret_strings(object);
-            default(object, "/type", "Opaque".into());
+            move_string_data(object);
+            set_default(object, "/type", "Opaque".into());
         }
         "namespaces" => {
             if object["spec"].is_null() {
@@ -173,19 +172,19 @@ pub(crate) fn set_defaults(kind: &Kind, object: &mut Value) {
             }
         }
         "deployments" | "statefulsets" | "replicasets" if kind.group == "apps" => {
-            default(object, "/spec/replicas", 1.into());
+            set_default(object, "/spec/replicas", 1.into());
         }
         "customresourcedefinitions" => crate::crd::set_defaults(object),
         "jobs" => {
-            default(object, "/spec/completions", 1.into());
-            default(object, "/spec/parallelism", 1.into());
-            default(object, "/spec/backoffLimit", 6.into());
-            default(object, "/spec/completionMode", "NonIndexed".into());
-            default(object, "/spec/suspend", false.into());
+            set_default(object, "/spec/completions", 1.into());
+            set_default(object, "/spec/parallelism", 1.into());
+            set_default(object, "/spec/backoffLimit", 6.into());
+            set_default(object, "/spec/completionMode", "NonIndexed".into());
+            set_default(object, "/spec/suspend", false.into());
         }
         "services" => {
-            default(object, "/spec/type", "ClusterIP".into());
-            default(object, "/spec/sessionAffinity", "None".into());
+            set_default(object, "/spec/type", "ClusterIP".into());
+            set_default(object, "/spec/sessionAffinity", "None".into());
         }
         _ => {}
     }
@@ -201,7 +200,7 @@ pub(crate) fn set_defaults(kind: &Kind, object: &mut Value) {
 }
 
 /// Moves `stringData` of a Secret to `data`.
-fn secret_strings(object: &mut Value) {
+fn move_string_data(object: &mut Value) {
     use base64::Engine as _;
     let Some(map) = object.as_object_mut() else {
         return;
@@ -218,7 +217,7 @@ fn secret_strings(object: &mut Value) {
 }
 
 /// Sets a field of `spec` or of the top level if it is missing.
-fn default(object: &mut Value, pointer: &str, value: Value) {
+fn set_default(object: &mut Value, pointer: &str, value: Value) {
     let (parent, field) = pointer.rsplit_once('/').unwrap_or_default();
     if let Some(Value::Object(parent)) = object.pointer_mut(parent)
         && parent.get(field).is_none_or(Value::is_null)
@@ -252,8 +251,8 @@ pub(crate) fn set_initial_status(kind: &Kind, object: &mut Value) {
 }
 
 /// Adds the fields that a kind has even if they are empty.
-pub(crate) fn set_nulls(kind: &Kind, object: &mut Value) {
-    let nulls: &[&str] = match kind.resource.as_str() {
+pub(crate) fn add_empty_fields(kind: &Kind, object: &mut Value) {
+    let fields: &[&str] = match kind.resource.as_str() {
         _ if kind.is_custom() => &[],
         "events" => &["firstTimestamp", "lastTimestamp", "eventTime", "source"],
         "roles" | "clusterroles" => &["rules"],
@@ -262,7 +261,7 @@ pub(crate) fn set_nulls(kind: &Kind, object: &mut Value) {
     let Some(map) = object.as_object_mut() else {
         return;
     };
-    for field in nulls {
+    for field in fields {
         if map.get(*field).is_none_or(is_empty) {
             let empty = match *field {
                 "source" => Value::Object(Map::new()),

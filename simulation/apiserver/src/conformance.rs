@@ -29,7 +29,7 @@ use bytes::Bytes;
 use http::{Request, Response};
 use serde_json::Value;
 
-pub use run::Run;
+pub use run::CaseRun;
 
 /// An API server as the cases use it. An error is a failure of the transport.
 pub trait Server {
@@ -68,14 +68,14 @@ pub enum Line {
     Silence,
 }
 
-type Body = fn(&mut Run<'_>);
+type CaseFunction = fn(&mut CaseRun<'_>);
 
 /// One case of the table.
 #[derive(Clone, Copy)]
 pub struct Case {
     pub topic: &'static str,
     pub name: &'static str,
-    body: Body,
+    function: CaseFunction,
 }
 
 impl fmt::Debug for Case {
@@ -87,8 +87,8 @@ impl fmt::Debug for Case {
 impl Case {
     /// Runs this case and returns its normalized transcript.
     pub fn run(&self, server: &mut dyn Server) -> Value {
-        let mut run = Run::new(server, self.name);
-        (self.body)(&mut run);
+        let mut run = CaseRun::new(server, self.name);
+        (self.function)(&mut run);
         run.finish()
     }
 }
@@ -96,12 +96,12 @@ impl Case {
 /// Lists functions as cases, with their names.
 macro_rules! table {
     ($($name:ident),+ $(,)?) => {
-        pub(super) const CASES: &[(&str, super::Body)] = &[$((stringify!($name), $name)),+];
+        pub(super) const CASES: &[(&str, super::CaseFunction)] = &[$((stringify!($name), $name)),+];
     };
 }
 use table;
 
-const TOPICS: &[(&str, &[(&str, Body)])] = &[
+const TOPICS: &[(&str, &[(&str, CaseFunction)])] = &[
     ("objects", objects::CASES),
     ("requests", requests::CASES),
     ("lists", lists::CASES),
@@ -117,10 +117,10 @@ const TOPICS: &[(&str, &[(&str, Body)])] = &[
 /// Returns all cases, in order.
 pub fn cases() -> Vec<Case> {
     let cases = TOPICS.iter().flat_map(|(topic, cases)| {
-        cases.iter().map(move |(name, body)| Case {
+        cases.iter().map(move |(name, function)| Case {
             topic,
             name,
-            body: *body,
+            function: *function,
         })
     });
     cases.collect()

@@ -1,4 +1,5 @@
-//! Controllers: their queue, and what they notice. Namespaces, workloads, owners and CRDs have their own modules.
+//! Controllers: their queue, and the tasks that follow from a write. Namespaces, workloads, owners and CRDs have their
+//! own modules.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -6,59 +7,59 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use crate::objects::{Deleted, Write};
+use crate::objects::{DeletionResult, Write};
 use crate::resources::Kind;
 use crate::server::{ApiServer, Key};
-use crate::store::{Entry, Record, Store};
+use crate::store::{Store, StoredObject, WriteRecord};
 use crate::{crd, garbage, meta, namespaces, workloads};
 
 /// Name of the controllers, also as a field manager.
-pub(crate) const CONTROLLER: &str = "kube-controller-manager";
+pub(crate) const CONTROLLER_NAME: &str = "kube-controller-manager";
 
-/// Work of a controller.
+/// A task of a controller.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Task {
     Namespace(String),
     Crd(String),
     Workload(Key),
-    /// Looks at the dependents of an owner, by its UID.
+    /// Checks the dependents of an owner, by its UID.
     Owner(String),
-    /// Looks at the owners of an object.
+    /// Checks the owners of an object.
     Dependent(Key),
 }
 
-/// Work with its time.
+/// Tasks with their due times.
 #[derive(Debug, Default)]
 pub(crate) struct Tasks(BTreeSet<(Timestamp, Task)>);
 
 impl Tasks {
-    pub(crate) fn next(&self) -> Option<Timestamp> {
-        self.0.first().map(|(at, _)| *at)
+    pub(crate) fn next_due(&self) -> Option<Timestamp> {
+        self.0.first().map(|(due, _)| *due)
     }
 
-    pub(crate) fn add(&mut self, at: Timestamp, task: Task) {
-        self.0.insert((at, task));
+    pub(crate) fn add(&mut self, due: Timestamp, task: Task) {
+        self.0.insert((due, task));
     }
 
-    fn take(&mut self, now: Timestamp) -> Option<(Timestamp, Task)> {
-        match self.next()? <= now {
+    fn pop_due(&mut self, now: Timestamp) -> Option<(Timestamp, Task)> {
+        match self.next_due()? <= now {
             true => self.0.pop_first(),
             false => None,
         }
     }
 
-    /// Schedules a look at all objects of a restored store.
-    pub(crate) fn resume(&mut self, store: &Store) {
+    /// Schedules a check of all objects of a restored store.
+    pub(crate) fn reschedule_all(&mut self, store: &Store) {
         self.0.clear();
-        for (_, entry) in store.entries() {
-            for task in first_looks(entry) {
+        for (_, entry) in store.objects() {
+            for task in initial_tasks(entry) {
                 self.add(Timestamp::UNIX_EPOCH, task);
             }
         }
     }
 }
 
-fn first_looks(entry: &Entry) -> Vec<Task> {
+fn initial_tasks(entry: &StoredObject) -> Vec<Task> {
     let key = &entry.key;
     let mut tasks = Vec::new();
     match (key.group.as_str(), key.resource.as_str()) {
@@ -78,19 +79,19 @@ fn first_looks(entry: &Entry) -> Vec<Task> {
 
 impl ApiServer {
     /// Schedules the work that follows from a write.
-    pub(crate) fn observe(&mut self, record: &Record, now: Timestamp) {
+    pub(crate) fn observe(&mut self, record: &WriteRecord, now: Timestamp) {
         let due = now + self.options.controller_delay;
         let key = &record.key;
         match (key.group.as_str(), key.resource.as_str()) {
             ("", "namespaces") => self.tasks.add(due, Task::Namespace(key.name.clone())),
             ("apiextensions.k8s.io", _) => {
                 let due = now + self.options.crd_delay;
-                if crd::needs_work(record) {
+                if crd::needs_sync(record) {
                     self.tasks.add(due, Task::Crd(key.name.clone()));
                 }
             }
-            _ if workloads::is_workload(key) && workloads::needs_work(record) => {
-                let due = due + workloads::duration(record.after.as_deref());
+            _ if workloads::is_workload(key) && workloads::needs_sync(record) => {
+                let due = due + workloads::completion_delay(record.after.as_deref());
                 self.tasks.add(due, Task::Workload((**key).clone()));
             }
             _ => {}
@@ -106,28 +107,28 @@ impl ApiServer {
         if !key.namespace.is_empty() && self.is_namespace_terminating(&key.namespace) {
             self.tasks.add(due, Task::Namespace(key.namespace.clone()));
         }
-        let crd = format!("{}.{}", key.resource, key.group);
+        let crd_name = format!("{}.{}", key.resource, key.group);
         if self
-            .crd(&crd)
-            .is_some_and(|found| meta::is_terminating(&found))
+            .crd(&crd_name)
+            .is_some_and(|crd| meta::is_terminating(&crd))
         {
-            self.tasks.add(due, Task::Crd(crd));
+            self.tasks.add(due, Task::Crd(crd_name));
         }
     }
 
     pub(crate) fn run_controllers(&mut self, now: Timestamp) {
-        while let Some((at, task)) = self.tasks.take(now) {
-            // Work after a restore has no time of its own.
-            let at = match at == Timestamp::UNIX_EPOCH {
+        while let Some((due, task)) = self.tasks.pop_due(now) {
+            // A task after a restore has no due time.
+            let due = match due == Timestamp::UNIX_EPOCH {
                 true => now,
-                false => at,
+                false => due,
             };
             match task {
-                Task::Namespace(name) => self.sync_namespace(&name, at),
-                Task::Crd(name) => self.sync_crd(&name, at),
-                Task::Workload(key) => self.sync_workload(&key, at),
-                Task::Owner(uid) => self.sync_owner(&uid, at),
-                Task::Dependent(key) => self.sync_dependent(&key, at),
+                Task::Namespace(name) => self.sync_namespace(&name, due),
+                Task::Crd(name) => self.sync_crd(&name, due),
+                Task::Workload(key) => self.sync_workload(&key, due),
+                Task::Owner(uid) => self.sync_owner(&uid, due),
+                Task::Dependent(key) => self.sync_dependent(&key, due),
             }
         }
     }
@@ -144,12 +145,12 @@ impl ApiServer {
             namespace: key.namespace.clone(),
             name: key.name.clone(),
             subresource: subresource.to_owned(),
-            manager: CONTROLLER.to_owned(),
-            applied: false,
-            validation: "Ignore".to_owned(),
+            field_manager: CONTROLLER_NAME.to_owned(),
+            is_apply: false,
+            field_validation: "Ignore".to_owned(),
             dry_run: false,
             now,
-            by: CONTROLLER.to_owned(),
+            author: CONTROLLER_NAME.to_owned(),
         }
     }
 
@@ -161,25 +162,25 @@ impl ApiServer {
         now: Timestamp,
         next: Value,
     ) {
-        let (Some(kind), Some(before)) = (self.kinds.of(key).cloned(), self.get(key)) else {
+        let (Some(kind), Some(previous)) = (self.kinds.for_key(key).cloned(), self.get(key)) else {
             return;
         };
         let write = self.controller_write(&kind, key, subresource, now);
-        drop(self.update(&write, &before, next));
+        drop(self.update(&write, &previous, next));
     }
 
     /// Deletes an object on behalf of a controller. Returns whether it is gone.
     pub(crate) fn controller_delete(&mut self, key: &Key, options: &Value, now: Timestamp) -> bool {
-        let Some(kind) = self.kinds.of(key).cloned() else {
+        let Some(kind) = self.kinds.for_key(key).cloned() else {
             return false;
         };
         let write = self.controller_write(&kind, key, "", now);
-        matches!(self.delete(&write, options), Ok(Deleted::Gone(_)))
+        matches!(self.delete(&write, options), Ok(DeletionResult::Gone(_)))
     }
 
     /// Creates the namespaces of a new cluster.
     pub(crate) fn create_system_namespaces(&mut self, now: Timestamp) {
-        for name in namespaces::SYSTEM {
+        for name in namespaces::SYSTEM_NAMESPACES {
             let object = json!({"metadata": {"name": name}});
             if let Some(kind) = self.kinds.get("", "v1", "namespaces").cloned() {
                 let write = self.controller_write(&kind, &kind.key("", name), "", now);

@@ -7,13 +7,14 @@ use serde_json::{Value, json};
 
 use crate::meta;
 use crate::resources::{Generation, Kind};
-use crate::schema::Schema;
+use crate::schema::StructuralSchema;
 use crate::server::{ApiServer, Key};
-use crate::store::{self, Record};
+use crate::store::{self, WriteRecord};
 
-const CLEANUP: &str = "customresourcecleanup.apiextensions.k8s.io";
+const CLEANUP_FINALIZER: &str = "customresourcecleanup.apiextensions.k8s.io";
 
-fn key(name: &str) -> Key {
+/// Returns the key of a CRD.
+fn crd_key(name: &str) -> Key {
     Key {
         group: "apiextensions.k8s.io".to_owned(),
         resource: "customresourcedefinitions".to_owned(),
@@ -23,7 +24,7 @@ fn key(name: &str) -> Key {
 }
 
 /// Whether the CRD is new, changed, being deleted or gone.
-pub(crate) fn needs_work(record: &Record) -> bool {
+pub(crate) fn needs_sync(record: &WriteRecord) -> bool {
     let generation = |object: &Arc<Value>| object["metadata"]["generation"].clone();
     record.before.as_ref().map(generation) != record.after.as_ref().map(generation)
 }
@@ -68,7 +69,7 @@ fn set_condition(object: &mut Value, condition: [&str; 4], now: Timestamp) {
         "status": status,
         "reason": reason,
         "message": message,
-        "lastTransitionTime": meta::seconds(now),
+        "lastTransitionTime": meta::format_time(now),
     });
     let conditions = &mut object["status"]["conditions"];
     if !conditions.is_array() {
@@ -77,13 +78,16 @@ fn set_condition(object: &mut Value, condition: [&str; 4], now: Timestamp) {
     let Some(conditions) = conditions.as_array_mut() else {
         return;
     };
-    match conditions.iter_mut().find(|known| known["type"] == kind) {
-        Some(known) if known["status"] == status => {
-            let since = known["lastTransitionTime"].clone();
-            *known = entry;
-            known["lastTransitionTime"] = since;
+    match conditions
+        .iter_mut()
+        .find(|existing| existing["type"] == kind)
+    {
+        Some(existing) if existing["status"] == status => {
+            let transition_time = existing["lastTransitionTime"].clone();
+            *existing = entry;
+            existing["lastTransitionTime"] = transition_time;
         }
-        Some(known) => *known = entry,
+        Some(existing) => *existing = entry,
         None => conditions.push(entry),
     }
 }
@@ -91,8 +95,11 @@ fn set_condition(object: &mut Value, condition: [&str; 4], now: Timestamp) {
 /// Adds the finalizer and the condition of a deletion.
 pub(crate) fn mark_deleted(object: &mut Value, now: Timestamp) {
     let mut finalizers: Vec<Value> = meta::finalizers(object).map(Value::from).collect();
-    if !finalizers.iter().any(|finalizer| finalizer == CLEANUP) {
-        finalizers.push(CLEANUP.into());
+    if !finalizers
+        .iter()
+        .any(|finalizer| finalizer == CLEANUP_FINALIZER)
+    {
+        finalizers.push(CLEANUP_FINALIZER.into());
     }
     meta::set(object, "finalizers", finalizers);
     let condition = [
@@ -105,7 +112,7 @@ pub(crate) fn mark_deleted(object: &mut Value, now: Timestamp) {
 }
 
 /// Returns the kind of each served version.
-fn kinds(crd: &Value) -> Vec<Kind> {
+fn served_kinds(crd: &Value) -> Vec<Kind> {
     let spec = &crd["spec"];
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let list = |value: &Value| meta::strings(value).map(str::to_owned).collect();
@@ -115,31 +122,31 @@ fn kinds(crd: &Value) -> Vec<Kind> {
     let stored = stored.map_or_else(String::new, |version| text(&version["name"]));
     let served = versions.filter(|version| version["served"] == true);
     let kind = |version: &Value| {
-        let status = !version["subresources"]["status"].is_null();
+        let has_status = !version["subresources"]["status"].is_null();
         Kind {
             group: group.clone(),
             version: text(&version["name"]),
             resource: text(&names["plural"]),
             singular: text(&names["singular"]),
             kind: text(&names["kind"]),
-            list: text(&names["listKind"]),
+            list_kind: text(&names["listKind"]),
             namespaced: spec["scope"] == "Namespaced",
-            status,
-            generation: match status {
+            has_status,
+            generation: match has_status {
                 true => Generation::Spec,
                 false => Generation::Content,
             },
-            unconditional: false,
+            allows_unconditional_update: false,
             create_on_update: false,
-            folder: format!("{group}/{}", text(&names["plural"])),
-            short: list(&names["shortNames"]),
+            etcd_folder: format!("{group}/{}", text(&names["plural"])),
+            short_names: list(&names["shortNames"]),
             categories: list(&names["categories"]),
             normalize: None,
             fields: None,
-            schema: Some(Arc::new(Schema::new(
+            schema: Some(Arc::new(StructuralSchema::new(
                 version["schema"]["openAPIV3Schema"].clone(),
             ))),
-            stored_as: format!("{group}/{stored}"),
+            stored_api_version: format!("{group}/{stored}"),
         }
     };
     served.map(kind).collect()
@@ -147,11 +154,11 @@ fn kinds(crd: &Value) -> Vec<Kind> {
 
 impl ApiServer {
     pub(crate) fn crd(&self, name: &str) -> Option<Arc<Value>> {
-        self.get(&key(name))
+        self.get(&crd_key(name))
     }
 
     pub(crate) fn is_crd_terminating(&self, kind: &Kind) -> bool {
-        let crd = self.crd(&kind.qualified());
+        let crd = self.crd(&kind.group_resource());
         crd.is_some_and(|crd| meta::is_terminating(&crd))
     }
 
@@ -173,7 +180,7 @@ impl ApiServer {
         self.watches.end_resource(group, resource);
         let mut next = (**crd).clone();
         let names = &crd["spec"]["names"];
-        if let Some((reason, message, accepted)) = self.conflict(name, group, names) {
+        if let Some((reason, message, accepted)) = self.name_conflict(name, group, names) {
             let condition = ["NamesAccepted", "False", reason, &message];
             set_condition(&mut next, condition, now);
             let condition = [
@@ -184,10 +191,10 @@ impl ApiServer {
             ];
             set_condition(&mut next, condition, now);
             next["status"]["acceptedNames"] = accepted;
-            self.controller_update(&key(name), "status", now, next);
+            self.controller_update(&crd_key(name), "status", now, next);
             return;
         }
-        for kind in kinds(crd) {
+        for kind in served_kinds(crd) {
             self.kinds.serve(kind);
         }
         let accepted = ["NamesAccepted", "True", "NoConflicts", "no conflicts found"];
@@ -202,16 +209,16 @@ impl ApiServer {
         next["status"]["acceptedNames"] = crd["spec"]["names"].clone();
         for version in meta::strings(&initial_status(crd)["storedVersions"]) {
             if let Some(stored) = next["status"]["storedVersions"].as_array_mut()
-                && !stored.iter().any(|known| known == version)
+                && !stored.iter().any(|name| name == version)
             {
                 stored.push(version.into());
             }
         }
-        self.controller_update(&key(name), "status", now, next);
+        self.controller_update(&crd_key(name), "status", now, next);
     }
 
     /// Returns the last name that another CRD of the group uses, and the accepted names.
-    fn conflict(
+    fn name_conflict(
         &self,
         name: &str,
         group: &str,
@@ -221,41 +228,45 @@ impl ApiServer {
         let others = others.iter().filter(|other| {
             meta::name(other) != name && other["spec"]["group"].as_str() == Some(group)
         });
-        let accepted: Vec<&Value> = others
+        let used_names: Vec<&Value> = others
             .map(|other| &other["status"]["acceptedNames"])
             .collect();
-        let resources = ["plural", "singular"];
-        let kinds = ["kind", "listKind"];
-        let mut result = json!({"kind": "", "plural": ""});
+        let resource_fields = ["plural", "singular"];
+        let kind_fields = ["kind", "listKind"];
+        let mut accepted = json!({"kind": "", "plural": ""});
         let mut conflict = None;
         let fields = [
-            ("plural", &resources, "PluralConflict"),
-            ("singular", &resources, "SingularConflict"),
-            ("kind", &kinds, "KindConflict"),
-            ("listKind", &kinds, "ListKindConflict"),
+            ("plural", &resource_fields, "PluralConflict"),
+            ("singular", &resource_fields, "SingularConflict"),
+            ("kind", &kind_fields, "KindConflict"),
+            ("listKind", &kind_fields, "ListKindConflict"),
         ];
-        for (field, peers, reason) in fields {
-            let Some(wanted) = names[field].as_str().filter(|wanted| !wanted.is_empty()) else {
+        for (field, other_fields, reason) in fields {
+            let Some(requested) = names[field]
+                .as_str()
+                .filter(|requested| !requested.is_empty())
+            else {
                 continue;
             };
-            let uses = |other: &&Value| peers.iter().any(|peer| other[*peer] == wanted);
-            match accepted.iter().any(uses) {
-                true => conflict = Some((reason, format!("{wanted:?} is already in use"))),
-                false => result[field] = wanted.into(),
+            let uses_name =
+                |other: &&Value| other_fields.iter().any(|field| other[*field] == requested);
+            match used_names.iter().any(uses_name) {
+                true => conflict = Some((reason, format!("{requested:?} is already in use"))),
+                false => accepted[field] = requested.into(),
             }
         }
-        conflict.map(|(reason, message)| (reason, message, result))
+        conflict.map(|(reason, message)| (reason, message, accepted))
     }
 
     /// Deletes the custom resources, and then the CRD.
     fn delete_instances(&mut self, name: &str, crd: &Arc<Value>, now: Timestamp) {
-        if !meta::finalizers(crd).any(|finalizer| finalizer == CLEANUP) {
+        if !meta::finalizers(crd).any(|finalizer| finalizer == CLEANUP_FINALIZER) {
             return;
         }
         let (resource, group) = name.split_once('.').unwrap_or_default();
         let prefix = store::prefix(group, resource, "");
-        let rows = self.store.scan(&prefix, "");
-        let instances: Vec<(Key, bool)> = rows
+        let objects = self.store.scan(&prefix, "");
+        let instances: Vec<(Key, bool)> = objects
             .map(|(_, entry)| ((*entry.key).clone(), meta::is_terminating(&entry.value)))
             .collect();
         for (instance, is_terminating) in instances {
@@ -263,8 +274,8 @@ impl ApiServer {
                 self.controller_delete(&instance, &json!({}), now);
             }
         }
-        let remains = self.store.scan(&prefix, "").next().is_some();
-        let condition = match remains {
+        let has_instances = self.store.scan(&prefix, "").next().is_some();
+        let condition = match has_instances {
             true => [
                 "Terminating",
                 "True",
@@ -280,11 +291,11 @@ impl ApiServer {
         };
         let mut next = (**crd).clone();
         set_condition(&mut next, condition, now);
-        self.controller_update(&key(name), "status", now, next);
-        if !remains && let Some(crd) = self.crd(name) {
+        self.controller_update(&crd_key(name), "status", now, next);
+        if !has_instances && let Some(crd) = self.crd(name) {
             let mut next = (*crd).clone();
-            meta::remove_finalizer(&mut next, CLEANUP);
-            self.controller_update(&key(name), "", now, next);
+            meta::remove_finalizer(&mut next, CLEANUP_FINALIZER);
+            self.controller_update(&crd_key(name), "", now, next);
         }
     }
 }

@@ -8,21 +8,21 @@ use crate::resources::Kind;
 /// Returns the decoder's message for a field of the wrong type, if the kind has one of these mistakes.
 pub(crate) fn problem(kind: &Kind, object: &Value) -> Option<String> {
     match (kind.group.as_str(), kind.resource.as_str()) {
-        ("", "configmaps") => strings(&object["data"], "ConfigMap.data"),
-        ("", "secrets") => secret(object),
+        ("", "configmaps") => strings_problem(&object["data"], "ConfigMap.data"),
+        ("", "secrets") => secret_problem(object),
         ("coordination.k8s.io", "leases") => ["acquireTime", "renewTime"]
             .iter()
-            .find_map(|field| time(&object["spec"][*field])),
+            .find_map(|field| time_problem(&object["spec"][*field])),
         _ => None,
     }
 }
 
 fn wrong_type(value: &Value, field: &str, expected: &str) -> String {
-    let found = go_type(value);
-    format!("json: cannot unmarshal {found} into Go struct field {field} of type {expected}")
+    let actual = go_type(value);
+    format!("json: cannot unmarshal {actual} into Go struct field {field} of type {expected}")
 }
 
-fn strings(map: &Value, field: &str) -> Option<String> {
+fn strings_problem(map: &Value, field: &str) -> Option<String> {
     match map {
         Value::Null => None,
         Value::Object(map) => {
@@ -35,7 +35,7 @@ fn strings(map: &Value, field: &str) -> Option<String> {
     }
 }
 
-fn secret(object: &Value) -> Option<String> {
+fn secret_problem(object: &Value) -> Option<String> {
     let data = match &object["data"] {
         Value::Null => return None,
         Value::Object(map) => map,
@@ -43,12 +43,12 @@ fn secret(object: &Value) -> Option<String> {
     };
     data.values().find_map(|value| match value {
         Value::Null => None,
-        Value::String(text) => base64(text),
+        Value::String(text) => base64_problem(text),
         other => Some(wrong_type(other, "Secret.data", "[]uint8")),
     })
 }
 
-fn base64(text: &str) -> Option<String> {
+fn base64_problem(text: &str) -> Option<String> {
     let is_digit =
         |c: char| c.is_ascii_alphanumeric() || matches!(c, '+' | '/' | '=' | '\n' | '\r');
     let position = text.find(|c| !is_digit(c));
@@ -57,10 +57,10 @@ fn base64(text: &str) -> Option<String> {
     Some(format!("illegal base64 data at input byte {position}"))
 }
 
-fn time(value: &Value) -> Option<String> {
+fn time_problem(value: &Value) -> Option<String> {
     let text = value.as_str()?;
-    let starts = text.bytes().take(4).filter(u8::is_ascii_digit).count() == 4;
-    (!starts).then(|| {
+    let starts_with_year = text.bytes().take(4).filter(u8::is_ascii_digit).count() == 4;
+    (!starts_with_year).then(|| {
         format!(
             "parsing time {text:?} as \"2006-01-02T15:04:05.000000Z07:00\": cannot parse {text:?} as \"2006\""
         )

@@ -8,7 +8,7 @@ use http::{Method, Response, StatusCode};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-use crate::request::Call;
+use crate::request::ApiRequest;
 use crate::resources::Kind;
 use crate::server::{Answer, ApiServer};
 use crate::status::{Failure, Outcome, respond};
@@ -36,29 +36,33 @@ const CUSTOM_VERBS: [&str; 8] = [
 ];
 const STATUS_VERBS: [&str; 3] = ["get", "patch", "update"];
 
-fn json_answer(body: &Value) -> Outcome<Answer> {
+fn json_response(body: &Value) -> Outcome<Answer> {
     let body = body.to_string();
     Ok(Answer::Complete(respond(200, "application/json", body)))
 }
 
 impl ApiServer {
-    pub(crate) fn discover(&self, call: &Call<'_>) -> Outcome<Answer> {
-        if call.method != Method::GET {
+    pub(crate) fn discover(&self, request: &ApiRequest<'_>) -> Outcome<Answer> {
+        if request.method != Method::GET {
             return Err(Failure::not_modelled(format_args!(
                 "{} {}",
-                call.method, call.path
+                request.method, request.path
             )));
         }
-        match *call.segments {
+        match *request.segments {
             ["readyz" | "livez" | "healthz"] => Ok(Answer::Complete(respond(
                 200,
                 "text/plain; charset=utf-8",
                 "ok",
             ))),
-            ["version"] => json_answer(&self.version()),
-            ["api"] if wants_aggregated(call) => aggregated(&self.aggregated(true)),
-            ["apis"] if wants_aggregated(call) => aggregated(&self.aggregated(false)),
-            ["api"] => json_answer(&json!({
+            ["version"] => json_response(&self.version()),
+            ["api"] if wants_aggregated(request) => {
+                aggregated_response(&self.aggregated_groups(true))
+            }
+            ["apis"] if wants_aggregated(request) => {
+                aggregated_response(&self.aggregated_groups(false))
+            }
+            ["api"] => json_response(&json!({
                 "kind": "APIVersions",
                 "versions": ["v1"],
                 "serverAddressByClientCIDRs": [
@@ -68,21 +72,24 @@ impl ApiServer {
             ["apis"] => {
                 let groups = self.groups();
                 let groups = groups.iter().filter(|(group, _)| !group.is_empty());
-                let groups: Vec<Value> = groups.map(|(name, kinds)| group(name, kinds)).collect();
-                json_answer(&json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}))
+                let groups: Vec<Value> =
+                    groups.map(|(name, kinds)| api_group(name, kinds)).collect();
+                json_response(
+                    &json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}),
+                )
             }
-            ["api", "v1"] => self.resources("", "v1"),
+            ["api", "v1"] => self.list_resources("", "v1"),
             ["apis", name] => match self.groups().get(name) {
                 Some(kinds) => {
-                    let mut body = group(name, kinds);
+                    let mut body = api_group(name, kinds);
                     body["kind"] = "APIGroup".into();
                     body["apiVersion"] = "v1".into();
-                    json_answer(&body)
+                    json_response(&body)
                 }
                 None => Err(Failure::no_such_path()),
             },
-            ["apis", group, version] => self.resources(group, version),
-            ["openapi", "v3"] => json_answer(&self.open_api_paths()),
+            ["apis", group, version] => self.list_resources(group, version),
+            ["openapi", "v3"] => json_response(&self.open_api_paths()),
             ["openapi", "v3", "api", "v1"] => self.open_api("", "v1"),
             ["openapi", "v3", "apis", group, version] => self.open_api(group, version),
             ["api", _] => Err(Failure::no_such_resource()),
@@ -93,7 +100,7 @@ impl ApiServer {
             | ["openid", ..]
             | [] => Err(Failure::not_modelled(format_args!(
                 "the path {}",
-                call.path
+                request.path
             ))),
             _ => Err(Failure::no_such_path()),
         }
@@ -127,18 +134,19 @@ impl ApiServer {
         groups
     }
 
-    fn kinds_of<'a>(&'a self, group: &'a str, version: &'a str) -> Vec<&'a Arc<Kind>> {
-        let all = self.kinds.all();
-        all.filter(|kind| kind.group == group && kind.version == version)
+    fn kinds_in<'a>(&'a self, group: &'a str, version: &'a str) -> Vec<&'a Arc<Kind>> {
+        let kinds = self.kinds.all();
+        kinds
+            .filter(|kind| kind.group == group && kind.version == version)
             .collect()
     }
 
-    fn resources(&self, group: &str, version: &str) -> Outcome<Answer> {
-        let kinds = self.kinds_of(group, version);
+    fn list_resources(&self, group: &str, version: &str) -> Outcome<Answer> {
+        let kinds = self.kinds_in(group, version);
         let Some(first) = kinds.first() else {
             return Err(self.not_served(group, version, ""));
         };
-        let resources: Vec<Value> = kinds.iter().flat_map(|kind| resource(kind)).collect();
+        let resources: Vec<Value> = kinds.iter().flat_map(|kind| api_resources(kind)).collect();
         let mut body = json!({
             "kind": "APIResourceList",
             "groupVersion": first.api_version(),
@@ -147,18 +155,21 @@ impl ApiServer {
         if !group.is_empty() {
             body["apiVersion"] = "v1".into();
         }
-        json_answer(&body)
+        json_response(&body)
     }
 
-    fn aggregated(&self, core: bool) -> Value {
+    fn aggregated_groups(&self, core: bool) -> Value {
         let groups = self.groups();
         let groups = groups.iter().filter(|(name, _)| name.is_empty() == core);
         let items = groups.map(|(name, kinds)| {
-            let versions: Vec<Value> = versions(kinds)
+            let versions: Vec<Value> = group_versions(kinds)
                 .into_iter()
                 .map(|version| {
-                    let of = kinds.iter().filter(|kind| kind.version == version);
-                    let resources: Vec<Value> = of.map(|kind| aggregated_resource(kind)).collect();
+                    let resources: Vec<Value> = kinds
+                        .iter()
+                        .filter(|kind| kind.version == version)
+                        .map(|kind| aggregated_resource(kind))
+                        .collect();
                     json!({"version": version, "resources": resources, "freshness": "Current"})
                 })
                 .collect();
@@ -184,7 +195,7 @@ impl ApiServer {
                 group => format!("apis/{group}/{}", kind.version),
             };
             if !paths.contains_key(&path) {
-                let document = self.document(&self.kinds_of(&kind.group, &kind.version));
+                let document = self.open_api_document(&self.kinds_in(&kind.group, &kind.version));
                 let hash = Sha256::digest(document.to_string().as_bytes());
                 let hash: String = hash.iter().map(|byte| format!("{byte:02X}")).collect();
                 let url = format!("/openapi/v3/{path}?hash={hash}");
@@ -195,18 +206,18 @@ impl ApiServer {
     }
 
     fn open_api(&self, group: &str, version: &str) -> Outcome<Answer> {
-        let kinds = self.kinds_of(group, version);
+        let kinds = self.kinds_in(group, version);
         match kinds.is_empty() {
             true => {
                 let mut response = Response::new(Bytes::new());
                 *response.status_mut() = StatusCode::NOT_FOUND;
                 Ok(Answer::Complete(response))
             }
-            false => json_answer(&self.document(&kinds)),
+            false => json_response(&self.open_api_document(&kinds)),
         }
     }
 
-    fn document(&self, kinds: &[&Arc<Kind>]) -> Value {
+    fn open_api_document(&self, kinds: &[&Arc<Kind>]) -> Value {
         let mut schemas = serde_json::Map::new();
         for kind in kinds {
             let mut parts: Vec<&str> = kind
@@ -234,53 +245,53 @@ impl ApiServer {
 }
 
 fn verbs(kind: &Kind) -> Vec<&'static str> {
-    let has = |verb: &&str| !kind.is("", "namespaces") || *verb != "deletecollection";
+    let is_supported = |verb: &&str| !kind.is("", "namespaces") || *verb != "deletecollection";
     match kind.is_custom() {
         true => CUSTOM_VERBS.to_vec(),
-        false => VERBS.into_iter().filter(has).collect(),
+        false => VERBS.into_iter().filter(is_supported).collect(),
     }
 }
 
-fn wants_aggregated(call: &Call<'_>) -> bool {
-    call.accept.contains("as=APIGroupDiscoveryList") && call.accept.contains("v=v2")
+fn wants_aggregated(request: &ApiRequest<'_>) -> bool {
+    request.accept.contains("as=APIGroupDiscoveryList") && request.accept.contains("v=v2")
 }
 
-fn aggregated(body: &Value) -> Outcome<Answer> {
+fn aggregated_response(body: &Value) -> Outcome<Answer> {
     Ok(Answer::Complete(respond(200, AGGREGATED, body.to_string())))
 }
 
-fn versions<'a>(kinds: &[&'a Arc<Kind>]) -> Vec<&'a str> {
+fn group_versions<'a>(kinds: &[&'a Arc<Kind>]) -> Vec<&'a str> {
     let mut versions: Vec<&str> = kinds.iter().map(|kind| &*kind.version).collect();
     versions.dedup();
     versions
 }
 
-fn group(name: &str, kinds: &[&Arc<Kind>]) -> Value {
-    let versions: Vec<Value> = versions(kinds)
+fn api_group(name: &str, kinds: &[&Arc<Kind>]) -> Value {
+    let versions: Vec<Value> = group_versions(kinds)
         .into_iter()
         .map(|version| json!({"groupVersion": format!("{name}/{version}"), "version": version}))
         .collect();
     json!({"name": name, "versions": versions, "preferredVersion": versions.first()})
 }
 
-fn resource(kind: &Arc<Kind>) -> Vec<Value> {
-    let mut main = json!({
+fn api_resources(kind: &Arc<Kind>) -> Vec<Value> {
+    let mut resource = json!({
         "name": kind.resource,
         "singularName": kind.singular,
         "namespaced": kind.namespaced,
         "kind": kind.kind,
         "verbs": verbs(kind),
-        "storageVersionHash": hash(kind),
+        "storageVersionHash": storage_version_hash(kind),
     });
     for (name, list) in [
-        ("shortNames", &kind.short),
+        ("shortNames", &kind.short_names),
         ("categories", &kind.categories),
     ] {
         if !list.is_empty() {
-            main[name] = json!(list);
+            resource[name] = json!(list);
         }
     }
-    let status = kind.status.then(|| {
+    let status = kind.has_status.then(|| {
         json!({
             "name": format!("{}/status", kind.resource),
             "singularName": "",
@@ -289,41 +300,43 @@ fn resource(kind: &Arc<Kind>) -> Vec<Value> {
             "verbs": STATUS_VERBS,
         })
     });
-    std::iter::once(main).chain(status).collect()
+    std::iter::once(resource).chain(status).collect()
 }
 
-fn hash(kind: &Kind) -> String {
+fn storage_version_hash(kind: &Kind) -> String {
     use base64::Engine as _;
-    let text = format!("{}/{}", kind.stored_as, kind.kind);
+    let text = format!("{}/{}", kind.stored_api_version, kind.kind);
     let hash = Sha256::digest(text.as_bytes());
     base64::engine::general_purpose::STANDARD.encode(hash.get(..8).unwrap_or_default())
 }
 
 fn aggregated_resource(kind: &Arc<Kind>) -> Value {
-    let response = match kind.is_custom() {
+    let response_kind = match kind.is_custom() {
         true => json!({"group": kind.group, "version": kind.version, "kind": kind.kind}),
         false => json!({"group": "", "version": "", "kind": kind.kind}),
     };
     let mut resource = json!({
         "resource": kind.resource,
-        "responseKind": response,
+        "responseKind": response_kind,
         "scope": match kind.namespaced { true => "Namespaced", false => "Cluster" },
         "singularResource": kind.singular,
         "verbs": verbs(kind),
     });
     for (name, list) in [
-        ("shortNames", &kind.short),
+        ("shortNames", &kind.short_names),
         ("categories", &kind.categories),
     ] {
         if !list.is_empty() {
             resource[name] = json!(list);
         }
     }
-    let subresource = |name: &str, verbs: &[&str]| json!({"subresource": name, "responseKind": response, "verbs": verbs});
+    let subresource = |name: &str, verbs: &[&str]| json!({"subresource": name, "responseKind": response_kind, "verbs": verbs});
     let finalize = kind
         .is("", "namespaces")
         .then(|| subresource("finalize", &["update"]));
-    let status = kind.status.then(|| subresource("status", &STATUS_VERBS));
+    let status = kind
+        .has_status
+        .then(|| subresource("status", &STATUS_VERBS));
     let subresources: Vec<Value> = finalize.into_iter().chain(status).collect();
     if !subresources.is_empty() {
         resource["subresources"] = subresources.into();

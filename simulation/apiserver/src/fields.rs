@@ -16,14 +16,14 @@ mod tests;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use managers::{Entry, Id, Managers, Operation};
+use managers::{ManagerEntry, ManagerId, Managers, Operation};
 pub use schema::Schema;
-pub use set::{Element, FieldSet, Scalar};
+pub use set::{FieldSet, PathElement, Scalar};
 
 /// The author of one write.
 #[derive(Clone, Copy, Debug)]
 pub struct Writer<'a> {
-    /// The parameter `fieldManager`; for updates without it, see [`manager_of`].
+    /// The parameter `fieldManager`; for updates without it, see [`manager_name`].
     pub manager: &'a str,
     /// `apiVersion` of the request's path.
     pub api_version: &'a str,
@@ -43,18 +43,21 @@ pub enum ApplyError {
     Schema(String),
     /// Code 409, reason `Conflict`: other managers own fields with other values.
     #[error("{message}")]
-    Conflict { message: String, causes: Vec<Cause> },
+    Conflict {
+        message: String,
+        conflicts: Vec<FieldConflict>,
+    },
 }
 
 /// One field with another owner, a cause of type `FieldManagerConflict`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Cause {
+pub struct FieldConflict {
     pub message: String,
     pub field: String,
 }
 
 impl ApplyError {
-    /// Returns the Status object that the server answers with. Its `code` is the code of the response.
+    /// Returns the Status object of the server's response. Its `code` is the code of the response.
     pub fn status(&self) -> Value {
         let status = |code: u16| {
             let message = self.to_string();
@@ -67,9 +70,9 @@ impl ApplyError {
                 status
             }
             Self::Schema(_) => status(500),
-            Self::Conflict { causes, .. } => {
-                let causes = causes.iter().map(|cause| {
-                    json!({"reason": "FieldManagerConflict", "message": cause.message, "field": cause.field})
+            Self::Conflict { conflicts, .. } => {
+                let causes = conflicts.iter().map(|conflict| {
+                    json!({"reason": "FieldManagerConflict", "message": conflict.message, "field": conflict.field})
                 });
                 let mut status = status(409);
                 status["reason"] = "Conflict".into();
@@ -92,54 +95,60 @@ pub fn apply(
     writer: &Writer<'_>,
     force: bool,
 ) -> Result<Value, ApplyError> {
-    check(configuration, writer)?;
-    let ignored = schema.ignored(writer.subresource);
-    let set = match schema.fields_of(configuration) {
-        Ok(set) => set.without(&ignored),
+    check_configuration(configuration, writer)?;
+    let ignored = schema.ignored_fields(writer.subresource);
+    let applied = match schema.all_fields(configuration) {
+        Ok(applied) => applied.without(&ignored),
         Err(error) => return Err(schema_error(configuration, &error)),
     };
-    let before = without_managers(schema, live);
-    let mut managers = live.map(Managers::of).unwrap_or_default();
+    let base = without_managers(schema, live);
+    let mut managers = live.map(Managers::read_from).unwrap_or_default();
     if managers.0.is_empty() && live.is_some() {
-        let first = Writer {
+        let first_manager = Writer {
             manager: BEFORE_FIRST_APPLY,
             subresource: "",
             ..*writer
         };
-        own_changes(schema, &mut managers, &schema.empty(), &before, &first);
+        assign_changed_fields(
+            schema,
+            &mut managers,
+            &schema.empty(),
+            &base,
+            &first_manager,
+        );
     }
     let id = writer.id(Operation::Apply);
     let previous = managers.0.remove(&id);
-    let mut merged = schema.merge(&before, configuration);
+    let mut merged = schema.merge(&base, configuration);
     if let Some(previous) = &previous {
-        merged = prune(schema, &merged, &managers, &set, &previous.set);
+        merged = prune(schema, &merged, &managers, &applied, &previous.set);
     }
-    let found = schema.compare(&before, &merged).without(&ignored);
+    let comparison = schema.compare(&base, &merged).without(&ignored);
     if !force {
-        conflicts(&managers, &found.written())?;
+        check_conflicts(&managers, &comparison.written())?;
     }
     for entry in managers.0.values_mut() {
         entry.set = entry
             .set
-            .difference(&found.written())
-            .difference(&found.removed);
+            .difference(&comparison.written())
+            .difference(&comparison.removed);
     }
-    let time = match before == merged {
+    let time = match base == merged {
         true => previous.and_then(|previous| previous.time),
         false => Some(writer.time()),
     };
     let api_version = writer.api_version.to_owned();
     managers.0.insert(
         id,
-        Entry {
-            set: set.difference(&never_owned()),
+        ManagerEntry {
+            set: applied.difference(&unowned_fields()),
             api_version,
             time,
         },
     );
     managers.remove_empty();
     schema.complete(&mut merged);
-    finish(&mut managers, live, &mut merged);
+    write_managers(&mut managers, live, &mut merged);
     Ok(merged)
 }
 
@@ -150,19 +159,19 @@ pub fn apply(
 /// nothing changes, `managedFields` stay as they are in the live object.
 pub fn track_update(schema: &Schema, live: Option<&Value>, new: &mut Value, writer: &Writer<'_>) {
     let mut managers = Managers::for_update(live, new, writer.subresource, schema.built_in);
-    let before = without_managers(schema, live);
+    let base = without_managers(schema, live);
     schema.complete(new);
     Managers::default().write(new);
     // An object whose managers were reset stays without managers until the next apply.
     if !managers.0.is_empty() || live.is_none() {
-        own_changes(schema, &mut managers, &before, new, writer);
-        managers.limit();
+        assign_changed_fields(schema, &mut managers, &base, new, writer);
+        managers.limit_updaters();
     }
-    finish(&mut managers, live, new);
+    write_managers(&mut managers, live, new);
 }
 
 /// Returns the manager of an update: the parameter `fieldManager`, or the part of the user agent before `/`.
-pub fn manager_of(field_manager: Option<&str>, user_agent: &str) -> String {
+pub fn manager_name(field_manager: Option<&str>, user_agent: &str) -> String {
     if let Some(manager) = field_manager.filter(|manager| !manager.is_empty()) {
         return manager.to_owned();
     }
@@ -182,7 +191,7 @@ const BEFORE_FIRST_APPLY: &str = "before-first-apply";
 const MAX_MANAGER_LENGTH: usize = 128;
 
 impl Writer<'_> {
-    fn id(&self, operation: Operation) -> Id {
+    fn id(&self, operation: Operation) -> ManagerId {
         let api_version = match operation {
             Operation::Apply => "",
             Operation::Update => self.api_version,
@@ -192,7 +201,7 @@ impl Writer<'_> {
         } else {
             self.manager
         };
-        Id {
+        ManagerId {
             manager: manager.to_owned(),
             operation,
             api_version: api_version.to_owned(),
@@ -206,8 +215,8 @@ impl Writer<'_> {
 }
 
 /// Fields that no manager owns.
-fn never_owned() -> FieldSet {
-    FieldSet::of(&[
+fn unowned_fields() -> FieldSet {
+    FieldSet::from_paths(&[
         &["apiVersion"],
         &["kind"],
         &["metadata"],
@@ -223,7 +232,7 @@ fn never_owned() -> FieldSet {
     ])
 }
 
-fn check(configuration: &Value, writer: &Writer<'_>) -> Result<(), ApplyError> {
+fn check_configuration(configuration: &Value, writer: &Writer<'_>) -> Result<(), ApplyError> {
     let version = configuration
         .get("apiVersion")
         .and_then(Value::as_str)
@@ -288,7 +297,7 @@ fn prune(
         .values()
         .fold(applied.clone(), |owned, entry| owned.union(&entry.set));
     let owned = schema.with_structures(&owned);
-    let fields = |value: &Value| schema.with_structures(&schema.valid_fields_of(value));
+    let fields = |value: &Value| schema.with_structures(&schema.valid_fields(value));
     let all = fields(merged);
     let pruned = schema.remove(merged, &previous);
     let pruned = schema.remove(merged, &all.difference(&fields(&pruned).union(&owned)));
@@ -298,52 +307,57 @@ fn prune(
 }
 
 /// Fails if other managers own fields that this apply writes.
-fn conflicts(managers: &Managers, written: &FieldSet) -> Result<(), ApplyError> {
-    let mut causes = Vec::new();
+fn check_conflicts(managers: &Managers, written: &FieldSet) -> Result<(), ApplyError> {
+    let mut conflicts = Vec::new();
     let mut lines = Vec::new();
     for (id, entry) in &managers.0 {
         let paths = entry.set.intersection(written).paths();
         if paths.is_empty() {
             continue;
         }
-        let owner = id.text();
+        let owner = id.describe();
         lines.push(format!("conflicts with {owner}:"));
         for path in paths {
             let field = set::path_text(&path);
             lines.push(format!("- {field}"));
-            causes.push(Cause {
+            conflicts.push(FieldConflict {
                 message: format!("conflict with {owner}"),
                 field,
             });
         }
     }
-    let message = match causes.as_slice() {
+    let message = match conflicts.as_slice() {
         [] => return Ok(()),
-        [Cause { message, field }] => format!("Apply failed with 1 conflict: {message}: {field}"),
-        causes => format!(
+        [FieldConflict { message, field }] => {
+            format!("Apply failed with 1 conflict: {message}: {field}")
+        }
+        conflicts => format!(
             "Apply failed with {} conflicts: {}",
-            causes.len(),
+            conflicts.len(),
             lines.join("\n")
         ),
     };
-    Err(ApplyError::Conflict { message, causes })
+    Err(ApplyError::Conflict { message, conflicts })
 }
 
 /// Makes the writer of an update the owner of the fields that differ.
-fn own_changes(
+fn assign_changed_fields(
     schema: &Schema,
     managers: &mut Managers,
     before: &Value,
     after: &Value,
     writer: &Writer<'_>,
 ) {
-    let ignored = schema.ignored(writer.subresource);
-    let found = schema.compare(before, after).without(&ignored);
-    let written = found.written();
+    let ignored = schema.ignored_fields(writer.subresource);
+    let comparison = schema.compare(before, after).without(&ignored);
+    let written = comparison.written();
     for entry in managers.0.values_mut() {
-        entry.set = entry.set.difference(&written).difference(&found.removed);
+        entry.set = entry
+            .set
+            .difference(&written)
+            .difference(&comparison.removed);
     }
-    let mut set = written.difference(&never_owned());
+    let mut set = written.difference(&unowned_fields());
     if !set.is_empty() {
         let id = writer.id(Operation::Update);
         if let Some(previous) = managers.0.get(&id) {
@@ -352,7 +366,7 @@ fn own_changes(
         let (api_version, time) = (writer.api_version.to_owned(), Some(writer.time()));
         managers.0.insert(
             id,
-            Entry {
+            ManagerEntry {
                 set,
                 api_version,
                 time,
@@ -363,14 +377,14 @@ fn own_changes(
 }
 
 /// Writes the managers. Keeps their times if nothing else has changed.
-fn finish(managers: &mut Managers, live: Option<&Value>, new: &mut Value) {
+fn write_managers(managers: &mut Managers, live: Option<&Value>, new: &mut Value) {
     let Some(live) = live else {
         managers.write(new);
         return;
     };
-    let before = Managers::of(live);
-    if managers.own_the_same(&before) {
-        before.write(new);
+    let previous = Managers::read_from(live);
+    if managers.has_same_fields(&previous) {
+        previous.write(new);
         if new == live {
             return;
         }

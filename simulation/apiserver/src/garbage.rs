@@ -6,13 +6,13 @@ use serde_json::{Value, json};
 use crate::controllers::{Task, Tasks};
 use crate::meta;
 use crate::server::{ApiServer, Key};
-use crate::store::{Record, Store};
+use crate::store::{Store, WriteRecord};
 
 const FOREGROUND: &str = "foregroundDeletion";
 const ORPHAN: &str = "orphan";
 
 /// Schedules the work that follows from a write.
-pub(crate) fn observe(store: &Store, tasks: &mut Tasks, record: &Record, due: Timestamp) {
+pub(crate) fn observe(store: &Store, tasks: &mut Tasks, record: &WriteRecord, due: Timestamp) {
     let references = |object: &Value| object["metadata"]["ownerReferences"].clone();
     let before = record.before.as_deref();
     match record.after.as_deref() {
@@ -21,8 +21,8 @@ pub(crate) fn observe(store: &Store, tasks: &mut Tasks, record: &Record, due: Ti
             if has_owners && before.map(references) != Some(references(after)) {
                 tasks.add(due, Task::Dependent((*record.key).clone()));
             }
-            let waits = |finalizer: &str| finalizer == FOREGROUND || finalizer == ORPHAN;
-            if meta::is_terminating(after) && meta::finalizers(after).any(waits) {
+            let delays_deletion = |finalizer: &str| finalizer == FOREGROUND || finalizer == ORPHAN;
+            if meta::is_terminating(after) && meta::finalizers(after).any(delays_deletion) {
                 tasks.add(due, Task::Owner(meta::text(after, "uid").to_owned()));
             }
         }
@@ -36,8 +36,8 @@ pub(crate) fn observe(store: &Store, tasks: &mut Tasks, record: &Record, due: Ti
     }
     // Owners that wait for the deletion of their dependents.
     for owner in before.into_iter().flat_map(meta::owners) {
-        let found = store.by_uid(owner.uid);
-        if found.is_some_and(|found| meta::is_terminating(&found.value)) {
+        let object = store.get_by_uid(owner.uid);
+        if object.is_some_and(|object| meta::is_terminating(&object.value)) {
             tasks.add(due, Task::Owner(owner.uid.to_owned()));
         }
     }
@@ -46,8 +46,8 @@ pub(crate) fn observe(store: &Store, tasks: &mut Tasks, record: &Record, due: Ti
 impl ApiServer {
     /// Whether an owner exists, in the same namespace or outside namespaces.
     fn has_owner(&self, dependent: &Key, uid: &str) -> bool {
-        let found = self.store.by_uid(uid);
-        found.is_some_and(|owner| {
+        let owner = self.store.get_by_uid(uid);
+        owner.is_some_and(|owner| {
             owner.key.namespace.is_empty() || owner.key.namespace == dependent.namespace
         })
     }
@@ -56,22 +56,25 @@ impl ApiServer {
         let Some(object) = self.get(key) else {
             return;
         };
-        let owners: Vec<bool> = meta::owners(&object)
+        let owners_exist: Vec<bool> = meta::owners(&object)
             .map(|owner| self.has_owner(key, owner.uid))
             .collect();
-        if owners.is_empty() || meta::is_terminating(&object) || owners.iter().all(|found| *found) {
+        if owners_exist.is_empty()
+            || meta::is_terminating(&object)
+            || owners_exist.iter().all(|exists| *exists)
+        {
             return;
         }
-        if !owners.contains(&true) {
+        if !owners_exist.contains(&true) {
             let uid = meta::text(&object, "uid");
             let options = json!({"preconditions": {"uid": uid}, "propagationPolicy": "Background"});
             self.controller_delete(key, &options, now);
             return;
         }
         let mut next = (*object).clone();
-        let mut present = owners.into_iter();
+        let mut keep = owners_exist.into_iter();
         if let Some(list) = next["metadata"]["ownerReferences"].as_array_mut() {
-            list.retain(|_| present.next().unwrap_or(true));
+            list.retain(|_| keep.next().unwrap_or(true));
         }
         self.controller_update(key, "", now, next);
     }
@@ -81,10 +84,10 @@ impl ApiServer {
             .store
             .owned_by(uid)
             .iter()
-            .filter_map(|path| self.store.at(path))
+            .filter_map(|path| self.store.get_by_path(path))
             .map(|entry| (*entry.key).clone())
             .collect();
-        let owner = self.store.by_uid(uid).cloned();
+        let owner = self.store.get_by_uid(uid).cloned();
         let Some(owner) = owner else {
             for dependent in dependents {
                 self.sync_dependent(&dependent, now);
@@ -98,23 +101,26 @@ impl ApiServer {
             for dependent in &dependents {
                 self.orphan(dependent, uid, now);
             }
-            self.drop_finalizer(&owner.key, ORPHAN, now);
+            self.remove_finalizer(&owner.key, ORPHAN, now);
         } else if meta::finalizers(&owner.value).any(|finalizer| finalizer == FOREGROUND) {
-            let blocks = dependents.iter().filter(|key| self.blocks(key, uid));
-            let blocking: Vec<Key> = blocks.cloned().collect();
+            let blocking: Vec<Key> = dependents
+                .into_iter()
+                .filter(|key| self.blocks_deletion(key, uid))
+                .collect();
             let mut remaining = false;
             for dependent in blocking {
                 remaining |= !self.controller_delete(&dependent, &json!({}), now);
             }
             if !remaining {
-                self.drop_finalizer(&owner.key, FOREGROUND, now);
+                self.remove_finalizer(&owner.key, FOREGROUND, now);
             }
         }
     }
 
-    fn blocks(&self, dependent: &Key, uid: &str) -> bool {
-        let found = self.store.get(dependent);
-        found.is_some_and(|found| meta::owners(found).any(|owner| owner.uid == uid && owner.blocks))
+    fn blocks_deletion(&self, dependent: &Key, uid: &str) -> bool {
+        self.store.get(dependent).is_some_and(|object| {
+            meta::owners(object).any(|owner| owner.uid == uid && owner.blocks_deletion)
+        })
     }
 
     fn orphan(&mut self, dependent: &Key, uid: &str, now: Timestamp) {
@@ -128,7 +134,7 @@ impl ApiServer {
         self.controller_update(dependent, "", now, next);
     }
 
-    fn drop_finalizer(&mut self, key: &Key, finalizer: &str, now: Timestamp) {
+    fn remove_finalizer(&mut self, key: &Key, finalizer: &str, now: Timestamp) {
         if let Some(object) = self.get(key) {
             let mut next = (*object).clone();
             meta::remove_finalizer(&mut next, finalizer);

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::sync::Arc;
 
-use crate::render::{self, Rendered};
-use crate::request::{Call, View};
+use crate::render::{self, RenderedObject};
+use crate::request::{ApiRequest, View};
 use crate::resources::Kind;
 use crate::selectors::Selector;
 use crate::server::{Answer, ApiServer};
@@ -16,21 +16,21 @@ use crate::store;
 
 /// Content of a continue token.
 #[derive(Serialize, Deserialize)]
-struct Token {
+struct ContinueToken {
     v: String,
     /// Revision of the list, or -1 for the newest.
     rv: i64,
     start: String,
 }
 
-impl Token {
+impl ContinueToken {
     fn encode(rv: i64, start: &str) -> String {
         let token = Self {
             v: "meta.k8s.io/v1".to_owned(),
             rv,
             start: start.to_owned(),
         };
-        URL_SAFE_NO_PAD.encode(render::bytes(&token))
+        URL_SAFE_NO_PAD.encode(render::json_bytes(&token))
     }
 
     fn parse(text: &str) -> Outcome<Self> {
@@ -55,7 +55,7 @@ impl Token {
 }
 
 #[derive(Serialize)]
-struct Metadata {
+struct ListMetadata {
     #[serde(rename = "resourceVersion")]
     version: String,
     #[serde(rename = "continue", skip_serializing_if = "Option::is_none")]
@@ -65,23 +65,23 @@ struct Metadata {
 }
 
 #[derive(Serialize)]
-struct List<'a> {
+struct ListResponse<'a> {
     kind: &'a str,
     #[serde(rename = "apiVersion")]
     api_version: &'a str,
-    metadata: Metadata,
-    items: Option<Vec<Rendered<'a>>>,
+    metadata: ListMetadata,
+    items: Option<Vec<RenderedObject<'a>>>,
 }
 
 /// A page of a list.
 struct Page {
     objects: Vec<Arc<Value>>,
     /// Name after which the next page starts, and the number of further objects.
-    rest: Option<(String, usize)>,
+    next_page: Option<(String, usize)>,
 }
 
 /// Parses a `resourceVersion`.
-pub(crate) fn version(text: &str) -> Outcome<u64> {
+pub(crate) fn parse_version(text: &str) -> Outcome<u64> {
     text.parse().map_err(|_| {
         Failure::bad_request(format!(
             "invalid resource version: resourceVersion: Invalid value: {text:?}: strconv.ParseUint: parsing {text:?}: \
@@ -91,9 +91,9 @@ pub(crate) fn version(text: &str) -> Outcome<u64> {
 }
 
 /// Checks the combination of `resourceVersion`, `resourceVersionMatch`, `continue` and `sendInitialEvents`.
-pub(crate) fn validate(call: &Call<'_>, is_watch: bool) -> Outcome<()> {
-    let query = &call.query;
-    let (version, matching) = (
+pub(crate) fn validate_options(request: &ApiRequest<'_>, is_watch: bool) -> Outcome<()> {
+    let query = &request.query;
+    let (version, version_match) = (
         query.get("resourceVersion"),
         query.get("resourceVersionMatch"),
     );
@@ -101,20 +101,20 @@ pub(crate) fn validate(call: &Call<'_>, is_watch: bool) -> Outcome<()> {
         let cause = Cause::forbidden(field, problem);
         Err(Failure::invalid_options("ListOptions", &[cause]))
     };
-    let initial = query.get("sendInitialEvents");
-    if is_watch && !initial.is_empty() {
-        return match matching {
+    let initial_events = query.get("sendInitialEvents");
+    if is_watch && !initial_events.is_empty() {
+        return match version_match {
             "NotOlderThan" => Ok(()),
-            found => {
+            value => {
                 let field = "resourceVersionMatch";
                 let problem =
                     "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan";
                 let mut causes = vec![Cause::forbidden(field, problem)];
-                if !found.is_empty() {
+                if !value.is_empty() {
                     causes.push(Cause {
                         reason: "FieldValueNotSupported",
                         message: format!(
-                            "Unsupported value: {found:?}: supported values: \"NotOlderThan\""
+                            "Unsupported value: {value:?}: supported values: \"NotOlderThan\""
                         ),
                         field: field.to_owned(),
                     });
@@ -123,13 +123,13 @@ pub(crate) fn validate(call: &Call<'_>, is_watch: bool) -> Outcome<()> {
             }
         };
     }
-    if !initial.is_empty() {
+    if !initial_events.is_empty() {
         return forbidden(
             "sendInitialEvents",
             "sendInitialEvents is forbidden for list",
         );
     }
-    match matching {
+    match version_match {
         "" => Ok(()),
         _ if is_watch => forbidden(
             "resourceVersionMatch",
@@ -162,10 +162,15 @@ pub(crate) fn validate(call: &Call<'_>, is_watch: bool) -> Outcome<()> {
 }
 
 impl ApiServer {
-    pub(crate) fn list(&self, call: &Call<'_>, kind: &Kind, namespace: &str) -> Outcome<Answer> {
-        validate(call, false)?;
-        let view = call.list_view(&kind.list)?;
-        let query = &call.query;
+    pub(crate) fn list(
+        &self,
+        request: &ApiRequest<'_>,
+        kind: &Kind,
+        namespace: &str,
+    ) -> Outcome<Answer> {
+        validate_options(request, false)?;
+        let view = request.list_view(&kind.list_kind)?;
+        let query = &request.query;
         let selector =
             Selector::parse(kind, query.get("labelSelector"), query.get("fieldSelector"))?;
         let mut limit = query.number("limit")?.unwrap_or(0);
@@ -174,23 +179,23 @@ impl ApiServer {
         let (mut revision, mut start) = (current, prefix.clone());
         let token = query.get("continue");
         if token.is_empty() {
-            let asked = query.get("resourceVersion");
-            match asked {
+            let requested = query.get("resourceVersion");
+            match requested {
                 "" => {}
                 // The watch cache ignores the limit.
                 "0" => limit = 0,
                 _ => {
-                    let asked = version(asked)?;
-                    if asked > current {
-                        return Err(Failure::too_large_version(asked, current));
+                    let requested = parse_version(requested)?;
+                    if requested > current {
+                        return Err(Failure::too_large_version(requested, current));
                     }
-                    let matching = query.get("resourceVersionMatch");
-                    if matching == "Exact" || (matching.is_empty() && limit > 0) {
-                        revision = asked;
+                    let version_match = query.get("resourceVersionMatch");
+                    if version_match == "Exact" || (version_match.is_empty() && limit > 0) {
+                        revision = requested;
                     }
                 }
             }
-            if revision < self.store.compacted() {
+            if revision < self.store.compacted_revision() {
                 let message = "The resourceVersion for the provided list is too old.";
                 return Err(Failure::expired(message));
             }
@@ -199,11 +204,14 @@ impl ApiServer {
                 let message = "specifying resource version is not allowed when using continue";
                 return Err(Failure::bad_request(message));
             }
-            let token = Token::parse(token)?;
+            let token = ContinueToken::parse(token)?;
             if token.rv >= 0 {
                 revision = token.rv.unsigned_abs();
-                if revision < self.store.compacted() || revision > current {
-                    return Err(Failure::expired_token(&Token::encode(-1, &token.start)));
+                if revision < self.store.compacted_revision() || revision > current {
+                    return Err(Failure::expired_token(&ContinueToken::encode(
+                        -1,
+                        &token.start,
+                    )));
                 }
             }
             start.push_str(&token.start);
@@ -211,15 +219,17 @@ impl ApiServer {
         let page = self.page(&prefix, &start, revision, limit, &selector);
         let token_revision = i64::try_from(revision).unwrap_or(i64::MAX);
         let next = page
-            .rest
+            .next_page
             .as_ref()
-            .map(|(after, _)| Token::encode(token_revision, after));
-        let counted = page.rest.filter(|_| selector.is_empty());
-        let metadata = Metadata {
+            .map(|(last_name, _)| ContinueToken::encode(token_revision, last_name));
+        let metadata = ListMetadata {
             version: revision.to_string(),
             // A list of custom resources always has the field.
             next: next.or_else(|| (kind.is_custom() && view == View::Full).then(String::new)),
-            remaining: counted.map(|(_, count)| count),
+            remaining: page
+                .next_page
+                .filter(|_| selector.is_empty())
+                .map(|(_, count)| count),
         };
         Ok(render_list(kind, view, metadata, &page.objects))
     }
@@ -233,22 +243,27 @@ impl ApiServer {
         selector: &Selector,
     ) -> Page {
         if revision < self.store.revision() {
-            let rows = self.store.scan_at(prefix, start, revision);
-            return page(rows.iter(), prefix, limit, selector);
+            let objects = self.store.scan_at(prefix, start, revision);
+            return take_page(objects.iter(), prefix, limit, selector);
         }
-        let rows = self.store.scan(prefix, start);
-        page(rows.map(|(_, entry)| &entry.value), prefix, limit, selector)
+        let objects = self.store.scan(prefix, start);
+        take_page(
+            objects.map(|(_, entry)| &entry.value),
+            prefix,
+            limit,
+            selector,
+        )
     }
 }
 
-fn page<'a>(
-    mut rows: impl Iterator<Item = &'a Arc<Value>>,
+fn take_page<'a>(
+    mut all: impl Iterator<Item = &'a Arc<Value>>,
     prefix: &str,
     limit: u64,
     selector: &Selector,
 ) -> Page {
     let mut objects: Vec<Arc<Value>> = Vec::new();
-    for object in rows.by_ref() {
+    for object in all.by_ref() {
         if !selector.matches(object) {
             continue;
         }
@@ -257,43 +272,43 @@ fn page<'a>(
             break;
         }
     }
-    let remaining = rows.count();
+    let remaining = all.count();
     let last = objects.last().filter(|_| remaining > 0);
-    let rest = last.map(|last| {
+    let next_page = last.map(|last| {
         let (namespace, name) = (
             crate::meta::text(last, "namespace"),
             crate::meta::name(last),
         );
-        let is_whole = prefix.matches('/').count() < 3;
-        let after = match namespace {
+        let spans_namespaces = prefix.matches('/').count() < 3;
+        let start = match namespace {
             "" => format!("{name}\u{0}"),
-            namespace if is_whole => format!("{namespace}/{name}\u{0}"),
+            namespace if spans_namespaces => format!("{namespace}/{name}\u{0}"),
             _ => format!("{name}\u{0}"),
         };
-        (after, remaining)
+        (start, remaining)
     });
-    Page { objects, rest }
+    Page { objects, next_page }
 }
 
-fn render_list(kind: &Kind, view: View, metadata: Metadata, objects: &[Arc<Value>]) -> Answer {
+fn render_list(kind: &Kind, view: View, metadata: ListMetadata, objects: &[Arc<Value>]) -> Answer {
     let api_version = kind.api_version();
-    let (list, api_version, bare) = match view {
-        View::Full => (&*kind.list, &*api_version, !kind.is_custom()),
+    let (list, api_version, omits_type) = match view {
+        View::Full => (&*kind.list_kind, &*api_version, !kind.is_custom()),
         View::Metadata => ("PartialObjectMetadataList", "meta.k8s.io/v1", false),
     };
-    let items = objects.iter().map(|object| Rendered {
+    let items = objects.iter().map(|object| RenderedObject {
         object,
         kind,
         view,
-        bare,
+        omits_type,
         version: None,
     });
-    let list = List {
+    let list = ListResponse {
         kind: list,
         api_version,
         metadata,
         // The real server converts an empty list to metadata without items.
         items: (!objects.is_empty() || view == View::Full).then(|| items.collect()),
     };
-    Answer::Complete(respond(200, "application/json", render::bytes(&list)))
+    Answer::Complete(respond(200, "application/json", render::json_bytes(&list)))
 }

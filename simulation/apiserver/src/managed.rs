@@ -10,43 +10,43 @@ use crate::status::{Failure, Outcome};
 
 fn writer<'a>(write: &'a Write, api_version: &'a str) -> Writer<'a> {
     Writer {
-        manager: &write.manager,
+        manager: &write.field_manager,
         api_version,
         subresource: &write.subresource,
         at: write.now,
     }
 }
 
-fn missing(kind: &Kind) -> Box<Failure> {
+fn no_field_schema(kind: &Kind) -> Box<Failure> {
     Failure::not_modelled(format_args!("the fields of the kind {}", kind.kind))
 }
 
 /// Returns the types of a kind's fields.
-pub(crate) fn fields_of(kind: &Kind) -> Option<Schema> {
+pub(crate) fn field_schema(kind: &Kind) -> Option<Schema> {
     match &kind.schema {
-        Some(schema) => Some(Schema::custom(schema.root(), kind.status)),
+        Some(schema) => Some(Schema::custom(schema.root(), kind.has_status)),
         None => Schema::built_in(&kind.api_version(), &kind.kind),
     }
 }
 
 /// Sets the managed fields of an update.
-pub(crate) fn track(
+pub(crate) fn track_update(
     kind: &Kind,
-    before: Option<&Value>,
+    previous: Option<&Value>,
     next: &mut Value,
     write: &Write,
 ) -> Outcome<()> {
-    let fields = kind.fields.as_ref().ok_or_else(|| missing(kind))?;
+    let fields = kind.fields.as_ref().ok_or_else(|| no_field_schema(kind))?;
     let api_version = kind.api_version();
-    let served = before
+    let served = previous
         .filter(|_| kind.group == "events.k8s.io")
-        .map(|before| {
-            let mut served = before.clone();
-            render::served_event(&mut served);
+        .map(|previous| {
+            let mut served = previous.clone();
+            render::to_served_event(&mut served);
             served
         });
-    let before = served.as_ref().or(before);
-    fields::track_update(fields, before, next, &writer(write, &api_version));
+    let previous = served.as_ref().or(previous);
+    fields::track_update(fields, previous, next, &writer(write, &api_version));
     Ok(())
 }
 
@@ -58,9 +58,9 @@ pub(crate) fn apply(
     force: bool,
 ) -> Outcome<Value> {
     let kind = &write.kind;
-    let fields = kind.fields.as_ref().ok_or_else(|| missing(kind))?;
+    let fields = kind.fields.as_ref().ok_or_else(|| no_field_schema(kind))?;
     let api_version = kind.api_version();
     let writer = writer(write, &api_version);
     fields::apply(fields, live, configuration, &writer, force)
-        .map_err(|error| Failure::of(error.status()))
+        .map_err(|error| Failure::from_status(error.status()))
 }

@@ -5,9 +5,9 @@ use serde_json::{Map, Value};
 
 /// An entry of `ownerReferences`.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Owner<'a> {
+pub(crate) struct OwnerReference<'a> {
     pub(crate) uid: &'a str,
-    pub(crate) blocks: bool,
+    pub(crate) blocks_deletion: bool,
 }
 
 /// Returns a string of the metadata, or an empty one.
@@ -34,11 +34,11 @@ pub(crate) fn strings(list: &Value) -> impl Iterator<Item = &str> {
         .filter_map(Value::as_str)
 }
 
-pub(crate) fn owners(object: &Value) -> impl Iterator<Item = Owner<'_>> {
+pub(crate) fn owners(object: &Value) -> impl Iterator<Item = OwnerReference<'_>> {
     let owners = object["metadata"]["ownerReferences"].as_array();
-    owners.into_iter().flatten().map(|owner| Owner {
+    owners.into_iter().flatten().map(|owner| OwnerReference {
         uid: owner["uid"].as_str().unwrap_or_default(),
-        blocks: owner["blockOwnerDeletion"] == true,
+        blocks_deletion: owner["blockOwnerDeletion"] == true,
     })
 }
 
@@ -89,7 +89,7 @@ pub(crate) fn copy(from: &Value, to: &mut Value, field: &str) {
 }
 
 /// Copies a top-level field, or removes it.
-pub(crate) fn copy_top(from: &Value, to: &mut Value, field: &str) {
+pub(crate) fn copy_top_level(from: &Value, to: &mut Value, field: &str) {
     if let Some(map) = to.as_object_mut() {
         match from.get(field) {
             Some(value) => map.insert(field.to_owned(), value.clone()),
@@ -99,6 +99,6 @@ pub(crate) fn copy_top(from: &Value, to: &mut Value, field: &str) {
 }
 
 /// Formats a time as in `creationTimestamp`.
-pub(crate) fn seconds(at: Timestamp) -> String {
-    at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+pub(crate) fn format_time(time: Timestamp) -> String {
+    time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }

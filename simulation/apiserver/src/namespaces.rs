@@ -9,9 +9,10 @@ use serde_json::{Value, json};
 use crate::meta;
 use crate::server::{ApiServer, Key};
 
-pub(crate) const SYSTEM: [&str; 4] = ["default", "kube-node-lease", "kube-public", "kube-system"];
+pub(crate) const SYSTEM_NAMESPACES: [&str; 4] =
+    ["default", "kube-node-lease", "kube-public", "kube-system"];
 
-fn key(name: &str) -> Key {
+fn namespace_key(name: &str) -> Key {
     Key {
         group: String::new(),
         resource: "namespaces".to_owned(),
@@ -22,24 +23,24 @@ fn key(name: &str) -> Key {
 
 impl ApiServer {
     pub(crate) fn is_namespace_terminating(&self, name: &str) -> bool {
-        let found = self.store.get(&key(name));
-        found.is_some_and(|namespace| meta::is_terminating(namespace))
+        let namespace = self.store.get(&namespace_key(name));
+        namespace.is_some_and(|namespace| meta::is_terminating(namespace))
     }
 
     pub(crate) fn sync_namespace(&mut self, name: &str, now: Timestamp) {
-        let Some(namespace) = self.get(&key(name)) else {
+        let Some(namespace) = self.get(&namespace_key(name)) else {
             return;
         };
         match meta::is_terminating(&namespace) {
-            true => self.empty_namespace(name, &namespace, now),
-            false => self.fill_namespace(name, now),
+            true => self.delete_content(name, &namespace, now),
+            false => self.create_initial_objects(name, now),
         }
     }
 
     /// Creates the objects that each namespace contains.
-    fn fill_namespace(&mut self, name: &str, now: Timestamp) {
+    fn create_initial_objects(&mut self, name: &str, now: Timestamp) {
         let certificate = format!("CA of {}", self.options.name);
-        let about = "Contains a CA bundle that can be used to verify the kube-apiserver when using internal endpoints \
+        let description = "Contains a CA bundle that can be used to verify the kube-apiserver when using internal endpoints \
                      such as the internal service IP or kubernetes.default.svc. No other usage is guaranteed across \
                      distributions of Kubernetes clusters.";
         let objects = [
@@ -49,7 +50,7 @@ impl ApiServer {
                 json!({
                     "metadata": {
                         "name": "kube-root-ca.crt",
-                        "annotations": {"kubernetes.io/description": about},
+                        "annotations": {"kubernetes.io/description": description},
                     },
                     "data": {"ca.crt": certificate},
                 }),
@@ -68,10 +69,10 @@ impl ApiServer {
     }
 
     /// Deletes the content, and then the namespace.
-    fn empty_namespace(&mut self, name: &str, namespace: &Arc<Value>, now: Timestamp) {
+    fn delete_content(&mut self, name: &str, namespace: &Arc<Value>, now: Timestamp) {
         let contents: Vec<(Key, bool)> = self
             .store
-            .entries()
+            .objects()
             .filter(|(_, entry)| entry.key.namespace == name)
             .map(|(_, entry)| ((*entry.key).clone(), meta::is_terminating(&entry.value)))
             .collect();
@@ -86,9 +87,9 @@ impl ApiServer {
         if namespace["status"]["conditions"] != conditions {
             let mut next = (**namespace).clone();
             next["status"]["conditions"] = conditions;
-            self.controller_update(&key(name), "status", now, next);
+            self.controller_update(&namespace_key(name), "status", now, next);
         }
-        if is_empty && let Some(namespace) = self.get(&key(name)) {
+        if is_empty && let Some(namespace) = self.get(&namespace_key(name)) {
             let mut next = (*namespace).clone();
             let finalizers = meta::strings(&namespace["spec"]["finalizers"]);
             let others: Vec<Value> = finalizers
@@ -96,14 +97,14 @@ impl ApiServer {
                 .map(Value::from)
                 .collect();
             next["spec"]["finalizers"] = others.into();
-            self.controller_update(&key(name), "finalize", now, next);
+            self.controller_update(&namespace_key(name), "finalize", now, next);
         }
     }
 
     /// Returns the number of remaining objects by resource and by finalizer.
     fn remaining(&self, namespace: &str) -> (BTreeMap<String, usize>, BTreeMap<String, usize>) {
         let mut counts = (BTreeMap::new(), BTreeMap::new());
-        let entries = self.store.entries();
+        let entries = self.store.objects();
         for (_, entry) in entries.filter(|(_, entry)| entry.key.namespace == namespace) {
             let group = &entry.key.group;
             let resource = match group.as_str() {
@@ -125,10 +126,11 @@ fn conditions(
     finalizers: &BTreeMap<String, usize>,
     now: Timestamp,
 ) -> Value {
-    let listed = |counts: &BTreeMap<String, usize>, verb: &str| {
-        let parts = counts.iter();
-        let parts = parts.map(|(name, count)| format!("{name} {verb} {count} resource instances"));
-        parts.collect::<Vec<_>>().join(", ")
+    let describe = |counts: &BTreeMap<String, usize>, verb: &str| {
+        let entries = counts.iter();
+        let entries =
+            entries.map(|(name, count)| format!("{name} {verb} {count} resource instances"));
+        entries.collect::<Vec<_>>().join(", ")
     };
     let remaining = match resources.is_empty() {
         true => (
@@ -139,7 +141,10 @@ fn conditions(
         false => (
             "True",
             "SomeResourcesRemain",
-            format!("Some resources are remaining: {}", listed(resources, "has")),
+            format!(
+                "Some resources are remaining: {}",
+                describe(resources, "has")
+            ),
         ),
     };
     let finalizing = match finalizers.is_empty() {
@@ -153,29 +158,29 @@ fn conditions(
             "SomeFinalizersRemain",
             format!(
                 "Some content in the namespace has finalizers remaining: {}",
-                listed(finalizers, "in")
+                describe(finalizers, "in")
             ),
         ),
     };
-    let fine = |reason, message: &str| ("False", reason, message.to_owned());
-    let all = [
+    let success = |reason, message: &str| ("False", reason, message.to_owned());
+    let conditions = [
         (
             "NamespaceDeletionDiscoveryFailure",
-            fine(
+            success(
                 "ResourcesDiscovered",
                 "All resources successfully discovered",
             ),
         ),
         (
             "NamespaceDeletionGroupVersionParsingFailure",
-            fine(
+            success(
                 "ParsedGroupVersions",
                 "All legacy kube types successfully parsed",
             ),
         ),
         (
             "NamespaceDeletionContentFailure",
-            fine(
+            success(
                 "ContentDeleted",
                 "All content successfully deleted, may be waiting on finalization",
             ),
@@ -183,18 +188,18 @@ fn conditions(
         ("NamespaceContentRemaining", remaining),
         ("NamespaceFinalizersRemaining", finalizing),
     ];
-    all.into_iter()
+    conditions.into_iter()
         .map(|(kind, (status, reason, message))| {
-            let known = namespace["status"]["conditions"].as_array();
-            let mut known = known.into_iter().flatten();
-            let known = known.find(|known| known["type"] == kind && known["status"] == status);
-            let since = known.map(|known| known["lastTransitionTime"].clone());
+            let existing = namespace["status"]["conditions"].as_array();
+            let mut existing = existing.into_iter().flatten();
+            let existing = existing.find(|existing| existing["type"] == kind && existing["status"] == status);
+            let transition_time = existing.map(|existing| existing["lastTransitionTime"].clone());
             json!({
                 "type": kind,
                 "status": status,
                 "reason": reason,
                 "message": message,
-                "lastTransitionTime": since.unwrap_or_else(|| meta::seconds(now).into()),
+                "lastTransitionTime": transition_time.unwrap_or_else(|| meta::format_time(now).into()),
             })
         })
         .collect()

@@ -23,15 +23,15 @@ pub(crate) struct Write {
     /// Empty for a POST.
     pub(crate) name: String,
     pub(crate) subresource: String,
-    pub(crate) manager: String,
+    pub(crate) field_manager: String,
     /// Whether server-side apply has set the managed fields.
-    pub(crate) applied: bool,
+    pub(crate) is_apply: bool,
     /// The parameter `fieldValidation`.
-    pub(crate) validation: String,
+    pub(crate) field_validation: String,
     pub(crate) dry_run: bool,
     pub(crate) now: Timestamp,
     /// User agent or name of the controller.
-    pub(crate) by: String,
+    pub(crate) author: String,
 }
 
 impl Write {
@@ -42,10 +42,14 @@ impl Write {
     fn invalid(&self, causes: &[Cause]) -> Box<Failure> {
         Failure::invalid(&self.kind, &self.name, causes)
     }
+
+    fn writes_status(&self) -> bool {
+        self.subresource == "status"
+    }
 }
 
 /// Metadata that only the server sets.
-const SYSTEM: [&str; 6] = [
+const SYSTEM_METADATA: [&str; 6] = [
     "creationTimestamp",
     "deletionTimestamp",
     "deletionGracePeriodSeconds",
@@ -54,38 +58,38 @@ const SYSTEM: [&str; 6] = [
     "namespace",
 ];
 
-const PROTECTED: [&str; 3] = ["default", "kube-system", "kube-public"];
+const PROTECTED_NAMESPACES: [&str; 3] = ["default", "kube-system", "kube-public"];
 
 impl ApiServer {
     pub(crate) fn create(&mut self, mut write: Write, mut next: Value) -> Outcome<Arc<Value>> {
         let kind = write.kind.clone();
         check_type(&kind, &next)?;
-        if !meta::text(&next, "resourceVersion").is_empty() && !write.applied {
+        if !meta::text(&next, "resourceVersion").is_empty() && !write.is_apply {
             let message = "resourceVersion should not be set on objects to be created";
             return Err(Failure::new(500, "", message.to_owned(), Value::Null));
         }
-        let given = meta::text(&next, "namespace");
-        if kind.namespaced && !given.is_empty() && given != write.namespace {
+        let namespace = meta::text(&next, "namespace");
+        if kind.namespaced && !namespace.is_empty() && namespace != write.namespace {
             let message = "the namespace of the provided object does not match the namespace sent on the request";
             return Err(Failure::bad_request(message));
         }
-        let given = meta::name(&next).to_owned();
-        if !write.name.is_empty() && !given.is_empty() && given != write.name {
-            return Err(name_mismatch(&given, &write.name));
+        let name = meta::name(&next).to_owned();
+        if !write.name.is_empty() && !name.is_empty() && name != write.name {
+            return Err(name_mismatch(&name, &write.name));
         }
         let unknown = decode(&kind, &mut next)?;
         self.report_unknown(&write, unknown)?;
         if write.name.is_empty() {
-            write.name = given;
+            write.name = name;
         }
-        self.admit_namespace(&write)?;
-        self.name(&mut write, &mut next)?;
-        if !write.applied {
-            managed::track(&kind, None, &mut next, &write)?;
+        self.check_namespace(&write)?;
+        self.set_system_metadata(&mut write, &mut next)?;
+        if !write.is_apply {
+            managed::track_update(&kind, None, &mut next, &write)?;
         }
-        store_form(&kind, &mut next);
-        if kind.status && !write.applied_status() {
-            meta::copy_top(&Value::Null, &mut next, "status");
+        to_stored_form(&kind, &mut next);
+        if kind.has_status && !write.writes_status() {
+            meta::copy_top_level(&Value::Null, &mut next, "status");
         }
         if kind.is("", "namespaces") {
             next["spec"]["finalizers"] = json!(["kubernetes"]);
@@ -98,11 +102,11 @@ impl ApiServer {
             let is_terminating = self
                 .store
                 .get(&key)
-                .is_some_and(|found| meta::is_terminating(found));
+                .is_some_and(|object| meta::is_terminating(object));
             return Err(Failure::already_exists(&kind, &write.name, is_terminating));
         }
         if write.dry_run {
-            let uid = self.dry_uid();
+            let uid = self.dry_run_uid();
             meta::set(&mut next, "uid", uid);
             meta::remove(&mut next, "resourceVersion");
             return Ok(Arc::new(next));
@@ -117,8 +121,8 @@ impl ApiServer {
     /// Rejects unknown fields, or reports them in headers, as the parameter `fieldValidation` requests.
     fn report_unknown(&mut self, write: &Write, unknown: Vec<String>) -> Outcome<()> {
         let kind = &write.kind;
-        match write.validation.as_str() {
-            _ if unknown.is_empty() || write.applied => Ok(()),
+        match write.field_validation.as_str() {
+            _ if unknown.is_empty() || write.is_apply => Ok(()),
             "Ignore" => Ok(()),
             "Strict" => Err(Failure::bad_request(format!(
                 "{} in version {:?} cannot be handled as a {}: {}",
@@ -135,7 +139,7 @@ impl ApiServer {
     }
 
     /// Rejects new objects in missing and terminating namespaces.
-    fn admit_namespace(&self, write: &Write) -> Outcome<()> {
+    fn check_namespace(&self, write: &Write) -> Outcome<()> {
         if !write.kind.namespaced {
             return Ok(());
         }
@@ -143,10 +147,10 @@ impl ApiServer {
         let Some(namespaces) = namespaces else {
             return Ok(());
         };
-        let Some(found) = self.store.get(&namespaces.key("", &write.namespace)) else {
+        let Some(namespace) = self.store.get(&namespaces.key("", &write.namespace)) else {
             return Err(Failure::not_found(namespaces, &write.namespace));
         };
-        match meta::is_terminating(found) {
+        match meta::is_terminating(namespace) {
             true => Err(Failure::namespace_terminating(
                 &write.kind,
                 &write.name,
@@ -157,10 +161,10 @@ impl ApiServer {
     }
 
     /// Sets the name and the system's metadata of a new object.
-    fn name(&mut self, write: &mut Write, next: &mut Value) -> Outcome<()> {
+    fn set_system_metadata(&mut self, write: &mut Write, next: &mut Value) -> Outcome<()> {
         let prefix = meta::text(next, "generateName").to_owned();
         if write.name.is_empty() && !prefix.is_empty() {
-            write.name = prefix + &self.suffix();
+            write.name = prefix + &self.next_name_suffix();
         }
         if write.name.is_empty() {
             let problem = "name or generateName is required";
@@ -175,7 +179,10 @@ impl ApiServer {
             }
             return Err(write.invalid(&causes));
         }
-        for field in ["resourceVersion", "selfLink"].into_iter().chain(SYSTEM) {
+        for field in ["resourceVersion", "selfLink"]
+            .into_iter()
+            .chain(SYSTEM_METADATA)
+        {
             meta::remove(next, field);
         }
         meta::set(next, "name", write.name.as_str());
@@ -185,7 +192,7 @@ impl ApiServer {
         if write.kind.generation != Generation::None {
             meta::set(next, "generation", 1);
         }
-        meta::set(next, "creationTimestamp", meta::seconds(write.now));
+        meta::set(next, "creationTimestamp", meta::format_time(write.now));
         if !write.dry_run {
             let uid = self.next_uid();
             meta::set(next, "uid", uid);
@@ -199,21 +206,21 @@ impl ApiServer {
         check_type(&write.kind, &next)?;
         check_identity(&write, &next)?;
         let uid = meta::text(&next, "uid");
-        let before = self.store.get(&write.key()).cloned();
-        let found = before
+        let previous = self.store.get(&write.key()).cloned();
+        let current_uid = previous
             .as_ref()
-            .map_or("", |before| meta::text(before, "uid"));
-        if !uid.is_empty() && uid != found {
-            return Err(wrong_uid(&write, uid, found));
+            .map_or("", |previous| meta::text(previous, "uid"));
+        if !uid.is_empty() && uid != current_uid {
+            return Err(uid_conflict(&write, uid, current_uid));
         }
-        let Some(before) = before else {
+        let Some(previous) = previous else {
             return match write.kind.create_on_update && write.subresource.is_empty() {
                 true => Ok((self.create(write, next)?, 201)),
                 false => Err(Failure::not_found(&write.kind, &write.name)),
             };
         };
         let version = meta::text(&next, "resourceVersion");
-        if matches!(version, "" | "0") && !write.kind.unconditional {
+        if matches!(version, "" | "0") && !write.kind.allows_unconditional_update {
             let cause = Cause {
                 reason: "FieldValueInvalid",
                 message: "Invalid value: 0: must be specified for an update".to_owned(),
@@ -225,14 +232,14 @@ impl ApiServer {
                 &[cause],
             ));
         }
-        Ok((self.update(&write, &before, next)?, 200))
+        Ok((self.update(&write, &previous, next)?, 200))
     }
 
     /// Writes the new state of an existing object. An empty `resourceVersion` is no precondition.
     pub(crate) fn update(
         &mut self,
         write: &Write,
-        before: &Arc<Value>,
+        previous: &Arc<Value>,
         mut next: Value,
     ) -> Outcome<Arc<Value>> {
         let kind = &write.kind;
@@ -241,43 +248,43 @@ impl ApiServer {
             let message = format!("strconv.ParseUint: parsing {version:?}: invalid syntax");
             return Err(Failure::new(500, "", message, Value::Null));
         }
-        if !matches!(version, "" | "0") && version != meta::text(before, "resourceVersion") {
+        if !matches!(version, "" | "0") && version != meta::text(previous, "resourceVersion") {
             return Err(Failure::modified(kind, &write.name));
         }
         let unknown = decode(kind, &mut next)?;
         self.report_unknown(write, unknown)?;
         builtin::set_defaults(kind, &mut next);
-        if !write.applied {
-            managed::track(kind, Some(before), &mut next, write)?;
+        if !write.is_apply {
+            managed::track_update(kind, Some(previous), &mut next, write)?;
         }
-        store_form(kind, &mut next);
-        reset(write, before, &mut next);
-        self.validate(write, &next, Some(before))?;
-        if write.subresource.is_empty() && has_changed(kind, before, &next) {
-            let generation = before["metadata"]["generation"].as_u64().unwrap_or(0);
+        to_stored_form(kind, &mut next);
+        restore_read_only_fields(write, previous, &mut next);
+        self.validate(write, &next, Some(previous))?;
+        if write.subresource.is_empty() && increments_generation(kind, previous, &next) {
+            let generation = previous["metadata"]["generation"].as_u64().unwrap_or(0);
             meta::set(&mut next, "generation", generation + 1);
         }
-        meta::copy(before, &mut next, "resourceVersion");
-        if is_same(before, &next) {
-            return Ok(before.clone());
+        meta::copy(previous, &mut next, "resourceVersion");
+        if is_unchanged(previous, &next) {
+            return Ok(previous.clone());
         }
         if write.dry_run {
             return Ok(Arc::new(next));
         }
-        if is_released(&next) {
+        if is_ready_for_removal(&next) {
             self.commit(write, None);
             return Ok(Arc::new(next));
         }
         Ok(self.commit(write, Some(next)))
     }
 
-    fn validate(&self, write: &Write, next: &Value, before: Option<&Value>) -> Outcome<()> {
+    fn validate(&self, write: &Write, next: &Value, previous: Option<&Value>) -> Outcome<()> {
         let mut causes = Vec::new();
-        if let Some(before) = before {
+        if let Some(previous) = previous {
             // The server runs these checks twice and lists their causes twice.
-            validate::check_metadata(before, next, &mut causes);
-            validate::check_metadata(before, next, &mut causes);
-            validate::check_immutable(&write.kind, before, next, &mut causes);
+            validate::check_metadata(previous, next, &mut causes);
+            validate::check_metadata(previous, next, &mut causes);
+            validate::check_immutable(&write.kind, previous, next, &mut causes);
         }
         validate::check(&write.kind, next, &mut causes);
         if let Some(schema) = &write.kind.schema {
@@ -290,42 +297,42 @@ impl ApiServer {
     }
 
     /// Handles a DELETE. Returns the object if it remains, or a status.
-    pub(crate) fn delete(&mut self, write: &Write, options: &Value) -> Outcome<Deleted> {
+    pub(crate) fn delete(&mut self, write: &Write, options: &Value) -> Outcome<DeletionResult> {
         let kind = &write.kind;
-        let Some(before) = self.store.get(&write.key()).cloned() else {
+        let Some(previous) = self.store.get(&write.key()).cloned() else {
             return Err(Failure::not_found(kind, &write.name));
         };
-        check_preconditions(write, &before, &options["preconditions"])?;
-        if kind.is("", "namespaces") && PROTECTED.contains(&&*write.name) {
+        check_preconditions(write, &previous, &options["preconditions"])?;
+        if kind.is("", "namespaces") && PROTECTED_NAMESPACES.contains(&&*write.name) {
             let cause = "this namespace may not be deleted";
             return Err(Failure::forbidden(kind, &write.name, cause));
         }
-        let mut next = (*before).clone();
-        add_policy(options, &mut next);
-        if !meta::is_terminating(&before) && is_crd(kind) {
+        let mut next = (*previous).clone();
+        add_policy_finalizer(options, &mut next);
+        if !meta::is_terminating(&previous) && is_crd(kind) {
             crate::crd::mark_deleted(&mut next, write.now);
         }
-        let waits = meta::finalizers(&next).next().is_some() || kind.is("", "namespaces");
-        if !waits {
+        let is_delayed = meta::finalizers(&next).next().is_some() || kind.is("", "namespaces");
+        if !is_delayed {
             if !write.dry_run {
                 self.commit(write, None);
             }
-            return Ok(Deleted::Gone(before));
+            return Ok(DeletionResult::Gone(previous));
         }
-        if meta::is_terminating(&before) && next == *before {
-            return Ok(Deleted::Remains(before));
+        if meta::is_terminating(&previous) && next == *previous {
+            return Ok(DeletionResult::Remains(previous));
         }
-        if !meta::is_terminating(&before) {
-            meta::set(&mut next, "deletionTimestamp", meta::seconds(write.now));
+        if !meta::is_terminating(&previous) {
+            meta::set(&mut next, "deletionTimestamp", meta::format_time(write.now));
             match kind.is("", "namespaces") {
                 true => next["status"]["phase"] = "Terminating".into(),
                 false => meta::set(&mut next, "deletionGracePeriodSeconds", 0),
             }
-            if let Some(generation) = before["metadata"]["generation"].as_u64() {
+            if let Some(generation) = previous["metadata"]["generation"].as_u64() {
                 meta::set(&mut next, "generation", generation + 1);
             }
         }
-        Ok(Deleted::Remains(match write.dry_run {
+        Ok(DeletionResult::Remains(match write.dry_run {
             true => Arc::new(next),
             false => self.commit(write, Some(next)),
         }))
@@ -334,24 +341,18 @@ impl ApiServer {
 
 /// Result of a DELETE.
 #[derive(Debug)]
-pub(crate) enum Deleted {
+pub(crate) enum DeletionResult {
     Gone(Arc<Value>),
     Remains(Arc<Value>),
-}
-
-impl Write {
-    fn applied_status(&self) -> bool {
-        self.subresource == "status"
-    }
 }
 
 pub(crate) fn is_crd(kind: &Kind) -> bool {
     kind.is("apiextensions.k8s.io", "customresourcedefinitions")
 }
 
-pub(crate) fn name_mismatch(found: &str, expected: &str) -> Box<Failure> {
+pub(crate) fn name_mismatch(name: &str, expected: &str) -> Box<Failure> {
     Failure::bad_request(format!(
-        "the name of the object ({found}) does not match the name on the URL ({expected})"
+        "the name of the object ({name}) does not match the name on the URL ({expected})"
     ))
 }
 
@@ -382,9 +383,9 @@ fn check_type(kind: &Kind, next: &Value) -> Outcome<()> {
     let (version, name) = (text("apiVersion"), text("kind"));
     let expected = kind.api_version();
     let undecodable = |problem: String| {
-        let found = version.rsplit('/').next().unwrap_or_default();
+        let short_version = version.rsplit('/').next().unwrap_or_default();
         Err(Failure::bad_request(format!(
-            "{name} in version {found:?} cannot be handled as a {}: {problem}",
+            "{name} in version {short_version:?} cannot be handled as a {}: {problem}",
             kind.kind
         )))
     };
@@ -431,17 +432,17 @@ pub(crate) fn decode(kind: &Kind, next: &mut Value) -> Outcome<Vec<String>> {
     next["apiVersion"] = kind.api_version().into();
     next["kind"] = kind.kind.as_str().into();
     let mut unknown = Vec::new();
-    let given = next["metadata"].clone();
+    let input = next["metadata"].clone();
     builtin::normalize_metadata(next).map_err(undecodable)?;
-    unknown_fields(&given, &next["metadata"], "metadata", &mut unknown);
+    unknown_fields(&input, &next["metadata"], "metadata", &mut unknown);
     if let Some(problem) = decoder::problem(kind, next) {
         return Err(undecodable(problem));
     }
     if let Some(normalize) = kind.normalize {
         let metadata = next["metadata"].take();
-        let typed = normalize(next).map_err(undecodable)?;
-        unknown_fields(next, &typed, "", &mut unknown);
-        *next = typed;
+        let normalized = normalize(next).map_err(undecodable)?;
+        unknown_fields(next, &normalized, "", &mut unknown);
+        *next = normalized;
         next["metadata"] = metadata;
     }
     if let Some(schema) = &kind.schema {
@@ -463,14 +464,14 @@ pub(crate) fn strict_problem(unknown: &[String]) -> String {
 }
 
 /// Collects the paths of the fields that the decoder has dropped.
-fn unknown_fields(given: &Value, decoded: &Value, path: &str, unknown: &mut Vec<String>) {
+fn unknown_fields(input: &Value, decoded: &Value, path: &str, unknown: &mut Vec<String>) {
     let join = |name: &str| match path {
         "" => name.to_owned(),
         path => format!("{path}.{name}"),
     };
-    match (given, decoded) {
-        (Value::Object(given), Value::Object(decoded)) => {
-            for (name, value) in given {
+    match (input, decoded) {
+        (Value::Object(input), Value::Object(decoded)) => {
+            for (name, value) in input {
                 let is_empty = match value {
                     Value::Null => true,
                     Value::Array(list) => list.is_empty(),
@@ -485,9 +486,9 @@ fn unknown_fields(given: &Value, decoded: &Value, path: &str, unknown: &mut Vec<
                 }
             }
         }
-        (Value::Array(given), Value::Array(decoded)) => {
-            for (index, (given, decoded)) in given.iter().zip(decoded).enumerate() {
-                unknown_fields(given, decoded, &format!("{path}[{index}]"), unknown);
+        (Value::Array(input), Value::Array(decoded)) => {
+            for (index, (input, decoded)) in input.iter().zip(decoded).enumerate() {
+                unknown_fields(input, decoded, &format!("{path}[{index}]"), unknown);
             }
         }
         _ => {}
@@ -495,50 +496,50 @@ fn unknown_fields(given: &Value, decoded: &Value, path: &str, unknown: &mut Vec<
 }
 
 /// Converts a decoded object to its stored form.
-fn store_form(kind: &Kind, next: &mut Value) {
+fn to_stored_form(kind: &Kind, next: &mut Value) {
     if kind.group == "events.k8s.io" {
-        crate::render::stored_event(next);
+        crate::render::to_stored_event(next);
     }
-    builtin::set_nulls(kind, next);
-    next["apiVersion"] = kind.stored_as.as_str().into();
+    builtin::add_empty_fields(kind, next);
+    next["apiVersion"] = kind.stored_api_version.as_str().into();
 }
 
 /// Restores the fields that the endpoint does not write.
-fn reset(write: &Write, before: &Value, next: &mut Value) {
+fn restore_read_only_fields(write: &Write, previous: &Value, next: &mut Value) {
     let managed = next["metadata"]["managedFields"].take();
     match write.subresource.as_str() {
         "" => {
-            for field in SYSTEM {
-                meta::copy(before, next, field);
+            for field in SYSTEM_METADATA {
+                meta::copy(previous, next, field);
             }
             meta::remove(next, "selfLink");
             if meta::text(next, "uid").is_empty() {
-                meta::copy(before, next, "uid");
+                meta::copy(previous, next, "uid");
             }
-            if write.kind.status {
-                meta::copy_top(before, next, "status");
+            if write.kind.has_status {
+                meta::copy_top_level(previous, next, "status");
             }
             if write.kind.is("", "namespaces") {
-                next["spec"] = before["spec"].clone();
+                next["spec"] = previous["spec"].clone();
             }
         }
         "finalize" => {
             let finalizers = next["spec"]["finalizers"].take();
-            *next = before.clone();
+            *next = previous.clone();
             next["spec"]["finalizers"] = finalizers;
         }
-        part => {
-            let written = next.get(part).cloned();
+        subresource => {
+            let value = next.get(subresource).cloned();
             let annotations = next["metadata"]["annotations"].take();
-            *next = before.clone();
+            *next = previous.clone();
             // The controller records the revision of a Deployment together with its status.
             if write.kind.is("apps", "deployments") && !annotations.is_null() {
                 meta::set(next, "annotations", annotations);
             }
             if let Some(map) = next.as_object_mut() {
-                match written {
-                    Some(written) => map.insert(part.to_owned(), written),
-                    None => map.remove(part),
+                match value {
+                    Some(value) => map.insert(subresource.to_owned(), value),
+                    None => map.remove(subresource),
                 };
             }
         }
@@ -549,44 +550,47 @@ fn reset(write: &Write, before: &Value, next: &mut Value) {
     }
 }
 
-fn wrong_uid(write: &Write, asked: &str, found: &str) -> Box<Failure> {
+fn uid_conflict(write: &Write, requested: &str, current: &str) -> Box<Failure> {
     let path = write.kind.etcd_path(&write.namespace, &write.name);
     let cause = format!(
         "StorageError: invalid object, Code: 4, Key: {path}, ResourceVersion: 0, AdditionalErrorMsg: \
-         Precondition failed: UID in precondition: {asked}, UID in object meta: {found}"
+         Precondition failed: UID in precondition: {requested}, UID in object meta: {current}"
     );
     Failure::conflict(&write.kind, &write.name, &cause)
 }
 
-fn check_preconditions(write: &Write, before: &Value, asked: &Value) -> Outcome<()> {
+fn check_preconditions(write: &Write, previous: &Value, requested: &Value) -> Outcome<()> {
     let (uid, version) = (
-        meta::text(before, "uid"),
-        meta::text(before, "resourceVersion"),
+        meta::text(previous, "uid"),
+        meta::text(previous, "resourceVersion"),
     );
-    let by_storage = write.kind.is("", "namespaces") || is_crd(&write.kind);
-    let storage = |what: &str, asked: &str, found: &str| {
+    let is_checked_by_storage = write.kind.is("", "namespaces") || is_crd(&write.kind);
+    let storage_conflict = |field: &str, requested: &str, current: &str| {
         let cause = format!(
-            "Precondition failed: {what} in precondition: {asked}, {what} in object meta: {found}"
+            "Precondition failed: {field} in precondition: {requested}, {field} in object meta: {current}"
         );
         Err(Failure::conflict(&write.kind, &write.name, &cause))
     };
-    if let Some(asked) = asked["uid"].as_str().filter(|asked| *asked != uid) {
-        if by_storage {
-            return storage("UID", asked, uid);
+    if let Some(requested) = requested["uid"]
+        .as_str()
+        .filter(|requested| *requested != uid)
+    {
+        if is_checked_by_storage {
+            return storage_conflict("UID", requested, uid);
         }
         let cause = format!(
-            "the UID in the precondition ({asked}) does not match the UID in record ({uid}). The object might have \
+            "the UID in the precondition ({requested}) does not match the UID in record ({uid}). The object might have \
              been deleted and then recreated"
         );
         return Err(Failure::precondition(&write.kind, &write.name, &cause));
     }
-    let differs = |asked: &&str| *asked != version;
-    if let Some(asked) = asked["resourceVersion"].as_str().filter(differs) {
-        if by_storage {
-            return storage("ResourceVersion", asked, version);
+    let differs = |requested: &&str| *requested != version;
+    if let Some(requested) = requested["resourceVersion"].as_str().filter(differs) {
+        if is_checked_by_storage {
+            return storage_conflict("ResourceVersion", requested, version);
         }
         let cause = format!(
-            "the ResourceVersion in the precondition ({asked}) does not match the ResourceVersion in record \
+            "the ResourceVersion in the precondition ({requested}) does not match the ResourceVersion in record \
              ({version}). The object might have been modified"
         );
         return Err(Failure::precondition(&write.kind, &write.name, &cause));
@@ -595,13 +599,13 @@ fn check_preconditions(write: &Write, before: &Value, asked: &Value) -> Outcome<
 }
 
 /// Adds the finalizer of the propagation policy.
-fn add_policy(options: &Value, next: &mut Value) {
+fn add_policy_finalizer(options: &Value, next: &mut Value) {
     let finalizer = match options["propagationPolicy"].as_str() {
         Some("Foreground") => "foregroundDeletion",
         Some("Orphan") => "orphan",
         _ => return,
     };
-    if meta::finalizers(next).any(|found| found == finalizer) {
+    if meta::finalizers(next).any(|known| known == finalizer) {
         return;
     }
     let mut finalizers: Vec<Value> = meta::finalizers(next).map(Value::from).collect();
@@ -609,34 +613,34 @@ fn add_policy(options: &Value, next: &mut Value) {
     meta::set(next, "finalizers", finalizers);
 }
 
-/// Whether the change increments the generation.
-fn has_changed(kind: &Kind, before: &Value, next: &Value) -> bool {
-    let differs = |ignored: &[&str]| {
-        let names = |object: &Value| -> Vec<(String, Value)> {
+/// Whether the change increments `metadata.generation`.
+fn increments_generation(kind: &Kind, previous: &Value, next: &Value) -> bool {
+    let has_changed_outside = |ignored: &[&str]| {
+        let fields = |object: &Value| -> Vec<(String, Value)> {
             let map = object.as_object().into_iter().flatten();
             let map = map.filter(|(name, _)| !ignored.contains(&name.as_str()));
             map.map(|(name, value)| (name.clone(), value.clone()))
                 .collect()
         };
-        names(before) != names(next)
+        fields(previous) != fields(next)
     };
     match kind.generation {
         Generation::None => false,
-        Generation::Spec => differs(&["metadata", "status", "apiVersion", "kind"]),
-        Generation::Content => differs(&["metadata", "apiVersion", "kind"]),
+        Generation::Spec => has_changed_outside(&["metadata", "status", "apiVersion", "kind"]),
+        Generation::Content => has_changed_outside(&["metadata", "apiVersion", "kind"]),
         Generation::SpecAndAnnotations => {
-            before["spec"] != next["spec"]
-                || before["metadata"]["annotations"] != next["metadata"]["annotations"]
+            previous["spec"] != next["spec"]
+                || previous["metadata"]["annotations"] != next["metadata"]["annotations"]
         }
     }
 }
 
 /// Whether nothing changed, except times of managed fields.
-fn is_same(before: &Value, next: &Value) -> bool {
-    if before == next {
+fn is_unchanged(previous: &Value, next: &Value) -> bool {
+    if previous == next {
         return true;
     }
-    let timeless = |object: &Value| {
+    let without_times = |object: &Value| {
         let mut object = object.clone();
         if let Some(managed) = object["metadata"]["managedFields"].as_array_mut() {
             for entry in managed.iter_mut().filter_map(Value::as_object_mut) {
@@ -645,17 +649,17 @@ fn is_same(before: &Value, next: &Value) -> bool {
         }
         object
     };
-    let content = |object: &Value| object.as_object().map(serde_json::Map::len);
-    content(before) == content(next) && timeless(before) == timeless(next)
+    let field_count = |object: &Value| object.as_object().map(serde_json::Map::len);
+    field_count(previous) == field_count(next) && without_times(previous) == without_times(next)
 }
 
 /// Whether a terminating object has lost its last finalizer.
-fn is_released(object: &Value) -> bool {
-    let holds = meta::finalizers(object).next().is_some();
+fn is_ready_for_removal(object: &Value) -> bool {
+    let has_finalizers = meta::finalizers(object).next().is_some();
     let is_namespace = object["kind"] == "Namespace" && object["apiVersion"] == "v1";
-    let content = is_namespace
+    let has_content_finalizer = is_namespace
         && meta::strings(&object["spec"]["finalizers"])
             .next()
             .is_some();
-    meta::is_terminating(object) && !holds && !content
+    meta::is_terminating(object) && !has_finalizers && !has_content_finalizer
 }

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use crate::managed;
 use crate::meta;
 use crate::objects::{self, Write};
-use crate::request::{Call, go_error, go_type};
+use crate::request::{ApiRequest, go_error, go_type};
 use crate::server::ApiServer;
 use crate::status::{Cause, Failure, Outcome};
 
@@ -32,9 +32,9 @@ pub(crate) fn merge(target: &mut Value, patch: &Value) {
     }
 }
 
-fn check_patch_options(call: &Call<'_>) -> Outcome<()> {
-    let is_apply = call.content.starts_with("application/apply-patch");
-    if !is_apply && !call.query.get("force").is_empty() {
+fn check_patch_options(request: &ApiRequest<'_>) -> Outcome<()> {
+    let is_apply = request.content_type.starts_with("application/apply-patch");
+    if !is_apply && !request.query.get("force").is_empty() {
         let cause = Cause::forbidden("force", "may not be specified for non-apply patch");
         return Err(Failure::invalid_options("PatchOptions", &[cause]));
     }
@@ -42,12 +42,21 @@ fn check_patch_options(call: &Call<'_>) -> Outcome<()> {
 }
 
 impl ApiServer {
-    pub(crate) fn patch(&mut self, call: &Call<'_>, write: Write) -> Outcome<(Arc<Value>, u16)> {
-        check_patch_options(call)?;
-        let content = call.content.split(';').next().unwrap_or_default().trim();
-        match content {
-            "application/merge-patch+json" => self.merge_patch(call, &write),
-            "application/apply-patch+yaml" => self.apply_patch(call, write),
+    pub(crate) fn patch(
+        &mut self,
+        request: &ApiRequest<'_>,
+        write: Write,
+    ) -> Outcome<(Arc<Value>, u16)> {
+        check_patch_options(request)?;
+        let content_type = request
+            .content_type
+            .split(';')
+            .next()
+            .unwrap_or_default()
+            .trim();
+        match content_type {
+            "application/merge-patch+json" => self.merge_patch(request, &write),
+            "application/apply-patch+yaml" => self.apply_patch(request, write),
             "application/json-patch+json" => Err(Failure::not_modelled("JSON patches")),
             "application/strategic-merge-patch+json" if !write.kind.is_custom() => {
                 Err(Failure::not_modelled("strategic merge patches"))
@@ -56,8 +65,12 @@ impl ApiServer {
         }
     }
 
-    fn merge_patch(&mut self, call: &Call<'_>, write: &Write) -> Outcome<(Arc<Value>, u16)> {
-        let patch: Value = serde_json::from_slice(call.body).map_err(|error| {
+    fn merge_patch(
+        &mut self,
+        request: &ApiRequest<'_>,
+        write: &Write,
+    ) -> Outcome<(Arc<Value>, u16)> {
+        let patch: Value = serde_json::from_slice(request.body).map_err(|error| {
             Failure::bad_request(format!("error decoding patch: {}", go_error(&error)))
         })?;
         if !patch.is_object() {
@@ -67,12 +80,12 @@ impl ApiServer {
             );
             return Err(Failure::bad_request(problem));
         }
-        let Some(before) = self.store.get(&write.key()).cloned() else {
+        let Some(previous) = self.store.get(&write.key()).cloned() else {
             return Err(Failure::not_found(&write.kind, &write.name));
         };
-        let mut next = (*before).clone();
+        let mut next = (*previous).clone();
         if write.kind.group == "events.k8s.io" {
-            crate::render::served_event(&mut next);
+            crate::render::to_served_event(&mut next);
         }
         next["apiVersion"] = write.kind.api_version().into();
         merge(&mut next, &patch);
@@ -83,23 +96,27 @@ impl ApiServer {
             let problem = text.split_once(": ").map_or(text, |(_, problem)| problem);
             Failure::undecodable_patch(&next, problem)
         })?;
-        if write.validation == "Strict" && !unknown.is_empty() {
+        if write.field_validation == "Strict" && !unknown.is_empty() {
             let problem = objects::strict_problem(&unknown);
             return Err(Failure::undecodable_patch(&next, &problem));
         }
-        Ok((self.update(write, &before, next)?, 200))
+        Ok((self.update(write, &previous, next)?, 200))
     }
 
-    fn apply_patch(&mut self, call: &Call<'_>, mut write: Write) -> Outcome<(Arc<Value>, u16)> {
-        if call.query.get("fieldManager").is_empty() {
+    fn apply_patch(
+        &mut self,
+        request: &ApiRequest<'_>,
+        mut write: Write,
+    ) -> Outcome<(Arc<Value>, u16)> {
+        if request.query.get("fieldManager").is_empty() {
             let cause = Cause::required("fieldManager", "is required for apply patch");
             return Err(Failure::invalid_options("PatchOptions", &[cause]));
         }
-        let configuration = call.json()?;
+        let configuration = request.configuration()?;
         check_configuration(&write, &configuration)?;
-        write.applied = true;
+        write.is_apply = true;
         let live = self.store.get(&write.key()).cloned();
-        let force = call.query.is_true("force");
+        let force = request.query.is_true("force");
         let uid = meta::text(&configuration, "uid");
         if live.is_none() && !uid.is_empty() {
             let cause = format!(

@@ -9,12 +9,12 @@ use crate::resources::Kind;
 
 /// An object in the form of a response.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Rendered<'a> {
+pub(crate) struct RenderedObject<'a> {
     pub(crate) object: &'a Value,
     pub(crate) kind: &'a Kind,
     pub(crate) view: View,
     /// Whether the object is an item of a list of a built-in kind, without `kind` and `apiVersion`.
-    pub(crate) bare: bool,
+    pub(crate) omits_type: bool,
     /// Replaces the object's version in the event of its deletion.
     pub(crate) version: Option<u64>,
 }
@@ -30,13 +30,13 @@ const EVENT_FIELDS: [(&str, &str); 7] = [
     ("reportingComponent", "reportingController"),
 ];
 
-fn event_field(stored: &str) -> &str {
-    let found = EVENT_FIELDS.iter().find(|(name, _)| *name == stored);
-    found.map_or(stored, |(_, name)| name)
+fn served_field(stored: &str) -> &str {
+    let field = EVENT_FIELDS.iter().find(|(name, _)| *name == stored);
+    field.map_or(stored, |(_, name)| name)
 }
 
 /// Renames the fields of an Event from `events.k8s.io/v1` to the form of the store.
-pub(crate) fn stored_event(object: &mut Value) {
+pub(crate) fn to_stored_event(object: &mut Value) {
     if let Some(map) = object.as_object_mut() {
         for (stored, name) in EVENT_FIELDS {
             if let Some(value) = map.remove(name) {
@@ -47,7 +47,7 @@ pub(crate) fn stored_event(object: &mut Value) {
 }
 
 /// Renames the fields of an Event from the form of the store to `events.k8s.io/v1`.
-pub(crate) fn served_event(object: &mut Value) {
+pub(crate) fn to_served_event(object: &mut Value) {
     if let Some(map) = object.as_object_mut() {
         for (stored, name) in EVENT_FIELDS {
             if let Some(value) = map.remove(stored) {
@@ -57,12 +57,12 @@ pub(crate) fn served_event(object: &mut Value) {
     }
 }
 
-struct Metadata<'a> {
+struct RenderedMetadata<'a> {
     map: &'a Value,
     version: Option<u64>,
 }
 
-impl Serialize for Metadata<'_> {
+impl Serialize for RenderedMetadata<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let (Some(version), Some(map)) = (self.version, self.map.as_object()) else {
             return self.map.serialize(serializer);
@@ -78,43 +78,43 @@ impl Serialize for Metadata<'_> {
     }
 }
 
-impl Serialize for Rendered<'_> {
+impl Serialize for RenderedObject<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut out = serializer.serialize_map(None)?;
-        let metadata = Metadata {
+        let mut map = serializer.serialize_map(None)?;
+        let metadata = RenderedMetadata {
             map: &self.object["metadata"],
             version: self.version,
         };
         if self.view == View::Metadata {
-            out.serialize_entry("kind", "PartialObjectMetadata")?;
-            out.serialize_entry("apiVersion", "meta.k8s.io/v1")?;
-            out.serialize_entry("metadata", &metadata)?;
-            return out.end();
+            map.serialize_entry("kind", "PartialObjectMetadata")?;
+            map.serialize_entry("apiVersion", "meta.k8s.io/v1")?;
+            map.serialize_entry("metadata", &metadata)?;
+            return map.end();
         }
-        if !self.bare {
-            out.serialize_entry("kind", &self.kind.kind)?;
-            out.serialize_entry("apiVersion", &self.kind.api_version())?;
+        if !self.omits_type {
+            map.serialize_entry("kind", &self.kind.kind)?;
+            map.serialize_entry("apiVersion", &self.kind.api_version())?;
         }
-        let renamed = self.kind.group == "events.k8s.io";
+        let is_new_event = self.kind.group == "events.k8s.io";
         for (name, value) in self.object.as_object().into_iter().flatten() {
             match name.as_str() {
                 "kind" | "apiVersion" => {}
-                "metadata" => out.serialize_entry(name, &metadata)?,
-                name if renamed => out.serialize_entry(event_field(name), value)?,
-                name => out.serialize_entry(name, value)?,
+                "metadata" => map.serialize_entry(name, &metadata)?,
+                name if is_new_event => map.serialize_entry(served_field(name), value)?,
+                name => map.serialize_entry(name, value)?,
             }
         }
-        out.end()
+        map.end()
     }
 }
 
 /// Writes a value, which cannot fail for JSON in memory.
-pub(crate) fn bytes(value: &impl Serialize) -> Bytes {
+pub(crate) fn json_bytes(value: &impl Serialize) -> Bytes {
     serde_json::to_vec(value).unwrap_or_default().into()
 }
 
 /// A watch event.
-pub(crate) fn event(kind: &'static str, object: &impl Serialize) -> Bytes {
+pub(crate) fn watch_event(kind: &'static str, object: &impl Serialize) -> Bytes {
     #[derive(serde::Serialize)]
     struct Event<'a, T> {
         r#type: &'static str,
@@ -124,11 +124,11 @@ pub(crate) fn event(kind: &'static str, object: &impl Serialize) -> Bytes {
         r#type: kind,
         object,
     };
-    line(&event)
+    json_line(&event)
 }
 
 /// Writes a value as one line.
-pub(crate) fn line(value: &impl Serialize) -> Bytes {
+pub(crate) fn json_line(value: &impl Serialize) -> Bytes {
     let mut line = serde_json::to_vec(value).unwrap_or_default();
     line.push(b'\n');
     line.into()

@@ -16,15 +16,15 @@ pub(crate) enum View {
 
 /// A request in parsed form.
 #[derive(Debug)]
-pub(crate) struct Call<'a> {
+pub(crate) struct ApiRequest<'a> {
     pub(crate) now: Timestamp,
     pub(crate) method: &'a Method,
     pub(crate) path: &'a str,
     pub(crate) segments: Vec<&'a str>,
     pub(crate) query: Query,
     pub(crate) accept: &'a str,
-    pub(crate) content: &'a str,
-    pub(crate) agent: &'a str,
+    pub(crate) content_type: &'a str,
+    pub(crate) user_agent: &'a str,
     pub(crate) body: &'a Bytes,
 }
 
@@ -36,15 +36,15 @@ impl Query {
         let pairs = query.split('&').filter(|pair| !pair.is_empty());
         let pairs = pairs.map(|pair| {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-            (decoded(name), decoded(value))
+            (percent_decode(name), percent_decode(value))
         });
         Self(pairs.collect())
     }
 
     /// Returns a parameter, or an empty string.
     pub(crate) fn get(&self, name: &str) -> &str {
-        let found = self.0.iter().find(|(key, _)| key == name);
-        found.map_or("", |(_, value)| value)
+        let parameter = self.0.iter().find(|(key, _)| key == name);
+        parameter.map_or("", |(_, value)| value)
     }
 
     pub(crate) fn is_true(&self, name: &str) -> bool {
@@ -63,7 +63,7 @@ impl Query {
     }
 }
 
-fn decoded(text: &str) -> String {
+fn percent_decode(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
     while let Some(byte) = rest.next() {
@@ -83,12 +83,12 @@ fn decoded(text: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-fn text(headers: &HeaderMap, name: header::HeaderName) -> &str {
+fn header_text(headers: &HeaderMap, name: header::HeaderName) -> &str {
     let value = headers.get(name).and_then(|value| value.to_str().ok());
     value.unwrap_or_default()
 }
 
-impl<'a> Call<'a> {
+impl<'a> ApiRequest<'a> {
     pub(crate) fn parse(now: Timestamp, request: &'a Request<Bytes>) -> Self {
         let path = request.uri().path();
         let headers = request.headers();
@@ -98,16 +98,16 @@ impl<'a> Call<'a> {
             path,
             segments: path.split('/').filter(|part| !part.is_empty()).collect(),
             query: Query::parse(request.uri().query().unwrap_or_default()),
-            accept: text(headers, header::ACCEPT),
-            content: text(headers, header::CONTENT_TYPE),
-            agent: text(headers, header::USER_AGENT),
+            accept: header_text(headers, header::ACCEPT),
+            content_type: header_text(headers, header::CONTENT_TYPE),
+            user_agent: header_text(headers, header::USER_AGENT),
             body: request.body(),
         }
     }
 
     /// Returns the view of one object.
     pub(crate) fn view(&self) -> Outcome<View> {
-        match self.preferred()? {
+        match self.preferred_view()? {
             (_, "PartialObjectMetadataList") => {
                 Err(Failure::not_modelled("one object as a list of metadata"))
             }
@@ -117,7 +117,7 @@ impl<'a> Call<'a> {
 
     /// Returns the view of a list.
     pub(crate) fn list_view(&self, list: &str) -> Outcome<View> {
-        match self.preferred()? {
+        match self.preferred_view()? {
             (_, "PartialObjectMetadata") => {
                 let message = format!(
                     "you requested PartialObjectMetadata, but the requested object is a list (*core.{list})"
@@ -130,20 +130,23 @@ impl<'a> Call<'a> {
 
     /// Returns the view of a watch, which sends single objects.
     pub(crate) fn watch_view(&self) -> Outcome<View> {
-        self.preferred().map(|(view, _)| view)
+        self.preferred_view().map(|(view, _)| view)
     }
 
-    fn preferred(&self) -> Outcome<(View, &str)> {
+    fn preferred_view(&self) -> Outcome<(View, &str)> {
         for accepted in self.accept.split(',').map(str::trim) {
-            let mut parts = accepted.split(';').map(str::trim);
-            let kind = parts.next().unwrap_or_default();
-            if !matches!(kind, "" | "*/*" | "application/*" | "application/json") {
+            let mut parameters = accepted.split(';').map(str::trim);
+            let media_type = parameters.next().unwrap_or_default();
+            if !matches!(
+                media_type,
+                "" | "*/*" | "application/*" | "application/json"
+            ) {
                 continue;
             }
-            match parts.find_map(|part| part.strip_prefix("as=")) {
+            match parameters.find_map(|part| part.strip_prefix("as=")) {
                 None => return Ok((View::Full, "")),
-                Some(form @ ("PartialObjectMetadata" | "PartialObjectMetadataList")) => {
-                    return Ok((View::Metadata, form));
+                Some(metadata_form @ ("PartialObjectMetadata" | "PartialObjectMetadataList")) => {
+                    return Ok((View::Metadata, metadata_form));
                 }
                 Some(_) => {}
             }
@@ -159,13 +162,13 @@ impl<'a> Call<'a> {
     }
 
     /// Returns the body of an apply patch.
-    pub(crate) fn json(&self) -> Outcome<Value> {
+    pub(crate) fn configuration(&self) -> Outcome<Value> {
         serde_json::from_slice(self.body)
             .map_err(|_| Failure::not_modelled("apply patches in YAML that is not JSON"))
     }
 
     /// Returns the body of a POST or PUT.
-    pub(crate) fn object(&self, kind: &str) -> Outcome<Value> {
+    pub(crate) fn parse_object(&self, kind: &str) -> Outcome<Value> {
         self.parse_body().map_err(|problem| {
             Failure::bad_request(format!(
                 "the object provided is unrecognized (must be of type {kind}): {problem}"
@@ -174,7 +177,7 @@ impl<'a> Call<'a> {
     }
 
     /// Returns the body of a DELETE.
-    pub(crate) fn delete_options(&self) -> Outcome<Value> {
+    pub(crate) fn parse_delete_options(&self) -> Outcome<Value> {
         if self.body.is_empty() {
             return Ok(Value::Object(serde_json::Map::new()));
         }
@@ -198,30 +201,35 @@ impl<'a> Call<'a> {
     fn parse_body(&self) -> Result<Value, String> {
         let prefix = "couldn't get version/kind; json parse error:";
         let value: Value = serde_json::from_slice(self.body).map_err(|error| {
-            let shown = match self.body.is_empty() {
+            let body = match self.body.is_empty() {
                 true => "<empty>".into(),
                 false => String::from_utf8_lossy(self.body),
             };
-            format!("{prefix} {} ({shown})", go_error(&error))
+            format!("{prefix} {} ({body})", go_error(&error))
         })?;
         if value.is_object() {
             return Ok(value);
         }
-        let shown: String = self.body.iter().map(|byte| format!("{byte:02x}")).collect();
-        let target = r#"struct { APIVersion string "json:\"apiVersion,omitempty\""; Kind string "json:\"kind,omitempty\"" }"#;
+        let body: String = self.body.iter().map(|byte| format!("{byte:02x}")).collect();
+        let go_target = r#"struct { APIVersion string "json:\"apiVersion,omitempty\""; Kind string "json:\"kind,omitempty\"" }"#;
         Err(format!(
-            "{prefix} json: cannot unmarshal {} into Go value of type {target} ({shown})",
+            "{prefix} json: cannot unmarshal {} into Go value of type {go_target} ({body})",
             go_type(&value)
         ))
     }
 
     /// Fails for a media type that the model doesn't read.
-    pub(crate) fn check_content(&self) -> Outcome<()> {
-        let content = self.content.split(';').next().unwrap_or_default().trim();
-        match content {
+    pub(crate) fn check_content_type(&self) -> Outcome<()> {
+        let content_type = self
+            .content_type
+            .split(';')
+            .next()
+            .unwrap_or_default()
+            .trim();
+        match content_type {
             "" | "application/json" => Ok(()),
             "application/yaml" | "application/vnd.kubernetes.protobuf" | "application/cbor" => Err(
-                Failure::not_modelled(format_args!("bodies of the type {content:?}")),
+                Failure::not_modelled(format_args!("bodies of the type {content_type:?}")),
             ),
             _ => Err(Failure::unsupported_media_type(
                 "application/json, application/yaml, application/vnd.kubernetes.protobuf",
@@ -231,10 +239,10 @@ impl<'a> Call<'a> {
 
     /// Checks the parameters of a write. `options` is the name of their type.
     pub(crate) fn check_options(&self, options: &str) -> Outcome<()> {
-        let unsupported = |field: &str, found: String, supported: &str| {
+        let unsupported = |field: &str, value: String, supported: &str| {
             let cause = Cause {
                 reason: "FieldValueNotSupported",
-                message: format!("Unsupported value: {found}: supported values: {supported}"),
+                message: format!("Unsupported value: {value}: supported values: {supported}"),
                 field: field.to_owned(),
             };
             Err(Failure::invalid_options(options, &[cause]))
@@ -274,11 +282,11 @@ impl<'a> Call<'a> {
     }
 
     /// Returns the field manager: the parameter, or the first part of the user agent.
-    pub(crate) fn manager(&self) -> String {
-        let agent = self.agent.split('/').next().unwrap_or_default();
+    pub(crate) fn field_manager(&self) -> String {
+        let product = self.user_agent.split('/').next().unwrap_or_default();
         let manager = match self.query.get("fieldManager") {
-            "" if agent.is_empty() => "unknown",
-            "" => agent,
+            "" if product.is_empty() => "unknown",
+            "" => product,
             manager => manager,
         };
         manager.chars().take(128).collect()

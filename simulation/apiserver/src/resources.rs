@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::builtin;
 use crate::fields;
 use crate::managed;
-use crate::schema::Schema;
+use crate::schema::StructuralSchema;
 use crate::server::Key;
 
 /// Which changes increment `metadata.generation`.
@@ -36,27 +36,27 @@ pub(crate) struct Kind {
     pub(crate) resource: String,
     pub(crate) singular: String,
     pub(crate) kind: String,
-    pub(crate) list: String,
+    pub(crate) list_kind: String,
     pub(crate) namespaced: bool,
     /// Whether there is a subresource `status`.
-    pub(crate) status: bool,
+    pub(crate) has_status: bool,
     pub(crate) generation: Generation,
     /// Whether an update without `resourceVersion` is allowed.
-    pub(crate) unconditional: bool,
+    pub(crate) allows_unconditional_update: bool,
     /// Whether a PUT creates a missing object.
     pub(crate) create_on_update: bool,
     /// Folder of the objects in etcd, which some messages contain.
-    pub(crate) folder: String,
-    pub(crate) short: Vec<String>,
+    pub(crate) etcd_folder: String,
+    pub(crate) short_names: Vec<String>,
     pub(crate) categories: Vec<String>,
     /// Converts an object to the form of its type.
     pub(crate) normalize: Option<Normalize>,
     /// Types of the fields, for field managers.
     pub(crate) fields: Option<fields::Schema>,
     /// Schema of a custom resource.
-    pub(crate) schema: Option<Arc<Schema>>,
+    pub(crate) schema: Option<Arc<StructuralSchema>>,
     /// `apiVersion` of stored objects.
-    pub(crate) stored_as: String,
+    pub(crate) stored_api_version: String,
 }
 
 impl Kind {
@@ -68,7 +68,7 @@ impl Kind {
     }
 
     /// Returns the resource with its group, such as `tenants.mesh.openkcm.io`.
-    pub(crate) fn qualified(&self) -> String {
+    pub(crate) fn group_resource(&self) -> String {
         match self.group.as_str() {
             "" => self.resource.clone(),
             group => format!("{}.{group}", self.resource),
@@ -103,8 +103,8 @@ impl Kind {
     /// Returns the object's path in etcd.
     pub(crate) fn etcd_path(&self, namespace: &str, name: &str) -> String {
         match namespace {
-            "" => format!("/registry/{}/{name}", self.folder),
-            namespace => format!("/registry/{}/{namespace}/{name}", self.folder),
+            "" => format!("/registry/{}/{name}", self.etcd_folder),
+            namespace => format!("/registry/{}/{namespace}/{name}", self.etcd_folder),
         }
     }
 
@@ -120,7 +120,7 @@ impl Kind {
     }
 
     pub(crate) fn has_field_selector(&self, field: &str) -> bool {
-        let own: &[&str] = match (self.group.as_str(), self.resource.as_str()) {
+        let selectable: &[&str] = match (self.group.as_str(), self.resource.as_str()) {
             ("", "secrets") => &["type"],
             ("", "pods") => &["spec.nodeName", "status.phase"],
             ("", "namespaces") => &["status.phase"],
@@ -136,7 +136,7 @@ impl Kind {
         };
         field == "metadata.name"
             || (field == "metadata.namespace" && self.namespaced)
-            || own.contains(&field)
+            || selectable.contains(&field)
     }
 }
 
@@ -157,7 +157,7 @@ impl Kinds {
     }
 
     pub(crate) fn serve(&mut self, mut kind: Kind) {
-        kind.fields = managed::fields_of(&kind);
+        kind.fields = managed::field_schema(&kind);
         let key = (
             kind.group.clone(),
             kind.version.clone(),
@@ -178,9 +178,9 @@ impl Kinds {
     }
 
     /// Returns the kind of stored objects.
-    pub(crate) fn of(&self, key: &Key) -> Option<&Arc<Kind>> {
-        let of_resource = |kind: &&Arc<Kind>| kind.is(&key.group, &key.resource);
-        self.served.values().find(of_resource)
+    pub(crate) fn for_key(&self, key: &Key) -> Option<&Arc<Kind>> {
+        let mut kinds = self.served.values();
+        kinds.find(|kind| kind.is(&key.group, &key.resource))
     }
 
     pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<Kind>> {

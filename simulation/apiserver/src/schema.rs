@@ -9,12 +9,12 @@ use crate::status::Cause;
 
 /// A structural schema with its compiled patterns.
 #[derive(Debug)]
-pub(crate) struct Schema {
+pub(crate) struct StructuralSchema {
     root: Value,
     patterns: BTreeMap<String, Regex>,
 }
 
-impl Schema {
+impl StructuralSchema {
     pub(crate) fn new(root: Value) -> Self {
         let mut patterns = BTreeMap::new();
         collect_patterns(&root, &mut patterns);
@@ -67,13 +67,13 @@ impl Schema {
         if value.is_null() && schema["nullable"] == true {
             return;
         }
-        if let Some(expected) = wrong_type(schema, value) {
-            if wrong_format(schema, value, path, causes) {
+        if let Some(expected) = expected_type_if_wrong(schema, value) {
+            if report_wrong_format(schema, value, path, causes) {
                 return;
             }
-            let found = type_of(value);
-            let problem = format!("{path} in body must be of type {expected}: {found:?}");
-            let mut cause = Cause::invalid(shown(path), &found.into(), &problem);
+            let actual = type_of(value);
+            let problem = format!("{path} in body must be of type {expected}: {actual:?}");
+            let mut cause = Cause::invalid(path_or_nil(path), &actual.into(), &problem);
             cause.reason = "FieldValueTypeInvalid";
             causes.push(cause);
             self.validate_enum(schema, value, path, causes);
@@ -83,8 +83,8 @@ impl Schema {
         match value {
             Value::Object(map) => self.validate_map(schema, map, path, causes),
             Value::Array(list) => {
-                too_many(schema, "maxItems", list.len(), path, causes);
-                duplicates(schema, list, path, causes);
+                check_count(schema, "maxItems", list.len(), path, causes);
+                check_duplicates(schema, list, path, causes);
                 if !schema["items"].is_null() {
                     for (index, item) in list.iter().enumerate() {
                         let path = format!("{path}[{index}]");
@@ -94,18 +94,19 @@ impl Schema {
             }
             Value::String(text) => self.validate_text(schema, text, path, causes),
             Value::Number(number) => {
-                if let (Some(least), Some(found)) = (schema["minimum"].as_f64(), number.as_f64())
-                    && found < least
+                if let (Some(minimum), Some(number)) = (schema["minimum"].as_f64(), number.as_f64())
+                    && number < minimum
                 {
                     let problem =
-                        format!("{path} in body should be greater than or equal to {least}");
-                    causes.push(Cause::invalid(shown(path), value, &problem));
+                        format!("{path} in body should be greater than or equal to {minimum}");
+                    causes.push(Cause::invalid(path_or_nil(path), value, &problem));
                 }
-                if let (Some(most), Some(found)) = (schema["maximum"].as_f64(), number.as_f64())
-                    && found > most
+                if let (Some(maximum), Some(number)) = (schema["maximum"].as_f64(), number.as_f64())
+                    && number > maximum
                 {
-                    let problem = format!("{path} in body should be less than or equal to {most}");
-                    causes.push(Cause::invalid(shown(path), value, &problem));
+                    let problem =
+                        format!("{path} in body should be less than or equal to {maximum}");
+                    causes.push(Cause::invalid(path_or_nil(path), value, &problem));
                 }
             }
             _ => {}
@@ -124,7 +125,7 @@ impl Schema {
                     "Unsupported value: {value}: supported values: {}",
                     allowed.join(", ")
                 ),
-                field: shown(path),
+                field: path_or_nil(path),
             });
         }
     }
@@ -136,17 +137,17 @@ impl Schema {
         path: &str,
         causes: &mut Vec<Cause>,
     ) {
-        too_many(schema, "maxProperties", map.len(), path, causes);
+        check_count(schema, "maxProperties", map.len(), path, causes);
         for field in crate::meta::strings(&schema["required"]) {
             if !map.contains_key(field) {
                 causes.push(Cause::required(join(path, field), ""));
             }
         }
         for (name, value) in map {
-            let known = &schema["properties"][name];
-            let schema = match known {
+            let property = &schema["properties"][name];
+            let schema = match property {
                 Value::Null => &schema["additionalProperties"],
-                known => known,
+                property => property,
             };
             if schema.is_object() {
                 self.validate(schema, value, &join(path, name), causes);
@@ -156,27 +157,27 @@ impl Schema {
 
     fn validate_text(&self, schema: &Value, text: &str, path: &str, causes: &mut Vec<Cause>) {
         let length = text.chars().count();
-        if let Some(most) = schema["maxLength"].as_u64()
-            && length as u64 > most
+        if let Some(maximum) = schema["maxLength"].as_u64()
+            && length as u64 > maximum
         {
             causes.push(Cause {
                 reason: "FieldValueTooLong",
-                message: format!("Too long: may not be more than {most} bytes"),
-                field: shown(path),
+                message: format!("Too long: may not be more than {maximum} bytes"),
+                field: path_or_nil(path),
             });
         }
-        if let Some(least) = schema["minLength"].as_u64()
-            && (length as u64) < least
+        if let Some(minimum) = schema["minLength"].as_u64()
+            && (length as u64) < minimum
         {
-            let problem = format!("{path} in body should be at least {least} chars long");
-            causes.push(Cause::invalid(shown(path), &text.into(), &problem));
+            let problem = format!("{path} in body should be at least {minimum} chars long");
+            causes.push(Cause::invalid(path_or_nil(path), &text.into(), &problem));
         }
         if let Some(pattern) = schema["pattern"].as_str()
-            && let Some(compiled) = self.patterns.get(pattern)
-            && !compiled.is_match(text)
+            && let Some(regex) = self.patterns.get(pattern)
+            && !regex.is_match(text)
         {
             let problem = format!("{path} in body should match '{pattern}'");
-            causes.push(Cause::invalid(shown(path), &text.into(), &problem));
+            causes.push(Cause::invalid(path_or_nil(path), &text.into(), &problem));
         }
     }
 }
@@ -190,9 +191,9 @@ fn collect_patterns(schema: &Value, patterns: &mut BTreeMap<String, Regex>) {
     for (_, schema) in schema["properties"].as_object().into_iter().flatten() {
         collect_patterns(schema, patterns);
     }
-    for inner in ["items", "additionalProperties"] {
-        if schema[inner].is_object() {
-            collect_patterns(&schema[inner], patterns);
+    for field in ["items", "additionalProperties"] {
+        if schema[field].is_object() {
+            collect_patterns(&schema[field], patterns);
         }
     }
 }
@@ -204,7 +205,7 @@ fn join(path: &str, field: &str) -> String {
     }
 }
 
-fn shown(path: &str) -> String {
+fn path_or_nil(path: &str) -> String {
     match path {
         "" => "<nil>".to_owned(),
         path => path.to_owned(),
@@ -224,19 +225,19 @@ fn type_of(value: &Value) -> &'static str {
 }
 
 /// Returns the expected type if the value has another one.
-fn wrong_type<'a>(schema: &'a Value, value: &Value) -> Option<&'a str> {
+fn expected_type_if_wrong<'a>(schema: &'a Value, value: &Value) -> Option<&'a str> {
     let expected = schema["type"].as_str()?;
-    let found = type_of(value);
+    let actual = type_of(value);
     let fits = match expected {
         _ if schema["x-kubernetes-int-or-string"] == true => true,
-        "number" => matches!(found, "number" | "integer"),
-        expected => expected == found,
+        "number" => matches!(actual, "number" | "integer"),
+        expected => expected == actual,
     };
     (!fits).then_some(expected)
 }
 
 /// Adds the causes for a fraction in an integer with a format.
-fn wrong_format(schema: &Value, value: &Value, path: &str, causes: &mut Vec<Cause>) -> bool {
+fn report_wrong_format(schema: &Value, value: &Value, path: &str, causes: &mut Vec<Cause>) -> bool {
     let format = schema["format"]
         .as_str()
         .filter(|_| schema["type"] == "integer");
@@ -248,27 +249,27 @@ fn wrong_format(schema: &Value, value: &Value, path: &str, causes: &mut Vec<Caus
         message: format!(
             "Invalid value: \"float64\": {path} in body must be of type {format}: \"float64\""
         ),
-        field: shown(path),
+        field: path_or_nil(path),
     });
     let problem = format!("Checked value must be of type integer with format {format} in {path}");
-    causes.push(Cause::invalid(shown(""), &"".into(), &problem));
+    causes.push(Cause::invalid(path_or_nil(""), &"".into(), &problem));
     true
 }
 
-fn too_many(schema: &Value, limit: &str, found: usize, path: &str, causes: &mut Vec<Cause>) {
-    if let Some(most) = schema[limit].as_u64()
-        && found as u64 > most
+fn check_count(schema: &Value, limit: &str, count: usize, path: &str, causes: &mut Vec<Cause>) {
+    if let Some(maximum) = schema[limit].as_u64()
+        && count as u64 > maximum
     {
         causes.push(Cause {
             reason: "FieldValueTooMany",
-            message: format!("Too many: {found}: must have at most {most} items"),
-            field: shown(path),
+            message: format!("Too many: {count}: must have at most {maximum} items"),
+            field: path_or_nil(path),
         });
     }
 }
 
 /// Adds the duplicates in a list that is a set or a map.
-fn duplicates(schema: &Value, list: &[Value], path: &str, causes: &mut Vec<Cause>) {
+fn check_duplicates(schema: &Value, list: &[Value], path: &str, causes: &mut Vec<Cause>) {
     let keys: Vec<&str> = crate::meta::strings(&schema["x-kubernetes-list-map-keys"]).collect();
     let identity = |item: &Value| match schema["x-kubernetes-list-type"].as_str() {
         Some("set") => Some(item.clone()),
@@ -280,40 +281,41 @@ fn duplicates(schema: &Value, list: &[Value], path: &str, causes: &mut Vec<Cause
         }
         _ => None,
     };
-    let mut known: Vec<Value> = Vec::new();
+    let mut identities: Vec<Value> = Vec::new();
     for (index, item) in list.iter().enumerate() {
         let Some(identity) = identity(item) else {
             return;
         };
-        if known.contains(&identity) {
+        if identities.contains(&identity) {
             causes.push(Cause {
                 reason: "FieldValueDuplicate",
                 message: format!("Duplicate value: {identity}"),
                 field: format!("{path}[{index}]"),
             });
         }
-        known.push(identity);
+        identities.push(identity);
     }
 }
 
 fn prune(schema: &Value, value: &mut Value, path: &str, dropped: &mut Vec<String>) {
     match value {
         Value::Object(map) => {
-            let any = &schema["additionalProperties"];
-            let keeps = schema["x-kubernetes-preserve-unknown-fields"] == true || *any == true;
-            let embedded = schema["x-kubernetes-embedded-resource"] == true;
+            let additional = &schema["additionalProperties"];
+            let preserves_unknown =
+                schema["x-kubernetes-preserve-unknown-fields"] == true || *additional == true;
+            let is_embedded = schema["x-kubernetes-embedded-resource"] == true;
             map.retain(|name, value| {
-                let known = &schema["properties"][name];
-                if known.is_object() {
-                    prune(known, value, &join(path, name), dropped);
+                let property = &schema["properties"][name];
+                if property.is_object() {
+                    prune(property, value, &join(path, name), dropped);
                     return true;
                 }
-                if any.is_object() {
-                    prune(any, value, &join(path, name), dropped);
+                if additional.is_object() {
+                    prune(additional, value, &join(path, name), dropped);
                     return true;
                 }
-                let is_kept =
-                    keeps || (embedded && matches!(&**name, "kind" | "apiVersion" | "metadata"));
+                let is_kept = preserves_unknown
+                    || (is_embedded && matches!(&**name, "kind" | "apiVersion" | "metadata"));
                 if !is_kept {
                     dropped.push(join(path, name));
                 }
@@ -341,8 +343,8 @@ fn set_defaults(schema: &Value, value: &mut Value) {
                 if !default.is_null() && !map.contains_key(name) {
                     map.insert(name.clone(), default.clone());
                 }
-                if let Some(found) = map.get_mut(name) {
-                    set_defaults(property, found);
+                if let Some(value) = map.get_mut(name) {
+                    set_defaults(property, value);
                 }
             }
             if schema["additionalProperties"].is_object() {

@@ -14,26 +14,27 @@ pub(crate) struct Selector {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Requirement {
     key: String,
-    test: Test,
+    operator: Operator,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Test {
+enum Operator {
     In(Vec<String>),
     NotIn(Vec<String>),
     Exists,
     Absent,
 }
 
-impl Test {
-    fn holds(&self, found: Option<&str>) -> bool {
-        let among =
-            |values: &[String]| found.is_some_and(|found| values.iter().any(|v| v == found));
+impl Operator {
+    fn matches_value(&self, value: Option<&str>) -> bool {
+        let is_one_of = |values: &[String]| {
+            value.is_some_and(|value| values.iter().any(|candidate| candidate == value))
+        };
         match self {
-            Self::In(values) => among(values),
-            Self::NotIn(values) => !among(values),
-            Self::Exists => found.is_some(),
-            Self::Absent => found.is_none(),
+            Self::In(values) => is_one_of(values),
+            Self::NotIn(values) => !is_one_of(values),
+            Self::Exists => value.is_some(),
+            Self::Absent => value.is_none(),
         }
     }
 }
@@ -52,20 +53,26 @@ impl Selector {
 
     pub(crate) fn matches(&self, object: &Value) -> bool {
         let labels = &object["metadata"]["labels"];
-        let labelled = |one: &Requirement| one.test.holds(labels[&one.key].as_str());
-        let has_field = |one: &Requirement| {
-            let parts = one.key.split('.');
-            let found = parts.fold(object, |value, part| &value[part]);
-            one.test.holds(Some(found.as_str().unwrap_or_default()))
+        let matches_label = |requirement: &Requirement| {
+            requirement
+                .operator
+                .matches_value(labels[&requirement.key].as_str())
         };
-        self.labels.iter().all(labelled) && self.fields.iter().all(has_field)
+        let matches_field = |requirement: &Requirement| {
+            let parts = requirement.key.split('.');
+            let field = parts.fold(object, |value, part| &value[part]);
+            requirement
+                .operator
+                .matches_value(Some(field.as_str().unwrap_or_default()))
+        };
+        self.labels.iter().all(matches_label) && self.fields.iter().all(matches_field)
     }
 }
 
 /// Splits at commas outside parentheses.
-fn parts(text: &str) -> Vec<&str> {
+fn split_requirements(text: &str) -> Vec<&str> {
     let mut depth = 0_u32;
-    let outside = |c: char| {
+    let is_separator = |c: char| {
         match c {
             '(' => depth += 1,
             ')' => depth = depth.saturating_sub(1),
@@ -73,34 +80,37 @@ fn parts(text: &str) -> Vec<&str> {
         }
         c == ',' && depth == 0
     };
-    let parts = text.split(outside).map(str::trim);
+    let parts = text.split(is_separator).map(str::trim);
     parts.filter(|part| !part.is_empty()).collect()
 }
 
 fn parse_labels(text: &str) -> Outcome<Vec<Requirement>> {
-    parts(text).into_iter().map(parse_label).collect()
+    split_requirements(text)
+        .into_iter()
+        .map(parse_label)
+        .collect()
 }
 
 fn parse_label(part: &str) -> Outcome<Requirement> {
-    let requirement = |key: &str, test| {
+    let requirement = |key: &str, operator| {
         let key = key.trim().to_owned();
-        Ok(Requirement { key, test })
+        Ok(Requirement { key, operator })
     };
-    let one = |value: &str| vec![value.trim().to_owned()];
+    let single_value = |value: &str| vec![value.trim().to_owned()];
     if let Some((head, list)) = part.split_once('(') {
         let values = list.trim_end_matches(')').split(',');
         let values = values.map(|value| value.trim().to_owned()).collect();
         let words: Vec<&str> = head.split_whitespace().collect();
         return match *words {
-            [key, "in"] => requirement(key, Test::In(values)),
-            [key, "notin"] => requirement(key, Test::NotIn(values)),
-            _ => Err(unparsable(part)),
+            [key, "in"] => requirement(key, Operator::In(values)),
+            [key, "notin"] => requirement(key, Operator::NotIn(values)),
+            _ => Err(not_modelled_label(part)),
         };
     }
     let words: Vec<&str> = part.split_whitespace().collect();
-    if let [_, "in" | "notin", found] = *words {
+    if let [_, "in" | "notin", value] = *words {
         return Err(Failure::bad_request(format!(
-            "unable to parse requirement: found '{found}' expected: '('"
+            "unable to parse requirement: found '{value}' expected: '('"
         )));
     }
     if part.contains("===") {
@@ -108,30 +118,30 @@ fn parse_label(part: &str) -> Outcome<Requirement> {
         return Err(Failure::bad_request(message));
     }
     if let Some((key, value)) = part.split_once("!=") {
-        return requirement(key, Test::NotIn(one(value)));
+        return requirement(key, Operator::NotIn(single_value(value)));
     }
     if let Some((key, value)) = part.split_once("==").or_else(|| part.split_once('=')) {
-        return requirement(key, Test::In(one(value)));
+        return requirement(key, Operator::In(single_value(value)));
     }
     match part.strip_prefix('!') {
-        Some(key) => requirement(key, Test::Absent),
-        None if part.contains(char::is_whitespace) => Err(unparsable(part)),
-        None => requirement(part, Test::Exists),
+        Some(key) => requirement(key, Operator::Absent),
+        None if part.contains(char::is_whitespace) => Err(not_modelled_label(part)),
+        None => requirement(part, Operator::Exists),
     }
 }
 
-fn unparsable(part: &str) -> Box<Failure> {
+fn not_modelled_label(part: &str) -> Box<Failure> {
     Failure::not_modelled(format_args!("the label selector {part:?}"))
 }
 
 fn parse_fields(kind: &Kind, text: &str) -> Outcome<Vec<Requirement>> {
     let parse = |part: &str| {
-        let split = part.split_once("!=").map(|(key, value)| (key, value, true));
+        let not_equal = part.split_once("!=").map(|(key, value)| (key, value, true));
         let equal = || {
             let (key, value) = part.split_once("==").or_else(|| part.split_once('='))?;
             Some((key, value, false))
         };
-        let Some((key, value, negated)) = split.or_else(equal) else {
+        let Some((key, value, negated)) = not_equal.or_else(equal) else {
             return Err(Failure::bad_request(format!(
                 "invalid selector: '{part}'; can't understand '{part}'"
             )));
@@ -148,18 +158,18 @@ fn parse_fields(kind: &Kind, text: &str) -> Outcome<Vec<Requirement>> {
             }
             return Err(Failure::not_modelled(format_args!(
                 "the field selector {key:?} of {}",
-                kind.qualified()
+                kind.group_resource()
             )));
         }
         let values = vec![value.to_owned()];
-        let test = match negated {
-            true => Test::NotIn(values),
-            false => Test::In(values),
+        let operator = match negated {
+            true => Operator::NotIn(values),
+            false => Operator::In(values),
         };
         let key = key.to_owned();
-        Ok(Requirement { key, test })
+        Ok(Requirement { key, operator })
     };
-    parts(text).into_iter().map(parse).collect()
+    split_requirements(text).into_iter().map(parse).collect()
 }
 
 #[cfg(test)]

@@ -11,9 +11,9 @@ use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
 use crate::controllers::Tasks;
-use crate::objects::{Deleted, Write};
-use crate::render::{self, Rendered};
-use crate::request::{Call, View};
+use crate::objects::{DeletionResult, Write};
+use crate::render::{self, RenderedObject};
+use crate::request::{ApiRequest, View};
 use crate::resources::{Kind, Kinds};
 use crate::status::{self, Cause, Failure, Outcome, respond};
 use crate::store::{self, Store};
@@ -43,13 +43,13 @@ pub struct ApiServer {
     pub(crate) tasks: Tasks,
     changes: Vec<Change>,
     /// Template and revision of the Deployments, by UID.
-    pub(crate) templates: BTreeMap<String, (Value, u64)>,
+    pub(crate) deployment_revisions: BTreeMap<String, (Value, u64)>,
     /// Whether the pods of each Job fail.
     pub(crate) jobs_fail: bool,
     /// Unknown fields in the request that is being handled.
     pub(crate) warnings: Vec<String>,
-    /// Number of UIDs and name suffixes so far. A restore doesn't reset it.
-    drawn: u64,
+    /// Number of UIDs and name suffixes so far, which makes them unique. A restore doesn't reset it.
+    hash_count: u64,
 }
 
 /// A watch that a client has opened.
@@ -114,10 +114,10 @@ impl ApiServer {
             watches: Watches::default(),
             tasks: Tasks::default(),
             changes: Vec::new(),
-            templates: BTreeMap::new(),
+            deployment_revisions: BTreeMap::new(),
             jobs_fail: false,
             warnings: Vec::new(),
-            drawn: 0,
+            hash_count: 0,
         };
         server.create_system_namespaces(now);
         server
@@ -126,8 +126,8 @@ impl ApiServer {
     /// Handles one request that arrives at `now`.
     pub fn handle(&mut self, now: Timestamp, request: &Request<Bytes>) -> Answer {
         self.advance(now);
-        let call = Call::parse(now, request);
-        let answer = self.route(&call);
+        let request = ApiRequest::parse(now, request);
+        let answer = self.route(&request);
         let mut answer = answer.unwrap_or_else(|failure| Answer::Complete(failure.response()));
         let warnings = std::mem::take(&mut self.warnings);
         if let Answer::Complete(response) = &mut answer {
@@ -149,7 +149,7 @@ impl ApiServer {
 
     /// Returns the time of the next timer.
     pub fn next_timer(&self) -> Option<Timestamp> {
-        let timers = [self.tasks.next(), self.watches.next_timer()];
+        let timers = [self.tasks.next_due(), self.watches.next_timer()];
         timers.into_iter().flatten().min()
     }
 
@@ -181,8 +181,8 @@ impl ApiServer {
     /// Returns all objects of a resource, in order.
     pub fn all(&self, group: &str, resource: &str) -> Vec<Arc<Value>> {
         let prefix = store::prefix(group, resource, "");
-        let rows = self.store.scan(&prefix, "");
-        rows.map(|(_, entry)| entry.value.clone()).collect()
+        let objects = self.store.scan(&prefix, "");
+        objects.map(|(_, entry)| entry.value.clone()).collect()
     }
 
     /// Removes the watch history, as etcd's compaction does. Older watches and continue tokens get 410.
@@ -202,13 +202,13 @@ impl ApiServer {
         }
     }
 
-    /// Replaces the store, as a restore of etcd does: revisions go back and watches end. The controllers look at all
-    /// objects again at their next turn.
+    /// Replaces the store, as a restore of etcd does: revisions go back and watches end. The controllers check all
+    /// objects again when they next run.
     pub fn restore(&mut self, snapshot: Snapshot) {
         self.watches.end_all();
         self.store = snapshot.store;
         self.kinds = snapshot.kinds;
-        self.tasks.resume(&self.store);
+        self.tasks.reschedule_all(&self.store);
     }
 
     /// Writes or deletes an object and reports the write to watches and controllers.
@@ -222,43 +222,43 @@ impl ApiServer {
             key: (*record.key).clone(),
             before: record.before.clone(),
             after: record.after.clone(),
-            by: write.by.clone(),
+            by: write.author.clone(),
             subresource: write.subresource.clone(),
         });
         let object = record.after.clone().or_else(|| record.before.clone());
         object.unwrap_or_default()
     }
 
-    fn draw(&mut self) -> [u8; 32] {
-        self.drawn += 1;
+    fn next_hash(&mut self) -> [u8; 32] {
+        self.hash_count += 1;
         let mut hash = Sha256::new();
         hash.update(self.options.name.as_bytes());
         hash.update([0]);
-        hash.update(self.drawn.to_be_bytes());
+        hash.update(self.hash_count.to_be_bytes());
         hash.finalize().into()
     }
 
     pub(crate) fn next_uid(&mut self) -> String {
-        uid(&self.draw())
+        format_uid(&self.next_hash())
     }
 
     /// Returns a UID for the result of a dry run.
-    pub(crate) fn dry_uid(&self) -> String {
+    pub(crate) fn dry_run_uid(&self) -> String {
         let hash = Sha256::digest(self.options.name.as_bytes());
-        uid(&hash.into())
+        format_uid(&hash.into())
     }
 
     /// Returns five characters for `generateName`.
-    pub(crate) fn suffix(&mut self) -> String {
+    pub(crate) fn next_name_suffix(&mut self) -> String {
         const LETTERS: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
-        let letters = self.draw().into_iter().take(5);
+        let letters = self.next_hash().into_iter().take(5);
         letters
             .map(|byte| char::from(LETTERS[usize::from(byte) % LETTERS.len()]))
             .collect()
     }
 }
 
-fn uid(hash: &[u8; 32]) -> String {
+fn format_uid(hash: &[u8; 32]) -> String {
     let mut hex: Vec<char> = hash
         .iter()
         .take(16)
@@ -283,26 +283,26 @@ struct Target {
 }
 
 impl ApiServer {
-    fn route(&mut self, call: &Call<'_>) -> Outcome<Answer> {
-        let segments = call.segments.clone();
-        let target = match &*segments {
-            ["api", "v1", rest @ ..] if !rest.is_empty() => self.target("", "v1", rest)?,
+    fn route(&mut self, request: &ApiRequest<'_>) -> Outcome<Answer> {
+        let path = request.segments.clone();
+        let target = match &*path {
+            ["api", "v1", rest @ ..] if !rest.is_empty() => self.parse_target("", "v1", rest)?,
             ["apis", group, version, rest @ ..] if !rest.is_empty() => {
-                self.target(group, version, rest)?
+                self.parse_target(group, version, rest)?
             }
-            _ => return self.discover(call),
+            _ => return self.discover(request),
         };
         match target.name.is_empty() {
-            true => self.collection(call, &target),
-            false => self.object(call, &target),
+            true => self.handle_collection(request, &target),
+            false => self.handle_object(request, &target),
         }
     }
 
-    fn target(&self, group: &str, version: &str, rest: &[&str]) -> Outcome<Target> {
+    fn parse_target(&self, group: &str, version: &str, rest: &[&str]) -> Outcome<Target> {
         let (namespace, rest) = match rest {
             ["watch", ..] => return Err(Failure::not_modelled("paths with the prefix watch")),
-            ["namespaces", name, part @ ("status" | "finalize")] if group.is_empty() => {
-                ("", vec!["namespaces", name, part])
+            ["namespaces", name, subresource @ ("status" | "finalize")] if group.is_empty() => {
+                ("", vec!["namespaces", name, subresource])
             }
             ["namespaces", namespace, rest @ ..] if !rest.is_empty() => (*namespace, rest.to_vec()),
             rest => ("", rest.to_vec()),
@@ -316,11 +316,11 @@ impl ApiServer {
         let Some(kind) = self.kinds.get(group, version, resource) else {
             return Err(self.not_served(group, version, resource));
         };
-        let fits = match kind.namespaced {
+        let is_valid_scope = match kind.namespaced {
             true => !namespace.is_empty() || name.is_empty(),
             false => namespace.is_empty(),
         };
-        if !fits {
+        if !is_valid_scope {
             return Err(Failure::no_such_path());
         }
         Ok(Target {
@@ -333,7 +333,7 @@ impl ApiServer {
 
     /// Returns the failure for a resource that the server doesn't know. A group with a dot may come from a CRD.
     pub(crate) fn not_served(&self, group: &str, version: &str, resource: &str) -> Box<Failure> {
-        const MISSING: [&str; 9] = [
+        const NOT_MODELLED_RESOURCES: [&str; 9] = [
             "bindings",
             "componentstatuses",
             "controllerrevisions",
@@ -344,7 +344,7 @@ impl ApiServer {
             "replicationcontrollers",
             "ipaddresses",
         ];
-        const MISSING_GROUPS: [&str; 8] = [
+        const NOT_MODELLED_GROUPS: [&str; 8] = [
             "autoscaling",
             "admissionregistration.k8s.io",
             "apiregistration.k8s.io",
@@ -354,40 +354,45 @@ impl ApiServer {
             "scheduling.k8s.io",
             "storage.k8s.io",
         ];
-        let missing = MISSING.contains(&resource)
-            || MISSING_GROUPS.contains(&group)
+        let is_not_modelled = NOT_MODELLED_RESOURCES.contains(&resource)
+            || NOT_MODELLED_GROUPS.contains(&group)
             || group.ends_with("authentication.k8s.io")
             || group == "authorization.k8s.io";
-        let mut all = self.kinds.all();
-        if missing {
+        let mut kinds = self.kinds.all();
+        if is_not_modelled {
             Failure::not_modelled(format_args!("{resource} in {group}/{version}"))
-        } else if all.any(|kind| kind.group == group && !kind.is_custom()) {
+        } else if kinds.any(|kind| kind.group == group && !kind.is_custom()) {
             Failure::no_such_resource()
         } else {
             Failure::no_such_path()
         }
     }
 
-    fn collection(&mut self, call: &Call<'_>, target: &Target) -> Outcome<Answer> {
+    fn handle_collection(&mut self, request: &ApiRequest<'_>, target: &Target) -> Outcome<Answer> {
         let kind = &target.kind;
-        match *call.method {
-            Method::GET if call.query.is_true("watch") => self.watch(call, kind, &target.namespace),
-            Method::GET => self.list(call, kind, &target.namespace),
+        match *request.method {
+            Method::GET if request.query.is_true("watch") => {
+                self.watch(request, kind, &target.namespace)
+            }
+            Method::GET => self.list(request, kind, &target.namespace),
             Method::POST if kind.namespaced && target.namespace.is_empty() => {
                 Err(Failure::method_not_allowed())
             }
             Method::POST => {
-                let view = call.view()?;
+                let view = request.view()?;
                 if kind.is_custom() && self.is_crd_terminating(kind) {
-                    let object = call.object(&kind.kind)?;
+                    let object = request.parse_object(&kind.kind)?;
                     let cause =
                         "create not allowed while custom resource definition is terminating";
                     return Err(Failure::forbidden(kind, meta::name(&object), cause));
                 }
-                call.check_options("CreateOptions")?;
-                call.check_content()?;
-                let created = self.create(write(call, target), call.object(&kind.kind)?)?;
-                Ok(answer(kind, view, &created, 201))
+                request.check_options("CreateOptions")?;
+                request.check_content_type()?;
+                let created = self.create(
+                    new_write(request, target),
+                    request.parse_object(&kind.kind)?,
+                )?;
+                Ok(object_response(kind, view, &created, 201))
             }
             Method::DELETE if !kind.is("", "namespaces") => {
                 Err(Failure::not_modelled("deletion of collections"))
@@ -396,83 +401,90 @@ impl ApiServer {
         }
     }
 
-    fn object(&mut self, call: &Call<'_>, target: &Target) -> Outcome<Answer> {
+    fn handle_object(&mut self, request: &ApiRequest<'_>, target: &Target) -> Outcome<Answer> {
         let kind = &target.kind;
         match target.subresource.as_str() {
             "" => {}
-            "status" if kind.status => {}
-            "finalize" if kind.is("", "namespaces") && call.method == Method::PUT => {}
+            "status" if kind.has_status => {}
+            "finalize" if kind.is("", "namespaces") && request.method == Method::PUT => {}
             "status" if kind.is_custom() => return Err(Failure::not_found(kind, &target.name)),
             _ if kind.is_custom() => return Err(Failure::no_such_path()),
             "status" => return Err(Failure::no_such_resource()),
             other => {
                 return Err(Failure::not_modelled(format_args!(
                     "the subresource {other} of {}",
-                    kind.qualified()
+                    kind.group_resource()
                 )));
             }
         }
-        let view = call.view()?;
-        match *call.method {
+        let view = request.view()?;
+        match *request.method {
             // The real server sends the object and ends the response.
-            Method::GET if call.query.is_true("watch") => {
-                let found = self.read(call, target)?;
-                let line = render::line(&rendered(kind, view, &found));
-                Ok(self.watches.open_ended(call.now, kind, line))
+            Method::GET if request.query.is_true("watch") => {
+                let object = self.get_object(request, target)?;
+                let line = render::json_line(&rendered(kind, view, &object));
+                Ok(self.watches.open_ended(request.now, kind, line))
             }
             Method::GET => {
-                let found = self.read(call, target)?;
-                Ok(answer(kind, view, &found, 200))
+                let object = self.get_object(request, target)?;
+                Ok(object_response(kind, view, &object, 200))
             }
             Method::PUT => {
-                call.check_options("UpdateOptions")?;
-                call.check_content()?;
-                let next = call.object(&kind.kind)?;
-                let (object, code) = self.replace(write(call, target), next)?;
-                Ok(answer(kind, view, &object, code))
+                request.check_options("UpdateOptions")?;
+                request.check_content_type()?;
+                let next = request.parse_object(&kind.kind)?;
+                let (object, code) = self.replace(new_write(request, target), next)?;
+                Ok(object_response(kind, view, &object, code))
             }
             Method::PATCH => {
-                call.check_options("PatchOptions")?;
-                let (object, code) = self.patch(call, write(call, target))?;
-                Ok(answer(kind, view, &object, code))
+                request.check_options("PatchOptions")?;
+                let (object, code) = self.patch(request, new_write(request, target))?;
+                Ok(object_response(kind, view, &object, code))
             }
-            Method::DELETE if target.subresource.is_empty() => self.remove(call, target, view),
+            Method::DELETE if target.subresource.is_empty() => {
+                self.delete_object(request, target, view)
+            }
             _ => Err(Failure::method_not_allowed()),
         }
     }
 
-    fn read(&self, call: &Call<'_>, target: &Target) -> Outcome<Arc<Value>> {
-        let asked = match call.query.get("resourceVersion") {
+    fn get_object(&self, request: &ApiRequest<'_>, target: &Target) -> Outcome<Arc<Value>> {
+        let requested = match request.query.get("resourceVersion") {
             "" => 0,
-            text => list::version(text)?,
+            text => list::parse_version(text)?,
         };
-        if asked > self.store.revision() {
-            return Err(Failure::too_large_version(asked, self.store.revision()));
+        if requested > self.store.revision() {
+            return Err(Failure::too_large_version(requested, self.store.revision()));
         }
         let key = target.kind.key(&target.namespace, &target.name);
-        let found = self.store.get(&key).cloned();
-        found.ok_or_else(|| Failure::not_found(&target.kind, &target.name))
+        let object = self.store.get(&key).cloned();
+        object.ok_or_else(|| Failure::not_found(&target.kind, &target.name))
     }
 
-    fn remove(&mut self, call: &Call<'_>, target: &Target, view: View) -> Outcome<Answer> {
+    fn delete_object(
+        &mut self,
+        request: &ApiRequest<'_>,
+        target: &Target,
+        view: View,
+    ) -> Outcome<Answer> {
         let kind = &target.kind;
-        let mut options = call.delete_options()?;
-        let mut write = write(call, target);
+        let mut options = request.parse_delete_options()?;
+        let mut write = new_write(request, target);
         // Options in a body replace those in the query.
-        if call.body.is_empty() {
-            call.check_options("DeleteOptions")?;
+        if request.body.is_empty() {
+            request.check_options("DeleteOptions")?;
         } else {
             write.dry_run = false;
         }
-        let policy = call.query.get("propagationPolicy");
-        if call.body.is_empty() && !policy.is_empty() {
+        let policy = request.query.get("propagationPolicy");
+        if request.body.is_empty() && !policy.is_empty() {
             options["propagationPolicy"] = policy.into();
         }
-        check_policy(&options)?;
+        check_propagation_policy(&options)?;
         write.dry_run |= options["dryRun"] == serde_json::json!(["All"]);
         Ok(match self.delete(&write, &options)? {
-            Deleted::Remains(object) => answer(kind, view, &object, 200),
-            Deleted::Gone(object) if kind.returns_deleted() => {
+            DeletionResult::Remains(object) => object_response(kind, view, &object, 200),
+            DeletionResult::Gone(object) if kind.returns_deleted() => {
                 let mut object = (*object).clone();
                 if !write.dry_run {
                     meta::set(
@@ -481,17 +493,17 @@ impl ApiServer {
                         self.store.revision().to_string(),
                     );
                 }
-                answer(kind, view, &object, 200)
+                object_response(kind, view, &object, 200)
             }
-            Deleted::Gone(object) => {
-                let body = status::deleted(kind, &target.name, meta::text(&object, "uid"));
+            DeletionResult::Gone(object) => {
+                let body = status::deletion_status(kind, &target.name, meta::text(&object, "uid"));
                 Answer::Complete(respond(200, "application/json", body.to_string()))
             }
         })
     }
 }
 
-fn check_policy(options: &Value) -> Outcome<()> {
+fn check_propagation_policy(options: &Value) -> Outcome<()> {
     let policy = &options["propagationPolicy"];
     let cause = match policy.as_str() {
         None => return Ok(()),
@@ -512,32 +524,32 @@ fn check_policy(options: &Value) -> Outcome<()> {
     Err(Failure::invalid_options("DeleteOptions", &[cause]))
 }
 
-fn write(call: &Call<'_>, target: &Target) -> Write {
+fn new_write(request: &ApiRequest<'_>, target: &Target) -> Write {
     Write {
         kind: target.kind.clone(),
         namespace: target.namespace.clone(),
         name: target.name.clone(),
         subresource: target.subresource.clone(),
-        manager: call.manager(),
-        applied: false,
-        validation: call.query.get("fieldValidation").to_owned(),
-        dry_run: call.dry_run(),
-        now: call.now,
-        by: call.agent.to_owned(),
+        field_manager: request.field_manager(),
+        is_apply: false,
+        field_validation: request.query.get("fieldValidation").to_owned(),
+        dry_run: request.dry_run(),
+        now: request.now,
+        author: request.user_agent.to_owned(),
     }
 }
 
-fn rendered<'a>(kind: &'a Kind, view: View, object: &'a Value) -> Rendered<'a> {
-    Rendered {
+fn rendered<'a>(kind: &'a Kind, view: View, object: &'a Value) -> RenderedObject<'a> {
+    RenderedObject {
         object,
         kind,
         view,
-        bare: false,
+        omits_type: false,
         version: None,
     }
 }
 
-fn answer(kind: &Kind, view: View, object: &Value, code: u16) -> Answer {
-    let body = render::bytes(&rendered(kind, view, object));
+fn object_response(kind: &Kind, view: View, object: &Value, code: u16) -> Answer {
+    let body = render::json_bytes(&rendered(kind, view, object));
     Answer::Complete(respond(code, "application/json", body))
 }

@@ -84,8 +84,8 @@ impl Failure {
         Box::new(Self { code, body })
     }
 
-    /// Returns a failure with a complete body.
-    pub(crate) fn of(body: Value) -> Box<Self> {
+    /// Returns a failure with a complete `Status` as its body.
+    pub(crate) fn from_status(body: Value) -> Box<Self> {
         let code = body["code"]
             .as_u64()
             .and_then(|code| u16::try_from(code).ok());
@@ -94,8 +94,8 @@ impl Failure {
     }
 
     /// Returns the failure for a request that the simulation doesn't model.
-    pub(crate) fn not_modelled(missing: impl std::fmt::Display) -> Box<Self> {
-        let message = format!("the simulated API server does not model {missing}");
+    pub(crate) fn not_modelled(feature: impl std::fmt::Display) -> Box<Self> {
+        let message = format!("the simulated API server does not model {feature}");
         Self::new(501, "NotImplemented", message, Value::Null)
     }
 
@@ -106,8 +106,8 @@ impl Failure {
     }
 
     pub(crate) fn not_found(kind: &Kind, name: &str) -> Box<Self> {
-        let message = format!("{} {name:?} not found", kind.qualified());
-        Self::new(404, "NotFound", message, of(kind, name))
+        let message = format!("{} {name:?} not found", kind.group_resource());
+        Self::new(404, "NotFound", message, status_details(kind, name))
     }
 
     pub(crate) fn already_exists(kind: &Kind, name: &str, is_terminating: bool) -> Box<Self> {
@@ -115,14 +115,14 @@ impl Failure {
             true => "object is being deleted: ",
             false => "",
         };
-        let message = format!("{prefix}{} {name:?} already exists", kind.qualified());
-        Self::new(409, "AlreadyExists", message, of(kind, name))
+        let message = format!("{prefix}{} {name:?} already exists", kind.group_resource());
+        Self::new(409, "AlreadyExists", message, status_details(kind, name))
     }
 
     pub(crate) fn conflict(kind: &Kind, name: &str, cause: &str) -> Box<Self> {
-        let qualified = kind.qualified();
+        let qualified = kind.group_resource();
         let message = format!("Operation cannot be fulfilled on {qualified} {name:?}: {cause}");
-        Self::new(409, "Conflict", message, of(kind, name))
+        Self::new(409, "Conflict", message, status_details(kind, name))
     }
 
     pub(crate) fn modified(kind: &Kind, name: &str) -> Box<Self> {
@@ -137,7 +137,7 @@ impl Failure {
             group => format!("{}.{group}", kind.kind),
         };
         let message = format!("Operation cannot be fulfilled on {qualified} {name:?}: {cause}");
-        let mut details = of(kind, name);
+        let mut details = status_details(kind, name);
         details["kind"] = kind.kind.as_str().into();
         Self::new(409, "Conflict", message, details)
     }
@@ -151,12 +151,12 @@ impl Failure {
         Self::invalid_as(&kind.resource, kind, name, causes)
     }
 
-    fn invalid_as(shown: &str, kind: &Kind, name: &str, causes: &[Cause]) -> Box<Self> {
-        let text = text_of(causes);
-        let mut details = of(kind, name);
+    fn invalid_as(shown_kind: &str, kind: &Kind, name: &str, causes: &[Cause]) -> Box<Self> {
+        let text = join_causes(causes);
+        let mut details = status_details(kind, name);
         let qualified = match kind.stored_group() {
-            "" => shown.to_owned(),
-            group => format!("{shown}.{group}"),
+            "" => shown_kind.to_owned(),
+            group => format!("{shown_kind}.{group}"),
         };
         // The server validates an Event of any version as one of the core group.
         if kind.stored_group().is_empty()
@@ -164,7 +164,7 @@ impl Failure {
         {
             details.remove("group");
         }
-        details["kind"] = shown.into();
+        details["kind"] = shown_kind.into();
         details["causes"] = causes.iter().map(Cause::to_json).collect();
         let message = format!("{qualified} {name:?} is invalid: {text}");
         Self::new(422, "Invalid", message, details)
@@ -172,7 +172,10 @@ impl Failure {
 
     /// Returns the failure for invalid parameters, such as `ListOptions`.
     pub(crate) fn invalid_options(options: &str, causes: &[Cause]) -> Box<Self> {
-        let message = format!("{options}.meta.k8s.io \"\" is invalid: {}", text_of(causes));
+        let message = format!(
+            "{options}.meta.k8s.io \"\" is invalid: {}",
+            join_causes(causes)
+        );
         let causes: Vec<Value> = causes.iter().map(Cause::to_json).collect();
         let details = json!({"group": "meta.k8s.io", "kind": options, "causes": causes});
         Self::new(422, "Invalid", message, details)
@@ -183,7 +186,7 @@ impl Failure {
         let cause = Cause::invalid("patch", &patched.to_string().into(), problem);
         let message = format!(
             " \"\" is invalid: {}",
-            text_of(std::slice::from_ref(&cause))
+            join_causes(std::slice::from_ref(&cause))
         );
         Self::new(
             422,
@@ -194,15 +197,15 @@ impl Failure {
     }
 
     /// Returns the failure of a patch that changes the kind of a custom resource.
-    pub(crate) fn changed_kind(kind: &Kind, found: &str, name: &str) -> Box<Self> {
+    pub(crate) fn changed_kind(kind: &Kind, new_kind: &str, name: &str) -> Box<Self> {
         let problem = format!("must be {}", kind.kind);
-        let cause = Cause::invalid("kind", &found.into(), &problem);
-        Self::invalid_as(found, kind, name, &[cause])
+        let cause = Cause::invalid("kind", &new_kind.into(), &problem);
+        Self::invalid_as(new_kind, kind, name, &[cause])
     }
 
     pub(crate) fn forbidden(kind: &Kind, name: &str, cause: &str) -> Box<Self> {
-        let message = format!("{} {name:?} is forbidden: {cause}", kind.qualified());
-        Self::new(403, "Forbidden", message, of(kind, name))
+        let message = format!("{} {name:?} is forbidden: {cause}", kind.group_resource());
+        Self::new(403, "Forbidden", message, status_details(kind, name))
     }
 
     pub(crate) fn namespace_terminating(kind: &Kind, name: &str, namespace: &str) -> Box<Self> {
@@ -226,19 +229,20 @@ impl Failure {
         Self::new(410, "Expired", message.into(), Value::Null)
     }
 
-    pub(crate) fn expired_token(next: &str) -> Box<Self> {
+    pub(crate) fn expired_token(token: &str) -> Box<Self> {
         let message = "The provided continue parameter is too old to display a consistent list result. You can start \
                        a new list without the continue parameter, or use the continue token in this response to \
                        retrieve the remainder of the results. Continuing with the provided token results in an \
                        inconsistent list - objects that were created, modified, or deleted between the time the \
                        first chunk was returned and now may show up in the list.";
         let mut failure = Self::expired(message);
-        failure.body["metadata"]["continue"] = next.into();
+        failure.body["metadata"]["continue"] = token.into();
         failure
     }
 
-    pub(crate) fn too_large_version(asked: u64, current: u64) -> Box<Self> {
-        let message = format!("Timeout: Too large resource version: {asked}, current: {current}");
+    pub(crate) fn too_large_version(requested: u64, current: u64) -> Box<Self> {
+        let message =
+            format!("Timeout: Too large resource version: {requested}, current: {current}");
         let causes =
             json!([{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}]);
         let details = json!({"causes": causes, "retryAfterSeconds": 1});
@@ -257,7 +261,7 @@ impl Failure {
     }
 
     pub(crate) fn not_acceptable(is_watch: bool) -> Box<Self> {
-        let streams = match is_watch {
+        let stream_types = match is_watch {
             true => {
                 ", application/json;stream=watch, application/vnd.kubernetes.protobuf;stream=watch"
             }
@@ -268,7 +272,7 @@ impl Failure {
         Self::new(
             406,
             "NotAcceptable",
-            format!("{message}{streams}"),
+            format!("{message}{stream_types}"),
             json!({}),
         )
     }
@@ -312,7 +316,7 @@ impl Failure {
 }
 
 /// Joins the distinct causes.
-fn text_of(causes: &[Cause]) -> String {
+fn join_causes(causes: &[Cause]) -> String {
     let mut texts: Vec<String> = Vec::new();
     for cause in causes {
         let text = format!("{}: {}", cause.field, cause.message);
@@ -321,12 +325,13 @@ fn text_of(causes: &[Cause]) -> String {
         }
     }
     match &*texts {
-        [one] => one.clone(),
-        many => format!("[{}]", many.join(", ")),
+        [text] => text.clone(),
+        texts => format!("[{}]", texts.join(", ")),
     }
 }
 
-fn of(kind: &Kind, name: &str) -> Value {
+/// Returns the field `details` of a `Status`.
+fn status_details(kind: &Kind, name: &str) -> Value {
     let mut details = json!({"kind": kind.resource});
     if !kind.group.is_empty() {
         details["group"] = kind.group.as_str().into();
@@ -338,8 +343,8 @@ fn of(kind: &Kind, name: &str) -> Value {
 }
 
 /// Returns the status of an object that a DELETE removed.
-pub(crate) fn deleted(kind: &Kind, name: &str, uid: &str) -> Value {
-    let mut details = of(kind, name);
+pub(crate) fn deletion_status(kind: &Kind, name: &str, uid: &str) -> Value {
+    let mut details = status_details(kind, name);
     details["uid"] = uid.into();
     json!({
         "kind": "Status",
@@ -350,10 +355,16 @@ pub(crate) fn deleted(kind: &Kind, name: &str, uid: &str) -> Value {
     })
 }
 
-pub(crate) fn respond(code: u16, content: &'static str, body: impl Into<Bytes>) -> Response<Bytes> {
+pub(crate) fn respond(
+    code: u16,
+    content_type: &'static str,
+    body: impl Into<Bytes>,
+) -> Response<Bytes> {
     let mut response = Response::new(body.into());
     *response.status_mut() = StatusCode::from_u16(code).unwrap_or_default();
-    let content = http::HeaderValue::from_static(content);
-    response.headers_mut().insert(header::CONTENT_TYPE, content);
+    let content_type = http::HeaderValue::from_static(content_type);
+    response
+        .headers_mut()
+        .insert(header::CONTENT_TYPE, content_type);
     response
 }

@@ -29,12 +29,18 @@ impl Fixture {
         Self { server, now }
     }
 
-    fn pass(&mut self, seconds: u64) {
+    fn advance(&mut self, seconds: u64) {
         self.now += Duration::from_secs(seconds);
         self.server.advance(self.now);
     }
 
-    fn request(&self, call: &str, content: &str, accept: &str, body: &Value) -> Request<Bytes> {
+    fn request(
+        &self,
+        call: &str,
+        content_type: &str,
+        accept: &str,
+        body: &Value,
+    ) -> Request<Bytes> {
         let (method, path) = call.split_once(' ').unwrap();
         let body = match body {
             Value::Null => Bytes::new(),
@@ -42,7 +48,7 @@ impl Fixture {
         };
         let request = Request::builder().method(method).uri(path);
         let request = request
-            .header("content-type", content)
+            .header("content-type", content_type)
             .header("accept", accept);
         request.header("user-agent", "tester/1").body(body).unwrap()
     }
@@ -60,11 +66,11 @@ impl Fixture {
     }
 
     fn call(&mut self, call: &str, body: Value) -> (u16, Value) {
-        let content = match call.starts_with("PATCH") {
+        let content_type = match call.starts_with("PATCH") {
             true => "application/merge-patch+json",
             false => "application/json",
         };
-        let request = self.request(call, content, "application/json", &body);
+        let request = self.request(call, content_type, "application/json", &body);
         self.send(&request)
     }
 
@@ -102,22 +108,22 @@ const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 
 #[test]
 fn objects_are_created_read_replaced_and_deleted() {
-    let mut all = Fixture::new();
-    let created = all.ok(&format!("POST {MAPS}"), config_map("a", "1"));
+    let mut fixture = Fixture::new();
+    let created = fixture.ok(&format!("POST {MAPS}"), config_map("a", "1"));
     assert_eq!(created["kind"], "ConfigMap");
     let path = format!("{MAPS}/a");
-    assert_eq!(all.ok(&format!("GET {path}"), Value::Null), created);
-    let (code, body) = all.call(&format!("POST {MAPS}"), config_map("a", "1"));
+    assert_eq!(fixture.ok(&format!("GET {path}"), Value::Null), created);
+    let (code, body) = fixture.call(&format!("POST {MAPS}"), config_map("a", "1"));
     assert_eq!((code, &body["reason"]), (409, &json!("AlreadyExists")));
     let mut next = created.clone();
     next["data"]["key"] = "2".into();
-    let replaced = all.ok(&format!("PUT {path}"), next.clone());
+    let replaced = fixture.ok(&format!("PUT {path}"), next.clone());
     assert_eq!(replaced["metadata"]["uid"], created["metadata"]["uid"]);
-    let (code, body) = all.call(&format!("PUT {path}"), next);
+    let (code, body) = fixture.call(&format!("PUT {path}"), next);
     assert_eq!((code, &body["reason"]), (409, &json!("Conflict")));
-    let same = all.ok(&format!("PATCH {path}"), json!({"data": {"key": "2"}}));
+    let same = fixture.ok(&format!("PATCH {path}"), json!({"data": {"key": "2"}}));
     assert_eq!(same, replaced);
-    let patched = all.ok(
+    let patched = fixture.ok(
         &format!("PATCH {path}"),
         json!({"metadata": {"finalizers": ["a/b"]}}),
     );
@@ -125,13 +131,13 @@ fn objects_are_created_read_replaced_and_deleted() {
         patched["metadata"]["resourceVersion"],
         same["metadata"]["resourceVersion"]
     );
-    let deleting = all.ok(&format!("DELETE {path}"), Value::Null);
+    let deleting = fixture.ok(&format!("DELETE {path}"), Value::Null);
     assert_eq!(deleting["metadata"]["deletionGracePeriodSeconds"], 0);
-    all.ok(
+    fixture.ok(
         &format!("PATCH {path}"),
         json!({"metadata": {"finalizers": null}}),
     );
-    let (code, body) = all.call(&format!("GET {path}"), Value::Null);
+    let (code, body) = fixture.call(&format!("GET {path}"), Value::Null);
     assert_eq!(
         (code, &body["message"]),
         (404, &json!("configmaps \"a\" not found"))
@@ -140,33 +146,41 @@ fn objects_are_created_read_replaced_and_deleted() {
 
 #[test]
 fn watches_report_changes_in_order() {
-    let mut all = Fixture::new();
-    all.ok(&format!("POST {MAPS}"), config_map("a", "1"));
-    let every = all.watch("/api/v1/configmaps?watch=true&allowWatchBookmarks=true");
-    let some = all.watch(&format!("{MAPS}?watch=1&labelSelector=app%3D1"));
-    all.ok(
+    let mut fixture = Fixture::new();
+    fixture.ok(&format!("POST {MAPS}"), config_map("a", "1"));
+    let all_events = fixture.watch("/api/v1/configmaps?watch=true&allowWatchBookmarks=true");
+    let labelled_events = fixture.watch(&format!("{MAPS}?watch=1&labelSelector=app%3D1"));
+    fixture.ok(
         &format!("PATCH {MAPS}/a"),
         json!({"metadata": {"labels": {"app": "2"}}}),
     );
-    all.ok(&format!("DELETE {MAPS}/a"), Value::Null);
+    fixture.ok(&format!("DELETE {MAPS}/a"), Value::Null);
     let event = |kind: &str| (kind.to_owned(), "a".to_owned());
     let expected = [event("ADDED"), event("MODIFIED"), event("DELETED")];
-    let mut events = all.events(every);
+    let mut events = fixture.events(all_events);
     events.retain(|(kind, _)| kind != "BOOKMARK");
     assert_eq!(events, expected);
-    assert_eq!(all.events(some), [event("ADDED"), event("DELETED")]);
-    all.pass(61);
-    assert!(all.events(every).iter().any(|(kind, _)| kind == "BOOKMARK"));
-    all.server.compact();
-    let old = all.watch("/api/v1/configmaps?watch=true&resourceVersion=1");
-    assert_eq!(all.events(old), [("ERROR".to_owned(), String::new())]);
+    assert_eq!(
+        fixture.events(labelled_events),
+        [event("ADDED"), event("DELETED")]
+    );
+    fixture.advance(61);
+    assert!(
+        fixture
+            .events(all_events)
+            .iter()
+            .any(|(kind, _)| kind == "BOOKMARK")
+    );
+    fixture.server.compact();
+    let old = fixture.watch("/api/v1/configmaps?watch=true&resourceVersion=1");
+    assert_eq!(fixture.events(old), [("ERROR".to_owned(), String::new())]);
 }
 
 #[test]
 fn lists_have_pages_of_one_revision() {
-    let mut all = Fixture::new();
+    let mut fixture = Fixture::new();
     for name in ["a", "b", "c"] {
-        all.ok(&format!("POST {MAPS}"), config_map(name, "1"));
+        fixture.ok(&format!("POST {MAPS}"), config_map(name, "1"));
     }
     let names = |list: &Value| -> Vec<String> {
         let items = list["items"].as_array().unwrap().iter();
@@ -174,23 +188,23 @@ fn lists_have_pages_of_one_revision() {
             .map(|item| item["metadata"]["name"].as_str().unwrap().to_owned())
             .collect()
     };
-    let first = all.ok(&format!("GET {MAPS}?limit=2"), Value::Null);
+    let first = fixture.ok(&format!("GET {MAPS}?limit=2"), Value::Null);
     assert_eq!(names(&first), ["a", "b"]);
     assert_eq!(first["metadata"]["remainingItemCount"], 1);
-    all.ok(&format!("DELETE {MAPS}/c"), Value::Null);
+    fixture.ok(&format!("DELETE {MAPS}/c"), Value::Null);
     let token = first["metadata"]["continue"].as_str().unwrap();
     let rest = format!("GET {MAPS}?limit=2&continue={token}");
-    let second = all.ok(&rest, Value::Null);
+    let second = fixture.ok(&rest, Value::Null);
     assert_eq!(names(&second), ["c"]);
     assert_eq!(
         second["metadata"]["resourceVersion"],
         first["metadata"]["resourceVersion"]
     );
-    all.server.compact();
-    let (code, body) = all.call(&rest, Value::Null);
+    fixture.server.compact();
+    let (code, body) = fixture.call(&rest, Value::Null);
     assert_eq!((code, &body["reason"]), (410, &json!("Expired")));
     assert_eq!(
-        names(&all.ok(&format!("GET {MAPS}"), Value::Null)),
+        names(&fixture.ok(&format!("GET {MAPS}"), Value::Null)),
         ["a", "b"]
     );
 }

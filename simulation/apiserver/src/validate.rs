@@ -32,9 +32,9 @@ const VALUE_PROBLEM: &str = "a valid label must be an empty string or consist of
 
 /// Whether a text is the name part of a qualified name, or a label's value.
 fn is_name(text: &str) -> bool {
-    let inner = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     let is_end = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
-    text.chars().all(inner) && is_end(text.chars().next()) && is_end(text.chars().next_back())
+    text.chars().all(is_allowed) && is_end(text.chars().next()) && is_end(text.chars().next_back())
 }
 
 fn check_labels(next: &Value, causes: &mut Vec<Cause>) {
@@ -73,9 +73,9 @@ fn keys<'a>(object: &'a Value, field: &str) -> impl Iterator<Item = &'a String> 
 fn check_keys(object: &Value, field: &str, causes: &mut Vec<Cause>) {
     const PROBLEM: &str = "a valid config key must consist of alphanumeric characters, '-', '_' or '.' (e.g. \
         'key.name',  or 'KEY_NAME',  or 'key-name', regex used for validation is '[-._a-zA-Z0-9]+')";
-    let inner = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     for key in keys(object, field) {
-        if key.is_empty() || !key.chars().all(inner) {
+        if key.is_empty() || !key.chars().all(is_allowed) {
             let path = format!("{field}[{key}]");
             causes.push(Cause::invalid(path, &key.as_str().into(), PROBLEM));
         }
@@ -137,7 +137,7 @@ fn check_event(next: &Value, causes: &mut Vec<Cause>) {
 }
 
 /// Returns a version as the server's messages show it.
-fn shown_version(version: &Value) -> String {
+fn version_text(version: &Value) -> String {
     format!(
         "{{\"Name\":{},\"Served\":{},\"Storage\":{},\"Deprecated\":false,\"DeprecationWarning\":null,\
          \"Schema\":null,\"Subresources\":null,\"AdditionalPrinterColumns\":null,\"SelectableFields\":null}}",
@@ -172,10 +172,10 @@ fn check_crd(next: &Value, causes: &mut Vec<Cause>) {
     let stored = versions.iter().filter(|version| version["storage"] == true);
     if stored.count() != 1 {
         let problem = "must have exactly one version marked as storage version";
-        let shown: Vec<String> = versions.iter().map(shown_version).collect();
+        let texts: Vec<String> = versions.iter().map(version_text).collect();
         causes.push(Cause {
             reason: "FieldValueInvalid",
-            message: format!("Invalid value: [{}]: {problem}", shown.join(",")),
+            message: format!("Invalid value: [{}]: {problem}", texts.join(",")),
             field: "spec.versions".to_owned(),
         });
     }
@@ -195,28 +195,33 @@ fn check_crd(next: &Value, causes: &mut Vec<Cause>) {
     }
 }
 
-pub(crate) fn check_metadata(before: &Value, next: &Value, causes: &mut Vec<Cause>) {
+pub(crate) fn check_metadata(previous: &Value, next: &Value, causes: &mut Vec<Cause>) {
     let uid = &next["metadata"]["uid"];
-    if *uid != before["metadata"]["uid"] {
+    if *uid != previous["metadata"]["uid"] {
         causes.push(Cause::immutable("metadata.uid", uid));
     }
-    if meta::is_terminating(before) {
-        let known: Vec<&str> = meta::finalizers(before).collect();
-        let new: Vec<String> = meta::finalizers(next)
-            .filter(|finalizer| !known.contains(finalizer))
+    if meta::is_terminating(previous) {
+        let previous_finalizers: Vec<&str> = meta::finalizers(previous).collect();
+        let added: Vec<String> = meta::finalizers(next)
+            .filter(|finalizer| !previous_finalizers.contains(finalizer))
             .map(|finalizer| format!("{finalizer:?}"))
             .collect();
-        if !new.is_empty() {
+        if !added.is_empty() {
             let problem = format!(
                 "no new finalizers can be added if the object is being deleted, found new finalizers []string{{{}}}",
-                new.join(", ")
+                added.join(", ")
             );
             causes.push(Cause::forbidden("metadata.finalizers", &problem));
         }
     }
 }
 
-pub(crate) fn check_immutable(kind: &Kind, before: &Value, next: &Value, causes: &mut Vec<Cause>) {
+pub(crate) fn check_immutable(
+    kind: &Kind,
+    previous: &Value,
+    next: &Value,
+    causes: &mut Vec<Cause>,
+) {
     let immutable: &[(&str, &str)] = match kind.resource.as_str() {
         "secrets" if kind.group.is_empty() => &[("/type", "type")],
         "deployments" | "daemonsets" | "replicasets" => &[("/spec/selector", "spec.selector")],
@@ -234,7 +239,7 @@ pub(crate) fn check_immutable(kind: &Kind, before: &Value, next: &Value, causes:
         _ => &[],
     };
     for (pointer, field) in immutable {
-        let (old, new) = (before.pointer(pointer), next.pointer(pointer));
+        let (old, new) = (previous.pointer(pointer), next.pointer(pointer));
         if old != new {
             let new = new.unwrap_or(&Value::Null);
             causes.push(match kind.resource.as_str() {
@@ -246,23 +251,23 @@ pub(crate) fn check_immutable(kind: &Kind, before: &Value, next: &Value, causes:
         }
     }
     let holds_data = kind.is("", "secrets") || kind.is("", "configmaps");
-    if holds_data && before["immutable"] == true {
+    if holds_data && previous["immutable"] == true {
         let problem = "field is immutable when `immutable` is set";
         if next["immutable"] != true {
             causes.push(Cause::forbidden("immutable", problem));
         }
         for field in ["data", "binaryData"] {
-            if before.get(field) != next.get(field) {
+            if previous.get(field) != next.get(field) {
                 causes.push(Cause::forbidden(field, problem));
             }
         }
     }
     if kind.is("apps", "statefulsets") {
-        check_stateful_set(before, next, causes);
+        check_stateful_set(previous, next, causes);
     }
 }
 
-fn check_stateful_set(before: &Value, next: &Value, causes: &mut Vec<Cause>) {
+fn check_stateful_set(previous: &Value, next: &Value, causes: &mut Vec<Cause>) {
     const MUTABLE: [&str; 7] = [
         "replicas",
         "ordinals",
@@ -272,12 +277,12 @@ fn check_stateful_set(before: &Value, next: &Value, causes: &mut Vec<Cause>) {
         "persistentVolumeClaimRetentionPolicy",
         "minReadySeconds",
     ];
-    let fixed = |object: &Value| {
+    let immutable_fields = |object: &Value| {
         let mut spec = object["spec"].as_object().cloned().unwrap_or_default();
         spec.retain(|name, _| !MUTABLE.contains(&&**name));
         spec
     };
-    if fixed(before) != fixed(next) {
+    if immutable_fields(previous) != immutable_fields(next) {
         let problem = "updates to statefulset spec for fields other than 'replicas', 'ordinals', 'template', \
                        'updateStrategy', 'revisionHistoryLimit', 'persistentVolumeClaimRetentionPolicy' and \
                        'minReadySeconds' are forbidden";

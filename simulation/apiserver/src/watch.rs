@@ -10,19 +10,19 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use crate::list;
-use crate::render::{self, Rendered};
-use crate::request::{Call, View};
+use crate::render::{self, RenderedObject};
+use crate::request::{ApiRequest, View};
 use crate::resources::Kind;
 use crate::selectors::Selector;
 use crate::server::{Answer, ApiServer, Events, WatchId};
 use crate::status::{Failure, Outcome};
-use crate::store::{self, Record};
+use crate::store::{self, WriteRecord};
 
-const BOOKMARKS: Duration = Duration::from_secs(60);
+const BOOKMARK_INTERVAL: Duration = Duration::from_secs(60);
 /// The last bookmark is sent this long before the end of the watch.
-const BEFORE_END: Duration = Duration::from_secs(2);
+const LAST_BOOKMARK_BEFORE_END: Duration = Duration::from_secs(2);
 /// Least duration of a watch without `timeoutSeconds`. The real server adds up to as much again at random.
-const DURATION: u64 = 1800;
+const MIN_TIMEOUT_SECONDS: u64 = 1800;
 
 #[derive(Debug)]
 struct Watch {
@@ -32,35 +32,35 @@ struct Watch {
     selector: Selector,
     view: View,
     /// The watch reports the writes after this revision.
-    after: u64,
+    start_revision: u64,
     pending: Vec<Bytes>,
     ended: bool,
-    bookmark: Option<Timestamp>,
-    end: Timestamp,
+    next_bookmark: Option<Timestamp>,
+    deadline: Timestamp,
 }
 
 /// The open watches.
 #[derive(Debug, Default)]
 pub(crate) struct Watches {
-    last: u64,
+    last_id: u64,
     open: BTreeMap<WatchId, Watch>,
 }
 
 impl Watch {
-    fn covers(&self, record: &Record) -> bool {
-        record.revision > self.after
+    fn covers(&self, record: &WriteRecord) -> bool {
+        record.revision > self.start_revision
             && record.key.resource == self.kind.resource
             && record.key.group == self.kind.stored_group()
             && (self.namespace.is_empty() || record.key.namespace == self.namespace)
     }
 
-    fn send(&mut self, record: &Record) {
+    fn send(&mut self, record: &WriteRecord) {
         if self.ended || !self.covers(record) {
             return;
         }
-        let selected = |object: &&Arc<Value>| self.selector.matches(object);
-        let before = record.before.as_ref().filter(selected);
-        let after = record.after.as_ref().filter(selected);
+        let is_selected = |object: &&Arc<Value>| self.selector.matches(object);
+        let before = record.before.as_ref().filter(is_selected);
+        let after = record.after.as_ref().filter(is_selected);
         let (event, object, version) = match (before, after) {
             (None, Some(after)) => ("ADDED", after, None),
             (Some(_), Some(after)) => ("MODIFIED", after, None),
@@ -72,14 +72,14 @@ impl Watch {
     }
 
     fn line(&self, event: &'static str, object: &Value, version: Option<u64>) -> Bytes {
-        let rendered = Rendered {
+        let rendered = RenderedObject {
             object,
             kind: &self.kind,
             view: self.view,
-            bare: false,
+            omits_type: false,
             version,
         };
-        render::event(event, &rendered)
+        render::watch_event(event, &rendered)
     }
 
     fn send_bookmark(&mut self, revision: u64, ends_initial: bool) {
@@ -95,33 +95,33 @@ impl Watch {
             ),
         };
         let object = json!({"kind": kind, "apiVersion": api_version, "metadata": metadata});
-        self.pending.push(render::event("BOOKMARK", &object));
+        self.pending.push(render::watch_event("BOOKMARK", &object));
     }
 
     fn next_timer(&self) -> Timestamp {
-        let bookmark = self.bookmark.unwrap_or(self.end);
-        bookmark.min(self.end)
+        let next_timer = self.next_bookmark.unwrap_or(self.deadline);
+        next_timer.min(self.deadline)
     }
 
     fn advance(&mut self, now: Timestamp, revision: u64) {
         if self.ended {
             return;
         }
-        if self.bookmark.is_some_and(|bookmark| bookmark <= now) {
-            self.send_bookmark(revision.max(self.after), false);
-            let before_end = self.end - BEFORE_END;
-            let next = now + BOOKMARKS;
-            self.bookmark = match now < before_end {
-                true => Some(next.min(before_end)),
+        if self.next_bookmark.is_some_and(|bookmark| bookmark <= now) {
+            self.send_bookmark(revision.max(self.start_revision), false);
+            let last_bookmark = self.deadline - LAST_BOOKMARK_BEFORE_END;
+            let next = now + BOOKMARK_INTERVAL;
+            self.next_bookmark = match now < last_bookmark {
+                true => Some(next.min(last_bookmark)),
                 false => None,
             };
         }
-        self.ended = self.end <= now;
+        self.ended = self.deadline <= now;
     }
 }
 
 impl Watches {
-    pub(crate) fn publish(&mut self, record: &Record) {
+    pub(crate) fn publish(&mut self, record: &WriteRecord) {
         for watch in self.open.values_mut() {
             watch.send(record);
         }
@@ -186,24 +186,24 @@ impl Watches {
             namespace: String::new(),
             selector: Selector::default(),
             view: View::Full,
-            after: 0,
+            start_revision: 0,
             pending: vec![line],
             ended: true,
-            bookmark: None,
-            end: now,
+            next_bookmark: None,
+            deadline: now,
         });
-        Answer::Watch(head(), id)
+        Answer::Watch(response_head(), id)
     }
 
     fn open(&mut self, watch: Watch) -> WatchId {
-        self.last += 1;
-        let id = WatchId(self.last);
+        self.last_id += 1;
+        let id = WatchId(self.last_id);
         self.open.insert(id, watch);
         id
     }
 }
 
-fn head() -> Response<()> {
+fn response_head() -> Response<()> {
     let mut head = Response::new(());
     let content = http::HeaderValue::from_static("application/json");
     let headers = head.headers_mut();
@@ -214,33 +214,36 @@ fn head() -> Response<()> {
 impl ApiServer {
     pub(crate) fn watch(
         &mut self,
-        call: &Call<'_>,
+        request: &ApiRequest<'_>,
         kind: &Arc<Kind>,
         namespace: &str,
     ) -> Outcome<Answer> {
-        list::validate(call, true)?;
-        let query = &call.query;
+        list::validate_options(request, true)?;
+        let query = &request.query;
         let selector =
             Selector::parse(kind, query.get("labelSelector"), query.get("fieldSelector"))?;
         let seconds = query
             .number("timeoutSeconds")?
             .filter(|seconds| *seconds > 0);
-        let seconds = seconds.unwrap_or(DURATION + self.watches.last * 97 % DURATION);
-        let end = call.now + Duration::from_secs(seconds);
-        let bookmarks = query.is_true("allowWatchBookmarks");
-        let first = (call.now + BOOKMARKS).min(end - BEFORE_END);
+        let seconds = seconds
+            .unwrap_or(MIN_TIMEOUT_SECONDS + self.watches.last_id * 97 % MIN_TIMEOUT_SECONDS);
+        let deadline = request.now + Duration::from_secs(seconds);
+        let sends_bookmarks = query.is_true("allowWatchBookmarks");
+        let first_bookmark =
+            (request.now + BOOKMARK_INTERVAL).min(deadline - LAST_BOOKMARK_BEFORE_END);
         let mut watch = Watch {
             kind: kind.clone(),
             namespace: namespace.to_owned(),
             selector,
-            view: call.watch_view()?,
-            after: self.store.revision(),
+            view: request.watch_view()?,
+            start_revision: self.store.revision(),
             pending: Vec::new(),
             ended: false,
-            bookmark: (bookmarks && first > call.now).then_some(first),
-            end,
+            next_bookmark: (sends_bookmarks && first_bookmark > request.now)
+                .then_some(first_bookmark),
+            deadline,
         };
-        let asked = match query.get("resourceVersion") {
+        let requested = match query.get("resourceVersion") {
             "" => 0,
             text => text.parse().map_err(|_| {
                 let message = format!(
@@ -249,24 +252,24 @@ impl ApiServer {
                 Failure::new(500, "", message, Value::Null)
             })?,
         };
-        let initial = query.get("sendInitialEvents");
-        if asked == 0 && initial != "false" || query.is_true("sendInitialEvents") {
-            self.start_from_list(&mut watch, asked);
+        let initial_events = query.get("sendInitialEvents");
+        if requested == 0 && initial_events != "false" || query.is_true("sendInitialEvents") {
+            self.start_from_list(&mut watch, requested);
             // The server treats a watch without a version as one that requests initial events.
-            if bookmarks && !watch.ended {
+            if sends_bookmarks && !watch.ended {
                 watch.send_bookmark(self.store.revision(), true);
             }
-        } else if asked > 0 {
-            self.start_from_log(&mut watch, asked);
+        } else if requested > 0 {
+            self.start_from_log(&mut watch, requested);
         }
-        Ok(Answer::Watch(head(), self.watches.open(watch)))
+        Ok(Answer::Watch(response_head(), self.watches.open(watch)))
     }
 
     /// Sends the present objects.
-    fn start_from_list(&self, watch: &mut Watch, asked: u64) {
+    fn start_from_list(&self, watch: &mut Watch, requested: u64) {
         let current = self.store.revision();
-        if asked > current {
-            let failure = Failure::too_large_version(asked, current);
+        if requested > current {
+            let failure = Failure::too_large_version(requested, current);
             watch.pending.push(failure.event());
             watch.ended = true;
             return;
@@ -282,16 +285,16 @@ impl ApiServer {
     }
 
     /// Sends the writes after a revision. A revision in the future delays the first event.
-    fn start_from_log(&self, watch: &mut Watch, asked: u64) {
-        let oldest = self.store.compacted();
-        watch.after = asked;
-        if asked < oldest {
-            let message = format!("too old resource version: {asked} ({})", oldest + 1);
+    fn start_from_log(&self, watch: &mut Watch, requested: u64) {
+        let oldest = self.store.compacted_revision();
+        watch.start_revision = requested;
+        if requested < oldest {
+            let message = format!("too old resource version: {requested} ({})", oldest + 1);
             watch.pending.push(Failure::expired(message).event());
             watch.ended = true;
             return;
         }
-        for record in self.store.since(asked) {
+        for record in self.store.writes_since(requested) {
             watch.send(record);
         }
     }

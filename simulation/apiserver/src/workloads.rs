@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::meta;
 use crate::server::{ApiServer, Key};
-use crate::store::Record;
+use crate::store::WriteRecord;
 
 pub(crate) fn is_workload(key: &Key) -> bool {
     matches!(
@@ -20,34 +20,34 @@ pub(crate) fn is_workload(key: &Key) -> bool {
 }
 
 /// Whether the specification is new.
-pub(crate) fn needs_work(record: &Record) -> bool {
+pub(crate) fn needs_sync(record: &WriteRecord) -> bool {
     let Some(after) = &record.after else {
         return false;
     };
     let before = record.before.as_ref();
-    let known = before.map(|before| &before["metadata"]["generation"]);
-    known != Some(&after["metadata"]["generation"])
+    let observed = before.map(|before| &before["metadata"]["generation"]);
+    observed != Some(&after["metadata"]["generation"])
 }
 
 impl ApiServer {
     /// Returns the revision of a Deployment, which counts the changes of its template.
-    fn revision(&mut self, object: &Value) -> u64 {
+    fn deployment_revision(&mut self, object: &Value) -> u64 {
         let uid = meta::text(object, "uid").to_owned();
         let annotation = &object["metadata"]["annotations"]["deployment.kubernetes.io/revision"];
         let recorded = annotation.as_str().and_then(|text| text.parse().ok());
-        let template = &object["spec"]["template"];
-        let first = (template.clone(), recorded.unwrap_or(1));
-        let (known, revision) = self.templates.entry(uid).or_insert(first);
-        if known != template {
-            *known = template.clone();
+        let new_template = &object["spec"]["template"];
+        let initial = (new_template.clone(), recorded.unwrap_or(1));
+        let (template, revision) = self.deployment_revisions.entry(uid).or_insert(initial);
+        if template != new_template {
+            *template = new_template.clone();
             *revision += 1;
         }
         *revision
     }
 
     /// From now on, the pods of each Job that ends fail, or no longer do.
-    pub fn fail_jobs(&mut self, fail: bool) {
-        self.jobs_fail = fail;
+    pub fn fail_jobs(&mut self, jobs_fail: bool) {
+        self.jobs_fail = jobs_fail;
     }
 
     pub(crate) fn sync_workload(&mut self, key: &Key, now: Timestamp) {
@@ -59,16 +59,16 @@ impl ApiServer {
         }
         let mut next = (*object).clone();
         if key.resource == "deployments" {
-            let revision = self.revision(&object);
+            let revision = self.deployment_revision(&object);
             next["metadata"]["annotations"]["deployment.kubernetes.io/revision"] =
                 revision.to_string().into();
         }
         next["status"] = match key.resource.as_str() {
-            "deployments" => deployment(&object, now),
-            "statefulsets" => stateful_set(&object),
-            "daemonsets" => daemon_set(&object),
-            "replicasets" => replica_set(&object),
-            _ => match job(&object, now, self.jobs_fail) {
+            "deployments" => deployment_status(&object, now),
+            "statefulsets" => stateful_set_status(&object),
+            "daemonsets" => daemon_set_status(&object),
+            "replicasets" => replica_set_status(&object),
+            _ => match job_status(&object, now, self.jobs_fail) {
                 Some(status) => status,
                 None => return,
             },
@@ -86,18 +86,19 @@ fn generation(object: &Value) -> Value {
 }
 
 /// Returns the time of a known condition with the status `True`, or now.
-fn since(object: &Value, condition: &str, now: Timestamp) -> Value {
-    let known = object["status"]["conditions"].as_array();
-    let mut known = known.into_iter().flatten();
-    let known = known.find(|known| known["type"] == condition && known["status"] == "True");
-    let since = known.map(|known| known["lastTransitionTime"].clone());
-    since.unwrap_or_else(|| meta::seconds(now).into())
+fn transition_time(object: &Value, condition: &str, now: Timestamp) -> Value {
+    let existing = object["status"]["conditions"].as_array();
+    let mut existing = existing.into_iter().flatten();
+    let existing =
+        existing.find(|existing| existing["type"] == condition && existing["status"] == "True");
+    let time = existing.map(|existing| existing["lastTransitionTime"].clone());
+    time.unwrap_or_else(|| meta::format_time(now).into())
 }
 
-fn deployment(object: &Value, now: Timestamp) -> Value {
+fn deployment_status(object: &Value, now: Timestamp) -> Value {
     let count = replicas(object);
     let name = meta::name(object);
-    let at = meta::seconds(now);
+    let at = meta::format_time(now);
     let mut status = json!({
         "observedGeneration": generation(object),
         "conditions": [
@@ -106,15 +107,15 @@ fn deployment(object: &Value, now: Timestamp) -> Value {
                 "status": "True",
                 "reason": "MinimumReplicasAvailable",
                 "message": "Deployment has minimum availability.",
-                "lastTransitionTime": since(object, "Available", now),
-                "lastUpdateTime": since(object, "Available", now),
+                "lastTransitionTime": transition_time(object, "Available", now),
+                "lastUpdateTime": transition_time(object, "Available", now),
             },
             {
                 "type": "Progressing",
                 "status": "True",
                 "reason": "NewReplicaSetAvailable",
                 "message": format!("ReplicaSet \"{name}\" has successfully progressed."),
-                "lastTransitionTime": since(object, "Progressing", now),
+                "lastTransitionTime": transition_time(object, "Progressing", now),
                 "lastUpdateTime": at,
             },
         ],
@@ -132,7 +133,7 @@ fn deployment(object: &Value, now: Timestamp) -> Value {
     status
 }
 
-fn stateful_set(object: &Value) -> Value {
+fn stateful_set_status(object: &Value) -> Value {
     let count = replicas(object);
     let revision = format!("{}-1", meta::name(object));
     json!({
@@ -148,7 +149,7 @@ fn stateful_set(object: &Value) -> Value {
     })
 }
 
-fn daemon_set(object: &Value) -> Value {
+fn daemon_set_status(object: &Value) -> Value {
     json!({
         "observedGeneration": generation(object),
         "currentNumberScheduled": 1,
@@ -160,7 +161,7 @@ fn daemon_set(object: &Value) -> Value {
     })
 }
 
-fn replica_set(object: &Value) -> Value {
+fn replica_set_status(object: &Value) -> Value {
     let count = replicas(object);
     json!({
         "observedGeneration": generation(object),
@@ -171,39 +172,39 @@ fn replica_set(object: &Value) -> Value {
     })
 }
 
-/// What the pods of a Job do, by the command of the first container: `false` fails, `sleep N` succeeds after N seconds,
-/// and anything else succeeds at once.
-enum Command {
+/// Outcome of the pods of a Job, by the command of the first container: `false` fails, `sleep N` succeeds after N
+/// seconds, and any other succeeds immediately.
+enum JobOutcome {
     Succeeds(Duration),
     Fails,
 }
 
-fn command(job: &Value) -> Command {
+fn job_outcome(job: &Value) -> JobOutcome {
     let command = &job["spec"]["template"]["spec"]["containers"][0]["command"];
     let seconds = command[1].as_str().and_then(|text| text.parse().ok());
     match (command[0].as_str(), seconds) {
-        (Some("false"), _) => Command::Fails,
-        (Some("sleep"), Some(seconds)) => Command::Succeeds(Duration::from_secs(seconds)),
-        _ => Command::Succeeds(Duration::ZERO),
+        (Some("false"), _) => JobOutcome::Fails,
+        (Some("sleep"), Some(seconds)) => JobOutcome::Succeeds(Duration::from_secs(seconds)),
+        _ => JobOutcome::Succeeds(Duration::ZERO),
     }
 }
 
 /// The time that the pods of a new workload need.
-pub(crate) fn duration(object: Option<&Value>) -> Duration {
-    match object.map(command) {
-        Some(Command::Succeeds(duration)) => duration,
+pub(crate) fn completion_delay(object: Option<&Value>) -> Duration {
+    match object.map(job_outcome) {
+        Some(JobOutcome::Succeeds(duration)) => duration,
         _ => Duration::ZERO,
     }
 }
 
 /// Returns the status of a Job that has ended, or `None` if it is suspended or ended before.
-fn job(object: &Value, now: Timestamp, fails: bool) -> Option<Value> {
+fn job_status(object: &Value, now: Timestamp, jobs_fail: bool) -> Option<Value> {
     let conditions = object["status"]["conditions"].as_array();
     let has_ended = conditions.is_some_and(|conditions| !conditions.is_empty());
     if has_ended || object["spec"]["suspend"] == true {
         return None;
     }
-    let at = meta::seconds(now);
+    let at = meta::format_time(now);
     let condition = |kind, reason, message| {
         json!({
             "type": kind,
@@ -214,7 +215,7 @@ fn job(object: &Value, now: Timestamp, fails: bool) -> Option<Value> {
             "lastTransitionTime": at,
         })
     };
-    if fails || matches!(command(object), Command::Fails) {
+    if jobs_fail || matches!(job_outcome(object), JobOutcome::Fails) {
         let failed = |kind| {
             let message = "Job has reached the specified backoff limit";
             condition(kind, "BackoffLimitExceeded", message)

@@ -20,20 +20,20 @@ pub struct Totals {
     pub coverage: Coverage,
 }
 
-/// Runs the plans that `plan` returns for 0, 1, ... until it returns `None`. `failed` gets each that violates an
-/// invariant.
+/// Runs the plans that `next_plan` returns for 0, 1, ... until it returns `None`. `on_failure` gets each that violates
+/// an invariant.
 ///
 /// # Errors
 /// Returns an error if the machine has no room for the simulation's files.
 pub fn run_all(
     threads: usize,
-    plan: impl Fn(usize) -> Option<Plan> + Sync,
-    failed: impl Fn(Plan, &Violation) + Sync,
+    next_plan: impl Fn(usize) -> Option<Plan> + Sync,
+    on_failure: impl Fn(Plan, &Violation) + Sync,
 ) -> io::Result<Totals> {
-    let next = AtomicUsize::new(0);
+    let next_index = AtomicUsize::new(0);
     let totals = Mutex::new(Totals::default());
-    let work = || -> io::Result<()> {
-        while let Some(plan) = plan(next.fetch_add(1, Ordering::Relaxed)) {
+    let worker = || -> io::Result<()> {
+        while let Some(plan) = next_plan(next_index.fetch_add(1, Ordering::Relaxed)) {
             let outcome = run(&plan, &mut |_| ())?;
             if let Ok(mut totals) = totals.lock() {
                 totals.runs += 1;
@@ -42,15 +42,16 @@ pub fn run_all(
                 totals.coverage.merge(&outcome.coverage);
             }
             if let Some(violation) = &outcome.violation {
-                failed(plan, violation);
+                on_failure(plan, violation);
             }
         }
         Ok(())
     };
     std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-        let ends = threads.into_iter().map(|thread| thread.join());
-        ends.map(|end| end.unwrap_or_else(|_| Err(io::Error::other("a run panicked"))))
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(worker)).collect();
+        let results = threads.into_iter().map(|thread| thread.join());
+        results
+            .map(|result| result.unwrap_or_else(|_| Err(io::Error::other("a run panicked"))))
             .collect::<io::Result<Vec<()>>>()
     })?;
     totals

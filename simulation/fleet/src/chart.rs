@@ -6,27 +6,27 @@ use std::path::{Path, PathBuf};
 use krypton_sim_helm::chart::TestChart;
 use serde_json::{Value, json};
 
-use crate::oracles::PLANTED;
+use crate::oracles::PLANTED_SECRET;
 use crate::plan::Chart;
 
 /// Writes the archive of version `0.N.0` into `folder`, and returns its path and version.
 ///
 /// # Errors
 /// Returns an error if the file cannot be written.
-pub fn write(folder: &Path, chart: Chart, number: u32) -> io::Result<(PathBuf, String)> {
+pub fn write_archive(folder: &Path, chart: Chart, number: u32) -> io::Result<(PathBuf, String)> {
     let version = format!("0.{number}.0");
     let path = folder.join(format!("app-{version}.tgz"));
     if !path.exists() {
         std::fs::create_dir_all(folder)?;
         // Another host may read it at the same time.
         let partial = folder.join(format!("app-{version}.partial"));
-        app(chart, number, &version).to_tgz(&partial)?;
+        test_chart(chart, number, &version).to_tgz(&partial)?;
         std::fs::rename(&partial, &path)?;
     }
     Ok((path, version))
 }
 
-fn app(chart: Chart, number: u32, version: &str) -> TestChart {
+fn test_chart(chart: Chart, number: u32, version: &str) -> TestChart {
     let labels = json!({"app": "$RELEASE"});
     let app = TestChart::new("app", version)
         .value("message", json!("default"))
@@ -41,7 +41,7 @@ fn app(chart: Chart, number: u32, version: &str) -> TestChart {
             "kind": "Secret",
             "metadata": {"name": "$RELEASE-secret"},
             "type": "Opaque",
-            "stringData": {"password": PLANTED},
+            "stringData": {"password": PLANTED_SECRET},
         }))
         .object(json!({
             "apiVersion": "apps/v1",

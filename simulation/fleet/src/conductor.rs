@@ -19,18 +19,18 @@ use tokio::sync::mpsc;
 
 use crate::log;
 use crate::network::{Link, Links};
-use crate::observe::{Event as Seen, Observation};
+use crate::observe::{Event, Observation};
 use crate::outbox::{Message, Outbox, ProcessId};
-use crate::plan::Strike;
+use crate::plan::RequestFault;
 use crate::process::{Delivery, Process};
-use crate::streams::{End, SimStream};
+use crate::streams::{SimStream, StreamEnd};
 
 pub use api::{Cluster, Health};
-use api::{OpenRequest, Sender};
+use api::{OpenRequest, RequestSender};
 use helm_runs::HelmRun;
-pub use hosts::{Context, Host, Program};
-use queue::{Event, Queue};
-use streams::Held;
+pub use hosts::{Host, Program, ProgramContext};
+use queue::{EventQueue, QueuedEvent};
+use streams::BlockedSend;
 
 /// Milliseconds since the start of the simulation.
 pub type Millis = u64;
@@ -41,9 +41,9 @@ const EPOCH: Timestamp = Timestamp::constant(1_767_225_600, 0);
 /// One simulation.
 pub struct Simulation {
     now: Millis,
-    /// All processes run at least this often. A message leaves at most this late.
-    window: Millis,
-    queue: Queue,
+    /// All processes run at least this often. It bounds the delay of a message.
+    tick_interval: Millis,
+    queue: EventQueue,
     outbox: Outbox,
     links: Links,
     processes: BTreeMap<ProcessId, Process>,
@@ -52,35 +52,35 @@ pub struct Simulation {
     requests: BTreeMap<u64, OpenRequest>,
     listeners: BTreeMap<SocketAddr, (ProcessId, mpsc::UnboundedSender<(SimStream, SocketAddr)>)>,
     /// Both ends of each open stream, by their processes.
-    streams: Vec<(Arc<End>, Arc<End>)>,
-    held: Vec<Held>,
+    streams: Vec<(Arc<StreamEnd>, Arc<StreamEnd>)>,
+    blocked: Vec<BlockedSend>,
     helm_runs: BTreeMap<ProcessId, HelmRun>,
     /// Number of requests that each host has sent.
-    sent: BTreeMap<String, u32>,
-    /// Faults by host, with the number of the request that they strike, and the text that reports them.
-    strikes: BTreeMap<String, (u32, Strike, String)>,
+    request_counts: BTreeMap<String, u32>,
+    /// Request faults by host, with the number of the request that they affect, and the text that reports them.
+    request_faults: BTreeMap<String, (u32, RequestFault, String)>,
     /// Addresses of Services, each with a function that finds the listener behind it.
     services: BTreeMap<SocketAddr, fn(&Simulation) -> Option<SocketAddr>>,
     generator: Xoshiro256PlusPlus,
     observations: Vec<Observation>,
     folder: TempDir,
-    /// Time by which all wall clocks have been moved.
-    passed: SignedDuration,
+    /// Time by which actions have moved all wall clocks.
+    clock_offset: SignedDuration,
     seed: u64,
     last_process: u64,
     last_run: u64,
 }
 
-/// A folder in memory if there is one. Its name depends only on thread and seed, because paths get into objects.
-fn folder(seed: u64) -> std::io::Result<TempDir> {
+/// Creates a folder, in memory if possible. Its name depends only on thread and seed, because paths get into objects.
+fn create_folder(seed: u64) -> std::io::Result<TempDir> {
     let (process, thread) = (std::process::id(), std::thread::current().id());
     let prefix = format!("krypton-sim-{process}-{thread:?}-{seed}");
-    let mut folder = tempfile::Builder::new();
-    let folder = folder.prefix(&prefix).rand_bytes(0);
-    let memory = Path::new("/dev/shm");
-    match memory.is_dir() {
-        true => folder.tempdir_in(memory),
-        false => folder.tempdir(),
+    let mut builder = tempfile::Builder::new();
+    let builder = builder.prefix(&prefix).rand_bytes(0);
+    let shared_memory = Path::new("/dev/shm");
+    match shared_memory.is_dir() {
+        true => builder.tempdir_in(shared_memory),
+        false => builder.tempdir(),
     }
 }
 
@@ -96,14 +96,14 @@ impl Simulation {
     /// # Errors
     /// Returns an error if no folder for files can be created.
     pub fn new(seed: u64) -> std::io::Result<Self> {
-        log::install();
+        log::install_panic_hook();
         let mut generator = Xoshiro256PlusPlus::seed_from_u64(seed);
-        let window = [10, 20, 50, 100][generator.random_range(0..4_usize)];
-        let mut queue = Queue::default();
-        queue.push(window, Event::Window);
+        let tick_interval = [10, 20, 50, 100][generator.random_range(0..4_usize)];
+        let mut queue = EventQueue::default();
+        queue.push(tick_interval, QueuedEvent::Tick);
         Ok(Self {
             now: 0,
-            window,
+            tick_interval,
             queue,
             outbox: Outbox::default(),
             links: Links::new(seed ^ 0x6e65_7477),
@@ -113,15 +113,15 @@ impl Simulation {
             requests: BTreeMap::new(),
             listeners: BTreeMap::new(),
             streams: Vec::new(),
-            held: Vec::new(),
+            blocked: Vec::new(),
             helm_runs: BTreeMap::new(),
-            sent: BTreeMap::new(),
-            strikes: BTreeMap::new(),
+            request_counts: BTreeMap::new(),
+            request_faults: BTreeMap::new(),
             services: BTreeMap::new(),
             generator,
             observations: Vec::new(),
-            folder: folder(seed)?,
-            passed: SignedDuration::ZERO,
+            folder: create_folder(seed)?,
+            clock_offset: SignedDuration::ZERO,
             seed,
             last_process: 0,
             last_run: 0,
@@ -133,10 +133,10 @@ impl Simulation {
     }
 
     /// The true wall time.
-    pub fn wall(&self) -> Timestamp {
-        let passed = i64::try_from(self.now).unwrap_or(i64::MAX);
+    pub fn wall_time(&self) -> Timestamp {
+        let elapsed = i64::try_from(self.now).unwrap_or(i64::MAX);
         EPOCH
-            .saturating_add(SignedDuration::from_millis(passed) + self.passed)
+            .saturating_add(SignedDuration::from_millis(elapsed) + self.clock_offset)
             .unwrap_or(EPOCH)
     }
 
@@ -145,104 +145,110 @@ impl Simulation {
         self.folder.path()
     }
 
-    /// Takes what happened since the last call.
-    pub fn observations(&mut self) -> Vec<Observation> {
+    /// Takes the observations since the last call.
+    pub fn take_observations(&mut self) -> Vec<Observation> {
         std::mem::take(&mut self.observations)
     }
 
-    pub fn observe(&mut self, event: Seen) {
+    pub fn record(&mut self, event: Event) {
         let at = self.now;
         self.observations.push(Observation { at, event });
     }
 
     /// Schedules an action of a person or a fault.
-    pub fn at(&mut self, at: Millis, action: impl FnOnce(&mut Self) + 'static) {
-        self.queue.push(at, Event::Action(Box::new(action)));
+    pub fn schedule(&mut self, at: Millis, action: impl FnOnce(&mut Self) + 'static) {
+        self.queue.push(at, QueuedEvent::Action(Box::new(action)));
     }
 
-    /// Routes connections to `address` to the listener that `find` returns.
-    pub fn service(&mut self, address: SocketAddr, find: fn(&Self) -> Option<SocketAddr>) {
-        self.services.insert(address, find);
+    /// Routes connections to `address` to the listener that `find_listener` returns.
+    pub fn add_service(
+        &mut self,
+        address: SocketAddr,
+        find_listener: fn(&Self) -> Option<SocketAddr>,
+    ) {
+        self.services.insert(address, find_listener);
     }
 
-    /// Changes one direction of a link. If it is well again, held bytes arrive.
-    pub fn link(&mut self, from: &str, to: &str, link: Link) {
+    /// Changes one direction of a link. If it works again, blocked bytes arrive.
+    pub fn set_link(&mut self, from: &str, to: &str, link: Link) {
         self.links.set(from, to, link);
-        self.release_held();
+        self.send_blocked();
     }
 
-    /// Makes all links well. Requests whose connection was lost fail for Helm, which has no deadline for them.
+    /// Removes the faults of all links. Requests whose connection was lost fail for Helm, which has no deadline for
+    /// them.
     pub fn heal_links(&mut self) {
         self.links.clear();
-        self.release_held();
-        self.reset_lost_of_helm();
+        self.send_blocked();
+        self.reset_lost_helm_requests();
     }
 
     /// Handles the next event, unless it is later than `limit`. Returns false if there is none.
-    pub fn step(&mut self, limit: Millis) -> bool {
+    pub fn handle_next_event(&mut self, limit: Millis) -> bool {
         let Some((at, event)) = self.queue.pop(limit) else {
             return false;
         };
         self.now = at;
         match event {
-            Event::Window => self.run_all(),
-            Event::Arrives(request) => self.request_arrives(*request),
-            Event::Server(cluster) => self.server_timer(&cluster),
-            Event::Deliver(process, delivery) => self.run_process(process, vec![delivery]),
-            Event::HelmLimit(run) => self.helm_limit(run),
-            Event::Resume(process) => self.resume(process),
-            Event::Restart(host) => self.restart(&host),
-            Event::Action(action) => action(self),
+            QueuedEvent::Tick => self.run_processes(),
+            QueuedEvent::RequestArrives(request) => self.handle_request(*request),
+            QueuedEvent::ServerTimer(cluster) => self.handle_server_timer(&cluster),
+            QueuedEvent::Deliver(process, delivery) => self.run_process(process, vec![delivery]),
+            QueuedEvent::HelmTimeLimit(run) => self.enforce_helm_time_limit(run),
+            QueuedEvent::Resume(process) => self.resume(process),
+            QueuedEvent::Restart(host) => self.restart(&host),
+            QueuedEvent::Action(action) => action(self),
         }
-        self.dispatch();
+        self.handle_messages();
         true
     }
 
     /// Handles all events until `limit`.
     pub fn run_until(&mut self, limit: Millis) {
-        while self.step(limit) {}
+        while self.handle_next_event(limit) {}
         self.now = self.now.max(limit);
     }
 
-    fn run_all(&mut self) {
-        let all: Vec<ProcessId> = self.processes.keys().copied().collect();
-        for process in all {
+    fn run_processes(&mut self) {
+        let processes: Vec<ProcessId> = self.processes.keys().copied().collect();
+        for process in processes {
             self.run_process(process, Vec::new());
         }
-        self.queue.push(self.now + self.window, Event::Window);
+        self.queue
+            .push(self.now + self.tick_interval, QueuedEvent::Tick);
     }
 
-    /// Runs a process up to now. A stopped process gets what arrives when it continues.
-    fn run_process(&mut self, id: ProcessId, arriving: Vec<Delivery>) {
+    /// Runs a process up to now. A stopped process gets the deliveries when it continues.
+    fn run_process(&mut self, id: ProcessId, deliveries: Vec<Delivery>) {
         let Some(process) = self.processes.get_mut(&id) else {
             return;
         };
         if let Some(until) = process.stopped_until {
-            for delivery in arriving {
+            for delivery in deliveries {
                 self.queue
-                    .push(until.max(self.now), Event::Deliver(id, delivery));
+                    .push(until.max(self.now), QueuedEvent::Deliver(id, delivery));
             }
             return;
         }
-        process.run(self.now, arriving);
+        process.run(self.now, deliveries);
         let host = process.host.clone();
-        let ended = process.ended();
-        for line in log::lines() {
+        let exit = process.take_exit();
+        for line in log::take_lines() {
             let host = host.clone();
-            self.observe(Seen::Log { host, line });
+            self.record(Event::Log { host, line });
         }
-        for message in log::panics() {
+        for message in log::take_panics() {
             let host = host.clone();
-            self.observe(Seen::Panicked { host, message });
+            self.record(Event::ProcessPanicked { host, message });
         }
-        self.dispatch();
-        if let Some(ended) = ended {
-            self.process_ended(id, ended);
+        self.handle_messages();
+        if let Some(exit) = exit {
+            self.handle_process_exit(id, exit);
         }
     }
 
-    /// Handles what processes have sent.
-    fn dispatch(&mut self) {
+    /// Handles the messages of processes.
+    fn handle_messages(&mut self) {
         for (from, message) in self.outbox.take() {
             let Some(process) = self.processes.get(&from) else {
                 continue;
@@ -255,18 +261,21 @@ impl Simulation {
                     request,
                     reply,
                 } => {
-                    let (nth, strike) = self.count_request(&host);
-                    let from = Sender {
+                    let (nth, fault) = self.count_request(&host);
+                    let from = RequestSender {
                         process: from,
                         host,
                         nth,
-                        strike,
+                        fault,
                     };
                     self.send_request(from, id, &authority, (*request, reply));
                 }
                 Message::RequestDropped { id } => self.drop_request(id),
-                Message::Listen { address, accepted } => {
-                    self.listeners.insert(address, (from, accepted));
+                Message::Listen {
+                    address,
+                    connections,
+                } => {
+                    self.listeners.insert(address, (from, connections));
                 }
                 Message::Unlisten { address } => {
                     self.listeners.remove(&address);
@@ -274,30 +283,32 @@ impl Simulation {
                 Message::Dial { address, reply } => self.dial((from, host), address, reply),
                 Message::Bytes { to, bytes } => self.send(&host, to, Some(bytes), false),
                 Message::Finish { to, reset } => self.send(&host, to, None, reset),
-                Message::Helm {
+                Message::StartHelm {
                     arguments,
                     environment,
                     output,
-                    until,
+                    time_limit,
                     state,
                 } => self.start_helm(
                     (from, host),
                     (arguments, environment),
-                    (output, until),
+                    (output, time_limit),
                     state,
                 ),
-                Message::HelmTerminate { state } => self.terminate_helm(&state),
-                Message::HelmKill { state } => self.kill_helm(&state),
-                Message::HelmUntil { state, until } => self.limit_helm(&state, until),
+                Message::TerminateHelm { state } => self.terminate_helm(&state),
+                Message::KillHelm { state } => self.kill_helm(&state),
+                Message::SetHelmTimeLimit { state, time_limit } => {
+                    self.set_helm_time_limit(&state, time_limit)
+                }
             }
         }
     }
 
     fn deliver(&mut self, process: ProcessId, at: Millis, delivery: Delivery) {
-        self.queue.push(at, Event::Deliver(process, delivery));
+        self.queue.push(at, QueuedEvent::Deliver(process, delivery));
     }
 
-    fn next_process(&mut self) -> ProcessId {
+    fn next_process_id(&mut self) -> ProcessId {
         self.last_process += 1;
         ProcessId(self.last_process)
     }

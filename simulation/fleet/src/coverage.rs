@@ -6,11 +6,12 @@ use std::fmt;
 use krypton_sim_apiserver::server::Change;
 use serde_json::Value;
 
-use crate::faults::END;
+use crate::faults::END_PREFIX;
 use crate::observe::{Event, HelmEnd, Observation};
 use crate::plan::Action;
 
-/// Counts by point. Call [`Coverage::see`] with each observation, and [`Coverage::merge`] with the counts of other runs.
+/// Counts by point. Call [`Coverage::record`] with each observation, and [`Coverage::merge`] with the counts of other
+/// runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Coverage {
     counts: BTreeMap<String, u64>,
@@ -19,12 +20,12 @@ pub struct Coverage {
 }
 
 impl Coverage {
-    pub fn see(&mut self, seen: &Observation) {
-        match &seen.event {
-            Event::Answered {
+    pub fn record(&mut self, observation: &Observation) {
+        match &observation.event {
+            Event::Responded {
                 method, path, code, ..
-            } => self.count(format!("api {} {code}", call(method, path))),
-            Event::Lost { method, path, .. } => {
+            } => self.count(format!("api {} {code}", request_kind(method, path))),
+            Event::RequestLost { method, path, .. } => {
                 self.count(format!("api {method} {} lost", resource_of(path)));
             }
             Event::HelmStarted {
@@ -35,20 +36,24 @@ impl Coverage {
                 let verb = arguments.first().cloned().unwrap_or_default();
                 self.running.insert(*run, (host.clone(), verb));
             }
-            Event::HelmEnded { run, how, .. } => {
+            Event::HelmEnded { run, end, .. } => {
                 let running = self.running.remove(run);
                 let verb = running.map(|(_, verb)| verb).unwrap_or_default();
-                match how {
+                match end {
                     HelmEnd::Exited { code, .. } => self.count(format!("helm {verb} exit {code}")),
                     HelmEnd::Killed => self.count(format!("helm {verb} killed")),
                 }
             }
-            Event::Fault { text } => self.fault(text),
-            Event::Change { change, .. } => self.conditions(change),
-            Event::Started { host } => self.count(format!("process {} started", role(host))),
-            Event::Ended { host, .. } => self.count(format!("process {} ended", role(host))),
-            Event::Stopped { host, .. } => self.count(format!("process {} stopped", role(host))),
-            Event::Panicked { host, .. } => self.count(format!("process {} panicked", role(host))),
+            Event::Fault { text } => self.count_fault(text),
+            Event::Change { change, .. } => self.count_new_conditions(change),
+            Event::ProcessStarted { host } => self.count(format!("process {} started", role(host))),
+            Event::ProcessEnded { host, .. } => self.count(format!("process {} ended", role(host))),
+            Event::ProcessStopped { host, .. } => {
+                self.count(format!("process {} stopped", role(host)))
+            }
+            Event::ProcessPanicked { host, .. } => {
+                self.count(format!("process {} panicked", role(host)))
+            }
             Event::Log { .. } => {}
         }
     }
@@ -67,12 +72,17 @@ impl Coverage {
 
     /// Methods and resources of the writes that were carried out.
     pub fn writes(&self) -> BTreeSet<&str> {
-        let calls = self
+        let requests = self
             .counts
             .keys()
             .filter_map(|point| point.strip_prefix("api "));
-        let done = calls.filter_map(|call| call.strip_suffix(" 200").or(call.strip_suffix(" 201")));
-        done.filter(|call| !call.starts_with("GET ") && !call.starts_with("WATCH "))
+        let succeeded = requests.filter_map(|request| {
+            request
+                .strip_suffix(" 200")
+                .or(request.strip_suffix(" 201"))
+        });
+        succeeded
+            .filter(|request| !request.starts_with("GET ") && !request.starts_with("WATCH "))
             .collect()
     }
 
@@ -86,14 +96,14 @@ impl Coverage {
         *self.counts.entry(point).or_default() += 1;
     }
 
-    fn fault(&mut self, text: &str) {
-        if text.starts_with(END) {
+    fn count_fault(&mut self, text: &str) {
+        if text.starts_with(END_PREFIX) {
             return;
         }
         let Ok(action) = text.parse::<Action>() else {
             return;
         };
-        self.count(format!("fault {}", kind(&action)));
+        self.count(format!("fault {}", action_kind(&action)));
         if let Action::Crash { host, .. } = &action {
             let verbs: Vec<String> = self
                 .running
@@ -107,7 +117,7 @@ impl Coverage {
         }
     }
 
-    fn conditions(&mut self, change: &Change) {
+    fn count_new_conditions(&mut self, change: &Change) {
         let Some(after) = &change.after else {
             return;
         };
@@ -137,9 +147,9 @@ impl fmt::Display for Coverage {
 }
 
 /// Verb and resource of a request, without names.
-pub(crate) fn call(method: &str, path: &str) -> String {
-    let watches = path.contains("watch=true") || path.contains("watch=1");
-    let verb = if watches { "WATCH" } else { method };
+pub(crate) fn request_kind(method: &str, path: &str) -> String {
+    let is_watch = path.contains("watch=true") || path.contains("watch=1");
+    let verb = if is_watch { "WATCH" } else { method };
     format!("{verb} {}", resource_of(path))
 }
 
@@ -165,13 +175,13 @@ fn role(host: &str) -> &str {
 }
 
 /// The text of an action without its targets and numbers.
-fn kind(action: &Action) -> String {
+fn action_kind(action: &Action) -> String {
     let text = action.to_string();
     let words: Vec<&str> = text.split_whitespace().collect();
     match words.as_slice() {
-        [verb @ ("tenant" | "member" | "deployment"), _, what, ..] => format!("{verb} {what}"),
-        ["link", _, _, _, what, ..] => format!("link {what}"),
-        ["server", _, what, ..] => format!("server {what}"),
+        [verb @ ("tenant" | "member" | "deployment"), _, detail, ..] => format!("{verb} {detail}"),
+        ["link", _, _, _, detail, ..] => format!("link {detail}"),
+        ["server", _, detail, ..] => format!("server {detail}"),
         [verb, _, "at-request", ..] => format!("{verb} at-request"),
         [verb, ..] => (*verb).to_owned(),
         [] => String::new(),
@@ -194,12 +204,12 @@ fn conditions(object: Option<&Value>) -> impl Iterator<Item = (&str, &str, &str)
 mod tests {
     use super::*;
 
-    fn seen(event: Event) -> Observation {
+    fn observation(event: Event) -> Observation {
         Observation { at: 0, event }
     }
 
     fn answered(path: &str) -> Observation {
-        seen(Event::Answered {
+        observation(Event::Responded {
             host: "hub-0".to_owned(),
             nth: 1,
             cluster: "home".to_owned(),
@@ -233,18 +243,18 @@ mod tests {
     #[test]
     fn crash_during_helm_run_is_a_point() {
         let mut coverage = Coverage::default();
-        coverage.see(&seen(Event::HelmStarted {
+        coverage.record(&observation(Event::HelmStarted {
             run: 1,
             host: "agent-edge-1".to_owned(),
             arguments: vec!["upgrade".to_owned()],
         }));
-        coverage.see(&seen(Event::Fault {
+        coverage.record(&observation(Event::Fault {
             text: "crash agent-edge-1 restart 1.000".to_owned(),
         }));
-        coverage.see(&seen(Event::HelmEnded {
+        coverage.record(&observation(Event::HelmEnded {
             run: 1,
             host: "agent-edge-1".to_owned(),
-            how: HelmEnd::Killed,
+            end: HelmEnd::Killed,
         }));
         let points: Vec<&String> = coverage.counts.keys().collect();
         assert_eq!(
@@ -260,9 +270,9 @@ mod tests {
     #[test]
     fn merge_adds_counts_and_finds_new_points() {
         let (mut all, mut one) = (Coverage::default(), Coverage::default());
-        all.see(&answered("/version"));
-        one.see(&answered("/version"));
-        one.see(&answered("/api/v1/pods"));
+        all.record(&answered("/version"));
+        one.record(&answered("/version"));
+        one.record(&answered("/api/v1/pods"));
         let new: Vec<&str> = one.new_points(&all).collect();
         assert_eq!(new, ["api GET pods 200"]);
         all.merge(&one);

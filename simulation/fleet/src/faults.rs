@@ -1,10 +1,12 @@
-//! Carries out the actions of a plan in a simulation, and reports each as [`Seen::Fault`] in the text form of the plan.
+//! Carries out the actions of a plan in a simulation, and reports each as [`Event::Fault`] in the text form of the
+//! plan.
 //!
-//! The stage passes `--tenant-values` and `--chart-values-from` with [`VALUES`] to the hub, reads [`chart_version`] at each
-//! start of a hub, and creates the namespace [`crate::plan::TENANTS`] on each cluster. It creates the first Tenants with
-//! [`apply`] from [`crate::plan::Settings::creations`], because the oracles follow the wishes of [`PEOPLE`]. Secrets with
-//! kubeconfigs are in the hub's namespace, have the edge cluster's name, and the labels of
-//! [`krypton_types::names::DISCOVERY_LABEL`] and [`krypton_types::names::OPEN_TO_DEPLOYMENTS_LABEL`].
+//! The stage passes `--tenant-values` and `--chart-values-from` with [`VALUES_CONFIG_MAP`] to the hub, reads
+//! [`chart_version`] at each start of a hub, and creates the namespace [`crate::plan::TENANT_NAMESPACE`] on each
+//! cluster. It creates the first Tenants with [`apply`] from [`crate::plan::Settings::tenant_creations`], because the
+//! oracles record the requests of [`PEOPLE`]. Secrets with kubeconfigs are in the hub's namespace, have the edge
+//! cluster's name, and the labels of [`krypton_types::names::DISCOVERY_LABEL`] and
+//! [`krypton_types::names::OPEN_TO_DEPLOYMENTS_LABEL`].
 
 mod answers;
 mod people;
@@ -15,80 +17,80 @@ use krypton_sim_apiserver::server::Snapshot;
 
 use crate::conductor::{Health, Millis, Simulation};
 use crate::network::Link;
-use crate::observe::Event as Seen;
-use crate::plan::{Action, FOREVER, LinkFault, Plan, Scope, ServerFault, Strike, Verbs};
+use crate::observe::Event;
+use crate::plan::{Action, FOREVER, LinkFault, Plan, RequestFault, Scope, ServerFault, Verbs};
 use crate::stage::{self, Fleet};
 
-pub use people::{FOREIGN, PEOPLE, Person, VALUES};
-pub use restore::{REBUILD, RESTORE};
+pub use people::{FOREIGN_PREFIX, PEOPLE, UserClient, VALUES_CONFIG_MAP};
+pub use restore::{REBUILD_WRITER, RESTORE_WRITER};
 
 /// Start of the text of an observation that reports the end of a fault.
-pub const END: &str = "end of ";
+pub const END_PREFIX: &str = "end of ";
 /// Longest fault that is not permanent.
-const LONGEST: Millis = 24 * 60 * 60 * 1000;
+const MAX_LENGTH: Millis = 24 * 60 * 60 * 1000;
 /// Time between the restarts of two hubs in a rollout.
-const ROLLOUT: Millis = 10_000;
-/// Time that the restart of a hub takes.
-const RESTART: Millis = 500;
-/// Number of attempts of people to let an agent join again, and the time between two.
-const INVITATIONS: u64 = 4;
-const INVITES: Millis = 20_000;
+const ROLLOUT_INTERVAL: Millis = 10_000;
+/// Time that the restart of a program takes.
+const RESTART_TIME: Millis = 500;
+/// Number of attempts of people to repair the fleet after the chaos, and the time between two.
+const ATTEMPTS: u64 = 4;
+const ATTEMPT_INTERVAL: Millis = 20_000;
 /// File in the simulation's folder with the chart's version.
 const VERSION_FILE: &str = "chart-version";
 
-/// Carries out an action. The end of a fault is scheduled with [`Simulation::at`].
+/// Carries out an action. The end of a fault is scheduled with [`Simulation::schedule`].
 pub fn apply(simulation: &mut Simulation, action: &Action) {
     let text = action.to_string();
-    simulation.observe(Seen::Fault { text });
+    simulation.record(Event::Fault { text });
     match action {
         Action::Crash { host, restart } => crash(simulation, host, *restart),
-        Action::AtRequest { host, nth, strike } => {
-            // The oracles learn of the fault when it happens.
-            let text = match strike {
-                Strike::Crash { restart } => {
+        Action::AtRequest { host, nth, fault } => {
+            // The oracles are notified of the fault when it happens.
+            let text = match fault {
+                RequestFault::Crash { restart } => {
                     let (host, restart) = (host.clone(), *restart);
                     Action::Crash { host, restart }.to_string()
                 }
-                Strike::Fail | Strike::LoseAnswer => format!("{END}{action}"),
+                RequestFault::Fail | RequestFault::LoseResponse => format!("{END_PREFIX}{action}"),
             };
-            simulation.strike_at_request(host, *nth, *strike, text);
+            simulation.add_request_fault(host, *nth, *fault, text);
         }
         Action::Stop { host, length } => {
             simulation.stop(host, (*length != FOREVER).then_some(*length));
         }
-        Action::Freeze { host, length } => simulation.freeze(host, (*length).min(LONGEST)),
-        Action::Suspend { host, length } => simulation.suspend(host, (*length).min(LONGEST)),
+        Action::Freeze { host, length } => simulation.freeze(host, (*length).min(MAX_LENGTH)),
+        Action::Suspend { host, length } => simulation.suspend(host, (*length).min(MAX_LENGTH)),
         Action::CopyAgent { edge, .. } => {
             let copy = stage::copy_agent(simulation, edge);
-            end_later(simulation, action, move |simulation| {
+            schedule_end(simulation, action, move |simulation| {
                 simulation.crash(&copy, None)
             });
         }
         Action::Skew { host, by } => simulation.skew(host, SignedDuration::from_millis(*by)),
         Action::PassDays { days } => {
-            simulation.pass(SignedDuration::from_hours(24 * i64::from(*days)))
+            simulation.advance_wall_clocks(SignedDuration::from_hours(24 * i64::from(*days)))
         }
         Action::Link {
             from,
             to,
-            both,
+            bidirectional,
             fault,
             ..
         } => {
             let state = link_state(*fault);
-            set_link(simulation, (from, to), *both, state);
-            let (from, to, both) = (from.clone(), to.clone(), *both);
+            set_link(simulation, (from, to), *bidirectional, state);
+            let (from, to, bidirectional) = (from.clone(), to.clone(), *bidirectional);
             let end = move |simulation: &mut Simulation| {
-                set_link(simulation, (&from, &to), both, Link::default());
+                set_link(simulation, (&from, &to), bidirectional, Link::default());
             };
-            end_later(simulation, action, end);
+            schedule_end(simulation, action, end);
         }
         Action::HalfOpen { from, to } => simulation.half_open(from, to),
         Action::Server { .. }
         | Action::EndWatches { .. }
         | Action::Compact { .. }
         | Action::Restore { .. }
-        | Action::ServerClock { .. } => server(simulation, action),
+        | Action::ServerClock { .. } => apply_server_action(simulation, action),
         Action::ChartVersion { version } => roll_out(simulation, *version),
         Action::Tenant { .. }
         | Action::Member { .. }
@@ -97,15 +99,15 @@ pub fn apply(simulation: &mut Simulation, action: &Action) {
         | Action::RotateCa
         | Action::DeleteCrd { .. }
         | Action::DeleteHomeCrd { .. }
-        | Action::DeleteAnchor { .. } => people::act(simulation, action),
+        | Action::DeleteAnchor { .. } => people::perform(simulation, action),
     }
 }
 
 /// Schedules all steps of a plan, relative to `start`.
-pub fn schedule(simulation: &mut Simulation, plan: &Plan, start: Millis) {
+pub fn schedule_steps(simulation: &mut Simulation, plan: &Plan, start: Millis) {
     for step in &plan.steps {
         let action = step.action.clone();
-        simulation.at(start.saturating_add(step.at), move |simulation| {
+        simulation.schedule(start.saturating_add(step.at), move |simulation| {
             apply(simulation, &action);
         });
     }
@@ -113,17 +115,17 @@ pub fn schedule(simulation: &mut Simulation, plan: &Plan, start: Millis) {
 
 /// Ends all faults that are not permanent. Programs that have crashed start again.
 pub fn heal(simulation: &mut Simulation, plan: &Plan) {
-    simulation.cancel_strikes();
+    simulation.cancel_request_faults();
     let permanent: Vec<&Action> = plan
         .steps
         .iter()
         .map(|step| &step.action)
         .filter(|action| action.length() == Some(FOREVER))
         .collect();
-    let remains = |name: &str| {
+    let has_permanent_fault = |name: &str| {
         permanent
             .iter()
-            .any(|action| action.needs().contains(&name))
+            .any(|action| action.required_names().contains(&name))
     };
     if !permanent
         .iter()
@@ -132,56 +134,58 @@ pub fn heal(simulation: &mut Simulation, plan: &Plan) {
         simulation.heal_links();
     }
     for cluster in plan.settings.clusters() {
-        if !remains(&cluster) {
-            set_fault(simulation, &cluster, None);
+        if !has_permanent_fault(&cluster) {
+            set_server_fault(simulation, &cluster, None);
         }
     }
     for host in plan.settings.hosts() {
-        if !remains(&host) {
+        if !has_permanent_fault(&host) {
             simulation.start(&host);
         }
     }
     let settings = &plan.settings;
     for edge in &settings.edges {
-        if let Some(agent) = edge.agent().filter(|_| !remains(&edge.name))
-            && !remains(&agent)
+        if let Some(agent) = edge
+            .agent_host()
+            .filter(|_| !has_permanent_fault(&edge.name))
+            && !has_permanent_fault(&agent)
         {
-            invite(simulation, edge.name.clone());
+            invite_expired_agent(simulation, edge.name.clone());
         }
     }
     people::delete_forged(simulation, &settings.clusters());
-    give_up_unreadable(simulation, settings.clusters());
-    // A restore of home may have brought back what people had changed only for a time.
-    Fleet { settings }.provide_kubeconfigs(simulation);
-    simulation.observe(Seen::Fault {
+    orphan_unreadable_tenants(simulation, settings.clusters());
+    // A restore of home may have brought back a temporary change by people.
+    Fleet { settings }.ensure_kubeconfigs(simulation);
+    simulation.record(Event::Fault {
         text: "heal".to_owned(),
     });
 }
 
 /// Replaces the whole store of a cluster.
 pub(crate) fn rebuild(simulation: &mut Simulation, cluster: &str, empty: Snapshot) {
-    restore::restore(simulation, cluster, empty, REBUILD);
+    restore::restore(simulation, cluster, empty, REBUILD_WRITER);
 }
 
-/// Lets people give up releases that cannot be decoded, as soon as their deletion waits.
-fn give_up_unreadable(simulation: &mut Simulation, clusters: Vec<String>) {
-    for attempt in 0..INVITATIONS {
+/// Lets people orphan Tenants whose release cannot be decoded, as soon as their deletion waits.
+fn orphan_unreadable_tenants(simulation: &mut Simulation, clusters: Vec<String>) {
+    for attempt in 0..ATTEMPTS {
         let clusters = clusters.clone();
-        let at = simulation.now() + attempt * INVITES;
-        simulation.at(at, move |simulation| {
-            people::give_up_unreadable(simulation, &clusters);
+        let at = simulation.now() + attempt * ATTEMPT_INTERVAL;
+        simulation.schedule(at, move |simulation| {
+            people::orphan_unreadable_tenants(simulation, &clusters);
         });
     }
 }
 
 /// Gives new bundles to an agent whose certificate has expired. An agent uses a bundle only once after its start.
-fn invite(simulation: &mut Simulation, edge: String) {
-    for attempt in 0..INVITATIONS {
+fn invite_expired_agent(simulation: &mut Simulation, edge: String) {
+    for attempt in 0..ATTEMPTS {
         let edge = edge.clone();
-        let at = simulation.now() + attempt * INVITES;
-        simulation.at(at, move |simulation| {
+        let at = simulation.now() + attempt * ATTEMPT_INTERVAL;
+        simulation.schedule(at, move |simulation| {
             if stage::is_expired(simulation, &edge) {
-                people::rejoin(simulation, &edge);
+                people::rejoin_agent(simulation, &edge);
             }
         });
     }
@@ -208,22 +212,22 @@ fn roll_out(simulation: &mut Simulation, version: u32) {
     let file = simulation.folder().join(VERSION_FILE);
     if let Err(error) = std::fs::write(&file, version.to_string()) {
         let text = format!("writing {} failed: {error}", file.display());
-        simulation.observe(Seen::Fault { text });
+        simulation.record(Event::Fault { text });
         return;
     }
     let now = simulation.now();
     for number in 0..3 {
-        simulation.at(now + number * ROLLOUT, move |simulation| {
+        simulation.schedule(now + number * ROLLOUT_INTERVAL, move |simulation| {
             let hub = format!("hub-{number}");
-            if simulation.runs(&hub) {
-                simulation.crash(&hub, Some(RESTART));
+            if simulation.is_running(&hub) {
+                simulation.crash(&hub, Some(RESTART_TIME));
             }
         });
     }
 }
 
 /// Schedules the end of a fault, unless it is permanent.
-fn end_later(
+fn schedule_end(
     simulation: &mut Simulation,
     action: &Action,
     end: impl FnOnce(&mut Simulation) + 'static,
@@ -231,11 +235,11 @@ fn end_later(
     let Some(length) = action.length().filter(|length| *length != FOREVER) else {
         return;
     };
-    let text = format!("{END}{action}");
-    let at = simulation.now() + length.min(LONGEST);
-    simulation.at(at, move |simulation| {
+    let text = format!("{END_PREFIX}{action}");
+    let at = simulation.now() + length.min(MAX_LENGTH);
+    simulation.schedule(at, move |simulation| {
         end(simulation);
-        simulation.observe(Seen::Fault { text });
+        simulation.record(Event::Fault { text });
     });
 }
 
@@ -260,14 +264,19 @@ fn link_state(fault: LinkFault) -> Link {
     }
 }
 
-fn set_link(simulation: &mut Simulation, (from, to): (&str, &str), both: bool, state: Link) {
-    simulation.link(from, to, state);
-    if both {
-        simulation.link(to, from, state);
+fn set_link(
+    simulation: &mut Simulation,
+    (from, to): (&str, &str),
+    bidirectional: bool,
+    state: Link,
+) {
+    simulation.set_link(from, to, state);
+    if bidirectional {
+        simulation.set_link(to, from, state);
     }
 }
 
-fn server(simulation: &mut Simulation, action: &Action) {
+fn apply_server_action(simulation: &mut Simulation, action: &Action) {
     match action {
         Action::Server {
             cluster,
@@ -275,12 +284,12 @@ fn server(simulation: &mut Simulation, action: &Action) {
             scope,
             ..
         } => {
-            set_fault(simulation, cluster, Some((*fault, scope)));
+            set_server_fault(simulation, cluster, Some((*fault, scope)));
             let cluster = cluster.clone();
-            end_later(simulation, action, move |simulation| {
-                set_fault(simulation, &cluster, None);
+            schedule_end(simulation, action, move |simulation| {
+                set_server_fault(simulation, &cluster, None);
             });
-            end_watches(simulation, action);
+            end_watches_for(simulation, action);
         }
         Action::EndWatches { cluster } => {
             simulation.change_cluster(cluster, |cluster, _| cluster.server.end_watches());
@@ -295,15 +304,15 @@ fn server(simulation: &mut Simulation, action: &Action) {
                 return;
             };
             let cluster = cluster.clone();
-            end_later(simulation, action, move |simulation| {
-                restore::restore(simulation, &cluster, snapshot, RESTORE);
+            schedule_end(simulation, action, move |simulation| {
+                restore::restore(simulation, &cluster, snapshot, RESTORE_WRITER);
             });
         }
         Action::ServerClock { cluster, by, .. } => {
             let by = SignedDuration::from_millis(*by);
             simulation.change_cluster(cluster, |cluster, _| cluster.skew += by);
             let cluster = cluster.clone();
-            end_later(simulation, action, move |simulation| {
+            schedule_end(simulation, action, move |simulation| {
                 simulation.change_cluster(&cluster, |cluster, _| cluster.skew -= by);
             });
         }
@@ -311,19 +320,23 @@ fn server(simulation: &mut Simulation, action: &Action) {
     }
 }
 
-fn set_fault(simulation: &mut Simulation, cluster: &str, fault: Option<(ServerFault, &Scope)>) {
-    let health = fault.map_or(Health::Up, |(fault, _)| answers::health(fault));
+fn set_server_fault(
+    simulation: &mut Simulation,
+    cluster: &str,
+    fault: Option<(ServerFault, &Scope)>,
+) {
+    let health = fault.map_or(Health::Up, |(fault, _)| answers::health_during(fault));
     let scope = fault.map(|(_, scope)| scope.clone()).unwrap_or_default();
     simulation.change_cluster(cluster, |cluster, _| {
         cluster.health = health;
         cluster.scope = scope;
-        let fail = matches!(fault, Some((ServerFault::FailingJobs, _)));
-        cluster.server.fail_jobs(fail);
+        let jobs_fail = matches!(fault, Some((ServerFault::FailingJobs, _)));
+        cluster.server.fail_jobs(jobs_fail);
     });
 }
 
-/// The watches of a server that goes down end, too. Clients list again only after the end of a watch.
-fn end_watches(simulation: &mut Simulation, action: &Action) {
+/// Ends the watches of a server with a fault that affects lists. Clients list again only after the end of a watch.
+fn end_watches_for(simulation: &mut Simulation, action: &Action) {
     let Action::Server {
         cluster,
         fault,
@@ -333,8 +346,8 @@ fn end_watches(simulation: &mut Simulation, action: &Action) {
     else {
         return;
     };
-    let lists = scope.verbs == Verbs::Lists || !scope.resources.is_empty();
-    if lists || matches!(fault, ServerFault::Down | ServerFault::EmptyLists) {
+    let affects_lists = scope.verbs == Verbs::Lists || !scope.resources.is_empty();
+    if affects_lists || matches!(fault, ServerFault::Down | ServerFault::EmptyLists) {
         simulation.change_cluster(cluster, |cluster, _| cluster.server.end_watches());
     }
 }

@@ -24,37 +24,37 @@ pub struct SimHelm {
     pub outbox: Outbox,
 }
 
-/// What the driver knows of its Helm process.
+/// The state of a Helm process that its driver can observe.
 #[derive(Debug, Default)]
-pub struct RunState(Mutex<State>);
+pub struct HelmRunState(Mutex<HelmExitState>);
 
 #[derive(Debug, Default)]
-struct State {
-    ended: Option<(ExitStatus, Vec<u8>)>,
-    waiting: Option<Waker>,
+struct HelmExitState {
+    exit: Option<(ExitStatus, Vec<u8>)>,
+    waker: Option<Waker>,
 }
 
-impl RunState {
-    /// Helm has ended with this status and standard error.
-    pub fn end(&self, status: ExitStatus, stderr: Vec<u8>) {
+impl HelmRunState {
+    /// Records the exit status and the standard error of Helm.
+    pub fn set_exit(&self, status: ExitStatus, stderr: Vec<u8>) {
         let mut state = self.lock();
-        state.ended.get_or_insert((status, stderr));
-        if let Some(waker) = state.waiting.take() {
+        state.exit.get_or_insert((status, stderr));
+        if let Some(waker) = state.waker.take() {
             waker.wake();
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, HelmExitState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn ended(&self) -> (ExitStatus, Vec<u8>) {
+    async fn wait_for_exit(&self) -> (ExitStatus, Vec<u8>) {
         poll_fn(|context| {
             let mut state = self.lock();
-            match &state.ended {
-                Some(ended) => Poll::Ready(ended.clone()),
+            match &state.exit {
+                Some(exit) => Poll::Ready(exit.clone()),
                 None => {
-                    state.waiting = Some(context.waker().clone());
+                    state.waker = Some(context.waker().clone());
                     Poll::Pending
                 }
             }
@@ -67,20 +67,20 @@ impl Processes for SimHelm {
     fn start(
         &self,
         command: &HelmCommand<'_>,
-        until: Option<BootTime>,
+        time_limit: Option<BootTime>,
     ) -> io::Result<Box<dyn Running>> {
-        let run = Run {
+        let handle = HelmHandle {
             helm: self.clone(),
             state: Arc::default(),
         };
-        run.send(Message::Helm {
+        handle.send(Message::StartHelm {
             arguments: command.arguments.clone(),
             environment: command.environment.clone(),
             output: command.output.map(Path::to_path_buf),
-            until: until.map(|until| until.0),
-            state: Arc::clone(&run.state),
+            time_limit: time_limit.map(|limit| limit.0),
+            state: Arc::clone(&handle.state),
         });
-        Ok(Box::new(run))
+        Ok(Box::new(handle))
     }
 
     fn version<'a>(
@@ -92,63 +92,63 @@ impl Processes for SimHelm {
     }
 }
 
-/// A Helm process as its driver has it. Like the supervisor's pipe, dropping it kills Helm.
-struct Run {
+/// The handle of a Helm process for its driver. Like the supervisor's pipe, dropping it kills Helm.
+struct HelmHandle {
     helm: SimHelm,
-    state: Arc<RunState>,
+    state: Arc<HelmRunState>,
 }
 
-impl Run {
+impl HelmHandle {
     fn send(&self, message: Message) {
         self.helm.outbox.push(self.helm.process, message);
     }
 }
 
-impl Running for Run {
+impl Running for HelmHandle {
     fn terminate(&mut self) -> BoxFuture<'_, ()> {
         let state = Arc::clone(&self.state);
-        self.send(Message::HelmTerminate { state });
+        self.send(Message::TerminateHelm { state });
         Box::pin(async {})
     }
 
-    fn lives_until(&mut self, until: Option<BootTime>) -> BoxFuture<'_, ()> {
+    fn set_time_limit(&mut self, time_limit: Option<BootTime>) -> BoxFuture<'_, ()> {
         let state = Arc::clone(&self.state);
-        let until = until.map(|until| until.0);
-        self.send(Message::HelmUntil { state, until });
+        let time_limit = time_limit.map(|limit| limit.0);
+        self.send(Message::SetHelmTimeLimit { state, time_limit });
         Box::pin(async {})
     }
 
     fn kill(&self) {
         let state = Arc::clone(&self.state);
-        self.send(Message::HelmKill { state });
+        self.send(Message::KillHelm { state });
     }
 
-    fn ended(&mut self) -> BoxFuture<'_, ()> {
+    fn wait_for_exit(&mut self) -> BoxFuture<'_, ()> {
         Box::pin(async {
-            self.state.ended().await;
+            self.state.wait_for_exit().await;
         })
     }
 
-    fn end(self: Box<Self>) -> BoxFuture<'static, io::Result<(ExitStatus, Vec<u8>)>> {
+    fn reap(self: Box<Self>) -> BoxFuture<'static, io::Result<(ExitStatus, Vec<u8>)>> {
         Box::pin(async move {
             self.kill();
-            Ok(self.state.ended().await)
+            Ok(self.state.wait_for_exit().await)
         })
     }
 }
 
-impl Drop for Run {
+impl Drop for HelmHandle {
     fn drop(&mut self) {
         self.kill();
     }
 }
 
 /// The status of a process that ended with this code.
-pub(crate) fn exited(code: i32) -> ExitStatus {
+pub(crate) fn exit_status(code: i32) -> ExitStatus {
     ExitStatus::from_raw((code & 0xff) << 8)
 }
 
 /// The status of the supervisor of a killed Helm.
-pub(crate) fn killed() -> ExitStatus {
-    exited(128 + 9)
+pub(crate) fn killed_status() -> ExitStatus {
+    exit_status(128 + 9)
 }

@@ -2,7 +2,7 @@
 //! that a seed determines.
 //!
 //! Each simulated process has its own paused runtime. The conductor runs one of them at a time, up to the instant of
-//! the next event. Nothing here decides what the product does.
+//! the next event. Nothing here decides the actions of the product.
 
 pub mod batch;
 pub mod chart;

@@ -10,40 +10,40 @@ use tracing_subscriber::fmt::MakeWriter;
 thread_local! {
     static LINES: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
     static PANICS: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
-    /// Whether this thread's simulations keep log lines.
-    static KEPT: Cell<bool> = const { Cell::new(false) };
+    /// Whether the log lines of this thread's simulations are captured.
+    static IS_CAPTURING: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Collects the panics of simulated processes instead of printing them.
-pub(crate) fn install() {
+pub(crate) fn install_panic_hook() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        let print = std::panic::take_hook();
+        let default_hook = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |panic| {
             if world::current().is_some() {
                 PANICS.with_borrow_mut(|panics| panics.push(panic.to_string()));
             } else {
-                print(panic);
+                default_hook(panic);
             }
         }));
     });
 }
 
-/// Keeps the log lines of this thread's simulations from now on, at this level and above.
-pub fn keep(level: tracing::Level) -> tracing::subscriber::DefaultGuard {
-    KEPT.set(true);
+/// Captures the log lines of this thread's simulations from now on, at this level and above.
+pub fn capture(level: tracing::Level) -> tracing::subscriber::DefaultGuard {
+    IS_CAPTURING.set(true);
     let subscriber = tracing_subscriber::fmt()
         .with_max_level(level)
         .without_time()
         .with_ansi(false)
-        .with_writer(Lines)
+        .with_writer(CaptureWriter)
         .finish();
     tracing::subscriber::set_default(subscriber)
 }
 
 /// Takes the lines since the last call.
-pub(crate) fn lines() -> Vec<String> {
-    if !KEPT.get() {
+pub(crate) fn take_lines() -> Vec<String> {
+    if !IS_CAPTURING.get() {
         return Vec::new();
     }
     let bytes = LINES.take();
@@ -52,14 +52,14 @@ pub(crate) fn lines() -> Vec<String> {
 }
 
 /// Takes the panics since the last call.
-pub(crate) fn panics() -> Vec<String> {
+pub(crate) fn take_panics() -> Vec<String> {
     PANICS.take()
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Lines;
+struct CaptureWriter;
 
-impl io::Write for Lines {
+impl io::Write for CaptureWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         LINES.with_borrow_mut(|lines| lines.extend_from_slice(bytes));
         Ok(bytes.len())
@@ -70,7 +70,7 @@ impl io::Write for Lines {
     }
 }
 
-impl<'a> MakeWriter<'a> for Lines {
+impl<'a> MakeWriter<'a> for CaptureWriter {
     type Writer = Self;
 
     fn make_writer(&'a self) -> Self {

@@ -20,16 +20,16 @@ pub struct Link {
     pub loss: u32,
 }
 
-/// What becomes of a message.
+/// The fate of a message on a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum Transmission {
     /// It arrives after this time.
     Arrives(Millis),
     Lost,
     Refused,
 }
 
-/// All links. A link without an entry is well.
+/// All links. A link without an entry has no fault.
 #[derive(Debug)]
 pub struct Links {
     links: BTreeMap<(String, String), Link>,
@@ -58,16 +58,16 @@ impl Links {
         self.links.clear();
     }
 
-    /// Decides on a message.
-    pub(crate) fn verdict(&mut self, from: &str, to: &str) -> Verdict {
-        let usual = self.generator.random_range(1..=8);
+    /// Decides the fate of a message.
+    pub(crate) fn transmit(&mut self, from: &str, to: &str) -> Transmission {
+        let usual_delay = self.generator.random_range(1..=8);
         let link = self.link(from, to);
         if link.refused {
-            Verdict::Refused
+            Transmission::Refused
         } else if link.cut || self.generator.random_range(0..1000) < link.loss {
-            Verdict::Lost
+            Transmission::Lost
         } else {
-            Verdict::Arrives(usual + link.delay)
+            Transmission::Arrives(usual_delay + link.delay)
         }
     }
 

@@ -1,4 +1,4 @@
-//! What happened in a simulation, for oracles and traces.
+//! The observations of a simulation, for oracles and traces.
 
 use std::fmt;
 
@@ -22,7 +22,7 @@ pub enum Event {
         change: Change,
     },
     /// A cluster's API server answered a request. `host` sent it, as its `nth` one.
-    Answered {
+    Responded {
         host: String,
         nth: u32,
         cluster: String,
@@ -31,7 +31,7 @@ pub enum Event {
         code: u16,
     },
     /// A request or its response was lost.
-    Lost {
+    RequestLost {
         host: String,
         cluster: String,
         method: String,
@@ -45,22 +45,22 @@ pub enum Event {
     HelmEnded {
         run: u64,
         host: String,
-        how: HelmEnd,
+        end: HelmEnd,
     },
-    Started {
+    ProcessStarted {
         host: String,
     },
     /// A process ended by itself, which a running one does not do.
-    Ended {
+    ProcessEnded {
         host: String,
-        problem: Option<String>,
+        error: Option<String>,
     },
     /// A process ended after SIGTERM, or was killed because it did not.
-    Stopped {
+    ProcessStopped {
         host: String,
         in_time: bool,
     },
-    Panicked {
+    ProcessPanicked {
         host: String,
         message: String,
     },
@@ -103,7 +103,7 @@ impl fmt::Display for Observation {
                     sub => write!(f, " ({sub}) rv={} by {}", change.revision, change.by),
                 }
             }
-            Event::Answered {
+            Event::Responded {
                 host,
                 nth,
                 cluster,
@@ -114,7 +114,7 @@ impl fmt::Display for Observation {
                 f,
                 "{host:<10} -> {cluster}  {method} {path}  {code}  #{nth}"
             ),
-            Event::Lost {
+            Event::RequestLost {
                 host,
                 cluster,
                 method,
@@ -124,23 +124,27 @@ impl fmt::Display for Observation {
                 run,
                 host,
                 arguments,
-            } => write!(f, "{host:<10} helm {run} starts: {}", shown(arguments)),
-            Event::HelmEnded { run, host, how } => match how {
+            } => write!(
+                f,
+                "{host:<10} helm {run} starts: {}",
+                without_paths(arguments)
+            ),
+            Event::HelmEnded { run, host, end } => match end {
                 HelmEnd::Exited { code, stderr } => {
                     write!(f, "{host:<10} helm {run} exits with {code} {stderr}")
                 }
                 HelmEnd::Killed => write!(f, "{host:<10} helm {run} is killed"),
             },
-            Event::Started { host } => write!(f, "{host:<10} starts"),
-            Event::Ended { host, problem } => {
-                let problem = problem.as_deref().unwrap_or("without an error");
-                write!(f, "{host:<10} ends: {problem}")
+            Event::ProcessStarted { host } => write!(f, "{host:<10} starts"),
+            Event::ProcessEnded { host, error } => {
+                let error = error.as_deref().unwrap_or("without an error");
+                write!(f, "{host:<10} ends: {error}")
             }
-            Event::Stopped { host, in_time } => {
-                let how = if *in_time { "stops" } else { "does not stop" };
-                write!(f, "{host:<10} {how}")
+            Event::ProcessStopped { host, in_time } => {
+                let result = if *in_time { "stops" } else { "does not stop" };
+                write!(f, "{host:<10} {result}")
             }
-            Event::Panicked { host, message } => write!(f, "{host:<10} panics: {message}"),
+            Event::ProcessPanicked { host, message } => write!(f, "{host:<10} panics: {message}"),
             Event::Fault { text } => write!(f, "{:<10} {text}", "fault"),
             Event::Log { host, line } => write!(f, "{host:<10} {line}"),
         }
@@ -148,9 +152,9 @@ impl fmt::Display for Observation {
 }
 
 /// The verb of a Helm run with its flags, without paths, whose names are random.
-fn shown(arguments: &[String]) -> String {
-    let shown = arguments
+fn without_paths(arguments: &[String]) -> String {
+    let words = arguments
         .iter()
         .filter(|argument| !argument.starts_with('/'));
-    shown.map(String::as_str).collect::<Vec<_>>().join(" ")
+    words.map(String::as_str).collect::<Vec<_>>().join(" ")
 }

@@ -1,8 +1,9 @@
 //! The invariants of Krypton, each checked on the observations of a run.
 //!
-//! Create [`Oracles`] with the plan, pass each observation to [`Oracles::see`], report phases with
-//! [`Oracles::enter`], and call [`Oracles::quiet`] at the end of [`Phase::Quiet`]. The first violation is the result
-//! of the run. Oracles know the stores only from [`Event::Change`], so histories in tests are lists of observations.
+//! Create [`Oracles`] with the plan, pass each observation to [`Oracles::observe`], report phases with
+//! [`Oracles::enter_phase`], and call [`Oracles::check_converged`] at the end of [`Phase::Quiet`]. The first violation
+//! is the result of the run. Oracles know the stores only from [`Event::Change`], so histories in tests are lists of
+//! observations.
 //!
 //! Two rules need more observations than the conductor makes: the preconditions of deletes need the body of a
 //! request, and the deadlines of requests need its start.
@@ -32,36 +33,36 @@ use crate::conductor::Millis;
 use crate::observe::{Event, Observation};
 use crate::plan::Plan;
 
-pub use people::PLANTED;
+pub use people::PLANTED_SECRET;
 pub(crate) use view::condition;
 pub use view::{Phase, View};
 
-/// Result of a check: the reason for the violation, in one sentence.
-pub type Check = Result<(), String>;
+/// Result of a check. The error is the reason for the violation, in one sentence.
+pub type CheckResult = Result<(), String>;
 
 /// An invariant.
 pub trait Oracle: fmt::Debug {
     fn name(&self) -> &'static str;
 
     /// Checks an observation. The view already contains it.
-    fn see(&mut self, _view: &View, _seen: &Observation) -> Check {
+    fn check_observation(&mut self, _view: &View, _observation: &Observation) -> CheckResult {
         Ok(())
     }
 
-    /// Checks a write that a host's request has made. It follows `see` of the same change.
-    fn wrote(&mut self, _view: &View, _by: &Writer<'_>) -> Check {
+    /// Checks a write of a host's request. It follows `check_observation` of the same change.
+    fn check_write(&mut self, _view: &View, _write: &AttributedWrite<'_>) -> CheckResult {
         Ok(())
     }
 
     /// Checks the state after the idle time, when everything must have converged.
-    fn quiet(&mut self, _view: &View) -> Check {
+    fn check_converged(&mut self, _view: &View) -> CheckResult {
         Ok(())
     }
 }
 
 /// A change of a store with the host that requested it.
 #[derive(Clone, Copy, Debug)]
-pub struct Writer<'a> {
+pub struct AttributedWrite<'a> {
     pub host: &'a str,
     pub cluster: &'a str,
     pub change: &'a Change,
@@ -88,34 +89,34 @@ impl fmt::Display for Violation {
 #[derive(Debug)]
 pub struct Oracles {
     view: View,
-    all: Vec<Box<dyn Oracle>>,
+    oracles: Vec<Box<dyn Oracle>>,
 }
 
 impl Oracles {
     pub fn new(plan: &Plan) -> Self {
-        let all = releases::all()
+        let oracles = releases::invariants()
             .into_iter()
-            .chain(upgrades::all())
-            .chain(leases::all())
-            .chain(members::all())
-            .chain(leaving::all())
-            .chain(people::all())
-            .chain(status::all())
-            .chain(process::all())
-            .chain(content::all())
-            .chain(handover::all())
-            .chain(liveness::all())
-            .chain(home::all())
-            .chain(placed::all());
+            .chain(upgrades::invariants())
+            .chain(leases::invariants())
+            .chain(members::invariants())
+            .chain(leaving::invariants())
+            .chain(people::invariants())
+            .chain(status::invariants())
+            .chain(process::invariants())
+            .chain(content::invariants())
+            .chain(handover::invariants())
+            .chain(liveness::invariants())
+            .chain(home::invariants())
+            .chain(placed::invariants());
         Self {
             view: View::new(plan),
-            all: all.collect(),
+            oracles: oracles.collect(),
         }
     }
 
     /// Names of all invariants.
     pub fn names(&self) -> Vec<&'static str> {
-        self.all.iter().map(|oracle| oracle.name()).collect()
+        self.oracles.iter().map(|oracle| oracle.name()).collect()
     }
 
     pub fn view(&self) -> &View {
@@ -123,39 +124,39 @@ impl Oracles {
     }
 
     /// Starts a phase of the run.
-    pub fn enter(&mut self, phase: Phase, at: Millis) {
-        self.view.enter(phase, at);
+    pub fn enter_phase(&mut self, phase: Phase, at: Millis) {
+        self.view.enter_phase(phase, at);
     }
 
     /// Checks an observation. Pass all observations of a run in order.
     ///
     /// # Errors
     /// The first violation.
-    pub fn see(&mut self, seen: &Observation) -> Result<(), Violation> {
-        self.view.see(seen);
-        let at = seen.at;
-        for oracle in &mut self.all {
+    pub fn observe(&mut self, observation: &Observation) -> Result<(), Violation> {
+        self.view.observe(observation);
+        let at = observation.at;
+        for oracle in &mut self.oracles {
             oracle
-                .see(&self.view, seen)
+                .check_observation(&self.view, observation)
                 .map_err(|text| violation(oracle.as_ref(), at, text))?;
         }
-        let (Event::Answered { host, cluster, .. } | Event::Lost { host, cluster, .. }) =
-            &seen.event
+        let (Event::Responded { host, cluster, .. } | Event::RequestLost { host, cluster, .. }) =
+            &observation.event
         else {
             return Ok(());
         };
         for change in self.view.take_unattributed(cluster) {
-            let writer = Writer {
+            let write = AttributedWrite {
                 host,
                 cluster,
                 change: &change,
             };
-            for oracle in &mut self.all {
+            for oracle in &mut self.oracles {
                 oracle
-                    .wrote(&self.view, &writer)
+                    .check_write(&self.view, &write)
                     .map_err(|text| violation(oracle.as_ref(), at, text))?;
             }
-            self.view.wrote(&writer);
+            self.view.record_write(&write);
         }
         Ok(())
     }
@@ -164,11 +165,11 @@ impl Oracles {
     ///
     /// # Errors
     /// The first violation.
-    pub fn quiet(&mut self, at: Millis) -> Result<(), Violation> {
+    pub fn check_converged(&mut self, at: Millis) -> Result<(), Violation> {
         self.view.advance(at);
-        for oracle in &mut self.all {
+        for oracle in &mut self.oracles {
             oracle
-                .quiet(&self.view)
+                .check_converged(&self.view)
                 .map_err(|text| violation(oracle.as_ref(), at, text))?;
         }
         Ok(())
@@ -184,7 +185,7 @@ fn violation(oracle: &dyn Oracle, at: Millis, text: String) -> Violation {
 }
 
 /// Fails with the text unless the rule holds.
-fn ensure(holds: bool, text: impl FnOnce() -> String) -> Check {
+fn ensure(holds: bool, text: impl FnOnce() -> String) -> CheckResult {
     match holds {
         true => Ok(()),
         false => Err(text()),

@@ -1,4 +1,4 @@
-//! What simulated processes send to the conductor.
+//! Messages from simulated processes to the conductor.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -12,8 +12,8 @@ use bytes::Bytes;
 use http::{Request, Response};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::helm::RunState;
-use crate::streams::{End, SimStream};
+use crate::helm::HelmRunState;
+use crate::streams::{SimStream, StreamEnd};
 
 /// Identity of one process. A restarted process is a new one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -23,20 +23,20 @@ pub struct ProcessId(pub u64);
 #[derive(Debug)]
 pub enum Body {
     Complete(Bytes),
-    /// The parts of a watch. A closed channel ends the body; an error breaks it.
-    Parts(mpsc::UnboundedReceiver<io::Result<Bytes>>),
+    /// The chunks of a watch. A closed channel ends the body; an error breaks it.
+    Chunks(mpsc::UnboundedReceiver<io::Result<Bytes>>),
 }
 
-pub type Reply = oneshot::Sender<io::Result<Response<Body>>>;
+pub type ReplySender = oneshot::Sender<io::Result<Response<Body>>>;
 
-/// A message of a process to the world.
+/// A message of a process to the conductor.
 pub enum Message {
     /// A request to the API server at this authority.
     Request {
         id: u64,
         authority: String,
         request: Box<Request<Bytes>>,
-        reply: Reply,
+        reply: ReplySender,
     },
     /// The process no longer waits for the response, or no longer reads its body.
     RequestDropped {
@@ -44,7 +44,7 @@ pub enum Message {
     },
     Listen {
         address: SocketAddr,
-        accepted: mpsc::UnboundedSender<(SimStream, SocketAddr)>,
+        connections: mpsc::UnboundedSender<(SimStream, SocketAddr)>,
     },
     Unlisten {
         address: SocketAddr,
@@ -55,31 +55,31 @@ pub enum Message {
     },
     /// Bytes for the other end of a stream.
     Bytes {
-        to: Arc<End>,
+        to: Arc<StreamEnd>,
         bytes: Bytes,
     },
     /// No more bytes for the other end. `reset` if the stream was dropped.
     Finish {
-        to: Arc<End>,
+        to: Arc<StreamEnd>,
         reset: bool,
     },
-    Helm {
+    StartHelm {
         arguments: Vec<OsString>,
         environment: Vec<(OsString, OsString)>,
         output: Option<PathBuf>,
-        until: Option<Duration>,
-        state: Arc<RunState>,
+        time_limit: Option<Duration>,
+        state: Arc<HelmRunState>,
     },
-    HelmTerminate {
-        state: Arc<RunState>,
+    TerminateHelm {
+        state: Arc<HelmRunState>,
     },
-    HelmKill {
-        state: Arc<RunState>,
+    KillHelm {
+        state: Arc<HelmRunState>,
     },
     /// A new time limit, as time since boot.
-    HelmUntil {
-        state: Arc<RunState>,
-        until: Option<Duration>,
+    SetHelmTimeLimit {
+        state: Arc<HelmRunState>,
+        time_limit: Option<Duration>,
     },
 }
 
@@ -93,10 +93,10 @@ impl fmt::Debug for Message {
             Self::Dial { .. } => "Dial",
             Self::Bytes { .. } => "Bytes",
             Self::Finish { .. } => "Finish",
-            Self::Helm { .. } => "Helm",
-            Self::HelmTerminate { .. } => "HelmTerminate",
-            Self::HelmKill { .. } => "HelmKill",
-            Self::HelmUntil { .. } => "HelmUntil",
+            Self::StartHelm { .. } => "StartHelm",
+            Self::TerminateHelm { .. } => "TerminateHelm",
+            Self::KillHelm { .. } => "KillHelm",
+            Self::SetHelmTimeLimit { .. } => "SetHelmTimeLimit",
         };
         f.write_str(kind)
     }
@@ -104,10 +104,10 @@ impl fmt::Debug for Message {
 
 /// The messages of all processes, in order. Clones share their state.
 #[derive(Clone, Debug, Default)]
-pub struct Outbox(Arc<Mutex<State>>);
+pub struct Outbox(Arc<Mutex<OutboxState>>);
 
 #[derive(Debug, Default)]
-struct State {
+struct OutboxState {
     messages: Vec<(ProcessId, Message)>,
     last_id: u64,
     /// A process that was killed. Its destructors run, but a killed process sends nothing.
@@ -137,7 +137,7 @@ impl Outbox {
         self.lock().muted = process;
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, OutboxState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -2,8 +2,8 @@
 //! function of the seed and has a text form that round-trips.
 //!
 //! Names: clusters `home`, `edge-1`, ...; hosts `hub-0`, `hub-1`, `agent-edge-1`, ...; Tenants `t0`, ... in the
-//! namespace [`TENANTS`]; the KryptonDeployments `d0` and `d1` there. The member of an edge cluster has the cluster's
-//! name.
+//! namespace [`TENANT_NAMESPACE`]; the KryptonDeployments `d0` and `d1` there. The member of an edge cluster has the
+//! cluster's name.
 
 mod draw;
 mod scope;
@@ -18,15 +18,15 @@ pub use text::ParseError;
 use crate::conductor::Millis;
 
 /// Namespace of Tenants and KryptonDeployments, on each cluster. The stage creates it.
-pub const TENANTS: &str = "tenants";
+pub const TENANT_NAMESPACE: &str = "tenants";
 /// Namespace of the hub and of Krypton's own objects.
-pub const SYSTEM: &str = "krypton-system";
+pub const SYSTEM_NAMESPACE: &str = "krypton-system";
 /// The home cluster.
 pub const HOME: &str = "home";
 /// Ends the name of a second member with the same cluster.
-pub const TWIN: &str = "-twin";
+pub const TWIN_SUFFIX: &str = "-twin";
 /// A namespace whose Secrets the hub discovers, but does not trust.
-pub const ELSEWHERE: &str = "elsewhere";
+pub const UNTRUSTED_NAMESPACE: &str = "elsewhere";
 /// The length of a permanent fault.
 pub const FOREVER: Millis = Millis::MAX;
 
@@ -37,7 +37,7 @@ pub struct Settings {
     pub hubs: u32,
     pub edges: Vec<Edge>,
     /// The Tenants that exist at the start.
-    pub tenants: Vec<Seat>,
+    pub tenants: Vec<PlannedTenant>,
     /// Whether the home cluster is a member, too.
     pub self_cluster: bool,
     /// Length of the chaos.
@@ -67,14 +67,14 @@ pub enum Access {
     Both,
 }
 
-/// A Tenant and its cluster.
+/// A Tenant of the plan and its cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Seat {
-    pub tenant: String,
+pub struct PlannedTenant {
+    pub name: String,
     /// The cluster on which people write the Tenant.
     pub cluster: String,
     /// The member that `clusterRef` names, if the hub places the Tenant.
-    pub placed: Option<String>,
+    pub placed_on: Option<String>,
 }
 
 /// The chart that the fleet installs.
@@ -95,11 +95,11 @@ pub struct Plan {
     pub seed: u64,
     pub settings: Settings,
     /// In the order of their times.
-    pub steps: Vec<Step>,
+    pub steps: Vec<PlanStep>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Step {
+pub struct PlanStep {
     /// Time since the start of the chaos.
     pub at: Millis,
     pub action: Action,
@@ -111,90 +111,57 @@ pub enum Action {
     Tenant {
         cluster: String,
         tenant: String,
-        what: TenantAction,
+        action: TenantAction,
     },
     Member {
         member: String,
-        what: MemberAction,
+        action: MemberAction,
     },
     Deployment {
         name: String,
-        what: DeploymentAction,
+        action: DeploymentAction,
     },
     /// Changes the chart's version in the hub's flags, one hub after the other. See [`crate::faults::chart_version`].
-    ChartVersion {
-        version: u32,
-    },
-    /// Changes the fleet's values in the ConfigMap [`crate::faults::VALUES`].
-    Values {
-        number: u32,
-    },
+    ChartVersion { version: u32 },
+    /// Changes the fleet's values in the ConfigMap [`crate::faults::VALUES_CONFIG_MAP`].
+    Values { number: u32 },
     /// Requests a rotation of the hub's CA.
     RotateCa,
     /// Deletes the CRD of Tenants.
-    DeleteCrd {
-        cluster: String,
-    },
+    DeleteCrd { cluster: String },
     /// Deletes another CRD of Krypton on the home cluster.
-    DeleteHomeCrd {
-        resource: String,
-    },
+    DeleteHomeCrd { resource: String },
     /// Deletes Krypton's anchor on a cluster.
-    DeleteAnchor {
-        cluster: String,
-    },
+    DeleteAnchor { cluster: String },
     /// SIGKILL.
-    Crash {
-        host: String,
-        restart: Millis,
-    },
+    Crash { host: String, restart: Millis },
     /// SIGTERM. The program starts again after this time, or later once it has ended.
-    Stop {
-        host: String,
-        length: Millis,
-    },
+    Stop { host: String, length: Millis },
     /// Happens when the host sends its `nth` request from now.
     AtRequest {
         host: String,
         nth: u32,
-        strike: Strike,
+        fault: RequestFault,
     },
     /// SIGSTOP, then SIGCONT.
-    Freeze {
-        host: String,
-        length: Millis,
-    },
+    Freeze { host: String, length: Millis },
     /// Suspends the machine.
-    Suspend {
-        host: String,
-        length: Millis,
-    },
+    Suspend { host: String, length: Millis },
     /// Starts a copy of an agent, with its identity and its name, for a time.
-    CopyAgent {
-        edge: String,
-        length: Millis,
-    },
+    CopyAgent { edge: String, length: Millis },
     /// Moves the wall clock of a host.
-    Skew {
-        host: String,
-        by: i64,
-    },
+    Skew { host: String, by: i64 },
     /// Moves all wall clocks, so that certificates become due or expire.
-    PassDays {
-        days: u32,
-    },
+    PassDays { days: u32 },
     Link {
         from: String,
         to: String,
-        both: bool,
+        bidirectional: bool,
         fault: LinkFault,
         length: Millis,
     },
     /// The open connections lose all later bytes in this direction. Neither end notices, and new connections work.
-    HalfOpen {
-        from: String,
-        to: String,
-    },
+    HalfOpen { from: String, to: String },
     Server {
         cluster: String,
         fault: ServerFault,
@@ -202,18 +169,11 @@ pub enum Action {
         length: Millis,
     },
     /// Ends all watches of an API server.
-    EndWatches {
-        cluster: String,
-    },
+    EndWatches { cluster: String },
     /// Removes the watch history of an API server.
-    Compact {
-        cluster: String,
-    },
+    Compact { cluster: String },
     /// Takes a snapshot of etcd, and restores it after this time.
-    Restore {
-        cluster: String,
-        after: Millis,
-    },
+    Restore { cluster: String, after: Millis },
     /// Moves the clock of an API server for a time.
     ServerClock {
         cluster: String,
@@ -227,7 +187,7 @@ pub enum Action {
 pub enum TenantAction {
     /// Creates it, with `clusterRef` if a member is given.
     Create {
-        placed: Option<String>,
+        placed_on: Option<String>,
     },
     /// Changes its values.
     Edit {
@@ -260,14 +220,14 @@ pub enum TenantAction {
     /// Creates an object of a person in the workspace.
     AddOccupant,
     /// Changes `clusterRef`.
-    Name {
+    SetClusterRef {
         member: String,
     },
     /// Replaces the whole object but its status, as `kubectl replace` does.
     Rewrite {
         member: String,
     },
-    /// Lets it adopt what an earlier Tenant has left.
+    /// Lets it adopt the release of an earlier Tenant.
     Adopt,
 }
 
@@ -282,7 +242,7 @@ pub enum MemberAction {
     Delete {
         uninstall: bool,
     },
-    /// Sets what its deletion does to the releases.
+    /// Sets the effect of its deletion on the releases.
     Policy {
         uninstall: bool,
     },
@@ -298,13 +258,13 @@ pub enum MemberAction {
     Replace,
     /// Gives the agent a new join bundle, and restarts it.
     Rejoin,
-    /// Creates a second Secret with a kubeconfig for the cluster, with this member's name and [`TWIN`], and deletes it
-    /// and its EdgeCluster after a time.
+    /// Creates a second Secret with a kubeconfig for the cluster, with this member's name and [`TWIN_SUFFIX`], and
+    /// deletes it and its EdgeCluster after a time.
     AddTwin {
         length: Millis,
     },
-    /// Creates Secrets with kubeconfigs in the namespace [`ELSEWHERE`] for a time: one with the member's name, and one
-    /// with a new name, which nobody accepts.
+    /// Creates Secrets with kubeconfigs in the namespace [`UNTRUSTED_NAMESPACE`] for a time: one with the member's
+    /// name, and one with a new name, which people do not accept.
     AddElsewhere {
         length: Millis,
     },
@@ -342,13 +302,13 @@ pub enum DeploymentAction {
 
 /// A fault at one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Strike {
+pub enum RequestFault {
     /// SIGKILL of the host's program. The API server still gets the request.
     Crash { restart: Millis },
     /// The connection breaks before the API server gets the request.
     Fail,
     /// The connection breaks after the API server has carried out the request.
-    LoseAnswer,
+    LoseResponse,
 }
 
 /// A fault of one direction of a link.
@@ -370,7 +330,7 @@ pub enum ServerFault {
     TooManyRequests,
     InternalError,
     Unavailable,
-    /// An HTML page with status 200, as a captive portal answers.
+    /// An HTML page with status 200, as from a captive portal.
     Html,
     Unauthorized,
     Forbidden,
@@ -396,12 +356,12 @@ impl Settings {
     /// Names of all hosts, hubs first.
     pub fn hosts(&self) -> Vec<String> {
         let hubs = (0..self.hubs).map(|number| format!("hub-{number}"));
-        let agents = self.edges.iter().filter_map(Edge::agent);
+        let agents = self.edges.iter().filter_map(Edge::agent_host);
         hubs.chain(agents).collect()
     }
 
     /// The Helm member name of a cluster.
-    pub fn member(cluster: &str) -> &str {
+    pub fn member_for(cluster: &str) -> &str {
         match cluster {
             HOME => krypton_types::names::SELF_CLUSTER,
             edge => edge,
@@ -409,7 +369,7 @@ impl Settings {
     }
 
     /// The cluster of a member.
-    pub fn cluster(member: &str) -> &str {
+    pub fn cluster_for(member: &str) -> &str {
         match member {
             krypton_types::names::SELF_CLUSTER => HOME,
             edge => edge,
@@ -419,7 +379,7 @@ impl Settings {
 
 impl Edge {
     /// Host of the agent.
-    pub fn agent(&self) -> Option<String> {
+    pub fn agent_host(&self) -> Option<String> {
         (self.access != Access::Kubeconfig).then(|| format!("agent-{}", self.name))
     }
 
@@ -441,40 +401,41 @@ impl Plan {
     }
 
     /// The member that a permanent fault keeps from converging.
-    pub fn excused(&self) -> Option<&str> {
+    pub fn separated_member(&self) -> Option<&str> {
         self.steps
             .iter()
             .filter(|step| step.action.length() == Some(FOREVER))
             .filter(|step| !self.hub_replaces_agent(&step.action))
-            .find_map(|step| step.action.edge())
+            .find_map(|step| step.action.affected_edge())
     }
 
     /// Whether a fault concerns an agent only, and the hub has a kubeconfig for its cluster.
     fn hub_replaces_agent(&self, action: &Action) -> bool {
-        let needs = action.needs();
+        let names = action.required_names();
         let mut edges = self.settings.edges.iter();
-        needs.iter().all(|name| is_host(name))
+        names.iter().all(|name| is_host(name))
             && edges.any(|edge| {
-                let agent = edge.agent().filter(|_| edge.has_kubeconfig());
-                agent.is_some_and(|agent| needs.contains(&agent.as_str()))
+                let agent = edge.agent_host().filter(|_| edge.has_kubeconfig());
+                agent.is_some_and(|agent| names.contains(&agent.as_str()))
             })
     }
 
     /// Whether no hub remains at the end.
-    pub fn loses_hubs(&self) -> bool {
-        let lost = |hub: String| {
+    pub fn loses_all_hubs(&self) -> bool {
+        let is_lost = |hub: String| {
             let mut steps = self.steps.iter();
             steps.any(|step| {
-                step.action.length() == Some(FOREVER) && step.action.needs() == [hub.as_str()]
+                step.action.length() == Some(FOREVER)
+                    && step.action.required_names() == [hub.as_str()]
             })
         };
-        (0..self.settings.hubs).all(|number| lost(format!("hub-{number}")))
+        (0..self.settings.hubs).all(|number| is_lost(format!("hub-{number}")))
     }
 }
 
 impl Action {
-    /// Whether a person acts, not the infrastructure.
-    pub fn is_personal(&self) -> bool {
+    /// Whether people act, not the infrastructure.
+    pub fn is_user_action(&self) -> bool {
         matches!(
             self,
             Self::Tenant { .. }
@@ -490,7 +451,7 @@ impl Action {
     }
 
     /// The time after which clients notice the fault at the latest, if it has no end.
-    pub fn lingers(&self) -> Millis {
+    pub fn detection_delay(&self) -> Millis {
         match self {
             // The timeout of a watch, with the clients' tolerance.
             Self::HalfOpen { from, .. } if !is_host(from) => 330_000,
@@ -507,10 +468,10 @@ impl Action {
 
     /// The same action with another length.
     #[must_use]
-    pub fn lasting(&self, new: Millis) -> Self {
+    pub fn with_length(&self, new_length: Millis) -> Self {
         let mut action = self.clone();
         if let Some(length) = action.length_mut() {
-            *length = new;
+            *length = new_length;
         }
         action
     }
@@ -521,7 +482,7 @@ impl Action {
                 restart: length, ..
             }
             | Self::AtRequest {
-                strike: Strike::Crash { restart: length },
+                fault: RequestFault::Crash { restart: length },
                 ..
             }
             | Self::Stop { length, .. }
@@ -533,7 +494,7 @@ impl Action {
             | Self::Restore { after: length, .. }
             | Self::ServerClock { length, .. }
             | Self::Member {
-                what:
+                action:
                     MemberAction::AddTwin { length }
                     | MemberAction::AddElsewhere { length }
                     | MemberAction::DamageKubeconfig { length }
@@ -546,29 +507,29 @@ impl Action {
     }
 
     /// Names of the clusters and hosts, and of the Tenant, that the action needs.
-    pub fn needs(&self) -> Vec<&str> {
+    pub fn required_names(&self) -> Vec<&str> {
         match self {
             Self::Tenant {
                 cluster,
                 tenant,
-                what,
+                action,
             } => {
-                let mut needs = vec![cluster.as_str(), tenant.as_str()];
-                match what {
-                    // Creation makes the Tenant itself.
-                    TenantAction::Create { placed } => {
-                        needs.pop();
-                        needs.extend(placed.as_deref());
+                let mut names = vec![cluster.as_str(), tenant.as_str()];
+                match action {
+                    // The action creates the Tenant.
+                    TenantAction::Create { placed_on } => {
+                        names.pop();
+                        names.extend(placed_on.as_deref());
                     }
-                    TenantAction::Name { member } | TenantAction::Rewrite { member } => {
-                        needs.push(member);
+                    TenantAction::SetClusterRef { member } | TenantAction::Rewrite { member } => {
+                        names.push(member);
                     }
                     _ => {}
                 }
-                needs
+                names
             }
-            Self::Member { member, .. } => vec![Settings::cluster(member)],
-            Self::Deployment { what, .. } => match what {
+            Self::Member { member, .. } => vec![Settings::cluster_for(member)],
+            Self::Deployment { action, .. } => match action {
                 DeploymentAction::Create { region } | DeploymentAction::Move { region } => {
                     vec![region]
                 }
@@ -600,14 +561,14 @@ impl Action {
     }
 
     /// Whether the action is on the Tenant of this name, or creates it.
-    pub fn is_on_tenant(&self, name: &str) -> bool {
+    pub fn targets_tenant(&self, name: &str) -> bool {
         matches!(self, Self::Tenant { tenant, .. } if tenant == name)
     }
 
     /// The edge cluster that a fault separates or stops.
-    fn edge(&self) -> Option<&str> {
-        let needs = self.needs().into_iter();
-        let mut edges = needs.map(|name| name.strip_prefix("agent-").unwrap_or(name));
+    fn affected_edge(&self) -> Option<&str> {
+        let names = self.required_names().into_iter();
+        let mut edges = names.map(|name| name.strip_prefix("agent-").unwrap_or(name));
         edges.find(|name| name.starts_with("edge-"))
     }
 }

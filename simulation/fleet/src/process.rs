@@ -19,14 +19,14 @@ use crate::world::{Clocks, ProcessWorld};
 
 thread_local! {
     /// Wakes the future that waits until the current runtime is idle.
-    static WAITING: RefCell<Option<Waker>> = const { RefCell::new(None) };
-    static IDLE: Cell<bool> = const { Cell::new(false) };
+    static IDLE_WAKER: RefCell<Option<Waker>> = const { RefCell::new(None) };
+    static IS_IDLE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The main future of a process.
-pub(crate) type Main = Box<dyn FnOnce() -> LocalBoxFuture<'static, Result<(), String>>>;
+/// The main function of a process.
+pub(crate) type MainFunction = Box<dyn FnOnce() -> LocalBoxFuture<'static, Result<(), String>>>;
 
-/// Gives a process something that arrives for it.
+/// Delivers a message to a process. It runs inside the process.
 pub(crate) type Delivery = Box<dyn FnOnce()>;
 
 pub(crate) struct Process {
@@ -40,7 +40,7 @@ pub(crate) struct Process {
     /// Global time of the start.
     started_at: Millis,
     /// Error of its clocks, in millionths.
-    rate: i64,
+    drift_ppm: i64,
     /// Total time of suspension, which its monotonic clock does not count.
     suspended: Millis,
     /// A stopped process does not run until this time.
@@ -49,21 +49,21 @@ pub(crate) struct Process {
     pub folder: PathBuf,
 }
 
-pub(crate) struct Start {
+pub(crate) struct ProcessConfig {
     pub id: ProcessId,
     pub host: String,
     pub seed: u64,
     pub clocks: Clocks,
-    pub rate: i64,
-    pub at: Millis,
+    pub drift_ppm: i64,
+    pub started_at: Millis,
     pub folder: PathBuf,
     pub outbox: Outbox,
 }
 
 impl Process {
-    pub(crate) fn start(start: Start, main: Main) -> std::io::Result<Self> {
+    pub(crate) fn start(config: ProcessConfig, main: MainFunction) -> std::io::Result<Self> {
         let mut seed = [0; 32];
-        for (to, from) in seed.iter_mut().zip(start.seed.to_le_bytes()) {
+        for (to, from) in seed.iter_mut().zip(config.seed.to_le_bytes()) {
             *to = from;
         }
         let runtime = Builder::new_current_thread()
@@ -71,71 +71,71 @@ impl Process {
             .start_paused(true)
             .rng_seed(RngSeed::from_bytes(&seed))
             .on_thread_park(|| {
-                if let Some(waker) = WAITING.take() {
-                    IDLE.set(true);
+                if let Some(waker) = IDLE_WAKER.take() {
+                    IS_IDLE.set(true);
                     waker.wake();
                 }
             })
             .build_local(LocalOptions::default())?;
-        let begin = runtime.block_on(async { Instant::now() });
+        let started = runtime.block_on(async { Instant::now() });
         let world = Rc::new(ProcessWorld::new(
-            start.id,
-            start.outbox,
-            start.seed,
-            begin,
-            start.clocks,
+            config.id,
+            config.outbox,
+            config.seed,
+            started,
+            config.clocks,
         ));
-        let entered = world::enter(Rc::clone(&world) as Rc<dyn world::World>);
+        let guard = world::enter(Rc::clone(&world) as Rc<dyn world::World>);
         let main = runtime.spawn_local(main());
-        drop(entered);
+        drop(guard);
         Ok(Self {
-            id: start.id,
-            host: start.host,
+            id: config.id,
+            host: config.host,
             runtime: Some(runtime),
             world,
             main,
-            started_at: start.at,
-            rate: start.rate,
+            started_at: config.started_at,
+            drift_ppm: config.drift_ppm,
             suspended: 0,
             stopped_until: None,
-            folder: start.folder,
+            folder: config.folder,
         })
     }
 
-    /// Runs it up to this global time, hands it what arrives then, and runs it until it is idle.
-    pub(crate) fn run(&mut self, at: Millis, arriving: Vec<Delivery>) {
-        let target = self.world.started + Duration::from_millis(self.local(at));
+    /// Runs it up to this global time, carries out the deliveries, and runs it until it is idle.
+    pub(crate) fn run(&mut self, at: Millis, deliveries: Vec<Delivery>) {
+        let target = self.world.started + Duration::from_millis(self.local_time(at));
         let Some(runtime) = &self.runtime else {
             return;
         };
-        let _world = world::enter(Rc::clone(&self.world) as Rc<dyn world::World>);
+        let _guard = world::enter(Rc::clone(&self.world) as Rc<dyn world::World>);
         runtime.block_on(async {
             if Instant::now() < target {
                 sleep_until(target).await;
             }
-            for delivery in arriving {
+            for delivery in deliveries {
                 delivery();
             }
-            idle().await;
+            wait_until_idle().await;
         });
     }
 
     /// Lets it continue after a stop (SIGSTOP): all timers that are due fire at once.
     pub(crate) fn resume(&mut self, at: Millis) {
         self.stopped_until = None;
-        let target = self.world.started + Duration::from_millis(self.local(at));
+        let target = self.world.started + Duration::from_millis(self.local_time(at));
         let Some(runtime) = &self.runtime else {
             return;
         };
-        let _world = world::enter(Rc::clone(&self.world) as Rc<dyn world::World>);
+        let _guard = world::enter(Rc::clone(&self.world) as Rc<dyn world::World>);
         runtime.block_on(async {
-            let passed = target.saturating_duration_since(Instant::now());
-            tokio::time::advance(passed).await;
+            let elapsed = target.saturating_duration_since(Instant::now());
+            tokio::time::advance(elapsed).await;
         });
     }
 
     /// Its machine was suspended for this time: only the boot clock and the wall clock have advanced.
-    pub(crate) fn suspended_for(&mut self, length: Millis) {
+    pub(crate) fn add_suspension(&mut self, length: Millis) {
         self.suspended += length;
         let mut clocks = self.world.clocks.get();
         clocks.suspended += Duration::from_millis(length);
@@ -149,34 +149,34 @@ impl Process {
         self.world.clocks.set(clocks);
     }
 
-    /// Returns how the main future ended, once.
-    pub(crate) fn ended(&mut self) -> Option<Result<(), String>> {
+    /// Returns the result of the main function, once.
+    pub(crate) fn take_exit(&mut self) -> Option<Result<(), String>> {
         let runtime = self.runtime.as_ref().filter(|_| self.main.is_finished())?;
-        let ended = runtime.block_on(&mut self.main);
-        Some(ended.unwrap_or_else(|error| Err(error.to_string())))
+        let exit = runtime.block_on(&mut self.main);
+        Some(exit.unwrap_or_else(|error| Err(error.to_string())))
     }
 
     /// The time since boot at a global time.
-    pub(crate) fn boot(&self, at: Millis) -> Duration {
+    pub(crate) fn boot_time(&self, at: Millis) -> Duration {
         let clocks = self.world.clocks.get();
-        clocks.boot + clocks.suspended + Duration::from_millis(self.local(at))
+        clocks.boot + clocks.suspended + Duration::from_millis(self.local_time(at))
     }
 
-    /// The first global time at which its boot clock shows at least `boot`.
-    pub(crate) fn when(&self, boot: Duration) -> Millis {
+    /// The first global time at which its boot clock shows at least `boot_time`.
+    pub(crate) fn time_at_boot_time(&self, boot_time: Duration) -> Millis {
         let clocks = self.world.clocks.get();
-        let local = boot.saturating_sub(clocks.boot + clocks.suspended);
+        let local = boot_time.saturating_sub(clocks.boot + clocks.suspended);
         let local = i64::try_from(local.as_millis()).unwrap_or(i64::MAX / 2_000_000);
-        let passed = local.saturating_mul(1_000_000) / (1_000_000 + self.rate);
-        let passed = u64::try_from(passed).unwrap_or_default();
-        self.started_at + self.suspended + passed + 1
+        let elapsed = local.saturating_mul(1_000_000) / (1_000_000 + self.drift_ppm);
+        let elapsed = u64::try_from(elapsed).unwrap_or_default();
+        self.started_at + self.suspended + elapsed + 1
     }
 
-    fn local(&self, at: Millis) -> Millis {
-        let passed = at.saturating_sub(self.started_at + self.suspended);
-        let passed = i64::try_from(passed).unwrap_or(i64::MAX);
-        let error = passed.saturating_mul(self.rate) / 1_000_000;
-        u64::try_from(passed + error).unwrap_or_default()
+    fn local_time(&self, at: Millis) -> Millis {
+        let elapsed = at.saturating_sub(self.started_at + self.suspended);
+        let elapsed = i64::try_from(elapsed).unwrap_or(i64::MAX);
+        let error = elapsed.saturating_mul(self.drift_ppm) / 1_000_000;
+        u64::try_from(elapsed + error).unwrap_or_default()
     }
 }
 
@@ -185,29 +185,29 @@ impl Drop for Process {
     fn drop(&mut self) {
         let outbox = self.world.outbox.clone();
         outbox.mute(Some(self.id));
-        let away = self.folder.with_extension("killed");
-        let moved = std::fs::rename(&self.folder, &away).is_ok();
+        let moved_folder = self.folder.with_extension("killed");
+        let is_moved = std::fs::rename(&self.folder, &moved_folder).is_ok();
         {
-            let _world = world::enter(Rc::clone(&self.world) as Rc<dyn world::World>);
+            let _guard = world::enter(Rc::clone(&self.world) as Rc<dyn world::World>);
             drop(self.runtime.take());
         }
-        if moved {
+        if is_moved {
             // The destructors may have created the folder again.
             drop(std::fs::remove_dir_all(&self.folder));
-            drop(std::fs::rename(&away, &self.folder));
+            drop(std::fs::rename(&moved_folder, &self.folder));
         }
         outbox.mute(None);
     }
 }
 
 /// Waits until the runtime has nothing else to do at this instant.
-async fn idle() {
-    IDLE.set(false);
+async fn wait_until_idle() {
+    IS_IDLE.set(false);
     poll_fn(|context| {
-        if IDLE.replace(false) {
+        if IS_IDLE.replace(false) {
             return Poll::Ready(());
         }
-        WAITING.set(Some(context.waker().clone()));
+        IDLE_WAKER.set(Some(context.waker().clone()));
         Poll::Pending
     })
     .await;

@@ -5,7 +5,7 @@ use crate::coverage::Coverage;
 use crate::faults;
 use crate::observe::{Event, Observation};
 use crate::oracles::{Oracles, Phase, Violation};
-use crate::plan::{Plan, SYSTEM};
+use crate::plan::{Plan, SYSTEM_NAMESPACE};
 use crate::stage::Fleet;
 
 const SECOND: Millis = 1000;
@@ -13,12 +13,12 @@ const SECOND: Millis = 1000;
 const START: Millis = 180 * SECOND;
 /// Time between the Tenants' creation and the chaos.
 const INSTALL: Millis = 10 * SECOND;
-/// Time from the end of the chaos until everything must be as people want it.
+/// Time from the end of the chaos until the fleet must have converged.
 const CONVERGE: Millis = 240 * SECOND;
 /// A process that was restarted waits this long for the Lease of its predecessor to expire.
-const LEASE: Millis = 65 * SECOND;
-/// Time between two checks for that.
-const CHECK: Millis = 10 * SECOND;
+const LEASE_DURATION: Millis = 65 * SECOND;
+/// Time between two checks of that.
+const CHECK_INTERVAL: Millis = 10 * SECOND;
 /// Name of the oracle for runs that do not get as far as the chaos.
 const STARTS: &str = "the-fleet-starts";
 
@@ -36,22 +36,22 @@ pub struct Outcome {
 /// # Errors
 /// Returns an error if the machine has no room for the simulation's files.
 pub fn run(plan: &Plan, trace: &mut dyn FnMut(&Observation)) -> std::io::Result<Outcome> {
-    let mut run = Run {
+    let mut runner = Runner {
         plan,
         simulation: Simulation::new(plan.seed)?,
         oracles: Oracles::new(plan),
         coverage: Coverage::default(),
         trace,
     };
-    let violation = run.phases().err();
+    let violation = runner.run_phases().err();
     Ok(Outcome {
         violation,
-        simulated: run.simulation.now(),
-        coverage: run.coverage,
+        simulated: runner.simulation.now(),
+        coverage: runner.coverage,
     })
 }
 
-struct Run<'a> {
+struct Runner<'a> {
     plan: &'a Plan,
     simulation: Simulation,
     oracles: Oracles,
@@ -59,47 +59,47 @@ struct Run<'a> {
     trace: &'a mut dyn FnMut(&Observation),
 }
 
-impl Run<'_> {
-    fn phases(&mut self) -> Result<(), Violation> {
+impl Runner<'_> {
+    fn run_phases(&mut self) -> Result<(), Violation> {
         let fleet = Fleet {
             settings: &self.plan.settings,
         };
         if let Some(action) = &self.plan.settings.at_start {
             faults::apply(&mut self.simulation, action);
         }
-        self.staged(|simulation| fleet.start(simulation))?;
-        self.until(START, "a hub leads", |simulation| {
-            fleet.awaits_agents(simulation)
+        self.set_up(|simulation| fleet.start(simulation))?;
+        self.wait_until(START, "a hub leads", |simulation| {
+            fleet.is_ready_for_agents(simulation)
         })?;
-        self.staged(|simulation| fleet.join_agents(simulation))?;
-        self.until(START, "all members are connected", |simulation| {
-            fleet.is_connected(simulation)
+        self.set_up(|simulation| fleet.join_agents(simulation))?;
+        self.wait_until(START, "all members are connected", |simulation| {
+            fleet.all_connected(simulation)
         })?;
         fleet.create_tenants(&mut self.simulation);
         self.advance(INSTALL)?;
 
-        self.enter(Phase::Chaos);
+        self.enter_phase(Phase::Chaos);
         let start = self.simulation.now();
-        faults::schedule(&mut self.simulation, self.plan, start);
+        faults::schedule_steps(&mut self.simulation, self.plan, start);
         self.advance(self.plan.settings.chaos)?;
 
         faults::heal(&mut self.simulation, self.plan);
-        self.enter(Phase::Converge);
+        self.enter_phase(Phase::Converge);
         self.converge()?;
 
-        self.enter(Phase::Quiet);
+        self.enter_phase(Phase::Quiet);
         self.advance(self.plan.settings.quiet)?;
-        self.oracles.quiet(self.simulation.now())
+        self.oracles.check_converged(self.simulation.now())
     }
 
-    /// Waits until everything is as people want it. The oracles of the end report what is not.
+    /// Waits until the fleet has converged. At the end, the oracles report whatever has not.
     fn converge(&mut self) -> Result<(), Violation> {
-        let lingering = self.lingering();
-        let limit = self.simulation.now() + lingering + CONVERGE;
-        self.advance(LEASE.max(lingering))?;
+        let detection_delay = self.remaining_detection_delay();
+        let limit = self.simulation.now() + detection_delay + CONVERGE;
+        self.advance(LEASE_DURATION.max(detection_delay))?;
         while self.simulation.now() < limit {
-            self.advance(CHECK)?;
-            if self.oracles.quiet(self.simulation.now()).is_ok() {
+            self.advance(CHECK_INTERVAL)?;
+            if self.oracles.check_converged(self.simulation.now()).is_ok() {
                 break;
             }
         }
@@ -107,27 +107,28 @@ impl Run<'_> {
     }
 
     /// Time from the end of the chaos until clients notice all half-open connections.
-    fn lingering(&self) -> Millis {
+    fn remaining_detection_delay(&self) -> Millis {
         let chaos = self.plan.settings.chaos;
         let steps = self.plan.steps.iter();
-        let ends = steps.map(|step| (step.at + step.action.lingers()).saturating_sub(chaos));
+        let ends =
+            steps.map(|step| (step.at + step.action.detection_delay()).saturating_sub(chaos));
         ends.max().unwrap_or_default()
     }
 
-    fn enter(&mut self, phase: Phase) {
-        self.oracles.enter(phase, self.simulation.now());
+    fn enter_phase(&mut self, phase: Phase) {
+        self.oracles.enter_phase(phase, self.simulation.now());
     }
 
-    fn staged(
+    fn set_up(
         &mut self,
-        act: impl FnOnce(&mut Simulation) -> anyhow::Result<()>,
+        action: impl FnOnce(&mut Simulation) -> anyhow::Result<()>,
     ) -> Result<(), Violation> {
-        let done = act(&mut self.simulation);
-        self.look()?;
-        done.map_err(|error| self.not_started(format!("{error:#}")))
+        let result = action(&mut self.simulation);
+        self.process_observations()?;
+        result.map_err(|error| self.start_violation(format!("{error:#}")))
     }
 
-    fn not_started(&self, text: String) -> Violation {
+    fn start_violation(&self, text: String) -> Violation {
         Violation {
             oracle: STARTS,
             at: self.simulation.now(),
@@ -135,49 +136,51 @@ impl Run<'_> {
         }
     }
 
-    /// Runs until `done`, at most for this time.
-    fn until(
+    /// Runs until the goal is reached, at most for this time.
+    fn wait_until(
         &mut self,
-        length: Millis,
-        what: &str,
-        done: impl Fn(&Simulation) -> bool,
+        timeout: Millis,
+        goal: &str,
+        is_reached: impl Fn(&Simulation) -> bool,
     ) -> Result<(), Violation> {
-        let limit = self.simulation.now() + length;
-        while !done(&self.simulation) {
-            if !self.simulation.step(limit) {
-                let text = format!("not within {} s: {what}", length / SECOND);
-                return Err(self.not_started(text));
+        let limit = self.simulation.now() + timeout;
+        while !is_reached(&self.simulation) {
+            if !self.simulation.handle_next_event(limit) {
+                let text = format!("not within {} s: {goal}", timeout / SECOND);
+                return Err(self.start_violation(text));
             }
-            self.look()?;
+            self.process_observations()?;
         }
         Ok(())
     }
 
     fn advance(&mut self, length: Millis) -> Result<(), Violation> {
         let limit = self.simulation.now() + length;
-        while self.simulation.step(limit) {
-            self.look()?;
+        while self.simulation.handle_next_event(limit) {
+            self.process_observations()?;
         }
         self.simulation.run_until(limit);
-        self.look()
+        self.process_observations()
     }
 
-    /// Passes what has happened to the trace, the coverage and the oracles.
-    fn look(&mut self) -> Result<(), Violation> {
-        for seen in self.simulation.observations() {
-            (self.trace)(&seen);
-            self.coverage.see(&seen);
-            if let Event::Answered {
+    /// Passes the new observations to the trace, the coverage and the oracles.
+    fn process_observations(&mut self) -> Result<(), Violation> {
+        for observation in self.simulation.take_observations() {
+            (self.trace)(&observation);
+            self.coverage.record(&observation);
+            if let Event::Responded {
                 code: 501, path, ..
-            } = &seen.event
+            } = &observation.event
             {
                 return Err(Violation {
                     oracle: "the-model-knows-each-request",
-                    at: seen.at,
-                    text: format!("the simulated API server does not know {path} in {SYSTEM}"),
+                    at: observation.at,
+                    text: format!(
+                        "the simulated API server does not know {path} in {SYSTEM_NAMESPACE}"
+                    ),
                 });
             }
-            self.oracles.see(&seen)?;
+            self.oracles.observe(&observation)?;
         }
         Ok(())
     }

@@ -1,16 +1,16 @@
 //! Finds a smaller plan that fails in the same way, by delta debugging.
 //!
-//! `fails` runs a plan and returns the name of the violated oracle. Call [`shrink`] with a plan that fails.
+//! `run_plan` runs a plan and returns the name of the violated oracle. Call [`shrink`] with a plan that fails.
 
 use crate::conductor::Millis;
-use crate::plan::{FOREVER, Plan, Seat};
+use crate::plan::{FOREVER, Plan, PlannedTenant};
 
 /// Durations are not shortened below this time.
 const SHORTEST: Millis = 100;
 
 /// Result of shrinking.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Shrunk {
+pub struct ShrunkPlan {
     pub plan: Plan,
     /// Number of runs.
     pub attempts: usize,
@@ -22,59 +22,59 @@ pub fn shrink<'a>(
     plan: Plan,
     oracle: &str,
     limit: usize,
-    mut fails: impl FnMut(&Plan) -> Option<&'a str>,
-) -> Shrunk {
-    let mut search = Search {
+    mut run_plan: impl FnMut(&Plan) -> Option<&'a str>,
+) -> ShrunkPlan {
+    let mut search = ShrinkSearch {
         best: plan,
         attempts: 0,
         limit,
-        still_fails: |plan: &Plan| fails(plan) == Some(oracle),
+        still_fails: |plan: &Plan| run_plan(plan) == Some(oracle),
     };
     // Each phase can enable another one.
     loop {
-        let before = search.best.clone();
+        let previous = search.best.clone();
         search.drop_steps();
-        search.drop_parts();
+        search.shrink_settings();
         search.shorten();
-        if search.best == before || search.exhausted() {
+        if search.best == previous || search.is_exhausted() {
             break;
         }
     }
-    Shrunk {
+    ShrunkPlan {
         plan: search.best,
         attempts: search.attempts,
     }
 }
 
-struct Search<F> {
+struct ShrinkSearch<F> {
     best: Plan,
     attempts: usize,
     limit: usize,
     still_fails: F,
 }
 
-impl<F: FnMut(&Plan) -> bool> Search<F> {
-    fn exhausted(&self) -> bool {
+impl<F: FnMut(&Plan) -> bool> ShrinkSearch<F> {
+    fn is_exhausted(&self) -> bool {
         self.attempts >= self.limit
     }
 
     /// Keeps the candidate if it still fails.
     fn try_plan(&mut self, candidate: Plan) -> bool {
-        if self.exhausted() || candidate == self.best {
+        if self.is_exhausted() || candidate == self.best {
             return false;
         }
         self.attempts += 1;
-        let fails = (self.still_fails)(&candidate);
-        if fails {
+        let still_fails = (self.still_fails)(&candidate);
+        if still_fails {
             self.best = candidate;
         }
-        fails
+        still_fails
     }
 
     /// Drops runs of steps: first halves, at last single steps, the later ones first.
     fn drop_steps(&mut self) {
         let mut size = self.best.steps.len();
-        while size > 0 && !self.exhausted() {
+        while size > 0 && !self.is_exhausted() {
             let mut end = self.best.steps.len();
             while end > 0 {
                 let start = end.saturating_sub(size);
@@ -87,9 +87,9 @@ impl<F: FnMut(&Plan) -> bool> Search<F> {
         }
     }
 
-    fn drop_parts(&mut self) {
-        for seat in self.best.settings.tenants.clone() {
-            self.try_plan(without_tenant(&self.best, &seat));
+    fn shrink_settings(&mut self) {
+        for tenant in self.best.settings.tenants.clone() {
+            self.try_plan(without_tenant(&self.best, &tenant));
         }
         for edge in self.best.settings.edges.clone() {
             // An empty fleet has nothing to fail, and draws nothing.
@@ -110,18 +110,18 @@ impl<F: FnMut(&Plan) -> bool> Search<F> {
     /// Halves the lengths of faults and the times before steps.
     fn shorten(&mut self) {
         for index in 0..self.best.steps.len() {
-            while let Some(candidate) = shorter(&self.best, index) {
+            while let Some(candidate) = with_shorter_step(&self.best, index) {
                 if !self.try_plan(candidate) {
                     break;
                 }
             }
-            while let Some(candidate) = earlier(&self.best, index) {
+            while let Some(candidate) = with_earlier_steps(&self.best, index) {
                 if !self.try_plan(candidate) {
                     break;
                 }
             }
         }
-        while let Some(candidate) = shorter_chaos(&self.best) {
+        while let Some(candidate) = with_shorter_chaos(&self.best) {
             if !self.try_plan(candidate) {
                 break;
             }
@@ -129,11 +129,11 @@ impl<F: FnMut(&Plan) -> bool> Search<F> {
     }
 }
 
-fn without_tenant(plan: &Plan, seat: &Seat) -> Plan {
+fn without_tenant(plan: &Plan, tenant: &PlannedTenant) -> Plan {
     let mut plan = plan.clone();
-    plan.settings.tenants.retain(|each| each != seat);
-    let name = seat.tenant.as_str();
-    plan.steps.retain(|step| !step.action.is_on_tenant(name));
+    plan.settings.tenants.retain(|each| each != tenant);
+    let name = tenant.name.as_str();
+    plan.steps.retain(|step| !step.action.targets_tenant(name));
     plan
 }
 
@@ -143,10 +143,10 @@ fn without_edge(plan: &Plan, edge: &str) -> Plan {
     plan.settings.edges.retain(|each| each.name != edge);
     plan.settings
         .tenants
-        .retain(|seat| seat.cluster != edge && seat.placed.as_deref() != Some(edge));
+        .retain(|tenant| tenant.cluster != edge && tenant.placed_on.as_deref() != Some(edge));
     plan.steps.retain(|step| {
-        let needs = step.action.needs();
-        !needs.iter().any(|name| *name == edge || *name == agent)
+        let names = step.action.required_names();
+        !names.iter().any(|name| *name == edge || *name == agent)
     });
     plan
 }
@@ -156,54 +156,54 @@ fn without_last_hub(plan: &Plan) -> Plan {
     plan.settings.hubs -= 1;
     let hub = format!("hub-{}", plan.settings.hubs);
     plan.steps
-        .retain(|step| !step.action.needs().contains(&hub.as_str()));
+        .retain(|step| !step.action.required_names().contains(&hub.as_str()));
     plan
 }
 
 /// Halves the length of a step, in the steps of the text form.
-fn shorter(plan: &Plan, index: usize) -> Option<Plan> {
+fn with_shorter_step(plan: &Plan, index: usize) -> Option<Plan> {
     let step = plan.steps.get(index)?;
     let length = step.action.length().filter(|length| *length != FOREVER)?;
-    let half = (length / 2).max(SHORTEST);
-    if half >= length {
+    let new_length = (length / 2).max(SHORTEST);
+    if new_length >= length {
         return None;
     }
     let mut plan = plan.clone();
     let step = plan.steps.get_mut(index)?;
-    step.action = step.action.lasting(half);
+    step.action = step.action.with_length(new_length);
     Some(plan)
 }
 
 /// Halves the time between a step and the previous one, also for all later steps.
-fn earlier(plan: &Plan, index: usize) -> Option<Plan> {
+fn with_earlier_steps(plan: &Plan, index: usize) -> Option<Plan> {
     let previous = match index.checked_sub(1) {
         Some(previous) => plan.steps.get(previous)?.at,
         None => 0,
     };
-    let by = plan.steps.get(index)?.at.checked_sub(previous)? / 2;
-    if by < SHORTEST {
+    let reduction = plan.steps.get(index)?.at.checked_sub(previous)? / 2;
+    if reduction < SHORTEST {
         return None;
     }
     let mut plan = plan.clone();
     for step in plan.steps.iter_mut().skip(index) {
-        step.at -= by;
+        step.at -= reduction;
     }
     Some(plan)
 }
 
 /// Halves the calm time at the end of the chaos.
-fn shorter_chaos(plan: &Plan) -> Option<Plan> {
+fn with_shorter_chaos(plan: &Plan) -> Option<Plan> {
     let ends = plan.steps.iter().map(|step| {
         let length = step.action.length().filter(|length| *length != FOREVER);
         step.at + length.unwrap_or_default()
     });
-    let last = ends.max().unwrap_or_default();
-    let by = plan.settings.chaos.checked_sub(last)? / 2;
-    if by < SHORTEST {
+    let last_end = ends.max().unwrap_or_default();
+    let reduction = plan.settings.chaos.checked_sub(last_end)? / 2;
+    if reduction < SHORTEST {
         return None;
     }
     let mut plan = plan.clone();
-    plan.settings.chaos -= by;
+    plan.settings.chaos -= reduction;
     Some(plan)
 }
 
@@ -213,7 +213,7 @@ mod tests {
     use crate::plan::Action;
 
     fn crashes(plan: &Plan) -> Option<&'static str> {
-        let crash = |step: &crate::plan::Step| matches!(step.action, Action::Crash { .. });
+        let crash = |step: &crate::plan::PlanStep| matches!(step.action, Action::Crash { .. });
         plan.steps.iter().any(crash).then_some("one")
     }
 
@@ -278,8 +278,8 @@ mod tests {
         let plan = plan_with(|plan| plan.settings.edges.len() == 3 && plan.steps.len() > 20);
         let smaller = without_edge(&plan, "edge-2");
         assert!(!smaller.to_string().contains("edge-2"), "{smaller}");
-        let seat = plan.settings.tenants[0].clone();
-        let smaller = without_tenant(&plan, &seat);
-        assert!(!smaller.to_string().contains(&seat.tenant), "{smaller}");
+        let tenant = plan.settings.tenants[0].clone();
+        let smaller = without_tenant(&plan, &tenant);
+        assert!(!smaller.to_string().contains(&tenant.name), "{smaller}");
     }
 }

@@ -16,7 +16,7 @@ use base64::engine::general_purpose::STANDARD;
 use futures::future::LocalBoxFuture;
 use http::Method;
 use krypton_agent::args::Flags;
-use krypton_agent::credentials::store::SECRET as IDENTITY;
+use krypton_agent::credentials::store::SECRET as IDENTITY_SECRET;
 use krypton_hub::args::Settings as HubSettings;
 use krypton_runtime::telemetry::Log;
 use krypton_runtime::watchdog::Watchdog;
@@ -32,19 +32,21 @@ use serde_json::{Value, json};
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 use crate::chart;
-use crate::conductor::{Context, Program, Simulation};
-use crate::faults::{self, Person, VALUES};
+use crate::conductor::{Program, ProgramContext, Simulation};
+use crate::faults::{self, UserClient, VALUES_CONFIG_MAP};
 use crate::observe::Event;
 use crate::oracles::condition;
-use crate::plan::{Chart, ELSEWHERE, Edge, HOME, SYSTEM, Settings, TENANTS};
+use crate::plan::{
+    Chart, Edge, HOME, SYSTEM_NAMESPACE, Settings, TENANT_NAMESPACE, UNTRUSTED_NAMESPACE,
+};
 
 /// Starts the names of hosts with a copy of an agent.
-pub(crate) const COPY: &str = "copy-";
-const PORT: u16 = 9443;
+pub(crate) const COPY_PREFIX: &str = "copy-";
+const HUB_PORT: u16 = 9443;
 /// Address of the Service for agents.
-const SERVICE: [u8; 4] = [10, 0, 9, 1];
+const HUB_SERVICE_IP: [u8; 4] = [10, 0, 9, 1];
 
-/// A fleet of the shape that a plan has.
+/// A fleet with the settings of a plan.
 #[derive(Clone, Debug)]
 pub struct Fleet<'a> {
     pub settings: &'a Settings,
@@ -60,46 +62,46 @@ impl Fleet<'_> {
         for (index, name) in self.settings.clusters().iter().enumerate() {
             add_cluster(simulation, name, index)?;
         }
-        simulation.service((SERVICE, PORT).into(), leader_address);
+        simulation.add_service((HUB_SERVICE_IP, HUB_PORT).into(), leader_address);
         let values = json!({
             "apiVersion": "v1",
             "kind": "ConfigMap",
-            "metadata": {"name": VALUES},
+            "metadata": {"name": VALUES_CONFIG_MAP},
             "data": {"values.yaml": "message: fleet-0\n"},
         });
-        create(simulation, HOME, &namespaced("configmaps"), &values)?;
+        create_object(simulation, HOME, &system_path("configmaps"), &values)?;
         for index in 0..self.settings.hubs {
             self.add_hub(simulation, index)?;
         }
-        self.provide_kubeconfigs(simulation);
+        self.ensure_kubeconfigs(simulation);
         Ok(())
     }
 
     /// Creates the Secrets with kubeconfigs, or repairs those that people have changed.
-    pub fn provide_kubeconfigs(&self, simulation: &mut Simulation) {
+    pub fn ensure_kubeconfigs(&self, simulation: &mut Simulation) {
         for edge in &self.settings.edges {
             if edge.has_kubeconfig()
                 && let Some(secret) = kubeconfig_secret(simulation, &edge.name, &edge.name)
             {
-                let mut person = Person::at_home(simulation);
-                let all = namespaced("secrets");
-                if person.create(&all, &secret) == 409 {
-                    person.patch(&format!("{all}/{}", edge.name), &secret);
+                let mut client = UserClient::for_home(simulation);
+                let collection = system_path("secrets");
+                if client.create(&collection, &secret) == 409 {
+                    client.patch(&format!("{collection}/{}", edge.name), &secret);
                 }
             }
         }
     }
 
-    /// Returns whether the hub has published its addresses, and knows the members with a kubeconfig that get an agent. It
-    /// would not bind their Secrets to members of agents.
-    pub fn awaits_agents(&self, simulation: &Simulation) -> bool {
-        let known = |edge: &Edge| {
+    /// Returns whether the hub has published its addresses, and knows the members with a kubeconfig that get an agent.
+    /// It would not bind their Secrets to members of agents.
+    pub fn is_ready_for_agents(&self, simulation: &Simulation) -> bool {
+        let is_known = |edge: &Edge| {
             let member = (GROUP, "edgeclusters");
-            edge.agent().is_none()
+            edge.agent_host().is_none()
                 || !edge.has_kubeconfig()
-                || object(simulation, HOME, member, "", &edge.name).is_some()
+                || find_object(simulation, HOME, member, "", &edge.name).is_some()
         };
-        join_info(simulation).is_some() && self.settings.edges.iter().all(known)
+        published_join_info(simulation).is_some() && self.settings.edges.iter().all(is_known)
     }
 
     /// Starts the agents with join bundles. The hub must have published its addresses.
@@ -108,8 +110,8 @@ impl Fleet<'_> {
     /// Returns an error if the hub has not.
     pub fn join_agents(&self, simulation: &mut Simulation) -> anyhow::Result<()> {
         for (index, edge) in self.settings.edges.iter().enumerate() {
-            if let Some(host) = edge.agent() {
-                join(simulation, (&edge.name, index), &host)?;
+            if let Some(host) = edge.agent_host() {
+                start_agent(simulation, (&edge.name, index), &host)?;
             }
         }
         Ok(())
@@ -117,19 +119,20 @@ impl Fleet<'_> {
 
     /// Creates the Tenants that exist at the start.
     pub fn create_tenants(&self, simulation: &mut Simulation) {
-        for creation in self.settings.creations() {
+        for creation in self.settings.tenant_creations() {
             faults::apply(simulation, &creation);
         }
     }
 
     /// Returns whether all clusters serve Tenants, and all members are connected.
-    pub fn is_connected(&self, simulation: &Simulation) -> bool {
-        let served = |name: &String| serves_tenants(simulation, name);
-        let connected = |edge: &Edge| {
-            let member = object(simulation, HOME, (GROUP, "edgeclusters"), "", &edge.name);
-            member.is_some_and(|member| is_true(&member, "Connected"))
+    pub fn all_connected(&self, simulation: &Simulation) -> bool {
+        let is_served = |name: &String| serves_tenants(simulation, name);
+        let is_connected = |edge: &Edge| {
+            let member = find_object(simulation, HOME, (GROUP, "edgeclusters"), "", &edge.name);
+            member.is_some_and(|member| has_true_condition(&member, "Connected"))
         };
-        self.settings.clusters().iter().all(served) && self.settings.edges.iter().all(connected)
+        self.settings.clusters().iter().all(is_served)
+            && self.settings.edges.iter().all(is_connected)
     }
 
     fn add_hub(&self, simulation: &mut Simulation, index: u32) -> anyhow::Result<()> {
@@ -140,23 +143,23 @@ impl Fleet<'_> {
             "metadata": {"name": host},
             "spec": {"containers": [{"name": "hub", "image": "hub"}]},
         });
-        let pod = create(simulation, HOME, &namespaced("pods"), &pod)?;
+        let pod = create_object(simulation, HOME, &system_path("pods"), &pod)?;
         let uid = pod.pointer("/metadata/uid").and_then(Value::as_str);
         let ip = [10, 0, 1, u8::try_from(index)?];
         let folder = simulation.folder().join(&host);
         std::fs::create_dir_all(&folder)?;
-        std::fs::write(folder.join("kubeconfig"), kubeconfig(&authority(0)))?;
+        std::fs::write(folder.join("kubeconfig"), kubeconfig(&server_authority(0)))?;
         let [a, b, c, d] = ip;
-        let [e, f, g, h] = SERVICE;
+        let [e, f, g, h] = HUB_SERVICE_IP;
         let mut flags = vec![
-            format!("--namespace={SYSTEM}"),
-            format!("--helm={}", helm(simulation.folder())?.display()),
-            format!("--listen={a}.{b}.{c}.{d}:{PORT}"),
-            format!("--advertise={e}.{f}.{g}.{h}:{PORT}"),
+            format!("--namespace={SYSTEM_NAMESPACE}"),
+            format!("--helm={}", write_helm_stub(simulation.folder())?.display()),
+            format!("--listen={a}.{b}.{c}.{d}:{HUB_PORT}"),
+            format!("--advertise={e}.{f}.{g}.{h}:{HUB_PORT}"),
             "--chart-repo=".to_owned(),
             "--chart-install-crds=false".to_owned(),
-            format!("--chart-values-from=configmap/{VALUES}"),
-            format!("--kubeconfig-namespaces={SYSTEM},{ELSEWHERE}"),
+            format!("--chart-values-from=configmap/{VALUES_CONFIG_MAP}"),
+            format!("--kubeconfig-namespaces={SYSTEM_NAMESPACE},{UNTRUSTED_NAMESPACE}"),
             "--tenant-values".to_owned(),
             "--place-tenants".to_owned(),
             "--ensure-watch-crds".to_owned(),
@@ -174,7 +177,7 @@ impl Fleet<'_> {
             ),
             ("TMPDIR", folder.display().to_string()),
             ("POD_NAME", host.clone()),
-            ("KRYPTON_POD_NAMESPACE", SYSTEM.to_owned()),
+            ("KRYPTON_POD_NAMESPACE", SYSTEM_NAMESPACE.to_owned()),
             ("POD_UID", uid.unwrap_or_default().to_owned()),
         ]);
         simulation.add_host(&host, ip, hub_program(self.settings.chart, flags, env));
@@ -184,7 +187,7 @@ impl Fleet<'_> {
 
 fn add_cluster(simulation: &mut Simulation, name: &str, index: usize) -> anyhow::Result<()> {
     let server = api_server(simulation, name);
-    simulation.add_cluster(name, &authority(index), server);
+    simulation.add_cluster(name, &server_authority(index), server);
     create_namespaces(simulation, name)
 }
 
@@ -195,7 +198,7 @@ fn api_server(simulation: &Simulation, name: &str) -> ApiServer {
         crd_delay: Duration::from_millis(300),
         controller_delay: Duration::from_millis(200),
     };
-    ApiServer::new(options, simulation.wall())
+    ApiServer::new(options, simulation.wall_time())
 }
 
 /// Replaces a cluster by an empty one at the same address. Its agent stops.
@@ -205,16 +208,16 @@ pub(crate) fn rebuild(simulation: &mut Simulation, cluster: &str) {
     faults::rebuild(simulation, cluster, empty);
     if let Err(error) = create_namespaces(simulation, cluster) {
         let text = format!("{cluster} gets no namespaces: {error:#}");
-        simulation.observe(Event::Fault { text });
+        simulation.record(Event::Fault { text });
     }
 }
 
 fn create_namespaces(simulation: &mut Simulation, name: &str) -> anyhow::Result<()> {
-    for namespace in [SYSTEM, TENANTS, ELSEWHERE] {
+    for namespace in [SYSTEM_NAMESPACE, TENANT_NAMESPACE, UNTRUSTED_NAMESPACE] {
         let namespace = json!({
             "apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace},
         });
-        create(simulation, name, "/api/v1/namespaces", &namespace)?;
+        create_object(simulation, name, "/api/v1/namespaces", &namespace)?;
     }
     Ok(())
 }
@@ -227,52 +230,62 @@ fn leader_address(simulation: &Simulation) -> Option<SocketAddr> {
         labels.and_then(|labels| labels.get(names::LEADER_LABEL)) == Some(&json!("true"))
     })?;
     let name = leader.pointer("/metadata/name")?.as_str()?;
-    Some((simulation.ip(name)?, PORT).into())
+    Some((simulation.ip(name)?, HUB_PORT).into())
 }
 
 /// Starts the agent of an edge cluster with a join bundle.
-fn join(
+fn start_agent(
     simulation: &mut Simulation,
     (name, index): (&str, usize),
     host: &str,
 ) -> anyhow::Result<()> {
-    invite(simulation, (name, None), host)?;
+    write_join_bundle(simulation, (name, None), host)?;
     let folder = simulation.folder().join(host);
-    std::fs::write(folder.join("kubeconfig"), kubeconfig(&authority(index + 1)))?;
+    std::fs::write(
+        folder.join("kubeconfig"),
+        kubeconfig(&server_authority(index + 1)),
+    )?;
     let ip = [10, 0, 2, u8::try_from(index)?];
     simulation.add_host(host, ip, agent_program());
     Ok(())
 }
 
-/// Gives an agent a join bundle, as `kubectl krypton join` prints it. The token is bound to the EdgeCluster of this UID.
+/// Writes a join bundle for an agent, as `kubectl krypton join` prints it. The token is bound to the EdgeCluster of
+/// this UID.
 ///
 /// # Errors
 /// Returns an error if the hub has not published its addresses, or has this token.
-pub(crate) fn invite(
+pub(crate) fn write_join_bundle(
     simulation: &mut Simulation,
     (name, uid): (&str, Option<&str>),
     host: &str,
 ) -> anyhow::Result<()> {
-    let info = join_info(simulation).context("the hub has published no addresses")?;
-    let id = fingerprint::sha256_hex(format!("{name} {}", simulation.now()).as_bytes());
-    let random = (
-        id.as_bytes().first_chunk::<8>(),
-        id.as_bytes().last_chunk::<32>(),
+    let info = published_join_info(simulation).context("the hub has published no addresses")?;
+    let digest = fingerprint::sha256_hex(format!("{name} {}", simulation.now()).as_bytes());
+    let halves = (
+        digest.as_bytes().first_chunk::<8>(),
+        digest.as_bytes().last_chunk::<32>(),
     );
-    let (Some(one), Some(other)) = random else {
+    let (Some(token_id), Some(token_secret)) = halves else {
         bail!("a token has 40 bytes");
     };
     // The clocks of hubs differ by hours.
-    let life = join_token::LONGEST_LIFE;
-    let (token, made) = join_token::new(name, uid, life, simulation.wall(), (one, other));
-    let token = serde_json::to_value(token)?;
-    create(simulation, HOME, &namespaced("secrets"), &token)?;
+    let lifetime = join_token::LONGEST_LIFE;
+    let (secret, new_token) = join_token::new(
+        name,
+        uid,
+        lifetime,
+        simulation.wall_time(),
+        (token_id, token_secret),
+    );
+    let secret = serde_json::to_value(secret)?;
+    create_object(simulation, HOME, &system_path("secrets"), &secret)?;
     let bundle = JoinBundle {
         cluster: name.to_owned(),
         addresses: info.addresses,
         certificate_authority: info.ca_pem,
-        token: made.token.clone(),
-        expires: made.expires,
+        token: new_token.token.clone(),
+        expires: new_token.expires,
     };
     let folder = simulation.folder().join(host);
     std::fs::create_dir_all(&folder)?;
@@ -300,7 +313,7 @@ pub(crate) fn kubeconfig_secret(
 
 /// Starts a copy of an agent with the same files. Returns the name of its host.
 pub(crate) fn copy_agent(simulation: &mut Simulation, edge: &str) -> String {
-    let (agent, copy) = (format!("agent-{edge}"), format!("{COPY}{edge}"));
+    let (agent, copy) = (format!("agent-{edge}"), format!("{COPY_PREFIX}{edge}"));
     let (from, to) = (
         simulation.folder().join(&agent),
         simulation.folder().join(&copy),
@@ -321,8 +334,14 @@ pub(crate) fn copy_agent(simulation: &mut Simulation, edge: &str) -> String {
 
 /// Returns whether the stored certificate of the agent on this edge cluster has expired by the clock of some hub.
 pub(crate) fn is_expired(simulation: &Simulation, edge: &str) -> bool {
-    let secret = object(simulation, edge, ("", "secrets"), SYSTEM, IDENTITY);
-    let end = secret.and_then(|secret| {
+    let secret = find_object(
+        simulation,
+        edge,
+        ("", "secrets"),
+        SYSTEM_NAMESPACE,
+        IDENTITY_SECRET,
+    );
+    let expiry = secret.and_then(|secret| {
         let pem = STANDARD
             .decode(secret.pointer("/data/tls.crt")?.as_str()?)
             .ok()?;
@@ -330,38 +349,38 @@ pub(crate) fn is_expired(simulation: &Simulation, edge: &str) -> bool {
         let (_, certificate) = X509Certificate::from_der(&der).ok()?;
         Some(certificate.validity().not_after.timestamp())
     });
-    let latest = simulation.wall().as_second() + 12 * 60 * 60;
-    end.is_some_and(|end| end <= latest)
+    let latest_time = simulation.wall_time().as_second() + 12 * 60 * 60;
+    expiry.is_some_and(|expiry| expiry <= latest_time)
 }
 
-/// Returns what the hub has published for agents.
-pub fn join_info(simulation: &Simulation) -> Option<JoinInfo> {
-    let found = object(
+/// Returns the join information that the hub has published for agents.
+pub fn published_join_info(simulation: &Simulation) -> Option<JoinInfo> {
+    let config_map = find_object(
         simulation,
         HOME,
         ("", "configmaps"),
-        SYSTEM,
+        SYSTEM_NAMESPACE,
         join_info::NAME,
     )?;
-    let data = serde_json::from_value(found.get("data")?.clone()).ok()?;
-    let info = JoinInfo::of(&data);
+    let data = serde_json::from_value(config_map.get("data")?.clone()).ok()?;
+    let info = JoinInfo::from_data(&data);
     (!info.ca_pem.is_empty() && !info.addresses.is_empty()).then_some(info)
 }
 
 /// Returns whether the cluster serves Tenants.
 fn serves_tenants(simulation: &Simulation, cluster: &str) -> bool {
     let crds = ("apiextensions.k8s.io", "customresourcedefinitions");
-    let crd = object(simulation, cluster, crds, "", "tenants.mesh.openkcm.io");
-    crd.is_some_and(|crd| is_true(&crd, "Established"))
+    let crd = find_object(simulation, cluster, crds, "", "tenants.mesh.openkcm.io");
+    crd.is_some_and(|crd| has_true_condition(&crd, "Established"))
 }
 
 /// Returns whether the condition of this type is true.
-fn is_true(object: &Value, kind: &str) -> bool {
+fn has_true_condition(object: &Value, kind: &str) -> bool {
     condition(object, kind).is_some_and(|(status, _)| status == "True")
 }
 
 /// Returns an object of a cluster.
-fn object(
+fn find_object(
     simulation: &Simulation,
     cluster: &str,
     (group, resource): (&str, &str),
@@ -377,36 +396,33 @@ fn object(
     simulation.cluster(cluster)?.server.get(&key)
 }
 
-/// Creates an object as a person.
-fn create(
+/// Creates an object with the client of people.
+fn create_object(
     simulation: &mut Simulation,
     cluster: &str,
     path: &str,
     object: &Value,
 ) -> anyhow::Result<Value> {
-    let mut person = Person {
-        simulation,
-        cluster,
-    };
-    let (code, body) = person.send(Method::POST, path, "application/json", object);
+    let mut client = UserClient::new(simulation, cluster);
+    let (code, body) = client.send(Method::POST, path, "application/json", object);
     ensure!(code == 201, "POST {path} on {cluster}: {code} {body}");
     Ok(body)
 }
 
 /// The path of a core resource in Krypton's namespace.
-fn namespaced(resource: &str) -> String {
-    format!("/api/v1/namespaces/{SYSTEM}/{resource}")
+fn system_path(resource: &str) -> String {
+    format!("/api/v1/namespaces/{SYSTEM_NAMESPACE}/{resource}")
 }
 
-/// Returns a file that stands for the Helm program, which is never started.
-fn helm(folder: &Path) -> std::io::Result<PathBuf> {
+/// Writes a file in place of the Helm program, which is never started. Returns its path.
+fn write_helm_stub(folder: &Path) -> std::io::Result<PathBuf> {
     let path = folder.join("helm");
     std::fs::write(&path, "#!/bin/false\n")?;
     std::fs::set_permissions(&path, Permissions::from_mode(0o755))?;
     Ok(path)
 }
 
-fn authority(index: usize) -> String {
+fn server_authority(index: usize) -> String {
     format!("10.0.0.{}:6443", index + 1)
 }
 
@@ -434,14 +450,14 @@ fn hub_program(chart: Chart, flags: Vec<String>, env: BTreeMap<&'static str, Str
 }
 
 async fn run_hub(
-    context: Context,
+    context: ProgramContext,
     chart: Chart,
     mut flags: Vec<String>,
     env: BTreeMap<&'static str, String>,
 ) -> anyhow::Result<()> {
-    let all = context.folder.parent().unwrap_or(&context.folder);
-    let number = faults::chart_version_in(all);
-    let (path, version) = chart::write(&all.join("charts"), chart, number)?;
+    let root = context.folder.parent().unwrap_or(&context.folder);
+    let number = faults::chart_version_in(root);
+    let (path, version) = chart::write_archive(&root.join("charts"), chart, number)?;
     flags.push(format!("--chart-name={}", path.display()));
     flags.push(format!("--chart-version={version}"));
     let argv = [OsString::from("krypton-hub")]
@@ -468,18 +484,18 @@ fn agent_program() -> Program {
     })
 }
 
-async fn run_agent(context: Context) -> anyhow::Result<()> {
+async fn run_agent(context: ProgramContext) -> anyhow::Result<()> {
     let folder: &Path = &context.folder;
     let flags = [
         "krypton-agent".to_owned(),
         format!(
             "--helm={}",
-            helm(folder.parent().unwrap_or(folder))?.display()
+            write_helm_stub(folder.parent().unwrap_or(folder))?.display()
         ),
         format!("--kubeconfig={}", folder.join("kubeconfig").display()),
         format!("--join-file={}", folder.join("join.yaml").display()),
         format!("--cache-dir={}", folder.join("cache").display()),
-        format!("--namespace={SYSTEM}"),
+        format!("--namespace={SYSTEM_NAMESPACE}"),
         "--replica=one".to_owned(),
         "--metrics-bind-address=0".to_owned(),
         "--health-probe-bind-address=0".to_owned(),

@@ -21,9 +21,9 @@ use crate::outbox::{Message, Outbox, ProcessId};
 /// Bytes in flight after which a writer waits, as with the buffers of a TCP connection.
 const IN_FLIGHT: usize = 256 << 10;
 
-/// One end of a stream: what arrives for its process.
+/// One end of a stream, with the bytes that arrive for its process.
 #[derive(Debug)]
-pub struct End {
+pub struct StreamEnd {
     /// The process that reads here.
     pub process: ProcessId,
     incoming: Mutex<Incoming>,
@@ -32,7 +32,7 @@ pub struct End {
 #[derive(Debug, Default)]
 struct Incoming {
     /// When the last bytes arrive. Later ones do not overtake them.
-    last: Millis,
+    last_arrival: Millis,
     bytes: VecDeque<Bytes>,
     /// Sent by the other end and not yet read here.
     in_flight: usize,
@@ -44,7 +44,7 @@ struct Incoming {
     writer: Option<Waker>,
 }
 
-impl End {
+impl StreamEnd {
     pub fn new(process: ProcessId) -> Arc<Self> {
         Arc::new(Self {
             process,
@@ -53,10 +53,10 @@ impl End {
     }
 
     /// Returns when bytes arrive that would arrive at `at` on an empty stream.
-    pub(crate) fn arrival(&self, at: Millis) -> Millis {
+    pub(crate) fn reserve_arrival(&self, at: Millis) -> Millis {
         let mut incoming = self.lock();
-        incoming.last = incoming.last.max(at);
-        incoming.last
+        incoming.last_arrival = incoming.last_arrival.max(at);
+        incoming.last_arrival
     }
 
     /// Bytes of the other end arrive.
@@ -75,7 +75,7 @@ impl End {
         wake(&mut incoming.writer);
     }
 
-    /// Loses what the other end sends from now.
+    /// Loses all later bytes of the other end.
     pub(crate) fn sever(&self) {
         self.lock().severed = true;
     }
@@ -95,25 +95,25 @@ fn wake(waker: &mut Option<Waker>) {
     }
 }
 
-/// A stream as one of its processes has it.
+/// A stream, as one of its processes uses it.
 pub struct SimStream {
-    here: Arc<End>,
-    there: Arc<End>,
+    local: Arc<StreamEnd>,
+    remote: Arc<StreamEnd>,
     outbox: Outbox,
     finished: bool,
 }
 
 impl fmt::Debug for SimStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SimStream({:?})", self.here.process)
+        write!(f, "SimStream({:?})", self.local.process)
     }
 }
 
 impl SimStream {
-    pub fn new(here: Arc<End>, there: Arc<End>, outbox: Outbox) -> Self {
+    pub fn new(local: Arc<StreamEnd>, remote: Arc<StreamEnd>, outbox: Outbox) -> Self {
         Self {
-            here,
-            there,
+            local,
+            remote,
             outbox,
             finished: false,
         }
@@ -123,10 +123,10 @@ impl SimStream {
 impl Drop for SimStream {
     fn drop(&mut self) {
         let message = Message::Finish {
-            to: Arc::clone(&self.there),
+            to: Arc::clone(&self.remote),
             reset: true,
         };
-        self.outbox.push(self.here.process, message);
+        self.outbox.push(self.local.process, message);
     }
 }
 
@@ -136,8 +136,8 @@ impl AsyncRead for SimStream {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let mut incoming = self.here.lock();
-        let Some(mut first) = incoming.bytes.pop_front() else {
+        let mut incoming = self.local.lock();
+        let Some(mut chunk) = incoming.bytes.pop_front() else {
             if incoming.reset {
                 return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
             }
@@ -147,10 +147,10 @@ impl AsyncRead for SimStream {
             incoming.reader = Some(context.waker().clone());
             return Poll::Pending;
         };
-        let count = first.len().min(buffer.remaining());
-        buffer.put_slice(&first.split_to(count));
-        if first.has_remaining() {
-            incoming.bytes.push_front(first);
+        let count = chunk.len().min(buffer.remaining());
+        buffer.put_slice(&chunk.split_to(count));
+        if chunk.has_remaining() {
+            incoming.bytes.push_front(chunk);
         }
         incoming.in_flight = incoming.in_flight.saturating_sub(count);
         wake(&mut incoming.writer);
@@ -164,21 +164,21 @@ impl AsyncWrite for SimStream {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        if self.here.lock().reset {
+        if self.local.lock().reset {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }
-        let mut there = self.there.lock();
-        if there.in_flight >= IN_FLIGHT {
-            there.writer = Some(context.waker().clone());
+        let mut remote = self.remote.lock();
+        if remote.in_flight >= IN_FLIGHT {
+            remote.writer = Some(context.waker().clone());
             return Poll::Pending;
         }
-        there.in_flight += bytes.len();
-        drop(there);
+        remote.in_flight += bytes.len();
+        drop(remote);
         let message = Message::Bytes {
-            to: Arc::clone(&self.there),
+            to: Arc::clone(&self.remote),
             bytes: Bytes::copy_from_slice(bytes),
         };
-        self.outbox.push(self.here.process, message);
+        self.outbox.push(self.local.process, message);
         Poll::Ready(Ok(bytes.len()))
     }
 
@@ -189,16 +189,16 @@ impl AsyncWrite for SimStream {
     fn poll_shutdown(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         if !std::mem::replace(&mut self.finished, true) {
             let message = Message::Finish {
-                to: Arc::clone(&self.there),
+                to: Arc::clone(&self.remote),
                 reset: false,
             };
-            self.outbox.push(self.here.process, message);
+            self.outbox.push(self.local.process, message);
         }
         Poll::Ready(Ok(()))
     }
 }
 
-/// The network as one process sees it.
+/// The network of one process.
 #[derive(Clone, Debug)]
 pub struct SimNetwork {
     pub process: ProcessId,
@@ -208,10 +208,10 @@ pub struct SimNetwork {
 impl Network for SimNetwork {
     fn connect(&self, address: SocketAddr) -> BoxFuture<'_, io::Result<Stream>> {
         Box::pin(async move {
-            let (reply, answer) = oneshot::channel();
+            let (reply, response) = oneshot::channel();
             let message = Message::Dial { address, reply };
             self.outbox.push(self.process, message);
-            let stream = answer
+            let stream = response
                 .await
                 .map_err(|_| io::Error::from(io::ErrorKind::ConnectionReset))??;
             Ok(Stream::Other(Box::new(stream)))
@@ -237,8 +237,11 @@ impl Network for SimNetwork {
                 clippy::disallowed_methods,
                 reason = "the number of agents bounds the connections"
             )]
-            let (accepted, arrivals) = mpsc::unbounded_channel();
-            let message = Message::Listen { address, accepted };
+            let (connections, arrivals) = mpsc::unbounded_channel();
+            let message = Message::Listen {
+                address,
+                connections,
+            };
             self.outbox.push(self.process, message);
             Ok(Listener::Other(Box::new(SimListener {
                 address,
@@ -259,8 +262,8 @@ struct SimListener {
 impl Accept for SimListener {
     fn accept(&self) -> BoxFuture<'_, io::Result<(Stream, SocketAddr)>> {
         Box::pin(async {
-            let arrived = self.arrivals.lock().await.recv().await;
-            let (stream, peer) = arrived.ok_or(io::ErrorKind::ConnectionAborted)?;
+            let connection = self.arrivals.lock().await.recv().await;
+            let (stream, peer) = connection.ok_or(io::ErrorKind::ConnectionAborted)?;
             Ok((Stream::Other(Box::new(stream)), peer))
         })
     }

@@ -62,38 +62,38 @@ impl Service<Request<ClientBody>> for Connection {
             outbox,
         } = self.clone();
         Box::pin(async move {
-            let (head, body) = request.into_parts();
+            let (parts, body) = request.into_parts();
             let body = body.collect().await?.to_bytes();
-            let (reply, answer) = oneshot::channel();
-            let open = OpenRequest {
+            let (reply, response) = oneshot::channel();
+            let handle = RequestHandle {
                 id: outbox.next_id(),
                 process,
                 outbox,
             };
             let message = Message::Request {
-                id: open.id,
+                id: handle.id,
                 authority,
-                request: Box::new(Request::from_parts(head, body)),
+                request: Box::new(Request::from_parts(parts, body)),
                 reply,
             };
-            open.outbox.push(process, message);
-            let response = answer
+            handle.outbox.push(process, message);
+            let response = response
                 .await
                 .map_err(|_| io::Error::from(io::ErrorKind::ConnectionReset))??;
-            Ok(response.map(|body| -> Box<DynBody> { Box::new(ResponseBody { body, open }) }))
+            Ok(response.map(|body| -> Box<DynBody> { Box::new(ResponseBody { body, handle }) }))
         })
     }
 }
 
-/// A request whose response is not read to its end. Dropping it tells the server.
+/// The handle of a request whose response is not read to its end. Dropping it notifies the server.
 #[derive(Debug)]
-struct OpenRequest {
+struct RequestHandle {
     id: u64,
     process: ProcessId,
     outbox: Outbox,
 }
 
-impl Drop for OpenRequest {
+impl Drop for RequestHandle {
     fn drop(&mut self) {
         let message = Message::RequestDropped { id: self.id };
         self.outbox.push(self.process, message);
@@ -103,8 +103,8 @@ impl Drop for OpenRequest {
 #[derive(Debug)]
 struct ResponseBody {
     body: Body,
-    #[allow(dead_code, reason = "tells the server when the body is dropped")]
-    open: OpenRequest,
+    #[allow(dead_code, reason = "notifies the server when the body is dropped")]
+    handle: RequestHandle,
 }
 
 impl http_body::Body for ResponseBody {
@@ -118,9 +118,9 @@ impl http_body::Body for ResponseBody {
         match &mut self.body {
             Body::Complete(bytes) if bytes.is_empty() => Poll::Ready(None),
             Body::Complete(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
-            Body::Parts(parts) => parts
+            Body::Chunks(chunks) => chunks
                 .poll_recv(context)
-                .map(|part| part.map(|part| part.map(Frame::data).map_err(Into::into))),
+                .map(|chunk| chunk.map(|chunk| chunk.map(Frame::data).map_err(Into::into))),
         }
     }
 }

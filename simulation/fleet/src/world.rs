@@ -35,10 +35,10 @@ pub(crate) struct ProcessWorld {
     pub process: ProcessId,
     pub outbox: Outbox,
     pub clocks: Cell<Clocks>,
-    /// The monotonic clock at the start.
+    /// Reading of the monotonic clock at the start.
     pub started: Instant,
-    /// The last reading, for destructors that run outside the runtime.
-    last: Cell<Duration>,
+    /// The last reading of the monotonic clock, for destructors that run outside the runtime.
+    last_elapsed: Cell<Duration>,
     generator: RefCell<Xoshiro256PlusPlus>,
 }
 
@@ -63,16 +63,16 @@ impl ProcessWorld {
             outbox,
             clocks: Cell::new(clocks),
             started,
-            last: Cell::default(),
+            last_elapsed: Cell::default(),
             generator: RefCell::new(Xoshiro256PlusPlus::seed_from_u64(seed)),
         }
     }
 
     fn elapsed(&self) -> Duration {
         if Handle::try_current().is_ok() {
-            self.last.set(Instant::now() - self.started);
+            self.last_elapsed.set(Instant::now() - self.started);
         }
-        self.last.get()
+        self.last_elapsed.get()
     }
 }
 
@@ -92,8 +92,8 @@ impl World for ProcessWorld {
 
     fn wall(&self) -> Timestamp {
         let clocks = self.clocks.get();
-        let passed = SignedDuration::try_from(clocks.suspended + self.elapsed());
-        let passed = passed.unwrap_or_default() + clocks.skew;
-        clocks.wall.saturating_add(passed).unwrap_or(clocks.wall)
+        let elapsed = SignedDuration::try_from(clocks.suspended + self.elapsed());
+        let elapsed = elapsed.unwrap_or_default() + clocks.skew;
+        clocks.wall.saturating_add(elapsed).unwrap_or(clocks.wall)
     }
 }

@@ -8,34 +8,34 @@ use krypton_sim::coverage::Coverage;
 use krypton_sim::oracles::Violation;
 use krypton_sim::plan::Plan;
 use krypton_sim::run::run;
-use krypton_sim::walk::strikes;
+use krypton_sim::walk::request_fault_plans;
 
 /// Number of plans of each size.
 const LONG: u64 = 20;
 const SHORT: u64 = 100;
-/// Every strike would take minutes. This has no common divisor with the three faults of each request.
-const SOME_STRIKES: usize = 50;
+/// All request faults would take minutes. This has no common divisor with the three faults of each request.
+const PLAN_STEP: usize = 50;
 
-/// What happened, without what real clocks and random file names determine: kube's event recorder names an event by the
-/// time, and Helm's arguments contain paths.
-fn story(plan: &Plan) -> Vec<String> {
-    let mut story = Vec::new();
-    let mut see = |seen: &krypton_sim::observe::Observation| {
-        let line = seen.to_string();
+/// The trace without the lines that real clocks and random file names determine: kube's event recorder names an event
+/// by the time, and Helm's arguments contain paths.
+fn comparable_trace(plan: &Plan) -> Vec<String> {
+    let mut lines = Vec::new();
+    let mut record = |observation: &krypton_sim::observe::Observation| {
+        let line = observation.to_string();
         if !line.contains("events/") && !line.contains(" starts: ") {
-            story.push(line);
+            lines.push(line);
         }
     };
-    let outcome = run(plan, &mut see).expect("there is room for files");
-    story.push(format!("{:?}", outcome.violation));
-    story
+    let outcome = run(plan, &mut record).expect("there is room for files");
+    lines.push(format!("{:?}", outcome.violation));
+    lines
 }
 
 #[test]
 fn equal_seeds_run_alike() {
     for seed in [3, 11] {
         let plan = Plan::new(seed);
-        let (first, second) = (story(&plan), story(&plan));
+        let (first, second) = (comparable_trace(&plan), comparable_trace(&plan));
         for (number, (one, other)) in first.iter().zip(&second).enumerate() {
             assert_eq!(one, other, "line {number} of seed {seed}");
         }
@@ -47,13 +47,13 @@ fn equal_seeds_run_alike() {
 /// Runs the plans, and fails with the first violation of each.
 fn assert_all_pass(plans: &[Plan]) -> Coverage {
     let failures = Mutex::new(Vec::new());
-    let failed = |plan: Plan, violation: &Violation| {
+    let on_failure = |plan: Plan, violation: &Violation| {
         failures
             .lock()
             .expect("no run panicked")
             .push(format!("{violation}; make sim shrinks this plan:\n{plan}"));
     };
-    let totals = run_all(2, |index| plans.get(index).cloned(), failed);
+    let totals = run_all(2, |index| plans.get(index).cloned(), on_failure);
     let totals = totals.expect("there is room for files");
     assert_eq!(totals.runs, plans.len());
     let failures = failures.into_inner().expect("no run panicked");
@@ -65,7 +65,7 @@ fn assert_all_pass(plans: &[Plan]) -> Coverage {
 fn first_seeds_keep_all_guarantees() {
     let plans: Vec<Plan> = (1..=LONG).map(Plan::new).collect();
     let all = assert_all_pass(&plans);
-    // Otherwise no strike would reach some writes.
+    // Otherwise no request fault would reach some writes.
     let walked = assert_all_pass(&plans_in("walks"));
     let (all, walked) = (all.writes(), walked.writes());
     let missed: Vec<_> = all.difference(&walked).collect();
@@ -78,7 +78,7 @@ fn short_seeds_keep_all_guarantees() {
     assert_all_pass(&plans);
 }
 
-fn read(path: &Path) -> Plan {
+fn read_plan(path: &Path) -> Plan {
     let text = std::fs::read_to_string(path).expect("the file can be read");
     text.parse().expect("the file contains a plan")
 }
@@ -87,7 +87,7 @@ fn plans_in(folder: &str) -> Vec<Plan> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
     let files = std::fs::read_dir(folder).expect("the folder exists");
     let plans: Vec<Plan> = files
-        .map(|file| read(&file.expect("the folder can be read").path()))
+        .map(|file| read_plan(&file.expect("the folder can be read").path()))
         .collect();
     assert!(!plans.is_empty());
     plans
@@ -99,7 +99,7 @@ fn plans_of_fixed_defects_pass() {
     assert_all_pass(&plans_in("corpus"));
 }
 
-/// Each plan is a story that its first line tells.
+/// The first line of each plan describes it.
 #[test]
 fn scenarios_keep_all_guarantees() {
     assert_all_pass(&plans_in("scenarios"));
@@ -109,8 +109,8 @@ fn scenarios_keep_all_guarantees() {
 #[test]
 fn fleet_survives_strike_at_each_request() {
     let plans = plans_in("walks").into_iter();
-    let struck = plans.flat_map(|plan| strikes(&plan).expect("the plan itself passes"));
-    let some: Vec<Plan> = struck.step_by(SOME_STRIKES).collect();
+    let faulty = plans.flat_map(|plan| request_fault_plans(&plan).expect("the plan itself passes"));
+    let some: Vec<Plan> = faulty.step_by(PLAN_STEP).collect();
     assert!(some.len() > 20, "{}", some.len());
     assert_all_pass(&some);
 }

@@ -11,7 +11,7 @@ use kube::Client;
 use kube::client::Body;
 use serde_json::Value;
 
-use crate::fault::{Cause, Fault};
+use crate::fault::{ErrorCause, HelmError};
 use crate::kinds;
 
 /// client-go retries a request this often if the API server requests it.
@@ -82,7 +82,7 @@ impl Object {
     }
 
     /// Returns namespace, name and kind for error messages.
-    pub(crate) fn described(&self) -> String {
+    pub(crate) fn description(&self) -> String {
         format!("{}/{} {}", self.namespace, self.name, self.gvk())
     }
 
@@ -111,21 +111,29 @@ impl Api {
     }
 
     /// Reads the objects of a manifest, in its order. Objects without a namespace get `namespace`.
-    pub(crate) async fn build(&self, text: &str, namespace: &str) -> Result<Vec<Object>, Fault> {
+    pub(crate) async fn build(
+        &self,
+        text: &str,
+        namespace: &str,
+    ) -> Result<Vec<Object>, HelmError> {
         let (values, unread) = manifest::read(text);
         if unread > 0 {
-            return Err(Fault::new(
+            return Err(HelmError::new(
                 "error parsing : error converting YAML to JSON: yaml: unmarshal errors",
             ));
         }
         let mut objects = Vec::new();
         for value in values {
-            objects.push(self.object(value, namespace).await?);
+            objects.push(self.build_object(value, namespace).await?);
         }
         Ok(objects)
     }
 
-    async fn object(&self, mut value: Value, default: &str) -> Result<Object, Fault> {
+    async fn build_object(
+        &self,
+        mut value: Value,
+        default_namespace: &str,
+    ) -> Result<Object, HelmError> {
         let text = |value: &Value, pointer: &str| {
             let text = value.pointer(pointer).and_then(Value::as_str);
             text.unwrap_or_default().to_owned()
@@ -134,12 +142,12 @@ impl Api {
         let name = text(&value, "/metadata/name");
         let mut namespace = text(&value, "/metadata/namespace");
         if api_version.is_empty() || kind.is_empty() {
-            return Err(Fault::new(
+            return Err(HelmError::new(
                 "unable to decode \"\": Object 'Kind' is missing",
             ));
         }
         let Some((plural, namespaced)) = self.resource(&api_version, &kind).await? else {
-            return Err(Fault::new(format!(
+            return Err(HelmError::new(format!(
                 "resource mapping not found for name: \"{name}\" namespace: \"{namespace}\" from \"\": no matches \
                  for kind \"{kind}\" in version \"{api_version}\"\nensure CRDs are installed first"
             )));
@@ -147,7 +155,7 @@ impl Api {
         if !namespaced {
             namespace.clear();
         } else if namespace.is_empty() {
-            default.clone_into(&mut namespace);
+            default_namespace.clone_into(&mut namespace);
         }
         if namespaced && let Some(metadata) = value.get_mut("metadata") {
             metadata["namespace"] = Value::from(namespace.clone());
@@ -167,80 +175,80 @@ impl Api {
         &self,
         api_version: &str,
         kind: &str,
-    ) -> Result<Option<(String, bool)>, Fault> {
+    ) -> Result<Option<(String, bool)>, HelmError> {
         let group = api_version.split_once('/').map_or("", |(group, _)| group);
         if let Some((plural, namespaced)) = kinds::built_in(group, kind) {
             return Ok(Some((plural.to_owned(), namespaced)));
         }
         let key = (api_version.to_owned(), kind.to_owned());
-        let known = self.discovered.lock();
-        let known = known
+        let cached = self.discovered.lock();
+        let cached = cached
             .unwrap_or_else(PoisonError::into_inner)
             .get(&key)
             .cloned();
-        if known.is_some() || group.is_empty() {
-            return Ok(known);
+        if cached.is_some() || group.is_empty() {
+            return Ok(cached);
         }
         let list = match self.read(&format!("/apis/{api_version}")).await {
-            Err(fault) if fault.is_not_found() => return Ok(None),
+            Err(error) if error.is_not_found() => return Ok(None),
             list => list?,
         };
         let resources = list.get("resources").and_then(Value::as_array);
-        let found = resources.into_iter().flatten().find(|resource| {
+        let resource_and_scope = resources.into_iter().flatten().find(|resource| {
             let name = resource["name"].as_str().unwrap_or_default();
             resource["kind"] == *kind && !name.contains('/')
         });
-        let found = found.and_then(|resource| {
+        let resource_and_scope = resource_and_scope.and_then(|resource| {
             Some((
                 resource["name"].as_str()?.to_owned(),
                 resource["namespaced"].as_bool()?,
             ))
         });
-        if let Some(found) = &found {
+        if let Some(resource_and_scope) = &resource_and_scope {
             let discovered = self.discovered.lock();
             discovered
                 .unwrap_or_else(PoisonError::into_inner)
-                .insert(key, found.clone());
+                .insert(key, resource_and_scope.clone());
         }
-        Ok(found)
+        Ok(resource_and_scope)
     }
 
-    /// Checks that the API server answers.
-    pub(crate) async fn is_reachable(&self) -> Result<(), Fault> {
+    /// Checks that the API server responds.
+    pub(crate) async fn check_reachable(&self) -> Result<(), HelmError> {
         let version = self.read("/version").await;
         version
             .map(drop)
-            .map_err(|fault| fault.within("kubernetes cluster unreachable"))
+            .map_err(|error| error.context("kubernetes cluster unreachable"))
     }
 
-    pub(crate) async fn read(&self, path: &str) -> Result<Value, Fault> {
+    pub(crate) async fn read(&self, path: &str) -> Result<Value, HelmError> {
         self.send(Method::GET, path, None).await
     }
 
-    pub(crate) async fn get(&self, object: &Object) -> Result<Value, Fault> {
+    pub(crate) async fn get(&self, object: &Object) -> Result<Value, HelmError> {
         self.read(&object.path()).await
     }
 
-    pub(crate) async fn create(&self, object: &Object) -> Result<Value, Fault> {
+    pub(crate) async fn create(&self, object: &Object) -> Result<Value, HelmError> {
         let path = format!("{}?fieldManager=helm", object.collection());
         self.send(Method::POST, &path, Some((JSON, &object.value)))
             .await
     }
 
-    pub(crate) async fn apply(&self, object: &Object, force: bool) -> Result<Value, Fault> {
+    pub(crate) async fn apply(&self, object: &Object, force: bool) -> Result<Value, HelmError> {
         let path = object.path();
         let path = format!("{path}?fieldManager=helm&fieldValidation=Strict&force={force}");
         self.send(Method::PATCH, &path, Some((APPLY, &object.value)))
             .await
     }
 
-    pub(crate) async fn merge(&self, object: &Object, patch: &Value) -> Result<Value, Fault> {
+    pub(crate) async fn merge(&self, object: &Object, patch: &Value) -> Result<Value, HelmError> {
         let path = format!("{}?fieldManager=helm", object.path());
         self.send(Method::PATCH, &path, Some((MERGE, patch))).await
     }
 
     /// Deletes an object. Its dependents follow in the background.
-    pub(crate) async fn delete(&self, object: &Object) -> Result<(), Fault> {
+    pub(crate) async fn delete(&self, object: &Object) -> Result<(), HelmError> {
         let options = serde_json::json!({
             "kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background",
         });
@@ -256,7 +264,7 @@ impl Api {
         method: Method,
         path: &str,
         value: Option<&Value>,
-    ) -> Result<Value, Fault> {
+    ) -> Result<Value, HelmError> {
         self.send(method, path, value.map(|value| (JSON, value)))
             .await
     }
@@ -266,16 +274,20 @@ impl Api {
         method: Method,
         path: &str,
         body: Option<(&str, &Value)>,
-    ) -> Result<Value, Fault> {
-        let mut left = RETRIES;
+    ) -> Result<Value, HelmError> {
+        let mut retries_left = RETRIES;
         loop {
-            let answer = self.send_once(&method, path, body).await?;
-            match answer {
-                Answer::Done(value) => return Ok(value),
-                Answer::Later(pause, _) if left > 0 => tokio::time::sleep(pause).await,
-                Answer::Later(_, fault) | Answer::Refused(fault) => return Err(fault),
+            let response = self.send_once(&method, path, body).await?;
+            match response {
+                ApiResponse::Success(value) => return Ok(value),
+                ApiResponse::RetryAfter(delay, _) if retries_left > 0 => {
+                    tokio::time::sleep(delay).await;
+                }
+                ApiResponse::RetryAfter(_, error) | ApiResponse::Refused(error) => {
+                    return Err(error);
+                }
             }
-            left -= 1;
+            retries_left -= 1;
         }
     }
 
@@ -284,13 +296,13 @@ impl Api {
         method: &Method,
         path: &str,
         body: Option<(&str, &Value)>,
-    ) -> Result<Answer, Fault> {
-        let lost = |error: &dyn std::error::Error| {
+    ) -> Result<ApiResponse, HelmError> {
+        let request_error = |error: &dyn std::error::Error| {
             let mut verb = method.as_str().to_lowercase();
             if let Some(first) = verb.get_mut(..1) {
                 first.make_ascii_uppercase();
             }
-            Fault::new(format!("{verb} \"{path}\": {}", chain(error)))
+            HelmError::new(format!("{verb} \"{path}\": {}", error_chain(error)))
         };
         let mut request = Request::builder()
             .method(method.clone())
@@ -300,37 +312,47 @@ impl Api {
         let mut bytes = Vec::new();
         if let Some((media_type, value)) = body {
             request = request.header(header::CONTENT_TYPE, media_type);
-            bytes = serde_json::to_vec(value).map_err(|error| lost(&error))?;
+            bytes = serde_json::to_vec(value).map_err(|error| request_error(&error))?;
         }
         let request = request
             .body(Body::from(bytes))
-            .map_err(|error| lost(&error))?;
+            .map_err(|error| request_error(&error))?;
         let response = Box::pin(self.client.send(request)).await;
-        let (head, body) = response.map_err(|error| lost(&error))?.into_parts();
-        let body = body.collect_bytes().await.map_err(|error| lost(&error))?;
+        let (head, body) = response
+            .map_err(|error| request_error(&error))?
+            .into_parts();
+        let body = body
+            .collect_bytes()
+            .await
+            .map_err(|error| request_error(&error))?;
         let value = serde_json::from_slice(&body);
         if head.status.is_success() {
-            return value.map(Answer::Done).map_err(|error| lost(&error));
+            return value
+                .map(ApiResponse::Success)
+                .map_err(|error| request_error(&error));
         }
-        let fault = refused(head.status.as_u16(), &value.unwrap_or_default());
-        let pause = head.headers.get(header::RETRY_AFTER);
-        let pause = pause.and_then(|pause| pause.to_str().ok()?.parse().ok());
-        let retried = head.status.as_u16() == 429 || head.status.is_server_error();
-        Ok(match pause {
-            Some(seconds) if retried => Answer::Later(Duration::from_secs(seconds), fault),
-            _ => Answer::Refused(fault),
+        let error = status_error(head.status.as_u16(), &value.unwrap_or_default());
+        let retry_after = head.headers.get(header::RETRY_AFTER);
+        let retry_after =
+            retry_after.and_then(|retry_after| retry_after.to_str().ok()?.parse().ok());
+        let is_retryable = head.status.as_u16() == 429 || head.status.is_server_error();
+        Ok(match retry_after {
+            Some(seconds) if is_retryable => {
+                ApiResponse::RetryAfter(Duration::from_secs(seconds), error)
+            }
+            _ => ApiResponse::Refused(error),
         })
     }
 }
 
-enum Answer {
-    Done(Value),
+enum ApiResponse {
+    Success(Value),
     /// The API server requests a retry after this time.
-    Later(Duration, Fault),
-    Refused(Fault),
+    RetryAfter(Duration, HelmError),
+    Refused(HelmError),
 }
 
-fn refused(code: u16, status: &Value) -> Fault {
+fn status_error(code: u16, status: &Value) -> HelmError {
     let text = |field: &str| status[field].as_str().unwrap_or_default().to_owned();
     let message = match (text("message"), code) {
         (message, _) if !message.is_empty() => message,
@@ -342,24 +364,24 @@ fn refused(code: u16, status: &Value) -> Fault {
             "an error on the server (code {code}) has prevented the request from succeeding"
         ),
     };
-    Fault {
-        text: message,
-        cause: Cause::Status {
+    HelmError {
+        message,
+        cause: ErrorCause::Status {
             code,
             reason: text("reason"),
         },
     }
 }
 
-fn chain(error: &dyn std::error::Error) -> String {
+fn error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
-    while let Some(inner) = source {
-        let inner_text = inner.to_string();
-        if !text.ends_with(&inner_text) {
-            text = format!("{text}: {inner_text}");
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.ends_with(&cause_text) {
+            text = format!("{text}: {cause_text}");
         }
-        source = inner.source();
+        source = cause.source();
     }
     text
 }

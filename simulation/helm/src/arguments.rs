@@ -55,14 +55,14 @@ const SWITCHES: [&str; 8] = [
     "--skip-crds",
     "--no-hooks",
 ];
-const BOTH: [&str; 5] = [
+const COMMON_FLAGS: [&str; 5] = [
     "--namespace",
     "--kubeconfig",
     "--timeout",
     "--qps",
     "--burst-limit",
 ];
-const APPLYING: [&str; 11] = [
+const INSTALL_FLAGS: [&str; 11] = [
     "--hide-notes",
     "--disable-openapi-validation",
     "--output",
@@ -77,19 +77,19 @@ const APPLYING: [&str; 11] = [
 ];
 
 impl Verb {
-    fn parse(words: &[&str]) -> Result<(Self, usize), String> {
-        Ok(match words {
+    fn parse(arguments: &[&str]) -> Result<(Self, usize), String> {
+        Ok(match arguments {
             ["upgrade", ..] => (Self::Upgrade, 1),
             ["install", ..] => (Self::Install, 1),
             ["uninstall", ..] => (Self::Uninstall, 1),
             ["rollback", ..] => (Self::Rollback, 1),
             ["get", "metadata", ..] => (Self::GetMetadata, 2),
-            _ => return Err(format!("unknown command {words:?}")),
+            _ => return Err(format!("unknown command {arguments:?}")),
         })
     }
 
-    fn knows(self, flag: &str) -> bool {
-        let own: &[&str] = match self {
+    fn accepts(self, flag: &str) -> bool {
+        let specific: &[&str] = match self {
             Self::Upgrade => &["--install", "--reset-values", "--history-max"],
             Self::Install => &["--replace"],
             Self::Uninstall => &["--wait", "--no-hooks"],
@@ -100,10 +100,13 @@ impl Verb {
                 "--force-conflicts",
                 "--no-hooks",
             ],
-            Self::GetMetadata => return ["--revision", BOTH[0], BOTH[1]].contains(&flag),
+            Self::GetMetadata => {
+                return ["--revision", COMMON_FLAGS[0], COMMON_FLAGS[1]].contains(&flag);
+            }
         };
-        let applies = matches!(self, Self::Upgrade | Self::Install) && APPLYING.contains(&flag);
-        applies || own.contains(&flag) || BOTH.contains(&flag)
+        let installs =
+            matches!(self, Self::Upgrade | Self::Install) && INSTALL_FLAGS.contains(&flag);
+        installs || specific.contains(&flag) || COMMON_FLAGS.contains(&flag)
     }
 }
 
@@ -114,32 +117,34 @@ impl CommandLine {
     /// Returns the reason if the model doesn't support the command line.
     pub(crate) fn parse(invocation: &Invocation) -> Result<Self, String> {
         check_environment(invocation)?;
-        let words = invocation.arguments.iter();
-        let words: Option<Vec<&str>> = words.map(|word| word.to_str()).collect();
-        let words = words.ok_or("an argument is not UTF-8")?;
-        let (verb, mut at) = Verb::parse(&words)?;
+        let arguments = invocation.arguments.iter();
+        let arguments: Option<Vec<&str>> = arguments.map(|argument| argument.to_str()).collect();
+        let arguments = arguments.ok_or("an argument is not UTF-8")?;
+        let (verb, mut index) = Verb::parse(&arguments)?;
         let mut flags = Flags::default();
         loop {
-            let word = *words.get(at).ok_or("missing \"--\" before the release")?;
-            at += 1;
-            if word == "--" {
+            let argument = *arguments
+                .get(index)
+                .ok_or("missing \"--\" before the release")?;
+            index += 1;
+            if argument == "--" {
                 break;
             }
-            let (name, mut value) = match word.split_once('=') {
+            let (name, mut value) = match argument.split_once('=') {
                 Some((name, value)) => (name, Some(value)),
-                None => (word, None),
+                None => (argument, None),
             };
-            if !verb.knows(name) {
-                return Err(format!("unknown flag {word} of {verb:?}"));
+            if !verb.accepts(name) {
+                return Err(format!("unknown flag {argument} of {verb:?}"));
             }
             if value.is_none() && !SWITCHES.contains(&name) {
-                value = words.get(at).copied();
-                at += 1;
+                value = arguments.get(index).copied();
+                index += 1;
             }
             flags.set(name, value)?;
         }
         flags.check(verb)?;
-        let rest = words.get(at..).unwrap_or_default();
+        let rest = arguments.get(index..).unwrap_or_default();
         Self::with_rest(verb, flags, rest)
     }
 
@@ -150,8 +155,8 @@ impl CommandLine {
                 chart = Some(PathBuf::from(path));
                 release
             }
-            (Verb::Rollback, [release, to]) => {
-                flags.revision = number(to)?;
+            (Verb::Rollback, [release, revision]) => {
+                flags.revision = number(revision)?;
                 release
             }
             (Verb::Uninstall | Verb::GetMetadata, [release]) => release,
@@ -168,8 +173,8 @@ impl CommandLine {
 
 impl Flags {
     fn set(&mut self, name: &str, value: Option<&str>) -> Result<(), String> {
-        let given = || value.ok_or_else(|| format!("flag {name} needs a value"));
-        let only = |accepted: &str| match value {
+        let required = || value.ok_or_else(|| format!("flag {name} needs a value"));
+        let expect = |accepted: &str| match value {
             Some(value) if value == accepted => Ok(()),
             _ => Err(format!("flag {name} with {value:?} is not modelled")),
         };
@@ -180,28 +185,28 @@ impl Flags {
             "--force-conflicts" => self.force_conflicts = true,
             "--skip-crds" => self.skip_crds = true,
             "--no-hooks" => self.no_hooks = true,
-            "--namespace" => given()?.clone_into(&mut self.namespace),
-            "--timeout" => self.timeout = seconds(given()?)?,
-            "--history-max" => self.history_max = number(given()?)?,
-            "--values" => self.values = Some(given()?.into()),
+            "--namespace" => required()?.clone_into(&mut self.namespace),
+            "--timeout" => self.timeout = seconds(required()?)?,
+            "--history-max" => self.history_max = number(required()?)?,
+            "--values" => self.values = Some(required()?.into()),
             "--server-side" => {
-                let parsed = given()?.parse();
-                let wrong = |_| format!("flag {name} with {value:?} is not modelled");
-                self.server_side = Some(parsed.map_err(wrong)?);
+                let parsed = required()?.parse();
+                let invalid = |_| format!("flag {name} with {value:?} is not modelled");
+                self.server_side = Some(parsed.map_err(invalid)?);
             }
-            "--labels" => self.labels = labels(given()?)?,
-            "--description" => given()?.clone_into(&mut self.description),
-            "--revision" => self.revision = number(given()?)?,
+            "--labels" => self.labels = labels(required()?)?,
+            "--description" => required()?.clone_into(&mut self.description),
+            "--revision" => self.revision = number(required()?)?,
             "--wait" => {
-                only("hookOnly")?;
+                expect("hookOnly")?;
                 self.waits_for_hooks = true;
             }
             "--output" => {
-                only("json")?;
+                expect("json")?;
                 self.json = true;
             }
             // The caller has read the kubeconfig. The others have no effect on a simulated cluster.
-            "--kubeconfig" | "--qps" | "--burst-limit" => drop(given()?),
+            "--kubeconfig" | "--qps" | "--burst-limit" => drop(required()?),
             "--hide-notes" | "--disable-openapi-validation" => {}
             _ => return Err(format!("unknown flag {name}")),
         }
@@ -210,14 +215,14 @@ impl Flags {
 
     /// Checks the flags without which Helm behaves in a way that is not modelled.
     fn check(&self, verb: Verb) -> Result<(), String> {
-        let required = match verb {
+        let has_required_flags = match verb {
             Verb::Upgrade => self.install && self.reset_values && self.json,
             Verb::Install => self.replace && self.json,
             Verb::Uninstall | Verb::Rollback | Verb::GetMetadata => true,
         };
-        let applies = matches!(verb, Verb::Upgrade | Verb::Install | Verb::Rollback);
-        let applied = !applies || self.server_side.is_some();
-        if self.namespace.is_empty() || !required || !applied {
+        let writes_objects = matches!(verb, Verb::Upgrade | Verb::Install | Verb::Rollback);
+        let has_write_method = !writes_objects || self.server_side.is_some();
+        if self.namespace.is_empty() || !has_required_flags || !has_write_method {
             return Err(format!("{verb:?} without a flag that the model requires"));
         }
         if verb != Verb::GetMetadata && (self.timeout.is_zero() || !self.waits_for_hooks) {
@@ -266,7 +271,7 @@ fn labels(text: &str) -> Result<BTreeMap<String, String>, String> {
 mod tests {
     use super::*;
 
-    fn parsed(line: &str) -> Result<CommandLine, String> {
+    fn parse_line(line: &str) -> Result<CommandLine, String> {
         CommandLine::parse(&Invocation {
             arguments: line.split_whitespace().map(Into::into).collect(),
             environment: vec![("HELM_DRIVER".into(), "secret".into())],
@@ -280,7 +285,7 @@ mod tests {
 
     #[test]
     fn command_line_of_an_upgrade_is_parsed() {
-        let line = parsed(UPGRADE).unwrap();
+        let line = parse_line(UPGRADE).unwrap();
         assert_eq!((line.verb, line.release.as_str()), (Verb::Upgrade, "r"));
         assert_eq!(line.flags.timeout, Duration::from_secs(181));
         assert_eq!(line.flags.labels["b"], "2");
@@ -297,7 +302,7 @@ mod tests {
             &UPGRADE.replace("--output json", "--output yaml"),
             "uninstall --wait=hookOnly --namespace a --timeout 1s --keep-history -- r",
         ] {
-            assert!(parsed(line).is_err(), "{line}");
+            assert!(parse_line(line).is_err(), "{line}");
         }
     }
 }

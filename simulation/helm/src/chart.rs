@@ -17,15 +17,15 @@ use flate2::write::GzEncoder;
 use krypton_helm::releases::manifest;
 use serde_json::{Map, Value, json};
 
-use crate::fault::{Cause, Fault};
+use crate::fault::{ErrorCause, HelmError};
 use crate::kinds;
 use crate::release::Hook;
 use crate::render::{self, Scope};
 
-const OBJECTS: &str = "sim.json";
-const TEMPLATE: &str = "templates/objects.yaml";
+const OBJECTS_FILE: &str = "sim.json";
+const TEMPLATE_FILE: &str = "templates/objects.yaml";
 /// Events of hooks. Helm ignores a hook with any other.
-const EVENTS: [&str; 9] = [
+const HOOK_EVENTS: [&str; 9] = [
     "pre-install",
     "post-install",
     "pre-delete",
@@ -98,21 +98,21 @@ impl TestChart {
         let gzip = GzEncoder::new(Vec::new(), Compression::fast());
         let mut archive = tar::Builder::new(gzip);
         let (name, version) = (&self.name, &self.version);
-        let about = format!("apiVersion: v2\nname: {name}\nversion: {version}\n");
+        let chart_yaml = format!("apiVersion: v2\nname: {name}\nversion: {version}\n");
         let mut files = vec![
-            ("Chart.yaml".to_owned(), about),
+            ("Chart.yaml".to_owned(), chart_yaml),
             (
                 "values.yaml".to_owned(),
                 format!("{:#}\n", Value::from(self.values.clone())),
             ),
             (
-                OBJECTS.to_owned(),
+                OBJECTS_FILE.to_owned(),
                 format!("{:#}\n", Value::from(self.objects.clone())),
             ),
-            (TEMPLATE.to_owned(), render::template(&self.objects)),
+            (TEMPLATE_FILE.to_owned(), render::template(&self.objects)),
         ];
-        for (at, crd) in self.crds.iter().enumerate() {
-            files.push((format!("crds/{at:02}.json"), format!("{crd:#}\n")));
+        for (index, crd) in self.crds.iter().enumerate() {
+            files.push((format!("crds/{index:02}.json"), format!("{crd:#}\n")));
         }
         for (file, text) in files {
             let mut header = tar::Header::new_gnu();
@@ -141,7 +141,7 @@ pub(crate) struct Chart {
 
 /// Release to render for.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place<'a> {
+pub(crate) struct RenderContext<'a> {
     pub(crate) release: &'a str,
     pub(crate) namespace: &'a str,
     pub(crate) revision: u32,
@@ -149,30 +149,32 @@ pub(crate) struct Place<'a> {
 
 /// The objects of a release.
 #[derive(Clone, Debug)]
-pub(crate) struct Rendered {
+pub(crate) struct RenderedChart {
     pub(crate) manifest: String,
     pub(crate) hooks: Vec<Hook>,
 }
 
 impl Chart {
     /// Loads a packaged chart.
-    pub(crate) fn load(path: &Path, config: Value) -> Result<Self, Fault> {
-        let failed = |error: &dyn std::fmt::Display| Fault::new(error.to_string());
-        let files = unpacked(path).map_err(|error| failed(&error))?;
+    pub(crate) fn load(path: &Path, config: Value) -> Result<Self, HelmError> {
+        let load_error = |error: &dyn std::fmt::Display| HelmError::new(error.to_string());
+        let files = unpack(path).map_err(|error| load_error(&error))?;
         let find = |name: &str| {
             let file = files.iter().find(|(file, _)| file == name)?;
             String::from_utf8(file.1.clone()).ok()
         };
-        let metadata =
-            yaml(&find("Chart.yaml").ok_or_else(|| failed(&"Chart.yaml file is missing"))?)?;
-        let defaults = find("values.yaml").map_or(Ok(json!({})), |text| yaml(&text))?;
-        let list = find(OBJECTS).ok_or_else(|| Fault {
-            text: format!(
-                "the chart has no {OBJECTS}, and the simulated Helm renders no templates"
+        let metadata = parse_yaml(
+            &find("Chart.yaml").ok_or_else(|| load_error(&"Chart.yaml file is missing"))?,
+        )?;
+        let defaults = find("values.yaml").map_or(Ok(json!({})), |text| parse_yaml(&text))?;
+        let objects_json = find(OBJECTS_FILE).ok_or_else(|| HelmError {
+            message: format!(
+                "the chart has no {OBJECTS_FILE}, and the simulated Helm renders no templates"
             ),
-            cause: Cause::NotModelled,
+            cause: ErrorCause::NotModelled,
         })?;
-        let objects: Vec<Value> = serde_json::from_str(&list).map_err(|error| failed(&error))?;
+        let objects: Vec<Value> =
+            serde_json::from_str(&objects_json).map_err(|error| load_error(&error))?;
         let text = |field: &str| metadata[field].as_str().unwrap_or_default().to_owned();
         let mut values = defaults.clone();
         coalesce(&mut values, &config);
@@ -184,7 +186,7 @@ impl Chart {
             name: text("name"),
             version: text("version"),
             crds: crds.collect(),
-            stored: stored(&metadata, &defaults, &files),
+            stored: stored_chart(&metadata, &defaults, &files),
             objects,
             values,
             config,
@@ -192,54 +194,57 @@ impl Chart {
     }
 
     /// Returns the objects for a release.
-    pub(crate) fn render(&self, place: Place<'_>) -> Result<Rendered, Fault> {
+    pub(crate) fn render(&self, context: RenderContext<'_>) -> Result<RenderedChart, HelmError> {
         let scope = Scope {
-            release: place.release,
-            namespace: place.namespace,
-            revision: place.revision,
+            release: context.release,
+            namespace: context.namespace,
+            revision: context.revision,
             chart_version: &self.version,
             values: &self.values,
         };
-        let path = format!("{}/{TEMPLATE}", self.name);
-        let mut plain: Vec<(String, String)> = Vec::new();
+        let path = format!("{}/{TEMPLATE_FILE}", self.name);
+        let mut objects: Vec<(String, String)> = Vec::new();
         let mut hooks = Vec::new();
         for object in &self.objects {
-            let text = render::document(object, scope)
-                .map_err(|why| Fault::new(format!("execution error at ({path}:1:1): {why}")))?;
+            let text = render::document(object, scope).map_err(|reason| {
+                HelmError::new(format!("execution error at ({path}:1:1): {reason}"))
+            })?;
             let Some(text) = text else { continue };
-            let head = manifest::read(&text).0.pop().unwrap_or_default();
-            let kind = head["kind"].as_str().unwrap_or_default().to_owned();
-            match head["metadata"]["annotations"]["helm.sh/hook"].as_str() {
-                Some(events) => hooks.extend(hook(&head, events, &path, text)),
-                None => plain.push((kind, text)),
+            let parsed = manifest::read(&text).0.pop().unwrap_or_default();
+            let kind = parsed["kind"].as_str().unwrap_or_default().to_owned();
+            match parsed["metadata"]["annotations"]["helm.sh/hook"].as_str() {
+                Some(events) => hooks.extend(parse_hook(&parsed, events, &path, text)),
+                None => objects.push((kind, text)),
             }
         }
         hooks.sort_by(|one, other| kinds::install_order(&one.kind, &other.kind));
-        plain.sort_by(|one, other| kinds::install_order(&one.0, &other.0));
-        let plain = plain
+        objects.sort_by(|one, other| kinds::install_order(&one.0, &other.0));
+        let objects = objects
             .iter()
             .map(|(_, text)| format!("---\n# Source: {path}\n{text}\n"));
-        Ok(Rendered {
-            manifest: plain.collect(),
+        Ok(RenderedChart {
+            manifest: objects.collect(),
             hooks,
         })
     }
 }
 
-fn hook(head: &Value, events: &str, path: &str, manifest: String) -> Option<Hook> {
+fn parse_hook(object: &Value, events: &str, path: &str, manifest: String) -> Option<Hook> {
     let split = |text: &str| -> Vec<String> {
         let words = text.split(',');
         words.map(|word| word.trim().to_lowercase()).collect()
     };
-    let annotation = |name: &str| head["metadata"]["annotations"][name].as_str();
+    let annotation = |name: &str| object["metadata"]["annotations"][name].as_str();
     let events = split(events);
-    let known = events.iter().all(|event| EVENTS.contains(&event.as_str()));
+    let are_known = events
+        .iter()
+        .all(|event| HOOK_EVENTS.contains(&event.as_str()));
     let weight = annotation("helm.sh/hook-weight").and_then(|weight| weight.parse().ok());
     let policies = annotation("helm.sh/hook-delete-policy").map(split);
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    known.then(|| Hook {
-        name: text(&head["metadata"]["name"]),
-        kind: text(&head["kind"]),
+    are_known.then(|| Hook {
+        name: text(&object["metadata"]["name"]),
+        kind: text(&object["kind"]),
         path: path.to_owned(),
         manifest,
         events,
@@ -249,7 +254,7 @@ fn hook(head: &Value, events: &str, path: &str, manifest: String) -> Option<Hook
     })
 }
 
-fn unpacked(path: &Path) -> io::Result<Vec<(String, Vec<u8>)>> {
+fn unpack(path: &Path) -> io::Result<Vec<(String, Vec<u8>)>> {
     let mut archive = tar::Archive::new(GzDecoder::new(File::open(path)?));
     let mut files = Vec::new();
     for entry in archive.entries()? {
@@ -264,45 +269,46 @@ fn unpacked(path: &Path) -> io::Result<Vec<(String, Vec<u8>)>> {
     Ok(files)
 }
 
-fn yaml(text: &str) -> Result<Value, Fault> {
+fn parse_yaml(text: &str) -> Result<Value, HelmError> {
     let (mut documents, unread) = manifest::read(text);
     if unread > 0 {
-        return Err(Fault::new(
+        return Err(HelmError::new(
             "cannot load the chart: error converting YAML to JSON",
         ));
     }
     Ok(documents.pop().unwrap_or_else(|| json!({})))
 }
 
-/// Lays values over defaults. A null removes a default.
-fn coalesce(defaults: &mut Value, over: &Value) {
-    let (Value::Object(defaults), Value::Object(over)) = (defaults, over) else {
+/// Merges values into defaults. A null removes a default.
+fn coalesce(defaults: &mut Value, overrides: &Value) {
+    let (Value::Object(defaults), Value::Object(overrides)) = (defaults, overrides) else {
         return;
     };
-    for (key, value) in over {
+    for (key, value) in overrides {
         match defaults.get_mut(key) {
             _ if value.is_null() => drop(defaults.remove(key)),
-            Some(inner) if inner.is_object() && value.is_object() => coalesce(inner, value),
+            Some(default) if default.is_object() && value.is_object() => coalesce(default, value),
             _ => drop(defaults.insert(key.clone(), value.clone())),
         }
     }
 }
 
-fn stored(metadata: &Value, values: &Value, files: &[(String, Vec<u8>)]) -> Value {
-    let chosen = |wanted: &dyn Fn(&str) -> bool| -> Vec<Value> {
-        let chosen = files.iter().filter(|(file, _)| wanted(file));
-        chosen
+fn stored_chart(metadata: &Value, values: &Value, files: &[(String, Vec<u8>)]) -> Value {
+    let encode_files = |is_wanted: &dyn Fn(&str) -> bool| -> Vec<Value> {
+        files
+            .iter()
+            .filter(|(file, _)| is_wanted(file))
             .map(|(file, bytes)| json!({ "name": file, "data": STANDARD.encode(bytes) }))
             .collect()
     };
     let is_template = |file: &str| file.starts_with("templates/");
-    let is_own = |file: &str| ["Chart.yaml", "values.yaml"].contains(&file);
+    let is_metadata = |file: &str| ["Chart.yaml", "values.yaml"].contains(&file);
     json!({
         "metadata": metadata,
         "lock": null,
-        "templates": chosen(&is_template),
+        "templates": encode_files(&is_template),
         "values": values,
         "schema": null,
-        "files": chosen(&|file| !is_template(file) && !is_own(file)),
+        "files": encode_files(&|file| !is_template(file) && !is_metadata(file)),
     })
 }

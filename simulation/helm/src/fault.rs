@@ -2,15 +2,15 @@
 
 use std::fmt;
 
-/// Why a step of Helm failed.
+/// Error of a step of Helm.
 #[derive(Clone, Debug)]
-pub(crate) struct Fault {
-    pub(crate) text: String,
-    pub(crate) cause: Cause,
+pub(crate) struct HelmError {
+    pub(crate) message: String,
+    pub(crate) cause: ErrorCause,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Cause {
+pub(crate) enum ErrorCause {
     /// The API server's response.
     Status {
         code: u16,
@@ -23,62 +23,62 @@ pub(crate) enum Cause {
     Other,
 }
 
-impl Fault {
-    pub(crate) fn new(text: impl Into<String>) -> Self {
+impl HelmError {
+    pub(crate) fn new(message: impl Into<String>) -> Self {
         Self {
-            text: text.into(),
-            cause: Cause::Other,
+            message: message.into(),
+            cause: ErrorCause::Other,
         }
     }
 
     pub(crate) fn release_not_found() -> Self {
         Self {
-            text: "release: not found".to_owned(),
-            cause: Cause::ReleaseNotFound,
+            message: "release: not found".to_owned(),
+            cause: ErrorCause::ReleaseNotFound,
         }
     }
 
     pub(crate) fn no_deployed_releases(release: &str) -> Self {
         Self {
-            text: format!("\"{release}\" has no deployed releases"),
-            cause: Cause::NoDeployedReleases,
+            message: format!("\"{release}\" has no deployed releases"),
+            cause: ErrorCause::NoDeployedReleases,
         }
     }
 
     /// Wraps the error as `fmt.Errorf("{prefix}: %w")` does.
     #[must_use]
-    pub(crate) fn within(self, prefix: impl fmt::Display) -> Self {
+    pub(crate) fn context(self, prefix: impl fmt::Display) -> Self {
         Self {
-            text: format!("{prefix}: {}", self.text),
+            message: format!("{prefix}: {}", self.message),
             cause: self.cause,
         }
     }
 
     pub(crate) fn is_not_found(&self) -> bool {
-        matches!(self.cause, Cause::Status { code: 404, .. })
+        matches!(self.cause, ErrorCause::Status { code: 404, .. })
     }
 
     pub(crate) fn is_already_exists(&self) -> bool {
-        matches!(&self.cause, Cause::Status { reason, .. } if reason == "AlreadyExists")
+        matches!(&self.cause, ErrorCause::Status { reason, .. } if reason == "AlreadyExists")
     }
 
     pub(crate) fn is_conflict(&self) -> bool {
-        matches!(&self.cause, Cause::Status { code: 409, reason } if reason != "AlreadyExists")
+        matches!(&self.cause, ErrorCause::Status { code: 409, reason } if reason != "AlreadyExists")
     }
 
     /// Joins errors. `None` if there are none.
-    pub(crate) fn joined(faults: &[Self], separator: &str) -> Option<Self> {
-        let first = faults.first()?;
-        let texts: Vec<&str> = faults.iter().map(|fault| fault.text.as_str()).collect();
+    pub(crate) fn join(errors: &[Self], separator: &str) -> Option<Self> {
+        let first = errors.first()?;
+        let messages: Vec<&str> = errors.iter().map(|error| error.message.as_str()).collect();
         Some(Self {
-            text: texts.join(separator),
+            message: messages.join(separator),
             cause: first.cause.clone(),
         })
     }
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for HelmError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
+        f.write_str(&self.message)
     }
 }

@@ -4,8 +4,8 @@ use krypton_helm::releases::Status;
 use tokio_util::sync::CancellationToken;
 
 use crate::api::Object;
-use crate::chart::{Chart, Place};
-use crate::fault::Fault;
+use crate::chart::{Chart, RenderContext};
+use crate::fault::HelmError;
 use crate::objects::{self, Update};
 use crate::release::{Info, Release, now};
 use crate::session::Session;
@@ -21,48 +21,48 @@ pub(crate) struct Install<'a> {
 
 impl Install<'_> {
     /// Runs the installation until `terminate`, which marks the release as failed.
-    pub(crate) async fn run(self, terminate: &CancellationToken) -> Result<Release, Fault> {
+    pub(crate) async fn run(self, terminate: &CancellationToken) -> Result<Release, HelmError> {
         let session = self.session;
-        session.api.is_reachable().await?;
-        if let Err(fault) = self.check_name().await {
-            session.log("ERROR", "release name check failed", &fault.text);
-            return Err(fault.within("release name check failed"));
+        session.api.check_reachable().await?;
+        if let Err(error) = self.check_name().await {
+            session.log("ERROR", "release name check failed", &error.message);
+            return Err(error.context("release name check failed"));
         }
         if !session.flags.skip_crds {
             self.install_crds().await?;
         }
-        session.api.is_reachable().await?;
-        let mut release = self.release()?;
+        session.api.check_reachable().await?;
+        let mut release = self.new_release()?;
         let namespace = &session.flags.namespace;
         let built = session.api.build(&release.manifest, namespace).await;
-        let mut targets = built.map_err(|fault| {
-            fault.within("unable to build kubernetes objects from release manifest")
+        let mut targets = built.map_err(|error| {
+            error.context("unable to build kubernetes objects from release manifest")
         })?;
         session.owner().mark(&mut targets);
-        let adopted = objects::existing(&session.api, &targets, session.owner()).await;
-        let adopted = adopted.map_err(|fault| fault.within("unable to continue with install"))?;
+        let adopted = objects::find_owned(&session.api, &targets, session.owner()).await;
+        let adopted = adopted.map_err(|error| error.context("unable to continue with install"))?;
         if self.replace {
             self.replace_last(&mut release).await?;
         }
         session.store(0).create(&release).await?;
         let result = tokio::select! {
             biased;
-            () = terminate.cancelled() => Err(Fault::new("context canceled")),
-            result = Box::pin(self.perform(&mut release, &adopted, &targets)) => result,
+            () = terminate.cancelled() => Err(HelmError::new("context canceled")),
+            result = Box::pin(self.perform_install(&mut release, &adopted, &targets)) => result,
         };
-        if let Err(fault) = result {
+        if let Err(error) = result {
             let name = &session.release;
             release.set_status(
                 Status::Failed,
-                format!("Release \"{name}\" failed: {fault}"),
+                format!("Release \"{name}\" failed: {error}"),
             );
             session.record(&release).await;
-            return Err(fault);
+            return Err(error);
         }
         Ok(release)
     }
 
-    async fn check_name(&self) -> Result<(), Fault> {
+    async fn check_name(&self) -> Result<(), HelmError> {
         let history = self.session.store(0).history(&self.session.release).await;
         // Helm ignores errors here.
         let Some(last) = history.ok().and_then(|mut history| history.pop()) else {
@@ -72,39 +72,44 @@ impl Install<'_> {
         if self.replace && reusable {
             return Ok(());
         }
-        Err(Fault::new("cannot reuse a name that is still in use"))
+        Err(HelmError::new("cannot reuse a name that is still in use"))
     }
 
-    async fn install_crds(&self) -> Result<(), Fault> {
+    async fn install_crds(&self) -> Result<(), HelmError> {
         let session = self.session;
         for (file, text) in &self.chart.crds {
-            let failed = |fault: Fault| fault.within(format_args!("failed to install CRD {file}"));
+            let crd_error =
+                |error: HelmError| error.context(format_args!("failed to install CRD {file}"));
             let namespace = &session.flags.namespace;
-            let objects = session.api.build(text, namespace).await.map_err(failed)?;
-            match objects::create(&session.api, &objects, session.way()).await {
-                Err(fault) if fault.is_already_exists() => {}
-                created => created.map_err(failed)?,
+            let objects = session
+                .api
+                .build(text, namespace)
+                .await
+                .map_err(crd_error)?;
+            match objects::create(&session.api, &objects, session.write_method()).await {
+                Err(error) if error.is_already_exists() => {}
+                result => result.map_err(crd_error)?,
             }
         }
         Ok(())
     }
 
-    fn release(&self) -> Result<Release, Fault> {
+    fn new_release(&self) -> Result<Release, HelmError> {
         let session = self.session;
-        let place = Place {
+        let context = RenderContext {
             release: &session.release,
             namespace: &session.flags.namespace,
             // As in Helm, the templates always see the first revision.
             revision: 1,
         };
-        let rendered = self.chart.render(place)?;
-        let at = now();
+        let rendered = self.chart.render(context)?;
+        let time = now();
         Ok(Release {
             name: session.release.clone(),
             namespace: session.flags.namespace.clone(),
             info: Info {
-                first_deployed: at.clone(),
-                last_deployed: at,
+                first_deployed: time.clone(),
+                last_deployed: time,
                 status: Status::PendingInstall.to_string(),
                 description: "Initial install underway".to_owned(),
                 ..Info::default()
@@ -114,12 +119,12 @@ impl Install<'_> {
             manifest: rendered.manifest,
             hooks: rendered.hooks,
             version: 1,
-            apply_method: session.way().name().to_owned(),
+            apply_method: session.write_method().name().to_owned(),
             labels: session.flags.labels.clone(),
         })
     }
 
-    async fn replace_last(&self, release: &mut Release) -> Result<(), Fault> {
+    async fn replace_last(&self, release: &mut Release) -> Result<(), HelmError> {
         let store = self.session.store(0);
         let history = store.history(&release.name).await;
         let Some(mut last) = history.ok().and_then(|mut history| history.pop()) else {
@@ -133,36 +138,36 @@ impl Install<'_> {
         store.update(&last).await
     }
 
-    async fn perform(
+    async fn perform_install(
         &self,
         release: &mut Release,
         adopted: &[Object],
         targets: &[Object],
-    ) -> Result<(), Fault> {
+    ) -> Result<(), HelmError> {
         let session = self.session;
-        let way = session.way();
+        let method = session.write_method();
         if !session.flags.no_hooks {
-            let hooks = session.run_hooks(release, "pre-install", way).await;
-            hooks.map_err(|fault| fault.within("failed pre-install"))?;
+            let hooks = session.run_hooks(release, "pre-install", method).await;
+            hooks.map_err(|error| error.context("failed pre-install"))?;
         }
         if adopted.is_empty() && !targets.is_empty() {
-            objects::create(&session.api, targets, way.gently()).await?;
+            objects::create(&session.api, targets, method.without_force()).await?;
         } else if !targets.is_empty() {
             let update = Update {
                 originals: adopted,
                 targets,
-                way,
+                method,
                 adopts_fields: true,
             };
             update.run(&session.api).await?;
         }
         if !session.flags.no_hooks {
-            let hooks = session.run_hooks(release, "post-install", way).await;
-            hooks.map_err(|fault| fault.within("failed post-install"))?;
+            let hooks = session.run_hooks(release, "post-install", method).await;
+            hooks.map_err(|error| error.context("failed post-install"))?;
         }
         let description = match session.flags.description.as_str() {
             "" => "Install complete",
-            given => given,
+            description => description,
         };
         release.set_status(Status::Deployed, description);
         // Helm reports success even if it can't record it.

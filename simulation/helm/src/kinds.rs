@@ -121,25 +121,25 @@ const BUILT_IN: [(&str, &str, &str, bool); 31] = [
 
 /// Returns the resource of a built-in kind, and whether its objects have a namespace.
 pub(crate) fn built_in(group: &str, kind: &str) -> Option<(&'static str, bool)> {
-    let found = BUILT_IN
+    let row = BUILT_IN
         .iter()
-        .find(|(its_group, its_kind, ..)| (*its_group, *its_kind) == (group, kind))?;
-    Some((found.2, found.3))
+        .find(|row| (row.0, row.1) == (group, kind))?;
+    Some((row.2, row.3))
 }
 
 /// Compares kinds for an installation.
 pub(crate) fn install_order(one: &str, other: &str) -> Ordering {
-    by(one, other, |at| at)
+    compare_by_rank(one, other, |position| position)
 }
 
 /// Compares kinds for an uninstallation. Unknown kinds also come last.
 pub(crate) fn uninstall_order(one: &str, other: &str) -> Ordering {
-    by(one, other, |at| INSTALL_ORDER.len() - at)
+    compare_by_rank(one, other, |position| INSTALL_ORDER.len() - position)
 }
 
-fn by(one: &str, other: &str, rank: impl Fn(usize) -> usize) -> Ordering {
-    let at = |kind: &str| INSTALL_ORDER.iter().position(|known| *known == kind);
-    match (at(one), at(other)) {
+fn compare_by_rank(one: &str, other: &str, rank: impl Fn(usize) -> usize) -> Ordering {
+    let position = |kind: &str| INSTALL_ORDER.iter().position(|known| *known == kind);
+    match (position(one), position(other)) {
         (Some(one), Some(other)) => rank(one).cmp(&rank(other)),
         (Some(_), None) => Ordering::Less,
         (None, Some(_)) => Ordering::Greater,

@@ -14,17 +14,20 @@ pub(crate) fn three_way(original: &Value, target: &Value, current: &Value) -> Va
     };
     let original = original.as_object().unwrap_or(&empty);
     let mut patch = Map::new();
-    for (key, wanted) in target {
+    for (key, desired) in target {
         match current.get(key) {
-            Some(actual) if wanted.is_object() && actual.is_object() => {
-                let former = original.get(key).unwrap_or(&Value::Null);
-                let inner = three_way(former, wanted, actual);
-                if inner.as_object().is_none_or(|inner| !inner.is_empty()) {
-                    patch.insert(key.clone(), inner);
+            Some(actual) if desired.is_object() && actual.is_object() => {
+                let previous = original.get(key).unwrap_or(&Value::Null);
+                let field_patch = three_way(previous, desired, actual);
+                if field_patch
+                    .as_object()
+                    .is_none_or(|field_patch| !field_patch.is_empty())
+                {
+                    patch.insert(key.clone(), field_patch);
                 }
             }
-            Some(actual) if covers(actual, wanted) => {}
-            _ => drop(patch.insert(key.clone(), wanted.clone())),
+            Some(actual) if covers(actual, desired) => {}
+            _ => drop(patch.insert(key.clone(), desired.clone())),
         }
     }
     let dropped = original.keys().filter(|key| !target.contains_key(*key));
@@ -34,18 +37,19 @@ pub(crate) fn three_way(original: &Value, target: &Value, current: &Value) -> Va
     Value::Object(patch)
 }
 
-/// Returns whether `actual` equals `wanted`, except for fields that only `actual` has.
-fn covers(actual: &Value, wanted: &Value) -> bool {
-    match (actual, wanted) {
-        (Value::Object(actual), Value::Object(wanted)) => wanted.iter().all(|(key, wanted)| {
+/// Returns whether `actual` equals `desired`, except for fields that only `actual` has.
+fn covers(actual: &Value, desired: &Value) -> bool {
+    match (actual, desired) {
+        (Value::Object(actual), Value::Object(desired)) => desired.iter().all(|(key, desired)| {
             let actual = actual.get(key);
-            actual.is_some_and(|actual| covers(actual, wanted))
+            actual.is_some_and(|actual| covers(actual, desired))
         }),
-        (Value::Array(actual), Value::Array(wanted)) => {
-            let pairs = || actual.iter().zip(wanted);
-            actual.len() == wanted.len() && pairs().all(|(actual, wanted)| covers(actual, wanted))
+        (Value::Array(actual), Value::Array(desired)) => {
+            let pairs = || actual.iter().zip(desired);
+            actual.len() == desired.len()
+                && pairs().all(|(actual, desired)| covers(actual, desired))
         }
-        _ => actual == wanted,
+        _ => actual == desired,
     }
 }
 

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use krypton_helm::releases::{self, Status};
 
-use crate::fault::Fault;
+use crate::fault::HelmError;
 
 /// Labels that Helm sets on a release Secret.
 const SYSTEM_LABELS: [&str; 6] = [
@@ -82,7 +82,7 @@ pub(crate) struct Hook {
     pub(crate) events: Vec<String>,
     #[serde(default)]
     pub(crate) last_run: LastRun,
-    #[serde(default, skip_serializing_if = "is_nought")]
+    #[serde(default, skip_serializing_if = "is_zero_weight")]
     pub(crate) weight: i64,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) delete_policies: Vec<String>,
@@ -116,7 +116,7 @@ fn is_zero(number: &u32) -> bool {
     clippy::trivially_copy_pass_by_ref,
     reason = "serde passes a reference"
 )]
-fn is_nought(number: &i64) -> bool {
+fn is_zero_weight(number: &i64) -> bool {
     *number == 0
 }
 
@@ -143,7 +143,7 @@ impl Release {
     }
 
     /// Reads a release Secret, with all its labels.
-    pub(crate) fn decode(secret: &Value) -> Result<Self, Fault> {
+    pub(crate) fn decode(secret: &Value) -> Result<Self, HelmError> {
         let data = secret.pointer("/data/release").and_then(Value::as_str);
         let mut release: Self = unpack(data.unwrap_or_default())?;
         let labels = secret
@@ -156,21 +156,21 @@ impl Release {
         Ok(release)
     }
 
-    /// Returns the Secret to write. `stamp` is the label with the time of this write. As in Helm, an older
+    /// Returns the Secret to write. `time_label` is the label with the time of this write. As in Helm, an older
     /// label of the same name wins.
-    pub(crate) fn encode(&self, stamp: &str) -> Result<Value, Fault> {
-        let json = serde_json::to_vec(self).map_err(|error| Fault::new(error.to_string()))?;
-        let packed = releases::pack(&json).map_err(|error| Fault::new(error.to_string()))?;
+    pub(crate) fn encode(&self, time_label: &str) -> Result<Value, HelmError> {
+        let json = serde_json::to_vec(self).map_err(|error| HelmError::new(error.to_string()))?;
+        let packed = releases::pack(&json).map_err(|error| HelmError::new(error.to_string()))?;
         let seconds = krypton_runtime::clock::wall().as_second().to_string();
-        let mut labels = BTreeMap::from([(stamp.to_owned(), seconds)]);
+        let mut labels = BTreeMap::from([(time_label.to_owned(), seconds)]);
         labels.extend(self.labels.clone());
-        let system = [
+        let system_labels = [
             (releases::NAME_LABEL, self.name.clone()),
             (releases::OWNER_LABEL, "helm".to_owned()),
             (releases::STATUS_LABEL, self.info.status.clone()),
             (releases::VERSION_LABEL, self.version.to_string()),
         ];
-        labels.extend(system.map(|(label, value)| (label.to_owned(), value)));
+        labels.extend(system_labels.map(|(label, value)| (label.to_owned(), value)));
         Ok(json!({
             "apiVersion": "v1",
             "kind": "Secret",
@@ -185,17 +185,21 @@ impl Release {
     }
 }
 
-fn unpack(data: &str) -> Result<Release, Fault> {
-    let wrong = |error: &dyn std::fmt::Display| Fault::new(error.to_string());
-    let outer = STANDARD.decode(data).map_err(|error| wrong(&error))?;
-    let packed = STANDARD.decode(outer).map_err(|error| wrong(&error))?;
+fn unpack(data: &str) -> Result<Release, HelmError> {
+    let decode_error = |error: &dyn std::fmt::Display| HelmError::new(error.to_string());
+    let inner_text = STANDARD
+        .decode(data)
+        .map_err(|error| decode_error(&error))?;
+    let packed = STANDARD
+        .decode(inner_text)
+        .map_err(|error| decode_error(&error))?;
     let mut json = Vec::new();
     if packed.starts_with(&GZIP_MAGIC) {
         MultiGzDecoder::new(packed.as_slice())
             .read_to_end(&mut json)
-            .map_err(|error| wrong(&error))?;
+            .map_err(|error| decode_error(&error))?;
     } else {
         json = packed;
     }
-    serde_json::from_slice(&json).map_err(|error| wrong(&error))
+    serde_json::from_slice(&json).map_err(|error| decode_error(&error))
 }

@@ -14,7 +14,7 @@ enum Variable {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Piece {
+enum TextPart {
     Text(String),
     Variable(Variable),
 }
@@ -41,7 +41,7 @@ pub(crate) fn template(objects: &[Value]) -> String {
         if let Some(message) = object["$fail"].as_str() {
             text.push_str(&format!("{{{{ fail {} }}}}\n", Value::from(message)));
         }
-        fields(&mut text, object, 0, None);
+        write_fields(&mut text, object, 0, None);
         if condition.is_some() {
             text.push_str("{{- end }}\n");
         }
@@ -55,7 +55,7 @@ pub(crate) fn template(objects: &[Value]) -> String {
 /// Returns the message of an object that fails the rendering.
 pub(crate) fn document(object: &Value, scope: Scope<'_>) -> Result<Option<String>, String> {
     if let Some(condition) = object["$when"].as_str()
-        && !is_true(lookup(scope.values, &condition_path(condition)))
+        && !is_true(find_value(scope.values, &condition_path(condition)))
     {
         return Ok(None);
     }
@@ -63,42 +63,48 @@ pub(crate) fn document(object: &Value, scope: Scope<'_>) -> Result<Option<String
         return Err(message.to_owned());
     }
     let mut text = String::new();
-    fields(&mut text, object, 0, Some(scope));
+    write_fields(&mut text, object, 0, Some(scope));
     Ok(Some(text))
 }
 
-fn fields(text: &mut String, object: &Value, indent: usize, scope: Option<Scope<'_>>) {
+fn write_fields(text: &mut String, object: &Value, indent: usize, scope: Option<Scope<'_>>) {
     for (key, value) in object.as_object().into_iter().flatten() {
         if !key.starts_with('$') {
             let head = format!("{}:", Value::from(key.as_str()));
-            field(text, indent, &head, value, scope);
+            write_field(text, indent, &head, value, scope);
         }
     }
 }
 
 /// Writes a field or a list item. `scope` is `None` for a template.
-fn field(text: &mut String, indent: usize, head: &str, value: &Value, scope: Option<Scope<'_>>) {
+fn write_field(
+    text: &mut String,
+    indent: usize,
+    head: &str,
+    value: &Value,
+    scope: Option<Scope<'_>>,
+) {
     let space = " ".repeat(indent);
     match value {
         Value::Object(map) if !map.is_empty() => {
             text.push_str(&format!("{space}{head}\n"));
-            fields(text, value, indent + 2, scope);
+            write_fields(text, value, indent + 2, scope);
         }
         Value::Array(items) if !items.is_empty() => {
             text.push_str(&format!("{space}{head}\n"));
             for item in items {
-                field(text, indent + 2, "-", item, scope);
+                write_field(text, indent + 2, "-", item, scope);
             }
         }
         Value::String(string) => {
-            let pieces = pieces(string);
+            let parts = split_parts(string);
             match scope {
                 Some(scope) => {
-                    if let Some(scalar) = resolved(&pieces, scope) {
+                    if let Some(scalar) = resolve(&parts, scope) {
                         text.push_str(&format!("{space}{head} {scalar}\n"));
                     }
                 }
-                None => templated(text, &format!("{space}{head}"), &pieces),
+                None => write_template(text, &format!("{space}{head}"), &parts),
             }
         }
         _ => {
@@ -108,57 +114,57 @@ fn field(text: &mut String, indent: usize, head: &str, value: &Value, scope: Opt
 }
 
 /// Returns a string with the variables replaced, as JSON. `None` if a value is absent.
-fn resolved(pieces: &[Piece], scope: Scope<'_>) -> Option<String> {
-    if let [Piece::Variable(Variable::Value(path))] = pieces {
-        return lookup(scope.values, path).map(Value::to_string);
+fn resolve(parts: &[TextPart], scope: Scope<'_>) -> Option<String> {
+    if let [TextPart::Variable(Variable::Value(path))] = parts {
+        return find_value(scope.values, path).map(Value::to_string);
     }
-    let mut whole = String::new();
-    for piece in pieces {
-        match piece {
-            Piece::Text(text) => whole.push_str(text),
-            Piece::Variable(Variable::Release) => whole.push_str(scope.release),
-            Piece::Variable(Variable::Namespace) => whole.push_str(scope.namespace),
-            Piece::Variable(Variable::Revision) => whole.push_str(&scope.revision.to_string()),
-            Piece::Variable(Variable::ChartVersion) => whole.push_str(scope.chart_version),
-            Piece::Variable(Variable::Value(path)) => match lookup(scope.values, path)? {
-                Value::String(text) => whole.push_str(text),
-                other => whole.push_str(&other.to_string()),
+    let mut result = String::new();
+    for part in parts {
+        match part {
+            TextPart::Text(text) => result.push_str(text),
+            TextPart::Variable(Variable::Release) => result.push_str(scope.release),
+            TextPart::Variable(Variable::Namespace) => result.push_str(scope.namespace),
+            TextPart::Variable(Variable::Revision) => result.push_str(&scope.revision.to_string()),
+            TextPart::Variable(Variable::ChartVersion) => result.push_str(scope.chart_version),
+            TextPart::Variable(Variable::Value(path)) => match find_value(scope.values, path)? {
+                Value::String(text) => result.push_str(text),
+                other => result.push_str(&other.to_string()),
             },
         }
     }
-    Some(Value::from(whole).to_string())
+    Some(Value::from(result).to_string())
 }
 
-fn templated(text: &mut String, head: &str, pieces: &[Piece]) {
-    let paths = pieces.iter().filter_map(|piece| match piece {
-        Piece::Variable(Variable::Value(path)) => Some(path),
+fn write_template(text: &mut String, head: &str, parts: &[TextPart]) {
+    let paths = parts.iter().filter_map(|part| match part {
+        TextPart::Variable(Variable::Value(path)) => Some(path),
         _ => None,
     });
-    let present: Vec<String> = paths
+    let conditions: Vec<String> = paths
         .map(|path| format!("(ne (kindOf {}) \"invalid\")", expression(path)))
         .collect();
-    if !present.is_empty() {
-        text.push_str(&format!("{{{{- if and {} }}}}\n", present.join(" ")));
+    if !conditions.is_empty() {
+        text.push_str(&format!("{{{{- if and {} }}}}\n", conditions.join(" ")));
     }
-    if let [Piece::Variable(Variable::Value(path))] = pieces {
+    if let [TextPart::Variable(Variable::Value(path))] = parts {
         text.push_str(&format!("{head} {{{{ {} | toJson }}}}\n", expression(path)));
     } else {
-        let whole: String = pieces.iter().map(templated_piece).collect();
-        text.push_str(&format!("{head} \"{whole}\"\n"));
+        let result: String = parts.iter().map(template_part).collect();
+        text.push_str(&format!("{head} \"{result}\"\n"));
     }
-    if !present.is_empty() {
+    if !conditions.is_empty() {
         text.push_str("{{- end }}\n");
     }
 }
 
-fn templated_piece(piece: &Piece) -> String {
-    let variable = match piece {
-        Piece::Text(text) => {
+fn template_part(part: &TextPart) -> String {
+    let variable = match part {
+        TextPart::Text(text) => {
             let quoted = Value::from(text.as_str()).to_string();
             let inner = quoted.get(1..quoted.len() - 1);
             return inner.unwrap_or_default().to_owned();
         }
-        Piece::Variable(variable) => variable,
+        TextPart::Variable(variable) => variable,
     };
     match variable {
         Variable::Release => "{{ .Release.Name }}".to_owned(),
@@ -185,11 +191,11 @@ fn condition_path(condition: &str) -> Vec<String> {
 }
 
 /// Returns a value that is present and not null.
-fn lookup<'a>(values: &'a Value, path: &[String]) -> Option<&'a Value> {
-    let found = path
+fn find_value<'a>(values: &'a Value, path: &[String]) -> Option<&'a Value> {
+    let value = path
         .iter()
         .try_fold(values, |value, name| value.get(name))?;
-    (!found.is_null()).then_some(found)
+    (!value.is_null()).then_some(value)
 }
 
 /// Returns whether a template's `if` accepts a value.
@@ -204,45 +210,45 @@ fn is_true(value: Option<&Value>) -> bool {
     }
 }
 
-fn pieces(string: &str) -> Vec<Piece> {
+fn split_parts(string: &str) -> Vec<TextPart> {
     const FIXED: [(&str, Variable); 4] = [
         ("RELEASE", Variable::Release),
         ("NAMESPACE", Variable::Namespace),
         ("REVISION", Variable::Revision),
         ("CHART_VERSION", Variable::ChartVersion),
     ];
-    let mut pieces = Vec::new();
-    let mut parts = string.split('$');
-    let mut text = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
+    let mut parts = Vec::new();
+    let mut segments = string.split('$');
+    let mut text = segments.next().unwrap_or_default().to_owned();
+    for segment in segments {
         let fixed = FIXED
             .into_iter()
-            .find_map(|(name, variable)| Some((variable, part.strip_prefix(name)?)));
-        let found = fixed.or_else(|| {
-            let (path, rest) = path_of(part.strip_prefix("values.")?);
+            .find_map(|(name, variable)| Some((variable, segment.strip_prefix(name)?)));
+        let split = fixed.or_else(|| {
+            let (path, rest) = split_path(segment.strip_prefix("values.")?);
             Some((Variable::Value(path), rest))
         });
-        let Some((variable, rest)) = found else {
+        let Some((variable, rest)) = split else {
             text.push('$');
-            text.push_str(part);
+            text.push_str(segment);
             continue;
         };
         if !text.is_empty() {
-            pieces.push(Piece::Text(std::mem::take(&mut text)));
+            parts.push(TextPart::Text(std::mem::take(&mut text)));
         }
-        pieces.push(Piece::Variable(variable));
+        parts.push(TextPart::Variable(variable));
         rest.clone_into(&mut text);
     }
-    if !text.is_empty() || pieces.is_empty() {
-        pieces.push(Piece::Text(text));
+    if !text.is_empty() || parts.is_empty() {
+        parts.push(TextPart::Text(text));
     }
-    pieces
+    parts
 }
 
 /// Splits the path of a value from the text after it.
-fn path_of(text: &str) -> (Vec<String>, &str) {
-    let part = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '.';
-    let end = text.find(|c| !part(c)).unwrap_or(text.len());
+fn split_path(text: &str) -> (Vec<String>, &str) {
+    let is_path_character = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '.';
+    let end = text.find(|c| !is_path_character(c)).unwrap_or(text.len());
     let path = text.get(..end).unwrap_or_default().trim_end_matches('.');
     let rest = text.get(path.len()..).unwrap_or_default();
     (path.split('.').map(str::to_owned).collect(), rest)
@@ -285,13 +291,13 @@ mod tests {
     #[test]
     fn condition_selects_object() {
         let object = json!({ "$when": "values.extra", "kind": "ConfigMap" });
-        for (values, there) in [
+        for (values, is_present) in [
             (json!({}), false),
             (json!({ "extra": false }), false),
             (json!({ "extra": "yes" }), true),
         ] {
             let text = document(&object, scope(&values)).unwrap();
-            assert_eq!(text.is_some(), there, "{values}");
+            assert_eq!(text.is_some(), is_present, "{values}");
         }
     }
 }

@@ -2,15 +2,15 @@
 
 use krypton_helm::releases::Status;
 
-use crate::fault::{Cause, Fault};
+use crate::fault::{ErrorCause, HelmError};
 use crate::objects::Update;
 use crate::release::{Info, Release, now};
 use crate::session::Session;
 
 impl Session {
     /// Creates a revision from an old one. As in Helm, a failed hook leaves it pending.
-    pub(crate) async fn rollback(&self) -> Result<(), Fault> {
-        self.api.is_reachable().await?;
+    pub(crate) async fn rollback(&self) -> Result<(), HelmError> {
+        self.api.check_reachable().await?;
         let (mut current, mut target) = self.prepare_rollback().await?;
         self.store(self.flags.history_max).create(&target).await?;
         self.perform_rollback(&mut current, &mut target).await?;
@@ -19,34 +19,33 @@ impl Session {
         Ok(())
     }
 
-    async fn prepare_rollback(&self) -> Result<(Release, Release), Fault> {
-        let (name, to) = (&self.release, self.flags.revision);
+    async fn prepare_rollback(&self) -> Result<(Release, Release), HelmError> {
+        let name = &self.release;
         let store = self.store(0);
         let current = store.last(name).await?;
-        let to = if to == 0 {
-            current.version.saturating_sub(1)
-        } else {
-            to
+        let revision = match self.flags.revision {
+            0 => current.version.saturating_sub(1),
+            revision => revision,
         };
         let history = store.history(name).await?;
-        if !history.iter().any(|release| release.version == to) {
-            return Err(Fault::new(format!("release has no {to} version")));
+        if !history.iter().any(|release| release.version == revision) {
+            return Err(HelmError::new(format!("release has no {revision} version")));
         }
-        let previous = store.get(name, to).await?;
+        let previous = store.get(name, revision).await?;
         let target = Release {
             info: Info {
                 first_deployed: current.info.first_deployed.clone(),
                 last_deployed: now(),
                 deleted: String::new(),
-                description: format!("Rollback to {to}"),
+                description: format!("Rollback to {revision}"),
                 status: Status::PendingRollback.to_string(),
                 notes: previous.info.notes.clone(),
-                rollback_revision: to,
+                rollback_revision: revision,
             },
             name: name.clone(),
             namespace: current.namespace.clone(),
             version: current.version + 1,
-            apply_method: self.way().name().to_owned(),
+            apply_method: self.write_method().name().to_owned(),
             ..previous
         };
         Ok((current, target))
@@ -56,40 +55,42 @@ impl Session {
         &self,
         current: &mut Release,
         target: &mut Release,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), HelmError> {
         let namespace = &self.flags.namespace;
         let originals = self.api.build(&current.manifest, namespace).await;
-        let originals = originals.map_err(|fault| {
-            fault.within("unable to build kubernetes objects from current release manifest")
+        let originals = originals.map_err(|error| {
+            error.context("unable to build kubernetes objects from current release manifest")
         })?;
         let targets = self.api.build(&target.manifest, namespace).await;
-        let mut targets = targets.map_err(|fault| {
-            fault.within("unable to build kubernetes objects from new release manifest")
+        let mut targets = targets.map_err(|error| {
+            error.context("unable to build kubernetes objects from new release manifest")
         })?;
         if !self.flags.no_hooks {
-            self.run_hooks(target, "pre-rollback", self.way()).await?;
+            self.run_hooks(target, "pre-rollback", self.write_method())
+                .await?;
         }
         self.owner().mark(&mut targets);
         let update = Update {
             originals: &originals,
             targets: &targets,
-            way: self.way(),
+            method: self.write_method(),
             adopts_fields: true,
         };
-        if let Err(fault) = update.run(&self.api).await {
-            let text = format!("Rollback \"{}\" failed: {fault}", self.release);
-            self.log("WARN", &text, &fault.text);
+        if let Err(error) = update.run(&self.api).await {
+            let message = format!("Rollback \"{}\" failed: {error}", self.release);
+            self.log("WARN", &message, &error.message);
             current.info.status = Status::Superseded.to_string();
-            target.set_status(Status::Failed, text);
+            target.set_status(Status::Failed, message);
             self.record(current).await;
             self.record(target).await;
-            return Err(fault);
+            return Err(error);
         }
         if !self.flags.no_hooks {
-            self.run_hooks(target, "post-rollback", self.way()).await?;
+            self.run_hooks(target, "post-rollback", self.write_method())
+                .await?;
         }
-        let deployed = match self.store(0).deployed_all(&self.release).await {
-            Err(fault) if fault.cause == Cause::NoDeployedReleases => Vec::new(),
+        let deployed = match self.store(0).all_deployed(&self.release).await {
+            Err(error) if error.cause == ErrorCause::NoDeployedReleases => Vec::new(),
             deployed => deployed?,
         };
         for mut release in deployed {

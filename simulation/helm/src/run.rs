@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use crate::api::Api;
 use crate::arguments::{CommandLine, Verb};
 use crate::chart::Chart;
-use crate::fault::{Cause, Fault};
+use crate::fault::{ErrorCause, HelmError};
 use crate::install::Install;
 use crate::release::Release;
 use crate::session::Session;
@@ -62,11 +62,12 @@ pub fn kubeconfig_of(invocation: &Invocation) -> Option<PathBuf> {
 pub async fn run(client: Client, invocation: Invocation, terminate: CancellationToken) -> Exit {
     let line = match CommandLine::parse(&invocation) {
         Ok(line) => line,
-        Err(why) => {
+        Err(reason) => {
             return Exit {
                 code: NOT_MODELLED,
                 stdout: Vec::new(),
-                stderr: format!("Error: the simulated Helm cannot run this: {why}\n").into_bytes(),
+                stderr: format!("Error: the simulated Helm cannot run this: {reason}\n")
+                    .into_bytes(),
             };
         }
     };
@@ -80,16 +81,16 @@ pub async fn run(client: Client, invocation: Invocation, terminate: Cancellation
     let result = Box::pin(session.run(line.verb, line.chart.as_deref(), &terminate)).await;
     let code = match result {
         Ok(()) => 0,
-        Err(End::Failed(fault)) => {
-            let error = format!("Error: {fault}\n");
-            crate::session::append(&session.stderr, &error);
-            if fault.cause == Cause::NotModelled {
+        Err(RunError::Failed(error)) => {
+            let line = format!("Error: {error}\n");
+            crate::session::append(&session.stderr, &line);
+            if error.cause == ErrorCause::NotModelled {
                 NOT_MODELLED
             } else {
                 1
             }
         }
-        Err(End::Killed) => TERMINATED,
+        Err(RunError::Terminated) => TERMINATED,
     };
     let take = |output: Mutex<String>| output.into_inner().unwrap_or_else(PoisonError::into_inner);
     Exit {
@@ -99,27 +100,27 @@ pub async fn run(client: Client, invocation: Invocation, terminate: Cancellation
     }
 }
 
-enum End {
-    Failed(Fault),
+enum RunError {
+    Failed(HelmError),
     /// SIGTERM ended Helm.
-    Killed,
+    Terminated,
 }
 
-impl From<Fault> for End {
-    fn from(fault: Fault) -> Self {
-        Self::Failed(fault)
+impl From<HelmError> for RunError {
+    fn from(error: HelmError) -> Self {
+        Self::Failed(error)
     }
 }
 
 /// Runs a step in which SIGTERM kills Helm.
-async fn killable<T>(
+async fn until_terminated<T>(
     terminate: &CancellationToken,
-    step: impl Future<Output = Result<T, Fault>>,
-) -> Result<T, End> {
+    step: impl Future<Output = Result<T, HelmError>>,
+) -> Result<T, RunError> {
     tokio::select! {
         biased;
-        () = terminate.cancelled() => Err(End::Killed),
-        result = step => result.map_err(End::Failed),
+        () = terminate.cancelled() => Err(RunError::Terminated),
+        result = step => result.map_err(RunError::Failed),
     }
 }
 
@@ -129,31 +130,29 @@ impl Session {
         verb: Verb,
         chart: Option<&Path>,
         terminate: &CancellationToken,
-    ) -> Result<(), End> {
+    ) -> Result<(), RunError> {
         match verb {
-            Verb::Uninstall => killable(terminate, Box::pin(self.uninstall())).await,
-            Verb::Rollback => killable(terminate, Box::pin(self.rollback())).await,
-            Verb::GetMetadata => killable(terminate, self.metadata()).await,
+            Verb::Uninstall => until_terminated(terminate, Box::pin(self.uninstall())).await,
+            Verb::Rollback => until_terminated(terminate, Box::pin(self.rollback())).await,
+            Verb::GetMetadata => until_terminated(terminate, self.metadata()).await,
             Verb::Upgrade | Verb::Install => {
-                let installs = verb == Verb::Install;
-                let replaces = if installs {
-                    Some(true)
-                } else {
-                    killable(terminate, self.replaces()).await?
+                let replace_mode = match verb {
+                    Verb::Install => Some(true),
+                    _ => until_terminated(terminate, self.find_replace_mode()).await?,
                 };
-                let chart = self.load(chart.unwrap_or(Path::new("")))?;
-                let work = self.apply(verb, replaces, &chart, terminate);
-                let mut work = std::pin::pin!(work);
+                let chart = self.load_chart(chart.unwrap_or(Path::new("")))?;
+                let apply = self.apply(verb, replace_mode, &chart, terminate);
+                let mut apply = std::pin::pin!(apply);
                 let release = tokio::select! {
                     biased;
                     () = terminate.cancelled() => {
                         self.print(&format!("Release {} has been cancelled.\n", self.release));
-                        work.await
+                        apply.await
                     }
-                    release = &mut work => release,
+                    release = &mut apply => release,
                 }?;
                 let json = serde_json::to_string(&release);
-                self.print(&json.map_err(|error| Fault::new(error.to_string()))?);
+                self.print(&json.map_err(|error| HelmError::new(error.to_string()))?);
                 self.print("\n");
                 Ok(())
             }
@@ -163,12 +162,12 @@ impl Session {
     async fn apply(
         &self,
         verb: Verb,
-        replaces: Option<bool>,
+        replace_mode: Option<bool>,
         chart: &Chart,
         terminate: &CancellationToken,
-    ) -> Result<Release, Fault> {
+    ) -> Result<Release, HelmError> {
         let session = self;
-        if let Some(replace) = replaces {
+        if let Some(replace) = replace_mode {
             let install = Install {
                 session,
                 chart,
@@ -176,33 +175,33 @@ impl Session {
             };
             let installed = Box::pin(install.run(terminate)).await;
             // An upgrade that installs adds no prefix.
-            return installed.map_err(|fault| match verb {
-                Verb::Install => fault.within("INSTALLATION FAILED"),
-                _ => fault,
+            return installed.map_err(|error| match verb {
+                Verb::Install => error.context("INSTALLATION FAILED"),
+                _ => error,
             });
         }
         let upgrade = Upgrade { session, chart };
         let upgraded = Box::pin(upgrade.run(terminate)).await;
-        upgraded.map_err(|fault| fault.within("UPGRADE FAILED"))
+        upgraded.map_err(|error| error.context("UPGRADE FAILED"))
     }
 
-    /// Returns `None` for an upgrade. An installation replaces an uninstalled release.
-    async fn replaces(&self) -> Result<Option<bool>, Fault> {
-        self.api.is_reachable().await?;
+    /// Returns whether an installation may replace an uninstalled release, or `None` for an upgrade.
+    async fn find_replace_mode(&self) -> Result<Option<bool>, HelmError> {
+        self.api.check_reachable().await?;
         let history = match self.store(0).history(&self.release).await {
-            Err(fault) if fault.cause == Cause::ReleaseNotFound => return Ok(Some(false)),
+            Err(error) if error.cause == ErrorCause::ReleaseNotFound => return Ok(Some(false)),
             history => history?,
         };
         let last = history.last().map(Release::status);
         Ok((last == Some(Status::Uninstalled)).then_some(true))
     }
 
-    fn load(&self, path: &Path) -> Result<Chart, Fault> {
-        let failed = |error: &dyn std::fmt::Display| Fault::new(error.to_string());
+    fn load_chart(&self, path: &Path) -> Result<Chart, HelmError> {
+        let load_error = |error: &dyn std::fmt::Display| HelmError::new(error.to_string());
         let config = match &self.flags.values {
             Some(values) => {
-                let text = std::fs::read(values).map_err(|error| failed(&error))?;
-                serde_json::from_slice(&text).map_err(|error| failed(&error))?
+                let text = std::fs::read(values).map_err(|error| load_error(&error))?;
+                serde_json::from_slice(&text).map_err(|error| load_error(&error))?
             }
             None => Value::Object(Map::new()),
         };
@@ -210,8 +209,8 @@ impl Session {
     }
 
     /// `helm get metadata`.
-    async fn metadata(&self) -> Result<(), Fault> {
-        self.api.is_reachable().await?;
+    async fn metadata(&self) -> Result<(), HelmError> {
+        self.api.check_reachable().await?;
         let revision = self.flags.revision;
         let release = self.store(0).get(&self.release, revision).await?;
         let chart = |field: &str| {

@@ -4,7 +4,7 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::api::Api;
 use crate::arguments::Flags;
-use crate::objects::{Owner, Way};
+use crate::objects::{Owner, WriteMethod};
 use crate::release::Release;
 use crate::store::Store;
 
@@ -35,19 +35,19 @@ impl Session {
         }
     }
 
-    /// Returns how this run writes objects.
-    pub(crate) fn way(&self) -> Way {
+    /// Returns the method by which this run writes objects.
+    pub(crate) fn write_method(&self) -> WriteMethod {
         let force = self.flags.force_conflicts;
         match self.flags.server_side {
-            Some(false) => Way::ClientSide,
-            _ => Way::ServerSide { force },
+            Some(false) => WriteMethod::ClientSide,
+            _ => WriteMethod::ServerSide { force },
         }
     }
 
     /// Stores the state of a release. Helm ignores errors here.
     pub(crate) async fn record(&self, release: &Release) {
-        if let Err(fault) = self.store(0).update(release).await {
-            self.log("WARN", "failed to update release", &fault.text);
+        if let Err(error) = self.store(0).update(release).await {
+            self.log("WARN", "failed to update release", &error.message);
         }
     }
 

@@ -5,7 +5,7 @@ use krypton_helm::releases::secret_name;
 use serde_json::Value;
 
 use crate::api::Api;
-use crate::fault::{Cause, Fault};
+use crate::fault::{ErrorCause, HelmError};
 use crate::release::Release;
 
 /// The release Secrets of one namespace.
@@ -27,15 +27,15 @@ impl Store<'_> {
     }
 
     /// Returns the revisions with these labels, oldest first. As in Helm, undecodable Secrets are skipped.
-    async fn query(&self, selector: &str) -> Result<Vec<Release>, Fault> {
+    async fn query(&self, selector: &str) -> Result<Vec<Release>, HelmError> {
         let selector = selector.replace('=', "%3D").replace(',', "%2C");
         let path = format!("{}?labelSelector={selector}", self.collection());
         let list = self.api.read(&path).await;
-        let list = list.map_err(|fault| fault.within("query: failed to query with labels"))?;
+        let list = list.map_err(|error| error.context("query: failed to query with labels"))?;
         let items = list.get("items").and_then(Value::as_array);
         let items = items.map(Vec::as_slice).unwrap_or_default();
         if items.is_empty() {
-            return Err(Fault::release_not_found());
+            return Err(HelmError::release_not_found());
         }
         let mut releases: Vec<Release> = items
             .iter()
@@ -46,106 +46,106 @@ impl Store<'_> {
     }
 
     /// Returns all revisions, oldest first.
-    pub(crate) async fn history(&self, release: &str) -> Result<Vec<Release>, Fault> {
+    pub(crate) async fn history(&self, release: &str) -> Result<Vec<Release>, HelmError> {
         self.query(&format!("name={release},owner=helm")).await
     }
 
-    pub(crate) async fn last(&self, release: &str) -> Result<Release, Fault> {
+    pub(crate) async fn last(&self, release: &str) -> Result<Release, HelmError> {
         let last = self.history(release).await?.pop();
-        last.ok_or_else(|| Fault::new(format!("no revision for release \"{release}\"")))
+        last.ok_or_else(|| HelmError::new(format!("no revision for release \"{release}\"")))
     }
 
-    pub(crate) async fn deployed_all(&self, release: &str) -> Result<Vec<Release>, Fault> {
+    pub(crate) async fn all_deployed(&self, release: &str) -> Result<Vec<Release>, HelmError> {
         let selector = format!("name={release},owner=helm,status=deployed");
-        self.query(&selector).await.map_err(|fault| {
-            if fault.text.contains("not found") {
-                Fault::no_deployed_releases(release)
+        self.query(&selector).await.map_err(|error| {
+            if error.message.contains("not found") {
+                HelmError::no_deployed_releases(release)
             } else {
-                fault
+                error
             }
         })
     }
 
-    pub(crate) async fn deployed(&self, release: &str) -> Result<Release, Fault> {
-        let last = self.deployed_all(release).await?.pop();
-        last.ok_or_else(|| Fault::no_deployed_releases(release))
+    pub(crate) async fn deployed(&self, release: &str) -> Result<Release, HelmError> {
+        let last = self.all_deployed(release).await?.pop();
+        last.ok_or_else(|| HelmError::no_deployed_releases(release))
     }
 
-    pub(crate) async fn get(&self, release: &str, version: u32) -> Result<Release, Fault> {
+    pub(crate) async fn get(&self, release: &str, version: u32) -> Result<Release, HelmError> {
         let key = secret_name(release, version);
         let secret = self.api.read(&self.path(release, version)).await;
-        let secret = secret.map_err(|fault| {
-            if fault.is_not_found() {
-                Fault::release_not_found()
+        let secret = secret.map_err(|error| {
+            if error.is_not_found() {
+                HelmError::release_not_found()
             } else {
-                fault.within(format_args!("get: failed to get \"{key}\""))
+                error.context(format_args!("get: failed to get \"{key}\""))
             }
         })?;
-        let mut found = Release::decode(&secret)
-            .map_err(|fault| fault.within(format_args!("get: failed to decode data \"{key}\"")))?;
-        found.drop_system_labels();
-        Ok(found)
+        let mut decoded = Release::decode(&secret)
+            .map_err(|error| error.context(format_args!("get: failed to decode data \"{key}\"")))?;
+        decoded.drop_system_labels();
+        Ok(decoded)
     }
 
     /// Creates the Secret of a new revision, which locks the release. Removes old revisions first.
-    pub(crate) async fn create(&self, release: &Release) -> Result<(), Fault> {
+    pub(crate) async fn create(&self, release: &Release) -> Result<(), HelmError> {
         if self.max_history > 0 {
             match self.prune(&release.name, self.max_history - 1).await {
-                Err(fault) if fault.cause != Cause::ReleaseNotFound => return Err(fault),
+                Err(error) if error.cause != ErrorCause::ReleaseNotFound => return Err(error),
                 _ => {}
             }
         }
         let secret = release.encode("createdAt")?;
         let path = self.collection();
         let created = self.api.write(Method::POST, &path, Some(&secret)).await;
-        created.map(drop).map_err(|fault| {
-            if fault.is_already_exists() {
-                Fault::new("release: already exists")
+        created.map(drop).map_err(|error| {
+            if error.is_already_exists() {
+                HelmError::new("release: already exists")
             } else {
-                fault.within("create: failed to create")
+                error.context("create: failed to create")
             }
         })
     }
 
-    pub(crate) async fn update(&self, release: &Release) -> Result<(), Fault> {
+    pub(crate) async fn update(&self, release: &Release) -> Result<(), HelmError> {
         let secret = release.encode("modifiedAt")?;
         let path = self.path(&release.name, release.version);
         let updated = self.api.write(Method::PUT, &path, Some(&secret)).await;
         updated
             .map(drop)
-            .map_err(|fault| fault.within("update: failed to update"))
+            .map_err(|error| error.context("update: failed to update"))
     }
 
-    pub(crate) async fn delete(&self, release: &str, version: u32) -> Result<(), Fault> {
+    pub(crate) async fn delete(&self, release: &str, version: u32) -> Result<(), HelmError> {
         self.get(release, version).await?;
         let path = self.path(release, version);
         self.api.write(Method::DELETE, &path, None).await.map(drop)
     }
 
-    async fn prune(&self, release: &str, most: usize) -> Result<(), Fault> {
+    async fn prune(&self, release: &str, limit: usize) -> Result<(), HelmError> {
         let history = self.history(release).await?;
-        if history.len() <= most {
+        if history.len() <= limit {
             return Ok(());
         }
         let deployed = match self.deployed(release).await {
-            Err(fault) if fault.cause == Cause::NoDeployedReleases => None,
+            Err(error) if error.cause == ErrorCause::NoDeployedReleases => None,
             deployed => Some(deployed?.version),
         };
-        let surplus = history.len() - most;
-        let old = history.iter().map(|revision| revision.version);
-        let old = old
+        let surplus = history.len() - limit;
+        let versions = history.iter().map(|revision| revision.version);
+        let versions = versions
             .filter(|version| Some(*version) != deployed)
             .take(surplus);
-        let mut faults = Vec::new();
-        for version in old {
-            faults.extend(self.delete(release, version).await.err());
+        let mut errors = Vec::new();
+        for version in versions {
+            errors.extend(self.delete(release, version).await.err());
         }
-        match faults.as_slice() {
+        match errors.as_slice() {
             [] => Ok(()),
-            [fault] => Err(fault.clone()),
-            [first, ..] => Err(first.clone().within(format_args!(
+            [error] => Err(error.clone()),
+            [first, ..] => Err(first.clone().context(format_args!(
                 "encountered {} deletion errors. First is",
-                faults.len()
+                errors.len()
             ))),
         }
     }

@@ -48,12 +48,12 @@ impl std::fmt::Debug for Plane {
 pub struct Case {
     pub name: &'static str,
     pub charts: Vec<TestChart>,
-    pub steps: Vec<Step>,
+    pub steps: Vec<CaseStep>,
 }
 
 /// One step. `$NS` is the namespace.
 #[derive(Clone, Debug)]
-pub enum Step {
+pub enum CaseStep {
     /// A Helm run. `$KUBECONFIG`, `$CHART0` and `$VALUES` are files.
     Helm {
         line: String,
@@ -68,7 +68,7 @@ pub enum Step {
     },
 }
 
-/// What happens to Helm at its nth write. The API server never gets this write.
+/// Interruption of Helm at its nth write. The API server never gets this write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interruption {
     None,
@@ -77,7 +77,7 @@ pub enum Interruption {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum World {
+enum HelmVariant {
     Real,
     Model,
 }
@@ -88,15 +88,15 @@ enum World {
 /// Returns the differences.
 pub async fn compare(plane: &Plane, case: &Case) -> Outcome<()> {
     let (real, model) = tokio::join!(
-        Box::pin(play(plane, case, World::Real)),
-        Box::pin(play(plane, case, World::Model)),
+        Box::pin(run_case(plane, case, HelmVariant::Real)),
+        Box::pin(run_case(plane, case, HelmVariant::Model)),
     );
     let (real, model) = (real?, model?);
-    for (at, (real, model)) in real.iter().zip(&model).enumerate() {
+    for (index, (real, model)) in real.iter().zip(&model).enumerate() {
         let differences = shape::differences(real, model);
         if !differences.is_empty() {
             return Err(format!(
-                "case \"{}\", step {at}, as Helm ≠ model:\n{}",
+                "case \"{}\", step {index}, as Helm ≠ model:\n{}",
                 case.name,
                 differences.join("\n")
             ));
@@ -105,32 +105,32 @@ pub async fn compare(plane: &Plane, case: &Case) -> Outcome<()> {
     Ok(())
 }
 
-async fn play(plane: &Plane, case: &Case, world: World) -> Outcome<Vec<Value>> {
-    let side = match world {
-        World::Real => "real",
-        World::Model => "model",
+async fn run_case(plane: &Plane, case: &Case, variant: HelmVariant) -> Outcome<Vec<Value>> {
+    let suffix = match variant {
+        HelmVariant::Real => "real",
+        HelmVariant::Model => "model",
     };
-    let namespace = format!("{}-{}-{side}", plane.prefix, case.name.replace(' ', "-"));
+    let namespace = format!("{}-{}-{suffix}", plane.prefix, case.name.replace(' ', "-"));
     let body =
         json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": namespace } });
     request(&plane.client, &Method::POST, "/api/v1/namespaces", &body).await?;
-    let folder = TempDir::new().map_err(text)?;
-    for (at, chart) in case.charts.iter().enumerate() {
-        let path = folder.path().join(format!("chart{at}.tgz"));
-        chart.to_tgz(&path).map_err(text)?;
+    let folder = TempDir::new().map_err(error_text)?;
+    for (index, chart) in case.charts.iter().enumerate() {
+        let path = folder.path().join(format!("chart{index}.tgz"));
+        chart.to_tgz(&path).map_err(error_text)?;
     }
-    let mut seen = Vec::new();
+    let mut results = Vec::new();
     for step in &case.steps {
-        let observed = match step {
-            Step::Write { method, path, body } => {
+        let exit = match step {
+            CaseStep::Write { method, path, body } => {
                 let fill = |text: String| text.replace("$NS", &namespace);
                 let body = fill(body.to_string());
-                let body = serde_json::from_str(&body).map_err(text)?;
+                let body = serde_json::from_str(&body).map_err(error_text)?;
                 let path = fill(path.clone());
                 request(&plane.client, method, &path, &body).await?;
                 json!({})
             }
-            Step::Helm {
+            CaseStep::Helm {
                 line,
                 values,
                 interruption,
@@ -141,20 +141,20 @@ async fn play(plane: &Plane, case: &Case, world: World) -> Outcome<Vec<Value>> {
                     namespace: &namespace,
                     interruption: *interruption,
                 };
-                let exit = Box::pin(run.start(line, values, world)).await?;
+                let exit = Box::pin(run.start(line, values, variant)).await?;
                 shape::exit(&exit)
             }
         };
         let state = shape::state(&plane.client, &namespace).await?;
-        seen.push(shape::without_namespace(
-            &json!({ "exit": observed, "state": state }),
+        results.push(shape::without_namespace(
+            &json!({ "exit": exit, "state": state }),
             &namespace,
         )?);
     }
-    Ok(seen)
+    Ok(results)
 }
 
-fn text(error: impl std::fmt::Display) -> String {
+fn error_text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
@@ -169,14 +169,14 @@ async fn request(client: &Client, method: &Method, path: &str, body: &Value) -> 
         .uri(path)
         .header(header::CONTENT_TYPE, media_type)
         .body(body.to_string().into_bytes())
-        .map_err(text)?;
+        .map_err(error_text)?;
     client
         .request(request)
         .await
         .map_err(|error| format!("{method} {path}: {error}"))
 }
 
-/// A Helm run of one world.
+/// A run of Helm or of the model.
 struct HelmRun<'a> {
     plane: &'a Plane,
     folder: &'a Path,
@@ -185,12 +185,14 @@ struct HelmRun<'a> {
 }
 
 impl HelmRun<'_> {
-    async fn start(&self, line: &str, values: &Value, world: World) -> Outcome<Exit> {
-        let at = match self.interruption {
+    async fn start(&self, line: &str, values: &Value, variant: HelmVariant) -> Outcome<Exit> {
+        let write_number = match self.interruption {
             Interruption::None => None,
-            Interruption::Kill(at) | Interruption::Terminate(at) => Some(at),
+            Interruption::Kill(write_number) | Interruption::Terminate(write_number) => {
+                Some(write_number)
+            }
         };
-        let gate = Gate::start(self.plane.client.clone(), at).await?;
+        let gate = Gate::start(self.plane.client.clone(), write_number).await?;
         let kubeconfig = self.folder.join("kubeconfig.json");
         let file = json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "gate",
@@ -198,25 +200,25 @@ impl HelmRun<'_> {
             "users": [{ "name": "gate", "user": {} }],
             "contexts": [{ "name": "gate", "context": { "cluster": "gate", "user": "gate" } }],
         });
-        std::fs::write(&kubeconfig, file.to_string()).map_err(text)?;
+        std::fs::write(&kubeconfig, file.to_string()).map_err(error_text)?;
         let values_file = self.folder.join("values.json");
-        std::fs::write(&values_file, values.to_string()).map_err(text)?;
-        let fill = |word: &str| {
-            let chart = |at: &str| self.folder.join(format!("chart{at}.tgz"));
-            match word {
+        std::fs::write(&values_file, values.to_string()).map_err(error_text)?;
+        let fill = |argument: &str| {
+            let chart = |index: &str| self.folder.join(format!("chart{index}.tgz"));
+            match argument {
                 "$NS" => self.namespace.into(),
                 "$KUBECONFIG" => kubeconfig.clone().into_os_string(),
                 "$VALUES" => values_file.clone().into_os_string(),
-                _ => match word.strip_prefix("$CHART") {
-                    Some(at) => chart(at).into_os_string(),
-                    None => word.into(),
+                _ => match argument.strip_prefix("$CHART") {
+                    Some(index) => chart(index).into_os_string(),
+                    None => argument.into(),
                 },
             }
         };
         let arguments = line.split_whitespace().map(fill).collect();
-        match world {
-            World::Real => self.real(arguments, gate).await,
-            World::Model => self.model(arguments, gate).await,
+        match variant {
+            HelmVariant::Real => self.run_real(arguments, gate).await,
+            HelmVariant::Model => self.run_model(arguments, gate).await,
         }
     }
 
@@ -224,7 +226,7 @@ impl HelmRun<'_> {
         clippy::disallowed_methods,
         reason = "the comparison belongs to the test harness"
     )]
-    async fn real(&self, arguments: Vec<std::ffi::OsString>, mut gate: Gate) -> Outcome<Exit> {
+    async fn run_real(&self, arguments: Vec<std::ffi::OsString>, mut gate: Gate) -> Outcome<Exit> {
         let home = self.folder.join("home");
         let mut command = Command::new(&self.plane.helm);
         command
@@ -238,7 +240,7 @@ impl HelmRun<'_> {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .kill_on_drop(true);
-        let child = command.spawn().map_err(text)?;
+        let child = command.spawn().map_err(error_text)?;
         let pid = child.id().map(|pid| pid.to_string()).unwrap_or_default();
         let output = child.wait_with_output();
         let mut output = std::pin::pin!(output);
@@ -250,11 +252,11 @@ impl HelmRun<'_> {
                     _ => "-KILL",
                 };
                 let killed = Command::new("kill").args([signal, &pid]).status().await;
-                killed.map_err(text)?;
+                killed.map_err(error_text)?;
                 output.await
             }
         };
-        let output = output.map_err(text)?;
+        let output = output.map_err(error_text)?;
         let signal = std::os::unix::process::ExitStatusExt::signal(&output.status);
         Ok(Exit {
             code: output
@@ -266,9 +268,9 @@ impl HelmRun<'_> {
         })
     }
 
-    async fn model(&self, arguments: Vec<std::ffi::OsString>, mut gate: Gate) -> Outcome<Exit> {
-        let config = Config::new(gate.url().parse().map_err(text)?);
-        let client = Client::try_from(config).map_err(text)?;
+    async fn run_model(&self, arguments: Vec<std::ffi::OsString>, mut gate: Gate) -> Outcome<Exit> {
+        let config = Config::new(gate.url().parse().map_err(error_text)?);
+        let client = Client::try_from(config).map_err(error_text)?;
         let invocation = Invocation {
             arguments,
             environment: vec![("HELM_DRIVER".into(), "secret".into())],

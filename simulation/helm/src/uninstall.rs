@@ -2,24 +2,25 @@
 
 use krypton_helm::releases::Status;
 
-use crate::fault::Fault;
+use crate::fault::HelmError;
 use crate::kinds;
-use crate::objects::{self, Way};
+use crate::objects::{self, WriteMethod};
 use crate::release::{Release, now};
 use crate::session::Session;
 
-const HOOKS: Way = Way::ServerSide { force: false };
+const HOOK_METHOD: WriteMethod = WriteMethod::ServerSide { force: false };
 
 impl Session {
     /// Uninstalls the release and deletes its history.
-    pub(crate) async fn uninstall(&self) -> Result<(), Fault> {
-        self.api.is_reachable().await?;
+    pub(crate) async fn uninstall(&self) -> Result<(), HelmError> {
+        self.api.check_reachable().await?;
         let name = &self.release;
         let history = self.store(0).history(name).await;
-        let mut history = history
-            .map_err(|fault| fault.within(format_args!("uninstall: Release not loaded: {name}")))?;
+        let mut history = history.map_err(|error| {
+            error.context(format_args!("uninstall: Release not loaded: {name}"))
+        })?;
         let Some(release) = history.last_mut() else {
-            return Err(Fault::new("no release provided"));
+            return Err(HelmError::new("no release provided"));
         };
         if release.status() == Status::Uninstalled {
             return self.purge(&history).await;
@@ -30,19 +31,23 @@ impl Session {
             "Deletion in progress (or silently failed)",
         );
         if !self.flags.no_hooks {
-            self.run_hooks(release, "pre-delete", HOOKS).await?;
+            self.run_hooks(release, "pre-delete", HOOK_METHOD).await?;
         }
         // Helm ignores errors here.
         drop(self.store(0).update(release).await);
         let kept = self.delete_objects(release).await?;
-        let mut faults = Vec::new();
+        let mut errors = Vec::new();
         if !self.flags.no_hooks {
-            faults.extend(self.run_hooks(release, "post-delete", HOOKS).await.err());
+            errors.extend(
+                self.run_hooks(release, "post-delete", HOOK_METHOD)
+                    .await
+                    .err(),
+            );
         }
-        faults.extend(self.purge(&history).await.err());
-        if let Some(fault) = Fault::joined(&faults, "; ") {
-            let count = faults.len();
-            return Err(fault.within(format_args!(
+        errors.extend(self.purge(&history).await.err());
+        if let Some(error) = HelmError::join(&errors, "; ") {
+            let count = errors.len();
+            return Err(error.context(format_args!(
                 "uninstallation completed with {count} error(s)"
             )));
         }
@@ -54,18 +59,19 @@ impl Session {
     }
 
     /// Deletes the objects of the release. Returns a text about those that Helm keeps.
-    async fn delete_objects(&self, release: &Release) -> Result<String, Fault> {
-        let failed = || Fault::new(format!("failed to delete release: {}", self.release));
+    async fn delete_objects(&self, release: &Release) -> Result<String, HelmError> {
+        let deletion_error =
+            || HelmError::new(format!("failed to delete release: {}", self.release));
         let built = self
             .api
             .build(&release.manifest, &self.flags.namespace)
             .await;
-        let mut targets = built.map_err(|_| failed())?;
+        let mut targets = built.map_err(|_| deletion_error())?;
         targets.sort_by(|one, other| kinds::uninstall_order(&one.kind, &other.kind));
         let (kept, targets): (Vec<_>, Vec<_>) = targets.into_iter().partition(objects::is_kept);
-        let owned = objects::owned(&self.api, targets, self.owner()).await;
+        let owned = objects::retain_owned(&self.api, targets, self.owner()).await;
         if !objects::delete(&self.api, &owned).await.is_empty() {
-            return Err(failed());
+            return Err(deletion_error());
         }
         let mut text = String::new();
         if !kept.is_empty() {
@@ -77,10 +83,10 @@ impl Session {
         Ok(text)
     }
 
-    async fn purge(&self, history: &[Release]) -> Result<(), Fault> {
+    async fn purge(&self, history: &[Release]) -> Result<(), HelmError> {
         for release in history {
             let deleted = self.store(0).delete(&release.name, release.version).await;
-            deleted.map_err(|fault| fault.within("uninstall: Failed to purge the release"))?;
+            deleted.map_err(|error| error.context("uninstall: Failed to purge the release"))?;
         }
         Ok(())
     }

@@ -4,9 +4,9 @@ use krypton_helm::releases::Status;
 use tokio_util::sync::CancellationToken;
 
 use crate::api::Object;
-use crate::chart::{Chart, Place};
-use crate::fault::{Cause, Fault};
-use crate::objects::{self, Update, Way};
+use crate::chart::{Chart, RenderContext};
+use crate::fault::{ErrorCause, HelmError};
+use crate::objects::{self, Update, WriteMethod};
 use crate::release::{Info, Release, now};
 use crate::session::Session;
 
@@ -19,54 +19,54 @@ pub(crate) struct Upgrade<'a> {
 
 impl Upgrade<'_> {
     /// Runs the upgrade until `terminate`, which marks the new revision as failed.
-    pub(crate) async fn run(self, terminate: &CancellationToken) -> Result<Release, Fault> {
+    pub(crate) async fn run(self, terminate: &CancellationToken) -> Result<Release, HelmError> {
         let session = self.session;
-        session.api.is_reachable().await?;
+        session.api.check_reachable().await?;
         let (mut current, mut upgraded) = self.prepare().await?;
         let namespace = &session.flags.namespace;
-        let build = session.api.build(&current.manifest, namespace).await;
-        let mut originals = build.map_err(|fault| {
-            fault.within("unable to build kubernetes objects from current release manifest")
+        let built = session.api.build(&current.manifest, namespace).await;
+        let mut originals = built.map_err(|error| {
+            error.context("unable to build kubernetes objects from current release manifest")
         })?;
-        let build = session.api.build(&upgraded.manifest, namespace).await;
-        let mut targets = build.map_err(|fault| {
-            fault.within("unable to build kubernetes objects from new release manifest")
+        let built = session.api.build(&upgraded.manifest, namespace).await;
+        let mut targets = built.map_err(|error| {
+            error.context("unable to build kubernetes objects from new release manifest")
         })?;
         session.owner().mark(&mut targets);
-        let adopted = self.adopted(&originals, &targets).await?;
+        let adopted = self.find_adopted(&originals, &targets).await?;
         originals.extend(adopted);
         let store = session.store(session.flags.history_max);
         store.create(&upgraded).await?;
         let result = tokio::select! {
             biased;
-            () = terminate.cancelled() => Err(Fault::new("context canceled")),
-            result = Box::pin(self.perform(&mut current, &mut upgraded, &originals, &targets)) => result,
+            () = terminate.cancelled() => Err(HelmError::new("context canceled")),
+            result = Box::pin(self.perform_upgrade(&mut current, &mut upgraded, &originals, &targets)) => result,
         };
-        if let Err(fault) = result {
-            session.log("WARN", "upgrade failed", &fault.text);
+        if let Err(error) = result {
+            session.log("WARN", "upgrade failed", &error.message);
             let name = &session.release;
             upgraded.set_status(
                 Status::Failed,
-                format!("Upgrade \"{name}\" failed: {fault}"),
+                format!("Upgrade \"{name}\" failed: {error}"),
             );
             session.record(&upgraded).await;
-            return Err(fault);
+            return Err(error);
         }
         store.update(&upgraded).await?;
         Ok(upgraded)
     }
 
     /// Returns the revision to compare with, and the new revision.
-    async fn prepare(&self) -> Result<(Release, Release), Fault> {
+    async fn prepare(&self) -> Result<(Release, Release), HelmError> {
         let session = self.session;
         let name = &session.release;
         let store = session.store(0);
-        let last = store.last(name).await.map_err(|fault| match fault.cause {
-            Cause::ReleaseNotFound => Fault::no_deployed_releases(name),
-            _ => fault,
+        let last = store.last(name).await.map_err(|error| match error.cause {
+            ErrorCause::ReleaseNotFound => HelmError::no_deployed_releases(name),
+            _ => error,
         })?;
         if last.status().is_pending() {
-            return Err(Fault::new(
+            return Err(HelmError::new(
                 "another operation (install/upgrade/rollback) is in progress",
             ));
         }
@@ -75,29 +75,29 @@ impl Upgrade<'_> {
         } else {
             let replaceable = [Status::Failed, Status::Superseded].contains(&last.status());
             match store.deployed(name).await {
-                Err(fault) if fault.cause == Cause::NoDeployedReleases && replaceable => {
+                Err(error) if error.cause == ErrorCause::NoDeployedReleases && replaceable => {
                     last.clone()
                 }
                 deployed => deployed?,
             }
         };
-        session.api.is_reachable().await?;
-        let upgraded = self.upgraded(&current, last)?;
+        session.api.check_reachable().await?;
+        let upgraded = self.new_revision(&current, last)?;
         // Helm validates the new manifest before it stores anything.
         let namespace = &session.flags.namespace;
         session.api.build(&upgraded.manifest, namespace).await?;
         Ok((current, upgraded))
     }
 
-    fn upgraded(&self, current: &Release, last: Release) -> Result<Release, Fault> {
+    fn new_revision(&self, current: &Release, last: Release) -> Result<Release, HelmError> {
         let session = self.session;
         let version = last.version + 1;
-        let place = Place {
+        let context = RenderContext {
             release: &session.release,
             namespace: &current.namespace,
             revision: version,
         };
-        let rendered = self.chart.render(place)?;
+        let rendered = self.chart.render(context)?;
         let mut labels = last.labels;
         labels.extend(session.flags.labels.clone());
         labels.retain(|_, value| value != "null");
@@ -116,63 +116,64 @@ impl Upgrade<'_> {
             manifest: rendered.manifest,
             hooks: rendered.hooks,
             version,
-            apply_method: session.way().name().to_owned(),
+            apply_method: session.write_method().name().to_owned(),
             labels,
         })
     }
 
     /// Returns the new objects that exist already and belong to the release.
-    async fn adopted(
+    async fn find_adopted(
         &self,
         originals: &[Object],
         targets: &[Object],
-    ) -> Result<Vec<Object>, Fault> {
-        let same = |one: &Object, other: &Object| {
+    ) -> Result<Vec<Object>, HelmError> {
+        let is_same = |one: &Object, other: &Object| {
             one.matches(other) && one.api_version == other.api_version
         };
-        let known = |target: &&Object| originals.iter().any(|original| same(original, target));
+        let is_original =
+            |target: &&Object| originals.iter().any(|original| is_same(original, target));
         let new: Vec<Object> = targets
             .iter()
-            .filter(|target| !known(target))
+            .filter(|target| !is_original(target))
             .cloned()
             .collect();
         let session = self.session;
-        let existing = objects::existing(&session.api, &new, session.owner()).await;
-        existing.map_err(|fault| fault.within("unable to continue with update"))
+        let existing = objects::find_owned(&session.api, &new, session.owner()).await;
+        existing.map_err(|error| error.context("unable to continue with update"))
     }
 
-    async fn perform(
+    async fn perform_upgrade(
         &self,
         current: &mut Release,
         upgraded: &mut Release,
         originals: &[Object],
         targets: &[Object],
-    ) -> Result<(), Fault> {
+    ) -> Result<(), HelmError> {
         let session = self.session;
-        let way = session.way();
+        let method = session.write_method();
         if !session.flags.no_hooks {
-            let hooks = session.run_hooks(upgraded, "pre-upgrade", way).await;
-            hooks.map_err(|fault| fault.within("pre-upgrade hooks failed"))?;
+            let hooks = session.run_hooks(upgraded, "pre-upgrade", method).await;
+            hooks.map_err(|error| error.context("pre-upgrade hooks failed"))?;
         }
         let update = Update {
             originals,
             targets,
-            way,
-            adopts_fields: Way::of_name(&current.apply_method) == Way::ClientSide,
+            method,
+            adopts_fields: WriteMethod::from_name(&current.apply_method) == WriteMethod::ClientSide,
         };
-        if let Err(fault) = update.run(&session.api).await {
+        if let Err(error) = update.run(&session.api).await {
             session.record(current).await;
-            return Err(fault);
+            return Err(error);
         }
         if !session.flags.no_hooks {
-            let hooks = session.run_hooks(upgraded, "post-upgrade", way).await;
-            hooks.map_err(|fault| fault.within("post-upgrade hooks failed"))?;
+            let hooks = session.run_hooks(upgraded, "post-upgrade", method).await;
+            hooks.map_err(|error| error.context("post-upgrade hooks failed"))?;
         }
         current.info.status = Status::Superseded.to_string();
         session.record(current).await;
         let description = match session.flags.description.as_str() {
             "" => "Upgrade complete",
-            given => given,
+            description => description,
         };
         upgraded.set_status(Status::Deployed, description);
         Ok(())

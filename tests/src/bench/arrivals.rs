@@ -24,7 +24,7 @@ pub(crate) struct Arrivals<K> {
 
 /// First and last arrival, measured from the start of the clock.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Span {
+pub(crate) struct ArrivalSpan {
     pub(crate) first: Duration,
     pub(crate) last: Duration,
 }
@@ -33,7 +33,7 @@ impl<K> Arrivals<K>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
 {
-    /// Returns when the initial list is complete. The first call of `all` starts the watch request.
+    /// Returns when the initial list is complete. The first call of `wait_for_all` starts the watch request.
     pub(crate) async fn watch(api: Api<K>) -> Result<Self> {
         let mut events = watcher(api, watcher::Config::default())
             .default_backoff()
@@ -46,53 +46,53 @@ where
         bail!("the watch ended")
     }
 
-    /// Waits until `wanted` accepts `count` objects. For any other object, `wanted` returns the missing part.
-    pub(crate) async fn all(
+    /// Waits until `check` accepts `count` objects. For any other object, `check` returns the missing part.
+    pub(crate) async fn wait_for_all(
         &mut self,
         count: u32,
         clock: Instant,
         deadline: Duration,
-        wanted: impl Fn(&K) -> Result<(), String>,
-    ) -> Result<Span> {
+        check: impl Fn(&K) -> Result<(), String>,
+    ) -> Result<ArrivalSpan> {
         let mut first = None;
-        let mut there = BTreeSet::new();
-        let mut lacking = BTreeMap::new();
-        let arriving = async {
+        let mut arrived = BTreeSet::new();
+        let mut missing = BTreeMap::new();
+        let waiting = async {
             while let Some(event) = self.events.next().await {
                 // After an error, the watcher starts a new watch.
                 let Ok(Event::Apply(object) | Event::InitApply(object)) = event else {
                     continue;
                 };
                 let name = object.name_any();
-                match wanted(&object) {
+                match check(&object) {
                     Ok(()) => {
-                        lacking.remove(&name);
-                        there.insert(name);
+                        missing.remove(&name);
+                        arrived.insert(name);
                         first.get_or_insert_with(|| clock.elapsed());
                     }
-                    Err(lack) => drop(lacking.insert(name, lack)),
+                    Err(reason) => drop(missing.insert(name, reason)),
                 }
-                if there.len() >= count as usize {
+                if arrived.len() >= count as usize {
                     return Ok(clock.elapsed());
                 }
             }
             bail!("the watch ended")
         };
-        let Ok(last) = tokio::time::timeout(deadline, arriving).await else {
-            let some: Vec<_> = lacking
+        let Ok(last) = tokio::time::timeout(deadline, waiting).await else {
+            let examples: Vec<_> = missing
                 .iter()
                 .take(5)
-                .map(|(name, lack)| format!("{name}: {lack}"))
+                .map(|(name, reason)| format!("{name}: {reason}"))
                 .collect();
             bail!(
                 "only {} of {count} {} were ready after {deadline:?}; missing: {}",
-                there.len(),
+                arrived.len(),
                 K::plural(&()),
-                some.join("; ")
+                examples.join("; ")
             );
         };
         let last = last?;
-        Ok(Span {
+        Ok(ArrivalSpan {
             first: first.unwrap_or(last),
             last,
         })

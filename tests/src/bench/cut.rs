@@ -16,13 +16,13 @@ use serde_json::json;
 use crate::{
     fan_out::{DEADLINE, Stage, allow_files},
     krypton::with_log,
-    say,
-    simulated::{Agents, Member, Seen},
+    log_progress,
+    simulated::{AgentObservation, Agents, Member},
     table::{at_most, fixed, table},
 };
 
 const TARGET: f64 = 5.0;
-const HEADS: [&str; 6] = ["figure", "p50", "p99", "most", "agents", "target of p99"];
+const HEADERS: [&str; 6] = ["figure", "p50", "p99", "most", "agents", "target of p99"];
 const NOTES: &str = "\
 Seconds from the API server's response to the ban or the deletion until the agent's session ends. The agents
 are simulated as in the fan-out. Hub, API server and etcd are real and share the machine. Each line uses
@@ -37,13 +37,13 @@ pub(crate) struct Options {
 }
 
 #[derive(Debug, Clone, Copy)]
-enum How {
+enum Cause {
     Ban,
     Delete,
 }
 
 #[derive(Debug, Clone, Copy)]
-enum When {
+enum Pacing {
     /// Each member when the previous stream has ended.
     InTurn,
     AtOnce,
@@ -51,83 +51,96 @@ enum When {
 
 /// The measured times of one case, in ascending order.
 #[derive(Debug)]
-pub(crate) struct Line {
-    how: How,
-    when: When,
-    took: Vec<Duration>,
+pub(crate) struct CutTimes {
+    cause: Cause,
+    pacing: Pacing,
+    durations: Vec<Duration>,
 }
 
-impl fmt::Display for Line {
+impl fmt::Display for CutTimes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let how = match self.how {
-            How::Ban => "banned",
-            How::Delete => "deleted",
+        let cause = match self.cause {
+            Cause::Ban => "banned",
+            Cause::Delete => "deleted",
         };
-        let when = match self.when {
-            When::InTurn => "one after the other",
-            When::AtOnce => "all concurrently",
+        let pacing = match self.pacing {
+            Pacing::InTurn => "one after the other",
+            Pacing::AtOnce => "all concurrently",
         };
-        write!(f, "{how}, {when}, s")
+        write!(f, "{cause}, {pacing}, s")
     }
 }
 
-pub(crate) async fn measure(options: &Options) -> Result<Vec<Line>> {
+pub(crate) async fn measure(options: &Options) -> Result<Vec<CutTimes>> {
     allow_files(options.agents)?;
-    say("cut: starting home and hub");
+    log_progress("cut: starting home and hub");
     let mut stage = Stage::start().await?;
-    stage.hub.ready(DEADLINE).await?;
+    stage.hub.wait_ready(DEADLINE).await?;
     let mut lines = Vec::new();
-    for how in [How::Ban, How::Delete] {
-        for when in [When::InTurn, When::AtOnce] {
-            let line = Box::pin(line(&stage, options, how, when)).await;
+    for cause in [Cause::Ban, Cause::Delete] {
+        for pacing in [Pacing::InTurn, Pacing::AtOnce] {
+            let line = Box::pin(measure_case(&stage, options, cause, pacing)).await;
             let line = line.map_err(|error| with_log(error, &stage.hub))?;
-            say(&format!("cut: {line}: done"));
+            log_progress(&format!("cut: {line}: done"));
             lines.push(line);
         }
     }
     Ok(lines)
 }
 
-async fn line(stage: &Stage, options: &Options, how: How, when: When) -> Result<Line> {
-    let prefix = format!("{how:?}-{when:?}").to_lowercase();
-    let members = stage.make_members(&prefix, options.agents).await?;
+async fn measure_case(
+    stage: &Stage,
+    options: &Options,
+    cause: Cause,
+    pacing: Pacing,
+) -> Result<CutTimes> {
+    let prefix = format!("{cause:?}-{pacing:?}").to_lowercase();
+    let members = stage.create_members(&prefix, options.agents).await?;
     let agents = Agents::start(stage.enroll(&members).await?);
     agents
-        .all("have a session", DEADLINE, |seen: &Seen| seen.up)
+        .wait_for_all(
+            "have a session",
+            DEADLINE,
+            |observation: &AgentObservation| observation.up,
+        )
         .await?;
-    let desired = |seen: &Seen| seen.desired.map(|(_, at)| at);
+    let desired = |observation: &AgentObservation| observation.desired.map(|(_, at)| at);
     agents
-        .all("have a desired state", DEADLINE, desired)
+        .wait_for_all("have a desired state", DEADLINE, desired)
         .await?;
-    let at_once = match when {
-        When::InTurn => 1,
-        When::AtOnce => members.len(),
+    let concurrency = match pacing {
+        Pacing::InTurn => 1,
+        Pacing::AtOnce => members.len(),
     };
     let api: Api<EdgeCluster> = Api::all(stage.home.client());
-    let each = members.iter().enumerate().map(|(index, member)| {
+    let cuts = members.iter().enumerate().map(|(index, member)| {
         let (api, agents) = (api.clone(), &agents);
         async move {
-            let answered = cut(&api, how, member).await?;
-            let ended = agents.ended(index, DEADLINE).await?;
+            let responded_at = cut(&api, cause, member).await?;
+            let ended_at = agents.wait_for_session_end(index, DEADLINE).await?;
             // The stream can end before the API server responds.
-            Ok::<_, anyhow::Error>(ended.saturating_duration_since(answered))
+            Ok::<_, anyhow::Error>(ended_at.saturating_duration_since(responded_at))
         }
     });
-    let cutting = stream::iter(each).buffer_unordered(at_once);
-    let mut took: Vec<Duration> = cutting.try_collect().await?;
-    took.sort();
-    Ok(Line { how, when, took })
+    let running = stream::iter(cuts).buffer_unordered(concurrency);
+    let mut durations: Vec<Duration> = running.try_collect().await?;
+    durations.sort();
+    Ok(CutTimes {
+        cause,
+        pacing,
+        durations,
+    })
 }
 
 /// Returns the time of the API server's response.
-async fn cut(api: &Api<EdgeCluster>, how: How, member: &Member) -> Result<Instant> {
+async fn cut(api: &Api<EdgeCluster>, cause: Cause, member: &Member) -> Result<Instant> {
     let name = &member.name;
-    match how {
-        How::Ban => {
+    match cause {
+        Cause::Ban => {
             let banned = api.merge(name, &json!({"spec": {"banned": true}})).await;
             banned.with_context(|| format!("banning {name}"))?;
         }
-        How::Delete => {
+        Cause::Delete => {
             let deleted = api.delete(name, &DeleteParams::default()).await;
             deleted.with_context(|| format!("deleting {name}"))?;
         }
@@ -135,27 +148,27 @@ async fn cut(api: &Api<EdgeCluster>, how: How, member: &Member) -> Result<Instan
     Ok(Instant::now())
 }
 
-pub(crate) fn render(lines: &[Line]) -> String {
+pub(crate) fn render(lines: &[CutTimes]) -> String {
     let rows: Vec<_> = lines
         .iter()
         .map(|line| {
-            let [half, most_all, all] = [0.5, 0.99, 1.0].map(|part| quantile(&line.took, part));
+            let [p50, p99, max] = [0.5, 0.99, 1.0].map(|rank| quantile(&line.durations, rank));
             [
                 line.to_string(),
-                fixed(half, 3),
-                fixed(most_all, 3),
-                fixed(all, 3),
-                line.took.len().to_string(),
-                at_most(TARGET, most_all),
+                fixed(p50, 3),
+                fixed(p99, 3),
+                fixed(max, 3),
+                line.durations.len().to_string(),
+                at_most(TARGET, p99),
             ]
         })
         .collect();
-    format!("{}\n{NOTES}", table(HEADS, &rows))
+    format!("{}\n{NOTES}", table(HEADERS, &rows))
 }
 
 /// Returns the quantile of ordered values, in seconds.
-fn quantile(values: &[Duration], part: f64) -> f64 {
-    let index = (part * values.len() as f64).ceil() as usize;
+fn quantile(values: &[Duration], rank: f64) -> f64 {
+    let index = (rank * values.len() as f64).ceil() as usize;
     let value = values.get(index.saturating_sub(1));
     value.map_or(0.0, Duration::as_secs_f64)
 }

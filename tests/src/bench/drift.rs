@@ -7,16 +7,16 @@ use anyhow::{Result, ensure};
 use krypton_tests::{ChartRepository, Mode};
 
 use crate::{
-    krypton::{Rest, Setup, with_log},
-    say,
+    krypton::{IdleUsage, Setup, with_log},
+    log_progress,
     table::{fixed, table},
 };
 
-const HEADS: [&str; 4] = ["drift", "one check", "an hour", ""];
+const HEADERS: [&str; 4] = ["drift", "one check", "an hour", ""];
 const NOTES: &str = "an hour: checks of one release at the default interval of 10 minutes. The release is the chart `small`: \
 three objects\nwithout drift. Each check reads every object once.";
 /// At the default interval of 10 minutes.
-const LOOKS_AN_HOUR: f64 = 6.0;
+const CHECKS_PER_HOUR: f64 = 6.0;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
@@ -31,71 +31,80 @@ pub(crate) struct Options {
     pub(crate) interval: u64,
 }
 
-pub(crate) struct Measured {
-    looks: f64,
+pub(crate) struct DriftResults {
+    checks: f64,
     requests: f64,
     cpu_seconds: f64,
 }
 
-struct Resting {
-    rest: Rest,
+struct DriftUsage {
+    idle: IdleUsage,
     cpu_seconds: f64,
 }
 
-impl Resting {
+impl DriftUsage {
     /// Counts reads of Secrets. Each drift check reads the release's Secret once, and an idle reconciler reads no
     /// other.
-    fn reads(&self) -> f64 {
+    fn secret_reads(&self) -> f64 {
         let key = ("GET".to_owned(), "secrets".to_owned());
-        self.rest.edge.all.get(&key).copied().unwrap_or_default() as f64
+        self.idle.edge.all.get(&key).copied().unwrap_or_default() as f64
     }
 }
 
-pub(crate) async fn measure(options: &Options, repository: &ChartRepository) -> Result<Measured> {
-    let without = at_rest(options, "off", repository).await?;
-    let with = at_rest(options, "warn", repository).await?;
-    let requests = |resting: &Resting| resting.rest.edge.of_subject as f64;
-    let looks = with.reads() - without.reads();
-    ensure!(looks >= 1.0, "the agent performed no drift check");
-    Ok(Measured {
-        looks,
+pub(crate) async fn measure(
+    options: &Options,
+    repository: &ChartRepository,
+) -> Result<DriftResults> {
+    let without = measure_at_rest(options, "off", repository).await?;
+    let with = measure_at_rest(options, "warn", repository).await?;
+    let requests = |usage: &DriftUsage| usage.idle.edge.own_requests as f64;
+    let checks = with.secret_reads() - without.secret_reads();
+    ensure!(checks >= 1.0, "the agent performed no drift check");
+    Ok(DriftResults {
+        checks,
         requests: requests(&with) - requests(&without),
         cpu_seconds: with.cpu_seconds - without.cpu_seconds,
     })
 }
 
-async fn at_rest(options: &Options, drift: &str, repository: &ChartRepository) -> Result<Resting> {
+async fn measure_at_rest(
+    options: &Options,
+    drift: &str,
+    repository: &ChartRepository,
+) -> Result<DriftUsage> {
     let size = options.tenants;
-    say(&format!(
+    log_progress(&format!(
         "{size} Tenants, drift {drift}: starting home, edge, hub and agent"
     ));
     let interval = format!("--drift-interval={}s", options.interval);
     let flags = [format!("--drift={drift}"), interval];
     let setup = Setup::start(Mode::Agent, repository, &flags).await?;
-    let resting = async {
+    let measuring = async {
         setup.install(0..size).await?;
         // After two intervals, the first drift check of each object is over.
-        let first = Duration::from_secs(2 * options.interval);
-        tokio::time::sleep(first).await;
-        say(&format!("at rest for {} s", options.seconds));
+        let warm_up = Duration::from_secs(2 * options.interval);
+        tokio::time::sleep(warm_up).await;
+        log_progress(&format!("at rest for {} s", options.seconds));
         let before = setup.actor().cpu_seconds()?;
-        let rest = setup.rest(Duration::from_secs(options.seconds)).await?;
+        let idle = setup
+            .measure_idle(Duration::from_secs(options.seconds))
+            .await?;
         let cpu_seconds = setup.actor().cpu_seconds()? - before;
-        Ok(Resting { rest, cpu_seconds })
+        Ok(DriftUsage { idle, cpu_seconds })
     };
-    resting
+    measuring
         .await
         .map_err(|error| with_log(error, setup.actor()))
 }
 
-pub(crate) fn render(measured: &Measured) -> String {
-    let row = |name: &str, of_all: f64, digits: usize| {
-        let one = of_all / measured.looks;
-        let hour = one * LOOKS_AN_HOUR;
+pub(crate) fn render(measured: &DriftResults) -> String {
+    let row = |name: &str, total: f64, digits: usize| {
+        let per_check = total / measured.checks;
+        let per_hour = per_check * CHECKS_PER_HOUR;
         [
             name.to_owned(),
-            fixed(one, digits),
-            fixed(hour, digits),
+            fixed(per_check, digits),
+            fixed(per_hour, digits),
             String::new(),
         ]
     };
@@ -103,6 +112,6 @@ pub(crate) fn render(measured: &Measured) -> String {
         row("requests", measured.requests, 1),
         row("agent's CPU, ms", measured.cpu_seconds * 1000.0, 2),
     ];
-    let looks = measured.looks;
-    format!("{}\n{NOTES}\n{looks} looks.", table(HEADS, &rows))
+    let checks = measured.checks;
+    format!("{}\n{NOTES}\n{checks} looks.", table(HEADERS, &rows))
 }

@@ -26,26 +26,26 @@ use crate::{
     arrivals::Arrivals,
     histogram::Histogram,
     krypton::{SETTLE, with_log},
-    load::{self, Memory, Times},
-    machine::Neighbours,
-    say,
-    simulated::{Agents, Enrolled, Member, Seen},
-    traffic::{Traffic, single_out},
+    load::{self, CpuTimes, Memory},
+    log_progress,
+    machine::OtherLoad,
+    simulated::{AgentObservation, Agents, Enrolled, Member},
+    traffic::{Traffic, dedicated_kubeconfig},
 };
 
 const PROPAGATION: &str = "krypton_hub_desired_propagation_seconds";
 const HANDSHAKES: &str = "krypton_hub_handshakes_in_flight_max";
-const CREATES_AT_ONCE: usize = 16;
+const CREATE_CONCURRENCY: usize = 16;
 pub(crate) const DEADLINE: Duration = Duration::from_secs(180);
 /// Interval between CPU readings while idle. Long compared to the unit of CPU time, and short compared to the minute
 /// between two writes of `lastSeen`.
-const SAMPLE: Duration = Duration::from_secs(5);
+const SAMPLE_INTERVAL: Duration = Duration::from_secs(5);
 /// Size of the chart's values, which every member receives.
 const VALUES_BYTES: usize = 2048;
 /// Number of files for other purposes than connections.
-const FILES: u64 = 256;
+const OTHER_FILES: u64 = 256;
 /// After a link is established, the agent sends its full report within this time.
-const AFTER_LINK: Duration = Duration::from_secs(1);
+const FULL_REPORT_DELAY: Duration = Duration::from_secs(1);
 const RESYNC: &str = "requesting all of them";
 
 #[derive(Debug, Clone, clap::Args)]
@@ -67,88 +67,88 @@ pub(crate) struct Options {
 
 /// All measurements.
 #[derive(Debug)]
-pub(crate) struct FanOut {
+pub(crate) struct FanOutResults {
     pub(crate) options: Options,
     /// The hub's memory with all EdgeClusters and no agent.
-    pub(crate) alone: Memory,
-    pub(crate) connecting: Gathering,
+    pub(crate) without_agents: Memory,
+    pub(crate) connecting: ConnectResults,
     pub(crate) connected: Memory,
-    pub(crate) idle: Idle,
-    pub(crate) rounds: Rounds,
+    pub(crate) idle: FanOutIdle,
+    pub(crate) rounds: ChangeResults,
     /// Measured with all Tenants reported.
-    pub(crate) filling: Filling,
-    pub(crate) restart: Restart,
+    pub(crate) filling: TenantResults,
+    pub(crate) restart: RestartResults,
     /// Sum of both hubs.
     pub(crate) resyncs: usize,
 }
 
 /// Agents that connect concurrently.
 #[derive(Debug)]
-pub(crate) struct Gathering {
+pub(crate) struct ConnectResults {
     pub(crate) first: Duration,
     pub(crate) last: Duration,
     /// Maximum number of sessions in one second.
-    pub(crate) most_a_second: usize,
+    pub(crate) max_per_second: usize,
     /// The hub's CPU time until the last session, in seconds.
-    pub(crate) hub: Times,
+    pub(crate) hub: CpuTimes,
     /// Time until the EdgeClusters on home show all agents as connected and up to date.
-    pub(crate) shown: Duration,
+    pub(crate) shown_on_home: Duration,
     /// Maximum number of concurrent TLS handshakes.
     pub(crate) handshakes: u64,
 }
 
 #[derive(Debug)]
-pub(crate) struct Idle {
+pub(crate) struct FanOutIdle {
     /// In milli-cores.
     pub(crate) hub: f64,
     /// The part of `hub` that was spent in the kernel.
     pub(crate) kernel: f64,
-    /// Median of the parts of length `SAMPLE`, which excludes bursts.
-    pub(crate) middle: f64,
+    /// Median of the parts of length `SAMPLE_INTERVAL`, which excludes bursts.
+    pub(crate) median: f64,
     pub(crate) home: Traffic,
     /// Milli-cores of all simulated agents.
     pub(crate) agents: f64,
-    pub(crate) neighbours: f64,
+    pub(crate) other_cores: f64,
 }
 
-impl Idle {
+impl FanOutIdle {
     pub(crate) fn status_writes(&self) -> u64 {
-        let written = |((verb, resource), count): (&(String, String), &u64)| {
+        let status_patch_count = |((verb, resource), count): (&(String, String), &u64)| {
             (verb == "PATCH" && resource == "edgeclusters").then_some(*count)
         };
-        self.home.all.iter().filter_map(written).sum()
+        self.home.all.iter().filter_map(status_patch_count).sum()
     }
 }
 
 #[derive(Debug)]
-pub(crate) struct Rounds {
+pub(crate) struct ChangeResults {
     /// On the hub's clock: from the new desired state until the agent confirms its slot.
     pub(crate) by_hub: Histogram,
     /// On the agents' clock, relative to the first agent, for each round: 50 %, 99 % and all.
     pub(crate) by_agents: Vec<[Duration; 3]>,
     /// Time from the first agent's receipt until all EdgeClusters show the change.
-    pub(crate) shown: Vec<Duration>,
+    pub(crate) shown_on_home: Vec<Duration>,
     /// The hub's CPU time for an average change, until home shows it.
-    pub(crate) hub: Times,
-    pub(crate) neighbours: f64,
+    pub(crate) hub: CpuTimes,
+    pub(crate) other_cores: f64,
 }
 
 #[derive(Debug)]
-pub(crate) struct Filling {
+pub(crate) struct TenantResults {
     /// Time until all EdgeClusters count all Tenants.
-    pub(crate) shown: Duration,
+    pub(crate) shown_on_home: Duration,
     pub(crate) memory: Memory,
 }
 
 /// Times since the old hub was killed.
 #[derive(Debug)]
-pub(crate) struct Restart {
-    pub(crate) gathering: Gathering,
+pub(crate) struct RestartResults {
+    pub(crate) connecting: ConnectResults,
     /// Time until all agents confirmed a change that followed their return. Reports are ordered, so their full reports
     /// were processed before.
     pub(crate) confirmed: Duration,
     pub(crate) memory: Memory,
-    pub(crate) neighbours: f64,
+    pub(crate) other_cores: f64,
 }
 
 /// A home with its hub, for agents without clusters.
@@ -160,9 +160,9 @@ pub(crate) struct Stage {
     _folder: TempDir,
 }
 
-pub(crate) async fn measure(options: &Options) -> Result<FanOut> {
+pub(crate) async fn measure(options: &Options) -> Result<FanOutResults> {
     allow_files(options.agents)?;
-    say("fan-out: starting home and hub");
+    log_progress("fan-out: starting home and hub");
     let mut stage = Stage::start().await?;
     let outcome = Box::pin(stage.measure(options)).await;
     outcome.map_err(|error| with_log(error, &stage.hub))
@@ -173,8 +173,9 @@ impl Stage {
         let home = Cluster::start("home", Parts::ControlPlane).await?;
         let folder = TempDir::with_prefix("krypton-bench-").context("creating a folder")?;
         let kubeconfig = folder.path().join("home.kubeconfig");
-        fs::write(&kubeconfig, single_out(&home).await?).context("writing the hub's kubeconfig")?;
-        let values = ValuesFile::new(&content(0))?;
+        fs::write(&kubeconfig, dedicated_kubeconfig(&home).await?)
+            .context("writing the hub's kubeconfig")?;
+        let values = ValuesFile::new(&values_yaml(0))?;
         let hub = Hub::start(&HubOptions::new(&kubeconfig).args(flags(&values)))?;
         Ok(Self {
             hub,
@@ -185,60 +186,62 @@ impl Stage {
         })
     }
 
-    async fn measure(&mut self, options: &Options) -> Result<FanOut> {
-        self.hub.ready(DEADLINE).await?;
+    async fn measure(&mut self, options: &Options) -> Result<FanOutResults> {
+        self.hub.wait_ready(DEADLINE).await?;
         let count = options.agents;
-        say(&format!("fan-out: creating {count} EdgeClusters"));
-        let members = self.make_members("simulated", count).await?;
+        log_progress(&format!("fan-out: creating {count} EdgeClusters"));
+        let members = self.create_members("simulated", count).await?;
         tokio::time::sleep(SETTLE).await;
-        let alone = Memory::of(self.hub.pid())?;
+        let without_agents = Memory::read_for(self.hub.pid())?;
 
-        say(&format!("fan-out: {count} agents connect concurrently"));
+        log_progress(&format!("fan-out: {count} agents connect concurrently"));
         let enrolled = self.enroll(&members).await?;
         let watch = self.watch().await?;
-        let (clock, before) = (Instant::now(), Times::of(self.hub.pid())?);
+        let (clock, before) = (Instant::now(), CpuTimes::read_for(self.hub.pid())?);
         let agents = Agents::start(enrolled);
-        let connecting = self.gather(&agents, 0, watch, clock, before).await?;
+        let connecting = self
+            .measure_connecting(&agents, 0, watch, clock, before)
+            .await?;
         tokio::time::sleep(SETTLE).await;
-        let connected = Memory::of(self.hub.pid())?;
+        let connected = Memory::read_for(self.hub.pid())?;
 
-        say(&format!("fan-out: idling for {} s", options.idle));
-        let idle = self.idle(Duration::from_secs(options.idle)).await?;
-        let rounds = self.rounds(&agents, options.rounds).await?;
+        log_progress(&format!("fan-out: idling for {} s", options.idle));
+        let idle = self.measure_idle(Duration::from_secs(options.idle)).await?;
+        let rounds = self.measure_changes(&agents, options.rounds).await?;
 
         let each = options.tenants_each;
-        say(&format!("fan-out: each agent reports {each} Tenants"));
-        let filling = self.fill(&agents, count, each).await?;
-        let resyncs = self.resyncs()?;
-        say("fan-out: killing and restarting the hub");
-        let restart = self.restart(&agents, count, each).await?;
-        Ok(FanOut {
+        log_progress(&format!("fan-out: each agent reports {each} Tenants"));
+        let filling = self.measure_tenants(&agents, count, each).await?;
+        let resyncs = self.count_resyncs()?;
+        log_progress("fan-out: killing and restarting the hub");
+        let restart = self.measure_restart(&agents, count, each).await?;
+        Ok(FanOutResults {
             options: options.clone(),
-            alone,
+            without_agents,
             connecting,
             connected,
             idle,
             rounds,
             filling,
             restart,
-            resyncs: resyncs + self.resyncs()?,
+            resyncs: resyncs + self.count_resyncs()?,
         })
     }
 
-    pub(crate) async fn make_members(&self, prefix: &str, count: u32) -> Result<Vec<Member>> {
+    pub(crate) async fn create_members(&self, prefix: &str, count: u32) -> Result<Vec<Member>> {
         let api: Api<EdgeCluster> = Api::all(self.home.client());
-        let each = (0..count).map(|number| {
+        let creations = (0..count).map(|number| {
             let api = api.clone();
             async move {
                 let name = format!("{prefix}-{number:04}");
                 let object = EdgeCluster::new(&name, EdgeClusterSpec::default());
-                let made = api.create(&PostParams::default(), &object).await?;
-                let uid = made.uid().context("an EdgeCluster without a UID")?;
+                let created = api.create(&PostParams::default(), &object).await?;
+                let uid = created.uid().context("an EdgeCluster without a UID")?;
                 Ok::<_, anyhow::Error>(Member { name, uid })
             }
         });
-        let making = stream::iter(each).buffer_unordered(CREATES_AT_ONCE);
-        making.try_collect().await.context("making EdgeClusters")
+        let creating = stream::iter(creations).buffer_unordered(CREATE_CONCURRENCY);
+        creating.try_collect().await.context("making EdgeClusters")
     }
 
     /// Issues certificates from the hub's CA, once the hub has created it.
@@ -249,7 +252,7 @@ impl Stage {
             Ok(secrets.get_opt(CA_SECRET).await?.map(drop))
         })
         .await?;
-        let authority = Authority::load_or_make(client, HUB_NAMESPACE, "bench.krypton").await?;
+        let authority = Authority::load_or_create(client, HUB_NAMESPACE, "bench.krypton").await?;
         let hub = self.hub.agents_address().to_string();
         let enroll = |member| Enrolled::new(&authority, member, &hub);
         members.iter().map(enroll).collect()
@@ -260,140 +263,157 @@ impl Stage {
     }
 
     /// Waits until each agent has a session that started after `clock`, and home shows its state including `tenants`.
-    async fn gather(
+    async fn measure_connecting(
         &self,
         agents: &Agents,
         tenants: u32,
         mut watch: Arrivals<EdgeCluster>,
         clock: Instant,
-        before: Times,
-    ) -> Result<Gathering> {
-        let came = |seen: &Seen| seen.up.filter(|up| *up > clock);
-        let came = agents.all("have a session", DEADLINE, came).await?;
-        let hub = Times::of(self.hub.pid())?.since(&before);
-        let ends = came.first().zip(came.last());
+        before: CpuTimes,
+    ) -> Result<ConnectResults> {
+        let connected_at = |observation: &AgentObservation| observation.up.filter(|up| *up > clock);
+        let times = agents
+            .wait_for_all("have a session", DEADLINE, connected_at)
+            .await?;
+        let hub = CpuTimes::read_for(self.hub.pid())?.since(&before);
+        let ends = times.first().zip(times.last());
         let (first, last) = ends.context("no agents")?;
-        say(&format!(
+        log_progress(&format!(
             "fan-out: all have a session after {:.1} s",
             last.duration_since(clock).as_secs_f64()
         ));
-        let version = |seen: &Seen| seen.desired.filter(|(_, at)| *at > clock).map(|(_, at)| at);
+        let desired_at = |observation: &AgentObservation| {
+            observation
+                .desired
+                .filter(|(_, at)| *at > clock)
+                .map(|(_, at)| at)
+        };
         agents
-            .all("have a desired state", DEADLINE, version)
+            .wait_for_all("have a desired state", DEADLINE, desired_at)
             .await?;
         let version = agents.version().context("no desired state")?;
-        let count = u32::try_from(came.len()).context("counting agents")?;
-        let shown = watch.all(count, clock, DEADLINE, |object| {
-            shows(object, version, tenants)
+        let count = u32::try_from(times.len()).context("counting agents")?;
+        let shown_on_home = watch.wait_for_all(count, clock, DEADLINE, |object| {
+            check_shown(object, version, tenants)
         });
-        let shown = shown.await?.last;
-        say(&format!(
+        let shown_on_home = shown_on_home.await?.last;
+        log_progress(&format!(
             "fan-out: home shows all of them after {:.1} s",
-            shown.as_secs_f64()
+            shown_on_home.as_secs_f64()
         ));
         let handshakes = number(&self.hub.metrics().await?, HANDSHAKES)?;
-        Ok(Gathering {
+        Ok(ConnectResults {
             first: first.duration_since(clock),
             last: last.duration_since(clock),
-            most_a_second: most_within(&came, Duration::from_secs(1)),
+            max_per_second: max_within(&times, Duration::from_secs(1)),
             hub,
-            shown,
+            shown_on_home,
             handshakes,
         })
     }
 
-    async fn idle(&self, span: Duration) -> Result<Idle> {
+    async fn measure_idle(&self, span: Duration) -> Result<FanOutIdle> {
         let home = Traffic::read(&self.home).await?;
-        let neighbours = Neighbours::watch(self.known()?)?;
-        let (clock, own) = (Instant::now(), load::known_seconds(&[])?);
-        let begin = Times::of(self.hub.pid())?;
-        let (mut last, mut since) = (begin, clock);
+        let other_load = OtherLoad::watch(self.known_cpu_seconds()?)?;
+        let (clock, own_before) = (Instant::now(), load::total_seconds(&[])?);
+        let start = CpuTimes::read_for(self.hub.pid())?;
+        let (mut last_sample, mut sampled_at) = (start, clock);
         let mut samples = Vec::new();
         while clock.elapsed() < span {
-            let left = span.saturating_sub(clock.elapsed());
-            tokio::time::sleep(SAMPLE.min(left)).await;
-            let now = Times::of(self.hub.pid())?;
-            let took = since.elapsed();
-            samples.push(milli_cores(now.since(&last).total(), took));
-            (last, since) = (now, Instant::now());
+            let remaining = span.saturating_sub(clock.elapsed());
+            tokio::time::sleep(SAMPLE_INTERVAL.min(remaining)).await;
+            let now = CpuTimes::read_for(self.hub.pid())?;
+            let elapsed = sampled_at.elapsed();
+            samples.push(milli_cores(now.since(&last_sample).total(), elapsed));
+            (last_sample, sampled_at) = (now, Instant::now());
         }
-        let took = clock.elapsed();
-        let hub = last.since(&begin);
-        let agents = milli_cores(load::known_seconds(&[])? - own, took);
-        let neighbours = neighbours.cores(self.known()?)?;
+        let elapsed = clock.elapsed();
+        let hub = last_sample.since(&start);
+        let agents = milli_cores(load::total_seconds(&[])? - own_before, elapsed);
+        let other_cores = other_load.cores(self.known_cpu_seconds()?)?;
         samples.sort_by(f64::total_cmp);
-        say(&format!(
+        log_progress(&format!(
             "fan-out: idle, the hub uses {:.1} milli-cores",
-            milli_cores(hub.total(), took)
+            milli_cores(hub.total(), elapsed)
         ));
-        Ok(Idle {
-            hub: milli_cores(hub.total(), took),
-            kernel: milli_cores(hub.kernel, took),
-            middle: samples.get(samples.len() / 2).copied().unwrap_or_default(),
+        Ok(FanOutIdle {
+            hub: milli_cores(hub.total(), elapsed),
+            kernel: milli_cores(hub.kernel, elapsed),
+            median: samples.get(samples.len() / 2).copied().unwrap_or_default(),
             home: Traffic::read(&self.home).await?.since(&home),
             agents,
-            neighbours,
+            other_cores,
         })
     }
 
-    async fn rounds(&self, agents: &Agents, rounds: u32) -> Result<Rounds> {
-        let neighbours = Neighbours::watch(self.known()?)?;
-        let begin = self.propagation().await?;
-        let times = Times::of(self.hub.pid())?;
-        let (mut by_agents, mut shown) = (Vec::new(), Vec::new());
+    async fn measure_changes(&self, agents: &Agents, rounds: u32) -> Result<ChangeResults> {
+        let other_load = OtherLoad::watch(self.known_cpu_seconds()?)?;
+        let propagation_before = self.propagation().await?;
+        let cpu_before = CpuTimes::read_for(self.hub.pid())?;
+        let (mut by_agents, mut shown_on_home) = (Vec::new(), Vec::new());
         for round in 1..=rounds {
             let mut watch = self.watch().await?;
             let clock = Instant::now();
-            let came = self.change(agents, round).await?;
-            let (first, version) = came
+            let received = self.change(agents, round).await?;
+            let (first, version) = received
                 .first()
                 .copied()
                 .zip(agents.version())
                 .context("no agents")?;
-            let at = |part: f64| {
-                let index = (part * (came.len() - 1) as f64).ceil() as usize;
-                came.get(index)
-                    .map_or(Duration::ZERO, |at| at.duration_since(first))
+            let quantile = |part: f64| {
+                let index = (part * (received.len() - 1) as f64).ceil() as usize;
+                received
+                    .get(index)
+                    .map_or(Duration::ZERO, |time| time.duration_since(first))
             };
-            let times = [0.5, 0.99, 1.0].map(at);
-            let count = u32::try_from(came.len()).context("counting agents")?;
-            let arriving = watch.all(count, clock, DEADLINE, |object| shows(object, version, 0));
-            let on_home = arriving
+            let quantiles = [0.5, 0.99, 1.0].map(quantile);
+            let count = u32::try_from(received.len()).context("counting agents")?;
+            let waiting = watch.wait_for_all(count, clock, DEADLINE, |object| {
+                check_shown(object, version, 0)
+            });
+            let on_home = waiting
                 .await?
                 .last
                 .saturating_sub(first.duration_since(clock));
-            say(&format!(
+            log_progress(&format!(
                 "fan-out: change {round} of {rounds} reached all agents {:.0} ms after the first; home shows it after {:.1} s",
-                times[2].as_secs_f64() * 1000.0,
+                quantiles[2].as_secs_f64() * 1000.0,
                 on_home.as_secs_f64()
             ));
-            by_agents.push(times);
-            shown.push(on_home);
+            by_agents.push(quantiles);
+            shown_on_home.push(on_home);
         }
-        let expected = begin.count() + u64::from(rounds) * agents.count() as u64;
-        let by_hub = self.answered(expected).await?.since(&begin);
-        let hub = Times::of(self.hub.pid())?.since(&times);
-        Ok(Rounds {
+        let expected = propagation_before.count() + u64::from(rounds) * agents.count() as u64;
+        let by_hub = self
+            .wait_for_confirmations(expected)
+            .await?
+            .since(&propagation_before);
+        let hub = CpuTimes::read_for(self.hub.pid())?.since(&cpu_before);
+        Ok(ChangeResults {
             by_hub,
             by_agents,
-            shown,
-            hub: Times {
+            shown_on_home,
+            hub: CpuTimes {
                 user: hub.user / f64::from(rounds),
                 kernel: hub.kernel / f64::from(rounds),
             },
-            neighbours: neighbours.cores(self.known()?)?,
+            other_cores: other_load.cores(self.known_cpu_seconds()?)?,
         })
     }
 
     /// Changes the chart's values. Returns the times at which the agents received them, in ascending order.
     pub(crate) async fn change(&self, agents: &Agents, round: u32) -> Result<Vec<Instant>> {
-        let before = agents.version();
-        self.values.write(&content(round))?;
-        let came = |seen: &Seen| {
-            let later = seen.desired.filter(|(version, _)| Some(*version) > before);
+        let previous_version = agents.version();
+        self.values.write(&values_yaml(round))?;
+        let received_at = |observation: &AgentObservation| {
+            let later = observation
+                .desired
+                .filter(|(version, _)| Some(*version) > previous_version);
             later.map(|(_, at)| at)
         };
-        agents.all("have the change", DEADLINE, came).await
+        agents
+            .wait_for_all("have the change", DEADLINE, received_at)
+            .await
     }
 
     async fn propagation(&self) -> Result<Histogram> {
@@ -401,71 +421,88 @@ impl Stage {
     }
 
     /// Waits until the hub has received this number of confirmations since its start.
-    async fn answered(&self, count: u64) -> Result<Histogram> {
+    async fn wait_for_confirmations(&self, count: u64) -> Result<Histogram> {
         eventually_within("the agents' answers", DEADLINE, async || {
-            let seen = self.propagation().await?;
-            if seen.count() < count {
-                bail!("only {} of {count}", seen.count());
+            let histogram = self.propagation().await?;
+            if histogram.count() < count {
+                bail!("only {} of {count}", histogram.count());
             }
-            Ok(Some(seen))
+            Ok(Some(histogram))
         })
         .await
     }
 
-    async fn fill(&self, agents: &Agents, count: u32, each: u32) -> Result<Filling> {
+    async fn measure_tenants(
+        &self,
+        agents: &Agents,
+        count: u32,
+        each: u32,
+    ) -> Result<TenantResults> {
         let version = agents.version().context("no desired state")?;
         let mut watch = self.watch().await?;
         let clock = Instant::now();
         agents.report_tenants(each);
-        let shown = if each == 0 {
+        let shown_on_home = if each == 0 {
             Duration::ZERO
         } else {
-            let shown = watch.all(count, clock, DEADLINE, |object| {
-                shows(object, version, each)
+            let shown_on_home = watch.wait_for_all(count, clock, DEADLINE, |object| {
+                check_shown(object, version, each)
             });
-            shown.await?.last
+            shown_on_home.await?.last
         };
         tokio::time::sleep(SETTLE).await;
-        let memory = Memory::of(self.hub.pid())?;
-        Ok(Filling { shown, memory })
+        let memory = Memory::read_for(self.hub.pid())?;
+        Ok(TenantResults {
+            shown_on_home,
+            memory,
+        })
     }
 
-    async fn restart(&mut self, agents: &Agents, count: u32, each: u32) -> Result<Restart> {
+    async fn measure_restart(
+        &mut self,
+        agents: &Agents,
+        count: u32,
+        each: u32,
+    ) -> Result<RestartResults> {
         let watch = self.watch().await?;
         let clock = Instant::now();
         self.hub.kill9().await?;
         let options = HubOptions::new(&self.kubeconfig).args(flags(&self.values));
-        self.hub = Hub::start(&options.in_place_of(&self.hub))?;
-        let neighbours = Neighbours::watch(self.known()?)?;
+        self.hub = Hub::start(&options.on_port_of(&self.hub))?;
+        let other_load = OtherLoad::watch(self.known_cpu_seconds()?)?;
         let confirmed = async {
-            let came = |seen: &Seen| seen.up.filter(|up| *up > clock);
-            agents.all("have a session again", DEADLINE, came).await?;
-            self.answered(u64::from(count)).await?;
-            tokio::time::sleep(AFTER_LINK).await;
+            let connected_at =
+                |observation: &AgentObservation| observation.up.filter(|up| *up > clock);
+            agents
+                .wait_for_all("have a session again", DEADLINE, connected_at)
+                .await?;
+            self.wait_for_confirmations(u64::from(count)).await?;
+            tokio::time::sleep(FULL_REPORT_DELAY).await;
             let before = self.propagation().await?.count();
             self.change(agents, u32::MAX).await?;
-            self.answered(before + u64::from(count)).await?;
+            self.wait_for_confirmations(before + u64::from(count))
+                .await?;
             Ok::<_, anyhow::Error>(clock.elapsed())
         };
-        let gathering = self.gather(agents, each, watch, clock, Times::default());
-        let (confirmed, gathering) = tokio::try_join!(confirmed, gathering)?;
-        let neighbours = neighbours.cores(self.known()?)?;
+        let connecting = self.measure_connecting(agents, each, watch, clock, CpuTimes::default());
+        let (confirmed, connecting) = tokio::try_join!(confirmed, connecting)?;
+        let other_cores = other_load.cores(self.known_cpu_seconds()?)?;
         tokio::time::sleep(SETTLE).await;
-        Ok(Restart {
-            gathering,
+        Ok(RestartResults {
+            connecting,
             confirmed,
-            memory: Memory::of(self.hub.pid())?,
-            neighbours,
+            memory: Memory::read_for(self.hub.pid())?,
+            other_cores,
         })
     }
 
-    fn resyncs(&self) -> Result<usize> {
+    fn count_resyncs(&self) -> Result<usize> {
         Ok(self.hub.log()?.matches(RESYNC).count())
     }
 
     /// Returns the CPU time of all processes of the benchmark.
-    pub(crate) fn known(&self) -> Result<f64> {
-        load::known_seconds(&[self.home.pids(), vec![self.hub.pid()]].concat())
+    pub(crate) fn known_cpu_seconds(&self) -> Result<f64> {
+        load::total_seconds(&[self.home.pids(), vec![self.hub.pid()]].concat())
     }
 }
 
@@ -482,29 +519,32 @@ fn flags(values: &ValuesFile) -> Vec<String> {
 }
 
 /// Returns values of a typical size.
-fn content(round: u32) -> String {
+fn values_yaml(round: u32) -> String {
     format!("round: {round}\nrest: {}\n", "x".repeat(VALUES_BYTES))
 }
 
 /// Returns the reason why the EdgeCluster doesn't show its agent as connected, at this desired state and with this
 /// number of Tenants.
-fn shows(object: &EdgeCluster, version: Version, tenants: u32) -> Result<(), String> {
+fn check_shown(object: &EdgeCluster, version: Version, tenants: u32) -> Result<(), String> {
     let EdgeClusterStatus {
         conditions,
         applied,
         tenants: counts,
         ..
     } = object.status.clone().unwrap_or_default();
-    let has = applied.as_ref().map(|applied| Version {
+    let applied_version = applied.as_ref().map(|applied| Version {
         epoch: applied.epoch,
         generation: applied.generation,
     });
     let ready = counts.unwrap_or_default().ready;
-    let connected = condition(&conditions, "Connected").is_some_and(|is| is.status == "True");
-    match has {
-        Some(has) if has >= version && connected && ready == tenants => Ok(()),
+    let connected =
+        condition(&conditions, "Connected").is_some_and(|condition| condition.status == "True");
+    match applied_version {
+        Some(applied_version) if applied_version >= version && connected && ready == tenants => {
+            Ok(())
+        }
         _ => Err(format!(
-            "connected: {connected}, desired state {has:?} instead of {version}, {ready} Tenants ready"
+            "connected: {connected}, desired state {applied_version:?} instead of {version}, {ready} Tenants ready"
         )),
     }
 }
@@ -523,10 +563,10 @@ fn milli_cores(seconds: f64, span: Duration) -> f64 {
 }
 
 /// Returns the maximum number of moments in any span of this length. The moments are in ascending order.
-fn most_within(moments: &[Instant], span: Duration) -> usize {
-    let from = |(index, begin): (usize, &Instant)| {
+fn max_within(moments: &[Instant], span: Duration) -> usize {
+    let from = |(index, start): (usize, &Instant)| {
         let rest = moments.get(index..).unwrap_or_default();
-        rest.partition_point(|at| at.duration_since(*begin) < span)
+        rest.partition_point(|at| at.duration_since(*start) < span)
     };
     moments
         .iter()
@@ -539,7 +579,7 @@ fn most_within(moments: &[Instant], span: Duration) -> usize {
 /// Raises the limit of open files. This process has the agents' ends of all connections. The hub has the other ends,
 /// and inherits the limit.
 pub(crate) fn allow_files(agents: u32) -> Result<()> {
-    let needed = u64::from(agents) + FILES;
+    let needed = u64::from(agents) + OTHER_FILES;
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current.is_none_or(|current| current >= needed) {
         return Ok(());
@@ -560,16 +600,16 @@ mod tests {
 
     #[test]
     fn the_busiest_second_starts_with_any_arrival() {
-        let begin = Instant::now();
+        let start = Instant::now();
         let at = |millis: &[u64]| -> Vec<Instant> {
-            let after = |millis: &u64| begin + Duration::from_millis(*millis);
+            let after = |millis: &u64| start + Duration::from_millis(*millis);
             millis.iter().map(after).collect()
         };
         let second = Duration::from_secs(1);
         assert_eq!(
-            most_within(&at(&[0, 900, 1000, 1100, 1800, 2500]), second),
+            max_within(&at(&[0, 900, 1000, 1100, 1800, 2500]), second),
             4
         );
-        assert_eq!(most_within(&[], second), 0);
+        assert_eq!(max_within(&[], second), 0);
     }
 }

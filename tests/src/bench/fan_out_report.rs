@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use crate::{
-    fan_out::{FanOut, Gathering, Idle, Rounds},
+    fan_out::{ChangeResults, ConnectResults, FanOutIdle, FanOutResults},
     load::Memory,
     table::{MIB, at_most, fixed, table},
 };
 
 /// CPU cores used by other processes. Above this limit, the measured times are unreliable.
 const QUIET_CORES: f64 = 0.15;
-const HEADS: [&str; 3] = ["figure", "is", "target"];
+const HEADERS: [&str; 3] = ["figure", "is", "target"];
 const NOTES: &str = "\
 Simulated agents are the agent's own dialer, session and report store, each with a certificate from
 the hub's CA, over mutual TLS on loopback, all in this process. Only the cluster behind them is simulated.
@@ -22,10 +22,10 @@ expires after 60 s, and until then home shows the previous state.
 /// Label, figure and target.
 type Row = [String; 3];
 
-pub(crate) fn render(measured: &FanOut) -> String {
-    let FanOut {
+pub(crate) fn render(measured: &FanOutResults) -> String {
+    let FanOutResults {
         options,
-        alone,
+        without_agents,
         connecting,
         connected,
         idle,
@@ -35,17 +35,17 @@ pub(crate) fn render(measured: &FanOut) -> String {
         resyncs,
     } = measured;
     let agents = f64::from(options.agents);
-    let mut rows = gathering("all connect concurrently", connecting, None);
-    rows.extend(memory(
+    let mut rows = connect_rows("all connect concurrently", connecting, None);
+    rows.extend(memory_rows(
         "RSS of the hub, all idle, MiB",
         connected,
         Some(100.0),
     ));
     rows.extend([
-        figure("  before the first agent", mib(alone.resident), 1),
+        figure("  before the first agent", mib(without_agents.resident), 1),
         figure(
             "  for each agent, KiB",
-            1024.0 * (mib(connected.resident) - mib(alone.resident)) / agents,
+            1024.0 * (mib(connected.resident) - mib(without_agents.resident)) / agents,
             1,
         ),
     ]);
@@ -54,13 +54,13 @@ pub(crate) fn render(measured: &FanOut) -> String {
     let each = options.tenants_each;
     rows.push(seconds(
         &format!("{each} Tenants each are reported: shown on home, s"),
-        filling.shown,
+        filling.shown_on_home,
         None,
     ));
-    rows.extend(memory("  RSS of the hub, MiB", &filling.memory, None));
-    rows.extend(gathering(
+    rows.extend(memory_rows("  RSS of the hub, MiB", &filling.memory, None));
+    rows.extend(connect_rows(
         "hub killed and started",
-        &restart.gathering,
+        &restart.connecting,
         Some(30.0),
     ));
     rows.extend([
@@ -72,45 +72,45 @@ pub(crate) fn render(measured: &FanOut) -> String {
             0,
         ),
     ]);
-    let noise = [
-        ("idle", idle.neighbours),
-        ("changes", rounds.neighbours),
-        ("restart", restart.neighbours),
+    let loads = [
+        ("idle", idle.other_cores),
+        ("changes", rounds.other_cores),
+        ("restart", restart.other_cores),
     ];
-    let shares = noise.map(|(what, cores)| format!("{what} {cores:.2}"));
-    let mut out = format!(
+    let load_texts = loads.map(|(label, cores)| format!("{label} {cores:.2}"));
+    let mut text = format!(
         "\n== {} simulated agents on one hub ==\n{}{NOTES}Cores used by other processes: {}.\n",
         options.agents,
-        table(HEADS, &rows),
-        shares.join(", "),
+        table(HEADERS, &rows),
+        load_texts.join(", "),
     );
-    if noise.iter().any(|(_, cores)| *cores > QUIET_CORES) {
-        out += "NOT A QUIET MACHINE: times are disturbed; counts and memory are not.\n";
+    if loads.iter().any(|(_, cores)| *cores > QUIET_CORES) {
+        text += "NOT A QUIET MACHINE: times are disturbed; counts and memory are not.\n";
     }
-    out
+    text
 }
 
-fn gathering(what: &str, gathering: &Gathering, target: Option<f64>) -> Vec<Row> {
+fn connect_rows(label: &str, results: &ConnectResults, target: Option<f64>) -> Vec<Row> {
     vec![
-        seconds(&format!("{what}: first session, s"), gathering.first, None),
-        seconds("  all sessions, s", gathering.last, target),
+        seconds(&format!("{label}: first session, s"), results.first, None),
+        seconds("  all sessions, s", results.last, target),
         figure(
             "  most of them within a second",
-            gathering.most_a_second as f64,
+            results.max_per_second as f64,
             0,
         ),
         row(
             "  most TLS handshakes at a time",
-            gathering.handshakes as f64,
+            results.handshakes as f64,
             0,
             Some(200.0),
         ),
-        figure("  CPU of the hub until then, s", gathering.hub.total(), 2),
-        seconds("  all shown on home, s", gathering.shown, None),
+        figure("  CPU of the hub until then, s", results.hub.total(), 2),
+        seconds("  all shown on home, s", results.shown_on_home, None),
     ]
 }
 
-fn memory(label: &str, memory: &Memory, target: Option<f64>) -> Vec<Row> {
+fn memory_rows(label: &str, memory: &Memory, target: Option<f64>) -> Vec<Row> {
     vec![
         row(label, mib(memory.resident), 1, target),
         figure(
@@ -122,7 +122,7 @@ fn memory(label: &str, memory: &Memory, target: Option<f64>) -> Vec<Row> {
     ]
 }
 
-fn idle_rows(idle: &Idle, span: u64) -> Vec<Row> {
+fn idle_rows(idle: &FanOutIdle, span: u64) -> Vec<Row> {
     let minutes = span as f64 / 60.0;
     vec![
         row(
@@ -132,10 +132,10 @@ fn idle_rows(idle: &Idle, span: u64) -> Vec<Row> {
             Some(60.0),
         ),
         figure("  kernel part", idle.kernel, 1),
-        figure("  median of parts of 5 s", idle.middle, 1),
+        figure("  median of parts of 5 s", idle.median, 1),
         figure(
             "  requests to home a minute",
-            idle.home.of_subject as f64 / minutes,
+            idle.home.own_requests as f64 / minutes,
             1,
         ),
         figure(
@@ -147,13 +147,18 @@ fn idle_rows(idle: &Idle, span: u64) -> Vec<Row> {
     ]
 }
 
-fn round_rows(rounds: &Rounds) -> Vec<Row> {
+fn round_rows(rounds: &ChangeResults) -> Vec<Row> {
     let millis = |seconds: f64| 1000.0 * seconds;
     let worst = |index: usize| {
-        let of_round = rounds.by_agents.iter().filter_map(|times| times.get(index));
-        millis(of_round.max().copied().unwrap_or_default().as_secs_f64())
+        let times = rounds.by_agents.iter().filter_map(|times| times.get(index));
+        millis(times.max().copied().unwrap_or_default().as_secs_f64())
     };
-    let shown = rounds.shown.iter().max().copied().unwrap_or_default();
+    let shown_on_home = rounds
+        .shown_on_home
+        .iter()
+        .max()
+        .copied()
+        .unwrap_or_default();
     vec![
         row(
             &format!(
@@ -177,26 +182,26 @@ fn round_rows(rounds: &Rounds) -> Vec<Row> {
         ),
         figure("    p99, ms (the worst of the changes)", worst(1), 0),
         figure("    the last, ms", worst(2), 0),
-        seconds("  shown on home, s", shown, None),
+        seconds("  shown on home, s", shown_on_home, None),
         figure("  CPU of the hub until then, s", rounds.hub.total(), 2),
     ]
 }
 
-fn row(label: &str, is: f64, digits: usize, target: Option<f64>) -> Row {
-    let target = target.map(|target| at_most(target, is));
+fn row(label: &str, value: f64, digits: usize, target: Option<f64>) -> Row {
+    let target = target.map(|target| at_most(target, value));
     [
         label.to_owned(),
-        fixed(is, digits),
+        fixed(value, digits),
         target.unwrap_or_default(),
     ]
 }
 
-fn figure(label: &str, is: f64, digits: usize) -> Row {
-    row(label, is, digits, None)
+fn figure(label: &str, value: f64, digits: usize) -> Row {
+    row(label, value, digits, None)
 }
 
-fn seconds(label: &str, is: Duration, target: Option<f64>) -> Row {
-    row(label, is.as_secs_f64(), 2, target)
+fn seconds(label: &str, value: Duration, target: Option<f64>) -> Row {
+    row(label, value.as_secs_f64(), 2, target)
 }
 
 fn mib(bytes: u64) -> f64 {

@@ -8,25 +8,26 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use krypton_tests::{
-    Answer, AnsweringProxy, Cluster, Lie, Parts, answering_proxy::READS, fleet::FleetClient,
+    AnsweringProxy, Cluster, FalseResponse, Parts, ResponseFault, answering_proxy::READ_VERBS,
+    fleet::FleetClient,
 };
 use tokio::task::JoinSet;
 
 use crate::{
     fan_out::{DEADLINE, Stage, allow_files, number},
     krypton::SETTLE,
-    load::Times,
-    machine::Neighbours,
+    load::CpuTimes,
+    log_progress,
+    machine::OtherLoad,
     raw_agent::{Samples, flood, probe},
-    say,
-    simulated::{Agents, Enrolled, Seen},
+    simulated::{AgentObservation, Agents, Enrolled},
     table::{at_most, fixed, table},
 };
 
 /// Number of flooding agents in each part of a round, and whether an API server responds endlessly. The parts
 /// alternate, so other load on the machine affects all of them.
 const FLOODING: [(u32, bool); 5] = [(0, false), (1, false), (0, false), (10, false), (0, true)];
-const HEADS: [&str; 7] = [
+const HEADERS: [&str; 7] = [
     "figure",
     "alone",
     "alone too",
@@ -63,40 +64,44 @@ pub(crate) struct Options {
 }
 
 #[derive(Debug)]
-pub(crate) struct Flood {
+pub(crate) struct FloodResults {
     options: Options,
-    parts: Vec<Part>,
+    parts: Vec<FloodPart>,
 }
 
 /// Measurements during one number of floods. Times are in milliseconds, in ascending order.
 #[derive(Debug, Default)]
-struct Part {
+struct FloodPart {
     desired: Vec<f64>,
     reports: Vec<f64>,
     seconds: f64,
     /// Number of reports that the hub processed.
-    taken_in: u64,
+    processed: u64,
     throttled: u64,
     /// CPU time of the hub and of other processes, in seconds.
     hub: f64,
-    neighbours: f64,
+    other_cores: f64,
 }
 
-pub(crate) async fn measure(options: &Options) -> Result<Flood> {
-    let floods = options.rounds * FLOODING.iter().map(|(flooding, _)| flooding).sum::<u32>();
+pub(crate) async fn measure(options: &Options) -> Result<FloodResults> {
+    let floods = options.rounds
+        * FLOODING
+            .iter()
+            .map(|(flood_count, _)| flood_count)
+            .sum::<u32>();
     allow_files(2 * options.agents + floods)?;
-    say("flood: starting home and hub");
+    log_progress("flood: starting home and hub");
     let mut stage = Stage::start().await?;
-    stage.hub.ready(DEADLINE).await?;
+    stage.hub.wait_ready(DEADLINE).await?;
     let edge = Cluster::start("edge", Parts::ControlPlane).await?;
-    let server = AnsweringProxy::before(&edge).await?;
+    let server = AnsweringProxy::start(&edge).await?;
     let kubeconfig = std::fs::read_to_string(server.kubeconfig())?;
-    let fleet_client = FleetClient::at(&stage.home);
+    let fleet_client = FleetClient::new(&stage.home);
     fleet_client.add_member(HOSTILE, &kubeconfig).await?;
     let healthy = [("Healthy", "True", "Reconciling")];
-    fleet_client.member_shows(HOSTILE, &healthy).await?;
+    fleet_client.wait_for_member(HOSTILE, &healthy).await?;
     let members = stage
-        .make_members("simulated", 2 * options.agents + floods)
+        .create_members("simulated", 2 * options.agents + floods)
         .await?;
     let mut enrolled = stage.enroll(&members).await?;
     let mut split = |count: u32| -> Vec<Enrolled> {
@@ -104,8 +109,11 @@ pub(crate) async fn measure(options: &Options) -> Result<Flood> {
         enrolled.split_off(rest)
     };
     let agents = Agents::start(split(options.agents));
-    let up = |seen: &Seen| seen.up.and(seen.desired).map(|(_, at)| at);
-    agents.all("have a desired state", DEADLINE, up).await?;
+    let desired_at =
+        |observation: &AgentObservation| observation.up.and(observation.desired).map(|(_, at)| at);
+    agents
+        .wait_for_all("have a desired state", DEADLINE, desired_at)
+        .await?;
     let (mut probes, samples) = (JoinSet::new(), Samples::default());
     for (index, enrolled) in split(options.agents).into_iter().enumerate() {
         let offset = index as f64 / f64::from(options.agents);
@@ -113,31 +121,37 @@ pub(crate) async fn measure(options: &Options) -> Result<Flood> {
     }
     // One complete interval of all probes.
     tokio::time::sleep(SETTLE.max(Duration::from_secs(11))).await;
-    let mut parts: Vec<Part> = FLOODING.iter().map(|_| Part::default()).collect();
+    let mut parts: Vec<FloodPart> = FLOODING.iter().map(|_| FloodPart::default()).collect();
     let mut changes = 0;
     for round in 1..=options.rounds {
-        say(&format!("flood: round {round} of {}", options.rounds));
-        for ((flooding, endless), part) in FLOODING.into_iter().zip(&mut parts) {
+        log_progress(&format!("flood: round {round} of {}", options.rounds));
+        for ((flood_count, endless), part) in FLOODING.into_iter().zip(&mut parts) {
             if endless {
-                server.lie(Lie {
-                    verbs: READS,
+                server.inject(ResponseFault {
+                    verbs: READ_VERBS,
                     resources: &[],
-                    answer: Answer::Endless,
+                    response: FalseResponse::Endless,
                 });
             }
-            let (clock, neighbours) = (Instant::now(), Neighbours::watch(stage.known()?)?);
-            let (metrics, times) = (stage.hub.metrics().await?, Times::of(stage.hub.pid())?);
+            let (clock, other_load) = (
+                Instant::now(),
+                OtherLoad::watch(stage.known_cpu_seconds()?)?,
+            );
+            let (metrics_before, cpu_before) = (
+                stage.hub.metrics().await?,
+                CpuTimes::read_for(stage.hub.pid())?,
+            );
             let mut floods = JoinSet::new();
-            for enrolled in split(flooding) {
+            for enrolled in split(flood_count) {
                 floods.spawn(flood(enrolled));
             }
             while clock.elapsed() < Duration::from_secs(options.seconds) {
                 changes += 1;
                 let next = Instant::now() + CHANGE_EVERY;
-                let came = stage.change(&agents, changes).await?;
-                let first = came.first().copied().context("no agents")?;
-                let after = came.iter().map(|at| millis(at.duration_since(first)));
-                part.desired.extend(after);
+                let times = stage.change(&agents, changes).await?;
+                let first = times.first().copied().context("no agents")?;
+                let delays = times.iter().map(|at| millis(at.duration_since(first)));
+                part.desired.extend(delays);
                 tokio::time::sleep_until(next.into()).await;
             }
             for tasks in [&mut probes, &mut floods] {
@@ -145,23 +159,28 @@ pub(crate) async fn measure(options: &Options) -> Result<Flood> {
                     bail!("a session has ended: {:?}", ended?.err());
                 }
             }
-            let took = clock.elapsed().as_secs_f64();
-            part.seconds += took;
-            part.hub += Times::of(stage.hub.pid())?.since(&times).total();
-            part.neighbours += took * neighbours.cores(stage.known()?)?;
-            let after = stage.hub.metrics().await?;
+            let elapsed = clock.elapsed().as_secs_f64();
+            part.seconds += elapsed;
+            part.hub += CpuTimes::read_for(stage.hub.pid())?
+                .since(&cpu_before)
+                .total();
+            part.other_cores += elapsed * other_load.cores(stage.known_cpu_seconds()?)?;
+            let metrics_after = stage.hub.metrics().await?;
             for (sum, name) in [
-                (&mut part.taken_in, REPORTS),
+                (&mut part.processed, REPORTS),
                 (&mut part.throttled, THROTTLED),
             ] {
                 // The metric doesn't exist before the first report.
-                let before = number(&metrics, name).unwrap_or_default();
-                *sum += number(&after, name)? - before;
+                let before = number(&metrics_before, name).unwrap_or_default();
+                *sum += number(&metrics_after, name)? - before;
             }
-            let taken =
+            let collected =
                 std::mem::take(&mut *samples.lock().unwrap_or_else(PoisonError::into_inner));
-            let within = taken.iter().filter(|(asked, _)| *asked >= clock);
-            part.reports.extend(within.map(|(_, took)| millis(*took)));
+            let recent = collected
+                .iter()
+                .filter(|(requested_at, _)| *requested_at >= clock);
+            part.reports
+                .extend(recent.map(|(_, elapsed)| millis(*elapsed)));
             drop(floods);
             server.forward_all();
             tokio::time::sleep(SETTLE).await;
@@ -171,7 +190,7 @@ pub(crate) async fn measure(options: &Options) -> Result<Flood> {
         part.desired.sort_by(f64::total_cmp);
         part.reports.sort_by(f64::total_cmp);
     }
-    Ok(Flood {
+    Ok(FloodResults {
         options: options.clone(),
         parts,
     })
@@ -187,12 +206,12 @@ fn quantile(sorted: &[f64], part: f64) -> f64 {
 }
 
 /// Returns the ratio of the larger value to the smaller one.
-fn spread(one: f64, other: f64) -> f64 {
+fn max_ratio(one: f64, other: f64) -> f64 {
     one.max(other) / one.min(other)
 }
 
 /// Returns "undecided" if the two parts alone differ by more than the target.
-fn verdict(ratio: f64, noise: f64) -> String {
+fn ratio_verdict(ratio: f64, noise: f64) -> String {
     if noise <= TARGET {
         at_most(TARGET, ratio)
     } else {
@@ -200,54 +219,59 @@ fn verdict(ratio: f64, noise: f64) -> String {
     }
 }
 
-pub(crate) fn render(measured: &Flood) -> String {
-    let [alone, one, alone_too, ten, server] = measured.parts.as_slice() else {
+pub(crate) fn render(measured: &FloodResults) -> String {
+    let [alone, one_flood, alone_too, ten_floods, endless_server] = measured.parts.as_slice()
+    else {
         return String::new();
     };
-    let parts = [alone, alone_too, one, ten, server];
-    let row = |label: &str, digits: usize, target: &str, of: &dyn Fn(&Part) -> f64| {
-        let [a, b, c, d, e] = parts.map(|part| fixed(of(part), digits));
+    let parts = [alone, alone_too, one_flood, ten_floods, endless_server];
+    let row = |label: &str, digits: usize, target: &str, figure: &dyn Fn(&FloodPart) -> f64| {
+        let [a, b, c, d, e] = parts.map(|part| fixed(figure(part), digits));
         [label.to_owned(), a, b, c, d, e, target.to_owned()]
     };
     let mut rows = Vec::new();
-    let desired: fn(&Part) -> &[f64] = |part| &part.desired;
-    let reports: fn(&Part) -> &[f64] = |part| &part.reports;
-    for (what, of) in [
+    let desired: fn(&FloodPart) -> &[f64] = |part| &part.desired;
+    let reports: fn(&FloodPart) -> &[f64] = |part| &part.reports;
+    for (what, figure) in [
         ("a desired state reaches its agent", desired),
         ("a report is processed", reports),
     ] {
-        let samples = parts.iter().map(|part| of(part).len()).min();
+        let samples = parts.iter().map(|part| figure(part).len()).min();
         let label = format!("{what}: p50 of {}, ms", samples.unwrap_or_default());
-        rows.push(row(&label, 2, "", &|part| quantile(of(part), 0.5)));
-        let p99 = |part: &Part| quantile(of(part), 0.99);
+        rows.push(row(&label, 2, "", &|part| quantile(figure(part), 0.5)));
+        let p99 = |part: &FloodPart| quantile(figure(part), 0.99);
         rows.push(row("  p99, ms", 2, "", &p99));
-        let middle = f64::midpoint(p99(alone), p99(alone_too));
-        let ratio = |part: &Part| p99(part) / middle;
-        let noise = spread(p99(alone), p99(alone_too));
-        let worst = ratio(one).max(ratio(ten)).max(ratio(server));
-        let target = verdict(worst, noise);
+        let average_alone = f64::midpoint(p99(alone), p99(alone_too));
+        let ratio = |part: &FloodPart| p99(part) / average_alone;
+        let noise = max_ratio(p99(alone), p99(alone_too));
+        let worst = ratio(one_flood)
+            .max(ratio(ten_floods))
+            .max(ratio(endless_server));
+        let target = ratio_verdict(worst, noise);
         rows.push(row("  p99 relative to alone", 2, &target, &ratio));
     }
-    let a_second = |sum: f64, part: &Part| sum / part.seconds;
+    let per_second = |sum: f64, part: &FloodPart| sum / part.seconds;
     rows.extend([
         row(
             "reports that the hub processes in a second",
             0,
             "",
-            &|part| a_second(part.taken_in as f64, part),
+            &|part| per_second(part.processed as f64, part),
         ),
         row("sessions throttled, times a second", 0, "", &|part| {
-            a_second(part.throttled as f64, part)
+            per_second(part.throttled as f64, part)
         }),
-        row("cores of the hub", 3, "", &|part| a_second(part.hub, part)),
+        row("cores of the hub", 3, "", &|part| {
+            per_second(part.hub, part)
+        }),
         row("cores used by other processes", 2, "", &|part| {
-            a_second(part.neighbours, part)
+            per_second(part.other_cores, part)
         }),
     ]);
     format!(
         "\n== {} agents and as many probes on one hub, with floods ==\n{}{NOTES}",
         measured.options.agents,
-        table(HEADS, &rows),
+        table(HEADERS, &rows),
     )
 }
 
@@ -266,10 +290,11 @@ mod tests {
 
     #[test]
     fn noisy_machine_gives_no_verdict() {
-        assert_eq!(verdict(1.05, spread(10.0, 10.5)), "<= 1.1: met");
-        assert_eq!(verdict(1.2, spread(10.5, 10.0)), "<= 1.1: missed");
+        assert_eq!(ratio_verdict(1.05, max_ratio(10.0, 10.5)), "<= 1.1: met");
+        assert_eq!(ratio_verdict(1.2, max_ratio(10.5, 10.0)), "<= 1.1: missed");
         assert!(
-            verdict(0.5, spread(2.0, 1.0)).contains("undecided, the parts alone differ 2.0 times")
+            ratio_verdict(0.5, max_ratio(2.0, 1.0))
+                .contains("undecided, the parts alone differ 2.0 times")
         );
     }
 

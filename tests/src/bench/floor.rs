@@ -23,13 +23,14 @@ use kube::{
 use tempfile::TempDir;
 
 use crate::{
-    AT_ONCE, CHART, CHART_VERSION,
+    CHART, CHART_VERSION, HELM_CONCURRENCY,
     arrivals::Arrivals,
-    krypton::{SETTLE, Work},
-    load,
-    machine::Neighbours,
-    name, patience, say, together,
-    traffic::{Traffic, single_out},
+    install_timeout,
+    krypton::{InstallCost, SETTLE},
+    load, log_progress,
+    machine::OtherLoad,
+    name, run_both,
+    traffic::{Traffic, dedicated_kubeconfig},
 };
 
 const HTTP_TIMEOUT: Duration = Duration::from_secs(10);
@@ -47,14 +48,14 @@ pub(crate) enum Flags {
 }
 
 #[derive(Debug, Clone)]
-pub(crate) struct Floor {
-    pub(crate) many: Work,
+pub(crate) struct FloorResults {
+    pub(crate) concurrent: InstallCost,
     /// One additional release, installed alone with warm caches.
-    pub(crate) single: Work,
+    pub(crate) single: InstallCost,
 }
 
 /// A separate control plane of the same kind as the edge cluster, with its namespaces created beforehand.
-struct Setup {
+struct FloorSetup {
     cluster: Cluster,
     flags: Flags,
     chart: PathBuf,
@@ -66,35 +67,36 @@ pub(crate) async fn measure(
     size: u32,
     flags: Flags,
     repository: &ChartRepository,
-) -> Result<Floor> {
-    let with = match flags {
+) -> Result<FloorResults> {
+    let description = match flags {
         Flags::Plain => "alone",
         Flags::Hubs => "with the hub's flags",
     };
-    say(&format!(
-        "{size} releases by helm {with}: starting a control plane"
+    log_progress(&format!(
+        "{size} releases by helm {description}: starting a control plane"
     ));
-    let setup = Setup::start(size, flags, repository).await?;
+    let setup = FloorSetup::start(size, flags, repository).await?;
     tokio::time::sleep(SETTLE).await;
     let numbers: Vec<u32> = (0..size).collect();
-    let many = setup.install(&numbers).await?;
-    say(&format!(
+    let concurrent = setup.install(&numbers).await?;
+    log_progress(&format!(
         "all available after {:.1} s",
-        many.arrivals.last.as_secs_f64()
+        concurrent.arrivals.last.as_secs_f64()
     ));
     let single = setup.install(&[size]).await?;
-    Ok(Floor { many, single })
+    Ok(FloorResults { concurrent, single })
 }
 
-impl Setup {
+impl FloorSetup {
     async fn start(size: u32, flags: Flags, repository: &ChartRepository) -> Result<Self> {
         let cluster = Cluster::start("floor", Parts::WithPods).await?;
         let folder = TempDir::with_prefix("krypton-floor-").context("creating a folder")?;
         let chart = folder.path().join("chart.tgz");
         fs::write(&chart, package(repository).await?).context("writing the chart")?;
         let kubeconfig = folder.path().join("kubeconfig");
-        fs::write(&kubeconfig, single_out(&cluster).await?).context("writing a kubeconfig")?;
-        make_namespaces(&cluster, size + 1).await?;
+        fs::write(&kubeconfig, dedicated_kubeconfig(&cluster).await?)
+            .context("writing a kubeconfig")?;
+        create_namespaces(&cluster, size + 1).await?;
         Ok(Self {
             cluster,
             flags,
@@ -106,45 +108,45 @@ impl Setup {
 
     /// Installs the releases with `xargs -P4`. The CPU time is that of the Helm processes, because `xargs` waits for
     /// them.
-    async fn install(&self, numbers: &[u32]) -> Result<Work> {
+    async fn install(&self, numbers: &[u32]) -> Result<InstallCost> {
         let count = u32::try_from(numbers.len()).context("counting releases")?;
         let list = self.folder.path().join("names");
         let names: Vec<_> = numbers.iter().copied().map(name).collect();
         fs::write(&list, names.join("\n") + "\n").context("writing the list of releases")?;
-        let helms = self.helms(&list)?;
+        let xargs_helm = self.xargs_helm(&list)?;
         let deployments: Api<Deployment> = Api::all(self.cluster.client());
         let mut arrivals = Arrivals::watch(deployments).await?;
-        let (edge, cpu) = (
+        let (edge, cpu_before) = (
             Traffic::read(&self.cluster).await?,
             load::children_seconds()?,
         );
-        let neighbours = Neighbours::watch(self.known()?)?;
+        let other_load = OtherLoad::watch(self.known_cpu_seconds()?)?;
 
         let clock = Instant::now();
-        let limit = patience(count);
-        let running = async {
-            helms.output(limit).await?;
+        let limit = install_timeout(count);
+        let helm_runs = async {
+            xargs_helm.output(limit).await?;
             Ok(clock.elapsed())
         };
-        let arriving = arrivals.all(count, clock, limit, |deployment| {
-            available(deployment, &names)
+        let waiting = arrivals.wait_for_all(count, clock, limit, |deployment| {
+            check_available(deployment, &names)
         });
-        let (helm_ended, arrivals) = together(running, arriving).await?;
-        let neighbours = neighbours.cores(self.known()?)?;
-        let cpu_seconds = load::children_seconds()? - cpu;
+        let (helm_ended, arrivals) = run_both(helm_runs, waiting).await?;
+        let other_cores = other_load.cores(self.known_cpu_seconds()?)?;
+        let cpu_seconds = load::children_seconds()? - cpu_before;
         tokio::time::sleep(SETTLE).await;
         let edge = Traffic::read(&self.cluster).await?.since(&edge);
-        Ok(Work {
+        Ok(InstallCost {
             arrivals,
             helm_ended: Some(helm_ended),
             cpu_seconds,
             own_cpu_seconds: 0.0,
             edge,
-            neighbours,
+            other_cores,
         })
     }
 
-    fn helms(&self, list: &Path) -> Result<Invocation> {
+    fn xargs_helm(&self, list: &Path) -> Result<Invocation> {
         let tools = Tools::find()?;
         let home = self.folder.path();
         let mut path = tools.bin().into_os_string();
@@ -173,7 +175,7 @@ impl Setup {
         helm.extend(["--namespace", "{}", "tenant-{}-floor"].map(OsString::from));
         helm.push(self.chart.clone().into_os_string());
         let mut xargs = Invocation::new("xargs")
-            .args(["-P", &AT_ONCE.to_string(), "-I", "{}", "-a"].map(OsString::from))
+            .args(["-P", &HELM_CONCURRENCY.to_string(), "-I", "{}", "-a"].map(OsString::from))
             .arg(list.as_os_str());
         if self.flags == Flags::Hubs {
             for (name, value) in [
@@ -194,8 +196,8 @@ impl Setup {
             .env("HELM_DATA_HOME", home.join("helm-data")))
     }
 
-    fn known(&self) -> Result<f64> {
-        load::known_seconds(&self.cluster.pids())
+    fn known_cpu_seconds(&self) -> Result<f64> {
+        load::total_seconds(&self.cluster.pids())
     }
 }
 
@@ -206,8 +208,8 @@ async fn package(repository: &ChartRepository) -> Result<Vec<u8>> {
         .no_proxy()
         .timeout(HTTP_TIMEOUT)
         .build()?;
-    let answer = client.get(&url).send().await?.error_for_status()?;
-    Ok(answer
+    let response = client.get(&url).send().await?.error_for_status()?;
+    Ok(response
         .bytes()
         .await
         .with_context(|| format!("fetching {url}"))?
@@ -215,10 +217,10 @@ async fn package(repository: &ChartRepository) -> Result<Vec<u8>> {
 }
 
 /// Creates the namespaces and waits until the controllers have added the default objects to each.
-async fn make_namespaces(cluster: &Cluster, count: u32) -> Result<()> {
+async fn create_namespaces(cluster: &Cluster, count: u32) -> Result<()> {
     let client = cluster.client();
     let namespaces: Api<Namespace> = Api::all(client.clone());
-    let each = (0..count).map(|number| {
+    let creations = (0..count).map(|number| {
         let namespaces = namespaces.clone();
         async move {
             let mut namespace = Namespace::default();
@@ -226,46 +228,48 @@ async fn make_namespaces(cluster: &Cluster, count: u32) -> Result<()> {
             namespaces.create(&PostParams::default(), &namespace).await
         }
     });
-    let creates = stream::iter(each).buffer_unordered(NAMESPACES_AT_ONCE);
+    let creates = stream::iter(creations).buffer_unordered(NAMESPACES_AT_ONCE);
     creates
         .try_for_each(|_| async { Ok(()) })
         .await
         .context("creating namespaces")?;
-    let maps: Api<ConfigMap> = Api::all(client);
+    let config_map_api: Api<ConfigMap> = Api::all(client);
     let last = ListParams::default().fields(&format!("metadata.name={LAST_IN_NAMESPACE}"));
     eventually_within(
         "default objects in all namespaces",
-        patience(count),
+        install_timeout(count),
         async || {
-            let furnished = maps.list_metadata(&last).await?.items;
-            let ours = furnished.iter().filter(|map| {
+            let config_maps = config_map_api.list_metadata(&last).await?.items;
+            let own = config_maps.iter().filter(|map| {
                 map.namespace()
                     .is_some_and(|namespace| namespace.starts_with("bench-"))
             });
-            Ok((ours.count() >= count as usize).then_some(()))
+            Ok((own.count() >= count as usize).then_some(()))
         },
     )
     .await
 }
 
 /// Returns the reason why the Deployment is not available. Rejects Deployments of other releases.
-fn available(deployment: &Deployment, names: &[String]) -> Result<(), String> {
+fn check_available(deployment: &Deployment, names: &[String]) -> Result<(), String> {
     if !deployment
         .namespace()
         .is_some_and(|namespace| names.contains(&namespace))
     {
         return Err("not one of these".to_owned());
     }
-    let wanted = deployment
+    let replicas = deployment
         .spec
         .as_ref()
         .and_then(|spec| spec.replicas)
         .unwrap_or(1);
     let status = deployment.status.clone().unwrap_or_default();
-    let there = status.available_replicas.unwrap_or_default();
-    if status.observed_generation == deployment.metadata.generation && there >= wanted {
+    let available_replicas = status.available_replicas.unwrap_or_default();
+    if status.observed_generation == deployment.metadata.generation
+        && available_replicas >= replicas
+    {
         Ok(())
     } else {
-        Err(format!("{there} of {wanted} pods available"))
+        Err(format!("{available_replicas} of {replicas} pods available"))
     }
 }

@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use krypton_hub::tenants::Rehearsal;
+use krypton_hub::tenants::HomeSimulation;
 
-use crate::{load::Times, say, table::fixed};
+use crate::{load::CpuTimes, log_progress, table::fixed};
 
 const TARGET: Duration = Duration::from_millis(50);
 /// Number of members that change, one after the other.
@@ -22,7 +22,7 @@ pub(crate) struct Options {
 }
 
 #[derive(Debug)]
-pub(crate) struct Measured {
+pub(crate) struct HomeResults {
     options: Options,
     /// Time to decide all Tenants, as at the start of a hub.
     start: Duration,
@@ -30,39 +30,41 @@ pub(crate) struct Measured {
     rows: Vec<(&'static str, f64, u64)>,
 }
 
-pub(crate) fn measure(options: &Options) -> Result<Measured> {
+pub(crate) fn measure(options: &Options) -> Result<HomeResults> {
     let (members, tenants) = (options.members as usize, options.tenants as usize);
-    say(&format!(
+    log_progress(&format!(
         "home: {members} members with {tenants} Tenants each"
     ));
-    let begun = Instant::now();
-    let mut home = Rehearsal::new(members, tenants);
-    let start = begun.elapsed();
-    let apart = members / CHANGES;
+    let started = Instant::now();
+    let mut home = HomeSimulation::new(members, tenants);
+    let start = started.elapsed();
+    let step = members / CHANGES;
     let mut rows = Vec::new();
-    for what in ["falls silent", "reports again", "reports all again"] {
-        let (before, mut decisions) = (Times::of(std::process::id())?, 0);
-        for change in 0..CHANGES {
-            let member = change * apart;
-            match what {
-                "falls silent" => home.is_heard(member, false),
-                "reports again" => home.is_heard(member, true),
-                _ => home.says(member, false),
+    for change in ["falls silent", "reports again", "reports all again"] {
+        let (before, mut decisions) = (CpuTimes::read_for(std::process::id())?, 0);
+        for index in 0..CHANGES {
+            let member = index * step;
+            match change {
+                "falls silent" => home.set_connected(member, false),
+                "reports again" => home.set_connected(member, true),
+                _ => home.report_all(member, false),
             }
-            decisions += home.decides();
+            decisions += home.reconcile();
         }
-        let spent = Times::of(std::process::id())?.since(&before).total();
+        let cpu_seconds = CpuTimes::read_for(std::process::id())?
+            .since(&before)
+            .total();
         let each = CHANGES as f64;
-        rows.push((what, spent / each, decisions / CHANGES as u64));
+        rows.push((change, cpu_seconds / each, decisions / CHANGES as u64));
     }
-    Ok(Measured {
+    Ok(HomeResults {
         options: options.clone(),
         start,
         rows,
     })
 }
 
-impl std::fmt::Display for Measured {
+impl std::fmt::Display for HomeResults {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Options { members, tenants } = &self.options;
         writeln!(
@@ -70,10 +72,10 @@ impl std::fmt::Display for Measured {
             "home: {members} members x {tenants} Tenants; all decided in {} s",
             fixed(self.start.as_secs_f64(), 1)
         )?;
-        for (what, seconds, decisions) in &self.rows {
+        for (change, seconds, decisions) in &self.rows {
             writeln!(
                 f,
-                "  a member {what}: {decisions} decisions, {} ms of CPU (target {} ms)",
+                "  a member {change}: {decisions} decisions, {} ms of CPU (target {} ms)",
                 fixed(seconds * 1000.0, 2),
                 TARGET.as_millis()
             )?;

@@ -9,9 +9,10 @@ use std::{
 
 use krypton_crds::tenant::{Tenant, TenantSpec};
 use krypton_tests::{
-    Agent, AgentOptions, ChartRepository, Cluster, Daemon, Hub, HubOptions, Mode, Parts, bundle,
+    Agent, AgentOptions, ChartRepository, Cluster, Daemon, Hub, HubOptions, Mode, Parts,
     eventually,
-    fleet::{CONNECTED, FleetClient, HEALTHY, HUB_NAMESPACE, PATIENCE, condition},
+    fleet::{CONNECTED, FleetClient, HEALTHY, HUB_NAMESPACE, STEP_DEADLINE, condition},
+    join_bundle,
     process::log_end,
 };
 
@@ -21,25 +22,27 @@ use kube::{Api, api::PostParams};
 use tempfile::TempDir;
 
 use crate::{
-    AT_ONCE, CHART, CHART_VERSION,
-    arrivals::{Arrivals, Span},
+    CHART, CHART_VERSION, HELM_CONCURRENCY,
+    arrivals::{ArrivalSpan, Arrivals},
+    install_timeout,
     load::{self, Memory},
-    machine::Neighbours,
-    name, patience, say, together,
-    traffic::{Traffic, single_out},
+    log_progress,
+    machine::OtherLoad,
+    name, run_both,
+    traffic::{Traffic, dedicated_kubeconfig},
 };
 
 const EDGE: &str = "edge";
 const NAMESPACE: &str = "default";
 /// Maximum number of concurrent create requests.
-const CREATES_AT_ONCE: usize = 16;
+const CREATE_CONCURRENCY: usize = 16;
 /// Time for events, statuses and controllers to settle after the last arrival.
 pub(crate) const SETTLE: Duration = Duration::from_secs(5);
 
 /// One measured installation and its cost, until `SETTLE` after its end.
 #[derive(Debug, Clone)]
-pub(crate) struct Work {
-    pub(crate) arrivals: Span,
+pub(crate) struct InstallCost {
+    pub(crate) arrivals: ArrivalSpan,
     /// Time until the last Helm process ended, if known.
     pub(crate) helm_ended: Option<Duration>,
     /// Includes the CPU time of children, such as Helm.
@@ -48,36 +51,36 @@ pub(crate) struct Work {
     pub(crate) own_cpu_seconds: f64,
     pub(crate) edge: Traffic,
     /// Cores used by other processes.
-    pub(crate) neighbours: f64,
+    pub(crate) other_cores: f64,
 }
 
 #[derive(Debug, Clone)]
-pub(crate) struct Krypton {
-    pub(crate) many: Work,
+pub(crate) struct KryptonResults {
+    pub(crate) concurrent: InstallCost,
     /// Requests to the home cluster for the many Tenants.
     pub(crate) home: Traffic,
     pub(crate) memory: Memory,
     /// One more Tenant, installed alone with warm caches.
-    pub(crate) single: Work,
-    pub(crate) idle: Option<Idle>,
+    pub(crate) single: InstallCost,
+    pub(crate) idle: Option<IdleComparison>,
 }
 
 /// The same span of time twice, with and without Krypton.
 #[derive(Debug, Clone)]
-pub(crate) struct Idle {
+pub(crate) struct IdleComparison {
     pub(crate) cpu_seconds: f64,
     pub(crate) memory: Memory,
-    pub(crate) with: Rest,
+    pub(crate) with: IdleUsage,
     /// Measured only together with the hub.
-    pub(crate) without: Option<Rest>,
+    pub(crate) without: Option<IdleUsage>,
 }
 
 /// Requests to the API servers and CPU usage of other processes while idle.
 #[derive(Debug, Clone)]
-pub(crate) struct Rest {
+pub(crate) struct IdleUsage {
     pub(crate) edge: Traffic,
     pub(crate) home: Traffic,
-    pub(crate) neighbours: f64,
+    pub(crate) other_cores: f64,
 }
 
 pub(crate) struct Setup {
@@ -94,18 +97,20 @@ pub(crate) async fn measure(
     mode: Mode,
     idle: Duration,
     repository: &ChartRepository,
-    more: &[String],
-) -> Result<Krypton> {
-    let by = match mode {
+    extra_flags: &[String],
+) -> Result<KryptonResults> {
+    let actors = match mode {
         Mode::Agent => "hub and agent",
         Mode::Proxy | Mode::SelfCluster => "hub",
     };
-    let with = match more {
+    let with = match extra_flags {
         [] => String::new(),
-        more => format!(" with {}", more.join(" ")),
+        extra_flags => format!(" with {}", extra_flags.join(" ")),
     };
-    say(&format!("{size} Tenants: starting home, edge, {by}{with}"));
-    let mut setup = Setup::start(mode, repository, more).await?;
+    log_progress(&format!(
+        "{size} Tenants: starting home, edge, {actors}{with}"
+    ));
+    let mut setup = Setup::start(mode, repository, extra_flags).await?;
     let outcome = setup.measure(size, idle).await;
     outcome.map_err(|error| with_log(error, setup.actor()))
 }
@@ -115,7 +120,7 @@ impl Setup {
     pub(crate) async fn start(
         mode: Mode,
         repository: &ChartRepository,
-        more: &[String],
+        extra_flags: &[String],
     ) -> Result<Self> {
         let (home, edge) = tokio::try_join!(
             Cluster::start("home", Parts::ControlPlane),
@@ -124,10 +129,12 @@ impl Setup {
         let folder = TempDir::with_prefix("krypton-bench-").context("creating a folder")?;
         let kubeconfig = async |cluster: &Cluster| {
             let file = folder.path().join(cluster.name());
-            fs::write(&file, single_out(cluster).await?).context("writing a kubeconfig")?;
+            fs::write(&file, dedicated_kubeconfig(cluster).await?)
+                .context("writing a kubeconfig")?;
             Ok::<_, anyhow::Error>(file)
         };
-        let (at_home, at_edge) = (kubeconfig(&home).await?, kubeconfig(&edge).await?);
+        let (home_kubeconfig, edge_kubeconfig) =
+            (kubeconfig(&home).await?, kubeconfig(&edge).await?);
         let flags = [
             format!("--namespace={HUB_NAMESPACE}"),
             format!("--chart-repo={}", repository.url()),
@@ -135,22 +142,28 @@ impl Setup {
             format!("--chart-version={CHART_VERSION}"),
             "--chart-install-crds=false".to_owned(),
             "--self-cluster=false".to_owned(),
-            format!("--max-concurrent-helm={AT_ONCE}"),
+            format!("--max-concurrent-helm={HELM_CONCURRENCY}"),
             // The same as for the floor, which has only one cluster.
-            format!("--max-concurrent-helm-per-member={AT_ONCE}"),
+            format!("--max-concurrent-helm-per-member={HELM_CONCURRENCY}"),
         ];
-        let mut hub = Hub::start(&HubOptions::new(&at_home).args(flags).args(more))?;
-        let fleet_client = FleetClient::at(&home);
+        let mut hub = Hub::start(
+            &HubOptions::new(&home_kubeconfig)
+                .args(flags)
+                .args(extra_flags),
+        )?;
+        let fleet_client = FleetClient::new(&home);
         let agent = if mode == Mode::Agent {
-            hub.ready(PATIENCE).await?;
+            hub.wait_ready(STEP_DEADLINE).await?;
             let join_file = folder.path().join("bundle.yaml");
             // The folder is readable only by its owner.
-            fs::write(&join_file, bundle(&home, EDGE).await?).context("writing a join bundle")?;
-            let options = AgentOptions::new(&at_edge).join_file(&join_file);
-            let flag = format!("--max-concurrent-helm={AT_ONCE}");
+            fs::write(&join_file, join_bundle(&home, EDGE).await?)
+                .context("writing a join bundle")?;
+            let options = AgentOptions::new(&edge_kubeconfig).join_file(&join_file);
+            let flag = format!("--max-concurrent-helm={HELM_CONCURRENCY}");
             Some(Agent::start(&options.args([flag]))?)
         } else {
-            let kubeconfig = fs::read_to_string(&at_edge).context("reading a kubeconfig")?;
+            let kubeconfig =
+                fs::read_to_string(&edge_kubeconfig).context("reading a kubeconfig")?;
             fleet_client.add_member(EDGE, &kubeconfig).await?;
             None
         };
@@ -161,35 +174,38 @@ impl Setup {
             edge,
             folder,
         };
-        setup.connected().await?;
+        setup.wait_connected().await?;
         Ok(setup)
     }
 
-    async fn connected(&self) -> Result<()> {
-        let fleet_client = FleetClient::at(&self.home);
-        let shown = fleet_client.member_shows(EDGE, &[CONNECTED, HEALTHY]).await;
-        shown
+    async fn wait_connected(&self) -> Result<()> {
+        let fleet_client = FleetClient::new(&self.home);
+        let member = fleet_client
+            .wait_for_member(EDGE, &[CONNECTED, HEALTHY])
+            .await;
+        member
             .map(drop)
             .map_err(|error| with_log(error, self.actor()))
     }
 
     /// Restarts the agent, which then lists and reconciles everything. Returns its requests to the edge cluster until
     /// they stop.
-    pub(crate) async fn pass(&mut self) -> Result<Traffic> {
+    pub(crate) async fn restart_agent(&mut self) -> Result<Traffic> {
         if let Some(agent) = &mut self.agent {
             agent.stop().await?;
         }
         let before = Traffic::read(&self.edge).await?;
         let kubeconfig = self.folder.path().join(EDGE);
-        let flag = format!("--max-concurrent-helm={AT_ONCE}");
+        let flag = format!("--max-concurrent-helm={HELM_CONCURRENCY}");
         let options = AgentOptions::new(&kubeconfig).args([flag]);
         self.agent = Some(Agent::start(&options)?);
-        let mut asked = 0;
+        let mut previous_requests = 0;
         eventually("the agent to be idle", async || {
             let now = Traffic::read(&self.edge).await?.since(&before);
-            let more = now.of_subject - std::mem::replace(&mut asked, now.of_subject);
+            let new_requests =
+                now.own_requests - std::mem::replace(&mut previous_requests, now.own_requests);
             tokio::time::sleep(SETTLE).await;
-            Ok((now.of_subject > 0 && more == 0).then_some(now))
+            Ok((now.own_requests > 0 && new_requests == 0).then_some(now))
         })
         .await
         .map_err(|error| with_log(error, self.actor()))
@@ -197,7 +213,7 @@ impl Setup {
 
     /// Returns the number of release revisions on the edge cluster.
     pub(crate) async fn revisions(&self) -> Result<usize> {
-        Ok(FleetClient::at(&self.edge).releases().await?.len())
+        Ok(FleetClient::new(&self.edge).releases().await?.len())
     }
 
     /// Returns the process that manages the edge cluster.
@@ -208,90 +224,90 @@ impl Setup {
         }
     }
 
-    async fn measure(&mut self, size: u32, idle: Duration) -> Result<Krypton> {
+    async fn measure(&mut self, size: u32, idle: Duration) -> Result<KryptonResults> {
         tokio::time::sleep(SETTLE).await;
         let home = Traffic::read(&self.home).await?;
-        let many = self.install(0..size).await?;
+        let concurrent = self.install(0..size).await?;
         let home = Traffic::read(&self.home).await?.since(&home);
-        let memory = Memory::of(self.actor().pid())?;
-        say(&format!(
+        let memory = Memory::read_for(self.actor().pid())?;
+        log_progress(&format!(
             "all Ready after {:.1} s",
-            many.arrivals.last.as_secs_f64()
+            concurrent.arrivals.last.as_secs_f64()
         ));
 
-        let mut idled = None;
+        let mut idle_comparison = None;
         if !idle.is_zero() {
-            say(&format!("idling for {} s", idle.as_secs()));
+            log_progress(&format!("idling for {} s", idle.as_secs()));
             let before = self.actor().cpu_seconds()?;
-            let with = self.rest(idle).await?;
+            let with = self.measure_idle(idle).await?;
             let cpu_seconds = self.actor().cpu_seconds()? - before;
-            idled = Some(Idle {
+            idle_comparison = Some(IdleComparison {
                 cpu_seconds,
-                memory: Memory::of(self.actor().pid())?,
+                memory: Memory::read_for(self.actor().pid())?,
                 with,
                 without: None,
             });
         }
         let single = self.install(size..size + 1).await?;
-        if let Some(idled) = idled.as_mut().filter(|_| self.agent.is_none()) {
+        if let Some(idle_comparison) = idle_comparison.as_mut().filter(|_| self.agent.is_none()) {
             self.hub.stop().await?;
             tokio::time::sleep(SETTLE).await;
-            say(&format!("idling for {} s without the hub", idle.as_secs()));
-            idled.without = Some(self.rest(idle).await?);
+            log_progress(&format!("idling for {} s without the hub", idle.as_secs()));
+            idle_comparison.without = Some(self.measure_idle(idle).await?);
         }
-        Ok(Krypton {
-            many,
+        Ok(KryptonResults {
+            concurrent,
             home,
             memory,
             single,
-            idle: idled,
+            idle: idle_comparison,
         })
     }
 
     /// Creates Tenants concurrently, and waits until each is Ready and all Helm processes have ended.
-    pub(crate) async fn install(&self, numbers: Range<u32>) -> Result<Work> {
+    pub(crate) async fn install(&self, numbers: Range<u32>) -> Result<InstallCost> {
         let count = numbers.end - numbers.start;
         let client = self.edge.client();
         let tenants: Api<Tenant> = Api::namespaced(client.clone(), NAMESPACE);
         let mut arrivals = Arrivals::watch(tenants.clone()).await?;
-        let (edge, cpu) = (
+        let (edge, cpu_before) = (
             Traffic::read(&self.edge).await?,
             self.actor().cpu_seconds()?,
         );
-        let own = load::own_seconds(self.actor().pid())?;
-        let neighbours = Neighbours::watch(self.known()?)?;
+        let own_cpu_before = load::own_seconds(self.actor().pid())?;
+        let other_load = OtherLoad::watch(self.known_cpu_seconds()?)?;
 
         let clock = Instant::now();
         let creating = create(&tenants, numbers.clone());
-        let arriving = arrivals.all(count, clock, patience(count), |tenant| {
-            ready(tenant, &numbers)
+        let waiting = arrivals.wait_for_all(count, clock, install_timeout(count), |tenant| {
+            check_ready(tenant, &numbers)
         });
-        let (_, arrivals) = together(creating, arriving).await?;
-        let neighbours = neighbours.cores(self.known()?)?;
+        let (_, arrivals) = run_both(creating, waiting).await?;
+        let other_cores = other_load.cores(self.known_cpu_seconds()?)?;
         tokio::time::sleep(SETTLE).await;
         let edge = Traffic::read(&self.edge).await?.since(&edge);
-        let cpu_seconds = self.actor().cpu_seconds()? - cpu;
-        let own_cpu_seconds = load::own_seconds(self.actor().pid())? - own;
-        Ok(Work {
+        let cpu_seconds = self.actor().cpu_seconds()? - cpu_before;
+        let own_cpu_seconds = load::own_seconds(self.actor().pid())? - own_cpu_before;
+        Ok(InstallCost {
             arrivals,
             helm_ended: None,
             cpu_seconds,
             own_cpu_seconds,
             edge,
-            neighbours,
+            other_cores,
         })
     }
 
-    pub(crate) async fn rest(&self, idle: Duration) -> Result<Rest> {
+    pub(crate) async fn measure_idle(&self, idle: Duration) -> Result<IdleUsage> {
         let (edge, home) = self.traffic().await?;
-        let neighbours = Neighbours::watch(self.known()?)?;
+        let other_load = OtherLoad::watch(self.known_cpu_seconds()?)?;
         tokio::time::sleep(idle).await;
-        let neighbours = neighbours.cores(self.known()?)?;
+        let other_cores = other_load.cores(self.known_cpu_seconds()?)?;
         let (edge_now, home_now) = self.traffic().await?;
-        Ok(Rest {
+        Ok(IdleUsage {
             edge: edge_now.since(&edge),
             home: home_now.since(&home),
-            neighbours,
+            other_cores,
         })
     }
 
@@ -303,12 +319,12 @@ impl Setup {
     }
 
     /// Returns the CPU time of all processes of the benchmark. A hub that has ended counts as zero.
-    fn known(&self) -> Result<f64> {
+    fn known_cpu_seconds(&self) -> Result<f64> {
         let daemons = [Some(&*self.hub), self.agent.as_deref()];
         let running = daemons.into_iter().flatten().map(Daemon::pid);
         let running = running.filter(|pid| load::own_seconds(*pid).is_ok());
         let clusters = [self.home.pids(), self.edge.pids()].concat();
-        load::known_seconds(&running.chain(clusters).collect::<Vec<_>>())
+        load::total_seconds(&running.chain(clusters).collect::<Vec<_>>())
     }
 }
 
@@ -318,11 +334,11 @@ pub(crate) fn with_log(error: anyhow::Error, daemon: &Daemon) -> anyhow::Error {
 }
 
 async fn create(tenants: &Api<Tenant>, numbers: Range<u32>) -> Result<()> {
-    let each = numbers.map(|number| async move {
+    let creations = numbers.map(|number| async move {
         let tenant = Tenant::new(&name(number), TenantSpec::default());
         tenants.create(&PostParams::default(), &tenant).await
     });
-    let creates = stream::iter(each).buffer_unordered(CREATES_AT_ONCE);
+    let creates = stream::iter(creations).buffer_unordered(CREATE_CONCURRENCY);
     creates
         .try_for_each(|_| async { Ok(()) })
         .await
@@ -330,7 +346,7 @@ async fn create(tenants: &Api<Tenant>, numbers: Range<u32>) -> Result<()> {
 }
 
 /// Returns the reason why the Tenant is not Ready. Ignores Tenants with other numbers, which existed before.
-fn ready(tenant: &Tenant, numbers: &Range<u32>) -> Result<(), String> {
+fn check_ready(tenant: &Tenant, numbers: &Range<u32>) -> Result<(), String> {
     if !numbers
         .clone()
         .any(|number| tenant.metadata.name == Some(name(number)))

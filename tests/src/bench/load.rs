@@ -23,7 +23,7 @@ pub(crate) fn own_seconds(pid: u32) -> Result<f64> {
 }
 
 /// CPU time of these processes and of this process, including the children that each has waited for.
-pub(crate) fn known_seconds(pids: &[u32]) -> Result<f64> {
+pub(crate) fn total_seconds(pids: &[u32]) -> Result<f64> {
     let own = ["/proc/self/stat".to_owned()].into_iter();
     let all = own.chain(pids.iter().map(|pid| format!("/proc/{pid}/stat")));
     all.map(|path| Ok(times(&read(path)?)?.iter().sum::<f64>()))
@@ -46,7 +46,7 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    pub(crate) fn of(pid: u32) -> Result<Self> {
+    pub(crate) fn read_for(pid: u32) -> Result<Self> {
         Self::read(&read(format!("/proc/{pid}/status"))?)
     }
 
@@ -67,13 +67,13 @@ impl Memory {
 
 /// CPU time of a process without its children, in seconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub(crate) struct Times {
+pub(crate) struct CpuTimes {
     pub(crate) user: f64,
     pub(crate) kernel: f64,
 }
 
-impl Times {
-    pub(crate) fn of(pid: u32) -> Result<Self> {
+impl CpuTimes {
+    pub(crate) fn read_for(pid: u32) -> Result<Self> {
         let [user, kernel, ..] = ticks(&read(format!("/proc/{pid}/stat"))?)?;
         Ok(Self { user, kernel })
     }

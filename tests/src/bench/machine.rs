@@ -44,13 +44,13 @@ pub(crate) async fn describe() -> Result<String> {
 
 /// CPU usage of other processes: the whole machine minus the known processes.
 #[derive(Debug)]
-pub(crate) struct Neighbours {
+pub(crate) struct OtherLoad {
     since: Instant,
     busy: f64,
     known: f64,
 }
 
-impl Neighbours {
+impl OtherLoad {
     pub(crate) fn watch(known: f64) -> Result<Self> {
         Ok(Self {
             since: Instant::now(),
@@ -61,8 +61,8 @@ impl Neighbours {
 
     /// Returns the average number of cores used by other processes and by the kernel.
     pub(crate) fn cores(&self, known: f64) -> Result<f64> {
-        let others = (load::busy_seconds()? - self.busy) - (known - self.known);
-        Ok((others / self.since.elapsed().as_secs_f64()).max(0.0))
+        let other_seconds = (load::busy_seconds()? - self.busy) - (known - self.known);
+        Ok((other_seconds / self.since.elapsed().as_secs_f64()).max(0.0))
     }
 }
 

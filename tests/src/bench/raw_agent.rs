@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use krypton_agent::session::connect::Connection;
 use krypton_proto::v1::{
     AgentMessage, Applied, Heartbeat, Hello, HubMessage, Report, Tenant,
-    agent_message::Kind as Said, hub_message::Kind as Say,
+    agent_message::Kind as AgentMessageKind, hub_message::Kind as HubMessageKind,
 };
 use krypton_runtime::clock;
 use krypton_types::{
@@ -23,29 +23,29 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
-use crate::simulated::{Enrolled, KUBERNETES_VERSION, REPLICA, installed};
+use crate::simulated::{Enrolled, KUBERNETES_VERSION, REPLICA, installed_report};
 
 /// Longer than the hub's minimum interval between two resync requests to one agent.
-const PROBE_EVERY: Duration = Duration::from_millis(10_200);
+const PROBE_INTERVAL: Duration = Duration::from_millis(10_200);
 /// Capacity of the queue of outgoing messages. When the stream's window is full too, the sender waits.
-const OUTGOING: usize = 4;
+const OUTGOING_CAPACITY: usize = 4;
 /// Number of Tenants in a flood. The flood changes these and creates no others.
-const FLOODED: u64 = 200;
+const FLOOD_TENANTS: u64 = 200;
 
 /// Time of each request, and the latency of the response.
 pub(crate) type Samples = Arc<Mutex<Vec<(Instant, Duration)>>>;
 
-struct Session {
-    say: mpsc::Sender<AgentMessage>,
+struct RawSession {
+    sender: mpsc::Sender<AgentMessage>,
     incoming: Streaming<HubMessage>,
     _connection: Connection,
 }
 
-impl Session {
+impl RawSession {
     /// Opens a session and completes a full report without Tenants.
     async fn open(enrolled: &Enrolled) -> Result<Self> {
         let connection = enrolled.dialer.connect().await?;
-        let (say, messages) = mpsc::channel(OUTGOING);
+        let (sender, messages) = mpsc::channel(OUTGOING_CAPACITY);
         let hello = Hello {
             protocol_min: 1,
             protocol_max: 1,
@@ -60,28 +60,28 @@ impl Session {
         };
         let mut session = {
             let mut fleet = connection.fleet();
-            let first = message(Said::Hello(hello));
-            say.send(first).await.context("saying Hello")?;
-            let answer = fleet.connect(ReceiverStream::new(messages)).await?;
+            let hello_message = agent_message(AgentMessageKind::Hello(hello));
+            sender.send(hello_message).await.context("saying Hello")?;
+            let response = fleet.connect(ReceiverStream::new(messages)).await?;
             Self {
-                say,
-                incoming: answer.into_inner(),
+                sender,
+                incoming: response.into_inner(),
                 _connection: connection,
             }
         };
-        let Say::Welcome(_) = session.receive().await? else {
+        let HubMessageKind::Welcome(_) = session.receive().await? else {
             bail!("the hub's first message is not a Welcome");
         };
-        session.account(0).await?;
+        session.send_full_report(0).await?;
         Ok(session)
     }
 
-    async fn say(&self, kind: Said) -> Result<()> {
-        let sent = self.say.send(message(kind)).await;
+    async fn send_message(&self, kind: AgentMessageKind) -> Result<()> {
+        let sent = self.sender.send(agent_message(kind)).await;
         sent.context("the session has ended")
     }
 
-    async fn receive(&mut self) -> Result<Say> {
+    async fn receive(&mut self) -> Result<HubMessageKind> {
         loop {
             let received = self.incoming.message().await?;
             let received = received.context("the hub has ended the session")?;
@@ -91,7 +91,7 @@ impl Session {
         }
     }
 
-    async fn account(&self, number: u64) -> Result<()> {
+    async fn send_full_report(&self, number: u64) -> Result<()> {
         let member = MemberReport {
             synced: true,
             ready: true,
@@ -100,7 +100,7 @@ impl Session {
             holder: Some(format!("agent/{REPLICA}")),
             ..MemberReport::default()
         };
-        self.say(Said::Report(Report {
+        self.send_message(AgentMessageKind::Report(Report {
             deployments: Vec::new(),
             placed: Vec::new(),
             tenants: Vec::new(),
@@ -111,20 +111,20 @@ impl Session {
     }
 }
 
-fn message(kind: Said) -> AgentMessage {
+fn agent_message(kind: AgentMessageKind) -> AgentMessage {
     AgentMessage { kind: Some(kind) }
 }
 
-fn report(number: u64, generation: i64) -> Said {
+fn tenant_report(number: u64, generation: i64) -> AgentMessageKind {
     let key = TenantKey {
         namespace: "default".to_owned(),
         name: format!("flood-{number:03}"),
     };
     let report = TenantReport {
         observed_generation: generation,
-        ..installed()
+        ..installed_report()
     };
-    Said::Report(Report {
+    AgentMessageKind::Report(Report {
         deployments: Vec::new(),
         placed: Vec::new(),
         tenants: vec![Tenant::new(&key, Some(&report))],
@@ -136,33 +136,33 @@ fn report(number: u64, generation: i64) -> Said {
 /// Reports a Tenant's change with a wrong digest, and measures the time until the hub requests a resync. By then, the
 /// hub has processed the report. `offset` delays the first report, as a fraction of the interval.
 pub(crate) async fn probe(enrolled: Enrolled, offset: f64, samples: Samples) -> Result<()> {
-    let mut session = Session::open(&enrolled).await?;
-    let mut asked = None;
+    let mut session = RawSession::open(&enrolled).await?;
+    let mut sent_at = None;
     let mut generation = 0;
-    let next = tokio::time::sleep(PROBE_EVERY.mul_f64(offset));
+    let next = tokio::time::sleep(PROBE_INTERVAL.mul_f64(offset));
     tokio::pin!(next);
     loop {
         tokio::select! {
             () = &mut next => {
-                next.as_mut().reset(tokio::time::Instant::now() + PROBE_EVERY);
+                next.as_mut().reset(tokio::time::Instant::now() + PROBE_INTERVAL);
                 generation += 1;
-                asked = Some(Instant::now());
-                session.say(report(0, generation)).await?;
-                session.say(Said::Heartbeat(Heartbeat { tenants: 0, digest_high: 0, digest_low: 0 })).await?;
+                sent_at = Some(Instant::now());
+                session.send_message(tenant_report(0, generation)).await?;
+                session.send_message(AgentMessageKind::Heartbeat(Heartbeat { tenants: 0, digest_high: 0, digest_low: 0 })).await?;
             }
             incoming = session.receive() => match incoming? {
-                Say::Resync(resync) => {
-                    if let Some(asked) = asked.take() {
+                HubMessageKind::Resync(resync) => {
+                    if let Some(sent_at) = sent_at.take() {
                         let mut samples = samples.lock().unwrap_or_else(PoisonError::into_inner);
-                        samples.push((asked, asked.elapsed()));
+                        samples.push((sent_at, sent_at.elapsed()));
                     }
-                    session.account(resync.number).await?;
+                    session.send_full_report(resync.number).await?;
                 }
-                Say::Desired(desired) => {
+                HubMessageKind::Desired(desired) => {
                     // Only the version is needed: a thousand agents share one process.
-                    let state: Versioned = serde_json::from_slice(&desired.state)?;
+                    let state: VersionedState = serde_json::from_slice(&desired.state)?;
                     let applied = Applied::new(state.version, desired.digest);
-                    session.say(Said::Applied(applied)).await?;
+                    session.send_message(AgentMessageKind::Applied(applied)).await?;
                 }
                 _ => {}
             }
@@ -171,29 +171,29 @@ pub(crate) async fn probe(enrolled: Enrolled, offset: f64, samples: Samples) -> 
 }
 
 #[derive(Deserialize)]
-struct Versioned {
+struct VersionedState {
     version: Version,
 }
 
 /// Reports changes of one Tenant after the other, as fast as possible.
 pub(crate) async fn flood(enrolled: Enrolled) -> Result<()> {
-    let mut session = Session::open(&enrolled).await?;
-    let say = session.say.clone();
+    let mut session = RawSession::open(&enrolled).await?;
+    let sender = session.sender.clone();
     let flooding = async {
         for number in 0_u64.. {
             let generation = i64::try_from(number).unwrap_or(i64::MAX);
-            let next = message(report(number % FLOODED, generation));
-            say.send(next).await.context("the session has ended")?;
+            let next = agent_message(tenant_report(number % FLOOD_TENANTS, generation));
+            sender.send(next).await.context("the session has ended")?;
         }
         Ok(())
     };
-    let listening = async {
+    let receiving = async {
         loop {
             session.receive().await?;
         }
     };
     tokio::select! {
         ended = flooding => ended,
-        ended = listening => ended,
+        ended = receiving => ended,
     }
 }

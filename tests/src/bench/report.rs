@@ -3,8 +3,8 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use crate::{
-    floor::Floor,
-    krypton::{Idle, Krypton, Rest, Work},
+    floor::FloorResults,
+    krypton::{IdleComparison, IdleUsage, InstallCost, KryptonResults},
     table::{MIB, fixed, table, verdict},
     traffic::Counts,
 };
@@ -13,7 +13,7 @@ use crate::{
 const QUIET_CORES: f64 = 0.15;
 /// The number of Tenants to which the target for requests applies.
 const REQUESTS_SIZE: u32 = 30;
-const HEADS: [&str; 8] = [
+const HEADERS: [&str; 8] = [
     "figure",
     "hub",
     "agent",
@@ -24,7 +24,7 @@ const HEADS: [&str; 8] = [
     "target",
 ];
 /// Maximum number of rows of a breakdown. The last row sums up the rest.
-const SHOWN: usize = 28;
+const MAX_ROWS: usize = 28;
 const NOTES: &str = "\
 Hub: a hub installs through the edge cluster's kubeconfig. Agent: an agent of the edge cluster installs,
 connected to a hub whose CPU and memory are not included. Both are compared to both floors, in this order.
@@ -38,15 +38,15 @@ CPU time is 10 ms.
 
 /// All measurements for one number of Tenants.
 #[derive(Debug)]
-pub(crate) struct Measured {
+pub(crate) struct EdgeResults {
     pub(crate) size: u32,
     pub(crate) idle: Duration,
-    pub(crate) hub: Krypton,
-    pub(crate) agent: Krypton,
+    pub(crate) hub: KryptonResults,
+    pub(crate) agent: KryptonResults,
     /// An agent that continuously checks for drift.
-    pub(crate) drift: Krypton,
-    pub(crate) plain: Floor,
-    pub(crate) same_flags: Floor,
+    pub(crate) drift: KryptonResults,
+    pub(crate) plain: FloorResults,
+    pub(crate) same_flags: FloorResults,
 }
 
 /// Label, hub, agent, floor, ratios, floor, ratios, target.
@@ -55,17 +55,17 @@ type Row = [String; 8];
 /// Figures of the hub, of the agent, and of both floors.
 type Figures = [f64; 4];
 
-impl Measured {
-    fn many(&self) -> [&Work; 4] {
+impl EdgeResults {
+    fn concurrent(&self) -> [&InstallCost; 4] {
         [
-            &self.hub.many,
-            &self.agent.many,
-            &self.plain.many,
-            &self.same_flags.many,
+            &self.hub.concurrent,
+            &self.agent.concurrent,
+            &self.plain.concurrent,
+            &self.same_flags.concurrent,
         ]
     }
 
-    fn single(&self) -> [&Work; 4] {
+    fn single(&self) -> [&InstallCost; 4] {
         [
             &self.hub.single,
             &self.agent.single,
@@ -74,57 +74,60 @@ impl Measured {
         ]
     }
 
-    fn krypton(&self) -> [&Krypton; 2] {
+    fn krypton(&self) -> [&KryptonResults; 2] {
         [&self.hub, &self.agent]
     }
 
-    fn idle(&self) -> Option<[&Idle; 2]> {
+    fn idle(&self) -> Option<[&IdleComparison; 2]> {
         Some([self.hub.idle.as_ref()?, self.agent.idle.as_ref()?])
     }
 }
 
-pub(crate) fn render(measured: &Measured) -> String {
-    let Measured {
+pub(crate) fn render(measured: &EdgeResults) -> String {
+    let EdgeResults {
         size, idle: span, ..
     } = measured;
-    let mut rows = work(measured);
+    let mut rows = install_rows(measured);
     if let Some(idle) = measured.idle() {
         rows.extend(idle_rows(idle, *span));
     }
     let heads = ["hub", "agent", "alone", "flags"];
-    let many = measured.many().map(|work| &work.edge.all);
+    let concurrent = measured.concurrent().map(|work| &work.edge.all);
     let single = measured.single().map(|work| &work.edge.all);
-    let mut out = format!(
+    let mut text = format!(
         "\n== {size} concurrent Tenants on one edge ==\n{}{}{NOTES}{}\
          \nall requests to the edge for {size} Tenants\n{}\
          \nall requests to the edge for one more Tenant, alone and with warm caches\n{}",
-        table(HEADS, &rows),
+        table(HEADERS, &rows),
         with_drift(measured),
-        noise(measured),
-        breakdown(&heads, &many, *size),
+        load_summary(measured),
+        breakdown(&heads, &concurrent, *size),
         breakdown(&heads, &single, 1),
     );
     if let Some([hub, agent]) = measured.idle() {
-        let none = Counts::default();
-        let without = hub.without.as_ref().map_or(&none, |rest| &rest.edge.all);
+        let no_requests = Counts::default();
+        let without = hub
+            .without
+            .as_ref()
+            .map_or(&no_requests, |rest| &rest.edge.all);
         let rest = [&hub.with.edge.all, &agent.with.edge.all, without];
-        out += &format!(
+        text += &format!(
             "\nall requests to the edge while idle for {} s\n{}",
             span.as_secs(),
             breakdown(&["hub", "agent", "none"], &rest, 1),
         );
     }
-    out
+    text
 }
 
 /// Renders the figures of an agent that also checks for drift.
-fn with_drift(measured: &Measured) -> String {
-    let end = |work: &Work| {
+fn with_drift(measured: &EdgeResults) -> String {
+    let end = |work: &InstallCost| {
         let last = work.arrivals.last.max(work.helm_ended.unwrap_or_default());
         last.as_secs_f64()
     };
-    let drift = &measured.drift.many;
-    let floors = [&measured.plain.many, &measured.same_flags.many];
+    let drift = &measured.drift.concurrent;
+    let floors = [&measured.plain.concurrent, &measured.same_flags.concurrent];
     let [plain, flags] = floors.map(|floor| end(drift) / end(floor));
     format!(
         "The agent with drift looked for every few seconds: all Ready after {} s, {} and {} times the floors \
@@ -139,17 +142,18 @@ fn with_drift(measured: &Measured) -> String {
     )
 }
 
-fn work(measured: &Measured) -> Vec<Row> {
+fn install_rows(measured: &EdgeResults) -> Vec<Row> {
     let size = measured.size;
-    let (many, single) = (measured.many(), measured.single());
+    let (concurrent, single) = (measured.concurrent(), measured.single());
     let seconds = |time: Duration| time.as_secs_f64();
-    let end = |work: &Work| seconds(work.arrivals.last.max(work.helm_ended.unwrap_or_default()));
-    let first = many.map(|work| seconds(work.arrivals.first));
-    let all = many.map(end);
-    let cpu = many.map(|work| work.cpu_seconds);
-    let requests = many.map(|work| work.edge.total() as f64);
-    let of_subject = |work: &Work| work.edge.of_subject as f64;
-    let krypton = |figure: &dyn Fn(&Krypton) -> f64| measured.krypton().map(figure);
+    let end =
+        |work: &InstallCost| seconds(work.arrivals.last.max(work.helm_ended.unwrap_or_default()));
+    let first = concurrent.map(|work| seconds(work.arrivals.first));
+    let all = concurrent.map(end);
+    let cpu = concurrent.map(|work| work.cpu_seconds);
+    let requests = concurrent.map(|work| work.edge.total() as f64);
+    let own_requests = |work: &InstallCost| work.edge.own_requests as f64;
+    let krypton = |figure: &dyn Fn(&KryptonResults) -> f64| measured.krypton().map(figure);
     let first_ready = [first[0], first[1]];
     let to_edge = [requests[0], requests[1]];
     let requests_target = if size == REQUESTS_SIZE {
@@ -157,7 +161,7 @@ fn work(measured: &Measured) -> Vec<Row> {
     } else {
         String::new()
     };
-    let none = String::new;
+    let empty = String::new;
     vec![
         row(
             "first Ready (floors: available), s",
@@ -171,18 +175,18 @@ fn work(measured: &Measured) -> Vec<Row> {
             2,
             ratios_at_most(1.2, all),
         ),
-        floors("  helm ended, s", measured, |work| {
+        floor_row("  helm ended, s", measured, |work| {
             seconds(work.helm_ended.unwrap_or_default())
         }),
-        floors("  Deployments available, s", measured, |work| {
+        floor_row("  Deployments available, s", measured, |work| {
             seconds(work.arrivals.last)
         }),
         row("CPU with helm's, s", cpu, 2, ratios_at_most(1.15, cpu)),
-        ours(
+        process_row(
             "  the process itself",
-            krypton(&|krypton| krypton.many.own_cpu_seconds),
+            krypton(&|krypton| krypton.concurrent.own_cpu_seconds),
             2,
-            none(),
+            empty(),
         ),
         row(
             "requests to the edge, of all clients",
@@ -194,100 +198,105 @@ fn work(measured: &Measured) -> Vec<Row> {
             "  for each Tenant",
             requests.map(|requests| requests / f64::from(size)),
             1,
-            none(),
+            empty(),
         ),
-        row("  our own and helm's", many.map(of_subject), 0, none()),
-        ours(
-            "requests of the hub to home",
-            krypton(&|krypton| krypton.home.of_subject as f64),
+        row(
+            "  our own and helm's",
+            concurrent.map(own_requests),
             0,
-            none(),
+            empty(),
         ),
-        ours(
+        process_row(
+            "requests of the hub to home",
+            krypton(&|krypton| krypton.home.own_requests as f64),
+            0,
+            empty(),
+        ),
+        process_row(
             "RSS, MiB",
             krypton(&|krypton| krypton.memory.resident as f64 / MIB),
             1,
-            none(),
+            empty(),
         ),
-        ours(
+        process_row(
             "  its peak",
             krypton(&|krypton| krypton.memory.peak as f64 / MIB),
             1,
-            none(),
+            empty(),
         ),
-        row("one more Tenant: Ready, s", single.map(end), 2, none()),
+        row("one more Tenant: Ready, s", single.map(end), 2, empty()),
         row(
             "  CPU with helm's, s",
             single.map(|work| work.cpu_seconds),
             2,
-            none(),
+            empty(),
         ),
         row(
             "  our own requests and helm's",
-            single.map(of_subject),
+            single.map(own_requests),
             0,
-            none(),
+            empty(),
         ),
     ]
 }
 
-fn idle_rows(idle: [&Idle; 2], span: Duration) -> Vec<Row> {
+fn idle_rows(idle: [&IdleComparison; 2], span: Duration) -> Vec<Row> {
     let minutes = span.as_secs_f64() / 60.0;
     let cpu = idle.map(|idle| 100.0 * idle.cpu_seconds / span.as_secs_f64());
-    let a_minute =
-        |count: &dyn Fn(&Rest) -> u64| idle.map(|idle| count(&idle.with) as f64 / minutes);
-    let to_edge = a_minute(&|rest| rest.edge.of_subject);
+    let per_minute =
+        |count: &dyn Fn(&IdleUsage) -> u64| idle.map(|idle| count(&idle.with) as f64 / minutes);
+    let to_edge = per_minute(&|rest| rest.edge.own_requests);
     let rss = idle.map(|idle| idle.memory.resident as f64 / MIB);
-    let none = String::new;
+    let empty = String::new;
     let mut rows = vec![
-        ours("idle: CPU, % of a core", cpu, 3, at_most_each(0.05, cpu)),
-        ours(
+        process_row("idle: CPU, % of a core", cpu, 3, at_most_each(0.05, cpu)),
+        process_row(
             "idle: requests a minute, our own to the edge",
             to_edge,
             1,
             at_most_each(8.0, to_edge),
         ),
-        ours(
+        process_row(
             "  all clients to the edge",
-            a_minute(&|rest| rest.edge.total()),
+            per_minute(&|rest| rest.edge.total()),
             1,
-            none(),
+            empty(),
         ),
-        ours(
+        process_row(
             "  the hub to home",
-            a_minute(&|rest| rest.home.of_subject),
+            per_minute(&|rest| rest.home.own_requests),
             1,
-            none(),
+            empty(),
         ),
-        ours(
+        process_row(
             "  all clients to home",
-            a_minute(&|rest| rest.home.total()),
+            per_minute(&|rest| rest.home.total()),
             1,
-            none(),
+            empty(),
         ),
-        ours(
+        process_row(
             "idle: RSS, MiB",
             rss,
             1,
             format!("agent <= 15: {}", verdict(15.0, rss[1])),
         ),
-        ours(
+        process_row(
             "  anonymous memory, without files",
             idle.map(|idle| idle.memory.anonymous as f64 / MIB),
             1,
-            none(),
+            empty(),
         ),
     ];
     if let Some(without) = &idle[0].without {
         for (at, rest) in [("edge", &without.edge), ("home", &without.home)] {
-            let mut quiet = ours(
+            let mut quiet = process_row(
                 &format!("without Krypton: all requests a minute to {at}"),
                 [0.0; 2],
                 0,
-                none(),
+                empty(),
             );
-            quiet[1] = none();
-            quiet[2] = none();
+            quiet[1] = empty();
+            quiet[2] = empty();
             quiet[3] = fixed(rest.total() as f64 / minutes, 1);
             rows.push(quiet);
         }
@@ -295,22 +304,29 @@ fn idle_rows(idle: [&Idle; 2], span: Duration) -> Vec<Row> {
     rows
 }
 
-fn noise(measured: &Measured) -> String {
+fn load_summary(measured: &EdgeResults) -> String {
     let heads = ["hub", "agent", "helm alone", "our flags"];
-    let many = measured.many().map(|work| work.neighbours);
-    let mut noise: Vec<(String, f64)> = heads.map(str::to_owned).into_iter().zip(many).collect();
-    for (who, idle) in heads.iter().zip(measured.idle().into_iter().flatten()) {
-        noise.push((format!("{who} idle"), idle.with.neighbours));
-    }
-    let shares: Vec<_> = noise
-        .iter()
-        .map(|(what, cores)| format!("{what} {cores:.2}"))
+    let concurrent = measured.concurrent().map(|work| work.other_cores);
+    let mut loads: Vec<(String, f64)> = heads
+        .map(str::to_owned)
+        .into_iter()
+        .zip(concurrent)
         .collect();
-    let mut out = format!("Cores used by other processes: {}.\n", shares.join(", "));
-    if noise.iter().any(|(_, cores)| *cores > QUIET_CORES) {
-        out += "NOT A QUIET MACHINE: times and their ratios are disturbed; counts are not.\n";
+    for (actor, idle) in heads.iter().zip(measured.idle().into_iter().flatten()) {
+        loads.push((format!("{actor} idle"), idle.with.other_cores));
     }
-    out
+    let load_texts: Vec<_> = loads
+        .iter()
+        .map(|(label, cores)| format!("{label} {cores:.2}"))
+        .collect();
+    let mut text = format!(
+        "Cores used by other processes: {}.\n",
+        load_texts.join(", ")
+    );
+    if loads.iter().any(|(_, cores)| *cores > QUIET_CORES) {
+        text += "NOT A QUIET MACHINE: times and their ratios are disturbed; counts are not.\n";
+    }
+    text
 }
 
 fn row(label: &str, figures: Figures, digits: usize, target: String) -> Row {
@@ -337,48 +353,48 @@ fn row(label: &str, figures: Figures, digits: usize, target: String) -> Row {
 }
 
 /// Returns a row without floors.
-fn ours(label: &str, is: [f64; 2], digits: usize, target: String) -> Row {
-    let none = String::new;
-    let [hub, agent] = is.map(|is| fixed(is, digits));
+fn process_row(label: &str, value: [f64; 2], digits: usize, target: String) -> Row {
+    let empty = String::new;
+    let [hub, agent] = value.map(|value| fixed(value, digits));
     [
         label.to_owned(),
         hub,
         agent,
-        none(),
-        none(),
-        none(),
-        none(),
+        empty(),
+        empty(),
+        empty(),
+        empty(),
         target,
     ]
 }
 
 /// Returns a row with floors only.
-fn floors(label: &str, measured: &Measured, figure: impl Fn(&Work) -> f64) -> Row {
-    let none = String::new;
+fn floor_row(label: &str, measured: &EdgeResults, figure: impl Fn(&InstallCost) -> f64) -> Row {
+    let empty = String::new;
     let [plain, flags] =
-        [&measured.plain, &measured.same_flags].map(|floor| fixed(figure(&floor.many), 2));
+        [&measured.plain, &measured.same_flags].map(|floor| fixed(figure(&floor.concurrent), 2));
     [
         label.to_owned(),
-        none(),
-        none(),
+        empty(),
+        empty(),
         plain,
-        none(),
+        empty(),
         flags,
-        none(),
-        none(),
+        empty(),
+        empty(),
     ]
 }
 
 /// Compares the hub and the agent to the target.
-fn at_most_each(target: f64, is: [f64; 2]) -> String {
-    let [hub, agent] = is.map(|is| verdict(target, is));
+fn at_most_each(target: f64, value: [f64; 2]) -> String {
+    let [hub, agent] = value.map(|value| verdict(target, value));
     format!("<= {target}: {hub}, {agent}")
 }
 
 /// Compares hub and agent to both floors.
 fn ratios_at_most(target: f64, [hub, agent, plain, flags]: Figures) -> String {
-    let [hub, agent] = [hub, agent].map(|is| {
-        let [plain, flags] = [plain, flags].map(|floor| verdict(target, is / floor));
+    let [hub, agent] = [hub, agent].map(|value| {
+        let [plain, flags] = [plain, flags].map(|floor| verdict(target, value / floor));
         format!("{plain} {flags}")
     });
     format!("ratio <= {target}: {hub}, {agent}")
@@ -400,20 +416,20 @@ fn breakdown(heads: &[&str], columns: &[&Counts], tenants: u32) -> String {
         let [first, .., last] = counts else {
             return String::new();
         };
-        let more = (*first as f64 - *last as f64) / f64::from(tenants);
+        let difference = (*first as f64 - *last as f64) / f64::from(tenants);
         let counts: String = counts.iter().map(|count| format!("{count:>9}")).collect();
-        format!("{counts} {more:>+8.1}  {label}\n")
+        format!("{counts} {difference:>+8.1}  {label}\n")
     };
     let heads: String = heads.iter().map(|head| format!("{head:>9}")).collect();
-    let mut out = format!("{heads} {:>8}\n", "more");
-    for ((verb, resource), counts) in rows.iter().take(SHOWN) {
+    let mut text = format!("{heads} {:>8}\n", "more");
+    for ((verb, resource), counts) in rows.iter().take(MAX_ROWS) {
         // Paths without a resource: discovery, OpenAPI, version.
         let resource = if resource.is_empty() {
             "(discovery and others)"
         } else {
             resource
         };
-        out += &line(&format!("{verb} {resource}"), counts);
+        text += &line(&format!("{verb} {resource}"), counts);
     }
     let sum = |rows: &[(_, Vec<u64>)]| -> Vec<u64> {
         let column = |column: usize| {
@@ -423,10 +439,10 @@ fn breakdown(heads: &[&str], columns: &[&Counts], tenants: u32) -> String {
         };
         (0..columns.len()).map(column).collect()
     };
-    if let Some(rest) = rows.get(SHOWN..).filter(|rest| !rest.is_empty()) {
-        out += &line("others", &sum(rest));
+    if let Some(rest) = rows.get(MAX_ROWS..).filter(|rest| !rest.is_empty()) {
+        text += &line("others", &sum(rest));
     }
-    out + &line("all", &sum(&rows))
+    text + &line("all", &sum(&rows))
 }
 
 #[cfg(test)]
@@ -458,8 +474,8 @@ mod tests {
 
     #[test]
     fn figure_without_floors_has_hub_and_agent_verdicts() {
-        let is = [0.06, 0.05];
-        let row = ours("idle", is, 3, at_most_each(0.05, is));
+        let value = [0.06, 0.05];
+        let row = process_row("idle", value, 3, at_most_each(0.05, value));
         let expected = [
             "idle",
             "0.060",
@@ -481,9 +497,9 @@ mod tests {
 
     #[test]
     fn breakdown_sorts_by_cost_and_ends_with_sum() {
-        let ours = counts(&[("GET", "secrets", 60), ("PATCH", "tenants", 90)]);
+        let our_counts = counts(&[("GET", "secrets", 60), ("PATCH", "tenants", 90)]);
         let others = counts(&[("GET", "secrets", 30), ("GET", "", 5)]);
-        let rendered = breakdown(&["ours", "others"], &[&ours, &others], 30);
+        let rendered = breakdown(&["ours", "others"], &[&our_counts, &others], 30);
         let lines: Vec<_> = rendered
             .lines()
             .map(|line| line.split_whitespace().collect::<Vec<_>>())

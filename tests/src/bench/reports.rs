@@ -7,7 +7,7 @@ use std::{
 };
 
 use krypton_crds::tenant::{Tenant, TenantSpec};
-use krypton_hub::tenants::{Changed, Hearing, Reports};
+use krypton_hub::tenants::{ReportState, TenantReportChanges, TenantReports};
 use krypton_tests::eventually_within;
 use krypton_types::{
     conditions::{State, Truth, reason},
@@ -20,10 +20,10 @@ use kube::{Api, api::PostParams};
 use crate::{
     fan_out::{DEADLINE, Stage, allow_files, number},
     krypton::SETTLE,
-    load::Times,
-    machine::Neighbours,
-    say,
-    simulated::{Agents, Seen, installed},
+    load::CpuTimes,
+    log_progress,
+    machine::OtherLoad,
+    simulated::{AgentObservation, Agents, installed_report},
     table::{fixed, table},
     traffic::Traffic,
 };
@@ -32,9 +32,9 @@ const REPORTS: &str = "krypton_hub_tenant_reports_total";
 const THROTTLED: &str = "krypton_hub_sessions_throttled_total";
 const TARGET: f64 = 20_000.0;
 /// Interval at which each agent changes all its Tenants. The resulting rate far exceeds the hub's target rate.
-const CHANGE_EVERY: Duration = Duration::from_millis(250);
+const CHANGE_INTERVAL: Duration = Duration::from_millis(250);
 /// Duration of the measurement in the first row.
-const ALONE: Duration = Duration::from_secs(3);
+const STORE_DURATION: Duration = Duration::from_secs(3);
 const NOTES: &str = "\
 The first row is the report store without sessions: one thread, with one message for all Tenants and the
 digest of each report. The others are a hub process with agents over mutual TLS. The agents use part of
@@ -55,19 +55,19 @@ pub(crate) struct Options {
 }
 
 #[derive(Debug)]
-pub(crate) struct Measured {
+pub(crate) struct ReportResults {
     options: Options,
     /// Reports per second that the report store alone processes.
-    alone: f64,
+    store_alone: f64,
     seconds: f64,
-    taken_in: u64,
+    processed: u64,
     throttled: u64,
     /// Status writes of the Tenants on the home cluster.
     writes: u64,
     /// Time until the home cluster shows the last reports.
     shown: Duration,
     hub: f64,
-    neighbours: f64,
+    other_cores: f64,
 }
 
 fn key(number: u32) -> TenantKey {
@@ -80,7 +80,7 @@ fn key(number: u32) -> TenantKey {
 /// Returns a report that differs in each round. For odd Tenants, every third report is not ready. Agents send only the
 /// latest report. If it were every second one, the hub could always observe the same state.
 fn report(round: u64, number: u32) -> TenantReport {
-    let mut report = installed();
+    let mut report = installed_report();
     report.observed_generation = i64::try_from(round).unwrap_or(i64::MAX);
     if number % 2 == 1 && round % 3 == 1 {
         report.state.ready = State::new(Truth::False, reason::UPGRADING, "on its way");
@@ -88,69 +88,80 @@ fn report(round: u64, number: u32) -> TenantReport {
     report
 }
 
-pub(crate) async fn measure(options: &Options) -> Result<Measured> {
-    let alone = alone(options);
-    say(&format!(
-        "reports: the store alone processes {alone:.0} a second"
+pub(crate) async fn measure(options: &Options) -> Result<ReportResults> {
+    let store_alone = store_alone(options);
+    log_progress(&format!(
+        "reports: the store alone processes {store_alone:.0} a second"
     ));
     allow_files(options.agents)?;
-    say("reports: starting home and hub");
+    log_progress("reports: starting home and hub");
     let mut stage = Stage::start().await?;
-    stage.hub.ready(DEADLINE).await?;
-    let members = stage.make_members("simulated", options.agents).await?;
+    stage.hub.wait_ready(DEADLINE).await?;
+    let members = stage.create_members("simulated", options.agents).await?;
     let tenants: Api<Tenant> = Api::namespaced(stage.home.client(), "default");
     for number in 0..options.tenants {
         let tenant = Tenant::new(&crate::name(number), TenantSpec::default());
         tenants.create(&PostParams::default(), &tenant).await?;
     }
     let agents = Agents::start(stage.enroll(&members).await?);
-    let up = |seen: &Seen| seen.up.and(seen.desired).map(|(_, at)| at);
-    agents.all("have a desired state", DEADLINE, up).await?;
+    let desired_at =
+        |observation: &AgentObservation| observation.up.and(observation.desired).map(|(_, at)| at);
+    agents
+        .wait_for_all("have a desired state", DEADLINE, desired_at)
+        .await?;
     agents.report_tenants(options.tenants);
-    all_ready(&tenants, options).await?;
+    wait_until_shown(&tenants, options).await?;
     tokio::time::sleep(SETTLE).await;
 
-    say(&format!(
+    log_progress(&format!(
         "reports: {} agents report for {} s",
         options.agents, options.seconds
     ));
-    let (clock, neighbours) = (Instant::now(), Neighbours::watch(stage.known()?)?);
-    let (metrics, times) = (stage.hub.metrics().await?, Times::of(stage.hub.pid())?);
+    let (clock, other_load) = (
+        Instant::now(),
+        OtherLoad::watch(stage.known_cpu_seconds()?)?,
+    );
+    let (metrics, cpu_before) = (
+        stage.hub.metrics().await?,
+        CpuTimes::read_for(stage.hub.pid())?,
+    );
     let traffic = Traffic::read(&stage.home).await?;
     let mut round = 0;
     while clock.elapsed() < Duration::from_secs(options.seconds) {
-        let next = Instant::now() + CHANGE_EVERY;
+        let next = Instant::now() + CHANGE_INTERVAL;
         round += 1;
-        change(&agents, options.tenants, round).await;
+        send_changes(&agents, options.tenants, round).await;
         tokio::time::sleep_until(next.into()).await;
     }
-    let after = stage.hub.metrics().await?;
+    let metrics_after = stage.hub.metrics().await?;
     let seconds = clock.elapsed().as_secs_f64();
-    let hub = Times::of(stage.hub.pid())?.since(&times).total();
-    let neighbours = neighbours.cores(stage.known()?)?;
+    let hub = CpuTimes::read_for(stage.hub.pid())?
+        .since(&cpu_before)
+        .total();
+    let other_cores = other_load.cores(stage.known_cpu_seconds()?)?;
     let traffic = Traffic::read(&stage.home).await?.since(&traffic);
-    let written = (("PATCH".to_owned(), "tenants".to_owned()), 0);
-    let writes = traffic.all.get(&written.0).copied().unwrap_or(written.1);
-    let last = Instant::now();
-    change(&agents, options.tenants, 3 * round).await;
-    all_ready(&tenants, options).await?;
-    let more = |name: &str| -> Result<u64> {
-        Ok(number(&after, name)? - number(&metrics, name).unwrap_or_default())
+    let patch_key = ("PATCH".to_owned(), "tenants".to_owned());
+    let writes = traffic.all.get(&patch_key).copied().unwrap_or_default();
+    let last_change = Instant::now();
+    send_changes(&agents, options.tenants, 3 * round).await;
+    wait_until_shown(&tenants, options).await?;
+    let increase = |name: &str| -> Result<u64> {
+        Ok(number(&metrics_after, name)? - number(&metrics, name).unwrap_or_default())
     };
-    Ok(Measured {
+    Ok(ReportResults {
         options: options.clone(),
-        alone,
+        store_alone,
         seconds,
-        taken_in: more(REPORTS)?,
-        throttled: more(THROTTLED)?,
+        processed: increase(REPORTS)?,
+        throttled: increase(THROTTLED)?,
         writes,
-        shown: last.elapsed(),
+        shown: last_change.elapsed(),
         hub,
-        neighbours,
+        other_cores,
     })
 }
 
-async fn change(agents: &Agents, tenants: u32, round: u64) {
+async fn send_changes(agents: &Agents, tenants: u32, round: u64) {
     for agent in 0..agents.count() {
         for number in 0..tenants {
             agents.report(agent, &key(number), Some(report(round, number)));
@@ -159,7 +170,7 @@ async fn change(agents: &Agents, tenants: u32, round: u64) {
     }
 }
 
-async fn all_ready(tenants: &Api<Tenant>, options: &Options) -> Result<()> {
+async fn wait_until_shown(tenants: &Api<Tenant>, options: &Options) -> Result<()> {
     let expected = format!("{0} of {0} clusters ready", options.agents);
     eventually_within("home to show the last report", DEADLINE, async || {
         let all = tenants.list(&Default::default()).await?;
@@ -178,61 +189,66 @@ async fn all_ready(tenants: &Api<Tenant>, options: &Options) -> Result<()> {
 }
 
 /// Reports per second that the report store processes in one thread.
-fn alone(options: &Options) -> f64 {
-    let reports = Reports::default();
+fn store_alone(options: &Options) -> f64 {
+    let reports = TenantReports::default();
     let names: Vec<String> = (0..options.agents)
         .map(|number| format!("simulated-{number:04}"))
         .collect();
     for name in &names {
-        reports.hearing(name, Hearing::Full);
+        reports.set_report_state(name, ReportState::Complete);
     }
     let (clock, mut count, mut round) = (Instant::now(), 0_u64, 0);
-    while clock.elapsed() < ALONE {
+    while clock.elapsed() < STORE_DURATION {
         round += 1;
         for name in &names {
             let changes: BTreeMap<_, _> = (0..options.tenants)
                 .map(|number| (key(number), Some(report(round, number))))
                 .collect();
             count += u64::from(options.tenants);
-            reports.report(name, Changed::new(changes));
+            reports.apply(name, TenantReportChanges::new(changes));
         }
     }
     count as f64 / clock.elapsed().as_secs_f64()
 }
 
-pub(crate) fn render(measured: &Measured) -> String {
-    let a_second = |count: u64| count as f64 / measured.seconds;
-    let target = |is: f64| {
-        let met = if is >= TARGET { "met" } else { "missed" };
+pub(crate) fn render(measured: &ReportResults) -> String {
+    let per_second = |count: u64| count as f64 / measured.seconds;
+    let target = |value: f64| {
+        let met = if value >= TARGET { "met" } else { "missed" };
         format!(">= {TARGET}: {met}")
     };
     let row = |label: &str, value: f64, digits: usize, target: String| {
         [label.to_owned(), fixed(value, digits), target]
     };
-    let taken_in = a_second(measured.taken_in);
-    let writes = a_second(measured.writes);
-    let most = f64::from(measured.options.tenants);
-    let pace = format!("<= {most}, one for each Tenant");
+    let processed = per_second(measured.processed);
+    let writes = per_second(measured.writes);
+    let max_writes = f64::from(measured.options.tenants);
+    let writes_target = format!("<= {max_writes}, one for each Tenant");
     let rows = [
         row(
             "reports a second into the board alone",
-            measured.alone,
+            measured.store_alone,
             0,
-            target(measured.alone),
+            target(measured.store_alone),
         ),
         row(
             "reports a second into the hub",
-            taken_in,
+            processed,
             0,
-            target(taken_in),
+            target(processed),
         ),
         row(
             "sessions throttled, times a second",
-            a_second(measured.throttled),
+            per_second(measured.throttled),
             1,
             String::new(),
         ),
-        row("writes of home's Tenants a second", writes, 1, pace),
+        row(
+            "writes of home's Tenants a second",
+            writes,
+            1,
+            writes_target,
+        ),
         row(
             "until home shows the last of them, s",
             measured.shown.as_secs_f64(),
@@ -247,7 +263,7 @@ pub(crate) fn render(measured: &Measured) -> String {
         ),
         row(
             "cores kept busy by others",
-            measured.neighbours,
+            measured.other_cores,
             2,
             String::new(),
         ),

@@ -8,14 +8,14 @@ use krypton_tests::{ChartRepository, Mode};
 use tempfile::TempDir;
 
 use crate::{
-    krypton::{Rest, Setup, with_log},
+    krypton::{IdleUsage, Setup, with_log},
     load::Memory,
-    say,
+    log_progress,
     table::{MIB, fixed, table},
     traffic::Traffic,
 };
 
-const HEADS: [&str; 3] = ["figure", "agent", "target"];
+const HEADERS: [&str; 3] = ["figure", "agent", "target"];
 const NOTES: &str = "Helm runs are counted as the revisions that they create. Requests are the agent's own. At rest, it\n\
 renews its Lease every 15 s, and restarts a watch that the API server ends. The pass ends 5 s after all statuses\n\
 are reported. It contains lists in pages of 50, watches, the Lease, its identity and the stored desired state.\n";
@@ -30,24 +30,27 @@ pub(crate) struct Options {
     pub(crate) seconds: u64,
 }
 
-pub(crate) struct Measured {
+pub(crate) struct RestResults {
     tenants: u32,
     seconds: u64,
     /// Requests of a restarted agent.
-    pass: Traffic,
-    rest: Rest,
+    restart: Traffic,
+    rest: IdleUsage,
     /// Number of revisions since all Tenants were installed.
     revisions: usize,
     cpu_seconds: f64,
     memory: Memory,
 }
 
-pub(crate) async fn measure(options: &Options, repository: &ChartRepository) -> Result<Measured> {
+pub(crate) async fn measure(
+    options: &Options,
+    repository: &ChartRepository,
+) -> Result<RestResults> {
     let size = options.tenants;
     let folder = TempDir::with_prefix("krypton-rest-").context("creating a folder")?;
     let values = folder.path().join("values.yaml");
     fs::write(&values, "replicaCount: 0").context("writing values")?;
-    say(&format!(
+    log_progress(&format!(
         "{size} Tenants at rest: starting home, edge, hub and agent"
     ));
     let flags = [format!("--chart-values-file={}", values.display())];
@@ -56,27 +59,29 @@ pub(crate) async fn measure(options: &Options, repository: &ChartRepository) -> 
     measured.map_err(|error| with_log(error, setup.actor()))
 }
 
-async fn at_rest(options: &Options, setup: &mut Setup) -> Result<Measured> {
+async fn at_rest(options: &Options, setup: &mut Setup) -> Result<RestResults> {
     setup.install(0..options.tenants).await?;
     let before = setup.revisions().await?;
-    say("all Ready; the agent is restarted");
-    let pass = setup.pass().await?;
-    say(&format!("at rest for {} s", options.seconds));
-    let cpu = setup.actor().cpu_seconds()?;
-    let rest = setup.rest(Duration::from_secs(options.seconds)).await?;
-    Ok(Measured {
+    log_progress("all Ready; the agent is restarted");
+    let restart = setup.restart_agent().await?;
+    log_progress(&format!("at rest for {} s", options.seconds));
+    let cpu_before = setup.actor().cpu_seconds()?;
+    let rest = setup
+        .measure_idle(Duration::from_secs(options.seconds))
+        .await?;
+    Ok(RestResults {
         tenants: options.tenants,
         seconds: options.seconds,
-        pass,
+        restart,
         rest,
         revisions: setup.revisions().await?.saturating_sub(before),
-        cpu_seconds: setup.actor().cpu_seconds()? - cpu,
-        memory: Memory::of(setup.actor().pid())?,
+        cpu_seconds: setup.actor().cpu_seconds()? - cpu_before,
+        memory: Memory::read_for(setup.actor().pid())?,
     })
 }
 
-pub(crate) fn render(measured: &Measured) -> String {
-    let Measured {
+pub(crate) fn render(measured: &RestResults) -> String {
+    let RestResults {
         tenants, seconds, ..
     } = measured;
     let row =
@@ -86,17 +91,20 @@ pub(crate) fn render(measured: &Measured) -> String {
         row("helm runs", measured.revisions.to_string(), "0"),
         row(
             "requests of a pass from a start",
-            measured.pass.of_subject.to_string(),
+            measured.restart.own_requests.to_string(),
             "the lists",
         ),
         row(
             "  for each Tenant",
-            fixed(measured.pass.of_subject as f64 / f64::from(*tenants), 3),
+            fixed(
+                measured.restart.own_requests as f64 / f64::from(*tenants),
+                3,
+            ),
             "",
         ),
         row(
             &format!("requests in {seconds} s at rest"),
-            measured.rest.edge.of_subject.to_string(),
+            measured.rest.edge.own_requests.to_string(),
             "the Lease's",
         ),
         row("CPU at rest, millicores", fixed(millicores, 2), ""),
@@ -113,6 +121,6 @@ pub(crate) fn render(measured: &Measured) -> String {
     ];
     format!(
         "\n== {tenants} Tenants at rest on one edge ==\n{}{NOTES}",
-        table(HEADS, &rows)
+        table(HEADERS, &rows)
     )
 }

@@ -29,7 +29,7 @@ use super::{CHART, CHART_VERSION};
 
 pub(crate) const REPLICA: &str = "one";
 pub(crate) const KUBERNETES_VERSION: &str = "v1.36.0-simulated";
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A member's name and the UID of its EdgeCluster, to which its certificate is bound.
 #[derive(Debug, Clone)]
@@ -48,21 +48,21 @@ pub(crate) struct Enrolled {
 /// Running agents. Dropping this value stops them.
 #[derive(Debug)]
 pub(crate) struct Agents {
-    agents: Vec<Arc<Agent>>,
+    agents: Vec<Arc<SimulatedAgent>>,
     // Each agent has two tasks, which stop when this is dropped.
     _tasks: JoinSet<()>,
     _stop: DropGuard,
 }
 
 #[derive(Debug)]
-struct Agent {
+struct SimulatedAgent {
     report_store: Arc<ReportStore>,
-    seen: Mutex<Seen>,
+    observation: Mutex<AgentObservation>,
 }
 
 /// Observations of an agent about its hub.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Seen {
+pub(crate) struct AgentObservation {
     /// Start of the current session. `None` while disconnected.
     pub(crate) up: Option<Instant>,
     /// End of the latest session. `None` until the first session ends.
@@ -77,10 +77,11 @@ impl Enrolled {
         let Member { name, uid } = member;
         let key = KeyPair::generate().context("generating a key")?;
         let request = CertificateParams::default().serialize_request(&key)?;
-        let life = AGENT_CERTIFICATE_LIFE;
-        let certificates = authority.sign_agent(request.der(), name, uid, clock::wall(), life)?;
+        let lifetime = AGENT_CERTIFICATE_LIFE;
+        let certificates =
+            authority.sign_agent(request.der(), name, uid, clock::wall(), lifetime)?;
         let key = PrivateKeyDer::try_from(key.serialize_der())
-            .map_err(|problem| anyhow::anyhow!("reading a key: {problem}"))?;
+            .map_err(|error| anyhow::anyhow!("reading a key: {error}"))?;
         let credential = Credential { certificates, key };
         let tls = tls::client_config(&authority.roots(), Some(credential))?;
         let tls = Arc::new(ArcSwap::from_pointee(tls));
@@ -99,11 +100,11 @@ impl Agents {
         let agents = enrolled
             .into_iter()
             .map(|Enrolled { name, dialer }| {
-                let (desired, desired_seen) = watch::channel(None);
-                let (link, link_seen) = watch::channel(Link::default());
-                let agent = Arc::new(Agent {
+                let (desired, desired_receiver) = watch::channel(None);
+                let (link, link_receiver) = watch::channel(Link::default());
+                let agent = Arc::new(SimulatedAgent {
                     report_store: Arc::default(),
-                    seen: Mutex::default(),
+                    observation: Mutex::default(),
                 });
                 let session = Session {
                     dialer,
@@ -117,7 +118,11 @@ impl Agents {
                     contact: watch::Sender::default(),
                 };
                 tasks.spawn(session::run(session, stop.clone()));
-                tasks.spawn(reconcile(Arc::clone(&agent), link_seen, desired_seen));
+                tasks.spawn(reconcile(
+                    Arc::clone(&agent),
+                    link_receiver,
+                    desired_receiver,
+                ));
                 agent
             })
             .collect();
@@ -130,14 +135,14 @@ impl Agents {
 
     /// Reports `each` Ready Tenants from every agent.
     pub(crate) fn report_tenants(&self, each: u32) {
-        let report = installed();
+        let report = installed_report();
         for agent in &self.agents {
             for number in 0..each {
                 let key = TenantKey {
                     namespace: "default".to_owned(),
                     name: super::name(number),
                 };
-                agent.report_store.tenant(&key, Some(report.clone()));
+                agent.report_store.set_tenant(&key, Some(report.clone()));
             }
         }
     }
@@ -147,34 +152,41 @@ impl Agents {
     /// # Panics
     /// Panics if the agent doesn't exist.
     pub(crate) fn report(&self, index: usize, key: &TenantKey, report: Option<TenantReport>) {
-        self.agents[index].report_store.tenant(key, report);
+        self.agents[index].report_store.set_tenant(key, report);
     }
 
     /// Waits until `wanted` returns a time for every agent. Returns the times in ascending order.
-    pub(crate) async fn all(
+    pub(crate) async fn wait_for_all(
         &self,
         what: &str,
         deadline: Duration,
-        wanted: impl Fn(&Seen) -> Option<Instant>,
+        select_time: impl Fn(&AgentObservation) -> Option<Instant>,
     ) -> Result<Vec<Instant>> {
         let end = Instant::now() + deadline;
         loop {
-            let seen = self.agents.iter().filter_map(|agent| wanted(&agent.lock()));
-            let mut moments: Vec<Instant> = seen.collect();
-            if moments.len() == self.agents.len() {
-                moments.sort();
-                return Ok(moments);
+            let known_times = self
+                .agents
+                .iter()
+                .filter_map(|agent| select_time(&agent.lock()));
+            let mut times: Vec<Instant> = known_times.collect();
+            if times.len() == self.agents.len() {
+                times.sort();
+                return Ok(times);
             }
             if Instant::now() > end {
-                let (are, all) = (moments.len(), self.agents.len());
-                bail!("{are} of {all} simulated agents {what} after {deadline:?}");
+                let (count, all) = (times.len(), self.agents.len());
+                bail!("{count} of {all} simulated agents {what} after {deadline:?}");
             }
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
     /// Waits until the session of this agent ends, and returns the time.
-    pub(crate) async fn ended(&self, index: usize, deadline: Duration) -> Result<Instant> {
+    pub(crate) async fn wait_for_session_end(
+        &self,
+        index: usize,
+        deadline: Duration,
+    ) -> Result<Instant> {
         let agent = self.agents.get(index).context("the agent doesn't exist")?;
         let end = Instant::now() + deadline;
         loop {
@@ -184,7 +196,7 @@ impl Agents {
             if Instant::now() > end {
                 bail!("simulated agent {index} still has its session after {deadline:?}");
             }
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -199,15 +211,17 @@ impl Agents {
     }
 }
 
-impl Agent {
-    fn lock(&self) -> MutexGuard<'_, Seen> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+impl SimulatedAgent {
+    fn lock(&self) -> MutexGuard<'_, AgentObservation> {
+        self.observation
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Stands in for a reconciler: holds the Lease and applies each desired state immediately.
 async fn reconcile(
-    agent: Arc<Agent>,
+    agent: Arc<SimulatedAgent>,
     mut link: watch::Receiver<Link>,
     mut desired: watch::Receiver<Option<Arc<DesiredState>>>,
 ) {
@@ -217,28 +231,28 @@ async fn reconcile(
                 if changed.is_err() {
                     return;
                 }
-                let up = link.see().is_up();
-                let mut seen = agent.lock();
-                if !up && seen.up.is_some() {
-                    seen.ended = Some(Instant::now());
+                let up = link.get_and_update().is_up();
+                let mut observation = agent.lock();
+                if !up && observation.up.is_some() {
+                    observation.ended = Some(Instant::now());
                 }
-                seen.up = up.then(Instant::now);
+                observation.up = up.then(Instant::now);
             }
             changed = desired.changed() => {
                 if changed.is_err() {
                     return;
                 }
-                let Some(newest) = desired.see() else {
+                let Some(newest) = desired.get_and_update() else {
                     continue;
                 };
                 agent.lock().desired = Some((newest.version, Instant::now()));
-                agent.report_store.member(&idle(&newest));
+                agent.report_store.set_member(&idle_report(&newest));
             }
         }
     }
 }
 
-fn idle(desired: &DesiredState) -> MemberReport {
+fn idle_report(desired: &DesiredState) -> MemberReport {
     MemberReport {
         synced: true,
         ready: true,
@@ -250,7 +264,7 @@ fn idle(desired: &DesiredState) -> MemberReport {
     }
 }
 
-pub(crate) fn installed() -> TenantReport {
+pub(crate) fn installed_report() -> TenantReport {
     let state = |truth, reason: &str| State::new(truth, reason, "");
     TenantReport {
         observed_generation: 1,

@@ -6,30 +6,31 @@ pub(crate) fn fixed(value: f64, digits: usize) -> String {
     format!("{value:.digits$}")
 }
 
-pub(crate) fn verdict(target: f64, is: f64) -> &'static str {
-    if is <= target { "met" } else { "missed" }
+pub(crate) fn verdict(target: f64, value: f64) -> &'static str {
+    if value <= target { "met" } else { "missed" }
 }
 
-pub(crate) fn at_most(target: f64, is: f64) -> String {
-    format!("<= {target}: {}", verdict(target, is))
+pub(crate) fn at_most(target: f64, value: f64) -> String {
+    format!("<= {target}: {}", verdict(target, value))
 }
 
 /// Renders a table. The first column is a label and the last one a target. All others are aligned right.
 pub(crate) fn table<const COLUMNS: usize>(
-    heads: [&str; COLUMNS],
+    headers: [&str; COLUMNS],
     rows: &[[String; COLUMNS]],
 ) -> String {
-    let heads = heads.map(str::to_owned);
-    let all: Vec<_> = std::iter::once(&heads).chain(rows).collect();
+    let headers = headers.map(str::to_owned);
+    let lines: Vec<_> = std::iter::once(&headers).chain(rows).collect();
     let width = |column: usize| {
-        all.iter()
+        lines
+            .iter()
             .filter_map(|row| row.get(column))
             .map(String::len)
             .max()
             .unwrap_or_default()
     };
-    let mut out = String::new();
-    for row in &all {
+    let mut text = String::new();
+    for row in &lines {
         let mut line = String::new();
         for (column, cell) in row.iter().enumerate() {
             line += &match column {
@@ -38,10 +39,10 @@ pub(crate) fn table<const COLUMNS: usize>(
                 _ => format!("  {cell:>0$}", width(column)),
             };
         }
-        out += line.trim_end();
-        out.push('\n');
+        text += line.trim_end();
+        text.push('\n');
     }
-    out
+    text
 }
 
 #[cfg(test)]

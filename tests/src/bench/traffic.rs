@@ -20,7 +20,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 /// Name of the service account, its binding and the FlowSchema.
-const SUBJECT: &str = "bench";
+const ACCOUNT: &str = "bench";
 const NAMESPACE: &str = "kube-system";
 const SERIES: &str = "apiserver_flowcontrol_dispatched_requests_total{";
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -36,14 +36,14 @@ pub(crate) struct Traffic {
     /// Requests of all clients: controllers, nodes and the API server itself.
     pub(crate) all: Counts,
     /// Requests of the service account. Its watches count when they start.
-    pub(crate) of_subject: u64,
+    pub(crate) own_requests: u64,
 }
 
 impl Traffic {
     pub(crate) async fn read(cluster: &Cluster) -> Result<Self> {
         let all = cluster.requests().await?;
-        let of_subject = of_subject(&cluster.client()).await?;
-        Ok(Self { all, of_subject })
+        let own_requests = read_own_requests(&cluster.client()).await?;
+        Ok(Self { all, own_requests })
     }
 
     /// Returns the requests since `earlier`. The API server counts neither these readings nor `/version`.
@@ -51,14 +51,14 @@ impl Traffic {
         let mut all = Counts::new();
         for (key, now) in &self.all {
             let before = earlier.all.get(key).copied().unwrap_or_default();
-            let more = now.saturating_sub(before);
-            if more > 0 {
-                all.insert(key.clone(), more);
+            let increase = now.saturating_sub(before);
+            if increase > 0 {
+                all.insert(key.clone(), increase);
             }
         }
         Self {
             all,
-            of_subject: self.of_subject.saturating_sub(earlier.of_subject),
+            own_requests: self.own_requests.saturating_sub(earlier.own_requests),
         }
     }
 
@@ -69,35 +69,35 @@ impl Traffic {
 
 /// Grants the service account all rights on the cluster. Returns its kubeconfig (YAML) when the API server counts its
 /// requests.
-pub(crate) async fn single_out(cluster: &Cluster) -> Result<String> {
+pub(crate) async fn dedicated_kubeconfig(cluster: &Cluster) -> Result<String> {
     let client = cluster.client();
     let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), NAMESPACE);
-    create(&accounts, json!({"metadata": {"name": SUBJECT}})).await?;
-    let user = json!({"kind": "ServiceAccount", "name": SUBJECT, "namespace": NAMESPACE});
+    create(&accounts, json!({"metadata": {"name": ACCOUNT}})).await?;
+    let subject = json!({"kind": "ServiceAccount", "name": ACCOUNT, "namespace": NAMESPACE});
     let binding = json!({
-        "metadata": {"name": SUBJECT},
+        "metadata": {"name": ACCOUNT},
         "roleRef":
             {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
-        "subjects": [user],
+        "subjects": [subject],
     });
     create(&Api::<ClusterRoleBinding>::all(client.clone()), binding).await?;
-    let everything = json!({
+    let all_resources = json!({
         "verbs": ["*"], "apiGroups": ["*"], "resources": ["*"], "clusterScope": true,
         "namespaces": ["*"],
     });
-    let subject = json!({
+    let account = json!({
         "kind": "ServiceAccount",
-        "serviceAccount": {"name": SUBJECT, "namespace": NAMESPACE},
+        "serviceAccount": {"name": ACCOUNT, "namespace": NAMESPACE},
     });
     let schema = json!({
-        "metadata": {"name": SUBJECT},
+        "metadata": {"name": ACCOUNT},
         "spec": {
             // Requests are never queued, like an administrator's.
             "priorityLevelConfiguration": {"name": "exempt"},
             "matchingPrecedence": 2,
             "rules": [{
-                "subjects": [subject],
-                "resourceRules": [everything],
+                "subjects": [account],
+                "resourceRules": [all_resources],
                 "nonResourceRules": [{"verbs": ["*"], "nonResourceURLs": ["*"]}],
             }],
         },
@@ -107,19 +107,19 @@ pub(crate) async fn single_out(cluster: &Cluster) -> Result<String> {
     let request: TokenRequest = serde_json::from_value(
         json!({"spec": {"audiences": [], "expirationSeconds": TOKEN_SECONDS}}),
     )?;
-    let answer = accounts
-        .create_token_request(SUBJECT, &PostParams::default(), &request)
+    let response = accounts
+        .create_token_request(ACCOUNT, &PostParams::default(), &request)
         .await?;
-    let token = answer
+    let token = response
         .status
         .context("a TokenRequest without a response")?
         .token;
     let kubeconfig = with_token(&cluster.kubeconfig_with_token(), &token)?;
 
-    let subject = client_of(&kubeconfig).await?;
+    let account = client_for(&kubeconfig).await?;
     eventually_within("the FlowSchema to be counted", DEADLINE, async || {
-        subject.apiserver_version().await?;
-        Ok((of_subject(&client).await? > 0).then_some(()))
+        account.apiserver_version().await?;
+        Ok((read_own_requests(&client).await? > 0).then_some(()))
     })
     .await?;
     Ok(kubeconfig)
@@ -149,7 +149,7 @@ fn with_token(kubeconfig: &str, token: &str) -> Result<String> {
     Ok(kubeconfig.to_string())
 }
 
-async fn client_of(kubeconfig: &str) -> Result<Client> {
+async fn client_for(kubeconfig: &str) -> Result<Client> {
     let kubeconfig = Kubeconfig::from_yaml(kubeconfig)?;
     let options = KubeConfigOptions::default();
     Ok(Client::try_from(
@@ -157,15 +157,15 @@ async fn client_of(kubeconfig: &str) -> Result<Client> {
     )?)
 }
 
-async fn of_subject(client: &Client) -> Result<u64> {
+async fn read_own_requests(client: &Client) -> Result<u64> {
     let request = Request::get("/metrics")
         .body(Vec::new())
         .context("building a request")?;
-    count_subject(&client.request_text(request).await?)
+    count_own_requests(&client.request_text(request).await?)
 }
 
-fn count_subject(metrics: &str) -> Result<u64> {
-    let schema = format!("flow_schema=\"{SUBJECT}\"");
+fn count_own_requests(metrics: &str) -> Result<u64> {
+    let schema = format!("flow_schema=\"{ACCOUNT}\"");
     let mut count = 0;
     for line in metrics.lines() {
         let Some((labels, value)) = line
@@ -201,23 +201,23 @@ apiserver_flowcontrol_dispatched_requests_total{flow_schema=\"exempt\",priority_
 apiserver_flowcontrol_dispatched_requests_total{flow_schema=\"bench\",priority_level=\"other\"} 1
 apiserver_flowcontrol_seats{flow_schema=\"bench\"} 5
 ";
-        assert_eq!(count_subject(metrics).unwrap(), 42);
+        assert_eq!(count_own_requests(metrics).unwrap(), 42);
     }
 
     #[test]
     fn traffic_difference_omits_unchanged_entries() {
-        let at = |pods, plain, of_subject| Traffic {
+        let at = |pods, plain, own_requests| Traffic {
             all: [
                 (key("LIST", "pods"), pods),
                 (key("GET", ""), plain),
                 (key("GET", "nodes"), 7),
             ]
             .into(),
-            of_subject,
+            own_requests,
         };
         let expected = Traffic {
             all: [(key("LIST", "pods"), 3), (key("GET", ""), 6)].into(),
-            of_subject: 5,
+            own_requests: 5,
         };
         assert_eq!(at(5, 16, 8).since(&at(2, 10, 3)), expected);
         assert_eq!(at(2, 10, 3).since(&at(2, 10, 3)), Traffic::default());

@@ -51,7 +51,7 @@ use tokio::signal::unix::{SignalKind, signal};
 /// Interval between drift checks of one release, much shorter than in production.
 const DRIFT_INTERVAL: &str = "10s";
 /// Number of concurrent Helm processes of the hub and of the floor.
-const AT_ONCE: u32 = 4;
+const HELM_CONCURRENCY: u32 = 4;
 const CHART: &str = "small";
 const CHART_VERSION: &str = "1.0.0";
 const SIZES: [u32; 2] = [30, 300];
@@ -63,11 +63,11 @@ const OVERHEAD: Duration = Duration::from_secs(600);
 #[command(name = "bench", version)]
 struct Args {
     #[command(subcommand)]
-    only: Option<Only>,
+    benchmark: Option<Benchmark>,
 }
 
 #[derive(Debug, Subcommand)]
-enum Only {
+enum Benchmark {
     /// Measure concurrent Tenants on one edge cluster, compared to plain Helm
     Edge(EdgeOptions),
     /// Measure an idle agent with many Tenants
@@ -116,30 +116,30 @@ async fn main() -> ExitCode {
 
 async fn measure_all(args: Args) -> Result<()> {
     println!("{}", machine::describe().await?);
-    match args.only {
-        Some(Only::Edge(options)) => measure_edge(&options).await,
-        Some(Only::Rest(options)) => measure_rest(&options).await,
-        Some(Only::Drift(options)) => Box::pin(measure_drift(&options)).await,
-        Some(Only::FanOut(options)) => measure_fan_out(&options).await,
-        Some(Only::Flood(options)) => measure_flood(&options).await,
-        Some(Only::Reports(options)) => measure_reports(&options).await,
-        Some(Only::Home(options)) => measure_home(options).await,
-        Some(Only::Cut(options)) => measure_cut(&options).await,
+    match args.benchmark {
+        Some(Benchmark::Edge(options)) => measure_edge(&options).await,
+        Some(Benchmark::Rest(options)) => measure_rest(&options).await,
+        Some(Benchmark::Drift(options)) => Box::pin(measure_drift(&options)).await,
+        Some(Benchmark::FanOut(options)) => measure_fan_out(&options).await,
+        Some(Benchmark::Flood(options)) => measure_flood(&options).await,
+        Some(Benchmark::Reports(options)) => measure_reports(&options).await,
+        Some(Benchmark::Home(options)) => measure_home(options).await,
+        Some(Benchmark::Cut(options)) => measure_cut(&options).await,
         None => {
-            measure_edge(&by_default()?).await?;
-            measure_rest(&by_default()?).await?;
-            Box::pin(measure_drift(&by_default()?)).await?;
-            measure_fan_out(&by_default()?).await?;
-            measure_flood(&by_default()?).await?;
-            measure_reports(&by_default()?).await?;
-            measure_home(by_default()?).await?;
-            measure_cut(&by_default()?).await
+            measure_edge(&default_options()?).await?;
+            measure_rest(&default_options()?).await?;
+            Box::pin(measure_drift(&default_options()?)).await?;
+            measure_fan_out(&default_options()?).await?;
+            measure_flood(&default_options()?).await?;
+            measure_reports(&default_options()?).await?;
+            measure_home(default_options()?).await?;
+            measure_cut(&default_options()?).await
         }
     }
 }
 
 /// Returns the options without any flag.
-fn by_default<O: clap::Args>() -> Result<O> {
+fn default_options<O: clap::Args>() -> Result<O> {
     let matches = O::augment_args(clap::Command::new("bench")).try_get_matches_from(["bench"])?;
     Ok(O::from_arg_matches(&matches)?)
 }
@@ -150,9 +150,9 @@ async fn measure_edge(options: &EdgeOptions) -> Result<()> {
         .tenants
         .map_or_else(|| SIZES.to_vec(), |size| vec![size]);
     for size in sizes {
-        let limit = OVERHEAD + Duration::from_secs(3 * options.idle) + 5 * patience(size);
+        let limit = OVERHEAD + Duration::from_secs(3 * options.idle) + 5 * install_timeout(size);
         let what = format!("{size} Tenants");
-        let measured = within(&what, limit, measure(options, size, &repository)).await?;
+        let measured = with_time_limit(&what, limit, measure(options, size, &repository)).await?;
         println!("{}", report::render(&measured));
     }
     Ok(())
@@ -160,23 +160,25 @@ async fn measure_edge(options: &EdgeOptions) -> Result<()> {
 
 async fn measure_rest(options: &rest::Options) -> Result<()> {
     let repository = small_chart().await?;
-    let limit = OVERHEAD + Duration::from_secs(options.seconds) + 2 * patience(options.tenants);
-    let measured = within("rest", limit, rest::measure(options, &repository)).await?;
+    let limit =
+        OVERHEAD + Duration::from_secs(options.seconds) + 2 * install_timeout(options.tenants);
+    let measured = with_time_limit("rest", limit, rest::measure(options, &repository)).await?;
     println!("{}", rest::render(&measured));
     Ok(())
 }
 
 async fn measure_drift(options: &drift::Options) -> Result<()> {
     let repository = small_chart().await?;
-    let limit = OVERHEAD + Duration::from_secs(2 * options.seconds) + 2 * patience(options.tenants);
-    let measured = within("drift", limit, drift::measure(options, &repository)).await?;
+    let limit =
+        OVERHEAD + Duration::from_secs(2 * options.seconds) + 2 * install_timeout(options.tenants);
+    let measured = with_time_limit("drift", limit, drift::measure(options, &repository)).await?;
     println!("{}", drift::render(&measured));
     Ok(())
 }
 
 async fn measure_fan_out(options: &fan_out::Options) -> Result<()> {
     let limit = OVERHEAD + Duration::from_secs(options.idle + 60 * u64::from(options.rounds));
-    let measured = within("fan-out", limit, fan_out::measure(options)).await?;
+    let measured = with_time_limit("fan-out", limit, fan_out::measure(options)).await?;
     println!("{}", fan_out_report::render(&measured));
     Ok(())
 }
@@ -184,27 +186,27 @@ async fn measure_fan_out(options: &fan_out::Options) -> Result<()> {
 async fn measure_flood(options: &flood::Options) -> Result<()> {
     let seconds = 8 * u64::from(options.rounds) * (options.seconds + 10);
     let limit = OVERHEAD + Duration::from_secs(seconds);
-    let measured = within("flood", limit, flood::measure(options)).await?;
+    let measured = with_time_limit("flood", limit, flood::measure(options)).await?;
     println!("{}", flood::render(&measured));
     Ok(())
 }
 
 async fn measure_reports(options: &reports::Options) -> Result<()> {
     let limit = OVERHEAD + Duration::from_secs(options.seconds);
-    let measured = within("reports", limit, reports::measure(options)).await?;
+    let measured = with_time_limit("reports", limit, reports::measure(options)).await?;
     println!("{}", reports::render(&measured));
     Ok(())
 }
 
 async fn measure_home(options: home::Options) -> Result<()> {
     let measuring = off_thread::start(move || home::measure(&options));
-    let measured = within("home", OVERHEAD, async { measuring.await? }).await?;
+    let measured = with_time_limit("home", OVERHEAD, async { measuring.await? }).await?;
     println!("{measured}");
     Ok(())
 }
 
 async fn measure_cut(options: &cut::Options) -> Result<()> {
-    let measured = within("cut", OVERHEAD, cut::measure(options)).await?;
+    let measured = with_time_limit("cut", OVERHEAD, cut::measure(options)).await?;
     println!("{}", cut::render(&measured));
     Ok(())
 }
@@ -213,7 +215,7 @@ async fn small_chart() -> Result<ChartRepository> {
     ChartRepository::start(&[ChartSource::small(CHART_VERSION)]).await
 }
 
-async fn within<T>(
+async fn with_time_limit<T>(
     what: &str,
     limit: Duration,
     measuring: impl Future<Output = Result<T>>,
@@ -227,11 +229,11 @@ async fn measure(
     args: &EdgeOptions,
     size: u32,
     repository: &ChartRepository,
-) -> Result<report::Measured> {
+) -> Result<report::EdgeResults> {
     let idle = Duration::from_secs(args.idle);
     let hub = Box::pin(krypton::measure(size, Mode::Proxy, idle, repository, &[])).await?;
     let agent = Box::pin(krypton::measure(size, Mode::Agent, idle, repository, &[])).await?;
-    let looks = [
+    let drift_flags = [
         "--drift=heal".to_owned(),
         format!("--drift-interval={DRIFT_INTERVAL}"),
     ];
@@ -240,12 +242,12 @@ async fn measure(
         Mode::Agent,
         Duration::ZERO,
         repository,
-        &looks,
+        &drift_flags,
     ))
     .await?;
     let plain = Box::pin(floor::measure(size, floor::Flags::Plain, repository)).await?;
     let same_flags = Box::pin(floor::measure(size, floor::Flags::Hubs, repository)).await?;
-    Ok(report::Measured {
+    Ok(report::EdgeResults {
         size,
         idle,
         hub,
@@ -257,7 +259,7 @@ async fn measure(
 }
 
 /// Returns the time after which `size` installations count as stuck.
-fn patience(size: u32) -> Duration {
+fn install_timeout(size: u32) -> Duration {
     Duration::from_secs(120) + Duration::from_secs(3) * size
 }
 
@@ -275,12 +277,12 @@ fn name(number: u32) -> String {
     format!("bench-{number:03}")
 }
 
-fn say(progress: &str) {
+fn log_progress(progress: &str) {
     eprintln!("bench: {progress}");
 }
 
 /// Runs `work` and `measuring` concurrently. The first error stops both.
-async fn together<A, B>(
+async fn run_both<A, B>(
     work: impl Future<Output = Result<A>>,
     measuring: impl Future<Output = Result<B>>,
 ) -> Result<(A, B)> {

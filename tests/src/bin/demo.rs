@@ -49,10 +49,10 @@ async fn main() -> ExitCode {
 async fn demonstrate(args: &Args, screen: &Screen) -> Result<()> {
     let mut stop = Stop::listen()?;
     // Dropped last, after all processes that write to it.
-    let folder = Folder::take()?;
+    let folder = Folder::acquire()?;
     screen.step("Starting three control planes and a chart repository");
     let mut stage = tokio::select! {
-        set = Box::pin(Stage::set(screen, &folder)) => set?,
+        started = Box::pin(Stage::start(screen, &folder)) => started?,
         () = stop.requested() => bail!(STOPPED),
     };
     let outcome = tokio::select! {
@@ -60,20 +60,20 @@ async fn demonstrate(args: &Args, screen: &Screen) -> Result<()> {
         () = stop.requested() => bail!(STOPPED),
     };
     if outcome.is_err() {
-        return outcome.context(stage.keep_logs(&folder));
+        return outcome.context(stage.save_logs(&folder));
     }
     if args.exit {
         return Ok(());
     }
-    screen.plain(&stage.directions());
+    screen.print(&stage.instructions());
     let ended = tokio::select! {
         () = stop.requested() => Ok(()),
-        ended = stage.hub_ends() => ended,
+        ended = stage.wait_for_hub_exit() => ended,
     };
     if ended.is_err() {
-        return ended.context(stage.keep_logs(&folder));
+        return ended.context(stage.save_logs(&folder));
     }
-    screen.plain("\nStopping and removing all of it.");
+    screen.print("\nStopping and removing all of it.");
     Ok(())
 }
 
@@ -86,11 +86,11 @@ struct Stop {
 
 impl Stop {
     fn listen() -> Result<Self> {
-        let on = |kind| signal(kind).context("listening for signals");
+        let listen_for = |kind| signal(kind).context("listening for signals");
         Ok(Self {
-            interrupt: on(SignalKind::interrupt())?,
-            terminate: on(SignalKind::terminate())?,
-            hang_up: on(SignalKind::hangup())?,
+            interrupt: listen_for(SignalKind::interrupt())?,
+            terminate: listen_for(SignalKind::terminate())?,
+            hang_up: listen_for(SignalKind::hangup())?,
         })
     }
 

@@ -87,6 +87,6 @@ async fn stop_requested() -> Result<()> {
     bail!("stopped before the end")
 }
 
-pub(crate) fn say(progress: &str) {
+pub(crate) fn log_progress(progress: &str) {
     eprintln!("soak: {progress}");
 }

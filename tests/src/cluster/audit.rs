@@ -30,7 +30,7 @@ pub struct Request {
     #[serde(rename = "objectRef")]
     pub object: Object,
     #[serde(rename = "responseStatus")]
-    pub answer: Answer,
+    pub response: ResponseStatus,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -52,7 +52,7 @@ pub struct Object {
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
-pub struct Answer {
+pub struct ResponseStatus {
     pub code: u16,
     pub message: String,
 }
@@ -65,7 +65,7 @@ impl Request {
     }
 
     pub fn is_denied(&self) -> bool {
-        self.answer.code == FORBIDDEN
+        self.response.code == FORBIDDEN
     }
 
     /// Returns the ID of the service account's token.
@@ -93,9 +93,9 @@ impl fmt::Display for Request {
         if let Some(user) = &self.impersonated_user {
             write!(f, " as {}", user.username)?;
         }
-        write!(f, ", {}: {}", self.user_agent, self.answer.code)?;
-        if !self.answer.message.is_empty() {
-            write!(f, " {}", self.answer.message)?;
+        write!(f, ", {}: {}", self.user_agent, self.response.code)?;
+        if !self.response.message.is_empty() {
+            write!(f, " {}", self.response.message)?;
         }
         Ok(())
     }

@@ -234,7 +234,7 @@ impl Components {
     }
 
     fn controller_manager(&self) -> Vec<String> {
-        let mut args = self.client_of_apiserver();
+        let mut args = self.apiserver_client_flags();
         args.extend([
             format!("--root-ca-file={}", self.path("ca.crt")),
             format!(
@@ -249,11 +249,11 @@ impl Components {
     }
 
     fn scheduler(&self) -> Vec<String> {
-        self.client_of_apiserver()
+        self.apiserver_client_flags()
     }
 
     /// Flags for a client that serves no port, needs no leader election and doesn't throttle measurements.
-    fn client_of_apiserver(&self) -> Vec<String> {
+    fn apiserver_client_flags(&self) -> Vec<String> {
         vec![
             format!("--kubeconfig={}", self.kubeconfig.display()),
             "--secure-port=0".to_owned(),

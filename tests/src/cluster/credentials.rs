@@ -75,11 +75,11 @@ impl Credentials {
             BASE64_STANDARD.encode(&self.admin.certificate),
             BASE64_STANDARD.encode(&self.admin.key),
         );
-        self.kubeconfig_of(name, server, &user)
+        self.kubeconfig_for_user(name, server, &user)
     }
 
     pub(super) fn kubeconfig_with_token(&self, name: &str, server: &str, token: &str) -> String {
-        self.kubeconfig_of(name, server, &format!("token: {token}"))
+        self.kubeconfig_for_user(name, server, &format!("token: {token}"))
     }
 
     pub(super) fn kubeconfig_with_token_file(
@@ -88,10 +88,10 @@ impl Credentials {
         server: &str,
         file: &Path,
     ) -> String {
-        self.kubeconfig_of(name, server, &format!("tokenFile: {}", file.display()))
+        self.kubeconfig_for_user(name, server, &format!("tokenFile: {}", file.display()))
     }
 
-    fn kubeconfig_of(&self, name: &str, server: &str, user: &str) -> String {
+    fn kubeconfig_for_user(&self, name: &str, server: &str, user: &str) -> String {
         let ca = BASE64_STANDARD.encode(&self.ca);
         format!(
             "apiVersion: v1

@@ -17,7 +17,7 @@ use super::{Component, credentials::Credentials, lock};
 pub(crate) const SOCKET: &str = "KRYPTON_PLANES";
 
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Ask {
+pub(crate) enum PoolRequest {
     Lease,
     Spawn(Component),
     Kill(Vec<Component>),
@@ -26,15 +26,15 @@ pub(crate) enum Ask {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Answer {
-    Plane(Box<Plane>),
+pub(crate) enum PoolResponse {
+    Plane(Box<PlaneInfo>),
     Well,
     Failed(String),
 }
 
 /// The description of a leased control plane for its test.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Plane {
+pub(crate) struct PlaneInfo {
     pub(super) folder: PathBuf,
     pub(super) port: u16,
     pub(super) etcd_port: u16,
@@ -43,13 +43,13 @@ pub(crate) struct Plane {
 }
 
 #[derive(Debug)]
-pub(super) struct Lease {
+pub(super) struct PlaneLease {
     stream: Mutex<BufReader<UnixStream>>,
 }
 
-impl Lease {
+impl PlaneLease {
     /// Returns `None` if there is no pool.
-    pub(super) async fn take() -> Result<Option<(Self, Plane)>> {
+    pub(super) async fn take() -> Result<Option<(Self, PlaneInfo)>> {
         let Some(socket) = std::env::var_os(SOCKET) else {
             return Ok(None);
         };
@@ -59,17 +59,17 @@ impl Lease {
             let lease = Self {
                 stream: Mutex::new(BufReader::new(stream)),
             };
-            match lease.ask(&Ask::Lease)? {
-                Answer::Plane(plane) => Ok(Some((lease, *plane))),
-                answer => bail!("the pool returned no control plane: {answer:?}"),
+            match lease.request(&PoolRequest::Lease)? {
+                PoolResponse::Plane(plane) => Ok(Some((lease, *plane))),
+                response => bail!("the pool returned no control plane: {response:?}"),
             }
         });
         taking.await?
     }
 
-    fn ask(&self, ask: &Ask) -> Result<Answer> {
+    fn request(&self, request: &PoolRequest) -> Result<PoolResponse> {
         let mut stream = lock(&self.stream);
-        let mut line = serde_json::to_string(ask)?;
+        let mut line = serde_json::to_string(request)?;
         line.push('\n');
         stream.get_mut().write_all(line.as_bytes())?;
         line.clear();
@@ -77,17 +77,17 @@ impl Lease {
         serde_json::from_str(&line).context("the pool has ended")
     }
 
-    pub(super) fn order(&self, ask: &Ask) -> Result<()> {
-        match self.ask(ask)? {
-            Answer::Well => Ok(()),
-            answer => bail!("{ask:?}: {answer:?}"),
+    pub(super) fn execute(&self, request: &PoolRequest) -> Result<()> {
+        match self.request(request)? {
+            PoolResponse::Well => Ok(()),
+            response => bail!("{request:?}: {response:?}"),
         }
     }
 
     /// Marks the test as passed. The lease lasts until this process ends, because its programs may still write to the
     /// control plane.
     pub(super) fn end(self) {
-        if self.order(&Ask::Done).is_ok() {
+        if self.execute(&PoolRequest::Done).is_ok() {
             std::mem::forget(self);
         }
     }

@@ -8,7 +8,7 @@ use serde_json::json;
 const NAME: &str = "fake-1";
 
 pub(super) async fn create(client: &Client) -> Result<()> {
-    let room = json!({"cpu": "10k", "memory": "10Ti", "pods": "10k"});
+    let capacity = json!({"cpu": "10k", "memory": "10Ti", "pods": "10k"});
     let node: Node = serde_json::from_value(json!({
         "apiVersion": "v1",
         "kind": "Node",
@@ -22,7 +22,7 @@ pub(super) async fn create(client: &Client) -> Result<()> {
                 "type": "kwok",
             },
         },
-        "status": {"allocatable": room, "capacity": room},
+        "status": {"allocatable": capacity, "capacity": capacity},
     }))
     .context("serializing the fake node")?;
     let nodes: Api<Node> = Api::all(client.clone());
@@ -34,7 +34,7 @@ pub(super) async fn create(client: &Client) -> Result<()> {
 }
 
 /// Returns `Some` if the scheduler can use the node: ready and without the not-ready taint.
-pub(super) async fn takes_pods(client: &Client) -> Result<Option<()>> {
+pub(super) async fn check_ready(client: &Client) -> Result<Option<()>> {
     let node = Api::<Node>::all(client.clone())
         .get(NAME)
         .await

@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
 
-use super::{Cluster, Component, Parts, START_DEADLINE, lease::Ask, lock};
+use super::{Cluster, Component, Parts, START_DEADLINE, lease::PoolRequest, lock};
 use crate::{port::Port, process::kill_all, wait::eventually_within};
 
 /// A copy of all etcd data.
@@ -18,8 +18,8 @@ impl Cluster {
     /// Kills etcd and the API server together with SIGKILL, and waits until their ports refuse connections.
     pub async fn power_off(&self) -> Result<()> {
         self.kill(&[Component::Etcd, Component::Apiserver])?;
-        free(&self.port).await?;
-        free(&self.etcd_port).await
+        wait_until_free(&self.port).await?;
+        wait_until_free(&self.etcd_port).await
     }
 
     /// Starts both again on the same ports and data, and waits until the API server is ready.
@@ -31,9 +31,10 @@ impl Cluster {
     /// Copies the data of etcd. Stops etcd during the copy.
     pub async fn snapshot(&self) -> Result<Snapshot> {
         self.kill(&[Component::Etcd])?;
-        free(&self.etcd_port).await?;
+        wait_until_free(&self.etcd_port).await?;
         let data = TempDir::with_prefix("krypton-snapshot-").context("creating a folder")?;
-        copy(&self.folder().join("etcd"), data.path()).context("copying the data of etcd")?;
+        copy_folder(&self.folder().join("etcd"), data.path())
+            .context("copying the data of etcd")?;
         self.spawn(Component::Etcd)?;
         self.wait_ready().await?;
         Ok(Snapshot { data })
@@ -50,14 +51,14 @@ impl Cluster {
         self.power_off().await?;
         let data = self.folder().join("etcd");
         fs::remove_dir_all(&data).context("removing the data of etcd")?;
-        copy(snapshot.data.path(), &data).context("restoring the data of etcd")?;
+        copy_folder(snapshot.data.path(), &data).context("restoring the data of etcd")?;
         self.power_on().await?;
         self.start_controllers(self.parts).await
     }
 
     pub(crate) fn kill(&self, components: &[Component]) -> Result<()> {
         if let Some(lease) = &self.lease {
-            return lease.order(&Ask::Kill(components.to_vec()));
+            return lease.execute(&PoolRequest::Kill(components.to_vec()));
         }
         let mut running = lock(&self.processes);
         let mut killed: Vec<_> = components
@@ -69,7 +70,7 @@ impl Cluster {
     }
 }
 
-async fn free(port: &Port) -> Result<()> {
+async fn wait_until_free(port: &Port) -> Result<()> {
     let what = format!("port {} to be free", port.number());
     eventually_within(&what, START_DEADLINE, async || {
         Ok(port.is_free().then_some(()))
@@ -77,13 +78,13 @@ async fn free(port: &Port) -> Result<()> {
     .await
 }
 
-fn copy(from: &Path, to: &Path) -> std::io::Result<()> {
+fn copy_folder(from: &Path, to: &Path) -> std::io::Result<()> {
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from)? {
         let entry = entry?;
         let target = to.join(entry.file_name());
         if entry.file_type()?.is_dir() {
-            copy(&entry.path(), &target)?;
+            copy_folder(&entry.path(), &target)?;
         } else {
             fs::copy(entry.path(), target)?;
         }

@@ -32,12 +32,12 @@ pub(super) fn count(metrics: &str) -> Result<BTreeMap<(String, String), u64>> {
 
 /// Returns an empty string if the label is missing. No value of these labels contains a quote or a comma.
 fn label<'a>(labels: &'a str, name: &str) -> &'a str {
-    let of_name = |pair: &'a str| {
+    let value = |pair: &'a str| {
         pair.strip_prefix(name)?
             .strip_prefix("=\"")?
             .strip_suffix('"')
     };
-    labels.split(',').find_map(of_name).unwrap_or_default()
+    labels.split(',').find_map(value).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -11,34 +11,34 @@ use tokio::time::sleep;
 use super::Cluster;
 
 /// Keys that the control plane itself writes continuously.
-const OWN: [&str; 4] = [
+const CONTINUOUS_KEYS: [&str; 4] = [
     "/registry/leases/",
     "/registry/masterleases/",
     "/registry/minions/",
     "/registry/apiregistration.k8s.io/",
 ];
 /// The API server's compaction revision. The API server exits if it decreases.
-const COMPACTED: &str = "compact_rev_key";
-const POLICIES: &str = "/registry/validatingadmissionpolicies/";
+const COMPACTION_KEY: &str = "compact_rev_key";
+const POLICY_KEYS: &str = "/registry/validatingadmissionpolicies/";
 /// Interval between checks of a newly started control plane.
-const SETTLING: Duration = Duration::from_millis(700);
+const SETTLE_INTERVAL: Duration = Duration::from_millis(700);
 /// Interval between checks that find no change.
-const QUIET: Duration = Duration::from_millis(200);
+const QUIET_INTERVAL: Duration = Duration::from_millis(200);
 /// Interval at which the API server reads its admission policies.
-const POLICIES_READ: Duration = Duration::from_millis(1500);
-const ROUNDS: usize = 100;
+const POLICY_READ_INTERVAL: Duration = Duration::from_millis(1500);
+const MAX_ROUNDS: usize = 100;
 /// Maximum number of operations in one etcd transaction.
-const WRITES_MOST: usize = 128;
+const MAX_WRITES: usize = 128;
 
 /// The content of etcd right after a control plane has started.
 #[derive(Debug)]
-pub(crate) struct Start {
+pub(crate) struct InitialState {
     etcd: Etcd,
-    entries: BTreeMap<String, Entry>,
+    entries: BTreeMap<String, EtcdEntry>,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct EtcdEntry {
     /// In base64. Empty in a list of keys.
     value: String,
     /// The etcd revision of the latest write.
@@ -51,64 +51,66 @@ struct Etcd {
     address: String,
 }
 
-impl Start {
+impl InitialState {
     /// Waits until the control plane adds no more keys.
-    pub(crate) async fn of(cluster: &Cluster) -> Result<Self> {
+    pub(crate) async fn capture(cluster: &Cluster) -> Result<Self> {
         let etcd = Etcd {
             client: Client::new(),
             address: format!("http://127.0.0.1:{}/v3/kv", cluster.etcd_port.number()),
         };
-        let mut before = BTreeMap::new();
-        for _ in 0..ROUNDS {
-            sleep(SETTLING).await;
+        let mut previous = BTreeMap::new();
+        for _ in 0..MAX_ROUNDS {
+            sleep(SETTLE_INTERVAL).await;
             let mut entries = etcd.entries(false).await?;
-            entries.remove(COMPACTED);
-            if entries.keys().eq(before.keys()) {
+            entries.remove(COMPACTION_KEY);
+            if entries.keys().eq(previous.keys()) {
                 return Ok(Self { etcd, entries });
             }
-            before = entries;
+            previous = entries;
         }
         bail!("{} does not settle", etcd.address)
     }
 
     /// Deletes new keys and restores the others, until two checks find no difference.
     pub(crate) async fn restore(&mut self) -> Result<()> {
-        let (mut quiet, mut policies) = (0, false);
-        for _ in 0..ROUNDS {
-            let mut now = self.etcd.entries(true).await?;
-            now.remove(COMPACTED);
-            let added = now.keys().filter(|key| !self.entries.contains_key(*key));
+        let (mut quiet_checks, mut has_new_policies) = (0, false);
+        for _ in 0..MAX_ROUNDS {
+            let mut current = self.etcd.entries(true).await?;
+            current.remove(COMPACTION_KEY);
+            let added = current
+                .keys()
+                .filter(|key| !self.entries.contains_key(*key));
             let added: Vec<_> = added.cloned().collect();
-            policies |= added.iter().any(|key| key.starts_with(POLICIES));
-            let other = |(key, entry): &(&String, &Entry)| match now.get(*key) {
-                Some(now) => now.revision != entry.revision && !is_own(key),
+            has_new_policies |= added.iter().any(|key| key.starts_with(POLICY_KEYS));
+            let differs = |(key, entry): &(&String, &EtcdEntry)| match current.get(*key) {
+                Some(current) => current.revision != entry.revision && !is_continuous(key),
                 None => true,
             };
-            let changed = self.entries.iter().filter(other);
+            let changed = self.entries.iter().filter(differs);
             let changed: Vec<_> = changed.map(|(key, _)| key.clone()).collect();
             if added.is_empty() && changed.is_empty() {
-                quiet += 1;
+                quiet_checks += 1;
             } else {
-                quiet = 0;
+                quiet_checks = 0;
                 self.write(&added, &changed).await?;
             }
-            if quiet == 2 {
-                if policies {
-                    sleep(POLICIES_READ).await;
+            if quiet_checks == 2 {
+                if has_new_policies {
+                    sleep(POLICY_READ_INTERVAL).await;
                 }
                 return Ok(());
             }
-            sleep(QUIET).await;
+            sleep(QUIET_INTERVAL).await;
         }
         bail!("{} does not become quiet", self.etcd.address)
     }
 
     async fn write(&mut self, added: &[String], changed: &[String]) -> Result<()> {
-        for keys in added.chunks(WRITES_MOST) {
+        for keys in added.chunks(MAX_WRITES) {
             let delete = |key| json!({"requestDeleteRange": {"key": encoded(key)}});
             self.etcd.transaction(keys.iter().map(delete)).await?;
         }
-        for keys in changed.chunks(WRITES_MOST) {
+        for keys in changed.chunks(MAX_WRITES) {
             let put = |key| {
                 let value = &self.entries[key].value;
                 json!({"requestPut": {"key": encoded(key), "value": value}})
@@ -125,15 +127,15 @@ impl Start {
 }
 
 impl Etcd {
-    async fn entries(&self, keys_only: bool) -> Result<BTreeMap<String, Entry>> {
+    async fn entries(&self, keys_only: bool) -> Result<BTreeMap<String, EtcdEntry>> {
         // The complete key range.
         let all = json!({"key": "AA==", "range_end": "AA==", "keys_only": keys_only});
-        let answer = self.ask("range", &all).await?;
+        let response = self.post("range", &all).await?;
         let text = |pair: &Value, field: &str| pair[field].as_str().unwrap_or_default().to_owned();
-        let pairs = answer["kvs"].as_array().context("etcd has no keys")?;
+        let pairs = response["kvs"].as_array().context("etcd has no keys")?;
         let entry = |pair| {
             let key = BASE64_STANDARD.decode(text(pair, "key"))?;
-            let entry = Entry {
+            let entry = EtcdEntry {
                 value: text(pair, "value"),
                 revision: text(pair, "mod_revision"),
             };
@@ -145,21 +147,21 @@ impl Etcd {
     /// Returns the revision of these writes.
     async fn transaction(&self, writes: impl Iterator<Item = Value>) -> Result<String> {
         let writes: Vec<Value> = writes.collect();
-        let answer = self.ask("txn", &json!({"success": writes})).await?;
-        let revision = answer.pointer("/header/revision").and_then(Value::as_str);
+        let response = self.post("txn", &json!({"success": writes})).await?;
+        let revision = response.pointer("/header/revision").and_then(Value::as_str);
         Ok(revision.context("etcd returned no revision")?.to_owned())
     }
 
-    async fn ask(&self, operation: &str, body: &Value) -> Result<Value> {
+    async fn post(&self, operation: &str, body: &Value) -> Result<Value> {
         let url = format!("{}/{operation}", self.address);
-        let asked = self.client.post(url).body(body.to_string());
-        let answer = asked.send().await?.error_for_status()?.text().await?;
-        Ok(serde_json::from_str(&answer)?)
+        let request = self.client.post(url).body(body.to_string());
+        let response = request.send().await?.error_for_status()?.text().await?;
+        Ok(serde_json::from_str(&response)?)
     }
 }
 
-fn is_own(key: &str) -> bool {
-    OWN.iter().any(|own| key.starts_with(own))
+fn is_continuous(key: &str) -> bool {
+    CONTINUOUS_KEYS.iter().any(|own| key.starts_with(own))
 }
 
 fn encoded(key: &String) -> String {

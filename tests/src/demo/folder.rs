@@ -9,8 +9,8 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, bail};
 
-const PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../.demo");
-const LOCK: &str = "lock";
+const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../.demo");
+const LOCK_FILE: &str = "lock";
 /// Logs that stay after a failed demo.
 pub(crate) const HUB_LOG: &str = "hub.log";
 pub(crate) const AGENT_LOG: &str = "agent.log";
@@ -25,12 +25,12 @@ pub(crate) struct Folder {
 
 impl Folder {
     /// Locks the folder for this process, removes the files of an earlier run, and uses it for all temporary files.
-    pub(crate) fn take() -> Result<Self> {
+    pub(crate) fn acquire() -> Result<Self> {
         // The folder contains the clusters' keys.
-        let made = DirBuilder::new().recursive(true).mode(0o700).create(PATH);
-        made.with_context(|| format!("creating {PATH}"))?;
-        let path = fs::canonicalize(PATH).with_context(|| format!("reading {PATH}"))?;
-        let lock = path.join(LOCK);
+        let created = DirBuilder::new().recursive(true).mode(0o700).create(FOLDER);
+        created.with_context(|| format!("creating {FOLDER}"))?;
+        let path = fs::canonicalize(FOLDER).with_context(|| format!("reading {FOLDER}"))?;
+        let lock = path.join(LOCK_FILE);
         let lock = File::create(&lock).with_context(|| format!("opening {}", lock.display()))?;
         match lock.try_lock() {
             Ok(()) => {}
@@ -42,7 +42,7 @@ impl Folder {
                 return Err(error).with_context(|| format!("locking {}", path.display()));
             }
         }
-        clear(&path, &[LOCK])?;
+        clear(&path, &[LOCK_FILE])?;
         tempfile::env::override_temp_dir(&path)
             .map_err(|other| anyhow!("temporary files already go to {}", other.display()))?;
         Ok(Self { path, _lock: lock })
@@ -53,14 +53,14 @@ impl Folder {
     }
 
     /// Appends to a log that outlives a failed demo, and returns its path.
-    pub(crate) fn keep_log(&self, name: &str, log: &Path) -> Result<PathBuf> {
-        let kept = self.path.join(name);
+    pub(crate) fn save_log(&self, name: &str, log: &Path) -> Result<PathBuf> {
+        let saved = self.path.join(name);
         let copy = || -> std::io::Result<()> {
-            let mut all = File::options().create(true).append(true).open(&kept)?;
-            all.write_all(&fs::read(log)?)
+            let mut file = File::options().create(true).append(true).open(&saved)?;
+            file.write_all(&fs::read(log)?)
         };
-        copy().with_context(|| format!("copying {} to {}", log.display(), kept.display()))?;
-        Ok(kept)
+        copy().with_context(|| format!("copying {} to {}", log.display(), saved.display()))?;
+        Ok(saved)
     }
 }
 
@@ -80,11 +80,11 @@ impl Drop for Folder {
     }
 }
 
-fn clear(folder: &Path, but: &[&str]) -> Result<()> {
+fn clear(folder: &Path, except: &[&str]) -> Result<()> {
     let entries = fs::read_dir(folder).with_context(|| format!("reading {}", folder.display()))?;
     for entry in entries {
         let entry = entry.with_context(|| format!("reading {}", folder.display()))?;
-        if but.iter().any(|kept| entry.file_name() == *kept) {
+        if except.iter().any(|name| entry.file_name() == *name) {
             continue;
         }
         let path = entry.path();

@@ -19,13 +19,13 @@ use tokio::time::Instant;
 
 use crate::{
     screen::Screen,
-    stage::{CHART, PATIENCE, Site, Stage},
+    stage::{CHART, STEP_DEADLINE, Site, Stage},
 };
 
 /// Namespace of the demo's Tenants on each cluster.
 pub(crate) const NAMESPACE: &str = "default";
 /// Minimum interval between two lines about unreached goals.
-const TELL_EVERY: Duration = Duration::from_secs(1);
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Returns the namespace of a Tenant's chart.
 pub(crate) fn workspace(tenant: &str) -> String {
@@ -48,7 +48,7 @@ pub(crate) enum Goal<'a> {
     /// A new holder has the member's Lease.
     TakenOver {
         site: &'a Site,
-        before: &'a str,
+        previous: &'a str,
         /// Prefix of the new holder's identity.
         by: &'a str,
         /// Description of the goal, and the start of the wait.
@@ -148,13 +148,13 @@ impl Goal<'_> {
             Self::Spare { home, site, holder } => check_spare(home, site, holder).await,
             Self::TakenOver {
                 site,
-                before,
+                previous,
                 by,
                 wait,
                 since,
-            } => check_taken_over(site, before, by)
+            } => check_taken_over(site, previous, by)
                 .await
-                .with_context(|| format!("after {} s: {wait}", tens(*since))),
+                .with_context(|| format!("after {} s: {wait}", elapsed_tens(*since))),
             Self::Installed {
                 site,
                 tenant,
@@ -191,20 +191,20 @@ pub(crate) async fn reach(
     goals: &[Goal<'_>],
 ) -> Result<()> {
     let mut reached = vec![false; goals.len()];
-    let mut shown = String::new();
-    let mut tell_at = Instant::now() + TELL_EVERY;
-    let outcome = eventually_within(what, PATIENCE, async || {
-        if let Err(ended) = stage.all_run() {
-            return Ok(Some(Err(ended)));
+    let mut reported = String::new();
+    let mut next_progress = Instant::now() + PROGRESS_INTERVAL;
+    let waiting = eventually_within(what, STEP_DEADLINE, async || {
+        if let Err(error) = stage.check_running() {
+            return Ok(Some(Err(error)));
         }
         let mut missing = Vec::new();
         for (goal, reached) in goals.iter().zip(&mut reached) {
             match goal.check().await {
-                Err(lack) => missing.push(format!("{} ({lack:#})", goal.name())),
+                Err(difference) => missing.push(format!("{} ({difference:#})", goal.name())),
                 Ok(()) if *reached => {}
                 Ok(()) => {
                     *reached = true;
-                    screen.say(&goal.reached());
+                    screen.event(&goal.reached());
                 }
             }
         }
@@ -212,14 +212,14 @@ pub(crate) async fn reach(
             return Ok(Some(Ok(())));
         }
         let missing = missing.join(", ");
-        if missing != shown && Instant::now() >= tell_at {
-            screen.say(&format!("still missing: {missing}"));
-            tell_at = Instant::now() + TELL_EVERY;
-            shown.clone_from(&missing);
+        if missing != reported && Instant::now() >= next_progress {
+            screen.event(&format!("still missing: {missing}"));
+            next_progress = Instant::now() + PROGRESS_INTERVAL;
+            reported.clone_from(&missing);
         }
         bail!("missing: {missing}")
     });
-    outcome.await?
+    waiting.await?
 }
 
 fn release(site: &Site, tenant: &str) -> String {
@@ -231,10 +231,10 @@ fn summary(members: &[&str]) -> String {
     format!("{count} of {count} clusters ready")
 }
 
-async fn status_of(home: &Site, member: &str) -> Result<EdgeClusterStatus> {
+async fn member_status(home: &Site, member: &str) -> Result<EdgeClusterStatus> {
     let members: Api<EdgeCluster> = Api::all(home.fleet_client.client.clone());
     match members.get_opt(member).await? {
-        Some(found) => Ok(found.status.unwrap_or_default()),
+        Some(member) => Ok(member.status.unwrap_or_default()),
         None => bail!("no EdgeCluster yet"),
     }
 }
@@ -242,8 +242,8 @@ async fn status_of(home: &Site, member: &str) -> Result<EdgeClusterStatus> {
 fn check_conditions(status: &EdgeClusterStatus, expected: &[(&str, &str)]) -> Result<()> {
     for (type_, reason) in expected {
         match condition(&status.conditions, type_) {
-            Some(found) if found.status == "True" && found.reason == *reason => {}
-            Some(found) => bail!("{type_} is {} ({})", found.status, found.reason),
+            Some(condition) if condition.status == "True" && condition.reason == *reason => {}
+            Some(condition) => bail!("{type_} is {} ({})", condition.status, condition.reason),
             None => bail!("{type_} is missing"),
         }
     }
@@ -252,14 +252,14 @@ fn check_conditions(status: &EdgeClusterStatus, expected: &[(&str, &str)]) -> Re
 
 fn check_mode(status: &EdgeClusterStatus, mode: Mode) -> Result<()> {
     match status.mode {
-        Some(found) if found == mode.on_record() => Ok(()),
-        Some(found) => bail!("its mode is {found:?}"),
+        Some(actual) if actual == mode.in_status() => Ok(()),
+        Some(actual) => bail!("its mode is {actual:?}"),
         None => bail!("its mode is unknown"),
     }
 }
 
 async fn check_member(home: &Site, member: &str, mode: Mode) -> Result<()> {
-    let status = status_of(home, member).await?;
+    let status = member_status(home, member).await?;
     check_conditions(
         &status,
         &[("Connected", "Connected"), ("Healthy", "Reconciling")],
@@ -268,7 +268,7 @@ async fn check_member(home: &Site, member: &str, mode: Mode) -> Result<()> {
 }
 
 async fn check_spare(home: &Site, site: &Site, holder: &str) -> Result<()> {
-    let status = status_of(home, &site.member).await?;
+    let status = member_status(home, &site.member).await?;
     check_conditions(
         &status,
         &[
@@ -278,26 +278,29 @@ async fn check_spare(home: &Site, site: &Site, holder: &str) -> Result<()> {
     )?;
     check_mode(&status, Mode::Agent)?;
     match site.fleet_client.holder().await? {
-        found if found == holder => Ok(()),
-        found => bail!("{found:?} holds its Lease"),
+        actual if actual == holder => Ok(()),
+        actual => bail!("{actual:?} holds its Lease"),
     }
 }
 
-async fn check_taken_over(site: &Site, before: &str, by: &str) -> Result<()> {
+async fn check_taken_over(site: &Site, previous: &str, by: &str) -> Result<()> {
     match site.fleet_client.holder().await? {
-        holder if holder != before && holder.starts_with(by) => Ok(()),
+        holder if holder != previous && holder.starts_with(by) => Ok(()),
         holder if holder.is_empty() => bail!("it has no holder"),
         holder => bail!("{holder} holds it"),
     }
 }
 
 /// Rounds down to ten seconds, to print fewer lines.
-fn tens(since: Instant) -> u64 {
+fn elapsed_tens(since: Instant) -> u64 {
     since.elapsed().as_secs() / 10 * 10
 }
 
 async fn check_counts(home: &Site, member: &str, tenants: u32) -> Result<()> {
-    let counts = status_of(home, member).await?.tenants.unwrap_or_default();
+    let counts = member_status(home, member)
+        .await?
+        .tenants
+        .unwrap_or_default();
     if (counts.ready, counts.total) != (tenants, tenants) {
         bail!(
             "only {} of {} Tenants are Ready",
@@ -308,28 +311,31 @@ async fn check_counts(home: &Site, member: &str, tenants: u32) -> Result<()> {
     Ok(())
 }
 
-async fn tenant_of(site: &Site, tenant: &str) -> Result<Tenant> {
-    let Some(found) = site
+async fn observed_tenant(site: &Site, tenant: &str) -> Result<Tenant> {
+    let Some(tenant_object) = site
         .fleet_client
-        .within(NAMESPACE)
+        .in_namespace(NAMESPACE)
         .tenants()
         .get_opt(tenant)
         .await?
     else {
         bail!("the Tenant doesn't exist");
     };
-    let observed = found
+    let observed = tenant_object
         .status
         .as_ref()
         .and_then(|status| status.observed_generation);
-    if observed != found.metadata.generation {
+    if observed != tenant_object.metadata.generation {
         bail!("no status yet");
     }
-    Ok(found)
+    Ok(tenant_object)
 }
 
 async fn check_tenant(site: &Site, tenant: &str, applied: &str) -> Result<()> {
-    let status = tenant_of(site, tenant).await?.status.unwrap_or_default();
+    let status = observed_tenant(site, tenant)
+        .await?
+        .status
+        .unwrap_or_default();
     let type_ = condition_type(Kind::Ready, &site.member);
     match condition(&status.conditions, &type_) {
         Some(ready) if ready.status == "True" => {}
@@ -343,7 +349,10 @@ async fn check_tenant(site: &Site, tenant: &str, applied: &str) -> Result<()> {
 }
 
 async fn check_summary(home: &Site, tenant: &str, members: &[&str], reason: &str) -> Result<()> {
-    let status = tenant_of(home, tenant).await?.status.unwrap_or_default();
+    let status = observed_tenant(home, tenant)
+        .await?
+        .status
+        .unwrap_or_default();
     let clusters = conditions::clusters(&status.conditions);
     for member in members {
         match clusters.get(*member) {
@@ -371,7 +380,7 @@ async fn check_release(site: &Site, tenant: &str, revision: u32) -> Result<()> {
 }
 
 /// Selects the objects of the chart, with or without a namespace.
-fn of_release(site: &Site, tenant: &str) -> ListParams {
+fn release_objects(site: &Site, tenant: &str) -> ListParams {
     let instance = release(site, tenant);
     ListParams::default().labels(&format!("app.kubernetes.io/instance={instance}"))
 }
@@ -379,9 +388,9 @@ fn of_release(site: &Site, tenant: &str) -> ListParams {
 async fn check_deployment(site: &Site, tenant: &str, version: &str) -> Result<()> {
     let api: Api<Deployment> =
         Api::namespaced(site.fleet_client.client.clone(), &workspace(tenant));
-    let found = api.list(&of_release(site, tenant)).await?.items;
-    let [deployment] = found.as_slice() else {
-        bail!("{} Deployments of its release", found.len());
+    let deployments = api.list(&release_objects(site, tenant)).await?.items;
+    let [deployment] = deployments.as_slice() else {
+        bail!("{} Deployments of its release", deployments.len());
     };
     let chart = deployment
         .labels()
@@ -392,7 +401,7 @@ async fn check_deployment(site: &Site, tenant: &str, version: &str) -> Result<()
         bail!("its Deployment has the chart {chart}");
     }
     let status = deployment.status.clone().unwrap_or_default();
-    let wanted = deployment
+    let replicas = deployment
         .spec
         .as_ref()
         .and_then(|spec| spec.replicas)
@@ -403,7 +412,7 @@ async fn check_deployment(site: &Site, tenant: &str, version: &str) -> Result<()
         status.updated_replicas,
         status.available_replicas,
     ];
-    if !current || wanted == 0 || counts.iter().any(|count| *count != Some(wanted)) {
+    if !current || replicas == 0 || counts.iter().any(|count| *count != Some(replicas)) {
         bail!("its Deployment is not available yet");
     }
     Ok(())
@@ -413,7 +422,7 @@ async fn check_gone(site: &Site, tenant: &str) -> Result<()> {
     let client = &site.fleet_client.client;
     if site
         .fleet_client
-        .within(NAMESPACE)
+        .in_namespace(NAMESPACE)
         .tenants()
         .get_opt(tenant)
         .await?
@@ -426,11 +435,11 @@ async fn check_gone(site: &Site, tenant: &str) -> Result<()> {
     if !revisions.is_empty() {
         bail!("revisions of its release exist: {revisions:?}");
     }
-    let of_release = of_release(site, tenant);
+    let params = release_objects(site, tenant);
     let deployments: Api<Deployment> = Api::all(client.clone());
     let roles: Api<ClusterRole> = Api::all(client.clone());
-    let objects = deployments.list_metadata(&of_release).await?.items.len()
-        + roles.list_metadata(&of_release).await?.items.len();
+    let objects = deployments.list_metadata(&params).await?.items.len()
+        + roles.list_metadata(&params).await?.items.len();
     if objects != 0 {
         bail!("{objects} objects of its release exist");
     }

@@ -22,15 +22,15 @@ impl Screen {
     }
 
     pub(crate) fn step(&self, title: &str) {
-        self.plain(&format!("\n== {title}"));
+        self.print(&format!("\n== {title}"));
     }
 
-    pub(crate) fn say(&self, what: &str) {
+    pub(crate) fn event(&self, what: &str) {
         let seconds = self.elapsed().as_secs_f64();
-        self.plain(&format!("[{seconds:6.1} s] {what}"));
+        self.print(&format!("[{seconds:6.1} s] {what}"));
     }
 
-    pub(crate) fn plain(&self, text: &str) {
+    pub(crate) fn print(&self, text: &str) {
         // A reader that exits early, such as `head`, doesn't end the demo.
         writeln!(std::io::stdout().lock(), "{text}").ok();
     }

@@ -25,9 +25,9 @@ const HUB_NAMESPACE: &str = "krypton";
 /// How long an agent must be disconnected before the hub takes over its cluster. The default is 60 s.
 pub(crate) const PROXY_GRACE: &str = "5s";
 /// Exceeds the duration of any step on a slow machine.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
+pub(crate) const STEP_DEADLINE: Duration = Duration::from_secs(300);
 /// Long enough for a demo that a user leaves running.
-const FOR_GOOD: Duration = Duration::from_secs(365 * 24 * 3600);
+const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// A cluster and its name as a member of the fleet.
 pub(crate) struct Site {
@@ -38,7 +38,7 @@ pub(crate) struct Site {
 
 impl Site {
     fn new(cluster: Cluster, member: &str) -> Self {
-        let fleet_client = FleetClient::at(&cluster);
+        let fleet_client = FleetClient::new(&cluster);
         let member = member.to_owned();
         Self {
             cluster,
@@ -57,7 +57,7 @@ pub(crate) struct Stage {
     hub: Option<Hub>,
     agent: Option<Agent>,
     /// The stopped hub and agent, kept until their successors start.
-    former: (Option<Hub>, Option<Agent>),
+    previous: (Option<Hub>, Option<Agent>),
     pub(crate) home: Site,
     pub(crate) edge_1: Site,
     pub(crate) edge_2: Site,
@@ -69,7 +69,7 @@ pub(crate) struct Stage {
 
 impl Stage {
     /// Starts everything except the hub and the agent, concurrently.
-    pub(crate) async fn set(screen: &Screen, folder: &Folder) -> Result<Self> {
+    pub(crate) async fn start(screen: &Screen, folder: &Folder) -> Result<Self> {
         let charts = VERSIONS.map(ChartSource::external_dns);
         let charts = charts.into_iter().collect::<Result<Vec<_>>>()?;
         let (home, edge_1, edge_2, repository) = tokio::try_join!(
@@ -79,14 +79,14 @@ impl Stage {
             ChartRepository::start(&charts),
         )?;
         let (versions, url) = (VERSIONS.join(" and "), repository.url());
-        screen.say(&format!("{url} serves the chart {CHART}, {versions}"));
+        screen.event(&format!("{url} serves the chart {CHART}, {versions}"));
         let kubeconfig = folder.path().join("kubeconfig");
         let contexts = [&home, &edge_1, &edge_2].map(|cluster| (cluster.name(), cluster));
         kubeconfig::write(&kubeconfig, &contexts)?;
         Ok(Self {
             hub: None,
             agent: None,
-            former: (None, None),
+            previous: (None, None),
             home: Site::new(home, names::SELF_CLUSTER),
             edge_1: Site::new(edge_1, "edge-1"),
             edge_2: Site::new(edge_2, "edge-2"),
@@ -111,7 +111,7 @@ impl Stage {
     }
 
     /// Creates the hub's namespace, because the hub doesn't create it.
-    pub(crate) async fn make_namespace(&self) -> Result<()> {
+    pub(crate) async fn create_namespace(&self) -> Result<()> {
         let namespace = json!({
             "apiVersion": "v1", "kind": "Namespace", "metadata": {"name": HUB_NAMESPACE},
         });
@@ -146,8 +146,8 @@ impl Stage {
             "-l",
             &label,
         ];
-        let shown = self.show(screen, &secrets).await?;
-        contains(&shown, &[&edge.member])?;
+        let output = self.show(screen, &secrets).await?;
+        check_contains(&output, &[&edge.member])?;
         if edge.member == self.edge_1.member {
             self.bind(screen, edge).await?;
         }
@@ -168,26 +168,26 @@ impl Stage {
             "-p",
             patch,
         ];
-        let shown = self.show(screen, &command).await?;
-        contains(&shown, &["patched"])
+        let output = self.show(screen, &command).await?;
+        check_contains(&output, &["patched"])
     }
 
     /// Runs `kubectl krypton join` once, and writes the join bundle for the agent of edge-1 to a file.
-    pub(crate) async fn make_bundle(&self, screen: &Screen) -> Result<()> {
+    pub(crate) async fn create_bundle(&self, screen: &Screen) -> Result<()> {
         let name = self.edge_1.member.as_str();
         let command = ["kubectl", "krypton", "join", name, "-n", HUB_NAMESPACE];
         let file = self.bundle.file_name().unwrap_or_default().display();
-        screen.plain(&format!("$ {} >{file}", command.join(" ")));
+        screen.print(&format!("$ {} >{file}", command.join(" ")));
         // The hub becomes ready before it publishes its addresses.
-        let printed = eventually_within("a join bundle", PATIENCE, async || {
-            Ok(Some(self.command(&command)?.output(PATIENCE).await?))
+        let output = eventually_within("a join bundle", STEP_DEADLINE, async || {
+            Ok(Some(self.command(&command)?.output(STEP_DEADLINE).await?))
         })
         .await?;
         // Only its owner can read the folder, and the token works for one agent only.
-        fs::write(&self.bundle, &printed)
+        fs::write(&self.bundle, &output)
             .with_context(|| format!("writing {}", self.bundle.display()))?;
-        contains(&printed, &[name, "BEGIN CERTIFICATE"])?;
-        screen.say("the bundle: the hub's addresses, its CA, and a token for one agent");
+        check_contains(&output, &[name, "BEGIN CERTIFICATE"])?;
+        screen.event("the bundle: the hub's addresses, its CA, and a token for one agent");
         Ok(())
     }
 
@@ -195,28 +195,28 @@ impl Stage {
     /// uses only the state that the first has left on edge-1.
     pub(crate) async fn start_agent(&mut self, screen: &Screen) -> Result<()> {
         let edge = self.edge_1.cluster.kubeconfig();
-        let (options, join) = match self.former.1 {
+        let (options, join) = match self.previous.1 {
             None => (
                 AgentOptions::new(edge).join_file(&self.bundle),
                 " --join-file edge-1.yaml",
             ),
             Some(_) => (AgentOptions::new(edge), ""),
         };
-        screen.plain(&format!("$ krypton-agent --kubeconfig edge-1{join}"));
+        screen.print(&format!("$ krypton-agent --kubeconfig edge-1{join}"));
         let agent = self.agent.insert(Agent::start(&options)?);
-        agent.ready(PATIENCE).await?;
-        self.former.1 = None;
-        screen.say(&format!("the agent is ready (process {})", agent.pid()));
+        agent.wait_ready(STEP_DEADLINE).await?;
+        self.previous.1 = None;
+        screen.event(&format!("the agent is ready (process {})", agent.pid()));
         Ok(())
     }
 
     /// Kills the agent with SIGKILL, so it releases no Lease and sends no final report.
     pub(crate) async fn kill_agent(&mut self, screen: &Screen) -> Result<()> {
         let agent = self.agent.as_mut().context("no agent runs")?;
-        screen.plain(&format!("$ kill -KILL {}", agent.pid()));
+        screen.print(&format!("$ kill -KILL {}", agent.pid()));
         agent.kill9().await?;
-        self.former.1 = self.agent.take();
-        screen.say("the agent is dead");
+        self.previous.1 = self.agent.take();
+        screen.event("the agent is dead");
         Ok(())
     }
 
@@ -230,15 +230,15 @@ impl Stage {
             "--chart-install-crds=false".to_owned(),
             format!("--proxy-grace={PROXY_GRACE}"),
         ];
-        screen.plain(&format!("$ krypton-hub {}", flags.join(" ")));
+        screen.print(&format!("$ krypton-hub {}", flags.join(" ")));
         let mut options = HubOptions::new(self.home.cluster.kubeconfig()).args(flags);
-        if let Some(former) = &self.former.0 {
-            options = options.in_place_of(former);
+        if let Some(previous) = &self.previous.0 {
+            options = options.on_port_of(previous);
         }
         let hub = self.hub.insert(Hub::start(&options)?);
-        hub.ready(PATIENCE).await?;
-        self.former.0 = None;
-        screen.say(&format!("the hub is ready (process {})", hub.pid()));
+        hub.wait_ready(STEP_DEADLINE).await?;
+        self.previous.0 = None;
+        screen.event(&format!("the hub is ready (process {})", hub.pid()));
         Ok(())
     }
 
@@ -249,13 +249,13 @@ impl Stage {
         if !status.success() {
             bail!("the hub exited with {status} after SIGTERM");
         }
-        self.former.0 = self.hub.take();
-        screen.say("the hub has ended; its releases keep running");
+        self.previous.0 = self.hub.take();
+        screen.event("the hub has ended; its releases keep running");
         Ok(())
     }
 
     /// Returns an error if the hub or the agent has ended unexpectedly.
-    pub(crate) fn all_run(&self) -> Result<()> {
+    pub(crate) fn check_running(&self) -> Result<()> {
         let hub = self.hub.as_ref().context("no hub runs")?;
         hub.rss_bytes().context("the hub has ended unexpectedly")?;
         if let Some(agent) = &self.agent {
@@ -267,21 +267,21 @@ impl Stage {
     }
 
     /// Returns an error when the hub ends unexpectedly.
-    pub(crate) async fn hub_ends(&mut self) -> Result<()> {
+    pub(crate) async fn wait_for_hub_exit(&mut self) -> Result<()> {
         let hub = self.hub.as_mut().context("no hub runs")?;
-        let status = hub.wait(FOR_GOOD).await?;
+        let status = hub.wait(FOREVER).await?;
         bail!("the hub has ended unexpectedly with {status}")
     }
 
     /// Runs a command, shows it with its output, and returns the output.
     pub(crate) async fn show(&self, screen: &Screen, command: &[&str]) -> Result<String> {
-        screen.plain(&format!("$ {}", command.join(" ")));
-        let printed = self.command(command)?.output(PATIENCE).await?;
-        screen.plain(match printed.trim_end() {
+        screen.print(&format!("$ {}", command.join(" ")));
+        let output = self.command(command)?.output(STEP_DEADLINE).await?;
+        screen.print(match output.trim_end() {
             "" => "(nothing)",
             lines => lines,
         });
-        Ok(printed)
+        Ok(output)
     }
 
     /// Builds a command with a context for each cluster. The home cluster's context is the current one.
@@ -294,31 +294,31 @@ impl Stage {
     }
 
     /// Saves the logs of hub and agent beyond the end of the demo. Returns a text with their paths and last lines.
-    pub(crate) fn keep_logs(&self, folder: &Folder) -> String {
-        let (former_hub, former_agent) = &self.former;
-        let hubs = [former_hub, &self.hub].into_iter().flatten();
-        let agents = [former_agent, &self.agent].into_iter().flatten();
+    pub(crate) fn save_logs(&self, folder: &Folder) -> String {
+        let (previous_hub, previous_agent) = &self.previous;
+        let hubs = [previous_hub, &self.hub].into_iter().flatten();
+        let agents = [previous_agent, &self.agent].into_iter().flatten();
         let logs = hubs.map(|hub| (HUB_LOG, hub.log_path()));
         let logs = logs.chain(agents.map(|agent| (AGENT_LOG, agent.log_path())));
-        let mut words = String::new();
+        let mut summary = String::new();
         for (name, log) in logs {
-            words += &match folder.keep_log(name, log) {
-                Ok(kept) => format!("{} is kept and ends:\n{}\n", kept.display(), log_end(log)),
+            summary += &match folder.save_log(name, log) {
+                Ok(saved) => format!("{} is kept and ends:\n{}\n", saved.display(), log_end(log)),
                 Err(error) => format!("{name} is lost ({error:#})\n"),
             };
         }
-        words + "the demo failed"
+        summary + "the demo failed"
     }
 
     /// Returns instructions for inspecting the clusters from another terminal.
-    pub(crate) fn directions(&self) -> String {
+    pub(crate) fn instructions(&self) -> String {
         let hub = self.hub.as_ref().map(|hub| hub.log_path());
         let agent = self.agent.as_ref().map(|agent| agent.log_path());
         let logs = [hub, agent].into_iter().flatten();
         let logs: Vec<_> = logs.map(|log| format!("  {}", log.display())).collect();
-        let own =
+        let kubeconfig_line =
             |site: &Site| format!("  {:8}{}", site.name(), site.cluster.kubeconfig().display());
-        let singles = self.sites().map(own).join("\n");
+        let kubeconfig_lines = self.sites().map(kubeconfig_line).join("\n");
         format!(
             "
 Everything runs on. In another terminal:
@@ -335,7 +335,7 @@ Everything runs on. In another terminal:
     kubectl --context edge-1 create -f -
 
 Kubeconfigs of one cluster each:
-{singles}
+{kubeconfig_lines}
 The logs of hub and agent:
 {logs}
 
@@ -350,15 +350,15 @@ Ctrl-C stops and removes all of it.",
 async fn start(screen: &Screen, name: &str) -> Result<Cluster> {
     let cluster = Cluster::start(name, Parts::WithPods).await?;
     let server = cluster.server();
-    screen.say(&format!("{name} is up at {server}, with a node for pods"));
+    screen.event(&format!("{name} is up at {server}, with a node for pods"));
     Ok(cluster)
 }
 
 /// Returns an error if the output lacks one of the expected texts.
-pub(crate) fn contains(printed: &str, words: &[&str]) -> Result<()> {
-    for word in words {
-        if !printed.contains(word) {
-            bail!("the output of the last command lacks {word:?}");
+pub(crate) fn check_contains(output: &str, expected: &[&str]) -> Result<()> {
+    for text in expected {
+        if !output.contains(text) {
+            bail!("the output of the last command lacks {text:?}");
         }
     }
     Ok(())
@@ -366,18 +366,18 @@ pub(crate) fn contains(printed: &str, words: &[&str]) -> Result<()> {
 
 /// Returns a PATH with the kubectl plugin, which cargo builds next to this program, and with the tools.
 fn path() -> Result<OsString> {
-    let own = std::env::current_exe().context("finding the current program")?;
-    let own = own
+    let program_folder = std::env::current_exe().context("finding the current program")?;
+    let program_folder = program_folder
         .parent()
         .context("the current program is in no folder")?;
-    if !own.join("kubectl-krypton").is_file() {
+    if !program_folder.join("kubectl-krypton").is_file() {
         bail!(
             "no kubectl-krypton in {}; run 'cargo build --workspace --bins' with the same profile",
-            own.display()
+            program_folder.display()
         );
     }
     let system = ["/usr/bin", "/bin"].map(PathBuf::from);
-    let folders = [own.to_owned(), Tools::find()?.bin()]
+    let folders = [program_folder.to_owned(), Tools::find()?.bin()]
         .into_iter()
         .chain(system);
     std::env::join_paths(folders).context("building a PATH")

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use crate::{
     goals::{Goal, NAMESPACE, reach, workspace},
     screen::Screen,
-    stage::{CHART, PROXY_GRACE, Site, Stage, VERSIONS, contains},
+    stage::{CHART, PROXY_GRACE, Site, Stage, VERSIONS, check_contains},
 };
 
 const MEMBERS: [&str; 3] = [names::SELF_CLUSTER, "edge-1", "edge-2"];
@@ -26,10 +26,10 @@ pub(crate) async fn play(screen: &Screen, stage: &mut Stage) -> Result<()> {
     screen.step(
         "Two edges join the fleet: edge-1 by an agent, edge-2 by a Secret with its kubeconfig",
     );
-    stage.make_namespace().await?;
+    stage.create_namespace().await?;
     stage.start_hub(screen, first).await?;
     stage.add_kubeconfig(screen, &stage.edge_2).await?;
-    stage.make_bundle(screen).await?;
+    stage.create_bundle(screen).await?;
     stage.start_agent(screen).await?;
     let home = &stage.home;
     let modes = [Mode::SelfCluster, Mode::Agent, Mode::Proxy];
@@ -44,9 +44,9 @@ pub(crate) async fn play(screen: &Screen, stage: &mut Stage) -> Result<()> {
     for (site, tenant) in tenants(stage) {
         create(screen, site, tenant).await?;
     }
-    let installed = everywhere(stage, first, 1, reason::INSTALLED);
+    let installed = installed_everywhere(stage, first, 1, reason::INSTALLED);
     reach(screen, stage, "the first installation", &installed).await?;
-    let counted: Vec<_> = counts(stage, [1, 2, 2]).collect();
+    let counted: Vec<_> = tenant_counts(stage, [1, 2, 2]).collect();
     reach(screen, stage, "the counts", &counted).await?;
     show_fleet(screen, stage).await?;
 
@@ -55,18 +55,18 @@ pub(crate) async fn play(screen: &Screen, stage: &mut Stage) -> Result<()> {
     ));
     stage.stop_hub(screen).await?;
     stage.start_hub(screen, second).await?;
-    let upgraded = everywhere(stage, second, 2, reason::UPGRADED);
+    let upgraded = installed_everywhere(stage, second, 2, reason::UPGRADED);
     reach(screen, stage, "the upgrade", &upgraded).await?;
     for site in stage.sites() {
         show_releases(screen, stage, site).await?;
     }
 
     screen.step("Deletion: Tenant acme is deleted on edge-2, and only there");
-    delete(screen, stage).await?;
+    demonstrate_deletion(screen, stage).await?;
 
     screen
         .step("Handover: the agent of edge-1 is killed, the hub takes over, the agent comes back");
-    hand_over(screen, stage).await?;
+    demonstrate_handover(screen, stage).await?;
 
     let seconds = screen.elapsed().as_secs();
     screen.step(&format!(
@@ -88,7 +88,7 @@ fn tenants(stage: &Stage) -> [(&Site, &'static str); 5] {
 }
 
 /// All Tenants have this version, and home shows it.
-fn everywhere<'a>(
+fn installed_everywhere<'a>(
     stage: &'a Stage,
     version: &'a str,
     revision: u32,
@@ -102,12 +102,12 @@ fn everywhere<'a>(
         revision,
     };
     let mut goals: Vec<_> = tenants(stage).map(installed).into();
-    goals.push(over_all(stage, &MEMBERS, reason));
+    goals.push(aggregated(stage, &MEMBERS, reason));
     goals
 }
 
 /// The state of acme on home.
-fn over_all<'a>(stage: &'a Stage, members: &'a [&'a str], reason: &'a str) -> Goal<'a> {
+fn aggregated<'a>(stage: &'a Stage, members: &'a [&'a str], reason: &'a str) -> Goal<'a> {
     Goal::Aggregated {
         home: &stage.home,
         tenant: ACME,
@@ -117,7 +117,7 @@ fn over_all<'a>(stage: &'a Stage, members: &'a [&'a str], reason: &'a str) -> Go
 }
 
 /// The state of each member on home.
-fn counts(stage: &Stage, tenants: [u32; 3]) -> impl Iterator<Item = Goal<'_>> {
+fn tenant_counts(stage: &Stage, tenants: [u32; 3]) -> impl Iterator<Item = Goal<'_>> {
     let counted = |(member, tenants)| Goal::Counted {
         home: &stage.home,
         member,
@@ -133,20 +133,20 @@ async fn create(screen: &Screen, site: &Site, tenant: &str) -> Result<()> {
         "metadata": {"name": tenant, "namespace": NAMESPACE},
         "spec": {"workspace": workspace(tenant)},
     });
-    let printed = site.cluster.apply(&object.to_string()).await?;
-    screen.say(&format!("{}: {}", site.name(), printed.trim()));
+    let output = site.cluster.apply(&object.to_string()).await?;
+    screen.event(&format!("{}: {}", site.name(), output.trim()));
     Ok(())
 }
 
 async fn show_fleet(screen: &Screen, stage: &Stage) -> Result<()> {
     show_clusters(screen, stage).await?;
-    let shown = stage
+    let output = stage
         .show(screen, &["kubectl", "krypton", "get", "tenants", "-A"])
         .await?;
-    contains(&shown, &[ACME, "3/3"])?;
+    check_contains(&output, &[ACME, "3/3"])?;
     for edge in stage.edges() {
         let command = ["kubectl", "--context", edge.name(), "get", "tenants", "-A"];
-        contains(&stage.show(screen, &command).await?, &[ACME, "Ready"])?;
+        check_contains(&stage.show(screen, &command).await?, &[ACME, "Ready"])?;
     }
     Ok(())
 }
@@ -161,17 +161,17 @@ async fn show_releases(screen: &Screen, stage: &Stage, site: &Site) -> Result<()
         "list",
         "--all-namespaces",
     ];
-    let printed = stage.show(screen, &list).await?;
-    contains(&printed, &[&second])?;
-    if printed.contains(&first) {
+    let output = stage.show(screen, &list).await?;
+    check_contains(&output, &[&second])?;
+    if output.contains(&first) {
         bail!("helm shows a release of {first} on {}", site.name());
     }
     Ok(())
 }
 
-async fn delete(screen: &Screen, stage: &Stage) -> Result<()> {
+async fn demonstrate_deletion(screen: &Screen, stage: &Stage) -> Result<()> {
     let site = &stage.edge_2;
-    let before = releases(stage).await?;
+    let releases_before = releases(stage).await?;
     let command = [
         "kubectl",
         "--context",
@@ -181,10 +181,10 @@ async fn delete(screen: &Screen, stage: &Stage) -> Result<()> {
         ACME,
     ];
     stage.show(screen, &command).await?;
-    let left = [names::SELF_CLUSTER, "edge-1"];
+    let remaining_members = [names::SELF_CLUSTER, "edge-1"];
     let mut goals = vec![Goal::Gone { site, tenant: ACME }];
-    goals.push(over_all(stage, &left, reason::UPGRADED));
-    goals.extend(counts(stage, [1, 2, 1]));
+    goals.push(aggregated(stage, &remaining_members, reason::UPGRADED));
+    goals.extend(tenant_counts(stage, [1, 2, 1]));
     reach(screen, stage, "the deletion", &goals).await?;
 
     let workspace = workspace(ACME);
@@ -197,24 +197,26 @@ async fn delete(screen: &Screen, stage: &Stage) -> Result<()> {
         &workspace,
         "--short",
     ];
-    let left = stage.show(screen, &list).await?;
-    if !left.trim().is_empty() {
+    let output = stage.show(screen, &list).await?;
+    if !output.trim().is_empty() {
         bail!("helm shows releases in {workspace} on {}", site.name());
     }
-    let mut expected = before;
+    let mut expected = releases_before;
     let release = names::tenant_release(ACME, &site.member);
     expected.retain(|(cluster, secret), _| {
         cluster != site.name() || !secret.contains(&format!(".{release}."))
     });
-    let after = releases(stage).await?;
-    if after != expected {
-        bail!("releases of other Tenants have changed: {expected:?} have become {after:?}");
+    let releases_after = releases(stage).await?;
+    if releases_after != expected {
+        bail!(
+            "releases of other Tenants have changed: {expected:?} have become {releases_after:?}"
+        );
     }
-    screen.say(&format!(
+    screen.event(&format!(
         "all other releases are unchanged: {} Secrets",
-        after.len()
+        releases_after.len()
     ));
-    screen.plain("");
+    screen.print("");
     stage
         .show(screen, &["kubectl", "krypton", "get", "tenants", "-A"])
         .await?;
@@ -223,22 +225,22 @@ async fn delete(screen: &Screen, stage: &Stage) -> Result<()> {
 
 /// The hub takes over from the agent of edge-1, and the agent from the hub. A Tenant created during this time shows
 /// that each reconciles.
-async fn hand_over(screen: &Screen, stage: &mut Stage) -> Result<()> {
+async fn demonstrate_handover(screen: &Screen, stage: &mut Stage) -> Result<()> {
     let [_, second] = VERSIONS;
-    let before = releases(stage).await?;
-    let agents = stage.edge_1.fleet_client.holder().await?;
+    let releases_before = releases(stage).await?;
+    let agent_holder = stage.edge_1.fleet_client.holder().await?;
     stage.add_kubeconfig(screen, &stage.edge_1).await?;
     let spare = [Goal::Spare {
         home: &stage.home,
         site: &stage.edge_1,
-        holder: &agents,
+        holder: &agent_holder,
     }];
     reach(screen, stage, "the hub's own way to edge-1", &spare).await?;
 
     stage.kill_agent(screen).await?;
-    let killed = Instant::now();
+    let killed_at = Instant::now();
     create(screen, &stage.edge_1, HOOLI).await?;
-    screen.say(&format!(
+    screen.event(&format!(
         "{HOOLI} waits: the hub acts when the agent has been away for {PROXY_GRACE} and its Lease is dead, \
          unchanged for 60 s"
     ));
@@ -246,32 +248,32 @@ async fn hand_over(screen: &Screen, stage: &mut Stage) -> Result<()> {
     let taken_over = [
         Goal::TakenOver {
             site: edge,
-            before: &agents,
+            previous: &agent_holder,
             by: "hub/",
             wait: "a killed agent's Lease lives for up to 60 s",
-            since: killed,
+            since: killed_at,
         },
         member(stage, edge, Mode::Proxy),
         installed(stage, edge, HOOLI, second),
     ];
     reach(screen, stage, "the hub to take over", &taken_over).await?;
-    let hubs = edge.fleet_client.holder().await?;
+    let hub_holder = edge.fleet_client.holder().await?;
     show_clusters(screen, stage).await?;
 
-    let started = Instant::now();
+    let started_at = Instant::now();
     stage.start_agent(screen).await?;
     let edge = &stage.edge_1;
-    let given_back = [
+    let returned = [
         Goal::TakenOver {
             site: edge,
-            before: &hubs,
+            previous: &hub_holder,
             by: "agent/",
             wait: "the hub gives the Lease up when the agent is ready to reconcile",
-            since: started,
+            since: started_at,
         },
         member(stage, edge, Mode::Agent),
     ];
-    reach(screen, stage, "the agent to reconnect", &given_back).await?;
+    reach(screen, stage, "the agent to reconnect", &returned).await?;
     let command = [
         "kubectl",
         "--context",
@@ -285,15 +287,17 @@ async fn hand_over(screen: &Screen, stage: &mut Stage) -> Result<()> {
         site: edge,
         tenant: HOOLI,
     }];
-    goals.extend(counts(stage, [1, 2, 1]));
+    goals.extend(tenant_counts(stage, [1, 2, 1]));
     reach(screen, stage, "the agent's deletion", &goals).await?;
-    let after = releases(stage).await?;
-    if after != before {
-        bail!("the handovers have changed releases: {before:?} have become {after:?}");
+    let releases_after = releases(stage).await?;
+    if releases_after != releases_before {
+        bail!(
+            "the handovers have changed releases: {releases_before:?} have become {releases_after:?}"
+        );
     }
-    screen.say(&format!(
+    screen.event(&format!(
         "the handovers changed no release: {} Secrets",
-        after.len()
+        releases_after.len()
     ));
     show_clusters(screen, stage).await
 }
@@ -317,9 +321,9 @@ fn installed<'a>(stage: &'a Stage, site: &'a Site, tenant: &'a str, version: &'a
 }
 
 async fn show_clusters(screen: &Screen, stage: &Stage) -> Result<()> {
-    screen.plain("");
+    screen.print("");
     let command = ["kubectl", "krypton", "get", "clusters"];
-    contains(&stage.show(screen, &command).await?, &MEMBERS)
+    check_contains(&stage.show(screen, &command).await?, &MEMBERS)
 }
 
 /// Returns Helm's Secrets of all clusters with their resourceVersions, by cluster and name.

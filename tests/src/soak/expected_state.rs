@@ -7,20 +7,20 @@ use std::{
 };
 
 use super::{
-    judgement::{Expected, Violation, Wanted},
-    snapshot::Place,
+    judgement::{ExpectedFleet, ExpectedTenant, Violation},
+    snapshot::ObjectKey,
     whom::{Edge, Object, Tenant, Workspace},
 };
 
 #[derive(Debug, Default)]
 struct State {
-    expected: Expected,
+    expected: ExpectedFleet,
     /// UIDs of all existing objects of the chart, with their releases.
-    seen: BTreeMap<(Edge, Object, Place), (String, String)>,
+    objects: BTreeMap<(Edge, Object, ObjectKey), (String, String)>,
     /// UIDs of objects that a user has deleted, or whose Tenant is deleted.
-    may_go: BTreeSet<String>,
+    deletable: BTreeSet<String>,
     /// The latest leader epoch that has written each object of home, by UID.
-    leads: BTreeMap<String, u64>,
+    epochs: BTreeMap<String, u64>,
     violations: Vec<Violation>,
 }
 
@@ -28,118 +28,136 @@ struct State {
 pub(crate) struct ExpectedState(Mutex<State>);
 
 impl ExpectedState {
-    pub(crate) fn new(expected: Expected) -> Self {
+    pub(crate) fn new(expected: ExpectedFleet) -> Self {
         Self(Mutex::new(State {
             expected,
             ..State::default()
         }))
     }
 
-    pub(crate) fn expected(&self) -> Expected {
+    pub(crate) fn expected(&self) -> ExpectedFleet {
         self.lock().expected.clone()
     }
 
-    pub(crate) fn change(&self, change: impl FnOnce(&mut Expected)) {
-        change(&mut self.lock().expected);
+    pub(crate) fn update(&self, update: impl FnOnce(&mut ExpectedFleet)) {
+        update(&mut self.lock().expected);
     }
 
-    pub(crate) fn is_wanted(&self, tenant: Tenant) -> bool {
+    pub(crate) fn is_expected(&self, tenant: Tenant) -> bool {
         self.lock().expected.tenants.contains_key(&tenant)
     }
 
-    pub(crate) fn wanted(&self, tenant: Tenant) -> Option<Wanted> {
+    pub(crate) fn expected_tenant(&self, tenant: Tenant) -> Option<ExpectedTenant> {
         self.lock().expected.tenants.get(&tenant).cloned()
     }
 
     /// From now on, the Tenant must exist.
-    pub(crate) fn want(&self, tenant: Tenant, workspace: Workspace) {
-        let wanted = Wanted {
+    pub(crate) fn expect(&self, tenant: Tenant, workspace: Workspace) {
+        let tenant_state = ExpectedTenant {
             workspace,
-            held: false,
+            has_foreign_finalizer: false,
         };
-        self.lock().expected.tenants.insert(tenant, wanted);
+        self.lock().expected.tenants.insert(tenant, tenant_state);
     }
 
-    pub(crate) fn hold(&self, tenant: Tenant, held: bool) {
-        if let Some(wanted) = self.lock().expected.tenants.get_mut(&tenant) {
-            wanted.held = held;
+    pub(crate) fn set_foreign_finalizer(&self, tenant: Tenant, value: bool) {
+        if let Some(tenant_state) = self.lock().expected.tenants.get_mut(&tenant) {
+            tenant_state.has_foreign_finalizer = value;
         }
     }
 
     /// From now on, the Tenant and all its objects must go. A namespace that Krypton created for it must go too, unless
     /// it contains other objects.
-    pub(crate) fn unwant(&self, tenant: Tenant) -> Option<Wanted> {
-        let mut book = self.lock();
-        let wanted = book.expected.tenants.remove(&tenant)?;
+    pub(crate) fn expect_deletion(&self, tenant: Tenant) -> Option<ExpectedTenant> {
+        let mut state = self.lock();
+        let tenant_state = state.expected.tenants.remove(&tenant)?;
         let release = tenant.release();
-        let own = book.seen.values().filter(|(_, of)| *of == release);
-        let own: Vec<String> = own.map(|(uid, _)| uid.clone()).collect();
-        book.may_go.extend(own);
-        Some(wanted)
+        let uids = state
+            .objects
+            .values()
+            .filter(|(_, owner)| *owner == release);
+        let uids: Vec<String> = uids.map(|(uid, _)| uid.clone()).collect();
+        state.deletable.extend(uids);
+        Some(tenant_state)
     }
 
     /// Returns true if any object of the Tenant's release exists.
     pub(crate) fn is_installed(&self, tenant: Tenant) -> bool {
         let release = tenant.release();
-        self.lock().seen.values().any(|(_, of)| *of == release)
+        self.lock()
+            .objects
+            .values()
+            .any(|(_, owner)| *owner == release)
     }
 
     /// Records that a user deletes this object.
-    pub(crate) fn may_go(&self, uid: &str) {
-        self.lock().may_go.insert(uid.to_owned());
+    pub(crate) fn allow_deletion(&self, uid: &str) {
+        self.lock().deletable.insert(uid.to_owned());
     }
 
     /// Records that an object of the chart exists.
-    pub(crate) fn there(&self, edge: Edge, kind: Object, place: &Place, release: &str, uid: &str) {
-        let mut book = self.lock();
-        let live = book.expected.tenants.keys();
-        if !live.into_iter().any(|tenant| tenant.release() == release) {
-            book.may_go.insert(uid.to_owned());
+    pub(crate) fn record_object(
+        &self,
+        edge: Edge,
+        kind: Object,
+        place: &ObjectKey,
+        release: &str,
+        uid: &str,
+    ) {
+        let mut state = self.lock();
+        let expected_tenants = state.expected.tenants.keys();
+        if !expected_tenants
+            .into_iter()
+            .any(|tenant| tenant.release() == release)
+        {
+            state.deletable.insert(uid.to_owned());
         }
-        let now = (uid.to_owned(), release.to_owned());
-        let before = book.seen.insert((edge, kind, place.clone()), now.clone());
-        if let Some(before) = before.filter(|before| before.0 != now.0) {
-            book.lost(edge, kind, place, &before, &format!("it is {uid} now"));
+        let current = (uid.to_owned(), release.to_owned());
+        let previous = state
+            .objects
+            .insert((edge, kind, place.clone()), current.clone());
+        if let Some(previous) = previous.filter(|previous| previous.0 != current.0) {
+            state.report_loss(edge, kind, place, &previous, &format!("it is {uid} now"));
         }
     }
 
     /// Records that an object is gone.
-    pub(crate) fn gone(&self, edge: Edge, kind: Object, place: &Place) {
-        let mut book = self.lock();
-        if let Some(before) = book.seen.remove(&(edge, kind, place.clone())) {
-            book.lost(edge, kind, place, &before, "it is gone");
+    pub(crate) fn record_deletion(&self, edge: Edge, kind: Object, place: &ObjectKey) {
+        let mut state = self.lock();
+        if let Some(previous) = state.objects.remove(&(edge, kind, place.clone())) {
+            state.report_loss(edge, kind, place, &previous, "it is gone");
         }
     }
 
     /// Records the complete list of a kind.
-    pub(crate) fn only(&self, edge: Edge, kind: Object, all: &BTreeSet<Place>) {
-        let missing: Vec<Place> = {
-            let book = self.lock();
-            let of_kind = book
-                .seen
+    pub(crate) fn record_list(&self, edge: Edge, kind: Object, all: &BTreeSet<ObjectKey>) {
+        let missing: Vec<ObjectKey> = {
+            let state = self.lock();
+            let places = state
+                .objects
                 .keys()
-                .filter(|(at, of, _)| (*at, *of) == (edge, kind));
-            let missing = of_kind.filter(|(_, _, place)| !all.contains(place));
+                .filter(|(edge_seen, kind_seen, _)| (*edge_seen, *kind_seen) == (edge, kind));
+            let missing = places.filter(|(_, _, place)| !all.contains(place));
             missing.map(|(_, _, place)| place.clone()).collect()
         };
         for place in missing {
-            self.gone(edge, kind, &place);
+            self.record_deletion(edge, kind, &place);
         }
     }
 
     /// Records that the leader of this epoch wrote this object of home.
-    pub(crate) fn written(&self, what: &str, uid: &str, epoch: u64) {
-        let mut book = self.lock();
-        let latest = book.leads.entry(uid.to_owned()).or_default();
-        let before = std::mem::replace(latest, epoch.max(*latest));
-        if epoch < before {
-            let story = format!(
-                "{what}, {uid}, was written in epoch {epoch}, after epoch {before}; {}",
+    pub(crate) fn record_write(&self, what: &str, uid: &str, epoch: u64) {
+        let mut state = self.lock();
+        let latest = state.epochs.entry(uid.to_owned()).or_default();
+        let previous = std::mem::replace(latest, epoch.max(*latest));
+        if epoch < previous {
+            let details = format!(
+                "{what}, {uid}, was written in epoch {epoch}, after epoch {previous}; {}",
                 jiff::Timestamp::now()
             );
-            book.violations.push(Violation {
+            state.violations.push(Violation {
                 promise: "an earlier leader overwrites nothing",
-                story,
+                details,
             });
         }
     }
@@ -154,25 +172,25 @@ impl ExpectedState {
 }
 
 impl State {
-    fn lost(
+    fn report_loss(
         &mut self,
         edge: Edge,
         kind: Object,
-        (namespace, name): &Place,
+        (namespace, name): &ObjectKey,
         (uid, release): &(String, String),
-        now: &str,
+        current: &str,
     ) {
-        if self.may_go.contains(uid) {
+        if self.deletable.contains(uid) {
             return;
         }
-        let story = format!(
-            "{kind:?} {name} of {release} in {namespace} on {}, {uid}: {now}, without a deletion by a user; {}",
+        let details = format!(
+            "{kind:?} {name} of {release} in {namespace} on {}, {uid}: {current}, without a deletion by a user; {}",
             edge.name(),
             jiff::Timestamp::now()
         );
         self.violations.push(Violation {
             promise: "nothing of a live Tenant is uninstalled",
-            story,
+            details,
         });
     }
 }
@@ -183,26 +201,26 @@ mod tests {
 
     const TENANT: Tenant = Tenant(0);
 
-    fn place() -> Place {
+    fn place() -> ObjectKey {
         ("t-000-ws".to_owned(), TENANT.release())
     }
 
     fn with_object() -> ExpectedState {
         let expected_state = ExpectedState::default();
-        expected_state.want(TENANT, Workspace::Own);
+        expected_state.expect(TENANT, Workspace::Own);
         appears(&expected_state, "first");
         expected_state
     }
 
     fn appears(expected_state: &ExpectedState, uid: &str) {
         let release = TENANT.release();
-        expected_state.there(Edge::One, Object::Deployment, &place(), &release, uid);
+        expected_state.record_object(Edge::One, Object::Deployment, &place(), &release, uid);
     }
 
     #[test]
     fn loss_of_live_tenant_object_is_violation() {
         let expected_state = with_object();
-        expected_state.gone(Edge::One, Object::Deployment, &place());
+        expected_state.record_deletion(Edge::One, Object::Deployment, &place());
         assert_eq!(expected_state.violations().len(), 1);
 
         let expected_state = with_object();
@@ -210,9 +228,9 @@ mod tests {
         assert_eq!(expected_state.violations().len(), 1);
 
         let expected_state = with_object();
-        expected_state.only(Edge::One, Object::ConfigMap, &BTreeSet::new());
+        expected_state.record_list(Edge::One, Object::ConfigMap, &BTreeSet::new());
         assert_eq!(expected_state.violations(), []);
-        expected_state.only(Edge::One, Object::Deployment, &BTreeSet::new());
+        expected_state.record_list(Edge::One, Object::Deployment, &BTreeSet::new());
         assert_eq!(expected_state.violations().len(), 1);
     }
 
@@ -221,15 +239,15 @@ mod tests {
         for by_user in [true, false] {
             let expected_state = with_object();
             if by_user {
-                expected_state.may_go("first");
+                expected_state.allow_deletion("first");
             } else {
-                expected_state.unwant(TENANT);
+                expected_state.expect_deletion(TENANT);
             }
-            expected_state.gone(Edge::One, Object::Deployment, &place());
-            expected_state.want(TENANT, Workspace::Own);
+            expected_state.record_deletion(Edge::One, Object::Deployment, &place());
+            expected_state.expect(TENANT, Workspace::Own);
             appears(&expected_state, "second");
             assert_eq!(expected_state.violations(), [], "by user: {by_user}");
-            expected_state.gone(Edge::One, Object::Deployment, &place());
+            expected_state.record_deletion(Edge::One, Object::Deployment, &place());
             assert_eq!(expected_state.violations().len(), 1, "by user: {by_user}");
         }
     }
@@ -238,13 +256,13 @@ mod tests {
     fn stale_leader_overwrite_is_reported_as_violation() {
         let expected_state = ExpectedState::default();
         for epoch in [1, 1, 3] {
-            expected_state.written("Tenant t-000", "one", epoch);
+            expected_state.record_write("Tenant t-000", "one", epoch);
         }
-        expected_state.written("Tenant t-002", "two", 2);
+        expected_state.record_write("Tenant t-002", "two", 2);
         assert_eq!(expected_state.violations(), []);
-        expected_state.written("Tenant t-000", "one", 2);
+        expected_state.record_write("Tenant t-000", "one", 2);
         assert_eq!(expected_state.violations().len(), 1);
-        expected_state.written("Tenant t-000", "one", 3);
+        expected_state.record_write("Tenant t-000", "one", 3);
         assert_eq!(expected_state.violations().len(), 1);
     }
 }

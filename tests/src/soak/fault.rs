@@ -2,23 +2,23 @@
 
 use std::time::Duration;
 
-use super::whom::{Edge, Object, Seat, Tenant, Workspace};
+use super::whom::{Edge, HubId, Object, Tenant, Workspace};
 
 /// Maximum wait after an API server, a connection or a response recovers. The back-off of hub and agent ends at 30 s
 /// and never exceeds the time waited so far.
-const PAUSES: Duration = Duration::from_secs(30);
+const MAX_BACKOFF: Duration = Duration::from_secs(30);
 /// A killed process doesn't release its Lease. Its successor waits until the Lease is unchanged for 60 s.
-const LEASE: Duration = Duration::from_secs(66);
+const LEASE_EXPIRY: Duration = Duration::from_secs(66);
 /// Time for Helm, not a back-off, because every Tenant gets a new chart state.
-const ROLLED_OUT: Duration = Duration::from_secs(15);
+const ROLLOUT: Duration = Duration::from_secs(15);
 /// A stopping hub waits for Helm.
-const STOPPING: Duration = Duration::from_secs(10);
+const HUB_STOP: Duration = Duration::from_secs(10);
 /// Time to stop all hubs, one after the other.
-const ALL_STOPPING: Duration = Duration::from_secs(20);
+const ALL_HUBS_STOP: Duration = Duration::from_secs(20);
 
 /// Treatment of the traffic on a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum TrafficFault {
     Cut,
     Slow(Duration),
     /// Half-open: data is lost.
@@ -28,7 +28,7 @@ pub(crate) enum Way {
 
 /// A false response in place of the API server's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Answered {
+pub(crate) enum ApiserverFault {
     /// To all requests.
     Status(u16),
     Page(u16),
@@ -38,7 +38,7 @@ pub(crate) enum Answered {
     Closed,
 }
 
-impl Answered {
+impl ApiserverFault {
     pub(crate) const ALL: [Self; 9] = [
         Self::Status(403),
         Self::Status(404),
@@ -54,7 +54,7 @@ impl Answered {
 
 /// Failure of the chart repository.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Away {
+pub(crate) enum RepositoryFault {
     Gone,
     Failing,
     Rubbish,
@@ -77,17 +77,17 @@ impl Mark {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Fault {
     HubKilled {
-        hub: Seat,
+        hub: HubId,
         away: Duration,
     },
     /// SIGTERM, then a pause of this length after the process has ended.
     HubStopped {
-        hub: Seat,
+        hub: HubId,
         away: Duration,
     },
     /// Any hub, leader or not.
     HubFrozen {
-        hub: Seat,
+        hub: HubId,
         away: Duration,
     },
     /// The current leader, for longer than its Lease, so another hub becomes leader before it resumes.
@@ -100,8 +100,8 @@ pub(crate) enum Fault {
     },
     /// Between one hub and the home cluster. The API server stays reachable for all other processes.
     HomeWay {
-        hub: Seat,
-        way: Way,
+        hub: HubId,
+        way: TrafficFault,
         away: Duration,
     },
     AgentKilled {
@@ -124,19 +124,19 @@ pub(crate) enum Fault {
     /// Between agent and hub.
     Link {
         /// `None` stands for all hubs.
-        hub: Option<Seat>,
-        way: Way,
+        hub: Option<HubId>,
+        way: TrafficFault,
         away: Duration,
     },
     /// Between the actor and its API server.
     Way {
         edge: Edge,
-        way: Way,
+        way: TrafficFault,
         away: Duration,
     },
     Answers {
         edge: Edge,
-        answer: Answered,
+        answer: ApiserverFault,
         away: Duration,
     },
     /// The Secret of edge-2 contains an invalid kubeconfig.
@@ -152,7 +152,7 @@ pub(crate) enum Fault {
         number: u32,
     },
     Repository {
-        how: Away,
+        how: RepositoryFault,
         away: Duration,
     },
     Crd {
@@ -279,11 +279,11 @@ impl Kind {
     ];
 
     /// Returns the kinds that apply to this number of hubs, with their frequencies.
-    pub(crate) fn of(hubs: usize) -> impl Iterator<Item = (Self, u32)> {
-        let of_several = [Self::LeadFrozen, Self::HubsKilled, Self::HomeWay];
+    pub(crate) fn for_hubs(hubs: usize) -> impl Iterator<Item = (Self, u32)> {
+        let multi_hub_kinds = [Self::LeadFrozen, Self::HubsKilled, Self::HomeWay];
         Self::ALL
             .into_iter()
-            .filter(move |(kind, _)| hubs > 1 || !of_several.contains(kind))
+            .filter(move |(kind, _)| hubs > 1 || !multi_hub_kinds.contains(kind))
     }
 
     /// Returns a description.
@@ -326,16 +326,16 @@ impl Kind {
 
 /// The target that a fault occupies while it lasts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Hold {
+pub(crate) struct FaultTarget {
     kind: Kind,
     edge: Option<Edge>,
     /// `None` stands for any hub, or all.
-    hub: Option<Seat>,
+    hub: Option<HubId>,
 }
 
-impl Hold {
+impl FaultTarget {
     /// Returns true if both have the same target.
-    pub(crate) fn meets(&self, other: &Self) -> bool {
+    pub(crate) fn overlaps(&self, other: &Self) -> bool {
         let same_hub = match (self.hub, other.hub) {
             (Some(one), Some(another)) => one == another,
             _ => true,
@@ -382,7 +382,7 @@ impl Fault {
     }
 
     /// Returns the target that the fault occupies. Two concurrent faults with the same target would undo each other.
-    pub(crate) fn holds(&self) -> Hold {
+    pub(crate) fn target(&self) -> FaultTarget {
         let kind = match self.kind() {
             Kind::HubStopped
             | Kind::HubFrozen
@@ -393,14 +393,14 @@ impl Fault {
             Kind::PowerLost => Kind::ApiserverKilled,
             kind => kind,
         };
-        Hold {
+        FaultTarget {
             kind,
             edge: self.edge(),
             hub: self.hub(),
         }
     }
 
-    fn hub(&self) -> Option<Seat> {
+    fn hub(&self) -> Option<HubId> {
         match self {
             Self::HubKilled { hub, .. }
             | Self::HubStopped { hub, .. }
@@ -464,26 +464,28 @@ impl Fault {
     }
 
     /// Time from the start of the fault until its target is free again.
-    pub(crate) fn handled(&self) -> Duration {
-        let asked_to_end = match self.kind() {
-            Kind::HubStopped => STOPPING,
-            Kind::Version => ALL_STOPPING,
+    pub(crate) fn occupied_for(&self) -> Duration {
+        let stop_time = match self.kind() {
+            Kind::HubStopped => HUB_STOP,
+            Kind::Version => ALL_HUBS_STOP,
             _ => Duration::from_secs(3),
         };
-        self.away() + asked_to_end
+        self.away() + stop_time
     }
 
     /// Time from the start of the fault until Krypton has no back-off or Lease of a dead process to wait for. Excludes
     /// the time for the actual work.
-    pub(crate) fn lasting(&self) -> Duration {
-        let after = match self.kind() {
-            Kind::HubKilled | Kind::HubsKilled | Kind::AgentKilled => LEASE,
+    pub(crate) fn settled_after(&self) -> Duration {
+        let settle_time = match self.kind() {
+            Kind::HubKilled | Kind::HubsKilled | Kind::AgentKilled => LEASE_EXPIRY,
             // Another process takes over a member when the frozen hub's Lease expires, or when the hub releases it.
-            Kind::HubFrozen | Kind::LeadFrozen => PAUSES.max(LEASE.saturating_sub(self.away())),
+            Kind::HubFrozen | Kind::LeadFrozen => {
+                MAX_BACKOFF.max(LEASE_EXPIRY.saturating_sub(self.away()))
+            }
             // The hub releases its own Lease. After a restart, it observes a killed process's Lease for the full
             // period.
-            Kind::HubStopped => STOPPING + LEASE,
-            Kind::Version => ALL_STOPPING + LEASE,
+            Kind::HubStopped => HUB_STOP + LEASE_EXPIRY,
+            Kind::Version => ALL_HUBS_STOP + LEASE_EXPIRY,
             Kind::AgentFrozen
             | Kind::ApiserverKilled
             | Kind::PowerLost
@@ -492,12 +494,12 @@ impl Fault {
             | Kind::Way
             | Kind::Answers
             | Kind::Kubeconfig
-            | Kind::Crd => PAUSES,
+            | Kind::Crd => MAX_BACKOFF,
             // A back-off is at most as long as the preceding outage.
             Kind::Repository => self.away(),
-            Kind::Message => ROLLED_OUT,
+            Kind::Message => ROLLOUT,
             _ => Duration::ZERO,
         };
-        self.away() + after
+        self.away() + settle_time
     }
 }

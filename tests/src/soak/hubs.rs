@@ -10,7 +10,7 @@ use std::{
 
 use krypton_tests::{
     Cluster, FaultLine, FaultProxy, Hub, HubOptions, Traffic,
-    fleet::{HUB_NAMESPACE, PATIENCE},
+    fleet::{HUB_NAMESPACE, STEP_DEADLINE},
     port::Port,
 };
 use krypton_types::names::HUB_LEASE;
@@ -20,28 +20,28 @@ use k8s_openapi::api::coordination::v1::Lease;
 use kube::{Api, Client};
 use tokio::sync::Mutex;
 
-use super::{stage::VERSIONS, whom::Seat};
+use super::{stage::VERSIONS, whom::HubId};
 
 const LEADER: &str = "krypton_hub_leader ";
 
 /// A hub with its connections.
-pub(crate) struct Post {
-    pub(crate) seat: Seat,
+pub(crate) struct RunningHub {
+    pub(crate) hub_id: HubId,
     pub(crate) hub: Mutex<Hub>,
-    place: Place,
+    connections: HubConnections,
 }
 
 /// The parts that outlive the process.
-struct Place {
+struct HubConnections {
     port: Arc<Port>,
     /// The connection from agents.
-    link: FaultLine,
+    agent_link: FaultLine,
     /// The connection to home.
-    way: FaultProxy,
+    home_proxy: FaultProxy,
 }
 
 pub(crate) struct Hubs {
-    posts: Vec<Post>,
+    running: Vec<RunningHub>,
     /// Flags of all hubs, except the version of the chart.
     flags: Vec<String>,
     version: AtomicU32,
@@ -50,48 +50,55 @@ pub(crate) struct Hubs {
 impl Hubs {
     /// Starts `count` hubs, and waits until each is ready. Agents get the addresses of all hubs.
     pub(crate) async fn start(home: &Cluster, count: usize, flags: Vec<String>) -> Result<Self> {
-        let mut places = Vec::new();
-        for seat in Seat::first(count) {
+        let mut all_connections = Vec::new();
+        for hub_id in HubId::first(count) {
             let port = Arc::new(Port::reserve()?);
-            let link = FaultLine::to(port.address()).await?;
-            let way = FaultProxy::before(home).await?;
-            places.push((*seat, Place { port, link, way }));
+            let agent_link = FaultLine::start(port.address()).await?;
+            let home_proxy = FaultProxy::start(home).await?;
+            all_connections.push((
+                *hub_id,
+                HubConnections {
+                    port,
+                    agent_link,
+                    home_proxy,
+                },
+            ));
         }
-        let lines: Vec<String> = (places.iter())
-            .map(|(_, place)| place.link.address().to_string())
+        let addresses: Vec<String> = (all_connections.iter())
+            .map(|(_, connections)| connections.agent_link.address().to_string())
             .collect();
         let mut hubs = Self {
-            posts: Vec::new(),
-            flags: [flags, vec![format!("--advertise={}", lines.join(","))]].concat(),
+            running: Vec::new(),
+            flags: [flags, vec![format!("--advertise={}", addresses.join(","))]].concat(),
             version: AtomicU32::new(0),
         };
-        for (seat, place) in places {
-            let mut hub = hubs.process(seat, &place)?;
-            hub.ready(PATIENCE).await?;
-            hubs.posts.push(Post {
-                seat,
+        for (hub_id, connections) in all_connections {
+            let mut hub = hubs.start_hub(hub_id, &connections)?;
+            hub.wait_ready(STEP_DEADLINE).await?;
+            hubs.running.push(RunningHub {
+                hub_id,
                 hub: Mutex::new(hub),
-                place,
+                connections,
             });
         }
         Ok(hubs)
     }
 
-    fn process(&self, seat: Seat, place: &Place) -> Result<Hub> {
+    fn start_hub(&self, hub_id: HubId, connections: &HubConnections) -> Result<Hub> {
         let number = self.version.load(Ordering::SeqCst);
         let version = VERSIONS.get(number as usize).unwrap_or(&VERSIONS[0]);
-        let home = place.way.kubeconfig();
+        let home = connections.home_proxy.kubeconfig();
         let options = HubOptions::new(&home)
             .args(&self.flags)
             .args([format!("--chart-version={version}")])
-            .env("POD_NAME", seat.name())
-            .at(&place.port);
+            .env("POD_NAME", hub_id.name())
+            .on_port(&connections.port);
         Hub::start(&options)
     }
 
     /// Starts another process after one has ended.
-    pub(crate) fn start_again(&self, post: &Post, hub: &mut Hub) -> Result<()> {
-        *hub = self.process(post.seat, &post.place)?;
+    pub(crate) fn start_again(&self, running_hub: &RunningHub, hub: &mut Hub) -> Result<()> {
+        *hub = self.start_hub(running_hub.hub_id, &running_hub.connections)?;
         Ok(())
     }
 
@@ -100,47 +107,56 @@ impl Hubs {
         self.version.store(number, Ordering::SeqCst);
     }
 
-    pub(crate) fn all(&self) -> &[Post] {
-        &self.posts
+    pub(crate) fn all(&self) -> &[RunningHub] {
+        &self.running
     }
 
-    pub(crate) fn at(&self, seat: Seat) -> Result<&Post> {
-        let found = self.posts.iter().find(|post| post.seat == seat);
-        found.with_context(|| format!("there is no {}", seat.name()))
+    pub(crate) fn get(&self, hub_id: HubId) -> Result<&RunningHub> {
+        let running_hub = self
+            .running
+            .iter()
+            .find(|running_hub| running_hub.hub_id == hub_id);
+        running_hub.with_context(|| format!("there is no {}", hub_id.name()))
     }
 
     /// Sets the traffic between agents and this hub, or all hubs.
-    pub(crate) fn set_links(&self, seat: Option<Seat>, traffic: Traffic) {
-        for post in &self.posts {
-            if seat.is_none_or(|seat| seat == post.seat) {
-                post.place.link.set(traffic);
+    pub(crate) fn set_links(&self, hub_id: Option<HubId>, traffic: Traffic) {
+        for running_hub in &self.running {
+            if hub_id.is_none_or(|hub_id| hub_id == running_hub.hub_id) {
+                running_hub.connections.agent_link.set(traffic);
             }
         }
     }
 
-    pub(crate) fn good_again(&self) {
+    pub(crate) fn end_faults(&self) {
         self.set_links(None, Traffic::Pass);
-        self.posts
+        self.running
             .iter()
-            .for_each(|post| post.set_way(Traffic::Pass));
+            .for_each(|running_hub| running_hub.set_home_traffic(Traffic::Pass));
     }
 
     /// Returns whether each hub reports in its metrics that it is the leader. Omits hubs that don't respond.
-    pub(crate) async fn leading(&self) -> BTreeMap<Seat, bool> {
+    pub(crate) async fn leading(&self) -> BTreeMap<HubId, bool> {
         let mut states = BTreeMap::new();
-        for post in &self.posts {
-            let metrics = post.hub.lock().await.metrics().await.unwrap_or_default();
+        for running_hub in &self.running {
+            let metrics = running_hub
+                .hub
+                .lock()
+                .await
+                .metrics()
+                .await
+                .unwrap_or_default();
             let leader = metrics.lines().find_map(|line| line.strip_prefix(LEADER));
-            states.extend(leader.map(|value| (post.seat, value == "1")));
+            states.extend(leader.map(|value| (running_hub.hub_id, value == "1")));
         }
         states
     }
 }
 
-impl Post {
+impl RunningHub {
     /// Sets the traffic between the hub and home.
-    pub(crate) fn set_way(&self, traffic: Traffic) {
-        self.place.way.set(traffic);
+    pub(crate) fn set_home_traffic(&self, traffic: Traffic) {
+        self.connections.home_proxy.set(traffic);
     }
 }
 

@@ -6,8 +6,8 @@ use krypton_types::{desired::ChartState, names};
 use serde_json::{Map, Value};
 
 use super::{
-    snapshot::{EdgeSeen, NamespaceSeen, Place, RevisionSeen, Snapshot, TenantSeen},
-    whom::{Edge, Object, Seat, Tenant, Workspace},
+    snapshot::{EdgeSeen, NamespaceSeen, ObjectKey, RevisionSeen, Snapshot, TenantSeen},
+    whom::{Edge, HubId, Object, Tenant, Workspace},
 };
 
 pub(crate) const CHART: &str = "small";
@@ -19,31 +19,31 @@ pub(crate) struct Violation {
     /// Name of the guarantee.
     pub(crate) promise: &'static str,
     /// The object and its observed state.
-    pub(crate) story: String,
+    pub(crate) details: String,
 }
 
 /// Expected state of one Tenant.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Wanted {
+pub(crate) struct ExpectedTenant {
     pub(crate) workspace: Workspace,
     /// The Tenant also has a foreign finalizer.
-    pub(crate) held: bool,
+    pub(crate) has_foreign_finalizer: bool,
 }
 
 /// The expected state at one time.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Expected {
+pub(crate) struct ExpectedFleet {
     pub(crate) repository: String,
     pub(crate) version: String,
     pub(crate) message: String,
     pub(crate) replicas: u32,
     pub(crate) hubs: usize,
-    pub(crate) tenants: BTreeMap<Tenant, Wanted>,
+    pub(crate) tenants: BTreeMap<Tenant, ExpectedTenant>,
     /// Content of an edge cluster's foreign objects when they were created.
     pub(crate) foreign: BTreeMap<(Edge, String), String>,
 }
 
-impl Expected {
+impl ExpectedFleet {
     fn chart(&self) -> ChartState {
         let values = [
             ("message".to_owned(), Value::from(self.message.as_str())),
@@ -77,279 +77,332 @@ impl Expected {
 }
 
 /// Returns all differences between the observed and the expected state.
-pub(crate) fn judge(expected: &Expected, seen: &Snapshot) -> Vec<Violation> {
-    let mut judge = Judge {
+pub(crate) fn find_violations(expected: &ExpectedFleet, snapshot: &Snapshot) -> Vec<Violation> {
+    let mut checker = StateChecker {
         expected,
         fingerprint: expected.chart().fingerprint(),
         chart: expected.chart().applied_name(),
-        found: Vec::new(),
+        violations: Vec::new(),
     };
-    let nothing = EdgeSeen::default();
+    let empty_state = EdgeSeen::default();
     for edge in Edge::ALL {
-        let here = seen.edges.get(&edge).unwrap_or(&nothing);
-        for (tenant, wanted) in &expected.tenants {
+        let edge_state = snapshot.edges.get(&edge).unwrap_or(&empty_state);
+        for (tenant, tenant_state) in &expected.tenants {
             if tenant.edge() == edge {
-                judge.tenant(*tenant, wanted, here);
-                judge.release(*tenant, wanted, here);
-                judge.objects(*tenant, wanted, here);
-                judge.home_status(*tenant, seen.home.get(&tenant.name()));
+                checker.check_tenant(*tenant, tenant_state, edge_state);
+                checker.check_release(*tenant, tenant_state, edge_state);
+                checker.check_objects(*tenant, tenant_state, edge_state);
+                checker.check_home_status(*tenant, snapshot.home.get(&tenant.name()));
             }
         }
-        judge.leftovers(edge, here);
-        judge.foreign(edge, here);
-        judge.member(edge, seen);
+        checker.check_leftovers(edge, edge_state);
+        checker.check_foreign(edge, edge_state);
+        checker.check_member(edge, snapshot);
     }
-    for name in seen.home.keys() {
+    for name in snapshot.home.keys() {
         if !expected.tenants.keys().any(|tenant| tenant.name() == *name) {
-            judge.say(
+            checker.report(
                 "a deleted Tenant leaves nothing",
                 format!("Tenant {name} is on home"),
             );
         }
     }
-    judge.lead(seen);
-    judge.found.sort();
-    judge.found
+    checker.check_leadership(snapshot);
+    checker.violations.sort();
+    checker.violations
 }
 
-struct Judge<'a> {
-    expected: &'a Expected,
+struct StateChecker<'a> {
+    expected: &'a ExpectedFleet,
     fingerprint: String,
     chart: String,
-    found: Vec<Violation>,
+    violations: Vec<Violation>,
 }
 
-impl Judge<'_> {
-    fn say(&mut self, promise: &'static str, story: String) {
-        self.found.push(Violation { promise, story });
+impl StateChecker<'_> {
+    fn report(&mut self, promise: &'static str, details: String) {
+        self.violations.push(Violation { promise, details });
     }
 
-    fn tenant(&mut self, tenant: Tenant, wanted: &Wanted, here: &EdgeSeen) {
+    fn check_tenant(
+        &mut self,
+        tenant: Tenant,
+        tenant_state: &ExpectedTenant,
+        edge_state: &EdgeSeen,
+    ) {
         let name = format!("Tenant {} on {}", tenant.name(), tenant.edge().name());
-        let Some(seen) = here.tenants.get(&tenant.name()) else {
-            return self.say("a live Tenant stays", format!("{name} is missing"));
+        let Some(observed) = edge_state.tenants.get(&tenant.name()) else {
+            return self.report("a live Tenant stays", format!("{name} is missing"));
         };
-        if seen.deleting {
-            self.say("a live Tenant stays", format!("{name} is being deleted"));
+        if observed.deleting {
+            self.report("a live Tenant stays", format!("{name} is being deleted"));
         }
-        let workspace = wanted.workspace.namespace(tenant);
-        if seen.workspace != workspace {
-            let story = format!("{name}: workspace {}, not {workspace}", seen.workspace);
-            self.say("the spec is unchanged", story);
+        let workspace = tenant_state.workspace.namespace(tenant);
+        if observed.workspace != workspace {
+            let details = format!("{name}: workspace {}, not {workspace}", observed.workspace);
+            self.report("the spec is unchanged", details);
         }
-        let has = |finalizer: &str| seen.finalizers.iter().any(|found| found == finalizer);
+        let has = |finalizer: &str| {
+            observed
+                .finalizers
+                .iter()
+                .any(|present| present == finalizer)
+        };
         if !has(names::TENANT_FINALIZER) {
-            let story = format!("{name}: {:?}", seen.finalizers);
-            self.say("no finalizer is lost", story);
+            let details = format!("{name}: {:?}", observed.finalizers);
+            self.report("no finalizer is lost", details);
         }
-        if wanted.held != has(FOREIGN_FINALIZER) {
-            let story = format!("{name}: {:?}", seen.finalizers);
-            self.say("no foreign finalizer is changed", story);
+        if tenant_state.has_foreign_finalizer != has(FOREIGN_FINALIZER) {
+            let details = format!("{name}: {:?}", observed.finalizers);
+            self.report("no foreign finalizer is changed", details);
         }
-        self.status(&name, seen);
+        self.check_status(&name, observed);
     }
 
-    fn status(&mut self, name: &str, seen: &TenantSeen) {
-        let ready = seen.conditions.get("Ready");
-        let true_ = ready.is_some_and(|(status, ..)| status == "True");
-        let complete = true_ && seen.phase == "Ready" && seen.observed == seen.generation;
-        if !complete || seen.chart != self.chart {
-            let story = format!(
+    fn check_status(&mut self, name: &str, tenant: &TenantSeen) {
+        let ready = tenant.conditions.get("Ready");
+        let is_true = ready.is_some_and(|(status, ..)| status == "True");
+        let complete = is_true && tenant.phase == "Ready" && tenant.observed == tenant.generation;
+        if !complete || tenant.chart != self.chart {
+            let details = format!(
                 "{name}: phase {:?}, generation {} and observed {}, chart {:?}; {}",
-                seen.phase,
-                seen.generation,
-                seen.observed,
-                seen.chart,
-                seen.describe()
+                tenant.phase,
+                tenant.generation,
+                tenant.observed,
+                tenant.chart,
+                tenant.describe()
             );
-            self.say("the status is correct", story);
+            self.report("the status is correct", details);
         }
     }
 
-    fn home_status(&mut self, tenant: Tenant, seen: Option<&TenantSeen>) {
+    fn check_home_status(&mut self, tenant: Tenant, observed: Option<&TenantSeen>) {
         let name = format!("Tenant {} on home", tenant.name());
-        let Some(seen) = seen else {
-            return self.say("home's status is correct", format!("{name} is missing"));
+        let Some(observed) = observed else {
+            return self.report("home's status is correct", format!("{name} is missing"));
         };
         let kind = format!("ClusterReady/{}", tenant.edge().name());
-        let of_member = seen.conditions.get(&kind);
-        let others = seen
+        let member_condition = observed.conditions.get(&kind);
+        let has_others = observed
             .conditions
             .keys()
             .any(|other| other.starts_with("ClusterReady/") && *other != kind);
-        if others || of_member.is_none_or(|(status, ..)| status != "True") {
-            self.say(
+        if has_others || member_condition.is_none_or(|(status, ..)| status != "True") {
+            self.report(
                 "home's status is correct",
-                format!("{name}: {}", seen.describe()),
+                format!("{name}: {}", observed.describe()),
             );
         }
-        self.status(&name, seen);
+        self.check_status(&name, observed);
     }
 
-    fn release(&mut self, tenant: Tenant, wanted: &Wanted, here: &EdgeSeen) {
+    fn check_release(
+        &mut self,
+        tenant: Tenant,
+        tenant_state: &ExpectedTenant,
+        edge_state: &EdgeSeen,
+    ) {
         let release = tenant.release();
-        let workspace = wanted.workspace.namespace(tenant);
-        let all = here
+        let workspace = tenant_state.workspace.namespace(tenant);
+        let all = edge_state
             .releases
             .iter()
             .filter(|((_, name), _)| *name == release);
         for ((namespace, _), revisions) in all.clone() {
             if *namespace != workspace {
-                let story = format!("{release} in {namespace} too: {}", shown(revisions));
-                self.say("there is one release", story);
+                let details = format!(
+                    "{release} in {namespace} too: {}",
+                    describe_revisions(revisions)
+                );
+                self.report("there is one release", details);
             }
         }
         let own = all
             .clone()
             .find(|((namespace, _), _)| *namespace == workspace);
         let Some((_, revisions)) = own else {
-            let story = format!("{release} is not in {workspace}");
-            return self.say("there is one release", story);
+            let details = format!("{release} is not in {workspace}");
+            return self.report("there is one release", details);
         };
-        let deployed = revisions.iter().filter(|found| found.status == "deployed");
-        let locked = |found: &RevisionSeen| {
-            found.status.ends_with("ing") || found.status.starts_with("pending")
+        let deployed = revisions
+            .iter()
+            .filter(|revision| revision.status == "deployed");
+        let locked = |revision: &RevisionSeen| {
+            revision.status.ends_with("ing") || revision.status.starts_with("pending")
         };
         let newest = revisions.last();
-        let newest_deployed = newest.is_some_and(|found| found.status == "deployed");
+        let newest_deployed = newest.is_some_and(|revision| revision.status == "deployed");
         if deployed.count() != 1 || !newest_deployed || revisions.iter().any(locked) {
-            let story = format!("{release} in {workspace}: {}", shown(revisions));
-            self.say("one revision, the newest, is deployed", story);
+            let details = format!(
+                "{release} in {workspace}: {}",
+                describe_revisions(revisions)
+            );
+            self.report("one revision, the newest, is deployed", details);
         }
         let Some(newest) = newest else {
             return;
         };
         let content = Ok(("deployed".to_owned(), self.expected.version.clone()));
         if newest.fingerprint != self.fingerprint || newest.content != content {
-            let story = format!(
+            let details = format!(
                 "{release} in {workspace}: fingerprint {} of {}, {:?}",
                 newest.fingerprint, self.fingerprint, newest.content
             );
-            self.say("the release is the desired one", story);
+            self.report("the release is the desired one", details);
         }
     }
 
-    fn objects(&mut self, tenant: Tenant, wanted: &Wanted, here: &EdgeSeen) {
+    fn check_objects(
+        &mut self,
+        tenant: Tenant,
+        tenant_state: &ExpectedTenant,
+        edge_state: &EdgeSeen,
+    ) {
         let release = tenant.release();
-        let place = (wanted.workspace.namespace(tenant), release.clone());
+        let key = (tenant_state.workspace.namespace(tenant), release.clone());
         for kind in Object::ALL {
-            let seen = here.objects.get(&(kind, place.clone()));
+            let object = edge_state.objects.get(&(kind, key.clone()));
             let expected = self.expected.content(kind);
-            let as_it_should =
-                seen.is_some_and(|seen| seen.release == release && seen.content == expected);
-            if !as_it_should {
-                let story = format!(
-                    "{kind:?} {release} in {}: {seen:?}, not {expected:?}",
-                    place.0
+            let matches_chart = object
+                .is_some_and(|object| object.release == release && object.content == expected);
+            if !matches_chart {
+                let details = format!(
+                    "{kind:?} {release} in {}: {object:?}, not {expected:?}",
+                    key.0
                 );
-                self.say("the objects match the chart", story);
+                self.report("the objects match the chart", details);
             }
         }
     }
 
     /// Reports objects that belong to no live Tenant.
-    fn leftovers(&mut self, edge: Edge, here: &EdgeSeen) {
+    fn check_leftovers(&mut self, edge: Edge, edge_state: &EdgeSeen) {
         let promise = "a deleted Tenant leaves nothing";
-        let live: BTreeMap<Place, Tenant> = self
+        let expected_tenants: BTreeMap<ObjectKey, Tenant> = self
             .expected
             .tenants
             .iter()
             .filter(|(tenant, _)| tenant.edge() == edge)
-            .map(|(tenant, wanted)| {
+            .map(|(tenant, tenant_state)| {
                 (
-                    (wanted.workspace.namespace(*tenant), tenant.release()),
+                    (tenant_state.workspace.namespace(*tenant), tenant.release()),
                     *tenant,
                 )
             })
             .collect();
-        let wanted = |name: &str| live.values().any(|tenant| tenant.name() == name);
+        let is_expected = |name: &str| {
+            expected_tenants
+                .values()
+                .any(|tenant| tenant.name() == name)
+        };
         let edge = edge.name();
-        for name in here.tenants.keys().filter(|name| !wanted(name)) {
-            let summary = here.tenants.get(name).map(TenantSeen::describe);
-            let story = format!("Tenant {name} on {edge}: {}", summary.unwrap_or_default());
-            self.say(promise, story);
+        for name in edge_state.tenants.keys().filter(|name| !is_expected(name)) {
+            let summary = edge_state.tenants.get(name).map(TenantSeen::describe);
+            let details = format!("Tenant {name} on {edge}: {}", summary.unwrap_or_default());
+            self.report(promise, details);
         }
         // A live Tenant's release in a wrong namespace is reported elsewhere.
-        let nobodys = |release: &str| {
+        let has_no_tenant = |release: &str| {
             release.starts_with("tenant-")
-                && !live.values().any(|tenant| tenant.release() == release)
+                && !expected_tenants
+                    .values()
+                    .any(|tenant| tenant.release() == release)
         };
-        for ((namespace, release), revisions) in &here.releases {
-            if nobodys(release) {
-                let story = format!("{release} in {namespace} on {edge}: {}", shown(revisions));
-                self.say(promise, story);
-            }
-        }
-        for ((kind, (namespace, name)), seen) in &here.objects {
-            let place = (namespace.clone(), seen.release.clone());
-            if seen.release.starts_with("tenant-") && !live.contains_key(&place) {
-                let story = format!(
-                    "{kind:?} {name} of {} in {namespace} on {edge}",
-                    seen.release
+        for ((namespace, release), revisions) in &edge_state.releases {
+            if has_no_tenant(release) {
+                let details = format!(
+                    "{release} in {namespace} on {edge}: {}",
+                    describe_revisions(revisions)
                 );
-                self.say(promise, story);
+                self.report(promise, details);
             }
         }
-        for (name, NamespaceSeen { terminating, made }) in &here.namespaces {
-            let used = live.keys().any(|(namespace, _)| namespace == name);
+        for ((kind, (namespace, name)), object) in &edge_state.objects {
+            let key = (namespace.clone(), object.release.clone());
+            if object.release.starts_with("tenant-") && !expected_tenants.contains_key(&key) {
+                let details = format!(
+                    "{kind:?} {name} of {} in {namespace} on {edge}",
+                    object.release
+                );
+                self.report(promise, details);
+            }
+        }
+        for (
+            name,
+            NamespaceSeen {
+                terminating,
+                created_by_krypton,
+            },
+        ) in &edge_state.namespaces
+        {
+            let is_used = expected_tenants
+                .keys()
+                .any(|(namespace, _)| namespace == name);
             let within = format!(" {name}/");
-            let others = here.releases.keys().any(|(namespace, _)| namespace == name)
-                || here.foreign.keys().any(|what| what.contains(&within));
-            if *terminating || (*made && !used && !others) {
-                let story = format!("namespace {name} on {edge}, terminating: {terminating}");
-                self.say(promise, story);
+            let has_others = edge_state
+                .releases
+                .keys()
+                .any(|(namespace, _)| namespace == name)
+                || edge_state.foreign.keys().any(|what| what.contains(&within));
+            if *terminating || (*created_by_krypton && !is_used && !has_others) {
+                let details = format!("namespace {name} on {edge}, terminating: {terminating}");
+                self.report(promise, details);
             }
         }
     }
 
-    fn foreign(&mut self, edge: Edge, here: &EdgeSeen) {
-        for ((place, what), before) in &self.expected.foreign.clone() {
-            let now = here.foreign.get(what);
-            if *place == edge && now != Some(before) {
-                let now = now.map_or("it is gone", String::as_str);
-                let story = format!("{what} on {}: {now}; before: {before}", edge.name());
-                self.say("no foreign object is changed", story);
+    fn check_foreign(&mut self, edge: Edge, edge_state: &EdgeSeen) {
+        for ((expected_edge, object), previous) in &self.expected.foreign.clone() {
+            let current = edge_state.foreign.get(object);
+            if *expected_edge == edge && current != Some(previous) {
+                let current = current.map_or("it is gone", String::as_str);
+                let details = format!("{object} on {}: {current}; before: {previous}", edge.name());
+                self.report("no foreign object is changed", details);
             }
         }
     }
 
-    fn member(&mut self, edge: Edge, seen: &Snapshot) {
-        let conditions = seen.members.get(edge.name());
-        let holds = |kind: &str| {
+    fn check_member(&mut self, edge: Edge, snapshot: &Snapshot) {
+        let conditions = snapshot.members.get(edge.name());
+        let is_true = |kind: &str| {
             conditions
                 .and_then(|conditions| conditions.get(kind))
                 .is_some_and(|(status, ..)| status == "True")
         };
-        if !holds("Connected") || !holds("Healthy") {
-            let story = format!("EdgeCluster {}: {conditions:?}", edge.name());
-            self.say("home's status is correct", story);
+        if !is_true("Connected") || !is_true("Healthy") {
+            let details = format!("EdgeCluster {}: {conditions:?}", edge.name());
+            self.report("home's status is correct", details);
         }
     }
 
-    fn lead(&mut self, seen: &Snapshot) {
-        let leading: Vec<Seat> = (seen.hubs.iter())
-            .filter_map(|(seat, leads)| leads.then_some(*seat))
+    fn check_leadership(&mut self, snapshot: &Snapshot) {
+        let leading: Vec<HubId> = (snapshot.hubs.iter())
+            .filter_map(|(hub_id, is_leader)| is_leader.then_some(*hub_id))
             .collect();
-        let holds = Seat::holding(&seen.holder);
-        let all_tell = seen.hubs.len() == self.expected.hubs;
-        if !all_tell || leading.len() != 1 || holds != leading.first().copied() {
-            let states = |(seat, leads): (&Seat, &bool)| format!("{}: {leads}", seat.name());
-            let states: Vec<String> = seen.hubs.iter().map(states).collect();
-            let story = format!(
+        let holder = HubId::holding(&snapshot.holder);
+        let all_respond = snapshot.hubs.len() == self.expected.hubs;
+        if !all_respond || leading.len() != 1 || holder != leading.first().copied() {
+            let states =
+                |(hub_id, is_leader): (&HubId, &bool)| format!("{}: {is_leader}", hub_id.name());
+            let states: Vec<String> = snapshot.hubs.iter().map(states).collect();
+            let details = format!(
                 "{} hubs, leading: {states:?}; the Lease holder is {:?}",
-                self.expected.hubs, seen.holder
+                self.expected.hubs, snapshot.holder
             );
-            self.say("exactly one hub leads", story);
+            self.report("exactly one hub leads", details);
         }
     }
 }
 
-fn shown(revisions: &[RevisionSeen]) -> String {
-    let line = |found: &RevisionSeen| match &found.content {
+fn describe_revisions(revisions: &[RevisionSeen]) -> String {
+    let line = |revision: &RevisionSeen| match &revision.content {
         Ok((status, version)) => {
-            format!("v{} {} ({status} of {version})", found.number, found.status)
+            format!(
+                "v{} {} ({status} of {version})",
+                revision.number, revision.status
+            )
         }
-        Err(error) => format!("v{} {} ({error})", found.number, found.status),
+        Err(error) => format!("v{} {} ({error})", revision.number, revision.status),
     };
     revisions.iter().map(line).collect::<Vec<_>>().join(", ")
 }

@@ -6,17 +6,20 @@ use crate::snapshot::ObjectSeen;
 const ONE: Tenant = Tenant(0);
 const TWO: Tenant = Tenant(1);
 
-fn expected() -> Expected {
-    let wanted = |workspace, held| Wanted { workspace, held };
-    Expected {
+fn expected() -> ExpectedFleet {
+    let tenant_state = |workspace, has_foreign_finalizer| ExpectedTenant {
+        workspace,
+        has_foreign_finalizer,
+    };
+    ExpectedFleet {
         repository: "http://charts".to_owned(),
         version: "1.0.0".to_owned(),
         message: "m-1".to_owned(),
         replicas: 1,
         hubs: 2,
         tenants: [
-            (ONE, wanted(Workspace::Own, false)),
-            (TWO, wanted(Workspace::Shared(0), true)),
+            (ONE, tenant_state(Workspace::Own, false)),
+            (TWO, tenant_state(Workspace::Shared(0), true)),
         ]
         .into(),
         foreign: [(
@@ -31,15 +34,15 @@ fn condition(status: &str) -> (String, String, String) {
     (status.to_owned(), "Reason".to_owned(), "message".to_owned())
 }
 
-fn tenant(tenant: Tenant, wanted: &Wanted, chart: &str) -> TenantSeen {
+fn tenant(tenant: Tenant, tenant_state: &ExpectedTenant, chart: &str) -> TenantSeen {
     let mut finalizers = vec![names::TENANT_FINALIZER.to_owned()];
-    if wanted.held {
+    if tenant_state.has_foreign_finalizer {
         finalizers.push(FOREIGN_FINALIZER.to_owned());
     }
     TenantSeen {
         uid: "uid".to_owned(),
         finalizers,
-        workspace: wanted.workspace.namespace(tenant),
+        workspace: tenant_state.workspace.namespace(tenant),
         generation: 2,
         observed: 2,
         phase: "Ready".to_owned(),
@@ -56,7 +59,7 @@ fn tenant(tenant: Tenant, wanted: &Wanted, chart: &str) -> TenantSeen {
     }
 }
 
-fn revision(number: u32, status: &str, expected: &Expected) -> RevisionSeen {
+fn revision(number: u32, status: &str, expected: &ExpectedFleet) -> RevisionSeen {
     RevisionSeen {
         number,
         status: status.to_owned(),
@@ -68,110 +71,120 @@ fn revision(number: u32, status: &str, expected: &Expected) -> RevisionSeen {
 /// Returns a state without violations.
 fn healthy() -> Snapshot {
     let expected = expected();
-    let mut seen = Snapshot::default();
+    let mut snapshot = Snapshot::default();
     for edge in Edge::ALL {
         let conditions = [("Connected", "True"), ("Healthy", "True")];
         let conditions = conditions.map(|(kind, status)| (kind.to_owned(), condition(status)));
-        seen.members
+        snapshot
+            .members
             .insert(edge.name().to_owned(), conditions.into());
-        let mut here = EdgeSeen::default();
-        for (slot, wanted) in expected
+        let mut edge_state = EdgeSeen::default();
+        for (tenant_slot, tenant_state) in expected
             .tenants
             .iter()
-            .filter(|(slot, _)| slot.edge() == edge)
+            .filter(|(tenant_slot, _)| tenant_slot.edge() == edge)
         {
             let chart = expected.chart().applied_name();
-            let found = tenant(*slot, wanted, &chart);
-            seen.home.insert(slot.name(), found.clone());
-            here.tenants.insert(slot.name(), found);
-            let place = (wanted.workspace.namespace(*slot), slot.release());
+            let observed = tenant(*tenant_slot, tenant_state, &chart);
+            snapshot.home.insert(tenant_slot.name(), observed.clone());
+            edge_state.tenants.insert(tenant_slot.name(), observed);
+            let key = (
+                tenant_state.workspace.namespace(*tenant_slot),
+                tenant_slot.release(),
+            );
             let revisions = vec![
                 revision(1, "superseded", &expected),
                 revision(2, "deployed", &expected),
             ];
-            here.releases.insert(place.clone(), revisions);
+            edge_state.releases.insert(key.clone(), revisions);
             for kind in Object::ALL {
                 let object = ObjectSeen {
                     uid: "uid".to_owned(),
-                    release: slot.release(),
+                    release: tenant_slot.release(),
                     content: expected.content(kind),
                 };
-                here.objects.insert((kind, place.clone()), object);
+                edge_state.objects.insert((kind, key.clone()), object);
             }
-            let made = wanted.workspace == Workspace::Own;
+            let created_by_krypton = tenant_state.workspace == Workspace::Own;
             let namespace = NamespaceSeen {
                 terminating: false,
-                made,
+                created_by_krypton,
             };
-            here.namespaces.insert(place.0, namespace);
+            edge_state.namespaces.insert(key.0, namespace);
         }
-        seen.edges.insert(edge, here);
+        snapshot.edges.insert(edge, edge_state);
     }
-    seen.hubs = [(Seat::A, false), (Seat::B, true)].into();
-    seen.holder = "hub/hub-b/1".to_owned();
-    let foreign = &mut seen.edges.get_mut(&Edge::One).unwrap().foreign;
+    snapshot.hubs = [(HubId::A, false), (HubId::B, true)].into();
+    snapshot.holder = "hub/hub-b/1".to_owned();
+    let foreign = &mut snapshot.edges.get_mut(&Edge::One).unwrap().foreign;
     foreign.insert("ConfigMap t-000-ws/foreign-1".to_owned(), "{}".to_owned());
-    seen
+    snapshot
 }
 
 /// Returns the edge cluster of `ONE`, and the place of its release.
-fn here(seen: &mut Snapshot) -> (&mut EdgeSeen, Place) {
-    let place = ("t-000-ws".to_owned(), ONE.release());
-    (seen.edges.get_mut(&Edge::One).unwrap(), place)
+fn edge_one(seen: &mut Snapshot) -> (&mut EdgeSeen, ObjectKey) {
+    let key = ("t-000-ws".to_owned(), ONE.release());
+    (seen.edges.get_mut(&Edge::One).unwrap(), key)
 }
 
-fn of_one(seen: &mut Snapshot) -> &mut TenantSeen {
-    here(seen).0.tenants.get_mut("t-000").unwrap()
+fn tenant_one(seen: &mut Snapshot) -> &mut TenantSeen {
+    edge_one(seen).0.tenants.get_mut("t-000").unwrap()
 }
 
 fn revisions(seen: &mut Snapshot) -> &mut Vec<RevisionSeen> {
-    let (edge, place) = here(seen);
-    edge.releases.get_mut(&place).unwrap()
+    let (edge, key) = edge_one(seen);
+    edge.releases.get_mut(&key).unwrap()
 }
 
 #[test]
 fn healthy_snapshot_breaks_no_promise() {
-    assert_eq!(judge(&expected(), &healthy()), []);
+    assert_eq!(find_violations(&expected(), &healthy()), []);
 }
 
-type Breaks = fn(&mut Snapshot);
+type BreakPromise = fn(&mut Snapshot);
 
 /// Each violation with the violated promise.
-const VIOLATIONS: &[(&str, Breaks)] = &[
+const VIOLATIONS: &[(&str, BreakPromise)] = &[
     ("a live Tenant stays", |seen| {
-        here(seen).0.tenants.remove("t-000");
+        edge_one(seen).0.tenants.remove("t-000");
     }),
-    ("a live Tenant stays", |seen| of_one(seen).deleting = true),
+    ("a live Tenant stays", |seen| {
+        tenant_one(seen).deleting = true
+    }),
     ("the spec is unchanged", |seen| {
-        of_one(seen).workspace = "other".to_owned();
+        tenant_one(seen).workspace = "other".to_owned();
     }),
     ("no finalizer is lost", |seen| {
-        of_one(seen).finalizers.clear()
+        tenant_one(seen).finalizers.clear()
     }),
     ("no foreign finalizer is changed", |seen| {
         let edge = seen.edges.get_mut(&Edge::Two).unwrap();
         edge.tenants.get_mut("t-001").unwrap().finalizers.pop();
     }),
-    ("the status is correct", |seen| of_one(seen).observed = 1),
     ("the status is correct", |seen| {
-        of_one(seen).chart = "http://charts/small:0.9.0".to_owned();
+        tenant_one(seen).observed = 1
     }),
     ("the status is correct", |seen| {
-        of_one(seen).phase = "Error".to_owned();
+        tenant_one(seen).chart = "http://charts/small:0.9.0".to_owned();
+    }),
+    ("the status is correct", |seen| {
+        tenant_one(seen).phase = "Error".to_owned();
     }),
     ("the status is correct", |seen| {
         let ready = condition("Unknown");
-        of_one(seen).conditions.insert("Ready".to_owned(), ready);
+        tenant_one(seen)
+            .conditions
+            .insert("Ready".to_owned(), ready);
     }),
     ("home's status is correct", |seen| {
         seen.home.remove("t-000");
     }),
     ("home's status is correct", |seen| {
-        let unheard = condition("Unknown");
+        let unknown = condition("Unknown");
         let tenant = seen.home.get_mut("t-000").unwrap();
         tenant
             .conditions
-            .insert("ClusterReady/edge-1".to_owned(), unheard);
+            .insert("ClusterReady/edge-1".to_owned(), unknown);
     }),
     ("home's status is correct", |seen| {
         let tenant = seen.home.get_mut("t-000").unwrap();
@@ -185,26 +198,26 @@ const VIOLATIONS: &[(&str, Breaks)] = &[
         conditions.insert("Connected".to_owned(), condition("False"));
     }),
     ("exactly one hub leads", |seen| {
-        seen.hubs.insert(Seat::A, true);
+        seen.hubs.insert(HubId::A, true);
     }),
     ("exactly one hub leads", |seen| {
-        seen.hubs.insert(Seat::B, false);
+        seen.hubs.insert(HubId::B, false);
     }),
     ("exactly one hub leads", |seen| {
-        seen.hubs.remove(&Seat::A);
+        seen.hubs.remove(&HubId::A);
     }),
     ("exactly one hub leads", |seen| {
         seen.holder = "hub/hub-a/1".to_owned()
     }),
     ("exactly one hub leads", |seen| seen.holder.clear()),
     ("there is one release", |seen| {
-        let (edge, place) = here(seen);
-        edge.releases.remove(&place);
+        let (edge, key) = edge_one(seen);
+        edge.releases.remove(&key);
     }),
     ("there is one release", |seen| {
-        let again = revisions(seen).clone();
-        let place = ("t-000".to_owned(), ONE.release());
-        here(seen).0.releases.insert(place, again);
+        let copy = revisions(seen).clone();
+        let key = ("t-000".to_owned(), ONE.release());
+        edge_one(seen).0.releases.insert(key, copy);
     }),
     ("one revision, the newest, is deployed", |seen| {
         let third = revision(3, "pending-upgrade", &expected());
@@ -222,76 +235,85 @@ const VIOLATIONS: &[(&str, Breaks)] = &[
         revisions(seen).last_mut().unwrap().fingerprint.clear();
     }),
     ("the release is the desired one", |seen| {
-        let former = Ok(("deployed".to_owned(), "0.9.0".to_owned()));
-        revisions(seen).last_mut().unwrap().content = former;
+        let previous = Ok(("deployed".to_owned(), "0.9.0".to_owned()));
+        revisions(seen).last_mut().unwrap().content = previous;
     }),
     ("the release is the desired one", |seen| {
         let damaged = Err("damaged".to_owned());
         revisions(seen).last_mut().unwrap().content = damaged;
     }),
     ("the objects match the chart", |seen| {
-        let (edge, place) = here(seen);
-        edge.objects.remove(&(Object::Service, place));
+        let (edge, key) = edge_one(seen);
+        edge.objects.remove(&(Object::Service, key));
     }),
     ("the objects match the chart", |seen| {
-        let (edge, place) = here(seen);
-        let map = edge.objects.get_mut(&(Object::ConfigMap, place)).unwrap();
+        let (edge, key) = edge_one(seen);
+        let map = edge.objects.get_mut(&(Object::ConfigMap, key)).unwrap();
         map.content.insert("message".to_owned(), "m-0".to_owned());
     }),
     ("a deleted Tenant leaves nothing", |seen| {
-        let left = of_one(seen).clone();
-        here(seen).0.tenants.insert("t-008".to_owned(), left);
+        let leftover = tenant_one(seen).clone();
+        edge_one(seen)
+            .0
+            .tenants
+            .insert("t-008".to_owned(), leftover);
     }),
     ("a deleted Tenant leaves nothing", |seen| {
-        let left = seen.home["t-000"].clone();
-        seen.home.insert("t-008".to_owned(), left);
+        let leftover = seen.home["t-000"].clone();
+        seen.home.insert("t-008".to_owned(), leftover);
     }),
     ("a deleted Tenant leaves nothing", |seen| {
-        let place = ("t-008-ws".to_owned(), Tenant(8).release());
-        let left = revisions(seen).clone();
-        here(seen).0.releases.insert(place, left);
+        let key = ("t-008-ws".to_owned(), Tenant(8).release());
+        let leftover = revisions(seen).clone();
+        edge_one(seen).0.releases.insert(key, leftover);
     }),
     ("a deleted Tenant leaves nothing", |seen| {
-        let left = ObjectSeen {
+        let leftover = ObjectSeen {
             release: Tenant(8).release(),
             ..ObjectSeen::default()
         };
-        let place = ("theirs-0".to_owned(), Tenant(8).release());
-        here(seen)
+        let key = ("theirs-0".to_owned(), Tenant(8).release());
+        edge_one(seen)
             .0
             .objects
-            .insert((Object::ConfigMap, place), left);
+            .insert((Object::ConfigMap, key), leftover);
     }),
     ("a deleted Tenant leaves nothing", |seen| {
-        let made = NamespaceSeen {
+        let namespace = NamespaceSeen {
             terminating: false,
-            made: true,
+            created_by_krypton: true,
         };
-        here(seen).0.namespaces.insert("t-008-ws".to_owned(), made);
+        edge_one(seen)
+            .0
+            .namespaces
+            .insert("t-008-ws".to_owned(), namespace);
     }),
     ("a deleted Tenant leaves nothing", |seen| {
-        let (edge, _) = here(seen);
+        let (edge, _) = edge_one(seen);
         edge.namespaces.get_mut("t-000-ws").unwrap().terminating = true;
     }),
     ("no foreign object is changed", |seen| {
-        here(seen).0.foreign.clear()
+        edge_one(seen).0.foreign.clear()
     }),
     ("no foreign object is changed", |seen| {
-        let foreign = here(seen).0.foreign.values_mut();
+        let foreign = edge_one(seen).0.foreign.values_mut();
         foreign.for_each(|content| *content = "{ }".to_owned());
     }),
 ];
 
 #[test]
 fn each_violation_breaks_its_promise() {
-    for (number, (promise, breaks)) in VIOLATIONS.iter().enumerate() {
+    for (number, (promise, break_promise)) in VIOLATIONS.iter().enumerate() {
         let mut seen = healthy();
-        breaks(&mut seen);
-        let found = judge(&expected(), &seen);
-        let promises: Vec<_> = found.iter().map(|found| found.promise).collect();
+        break_promise(&mut seen);
+        let violations = find_violations(&expected(), &seen);
+        let promises: Vec<_> = violations
+            .iter()
+            .map(|violation| violation.promise)
+            .collect();
         assert!(
             promises.contains(promise),
-            "row {number}: {promise}: {found:#?}"
+            "row {number}: {promise}: {violations:#?}"
         );
     }
 }
@@ -300,21 +322,25 @@ fn each_violation_breaks_its_promise() {
 fn namespace_with_foreign_objects_stays() {
     for foreign_release in [true, false] {
         let mut seen = healthy();
-        let made = NamespaceSeen {
+        let namespace = NamespaceSeen {
             terminating: false,
-            made: true,
+            created_by_krypton: true,
         };
         let foreign = revisions(&mut seen).clone();
-        let edge = here(&mut seen).0;
-        edge.namespaces.insert("t-008-ws".to_owned(), made);
+        let edge = edge_one(&mut seen).0;
+        edge.namespaces.insert("t-008-ws".to_owned(), namespace);
         if foreign_release {
-            let place = ("t-008-ws".to_owned(), "foreign-3".to_owned());
-            edge.releases.insert(place, foreign);
+            let key = ("t-008-ws".to_owned(), "foreign-3".to_owned());
+            edge.releases.insert(key, foreign);
         } else {
             let foreign = "ConfigMap t-008-ws/foreign-1".to_owned();
             edge.foreign.insert(foreign, "{}".to_owned());
         }
-        assert_eq!(judge(&expected(), &seen), [], "release: {foreign_release}");
+        assert_eq!(
+            find_violations(&expected(), &seen),
+            [],
+            "release: {foreign_release}"
+        );
     }
 }
 
@@ -322,5 +348,5 @@ fn namespace_with_foreign_objects_stays() {
 fn silent_edge_violates_promises() {
     let mut seen = healthy();
     seen.edges.remove(&Edge::Two);
-    assert!(!judge(&expected(), &seen).is_empty());
+    assert!(!find_violations(&expected(), &seen).is_empty());
 }

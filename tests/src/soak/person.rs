@@ -28,28 +28,28 @@ use super::{
     expected_state::ExpectedState,
     fault::Mark,
     judgement::FOREIGN_FINALIZER,
-    snapshot::{EdgeSeen, unpacked},
+    snapshot::{EdgeSeen, decode_release},
     stage::Site,
     whom::{Object, Tenant, Workspace},
 };
 
 const NAMESPACE: &str = "default";
 /// Timeout for actions that need a release, which may not exist.
-const SHORT: Duration = Duration::from_secs(20);
-const SMALL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/charts/small");
+const RELEASE_DEADLINE: Duration = Duration::from_secs(20);
+const SMALL_CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/charts/small");
 
-pub(crate) struct Person<'a> {
+pub(crate) struct UserActions<'a> {
     pub(crate) site: &'a Site,
     pub(crate) home: &'a Client,
     pub(crate) expected_state: &'a ExpectedState,
 }
 
-impl Person<'_> {
+impl UserActions<'_> {
     fn tenants(&self) -> Api<TenantObject> {
         Api::namespaced(self.site.client.clone(), NAMESPACE)
     }
 
-    fn at_home(&self) -> Api<TenantObject> {
+    fn home_tenants(&self) -> Api<TenantObject> {
         Api::namespaced(self.home.clone(), NAMESPACE)
     }
 
@@ -59,16 +59,19 @@ impl Person<'_> {
             Workspace::Unset => json!({}),
             workspace => json!({"workspace": workspace.namespace(tenant)}),
         };
-        self.expected_state.want(tenant, workspace);
+        self.expected_state.expect(tenant, workspace);
         let object = TenantObject::new(&tenant.name(), serde_json::from_value(spec)?);
-        let plain = TenantObject::new(&tenant.name(), Default::default());
-        admitted(&self.tenants(), &object, async || self.crd_is_whole().await).await?;
-        admitted(&self.at_home(), &plain, async || Ok(())).await
+        let home_object = TenantObject::new(&tenant.name(), Default::default());
+        create_tenant(&self.tenants(), &object, async || {
+            self.check_crd_restored().await
+        })
+        .await?;
+        create_tenant(&self.home_tenants(), &home_object, async || Ok(())).await
     }
 
     /// Returns an error while Tenants still need to be restored with their CRD. A new Tenant of the same name would
     /// conflict.
-    async fn crd_is_whole(&self) -> Result<()> {
+    async fn check_crd_restored(&self) -> Result<()> {
         let client = &self.site.client;
         let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
         let secrets: Api<Secret> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
@@ -78,22 +81,22 @@ impl Person<'_> {
             "the CRD is being deleted"
         );
         let records = ListParams::default().labels(RECORD_LABEL);
-        let kept = secrets.list_metadata(&records).await?;
+        let backups = secrets.list_metadata(&records).await?;
         ensure!(
-            kept.items.is_empty(),
+            backups.items.is_empty(),
             "not all Tenants are restored with their CRD"
         );
         Ok(())
     }
 
     pub(crate) async fn delete(&self, tenant: Tenant) -> Result<()> {
-        let Some(wanted) = self.expected_state.unwant(tenant) else {
+        let Some(tenant_state) = self.expected_state.expect_deletion(tenant) else {
             bail!("{} is missing", tenant.name());
         };
-        stamped(&self.tenants(), &tenant.name()).await?;
-        stamped(&self.at_home(), &tenant.name()).await?;
-        if wanted.held {
-            self.finalizer(tenant, false).await?;
+        delete_tenant(&self.tenants(), &tenant.name()).await?;
+        delete_tenant(&self.home_tenants(), &tenant.name()).await?;
+        if tenant_state.has_foreign_finalizer {
+            self.set_finalizer(tenant, false).await?;
         }
         Ok(())
     }
@@ -101,9 +104,9 @@ impl Person<'_> {
     pub(crate) async fn set_workspace(&self, tenant: Tenant) -> Result<()> {
         let patch = json!({"spec": {"workspace": tenant.name()}});
         self.patch(tenant, &patch).await?;
-        self.expected_state.change(|expected| {
-            if let Some(wanted) = expected.tenants.get_mut(&tenant) {
-                wanted.workspace = Workspace::Named;
+        self.expected_state.update(|expected| {
+            if let Some(tenant_state) = expected.tenants.get_mut(&tenant) {
+                tenant_state.workspace = Workspace::Named;
             }
         });
         Ok(())
@@ -126,29 +129,29 @@ impl Person<'_> {
     }
 
     /// Adds a foreign finalizer, or removes it.
-    pub(crate) async fn finalizer(&self, tenant: Tenant, held: bool) -> Result<()> {
+    pub(crate) async fn set_finalizer(&self, tenant: Tenant, present: bool) -> Result<()> {
         let (api, name) = (self.tenants(), tenant.name());
         let what = format!("the finalizers of {name} to be changed");
         eventually(&what, async || {
-            let Some(found) = api.get_opt(&name).await? else {
-                return Ok((!held).then_some(()));
+            let Some(current) = api.get_opt(&name).await? else {
+                return Ok((!present).then_some(()));
             };
             ensure!(
-                !held || found.metadata.deletion_timestamp.is_none(),
+                !present || current.metadata.deletion_timestamp.is_none(),
                 "it is being deleted"
             );
-            let mut finalizers = found.finalizers().to_vec();
+            let mut finalizers = current.finalizers().to_vec();
             finalizers.retain(|finalizer| finalizer != FOREIGN_FINALIZER);
-            if held {
+            if present {
                 finalizers.push(FOREIGN_FINALIZER.to_owned());
             }
-            let version = found.resource_version();
+            let version = current.resource_version();
             let patch = json!({"metadata": {"finalizers": finalizers, "resourceVersion": version}});
             api.merge(&name, &patch).await?;
             Ok(Some(()))
         })
         .await?;
-        self.expected_state.hold(tenant, held);
+        self.expected_state.set_foreign_finalizer(tenant, present);
         Ok(())
     }
 
@@ -156,13 +159,13 @@ impl Person<'_> {
     /// deletion.
     pub(crate) async fn delete_crd(&self) -> Result<()> {
         let expected = self.expected_state.expected();
-        let here = expected
+        let edge_tenants = expected
             .tenants
             .iter()
             .filter(|(tenant, _)| tenant.edge() == self.site.edge);
-        for (tenant, wanted) in here {
-            if wanted.held {
-                self.finalizer(*tenant, false).await?;
+        for (tenant, tenant_state) in edge_tenants {
+            if tenant_state.has_foreign_finalizer {
+                self.set_finalizer(*tenant, false).await?;
             }
         }
         let crds: Api<CustomResourceDefinition> = Api::all(self.site.client.clone());
@@ -176,7 +179,7 @@ impl Person<'_> {
 
     /// Deletes the Secret of the newest revision, or the Secrets of all revisions.
     pub(crate) async fn delete_release(&self, tenant: Tenant, all: bool) -> Result<()> {
-        self.with_revisions(tenant, async |secrets, api| {
+        self.retry_with_revisions(tenant, async |secrets, api| {
             let params = DeleteParams::default();
             for secret in secrets
                 .iter()
@@ -191,7 +194,7 @@ impl Person<'_> {
     }
 
     pub(crate) async fn damage_release(&self, tenant: Tenant) -> Result<()> {
-        self.with_revisions(tenant, async |secrets, api| {
+        self.retry_with_revisions(tenant, async |secrets, api| {
             let newest = secrets.last().context("no revision")?;
             // Valid base64, but not valid gzip.
             let data = ByteString(b"H4sIAAAAAAAA/2RhbWFnZWQ=".to_vec());
@@ -204,15 +207,18 @@ impl Person<'_> {
 
     /// Sets the status in the payload and in the label.
     pub(crate) async fn mark_release(&self, tenant: Tenant, mark: Mark) -> Result<()> {
-        self.with_revisions(tenant, async |secrets, api| {
+        self.retry_with_revisions(tenant, async |secrets, api| {
             let mut newest = secrets.last().context("no revision")?.clone();
-            let mut release = unpacked(&newest)?;
+            let mut release = decode_release(&newest)?;
             let status = release.pointer_mut("/info/status").context("no status")?;
             *status = json!(mark.0);
             let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
             gzip.write_all(release.to_string().as_bytes())?;
-            let packed = BASE64_STANDARD.encode(gzip.finish()?).into_bytes();
-            newest.data = Some(BTreeMap::from([("release".to_owned(), ByteString(packed))]));
+            let encoded = BASE64_STANDARD.encode(gzip.finish()?).into_bytes();
+            newest.data = Some(BTreeMap::from([(
+                "release".to_owned(),
+                ByteString(encoded),
+            )]));
             newest
                 .labels_mut()
                 .insert("status".to_owned(), mark.0.to_owned());
@@ -223,91 +229,106 @@ impl Person<'_> {
         .await
     }
 
-    async fn with_revisions(
+    async fn retry_with_revisions(
         &self,
         tenant: Tenant,
-        mut act: impl AsyncFnMut(&[Secret], &Api<Secret>) -> Result<()>,
+        mut action: impl AsyncFnMut(&[Secret], &Api<Secret>) -> Result<()>,
     ) -> Result<()> {
-        let wanted = self.expected_state.wanted(tenant).context("not a Tenant")?;
-        let namespace = wanted.workspace.namespace(tenant);
+        let tenant_state = self
+            .expected_state
+            .expected_tenant(tenant)
+            .context("not a Tenant")?;
+        let namespace = tenant_state.workspace.namespace(tenant);
         let api: Api<Secret> = Api::namespaced(self.site.client.clone(), &namespace);
         let release = tenant.release();
         let params = ListParams::default().labels(&format!("owner=helm,name={release}"));
-        eventually_within(&format!("revisions of {release}"), SHORT, async || {
-            let mut secrets = api.list(&params).await?.items;
-            let number = |secret: &Secret| -> u32 {
-                let label = secret.labels().get("version");
-                label.and_then(|text| text.parse().ok()).unwrap_or_default()
-            };
-            ensure!(!secrets.is_empty(), "there are no revisions");
-            secrets.sort_by_key(number);
-            act(&secrets, &api).await.map(Some)
-        })
+        eventually_within(
+            &format!("revisions of {release}"),
+            RELEASE_DEADLINE,
+            async || {
+                let mut secrets = api.list(&params).await?.items;
+                let number = |secret: &Secret| -> u32 {
+                    let label = secret.labels().get("version");
+                    label.and_then(|text| text.parse().ok()).unwrap_or_default()
+                };
+                ensure!(!secrets.is_empty(), "there are no revisions");
+                secrets.sort_by_key(number);
+                action(&secrets, &api).await.map(Some)
+            },
+        )
         .await
     }
 
     /// Creates a foreign ConfigMap in the workspace.
-    pub(crate) async fn put_object(&self, tenant: Tenant, number: u32) -> Result<()> {
-        let wanted = self.expected_state.wanted(tenant).context("not a Tenant")?;
-        let namespace = wanted.workspace.namespace(tenant);
+    pub(crate) async fn create_foreign_object(&self, tenant: Tenant, number: u32) -> Result<()> {
+        let tenant_state = self
+            .expected_state
+            .expected_tenant(tenant)
+            .context("not a Tenant")?;
+        let namespace = tenant_state.workspace.namespace(tenant);
         let api: Api<ConfigMap> = Api::namespaced(self.site.client.clone(), &namespace);
         let name = format!("foreign-{number}");
         let map = json!({"metadata": {"name": name}, "data": {"whose": "not Krypton's"}});
         let map: ConfigMap = serde_json::from_value(map)?;
         let what = format!("{name} to be in {namespace}");
-        let made = eventually(&what, async || match api.get_opt(&name).await? {
-            Some(made) => Ok(Some(made)),
+        let created = eventually(&what, async || match api.get_opt(&name).await? {
+            Some(created) => Ok(Some(created)),
             None => Ok(Some(api.create(&PostParams::default(), &map).await?)),
         })
         .await?;
         let key = (self.site.edge, format!("ConfigMap {namespace}/{name}"));
-        let content = serde_json::to_string(&made)?;
-        self.expected_state.change(|expected| {
+        let content = serde_json::to_string(&created)?;
+        self.expected_state.update(|expected| {
             expected.foreign.insert(key, content);
         });
         Ok(())
     }
 
     /// Installs a foreign release in the workspace.
-    pub(crate) async fn put_release(&self, tenant: Tenant, number: u32) -> Result<()> {
-        let wanted = self.expected_state.wanted(tenant).context("not a Tenant")?;
-        let namespace = wanted.workspace.namespace(tenant);
+    pub(crate) async fn install_foreign_release(&self, tenant: Tenant, number: u32) -> Result<()> {
+        let tenant_state = self
+            .expected_state
+            .expected_tenant(tenant)
+            .context("not a Tenant")?;
+        let namespace = tenant_state.workspace.namespace(tenant);
         let name = format!("foreign-{number}");
         let cluster = &self.site.cluster;
         eventually(&format!("{name} to be installed"), async || {
-            let place = ["--namespace", &namespace];
+            let namespace_args = ["--namespace", &namespace];
             let install = [
                 "upgrade",
                 "--install",
                 &name,
-                SMALL,
+                SMALL_CHART,
                 "--set",
                 "replicaCount=0",
             ];
-            let tried = cluster.helm(install.into_iter().chain(place)).await;
-            if let Err(error) = tried {
+            let installed = cluster
+                .helm(install.into_iter().chain(namespace_args))
+                .await;
+            if let Err(error) = installed {
                 let undo = ["uninstall", &name, "--ignore-not-found"];
-                drop(cluster.helm(undo.into_iter().chain(place)).await);
+                drop(cluster.helm(undo.into_iter().chain(namespace_args)).await);
                 return Err(error);
             }
             Ok(Some(()))
         })
         .await?;
         let foreign = eventually("the release's objects", async || {
-            let seen = EdgeSeen::read(&self.site.client).await?;
-            let part = format!("{namespace}/");
-            let mut own = seen.foreign;
-            own.retain(|what, _| what.contains(&part) && what.contains(&name));
-            ensure!(own.len() >= 4, "{:?}", own.keys());
-            Ok(Some(own))
+            let edge_state = EdgeSeen::read(&self.site.client).await?;
+            let key_part = format!("{namespace}/");
+            let mut foreign_objects = edge_state.foreign;
+            foreign_objects.retain(|what, _| what.contains(&key_part) && what.contains(&name));
+            ensure!(foreign_objects.len() >= 4, "{:?}", foreign_objects.keys());
+            Ok(Some(foreign_objects))
         })
         .await?;
         let edge = self.site.edge;
-        self.expected_state.change(|expected| {
-            let own = foreign
+        self.expected_state.update(|expected| {
+            let foreign_objects = foreign
                 .into_iter()
                 .map(|(what, content)| ((edge, what), content));
-            expected.foreign.extend(own);
+            expected.foreign.extend(foreign_objects);
         });
         Ok(())
     }
@@ -315,110 +336,126 @@ impl Person<'_> {
     /// Edits an object of the chart, or deletes it.
     pub(crate) async fn drift(&self, tenant: Tenant, object: Object, gone: bool) -> Result<()> {
         let client = self.site.client.clone();
-        let wanted = self.expected_state.wanted(tenant).context("not a Tenant")?;
-        let namespace = wanted.workspace.namespace(tenant);
+        let tenant_state = self
+            .expected_state
+            .expected_tenant(tenant)
+            .context("not a Tenant")?;
+        let namespace = tenant_state.workspace.namespace(tenant);
         match object {
             Object::ConfigMap => {
                 let api: Api<ConfigMap> = Api::namespaced(client, &namespace);
                 let edit = json!({"data": {"message": "drifted"}});
-                self.change(&api, &tenant.release(), edit, gone).await
+                self.edit_or_delete(&api, &tenant.release(), edit, gone)
+                    .await
             }
             Object::Service => {
                 let api: Api<Service> = Api::namespaced(client, &namespace);
                 // Helm can't correct an additional port of the same name.
                 let port = json!({"name": "http", "port": 80, "targetPort": 81});
                 let edit = json!({"spec": {"ports": [port]}});
-                self.change(&api, &tenant.release(), edit, gone).await
+                self.edit_or_delete(&api, &tenant.release(), edit, gone)
+                    .await
             }
             Object::Deployment => {
                 let api: Api<Deployment> = Api::namespaced(client, &namespace);
                 let edit = json!({"spec": {"replicas": 2}});
-                self.change(&api, &tenant.release(), edit, gone).await
+                self.edit_or_delete(&api, &tenant.release(), edit, gone)
+                    .await
             }
         }
     }
 
-    async fn change<K>(&self, api: &Api<K>, name: &str, edit: Value, gone: bool) -> Result<()>
+    async fn edit_or_delete<K>(
+        &self,
+        api: &Api<K>,
+        name: &str,
+        edit: Value,
+        delete: bool,
+    ) -> Result<()>
     where
         K: kube::Resource + Clone + std::fmt::Debug + serde::de::DeserializeOwned,
     {
-        eventually_within(&format!("{name} to be changed"), SHORT, async || {
-            if !gone {
-                let params = PatchParams::default();
-                api.patch(name, &params, &Patch::Merge(&edit)).await?;
-                return Ok(Some(()));
-            }
-            let uid = api.get(name).await?.uid().unwrap_or_default();
-            self.expected_state.may_go(&uid);
-            let params = DeleteParams {
-                preconditions: Some(Preconditions {
-                    uid: Some(uid),
-                    resource_version: None,
-                }),
-                ..DeleteParams::default()
-            };
-            api.delete(name, &params).await?;
-            Ok(Some(()))
-        })
+        eventually_within(
+            &format!("{name} to be changed"),
+            RELEASE_DEADLINE,
+            async || {
+                if !delete {
+                    let params = PatchParams::default();
+                    api.patch(name, &params, &Patch::Merge(&edit)).await?;
+                    return Ok(Some(()));
+                }
+                let uid = api.get(name).await?.uid().unwrap_or_default();
+                self.expected_state.allow_deletion(&uid);
+                let params = DeleteParams {
+                    preconditions: Some(Preconditions {
+                        uid: Some(uid),
+                        resource_version: None,
+                    }),
+                    ..DeleteParams::default()
+                };
+                api.delete(name, &params).await?;
+                Ok(Some(()))
+            },
+        )
         .await
     }
 
     /// Repeats user actions that a concurrent deletion of the CRD has undone, and returns their number. Krypton
     /// restores Tenants as it last saw them, and Tenants that it hadn't seen yet are lost.
-    pub(crate) async fn insist(&self) -> Result<usize> {
+    pub(crate) async fn repeat_lost_actions(&self) -> Result<usize> {
         let (edge, api) = (self.site.edge, self.tenants());
         let mut missing = self.expected_state.expected().tenants;
         missing.retain(|tenant, _| {
             tenant.edge() == edge && !self.expected_state.is_installed(*tenant)
         });
-        let undone = eventually("all Tenants to be read", async || {
-            self.crd_is_whole().await?;
-            let mut undone = 0;
-            for found in api.list(&ListParams::default()).await?.items {
-                let name = found.name_any();
+        let repeated = eventually("all Tenants to be read", async || {
+            self.check_crd_restored().await?;
+            let mut repeated = 0;
+            for object in api.list(&ListParams::default()).await?.items {
+                let name = object.name_any();
                 let tenant = name.strip_prefix("t-").and_then(|slot| slot.parse().ok());
                 let tenant = Tenant(tenant.context("the name of a Tenant is unknown")?);
                 missing.remove(&tenant);
                 ensure!(tenant.edge() == edge, "{name} is on the wrong edge");
-                let live = self.expected_state.is_wanted(tenant);
-                if !live && found.metadata.deletion_timestamp.is_none() {
+                let is_expected = self.expected_state.is_expected(tenant);
+                if !is_expected && object.metadata.deletion_timestamp.is_none() {
                     api.delete(&name, &DeleteParams::default()).await?;
-                    undone += 1;
+                    repeated += 1;
                 }
-                if live && found.annotations().contains_key(names::PAUSED_ANNOTATION) {
+                if is_expected && object.annotations().contains_key(names::PAUSED_ANNOTATION) {
                     self.pause(tenant, false).await?;
-                    undone += 1;
+                    repeated += 1;
                 }
             }
-            Ok(Some(undone))
+            Ok(Some(repeated))
         })
         .await?;
-        for (tenant, wanted) in &missing {
-            self.create(*tenant, wanted.workspace).await?;
+        for (tenant, tenant_state) in &missing {
+            self.create(*tenant, tenant_state.workspace).await?;
         }
-        Ok(undone + missing.len())
+        Ok(repeated + missing.len())
     }
 }
 
 /// Creates the Tenant when no earlier one of its name is terminating.
-async fn admitted(
+async fn create_tenant(
     api: &Api<TenantObject>,
     object: &TenantObject,
-    may: impl AsyncFn() -> Result<()>,
+    check: impl AsyncFn() -> Result<()>,
 ) -> Result<()> {
     let name = object.name_any();
     eventually(&format!("{name} to be admitted"), async || {
-        may().await?;
+        check().await?;
         match api.create(&PostParams::default(), object).await {
             Ok(_) => Ok(Some(())),
             // A lost response: the object is ours unless it is terminating.
             Err(kube::Error::Api(status)) if status.code == 409 => {
-                let found = api.get(&name).await?;
+                let existing = api.get(&name).await?;
                 ensure!(
-                    found.metadata.deletion_timestamp.is_none(),
+                    existing.metadata.deletion_timestamp.is_none(),
                     "the one before is there"
                 );
-                if found.spec != object.spec {
+                if existing.spec != object.spec {
                     // Krypton restored the earlier Tenant, because its CRD was deleted at the same time.
                     api.delete(&name, &DeleteParams::default()).await?;
                     bail!("the earlier Tenant was restored");
@@ -432,7 +469,7 @@ async fn admitted(
 }
 
 /// Deletes the Tenant without waiting until it is gone.
-async fn stamped(api: &Api<TenantObject>, name: &str) -> Result<()> {
+async fn delete_tenant(api: &Api<TenantObject>, name: &str) -> Result<()> {
     eventually(&format!("{name} to be deleted"), async || {
         match api.delete(name, &DeleteParams::default()).await {
             Ok(_) => Ok(Some(())),
@@ -447,16 +484,16 @@ async fn stamped(api: &Api<TenantObject>, name: &str) -> Result<()> {
 }
 
 /// Repeats lost user actions on all edge clusters.
-pub(crate) async fn insist(people: [Person<'_>; 2]) -> Result<usize> {
-    let mut undone = 0;
-    for person in people {
-        undone += person.insist().await?;
+pub(crate) async fn repeat_lost_actions(users: [UserActions<'_>; 2]) -> Result<usize> {
+    let mut repeated = 0;
+    for user in users {
+        repeated += user.repeat_lost_actions().await?;
     }
-    Ok(undone)
+    Ok(repeated)
 }
 
-impl<'a> Person<'a> {
-    pub(crate) fn at(site: &'a Site, home: &'a Client, expected_state: &'a ExpectedState) -> Self {
+impl<'a> UserActions<'a> {
+    pub(crate) fn new(site: &'a Site, home: &'a Client, expected_state: &'a ExpectedState) -> Self {
         Self {
             site,
             home,

@@ -5,21 +5,21 @@ use std::{collections::BTreeSet, time::Duration};
 use rand::{RngExt, SeedableRng, rngs::Xoshiro256PlusPlus};
 
 use super::{
-    fault::{Answered, Away, Fault, Hold, Kind, Mark, Way},
-    whom::{Edge, Object, Seat, Tenant, Workspace},
+    fault::{ApiserverFault, Fault, FaultTarget, Kind, Mark, RepositoryFault, TrafficFault},
+    whom::{Edge, HubId, Object, Tenant, Workspace},
 };
 
 /// Minimum length of a burst, in seconds.
-const SHORTEST: u64 = 60;
-const LONGEST: u64 = 120;
+const MIN_BURST: u64 = 60;
+const MAX_BURST: u64 = 120;
 /// Seconds of a burst for each fault.
-const SECONDS_EACH: u64 = 3;
+const SECONDS_PER_FAULT: u64 = 3;
 /// Minimum share of an edge cluster's slots with live Tenants.
-const LIVE: (usize, usize) = (2, 3);
+const MIN_LIVE_SHARE: (usize, usize) = (2, 3);
 
 /// The parameters of the plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Shape {
+pub(crate) struct PlanParameters {
     pub(crate) seed: u64,
     /// Number of Tenant slots on both edge clusters. A slot has a name and is live or not.
     pub(crate) tenants: usize,
@@ -28,7 +28,7 @@ pub(crate) struct Shape {
 
 /// A fault and its start within the burst.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Step {
+pub(crate) struct ScheduledFault {
     pub(crate) at: Duration,
     pub(crate) fault: Fault,
 }
@@ -38,7 +38,7 @@ pub(crate) struct Step {
 pub(crate) struct Burst {
     pub(crate) number: usize,
     pub(crate) length: Duration,
-    pub(crate) steps: Vec<Step>,
+    pub(crate) steps: Vec<ScheduledFault>,
 }
 
 /// The state of a slot after the bursts so far.
@@ -51,7 +51,7 @@ struct Slot {
 /// An infinite sequence of bursts.
 #[derive(Debug)]
 pub(crate) struct Plan {
-    chance: Xoshiro256PlusPlus,
+    rng: Xoshiro256PlusPlus,
     slots: Vec<Slot>,
     hubs: usize,
     version: u32,
@@ -61,18 +61,18 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    pub(crate) fn new(shape: Shape) -> Self {
-        let mut chance = Xoshiro256PlusPlus::seed_from_u64(shape.seed);
-        let slots = (0..shape.tenants)
+    pub(crate) fn new(parameters: PlanParameters) -> Self {
+        let mut rng = Xoshiro256PlusPlus::seed_from_u64(parameters.seed);
+        let slots = (0..parameters.tenants)
             .map(|_| Slot {
                 live: true,
-                workspace: some_workspace(&mut chance),
+                workspace: random_workspace(&mut rng),
             })
             .collect();
         Self {
-            chance,
+            rng,
             slots,
-            hubs: shape.hubs,
+            hubs: parameters.hubs,
             version: 0,
             message: 0,
             foreign: 0,
@@ -81,17 +81,17 @@ impl Plan {
     }
 
     /// Returns all initial Tenants with their workspaces.
-    pub(crate) fn first(&self) -> Vec<(Tenant, Workspace)> {
+    pub(crate) fn initial_tenants(&self) -> Vec<(Tenant, Workspace)> {
         let all = self.slots.iter().enumerate();
         all.map(|(slot, state)| (Tenant(slot), state.workspace))
             .collect()
     }
 }
 
-fn some_workspace(chance: &mut Xoshiro256PlusPlus) -> Workspace {
-    match chance.random_range(0..4) {
+fn random_workspace(rng: &mut Xoshiro256PlusPlus) -> Workspace {
+    match rng.random_range(0..4) {
         0 => Workspace::Unset,
-        1 => Workspace::Shared(chance.random_range(0..2)),
+        1 => Workspace::Shared(rng.random_range(0..2)),
         _ => Workspace::Own,
     }
 }
@@ -100,42 +100,42 @@ fn some_workspace(chance: &mut Xoshiro256PlusPlus) -> Workspace {
 struct Draft {
     length: u64,
     /// (target, from, until) in seconds. Faults of the same target don't overlap.
-    busy: Vec<(Hold, u64, u64)>,
+    busy: Vec<(FaultTarget, u64, u64)>,
     /// Tenants with a fault. Each gets one fault for each burst.
-    touched: BTreeSet<usize>,
-    crd: BTreeSet<Edge>,
-    held: BTreeSet<Edge>,
-    steps: Vec<Step>,
+    used_slots: BTreeSet<usize>,
+    edges_with_crd_deletion: BTreeSet<Edge>,
+    edges_with_finalizer: BTreeSet<Edge>,
+    steps: Vec<ScheduledFault>,
 }
 
 impl Iterator for Plan {
     type Item = Burst;
 
     fn next(&mut self) -> Option<Burst> {
-        let length = self.chance.random_range(SHORTEST..=LONGEST);
+        let length = self.rng.random_range(MIN_BURST..=MAX_BURST);
         let mut draft = Draft {
             length,
             busy: Vec::new(),
-            touched: BTreeSet::new(),
-            crd: BTreeSet::new(),
-            held: BTreeSet::new(),
+            used_slots: BTreeSet::new(),
+            edges_with_crd_deletion: BTreeSet::new(),
+            edges_with_finalizer: BTreeSet::new(),
             steps: Vec::new(),
         };
-        for _ in 0..length / SECONDS_EACH {
-            let kind = self.some_kind();
-            if let Some(fault) = self.some_fault(kind, &draft) {
-                self.place(fault, &mut draft);
+        for _ in 0..length / SECONDS_PER_FAULT {
+            let kind = self.random_kind();
+            if let Some(fault) = self.random_fault(kind, &draft) {
+                self.schedule(fault, &mut draft);
             }
         }
         // Every Tenant gets a Helm run in each burst, which detects damaged releases.
         self.message += 1;
-        let late = Fault::Message {
+        let last_fault = Fault::Message {
             number: self.message,
         };
-        let at = length - seconds(late.lasting()) - 5;
-        draft.steps.push(Step {
+        let at = length - seconds(last_fault.settled_after()) - 5;
+        draft.steps.push(ScheduledFault {
             at: Duration::from_secs(at),
-            fault: late,
+            fault: last_fault,
         });
         draft.steps.sort_by_key(|step| step.at);
         self.number += 1;
@@ -148,44 +148,44 @@ impl Iterator for Plan {
 }
 
 impl Plan {
-    fn some_kind(&mut self) -> Kind {
-        let all: u32 = Kind::of(self.hubs).map(|(_, weight)| weight).sum();
-        let mut drawn = self.chance.random_range(0..all);
-        for (kind, weight) in Kind::of(self.hubs) {
-            if drawn < weight {
+    fn random_kind(&mut self) -> Kind {
+        let total_weight: u32 = Kind::for_hubs(self.hubs).map(|(_, weight)| weight).sum();
+        let mut draw = self.rng.random_range(0..total_weight);
+        for (kind, weight) in Kind::for_hubs(self.hubs) {
+            if draw < weight {
                 return kind;
             }
-            drawn -= weight;
+            draw -= weight;
         }
         Kind::Message
     }
 
-    fn some_fault(&mut self, kind: Kind, draft: &Draft) -> Option<Fault> {
-        let edge = if self.chance.random_bool(0.5) {
+    fn random_fault(&mut self, kind: Kind, draft: &Draft) -> Option<Fault> {
+        let edge = if self.rng.random_bool(0.5) {
             Edge::One
         } else {
             Edge::Two
         };
         let away = |plan: &mut Self, from: u64, to: u64| {
-            Duration::from_secs(plan.chance.random_range(from..=to))
+            Duration::from_secs(plan.rng.random_range(from..=to))
         };
         let fault = match kind {
             Kind::HubKilled => Fault::HubKilled {
-                hub: self.some_hub(),
+                hub: self.random_hub(),
                 away: away(self, 1, 8),
             },
             Kind::HubStopped => Fault::HubStopped {
-                hub: self.some_hub(),
+                hub: self.random_hub(),
                 away: away(self, 1, 8),
             },
             // Shorter and longer than the leader's Lease.
             Kind::HubFrozen => Fault::HubFrozen {
-                hub: self.some_hub(),
+                hub: self.random_hub(),
                 away: away(self, 1, 15),
             },
             // Longer than the leader's Lease, and sometimes also longer than a member's.
             Kind::LeadFrozen => Fault::LeadFrozen {
-                away: match self.chance.random_bool(0.8) {
+                away: match self.rng.random_bool(0.8) {
                     true => away(self, 7, 40),
                     false => away(self, 61, 70),
                 },
@@ -194,8 +194,8 @@ impl Plan {
                 away: away(self, 1, 8),
             },
             Kind::HomeWay => Fault::HomeWay {
-                hub: self.some_hub(),
-                way: self.some_way(),
+                hub: self.random_hub(),
+                way: self.random_traffic_fault(),
                 away: away(self, 3, 35),
             },
             Kind::AgentKilled => Fault::AgentKilled {
@@ -204,7 +204,7 @@ impl Plan {
             Kind::HelmKilled => Fault::HelmKilled,
             // Shorter and longer than the Lease.
             Kind::AgentFrozen => Fault::AgentFrozen {
-                away: match self.chance.random_bool(0.5) {
+                away: match self.rng.random_bool(0.5) {
                     true => away(self, 5, 40),
                     false => away(self, 61, 70),
                 },
@@ -218,18 +218,18 @@ impl Plan {
                 away: away(self, 1, 10),
             },
             Kind::Link => Fault::Link {
-                hub: self.chance.random_bool(0.7).then(|| self.some_hub()),
-                way: self.some_way(),
+                hub: self.rng.random_bool(0.7).then(|| self.random_hub()),
+                way: self.random_traffic_fault(),
                 away: away(self, 3, 35),
             },
             Kind::Way => Fault::Way {
                 edge,
-                way: self.some_way(),
+                way: self.random_traffic_fault(),
                 away: away(self, 3, 35),
             },
             Kind::Answers => Fault::Answers {
                 edge,
-                answer: self.some_answer(),
+                answer: self.random_response(),
                 away: away(self, 2, 15),
             },
             Kind::Kubeconfig => Fault::Kubeconfig {
@@ -248,46 +248,47 @@ impl Plan {
                 }
             }
             Kind::Repository => Fault::Repository {
-                how: match self.chance.random_range(0..3) {
-                    0 => Away::Gone,
-                    1 => Away::Failing,
-                    _ => Away::Rubbish,
+                how: match self.rng.random_range(0..3) {
+                    0 => RepositoryFault::Gone,
+                    1 => RepositoryFault::Failing,
+                    _ => RepositoryFault::Rubbish,
                 },
                 away: away(self, 3, 20),
             },
             Kind::Crd => {
-                let free = !draft.crd.contains(&edge) && !draft.held.contains(&edge);
-                free.then_some(Fault::Crd { edge })?
+                let is_free = !draft.edges_with_crd_deletion.contains(&edge)
+                    && !draft.edges_with_finalizer.contains(&edge);
+                is_free.then_some(Fault::Crd { edge })?
             }
             Kind::Created => {
-                let tenant = self.some_tenant(draft, false)?;
+                let tenant = self.random_tenant(draft, false)?;
                 Fault::Created {
                     tenant,
-                    workspace: some_workspace(&mut self.chance),
+                    workspace: random_workspace(&mut self.rng),
                 }
             }
             _ => {
-                let tenant = self.some_tenant(draft, true)?;
-                self.of_tenant(kind, tenant, draft)?
+                let tenant = self.random_tenant(draft, true)?;
+                self.tenant_fault(kind, tenant, draft)?
             }
         };
         Some(fault)
     }
 
-    fn of_tenant(&mut self, kind: Kind, tenant: Tenant, draft: &Draft) -> Option<Fault> {
-        let enough = || {
+    fn tenant_fault(&mut self, kind: Kind, tenant: Tenant, draft: &Draft) -> Option<Fault> {
+        let enough_live_tenants = || {
             let on_edge = |slot: &usize| Tenant(*slot).edge() == tenant.edge();
             let all = (0..self.slots.len()).filter(on_edge).count();
             let live = (0..self.slots.len())
                 .filter(on_edge)
                 .filter(|slot| self.slots.get(*slot).is_some_and(|slot| slot.live));
-            live.count() * LIVE.1 > all * LIVE.0
+            live.count() * MIN_LIVE_SHARE.1 > all * MIN_LIVE_SHARE.0
         };
         let fault = match kind {
-            Kind::Deleted => enough().then_some(Fault::Deleted { tenant })?,
+            Kind::Deleted => enough_live_tenants().then_some(Fault::Deleted { tenant })?,
             Kind::Recreated => Fault::Recreated {
                 tenant,
-                workspace: some_workspace(&mut self.chance),
+                workspace: random_workspace(&mut self.rng),
             },
             Kind::WorkspaceSet => {
                 let state = self.slots.get(tenant.0)?;
@@ -296,16 +297,16 @@ impl Plan {
             }
             Kind::Paused => Fault::Paused {
                 tenant,
-                away: Duration::from_secs(self.chance.random_range(3..=30)),
+                away: Duration::from_secs(self.rng.random_range(3..=30)),
             },
             Kind::ReleaseDeleted => Fault::ReleaseDeleted {
                 tenant,
-                all: self.chance.random_bool(0.3),
+                all: self.rng.random_bool(0.3),
             },
             Kind::ReleaseDamaged => Fault::ReleaseDamaged { tenant },
             Kind::ReleaseMarked => Fault::ReleaseMarked {
                 tenant,
-                mark: Mark::ALL[self.chance.random_range(0..Mark::ALL.len())],
+                mark: Mark::ALL[self.rng.random_range(0..Mark::ALL.len())],
             },
             Kind::ForeignObject => {
                 self.foreign += 1;
@@ -321,94 +322,95 @@ impl Plan {
                     number: self.foreign,
                 }
             }
-            Kind::ForeignFinalizer => (!draft.crd.contains(&tenant.edge()))
+            Kind::ForeignFinalizer => (!draft.edges_with_crd_deletion.contains(&tenant.edge()))
                 .then_some(Fault::ForeignFinalizer { tenant })?,
             // Corrections of repeated drift back off, so each burst changes only a third of the Tenants.
             Kind::Drift => (tenant.0 % 3 == self.number % 3).then_some(Fault::Drift {
                 tenant,
-                object: Object::ALL[self.chance.random_range(0..Object::ALL.len())],
-                gone: self.chance.random_bool(0.4),
+                object: Object::ALL[self.rng.random_range(0..Object::ALL.len())],
+                gone: self.rng.random_bool(0.4),
             })?,
             _ => return None,
         };
         Some(fault)
     }
 
-    fn some_hub(&mut self) -> Seat {
-        let hubs = Seat::first(self.hubs);
-        let drawn = self.chance.random_range(0..hubs.len());
-        hubs.get(drawn).copied().unwrap_or(Seat::A)
+    fn random_hub(&mut self) -> HubId {
+        let hubs = HubId::first(self.hubs);
+        let draw = self.rng.random_range(0..hubs.len());
+        hubs.get(draw).copied().unwrap_or(HubId::A)
     }
 
-    fn some_way(&mut self) -> Way {
-        match self.chance.random_range(0..5) {
-            0 | 1 => Way::Cut,
-            2 => Way::Slow(Duration::from_millis(self.chance.random_range(50..1500))),
-            3 => Way::Swallowed,
-            _ => Way::Frozen,
+    fn random_traffic_fault(&mut self) -> TrafficFault {
+        match self.rng.random_range(0..5) {
+            0 | 1 => TrafficFault::Cut,
+            2 => TrafficFault::Slow(Duration::from_millis(self.rng.random_range(50..1500))),
+            3 => TrafficFault::Swallowed,
+            _ => TrafficFault::Frozen,
         }
     }
 
-    fn some_answer(&mut self) -> Answered {
-        Answered::ALL[self.chance.random_range(0..Answered::ALL.len())]
+    fn random_response(&mut self) -> ApiserverFault {
+        ApiserverFault::ALL[self.rng.random_range(0..ApiserverFault::ALL.len())]
     }
 
-    fn some_tenant(&mut self, draft: &Draft, live: bool) -> Option<Tenant> {
-        let fit: Vec<usize> = (0..self.slots.len())
+    fn random_tenant(&mut self, draft: &Draft, live: bool) -> Option<Tenant> {
+        let candidates: Vec<usize> = (0..self.slots.len())
             .filter(|slot| {
                 self.slots
                     .get(*slot)
                     .is_some_and(|state| state.live == live)
             })
-            .filter(|slot| !draft.touched.contains(slot))
+            .filter(|slot| !draft.used_slots.contains(slot))
             .collect();
-        if fit.is_empty() {
+        if candidates.is_empty() {
             return None;
         }
-        fit.get(self.chance.random_range(0..fit.len()))
+        candidates
+            .get(self.rng.random_range(0..candidates.len()))
             .copied()
             .map(Tenant)
     }
 
     /// Adds the fault to the burst at a random time, if there is room.
-    fn place(&mut self, fault: Fault, draft: &mut Draft) {
-        let lasting = seconds(fault.lasting());
-        let Some(room) = draft.length.checked_sub(lasting) else {
+    fn schedule(&mut self, fault: Fault, draft: &mut Draft) {
+        let settled_after = seconds(fault.settled_after());
+        let Some(latest_start) = draft.length.checked_sub(settled_after) else {
             return;
         };
-        let at = self.chance.random_range(0..=room);
+        let at = self.rng.random_range(0..=latest_start);
         // The aftermath may overlap with others' faults, but the fault itself may not.
-        let until = at + seconds(fault.handled());
-        let hold = fault.holds();
-        let taken = draft
+        let until = at + seconds(fault.occupied_for());
+        let target = fault.target();
+        let is_occupied = draft
             .busy
             .iter()
-            .any(|(other, from, to)| other.meets(&hold) && at < *to && *from < until);
-        if taken {
+            .any(|(other, from, to)| other.overlaps(&target) && at < *to && *from < until);
+        if is_occupied {
             return;
         }
-        draft.busy.push((hold, at, until));
+        draft.busy.push((target, at, until));
         if let Some(Tenant(slot)) = fault.tenant() {
-            draft.touched.insert(slot);
+            draft.used_slots.insert(slot);
         }
         match &fault {
             Fault::Crd { edge } => {
-                draft.crd.insert(*edge);
+                draft.edges_with_crd_deletion.insert(*edge);
             }
             Fault::ForeignFinalizer { tenant } => {
-                draft.held.insert(tenant.edge());
+                draft.edges_with_finalizer.insert(tenant.edge());
             }
             _ => {}
         }
-        self.follow(&fault);
-        draft.steps.push(Step {
+        self.apply_effects(&fault);
+        draft.steps.push(ScheduledFault {
             at: Duration::from_secs(at),
             fault,
         });
     }
 
     /// Updates the slots with the effects of the fault.
-    fn follow(&mut self, fault: &Fault) {
+    fn apply_effects(&mut self, fault: &Fault) {
         let (tenant, live, workspace) = match fault {
             Fault::Created { tenant, workspace } | Fault::Recreated { tenant, workspace } => {
                 (tenant, true, Some(*workspace))
@@ -434,8 +436,8 @@ mod tests {
 
     use super::*;
 
-    fn shape(seed: u64, tenants: usize, hubs: usize) -> Shape {
-        Shape {
+    fn parameters(seed: u64, tenants: usize, hubs: usize) -> PlanParameters {
+        PlanParameters {
             seed,
             tenants,
             hubs,
@@ -443,15 +445,17 @@ mod tests {
     }
 
     fn bursts(seed: u64, tenants: usize, count: usize) -> Vec<Burst> {
-        Plan::new(shape(seed, tenants, 2)).take(count).collect()
+        Plan::new(parameters(seed, tenants, 2))
+            .take(count)
+            .collect()
     }
 
     #[test]
     fn plan_is_determined_by_seed() {
         assert_eq!(bursts(7, 50, 15), bursts(7, 50, 15));
         assert_ne!(bursts(7, 50, 15), bursts(8, 50, 15));
-        let first = |seed| Plan::new(shape(seed, 50, 2)).first();
-        assert_eq!(first(7), first(7));
+        let initial_tenants = |seed| Plan::new(parameters(seed, 50, 2)).initial_tenants();
+        assert_eq!(initial_tenants(7), initial_tenants(7));
     }
 
     #[test]
@@ -465,8 +469,8 @@ mod tests {
             for burst in bursts(seed, 50, 10) {
                 assert!((60..=120).contains(&burst.length.as_secs()), "{burst:?}");
                 for step in &burst.steps {
-                    let over = step.at + step.fault.lasting();
-                    assert!(over <= burst.length, "seed {seed}: {step:?} of {burst:?}");
+                    let end = step.at + step.fault.settled_after();
+                    assert!(end <= burst.length, "seed {seed}: {step:?} of {burst:?}");
                 }
                 assert!(burst.steps.is_sorted_by_key(|step| step.at));
             }
@@ -477,44 +481,54 @@ mod tests {
     fn half_hour_covers_every_possible_fault_kind() {
         for (seed, hubs) in (1..=3).flat_map(|seed| [(seed, 1), (seed, 2)]) {
             let mut kinds: BTreeMap<Kind, usize> = BTreeMap::new();
-            for burst in Plan::new(shape(seed, 50, hubs)).take(15) {
+            for burst in Plan::new(parameters(seed, 50, hubs)).take(15) {
                 for step in burst.steps {
                     *kinds.entry(step.fault.kind()).or_default() += 1;
                 }
             }
-            let made: Vec<Kind> = kinds.keys().copied().collect();
-            let mut all: Vec<Kind> = Kind::of(hubs).map(|(kind, _)| kind).collect();
+            let generated: Vec<Kind> = kinds.keys().copied().collect();
+            let mut all: Vec<Kind> = Kind::for_hubs(hubs).map(|(kind, _)| kind).collect();
             all.sort();
-            assert_eq!(made, all, "seed {seed}, {hubs} hubs: {kinds:?}");
+            assert_eq!(generated, all, "seed {seed}, {hubs} hubs: {kinds:?}");
         }
     }
 
     /// Returns overlapping pairs of faults of this hub's process.
-    fn at_once(burst: &Burst, hub: Seat) -> Vec<Vec<&Step>> {
-        let own = |step: &&Step| match &step.fault {
-            Fault::HubKilled { hub: of, .. }
-            | Fault::HubStopped { hub: of, .. }
-            | Fault::HubFrozen { hub: of, .. } => *of == hub,
+    fn overlapping_faults(burst: &Burst, hub: HubId) -> Vec<Vec<&ScheduledFault>> {
+        let hub_faults = |step: &&ScheduledFault| match &step.fault {
+            Fault::HubKilled {
+                hub: killed_hub, ..
+            }
+            | Fault::HubStopped {
+                hub: killed_hub, ..
+            }
+            | Fault::HubFrozen {
+                hub: killed_hub, ..
+            } => *killed_hub == hub,
             Fault::LeadFrozen { .. } | Fault::HubsKilled { .. } | Fault::Version { .. } => true,
             _ => false,
         };
-        let own: Vec<&Step> = burst.steps.iter().filter(own).collect();
-        own.windows(2)
+        let hub_faults: Vec<&ScheduledFault> = burst.steps.iter().filter(hub_faults).collect();
+        hub_faults
+            .windows(2)
             .filter(|pair| match pair {
-                [one, next] => next.at < one.at + one.fault.away(),
+                [first, next] => next.at < first.at + first.fault.away(),
                 _ => false,
             })
-            .map(<[&Step]>::to_vec)
+            .map(<[&ScheduledFault]>::to_vec)
             .collect()
     }
 
     #[test]
     fn hub_faults_never_overlap_and_are_balanced() {
-        let mut killed: BTreeMap<Seat, usize> = BTreeMap::new();
+        let mut killed: BTreeMap<HubId, usize> = BTreeMap::new();
         for seed in 0..50 {
             for burst in bursts(seed, 50, 10) {
-                for hub in Seat::first(2) {
-                    assert_eq!(at_once(&burst, *hub), Vec::<Vec<&Step>>::new());
+                for hub in HubId::first(2) {
+                    assert_eq!(
+                        overlapping_faults(&burst, *hub),
+                        Vec::<Vec<&ScheduledFault>>::new()
+                    );
                 }
                 for step in &burst.steps {
                     if let Fault::HubKilled { hub, .. } = step.fault {
@@ -523,7 +537,7 @@ mod tests {
                 }
             }
         }
-        let [a, b] = [Seat::A, Seat::B].map(|hub| killed[&hub]);
+        let [a, b] = [HubId::A, HubId::B].map(|hub| killed[&hub]);
         assert!(a.abs_diff(b) * 4 < a + b, "{killed:?}");
     }
 
@@ -532,7 +546,7 @@ mod tests {
         for seed in 0..20 {
             for step in bursts(seed, 50, 10).iter().flat_map(|burst| &burst.steps) {
                 if let Fault::LeadFrozen { away } = step.fault {
-                    assert!(away > krypton_hub::leader::DURATION, "{step:?}");
+                    assert!(away > krypton_hub::leader::LEASE_DURATION, "{step:?}");
                 }
             }
         }
@@ -541,7 +555,7 @@ mod tests {
     #[test]
     fn a_single_hub_plan_names_no_second_hub() {
         for seed in 0..20 {
-            for burst in Plan::new(shape(seed, 50, 1)).take(10) {
+            for burst in Plan::new(parameters(seed, 50, 1)).take(10) {
                 let text = format!("{burst:?}");
                 assert!(
                     !text.contains("hub: B") && !text.contains("Some(B)"),
@@ -554,16 +568,22 @@ mod tests {
     #[test]
     fn only_live_tenants_are_deleted_and_absent_created() {
         for seed in 0..20 {
-            let plan = Plan::new(shape(seed, 20, 2));
-            let mut live: BTreeSet<Tenant> =
-                plan.first().into_iter().map(|(tenant, _)| tenant).collect();
+            let plan = Plan::new(parameters(seed, 20, 2));
+            let mut live: BTreeSet<Tenant> = plan
+                .initial_tenants()
+                .into_iter()
+                .map(|(tenant, _)| tenant)
+                .collect();
             for burst in plan.take(20) {
-                let mut touched = BTreeSet::new();
+                let mut used_slots = BTreeSet::new();
                 for step in &burst.steps {
                     let Some(tenant) = step.fault.tenant() else {
                         continue;
                     };
-                    assert!(touched.insert(tenant), "two faults in a burst: {burst:?}");
+                    assert!(
+                        used_slots.insert(tenant),
+                        "two faults in a burst: {burst:?}"
+                    );
                     match step.fault {
                         Fault::Created { .. } => assert!(live.insert(tenant)),
                         Fault::Deleted { .. } => assert!(live.remove(&tenant)),
@@ -582,13 +602,13 @@ mod tests {
     fn crd_deletion_avoids_edges_with_foreign_finalizer() {
         for seed in 0..50 {
             for burst in bursts(seed, 30, 10) {
-                let places = |kind: Kind| -> BTreeSet<_> {
+                let edges_of = |kind: Kind| -> BTreeSet<_> {
                     let of_kind = burst.steps.iter().filter(|step| step.fault.kind() == kind);
                     of_kind.filter_map(|step| step.fault.edge()).collect()
                 };
-                let crds = places(Kind::Crd);
+                let crds = edges_of(Kind::Crd);
                 assert!(
-                    crds.is_disjoint(&places(Kind::ForeignFinalizer)),
+                    crds.is_disjoint(&edges_of(Kind::ForeignFinalizer)),
                     "{burst:?}"
                 );
             }

@@ -22,7 +22,7 @@ pub(crate) struct Summary {
     /// Number of leader changes.
     pub(crate) epoch: u64,
     /// For each burst, the time from the end of the faults until the state was as expected.
-    pub(crate) truths: Vec<Duration>,
+    pub(crate) recovery_times: Vec<Duration>,
     /// The highest load average at the end of a burst.
     pub(crate) load: f64,
     pub(crate) violations: Vec<Violation>,
@@ -30,10 +30,14 @@ pub(crate) struct Summary {
 
 impl Summary {
     pub(crate) fn slowest(&self) -> Duration {
-        self.truths.iter().max().copied().unwrap_or_default()
+        self.recovery_times
+            .iter()
+            .max()
+            .copied()
+            .unwrap_or_default()
     }
 
-    fn made(&self) -> usize {
+    fn total_faults(&self) -> usize {
         self.faults.values().sum()
     }
 
@@ -49,13 +53,13 @@ impl Summary {
                 hubs => format!("{hubs} hubs"),
             }
         );
-        let mut row = |what: &str, value: String| {
+        let mut row = |label: &str, value: String| {
             // Writing to a String can't fail.
-            writeln!(text, "| {what} | {value} |").ok();
+            writeln!(text, "| {label} | {value} |").ok();
         };
         row("violations", self.violations.len().to_string());
         row("bursts of faults", self.bursts.to_string());
-        row("faults", self.made().to_string());
+        row("faults", self.total_faults().to_string());
         row("faults without a target", self.skipped.to_string());
         row("helm runs", self.helm_runs.to_string());
         row("leader changes", self.epoch.to_string());
@@ -77,13 +81,13 @@ impl Summary {
             row(kind.description(), count.to_string());
         }
         for violation in &self.violations {
-            writeln!(text, "\n**{}**: {}", violation.promise, violation.story).ok();
+            writeln!(text, "\n**{}**: {}", violation.promise, violation.details).ok();
         }
         text
     }
 
     fn median(&self) -> Duration {
-        let mut all = self.truths.clone();
+        let mut all = self.recovery_times.clone();
         all.sort();
         all.get(all.len() / 2).copied().unwrap_or_default()
     }
@@ -100,6 +104,8 @@ fn processors() -> usize {
 /// Returns the load average of the last minute.
 pub(crate) fn load_average() -> f64 {
     let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    let first = text.split(' ').next();
-    first.and_then(|word| word.parse().ok()).unwrap_or_default()
+    let one_minute = text.split(' ').next();
+    one_minute
+        .and_then(|text| text.parse().ok())
+        .unwrap_or_default()
 }

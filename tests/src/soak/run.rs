@@ -13,25 +13,25 @@ use super::{
     Args, carry,
     expected_state::ExpectedState,
     hubs,
-    judgement::{self, Expected, Violation},
-    person::{Person, insist},
-    plan::{Burst, Plan, Shape, Step},
+    judgement::{self, ExpectedFleet, Violation},
+    log_progress,
+    person::{UserActions, repeat_lost_actions},
+    plan::{Burst, Plan, PlanParameters, ScheduledFault},
     report::{Summary, load_average},
-    say,
     snapshot::{self, EdgeSeen, Snapshot},
     stage::{REPLICAS, Stage, VERSIONS, message},
     whom::Edge,
-    witness::Witness,
+    witness::FleetWatch,
 };
 
 /// Exceeds the duration of all repeated user actions.
-const PEOPLE: Duration = Duration::from_secs(300);
-const LOOK_EVERY: Duration = Duration::from_secs(2);
+const USER_ACTIONS_DEADLINE: Duration = Duration::from_secs(300);
+const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 /// Deadline for the concurrent installation of all Tenants.
-const FIRST: Duration = Duration::from_secs(300);
-const FIRST_EACH: Duration = Duration::from_secs(10);
+const INSTALL_DEADLINE: Duration = Duration::from_secs(300);
+const INSTALL_DEADLINE_PER_TENANT: Duration = Duration::from_secs(10);
 /// Interval between the first good check and the last check of a quiet period, during which nothing may change.
-const STAYS: Duration = Duration::from_secs(5);
+const RECHECK_DELAY: Duration = Duration::from_secs(5);
 
 pub(crate) async fn run(args: &Args) -> Result<()> {
     let folder = TempDir::with_prefix("krypton-soak-").context("creating a folder for logs")?;
@@ -49,7 +49,7 @@ pub(crate) async fn run(args: &Args) -> Result<()> {
         append(file, &text)?;
     }
     if outcome.is_err() || !summary.violations.is_empty() {
-        say(&format!("logs are kept in {}", folder.keep().display()));
+        log_progress(&format!("logs are kept in {}", folder.keep().display()));
     }
     outcome?;
     match summary.violations.len() {
@@ -67,51 +67,51 @@ fn append(file: &Path, text: &str) -> Result<()> {
 }
 
 async fn soak(args: &Args, logs: &Path, summary: &mut Summary) -> Result<()> {
-    say(&format!(
+    log_progress(&format!(
         "seed {}: starting three control planes, hubs ({}) and agent",
         args.seed, args.hubs
     ));
-    let stage = Box::pin(Stage::set(args.hubs.into(), logs)).await?;
+    let stage = Box::pin(Stage::start(args.hubs.into(), logs)).await?;
     let home = stage.home.client();
-    let shape = Shape {
+    let parameters = PlanParameters {
         seed: args.seed,
         tenants: args.tenants.into(),
         hubs: args.hubs.into(),
     };
-    let plan = Plan::new(shape);
-    let expected_state = Arc::new(ExpectedState::new(Expected {
+    let plan = Plan::new(parameters);
+    let expected_state = Arc::new(ExpectedState::new(ExpectedFleet {
         repository: stage.repository.url(),
         version: VERSIONS[0].to_owned(),
         message: message(0),
         replicas: REPLICAS,
         hubs: args.hubs.into(),
-        ..Expected::default()
+        ..ExpectedFleet::default()
     }));
-    let _witnesses =
-        Edge::ALL.map(|edge| Witness::start(edge, &stage.site(edge).client, &expected_state));
-    let _at_home = Witness::of_leads(&home, &expected_state);
+    let _edge_watches =
+        Edge::ALL.map(|edge| FleetWatch::start(edge, &stage.site(edge).client, &expected_state));
+    let _home_watch = FleetWatch::start_home(&home, &expected_state);
     let mut run = Run {
         stage: &stage,
         home: &home,
         expected_state: &expected_state,
         summary,
         timeline: File::create(logs.join("timeline.txt")).context("creating the timeline")?,
-        true_after: Duration::ZERO,
+        recovered_after: Duration::ZERO,
     };
-    run.begin(&plan).await?;
-    let begun = Instant::now();
-    let end = begun + Duration::from_secs(60 * args.minutes);
+    run.install_tenants(&plan).await?;
+    let started = Instant::now();
+    let end = started + Duration::from_secs(60 * args.minutes);
     for burst in plan {
         if Instant::now() >= end || !run.summary.violations.is_empty() {
             break;
         }
         let outcome = run.burst(&burst).await;
-        run.summary.lasted = begun.elapsed();
+        run.summary.lasted = started.elapsed();
         // The logs are most useful after a failure.
-        stage.keep_logs().await?;
+        stage.save_logs().await?;
         run.summary.helm_runs = stage.helm_runs()?;
         outcome?;
-        run.summary.epoch = FleetClient::at(&stage.home).hub_epoch().await?;
+        run.summary.epoch = FleetClient::new(&stage.home).hub_epoch().await?;
     }
     Ok(())
 }
@@ -123,49 +123,53 @@ struct Run<'a> {
     summary: &'a mut Summary,
     timeline: File,
     /// Time from the start of the last quiet period until the state was as expected.
-    true_after: Duration,
+    recovered_after: Duration,
 }
 
 impl Run<'_> {
-    fn people(&self) -> [Person<'_>; 2] {
-        Edge::ALL.map(|edge| Person::at(self.stage.site(edge), self.home, self.expected_state))
+    fn users(&self) -> [UserActions<'_>; 2] {
+        Edge::ALL
+            .map(|edge| UserActions::new(self.stage.site(edge), self.home, self.expected_state))
     }
 
     /// Installs all Tenants before the first fault.
-    async fn begin(&mut self, plan: &Plan) -> Result<()> {
-        let first = plan.first();
-        let creating = first.iter().map(async |(tenant, workspace)| {
+    async fn install_tenants(&mut self, plan: &Plan) -> Result<()> {
+        let tenants = plan.initial_tenants();
+        let creating = tenants.iter().map(async |(tenant, workspace)| {
             let site = self.stage.site(tenant.edge());
-            let person = Person::at(site, self.home, self.expected_state);
-            person.create(*tenant, *workspace).await
+            let user = UserActions::new(site, self.home, self.expected_state);
+            user.create(*tenant, *workspace).await
         });
         for created in join_all(creating).await {
             created?;
         }
-        let patience = FIRST + FIRST_EACH * u32::try_from(first.len()).unwrap_or(u32::MAX);
-        let begun = Instant::now();
-        let found = self.until_true(begun, patience).await?;
-        if let Some(found) = found {
-            self.summary.violations = found;
-            bail!("the Tenants are not installed after {patience:?}, before any fault");
+        let deadline = INSTALL_DEADLINE
+            + INSTALL_DEADLINE_PER_TENANT * u32::try_from(tenants.len()).unwrap_or(u32::MAX);
+        let started = Instant::now();
+        let violations = self.wait_until_expected(started, deadline).await?;
+        if let Some(violations) = violations {
+            self.summary.violations = violations;
+            bail!("the Tenants are not installed after {deadline:?}, before any fault");
         }
-        say(&format!(
+        log_progress(&format!(
             "{} Tenants are installed after {:.0} s",
-            first.len(),
-            begun.elapsed().as_secs_f64()
+            tenants.len(),
+            started.elapsed().as_secs_f64()
         ));
         Ok(())
     }
 
     async fn burst(&mut self, burst: &Burst) -> Result<()> {
-        let begun = Instant::now();
-        self.note(&format!("burst {} of {:?}", burst.number, burst.length));
-        let carried = timeout(
-            burst.length + PEOPLE,
-            join_all(burst.steps.iter().map(|step| self.step(step, begun))),
+        let started = Instant::now();
+        self.add_to_timeline(&format!("burst {} of {:?}", burst.number, burst.length));
+        let injected = timeout(
+            burst.length + USER_ACTIONS_DEADLINE,
+            join_all(burst.steps.iter().map(|step| self.inject(step, started))),
         );
-        let carried = carried.await.context("the faults of a burst did not end")?;
-        for (step, (outcome, entry)) in burst.steps.iter().zip(carried) {
+        let injected = injected
+            .await
+            .context("the faults of a burst did not end")?;
+        for (step, (outcome, entry)) in burst.steps.iter().zip(injected) {
             *self.summary.faults.entry(step.fault.kind()).or_default() += 1;
             let outcome = match outcome {
                 Ok(()) => String::new(),
@@ -175,122 +179,123 @@ impl Run<'_> {
                     format!(": {error:#}")
                 }
             };
-            self.note(&format!("{entry}{outcome}"));
+            self.add_to_timeline(&format!("{entry}{outcome}"));
         }
-        sleep_until(begun + burst.length).await;
-        let late = begun.elapsed().saturating_sub(burst.length);
-        self.stage.good_again()?;
-        self.stage.all_run().await?;
-        let faults_over = Instant::now();
-        self.stage.clusters_are_well().await?;
-        let well = faults_over.elapsed().as_secs_f64();
-        let undone = insist(self.people()).await?;
-        self.note(&format!(
-            "quiet; the clusters were ready after {well:.1} s; {undone} user actions repeated"
+        sleep_until(started + burst.length).await;
+        let delay = started.elapsed().saturating_sub(burst.length);
+        self.stage.end_faults()?;
+        self.stage.check_running().await?;
+        let faults_ended = Instant::now();
+        self.stage.wait_for_clusters().await?;
+        let recovery = faults_ended.elapsed().as_secs_f64();
+        let repeated = repeat_lost_actions(self.users()).await?;
+        self.add_to_timeline(&format!(
+            "quiet; the clusters were ready after {recovery:.1} s; {repeated} user actions repeated"
         ));
 
         let quiet = Instant::now();
-        let found = self.until_true(quiet, self.summary.settle).await?;
-        let taken = self.true_after;
+        let violations = self.wait_until_expected(quiet, self.summary.settle).await?;
+        let recovery_time = self.recovered_after;
         self.summary.bursts += 1;
         let load = load_average();
         self.summary.load = self.summary.load.max(load);
-        let result = match &found {
+        let result = match &violations {
             None => {
-                self.summary.truths.push(taken);
+                self.summary.recovery_times.push(recovery_time);
                 format!(
                     "all promises kept after {:.1} s of quiet",
-                    taken.as_secs_f64()
+                    recovery_time.as_secs_f64()
                 )
             }
-            Some(found) => format!("{} violations", found.len()),
+            Some(violations) => format!("{} violations", violations.len()),
         };
         let line = format!(
             "burst {}: {} faults in {} s (+{} s), {result}; {} live Tenants, load {load:.1}",
             burst.number,
             burst.steps.len(),
             burst.length.as_secs(),
-            late.as_secs(),
+            delay.as_secs(),
             self.expected_state.expected().tenants.len()
         );
-        say(&line);
-        self.note(&line);
-        if let Some(found) = found {
-            for violation in &found {
-                let line = format!("  {}: {}", violation.promise, violation.story);
-                say(&line);
-                self.note(&line);
+        log_progress(&line);
+        self.add_to_timeline(&line);
+        if let Some(violations) = violations {
+            for violation in &violations {
+                let line = format!("  {}: {}", violation.promise, violation.details);
+                log_progress(&line);
+                self.add_to_timeline(&line);
             }
-            self.summary.violations = found;
+            self.summary.violations = violations;
         }
         Ok(())
     }
 
-    async fn step(&self, step: &Step, begun: Instant) -> (Result<()>, String) {
-        sleep_until(begun + step.at).await;
+    async fn inject(&self, step: &ScheduledFault, started: Instant) -> (Result<()>, String) {
+        sleep_until(started + step.at).await;
         let from = jiff::Timestamp::now();
-        let carried = carry::carry_out(&step.fault, self.stage, self.home, self.expected_state);
-        let outcome = Box::pin(carried).await;
+        let injected = carry::carry_out(&step.fault, self.stage, self.home, self.expected_state);
+        let outcome = Box::pin(injected).await;
         let entry = format!("  {from} to {}: {:?}", jiff::Timestamp::now(), step.fault);
         (outcome, entry)
     }
 
     /// Checks until the state is as expected, and still is a little later. Returns the violations when the time is
     /// over.
-    async fn until_true(
+    async fn wait_until_expected(
         &mut self,
         since: Instant,
-        patience: Duration,
+        deadline: Duration,
     ) -> Result<Option<Vec<Violation>>> {
         loop {
-            let seen = self.read().await;
-            let late = since.elapsed() >= patience;
+            let snapshot = self.read().await;
+            let is_late = since.elapsed() >= deadline;
             let watched = self.expected_state.violations();
-            match seen {
-                Ok(seen) => {
+            match snapshot {
+                Ok(snapshot) => {
                     self.summary.checks += 1;
-                    let mut found = judgement::judge(&self.expected_state.expected(), &seen);
-                    found.extend(watched.iter().cloned());
-                    if found.is_empty() {
-                        self.true_after = since.elapsed();
-                        return self.stays().await;
+                    let mut violations =
+                        judgement::find_violations(&self.expected_state.expected(), &snapshot);
+                    violations.extend(watched.iter().cloned());
+                    if violations.is_empty() {
+                        self.recovered_after = since.elapsed();
+                        return self.check_again().await;
                     }
-                    if late || !watched.is_empty() {
-                        return Ok(Some(found));
+                    if is_late || !watched.is_empty() {
+                        return Ok(Some(violations));
                     }
                 }
-                Err(error) if late => return Err(error.context("the API servers don't respond")),
+                Err(error) if is_late => return Err(error.context("the API servers don't respond")),
                 Err(_) => {}
             }
-            sleep(LOOK_EVERY).await;
+            sleep(CHECK_INTERVAL).await;
         }
     }
 
-    async fn stays(&mut self) -> Result<Option<Vec<Violation>>> {
-        sleep(STAYS).await;
-        let seen = eventually_within("another check", PEOPLE, async || {
+    async fn check_again(&mut self) -> Result<Option<Vec<Violation>>> {
+        sleep(RECHECK_DELAY).await;
+        let snapshot = eventually_within("another check", USER_ACTIONS_DEADLINE, async || {
             self.read().await.map(Some)
         })
         .await?;
         self.summary.checks += 1;
-        let mut found = judgement::judge(&self.expected_state.expected(), &seen);
-        found.extend(self.expected_state.violations());
-        Ok(Some(found).filter(|found| !found.is_empty()))
+        let mut violations = judgement::find_violations(&self.expected_state.expected(), &snapshot);
+        violations.extend(self.expected_state.violations());
+        Ok(Some(violations).filter(|violations| !violations.is_empty()))
     }
 
     async fn read(&self) -> Result<Snapshot> {
-        let mut seen = Snapshot::default();
+        let mut snapshot = Snapshot::default();
         for edge in Edge::ALL {
-            let here = EdgeSeen::read(&self.stage.site(edge).client).await?;
-            seen.edges.insert(edge, here);
+            let edge_state = EdgeSeen::read(&self.stage.site(edge).client).await?;
+            snapshot.edges.insert(edge, edge_state);
         }
-        snapshot::home(self.home, &mut seen).await?;
-        seen.hubs = self.stage.hubs.leading().await;
-        seen.holder = hubs::holder(self.home).await?;
-        Ok(seen)
+        snapshot::home(self.home, &mut snapshot).await?;
+        snapshot.hubs = self.stage.hubs.leading().await;
+        snapshot.holder = hubs::holder(self.home).await?;
+        Ok(snapshot)
     }
 
-    fn note(&mut self, line: &str) {
+    fn add_to_timeline(&mut self, line: &str) {
         // The timeline is for readers. Other writes report a full disk.
         writeln!(self.timeline, "{} {line}", jiff::Timestamp::now()).ok();
     }

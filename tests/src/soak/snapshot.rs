@@ -16,7 +16,7 @@ use krypton_crds::{edge_cluster::EdgeCluster, tenant::Tenant};
 use kube::{Api, Client, ResourceExt, api::ListParams};
 use serde_json::Value;
 
-use super::whom::{Edge, Object, Seat};
+use super::whom::{Edge, HubId, Object};
 
 pub(crate) const FINGERPRINT_LABEL: &str = "mesh.openkcm.io/fingerprint";
 pub(crate) const CREATOR_LABEL: &str = "mesh.openkcm.io/created-for";
@@ -24,10 +24,10 @@ pub(crate) const CREATOR_LABEL: &str = "mesh.openkcm.io/created-for";
 /// instead.
 pub(crate) const FOREIGN_LABEL: &str = "soak.example.org/foreign";
 const RELEASE_ANNOTATION: &str = "meta.helm.sh/release-name";
-const RELEASE_LARGEST: u64 = 16 << 20;
+const MAX_RELEASE: u64 = 16 << 20;
 
 /// (namespace, name)
-pub(crate) type Place = (String, String);
+pub(crate) type ObjectKey = (String, String);
 
 /// The fields of a Tenant that the soak test checks.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -45,7 +45,7 @@ pub(crate) struct TenantSeen {
 }
 
 impl TenantSeen {
-    pub(crate) fn of(tenant: &Tenant) -> Self {
+    pub(crate) fn from_tenant(tenant: &Tenant) -> Self {
         let status = tenant.status.clone().unwrap_or_default();
         Self {
             uid: tenant.uid().unwrap_or_default(),
@@ -74,13 +74,13 @@ impl TenantSeen {
 
 fn conditions(all: &[Condition]) -> BTreeMap<String, (String, String, String)> {
     all.iter()
-        .map(|found| {
+        .map(|condition| {
             let value = (
-                found.status.clone(),
-                found.reason.clone(),
-                found.message.clone(),
+                condition.status.clone(),
+                condition.reason.clone(),
+                condition.message.clone(),
             );
-            (found.type_.clone(), value)
+            (condition.type_.clone(), value)
         })
         .collect()
 }
@@ -112,7 +112,7 @@ pub(crate) struct ObjectSeen {
 pub(crate) struct NamespaceSeen {
     pub(crate) terminating: bool,
     /// Whether Krypton created the namespace.
-    pub(crate) made: bool,
+    pub(crate) created_by_krypton: bool,
 }
 
 /// State of one edge cluster.
@@ -120,8 +120,8 @@ pub(crate) struct NamespaceSeen {
 pub(crate) struct EdgeSeen {
     pub(crate) tenants: BTreeMap<String, TenantSeen>,
     /// Revisions by namespace and release, oldest first.
-    pub(crate) releases: BTreeMap<Place, Vec<RevisionSeen>>,
-    pub(crate) objects: BTreeMap<(Object, Place), ObjectSeen>,
+    pub(crate) releases: BTreeMap<ObjectKey, Vec<RevisionSeen>>,
+    pub(crate) objects: BTreeMap<(Object, ObjectKey), ObjectSeen>,
     pub(crate) namespaces: BTreeMap<String, NamespaceSeen>,
     /// Foreign objects, which Krypton must not change, as JSON by kind and name.
     pub(crate) foreign: BTreeMap<String, String>,
@@ -136,7 +136,7 @@ pub(crate) struct Snapshot {
     /// Conditions of EdgeClusters.
     pub(crate) members: BTreeMap<String, BTreeMap<String, (String, String, String)>>,
     /// For each hub that responds, whether it reports itself as the leader.
-    pub(crate) hubs: BTreeMap<Seat, bool>,
+    pub(crate) hubs: BTreeMap<HubId, bool>,
     /// Holder of the leader election Lease.
     pub(crate) holder: String,
 }
@@ -145,34 +145,34 @@ impl EdgeSeen {
     /// Reads the state of one edge cluster.
     pub(crate) async fn read(client: &Client) -> Result<Self> {
         let all = ListParams::default();
-        let of_helm = ListParams::default().labels("owner=helm");
+        let helm_releases = ListParams::default().labels("owner=helm");
         let (tenants, secrets, maps, services, deployments, namespaces) = tokio::try_join!(
             list::<Tenant>(client, &all),
-            list::<Secret>(client, &of_helm),
+            list::<Secret>(client, &helm_releases),
             list::<ConfigMap>(client, &all),
             list::<Service>(client, &all),
             list::<Deployment>(client, &all),
             list::<Namespace>(client, &all),
         )?;
-        let mut seen = Self::default();
+        let mut edge = Self::default();
         for tenant in tenants {
-            seen.tenants
-                .insert(tenant.name_any(), TenantSeen::of(&tenant));
+            edge.tenants
+                .insert(tenant.name_any(), TenantSeen::from_tenant(&tenant));
         }
         for secret in secrets {
-            seen.foreign_of("Secret", &secret.metadata, &secret);
-            seen.revision(&secret);
+            edge.add_if_foreign("Secret", &secret.metadata, &secret);
+            edge.add_revision(&secret);
         }
-        seen.releases
+        edge.releases
             .values_mut()
             .for_each(|revisions| revisions.sort_by_key(|revision| revision.number));
         for map in maps {
-            seen.foreign_of("ConfigMap", &map.metadata, &map);
+            edge.add_if_foreign("ConfigMap", &map.metadata, &map);
             let content = map.data.clone().unwrap_or_default();
-            seen.object(Object::ConfigMap, &map.metadata, content);
+            edge.add_object(Object::ConfigMap, &map.metadata, content);
         }
         for service in services {
-            seen.foreign_of("Service", &service.metadata, &service);
+            edge.add_if_foreign("Service", &service.metadata, &service);
             let ports = service.spec.clone().unwrap_or_default().ports;
             let ports: Vec<_> = ports
                 .into_iter()
@@ -180,10 +180,10 @@ impl EdgeSeen {
                 .map(|port| (port.port, port.target_port))
                 .collect();
             let content = [("ports".to_owned(), format!("{ports:?}"))].into();
-            seen.object(Object::Service, &service.metadata, content);
+            edge.add_object(Object::Service, &service.metadata, content);
         }
         for deployment in deployments {
-            seen.foreign_deployment(&deployment);
+            edge.add_foreign_deployment(&deployment);
             let spec = deployment.spec.clone().unwrap_or_default();
             let template = spec.template.metadata.unwrap_or_default();
             let version = template
@@ -194,68 +194,78 @@ impl EdgeSeen {
                 ("replicas".to_owned(), format!("{:?}", spec.replicas)),
                 ("version".to_owned(), version.unwrap_or_default()),
             ];
-            seen.object(Object::Deployment, &deployment.metadata, content.into());
+            edge.add_object(Object::Deployment, &deployment.metadata, content.into());
         }
         for namespace in namespaces {
             let state = NamespaceSeen {
                 terminating: namespace.metadata.deletion_timestamp.is_some(),
-                made: namespace.labels().contains_key(CREATOR_LABEL),
+                created_by_krypton: namespace.labels().contains_key(CREATOR_LABEL),
             };
             // The status of a new namespace changes on its own.
             let foreign = namespace.labels().contains_key(FOREIGN_LABEL);
             if foreign {
-                seen.put_foreign("Namespace", &namespace.metadata, &namespace);
+                edge.add_foreign("Namespace", &namespace.metadata, &namespace);
             }
-            seen.namespaces.insert(namespace.name_any(), state);
+            edge.namespaces.insert(namespace.name_any(), state);
         }
-        Ok(seen)
+        Ok(edge)
     }
 
-    fn revision(&mut self, secret: &Secret) {
+    fn add_revision(&mut self, secret: &Secret) {
         let label = |name: &str| secret.labels().get(name).cloned().unwrap_or_default();
-        let place = (secret.namespace().unwrap_or_default(), label("name"));
+        let object_key = (secret.namespace().unwrap_or_default(), label("name"));
         let revision = RevisionSeen {
             number: label("version").parse().unwrap_or_default(),
             status: label("status"),
             fingerprint: label(FINGERPRINT_LABEL),
-            content: content(secret).map_err(|error| format!("{error:#}")),
+            content: decode_content(secret).map_err(|error| format!("{error:#}")),
         };
-        self.releases.entry(place).or_default().push(revision);
+        self.releases.entry(object_key).or_default().push(revision);
     }
 
-    fn object(&mut self, kind: Object, metadata: &ObjectMeta, content: BTreeMap<String, String>) {
+    fn add_object(
+        &mut self,
+        kind: Object,
+        metadata: &ObjectMeta,
+        content: BTreeMap<String, String>,
+    ) {
         let annotations = metadata.annotations.clone().unwrap_or_default();
         let Some(release) = annotations.get(RELEASE_ANNOTATION).cloned() else {
             return;
         };
         let uid = metadata.uid.clone().unwrap_or_default();
-        let seen = ObjectSeen {
+        let object = ObjectSeen {
             uid,
             release,
             content,
         };
-        self.objects.insert((kind, place(metadata)), seen);
+        self.objects.insert((kind, object_key(metadata)), object);
     }
 
     /// Stores an object of the soak test, or of a foreign release.
-    fn foreign_of(&mut self, kind: &str, metadata: &ObjectMeta, object: &impl serde::Serialize) {
+    fn add_if_foreign(
+        &mut self,
+        kind: &str,
+        metadata: &ObjectMeta,
+        object: &impl serde::Serialize,
+    ) {
         if is_foreign(metadata) {
-            self.put_foreign(kind, metadata, object);
+            self.add_foreign(kind, metadata, object);
         }
     }
 
-    fn put_foreign(&mut self, kind: &str, metadata: &ObjectMeta, object: &impl serde::Serialize) {
-        let (namespace, name) = place(metadata);
+    fn add_foreign(&mut self, kind: &str, metadata: &ObjectMeta, object: &impl serde::Serialize) {
+        let (namespace, name) = object_key(metadata);
         let json = serde_json::to_string(object).unwrap_or_default();
         self.foreign
             .insert(format!("{kind} {namespace}/{name}"), json);
     }
 
     /// Omits the status and the revision, which belong to controllers.
-    fn foreign_deployment(&mut self, deployment: &Deployment) {
+    fn add_foreign_deployment(&mut self, deployment: &Deployment) {
         if is_foreign(&deployment.metadata) {
             let spec = (&deployment.metadata.uid, &deployment.spec);
-            self.put_foreign("Deployment", &deployment.metadata, &spec);
+            self.add_foreign("Deployment", &deployment.metadata, &spec);
         }
     }
 }
@@ -267,45 +277,48 @@ fn is_foreign(metadata: &ObjectMeta) -> bool {
     name.starts_with("foreign-") || name.starts_with("sh.helm.release.v1.foreign-")
 }
 
-fn place(metadata: &ObjectMeta) -> Place {
+fn object_key(metadata: &ObjectMeta) -> ObjectKey {
     let [namespace, name] = [&metadata.namespace, &metadata.name].map(Clone::clone);
     (namespace.unwrap_or_default(), name.unwrap_or_default())
 }
 
 /// Decodes base64, then gzip, then JSON.
-fn content(secret: &Secret) -> Result<(String, String)> {
-    let release = unpacked(secret)?;
-    let word = |pointer: &str| {
-        let word = release.pointer(pointer).and_then(Value::as_str);
-        word.unwrap_or_default().to_owned()
+fn decode_content(secret: &Secret) -> Result<(String, String)> {
+    let release = decode_release(secret)?;
+    let text = |pointer: &str| {
+        let text = release.pointer(pointer).and_then(Value::as_str);
+        text.unwrap_or_default().to_owned()
     };
-    Ok((word("/info/status"), word("/chart/metadata/version")))
+    Ok((text("/info/status"), text("/chart/metadata/version")))
 }
 
 /// Returns the payload of a release Secret.
-pub(crate) fn unpacked(secret: &Secret) -> Result<Value> {
+pub(crate) fn decode_release(secret: &Secret) -> Result<Value> {
     let data = secret.data.as_ref().and_then(|data| data.get("release"));
-    let packed = BASE64_STANDARD.decode(&data.context("no payload")?.0)?;
+    let encoded = BASE64_STANDARD.decode(&data.context("no payload")?.0)?;
     let mut json = Vec::new();
-    GzDecoder::new(packed.as_slice())
-        .take(RELEASE_LARGEST)
+    GzDecoder::new(encoded.as_slice())
+        .take(MAX_RELEASE)
         .read_to_end(&mut json)?;
     Ok(serde_json::from_slice(&json)?)
 }
 
 /// Reads the Tenants and members of the home cluster.
-pub(crate) async fn home(client: &Client, into: &mut Snapshot) -> Result<()> {
+pub(crate) async fn home(client: &Client, snapshot: &mut Snapshot) -> Result<()> {
     let all = ListParams::default();
     let (tenants, members) = tokio::try_join!(
         list::<Tenant>(client, &all),
         list::<EdgeCluster>(client, &all),
     )?;
     for tenant in tenants {
-        into.home.insert(tenant.name_any(), TenantSeen::of(&tenant));
+        snapshot
+            .home
+            .insert(tenant.name_any(), TenantSeen::from_tenant(&tenant));
     }
     for member in members {
         let status = member.status.clone().unwrap_or_default();
-        into.members
+        snapshot
+            .members
             .insert(member.name_any(), conditions(&status.conditions));
     }
     Ok(())

@@ -19,7 +19,7 @@ use serde_json::json;
 use tokio::sync::Mutex;
 
 use super::{
-    hubs::{Hubs, Post},
+    hubs::{Hubs, RunningHub},
     judgement::CHART,
     whom::{Edge, Workspace},
 };
@@ -27,7 +27,7 @@ use super::{
 pub(crate) const VERSIONS: [&str; 2] = ["1.0.0", "1.1.0"];
 pub(crate) const REPLICAS: u32 = 1;
 /// Deadline for a cluster's recovery.
-const CLUSTER: Duration = Duration::from_secs(300);
+const RECOVERY_DEADLINE: Duration = Duration::from_secs(300);
 /// A short back-off, which ends within the quiet period.
 const RETRY_MAX: &str = "5s";
 const DRIFT_INTERVAL: &str = "15s";
@@ -38,16 +38,16 @@ pub(crate) struct Site {
     pub(crate) cluster: Cluster,
     /// A direct administrator's client.
     pub(crate) client: Client,
-    pub(crate) answers: AnsweringProxy,
-    pub(crate) way: FaultProxy,
+    pub(crate) answering_proxy: AnsweringProxy,
+    pub(crate) fault_proxy: FaultProxy,
 }
 
 impl Site {
     async fn start(edge: Edge) -> Result<Self> {
         let name = format!("soak-{}", edge.name());
         let cluster = Cluster::start(&name, Parts::WithPods).await?;
-        let answers = AnsweringProxy::before(&cluster).await?;
-        let way = FaultProxy::before_proxy(&answers).await?;
+        let answering_proxy = AnsweringProxy::start(&cluster).await?;
+        let fault_proxy = FaultProxy::start_for_proxy(&answering_proxy).await?;
         for number in 0..2 {
             let namespace = json!({
                 "apiVersion": "v1", "kind": "Namespace",
@@ -61,14 +61,14 @@ impl Site {
             edge,
             cluster,
             client,
-            answers,
-            way,
+            answering_proxy,
+            fault_proxy,
         })
     }
 
     /// Waits until the cluster itself has recovered: its controllers and its scheduler react, and new pods become
     /// ready. On a loaded machine, this can be long after a killed API server has restarted.
-    async fn runs_pods(&self) -> Result<()> {
+    async fn wait_for_pods(&self) -> Result<()> {
         let name = "canary";
         let labels = json!({"app": name});
         let canary = json!({
@@ -85,19 +85,24 @@ impl Site {
                 },
             },
         });
-        eventually_within("the canary to be rolled out", CLUSTER, async || {
-            self.cluster.apply(&canary.to_string()).await.map(Some)
-        })
+        eventually_within(
+            "the canary to be rolled out",
+            RECOVERY_DEADLINE,
+            async || self.cluster.apply(&canary.to_string()).await.map(Some),
+        )
         .await?;
         let api: Api<Deployment> = Api::namespaced(self.client.clone(), "default");
         let what = format!("a new pod to be ready on {}", self.edge.name());
-        eventually_within(&what, CLUSTER, async || {
+        eventually_within(&what, RECOVERY_DEADLINE, async || {
             let canary = api.get(name).await?;
             let status = canary.status.unwrap_or_default();
-            let followed = status.observed_generation == canary.metadata.generation;
+            let is_observed = status.observed_generation == canary.metadata.generation;
             let all = |count: Option<i32>| count == Some(1);
             let rolled_out = all(status.updated_replicas) && all(status.available_replicas);
-            ensure!(followed && rolled_out && all(status.replicas), "{status:?}");
+            ensure!(
+                is_observed && rolled_out && all(status.replicas),
+                "{status:?}"
+            );
             Ok(Some(()))
         })
         .await
@@ -116,7 +121,7 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
-    pub(crate) async fn set(hubs: usize, logs: &Path) -> Result<Self> {
+    pub(crate) async fn start(hubs: usize, logs: &Path) -> Result<Self> {
         let charts = VERSIONS.map(ChartSource::small);
         let (home, one, two, repository) = tokio::try_join!(
             Cluster::start("soak-home", Parts::ControlPlane),
@@ -125,16 +130,17 @@ impl Stage {
             ChartRepository::start(&charts),
         )?;
         let values = ValuesFile::new(&values(&message(0)))?;
-        let flags = hub_flags(&repository, &values);
+        let flags = common_hub_flags(&repository, &values);
         let hubs = Hubs::start(&home, hubs, flags).await?;
         let kubeconfig =
-            fs::read_to_string(two.way.kubeconfig()).context("reading a kubeconfig")?;
-        let fleet_client = FleetClient::at(&home);
+            fs::read_to_string(two.fault_proxy.kubeconfig()).context("reading a kubeconfig")?;
+        let fleet_client = FleetClient::new(&home);
         fleet_client
             .add_member(Edge::Two.name(), &kubeconfig)
             .await?;
-        let way = one.way.kubeconfig();
-        let agent = enrolled_agent(&home, Edge::One.name(), AgentOptions::new(&way)).await?;
+        let edge_kubeconfig = one.fault_proxy.kubeconfig();
+        let agent =
+            enrolled_agent(&home, Edge::One.name(), AgentOptions::new(&edge_kubeconfig)).await?;
         Ok(Self {
             hubs,
             agent: Mutex::new(agent),
@@ -156,30 +162,41 @@ impl Stage {
 
     /// Returns the hub's kubeconfig of edge-2.
     pub(crate) fn kubeconfig(&self) -> Result<String> {
-        let file = self.site(Edge::Two).way.kubeconfig();
+        let file = self.site(Edge::Two).fault_proxy.kubeconfig();
         fs::read_to_string(file).context("reading a kubeconfig")
     }
 
     /// Starts another hub after one has ended.
-    pub(crate) fn start_hub(&self, post: &Post, hub: &mut Hub) -> Result<()> {
-        self.keep_log(post.seat.name(), hub)?;
-        self.hubs.start_again(post, hub)
+    pub(crate) fn start_hub(&self, running_hub: &RunningHub, hub: &mut Hub) -> Result<()> {
+        self.save_log(running_hub.hub_id.name(), hub)?;
+        self.hubs.start_again(running_hub, hub)
     }
 
     /// Starts another agent, which has only the state on its cluster.
     pub(crate) fn start_agent(&self, agent: &mut Agent) -> Result<()> {
-        self.keep_log("agent", agent)?;
-        *agent = Agent::start(&AgentOptions::new(&self.site(Edge::One).way.kubeconfig()))?;
+        self.save_log("agent", agent)?;
+        *agent = Agent::start(&AgentOptions::new(
+            &self.site(Edge::One).fault_proxy.kubeconfig(),
+        ))?;
         Ok(())
     }
 
     /// Kills all running Helm processes with SIGKILL, without their parents. Omits actors with another fault, because
     /// waiting for their lock would outlast it.
     pub(crate) fn kill_helms(&self) {
-        let of = |daemon: &Daemon| daemon.folder().map(Path::to_owned).ok();
-        let hubs = (self.hubs.all().iter())
-            .filter_map(|post| post.hub.try_lock().ok().and_then(|hub| of(&hub)));
-        let agent = self.agent.try_lock().ok().and_then(|agent| of(&agent));
+        let folder_of = |daemon: &Daemon| daemon.folder().map(Path::to_owned).ok();
+        let hubs = (self.hubs.all().iter()).filter_map(|running_hub| {
+            running_hub
+                .hub
+                .try_lock()
+                .ok()
+                .and_then(|hub| folder_of(&hub))
+        });
+        let agent = self
+            .agent
+            .try_lock()
+            .ok()
+            .and_then(|agent| folder_of(&agent));
         for folder in hubs.chain(agent) {
             // Helm may have ended in the meantime.
             kill_helm(&folder).ok();
@@ -187,10 +204,15 @@ impl Stage {
     }
 
     /// Returns an error if a hub or the agent has ended unexpectedly.
-    pub(crate) async fn all_run(&self) -> Result<()> {
-        for post in self.hubs.all() {
-            let context = || format!("{} has ended unexpectedly", post.seat.name());
-            post.hub.lock().await.rss_bytes().with_context(context)?;
+    pub(crate) async fn check_running(&self) -> Result<()> {
+        for running_hub in self.hubs.all() {
+            let context = || format!("{} has ended unexpectedly", running_hub.hub_id.name());
+            running_hub
+                .hub
+                .lock()
+                .await
+                .rss_bytes()
+                .with_context(context)?;
         }
         self.agent
             .lock()
@@ -201,13 +223,13 @@ impl Stage {
     }
 
     /// Waits until both edge clusters have recovered. An error here is not a fault of Krypton.
-    pub(crate) async fn clusters_are_well(&self) -> Result<()> {
+    pub(crate) async fn wait_for_clusters(&self) -> Result<()> {
         let [one, two] = &self.sites;
-        tokio::try_join!(one.runs_pods(), two.runs_pods()).map(drop)
+        tokio::try_join!(one.wait_for_pods(), two.wait_for_pods()).map(drop)
     }
 
     /// Saves the current logs, also of running processes.
-    pub(crate) async fn keep_logs(&self) -> Result<()> {
+    pub(crate) async fn save_logs(&self) -> Result<()> {
         for site in &self.sites {
             let folder = site.cluster.folder();
             for entry in fs::read_dir(folder).context("reading a cluster's folder")? {
@@ -218,14 +240,14 @@ impl Stage {
                 }
             }
         }
-        for post in self.hubs.all() {
-            self.keep_log(post.seat.name(), &*post.hub.lock().await)?;
+        for running_hub in self.hubs.all() {
+            self.save_log(running_hub.hub_id.name(), &*running_hub.hub.lock().await)?;
         }
-        self.keep_log("agent", &*self.agent.lock().await)
+        self.save_log("agent", &*self.agent.lock().await)
     }
 
     /// Saves the complete log of a process once.
-    fn keep_log(&self, name: &str, daemon: &Daemon) -> Result<()> {
+    fn save_log(&self, name: &str, daemon: &Daemon) -> Result<()> {
         let to = self.logs.join(format!("{name}-{}.log", daemon.pid()));
         fs::copy(daemon.log_path(), &to).with_context(|| format!("saving {}", to.display()))?;
         Ok(())
@@ -248,11 +270,11 @@ impl Stage {
     }
 
     /// Ends all faults. An error here is not a fault of Krypton.
-    pub(crate) fn good_again(&self) -> Result<()> {
-        self.hubs.good_again();
+    pub(crate) fn end_faults(&self) -> Result<()> {
+        self.hubs.end_faults();
         for site in &self.sites {
-            site.way.set(Traffic::Pass);
-            site.answers.forward_all();
+            site.fault_proxy.set(Traffic::Pass);
+            site.answering_proxy.forward_all();
             ensure!(
                 !site.cluster.pids().is_empty(),
                 "{} has ended",
@@ -274,10 +296,10 @@ pub(crate) fn values(message: &str) -> String {
 }
 
 /// Returns the flags of all hubs, except the version of the chart and the flags of one hub.
-fn hub_flags(repository: &ChartRepository, values: &ValuesFile) -> Vec<String> {
+fn common_hub_flags(repository: &ChartRepository, values: &ValuesFile) -> Vec<String> {
     let mut flags = chart_flags(repository, CHART, VERSIONS[0]);
-    let set_here = ["--retry-max", "--chart-version"];
-    flags.retain(|flag| !set_here.iter().any(|other| flag.starts_with(other)));
+    let replaced_flags = ["--retry-max", "--chart-version"];
+    flags.retain(|flag| !replaced_flags.iter().any(|other| flag.starts_with(other)));
     flags.extend([
         values_flag(values),
         "--self-cluster=false".to_owned(),

@@ -25,12 +25,12 @@ impl Edge {
 
 /// One of the hubs on the home cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Seat {
+pub(crate) enum HubId {
     A,
     B,
 }
 
-impl Seat {
+impl HubId {
     const ALL: [Self; 2] = [Self::A, Self::B];
 
     /// Returns the first `count` hubs, or all if there are fewer.
@@ -49,7 +49,7 @@ impl Seat {
     /// Returns the hub with this holder identity.
     pub(crate) fn holding(holder: &str) -> Option<Self> {
         let name = holder.split('/').nth(1)?;
-        Self::ALL.into_iter().find(|seat| seat.name() == name)
+        Self::ALL.into_iter().find(|hub_id| hub_id.name() == name)
     }
 }
 

@@ -1,6 +1,5 @@
 //! Watches the API servers continuously: all objects of the chart on an edge cluster, and the epochs that write home's
 //! objects.
-//! written what home shows.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -18,46 +17,46 @@ use tokio::task::JoinHandle;
 
 use super::{
     expected_state::ExpectedState,
-    snapshot::Place,
+    snapshot::ObjectKey,
     whom::{Edge, Object},
 };
 
-const PAUSE: Duration = Duration::from_millis(300);
+const RETRY_PAUSE: Duration = Duration::from_millis(300);
 const RELEASE_ANNOTATION: &str = "meta.helm.sh/release-name";
 
 /// A watch that runs until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Witness(Vec<JoinHandle<()>>);
+pub(crate) struct FleetWatch(Vec<JoinHandle<()>>);
 
-impl Witness {
+impl FleetWatch {
     pub(crate) fn start(edge: Edge, client: &Client, expected_state: &Arc<ExpectedState>) -> Self {
         Self(vec![
-            watch::<ConfigMap>(edge, Object::ConfigMap, client, expected_state),
-            watch::<Service>(edge, Object::Service, client, expected_state),
-            watch::<Deployment>(edge, Object::Deployment, client, expected_state),
+            watch_objects::<ConfigMap>(edge, Object::ConfigMap, client, expected_state),
+            watch_objects::<Service>(edge, Object::Service, client, expected_state),
+            watch_objects::<Deployment>(edge, Object::Deployment, client, expected_state),
         ])
     }
 }
 
-impl Witness {
+impl FleetWatch {
     /// Watches the home cluster.
-    pub(crate) fn of_leads(home: &Client, expected_state: &Arc<ExpectedState>) -> Self {
+    pub(crate) fn start_home(home: &Client, expected_state: &Arc<ExpectedState>) -> Self {
         let tenant = |tenant: &Tenant| tenant.status.as_ref()?.hub_epoch;
         let member = |member: &EdgeCluster| member.status.as_ref()?.hub_epoch;
         Self(vec![
-            watch_leads(tenant, home, expected_state),
-            watch_leads(member, home, expected_state),
+            watch_epochs(tenant, home, expected_state),
+            watch_epochs(member, home, expected_state),
         ])
     }
 }
 
-impl Drop for Witness {
+impl Drop for FleetWatch {
     fn drop(&mut self) {
         self.0.iter().for_each(JoinHandle::abort);
     }
 }
 
-fn watch<K>(
+fn watch_objects<K>(
     edge: Edge,
     kind: Object,
     client: &Client,
@@ -81,21 +80,23 @@ where
             match event {
                 Ok(Event::Init) => listed.clear(),
                 Ok(Event::InitApply(object)) => {
-                    listed.insert(place(&object));
-                    there(&expected_state, edge, kind, &object);
+                    listed.insert(object_key(&object));
+                    record_object(&expected_state, edge, kind, &object);
                 }
-                Ok(Event::InitDone) => expected_state.only(edge, kind, &listed),
-                Ok(Event::Apply(object)) => there(&expected_state, edge, kind, &object),
-                Ok(Event::Delete(object)) => expected_state.gone(edge, kind, &place(&object)),
+                Ok(Event::InitDone) => expected_state.record_list(edge, kind, &listed),
+                Ok(Event::Apply(object)) => record_object(&expected_state, edge, kind, &object),
+                Ok(Event::Delete(object)) => {
+                    expected_state.record_deletion(edge, kind, &object_key(&object))
+                }
                 // The API server is down.
-                Err(_) => tokio::time::sleep(PAUSE).await,
+                Err(_) => tokio::time::sleep(RETRY_PAUSE).await,
             }
         }
     })
 }
 
-fn watch_leads<K>(
-    written_by: fn(&K) -> Option<u64>,
+fn watch_epochs<K>(
+    epoch_of: fn(&K) -> Option<u64>,
     client: &Client,
     expected_state: &Arc<ExpectedState>,
 ) -> JoinHandle<()>
@@ -114,19 +115,23 @@ where
         while let Some(event) = events.next().await {
             match event {
                 Ok(Event::InitApply(object) | Event::Apply(object)) => {
-                    if let Some(epoch) = written_by(&object) {
+                    if let Some(epoch) = epoch_of(&object) {
                         let what = format!("{} {}", K::kind(&()), object.name_any());
-                        expected_state.written(&what, &object.uid().unwrap_or_default(), epoch);
+                        expected_state.record_write(
+                            &what,
+                            &object.uid().unwrap_or_default(),
+                            epoch,
+                        );
                     }
                 }
                 Ok(_) => {}
-                Err(_) => tokio::time::sleep(PAUSE).await,
+                Err(_) => tokio::time::sleep(RETRY_PAUSE).await,
             }
         }
     })
 }
 
-fn there<K: Resource<DynamicType = ()>>(
+fn record_object<K: Resource<DynamicType = ()>>(
     expected_state: &ExpectedState,
     edge: Edge,
     kind: Object,
@@ -135,10 +140,10 @@ fn there<K: Resource<DynamicType = ()>>(
     let release = object.annotations().get(RELEASE_ANNOTATION);
     if let Some(release) = release.filter(|release| release.starts_with("tenant-")) {
         let uid = object.uid().unwrap_or_default();
-        expected_state.there(edge, kind, &place(object), release, &uid);
+        expected_state.record_object(edge, kind, &object_key(object), release, &uid);
     }
 }
 
-fn place<K: Resource<DynamicType = ()>>(object: &K) -> Place {
+fn object_key<K: Resource<DynamicType = ()>>(object: &K) -> ObjectKey {
     (object.namespace().unwrap_or_default(), object.name_any())
 }

@@ -18,7 +18,7 @@ use krypton_crds::tenant::{ClusterSummary, Tenant};
 use krypton_hub::ca::Authority;
 use krypton_tests::{
     Cluster, Hub, HubOptions, Parts, TestResult, eventually,
-    fleet::{FleetClient, HUB_NAMESPACE, PATIENCE},
+    fleet::{FleetClient, HUB_NAMESPACE, STEP_DEADLINE},
     kubectl_krypton,
 };
 use krypton_types::conditions::{State, Truth, clusters, reason};
@@ -26,7 +26,7 @@ use krypton_types::tenant::TenantKey;
 use kube::api::PostParams;
 use kube::{Api, ResourceExt};
 use serde_json::json;
-use simulated::{Agents, Enrolled, Member, installed};
+use simulated::{Agents, Enrolled, Member, installed_report};
 
 /// Name of the chart in the simulated agents' reports.
 const CHART: &str = "small";
@@ -38,13 +38,13 @@ fn name(number: u32) -> String {
 }
 
 /// A home cluster with a hub and simulated members.
-struct Many {
+struct SimulatedFleet {
     agents: Agents,
     hub: Hub,
     home: Cluster,
 }
 
-impl Many {
+impl SimulatedFleet {
     fn options(home: &Cluster) -> HubOptions<'_> {
         HubOptions::new(home.kubeconfig()).args([
             "--namespace=default",
@@ -59,37 +59,37 @@ impl Many {
     async fn start(count: u32) -> TestResult<Self> {
         let home = Cluster::start_audited("many", Parts::ControlPlane).await?;
         let mut hub = Hub::start(&Self::options(&home))?;
-        hub.ready(PATIENCE).await?;
+        hub.wait_ready(STEP_DEADLINE).await?;
         let members: Api<EdgeCluster> = Api::all(home.client());
-        let making = (0..count).map(|number| {
+        let creations = (0..count).map(|number| {
             let members = members.clone();
             async move {
                 let object = EdgeCluster::new(&member(number), EdgeClusterSpec::default());
-                let made = members.create(&PostParams::default(), &object).await?;
-                let (name, uid) = (made.name_any(), made.uid().unwrap());
+                let created = members.create(&PostParams::default(), &object).await?;
+                let (name, uid) = (created.name_any(), created.uid().unwrap());
                 Ok::<_, kube::Error>(Member { name, uid })
             }
         });
-        let mut made: Vec<Member> = stream::iter(making)
+        let mut created: Vec<Member> = stream::iter(creations)
             .buffer_unordered(16)
             .try_collect()
             .await?;
-        made.sort_by(|one, other| one.name.cmp(&other.name));
+        created.sort_by(|one, other| one.name.cmp(&other.name));
         let secrets: Api<Secret> = Api::namespaced(home.client(), HUB_NAMESPACE);
         eventually("the hub's CA", async || {
             Ok(secrets.get_opt(names::CA_SECRET).await?.map(drop))
         })
         .await?;
         let client = home.client();
-        let authority = Authority::load_or_make(client, HUB_NAMESPACE, "bench.krypton").await?;
+        let authority = Authority::load_or_create(client, HUB_NAMESPACE, "bench.krypton").await?;
         let address = hub.agents_address().to_string();
-        let enrolled = made
+        let enrolled = created
             .iter()
             .map(|member| Enrolled::new(&authority, member, &address).unwrap());
         let agents = Agents::start(enrolled.collect());
         agents
-            .all("have a desired state", PATIENCE, |seen| {
-                seen.desired.map(|(_, at)| at)
+            .wait_for_all("have a desired state", STEP_DEADLINE, |view| {
+                view.desired.map(|(_, at)| at)
             })
             .await?;
         Ok(Self { agents, hub, home })
@@ -102,7 +102,7 @@ impl Many {
             name: tenant.to_owned(),
         };
         let report = ready.map(|ready| {
-            let mut report = installed();
+            let mut report = installed_report();
             report.observed_generation = generation;
             if !ready {
                 let message = "m".repeat(1024);
@@ -113,11 +113,11 @@ impl Many {
         self.agents.report(member as usize, &key, report);
     }
 
-    async fn shows(&self, tenant: &str, message: &str) -> Tenant {
+    async fn wait_for(&self, tenant: &str, message: &str) -> Tenant {
         let tenants: Api<Tenant> = Api::namespaced(self.home.client(), "default");
         eventually(&format!("{tenant} to show {message:?}"), async || {
-            let found = tenants.get(tenant).await?;
-            let found_message = found
+            let tenant_object = tenants.get(tenant).await?;
+            let found_message = tenant_object
                 .status
                 .as_ref()
                 .and_then(|status| status.last_message.clone());
@@ -125,7 +125,7 @@ impl Many {
                 .as_deref()
                 .is_some_and(|found_message| found_message.starts_with(message))
             {
-                return Ok(Some(found));
+                return Ok(Some(tenant_object));
             }
             bail!("{found_message:?}");
         })
@@ -134,13 +134,13 @@ impl Many {
     }
 
     /// Counts the status writes of a Tenant in the API server's audit log.
-    async fn writes(&self, tenant: &str) -> usize {
-        let requests = self.home.audited().await.unwrap();
-        let of = |request: &&krypton_tests::Audited| {
+    async fn count_writes(&self, tenant: &str) -> usize {
+        let requests = self.home.audited_requests().await.unwrap();
+        let is_status_write = |request: &&krypton_tests::AuditedRequest| {
             let object = &request.object;
             request.verb == "patch" && object.resource == "tenants" && object.name == tenant
         };
-        requests.iter().filter(of).count()
+        requests.iter().filter(is_status_write).count()
     }
 }
 
@@ -148,7 +148,7 @@ fn member(number: u32) -> String {
     format!("edge-{number:03}")
 }
 
-fn size(tenant: &Tenant) -> usize {
+fn json_size(tenant: &Tenant) -> usize {
     serde_json::to_vec(tenant).unwrap().len()
 }
 
@@ -156,16 +156,16 @@ fn size(tenant: &Tenant) -> usize {
 #[tokio::test]
 async fn large_fleet_summary_is_throttled_and_survives_restart() -> TestResult {
     const ALL: u32 = 100;
-    let mut many = Many::start(ALL).await?;
-    let fleet_client = FleetClient::at(&many.home);
+    let mut fleet = SimulatedFleet::start(ALL).await?;
+    let fleet_client = FleetClient::new(&fleet.home);
     for tenant in ["acme", "other"] {
         for number in 0..ALL {
-            many.send_report(number, tenant, Some(true), 1);
+            fleet.send_report(number, tenant, Some(true), 1);
         }
         fleet_client.create(tenant, json!({})).await?;
     }
-    many.shows("other", "100 of 100 clusters ready").await;
-    let acme = many.shows("acme", "100 of 100 clusters ready").await;
+    fleet.wait_for("other", "100 of 100 clusters ready").await;
+    let acme = fleet.wait_for("acme", "100 of 100 clusters ready").await;
     let status = acme.status.unwrap();
     assert_eq!(clusters(&status.conditions), [].into());
     let full = ClusterSummary {
@@ -176,26 +176,30 @@ async fn large_fleet_summary_is_throttled_and_survives_restart() -> TestResult {
     assert_eq!(status.summary, Some(full));
 
     // Reports that don't change the summary aren't written, while the other Tenant's are.
-    let (before, written) = (acme.metadata.resource_version, many.writes("acme").await);
+    let (before, written) = (
+        acme.metadata.resource_version,
+        fleet.count_writes("acme").await,
+    );
     for (round, ready) in [(2, false), (3, true), (4, false), (5, true)] {
         for number in 0..ALL {
-            many.send_report(number, "acme", Some(true), round);
+            fleet.send_report(number, "acme", Some(true), round);
         }
-        many.send_report(0, "other", Some(ready), round);
+        fleet.send_report(0, "other", Some(ready), round);
         let count = if ready { ALL } else { ALL - 1 };
-        many.shows("other", &format!("{count} of 100 clusters ready"))
+        fleet
+            .wait_for("other", &format!("{count} of 100 clusters ready"))
             .await;
     }
     let tenants: Api<Tenant> = fleet_client.tenants();
     let acme = tenants.get("acme").await?;
     assert_eq!(acme.metadata.resource_version, before);
-    assert_eq!(many.writes("acme").await, written);
+    assert_eq!(fleet.count_writes("acme").await, written);
 
     // All members change their reports continuously.
     let begun = Instant::now();
     for round in 6..46 {
         for number in 0..ALL {
-            many.send_report(
+            fleet.send_report(
                 number,
                 "acme",
                 Some((number + round).is_multiple_of(3)),
@@ -205,28 +209,28 @@ async fn large_fleet_summary_is_throttled_and_survives_restart() -> TestResult {
         tokio::time::sleep(std::time::Duration::from_millis(100)).await;
     }
     for number in 0..ALL {
-        many.send_report(number, "acme", Some(number >= 30), 46);
+        fleet.send_report(number, "acme", Some(number >= 30), 46);
     }
-    let acme = many
-        .shows(
+    let acme = fleet
+        .wait_for(
             "acme",
             "70 of 100 clusters ready (30 not ready); edge-000: Installing: m",
         )
         .await;
     let most = begun.elapsed().as_secs() + 2;
-    let written = many.writes("acme").await - written;
+    let written = fleet.count_writes("acme").await - written;
     assert!(written as u64 <= most, "{written} writes in {most} s");
-    assert!(size(&acme) < 256 * 1024, "{} bytes", size(&acme));
+    assert!(json_size(&acme) < 256 * 1024, "{} bytes", json_size(&acme));
     assert_eq!(clusters(&acme.status.unwrap().conditions).len(), 20);
 
-    is_shown_completely_by_kubectl(&many).await;
+    check_kubectl_lists_all(&fleet).await;
 
     // A restart loses no member, although the status doesn't contain their names.
-    many.hub.kill9().await?;
-    let options = Many::options(&many.home).in_place_of(&many.hub);
-    many.hub = Hub::start(&options)?;
+    fleet.hub.kill9().await?;
+    let options = SimulatedFleet::options(&fleet.home).on_port_of(&fleet.hub);
+    fleet.hub = Hub::start(&options)?;
     let tenants = fleet_client.tenants();
-    many.send_report(0, "acme", Some(true), 47);
+    fleet.send_report(0, "acme", Some(true), 47);
     eventually("a new report after the restart", async || {
         let status = tenants.get("acme").await?.status.unwrap_or_default();
         let (summary, message) = (status.summary.unwrap(), status.last_message.unwrap());
@@ -240,33 +244,33 @@ async fn large_fleet_summary_is_throttled_and_survives_restart() -> TestResult {
 
     // With few members, the status lists all of them again.
     for number in 40..ALL {
-        many.send_report(number, "acme", None, 0);
+        fleet.send_report(number, "acme", None, 0);
     }
-    let acme = many
-        .shows("acme", "11 of 40 clusters ready; edge-001")
+    let acme = fleet
+        .wait_for("acme", "11 of 40 clusters ready; edge-001")
         .await;
     let status = acme.status.unwrap();
     assert_eq!(status.summary, None);
-    let listed = clusters(&status.conditions);
+    let cluster_states = clusters(&status.conditions);
     assert_eq!(
-        listed
+        cluster_states
             .values()
             .filter(|state| !state.has_departed())
             .count(),
         40
     );
-    let log = many.hub.log()?;
+    let log = fleet.hub.log()?;
     assert!(!log.contains("panicked"), "{log}");
     Ok(())
 }
 
-async fn is_shown_completely_by_kubectl(many: &Many) {
-    let words = ["get", "tenant", "acme", "-n", "default"];
+async fn check_kubectl_lists_all(fleet: &SimulatedFleet) {
+    let args = ["get", "tenant", "acme", "-n", "default"];
     eventually("a condition for each cluster", async || {
-        let shown = kubectl_krypton(&many.home, &words).await?;
-        let lines = |word: &str| shown.lines().filter(|line| line.contains(word)).count();
+        let output = kubectl_krypton(&fleet.home, &args).await?;
+        let lines = |word: &str| output.lines().filter(|line| line.contains(word)).count();
         if (lines("└ edge-"), lines("Installed"), lines("Pending")) != (100, 70, 30) {
-            bail!("{shown}");
+            bail!("{output}");
         }
         Ok(Some(()))
     })

@@ -33,17 +33,17 @@ by_agent!(
     anchor_owns_only_record_and_loss_is_harmless
 );
 
-fn maps(fleet_client: &FleetClient) -> Api<ConfigMap> {
+fn config_maps_api(fleet_client: &FleetClient) -> Api<ConfigMap> {
     Api::namespaced(fleet_client.client.clone(), SYSTEM_NAMESPACE)
 }
 
-fn secrets(fleet_client: &FleetClient) -> Api<Secret> {
+fn secrets_api(fleet_client: &FleetClient) -> Api<Secret> {
     Api::namespaced(fleet_client.client.clone(), SYSTEM_NAMESPACE)
 }
 
 /// Returns the UID of the anchor when it differs from `before` and the anchor owns the record.
-async fn anchored(fleet_client: &FleetClient, before: Option<&str>) -> String {
-    let (maps, secrets) = (maps(fleet_client), secrets(fleet_client));
+async fn wait_for_anchor(fleet_client: &FleetClient, before: Option<&str>) -> String {
+    let (maps, secrets) = (config_maps_api(fleet_client), secrets_api(fleet_client));
     eventually("the record to be owned by the anchor", async || {
         let anchor = maps.get(ANCHOR_NAME).await?.uid().unwrap_or_default();
         ensure!(Some(anchor.as_str()) != before, "still the previous anchor");
@@ -60,7 +60,7 @@ async fn anchored(fleet_client: &FleetClient, before: Option<&str>) -> String {
 }
 
 /// Returns kind, namespace and name of all objects of the cluster with this owner.
-async fn owned_by(fleet_client: &FleetClient, uid: &str) -> Result<Vec<String>> {
+async fn objects_owned_by(fleet_client: &FleetClient, uid: &str) -> Result<Vec<String>> {
     let discovery = Discovery::new(fleet_client.client.clone()).run().await?;
     let kinds = discovery
         .groups()
@@ -92,7 +92,7 @@ async fn owned_by(fleet_client: &FleetClient, uid: &str) -> Result<Vec<String>> 
 }
 
 /// Kinds of Krypton's and its chart's important objects.
-fn kinds() -> [ApiResource; 5] {
+fn important_kinds() -> [ApiResource; 5] {
     use k8s_openapi::api::{apps::v1::Deployment, coordination::v1::Lease, core::v1::Service};
     [
         ApiResource::erase::<Secret>(&()),
@@ -104,12 +104,12 @@ fn kinds() -> [ApiResource; 5] {
 }
 
 /// Returns all objects of a namespace that only a backup can restore.
-async fn content(
+async fn list_objects(
     fleet_client: &FleetClient,
     namespace: &str,
 ) -> Result<Vec<(ApiResource, DynamicObject)>> {
-    let mut found = Vec::new();
-    for kind in kinds() {
+    let mut owned = Vec::new();
+    for kind in important_kinds() {
         let api: Api<DynamicObject> =
             Api::namespaced_with(fleet_client.client.clone(), namespace, &kind);
         for mut object in api.list(&ListParams::default()).await? {
@@ -118,34 +118,34 @@ async fn content(
                     api_version: kind.api_version.clone(),
                     kind: kind.kind.clone(),
                 });
-                found.push((kind.clone(), object));
+                owned.push((kind.clone(), object));
             }
         }
     }
-    Ok(found)
+    Ok(owned)
 }
 
 /// Returns the important objects by kind, namespace and name, with their UIDs.
-async fn of_value(fleet_client: &FleetClient) -> Result<BTreeMap<String, String>> {
-    let mut found = BTreeMap::new();
+async fn important_objects(fleet_client: &FleetClient) -> Result<BTreeMap<String, String>> {
+    let mut objects = BTreeMap::new();
     for namespace in [TENANT, SYSTEM_NAMESPACE] {
-        for (kind, object) in content(fleet_client, namespace).await? {
+        for (kind, object) in list_objects(fleet_client, namespace).await? {
             let name = format!("{} {namespace}/{}", kind.kind, object.name_any());
-            found.insert(name, object.uid().unwrap_or_default());
+            objects.insert(name, object.uid().unwrap_or_default());
         }
     }
     let (tenants, params) = (fleet_client.tenants(), ListParams::default());
     for tenant in tenants.list_metadata(&params).await? {
         let name = format!("Tenant default/{}", tenant.name_any());
-        found.insert(name, tenant.uid().unwrap_or_default());
+        objects.insert(name, tenant.uid().unwrap_or_default());
     }
     // The only object that is deleted and recreated.
-    found.remove(&format!("Secret {SYSTEM_NAMESPACE}/{RECORD_NAME}"));
-    Ok(found)
+    objects.remove(&format!("Secret {SYSTEM_NAMESPACE}/{RECORD_NAME}"));
+    Ok(objects)
 }
 
 /// Returns the object as in a backup: with its owners, without the fields that the API server sets.
-fn recreated(object: &DynamicObject) -> DynamicObject {
+fn without_server_fields(object: &DynamicObject) -> DynamicObject {
     let mut new = object.clone();
     let metadata = &mut new.metadata;
     (metadata.uid, metadata.resource_version) = (None, None);
@@ -167,7 +167,7 @@ fn recreated(object: &DynamicObject) -> DynamicObject {
 
 /// Deletes all objects of Krypton and recreates them with new UIDs, like the restore of a backup. Returns the recreated
 /// objects.
-async fn restore(fleet_client: &FleetClient) -> Result<BTreeMap<String, String>> {
+async fn recreate_all(fleet_client: &FleetClient) -> Result<BTreeMap<String, String>> {
     let (client, params) = (fleet_client.client.clone(), PostParams::default());
     let namespaces: Api<Namespace> = Api::all(client.clone());
     let tenants = fleet_client.tenants();
@@ -175,7 +175,7 @@ async fn restore(fleet_client: &FleetClient) -> Result<BTreeMap<String, String>>
     for name in [SYSTEM_NAMESPACE, TENANT] {
         backup.push((
             namespaces.get(name).await?,
-            content(fleet_client, name).await?,
+            list_objects(fleet_client, name).await?,
         ));
     }
     let tenant = tenants.get(TENANT).await?;
@@ -190,11 +190,11 @@ async fn restore(fleet_client: &FleetClient) -> Result<BTreeMap<String, String>>
             .await?;
     }
     eventually("both namespaces to be gone", async || {
-        let left = futures::future::try_join(
+        let remaining = futures::future::try_join(
             namespaces.get_opt(SYSTEM_NAMESPACE),
             namespaces.get_opt(TENANT),
         );
-        Ok((left.await? == (None, None)).then_some(()))
+        Ok((remaining.await? == (None, None)).then_some(()))
     })
     .await?;
 
@@ -207,7 +207,7 @@ async fn restore(fleet_client: &FleetClient) -> Result<BTreeMap<String, String>>
         for (kind, object) in objects {
             let api: Api<DynamicObject> =
                 Api::namespaced_with(client.clone(), &namespace.name_any(), &kind);
-            api.create(&params, &recreated(&object)).await?;
+            api.create(&params, &without_server_fields(&object)).await?;
         }
     }
     let mut new = Tenant::new(TENANT, tenant.spec.clone());
@@ -215,17 +215,17 @@ async fn restore(fleet_client: &FleetClient) -> Result<BTreeMap<String, String>>
     new.metadata.annotations = Some(tenant.annotations().clone());
     new.metadata.finalizers = Some(tenant.finalizers().to_vec());
     tenants.create(&params, &new).await?;
-    of_value(fleet_client).await
+    important_objects(fleet_client).await
 }
 
 /// Waits until the garbage collector has deleted the objects of this deleted owner.
-async fn collected(fleet_client: &FleetClient, owner: &OwnerReference) {
-    let maps = maps(fleet_client);
+async fn wait_for_garbage_collection(fleet_client: &FleetClient, owner: &OwnerReference) {
+    let maps = config_maps_api(fleet_client);
     let mut canary = ConfigMap::default();
     canary.metadata.name = Some("canary".to_owned());
     canary.metadata.owner_references = Some(vec![owner.clone()]);
     maps.create(&PostParams::default(), &canary).await.unwrap();
-    let secrets = secrets(fleet_client);
+    let secrets = secrets_api(fleet_client);
     eventually(
         "the objects of the previous anchor to be deleted",
         async || {
@@ -239,7 +239,7 @@ async fn collected(fleet_client: &FleetClient, owner: &OwnerReference) {
     .unwrap();
 }
 
-async fn has_message(fleet_client: &FleetClient, release: &str, message: &str) {
+async fn wait_for_message(fleet_client: &FleetClient, release: &str, message: &str) {
     let maps: Api<ConfigMap> = Api::namespaced(fleet_client.client.clone(), TENANT);
     let what = format!("the release to have the message {message}");
     eventually(&what, async || {
@@ -257,10 +257,13 @@ async fn anchor_owns_only_record_and_loss_is_harmless(mode: Mode) -> TestResult 
     let (mut pair, chart) = Scenario::new("anchor", mode).start().await?;
     let (fleet_client, release) = (pair.fleet_client(), pair.release(TENANT));
     fleet_client.install(TENANT).await?;
-    let first = anchored(&fleet_client, None).await;
+    let first = wait_for_anchor(&fleet_client, None).await;
     let record = format!("Secret {SYSTEM_NAMESPACE}/{RECORD_NAME}");
-    assert_eq!(owned_by(&fleet_client, &first).await?, [record.as_str()]);
-    let owner = secrets(&fleet_client)
+    assert_eq!(
+        objects_owned_by(&fleet_client, &first).await?,
+        [record.as_str()]
+    );
+    let owner = secrets_api(&fleet_client)
         .get(RECORD_NAME)
         .await?
         .owner_references()[0]
@@ -269,25 +272,25 @@ async fn anchor_owns_only_record_and_loss_is_harmless(mode: Mode) -> TestResult 
 
     // A user deletes the anchor while all components run.
     let anchor = format!("ConfigMap {SYSTEM_NAMESPACE}/{ANCHOR_NAME}");
-    let mut before = of_value(&fleet_client).await?;
+    let mut before = important_objects(&fleet_client).await?;
     before.remove(&anchor);
-    maps(&fleet_client)
+    config_maps_api(&fleet_client)
         .delete(ANCHOR_NAME, &DeleteParams::default())
         .await?;
-    collected(&fleet_client, &owner).await;
-    assert_eq!(of_value(&fleet_client).await?, before);
+    wait_for_garbage_collection(&fleet_client, &owner).await;
+    assert_eq!(important_objects(&fleet_client).await?, before);
     chart.write("{replicaCount: 0, message: later}")?;
-    has_message(&fleet_client, &release, "later").await;
-    fleet_client.ready(TENANT).await?;
+    wait_for_message(&fleet_client, &release, "later").await;
+    fleet_client.wait_ready(TENANT).await?;
     fleet_client
-        .newest_is(TENANT, &release, 2, "deployed")
+        .wait_for_revision(TENANT, &release, 2, "deployed")
         .await?;
-    let second = anchored(&fleet_client, Some(&first)).await;
-    let owned = owned_by(&fleet_client, &second).await?;
+    let second = wait_for_anchor(&fleet_client, Some(&first)).await;
+    let owned = objects_owned_by(&fleet_client, &second).await?;
     assert_eq!(owned, [record.as_str()]);
 
     // All objects are restored while no component runs.
-    let owner = secrets(&fleet_client)
+    let owner = secrets_api(&fleet_client)
         .get(RECORD_NAME)
         .await?
         .owner_references()[0]
@@ -295,13 +298,13 @@ async fn anchor_owns_only_record_and_loss_is_harmless(mode: Mode) -> TestResult 
     pair.stop().await?;
     backup_without_namespace(&fleet_client).await?;
     let revisions = fleet_client.revisions(TENANT, &release).await?;
-    let former = of_value(&fleet_client).await?;
-    let restored = restore(&fleet_client).await?;
+    let former = important_objects(&fleet_client).await?;
+    let restored = recreate_all(&fleet_client).await?;
     assert!(restored.keys().eq(former.keys()), "{former:?} {restored:?}");
     let unlike = restored.iter().all(|(name, uid)| former[name] != *uid);
     assert!(unlike, "{former:?} {restored:?}");
-    collected(&fleet_client, &owner).await;
-    assert_eq!(of_value(&fleet_client).await?, restored);
+    wait_for_garbage_collection(&fleet_client, &owner).await;
+    assert_eq!(important_objects(&fleet_client).await?, restored);
 
     if mode == Mode::Agent {
         // Without the hub, the agent has no desired state and takes no action.
@@ -309,18 +312,18 @@ async fn anchor_owns_only_record_and_loss_is_harmless(mode: Mode) -> TestResult 
         let agent = pair.actor()?;
         eventually("the agent to wait for its hub", async || {
             let log = agent.log()?;
-            let waits = "waiting for a desired state";
-            Ok(log.contains(waits).then_some(()))
+            let expected_text = "waiting for a desired state";
+            Ok(log.contains(expected_text).then_some(()))
         })
         .await?;
-        assert_eq!(of_value(&fleet_client).await?, restored);
+        assert_eq!(important_objects(&fleet_client).await?, restored);
     }
     pair.start_hub_again()?;
-    fleet_client.ready(TENANT).await?;
-    let third = anchored(&fleet_client, Some(&second)).await;
-    assert_eq!(owned_by(&fleet_client, &third).await?, [record]);
+    fleet_client.wait_ready(TENANT).await?;
+    let third = wait_for_anchor(&fleet_client, Some(&second)).await;
+    assert_eq!(objects_owned_by(&fleet_client, &third).await?, [record]);
     assert_eq!(fleet_client.revisions(TENANT, &release).await?, revisions);
-    let mut now = of_value(&fleet_client).await?;
+    let mut now = important_objects(&fleet_client).await?;
     // The Tenant's namespace is gone, so the Tenant is not restored, and its record is deleted.
     let rescued = backup::record_name("gone", "acme");
     let rescued = format!("Secret {SYSTEM_NAMESPACE}/{rescued}");
@@ -335,13 +338,13 @@ async fn backup_without_namespace(fleet_client: &FleetClient) -> TestResult {
         "annotations": {}, "spec": {}});
     let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
     encoder.write_all(tenant.to_string().as_bytes())?;
-    let mut kept = Secret::default();
-    kept.metadata.name = Some(backup::record_name("gone", "acme"));
-    kept.metadata.labels = Some([(backup::RECORD_LABEL.to_owned(), "true".to_owned())].into());
+    let mut record = Secret::default();
+    record.metadata.name = Some(backup::record_name("gone", "acme"));
+    record.metadata.labels = Some([(backup::RECORD_LABEL.to_owned(), "true".to_owned())].into());
     let packed = ByteString(encoder.finish()?);
-    kept.data = Some([(backup::RECORD_KEY.to_owned(), packed)].into());
-    secrets(fleet_client)
-        .create(&PostParams::default(), &kept)
+    record.data = Some([(backup::RECORD_KEY.to_owned(), packed)].into());
+    secrets_api(fleet_client)
+        .create(&PostParams::default(), &record)
         .await?;
     Ok(())
 }
@@ -350,10 +353,10 @@ async fn backup_without_namespace(fleet_client: &FleetClient) -> TestResult {
 async fn record_replaces_old_anchor_and_keeps_other_owners(mode: Mode) -> TestResult {
     let mut pair = Pair::start("anchored", mode, Parts::ControlPlane).await?;
     let flags = ["--chart-repo=http://127.0.0.1:9", "--chart-name=none"];
-    pair.open(flags.map(str::to_owned)).await?;
+    pair.start_hub_and_join(flags.map(str::to_owned)).await?;
     let fleet_client = pair.fleet_client();
-    let uid = anchored(&fleet_client, None).await;
-    let ours = secrets(&fleet_client)
+    let uid = wait_for_anchor(&fleet_client, None).await;
+    let ours = secrets_api(&fleet_client)
         .get(RECORD_NAME)
         .await?
         .owner_references()[0]
@@ -370,19 +373,21 @@ async fn record_replaces_old_anchor_and_keeps_other_owners(mode: Mode) -> TestRe
         ..ours.clone()
     };
     let owners = json!({"metadata": {"ownerReferences": [former, theirs]}});
-    let patching = secrets(&fleet_client).merge(RECORD_NAME, &owners).await;
+    let patching = secrets_api(&fleet_client).merge(RECORD_NAME, &owners).await;
     patching?;
     let bare = json!({"metadata": {"labels": {"team": "a"}, "annotations": null}});
     let labelled = json!({"metadata": {"labels": null}});
     for patch in [labelled, bare] {
-        maps(&fleet_client).merge(ANCHOR_NAME, &patch).await?;
+        config_maps_api(&fleet_client)
+            .merge(ANCHOR_NAME, &patch)
+            .await?;
     }
     pair.start_actor_again()?;
 
-    assert_eq!(anchored(&fleet_client, None).await, uid);
-    let record = secrets(&fleet_client).get(RECORD_NAME).await?;
+    assert_eq!(wait_for_anchor(&fleet_client, None).await, uid);
+    let record = secrets_api(&fleet_client).get(RECORD_NAME).await?;
     assert_eq!(record.owner_references(), [theirs, ours]);
-    let anchor = maps(&fleet_client).get(ANCHOR_NAME).await?;
+    let anchor = config_maps_api(&fleet_client).get(ANCHOR_NAME).await?;
     assert_eq!(anchor.labels().get("team").map(String::as_str), Some("a"));
     let label = anchor.labels().get("app.kubernetes.io/managed-by");
     assert_eq!(label.map(String::as_str), Some("krypton"));

@@ -47,22 +47,23 @@ async fn apply_file(cluster: &Cluster, file: &Path, args: &[&str]) -> Result<Str
 }
 
 /// Starts a control plane and installs the CRDs with kubectl, as a user does.
-async fn with_apis(name: &str) -> Result<Cluster> {
+async fn cluster_with_crds(name: &str) -> Result<Cluster> {
     let cluster = Cluster::start(name, Parts::ControlPlane).await?;
     apply_file(&cluster, &crds("crds"), &[]).await?;
-    cluster.serves_crds().await?;
+    cluster.wait_for_crds().await?;
     Ok(cluster)
 }
 
 /// Returns the quoted text in the first line of a rejected sample.
-fn expected_words(file: &Path) -> Result<String> {
+fn expected_text(file: &Path) -> Result<String> {
     let text = fs::read_to_string(file)?;
     let line = text.lines().next().unwrap_or_default();
     let quoted = line
         .split_once('"')
         .and_then(|(_, rest)| rest.rsplit_once('"'));
-    let (words, _) = quoted.with_context(|| format!("no words in quotes in {}", file.display()))?;
-    Ok(words.to_owned())
+    let (message, _) =
+        quoted.with_context(|| format!("no words in quotes in {}", file.display()))?;
+    Ok(message.to_owned())
 }
 
 fn tenant(name: &str, spec: Value) -> Result<Tenant> {
@@ -80,8 +81,8 @@ fn condition(type_: &str, at: Timestamp) -> Condition {
     }
 }
 
-fn refusal<T: std::fmt::Debug>(answer: kube::Result<T>) -> String {
-    match answer {
+fn rejection_message<T: std::fmt::Debug>(result: kube::Result<T>) -> String {
+    match result {
         Err(kube::Error::Api(status)) if status.code == 422 => status.message.clone(),
         other => panic!("not rejected as invalid: {other:?}"),
     }
@@ -89,7 +90,7 @@ fn refusal<T: std::fmt::Debug>(answer: kube::Result<T>) -> String {
 
 #[tokio::test]
 async fn original_samples_are_admitted_and_invalid_ones_rejected() -> TestResult {
-    let cluster = with_apis("samples").await?;
+    let cluster = cluster_with_crds("samples").await?;
 
     for file in samples("testdata/original")? {
         // Only a chart in a Tenant is outside the schema, as in the original's CRD.
@@ -99,24 +100,24 @@ async fn original_samples_are_admitted_and_invalid_ones_rejected() -> TestResult
     }
     let tenants: Api<Tenant> = Api::namespaced(cluster.client(), "default");
     assert_eq!(tenants.get("hello").await?.workspace(), "hello");
-    let named = tenants.get("named-only").await?;
-    assert_eq!(named.names_member(), Some("edge-1"));
+    let named_only = tenants.get("named-only").await?;
+    assert_eq!(named_only.referenced_member(), Some("edge-1"));
 
     for file in samples("testdata/refused")? {
-        let words = expected_words(&file)?;
+        let message = expected_text(&file)?;
         let refused = apply_file(&cluster, &file, &[]).await;
         let error = format!(
             "{:#}",
             refused.expect_err(&format!("{} is admitted", file.display()))
         );
-        assert!(error.contains(&words), "{}: {error}", file.display());
+        assert!(error.contains(&message), "{}: {error}", file.display());
     }
     Ok(())
 }
 
 #[tokio::test]
 async fn workspace_cannot_be_changed_once_set() -> TestResult {
-    let cluster = with_apis("workspace").await?;
+    let cluster = cluster_with_crds("workspace").await?;
     let tenants: Api<Tenant> = Api::namespaced(cluster.client(), "default");
     let params = PostParams::default();
     for name in ["acme", "unset", "of.dots"] {
@@ -127,7 +128,7 @@ async fn workspace_cannot_be_changed_once_set() -> TestResult {
             .merge(name, &json!({"spec": {"workspace": workspace}}))
             .await
     };
-    let later = refusal(set("unset", "another").await);
+    let later = rejection_message(set("unset", "another").await);
     assert!(
         later.contains("workspace defaulted to the name of the Tenant"),
         "{later}"
@@ -136,15 +137,18 @@ async fn workspace_cannot_be_changed_once_set() -> TestResult {
     set("of.dots", "another").await?;
     let patch = async |spec: Value| tenants.merge("acme", &json!({"spec": spec})).await;
 
-    assert!(refusal(patch(json!({"workspace": "Acme"})).await).contains("legal namespace name"));
+    assert!(
+        rejection_message(patch(json!({"workspace": "Acme"})).await)
+            .contains("legal namespace name")
+    );
     patch(json!({"workspace": "acme"})).await?;
     patch(json!({"clusterRef": {"secretName": "edge-1"}})).await?;
-    let changed = refusal(patch(json!({"workspace": "second"})).await);
+    let changed = rejection_message(patch(json!({"workspace": "second"})).await);
     assert!(
         changed.contains("workspace cannot be changed once set"),
         "{changed}"
     );
-    let removed = refusal(patch(json!({"workspace": null})).await);
+    let removed = rejection_message(patch(json!({"workspace": null})).await);
     assert!(
         removed.contains("workspace cannot be removed once set"),
         "{removed}"
@@ -163,19 +167,19 @@ async fn workspace_cannot_be_changed_once_set() -> TestResult {
         "{emptied}"
     );
 
-    let kept = tenants.get("acme").await?;
-    assert_eq!(kept.workspace(), "acme");
-    assert_eq!(kept.names_member(), Some("edge-1"));
+    let stored = tenants.get("acme").await?;
+    assert_eq!(stored.workspace(), "acme");
+    assert_eq!(stored.referenced_member(), Some("edge-1"));
     Ok(())
 }
 
 #[tokio::test]
 async fn conditions_round_trip_and_merge_by_type() -> TestResult {
-    let cluster = with_apis("conditions").await?;
+    let cluster = cluster_with_crds("conditions").await?;
     let tenants: Api<Tenant> = Api::namespaced(cluster.client(), "default");
     let params = PostParams::default();
     tenants.create(&params, &tenant("acme", json!({}))?).await?;
-    let at = Timestamp::from_second(1_700_000_000)?;
+    let time = Timestamp::from_second(1_700_000_000)?;
     let types = [
         "ClusterReady/edge-1",
         "ClusterReady/a.b",
@@ -183,7 +187,7 @@ async fn conditions_round_trip_and_merge_by_type() -> TestResult {
         "Ready",
     ];
     let apply = async |manager: &str, types: &[&str]| {
-        let conditions: Vec<_> = types.iter().map(|type_| condition(type_, at)).collect();
+        let conditions: Vec<_> = types.iter().map(|type_| condition(type_, time)).collect();
         let patch = json!({
             "apiVersion": "mesh.openkcm.io/v1alpha1",
             "kind": "Tenant",
@@ -202,12 +206,12 @@ async fn conditions_round_trip_and_merge_by_type() -> TestResult {
     let status = tenants.get("acme").await?.status.unwrap();
     for type_ in types {
         assert!(
-            status.conditions.contains(&condition(type_, at)),
+            status.conditions.contains(&condition(type_, time)),
             "{type_}: {status:?}"
         );
     }
     assert_eq!(status.conditions.len(), 5, "{status:?}");
-    let too_long = refusal(apply("last", &[&format!("{long}c")]).await);
+    let too_long = rejection_message(apply("last", &[&format!("{long}c")]).await);
     assert!(too_long.contains("may not be more than 316"), "{too_long}");
 
     let wait = [
@@ -222,14 +226,14 @@ async fn conditions_round_trip_and_merge_by_type() -> TestResult {
 
 #[tokio::test]
 async fn kubectl_get_shows_expected_columns() -> TestResult {
-    let cluster = with_apis("columns").await?;
+    let cluster = cluster_with_crds("columns").await?;
     let members: Api<EdgeCluster> = Api::all(cluster.client());
     let member = EdgeCluster::new("edge-1", EdgeClusterSpec::default());
     let mut member = members.create(&PostParams::default(), &member).await?;
-    let at = Timestamp::from_second(1_700_000_000)?;
+    let time = Timestamp::from_second(1_700_000_000)?;
     let status = EdgeClusterStatus {
         mode: Some(Mode::Proxy),
-        conditions: vec![condition("Ready", at)],
+        conditions: vec![condition("Ready", time)],
         kubernetes_version: Some("v1.36.0".to_owned()),
         tenants: Some(TenantCounts {
             total: 7,
@@ -242,7 +246,7 @@ async fn kubectl_get_shows_expected_columns() -> TestResult {
             generation: 42,
             digest: "0a".to_owned(),
         }),
-        last_seen: Some(Time(at)),
+        last_seen: Some(Time(time)),
         cluster_uid: Some("an-uid".to_owned()),
         ..EdgeClusterStatus::default()
     };
@@ -252,8 +256,8 @@ async fn kubectl_get_shows_expected_columns() -> TestResult {
         .await?;
     assert_eq!(members.get("edge-1").await?.status, Some(status));
 
-    let listed = cluster.kubectl(["get", "ec", "-o", "wide"]).await?;
-    let words: Vec<Vec<_>> = listed
+    let output = cluster.kubectl(["get", "ec", "-o", "wide"]).await?;
+    let cells: Vec<Vec<_>> = output
         .lines()
         .map(|l| l.split_whitespace().collect())
         .collect();
@@ -267,11 +271,11 @@ async fn kubectl_get_shows_expected_columns() -> TestResult {
         "APPLIED",
         "AGE",
     ];
-    assert_eq!(words[0][..8], header, "{listed}");
+    assert_eq!(cells[0][..8], header, "{output}");
     assert_eq!(
-        words[1][..7],
+        cells[1][..7],
         ["edge-1", "proxy", "True", "7", "6", "v1.36.0", "42"],
-        "{listed}"
+        "{output}"
     );
 
     for (short, header) in [
@@ -286,14 +290,14 @@ async fn kubectl_get_shows_expected_columns() -> TestResult {
             _ => "testdata/original/kryptondeployment-with-region-only.yaml",
         };
         apply_file(&cluster, &crds(example), &[]).await?;
-        let listed = cluster.kubectl(["get", short]).await?;
-        let first: Vec<_> = listed
+        let output = cluster.kubectl(["get", short]).await?;
+        let first: Vec<_> = output
             .lines()
             .next()
             .unwrap_or_default()
             .split_whitespace()
             .collect();
-        assert_eq!(first, header, "{listed}");
+        assert_eq!(first, header, "{output}");
     }
     Ok(())
 }
@@ -337,8 +341,8 @@ fn permissive_crd() -> Result<CustomResourceDefinition> {
 async fn replace_crd(cluster: &Cluster) -> Result<()> {
     let api: Api<CustomResourceDefinition> = Api::all(cluster.client());
     let mut ours = Tenant::crd();
-    let found = api.get(&ours.name_any()).await?;
-    ours.metadata.resource_version = found.metadata.resource_version;
+    let stored = api.get(&ours.name_any()).await?;
+    ours.metadata.resource_version = stored.metadata.resource_version;
     api.replace(&ours.name_any(), &PostParams::default(), &ours)
         .await?;
 
@@ -365,7 +369,7 @@ async fn older_schema_objects_can_be_updated_and_deleted() -> TestResult {
     let crds: Api<CustomResourceDefinition> = Api::all(cluster.client());
     let older = permissive_crd()?;
     crds.create(&PostParams::default(), &older).await?;
-    cluster.serves_crds().await?;
+    cluster.wait_for_crds().await?;
 
     let resource = kube::api::ApiResource::erase::<Tenant>(&());
     let raw: Api<DynamicObject> = Api::namespaced_with(cluster.client(), "default", &resource);
@@ -401,13 +405,13 @@ async fn older_schema_objects_can_be_updated_and_deleted() -> TestResult {
     assert_eq!(tenants.get("specless").await?.workspace(), "specless");
     assert_eq!(tenants.get("unset").await?.workspace(), "unset");
     let merge = PatchParams::default();
-    let at = Timestamp::from_second(1_700_000_000)?;
+    let time = Timestamp::from_second(1_700_000_000)?;
     for (name, _) in stored {
         let labelled = json!({"metadata": {"labels": {"seen": "true"}}});
         tenants.patch(name, &merge, &Patch::Merge(labelled)).await?;
-        let aimed = json!({"spec": {"clusterRef": {"secretName": "edge-1"}}});
-        tenants.patch(name, &merge, &Patch::Merge(aimed)).await?;
-        let conditions = json!([old_condition, condition("Ready", at)]);
+        let spec = json!({"spec": {"clusterRef": {"secretName": "edge-1"}}});
+        tenants.patch(name, &merge, &Patch::Merge(spec)).await?;
+        let conditions = json!([old_condition, condition("Ready", time)]);
         let status = json!({"status": {"conditions": conditions}});
         let written = tenants
             .patch_status(name, &merge, &Patch::Merge(status))

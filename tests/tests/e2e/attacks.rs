@@ -18,8 +18,8 @@ use arc_swap::ArcSwap;
 use krypton_agent::session::connect::Dialer;
 use krypton_tests::{
     Cluster, Hub, HubOptions, TestResult,
-    fleet::{CONNECTED, FleetClient, PATIENCE},
-    kubeconfig::of_server,
+    fleet::{CONNECTED, FleetClient, STEP_DEADLINE},
+    kubeconfig::for_server,
 };
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
@@ -33,23 +33,23 @@ use tonic::{Code, Status};
 const ATTEMPT: Duration = Duration::from_secs(30);
 
 /// Starts a hub without a chart, and waits until it is ready.
-async fn hub_alone(home: &Cluster) -> Hub {
+async fn start_hub(home: &Cluster) -> Hub {
     let flags = ["--self-cluster=false", "--chart-repo=http://127.0.0.1:9"];
     let mut hub = Hub::start(&HubOptions::new(home.kubeconfig()).args(flags)).unwrap();
-    hub.ready(PATIENCE).await.unwrap();
+    hub.wait_ready(STEP_DEADLINE).await.unwrap();
     hub
 }
 
 /// Waits until the hub has renewed its Lease several times, so it has had time to react to an attempt.
-async fn hub_lives_on(home: &Cluster) {
-    let fleet_client = FleetClient::at(home);
+async fn wait_for_hub_renewals(home: &Cluster) {
+    let fleet_client = FleetClient::new(home);
     for _ in 0..4 {
-        fleet_client.hub_lease_renewed().await.unwrap();
+        fleet_client.wait_for_hub_renewal().await.unwrap();
     }
 }
 
 /// Returns a client of an account that may only edit this namespace.
-async fn intruder(cluster: &Cluster, namespace: &str) -> TestResult<Client> {
+async fn editor_client(cluster: &Cluster, namespace: &str) -> TestResult<Client> {
     let account = format!("--serviceaccount={namespace}:mallory");
     let make = ["create", "serviceaccount", "mallory", "-n", namespace];
     cluster.kubectl(make).await?;
@@ -64,18 +64,18 @@ async fn intruder(cluster: &Cluster, namespace: &str) -> TestResult<Client> {
     Ok(Client::try_from(config.await?)?)
 }
 
-fn is_forbidden<T>(answer: &kube::Result<T>) -> bool {
-    matches!(answer, Err(kube::Error::Api(status)) if status.code == 403)
+fn is_forbidden<T>(result: &kube::Result<T>) -> bool {
+    matches!(result, Err(kube::Error::Api(status)) if status.code == 403)
 }
 
 /// A server to which no program of Krypton may connect.
-struct Lure {
+struct TrapServer {
     address: std::net::SocketAddr,
     connections: Arc<AtomicUsize>,
     _accepting: AbortOnDropHandle<()>,
 }
 
-impl Lure {
+impl TrapServer {
     async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -98,7 +98,7 @@ impl Lure {
     }
 
     fn kubeconfig(&self) -> String {
-        of_server(&format!("https://{}", self.address))
+        for_server(&format!("https://{}", self.address))
     }
 }
 
@@ -115,9 +115,13 @@ fn dialer(addresses: &[String], tls: ClientConfig) -> Dialer {
     Dialer::new(addresses.to_vec(), Arc::new(ArcSwap::from_pointee(tls)))
 }
 
-fn refused<T: std::fmt::Debug>(answer: Result<T, Status>, code: Code, words: &str) -> String {
-    let status = answer.unwrap_err();
+fn assert_refused<T: std::fmt::Debug>(
+    result: Result<T, Status>,
+    code: Code,
+    expected_text: &str,
+) -> String {
+    let status = result.unwrap_err();
     assert_eq!(status.code(), code, "{status:?}");
-    assert!(status.message().contains(words), "{status:?}");
+    assert!(status.message().contains(expected_text), "{status:?}");
     status.message().to_owned()
 }

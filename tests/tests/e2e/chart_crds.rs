@@ -51,8 +51,8 @@ fn chart(folder: &TempDir, version: &str, field: &str) -> ChartSource {
 async fn fields(cluster: &Cluster) -> String {
     let path = "{.spec.versions[0].schema.openAPIV3Schema.properties}";
     let output = format!("--output=jsonpath={path}");
-    let get = ["get", "crd", CRD, "--ignore-not-found", &output];
-    cluster.kubectl(get).await.unwrap()
+    let args = ["get", "crd", CRD, "--ignore-not-found", &output];
+    cluster.kubectl(args).await.unwrap()
 }
 
 async fn chart_crds_follow_policy_and_are_never_deleted(mode: Mode) -> TestResult {
@@ -73,12 +73,12 @@ async fn chart_crds_follow_policy_and_are_never_deleted(mode: Mode) -> TestResul
     let widget =
         "{apiVersion: example.org/v1, kind: Widget, metadata: {name: a, namespace: default}}";
 
-    pair.open(flags("1.0.0", "skip")).await?;
+    pair.start_hub_and_join(flags("1.0.0", "skip")).await?;
     fleet_client.install("left").await?;
     assert_eq!(fields(pair.cluster()).await, "");
     pair.stop().await?;
 
-    pair.open(flags("1.0.0", "create")).await?;
+    pair.start_hub_and_join(flags("1.0.0", "create")).await?;
     // A restarted agent uses the earlier policy until it receives the new one.
     eventually("the policy to be stored", async || {
         let secrets: Api<Secret> = Api::namespaced(fleet_client.client.clone(), SYSTEM_NAMESPACE);
@@ -97,15 +97,18 @@ async fn chart_crds_follow_policy_and_are_never_deleted(mode: Mode) -> TestResul
         ("1.1.0", "create", 2, "first"),
         ("1.2.0", "create-replace", 3, "third"),
     ] {
-        pair.open(flags(version, policy)).await?;
+        pair.start_hub_and_join(flags(version, policy)).await?;
         fleet_client
-            .newest_is("made", &release, revision, "deployed")
+            .wait_for_revision("made", &release, revision, "deployed")
             .await?;
-        let found = fields(pair.cluster()).await;
-        assert!(found.contains(field), "{version} {policy}: {found}");
+        let field_names = fields(pair.cluster()).await;
+        assert!(
+            field_names.contains(field),
+            "{version} {policy}: {field_names}"
+        );
         pair.stop().await?;
     }
-    let get = ["get", "widgets.example.org", "a", "--namespace=default"];
-    pair.cluster().kubectl(get).await?;
+    let args = ["get", "widgets.example.org", "a", "--namespace=default"];
+    pair.cluster().kubectl(args).await?;
     Ok(())
 }

@@ -9,7 +9,7 @@ use krypton_crds::{edge_cluster::EdgeCluster, tenant::Tenant};
 use krypton_tests::{
     AgentPod, ChartRepository, ChartSource, Cluster, HubPod, OwnChart, Parts, TestResult,
     eventually,
-    fleet::{CONNECTED, FleetClient, PATIENCE},
+    fleet::{CONNECTED, FleetClient, STEP_DEADLINE},
     home_and_edge,
     membership::join_command,
 };
@@ -23,13 +23,14 @@ const EDGE: &str = "edge-1";
 const HELM_DEADLINE: Duration = Duration::from_secs(60);
 
 fn hub_values(repository: &ChartRepository, more: &[&str]) -> Vec<String> {
-    let own = [
+    let own_objects = [
         format!("--set=chart.repo={}", repository.url()),
         "--set=chart.name=small,chart.installCRDs=false".to_owned(),
         "--set=chart.values.replicaCount=0".to_owned(),
         "--set=helm.retryMax=5s".to_owned(),
     ];
-    own.into_iter()
+    own_objects
+        .into_iter()
         .chain(more.iter().map(|value| (*value).to_owned()))
         .collect()
 }
@@ -39,51 +40,51 @@ async fn rollback(cluster: &Cluster, chart: OwnChart, revision: &str) {
     cluster.helm(rollback).await.unwrap();
 }
 
-async fn crd(cluster: &Cluster, name: &str) -> CustomResourceDefinition {
+async fn get_crd(cluster: &Cluster, name: &str) -> CustomResourceDefinition {
     Api::all(cluster.client()).get(name).await.unwrap()
 }
 
-async fn secret(cluster: &Cluster, namespace: &str, name: &str) -> Option<Secret> {
+async fn get_secret(cluster: &Cluster, namespace: &str, name: &str) -> Option<Secret> {
     let secrets: Api<Secret> = Api::namespaced(cluster.client(), namespace);
     secrets.get_opt(name).await.unwrap()
 }
 
 /// Returns the state that must not change: the UIDs of CRDs, members and Tenants, and the release Secrets of the
 /// fleet's chart. Also includes a Secret's UID and content.
-async fn lasting(
+async fn persistent_state(
     cluster: &Cluster,
     (namespace, name): (&str, &str),
 ) -> Result<BTreeMap<String, String>> {
-    let mut lasting = BTreeMap::new();
+    let mut persistent_state = BTreeMap::new();
     let all = ListParams::default();
     let crds: Api<CustomResourceDefinition> = Api::all(cluster.client());
     for crd in crds.list(&all).await? {
-        lasting.insert(crd.name_any(), crd.uid().unwrap_or_default());
+        persistent_state.insert(crd.name_any(), crd.uid().unwrap_or_default());
     }
-    if lasting.contains_key(EdgeCluster::crd_name()) {
+    if persistent_state.contains_key(EdgeCluster::crd_name()) {
         for member in Api::<EdgeCluster>::all(cluster.client()).list(&all).await? {
-            lasting.insert(member.name_any(), member.uid().unwrap_or_default());
+            persistent_state.insert(member.name_any(), member.uid().unwrap_or_default());
         }
     }
     for tenant in Api::<Tenant>::all(cluster.client()).list(&all).await? {
-        lasting.insert(tenant.name_any(), tenant.uid().unwrap_or_default());
+        persistent_state.insert(tenant.name_any(), tenant.uid().unwrap_or_default());
     }
-    let kept = secret(cluster, namespace, name).await;
-    let kept = kept.map(|kept| (kept.uid(), kept.data));
-    lasting.insert(format!("{namespace}/{name}"), format!("{kept:?}"));
-    for (release, version) in FleetClient::at(cluster).releases().await? {
+    let secret = get_secret(cluster, namespace, name).await;
+    let secret = secret.map(|secret| (secret.uid(), secret.data));
+    persistent_state.insert(format!("{namespace}/{name}"), format!("{secret:?}"));
+    for (release, version) in FleetClient::new(cluster).releases().await? {
         if !release.contains(".krypton-") {
-            lasting.insert(release, version);
+            persistent_state.insert(release, version);
         }
     }
-    Ok(lasting)
+    Ok(persistent_state)
 }
 
 #[tokio::test]
 async fn reinstalled_charts_adopt_state_left_by_uninstall() -> TestResult {
     let repository = ChartRepository::start(&["1.0.0", "1.1.0"].map(ChartSource::small)).await?;
     let (home, edge) = home_and_edge("life", Parts::ControlPlane).await?;
-    let (fleet_client, at_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
+    let (fleet_client, at_edge) = (FleetClient::new(&home), FleetClient::new(&edge));
     let (namespace, system) = (OwnChart::Hub.namespace(), OwnChart::Agent.namespace());
     let authority = (namespace, "krypton-hub-ca");
     let identity = (system, "krypton-agent-identity");
@@ -94,80 +95,85 @@ async fn reinstalled_charts_adopt_state_left_by_uninstall() -> TestResult {
     let apply = ["apply".into(), "-f".into(), tenants.into_os_string()];
     home.kubectl(apply).await?;
     OwnChart::Hub.install(&home, &first).await?;
-    let of_release = async |name: &str| crd(&home, name).await.annotations().contains_key(RELEASE);
+    let of_release = async |name: &str| {
+        get_crd(&home, name)
+            .await
+            .annotations()
+            .contains_key(RELEASE)
+    };
     assert!(!of_release(Tenant::crd_name()).await);
     assert!(of_release(EdgeCluster::crd_name()).await);
 
     let mut hub = HubPod::start(&home, None).await?;
-    hub.hub.ready(PATIENCE).await?;
+    hub.hub.wait_ready(STEP_DEADLINE).await?;
     // The edge cluster needs only the command that the plugin prints on the home cluster.
     let command = join_command(&home, namespace, EDGE, &OwnChart::Agent.folder()).await?;
     let paste = edge.invocation(Path::new("/bin/sh")).args(["-c", &command]);
     paste.output(HELM_DEADLINE).await?;
     let mut agent = AgentPod::start(&edge).await?;
-    agent.agent.ready(PATIENCE).await?;
-    fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
+    agent.agent.wait_ready(STEP_DEADLINE).await?;
+    fleet_client.wait_for_member(EDGE, &[CONNECTED]).await?;
     let spec = json!({"workspace": "acme-ws"});
     at_edge.create("acme", spec).await?;
-    at_edge.ready("acme").await?;
+    at_edge.wait_ready("acme").await?;
     // The annotation is the last write of an installation, so no action is pending afterwards.
-    at_edge.lease_renewed().await?;
+    at_edge.wait_for_renewal().await?;
 
     // Upgrade the hub's chart while the agent keeps running.
     hub.hub.stop().await?;
-    let at_home = lasting(&home, authority).await?;
-    let on_edge = lasting(&edge, identity).await?;
-    let more = hub_values(&repository, &["--set=chart.version=1.0.0,logFormat=json"]);
-    OwnChart::Hub.install(&home, &more).await?;
-    assert_eq!(lasting(&home, authority).await?, at_home);
+    let at_home = persistent_state(&home, authority).await?;
+    let on_edge = persistent_state(&edge, identity).await?;
+    let values = hub_values(&repository, &["--set=chart.version=1.0.0,logFormat=json"]);
+    OwnChart::Hub.install(&home, &values).await?;
+    assert_eq!(persistent_state(&home, authority).await?, at_home);
     rollback(&home, OwnChart::Hub, "1").await;
-    assert_eq!(lasting(&home, authority).await?, at_home);
+    assert_eq!(persistent_state(&home, authority).await?, at_home);
     OwnChart::Hub.uninstall(&home).await?;
-    let left = ["get", "deployments,roles,serviceaccounts", "-n", namespace];
-    let left = home.kubectl(left.into_iter().chain(["-o", "name"])).await;
-    assert!(!left?.contains(OwnChart::Hub.name()));
-    assert_eq!(lasting(&home, authority).await?, at_home);
+    let args = ["get", "deployments,roles,serviceaccounts", "-n", namespace];
+    let remaining = home.kubectl(args.into_iter().chain(["-o", "name"])).await;
+    assert!(!remaining?.contains(OwnChart::Hub.name()));
+    assert_eq!(persistent_state(&home, authority).await?, at_home);
     let second = hub_values(&repository, &["--set=chart.version=1.1.0"]);
     OwnChart::Hub.install(&home, &second).await?;
-    assert_eq!(lasting(&home, authority).await?, at_home);
-    assert_eq!(lasting(&edge, identity).await?, on_edge);
+    assert_eq!(persistent_state(&home, authority).await?, at_home);
+    assert_eq!(persistent_state(&edge, identity).await?, on_edge);
 
     // The agent verifies the new hub with the CA from its join bundle, and receives the new chart version.
     hub = HubPod::start(&home, Some(&hub)).await?;
-    hub.hub.ready(PATIENCE).await?;
+    hub.hub.wait_ready(STEP_DEADLINE).await?;
     let release = names::tenant_release("acme", EDGE);
     at_edge
-        .newest_is("acme-ws", &release, 2, "deployed")
+        .wait_for_revision("acme-ws", &release, 2, "deployed")
         .await?;
-    at_edge.ready("acme").await?;
-    at_edge.lease_renewed().await?;
+    at_edge.wait_ready("acme").await?;
+    at_edge.wait_for_renewal().await?;
 
     // Upgrade the agent's chart without the bundle, roll back to the release with the bundle, and uninstall the chart.
     agent.agent.stop().await?;
-    let on_edge = lasting(&edge, identity).await?;
-    let bundle = async || secret(&edge, system, "krypton-join").await;
+    let on_edge = persistent_state(&edge, identity).await?;
+    let bundle = async || get_secret(&edge, system, "krypton-join").await;
     assert!(bundle().await.is_some());
     let none: [&str; 0] = [];
     OwnChart::Agent.install(&edge, none).await?;
     assert!(bundle().await.is_none());
-    assert_eq!(lasting(&edge, identity).await?, on_edge);
+    assert_eq!(persistent_state(&edge, identity).await?, on_edge);
     rollback(&edge, OwnChart::Agent, "1").await;
     assert!(bundle().await.is_some());
     OwnChart::Agent.uninstall(&edge).await?;
     assert!(bundle().await.is_none());
-    assert_eq!(lasting(&edge, identity).await?, on_edge);
+    assert_eq!(persistent_state(&edge, identity).await?, on_edge);
 
     // A reinstallation without values resumes as the same member.
     OwnChart::Agent.install(&edge, none).await?;
     agent = AgentPod::start(&edge).await?;
-    agent.agent.ready(PATIENCE).await?;
+    agent.agent.wait_ready(STEP_DEADLINE).await?;
     at_edge.remove("acme").await?;
     eventually("the release to be gone", async || {
         let revisions = at_edge.revisions("acme-ws", &release).await?;
         Ok(revisions.is_empty().then_some(()))
     })
     .await?;
-    fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
+    fleet_client.wait_for_member(EDGE, &[CONNECTED]).await?;
     let member = Api::<EdgeCluster>::all(home.client()).get(EDGE).await;
     assert_eq!(member?.uid().as_ref(), at_home.get(EDGE));
     agent.agent.stop().await?;

@@ -13,11 +13,11 @@ use krypton_crds::{
 use krypton_kubectl::{Connection, join_token};
 use krypton_runtime::clock::wall;
 use krypton_tests::{
-    Agent, AgentOptions, AgentPod, Audited, ChartRepository, ChartSource, Cluster, HubPod,
+    Agent, AgentOptions, AgentPod, AuditedRequest, ChartRepository, ChartSource, Cluster, HubPod,
     Merge as _, OwnChart, Parts, ServiceAccountAccess, TestResult, eventually,
-    fleet::{ALL_READY, CONNECTED, FleetClient, PATIENCE},
-    held::Held,
-    membership::bundle_of,
+    fleet::{ALL_READY, CONNECTED, FleetClient, STEP_DEADLINE},
+    held::BlockedTenant,
+    membership::bundle_in_namespace,
     service_account::username,
 };
 use krypton_types::names;
@@ -30,7 +30,7 @@ use tempfile::TempDir;
 
 const EDGE: &str = "edge-1";
 /// Frequent drift checks, and fleet values in objects of home.
-const MORE: [&str; 4] = [
+const EXTRA_VALUES: [&str; 4] = [
     "--set=namespaceConfiguration.labels.team=a",
     "--set=placeTenants=true",
     "--set=extraArgs={--drift=heal,--drift-interval=2s}",
@@ -48,14 +48,15 @@ fn accounts(chart: OwnChart) -> Vec<String> {
 
 /// Returns the values for a fleet with the chart `small`.
 fn hub_values(repository: &ChartRepository, version: &str, more: &[&str]) -> Vec<String> {
-    let own = [
+    let own_objects = [
         format!("--set=chart.repo={}", repository.url()),
         "--set=chart.name=small".to_owned(),
         format!("--set=chart.version={version}"),
         "--set=chart.installCRDs=false,chart.values.replicaCount=0".to_owned(),
         "--set=helm.retryMax=5s".to_owned(),
     ];
-    own.into_iter()
+    own_objects
+        .into_iter()
         .chain(more.iter().map(|value| (*value).to_owned()))
         .collect()
 }
@@ -65,19 +66,23 @@ async fn repository() -> ChartRepository {
     ChartRepository::start(&charts).await.unwrap()
 }
 
-fn describe(requests: &[Audited]) -> String {
+fn describe(requests: &[AuditedRequest]) -> String {
     let lines = requests.iter().map(|request| format!("\n  {request}"));
     lines.collect()
 }
 
 /// Asserts that no request of these accounts was denied, and that each account sent requests.
-async fn nothing_denied(cluster: &Cluster, accounts: &[String]) {
-    let requests = cluster.audited().await.unwrap();
+async fn check_nothing_denied(cluster: &Cluster, accounts: &[String]) {
+    let requests = cluster.audited_requests().await.unwrap();
     for account in accounts {
-        let asked = requests.iter().any(|request| request.is_of(account));
-        assert!(asked, "{account} sent no request to {}", cluster.name());
+        let has_requests = requests.iter().any(|request| request.is_of(account));
+        assert!(
+            has_requests,
+            "{account} sent no request to {}",
+            cluster.name()
+        );
     }
-    let denied = cluster.denied(accounts).await.unwrap();
+    let denied = cluster.denied_requests(accounts).await.unwrap();
     assert!(
         denied.is_empty(),
         "refused on {}:{}",
@@ -86,15 +91,15 @@ async fn nothing_denied(cluster: &Cluster, accounts: &[String]) {
     );
 }
 
-async fn installs(fleet_client: &FleetClient, tenant: &str) {
+async fn install_tenant(fleet_client: &FleetClient, tenant: &str) {
     let spec = json!({"workspace": format!("{tenant}-ws")});
     fleet_client.create(tenant, spec).await.unwrap();
-    fleet_client.ready(tenant).await.unwrap();
+    fleet_client.wait_ready(tenant).await.unwrap();
 }
 
 /// Leaves the release without a valid revision, as if Helm was killed at the end. Waits until the agent has repaired
 /// it.
-async fn repaired(edge: &Cluster, fleet_client: &FleetClient, tenant: &str) -> TestResult {
+async fn check_repair(edge: &Cluster, fleet_client: &FleetClient, tenant: &str) -> TestResult {
     let (namespace, release) = (format!("{tenant}-ws"), names::tenant_release(tenant, EDGE));
     let (newest, _) = fleet_client
         .revisions(&namespace, &release)
@@ -113,28 +118,29 @@ async fn repaired(edge: &Cluster, fleet_client: &FleetClient, tenant: &str) -> T
     edge.kubectl(label).await?;
     let agent = &accounts(OwnChart::Agent)[0];
     eventually("the release to be repaired", async || {
-        let by_agent = edge.audited().await?.into_iter().any(|request| {
-            let own = request.user.username == *agent && request.impersonated_user.is_none();
-            own && request.verb == "update" && request.object.namespace == namespace
+        let by_agent = edge.audited_requests().await?.into_iter().any(|request| {
+            let sent_by_agent =
+                request.user.username == *agent && request.impersonated_user.is_none();
+            sent_by_agent && request.verb == "update" && request.object.namespace == namespace
         });
         Ok(by_agent.then_some(()))
     })
     .await?;
     fleet_client
-        .newest_is(&namespace, &release, newest + 1, "deployed")
+        .wait_for_revision(&namespace, &release, newest + 1, "deployed")
         .await?;
-    fleet_client.ready(tenant).await?;
+    fleet_client.wait_ready(tenant).await?;
     Ok(())
 }
 
 /// Deletes an object of the release, and waits until the agent has recreated it with Helm's account.
-async fn healed(edge: &Cluster, tenant: &str) -> TestResult {
+async fn check_drift_correction(edge: &Cluster, tenant: &str) -> TestResult {
     let (namespace, release) = (format!("{tenant}-ws"), names::tenant_release(tenant, EDGE));
     let delete = ["delete", "configmap", &release, "-n", &namespace];
     edge.kubectl(delete).await?;
     let [agent, helm] = <[String; 2]>::try_from(accounts(OwnChart::Agent)).unwrap();
     eventually("the object to be recreated", async || {
-        let as_helm = edge.audited().await?.into_iter().any(|request| {
+        let as_helm = edge.audited_requests().await?.into_iter().any(|request| {
             // Helm wrote the object before.
             let own = request.user_agent.starts_with("krypton-agent/");
             let by_agent = own && request.user.username == agent;
@@ -151,7 +157,7 @@ async fn healed(edge: &Cluster, tenant: &str) -> TestResult {
 }
 
 /// Changes a label of the Tenant's workspace, and waits until the agent has restored it.
-async fn relabelled(edge: &Cluster, tenant: &str) {
+async fn check_label_restored(edge: &Cluster, tenant: &str) {
     let namespace = format!("{tenant}-ws");
     let label = ["label", "--overwrite", "namespace", &namespace, "team=b"];
     edge.kubectl(label).await.unwrap();
@@ -169,11 +175,15 @@ async fn relabelled(edge: &Cluster, tenant: &str) {
 }
 
 /// Deletes the CRD with its Tenants, and waits until the CRD and this Tenant are restored.
-async fn rescued(cluster: &Cluster, fleet_client: &FleetClient, tenant: &str) -> TestResult {
+async fn check_crd_restored(
+    cluster: &Cluster,
+    fleet_client: &FleetClient,
+    tenant: &str,
+) -> TestResult {
     let crds: Api<CustomResourceDefinition> = Api::all(fleet_client.client.clone());
     let crd = crds.get(Tenant::crd_name()).await?;
     let old = fleet_client.tenants().get(tenant).await?;
-    let going = Held::delete(fleet_client, "going").await?;
+    let going = BlockedTenant::delete(fleet_client, "going").await?;
     let releases = fleet_client.releases().await?;
     let delete = ["delete", "crd", Tenant::crd_name(), "--wait=false"];
     cluster.kubectl(delete).await?;
@@ -182,13 +192,13 @@ async fn rescued(cluster: &Cluster, fleet_client: &FleetClient, tenant: &str) ->
         if now.metadata.uid == crd.metadata.uid {
             bail!("the old CRD still exists: {:?}", now.metadata.finalizers);
         }
-        let back = fleet_client.tenants().get(tenant).await?;
-        Ok((back.metadata.uid != old.metadata.uid).then_some(()))
+        let restored = fleet_client.tenants().get(tenant).await?;
+        Ok((restored.metadata.uid != old.metadata.uid).then_some(()))
     })
     .await?;
-    fleet_client.ready(tenant).await?;
+    fleet_client.wait_ready(tenant).await?;
     fleet_client.event_message(tenant, "TenantRestored").await?;
-    going.is_deleted_again().await?;
+    going.wait_deleted_again().await?;
     going.release().await?;
     assert_eq!(fleet_client.releases().await?, releases);
     Ok(())
@@ -196,49 +206,53 @@ async fn rescued(cluster: &Cluster, fleet_client: &FleetClient, tenant: &str) ->
 
 /// Places a Tenant in a namespace that is missing on the edge cluster: creates it, writes it and deletes it. Then
 /// orphans another one.
-async fn placed(home: &FleetClient, edge: &FleetClient) -> TestResult {
+async fn check_placement(home: &FleetClient, edge: &FleetClient) -> TestResult {
     let words = json!({"metadata": {"name": "team"}});
     let namespaces: Api<Namespace> = Api::all(home.client.clone());
     let team = serde_json::from_value(words)?;
     let params = PostParams::default();
     namespaces.create(&params, &team).await?;
     let spec = json!({"clusterRef": {"secretName": EDGE}, "workspace": "sent-ws"});
-    let there = [ALL_READY, ("Placed", "True", "Placed")];
-    home.within("team").create("sent", spec.clone()).await?;
-    home.within("team").shows("sent", &there).await?;
+    let placed = [ALL_READY, ("Placed", "True", "Placed")];
+    home.in_namespace("team")
+        .create("sent", spec.clone())
+        .await?;
+    home.in_namespace("team").wait_for("sent", &placed).await?;
     let requested = names::RECONCILE_REQUESTED_ANNOTATION;
-    home.within("team")
+    home.in_namespace("team")
         .annotate("sent", requested, "now")
         .await?;
     eventually("the request to be passed on", async || {
-        let found = edge.within("team").tenants().get("sent").await?;
-        Ok(found.annotations().get(requested).cloned())
+        let tenant_on_edge = edge.in_namespace("team").tenants().get("sent").await?;
+        Ok(tenant_on_edge.annotations().get(requested).cloned())
     })
     .await?;
-    home.within("team").remove("sent").await?;
-    let left = edge.within("team").tenants().get_opt("sent").await?;
-    assert_eq!(left, None);
+    home.in_namespace("team").remove("sent").await?;
+    let remaining = edge.in_namespace("team").tenants().get_opt("sent").await?;
+    assert_eq!(remaining, None);
 
-    home.within("team").create("kept", spec).await?;
-    home.within("team").shows("kept", &there).await?;
+    home.in_namespace("team").create("kept", spec).await?;
+    home.in_namespace("team").wait_for("kept", &placed).await?;
     let orphan = names::ORPHAN_ANNOTATION;
-    home.within("team").annotate("kept", orphan, "true").await?;
-    home.within("team").remove("kept").await?;
-    home.within("team")
+    home.in_namespace("team")
+        .annotate("kept", orphan, "true")
+        .await?;
+    home.in_namespace("team").remove("kept").await?;
+    home.in_namespace("team")
         .event_message("kept", "Orphaned")
         .await?;
     Ok(())
 }
 
-async fn everything_is_repaired(home: &Cluster, edge: &Cluster) -> TestResult {
-    let (at_home, at_edge) = (FleetClient::at(home), FleetClient::at(edge));
-    placed(&at_home, &at_edge).await?;
-    repaired(edge, &at_edge, "beta").await?;
-    healed(edge, "beta").await?;
-    relabelled(edge, "beta").await;
+async fn check_all_repairs(home: &Cluster, edge: &Cluster) -> TestResult {
+    let (at_home, at_edge) = (FleetClient::new(home), FleetClient::new(edge));
+    check_placement(&at_home, &at_edge).await?;
+    check_repair(edge, &at_edge, "beta").await?;
+    check_drift_correction(edge, "beta").await?;
+    check_label_restored(edge, "beta").await;
     tokio::try_join!(
-        rescued(edge, &at_edge, "beta"),
-        rescued(home, &at_home, "acme"),
+        check_crd_restored(edge, &at_edge, "beta"),
+        check_crd_restored(home, &at_home, "acme"),
     )?;
     Ok(())
 }
@@ -253,7 +267,7 @@ async fn pause(home: &FleetClient, paused: bool) {
 
 /// Runs an agent on another cluster with the edge cluster's identity, until the hub has reported it twice, in one event
 /// with its count.
-async fn credential_used_twice(
+async fn check_credential_used_twice(
     home: &Cluster,
     edge: &Cluster,
     fleet_client: &FleetClient,
@@ -275,7 +289,7 @@ async fn credential_used_twice(
         .event_message(EDGE, "CredentialUsedTwice")
         .await?;
     eventually("the event to be counted", async || {
-        let counted = home.audited().await?.into_iter().any(|request| {
+        let counted = home.audited_requests().await?.into_iter().any(|request| {
             let of_hub = request.is_of(&accounts(OwnChart::Hub)[0]);
             of_hub && request.verb == "patch" && request.object.resource == "events"
         });
@@ -286,10 +300,10 @@ async fn credential_used_twice(
 }
 
 /// The fleet's values are missing. The hub reports it on the referenced object until the object exists.
-async fn values_are_missed_and_given(home: &Cluster, fleet_client: &FleetClient) -> TestResult {
+async fn check_missing_values(home: &Cluster, fleet_client: &FleetClient) -> TestResult {
     let namespace = OwnChart::Hub.namespace();
     fleet_client
-        .within(namespace)
+        .in_namespace(namespace)
         .event_message("fleet", "ValuesMissing")
         .await?;
     let values = json!({
@@ -300,19 +314,19 @@ async fn values_are_missed_and_given(home: &Cluster, fleet_client: &FleetClient)
     });
     home.apply(&values.to_string()).await?;
     fleet_client
-        .within(namespace)
+        .in_namespace(namespace)
         .event_message("fleet", "ValuesResolved")
         .await?;
     Ok(())
 }
 
 /// Returns the name of an expired join token.
-async fn stale_token(home: &Cluster) -> TestResult<String> {
+async fn create_expired_token(home: &Cluster) -> TestResult<String> {
     let (namespace, hour) = (OwnChart::Hub.namespace(), Duration::from_secs(60 * 60));
     let secrets: Api<Secret> = Api::namespaced(home.client(), namespace);
     let names = async || {
-        let listed = secrets.list_metadata(&ListParams::default()).await;
-        listed
+        let result = secrets.list_metadata(&ListParams::default()).await;
+        result
             .unwrap()
             .items
             .iter()
@@ -322,20 +336,20 @@ async fn stale_token(home: &Cluster) -> TestResult<String> {
     let before: BTreeSet<String> = names().await;
     let long_ago = Timestamp::from_second(wall().as_second() - 48 * 3600)?;
     let connection = Connection::new(home.client(), "home");
-    join_token::make(&connection, namespace, "edge-9", hour, long_ago).await?;
+    join_token::create(&connection, namespace, "edge-9", hour, long_ago).await?;
     let now: BTreeSet<String> = names().await;
     Ok(now.difference(&before).next().unwrap().clone())
 }
 
 /// Creates and deletes a KryptonDeployment of the agent's member on home.
-async fn deployed_and_gone(fleet_client: &FleetClient, at_edge: &FleetClient) -> TestResult {
+async fn check_deployment(fleet_client: &FleetClient, at_edge: &FleetClient) -> TestResult {
     let all: Api<KryptonDeployment> = Api::namespaced(fleet_client.client.clone(), "default");
     let spec = json!({"account": {"name": "somebody"}, "region": {"name": EDGE}});
     let object = KryptonDeployment::new("ordered", serde_json::from_value(spec)?);
     all.create(&PostParams::default(), &object).await?;
     fleet_client.event_message("ordered", "Ready").await?;
     at_edge
-        .newest_is("ordered", "ced-ordered", 1, "deployed")
+        .wait_for_revision("ordered", "ced-ordered", 1, "deployed")
         .await?;
     let params = DeleteParams::default();
     all.delete("ordered", &params).await?;
@@ -351,7 +365,7 @@ async fn deployed_and_gone(fleet_client: &FleetClient, at_edge: &FleetClient) ->
 
 /// Writes the output of `kubectl krypton join` to a file.
 async fn bundle_file(home: &Cluster, folder: &TempDir) -> Result<String> {
-    let bundle = bundle_of(home, OwnChart::Hub.namespace(), EDGE).await?;
+    let bundle = bundle_in_namespace(home, OwnChart::Hub.namespace(), EDGE).await?;
     let file = folder.path().join("edge-1.yaml");
     std::fs::write(&file, bundle)?;
     Ok(format!("--set-file=join.bundle={}", file.display()))
@@ -364,40 +378,40 @@ async fn chart_rights_suffice_for_hub_and_agent() -> TestResult {
         Cluster::start_audited("chart-rights-home", Parts::WithControllers),
         Cluster::start_audited("chart-rights-edge", Parts::WithControllers),
     )?;
-    let (fleet_client, at_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
+    let (fleet_client, at_edge) = (FleetClient::new(&home), FleetClient::new(&edge));
     let (of_hub, of_agent) = (accounts(OwnChart::Hub), accounts(OwnChart::Agent));
 
     OwnChart::Hub
-        .install(&home, hub_values(&repository, "1.0.0", &MORE))
+        .install(&home, hub_values(&repository, "1.0.0", &EXTRA_VALUES))
         .await?;
     let mut hub = HubPod::start(&home, None).await?;
-    hub.hub.ready(PATIENCE).await?;
+    hub.hub.wait_ready(STEP_DEADLINE).await?;
     let folder = TempDir::with_prefix("krypton-join-")?;
     let bundle = bundle_file(&home, &folder).await?;
     let values = [bundle.as_str(), "--set=helm.retryMax=5s"];
     OwnChart::Agent.install(&edge, values).await?;
     let mut agent = AgentPod::start(&edge).await?;
-    agent.agent.ready(PATIENCE).await?;
-    fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
-    values_are_missed_and_given(&home, &fleet_client).await?;
+    agent.agent.wait_ready(STEP_DEADLINE).await?;
+    fleet_client.wait_for_member(EDGE, &[CONNECTED]).await?;
+    check_missing_values(&home, &fleet_client).await?;
 
     tokio::join!(
-        installs(&fleet_client, "acme"),
-        installs(&at_edge, "beta"),
-        installs(&at_edge, "gone"),
+        install_tenant(&fleet_client, "acme"),
+        install_tenant(&at_edge, "beta"),
+        install_tenant(&at_edge, "gone"),
     );
     at_edge.remove("gone").await?;
 
-    deployed_and_gone(&fleet_client, &at_edge).await?;
+    check_deployment(&fleet_client, &at_edge).await?;
 
     // A new version needs a new hub, which also cleans up after the previous pod.
     hub.hub.stop().await?;
-    let stale = stale_token(&home).await?;
+    let stale = create_expired_token(&home).await?;
     OwnChart::Hub
-        .install(&home, hub_values(&repository, "1.1.0", &MORE))
+        .install(&home, hub_values(&repository, "1.1.0", &EXTRA_VALUES))
         .await?;
     hub = HubPod::start(&home, Some(&hub)).await?;
-    hub.hub.ready(PATIENCE).await?;
+    hub.hub.wait_ready(STEP_DEADLINE).await?;
     eventually("the expired token to be deleted", async || {
         let namespace = OwnChart::Hub.namespace();
         let secrets: Api<Secret> = Api::namespaced(home.client(), namespace);
@@ -408,11 +422,13 @@ async fn chart_rights_suffice_for_hub_and_agent() -> TestResult {
         (&fleet_client, "acme", names::SELF_CLUSTER),
         (&at_edge, "beta", EDGE),
     ];
-    for (at, tenant, member) in releases {
+    for (client, tenant, member) in releases {
         let release = names::tenant_release(tenant, member);
         let namespace = format!("{tenant}-ws");
-        at.newest_is(&namespace, &release, 2, "deployed").await?;
-        at.ready(tenant).await?;
+        client
+            .wait_for_revision(&namespace, &release, 2, "deployed")
+            .await?;
+        client.wait_ready(tenant).await?;
     }
 
     // The restarted agent uses its stored state, and updates a CRD of an older version.
@@ -426,8 +442,8 @@ async fn chart_rights_suffice_for_hub_and_agent() -> TestResult {
     let annotate = ["annotate", "--overwrite", "crd", Tenant::crd_name(), &older];
     edge.kubectl(annotate).await?;
     agent = AgentPod::start(&edge).await?;
-    agent.agent.ready(PATIENCE).await?;
-    fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
+    agent.agent.wait_ready(STEP_DEADLINE).await?;
+    fleet_client.wait_for_member(EDGE, &[CONNECTED]).await?;
     eventually("the current CRD", async || {
         Ok((version().await == now).then_some(()))
     })
@@ -436,25 +452,25 @@ async fn chart_rights_suffice_for_hub_and_agent() -> TestResult {
     pause(&fleet_client, true).await;
     let paused = (&*format!("ClusterProgress/{EDGE}"), "False", "Paused");
     at_edge.create("late", json!({})).await?;
-    at_edge.shows("late", &[paused]).await?;
+    at_edge.wait_for("late", &[paused]).await?;
     pause(&fleet_client, false).await;
-    at_edge.ready("late").await?;
+    at_edge.wait_ready("late").await?;
 
     // The hub counts a reported event once a minute.
     tokio::try_join!(
-        credential_used_twice(&home, &edge, &fleet_client),
-        everything_is_repaired(&home, &edge),
+        check_credential_used_twice(&home, &edge, &fleet_client),
+        check_all_repairs(&home, &edge),
     )?;
 
-    for (at, tenant) in [(&fleet_client, "acme"), (&at_edge, "beta")] {
-        at.remove(tenant).await?;
+    for (client, tenant) in [(&fleet_client, "acme"), (&at_edge, "beta")] {
+        client.remove(tenant).await?;
     }
     home.kubectl(["delete", "edgecluster", EDGE]).await?;
-    at_edge.lease_renewed().await?;
-    fleet_client.lease_renewed().await?;
+    at_edge.wait_for_renewal().await?;
+    fleet_client.wait_for_renewal().await?;
     assert!(at_edge.tenants().get_opt("late").await?.is_some());
-    nothing_denied(&home, &of_hub).await;
-    nothing_denied(&edge, &of_agent).await;
+    check_nothing_denied(&home, &of_hub).await;
+    check_nothing_denied(&edge, &of_agent).await;
 
     // With one rule less, the API server would have denied a request.
     let role = [
@@ -467,7 +483,7 @@ async fn chart_rights_suffice_for_hub_and_agent() -> TestResult {
     let patch = ["--type=json", r#"-p=[{"op":"remove","path":"/rules/0"}]"#];
     edge.kubectl(role.into_iter().chain(patch)).await?;
     eventually("a refusal", async || {
-        let denied = edge.denied(&of_agent).await?;
+        let denied = edge.denied_requests(&of_agent).await?;
         let lease = denied
             .iter()
             .any(|request| request.object.resource == "leases");
@@ -496,7 +512,7 @@ async fn missing_helm_right_is_reported_until_chart_upgrade() -> TestResult {
     let repository = repository().await;
     let home = Cluster::start_audited("few-rights", Parts::WithControllers).await?;
     home.apply(TOO_FEW).await?;
-    let fleet_client = FleetClient::at(&home);
+    let fleet_client = FleetClient::new(&home);
     // The hub creates the CRDs itself, and always has the rights for it.
     let few = [
         "--set=helmRights.clusterRole=too-few",
@@ -506,20 +522,23 @@ async fn missing_helm_right_is_reported_until_chart_upgrade() -> TestResult {
         .install(&home, hub_values(&repository, "1.0.0", &few))
         .await?;
     let mut hub = HubPod::start(&home, None).await?;
-    hub.hub.ready(PATIENCE).await?;
+    hub.hub.wait_ready(STEP_DEADLINE).await?;
     fleet_client.create("acme", json!({})).await?;
     let error = format!("ClusterError/{}", names::SELF_CLUSTER);
     let failed = (error.as_str(), "True", "InstallFailed");
-    let message = fleet_client.message("acme", &[failed]).await?;
+    let message = fleet_client.condition_message("acme", &[failed]).await?;
     let helm = &accounts(OwnChart::Hub)[1];
-    for word in ["forbidden", "services", helm.as_str()] {
-        assert!(message.contains(word), "{word:?} is missing in: {message}");
+    for expected_text in ["forbidden", "services", helm.as_str()] {
+        assert!(
+            message.contains(expected_text),
+            "{expected_text:?} is missing in: {message}"
+        );
     }
 
     // Only requests of Helm's account were denied. The hub continues to work.
-    fleet_client.lease_renewed().await?;
-    let denied = home.denied(&accounts(OwnChart::Hub)).await?;
-    let others: Vec<Audited> = denied
+    fleet_client.wait_for_renewal().await?;
+    let denied = home.denied_requests(&accounts(OwnChart::Hub)).await?;
+    let others: Vec<AuditedRequest> = denied
         .iter()
         .filter(|request| {
             let impersonated = request.impersonated_user.as_ref();
@@ -534,7 +553,7 @@ async fn missing_helm_right_is_reported_until_chart_upgrade() -> TestResult {
     OwnChart::Hub
         .install(&home, hub_values(&repository, "1.0.0", &[]))
         .await?;
-    fleet_client.ready("acme").await?;
+    fleet_client.wait_ready("acme").await?;
     hub.hub.stop().await?;
     Ok(())
 }
@@ -554,8 +573,8 @@ async fn hub_manages_remote_home_with_chart_rights() -> TestResult {
     assert_eq!(home.kubectl(deployments).await?, "");
 
     let namespace = OwnChart::Hub.namespace();
-    let there = ServiceAccountAccess::new(&home, namespace, OwnChart::Hub.name()).await?;
-    let token = std::fs::read_to_string(there.token_file())?;
+    let access = ServiceAccountAccess::new(&home, namespace, OwnChart::Hub.name()).await?;
+    let token = std::fs::read_to_string(access.token_file())?;
     let secret = json!({
         "apiVersion": "v1",
         "kind": "Secret",
@@ -572,12 +591,12 @@ async fn hub_manages_remote_home_with_chart_rights() -> TestResult {
     assert_eq!(own.kubectl(crds).await?, "");
 
     let mut hub = HubPod::start(&own, None).await?;
-    hub.hub.ready(PATIENCE).await?;
-    let fleet_client = FleetClient::at(&home);
-    installs(&fleet_client, "acme").await;
+    hub.hub.wait_ready(STEP_DEADLINE).await?;
+    let fleet_client = FleetClient::new(&home);
+    install_tenant(&fleet_client, "acme").await;
     fleet_client.remove("acme").await?;
-    nothing_denied(&home, &accounts(OwnChart::Hub)).await;
-    nothing_denied(&own, &accounts(OwnChart::Hub)[..1]).await;
+    check_nothing_denied(&home, &accounts(OwnChart::Hub)).await;
+    check_nothing_denied(&own, &accounts(OwnChart::Hub)[..1]).await;
     hub.hub.stop().await?;
     Ok(())
 }
@@ -594,7 +613,7 @@ async fn hub_without_home_member_needs_fewer_rights() -> TestResult {
         .install(&home, hub_values(&repository, "1.0.0", &away))
         .await?;
     let mut hub = HubPod::start(&home, None).await?;
-    hub.hub.ready(PATIENCE).await?;
+    hub.hub.wait_ready(STEP_DEADLINE).await?;
     let namespace = OwnChart::Hub.namespace();
     let secret = json!({
         "apiVersion": "v1",
@@ -607,9 +626,9 @@ async fn hub_without_home_member_needs_fewer_rights() -> TestResult {
         "stringData": {names::KUBECONFIG_KEY: edge.kubeconfig_with_token()},
     });
     home.apply(&secret.to_string()).await?;
-    let fleet_client = FleetClient::at(&home);
-    fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
-    nothing_denied(&home, &accounts(OwnChart::Hub)[..1]).await;
+    let fleet_client = FleetClient::new(&home);
+    fleet_client.wait_for_member(EDGE, &[CONNECTED]).await?;
+    check_nothing_denied(&home, &accounts(OwnChart::Hub)[..1]).await;
     hub.hub.stop().await?;
     Ok(())
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use krypton_helm::chart::{
-    ChartCache, ChartError, ChartFault, ChartRef, Credentials, CredentialsNow,
+    ChartCache, ChartError, ChartFault, ChartRef, Credentials, CurrentCredentials,
 };
 use krypton_helm::driver::{Helm, HelmConfig, Keyring, Supervisor};
 use krypton_tests::fleet::{FleetClient, ValuesFile, values_flag};
@@ -36,7 +36,7 @@ fn chart(registry: &Registry, version: &str) -> ChartRef {
     }
 }
 
-fn login(username: &str, password: &str) -> watch::Receiver<CredentialsNow> {
+fn login(username: &str, password: &str) -> watch::Receiver<CurrentCredentials> {
     let data = BTreeMap::from([("username", username), ("password", password)])
         .into_iter()
         .map(|(key, value)| (key.to_owned(), ByteString(value.as_bytes().to_vec())))
@@ -144,11 +144,11 @@ async fn registry_login_works_by_password_and_token() -> TestResult {
     for kind in [Login::Basic, Login::Token] {
         let mut registry = Registry::start(kind).await?;
         registry.push(&ChartSource::small("1.0.0")).await?;
-        let before = registry.asked().len();
-        let wanted = chart(&registry, "1.0.0");
+        let before = registry.token_requests().len();
+        let request = chart(&registry, "1.0.0");
 
         let (_dir, open) = cache();
-        let error = open.fetch(&wanted).await.unwrap_err();
+        let error = open.fetch(&request).await.unwrap_err();
         assert!(
             matches!(*error, ChartError::Refused { status: 401, .. }),
             "{kind:?}: {error}"
@@ -157,7 +157,7 @@ async fn registry_login_works_by_password_and_token() -> TestResult {
 
         let (_dir, stranger) = cache();
         let stranger = stranger.with_credentials(login(USERNAME, "wrong-hunter2"));
-        let error = stranger.fetch(&wanted).await.unwrap_err();
+        let error = stranger.fetch(&request).await.unwrap_err();
         assert!(
             matches!(*error, ChartError::Refused { status: 401, .. }),
             "{kind:?}: {error}"
@@ -167,17 +167,17 @@ async fn registry_login_works_by_password_and_token() -> TestResult {
         let (_dir, known) = cache();
         let known = known.with_credentials(login(USERNAME, PASSWORD));
         assert_eq!(known.resolve(&chart(&registry, "^1")).await?, "1.0.0");
-        assert_eq!(known.fetch(&wanted).await?.version, "1.0.0");
-        let asked = registry.asked().split_off(before);
+        assert_eq!(known.fetch(&request).await?.version, "1.0.0");
+        let token_requests = registry.token_requests().split_off(before);
         let expected: &[&str] = match kind {
             Login::Token => &["", USERNAME, USERNAME, USERNAME],
             _ => &[],
         };
-        assert_eq!(asked, expected, "{kind:?}");
+        assert_eq!(token_requests, expected, "{kind:?}");
 
         // A cached chart needs no registry.
         registry.stop();
-        assert_eq!(known.fetch(&wanted).await?.version, "1.0.0");
+        assert_eq!(known.fetch(&request).await?.version, "1.0.0");
     }
     Ok(())
 }
@@ -197,7 +197,7 @@ async fn strict_cache() -> TestResult<(TempDir, ChartCache)> {
         helm: Arc::new(helm.await?),
         file: Signer::Signer.keyring(),
     };
-    Ok((dir, cache.with_prover(Arc::new(keyring))))
+    Ok((dir, cache.with_signature_verifier(Arc::new(keyring))))
 }
 
 #[tokio::test]
@@ -223,7 +223,7 @@ async fn keyring_accepts_only_charts_signed_by_its_keys() -> TestResult {
     for (name, bytes) in repository.files() {
         std::fs::write(folder.path().join(name), bytes)?;
     }
-    let of = |version: &str| {
+    let refs = |version: &str| {
         let by_http = ChartRef {
             repo: repository.url(),
             ..chart(&registry, version)
@@ -231,15 +231,18 @@ async fn keyring_accepts_only_charts_signed_by_its_keys() -> TestResult {
         [chart(&registry, version), by_http, file(version)]
     };
     for version in ["1.0.0", "1.3.0+build.7"] {
-        for chart in of(version) {
+        for chart in refs(version) {
             assert_eq!(cache.fetch(&chart).await?.version, version);
         }
     }
-    for (version, why) in [("1.1.0", "not good"), ("1.2.0", "no provenance file")] {
-        for chart in of(version) {
+    for (version, reason) in [("1.1.0", "not good"), ("1.2.0", "no provenance file")] {
+        for chart in refs(version) {
             let error = cache.fetch(&chart).await.unwrap_err();
-            assert!(matches!(*error, ChartError::Unproven { .. }), "{error}");
-            assert!(error.to_string().contains(why), "{error}");
+            assert!(
+                matches!(*error, ChartError::UnverifiedSignature { .. }),
+                "{error}"
+            );
+            assert!(error.to_string().contains(reason), "{error}");
         }
     }
     // A valid signature of other content.
@@ -261,7 +264,7 @@ async fn signed_private_chart_range_stays_pinned_across_restart(mode: Mode) -> T
         let source = ChartSource::small(version).signed(Signer::Signer);
         registry.push(&source).await?;
     }
-    let before = registry.asked().len();
+    let before = registry.token_requests().len();
     let (home, edge) = home_and_edge("charts", Parts::ControlPlane).await?;
     let secret = json!({
         "apiVersion": "v1",
@@ -270,7 +273,7 @@ async fn signed_private_chart_range_stays_pinned_across_restart(mode: Mode) -> T
         "metadata": {"name": "charts"},
         "stringData": {"username": USERNAME, "password": PASSWORD},
     });
-    let (fleet_client, at_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
+    let (fleet_client, at_edge) = (FleetClient::new(&home), FleetClient::new(&edge));
     fleet_client.apply_secret("charts", &secret).await?;
     let values = ValuesFile::new("replicaCount: 0")?;
     let url = registry.url();
@@ -286,23 +289,29 @@ async fn signed_private_chart_range_stays_pinned_across_restart(mode: Mode) -> T
     let mut hub = Hub::start(&options())?;
     let mut member = Membership::join(mode, &mut hub, &home, &edge, "edge-1").await?;
     at_edge.create("acme", json!({})).await?;
-    let tenant = at_edge.shows("acme", &[READY]).await?;
+    let tenant = at_edge.wait_for("acme", &[READY]).await?;
     let applied = tenant.status.unwrap().last_applied_chart.unwrap();
     // Every member uses the content that the hub has verified, from any source.
     let pinned = format!("{url}/small:1.1.0@sha256:");
     assert!(applied.starts_with(&pinned), "{applied}");
     // The registry rejected the agent, which has no password, and accepted the hub.
-    let asked = registry.asked().split_off(before);
-    assert!(asked.contains(&String::new()), "{asked:?}");
-    assert!(asked.contains(&USERNAME.to_owned()), "{asked:?}");
+    let token_requests = registry.token_requests().split_off(before);
+    assert!(
+        token_requests.contains(&String::new()),
+        "{token_requests:?}"
+    );
+    assert!(
+        token_requests.contains(&USERNAME.to_owned()),
+        "{token_requests:?}"
+    );
 
     // After a restart, the hub keeps its version, although a newer one exists.
     let newer = ChartSource::small("1.2.0").signed(Signer::Signer);
     registry.push(&newer).await?;
     hub.stop().await?;
-    let mut hub = Hub::start(&options().in_place_of(&hub))?;
+    let mut hub = Hub::start(&options().on_port_of(&hub))?;
     at_edge.create("later", json!({})).await?;
-    let later = at_edge.shows("later", &[READY]).await?;
+    let later = at_edge.wait_for("later", &[READY]).await?;
     assert_eq!(later.status.unwrap().last_applied_chart, Some(applied));
     let release = "tenant-acme-edge-1";
     let revisions = at_edge.revisions("acme", release).await?;

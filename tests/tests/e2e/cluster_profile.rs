@@ -11,7 +11,7 @@ use krypton_crds::krypton_deployment::KryptonDeployment;
 use krypton_tests::{
     Cluster, ForeignCrd, Hub, HubOptions, Parts, ServedChart, TestResult, Tools, eventually,
     fleet::{
-        CONNECTED, Expected, FleetClient, HEALTHY, HUB_NAMESPACE, PATIENCE, RESOLVED,
+        CONNECTED, ExpectedCondition, FleetClient, HEALTHY, HUB_NAMESPACE, RESOLVED, STEP_DEADLINE,
         SYSTEM_NAMESPACE, condition,
     },
 };
@@ -27,12 +27,12 @@ const CRD: &str = "clusterprofiles.multicluster.x-k8s.io";
 const CREDENTIAL: &str = "edge-1-credential";
 const PROVIDER: &str = "kubeconfig-secretreader";
 
-fn unresolved(reason: &'static str) -> Expected<'static> {
+fn unresolved(reason: &'static str) -> ExpectedCondition<'static> {
     ("TargetClusterResolved", "False", reason)
 }
 
 /// Conditions of a member that is unresolved, and still uses the last known access.
-fn doubtful(reason: &'static str) -> Expected<'static> {
+fn stale_access(reason: &'static str) -> ExpectedCondition<'static> {
     ("TargetClusterResolved", "Unknown", reason)
 }
 
@@ -63,7 +63,7 @@ impl ProviderFile {
 
 /// Returns the plugin of the Inventory API, which reads Secrets of home.
 fn secret_reader(home: &Cluster) -> Value {
-    program(
+    provider(
         PROVIDER,
         &Tools::find().unwrap().program(PROVIDER).unwrap(),
         &[],
@@ -71,7 +71,7 @@ fn secret_reader(home: &Cluster) -> Value {
     )
 }
 
-fn program(name: &str, command: &Path, args: &[&str], env: &[(&str, &str)]) -> Value {
+fn provider(name: &str, command: &Path, args: &[&str], env: &[(&str, &str)]) -> Value {
     let env = env
         .iter()
         .map(|(name, value)| json!({"name": name, "value": value}));
@@ -88,12 +88,12 @@ fn program(name: &str, command: &Path, args: &[&str], env: &[(&str, &str)]) -> V
 }
 
 /// Returns a script that writes this to standard output.
-fn answering(name: &str, answer: &str) -> Value {
-    program(
+fn credential_script(name: &str, credential: &str) -> Value {
+    provider(
         name,
         Path::new("/bin/sh"),
         &["-c", "printf %s \"$ANSWER\""],
-        &[("ANSWER", answer)],
+        &[("ANSWER", credential)],
     )
 }
 
@@ -102,7 +102,7 @@ struct Profiles(Api<DynamicObject>);
 
 impl Profiles {
     /// Creates the CRD.
-    async fn serve(home: &Cluster) -> Self {
+    async fn create_crd(home: &Cluster) -> Self {
         let (pin, file) = (
             "cluster-inventory-api-0.1.3",
             "multicluster.x-k8s.io_clusterprofiles.yaml",
@@ -130,10 +130,10 @@ impl Profiles {
             .create(&PostParams::default(), &profile)
             .await
             .unwrap();
-        self.say(name, status).await;
+        self.set_status(name, status).await;
     }
 
-    async fn say(&self, name: &str, status: Value) {
+    async fn set_status(&self, name: &str, status: Value) {
         let patch = Patch::Merge(json!({ "status": status }));
         let params = PatchParams::default();
         self.0.patch_status(name, &params, &patch).await.unwrap();
@@ -155,7 +155,7 @@ fn healthy(status: &str) -> Value {
 }
 
 /// Returns the access to the edge cluster for the plugin that reads Secrets.
-fn by_secret(edge: &Cluster) -> Value {
+fn secret_reader_access(edge: &Cluster) -> Value {
     let kubeconfig: Value = serde_saphyr::from_str(&edge.kubeconfig_with_token()).unwrap();
     let mut cluster = kubeconfig["clusters"][0]["cluster"].clone();
     cluster["extensions"] = json!([{
@@ -165,7 +165,7 @@ fn by_secret(edge: &Cluster) -> Value {
     json!([{"name": PROVIDER, "cluster": cluster}])
 }
 
-async fn credential(home: &FleetClient, kubeconfig: &str) {
+async fn write_credential(home: &FleetClient, kubeconfig: &str) {
     let secret = json!({
         "apiVersion": "v1",
         "kind": "Secret",
@@ -176,7 +176,7 @@ async fn credential(home: &FleetClient, kubeconfig: &str) {
 }
 
 /// Returns the holder of the member's Lease, its transitions, and the time of acquisition.
-async fn held(edge: &FleetClient) -> (Option<String>, Option<i32>, String) {
+async fn lease_holder(edge: &FleetClient) -> (Option<String>, Option<i32>, String) {
     let leases: Api<Lease> = Api::namespaced(edge.client.clone(), SYSTEM_NAMESPACE);
     let spec = leases.get("krypton-agent").await.unwrap().spec.unwrap();
     let since = format!("{:?}", spec.acquire_time);
@@ -184,7 +184,7 @@ async fn held(edge: &FleetClient) -> (Option<String>, Option<i32>, String) {
 }
 
 /// A KryptonDeployment that names a member's profile is deployed there. One that names a missing profile reports it.
-async fn a_deployment_names_a_profile(home: &Cluster, at_edge: &FleetClient) {
+async fn check_deployment_with_profile(home: &Cluster, at_edge: &FleetClient) {
     let all: Api<KryptonDeployment> = Api::namespaced(home.client(), "default");
     let create = async |name: &str, profile: &str| {
         let spec = json!({
@@ -202,13 +202,13 @@ async fn a_deployment_names_a_profile(home: &Cluster, at_edge: &FleetClient) {
         .await
         .unwrap();
     };
-    let shows = async |name: &str, (type_, status, reason): Expected<'_>| {
+    let wait_for_condition = async |name: &str, (type_, status, reason): ExpectedCondition<'_>| {
         let what = format!("KryptonDeployment {name} to show {type_} {status} {reason}");
         eventually(&what, async || {
             let conditions = all.get(name).await?.status.unwrap_or_default().conditions;
-            let found = condition(&conditions, type_)
-                .is_some_and(|it| it.status == status && it.reason == reason);
-            ensure!(found, "{conditions:?}");
+            let matches = condition(&conditions, type_)
+                .is_some_and(|actual| actual.status == status && actual.reason == reason);
+            ensure!(matches, "{conditions:?}");
             Ok(Some(()))
         })
         .await
@@ -216,14 +216,14 @@ async fn a_deployment_names_a_profile(home: &Cluster, at_edge: &FleetClient) {
     };
     create("lost", "edge-2").await;
     create("acme", "edge-1").await;
-    shows("acme", ("Ready", "True", "Deployed")).await;
-    shows("acme", RESOLVED).await;
+    wait_for_condition("acme", ("Ready", "True", "Deployed")).await;
+    wait_for_condition("acme", RESOLVED).await;
     at_edge
-        .newest_is("acme", "ced-acme", 1, "deployed")
+        .wait_for_revision("acme", "ced-acme", 1, "deployed")
         .await
         .unwrap();
-    shows("lost", unresolved("ClusterProfileNotFound")).await;
-    shows("lost", ("Ready", "False", "EdgeUnavailable")).await;
+    wait_for_condition("lost", unresolved("ClusterProfileNotFound")).await;
+    wait_for_condition("lost", ("Ready", "False", "EdgeUnavailable")).await;
 }
 
 #[tokio::test]
@@ -241,45 +241,56 @@ async fn cluster_profile_member_survives_rotation_and_lost_access() -> TestResul
         &file.flag(),
     ]));
     let mut hub = Hub::start(&options)?;
-    let (fleet_client, at_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
-    credential(&fleet_client, &edge.kubeconfig_with_token()).await;
+    let (fleet_client, at_edge) = (FleetClient::new(&home), FleetClient::new(&edge));
+    write_credential(&fleet_client, &edge.kubeconfig_with_token()).await;
     // The API doesn't exist yet.
-    hub.ready(PATIENCE).await?;
-    let profiles = Profiles::serve(&home).await;
-    let status = json!({"conditions": healthy("False"), "accessProviders": by_secret(&edge)});
+    hub.wait_ready(STEP_DEADLINE).await?;
+    let profiles = Profiles::create_crd(&home).await;
+    let status =
+        json!({"conditions": healthy("False"), "accessProviders": secret_reader_access(&edge)});
     profiles.create("edge-1", status).await;
     let not_ready = unresolved("ClusterProfileNotReady");
-    fleet_client.member_shows("edge-1", &[not_ready]).await?;
+    fleet_client.wait_for_member("edge-1", &[not_ready]).await?;
 
     profiles
-        .say("edge-1", json!({"conditions": healthy("True")}))
+        .set_status("edge-1", json!({"conditions": healthy("True")}))
         .await;
     at_edge.install("first").await?;
-    let well = [RESOLVED, CONNECTED, HEALTHY];
-    fleet_client.member_shows("edge-1", &well).await?;
-    a_deployment_names_a_profile(&home, &at_edge).await;
-    let (lease, releases) = (held(&at_edge).await, at_edge.releases().await?);
+    let healthy_conditions = [RESOLVED, CONNECTED, HEALTHY];
+    fleet_client
+        .wait_for_member("edge-1", &healthy_conditions)
+        .await?;
+    check_deployment_with_profile(&home, &at_edge).await;
+    let (lease, releases) = (lease_holder(&at_edge).await, at_edge.releases().await?);
 
     // Unrelated changes of the manager cause no update.
     let noise = json!({"properties": [{"name": "zone.example.org", "value": "a"}]});
-    profiles.say("edge-1", noise).await;
+    profiles.set_status("edge-1", noise).await;
     // The API server rejects the current token from now on, without a notice to the hub.
-    credential(&fleet_client, &edge.kubeconfig_with_next_token()).await;
+    write_credential(&fleet_client, &edge.kubeconfig_with_next_token()).await;
     edge.rotate_token().await?;
     at_edge.install("rotated").await?;
-    fleet_client.member_shows("edge-1", &well).await?;
-    assert_eq!(held(&at_edge).await, lease, "the proxy continues unchanged");
+    fleet_client
+        .wait_for_member("edge-1", &healthy_conditions)
+        .await?;
+    assert_eq!(
+        lease_holder(&at_edge).await,
+        lease,
+        "the proxy continues unchanged"
+    );
 
     for (providers, problem) in [
         (json!([]), PROVIDER),
         (
-            json!([program(PROVIDER, Path::new("/bin/false"), &[], &[])]),
+            json!([provider(PROVIDER, Path::new("/bin/false"), &[], &[])]),
             "exit code 1",
         ),
     ] {
         file.write(&providers);
-        let stale = [doubtful("RemoteClusterStale"), CONNECTED, HEALTHY];
-        let message = fleet_client.member_message("edge-1", &stale).await?;
+        let stale = [stale_access("RemoteClusterStale"), CONNECTED, HEALTHY];
+        let message = fleet_client
+            .member_condition_message("edge-1", &stale)
+            .await?;
         assert!(
             message.contains("ClusterProfile default/edge-1"),
             "{message}"
@@ -289,17 +300,25 @@ async fn cluster_profile_member_survives_rotation_and_lost_access() -> TestResul
             at_edge.install("stale").await?;
         }
         file.write(&json!([secret_reader(&home)]));
-        fleet_client.member_shows("edge-1", &well).await?;
+        fleet_client
+            .wait_for_member("edge-1", &healthy_conditions)
+            .await?;
     }
-    assert_eq!(held(&at_edge).await, lease, "the proxy continues unchanged");
+    assert_eq!(
+        lease_holder(&at_edge).await,
+        lease,
+        "the proxy continues unchanged"
+    );
 
     profiles.delete("edge-1").await;
-    let gone = unresolved("ClusterProfileNotFound");
-    fleet_client.member_shows("edge-1", &[gone]).await?;
-    let left = at_edge.releases().await?;
-    assert_eq!(left.len(), 4);
+    let profile_not_found = unresolved("ClusterProfileNotFound");
+    fleet_client
+        .wait_for_member("edge-1", &[profile_not_found])
+        .await?;
+    let remaining = at_edge.releases().await?;
+    assert_eq!(remaining.len(), 4);
     for (name, version) in releases {
-        assert_eq!(left.get(&name), Some(&version), "{name}");
+        assert_eq!(remaining.get(&name), Some(&version), "{name}");
     }
     // The log doesn't contain the token.
     let log = hub.log()?;
@@ -317,12 +336,12 @@ async fn cluster_profile_member_survives_rotation_and_lost_access() -> TestResul
 }
 
 fn with_token() -> String {
-    let answer = json!({
+    let credential = json!({
         "apiVersion": "client.authentication.k8s.io/v1",
         "kind": "ExecCredential",
         "status": {"token": "a-token"},
     });
-    answer.to_string()
+    credential.to_string()
 }
 
 /// Returns a certificate and a key that don't match, although each is valid.
@@ -332,19 +351,19 @@ fn mismatched() -> String {
         let params = rcgen::CertificateParams::new(Vec::new()).unwrap();
         (params.self_signed(&key).unwrap().pem(), key.serialize_pem())
     };
-    let answer = json!({
+    let credential = json!({
         "apiVersion": "client.authentication.k8s.io/v1",
         "kind": "ExecCredential",
         "status": {"clientCertificateData": pair().0, "clientKeyData": pair().1},
     });
-    answer.to_string()
+    credential.to_string()
 }
 
 #[tokio::test]
 async fn unreachable_cluster_profile_shows_reason_on_edge_cluster() -> TestResult {
     let home = Cluster::start("reasons-home", Parts::ControlPlane).await?;
-    let fleet_client = FleetClient::at(&home);
-    let profiles = Profiles::serve(&home).await;
+    let fleet_client = FleetClient::new(&home);
+    let profiles = Profiles::create_crd(&home).await;
     let server = json!({"server": home.server()});
     let status = |access: &str| {
         json!({
@@ -359,14 +378,14 @@ async fn unreachable_cluster_profile_shows_reason_on_edge_cluster() -> TestResul
     let mut filed = status("tokens");
     filed["accessProviders"][0]["cluster"]["certificate-authority"] = json!("/nonexistent/ca.crt");
     profiles.create("edge-4", filed).await;
-    let start = |more: &[&str]| {
+    let start = |extra_flags: &[&str]| {
         let options = HubOptions::new(home.kubeconfig()).args(["--self-cluster=false"]);
-        Hub::start(&options.args(more.iter().copied())).unwrap()
+        Hub::start(&options.args(extra_flags.iter().copied())).unwrap()
     };
     let by_profiles = "--providers=cluster-profile";
     let reason = async |name: &str, reason: &'static str| {
         let member = fleet_client
-            .member_shows(name, &[unresolved(reason)])
+            .wait_for_member(name, &[unresolved(reason)])
             .await
             .unwrap();
         let conditions = member.status.unwrap().conditions;
@@ -388,9 +407,9 @@ async fn unreachable_cluster_profile_shows_reason_on_edge_cluster() -> TestResul
 
     let broken = ["-c", "echo the vault is sealed >&2; exit 3"];
     let file = ProviderFile::new(&json!([
-        program("broken", Path::new("/bin/sh"), &broken, &[]),
-        answering("mismatched", &mismatched()),
-        answering("tokens", &with_token()),
+        provider("broken", Path::new("/bin/sh"), &broken, &[]),
+        credential_script("mismatched", &mismatched()),
+        credential_script("tokens", &with_token()),
     ]));
     let mut hub = start(&[
         by_profiles,
@@ -420,15 +439,17 @@ async fn unreachable_cluster_profile_shows_reason_on_edge_cluster() -> TestResul
 
     home.kubectl(["delete", "crd", CRD]).await?;
     let mut hub = start(&[by_profiles, &file.flag()]);
-    let unavailable = [doubtful("ClusterProfileUnavailable")];
-    let message = fleet_client.member_message("edge-1", &unavailable).await?;
+    let unavailable = [stale_access("ClusterProfileUnavailable")];
+    let message = fleet_client
+        .member_condition_message("edge-1", &unavailable)
+        .await?;
     assert!(message.contains(CRD), "{message}");
     hub.stop().await?;
 
     // The hub rejects an invalid file at startup, before any other action.
     fs::write(file.path(), r#"{"providers": [{"name": "a"}]}"#)?;
     let mut hub = start(&[by_profiles, &file.flag()]);
-    assert!(!hub.wait(PATIENCE).await?.success());
+    assert!(!hub.wait(STEP_DEADLINE).await?.success());
     let log = hub.log()?;
     assert!(
         log.contains("$.providers[0].execConfig is missing"),

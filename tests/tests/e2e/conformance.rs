@@ -13,7 +13,7 @@ use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use serde_json::json;
 use tokio::runtime::Runtime;
 
-use real::Real;
+use real::RealServer;
 
 /// The harness of the transcripts is synchronous, so this test has no runtime of its own.
 #[test]
@@ -21,18 +21,18 @@ fn real_server_answers_as_recorded() -> TestResult {
     let runtime = Runtime::new()?;
     let cluster = runtime.block_on(Cluster::start("conformance", Parts::WithControllers))?;
     let client = runtime.block_on(async { cluster.client() });
-    let mut server = Real::new(&runtime, client);
+    let mut server = RealServer::new(&runtime, client);
     let write = std::env::var_os("WRITE_CONFORMANCE").is_some();
     let before = recorded::read().map_err(|failure| anyhow!(failure))?;
     let mut differing = Vec::new();
     let mut after: BTreeMap<&str, recorded::Topic> = BTreeMap::new();
     for case in cases() {
-        let found = case.run(&mut server);
-        differing.extend(recorded::difference(&case, &before, &found));
+        let transcript = case.run(&mut server);
+        differing.extend(recorded::difference(&case, &before, &transcript));
         after
             .entry(case.topic)
             .or_default()
-            .insert(case.name.to_owned(), found);
+            .insert(case.name.to_owned(), transcript);
     }
     if write {
         for (topic, transcripts) in after {
@@ -55,13 +55,13 @@ async fn kube_client_performs_main_verbs() -> TestResult {
     let cluster = Cluster::start("conformance", Parts::ControlPlane).await?;
     let api: Api<ConfigMap> = Api::namespaced(cluster.client(), "default");
     let new = serde_json::from_value(json!({"metadata": {"name": "one"}, "data": {"a": "1"}}))?;
-    let made = api.create(&PostParams::default(), &new).await?;
-    code(api.create(&PostParams::default(), &new).await, 409)?;
+    let created = api.create(&PostParams::default(), &new).await?;
+    expect_code(api.create(&PostParams::default(), &new).await, 409)?;
     let mut next = api.get("one").await?;
-    assert!(next == made, "{next:?}");
+    assert!(next == created, "{next:?}");
     next.data = Some([("a".to_owned(), "2".to_owned())].into());
     api.replace("one", &PostParams::default(), &next).await?;
-    code(api.replace("one", &PostParams::default(), &next).await, 409)?;
+    expect_code(api.replace("one", &PostParams::default(), &next).await, 409)?;
     let patch = Patch::Merge(json!({"metadata": {"labels": {"a": "b"}}}));
     api.patch_metadata("one", &PatchParams::default(), &patch)
         .await?;
@@ -69,7 +69,7 @@ async fn kube_client_performs_main_verbs() -> TestResult {
     let object = json!({
         "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "one"}, "data": {"a": "3"}
     });
-    code(api.patch("one", &params, &Patch::Apply(&object)).await, 409)?;
+    expect_code(api.patch("one", &params, &Patch::Apply(&object)).await, 409)?;
     api.patch("one", &params.force(), &Patch::Apply(&object))
         .await?;
     let list = api
@@ -81,7 +81,7 @@ async fn kube_client_performs_main_verbs() -> TestResult {
     Ok(())
 }
 
-fn code<T>(response: kube::Result<T>, code: u16) -> Result<()> {
+fn expect_code<T>(response: kube::Result<T>, code: u16) -> Result<()> {
     match response {
         Err(kube::Error::Api(status)) if status.code == code => Ok(()),
         Err(error) => Err(error.into()),

@@ -7,7 +7,7 @@ use k8s_openapi::api::admissionregistration::v1::{
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_crds::tenant::Tenant;
 use krypton_tests::{
-    Mode, Scenario, TestResult, by_agent, eventually, fleet::FleetClient, held::Held,
+    Mode, Scenario, TestResult, by_agent, eventually, fleet::FleetClient, held::BlockedTenant,
 };
 use krypton_types::names;
 use kube::api::{DeleteParams, PostParams};
@@ -37,7 +37,7 @@ async fn tenant_deletion_removes_release_and_only_own_namespace(mode: Mode) -> T
         fleet_client.create(name, spec).await?;
     }
     for name in ["made", "guest", "orphan"] {
-        let tenant = fleet_client.ready(name).await?;
+        let tenant = fleet_client.wait_ready(name).await?;
         assert_eq!(tenant.finalizers(), [names::TENANT_FINALIZER]);
     }
     let theirs = fleet_client.namespace("theirs").await?.unwrap();
@@ -49,7 +49,7 @@ async fn tenant_deletion_removes_release_and_only_own_namespace(mode: Mode) -> T
         fleet_client.delete(name).await?;
     }
     for name in ["made", "guest", "orphan"] {
-        fleet_client.gone(name).await?;
+        fleet_client.wait_gone(name).await?;
     }
 
     assert_eq!(
@@ -65,7 +65,7 @@ async fn tenant_deletion_removes_release_and_only_own_namespace(mode: Mode) -> T
             .await?,
         []
     );
-    let left = pair
+    let remaining = pair
         .cluster()
         .kubectl([
             "get",
@@ -74,7 +74,7 @@ async fn tenant_deletion_removes_release_and_only_own_namespace(mode: Mode) -> T
             "--output=name",
         ])
         .await?;
-    assert!(!left.contains("tenant-guest"), "{left}");
+    assert!(!remaining.contains("tenant-guest"), "{remaining}");
     let now = fleet_client.namespace("theirs").await?.unwrap();
     assert_eq!(now.metadata.deletion_timestamp, None);
     assert_eq!(
@@ -104,9 +104,9 @@ async fn tenant_deletion_removes_release_and_only_own_namespace(mode: Mode) -> T
     fleet_client
         .create("made", json!({"workspace": "made-ws"}))
         .await?;
-    fleet_client.ready("made").await?;
+    fleet_client.wait_ready("made").await?;
     fleet_client
-        .newest_is("made-ws", &pair.release("made"), 1, "deployed")
+        .wait_for_revision("made-ws", &pair.release("made"), 1, "deployed")
         .await?;
     Ok(())
 }
@@ -121,30 +121,39 @@ async fn older_tenant_keeps_release_when_younger_is_deleted(mode: Mode) -> TestR
     }
     let spec = json!({"workspace": "shared"});
     fleet_client
-        .within("older")
+        .in_namespace("older")
         .create("acme", spec.clone())
         .await?;
-    fleet_client.within("older").ready("acme").await?;
+    fleet_client
+        .in_namespace("older")
+        .wait_ready("acme")
+        .await?;
     let releases = fleet_client.releases().await?;
 
-    fleet_client.within("younger").create("acme", spec).await?;
+    fleet_client
+        .in_namespace("younger")
+        .create("acme", spec)
+        .await?;
     let error = pair.condition("ClusterError");
     let refused = (error.as_str(), "True", "ReleaseInUse");
     let younger = fleet_client
-        .within("younger")
-        .shows("acme", &[refused])
+        .in_namespace("younger")
+        .wait_for("acme", &[refused])
         .await?;
     let status = younger.status.unwrap();
     assert_eq!(status.phase.as_deref(), Some("Error"));
     let message = status.last_message.unwrap();
     assert!(message.contains("Tenant older/acme"), "{message}");
     fleet_client
-        .within("younger")
+        .in_namespace("younger")
         .event_message("acme", "ReleaseInUse")
         .await?;
 
-    fleet_client.within("younger").remove("acme").await?;
-    fleet_client.within("older").ready("acme").await?;
+    fleet_client.in_namespace("younger").remove("acme").await?;
+    fleet_client
+        .in_namespace("older")
+        .wait_ready("acme")
+        .await?;
     assert_eq!(fleet_client.releases().await?, releases);
     let shared = fleet_client.namespace("shared").await?.unwrap();
     assert_eq!(shared.metadata.deletion_timestamp, None);
@@ -156,7 +165,7 @@ async fn crd_stripped_of_finalizer_and_recreated_uninstalls_nothing(mode: Mode) 
     let fleet_client = pair.fleet_client();
     let spec = json!({"workspace": "acme-ws"});
     fleet_client.create("acme", spec).await?;
-    fleet_client.ready("acme").await?;
+    fleet_client.wait_ready("acme").await?;
     // With hub and agent stopped, no process saves the Tenants, and their finalizers block the deletion of the CRD.
     pair.stop().await?;
     let releases = fleet_client.releases().await?;
@@ -182,13 +191,13 @@ async fn crd_stripped_of_finalizer_and_recreated_uninstalls_nothing(mode: Mode) 
     pair.start_hub_again()?;
     pair.start_agent_again()?;
     let error = pair.condition("ClusterError");
-    let waits = [(error.as_str(), "True", "UninstallFailed")];
-    let tenant = fleet_client.shows("acme", &waits).await?;
+    let uninstall_failed = [(error.as_str(), "True", "UninstallFailed")];
+    let tenant = fleet_client.wait_for("acme", &uninstall_failed).await?;
     assert!(tenant.metadata.deletion_timestamp.is_some(), "etcd kept it");
     assert_eq!(fleet_client.releases().await?, releases);
     let orphan = names::ORPHAN_ANNOTATION;
     fleet_client.annotate("acme", orphan, "true").await?;
-    fleet_client.gone("acme").await?;
+    fleet_client.wait_gone("acme").await?;
     assert_eq!(fleet_client.releases().await?, releases);
     Ok(())
 }
@@ -206,16 +215,24 @@ async fn tenants_and_releases_survive_crd_deletion(mode: Mode) -> TestResult {
         for namespace in ["default", "team"] {
             let name = format!("{namespace}-{number}");
             let spec = json!({"workspace": format!("{name}-ws")});
-            fleet_client.within(namespace).create(&name, spec).await?;
+            fleet_client
+                .in_namespace(namespace)
+                .create(&name, spec)
+                .await?;
             names.push((namespace, name));
         }
     }
     let mut before = Vec::new();
     for (namespace, name) in &names {
-        before.push(fleet_client.within(namespace).ready(name).await?);
+        before.push(
+            fleet_client
+                .in_namespace(namespace)
+                .wait_ready(name)
+                .await?,
+        );
     }
     // The annotation is the last write of an installation, so no action is pending afterwards.
-    fleet_client.lease_renewed().await?;
+    fleet_client.wait_for_renewal().await?;
     let releases = fleet_client.releases().await?;
     let crds: Api<CustomResourceDefinition> = Api::all(fleet_client.client.clone());
     let crd = crds.get(Tenant::crd_name()).await?;
@@ -238,23 +255,30 @@ async fn tenants_and_releases_survive_crd_deletion(mode: Mode) -> TestResult {
     for ((namespace, name), old) in names.iter().zip(before) {
         eventually(&format!("Tenant {name} to be restored"), async || {
             let tenant = fleet_client
-                .within(namespace)
+                .in_namespace(namespace)
                 .tenants()
                 .get_opt(name)
                 .await?;
             Ok(tenant.filter(|tenant| tenant.metadata.uid != old.metadata.uid))
         })
         .await?;
-        let back = fleet_client.within(namespace).ready(name).await?;
-        assert_eq!(back.spec, old.spec);
+        let restored = fleet_client
+            .in_namespace(namespace)
+            .wait_ready(name)
+            .await?;
+        assert_eq!(restored.spec, old.spec);
         // On the home cluster, the member's earlier report is written to the restored Tenant immediately.
         eventually(&format!("the finalizer of {name}"), async || {
-            let tenant = fleet_client.within(namespace).tenants().get(name).await?;
+            let tenant = fleet_client
+                .in_namespace(namespace)
+                .tenants()
+                .get(name)
+                .await?;
             Ok((tenant.finalizers() == [names::TENANT_FINALIZER]).then_some(()))
         })
         .await?;
         fleet_client
-            .within(namespace)
+            .in_namespace(namespace)
             .event_message(name, "TenantRestored")
             .await?;
     }
@@ -274,7 +298,7 @@ async fn tenants_and_releases_survive_crd_deletion(mode: Mode) -> TestResult {
     for (namespace, name) in &names {
         let (workspace, release) = (format!("{name}-ws"), pair.release(name));
         if *namespace == "team" {
-            fleet_client.within(namespace).gone(name).await?;
+            fleet_client.in_namespace(namespace).wait_gone(name).await?;
             assert_eq!(fleet_client.revisions(&workspace, &release).await?, []);
         }
     }
@@ -286,14 +310,17 @@ async fn tenants_and_releases_survive_crd_deletion(mode: Mode) -> TestResult {
             .then_some(()))
     })
     .await?;
-    let mut left = releases;
-    left.retain(|name, _| name.contains("tenant-default-"));
-    assert_eq!(fleet_client.releases().await?, left);
+    let mut remaining = releases;
+    remaining.retain(|name, _| name.contains("tenant-default-"));
+    assert_eq!(fleet_client.releases().await?, remaining);
     for (namespace, name) in names
         .iter()
         .filter(|(namespace, _)| *namespace == "default")
     {
-        fleet_client.within(namespace).ready(name).await?;
+        fleet_client
+            .in_namespace(namespace)
+            .wait_ready(name)
+            .await?;
     }
     Ok(())
 }
@@ -305,7 +332,7 @@ async fn only_certain_deletions_resume_after_crd_recreation(mode: Mode) -> TestR
     let crds: Api<CustomResourceDefinition> = Api::all(fleet_client.client.clone());
     let crd = crds.get(Tenant::crd_name()).await?;
     let old = fleet_client.tenants().get("staying").await?;
-    let going = Held::delete(&fleet_client, "going").await?;
+    let going = BlockedTenant::delete(&fleet_client, "going").await?;
     // Krypton hasn't processed this deletion yet.
     fleet_client
         .annotate("paused", names::PAUSED_ANNOTATION, "true")
@@ -321,7 +348,7 @@ async fn only_certain_deletions_resume_after_crd_recreation(mode: Mode) -> TestR
         Ok(now.filter(|now| now.metadata.uid != crd.metadata.uid))
     })
     .await?;
-    let back = async |name: &str| {
+    let wait_restored = async |name: &str| {
         eventually(&format!("Tenant {name} to be restored"), async || {
             let tenant = fleet_client.tenants().get_opt(name).await?;
             Ok(tenant)
@@ -329,18 +356,24 @@ async fn only_certain_deletions_resume_after_crd_recreation(mode: Mode) -> TestR
         .await
         .unwrap()
     };
-    assert_ne!(back("staying").await.metadata.uid, old.metadata.uid);
-    fleet_client.ready("staying").await?;
+    assert_ne!(
+        wait_restored("staying").await.metadata.uid,
+        old.metadata.uid
+    );
+    fleet_client.wait_ready("staying").await?;
     // When in doubt, Krypton uninstalls nothing.
-    assert_eq!(back("paused").await.metadata.deletion_timestamp, None);
-    going.is_deleted_again().await?;
+    assert_eq!(
+        wait_restored("paused").await.metadata.deletion_timestamp,
+        None
+    );
+    going.wait_deleted_again().await?;
     fleet_client
         .event_message("going", "TenantRestored")
         .await?;
     going.release().await?;
     assert_eq!(fleet_client.namespace("going").await?, None);
     fleet_client
-        .newest_is("paused", &pair.release("paused"), 1, "deployed")
+        .wait_for_revision("paused", &pair.release("paused"), 1, "deployed")
         .await?;
     Ok(())
 }
@@ -371,7 +404,7 @@ async fn refuse(fleet_client: &FleetClient, name: &str) -> TestResult {
     };
     eventually("the policy to be enforced", async || {
         let tried = fleet_client
-            .within("kube-public")
+            .in_namespace("kube-public")
             .tenants()
             .create(&dry, &probe)
             .await;
@@ -383,15 +416,15 @@ async fn refuse(fleet_client: &FleetClient, name: &str) -> TestResult {
 
 async fn refused_tenant_keeps_no_other_from_its_restore(mode: Mode) -> TestResult {
     let (mut pair, _chart) = Scenario::new("refused", mode).start().await?;
-    let (fleet_client, home) = (pair.fleet_client(), FleetClient::at(pair.home()));
+    let (fleet_client, home) = (pair.fleet_client(), FleetClient::new(pair.home()));
     for name in ["bad", "good", "other"] {
         fleet_client.create(name, json!({})).await?;
     }
     let mut before = Vec::new();
     for name in ["bad", "good", "other"] {
-        before.push(fleet_client.ready(name).await?);
+        before.push(fleet_client.wait_ready(name).await?);
     }
-    fleet_client.lease_renewed().await?;
+    fleet_client.wait_for_renewal().await?;
     let releases = fleet_client.releases().await?;
     refuse(&fleet_client, "bad").await?;
     let delete = ["delete", "crd", Tenant::crd_name(), "--wait=false"];
@@ -403,9 +436,9 @@ async fn refused_tenant_keeps_no_other_from_its_restore(mode: Mode) -> TestResul
         })
         .await?;
     }
-    let waits = ("Healthy", "False", "TenantsNotRestored");
-    let shown = home.member_shows(pair.name(), &[waits]).await?;
-    let status = serde_json::to_string(&shown.status)?;
+    let not_restored = ("Healthy", "False", "TenantsNotRestored");
+    let edge_cluster = home.wait_for_member(pair.name(), &[not_restored]).await?;
+    let status = serde_json::to_string(&edge_cluster.status)?;
     assert!(
         status.contains("deleted: 1;") && status.contains("default/bad"),
         "{status}"
@@ -416,8 +449,8 @@ async fn refused_tenant_keeps_no_other_from_its_restore(mode: Mode) -> TestResul
     pair.stop().await?;
     pair.start_hub_again()?;
     pair.start_agent_again()?;
-    fleet_client.lease_renewed().await?;
-    home.member_shows(pair.name(), &[waits]).await?;
+    fleet_client.wait_for_renewal().await?;
+    home.wait_for_member(pair.name(), &[not_restored]).await?;
     assert!(fleet_client.tenants().get_opt("good").await?.is_none());
 
     let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(fleet_client.client.clone());
@@ -425,13 +458,13 @@ async fn refused_tenant_keeps_no_other_from_its_restore(mode: Mode) -> TestResul
     bindings.delete("refuse", &params).await?;
     fleet_client.event_message("bad", "TenantRestored").await?;
     for name in ["bad", "other"] {
-        fleet_client.ready(name).await?;
+        fleet_client.wait_ready(name).await?;
     }
     let healthy = ("Healthy", "True", "Reconciling");
-    home.member_shows(pair.name(), &[healthy]).await?;
+    home.wait_for_member(pair.name(), &[healthy]).await?;
     assert!(fleet_client.tenants().get_opt("good").await?.is_none());
-    let mut left = releases;
-    left.retain(|name, _| !name.contains("tenant-good-"));
-    assert_eq!(fleet_client.releases().await?, left);
+    let mut remaining = releases;
+    remaining.retain(|name, _| !name.contains("tenant-good-"));
+    assert_eq!(fleet_client.releases().await?, remaining);
     Ok(())
 }

@@ -8,7 +8,7 @@ use krypton_reconciler::index::CREATOR_LABEL;
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Mode, Parts, TestResult, by_agent, eventually,
     fleet::FleetClient,
-    no_tenants::{has_no_tenants, refuse_tenants},
+    no_tenants::{assert_no_tenant_crd, reject_tenant_crd},
 };
 use krypton_types::{
     conditions::reason,
@@ -67,7 +67,7 @@ async fn labels(
     secrets.get(&name).await.unwrap().labels().clone()
 }
 
-async fn namespace_goes(fleet_client: &FleetClient, name: &str) {
+async fn wait_for_namespace_deletion(fleet_client: &FleetClient, name: &str) {
     let what = format!("namespace {name} to be gone");
     eventually(&what, async || match fleet_client.namespace(name).await? {
         None => Ok(Some(())),
@@ -77,9 +77,9 @@ async fn namespace_goes(fleet_client: &FleetClient, name: &str) {
     .unwrap();
 }
 
-async fn message_is(cluster: &Cluster, namespace: &str, release: &str, expected: &str) {
+async fn wait_for_message(cluster: &Cluster, namespace: &str, release: &str, expected: &str) {
     let output = "--output=jsonpath={.data.message}";
-    let words = [
+    let args = [
         "get",
         "configmap",
         release,
@@ -89,7 +89,7 @@ async fn message_is(cluster: &Cluster, namespace: &str, release: &str, expected:
     ];
     let what = format!("the message of {release} to be {expected}");
     eventually(&what, async || {
-        match cluster.kubectl(words).await?.as_str() {
+        match cluster.kubectl(args).await?.as_str() {
             found if found == expected => Ok(Some(())),
             found => bail!("found {found:?}"),
         }
@@ -100,7 +100,7 @@ async fn message_is(cluster: &Cluster, namespace: &str, release: &str, expected:
 
 async fn deployment_is_reconciled_and_removed_only_by_order(mode: Mode) -> TestResult {
     let cluster = cluster("ordered", mode, Parts::WithControllers).await;
-    let (fleet_client, repository) = (FleetClient::at(&cluster), small().await);
+    let (fleet_client, repository) = (FleetClient::new(&cluster), small().await);
     let drift = DriftPolicy {
         mode: DriftMode::Heal,
         interval_seconds: 1,
@@ -110,90 +110,90 @@ async fn deployment_is_reconciled_and_removed_only_by_order(mode: Mode) -> TestR
     let mut acme = order("accounts", "acme");
     let release = "ced-acme";
     stub.order(&[&acme]);
-    let report = stub.ready(&acme, reason::INSTALLED).await;
+    let report = stub.wait_ready(&acme, reason::INSTALLED).await;
     assert!(report.applied_chart.ends_with("/small:1.0.0"), "{report:?}");
     assert!(!report.gone);
     fleet_client
-        .newest_is("acme", release, 1, "deployed")
+        .wait_for_revision("acme", release, 1, "deployed")
         .await?;
-    let marks = labels(&fleet_client, "acme", release, 1).await;
-    assert_eq!(marks[OWNER_UID_LABEL], acme.uid);
-    assert_eq!(marks[OWNER_NAMESPACE_LABEL], "accounts");
+    let revision_labels = labels(&fleet_client, "acme", release, 1).await;
+    assert_eq!(revision_labels[OWNER_UID_LABEL], acme.uid);
+    assert_eq!(revision_labels[OWNER_NAMESPACE_LABEL], "accounts");
     let workspace = fleet_client.namespace("acme").await?.unwrap();
     assert_eq!(workspace.labels()[CREATOR_LABEL], acme.uid);
 
     stub.value("message", "again");
     stub.order(&[&acme]);
-    stub.ready(&acme, reason::UPGRADED).await;
+    stub.wait_ready(&acme, reason::UPGRADED).await;
     fleet_client
-        .newest_is("acme", release, 2, "deployed")
+        .wait_for_revision("acme", release, 2, "deployed")
         .await?;
-    message_is(&cluster, "acme", release, "again").await;
+    wait_for_message(&cluster, "acme", release, "again").await;
 
     // Drift is corrected without a new revision.
     let patch = r#"{"data":{"message":"mine"}}"#;
-    let words = ["patch", "configmap", release, "-n", "acme", "-p", patch];
-    cluster.kubectl(words).await?;
-    message_is(&cluster, "acme", release, "again").await;
+    let args = ["patch", "configmap", release, "-n", "acme", "-p", patch];
+    cluster.kubectl(args).await?;
+    wait_for_message(&cluster, "acme", release, "again").await;
 
     acme.paused = true;
     acme.generation += 1;
     stub.value("message", "paused");
     stub.order(&[&acme]);
-    stub.reports(&acme, "paused", |report| {
+    stub.wait_for_report(&acme, "paused", |report| {
         let progress = report.state.progress.as_ref();
         progress.is_some_and(|progress| progress.reason == reason::PAUSED)
     })
     .await;
     fleet_client
-        .newest_is("acme", release, 2, "deployed")
+        .wait_for_revision("acme", release, 2, "deployed")
         .await?;
     acme.paused = false;
     acme.generation += 1;
     stub.order(&[&acme]);
     fleet_client
-        .newest_is("acme", release, 3, "deployed")
+        .wait_for_revision("acme", release, 3, "deployed")
         .await?;
-    stub.ready(&acme, reason::UPGRADED).await;
+    stub.wait_ready(&acme, reason::UPGRADED).await;
 
     // An order missing from the list, or a missing list, removes nothing. The completed second order shows that the
     // list was processed.
     let other = order("accounts", "other");
     stub.order(&[&other]);
-    stub.ready(&other, reason::INSTALLED).await;
-    stub.silent(&acme).await;
+    stub.wait_ready(&other, reason::INSTALLED).await;
+    stub.wait_until_silent(&acme).await;
     stub.order(&[]);
-    stub.silent(&other).await;
-    stub.act_again().await?;
+    stub.wait_until_silent(&other).await;
+    stub.restart_actor().await?;
     stub.order(&[&acme, &other]);
-    let report = stub.ready(&acme, reason::NO_CHANGE).await;
+    let report = stub.wait_ready(&acme, reason::NO_CHANGE).await;
     assert!(report.applied_chart.ends_with("/small:1.0.0"), "{report:?}");
     for (name, revision) in [("acme", 3), ("other", 1)] {
         let release = format!("ced-{name}");
         fleet_client
-            .newest_is(name, &release, revision, "deployed")
+            .wait_for_revision(name, &release, revision, "deployed")
             .await?;
     }
 
     let gone = removal(&acme);
     stub.order(&[&gone, &other]);
-    let report = stub.gone(&gone).await;
+    let report = stub.wait_gone(&gone).await;
     assert_eq!(report.state.ready.reason, reason::UNINSTALLED);
     assert!(fleet_client.revisions("acme", release).await?.is_empty());
-    namespace_goes(&fleet_client, "acme").await;
+    wait_for_namespace_deletion(&fleet_client, "acme").await;
     // The successor finds the work done.
-    stub.act_again().await?;
-    stub.gone(&gone).await;
-    stub.ready(&other, reason::NO_CHANGE).await;
+    stub.restart_actor().await?;
+    stub.wait_gone(&gone).await;
+    stub.wait_ready(&other, reason::NO_CHANGE).await;
     fleet_client
-        .newest_is("other", "ced-other", 1, "deployed")
+        .wait_for_revision("other", "ced-other", 1, "deployed")
         .await?;
     Ok(())
 }
 
 async fn release_has_single_owner_and_original_is_adopted(mode: Mode) -> TestResult {
     let cluster = cluster("ordered-twice", mode, Parts::WithControllers).await;
-    let (fleet_client, repository) = (FleetClient::at(&cluster), small().await);
+    let (fleet_client, repository) = (FleetClient::new(&cluster), small().await);
     // Installed by the original, in a namespace that Krypton doesn't own.
     let url = repository.url();
     let install = [
@@ -216,7 +216,7 @@ async fn release_has_single_owner_and_original_is_adopted(mode: Mode) -> TestRes
     let mut stub = StubHub::start(mode, &cluster, &repository, "small", drift).await?;
     let old = order("accounts", "old");
     stub.order(&[&old]);
-    stub.ready(&old, reason::NO_CHANGE).await;
+    stub.wait_ready(&old, reason::NO_CHANGE).await;
     let revisions = fleet_client.revisions("old", "ced-old").await?;
     assert_eq!(revisions, [(1, "deployed".to_owned())]);
 
@@ -227,8 +227,8 @@ async fn release_has_single_owner_and_original_is_adopted(mode: Mode) -> TestRes
         ..order("others", "acme")
     };
     stub.order(&[&older, &younger, &old]);
-    stub.ready(&older, reason::INSTALLED).await;
-    let report = stub.is_not(&younger, reason::RELEASE_IN_USE).await;
+    stub.wait_ready(&older, reason::INSTALLED).await;
+    let report = stub.wait_not_ready(&younger, reason::RELEASE_IN_USE).await;
     let message = &report.state.ready.message;
     assert!(
         message.contains("KryptonDeployment accounts/acme"),
@@ -236,15 +236,15 @@ async fn release_has_single_owner_and_original_is_adopted(mode: Mode) -> TestRes
     );
     // Values that differ from the original's cause an upgrade.
     fleet_client
-        .newest_is("old", "ced-old", 2, "deployed")
+        .wait_for_revision("old", "ced-old", 2, "deployed")
         .await?;
 
     // The rejected order can be removed without any effect.
     let refused = removal(&younger);
     stub.order(&[&older, &refused, &old]);
-    stub.gone(&refused).await;
+    stub.wait_gone(&refused).await;
     fleet_client
-        .newest_is("acme", "ced-acme", 1, "deployed")
+        .wait_for_revision("acme", "ced-acme", 1, "deployed")
         .await?;
 
     // An orphaned release stays. In another namespace of home, the same order has no owner.
@@ -254,11 +254,11 @@ async fn release_has_single_owner_and_original_is_adopted(mode: Mode) -> TestRes
     };
     let gone = removal(&old);
     stub.order(&[&orphan, &younger, &gone]);
-    stub.gone(&orphan).await;
-    stub.gone(&gone).await;
-    stub.is_not(&younger, reason::RELEASE_IN_USE).await;
+    stub.wait_gone(&orphan).await;
+    stub.wait_gone(&gone).await;
+    stub.wait_not_ready(&younger, reason::RELEASE_IN_USE).await;
     fleet_client
-        .newest_is("acme", "ced-acme", 1, "deployed")
+        .wait_for_revision("acme", "ced-acme", 1, "deployed")
         .await?;
     assert!(fleet_client.revisions("old", "ced-old").await?.is_empty());
     assert!(fleet_client.namespace("old").await?.is_some());
@@ -267,18 +267,18 @@ async fn release_has_single_owner_and_original_is_adopted(mode: Mode) -> TestRes
 
 async fn deployments_work_where_tenants_are_forbidden(mode: Mode) -> TestResult {
     let cluster = cluster("ordered-alone", mode, Parts::WithControllers).await;
-    refuse_tenants(&cluster).await?;
-    let (fleet_client, repository) = (FleetClient::at(&cluster), small().await);
+    reject_tenant_crd(&cluster).await?;
+    let (fleet_client, repository) = (FleetClient::new(&cluster), small().await);
     let drift = DriftPolicy::default();
     let mut stub = StubHub::start(mode, &cluster, &repository, "small", drift).await?;
     stub.value("replicaCount", 0);
     let acme = order("accounts", "acme");
     stub.order(&[&acme]);
-    stub.ready(&acme, reason::INSTALLED).await;
+    stub.wait_ready(&acme, reason::INSTALLED).await;
     let gone = removal(&acme);
     stub.order(&[&gone]);
-    stub.gone(&gone).await;
-    namespace_goes(&fleet_client, "acme").await;
-    has_no_tenants(&cluster).await?;
+    stub.wait_gone(&gone).await;
+    wait_for_namespace_deletion(&fleet_client, "acme").await;
+    assert_no_tenant_crd(&cluster).await?;
     Ok(())
 }

@@ -16,11 +16,11 @@ use std::{
 use crate::docs_commands::pages::pages;
 
 /// Finds all Rust files of the workspace's crates.
-fn sources(folder: &Path, found: &mut Vec<PathBuf>) -> io::Result<()> {
+fn find_sources(folder: &Path, found: &mut Vec<PathBuf>) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
         if path.is_dir() {
-            sources(&path, found)?;
+            find_sources(&path, found)?;
         } else if path.extension().is_some_and(|extension| extension == "rs") {
             found.push(path);
         }
@@ -41,14 +41,14 @@ fn all_sources(root: &Path) -> String {
         "simulation",
         "tests",
     ] {
-        sources(&root.join(folder), &mut files).unwrap();
+        find_sources(&root.join(folder), &mut files).unwrap();
     }
     let texts = files.iter().map(|file| fs::read_to_string(file).unwrap());
     texts.collect()
 }
 
 /// Returns the tests in the last column of the page's tables.
-fn named(page: &str) -> BTreeSet<&str> {
+fn named_tests(page: &str) -> BTreeSet<&str> {
     page.lines()
         .filter_map(|line| line.rsplit_once(" | "))
         .flat_map(|(_, tests)| tests.split('`').skip(1).step_by(2))
@@ -56,7 +56,7 @@ fn named(page: &str) -> BTreeSet<&str> {
 }
 
 /// Returns the name of the function on this line.
-fn function(line: &str) -> Option<&str> {
+fn function_name(line: &str) -> Option<&str> {
     let line = line.strip_prefix("pub ").unwrap_or(line);
     let line = line.strip_prefix("async ").unwrap_or(line);
     let (name, _) = line.strip_prefix("fn ")?.split_once('(')?;
@@ -65,15 +65,15 @@ fn function(line: &str) -> Option<&str> {
 
 /// Returns the tests of a source file that run.
 pub(crate) fn tests_of(source: &str) -> BTreeSet<&str> {
-    let mut found = BTreeSet::new();
+    let mut references = BTreeSet::new();
     let mut is_test = false;
     for line in source.lines().map(str::trim) {
         if line.starts_with("#[test]") || line.starts_with("#[tokio::test") {
             is_test = true;
         } else if line.starts_with("#[ignore") {
             is_test = false;
-        } else if let Some(name) = function(line) {
-            found.extend(is_test.then_some(name));
+        } else if let Some(name) = function_name(line) {
+            references.extend(is_test.then_some(name));
             is_test = false;
         }
     }
@@ -81,9 +81,9 @@ pub(crate) fn tests_of(source: &str) -> BTreeSet<&str> {
         let lists = source.split(each).skip(1);
         let bodies = lists.filter_map(|list| Some(list.split_once(");")?.0));
         let names = bodies.flat_map(|bodies| bodies.split(',').map(str::trim));
-        found.extend(names.filter(|name| !name.is_empty()));
+        references.extend(names.filter(|name| !name.is_empty()));
     }
-    found
+    references
 }
 
 #[test]
@@ -117,14 +117,14 @@ fn tests_in_pages_exist() {
         ("explanation/security.md", "\n## Attackers\n", 8),
     ] {
         let page = fs::read_to_string(root.join("docs").join(page)).unwrap();
-        let part = match section {
+        let section_text = match section {
             "" => page.as_str(),
             title => {
                 let (_, rest) = page.split_once(title).unwrap();
                 rest.split("\n## ").next().unwrap()
             }
         };
-        let named = named(part);
+        let named = named_tests(section_text);
         assert!(named.len() > at_least, "{named:?}");
         let missing: Vec<&str> = named
             .into_iter()
@@ -159,7 +159,7 @@ fn every_reason_is_documented_with_remedy() -> TestResult {
     let documented: BTreeSet<&str> = rows
         .flat_map(|cell| cell.split('`').skip(1).step_by(2))
         .collect();
-    let mut seen = 0;
+    let mut count = 0;
     for file in [
         "common/types/src/conditions/reason.rs",
         "hub/src/members/agent_keys.rs",
@@ -171,10 +171,10 @@ fn every_reason_is_documented_with_remedy() -> TestResult {
         assert!(!reasons.is_empty(), "{file}");
         for reason in reasons {
             assert!(documented.contains(reason), "no row for {reason} of {file}");
-            seen += 1;
+            count += 1;
         }
     }
-    assert!(seen > 80, "{seen}");
+    assert!(count > 80, "{count}");
     Ok(())
 }
 
@@ -187,7 +187,7 @@ fn every_original_bug_has_row_with_test() {
             .lines()
             .find(|line| line.starts_with(&format!("| B{number}: ")));
         let row = row.unwrap_or_else(|| panic!("no row for B{number}"));
-        assert!(!named(row).is_empty(), "no test for B{number}");
+        assert!(!named_tests(row).is_empty(), "no test for B{number}");
     }
 }
 
@@ -242,34 +242,39 @@ fn links(page: &str) -> Vec<&str> {
 /// Returns the anchors of the page's headings.
 fn anchors(page: &str) -> BTreeSet<String> {
     let headings = page.lines().filter(|line| line.starts_with('#'));
-    let kept = |letter: &char| letter.is_alphanumeric() || " -_".contains(*letter);
+    let is_anchor_char = |letter: &char| letter.is_alphanumeric() || " -_".contains(*letter);
     let anchor = |line: &str| line.trim_start_matches('#').trim().to_lowercase();
-    let anchors = headings.map(|line| anchor(line).chars().filter(kept).collect::<String>());
+    let anchors = headings.map(|line| {
+        anchor(line)
+            .chars()
+            .filter(is_anchor_char)
+            .collect::<String>()
+    });
     anchors.map(|anchor| anchor.replace(' ', "-")).collect()
 }
 
 #[test]
 fn links_in_pages_lead_to_existing_headings() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let mut seen = 0;
+    let mut count = 0;
     for page in pages().into_iter().chain(["ARCHITECTURE.md".to_owned()]) {
-        let from = root.join(&page);
-        let text = fs::read_to_string(&from).unwrap();
+        let source = root.join(&page);
+        let text = fs::read_to_string(&source).unwrap();
         for link in links(&text) {
             let (path, anchor) = link.split_once('#').unwrap_or((link, ""));
             let target = match path {
-                "" => from.clone(),
-                path => from.parent().unwrap().join(path),
+                "" => source.clone(),
+                path => source.parent().unwrap().join(path),
             };
             assert!(target.exists(), "{page}: no {link}");
             if !anchor.is_empty() {
                 let text = fs::read_to_string(&target).unwrap();
                 assert!(anchors(&text).contains(anchor), "{page}: no {link}");
             }
-            seen += 1;
+            count += 1;
         }
     }
-    assert!(seen > 200, "{seen}");
+    assert!(count > 200, "{count}");
 }
 
 #[test]
@@ -277,7 +282,7 @@ fn index_lists_every_page() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let read = |page: &str| fs::read_to_string(root.join(page)).unwrap();
     let (index, commands) = (read("docs/README.md"), read("docs/reference/kubectl.md"));
-    let listed: BTreeSet<&str> = links(&index).into_iter().collect();
+    let linked: BTreeSet<&str> = links(&index).into_iter().collect();
     let commands: BTreeSet<&str> = links(&commands).into_iter().collect();
     for page in pages() {
         let Some(path) = page
@@ -290,7 +295,7 @@ fn index_lists_every_page() {
             .strip_prefix("reference/")
             .is_some_and(|path| path.starts_with("kubectl/") && commands.contains(path));
         assert!(
-            is_command || listed.contains(path),
+            is_command || linked.contains(path),
             "docs/README.md: no {page}"
         );
     }

@@ -17,15 +17,15 @@ use clap::{CommandFactory, Parser};
 use krypton_kubectl::Cli;
 use krypton_tests::{
     Agent, AgentOptions, Cluster, Hub, HubOptions, OwnChart, Parts, TestResult, Tools,
-    fleet::{CONNECTED, FleetClient, PATIENCE},
-    membership::{bundle_of, krypton_program, write_secret},
+    fleet::{CONNECTED, FleetClient, STEP_DEADLINE},
+    membership::{bundle_in_namespace, kubectl_krypton_path, write_secret},
     port::Port,
     process::Invocation,
 };
 
 use crate::docs::tests_of;
 use manifest::{Entry, entries};
-use pages::{Command, commands, is_mention, pages, root, typed, words};
+use pages::{Command, commands, commands_in, is_mention, pages, root, words};
 use story::Story;
 
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -53,16 +53,16 @@ const BLOCKS: [&str; 7] = [
     "without-pods",
 ];
 
-async fn all() -> Vec<Command> {
-    let found = pages().into_iter().map(|page| commands(&page));
-    let found: Result<Vec<_>, _> = found.collect();
-    let mut all = found.unwrap().concat();
-    all.extend(notes().await.unwrap());
+async fn all_commands() -> Vec<Command> {
+    let commands_of_pages = pages().into_iter().map(|page| commands(&page));
+    let commands_of_pages: Result<Vec<_>, _> = commands_of_pages.collect();
+    let mut all = commands_of_pages.unwrap().concat();
+    all.extend(chart_notes().await.unwrap());
     all
 }
 
 /// Returns the commands in the notes that the charts print after an installation.
-async fn notes() -> TestResult<Vec<Command>> {
+async fn chart_notes() -> TestResult<Vec<Command>> {
     let mut all = Vec::new();
     for (chart, values) in [
         (
@@ -74,9 +74,9 @@ async fn notes() -> TestResult<Vec<Command>> {
     ] {
         let folder = chart.folder();
         let folder = folder.to_str().unwrap();
-        let place = ["--dry-run=client", "-n", chart.namespace(), "--set", values];
-        let args = ["install", chart.name(), folder].into_iter().chain(place);
-        let output = asked("helm", &args.collect::<Vec<_>>()).await?;
+        let options = ["--dry-run=client", "-n", chart.namespace(), "--set", values];
+        let args = ["install", chart.name(), folder].into_iter().chain(options);
+        let output = tool_output("helm", &args.collect::<Vec<_>>()).await?;
         let (_, notes) = output.split_once("\nNOTES:\n").unwrap();
         // Commands are indented, or follow a colon in a sentence.
         let notes = notes.replace(": kubectl", ":\n  kubectl");
@@ -85,48 +85,50 @@ async fn notes() -> TestResult<Vec<Command>> {
             .filter(|line| line.starts_with("  "))
             .collect();
         let page = format!("the notes of {}", chart.name());
-        all.extend(typed(&page, &lines.join("\n")));
+        all.extend(commands_in(&page, &lines.join("\n")));
     }
     assert!(all.len() > 8, "{all:?}");
     Ok(all)
 }
 
 /// Returns the output of a tool that runs without a cluster.
-async fn asked(tool: &str, args: &[&str]) -> Result<String, String> {
+async fn tool_output(tool: &str, args: &[&str]) -> Result<String, String> {
     let command = Invocation::new(Tools::find().unwrap().binary(tool))
         .args(args.iter().copied())
         .env("KUBECONFIG", "/nonexistent");
-    let printed = command.output(DEADLINE).await;
-    printed.map_err(|error| format!("{error:#}"))
+    let output = command.output(DEADLINE).await;
+    output.map_err(|error| format!("{error:#}"))
 }
 
 #[tokio::test]
 async fn each_documented_command_is_run_by_test() {
-    let (all, entries) = (all().await, entries());
+    let (all, entries) = (all_commands().await, entries());
     let documented: BTreeSet<&str> = all.iter().map(|command| command.text.as_str()).collect();
-    let listed: BTreeSet<&str> = entries.iter().map(|entry| entry.command.as_str()).collect();
-    let mut wrong: Vec<String> = Vec::new();
+    let run_commands: BTreeSet<&str> = entries.iter().map(|entry| entry.command.as_str()).collect();
+    let mut problems: Vec<String> = Vec::new();
     for command in &all {
         let (text, page) = (&command.text, &command.page);
         match &command.run {
-            Some(run) if !BLOCKS.contains(&run.as_str()) => wrong.push(format!("{page}: no {run}")),
-            None if !listed.contains(text.as_str()) && !is_named_only(text) => {
-                wrong.push(format!("{page}: nobody runs: {text}"));
+            Some(run) if !BLOCKS.contains(&run.as_str()) => {
+                problems.push(format!("{page}: no {run}"))
+            }
+            None if !run_commands.contains(text.as_str()) && !is_named_only(text) => {
+                problems.push(format!("{page}: nobody runs: {text}"));
             }
             _ => {}
         }
     }
     for entry in &entries {
         if !documented.contains(entry.command.as_str()) {
-            wrong.push(format!("no page has: {}", entry.command));
+            problems.push(format!("no page has: {}", entry.command));
         }
-        wrong.extend(
-            why_not(entry)
+        problems.extend(
+            reference_error(entry)
                 .await
-                .map(|why| format!("{}: {why}", entry.command)),
+                .map(|reason| format!("{}: {reason}", entry.command)),
         );
     }
-    assert!(wrong.is_empty(), "{wrong:#?}");
+    assert!(problems.is_empty(), "{problems:#?}");
     assert!(documented.len() > 80, "{}", documented.len());
 }
 
@@ -140,7 +142,7 @@ fn is_named_only(text: &str) -> bool {
 }
 
 /// Returns the commands that make would run.
-async fn made_by(command: &str) -> String {
+async fn make_dry_run(command: &str) -> String {
     let dry = format!(
         "cd '{}' && {}",
         root().display(),
@@ -152,18 +154,18 @@ async fn made_by(command: &str) -> String {
 }
 
 /// Returns the error in an entry's reference to the test or script that runs the command.
-async fn why_not(entry: &Entry) -> Option<String> {
+async fn reference_error(entry: &Entry) -> Option<String> {
     if let Some(run) = &entry.run {
-        let apart = entry.test.is_none() && entry.script.is_none();
-        let known = apart && PARTS.contains(&run.as_str());
+        let only_in_run = entry.test.is_none() && entry.script.is_none();
+        let known = only_in_run && PARTS.contains(&run.as_str());
         return (!known).then(|| format!("there is no part {run}"));
     }
-    if entry.why.as_ref().is_none_or(|why| why.len() < 10) {
+    if entry.why.as_ref().is_none_or(|reason| reason.len() < 10) {
         return Some("the reason why it does not run here is missing".to_owned());
     }
     if let Some(script) = &entry.script {
         let text = match script.file.as_str() {
-            "Makefile" => made_by(&entry.command).await,
+            "Makefile" => make_dry_run(&entry.command).await,
             file => fs::read_to_string(root().join(file)).unwrap_or_default(),
         };
         return (!text.contains(&script.holds)).then(|| format!("{} does not", script.file));
@@ -177,36 +179,42 @@ async fn why_not(entry: &Entry) -> Option<String> {
     };
     let module = module.rsplit("::").next().unwrap_or(module);
     let file = root().join(format!("tests/tests/e2e/{module}.rs"));
-    let there = fs::read_to_string(file).is_ok_and(|text| tests_of(&text).contains(name));
-    (!there).then(|| format!("there is no test {module}::{name}"))
+    let exists = fs::read_to_string(file).is_ok_and(|text| tests_of(&text).contains(name));
+    (!exists).then(|| format!("there is no test {module}::{name}"))
 }
 
 #[tokio::test]
 async fn documented_commands_are_accepted_by_their_programs() -> TestResult {
-    let mut wrong: Vec<String> = Vec::new();
-    let mut seen: BTreeMap<String, usize> = BTreeMap::new();
-    for Command { page, text, .. } in all().await {
+    let mut problems: Vec<String> = Vec::new();
+    let mut command_counts: BTreeMap<String, usize> = BTreeMap::new();
+    for Command { page, text, .. } in all_commands().await {
         let mut words = words(&text)?;
         let program = words.remove(0);
         let outcome = match program.as_str() {
-            "kubectl" if words.first().is_some_and(|verb| verb == "krypton") => krypton(&words),
-            "kubectl" | "helm" => flags(&program, &words).await,
-            "make" => target(&words).await,
-            "krypton-hub" => known(&words, &krypton_hub::args::command()),
-            "krypton-agent" => known(&words, &krypton_agent::args::Flags::command()),
+            "kubectl" if words.first().is_some_and(|verb| verb == "krypton") => {
+                check_krypton(&words)
+            }
+            "kubectl" | "helm" => check_flags(&program, &words).await,
+            "make" => check_make_target(&words).await,
+            "krypton-hub" => check_known_flags(&words, &krypton_hub::args::command()),
+            "krypton-agent" => check_known_flags(&words, &krypton_agent::args::Flags::command()),
             _ => Ok(()),
         };
-        *seen.entry(program).or_default() += 1;
-        wrong.extend(outcome.err().map(|why| format!("{page}: {text}: {why}")));
+        *command_counts.entry(program).or_default() += 1;
+        problems.extend(
+            outcome
+                .err()
+                .map(|problem| format!("{page}: {text}: {problem}")),
+        );
     }
-    assert!(wrong.is_empty(), "{wrong:#?}");
+    assert!(problems.is_empty(), "{problems:#?}");
     for program in ["kubectl", "helm", "make", "krypton-hub", "krypton-agent"] {
-        assert!(seen.contains_key(program), "{seen:?}");
+        assert!(command_counts.contains_key(program), "{command_counts:?}");
     }
     Ok(())
 }
 
-fn krypton(words: &[String]) -> Result<(), String> {
+fn check_krypton(words: &[String]) -> Result<(), String> {
     let krypton = Cli::command();
     if let [_, verb, ..] = words
         && !krypton
@@ -216,21 +224,21 @@ fn krypton(words: &[String]) -> Result<(), String> {
         return Err(format!("there is no {verb}"));
     }
     // A word in capitals is a placeholder.
-    let named = words.iter().map(|word| {
-        let stands_for = word.chars().all(|letter| letter.is_ascii_uppercase());
-        match stands_for {
+    let example = words.iter().map(|word| {
+        let is_placeholder = word.chars().all(|letter| letter.is_ascii_uppercase());
+        match is_placeholder {
             true => word.to_lowercase(),
             false => word.clone(),
         }
     });
-    match Cli::try_parse_from(named) {
+    match Cli::try_parse_from(example) {
         Err(error) if words.len() > 2 => Err(error.to_string()),
         _ => Ok(()),
     }
 }
 
 /// Verifies that the help of this verb contains each flag.
-async fn flags(program: &str, words: &[String]) -> Result<(), String> {
+async fn check_flags(program: &str, words: &[String]) -> Result<(), String> {
     let ours = || words.iter().take_while(|word| *word != "--");
     let is_flag = |word: &&String| word.len() > 1 && word.starts_with('-');
     let flag = |word: &String| word.split('=').next().unwrap_or_default().to_owned();
@@ -249,17 +257,17 @@ async fn flags(program: &str, words: &[String]) -> Result<(), String> {
     for length in (1..=verb.len()).rev() {
         let row = verb.iter().take(length).copied();
         let row: Vec<&str> = row.chain(["--help"]).collect();
-        if let Ok(known) = asked(program, &row).await {
+        if let Ok(known) = tool_output(program, &row).await {
             help = Ok(known);
             break;
         }
     }
     let mut help = help?;
     if program == "kubectl" {
-        help += &asked(program, &["options"]).await?;
+        help += &tool_output(program, &["options"]).await?;
     }
-    let letter = |letter: char| !(letter.is_ascii_alphanumeric() || letter == '-');
-    let known: BTreeSet<&str> = help.split(letter).collect();
+    let is_separator = |letter: char| !(letter.is_ascii_alphanumeric() || letter == '-');
+    let known: BTreeSet<&str> = help.split(is_separator).collect();
     let unknown: Vec<String> = flags
         .into_iter()
         .filter(|flag| !known.contains(flag.as_str()))
@@ -270,22 +278,22 @@ async fn flags(program: &str, words: &[String]) -> Result<(), String> {
     }
 }
 
-async fn target(words: &[String]) -> Result<(), String> {
+async fn check_make_target(words: &[String]) -> Result<(), String> {
     let folder = root();
     let make = Invocation::new("make")
         .args(["-n", "-C", folder.to_str().unwrap_or_default()])
         .args(words.iter())
         .env("PATH", "/usr/bin:/bin");
-    let printed = make.output(DEADLINE).await;
-    printed.map(drop).map_err(|error| format!("{error:#}"))
+    let output = make.output(DEADLINE).await;
+    output.map(drop).map_err(|error| format!("{error:#}"))
 }
 
-fn known(words: &[String], command: &clap::Command) -> Result<(), String> {
+fn check_known_flags(words: &[String], command: &clap::Command) -> Result<(), String> {
     let flags = words.iter().filter_map(|word| word.strip_prefix("--"));
     for flag in flags {
         let name = flag.split('=').next();
-        let found = command.get_arguments().any(|arg| arg.get_long() == name);
-        if !found && flag != "help" {
+        let is_known = command.get_arguments().any(|arg| arg.get_long() == name);
+        if !is_known && flag != "help" {
             return Err(format!("there is no --{flag}"));
         }
     }
@@ -295,42 +303,42 @@ fn known(words: &[String], command: &clap::Command) -> Result<(), String> {
 #[tokio::test]
 async fn documented_steps_work_from_install_to_uninstall() -> TestResult {
     let entries = entries();
-    let mut story = Story::begin("docs").await?;
-    story.follow("README.md", "install").await;
-    story.follow("docs/how-to/install.md", "install").await;
-    story.play(&entries, "look").await;
+    let mut story = Story::start("docs").await?;
+    story.run_blocks("README.md", "install").await;
+    story.run_blocks("docs/how-to/install.md", "install").await;
+    story.run_part(&entries, "look").await;
     story
-        .follow("docs/tutorials/quickstart.md", "quickstart")
+        .run_blocks("docs/tutorials/quickstart.md", "quickstart")
         .await;
     story
-        .follow("docs/tutorials/upgrade-and-rollback.md", "upgrade-chart")
+        .run_blocks("docs/tutorials/upgrade-and-rollback.md", "upgrade-chart")
         .await;
 
     // Add the same cluster through its kubeconfig as well, and another one only through its kubeconfig.
     let other = Cluster::start("docs-other", Parts::ControlPlane).await?;
-    story.keep("edge-1.kubeconfig", &story.edge.kubeconfig_with_token());
-    story.keep("edge-2.yaml", &other.kubeconfig_with_token());
+    story.write_file("edge-1.kubeconfig", &story.edge.kubeconfig_with_token());
+    story.write_file("edge-2.yaml", &other.kubeconfig_with_token());
     story
-        .follow("docs/how-to/clusters.md", "by-kubeconfig")
+        .run_blocks("docs/how-to/clusters.md", "by-kubeconfig")
         .await;
-    story.play(&entries, "members").await;
-    let fleet_client = FleetClient::at(&story.home);
+    story.run_part(&entries, "members").await;
+    let fleet_client = FleetClient::new(&story.home);
     for member in ["edge-1", "edge-2"] {
-        fleet_client.member_shows(member, &[CONNECTED]).await?;
+        fleet_client.wait_for_member(member, &[CONNECTED]).await?;
     }
 
-    story.play(&entries, "verbs").await;
-    story.play(&entries, "runbook").await;
-    story.play(&entries, "people").await;
-    story.follow("docs/how-to/migrate.md", "migrate").await;
-    story.follow("examples/README.md", "examples").await;
-    story.play(&entries, "hub").await;
-    story.play(&entries, "leave").await;
-    story.play(&entries, "upgrade").await;
-    story.play(&entries, "uninstall").await;
+    story.run_part(&entries, "verbs").await;
+    story.run_part(&entries, "runbook").await;
+    story.run_part(&entries, "people").await;
+    story.run_blocks("docs/how-to/migrate.md", "migrate").await;
+    story.run_blocks("examples/README.md", "examples").await;
+    story.run_part(&entries, "hub").await;
+    story.run_part(&entries, "leave").await;
+    story.run_part(&entries, "upgrade").await;
+    story.run_part(&entries, "uninstall").await;
 
     // As documented, the uninstallation keeps the releases, and only the tutorial has upgraded them.
-    let at_edge = FleetClient::at(&story.edge);
+    let at_edge = FleetClient::new(&story.edge);
     let revisions = at_edge.revisions("acme-workspace", "tenant-acme-edge-1");
     let superseded = "superseded".to_owned();
     let expected = [
@@ -346,7 +354,7 @@ async fn documented_steps_work_from_install_to_uninstall() -> TestResult {
 #[tokio::test]
 async fn demo_runs_to_the_end() -> TestResult {
     let tools = Tools::find()?.bin();
-    let demo = krypton_program()?.with_file_name("demo");
+    let demo = kubectl_krypton_path()?.with_file_name("demo");
     let demo = Invocation::new(demo)
         .arg("--exit")
         .env("PATH", "/usr/bin:/bin")
@@ -358,7 +366,7 @@ async fn demo_runs_to_the_end() -> TestResult {
 
 #[tokio::test]
 async fn documented_installs_without_pods_and_with_charts_work() -> TestResult {
-    let mut story = Story::begin("docs-plain").await?;
+    let mut story = Story::start("docs-plain").await?;
     let plain = commands("docs/how-to/install.md")?.into_iter();
     let plain: Vec<Command> = plain
         .filter(|command| command.run.as_deref() == Some("without-pods"))
@@ -370,35 +378,35 @@ async fn documented_installs_without_pods_and_with_charts_work() -> TestResult {
     story.home.kubectl(typed).await?;
 
     let port = Arc::new(Port::reserve()?);
-    let here = port.address().to_string();
+    let hub_address = port.address().to_string();
     let typed = story
-        .as_here(&hub.text)
-        .replace("hub.example.org:7443", &here);
+        .with_local_repository(&hub.text)
+        .replace("hub.example.org:7443", &hub_address);
     let options = HubOptions::new(story.home.kubeconfig())
-        .at(&port)
+        .on_port(&port)
         .args(words(&typed)?.split_off(1));
     let mut hub = Hub::start(&options)?;
-    hub.ready(PATIENCE).await?;
+    hub.wait_ready(STEP_DEADLINE).await?;
     let namespace = OwnChart::Hub.namespace();
-    let bundle = bundle_of(&story.home, namespace, "edge-1").await?;
+    let bundle = bundle_in_namespace(&story.home, namespace, "edge-1").await?;
     let file = story.file("edge-1.yaml");
     write_secret(&file, &bundle)?;
     let typed = agent.text.replace("edge-1.yaml", file.to_str().unwrap());
     let options = AgentOptions::new(story.edge.kubeconfig()).args(words(&typed)?.split_off(1));
     let mut agent = Agent::start(&options)?;
-    agent.ready(PATIENCE).await?;
-    let fleet_client = FleetClient::at(&story.home);
-    fleet_client.member_shows("edge-1", &[CONNECTED]).await?;
+    agent.wait_ready(STEP_DEADLINE).await?;
+    let fleet_client = FleetClient::new(&story.home);
+    fleet_client.wait_for_member("edge-1", &[CONNECTED]).await?;
     agent.stop().await?;
     hub.stop().await?;
 
     story
-        .follow("charts/krypton-hub/README.md", "install")
+        .run_blocks("charts/krypton-hub/README.md", "install")
         .await;
     story
-        .follow("charts/krypton-agent/README.md", "install")
+        .run_blocks("charts/krypton-agent/README.md", "install")
         .await;
-    fleet_client.member_shows("edge-1", &[CONNECTED]).await?;
+    fleet_client.wait_for_member("edge-1", &[CONNECTED]).await?;
     Ok(())
 }
 
@@ -409,8 +417,8 @@ fn each_listed_part_is_played() -> TestResult {
     let (_, played) = source
         .split_once("async fn documented_steps_work_from")
         .unwrap();
-    for part in PARTS.into_iter().chain(BLOCKS) {
-        assert!(played.contains(&format!("\"{part}\")")), "{part}");
+    for run in PARTS.into_iter().chain(BLOCKS) {
+        assert!(played.contains(&format!("\"{run}\")")), "{run}");
     }
     Ok(())
 }

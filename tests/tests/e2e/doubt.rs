@@ -8,9 +8,9 @@ use futures::future::try_join_all;
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::Secret};
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
-    AgentOptions, Answer, AnsweringProxy, Cluster, Hub, HubOptions, Lie, Membership, Merge as _,
-    Mode, Parts, ServedChart, TestResult, answering_proxy::Verb, by_agent, eventually,
-    fleet::FleetClient, home_and_edge,
+    AgentOptions, AnsweringProxy, Cluster, FalseResponse, Hub, HubOptions, Membership, Merge as _,
+    Mode, Parts, ResponseFault, ServedChart, TestResult, answering_proxy::Verb, by_agent,
+    eventually, fleet::FleetClient, home_and_edge,
 };
 use krypton_types::names;
 use kube::{Api, ResourceExt, api::ListParams};
@@ -26,7 +26,7 @@ by_agent!(restored_etcd_or_unseen_tenant_keeps_releases);
 
 /// Returns true if a later revision of the same release exists. Helm keeps several revisions after upgrades. After an
 /// uninstall, the numbers would restart at 1.
-fn upgraded(name: &str, now: &BTreeMap<String, String>) -> bool {
+fn has_later_revision(name: &str, now: &BTreeMap<String, String>) -> bool {
     let revision = |name: &str| {
         let (release, number) = name.rsplit_once(".v")?;
         Some((release.to_owned(), number.parse::<u32>().ok()?))
@@ -38,62 +38,65 @@ fn upgraded(name: &str, now: &BTreeMap<String, String>) -> bool {
 }
 
 /// A fleet of one member. The actor reaches it through a proxy.
-struct Scene {
+struct ProxiedMember {
     membership: Membership,
     hub: Hub,
     proxy: AnsweringProxy,
     fleet_client: FleetClient,
     at_home: FleetClient,
     chart: ServedChart,
-    written: u32,
+    values_version: u32,
     _home: Cluster,
     edge: Cluster,
 }
 
-impl Scene {
-    async fn set(name: &str, mode: Mode, going: &[String]) -> TestResult<Self> {
+impl ProxiedMember {
+    async fn start(name: &str, mode: Mode, deleted_tenants: &[String]) -> TestResult<Self> {
         let chart = ServedChart::small("{replicaCount: 0, message: v0}").await?;
         let (home, edge) = home_and_edge(name, Parts::ControlPlane).await?;
-        let proxy = AnsweringProxy::before(&edge).await?;
+        let proxy = AnsweringProxy::start(&edge).await?;
         let flags = chart.flags(&["--self-cluster=false"]);
         let options = HubOptions::new(home.kubeconfig()).args(flags);
         let mut hub = Hub::start(&options)?;
         let file = proxy.kubeconfig();
-        let through = fs::read_to_string(&file)?;
-        let by = (through.as_str(), AgentOptions::new(&file));
-        let membership = Membership::join_by(mode, &mut hub, &home, by, EDGE).await?;
-        let scene = Self {
+        let access = fs::read_to_string(&file)?;
+        let access_and_options = (access.as_str(), AgentOptions::new(&file));
+        let membership =
+            Membership::join_with(mode, &mut hub, &home, access_and_options, EDGE).await?;
+        let member = Self {
             membership,
             hub,
             proxy,
-            fleet_client: FleetClient::at(&edge),
-            at_home: FleetClient::at(&home),
+            fleet_client: FleetClient::new(&edge),
+            at_home: FleetClient::new(&home),
             chart,
-            written: 0,
+            values_version: 0,
             _home: home,
             edge,
         };
-        let fleet_client = &scene.fleet_client;
-        scene.edge.kubectl(["create", "namespace", SHARED]).await?;
+        let fleet_client = &member.fleet_client;
+        member.edge.kubectl(["create", "namespace", SHARED]).await?;
         try_join_all(KEPT.map(|name| fleet_client.create(name, json!({})))).await?;
         let shared = json!({"workspace": SHARED});
-        let made = going
+        let creations = deleted_tenants
             .iter()
             .map(|name| fleet_client.create(name, shared.clone()));
-        try_join_all(made).await?;
-        let all = KEPT.into_iter().chain(going.iter().map(String::as_str));
+        try_join_all(creations).await?;
+        let all = KEPT
+            .into_iter()
+            .chain(deleted_tenants.iter().map(String::as_str));
         for name in all {
-            fleet_client.ready(name).await?;
+            fleet_client.wait_ready(name).await?;
         }
-        Ok(scene)
+        Ok(member)
     }
 
     /// Changes the values, so all Tenants need an upgrade.
     fn change_values(&mut self) -> Result<u32> {
-        self.written += 1;
-        let yaml = format!("{{replicaCount: 0, message: v{}}}", self.written);
+        self.values_version += 1;
+        let yaml = format!("{{replicaCount: 0, message: v{}}}", self.values_version);
         self.chart.write(&yaml)?;
-        Ok(self.written)
+        Ok(self.values_version)
     }
 
     fn release(name: &str) -> String {
@@ -101,12 +104,12 @@ impl Scene {
     }
 
     /// Returns the UIDs of the deployed release Secrets and of the Deployments.
-    async fn standing(&self) -> Result<BTreeMap<String, String>> {
-        self.found("owner=helm,status=deployed").await
+    async fn deployed_objects(&self) -> Result<BTreeMap<String, String>> {
+        self.find_objects("owner=helm,status=deployed").await
     }
 
-    async fn found(&self, releases: &str) -> Result<BTreeMap<String, String>> {
-        let mut found = BTreeMap::new();
+    async fn find_objects(&self, releases: &str) -> Result<BTreeMap<String, String>> {
+        let mut uids = BTreeMap::new();
         let params = ListParams::default();
         let secrets: Api<Secret> = Api::all(self.fleet_client.client.clone());
         let deployments: Api<Deployment> = Api::all(self.fleet_client.client.clone());
@@ -114,29 +117,39 @@ impl Scene {
             .list_metadata(&params.clone().labels(releases))
             .await?
         {
-            found.insert(secret.name_any(), secret.uid().unwrap_or_default());
+            uids.insert(secret.name_any(), secret.uid().unwrap_or_default());
         }
         for deployment in deployments.list_metadata(&params).await? {
             let name = format!("Deployment {}", deployment.name_any());
-            found.insert(name, deployment.uid().unwrap_or_default());
+            uids.insert(name, deployment.uid().unwrap_or_default());
         }
-        Ok(found)
+        Ok(uids)
     }
 
-    /// Verifies that all objects in `before` still exist, except the objects of `gone`. Each release must be deployed
+    /// Verifies that all objects in `before` still exist, except the objects of `deleted_releases`. Each release must be deployed
     /// once.
-    async fn stands(&self, before: &BTreeMap<String, String>, gone: &[&str]) -> Result<()> {
-        let now = self.found("owner=helm").await?;
-        let gone: Vec<String> = gone.iter().map(|name| Self::release(name)).collect();
+    async fn check_unchanged(
+        &self,
+        before: &BTreeMap<String, String>,
+        deleted_releases: &[&str],
+    ) -> Result<()> {
+        let now = self.find_objects("owner=helm").await?;
+        let deleted_releases: Vec<String> = deleted_releases
+            .iter()
+            .map(|name| Self::release(name))
+            .collect();
         for (name, uid) in before {
-            if !gone.iter().any(|release| name.contains(release.as_str())) {
-                let stands = now.get(name) == Some(uid) || upgraded(name, &now);
+            if !deleted_releases
+                .iter()
+                .any(|release| name.contains(release.as_str()))
+            {
+                let stands = now.get(name) == Some(uid) || has_later_revision(name, &now);
                 ensure!(stands, "{name} was {uid}: {now:?}");
             }
         }
-        for release in &gone {
-            let left: Vec<_> = now.keys().filter(|name| name.contains(release)).collect();
-            ensure!(left.is_empty(), "remaining: {left:?}");
+        for release in &deleted_releases {
+            let remaining: Vec<_> = now.keys().filter(|name| name.contains(release)).collect();
+            ensure!(remaining.is_empty(), "remaining: {remaining:?}");
         }
         for name in KEPT {
             let revisions = self
@@ -149,25 +162,25 @@ impl Scene {
         Ok(())
     }
 
-    async fn kept_are_ready(&self, values: Option<u32>) {
+    async fn wait_kept_ready(&self, values: Option<u32>) {
         for name in KEPT {
             if let Some(number) = values {
-                self.values_reach(name, name, number).await;
+                self.wait_for_values(name, name, number).await;
             }
-            self.fleet_client.ready(name).await.unwrap();
+            self.fleet_client.wait_ready(name).await.unwrap();
         }
     }
 
     /// Waits, because Helm can still be running.
-    async fn values_reach(&self, name: &str, namespace: &str, number: u32) {
-        let wanted = format!("v{number}");
-        let what = format!("the values {wanted} to reach {name}");
+    async fn wait_for_values(&self, name: &str, namespace: &str, number: u32) {
+        let expected = format!("v{number}");
+        let what = format!("the values {expected} to reach {name}");
         let (release, namespace) = (Self::release(name), format!("--namespace={namespace}"));
         eventually(&what, async || {
             let message = "--output=jsonpath={.data.message}";
             let args = ["get", "configmap", &release, &namespace, message];
             match self.edge.kubectl(args).await? {
-                found if found == wanted => Ok(Some(())),
+                found if found == expected => Ok(Some(())),
                 found => bail!("found {found:?}"),
             }
         })
@@ -175,12 +188,12 @@ impl Scene {
         .unwrap();
     }
 
-    async fn lies_at_least(&mut self, at_least: u64) {
+    async fn wait_for_false_responses(&mut self, at_least: u64) {
         let proxy = &self.proxy;
         eventually("the false response to be sent", async || {
-            match proxy.lied() {
-                lied if lied >= at_least => Ok(Some(())),
-                lied => bail!("{lied} times; passed: {:?}", proxy.passed()),
+            match proxy.false_responses() {
+                count if count >= at_least => Ok(Some(())),
+                count => bail!("{count} times; passed: {:?}", proxy.forwarded_requests()),
             }
         })
         .await
@@ -191,19 +204,21 @@ impl Scene {
 }
 
 async fn restored_etcd_or_unseen_tenant_keeps_releases(mode: Mode) -> TestResult {
-    let going = ["before".to_owned()];
-    let mut scene = Box::pin(Scene::set("away", mode, &going)).await?;
-    etcd_is_restored(&mut scene).await?;
-    namespace_of_unobserved_tenants_is_kept(&mut scene).await
+    let deleted_tenants = ["before".to_owned()];
+    let mut member = Box::pin(ProxiedMember::start("away", mode, &deleted_tenants)).await?;
+    etcd_is_restored(&mut member).await?;
+    namespace_of_unobserved_tenants_is_kept(&mut member).await
 }
 
 /// Restores etcd to a state before some Tenants were created and others deleted. The resourceVersions decrease.
-async fn etcd_is_restored(scene: &mut Scene) -> TestResult {
-    let fleet_client = scene.fleet_client.clone();
-    let before = scene.standing().await?;
-    let release = Scene::release("before");
+async fn etcd_is_restored(member: &mut ProxiedMember) -> TestResult {
+    let fleet_client = member.fleet_client.clone();
+    let before = member.deployed_objects().await?;
+    let release = ProxiedMember::release("before");
     // If the snapshot contained a running upgrade, the repair would add a revision.
-    scene.values_reach("before", SHARED, scene.written).await;
+    member
+        .wait_for_values("before", SHARED, member.values_version)
+        .await;
     let number = eventually("no upgrade to be running", async || {
         let revisions = fleet_client.revisions(SHARED, &release).await?;
         match revisions.last() {
@@ -212,17 +227,17 @@ async fn etcd_is_restored(scene: &mut Scene) -> TestResult {
         }
     })
     .await?;
-    let snapshot = scene.edge.snapshot().await?;
+    let snapshot = member.edge.snapshot().await?;
     let shared = json!({"workspace": SHARED});
     fleet_client.create("late", shared.clone()).await?;
-    fleet_client.ready("late").await?;
+    fleet_client.wait_ready("late").await?;
     fleet_client.remove("before").await?;
-    scene.stands(&before, &["before"]).await?;
+    member.check_unchanged(&before, &["before"]).await?;
     // A restored API server answers 429 until the storage of the CRD is ready again.
     let version = async || {
         eventually("no list of Tenants", async || {
-            let listed = fleet_client.tenants().list(&ListParams::default()).await?;
-            let version = listed.metadata.resource_version.context("no version")?;
+            let tenants = fleet_client.tenants().list(&ListParams::default()).await?;
+            let version = tenants.metadata.resource_version.context("no version")?;
             Ok(Some(version.parse::<u64>()?))
         })
         .await
@@ -230,37 +245,37 @@ async fn etcd_is_restored(scene: &mut Scene) -> TestResult {
     };
     let latest = version().await;
 
-    scene.edge.restore(&snapshot).await?;
+    member.edge.restore(&snapshot).await?;
 
     assert!(version().await < latest, "the resourceVersion went back");
-    let log = |scene: &mut Scene| scene.membership.actor(&mut scene.hub).log().unwrap();
-    let uninstalled = log(scene).matches("running helm uninstall").count();
+    let log = |member: &mut ProxiedMember| member.membership.actor(&mut member.hub).log().unwrap();
+    let uninstalled = log(member).matches("running helm uninstall").count();
     // A Tenant deleted after the snapshot is live again, and a Tenant created after it is absent.
-    let values = scene.change_values()?;
-    scene.kept_are_ready(Some(values)).await;
-    fleet_client.ready("before").await?;
+    let values = member.change_values()?;
+    member.wait_kept_ready(Some(values)).await;
+    fleet_client.wait_ready("before").await?;
     fleet_client
-        .newest_is(SHARED, &release, number + 1, "deployed")
+        .wait_for_revision(SHARED, &release, number + 1, "deployed")
         .await?;
-    scene.stands(&before, &["late"]).await?;
+    member.check_unchanged(&before, &["late"]).await?;
     assert_eq!(fleet_client.tenants().get_opt("late").await?, None);
     assert_eq!(
-        log(scene).matches("running helm uninstall").count(),
+        log(member).matches("running helm uninstall").count(),
         uninstalled
     );
     fleet_client.create("late", shared).await?;
-    fleet_client.ready("late").await?;
+    fleet_client.wait_ready("late").await?;
     for name in ["late", "before"] {
         fleet_client.remove(name).await?;
     }
-    scene.stands(&before, &["late", "before"]).await?;
+    member.check_unchanged(&before, &["late", "before"]).await?;
     Ok(())
 }
 
 /// Krypton created the namespace for a Tenant that is now deleted, and another Tenant has moved into it.
-async fn namespace_of_unobserved_tenants_is_kept(scene: &mut Scene) -> TestResult {
-    let fleet_client = scene.fleet_client.clone();
-    let members: Api<EdgeCluster> = Api::all(scene.at_home.client.clone());
+async fn namespace_of_unobserved_tenants_is_kept(member: &mut ProxiedMember) -> TestResult {
+    let fleet_client = member.fleet_client.clone();
+    let members: Api<EdgeCluster> = Api::all(member.at_home.client.clone());
     let pause = async |paused: bool| {
         members
             .merge(EDGE, &json!({"spec": {"paused": paused}}))
@@ -271,30 +286,36 @@ async fn namespace_of_unobserved_tenants_is_kept(scene: &mut Scene) -> TestResul
     pause(true).await;
     fleet_client.delete("host").await?;
     let ready = format!("ClusterReady/{EDGE}");
-    let waits = (ready.as_str(), "False", "Deleting");
-    fleet_client.shows("host", &[waits]).await?;
-    scene.proxy.lie(Lie {
+    let deleting = (ready.as_str(), "False", "Deleting");
+    fleet_client.wait_for("host", &[deleting]).await?;
+    member.proxy.inject(ResponseFault {
         verbs: &[Verb::List, Verb::Watch],
         resources: &["tenants"],
-        answer: Answer::Status(503),
+        response: FalseResponse::Status(503),
     });
-    scene.lies_at_least(1).await;
+    member.wait_for_false_responses(1).await;
     let guest = json!({"workspace": SHARED});
-    fleet_client.within("host").create("guest", guest).await?;
+    fleet_client
+        .in_namespace("host")
+        .create("guest", guest)
+        .await?;
     pause(false).await;
     eventually("the release to be uninstalled", async || match fleet_client
-        .revisions("host", &Scene::release("host"))
+        .revisions("host", &ProxiedMember::release("host"))
         .await?
     {
         left if left.is_empty() => Ok(Some(())),
         left => bail!("{left:?}"),
     })
     .await?;
-    let lied = scene.proxy.lied();
-    scene.lies_at_least(lied + 3).await;
-    scene.proxy.forward_all();
-    fleet_client.gone("host").await?;
-    fleet_client.within("host").ready("guest").await?;
+    let count = member.proxy.false_responses();
+    member.wait_for_false_responses(count + 3).await;
+    member.proxy.forward_all();
+    fleet_client.wait_gone("host").await?;
+    fleet_client
+        .in_namespace("host")
+        .wait_ready("guest")
+        .await?;
     let namespace = fleet_client.namespace("host").await?.unwrap();
     assert_eq!(namespace.metadata.deletion_timestamp, None);
     Ok(())

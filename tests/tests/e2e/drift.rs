@@ -25,7 +25,7 @@ struct Release<'a> {
 }
 
 impl<'a> Release<'a> {
-    fn of(pair: &'a Pair, tenant: &'a str) -> Self {
+    fn new(pair: &'a Pair, tenant: &'a str) -> Self {
         Self {
             cluster: pair.cluster(),
             namespace: tenant,
@@ -33,10 +33,10 @@ impl<'a> Release<'a> {
         }
     }
 
-    async fn kubectl(&self, words: &[&str]) -> Result<String> {
+    async fn kubectl(&self, args: &[&str]) -> Result<String> {
         let namespace = ["--namespace", self.namespace];
-        let words = words.iter().chain(&namespace).copied();
-        self.cluster.kubectl(words).await
+        let args = args.iter().chain(&namespace).copied();
+        self.cluster.kubectl(args).await
     }
 
     async fn field(&self, kind: &str, path: &str) -> Result<String> {
@@ -44,7 +44,7 @@ impl<'a> Release<'a> {
         self.kubectl(&["get", kind, &self.name, &output]).await
     }
 
-    async fn becomes(&self, kind: &str, path: &str, expected: &str) {
+    async fn wait_for_field(&self, kind: &str, path: &str, expected: &str) {
         let what = format!("{path} of {kind} {} to be {expected}", self.name);
         eventually(&what, async || {
             match self.field(kind, path).await?.as_str() {
@@ -70,29 +70,34 @@ impl<'a> Release<'a> {
 
     /// Waits for complete drift checks: two corrections of the last object, because the check between them covers all
     /// others.
-    async fn looked_at(&self) {
+    async fn wait_for_drift_checks(&self) {
         for _ in 0..2 {
             self.delete("service").await;
-            self.becomes("service", "{.spec.ports[0].name}", "http")
+            self.wait_for_field("service", "{.spec.ports[0].name}", "http")
                 .await;
         }
     }
 
-    async fn is_there(&self, kind: &str) -> bool {
-        let words = ["get", kind, &self.name, "--ignore-not-found"];
-        let found = self.kubectl(&words);
-        !found.await.unwrap().is_empty()
+    async fn exists(&self, kind: &str) -> bool {
+        let args = ["get", kind, &self.name, "--ignore-not-found"];
+        let field = self.kubectl(&args);
+        !field.await.unwrap().is_empty()
     }
 }
 
 /// Waits until the Tenant's condition about the member satisfies the predicate.
-async fn shows(fleet_client: &FleetClient, tenant: &str, kind: &str, so: impl Fn(&str) -> bool) {
+async fn wait_for_condition(
+    fleet_client: &FleetClient,
+    tenant: &str,
+    kind: &str,
+    is_expected: impl Fn(&str) -> bool,
+) {
     let what = format!("Tenant {tenant} to have the expected {kind}");
     eventually(&what, async || {
         let tenant = fleet_client.tenants().get(tenant).await?;
         let status = tenant.status.unwrap_or_default();
         match condition(&status.conditions, kind) {
-            Some(found) if found.status == "True" && so(&found.message) => Ok(Some(())),
+            Some(found) if found.status == "True" && is_expected(&found.message) => Ok(Some(())),
             found => bail!("{found:?}"),
         }
     })
@@ -100,13 +105,13 @@ async fn shows(fleet_client: &FleetClient, tenant: &str, kind: &str, so: impl Fn
     .unwrap();
 }
 
-async fn requests_of(cluster: &Cluster, verb: &str, resource: &str) -> Result<u64> {
+async fn count_requests(cluster: &Cluster, verb: &str, resource: &str) -> Result<u64> {
     let counted = cluster.requests().await?;
     let key = (verb.to_owned(), resource.to_owned());
     Ok(counted.get(&key).copied().unwrap_or_default())
 }
 
-async fn opened(name: &str, mode: Mode, drift: &str) -> TestResult<(Pair, ServedChart)> {
+async fn start_pair(name: &str, mode: Mode, drift: &str) -> TestResult<(Pair, ServedChart)> {
     let scenario = Scenario::new(name, mode).parts(Parts::WithPods);
     let flags = [drift, "--drift-interval=1s"];
     let started = scenario.values("message: hello").flags(&flags).start();
@@ -114,15 +119,15 @@ async fn opened(name: &str, mode: Mode, drift: &str) -> TestResult<(Pair, Served
 }
 
 async fn drift_is_corrected_without_revision_sparing_foreign_fields(mode: Mode) -> TestResult {
-    let (pair, chart) = opened("drift-heal", mode, "--drift=heal").await?;
+    let (pair, chart) = start_pair("drift-heal", mode, "--drift=heal").await?;
     let fleet_client = pair.fleet_client();
     for tenant in ["acme", "beta"] {
         fleet_client.install(tenant).await?;
     }
-    let [acme, beta] = ["acme", "beta"].map(|tenant| Release::of(&pair, tenant));
+    let [acme, beta] = ["acme", "beta"].map(|tenant| Release::new(&pair, tenant));
 
     acme.change_image().await;
-    acme.becomes("deployment", IMAGE, OWN_IMAGE).await;
+    acme.wait_for_field("deployment", IMAGE, OWN_IMAGE).await;
     let message = fleet_client.event_message("acme", "DriftHealed").await?;
     let field = "/spec/template/spec/containers/0/image";
     assert!(
@@ -130,9 +135,10 @@ async fn drift_is_corrected_without_revision_sparing_foreign_fields(mode: Mode) 
         "{message}"
     );
     acme.delete("configmap").await;
-    acme.becomes("configmap", "{.data.message}", "hello").await;
+    acme.wait_for_field("configmap", "{.data.message}", "hello")
+        .await;
     let marks = "{.metadata.annotations.meta\\.helm\\.sh/release-name}";
-    acme.becomes("configmap", marks, &acme.name).await;
+    acme.wait_for_field("configmap", marks, &acme.name).await;
 
     // A field that Helm doesn't set is not owned by Helm.
     let theirs = r#"{"metadata": {"labels": {"theirs": "yes"}}, "data": {"theirs": "yes"}}"#;
@@ -141,11 +147,12 @@ async fn drift_is_corrected_without_revision_sparing_foreign_fields(mode: Mode) 
     // The autoscaler scales up to the minimum, even without metrics.
     let scaler = ["autoscale", "deployment", &acme.name, "--min=2", "--max=3"];
     acme.kubectl(&scaler).await?;
-    acme.becomes("deployment", "{.spec.replicas}", "2").await;
-    acme.looked_at().await;
+    acme.wait_for_field("deployment", "{.spec.replicas}", "2")
+        .await;
+    acme.wait_for_drift_checks().await;
     // Correcting a different field keeps the number.
     acme.change_image().await;
-    acme.becomes("deployment", IMAGE, OWN_IMAGE).await;
+    acme.wait_for_field("deployment", IMAGE, OWN_IMAGE).await;
     let found = async |kind: &str, path: &str| acme.field(kind, path).await.unwrap();
     assert_eq!(found("deployment", "{.spec.replicas}").await, "2");
     assert_eq!(found("configmap", "{.data.theirs}").await, "yes");
@@ -153,57 +160,59 @@ async fn drift_is_corrected_without_revision_sparing_foreign_fields(mode: Mode) 
 
     let paused = names::PAUSED_ANNOTATION;
     fleet_client.annotate("acme", paused, "true").await?;
-    beta.looked_at().await;
+    beta.wait_for_drift_checks().await;
     acme.delete("configmap").await;
-    beta.looked_at().await;
-    assert!(!acme.is_there("configmap").await);
+    beta.wait_for_drift_checks().await;
+    assert!(!acme.exists("configmap").await);
     fleet_client.annotate("acme", paused, "false").await?;
-    acme.becomes("configmap", "{.data.message}", "hello").await;
+    acme.wait_for_field("configmap", "{.data.message}", "hello")
+        .await;
 
     for release in [&acme, &beta] {
         let revisions = fleet_client
             .revisions(release.namespace, &release.name)
             .await?;
         assert_eq!(revisions, [(1, "deployed".to_owned())]);
-        fleet_client.ready(release.namespace).await?;
+        fleet_client.wait_ready(release.namespace).await?;
     }
     // Corrected drift doesn't block a later upgrade.
     chart.write("message: second")?;
-    acme.becomes("configmap", "{.data.message}", "second").await;
+    acme.wait_for_field("configmap", "{.data.message}", "second")
+        .await;
     fleet_client
-        .newest_is("acme", &acme.name, 2, "deployed")
+        .wait_for_revision("acme", &acme.name, 2, "deployed")
         .await?;
     assert_eq!(found("deployment", IMAGE).await, OWN_IMAGE);
     Ok(())
 }
 
 async fn drift_is_reported_but_ignored_fields_are_skipped(mode: Mode) -> TestResult {
-    let (pair, _chart) = opened("drift-warn", mode, "--drift=warn").await?;
+    let (pair, _chart) = start_pair("drift-warn", mode, "--drift=warn").await?;
     let fleet_client = pair.fleet_client();
     fleet_client.install("acme").await?;
-    let acme = Release::of(&pair, "acme");
+    let acme = Release::new(&pair, "acme");
     let ready = pair.condition("ClusterReady");
 
     // Checks without drift read each object once and send no other request.
-    let looks = async |least: u64| {
+    let wait_for_checks = async |least: u64| {
         eventually("looks", async || {
-            let reads = requests_of(acme.cluster, "GET", "services").await?;
+            let reads = count_requests(acme.cluster, "GET", "services").await?;
             Ok((reads >= least).then_some(reads))
         })
         .await
         .unwrap()
     };
-    let first = looks(0).await;
-    let before = looks(first + 3).await;
-    let asked = requests_of(acme.cluster, "APPLY", "services").await?;
-    looks(before + 4).await;
-    let after = requests_of(acme.cluster, "APPLY", "services").await?;
-    assert_eq!(asked, after);
+    let first = wait_for_checks(0).await;
+    let before = wait_for_checks(first + 3).await;
+    let applies_before = count_requests(acme.cluster, "APPLY", "services").await?;
+    wait_for_checks(before + 4).await;
+    let applies_after = count_requests(acme.cluster, "APPLY", "services").await?;
+    assert_eq!(applies_before, applies_after);
 
     acme.change_image().await;
     let field = "/spec/template/spec/containers/0/image";
-    let named = |message: &str| message.contains("; drift: ") && message.contains(field);
-    shows(&fleet_client, "acme", &ready, named).await;
+    let names_field = |message: &str| message.contains("; drift: ") && message.contains(field);
+    wait_for_condition(&fleet_client, "acme", &ready, names_field).await;
     let message = fleet_client.event_message("acme", "DriftDetected").await?;
     assert!(
         message.contains(field) && message.contains("kubectl"),
@@ -212,24 +221,25 @@ async fn drift_is_reported_but_ignored_fields_are_skipped(mode: Mode) -> TestRes
     let ignore = names::DRIFT_IGNORE_ANNOTATION;
     let rule = "Deployment:/spec/template/spec/containers/*/image";
     fleet_client.annotate("acme", ignore, rule).await?;
-    shows(&fleet_client, "acme", &ready, |message| {
+    wait_for_condition(&fleet_client, "acme", &ready, |message| {
         !message.contains("drift")
     })
     .await;
 
     acme.delete("configmap").await;
     let deleted = |message: &str| message.contains("ConfigMap") && message.contains("is deleted");
-    shows(&fleet_client, "acme", &ready, deleted).await;
-    assert!(!acme.is_there("configmap").await);
+    wait_for_condition(&fleet_client, "acme", &ready, deleted).await;
+    assert!(!acme.exists("configmap").await);
     fleet_client
         .annotate("acme", names::DRIFT_ANNOTATION, "heal")
         .await?;
-    acme.becomes("configmap", "{.data.message}", "hello").await;
-    shows(&fleet_client, "acme", &ready, |message| {
+    acme.wait_for_field("configmap", "{.data.message}", "hello")
+        .await;
+    wait_for_condition(&fleet_client, "acme", &ready, |message| {
         !message.contains("drift")
     })
     .await;
-    let mine = json!({
+    let user_patch = json!({
         "metadata": {"annotations": {ignore: "/data/message"}},
         "data": {"message": "mine", "version": "mine"},
     });
@@ -238,11 +248,12 @@ async fn drift_is_reported_but_ignored_fields_are_skipped(mode: Mode) -> TestRes
         "configmap",
         &acme.name,
         "--patch",
-        &mine.to_string(),
+        &user_patch.to_string(),
     ])
     .await?;
-    acme.becomes("configmap", "{.data.version}", "1.0.0").await;
-    acme.looked_at().await;
+    acme.wait_for_field("configmap", "{.data.version}", "1.0.0")
+        .await;
+    acme.wait_for_drift_checks().await;
     let found = async |kind: &str, path: &str| acme.field(kind, path).await.unwrap();
     assert_eq!(found("configmap", "{.data.message}").await, "mine");
     assert_eq!(found("deployment", IMAGE).await, OTHER_IMAGE);
@@ -250,7 +261,7 @@ async fn drift_is_reported_but_ignored_fields_are_skipped(mode: Mode) -> TestRes
     fleet_client
         .annotate("acme", names::DRIFT_ANNOTATION, "Heal")
         .await?;
-    shows(&fleet_client, "acme", &ready, |message| {
+    wait_for_condition(&fleet_client, "acme", &ready, |message| {
         message.contains("write off, warn or heal")
     })
     .await;
@@ -274,7 +285,7 @@ async fn adopted_release_is_healed_after_its_own_revision() -> TestResult {
     ];
     let how = how.into_iter().chain(["--set=replicaCount=0"]);
     pair.cluster().helm(install.into_iter().chain(how)).await?;
-    pair.open(chart.flags(&["--drift=heal", "--drift-interval=1s"]))
+    pair.start_hub_and_join(chart.flags(&["--drift=heal", "--drift-interval=1s"]))
         .await?;
     let fleet_client = pair.fleet_client();
     let original = krypton_types::fingerprint::original(&url, "small", "1.0.0");
@@ -282,11 +293,11 @@ async fn adopted_release_is_healed_after_its_own_revision() -> TestResult {
     fleet_client
         .create_annotated("acme", json!({}), &[(&annotation, &original)])
         .await?;
-    fleet_client.ready("acme").await?;
-    let acme = Release::of(&pair, "acme");
+    fleet_client.wait_ready("acme").await?;
+    let acme = Release::new(&pair, "acme");
     acme.change_image().await;
     let ready = pair.condition("ClusterReady");
-    shows(&fleet_client, "acme", &ready, |message| {
+    wait_for_condition(&fleet_client, "acme", &ready, |message| {
         message.contains("not corrected")
     })
     .await;
@@ -296,11 +307,11 @@ async fn adopted_release_is_healed_after_its_own_revision() -> TestResult {
 
     chart.write("{replicaCount: 0, message: v2}")?;
     fleet_client
-        .newest_is("acme", &acme.name, 2, "deployed")
+        .wait_for_revision("acme", &acme.name, 2, "deployed")
         .await?;
     acme.change_image().await;
-    acme.becomes("deployment", IMAGE, OWN_IMAGE).await;
-    acme.looked_at().await;
+    acme.wait_for_field("deployment", IMAGE, OWN_IMAGE).await;
+    acme.wait_for_drift_checks().await;
     let revisions = fleet_client.revisions("acme", &acme.name).await?;
     let statuses = ["superseded", "deployed"].map(str::to_owned);
     assert_eq!(

@@ -9,25 +9,25 @@ use anyhow::Result;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ConfigMap, Event, Secret};
 use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec, SourceRef};
-use krypton_hub::agent_server::enrollment_service::{Audit, EnrollmentService, reason};
+use krypton_hub::agent_server::enrollment_service::{EnrollmentAudit, EnrollmentService, reason};
 use krypton_hub::agent_server::join_info::publish as publish_join_info;
-use krypton_hub::agent_server::join_token::{self, Refusal};
+use krypton_hub::agent_server::join_token::{self, TokenRefusal};
 use krypton_hub::agent_server::listener::Peer;
-use krypton_hub::ca::{Authority, AuthorityError, Live, read_agent_certificate};
+use krypton_hub::ca::{Authority, AuthorityError, CurrentAuthority, read_agent_certificate};
+use krypton_hub::home_events::HomeEvents;
 use krypton_hub::leader::Leader;
 use krypton_hub::members::MemberRegistry;
-use krypton_hub::notices::HomeEvents;
 use krypton_hub::observe::metrics::SessionMetrics;
 use krypton_kubectl::Connection;
 use krypton_kubectl::join_info;
-use krypton_kubectl::join_token::make as make_token;
+use krypton_kubectl::join_token::create as create_token;
 use krypton_proto::v1::enrollment_server::Enrollment as _;
 use krypton_proto::v1::{EnrollRequest, EnrollResponse};
 use krypton_runtime::clock::wall as now;
 use krypton_runtime::watchdog::Watchdog;
 use krypton_tests::simulated_home::SimulatedHome;
 use krypton_tests::{Merge as _, TestResult, eventually_within};
-use krypton_types::ca_rotation::{self, Phase, Stage, Why};
+use krypton_types::ca_rotation::{self, BlockReason, RotationPhase, RotationStage};
 use krypton_types::join_info::{JoinInfo, NAME as JOIN_INFO};
 use krypton_types::join_token::{Caller, LABEL as TOKEN_LABEL};
 use krypton_types::names;
@@ -50,41 +50,47 @@ fn request() -> Result<Vec<u8>> {
 
 async fn token(client: &Client, cluster: &str) -> Result<String> {
     let home = Connection::new(client.clone(), "home");
-    let made = make_token(&home, NAMESPACE, cluster, HOUR, now()).await?;
-    Ok(made.token)
+    let created = create_token(&home, NAMESPACE, cluster, HOUR, now()).await?;
+    Ok(created.token)
 }
 
 /// Returns a hub's enrollment service, which records events.
 async fn hub(client: &Client) -> Result<(EnrollmentService, Arc<Authority>)> {
-    let authority = Authority::load_or_make(client.clone(), NAMESPACE, "a.krypton").await;
-    let live = Arc::new(Live::new(authority?));
-    let authority = live.now();
-    let audit = Audit {
+    let authority = Authority::load_or_create(client.clone(), NAMESPACE, "a.krypton").await;
+    let live = Arc::new(CurrentAuthority::new(authority?));
+    let authority = live.get();
+    let audit = EnrollmentAudit {
         members: Arc::new(MemberRegistry::default()),
-        notices: HomeEvents::start(
+        events: HomeEvents::start(
             client.clone(),
             "test".to_owned(),
-            Leader::alone(),
+            Leader::always_leading(),
             &Watchdog::default(),
         ),
         metrics: Arc::new(SessionMetrics::default()),
     };
     let namespace = NAMESPACE.to_owned();
-    let hub = EnrollmentService::new(client.clone(), namespace, live, audit, Leader::alone());
+    let hub = EnrollmentService::new(
+        client.clone(),
+        namespace,
+        live,
+        audit,
+        Leader::always_leading(),
+    );
     Ok((hub, authority))
 }
 
 /// Returns the events of a member, as (type, reason, action, message).
-async fn events_of(client: &Client, member: &str) -> Result<Vec<[String; 4]>> {
+async fn member_events(client: &Client, member: &str) -> Result<Vec<[String; 4]>> {
     let events: Api<Event> = Api::namespaced(client.clone(), "default");
     let all = events.list(&ListParams::default()).await?.items;
     let of_member = all
         .into_iter()
         .filter(|event| event.involved_object.name.as_deref() == Some(member));
-    let words = of_member.map(|event| {
+    let fields = of_member.map(|event| {
         [event.type_, event.reason, event.action, event.message].map(Option::unwrap_or_default)
     });
-    Ok(words.collect())
+    Ok(fields.collect())
 }
 
 async fn enroll(
@@ -109,7 +115,7 @@ async fn enroll(
 async fn ca_is_created_once_and_unreadable_one_kept() -> TestResult {
     let cluster = SimulatedHome::start().await?;
     let client = cluster.client();
-    let load = || Authority::load_or_make(client.clone(), NAMESPACE, "a.krypton");
+    let load = || Authority::load_or_create(client.clone(), NAMESPACE, "a.krypton");
     let (one, other) = tokio::join!(load(), load());
     let (one, other) = (one?, other?);
     assert_eq!(one.roots(), other.roots());
@@ -120,10 +126,10 @@ async fn ca_is_created_once_and_unreadable_one_kept() -> TestResult {
         .await?;
     let error = load().await.unwrap_err();
     assert!(matches!(error, AuthorityError::Unusable { .. }), "{error}");
-    let kept = api.get(names::CA_SECRET).await?;
-    assert_eq!(kept.data.unwrap()["ca.key"].0, b"x");
+    let secret = api.get(names::CA_SECRET).await?;
+    assert_eq!(secret.data.unwrap()["ca.key"].0, b"x");
 
-    let error = Authority::load_or_make(client, "nowhere", "a.krypton").await;
+    let error = Authority::load_or_create(client, "nowhere", "a.krypton").await;
     let error = error.unwrap_err().to_string();
     assert!(error.contains("nowhere/krypton-hub-ca"), "{error}");
     Ok(())
@@ -137,15 +143,15 @@ async fn only_one_key_redeems_contested_token() -> TestResult {
     let race = (0..8).map(|index| {
         let (client, token) = (client.clone(), token.clone());
         async move {
-            let shown = join_token::look_up(client.clone(), NAMESPACE, &token)
+            let found = join_token::look_up(client.clone(), NAMESPACE, &token)
                 .await
                 .unwrap();
             let key = format!("key-{}", index / 2);
-            let by = Caller {
+            let caller = Caller {
                 key: &key,
                 cluster_uid: HERE,
             };
-            let redeemed = join_token::redeem(client, NAMESPACE, shown, by, "uid", now()).await;
+            let redeemed = join_token::redeem(client, NAMESPACE, found, caller, "uid", now()).await;
             (key, redeemed.unwrap())
         }
     });
@@ -156,7 +162,7 @@ async fn only_one_key_redeems_contested_token() -> TestResult {
                 assert_eq!(record.cluster, "edge-1");
                 winners.push(key);
             }
-            Err(refusal) => assert!(matches!(refusal, Refusal::Used { .. }), "{refusal}"),
+            Err(refusal) => assert!(matches!(refusal, TokenRefusal::Used { .. }), "{refusal}"),
         }
     }
     // Only the two requests with the winning key succeed.
@@ -195,20 +201,24 @@ async fn enrollment_events_cover_every_outcome_without_secret() -> TestResult {
     let members: Api<EdgeCluster> = Api::all(client.clone());
     let token = token(&client, "edge-1").await?;
     let (name, secret) = token.split_once('.').unwrap();
-    let mine = request()?;
-    enroll(&hub, &token, &mine, HERE).await?;
-    enroll(&hub, &token, &mine, HERE).await?;
-    let theirs = request()?;
-    let guess = format!("{name}.{}", "0".repeat(64));
-    enroll(&hub, &token, &theirs, HERE).await.unwrap_err();
-    enroll(&hub, &token, &mine, "elsewhere").await.unwrap_err();
-    enroll(&hub, &guess, &theirs, HERE).await.unwrap_err();
+    let request_1 = request()?;
+    enroll(&hub, &token, &request_1, HERE).await?;
+    enroll(&hub, &token, &request_1, HERE).await?;
+    let request_2 = request()?;
+    let guessed_token = format!("{name}.{}", "0".repeat(64));
+    enroll(&hub, &token, &request_2, HERE).await.unwrap_err();
+    enroll(&hub, &token, &request_1, "elsewhere")
+        .await
+        .unwrap_err();
+    enroll(&hub, &guessed_token, &request_2, HERE)
+        .await
+        .unwrap_err();
     members
         .merge("edge-1", &json!({"spec": {"banned": true}}))
         .await?;
-    enroll(&hub, &token, &mine, HERE).await.unwrap_err();
+    enroll(&hub, &token, &request_1, HERE).await.unwrap_err();
     members.delete("edge-1", &DeleteParams::default()).await?;
-    enroll(&hub, &token, &mine, HERE).await.unwrap_err();
+    enroll(&hub, &token, &request_1, HERE).await.unwrap_err();
 
     let expected = [
         ("Normal", reason::ENROLLED, "Enroll"),
@@ -220,12 +230,15 @@ async fn enrollment_events_cover_every_outcome_without_secret() -> TestResult {
         ("Warning", reason::REFUSED, "TokenRevoked"),
     ];
     let all = eventually_within("the events", Duration::from_secs(60), async || {
-        let all = events_of(&client, "edge-1").await?;
-        let there = |wanted: &(&str, &str, &str)| {
+        let all = member_events(&client, "edge-1").await?;
+        let exists = |expected_event: &(&str, &str, &str)| {
             all.iter()
-                .any(|event| (&*event[0], &*event[1], &*event[2]) == *wanted)
+                .any(|event| (&*event[0], &*event[1], &*event[2]) == *expected_event)
         };
-        match expected.iter().find(|wanted| !there(wanted)) {
+        match expected
+            .iter()
+            .find(|expected_event| !exists(expected_event))
+        {
             None => Ok(Some(all)),
             Some(missing) => anyhow::bail!("no {missing:?} among {all:?}"),
         }
@@ -249,22 +262,24 @@ async fn guessed_tokens_are_throttled_but_valid_agent_enrolls() -> TestResult {
     let (hub, _) = hub(&client).await?;
     let token = token(&client, "edge-1").await?;
     let (name, _) = token.split_once('.').unwrap();
-    let mine = request()?;
-    let mut put_off = 0;
+    let signing_request = request()?;
+    let mut exhausted = 0;
     for number in 0..20_u64 {
-        let guess = format!("{name}.{number:064x}");
-        let status = enroll(&hub, &guess, &mine, HERE).await.unwrap_err();
+        let guessed_token = format!("{name}.{number:064x}");
+        let status = enroll(&hub, &guessed_token, &signing_request, HERE)
+            .await
+            .unwrap_err();
         match status.code() {
             Code::PermissionDenied => {}
-            Code::ResourceExhausted => put_off += 1,
+            Code::ResourceExhausted => exhausted += 1,
             _ => panic!("{status:?}"),
         }
     }
-    assert!(put_off > 0);
+    assert!(exhausted > 0);
     eventually_within(
         "the valid token to be accepted",
         Duration::from_secs(60),
-        async || Ok(Some(enroll(&hub, &token, &mine, HERE).await?)),
+        async || Ok(Some(enroll(&hub, &token, &signing_request, HERE).await?)),
     )
     .await?;
     Ok(())
@@ -278,19 +293,19 @@ async fn only_tokens_long_expired_are_swept() -> TestResult {
     let past = |hours: i64| Timestamp::from_second(now().as_second() - hours * 3600).unwrap();
     let connection = Connection::new(client.clone(), "home");
     for hours in [48, 26, 24, 2, 0] {
-        make_token(&connection, NAMESPACE, "edge-1", HOUR, past(hours)).await?;
+        create_token(&connection, NAMESPACE, "edge-1", HOUR, past(hours)).await?;
     }
     let foreign: Secret = serde_json::from_value(json!({
         "metadata": {"name": "foreign", "labels": {TOKEN_LABEL: "true"}},
         "stringData": {"expires": "1970-01-01T00:00:00Z"},
     }))?;
     api.create(&PostParams::default(), &foreign).await?;
-    let swept = join_token::sweep(client.clone(), NAMESPACE, now()).await;
+    let swept = join_token::delete_expired(client.clone(), NAMESPACE, now()).await;
     assert_eq!(swept?, 2);
-    let swept = join_token::sweep(client, NAMESPACE, now()).await;
+    let swept = join_token::delete_expired(client, NAMESPACE, now()).await;
     assert_eq!(swept?, 0);
-    let left = api.list(&Default::default()).await?.items;
-    assert_eq!(left.len(), 4);
+    let remaining = api.list(&Default::default()).await?.items;
+    assert_eq!(remaining.len(), 4);
     Ok(())
 }
 
@@ -334,19 +349,23 @@ async fn token_enrolls_one_agent_and_explains_refusals() -> TestResult {
 
     // The hub creates the EdgeCluster of a new member, and binds the certificate to it.
     let (token_1, mine) = (token(&client, "edge-1").await?, request()?);
-    let answer = enroll(&hub, &token_1, &mine, HERE).await?;
+    let response = enroll(&hub, &token_1, &mine, HERE).await?;
     let member = members.get("edge-1").await?;
-    let own = read_agent_certificate("a.krypton", &answer.certificates[0])?;
-    assert_eq!(own.cluster, "edge-1");
-    assert_eq!(Some(own.uid.clone()), member.metadata.uid);
-    assert_eq!(answer.roots[0][..], authority.roots()[0][..]);
+    let certificate = read_agent_certificate("a.krypton", &response.certificates[0])?;
+    assert_eq!(certificate.cluster, "edge-1");
+    assert_eq!(Some(certificate.uid.clone()), member.metadata.uid);
+    assert_eq!(response.roots[0][..], authority.roots()[0][..]);
 
     // The same key can enroll again, and another key can't.
     enroll(&hub, &token_1, &mine, HERE).await?;
-    let refused = |status: Result<EnrollResponse, Status>, code: Code, word: &str| {
+    let refused = |status: Result<EnrollResponse, Status>, code: Code, expected_text: &str| {
         let status = status.unwrap_err();
         assert_eq!(status.code(), code, "{}", status.message());
-        assert!(status.message().contains(word), "{}", status.message());
+        assert!(
+            status.message().contains(expected_text),
+            "{}",
+            status.message()
+        );
     };
     let theirs = enroll(&hub, &token_1, &request()?, HERE).await;
     refused(
@@ -370,18 +389,18 @@ async fn token_enrolls_one_agent_and_explains_refusals() -> TestResult {
     let made_after = token(&client, "edge-9").await?;
     members.delete("edge-9", &DeleteParams::default()).await?;
     for revoked in [token_9, made_before, made_after] {
-        let back = enroll(&hub, &revoked, &their_own, HERE).await;
-        refused(back, Code::PermissionDenied, "has been deleted since");
+        let result = enroll(&hub, &revoked, &their_own, HERE).await;
+        refused(result, Code::PermissionDenied, "has been deleted since");
     }
     assert!(members.get_opt("edge-9").await?.is_none());
 
     // The response to a wrong secret is the same as to an unknown token.
     let (name, _) = token_1.split_once('.').unwrap();
-    let guess = format!("{name}.{}", "0".repeat(64));
+    let guessed_token = format!("{name}.{}", "0".repeat(64));
     let unknown = format!("{}.{}", "0".repeat(16), "0".repeat(64));
     let mut messages = Vec::new();
-    for wrong in [guess, unknown, "x".to_owned(), String::new()] {
-        let status = enroll(&hub, &wrong, &mine, HERE).await.unwrap_err();
+    for wrong_token in [guessed_token, unknown, "x".to_owned(), String::new()] {
+        let status = enroll(&hub, &wrong_token, &mine, HERE).await.unwrap_err();
         assert_eq!(status.code(), Code::PermissionDenied);
         messages.push(status.message().to_owned());
     }
@@ -390,7 +409,7 @@ async fn token_enrolls_one_agent_and_explains_refusals() -> TestResult {
 
     let past = Timestamp::from_second(now().as_second() - 7200)?;
     let connection = Connection::new(client.clone(), "home");
-    let expired = make_token(&connection, NAMESPACE, "edge-1", HOUR, past).await;
+    let expired = create_token(&connection, NAMESPACE, "edge-1", HOUR, past).await;
     let late = enroll(&hub, &expired?.token, &mine, HERE).await;
     refused(late, Code::PermissionDenied, "expired at");
 
@@ -446,35 +465,40 @@ async fn ca_rotation_waits_for_enrolled_agent_never_connected() -> TestResult {
     });
     let params = PostParams::default();
     members.create(&params, &by_source).await?;
-    let awaited = async || {
-        let stage = Stage {
-            phase: Phase::Announced,
-            root: RootDigest::of(b"next"),
+    let blocking_members = async || {
+        let stage = RotationStage {
+            phase: RotationPhase::Announced,
+            root: RootDigest::from_der(b"next"),
         };
         let all = members.list(&ListParams::default()).await.unwrap().items;
-        let awaited = ca_rotation::awaited(stage, &all, now());
-        let awaited = awaited.into_iter().map(|member| (member.name, member.why));
-        awaited.collect::<Vec<_>>()
+        let blocking_members = ca_rotation::blocking_members(stage, &all, now());
+        let blocking_members = blocking_members
+            .into_iter()
+            .map(|member| (member.name, member.reason));
+        blocking_members.collect::<Vec<_>>()
     };
-    assert_eq!(awaited().await, []);
+    assert_eq!(blocking_members().await, []);
 
     let token = token(&client, "edge-1").await?;
-    let answer = enroll(&hub, &token, &request()?, HERE).await?;
-    let unheard = [("edge-1".to_owned(), Why::NotHeard)];
-    assert_eq!(awaited().await, unheard);
-    let own = read_agent_certificate("a.krypton", &answer.certificates[0])?;
+    let response = enroll(&hub, &token, &request()?, HERE).await?;
+    let unheard = [("edge-1".to_owned(), BlockReason::NotConnected)];
+    assert_eq!(blocking_members().await, unheard);
+    let certificate = read_agent_certificate("a.krypton", &response.certificates[0])?;
     let status = members.get("edge-1").await?.status.unwrap();
-    assert_eq!(status.pending_certificate_expiry.unwrap().0, own.not_after);
+    assert_eq!(
+        status.pending_certificate_expiry.unwrap().0,
+        certificate.not_after
+    );
 
     // Simulates an agent that has connected and trusts the next root.
-    let come = json!({
-        "certificateExpiry": own.not_after,
-        "trustedRoots": {"trusted": [RootDigest::of(b"next").to_string()]},
+    let status_patch = json!({
+        "certificateExpiry": certificate.not_after,
+        "trustedRoots": {"trusted": [RootDigest::from_der(b"next").to_string()]},
     });
-    let come = Patch::Merge(json!({ "status": come }));
+    let status_patch = Patch::Merge(json!({ "status": status_patch }));
     members
-        .patch_status("edge-1", &PatchParams::default(), &come)
+        .patch_status("edge-1", &PatchParams::default(), &status_patch)
         .await?;
-    assert_eq!(awaited().await, []);
+    assert_eq!(blocking_members().await, []);
     Ok(())
 }

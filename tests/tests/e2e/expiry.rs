@@ -16,7 +16,7 @@ use krypton_runtime::clock::wall;
 use krypton_runtime::tls::{self, Credential};
 use krypton_tests::{
     Cluster, Hub, HubOptions, Parts, TestResult,
-    fleet::{CONNECTED, FleetClient, HUB_NAMESPACE, PATIENCE},
+    fleet::{CONNECTED, FleetClient, HUB_NAMESPACE, STEP_DEADLINE},
 };
 use kube::api::{ListParams, PostParams};
 use kube::{Api, ResourceExt};
@@ -29,7 +29,7 @@ const SOON: (&str, &str, &str) = ("CertificateCurrent", "False", "CertificateExp
 const CURRENT: (&str, &str, &str) = ("CertificateCurrent", "True", "Current");
 
 /// An agent's session, without a cluster.
-struct Connected {
+struct AgentSession {
     _stop: DropGuard,
 }
 
@@ -40,8 +40,8 @@ async fn connect(
     uid: &str,
     key: &KeyPair,
     made: Timestamp,
-) -> TestResult<Connected> {
-    let authority = Authority::load_or_make(home.client(), HUB_NAMESPACE, "test.krypton").await?;
+) -> TestResult<AgentSession> {
+    let authority = Authority::load_or_create(home.client(), HUB_NAMESPACE, "test.krypton").await?;
     let request = CertificateParams::default().serialize_request(key)?;
     let life = AGENT_CERTIFICATE_LIFE;
     let certificates = authority.sign_agent(request.der(), "edge-1", uid, made, life);
@@ -64,7 +64,7 @@ async fn connect(
     };
     let stop = CancellationToken::new();
     tokio::spawn(session::run(session, stop.clone()));
-    Ok(Connected {
+    Ok(AgentSession {
         _stop: stop.drop_guard(),
     })
 }
@@ -90,8 +90,8 @@ async fn expiring_certificate_is_reported_once_across_restart() -> TestResult {
     let flags = ["--self-cluster=false", "--chart-install-crds=false"];
     let options = HubOptions::new(home.kubeconfig()).args(flags);
     let mut hub = Hub::start(&options)?;
-    hub.ready(PATIENCE).await?;
-    let fleet_client = FleetClient::at(&home);
+    hub.wait_ready(STEP_DEADLINE).await?;
+    let fleet_client = FleetClient::new(&home);
     let members: Api<EdgeCluster> = Api::all(home.client());
     let member = EdgeCluster::new("edge-1", EdgeClusterSpec::default());
     let uid = members
@@ -100,17 +100,20 @@ async fn expiring_certificate_is_reported_once_across_restart() -> TestResult {
         .uid()
         .unwrap();
     // The bundle exists as soon as the hub has its CA.
-    krypton_tests::bundle(&home, "another").await?;
+    krypton_tests::join_bundle(&home, "another").await?;
 
     // The hub would reject another key.
     let key = KeyPair::generate()?;
     let days = |count: i64| wall() - SignedDuration::from_hours(24 * count);
     let old = connect(&home, &hub, &uid, &key, days(6)).await?;
-    let shown = fleet_client
-        .member_shows("edge-1", &[SOON, CONNECTED])
+    let shown_status = fleet_client
+        .wait_for_member("edge-1", &[SOON, CONNECTED])
         .await?;
-    let shown = serde_json::to_string(&shown.status)?;
-    assert!(shown.contains("kubectl krypton join edge-1"), "{shown}");
+    let shown_status = serde_json::to_string(&shown_status.status)?;
+    assert!(
+        shown_status.contains("kubectl krypton join edge-1"),
+        "{shown_status}"
+    );
     let message = fleet_client.event_message("edge-1", SOON.2).await?;
     assert!(message.contains("kubectl krypton join edge-1"), "{message}");
     let metrics = hub.metrics().await?;
@@ -123,16 +126,16 @@ async fn expiring_certificate_is_reported_once_across_restart() -> TestResult {
     }
 
     hub.stop().await?;
-    let mut hub = Hub::start(&options.clone().in_place_of(&hub))?;
-    hub.ready(PATIENCE).await?;
+    let mut hub = Hub::start(&options.clone().on_port_of(&hub))?;
+    hub.wait_ready(STEP_DEADLINE).await?;
     fleet_client
-        .member_shows("edge-1", &[SOON, CONNECTED])
+        .wait_for_member("edge-1", &[SOON, CONNECTED])
         .await?;
     drop(old);
     // The writes about this session follow all earlier ones.
     let _new = connect(&home, &hub, &uid, &key, days(0)).await?;
     fleet_client
-        .member_shows("edge-1", &[CURRENT, CONNECTED])
+        .wait_for_member("edge-1", &[CURRENT, CONNECTED])
         .await?;
     assert_eq!(event_count(&home).await, 1);
     tokio::time::timeout(Duration::from_secs(60), hub.stop()).await??;

@@ -3,14 +3,14 @@
 use anyhow::Result;
 use krypton_tests::{
     Cluster, Hub, HubOptions, Membership, Mode, Parts, ServedChart, TestResult, by_agent,
-    fleet::{ALL_READY, CONNECTED, Expected, FleetClient, HEALTHY, RESOLVED},
+    fleet::{ALL_READY, CONNECTED, ExpectedCondition, FleetClient, HEALTHY, RESOLVED},
 };
 use serde_json::json;
 
 by_agent!(older_of_duplicate_members_acts_alone);
 
 /// Returns the conditions of a healthy member on home.
-fn well(mode: Mode) -> Vec<Expected<'static>> {
+fn healthy_conditions(mode: Mode) -> Vec<ExpectedCondition<'static>> {
     match mode {
         Mode::SelfCluster | Mode::Proxy => vec![RESOLVED, CONNECTED, HEALTHY],
         // There is no source to resolve.
@@ -31,7 +31,7 @@ async fn start(name: &str, parts: Parts, more: &[&str]) -> Result<Fleet> {
     let home = Cluster::start(name, parts).await?;
     let options = HubOptions::new(home.kubeconfig()).args(chart.flags(more));
     let hub = Hub::start(&options)?;
-    let fleet_client = FleetClient::at(&home);
+    let fleet_client = FleetClient::new(&home);
     Ok(Fleet {
         home,
         fleet_client,
@@ -52,9 +52,9 @@ async fn older_of_duplicate_members_acts_alone(mode: Mode) -> TestResult {
         Cluster::start("double-edge", Parts::WithControllers),
     )?;
     let _member = fleet.join(mode, &edge, "edge-b").await?;
-    let (fleet_client, at_edge) = (&fleet.fleet_client, FleetClient::at(&edge));
-    let healthy = well(mode);
-    fleet_client.member_shows("edge-b", &healthy).await?;
+    let (fleet_client, at_edge) = (&fleet.fleet_client, FleetClient::new(&edge));
+    let healthy = healthy_conditions(mode);
+    fleet_client.wait_for_member("edge-b", &healthy).await?;
     // The age decides, not the name.
     fleet_client
         .add_member("edge-a", &edge.kubeconfig_with_token())
@@ -63,7 +63,9 @@ async fn older_of_duplicate_members_acts_alone(mode: Mode) -> TestResult {
     fleet_client.add_member("home-again", &home_again).await?;
     let double = ("Healthy", "False", "DuplicateCluster");
     for (name, other) in [("edge-a", "edge-b"), ("home-again", "self-cluster")] {
-        let message = fleet_client.member_message(name, &[double]).await?;
+        let message = fleet_client
+            .member_condition_message(name, &[double])
+            .await?;
         assert!(message.contains(&format!("member {other},")), "{message}");
     }
 
@@ -74,7 +76,7 @@ async fn older_of_duplicate_members_acts_alone(mode: Mode) -> TestResult {
         ("ClusterReady/self-cluster", "True", "Installed"),
         ("ClusterReady/edge-b", "True", "Installed"),
     ];
-    let tenant = fleet_client.shows("acme", &both).await?;
+    let tenant = fleet_client.wait_for("acme", &both).await?;
     let status = tenant.status.unwrap();
     assert_eq!(
         status.last_message.as_deref(),
@@ -86,8 +88,8 @@ async fn older_of_duplicate_members_acts_alone(mode: Mode) -> TestResult {
             .map(|name| (*name).to_owned())
             .collect::<Vec<_>>()
     };
-    let releases = |found: std::collections::BTreeMap<String, String>| -> Vec<String> {
-        found.into_keys().collect()
+    let releases = |releases_by_name: std::collections::BTreeMap<String, String>| -> Vec<String> {
+        releases_by_name.into_keys().collect()
     };
     let on_edge = releases(at_edge.releases().await?);
     assert_eq!(on_edge, only(&["sh.helm.release.v1.tenant-acme-edge-b.v1"]));
@@ -96,7 +98,7 @@ async fn older_of_duplicate_members_acts_alone(mode: Mode) -> TestResult {
         on_home,
         only(&["sh.helm.release.v1.tenant-acme-self-cluster.v1"])
     );
-    fleet_client.member_shows("edge-b", &healthy).await?;
+    fleet_client.wait_for_member("edge-b", &healthy).await?;
     assert!(fleet.hub.log()?.contains("DuplicateCluster"));
     Ok(())
 }

@@ -14,13 +14,18 @@ use tempfile::TempDir;
 const CERTIFICATES: &str = "certificates.cert-manager.io";
 
 /// Waits until a condition of Tenant acme has this status and a message that contains this text.
-async fn shows(fleet_client: &FleetClient, kind: &str, status: &str, words: &str) -> String {
-    let what = format!("{kind} to be {status} with {words:?}");
+async fn wait_for_condition(
+    fleet_client: &FleetClient,
+    kind: &str,
+    status: &str,
+    expected_text: &str,
+) -> String {
+    let what = format!("{kind} to be {status} with {expected_text:?}");
     eventually(&what, async || {
         let tenant = fleet_client.tenants().get("acme").await?;
         let conditions = tenant.status.unwrap_or_default().conditions;
         match condition(&conditions, kind) {
-            Some(found) if found.status == status && found.message.contains(words) => {
+            Some(found) if found.status == status && found.message.contains(expected_text) => {
                 Ok(Some(found.message.clone()))
             }
             found => bail!("{found:?}"),
@@ -31,26 +36,27 @@ async fn shows(fleet_client: &FleetClient, kind: &str, status: &str, words: &str
 }
 
 /// Waits until the newest revision is at least `at_least`. There must never be more than `most` revisions.
-async fn piles_up(
+async fn check_history(
     fleet_client: &FleetClient,
     workspace: &str,
     release: &str,
     at_least: u32,
-    most: usize,
+    max: usize,
 ) {
     let what = format!("revision {at_least} of {release}");
     let enough = eventually(&what, async || {
         let revisions = fleet_client.revisions(workspace, release).await?;
         let newest = revisions.last().map_or(0, |(number, _)| *number);
-        Ok((revisions.len() > most || newest >= at_least).then_some(revisions))
+        Ok((revisions.len() > max || newest >= at_least).then_some(revisions))
     });
     let revisions = enough.await.unwrap();
-    assert!(revisions.len() <= most, "{revisions:?}");
+    assert!(revisions.len() <= max, "{revisions:?}");
 }
 
-async fn open(pair: &mut Pair, flags: Vec<String>, more: &[&str]) -> Result<()> {
-    let more = more.iter().map(|flag| (*flag).to_owned());
-    pair.open(flags.into_iter().chain(more)).await
+async fn start_with_flags(pair: &mut Pair, flags: Vec<String>, extra_flags: &[&str]) -> Result<()> {
+    let extra_flags = extra_flags.iter().map(|flag| (*flag).to_owned());
+    pair.start_hub_and_join(flags.into_iter().chain(extra_flags))
+        .await
 }
 
 #[tokio::test]
@@ -66,17 +72,17 @@ async fn failed_rollout_is_not_ready_despite_old_pods() -> TestResult {
     chart.write("{replicaCount: 1, unready: true}")?;
     let release = pair.release("acme");
     let lacks = format!("Deployment acme/{release}: 0 of 1 new ones available, 1 old ones left");
-    shows(
+    wait_for_condition(
         &fleet_client,
         &pair.condition("ClusterProgress"),
         "True",
         &lacks,
     )
     .await;
-    shows(&fleet_client, &pair.condition("ClusterReady"), "False", "").await;
+    wait_for_condition(&fleet_client, &pair.condition("ClusterReady"), "False", "").await;
 
     chart.write("{replicaCount: 1}")?;
-    fleet_client.ready("acme").await?;
+    fleet_client.wait_ready("acme").await?;
     Ok(())
 }
 
@@ -97,62 +103,64 @@ async fn wait_mode_decides_readiness_and_history_is_limited() -> TestResult {
     let progress = pair.condition("ClusterProgress");
 
     // No controller makes pods ready here, so the release never becomes ready. The message names the cause.
-    open(&mut pair, flags("gates"), &[]).await?;
+    start_with_flags(&mut pair, flags("gates"), &[]).await?;
     fleet_client.create("acme", json!({})).await?;
-    let hook = gate::at(&fleet_client, "acme", "pre-install", None).await?;
-    let waits = format!("installing release: waiting for hook Pod acme/{release}-pre-install");
-    shows(&fleet_client, &progress, "True", &waits).await;
-    shows(&fleet_client, &ready, "False", &waits).await;
-    gate::open(&fleet_client, "acme", &hook).await?;
-    let lacks = format!("Deployment acme/{release}: 0 of 1 available");
-    shows(&fleet_client, &progress, "True", &lacks).await;
+    let hook = gate::wait_for_hook(&fleet_client, "acme", "pre-install", None).await?;
+    let hook_message =
+        format!("installing release: waiting for hook Pod acme/{release}-pre-install");
+    wait_for_condition(&fleet_client, &progress, "True", &hook_message).await;
+    wait_for_condition(&fleet_client, &ready, "False", &hook_message).await;
+    gate::complete_hook(&fleet_client, "acme", &hook).await?;
+    let workload_message = format!("Deployment acme/{release}: 0 of 1 available");
+    wait_for_condition(&fleet_client, &progress, "True", &workload_message).await;
     let starts = fleet_client.events("acme").await?;
     assert_eq!(starts.get("HelmInstallStart"), Some(&1), "{starts:?}");
     pair.stop().await?;
 
-    open(&mut pair, flags("gates"), &["--wait=hooks"]).await?;
-    fleet_client.ready("acme").await?;
-    shows(
+    start_with_flags(&mut pair, flags("gates"), &["--wait=hooks"]).await?;
+    fleet_client.wait_ready("acme").await?;
+    wait_for_condition(
         &fleet_client,
         &ready,
         "True",
-        &format!("; not waited for: {lacks}"),
+        &format!("; not waited for: {workload_message}"),
     )
     .await;
     pair.stop().await?;
 
-    open(&mut pair, flags("gates"), &["--wait=none"]).await?;
-    let shown = eventually("no message about workloads", async || {
-        let shown = shows(&fleet_client, &ready, "True", "; not waited for").await;
-        Ok((!shown.contains("Deployment")).then_some(shown))
+    start_with_flags(&mut pair, flags("gates"), &["--wait=none"]).await?;
+    let ready_message = eventually("no message about workloads", async || {
+        let ready_message =
+            wait_for_condition(&fleet_client, &ready, "True", "; not waited for").await;
+        Ok((!ready_message.contains("Deployment")).then_some(ready_message))
     });
-    assert!(shown.await?.ends_with("; not waited for"));
+    assert!(ready_message.await?.ends_with("; not waited for"));
     fleet_client
-        .newest_is("acme", &release, 1, "deployed")
+        .wait_for_revision("acme", &release, 1, "deployed")
         .await?;
     pair.stop().await?;
 
-    let kept = ["--wait=none", "--history-max=2"];
+    let extra = ["--wait=none", "--history-max=2"];
     values.write("{replicaCount: 0, message: m1}")?;
-    open(&mut pair, flags("small"), &kept).await?;
+    start_with_flags(&mut pair, flags("small"), &extra).await?;
     fleet_client.create("alpha", json!({})).await?;
     let alpha = pair.release("alpha");
     for number in 1..=4 {
         let message = format!("{{replicaCount: 0, message: m{number}}}");
         values.write(&message)?;
         fleet_client
-            .newest_is("alpha", &alpha, number, "deployed")
+            .wait_for_revision("alpha", &alpha, number, "deployed")
             .await?;
-        piles_up(&fleet_client, "alpha", &alpha, number, 2).await;
+        check_history(&fleet_client, "alpha", &alpha, number, 2).await;
     }
 
     // Repeated failures don't accumulate revisions. This applies to a running release with an immutable Deployment
     // selector, and to a release without a successful revision.
     values.write("{replicaCount: 0, broken: true}")?;
     fleet_client.create("beta", json!({})).await?;
-    piles_up(&fleet_client, "beta", &pair.release("beta"), 4, 2).await;
+    check_history(&fleet_client, "beta", &pair.release("beta"), 4, 2).await;
     // Four other attempts precede. Each of them can have left objects that only its manifest declares.
-    piles_up(&fleet_client, "acme", &release, 9, 7).await;
+    check_history(&fleet_client, "acme", &release, 9, 7).await;
     let revisions = fleet_client.revisions("acme", &release).await?;
     let deployed = (1, "deployed".to_owned());
     assert!(revisions.contains(&deployed), "{revisions:?}");
@@ -193,16 +201,16 @@ async fn crds_are_deleted_only_if_enabled_and_unused() -> TestResult {
     };
     let remove = async |tenant: &str| {
         fleet_client.delete(tenant).await.unwrap();
-        fleet_client.gone(tenant).await.unwrap();
+        fleet_client.wait_gone(tenant).await.unwrap();
     };
 
-    open(&mut pair, flags.clone(), &[]).await?;
+    start_with_flags(&mut pair, flags.clone(), &[]).await?;
     install("acme").await;
     remove("acme").await;
     assert!(is_there().await, "no deletion was requested");
     pair.stop().await?;
 
-    open(&mut pair, flags, &["--delete-cert-manager-crds"]).await?;
+    start_with_flags(&mut pair, flags, &["--delete-cert-manager-crds"]).await?;
     install("acme").await;
     install("beta").await;
     remove("acme").await;
@@ -219,8 +227,8 @@ async fn crds_are_deleted_only_if_enabled_and_unused() -> TestResult {
     cluster.apply(&certificate.to_string()).await?;
     remove("acme").await;
     assert!(is_there().await, "a Certificate exists");
-    let why = fleet_client.event_message("acme", "CrdsStay").await?;
-    assert!(why.contains("Certificate default/theirs"), "{why}");
+    let message = fleet_client.event_message("acme", "CrdsStay").await?;
+    assert!(message.contains("Certificate default/theirs"), "{message}");
 
     install("acme").await;
     cluster
@@ -232,10 +240,10 @@ async fn crds_are_deleted_only_if_enabled_and_unused() -> TestResult {
         ])
         .await?;
     remove("acme").await;
-    let gone = eventually("the CRD to be deleted", async || {
+    let crd_deleted = eventually("the CRD to be deleted", async || {
         Ok((!is_there().await).then_some(()))
     });
-    gone.await?;
+    crd_deleted.await?;
     fleet_client.event_message("acme", "CrdsDeleted").await?;
     pair.stop().await?;
     Ok(())

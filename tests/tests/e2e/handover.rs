@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// A hub with a short grace period for lost agents, and a future member.
-struct Stage {
+struct HandoverFleet {
     home: Cluster,
     edge: Cluster,
     fleet_client: FleetClient,
@@ -19,16 +19,16 @@ struct Stage {
     _chart: ServedChart,
 }
 
-impl Stage {
-    async fn set(name: &str) -> TestResult<Self> {
+impl HandoverFleet {
+    async fn start(name: &str) -> TestResult<Self> {
         let chart = ServedChart::small("replicaCount: 0").await?;
         let (home, edge) = home_and_edge(name, Parts::ControlPlane).await?;
         let flags = chart.flags(&["--self-cluster=false", "--proxy-grace=5s"]);
         let options = HubOptions::new(home.kubeconfig()).args(flags);
         Ok(Self {
             hub: Hub::start(&options)?,
-            fleet_client: FleetClient::at(&home),
-            at_edge: FleetClient::at(&edge),
+            fleet_client: FleetClient::new(&home),
+            at_edge: FleetClient::new(&edge),
             home,
             edge,
             _chart: chart,
@@ -58,16 +58,16 @@ metadata: {name: agent, namespace: default}
 
 #[tokio::test]
 async fn agent_without_full_cluster_access_leaves_proxy_acting() -> TestResult {
-    let Stage {
+    let HandoverFleet {
         home,
         edge,
         fleet_client,
         at_edge,
         mut hub,
         _chart,
-    } = Stage::set("blind").await?;
+    } = HandoverFleet::start("blind").await?;
     let _member = Membership::join(Mode::Proxy, &mut hub, &home, &edge, "edge-1").await?;
-    fleet_client.member_is("edge-1", Mode::Proxy).await?;
+    fleet_client.wait_for_mode("edge-1", Mode::Proxy).await?;
     let hubs = at_edge.holder().await?;
 
     edge.apply(ALMOST_ALL).await?;
@@ -86,9 +86,9 @@ async fn agent_without_full_cluster_access_leaves_proxy_acting() -> TestResult {
     .await?;
 
     // Longer than the grace period: only a ready agent makes the hub release the Lease.
-    at_edge.lease_renewed().await?;
+    at_edge.wait_for_renewal().await?;
     at_edge.install("acme").await?;
     assert_eq!(at_edge.holder().await?, hubs);
-    fleet_client.member_is("edge-1", Mode::Proxy).await?;
+    fleet_client.wait_for_mode("edge-1", Mode::Proxy).await?;
     Ok(())
 }

@@ -8,9 +8,9 @@ use k8s_openapi::api::{
     core::v1::{ConfigMap, Secret},
 };
 use krypton_tests::{
-    Answer, AnsweringProxy, ChartRepository, ChartSource, Cluster, Fault, Lie, Parts,
-    ServiceAccountAccess, TestResult, Tools,
-    answering_proxy::ALL,
+    AnsweringProxy, ChartRepository, ChartSource, Cluster, FalseResponse, Fault, Parts,
+    ResponseFault, ServiceAccountAccess, TestResult, Tools,
+    answering_proxy::ALL_VERBS,
     eventually_within,
     process::{Invocation, Process},
 };
@@ -25,11 +25,11 @@ use tokio::time::Instant;
 const MINUTE: Duration = Duration::from_secs(60);
 
 async fn start(name: &str, parts: Parts) -> Result<Cluster> {
-    let from = Instant::now();
+    let started = Instant::now();
     let cluster = Cluster::start(name, parts).await?;
     println!(
         "cluster {name} ({parts:?}) started in {:.1} s",
-        from.elapsed().as_secs_f64()
+        started.elapsed().as_secs_f64()
     );
     Ok(cluster)
 }
@@ -42,7 +42,7 @@ async fn create_config_map(client: Client, name: &str) -> Result<ConfigMap> {
 }
 
 /// Returns true if the API server accepts the kubeconfig's credentials.
-async fn may_read(kubeconfig: &str) -> Result<bool> {
+async fn can_read(kubeconfig: &str) -> Result<bool> {
     let kubeconfig = Kubeconfig::from_yaml(kubeconfig)?;
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
     let maps: Api<ConfigMap> = Api::namespaced(Client::try_from(config)?, "kube-system");
@@ -64,7 +64,7 @@ fn processes_with(text: &str) -> Vec<String> {
 #[tokio::test]
 async fn restarted_control_plane_keeps_port_and_data() -> TestResult {
     let cluster = start("restart", Parts::ControlPlane).await?;
-    let made = create_config_map(cluster.client(), "kept").await?;
+    let created = create_config_map(cluster.client(), "kept").await?;
     let server = cluster.server();
     let maps: Api<ConfigMap> = Api::namespaced(cluster.client(), "default");
 
@@ -78,11 +78,11 @@ async fn restarted_control_plane_keeps_port_and_data() -> TestResult {
         "{refused:?}"
     );
 
-    let from = Instant::now();
+    let stopped = Instant::now();
     cluster.start_apiserver().await?;
-    println!("apiserver back in {:.1} s", from.elapsed().as_secs_f64());
+    println!("apiserver back in {:.1} s", stopped.elapsed().as_secs_f64());
     assert_eq!(cluster.server(), server);
-    assert_eq!(maps.get("kept").await?.uid(), made.uid());
+    assert_eq!(maps.get("kept").await?.uid(), created.uid());
     assert!(
         cluster.start_apiserver().await.is_err(),
         "two apiservers on one port"
@@ -97,19 +97,19 @@ async fn rotated_token_is_rejected_and_next_one_accepted() -> TestResult {
         cluster.kubeconfig_with_token(),
         cluster.kubeconfig_with_next_token(),
     );
-    assert!(may_read(&first).await? && may_read(&second).await?);
+    assert!(can_read(&first).await? && can_read(&second).await?);
 
     cluster.rotate_token().await?;
 
-    assert!(!may_read(&first).await?);
-    assert!(may_read(&second).await?);
+    assert!(!can_read(&first).await?);
+    assert!(can_read(&second).await?);
     assert_eq!(cluster.kubeconfig_with_token(), second);
-    assert!(may_read(&cluster.kubeconfig_with_next_token()).await?);
+    assert!(can_read(&cluster.kubeconfig_with_next_token()).await?);
     Ok(())
 }
 
 /// Returns the HTTP status of a request that lists Secrets with this kubeconfig.
-async fn answer_to(kubeconfig: &str) -> Result<u16> {
+async fn response_code(kubeconfig: &str) -> Result<u16> {
     let kubeconfig = Kubeconfig::from_yaml(kubeconfig)?;
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
     let secrets: Api<Secret> = Api::namespaced(Client::try_from(config)?, "default");
@@ -129,27 +129,27 @@ async fn denied_requests_are_recorded_and_revoked_token_rejected() -> TestResult
     let user = [access.username()];
     let with_token = fs::read_to_string(access.token_file())?;
     let first = cluster.kubeconfig_with(&with_token);
-    assert!(cluster.denied(&user).await?.is_empty());
+    assert!(cluster.denied_requests(&user).await?.is_empty());
 
     let by_file = fs::read_to_string(access.kubeconfig())?;
-    assert_eq!(answer_to(&by_file).await?, 403);
-    let denied = cluster.denied(&user).await?;
+    assert_eq!(response_code(&by_file).await?, 403);
+    let denied = cluster.denied_requests(&user).await?;
     let [request] = &denied[..] else {
         panic!("{denied:?}");
     };
-    let asked = (request.verb.as_str(), request.object.resource.as_str());
-    assert_eq!(asked, ("list", "secrets"), "{request}");
+    let denied_access = (request.verb.as_str(), request.object.resource.as_str());
+    assert_eq!(denied_access, ("list", "secrets"), "{request}");
     let other = ["system:serviceaccount:default:other".to_owned()];
-    assert!(cluster.denied(&other).await?.is_empty());
+    assert!(cluster.denied_requests(&other).await?.is_empty());
 
     let former = access.renew(&cluster).await?;
-    assert_eq!(answer_to(&first).await?, 403);
+    assert_eq!(response_code(&first).await?, 403);
     access.revoke(&cluster, former).await?;
     eventually_within("the old token to be rejected", MINUTE, async || {
-        Ok((answer_to(&first).await? == 401).then_some(()))
+        Ok((response_code(&first).await? == 401).then_some(()))
     })
     .await?;
-    assert_eq!(answer_to(&by_file).await?, 403);
+    assert_eq!(response_code(&by_file).await?, 403);
 
     // Requests that are denied to an impersonated user, and requests that are allowed.
     let role = ["--verb=list", "--resource=pods"];
@@ -160,14 +160,14 @@ async fn denied_requests_are_recorded_and_revoked_token_rejected() -> TestResult
         .into_iter()
         .chain(bind);
     cluster.kubectl(bind).await?;
-    let get = ["get", "pods", "--as=someone"];
+    let args = ["get", "pods", "--as=someone"];
     eventually_within("one user to be accepted", MINUTE, async || {
-        Ok(Some(cluster.kubectl(get).await?))
+        Ok(Some(cluster.kubectl(args).await?))
     })
     .await?;
-    let get = ["get", "secrets", "--as=someone"];
-    cluster.kubectl(get).await.unwrap_err();
-    let denied = cluster.denied(&["someone".to_owned()]).await?;
+    let args = ["get", "secrets", "--as=someone"];
+    cluster.kubectl(args).await.unwrap_err();
+    let denied = cluster.denied_requests(&["someone".to_owned()]).await?;
     let last = denied.last().unwrap();
     assert_eq!(last.object.resource, "secrets", "{last}");
     assert_eq!(last.user.username, "admin", "{last}");
@@ -175,7 +175,7 @@ async fn denied_requests_are_recorded_and_revoked_token_rejected() -> TestResult
 }
 
 /// Reads ConfigMaps through a proxy in three ways. Returns the number of objects from each.
-async fn read_by(kubeconfig: &Path) -> Result<[usize; 3]> {
+async fn read_through_proxy(kubeconfig: &Path) -> Result<[usize; 3]> {
     let config = Kubeconfig::read_from(kubeconfig)?;
     let mut config = Config::from_custom_kubeconfig(config, &KubeConfigOptions::default()).await?;
     config.default_retry = false;
@@ -193,38 +193,42 @@ async fn read_by(kubeconfig: &Path) -> Result<[usize; 3]> {
 async fn proxy_returns_injected_answers_until_reset() -> TestResult {
     let cluster = start("answers", Parts::ControlPlane).await?;
     create_config_map(cluster.client(), "mine").await?;
-    let proxy = AnsweringProxy::before(&cluster).await?;
-    let by = proxy.kubeconfig();
-    assert_eq!(read_by(&by).await?, [1, 1, 1]);
-    let lie = |answer| Lie {
-        verbs: ALL,
+    let proxy = AnsweringProxy::start(&cluster).await?;
+    let kubeconfig = proxy.kubeconfig();
+    assert_eq!(read_through_proxy(&kubeconfig).await?, [1, 1, 1]);
+    let fault = |response| ResponseFault {
+        verbs: ALL_VERBS,
         resources: &["configmaps"],
-        answer,
+        response,
     };
-    proxy.lie(lie(Answer::Nothing));
-    assert_eq!(read_by(&by).await?, [0, 0, 1]);
-    assert_eq!(proxy.lied(), 2);
+    proxy.inject(fault(FalseResponse::Nothing));
+    assert_eq!(read_through_proxy(&kubeconfig).await?, [0, 0, 1]);
+    assert_eq!(proxy.false_responses(), 2);
     for code in [403, 404, 410, 429, 500, 503] {
-        proxy.lie(lie(Answer::Status(code)));
-        match read_by(&by).await.unwrap_err().downcast()? {
+        proxy.inject(fault(FalseResponse::Status(code)));
+        match read_through_proxy(&kubeconfig)
+            .await
+            .unwrap_err()
+            .downcast()?
+        {
             kube::Error::Api(status) => assert_eq!(status.code, code),
             other => panic!("{other}"),
         }
     }
     for code in [200, 502] {
-        proxy.lie(lie(Answer::Page(code)));
-        read_by(&by).await.unwrap_err();
-        assert_eq!(proxy.lied(), 1);
+        proxy.inject(fault(FalseResponse::Page(code)));
+        read_through_proxy(&kubeconfig).await.unwrap_err();
+        assert_eq!(proxy.false_responses(), 1);
     }
     proxy.forward_all();
-    assert_eq!(read_by(&by).await?, [1, 1, 1]);
+    assert_eq!(read_through_proxy(&kubeconfig).await?, [1, 1, 1]);
     Ok(())
 }
 
 #[tokio::test]
 async fn requests_are_counted_by_verb_and_resource() -> TestResult {
     let cluster = start("requests", Parts::ControlPlane).await?;
-    let of = |counts: &BTreeMap<(String, String), u64>, verb: &str| {
+    let count = |counts: &BTreeMap<(String, String), u64>, verb: &str| {
         counts
             .get(&(verb.to_owned(), "configmaps".to_owned()))
             .copied()
@@ -239,9 +243,9 @@ async fn requests_are_counted_by_verb_and_resource() -> TestResult {
         .await?;
     let after = cluster.requests().await?;
 
-    assert_eq!(of(&after, "POST") - of(&before, "POST"), 3);
-    assert_eq!(of(&after, "APPLY") - of(&before, "APPLY"), 1);
-    assert_eq!(of(&after, "DELETE"), of(&before, "DELETE"));
+    assert_eq!(count(&after, "POST") - count(&before, "POST"), 3);
+    assert_eq!(count(&after, "APPLY") - count(&before, "APPLY"), 1);
+    assert_eq!(count(&after, "DELETE"), count(&before, "DELETE"));
     Ok(())
 }
 
@@ -291,10 +295,10 @@ async fn controllers_empty_and_remove_deleted_namespace() -> TestResult {
         .kubectl(["delete", "namespace", "gone", "--timeout=60s"])
         .await?;
 
-    let left = cluster
+    let remaining = cluster
         .kubectl(["get", "namespaces", "--output=name"])
         .await?;
-    assert!(!left.contains("namespace/gone"), "{left}");
+    assert!(!remaining.contains("namespace/gone"), "{remaining}");
     Ok(())
 }
 
@@ -311,14 +315,14 @@ async fn helm_installs_repository_chart_and_deployment_becomes_available() -> Te
     cluster
         .helm(["repo", "add", "local", &repository.url()])
         .await?;
-    let found = cluster
+    let output = cluster
         .helm(["search", "repo", "--versions", "--output=yaml"])
         .await?;
     for chart in ["local/small", "local/renamed", "local/external-dns"] {
-        assert!(found.contains(chart), "{chart} is not in {found}");
+        assert!(output.contains(chart), "{chart} is not in {output}");
     }
 
-    let from = Instant::now();
+    let started = Instant::now();
     cluster
         .helm(["install", "one", "local/small", "--version=1.0.0"])
         .await?;
@@ -333,7 +337,7 @@ async fn helm_installs_repository_chart_and_deployment_becomes_available() -> Te
     .await?;
     println!(
         "small installed and available in {:.1} s",
-        from.elapsed().as_secs_f64()
+        started.elapsed().as_secs_f64()
     );
 
     let broken = [
@@ -373,8 +377,14 @@ async fn helm_installs_repository_chart_and_deployment_becomes_available() -> Te
         },
     )
     .await?;
-    assert_eq!(repository.hits().get("/small-1.0.0.tgz"), Some(&1));
-    assert_eq!(repository.hits().get("/renamed-1.0.0.tgz"), Some(&1));
+    assert_eq!(
+        repository.request_counts().get("/small-1.0.0.tgz"),
+        Some(&1)
+    );
+    assert_eq!(
+        repository.request_counts().get("/renamed-1.0.0.tgz"),
+        Some(&1)
+    );
     Ok(())
 }
 
@@ -384,20 +394,20 @@ async fn chart_repository_shows_injected_fault() -> TestResult {
     let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await?;
     let client = reqwest::Client::builder().no_proxy().build()?;
     let index = format!("{}/index.yaml", repository.url());
-    let get = async || client.get(&index).send().await;
+    let get_index = async || client.get(&index).send().await;
 
-    let sound = get().await?.text().await?;
+    let sound = get_index().await?.text().await?;
     assert!(sound.contains("small-1.0.0.tgz"), "{sound}");
 
     repository.set_fault(Fault::Down(503));
-    assert_eq!(get().await?.status(), 503);
+    assert_eq!(get_index().await?.status(), 503);
 
     repository.set_fault(Fault::Rubbish);
-    let rubbish = get().await?.error_for_status()?.text().await?;
+    let rubbish = get_index().await?.error_for_status()?.text().await?;
     assert!(!rubbish.contains("small"), "{rubbish}");
 
     repository.set_fault(Fault::HugeIndex);
-    let mut huge = get().await?.error_for_status()?;
+    let mut huge = get_index().await?.error_for_status()?;
     let mut bytes = 0;
     while let Some(chunk) = huge.chunk().await? {
         bytes += chunk.len();
@@ -407,17 +417,17 @@ async fn chart_repository_shows_injected_fault() -> TestResult {
     repository.set_fault(Fault::Hang);
     let hanging = tokio::spawn(client.get(&index).send());
     eventually_within("the hanging request to arrive", MINUTE, async || {
-        Ok((repository.hits().get("/index.yaml") == Some(&5)).then_some(()))
+        Ok((repository.request_counts().get("/index.yaml") == Some(&5)).then_some(()))
     })
     .await?;
     assert!(!hanging.is_finished());
     repository.stop().await?;
     assert!(hanging.await?.is_err(), "stopping cuts a hanging request");
-    assert!(get().await.is_err_and(|error| error.is_connect()));
+    assert!(get_index().await.is_err_and(|error| error.is_connect()));
 
     repository.set_fault(Fault::None);
-    repository.start_again()?;
-    assert_eq!(get().await?.text().await?, sound);
+    repository.restart()?;
+    assert_eq!(get_index().await?.text().await?, sound);
     Ok(())
 }
 

@@ -10,13 +10,13 @@ use std::{
 use anyhow::{Result, bail};
 use krypton_tests::{
     Cluster, Hub, HubOptions, Mode, Parts, Scenario, ServedChart, TestResult, Tools,
-    fleet::{FleetClient, PATIENCE, condition},
+    fleet::{FleetClient, STEP_DEADLINE, condition},
 };
 use serde_json::json;
 use tempfile::TempDir;
 
 /// Replaces Helm by a script atomically, like a changed image.
-fn put(helm: &Path, script: &str) -> Result<()> {
+fn replace_helm(helm: &Path, script: &str) -> Result<()> {
     let next = helm.with_extension("next");
     fs::write(&next, format!("#!/bin/sh\n{script}\n"))?;
     fs::set_permissions(&next, fs::Permissions::from_mode(0o755))?;
@@ -25,14 +25,14 @@ fn put(helm: &Path, script: &str) -> Result<()> {
 }
 
 /// Returns Helm's folder of runs below the actor's folder.
-fn runs(folder: &Path) -> Result<PathBuf> {
+fn runs_folder(folder: &Path) -> Result<PathBuf> {
     for entry in fs::read_dir(folder)?.flatten() {
         let path = entry.path();
         if path.is_dir() {
             if path.ends_with("helm/runs") {
                 return Ok(path);
             }
-            if let Ok(found) = runs(&path) {
+            if let Ok(found) = runs_folder(&path) {
                 return Ok(found);
             }
         }
@@ -40,14 +40,14 @@ fn runs(folder: &Path) -> Result<PathBuf> {
     bail!("no folder of runs in {}", folder.display())
 }
 
-async fn shows(
+async fn wait_for_condition(
     fleet_client: &FleetClient,
     error: &str,
     reason: &str,
     parts: &[&str],
 ) -> TestResult {
     let expected = (error, "True", reason);
-    let message = fleet_client.message("acme", &[expected]).await?;
+    let message = fleet_client.condition_message("acme", &[expected]).await?;
     for part in parts {
         assert!(message.contains(part), "{part:?} is missing in {message:?}");
     }
@@ -60,7 +60,7 @@ async fn helm_failure_reports_remedy_and_upgrade_recovers() -> TestResult {
     let helm = folder.path().join("helm");
     let real = Tools::find()?.binary("helm");
     let real = format!("exec '{}' \"$@\"", real.display());
-    put(&helm, &real)?;
+    replace_helm(&helm, &real)?;
     let program = format!("--helm={}", helm.display());
     let (mut pair, chart) = Scenario::new("away", Mode::SelfCluster)
         .values("{replicaCount: 0, message: v1}")
@@ -76,17 +76,17 @@ async fn helm_failure_reports_remedy_and_upgrade_recovers() -> TestResult {
     let [ready, error] = ["ClusterReady", "ClusterError"].map(|kind| pair.condition(kind));
     let running = async |revision: u32| {
         fleet_client
-            .newest_is("acme", &release, revision, "deployed")
+            .wait_for_revision("acme", &release, revision, "deployed")
             .await
             .unwrap();
-        tokio::join!(fleet_client.ready("acme")).0.unwrap();
+        tokio::join!(fleet_client.wait_ready("acme")).0.unwrap();
     };
     fleet_client.create("acme", json!({})).await?;
     running(1).await;
 
     fs::rename(&helm, folder.path().join("away"))?;
     write(2);
-    shows(
+    wait_for_condition(
         &fleet_client,
         &error,
         "HelmUnavailable",
@@ -100,31 +100,31 @@ async fn helm_failure_reports_remedy_and_upgrade_recovers() -> TestResult {
     fs::rename(folder.path().join("away"), &helm)?;
     running(2).await;
 
-    put(&helm, "echo v3.21.4")?;
+    replace_helm(&helm, "echo v3.21.4")?;
     write(3);
-    shows(
+    wait_for_condition(
         &fleet_client,
         &error,
         "HelmUnavailable",
         &["v3.21.4", "install Helm"],
     )
     .await?;
-    put(&helm, &real)?;
+    replace_helm(&helm, &real)?;
     running(3).await;
 
     // A file instead of the folder: even root can't write there.
     let log = pair.actor()?.log_path().to_owned();
-    let runs = runs(log.parent().unwrap())?;
+    let runs = runs_folder(log.parent().unwrap())?;
     fs::remove_dir_all(&runs)?;
     fs::write(&runs, "in the way")?;
     write(4);
     let parts = ["cannot be used", "--cache-dir"];
-    shows(&fleet_client, &error, "HelmUnavailable", &parts).await?;
+    wait_for_condition(&fleet_client, &error, "HelmUnavailable", &parts).await?;
     fs::remove_file(&runs)?;
     running(4).await;
 
     // Behaves like the kernel when memory is exhausted.
-    put(
+    replace_helm(
         &helm,
         &format!("[ \"$1\" = version ] || kill -9 $$\n{real}"),
     )?;
@@ -134,8 +134,8 @@ async fn helm_failure_reports_remedy_and_upgrade_recovers() -> TestResult {
         "--max-concurrent-helm",
         "revision 4 keeps running",
     ];
-    shows(&fleet_client, &error, "UpgradeFailed", &parts).await?;
-    put(&helm, &real)?;
+    wait_for_condition(&fleet_client, &error, "UpgradeFailed", &parts).await?;
+    replace_helm(&helm, &real)?;
     running(5).await;
     Ok(())
 }
@@ -146,16 +146,16 @@ async fn upgrade_reports_full_disk_and_recovers_after_cleanup() -> TestResult {
     let home = Cluster::start("full-home", Parts::WithControllers).await?;
     let flags = chart.flags(&[]);
     let options = HubOptions::new(home.kubeconfig()).args(flags);
-    let mut hub = Hub::start(&options.on_a_disk_of(64 << 20))?;
-    hub.ready(PATIENCE).await?;
-    let fleet_client = FleetClient::at(&home);
+    let mut hub = Hub::start(&options.with_disk_size(64 << 20))?;
+    hub.wait_ready(STEP_DEADLINE).await?;
+    let fleet_client = FleetClient::new(&home);
     let running = async |revision: u32| {
         let release = krypton_types::names::tenant_release("acme", "self-cluster");
         fleet_client
-            .newest_is("acme", &release, revision, "deployed")
+            .wait_for_revision("acme", &release, revision, "deployed")
             .await
             .unwrap();
-        fleet_client.ready("acme").await.unwrap();
+        fleet_client.wait_ready("acme").await.unwrap();
     };
     fleet_client.create("acme", json!({})).await?;
     running(1).await;
@@ -173,7 +173,7 @@ async fn upgrade_reports_full_disk_and_recovers_after_cleanup() -> TestResult {
     }
     chart.write("{replicaCount: 0, message: second}")?;
     let parts = ["is the disk full", "No space left on device"];
-    shows(
+    wait_for_condition(
         &fleet_client,
         "ClusterError/self-cluster",
         "HelmUnavailable",

@@ -4,8 +4,8 @@ use anyhow::{Result, ensure};
 use krypton_tests::{
     Agent, AgentOptions, ChartRepository, ChartSource, Cluster, Daemon, Hub, HubOptions, Parts,
     ServiceAccountAccess, TestResult, eventually,
-    fleet::{FleetClient, PATIENCE, ValuesFile, chart_flags, values_flag},
-    membership::{bundle_of, write_secret},
+    fleet::{FleetClient, STEP_DEADLINE, ValuesFile, chart_flags, values_flag},
+    membership::{bundle_in_namespace, write_secret},
 };
 use krypton_types::join_info::NAME as JOIN_INFO;
 use serde_json::json;
@@ -17,7 +17,7 @@ const ACCOUNT: &str = "krypton";
 const HELM_ACCOUNT: &str = "krypton-helm";
 
 /// Starts a cluster with the accounts for the process and for Helm.
-async fn cluster(name: &str) -> Result<(Cluster, ServiceAccountAccess)> {
+async fn start_cluster(name: &str) -> Result<(Cluster, ServiceAccountAccess)> {
     let cluster = Cluster::start_audited(name, Parts::WithControllers).await?;
     cluster.kubectl(["create", "namespace", NAMESPACE]).await?;
     for account in [ACCOUNT, HELM_ACCOUNT] {
@@ -33,10 +33,10 @@ async fn cluster(name: &str) -> Result<(Cluster, ServiceAccountAccess)> {
     Ok((cluster, access))
 }
 
-async fn logs(process: &Daemon, words: &str) {
-    eventually(&format!("{words:?} in the log"), async || {
+async fn wait_for_log(process: &Daemon, text: &str) {
+    eventually(&format!("{text:?} in the log"), async || {
         let log = process.log()?;
-        ensure!(log.contains(words), "{log}");
+        ensure!(log.contains(text), "{log}");
         Ok(Some(()))
     })
     .await
@@ -44,21 +44,25 @@ async fn logs(process: &Daemon, words: &str) {
 }
 
 /// Waits until the API server accepts the process, not its Helm, with the token in the file.
-async fn uses_new_token(cluster: &Cluster, access: &ServiceAccountAccess) {
+async fn wait_for_new_token(cluster: &Cluster, access: &ServiceAccountAccess) {
     let (user, credential) = (access.username(), access.credential().unwrap());
     eventually("a request with the new token", async || {
-        let used = cluster.audited().await?.into_iter().any(|request| {
-            request.user.username == user
-                && request.impersonated_user.is_none()
-                && request.credential() == Some(&credential)
-        });
+        let used = cluster
+            .audited_requests()
+            .await?
+            .into_iter()
+            .any(|request| {
+                request.user.username == user
+                    && request.impersonated_user.is_none()
+                    && request.credential() == Some(&credential)
+            });
         Ok(used.then_some(()))
     })
     .await
     .unwrap();
 }
 
-async fn installs(fleet_client: &FleetClient, tenant: &str) {
+async fn install_tenant(fleet_client: &FleetClient, tenant: &str) {
     fleet_client.install(tenant).await.unwrap();
 }
 
@@ -66,7 +70,7 @@ async fn installs(fleet_client: &FleetClient, tenant: &str) {
 async fn hub_and_agent_await_apiserver_and_reload_tokens() -> TestResult {
     let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await?;
     let ((home, mut at_home), (edge, mut at_edge)) =
-        tokio::try_join!(cluster("pod-home"), cluster("pod-edge"))?;
+        tokio::try_join!(start_cluster("pod-home"), start_cluster("pod-edge"))?;
     let values = ValuesFile::new("replicaCount: 0")?;
     let (home_config, edge_config) = (at_home.kubeconfig(), at_edge.kubeconfig());
     let account = format!("--helm-service-account={HELM_ACCOUNT}");
@@ -85,9 +89,9 @@ async fn hub_and_agent_await_apiserver_and_reload_tokens() -> TestResult {
         .env("POD_NAMESPACE", NAMESPACE)
         .args(elsewhere);
     let mut hub = Hub::start(&options)?;
-    logs(&hub, "home is not ready").await;
+    wait_for_log(&hub, "home is not ready").await;
     home.start_apiserver().await?;
-    hub.ready(PATIENCE).await?;
+    hub.wait_ready(STEP_DEADLINE).await?;
     hub.stop().await?;
 
     // The next hub listens at another address, and `join` must not read this one's.
@@ -100,12 +104,12 @@ async fn hub_and_agent_await_apiserver_and_reload_tokens() -> TestResult {
         .args(chart_flags(&repository, "small", "1.0.0"))
         .args([values_flag(&values), account.clone()]);
     let mut hub = Hub::start(&options)?;
-    logs(&hub, "home is not ready").await;
+    wait_for_log(&hub, "home is not ready").await;
     home.start_apiserver().await?;
-    hub.ready(PATIENCE).await?;
+    hub.wait_ready(STEP_DEADLINE).await?;
 
     let bundle = eventually("the hub to accept agents", async || {
-        Ok(bundle_of(&home, NAMESPACE, "edge-1").await.ok())
+        Ok(bundle_in_namespace(&home, NAMESPACE, "edge-1").await.ok())
     })
     .await?;
     let folder = TempDir::with_prefix("krypton-join-")?;
@@ -117,12 +121,15 @@ async fn hub_and_agent_await_apiserver_and_reload_tokens() -> TestResult {
         .env([("POD_NAMESPACE".to_owned(), NAMESPACE.to_owned())])
         .args([account]);
     let mut agent = Agent::start(&options)?;
-    logs(&agent, "the cluster is not ready").await;
+    wait_for_log(&agent, "the cluster is not ready").await;
     edge.start_apiserver().await?;
-    agent.ready(PATIENCE).await?;
+    agent.wait_ready(STEP_DEADLINE).await?;
 
-    let (fleet_client, on_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
-    tokio::join!(installs(&fleet_client, "first"), installs(&on_edge, "one"));
+    let (fleet_client, on_edge) = (FleetClient::new(&home), FleetClient::new(&edge));
+    tokio::join!(
+        install_tenant(&fleet_client, "first"),
+        install_tenant(&on_edge, "one")
+    );
     let holder = fleet_client.holder().await?;
 
     // On home, like the kubelet: the old token stays valid until the new one is in use. On the edge cluster, all requests
@@ -130,17 +137,20 @@ async fn hub_and_agent_await_apiserver_and_reload_tokens() -> TestResult {
     let old = tokio::try_join!(at_home.renew(&home), at_edge.renew(&edge))?;
     at_edge.revoke(&edge, old.1).await?;
     tokio::join!(
-        uses_new_token(&home, &at_home),
-        uses_new_token(&edge, &at_edge)
+        wait_for_new_token(&home, &at_home),
+        wait_for_new_token(&edge, &at_edge)
     );
     at_home.revoke(&home, old.0).await?;
-    tokio::join!(installs(&fleet_client, "second"), installs(&on_edge, "two"));
+    tokio::join!(
+        install_tenant(&fleet_client, "second"),
+        install_tenant(&on_edge, "two")
+    );
     assert_eq!(fleet_client.holder().await?, holder);
 
     // Throughout the test, Helm acted as its account, with the process's token.
     let helm = krypton_tests::service_account::username(NAMESPACE, HELM_ACCOUNT);
     for (cluster, access) in [(&home, &at_home), (&edge, &at_edge)] {
-        let requests = cluster.audited().await?;
+        let requests = cluster.audited_requests().await?;
         let by_helm = requests.iter().filter(|request| request.is_of(&helm));
         let user = access.username();
         assert!(by_helm.clone().count() > 0);

@@ -22,7 +22,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 by_agent!(invalid_tenant_is_reported_without_affecting_others);
 
 /// Returns the exit code and the log of a hub that doesn't start.
-async fn refusal(options: &HubOptions<'_>) -> Result<(Option<i32>, String)> {
+async fn startup_failure(options: &HubOptions<'_>) -> Result<(Option<i32>, String)> {
     let mut hub = Hub::start(options)?;
     let status = hub.wait(MINUTE).await?;
     Ok((status.code(), hub.log()?))
@@ -76,15 +76,19 @@ async fn hub_that_cannot_start_reports_cause_and_remedy() -> TestResult {
         (vec![], &missing, 1, vec!["missing.yaml"]),
         (vec![], &rubbish, 1, vec!["rubbish.yaml"]),
     ];
-    for (flags, home, code, words) in cases {
-        let named = file(home);
+    for (flags, home, code, expected_texts) in cases {
+        let kubeconfig_file = file(home);
         let options = HubOptions::new(home).args(flags.clone());
-        let (found, log) = refusal(&options).await?;
-        assert_eq!(found, Some(code), "{flags:?} with {named}: {log}");
-        for word in words {
+        let (exit_code, log) = startup_failure(&options).await?;
+        assert_eq!(
+            exit_code,
+            Some(code),
+            "{flags:?} with {kubeconfig_file}: {log}"
+        );
+        for text in expected_texts {
             assert!(
-                log.contains(word),
-                "{flags:?} with {named}: no {word:?} in: {log}"
+                log.contains(text),
+                "{flags:?} with {kubeconfig_file}: no {text:?} in: {log}"
             );
         }
         assert!(!log.contains("panicked"), "{log}");
@@ -121,12 +125,12 @@ fn kubeconfig_at(cluster: &Cluster, server: &str) -> String {
 async fn invalid_kubeconfig_secret_is_reported_without_affecting_others() -> TestResult {
     let chart = ServedChart::small("replicaCount: 0").await?;
     let (home, edge) = home_and_edge("secrets", Parts::ControlPlane).await?;
-    let (fleet_client, at_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
+    let (fleet_client, at_edge) = (FleetClient::new(&home), FleetClient::new(&edge));
     let folder = tempfile::tempdir()?;
-    let mark = folder.path().join("was-run");
-    let command = format!("command: /usr/bin/touch, args: [{}]", mark.display());
+    let marker_file = folder.path().join("was-run");
+    let command = format!("command: /usr/bin/touch, args: [{}]", marker_file.display());
     let exec = format!("exec: {{apiVersion: client.authentication.k8s.io/v1, {command}}}");
-    let bad = [
+    let invalid_secrets = [
         ("rubbish", "clusters: [".to_owned(), "default/rubbish"),
         ("runs-a-program", kubeconfig_with(&edge, &exec), "exec"),
         (
@@ -146,7 +150,7 @@ async fn invalid_kubeconfig_secret_is_reported_without_affecting_others() -> Tes
             "clusters[0].cluster.server",
         ),
     ];
-    for (name, kubeconfig, _) in &bad {
+    for (name, kubeconfig, _) in &invalid_secrets {
         fleet_client.add_member(name, kubeconfig).await?;
     }
     let keyless = json!({
@@ -172,9 +176,11 @@ async fn invalid_kubeconfig_secret_is_reported_without_affecting_others() -> Tes
         ("TargetClusterResolved", "False", "KubeconfigInvalid"),
         ("Connected", "False", "KubeconfigInvalid"),
     ];
-    let faults = bad.iter().map(|(name, _, word)| (*name, *word));
+    let faults = invalid_secrets.iter().map(|(name, _, word)| (*name, *word));
     for (name, word) in faults.chain([("keyless", "--kubeconfig-key")]) {
-        let message = fleet_client.member_message(name, &invalid).await?;
+        let message = fleet_client
+            .member_condition_message(name, &invalid)
+            .await?;
         assert!(message.contains(word), "{name}: {message}");
         assert!(
             message.contains(&format!("default/{name}")),
@@ -182,9 +188,9 @@ async fn invalid_kubeconfig_secret_is_reported_without_affecting_others() -> Tes
         );
         assert!(hub.log()?.contains(word), "{name}");
     }
-    assert!(!mark.exists(), "a program named in a Secret was run");
+    assert!(!marker_file.exists(), "a program named in a Secret was run");
     let member = fleet_client
-        .member_shows("good", &[("Healthy", "True", "Reconciling")])
+        .wait_for_member("good", &[("Healthy", "True", "Reconciling")])
         .await?;
     assert!(member.status.unwrap().cluster_uid.is_some());
 
@@ -197,7 +203,7 @@ async fn invalid_kubeconfig_secret_is_reported_without_affecting_others() -> Tes
     });
     fleet_client.apply_secret("keyless", &right).await?;
     fleet_client
-        .member_shows("keyless", &[("Healthy", "False", "DuplicateCluster")])
+        .wait_for_member("keyless", &[("Healthy", "False", "DuplicateCluster")])
         .await?;
     Ok(())
 }
@@ -249,10 +255,10 @@ async fn invalid_tenant_is_reported_without_affecting_others(mode: Mode) -> Test
     let raw = unreadable_tenant(&fleet_client, "default").await?;
 
     let flags = chart.flags(&[]);
-    pair.open(flags).await?;
+    pair.start_hub_and_join(flags).await?;
     let error = pair.condition("ClusterError");
     let long = "a".repeat(70);
-    let bad = [
+    let invalid = [
         (
             "of-kubernetes",
             json!({"workspace": "kube-system"}),
@@ -278,17 +284,17 @@ async fn invalid_tenant_is_reported_without_affecting_others(mode: Mode) -> Test
             "at most 63 characters",
         ),
     ];
-    for (name, spec, _, _) in &bad {
+    for (name, spec, _, _) in &invalid {
         fleet_client.create(name, spec.clone()).await?;
     }
     fleet_client.install("good").await?;
-    for (name, _, reason, words) in &bad {
+    for (name, _, reason, expected_texts) in &invalid {
         let refused = (error.as_str(), "True", *reason);
         let not_ready = ("Ready", "False", "ClustersNotReady");
-        let tenant = fleet_client.shows(name, &[refused, not_ready]).await?;
+        let tenant = fleet_client.wait_for(name, &[refused, not_ready]).await?;
         assert_eq!(tenant.metadata.finalizers, None, "{name}");
         let message = tenant.status.unwrap().last_message.unwrap();
-        assert!(message.contains(words), "{name}: {message}");
+        assert!(message.contains(expected_texts), "{name}: {message}");
         fleet_client.event_message(name, reason).await?;
     }
     let event = fleet_client
@@ -313,7 +319,7 @@ async fn invalid_tenant_is_reported_without_affecting_others(mode: Mode) -> Test
         .tenants()
         .patch(&long, &Default::default(), &merge)
         .await?;
-    fleet_client.ready(&long).await?;
+    fleet_client.wait_ready(&long).await?;
     raw.delete("unreadable", &Default::default()).await?;
     eventually_within(
         "the unreadable Tenant to be gone",

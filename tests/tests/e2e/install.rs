@@ -19,7 +19,7 @@ by_agent!(
 ///
 /// Excludes two kinds of background requests. The hub gets a namespace once a minute to verify the cluster's identity.
 /// The API server lists its services every three minutes.
-fn of_actions(requests: &BTreeMap<(String, String), u64>) -> BTreeMap<(String, String), u64> {
+fn action_requests(requests: &BTreeMap<(String, String), u64>) -> BTreeMap<(String, String), u64> {
     let watched = [
         "secrets",
         "tenants",
@@ -60,7 +60,7 @@ async fn real_chart_installs_once_and_stays_unchanged(mode: Mode) -> TestResult 
         // With an agent port, the hub reads its CA every few seconds, here on the same cluster.
         flags.push("--listen=0".to_owned());
     }
-    pair.open(flags).await?;
+    pair.start_hub_and_join(flags).await?;
 
     fleet_client
         .create("acme", json!({"workspace": "acme-ws"}))
@@ -73,7 +73,7 @@ async fn real_chart_installs_once_and_stays_unchanged(mode: Mode) -> TestResult 
         (&progress, "False", "InstallComplete"),
         (&error, "False", "NoError"),
     ];
-    let tenant = fleet_client.shows("acme", &expected).await?;
+    let tenant = fleet_client.wait_for("acme", &expected).await?;
 
     let status = tenant.status.clone().unwrap();
     assert_eq!(status.phase.as_deref(), Some("Ready"));
@@ -99,7 +99,7 @@ async fn real_chart_installs_once_and_stays_unchanged(mode: Mode) -> TestResult 
 
     // The original's annotation is the last write of an installation.
     let annotation = names::fingerprint_annotation(pair.name());
-    let wanted = fingerprint::original(&repository.url(), "external-dns", "1.19.0");
+    let expected_fingerprint = fingerprint::original(&repository.url(), "external-dns", "1.19.0");
     eventually("the fingerprint annotation", async || {
         let tenant = fleet_client.tenants().get("acme").await?;
         let found = tenant
@@ -107,10 +107,10 @@ async fn real_chart_installs_once_and_stays_unchanged(mode: Mode) -> TestResult 
             .annotations
             .unwrap_or_default()
             .remove(&annotation);
-        Ok((found.as_ref() == Some(&wanted)).then_some(()))
+        Ok((found.as_ref() == Some(&expected_fingerprint)).then_some(()))
     })
     .await?;
-    fleet_client.lease_renewed().await?;
+    fleet_client.wait_for_renewal().await?;
     let events = fleet_client.events("acme").await?;
     let once = [
         "WorkspaceCreated",
@@ -129,14 +129,14 @@ async fn real_chart_installs_once_and_stays_unchanged(mode: Mode) -> TestResult 
         .await?;
     let touched = fleet_client.tenants().get("acme").await?;
     let releases = fleet_client.releases().await?;
-    let before = of_actions(&pair.cluster().requests().await?);
+    let before = action_requests(&pair.cluster().requests().await?);
     let helms = ("POST".to_owned(), "secrets".to_owned());
     assert!(
         before.contains_key(&helms),
         "the install is not in the count: {before:?}"
     );
-    fleet_client.lease_renewed().await?;
-    let after = of_actions(&pair.cluster().requests().await?);
+    fleet_client.wait_for_renewal().await?;
+    let after = action_requests(&pair.cluster().requests().await?);
     assert_eq!(before, after);
     assert_eq!(fleet_client.releases().await?, releases);
     assert_eq!(fleet_client.tenants().get("acme").await?, touched);
@@ -146,7 +146,7 @@ async fn real_chart_installs_once_and_stays_unchanged(mode: Mode) -> TestResult 
     Ok(())
 }
 
-async fn install_by_hand(
+async fn install_as_original(
     cluster: &Cluster,
     repository: &ChartRepository,
     release: &str,
@@ -173,12 +173,12 @@ async fn original_release_is_adopted_foreign_only_with_annotation(mode: Mode) ->
     let mut pair = Pair::start("adoption", mode, Parts::WithControllers).await?;
     let [acme, stray] = ["acme", "stray"].map(|tenant| pair.release(tenant));
     for (name, release) in [("acme", &acme), ("stray", &stray)] {
-        install_by_hand(pair.cluster(), &repository, release, name).await?;
+        install_as_original(pair.cluster(), &repository, release, name).await?;
     }
     let fleet_client = pair.fleet_client();
-    let found = fleet_client.releases().await?;
+    let releases = fleet_client.releases().await?;
     let flags = chart_flags(&repository, "small", "1.0.0");
-    pair.open(flags).await?;
+    pair.start_hub_and_join(flags).await?;
 
     let original = fingerprint::original(&repository.url(), "small", "1.0.0");
     let annotation = names::fingerprint_annotation(pair.name());
@@ -189,16 +189,20 @@ async fn original_release_is_adopted_foreign_only_with_annotation(mode: Mode) ->
 
     let [ready, error] = ["ClusterReady", "ClusterError"].map(|kind| pair.condition(kind));
     let adopted = [ALL_READY, (ready.as_str(), "True", "NoChange")];
-    fleet_client.shows("acme", &adopted).await?;
+    fleet_client.wait_for("acme", &adopted).await?;
     let refused = [
         ("Ready", "False", "ClustersNotReady"),
         (error.as_str(), "True", "ReleaseInUse"),
     ];
-    let refused = fleet_client.shows("stray", &refused).await?;
+    let refused = fleet_client.wait_for("stray", &refused).await?;
     let message = refused.status.unwrap().last_message.unwrap();
     assert!(message.contains(&stray), "{message}");
     assert!(message.contains("mesh.openkcm.io/adopt=true"), "{message}");
-    assert_eq!(fleet_client.releases().await?, found, "both are unchanged");
+    assert_eq!(
+        fleet_client.releases().await?,
+        releases,
+        "both are unchanged"
+    );
     let log = pair.actor()?.log()?;
     assert!(!log.contains("running helm"), "{log}");
 
@@ -206,8 +210,10 @@ async fn original_release_is_adopted_foreign_only_with_annotation(mode: Mode) ->
         .annotate("stray", "mesh.openkcm.io/adopt", "true")
         .await?;
     fleet_client
-        .newest_is("stray", &stray, 2, "deployed")
+        .wait_for_revision("stray", &stray, 2, "deployed")
         .await?;
-    fleet_client.newest_is("acme", &acme, 1, "deployed").await?;
+    fleet_client
+        .wait_for_revision("acme", &acme, 1, "deployed")
+        .await?;
     Ok(())
 }

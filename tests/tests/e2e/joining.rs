@@ -7,9 +7,9 @@ use anyhow::bail;
 use k8s_openapi::api::authentication::v1::{TokenRequest, TokenRequestSpec};
 use k8s_openapi::api::core::v1::{Secret, ServiceAccount};
 use krypton_tests::{
-    Agent, AgentOptions, Cluster, Hub, HubOptions, Merge as _, Mode, Parts, TestResult, bundle,
-    eventually,
-    fleet::{FleetClient, PATIENCE},
+    Agent, AgentOptions, Cluster, Hub, HubOptions, Merge as _, Mode, Parts, TestResult, eventually,
+    fleet::{FleetClient, STEP_DEADLINE},
+    join_bundle,
     port::Port,
 };
 use kube::{
@@ -21,9 +21,9 @@ use tempfile::TempDir;
 use tokio::net::TcpListener;
 
 /// Files with join bundles.
-struct Desktop(TempDir);
+struct BundleFiles(TempDir);
 
-impl Desktop {
+impl BundleFiles {
     fn new() -> Self {
         Self(TempDir::with_prefix("krypton-bundles-").unwrap())
     }
@@ -36,19 +36,19 @@ impl Desktop {
 }
 
 /// Returns the log of an agent that exits with an error.
-async fn gives_up(options: &AgentOptions<'_>) -> TestResult<String> {
+async fn log_of_failed_agent(options: &AgentOptions<'_>) -> TestResult<String> {
     let mut agent = Agent::start(options)?;
-    let status = agent.wait(PATIENCE).await?;
+    let status = agent.wait(STEP_DEADLINE).await?;
     assert!(!status.success(), "{}", agent.log()?);
     Ok(agent.log()?)
 }
 
 /// Returns an agent that keeps retrying, after it has logged these texts.
-async fn logs(options: &AgentOptions<'_>, words: &[&str]) -> Agent {
+async fn retrying_agent(options: &AgentOptions<'_>, texts: &[&str]) -> Agent {
     let agent = Agent::start(options).unwrap();
-    eventually(&format!("an agent to log {words:?}"), async || {
+    eventually(&format!("an agent to log {texts:?}"), async || {
         let log = agent.log()?;
-        if words.iter().all(|word| log.contains(word)) {
+        if texts.iter().all(|text| log.contains(text)) {
             return Ok(Some(()));
         }
         bail!("{log}")
@@ -58,9 +58,9 @@ async fn logs(options: &AgentOptions<'_>, words: &[&str]) -> Agent {
     agent
 }
 
-fn all_there(log: &str, words: &[&str]) {
-    for word in words {
-        assert!(log.contains(word), "{word:?} is missing in: {log}");
+fn check_contains_all(log: &str, texts: &[&str]) {
+    for text in texts {
+        assert!(log.contains(text), "{text:?} is missing in: {log}");
     }
 }
 
@@ -70,31 +70,33 @@ async fn bad_bundle_names_remedy_and_good_one_joins() -> TestResult {
         Cluster::start("joining-home", Parts::ControlPlane),
         Cluster::start("joining-edge", Parts::ControlPlane),
     )?;
-    let fleet_client = FleetClient::at(&home);
-    let desktop = Desktop::new();
+    let fleet_client = FleetClient::new(&home);
+    let files = BundleFiles::new();
     let flags = ["--self-cluster=false", "--chart-install-crds=false"];
     let mut hub = Hub::start(&HubOptions::new(home.kubeconfig()).args(flags))?;
-    hub.ready(PATIENCE).await?;
-    let good = bundle(&home, "edge-1").await?;
-    let with = |file: &PathBuf, namespace: &str| {
+    hub.wait_ready(STEP_DEADLINE).await?;
+    let valid_bundle = join_bundle(&home, "edge-1").await?;
+    let join_args = |file: &PathBuf, namespace: &str| {
         let namespace = format!("--namespace={namespace}");
         (file.clone(), namespace)
     };
 
     // Rejected before any request.
-    let cut = good.get(..good.len() / 2).unwrap();
+    let cut = valid_bundle.get(..valid_bundle.len() / 2).unwrap();
     for (name, content) in [
         ("cut.yaml", cut),
         ("prose.yaml", "not: [yaml"),
         ("empty.yaml", ""),
     ] {
-        let file = desktop.file(name, content);
-        let log = gives_up(&AgentOptions::new(edge.kubeconfig()).join_file(&file)).await?;
-        all_there(&log, &[name, "kubectl krypton join"]);
+        let file = files.file(name, content);
+        let log =
+            log_of_failed_agent(&AgentOptions::new(edge.kubeconfig()).join_file(&file)).await?;
+        check_contains_all(&log, &[name, "kubectl krypton join"]);
     }
-    let missing = desktop.0.path().join("missing.yaml");
-    let log = gives_up(&AgentOptions::new(edge.kubeconfig()).join_file(&missing)).await?;
-    all_there(&log, &["missing.yaml"]);
+    let missing = files.0.path().join("missing.yaml");
+    let log =
+        log_of_failed_agent(&AgentOptions::new(edge.kubeconfig()).join_file(&missing)).await?;
+    check_contains_all(&log, &["missing.yaml"]);
     let secrets: Api<Secret> = Api::namespaced(edge.client(), "krypton-system");
     assert!(secrets.list(&ListParams::default()).await?.items.is_empty());
 
@@ -107,23 +109,23 @@ async fn bad_bundle_names_remedy_and_good_one_joins() -> TestResult {
         let router = axum::Router::new();
         axum::serve(plain, router).await
     });
-    let address = |to: &str| {
-        let mut bundle: serde_json::Value = serde_saphyr::from_str(&good).unwrap();
+    let bundle_with_address = |to: &str| {
+        let mut bundle: serde_json::Value = serde_saphyr::from_str(&valid_bundle).unwrap();
         bundle["addresses"] = json!([to]);
         serde_saphyr::to_string(&bundle).unwrap()
     };
-    let file = desktop.file("nowhere.yaml", &address(&nowhere));
-    let (file, namespace) = with(&file, "nowhere");
+    let file = files.file("nowhere.yaml", &bundle_with_address(&nowhere));
+    let (file, namespace) = join_args(&file, "nowhere");
     let options = AgentOptions::new(edge.kubeconfig())
         .join_file(&file)
         .args([namespace]);
-    drop(logs(&options, &[&nowhere]).await);
-    let file = desktop.file("http.yaml", &address(&http));
-    let (file, namespace) = with(&file, "http");
+    drop(retrying_agent(&options, &[&nowhere]).await);
+    let file = files.file("http.yaml", &bundle_with_address(&http));
+    let (file, namespace) = join_args(&file, "http");
     let options = AgentOptions::new(edge.kubeconfig())
         .join_file(&file)
         .args([namespace]);
-    drop(logs(&options, &[&http, "TLS"]).await);
+    drop(retrying_agent(&options, &[&http, "TLS"]).await);
     serving.abort();
 
     // The address belongs to a second hub: the agent doesn't accept its certificate.
@@ -136,24 +138,26 @@ async fn bad_bundle_names_remedy_and_good_one_joins() -> TestResult {
             .args(["--namespace=other"]),
     )?;
     let other_address = other.agents_address().to_string();
-    let file = desktop.file("other.yaml", &address(&other_address));
+    let file = files.file("other.yaml", &bundle_with_address(&other_address));
     let options = AgentOptions::new(edge.kubeconfig())
         .join_file(&file)
         .args(["--namespace=other"]);
-    drop(logs(&options, &[&other_address, "CA"]).await);
+    drop(retrying_agent(&options, &[&other_address, "CA"]).await);
     drop(other);
 
     // A bundle whose token is for another name.
-    let another = bundle(&home, "edge-2").await?.replace("edge-2", "edge-3");
-    let file = desktop.file("another.yaml", &another);
+    let another = join_bundle(&home, "edge-2")
+        .await?
+        .replace("edge-2", "edge-3");
+    let file = files.file("another.yaml", &another);
     let options = AgentOptions::new(edge.kubeconfig())
         .join_file(&file)
         .args(["--namespace=another"]);
-    let log = gives_up(&options).await?;
-    all_there(&log, &["edge-2", "edge-3"]);
+    let log = log_of_failed_agent(&options).await?;
+    check_contains_all(&log, &["edge-2", "edge-3"]);
 
     // An expired bundle.
-    let expired = bundle(&home, "edge-4").await?;
+    let expired = join_bundle(&home, "edge-4").await?;
     let tokens: Api<Secret> = Api::namespaced(home.client(), "default");
     let labelled = ListParams::default().labels("mesh.openkcm.io/join-token=true");
     for token in tokens.list(&labelled).await?.items {
@@ -166,27 +170,27 @@ async fn bad_bundle_names_remedy_and_good_one_joins() -> TestResult {
             tokens.merge(&name, &past).await?;
         }
     }
-    let file = desktop.file("expired.yaml", &expired);
+    let file = files.file("expired.yaml", &expired);
     let options = AgentOptions::new(edge.kubeconfig())
         .join_file(&file)
         .args(["--namespace=expired"]);
-    let log = gives_up(&options).await?;
-    all_there(&log, &["expired", "kubectl krypton join edge-4"]);
+    let log = log_of_failed_agent(&options).await?;
+    check_contains_all(&log, &["expired", "kubectl krypton join edge-4"]);
 
     // A valid bundle, and its second use with another key.
-    let file = desktop.file("good.yaml", &good);
+    let file = files.file("good.yaml", &valid_bundle);
     let mut agent = Agent::start(&AgentOptions::new(edge.kubeconfig()).join_file(&file))?;
-    agent.ready(PATIENCE).await?;
-    fleet_client.member_is("edge-1", Mode::Agent).await?;
+    agent.wait_ready(STEP_DEADLINE).await?;
+    fleet_client.wait_for_mode("edge-1", Mode::Agent).await?;
     let options = AgentOptions::new(edge.kubeconfig())
         .join_file(&file)
         .args(["--namespace=second"]);
-    let log = gives_up(&options).await?;
-    all_there(&log, &["used", "kubectl krypton join edge-1"]);
+    let log = log_of_failed_agent(&options).await?;
+    check_contains_all(&log, &["used", "kubectl krypton join edge-1"]);
     agent.stop().await?;
 
     // No log contains any part of a bundle.
-    let bundle: serde_json::Value = serde_saphyr::from_str(&good)?;
+    let bundle: serde_json::Value = serde_saphyr::from_str(&valid_bundle)?;
     let secret = bundle["token"].as_str().unwrap().split_once('.').unwrap().1;
     assert!(!hub.log()?.contains(secret) && !agent.log()?.contains(secret));
     Ok(())
@@ -198,11 +202,11 @@ async fn agent_logs_its_missing_rights() -> TestResult {
         Cluster::start("rights-home", Parts::ControlPlane),
         Cluster::start("rights-edge", Parts::ControlPlane),
     )?;
-    let desktop = Desktop::new();
+    let files = BundleFiles::new();
     let flags = ["--self-cluster=false", "--chart-install-crds=false"];
     let mut hub = Hub::start(&HubOptions::new(home.kubeconfig()).args(flags))?;
-    hub.ready(PATIENCE).await?;
-    let file = desktop.file("bundle.yaml", &bundle(&home, "edge-1").await?);
+    hub.wait_ready(STEP_DEADLINE).await?;
+    let file = files.file("bundle.yaml", &join_bundle(&home, "edge-1").await?);
     let accounts: Api<ServiceAccount> = Api::namespaced(edge.client(), "default");
     let nobody = serde_json::from_value(json!({"metadata": {"name": "nobody"}}))?;
     accounts.create(&PostParams::default(), &nobody).await?;
@@ -215,8 +219,8 @@ async fn agent_logs_its_missing_rights() -> TestResult {
         .await?;
     let mut kubeconfig: serde_json::Value = serde_saphyr::from_str(&edge.kubeconfig_with_token())?;
     kubeconfig["users"][0]["user"] = json!({"token": token.status.unwrap().token});
-    let powerless = desktop.file("powerless.yaml", &kubeconfig.to_string());
+    let powerless = files.file("powerless.yaml", &kubeconfig.to_string());
     let options = AgentOptions::new(&powerless).join_file(&file);
-    drop(logs(&options, &["namespaces", "forbidden"]).await);
+    drop(retrying_agent(&options, &["namespaces", "forbidden"]).await);
     Ok(())
 }

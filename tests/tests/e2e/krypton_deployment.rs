@@ -9,7 +9,7 @@ use krypton_crds::krypton_deployment::{
 use krypton_tests::{
     Merge as _, Mode, TestResult, by_agent, eventually,
     fleet::{FleetClient, condition},
-    no_tenants::has_no_tenants,
+    no_tenants::assert_no_tenant_crd,
 };
 use krypton_types::names;
 
@@ -22,7 +22,7 @@ use kube::{
     Api, ResourceExt,
     api::{DeleteParams, PostParams},
 };
-use regions::{Regions, Unusual, namespace_goes, placed};
+use regions::{RegionOptions, Regions, placed_clusters, wait_for_namespace_deletion};
 use serde_json::json;
 
 by_agent!(
@@ -34,15 +34,15 @@ const READY: (&str, &str, &str) = ("Ready", "True", "Deployed");
 
 async fn deployment_is_routed_installed_repaired_and_removed(mode: Mode) -> TestResult {
     // With this interval, retries happen during the test only on a user's request.
-    let unusual = Unusual {
+    let unusual = RegionOptions {
         as_kamajis: true,
         flags: &["--retry-max=15m"],
     };
-    let mut regions = Regions::start_unusual("routed", mode, &["paris"], unusual).await?;
-    regions.another_agent("paris", &["--retry-max=15m"]).await;
+    let mut regions = Regions::start_with("routed", mode, &["paris"], unusual).await?;
+    regions.replace_agent("paris", &["--retry-max=15m"]).await;
     let key = ("default", "acme");
     regions.create(key.0, key.1, regions.region("paris")).await;
-    let object = regions.shows(key, READY).await;
+    let object = regions.wait_for(key, READY).await;
     let status = object.status.clone().unwrap();
     assert_eq!(status.phase, Some(DeploymentPhase::Ready));
     let line = status.last_message.clone().unwrap();
@@ -51,9 +51,9 @@ async fn deployment_is_routed_installed_repaired_and_removed(mode: Mode) -> Test
     assert!(chart.ends_with("/small:1.0.0"), "{chart}");
     let finalizers = object.finalizers();
     assert_eq!(finalizers, [names::DEPLOYMENT_FINALIZER]);
-    assert_eq!(placed(&status), [regions.member("paris")]);
+    assert_eq!(placed_clusters(&status), [regions.member("paris")]);
     let resolved = ("TargetClusterResolved", "True", "ByAgent");
-    regions.shows(key, resolved).await;
+    regions.wait_for(key, resolved).await;
     let reasons = [
         "AccountValidated",
         "FinalizerAdded",
@@ -62,36 +62,36 @@ async fn deployment_is_routed_installed_repaired_and_removed(mode: Mode) -> Test
         "HelmDeployed",
         "Ready",
     ];
-    regions.has_events(key.0, key.1, &reasons).await;
+    regions.wait_for_events(key.0, key.1, &reasons).await;
     let fleet_client = regions.edge("paris");
     fleet_client
-        .newest_is("acme", "ced-acme", 1, "deployed")
+        .wait_for_revision("acme", "ced-acme", 1, "deployed")
         .await?;
 
     edge_changes_are_reverted(&regions, key).await?;
     chart_and_user_changes_reach_it(&regions, key).await?;
 
     // A new hub has only the state on the home cluster. The cleanup of the earlier failure is still running.
-    regions.another_hub().await?;
+    regions.replace_hub().await?;
     let account = json!({"spec": {"account": {"displayName": "Acme"}}});
     regions.patch(key.0, key.1, account).await;
-    regions.shows(key, READY).await;
+    regions.wait_for(key, READY).await;
     fleet_client
-        .newest_is("acme", "ced-acme", 5, "deployed")
+        .wait_for_revision("acme", "ced-acme", 5, "deployed")
         .await?;
 
     regions.delete(key.0, key.1).await;
-    regions.gone(key.0, key.1).await;
+    regions.wait_gone(key.0, key.1).await;
     assert!(fleet_client.revisions("acme", "ced-acme").await?.is_empty());
-    namespace_goes(&fleet_client, "acme").await;
+    wait_for_namespace_deletion(&fleet_client, "acme").await;
     let reasons = [
         "DeleteStarted",
         "HelmUninstalled",
         "EdgeNamespaceDeleteRequested",
         "FinalizerRemoved",
     ];
-    regions.has_events(key.0, key.1, &reasons).await;
-    has_no_tenants(&regions.edges["paris"]).await?;
+    regions.wait_for_events(key.0, key.1, &reasons).await;
+    assert_no_tenant_crd(&regions.edges["paris"]).await?;
     Ok(())
 }
 
@@ -99,16 +99,16 @@ async fn edge_changes_are_reverted(regions: &Regions, key: (&str, &str)) -> Test
     let fleet_client = regions.edge("paris");
     let maps: Api<ConfigMap> = Api::namespaced(fleet_client.client.clone(), "acme");
     let complete = async || {
-        let asked = eventually("the ConfigMap to be restored", async || {
+        let waiting = eventually("the ConfigMap to be restored", async || {
             let data = maps.get("ced-acme").await?.data.unwrap_or_default();
             match data.get("message") {
                 Some(message) if message == "hello" => Ok(Some(())),
                 other => bail!("{other:?}"),
             }
         });
-        asked.await.unwrap();
+        waiting.await.unwrap();
         fleet_client
-            .newest_is("acme", "ced-acme", 1, "deployed")
+            .wait_for_revision("acme", "ced-acme", 1, "deployed")
             .await
             .unwrap();
     };
@@ -121,29 +121,33 @@ async fn edge_changes_are_reverted(regions: &Regions, key: (&str, &str)) -> Test
         .await?;
     complete().await;
     assert_eq!(fleet_client.releases().await?, before);
-    regions.has_events(key.0, key.1, &["RepairTriggered"]).await;
+    regions
+        .wait_for_events(key.0, key.1, &["RepairTriggered"])
+        .await;
 
     let secrets: Api<Secret> = Api::namespaced(fleet_client.client.clone(), "acme");
     let first = "sh.helm.release.v1.ced-acme.v1";
     let before = secrets.get(first).await?.uid();
     secrets.delete(first, &params).await?;
-    let asked = eventually("the release to be another", async || {
+    let waiting = eventually("the release to be another", async || {
         Ok((secrets.get(first).await?.uid() != before).then_some(()))
     });
-    asked.await?;
+    waiting.await?;
     complete().await;
-    regions.has_events(key.0, key.1, &["ReleaseMissing"]).await;
-    regions.shows(key, READY).await;
+    regions
+        .wait_for_events(key.0, key.1, &["ReleaseMissing"])
+        .await;
+    regions.wait_for(key, READY).await;
 
     let namespaces: Api<Namespace> = Api::all(fleet_client.client.clone());
     let before = namespaces.get("acme").await?.uid();
     namespaces.delete("acme", &params).await?;
-    let asked = eventually("the namespace to be another", async || {
+    let waiting = eventually("the namespace to be another", async || {
         Ok((namespaces.get("acme").await?.uid() != before).then_some(()))
     });
-    asked.await?;
+    waiting.await?;
     complete().await;
-    regions.shows(key, READY).await;
+    regions.wait_for(key, READY).await;
     Ok(())
 }
 
@@ -151,7 +155,7 @@ async fn chart_and_user_changes_reach_it(regions: &Regions, key: (&str, &str)) -
     let fleet_client = regions.edge("paris");
     let newest = async |number: u32, status: &str| {
         fleet_client
-            .newest_is("acme", "ced-acme", number, status)
+            .wait_for_revision("acme", "ced-acme", number, status)
             .await
             .unwrap();
     };
@@ -162,20 +166,20 @@ async fn chart_and_user_changes_reach_it(regions: &Regions, key: (&str, &str)) -
         "spec": {"account": {"owner": "somebody"}},
     });
     regions.patch(key.0, key.1, pause).await;
-    regions.shows(key, READY).await;
+    regions.wait_for(key, READY).await;
     regions.chart.write("replicaCount: 1")?;
     let paused = |_: &KryptonDeployment, status: &KryptonDeploymentStatus| {
         let line = status.last_message.as_deref().unwrap_or_default();
         line.contains("paused by annotation on the KryptonDeployment")
     };
-    regions.satisfies(key, "that it is paused", paused).await;
+    regions.wait_until(key, "that it is paused", paused).await;
     newest(1, "deployed").await;
     let go_on = json!({"metadata": {"annotations": {names::PAUSED_ANNOTATION: null}}});
     regions.patch(key.0, key.1, go_on).await;
     newest(2, "deployed").await;
 
     // No pods run on the member.
-    let waits = |_: &KryptonDeployment, status: &KryptonDeploymentStatus| {
+    let waits_for_workload = |_: &KryptonDeployment, status: &KryptonDeploymentStatus| {
         let ready = condition(&status.conditions, "Ready");
         ready.is_some_and(|ready| {
             ready.status == "False"
@@ -185,39 +189,43 @@ async fn chart_and_user_changes_reach_it(regions: &Regions, key: (&str, &str)) -
                     .contains("upgrade applied, waiting: Deployment")
         })
     };
-    let object = regions.satisfies(key, "what it waits for", waits).await;
+    let object = regions
+        .wait_until(key, "what it waits for", waits_for_workload)
+        .await;
     assert_eq!(phase_of(object), Some(DeploymentPhase::Pending));
 
     regions.chart.write("{replicaCount: 0, broken: true}")?;
-    let failed = regions.shows(key, ("Ready", "False", "HelmFailed")).await;
+    let failed = regions
+        .wait_for(key, ("Ready", "False", "HelmFailed"))
+        .await;
     let line = failed.status.clone().unwrap().last_message.unwrap();
     assert!(line.contains("revision 2 keeps running"), "{line}");
     assert_eq!(phase_of(failed), Some(DeploymentPhase::Error));
     regions
-        .has_events(key.0, key.1, &["HelmDeployFailed"])
+        .wait_for_events(key.0, key.1, &["HelmDeployFailed"])
         .await;
     let revisions = fleet_client.revisions("acme", "ced-acme").await?;
     let expected = [(1, "superseded"), (2, "deployed"), (3, "failed")];
     let expected = expected.map(|(number, status)| (number, status.to_owned()));
     assert_eq!(revisions, expected);
-    let asked =
+    let reconcile_request =
         json!({"metadata": {"annotations": {names::RECONCILE_REQUESTED_ANNOTATION: "now"}}});
-    regions.patch(key.0, key.1, asked).await;
+    regions.patch(key.0, key.1, reconcile_request).await;
     newest(4, "failed").await;
 
     regions.chart.write("replicaCount: 0")?;
     newest(5, "deployed").await;
-    let object = regions.shows(key, READY).await;
+    let object = regions.wait_for(key, READY).await;
     assert_eq!(phase_of(object), Some(DeploymentPhase::Ready));
     Ok(())
 }
 
 async fn namesake_is_rejected_and_crd_deletion_uninstalls_nothing(mode: Mode) -> TestResult {
-    let unusual = Unusual {
+    let unusual = RegionOptions {
         flags: &["--watch-namespaces=default,kube-public"],
-        ..Unusual::default()
+        ..RegionOptions::default()
     };
-    let regions = Regions::start_unusual("named", mode, &["paris"], unusual).await?;
+    let regions = Regions::start_with("named", mode, &["paris"], unusual).await?;
     let fleet_client = regions.edge("paris");
     let long = "a".repeat(63);
     let paris = json!({"name": "paris"});
@@ -225,15 +233,15 @@ async fn namesake_is_rejected_and_crd_deletion_uninstalls_nothing(mode: Mode) ->
     let outside = ("kube-node-lease", "outside");
     regions.create(outside.0, outside.1, paris.clone()).await;
     regions.create("default", "acme", paris.clone()).await;
-    regions.shows(("default", "acme"), READY).await;
+    regions.wait_for(("default", "acme"), READY).await;
     regions.create("default", &long, paris.clone()).await;
-    regions.shows(("default", &long), READY).await;
+    regions.wait_for(("default", &long), READY).await;
     let release = names::deployment_release(&long);
     assert!(release.len() <= names::RELEASE_NAME_MAX);
     fleet_client
-        .newest_is(&long, &release, 1, "deployed")
+        .wait_for_revision(&long, &release, 1, "deployed")
         .await?;
-    let object = regions.all(outside.0).get(outside.1).await?;
+    let object = regions.api(outside.0).get(outside.1).await?;
     assert!(object.finalizers().is_empty(), "{:?}", object.metadata);
     let status = object.status.unwrap_or_default();
     assert_eq!((status.phase, status.observed_generation), (None, Some(-1)));
@@ -241,7 +249,7 @@ async fn namesake_is_rejected_and_crd_deletion_uninstalls_nothing(mode: Mode) ->
     let in_use = ("Ready", "False", "ReleaseInUse");
     let before = fleet_client.releases().await?;
     regions.create("kube-public", "acme", paris.clone()).await;
-    let younger = regions.shows(("kube-public", "acme"), in_use).await;
+    let younger = regions.wait_for(("kube-public", "acme"), in_use).await;
     let line = younger.status.unwrap().last_message.unwrap();
     assert!(
         line.contains("belongs to KryptonDeployment default/acme"),
@@ -251,49 +259,49 @@ async fn namesake_is_rejected_and_crd_deletion_uninstalls_nothing(mode: Mode) ->
         .create("default", "too.many.dots", paris.clone())
         .await;
     regions
-        .shows(
+        .wait_for(
             ("default", "too.many.dots"),
             ("Ready", "False", "WorkspaceInvalid"),
         )
         .await;
     regions.delete("default", "too.many.dots").await;
-    regions.gone("default", "too.many.dots").await;
+    regions.wait_gone("default", "too.many.dots").await;
     assert_eq!(fleet_client.releases().await?, before);
 
     // Deleting the older one removes its release, and the younger one is installed.
     regions.delete("default", "acme").await;
-    regions.gone("default", "acme").await;
-    regions.shows(("kube-public", "acme"), READY).await;
+    regions.wait_gone("default", "acme").await;
+    regions.wait_for(("kube-public", "acme"), READY).await;
     fleet_client
-        .newest_is("acme", "ced-acme", 1, "deployed")
+        .wait_for_revision("acme", "ced-acme", 1, "deployed")
         .await?;
     let before = fleet_client.releases().await?;
     // A new KryptonDeployment is the younger one, and its deletion removes nothing.
     regions.create("default", "acme", paris.clone()).await;
-    regions.shows(("default", "acme"), in_use).await;
+    regions.wait_for(("default", "acme"), in_use).await;
     regions.delete("default", "acme").await;
-    regions.gone("default", "acme").await;
+    regions.wait_gone("default", "acme").await;
     assert_eq!(fleet_client.releases().await?, before);
 
     let crds: Api<CustomResourceDefinition> = Api::all(regions.home.client());
     let name = KryptonDeployment::crd().name_any();
     crds.delete(&name, &DeleteParams::default()).await?;
-    let asked = eventually("the CRD to be gone", async || {
+    let waiting = eventually("the CRD to be gone", async || {
         Ok(crds.get_opt(&name).await?.is_none().then_some(()))
     });
-    asked.await?;
+    waiting.await?;
     assert_eq!(fleet_client.releases().await?, before);
     // Recreated, the KryptonDeployments adopt their releases.
     let params = PostParams::default();
     crds.create(&params, &KryptonDeployment::crd()).await?;
     regions.create("kube-public", "acme", paris).await;
-    regions.shows(("kube-public", "acme"), READY).await;
+    regions.wait_for(("kube-public", "acme"), READY).await;
     assert_eq!(fleet_client.releases().await?, before);
 
     // The namespace that was created for the first KryptonDeployment is deleted with the last.
     regions.delete("kube-public", "acme").await;
-    regions.gone("kube-public", "acme").await;
-    namespace_goes(&fleet_client, "acme").await;
+    regions.wait_gone("kube-public", "acme").await;
+    wait_for_namespace_deletion(&fleet_client, "acme").await;
     Ok(())
 }
 
@@ -302,61 +310,71 @@ async fn deployment_uses_only_kubeconfig_secrets_open_to_it() -> TestResult {
     let regions = Regions::start("secrets", Mode::Proxy, &["paris", "rome"]).await;
     let rome = &regions.edges["rome"];
     let keys = ["admin.conf"];
-    regions.secret("team-a", "rome-admin", rome, &keys).await?;
-    let of = |namespace: &str, name: &str, key: &str| json!({"name": "somewhere", "kubeconfig": {"secret": {"namespace": namespace, "name": name, "key": key}}});
+    regions
+        .create_secret("team-a", "rome-admin", rome, &keys)
+        .await?;
+    let region = |namespace: &str, name: &str, key: &str| json!({"name": "somewhere", "kubeconfig": {"secret": {"namespace": namespace, "name": name, "key": key}}});
     // A Secret in a foreign namespace and a missing Secret produce the same message.
     regions
         .create(
             "default",
             "theirs",
-            of("team-a", "rome-admin", "admin.conf"),
+            region("team-a", "rome-admin", "admin.conf"),
         )
         .await;
     regions
-        .create("default", "guessed", of("team-a", "guessed", "admin.conf"))
+        .create(
+            "default",
+            "guessed",
+            region("team-a", "guessed", "admin.conf"),
+        )
         .await;
     for name in ["theirs", "guessed"] {
         regions
-            .shows(
+            .wait_for(
                 ("default", name),
                 ("TargetClusterResolved", "False", "SecretNotAllowed"),
             )
             .await;
         regions
-            .shows(("default", name), ("Ready", "False", "EdgeUnavailable"))
+            .wait_for(("default", name), ("Ready", "False", "EdgeUnavailable"))
             .await;
     }
     regions
-        .create("team-a", "own", of("team-a", "rome-admin", "admin.conf"))
+        .create(
+            "team-a",
+            "own",
+            region("team-a", "rome-admin", "admin.conf"),
+        )
         .await;
     // The Secret is not in the hub's namespace.
-    let waits = ("TargetClusterResolved", "False", "NotAccepted");
-    regions.shows(("team-a", "own"), waits).await;
-    let fleet_client = FleetClient::at(&regions.home);
+    let not_accepted = ("TargetClusterResolved", "False", "NotAccepted");
+    regions.wait_for(("team-a", "own"), not_accepted).await;
+    let fleet_client = FleetClient::new(&regions.home);
     fleet_client.accept_member("rome-admin").await?;
-    regions.shows(("team-a", "own"), READY).await;
+    regions.wait_for(("team-a", "own"), READY).await;
     // Referenced from its own namespace, the Secret becomes a member, but stays closed to other namespaces.
     regions
-        .shows(
+        .wait_for(
             ("default", "theirs"),
             ("TargetClusterResolved", "False", "SecretNotAllowed"),
         )
         .await;
     let label = format!("{}=true", names::OPEN_TO_DEPLOYMENTS_LABEL);
-    let words = [
+    let args = [
         "label",
         "secret",
         "rome-admin",
         "--namespace=team-a",
         &label,
     ];
-    regions.home.kubectl(words).await?;
-    regions.shows(("default", "theirs"), READY).await;
+    regions.home.kubectl(args).await?;
+    regions.wait_for(("default", "theirs"), READY).await;
 
     // With the deprecated field, with a missing key, and without an account.
     let deprecated = json!({"name": "x", "kubeconfigSecretName": "paris-kubeconfig"});
     regions.create("default", "deprecated", deprecated).await;
-    regions.shows(("default", "deprecated"), READY).await;
+    regions.wait_for(("default", "deprecated"), READY).await;
     regions
         .patch(
             "default",
@@ -365,7 +383,7 @@ async fn deployment_uses_only_kubeconfig_secrets_open_to_it() -> TestResult {
         )
         .await;
     let missing = regions
-        .shows(
+        .wait_for(
             ("default", "deprecated"),
             ("Ready", "False", "AccountMissing"),
         )
@@ -373,14 +391,14 @@ async fn deployment_uses_only_kubeconfig_secrets_open_to_it() -> TestResult {
     assert_eq!(missing.status.unwrap().phase, Some(DeploymentPhase::Error));
     let fleet_client = regions.edge("paris");
     fleet_client
-        .newest_is("deprecated", "ced-deprecated", 1, "deployed")
+        .wait_for_revision("deprecated", "ced-deprecated", 1, "deployed")
         .await?;
     regions
-        .has_events("default", "deprecated", &["AccountMissing"])
+        .wait_for_events("default", "deprecated", &["AccountMissing"])
         .await;
     // A missing account doesn't block the deletion.
     regions.delete("default", "deprecated").await;
-    regions.gone("default", "deprecated").await;
+    regions.wait_gone("default", "deprecated").await;
     assert!(
         fleet_client
             .revisions("deprecated", "ced-deprecated")

@@ -16,10 +16,10 @@ use krypton_kubectl::ExitCode;
 use krypton_runtime::clock;
 use krypton_tests::{
     Agent, AgentOptions, Cluster, Daemon, ForwardedPod, Hub, HubOptions, Kubelet, Mode, OwnChart,
-    Parts, Scenario, ServiceAccountAccess, TestResult, bundle, by_agent, eventually,
-    fleet::{FleetClient, HUB_NAMESPACE, PATIENCE, SYSTEM_NAMESPACE, condition},
-    kubectl_krypton,
-    membership::{krypton_ends, krypton_program, write_secret},
+    Parts, Scenario, ServiceAccountAccess, TestResult, by_agent, eventually,
+    fleet::{FleetClient, HUB_NAMESPACE, STEP_DEADLINE, SYSTEM_NAMESPACE, condition},
+    join_bundle, kubectl_krypton,
+    membership::{kubectl_krypton_path, run_kubectl_krypton, write_secret},
     port::Port,
     process::{Invocation, Process},
 };
@@ -42,8 +42,8 @@ async fn paused_tenant_stands_still_and_leaving_uninstalls(mode: Mode) -> TestRe
     // The Tenant was created on the member, so the user runs the command there.
     let tenant = ["tenant", "acme", "-n", "default"];
     let at_member = async |verb: &str| {
-        let words: Vec<&str> = [verb].into_iter().chain(tenant).collect();
-        kubectl_krypton(pair.cluster(), &words).await.unwrap()
+        let args: Vec<&str> = [verb].into_iter().chain(tenant).collect();
+        kubectl_krypton(pair.cluster(), &args).await.unwrap()
     };
     assert_eq!(
         at_member("pause").await,
@@ -56,53 +56,53 @@ async fn paused_tenant_stands_still_and_leaving_uninstalls(mode: Mode) -> TestRe
     chart.write("replicaCount: 0\npaused: once")?;
     let progress = pair.condition("ClusterProgress");
     let paused = (progress.as_str(), "False", "Paused");
-    fleet_client.shows("acme", &[paused]).await?;
+    fleet_client.wait_for("acme", &[paused]).await?;
     assert_eq!(fleet_client.revisions("acme", &release).await?, one);
-    let asked = at_member("resync").await;
-    assert!(asked.contains("is reconciled again"), "{asked}");
+    let output = at_member("resync").await;
+    assert!(output.contains("is reconciled again"), "{output}");
     assert_eq!(fleet_client.revisions("acme", &release).await?, one);
     at_member("resume").await;
     fleet_client
-        .newest_is("acme", &release, 2, "deployed")
+        .wait_for_revision("acme", &release, 2, "deployed")
         .await?;
 
     let member = pair.name();
-    let home = async |words: &[&str]| kubectl_krypton(pair.home(), words).await.unwrap();
-    home(&["pause", "cluster", member]).await;
+    let run_on_home = async |args: &[&str]| kubectl_krypton(pair.home(), args).await.unwrap();
+    run_on_home(&["pause", "cluster", member]).await;
     chart.write("replicaCount: 0\npaused: twice")?;
-    fleet_client.shows("acme", &[paused]).await?;
-    let resumed = home(&["resume", "cluster", member]).await;
+    fleet_client.wait_for("acme", &[paused]).await?;
+    let resumed = run_on_home(&["resume", "cluster", member]).await;
     assert!(resumed.ends_with("edge-1 resumed\n"), "{resumed}");
     fleet_client
-        .newest_is("acme", &release, 3, "deployed")
+        .wait_for_revision("acme", &release, 3, "deployed")
         .await?;
 
-    let is = async |banned: bool| {
+    let wait_for_ban = async |banned: bool| {
         let members: Api<EdgeCluster> = Api::all(pair.home().client());
         eventually("the ban to be shown", async || {
-            let found = members.get(member).await?.status.unwrap_or_default();
-            let healthy = condition(&found.conditions, "Healthy");
-            let is_banned = healthy.is_some_and(|is_banned| is_banned.reason == "Banned");
+            let status = members.get(member).await?.status.unwrap_or_default();
+            let healthy = condition(&status.conditions, "Healthy");
+            let is_banned = healthy.is_some_and(|condition| condition.reason == "Banned");
             ensure!(is_banned == banned, "{healthy:?}");
             Ok(Some(()))
         })
         .await
         .unwrap();
     };
-    home(&["ban", member]).await;
-    is(true).await;
-    home(&["unban", member]).await;
-    is(false).await;
+    run_on_home(&["ban", member]).await;
+    wait_for_ban(true).await;
+    run_on_home(&["unban", member]).await;
+    wait_for_ban(false).await;
 
-    let left = home(&["leave", member, "--uninstall", "--wait"]).await;
-    assert!(left.ends_with("is gone\n"), "{left}");
+    let leave_output = run_on_home(&["leave", member, "--uninstall", "--wait"]).await;
+    assert!(leave_output.ends_with("is gone\n"), "{leave_output}");
     assert!(fleet_client.releases().await?.is_empty());
     pair.stop().await?;
     Ok(())
 }
 
 /// Waits until the log contains this text.
-async fn reads(log: &Process, text: &str) -> Result<()> {
+async fn wait_for_log(log: &Process, text: &str) -> Result<()> {
     eventually(text, async || {
         let log = std::fs::read_to_string(log.log())?;
         ensure!(log.contains(text), "{log}");
@@ -114,18 +114,18 @@ async fn reads(log: &Process, text: &str) -> Result<()> {
 #[tokio::test]
 async fn kubectl_plugin_reports_exit_codes_changes_and_completions() -> TestResult {
     let home = Cluster::start("plug-in", Parts::ControlPlane).await?;
-    let code = async |words: &[&str]| {
-        let ran = krypton_ends(&home, words).await.unwrap();
-        let code = ran.status.code().unwrap();
-        (code, format!("{}{}", ran.stdout, ran.stderr))
+    let run = async |args: &[&str]| {
+        let output = run_kubectl_krypton(&home, args).await.unwrap();
+        let run = output.status.code().unwrap();
+        (run, format!("{}{}", output.stdout, output.stderr))
     };
-    let ends = async |words: &[&str], expected: ExitCode, part: &str| {
-        let (code, text) = code(words).await;
-        assert_eq!(code, expected as i32, "{words:?}: {text}");
-        assert!(text.contains(part), "{words:?}: {text}");
+    let expect_exit = async |args: &[&str], expected: ExitCode, expected_text: &str| {
+        let (run, text) = run(args).await;
+        assert_eq!(run, expected as i32, "{args:?}: {text}");
+        assert!(text.contains(expected_text), "{args:?}: {text}");
     };
     // The CRD is not installed yet.
-    ends(
+    expect_exit(
         &["get", "clusters"],
         ExitCode::NotFound,
         "has no edgeclusters",
@@ -135,49 +135,49 @@ async fn kubectl_plugin_reports_exit_codes_changes_and_completions() -> TestResu
         "../../../crds/crds/edgeclusters.mesh.openkcm.io.yaml"
     ))
     .await?;
-    home.serves_crds().await?;
+    home.wait_for_crds().await?;
     let member = |name: &str| {
         format!(
             "apiVersion: mesh.openkcm.io/v1alpha1\nkind: EdgeCluster\nmetadata: {{name: {name}}}\n"
         )
     };
     home.apply(&member("edge-1")).await?;
-    ends(&["get", "clusters"], ExitCode::Done, "edge-1").await;
-    ends(&["get", "cluster", "edge-9"], ExitCode::NotFound, "edge-9").await;
-    ends(
+    expect_exit(&["get", "clusters"], ExitCode::Success, "edge-1").await;
+    expect_exit(&["get", "cluster", "edge-9"], ExitCode::NotFound, "edge-9").await;
+    expect_exit(
         &["pause", "cluster", "edge-9"],
         ExitCode::NotFound,
         "edge-9",
     )
     .await;
-    let in_part = ["ban", "edge-1", "edge-9"];
-    ends(&in_part, ExitCode::Failed, "edge-1 banned").await;
-    ends(&["pause", "planet", "x"], ExitCode::Usage, "planet").await;
-    ends(&["leave", "edge-1"], ExitCode::Usage, "--orphan").await;
+    let partly_known = ["ban", "edge-1", "edge-9"];
+    expect_exit(&partly_known, ExitCode::Failed, "edge-1 banned").await;
+    expect_exit(&["pause", "planet", "x"], ExitCode::Usage, "planet").await;
+    expect_exit(&["leave", "edge-1"], ExitCode::Usage, "--orphan").await;
     let itself = ["leave", "self-cluster", "--orphan"];
-    ends(&itself, ExitCode::Refused, "--self-cluster=false").await;
-    ends(&["join", "edge-1"], ExitCode::NotFound, "krypton-hub-join").await;
+    expect_exit(&itself, ExitCode::Refused, "--self-cluster=false").await;
+    expect_exit(&["join", "edge-1"], ExitCode::NotFound, "krypton-hub-join").await;
     // Without a running hub, no process would uninstall the releases, so the EdgeCluster is not deleted.
-    ends(
+    expect_exit(
         &["leave", "edge-1", "--orphan"],
-        ExitCode::Done,
+        ExitCode::Success,
         "is leaving",
     )
     .await;
-    ends(&["get", "cluster", "edge-1"], ExitCode::NotFound, "edge-1").await;
+    expect_exit(&["get", "cluster", "edge-1"], ExitCode::NotFound, "edge-1").await;
 
     home.apply(&member("edge-2")).await?;
     let folder = tempfile::tempdir()?;
     let log = folder.path().join("watched");
     let watch = home
-        .invocation(&krypton_program()?)
+        .invocation(&kubectl_krypton_path()?)
         .args(["get", "clusters", "--watch"]);
     let mut watching = Process::spawn("watching", &watch, &log)?;
-    reads(&watching, "edge-2").await?;
+    wait_for_log(&watching, "edge-2").await?;
     kubectl_krypton(&home, &["pause", "cluster", "edge-2"]).await?;
-    reads(&watching, "-,paused").await?;
+    wait_for_log(&watching, "-,paused").await?;
     home.apply(&member("edge-3")).await?;
-    reads(&watching, "edge-3").await?;
+    wait_for_log(&watching, "edge-3").await?;
     watching.kill();
     let shown = std::fs::read_to_string(&log)?;
     assert_eq!(shown.matches("NAME").count(), 1, "{shown}");
@@ -185,13 +185,13 @@ async fn kubectl_plugin_reports_exit_codes_changes_and_completions() -> TestResu
 
     // kubectl requests completions in this way.
     for name in ["kubectl-krypton", "kubectl_complete-krypton"] {
-        symlink(krypton_program()?, folder.path().join(name))?;
+        symlink(kubectl_krypton_path()?, folder.path().join(name))?;
     }
-    let completed = async |words: &[&str]| {
+    let completed = async |args: &[&str]| {
         let kubectl = home.command("kubectl").args(["__complete", "krypton"]);
         let kubectl = with_path(kubectl, folder.path());
         kubectl
-            .args(words.iter().copied())
+            .args(args.iter().copied())
             .output(DEADLINE)
             .await
             .unwrap()
@@ -206,9 +206,9 @@ async fn kubectl_plugin_reports_exit_codes_changes_and_completions() -> TestResu
     );
 
     home.stop_apiserver().await?;
-    ends(
+    expect_exit(
         &["get", "clusters"],
-        ExitCode::NoAnswer,
+        ExitCode::NoResponse,
         "cannot be reached",
     )
     .await;
@@ -224,11 +224,14 @@ fn with_path(invocation: Invocation, folder: &Path) -> Invocation {
 
 /// Commands, and how they end for a viewer, an operator and a CA operator.
 const RIGHTS: &[(&[&str], [ExitCode; 3])] = {
-    use ExitCode::{Done, Failed, NotFound, NotPermitted as No, NotReady, Refused};
+    use ExitCode::{Failed, NotFound, NotPermitted, NotReady, Refused, Success};
     &[
-        (&["get", "clusters"], [Done, Done, No]),
-        (&["get", "tenants", "-A"], [Done, Done, No]),
-        (&["get", "deployments", "-A"], [Done, Done, No]),
+        (&["get", "clusters"], [Success, Success, NotPermitted]),
+        (&["get", "tenants", "-A"], [Success, Success, NotPermitted]),
+        (
+            &["get", "deployments", "-A"],
+            [Success, Success, NotPermitted],
+        ),
         // The Tenant has no report yet. A user without read access gets a message about the missing information.
         (
             &["explain", "tenant", "acme", "-n", "default"],
@@ -236,24 +239,36 @@ const RIGHTS: &[(&[&str], [ExitCode; 3])] = {
         ),
         // No hub runs.
         (&["check"], [NotReady, NotReady, NotReady]),
-        (&["pause", "cluster", "edge-1"], [No, Done, No]),
-        (&["resume", "cluster", "edge-1"], [No, Done, No]),
+        (
+            &["pause", "cluster", "edge-1"],
+            [NotPermitted, Success, NotPermitted],
+        ),
+        (
+            &["resume", "cluster", "edge-1"],
+            [NotPermitted, Success, NotPermitted],
+        ),
         (
             &["pause", "tenant", "acme", "-n", "default"],
-            [No, Done, No],
+            [NotPermitted, Success, NotPermitted],
         ),
         (
             &["resync", "tenant", "acme", "-n", "default"],
-            [No, Done, No],
+            [NotPermitted, Success, NotPermitted],
         ),
         (
             &["resume", "tenant", "acme", "-n", "default"],
-            [No, Done, No],
+            [NotPermitted, Success, NotPermitted],
         ),
-        (&["ban", "edge-1"], [No, Done, No]),
-        (&["unban", "edge-1"], [No, Done, No]),
-        (&["leave", "edge-2", "--orphan"], [No, Done, No]),
-        (&["join", "edge-3", "-n", HUB_NAMESPACE], [No, Done, No]),
+        (&["ban", "edge-1"], [NotPermitted, Success, NotPermitted]),
+        (&["unban", "edge-1"], [NotPermitted, Success, NotPermitted]),
+        (
+            &["leave", "edge-2", "--orphan"],
+            [NotPermitted, Success, NotPermitted],
+        ),
+        (
+            &["join", "edge-3", "-n", HUB_NAMESPACE],
+            [NotPermitted, Success, NotPermitted],
+        ),
         // The user may not create what the charts contain.
         (&["install", "hub"], [NotReady, NotReady, NotReady]),
         // Helm may not read its releases.
@@ -261,8 +276,14 @@ const RIGHTS: &[(&[&str], [ExitCode; 3])] = {
             &["uninstall", "hub", "-n", HUB_NAMESPACE],
             [Failed, Failed, Failed],
         ),
-        (&["migrate", "--dry-run"], [No, Done, No]),
-        (&["support-bundle", "--file", "FILE"], [Done, Done, No]),
+        (
+            &["migrate", "--dry-run"],
+            [NotPermitted, Success, NotPermitted],
+        ),
+        (
+            &["support-bundle", "--file", "FILE"],
+            [Success, Success, NotPermitted],
+        ),
         // No process listens in the pod. A user with the right to forward its port gets that error.
         (
             &[
@@ -272,16 +293,16 @@ const RIGHTS: &[(&[&str], [ExitCode; 3])] = {
                 "--hub-namespace",
                 HUB_NAMESPACE,
             ],
-            [No, Refused, No],
+            [NotPermitted, Refused, NotPermitted],
         ),
         (
             &["log-level", "hub", "-n", HUB_NAMESPACE],
-            [No, Refused, No],
+            [NotPermitted, Refused, NotPermitted],
         ),
         // There is no CA. A user with read access gets that error.
         (
             &["rotate-ca", "--status", "-n", HUB_NAMESPACE],
-            [No, No, NotFound],
+            [NotPermitted, NotPermitted, NotFound],
         ),
         (
             &["leave", "self-cluster", "--orphan"],
@@ -291,8 +312,8 @@ const RIGHTS: &[(&[&str], [ExitCode; 3])] = {
 };
 
 /// Service accounts with the chart's roles, from the fewest rights to the most special ones.
-async fn people(home: &Cluster) -> TestResult<Vec<ServiceAccountAccess>> {
-    let mut people = Vec::new();
+async fn role_accounts(home: &Cluster) -> TestResult<Vec<ServiceAccountAccess>> {
+    let mut role_accounts = Vec::new();
     for role in ["krypton-viewer", "krypton-operator", "krypton-ca-operator"] {
         let account = format!("people:{role}");
         home.kubectl(["create", "serviceaccount", role, "-n", "people"])
@@ -314,9 +335,9 @@ async fn people(home: &Cluster) -> TestResult<Vec<ServiceAccountAccess>> {
                 .await?;
         }
         let access = ServiceAccountAccess::new(home, "people", role).await;
-        people.push(access?);
+        role_accounts.push(access?);
     }
-    Ok(people)
+    Ok(role_accounts)
 }
 
 #[tokio::test]
@@ -325,7 +346,7 @@ async fn each_role_permits_only_its_own_commands() -> TestResult {
     let crds = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crds/crds");
     let crds = [OsString::from("apply"), "-f".into(), crds.into()];
     home.kubectl(crds).await?;
-    home.serves_crds().await?;
+    home.wait_for_crds().await?;
     home.kubectl(["create", "namespace", "people"]).await?;
     let chart = OwnChart::Hub.folder();
     let chart = [
@@ -346,7 +367,7 @@ async fn each_role_permits_only_its_own_commands() -> TestResult {
         );
         home.apply(&edge).await?;
     }
-    let fleet_client = FleetClient::at(&home);
+    let fleet_client = FleetClient::new(&home);
     fleet_client.create("acme", json!({})).await?;
     let authority = Authority::generate("home.krypton", clock::wall())?;
     let info = JoinInfo {
@@ -362,28 +383,28 @@ async fn each_role_permits_only_its_own_commands() -> TestResult {
         name: "krypton-hub-0",
         container: "krypton-hub",
         port: 8099,
-        to: nothing.address(),
+        target: nothing.address(),
     };
     let _kubelet = Kubelet::start(&home, &[pod]).await?;
-    let people = people(&home).await?;
+    let role_accounts = role_accounts(&home).await?;
     let versions = kubectl_krypton(&home, &["version", "-n", HUB_NAMESPACE]).await?;
     assert!(versions.contains("\nhub 0.1.0 "), "{versions}");
     let folder = tempfile::tempdir()?;
-    for (words, expected) in RIGHTS {
+    for (args, expected) in RIGHTS {
         // The user with the fewest rights comes first.
-        for (number, (person, expected)) in people.iter().zip(expected).enumerate() {
+        for (number, (person, expected)) in role_accounts.iter().zip(expected).enumerate() {
             let kubeconfig = person.kubeconfig();
-            let who = ["--kubeconfig", kubeconfig.to_str().unwrap()];
+            let auth_args = ["--kubeconfig", kubeconfig.to_str().unwrap()];
             let file = folder.path().join(number.to_string());
             let file = file.to_str().unwrap();
-            let given = words.iter().map(|word| match *word {
+            let command = args.iter().map(|arg| match *arg {
                 "FILE" => file,
-                word => word,
+                arg => arg,
             });
-            let words: Vec<&str> = given.chain(who).collect();
-            let ran = krypton_ends(&home, &words).await?;
-            let code = ran.status.code();
-            let output = format!("{words:?}: {}{}", ran.stdout, ran.stderr);
+            let args: Vec<&str> = command.chain(auth_args).collect();
+            let result = run_kubectl_krypton(&home, &args).await?;
+            let code = result.status.code();
+            let output = format!("{args:?}: {}{}", result.stdout, result.stderr);
             assert_eq!(code, Some(*expected as i32), "{output}");
         }
     }
@@ -391,7 +412,7 @@ async fn each_role_permits_only_its_own_commands() -> TestResult {
 }
 
 /// One pod that forwards to the process, and one without a listener.
-fn pods_of(
+fn forwarded_pods(
     (namespace, container): (&'static str, &'static str),
     names: [&'static str; 2],
     to: [SocketAddr; 2],
@@ -401,7 +422,7 @@ fn pods_of(
         name: names[number],
         container,
         port: 8099,
-        to: to[number],
+        target: to[number],
     })
 }
 
@@ -415,33 +436,33 @@ async fn kubectl_reaches_debug_ports_through_apiserver() -> TestResult {
         "--self-cluster=false",
     ]);
     let mut hub = Hub::start(&options)?;
-    hub.ready(PATIENCE).await?;
+    hub.wait_ready(STEP_DEADLINE).await?;
     let folder = tempfile::tempdir()?;
     let join = folder.path().join("bundle.yaml");
-    write_secret(&join, &bundle(&home, "edge-1").await?)?;
+    write_secret(&join, &join_bundle(&home, "edge-1").await?)?;
     let replica = [("POD_NAME".to_owned(), "krypton-agent-0".to_owned())];
     let options = AgentOptions::new(home.kubeconfig())
         .join_file(&join)
         .env(replica);
     let mut agent = Agent::start(&options)?;
-    agent.ready(PATIENCE).await?;
+    agent.wait_ready(STEP_DEADLINE).await?;
     let nothing = Port::reserve()?;
-    let to = |process: &Daemon| [process.debug_address(), nothing.address()];
+    let addresses = |process: &Daemon| [process.debug_address(), nothing.address()];
     let pods = [
-        pods_of(
+        forwarded_pods(
             ("krypton", "krypton-hub"),
             ["krypton-hub-0", "krypton-hub-1"],
-            to(&hub),
+            addresses(&hub),
         ),
-        pods_of(
+        forwarded_pods(
             (SYSTEM_NAMESPACE, "krypton-agent"),
             ["krypton-agent-0", "krypton-agent-1"],
-            to(&agent),
+            addresses(&agent),
         ),
     ];
     let _kubelet = Kubelet::start(&home, &pods.concat()).await?;
 
-    let run = async |words: &[&str]| kubectl_krypton(&home, words).await.unwrap();
+    let run = async |args: &[&str]| kubectl_krypton(&home, args).await.unwrap();
     let label = ["label", "pod", "-n", "krypton", "krypton-hub-0"];
     let leads = ["mesh.openkcm.io/leader=true"];
     home.kubectl(label.into_iter().chain(leads)).await?;
@@ -451,20 +472,27 @@ async fn kubectl_reaches_debug_ports_through_apiserver() -> TestResult {
     assert!(hub.debug("log").await?.starts_with("debug until "));
     // The command identifies the active pod by its Lease.
     eventually("the active agent", async || {
-        let shown = kubectl_krypton(&home, &["log-level", "agent"]).await?;
-        Ok((shown == "krypton-agent-0: info\n").then_some(()))
+        let output = kubectl_krypton(&home, &["log-level", "agent"]).await?;
+        Ok((output == "krypton-agent-0: info\n").then_some(()))
     })
     .await?;
     let idle = ["log-level", "hub", "--pod", "krypton-hub-1"];
-    let ran = krypton_ends(&home, &idle).await?;
-    assert_eq!(ran.status.code(), Some(ExitCode::Refused as i32), "{ran:?}");
-    assert!(ran.stderr.contains("is not served at 8099"), "{ran:?}");
+    let result = run_kubectl_krypton(&home, &idle).await?;
+    assert_eq!(
+        result.status.code(),
+        Some(ExitCode::Refused as i32),
+        "{result:?}"
+    );
+    assert!(
+        result.stderr.contains("is not served at 8099"),
+        "{result:?}"
+    );
 
     // The agent acts on the home cluster, too.
-    FleetClient::at(&home).create("acme", json!({})).await?;
+    FleetClient::new(&home).create("acme", json!({})).await?;
     eventually("the Tenant in the list of the fleet", async || {
-        let shown = kubectl_krypton(&home, &["get", "tenants", "--fleet", "--not-ready"]).await?;
-        Ok(shown.contains("edge-1   default     acme").then_some(()))
+        let output = kubectl_krypton(&home, &["get", "tenants", "--fleet", "--not-ready"]).await?;
+        Ok(output.contains("edge-1   default     acme").then_some(()))
     })
     .await?;
 

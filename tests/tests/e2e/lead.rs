@@ -12,12 +12,12 @@ use futures::StreamExt;
 use k8s_openapi::api::coordination::v1::Lease;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
-    Answer, AnsweringProxy, ChartRepository, ChartSource, Cluster, Hub, HubOptions, Lie,
-    Membership, Merge as _, Mode, Parts, TestResult,
-    answering_proxy::{READS, Verb},
+    AnsweringProxy, ChartRepository, ChartSource, Cluster, FalseResponse, Hub, HubOptions,
+    Membership, Merge as _, Mode, Parts, ResponseFault, TestResult,
+    answering_proxy::{READ_VERBS, Verb},
     by_agent, eventually,
     fleet::{
-        CONNECTED, FleetClient, HUB_NAMESPACE, PATIENCE, ValuesFile, chart_flags, condition,
+        CONNECTED, FleetClient, HUB_NAMESPACE, STEP_DEADLINE, ValuesFile, chart_flags, condition,
         values_flag,
     },
     kubectl_krypton,
@@ -37,7 +37,7 @@ const EDGE: &str = "edge-1";
 by_agent!(killed_leader_is_replaced_and_sessions_return);
 
 /// Hubs of one home with their pod names, and all their addresses for agents.
-struct Stage {
+struct HubSet {
     hubs: BTreeMap<String, Hub>,
     ports: BTreeMap<String, Arc<Port>>,
     home: Cluster,
@@ -46,11 +46,11 @@ struct Stage {
     repository: ChartRepository,
     values: ValuesFile,
     /// Kubeconfigs of hubs that don't reach home directly.
-    ways: BTreeMap<&'static str, PathBuf>,
+    proxy_kubeconfigs: BTreeMap<&'static str, PathBuf>,
 }
 
-impl Stage {
-    async fn set(name: &str, hubs: &[&str]) -> TestResult<Self> {
+impl HubSet {
+    async fn new(name: &str, hubs: &[&str]) -> TestResult<Self> {
         let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await?;
         let names = ["home", "edge"].map(|side| format!("{name}-{side}"));
         let (home, edge) = tokio::try_join!(
@@ -60,14 +60,14 @@ impl Stage {
         let mut stage = Self {
             hubs: BTreeMap::new(),
             ports: BTreeMap::new(),
-            fleet_client: FleetClient::at(&home),
+            fleet_client: FleetClient::new(&home),
             home,
             edge,
             repository,
             values: ValuesFile::new("replicaCount: 0")?,
-            ways: BTreeMap::new(),
+            proxy_kubeconfigs: BTreeMap::new(),
         };
-        stage.expect(hubs);
+        stage.add_hubs(hubs);
         for name in hubs {
             stage.start(name).await;
         }
@@ -75,15 +75,17 @@ impl Stage {
     }
 
     /// Adds hubs that start later through separate connections.
-    fn expect(&mut self, hubs: &[&str]) {
+    fn add_hubs(&mut self, hubs: &[&str]) {
         let port = |name: &&str| ((*name).to_owned(), Arc::new(Port::reserve().unwrap()));
         self.ports.extend(hubs.iter().map(port));
     }
 
     /// Starts a hub, or its replacement. Agents get the addresses of all hubs.
     async fn start(&mut self, name: &str) {
-        let way = self.ways.get(name).map(PathBuf::as_path);
-        let kubeconfig = way.unwrap_or(self.home.kubeconfig()).to_owned();
+        let proxy_kubeconfig = self.proxy_kubeconfigs.get(name).map(PathBuf::as_path);
+        let kubeconfig = proxy_kubeconfig
+            .unwrap_or(self.home.kubeconfig())
+            .to_owned();
         let addresses: Vec<String> = (self.ports.values())
             .map(|port| port.address().to_string())
             .collect();
@@ -93,9 +95,9 @@ impl Stage {
             .args(["--self-cluster=false".to_owned()])
             .args([format!("--advertise={}", addresses.join(","))])
             .env("POD_NAME", name)
-            .at(&self.ports[name]);
+            .on_port(&self.ports[name]);
         let mut hub = Hub::start(&options).unwrap();
-        hub.ready(PATIENCE).await.unwrap();
+        hub.wait_ready(STEP_DEADLINE).await.unwrap();
         self.hubs.insert(name.to_owned(), hub);
     }
 
@@ -104,7 +106,7 @@ impl Stage {
     }
 
     async fn join(&mut self, mode: Mode) -> TestResult<Membership> {
-        let leader = self.leader_but("").await?;
+        let leader = self.wait_for_other_leader("").await?;
         let Self {
             hubs, home, edge, ..
         } = self;
@@ -113,13 +115,13 @@ impl Stage {
     }
 
     /// Waits until another hub is the leader, and returns its name.
-    async fn leader_but(&self, former: &str) -> Result<String> {
+    async fn wait_for_other_leader(&self, previous: &str) -> Result<String> {
         let leases: Api<Lease> = Api::namespaced(self.fleet_client.client.clone(), HUB_NAMESPACE);
         eventually("another hub to become the leader", async || {
             let spec = leases.get(HUB_LEASE).await?.spec.unwrap_or_default();
             let holder = spec.holder_identity.unwrap_or_default();
             match holder.split('/').nth(1) {
-                Some(name) if name != former => Ok(Some(name.to_owned())),
+                Some(name) if name != previous => Ok(Some(name.to_owned())),
                 _ => bail!("the holder is {holder:?}"),
             }
         })
@@ -131,30 +133,33 @@ impl Stage {
     }
 
     /// Waits until the agent has a session with this hub.
-    async fn session(&self, hub: &str) {
-        self.hubs[hub].logs("session started").await.unwrap();
+    async fn wait_for_session(&self, hub: &str) {
+        self.hubs[hub]
+            .wait_for_log("session started")
+            .await
+            .unwrap();
     }
 
     /// Creates a Tenant on the edge cluster, and waits until home shows the member in its status.
-    async fn tenant(&self, name: &str) {
-        let edge = FleetClient::at(&self.edge);
+    async fn create_tenant(&self, name: &str) {
+        let edge = FleetClient::new(&self.edge);
         edge.install(name).await.unwrap();
-        self.counted(name).await;
+        self.wait_for_counts(name).await;
     }
 
     /// Waits until home's EdgeCluster counts all Tenants of the edge cluster.
-    async fn counted(&self, what: &str) {
-        let there = FleetClient::at(&self.edge).tenants();
+    async fn wait_for_counts(&self, what: &str) {
+        let edge_tenants = FleetClient::new(&self.edge).tenants();
         let members: Api<EdgeCluster> = Api::all(self.fleet_client.client.clone());
         eventually(
             &format!("home to count the Tenants, after {what}"),
             async || {
-                let there = there.list(&Default::default()).await?.items.len();
+                let edge_tenants = edge_tenants.list(&Default::default()).await?.items.len();
                 let status = members.get(EDGE).await?.status.unwrap_or_default();
                 let ready = status.tenants.map(|tenants| tenants.ready);
                 match ready {
-                    Some(ready) if usize::try_from(ready)? == there => Ok(Some(())),
-                    ready => bail!("{ready:?} of {there}"),
+                    Some(ready) if usize::try_from(ready)? == edge_tenants => Ok(Some(())),
+                    ready => bail!("{ready:?} of {edge_tenants}"),
                 }
             },
         )
@@ -164,14 +169,14 @@ impl Stage {
 }
 
 /// The history of the member's Connected condition.
-struct Watched {
+struct ConditionHistory {
     reasons: Arc<Mutex<Vec<(String, Instant)>>>,
     _watching: JoinHandle<()>,
 }
 
-impl Watched {
+impl ConditionHistory {
     /// Returns when the member has a condition.
-    async fn begin(fleet_client: &FleetClient) -> Self {
+    async fn start(fleet_client: &FleetClient) -> Self {
         let members: Api<EdgeCluster> = Api::all(fleet_client.client.clone());
         let reasons = Arc::new(Mutex::new(Vec::new()));
         let sink = Arc::clone(&reasons);
@@ -207,72 +212,81 @@ impl Watched {
 }
 
 async fn killed_leader_is_replaced_and_sessions_return(mode: Mode) -> TestResult {
-    let mut stage = Stage::set("followed", &["a", "b"]).await?;
+    let mut stage = HubSet::new("followed", &["a", "b"]).await?;
     let _member = stage.join(mode).await?;
-    stage.fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
-    stage.tenant("first").await;
-    let releases = FleetClient::at(&stage.edge).releases().await?;
+    stage
+        .fleet_client
+        .wait_for_member(EDGE, &[CONNECTED])
+        .await?;
+    stage.create_tenant("first").await;
+    let releases = FleetClient::new(&stage.edge).releases().await?;
     let epoch = stage.epoch().await?;
-    let watched = Watched::begin(&stage.fleet_client).await;
+    let watched = ConditionHistory::start(&stage.fleet_client).await;
 
-    let leader = stage.leader_but("").await?;
+    let leader = stage.wait_for_other_leader("").await?;
     stage.hub(&leader).kill9().await?;
     let killed = Instant::now();
-    let next = stage.leader_but(&leader).await?;
-    let held = killed.elapsed();
+    let next = stage.wait_for_other_leader(&leader).await?;
+    let until_held = killed.elapsed();
     eventually("a new epoch", async || {
         Ok((stage.epoch().await.unwrap() > epoch).then_some(()))
     })
     .await?;
-    let led = killed.elapsed();
+    let until_led = killed.elapsed();
     assert_eq!(stage.epoch().await?, epoch + 1);
-    stage.session(&next).await;
-    let back = killed.elapsed();
-    stage.tenant("second").await;
-    let served = killed.elapsed();
+    stage.wait_for_session(&next).await;
+    let until_session = killed.elapsed();
+    stage.create_tenant("second").await;
+    let until_served = killed.elapsed();
     println!(
         "{mode:?}: after kill -9 the Lease is held by the next after {:.1} s, its epoch taken after {:.1} s, the session back after {:.1} s, a Tenant made then counted after {:.1} s",
-        held.as_secs_f64(),
-        led.as_secs_f64(),
-        back.as_secs_f64(),
-        served.as_secs_f64(),
+        until_held.as_secs_f64(),
+        until_led.as_secs_f64(),
+        until_session.as_secs_f64(),
+        until_served.as_secs_f64(),
     );
-    stage.fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
+    stage
+        .fleet_client
+        .wait_for_member(EDGE, &[CONNECTED])
+        .await?;
     let reasons = watched.reasons();
     assert!(
         reasons.iter().all(|reason| reason == "Connected"),
         "{reasons:?}"
     );
-    let mut now = FleetClient::at(&stage.edge).releases().await?;
+    let mut now = FleetClient::new(&stage.edge).releases().await?;
     now.retain(|name, _| !name.contains("second"));
     assert_eq!(now, releases, "nothing was installed again");
     for name in ["first", "second"] {
-        let events = FleetClient::at(&stage.edge).events(name).await?;
+        let events = FleetClient::new(&stage.edge).events(name).await?;
         for done in ["WorkspaceCreated", "HelmInstallStart", "HelmInstalled"] {
             assert_eq!(events.get(done), Some(&1), "{name}: {events:?}");
         }
     }
     // Its replacement becomes a standby.
     stage.start(&leader).await;
-    assert_eq!(stage.leader_but(&leader).await?, next);
+    assert_eq!(stage.wait_for_other_leader(&leader).await?, next);
     assert_eq!(stage.epoch().await?, epoch + 1);
     Ok(())
 }
 
 #[tokio::test]
 async fn ca_rotation_survives_leader_changes_without_lockout() -> TestResult {
-    let mut stage = Stage::set("rotated", &["a", "b", "c"]).await?;
+    let mut stage = HubSet::new("rotated", &["a", "b", "c"]).await?;
     let _member = stage.join(Mode::Agent).await?;
-    stage.fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
-    stage.tenant("first").await;
-    let rotate = async |home: &Cluster, more: &[&str]| {
-        let words = [&["rotate-ca", "-n", HUB_NAMESPACE], more].concat();
-        kubectl_krypton(home, &words).await
+    stage
+        .fleet_client
+        .wait_for_member(EDGE, &[CONNECTED])
+        .await?;
+    stage.create_tenant("first").await;
+    let rotate = async |home: &Cluster, extra_args: &[&str]| {
+        let args = [&["rotate-ca", "-n", HUB_NAMESPACE], extra_args].concat();
+        kubectl_krypton(home, &args).await
     };
     let forced = rotate(&stage.home, &["--force"]).await.unwrap_err();
     assert!(forced.to_string().contains("nothing to force"), "{forced}");
     let ca = (HUB_NAMESPACE, names::CA_SECRET);
-    let former = secret_field(&stage.home, ca, "ca\\.crt").await?;
+    let previous = secret_field(&stage.home, ca, "ca\\.crt").await?;
     rotate(&stage.home, &[]).await?;
     for phase in ["Announced", "Switched"] {
         eventually(&format!("the phase {phase}"), async || {
@@ -286,9 +300,9 @@ async fn ca_rotation_survives_leader_changes_without_lockout() -> TestResult {
             Ok(Some(()))
         })
         .await?;
-        let leader = stage.leader_but("").await?;
+        let leader = stage.wait_for_other_leader("").await?;
         stage.hub(&leader).kill9().await?;
-        stage.leader_but(&leader).await?;
+        stage.wait_for_other_leader(&leader).await?;
         stage.start(&leader).await;
     }
     eventually("the rotation to end", async || {
@@ -300,7 +314,7 @@ async fn ca_rotation_survives_leader_changes_without_lockout() -> TestResult {
     let at_home =
         async |key: &str| secret_field(&stage.home, (HUB_NAMESPACE, names::CA_SECRET), key).await;
     let root = at_home("ca\\.crt").await?;
-    assert_ne!(root, former);
+    assert_ne!(root, previous);
     assert_eq!(
         at_home("former\\.crt").await? + &at_home("next\\.key").await?,
         ""
@@ -311,8 +325,11 @@ async fn ca_rotation_survives_leader_changes_without_lockout() -> TestResult {
         Ok((trusted == root).then_some(()))
     })
     .await?;
-    stage.tenant("second").await;
-    stage.fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
+    stage.create_tenant("second").await;
+    stage
+        .fleet_client
+        .wait_for_member(EDGE, &[CONNECTED])
+        .await?;
     Ok(())
 }
 
@@ -323,25 +340,28 @@ async fn secret_field(
     key: &str,
 ) -> Result<String> {
     let field = format!("--output=jsonpath={{.data.{key}}}");
-    let get = ["get", "secret", name, "--namespace", namespace, &field];
-    cluster.kubectl(get).await
+    let args = ["get", "secret", name, "--namespace", namespace, &field];
+    cluster.kubectl(args).await
 }
 
 /// Orders from a revoked deletion are the most harmful result of outdated information.
 #[tokio::test]
 async fn stale_hub_does_not_uninstall_orphaned_member() -> TestResult {
-    let mut stage = Stage::set("let-go", &[]).await?;
-    stage.expect(&["a", "b"]);
-    let way = AnsweringProxy::before(&stage.home).await?;
-    stage.ways.insert("b", way.kubeconfig());
+    let mut stage = HubSet::new("let-go", &[]).await?;
+    stage.add_hubs(&["a", "b"]);
+    let proxy = AnsweringProxy::start(&stage.home).await?;
+    stage.proxy_kubeconfigs.insert("b", proxy.kubeconfig());
     for name in ["a", "b"] {
         stage.start(name).await;
     }
-    assert_eq!(stage.leader_but("").await?, "a");
+    assert_eq!(stage.wait_for_other_leader("").await?, "a");
     let mut member = stage.join(Mode::Agent).await?;
-    stage.fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
-    stage.tenant("acme").await;
-    let releases = FleetClient::at(&stage.edge).releases().await?;
+    stage
+        .fleet_client
+        .wait_for_member(EDGE, &[CONNECTED])
+        .await?;
+    stage.create_tenant("acme").await;
+    let releases = FleetClient::new(&stage.edge).releases().await?;
     let members: Api<EdgeCluster> = Api::all(stage.fleet_client.client.clone());
     members
         .merge(EDGE, &json!({"spec": {"deletionPolicy": "Uninstall"}}))
@@ -355,22 +375,22 @@ async fn stale_hub_does_not_uninstall_orphaned_member() -> TestResult {
 
     // The member is disconnected, so its deletion waits. Both hubs have observed the deletion.
     member.agent().unwrap().stop().await?;
-    let of_nothing = Lie {
-        verbs: READS,
+    let of_nothing = ResponseFault {
+        verbs: READ_VERBS,
         resources: &["nothing"],
-        answer: Answer::Status(500),
+        response: FalseResponse::Status(500),
     };
-    way.lie(of_nothing);
+    proxy.inject(of_nothing);
     members.delete(EDGE, &DeleteParams::default()).await?;
     eventually("hub b to observe the deletion", async || {
         let read = (Verb::Get, "edgeclusters".to_owned());
-        Ok(way.passed().contains_key(&read).then_some(()))
+        Ok(proxy.forwarded_requests().contains_key(&read).then_some(()))
     })
     .await?;
 
     // Hub b no longer receives EdgeClusters. A user orphans the member's releases, and the leader removes the
     // EdgeCluster.
-    way.lie(Lie {
+    proxy.inject(ResponseFault {
         resources: &["edgeclusters"],
         ..of_nothing
     });
@@ -381,16 +401,16 @@ async fn stale_hub_does_not_uninstall_orphaned_member() -> TestResult {
     })
     .await?;
     stage.hub("a").kill9().await?;
-    assert_eq!(stage.leader_but("a").await?, "b");
+    assert_eq!(stage.wait_for_other_leader("a").await?, "b");
     member.start_again(&stage.edge)?;
     let logs = async |agent: &mut Membership, what: &str| {
-        agent.agent().unwrap().logs(what).await.unwrap();
+        agent.agent().unwrap().wait_for_log(what).await.unwrap();
     };
     // Hub b rejects the agent and sends it no order from the outdated state.
     logs(&mut member, "does not know its members yet").await;
-    way.forward_all();
+    proxy.forward_all();
     logs(&mut member, "does not exist").await;
-    let now = FleetClient::at(&stage.edge).releases().await?;
+    let now = FleetClient::new(&stage.edge).releases().await?;
     assert_eq!(now, releases);
     let log = member.agent().unwrap().log()?;
     assert!(!log.contains("in session with the hub"), "{log}");

@@ -8,8 +8,8 @@ use k8s_openapi::api::{coordination::v1::Lease, core::v1::Pod};
 use krypton_tests::{
     Agent, AgentOptions, ChartRepository, ChartSource, Cluster, HubPod, Merge as _, OwnChart,
     Parts, PodName, ServicePort, TestResult, eventually,
-    fleet::{CONNECTED, FleetClient, PATIENCE},
-    membership::{bundle_of, write_secret},
+    fleet::{CONNECTED, FleetClient, STEP_DEADLINE},
+    membership::{bundle_in_namespace, write_secret},
 };
 use krypton_types::names::{HUB_LEASE, LEADER_LABEL};
 use kube::{
@@ -21,18 +21,18 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 const EDGE: &str = "edge-1";
-const OF_HUB: &str = "app.kubernetes.io/name=krypton-hub";
+const HUB_LABEL: &str = "app.kubernetes.io/name=krypton-hub";
 
 /// A home cluster with the hub's chart, and a process for each of its pods.
-struct Stage {
+struct LabelledHubs {
     home: Cluster,
     port: ServicePort,
     hubs: Vec<(PodName, HubPod)>,
     _repository: ChartRepository,
 }
 
-impl Stage {
-    async fn set(name: &str) -> TestResult<Self> {
+impl LabelledHubs {
+    async fn new(name: &str) -> TestResult<Self> {
         let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await?;
         let home = Cluster::start(name, Parts::WithPods).await?;
         let chart = format!("--set=chart.repo={}", repository.url());
@@ -69,15 +69,15 @@ impl Stage {
             .unwrap();
         self.port.route(&name.name, hub.hub.agents_address());
         // Standby hubs are ready, too.
-        hub.hub.ready(PATIENCE).await.unwrap();
+        hub.hub.wait_ready(STEP_DEADLINE).await.unwrap();
         hub
     }
 
     /// Restarts the stopped process of this pod.
-    async fn start_again(&mut self, place: usize) {
-        let (name, before) = &self.hubs[place];
+    async fn restart(&mut self, index: usize) {
+        let (name, before) = &self.hubs[index];
         let hub = self.start(name, Some(before)).await;
-        self.hubs[place].1 = hub;
+        self.hubs[index].1 = hub;
     }
 
     /// Returns the index of the Lease holder.
@@ -86,18 +86,18 @@ impl Stage {
         let lease = leases.get(HUB_LEASE).await?;
         let holder = lease.spec.and_then(|spec| spec.holder_identity);
         let holder = holder.unwrap_or_default();
-        let of = |pod: &PodName| holder.starts_with(&format!("hub/{}/", pod.name));
-        let leader = self.hubs.iter().position(|(pod, _)| of(pod));
+        let is_holder = |pod: &PodName| holder.starts_with(&format!("hub/{}/", pod.name));
+        let leader = self.hubs.iter().position(|(pod, _)| is_holder(pod));
         leader.with_context(|| format!("held by {holder:?}"))
     }
 
     /// Waits until the Service routes only to this hub's pod, and no other pod has the label.
-    async fn leads_to(&self, place: usize) {
-        let wanted = &self.hubs[place].0.name;
+    async fn wait_for_route_to(&self, index: usize) {
+        let expected = &self.hubs[index].0.name;
         eventually("the Service to route to one pod", async || {
-            let (led, labelled) = (self.port.pods().await?, labelled(&self.home).await?);
-            if led != [wanted.clone()] || labelled != [wanted.clone()] {
-                bail!("to {led:?} instead of {wanted}; labeled: {labelled:?}");
+            let (led, labelled) = (self.port.pods().await?, labelled_pods(&self.home).await?);
+            if led != [expected.clone()] || labelled != [expected.clone()] {
+                bail!("to {led:?} instead of {expected}; labeled: {labelled:?}");
             }
             Ok(Some(()))
         })
@@ -106,22 +106,22 @@ impl Stage {
     }
 
     /// Waits until another hub is the leader, both by Lease and by Service.
-    async fn followed(&self, place: usize) -> usize {
+    async fn wait_for_other_leader(&self, index: usize) -> usize {
         let next = eventually("another leader", async || {
             let leader = self.leader().await?;
-            Ok((leader != place).then_some(leader))
+            Ok((leader != index).then_some(leader))
         })
         .await
         .unwrap();
-        self.leads_to(next).await;
+        self.wait_for_route_to(next).await;
         next
     }
 }
 
 async fn pods(cluster: &Cluster) -> Result<Vec<PodName>> {
     let pods: Api<Pod> = Api::namespaced(cluster.client(), OwnChart::Hub.namespace());
-    let listed = pods.list(&ListParams::default().labels(OF_HUB)).await?;
-    let running = listed.items.into_iter().filter(|pod| {
+    let found = pods.list(&ListParams::default().labels(HUB_LABEL)).await?;
+    let running = found.items.into_iter().filter(|pod| {
         let status = pod.status.as_ref();
         status.and_then(|status| status.phase.as_deref()) == Some("Running")
     });
@@ -133,28 +133,31 @@ async fn pods(cluster: &Cluster) -> Result<Vec<PodName>> {
         .collect())
 }
 
-async fn labelled(cluster: &Cluster) -> Result<Vec<String>> {
+async fn labelled_pods(cluster: &Cluster) -> Result<Vec<String>> {
     let pods: Api<Pod> = Api::namespaced(cluster.client(), OwnChart::Hub.namespace());
-    let with = ListParams::default().labels(&format!("{LEADER_LABEL}=true"));
-    let listed = pods.list(&with).await?;
-    Ok(listed.items.iter().map(ResourceExt::name_any).collect())
+    let leader_label = ListParams::default().labels(&format!("{LEADER_LABEL}=true"));
+    let found = pods.list(&leader_label).await?;
+    Ok(found.items.iter().map(ResourceExt::name_any).collect())
 }
 
-async fn joined(stage: &Stage, edge: &Cluster) -> TestResult<Agent> {
+async fn joined_agent(stage: &LabelledHubs, edge: &Cluster) -> TestResult<Agent> {
     let folder = TempDir::with_prefix("krypton-join-")?;
     let file = folder.path().join("bundle.yaml");
     let namespace = OwnChart::Hub.namespace();
-    let bundle = bundle_of(&stage.home, namespace, EDGE).await?;
-    let at = stage.port.address().to_string();
-    assert!(bundle.contains(&at), "{at} is missing in: {bundle}");
+    let bundle = bundle_in_namespace(&stage.home, namespace, EDGE).await?;
+    let address = stage.port.address().to_string();
+    assert!(
+        bundle.contains(&address),
+        "{address} is missing in: {bundle}"
+    );
     write_secret(&file, &bundle)?;
     let options = AgentOptions::new(edge.kubeconfig()).join_file(&file);
     let mut agent = Agent::start(&options)?;
-    agent.ready(PATIENCE).await?;
+    agent.wait_ready(STEP_DEADLINE).await?;
     Ok(agent)
 }
 
-async fn client_of(kubeconfig: &Path) -> TestResult<Client> {
+async fn client_for(kubeconfig: &Path) -> TestResult<Client> {
     let kubeconfig = Kubeconfig::read_from(kubeconfig)?;
     let options = KubeConfigOptions::default();
     let config = Config::from_custom_kubeconfig(kubeconfig, &options).await;
@@ -170,22 +173,22 @@ fn sessions(agent: &Agent) -> usize {
 #[tokio::test]
 async fn agent_service_follows_leader_through_every_failover() -> TestResult {
     let (stage, edge) = tokio::join!(
-        Stage::set("label-home"),
+        LabelledHubs::new("label-home"),
         Cluster::start("label-edge", Parts::ControlPlane)
     );
     let edge = edge?;
     let mut stage = stage?;
-    let fleet_client = FleetClient::at(&stage.home);
+    let fleet_client = FleetClient::new(&stage.home);
     let first = stage.leader().await?;
-    stage.leads_to(first).await;
-    let agent = joined(&stage, &edge).await?;
-    fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
+    stage.wait_for_route_to(first).await;
+    let agent = joined_agent(&stage, &edge).await?;
+    fleet_client.wait_for_member(EDGE, &[CONNECTED]).await?;
     let before = sessions(&agent);
 
     // Kill the leader: its successor removes the label, and the agent reconnects automatically.
     let killed = Instant::now();
     stage.hubs[first].1.hub.kill9().await?;
-    let second = stage.followed(first).await;
+    let second = stage.wait_for_other_leader(first).await;
     let labelled_after = killed.elapsed();
     eventually("the agent to reconnect", async || {
         Ok((sessions(&agent) > before).then_some(()))
@@ -203,14 +206,14 @@ async fn agent_service_follows_leader_through_every_failover() -> TestResult {
     let namespace = OwnChart::Hub.namespace();
     let pod = ["label", "pod", &name, &label, "-n", namespace];
     stage.home.kubectl(pod).await?;
-    stage.start_again(first).await;
-    let now = labelled(&stage.home).await?;
+    stage.restart(first).await;
+    let now = labelled_pods(&stage.home).await?;
     assert_eq!(now, [stage.hubs[second].0.name.clone()], "when it is ready");
-    stage.leads_to(second).await;
+    stage.wait_for_route_to(second).await;
 
     // Freeze the leader: it can't remove its label, and doesn't restore the label when it resumes.
     stage.hubs[second].1.hub.freeze()?;
-    let third = stage.followed(second).await;
+    let third = stage.wait_for_other_leader(second).await;
     assert_eq!(third, first);
     stage.hubs[second].1.hub.thaw()?;
     eventually("the resumed hub to observe it", async || {
@@ -219,28 +222,28 @@ async fn agent_service_follows_leader_through_every_failover() -> TestResult {
         Ok(woken.contains("this hub is a standby").then_some(()))
     })
     .await?;
-    stage.leads_to(third).await;
-    fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
+    stage.wait_for_route_to(third).await;
+    fleet_client.wait_for_member(EDGE, &[CONNECTED]).await?;
 
     // Stop the leader: it removes its label.
     assert!(stage.hubs[third].1.hub.stop().await?.success());
-    assert_eq!(stage.followed(third).await, second);
+    assert_eq!(stage.wait_for_other_leader(third).await, second);
 
     // Remove the label: the leader restores it.
     let name = stage.hubs[second].0.name.clone();
     let off = format!("{LEADER_LABEL}-");
     let pod = ["label", "pod", &name, &off, "-n", namespace];
     stage.home.kubectl(pod).await?;
-    stage.leads_to(second).await;
+    stage.wait_for_route_to(second).await;
     Ok(())
 }
 
 #[tokio::test]
 async fn leader_label_right_is_minimal_and_not_required() -> TestResult {
-    let mut stage = Stage::set("label-rights").await?;
+    let mut stage = LabelledHubs::new("label-rights").await?;
     let namespace = OwnChart::Hub.namespace();
     let leader = stage.leader().await?;
-    stage.leads_to(leader).await;
+    stage.wait_for_route_to(leader).await;
 
     // Operations that the account can't perform, despite its right to patch pods.
     let stranger = "apiVersion: v1
@@ -250,8 +253,8 @@ spec: {containers: [{name: one, image: one}]}
 ";
     stage.home.apply(stranger).await?;
     let kubeconfig = stage.hubs[leader].1.access.kubeconfig();
-    let as_the_hub: Api<Pod> = Api::namespaced(client_of(&kubeconfig).await?, namespace);
-    let own = stage.hubs[leader].0.name.clone();
+    let as_the_hub: Api<Pod> = Api::namespaced(client_for(&kubeconfig).await?, namespace);
+    let leader_pod = stage.hubs[leader].0.name.clone();
     let labels = |labels: Value| json!({"metadata": {"labels": labels}});
     let nothing_else = "nothing of a pod but its label";
     let this_label = "mesh.openkcm.io/leader only";
@@ -262,24 +265,30 @@ spec: {containers: [{name: one, image: one}]}
             dry_run: true,
             ..PatchParams::default()
         };
-        let tried = as_the_hub.patch(&own, &dry, &Patch::Merge(&probe)).await;
+        let tried = as_the_hub
+            .patch(&leader_pod, &dry, &Patch::Merge(&probe))
+            .await;
         Ok(tried.is_err().then_some(()))
     })
     .await?;
     let spec = json!({"spec": {"activeDeadlineSeconds": 1}});
     let annotation = json!({"metadata": {"annotations": {"a": "b"}}});
     let finalizer = json!({"metadata": {"finalizers": ["a.example/b"]}});
-    for (pod, patch, words) in [
-        (own.as_str(), spec, nothing_else),
-        (&own, annotation, nothing_else),
-        (&own, finalizer, nothing_else),
-        (&own, labels(json!({"a": "b"})), this_label),
+    for (pod, patch, expected_text) in [
+        (leader_pod.as_str(), spec, nothing_else),
+        (&leader_pod, annotation, nothing_else),
+        (&leader_pod, finalizer, nothing_else),
+        (&leader_pod, labels(json!({"a": "b"})), this_label),
         (
-            &own,
+            &leader_pod,
             labels(json!({"app.kubernetes.io/name": null})),
             this_label,
         ),
-        (&own, labels(json!({LEADER_LABEL: "maybe"})), this_label),
+        (
+            &leader_pod,
+            labels(json!({LEADER_LABEL: "maybe"})),
+            this_label,
+        ),
         (
             "stranger",
             labels(json!({LEADER_LABEL: "true"})),
@@ -288,9 +297,9 @@ spec: {containers: [{name: one, image: one}]}
     ] {
         let refused = as_the_hub.merge(pod, &patch).await;
         let refused = refused.map(drop).unwrap_err().to_string();
-        assert!(refused.contains(words), "{patch}: {refused}");
+        assert!(refused.contains(expected_text), "{patch}: {refused}");
     }
-    assert!(as_the_hub.get(&own).await.is_err());
+    assert!(as_the_hub.get(&leader_pod).await.is_err());
 
     // Without the right, the next hub becomes leader and reports the missing right.
     let role = [
@@ -310,8 +319,8 @@ spec: {containers: [{name: one, image: one}]}
     stage.hubs[next]
         .1
         .hub
-        .logs("the hub is not allowed to label pod")
+        .wait_for_log("the hub is not allowed to label pod")
         .await?;
-    stage.hubs[next].1.hub.ready(PATIENCE).await?;
+    stage.hubs[next].1.hub.wait_ready(STEP_DEADLINE).await?;
     Ok(())
 }

@@ -14,18 +14,18 @@ use anyhow::bail;
 use arc_swap::ArcSwap;
 use k8s_openapi::api::core::v1::Secret;
 use krypton_agent::credentials::renewal::renew;
-use krypton_agent::credentials::store::{Kept, Store};
+use krypton_agent::credentials::store::{Store, StoredIdentity};
 use krypton_agent::session::Link;
 use krypton_agent::session::connect::Dialer;
 use krypton_tests::canary::{Canary, search};
 use krypton_tests::{
     Agent, AgentOptions, ChartRepository, ChartSource, Cluster, Daemon, Hub, HubOptions, Mode,
-    Parts, TestResult, bundle, eventually,
+    Parts, TestResult, eventually,
     fleet::{
-        CONNECTED, FleetClient, PATIENCE, SYSTEM_NAMESPACE, ValuesFile, chart_flags, condition,
-        values_flag,
+        CONNECTED, FleetClient, STEP_DEADLINE, SYSTEM_NAMESPACE, ValuesFile, chart_flags,
+        condition, values_flag,
     },
-    kubectl_krypton,
+    join_bundle, kubectl_krypton,
 };
 use kube::api::ListParams;
 use kube::{Api, ResourceExt};
@@ -34,7 +34,7 @@ use tempfile::TempDir;
 use tokio::sync::watch;
 
 /// Interval between two checks of this machine's processes.
-const SAMPLE: Duration = Duration::from_millis(10);
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Returns a support bundle of the cluster, created by a user who may read everything, including this debug port.
 async fn support_bundle(
@@ -43,10 +43,11 @@ async fn support_bundle(
 ) -> TestResult<Vec<(String, Vec<u8>)>> {
     let folder = tempfile::tempdir()?;
     let file = folder.path().join("bundle.tar.gz");
-    let here = process.map(|process| format!("--debug-address={}", process.debug_address()));
-    let mut words = vec!["support-bundle", "--file", file.to_str().unwrap()];
-    words.extend(here.as_deref());
-    kubectl_krypton(cluster, &words).await?;
+    let debug_address =
+        process.map(|process| format!("--debug-address={}", process.debug_address()));
+    let mut args = vec!["support-bundle", "--file", file.to_str().unwrap()];
+    args.extend(debug_address.as_deref());
+    kubectl_krypton(cluster, &args).await?;
     let packed = fs::File::open(&file)?;
     let mut archive = tar::Archive::new(flate2::read::GzDecoder::new(packed));
     let mut files = Vec::new();
@@ -65,7 +66,7 @@ async fn support_bundle(
 
 /// Command lines and environments of all processes so far, and files of hub and agent that others can read.
 #[derive(Default)]
-struct Watched {
+struct Observations {
     lines: BTreeSet<Vec<u8>>,
     /// Files with a secret that others can read.
     open: BTreeSet<PathBuf>,
@@ -73,43 +74,43 @@ struct Watched {
     closed: BTreeSet<PathBuf>,
 }
 
-struct Watcher {
+struct ProcessWatcher {
     stop: Arc<AtomicBool>,
-    thread: std::thread::JoinHandle<Watched>,
+    thread: std::thread::JoinHandle<Observations>,
 }
 
-impl Watcher {
+impl ProcessWatcher {
     /// Watches processes, and searches the files below `folders` for these secrets.
     fn start(folders: Vec<PathBuf>, secrets: Vec<Canary>) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let thread = std::thread::spawn(move || {
-            let mut watched = Watched::default();
+            let mut observations = Observations::default();
             while !stopped.load(Ordering::Relaxed) {
                 for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
                     for file in ["cmdline", "environ"] {
                         if let Ok(line) = fs::read(entry.path().join(file)) {
-                            watched.lines.insert(line);
+                            observations.lines.insert(line);
                         }
                     }
                 }
                 for folder in &folders {
-                    look_through(folder, &secrets, &mut watched);
+                    search_folder(folder, &secrets, &mut observations);
                 }
-                std::thread::sleep(SAMPLE);
+                std::thread::sleep(SAMPLE_INTERVAL);
             }
-            watched
+            observations
         });
         Self { stop, thread }
     }
 
-    fn end(self) -> Watched {
+    fn end(self) -> Observations {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().unwrap()
     }
 }
 
-fn look_through(folder: &Path, secrets: &[Canary], watched: &mut Watched) {
+fn search_folder(folder: &Path, secrets: &[Canary], observations: &mut Observations) {
     // The file may be gone.
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let path = entry.path();
@@ -117,15 +118,15 @@ fn look_through(folder: &Path, secrets: &[Canary], watched: &mut Watched) {
             continue;
         };
         if about.is_dir() {
-            look_through(&path, secrets, watched);
+            search_folder(&path, secrets, observations);
         } else if about.is_file() && about.len() < 64 * 1024 && !path.ends_with("log") {
             let Ok(content) = fs::read(&path) else {
                 continue;
             };
             if !search(secrets, [("", content.as_slice())]).is_empty() {
                 match about.permissions().mode() & 0o077 {
-                    0 => watched.closed.insert(path),
-                    _ => watched.open.insert(path),
+                    0 => observations.closed.insert(path),
+                    _ => observations.open.insert(path),
                 };
             }
         }
@@ -133,7 +134,7 @@ fn look_through(folder: &Path, secrets: &[Canary], watched: &mut Watched) {
 }
 
 /// Returns all objects that a user without access to Secrets can read.
-async fn objects(cluster: &Cluster, more: &str) -> String {
+async fn readable_objects(cluster: &Cluster, more: &str) -> String {
     let kinds = format!(
         "events,configmaps,leases,tenants,deployments,namespaces,serviceaccounts,pods,jobs{more}"
     );
@@ -155,15 +156,15 @@ async fn objects(cluster: &Cluster, more: &str) -> String {
 }
 
 /// Returns the Secrets that contain this canary, as namespace/name.
-async fn places(cluster: &Cluster, canary: &Canary) -> BTreeSet<String> {
+async fn secrets_with(cluster: &Cluster, canary: &Canary) -> BTreeSet<String> {
     let secrets: Api<Secret> = Api::all(cluster.client());
     let all = secrets.list(&ListParams::default()).await.unwrap().items;
     let holds = |secret: &Secret| {
         let data = secret.data.iter().flatten();
         data.into_iter()
-            .any(|(_, value)| canary.found_in(&value.0).is_some())
+            .any(|(_, value)| canary.find_in(&value.0).is_some())
     };
-    let named = |secret: &Secret| {
+    let identify = |secret: &Secret| {
         format!(
             "{}/{}",
             secret.namespace().unwrap_or_default(),
@@ -172,11 +173,11 @@ async fn places(cluster: &Cluster, canary: &Canary) -> BTreeSet<String> {
     };
     all.iter()
         .filter(|secret| holds(secret))
-        .map(named)
+        .map(identify)
         .collect()
 }
 
-fn key_of(kept: &Kept) -> Canary {
+fn key_canary(kept: &StoredIdentity) -> Canary {
     Canary::key("the agent's key", &kept.identity.key.serialize_pem())
 }
 
@@ -205,9 +206,9 @@ async fn keys_tokens_and_values_stay_in_their_secrets() -> TestResult {
         Cluster::start("leaks-2", Parts::WithControllers),
     )?;
     let (fleet_client, at_one, at_two) = (
-        FleetClient::at(&home),
-        FleetClient::at(&one),
-        FleetClient::at(&two),
+        FleetClient::new(&home),
+        FleetClient::new(&one),
+        FleetClient::new(&two),
     );
     let value = |number: u8| format!("canary-{number}-of-the-values-{}", "k".repeat(9));
     let content = |number: u8| format!("replicaCount: 0\nhidden: {}\n", value(number));
@@ -227,7 +228,7 @@ async fn keys_tokens_and_values_stay_in_their_secrets() -> TestResult {
         ])
         .env("RUST_LOG", "trace");
     let mut hub = Hub::start(&options)?;
-    hub.ready(PATIENCE).await?;
+    hub.wait_ready(STEP_DEADLINE).await?;
     let folder = TempDir::with_prefix("krypton-leaks-")?;
     let file = |name: &str, content: &str| {
         let path = folder.path().join(name);
@@ -237,25 +238,25 @@ async fn keys_tokens_and_values_stay_in_their_secrets() -> TestResult {
     let trace = || [("RUST_LOG".to_owned(), "trace".to_owned())];
 
     // One agent joins, and two are rejected.
-    let good = bundle(&home, "edge-1").await?;
-    let read: Value = serde_saphyr::from_str(&good)?;
+    let valid_bundle = join_bundle(&home, "edge-1").await?;
+    let read: Value = serde_saphyr::from_str(&valid_bundle)?;
     let token = read["token"].as_str().unwrap().to_owned();
     let (public, secret) = token.split_once('.').unwrap();
-    let guess = file("guess.yaml", &good.replace(secret, &"0".repeat(64)));
-    let good = file("good.yaml", &good);
-    let joining = |path: &Path, namespace: &str| {
+    let guessed_token_file = file("guess.yaml", &valid_bundle.replace(secret, &"0".repeat(64)));
+    let valid_bundle = file("good.yaml", &valid_bundle);
+    let start_agent = |path: &Path, namespace: &str| {
         let args = [format!("--namespace={namespace}")];
         let options = AgentOptions::new(one.kubeconfig())
             .join_file(path)
             .args(args);
         Agent::start(&options.env(trace())).unwrap()
     };
-    let mut agent = joining(&good, SYSTEM_NAMESPACE);
-    agent.ready(PATIENCE).await?;
+    let mut agent = start_agent(&valid_bundle, SYSTEM_NAMESPACE);
+    agent.wait_ready(STEP_DEADLINE).await?;
     let mut refused = Vec::new();
-    for (path, namespace) in [(&good, "second"), (&guess, "third")] {
-        let mut agent = joining(path, namespace);
-        agent.wait(PATIENCE).await?;
+    for (path, namespace) in [(&valid_bundle, "second"), (&guessed_token_file, "third")] {
+        let mut agent = start_agent(path, namespace);
+        agent.wait(STEP_DEADLINE).await?;
         refused.push(agent);
     }
     let log = hub.log()?;
@@ -264,7 +265,7 @@ async fn keys_tokens_and_values_stay_in_their_secrets() -> TestResult {
     // The secrets to search for.
     let ca = secret_text(&home, "default", "krypton-hub-ca", "ca.key").await?;
     let store = Store::new(one.client(), SYSTEM_NAMESPACE.to_owned());
-    let kept = store.read().await?.unwrap();
+    let stored_identity = store.read().await?.unwrap();
     let client_key = |cluster: &Cluster| {
         let kubeconfig: Value =
             serde_saphyr::from_str(&fs::read_to_string(cluster.kubeconfig()).unwrap()).unwrap();
@@ -278,15 +279,15 @@ async fn keys_tokens_and_values_stay_in_their_secrets() -> TestResult {
         token.unwrap().to_owned()
     };
     let with_token = two.kubeconfig_with_token();
-    let wrong = "canary-of-a-wrong-bearer-token";
+    let wrong_token = "canary-of-a-wrong-bearer-token";
     let mut canaries = vec![
         Canary::key("the CA's key", &ca),
-        key_of(&kept),
+        key_canary(&stored_identity),
         Canary::key("the client key of home", &client_key(&home)),
         Canary::key("the client key of edge-1", &client_key(&one)),
         Canary::key("the client key of edge-2", &client_key(&two)),
         Canary::text("the bearer token of edge-2", &bearer(&with_token)),
-        Canary::text("a wrong bearer token", wrong),
+        Canary::text("a wrong bearer token", wrong_token),
         Canary::text("the join token's secret", secret),
         Canary::text("a chart value", &value(1)),
         Canary::text("the next chart value", &value(2)),
@@ -296,7 +297,7 @@ async fn keys_tokens_and_values_stay_in_their_secrets() -> TestResult {
     ];
     let folders = [hub.log_path(), agent.log_path()];
     let folders = folders.map(|log| log.parent().unwrap().to_owned());
-    let watcher = Watcher::start(folders.to_vec(), canaries.clone());
+    let watcher = ProcessWatcher::start(folders.to_vec(), canaries.clone());
 
     // A member with a kubeconfig: first with a client certificate, then with a token, and then invalid ones.
     fleet_client
@@ -306,37 +307,39 @@ async fn keys_tokens_and_values_stay_in_their_secrets() -> TestResult {
         at_edge.install("acme").await?;
     }
     fleet_client.add_member("edge-2", &with_token).await?;
-    let exec = two.kubeconfig_with(wrong).replace(
+    let exec = two.kubeconfig_with(wrong_token).replace(
         "token:",
         "exec: {apiVersion: client.authentication.k8s.io/v1, command: x, interactiveMode: Never}\n    token:",
     );
-    let broken = format!("{}\n  users: [", two.kubeconfig_with(wrong));
-    let no_key = two.kubeconfig_with(wrong).replace(
-        &format!("token: {wrong}"),
-        &format!("client-certificate-data: {wrong}\n    client-key-data: {wrong}"),
+    let broken = format!("{}\n  users: [", two.kubeconfig_with(wrong_token));
+    let no_key = two.kubeconfig_with(wrong_token).replace(
+        &format!("token: {wrong_token}"),
+        &format!("client-certificate-data: {wrong_token}\n    client-key-data: {wrong_token}"),
     );
     for (name, kubeconfig) in [("exec", exec), ("broken", broken), ("no-key", no_key)] {
         fleet_client.add_member(name, &kubeconfig).await?;
         let invalid = ("TargetClusterResolved", "False", "KubeconfigInvalid");
-        fleet_client.member_shows(name, &[invalid]).await?;
+        fleet_client.wait_for_member(name, &[invalid]).await?;
     }
     fleet_client
-        .add_member("wrong", &two.kubeconfig_with(wrong))
+        .add_member("wrong", &two.kubeconfig_with(wrong_token))
         .await?;
     let refusal = ("Connected", "False", "Unreachable");
-    fleet_client.member_shows("wrong", &[refusal]).await?;
+    fleet_client.wait_for_member("wrong", &[refusal]).await?;
 
     // A successful upgrade, and a failed one.
     values.write(&content(2))?;
     for (at_edge, member) in [(&at_one, "edge-1"), (&at_two, "edge-2")] {
         let release = format!("tenant-acme-{member}");
-        at_edge.newest_is("acme", &release, 2, "deployed").await?;
+        at_edge
+            .wait_for_revision("acme", &release, 2, "deployed")
+            .await?;
     }
     values.write(&format!("{}broken: true\n", content(3)))?;
     for (at_edge, member) in [(&at_one, "edge-1"), (&at_two, "edge-2")] {
         let type_ = format!("ClusterError/{member}");
         let failed = (type_.as_str(), "True", "UpgradeFailed");
-        at_edge.shows("acme", &[failed]).await?;
+        at_edge.wait_for("acme", &[failed]).await?;
     }
 
     // A value from a Secret whose name doesn't reveal it. Helm quotes it.
@@ -352,7 +355,8 @@ async fn keys_tokens_and_values_stay_in_their_secrets() -> TestResult {
         eventually("Helm's message without the secret", async || {
             let tenant = at_edge.tenants().get("acme").await?;
             let conditions = tenant.status.unwrap_or_default().conditions;
-            let message = condition(&conditions, &type_).map(|found| found.message.as_str());
+            let message =
+                condition(&conditions, &type_).map(|condition| condition.message.as_str());
             match message {
                 Some(message) if message.contains("refused: [redacted] and [redacted]") => {
                     Ok(Some(()))
@@ -367,21 +371,21 @@ async fn keys_tokens_and_values_stay_in_their_secrets() -> TestResult {
     canaries.push(Canary::text("the salt", &salt));
 
     // The agent renews its certificate with a new key.
-    let config = kept.identity.enrolled.as_ref().unwrap();
-    let config = config.client_config(&kept.identity.key)?;
+    let config = stored_identity.identity.enrolled.as_ref().unwrap();
+    let config = config.client_config(&stored_identity.identity.key)?;
     let tls = Arc::new(ArcSwap::from_pointee(config));
     let dialer = Dialer::new(vec![hub.agents_address().to_string()], tls);
     let (_up, mut link) = watch::channel(Link::Up(dialer.connect().await?));
-    let renewed = renew(&store, &kept, &mut link).await?;
-    canaries.push(key_of(&renewed));
+    let renewed = renew(&store, &stored_identity, &mut link).await?;
+    canaries.push(key_canary(&renewed));
     agent.stop().await?;
     let again = AgentOptions::new(one.kubeconfig()).env(trace());
     let mut agent_again = Agent::start(&again)?;
-    agent_again.ready(PATIENCE).await?;
-    fleet_client.member_shows("edge-1", &[CONNECTED]).await?;
-    fleet_client.member_is("edge-1", Mode::Agent).await?;
+    agent_again.wait_ready(STEP_DEADLINE).await?;
+    fleet_client.wait_for_member("edge-1", &[CONNECTED]).await?;
+    fleet_client.wait_for_mode("edge-1", Mode::Agent).await?;
 
-    let watched = watcher.end();
+    let observations = watcher.end();
     let mut outputs: Vec<(String, Vec<u8>)> = vec![
         ("the hub's log".to_owned(), hub.log()?.into_bytes()),
         (
@@ -405,8 +409,8 @@ async fn keys_tokens_and_values_stay_in_their_secrets() -> TestResult {
         ));
     }
     for (cluster, more) in [(&home, ",edgeclusters"), (&one, ""), (&two, "")] {
-        let place = format!("the objects of {}", cluster.name());
-        outputs.push((place, objects(cluster, more).await.into_bytes()));
+        let source = format!("the objects of {}", cluster.name());
+        outputs.push((source, readable_objects(cluster, more).await.into_bytes()));
     }
     let processes: [(&Cluster, Option<&Daemon>); 3] = [
         (&home, Some(&hub)),
@@ -418,9 +422,9 @@ async fn keys_tokens_and_values_stay_in_their_secrets() -> TestResult {
     }
     // The hub's own command line contains the URL unchanged.
     let of_the_hub = |line: &[u8]| String::from_utf8_lossy(line).contains("--chart-repo=");
-    for line in watched.lines.iter().filter(|line| !of_the_hub(line)) {
-        let shown = String::from_utf8_lossy(line).replace('\0', " ");
-        outputs.push((format!("process {shown:.200}"), line.clone()));
+    for line in observations.lines.iter().filter(|line| !of_the_hub(line)) {
+        let command_line = String::from_utf8_lossy(line).replace('\0', " ");
+        outputs.push((format!("process {command_line:.200}"), line.clone()));
     }
     // The searched data is not empty.
     let all = |words: &str| {
@@ -446,26 +450,26 @@ async fn keys_tokens_and_values_stay_in_their_secrets() -> TestResult {
     let places_searched = || {
         outputs
             .iter()
-            .map(|(place, hay)| (place.as_str(), hay.as_slice()))
+            .map(|(source, hay)| (source.as_str(), hay.as_slice()))
     };
-    let found = search(&canaries, places_searched());
-    assert_eq!(found, [""; 0], "{}", found.join("\n"));
+    let leaks = search(&canaries, places_searched());
+    assert_eq!(leaks, [""; 0], "{}", leaks.join("\n"));
     // The same search finds planted secrets.
-    for canary in [secret, wrong, key, &value(3), &value(4)] {
+    for canary in [secret, wrong_token, key, &value(3), &value(4)] {
         let planted = format!("{} msg={canary}", hub.log()?);
-        let found = search(&canaries, [("a log", planted.as_bytes())]);
-        assert_eq!(found.len(), 1, "{found:?}");
+        let leaks = search(&canaries, [("a log", planted.as_bytes())]);
+        assert_eq!(leaks.len(), 1, "{leaks:?}");
     }
 
     // Files with secrets are readable only by their owner.
-    assert_eq!(watched.open, BTreeSet::new());
-    assert!(!watched.closed.is_empty(), "no file was checked");
+    assert_eq!(observations.open, BTreeSet::new());
+    assert!(!observations.closed.is_empty(), "no file was checked");
     // Keys are only in their Secrets, and a join token is stored only as a digest.
     let only = |expected: &[&str]| -> BTreeSet<String> {
         expected.iter().map(|name| (*name).to_owned()).collect()
     };
     let identity = format!("{SYSTEM_NAMESPACE}/krypton-agent-identity");
-    let ours = key_of(&renewed);
+    let ours = key_canary(&renewed);
     let ca = &canaries[0];
     let of_the_token = Canary::text("the join token's secret", secret);
     let of_the_secret = Canary::text("the value that helm quotes", &value(4));
@@ -487,8 +491,8 @@ async fn keys_tokens_and_values_stay_in_their_secrets() -> TestResult {
         (&two, &of_the_repository, record),
         (&two, &ours, only(&[])),
     ] {
-        let found = places(cluster, canary).await;
-        assert_eq!(found, expected, "{} on {}", canary.name(), cluster.name());
+        let leaks = secrets_with(cluster, canary).await;
+        assert_eq!(leaks, expected, "{} on {}", canary.name(), cluster.name());
     }
     eventually("the hub to be ready at the end", async || {
         match hub

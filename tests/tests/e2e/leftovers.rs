@@ -50,10 +50,10 @@ fn chart(folder: &TempDir) -> ChartSource {
 }
 
 /// Returns the UIDs of the ConfigMaps, except Kubernetes' own and terminating ones.
-async fn maps(fleet_client: &FleetClient) -> Result<BTreeMap<String, String>> {
+async fn config_maps(fleet_client: &FleetClient) -> Result<BTreeMap<String, String>> {
     let api: Api<ConfigMap> = Api::namespaced(fleet_client.client.clone(), "acme");
-    let found = api.list(&ListParams::default()).await?.into_iter();
-    let ours = found.filter(|map| {
+    let maps = api.list(&ListParams::default()).await?.into_iter();
+    let ours = maps.filter(|map| {
         map.metadata.deletion_timestamp.is_none() && map.name_any() != "kube-root-ca.crt"
     });
     Ok(ours
@@ -61,14 +61,14 @@ async fn maps(fleet_client: &FleetClient) -> Result<BTreeMap<String, String>> {
         .collect())
 }
 
-async fn maps_are(fleet_client: &FleetClient, expected: &[&str]) {
+async fn wait_for_config_maps(fleet_client: &FleetClient, expected: &[&str]) {
     let what = format!("ConfigMaps {expected:?}");
-    let there = async || {
-        let found = maps(fleet_client).await?;
-        let names: Vec<&str> = found.keys().map(String::as_str).collect();
+    let has_expected = async || {
+        let actual = config_maps(fleet_client).await?;
+        let names: Vec<&str> = actual.keys().map(String::as_str).collect();
         Ok((names == expected).then_some(()))
     };
-    eventually(&what, there).await.unwrap();
+    eventually(&what, has_expected).await.unwrap();
 }
 
 #[tokio::test]
@@ -95,53 +95,56 @@ async fn only_leftovers_of_failed_attempts_are_removed() -> TestResult {
     let theirs = serde_json::from_value(theirs)?;
     api.create(&params, &theirs).await?;
     fleet_client.install("acme").await?;
-    maps_are(&fleet_client, &["stays", "theirs"]).await;
-    let before = maps(&fleet_client).await?;
+    wait_for_config_maps(&fleet_client, &["stays", "theirs"]).await;
+    let before = config_maps(&fleet_client).await?;
 
     // Two attempts, each with one object that only it declares.
     chart.write("{maps: [stays, first], claim: true, broken: true}")?;
     fleet_client
-        .newest_is("acme", &release, 2, "failed")
+        .wait_for_revision("acme", &release, 2, "failed")
         .await?;
     chart.write("{maps: [stays, second], broken: true}")?;
     fleet_client
-        .newest_is("acme", &release, 3, "failed")
+        .wait_for_revision("acme", &release, 3, "failed")
         .await?;
-    fleet_client.shows("acme", &failed).await?;
-    maps_are(
+    fleet_client.wait_for("acme", &failed).await?;
+    wait_for_config_maps(
         &fleet_client,
         &["first", "kept", "second", "stays", "theirs"],
     )
     .await;
 
     chart.write("{maps: [stays], again: true}")?;
-    fleet_client.ready("acme").await?;
-    maps_are(&fleet_client, &["kept", "stays", "theirs"]).await;
+    fleet_client.wait_ready("acme").await?;
+    wait_for_config_maps(&fleet_client, &["kept", "stays", "theirs"]).await;
     fleet_client
         .event_message("acme", "LeftoversRemoved")
         .await?;
     fleet_client.event_message("acme", "LeftoversStay").await?;
     let claims: Api<PersistentVolumeClaim> = Api::namespaced(fleet_client.client.clone(), "acme");
     let claim = claims.get("data").await?;
-    let after = maps(&fleet_client).await?;
+    let after = config_maps(&fleet_client).await?;
     for name in ["stays", "theirs"] {
         assert_eq!(after[name], before[name], "{name}");
     }
 
     // Also before the release is removed, because Helm would delete the objects of its newest revision.
     chart.write("{maps: [stays, third], claim: true, broken: true}")?;
-    fleet_client.shows("acme", &failed).await?;
+    fleet_client.wait_for("acme", &failed).await?;
     chart.write("{maps: [fourth], broken: true}")?;
-    maps_are(
+    wait_for_config_maps(
         &fleet_client,
         &["fourth", "kept", "stays", "theirs", "third"],
     )
     .await;
     fleet_client.remove("acme").await?;
-    maps_are(&fleet_client, &["kept", "theirs"]).await;
+    wait_for_config_maps(&fleet_client, &["kept", "theirs"]).await;
     let still = claims.get("data").await?;
     assert_eq!(still.uid(), claim.uid());
-    assert_eq!(maps(&fleet_client).await?["theirs"], before["theirs"]);
+    assert_eq!(
+        config_maps(&fleet_client).await?["theirs"],
+        before["theirs"]
+    );
     Ok(())
 }
 
@@ -162,19 +165,21 @@ async fn failed_installations_leave_a_bounded_history() -> TestResult {
     fleet_client.create("acme", json!({})).await?;
     for number in 1..=failures {
         fleet_client
-            .newest_is("acme", &release, number, "failed")
+            .wait_for_revision("acme", &release, number, "failed")
             .await?;
-        let kept = fleet_client.revisions("acme", &release).await?.len();
-        assert!(kept <= KEPT + 1, "{kept} after {number} failures");
+        let revisions = fleet_client.revisions("acme", &release).await?.len();
+        assert!(revisions <= KEPT + 1, "{revisions} after {number} failures");
         if number % 25 == 0 {
             let memory = pair.actor()?.rss_bytes()?;
-            println!("{number} failures: {kept} revisions, agent {memory} bytes");
+            println!("{number} failures: {revisions} revisions, agent {memory} bytes");
         }
-        let asked = names::RECONCILE_REQUESTED_ANNOTATION;
+        let annotation = names::RECONCILE_REQUESTED_ANNOTATION;
         let requested = number.to_string();
-        fleet_client.annotate("acme", asked, &requested).await?;
+        fleet_client
+            .annotate("acme", annotation, &requested)
+            .await?;
     }
     chart.write("{maps: [one]}")?;
-    fleet_client.ready("acme").await?;
+    fleet_client.wait_ready("acme").await?;
     Ok(())
 }

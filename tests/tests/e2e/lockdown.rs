@@ -10,7 +10,7 @@ const TEAMS: [&str; 2] = ["team-a", "team-b"];
 by_agent!(tenant_reaches_nothing_beyond_its_namespace_and_account);
 
 /// Creates a namespace with an account that can edit it.
-async fn team(cluster: &Cluster, name: &str) {
+async fn create_team(cluster: &Cluster, name: &str) {
     let account = format!("--serviceaccount={name}:installer");
     for args in [
         &["create", "namespace", name][..],
@@ -30,19 +30,22 @@ async fn team(cluster: &Cluster, name: &str) {
 }
 
 /// Creates a Tenant of the first team that fails for this reason, and returns the message.
-async fn fails(
+async fn wait_for_failure(
     fleet_client: &FleetClient,
     member: &str,
     name: &str,
     spec: Value,
     reason: &str,
 ) -> TestResult<String> {
-    fleet_client.within(TEAMS[0]).create(name, spec).await?;
+    fleet_client
+        .in_namespace(TEAMS[0])
+        .create(name, spec)
+        .await?;
     let error = format!("ClusterError/{member}");
     let expected = (error.as_str(), "True", reason);
     Ok(fleet_client
-        .within(TEAMS[0])
-        .message(name, &[expected])
+        .in_namespace(TEAMS[0])
+        .condition_message(name, &[expected])
         .await?)
 }
 
@@ -58,14 +61,15 @@ async fn tenant_reaches_nothing_beyond_its_namespace_and_account(mode: Mode) -> 
         .await?;
     let (fleet_client, member) = (pair.fleet_client(), pair.name());
     for name in TEAMS {
-        team(pair.cluster(), name).await;
+        create_team(pair.cluster(), name).await;
         let spec = json!({"workspace": name, "values": {"replicaCount": 0}});
-        fleet_client.within(name).create("acme", spec).await?;
-        fleet_client.within(name).ready("acme").await?;
+        fleet_client.in_namespace(name).create("acme", spec).await?;
+        fleet_client.in_namespace(name).wait_ready("acme").await?;
     }
 
     let other = json!({"workspace": TEAMS[1]});
-    let message = fails(&fleet_client, member, "raid", other, "NamespaceNotOwned").await?;
+    let message =
+        wait_for_failure(&fleet_client, member, "raid", other, "NamespaceNotOwned").await?;
     assert!(
         message.contains("mesh.openkcm.io/adopt=team-a/raid"),
         "{message}"
@@ -81,7 +85,7 @@ async fn tenant_reaches_nothing_beyond_its_namespace_and_account(mode: Mode) -> 
         ),
     ];
     for (name, spec) in cases {
-        let message = fails(&fleet_client, member, name, spec, "InstallFailed").await?;
+        let message = wait_for_failure(&fleet_client, member, name, spec, "InstallFailed").await?;
         assert!(message.contains("forbidden"), "{name}: {message}");
         assert!(
             message.contains("system:serviceaccount:team-a:"),
@@ -93,8 +97,8 @@ async fn tenant_reaches_nothing_beyond_its_namespace_and_account(mode: Mode) -> 
         &["clusterrole", "beyond"],
     ] {
         let get = ["get", "--ignore-not-found", "-o", "name"];
-        let found = pair.cluster().kubectl(get.iter().chain(object).copied());
-        assert_eq!(found.await?, "");
+        let output = pair.cluster().kubectl(get.iter().chain(object).copied());
+        assert_eq!(output.await?, "");
     }
     // The Tenant author's annotation alone doesn't transfer a release.
     let adopt = [
@@ -107,34 +111,43 @@ async fn tenant_reaches_nothing_beyond_its_namespace_and_account(mode: Mode) -> 
     ];
     pair.cluster().kubectl(adopt).await?;
     // A user who can edit the namespace changes the stored release.
-    let editor = Editor::of(&pair, TEAMS[0], "acme").await;
+    let editor = Editor::new(&pair, TEAMS[0], "acme").await;
     let error = format!("ClusterError/{member}");
     let tampered = (error.as_str(), "True", "ReleaseTampered");
     editor.tamper().await;
     fleet_client
-        .within(TEAMS[0])
-        .shows("acme", &[tampered])
+        .in_namespace(TEAMS[0])
+        .wait_for("acme", &[tampered])
         .await?;
-    editor.gains_nothing().await?;
-    editor.forget().await;
-    fleet_client.within(TEAMS[0]).ready("acme").await?;
+    editor.wait_and_check_rights().await?;
+    editor.delete_revisions().await;
+    fleet_client
+        .in_namespace(TEAMS[0])
+        .wait_ready("acme")
+        .await?;
     editor.forge(2, "failed").await?;
-    editor.gains_nothing().await?;
-    editor.forget().await;
-    fleet_client.within(TEAMS[0]).ready("acme").await?;
+    editor.wait_and_check_rights().await?;
+    editor.delete_revisions().await;
+    fleet_client
+        .in_namespace(TEAMS[0])
+        .wait_ready("acme")
+        .await?;
     let refused = (error.as_str(), "True", "NamespaceNotOwned");
     fleet_client
-        .within(TEAMS[0])
-        .shows("raid", &[refused])
+        .in_namespace(TEAMS[0])
+        .wait_for("raid", &[refused])
         .await?;
     let raid = pair.release("raid");
     assert_eq!(fleet_client.revisions(TEAMS[1], &raid).await?, []);
 
     // The deletion works with the same rights as the installation.
-    fleet_client.within(TEAMS[0]).remove("acme").await?;
+    fleet_client.in_namespace(TEAMS[0]).remove("acme").await?;
     let release = format!("tenant-acme-{member}");
-    let left = fleet_client.revisions(TEAMS[0], &release).await?;
-    assert!(left.is_empty(), "{left:?}");
-    fleet_client.within(TEAMS[1]).ready("acme").await?;
+    let revisions = fleet_client.revisions(TEAMS[0], &release).await?;
+    assert!(revisions.is_empty(), "{revisions:?}");
+    fleet_client
+        .in_namespace(TEAMS[1])
+        .wait_ready("acme")
+        .await?;
     Ok(())
 }

@@ -2,14 +2,14 @@
 
 use krypton_tests::{
     AgentOptions, Daemon, Hub, HubOptions, Parts, ServedChart, TestResult, eventually,
-    fleet::{FleetClient, PATIENCE},
+    fleet::{FleetClient, STEP_DEADLINE},
     home_and_edge, kubectl_krypton,
     membership::enrolled_agent,
 };
 use serde_json::{Value, json};
 
 /// Targets whose log lines always concern one Tenant or deployment.
-const OF_A_TENANT: [&str; 3] = [
+const TENANT_TARGETS: [&str; 3] = [
     "krypton_reconciler::actions",
     "krypton_helm::driver",
     "krypton_reconciler::drift",
@@ -25,11 +25,11 @@ fn lines(daemon: &Daemon) -> Vec<Value> {
     log.lines().map(line).collect()
 }
 
-fn is(line: &Value, message: &str) -> bool {
+fn is_message(line: &Value, message: &str) -> bool {
     line["message"] == message
 }
 
-fn check(lines: &[Value], program: &str) {
+fn check_lines(lines: &[Value], program: &str) {
     assert!(!lines.is_empty());
     for line in lines {
         for key in ["timestamp", "level", "target", "message"] {
@@ -38,7 +38,10 @@ fn check(lines: &[Value], program: &str) {
         assert_eq!(line["program"], program, "{line}");
         let target = line["target"].as_str().unwrap();
         let of_one = line["tenant"].is_string() || line["deployment"].is_string();
-        if OF_A_TENANT.iter().any(|of| target.starts_with(of)) {
+        if TENANT_TARGETS
+            .iter()
+            .any(|prefix| target.starts_with(prefix))
+        {
             assert!(of_one, "{line}");
         }
         if of_one {
@@ -51,7 +54,7 @@ fn check(lines: &[Value], program: &str) {
 /// Verifies the agent's log while its only Tenant fails.
 async fn check_dump(agent: &Daemon) {
     let dump: Value = serde_json::from_str(&agent.debug("agent.json").await.unwrap()).unwrap();
-    for (at, expected) in [
+    for (pointer, expected) in [
         ("/member", json!("edge-1")),
         ("/session/up", json!(true)),
         ("/wanted/chart/name", json!("small")),
@@ -63,16 +66,22 @@ async fn check_dump(agent: &Daemon) {
         ("/reconciler/owners/0/error/reason", json!("UpgradeFailed")),
         ("/charts/0/state", json!("here")),
     ] {
-        assert_eq!(dump.pointer(at), Some(&expected), "{at} of {dump}");
+        assert_eq!(
+            dump.pointer(pointer),
+            Some(&expected),
+            "{pointer} of {dump}"
+        );
     }
-    for at in [
+    for pointer in [
         "/session/forSeconds",
         "/session/heardBeforeSeconds",
         "/certificateEnds",
         "/reconciler/lease/heldForSeconds",
     ] {
-        let found = dump.pointer(at).is_some_and(|found| !found.is_null());
-        assert!(found, "{at} of {dump}");
+        let has_value = dump
+            .pointer(pointer)
+            .is_some_and(|has_value| !has_value.is_null());
+        assert!(has_value, "{pointer} of {dump}");
     }
     assert_eq!(
         dump["wanted"]["digest"], dump["applied"]["digest"],
@@ -85,26 +94,26 @@ async fn check_dump(agent: &Daemon) {
 async fn log_lines_identify_tenant_and_level_changes_live() -> TestResult {
     let chart = ServedChart::small("replicaCount: 0").await?;
     let (home, edge) = home_and_edge("logs", Parts::ControlPlane).await?;
-    let (fleet_client, on_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
+    let (fleet_client, on_edge) = (FleetClient::new(&home), FleetClient::new(&edge));
     let options = HubOptions::new(home.kubeconfig())
         .args(chart.flags(&["--self-cluster=false", "--log-format=json"]))
         .env("POD_NAME", "krypton-hub-0");
     let mut hub = Hub::start(&options)?;
-    hub.ready(PATIENCE).await?;
+    hub.wait_ready(STEP_DEADLINE).await?;
     let json = [("KRYPTON_LOG_FORMAT".to_owned(), "json".to_owned())];
     let options = AgentOptions::new(edge.kubeconfig()).env(json);
     let agent = enrolled_agent(&home, "edge-1", options).await?;
     assert_eq!(agent.debug("log").await?, "info\n");
-    assert!(agent.log_by("loud", "").await.is_err());
-    assert!(agent.log_by("debug", "?for=25h").await.is_err());
+    assert!(agent.set_log_filter("loud", "").await.is_err());
+    assert!(agent.set_log_filter("debug", "?for=25h").await.is_err());
     // The debug address that `kubectl krypton` otherwise finds through a pod.
-    let here = format!("--debug-address={}", agent.debug_address());
-    let level = async |words: &[&str]| {
-        let words = [&["log-level", "agent", &here], words].concat();
-        kubectl_krypton(&edge, &words).await
+    let debug_address = format!("--debug-address={}", agent.debug_address());
+    let level = async |args: &[&str]| {
+        let args = [&["log-level", "agent", &debug_address], args].concat();
+        kubectl_krypton(&edge, &args).await
     };
-    let shown = format!("{}: info\n", agent.debug_address());
-    assert_eq!(level(&[]).await?, shown);
+    let expected = format!("{}: info\n", agent.debug_address());
+    assert_eq!(level(&[]).await?, expected);
     let refused = format!("{:#}", level(&["loud"]).await.unwrap_err());
     assert!(refused.contains("loud"), "{refused}");
     let set = level(&["debug", "--for=24h"]).await?;
@@ -116,14 +125,14 @@ async fn log_lines_identify_tenant_and_level_changes_live() -> TestResult {
     on_edge.install("acme").await?;
     chart.write("{replicaCount: 0, broken: true}")?;
     let failed = ("ClusterError/edge-1", "True", "UpgradeFailed");
-    on_edge.shows("acme", &[failed]).await?;
+    on_edge.wait_for("acme", &[failed]).await?;
     // The Tenant of the same name on home, which the hub writes.
     fleet_client.create("acme", json!({})).await?;
-    fleet_client.shows("acme", &[failed]).await?;
+    fleet_client.wait_for("acme", &[failed]).await?;
 
     check_dump(&agent).await;
     assert!(hub.debug("agent.json").await.is_err());
-    agent.log_by("debug", "?for=1s").await?;
+    agent.set_log_filter("debug", "?for=1s").await?;
     eventually("the initial level", async || {
         let now = agent.debug("log").await?;
         Ok((now == "info\n").then_some(()))
@@ -145,13 +154,13 @@ async fn log_lines_identify_tenant_and_level_changes_live() -> TestResult {
     assert_eq!(other["members"], json!({}));
 
     let hubs = lines(&hub);
-    check(&hubs, "krypton-hub");
+    check_lines(&hubs, "krypton-hub");
     assert!(hubs.iter().all(|line| line["replica"] == "krypton-hub-0"));
     let logged = lines(&agent);
-    check(&logged, "krypton-agent");
+    check_lines(&logged, "krypton-agent");
     let of_acme = |message: &str| {
-        let mut found = logged.iter().filter(|line| is(line, message));
-        let line = found
+        let mut matching = logged.iter().filter(|line| is_message(line, message));
+        let line = matching
             .next()
             .unwrap_or_else(|| panic!("{message:?} is missing"));
         assert_eq!(line["tenant"], "default/acme", "{line}");
@@ -166,13 +175,13 @@ async fn log_lines_identify_tenant_and_level_changes_live() -> TestResult {
     ] {
         of_acme(message);
     }
-    let at = |message: &str| logged.iter().position(|line| is(line, message));
-    let first = at("changed the log filter by PUT /debug/log").unwrap();
-    let last = at("running helm uninstall").unwrap();
+    let position = |message: &str| logged.iter().position(|line| is_message(line, message));
+    let first = position("changed the log filter by PUT /debug/log").unwrap();
+    let last = position("running helm uninstall").unwrap();
     let debug = |line: &Value| line["level"] == "DEBUG";
     assert!(!logged[..first].iter().any(debug));
     assert!(logged[first..last].iter().any(debug));
     assert!(!logged[last..].iter().any(debug));
-    assert!(at("restored the log filter of the start").is_some());
+    assert!(position("restored the log filter of the start").is_some());
     Ok(())
 }

@@ -16,7 +16,8 @@ use krypton_tests::{
     Cluster, ForeignCrd, Hub, HubOptions, Merge as _, Parts, ServedChart, TestResult, eventually,
     eventually_within,
     fleet::{
-        CONNECTED, Expected, FleetClient, HEALTHY, HUB_NAMESPACE, PATIENCE, RESOLVED, condition,
+        CONNECTED, ExpectedCondition, FleetClient, HEALTHY, HUB_NAMESPACE, RESOLVED, STEP_DEADLINE,
+        condition,
     },
     kubeconfig,
     membership::kubectl_krypton,
@@ -31,11 +32,11 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-const WELL: [Expected<'static>; 3] = [RESOLVED, CONNECTED, HEALTHY];
-const NOT_READY: Expected<'static> = ("TargetClusterResolved", "False", "SourceNotReady");
-const INVALID: Expected<'static> = ("TargetClusterResolved", "False", "KubeconfigInvalid");
-const GONE: Expected<'static> = ("TargetClusterResolved", "False", "SourceGone");
-const SUSPENDED: Expected<'static> = ("Healthy", "Unknown", "Suspended");
+const WELL: [ExpectedCondition<'static>; 3] = [RESOLVED, CONNECTED, HEALTHY];
+const NOT_READY: ExpectedCondition<'static> = ("TargetClusterResolved", "False", "SourceNotReady");
+const INVALID: ExpectedCondition<'static> = ("TargetClusterResolved", "False", "KubeconfigInvalid");
+const GONE: ExpectedCondition<'static> = ("TargetClusterResolved", "False", "SourceGone");
+const SUSPENDED: ExpectedCondition<'static> = ("Healthy", "Unknown", "Suspended");
 
 /// Namespace of the objects that name clusters.
 const FLEET: &str = "fleet";
@@ -70,8 +71,8 @@ async fn start(name: &str, flags: &[String]) -> TestResult<Fleet> {
         .args(flags.iter().cloned());
     let hub = Hub::start(&options)?;
     Ok(Fleet {
-        fleet_client: FleetClient::at(&home),
-        at_edge: FleetClient::at(&edge),
+        fleet_client: FleetClient::new(&home),
+        at_edge: FleetClient::new(&edge),
         _hub: hub,
         home,
         edge,
@@ -88,30 +89,32 @@ impl Fleet {
 
     /// Waits until the member is suspended for this reason and its Lease has no holder. The releases must be unchanged,
     /// and nothing may have failed.
-    async fn suspended(&self, why: &str) -> TestResult {
-        let what = format!("{EDGE} to be suspended, as it {why}");
+    async fn wait_suspended(&self, reason: &str) -> TestResult {
+        let what = format!("{EDGE} to be suspended, as it {reason}");
         eventually(&what, async || {
             let message = self.condition_message(SUSPENDED).await?;
             let holder = self.at_edge.holder().await?;
-            if !message.contains(why) || !holder.is_empty() {
+            if !message.contains(reason) || !holder.is_empty() {
                 bail!("{message}; the Lease is held by {holder:?}");
             }
             Ok(Some(()))
         })
         .await?;
-        let status = self.at_edge.ready("before").await?.status.unwrap();
-        assert_eq!(status.phase.as_deref(), Some("Ready"), "{why}");
+        let status = self.at_edge.wait_ready("before").await?.status.unwrap();
+        assert_eq!(status.phase.as_deref(), Some("Ready"), "{reason}");
         Ok(())
     }
 
     /// Returns the message of the member's condition when it is as expected.
-    async fn condition_message(&self, expected: Expected<'_>) -> Result<String> {
-        self.fleet_client.member_message(EDGE, &[expected]).await
+    async fn condition_message(&self, expected: ExpectedCondition<'_>) -> Result<String> {
+        self.fleet_client
+            .member_condition_message(EDGE, &[expected])
+            .await
     }
 
     /// Returns the hub's and Helm's changes on the edge cluster.
-    async fn changes(&self) -> Vec<String> {
-        let mut requests = self.edge.audited().await.unwrap();
+    async fn hub_changes(&self) -> Vec<String> {
+        let mut requests = self.edge.audited_requests().await.unwrap();
         requests.retain(|request| {
             let reads = ["get", "list", "watch"].contains(&request.verb.as_str());
             !reads && WRITERS.iter().any(|name| request.user_agent.contains(name))
@@ -121,41 +124,41 @@ impl Fleet {
     }
 
     /// Returns the hub's requests to the edge cluster.
-    async fn seen_of_the_hub(&self) -> Vec<String> {
-        let mut requests = self.edge.audited().await.unwrap();
+    async fn hub_requests(&self) -> Vec<String> {
+        let mut requests = self.edge.audited_requests().await.unwrap();
         requests.retain(|request| request.user_agent.contains("krypton-hub"));
         let lines = requests.iter().map(|request| format!("{request:?}"));
         lines.collect()
     }
 
     /// Verifies that the hub writes nothing while it is alive, although there is work.
-    async fn nothing_is_written(&self, to_do: &str) {
-        let before = self.changes().await;
+    async fn check_no_changes(&self, pending_work: &str) {
+        let before = self.hub_changes().await;
         assert!(!before.is_empty(), "it wrote before");
-        let tenant = self.at_edge.create(to_do, json!({}));
+        let tenant = self.at_edge.create(pending_work, json!({}));
         tenant.await.unwrap();
         // Two renewals are 15 seconds apart.
         for _ in 0..2 {
-            self.hub_lives_on().await;
+            self.wait_for_hub_renewals().await;
         }
-        let after = self.changes().await;
+        let after = self.hub_changes().await;
         assert_eq!(after[before.len()..], [] as [String; 0]);
     }
 
     /// Waits until the hub has renewed its Lease on home.
-    async fn hub_lives_on(&self) {
-        self.fleet_client.hub_lease_renewed().await.unwrap();
+    async fn wait_for_hub_renewals(&self) {
+        self.fleet_client.wait_for_hub_renewal().await.unwrap();
     }
 }
 
 /// The objects of one kind in the fleet's namespace. All have the edge cluster's name.
-struct Objects {
+struct SourceObjects {
     api: Api<DynamicObject>,
     resource: ApiResource,
 }
 
-impl Objects {
-    fn of(cluster: &Cluster, group: &str, version: &str, kind: &str) -> Self {
+impl SourceObjects {
+    fn new(cluster: &Cluster, group: &str, version: &str, kind: &str) -> Self {
         let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
         let api = Api::namespaced_with(cluster.client(), FLEET, &resource);
         Self { api, resource }
@@ -208,8 +211,8 @@ fn secret(name: &str, type_: &str, label: (&str, &str), data: &[(&str, &str)]) -
 }
 
 /// Returns a kubeconfig for an API server that refuses every connection.
-fn nowhere(port: &Port) -> String {
-    kubeconfig::of_server(&format!("https://{}", port.address()))
+fn unreachable_kubeconfig(port: &Port) -> String {
+    kubeconfig::for_server(&format!("https://{}", port.address()))
 }
 
 fn flags(provider: &str) -> Vec<String> {
@@ -234,7 +237,7 @@ async fn cluster_api_member_waits_for_initialisation_and_pauses() -> TestResult 
     )
     .await?;
     let kubeconfig = fleet.edge.kubeconfig_with_token();
-    let mark = ("cluster.x-k8s.io/cluster-name", EDGE);
+    let source_label = ("cluster.x-k8s.io/cluster-name", EDGE);
     let type_ = "cluster.x-k8s.io/secret";
     let versions: [(&str, Status); 2] = [
         (
@@ -248,23 +251,28 @@ async fn cluster_api_member_waits_for_initialisation_and_pauses() -> TestResult 
     ];
     for (version, initialised) in versions {
         // The hub has discovered that the API is missing, or has observed the deletion of the previous version.
-        let only = crd.clone().only(version)?;
+        let only = crd.clone().with_only_version(version)?;
         only.install(&fleet.home).await?;
-        let clusters = Objects::of(&fleet.home, "cluster.x-k8s.io", version, "Cluster");
+        let clusters = SourceObjects::new(&fleet.home, "cluster.x-k8s.io", version, "Cluster");
         let endpoint = json!({"controlPlaneEndpoint": {"host": "edge", "port": 6443}});
         clusters.create(endpoint).await;
         let client = &fleet_client.client;
-        let good = [("value", kubeconfig.as_str())];
-        let of = |name: &str| secret(name, type_, mark, &good);
+        let data = [("value", kubeconfig.as_str())];
+        let of = |name: &str| secret(name, type_, source_label, &data);
         apply_secret(client, FLEET, of(&format!("{EDGE}-kubeconfig"))).await;
         // A user's kubeconfig, which Krypton doesn't manage.
         let user = format!("{EDGE}-user-kubeconfig");
-        apply_secret(client, FLEET, secret(&user, type_, mark, &[("value", "")])).await;
+        apply_secret(
+            client,
+            FLEET,
+            secret(&user, type_, source_label, &[("value", "")]),
+        )
+        .await;
 
         let waiting = fleet.condition_message(NOT_READY).await?;
         assert!(waiting.contains("not initialised"), "{waiting}");
         clusters.merge_status(initialised(true)).await;
-        fleet_client.member_shows(EDGE, &WELL).await?;
+        fleet_client.wait_for_member(EDGE, &WELL).await?;
         let member = fleet_client.members();
         let source = member.get(EDGE).await?.spec.source_ref.unwrap();
         assert_eq!(
@@ -276,26 +284,26 @@ async fn cluster_api_member_waits_for_initialisation_and_pauses() -> TestResult 
         }
 
         clusters.merge(json!({"spec": {"paused": true}})).await;
-        fleet.suspended("is paused (spec.paused)").await?;
+        fleet.wait_suspended("is paused (spec.paused)").await?;
         let meanwhile = format!("while-paused-{version}");
-        fleet.nothing_is_written(&meanwhile).await;
+        fleet.check_no_changes(&meanwhile).await;
         clusters.merge(json!({"spec": {"paused": false}})).await;
-        fleet.at_edge.ready(&meanwhile).await?;
-        fleet_client.member_shows(EDGE, &WELL).await?;
+        fleet.at_edge.wait_ready(&meanwhile).await?;
+        fleet_client.wait_for_member(EDGE, &WELL).await?;
         let paused =
             |value: Value| json!({"metadata": {"annotations": {"cluster.x-k8s.io/paused": value}}});
         clusters.merge(paused(json!(""))).await;
         fleet
-            .suspended("annotation cluster.x-k8s.io/paused")
+            .wait_suspended("annotation cluster.x-k8s.io/paused")
             .await?;
         clusters.merge(paused(Value::Null)).await;
-        fleet_client.member_shows(EDGE, &WELL).await?;
+        fleet_client.wait_for_member(EDGE, &WELL).await?;
 
         // A status that disappears changes nothing, because it is empty for a while after a restore.
         clusters.merge_status(initialised(false)).await;
         let mark_of_time = format!("status-back-{version}");
         fleet.install(&mark_of_time).await;
-        fleet_client.member_shows(EDGE, &WELL).await?;
+        fleet_client.wait_for_member(EDGE, &WELL).await?;
 
         // The object stays terminating as long as its finalizer exists.
         let finalizers = |names: &[&str]| json!({"metadata": {"finalizers": names}});
@@ -303,7 +311,7 @@ async fn cluster_api_member_waits_for_initialisation_and_pauses() -> TestResult 
             .merge(finalizers(&["example.org/infrastructure"]))
             .await;
         clusters.delete().await;
-        fleet.suspended("is being deleted").await?;
+        fleet.wait_suspended("is being deleted").await?;
         let releases = fleet.at_edge.releases().await?;
         clusters.merge(finalizers(&[])).await;
         fleet.condition_message(GONE).await?;
@@ -321,9 +329,9 @@ async fn ready_kamaji_member_joins_and_suspends_with_status() -> TestResult {
     let crd = ForeignCrd::read(&fleet.home, "kamaji-1.0.0", file).await;
     // Kamaji added these fields later. No Go module of a later version is available.
     let field = "status.kubernetesResources.version.status";
-    let crd = crd?.allowing(field, &["Unknown", "Sleeping", "WriteLimited"]);
+    let crd = crd?.with_enum_values(field, &["Unknown", "Sleeping", "WriteLimited"]);
     crd?.install(&fleet.home).await?;
-    let planes = Objects::of(
+    let planes = SourceObjects::new(
         &fleet.home,
         "kamaji.clastix.io",
         "v1alpha1",
@@ -341,50 +349,50 @@ async fn ready_kamaji_member_joins_and_suspends_with_status() -> TestResult {
 
     let name = format!("{EDGE}-admin-kubeconfig");
     let kubeconfig = fleet.edge.kubeconfig_with_token();
-    let mark = ("kamaji.clastix.io/component", "admin-kubeconfig");
+    let source_label = ("kamaji.clastix.io/component", "admin-kubeconfig");
     let data = [("admin.conf", kubeconfig.as_str()), ("admin.svc", "")];
-    apply_secret(client, FLEET, secret(&name, "Opaque", mark, &data)).await;
+    apply_secret(client, FLEET, secret(&name, "Opaque", source_label, &data)).await;
     let named = json!({"kubeconfig": {"admin": {"secretName": name}}});
     planes.merge_status(named).await;
     planes.merge_status(status("Ready")).await;
-    fleet_client.member_shows(EDGE, &WELL).await?;
+    fleet_client.wait_for_member(EDGE, &WELL).await?;
     fleet.install("before").await;
     fleet_client.install("before").await?;
 
     planes.merge_status(status("Sleeping")).await;
-    fleet.suspended("is Sleeping").await?;
+    fleet.wait_suspended("is Sleeping").await?;
     let unknown = [("ClusterReady/edge-1", "Unknown", "ClusterUnreachable")];
-    let tenant = fleet_client.shows("before", &unknown).await?;
+    let tenant = fleet_client.wait_for("before", &unknown).await?;
     let phase = tenant.status.unwrap().phase;
     assert_ne!(phase.as_deref(), Some("Error"));
-    fleet.nothing_is_written("while-asleep").await;
+    fleet.check_no_changes("while-asleep").await;
     planes.merge_status(status("Ready")).await;
-    fleet.at_edge.ready("while-asleep").await?;
+    fleet.at_edge.wait_ready("while-asleep").await?;
     for suspended in ["WriteLimited", "Migrating"] {
         planes.merge_status(status(suspended)).await;
-        fleet.suspended(&format!("is {suspended}")).await?;
+        fleet.wait_suspended(&format!("is {suspended}")).await?;
     }
     planes.merge_status(status("Ready")).await;
-    fleet_client.member_shows(EDGE, &WELL).await?;
+    fleet_client.wait_for_member(EDGE, &WELL).await?;
 
     let annotate = |key: &str, value: Value| json!({"metadata": {"annotations": {key: value}}});
     let paused = "kamaji.clastix.io/paused";
     planes.merge(annotate(paused, json!("false"))).await;
     fleet
-        .suspended("is paused (annotation kamaji.clastix.io/paused)")
+        .wait_suspended("is paused (annotation kamaji.clastix.io/paused)")
         .await?;
     planes.merge(annotate(paused, Value::Null)).await;
-    fleet_client.member_shows(EDGE, &WELL).await?;
+    fleet_client.wait_for_member(EDGE, &WELL).await?;
     // A member in use stays in use while Kamaji determines the status.
     planes.merge_status(status("Unknown")).await;
     fleet.install("while-unknown").await;
-    fleet_client.member_shows(EDGE, &WELL).await?;
+    fleet_client.wait_for_member(EDGE, &WELL).await?;
 
     // The last valid kubeconfig stays in use until the key refers to a valid one again.
     let key = "kamaji.clastix.io/kubeconfig-secret-key";
     planes.merge(annotate(key, json!("admin.svc"))).await;
     fleet_client
-        .member_shows(EDGE, &[INVALID, CONNECTED, HEALTHY])
+        .wait_for_member(EDGE, &[INVALID, CONNECTED, HEALTHY])
         .await?;
     let message = fleet.condition_message(INVALID).await?;
     assert!(
@@ -393,9 +401,9 @@ async fn ready_kamaji_member_joins_and_suspends_with_status() -> TestResult {
     );
     let next = fleet.edge.kubeconfig_with_next_token();
     let data = [("admin.conf", ""), ("admin.svc", next.as_str())];
-    apply_secret(client, FLEET, secret(&name, "Opaque", mark, &data)).await;
+    apply_secret(client, FLEET, secret(&name, "Opaque", source_label, &data)).await;
     fleet.edge.rotate_token().await?;
-    fleet_client.member_shows(EDGE, &WELL).await?;
+    fleet_client.wait_for_member(EDGE, &WELL).await?;
     fleet.install("rotated").await;
     Ok(())
 }
@@ -403,9 +411,13 @@ async fn ready_kamaji_member_joins_and_suspends_with_status() -> TestResult {
 #[tokio::test]
 async fn bad_or_missing_kubeconfig_file_uninstalls_nothing() -> TestResult {
     let folder = tempfile::tempdir()?;
-    let (here, later) = (folder.path().join("here"), folder.path().join("later"));
-    fs::create_dir(&here)?;
-    let paths = format!("--kubeconfig-paths={},{}", here.display(), later.display());
+    let (existing, missing) = (folder.path().join("here"), folder.path().join("later"));
+    fs::create_dir(&existing)?;
+    let paths = format!(
+        "--kubeconfig-paths={},{}",
+        existing.display(),
+        missing.display()
+    );
     let fleet = start("files", &["--providers=file".to_owned(), paths]).await?;
     let fleet_client = &fleet.fleet_client;
     let write = |folder: &Path, name: &str, content: &str| {
@@ -413,18 +425,18 @@ async fn bad_or_missing_kubeconfig_file_uninstalls_nothing() -> TestResult {
         fs::write(&next, content).unwrap();
         fs::rename(next, folder.join(name)).unwrap();
     };
-    let good = fleet.edge.kubeconfig_with_token();
-    write(&here, "edge-1.kubeconfig", &good);
-    fleet_client.member_shows(EDGE, &WELL).await?;
+    let valid = fleet.edge.kubeconfig_with_token();
+    write(&existing, "edge-1.kubeconfig", &valid);
+    fleet_client.wait_for_member(EDGE, &WELL).await?;
     fleet.install("before").await;
 
     write(
-        &here,
+        &existing,
         "edge-1.kubeconfig",
         "apiVersion: v1\nkind: Config\nclus",
     );
     fleet_client
-        .member_shows(EDGE, &[INVALID, CONNECTED, HEALTHY])
+        .wait_for_member(EDGE, &[INVALID, CONNECTED, HEALTHY])
         .await?;
     let message = fleet.condition_message(INVALID).await?;
     assert!(message.contains("edge-1.kubeconfig"), "{message}");
@@ -432,24 +444,26 @@ async fn bad_or_missing_kubeconfig_file_uninstalls_nothing() -> TestResult {
 
     // A directory that is mounted later, with another member.
     let port = Port::reserve()?;
-    fs::create_dir(&later)?;
-    write(&later, "edge-2.yaml", &nowhere(&port));
+    fs::create_dir(&missing)?;
+    write(&missing, "edge-2.yaml", &unreachable_kubeconfig(&port));
     let unreachable = ("Connected", "False", "Unreachable");
-    fleet_client.member_shows("edge-2", &[unreachable]).await?;
+    fleet_client
+        .wait_for_member("edge-2", &[unreachable])
+        .await?;
 
     let releases = fleet.at_edge.releases().await?;
-    fs::remove_file(here.join("edge-1.kubeconfig"))?;
+    fs::remove_file(existing.join("edge-1.kubeconfig"))?;
     fleet.condition_message(GONE).await?;
     assert_eq!(fleet.at_edge.releases().await?, releases);
     assert_eq!(fleet.at_edge.holder().await?, "", "the Lease is released");
-    write(&here, "edge-1.kubeconfig", &good);
-    fleet_client.member_shows(EDGE, &WELL).await?;
+    write(&existing, "edge-1.kubeconfig", &valid);
+    fleet_client.wait_for_member(EDGE, &WELL).await?;
     assert_eq!(fleet.at_edge.releases().await?, releases);
 
     // A missing directory doesn't remove its members.
-    fs::remove_dir_all(&later)?;
+    fs::remove_dir_all(&missing)?;
     let doubt = ("TargetClusterResolved", "Unknown", "SourceUnavailable");
-    fleet_client.member_shows("edge-2", &[doubt]).await?;
+    fleet_client.wait_for_member("edge-2", &[doubt]).await?;
     Ok(())
 }
 
@@ -487,18 +501,18 @@ async fn named_context_selects_home_for_members_and_crds() -> TestResult {
         .iter()
         .fold(options, |options, (name, value)| options.env(name, value));
     let mut hub = Hub::start(&options)?;
-    hub.ready(PATIENCE).await?;
+    hub.wait_ready(STEP_DEADLINE).await?;
     let label = (names::DISCOVERY_LABEL, "true");
     let kubeconfig = local.kubeconfig_with_token();
     let secret = secret(EDGE, "Opaque", label, &[("kubeconfig", &kubeconfig)]);
     apply_secret(&home.client(), HUB_NAMESPACE, secret).await;
-    let fleet_client = FleetClient::at(&home);
-    fleet_client.member_shows(EDGE, &[CONNECTED]).await?;
+    let fleet_client = FleetClient::new(&home);
+    fleet_client.wait_for_member(EDGE, &[CONNECTED]).await?;
     for kind in ["edgeclusters", "kryptondeployments"] {
-        let named = format!("{kind}.mesh.openkcm.io");
-        home.kubectl(["get", "crd", &named]).await?;
-        let there = local.kubectl(["get", "crd", &named, "--ignore-not-found"]);
-        assert_eq!(there.await?, "");
+        let crd_name = format!("{kind}.mesh.openkcm.io");
+        home.kubectl(["get", "crd", &crd_name]).await?;
+        let crd = local.kubectl(["get", "crd", &crd_name, "--ignore-not-found"]);
+        assert_eq!(crd.await?, "");
     }
     Ok(())
 }
@@ -509,32 +523,32 @@ async fn member_from_another_namespace_waits_until_accepted() -> TestResult {
     let fleet = start("accept", &[namespaces]).await?;
     let fleet_client = &fleet.fleet_client;
     let data = fleet.edge.kubeconfig_with_token();
-    let mark = (names::DISCOVERY_LABEL, "true");
-    let labelled = secret(EDGE, "Opaque", mark, &[(names::KUBECONFIG_KEY, &data)]);
+    let label = (names::DISCOVERY_LABEL, "true");
+    let labelled = secret(EDGE, "Opaque", label, &[(names::KUBECONFIG_KEY, &data)]);
     apply_secret(&fleet_client.client, FLEET, labelled).await;
-    let waits = [
+    let not_accepted = [
         ("TargetClusterResolved", "False", "NotAccepted"),
         ("Connected", "False", "NotAccepted"),
     ];
-    fleet_client.member_shows(EDGE, &waits).await?;
+    fleet_client.wait_for_member(EDGE, &not_accepted).await?;
     let message = fleet_client.event_message(EDGE, "NotAccepted").await?;
     assert!(
         message.contains("kubectl krypton accept edge-1"),
         "{message}"
     );
-    fleet.hub_lives_on().await;
-    assert_eq!(fleet.seen_of_the_hub().await, [] as [String; 0]);
+    fleet.wait_for_hub_renewals().await;
+    assert_eq!(fleet.hub_requests().await, [] as [String; 0]);
 
     let output = kubectl_krypton(&fleet.home, &["accept", EDGE]);
     assert!(output.await?.contains("edge-1 accepted"));
-    fleet_client.member_shows(EDGE, &WELL).await?;
+    fleet_client.wait_for_member(EDGE, &WELL).await?;
     fleet.install("before").await;
 
     let members = fleet_client.members();
     members
         .merge(EDGE, &json!({"spec": {"accepted": false}}))
         .await?;
-    fleet_client.member_shows(EDGE, &waits).await?;
+    fleet_client.wait_for_member(EDGE, &not_accepted).await?;
     eventually("the hub to release the Lease", async || {
         Ok(fleet.at_edge.holder().await?.is_empty().then_some(()))
     })
@@ -554,12 +568,12 @@ async fn many_secrets_are_as_many_members() -> TestResult {
     let port = Port::reserve()?;
     let address = format!("https://{}", port.address());
     let kubeconfig = home.kubeconfig_with("t").replace(&home.server(), &address);
-    let mark = (names::DISCOVERY_LABEL, "true");
+    let label = (names::DISCOVERY_LABEL, "true");
     let data = [(names::KUBECONFIG_KEY, kubeconfig.as_str())];
     let secrets: Api<Secret> = Api::namespaced(client.clone(), "default");
     futures::stream::iter(0..count)
         .map(|number| {
-            serde_json::from_value(secret(&format!("edge-{number}"), "Opaque", mark, &data))
+            serde_json::from_value(secret(&format!("edge-{number}"), "Opaque", label, &data))
         })
         .map(|secret| {
             let secrets = &secrets;

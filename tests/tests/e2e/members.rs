@@ -19,11 +19,11 @@ async fn newer_kubeconfig_takes_over_only_once_it_works() -> TestResult {
     let (home, edge) = home_and_edge("newer", Parts::ControlPlane).await?;
     let options = HubOptions::new(home.kubeconfig()).args(chart.flags(&["--self-cluster=false"]));
     let _hub = Hub::start(&options)?;
-    let (fleet_client, at_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
-    let good = edge.kubeconfig_with_token();
-    fleet_client.add_member("edge-1", &good).await?;
+    let (fleet_client, at_edge) = (FleetClient::new(&home), FleetClient::new(&edge));
+    let valid = edge.kubeconfig_with_token();
+    fleet_client.add_member("edge-1", &valid).await?;
     fleet_client
-        .member_shows("edge-1", &[RESOLVED, CONNECTED])
+        .wait_for_member("edge-1", &[RESOLVED, CONNECTED])
         .await?;
     let holder = eventually("the hub to hold the Lease", async || {
         let holder = at_edge.holder().await?;
@@ -35,19 +35,21 @@ async fn newer_kubeconfig_takes_over_only_once_it_works() -> TestResult {
     let nowhere = Port::reserve()?;
     let server = edge.server();
     let elsewhere = format!("https://{}", nowhere.address());
-    assert!(good.contains(&server), "{server}");
-    let bad = good.replace(&server, &elsewhere);
-    fleet_client.add_member("edge-1", &bad).await?;
+    assert!(valid.contains(&server), "{server}");
+    let unreachable_server = valid.replace(&server, &elsewhere);
+    fleet_client
+        .add_member("edge-1", &unreachable_server)
+        .await?;
     let stale = ("TargetClusterResolved", "False", "RemoteClusterStale");
     fleet_client
-        .member_shows("edge-1", &[stale, CONNECTED])
+        .wait_for_member("edge-1", &[stale, CONNECTED])
         .await?;
     at_edge.install("meanwhile").await?;
 
     // The first kubeconfig is valid again, and the proxy didn't restart.
-    fleet_client.add_member("edge-1", &good).await?;
+    fleet_client.add_member("edge-1", &valid).await?;
     fleet_client
-        .member_shows("edge-1", &[RESOLVED, CONNECTED])
+        .wait_for_member("edge-1", &[RESOLVED, CONNECTED])
         .await?;
     assert_eq!(at_edge.holder().await?, holder);
 
@@ -59,7 +61,7 @@ async fn newer_kubeconfig_takes_over_only_once_it_works() -> TestResult {
         .await?;
     at_edge.install("rotated").await?;
     fleet_client
-        .member_shows("edge-1", &[RESOLVED, CONNECTED, HEALTHY])
+        .wait_for_member("edge-1", &[RESOLVED, CONNECTED, HEALTHY])
         .await?;
     rejected_or_removed_kubeconfig_uninstalls_nothing(&fleet_client, &at_edge, &edge).await
 }
@@ -88,41 +90,43 @@ async fn rejected_or_removed_kubeconfig_uninstalls_nothing(
     let healthy = [RESOLVED, CONNECTED, HEALTHY];
     fleet_client.add_member("edge-1", &with_exec(edge)).await?;
     let invalid = ("TargetClusterResolved", "False", "KubeconfigInvalid");
-    let shown = [invalid, CONNECTED, HEALTHY];
-    let message = fleet_client.member_message("edge-1", &shown).await?;
+    let expected = [invalid, CONNECTED, HEALTHY];
+    let message = fleet_client
+        .member_condition_message("edge-1", &expected)
+        .await?;
     assert!(message.contains("default/edge-1"), "{message}");
     assert!(message.contains("exec"), "{message}");
     at_edge.install("before").await?;
     fleet_client
         .add_member("edge-1", &edge.kubeconfig_with_token())
         .await?;
-    fleet_client.member_shows("edge-1", &healthy).await?;
+    fleet_client.wait_for_member("edge-1", &healthy).await?;
 
     let tenant = fleet_client.create("before", json!({})).await?;
     assert_eq!(tenant.status.unwrap_or_default().phase, None);
-    fleet_client.ready("before").await?;
+    fleet_client.wait_ready("before").await?;
     let releases = at_edge.releases().await?;
     assert_eq!(releases.len(), 3);
     fleet_client.label_member("edge-1", false).await?;
-    let gone = [
+    let source_gone = [
         ("TargetClusterResolved", "False", "SourceGone"),
         ("Connected", "False", "SourceGone"),
     ];
-    fleet_client.member_shows("edge-1", &gone).await?;
+    fleet_client.wait_for_member("edge-1", &source_gone).await?;
     let unknown = [
         ("ClusterReady/edge-1", "Unknown", "ClusterUnreachable"),
         ("Ready", "Unknown", "ClustersUnknown"),
     ];
-    fleet_client.shows("before", &unknown).await?;
+    fleet_client.wait_for("before", &unknown).await?;
     assert_eq!(at_edge.holder().await?, "", "the Lease is released");
     // No actor reconciles Tenants now.
     at_edge.create("later", json!({})).await?;
     assert_eq!(at_edge.releases().await?, releases);
 
     fleet_client.label_member("edge-1", true).await?;
-    at_edge.ready("later").await?;
-    fleet_client.member_shows("edge-1", &healthy).await?;
-    fleet_client.ready("before").await?;
+    at_edge.wait_ready("later").await?;
+    fleet_client.wait_for_member("edge-1", &healthy).await?;
+    fleet_client.wait_ready("before").await?;
     let mut now = at_edge.releases().await?;
     now.retain(|name, _| releases.contains_key(name));
     assert_eq!(now, releases);
@@ -138,19 +142,19 @@ async fn helm_run_outlasts_a_rotation_of_its_kubeconfig() -> TestResult {
         .await?;
     let (fleet_client, at_home, name) = (
         pair.fleet_client(),
-        FleetClient::at(pair.home()),
+        FleetClient::new(pair.home()),
         pair.name(),
     );
     fleet_client.create("acme", json!({})).await?;
-    let hook = gate::hook(&fleet_client, "acme", None).await?;
+    let hook = gate::wait_for_any_hook(&fleet_client, "acme", None).await?;
 
     let newer = pair.cluster().kubeconfig_with_next_token();
     at_home.add_member(name, &newer).await?;
     let hub = pair.hub()?;
-    hub.logs("a newer kubeconfig of the same cluster is in use")
+    hub.wait_for_log("a newer kubeconfig of the same cluster is in use")
         .await?;
-    gate::open(&fleet_client, "acme", &hook).await?;
-    fleet_client.ready("acme").await?;
+    gate::complete_hook(&fleet_client, "acme", &hook).await?;
+    fleet_client.wait_ready("acme").await?;
     let log = pair.hub()?.log()?;
     assert_eq!(log.matches("running helm").count(), 1, "{log}");
     Ok(())
@@ -164,13 +168,13 @@ async fn joins_and_leaves_leak_no_task_or_socket() -> TestResult {
     )?;
     let options = HubOptions::new(home.kubeconfig()).args(["--self-cluster=false"]);
     let hub = Hub::start(&options)?;
-    let fleet_client = FleetClient::at(&home);
+    let fleet_client = FleetClient::new(&home);
     let kubeconfig = edge.kubeconfig_with_token();
     let names: Vec<String> = (0..MEMBERS).map(|index| format!("edge-{index}")).collect();
     for name in &names {
         fleet_client.add_member(name, &kubeconfig).await?;
     }
-    let gone = ("TargetClusterResolved", "False", "SourceGone");
+    let source_gone = ("TargetClusterResolved", "False", "SourceGone");
     let mut empty = (usize::MAX, usize::MAX);
     for round in 0..ROUNDS {
         for name in &names {
@@ -179,37 +183,37 @@ async fn joins_and_leaves_leak_no_task_or_socket() -> TestResult {
         for name in &names {
             // All members are the same cluster. The hub acts on one, and has a client for each.
             fleet_client
-                .member_shows(name, &[RESOLVED, CONNECTED])
+                .wait_for_member(name, &[RESOLVED, CONNECTED])
                 .await?;
         }
-        let full = load(&hub).await?;
+        let full = hub_load(&hub).await?;
         for name in &names {
             fleet_client.label_member(name, false).await?;
         }
         for name in &names {
-            fleet_client.member_shows(name, &[gone]).await?;
+            fleet_client.wait_for_member(name, &[source_gone]).await?;
         }
         let what = format!("round {round}: nothing to be left of {full:?} but {empty:?}");
-        let left = eventually(&what, async || {
-            let left = load(&hub).await?;
-            let as_before = left.0 <= empty.0 && left.1 <= empty.1;
-            let freed = left.0 + MEMBERS <= full.0 && left.1 + MEMBERS <= full.1;
+        let remaining = eventually(&what, async || {
+            let remaining = hub_load(&hub).await?;
+            let as_before = remaining.0 <= empty.0 && remaining.1 <= empty.1;
+            let freed = remaining.0 + MEMBERS <= full.0 && remaining.1 + MEMBERS <= full.1;
             if !(as_before && freed) {
-                anyhow::bail!("{left:?} tasks and sockets");
+                anyhow::bail!("{remaining:?} tasks and sockets");
             }
-            Ok(Some(left))
+            Ok(Some(remaining))
         })
         .await?;
         // The first round warms up resources that stay.
         if round == 0 {
-            empty = left;
+            empty = remaining;
         }
     }
     Ok(())
 }
 
 /// Returns the numbers of tasks and open sockets of the hub.
-async fn load(hub: &Hub) -> Result<(usize, usize)> {
+async fn hub_load(hub: &Hub) -> Result<(usize, usize)> {
     let metrics = hub.metrics().await?;
     let tasks = metrics
         .lines()

@@ -15,7 +15,7 @@ use std::{
 use anyhow::{Result, bail};
 use krypton_tests::{
     Hub, HubOptions, Membership, Mode, Parts, ServedChart, TestResult, Tools, by_agent, eventually,
-    fleet::{FleetClient, PATIENCE},
+    fleet::{FleetClient, STEP_DEADLINE},
     home_and_edge,
     process::Invocation,
 };
@@ -61,8 +61,8 @@ fn read(path: &str) -> String {
 }
 
 /// Returns the metrics of a hub and an agent with every series.
-fn both() -> Exposition {
-    Exposition::of(&[stage::hub(), stage::agent()])
+fn all_metrics() -> Exposition {
+    Exposition::parse(&[stage::hub(), stage::agent()])
 }
 
 pub(crate) struct Alert {
@@ -117,42 +117,42 @@ async fn each_alert_fires_only_on_its_condition() -> TestResult {
         let test = Invocation::new(promtool.clone())
             .args(["test", "rules"].map(OsString::from))
             .arg(file);
-        test.output(PATIENCE).await?;
+        test.output(STEP_DEADLINE).await?;
     }
     Ok(())
 }
 
 /// Returns all expressions of the dashboard.
 fn dashboard() -> Vec<String> {
-    fn walk(value: &Value, found: &mut Vec<String>) {
+    fn walk(value: &Value, names: &mut Vec<String>) {
         match value {
             Value::Object(fields) => {
                 for (name, value) in fields {
                     match value.as_str() {
-                        Some(text) if name == "expr" => found.push(text.to_owned()),
-                        _ => walk(value, found),
+                        Some(text) if name == "expr" => names.push(text.to_owned()),
+                        _ => walk(value, names),
                     }
                 }
             }
-            Value::Array(values) => values.iter().for_each(|value| walk(value, found)),
+            Value::Array(values) => values.iter().for_each(|value| walk(value, names)),
             _ => {}
         }
     }
     let file: Value =
         serde_json::from_str(&read("charts/krypton-hub/files/dashboard.json")).unwrap();
-    let mut found = Vec::new();
-    walk(&file, &mut found);
-    found
+    let mut names = Vec::new();
+    walk(&file, &mut names);
+    names
 }
 
 /// Returns the problems of an expression, given the existing series.
-fn complaints(expression: &Expression, there: &Exposition) -> Vec<String> {
-    let mut wrong = Vec::new();
+fn expression_problems(expression: &Expression, exposition: &Exposition) -> Vec<String> {
+    let mut problems = Vec::new();
     let mut labels: BTreeSet<&str> = TARGET_LABELS.into();
     labels.insert("le");
     for selector in &expression.selectors {
-        let Some(family) = there.family_of(&selector.metric) else {
-            wrong.push(format!("there is no {}", selector.metric));
+        let Some(family) = exposition.family_of(&selector.metric) else {
+            problems.push(format!("there is no {}", selector.metric));
             continue;
         };
         labels.extend(family.labels.keys().map(String::as_str));
@@ -161,40 +161,44 @@ fn complaints(expression: &Expression, there: &Exposition) -> Vec<String> {
                 continue;
             }
             let Some(values) = family.labels.get(&matcher.label) else {
-                wrong.push(format!(
+                problems.push(format!(
                     "{} has no label {}",
                     selector.metric, matcher.label
                 ));
                 continue;
             };
             let unknown = matcher.literals().find(|value| !values.contains(*value));
-            wrong.extend(unknown.map(|value| {
+            problems.extend(unknown.map(|value| {
                 format!(
                     "{} is never {value:?} of {}",
                     matcher.label, selector.metric
                 )
             }));
         }
-        if !there.samples.iter().any(|sample| selector.selects(sample)) {
-            wrong.push(format!("{selector} selects nothing"));
+        if !exposition
+            .samples
+            .iter()
+            .any(|sample| selector.selects(sample))
+        {
+            problems.push(format!("{selector} selects nothing"));
         }
     }
     for label in &expression.grouping {
         if !labels.contains(label.as_str()) {
-            wrong.push(format!("nothing has the label {label}"));
+            problems.push(format!("nothing has the label {label}"));
         }
     }
     for function in &expression.functions {
         if !FUNCTIONS.contains(&function.as_str()) {
-            wrong.push(format!("{function} is no function"));
+            problems.push(format!("{function} is no function"));
         }
     }
-    wrong
+    problems
 }
 
 #[test]
 fn alert_and_dashboard_expressions_match_served_metrics() {
-    let there = both();
+    let exposition = all_metrics();
     let (alerts, dashboard) = (alerts(), dashboard());
     assert!(alerts.len() > 25 && dashboard.len() > 30);
     let of_alerts = alerts
@@ -205,17 +209,17 @@ fn alert_and_dashboard_expressions_match_served_metrics() {
         let expression = expression.unwrap_or_else(|error| panic!("{text}: {error}"));
         (text.clone(), expression)
     });
-    let wrong: Vec<(String, Vec<String>)> = of_alerts
+    let problems: Vec<(String, Vec<String>)> = of_alerts
         .chain(of_dashboard)
-        .map(|(name, expression)| (name, complaints(&expression, &there)))
-        .filter(|(_, wrong)| !wrong.is_empty())
+        .map(|(name, expression)| (name, expression_problems(&expression, &exposition)))
+        .filter(|(_, problems)| !problems.is_empty())
         .collect();
-    assert!(wrong.is_empty(), "{wrong:#?}");
+    assert!(problems.is_empty(), "{problems:#?}");
 }
 
 #[test]
 fn unknown_metric_label_or_value_is_reported() {
-    let there = both();
+    let exposition = all_metrics();
     for (text, word) in [
         ("krypton_hub_leaders == 0", "there is no"),
         ("krypton_hub_helm_runs == 0", "there is no"),
@@ -228,8 +232,8 @@ fn unknown_metric_label_or_value_is_reported() {
         ("summ(krypton_hub_leader) > 0", "is no function"),
     ] {
         let expression = Expression::parse(text).unwrap();
-        let wrong = complaints(&expression, &there).join("; ");
-        assert!(wrong.contains(word), "{text}: {wrong}");
+        let problems = expression_problems(&expression, &exposition).join("; ");
+        assert!(problems.contains(word), "{text}: {problems}");
     }
     for text in ["sum(krypton_hub_leader", "krypton_hub_leader{of=\"a}"] {
         assert!(Expression::parse(text).is_err(), "{text}");
@@ -251,7 +255,7 @@ fn names_in(text: &str) -> BTreeSet<&str> {
 
 #[test]
 fn metrics_named_in_docs_and_benchmarks_exist() -> TestResult {
-    let there = both();
+    let exposition = all_metrics();
     let mut texts = vec![("README.md".to_owned(), read("README.md"))];
     let mut folders = vec![root().join("docs"), root().join("tests/src/bench")];
     while let Some(folder) = folders.pop() {
@@ -264,27 +268,27 @@ fn metrics_named_in_docs_and_benchmarks_exist() -> TestResult {
             }
         }
     }
-    let mut seen = 0;
+    let mut count = 0;
     for (file, text) in &texts {
         for name in names_in(text) {
             // A name that ends with an underscore stands for all names with this prefix.
             let begins = |family: &str| name.ends_with('_') && family.starts_with(name);
-            let known = there.family_of(name).is_some()
-                || there
+            let known = exposition.family_of(name).is_some()
+                || exposition
                     .families
                     .keys()
                     .any(|family| family == name || begins(family));
             assert!(known, "{file} names {name}");
-            seen += 1;
+            count += 1;
         }
     }
-    assert!(seen > 40, "{seen}");
+    assert!(count > 40, "{count}");
     Ok(())
 }
 
 #[test]
 fn metrics_have_help_and_units_and_few_labels() {
-    for (name, family) in &both().families {
+    for (name, family) in &all_metrics().families {
         assert!(family.help.len() > 10, "{name}: {:?}", family.help);
         assert!(
             family.help.ends_with('.') && !family.help.ends_with(".."),
@@ -314,12 +318,12 @@ fn tables() -> String {
         ("krypton_agent_", "The agent"),
         ("process_", "Both processes"),
     ];
-    let there = both();
+    let exposition = all_metrics();
     for (prefix, title) in titles {
         tables += &format!(
             "## {title}\n\n| Metric | Type | Labels | Meaning |\n| --- | --- | --- | --- |\n"
         );
-        for (name, family) in there
+        for (name, family) in exposition
             .families
             .iter()
             .filter(|(name, _)| name.starts_with(prefix))
@@ -368,8 +372,8 @@ fn runbook_sections_match_alerts_and_give_steps() {
             "**Diagnosis.**",
             "**Mitigation.**",
         ] {
-            let found = rest.split_once(part);
-            let (_, after) = found.unwrap_or_else(|| panic!("{title} lacks {part}"));
+            let split = rest.split_once(part);
+            let (_, after) = split.unwrap_or_else(|| panic!("{title} lacks {part}"));
             assert!(after.trim_start().len() > 20, "{title}: {part}");
             rest = after;
         }
@@ -393,27 +397,30 @@ fn runbook_sections_match_alerts_and_give_steps() {
 /// Verifies that each alert's series exist in the state that it detects.
 #[test]
 fn state_alerts_find_their_series_in_exposition() {
-    let hub = Exposition::of(&[stage::ailing_hub()]);
-    let agent = Exposition::of(&[stage::ailing_agent()]);
-    let standby = Exposition::of(&[stage::hub_that_follows()]);
-    let after = |there: &Exposition, name: &str, labels: &[(&str, &str)]| {
-        let found = there.value(name, labels);
-        found.unwrap_or_else(|| panic!("no {name} {labels:?}"))
+    let hub = Exposition::parse(&[stage::ailing_hub()]);
+    let agent = Exposition::parse(&[stage::ailing_agent()]);
+    let standby = Exposition::parse(&[stage::hub_that_follows()]);
+    let after = |exposition: &Exposition, name: &str, labels: &[(&str, &str)]| {
+        let value = exposition.value(name, labels);
+        value.unwrap_or_else(|| panic!("no {name} {labels:?}"))
     };
     let edge = ("member", "edge-1");
     let now = jiff::Timestamp::now().as_second() as f64;
-    let state = |there: &Exposition, name: &str, labels: &[(&str, &str)]| {
-        after(there, &format!("krypton_hub_{name}"), labels)
+    let state = |exposition: &Exposition, name: &str, labels: &[(&str, &str)]| {
+        after(exposition, &format!("krypton_hub_{name}"), labels)
     };
     // KryptonHubNoLeader: the series exists and is 0.
     assert_eq!(state(&standby, "leader", &[]), 0.0);
     assert_eq!(state(&hub, "leader", &[]), 1.0);
     // KryptonFleetDisconnected: series of the leader with the same labels, which can be compared.
-    let (all, there) = (
+    let (all, connected) = (
         state(&hub, "members", &[]),
         state(&hub, "members_connected", &[]),
     );
-    assert!(there < 0.8 * all && all - there > 2.0, "{there} of {all}");
+    assert!(
+        connected < 0.8 * all && all - connected > 2.0,
+        "{connected} of {all}"
+    );
     // KryptonMemberDisconnected.
     assert_eq!(
         state(&hub, "member_connected", &[("member", "lost-1")]),
@@ -455,15 +462,15 @@ fn state_alerts_find_their_series_in_exposition() {
 by_agent!(metrics_reflect_helm_runs_member_loss_and_lag);
 
 /// Waits until the value of the series satisfies `fits`.
-async fn shows(
+async fn wait_for_value(
     scrape: impl AsyncFn() -> Result<String>,
     name: &str,
     labels: &[(&str, &str)],
     fits: impl Fn(f64) -> bool,
 ) {
     eventually(&format!("{name} {labels:?}"), async || {
-        let there = Exposition::of(&[scrape().await?]);
-        match there.value(name, labels) {
+        let exposition = Exposition::parse(&[scrape().await?]);
+        match exposition.value(name, labels) {
             Some(value) if fits(value) => Ok(Some(())),
             value => bail!("found {value:?}"),
         }
@@ -475,37 +482,37 @@ async fn shows(
 async fn metrics_reflect_helm_runs_member_loss_and_lag(mode: Mode) -> TestResult {
     let chart = ServedChart::small("replicaCount: 0").await?;
     let (home, edge) = home_and_edge("metrics", Parts::ControlPlane).await?;
-    let at_edge = FleetClient::at(&edge);
+    let at_edge = FleetClient::new(&edge);
     let flags = chart.flags(&["--self-cluster=false", "--proxy-grace=5s"]);
     let options = HubOptions::new(home.kubeconfig()).args(flags);
     let mut hub = Hub::start(&options)?;
     let mut member = Membership::join(mode, &mut hub, &home, &edge, "edge-1").await?;
     let ready = ("Ready", "True", "AllClustersReady");
     at_edge.create("acme", json!({})).await?;
-    at_edge.shows("acme", &[ready]).await?;
+    at_edge.wait_for("acme", &[ready]).await?;
     let edge_1 = ("member", "edge-1");
     let at_hub = async || hub.metrics().await;
-    shows(at_hub, "krypton_hub_leader", &[], |value| value == 1.0).await;
+    wait_for_value(at_hub, "krypton_hub_leader", &[], |value| value == 1.0).await;
     let connected = "krypton_hub_member_connected";
-    shows(at_hub, connected, &[edge_1], |value| value == 1.0).await;
+    wait_for_value(at_hub, connected, &[edge_1], |value| value == 1.0).await;
     let behind = "krypton_hub_member_behind_seconds";
-    shows(at_hub, behind, &[edge_1], |value| value == 0.0).await;
+    wait_for_value(at_hub, behind, &[edge_1], |value| value == 0.0).await;
     let tenants = "krypton_hub_member_tenants";
     let phase = |phase| [edge_1, ("phase", phase)];
-    shows(at_hub, tenants, &phase("ready"), |value| value == 1.0).await;
+    wait_for_value(at_hub, tenants, &phase("ready"), |value| value == 1.0).await;
 
     chart.write("{replicaCount: 0, broken: true}")?;
     let failed = ("ClusterError/edge-1", "True", "UpgradeFailed");
-    at_edge.shows("acme", &[failed]).await?;
-    shows(at_hub, tenants, &phase("error"), |value| value == 1.0).await;
+    at_edge.wait_for("acme", &[failed]).await?;
+    wait_for_value(at_hub, tenants, &phase("error"), |value| value == 1.0).await;
     let (prefix, text) = match member.agent() {
         Some(agent) => ("krypton_agent", agent.metrics().await?),
         None => ("krypton_hub", hub.metrics().await?),
     };
-    let there = Exposition::of(&[text]);
+    let exposition = Exposition::parse(&[text]);
     let value = |name: &str, labels: &[(&str, &str)]| {
         let name = format!("{prefix}_{name}");
-        let found = there.value(&name, labels);
+        let found = exposition.value(&name, labels);
         found.unwrap_or_else(|| panic!("no {name} {labels:?}"))
     };
     let runs = |verb, outcome| value("helm_runs_total", &[("verb", verb), ("outcome", outcome)]);
@@ -519,7 +526,7 @@ async fn metrics_reflect_helm_runs_member_loss_and_lag(mode: Mode) -> TestResult
     assert_eq!(value("chart_fetches_total", &fetched), 1.0);
     let actions = [("action", "install"), ("outcome", "ok")];
     assert_eq!(value("reconciles_total", &actions), 1.0);
-    let named = there
+    let named = exposition
         .families
         .keys()
         .filter(|name| name.starts_with("process_"));
@@ -529,8 +536,8 @@ async fn metrics_reflect_helm_runs_member_loss_and_lag(mode: Mode) -> TestResult
         Some(agent) => agent.kill9().await?,
         None => edge.stop_apiserver().await?,
     }
-    shows(at_hub, connected, &[edge_1], |value| value == 0.0).await;
+    wait_for_value(at_hub, connected, &[edge_1], |value| value == 0.0).await;
     chart.write("{replicaCount: 0, message: later}")?;
-    shows(at_hub, behind, &[edge_1], |value| value > 0.0).await;
+    wait_for_value(at_hub, behind, &[edge_1], |value| value > 0.0).await;
     Ok(())
 }

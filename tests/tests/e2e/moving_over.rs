@@ -23,7 +23,7 @@ use kube::{
 use serde_json::json;
 use tempfile::TempDir;
 
-const BY_HAND: &str = "tenant-g1-by-hand.yaml";
+const HANDWRITTEN_CRD: &str = "tenant-g1-by-hand.yaml";
 /// Only one template sets a namespace.
 const TEMPLATE: &str = r#"
 apiVersion: v1
@@ -111,22 +111,22 @@ pub(crate) fn flags(charts: &Charts, values: &ValuesFile) -> Vec<String> {
 }
 
 /// Returns the UIDs of the ConfigMaps in a namespace that Helm created, except terminating ones.
-pub(crate) async fn maps(
+pub(crate) async fn config_maps(
     fleet_client: &FleetClient,
     namespace: &str,
 ) -> Result<BTreeMap<String, String>> {
     let api: Api<ConfigMap> = Api::namespaced(fleet_client.client.clone(), namespace);
-    let found = api.list(&ListParams::default()).await?.into_iter();
-    let ours = found.filter(|map| {
+    let objects = api.list(&ListParams::default()).await?.into_iter();
+    let ours = objects.filter(|map| {
         map.metadata.deletion_timestamp.is_none() && map.name_any() != "kube-root-ca.crt"
     });
-    let named = ours.map(|map| (map.name_any(), map.uid().unwrap_or_default()));
-    Ok(named
+    let uids = ours.map(|map| (map.name_any(), map.uid().unwrap_or_default()));
+    Ok(uids
         .filter(|(name, _)| name.starts_with("tenant-"))
         .collect())
 }
 
-pub(crate) async fn no_helm_ran(pair: &mut Pair) {
+pub(crate) async fn check_no_helm_run(pair: &mut Pair) {
     let log = pair.actor().unwrap().log().unwrap();
     assert!(!log.contains("running helm"), "{log}");
 }
@@ -139,14 +139,16 @@ async fn unfinished_tenants_are_repaired_and_deletions_completed(mode: Mode) -> 
         ["dead", "wrong", "doomed", "spared"].map(|name| pair.release(name));
     {
         let original = original(&pair, &charts);
-        apply_crd(original.cluster, BY_HAND).await?;
+        apply_crd(original.cluster, HANDWRITTEN_CRD).await?;
         let spec = |name: &str| json!({"workspace": format!("{name}-ws")});
         // The operator was killed during an installation, and its successor reported success.
         original
-            .die_installing(&dead, "dead-ws", &["--set=replicaCount=1"])
+            .kill_during_install(&dead, "dead-ws", &["--set=replicaCount=1"])
             .await?;
-        let well = original.status(None);
-        original.tenant("dead", spec("dead"), well.clone()).await?;
+        let healthy = original.status(None);
+        original
+            .tenant("dead", spec("dead"), healthy.clone())
+            .await?;
         // The installation failed once, and the Tenant has stayed in error.
         original.install(&wrong, "wrong-ws").await?;
         let error = original.status(Some("InstallFailed"));
@@ -155,20 +157,21 @@ async fn unfinished_tenants_are_repaired_and_deletions_completed(mode: Mode) -> 
         for (name, release) in [("doomed", &doomed), ("spared", &spared)] {
             let workspace = format!("{name}-ws");
             original.install(release, &workspace).await?;
-            original.tenant(name, spec(name), well.clone()).await?;
+            original.tenant(name, spec(name), healthy.clone()).await?;
             let deleting = "mesh.openkcm.io/deleting";
             fleet_client.annotate(name, deleting, "true").await?;
         }
     }
     fleet_client.delete("doomed").await?;
     let before = fleet_client.releases().await?;
-    let kept = maps(&fleet_client, "spared-ws").await?;
+    let maps_before = config_maps(&fleet_client, "spared-ws").await?;
 
     let values = ValuesFile::new("{}")?;
     // Krypton takes over a foreign lock after three times this timeout and a minute.
     let short = "--helm-timeout=10s".to_owned();
     let flags = flags(&charts, &values).into_iter();
-    pair.open(flags.chain([short.clone()])).await?;
+    pair.start_hub_and_join(flags.chain([short.clone()]))
+        .await?;
     let mut agent = None;
     if mode == Mode::Agent {
         pair.actor()?.stop().await?;
@@ -183,30 +186,30 @@ async fn unfinished_tenants_are_repaired_and_deletions_completed(mode: Mode) -> 
         (ready.as_str(), "True", "Installed"),
         (error.as_str(), "False", "NoError"),
     ];
-    let recovered = fleet_client.shows("wrong", &adopted).await?;
+    let recovered = fleet_client.wait_for("wrong", &adopted).await?;
     assert_eq!(recovered.status.unwrap().phase.as_deref(), Some("Ready"));
     let locked = (progress.as_str(), "True", "Locked");
-    fleet_client.shows("dead", &[locked]).await?;
-    let spared_tenant = fleet_client.shows("spared", &adopted).await?;
+    fleet_client.wait_for("dead", &[locked]).await?;
+    let spared_tenant = fleet_client.wait_for("spared", &adopted).await?;
     assert!(
         spared_tenant
             .annotations()
             .contains_key("mesh.openkcm.io/deleting")
     );
     assert_eq!(spared_tenant.finalizers(), [names::TENANT_FINALIZER]);
-    fleet_client.gone("doomed").await?;
+    fleet_client.wait_gone("doomed").await?;
     assert_eq!(fleet_client.revisions("doomed-ws", &doomed).await?, []);
 
     fleet_client
-        .newest_is("dead-ws", &dead, 2, "deployed")
+        .wait_for_revision("dead-ws", &dead, 2, "deployed")
         .await?;
-    fleet_client.ready("dead").await?;
+    fleet_client.wait_ready("dead").await?;
     let after = fleet_client.releases().await?;
     for release in [&wrong, &spared] {
         let name = format!("sh.helm.release.v1.{release}.v1");
         assert_eq!(after.get(&name), before.get(&name), "{name} is unchanged");
     }
-    assert_eq!(maps(&fleet_client, "spared-ws").await?, kept);
+    assert_eq!(config_maps(&fleet_client, "spared-ws").await?, maps_before);
     let actor = match &mut agent {
         Some(agent) => agent,
         None => pair.actor()?,
@@ -219,13 +222,13 @@ async fn unfinished_tenants_are_repaired_and_deletions_completed(mode: Mode) -> 
 }
 
 /// Returns the numbers of GET and LIST requests for Secrets, and of DELETE requests.
-async fn reads_and_deletes(pair: &Pair) -> [u64; 2] {
+async fn count_reads_and_deletes(pair: &Pair) -> [u64; 2] {
     let requests = pair.cluster().requests().await.unwrap();
-    let of = |verb: &str| {
+    let count = |verb: &str| {
         let key = (verb.to_owned(), "secrets".to_owned());
         requests.get(&key).copied().unwrap_or_default()
     };
-    [of("GET") + of("LIST"), of("DELETE")]
+    [count("GET") + count("LIST"), count("DELETE")]
 }
 
 async fn long_history_is_adopted_cheaply_and_then_pruned(mode: Mode) -> TestResult {
@@ -236,38 +239,40 @@ async fn long_history_is_adopted_cheaply_and_then_pruned(mode: Mode) -> TestResu
     let release = pair.release("acme");
     {
         let original = original(&pair, &charts);
-        apply_crd(original.cluster, BY_HAND).await?;
+        apply_crd(original.cluster, HANDWRITTEN_CRD).await?;
         original.install(&release, "acme-ws").await?;
-        original.pile_up(&release, "acme-ws", REVISIONS).await?;
+        original
+            .create_revisions(&release, "acme-ws", REVISIONS)
+            .await?;
         let spec = json!({"workspace": "acme-ws"});
         let status = original.status(None);
         original.tenant("acme", spec, status).await?;
     }
     let before = fleet_client.releases().await?;
     assert_eq!(before.len(), REVISIONS as usize);
-    let [read, _] = reads_and_deletes(&pair).await;
+    let [read, _] = count_reads_and_deletes(&pair).await;
     let values = ValuesFile::new("{}")?;
-    pair.open(flags(&charts, &values)).await?;
-    fleet_client.ready("acme").await?;
-    no_helm_ran(&mut pair).await;
-    let [adopted, deleted] = reads_and_deletes(&pair).await;
+    pair.start_hub_and_join(flags(&charts, &values)).await?;
+    fleet_client.wait_ready("acme").await?;
+    check_no_helm_run(&mut pair).await;
+    let [adopted, deleted] = count_reads_and_deletes(&pair).await;
     println!("{mode:?}: {} reads of Secrets to adopt", adopted - read);
     assert!(adopted - read < 20, "{} reads of Secrets", adopted - read);
     assert_eq!(fleet_client.releases().await?, before);
 
     values.write("message: second")?;
     fleet_client
-        .newest_is("acme-ws", &release, REVISIONS + 1, "deployed")
+        .wait_for_revision("acme-ws", &release, REVISIONS + 1, "deployed")
         .await?;
-    fleet_client.ready("acme").await?;
-    let left: Vec<u32> = fleet_client
+    fleet_client.wait_ready("acme").await?;
+    let remaining: Vec<u32> = fleet_client
         .revisions("acme-ws", &release)
         .await?
         .into_iter()
         .map(|(number, _)| number)
         .collect();
-    assert_eq!(left, [REVISIONS - 1, REVISIONS, REVISIONS + 1]);
-    let [upgraded, trimmed] = reads_and_deletes(&pair).await;
+    assert_eq!(remaining, [REVISIONS - 1, REVISIONS, REVISIONS + 1]);
+    let [upgraded, trimmed] = count_reads_and_deletes(&pair).await;
     println!(
         "{mode:?}: {} reads and {} deletions of Secrets to upgrade",
         upgraded - adopted,
@@ -295,7 +300,7 @@ async fn long_history_is_adopted_cheaply_and_then_pruned(mode: Mode) -> TestResu
         .tenants()
         .delete("acme", &DeleteParams::default())
         .await?;
-    fleet_client.gone("acme").await?;
+    fleet_client.wait_gone("acme").await?;
     assert!(fleet_client.releases().await?.is_empty());
     Ok(())
 }

@@ -40,7 +40,11 @@ fn chart(folder: &TempDir) -> ChartSource {
 }
 
 /// Creates an object, and returns its UID.
-async fn put<K>(fleet_client: &FleetClient, namespace: &str, object: Value) -> TestResult<String>
+async fn create_object<K>(
+    fleet_client: &FleetClient,
+    namespace: &str,
+    object: Value,
+) -> TestResult<String>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
         + Clone
@@ -50,16 +54,16 @@ where
 {
     let api: Api<K> = Api::namespaced(fleet_client.client.clone(), namespace);
     let object = serde_json::from_value(object)?;
-    let made = api.create(&PostParams::default(), &object).await?;
-    Ok(made.uid().unwrap())
+    let created = api.create(&PostParams::default(), &object).await?;
+    Ok(created.uid().unwrap())
 }
 
-async fn stays(fleet_client: &FleetClient, name: &str) {
+async fn check_namespace_stays(fleet_client: &FleetClient, name: &str) {
     let namespace = fleet_client.namespace(name).await.unwrap().unwrap();
     assert_eq!(namespace.metadata.deletion_timestamp, None, "{name}");
 }
 
-async fn is_gone(fleet_client: &FleetClient, name: &str) {
+async fn wait_for_namespace_deletion(fleet_client: &FleetClient, name: &str) {
     let what = format!("namespace {name} to be gone");
     eventually(&what, async || {
         Ok(fleet_client.namespace(name).await?.is_none().then_some(()))
@@ -79,23 +83,23 @@ async fn workspace_with_other_objects_stays(mode: Mode) -> TestResult {
         .install_all(&["plain", "shared", "kept"])
         .await?;
     let map = json!({"metadata": {"name": "theirs"}});
-    let map = put::<ConfigMap>(&fleet_client, "shared", map).await?;
+    let map = create_object::<ConfigMap>(&fleet_client, "shared", map).await?;
     let claim = json!({"metadata": {"name": "data"}, "spec": {"accessModes": ["ReadWriteOnce"],
         "resources": {"requests": {"storage": "1Gi"}}}});
-    let claim = put::<PersistentVolumeClaim>(&fleet_client, "shared", claim).await?;
+    let claim = create_object::<PersistentVolumeClaim>(&fleet_client, "shared", claim).await?;
     // The object is deleted with its owner, so it doesn't count.
     let owner = json!([{"apiVersion": "v1", "kind": "ConfigMap", "name": "theirs", "uid": map}]);
     let owned = json!({"metadata": {"name": "owned", "ownerReferences": owner}});
-    put::<ConfigMap>(&fleet_client, "shared", owned).await?;
+    create_object::<ConfigMap>(&fleet_client, "shared", owned).await?;
 
     for name in ["plain", "shared", "kept"] {
         fleet_client.delete(name).await?;
     }
     for name in ["plain", "shared", "kept"] {
-        fleet_client.gone(name).await?;
+        fleet_client.wait_gone(name).await?;
     }
 
-    is_gone(&fleet_client, "plain").await;
+    wait_for_namespace_deletion(&fleet_client, "plain").await;
     for (name, expected) in [
         (
             "shared",
@@ -103,7 +107,7 @@ async fn workspace_with_other_objects_stays(mode: Mode) -> TestResult {
         ),
         ("kept", "ConfigMap of-value (kept by the chart);"),
     ] {
-        stays(&fleet_client, name).await;
+        check_namespace_stays(&fleet_client, name).await;
         let message = fleet_client.event_message(name, "WorkspaceKept").await?;
         assert!(message.contains(expected), "{message}");
         let release = pair.release(name);
@@ -126,22 +130,23 @@ async fn foreign_secret_or_tenant_does_not_stop_deletion(mode: Mode) -> TestResu
     let fleet_client = pair.fleet_client();
     let cluster = pair.cluster();
     cluster.kubectl(["create", "namespace", "odd"]).await?;
-    let mark = ["label", "namespace", "odd", "mesh.openkcm.io/created-for=x"];
-    cluster.kubectl(mark).await?;
+    let label_args = ["label", "namespace", "odd", "mesh.openkcm.io/created-for=x"];
+    cluster.kubectl(label_args).await?;
     unreadable_tenant(&fleet_client, "odd").await?;
-    pair.open(chart_flags(&repository, "maps", "1.0.0")).await?;
+    pair.start_hub_and_join(chart_flags(&repository, "maps", "1.0.0"))
+        .await?;
     fleet_client.install_all(&["odd", "notes"]).await?;
     // Neither is a revision: one has no type, and the other has another name.
     let labels = json!({"owner": "helm", "name": pair.release("notes"), "version": "7",
         "status": "deployed"});
     for (name, type_) in [("notes", "Opaque"), ("copy", "helm.sh/release.v1")] {
         let secret = json!({"metadata": {"name": name, "labels": labels}, "type": type_});
-        put::<Secret>(&fleet_client, "notes", secret).await?;
+        create_object::<Secret>(&fleet_client, "notes", secret).await?;
     }
 
     for (name, expected) in [("notes", "Secret copy"), ("odd", "Tenant unreadable")] {
         fleet_client.remove(name).await?;
-        stays(&fleet_client, name).await;
+        check_namespace_stays(&fleet_client, name).await;
         let message = fleet_client.event_message(name, "WorkspaceKept").await?;
         assert!(message.contains(expected), "{message}");
     }

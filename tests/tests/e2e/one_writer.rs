@@ -10,9 +10,9 @@ use k8s_openapi::api::core::v1::Secret;
 use krypton_helm::releases::labels::RUN_LABEL;
 use krypton_tests::{
     Agent, AgentOptions, ChartRepository, Cluster, FaultProxy, Gate, HelmWatch, Hub, HubOptions,
-    Mode, Parts, TestResult, Traffic, bundle, eventually,
-    fleet::{FleetClient, PATIENCE, chart_flags, helm_processes},
-    gate,
+    Mode, Parts, TestResult, Traffic, eventually,
+    fleet::{FleetClient, STEP_DEADLINE, chart_flags, helm_processes},
+    gate, join_bundle,
     membership::{enrolled_agent, write_secret},
 };
 use kube::{Api, ResourceExt as _};
@@ -38,7 +38,7 @@ impl Home {
             .args(["--self-cluster=false", "--proxy-grace=5s"])
             .args([watch.flag("hub")?]);
         let mut hub = Hub::start(&options)?;
-        hub.ready(PATIENCE).await?;
+        hub.wait_ready(STEP_DEADLINE).await?;
         Ok(Self {
             _hub: hub,
             cluster,
@@ -49,13 +49,16 @@ impl Home {
 
     /// Starts the member's first agent, which acquires the Lease.
     async fn join(&self, name: &str, edge: &Cluster, by: &Path, helm: &str) -> Agent {
-        let agent = self.begin_to_join(name, by, helm).await.unwrap();
-        let holder = FleetClient::at(edge).held_by_another("").await.unwrap();
+        let agent = self.start_agent(name, by, helm).await.unwrap();
+        let holder = FleetClient::new(edge)
+            .wait_for_new_holder("")
+            .await
+            .unwrap();
         assert!(holder.starts_with("agent/one/"), "{holder}");
         agent
     }
 
-    async fn begin_to_join(&self, name: &str, by: &Path, helm: &str) -> TestResult<Agent> {
+    async fn start_agent(&self, name: &str, by: &Path, helm: &str) -> TestResult<Agent> {
         let options = AgentOptions::new(by).args([helm]);
         Ok(enrolled_agent(&self.cluster, name, options).await?)
     }
@@ -65,13 +68,13 @@ impl Home {
 async fn second_agent(edge: &Cluster, watch: &HelmWatch) -> TestResult<Agent> {
     let flags = ["--replica=two".to_owned(), watch.flag("two")?];
     let mut agent = Agent::start(&AgentOptions::new(edge.kubeconfig()).args(flags))?;
-    agent.ready(PATIENCE).await?;
+    agent.wait_ready(STEP_DEADLINE).await?;
     Ok(agent)
 }
 
 /// Waits until the Lease has another holder. Verifies that the earlier holder's Helm was dead before.
-async fn handed_over(at_edge: &FleetClient, before: &str, former: &Agent) -> String {
-    let folder = former.folder().unwrap();
+async fn wait_for_handover(at_edge: &FleetClient, before: &str, previous: &Agent) -> String {
+    let folder = previous.folder().unwrap();
     let mut dead = false;
     eventually("the Lease to change hands", async || {
         // The order matters: a process that is found later was alive when the Lease changed.
@@ -88,12 +91,12 @@ async fn handed_over(at_edge: &FleetClient, before: &str, former: &Agent) -> Str
     .unwrap()
 }
 
-async fn one_is_deployed_and_none_pending(at_edge: &FleetClient, name: &str, release: &str) {
+async fn check_single_deployed_revision(at_edge: &FleetClient, name: &str, release: &str) {
     let revisions = at_edge.revisions(name, release).await.unwrap();
-    let count = |wanted: &str| {
+    let count = |status_prefix: &str| {
         let of = revisions
             .iter()
-            .filter(|(_, status)| status.starts_with(wanted));
+            .filter(|(_, status)| status.starts_with(status_prefix));
         of.count()
     };
     assert_eq!(
@@ -110,21 +113,21 @@ async fn frozen_agent_runs_no_helm_after_takeover() -> TestResult {
         Cluster::start("frozen-edge", Parts::WithControllers)
     );
     let (home, edge) = (home?, edge?);
-    let (at_edge, watch) = (FleetClient::at(&edge), &home.watch);
+    let (at_edge, watch) = (FleetClient::new(&edge), &home.watch);
     let helm = watch.flag("one")?;
     let mut one = home.join("edge-1", &edge, edge.kubeconfig(), &helm).await;
     let _two = second_agent(&edge, watch).await?;
     at_edge.create("acme", json!({})).await?;
-    let hook = gate::hook(&at_edge, "acme", None).await?;
+    let hook = gate::wait_for_any_hook(&at_edge, "acme", None).await?;
     let holder = at_edge.holder().await?;
 
     one.freeze()?;
-    let next = handed_over(&at_edge, &holder, &one).await;
+    let next = wait_for_handover(&at_edge, &holder, &one).await;
     assert!(next.starts_with("agent/two/"), "{next}");
-    let hook = gate::hook(&at_edge, "acme", Some(&hook)).await?;
-    gate::open(&at_edge, "acme", &hook).await?;
-    at_edge.ready("acme").await?;
-    one_is_deployed_and_none_pending(&at_edge, "acme", "tenant-acme-edge-1").await;
+    let hook = gate::wait_for_any_hook(&at_edge, "acme", Some(&hook)).await?;
+    gate::complete_hook(&at_edge, "acme", &hook).await?;
+    at_edge.wait_ready("acme").await?;
+    check_single_deployed_revision(&at_edge, "acme", "tenant-acme-edge-1").await;
     // The second agent's last write: the cleanup after the killed installation.
     let secrets: Api<Secret> = Api::namespaced(at_edge.client.clone(), "acme");
     eventually("the killed installation to be cleaned up", async || {
@@ -142,16 +145,16 @@ async fn frozen_agent_runs_no_helm_after_takeover() -> TestResult {
     let before = everything().await;
 
     one.thaw()?;
-    one.logs("permitted=false").await?;
-    at_edge.lease_renewed().await?;
+    one.wait_for_log("permitted=false").await?;
+    at_edge.wait_for_renewal().await?;
     assert_eq!(at_edge.holder().await?, next);
     assert_eq!(everything().await, before);
     // Both agents observe a change, but only one acts on it.
     at_edge.create("after", json!({})).await?;
-    let hook = gate::hook(&at_edge, "after", None).await?;
+    let hook = gate::wait_for_any_hook(&at_edge, "after", None).await?;
     assert!(helm_processes(one.folder()?).is_empty());
-    gate::open(&at_edge, "after", &hook).await?;
-    at_edge.ready("after").await?;
+    gate::complete_hook(&at_edge, "after", &hook).await?;
+    at_edge.wait_ready("after").await?;
     assert_eq!(watch.runs()?, ["one", "two", "two"]);
     Ok(())
 }
@@ -163,10 +166,10 @@ async fn replicas_share_bundle_and_stopping_one_drains_helm() -> TestResult {
         Cluster::start("replicas-edge", Parts::WithControllers)
     );
     let (home, edge) = (home?, edge?);
-    let (at_home, at_edge) = (FleetClient::at(&home.cluster), FleetClient::at(&edge));
+    let (at_home, at_edge) = (FleetClient::new(&home.cluster), FleetClient::new(&edge));
     let folder = TempDir::with_prefix("krypton-join-")?;
     let file = folder.path().join("bundle.yaml");
-    write_secret(&file, &bundle(&home.cluster, "edge-1").await?)?;
+    write_secret(&file, &join_bundle(&home.cluster, "edge-1").await?)?;
     let start = |replica: &str| {
         let flags = [
             format!("--replica={replica}"),
@@ -178,20 +181,20 @@ async fn replicas_share_bundle_and_stopping_one_drains_helm() -> TestResult {
         Agent::start(&options).unwrap()
     };
     let (mut one, mut two) = (start("one"), start("two"));
-    let ready = tokio::join!(one.ready(PATIENCE), two.ready(PATIENCE));
+    let ready = tokio::join!(one.wait_ready(STEP_DEADLINE), two.wait_ready(STEP_DEADLINE));
     ready.0?;
     ready.1?;
-    at_home.member_is("edge-1", Mode::Agent).await?;
+    at_home.wait_for_mode("edge-1", Mode::Agent).await?;
 
-    let holder = at_edge.held_by_another("").await?;
-    let ones = holder.starts_with("agent/one/");
-    let (mut writes, waits, next) = match ones {
+    let holder = at_edge.wait_for_new_holder("").await?;
+    let one_leads = holder.starts_with("agent/one/");
+    let (mut writes, standby, next) = match one_leads {
         true => (one, two, "two"),
         false => (two, one, "one"),
     };
     at_edge.create("acme", json!({})).await?;
-    let hook = gate::hook(&at_edge, "acme", None).await?;
-    assert!(helm_processes(waits.folder()?).is_empty());
+    let hook = gate::wait_for_any_hook(&at_edge, "acme", None).await?;
+    assert!(helm_processes(standby.folder()?).is_empty());
     let folder = writes.folder()?.to_owned();
     let taken = eventually("the other agent to take over", async || {
         // The order matters: a process that is found later was alive when the Lease was released.
@@ -208,10 +211,10 @@ async fn replicas_share_bundle_and_stopping_one_drains_helm() -> TestResult {
     assert!(helm_processes(&folder).is_empty());
     taken?;
     // The other agent completes the work that the first one couldn't.
-    let hook = gate::hook(&at_edge, "acme", Some(&hook)).await?;
-    gate::open(&at_edge, "acme", &hook).await?;
-    at_edge.ready("acme").await?;
-    one_is_deployed_and_none_pending(&at_edge, "acme", "tenant-acme-edge-1").await;
+    let hook = gate::wait_for_any_hook(&at_edge, "acme", Some(&hook)).await?;
+    gate::complete_hook(&at_edge, "acme", &hook).await?;
+    at_edge.wait_ready("acme").await?;
+    check_single_deployed_revision(&at_edge, "acme", "tenant-acme-edge-1").await;
     Ok(())
 }
 
@@ -222,25 +225,25 @@ async fn restart_in_same_pod_reacquires_lease_immediately() -> TestResult {
         Cluster::start("same-pod-edge", Parts::WithControllers)
     );
     let (home, edge) = (home?, edge?);
-    let at_edge = FleetClient::at(&edge);
+    let at_edge = FleetClient::new(&edge);
     let helm = home.watch.flag("one")?;
     let folder = TempDir::with_prefix("krypton-join-")?;
     let file = folder.path().join("bundle.yaml");
-    write_secret(&file, &bundle(&home.cluster, "edge-1").await?)?;
+    write_secret(&file, &join_bundle(&home.cluster, "edge-1").await?)?;
     let options = AgentOptions::new(edge.kubeconfig())
         .join_file(&file)
         .args([helm])
         .in_pod("uid-of-one");
     let mut one = Agent::start(&options)?;
-    one.ready(PATIENCE).await?;
-    let holder = at_edge.held_by_another("").await?;
+    one.wait_ready(STEP_DEADLINE).await?;
+    let holder = at_edge.wait_for_new_holder("").await?;
     assert!(
         holder.starts_with("agent/one/") && holder.ends_with("@uid-of-one"),
         "{holder}"
     );
     let waiting = second_agent(&edge, &home.watch).await?;
     at_edge.create("acme", json!({})).await?;
-    let hook = gate::hook(&at_edge, "acme", None).await?;
+    let hook = gate::wait_for_any_hook(&at_edge, "acme", None).await?;
 
     // In the middle of an installation, whose Helm ends with the container.
     let transitions = async || {
@@ -251,14 +254,14 @@ async fn restart_in_same_pod_reacquires_lease_immediately() -> TestResult {
     };
     let before = transitions().await;
     one.kill9().await?;
-    let left = one.folder()?.to_owned();
+    let old_folder = one.folder()?.to_owned();
     eventually("its Helm process to end", async || {
-        Ok(helm_processes(&left).is_empty().then_some(()))
+        Ok(helm_processes(&old_folder).is_empty().then_some(()))
     })
     .await?;
-    let mut again = Agent::start(&options)?;
-    again.ready(PATIENCE).await?;
-    let next = at_edge.held_by_another(&holder).await?;
+    let mut restarted = Agent::start(&options)?;
+    restarted.wait_ready(STEP_DEADLINE).await?;
+    let next = at_edge.wait_for_new_holder(&holder).await?;
     assert!(
         next.starts_with("agent/one/") && next.ends_with("@uid-of-one"),
         "{next}"
@@ -266,59 +269,69 @@ async fn restart_in_same_pod_reacquires_lease_immediately() -> TestResult {
     // The Lease had no other holder. The other agent, in no pod or another one, still waits for a minute.
     assert_eq!(transitions().await, before.map(|before| before + 1));
     assert!(helm_processes(waiting.folder()?).is_empty());
-    let hook = gate::hook(&at_edge, "acme", Some(&hook)).await?;
-    gate::open(&at_edge, "acme", &hook).await?;
-    at_edge.ready("acme").await?;
-    one_is_deployed_and_none_pending(&at_edge, "acme", "tenant-acme-edge-1").await;
+    let hook = gate::wait_for_any_hook(&at_edge, "acme", Some(&hook)).await?;
+    gate::complete_hook(&at_edge, "acme", &hook).await?;
+    at_edge.wait_ready("acme").await?;
+    check_single_deployed_revision(&at_edge, "acme", "tenant-acme-edge-1").await;
     assert_eq!(home.watch.runs()?, ["one", "one"]);
     Ok(())
 }
 
 /// The failure of the member's first agent during an installation.
-enum Trouble {
-    Dies,
+enum AgentFailure {
+    Killed,
     /// On its connection to the API server, which its Helm also uses.
-    Way(Traffic),
+    Network(Traffic),
 }
 
-async fn taken_over(home: &Home, name: &str, edge: &Cluster, trouble: Trouble) -> TestResult {
+async fn check_takeover(
+    home: &Home,
+    name: &str,
+    edge: &Cluster,
+    failure: AgentFailure,
+) -> TestResult {
     let watch = HelmWatch::new()?;
-    let at_edge = FleetClient::at(edge);
-    let way = FaultProxy::before(edge).await?;
+    let at_edge = FleetClient::new(edge);
+    let fault_proxy = FaultProxy::start(edge).await?;
     let helm = watch.flag("one")?;
-    let mut one = home.join(name, edge, &way.kubeconfig(), &helm).await;
+    let mut one = home
+        .join(name, edge, &fault_proxy.kubeconfig(), &helm)
+        .await;
     let mut two = second_agent(edge, &watch).await?;
     at_edge.create("acme", json!({})).await?;
-    let hook = gate::hook(&at_edge, "acme", None).await?;
+    let hook = gate::wait_for_any_hook(&at_edge, "acme", None).await?;
     let holder = at_edge.holder().await?;
     assert!(holder.starts_with("agent/one/"), "{name}: {holder}");
     assert!(helm_processes(two.folder()?).is_empty(), "{name}");
 
-    match trouble {
-        Trouble::Dies => one.kill9().await?,
-        Trouble::Way(traffic) => way.set(traffic),
+    match failure {
+        AgentFailure::Killed => one.kill9().await?,
+        AgentFailure::Network(traffic) => fault_proxy.set(traffic),
     }
-    let next = handed_over(&at_edge, &holder, &one).await;
+    let next = wait_for_handover(&at_edge, &holder, &one).await;
     assert!(next.starts_with("agent/two/"), "{name}: {next}");
-    let hook = gate::hook(&at_edge, "acme", Some(&hook)).await?;
-    gate::open(&at_edge, "acme", &hook).await?;
-    at_edge.ready("acme").await?;
+    let hook = gate::wait_for_any_hook(&at_edge, "acme", Some(&hook)).await?;
+    gate::complete_hook(&at_edge, "acme", &hook).await?;
+    at_edge.wait_ready("acme").await?;
     let release = format!("tenant-acme-{name}");
-    one_is_deployed_and_none_pending(&at_edge, "acme", &release).await;
+    check_single_deployed_revision(&at_edge, "acme", &release).await;
 
-    match trouble {
-        Trouble::Dies => {
+    match failure {
+        AgentFailure::Killed => {
             let options = AgentOptions::new(edge.kubeconfig()).args([helm]);
             one = Agent::start(&options)?;
-            one.ready(PATIENCE).await?;
+            one.wait_ready(STEP_DEADLINE).await?;
         }
-        Trouble::Way(_) => way.set(Traffic::Pass),
+        AgentFailure::Network(_) => fault_proxy.set(Traffic::Pass),
     }
     assert!(two.stop().await?.success());
-    let back = at_edge.held_by_another(&next).await?;
-    assert!(back.starts_with("agent/one/"), "{name}: {back}");
-    at_edge.lease_renewed().await?;
-    one_is_deployed_and_none_pending(&at_edge, "acme", &release).await;
+    let last_holder = at_edge.wait_for_new_holder(&next).await?;
+    assert!(
+        last_holder.starts_with("agent/one/"),
+        "{name}: {last_holder}"
+    );
+    at_edge.wait_for_renewal().await?;
+    check_single_deployed_revision(&at_edge, "acme", &release).await;
     assert_eq!(watch.runs()?, ["one", "two"], "{name}");
     Ok(())
 }
@@ -338,8 +351,8 @@ async fn lost_agent_has_no_helm_running_at_takeover() -> TestResult {
         back: true,
     };
     tokio::try_join!(
-        taken_over(&home, "dead", &dead, Trouble::Dies),
-        taken_over(&home, "deaf", &deaf, Trouble::Way(half_open)),
+        check_takeover(&home, "dead", &dead, AgentFailure::Killed),
+        check_takeover(&home, "deaf", &deaf, AgentFailure::Network(half_open)),
     )?;
     Ok(())
 }

@@ -98,8 +98,8 @@ async fn charts_lint_clean_and_match_golden_output() -> TestResult {
             }
             known.insert(golden);
         }
-        let left = fs::read_dir(&written)?;
-        for file in left.map(|entry| entry.unwrap().path()) {
+        let golden_files = fs::read_dir(&written)?;
+        for file in golden_files.map(|entry| entry.unwrap().path()) {
             assert!(known.contains(&file), "{} has no case", file.display());
         }
     }
@@ -115,7 +115,7 @@ async fn charts_lint_clean_and_match_golden_output() -> TestResult {
 async fn unknown_or_mistyped_chart_value_is_rejected() {
     let helm = Helm::new();
     for chart in OwnChart::ALL {
-        for (set, word) in [
+        for (set, expected_text) in [
             ("--set=replicaCountt=1", "replicaCountt"),
             ("--set=image.repositry=x", "repositry"),
             ("--set=helmRights.clusterrole=x", "clusterrole"),
@@ -134,7 +134,7 @@ async fn unknown_or_mistyped_chart_value_is_rejected() {
             };
             let error = format!("{error:#}");
             assert!(
-                error.contains("schema") && error.contains(word),
+                error.contains("schema") && error.contains(expected_text),
                 "{set}: {error}"
             );
         }
@@ -145,7 +145,7 @@ async fn unknown_or_mistyped_chart_value_is_rejected() {
 async fn hub_chart_requires_the_fleets_chart() {
     let helm = Helm::new();
     let repo = "--set=chart.repo=https://charts.example.org";
-    for (set, words) in [
+    for (set, expected_text) in [
         (vec![], "set chart.repo and chart.name"),
         (vec![repo], "set chart.repo and chart.name"),
         (
@@ -154,7 +154,10 @@ async fn hub_chart_requires_the_fleets_chart() {
         ),
     ] {
         let error = helm.template(OwnChart::Hub, &set).await.unwrap_err();
-        assert!(format!("{error:#}").contains(words), "{set:?}: {error:#}");
+        assert!(
+            format!("{error:#}").contains(expected_text),
+            "{set:?}: {error:#}"
+        );
     }
     for set in [
         vec![repo, "--set=chart.name=small"],
@@ -173,7 +176,7 @@ async fn access_provider_without_program_is_rejected_by_name() -> TestResult {
     let values = OwnChart::Hub.folder().join("ci/multicluster-values.yaml");
     let values = values.to_str().unwrap();
     let provider = "multicluster.accessProvidersConfig.providers[0]";
-    for (set, words) in [
+    for (set, expected_text) in [
         (
             "multicluster.accessProvidersConfig=null".to_owned(),
             "accessProvidersConfig.providers",
@@ -205,7 +208,10 @@ async fn access_provider_without_program_is_rejected_by_name() -> TestResult {
     ] {
         let args = ["-f", values, "--set", &set];
         let error = helm.template(OwnChart::Hub, &args).await.unwrap_err();
-        assert!(format!("{error:#}").contains(words), "{set}: {error:#}");
+        assert!(
+            format!("{error:#}").contains(expected_text),
+            "{set}: {error:#}"
+        );
     }
     // The installation of rights alone contains no file.
     let rights = [
@@ -250,12 +256,12 @@ async fn disabled_alert_is_omitted_and_unknown_one_rejected() -> TestResult {
                 "{page}"
             );
             // Helm must not expand Prometheus templates.
-            for of in ["/expr", "/annotations/description", "/labels/severity"] {
-                assert_eq!(text(rule, of), text(written, of), "{name}");
+            for field in ["/expr", "/annotations/description", "/labels/severity"] {
+                assert_eq!(text(rule, field), text(written, field), "{name}");
             }
-            let left = alerts(&rendered(&format!("{name:?}")).await?);
-            assert!(left.len() < all.len(), "{name}");
-            assert!(left.iter().all(|rule| text(rule, "/alert") != name));
+            let remaining = alerts(&rendered(&format!("{name:?}")).await?);
+            assert!(remaining.len() < all.len(), "{name}");
+            assert!(remaining.iter().all(|rule| text(rule, "/alert") != name));
         }
         let refused = rendered("\"KryptonHubUp\"").await.unwrap_err();
         assert!(format!("{refused:#}").contains("KryptonHubUp"));
@@ -292,7 +298,7 @@ fn charts_carry_identical_crds_and_shared_templates() {
 }
 
 /// Starts a cluster with all prerequisites of the cases, and with the restricted Pod Security standard.
-async fn strict_cluster(objects: &[Value]) -> TestResult<Cluster> {
+async fn restricted_cluster(objects: &[Value]) -> TestResult<Cluster> {
     let cluster = Cluster::start("packaging", Parts::ControlPlane).await?;
     for plural in ["servicemonitors", "prometheusrules"] {
         let file = format!("monitoring.coreos.com_{plural}.yaml");
@@ -341,7 +347,7 @@ async fn apiserver_accepts_rendered_objects_and_restricted_pods() -> TestResult 
         .iter()
         .flat_map(|(_, yaml)| documents(yaml))
         .collect();
-    let cluster = strict_cluster(&all).await?;
+    let cluster = restricted_cluster(&all).await?;
     let scratch = TempDir::with_prefix("krypton-rendered-")?;
     let dry_run = async |yaml: &str| {
         let file = scratch.path().join("objects.yaml");

@@ -9,7 +9,7 @@ use krypton_crds::tenant::Tenant;
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Pair, Parts,
     TestResult, by_agent, eventually,
-    fleet::{ALL_READY, FleetClient, PATIENCE, chart_flags},
+    fleet::{ALL_READY, FleetClient, STEP_DEADLINE, chart_flags},
 };
 use krypton_types::names;
 use kube::api::{ListParams, Patch, PatchParams};
@@ -23,32 +23,32 @@ const TEAM: &str = "team";
 
 by_agent!(placed_tenant_follows_home_and_leaves_member_first);
 
-struct Scene {
+struct PlacementFleet {
     pair: Pair,
     home: FleetClient,
     edge: FleetClient,
     _repository: ChartRepository,
 }
 
-impl Scene {
-    async fn open(name: &str, mode: Mode) -> TestResult<Self> {
+impl PlacementFleet {
+    async fn start(name: &str, mode: Mode) -> TestResult<Self> {
         let charts = [ChartSource::small("1.0.0")];
         let repository = ChartRepository::start(&charts).await?;
         let mut pair = Pair::start(name, mode, Parts::WithControllers).await?;
         let mut flags = chart_flags(&repository, "small", "1.0.0");
         flags.extend(["--tenant-values".to_owned(), "--place-tenants".to_owned()]);
-        pair.open(flags).await?;
-        let words = ["create", "namespace", TEAM];
-        pair.home().kubectl(words).await?;
+        pair.start_hub_and_join(flags).await?;
+        let args = ["create", "namespace", TEAM];
+        pair.home().kubectl(args).await?;
         Ok(Self {
-            home: FleetClient::at(pair.home()).within(TEAM),
-            edge: pair.fleet_client().within(TEAM),
+            home: FleetClient::new(pair.home()).in_namespace(TEAM),
+            edge: pair.fleet_client().in_namespace(TEAM),
             pair,
             _repository: repository,
         })
     }
 
-    async fn place(&self, name: &str) -> Tenant {
+    async fn create_placed(&self, name: &str) -> Tenant {
         let spec = json!({
             "workspace": format!("{name}-ws"),
             "clusterRef": {"secretName": EDGE},
@@ -58,19 +58,19 @@ impl Scene {
     }
 
     /// Waits until the Tenant is placed and ready, and returns the member's Tenant.
-    async fn is_placed(&self, name: &str) -> TestResult<Tenant> {
-        let shown = self
+    async fn wait_placed(&self, name: &str) -> TestResult<Tenant> {
+        let conditions = self
             .home
-            .shows(name, &[PLACED, ALL_READY])
+            .wait_for(name, &[PLACED, ALL_READY])
             .await?
             .status
             .unwrap()
             .conditions;
         let ready = self.pair.condition("ClusterReady");
-        let ready = shown.iter().find(|found| found.type_ == ready);
+        let ready = conditions.iter().find(|condition| condition.type_ == ready);
         assert!(
-            ready.is_some_and(|found| found.status == "True"),
-            "{shown:?}"
+            ready.is_some_and(|condition| condition.status == "True"),
+            "{conditions:?}"
         );
         Ok(self.edge.tenants().get(name).await?)
     }
@@ -82,7 +82,7 @@ impl Scene {
     }
 
     /// Waits until the member's Tenant satisfies the predicate.
-    async fn on_edge(&self, name: &str, what: &str, is: impl Fn(&Tenant) -> bool) -> Tenant {
+    async fn wait_on_edge(&self, name: &str, what: &str, is: impl Fn(&Tenant) -> bool) -> Tenant {
         let tenants = self.edge.tenants();
         eventually(what, async || match tenants.get_opt(name).await? {
             Some(found) if is(&found) => Ok(Some(found)),
@@ -103,61 +103,67 @@ fn message(tenant: &Tenant) -> Option<&str> {
 }
 
 async fn placed_tenant_follows_home_and_leaves_member_first(mode: Mode) -> TestResult {
-    let scene = Scene::open("placed", mode).await?;
-    let at_home = scene.place("acme").await;
-    let made = scene.is_placed("acme").await?;
+    let fleet = PlacementFleet::start("placed", mode).await?;
+    let at_home = fleet.create_placed("acme").await;
+    let placed = fleet.wait_placed("acme").await?;
     assert_eq!(
-        made.labels()[names::MANAGED_BY_LABEL],
+        placed.labels()[names::MANAGED_BY_LABEL],
         names::MANAGED_BY_HUB
     );
-    assert_eq!(home_uid(&made), at_home.metadata.uid.as_deref());
-    assert_eq!(made.spec.cluster_ref, None);
-    assert_eq!(made.workspace(), "acme-ws");
-    let release = scene.pair.release("acme");
-    scene
+    assert_eq!(home_uid(&placed), at_home.metadata.uid.as_deref());
+    assert_eq!(placed.spec.cluster_ref, None);
+    assert_eq!(placed.workspace(), "acme-ws");
+    let release = fleet.pair.release("acme");
+    fleet
         .edge
-        .newest_is("acme-ws", &release, 1, "deployed")
+        .wait_for_revision("acme-ws", &release, 1, "deployed")
         .await?;
 
     let with_message = |text: &str| json!({"spec": {"values": {"message": text}}});
-    scene
-        .patch(&scene.home, "acme", with_message("second"))
+    fleet
+        .patch(&fleet.home, "acme", with_message("second"))
         .await;
-    let is = |found: &Tenant| message(found) == Some("second");
-    scene.on_edge("acme", "the edit to follow", is).await;
-    scene
+    let has_second_message = |tenant: &Tenant| message(tenant) == Some("second");
+    fleet
+        .wait_on_edge("acme", "the edit to follow", has_second_message)
+        .await;
+    fleet
         .edge
-        .newest_is("acme-ws", &release, 2, "deployed")
+        .wait_for_revision("acme-ws", &release, 2, "deployed")
         .await?;
     // Changes on the member are reverted.
     let named =
         json!({"spec": {"clusterRef": {"secretName": "elsewhere"}, "values": {"message": "mine"}}});
-    scene.patch(&scene.edge, "acme", named).await;
-    let is = |found: &Tenant| is(found) && found.spec.cluster_ref.is_none();
-    scene.on_edge("acme", "the edit to be put back", is).await;
-    scene.edge.delete("acme").await?;
-    let again = |found: &Tenant| found.uid() != made.uid() && message(found) == Some("second");
-    scene
-        .on_edge("acme", "the Tenant to be made again", again)
+    fleet.patch(&fleet.edge, "acme", named).await;
+    let has_second_message =
+        |tenant: &Tenant| has_second_message(tenant) && tenant.spec.cluster_ref.is_none();
+    fleet
+        .wait_on_edge("acme", "the edit to be put back", has_second_message)
         .await;
-    scene.is_placed("acme").await?;
+    fleet.edge.delete("acme").await?;
+    let is_recreated =
+        |tenant: &Tenant| tenant.uid() != placed.uid() && message(tenant) == Some("second");
+    fleet
+        .wait_on_edge("acme", "the Tenant to be made again", is_recreated)
+        .await;
+    fleet.wait_placed("acme").await?;
 
-    scene.home.delete("acme").await?;
-    scene.home.gone("acme").await?;
-    let left = scene.edge.tenants().get_opt("acme").await?;
-    assert_eq!(left, None);
-    let left = scene.edge.revisions("acme-ws", &release).await?;
-    assert!(left.is_empty(), "{left:?}");
+    fleet.home.delete("acme").await?;
+    fleet.home.wait_gone("acme").await?;
+    let remaining = fleet.edge.tenants().get_opt("acme").await?;
+    assert_eq!(remaining, None);
+    let remaining = fleet.edge.revisions("acme-ws", &release).await?;
+    assert!(remaining.is_empty(), "{remaining:?}");
     // Other objects may use home's namespace on the member.
-    assert!(scene.edge.namespace(TEAM).await?.is_some());
+    assert!(fleet.edge.namespace(TEAM).await?.is_some());
     Ok(())
 }
 
 /// Members of a large fleet, and Tenants of each.
 const MEMBERS: usize = 20;
-const EACH: usize = 100;
+const TENANTS_EACH: usize = 100;
 /// Number of control planes that start concurrently.
-const AT_ONCE: usize = 2;
+const START_CONCURRENCY: usize = 2;
 
 #[tokio::test]
 #[ignore = "needs 24 GiB; `make placed` runs it"]
@@ -167,7 +173,7 @@ async fn restarted_hub_rewrites_no_placed_tenants() -> TestResult {
         let name = format!("many-placed-{number}");
         async move { Cluster::start(&name, Parts::ControlPlane).await }
     });
-    let edges = futures::stream::iter(edges).buffered(AT_ONCE);
+    let edges = futures::stream::iter(edges).buffered(START_CONCURRENCY);
     let edges: Vec<Cluster> = edges.try_collect().await?;
     let options = || {
         HubOptions::new(home.kubeconfig()).args([
@@ -188,8 +194,8 @@ async fn restarted_hub_rewrites_no_placed_tenants() -> TestResult {
         memberships.push(joining.await?);
     }
     home.kubectl(["create", "namespace", TEAM]).await?;
-    let fleet_client = FleetClient::at(&home).within(TEAM);
-    for number in 0..MEMBERS * EACH {
+    let fleet_client = FleetClient::new(&home).in_namespace(TEAM);
+    for number in 0..MEMBERS * TENANTS_EACH {
         let spec = json!({
             "clusterRef": {"secretName": format!("edge-{}", number % MEMBERS)},
             "workspace": "kube-system",
@@ -197,19 +203,19 @@ async fn restarted_hub_rewrites_no_placed_tenants() -> TestResult {
         let name = format!("tenant-{number}");
         fleet_client.create(&name, spec).await?;
     }
-    let refused = |tenant: &Tenant| {
+    let is_placed = |tenant: &Tenant| {
         let conditions = tenant.status.clone().unwrap_or_default().conditions;
-        let has = |type_: &str, why: &str| {
+        let has = |type_: &str, reason: &str| {
             let mut conditions = conditions.iter();
-            conditions.any(|found| found.type_ == type_ && found.reason == why)
+            conditions.any(|condition| condition.type_ == type_ && condition.reason == reason)
         };
         has("Placed", "Placed") && has("Ready", "ClustersNotReady")
     };
     let all_are_placed = async || {
         eventually("all to be placed", async || {
             let all = fleet_client.tenants().list(&ListParams::default()).await?;
-            let placed = all.iter().filter(|tenant| refused(tenant)).count();
-            ensure!(placed == MEMBERS * EACH, "{placed} are");
+            let placed = all.iter().filter(|tenant| is_placed(tenant)).count();
+            ensure!(placed == MEMBERS * TENANTS_EACH, "{placed} are");
             Ok(Some(()))
         })
         .await
@@ -219,14 +225,14 @@ async fn restarted_hub_rewrites_no_placed_tenants() -> TestResult {
 
     let mut before = Vec::new();
     for edge in &edges {
-        before.push((objects(edge).await, writes(edge).await));
+        before.push((tenant_versions(edge).await, count_writes(edge).await));
     }
     hub.kill9().await?;
-    hub = Hub::start(&options().in_place_of(&hub))?;
-    hub.ready(PATIENCE).await?;
+    hub = Hub::start(&options().on_port_of(&hub))?;
+    hub.wait_ready(STEP_DEADLINE).await?;
     // By now, each member has received this hub's desired state and has applied it.
     let members: Api<EdgeCluster> = Api::all(home.client());
-    let at_home = FleetClient::at(&home);
+    let at_home = FleetClient::new(&home);
     eventually("all members to apply the desired state", async || {
         let epoch = i64::try_from(at_home.hub_epoch().await?)?;
         for member in members.list(&ListParams::default()).await? {
@@ -246,43 +252,48 @@ async fn restarted_hub_rewrites_no_placed_tenants() -> TestResult {
         });
         let name = format!("later-{number}");
         fleet_client.create(&name, spec).await?;
-        fleet_client.shows(&name, &[PLACED]).await?;
+        fleet_client.wait_for(&name, &[PLACED]).await?;
     }
-    all_are_placed_still(&fleet_client).await;
+    check_all_placed(&fleet_client).await;
     for (edge, (objects_before, writes_before)) in edges.iter().zip(before) {
-        let mut after = objects(edge).await;
+        let mut after = tenant_versions(edge).await;
         after.retain(|name, _| name.starts_with("tenant-"));
         assert_eq!(after, objects_before, "{}", edge.name());
-        let more = |(request, count): (Request, u64)| {
-            let more = count - writes_before.get(&request).copied().unwrap_or_default();
-            (more > 0).then_some((request, more))
+        let added = |(request, count): (Request, u64)| {
+            let extra = count - writes_before.get(&request).copied().unwrap_or_default();
+            (extra > 0).then_some((request, extra))
         };
-        let mut more: BTreeMap<Request, u64> =
-            writes(edge).await.into_iter().filter_map(more).collect();
+        let mut extra_requests: BTreeMap<Request, u64> = count_writes(edge)
+            .await
+            .into_iter()
+            .filter_map(added)
+            .collect();
         // The records of the desired state, written by this hub and by its successor.
         let request = |verb: &str, resource: &str| (verb.to_owned(), resource.to_owned());
-        let records = more.remove(&request("PUT", "secrets")).unwrap_or_default();
+        let records = extra_requests
+            .remove(&request("PUT", "secrets"))
+            .unwrap_or_default();
         assert!((1..=3).contains(&records), "{}: {records}", edge.name());
         // The later Tenant is created and reported. The versions show that no other object is written.
-        more.remove(&request("PATCH", "tenants"));
-        let made = [(request("POST", "tenants"), 1)].into();
-        assert_eq!(more, made, "{}", edge.name());
+        extra_requests.remove(&request("PATCH", "tenants"));
+        let one_creation = [(request("POST", "tenants"), 1)].into();
+        assert_eq!(extra_requests, one_creation, "{}", edge.name());
     }
     drop(memberships);
     Ok(())
 }
 
-async fn all_are_placed_still(fleet_client: &FleetClient) {
+async fn check_all_placed(fleet_client: &FleetClient) {
     let all = fleet_client.tenants().list(&ListParams::default()).await;
     for tenant in all.unwrap() {
-        let member = tenant.names_member().unwrap_or_default().to_owned();
-        let on = tenant.annotations().get(names::PLACED_ON_ANNOTATION);
-        assert_eq!(on, Some(&member));
+        let member = tenant.referenced_member().unwrap_or_default().to_owned();
+        let placed_on = tenant.annotations().get(names::PLACED_ON_ANNOTATION);
+        assert_eq!(placed_on, Some(&member));
     }
 }
 
 /// Returns all Tenants of a cluster with their versions.
-async fn objects(edge: &Cluster) -> BTreeMap<String, Option<String>> {
+async fn tenant_versions(edge: &Cluster) -> BTreeMap<String, Option<String>> {
     let tenants: Api<Tenant> = Api::all(edge.client());
     let all = tenants.list(&ListParams::default()).await.unwrap();
     all.into_iter()
@@ -293,7 +304,7 @@ async fn objects(edge: &Cluster) -> BTreeMap<String, Option<String>> {
 type Request = (String, String);
 
 /// Returns the number of writes, except for Leases and events.
-async fn writes(edge: &Cluster) -> BTreeMap<Request, u64> {
+async fn count_writes(edge: &Cluster) -> BTreeMap<Request, u64> {
     let mut requests = edge.requests().await.unwrap();
     requests.retain(|(verb, resource), _| {
         let reads = ["GET", "LIST", "WATCH"].contains(&verb.as_str());

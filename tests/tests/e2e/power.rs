@@ -5,7 +5,7 @@ use anyhow::{Result, bail, ensure};
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::Pod};
 use krypton_tests::{
     Gate, Mode, Pair, Parts, Scenario, ServedChart, TestResult, by_agent, eventually,
-    fleet::{ALL_READY, FleetClient, condition, helm_ends},
+    fleet::{ALL_READY, FleetClient, condition, wait_for_helm_exit},
     gate,
 };
 use kube::{Api, ResourceExt, api::ListParams};
@@ -16,15 +16,15 @@ const EVENTS: [&str; 4] = ["pre-install", "pre-upgrade", "pre-rollback", "pre-de
 by_agent!(killed_helm_run_is_repaired_after_restart);
 
 /// A member with single-pod Deployments. Each Helm run waits at a gate before its first action.
-struct Scene {
+struct GatedMember {
     pair: Pair,
     fleet_client: FleetClient,
     chart: ServedChart,
     _gate: Gate,
 }
 
-impl Scene {
-    async fn set(name: &str, mode: Mode, more: &[&str]) -> TestResult<Self> {
+impl GatedMember {
+    async fn start(name: &str, mode: Mode, more: &[&str]) -> TestResult<Self> {
         let gate = Gate::everywhere()?;
         let (pair, chart) = Scenario::new(name, mode)
             .parts(Parts::WithPods)
@@ -41,7 +41,7 @@ impl Scene {
         })
     }
 
-    fn write(&self, more: &Value) {
+    fn set_values(&self, more: &Value) {
         let mut values = json!({"gates": EVENTS});
         for (key, value) in more.as_object().unwrap() {
             values[key] = value.clone();
@@ -51,25 +51,25 @@ impl Scene {
 
     async fn install(&self, name: &str) -> Deployment {
         self.fleet_client.create(name, json!({})).await.unwrap();
-        self.pass(name, "pre-install", None).await;
-        self.ready(name).await.unwrap()
+        self.complete_hook(name, "pre-install", None).await;
+        self.wait_ready(name).await.unwrap()
     }
 
-    async fn at(&self, name: &str, event: &str, known: Option<&Pod>) -> Pod {
-        gate::at(&self.fleet_client, name, event, known)
+    async fn wait_for_hook(&self, name: &str, event: &str, known: Option<&Pod>) -> Pod {
+        gate::wait_for_hook(&self.fleet_client, name, event, known)
             .await
             .unwrap()
     }
 
-    async fn pass(&self, name: &str, event: &str, known: Option<&Pod>) {
-        gate::pass(&self.fleet_client, name, event, known)
+    async fn complete_hook(&self, name: &str, event: &str, known: Option<&Pod>) {
+        gate::complete_next_hook(&self.fleet_client, name, event, known)
             .await
             .unwrap();
     }
 
     /// Waits until the Tenant is ready. Its only deployed revision is the newest, and no revision is pending.
-    async fn ready(&self, name: &str) -> TestResult<Deployment> {
-        self.fleet_client.ready(name).await?;
+    async fn wait_ready(&self, name: &str) -> TestResult<Deployment> {
+        self.fleet_client.wait_ready(name).await?;
         let release = self.pair.release(name);
         let what = format!("one deployed revision of {release}");
         eventually(&what, async || {
@@ -83,15 +83,15 @@ impl Scene {
             Ok(Some(()))
         })
         .await?;
-        Ok(self.serves(name).await?)
+        Ok(self.serving_deployment(name).await?)
     }
 
     /// Returns the release's only Deployment, which must have an available pod.
-    async fn serves(&self, name: &str) -> Result<Deployment> {
+    async fn serving_deployment(&self, name: &str) -> Result<Deployment> {
         let api: Api<Deployment> = Api::namespaced(self.fleet_client.client.clone(), name);
-        let found = api.list(&ListParams::default()).await?.items;
-        let [deployment] = found.as_slice() else {
-            bail!("{} Deployments", found.len());
+        let deployments = api.list(&ListParams::default()).await?.items;
+        let [deployment] = deployments.as_slice() else {
+            bail!("{} Deployments", deployments.len());
         };
         let status = deployment.status.clone().unwrap_or_default();
         ensure!(status.available_replicas == Some(1), "{status:?}");
@@ -99,7 +99,7 @@ impl Scene {
     }
 
     /// Opens the gate at `event` for every run, until the Tenant is ready or gone.
-    async fn pass_all(&self, name: &str, event: &str) {
+    async fn complete_all_hooks(&self, name: &str, event: &str) {
         let pods: Api<Pod> = Api::namespaced(self.fleet_client.client.clone(), name);
         let what = format!("{name} to get past {event}");
         eventually(&what, async || {
@@ -107,7 +107,7 @@ impl Scene {
                 let status = pod.status.clone().unwrap_or_default();
                 let ended = status.phase.as_deref() == Some("Succeeded");
                 if pod.name_any().ends_with(event) && !ended {
-                    gate::open(&self.fleet_client, name, &pod).await?;
+                    gate::complete_hook(&self.fleet_client, name, &pod).await?;
                 }
             }
             let Some(tenant) = self.fleet_client.tenants().get_opt(name).await? else {
@@ -123,13 +123,13 @@ impl Scene {
         .unwrap();
     }
 
-    async fn gone(&self, name: &str) {
-        self.fleet_client.gone(name).await.unwrap();
-        let left = self
+    async fn wait_gone(&self, name: &str) {
+        self.fleet_client.wait_gone(name).await.unwrap();
+        let revisions = self
             .fleet_client
             .revisions(name, &self.pair.release(name))
             .await;
-        assert_eq!(left.unwrap(), []);
+        assert_eq!(revisions.unwrap(), []);
     }
 
     /// Stops etcd and the API server together, and starts them again.
@@ -141,30 +141,30 @@ impl Scene {
 
 #[tokio::test]
 async fn member_power_loss_during_helm_run_is_repaired() -> TestResult {
-    let mut scene = Scene::set("power", Mode::Agent, &[]).await?;
-    scene.fleet_client.create("acme", json!({})).await?;
-    scene.at("acme", "pre-install", None).await;
-    scene.lose_power().await;
+    let mut member = GatedMember::start("power", Mode::Agent, &[]).await?;
+    member.fleet_client.create("acme", json!({})).await?;
+    member.wait_for_hook("acme", "pre-install", None).await;
+    member.lose_power().await;
     // Either the run that survived the power loss or the next one finishes the installation.
-    scene.pass_all("acme", "pre-install").await;
-    let before = scene.ready("acme").await?;
+    member.complete_all_hooks("acme", "pre-install").await;
+    let before = member.wait_ready("acme").await?;
 
-    scene.write(&json!({"message": "second"}));
-    scene.at("acme", "pre-upgrade", None).await;
-    scene.lose_power().await;
+    member.set_values(&json!({"message": "second"}));
+    member.wait_for_hook("acme", "pre-upgrade", None).await;
+    member.lose_power().await;
     let serving = eventually("the API server to respond", async || {
-        scene.serves("acme").await.map(Some)
+        member.serving_deployment("acme").await.map(Some)
     });
     assert_eq!(serving.await?.uid(), before.uid());
-    scene.pass_all("acme", "pre-upgrade").await;
-    assert_eq!(scene.ready("acme").await?.uid(), before.uid());
+    member.complete_all_hooks("acme", "pre-upgrade").await;
+    assert_eq!(member.wait_ready("acme").await?.uid(), before.uid());
 
-    scene.fleet_client.delete("acme").await?;
-    scene.at("acme", "pre-delete", None).await;
-    scene.lose_power().await;
-    scene.pass_all("acme", "pre-delete").await;
-    scene.gone("acme").await;
-    let log = scene.pair.actor()?.log()?;
+    member.fleet_client.delete("acme").await?;
+    member.wait_for_hook("acme", "pre-delete", None).await;
+    member.lose_power().await;
+    member.complete_all_hooks("acme", "pre-delete").await;
+    member.wait_gone("acme").await;
+    let log = member.pair.actor()?.log()?;
     assert!(!log.contains("panicked"), "{log}");
     Ok(())
 }
@@ -172,36 +172,45 @@ async fn member_power_loss_during_helm_run_is_repaired() -> TestResult {
 async fn killed_helm_run_is_repaired_after_restart(mode: Mode) -> TestResult {
     // An agent has its own remediation flags, so only the proxy rolls back here.
     let rolls_back = mode == Mode::Proxy;
-    let more = ["--remediation=rollback", "--helm-timeout=20s"];
-    let mut scene = Scene::set("killed", mode, &more).await?;
+    let extra_flags = ["--remediation=rollback", "--helm-timeout=20s"];
+    let mut member = GatedMember::start("killed", mode, &extra_flags).await?;
     let mut before = Vec::new();
     for name in ["upgraded", "rolled", "going"] {
-        before.push(scene.install(name).await);
+        before.push(member.install(name).await);
     }
-    let log = scene.pair.actor()?.log_path().to_owned();
+    let log = member.pair.actor()?.log_path().to_owned();
     let folder = log.parent().unwrap();
 
-    scene.fleet_client.delete("going").await?;
-    let going = scene.at("going", "pre-delete", None).await;
-    scene.write(&json!({"message": "second", "brokenIn": "rolled"}));
-    let upgraded = scene.at("upgraded", "pre-upgrade", None).await;
-    let rolled = scene.at("rolled", "pre-upgrade", None).await;
+    member.fleet_client.delete("going").await?;
+    let going = member.wait_for_hook("going", "pre-delete", None).await;
+    member.set_values(&json!({"message": "second", "brokenIn": "rolled"}));
+    let upgraded = member.wait_for_hook("upgraded", "pre-upgrade", None).await;
+    let rolled = member.wait_for_hook("rolled", "pre-upgrade", None).await;
     if rolls_back {
-        gate::open(&scene.fleet_client, "rolled", &rolled).await?;
-        scene.at("rolled", "pre-rollback", None).await;
+        gate::complete_hook(&member.fleet_client, "rolled", &rolled).await?;
+        member.wait_for_hook("rolled", "pre-rollback", None).await;
     }
-    scene.pair.actor()?.kill9().await?;
-    helm_ends(folder).await?;
-    scene.write(&json!({"message": "third"}));
-    scene.pair.start_actor_again()?;
+    member.pair.actor()?.kill9().await?;
+    wait_for_helm_exit(folder).await?;
+    member.set_values(&json!({"message": "third"}));
+    member.pair.start_actor_again()?;
 
-    scene.pass("going", "pre-delete", Some(&going)).await;
-    scene.pass("upgraded", "pre-upgrade", Some(&upgraded)).await;
-    scene.gone("going").await;
-    assert_eq!(scene.ready("upgraded").await?.uid(), before[0].uid());
+    member
+        .complete_hook("going", "pre-delete", Some(&going))
+        .await;
+    member
+        .complete_hook("upgraded", "pre-upgrade", Some(&upgraded))
+        .await;
+    member.wait_gone("going").await;
+    assert_eq!(member.wait_ready("upgraded").await?.uid(), before[0].uid());
     // The pending rollback blocks other runs until its grace period ends. The earlier workload stays available.
-    assert_eq!(scene.serves("rolled").await?.uid(), before[1].uid());
-    scene.pass("rolled", "pre-upgrade", Some(&rolled)).await;
-    assert_eq!(scene.ready("rolled").await?.uid(), before[1].uid());
+    assert_eq!(
+        member.serving_deployment("rolled").await?.uid(),
+        before[1].uid()
+    );
+    member
+        .complete_hook("rolled", "pre-upgrade", Some(&rolled))
+        .await;
+    assert_eq!(member.wait_ready("rolled").await?.uid(), before[1].uid());
     Ok(())
 }

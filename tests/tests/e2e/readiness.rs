@@ -4,7 +4,7 @@
 use anyhow::{Context, Result, bail};
 use krypton_tests::{
     Cluster, Mode, Pair, Scenario, TestResult, by_agent, eventually,
-    fleet::{FleetClient, PATIENCE, condition},
+    fleet::{FleetClient, STEP_DEADLINE, condition},
     process::Invocation,
     tools::Tools,
 };
@@ -15,10 +15,10 @@ by_agent!(missing_workload_stays_not_ready);
 by_agent!(kstatus_is_current_only_once_ready);
 
 /// Returns the Deployment of Tenant acme's release in a form that can be applied again.
-async fn deployment(cluster: &Cluster, release: &str) -> Result<Value> {
-    let words = ["deployment", release, "--namespace=acme", "--output=json"];
-    let found = cluster.kubectl(["get"].iter().chain(&words)).await?;
-    let mut object: Value = serde_json::from_str(&found)?;
+async fn read_deployment(cluster: &Cluster, release: &str) -> Result<Value> {
+    let args = ["deployment", release, "--namespace=acme", "--output=json"];
+    let output = cluster.kubectl(["get"].iter().chain(&args)).await?;
+    let mut object: Value = serde_json::from_str(&output)?;
     let of_the_server = [
         "uid",
         "resourceVersion",
@@ -33,9 +33,9 @@ async fn deployment(cluster: &Cluster, release: &str) -> Result<Value> {
     Ok(object)
 }
 
-async fn delete(cluster: &Cluster, release: &str) {
-    let words = ["delete", "deployment", release, "--namespace=acme"];
-    cluster.kubectl(words).await.unwrap();
+async fn delete_deployment(cluster: &Cluster, release: &str) {
+    let args = ["delete", "deployment", release, "--namespace=acme"];
+    cluster.kubectl(args).await.unwrap();
 }
 
 async fn missing_workload_stays_not_ready(mode: Mode) -> TestResult {
@@ -45,9 +45,9 @@ async fn missing_workload_stays_not_ready(mode: Mode) -> TestResult {
     let [ready, progress] = ["ClusterReady", "ClusterProgress"].map(|kind| pair.condition(kind));
     let lost = (ready.as_str(), "False", "NotReady");
     fleet_client.install("acme").await?;
-    let there = deployment(pair.cluster(), &release).await?;
-    delete(pair.cluster(), &release).await;
-    fleet_client.shows("acme", &[lost]).await?;
+    let deployment = read_deployment(pair.cluster(), &release).await?;
+    delete_deployment(pair.cluster(), &release).await;
+    fleet_client.wait_for("acme", &[lost]).await?;
 
     restart(&mut pair, &fleet_client, mode).await?;
     let tenant = fleet_client.tenants().get("acme").await?;
@@ -61,13 +61,13 @@ async fn missing_workload_stays_not_ready(mode: Mode) -> TestResult {
         .annotate("acme", names::PAUSED_ANNOTATION, "true")
         .await?;
     chart.write("{replicaCount: 0, message: other}")?;
-    fleet_client.shows("acme", &[paused, lost]).await?;
-    pair.cluster().apply(&there.to_string()).await?;
-    let back = (ready.as_str(), "True", "NoChange");
-    fleet_client.shows("acme", &[paused, back]).await?;
+    fleet_client.wait_for("acme", &[paused, lost]).await?;
+    pair.cluster().apply(&deployment.to_string()).await?;
+    let recovered = (ready.as_str(), "True", "NoChange");
+    fleet_client.wait_for("acme", &[paused, recovered]).await?;
     restart(&mut pair, &fleet_client, mode).await?;
-    delete(pair.cluster(), &release).await;
-    fleet_client.shows("acme", &[paused, lost]).await?;
+    delete_deployment(pair.cluster(), &release).await;
+    fleet_client.wait_for("acme", &[paused, lost]).await?;
     let revisions = fleet_client.revisions("acme", &release).await?;
     assert_eq!(revisions, [(1, "deployed".to_owned())]);
     pair.stop().await?;
@@ -81,8 +81,8 @@ async fn kstatus(cluster: &Cluster, kind: &str, name: &str) -> Result<String> {
     let program = program.to_str().context("the path is not UTF-8")?;
     let pipe = r#"printf %s "$1" | "$2""#;
     let shell = Invocation::new("/bin/sh").args(["-c", pipe, "sh", &object, program]);
-    let printed = shell.output(PATIENCE).await?;
-    Ok(printed.trim().replace('\t', ": "))
+    let output = shell.output(STEP_DEADLINE).await?;
+    Ok(output.trim().replace('\t', ": "))
 }
 
 async fn kstatus_is_current_only_once_ready(mode: Mode) -> TestResult {
@@ -127,8 +127,8 @@ async fn restart(pair: &mut Pair, fleet_client: &FleetClient, mode: Mode) -> Tes
     if mode == Mode::Agent {
         pair.start_agent_again()?;
     }
-    fleet_client.held_by_another(&holder).await?;
+    fleet_client.wait_for_new_holder(&holder).await?;
     // After the Lease was held for a full period, every object has been reconciled.
-    fleet_client.lease_renewed().await?;
+    fleet_client.wait_for_renewal().await?;
     Ok(())
 }

@@ -6,10 +6,10 @@ use k8s_openapi::api::core::v1::Namespace;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
     Agent, AgentOptions, Cluster, Hub, HubOptions, Membership, Merge as _, Mode, Parts,
-    ServedChart, TestResult, bundle,
-    fleet::{CONNECTED, FleetClient, HEALTHY, PATIENCE},
-    in_both_modes,
-    membership::replaced,
+    ServedChart, TestResult,
+    fleet::{CONNECTED, FleetClient, HEALTHY, STEP_DEADLINE},
+    in_both_modes, join_bundle,
+    membership::replacement_bundle,
 };
 use kube::{Api, ResourceExt};
 use serde_json::json;
@@ -32,34 +32,34 @@ async fn rebuilt_cluster_is_untouched_until_edge_cluster_replaced(mode: Mode) ->
     let options = HubOptions::new(home.kubeconfig()).args(chart.flags(&["--self-cluster=false"]));
     let mut hub = Hub::start(&options)?;
     let (fleet_client, at_former, at_rebuilt) = (
-        FleetClient::at(&home),
-        FleetClient::at(&former),
-        FleetClient::at(&rebuilt),
+        FleetClient::new(&home),
+        FleetClient::new(&former),
+        FleetClient::new(&rebuilt),
     );
     let mut member = Membership::join(mode, &mut hub, &home, &former, "edge-1").await?;
     at_former.install("acme").await?;
     let before = fleet_client
-        .member_shows("edge-1", &[CONNECTED, HEALTHY])
+        .wait_for_member("edge-1", &[CONNECTED, HEALTHY])
         .await?;
     let recorded = before.status.as_ref().unwrap().cluster_uid.clone();
     assert_eq!(recorded, Some(cluster_uid(&former).await));
     // Fields that a user has set on the member.
     let members: Api<EdgeCluster> = Api::all(home.client());
-    let wishes = json!({
+    let user_fields = json!({
         "metadata": {"labels": {"team": "a"}},
         "spec": {"allowedNamespaces": ["default"]},
     });
-    members.merge("edge-1", &wishes).await?;
+    members.merge("edge-1", &user_fields).await?;
 
     // The cluster is rebuilt. The old addresses lead to the new cluster.
     let folder = TempDir::with_prefix("krypton-rebuilt-")?;
     if let Some(agent) = member.agent() {
         agent.stop().await?;
         let file = folder.path().join("refused.yaml");
-        fs::write(&file, bundle(&home, "edge-1").await?)?;
+        fs::write(&file, join_bundle(&home, "edge-1").await?)?;
         let options = AgentOptions::new(rebuilt.kubeconfig()).join_file(&file);
         let mut agent = Agent::start(&options)?;
-        agent.wait(PATIENCE).await?;
+        agent.wait(STEP_DEADLINE).await?;
         let log = agent.log()?;
         assert!(
             log.contains("kubectl krypton join edge-1 --replace"),
@@ -74,32 +74,32 @@ async fn rebuilt_cluster_is_untouched_until_edge_cluster_replaced(mode: Mode) ->
             .add_member("edge-1", &rebuilt.kubeconfig_with_token())
             .await?;
         let changed = ("Healthy", "False", "ClusterIdentityChanged");
-        let shown = fleet_client.member_shows("edge-1", &[changed]).await?;
-        let shown = serde_json::to_string(&shown)?;
+        let status = fleet_client.wait_for_member("edge-1", &[changed]).await?;
+        let status = serde_json::to_string(&status)?;
         assert!(
-            shown.contains("kubectl krypton join edge-1 --replace"),
-            "{shown}"
+            status.contains("kubectl krypton join edge-1 --replace"),
+            "{status}"
         );
         assert_eq!(at_rebuilt.namespace("krypton-system").await?, None);
     }
 
-    let printed = replaced(&home, "edge-1").await?;
+    let bundle = replacement_bundle(&home, "edge-1").await?;
     let agent = match mode {
         Mode::Agent => {
             let file = folder.path().join("bundle.yaml");
-            fs::write(&file, printed)?;
+            fs::write(&file, bundle)?;
             let options = AgentOptions::new(rebuilt.kubeconfig()).join_file(&file);
             let mut agent = Agent::start(&options)?;
-            agent.ready(PATIENCE).await?;
+            agent.wait_ready(STEP_DEADLINE).await?;
             Some(agent)
         }
         Mode::Proxy | Mode::SelfCluster => {
-            assert_eq!(printed, "edgecluster.mesh.openkcm.io/edge-1 replaced\n");
+            assert_eq!(bundle, "edgecluster.mesh.openkcm.io/edge-1 replaced\n");
             None
         }
     };
     let after = fleet_client
-        .member_shows("edge-1", &[CONNECTED, HEALTHY])
+        .wait_for_member("edge-1", &[CONNECTED, HEALTHY])
         .await?;
     assert_ne!(after.uid(), before.uid());
     assert_eq!(after.spec.source_ref, before.spec.source_ref);
@@ -112,11 +112,11 @@ async fn rebuilt_cluster_is_untouched_until_edge_cluster_replaced(mode: Mode) ->
         after.status.as_ref().unwrap().cluster_uid,
         Some(cluster_uid(&rebuilt).await)
     );
-    fleet_client.member_is("edge-1", mode).await?;
+    fleet_client.wait_for_mode("edge-1", mode).await?;
     at_rebuilt.install("acme").await?;
     // The releases on the old cluster are unchanged.
     at_former
-        .newest_is("acme", "tenant-acme-edge-1", 1, "deployed")
+        .wait_for_revision("acme", "tenant-acme-edge-1", 1, "deployed")
         .await?;
 
     // After a restart, the agent reports that its certificate is invalid.
@@ -132,7 +132,7 @@ async fn rebuilt_cluster_is_untouched_until_edge_cluster_replaced(mode: Mode) ->
         })
         .await?;
         fleet_client
-            .member_shows("edge-1", &[CONNECTED, HEALTHY])
+            .wait_for_member("edge-1", &[CONNECTED, HEALTHY])
             .await?;
         agent.stop().await?;
     }

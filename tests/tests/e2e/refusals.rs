@@ -38,13 +38,20 @@ spec:
 ";
 
 /// Waits until a condition of Tenant acme has this reason and a message that contains this text.
-async fn shows(fleet_client: &FleetClient, kind: &str, reason: &str, words: &str) -> Result<()> {
-    let what = format!("{kind} to be {reason} with {words:?}");
+async fn wait_for_condition(
+    fleet_client: &FleetClient,
+    kind: &str,
+    reason: &str,
+    expected_text: &str,
+) -> Result<()> {
+    let what = format!("{kind} to be {reason} with {expected_text:?}");
     eventually(&what, async || {
         let tenant = fleet_client.tenants().get("acme").await?;
         let conditions = tenant.status.unwrap_or_default().conditions;
         match condition(&conditions, kind) {
-            Some(found) if found.reason == reason && found.message.contains(words) => Ok(Some(())),
+            Some(found) if found.reason == reason && found.message.contains(expected_text) => {
+                Ok(Some(()))
+            }
             found => bail!("{found:?}"),
         }
     })
@@ -81,7 +88,7 @@ async fn refused_request_sets_condition_and_retries_on_demand() -> TestResult {
         .annotate("acme", names::PAUSED_ANNOTATION, "false")
         .await?;
     let error = pair.condition("ClusterError");
-    shows(
+    wait_for_condition(
         &fleet_client,
         &error,
         "RequestRefused",
@@ -94,9 +101,9 @@ async fn refused_request_sets_condition_and_retries_on_demand() -> TestResult {
     cluster
         .kubectl(["delete", binding, "no-finalizers"])
         .await?;
-    let asked = names::RECONCILE_REQUESTED_ANNOTATION;
-    fleet_client.annotate("acme", asked, "now").await?;
-    fleet_client.ready("acme").await?;
+    let annotation = names::RECONCILE_REQUESTED_ANNOTATION;
+    fleet_client.annotate("acme", annotation, "now").await?;
+    fleet_client.wait_ready("acme").await?;
     Ok(())
 }
 
@@ -106,12 +113,12 @@ fn with_widget() -> Result<TempDir> {
     let objects = "apiVersion: krypton.test/v1\nkind: Widget\nmetadata: {name: '{{ .Release.Name }}'}\n\
         ---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: '{{ .Release.Name }}'}\n\
         data: {message: '{{ .Values.message }}'}\n";
-    let kept = objects.replace(
+    let templates = objects.replace(
         "apiVersion: krypton.test/v1",
         "{{- if .Values.widget }}\napiVersion: krypton.test/v1",
     );
-    let kept = kept.replace("---\n", "{{- end }}\n---\n");
-    let files = [("templates/objects.yaml", kept.as_str())];
+    let templates = templates.replace("---\n", "{{- end }}\n---\n");
+    let files = [("templates/objects.yaml", templates.as_str())];
     ChartSource::write(folder.path(), "widgets", &files)?;
     Ok(folder)
 }
@@ -121,24 +128,24 @@ async fn upgrade_past_deleted_kind_names_workaround() -> TestResult {
     let chart = with_widget()?;
     let source = ChartSource::folder(chart.path());
     let values = Some("{message: first, widget: true}");
-    let chart = ServedChart::of(source, ("widgets", "1.0.0"), values).await?;
+    let chart = ServedChart::new(source, ("widgets", "1.0.0"), values).await?;
     let mut pair = Pair::start("widgets", Mode::SelfCluster, Parts::WithControllers).await?;
     let fleet_client = pair.fleet_client();
     pair.cluster().apply(WIDGETS).await?;
-    pair.open(chart.flags(&[])).await?;
+    pair.start_hub_and_join(chart.flags(&[])).await?;
     fleet_client.install("acme").await?;
     // Helm caches the known kinds for a while, so a new process is necessary.
     pair.stop().await?;
     let delete = ["delete", "crd", "widgets.krypton.test"];
     pair.cluster().kubectl(delete).await?;
     chart.write("{message: second}")?;
-    pair.open(chart.flags(&[])).await?;
+    pair.start_hub_and_join(chart.flags(&[])).await?;
 
     let error = pair.condition("ClusterError");
     let way_out = "delete the release's Secrets (label owner=helm";
-    shows(&fleet_client, &error, "UpgradeFailed", way_out).await?;
+    wait_for_condition(&fleet_client, &error, "UpgradeFailed", way_out).await?;
     fleet_client
-        .newest_is("acme", &pair.release("acme"), 1, "deployed")
+        .wait_for_revision("acme", &pair.release("acme"), 1, "deployed")
         .await?;
 
     let selector = format!("owner=helm,name={}", pair.release("acme"));
@@ -150,9 +157,9 @@ async fn upgrade_past_deleted_kind_names_workaround() -> TestResult {
         &selector,
     ];
     pair.cluster().kubectl(secrets).await?;
-    fleet_client.ready("acme").await?;
+    fleet_client.wait_ready("acme").await?;
     fleet_client
-        .newest_is("acme", &pair.release("acme"), 1, "deployed")
+        .wait_for_revision("acme", &pair.release("acme"), 1, "deployed")
         .await?;
     Ok(())
 }

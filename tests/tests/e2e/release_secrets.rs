@@ -18,7 +18,7 @@ fn secrets(fleet_client: &FleetClient) -> Api<Secret> {
     Api::namespaced(fleet_client.client.clone(), "acme")
 }
 
-fn name(release: &str, revision: u32) -> String {
+fn secret_name(release: &str, revision: u32) -> String {
     format!("sh.helm.release.v1.{release}.v{revision}")
 }
 
@@ -27,7 +27,7 @@ async fn damage(fleet_client: &FleetClient, release: &str, revision: u32) -> Res
     let data = ByteString(b"H4sIAAAAAAAA/2RhbWFnZWQ=".to_vec());
     secrets(fleet_client)
         .merge(
-            &name(release, revision),
+            &secret_name(release, revision),
             &json!({"data": {"release": data}}),
         )
         .await?;
@@ -53,50 +53,50 @@ async fn deleted_or_damaged_release_secrets_are_repaired() -> TestResult {
     let release = pair.release("acme");
     fleet_client.create("acme", json!({})).await?;
     fleet_client
-        .newest_is("acme", &release, 1, "deployed")
+        .wait_for_revision("acme", &release, 1, "deployed")
         .await?;
     let first = uid(&fleet_client, &release).await?;
 
     // All revisions are deleted: Krypton adopts the objects with the release's name.
     let api = secrets(&fleet_client);
     let params = DeleteParams::default();
-    let before = api.get(&name(&release, 1)).await?.uid();
-    api.delete(&name(&release, 1), &params).await?;
+    let before = api.get(&secret_name(&release, 1)).await?.uid();
+    api.delete(&secret_name(&release, 1), &params).await?;
     eventually("revision 1 to be another", async || {
-        let now = api.get(&name(&release, 1)).await?;
+        let now = api.get(&secret_name(&release, 1)).await?;
         Ok((now.uid() != before).then_some(()))
     })
     .await?;
     fleet_client
-        .newest_is("acme", &release, 1, "deployed")
+        .wait_for_revision("acme", &release, 1, "deployed")
         .await?;
 
     write("v2")?;
     fleet_client
-        .newest_is("acme", &release, 2, "deployed")
+        .wait_for_revision("acme", &release, 2, "deployed")
         .await?;
     write("v3")?;
     fleet_client
-        .newest_is("acme", &release, 3, "deployed")
+        .wait_for_revision("acme", &release, 3, "deployed")
         .await?;
 
     // A revision in the middle is deleted: no repair is necessary, and the next upgrade succeeds.
-    api.delete(&name(&release, 2), &params).await?;
+    api.delete(&secret_name(&release, 2), &params).await?;
     write("v4")?;
     fleet_client
-        .newest_is("acme", &release, 4, "deployed")
+        .wait_for_revision("acme", &release, 4, "deployed")
         .await?;
 
     // The newest revision is deleted: only superseded ones are left.
-    let before = api.get(&name(&release, 4)).await?.uid();
-    api.delete(&name(&release, 4), &params).await?;
+    let before = api.get(&secret_name(&release, 4)).await?.uid();
+    api.delete(&secret_name(&release, 4), &params).await?;
     eventually("revision 4 to be another", async || {
-        let now = api.get(&name(&release, 4)).await?;
+        let now = api.get(&secret_name(&release, 4)).await?;
         Ok((now.uid() != before).then_some(()))
     })
     .await?;
     fleet_client
-        .newest_is("acme", &release, 4, "deployed")
+        .wait_for_revision("acme", &release, 4, "deployed")
         .await?;
 
     // A revision is damaged while no other action is pending: Helm ignores it, but its name would block the next
@@ -116,9 +116,9 @@ async fn deleted_or_damaged_release_secrets_are_repaired() -> TestResult {
     let revisions = fleet_client.revisions("acme", &release).await?;
     let deployed = revisions.iter().filter(|(_, status)| status == "deployed");
     assert_eq!(deployed.count(), 1, "{revisions:?}");
-    let kept = ListParams::default().fields("type=mesh.openkcm.io/unreadable-release");
-    assert_eq!(api.list(&kept).await?.items.len(), 1);
-    fleet_client.ready("acme").await?;
+    let unreadable = ListParams::default().fields("type=mesh.openkcm.io/unreadable-release");
+    assert_eq!(api.list(&unreadable).await?.items.len(), 1);
+    fleet_client.wait_ready("acme").await?;
     assert_eq!(uid(&fleet_client, &release).await?, first, "not recreated");
     let log = pair.actor()?.log()?;
     assert!(!log.contains("running helm uninstall"), "{log}");
@@ -143,14 +143,14 @@ async fn unreadable_only_revision_blocks_deletion_until_orphaned() -> TestResult
     fleet_client.delete("acme").await?;
     pair.start_actor_again()?;
     let failed = (error.as_str(), "True", "UninstallFailed");
-    let message = fleet_client.message("acme", &[failed]).await?;
+    let message = fleet_client.condition_message("acme", &[failed]).await?;
     for part in [release.as_str(), names::ORPHAN_ANNOTATION] {
         assert!(message.contains(part), "{message}");
     }
     fleet_client
         .annotate("acme", names::ORPHAN_ANNOTATION, "true")
         .await?;
-    fleet_client.gone("acme").await?;
+    fleet_client.wait_gone("acme").await?;
     uid(&fleet_client, &release).await?;
     Ok(())
 }

@@ -27,36 +27,36 @@ async fn failed_upgrade_rolls_back_once_without_automatic_retry() -> TestResult 
 
     chart.write("{replicaCount: 0, message: second, broken: true}")?;
     fleet_client
-        .newest_is("acme", &release, 3, "deployed")
+        .wait_for_revision("acme", &release, 3, "deployed")
         .await?;
     fleet_client.event_message("acme", "HelmRolledBack").await?;
     let failed = (error.as_str(), "True", "UpgradeFailed");
-    let shown = fleet_client.message("acme", &[failed]).await?;
+    let failure_message = fleet_client.condition_message("acme", &[failed]).await?;
     let rolled_back = map().await;
     assert_eq!(message(&rolled_back), "first");
     assert_eq!(rolled_back.uid(), first.uid());
     assert!(
-        shown.contains("is invalid") || shown.contains("field"),
-        "{shown}"
+        failure_message.contains("is invalid") || failure_message.contains("field"),
+        "{failure_message}"
     );
 
     // No more attempts follow, even after a Lease period, which spans many back-offs here.
-    fleet_client.lease_renewed().await?;
+    fleet_client.wait_for_renewal().await?;
     fleet_client
-        .newest_is("acme", &release, 3, "deployed")
+        .wait_for_revision("acme", &release, 3, "deployed")
         .await?;
     // A user's request causes one more attempt.
-    let asked = names::RECONCILE_REQUESTED_ANNOTATION;
-    fleet_client.annotate("acme", asked, "now").await?;
+    let annotation = names::RECONCILE_REQUESTED_ANNOTATION;
+    fleet_client.annotate("acme", annotation, "now").await?;
     fleet_client
-        .newest_is("acme", &release, 5, "deployed")
+        .wait_for_revision("acme", &release, 5, "deployed")
         .await?;
 
     chart.write("{replicaCount: 0, message: third}")?;
     fleet_client
-        .newest_is("acme", &release, 6, "deployed")
+        .wait_for_revision("acme", &release, 6, "deployed")
         .await?;
-    fleet_client.ready("acme").await?;
+    fleet_client.wait_ready("acme").await?;
     assert_eq!(message(&map().await), "third");
     Ok(())
 }

@@ -11,7 +11,7 @@ use k8s_openapi::api::{
 use krypton_runtime::newest::Newest as _;
 use krypton_tests::{
     Gate, Mode, Pair, Parts, Scenario, ServedChart, TestResult, eventually,
-    fleet::{FleetClient, PATIENCE, kill_helm},
+    fleet::{FleetClient, STEP_DEADLINE, kill_helm},
     gate,
 };
 use kube::{
@@ -24,23 +24,23 @@ use tokio::{sync::watch, task::JoinHandle};
 
 /// Availability of the Deployments in a namespace.
 #[derive(Clone, Copy, PartialEq)]
-enum Served {
+enum Availability {
     NotYet,
     Always,
     Stopped,
 }
 
 /// A watch that verifies that Deployments stay available.
-struct Serving {
-    served: watch::Receiver<Served>,
+struct AvailabilityWatch {
+    availability: watch::Receiver<Availability>,
     task: JoinHandle<()>,
 }
 
-impl Serving {
+impl AvailabilityWatch {
     /// Returns when a Deployment is available.
     async fn watch(fleet_client: &FleetClient, namespace: &str) -> Self {
         let api: Api<Deployment> = Api::namespaced(fleet_client.client.clone(), namespace);
-        let (seen, mut served) = watch::channel(Served::NotYet);
+        let (seen, mut availability) = watch::channel(Availability::NotYet);
         let task = tokio::spawn(async move {
             let mut events = watcher(api, watcher::Config::default())
                 .default_backoff()
@@ -53,22 +53,22 @@ impl Serving {
                     Ok(watcher::Event::Delete(_)) => false,
                     _ => continue,
                 };
-                seen.send_modify(|served| match (*served, available) {
-                    (Served::NotYet, true) => *served = Served::Always,
-                    (Served::Always, false) => *served = Served::Stopped,
+                seen.send_modify(|availability| match (*availability, available) {
+                    (Availability::NotYet, true) => *availability = Availability::Always,
+                    (Availability::Always, false) => *availability = Availability::Stopped,
                     _ => {}
                 });
             }
         });
-        let first = served.wait_for(|served| *served != Served::NotYet);
-        let first = tokio::time::timeout(PATIENCE, first).await;
+        let first = availability.wait_for(|availability| *availability != Availability::NotYet);
+        let first = tokio::time::timeout(STEP_DEADLINE, first).await;
         drop(first.expect("no Deployment becomes available").unwrap());
-        Self { served, task }
+        Self { availability, task }
     }
 
     fn end(self) -> bool {
         self.task.abort();
-        self.served.get() == Served::Always
+        self.availability.get() == Availability::Always
     }
 }
 
@@ -78,10 +78,10 @@ async fn objects(fleet_client: &FleetClient, namespace: &str) -> Result<BTreeMap
     let maps: Api<ConfigMap> = Api::namespaced(fleet_client.client.clone(), namespace);
     let deployments: Api<Deployment> = Api::namespaced(fleet_client.client.clone(), namespace);
     let pods: Api<Pod> = Api::namespaced(fleet_client.client.clone(), namespace);
-    let mut found = BTreeMap::new();
+    let mut uids = BTreeMap::new();
     let mut put = |kind: &str, object: &dyn Fn() -> (String, Option<String>)| {
         let (name, uid) = object();
-        found.insert(format!("{kind}/{name}"), uid.unwrap_or_default());
+        uids.insert(format!("{kind}/{name}"), uid.unwrap_or_default());
     };
     for map in maps.list(&of_helm).await? {
         put("ConfigMap", &|| (map.name_any(), map.uid()));
@@ -94,11 +94,11 @@ async fn objects(fleet_client: &FleetClient, namespace: &str) -> Result<BTreeMap
             put("Pod", &|| (pod.name_any(), pod.uid()));
         }
     }
-    Ok(found)
+    Ok(uids)
 }
 
 /// Waits until the newest revision is the only deployed one, no lock is left, and all objects are from the chart.
-async fn complete(
+async fn wait_complete(
     fleet_client: &FleetClient,
     namespace: &str,
     release: &str,
@@ -117,24 +117,24 @@ async fn complete(
         !revisions.iter().any(|(_, status)| locked(status)),
         "{revisions:?}"
     );
-    let found = objects(fleet_client, namespace).await?;
+    let remaining = objects(fleet_client, namespace).await?;
     let expected = [
         format!("ConfigMap/{release}"),
         format!("Deployment/{release}"),
     ];
-    ensure!(found.keys().eq(expected.iter()), "{found:?}");
-    Ok(found)
+    ensure!(remaining.keys().eq(expected.iter()), "{remaining:?}");
+    Ok(remaining)
 }
 
 /// The member and its chart with gates.
-struct Scene {
+struct GatedMember {
     pair: Pair,
     chart: ServedChart,
     _gate: Gate,
 }
 
-impl Scene {
-    async fn set(name: &str, events: &[&str], more: &[&str]) -> Result<Self> {
+impl GatedMember {
+    async fn start(name: &str, events: &[&str], more: &[&str]) -> Result<Self> {
         let gate = Gate::everywhere()?;
         let (pair, chart) = Scenario::new(name, Mode::SelfCluster)
             .parts(Parts::WithPods)
@@ -158,7 +158,7 @@ impl Scene {
     /// Waits for Helm at `event`, and kills it.
     async fn kill_at(&mut self, namespace: &str, event: &str) -> Result<Pod> {
         let fleet_client = self.pair.fleet_client();
-        let hook = gate::at(&fleet_client, namespace, event, None).await?;
+        let hook = gate::wait_for_hook(&fleet_client, namespace, event, None).await?;
         let folder = self.folder()?;
         let killed = kill_helm(&folder)?;
         ensure!(killed == 1, "{killed} Helm processes ran at {event}");
@@ -168,127 +168,137 @@ impl Scene {
 
 #[tokio::test]
 async fn killed_helm_is_repaired_by_next_pass() -> TestResult {
-    let mut scene = Scene::set("killed", &gate::EVENTS, &[]).await?;
-    let fleet_client = scene.pair.fleet_client();
-    let release = scene.pair.release("acme");
+    let mut member = GatedMember::start("killed", &gate::EVENTS, &[]).await?;
+    let fleet_client = member.pair.fleet_client();
+    let release = member.pair.release("acme");
     fleet_client.create("acme", json!({})).await?;
 
     // Before the first apply, and after the last.
-    let hook = scene.kill_at("acme", "pre-install").await?;
+    let hook = member.kill_at("acme", "pre-install").await?;
     fleet_client
-        .newest_is("acme", &release, 1, "pending-install")
+        .wait_for_revision("acme", &release, 1, "pending-install")
         .await?;
-    gate::pass(&fleet_client, "acme", "pre-install", Some(&hook)).await?;
-    let hook = scene.kill_at("acme", "post-install").await?;
-    let made = objects(&fleet_client, "acme").await?;
-    let serving = Serving::watch(&fleet_client, "acme").await;
+    gate::complete_next_hook(&fleet_client, "acme", "pre-install", Some(&hook)).await?;
+    let hook = member.kill_at("acme", "post-install").await?;
+    let created = objects(&fleet_client, "acme").await?;
+    let serving = AvailabilityWatch::watch(&fleet_client, "acme").await;
     // The repair runs the hooks of an installation, and no hooks of an upgrade.
-    gate::pass(&fleet_client, "acme", "pre-install", None).await?;
-    gate::pass(&fleet_client, "acme", "post-install", Some(&hook)).await?;
-    fleet_client.ready("acme").await?;
-    let installed = complete(&fleet_client, "acme", &release).await?;
+    gate::complete_next_hook(&fleet_client, "acme", "pre-install", None).await?;
+    gate::complete_next_hook(&fleet_client, "acme", "post-install", Some(&hook)).await?;
+    fleet_client.wait_ready("acme").await?;
+    let installed = wait_complete(&fleet_client, "acme", &release).await?;
     for (name, uid) in &installed {
-        assert_eq!(made.get(name), Some(uid), "{name} was recreated");
+        assert_eq!(created.get(name), Some(uid), "{name} was recreated");
     }
 
     // An upgrade that creates an object outside the next revision.
     let second = json!({"gates": gate::EVENTS, "message": "second", "extra": "left-over"});
-    scene.chart.write(&second.to_string())?;
-    let hook = scene.kill_at("acme", "pre-upgrade").await?;
-    gate::pass(&fleet_client, "acme", "pre-upgrade", Some(&hook)).await?;
-    let hook = scene.kill_at("acme", "post-upgrade").await?;
-    let left = objects(&fleet_client, "acme").await?;
-    assert!(left.contains_key("ConfigMap/left-over"), "{left:?}");
+    member.chart.write(&second.to_string())?;
+    let hook = member.kill_at("acme", "pre-upgrade").await?;
+    gate::complete_next_hook(&fleet_client, "acme", "pre-upgrade", Some(&hook)).await?;
+    let hook = member.kill_at("acme", "post-upgrade").await?;
+    let remaining = objects(&fleet_client, "acme").await?;
+    assert!(
+        remaining.contains_key("ConfigMap/left-over"),
+        "{remaining:?}"
+    );
     let third = json!({"gates": gate::EVENTS, "message": "third"});
-    scene.chart.write(&third.to_string())?;
-    gate::pass(&fleet_client, "acme", "pre-upgrade", None).await?;
-    gate::pass(&fleet_client, "acme", "post-upgrade", Some(&hook)).await?;
-    fleet_client.ready("acme").await?;
+    member.chart.write(&third.to_string())?;
+    gate::complete_next_hook(&fleet_client, "acme", "pre-upgrade", None).await?;
+    gate::complete_next_hook(&fleet_client, "acme", "post-upgrade", Some(&hook)).await?;
+    fleet_client.wait_ready("acme").await?;
     eventually("no leftover objects", async || {
-        complete(&fleet_client, "acme", &release).await.map(Some)
+        wait_complete(&fleet_client, "acme", &release)
+            .await
+            .map(Some)
     })
     .await
     .map(|now| assert_eq!(now, installed))?;
     assert!(serving.end(), "the release kept serving");
 
     fleet_client.delete("acme").await?;
-    let hook = scene.kill_at("acme", "pre-delete").await?;
+    let hook = member.kill_at("acme", "pre-delete").await?;
     let revisions = fleet_client.revisions("acme", &release).await?;
     assert_eq!(revisions.last().unwrap().1, "uninstalling");
-    gate::pass(&fleet_client, "acme", "pre-delete", Some(&hook)).await?;
-    let hook = scene.kill_at("acme", "post-delete").await?;
-    gate::pass(&fleet_client, "acme", "pre-delete", None).await?;
-    gate::pass(&fleet_client, "acme", "post-delete", Some(&hook)).await?;
-    fleet_client.gone("acme").await?;
+    gate::complete_next_hook(&fleet_client, "acme", "pre-delete", Some(&hook)).await?;
+    let hook = member.kill_at("acme", "post-delete").await?;
+    gate::complete_next_hook(&fleet_client, "acme", "pre-delete", None).await?;
+    gate::complete_next_hook(&fleet_client, "acme", "post-delete", Some(&hook)).await?;
+    fleet_client.wait_gone("acme").await?;
     assert!(fleet_client.releases().await?.is_empty());
     Ok(())
 }
 
 /// Krypton breaks a foreign lock after three times this timeout and a minute.
-const SHORT: &str = "--helm-timeout=20s";
+const SHORT_TIMEOUT: &str = "--helm-timeout=20s";
 
 /// Runs Helm as a user, until it waits at `event`, and kills it.
-async fn die_at(scene: &Scene, namespace: &str, event: &str, args: &[&str]) -> Result<()> {
-    let fleet_client = scene.pair.fleet_client();
+async fn kill_manual_run_at(
+    member: &GatedMember,
+    namespace: &str,
+    event: &str,
+    args: &[&str],
+) -> Result<()> {
+    let fleet_client = member.pair.fleet_client();
     let in_namespace = ["--namespace", namespace, "--timeout=170s"];
     let args = args.iter().chain(&in_namespace).copied();
     tokio::select! {
-        ended = scene.pair.cluster().helm(args) => bail!("helm ended before it was killed: {ended:?}"),
-        hook = gate::at(&fleet_client, namespace, event, None) => hook.map(drop),
+        ended = member.pair.cluster().helm(args) => bail!("helm ended before it was killed: {ended:?}"),
+        hook = gate::wait_for_hook(&fleet_client, namespace, event, None) => hook.map(drop),
     }
 }
 
 #[tokio::test]
 async fn dead_manual_helm_run_is_repaired_without_uninstall() -> TestResult {
     let events = ["pre-rollback", "pre-delete", "post-delete"];
-    let scene = Scene::set("byhand", &events, &[SHORT]).await?;
-    let fleet_client = scene.pair.fleet_client();
+    let member = GatedMember::start("byhand", &events, &[SHORT_TIMEOUT]).await?;
+    let fleet_client = member.pair.fleet_client();
     let names = ["rolling", "going", "gone"];
     let mut before = BTreeMap::new();
     for name in names {
         fleet_client.create(name, json!({})).await?;
     }
     for name in names {
-        fleet_client.ready(name).await?;
-        let release = scene.pair.release(name);
-        before.insert(name, complete(&fleet_client, name, &release).await?);
+        fleet_client.wait_ready(name).await?;
+        let release = member.pair.release(name);
+        before.insert(name, wait_complete(&fleet_client, name, &release).await?);
     }
     let serving = [
-        Serving::watch(&fleet_client, "rolling").await,
-        Serving::watch(&fleet_client, "going").await,
+        AvailabilityWatch::watch(&fleet_client, "rolling").await,
+        AvailabilityWatch::watch(&fleet_client, "going").await,
     ];
-    let release = names.map(|name| scene.pair.release(name));
+    let release = names.map(|name| member.pair.release(name));
 
-    die_at(
-        &scene,
+    kill_manual_run_at(
+        &member,
         "rolling",
         "pre-rollback",
         &["rollback", &release[0], "1"],
     )
     .await?;
     fleet_client
-        .newest_is("rolling", &release[0], 2, "pending-rollback")
+        .wait_for_revision("rolling", &release[0], 2, "pending-rollback")
         .await?;
-    die_at(&scene, "going", "pre-delete", &["uninstall", &release[1]]).await?;
+    kill_manual_run_at(&member, "going", "pre-delete", &["uninstall", &release[1]]).await?;
     let uninstall = ["uninstall", release[2].as_str()];
     let past_the_first = async {
-        gate::pass(&fleet_client, "gone", "pre-delete", None).await?;
+        gate::complete_next_hook(&fleet_client, "gone", "pre-delete", None).await?;
         std::future::pending::<Result<()>>().await
     };
     tokio::select! {
-        died = die_at(&scene, "gone", "post-delete", &uninstall) => died.unwrap(),
+        died = kill_manual_run_at(&member, "gone", "post-delete", &uninstall) => died.unwrap(),
         opened = past_the_first => opened.unwrap(),
     }
     for (name, release) in [("going", &release[1]), ("gone", &release[2])] {
         fleet_client
-            .newest_is(name, release, 1, "uninstalling")
+            .wait_for_revision(name, release, 1, "uninstalling")
             .await?;
     }
 
-    let locked = format!("ClusterProgress/{}", scene.pair.name());
+    let locked = format!("ClusterProgress/{}", member.pair.name());
     for name in names {
         let expected = (locked.as_str(), "True", "Locked");
-        fleet_client.shows(name, &[expected]).await?;
+        fleet_client.wait_for(name, &[expected]).await?;
     }
     for (name, release) in names.iter().zip(&release) {
         // The grace period is nearly as long as the default deadline.
@@ -298,7 +308,7 @@ async fn dead_manual_helm_run_is_repaired_without_uninstall() -> TestResult {
                 break;
             }
         }
-        fleet_client.ready(name).await?;
+        fleet_client.wait_ready(name).await?;
         eventually("only interrupted hooks to be left", async || {
             let pods: Api<Pod> = Api::namespaced(fleet_client.client.clone(), name);
             for pod in pods.list(&ListParams::default()).await? {
@@ -307,7 +317,7 @@ async fn dead_manual_helm_run_is_repaired_without_uninstall() -> TestResult {
                     pods.delete(&pod.name_any(), &Default::default()).await?;
                 }
             }
-            complete(&fleet_client, name, release).await.map(Some)
+            wait_complete(&fleet_client, name, release).await.map(Some)
         })
         .await?;
     }
@@ -315,7 +325,7 @@ async fn dead_manual_helm_run_is_repaired_without_uninstall() -> TestResult {
         assert!(serving.end(), "{name} kept serving");
     }
     for name in ["rolling", "going"] {
-        let now = complete(&fleet_client, name, &scene.pair.release(name)).await?;
+        let now = wait_complete(&fleet_client, name, &member.pair.release(name)).await?;
         assert_eq!(now, before[name], "{name}: objects were recreated");
     }
     Ok(())

@@ -15,13 +15,13 @@ const FIRST: &str = "{message: first}";
 const SECOND: &str = "{message: second}";
 
 /// A hub with one slot, whose Tenants may set values.
-struct Stage {
+struct SlotHub {
     pair: Pair,
     fleet_client: FleetClient,
     chart: ServedChart,
 }
 
-impl Stage {
+impl SlotHub {
     async fn start(name: &str) -> Result<Self> {
         let gate = Gate::everywhere()?;
         let flags = [
@@ -49,20 +49,20 @@ impl Stage {
     async fn block(&self, name: &str) -> Result<Pod> {
         let spec = json!({"values": {"gates": ["pre-install"]}});
         self.fleet_client.create(name, spec).await?;
-        gate::at(&self.fleet_client, name, "pre-install", None).await
+        gate::wait_for_hook(&self.fleet_client, name, "pre-install", None).await
     }
 
     /// Waits until this number of releases waits for the slot.
-    async fn waiting(&mut self, priority: &str, count: usize) -> Result<()> {
+    async fn wait_for_queue(&mut self, priority: &str, count: usize) -> Result<()> {
         let series = format!("krypton_hub_helm_waiting{{priority=\"{priority}\"}} ");
         let line = format!("{series}{count}");
         let hub = self.pair.hub()?;
         eventually(&line, async || {
             let metrics = hub.metrics().await?;
-            let found = metrics.lines().find(|found| found.starts_with(&series));
-            match found {
-                Some(found) if found == line => Ok(Some(())),
-                found => bail!("{found:?}"),
+            let sample = metrics.lines().find(|sample| sample.starts_with(&series));
+            match sample {
+                Some(sample) if sample == line => Ok(Some(())),
+                sample => bail!("{sample:?}"),
             }
         })
         .await
@@ -70,12 +70,12 @@ impl Stage {
 
     /// Completes the run that occupies the slot, and waits for the next ones.
     async fn release(&self, name: &str, hook: &Pod) -> Result<()> {
-        gate::open(&self.fleet_client, name, hook).await?;
-        self.fleet_client.ready(name).await?;
-        self.fleet_client.lease_renewed().await
+        gate::complete_hook(&self.fleet_client, name, hook).await?;
+        self.fleet_client.wait_ready(name).await?;
+        self.fleet_client.wait_for_renewal().await
     }
 
-    async fn is(&self, name: &str, number: u32) -> Result<()> {
+    async fn check_revision(&self, name: &str, number: u32) -> Result<()> {
         let revisions = self
             .fleet_client
             .revisions(name, &self.pair.release(name))
@@ -87,10 +87,10 @@ impl Stage {
         Ok(())
     }
 
-    async fn becomes(&self, name: &str, number: u32) -> Result<()> {
+    async fn wait_for_new_revision(&self, name: &str, number: u32) -> Result<()> {
         let release = self.pair.release(name);
         self.fleet_client
-            .newest_is(name, &release, number, "deployed")
+            .wait_for_revision(name, &release, number, "deployed")
             .await
     }
 
@@ -105,64 +105,64 @@ impl Stage {
 
 #[tokio::test]
 async fn paused_or_reverted_upgrade_leaves_the_slot_queue() -> TestResult {
-    let mut stage = Stage::start("slots").await?;
+    let mut stage = SlotHub::start("slots").await?;
     stage.install("acme").await?;
 
     // The values are reverted while the upgrade waits.
     let hook = stage.block("first").await?;
     stage.chart.write(SECOND)?;
-    stage.waiting("low", 1).await?;
+    stage.wait_for_queue("low", 1).await?;
     stage.chart.write(FIRST)?;
-    stage.waiting("low", 0).await?;
+    stage.wait_for_queue("low", 0).await?;
     stage.release("first", &hook).await?;
-    stage.is("acme", 1).await?;
+    stage.check_revision("acme", 1).await?;
 
     // The member is paused.
     let hook = stage.block("second").await?;
     stage.chart.write(SECOND)?;
-    stage.waiting("low", 2).await?;
+    stage.wait_for_queue("low", 2).await?;
     stage.pause(true).await;
-    stage.waiting("low", 0).await?;
+    stage.wait_for_queue("low", 0).await?;
     let progress = stage.pair.condition("ClusterProgress");
     let paused = [(progress.as_str(), "False", "Paused")];
-    stage.fleet_client.shows("acme", &paused).await?;
-    stage.fleet_client.shows("first", &paused).await?;
-    gate::open(&stage.fleet_client, "second", &hook).await?;
-    stage.becomes("second", 1).await?;
-    stage.fleet_client.lease_renewed().await?;
-    stage.is("acme", 1).await?;
-    stage.is("first", 1).await?;
+    stage.fleet_client.wait_for("acme", &paused).await?;
+    stage.fleet_client.wait_for("first", &paused).await?;
+    gate::complete_hook(&stage.fleet_client, "second", &hook).await?;
+    stage.wait_for_new_revision("second", 1).await?;
+    stage.fleet_client.wait_for_renewal().await?;
+    stage.check_revision("acme", 1).await?;
+    stage.check_revision("first", 1).await?;
     stage.pause(false).await;
-    stage.becomes("acme", 2).await?;
+    stage.wait_for_new_revision("acme", 2).await?;
     Ok(())
 }
 
 #[tokio::test]
 async fn deletion_and_orphan_annotation_redirect_a_waiting_run() -> TestResult {
-    let mut stage = Stage::start("redirect").await?;
+    let mut stage = SlotHub::start("redirect").await?;
     for name in ["gone", "kept"] {
         stage.install(name).await?;
     }
     let hook = stage.block("first").await?;
     stage.chart.write(SECOND)?;
-    stage.waiting("low", 2).await?;
+    stage.wait_for_queue("low", 2).await?;
     for name in ["gone", "kept"] {
         stage.fleet_client.delete(name).await?;
     }
-    stage.waiting("high", 2).await?;
-    stage.waiting("low", 0).await?;
+    stage.wait_for_queue("high", 2).await?;
+    stage.wait_for_queue("low", 0).await?;
 
     let orphan = names::ORPHAN_ANNOTATION;
     let fleet_client = &stage.fleet_client;
     fleet_client.annotate("kept", orphan, "true").await?;
-    fleet_client.gone("kept").await?;
-    stage.waiting("high", 1).await?;
+    fleet_client.wait_gone("kept").await?;
+    stage.wait_for_queue("high", 1).await?;
     stage.release("first", &hook).await?;
-    stage.fleet_client.gone("gone").await?;
+    stage.fleet_client.wait_gone("gone").await?;
 
-    stage.is("kept", 1).await?;
-    let left = stage.fleet_client.namespace("gone").await?;
-    assert_eq!(left, None, "its workspace is deleted too");
+    stage.check_revision("kept", 1).await?;
+    let namespace = stage.fleet_client.namespace("gone").await?;
+    assert_eq!(namespace, None, "its workspace is deleted too");
     for name in ["gone", "kept"] {
         let events = stage.fleet_client.events(name).await?;
         assert_eq!(events.get("HelmUpgradeStart"), None, "{events:?}");

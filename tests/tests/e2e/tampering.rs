@@ -21,7 +21,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-const SYSTEM: &str = "krypton-system";
+const SYSTEM_NAMESPACE: &str = "krypton-system";
 const BINDING: &str = "
 ---
 apiVersion: rbac.authorization.k8s.io/v1
@@ -48,7 +48,7 @@ struct Attack {
 }
 
 impl Attack {
-    async fn on(name: &str, mode: Mode, flags: &[&str]) -> TestResult<Self> {
+    async fn start(name: &str, mode: Mode, flags: &[&str]) -> TestResult<Self> {
         let scenario = Scenario::new(name, mode).flags(flags);
         let values = "{replicaCount: 0, message: v1}";
         let (pair, chart) = scenario.values(values).start().await?;
@@ -116,23 +116,23 @@ impl Attack {
         Ok(())
     }
 
-    async fn shows_tampered(&self) {
+    async fn wait_until_tampered(&self) {
         let error = self.pair.condition("ClusterError");
         self.fleet_client
-            .shows(&self.tenant, &[(&error, "True", "ReleaseTampered")])
+            .wait_for(&self.tenant, &[(&error, "True", "ReleaseTampered")])
             .await
             .unwrap();
     }
 
-    async fn is_there(&self, kind: &str, name: &str) -> bool {
-        let found = self.pair.cluster();
-        let found = found.kubectl(["get", kind, name, "--ignore-not-found"]);
-        !found.await.unwrap().is_empty()
+    async fn exists(&self, kind: &str, name: &str) -> bool {
+        let object = self.pair.cluster();
+        let object = object.kubectl(["get", kind, name, "--ignore-not-found"]);
+        !object.await.unwrap().is_empty()
     }
 
-    async fn no_takeover(&self) {
-        assert!(!self.is_there("clusterrolebinding", "takeover").await);
-        assert!(self.is_there("namespace", "victim").await);
+    async fn check_no_takeover(&self) {
+        assert!(!self.exists("clusterrolebinding", "takeover").await);
+        assert!(self.exists("namespace", "victim").await);
     }
 
     async fn delete_secret(&self, revision: u32) {
@@ -174,9 +174,9 @@ fn delete_hook(release: &mut Value) {
 
 async fn tampered_release_is_not_healed_from(mode: Mode) -> TestResult {
     let flags = ["--drift=heal", "--drift-interval=1s"];
-    let attack = Attack::on("tamper-heal", mode, &flags).await?;
+    let attack = Attack::start("tamper-heal", mode, &flags).await?;
     attack.tamper(1, |release| append(release, BINDING)).await;
-    attack.shows_tampered().await;
+    attack.wait_until_tampered().await;
     // Drift of the other Tenant is corrected in the same time, so this one's would be, too.
     let fleet_client = &attack.fleet_client;
     fleet_client.install("beta").await?;
@@ -185,26 +185,26 @@ async fn tampered_release_is_not_healed_from(mode: Mode) -> TestResult {
         let service = ["delete", "configmap", &name, "--namespace=beta"];
         attack.pair.cluster().kubectl(service).await?;
         eventually("beta to be healed", async || {
-            let words = ["get", "configmap", &name, "--namespace=beta"];
-            Ok(Some(attack.pair.cluster().kubectl(words).await?))
+            let args = ["get", "configmap", &name, "--namespace=beta"];
+            Ok(Some(attack.pair.cluster().kubectl(args).await?))
         })
         .await?;
     }
-    attack.no_takeover().await;
+    attack.check_no_takeover().await;
 
     // After the release is rendered from the chart again, it is correct.
     attack.delete_secret(1).await;
-    fleet_client.ready("acme").await?;
+    fleet_client.wait_ready("acme").await?;
     fleet_client
-        .newest_is("acme", &attack.release, 1, "deployed")
+        .wait_for_revision("acme", &attack.release, 1, "deployed")
         .await?;
-    attack.no_takeover().await;
+    attack.check_no_takeover().await;
     Ok(())
 }
 
 #[tokio::test]
 async fn tampered_release_is_left_as_it_is() -> TestResult {
-    let mut attack = Attack::on("tamper", Mode::Agent, &[]).await?;
+    let mut attack = Attack::start("tamper", Mode::Agent, &[]).await?;
     lost_record_renders_the_chart_again(&mut attack).await?;
     attack.install("restart").await?;
     tampered_release_stays_tampered_after_a_restart(&mut attack).await?;
@@ -216,12 +216,12 @@ async fn tampered_release_is_left_as_it_is() -> TestResult {
 
 async fn tampered_release_stays_tampered_after_a_restart(attack: &mut Attack) -> TestResult {
     attack.tamper(1, |release| append(release, BINDING)).await;
-    attack.shows_tampered().await;
+    attack.wait_until_tampered().await;
     attack.pair.stop().await?;
     attack.pair.start_actor_again()?;
     let fleet_client = attack.fleet_client.clone();
     fleet_client.install("beta").await?;
-    attack.shows_tampered().await;
+    attack.wait_until_tampered().await;
 
     let cluster = attack.pair.cluster();
     let accept = ["accept-release", &attack.release, "-n", &attack.tenant];
@@ -229,20 +229,20 @@ async fn tampered_release_stays_tampered_after_a_restart(attack: &mut Attack) ->
     assert!(output.contains("revision 1 of release"), "{output}");
     let resync = ["resync", "tenant", &attack.tenant, "-n", "default"];
     kubectl_krypton(cluster, &resync).await?;
-    fleet_client.ready(&attack.tenant).await?;
-    attack.no_takeover().await;
+    fleet_client.wait_ready(&attack.tenant).await?;
+    attack.check_no_takeover().await;
     Ok(())
 }
 
 async fn tampered_release_is_not_uninstalled_with_its_hooks(attack: &Attack) -> TestResult {
     attack.tamper(1, delete_hook).await;
-    attack.shows_tampered().await;
+    attack.wait_until_tampered().await;
     attack.fleet_client.delete(&attack.tenant).await?;
-    attack.shows_tampered().await;
-    attack.no_takeover().await;
+    attack.wait_until_tampered().await;
+    attack.check_no_takeover().await;
     attack.delete_secret(1).await;
-    attack.fleet_client.gone(&attack.tenant).await?;
-    attack.no_takeover().await;
+    attack.fleet_client.wait_gone(&attack.tenant).await?;
+    attack.check_no_takeover().await;
     Ok(())
 }
 
@@ -252,44 +252,44 @@ async fn forged_revision_is_uninstalled_without_its_hooks(attack: &Attack) -> Te
     fleet_client.delete(tenant).await?;
     let message = fleet_client.event_message(tenant, "HooksSkipped").await;
     assert!(message?.contains("revision 2"));
-    fleet_client.gone(tenant).await?;
-    attack.no_takeover().await;
+    fleet_client.wait_gone(tenant).await?;
+    attack.check_no_takeover().await;
     Ok(())
 }
 
 #[tokio::test]
 async fn upgrade_deletes_nothing_that_a_forged_revision_lists() -> TestResult {
-    let attack = Attack::on("tamper-upgrade", Mode::Agent, &[]).await?;
+    let attack = Attack::start("tamper-upgrade", Mode::Agent, &[]).await?;
     attack.forge(2, |release| append(release, VICTIM)).await?;
     attack.chart.write("{replicaCount: 0, message: v2}")?;
-    attack.shows_tampered().await;
-    attack.no_takeover().await;
+    attack.wait_until_tampered().await;
+    attack.check_no_takeover().await;
     attack.delete_secret(2).await;
     let fleet_client = &attack.fleet_client;
     fleet_client
-        .newest_is("acme", &attack.release, 2, "deployed")
+        .wait_for_revision("acme", &attack.release, 2, "deployed")
         .await?;
-    fleet_client.ready("acme").await?;
-    attack.no_takeover().await;
+    fleet_client.wait_ready("acme").await?;
+    attack.check_no_takeover().await;
     Ok(())
 }
 
 #[tokio::test]
 async fn upgrade_over_a_tampered_release_is_refused() -> TestResult {
-    let attack = Attack::on("tamper-over", Mode::SelfCluster, &[]).await?;
+    let attack = Attack::start("tamper-over", Mode::SelfCluster, &[]).await?;
     attack.tamper(1, |release| append(release, VICTIM)).await;
-    attack.shows_tampered().await;
+    attack.wait_until_tampered().await;
     attack.chart.write("{replicaCount: 0, message: v2}")?;
     let upgrading = "HelmUpgradeStart";
     attack.fleet_client.event_message("acme", upgrading).await?;
-    attack.shows_tampered().await;
-    attack.no_takeover().await;
+    attack.wait_until_tampered().await;
+    attack.check_no_takeover().await;
     Ok(())
 }
 
 async fn lost_record_renders_the_chart_again(attack: &mut Attack) -> TestResult {
     attack.pair.stop().await?;
-    let system = attack.secrets(SYSTEM);
+    let system = attack.secrets(SYSTEM_NAMESPACE);
     let records = async || {
         let (key, value) = RECORD_LABEL;
         let params = ListParams::default().labels(&format!("{key}={value}"));
@@ -302,9 +302,9 @@ async fn lost_record_renders_the_chart_again(attack: &mut Attack) -> TestResult 
     attack.pair.start_actor_again()?;
     let fleet_client = &attack.fleet_client;
     fleet_client
-        .newest_is(&attack.tenant, &attack.release, 2, "deployed")
+        .wait_for_revision(&attack.tenant, &attack.release, 2, "deployed")
         .await?;
-    fleet_client.ready(&attack.tenant).await?;
+    fleet_client.wait_ready(&attack.tenant).await?;
     assert_eq!(records().await, before);
     Ok(())
 }

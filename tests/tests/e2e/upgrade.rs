@@ -13,7 +13,7 @@ by_agent!(
     unavailable_chart_is_reported_without_touching_releases
 );
 
-async fn message_is(cluster: &Cluster, release: &str, expected: &str) -> Result<()> {
+async fn check_message(cluster: &Cluster, release: &str, expected: &str) -> Result<()> {
     let args = [
         "get",
         "configmap",
@@ -27,7 +27,7 @@ async fn message_is(cluster: &Cluster, release: &str, expected: &str) -> Result<
     }
 }
 
-async fn available(cluster: &Cluster, release: &str) -> Result<()> {
+async fn check_available(cluster: &Cluster, release: &str) -> Result<()> {
     let deployment = format!("deployment/{release}");
     let args = [
         "wait",
@@ -48,7 +48,7 @@ async fn upgrades_reach_all_members_and_failure_keeps_release(mode: Mode) -> Tes
         Cluster::start("upgrade-home", Parts::WithPods),
         Cluster::start("upgrade-edge", Parts::WithPods),
     )?;
-    let (fleet_client, at_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
+    let (fleet_client, at_edge) = (FleetClient::new(&home), FleetClient::new(&edge));
     let values = ValuesFile::new("message: first")?;
     let options = |version: &str| {
         let flags = chart_flags(&repository, "small", version);
@@ -65,18 +65,18 @@ async fn upgrades_reach_all_members_and_failure_keeps_release(mode: Mode) -> Tes
         (&edge, &at_edge, "tenant-acme-edge-1"),
     ];
     for (_, fleet_client, release) in places {
-        fleet_client.ready("acme").await?;
+        fleet_client.wait_ready("acme").await?;
         fleet_client
-            .newest_is("acme", release, 1, "deployed")
+            .wait_for_revision("acme", release, 1, "deployed")
             .await?;
     }
 
     values.write("message: second")?;
     for (cluster, fleet_client, release) in places {
         fleet_client
-            .newest_is("acme", release, 2, "deployed")
+            .wait_for_revision("acme", release, 2, "deployed")
             .await?;
-        message_is(cluster, release, "second").await?;
+        check_message(cluster, release, "second").await?;
     }
     let upgraded = [
         ALL_READY,
@@ -84,22 +84,22 @@ async fn upgrades_reach_all_members_and_failure_keeps_release(mode: Mode) -> Tes
         ("ClusterReady/edge-1", "True", "Upgraded"),
         ("ClusterProgress/edge-1", "False", "UpgradeComplete"),
     ];
-    fleet_client.shows("acme", &upgraded).await?;
+    fleet_client.wait_for("acme", &upgraded).await?;
 
     hub.stop().await?;
-    let _hub = Hub::start(&options("1.1.0").in_place_of(&hub))?;
+    let _hub = Hub::start(&options("1.1.0").on_port_of(&hub))?;
     let applied = format!("{}/small:1.1.0", repository.url());
     for (_, fleet_client, release) in places {
         fleet_client
-            .newest_is("acme", release, 3, "deployed")
+            .wait_for_revision("acme", release, 3, "deployed")
             .await?;
         eventually("the new version in the status", async || {
             let tenant = fleet_client.tenants().get("acme").await?;
-            let found = tenant.status.unwrap_or_default().last_applied_chart;
-            Ok((found.as_ref() == Some(&applied)).then_some(()))
+            let applied_chart = tenant.status.unwrap_or_default().last_applied_chart;
+            Ok((applied_chart.as_ref() == Some(&applied)).then_some(()))
         })
         .await?;
-        fleet_client.ready("acme").await?;
+        fleet_client.wait_ready("acme").await?;
     }
 
     values.write("{message: second, broken: true}")?;
@@ -108,10 +108,10 @@ async fn upgrades_reach_all_members_and_failure_keeps_release(mode: Mode) -> Tes
         ("ClusterReady/edge-1", "False", "UpgradeFailed"),
         ("ClusterError/edge-1", "True", "UpgradeFailed"),
     ];
-    let tenant = at_edge.shows("acme", &failed).await?;
+    let tenant = at_edge.wait_for("acme", &failed).await?;
     assert_eq!(tenant.status.unwrap().phase.as_deref(), Some("Error"));
     let on_home = ("ClusterError/self-cluster", "True", "UpgradeFailed");
-    let tenant = fleet_client.shows("acme", &[on_home, failed[2]]).await?;
+    let tenant = fleet_client.wait_for("acme", &[on_home, failed[2]]).await?;
     let status = tenant.status.unwrap();
     assert_eq!(status.phase.as_deref(), Some("Error"));
     let message = status.last_message.unwrap();
@@ -119,7 +119,7 @@ async fn upgrades_reach_all_members_and_failure_keeps_release(mode: Mode) -> Tes
     assert!(message.contains("keeps running"), "{message}");
     at_edge.event_message("acme", "HelmUpgradeFailed").await?;
     for (cluster, fleet_client, release) in places {
-        available(cluster, release).await?;
+        check_available(cluster, release).await?;
         let revisions = fleet_client.revisions("acme", release).await?;
         assert!(
             revisions.contains(&(3, "deployed".to_owned())),
@@ -129,9 +129,9 @@ async fn upgrades_reach_all_members_and_failure_keeps_release(mode: Mode) -> Tes
 
     values.write("message: third")?;
     for (cluster, fleet_client, release) in places {
-        fleet_client.ready("acme").await?;
-        message_is(cluster, release, "third").await?;
-        available(cluster, release).await?;
+        fleet_client.wait_ready("acme").await?;
+        check_message(cluster, release, "third").await?;
+        check_available(cluster, release).await?;
     }
     Ok(())
 }
@@ -148,7 +148,7 @@ async fn unavailable_chart_is_reported_without_touching_releases(mode: Mode) -> 
         flags
     };
     let [ready, error] = ["ClusterReady", "ClusterError"].map(|kind| pair.condition(kind));
-    pair.open(flags("1.0.0")).await?;
+    pair.start_hub_and_join(flags("1.0.0")).await?;
     fleet_client.install("old").await?;
     pair.stop().await?;
     let running = fleet_client.releases().await?;
@@ -158,15 +158,15 @@ async fn unavailable_chart_is_reported_without_touching_releases(mode: Mode) -> 
         ("latest-and-greatest", "VersionInvalid"),
     ];
     for (version, reason) in faults {
-        pair.open(flags(version)).await?;
+        pair.start_hub_and_join(flags(version)).await?;
         let refused = (error.as_str(), "True", reason);
         let still = (ready.as_str(), "True", "Installed");
         // An agent keeps its current chart until the hub sends another one.
-        fleet_client.shows("old", &[refused, still]).await?;
+        fleet_client.wait_for("old", &[refused, still]).await?;
         if version == "9.9.9" {
             fleet_client.create("new", json!({})).await?;
         }
-        let new = fleet_client.shows("new", &[refused]).await?;
+        let new = fleet_client.wait_for("new", &[refused]).await?;
         let status = new.status.unwrap();
         assert_eq!(status.phase.as_deref(), Some("Error"));
         let message = status.last_message.unwrap();
@@ -185,12 +185,12 @@ async fn unavailable_chart_is_reported_without_touching_releases(mode: Mode) -> 
         .await?;
 
     // With chart skipping allowed, the phase isn't an error, but the condition still reports the cause.
-    pair.variables(&[("ALLOW_CHART_SKIP", "true")]);
-    pair.open(flags("9.9.9")).await?;
+    pair.set_hub_env(&[("ALLOW_CHART_SKIP", "true")]);
+    pair.start_hub_and_join(flags("9.9.9")).await?;
     eventually("phases without the error", async || {
         let refused = [(error.as_str(), "True", "VersionNotFound")];
         for (name, phase) in [("old", "Ready"), ("new", "Pending")] {
-            let tenant = fleet_client.shows(name, &refused).await?;
+            let tenant = fleet_client.wait_for(name, &refused).await?;
             let found = tenant.status.and_then(|status| status.phase);
             ensure!(found.as_deref() == Some(phase), "{name} is {found:?}");
         }
@@ -198,27 +198,27 @@ async fn unavailable_chart_is_reported_without_touching_releases(mode: Mode) -> 
     })
     .await?;
     pair.stop().await?;
-    pair.variables(&[]);
+    pair.set_hub_env(&[]);
 
     // Several faults in sequence block the same Tenant, and the hub recovers from each.
     repository.set_fault(Fault::Down(503));
-    pair.open(flags("1.0.0")).await?;
+    pair.start_hub_and_join(flags("1.0.0")).await?;
     let not_loaded = (error.as_str(), "True", "ChartNotLoaded");
     let faults = [
         (Fault::Down(503), "503"),
         (Fault::Rubbish, "not the index of a chart repository"),
         (Fault::HugeIndex, "larger than"),
     ];
-    for (fault, words) in faults {
+    for (fault, expected_text) in faults {
         repository.set_fault(fault);
         eventually(&format!("{fault:?} to be reported"), async || {
-            let new = fleet_client.shows("new", &[not_loaded]).await?;
+            let new = fleet_client.wait_for("new", &[not_loaded]).await?;
             let message = new
                 .status
                 .unwrap_or_default()
                 .last_message
                 .unwrap_or_default();
-            ensure!(message.contains(words), "{message}");
+            ensure!(message.contains(expected_text), "{message}");
             Ok(Some(()))
         })
         .await?;
@@ -228,11 +228,11 @@ async fn unavailable_chart_is_reported_without_touching_releases(mode: Mode) -> 
     }
     // An installed release needs no repository.
     let settled = [ALL_READY, (error.as_str(), "False", "NoError")];
-    fleet_client.shows("old", &settled).await?;
+    fleet_client.wait_for("old", &settled).await?;
     repository.set_fault(Fault::None);
-    fleet_client.ready("new").await?;
+    fleet_client.wait_ready("new").await?;
     fleet_client
-        .newest_is("old", &pair.release("old"), 1, "deployed")
+        .wait_for_revision("old", &pair.release("old"), 1, "deployed")
         .await?;
     pair.stop().await?;
     Ok(())

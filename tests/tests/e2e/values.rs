@@ -7,11 +7,11 @@ use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
     ChartSource, Cluster, Hub, HubOptions, Membership, Merge as _, Mode, Parts, ServedChart,
     TestResult, Tools, by_agent, eventually,
-    fleet::{FleetClient, PATIENCE},
+    fleet::{FleetClient, STEP_DEADLINE},
     home_and_edge,
     process::Invocation,
 };
-use krypton_types::values::lay_over;
+use krypton_types::values::merge;
 use kube::{Api, api::DeleteParams};
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
@@ -32,7 +32,12 @@ struct Release<'a> {
 }
 
 impl<'a> Release<'a> {
-    fn of(tenant: &str, member: &str, cluster: &'a Cluster, fleet_client: &'a FleetClient) -> Self {
+    fn new(
+        tenant: &str,
+        member: &str,
+        cluster: &'a Cluster,
+        fleet_client: &'a FleetClient,
+    ) -> Self {
         Self {
             cluster,
             fleet_client,
@@ -41,10 +46,10 @@ impl<'a> Release<'a> {
     }
 
     /// Waits until this revision with this message is deployed.
-    async fn has_message(&self, namespace: &str, revision: u32, message: &str) {
+    async fn wait_for_message(&self, namespace: &str, revision: u32, message: &str) {
         let (fleet_client, name) = (self.fleet_client, self.name.as_str());
         fleet_client
-            .newest_is(namespace, name, revision, "deployed")
+            .wait_for_revision(namespace, name, revision, "deployed")
             .await
             .unwrap();
         let path = "--output=jsonpath={.data.message}";
@@ -53,7 +58,7 @@ impl<'a> Release<'a> {
     }
 }
 
-async fn put_secret(home: &FleetClient, values: &str) {
+async fn write_secret(home: &FleetClient, values: &str) {
     let secret = json!({
         "apiVersion": "v1", "kind": "Secret", "metadata": {"name": SECRET},
         "stringData": {"values.yaml": values},
@@ -61,7 +66,7 @@ async fn put_secret(home: &FleetClient, values: &str) {
     home.apply_secret(SECRET, &secret).await.unwrap();
 }
 
-async fn lose_secret(home: &FleetClient) {
+async fn delete_secret(home: &FleetClient) {
     let secrets: Api<Secret> = Api::namespaced(home.client.clone(), "default");
     secrets
         .delete(SECRET, &DeleteParams::default())
@@ -83,14 +88,14 @@ async fn patch_member(home: &FleetClient, spec: Value) {
 }
 
 /// Waits until no condition mentions the values of this member.
-async fn shows_no_values_condition(home: &FleetClient, member: &str) {
+async fn wait_for_no_values_condition(home: &FleetClient, member: &str) {
     let members: Api<EdgeCluster> = Api::all(home.client.clone());
     eventually("no message about values", async || {
         let conditions = members.get(member).await?.status.unwrap_or_default();
         match conditions
             .conditions
             .iter()
-            .find(|it| it.type_ == MISSING.0)
+            .find(|condition| condition.type_ == MISSING.0)
         {
             None => Ok(Some(())),
             Some(found) => bail!("{found:?}"),
@@ -103,64 +108,62 @@ async fn shows_no_values_condition(home: &FleetClient, member: &str) {
 async fn values_reach_their_targets_and_loss_changes_nothing(mode: Mode) -> TestResult {
     let chart = ServedChart::small("{replicaCount: 0, message: file}").await?;
     let (home, edge) = home_and_edge("values", Parts::WithControllers).await?;
-    let (fleet_client, at_edge) = (FleetClient::at(&home), FleetClient::at(&edge));
-    let options = |more: &[&str]| {
-        let from = "--chart-values-from=configmap/fleet,secret/fleet-secret,configmap/perhaps?";
+    let (fleet_client, at_edge) = (FleetClient::new(&home), FleetClient::new(&edge));
+    let options = |extra_flags: &[&str]| {
         HubOptions::new(home.kubeconfig())
-            .args(chart.flags(more))
-            .args([from])
+            .args(chart.flags(extra_flags))
+            .args(["--chart-values-from=configmap/fleet,secret/fleet-secret,configmap/perhaps?"])
     };
     home.apply(&config_map("fleet", "values.yaml", "message: map"))
         .await?;
     let mut hub = Hub::start(&options(&[]))?;
     let mut member = Membership::join(mode, &mut hub, &home, &edge, EDGE).await?;
-    let on_home = Release::of("acme", HOME, &home, &fleet_client);
-    let on_edge = Release::of("acme", EDGE, &edge, &at_edge);
+    let on_home = Release::new("acme", HOME, &home, &fleet_client);
+    let on_edge = Release::new("acme", EDGE, &edge, &at_edge);
 
     // The values never existed: nothing is installed, and all conditions report the cause.
     for name in [HOME, EDGE] {
-        fleet_client.member_shows(name, &[MISSING]).await?;
+        fleet_client.wait_for_member(name, &[MISSING]).await?;
     }
     let message = fleet_client.event_message(SECRET, MISSING.2).await?;
-    assert!(
-        message.contains(SECRET) && message.contains("optional"),
-        "{message}"
-    );
-    for at in [&fleet_client, &at_edge] {
-        assert!(at.releases().await?.is_empty());
+    assert!(message.contains(SECRET), "{message}");
+    assert!(message.contains("optional"), "{message}");
+    for client in [&fleet_client, &at_edge] {
+        assert!(client.releases().await?.is_empty());
     }
 
     // The Secret overrides the ConfigMap, which overrides the file. An optional source may be missing.
-    put_secret(&fleet_client, "message: secret-one").await;
-    for at in [&fleet_client, &at_edge] {
-        at.install("acme").await?;
+    write_secret(&fleet_client, "message: secret-one").await;
+    for client in [&fleet_client, &at_edge] {
+        client.install("acme").await?;
     }
     for release in [&on_home, &on_edge] {
-        release.has_message("acme", 1, "secret-one").await;
+        release.wait_for_message("acme", 1, "secret-one").await;
     }
     for name in [HOME, EDGE] {
-        shows_no_values_condition(&fleet_client, name).await;
+        wait_for_no_values_condition(&fleet_client, name).await;
     }
-    put_secret(&fleet_client, "message: secret-two").await;
+    write_secret(&fleet_client, "message: secret-two").await;
     for release in [&on_home, &on_edge] {
-        release.has_message("acme", 2, "secret-two").await;
+        release.wait_for_message("acme", 2, "secret-two").await;
     }
 
     // The member's values.
     patch_member(&fleet_client, json!({"values": {"message": "mine"}})).await;
-    on_edge.has_message("acme", 3, "mine").await;
-    fleet_client.member_shows(EDGE, &[RESOLVED]).await?;
-    let from = [json!({"kind": "ConfigMap", "name": "own", "valuesKey": "k"})];
-    patch_member(&fleet_client, json!({"values": null, "valuesFrom": from})).await;
-    fleet_client.member_shows(EDGE, &[MISSING]).await?;
+    on_edge.wait_for_message("acme", 3, "mine").await;
+    fleet_client.wait_for_member(EDGE, &[RESOLVED]).await?;
+    let own = json!({"kind": "ConfigMap", "name": "own", "valuesKey": "k"});
+    let patch = json!({"values": null, "valuesFrom": [own]});
+    patch_member(&fleet_client, patch).await;
+    fleet_client.wait_for_member(EDGE, &[MISSING]).await?;
     fleet_client.event_message(EDGE, "ValuesUnresolved").await?;
     // An invalid source affects no other member, and removes nothing.
-    put_secret(&fleet_client, "message: secret-three").await;
-    on_home.has_message("acme", 3, "secret-three").await;
-    on_edge.has_message("acme", 3, "mine").await;
+    write_secret(&fleet_client, "message: secret-three").await;
+    on_home.wait_for_message("acme", 3, "secret-three").await;
+    on_edge.wait_for_message("acme", 3, "mine").await;
     home.apply(&config_map("own", "k", "message: own")).await?;
-    on_edge.has_message("acme", 4, "own").await;
-    fleet_client.member_shows(EDGE, &[RESOLVED]).await?;
+    on_edge.wait_for_message("acme", 4, "own").await;
+    fleet_client.wait_for_member(EDGE, &[RESOLVED]).await?;
 
     // The Secret is lost: a change of the file and a restart change nothing either.
     let releases = async || {
@@ -168,40 +171,42 @@ async fn values_reach_their_targets_and_loss_changes_nothing(mode: Mode) -> Test
         (home.unwrap(), edge.unwrap())
     };
     let before = releases().await;
-    lose_secret(&fleet_client).await;
+    delete_secret(&fleet_client).await;
     for name in [HOME, EDGE] {
-        fleet_client.member_shows(name, &[MISSING]).await?;
+        fleet_client.wait_for_member(name, &[MISSING]).await?;
     }
     chart.write("{replicaCount: 0, message: file, image: krypton.test/small:2}")?;
-    fleet_client.lease_renewed().await?;
+    fleet_client.wait_for_renewal().await?;
     hub.stop().await?;
-    hub = Hub::start(&options(&["--tenant-values"]).in_place_of(&hub))?;
-    hub.ready(PATIENCE).await?;
-    for at in [&fleet_client, &at_edge] {
-        at.annotate("acme", "example.org/touched", "true").await?;
+    hub = Hub::start(&options(&["--tenant-values"]).on_port_of(&hub))?;
+    hub.wait_ready(STEP_DEADLINE).await?;
+    for client in [&fleet_client, &at_edge] {
+        client
+            .annotate("acme", "example.org/touched", "true")
+            .await?;
     }
-    hub.logs("members stay as they are").await?;
+    hub.wait_for_log("members stay as they are").await?;
     assert_eq!(releases().await, before);
-    put_secret(&fleet_client, "message: secret-four").await;
-    on_home.has_message("acme", 4, "secret-four").await;
-    on_edge.has_message("acme", 5, "own").await;
-    shows_no_values_condition(&fleet_client, HOME).await;
-    fleet_client.member_shows(EDGE, &[RESOLVED]).await?;
+    write_secret(&fleet_client, "message: secret-four").await;
+    on_home.wait_for_message("acme", 4, "secret-four").await;
+    on_edge.wait_for_message("acme", 5, "own").await;
+    wait_for_no_values_condition(&fleet_client, HOME).await;
+    fleet_client.wait_for_member(EDGE, &[RESOLVED]).await?;
 
     // The Tenant's values override all others, and affect only this Tenant.
     at_edge
         .create("beta", json!({"values": {"message": "beta's"}}))
         .await?;
-    let beta = Release::of("beta", EDGE, &edge, &at_edge);
-    beta.has_message("beta", 1, "beta's").await;
-    on_edge.has_message("acme", 5, "own").await;
+    let beta = Release::new("beta", EDGE, &edge, &at_edge);
+    beta.wait_for_message("beta", 1, "beta's").await;
+    on_edge.wait_for_message("acme", 5, "own").await;
     patch_member(&fleet_client, json!({"values": null, "valuesFrom": null})).await;
-    on_edge.has_message("acme", 6, "secret-four").await;
-    shows_no_values_condition(&fleet_client, EDGE).await;
+    on_edge.wait_for_message("acme", 6, "secret-four").await;
+    wait_for_no_values_condition(&fleet_client, EDGE).await;
 
     // If Tenant values are disabled, a Tenant with values stays unchanged and reports it.
     hub.stop().await?;
-    hub = Hub::start(&options(&[]).in_place_of(&hub))?;
+    hub = Hub::start(&options(&[]).on_port_of(&hub))?;
     let (error, ready) = (
         format!("ClusterError/{EDGE}"),
         format!("ClusterReady/{EDGE}"),
@@ -210,19 +215,20 @@ async fn values_reach_their_targets_and_loss_changes_nothing(mode: Mode) -> Test
         (error.as_str(), "True", "ValuesNotAllowed"),
         (ready.as_str(), "True", "Installed"),
     ];
-    at_edge.shows("beta", &refused).await?;
-    put_secret(&fleet_client, "message: secret-five").await;
-    on_edge.has_message("acme", 7, "secret-five").await;
+    at_edge.wait_for("beta", &refused).await?;
+    write_secret(&fleet_client, "message: secret-five").await;
+    on_edge.wait_for_message("acme", 7, "secret-five").await;
     let revisions = at_edge.revisions("beta", &beta.name).await?;
     assert_eq!(revisions.last().unwrap().1, "deployed");
     let newest = revisions.last().unwrap().0;
-    beta.has_message("beta", newest, "beta's").await;
+    beta.wait_for_message("beta", newest, "beta's").await;
     let tenants = at_edge.tenants();
     tenants
         .merge("beta", &json!({"spec": {"values": null}}))
         .await?;
-    beta.has_message("beta", newest + 1, "secret-five").await;
-    at_edge.ready("beta").await?;
+    beta.wait_for_message("beta", newest + 1, "secret-five")
+        .await;
+    at_edge.wait_ready("beta").await?;
     if let Some(agent) = member.agent() {
         agent.stop().await?;
     }
@@ -231,11 +237,11 @@ async fn values_reach_their_targets_and_loss_changes_nothing(mode: Mode) -> Test
 }
 
 /// Returns Helm's result for these layers of values, over the chart's own ones.
-async fn rendered(folder: &TempDir, own: &Value, layers: &[&Value]) -> Result<Value> {
+async fn rendered(folder: &TempDir, values_json: &Value, layers: &[&Value]) -> Result<Value> {
     let chart = folder.path().join("chart");
-    let (own, template) = (own.to_string(), "values: {{ .Values | toJson }}\n");
+    let (values_json, template) = (values_json.to_string(), "values: {{ .Values | toJson }}\n");
     let files = [
-        ("values.yaml", own.as_str()),
+        ("values.yaml", values_json.as_str()),
         ("templates/all.yaml", template),
     ];
     ChartSource::write(&chart, "all", &files)?;
@@ -248,19 +254,19 @@ async fn rendered(folder: &TempDir, own: &Value, layers: &[&Value]) -> Result<Va
         std::fs::write(&file, layer.to_string())?;
         helm = helm.arg("--values").arg(&file);
     }
-    let output = helm.output(PATIENCE).await?;
+    let output = helm.output(STEP_DEADLINE).await?;
     let read: Value = serde_saphyr::from_str(&output)?;
     Ok(read["values"].clone())
 }
 
-fn map(value: &Value) -> Map<String, Value> {
+fn to_map(value: &Value) -> Map<String, Value> {
     value.as_object().unwrap().clone()
 }
 
 #[tokio::test]
 async fn value_layers_merge_as_in_helm() -> TestResult {
     let folder = TempDir::with_prefix("krypton-merge-")?;
-    let own = json!({
+    let own_values = json!({
         "a": {"x": 1, "deep": {"one": 1, "two": 2}}, "list": [1, 2], "text": "own", "gone": "own",
     });
     let cases = [
@@ -301,12 +307,12 @@ async fn value_layers_merge_as_in_helm() -> TestResult {
     for layers in cases {
         let mut merged = Map::new();
         for layer in &layers {
-            lay_over(&mut merged, &map(layer));
+            merge(&mut merged, &to_map(layer));
         }
         let layers: Vec<&Value> = layers.iter().collect();
-        let one_by_one = rendered(&folder, &own, &layers).await?;
+        let one_by_one = rendered(&folder, &own_values, &layers).await?;
         let merged = Value::Object(merged);
-        let at_once = rendered(&folder, &own, &[&merged]).await?;
+        let at_once = rendered(&folder, &own_values, &[&merged]).await?;
         assert_eq!(at_once, one_by_one, "{layers:?} became {merged}");
     }
     Ok(())

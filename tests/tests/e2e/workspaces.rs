@@ -38,9 +38,9 @@ async fn configure_member(home: &FleetClient, configuration: Value) -> kube::Res
         .await
 }
 
-type Words = BTreeMap<String, String>;
+type Labels = BTreeMap<String, String>;
 
-fn words(pairs: &[(&str, &str)]) -> Words {
+fn to_labels(pairs: &[(&str, &str)]) -> Labels {
     let pairs = pairs.iter();
     pairs
         .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
@@ -48,7 +48,7 @@ fn words(pairs: &[(&str, &str)]) -> Words {
 }
 
 /// Returns all labels and annotations, except the ones that identify the owner.
-fn configured(namespace: &Namespace) -> (Words, Words) {
+fn configured(namespace: &Namespace) -> (Labels, Labels) {
     let (mut labels, mut annotations) =
         (namespace.labels().clone(), namespace.annotations().clone());
     labels.retain(|key, _| ![CREATOR, NAME, "mesh.openkcm.io/managed-by"].contains(&key.as_str()));
@@ -56,18 +56,18 @@ fn configured(namespace: &Namespace) -> (Words, Words) {
     (labels, annotations)
 }
 
-async fn has(
+async fn wait_for_metadata(
     fleet_client: &FleetClient,
     name: &str,
     labels: &[(&str, &str)],
     annotations: &[(&str, &str)],
 ) {
-    let wanted = (words(labels), words(annotations));
-    let what = format!("namespace {name} to have {wanted:?}");
+    let expected = (to_labels(labels), to_labels(annotations));
+    let what = format!("namespace {name} to have {expected:?}");
     eventually(&what, async || {
         let namespace = fleet_client.namespace(name).await?.unwrap_or_default();
-        let found = configured(&namespace);
-        ensure!(found == wanted, "{found:?}");
+        let actual = configured(&namespace);
+        ensure!(actual == expected, "{actual:?}");
         ensure!(namespace.labels().contains_key(CREATOR), "it has no marker");
         Ok(Some(()))
     })
@@ -80,16 +80,16 @@ async fn workspace_metadata_follows_fleet_and_member_configuration(mode: Mode) -
     let mut pair = Pair::start("workspaces", mode, Parts::WithControllers).await?;
     let mut plain = chart_flags(&repository, "small", "1.0.0");
     plain.push("--wait=hooks".to_owned());
-    let with = |more: &[&str]| {
-        let more = more.iter().map(|flag| (*flag).to_owned());
-        plain.iter().cloned().chain(more).collect::<Vec<_>>()
+    let with_flags = |extra_flags: &[&str]| {
+        let extra_flags = extra_flags.iter().map(|flag| (*flag).to_owned());
+        plain.iter().cloned().chain(extra_flags).collect::<Vec<_>>()
     };
-    let first = with(&[
+    let first = with_flags(&[
         "--workspace-labels=team=a,zone=1",
         r"--workspace-annotations=example.org/note=one\, two",
     ]);
-    pair.open(first).await?;
-    let (fleet_client, home) = (pair.fleet_client(), FleetClient::at(pair.home()));
+    pair.start_hub_and_join(first).await?;
+    let (fleet_client, home) = (pair.fleet_client(), FleetClient::new(pair.home()));
     pair.cluster()
         .kubectl(["create", "namespace", "theirs"])
         .await?;
@@ -99,18 +99,21 @@ async fn workspace_metadata_follows_fleet_and_member_configuration(mode: Mode) -
     }
 
     // The namespace was created with them, and not written since.
-    let made = fleet_client.namespace("acme").await?.unwrap();
+    let created = fleet_client.namespace("acme").await?.unwrap();
     let note = ("example.org/note", "one, two");
-    let fleets = (words(&[("team", "a"), ("zone", "1")]), words(&[note]));
-    assert_eq!(configured(&made), fleets);
+    let fleets = (
+        to_labels(&[("team", "a"), ("zone", "1")]),
+        to_labels(&[note]),
+    );
+    assert_eq!(configured(&created), fleets);
     let manager = |namespace: &Namespace| namespace.managed_fields().len();
-    assert_eq!(manager(&made), 1, "{:?}", made.managed_fields());
+    assert_eq!(manager(&created), 1, "{:?}", created.managed_fields());
 
     // A user's additions stay, but changes are reverted.
     let person = json!({"labels": {"mine": "1", "team": "mine"}, "annotations": {"my": "note"}});
     patch_namespace(&fleet_client, "acme", person).await;
     let (mine, my) = (("mine", "1"), ("my", "note"));
-    has(
+    wait_for_metadata(
         &fleet_client,
         "acme",
         &[mine, ("team", "a"), ("zone", "1")],
@@ -122,7 +125,7 @@ async fn workspace_metadata_follows_fleet_and_member_configuration(mode: Mode) -
     let own = json!({"labels": {"zone": "2"}, "annotations": {"example.org/own": "x"}});
     configure_member(&home, own).await?;
     let (zone, own) = (("zone", "2"), ("example.org/own", "x"));
-    has(
+    wait_for_metadata(
         &fleet_client,
         "acme",
         &[mine, ("team", "a"), zone],
@@ -135,11 +138,11 @@ async fn workspace_metadata_follows_fleet_and_member_configuration(mode: Mode) -
     let marks = json!({"labels": {"zone": "3", CREATOR: "me"}});
     configure_member(&home, marks).await?;
     let invalid = ("ValuesResolved", "False", "NamespaceConfigurationInvalid");
-    let shown = home.member_shows(EDGE, &[invalid]).await?;
-    let status = serde_json::to_string(&shown.status)?;
+    let member = home.wait_for_member(EDGE, &[invalid]).await?;
+    let status = serde_json::to_string(&member.status)?;
     assert!(status.contains(CREATOR), "{status}");
-    fleet_client.lease_renewed().await?;
-    has(
+    fleet_client.wait_for_renewal().await?;
+    wait_for_metadata(
         &fleet_client,
         "acme",
         &[mine, ("team", "a"), zone],
@@ -147,7 +150,7 @@ async fn workspace_metadata_follows_fleet_and_member_configuration(mode: Mode) -
     )
     .await;
     configure_member(&home, Value::Null).await?;
-    has(
+    wait_for_metadata(
         &fleet_client,
         "acme",
         &[mine, ("team", "a"), ("zone", "1")],
@@ -155,8 +158,8 @@ async fn workspace_metadata_follows_fleet_and_member_configuration(mode: Mode) -
     )
     .await;
     eventually("no message about it", async || {
-        let shown = home.member_shows(EDGE, &[]).await?;
-        let status = serde_json::to_string(&shown.status)?;
+        let member = home.wait_for_member(EDGE, &[]).await?;
+        let status = serde_json::to_string(&member.status)?;
         ensure!(!status.contains("ValuesResolved"), "{status}");
         Ok(Some(()))
     })
@@ -164,21 +167,21 @@ async fn workspace_metadata_follows_fleet_and_member_configuration(mode: Mode) -
 
     // The fleet's entries change: one is removed and another one is added. In the end, none are left.
     pair.stop().await?;
-    pair.open(with(&["--workspace-labels=team=b,tier=gold"]))
+    pair.start_hub_and_join(with_flags(&["--workspace-labels=team=b,tier=gold"]))
         .await?;
     let now = [mine, ("team", "b"), ("tier", "gold")];
-    has(&fleet_client, "acme", &now, &[my]).await;
+    wait_for_metadata(&fleet_client, "acme", &now, &[my]).await;
     pair.stop().await?;
-    pair.open(with(&[])).await?;
-    has(&fleet_client, "acme", &[mine], &[my]).await;
+    pair.start_hub_and_join(with_flags(&[])).await?;
+    wait_for_metadata(&fleet_client, "acme", &[mine], &[my]).await;
     let bare = fleet_client.namespace("acme").await?.unwrap();
     assert!(!bare.annotations().contains_key(RECORD));
 
     // No change affected the releases, or a namespace that Krypton didn't create.
     for name in ["acme", "theirs"] {
-        fleet_client.ready(name).await?;
+        fleet_client.wait_ready(name).await?;
         fleet_client
-            .newest_is(name, &pair.release(name), 1, "deployed")
+            .wait_for_revision(name, &pair.release(name), 1, "deployed")
             .await?;
     }
     let after = fleet_client.namespace("theirs").await?.unwrap();

@@ -5,14 +5,14 @@ use krypton_types::root_digest::RootDigest;
 
 use super::*;
 use crate::credentials::store::Enrolled;
-use crate::credentials::store::tests::{enrolled_until, store_overtaken_by, store_with};
-use crate::fake_hub::{Answers, FakeAuthority, FakeHub, Valid};
+use crate::credentials::store::tests::{enrolled_until, store_with, store_with_conflict};
+use crate::fake_hub::{FakeAuthority, FakeHub, FakeResponses, Validity};
 
 fn identity(authority: &FakeAuthority) -> Identity {
-    identity_until(authority, Valid::Now)
+    identity_until(authority, Validity::Now)
 }
 
-fn identity_until(authority: &FakeAuthority, valid: Valid) -> Identity {
+fn identity_until(authority: &FakeAuthority, valid: Validity) -> Identity {
     let key = new_key().unwrap();
     let enrolled = enrolled_until(authority, &key, "edge-1", valid);
     Identity {
@@ -22,39 +22,43 @@ fn identity_until(authority: &FakeAuthority, valid: Valid) -> Identity {
 }
 
 /// Starts a hub that signs every renewal request.
-async fn renewing(authority: &Arc<FakeAuthority>) -> FakeHub {
-    let signing = Arc::clone(authority);
-    let answers = Answers {
+async fn signing_hub(authority: &Arc<FakeAuthority>) -> FakeHub {
+    let signer = Arc::clone(authority);
+    let responses = FakeResponses {
         renew: Box::new(move |request| {
-            let own = signing.sign(&request.certificate_request, "edge-1");
-            let roots = signing.roots();
+            let credential = signer.sign(&request.certificate_request, "edge-1");
+            let roots = signer.roots();
             Ok(RenewResponse {
-                certificates: vec![own.into()],
+                certificates: vec![credential.into()],
                 roots: roots.iter().map(|root| root.to_vec().into()).collect(),
             })
         }),
-        ..Answers::default()
+        ..FakeResponses::default()
     };
-    let own = authority.hub(Valid::Now);
-    FakeHub::start_as(authority, own, answers, "127.0.0.1:0").await
+    let credential = authority.hub(Validity::Now);
+    FakeHub::start_as(authority, credential, responses, "127.0.0.1:0").await
 }
 
 #[tokio::test]
 async fn renewal_stores_and_uses_new_key() {
     let authority = Arc::new(FakeAuthority::new());
-    let hub = renewing(&authority).await;
-    let before = identity(&authority);
-    let store = store_with(&before).await;
-    let ours = store.read().await.unwrap().unwrap();
-    let config = before.enrolled.as_ref().unwrap().client_config(&before.key);
+    let hub = signing_hub(&authority).await;
+    let old_identity = identity(&authority);
+    let store = store_with(&old_identity).await;
+    let current = store.read().await.unwrap().unwrap();
+    let config = old_identity
+        .enrolled
+        .as_ref()
+        .unwrap()
+        .client_config(&old_identity.key);
     let tls = Arc::new(ArcSwap::from_pointee(config.unwrap()));
     let dialer = Dialer::new(hub.addresses(), tls);
     let connection = dialer.connect().await.unwrap();
     let (_link, mut link) = watch::channel(Link::Up(connection));
 
-    let renewed = renew(&store, &ours, &mut link).await.unwrap();
+    let renewed = renew(&store, &current, &mut link).await.unwrap();
     let key = renewed.identity.key.serialize_der();
-    assert_ne!(key, before.key.serialize_der());
+    assert_ne!(key, old_identity.key.serialize_der());
     let stored = store.read().await.unwrap().unwrap();
     assert_eq!(stored.identity.key.serialize_der(), key);
     assert_eq!(stored.identity.enrolled, renewed.identity.enrolled);
@@ -66,54 +70,54 @@ async fn renewal_stores_and_uses_new_key() {
 #[tokio::test]
 async fn certificate_renewed_by_other_replica_is_adopted() {
     let authority = FakeAuthority::new();
-    let theirs = identity(&authority);
-    let store = store_with(&theirs).await;
-    let mut ours = store.read().await.unwrap().unwrap();
+    let other_identity = identity(&authority);
+    let store = store_with(&other_identity).await;
+    let mut current = store.read().await.unwrap().unwrap();
     let mut older = identity(&authority);
     if let Some(enrolled) = &mut older.enrolled {
         enrolled.not_after = enrolled.not_before;
     }
-    ours.identity = older;
+    current.identity = older;
     let (_link, mut link) = watch::channel(Link::default());
-    let adopted = renew(&store, &ours, &mut link).await.unwrap();
-    assert_eq!(adopted.identity.enrolled, theirs.enrolled);
+    let adopted = renew(&store, &current, &mut link).await.unwrap();
+    assert_eq!(adopted.identity.enrolled, other_identity.enrolled);
 }
 
 #[tokio::test]
 async fn overtaken_renewal_succeeds_only_with_newer_certificate() {
     let authority = Arc::new(FakeAuthority::new());
-    let hub = renewing(&authority).await;
-    let dialer = authority.dialer(hub.addresses(), Valid::Now);
+    let hub = signing_hub(&authority).await;
+    let dialer = authority.dialer(hub.addresses(), Validity::Now);
     let connection = dialer.connect().await.unwrap();
     let (_link, mut link) = watch::channel(Link::Up(connection));
-    let before = identity_until(&authority, Valid::Past);
+    let old_identity = identity_until(&authority, Validity::Past);
 
     // Another replica has stored new roots with the old certificate.
-    let mut with_roots = before.clone();
-    let enrolled = with_roots.enrolled.as_mut().unwrap();
+    let mut with_new_roots = old_identity.clone();
+    let enrolled = with_new_roots.enrolled.as_mut().unwrap();
     enrolled.roots.extend(FakeAuthority::new().roots());
-    let store = store_overtaken_by(&before, &with_roots).await;
-    let ours = store.read().await.unwrap().unwrap();
-    let error = renew(&store, &ours, &mut link).await.unwrap_err();
-    assert!(matches!(error, EnrollError::Overtaken), "{error:?}");
+    let store = store_with_conflict(&old_identity, &with_new_roots).await;
+    let current = store.read().await.unwrap().unwrap();
+    let error = renew(&store, &current, &mut link).await.unwrap_err();
+    assert!(matches!(error, EnrollError::Conflict), "{error:?}");
     let stored = store.read().await.unwrap().unwrap();
-    assert_eq!(stored.identity.enrolled, with_roots.enrolled);
+    assert_eq!(stored.identity.enrolled, with_new_roots.enrolled);
     // The next attempt has no conflict.
-    let renewed = renew(&store, &ours, &mut link).await.unwrap();
-    assert!(expires(&renewed) > expires(&ours));
+    let renewed = renew(&store, &current, &mut link).await.unwrap();
+    assert!(expiry_of(&renewed) > expiry_of(&current));
     let stored = store.read().await.unwrap().unwrap();
     assert_eq!(stored.identity.enrolled, renewed.identity.enrolled);
 
     // Another replica has renewed.
-    let theirs = identity(&authority);
-    let store = store_overtaken_by(&before, &theirs).await;
-    let ours = store.read().await.unwrap().unwrap();
-    let renewed = renew(&store, &ours, &mut link).await.unwrap();
-    assert_eq!(renewed.identity.enrolled, theirs.enrolled);
+    let other_identity = identity(&authority);
+    let store = store_with_conflict(&old_identity, &other_identity).await;
+    let current = store.read().await.unwrap().unwrap();
+    let renewed = renew(&store, &current, &mut link).await.unwrap();
+    assert_eq!(renewed.identity.enrolled, other_identity.enrolled);
 }
 
 /// A keeper of `identity`, with the other ends of its channels.
-struct Keeping {
+struct RunningRenewal {
     store: Store,
     dialer: Arc<Dialer>,
     link: watch::Sender<Link>,
@@ -121,13 +125,18 @@ struct Keeping {
     _stop: tokio_util::sync::DropGuard,
 }
 
-async fn keeper(identity: &Identity, addresses: Vec<String>) -> Keeping {
+async fn start_renewal(identity: &Identity, addresses: Vec<String>) -> RunningRenewal {
     let store = store_with(identity).await;
-    let kept = store.read().await.unwrap().unwrap();
-    keeper_of(identity, kept, store, addresses)
+    let stored = store.read().await.unwrap().unwrap();
+    start_renewal_with(identity, stored, store, addresses)
 }
 
-fn keeper_of(identity: &Identity, kept: Kept, store: Store, addresses: Vec<String>) -> Keeping {
+fn start_renewal_with(
+    identity: &Identity,
+    stored: StoredIdentity,
+    store: Store,
+    addresses: Vec<String>,
+) -> RunningRenewal {
     let enrolled = identity.enrolled.as_ref().unwrap();
     let config = enrolled.client_config(&identity.key).unwrap();
     let dialer = Dialer::new(addresses, Arc::new(ArcSwap::from_pointee(config)));
@@ -135,15 +144,15 @@ fn keeper_of(identity: &Identity, kept: Kept, store: Store, addresses: Vec<Strin
     let (link, link_rx) = watch::channel(Link::default());
     let (expiry_tx, expiry) = watch::channel(enrolled.not_after);
     let stop = CancellationToken::new();
-    tokio::spawn(keep_renewed(
+    tokio::spawn(run_renewal(
         store.clone(),
-        kept,
+        stored,
         Arc::clone(&dialer),
         link_rx,
         expiry_tx,
         stop.clone(),
     ));
-    Keeping {
+    RunningRenewal {
         store,
         dialer,
         link,
@@ -152,136 +161,156 @@ fn keeper_of(identity: &Identity, kept: Kept, store: Store, addresses: Vec<Strin
     }
 }
 
-impl Keeping {
+impl RunningRenewal {
     async fn stored(&self) -> Enrolled {
         let stored = self.store.read().await.unwrap().unwrap();
         stored.identity.enrolled.unwrap()
     }
 
     /// Announces `roots` as the hub does, and waits until the agent confirms them.
-    async fn is_told(&self, roots: &[CertificateDer<'static>], renew: Option<Duration>) {
-        let wanted = RootDigest::of_all(roots);
-        let mut kept = self.dialer.trust().kept();
-        kept.mark_unchanged();
-        self.dialer.trust().tell(Told {
+    async fn announce(&self, roots: &[CertificateDer<'static>], renew: Option<Duration>) {
+        let expected = RootDigest::from_ders(roots);
+        let mut stored_digests = self.dialer.root_updates().stored_digests();
+        stored_digests.mark_unchanged();
+        self.dialer.root_updates().announce(RootsAnnouncement {
             roots: roots.to_vec(),
             renew_within: renew,
         });
-        kept.changed().await.unwrap();
-        assert_eq!(kept.get(), Some(wanted));
+        stored_digests.changed().await.unwrap();
+        assert_eq!(stored_digests.get(), Some(expected));
     }
 }
 
 #[tokio::test]
 async fn announced_roots_are_stored_without_renewing_certificate() {
     let (old, new) = (FakeAuthority::new(), FakeAuthority::new());
-    let before = identity(&old);
-    let next = new.hub(Valid::Now);
-    let hub = FakeHub::start_as(&old, next, Answers::default(), "127.0.0.1:0").await;
-    let kept = keeper(&before, hub.addresses()).await;
-    let other = kept.dialer.connect().await.unwrap_err();
-    assert!(chain(&other).contains("another CA"), "{other:?}");
+    let old_identity = identity(&old);
+    let next = new.hub(Validity::Now);
+    let hub = FakeHub::start_as(&old, next, FakeResponses::default(), "127.0.0.1:0").await;
+    let renewal = start_renewal(&old_identity, hub.addresses()).await;
+    let error = renewal.dialer.connect().await.unwrap_err();
+    assert!(chain(&error).contains("another CA"), "{error:?}");
 
-    let both = [old.roots(), new.roots()].concat();
-    kept.is_told(&both, None).await;
-    let enrolled = before.enrolled.unwrap();
+    let old_and_new = [old.roots(), new.roots()].concat();
+    renewal.announce(&old_and_new, None).await;
+    let enrolled = old_identity.enrolled.unwrap();
     let expected = Enrolled {
-        roots: both,
+        roots: old_and_new,
         ..enrolled
     };
-    assert_eq!(kept.stored().await, expected);
-    kept.dialer.connect().await.unwrap();
+    assert_eq!(renewal.stored().await, expected);
+    renewal.dialer.connect().await.unwrap();
     // New roots alone must not replace the current stream.
-    assert!(kept.dialer.renewed().now_or_never().is_none());
+    assert!(renewal.dialer.renewed().now_or_never().is_none());
 
     // The old root is removed.
-    kept.is_told(&new.roots(), None).await;
-    assert_eq!(kept.stored().await.roots, new.roots());
+    renewal.announce(&new.roots(), None).await;
+    assert_eq!(renewal.stored().await.roots, new.roots());
 }
 
 #[tokio::test]
 async fn foreign_roots_change_nothing_on_member() {
     let old = FakeAuthority::new();
-    let before = identity(&old);
-    let kept = keeper(&before, vec!["127.0.0.1:1".to_owned()]).await;
-    kept.dialer.trust().tell(Told {
+    let old_identity = identity(&old);
+    let renewal = start_renewal(&old_identity, vec!["127.0.0.1:1".to_owned()]).await;
+    renewal.dialer.root_updates().announce(RootsAnnouncement {
         roots: FakeAuthority::new().roots(),
         renew_within: None,
     });
     // The agent processed the later announcement, so it rejected the earlier one.
-    kept.is_told(&old.roots(), None).await;
-    assert_eq!(Some(kept.stored().await), before.enrolled);
+    renewal.announce(&old.roots(), None).await;
+    assert_eq!(Some(renewal.stored().await), old_identity.enrolled);
 }
 
 #[tokio::test]
 async fn certificate_is_renewed_early_on_hub_request() {
     let authority = Arc::new(FakeAuthority::new());
-    let hub = renewing(&authority).await;
-    let before = identity(&authority);
-    let kept = keeper(&before, hub.addresses()).await;
+    let hub = signing_hub(&authority).await;
+    let old_identity = identity(&authority);
+    let renewal = start_renewal(&old_identity, hub.addresses()).await;
     // The hub disconnects before the renewal is due. The agent renews when it is connected again.
-    kept.is_told(&authority.roots(), Some(Duration::ZERO)).await;
-    let connection = kept.dialer.connect().await.unwrap();
-    kept.link.send_replace(Link::Up(connection));
-    kept.dialer.renewed().await;
-    assert_ne!(Some(kept.stored().await), before.enrolled);
-    assert_eq!(kept.expiry.get(), kept.stored().await.not_after);
+    renewal
+        .announce(&authority.roots(), Some(Duration::ZERO))
+        .await;
+    let connection = renewal.dialer.connect().await.unwrap();
+    renewal.link.send_replace(Link::Up(connection));
+    renewal.dialer.renewed().await;
+    assert_ne!(Some(renewal.stored().await), old_identity.enrolled);
+    assert_eq!(renewal.expiry.get(), renewal.stored().await.not_after);
 }
 
 #[tokio::test]
 async fn renewal_by_other_replica_is_found_without_hub() {
     let authority = FakeAuthority::new();
-    let (before, theirs) = (identity(&authority), identity(&authority));
-    let store = store_with(&before).await;
-    let ours = store.read().await.unwrap().unwrap();
-    store.keep(ours.clone(), theirs).await.unwrap();
-    let kept = keeper_of(&before, ours, store, vec!["127.0.0.1:1".to_owned()]);
-    kept.dialer.renewed().await;
-    assert_ne!(Some(kept.stored().await), before.enrolled);
+    let (old_identity, other_identity) = (identity(&authority), identity(&authority));
+    let store = store_with(&old_identity).await;
+    let current = store.read().await.unwrap().unwrap();
+    store
+        .replace(current.clone(), other_identity)
+        .await
+        .unwrap();
+    let renewal = start_renewal_with(
+        &old_identity,
+        current,
+        store,
+        vec!["127.0.0.1:1".to_owned()],
+    );
+    renewal.dialer.renewed().await;
+    assert_ne!(Some(renewal.stored().await), old_identity.enrolled);
 }
 
 #[test]
 fn next_chore_follows_from_due_times() {
     let at = |second| BootTime(Duration::from_secs(second));
-    let (now, never, long) = (at(1000), Times::default(), LOOK_EVERY * 2);
+    let (now, never, not_due) = (at(1000), DueTimes::default(), CLOCK_CHECK_INTERVAL * 2);
     let seconds = Duration::from_secs;
-    let rest = |second| Chore::Rest(seconds(second));
-    let roots = |second| Times {
-        roots: Some(at(second)),
+    let wait = |second| RenewalAction::Wait(seconds(second));
+    let roots_due = |second| DueTimes {
+        store_roots: Some(at(second)),
         ..never
     };
-    let asked = |second| Times {
-        asked: Some(at(second)),
+    let requested_renewal = |second| DueTimes {
+        requested_renewal: Some(at(second)),
         ..never
     };
-    let failed = |second| Times {
-        renewal: at(second),
-        ..asked(second - 10)
+    let failed = |second| DueTimes {
+        earliest_renewal: at(second),
+        ..requested_renewal(second - 10)
     };
-    let looked = Times {
-        look: at(1030),
+    let recently_read = DueTimes {
+        earliest_read: at(1030),
         ..never
     };
-    for (times, left, up, expected) in [
-        (never, long, true, Chore::Rest(LOOK_EVERY)),
-        (never, seconds(5), true, rest(5)),
-        (never, Duration::ZERO, true, Chore::Renew),
+    for (times, until_due, is_connected, expected) in [
+        (
+            never,
+            not_due,
+            true,
+            RenewalAction::Wait(CLOCK_CHECK_INTERVAL),
+        ),
+        (never, seconds(5), true, wait(5)),
+        (never, Duration::ZERO, true, RenewalAction::Renew),
         // Renewal needs a session. The read is not repeated immediately.
-        (never, Duration::ZERO, false, Chore::ReadAgain),
-        (looked, Duration::ZERO, false, rest(30)),
-        (failed(1007), Duration::ZERO, true, rest(7)),
-        (failed(1000), long, true, Chore::Renew),
-        (asked(1020), long, true, rest(20)),
-        (asked(999), long, true, Chore::Renew),
+        (never, Duration::ZERO, false, RenewalAction::ReadStored),
+        (recently_read, Duration::ZERO, false, wait(30)),
+        (failed(1007), Duration::ZERO, true, wait(7)),
+        (failed(1000), not_due, true, RenewalAction::Renew),
+        (requested_renewal(1020), not_due, true, wait(20)),
+        (requested_renewal(999), not_due, true, RenewalAction::Renew),
         // Roots come first, because they verify the renewed certificate.
-        (roots(1000), Duration::ZERO, true, Chore::KeepRoots),
-        (roots(1003), long, true, rest(3)),
-        (roots(1003), Duration::ZERO, true, Chore::Renew),
+        (
+            roots_due(1000),
+            Duration::ZERO,
+            true,
+            RenewalAction::StoreRoots,
+        ),
+        (roots_due(1003), not_due, true, wait(3)),
+        (roots_due(1003), Duration::ZERO, true, RenewalAction::Renew),
     ] {
         assert_eq!(
-            times.chore(left, up, now),
+            times.next_action(until_due, is_connected, now),
             expected,
-            "{times:?} {left:?} {up}"
+            "{times:?} {until_due:?} {is_connected}"
         );
     }
 }

@@ -7,14 +7,14 @@ use axum::body::Bytes;
 use axum::extract::State as Shared;
 use axum::http::{Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
-use krypton_runtime::access::client_named;
+use krypton_runtime::access::new_client;
 use krypton_types::error_chain::chain;
 use kube::Config;
 use rcgen::CertificateParams;
 
 use super::*;
 use crate::credentials::secret;
-use crate::fake_hub::{FakeAuthority, Valid};
+use crate::fake_hub::{FakeAuthority, Validity};
 
 fn membership() -> Membership {
     Membership {
@@ -25,14 +25,14 @@ fn membership() -> Membership {
 }
 
 pub(crate) fn enrolled(authority: &FakeAuthority, key: &KeyPair, cluster: &str) -> Enrolled {
-    enrolled_until(authority, key, cluster, Valid::Now)
+    enrolled_until(authority, key, cluster, Validity::Now)
 }
 
 pub(crate) fn enrolled_until(
     authority: &FakeAuthority,
     key: &KeyPair,
     cluster: &str,
-    valid: Valid,
+    valid: Validity,
 ) -> Enrolled {
     let request = CertificateParams::default().serialize_request(key).unwrap();
     let certificates = vec![authority.sign_until(request.der(), cluster, valid).into()];
@@ -54,30 +54,37 @@ fn identity() -> Identity {
 
 #[test]
 fn identity_round_trips_with_or_without_certificate() {
-    let whole = identity();
-    let read = secret::read(&secret::written(empty(), &whole)).unwrap();
-    assert_eq!(read.enrolled, whole.enrolled);
-    assert_eq!(read.key.serialize_der(), whole.key.serialize_der());
+    let identity_with_certificate = identity();
+    let read = secret::parse(&secret::with_identity(
+        empty_secret(),
+        &identity_with_certificate,
+    ))
+    .unwrap();
+    assert_eq!(read.enrolled, identity_with_certificate.enrolled);
+    assert_eq!(
+        read.key.serialize_der(),
+        identity_with_certificate.key.serialize_der()
+    );
 
-    let half = Identity {
+    let key_only = Identity {
         enrolled: None,
-        ..whole
+        ..identity_with_certificate
     };
-    let read = secret::read(&secret::written(empty(), &half)).unwrap();
+    let read = secret::parse(&secret::with_identity(empty_secret(), &key_only)).unwrap();
     assert_eq!(read.enrolled, None);
-    assert_eq!(read.key.serialize_der(), half.key.serialize_der());
+    assert_eq!(read.key.serialize_der(), key_only.key.serialize_der());
 }
 
 #[test]
 fn each_part_that_cannot_be_used_is_named() {
-    let broken = |name: &str, content: Option<&str>| {
-        let mut secret = secret::written(empty(), &identity());
+    let error_for = |name: &str, content: Option<&str>| {
+        let mut secret = secret::with_identity(empty_secret(), &identity());
         let data = secret.data.as_mut().unwrap();
         match content {
             Some(content) => data.insert(name.to_owned(), k8s_openapi::ByteString(content.into())),
             None => data.remove(name),
         };
-        chain(&secret::read(&secret).unwrap_err())
+        chain(&secret::parse(&secret).unwrap_err())
     };
     for (name, content, word) in [
         ("tls.key", None, "no tls.key"),
@@ -89,27 +96,27 @@ fn each_part_that_cannot_be_used_is_named() {
         ("cluster", Some("edge-2"), "instead of cluster edge-2"),
         ("addresses", Some("hub"), "addresses"),
     ] {
-        let said = broken(name, content);
-        assert!(said.contains(word), "{name}: {said}");
+        let message = error_for(name, content);
+        assert!(message.contains(word), "{name}: {message}");
     }
     let other = new_key().unwrap().serialize_pem();
-    let said = broken("tls.key", Some(&other));
-    assert!(said.contains("a different key"), "{said}");
+    let message = error_for("tls.key", Some(&other));
+    assert!(message.contains("a different key"), "{message}");
 }
 
 /// One Secret and one namespace, with the responses of an API server.
 #[derive(Default)]
-struct Cluster {
+struct FakeApiServer {
     namespace: bool,
     secret: Option<Secret>,
     version: u64,
     forbidden: bool,
-    log: Vec<String>,
+    requests: Vec<String>,
     /// Secret that another replica writes just before the next write.
-    overtaken_by: Option<Secret>,
+    conflicting_write: Option<Secret>,
 }
 
-type World = Arc<Mutex<Cluster>>;
+type SharedApiServer = Arc<Mutex<FakeApiServer>>;
 
 fn status(code: u16, message: &str) -> Response {
     let body = serde_json::json!({
@@ -119,78 +126,83 @@ fn status(code: u16, message: &str) -> Response {
     (StatusCode::from_u16(code).unwrap(), body.to_string()).into_response()
 }
 
-async fn answer(Shared(world): Shared<World>, method: Method, uri: Uri, body: Bytes) -> Response {
-    let mut world = world.lock().unwrap();
-    world.log.push(format!("{method} {}", uri.path()));
-    if world.forbidden {
+async fn handle(
+    Shared(api_server): Shared<SharedApiServer>,
+    method: Method,
+    uri: Uri,
+    body: Bytes,
+) -> Response {
+    let mut api_server = api_server.lock().unwrap();
+    api_server.requests.push(format!("{method} {}", uri.path()));
+    if api_server.forbidden {
         return status(403, "user agent may not do that");
     }
     if method != Method::GET
-        && let Some(theirs) = world.overtaken_by.take()
+        && let Some(other_identity) = api_server.conflicting_write.take()
     {
-        world.version += 1;
-        world.secret = Some(theirs);
+        api_server.version += 1;
+        api_server.secret = Some(other_identity);
     }
-    let version = world.version.to_string();
+    let version = api_server.version.to_string();
     match (method, uri.path()) {
         (Method::POST, "/api/v1/namespaces") => {
-            world.namespace = true;
+            api_server.namespace = true;
             body.into_response()
         }
-        (Method::GET, _) => match world.secret.clone() {
+        (Method::GET, _) => match api_server.secret.clone() {
             Some(mut secret) => {
                 secret.metadata.resource_version = Some(version);
                 serde_json::to_string(&secret).unwrap().into_response()
             }
             None => status(404, "not there"),
         },
-        (Method::POST, _) if !world.namespace => status(404, "namespace not there"),
-        (Method::POST, _) if world.secret.is_some() => status(409, "exists"),
+        (Method::POST, _) if !api_server.namespace => status(404, "namespace not there"),
+        (Method::POST, _) if api_server.secret.is_some() => status(409, "exists"),
         (Method::POST | Method::PUT, _) => {
             let mut secret: Secret = serde_json::from_slice(&body).unwrap();
-            let based_on = secret.metadata.resource_version.take();
-            if based_on.is_some_and(|based_on| based_on != version) {
+            let request_version = secret.metadata.resource_version.take();
+            if request_version.is_some_and(|request_version| request_version != version) {
                 return status(409, "changed meanwhile");
             }
-            world.version += 1;
-            secret.metadata.resource_version = Some(world.version.to_string());
-            world.secret = Some(secret.clone());
+            api_server.version += 1;
+            secret.metadata.resource_version = Some(api_server.version.to_string());
+            api_server.secret = Some(secret.clone());
             serde_json::to_string(&secret).unwrap().into_response()
         }
         _ => status(405, "no such call"),
     }
 }
 
-async fn store(cluster: Cluster) -> (Store, World) {
-    let world: World = Arc::new(Mutex::new(cluster));
+async fn store(cluster: FakeApiServer) -> (Store, SharedApiServer) {
+    let api_server: SharedApiServer = Arc::new(Mutex::new(cluster));
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let router = Router::new()
-        .fallback(answer)
-        .with_state(Arc::clone(&world));
+        .fallback(handle)
+        .with_state(Arc::clone(&api_server));
     tokio::spawn(axum::serve(listener, router).into_future());
-    let client = client_named(Config::new(url.parse().unwrap()), "test/1").unwrap();
-    (Store::new(client, "krypton-system".to_owned()), world)
+    let client = new_client(Config::new(url.parse().unwrap()), "test/1").unwrap();
+    (Store::new(client, "krypton-system".to_owned()), api_server)
 }
 
 /// A store that contains `identity`.
 pub(crate) async fn store_with(identity: &Identity) -> Store {
-    let (store, _world) = store(Cluster {
+    let (store, _api_server) = store(FakeApiServer {
         namespace: true,
-        secret: Some(secret::written(empty(), identity)),
-        ..Cluster::default()
+        secret: Some(secret::with_identity(empty_secret(), identity)),
+        ..FakeApiServer::default()
     })
     .await;
     store
 }
 
-/// A store that contains `identity`. Another replica writes `theirs` just before the first write.
-pub(crate) async fn store_overtaken_by(identity: &Identity, theirs: &Identity) -> Store {
-    let (store, _world) = store(Cluster {
+/// A store that contains `identity`. Another replica writes `other_identity` just before the first write.
+pub(crate) async fn store_with_conflict(identity: &Identity, other_identity: &Identity) -> Store {
+    let (store, _api_server) = store(FakeApiServer {
         namespace: true,
-        secret: Some(secret::written(empty(), identity)),
-        overtaken_by: Some(secret::written(empty(), theirs)),
-        ..Cluster::default()
+        secret: Some(secret::with_identity(empty_secret(), identity)),
+        conflicting_write: Some(secret::with_identity(empty_secret(), other_identity)),
+        ..FakeApiServer::default()
     })
     .await;
     store
@@ -198,77 +210,81 @@ pub(crate) async fn store_overtaken_by(identity: &Identity, theirs: &Identity) -
 
 #[tokio::test]
 async fn key_is_stored_first_and_namespace_created() {
-    let (store, world) = store(Cluster::default()).await;
-    let kept = store.load().await.unwrap();
-    assert!(world.lock().unwrap().namespace);
-    assert_eq!(kept.identity.enrolled, None);
-    let again = store.load().await.unwrap();
+    let (store, api_server) = store(FakeApiServer::default()).await;
+    let stored = store.load().await.unwrap();
+    assert!(api_server.lock().unwrap().namespace);
+    assert_eq!(stored.identity.enrolled, None);
+    let reloaded = store.load().await.unwrap();
     assert_eq!(
-        again.identity.key.serialize_der(),
-        kept.identity.key.serialize_der()
+        reloaded.identity.key.serialize_der(),
+        stored.identity.key.serialize_der()
     );
 
-    let enrolled = enrolled(&FakeAuthority::new(), &kept.identity.key, "edge-1");
+    let enrolled = enrolled(&FakeAuthority::new(), &stored.identity.key, "edge-1");
     let identity = Identity {
         enrolled: Some(enrolled.clone()),
-        ..kept.identity.clone()
+        ..stored.identity.clone()
     };
-    store.keep(kept, identity).await.unwrap();
+    store.replace(stored, identity).await.unwrap();
     let read = store.read().await.unwrap().unwrap();
     assert_eq!(read.identity.enrolled, Some(enrolled));
 }
 
 #[tokio::test]
 async fn slower_replica_adopts_identity_stored_first() {
-    let theirs = identity();
-    let half = Identity {
+    let other_identity = identity();
+    let key_only = Identity {
         enrolled: None,
-        ..theirs.clone()
+        ..other_identity.clone()
     };
-    let (store, world) = store(Cluster {
+    let (store, api_server) = store(FakeApiServer {
         namespace: true,
-        overtaken_by: Some(secret::written(empty(), &half)),
-        ..Cluster::default()
+        conflicting_write: Some(secret::with_identity(empty_secret(), &key_only)),
+        ..FakeApiServer::default()
     })
     .await;
-    let kept = store.load().await.unwrap();
+    let stored = store.load().await.unwrap();
     assert_eq!(
-        kept.identity.key.serialize_der(),
-        theirs.key.serialize_der()
+        stored.identity.key.serialize_der(),
+        other_identity.key.serialize_der()
     );
 
-    world.lock().unwrap().overtaken_by = Some(secret::written(empty(), &theirs));
-    let kept = store.keep(kept, identity()).await.unwrap();
-    assert_eq!(kept.identity.enrolled, theirs.enrolled);
+    api_server.lock().unwrap().conflicting_write =
+        Some(secret::with_identity(empty_secret(), &other_identity));
+    let stored = store.replace(stored, identity()).await.unwrap();
+    assert_eq!(stored.identity.enrolled, other_identity.enrolled);
 }
 
 #[tokio::test]
 async fn unreadable_identity_is_reported_and_not_overwritten() {
-    let mut broken = secret::written(empty(), &identity());
+    let mut broken = secret::with_identity(empty_secret(), &identity());
     broken.data.as_mut().unwrap().remove("tls.key");
-    let (store, world) = store(Cluster {
+    let (store, api_server) = store(FakeApiServer {
         namespace: true,
         secret: Some(broken),
-        ..Cluster::default()
+        ..FakeApiServer::default()
     })
     .await;
     let error = store.load().await.unwrap_err();
-    let said = chain(&error);
+    let message = chain(&error);
     assert!(
-        said.contains("krypton-system/krypton-agent-identity"),
-        "{said}"
+        message.contains("krypton-system/krypton-agent-identity"),
+        "{message}"
     );
-    assert!(said.contains("tls.key"), "{said}");
-    assert!(!error.may_pass());
-    let log = world.lock().unwrap().log.clone();
-    assert!(log.iter().all(|line| line.starts_with("GET")), "{log:?}");
+    assert!(message.contains("tls.key"), "{message}");
+    assert!(!error.is_retryable());
+    let requests = api_server.lock().unwrap().requests.clone();
+    assert!(
+        requests.iter().all(|line| line.starts_with("GET")),
+        "{requests:?}"
+    );
 }
 
 #[tokio::test]
 async fn missing_permission_error_names_verb_and_resource() {
-    let (store, _world) = store(Cluster {
+    let (store, _api_server) = store(FakeApiServer {
         forbidden: true,
-        ..Cluster::default()
+        ..FakeApiServer::default()
     })
     .await;
     let error = store.load().await.unwrap_err();
@@ -277,7 +293,7 @@ async fn missing_permission_error_names_verb_and_resource() {
         message,
         "reading Secret krypton-system/krypton-agent-identity failed; grant the missing permission"
     );
-    assert!(!error.may_pass());
+    assert!(!error.is_retryable());
 }
 
 #[tokio::test]
@@ -288,19 +304,19 @@ async fn no_key_is_shown() {
         enrolled: Some(enrolled(&authority, &key, "edge-1")),
         key,
     };
-    let kept = store_with(&identity).await.read().await.unwrap().unwrap();
-    let pem = kept.identity.key.to_pem();
+    let stored = store_with(&identity).await.read().await.unwrap().unwrap();
+    let pem = stored.identity.key.to_pem();
     let body: String = pem.lines().filter(|line| !line.contains("--")).collect();
-    let der = kept.identity.key.serialize_der();
+    let der = stored.identity.key.serialize_der();
     // As text, as a list of numbers, and in hexadecimal.
     let numbers = format!("{:?}", pem.as_bytes());
     let numbers = numbers.trim_matches(['[', ']']);
     let ders = format!("{der:?}");
     let ders = ders.trim_matches(['[', ']']);
     let hex: String = der.iter().map(|byte| format!("{byte:02x}")).collect();
-    for shown in [format!("{kept:?}"), format!("{:?}", kept.identity)] {
+    for debug_text in [format!("{stored:?}"), format!("{:?}", stored.identity)] {
         for secret in [&body, numbers, ders, &hex] {
-            assert!(!shown.contains(secret), "{shown}");
+            assert!(!debug_text.contains(secret), "{debug_text}");
         }
     }
 }

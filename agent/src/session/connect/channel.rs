@@ -15,60 +15,63 @@ use tonic::transport::{Channel, Endpoint, Error};
 use tower::service_fn;
 
 /// Interval and timeout of HTTP/2 PINGs, which detect a vanished peer within 20 s.
-const KEEP_ALIVE: Duration = Duration::from_secs(10);
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
 /// Capacity for requests that wait for the connection. A session uses one stream, a renewal and a few charts.
-const REQUESTS: usize = 16;
+const REQUESTS_MAX: usize = 16;
 /// Placeholder that tonic requires; the stream already determines the destination.
-const ANY: &str = "http://hub";
+const PLACEHOLDER_URI: &str = "http://hub";
 
 /// The TLS alert that ended the connection, if any.
-pub(super) type Refusal = Arc<OnceLock<AlertDescription>>;
+pub(super) type ReceivedAlert = Arc<OnceLock<AlertDescription>>;
 
 /// Creates a channel over this one stream. It does not reconnect.
-pub(super) async fn channel(stream: TlsStream<Stream>) -> Result<(Channel, Refusal), Error> {
-    let refusal = Refusal::default();
-    let watched = Watched {
+pub(super) async fn channel(stream: TlsStream<Stream>) -> Result<(Channel, ReceivedAlert), Error> {
+    let received_alert = ReceivedAlert::default();
+    let recorder = AlertRecorder {
         stream,
-        refusal: Arc::clone(&refusal),
+        received_alert: Arc::clone(&received_alert),
     };
-    let once = Mutex::new(Some(TokioIo::new(watched)));
+    let unused_stream = Mutex::new(Some(TokioIo::new(recorder)));
     let connector = service_fn(move |_| {
-        let stream = once.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let stream = unused_stream
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
         async move { stream.ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected)) }
     });
-    let channel = Endpoint::from_static(ANY)
-        .http2_keep_alive_interval(KEEP_ALIVE)
-        .keep_alive_timeout(KEEP_ALIVE)
+    let channel = Endpoint::from_static(PLACEHOLDER_URI)
+        .http2_keep_alive_interval(KEEP_ALIVE_INTERVAL)
+        .keep_alive_timeout(KEEP_ALIVE_INTERVAL)
         .keep_alive_while_idle(true)
-        .buffer_size(REQUESTS)
+        .buffer_size(REQUESTS_MAX)
         .connect_with_connector(connector)
         .await?;
-    Ok((channel, refusal))
+    Ok((channel, received_alert))
 }
 
 /// Records the alert of a failed read, because tonic reports only that the stream ended.
-struct Watched {
+struct AlertRecorder {
     stream: TlsStream<Stream>,
-    refusal: Refusal,
+    received_alert: ReceivedAlert,
 }
 
-impl AsyncRead for Watched {
+impl AsyncRead for AlertRecorder {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let read = Pin::new(&mut self.stream).poll_read(context, buffer);
-        if let Poll::Ready(Err(error)) = &read
+        let result = Pin::new(&mut self.stream).poll_read(context, buffer);
+        if let Poll::Ready(Err(error)) = &result
             && let Some(alert) = alert(error)
         {
-            self.refusal.get_or_init(|| alert);
+            self.received_alert.get_or_init(|| alert);
         }
-        read
+        result
     }
 }
 
-impl AsyncWrite for Watched {
+impl AsyncWrite for AlertRecorder {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

@@ -95,12 +95,12 @@ pub enum DialError {
     Channel(String, #[source] tonic::transport::Error),
     #[error("no hub address is known; set one with --hub=HOST:PORT")]
     NoAddress,
-    #[error("none of the hub's addresses works: {}", listed(.0))]
+    #[error("none of the hub's addresses works: {}", joined_messages(.0))]
     All(Vec<DialError>),
 }
 
 impl DialError {
-    pub(super) fn of_all(mut failures: Vec<Self>) -> Self {
+    pub(super) fn from_failures(mut failures: Vec<Self>) -> Self {
         match failures.len() {
             0 => Self::NoAddress,
             1 => failures.remove(0),
@@ -108,7 +108,7 @@ impl DialError {
         }
     }
 
-    pub(super) fn of_tcp(address: &str, source: io::Error) -> Self {
+    pub(super) fn from_tcp_error(address: &str, source: io::Error) -> Self {
         let address = address.to_owned();
         match source.kind() {
             io::ErrorKind::TimedOut => Self::Silent(address),
@@ -118,7 +118,7 @@ impl DialError {
         }
     }
 
-    pub(super) fn of_handshake(address: &str, source: io::Error) -> Self {
+    pub(super) fn from_handshake_error(address: &str, source: io::Error) -> Self {
         use CertificateError::{
             BadSignature, Expired, ExpiredContext, NotValidYet, NotValidYetContext, UnknownIssuer,
         };
@@ -129,7 +129,7 @@ impl DialError {
         match tls {
             Some(rustls::Error::InvalidMessage(_)) => Self::NotTls(address),
             Some(rustls::Error::NoApplicationProtocol) => Self::NotHttp2(address),
-            Some(rustls::Error::AlertReceived(alert)) => Self::of_alert(&address, *alert),
+            Some(rustls::Error::AlertReceived(alert)) => Self::from_alert(&address, *alert),
             Some(rustls::Error::InvalidCertificate(problem)) => match problem {
                 UnknownIssuer | BadSignature => Self::OtherAuthority(address),
                 Expired | ExpiredContext { .. } | NotValidYet | NotValidYetContext { .. } => {
@@ -148,7 +148,7 @@ impl DialError {
         }
     }
 
-    pub(super) fn of_alert(address: &str, alert: AlertDescription) -> Self {
+    pub(super) fn from_alert(address: &str, alert: AlertDescription) -> Self {
         let address = address.to_owned();
         match alert {
             AlertDescription::CertificateExpired => Self::OursExpired(address),
@@ -162,7 +162,7 @@ impl DialError {
     }
 
     /// Returns whether a retry can succeed without a change by the user.
-    pub fn may_pass(&self) -> bool {
+    pub fn is_retryable(&self) -> bool {
         match self {
             Self::Resolve { .. }
             | Self::Silent(_)
@@ -172,7 +172,7 @@ impl DialError {
             | Self::CutOff { .. }
             | Self::Tls { .. }
             | Self::Channel(..) => true,
-            Self::All(failures) => failures.iter().any(Self::may_pass),
+            Self::All(failures) => failures.iter().any(Self::is_retryable),
             Self::Address(_)
             | Self::NotTls(_)
             | Self::NotHttp2(_)
@@ -187,7 +187,7 @@ impl DialError {
     }
 }
 
-fn listed(failures: &[DialError]) -> String {
+fn joined_messages(failures: &[DialError]) -> String {
     let texts: Vec<String> = failures.iter().map(|error| chain(error)).collect();
     texts.join("; ")
 }

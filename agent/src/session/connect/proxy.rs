@@ -14,7 +14,7 @@ use krypton_runtime::net::{HttpProxy, Listener, Network, Stream, Tcp};
 use tower::{Service as _, service_fn};
 
 use super::error::DialError;
-use super::{HANDSHAKE, reach, resolve};
+use super::{HANDSHAKE_TIMEOUT, connect_any, resolve};
 
 /// The network of the machine, with the proxies of HTTPS_PROXY, ALL_PROXY and NO_PROXY.
 #[derive(Debug)]
@@ -23,18 +23,18 @@ pub struct ProxiedTcp(Matcher);
 impl ProxiedTcp {
     /// A variable in upper case overrides the one in lower case.
     pub fn new(env: &dyn Fn(&str) -> Option<String>) -> Self {
-        let read = |name: &str| {
-            let found = env(name).or_else(|| env(&name.to_lowercase()));
-            found.unwrap_or_default()
+        let variable = |name: &str| {
+            let value = env(name).or_else(|| env(&name.to_lowercase()));
+            value.unwrap_or_default()
         };
-        let (all, https) = (read("ALL_PROXY"), read("HTTPS_PROXY"));
-        let given = [&all, &https].iter().any(|it| !it.is_empty());
+        let (all, https) = (variable("ALL_PROXY"), variable("HTTPS_PROXY"));
+        let is_configured = [&all, &https].iter().any(|value| !value.is_empty());
         let proxies = || Matcher::builder().all(all.clone()).https(https.clone());
         let hub = Uri::from_static("https://hub.example.org");
-        if given && proxies().build().intercept(&hub).is_none() {
+        if is_configured && proxies().build().intercept(&hub).is_none() {
             tracing::warn!("HTTPS_PROXY is not a valid URL; connecting to the hub without a proxy");
         }
-        Self(proxies().no(read("NO_PROXY")).build())
+        Self(proxies().no(variable("NO_PROXY")).build())
     }
 }
 
@@ -73,20 +73,22 @@ pub(super) async fn open(
 ) -> Result<Stream, DialError> {
     let host = proxy.uri.host().unwrap_or_default().to_owned();
     let port = proxy.uri.port_u16().unwrap_or(80);
-    let failed = |source: Box<dyn std::error::Error + Send + Sync>| DialError::Proxy {
+    let proxy_error = |source: Box<dyn std::error::Error + Send + Sync>| DialError::Proxy {
         address: address.to_owned(),
         proxy: format!("{host}:{port}"),
         source,
     };
     if proxy.uri.scheme_str() != Some("http") {
-        return Err(failed("only proxies with http:// are supported".into()));
+        return Err(proxy_error(
+            "only proxies with http:// are supported".into(),
+        ));
     }
-    let opening = async {
-        let found = resolve(host.trim_matches(['[', ']']), port).await?;
-        let stream = reach(network, &found).await?;
+    let connecting = async {
+        let addresses = resolve(host.trim_matches(['[', ']']), port).await?;
+        let stream = connect_any(network, &addresses).await?;
         tunnel(stream, proxy.clone(), address).await
     };
-    opening.await.map_err(failed)
+    connecting.await.map_err(proxy_error)
 }
 
 /// Asks the proxy at the other end of the stream for a connection.
@@ -104,6 +106,6 @@ async fn tunnel(
     if let Some(authorization) = proxy.authorization {
         tunnel = tunnel.with_auth(authorization);
     }
-    let asked = tokio::time::timeout(HANDSHAKE, tunnel.call(uri(address)?)).await?;
-    Ok(asked?.into_inner())
+    let result = tokio::time::timeout(HANDSHAKE_TIMEOUT, tunnel.call(uri(address)?)).await?;
+    Ok(result?.into_inner())
 }

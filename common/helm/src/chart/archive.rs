@@ -43,19 +43,19 @@ pub enum ArchiveError {
 
 /// Content of `Chart.yaml`.
 #[derive(Debug, PartialEq, Eq, Deserialize)]
-pub(super) struct Inside {
+pub(super) struct ChartMetadata {
     pub name: String,
     pub version: String,
 }
 
 /// Reads the whole archive. Slow for large archives, so call it outside async threads.
-pub(super) fn inspect(tgz: &[u8]) -> Result<Inside, ArchiveError> {
+pub(super) fn inspect(tgz: &[u8]) -> Result<ChartMetadata, ArchiveError> {
     // Read all members of the gzip stream, as Go and therefore Helm do.
-    let mut tar = Archive::new(Counted {
+    let mut tar = Archive::new(LimitedReader {
         inner: MultiGzDecoder::new(tgz),
         read: 0,
     });
-    let result = read_through(&mut tar);
+    let result = read_entries(&mut tar);
     // Report the limit as the reason, even if reading failed first.
     if tar.into_inner().read > TOTAL_LIMIT {
         Err(ArchiveError::Total)
@@ -64,7 +64,7 @@ pub(super) fn inspect(tgz: &[u8]) -> Result<Inside, ArchiveError> {
     }
 }
 
-fn read_through(tar: &mut Archive<impl Read>) -> Result<Inside, ArchiveError> {
+fn read_entries(tar: &mut Archive<impl Read>) -> Result<ChartMetadata, ArchiveError> {
     let mut folder: Option<String> = None;
     let mut seen = HashSet::new();
     let mut chart_yaml = None;
@@ -78,22 +78,22 @@ fn read_through(tar: &mut Archive<impl Read>) -> Result<Inside, ArchiveError> {
         if kind == EntryType::XGlobalHeader {
             continue;
         }
-        let path = plain(&entry.path_bytes())?;
+        let path = checked_path(&entry.path_bytes())?;
         if kind == EntryType::Directory {
-            same_folder(&mut folder, &path)?;
+            path_in_folder(&mut folder, &path)?;
             continue;
         }
         if kind != EntryType::Regular {
             return Err(ArchiveError::Kind {
-                path: shown(path.as_bytes()),
+                path: escaped(path.as_bytes()),
             });
         }
         if entry.size() > FILE_LIMIT {
             return Err(ArchiveError::File {
-                path: shown(path.as_bytes()),
+                path: escaped(path.as_bytes()),
             });
         }
-        let inner = same_folder(&mut folder, &path)?;
+        let inner = path_in_folder(&mut folder, &path)?;
         if inner == Some("Chart.yaml") {
             let mut text = Vec::new();
             entry
@@ -105,31 +105,37 @@ fn read_through(tar: &mut Archive<impl Read>) -> Result<Inside, ArchiveError> {
         }
         if !seen.insert(path.clone()) {
             return Err(ArchiveError::Twice {
-                path: shown(path.as_bytes()),
+                path: escaped(path.as_bytes()),
             });
         }
     }
-    identity(&chart_yaml.ok_or(ArchiveError::NoChartYaml)?)
+    parse_chart_yaml(&chart_yaml.ok_or(ArchiveError::NoChartYaml)?)
 }
 
 /// Returns the path if it is relative and all readers interpret it the same way.
-fn plain(bytes: &[u8]) -> Result<String, ArchiveError> {
-    let refused = || ArchiveError::Path { path: shown(bytes) };
-    let path = std::str::from_utf8(bytes).map_err(|_| refused())?;
+fn checked_path(bytes: &[u8]) -> Result<String, ArchiveError> {
+    let path_error = || ArchiveError::Path {
+        path: escaped(bytes),
+    };
+    let path = std::str::from_utf8(bytes).map_err(|_| path_error())?;
     let path = path.strip_suffix('/').unwrap_or(path);
-    let odd = |part: &str| part.is_empty() || part == "." || part == "..";
+    let is_invalid = |part: &str| part.is_empty() || part == "." || part == "..";
     // Helm treats a backslash as a separator and a colon as part of a drive name.
-    let drive = path
+    let has_drive = path
         .split_once('/')
         .is_some_and(|(top, _)| top.ends_with(':'));
-    if path.split('/').any(odd) || drive || path.contains('\\') || path.contains(char::is_control) {
-        return Err(refused());
+    if path.split('/').any(is_invalid)
+        || has_drive
+        || path.contains('\\')
+        || path.contains(char::is_control)
+    {
+        return Err(path_error());
     }
     Ok(path.to_owned())
 }
 
 /// Returns the path below the single top-level folder, or `None` for the folder itself.
-fn same_folder<'a>(
+fn path_in_folder<'a>(
     folder: &mut Option<String>,
     path: &'a str,
 ) -> Result<Option<&'a str>, ArchiveError> {
@@ -144,27 +150,27 @@ fn same_folder<'a>(
     }
 }
 
-fn identity(chart_yaml: &[u8]) -> Result<Inside, ArchiveError> {
+fn parse_chart_yaml(chart_yaml: &[u8]) -> Result<ChartMetadata, ArchiveError> {
     let options = serde_saphyr::options! {
         duplicate_keys: serde_saphyr::DuplicateKeyPolicy::LastWins,
         with_snippet: false,
     };
-    let inside: Inside = serde_saphyr::from_slice_with_options(chart_yaml, options)
+    let metadata: ChartMetadata = serde_saphyr::from_slice_with_options(chart_yaml, options)
         .map_err(ArchiveError::ChartYaml)?;
-    let name = inside.name.as_str();
+    let name = metadata.name.as_str();
     if name.is_empty() || name == "." || name == ".." || name.contains(['/', '\\']) {
-        let what = format!("name {}", shown(name.as_bytes()));
+        let what = format!("name {}", escaped(name.as_bytes()));
         return Err(ArchiveError::Identity { what });
     }
-    if super::version::parse(&inside.version).is_none() {
-        let what = format!("version {}", shown(inside.version.as_bytes()));
+    if super::version::parse(&metadata.version).is_none() {
+        let what = format!("version {}", escaped(metadata.version.as_bytes()));
         return Err(ArchiveError::Identity { what });
     }
-    Ok(inside)
+    Ok(metadata)
 }
 
 /// Shortens a path and escapes its control characters for messages.
-fn shown(bytes: &[u8]) -> String {
+fn escaped(bytes: &[u8]) -> String {
     format!(
         "{:?}",
         String::from_utf8_lossy(bytes)
@@ -174,12 +180,12 @@ fn shown(bytes: &[u8]) -> String {
     )
 }
 
-struct Counted<R> {
+struct LimitedReader<R> {
     inner: R,
     read: u64,
 }
 
-impl<R: Read> Read for Counted<R> {
+impl<R: Read> Read for LimitedReader<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if self.read > TOTAL_LIMIT {
             return Err(io::Error::other("too large"));
@@ -246,9 +252,9 @@ pub(super) mod tests {
             file("small/templates/a.yaml", "a: b"),
             file("small/charts/sub/Chart.yaml", "name: sub\nversion: 9.9.9"),
         ]);
-        let inside = inspect(&tgz).unwrap();
+        let metadata = inspect(&tgz).unwrap();
         assert_eq!(
-            (inside.name.as_str(), inside.version.as_str()),
+            (metadata.name.as_str(), metadata.version.as_str()),
             ("small", "1.2.3")
         );
     }
@@ -290,9 +296,9 @@ pub(super) mod tests {
             ),
             ("twice", chart(), "twice"),
         ];
-        for (what, hostile, reason) in cases {
-            let error = inspect(&packed(&[chart(), hostile])).expect_err(what);
-            assert!(error.to_string().contains(reason), "{what}: {error}");
+        for (case, hostile, reason) in cases {
+            let error = inspect(&packed(&[chart(), hostile])).expect_err(case);
+            assert!(error.to_string().contains(reason), "{case}: {error}");
         }
     }
 
@@ -304,33 +310,33 @@ pub(super) mod tests {
         let error = inspect(&packed(&[chart.clone(), large])).unwrap_err();
         assert!(matches!(error, ArchiveError::File { .. }), "{error}");
 
-        let mut much = vec![chart.clone()];
+        let mut large_files = vec![chart.clone()];
         for number in 0..20 {
-            much.push(entry(
+            large_files.push(entry(
                 &format!("small/{number}"),
                 EntryType::Regular,
                 &vec![0; limit],
             ));
         }
-        let error = inspect(&packed(&much)).unwrap_err();
+        let error = inspect(&packed(&large_files)).unwrap_err();
         assert!(matches!(error, ArchiveError::Total), "{error}");
 
-        let mut many = vec![chart];
-        many.extend((0..ENTRY_LIMIT).map(|number| file(&format!("small/{number}"), "")));
-        let error = inspect(&packed(&many)).unwrap_err();
+        let mut many_entries = vec![chart];
+        many_entries.extend((0..ENTRY_LIMIT).map(|number| file(&format!("small/{number}"), "")));
+        let error = inspect(&packed(&many_entries)).unwrap_err();
         assert!(matches!(error, ArchiveError::Entries), "{error}");
     }
 
     #[test]
     fn invalid_chart_archive_is_rejected() {
-        let whole = packed(&[
+        let complete = packed(&[
             chart_yaml("small", "1.2.3"),
             file("small/b", &"b".repeat(9_000)),
         ]);
         let cases: Vec<(&str, Vec<u8>, &str)> = vec![
             ("rubbish", b"rubbish".to_vec(), "not a gzip"),
             ("empty", Vec::new(), "not a gzip"),
-            ("cut", whole[..whole.len() / 2].to_vec(), "not a gzip"),
+            ("cut", complete[..complete.len() / 2].to_vec(), "not a gzip"),
             (
                 "no Chart.yaml",
                 packed(&[file("small/values.yaml", "")]),
@@ -357,46 +363,49 @@ pub(super) mod tests {
                 "name \"../x\"",
             ),
         ];
-        for (what, tgz, reason) in cases {
-            let error = inspect(&tgz).expect_err(what);
-            assert!(error.to_string().contains(reason), "{what}: {error}");
+        for (case, tgz, reason) in cases {
+            let error = inspect(&tgz).expect_err(case);
+            assert!(error.to_string().contains(reason), "{case}: {error}");
         }
     }
 
     /// Seeds of the fuzzer, named after the expected result. `WRITE_CORPUS=1` writes them again.
     fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         let chart = || chart_yaml("small", "1.2.3");
-        let whole = |more: Vec<u8>| [chart(), more, vec![0; 1024]].concat();
-        let link = |kind| whole(entry("small/link", kind, b""));
+        let with_entry = |entry: Vec<u8>| [chart(), entry, vec![0; 1024]].concat();
+        let link = |kind| with_entry(entry("small/link", kind, b""));
         vec![
-            ("good-chart", whole(file("small/values.yaml", "a: 1\n"))),
+            (
+                "good-chart",
+                with_entry(file("small/values.yaml", "a: 1\n")),
+            ),
             (
                 "good-v",
                 [chart_yaml("small", "v1.2.3-rc.1+b"), vec![0; 1024]].concat(),
             ),
             (
                 "good-folders",
-                whole(entry("small/templates/", EntryType::Directory, b"")),
+                with_entry(entry("small/templates/", EntryType::Directory, b"")),
             ),
             ("good-packed", packed(&[chart()])),
             (
                 "refused-members",
                 [packed(&[]), packed(&[chart()])].concat(),
             ),
-            ("refused-parent", whole(file("small/../x", "x"))),
-            ("refused-absolute", whole(file("/etc/passwd", "x"))),
-            ("refused-backslash", whole(file("small\\..\\x", "x"))),
-            ("refused-drive", whole(file("C:/x", "x"))),
+            ("refused-parent", with_entry(file("small/../x", "x"))),
+            ("refused-absolute", with_entry(file("/etc/passwd", "x"))),
+            ("refused-backslash", with_entry(file("small\\..\\x", "x"))),
+            ("refused-drive", with_entry(file("C:/x", "x"))),
             ("refused-symlink", link(EntryType::Symlink)),
             ("refused-hard-link", link(EntryType::Link)),
             ("refused-device", link(EntryType::Char)),
             ("refused-fifo", link(EntryType::Fifo)),
             ("refused-sparse", link(EntryType::GNUSparse)),
-            ("refused-twice", whole(chart())),
-            ("refused-folders", whole(file("other/x", "x"))),
+            ("refused-twice", with_entry(chart())),
+            ("refused-folders", with_entry(file("other/x", "x"))),
             (
                 "refused-long-name",
-                whole(entry("small/x", EntryType::GNULongName, b"../../x\0")),
+                with_entry(entry("small/x", EntryType::GNULongName, b"../../x\0")),
             ),
             (
                 "refused-name",
@@ -414,7 +423,7 @@ pub(super) mod tests {
 
     #[test]
     fn the_fuzzers_charts_keep_every_promise() {
-        use super::super::archive_promises::{broken_promise, packed};
+        use super::super::archive_properties::{broken_promise, packed};
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/chart");
         if std::env::var_os("WRITE_CORPUS").is_some() {
             std::fs::create_dir_all(folder).unwrap();
@@ -428,8 +437,12 @@ pub(super) mod tests {
             let name = path.file_name().unwrap().to_str().unwrap().to_owned();
             let bytes = std::fs::read(&path).unwrap();
             assert_eq!(broken_promise(&bytes), None, "{name}");
-            let read = inspect(&packed(&bytes).unwrap());
-            assert_eq!(read.is_ok(), name.starts_with("good-"), "{name}: {read:?}");
+            let result = inspect(&packed(&bytes).unwrap());
+            assert_eq!(
+                result.is_ok(),
+                name.starts_with("good-"),
+                "{name}: {result:?}"
+            );
             assert!(
                 name.starts_with("good-") || name.starts_with("refused-"),
                 "{name}"
@@ -447,16 +460,16 @@ pub(super) mod tests {
         fn damaged_archive_never_panics_or_changes_name(
             at in 0_usize..4096,
             byte in any::<u8>(),
-            zipped in any::<bool>(),
+            in_gzip in any::<bool>(),
         ) {
             let mut tar: Vec<u8> =
                 [chart_yaml("small", "1.2.3"), file("small/values.yaml", "a: 1")].concat();
             let mut tgz = packed(&[tar.clone()]);
-            if zipped {
+            if in_gzip {
                 let at = at % tgz.len();
                 tgz[at] = byte;
                 // gzip has a checksum.
-                prop_assert!(inspect(&tgz).map_or(true, |inside| inside.name == "small"));
+                prop_assert!(inspect(&tgz).map_or(true, |metadata| metadata.name == "small"));
             } else {
                 let at = at % tar.len();
                 tar[at] = byte;

@@ -4,12 +4,12 @@ use std::sync::PoisonError;
 
 use krypton_runtime::clock::BootTime;
 
-use super::{ChartCache, ChartFault, ChartRef, Memory};
+use super::{ChartCache, ChartFault, ChartRef, EntryState};
 
 /// State of a requested chart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CacheState {
-    Here {
+    Cached {
         since: BootTime,
         /// The version in the chart's `Chart.yaml`.
         version: String,
@@ -31,18 +31,18 @@ pub enum CacheState {
 impl ChartCache {
     /// Returns the state of all cached charts in no particular order. Does not wait for fetches.
     pub fn cache_state(&self) -> Vec<(ChartRef, CacheState)> {
-        let slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-        let cache_state = slots.iter().filter_map(|(chart, slot)| {
+        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let states = entries.iter().filter_map(|(chart, entry)| {
             // A locked entry has a fetch in progress.
-            let cache_state = match slot.try_lock().as_deref() {
+            let state = match entry.try_lock().as_deref() {
                 Err(_) => CacheState::Fetching,
-                Ok(Memory::Nothing) => return None,
-                Ok(Memory::Have(fetched, since, _)) => CacheState::Here {
+                Ok(EntryState::Empty) => return None,
+                Ok(EntryState::Loaded(fetched, since, _)) => CacheState::Cached {
                     since: *since,
                     version: fetched.version.clone(),
                     sha256: fetched.sha256.clone(),
                 },
-                Ok(Memory::Failed {
+                Ok(EntryState::Failed {
                     error,
                     times,
                     since,
@@ -54,8 +54,8 @@ impl ChartCache {
                     until: *until,
                 },
             };
-            Some((chart.clone(), cache_state))
+            Some((chart.clone(), state))
         });
-        cache_state.collect()
+        states.collect()
     }
 }

@@ -23,7 +23,7 @@ pub enum CredentialsError {
     )]
     Empty,
     #[error("it has {0} without {1}; add the other one")]
-    Half(&'static str, &'static str),
+    Incomplete(&'static str, &'static str),
     #[error("it has both token and username; leave out one of them")]
     Both,
     #[error("its {0} holds characters that cannot be sent; write it again")]
@@ -33,7 +33,7 @@ pub enum CredentialsError {
     )]
     Docker,
     #[error("its ca.crt holds no certificate; write it again, as PEM")]
-    NoAuthority,
+    NoCertificate,
     #[error("its {0} cannot be read as PEM; write it again")]
     Pem(&'static str, #[source] reqwest::Error),
     #[error(
@@ -84,12 +84,12 @@ pub struct Credentials {
     /// Login for the repository, regardless of its host.
     login: Option<Login>,
     /// Logins of a Docker configuration, by `host[:port][/path]`.
-    by_place: Vec<(String, Login)>,
+    by_location: Vec<(String, Login)>,
     /// HTTP client with the custom authority and the client certificate.
-    pub(super) own: Client,
+    pub(super) repository_client: Client,
     /// HTTP client with the custom authority and without the client certificate, for other hosts that the
     /// repository names.
-    pub(super) open: Client,
+    pub(super) other_client: Client,
 }
 
 impl fmt::Debug for Credentials {
@@ -104,9 +104,9 @@ impl Credentials {
         let client = download::client().build()?;
         Ok(Self {
             login: None,
-            by_place: Vec::new(),
-            own: client.clone(),
-            open: client,
+            by_location: Vec::new(),
+            repository_client: client.clone(),
+            other_client: client,
         })
     }
 
@@ -139,50 +139,56 @@ impl Credentials {
             }),
             (None, None, Some(token)) => Some(Login::Bearer(token)),
             (_, _, Some(_)) => return Err(CredentialsError::Both),
-            (Some(_), None, None) => return Err(CredentialsError::Half("username", "password")),
-            (None, Some(_), None) => return Err(CredentialsError::Half("password", "username")),
+            (Some(_), None, None) => {
+                return Err(CredentialsError::Incomplete("username", "password"));
+            }
+            (None, Some(_), None) => {
+                return Err(CredentialsError::Incomplete("password", "username"));
+            }
         };
         if login.as_ref().is_some_and(|login| login.header().is_none()) {
             return Err(CredentialsError::Characters("token"));
         }
-        let by_place = match bytes(DOCKER_CONFIG) {
-            Some(bytes) => docker(bytes).ok_or(CredentialsError::Docker)?,
+        let by_location = match bytes(DOCKER_CONFIG) {
+            Some(bytes) => parse_docker_config(bytes).ok_or(CredentialsError::Docker)?,
             None => Vec::new(),
         };
         let pem = |key| bytes(key).filter(|bytes| !bytes.is_empty());
         let (authorities, certificate, key) = (pem("ca.crt"), pem("tls.crt"), pem("tls.key"));
-        let is_empty = login.is_none() && by_place.is_empty();
+        let is_empty = login.is_none() && by_location.is_empty();
         if is_empty && authorities.is_none() && certificate.is_none() && key.is_none() {
             return Err(CredentialsError::Empty);
         }
-        let mut open = download::client();
-        let mut own = download::client();
+        let mut other_client = download::client();
+        let mut repository_client = download::client();
         if let Some(authorities) = authorities {
-            let read = Certificate::from_pem_bundle(authorities)
+            let certificates = Certificate::from_pem_bundle(authorities)
                 .map_err(|error| CredentialsError::Pem("ca.crt", error))?;
-            if read.is_empty() {
-                return Err(CredentialsError::NoAuthority);
+            if certificates.is_empty() {
+                return Err(CredentialsError::NoCertificate);
             }
             // Add to the system's authorities, because charts may be stored on another host than their index.
-            open = open.tls_certs_merge(read.clone());
-            own = own.tls_certs_merge(read);
+            other_client = other_client.tls_certs_merge(certificates.clone());
+            repository_client = repository_client.tls_certs_merge(certificates);
         }
-        own = match (certificate, key) {
+        repository_client = match (certificate, key) {
             (Some(certificate), Some(key)) => {
-                let both = Zeroizing::new([certificate, b"\n", key].concat());
-                let identity = Identity::from_pem(&both)
+                let pem = Zeroizing::new([certificate, b"\n", key].concat());
+                let identity = Identity::from_pem(&pem)
                     .map_err(|error| CredentialsError::Pem("tls.crt and tls.key", error))?;
-                own.identity(identity)
+                repository_client.identity(identity)
             }
-            (None, None) => own,
-            (Some(_), None) => return Err(CredentialsError::Half("tls.crt", "tls.key")),
-            (None, Some(_)) => return Err(CredentialsError::Half("tls.key", "tls.crt")),
+            (None, None) => repository_client,
+            (Some(_), None) => return Err(CredentialsError::Incomplete("tls.crt", "tls.key")),
+            (None, Some(_)) => return Err(CredentialsError::Incomplete("tls.key", "tls.crt")),
         };
         Ok(Self {
             login,
-            by_place,
-            own: own.build().map_err(CredentialsError::Client)?,
-            open: open.build().map_err(CredentialsError::Client)?,
+            by_location,
+            repository_client: repository_client
+                .build()
+                .map_err(CredentialsError::Client)?,
+            other_client: other_client.build().map_err(CredentialsError::Client)?,
         })
     }
 
@@ -190,9 +196,9 @@ impl Credentials {
     pub(super) fn for_others(&self) -> Self {
         Self {
             login: None,
-            by_place: Vec::new(),
-            own: self.open.clone(),
-            open: self.open.clone(),
+            by_location: Vec::new(),
+            repository_client: self.other_client.clone(),
+            other_client: self.other_client.clone(),
         }
     }
 
@@ -203,14 +209,14 @@ impl Credentials {
             Some(port) => format!("{host}:{port}"),
             None => host.to_owned(),
         };
-        let whole = format!("{with_port}/{path}/");
-        let placed = self
-            .by_place
+        let chart_path = format!("{with_port}/{path}/");
+        let specific = self
+            .by_location
             .iter()
-            .filter(|(place, _)| whole.starts_with(&format!("{place}/")))
+            .filter(|(location, _)| chart_path.starts_with(&format!("{location}/")))
             // Prefer the longest matching prefix.
-            .max_by_key(|(place, _)| place.len());
-        placed.map(|(_, login)| login).or(self.login.as_ref())
+            .max_by_key(|(location, _)| location.len());
+        specific.map(|(_, login)| login).or(self.login.as_ref())
     }
 }
 
@@ -231,31 +237,31 @@ struct DockerAuth {
 }
 
 pub(super) fn secret<'de, D: Deserializer<'de>>(
-    from: D,
+    deserializer: D,
 ) -> Result<Option<Zeroizing<String>>, D::Error> {
-    Ok(Option::<String>::deserialize(from)?.map(Zeroizing::new))
+    Ok(Option::<String>::deserialize(deserializer)?.map(Zeroizing::new))
 }
 
-fn docker(bytes: &[u8]) -> Option<Vec<(String, Login)>> {
+fn parse_docker_config(bytes: &[u8]) -> Option<Vec<(String, Login)>> {
     let config: DockerConfig = serde_json::from_slice(bytes).ok()?;
     config
         .auths
         .into_iter()
-        .map(|(place, auth)| Some((docker_place(&place), docker_login(auth)?)))
+        .map(|(location, auth)| Some((docker_location(&location), docker_login(auth)?)))
         .collect()
 }
 
 /// Normalizes a key of a Docker configuration. Docker Hub has the URL of its v1 API as key, others have their
 /// host.
-fn docker_place(place: &str) -> String {
-    let place = place
+fn docker_location(location: &str) -> String {
+    let location = location
         .trim_start_matches("https://")
         .trim_start_matches("http://")
         .trim_end_matches('/');
-    let place = place.trim_end_matches("/v1").trim_end_matches("/v2");
-    match place {
+    let location = location.trim_end_matches("/v1").trim_end_matches("/v2");
+    match location {
         "index.docker.io" | "docker.io" => super::oci::DOCKER_HUB.to_owned(),
-        place => place.to_owned(),
+        location => location.to_owned(),
     }
 }
 
@@ -304,7 +310,7 @@ mod tests {
         Credentials::from_secret(&secret(data))
     }
 
-    fn said(credentials: &Credentials, url: &str, path: &str) -> Option<String> {
+    fn login_header(credentials: &Credentials, url: &str, path: &str) -> Option<String> {
         let login = credentials.login(&Url::parse(url).unwrap(), path)?;
         Some(login.header().unwrap().to_str().unwrap().to_owned())
     }
@@ -312,10 +318,13 @@ mod tests {
     #[test]
     fn a_login_is_read_and_never_shown() {
         let basic = read(&[("username", "me\n"), ("password", "hunter2\n")]).unwrap();
-        let header = said(&basic, "https://a", "x").unwrap();
+        let header = login_header(&basic, "https://a", "x").unwrap();
         assert_eq!(header, format!("Basic {}", STANDARD.encode("me:hunter2")));
         let token = read(&[("token", "t0ken\r\n")]).unwrap();
-        assert_eq!(said(&token, "https://a", "x").unwrap(), "Bearer t0ken");
+        assert_eq!(
+            login_header(&token, "https://a", "x").unwrap(),
+            "Bearer t0ken"
+        );
         let shown = format!("{basic:?}{:?}", basic.login.as_ref().map(Login::header));
         assert!(
             !shown.contains("hunter2") && !shown.contains(&header),
@@ -344,15 +353,19 @@ mod tests {
             ("https://example.org", "x", None),
         ] {
             let expected = expected.map(|pair| format!("Basic {}", STANDARD.encode(pair)));
-            assert_eq!(said(&credentials, url, path), expected, "{url} {path}");
+            assert_eq!(
+                login_header(&credentials, url, path),
+                expected,
+                "{url} {path}"
+            );
         }
-        let token = said(&credentials, "http://localhost:5000", "x");
+        let token = login_header(&credentials, "http://localhost:5000", "x");
         assert_eq!(token.as_deref(), Some("Bearer c"));
     }
 
     #[test]
     fn unusable_credentials_error_hides_content() {
-        for (data, word) in [
+        for (data, expected) in [
             (&[][..], "none of the keys"),
             (&[("other", "hunter2")], "none of the keys"),
             (&[("username", "hunter2")], "username without password"),
@@ -374,7 +387,7 @@ mod tests {
         ] {
             let error = read(data).map(drop).unwrap_err();
             let text = krypton_types::error_chain::chain(&error);
-            assert!(text.contains(word), "{word}: {text}");
+            assert!(text.contains(expected), "{expected}: {text}");
             assert!(!text.contains("hunter2"), "{text}");
         }
     }

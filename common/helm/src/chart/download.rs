@@ -8,25 +8,25 @@ use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue, LOCATION};
 use reqwest::redirect::Policy;
 use reqwest::{Client, ClientBuilder, Method, Response, Url};
 
-use super::astray::leads_astray;
 use super::credentials::Credentials;
+use super::target_check::target_refusal;
 use super::{ChartError, ChartRef, index, provenance};
 
 /// Maximum size of a packaged chart in bytes, as in Flux.
 pub const CHART_LIMIT: u64 = 10 << 20;
-const CONNECT: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum time without data before a connection counts as dead.
-const SILENCE: Duration = Duration::from_secs(20);
-const REDIRECTS: usize = 5;
+const READ_TIMEOUT: Duration = Duration::from_secs(20);
+const MAX_REDIRECTS: usize = 5;
 const DOWNLOADING: &str = "downloading the chart";
 
 /// Returns the common settings of all clients. The process-wide rustls provider must be installed.
 pub(super) fn client() -> ClientBuilder {
     Client::builder()
         .user_agent(concat!("krypton/", env!("CARGO_PKG_VERSION")))
-        .connect_timeout(CONNECT)
-        .read_timeout(SILENCE)
-        // `Way::send` follows redirects itself and checks their targets.
+        .connect_timeout(CONNECT_TIMEOUT)
+        .read_timeout(READ_TIMEOUT)
+        // `RepositoryClient::send` follows redirects itself and checks their targets.
         .redirect(Policy::none())
         .referer(false)
 }
@@ -39,16 +39,16 @@ pub(super) fn is_loopback(url: &Url) -> bool {
     host == "localhost" || address.is_ok_and(|address| address.is_loopback())
 }
 
-/// Settings for the requests of one fetch of `chart`.
-pub(super) struct Way<'a> {
+/// Sends the requests of one fetch of `chart`.
+pub(super) struct RepositoryClient<'a> {
     pub chart: &'a Arc<ChartRef>,
     pub credentials: &'a Credentials,
     /// Whether to allow plain HTTP for credentials and registries.
     pub plain_http: bool,
 }
 
-/// A request.
-pub(super) struct Ask {
+/// A GET request.
+pub(super) struct GetRequest {
     /// Completes the sentence "… failed".
     pub attempt: &'static str,
     pub url: Url,
@@ -58,65 +58,65 @@ pub(super) struct Ask {
     pub authorization: Option<HeaderValue>,
 }
 
-impl Way<'_> {
+impl RepositoryClient<'_> {
     /// Returns whether secrets may be sent to this URL.
     pub(super) fn is_private(&self, url: &Url) -> bool {
         url.scheme() == "https" || self.plain_http || is_loopback(url)
     }
 
     /// Sends a request and follows redirects. Returns the response with any status, and its URL.
-    pub(super) async fn send(&self, ask: &Ask) -> Result<(Response, Url), ChartError> {
-        let attempt = ask.attempt;
-        let redirect = |problem| ChartError::Redirect {
+    pub(super) async fn send(&self, request: &GetRequest) -> Result<(Response, Url), ChartError> {
+        let attempt = request.attempt;
+        let redirect_error = |problem| ChartError::Redirect {
             chart: Arc::clone(self.chart),
             attempt,
             problem,
         };
-        if ask.authorization.is_some() && !self.is_private(&ask.url) {
+        if request.authorization.is_some() && !self.is_private(&request.url) {
             let chart = Arc::clone(self.chart);
             return Err(ChartError::PlainHttp { chart });
         }
-        let mut url = ask.url.clone();
-        let mut at_home = true;
-        for _ in 0..=REDIRECTS {
+        let mut url = request.url.clone();
+        let mut same_origin = true;
+        for _ in 0..=MAX_REDIRECTS {
             let credentials = self.credentials;
-            let client = if at_home {
-                &credentials.own
+            let client = if same_origin {
+                &credentials.repository_client
             } else {
-                &credentials.open
+                &credentials.other_client
             };
-            let mut request = client
+            let mut builder = client
                 .request(Method::GET, url.clone())
-                .headers(ask.headers.clone());
-            if let Some(value) = ask.authorization.as_ref().filter(|_| at_home) {
-                request = request.header(AUTHORIZATION, value.clone());
+                .headers(request.headers.clone());
+            if let Some(value) = request.authorization.as_ref().filter(|_| same_origin) {
+                builder = builder.header(AUTHORIZATION, value.clone());
             }
-            let response = request
+            let response = builder
                 .send()
                 .await
-                .map_err(|source| self.unreachable(attempt, source))?;
+                .map_err(|source| self.unreachable_error(attempt, source))?;
             let location = response.headers().get(LOCATION);
             let next = match (response.status().as_u16(), location) {
                 (301 | 302 | 303 | 307 | 308, Some(location)) => location
                     .to_str()
                     .ok()
                     .and_then(|location| url.join(location).ok())
-                    .ok_or_else(|| redirect("redirected to an invalid URL"))?,
+                    .ok_or_else(|| redirect_error("redirected to an invalid URL"))?,
                 _ => return Ok((response, url)),
             };
             match (url.scheme(), next.scheme()) {
                 (_, "https") | ("http", "http") => {}
-                ("https", "http") => return Err(redirect("redirected from https to http")),
-                _ => return Err(redirect("redirected to what is not http(s)")),
+                ("https", "http") => return Err(redirect_error("redirected from https to http")),
+                _ => return Err(redirect_error("redirected to what is not http(s)")),
             }
-            if let Some(problem) = leads_astray(&ask.url, &next).await {
-                return Err(redirect(problem));
+            if let Some(problem) = target_refusal(&request.url, &next).await {
+                return Err(redirect_error(problem));
             }
             // After a redirect to another origin, a redirect back is not trustworthy either.
-            at_home &= next.origin() == ask.url.origin();
+            same_origin &= next.origin() == request.url.origin();
             url = next;
         }
-        Err(redirect("more than 5 redirects"))
+        Err(redirect_error("more than 5 redirects"))
     }
 
     /// Returns the body of a successful response, up to `limit` bytes. `what` completes "… is larger than".
@@ -129,23 +129,23 @@ impl Way<'_> {
     ) -> Result<Vec<u8>, ChartError> {
         let status = response.status();
         if !status.is_success() {
-            return Err(self.refused(attempt, status.as_u16()));
+            return Err(self.status_error(attempt, status.as_u16()));
         }
         let too_large = || ChartError::TooLarge {
             chart: Arc::clone(self.chart),
             what,
             limit,
         };
-        let announced = response.content_length().unwrap_or(0);
-        if announced > limit {
+        let declared = response.content_length().unwrap_or(0);
+        if declared > limit {
             return Err(too_large());
         }
         let mut response = response;
-        let mut bytes = Vec::with_capacity(usize::try_from(announced).unwrap_or(0));
+        let mut bytes = Vec::with_capacity(usize::try_from(declared).unwrap_or(0));
         while let Some(chunk) = response
             .chunk()
             .await
-            .map_err(|source| self.unreachable(attempt, source))?
+            .map_err(|source| self.unreachable_error(attempt, source))?
         {
             if (bytes.len() + chunk.len()) as u64 > limit {
                 return Err(too_large());
@@ -155,7 +155,7 @@ impl Way<'_> {
         Ok(bytes)
     }
 
-    pub(super) fn refused(&self, attempt: &'static str, status: u16) -> ChartError {
+    pub(super) fn status_error(&self, attempt: &'static str, status: u16) -> ChartError {
         ChartError::Refused {
             chart: Arc::clone(self.chart),
             attempt,
@@ -163,7 +163,7 @@ impl Way<'_> {
         }
     }
 
-    fn unreachable(&self, attempt: &'static str, source: reqwest::Error) -> ChartError {
+    fn unreachable_error(&self, attempt: &'static str, source: reqwest::Error) -> ChartError {
         // The URL may contain a password, and the message names the repository anyway.
         let source = source.without_url();
         ChartError::Unreachable {
@@ -183,10 +183,10 @@ impl Way<'_> {
     pub(super) async fn archive(
         &self,
         repo: &Url,
-        entry: &index::Entry,
+        entry: &index::IndexEntry,
     ) -> Result<Vec<u8>, ChartError> {
-        let url = self.address(repo, entry)?;
-        let response = self.listed(repo, url, DOWNLOADING).await?;
+        let url = self.entry_url(repo, entry)?;
+        let response = self.get_linked(repo, url, DOWNLOADING).await?;
         self.body(response, DOWNLOADING, "the chart", CHART_LIMIT)
             .await
     }
@@ -195,31 +195,31 @@ impl Way<'_> {
     pub(super) async fn provenance(
         &self,
         repo: &Url,
-        entry: &index::Entry,
+        entry: &index::IndexEntry,
     ) -> Result<Vec<u8>, ChartError> {
         const ATTEMPT: &str = "downloading the provenance file";
-        let mut url = self.address(repo, entry)?;
+        let mut url = self.entry_url(repo, entry)?;
         url.set_path(&format!("{}{}", url.path(), provenance::SUFFIX));
-        let response = self.listed(repo, url, ATTEMPT).await?;
+        let response = self.get_linked(repo, url, ATTEMPT).await?;
         let limit = provenance::LIMIT;
         self.body(response, ATTEMPT, "the provenance file", limit)
             .await
     }
 
-    fn address(&self, repo: &Url, entry: &index::Entry) -> Result<Url, ChartError> {
-        resolve(repo, entry).ok_or_else(|| ChartError::Link {
+    fn entry_url(&self, repo: &Url, entry: &index::IndexEntry) -> Result<Url, ChartError> {
+        resolve_url(repo, entry).ok_or_else(|| ChartError::EntryUrl {
             chart: Arc::clone(self.chart),
         })
     }
 
     /// Downloads a file that the index names.
-    async fn listed(
+    async fn get_linked(
         &self,
         repo: &Url,
         url: Url,
         attempt: &'static str,
     ) -> Result<Response, ChartError> {
-        if let Some(problem) = leads_astray(repo, &url).await {
+        if let Some(problem) = target_refusal(repo, &url).await {
             let chart = Arc::clone(self.chart);
             return Err(ChartError::Redirect {
                 chart,
@@ -227,30 +227,30 @@ impl Way<'_> {
                 problem,
             });
         }
-        let own = url.origin() == repo.origin();
+        let is_own = url.origin() == repo.origin();
         let credentials;
-        let way = if own {
+        let client = if is_own {
             self
         } else {
             // Another host must not receive the client certificate either.
             credentials = self.credentials.for_others();
-            &Way {
+            &RepositoryClient {
                 credentials: &credentials,
                 ..*self
             }
         };
-        let ask = Ask {
+        let request = GetRequest {
             attempt,
             url,
             headers: HeaderMap::new(),
-            authorization: self.authorization(repo).filter(|_| own),
+            authorization: self.authorization(repo).filter(|_| is_own),
         };
-        Ok(way.send(&ask).await?.0)
+        Ok(client.send(&request).await?.0)
     }
 }
 
 /// Appends `name` to the repository's path and keeps the query, as Helm does.
-pub(super) fn below(repo: &Url, name: &str) -> Url {
+pub(super) fn append_path(repo: &Url, name: &str) -> Url {
     let mut url = repo.clone();
     url.set_fragment(None);
     if let Ok(mut path) = url.path_segments_mut() {
@@ -260,11 +260,11 @@ pub(super) fn below(repo: &Url, name: &str) -> Url {
 }
 
 /// Returns an entry's URL. Plain HTTP from an HTTPS repository requires a digest.
-fn resolve(repo: &Url, entry: &index::Entry) -> Option<Url> {
-    let base = below(repo, "");
+fn resolve_url(repo: &Url, entry: &index::IndexEntry) -> Option<Url> {
+    let base = append_path(repo, "");
     let mut url = base.join(&entry.url).ok()?;
-    let own = url.origin() == base.origin();
-    if own && url.query().is_none() {
+    let is_own = url.origin() == base.origin();
+    if is_own && url.query().is_none() {
         url.set_query(base.query());
     }
     match url.scheme() {
@@ -279,12 +279,12 @@ mod tests {
     use super::*;
 
     fn resolved(repo: &str, url: &str, digest: Option<&str>) -> Option<String> {
-        let entry = index::Entry {
+        let entry = index::IndexEntry {
             version: "1.0.0".to_owned(),
             url: url.to_owned(),
             digest: digest.map(ToOwned::to_owned),
         };
-        resolve(&Url::parse(repo).unwrap(), &entry).map(String::from)
+        resolve_url(&Url::parse(repo).unwrap(), &entry).map(String::from)
     }
 
     #[test]
@@ -301,7 +301,7 @@ mod tests {
             ),
         ] {
             assert_eq!(
-                below(&Url::parse(repo).unwrap(), "index.yaml").as_str(),
+                append_path(&Url::parse(repo).unwrap(), "index.yaml").as_str(),
                 index
             );
         }

@@ -23,7 +23,7 @@ pub enum ChartError {
         "chart version invalid: {chart}; set a SemVer 2 version such as 1.2.3, or a range such as ^1.2"
     )]
     VersionInvalid { chart: Arc<ChartRef> },
-    #[error("chart version not found in repository: {chart}; {}", offer(.newest.as_deref()))]
+    #[error("chart version not found in repository: {chart}; {}", newest_version(.newest.as_deref()))]
     VersionNotFound {
         chart: Arc<ChartRef>,
         newest: Option<String>,
@@ -58,7 +58,7 @@ pub enum ChartError {
     #[error("chart not loaded; repo unreachable? {chart}: no full answer within {} s; check the way to it", DEADLINE.as_secs())]
     Deadline { chart: Arc<ChartRef> },
     #[error(
-        "chart not loaded; repo unreachable? {chart}: {attempt} returned {status}; {}", advice(*.status)
+        "chart not loaded; repo unreachable? {chart}: {attempt} returned {status}; {}", status_remedy(*.status)
     )]
     Refused {
         chart: Arc<ChartRef>,
@@ -74,7 +74,7 @@ pub enum ChartError {
     #[error(
         "chart not loaded: {chart}: {attempt}: {problem}; is it the right repository, and is it in order?"
     )]
-    Answer {
+    InvalidResponse {
         chart: Arc<ChartRef>,
         attempt: &'static str,
         problem: &'static str,
@@ -119,15 +119,15 @@ pub enum ChartError {
     #[error(
         "chart not loaded: {chart}: the index names no usable address for it; the repository needs repair"
     )]
-    Link { chart: Arc<ChartRef> },
+    EntryUrl { chart: Arc<ChartRef> },
     #[error(
-        "chart not loaded: {chart}: sha256 is {found} instead of {wanted}; \
+        "chart not loaded: {chart}: sha256 is {actual} instead of {expected}; \
          the chart was changed after it was listed or pinned"
     )]
     Digest {
         chart: Arc<ChartRef>,
-        wanted: String,
-        found: String,
+        expected: String,
+        actual: String,
     },
     #[error(
         "chart not loaded: {chart}: the archive is refused; get the chart from its author again"
@@ -138,13 +138,16 @@ pub enum ChartError {
         source: ArchiveError,
     },
     #[error(
-        "chart not loaded: {chart}: the archive holds chart {found}; the repository needs repair"
+        "chart not loaded: {chart}: the archive holds chart {actual}; the repository needs repair"
     )]
-    Other { chart: Arc<ChartRef>, found: String },
+    DifferentChart {
+        chart: Arc<ChartRef>,
+        actual: String,
+    },
     #[error(
         "chart not loaded: {chart}: {problem}; charts must be signed by a key of --chart-keyring"
     )]
-    Unproven {
+    UnverifiedSignature {
         chart: Arc<ChartRef>,
         problem: String,
     },
@@ -171,14 +174,14 @@ pub enum ChartError {
     Client(#[source] reqwest::Error),
 }
 
-fn offer(newest: Option<&str>) -> String {
+fn newest_version(newest: Option<&str>) -> String {
     match newest {
         Some(newest) => format!("the newest stable version is {newest}"),
         None => "no stable version exists; set a version".to_owned(),
     }
 }
 
-fn advice(status: u16) -> &'static str {
+fn status_remedy(status: u16) -> &'static str {
     match status {
         401 | 403 => {
             "check its address and the credentials (--chart-credentials-secret of the hub)"
@@ -189,7 +192,7 @@ fn advice(status: u16) -> &'static str {
 
 impl ChartError {
     /// Returns whether the fallback may succeed. A registry returns 404 to unknown clients.
-    pub(super) fn is_no_way(&self) -> bool {
+    pub(super) fn allows_fallback(&self) -> bool {
         match self {
             Self::Unreachable { .. }
             | Self::Deadline { .. }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use super::version::{self, Wanted};
+use super::version::{self, VersionSelector};
 use super::{ChartError, ChartRef};
 
 /// Maximum size of an index in bytes, as in Flux.
@@ -15,7 +15,7 @@ pub(super) const LIMIT: u64 = 50 << 20;
 
 /// A version in the repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Entry {
+pub(crate) struct IndexEntry {
     pub version: String,
     /// The first URL: absolute, or relative to the repository.
     pub url: String,
@@ -24,18 +24,18 @@ pub(crate) struct Entry {
 }
 
 #[derive(Deserialize)]
-struct Raw {
+struct RawEntry {
     version: Option<String>,
     urls: Option<Vec<Option<String>>>,
     digest: Option<String>,
 }
 
 /// Finds the requested entry. Slow for large indexes, so call it outside async threads.
-pub(crate) fn find(
+pub(crate) fn find_entry(
     chart: &Arc<ChartRef>,
-    wanted: &Wanted,
+    selector: &VersionSelector,
     index: &[u8],
-) -> Result<Entry, ChartError> {
+) -> Result<IndexEntry, ChartError> {
     let versions = parse(index, &chart.name)
         .map_err(|source| ChartError::Index {
             chart: Arc::clone(chart),
@@ -44,12 +44,12 @@ pub(crate) fn find(
         .ok_or_else(|| ChartError::Unlisted {
             chart: Arc::clone(chart),
         })?;
-    let offered: Vec<(String, Raw)> = versions
+    let offered: Vec<(String, RawEntry)> = versions
         .into_iter()
         .filter_map(|mut raw| Some((raw.version.take()?, raw)))
         .collect();
-    let Some((version, raw)) = version::pick(wanted, &offered, |offer| offer.0.as_str()) else {
-        let newest = version::pick(&Wanted::Newest, &offered, |offer| offer.0.as_str());
+    let Some((version, raw)) = version::pick(selector, &offered, |offer| offer.0.as_str()) else {
+        let newest = version::pick(&VersionSelector::Newest, &offered, |offer| offer.0.as_str());
         let newest = newest.map(|offer| offer.0.clone());
         return Err(ChartError::VersionNotFound {
             chart: Arc::clone(chart),
@@ -62,7 +62,7 @@ pub(crate) fn find(
         .flatten()
         .flatten()
         .find(|url| !url.is_empty());
-    let url = url.ok_or_else(|| ChartError::Link {
+    let url = url.ok_or_else(|| ChartError::EntryUrl {
         chart: Arc::clone(chart),
     })?;
     let digest = raw.digest.as_deref().map(|digest| {
@@ -71,7 +71,7 @@ pub(crate) fn find(
             .unwrap_or(digest)
             .to_ascii_lowercase()
     });
-    Ok(Entry {
+    Ok(IndexEntry {
         version: version.clone(),
         url: url.clone(),
         digest: digest.filter(|digest| !digest.is_empty()),
@@ -79,27 +79,27 @@ pub(crate) fn find(
 }
 
 /// Returns the entries of the chart `name`, or `None` if the index does not list it.
-fn parse(index: &[u8], name: &str) -> Result<Option<Vec<Raw>>, serde_saphyr::Error> {
+fn parse(index: &[u8], name: &str) -> Result<Option<Vec<RawEntry>>, serde_saphyr::Error> {
     // The download already limits the size. This allows the parser to read an index of that size.
-    let most = usize::try_from(LIMIT).unwrap_or(usize::MAX);
+    let limit = usize::try_from(LIMIT).unwrap_or(usize::MAX);
     let options = serde_saphyr::options! {
         budget: serde_saphyr::budget! {
-            max_events: most,
-            max_nodes: most,
-            max_total_scalar_bytes: most,
+            max_events: limit,
+            max_nodes: limit,
+            max_total_scalar_bytes: limit,
         },
         duplicate_keys: serde_saphyr::DuplicateKeyPolicy::LastWins,
         emit_comments: false,
         with_snippet: false,
     };
     serde_saphyr::with_deserializer_from_slice_with_options(index, options, |document| {
-        let chart = At {
+        let chart = ValueAt {
             key: name,
-            then: PhantomData::<Option<Vec<Raw>>>,
+            seed: PhantomData::<Option<Vec<RawEntry>>>,
         };
-        At {
+        ValueAt {
             key: "entries",
-            then: chart,
+            seed: chart,
         }
         .deserialize(document)?
         .map(Option::flatten)
@@ -107,22 +107,22 @@ fn parse(index: &[u8], name: &str) -> Result<Option<Vec<Raw>>, serde_saphyr::Err
     })
 }
 
-/// Reads the value at one key of a mapping with `then` and skips all other keys.
+/// Reads the value at one key of a mapping with `seed` and skips all other keys.
 #[derive(Clone, Copy)]
-struct At<'a, S> {
+struct ValueAt<'a, S> {
     key: &'a str,
-    then: S,
+    seed: S,
 }
 
-impl<'de, S: DeserializeSeed<'de> + Clone> DeserializeSeed<'de> for At<'_, S> {
+impl<'de, S: DeserializeSeed<'de> + Clone> DeserializeSeed<'de> for ValueAt<'_, S> {
     type Value = Option<S::Value>;
 
-    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<Self::Value, D::Error> {
-        from.deserialize_any(self)
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_any(self)
     }
 }
 
-impl<'de, S: DeserializeSeed<'de> + Clone> Visitor<'de> for At<'_, S> {
+impl<'de, S: DeserializeSeed<'de> + Clone> Visitor<'de> for ValueAt<'_, S> {
     type Value = Option<S::Value>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -134,15 +134,15 @@ impl<'de, S: DeserializeSeed<'de> + Clone> Visitor<'de> for At<'_, S> {
     }
 
     fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Self::Value, M::Error> {
-        let mut found = None;
+        let mut value = None;
         while let Some(key) = map.next_key::<String>()? {
             if key == self.key {
-                found = Some(map.next_value_seed(self.then.clone())?);
+                value = Some(map.next_value_seed(self.seed.clone())?);
             } else {
                 map.next_value::<IgnoredAny>()?;
             }
         }
-        Ok(found)
+        Ok(value)
     }
 }
 
@@ -172,23 +172,23 @@ generated: 2026-11-20T00:00:00Z
         })
     }
 
-    fn found(name: &str, version: &str) -> Result<Entry, ChartError> {
-        let wanted = version::Asked::parse(version).unwrap().wanted;
-        find(&chart(name, version), &wanted, INDEX.as_bytes())
+    fn lookup(name: &str, version: &str) -> Result<IndexEntry, ChartError> {
+        let selector = version::RequestedVersion::parse(version).unwrap().selector;
+        find_entry(&chart(name, version), &selector, INDEX.as_bytes())
     }
 
     #[test]
     fn entry_is_found_despite_malformed_other_entries() {
-        let newest = Entry {
+        let newest = IndexEntry {
             version: "1.1.0".to_owned(),
             url: "charts/small-1.1.0.tgz".to_owned(),
             digest: Some("ab12".to_owned()),
         };
-        assert_eq!(found("small", "1.1.0").unwrap(), newest);
-        assert_eq!(found("small", "").unwrap(), newest);
-        assert_eq!(found("small", "^1").unwrap(), newest);
-        let older = found("small", "~1.0").unwrap();
-        assert_eq!(older, found("small", "1.0.0").unwrap());
+        assert_eq!(lookup("small", "1.1.0").unwrap(), newest);
+        assert_eq!(lookup("small", "").unwrap(), newest);
+        assert_eq!(lookup("small", "^1").unwrap(), newest);
+        let older = lookup("small", "~1.0").unwrap();
+        assert_eq!(older, lookup("small", "1.0.0").unwrap());
         assert_eq!(older.version, "v1.0.0");
         assert_eq!(older.url, "https://cdn.example.org/small-1.0.0.tgz");
         assert_eq!(older.digest, None);
@@ -196,18 +196,18 @@ generated: 2026-11-20T00:00:00Z
 
     #[test]
     fn missing_version_unlisted_chart_and_bad_link_differ() {
-        let missing = found("small", "3.0.0").unwrap_err();
+        let missing = lookup("small", "3.0.0").unwrap_err();
         assert!(
             matches!(&missing, ChartError::VersionNotFound { newest: Some(newest), .. } if newest == "1.1.0"),
             "{missing}"
         );
         assert!(matches!(
-            found("large", "1.0.0"),
+            lookup("large", "1.0.0"),
             Err(ChartError::Unlisted { .. })
         ));
         assert!(matches!(
-            found("small", "0.9.0"),
-            Err(ChartError::Link { .. })
+            lookup("small", "0.9.0"),
+            Err(ChartError::EntryUrl { .. })
         ));
     }
 
@@ -221,14 +221,18 @@ generated: 2026-11-20T00:00:00Z
             "a: b: c",
             "\u{0}",
         ] {
-            let found = find(&chart("small", ""), &Wanted::Newest, rubbish.as_bytes());
+            let result = find_entry(
+                &chart("small", ""),
+                &VersionSelector::Newest,
+                rubbish.as_bytes(),
+            );
             assert!(
-                matches!(found, Err(ChartError::Index { .. })),
-                "{rubbish:?}: {found:?}"
+                matches!(result, Err(ChartError::Index { .. })),
+                "{rubbish:?}: {result:?}"
             );
         }
         assert!(matches!(
-            find(&chart("small", ""), &Wanted::Newest, b"\xff\xfe"),
+            find_entry(&chart("small", ""), &VersionSelector::Newest, b"\xff\xfe"),
             Err(ChartError::Index { .. })
         ));
     }
@@ -241,7 +245,12 @@ generated: 2026-11-20T00:00:00Z
                 "    - {{version: 0.0.{number}, urls: [a, b, c, d, e]}}\n"
             ));
         }
-        let newest = find(&chart("big", ""), &Wanted::Newest, index.as_bytes()).unwrap();
+        let newest = find_entry(
+            &chart("big", ""),
+            &VersionSelector::Newest,
+            index.as_bytes(),
+        )
+        .unwrap();
         assert_eq!(newest.version, "0.0.29999");
     }
 }

@@ -12,23 +12,23 @@ use reqwest::header::{
 };
 use reqwest::{StatusCode, Url};
 
-use super::download::{Ask, Way, below};
+use super::download::{GetRequest, RepositoryClient, append_path};
 use super::{ChartError, index, write_file};
 
 /// Maximum number of cached indexes. A fleet has one repository, and each index takes at most 50 MiB on disk.
-const REMEMBERED: usize = 4;
+const MAX_INDEXES: usize = 4;
 /// Maximum length of an `ETag` to send back.
-const TAG_MAX: usize = 1024;
+const MAX_TAG_LENGTH: usize = 1024;
 const ATTEMPT: &str = "reading index.yaml";
 
 #[derive(Debug)]
 pub(super) struct IndexStore {
     dir: PathBuf,
-    known: Mutex<Vec<Known>>,
+    cached: Mutex<Vec<CachedIndex>>,
 }
 
 #[derive(Clone, Debug)]
-struct Known {
+struct CachedIndex {
     url: Url,
     tag: HeaderValue,
     path: PathBuf,
@@ -37,57 +37,62 @@ struct Known {
 
 impl IndexStore {
     pub(super) fn new(dir: &Path) -> Self {
-        let dir = dir.to_owned();
-        let known = Mutex::default();
-        Self { dir, known }
+        Self {
+            dir: dir.to_owned(),
+            cached: Mutex::default(),
+        }
     }
 
     /// Returns the current index of `repo`.
-    pub(super) async fn read(&self, way: &Way<'_>, repo: &Url) -> Result<Vec<u8>, ChartError> {
-        let url = below(repo, "index.yaml");
-        let before = match self.known(&url) {
-            Some(known) => load(known.clone()).await.map(|bytes| (known, bytes)),
+    pub(super) async fn read(
+        &self,
+        client: &RepositoryClient<'_>,
+        repo: &Url,
+    ) -> Result<Vec<u8>, ChartError> {
+        let url = append_path(repo, "index.yaml");
+        let cached = match self.cached(&url) {
+            Some(index) => load(index.clone()).await.map(|bytes| (index, bytes)),
             None => None,
         };
         let mut headers = HeaderMap::new();
         headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("gzip"));
-        if let Some((known, _)) = &before {
-            headers.insert(IF_NONE_MATCH, known.tag.clone());
+        if let Some((index, _)) = &cached {
+            headers.insert(IF_NONE_MATCH, index.tag.clone());
         }
-        let ask = Ask {
+        let request = GetRequest {
             attempt: ATTEMPT,
             url: url.clone(),
             headers,
-            authorization: way.authorization(repo),
+            authorization: client.authorization(repo),
         };
-        let (response, _) = way.send(&ask).await?;
-        if let (StatusCode::NOT_MODIFIED, Some((_, bytes))) = (response.status(), before) {
+        let (response, _) = client.send(&request).await?;
+        if let (StatusCode::NOT_MODIFIED, Some((_, bytes))) = (response.status(), cached) {
             return Ok(bytes);
         }
         let tag = response.headers().get(ETAG).cloned();
         let encoding = response.headers().get(CONTENT_ENCODING);
-        let packed = encoding.is_some_and(|it| it == "gzip" || it == "x-gzip");
-        let bytes = way
+        let is_gzip = encoding.is_some_and(|value| value == "gzip" || value == "x-gzip");
+        let bytes = client
             .body(response, ATTEMPT, "index.yaml", index::LIMIT)
             .await?;
-        let bytes = if packed {
-            unpack(way, bytes).await?
+        let bytes = if is_gzip {
+            unpack(client, bytes).await?
         } else {
             bytes
         };
-        match tag.filter(|tag| tag.len() <= TAG_MAX) {
-            Some(tag) => self.keep(url, tag, bytes).await,
+        match tag.filter(|tag| tag.len() <= MAX_TAG_LENGTH) {
+            Some(tag) => self.store(url, tag, bytes).await,
             None => Ok(bytes),
         }
     }
 
-    fn known(&self, url: &Url) -> Option<Known> {
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        known.iter().find(|known| known.url == *url).cloned()
+    fn cached(&self, url: &Url) -> Option<CachedIndex> {
+        let cached = self.cached.lock().unwrap_or_else(PoisonError::into_inner);
+        cached.iter().find(|index| index.url == *url).cloned()
     }
 
     /// Stores an index. An error only causes another download.
-    async fn keep(
+    async fn store(
         &self,
         url: Url,
         tag: HeaderValue,
@@ -105,12 +110,12 @@ impl IndexStore {
             })
             .await
         };
-        let gone = {
-            let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-            known.retain(|known| known.url != url);
-            let oldest = (known.len() >= REMEMBERED).then(|| known.remove(0));
+        let evicted = {
+            let mut cached = self.cached.lock().unwrap_or_else(PoisonError::into_inner);
+            cached.retain(|index| index.url != url);
+            let oldest = (cached.len() >= MAX_INDEXES).then(|| cached.remove(0));
             match written {
-                Ok(sha256) => known.push(Known {
+                Ok(sha256) => cached.push(CachedIndex {
                     url,
                     tag,
                     path,
@@ -120,8 +125,8 @@ impl IndexStore {
             }
             oldest
         };
-        if let Some(gone) = gone
-            && let Err(error) = off_thread::run(move || std::fs::remove_file(gone.path)).await
+        if let Some(index) = evicted
+            && let Err(error) = off_thread::run(move || std::fs::remove_file(index.path)).await
         {
             tracing::debug!(%error, "failed to remove an old index");
         }
@@ -130,28 +135,28 @@ impl IndexStore {
 }
 
 /// Returns the stored index if its file is unchanged.
-async fn load(known: Known) -> Option<Vec<u8>> {
+async fn load(index: CachedIndex) -> Option<Vec<u8>> {
     off_thread::run(move || {
-        let bytes = std::fs::read(&known.path).ok()?;
-        (sha256_hex(&bytes) == known.sha256).then_some(bytes)
+        let bytes = std::fs::read(&index.path).ok()?;
+        (sha256_hex(&bytes) == index.sha256).then_some(bytes)
     })
     .await
 }
 
-async fn unpack(way: &Way<'_>, packed: Vec<u8>) -> Result<Vec<u8>, ChartError> {
+async fn unpack(client: &RepositoryClient<'_>, packed: Vec<u8>) -> Result<Vec<u8>, ChartError> {
     let unpacked = off_thread::run(move || {
         let mut bytes = Vec::new();
-        let most = MultiGzDecoder::new(packed.as_slice()).take(index::LIMIT + 1);
-        io::copy(&mut io::BufReader::new(most), &mut bytes).map(|_| bytes)
+        let limited = MultiGzDecoder::new(packed.as_slice()).take(index::LIMIT + 1);
+        io::copy(&mut io::BufReader::new(limited), &mut bytes).map(|_| bytes)
     })
     .await
     .map_err(|source| ChartError::Unpacking {
-        chart: Arc::clone(way.chart),
+        chart: Arc::clone(client.chart),
         source,
     })?;
     if unpacked.len() as u64 > index::LIMIT {
         return Err(ChartError::TooLarge {
-            chart: Arc::clone(way.chart),
+            chart: Arc::clone(client.chart),
             what: "index.yaml",
             limit: index::LIMIT,
         });

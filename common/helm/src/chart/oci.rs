@@ -14,41 +14,41 @@ use zeroize::Zeroizing;
 pub(crate) mod challenge;
 mod reference;
 
-pub(super) use reference::{DOCKER_HUB, is_meant};
+pub(super) use reference::{DOCKER_HUB, is_oci};
 
 use challenge::Challenge;
-use reference::Place;
+use reference::OciReference;
 
-use super::astray::leads_astray;
 use super::credentials::{self, Login};
-use super::download::{Ask, CHART_LIMIT, Way, is_loopback};
-use super::version::{self, Asked, Wanted};
+use super::download::{CHART_LIMIT, GetRequest, RepositoryClient, is_loopback};
+use super::target_check::target_refusal;
+use super::version::{self, RequestedVersion, VersionSelector};
 use super::{ChartError, ChartRef, provenance};
 
-const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
-const CONFIG: &str = "application/vnd.cncf.helm.config.v1+json";
+const MANIFEST_TYPE: &str = "application/vnd.oci.image.manifest.v1+json";
+const CONFIG_TYPE: &str = "application/vnd.cncf.helm.config.v1+json";
 /// Helm versions before 3.7 used the second media type.
-pub(crate) const CONTENT: [&str; 2] = [
+pub(crate) const CONTENT_TYPES: [&str; 2] = [
     "application/vnd.cncf.helm.chart.content.v1.tar+gzip",
     "application/tar+gzip",
 ];
-pub(crate) const PROVENANCE: &str = "application/vnd.cncf.helm.chart.provenance.v1.prov";
+pub(crate) const PROVENANCE_TYPE: &str = "application/vnd.cncf.helm.chart.provenance.v1.prov";
 /// Maximum size that registries accept for a manifest (distribution-spec).
 const MANIFEST_LIMIT: u64 = 4 << 20;
 const TAGS_LIMIT: u64 = 4 << 20;
 const TOKEN_LIMIT: u64 = 256 << 10;
 /// Tags per page, and maximum number of pages. No real chart has 100,000 versions.
-const PAGE: usize = 1_000;
-const PAGES: usize = 100;
+const PAGE_SIZE: usize = 1_000;
+const MAX_PAGES: usize = 100;
 
-const GETTING_IN: &str = "asking for a token";
-const TAGS: &str = "listing the tags";
-const READING: &str = "reading the manifest";
+const REQUESTING_TOKEN: &str = "asking for a token";
+const LISTING_TAGS: &str = "listing the tags";
+const READING_MANIFEST: &str = "reading the manifest";
 const DOWNLOADING: &str = "downloading the chart";
-const PROVING: &str = "downloading the provenance file";
+const DOWNLOADING_PROVENANCE: &str = "downloading the provenance file";
 
 /// A chart pulled from a registry.
-pub(super) struct Pulled {
+pub(super) struct PulledChart {
     pub bytes: Vec<u8>,
     pub name: String,
     /// The version from the chart's tag.
@@ -64,31 +64,31 @@ pub(super) struct Pulled {
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Manifest {
-    config: Descriptor,
-    layers: Vec<Descriptor>,
+    config: LayerDescriptor,
+    layers: Vec<LayerDescriptor>,
 }
 
 /// Layers of a chart's manifest.
-pub(crate) struct Layers {
-    pub(crate) chart: Descriptor,
-    pub(crate) provenance: Option<Descriptor>,
+pub(crate) struct ChartLayers {
+    pub(crate) chart: LayerDescriptor,
+    pub(crate) provenance: Option<LayerDescriptor>,
 }
 
 #[derive(Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Descriptor {
+pub(crate) struct LayerDescriptor {
     pub(crate) media_type: String,
     pub(crate) digest: String,
     pub(crate) size: u64,
 }
 
 #[derive(Deserialize)]
-struct Tags {
+struct TagList {
     tags: Option<Vec<String>>,
 }
 
 #[derive(Deserialize)]
-struct Token {
+struct TokenResponse {
     #[serde(default, deserialize_with = "credentials::secret")]
     token: Option<Zeroizing<String>>,
     #[serde(default, deserialize_with = "credentials::secret")]
@@ -96,82 +96,93 @@ struct Token {
 }
 
 /// Pulls the requested chart and verifies the digests of the manifest and the archive.
-pub(super) async fn pull(way: &Way<'_>, asked: &Asked, proven: bool) -> Result<Pulled, ChartError> {
-    let mut registry = Registry::open(way)?;
-    let version = match &asked.wanted {
-        Wanted::Exact(version) => version.clone(),
-        wanted => registry.picked(wanted).await?,
+pub(super) async fn pull(
+    client: &RepositoryClient<'_>,
+    requested: &RequestedVersion,
+    with_provenance: bool,
+) -> Result<PulledChart, ChartError> {
+    let mut registry = RegistryClient::open(client)?;
+    let version = match &requested.selector {
+        VersionSelector::Exact(version) => version.clone(),
+        selector => registry.resolve(selector).await?,
     };
     let (version, manifest) = registry.manifest(&version).await?;
     let manifest_sha256 = sha256_hex(&manifest);
-    let layers = layers(way.chart, &manifest)?;
-    let (bytes, found) = registry
+    let layers = layers(client.chart, &manifest)?;
+    let (bytes, sha256) = registry
         .blob(&layers.chart, DOWNLOADING, "the chart")
         .await?;
-    let provenance = match layers.provenance.filter(|_| proven) {
+    let provenance = match layers.provenance.filter(|_| with_provenance) {
         Some(layer) => {
             let (bytes, _) = registry
-                .blob(&layer, PROVING, "the provenance file")
+                .blob(&layer, DOWNLOADING_PROVENANCE, "the provenance file")
                 .await?;
             Some(bytes)
         }
         None => None,
     };
-    Ok(Pulled {
+    Ok(PulledChart {
         bytes,
         provenance,
-        name: registry.place.name().to_owned(),
+        name: registry.reference.name().to_owned(),
         version,
-        sha256: found,
+        sha256,
         manifest_sha256,
     })
 }
 
-/// Returns the version that `wanted` currently resolves to.
-pub(super) async fn resolve(way: &Way<'_>, wanted: &Wanted) -> Result<String, ChartError> {
-    Registry::open(way)?.picked(wanted).await
+/// Returns the version that `selector` currently resolves to.
+pub(super) async fn resolve(
+    client: &RepositoryClient<'_>,
+    selector: &VersionSelector,
+) -> Result<String, ChartError> {
+    RegistryClient::open(client)?.resolve(selector).await
 }
 
 /// A connection to a registry, with its protocol and authorization.
-struct Registry<'a> {
-    way: &'a Way<'a>,
-    place: Place,
+struct RegistryClient<'a> {
+    client: &'a RepositoryClient<'a>,
+    reference: OciReference,
     /// URL of the registry, with the protocol that it answers.
     registry: Url,
-    /// Whether the other protocol has not been tried yet.
-    may_be_plain: bool,
+    /// Whether to try plain HTTP if the registry does not answer over TLS.
+    may_use_plain_http: bool,
     authorization: Option<HeaderValue>,
 }
 
-impl<'a> Registry<'a> {
-    fn open(way: &'a Way<'a>) -> Result<Self, ChartError> {
-        let place = Place::of(way.chart).map_err(|problem| ChartError::Registry {
-            chart: Arc::clone(way.chart),
-            problem,
-        })?;
-        let mut registry = place.registry.clone();
-        let loopback = is_loopback(&registry);
-        if way.plain_http && !loopback {
-            registry = plain(&registry);
+impl<'a> RegistryClient<'a> {
+    fn open(client: &'a RepositoryClient<'a>) -> Result<Self, ChartError> {
+        let reference =
+            OciReference::parse(client.chart).map_err(|problem| ChartError::Registry {
+                chart: Arc::clone(client.chart),
+                problem,
+            })?;
+        let mut registry = reference.registry.clone();
+        let is_loopback = is_loopback(&registry);
+        if client.plain_http && !is_loopback {
+            registry = with_plain_http(&registry);
         }
         // Send a token with the first request, but a password only after a challenge.
-        let authorization = match way.credentials.login(&place.registry, &place.repository) {
+        let authorization = match client
+            .credentials
+            .login(&reference.registry, &reference.repository)
+        {
             Some(login @ Login::Bearer(_)) => login.header(),
             Some(Login::Basic { .. }) | None => None,
         };
         Ok(Self {
-            way,
-            place,
+            client,
+            reference,
             registry,
-            may_be_plain: loopback,
+            may_use_plain_http: is_loopback,
             authorization,
         })
     }
 
-    fn ask(&self, attempt: &'static str, parts: &[&str]) -> Ask {
-        Ask {
+    fn request(&self, attempt: &'static str, path: &[&str]) -> GetRequest {
+        GetRequest {
             attempt,
-            url: self.place.below(&self.registry, parts),
+            url: self.reference.api_url(&self.registry, path),
             headers: HeaderMap::new(),
             authorization: None,
         }
@@ -179,49 +190,49 @@ impl<'a> Registry<'a> {
 
     /// Sends a request and authenticates if the registry requires it and credentials are available. Returns
     /// the response with any status.
-    async fn get(&mut self, mut ask: Ask) -> Result<Response, ChartError> {
-        ask.authorization.clone_from(&self.authorization);
-        let mut sent = self.way.send(&ask).await;
+    async fn get(&mut self, mut request: GetRequest) -> Result<Response, ChartError> {
+        request.authorization.clone_from(&self.authorization);
+        let mut result = self.client.send(&request).await;
         // A registry on the loopback interface may omit TLS.
-        if let Err(ChartError::Unreachable { source, .. }) = &sent
-            && self.may_be_plain
+        if let Err(ChartError::Unreachable { source, .. }) = &result
+            && self.may_use_plain_http
             && source.is_connect()
         {
-            let first = sent;
-            self.registry = plain(&self.registry);
-            ask.url = plain(&ask.url);
-            sent = match self.way.send(&ask).await {
+            let first_result = result;
+            self.registry = with_plain_http(&self.registry);
+            request.url = with_plain_http(&request.url);
+            result = match self.client.send(&request).await {
                 // Report the error of the configured protocol.
-                Err(ChartError::Unreachable { source, .. }) if source.is_connect() => first,
-                sent => sent,
+                Err(ChartError::Unreachable { source, .. }) if source.is_connect() => first_result,
+                result => result,
             };
         }
-        self.may_be_plain = false;
-        let (response, url) = sent?;
+        self.may_use_plain_http = false;
+        let (response, url) = result?;
         // Another host that stores blobs receives no credentials.
-        let at_home = url.origin() == ask.url.origin();
-        if response.status() != 401 || !at_home {
+        let same_origin = url.origin() == request.url.origin();
+        if response.status() != 401 || !same_origin {
             return Ok(response);
         }
-        let said = response.headers().get_all(WWW_AUTHENTICATE);
-        let challenge = challenge::parse(said.iter().filter_map(|value| value.to_str().ok()));
-        let Some(authorization) = self.let_in(challenge).await? else {
+        let headers = response.headers().get_all(WWW_AUTHENTICATE);
+        let challenge = challenge::parse(headers.iter().filter_map(|value| value.to_str().ok()));
+        let Some(authorization) = self.authorize(challenge).await? else {
             return Ok(response);
         };
         self.authorization = Some(authorization);
-        ask.authorization.clone_from(&self.authorization);
-        Ok(self.way.send(&ask).await?.0)
+        request.authorization.clone_from(&self.authorization);
+        Ok(self.client.send(&request).await?.0)
     }
 
     /// Returns the header that answers the challenge, or `None` if no other credentials are left.
-    async fn let_in(
+    async fn authorize(
         &self,
         challenge: Option<Challenge>,
     ) -> Result<Option<HeaderValue>, ChartError> {
         let login = self
-            .way
+            .client
             .credentials
-            .login(&self.place.registry, &self.place.repository);
+            .login(&self.reference.registry, &self.reference.repository);
         let (realm, service, scope) = match (challenge, login) {
             (Some(Challenge::Basic), Some(login @ Login::Basic { .. })) => {
                 return Ok(login.header());
@@ -238,22 +249,24 @@ impl<'a> Registry<'a> {
                 _,
             ) => (realm, service, scope),
         };
-        let problem = |problem| ChartError::Answer {
-            chart: Arc::clone(self.way.chart),
-            attempt: GETTING_IN,
+        let response_error = |problem| ChartError::InvalidResponse {
+            chart: Arc::clone(self.client.chart),
+            attempt: REQUESTING_TOKEN,
             problem,
         };
-        let mut url =
-            address_of(&realm).ok_or_else(|| problem("the registry names no address for it"))?;
-        if url.scheme() == "http" && !self.way.is_private(&url) {
-            return Err(problem("the registry names an address without TLS for it"));
+        let mut url = realm_url(&realm)
+            .ok_or_else(|| response_error("the registry names no address for it"))?;
+        if url.scheme() == "http" && !self.client.is_private(&url) {
+            return Err(response_error(
+                "the registry names an address without TLS for it",
+            ));
         }
-        if leads_astray(&self.registry, &url).await.is_some() {
-            let why = "the registry names a loopback, link-local or metadata address for it";
-            return Err(problem(why));
+        if target_refusal(&self.registry, &url).await.is_some() {
+            let problem = "the registry names a loopback, link-local or metadata address for it";
+            return Err(response_error(problem));
         }
         {
-            let pull = format!("repository:{}:pull", self.place.repository);
+            let pull = format!("repository:{}:pull", self.reference.repository);
             let mut query = url.query_pairs_mut();
             if let Some(service) = &service {
                 query.append_pair("service", service);
@@ -264,63 +277,64 @@ impl<'a> Registry<'a> {
         // Use the client for the token service's host and follow no redirects, because the password is only
         // for this host.
         let client = match url.origin() == self.registry.origin() {
-            true => &self.way.credentials.own,
-            false => &self.way.credentials.open,
+            true => &self.client.credentials.repository_client,
+            false => &self.client.credentials.other_client,
         };
-        let mut request = client.get(url).header(ACCEPT, "application/json");
+        let mut builder = client.get(url).header(ACCEPT, "application/json");
         if let Some(authorization) = authorization {
-            request = request.header(AUTHORIZATION, authorization);
+            builder = builder.header(AUTHORIZATION, authorization);
         }
-        let response = request
+        let response = builder
             .send()
             .await
             .map_err(|source| ChartError::Unreachable {
-                chart: Arc::clone(self.way.chart),
-                attempt: GETTING_IN,
+                chart: Arc::clone(self.client.chart),
+                attempt: REQUESTING_TOKEN,
                 source: source.without_url(),
             })?;
         let body = self
-            .way
-            .body(response, GETTING_IN, "the token", TOKEN_LIMIT)
+            .client
+            .body(response, REQUESTING_TOKEN, "the token", TOKEN_LIMIT)
             .await?;
         let body = Zeroizing::new(body);
-        authorization_in(&body)
+        token_header(&body)
             .map(Some)
-            .ok_or_else(|| problem("the response contains no token"))
+            .ok_or_else(|| response_error("the response contains no token"))
     }
 
     /// Returns the manifest of a version, and the version as its tag spells it.
     async fn manifest(&mut self, version: &str) -> Result<(String, Vec<u8>), ChartError> {
         // Treat versions with and without a leading `v` as equal, as everywhere else.
-        let other = match version.strip_prefix('v') {
+        let other_spelling = match version.strip_prefix('v') {
             Some(without) => without.to_owned(),
             None => format!("v{version}"),
         };
-        let mut refused = 404;
-        for version in [version.to_owned(), other] {
-            let mut ask = self.ask(READING, &["manifests", &tag(&version)]);
-            ask.headers
-                .insert(ACCEPT, HeaderValue::from_static(MANIFEST));
-            let response = self.get(ask).await?;
-            refused = response.status().as_u16();
-            if refused == 404 {
+        let mut status = 404;
+        for version in [version.to_owned(), other_spelling] {
+            let mut request = self.request(READING_MANIFEST, &["manifests", &tag(&version)]);
+            request
+                .headers
+                .insert(ACCEPT, HeaderValue::from_static(MANIFEST_TYPE));
+            let response = self.get(request).await?;
+            status = response.status().as_u16();
+            if status == 404 {
                 continue;
             }
-            let announced = response
+            let declared = response
                 .headers()
                 .get("docker-content-digest")
                 .and_then(|value| value.to_str().ok()?.strip_prefix("sha256:"))
                 .map(ToOwned::to_owned);
             let bytes = self
-                .way
-                .body(response, READING, "the manifest", MANIFEST_LIMIT)
+                .client
+                .body(response, READING_MANIFEST, "the manifest", MANIFEST_LIMIT)
                 .await?;
-            let found = sha256_hex(&bytes);
-            return match announced.filter(|wanted| *wanted != found) {
-                Some(wanted) => Err(ChartError::Digest {
-                    chart: Arc::clone(self.way.chart),
-                    wanted: wanted.escape_debug().to_string(),
-                    found,
+            let actual = sha256_hex(&bytes);
+            return match declared.filter(|declared| *declared != actual) {
+                Some(declared) => Err(ChartError::Digest {
+                    chart: Arc::clone(self.client.chart),
+                    expected: declared.escape_debug().to_string(),
+                    actual,
                 }),
                 None => Ok((version, bytes)),
             };
@@ -329,16 +343,18 @@ impl<'a> Registry<'a> {
         // without access.
         let offered = match self.versions().await {
             Ok(offered) => offered,
-            Err(ChartError::Refused { .. }) => return Err(self.way.refused(READING, refused)),
+            Err(ChartError::Refused { .. }) => {
+                return Err(self.client.status_error(READING_MANIFEST, status));
+            }
             Err(error) => return Err(error),
         };
-        let newest = version::pick(&Wanted::Newest, &offered, String::as_str);
-        Err(self.no_such_version(newest.cloned()))
+        let newest = version::pick(&VersionSelector::Newest, &offered, String::as_str);
+        Err(self.version_not_found(newest.cloned()))
     }
 
-    fn no_such_version(&self, newest: Option<String>) -> ChartError {
+    fn version_not_found(&self, newest: Option<String>) -> ChartError {
         ChartError::VersionNotFound {
-            chart: Arc::clone(self.way.chart),
+            chart: Arc::clone(self.client.chart),
             newest,
         }
     }
@@ -346,32 +362,36 @@ impl<'a> Registry<'a> {
     /// Downloads a layer and verifies its digest against the manifest.
     async fn blob(
         &mut self,
-        layer: &Descriptor,
+        layer: &LayerDescriptor,
         attempt: &'static str,
         what: &'static str,
     ) -> Result<(Vec<u8>, String), ChartError> {
-        let ask = self.ask(attempt, &["blobs", &layer.digest]);
-        let response = self.get(ask).await?;
-        let bytes = self.way.body(response, attempt, what, layer.size).await?;
-        let wanted = layer.digest.strip_prefix("sha256:").unwrap_or_default();
-        let found = sha256_hex(&bytes);
-        if found == wanted {
-            return Ok((bytes, found));
+        let request = self.request(attempt, &["blobs", &layer.digest]);
+        let response = self.get(request).await?;
+        let bytes = self
+            .client
+            .body(response, attempt, what, layer.size)
+            .await?;
+        let expected = layer.digest.strip_prefix("sha256:").unwrap_or_default();
+        let actual = sha256_hex(&bytes);
+        if actual == expected {
+            return Ok((bytes, actual));
         }
         Err(ChartError::Digest {
-            chart: Arc::clone(self.way.chart),
-            wanted: wanted.to_owned(),
-            found,
+            chart: Arc::clone(self.client.chart),
+            expected: expected.to_owned(),
+            actual,
         })
     }
 
-    async fn picked(&mut self, wanted: &Wanted) -> Result<String, ChartError> {
+    /// Returns the version that `selector` currently resolves to.
+    async fn resolve(&mut self, selector: &VersionSelector) -> Result<String, ChartError> {
         let offered = self.versions().await?;
-        match version::pick(wanted, &offered, String::as_str) {
+        match version::pick(selector, &offered, String::as_str) {
             Some(version) => Ok(version.clone()),
             None => {
-                let newest = version::pick(&Wanted::Newest, &offered, String::as_str);
-                Err(self.no_such_version(newest.cloned()))
+                let newest = version::pick(&VersionSelector::Newest, &offered, String::as_str);
+                Err(self.version_not_found(newest.cloned()))
             }
         }
     }
@@ -379,76 +399,80 @@ impl<'a> Registry<'a> {
     /// Returns all tags that are versions, page by page.
     async fn versions(&mut self) -> Result<Vec<String>, ChartError> {
         let mut versions = Vec::new();
-        let mut ask = self.ask(TAGS, &["tags", "list"]);
-        ask.url
+        let mut request = self.request(LISTING_TAGS, &["tags", "list"]);
+        request
+            .url
             .query_pairs_mut()
-            .append_pair("n", &PAGE.to_string());
-        for _ in 0..PAGES {
-            let asked = ask.url.clone();
-            let response = self.get(ask).await?;
+            .append_pair("n", &PAGE_SIZE.to_string());
+        for _ in 0..MAX_PAGES {
+            let url = request.url.clone();
+            let response = self.get(request).await?;
             // Use the protocol that the registry answers.
             let base = match self.registry.scheme() {
-                "http" => plain(&asked),
-                _ => asked,
+                "http" => with_plain_http(&url),
+                _ => url,
             };
             let next = response
                 .headers()
                 .get(LINK)
-                .and_then(|link| next_address(&base, link.to_str().ok()?));
+                .and_then(|link| next_page_url(&base, link.to_str().ok()?));
             let body = self
-                .way
-                .body(response, TAGS, "the list of tags", TAGS_LIMIT)
+                .client
+                .body(response, LISTING_TAGS, "the list of tags", TAGS_LIMIT)
                 .await?;
-            let read = versions_in(&body).ok_or_else(|| ChartError::Answer {
-                chart: Arc::clone(self.way.chart),
-                attempt: TAGS,
+            let page = versions_in(&body).ok_or_else(|| ChartError::InvalidResponse {
+                chart: Arc::clone(self.client.chart),
+                attempt: LISTING_TAGS,
                 problem: "the answer is not a list of tags",
             })?;
-            versions.extend(read);
+            versions.extend(page);
             // At most 25 MB, if every tag has the maximum length.
-            if versions.len() > PAGE * PAGES {
+            if versions.len() > PAGE_SIZE * MAX_PAGES {
                 break;
             }
             let Some(next) = next else {
                 return Ok(versions);
             };
-            ask = Ask {
-                attempt: TAGS,
+            request = GetRequest {
+                attempt: LISTING_TAGS,
                 url: next,
                 headers: HeaderMap::new(),
                 authorization: None,
             };
         }
-        Err(ChartError::Answer {
-            chart: Arc::clone(self.way.chart),
-            attempt: TAGS,
+        Err(ChartError::InvalidResponse {
+            chart: Arc::clone(self.client.chart),
+            attempt: LISTING_TAGS,
             problem: "the list of tags does not end",
         })
     }
 }
 
 /// Returns the layers with the chart and, if present, its provenance.
-pub(crate) fn layers(chart_ref: &Arc<ChartRef>, manifest: &[u8]) -> Result<Layers, ChartError> {
-    let problem = |problem| ChartError::Answer {
+pub(crate) fn layers(
+    chart_ref: &Arc<ChartRef>,
+    manifest: &[u8],
+) -> Result<ChartLayers, ChartError> {
+    let response_error = |problem| ChartError::InvalidResponse {
         chart: Arc::clone(chart_ref),
-        attempt: READING,
+        attempt: READING_MANIFEST,
         problem,
     };
-    let read: Manifest = serde_json::from_slice(manifest)
-        .map_err(|_| problem("it is not the manifest of a chart"))?;
-    if read.config.media_type != CONFIG {
-        return Err(problem("it is not a chart"));
+    let manifest: Manifest = serde_json::from_slice(manifest)
+        .map_err(|_| response_error("it is not the manifest of a chart"))?;
+    if manifest.config.media_type != CONFIG_TYPE {
+        return Err(response_error("it is not a chart"));
     }
-    let of_kind = |kinds: &[&str]| {
-        let all = read.layers.iter().cloned();
-        let mut found = all.filter(|layer| kinds.contains(&layer.media_type.as_str()));
-        (found.next(), found.next())
+    let layers_of_type = |media_types: &[&str]| {
+        let all = manifest.layers.iter().cloned();
+        let mut matching = all.filter(|layer| media_types.contains(&layer.media_type.as_str()));
+        (matching.next(), matching.next())
     };
-    let (Some(chart), None) = of_kind(&CONTENT) else {
-        return Err(problem("it does not hold exactly one chart"));
+    let (Some(chart), None) = layers_of_type(&CONTENT_TYPES) else {
+        return Err(response_error("it does not hold exactly one chart"));
     };
-    let (provenance, None) = of_kind(&[PROVENANCE]) else {
-        return Err(problem("it holds more than one provenance file"));
+    let (provenance, None) = layers_of_type(&[PROVENANCE_TYPE]) else {
+        return Err(response_error("it holds more than one provenance file"));
     };
     let limits = [
         (Some(&chart), "the chart", CHART_LIMIT),
@@ -462,40 +486,46 @@ pub(crate) fn layers(chart_ref: &Arc<ChartRef>, manifest: &[u8]) -> Result<Layer
         let Some(layer) = layer else { continue };
         let digest = layer.digest.strip_prefix("sha256:");
         if !digest.is_some_and(version::is_sha256) {
-            return Err(problem("the digest of a layer is not a sha256"));
+            return Err(response_error("the digest of a layer is not a sha256"));
         }
         if layer.size > limit {
             let chart = Arc::clone(chart_ref);
             return Err(ChartError::TooLarge { chart, what, limit });
         }
     }
-    Ok(Layers { chart, provenance })
+    Ok(ChartLayers { chart, provenance })
 }
 
 /// Returns the URL of a challenge, if it is valid.
-pub(crate) fn address_of(realm: &str) -> Option<Url> {
+pub(crate) fn realm_url(realm: &str) -> Option<Url> {
     let url = Url::parse(realm).ok()?;
     (url.has_host() && matches!(url.scheme(), "https" | "http")).then_some(url)
 }
 
 /// Returns the header for the token in a response.
-pub(crate) fn authorization_in(answer: &[u8]) -> Option<HeaderValue> {
-    let read: Token = serde_json::from_slice(answer).ok()?;
-    let mut tokens = [read.token, read.access_token].into_iter().flatten();
+pub(crate) fn token_header(body: &[u8]) -> Option<HeaderValue> {
+    let response: TokenResponse = serde_json::from_slice(body).ok()?;
+    let mut tokens = [response.token, response.access_token]
+        .into_iter()
+        .flatten();
     credentials::bearer(&tokens.find(|token| !token.is_empty())?)
 }
 
 /// Returns the tags of a response that are versions, or `None` if the response is not a list of tags.
-pub(crate) fn versions_in(answer: &[u8]) -> Option<Vec<String>> {
-    let read: Tags = serde_json::from_slice(answer).ok()?;
-    let tags = read.tags.unwrap_or_default();
+pub(crate) fn versions_in(body: &[u8]) -> Option<Vec<String>> {
+    let list: TagList = serde_json::from_slice(body).ok()?;
+    let tags = list.tags.unwrap_or_default();
     // Tags cannot contain `+`. Helm replaces it with `_`.
-    let named = tags.iter().map(|tag| tag.replace('_', "+"));
-    Some(named.filter(|tag| version::parse(tag).is_some()).collect())
+    let versions = tags.iter().map(|tag| tag.replace('_', "+"));
+    Some(
+        versions
+            .filter(|version| version::parse(version).is_some())
+            .collect(),
+    )
 }
 
 /// Returns the address of the next page, if it is on the same registry.
-pub(crate) fn next_address(base: &Url, link: &str) -> Option<Url> {
+pub(crate) fn next_page_url(base: &Url, link: &str) -> Option<Url> {
     let url = base.join(next_page(link)?).ok()?;
     (url.origin() == base.origin()).then_some(url)
 }
@@ -505,7 +535,7 @@ pub(crate) fn tag(version: &str) -> String {
 }
 
 /// Returns the same URL with plain HTTP.
-fn plain(url: &Url) -> Url {
+fn with_plain_http(url: &Url) -> Url {
     let text = url.as_str().replacen("https://", "http://", 1);
     // An explicit port stays the same. An implicit one becomes the default port of HTTP.
     Url::parse(&text).unwrap_or_else(|_| url.clone())
@@ -517,20 +547,20 @@ pub(crate) fn next_page(link: &str) -> Option<&str> {
     loop {
         // The target may contain commas.
         let (target, after) = links.split_once('<')?.1.split_once('>')?;
-        let (mut parameters, others) = cut(after, ',');
+        let (mut parameters, other_links) = split_unquoted(after, ',');
         while !parameters.is_empty() {
-            let (parameter, more) = cut(parameters, ';');
+            let (parameter, other_parameters) = split_unquoted(parameters, ';');
             if parameter.replace([' ', '"'], "") == "rel=next" {
                 return Some(target);
             }
-            parameters = more;
+            parameters = other_parameters;
         }
-        links = others;
+        links = other_links;
     }
 }
 
 /// Splits the text at the first separator outside quotes.
-fn cut(text: &str, separator: char) -> (&str, &str) {
+fn split_unquoted(text: &str, separator: char) -> (&str, &str) {
     let mut quoted = false;
     let parts = text.split_once(|c| {
         quoted ^= c == '"';

@@ -4,19 +4,19 @@ use std::sync::Arc;
 
 use krypton_types::fingerprint::sha256_hex;
 
-use super::version::{self, Asked, Wanted};
+use super::version::{self, RequestedVersion, VersionSelector};
 use super::{ChartError, ChartRef, archive, oci};
 
 /// Origin of an archive, with the properties that the archive must have.
 pub(super) enum Origin {
-    Listed(Listed),
+    Listed(ListedChart),
     /// A local file whose path is the chart's name.
     File,
     Fallback,
 }
 
 /// Properties of an archive in an index or a registry.
-pub(super) struct Listed {
+pub(super) struct ListedChart {
     pub name: String,
     pub version: String,
     pub sha256: Option<String>,
@@ -26,59 +26,64 @@ pub(super) struct Listed {
 
 impl Origin {
     /// Returns the archive's digest and content if it is the requested chart. Slow for large archives.
-    pub(super) fn checked(
+    pub(super) fn verify(
         &self,
         chart: &Arc<ChartRef>,
-        asked: &Asked,
+        requested: &RequestedVersion,
         bytes: &[u8],
-    ) -> Result<(String, archive::Inside), ChartError> {
+    ) -> Result<(String, archive::ChartMetadata), ChartError> {
         let sha256 = sha256_hex(bytes);
-        if let Some(wanted) = other_digest(chart, asked, self, &sha256) {
-            let (wanted, found) = (wanted.escape_debug().to_string(), sha256);
+        if let Some(expected) = unmet_digest(chart, requested, self, &sha256) {
+            let (expected, actual) = (expected.escape_debug().to_string(), sha256);
             return Err(ChartError::Digest {
                 chart: Arc::clone(chart),
-                wanted,
-                found,
+                expected,
+                actual,
             });
         }
-        let inside = inspected(chart, bytes)?;
-        let found = || format!("{} {}", inside.name, inside.version);
-        let other_version = match &asked.wanted {
-            Wanted::Exact(version) => !version::same(&inside.version, version),
-            Wanted::Newest | Wanted::Range(_) => false,
+        let metadata = inspect(chart, bytes)?;
+        let name_and_version = || format!("{} {}", metadata.name, metadata.version);
+        let is_other_version = match &requested.selector {
+            VersionSelector::Exact(version) => !version::same(&metadata.version, version),
+            VersionSelector::Newest | VersionSelector::Range(_) => false,
         };
         match self {
             Origin::Listed(listed)
-                if inside.name != listed.name
-                    || !version::same(&inside.version, &listed.version) =>
+                if metadata.name != listed.name
+                    || !version::same(&metadata.version, &listed.version) =>
             {
-                let found = found();
-                return Err(ChartError::Other {
+                let actual = name_and_version();
+                return Err(ChartError::DifferentChart {
                     chart: Arc::clone(chart),
-                    found,
+                    actual,
                 });
             }
-            Origin::Fallback if other_name(chart, &inside.name) => {
-                let found = found();
-                return Err(ChartError::Other {
+            Origin::Fallback if has_other_name(chart, &metadata.name) => {
+                let actual = name_and_version();
+                return Err(ChartError::DifferentChart {
                     chart: Arc::clone(chart),
-                    found,
+                    actual,
                 });
             }
-            Origin::File | Origin::Fallback if other_version => {
+            Origin::File | Origin::Fallback if is_other_version => {
                 return Err(ChartError::VersionNotFound {
                     chart: Arc::clone(chart),
-                    newest: Some(inside.version),
+                    newest: Some(metadata.version),
                 });
             }
             _ => {}
         }
-        Ok((sha256, inside))
+        Ok((sha256, metadata))
     }
 }
 
 /// Returns the expected digest if it differs from the actual one.
-fn other_digest(chart: &ChartRef, asked: &Asked, origin: &Origin, sha256: &str) -> Option<String> {
+fn unmet_digest(
+    chart: &ChartRef,
+    requested: &RequestedVersion,
+    origin: &Origin,
+    sha256: &str,
+) -> Option<String> {
     let listed = match origin {
         Origin::Listed(listed) => listed.sha256.as_ref(),
         Origin::File | Origin::Fallback => None,
@@ -86,29 +91,29 @@ fn other_digest(chart: &ChartRef, asked: &Asked, origin: &Origin, sha256: &str) 
     if let Some(listed) = listed.filter(|listed| *listed != sha256) {
         return Some(listed.clone());
     }
-    let pin = asked.sha256.as_ref().filter(|pin| *pin != sha256)?;
-    let by_manifest = match origin {
+    let pin = requested.sha256.as_ref().filter(|pin| *pin != sha256)?;
+    let matches_manifest = match origin {
         Origin::Listed(listed) => listed.manifest_sha256.as_ref() == Some(pin),
         Origin::File => false,
         // The hub has verified the manifest. This process cannot derive its digest from the archive.
-        Origin::Fallback => oci::is_meant(chart),
+        Origin::Fallback => oci::is_oci(chart),
     };
-    (!by_manifest).then(|| pin.clone())
+    (!matches_manifest).then(|| pin.clone())
 }
 
 /// Returns whether the chart in the archive has a different name. A path implies no name.
-fn other_name(chart: &ChartRef, inside: &str) -> bool {
-    if oci::is_meant(chart) {
-        chart.name.rsplit('/').next() != Some(inside)
+fn has_other_name(chart: &ChartRef, actual: &str) -> bool {
+    if oci::is_oci(chart) {
+        chart.name.rsplit('/').next() != Some(actual)
     } else {
-        !chart.repo.is_empty() && chart.name != inside
+        !chart.repo.is_empty() && chart.name != actual
     }
 }
 
-pub(super) fn inspected(
+pub(super) fn inspect(
     chart: &Arc<ChartRef>,
     bytes: &[u8],
-) -> Result<archive::Inside, ChartError> {
+) -> Result<archive::ChartMetadata, ChartError> {
     archive::inspect(bytes).map_err(|source| ChartError::Archive {
         chart: Arc::clone(chart),
         source,

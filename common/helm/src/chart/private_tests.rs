@@ -17,30 +17,30 @@ use super::*;
 
 /// A test server that returns 404 for unknown files.
 #[derive(Clone, Default)]
-struct Site {
+struct StubSite {
     files: Arc<Mutex<BTreeMap<String, Bytes>>>,
     /// Values of the `location` header, by path. They replace the file.
     redirects: Arc<Mutex<BTreeMap<String, String>>>,
     /// The `authorization` header of each request, or an empty text.
-    said: Arc<Mutex<Vec<(String, String)>>>,
-    asks: bool,
+    authorizations: Arc<Mutex<Vec<(String, String)>>>,
+    requires_login: bool,
     tag: Option<&'static str>,
-    packs: bool,
+    compresses_index: bool,
 }
 
-async fn answer(State(site): State<Site>, request: Request) -> Response {
+async fn respond(State(site): State<StubSite>, request: Request) -> Response {
     let path = request.uri().path().to_owned();
     let header = |name: &str| {
         let value = request.headers().get(name);
         value.map_or("", |value| value.to_str().unwrap()).to_owned()
     };
     let authorization = header("authorization");
-    let known = !authorization.is_empty();
-    site.said
+    let has_login = !authorization.is_empty();
+    site.authorizations
         .lock()
         .unwrap()
         .push((path.clone(), authorization));
-    if site.asks && !known {
+    if site.requires_login && !has_login {
         return StatusCode::UNAUTHORIZED.into_response();
     }
     if let Some(to) = site.redirects.lock().unwrap().get(&path) {
@@ -56,18 +56,18 @@ async fn answer(State(site): State<Site>, request: Request) -> Response {
             return (StatusCode::NOT_MODIFIED, headers).into_response();
         }
     }
-    if site.packs && path == "/index.yaml" {
+    if site.compresses_index && path == "/index.yaml" {
         assert_eq!(header("accept-encoding"), "gzip");
         headers.insert("content-encoding", "gzip".parse().unwrap());
     }
     (headers, file).into_response()
 }
 
-impl Site {
+impl StubSite {
     async fn start(self) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let app = Router::new().fallback(answer).with_state(self);
+        let app = Router::new().fallback(respond).with_state(self);
         tokio::spawn(async move { axum::serve(listener, app).await });
         url
     }
@@ -79,8 +79,8 @@ impl Site {
         self
     }
 
-    fn said(&self) -> Vec<(String, String)> {
-        std::mem::take(&mut *self.said.lock().unwrap())
+    fn take_authorizations(&self) -> Vec<(String, String)> {
+        std::mem::take(&mut *self.authorizations.lock().unwrap())
     }
 }
 
@@ -106,7 +106,7 @@ fn chart(repo: &str, version: &str) -> ChartRef {
     }
 }
 
-fn credentials(data: &[(&str, &str)]) -> CredentialsNow {
+fn credentials(data: &[(&str, &str)]) -> CurrentCredentials {
     let data = data
         .iter()
         .map(|(key, value)| ((*key).to_owned(), ByteString(value.as_bytes().to_vec())));
@@ -126,13 +126,13 @@ fn cache() -> (tempfile::TempDir, ChartCache) {
 }
 
 const LOGIN: [(&str, &str); 2] = [("username", "me"), ("password", "hunter2")];
-const SAID: &str = "Basic bWU6aHVudGVyMg==";
+const LOGIN_HEADER: &str = "Basic bWU6aHVudGVyMg==";
 
 #[tokio::test]
 async fn unchanged_index_is_not_downloaded_again() {
-    let site = Site {
+    let site = StubSite {
         tag: Some("\"one\""),
-        ..Site::default()
+        ..StubSite::default()
     }
     .with("/index.yaml", index("1.0.0", "a.tgz"))
     .with("/a.tgz", tgz("1.0.0"));
@@ -145,12 +145,15 @@ async fn unchanged_index_is_not_downloaded_again() {
     assert!(cache.fetch(&chart(&url, "1.0.0")).await.is_ok());
 
     // A damaged cached index is downloaded again.
-    let kept = std::fs::read_dir(&cache.dir).unwrap();
-    let kept = kept.map(|entry| entry.unwrap().path());
-    let kept = kept.filter(|path| path.extension().is_some_and(|it| it == "yaml"));
-    let kept: Vec<_> = kept.collect();
-    assert_eq!(kept.len(), 1);
-    std::fs::write(&kept[0], "rubbish").unwrap();
+    let index_files = std::fs::read_dir(&cache.dir).unwrap();
+    let index_files = index_files.map(|entry| entry.unwrap().path());
+    let index_files = index_files.filter(|path| {
+        path.extension()
+            .is_some_and(|extension| extension == "yaml")
+    });
+    let index_files: Vec<_> = index_files.collect();
+    assert_eq!(index_files.len(), 1);
+    std::fs::write(&index_files[0], "rubbish").unwrap();
     assert_eq!(cache.resolve(&chart(&url, "^1")).await.unwrap(), "1.1.0");
     drop(site);
 }
@@ -159,9 +162,9 @@ async fn unchanged_index_is_not_downloaded_again() {
 async fn indexes_of_replaced_repositories_are_deleted() {
     let (_dir, cache) = cache();
     for _ in 0..8 {
-        let site = Site {
+        let site = StubSite {
             tag: Some("\"one\""),
-            ..Site::default()
+            ..StubSite::default()
         };
         let url = site
             .with("/index.yaml", index("1.0.0", "a.tgz"))
@@ -181,38 +184,38 @@ async fn a_packed_index_is_unpacked_within_its_limit() {
         (gzipped(&bomb), "larger than 50 MiB"),
         (b"rubbish".to_vec(), "came damaged"),
     ] {
-        let site = Site {
-            packs: true,
-            ..Site::default()
+        let site = StubSite {
+            compresses_index: true,
+            ..StubSite::default()
         };
         let url = site.with("/index.yaml", content).start().await;
-        let said = match cache.resolve(&chart(&url, "^1")).await {
+        let outcome = match cache.resolve(&chart(&url, "^1")).await {
             Ok(version) => version,
             Err(error) => error.to_string(),
         };
-        assert!(said.contains(expected), "{said}");
+        assert!(outcome.contains(expected), "{outcome}");
     }
 }
 
 #[tokio::test]
 async fn credentials_are_sent_only_to_chart_repository() {
-    let elsewhere = Site::default()
+    let elsewhere = StubSite::default()
         .with("/a.tgz", tgz("1.0.0"))
         .with("/c.tgz", tgz("1.2.0"));
     let other = elsewhere.clone().start().await;
-    let site = Site {
-        asks: true,
-        ..Site::default()
+    let site = StubSite {
+        requires_login: true,
+        ..StubSite::default()
     };
     let url = site.clone().start().await;
     let (_dir, cache) = cache();
-    let (now_tx, now) = watch::channel(Err("they have not been read yet".into()));
-    let cache = cache.with_credentials(now);
+    let (sender, current) = watch::channel(Err("they have not been read yet".into()));
+    let cache = cache.with_credentials(current);
 
     let error = cache.resolve(&chart(&url, "^1")).await.unwrap_err();
     assert!(error.to_string().ends_with("not been read yet"), "{error}");
-    assert!(site.said().is_empty());
-    drop(now_tx.send_replace(credentials(&LOGIN)));
+    assert!(site.take_authorizations().is_empty());
+    drop(sender.send_replace(credentials(&LOGIN)));
 
     // The chart is on another host, behind a redirect to another host, or on the own host.
     for (number, (url_of_chart, to)) in [
@@ -223,7 +226,7 @@ async fn credentials_are_sent_only_to_chart_repository() {
     .into_iter()
     .enumerate()
     {
-        let leads_away = number < 2;
+        let is_elsewhere = number < 2;
         let _ = site
             .clone()
             .with("/index.yaml", index("1.0.0", &url_of_chart))
@@ -232,12 +235,19 @@ async fn credentials_are_sent_only_to_chart_repository() {
             site.redirects.lock().unwrap().insert(url_of_chart, to);
         }
         let cache = &cache;
-        cache.slots.lock().unwrap().clear();
+        cache.entries.lock().unwrap().clear();
         cache.fetch(&chart(&url, "1.0.0")).await.unwrap();
-        assert!(site.said().iter().all(|(_, said)| said == SAID));
-        let others = elsewhere.said();
-        assert_eq!(others.len(), usize::from(leads_away), "{others:?}");
-        assert!(others.iter().all(|(_, said)| said.is_empty()), "{others:?}");
+        assert!(
+            site.take_authorizations()
+                .iter()
+                .all(|(_, header)| header == LOGIN_HEADER)
+        );
+        let others = elsewhere.take_authorizations();
+        assert_eq!(others.len(), usize::from(is_elsewhere), "{others:?}");
+        assert!(
+            others.iter().all(|(_, header)| header.is_empty()),
+            "{others:?}"
+        );
     }
 
     // Another host redirects back to the own host: the credentials are not sent again.
@@ -253,7 +263,7 @@ async fn credentials_are_sent_only_to_chart_repository() {
     let _ = site
         .clone()
         .with("/index.yaml", index("1.0.0", "/away.tgz"));
-    cache.slots.lock().unwrap().clear();
+    cache.entries.lock().unwrap().clear();
     let error = cache.fetch(&chart(&url, "1.0.0")).await.unwrap_err();
     assert!(error.to_string().contains("returned 401"), "{error}");
     assert!(!format!("{error}{error:?}{cache:?}").contains("hunter2"));
@@ -261,19 +271,19 @@ async fn credentials_are_sent_only_to_chart_repository() {
 
 #[tokio::test]
 async fn new_credentials_are_tried_immediately() {
-    let site = Site {
-        asks: true,
-        ..Site::default()
+    let site = StubSite {
+        requires_login: true,
+        ..StubSite::default()
     }
     .with("/index.yaml", index("1.0.0", "a.tgz"))
     .with("/a.tgz", tgz("1.0.0"));
     let url = site.start().await;
     let (_dir, cache) = cache();
-    let (now_tx, now) = watch::channel(Err("there is no such Secret".into()));
-    let cache = cache.with_credentials(now);
+    let (sender, current) = watch::channel(Err("there is no such Secret".into()));
+    let cache = cache.with_credentials(current);
     let chart = chart(&url, "1.0.0");
     assert!(cache.fetch(&chart).await.is_err());
-    drop(now_tx.send_replace(credentials(&[("token", "t0ken")])));
+    drop(sender.send_replace(credentials(&[("token", "t0ken")])));
     // The back-off lasts at least one second.
     assert!(cache.fetch(&chart).await.is_err());
     cache.forget_failures();
@@ -285,15 +295,15 @@ async fn credentials_are_not_sent_over_plain_http() {
     let (_dir, cache) = cache();
     let cache = cache.with_credentials(watch::channel(credentials(&LOGIN)).1);
     // An address reserved for documentation. The fetch fails before it sends a request.
-    let there = chart("http://192.0.2.1", "1.0.0");
-    let error = cache.fetch(&there).await.unwrap_err();
+    let plain_http = chart("http://192.0.2.1", "1.0.0");
+    let error = cache.fetch(&plain_http).await.unwrap_err();
     assert!(matches!(*error, ChartError::PlainHttp { .. }), "{error}");
     assert!(error.to_string().contains("--insecure-chart-http"));
 }
 
 #[tokio::test]
 async fn pinned_digest_is_checked_against_chart_archive() {
-    let site = Site::default()
+    let site = StubSite::default()
         .with("/index.yaml", index("1.0.0", "a.tgz"))
         .with("/a.tgz", tgz("1.0.0"));
     let url = site.start().await;
@@ -310,14 +320,14 @@ async fn pinned_digest_is_checked_against_chart_archive() {
 }
 
 /// A TLS server with a custom authority that requires a client certificate of the same authority.
-struct Private {
+struct PrivateRepository {
     url: String,
     ca: String,
     certificate: String,
     key: String,
 }
 
-impl Private {
+impl PrivateRepository {
     async fn start(content: &'static str) -> Self {
         use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
         let ca_key = KeyPair::generate().unwrap();
@@ -357,11 +367,11 @@ impl Private {
                     while !request.ends_with(b"\r\n\r\n") {
                         request.push(stream.read_u8().await.ok()?);
                     }
-                    let answer = format!(
+                    let response = format!(
                         "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{content}",
                         content.len()
                     );
-                    stream.write_all(answer.as_bytes()).await.ok()?;
+                    stream.write_all(response.as_bytes()).await.ok()?;
                     stream.shutdown().await.ok()
                 });
             }
@@ -383,14 +393,15 @@ fn certificate_of(pem: &str) -> rustls::pki_types::CertificateDer<'static> {
 #[tokio::test]
 async fn private_repository_needs_ca_and_client_certificate() {
     let (_dir, cache) = cache();
-    let private = Private::start("entries: {small: [{version: 1.0.0, urls: [a.tgz]}]}").await;
+    let private =
+        PrivateRepository::start("entries: {small: [{version: 1.0.0, urls: [a.tgz]}]}").await;
     let wanted = chart(&private.url, "^1");
     // Fails without the authority, and with the authority but without the certificate.
     assert!(cache.resolve(&wanted).await.is_err());
-    let (now_tx, now) = watch::channel(credentials(&[("ca.crt", &private.ca)]));
-    let cache = cache.with_credentials(now);
+    let (sender, current) = watch::channel(credentials(&[("ca.crt", &private.ca)]));
+    let cache = cache.with_credentials(current);
     assert!(cache.resolve(&wanted).await.is_err());
-    drop(now_tx.send_replace(credentials(&[
+    drop(sender.send_replace(credentials(&[
         ("ca.crt", &private.ca),
         ("tls.crt", &private.certificate),
         ("tls.key", &private.key),
@@ -400,30 +411,34 @@ async fn private_repository_needs_ca_and_client_certificate() {
 
 #[tokio::test]
 async fn configured_source_is_the_only_one() {
-    struct Counting(Mutex<u32>);
-    impl Fallback for Counting {
+    struct CountingFallback(Mutex<u32>);
+    impl Fallback for CountingFallback {
         fn fetch(&self, _: &ChartRef) -> BoxFuture<'_, Result<Vec<u8>, String>> {
             *self.0.lock().unwrap() += 1;
             Box::pin(async { Ok(tgz("1.0.0")) })
         }
     }
-    for (source, works, asked) in [
+    for (source, succeeds, hub_calls) in [
         (ChartSource::Direct, false, 0),
         (ChartSource::Auto, true, 1),
         (ChartSource::Hub, true, 1),
     ] {
-        let site = Site {
-            asks: true,
-            ..Site::default()
+        let site = StubSite {
+            requires_login: true,
+            ..StubSite::default()
         };
         let url = site.clone().start().await;
-        let hub = Arc::new(Counting(Mutex::default()));
+        let hub = Arc::new(CountingFallback(Mutex::default()));
         let (_dir, cache) = cache();
         let cache = cache.with_fallback(Arc::clone(&hub) as Arc<dyn Fallback>, source);
         let fetched = cache.fetch(&chart(&url, "1.0.0")).await;
-        assert_eq!(fetched.is_ok(), works, "{source}");
-        assert_eq!(*hub.0.lock().unwrap(), asked, "{source}");
-        let direct = usize::from(source != ChartSource::Hub);
-        assert_eq!(site.said().len(), direct, "{source}");
+        assert_eq!(fetched.is_ok(), succeeds, "{source}");
+        assert_eq!(*hub.0.lock().unwrap(), hub_calls, "{source}");
+        let direct_requests = usize::from(source != ChartSource::Hub);
+        assert_eq!(
+            site.take_authorizations().len(),
+            direct_requests,
+            "{source}"
+        );
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use futures::future::BoxFuture;
 use krypton_runtime::off_thread;
 
-use super::archive::Inside;
+use super::archive::ChartMetadata;
 use super::{ChartError, ChartRef, PARTIAL};
 
 /// Suffix of the archive's name.
@@ -15,21 +15,21 @@ pub(super) const SUFFIX: &str = ".prov";
 pub(crate) const LIMIT: u64 = 1 << 20;
 
 /// Verifies the signature of a chart.
-pub trait Prover: Send + Sync {
+pub trait SignatureVerifier: Send + Sync {
     /// Verifies an archive with the provenance file next to it. The error text completes a sentence.
-    fn prove<'a>(&'a self, archive: &'a Path) -> BoxFuture<'a, Result<(), String>>;
+    fn verify<'a>(&'a self, archive: &'a Path) -> BoxFuture<'a, Result<(), String>>;
 }
 
-/// Gets the file only if charts must be `proven`. Returns `None` if it does not exist, and every other
+/// Gets the provenance file only if it is `needed`. Returns `None` if it does not exist, and every other
 /// failure as an error.
-pub(super) async fn where_asked(
-    proven: bool,
-    get: impl Future<Output = Result<Vec<u8>, ChartError>>,
+pub(super) async fn fetch_if(
+    needed: bool,
+    fetch: impl Future<Output = Result<Vec<u8>, ChartError>>,
 ) -> Result<Option<Vec<u8>>, ChartError> {
-    if !proven {
+    if !needed {
         return Ok(None);
     }
-    match get.await {
+    match fetch.await {
         Ok(bytes) => Ok(Some(bytes)),
         Err(ChartError::Refused { status: 404, .. }) => Ok(None),
         Err(ChartError::Local { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
@@ -40,32 +40,32 @@ pub(super) async fn where_asked(
 }
 
 /// A chart whose signature must be verified.
-pub(super) struct Signed<'a> {
+pub(super) struct SignedChart<'a> {
     /// Folder of the cache.
     pub dir: PathBuf,
-    pub inside: &'a Inside,
+    pub metadata: &'a ChartMetadata,
     pub archive: Arc<Vec<u8>>,
     pub provenance: Option<Vec<u8>>,
 }
 
-impl Signed<'_> {
-    pub(super) async fn prove(
+impl SignedChart<'_> {
+    pub(super) async fn verify(
         self,
-        prover: &dyn Prover,
+        verifier: &dyn SignatureVerifier,
         chart: &Arc<ChartRef>,
     ) -> Result<(), ChartError> {
-        let unproven = |problem| ChartError::Unproven {
+        let unverified = |problem| ChartError::UnverifiedSignature {
             chart: Arc::clone(chart),
             problem,
         };
         let Some(provenance) = self.provenance else {
             let problem = format!("the repository has no provenance file ({SUFFIX}) for it");
-            return Err(unproven(problem));
+            return Err(unverified(problem));
         };
         // The name that `helm package` signed, regardless of the current name.
-        let name = format!("{}-{}.tgz", self.inside.name, self.inside.version);
+        let name = format!("{}-{}.tgz", self.metadata.name, self.metadata.version);
         let (dir, archive) = (self.dir.clone(), self.archive);
-        let laid_out = off_thread::run(move || {
+        let files = off_thread::run(move || {
             let folder = tempfile::Builder::new().prefix(PARTIAL).tempdir_in(&dir)?;
             let path = folder.path().join(&name);
             // The check of the archive validates names, but a name with a separator would lead to another
@@ -77,11 +77,11 @@ impl Signed<'_> {
             std::fs::write(&path, archive.as_slice())?;
             Ok((folder, path))
         });
-        let (_folder, path) = laid_out.await.map_err(|source| ChartError::Store {
+        let (_folder, path) = files.await.map_err(|source| ChartError::Store {
             chart: Arc::clone(chart),
             dir: self.dir,
             source,
         })?;
-        prover.prove(&path).await.map_err(unproven)
+        verifier.verify(&path).await.map_err(unverified)
     }
 }

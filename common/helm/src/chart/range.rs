@@ -8,45 +8,45 @@ pub(crate) struct Range(Vec<Vec<Bound>>);
 
 /// Maximum number of bounds. No real range needs more. Limits the comparisons that a text of 256 bytes can
 /// cause.
-const MOST: usize = 32;
+const MAX_BOUNDS: usize = 32;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Relation {
+enum Operator {
     Equal,
-    Other,
-    Above,
-    Below,
+    NotEqual,
+    Greater,
+    Less,
     AtLeast,
     AtMost,
     /// `~`: the same minor version.
-    Near,
+    Tilde,
     /// `^`: no breaking change.
-    Compatible,
+    Caret,
 }
 
-/// The written parts of a bound's version.
+/// How many parts of a bound's version the text gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Said {
-    Nothing,
+enum Precision {
+    Wildcard,
     Major,
     Minor,
-    All,
+    Full,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 struct Bound {
-    relation: Relation,
+    operator: Operator,
     /// The version, with 0 for the parts that are not written.
     version: Version,
-    said: Said,
+    precision: Precision,
 }
 
-impl Relation {
+impl Operator {
     /// Returns whether `*` may follow the operator.
-    fn may_be_of_any(self) -> bool {
+    fn accepts_wildcard(self) -> bool {
         !matches!(
             self,
-            Self::Other | Self::Above | Self::AtMost | Self::Compatible
+            Self::NotEqual | Self::Greater | Self::AtMost | Self::Caret
         )
     }
 }
@@ -54,61 +54,62 @@ impl Relation {
 impl Range {
     /// Parses a range. Returns `None` if the text is not a range.
     pub(crate) fn parse(text: &str) -> Option<Self> {
-        let groups: Vec<Vec<Bound>> = text.split("||").map(group).collect::<Option<_>>()?;
-        (groups.iter().map(Vec::len).sum::<usize>() <= MOST).then_some(Self(groups))
+        let groups: Vec<Vec<Bound>> = text.split("||").map(parse_group).collect::<Option<_>>()?;
+        (groups.iter().map(Vec::len).sum::<usize>() <= MAX_BOUNDS).then_some(Self(groups))
     }
 
     /// Returns whether the version matches. A pre-release matches only if the range contains a pre-release.
-    pub(crate) fn fits(&self, version: &Version) -> bool {
+    pub(crate) fn matches(&self, version: &Version) -> bool {
         self.0.iter().any(|bounds| {
-            let named = bounds.iter().any(|bound| !bound.version.pre.is_empty());
-            (named || version.pre.is_empty()) && bounds.iter().all(|bound| bound.holds(version))
+            let has_pre_release = bounds.iter().any(|bound| !bound.version.pre.is_empty());
+            (has_pre_release || version.pre.is_empty())
+                && bounds.iter().all(|bound| bound.holds(version))
         })
     }
 
     /// Formats the range so that [`Range::parse`] can read it.
     #[cfg(any(test, feature = "fuzzing"))]
-    pub(crate) fn written(&self) -> String {
-        let bounds = |bounds: &Vec<Bound>| bounds.iter().map(Bound::written).collect::<Vec<_>>();
+    pub(crate) fn to_text(&self) -> String {
+        let bounds = |bounds: &Vec<Bound>| bounds.iter().map(Bound::to_text).collect::<Vec<_>>();
         let groups = self.0.iter().map(|group| bounds(group).join(", "));
         groups.collect::<Vec<_>>().join(" || ")
     }
 }
 
-fn group(text: &str) -> Option<Vec<Bound>> {
+fn parse_group(text: &str) -> Option<Vec<Bound>> {
     let text = text.trim_matches(' ');
     if let Some((low, high)) = text.split_once(" - ") {
-        let bound = |relation: Relation, text: &str| {
-            let (version, said) = partial(text.trim_matches(' '))?;
-            (said > Said::Nothing || relation.may_be_of_any()).then_some(Bound {
-                relation,
+        let bound = |operator: Operator, text: &str| {
+            let (version, precision) = parse_partial(text.trim_matches(' '))?;
+            (precision > Precision::Wildcard || operator.accepts_wildcard()).then_some(Bound {
+                operator,
                 version,
-                said,
+                precision,
             })
         };
         return Some(vec![
-            bound(Relation::AtLeast, low)?,
-            bound(Relation::AtMost, high)?,
+            bound(Operator::AtLeast, low)?,
+            bound(Operator::AtMost, high)?,
         ]);
     }
     let mut bounds = Vec::new();
     let mut rest = text;
     while !rest.is_empty() {
-        let (relation, after) = relation(rest);
+        let (operator, after) = split_operator(rest);
         let after = after.trim_start_matches(' ');
         let (word, next) = match after.find([' ', ',']) {
             Some(end) => after.split_at(end),
             None => (after, ""),
         };
-        let (version, said) = partial(word)?;
+        let (version, precision) = parse_partial(word)?;
         // In Helm, `^*` means 0.0.0, `<=*` means 0.0.x, and `>*` and `!=*` mean any version except 0.0.0.
-        if said == Said::Nothing && !relation.may_be_of_any() {
+        if precision == Precision::Wildcard && !operator.accepts_wildcard() {
             return None;
         }
         bounds.push(Bound {
-            relation,
+            operator,
             version,
-            said,
+            precision,
         });
         let next = next.trim_start_matches(' ');
         rest = match next.strip_prefix(',') {
@@ -121,119 +122,126 @@ fn group(text: &str) -> Option<Vec<Bound>> {
 }
 
 /// The operators, longest first.
-const SIGNS: [(&str, Relation); 11] = [
-    (">=", Relation::AtLeast),
-    ("=>", Relation::AtLeast),
-    ("<=", Relation::AtMost),
-    ("=<", Relation::AtMost),
-    ("!=", Relation::Other),
-    ("~>", Relation::Near),
-    (">", Relation::Above),
-    ("<", Relation::Below),
-    ("=", Relation::Equal),
-    ("~", Relation::Near),
-    ("^", Relation::Compatible),
+const OPERATORS: [(&str, Operator); 11] = [
+    (">=", Operator::AtLeast),
+    ("=>", Operator::AtLeast),
+    ("<=", Operator::AtMost),
+    ("=<", Operator::AtMost),
+    ("!=", Operator::NotEqual),
+    ("~>", Operator::Tilde),
+    (">", Operator::Greater),
+    ("<", Operator::Less),
+    ("=", Operator::Equal),
+    ("~", Operator::Tilde),
+    ("^", Operator::Caret),
 ];
 
 /// Splits the text into the operator and the rest.
-fn relation(text: &str) -> (Relation, &str) {
-    let signed = SIGNS
+fn split_operator(text: &str) -> (Operator, &str) {
+    let split = OPERATORS
         .iter()
-        .find_map(|(sign, relation)| Some((*relation, text.strip_prefix(sign)?)));
-    signed.unwrap_or((Relation::Equal, text))
+        .find_map(|(sign, operator)| Some((*operator, text.strip_prefix(sign)?)));
+    split.unwrap_or((Operator::Equal, text))
 }
 
 /// Parses `1`, `1.2`, `1.2.3-rc.1`, `1.x` or `*`, with an optional leading `v`.
-fn partial(text: &str) -> Option<(Version, Said)> {
+fn parse_partial(text: &str) -> Option<(Version, Precision)> {
     let text = text.strip_prefix('v').unwrap_or(text);
     if let Ok(version) = Version::parse(text) {
-        return Some((version, Said::All));
+        return Some((version, Precision::Full));
     }
     let mut numbers = [0, 0, 0];
-    let mut said = Said::Nothing;
-    let mut open = false;
+    let mut precision = Precision::Wildcard;
+    let mut has_wildcard = false;
     let mut parts = text.split('.');
-    for (number, upto) in numbers
-        .iter_mut()
-        .zip([Said::Major, Said::Minor, Said::All])
+    for (number, part_precision) in
+        numbers
+            .iter_mut()
+            .zip([Precision::Major, Precision::Minor, Precision::Full])
     {
         match parts.next() {
-            Some("x" | "X" | "*") => open = true,
+            Some("x" | "X" | "*") => has_wildcard = true,
             // Parts after a wildcard have no effect. They are most likely a mistake.
-            Some(part) if !open => {
-                let plain = part.bytes().all(|byte| byte.is_ascii_digit())
+            Some(part) if !has_wildcard => {
+                let is_number = part.bytes().all(|byte| byte.is_ascii_digit())
                     && (part.len() == 1 || !part.starts_with('0'));
-                *number = plain.then(|| part.parse().ok())??;
-                said = upto;
+                *number = is_number.then(|| part.parse().ok())??;
+                precision = part_precision;
             }
             Some(_) => return None,
-            None if upto == Said::Major => return None,
-            None => open = true,
+            None if part_precision == Precision::Major => return None,
+            None => has_wildcard = true,
         }
     }
-    if parts.next().is_some() || (said == Said::Nothing && !open) {
+    if parts.next().is_some() || (precision == Precision::Wildcard && !has_wildcard) {
         return None;
     }
     let [major, minor, patch] = numbers;
-    Some((Version::new(major, minor, patch), said))
+    Some((Version::new(major, minor, patch), precision))
 }
 
 impl Bound {
     fn holds(&self, version: &Version) -> bool {
         let order = version.cmp_precedence(&self.version);
-        match self.relation {
-            Relation::Equal => self.matches(version),
-            Relation::Other => !self.matches(version),
+        match self.operator {
+            Operator::Equal => self.matches(version),
+            Operator::NotEqual => !self.matches(version),
             // The lowest match of `>1` is 2, and of `>1.2` it is 1.3.
-            Relation::Above => order.is_gt() && (self.said == Said::All || !self.matches(version)),
-            Relation::Below => order.is_lt(),
-            Relation::AtLeast => order.is_ge(),
-            // `<=1` excludes 2, and `<=1.2` excludes 1.3.
-            Relation::AtMost => order.is_le() || (self.said != Said::All && self.matches(version)),
-            Relation::Near => {
-                order.is_ge() && agree(version, &self.version, self.said.min(Said::Minor))
+            Operator::Greater => {
+                order.is_gt() && (self.precision == Precision::Full || !self.matches(version))
             }
-            Relation::Compatible => order.is_ge() && agree(version, &self.version, self.leading()),
+            Operator::Less => order.is_lt(),
+            Operator::AtLeast => order.is_ge(),
+            // `<=1` excludes 2, and `<=1.2` excludes 1.3.
+            Operator::AtMost => {
+                order.is_le() || (self.precision != Precision::Full && self.matches(version))
+            }
+            Operator::Tilde => {
+                order.is_ge() && agree(version, &self.version, self.precision.min(Precision::Minor))
+            }
+            Operator::Caret => {
+                order.is_ge() && agree(version, &self.version, self.caret_precision())
+            }
         }
     }
 
     #[cfg(any(test, feature = "fuzzing"))]
-    fn written(&self) -> String {
+    fn to_text(&self) -> String {
         let Version { major, minor, .. } = self.version;
-        let version = match self.said {
-            Said::Nothing => "*".to_owned(),
-            Said::Major => major.to_string(),
-            Said::Minor => format!("{major}.{minor}"),
-            Said::All => self.version.to_string(),
+        let version = match self.precision {
+            Precision::Wildcard => "*".to_owned(),
+            Precision::Major => major.to_string(),
+            Precision::Minor => format!("{major}.{minor}"),
+            Precision::Full => self.version.to_string(),
         };
-        let sign = SIGNS
+        let sign = OPERATORS
             .iter()
-            .find(|(_, relation)| *relation == self.relation);
+            .find(|(_, operator)| *operator == self.operator);
         format!("{}{version}", sign.map_or("", |(sign, _)| sign))
     }
 
     /// Returns whether the version agrees with the written parts.
     fn matches(&self, version: &Version) -> bool {
-        agree(version, &self.version, self.said)
-            && (self.said != Said::All || version.cmp_precedence(&self.version).is_eq())
+        agree(version, &self.version, self.precision)
+            && (self.precision != Precision::Full || version.cmp_precedence(&self.version).is_eq())
     }
 
-    /// Returns the parts up to the first number that is not 0.
-    fn leading(&self) -> Said {
+    /// Returns the precision up to the first number that is not 0.
+    fn caret_precision(&self) -> Precision {
         let Version { major, minor, .. } = self.version;
         match (major, minor) {
-            (1.., _) => Said::Major,
-            (0, 1..) => Said::Minor,
-            (0, 0) => Said::All,
+            (1.., _) => Precision::Major,
+            (0, 1..) => Precision::Minor,
+            (0, 0) => Precision::Full,
         }
-        .min(self.said)
+        .min(self.precision)
     }
 }
 
-fn agree(a: &Version, b: &Version, upto: Said) -> bool {
-    (upto < Said::Major || a.major == b.major)
-        && (upto < Said::Minor || a.minor == b.minor)
-        && (upto < Said::All || a.patch == b.patch)
+fn agree(a: &Version, b: &Version, precision: Precision) -> bool {
+    (precision < Precision::Major || a.major == b.major)
+        && (precision < Precision::Minor || a.minor == b.minor)
+        && (precision < Precision::Full || a.patch == b.patch)
 }
 
 #[cfg(test)]
@@ -249,10 +257,11 @@ mod tests {
     const TABLE: &str = include_str!("range/masterminds.tsv");
 
     /// Returns whether Helm accepts the range, most likely by accident, while Krypton rejects it.
-    fn is_a_mistake(range: &str) -> bool {
+    fn is_rejected_on_purpose(range: &str) -> bool {
         let operand = range.trim_start_matches(['^', '>', '<', '=', '~', '!']);
-        let wild = operand.len() < range.len() && ["*", "x", "X"].contains(&operand);
-        wild || ["01", "1.02", "1.x.3", "*-0", "1.x-0", "1.2-1.4", "1 - *"].contains(&operand)
+        let is_bare_wildcard = operand.len() < range.len() && ["*", "x", "X"].contains(&operand);
+        is_bare_wildcard
+            || ["01", "1.02", "1.x.3", "*-0", "1.x-0", "1.2-1.4", "1 - *"].contains(&operand)
     }
 
     #[test]
@@ -263,21 +272,21 @@ mod tests {
             .collect();
         let versions: BTreeSet<Version> = rows
             .iter()
-            .filter(|(_, fitting)| *fitting != "none")
-            .flat_map(|(_, fitting)| fitting.split_whitespace())
+            .filter(|(_, matching)| *matching != "none")
+            .flat_map(|(_, matching)| matching.split_whitespace())
             .map(|version| Version::parse(version).unwrap())
             .collect();
         let mut differences = Vec::new();
-        for (range, theirs) in &rows {
-            let ours = Range::parse(range).map_or("none".to_owned(), |range| {
-                let fitting = versions.iter().filter(|version| range.fits(version));
-                fitting
+        for (range, expected) in &rows {
+            let actual = Range::parse(range).map_or("none".to_owned(), |range| {
+                let matching = versions.iter().filter(|version| range.matches(version));
+                matching
                     .map(Version::to_string)
                     .collect::<Vec<_>>()
                     .join(" ")
             });
-            if ours != *theirs && !(ours == "none" && is_a_mistake(range)) {
-                differences.push(format!("{range}: {ours} and not {theirs}"));
+            if actual != *expected && !(actual == "none" && is_rejected_on_purpose(range)) {
+                differences.push(format!("{range}: {actual} and not {expected}"));
             }
         }
         assert!(differences.is_empty(), "{differences:#?}");
@@ -336,8 +345,8 @@ mod tests {
             drop(Range::parse(&text));
             let range = Range::parse(&format!("^{major}.{minor}.{patch}")).unwrap();
             let other = Version::new(other.0, other.1, other.2);
-            let fits = other.major == major && other >= Version::new(major, minor, patch);
-            prop_assert_eq!(range.fits(&other), fits);
+            let matches = other.major == major && other >= Version::new(major, minor, patch);
+            prop_assert_eq!(range.matches(&other), matches);
         }
     }
 }

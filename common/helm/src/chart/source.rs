@@ -1,17 +1,17 @@
-//! Where an agent looks for charts.
+//! Source of an agent's charts.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// Where an agent looks for a chart.
+/// Source of an agent's charts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ChartSource {
-    /// In its repository, and at the hub when there is no way to it.
+    /// The repository, or the hub if the repository is unreachable.
     #[default]
     Auto,
-    /// In its repository only.
+    /// The repository only.
     Direct,
-    /// At the hub only.
+    /// The hub only.
     Hub,
 }
 

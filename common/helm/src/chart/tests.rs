@@ -13,20 +13,20 @@ use super::*;
 
 /// Response of the server for one path.
 #[derive(Clone)]
-enum Answer {
+enum StubResponse {
     Body(Vec<u8>),
     Status(u16),
     Redirect(String),
     /// An infinite body without a `Content-Length`.
     Endless,
     /// Declares a length and sends no body.
-    Claims(u64),
+    DeclaresLength(u64),
 }
 
 /// A chart repository on the loopback interface.
 struct Repository {
     address: SocketAddr,
-    answers: Arc<Mutex<BTreeMap<String, Answer>>>,
+    responses: Arc<Mutex<BTreeMap<String, StubResponse>>>,
     hits: Arc<Mutex<BTreeMap<String, u64>>>,
     sent: Arc<AtomicU64>,
 }
@@ -36,26 +36,26 @@ impl Repository {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let repository = Self {
             address: listener.local_addr().unwrap(),
-            answers: Arc::default(),
+            responses: Arc::default(),
             hits: Arc::default(),
             sent: Arc::default(),
         };
-        let (answers, hits) = (
-            Arc::clone(&repository.answers),
+        let (responses, hits) = (
+            Arc::clone(&repository.responses),
             Arc::clone(&repository.hits),
         );
         let sent = Arc::clone(&repository.sent);
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                let (answers, hits) = (Arc::clone(&answers), Arc::clone(&hits));
-                tokio::spawn(serve(stream, answers, hits, Arc::clone(&sent)));
+                let (responses, hits) = (Arc::clone(&responses), Arc::clone(&hits));
+                tokio::spawn(serve(stream, responses, hits, Arc::clone(&sent)));
             }
         });
         repository
     }
 
     /// Starts a repository with an index that lists `chart` once for each version, and with the archives.
-    async fn of(versions: &[&str]) -> Self {
+    async fn with_versions(versions: &[&str]) -> Self {
         let repository = Self::start().await;
         let mut index = String::from("apiVersion: v1\nentries:\n  small:\n");
         for version in versions {
@@ -64,14 +64,17 @@ impl Repository {
             index.push_str(&format!(
                 "    - {{version: {version}, urls: [small-{version}.tgz], digest: {digest}}}\n"
             ));
-            repository.answer(&format!("/small-{version}.tgz"), Answer::Body(tgz));
+            repository.respond(&format!("/small-{version}.tgz"), StubResponse::Body(tgz));
         }
-        repository.answer("/index.yaml", Answer::Body(index.into_bytes()));
+        repository.respond("/index.yaml", StubResponse::Body(index.into_bytes()));
         repository
     }
 
-    fn answer(&self, path: &str, answer: Answer) {
-        self.answers.lock().unwrap().insert(path.to_owned(), answer);
+    fn respond(&self, path: &str, response: StubResponse) {
+        self.responses
+            .lock()
+            .unwrap()
+            .insert(path.to_owned(), response);
     }
 
     fn hits(&self, path: &str) -> u64 {
@@ -93,7 +96,7 @@ impl Repository {
 
 async fn serve(
     mut stream: TcpStream,
-    answers: Arc<Mutex<BTreeMap<String, Answer>>>,
+    responses: Arc<Mutex<BTreeMap<String, StubResponse>>>,
     hits: Arc<Mutex<BTreeMap<String, u64>>>,
     sent: Arc<AtomicU64>,
 ) -> Option<()> {
@@ -104,39 +107,39 @@ async fn serve(
     let request = String::from_utf8(request).unwrap();
     let path = request.split(' ').nth(1).unwrap().to_owned();
     *hits.lock().unwrap().entry(path.clone()).or_default() += 1;
-    let answer = answers
+    let response = responses
         .lock()
         .unwrap()
         .get(&path)
         .cloned()
-        .unwrap_or(Answer::Status(404));
-    let head = |status: u16, more: String| {
-        format!("HTTP/1.1 {status} -\r\nconnection: close\r\n{more}\r\n").into_bytes()
+        .unwrap_or(StubResponse::Status(404));
+    let head = |status: u16, headers: String| {
+        format!("HTTP/1.1 {status} -\r\nconnection: close\r\n{headers}\r\n").into_bytes()
     };
-    match answer {
-        Answer::Body(body) => {
+    match response {
+        StubResponse::Body(body) => {
             let length = format!("content-length: {}\r\n", body.len());
             stream.write_all(&head(200, length)).await.ok()?;
             stream.write_all(&body).await.ok()?;
         }
-        Answer::Status(status) => {
+        StubResponse::Status(status) => {
             stream
                 .write_all(&head(status, "content-length: 0\r\n".to_owned()))
                 .await
                 .ok()?;
         }
-        Answer::Redirect(to) => {
-            let more = format!("location: {to}\r\ncontent-length: 0\r\n");
-            stream.write_all(&head(302, more)).await.ok()?;
+        StubResponse::Redirect(to) => {
+            let headers = format!("location: {to}\r\ncontent-length: 0\r\n");
+            stream.write_all(&head(302, headers)).await.ok()?;
         }
-        Answer::Endless => {
+        StubResponse::Endless => {
             stream.write_all(&head(200, String::new())).await.ok()?;
             let block = vec![b'a'; 1 << 20];
             while stream.write_all(&block).await.is_ok() {
                 sent.fetch_add(1 << 20, Ordering::Relaxed);
             }
         }
-        Answer::Claims(length) => {
+        StubResponse::DeclaresLength(length) => {
             stream
                 .write_all(&head(200, format!("content-length: {length}\r\n")))
                 .await
@@ -164,7 +167,7 @@ fn cache() -> (TempDir, ChartCache) {
 
 #[tokio::test]
 async fn fetched_chart_is_verified_and_cached_by_digest() {
-    let repository = Repository::of(&["1.0.0", "1.1.0"]).await;
+    let repository = Repository::with_versions(&["1.0.0", "1.1.0"]).await;
     let (_dir, cache) = cache();
     let fetched = cache.fetch(&repository.chart("1.0.0")).await.unwrap();
     assert_eq!(
@@ -185,7 +188,7 @@ async fn fetched_chart_is_verified_and_cached_by_digest() {
 
 #[tokio::test]
 async fn a_leading_v_makes_no_difference() {
-    let repository = Repository::of(&["v1.19.1"]).await;
+    let repository = Repository::with_versions(&["v1.19.1"]).await;
     let (_dir, cache) = cache();
     assert_eq!(
         cache
@@ -199,12 +202,12 @@ async fn a_leading_v_makes_no_difference() {
 
 #[tokio::test]
 async fn newest_version_is_kept_once_resolved() {
-    let repository = Repository::of(&["1.0.0"]).await;
+    let repository = Repository::with_versions(&["1.0.0"]).await;
     let (_dir, cache) = cache();
     let first = cache.fetch(&repository.chart("")).await.unwrap();
-    let newer = Repository::of(&["1.0.0", "2.0.0"]).await;
-    let index = newer.answers.lock().unwrap()["/index.yaml"].clone();
-    repository.answer("/index.yaml", index);
+    let newer = Repository::with_versions(&["1.0.0", "2.0.0"]).await;
+    let index = newer.responses.lock().unwrap()["/index.yaml"].clone();
+    repository.respond("/index.yaml", index);
     assert_eq!(cache.fetch(&repository.chart("")).await.unwrap(), first);
     std::fs::remove_file(&first.path).unwrap();
     assert_eq!(cache.fetch(&repository.chart("")).await.unwrap(), first);
@@ -213,7 +216,7 @@ async fn newest_version_is_kept_once_resolved() {
 
 #[tokio::test]
 async fn missing_version_error_names_newest_version() {
-    let repository = Repository::of(&["1.0.0", "1.1.0"]).await;
+    let repository = Repository::with_versions(&["1.0.0", "1.1.0"]).await;
     let (_dir, cache) = cache();
     let error = cache.fetch(&repository.chart("9.9.9")).await.unwrap_err();
     assert_eq!(error.fault(), ChartFault::VersionNotFound);
@@ -227,7 +230,7 @@ async fn missing_version_error_names_newest_version() {
 
 #[tokio::test]
 async fn pinned_chart_is_fetched_once() {
-    let repository = Repository::of(&["1.0.0"]).await;
+    let repository = Repository::with_versions(&["1.0.0"]).await;
     let (_dir, cache) = cache();
     let version = cache.pin(&repository.chart("1.0.0")).await.unwrap();
     let fetched = cache.fetch(&repository.chart(&version)).await.unwrap();
@@ -235,10 +238,12 @@ async fn pinned_chart_is_fetched_once() {
     assert_eq!(repository.hits("/small-1.0.0.tgz"), 1);
     // Replace the content under the same version.
     let other = packed(&[chart_yaml("small", "1.0.0"), file("small/a", "b")]);
-    repository.answer("/small-1.0.0.tgz", Answer::Body(other));
-    repository.answer(
+    repository.respond("/small-1.0.0.tgz", StubResponse::Body(other));
+    repository.respond(
         "/index.yaml",
-        Answer::Body(b"entries: {small: [{version: 1.0.0, urls: [small-1.0.0.tgz]}]}".to_vec()),
+        StubResponse::Body(
+            b"entries: {small: [{version: 1.0.0, urls: [small-1.0.0.tgz]}]}".to_vec(),
+        ),
     );
     let (_dir, fresh) = self::cache();
     let error = fresh.fetch(&repository.chart(&version)).await.unwrap_err();
@@ -247,7 +252,7 @@ async fn pinned_chart_is_fetched_once() {
 
 #[tokio::test]
 async fn invalid_version_is_rejected_and_range_not_fetched() {
-    let repository = Repository::of(&["1.0.0"]).await;
+    let repository = Repository::with_versions(&["1.0.0"]).await;
     let (_dir, cache) = cache();
     for version in ["latest", "1.0.0\n", "1.0.0@sha256:12"] {
         let error = cache.fetch(&repository.chart(version)).await.unwrap_err();
@@ -268,7 +273,7 @@ async fn invalid_version_is_rejected_and_range_not_fetched() {
 #[tokio::test]
 async fn broken_repository_answer_is_rejected_with_reason() {
     let (_dir, cache) = cache();
-    let html = || Answer::Body(b"<!doctype html><title>Hello</title>".to_vec());
+    let html = || StubResponse::Body(b"<!doctype html><title>Hello</title>".to_vec());
     let other = packed(&[chart_yaml("other", "1.0.0")]);
     let newer = small("1.0.1");
     let traversal = packed(&[chart_yaml("small", "1.0.0"), file("small/../../x", "x")]);
@@ -278,56 +283,56 @@ async fn broken_repository_answer_is_rejected_with_reason() {
     ]);
     // The entry has no digest, so the check of the archive reports the error.
     let index = b"entries: {small: [{version: 1.0.0, urls: [small-1.0.0.tgz]}]}".to_vec();
-    let cases: Vec<(&str, Answer, &str)> = vec![
+    let cases: Vec<(&str, StubResponse, &str)> = vec![
         ("/index.yaml", html(), "not the index"),
-        ("/index.yaml", Answer::Status(404), "returned 404"),
-        ("/index.yaml", Answer::Status(503), "returned 503"),
+        ("/index.yaml", StubResponse::Status(404), "returned 404"),
+        ("/index.yaml", StubResponse::Status(503), "returned 503"),
         (
             "/index.yaml",
-            Answer::Redirect("/index.yaml".to_owned()),
+            StubResponse::Redirect("/index.yaml".to_owned()),
             "more than 5 redirects",
         ),
         (
             "/index.yaml",
-            Answer::Claims(200 << 20),
+            StubResponse::DeclaresLength(200 << 20),
             "larger than 50 MiB",
         ),
         (
             "/small-1.0.0.tgz",
-            Answer::Status(404),
+            StubResponse::Status(404),
             "downloading the chart returned 404",
         ),
         (
             "/small-1.0.0.tgz",
-            Answer::Claims(11 << 20),
+            StubResponse::DeclaresLength(11 << 20),
             "larger than 10 MiB",
         ),
         ("/small-1.0.0.tgz", html(), "not a gzip"),
         (
             "/small-1.0.0.tgz",
-            Answer::Body(other),
+            StubResponse::Body(other),
             "holds chart other 1.0.0",
         ),
         (
             "/small-1.0.0.tgz",
-            Answer::Body(newer),
+            StubResponse::Body(newer),
             "holds chart small 1.0.1",
         ),
         (
             "/small-1.0.0.tgz",
-            Answer::Body(traversal),
+            StubResponse::Body(traversal),
             "leaves the chart's folder",
         ),
         (
             "/small-1.0.0.tgz",
-            Answer::Body(link),
+            StubResponse::Body(link),
             "neither a file nor a folder",
         ),
     ];
-    for (path, answer, reason) in cases {
-        let repository = Repository::of(&["1.0.0"]).await;
-        repository.answer("/index.yaml", Answer::Body(index.clone()));
-        repository.answer(path, answer);
+    for (path, response, reason) in cases {
+        let repository = Repository::with_versions(&["1.0.0"]).await;
+        repository.respond("/index.yaml", StubResponse::Body(index.clone()));
+        repository.respond(path, response);
         let error = cache.fetch(&repository.chart("1.0.0")).await.unwrap_err();
         let text = chain(&error);
         assert!(text.contains(reason), "{path}: {text}");
@@ -337,14 +342,14 @@ async fn broken_repository_answer_is_rejected_with_reason() {
         );
         assert_eq!(error.fault(), ChartFault::NotLoaded);
     }
-    let left = std::fs::read_dir(&cache.dir).unwrap().count();
-    assert_eq!(left, 0, "nothing that was refused is kept");
+    let remaining = std::fs::read_dir(&cache.dir).unwrap().count();
+    assert_eq!(remaining, 0, "nothing that was refused is kept");
 }
 
 #[tokio::test]
 async fn endless_index_download_is_cut_off() {
     let repository = Repository::start().await;
-    repository.answer("/index.yaml", Answer::Endless);
+    repository.respond("/index.yaml", StubResponse::Endless);
     let (_dir, cache) = cache();
     let error = cache.fetch(&repository.chart("1.0.0")).await.unwrap_err();
     assert!(matches!(*error, ChartError::TooLarge { .. }), "{error}");
@@ -354,10 +359,10 @@ async fn endless_index_download_is_cut_off() {
 
 #[tokio::test]
 async fn chart_with_wrong_digest_is_rejected() {
-    let repository = Repository::of(&["1.0.0"]).await;
-    repository.answer(
+    let repository = Repository::with_versions(&["1.0.0"]).await;
+    repository.respond(
         "/small-1.0.0.tgz",
-        Answer::Body(packed(&[chart_yaml("small", "1.0.0")])),
+        StubResponse::Body(packed(&[chart_yaml("small", "1.0.0")])),
     );
     let (_dir, cache) = cache();
     let error = cache.fetch(&repository.chart("1.0.0")).await.unwrap_err();
@@ -366,7 +371,7 @@ async fn chart_with_wrong_digest_is_rejected() {
 
 #[tokio::test]
 async fn many_callers_share_one_fetch() {
-    let repository = Repository::of(&["1.0.0"]).await;
+    let repository = Repository::with_versions(&["1.0.0"]).await;
     let (_dir, cache) = cache();
     let chart = repository.chart("1.0.0");
     let results = join_all((0..50).map(|_| cache.fetch(&chart))).await;
@@ -382,22 +387,22 @@ async fn many_callers_share_one_fetch() {
 
 #[tokio::test]
 async fn fetch_failure_is_shared_until_back_off_ends() {
-    let repository = Repository::of(&["1.0.0"]).await;
-    let index = repository.answers.lock().unwrap()["/index.yaml"].clone();
-    repository.answer("/index.yaml", Answer::Status(500));
+    let repository = Repository::with_versions(&["1.0.0"]).await;
+    let index = repository.responses.lock().unwrap()["/index.yaml"].clone();
+    repository.respond("/index.yaml", StubResponse::Status(500));
     let (_dir, cache) = cache();
     let chart = repository.chart("1.0.0");
     let results = join_all((0..50).map(|_| cache.fetch(&chart))).await;
     assert!(results.iter().all(Result::is_err));
     assert_eq!(repository.all_hits(), 1);
 
-    repository.answer("/index.yaml", index);
+    repository.respond("/index.yaml", index);
     assert!(cache.fetch(&chart).await.is_err());
     assert_eq!(repository.all_hits(), 1);
 
-    let slot = cache.slot(&chart);
-    match &mut *slot.lock().await {
-        Memory::Failed {
+    let entry = cache.entry(&chart);
+    match &mut *entry.lock().await {
+        EntryState::Failed {
             until, times: 1, ..
         } => *until = BootTime::default(),
         other => panic!("the failure is not remembered: {other:?}"),
@@ -407,14 +412,14 @@ async fn fetch_failure_is_shared_until_back_off_ends() {
 
 #[tokio::test]
 async fn one_dead_repository_does_not_hold_up_another() {
-    let repository = Repository::of(&["1.0.0"]).await;
+    let repository = Repository::with_versions(&["1.0.0"]).await;
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let stuck = ChartRef {
+    let unresponsive = ChartRef {
         repo: format!("http://{}", silent.local_addr().unwrap()),
         ..repository.chart("1.0.0")
     };
     let (_dir, cache) = cache();
-    let mut waiting = std::pin::pin!(cache.fetch(&stuck));
+    let mut waiting = std::pin::pin!(cache.fetch(&unresponsive));
     assert!(futures::poll!(waiting.as_mut()).is_pending());
     let (_connection, _) = silent.accept().await.unwrap();
     assert!(cache.fetch(&repository.chart("1.0.0")).await.is_ok());
@@ -501,26 +506,26 @@ async fn a_local_chart_is_checked_like_any_other() {
     let error = cache.fetch(&chart("1.0.2")).await.unwrap_err();
     assert!(matches!(*error, ChartError::Archive { .. }), "{error}");
 
-    let lost = ChartRef {
+    let missing_file = ChartRef {
         name: "/nowhere/small.tgz".to_owned(),
         ..chart("1.0.0")
     };
-    let error = cache.fetch(&lost).await.unwrap_err();
+    let error = cache.fetch(&missing_file).await.unwrap_err();
     assert!(matches!(*error, ChartError::Local { .. }), "{error}");
 }
 
 /// A fallback that counts its calls and returns a chart of that name and version, or an error.
 #[derive(Default)]
-struct Other {
-    gives: Option<(&'static str, &'static str)>,
-    asked: AtomicU64,
+struct StubFallback {
+    chart: Option<(&'static str, &'static str)>,
+    calls: AtomicU64,
 }
 
-impl Fallback for Other {
+impl Fallback for StubFallback {
     fn fetch(&self, _: &ChartRef) -> BoxFuture<'_, Result<Vec<u8>, String>> {
-        self.asked.fetch_add(1, Ordering::Relaxed);
+        self.calls.fetch_add(1, Ordering::Relaxed);
         Box::pin(async {
-            let (name, version) = self.gives.ok_or("it has none")?;
+            let (name, version) = self.chart.ok_or("it has none")?;
             Ok(packed(&[chart_yaml(name, version)]))
         })
     }
@@ -528,54 +533,62 @@ impl Fallback for Other {
 
 #[tokio::test]
 async fn fallback_is_used_only_when_repository_is_unavailable() {
-    let repository = Repository::of(&["1.0.0"]).await;
-    let nobody = ChartRef {
+    let repository = Repository::with_versions(&["1.0.0"]).await;
+    let unreachable = ChartRef {
         repo: "http://127.0.0.1:1".to_owned(),
         ..repository.chart("1.0.0")
     };
-    let lost = ChartRef {
+    let missing_file = ChartRef {
         repo: String::new(),
         name: "/nowhere/small.tgz".to_owned(),
         version: "1.0.0".to_owned(),
     };
-    let gone = ChartRef {
+    let not_found = ChartRef {
         repo: format!("http://{}/other", repository.address),
-        ..nobody.clone()
+        ..unreachable.clone()
     };
-    let there = repository.chart("1.0.0");
+    let available = repository.chart("1.0.0");
     let unlisted = ChartRef {
         name: "large".to_owned(),
-        ..there.clone()
+        ..available.clone()
     };
     let (good, none) = (Some(("small", "1.0.0")), None);
-    for (chart, gives, asked, outcome) in [
-        (&there, good, 0, "1.0.0"),
+    for (chart, fallback_chart, calls, expected) in [
+        (&available, good, 0, "1.0.0"),
         (&unlisted, good, 0, "no such chart"),
         (&repository.chart("1.0.1"), good, 0, "not found"),
-        (&nobody, good, 1, "1.0.0"),
-        (&lost, good, 1, "1.0.0"),
-        (&gone, good, 1, "1.0.0"),
-        (&nobody, none, 1, "repo unreachable?"),
-        (&nobody, Some(("large", "1.0.0")), 1, "holds chart large"),
+        (&unreachable, good, 1, "1.0.0"),
+        (&missing_file, good, 1, "1.0.0"),
+        (&not_found, good, 1, "1.0.0"),
+        (&unreachable, none, 1, "repo unreachable?"),
         (
-            &nobody,
+            &unreachable,
+            Some(("large", "1.0.0")),
+            1,
+            "holds chart large",
+        ),
+        (
+            &unreachable,
             Some(("small", "2.0.0")),
             1,
             "newest stable version is 2.0.0",
         ),
     ] {
-        let other = Arc::new(Other {
-            gives,
-            ..Other::default()
+        let fallback = Arc::new(StubFallback {
+            chart: fallback_chart,
+            ..StubFallback::default()
         });
         let (_dir, cache) = cache();
-        let cache = cache.with_fallback(Arc::clone(&other) as Arc<dyn Fallback>, ChartSource::Auto);
-        let said = match cache.fetch(chart).await {
+        let cache = cache.with_fallback(
+            Arc::clone(&fallback) as Arc<dyn Fallback>,
+            ChartSource::Auto,
+        );
+        let outcome = match cache.fetch(chart).await {
             Ok(fetched) => fetched.version,
             Err(error) => error.to_string(),
         };
-        assert!(said.contains(outcome), "{chart}: {said}");
-        assert_eq!(other.asked.load(Ordering::Relaxed), asked, "{chart}");
+        assert!(outcome.contains(expected), "{chart}: {outcome}");
+        assert_eq!(fallback.calls.load(Ordering::Relaxed), calls, "{chart}");
     }
 }
 
@@ -591,20 +604,20 @@ fn unusable_cache_folder_is_named_and_leftovers_removed() {
     );
 
     let folder = dir.path().join("charts");
-    let left = folder.join(format!("{PARTIAL}old"));
-    std::fs::write(&left, "").unwrap();
+    let leftover = folder.join(format!("{PARTIAL}old"));
+    std::fs::write(&leftover, "").unwrap();
     ChartCache::new(folder).unwrap();
-    assert!(!left.exists());
+    assert!(!leftover.exists());
 }
 
 proptest! {
     #[test]
     fn back_off_grows_to_limit_with_jitter(failures in any::<u32>(), random in 0.0..1.0) {
-        let chosen = pause(failures, random);
-        prop_assert!(chosen >= Duration::from_secs(1) && chosen <= LONGEST_PAUSE);
-        prop_assert!(pause(failures, 0.0) <= chosen && chosen <= pause(failures, 1.0));
-        prop_assert!(pause(failures, 0.0) < pause(failures, 1.0));
-        prop_assert!(failures < 5 || chosen >= LONGEST_PAUSE / 2);
+        let chosen = backoff(failures, random);
+        prop_assert!(chosen >= Duration::from_secs(1) && chosen <= MAX_BACKOFF);
+        prop_assert!(backoff(failures, 0.0) <= chosen && chosen <= backoff(failures, 1.0));
+        prop_assert!(backoff(failures, 0.0) < backoff(failures, 1.0));
+        prop_assert!(failures < 5 || chosen >= MAX_BACKOFF / 2);
     }
 }
 

@@ -4,14 +4,14 @@ use semver::Version;
 
 use super::range::Range;
 
-/// Maximum length. Longer texts are never versions and would only fill messages.
-const LONGEST: usize = 256;
+/// Maximum length of a version. Longer texts are never versions and would only fill messages.
+const MAX_LENGTH: usize = 256;
 /// Separator between an exact version and its digest.
-const PIN: &str = "@sha256:";
+const DIGEST_SEPARATOR: &str = "@sha256:";
 
 /// Kind of a requested version.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Wanted {
+pub(crate) enum VersionSelector {
     /// The newest version that is not a pre-release.
     Newest,
     /// An exact version, as written.
@@ -21,45 +21,46 @@ pub(crate) enum Wanted {
 
 /// A requested version with its required digest (lower-case hex).
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Asked {
-    pub wanted: Wanted,
+pub(crate) struct RequestedVersion {
+    pub selector: VersionSelector,
     pub sha256: Option<String>,
 }
 
-impl Asked {
+impl RequestedVersion {
     /// Parses an empty text, `1.2.3`, `1.2.3@sha256:…` or a range. Returns `None` for any other text.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         if text.is_empty() {
             return Some(Self {
-                wanted: Wanted::Newest,
+                selector: VersionSelector::Newest,
                 sha256: None,
             });
         }
-        let (version, sha256) = match text.split_once(PIN) {
+        let (version, sha256) = match text.split_once(DIGEST_SEPARATOR) {
             Some((version, digest)) if is_sha256(digest) => (version, Some(digest.to_owned())),
             Some(_) => return None,
             None => (text, None),
         };
-        let wanted = if parse(version).is_some() {
-            Wanted::Exact(version.to_owned())
-        } else if sha256.is_none() && version.len() <= LONGEST {
-            Wanted::Range(Range::parse(version)?)
+        let selector = if parse(version).is_some() {
+            VersionSelector::Exact(version.to_owned())
+        } else if sha256.is_none() && version.len() <= MAX_LENGTH {
+            VersionSelector::Range(Range::parse(version)?)
         } else {
             return None;
         };
-        Some(Self { wanted, sha256 })
+        Some(Self { selector, sha256 })
     }
 }
 
 /// Returns whether the text consists of 64 lower-case hex digits.
 pub(crate) fn is_sha256(text: &str) -> bool {
-    let hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
-    text.len() == 64 && text.bytes().all(hex)
+    let is_hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+    text.len() == 64 && text.bytes().all(is_hex)
 }
 
 /// Returns whether `text` is a range, whose result depends on the versions in the repository.
 pub fn is_range(text: &str) -> bool {
-    Asked::parse(text).is_some_and(|asked| matches!(asked.wanted, Wanted::Range(_)))
+    RequestedVersion::parse(text)
+        .is_some_and(|requested| matches!(requested.selector, VersionSelector::Range(_)))
 }
 
 /// Returns the exact version in a text, without a leading `v`.
@@ -68,7 +69,7 @@ pub fn exact_version(text: &str) -> Option<Version> {
 }
 
 pub(crate) fn parse(text: &str) -> Option<Version> {
-    if text.len() > LONGEST {
+    if text.len() > MAX_LENGTH {
         return None;
     }
     Version::parse(text.strip_prefix('v').unwrap_or(text)).ok()
@@ -82,28 +83,28 @@ pub(crate) fn same(a: &str, b: &str) -> bool {
 /// Selects one of `offered`. For an exact version, prefers the same spelling over an equal version. For a
 /// range, selects the newest match. Otherwise, selects the newest version that is not a pre-release.
 pub(crate) fn pick<'a, T>(
-    wanted: &Wanted,
+    selector: &VersionSelector,
     offered: &'a [T],
     text: impl Fn(&T) -> &str,
 ) -> Option<&'a T> {
-    let newest = |fits: &dyn Fn(&Version) -> bool| {
+    let newest = |matches: &dyn Fn(&Version) -> bool| {
         offered
             .iter()
-            .filter_map(|one| parse(text(one)).map(|version| (version, one)))
-            .filter(|(version, _)| fits(version))
+            .filter_map(|offer| parse(text(offer)).map(|version| (version, offer)))
+            .filter(|(version, _)| matches(version))
             // Take the first of several equal versions, as Helm does.
             .reduce(|best, next| {
-                let newer = next.0.cmp_precedence(&best.0).is_gt();
-                if newer { next } else { best }
+                let is_newer = next.0.cmp_precedence(&best.0).is_gt();
+                if is_newer { next } else { best }
             })
-            .map(|(_, one)| one)
+            .map(|(_, offer)| offer)
     };
-    match wanted {
-        Wanted::Newest => newest(&|version| version.pre.is_empty()),
-        Wanted::Range(range) => newest(&|version| range.fits(version)),
-        Wanted::Exact(wanted) => {
-            let exact = offered.iter().find(|one| text(one) == wanted);
-            exact.or_else(|| offered.iter().find(|one| same(text(one), wanted)))
+    match selector {
+        VersionSelector::Newest => newest(&|version| version.pre.is_empty()),
+        VersionSelector::Range(range) => newest(&|version| range.matches(version)),
+        VersionSelector::Exact(exact) => {
+            let same_spelling = offered.iter().find(|offer| text(offer) == exact);
+            same_spelling.or_else(|| offered.iter().find(|offer| same(text(offer), exact)))
         }
     }
 }
@@ -112,9 +113,9 @@ pub(crate) fn pick<'a, T>(
 mod tests {
     use super::*;
 
-    fn picked(wanted: &str, offered: &[&str]) -> Option<String> {
-        let wanted = Asked::parse(wanted).unwrap().wanted;
-        pick(&wanted, offered, |text| text).map(ToString::to_string)
+    fn picked(requested: &str, offered: &[&str]) -> Option<String> {
+        let selector = RequestedVersion::parse(requested).unwrap().selector;
+        pick(&selector, offered, |text| text).map(ToString::to_string)
     }
 
     #[test]
@@ -131,16 +132,19 @@ mod tests {
             assert!(parse(bad).is_none(), "{bad}");
         }
         for bad in ["latest", "1.2.3+", "01.2.3", "vv1.2.3", "1.2.3\n", &long] {
-            assert_eq!(Asked::parse(bad), None, "{bad}");
+            assert_eq!(RequestedVersion::parse(bad), None, "{bad}");
         }
     }
 
     #[test]
     fn a_digest_pins_an_exact_version_only() {
         let hex = "0123456789abcdef".repeat(4);
-        let asked = Asked::parse(&format!("v1.2.3@sha256:{hex}")).unwrap();
-        assert_eq!(asked.wanted, Wanted::Exact("v1.2.3".to_owned()));
-        assert_eq!(asked.sha256.as_deref(), Some(hex.as_str()));
+        let requested = RequestedVersion::parse(&format!("v1.2.3@sha256:{hex}")).unwrap();
+        assert_eq!(
+            requested.selector,
+            VersionSelector::Exact("v1.2.3".to_owned())
+        );
+        assert_eq!(requested.sha256.as_deref(), Some(hex.as_str()));
         for bad in [
             format!("^1.2@sha256:{hex}"),
             format!("@sha256:{hex}"),
@@ -148,7 +152,7 @@ mod tests {
             "1.2.3@sha256:12".to_owned(),
             format!("1.2.3@sha512:{hex}"),
         ] {
-            assert_eq!(Asked::parse(&bad), None, "{bad}");
+            assert_eq!(RequestedVersion::parse(&bad), None, "{bad}");
         }
     }
 

@@ -4,37 +4,37 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::scratch::{Run, Scratch};
-use super::{HelmError, Look, Rollback, Uninstall, Upgrade};
+use super::scratch::{RunFolder, Scratch};
+use super::{GetMetadata, HelmError, Rollback, Uninstall, Upgrade};
 
 /// client-go's default of 5 requests per second would dominate the duration of a run.
 const QPS: &str = "50";
 const BURST: &str = "300";
 /// Soft memory limit of Go's garbage collector for one Helm process.
-const MEMORY: &str = "128MiB";
+const SOFT_MEMORY_LIMIT: &str = "128MiB";
 /// Helm runs for about 0.1 s. With Go's default of 100, garbage collection takes a tenth of its CPU time.
-const GARBAGE: &str = "400";
+const GC_PERCENT: &str = "400";
 /// Variables of this process that Helm inherits. It gets no proxy variables: they apply to chart
 /// repositories, which Helm never contacts, and would redirect its connection to the cluster.
-const PASSED_ON: [&str; 3] = ["PATH", "SSL_CERT_FILE", "SSL_CERT_DIR"];
+const INHERITED: [&str; 3] = ["PATH", "SSL_CERT_FILE", "SSL_CERT_DIR"];
 
 /// Variables inherited from this process's environment.
 #[derive(Clone, Debug)]
-pub(super) struct Host(Vec<(OsString, OsString)>);
+pub(super) struct InheritedEnv(Vec<(OsString, OsString)>);
 
-impl Host {
+impl InheritedEnv {
     pub(super) fn read() -> Self {
-        let pairs = PASSED_ON
+        let pairs = INHERITED
             .iter()
             .filter_map(|name| Some((name.into(), std::env::var_os(name)?)));
         Self(pairs.collect())
     }
 
     /// Returns the path of a program: the path itself, or the first match for a bare name in `PATH`.
-    pub(super) fn found(&self, program: &Path) -> PathBuf {
-        let bare = program.components().count() == 1 && !program.is_absolute();
+    pub(super) fn resolve(&self, program: &Path) -> PathBuf {
+        let is_bare_name = program.components().count() == 1 && !program.is_absolute();
         let path = self.0.iter().find(|(name, _)| name == "PATH");
-        let folders = path.filter(|_| bare).into_iter();
+        let folders = path.filter(|_| is_bare_name).into_iter();
         folders
             .flat_map(|(_, path)| std::env::split_paths(path))
             .map(|folder| folder.join(program))
@@ -45,23 +45,26 @@ impl Host {
 
 /// Returns Helm's complete environment. Without a run, it is the environment of `helm version`.
 pub(super) fn environment(
-    host: &Host,
+    inherited: &InheritedEnv,
     scratch: &Scratch,
-    run: Option<&Run>,
+    run: Option<&RunFolder>,
 ) -> Vec<(OsString, OsString)> {
-    let mut environment = host.0.clone();
+    let mut environment = inherited.0.clone();
     let mut set = |name: &str, value: &OsStr| environment.push((name.into(), value.into()));
     set("HOME", scratch.home().as_os_str());
-    set("HELM_CACHE_HOME", scratch.helm("cache").as_os_str());
-    set("HELM_CONFIG_HOME", scratch.helm("config").as_os_str());
-    set("HELM_DATA_HOME", scratch.helm("data").as_os_str());
+    set("HELM_CACHE_HOME", scratch.helm_folder("cache").as_os_str());
+    set(
+        "HELM_CONFIG_HOME",
+        scratch.helm_folder("config").as_os_str(),
+    );
+    set("HELM_DATA_HOME", scratch.helm_folder("data").as_os_str());
     // The folder is empty. HELM_NO_PLUGINS alone would still load getter plugins.
-    set("HELM_PLUGINS", scratch.helm("plugins").as_os_str());
+    set("HELM_PLUGINS", scratch.helm_folder("plugins").as_os_str());
     set("HELM_NO_PLUGINS", OsStr::new("1"));
     set("HELM_DRIVER", OsStr::new("secret"));
     set("NO_COLOR", OsStr::new("1"));
-    set("GOMEMLIMIT", OsStr::new(MEMORY));
-    set("GOGC", OsStr::new(GARBAGE));
+    set("GOMEMLIMIT", OsStr::new(SOFT_MEMORY_LIMIT));
+    set("GOGC", OsStr::new(GC_PERCENT));
     set("GOMAXPROCS", OsStr::new("2"));
     if let Some(run) = run {
         set("KUBECACHEDIR", run.cache.as_os_str());
@@ -71,7 +74,7 @@ pub(super) fn environment(
 }
 
 pub(super) fn upgrade(upgrade: &Upgrade, values: &Path) -> Result<Vec<OsString>, HelmError> {
-    let mut line = Line::default();
+    let mut line = CommandLine::default();
     if upgrade.again {
         // `--replace` reuses the name of a failed release and adopts the objects that carry its metadata.
         line.add(["install", "--replace"]);
@@ -82,9 +85,9 @@ pub(super) fn upgrade(upgrade: &Upgrade, values: &Path) -> Result<Vec<OsString>,
     line.add(["--wait=hookOnly", "--hide-notes"]);
     line.add(["--disable-openapi-validation"]);
     line.add(["--output", "json"]);
-    line.common(&upgrade.namespace, &upgrade.kubeconfig, upgrade.timeout);
+    line.common_flags(&upgrade.namespace, &upgrade.kubeconfig, upgrade.timeout);
     line.flag("--values", values.as_os_str());
-    line.applied(upgrade.server_side);
+    line.apply_method(upgrade.server_side);
     if upgrade.skip_crds {
         line.add(["--skip-crds"]);
     }
@@ -99,12 +102,12 @@ pub(super) fn upgrade(upgrade: &Upgrade, values: &Path) -> Result<Vec<OsString>,
 
 pub(super) fn uninstall(uninstall: &Uninstall) -> Vec<OsString> {
     // Never use --ignore-not-found: it treats every failed lookup as "not found".
-    let mut line = Line::default();
+    let mut line = CommandLine::default();
     line.add(["uninstall", "--wait=hookOnly"]);
     if !uninstall.hooks {
         line.add(["--no-hooks"]);
     }
-    line.common(
+    line.common_flags(
         &uninstall.namespace,
         &uninstall.kubeconfig,
         uninstall.timeout,
@@ -114,28 +117,28 @@ pub(super) fn uninstall(uninstall: &Uninstall) -> Vec<OsString> {
 }
 
 pub(super) fn rollback(rollback: &Rollback) -> Vec<OsString> {
-    let mut line = Line::default();
+    let mut line = CommandLine::default();
     line.add(["rollback", "--wait=hookOnly"]);
     line.add(["--history-max", &rollback.history_max.to_string()]);
     let (namespace, kubeconfig) = (&rollback.namespace, &rollback.kubeconfig);
-    line.common(namespace, kubeconfig, rollback.timeout);
-    line.applied(rollback.server_side);
+    line.common_flags(namespace, kubeconfig, rollback.timeout);
+    line.apply_method(rollback.server_side);
     line.add(["--", &rollback.release, &rollback.to.to_string()]);
     line.0
 }
 
-pub(super) fn look(look: &Look) -> Vec<OsString> {
-    let mut line = Line::default();
+pub(super) fn get_metadata(get: &GetMetadata) -> Vec<OsString> {
+    let mut line = CommandLine::default();
     line.add(["get", "metadata"]);
-    line.flag("--revision", OsStr::new(&look.revision.to_string()));
-    line.flag("--namespace", OsStr::new(&look.namespace));
-    line.flag("--kubeconfig", look.kubeconfig.as_os_str());
-    line.add(["--", &look.release]);
+    line.flag("--revision", OsStr::new(&get.revision.to_string()));
+    line.flag("--namespace", OsStr::new(&get.namespace));
+    line.flag("--kubeconfig", get.kubeconfig.as_os_str());
+    line.add(["--", &get.release]);
     line.0
 }
 
 pub(super) fn verify(archive: &Path, keyring: &Path) -> Vec<OsString> {
-    let mut line = Line::default();
+    let mut line = CommandLine::default();
     line.add(["verify"]);
     line.flag("--keyring", keyring.as_os_str());
     line.add(["--"]);
@@ -161,9 +164,9 @@ fn labels(upgrade: &Upgrade) -> Result<String, HelmError> {
 }
 
 #[derive(Default)]
-struct Line(Vec<OsString>);
+struct CommandLine(Vec<OsString>);
 
-impl Line {
+impl CommandLine {
     fn add<const N: usize>(&mut self, words: [&str; N]) {
         self.0.extend(words.map(OsString::from));
     }
@@ -172,7 +175,7 @@ impl Line {
         self.0.extend([name.into(), value.into()]);
     }
 
-    fn applied(&mut self, server_side: bool) {
+    fn apply_method(&mut self, server_side: bool) {
         if server_side {
             self.add(["--server-side=true", "--force-conflicts"]);
         } else {
@@ -180,7 +183,7 @@ impl Line {
         }
     }
 
-    fn common(&mut self, namespace: &str, kubeconfig: &Path, timeout: Duration) {
+    fn common_flags(&mut self, namespace: &str, kubeconfig: &Path, timeout: Duration) {
         self.flag("--namespace", OsStr::new(namespace));
         self.flag("--kubeconfig", kubeconfig.as_os_str());
         // Helm treats 0 as an immediate timeout.
@@ -196,7 +199,7 @@ mod tests {
 
     use super::*;
 
-    fn an_upgrade(server_side: bool) -> Upgrade {
+    fn sample_upgrade(server_side: bool) -> Upgrade {
         Upgrade {
             kubeconfig: "/k/config".into(),
             release: "tenant-acme-edge-1".to_owned(),
@@ -219,7 +222,7 @@ mod tests {
         }
     }
 
-    fn words(line: Vec<OsString>) -> String {
+    fn joined(line: Vec<OsString>) -> String {
         let words: Vec<String> = line
             .into_iter()
             .map(|word| word.into_string().unwrap())
@@ -229,7 +232,7 @@ mod tests {
 
     #[test]
     fn upgrade_command_matches_reference() {
-        let line = words(upgrade(&an_upgrade(true), Path::new("/r/values.json")).unwrap());
+        let line = joined(upgrade(&sample_upgrade(true), Path::new("/r/values.json")).unwrap());
         assert_eq!(
             line,
             "upgrade --install --reset-values --history-max 3 --wait=hookOnly --hide-notes \
@@ -242,10 +245,10 @@ mod tests {
 
     #[test]
     fn repeated_install_uses_replace_with_same_arguments() {
-        let mut again = an_upgrade(true);
-        again.again = true;
-        let line = words(upgrade(&again, Path::new("/r/values.json")).unwrap());
-        let upgraded = words(upgrade(&an_upgrade(true), Path::new("/r/values.json")).unwrap());
+        let mut repeated = sample_upgrade(true);
+        repeated.again = true;
+        let line = joined(upgrade(&repeated, Path::new("/r/values.json")).unwrap());
+        let upgraded = joined(upgrade(&sample_upgrade(true), Path::new("/r/values.json")).unwrap());
         let begin = "upgrade --install --reset-values --history-max 3 ";
         let rest = upgraded.strip_prefix(begin).unwrap();
         assert_eq!(line, format!("install --replace {rest}"));
@@ -253,7 +256,7 @@ mod tests {
 
     #[test]
     fn conflicts_are_forced_only_with_server_side_apply() {
-        let line = words(upgrade(&an_upgrade(false), Path::new("/r/values.json")).unwrap());
+        let line = joined(upgrade(&sample_upgrade(false), Path::new("/r/values.json")).unwrap());
         assert!(
             line.contains("--server-side=false") && !line.contains("--force"),
             "{line}"
@@ -263,7 +266,7 @@ mod tests {
     #[test]
     fn uninstall_command_never_ignores_missing_release() {
         for (hooks, flag) in [(true, ""), (false, "--no-hooks ")] {
-            let line = words(uninstall(&Uninstall {
+            let line = joined(uninstall(&Uninstall {
                 kubeconfig: "/k/config".into(),
                 release: "r".to_owned(),
                 namespace: "acme".to_owned(),
@@ -281,7 +284,7 @@ mod tests {
 
     #[test]
     fn the_rollback_line_names_the_revision_last() {
-        let line = words(rollback(&Rollback {
+        let line = joined(rollback(&Rollback {
             kubeconfig: "/k/config".into(),
             release: "r".to_owned(),
             namespace: "acme".to_owned(),
@@ -302,9 +305,11 @@ mod tests {
 
     #[test]
     fn a_label_that_would_become_two_is_refused() {
-        let mut odd = an_upgrade(true);
-        odd.labels.insert("c".to_owned(), "1,owner=mine".to_owned());
-        let error = upgrade(&odd, Path::new("/r/values.json")).unwrap_err();
+        let mut invalid = sample_upgrade(true);
+        invalid
+            .labels
+            .insert("c".to_owned(), "1,owner=mine".to_owned());
+        let error = upgrade(&invalid, Path::new("/r/values.json")).unwrap_err();
         assert!(
             matches!(&error, HelmError::Label { key, .. } if key == "c"),
             "{error}"

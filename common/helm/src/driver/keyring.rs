@@ -9,7 +9,7 @@ use futures::future::BoxFuture;
 use krypton_types::error_chain::chain;
 
 use super::{Helm, HelmError, StopHandle, command};
-use crate::chart::Prover;
+use crate::chart::SignatureVerifier;
 
 /// Timeout of a verification.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -26,31 +26,31 @@ pub struct Keyring {
 
 impl Keyring {
     /// Runs `helm verify`. It takes no slot, because it is short and runs once per chart.
-    async fn verify(&self, archive: &Path) -> Result<(), HelmError> {
+    async fn run_helm_verify(&self, archive: &Path) -> Result<(), HelmError> {
         let helm = &self.helm;
-        helm.check().await?;
-        let run = helm.scratch.run(CACHE_KEY)?;
+        helm.check_version().await?;
+        let folder = helm.scratch.create_run(CACHE_KEY)?;
         let arguments = command::verify(archive, &self.file);
         // No other code stops this run. Dropping the handle ends it.
         let (_stop, signal) = StopHandle::new();
         let name = archive.file_name().unwrap_or_default();
         let name = name.to_string_lossy();
-        let ending = helm
-            .run(&name, &run, arguments, (TIMEOUT, true), None, &signal)
+        let outcome = helm
+            .run(&name, &folder, arguments, (TIMEOUT, true), None, &signal)
             .await?;
-        helm.judge("verify", &name, ending, &[], TIMEOUT)
+        helm.check_outcome("verify", &name, outcome, &[], TIMEOUT)
     }
 }
 
-impl Prover for Keyring {
-    fn prove<'a>(&'a self, archive: &'a Path) -> BoxFuture<'a, Result<(), String>> {
-        let proven = self.verify(archive).map(|proven| match proven {
+impl SignatureVerifier for Keyring {
+    fn verify<'a>(&'a self, archive: &'a Path) -> BoxFuture<'a, Result<(), String>> {
+        let verified = self.run_helm_verify(archive).map(|result| match result {
             Ok(()) => Ok(()),
-            Err(HelmError::Failed { complaint, .. }) => {
-                Err(format!("its signature is not good: {complaint}"))
+            Err(HelmError::Failed { message, .. }) => {
+                Err(format!("its signature is not good: {message}"))
             }
             Err(error) => Err(format!("its signature was not checked: {}", chain(&error))),
         });
-        proven.boxed()
+        verified.boxed()
     }
 }

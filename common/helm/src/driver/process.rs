@@ -11,32 +11,32 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use krypton_runtime::clock::BootTime;
-use krypton_runtime::process_group::{self, orphans_of};
+use krypton_runtime::process_group::{self, reap_orphans};
 use rustix::process::Pid;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::DriverTimeouts;
-use super::stop::{Order, StopSignal};
+use super::stop::{StopRequest, StopSignal};
 use super::supervisor::{NOT_STARTED, OUTPUT_FLAG, SIGNALLED, TERMINATE, UNTIL, millis};
 
 /// Number of bytes to keep of standard error.
-const TAIL: usize = 64 << 10;
+const TAIL_MAX: usize = 64 << 10;
 /// `helm version` sends no requests, so it needs little time.
 const VERSION_DEADLINE: Duration = Duration::from_secs(30);
 /// `helm version` prints only a few characters.
-const VERSION_LENGTH: u64 = 256;
+const VERSION_MAX: u64 = 256;
 /// Time to read the rest of standard error. A killed process closes it immediately, but one outside its
 /// process group may not.
-const LAST_WORDS: Duration = Duration::from_secs(5);
+const STDERR_DEADLINE: Duration = Duration::from_secs(5);
 /// Time for SIGKILL to take effect, which is long only for a process that waits for a failed disk.
-const DYING: Duration = Duration::from_secs(30);
+const KILL_DEADLINE: Duration = Duration::from_secs(30);
 
 /// How a run ended.
 #[derive(Debug)]
-pub(super) enum Ending {
-    Well,
+pub(super) enum RunOutcome {
+    Succeeded,
     Failed { stderr: Vec<u8> },
     Killed { signal: i32, stderr: Vec<u8> },
     NotStarted { stderr: Vec<u8> },
@@ -73,16 +73,16 @@ pub trait Running: Send {
     fn terminate(&mut self) -> BoxFuture<'_, ()>;
 
     /// Replaces the time at which Helm ends without its driver. `None` removes it.
-    fn lives_until(&mut self, until: Option<BootTime>) -> BoxFuture<'_, ()>;
+    fn set_time_limit(&mut self, until: Option<BootTime>) -> BoxFuture<'_, ()>;
 
     /// Kills Helm and its child processes.
     fn kill(&self);
 
     /// Waits until the process has ended. Cancel-safe.
-    fn ended(&mut self) -> BoxFuture<'_, ()>;
+    fn wait_for_exit(&mut self) -> BoxFuture<'_, ()>;
 
     /// Kills remaining processes. Returns the exit status and the end of standard error.
-    fn end(self: Box<Self>) -> BoxFuture<'static, io::Result<(ExitStatus, Vec<u8>)>>;
+    fn reap(self: Box<Self>) -> BoxFuture<'static, io::Result<(ExitStatus, Vec<u8>)>>;
 }
 
 /// Command line and environment of a Helm process.
@@ -96,112 +96,114 @@ pub struct HelmCommand<'a> {
 }
 
 /// A Helm process to run.
-pub(super) struct Job<'a> {
+pub(super) struct HelmJob<'a> {
     pub processes: &'a dyn Processes,
     pub command: HelmCommand<'a>,
     pub deadline: Duration,
-    pub patience: DriverTimeouts,
+    pub timeouts: DriverTimeouts,
     /// Whether Helm shuts down cleanly on SIGTERM. If not, a soft stop waits for the end of the run.
-    pub asks_to_stop: bool,
+    pub terminate_on_soft_stop: bool,
 }
 
 /// Why the driver ends a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Cause {
+enum StopCause {
     None,
     Stopped,
     TimedOut,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+enum RunPhase {
     Running,
     /// The driver requested a clean shutdown within a limited time.
-    Asked,
+    Terminating,
     Killed,
 }
 
-impl Job<'_> {
+impl HelmJob<'_> {
     /// Runs Helm. If the future is dropped, the supervisor's pipe closes and the supervisor kills the process
     /// group.
-    pub(super) async fn run(self, stop: &StopSignal) -> io::Result<Ending> {
-        let mut orders = stop.orders();
-        if orders.at(BootTime::now()) != Order::Go {
-            return Ok(Ending::Stopped);
+    pub(super) async fn run(self, stop: &StopSignal) -> io::Result<RunOutcome> {
+        let mut requests = stop.requests();
+        if requests.at(BootTime::now()) != StopRequest::None {
+            return Ok(RunOutcome::Stopped);
         }
-        let mut until = orders.until();
+        let mut until = requests.until();
         let mut process = self.processes.start(&self.command, until)?;
-        let mut order = Order::Go;
-        let mut stage = Stage::Running;
-        let mut cause = Cause::None;
+        let mut request = StopRequest::None;
+        let mut phase = RunPhase::Running;
+        let mut cause = StopCause::None;
         let mut limit = Instant::now() + self.deadline;
         loop {
             tokio::select! {
                 biased;
-                (next, next_until) = orders.other_than((order, until)) => {
+                (next, next_until) = requests.changed_from((request, until)) => {
                     if next_until != until {
                         until = next_until;
-                        process.lives_until(until).await;
+                        process.set_time_limit(until).await;
                     }
-                    if next == std::mem::replace(&mut order, next) {
+                    if next == std::mem::replace(&mut request, next) {
                         continue;
                     }
-                    if next == Order::Kill {
+                    if next == StopRequest::Kill {
                         process.kill();
-                        (stage, cause) = (Stage::Killed, Cause::Stopped);
-                        limit = Instant::now() + DYING;
-                    } else if stage == Stage::Running {
-                        (stage, cause) = (Stage::Asked, Cause::Stopped);
-                        limit = limit.min(Instant::now() + self.patience.after_stop);
-                        if self.asks_to_stop {
+                        (phase, cause) = (RunPhase::Killed, StopCause::Stopped);
+                        limit = Instant::now() + KILL_DEADLINE;
+                    } else if phase == RunPhase::Running {
+                        (phase, cause) = (RunPhase::Terminating, StopCause::Stopped);
+                        limit = limit.min(Instant::now() + self.timeouts.after_stop);
+                        if self.terminate_on_soft_stop {
                             process.terminate().await;
                         }
                     }
                 }
-                () = process.ended() => break,
-                () = sleep_until(limit) => match stage {
-                    Stage::Running => {
-                        (stage, cause) = (Stage::Asked, Cause::TimedOut);
-                        limit = Instant::now() + self.patience.after_deadline;
+                () = process.wait_for_exit() => break,
+                () = sleep_until(limit) => match phase {
+                    RunPhase::Running => {
+                        (phase, cause) = (RunPhase::Terminating, StopCause::TimedOut);
+                        limit = Instant::now() + self.timeouts.after_deadline;
                         process.terminate().await;
                     }
-                    Stage::Asked => {
+                    RunPhase::Terminating => {
                         process.kill();
-                        stage = Stage::Killed;
-                        limit = Instant::now() + DYING;
+                        phase = RunPhase::Killed;
+                        limit = Instant::now() + KILL_DEADLINE;
                     }
-                    Stage::Killed => {
-                        let seconds = DYING.as_secs();
-                        let what = format!("killed, it is still there after {seconds} s");
-                        return Err(io::Error::new(io::ErrorKind::TimedOut, what));
+                    RunPhase::Killed => {
+                        let seconds = KILL_DEADLINE.as_secs();
+                        let message = format!("killed, it is still there after {seconds} s");
+                        return Err(io::Error::new(io::ErrorKind::TimedOut, message));
                     }
                 }
             }
         }
-        let (status, stderr) = process.end().await?;
+        let (status, stderr) = process.reap().await?;
         Ok(match cause {
             // Helm received a stop request but completed successfully.
-            _ if status.success() => Ending::Well,
-            // This process was suspended beyond the time limit, so it saw no order before the run ended.
-            Cause::None if orders.at(BootTime::now()) == Order::Kill => Ending::Stopped,
-            Cause::None => ending(status, stderr),
-            Cause::Stopped => Ending::Stopped,
-            Cause::TimedOut => Ending::TimedOut { stderr },
+            _ if status.success() => RunOutcome::Succeeded,
+            // This process was suspended beyond the time limit, so it saw no request before the run ended.
+            StopCause::None if requests.at(BootTime::now()) == StopRequest::Kill => {
+                RunOutcome::Stopped
+            }
+            StopCause::None => run_outcome(status, stderr),
+            StopCause::Stopped => RunOutcome::Stopped,
+            StopCause::TimedOut => RunOutcome::TimedOut { stderr },
         })
     }
 }
 
-fn ending(status: ExitStatus, stderr: Vec<u8>) -> Ending {
+fn run_outcome(status: ExitStatus, stderr: Vec<u8>) -> RunOutcome {
     let signalled = i32::from(SIGNALLED);
     match (status.code(), status.signal()) {
-        (Some(0), _) => Ending::Well,
-        (Some(code), _) if code == i32::from(NOT_STARTED) => Ending::NotStarted { stderr },
-        (Some(code), _) if code > signalled => Ending::Killed {
+        (Some(0), _) => RunOutcome::Succeeded,
+        (Some(code), _) if code == i32::from(NOT_STARTED) => RunOutcome::NotStarted { stderr },
+        (Some(code), _) if code > signalled => RunOutcome::Killed {
             signal: code - signalled,
             stderr,
         },
-        (_, Some(signal)) => Ending::Killed { signal, stderr },
-        _ => Ending::Failed { stderr },
+        (_, Some(signal)) => RunOutcome::Killed { signal, stderr },
+        _ => RunOutcome::Failed { stderr },
     }
 }
 
@@ -263,18 +265,18 @@ impl Processes for Supervisor {
         let group = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
         let group = group.expect("a process that was not waited for has a number");
         let pipe = child.stdin.take();
-        let life = child.stdout.take().expect("standard output is piped");
-        let stderr = child.stderr.take().expect("standard error is piped");
-        let ears = Ears {
-            stderr: Some(stderr),
+        let exit_signal = child.stdout.take().expect("standard output is piped");
+        let stream = child.stderr.take().expect("standard error is piped");
+        let stderr = StderrReader {
+            stream: Some(stream),
             tail: Tail::default(),
         };
         Ok(Box::new(Process {
             child,
             group,
-            life,
+            exit_signal,
             pipe,
-            ears,
+            stderr,
         }))
     }
 
@@ -295,21 +297,21 @@ struct Process {
     /// Standard output of the supervisor, which Helm does not inherit. It closes when the supervisor exits.
     /// Unlike `wait`, this does not reap the process, so the kernel cannot reuse the group's ID before the
     /// kill.
-    life: ChildStdout,
+    exit_signal: ChildStdout,
     /// The supervisor kills the process group when this pipe closes.
     pipe: Option<ChildStdin>,
-    ears: Ears,
+    stderr: StderrReader,
 }
 
-async fn end_of(life: &mut ChildStdout) {
-    while let Ok(1..) = life.read(&mut [0; 64]).await {}
+async fn wait_for_close(pipe: &mut ChildStdout) {
+    while let Ok(1..) = pipe.read(&mut [0; 64]).await {}
 }
 
 impl Process {
     /// Sends a command to the supervisor.
-    async fn write(&mut self, word: &[u8]) -> io::Result<()> {
+    async fn send(&mut self, command: &[u8]) -> io::Result<()> {
         match &mut self.pipe {
-            Some(pipe) => pipe.write_all(word).await,
+            Some(pipe) => pipe.write_all(command).await,
             None => Ok(()),
         }
     }
@@ -318,19 +320,19 @@ impl Process {
 impl Running for Process {
     fn terminate(&mut self) -> BoxFuture<'_, ()> {
         Box::pin(async {
-            if let Err(error) = self.write(&[TERMINATE]).await {
+            if let Err(error) = self.send(&[TERMINATE]).await {
                 // Helm has exited, or reaches its time limit soon.
                 tracing::debug!(%error, "asking helm to stop");
             }
         })
     }
 
-    fn lives_until(&mut self, until: Option<BootTime>) -> BoxFuture<'_, ()> {
+    fn set_time_limit(&mut self, until: Option<BootTime>) -> BoxFuture<'_, ()> {
         Box::pin(async move {
-            let mut word = [UNTIL; 9];
+            let mut command = [UNTIL; 9];
             let until = until.map_or(u64::MAX, millis);
-            word[1..].copy_from_slice(&until.to_le_bytes());
-            if let Err(error) = self.write(&word).await {
+            command[1..].copy_from_slice(&until.to_le_bytes());
+            if let Err(error) = self.send(&command).await {
                 // Helm has exited, or exits at its previous time limit.
                 tracing::debug!(%error, "telling helm's supervisor of more time");
             }
@@ -341,56 +343,59 @@ impl Running for Process {
         process_group::kill(self.group);
     }
 
-    fn ended(&mut self) -> BoxFuture<'_, ()> {
+    fn wait_for_exit(&mut self) -> BoxFuture<'_, ()> {
         Box::pin(async {
-            let end = end_of(&mut self.life);
-            tokio::pin!(end);
+            let closed = wait_for_close(&mut self.exit_signal);
+            tokio::pin!(closed);
             loop {
                 tokio::select! {
                     biased;
-                    () = &mut end => return,
-                    () = self.ears.listen() => {}
+                    () = &mut closed => return,
+                    () = self.stderr.read_next() => {}
                 }
             }
         })
     }
 
     /// Kills remaining processes, reads the rest of standard error and reaps the supervisor.
-    fn end(mut self: Box<Self>) -> BoxFuture<'static, io::Result<(ExitStatus, Vec<u8>)>> {
+    fn reap(mut self: Box<Self>) -> BoxFuture<'static, io::Result<(ExitStatus, Vec<u8>)>> {
         Box::pin(async move {
             self.kill();
             // Standard error closes when the last process that could hold it has exited.
             let rest = async {
-                while self.ears.stderr.is_some() {
-                    self.ears.listen().await;
+                while self.stderr.stream.is_some() {
+                    self.stderr.read_next().await;
                 }
             };
-            if timeout(LAST_WORDS, rest).await.is_err() {
+            if timeout(STDERR_DEADLINE, rest).await.is_err() {
                 tracing::warn!("a child process of Helm left its process group and still runs");
             }
             drop(self.pipe.take());
             let status = self.child.wait().await?;
-            if timeout(LAST_WORDS, orphans_of(self.group)).await.is_err() {
+            if timeout(STDERR_DEADLINE, reap_orphans(self.group))
+                .await
+                .is_err()
+            {
                 tracing::warn!("a killed process that helm started is still there");
             }
-            Ok((status, self.ears.tail.bytes.into()))
+            Ok((status, self.stderr.tail.bytes.into()))
         })
     }
 }
 
 /// Reads standard error until it closes.
-struct Ears {
-    stderr: Option<ChildStderr>,
+struct StderrReader {
+    stream: Option<ChildStderr>,
     tail: Tail,
 }
 
-impl Ears {
+impl StderrReader {
     /// Reads the next bytes. Stays pending forever after the stream has closed. Cancel-safe.
-    async fn listen(&mut self) {
-        match &mut self.stderr {
-            Some(stderr) => {
-                if !self.tail.read(stderr).await {
-                    self.stderr = None;
+    async fn read_next(&mut self) {
+        match &mut self.stream {
+            Some(stream) => {
+                if !self.tail.read(stream).await {
+                    self.stream = None;
                 }
             }
             None => std::future::pending().await,
@@ -406,14 +411,14 @@ struct Tail {
 
 impl Tail {
     /// Reads once. Returns false at the end of the stream. Cancel-safe.
-    async fn read(&mut self, from: &mut (impl AsyncRead + Unpin)) -> bool {
+    async fn read(&mut self, stream: &mut (impl AsyncRead + Unpin)) -> bool {
         let mut buffer = [0; 4096];
-        match from.read(&mut buffer).await {
+        match stream.read(&mut buffer).await {
             Ok(0) | Err(_) => false,
             Ok(count) => {
                 self.bytes.extend(buffer.iter().take(count));
-                let over = self.bytes.len().saturating_sub(TAIL);
-                self.bytes.drain(..over);
+                let excess = self.bytes.len().saturating_sub(TAIL_MAX);
+                self.bytes.drain(..excess);
                 true
             }
         }
@@ -436,19 +441,19 @@ async fn version(binary: &Path, environment: Vec<(OsString, OsString)>) -> io::R
         .kill_on_drop(true)
         .spawn()?;
     let stdout = child.stdout.take().expect("standard output is piped");
-    let mut said = Vec::new();
-    let ended = async {
-        stdout.take(VERSION_LENGTH).read_to_end(&mut said).await?;
+    let mut output = Vec::new();
+    let exited = async {
+        stdout.take(VERSION_MAX).read_to_end(&mut output).await?;
         child.wait().await
     };
-    timeout(VERSION_DEADLINE, ended).await.map_err(|_| {
+    timeout(VERSION_DEADLINE, exited).await.map_err(|_| {
         let seconds = VERSION_DEADLINE.as_secs();
         io::Error::new(
             io::ErrorKind::TimedOut,
             format!("no response within {seconds} s"),
         )
     })??;
-    Ok(String::from_utf8_lossy(&said).trim().to_owned())
+    Ok(String::from_utf8_lossy(&output).trim().to_owned())
 }
 
 #[cfg(test)]
@@ -462,20 +467,20 @@ mod tests {
 
     /// A Helm that ignores SIGTERM. Records what it receives, and when.
     #[derive(Clone, Debug)]
-    struct Stubborn {
-        begun: Instant,
+    struct StubbornHelm {
+        started: Instant,
         received: Arc<Mutex<Vec<(&'static str, u64)>>>,
         killed: Arc<Notify>,
     }
 
-    impl Stubborn {
-        fn receive(&self, order: &'static str) {
-            let seconds = self.begun.elapsed().as_secs();
-            self.received.lock().unwrap().push((order, seconds));
+    impl StubbornHelm {
+        fn receive(&self, signal: &'static str) {
+            let seconds = self.started.elapsed().as_secs();
+            self.received.lock().unwrap().push((signal, seconds));
         }
     }
 
-    impl Processes for Stubborn {
+    impl Processes for StubbornHelm {
         fn start(&self, _: &HelmCommand<'_>, _: Option<BootTime>) -> io::Result<Box<dyn Running>> {
             Ok(Box::new(self.clone()))
         }
@@ -489,13 +494,13 @@ mod tests {
         }
     }
 
-    impl Running for Stubborn {
+    impl Running for StubbornHelm {
         fn terminate(&mut self) -> BoxFuture<'_, ()> {
             self.receive("terminate");
             Box::pin(async {})
         }
 
-        fn lives_until(&mut self, _: Option<BootTime>) -> BoxFuture<'_, ()> {
+        fn set_time_limit(&mut self, _: Option<BootTime>) -> BoxFuture<'_, ()> {
             Box::pin(async {})
         }
 
@@ -504,23 +509,23 @@ mod tests {
             self.killed.notify_one();
         }
 
-        fn ended(&mut self) -> BoxFuture<'_, ()> {
+        fn wait_for_exit(&mut self) -> BoxFuture<'_, ()> {
             Box::pin(self.killed.notified())
         }
 
-        fn end(self: Box<Self>) -> BoxFuture<'static, io::Result<(ExitStatus, Vec<u8>)>> {
+        fn reap(self: Box<Self>) -> BoxFuture<'static, io::Result<(ExitStatus, Vec<u8>)>> {
             Box::pin(async { Ok((ExitStatus::from_raw(9), b"slow".to_vec())) })
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn overdue_helm_is_terminated_and_then_killed() {
-        let helm = Stubborn {
-            begun: Instant::now(),
+        let helm = StubbornHelm {
+            started: Instant::now(),
             received: Arc::default(),
             killed: Arc::default(),
         };
-        let job = Job {
+        let job = HelmJob {
             processes: &helm,
             command: HelmCommand {
                 binary: Path::new("helm"),
@@ -529,43 +534,43 @@ mod tests {
                 output: None,
             },
             deadline: Duration::from_secs(600),
-            patience: DriverTimeouts::default(),
-            asks_to_stop: true,
+            timeouts: DriverTimeouts::default(),
+            terminate_on_soft_stop: true,
         };
         let (_handle, stop) = StopHandle::new();
-        let ending = job.run(&stop).await.unwrap();
-        assert!(matches!(ending, Ending::TimedOut { stderr } if stderr == b"slow"));
+        let outcome = job.run(&stop).await.unwrap();
+        assert!(matches!(outcome, RunOutcome::TimedOut { stderr } if stderr == b"slow"));
         let received = helm.received.lock().unwrap();
         assert_eq!(*received, [("terminate", 600), ("kill", 630)]);
     }
 
     #[tokio::test]
     async fn only_the_last_bytes_are_kept() {
-        let mut said = vec![b'a'; TAIL];
-        said.extend_from_slice(b"the end");
-        let mut from = said.as_slice();
+        let mut output = vec![b'a'; TAIL_MAX];
+        output.extend_from_slice(b"the end");
+        let mut stream = output.as_slice();
         let mut tail = Tail::default();
-        while tail.read(&mut from).await {
-            assert!(tail.bytes.len() <= TAIL);
+        while tail.read(&mut stream).await {
+            assert!(tail.bytes.len() <= TAIL_MAX);
         }
-        let kept = Vec::from(tail.bytes);
-        assert_eq!(kept.len(), TAIL);
-        assert!(kept.ends_with(b"aathe end"));
+        let bytes = Vec::from(tail.bytes);
+        assert_eq!(bytes.len(), TAIL_MAX);
+        assert!(bytes.ends_with(b"aathe end"));
     }
 
     #[test]
     fn supervisor_exit_status_maps_to_helm_outcome() {
-        let ended = |raw: i32| ending(ExitStatus::from_raw(raw), Vec::new());
-        assert!(matches!(ended(0), Ending::Well));
-        assert!(matches!(ended(1 << 8), Ending::Failed { .. }));
+        let outcome = |raw: i32| run_outcome(ExitStatus::from_raw(raw), Vec::new());
+        assert!(matches!(outcome(0), RunOutcome::Succeeded));
+        assert!(matches!(outcome(1 << 8), RunOutcome::Failed { .. }));
         assert!(matches!(
-            ended(i32::from(NOT_STARTED) << 8),
-            Ending::NotStarted { .. }
+            outcome(i32::from(NOT_STARTED) << 8),
+            RunOutcome::NotStarted { .. }
         ));
         assert!(matches!(
-            ended((128 + 9) << 8),
-            Ending::Killed { signal: 9, .. }
+            outcome((128 + 9) << 8),
+            RunOutcome::Killed { signal: 9, .. }
         ));
-        assert!(matches!(ended(15), Ending::Killed { signal: 15, .. }));
+        assert!(matches!(outcome(15), RunOutcome::Killed { signal: 15, .. }));
     }
 }

@@ -21,7 +21,7 @@ pub(super) struct Scratch {
 
 /// Folder of one run. Dropping it removes the folder.
 #[derive(Debug)]
-pub(super) struct Run {
+pub(super) struct RunFolder {
     dir: TempDir,
     /// The member's discovery cache, which all its runs share.
     pub cache: PathBuf,
@@ -38,40 +38,41 @@ impl Scratch {
             private: std::path::absolute(private).map_err(failed)?,
         };
         // Remove the values that a killed process left behind.
-        match fs::remove_dir_all(scratch.runs()) {
+        match fs::remove_dir_all(scratch.runs_folder()) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
             _ => {}
         }
-        scratch.make().map_err(failed)?;
+        scratch.create_folders().map_err(failed)?;
         Ok(scratch)
     }
 
     /// Creates all folders that do not exist yet.
-    fn make(&self) -> io::Result<()> {
+    fn create_folders(&self) -> io::Result<()> {
         let folders = [
-            self.runs(),
+            self.runs_folder(),
             self.home(),
-            self.helm("cache"),
-            self.helm("config"),
-            self.helm("data"),
-            self.helm("plugins"),
+            self.helm_folder("cache"),
+            self.helm_folder("config"),
+            self.helm_folder("data"),
+            self.helm_folder("plugins"),
         ];
-        folders.iter().try_for_each(|folder| private(folder))
+        folders.iter().try_for_each(|folder| create_private(folder))
     }
 
     pub(super) fn home(&self) -> PathBuf {
         self.root.join("home")
     }
 
-    pub(super) fn helm(&self, what: &str) -> PathBuf {
-        self.root.join("helm").join(what)
+    pub(super) fn helm_folder(&self, name: &str) -> PathBuf {
+        self.root.join("helm").join(name)
     }
 
-    fn runs(&self) -> PathBuf {
+    fn runs_folder(&self) -> PathBuf {
         self.private.join("runs")
     }
 
-    pub(super) fn run(&self, cache_key: &str) -> Result<Run, HelmError> {
+    /// Creates the folder of a run.
+    pub(super) fn create_run(&self, cache_key: &str) -> Result<RunFolder, HelmError> {
         // A member's name is a valid folder name. Hash any other key.
         let cache = self
             .root
@@ -82,23 +83,23 @@ impl Scratch {
                 fingerprint::sha256_hex(cache_key.as_bytes())
             });
         // Create the folders again, because a cleanup of temporary files may have removed them.
-        let make = || {
-            self.make()?;
-            private(&cache)?;
-            let own = Permissions::from_mode(0o700);
+        let create = || {
+            self.create_folders()?;
+            create_private(&cache)?;
+            let owner_only = Permissions::from_mode(0o700);
             tempfile::Builder::new()
-                .permissions(own)
-                .tempdir_in(self.runs())
+                .permissions(owner_only)
+                .tempdir_in(self.runs_folder())
         };
-        let dir = make().map_err(|source| HelmError::Scratch {
+        let dir = create().map_err(|source| HelmError::Scratch {
             path: self.private.clone(),
             source,
         })?;
-        Ok(Run { dir, cache })
+        Ok(RunFolder { dir, cache })
     }
 }
 
-impl Run {
+impl RunFolder {
     pub(super) fn path(&self) -> &Path {
         self.dir.path()
     }
@@ -123,6 +124,6 @@ impl Run {
     }
 }
 
-fn private(folder: &Path) -> io::Result<()> {
+fn create_private(folder: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(folder)
 }

@@ -7,12 +7,12 @@ use krypton_types::values;
 use serde_json::{Map, Value};
 
 /// Maximum length of the displayed text in bytes.
-pub(crate) const LONGEST: usize = 1024;
+pub(crate) const TEXT_MAX: usize = 1024;
 /// Minimum length of a redacted text. Shorter ones are not secrets, and redacting them would make words
 /// unreadable.
-pub(crate) const SHORTEST_SECRET: usize = 4;
+pub(crate) const SECRET_MIN: usize = 4;
 /// Minimum length of a redacted part of a secret. Shorter parts reveal nothing.
-const SHORTEST_WITHIN: usize = 6;
+const SECRET_PART_MIN: usize = 6;
 
 /// Messages of errors that the same input causes again. Based on Fleet's list and refined with the messages
 /// of Helm 4 and the API server.
@@ -32,17 +32,17 @@ const PERMANENT: [&str; 13] = [
     "chart requires kubeversion",
 ];
 /// Messages that override the above. They depend on the cluster's state, which can change without Krypton.
-const PASSING: [&str; 3] = [
+const TRANSIENT: [&str; 3] = [
     "exceeded quota",
     "is being terminated",
     "because it is being deleted",
 ];
 /// Message when the cluster no longer serves a kind of the last revision, whose objects Helm builds first.
-const KIND_GONE: &str = "current release manifest";
+const REMOVED_KIND: &str = "current release manifest";
 /// Fixes for the above. Helm has changed nothing at this point.
-pub(crate) const WAY_OUT: &str = "; install the CRD of that kind again, or delete the release's Secrets (label owner=helm and its name):      Krypton then installs the chart again and adopts the existing objects";
-/// Maximum length of the error before `WAY_OUT` in bytes.
-const LONGEST_BEFORE: usize = 512;
+pub(crate) const REMOVED_KIND_REMEDY: &str = "; install the CRD of that kind again, or delete the release's Secrets (label owner=helm and its name):      Krypton then installs the chart again and adopts the existing objects";
+/// Maximum length of the error before `REMOVED_KIND_REMEDY` in bytes.
+const TEXT_MAX_BEFORE_REMEDY: usize = 512;
 const NOT_FOUND: &str = "release: not found";
 /// Messages of a Kamaji control plane that rejects all writes while it sleeps or migrates.
 const SUSPENDED: [&str; 2] = [
@@ -52,117 +52,127 @@ const SUSPENDED: [&str; 2] = [
 
 /// Returns whether the cluster's owner suspended writes.
 pub(super) fn is_suspended(text: &str) -> bool {
-    SUSPENDED.iter().any(|words| text.contains(words))
+    SUSPENDED.iter().any(|message| text.contains(message))
 }
 
 /// Returns whether Go's runtime aborted the program because it could not allocate memory.
 pub(super) fn is_out_of_memory(stderr: &[u8]) -> bool {
-    let said = String::from_utf8_lossy(stderr);
-    let fatal = said
+    let text = String::from_utf8_lossy(stderr);
+    let fatal_errors = text
         .lines()
         .filter_map(|line| line.strip_prefix("fatal error: "));
-    let mut fatal = fatal.map(str::to_lowercase);
-    fatal.any(|why| why.contains("out of memory") || why.contains("cannot allocate memory"))
+    let mut fatal_errors = fatal_errors.map(str::to_lowercase);
+    fatal_errors.any(|message| {
+        message.contains("out of memory") || message.contains("cannot allocate memory")
+    })
 }
 
 /// Parsed standard error of Helm.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Complaint {
+pub(crate) struct HelmStderr {
     pub text: String,
     pub permanent: bool,
     pub not_found: bool,
     pub suspended: bool,
 }
 
-impl Complaint {
+impl HelmStderr {
     /// Parses `stderr`. `secrets` are the texts to redact.
-    pub(crate) fn of(stderr: &[u8], secrets: &[String]) -> Self {
-        let said = String::from_utf8_lossy(stderr);
-        let error = last_error(&said);
-        let lower = error.unwrap_or(&said).to_lowercase();
-        let says = |texts: &[&str]| texts.iter().any(|text| lower.contains(text));
-        let text = redacted(error.unwrap_or(&said), secrets);
+    pub(crate) fn parse(stderr: &[u8], secrets: &[String]) -> Self {
+        let output = String::from_utf8_lossy(stderr);
+        let error = last_error(&output);
+        let lowercase = error.unwrap_or(&output).to_lowercase();
+        let contains_any =
+            |messages: &[&str]| messages.iter().any(|message| lowercase.contains(message));
+        let text = redacted(error.unwrap_or(&output), secrets);
         // Terminals interpret control characters.
         let words = text.split(|c: char| c.is_whitespace() || c.is_control());
         let words: Vec<&str> = words.filter(|word| !word.is_empty()).collect();
         // A secret of several words may span several lines.
-        let line = without(&words.join(" "), secrets);
+        let line = hide_secrets(&words.join(" "), secrets);
         let text = match error {
-            Some(_) if says(&[KIND_GONE]) => format!("{}{WAY_OUT}", head(&line, LONGEST_BEFORE)),
-            Some(_) => head(&line, LONGEST),
-            None => tail(&line),
+            Some(_) if contains_any(&[REMOVED_KIND]) => format!(
+                "{}{REMOVED_KIND_REMEDY}",
+                cut_end(&line, TEXT_MAX_BEFORE_REMEDY)
+            ),
+            Some(_) => cut_end(&line, TEXT_MAX),
+            None => cut_start(&line),
         };
         Self {
             text,
-            permanent: says(&PERMANENT) && !says(&PASSING) && !says(&SUSPENDED),
-            not_found: says(&[NOT_FOUND]),
-            suspended: says(&SUSPENDED),
+            permanent: contains_any(&PERMANENT)
+                && !contains_any(&TRANSIENT)
+                && !contains_any(&SUSPENDED),
+            not_found: contains_any(&[NOT_FOUND]),
+            suspended: contains_any(&SUSPENDED),
         }
     }
 }
 
 /// Returns the text from the last line that starts with `Error:`. Omits the warnings before it.
-fn last_error(said: &str) -> Option<&str> {
-    let start = match said.rfind("\nError: ") {
+fn last_error(output: &str) -> Option<&str> {
+    let start = match output.rfind("\nError: ") {
         Some(at) => at + "\nError: ".len(),
-        None if said.starts_with("Error: ") => "Error: ".len(),
+        None if output.starts_with("Error: ") => "Error: ".len(),
         None => return None,
     };
-    said.get(start..)
+    output.get(start..)
 }
 
-fn head(line: &str, longest: usize) -> String {
-    if line.len() <= longest {
+fn cut_end(line: &str, max: usize) -> String {
+    if line.len() <= max {
         return line.to_owned();
     }
-    let end = line.floor_char_boundary(longest - "…".len());
+    let end = line.floor_char_boundary(max - "…".len());
     format!("{}…", line.get(..end).unwrap_or_default())
 }
 
-fn tail(line: &str) -> String {
-    if line.len() <= LONGEST {
+fn cut_start(line: &str) -> String {
+    if line.len() <= TEXT_MAX {
         return line.to_owned();
     }
-    let start = line.ceil_char_boundary(line.len() - (LONGEST - "…".len()));
+    let start = line.ceil_char_boundary(line.len() - (TEXT_MAX - "…".len()));
     format!("…{}", line.get(start..).unwrap_or_default())
 }
 
 /// Returns the secret texts in the values, found by their key names and by these JSON pointers. Longest
 /// first.
 pub(crate) fn secrets(values: &Map<String, Value>, pointers: &[String]) -> Vec<String> {
-    let mut found = Vec::new();
+    let mut secrets = Vec::new();
     for (name, value) in values {
-        collect(value, is_secret_name(name), &mut found);
+        collect_secrets(value, is_secret_name(name), &mut secrets);
     }
     for value in pointers
         .iter()
-        .filter_map(|pointer| values::at(values, pointer))
+        .filter_map(|pointer| values::value_at(values, pointer))
     {
-        collect(value, true, &mut found);
+        collect_secrets(value, true, &mut secrets);
     }
-    found.sort_by(|a, b| b.len().cmp(&a.len()).then_with(|| a.cmp(b)));
-    found.dedup();
-    found
+    secrets.sort_by(|a, b| b.len().cmp(&a.len()).then_with(|| a.cmp(b)));
+    secrets.dedup();
+    secrets
 }
 
-fn collect(value: &Value, secret: bool, found: &mut Vec<String>) {
+fn collect_secrets(value: &Value, secret: bool, secrets: &mut Vec<String>) {
     match value {
         Value::String(text) if secret => {
             // A Secret's manifest contains the text in base64, and a message may quote a single line of it.
             let mut forms = vec![text.clone(), STANDARD.encode(text)];
             forms.extend(text.lines().map(|line| line.trim().to_owned()));
-            forms.extend(quoted(text));
-            forms.extend(within_base64(text.as_bytes()));
-            forms.retain(|form| form.len() >= SHORTEST_SECRET);
-            found.append(&mut forms);
+            forms.extend(json_escaped(text));
+            forms.extend(base64_infixes(text.as_bytes()));
+            forms.retain(|form| form.len() >= SECRET_MIN);
+            secrets.append(&mut forms);
         }
         Value::Number(number) if secret => {
-            found.extend(Some(number.to_string()).filter(|text| text.len() >= SHORTEST_SECRET));
+            secrets.extend(Some(number.to_string()).filter(|text| text.len() >= SECRET_MIN));
         }
-        Value::Array(items) => items.iter().for_each(|item| collect(item, secret, found)),
+        Value::Array(items) => items
+            .iter()
+            .for_each(|item| collect_secrets(item, secret, secrets)),
         Value::Object(fields) => {
             for (name, value) in fields {
-                collect(value, secret || is_secret_name(name), found);
+                collect_secrets(value, secret || is_secret_name(name), secrets);
             }
         }
         _ => {}
@@ -170,7 +180,7 @@ fn collect(value: &Value, secret: bool, found: &mut Vec<String>) {
 }
 
 /// Returns the text with JSON escapes if it differs from the original.
-fn quoted(text: &str) -> Option<String> {
+fn json_escaped(text: &str) -> Option<String> {
     let quoted = Value::from(text).to_string();
     let inner = quoted.strip_prefix('"')?.strip_suffix('"')?;
     (inner != text).then(|| inner.to_owned())
@@ -178,22 +188,22 @@ fn quoted(text: &str) -> Option<String> {
 
 /// Returns the possible forms of a text inside a longer base64 text, such as the `user:password` of a
 /// registry.
-fn within_base64(text: &[u8]) -> impl Iterator<Item = String> + '_ {
+fn base64_infixes(text: &[u8]) -> impl Iterator<Item = String> + '_ {
     // The neighbouring bytes change the first and the last characters.
     (0..3).filter_map(move |skip| {
-        let rest = text.get(skip..)?;
-        let whole = rest.get(..rest.len() / 3 * 3)?;
-        (whole.len() >= SHORTEST_WITHIN).then(|| STANDARD.encode(whole))
+        let shifted = text.get(skip..)?;
+        let aligned = shifted.get(..shifted.len() / 3 * 3)?;
+        (aligned.len() >= SECRET_PART_MIN).then(|| STANDARD.encode(aligned))
     })
 }
 
 fn redacted(text: &str, secrets: &[String]) -> String {
-    redact(&without(text, secrets))
+    redact(&hide_secrets(text, secrets))
 }
 
-fn without(text: &str, secrets: &[String]) -> String {
-    let hide = |text: String, secret: &String| text.replace(secret, HIDDEN);
-    secrets.iter().fold(text.to_owned(), hide)
+fn hide_secrets(text: &str, secrets: &[String]) -> String {
+    let hide_one = |text: String, secret: &String| text.replace(secret, HIDDEN);
+    secrets.iter().fold(text.to_owned(), hide_one)
 }
 
 #[cfg(test)]
@@ -203,13 +213,13 @@ mod tests {
 
     use super::*;
 
-    fn complaint(stderr: &str) -> Complaint {
-        Complaint::of(stderr.as_bytes(), &[])
+    fn parse(stderr: &str) -> HelmStderr {
+        HelmStderr::parse(stderr.as_bytes(), &[])
     }
 
     #[test]
     fn out_of_memory_is_recognized_by_runtime_message() {
-        for (said, out) in [
+        for (output, expected) in [
             ("fatal error: runtime: out of memory\n", true),
             (
                 "a warning\nfatal error: out of memory allocating heap arena map\n",
@@ -225,57 +235,59 @@ mod tests {
             ),
             ("Error: pod a was killed: out of memory\n", false),
         ] {
-            assert_eq!(is_out_of_memory(said.as_bytes()), out, "{said}");
+            assert_eq!(is_out_of_memory(output.as_bytes()), expected, "{output}");
         }
     }
 
     #[test]
     fn error_is_extracted_without_preceding_warnings() {
-        let said = "level=WARN msg=\"something old\"\nError: UPGRADE FAILED: values don't meet \
+        let output = "level=WARN msg=\"something old\"\nError: UPGRADE FAILED: values don't meet \
                     the specifications of the schema(s) in the following chart(s):\nsmall:\n\
                     - at '/replicaCount': got string, want integer\n";
-        let complaint = complaint(said);
+        let parsed = parse(output);
         assert_eq!(
-            complaint.text,
+            parsed.text,
             "UPGRADE FAILED: values don't meet the specifications of the schema(s) in the \
              following chart(s): small: - at '/replicaCount': got string, want integer"
         );
-        assert!(complaint.permanent);
+        assert!(parsed.permanent);
     }
 
     #[test]
     fn removed_kind_error_includes_remedy() {
-        for said in [
+        for output in [
             "unable to build kubernetes objects from current release manifest: resource mapping not found for name: \"acme\" namespace: \"acme\" from \"\": no matches for kind \"Widget\" in version \"krypton.test/v1\"",
             "current release manifest contains removed kubernetes api(s) for this kubernetes version and it is therefore unable to build the kubernetes objects for performing the diff",
         ] {
-            let complaint = complaint(&format!(
-                "Error: UPGRADE FAILED: {said}{}",
+            let parsed = parse(&format!(
+                "Error: UPGRADE FAILED: {output}{}",
                 " long".repeat(200)
             ));
-            assert!(complaint.text.contains("current release manifest"));
+            assert!(parsed.text.contains("current release manifest"));
             assert!(
-                complaint.text.ends_with("adopts the existing objects"),
+                parsed.text.ends_with("adopts the existing objects"),
                 "{}",
-                complaint.text
+                parsed.text
             );
             assert!(
-                complaint.text.len() <= LONGEST - 128,
+                parsed.text.len() <= TEXT_MAX - 128,
                 "a condition has words before it"
             );
-            assert!(!complaint.permanent, "the CRD may come back");
+            assert!(!parsed.permanent, "the CRD may come back");
         }
     }
 
     #[test]
     fn output_without_error_line_yields_its_tail() {
-        let said = format!("{} panic: the end", "goroutine ".repeat(1000));
-        let text = complaint(&said).text;
-        assert!(text.len() <= LONGEST && text.starts_with('…') && text.ends_with("panic: the end"));
+        let output = format!("{} panic: the end", "goroutine ".repeat(1000));
+        let text = parse(&output).text;
+        assert!(
+            text.len() <= TEXT_MAX && text.starts_with('…') && text.ends_with("panic: the end")
+        );
         let long = format!("Error: the start {}", "ä".repeat(4000));
-        let text = complaint(&long).text;
-        assert!(text.len() <= LONGEST && text.starts_with("the start") && text.ends_with('…'));
-        assert_eq!(complaint("").text, "");
+        let text = parse(&long).text;
+        assert!(text.len() <= TEXT_MAX && text.starts_with("the start") && text.ends_with('…'));
+        assert_eq!(parse("").text, "");
     }
 
     #[test]
@@ -287,10 +299,10 @@ mod tests {
             "Error: execution error at (small/templates/a.yaml:1:4): message is required",
             "Error: chart requires kubeVersion: >=1.99.0 which is incompatible with Kubernetes v1.36.0",
         ];
-        for said in permanent {
-            assert!(complaint(said).permanent, "{said}");
+        for output in permanent {
+            assert!(parse(output).permanent, "{output}");
         }
-        let passing = [
+        let transient = [
             "Error: Kubernetes cluster unreachable: Get \"https://127.0.0.1:1/version\": dial tcp 127.0.0.1:1: connect: connection refused",
             "Error: UPGRADE FAILED: another operation (install/upgrade/rollback) is in progress",
             "Error: INSTALLATION FAILED: pods \"a\" is forbidden: exceeded quota: compute",
@@ -298,30 +310,30 @@ mod tests {
             "Error: UPGRADE FAILED: pre-upgrade hooks failed: timed out waiting for the condition",
             "",
         ];
-        for said in passing {
-            assert!(!complaint(said).permanent, "{said}");
+        for output in transient {
+            assert!(!parse(output).permanent, "{output}");
         }
     }
 
     #[test]
     fn suspended_control_plane_refusal_is_not_permanent() {
-        for said in [
+        for output in [
             "Error: UPGRADE FAILED: create: failed to create: admission webhook \"catchall.write-permissions.kamaji.clastix.io\" denied the request: secrets \"a\" is forbidden: the current Control Plane has limited write permissions, current changes are blocked",
             "Error: admission webhook \"catchall.migrate.kamaji.clastix.io\" denied the request: the current Control Plane is in freezing mode due to a maintenance mode, all the changes are blocked",
         ] {
-            let complaint = complaint(said);
-            assert!(complaint.suspended && !complaint.permanent, "{said}");
-            assert!(is_suspended(said));
+            let parsed = parse(output);
+            assert!(parsed.suspended && !parsed.permanent, "{output}");
+            assert!(is_suspended(output));
         }
-        assert!(!complaint("Error: the disk is full").suspended);
+        assert!(!parse("Error: the disk is full").suspended);
     }
 
     #[test]
     fn not_found_means_the_release_and_nothing_else() {
         assert!(
-            complaint("Error: uninstall: Release not loaded: acme: release: not found\n").not_found
+            parse("Error: uninstall: Release not loaded: acme: release: not found\n").not_found
         );
-        assert!(!complaint("Error: namespaces \"acme\" not found").not_found);
+        assert!(!parse("Error: namespaces \"acme\" not found").not_found);
     }
 
     #[test]
@@ -350,8 +362,8 @@ mod tests {
             ),
             ("-----BEGIN PRIVATE KEY-----\nMIIB", "[redacted]"),
         ];
-        for (said, expected) in cases {
-            assert_eq!(complaint(&format!("Error: {said}")).text, expected);
+        for (output, expected) in cases {
+            assert_eq!(parse(&format!("Error: {output}")).text, expected);
         }
         for kept in [
             r#"secrets "sh.helm.release.v1.tenant-acme-edge-1.v1" is forbidden: User "system:serviceaccount:a:b" cannot get"#,
@@ -360,7 +372,7 @@ mod tests {
             "digest 0123456789abcdef0123456789abcdef0123456789abcdef",
             "at small/templates/deployment.yaml:10:20 in a-rather-long-name-of-a-release-of-a-tenant-7",
         ] {
-            assert_eq!(complaint(&format!("Error: {kept}")).text, kept);
+            assert_eq!(parse(&format!("Error: {kept}")).text, kept);
         }
     }
 
@@ -374,13 +386,13 @@ mod tests {
             "pin": "abc",
         });
         let secrets = secrets(values.as_object().unwrap(), &[]);
-        let said = format!(
+        let output = format!(
             "Error: hunter2 of all, {}, first-token, 123456, \"line two is here\", db-login, 5432, registry",
             STANDARD.encode("hunter2 of all")
         );
-        let complaint = Complaint::of(said.as_bytes(), &secrets);
+        let parsed = HelmStderr::parse(output.as_bytes(), &secrets);
         assert_eq!(
-            complaint.text,
+            parsed.text,
             "[redacted], [redacted], [redacted], [redacted], \"[redacted]\", db-login, 5432, registry"
         );
     }
@@ -397,10 +409,10 @@ mod tests {
         let paths = paths.map(str::to_owned);
         let secrets = secrets(values.as_object().unwrap(), &paths);
         let login = STANDARD.encode("x:admin-of-all@");
-        let said = format!(
+        let output = format!(
             "Error: execution error: correct horse battery, admin-of-all, 54321, \"say \\\"pass\\\" now\", first-of-list, {login}, seen",
         );
-        let text = Complaint::of(said.as_bytes(), &secrets).text;
+        let text = HelmStderr::parse(output.as_bytes(), &secrets).text;
         assert!(
             text.starts_with(
                 "execution error: [redacted], [redacted], [redacted], \"[redacted]\", [redacted], "
@@ -422,11 +434,11 @@ mod tests {
             after in ".{0,40}",
         ) {
             let secrets = ["s3cr3t-v4lue".to_owned()];
-            let mut said = bytes;
-            said.extend_from_slice(format!("\nError: {before}s3cr3t-v4lue{after}").as_bytes());
-            let complaint = Complaint::of(&said, &secrets);
-            prop_assert!(complaint.text.len() <= LONGEST);
-            prop_assert!(!complaint.text.contains("s3cr3t-v4lue"));
+            let mut output = bytes;
+            output.extend_from_slice(format!("\nError: {before}s3cr3t-v4lue{after}").as_bytes());
+            let parsed = HelmStderr::parse(&output, &secrets);
+            prop_assert!(parsed.text.len() <= TEXT_MAX);
+            prop_assert!(!parsed.text.contains("s3cr3t-v4lue"));
         }
     }
 }

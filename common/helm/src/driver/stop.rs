@@ -5,7 +5,7 @@ use krypton_runtime::newest::Newest as _;
 use tokio::sync::watch;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct State {
+struct StopState {
     closed: bool,
     soft: bool,
     killed: bool,
@@ -18,16 +18,16 @@ struct State {
 
 /// Sends stop requests to runs. Dropping it kills all runs, because their supervision has ended.
 #[derive(Debug)]
-pub struct StopHandle(watch::Sender<State>);
+pub struct StopHandle(watch::Sender<StopState>);
 
 /// Receives stop requests. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct StopSignal(watch::Receiver<State>);
+pub struct StopSignal(watch::Receiver<StopState>);
 
 impl StopHandle {
     /// Creates a handle without any stop request.
     pub fn new() -> (Self, StopSignal) {
-        let (sender, receiver) = watch::channel(State::default());
+        let (sender, receiver) = watch::channel(StopState::default());
         (Self(sender), StopSignal(receiver))
     }
 
@@ -46,9 +46,9 @@ impl StopHandle {
     /// Kills current runs immediately and prevents new ones until [`Self::permit`].
     pub fn kill(&self) {
         self.0.send_if_modified(|state| {
-            let news = !std::mem::replace(&mut state.killed, true);
-            state.kills += u64::from(news);
-            news
+            let is_new = !std::mem::replace(&mut state.killed, true);
+            state.kills += u64::from(is_new);
+            is_new
         });
     }
 
@@ -56,24 +56,24 @@ impl StopHandle {
     pub fn permit(&self, until: BootTime) {
         self.0.send_if_modified(|state| {
             let killed = std::mem::replace(&mut state.killed, false);
-            let before = state.until.replace(until);
-            killed || before != Some(until)
+            let previous = state.until.replace(until);
+            killed || previous != Some(until)
         });
     }
 }
 
-/// Instruction for a run.
+/// Stop request for a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
-    Go,
+pub enum StopRequest {
+    None,
     Soft,
     Kill,
 }
 
-/// Stop requests from the view of one run. Once killed, it stays killed.
+/// The stop requests as one run sees them. Once killed, it stays killed.
 #[derive(Clone, Debug)]
-pub struct Orders {
-    state: watch::Receiver<State>,
+pub struct StopRequests {
+    state: watch::Receiver<StopState>,
     kills: u64,
 }
 
@@ -85,48 +85,54 @@ impl StopSignal {
     }
 
     /// Returns the view of a new run. Call this before the run starts.
-    pub fn orders(&self) -> Orders {
+    pub fn requests(&self) -> StopRequests {
         let state = self.0.clone();
         let kills = state.get().kills;
-        Orders { state, kills }
+        StopRequests { state, kills }
     }
 }
 
-impl Orders {
+impl StopRequests {
     /// Returns the time limit of the run.
     pub fn until(&self) -> Option<BootTime> {
         self.state.get().until
     }
 
-    pub fn at(&self, now: BootTime) -> Order {
-        let late = self.until().is_some_and(|until| now >= until);
-        if late { Order::Kill } else { self.now() }
-    }
-
-    pub fn now(&self) -> Order {
-        let state = self.state.get();
-        if state.killed || state.kills != self.kills || self.state.has_changed().is_err() {
-            Order::Kill
-        } else if state.soft {
-            Order::Soft
+    /// Returns the request at `now`. After the time limit, this is [`StopRequest::Kill`].
+    pub fn at(&self, now: BootTime) -> StopRequest {
+        let is_expired = self.until().is_some_and(|until| now >= until);
+        if is_expired {
+            StopRequest::Kill
         } else {
-            Order::Go
+            self.current()
         }
     }
 
-    /// Waits until the order or the time limit differs from `known`.
-    pub(super) async fn other_than(
+    /// Returns the current request, regardless of the time limit.
+    pub fn current(&self) -> StopRequest {
+        let state = self.state.get();
+        if state.killed || state.kills != self.kills || self.state.has_changed().is_err() {
+            StopRequest::Kill
+        } else if state.soft {
+            StopRequest::Soft
+        } else {
+            StopRequest::None
+        }
+    }
+
+    /// Waits until the request or the time limit differs from `known`.
+    pub(super) async fn changed_from(
         &mut self,
-        known: (Order, Option<BootTime>),
-    ) -> (Order, Option<BootTime>) {
+        known: (StopRequest, Option<BootTime>),
+    ) -> (StopRequest, Option<BootTime>) {
         loop {
-            let now = (self.now(), self.until());
-            if now != known {
-                return now;
+            let current = (self.current(), self.until());
+            if current != known {
+                return current;
             }
-            let (known, _) = known;
-            if self.state.changed().await.is_err() && known == Order::Kill {
-                // No other order can follow.
+            let (known_request, _) = known;
+            if self.state.changed().await.is_err() && known_request == StopRequest::Kill {
+                // No other request can follow.
                 return std::future::pending().await;
             }
         }
@@ -144,25 +150,28 @@ mod tests {
     #[test]
     fn kill_outlives_permit_for_its_run_only() {
         let (handle, signal) = StopHandle::new();
-        let met = signal.orders();
-        assert_eq!(met.now(), Order::Go);
+        let earlier_run = signal.requests();
+        assert_eq!(earlier_run.current(), StopRequest::None);
         handle.kill();
-        assert_eq!(signal.orders().now(), Order::Kill);
+        assert_eq!(signal.requests().current(), StopRequest::Kill);
         handle.permit(LATER);
-        assert_eq!(met.now(), Order::Kill);
-        assert_eq!(signal.orders().now(), Order::Go);
+        assert_eq!(earlier_run.current(), StopRequest::Kill);
+        assert_eq!(signal.requests().current(), StopRequest::None);
     }
 
     #[test]
     fn run_is_killed_when_its_permit_expires() {
         let (handle, signal) = StopHandle::new();
-        let orders = signal.orders();
-        assert_eq!((orders.until(), orders.at(LATER)), (None, Order::Go));
+        let requests = signal.requests();
+        assert_eq!(
+            (requests.until(), requests.at(LATER)),
+            (None, StopRequest::None)
+        );
         handle.permit(LATER);
-        assert_eq!(orders.at(BootTime::default()), Order::Go);
-        assert_eq!(orders.at(LATER), Order::Kill);
+        assert_eq!(requests.at(BootTime::default()), StopRequest::None);
+        assert_eq!(requests.at(LATER), StopRequest::Kill);
         handle.permit(BootTime(LATER.0 * 2));
-        assert_eq!(orders.at(LATER), Order::Go);
+        assert_eq!(requests.at(LATER), StopRequest::None);
     }
 
     #[test]
@@ -172,7 +181,7 @@ mod tests {
         handle.close();
         handle.permit(LATER);
         assert!(!signal.is_open());
-        assert_eq!(signal.orders().now(), Order::Go);
+        assert_eq!(signal.requests().current(), StopRequest::None);
     }
 
     #[test]
@@ -180,19 +189,22 @@ mod tests {
         let (handle, signal) = StopHandle::new();
         handle.soft();
         handle.permit(LATER);
-        assert_eq!(signal.orders().now(), Order::Soft);
+        assert_eq!(signal.requests().current(), StopRequest::Soft);
         handle.kill();
-        assert_eq!(signal.orders().now(), Order::Kill);
+        assert_eq!(signal.requests().current(), StopRequest::Kill);
         handle.permit(LATER);
-        assert_eq!(signal.orders().now(), Order::Soft);
+        assert_eq!(signal.requests().current(), StopRequest::Soft);
     }
 
     #[tokio::test]
     async fn a_dropped_handle_is_a_kill() {
         let (handle, signal) = StopHandle::new();
-        let mut orders = signal.orders();
+        let mut requests = signal.requests();
         drop(handle);
-        assert_eq!(orders.other_than((Order::Go, None)).await.0, Order::Kill);
-        assert_eq!(signal.orders().now(), Order::Kill);
+        assert_eq!(
+            requests.changed_from((StopRequest::None, None)).await.0,
+            StopRequest::Kill
+        );
+        assert_eq!(signal.requests().current(), StopRequest::Kill);
     }
 }

@@ -24,8 +24,8 @@ pub(super) const TERMINATE: u8 = b't';
 pub(super) const OUTPUT_FLAG: &str = "--output-file";
 /// Command of the driver: set the time limit. Eight bytes follow: see [`millis`], in little-endian order.
 pub(super) const UNTIL: u8 = b'u';
-/// Interval between two looks at the clock. Unlike the clock, a sleep pauses while the machine is suspended.
-const TICK: Duration = Duration::from_millis(500);
+/// Interval between two reads of the clock. Unlike the clock, a sleep pauses while the machine is suspended.
+const CLOCK_INTERVAL: Duration = Duration::from_millis(500);
 /// Exit code if Helm did not start. Helm itself exits with 0 or 1.
 pub(super) const NOT_STARTED: u8 = 126;
 /// Added to the number of the signal that killed Helm, as shells do.
@@ -57,20 +57,17 @@ pub(super) fn millis(until: BootTime) -> u64 {
 ///
 /// Returns 128 plus the signal's number if a signal killed Helm, and 126 if Helm did not start.
 pub fn supervise(args: impl Iterator<Item = OsString>) -> ExitCode {
-    let mut line = args.peekable();
-    let until = line.next_if(|word| {
-        word.to_str()
-            .is_some_and(|word| word.parse::<u64>().is_ok())
-    });
+    let mut args = args.peekable();
+    let until = args.next_if(|arg| arg.to_str().is_some_and(|arg| arg.parse::<u64>().is_ok()));
     let until = until.and_then(|until| until.to_str()?.parse().ok());
     let until = Arc::new(AtomicU64::new(until.unwrap_or(u64::MAX)));
-    let output = line.next_if(|word| word == OUTPUT_FLAG);
-    let output = output.and_then(|_| line.next());
-    let mut line = line.skip_while(|word| word == "--");
-    if is_over(&until) {
+    let output = args.next_if(|arg| arg == OUTPUT_FLAG);
+    let output = output.and_then(|_| args.next());
+    let mut args = args.skip_while(|arg| arg == "--");
+    if is_expired(&until) {
         return refuse("its time is over");
     }
-    let Some(binary) = line.next() else {
+    let Some(binary) = args.next() else {
         return refuse("no command is given; this is for the driver's use");
     };
     if getpgrp() != getpid()
@@ -81,32 +78,32 @@ pub fn supervise(args: impl Iterator<Item = OsString>) -> ExitCode {
     if let Err(error) = limit_memory() {
         return refuse(&format!("no limit of memory: {error}"));
     }
-    let mut helm = match start(&binary, line, output) {
+    let mut helm = match start(&binary, args, output) {
         Ok(helm) => helm,
         Err(error) => return refuse(&format!("{}: {error}", binary.display())),
     };
     let pid = Pid::from_child(&helm);
     // Cleared before Helm is reaped, because the kernel can reuse the process ID afterwards.
-    let target = Arc::new(Mutex::new(Some(pid)));
+    let helm_pid = Arc::new(Mutex::new(Some(pid)));
     let thread = || std::thread::Builder::new().stack_size(64 << 10);
-    let listener = {
-        let (target, until) = (Arc::clone(&target), Arc::clone(&until));
-        thread().spawn(move || listen(&target, &until))
+    let command_reader = {
+        let (helm_pid, until) = (Arc::clone(&helm_pid), Arc::clone(&until));
+        thread().spawn(move || read_commands(&helm_pid, &until))
     };
-    let clock = thread().spawn(move || {
-        while !is_over(&until) {
-            std::thread::sleep(TICK);
+    let time_limit = thread().spawn(move || {
+        while !is_expired(&until) {
+            std::thread::sleep(CLOCK_INTERVAL);
         }
         kill_group();
     });
-    if let Err(error) = listener.and(clock) {
+    if let Err(error) = command_reader.and(time_limit) {
         // Without these threads, Helm would outlive the driver.
-        end(&mut helm);
+        kill_and_reap(&mut helm);
         return refuse(&format!("no thread: {error}"));
     }
     let exited = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
     while matches!(waitid(WaitId::Pid(pid), exited), Err(Errno::INTR)) {}
-    *target.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    *helm_pid.lock().unwrap_or_else(PoisonError::into_inner) = None;
     match helm.wait() {
         Ok(status) => {
             let code = status.code().map_or_else(
@@ -120,7 +117,7 @@ pub fn supervise(args: impl Iterator<Item = OsString>) -> ExitCode {
             ExitCode::from(code)
         }
         Err(error) => {
-            complain(&format!("waiting for helm: {error}"));
+            report(&format!("waiting for helm: {error}"));
             ExitCode::FAILURE
         }
     }
@@ -128,8 +125,8 @@ pub fn supervise(args: impl Iterator<Item = OsString>) -> ExitCode {
 
 /// Limits the memory of this process, which needs very little, and of its child processes.
 fn limit_memory() -> rustix::io::Result<()> {
-    let most = getrlimit(Resource::Data).maximum.unwrap_or(u64::MAX);
-    let limit = Some(MEMORY_MAX.min(most));
+    let hard_limit = getrlimit(Resource::Data).maximum.unwrap_or(u64::MAX);
+    let limit = Some(MEMORY_MAX.min(hard_limit));
     setrlimit(
         Resource::Data,
         Rlimit {
@@ -139,34 +136,34 @@ fn limit_memory() -> rustix::io::Result<()> {
     )
 }
 
-fn is_over(until: &AtomicU64) -> bool {
+fn is_expired(until: &AtomicU64) -> bool {
     millis(BootTime::now()) >= until.load(Ordering::Relaxed)
 }
 
 fn kill_group() {
     if let Err(error) = kill_current_process_group(Signal::KILL) {
-        complain(&format!("SIGKILL to the group: {error}"));
+        report(&format!("SIGKILL to the group: {error}"));
     }
 }
 
-fn listen(target: &Mutex<Option<Pid>>, until: &AtomicU64) {
+fn read_commands(helm_pid: &Mutex<Option<Pid>>, until: &AtomicU64) {
     let mut pipe = std::io::stdin().lock();
     let mut byte = [0];
     loop {
         match pipe.read(&mut byte) {
             Ok(1..) if byte == [UNTIL] => {
-                let mut time = [0; 8];
+                let mut millis = [0; 8];
                 // An incomplete command means that the pipe has closed. The next read reports this.
-                if pipe.read_exact(&mut time).is_ok() {
-                    until.store(u64::from_le_bytes(time), Ordering::Relaxed);
+                if pipe.read_exact(&mut millis).is_ok() {
+                    until.store(u64::from_le_bytes(millis), Ordering::Relaxed);
                 }
             }
             Ok(1..) if byte == [TERMINATE] => {
-                let target = target.lock().unwrap_or_else(PoisonError::into_inner);
-                if let Some(pid) = *target
+                let helm_pid = helm_pid.lock().unwrap_or_else(PoisonError::into_inner);
+                if let Some(pid) = *helm_pid
                     && let Err(error) = kill_process(pid, Signal::TERM)
                 {
-                    complain(&format!("SIGTERM to helm: {error}"));
+                    report(&format!("SIGTERM to helm: {error}"));
                 }
             }
             Ok(1..) => {}
@@ -203,18 +200,18 @@ fn start(
         .spawn()
 }
 
-fn end(helm: &mut Child) {
+fn kill_and_reap(helm: &mut Child) {
     if let Err(error) = helm.kill().and_then(|()| helm.wait()) {
-        complain(&format!("SIGKILL to helm: {error}"));
+        report(&format!("SIGKILL to helm: {error}"));
     }
 }
 
-fn refuse(why: &str) -> ExitCode {
-    complain(why);
+fn refuse(reason: &str) -> ExitCode {
+    report(reason);
     ExitCode::from(NOT_STARTED)
 }
 
-fn complain(what: &str) {
+fn report(message: &str) {
     // Standard error is the driver's pipe, not a log.
-    eprintln!("helm-run: {what}");
+    eprintln!("helm-run: {message}");
 }

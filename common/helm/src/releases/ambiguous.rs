@@ -10,42 +10,42 @@ use serde_json::value::RawValue;
 use super::{ReleaseError, full_name, payload};
 
 /// An object with keys that can be read in one way only, and its values.
-struct Clear(Vec<(String, Box<RawValue>)>);
+struct UnambiguousObject(Vec<(String, Box<RawValue>)>);
 
-impl<'de> Deserialize<'de> for Clear {
+impl<'de> Deserialize<'de> for UnambiguousObject {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(Keys)
+        deserializer.deserialize_map(UnambiguousObjectVisitor)
     }
 }
 
-struct Keys;
+struct UnambiguousObjectVisitor;
 
-impl<'de> Visitor<'de> for Keys {
-    type Value = Clear;
+impl<'de> Visitor<'de> for UnambiguousObjectVisitor {
+    type Value = UnambiguousObject;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Clear, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<UnambiguousObject, A::Error> {
         let mut fields: Vec<(String, Box<RawValue>)> = Vec::new();
         while let Some((key, value)) = map.next_entry::<String, Box<RawValue>>()? {
-            // All keys of Helm's own are so.
-            let plain = |byte: u8| byte.is_ascii_lowercase() || byte == b'_';
-            let known = fields.iter().any(|(earlier, _)| *earlier == key);
-            if known || !key.bytes().all(plain) {
+            // All of Helm's own keys consist of these characters.
+            let is_allowed = |byte: u8| byte.is_ascii_lowercase() || byte == b'_';
+            let is_duplicate = fields.iter().any(|(earlier, _)| *earlier == key);
+            if is_duplicate || !key.bytes().all(is_allowed) {
                 return Err(A::Error::custom(format!("the key {key:?} is ambiguous")));
             }
             fields.push((key, value));
         }
-        Ok(Clear(fields))
+        Ok(UnambiguousObject(fields))
     }
 }
 
-impl Clear {
+impl UnambiguousObject {
     fn get(&self, key: &str) -> &str {
-        let found = self.0.iter().find(|(name, _)| name == key);
-        found.map_or("null", |(_, value)| value.get())
+        let field = self.0.iter().find(|(name, _)| name == key);
+        field.map_or("null", |(_, value)| value.get())
     }
 }
 
@@ -58,12 +58,13 @@ pub fn check_keys(secret: &Secret) -> Result<(), ReleaseError> {
         secret: full_name(secret),
         source,
     };
-    let release: Clear = serde_json::from_reader(payload(secret)?).map_err(unreadable)?;
+    let release: UnambiguousObject =
+        serde_json::from_reader(payload(secret)?).map_err(unreadable)?;
     let check = || {
-        let _info: Option<Clear> = serde_json::from_str(release.get("info"))?;
-        let hooks: Option<Vec<Clear>> = serde_json::from_str(release.get("hooks"))?;
+        let _info: Option<UnambiguousObject> = serde_json::from_str(release.get("info"))?;
+        let hooks: Option<Vec<UnambiguousObject>> = serde_json::from_str(release.get("hooks"))?;
         for hook in hooks.unwrap_or_default() {
-            let _last_run: Option<Clear> = serde_json::from_str(hook.get("last_run"))?;
+            let _last_run: Option<UnambiguousObject> = serde_json::from_str(hook.get("last_run"))?;
         }
         Ok(())
     };
@@ -77,7 +78,7 @@ mod tests {
     use super::*;
     use crate::releases::{DATA_KEY, pack};
 
-    fn is_clear(json: &str) -> bool {
+    fn is_unambiguous(json: &str) -> bool {
         let data = ByteString(pack(json.as_bytes()).unwrap());
         let secret = Secret {
             data: Some([(DATA_KEY.to_owned(), data)].into()),
@@ -89,9 +90,9 @@ mod tests {
     #[test]
     fn ambiguous_keys_are_refused() {
         let hooks = r#""hooks": [{"name": "a", "last_run": {"phase": ""}}]"#;
-        let clear = format!(r#"{{"name": "a", "info": {{"status": "b"}}, {hooks}}}"#);
-        assert!(is_clear(&clear));
-        assert!(is_clear(
+        let unambiguous = format!(r#"{{"name": "a", "info": {{"status": "b"}}, {hooks}}}"#);
+        assert!(is_unambiguous(&unambiguous));
+        assert!(is_unambiguous(
             r#"{"chart": {"Any": 1, "any": 2}, "hooks": null}"#
         ));
         for (part, ambiguous) in [
@@ -105,9 +106,9 @@ mod tests {
             ),
             (r#""phase": """#, r#""phase": "", "PHASE": """#),
         ] {
-            let json = clear.replacen(part, ambiguous, 1);
-            assert_ne!(json, clear, "{part}");
-            assert!(!is_clear(&json), "{json}");
+            let json = unambiguous.replacen(part, ambiguous, 1);
+            assert_ne!(json, unambiguous, "{part}");
+            assert!(!is_unambiguous(&json), "{json}");
         }
     }
 }

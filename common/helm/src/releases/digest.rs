@@ -11,17 +11,17 @@ use super::{ReleaseError, full_name, payload};
 /// The fields that Helm acts on. Omits the status, times and the last run of a hook, because they change with
 /// every operation.
 #[derive(Deserialize, Serialize)]
-struct Content {
+struct DigestedRelease {
     #[serde(default)]
     name: String,
     #[serde(default)]
     namespace: String,
     manifest: Option<String>,
-    hooks: Option<Vec<Hook>>,
+    hooks: Option<Vec<DigestedHook>>,
 }
 
 #[derive(Deserialize, Serialize)]
-struct Hook {
+struct DigestedHook {
     #[serde(default)]
     name: String,
     #[serde(default)]
@@ -46,15 +46,15 @@ pub fn digest(secret: &Secret) -> Result<String, ReleaseError> {
         secret: full_name(secret),
         source,
     };
-    digest_of(payload(secret)?).map_err(unreadable)
+    digest_of_json(payload(secret)?).map_err(unreadable)
 }
 
 /// Returns the digest of a release as `helm upgrade --output json` prints it.
 ///
 /// # Errors
 /// Returns an error if the text is not a release in JSON.
-pub fn digest_of(release: impl Read) -> serde_json::Result<String> {
-    let mut content: Content = serde_json::from_reader(release)?;
+pub fn digest_of_json(release: impl Read) -> serde_json::Result<String> {
+    let mut content: DigestedRelease = serde_json::from_reader(release)?;
     // Helm omits empty fields in one place and writes null in another.
     content.manifest.get_or_insert_default();
     content.hooks.get_or_insert_default();
@@ -82,7 +82,7 @@ mod tests {
         })
     }
 
-    fn of(release: &Value) -> String {
+    fn digest_of_secret(release: &Value) -> String {
         let data = ByteString(pack(release.to_string().as_bytes()).unwrap());
         let secret = Secret {
             data: Some([(DATA_KEY.to_owned(), data)].into()),
@@ -93,7 +93,7 @@ mod tests {
 
     #[test]
     fn digest_covers_all_that_helm_acts_on() {
-        let before = of(&release());
+        let original = digest_of_secret(&release());
         for (field, value) in [
             ("/name", json!("other")),
             ("/namespace", json!("other")),
@@ -105,7 +105,7 @@ mod tests {
         ] {
             let mut changed = release();
             *changed.pointer_mut(field).unwrap() = value;
-            assert_ne!(of(&changed), before, "{field}");
+            assert_ne!(digest_of_secret(&changed), original, "{field}");
         }
     }
 
@@ -115,13 +115,16 @@ mod tests {
         later["info"]["status"] = json!("superseded");
         later["version"] = json!(4);
         later["hooks"][0]["last_run"]["phase"] = json!("Failed");
-        assert_eq!(of(&later), of(&release()));
+        assert_eq!(digest_of_secret(&later), digest_of_secret(&release()));
     }
 
     #[test]
     fn printed_release_has_the_digest_of_its_secret() {
         let printed = serde_json::to_vec_pretty(&release()).unwrap();
-        assert_eq!(digest_of(printed.as_slice()).unwrap(), of(&release()));
-        assert!(digest_of("Release \"shop\" has been upgraded".as_bytes()).is_err());
+        assert_eq!(
+            digest_of_json(printed.as_slice()).unwrap(),
+            digest_of_secret(&release())
+        );
+        assert!(digest_of_json("Release \"shop\" has been upgraded".as_bytes()).is_err());
     }
 }

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use super::{ReleaseError, full_name, payload};
 
 #[derive(Deserialize)]
-struct Stored {
+struct StoredHooks {
     #[serde(default)]
     namespace: String,
     hooks: Option<Vec<Hook>>,
@@ -33,14 +33,14 @@ struct LastRun {
 /// # Errors
 /// See [`super::decode`]. Does not check the name.
 pub fn has_delete_hooks(secret: &Secret) -> Result<bool, ReleaseError> {
-    let hooks = stored(secret)?.hooks.unwrap_or_default();
-    let deletes = |event: &String| ["pre-delete", "post-delete"].contains(&event.as_str());
+    let hooks = stored_hooks(secret)?.hooks.unwrap_or_default();
+    let is_deletion = |event: &String| ["pre-delete", "post-delete"].contains(&event.as_str());
     Ok(hooks
         .iter()
-        .any(|hook| hook.events.iter().flatten().any(deletes)))
+        .any(|hook| hook.events.iter().flatten().any(is_deletion)))
 }
 
-fn stored(secret: &Secret) -> Result<Stored, ReleaseError> {
+fn stored_hooks(secret: &Secret) -> Result<StoredHooks, ReleaseError> {
     serde_json::from_reader(payload(secret)?).map_err(|source| ReleaseError::Unreadable {
         secret: full_name(secret),
         source,
@@ -52,14 +52,14 @@ fn stored(secret: &Secret) -> Result<Stored, ReleaseError> {
 /// # Errors
 /// See [`super::decode`]. Does not check the name.
 pub fn running_hook(secret: &Secret) -> Result<Option<String>, ReleaseError> {
-    let stored = stored(secret)?;
+    let stored = stored_hooks(secret)?;
     let namespace = &stored.namespace;
-    let runs = |hook: &&Hook| {
+    let is_running = |hook: &&Hook| {
         let phase = hook.last_run.as_ref().and_then(|run| run.phase.as_deref());
         phase == Some("Running")
     };
     let hooks = stored.hooks.unwrap_or_default();
-    Ok(hooks.iter().find(runs).map(|hook| {
+    Ok(hooks.iter().find(is_running).map(|hook| {
         let events = hook.events.as_deref().unwrap_or_default().join(", ");
         format!("hook {} {namespace}/{} ({events})", hook.kind, hook.name)
     }))

@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::{ReleaseError, documents, full_name, payload};
 
 #[derive(Deserialize)]
-struct Stored {
+struct StoredManifest {
     manifest: Option<String>,
 }
 
@@ -17,7 +17,7 @@ struct Stored {
 /// # Errors
 /// See [`super::decode`]. Does not check the name.
 pub fn objects(secret: &Secret) -> Result<(Vec<Value>, usize), ReleaseError> {
-    let stored: Stored =
+    let stored: StoredManifest =
         serde_json::from_reader(payload(secret)?).map_err(|source| ReleaseError::Unreadable {
             secret: full_name(secret),
             source,
@@ -27,15 +27,15 @@ pub fn objects(secret: &Secret) -> Result<(Vec<Value>, usize), ReleaseError> {
 
 /// Returns the objects of a multi-document text, and the number of unreadable ones.
 pub fn read(text: &str) -> (Vec<Value>, usize) {
-    let (mut objects, mut unread) = (Vec::new(), 0);
+    let (mut objects, mut unreadable) = (Vec::new(), 0);
     for document in documents(text) {
-        unread += usize::from(!read_document(&document, &mut objects));
+        unreadable += usize::from(!read_document(&document, &mut objects));
     }
-    (objects, unread)
+    (objects, unreadable)
 }
 
-/// Adds the objects of one document to `found`. Returns false if a part of it is unreadable.
-pub(crate) fn read_document(document: &str, found: &mut Vec<Value>) -> bool {
+/// Adds the objects of one document to `objects`. Returns false if a part of it is unreadable.
+pub(crate) fn read_document(document: &str, objects: &mut Vec<Value>) -> bool {
     // As in Helm's parser, the last of several equal keys wins, and numbers with a leading 0 are octal.
     let options = serde_saphyr::options! {
         duplicate_keys: serde_saphyr::DuplicateKeyPolicy::LastWins,
@@ -43,29 +43,29 @@ pub(crate) fn read_document(document: &str, found: &mut Vec<Value>) -> bool {
         with_snippet: false,
     };
     match serde_saphyr::from_str_with_options::<Value>(document, options) {
-        Ok(object) => collect(object, found),
+        Ok(object) => collect_objects(object, objects),
         // A document with only comments has no object.
-        Err(_) => blank(document),
+        Err(_) => is_blank(document),
     }
 }
 
 /// Flattens lists. Like Helm, treats any object with an array `items` as a list.
-fn collect(mut object: Value, found: &mut Vec<Value>) -> bool {
+fn collect_objects(mut object: Value, objects: &mut Vec<Value>) -> bool {
     if let Some(Value::Array(items)) = object.get_mut("items") {
-        let mut whole = true;
+        let mut is_readable = true;
         for item in std::mem::take(items) {
-            whole &= collect(item, found);
+            is_readable &= collect_objects(item, objects);
         }
-        return whole;
+        return is_readable;
     }
     if object.is_object() {
-        found.push(object);
+        objects.push(object);
         return true;
     }
     object.is_null()
 }
 
-fn blank(document: &str) -> bool {
+fn is_blank(document: &str) -> bool {
     document
         .lines()
         .map(str::trim)
@@ -93,27 +93,27 @@ mod tests {
     fn manifest_objects_parse_like_helm() {
         let manifest = "---\n# Source: a\n---\nkind: A\nx: 0644\ny: yes\nx: 0600\n--- # two\n\
                         kind: ConfigMapList\nitems: [{kind: B}, {kind: C}]\n---\nkind: D\n";
-        let (objects, unread) = objects(&secret(manifest)).unwrap();
+        let (objects, unreadable) = objects(&secret(manifest)).unwrap();
         let expected = json!([{"kind": "A", "x": 384, "y": true}, {"kind": "B"}, {"kind": "C"}, {"kind": "D"}]);
-        assert_eq!((Value::from(objects), unread), (expected, 0));
+        assert_eq!((Value::from(objects), unreadable), (expected, 0));
     }
 
     #[test]
     fn unparsable_document_is_counted_and_others_are_read() {
-        let (objects, unread) = objects(&secret("{\n---\nkind: A\n---\n\n")).unwrap();
-        assert_eq!((objects.len(), unread), (1, 1));
+        let (objects, unreadable) = objects(&secret("{\n---\nkind: A\n---\n\n")).unwrap();
+        assert_eq!((objects.len(), unreadable), (1, 1));
     }
 
     #[test]
     fn anything_with_items_is_a_list() {
-        let (objects, unread) = read("kind: Shelf\nitems: [{kind: A}, {items: [{kind: B}]}]\n");
+        let (objects, unreadable) = read("kind: Shelf\nitems: [{kind: A}, {items: [{kind: B}]}]\n");
         assert_eq!(
-            (Value::from(objects), unread),
+            (Value::from(objects), unreadable),
             (json!([{"kind": "A"}, {"kind": "B"}]), 0)
         );
-        let (objects, unread) = read("kind: Shelf\nitems: {a: b}\n---\nwords\n---\n- 1\n");
+        let (objects, unreadable) = read("kind: Shelf\nitems: {a: b}\n---\nwords\n---\n- 1\n");
         let expected = json!([{"kind": "Shelf", "items": {"a": "b"}}]);
-        assert_eq!((Value::from(objects), unread), (expected, 2));
+        assert_eq!((Value::from(objects), unreadable), (expected, 2));
     }
 
     #[test]

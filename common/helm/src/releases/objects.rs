@@ -23,22 +23,22 @@ pub struct ObjectId {
 pub struct Declarations {
     pub objects: BTreeSet<ObjectId>,
     /// Number of unreadable documents. They may declare any object.
-    pub unread: usize,
+    pub unreadable: usize,
 }
 
 impl Declarations {
-    fn of((objects, unread): (Vec<Value>, usize)) -> Self {
-        let mut found = Self {
+    fn new((objects, unreadable): (Vec<Value>, usize)) -> Self {
+        let mut declarations = Self {
             objects: BTreeSet::new(),
-            unread,
+            unreadable,
         };
         for object in &objects {
-            match ObjectId::of(object) {
-                Some(declared) => drop(found.objects.insert(declared)),
-                None => found.unread += 1,
+            match ObjectId::from_object(object) {
+                Some(id) => drop(declarations.objects.insert(id)),
+                None => declarations.unreadable += 1,
             }
         }
-        found
+        declarations
     }
 }
 
@@ -53,7 +53,7 @@ impl fmt::Display for ObjectId {
 
 impl ObjectId {
     /// Returns the identity of the object in a manifest. `None` if it lacks an API version, a kind or a name.
-    pub fn of(object: &Value) -> Option<Self> {
+    pub fn from_object(object: &Value) -> Option<Self> {
         let text = |pointer: &str| {
             let text = object.pointer(pointer).and_then(Value::as_str);
             text.filter(|text| !text.is_empty()).map(str::to_owned)
@@ -72,14 +72,14 @@ impl ObjectId {
 /// # Errors
 /// See [`super::decode`].
 pub fn objects(secret: &Secret) -> Result<Declarations, ReleaseError> {
-    manifest::objects(secret).map(Declarations::of)
+    manifest::objects(secret).map(Declarations::new)
 }
 
 /// Returns the objects of `former` that `kept` lacks, regardless of their API version. Both belong to one
 /// release, and `namespace` applies to objects without one. For cluster-scoped objects, see
 /// [`declares_anywhere`]. Returns `None` if a document of `kept` is unreadable, because then no object is
 /// certainly left over.
-pub fn left_over(
+pub fn leftovers(
     former: &Declarations,
     kept: &Declarations,
     namespace: &str,
@@ -96,9 +96,9 @@ pub fn left_over(
             object.name.clone(),
         )
     };
-    let known: BTreeSet<_> = kept.objects.iter().map(identity).collect();
-    let gone = |object: &&ObjectId| !known.contains(&identity(object));
-    (kept.unread == 0).then(|| former.objects.iter().filter(gone).cloned().collect())
+    let kept_objects: BTreeSet<_> = kept.objects.iter().map(identity).collect();
+    let is_left = |object: &&ObjectId| !kept_objects.contains(&identity(object));
+    (kept.unreadable == 0).then(|| former.objects.iter().filter(is_left).cloned().collect())
 }
 
 /// Namespace in which krypton-operator created objects without a namespace: the default of its kubeconfig.
@@ -106,8 +106,8 @@ pub const ORIGINALS_NAMESPACE: &str = "default";
 
 /// Returns the objects in `default` for which `adopted`, a revision of krypton-operator, gives no namespace.
 /// Omits the objects that `kept` declares there. Returns none if `default` is the release's `namespace`.
-/// Returns `None` in the same case as [`left_over`].
-pub fn in_default(
+/// Returns `None` in the same case as [`leftovers`].
+pub fn leftovers_in_default(
     adopted: &Declarations,
     kept: &Declarations,
     namespace: &str,
@@ -115,17 +115,17 @@ pub fn in_default(
     if namespace == ORIGINALS_NAMESPACE {
         return Some(Vec::new());
     }
-    let there = |object: &ObjectId| ObjectId {
+    let in_default = |object: &ObjectId| ObjectId {
         namespace: Some(ORIGINALS_NAMESPACE.to_owned()),
         ..object.clone()
     };
     let objects = adopted.objects.iter();
-    let without = objects.filter(|object| object.namespace.is_none());
-    let without = Declarations {
-        objects: without.map(there).collect(),
-        unread: adopted.unread,
+    let without_namespace = objects.filter(|object| object.namespace.is_none());
+    let created_in_default = Declarations {
+        objects: without_namespace.map(in_default).collect(),
+        unreadable: adopted.unreadable,
     };
-    left_over(&without, kept, namespace)
+    leftovers(&created_in_default, kept, namespace)
 }
 
 /// Returns whether `kept` declares an object of that kind and name in any namespace. For a cluster-scoped
@@ -144,58 +144,61 @@ pub fn declares_anywhere(kept: &Declarations, object: &ObjectId) -> bool {
 mod tests {
     use super::*;
 
-    fn of(yaml: &str) -> Declarations {
-        Declarations::of(manifest::read(yaml))
+    fn declarations(yaml: &str) -> Declarations {
+        Declarations::new(manifest::read(yaml))
     }
 
     #[test]
     fn leftovers_are_matched_by_group_kind_and_place() {
-        let former = of(
+        let former = declarations(
             "---\n# Source: a\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: stays}\n\
              ---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: gone}\n\
              ---\napiVersion: apps/v1beta1\nkind: Deployment\nmetadata: {name: newer}\n\
              ---\napiVersion: v1\nkind: List\nitems: [{apiVersion: v1, kind: Secret, metadata: {name: listed}}]\n\
              ---\nnot: an object\n---\n: [broken\n",
         );
-        let kept = of(
+        let kept = declarations(
             "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: stays, namespace: acme}\n\
              ---\napiVersion: apps/v1\nkind: Deployment\nmetadata: {name: newer}\n\
              ---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: gone, namespace: elsewhere}\n",
         );
-        assert_eq!(former.unread, 2);
-        let names: Vec<String> = left_over(&former, &kept, "acme")
+        assert_eq!(former.unreadable, 2);
+        let names: Vec<String> = leftovers(&former, &kept, "acme")
             .unwrap()
             .into_iter()
             .map(|object| object.name)
             .collect();
         assert_eq!(names, ["gone", "listed"]);
-        assert_eq!(left_over(&kept, &kept, "acme"), Some(Vec::new()));
+        assert_eq!(leftovers(&kept, &kept, "acme"), Some(Vec::new()));
     }
 
     #[test]
     fn unreadable_document_removes_nothing() {
-        let former = of("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: live}\n");
-        let kept = of("apiVersion: v1\nkind: Secret\nmetadata: {name: other}\n\
-             ---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: live}\ndata: {a: [broken}\n");
-        assert_eq!(left_over(&former, &kept, "acme"), None);
-        assert_eq!(in_default(&former, &kept, "acme"), None);
-        let nameless = of("apiVersion: v1\nkind: ConfigMap\nmetadata: {labels: {a: b}}\n");
-        assert_eq!(left_over(&former, &nameless, "acme"), None);
+        let former = declarations("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: live}\n");
+        let kept = declarations(
+            "apiVersion: v1\nkind: Secret\nmetadata: {name: other}\n\
+             ---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: live}\ndata: {a: [broken}\n",
+        );
+        assert_eq!(leftovers(&former, &kept, "acme"), None);
+        assert_eq!(leftovers_in_default(&former, &kept, "acme"), None);
+        let nameless =
+            declarations("apiVersion: v1\nkind: ConfigMap\nmetadata: {labels: {a: b}}\n");
+        assert_eq!(leftovers(&former, &nameless, "acme"), None);
     }
 
     #[test]
     fn cluster_scoped_object_matches_despite_namespace() {
         let role = |version: &str, namespace: &str| {
-            of(&format!(
+            declarations(&format!(
                 "apiVersion: rbac.authorization.k8s.io/{version}\nkind: ClusterRole\n\
                  metadata: {{name: reads, namespace: '{namespace}'}}\n"
             ))
         };
         let (former, kept) = (role("v1beta1", "one"), role("v1", "two"));
-        let object = left_over(&former, &kept, "acme").unwrap().pop().unwrap();
+        let object = leftovers(&former, &kept, "acme").unwrap().pop().unwrap();
         assert!(declares_anywhere(&kept, &object));
         assert!(!declares_anywhere(
-            &of("apiVersion: v1\nkind: ClusterRole\nmetadata: {name: reads}"),
+            &declarations("apiVersion: v1\nkind: ClusterRole\nmetadata: {name: reads}"),
             &object
         ));
         assert!(!declares_anywhere(&Declarations::default(), &object));
@@ -203,15 +206,25 @@ mod tests {
 
     #[test]
     fn namespaceless_object_is_left_in_default_unless_redeclared() {
-        let adopted = of("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: plain}\n\
+        let adopted = declarations(
+            "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: plain}\n\
              ---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: placed, namespace: acme}\n\
-             ---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: taken}\n");
-        let kept = of("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: plain}\n\
-             ---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: taken, namespace: default}\n");
-        let found = in_default(&adopted, &kept, "acme").unwrap();
-        let names: Vec<_> = found.iter().map(|object| object.name.as_str()).collect();
+             ---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: taken}\n",
+        );
+        let kept = declarations(
+            "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: plain}\n\
+             ---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: taken, namespace: default}\n",
+        );
+        let leftovers = leftovers_in_default(&adopted, &kept, "acme").unwrap();
+        let names: Vec<_> = leftovers
+            .iter()
+            .map(|object| object.name.as_str())
+            .collect();
         assert_eq!(names, ["plain"]);
-        assert_eq!(found[0].namespace.as_deref(), Some("default"));
-        assert_eq!(in_default(&adopted, &kept, "default"), Some(Vec::new()));
+        assert_eq!(leftovers[0].namespace.as_deref(), Some("default"));
+        assert_eq!(
+            leftovers_in_default(&adopted, &kept, "default"),
+            Some(Vec::new())
+        );
     }
 }

@@ -26,7 +26,7 @@ pub struct ReleaseRecord {
 }
 
 #[derive(Deserialize, Serialize)]
-struct Stored {
+struct StoredRecord {
     namespace: String,
     name: String,
     digests: BTreeMap<u32, String>,
@@ -34,7 +34,7 @@ struct Stored {
 
 /// Result of comparing a stored revision with the record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum RecordComparison {
     Recorded,
     /// Krypton has no digest of this revision: another program wrote it, or Krypton stopped before it could
     /// record it.
@@ -46,8 +46,10 @@ pub enum Verdict {
 impl ReleaseRecord {
     /// Reads the record from the Secret with [`name`], if it exists. A record that cannot be decoded counts
     /// as empty, so it confirms no revision.
-    pub fn of(secret: Option<Secret>, release: &ReleaseKey) -> Self {
-        let digests = secret.as_ref().and_then(|secret| stored(secret, release));
+    pub fn from_secret(secret: Option<Secret>, release: &ReleaseKey) -> Self {
+        let digests = secret
+            .as_ref()
+            .and_then(|secret| digests_in(secret, release));
         Self {
             digests: digests.unwrap_or_default(),
             secret,
@@ -55,11 +57,11 @@ impl ReleaseRecord {
     }
 
     /// Compares a revision's digest with the record.
-    pub fn verdict(&self, revision: u32, digest: &str) -> Verdict {
+    pub fn compare(&self, revision: u32, digest: &str) -> RecordComparison {
         match self.digests.get(&revision) {
-            Some(recorded) if recorded == digest => Verdict::Recorded,
-            Some(_) => Verdict::Tampered,
-            None => Verdict::Unrecorded,
+            Some(recorded) if recorded == digest => RecordComparison::Recorded,
+            Some(_) => RecordComparison::Tampered,
+            None => RecordComparison::Unrecorded,
         }
     }
 
@@ -78,7 +80,7 @@ impl ReleaseRecord {
     /// # Errors
     /// Returns an error if the digests cannot be encoded.
     pub fn to_secret(&self, release: &ReleaseKey) -> serde_json::Result<Secret> {
-        let content = serde_json::to_vec(&Stored {
+        let content = serde_json::to_vec(&StoredRecord {
             namespace: release.namespace.clone(),
             name: release.name.clone(),
             digests: self.digests.clone(),
@@ -100,17 +102,17 @@ impl ReleaseRecord {
 /// Returns the name of the record's Secret. It is a digest, because namespace and name together can be too
 /// long for a name.
 pub fn name(release: &ReleaseKey) -> String {
-    let of = format!("{}/{}", release.namespace, release.name);
-    let digest = sha256_hex(of.as_bytes());
+    let full_name = format!("{}/{}", release.namespace, release.name);
+    let digest = sha256_hex(full_name.as_bytes());
     format!("krypton-release-{}", digest.get(..40).unwrap_or(&digest))
 }
 
 /// Returns the digests in a Secret, or `None` if it is not the record of this release.
-pub fn stored(secret: &Secret, release: &ReleaseKey) -> Option<BTreeMap<u32, String>> {
+pub fn digests_in(secret: &Secret, release: &ReleaseKey) -> Option<BTreeMap<u32, String>> {
     let content = secret.data.as_ref()?.get(KEY)?;
-    let stored: Stored = serde_json::from_slice(&content.0).ok()?;
-    let same = stored.namespace == release.namespace && stored.name == release.name;
-    same.then_some(stored.digests)
+    let stored: StoredRecord = serde_json::from_slice(&content.0).ok()?;
+    let is_same_release = stored.namespace == release.namespace && stored.name == release.name;
+    is_same_release.then_some(stored.digests)
 }
 
 #[cfg(test)]
@@ -130,12 +132,12 @@ mod tests {
             digests: [(2, "a".to_owned()), (3, "b".to_owned())].into(),
             secret: None,
         };
-        assert_eq!(record.verdict(3, "b"), Verdict::Recorded);
-        assert_eq!(record.verdict(3, "a"), Verdict::Tampered);
-        assert_eq!(record.verdict(4, "b"), Verdict::Unrecorded);
+        assert_eq!(record.compare(3, "b"), RecordComparison::Recorded);
+        assert_eq!(record.compare(3, "a"), RecordComparison::Tampered);
+        assert_eq!(record.compare(4, "b"), RecordComparison::Unrecorded);
         assert_eq!(
-            ReleaseRecord::default().verdict(1, "a"),
-            Verdict::Unrecorded
+            ReleaseRecord::default().compare(1, "a"),
+            RecordComparison::Unrecorded
         );
     }
 
@@ -147,11 +149,11 @@ mod tests {
             ..Secret::default()
         };
         assert_eq!(
-            stored(&secret, &release("a")),
+            digests_in(&secret, &release("a")),
             Some([(1, "x".to_owned())].into())
         );
-        assert_eq!(stored(&secret, &release("b")), None);
-        assert_eq!(stored(&Secret::default(), &release("a")), None);
+        assert_eq!(digests_in(&secret, &release("b")), None);
+        assert_eq!(digests_in(&Secret::default(), &release("a")), None);
         assert_ne!(name(&release("a")), name(&release("b")));
     }
 }

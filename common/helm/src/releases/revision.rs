@@ -26,7 +26,7 @@ pub struct Revision {
 
 impl Revision {
     /// Reads the labels of Helm and Krypton. Returns `None` if this is not a release Secret.
-    pub fn of(meta: &ObjectMeta) -> Option<(ReleaseKey, Self)> {
+    pub fn from_metadata(meta: &ObjectMeta) -> Option<(ReleaseKey, Self)> {
         let labels = meta.labels.as_ref()?;
         let label = |name: &str| labels.get(name).cloned();
         let key = ReleaseKey {

@@ -2,32 +2,32 @@
 
 use k8s_openapi::api::core::v1::Secret;
 
-use super::{ObjectId, ReleaseError, manifest, stored};
+use super::{ObjectId, ReleaseError, manifest, stored_release};
 
 /// Description of a manifest that the parser cannot fully read.
-pub const UNCLEAR: &str = "an object that cannot be read";
+pub const UNREADABLE_OBJECT: &str = "an object that cannot be read";
 
 /// Returns the objects of a revision without its hooks, or `None` if any part of the manifest is unclear.
 ///
 /// # Errors
 /// See [`super::decode`].
 pub fn strict_objects(secret: &Secret) -> Result<Option<Vec<ObjectId>>, ReleaseError> {
-    let manifest = stored(secret)?.manifest.unwrap_or_default();
-    Ok(read(&manifest))
+    let manifest = stored_release(secret)?.manifest.unwrap_or_default();
+    Ok(read_strictly(&manifest))
 }
 
-fn read(manifest: &str) -> Option<Vec<ObjectId>> {
+fn read_strictly(manifest: &str) -> Option<Vec<ObjectId>> {
     // Helm ends a document at every line that starts with `---`, regardless of the rest of the line.
-    let separates = |line: &str| {
+    let is_clear = |line: &str| {
         let rest = line.strip_prefix("---");
         rest.is_none_or(|rest| rest.is_empty() || rest.starts_with(char::is_whitespace))
     };
-    if !manifest.lines().all(separates) {
+    if !manifest.lines().all(is_clear) {
         return None;
     }
-    let (objects, unread) = manifest::read(manifest);
-    let declared = objects.iter().map(ObjectId::of);
-    declared.collect::<Option<_>>().filter(|_| unread == 0)
+    let (objects, unreadable) = manifest::read(manifest);
+    let ids = objects.iter().map(ObjectId::from_object);
+    ids.collect::<Option<_>>().filter(|_| unreadable == 0)
 }
 
 #[cfg(test)]
@@ -39,7 +39,12 @@ mod tests {
     #[test]
     fn untrusted_manifest_is_read_completely_or_rejected() {
         let names = |manifest: &str| -> Option<Vec<String>> {
-            Some(read(manifest)?.into_iter().map(|it| it.name).collect())
+            Some(
+                read_strictly(manifest)?
+                    .into_iter()
+                    .map(|id| id.name)
+                    .collect(),
+            )
         };
         let two = format!(
             "---\n# a comment\n---\n{ONE}--- # next\n{}",

@@ -65,7 +65,7 @@ fn secret(data: Vec<u8>) -> Secret {
     .unwrap()
 }
 
-fn zipped(json: &str) -> Secret {
+fn gzipped_secret(json: &str) -> Secret {
     secret(pack(json.as_bytes()).unwrap())
 }
 
@@ -80,7 +80,7 @@ fn workload(kind: WorkloadKind, namespace: &str, name: &str) -> Workload {
 #[test]
 fn a_release_is_read_whether_compressed_or_not() {
     let plain = secret(STANDARD.encode(stored("deployed")).into_bytes());
-    for secret in [zipped(&stored("deployed")), plain] {
+    for secret in [gzipped_secret(&stored("deployed")), plain] {
         let release = decode(&secret).unwrap();
         assert_eq!(
             (
@@ -102,7 +102,7 @@ fn a_release_is_read_whether_compressed_or_not() {
 
 #[test]
 fn manifest_workloads_are_read_and_other_documents_skipped() {
-    let release = decode(&zipped(&stored("deployed"))).unwrap();
+    let release = decode(&gzipped_secret(&stored("deployed"))).unwrap();
     assert_eq!(
         release.workloads,
         [
@@ -116,12 +116,12 @@ fn manifest_workloads_are_read_and_other_documents_skipped() {
 #[test]
 fn missing_apply_method_means_client_side_apply() {
     let json = stored("deployed").replace(r#","apply_method":"ssa""#, "");
-    assert!(!decode(&zipped(&json)).unwrap().server_side);
+    assert!(!decode(&gzipped_secret(&json)).unwrap().server_side);
 }
 
 #[test]
 fn unlocking_changes_status_and_description_and_nothing_else() {
-    let locked = zipped(&stored("pending-install"));
+    let locked = gzipped_secret(&stored("pending-install"));
     let unlocked = unlocked(&locked, "left by a \"dead\" helm").unwrap();
 
     let mut expected = locked;
@@ -156,7 +156,7 @@ fn unlocking_changes_status_and_description_and_nothing_else() {
 
 #[test]
 fn without_a_resource_version_nothing_is_unlocked() {
-    let mut locked = zipped(&stored("pending-install"));
+    let mut locked = gzipped_secret(&stored("pending-install"));
     locked.metadata.resource_version = None;
     assert!(matches!(
         unlocked(&locked, ""),
@@ -166,14 +166,14 @@ fn without_a_resource_version_nothing_is_unlocked() {
 
 #[test]
 fn unreadable_release_error_names_secret() {
-    let whole = pack(stored("deployed").as_bytes()).unwrap();
+    let complete = pack(stored("deployed").as_bytes()).unwrap();
     let mut bomb = GzEncoder::new(Vec::new(), Compression::fast());
-    io::copy(&mut io::repeat(b' ').take(LARGEST + 1), &mut bomb).unwrap();
+    io::copy(&mut io::repeat(b' ').take(PAYLOAD_LIMIT + 1), &mut bomb).unwrap();
     let bomb = STANDARD.encode(bomb.finish().unwrap()).into_bytes();
     let cases = [
         (
             "truncated",
-            whole[..whole.len() / 2].to_vec(),
+            complete[..complete.len() / 2].to_vec(),
             "incomplete deflate stream",
         ),
         ("not base64", b"%%%%".to_vec(), "Invalid"),
@@ -185,17 +185,17 @@ fn unreadable_release_error_names_secret() {
         ("empty", Vec::new(), "EOF"),
         ("too large", bomb, "more than 64 MiB"),
     ];
-    for (what, data, cause) in cases {
-        let error = decode(&secret(data.clone())).expect_err(what);
+    for (case, data, cause) in cases {
+        let error = decode(&secret(data.clone())).expect_err(case);
         assert!(
             error
                 .to_string()
                 .contains("acme/sh.helm.release.v1.shop.v7"),
-            "{what}: {error}"
+            "{case}: {error}"
         );
-        let source = std::error::Error::source(&error).expect(what).to_string();
-        assert!(source.contains(cause), "{what}: {source}");
-        assert!(unlocked(&secret(data), "").is_err(), "{what}");
+        let source = std::error::Error::source(&error).expect(case).to_string();
+        assert!(source.contains(cause), "{case}: {source}");
+        assert!(unlocked(&secret(data), "").is_err(), "{case}");
     }
     let empty = Secret {
         data: None,
@@ -206,7 +206,7 @@ fn unreadable_release_error_names_secret() {
 
 #[test]
 fn payload_of_different_release_is_rejected() {
-    let error = decode(&zipped(
+    let error = decode(&gzipped_secret(
         &stored("deployed").replace(r#""version":7"#, r#""version":8"#),
     ));
     assert!(
@@ -235,7 +235,7 @@ fn release_statuses_round_trip_and_default_to_unknown() {
 #[test]
 fn debug_output_does_not_show_values() {
     let json = stored("deployed").replace("replicaCount", "password");
-    assert!(!format!("{:?}", decode(&zipped(&json)).unwrap()).contains("password"));
+    assert!(!format!("{:?}", decode(&gzipped_secret(&json)).unwrap()).contains("password"));
 }
 
 proptest! {
@@ -257,7 +257,7 @@ proptest! {
     fn arbitrary_manifests_never_panic(
         manifest in r"([-:{}\[\]&*!|>\n a-z0-9]{0,12}(---|Deployment|kind: |apps/v1|metadata:|\n|\{)){0,12}"
     ) {
-        let found = workloads(&manifest, "acme");
-        prop_assert!(found.iter().all(|workload| !workload.name.is_empty()));
+        let workloads = workloads(&manifest, "acme");
+        prop_assert!(workloads.iter().all(|workload| !workload.name.is_empty()));
     }
 }

@@ -47,8 +47,8 @@ pub(crate) fn next(
     last: Option<Priority>,
     now: BootTime,
 ) -> Option<u64> {
-    let overdue = |waiter: &Waiter| now.since(waiter.since) >= OVERDUE;
-    let before = |a: &Waiter, b: &Waiter| match (overdue(a), overdue(b)) {
+    let is_overdue = |waiter: &Waiter| now.since(waiter.since) >= OVERDUE;
+    let compare = |a: &Waiter, b: &Waiter| match (is_overdue(a), is_overdue(b)) {
         (true, true) => a.number.cmp(&b.number),
         (true, false) => Ordering::Less,
         (false, true) => Ordering::Greater,
@@ -60,12 +60,12 @@ pub(crate) fn next(
             Priority::High => &mut high,
             Priority::Low => &mut low,
         };
-        if best.is_none_or(|best| before(&waiter, &best) == Ordering::Less) {
+        if best.is_none_or(|best| compare(&waiter, &best) == Ordering::Less) {
             *best = Some(waiter);
         }
     }
     let chosen = match (high, low) {
-        (Some(_), Some(low)) if overdue(&low) && last == Some(Priority::High) => Some(low),
+        (Some(_), Some(low)) if is_overdue(&low) && last == Some(Priority::High) => Some(low),
         (high, low) => high.or(low),
     };
     chosen.map(|waiter| waiter.number)
@@ -116,22 +116,23 @@ mod tests {
 
     /// One step of the model: a run arrives, or the next slot is granted.
     #[derive(Clone, Debug)]
-    struct Step {
-        comes: Option<(bool, usize)>,
+    struct ModelStep {
+        /// Whether the run has high priority, and its member's load.
+        arrival: Option<(bool, usize)>,
         seconds: u64,
-        gives: bool,
+        grants: bool,
     }
 
-    fn steps() -> impl Strategy<Value = Vec<Step>> {
+    fn steps() -> impl Strategy<Value = Vec<ModelStep>> {
         let step = (
             proptest::option::of((any::<bool>(), 0..4_usize)),
             0..30_u64,
             any::<bool>(),
         );
-        let step = step.prop_map(|(comes, seconds, gives)| Step {
-            comes,
+        let step = step.prop_map(|(arrival, seconds, grants)| ModelStep {
+            arrival,
             seconds,
-            gives,
+            grants,
         });
         proptest::collection::vec(step, 1..200)
     }
@@ -144,35 +145,35 @@ mod tests {
             let (mut now, mut number, mut last) = (0, 0, None);
             let mut waiting: Vec<Waiter> = Vec::new();
             // For each overdue run: the number of slots granted to others since.
-            let mut passed: std::collections::BTreeMap<u64, (usize, usize)> = Default::default();
+            let mut granted_since: std::collections::BTreeMap<u64, (usize, usize)> = Default::default();
             for step in steps {
                 now += step.seconds;
-                if let Some((high, load)) = step.comes {
+                if let Some((high, load)) = step.arrival {
                     number += 1;
                     let priority = if high { Priority::High } else { Priority::Low };
                     waiting.push(waiter(number, priority, now, load));
                 }
-                for one in &waiting {
-                    if at(now).since(one.since) >= OVERDUE {
-                        let same = waiting.iter().filter(|other| {
-                            other.priority == one.priority && other.number < one.number
+                for waiter in &waiting {
+                    if at(now).since(waiter.since) >= OVERDUE {
+                        let earlier = waiting.iter().filter(|other| {
+                            other.priority == waiter.priority && other.number < waiter.number
                         });
-                        let ahead = same.count();
-                        passed.entry(one.number).or_insert((0, ahead));
+                        let ahead = earlier.count();
+                        granted_since.entry(waiter.number).or_insert((0, ahead));
                     }
                 }
-                if !step.gives {
+                if !step.grants {
                     continue;
                 }
                 let chosen = next(waiting.iter().copied(), last, at(now));
                 prop_assert_eq!(chosen.is_some(), !waiting.is_empty());
                 if let Some(chosen) = chosen {
-                    let index = waiting.iter().position(|one| one.number == chosen).unwrap();
+                    let index = waiting.iter().position(|waiter| waiter.number == chosen).unwrap();
                     last = Some(waiting.remove(index).priority);
-                    passed.remove(&chosen);
-                    for (turns, ahead) in passed.values_mut() {
-                        *turns += 1;
-                        prop_assert!(*turns <= 2 * *ahead + 2, "{} with {} ahead", turns, ahead);
+                    granted_since.remove(&chosen);
+                    for (grants, ahead) in granted_since.values_mut() {
+                        *grants += 1;
+                        prop_assert!(*grants <= 2 * *ahead + 2, "{} with {} ahead", grants, ahead);
                     }
                 }
             }
@@ -188,9 +189,9 @@ mod tests {
                 .zip(&kinds)
                 .map(|(number, (high, since, load))| waiter(number, priority(*high), *since, *load))
                 .collect();
-            let there = next(all.iter().copied(), last.map(priority), at(120));
+            let chosen = next(all.iter().copied(), last.map(priority), at(120));
             all.reverse();
-            prop_assert_eq!(next(all.iter().copied(), last.map(priority), at(120)), there);
+            prop_assert_eq!(next(all.iter().copied(), last.map(priority), at(120)), chosen);
         }
     }
 }

@@ -10,32 +10,32 @@ use super::*;
 
 const SCHEDULES: u64 = 1_000;
 
-fn slots(in_all: usize, per_member: usize) -> Slots {
-    Slots::new(Limits { in_all, per_member })
+fn slots(total: usize, per_member: usize) -> Slots {
+    Slots::new(Limits { total, per_member })
 }
 
 /// Takes a slot, and frees it after a step.
 fn run(slots: &Slots, running: &AtomicUsize, member: &str, priority: Priority) {
     let slot = block_on(slots.take(member, priority));
     let others = running.fetch_add(1, Ordering::Relaxed);
-    step(|| assert!(others < slots.0.limits.in_all, "{others} others run"));
+    step(|| assert!(others < slots.0.limits.total, "{others} others run"));
     running.fetch_sub(1, Ordering::Relaxed);
     drop(slot);
 }
 
 /// Checks that no run is left and that the next one gets a slot.
-fn is_free(slots: &Slots) {
+fn assert_free(slots: &Slots) {
     let load = slots.load();
     assert!(load.running.is_empty() && load.waiting.is_empty());
-    assert_eq!(slots.lock().in_all, 0);
-    assert_eq!(slots.0.taken.get(), 0);
+    assert_eq!(slots.lock().total, 0);
+    assert_eq!(slots.0.in_use.get(), 0);
 }
 
 #[test]
 fn each_run_gets_slot_in_every_schedule() {
-    for (in_all, per_member) in [(1, 1), (2, 1)] {
+    for (total, per_member) in [(1, 1), (2, 1)] {
         check(SCHEDULES, |scene: &mut Scene| {
-            let slots = slots(in_all, per_member);
+            let slots = slots(total, per_member);
             let running = Arc::new(AtomicUsize::new(0));
             for (name, member, priority) in [
                 ("install", "a", Priority::High),
@@ -48,7 +48,7 @@ fn each_run_gets_slot_in_every_schedule() {
                     run(&slots, &running, member, Priority::Low);
                 });
             }
-            scene.end(move || is_free(&slots));
+            scene.end(move || assert_free(&slots));
         });
     }
 }
@@ -71,6 +71,6 @@ fn cancelled_run_keeps_no_slot_in_any_schedule() {
         }
         let dump = slots.clone();
         scene.thread("dump", move || assert!(dump.load().running.len() <= 1));
-        scene.end(move || is_free(&slots));
+        scene.end(move || assert_free(&slots));
     });
 }

@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use tokio::sync::{Mutex, MutexGuard};
 
 /// Timeout of a hanging test. No successful test waits this long.
-pub(super) const LONG: Duration = Duration::from_secs(60);
+pub(super) const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 /// The kernel may report a script as "busy" if another test forks while the script is written.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
 
@@ -22,18 +22,18 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
 /// closes when every process that held it has exited.
 pub(super) struct Stage {
     dir: TempDir,
-    _turn: MutexGuard<'static, ()>,
+    _guard: MutexGuard<'static, ()>,
 }
 
 impl Stage {
-    pub(super) async fn set(script: &str) -> Self {
+    pub(super) async fn new(script: &str) -> Self {
         Self::with_version("v4.3.1", script).await
     }
 
     pub(super) async fn with_version(version: &str, script: &str) -> Self {
-        let turn = ONE_AT_A_TIME.lock().await;
+        let guard = ONE_AT_A_TIME.lock().await;
         let dir = tempfile::tempdir().unwrap();
-        let stage = Self { dir, _turn: turn };
+        let stage = Self { dir, _guard: guard };
         rustix::fs::mknodat(
             rustix::fs::CWD,
             stage.path("pipe"),
@@ -107,33 +107,34 @@ impl Stage {
     }
 
     /// Opens the pipe, waits until the script opens it too, and reads its first line.
-    pub(super) async fn first_word(&self) -> Ears {
+    pub(super) async fn wait_for_start(&self) -> HelmOutput {
         let path = self.path("pipe");
         let opened = off_thread::start(move || {
-            let mut ears = Ears(BufReader::new(std::fs::File::open(path).unwrap()));
+            let mut output = HelmOutput(BufReader::new(std::fs::File::open(path).unwrap()));
             let mut line = String::new();
-            ears.0.read_line(&mut line).unwrap();
+            output.0.read_line(&mut line).unwrap();
             assert_eq!(line, "started\n");
-            ears
+            output
         });
-        tokio::time::timeout(LONG, opened)
+        tokio::time::timeout(TEST_TIMEOUT, opened)
             .await
             .expect("helm starts")
             .unwrap()
     }
 }
 
-pub(super) struct Ears(BufReader<std::fs::File>);
+/// The pipe to which the script writes.
+pub(super) struct HelmOutput(BufReader<std::fs::File>);
 
-impl Ears {
+impl HelmOutput {
     /// Returns the output until the last process that holds the pipe has exited.
     pub(super) async fn rest(mut self) -> String {
         let read = off_thread::start(move || {
-            let mut said = String::new();
-            self.0.read_to_string(&mut said).unwrap();
-            said
+            let mut text = String::new();
+            self.0.read_to_string(&mut text).unwrap();
+            text
         });
-        tokio::time::timeout(LONG, read)
+        tokio::time::timeout(TEST_TIMEOUT, read)
             .await
             .expect("all processes end")
             .unwrap()

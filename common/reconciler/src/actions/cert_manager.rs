@@ -13,10 +13,10 @@ use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Preconditions};
 use kube::core::{ApiResource, GroupVersionKind, ObjectMeta};
 
-use super::leftovers::bears_marks;
+use super::leftovers::belongs_to;
 use super::{ActionError, ActionRunner, Job, transient};
 
-const NAMES: [&str; 6] = [
+const CRD_NAMES: [&str; 6] = [
     "certificaterequests.cert-manager.io",
     "certificates.cert-manager.io",
     "challenges.acme.cert-manager.io",
@@ -26,26 +26,26 @@ const NAMES: [&str; 6] = [
 ];
 
 /// Why Krypton deletes none of them.
-enum Stop {
+enum KeepReason {
     /// The CRDs stay, and an event gives the reason.
-    Stay(String),
+    Blocked(String),
     Error(ActionError),
 }
 
-impl From<ApiError> for Stop {
+impl From<ApiError> for KeepReason {
     /// The API server would refuse a refused request again, so the CRDs stay. After a server error or a timeout, Krypton
     /// retries.
     fn from(error: ApiError) -> Self {
         match error.status() {
             Some(status) if (400..429).contains(&status.code) => {
-                Self::Stay(format!("{error}: {}", status.message))
+                Self::Blocked(format!("{error}: {}", status.message))
             }
             _ => Self::Error(transient(&error)),
         }
     }
 }
 
-impl From<ActionError> for Stop {
+impl From<ActionError> for KeepReason {
     fn from(error: ActionError) -> Self {
         Self::Error(error)
     }
@@ -54,11 +54,11 @@ impl From<ActionError> for Stop {
 impl ActionRunner {
     /// Deletes the CRDs if the flag is set. CRDs that stay now stay for good, because the Tenant is then gone.
     pub(super) async fn delete_cert_manager_crds(&self, job: &Job) -> Result<(), ActionError> {
-        let wanted = job.desired.handling.delete_cert_manager_crds;
-        if !wanted || !job.last || job.newest.is_some() {
+        let is_enabled = job.desired.handling.delete_cert_manager_crds;
+        if !is_enabled || !job.is_last_owner || job.newest.is_some() {
             return Ok(());
         }
-        let told = match Box::pin(self.delete_crds(job)).await {
+        let event = match Box::pin(self.delete_crds(job)).await {
             Ok(deleted) if deleted.is_empty() => return Ok(()),
             Ok(deleted) => ObjectEvent {
                 warning: true,
@@ -68,60 +68,62 @@ impl ActionRunner {
                     deleted.join(", ")
                 ),
             },
-            Err(Stop::Stay(why)) => ObjectEvent {
+            Err(KeepReason::Blocked(reason)) => ObjectEvent {
                 warning: true,
                 reason: "CrdsStay",
-                message: format!("the CRDs of cert-manager stay: {why}"),
+                message: format!("the CRDs of cert-manager stay: {reason}"),
             },
-            Err(Stop::Error(error)) => return Err(error),
+            Err(KeepReason::Error(error)) => return Err(error),
         };
-        self.tell(&job.owner, told);
+        self.emit_event(&job.owner, event);
         Ok(())
     }
 
-    async fn delete_crds(&self, job: &Job) -> Result<Vec<&'static str>, Stop> {
+    async fn delete_crds(&self, job: &Job) -> Result<Vec<&'static str>, KeepReason> {
         let client = &self.fleet_client;
         // List again, because another Tenant's release may have appeared a moment ago.
         let releases: Api<Secret> = Api::all(self.member.client.clone());
-        let ours = ListParams::default()
+        let own_releases = ListParams::default()
             .labels(&format!("owner=helm,{OWNER_UID_LABEL}"))
             .fields(&format!("type={}", releases::SECRET_TYPE))
             .limit(1);
-        let left = call("listing releases", releases.list_metadata(&ours)).await?;
-        if !left.items.is_empty() {
+        let remaining = call("listing releases", releases.list_metadata(&own_releases)).await?;
+        if !remaining.items.is_empty() {
             return Ok(Vec::new());
         }
         let api: Api<CustomResourceDefinition> = Api::all(client.clone());
-        let mut found = Vec::new();
-        for name in NAMES {
+        let mut crds = Vec::new();
+        for name in CRD_NAMES {
             let Some(crd) = call("reading a CRD", api.get_opt(name)).await? else {
                 continue;
             };
             if crd.metadata.deletion_timestamp.is_some() {
                 continue;
             }
-            if !bears_marks(&crd.metadata, &job.release) {
-                return Err(Stop::Stay(format!("{name} is not of this release")));
+            if !belongs_to(&crd.metadata, &job.release) {
+                return Err(KeepReason::Blocked(format!(
+                    "{name} is not of this release"
+                )));
             }
-            found.push((name, crd));
+            crds.push((name, crd));
         }
-        for (name, crd) in &found {
-            let Some(kind) = served(crd) else {
-                return Err(Stop::Stay(format!("{name} is not served")));
+        for (name, crd) in &crds {
+            let Some(kind) = served_version(crd) else {
+                return Err(KeepReason::Blocked(format!("{name} is not served")));
             };
             let instances: Api<DynamicObject> = Api::all_with(client.clone(), &kind);
-            let one = ListParams::default().limit(1);
-            let any = call("listing what is left", instances.list_metadata(&one)).await?;
-            if let Some(object) = any.items.first() {
-                return Err(Stop::Stay(format!(
+            let first = ListParams::default().limit(1);
+            let objects = call("listing what is left", instances.list_metadata(&first)).await?;
+            if let Some(object) = objects.items.first() {
+                return Err(KeepReason::Blocked(format!(
                     "there is {}",
-                    shown(&kind, &object.metadata)
+                    object_name(&kind, &object.metadata)
                 )));
             }
         }
         let mut deleted = Vec::new();
-        for (name, crd) in &found {
-            self.still_permitted()?;
+        for (name, crd) in &crds {
+            self.check_permit()?;
             let params = DeleteParams {
                 preconditions: Some(Preconditions {
                     uid: crd.uid(),
@@ -138,7 +140,7 @@ impl ActionRunner {
 }
 
 /// Returns a served version of the CRD. Each version shows all objects.
-fn served(crd: &CustomResourceDefinition) -> Option<ApiResource> {
+fn served_version(crd: &CustomResourceDefinition) -> Option<ApiResource> {
     let version = crd.spec.versions.iter().find(|version| version.served)?;
     let kind = GroupVersionKind::gvk(&crd.spec.group, &version.name, &crd.spec.names.kind);
     Some(ApiResource::from_gvk_with_plural(
@@ -147,7 +149,7 @@ fn served(crd: &CustomResourceDefinition) -> Option<ApiResource> {
     ))
 }
 
-fn shown(kind: &ApiResource, object: &ObjectMeta) -> String {
+fn object_name(kind: &ApiResource, object: &ObjectMeta) -> String {
     let name = object.name.as_deref().unwrap_or_default();
     match &object.namespace {
         Some(namespace) => format!("{} {namespace}/{name}", kind.kind),
@@ -176,11 +178,11 @@ mod tests {
             }))
             .unwrap()
         };
-        let kind = served(&crd(false, true)).unwrap();
+        let kind = served_version(&crd(false, true)).unwrap();
         assert_eq!(
             (kind.api_version.as_str(), kind.plural.as_str()),
             ("acme.cert-manager.io/v1", "orders")
         );
-        assert!(served(&crd(false, false)).is_none());
+        assert!(served_version(&crd(false, false)).is_none());
     }
 }

@@ -9,7 +9,7 @@ use flate2::read::MultiGzDecoder;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_helm::releases::manifest;
 use krypton_runtime::call::{ApiError, call};
-use krypton_runtime::crd::established;
+use krypton_runtime::crd::is_established;
 use krypton_types::names;
 use kube::api::{Api, Patch, PatchParams};
 use kube::{Client, ResourceExt};
@@ -20,11 +20,11 @@ use thiserror::Error;
 use crate::drift::HELM;
 
 /// Limit for all data that is read from an archive, unpacked. The chart cache accepts no larger chart.
-const LARGEST: u64 = 100 << 20;
-const SERVED_WITHIN: Duration = Duration::from_secs(20);
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+const MAX_UNPACKED: u64 = 100 << 20;
+const SERVED_TIMEOUT: Duration = Duration::from_secs(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Number of attempts if another client writes at the same time.
-const TRIES: u32 = 3;
+const MAX_ATTEMPTS: u32 = 3;
 
 #[derive(Debug, Error)]
 pub(crate) enum ChartCrdError {
@@ -43,7 +43,7 @@ pub(crate) enum ChartCrdError {
     )]
     Write { name: String, source: ApiError },
     #[error("CRD {name} belongs to {owner} and stays unchanged; use --chart-crds=create")]
-    Theirs { name: String, owner: String },
+    OtherOwner { name: String, owner: String },
     #[error("CRD {name} exists, but the API server does not serve it yet")]
     NotServed { name: String },
     #[error("lost the Lease of this cluster")]
@@ -52,39 +52,40 @@ pub(crate) enum ChartCrdError {
 
 /// Returns the CRDs of a packaged chart, without its subcharts: only Helm knows whether a subchart is in use. Slow
 /// for large charts, so don't call it on async threads.
-pub(crate) fn of_chart(path: &Path) -> Result<Vec<Value>, ChartCrdError> {
-    let archive = |source| ChartCrdError::Archive {
+pub(crate) fn read_chart_crds(path: &Path) -> Result<Vec<Value>, ChartCrdError> {
+    let archive_error = |source| ChartCrdError::Archive {
         path: path.to_owned(),
         source,
     };
-    let file = std::fs::File::open(path).map_err(archive)?;
-    let mut tar = Archive::new(MultiGzDecoder::new(file).take(LARGEST));
-    let mut found = Vec::new();
-    for entry in tar.entries().map_err(archive)? {
-        let mut entry = entry.map_err(archive)?;
+    let file = std::fs::File::open(path).map_err(archive_error)?;
+    let mut tar = Archive::new(MultiGzDecoder::new(file).take(MAX_UNPACKED));
+    let mut crds = Vec::new();
+    for entry in tar.entries().map_err(archive_error)? {
+        let mut entry = entry.map_err(archive_error)?;
         let name = String::from_utf8_lossy(&entry.path_bytes()).into_owned();
-        let inner = name.split_once('/').map(|(_, inner)| inner);
-        let in_folder = inner.is_some_and(|inner| inner.starts_with("crds/"));
-        let manifest = [".yaml", ".yml", ".json"]
+        let path_in_chart = name.split_once('/').map(|(_, path_in_chart)| path_in_chart);
+        let is_in_crds_folder =
+            path_in_chart.is_some_and(|path_in_chart| path_in_chart.starts_with("crds/"));
+        let is_manifest = [".yaml", ".yml", ".json"]
             .iter()
             .any(|end| name.ends_with(end));
-        if !(in_folder && manifest && entry.header().entry_type().is_file()) {
+        if !(is_in_crds_folder && is_manifest && entry.header().entry_type().is_file()) {
             continue;
         }
         let mut text = String::new();
-        entry.read_to_string(&mut text).map_err(archive)?;
+        entry.read_to_string(&mut text).map_err(archive_error)?;
         let (objects, unread) = manifest::read(&text);
         if unread > 0 {
             return Err(ChartCrdError::Yaml { file: name });
         }
-        let crd = |object: &Value| {
+        let is_crd = |object: &Value| {
             object
                 .get("kind")
                 .is_some_and(|kind| kind == "CustomResourceDefinition")
         };
-        found.extend(objects.into_iter().filter(crd));
+        crds.extend(objects.into_iter().filter(is_crd));
     }
-    Ok(found)
+    Ok(crds)
 }
 
 /// Applies each CRD, and waits until the API server serves it.
@@ -97,44 +98,44 @@ pub(crate) async fn replace(
     for crd in crds {
         let name = crd.pointer("/metadata/name").and_then(Value::as_str);
         let name = name.unwrap_or_default().to_owned();
-        let mut tries = 0;
-        while !applied(&api, &name, crd, &permitted).await? {
-            tries += 1;
-            if tries == TRIES {
+        let mut attempts = 0;
+        while !apply(&api, &name, crd, &permitted).await? {
+            attempts += 1;
+            if attempts == MAX_ATTEMPTS {
                 return Err(ChartCrdError::NotServed { name });
             }
         }
-        served(&api, &name).await?;
+        wait_until_served(&api, &name).await?;
     }
     Ok(())
 }
 
 /// Applies a CRD. Returns `false` if another client wrote it at the same time.
-async fn applied(
+async fn apply(
     api: &Api<CustomResourceDefinition>,
     name: &str,
     crd: &Value,
     permitted: &impl Fn() -> bool,
 ) -> Result<bool, ChartCrdError> {
-    let found = call(format!("reading CRD {name}"), api.get_opt(name)).await?;
-    if let Some(owner) = owner(name, found.as_ref()) {
+    let existing = call(format!("reading CRD {name}"), api.get_opt(name)).await?;
+    if let Some(owner) = owner(name, existing.as_ref()) {
         let name = name.to_owned();
-        return Err(ChartCrdError::Theirs { name, owner });
+        return Err(ChartCrdError::OtherOwner { name, owner });
     }
-    let mut wanted = crd.clone();
-    if let (Some(found), Some(meta)) = (&found, wanted.pointer_mut("/metadata")) {
-        meta["uid"] = found.uid().into();
-        meta["resourceVersion"] = found.resource_version().into();
+    let mut desired = crd.clone();
+    if let (Some(existing), Some(meta)) = (&existing, desired.pointer_mut("/metadata")) {
+        meta["uid"] = existing.uid().into();
+        meta["resourceVersion"] = existing.resource_version().into();
     }
     if !permitted() {
         return Err(ChartCrdError::NotPermitted);
     }
     let params = PatchParams {
         // Don't take over a CRD that another client has just created.
-        force: found.is_some(),
+        force: existing.is_some(),
         ..PatchParams::apply(HELM)
     };
-    let patch = Patch::Apply(&wanted);
+    let patch = Patch::Apply(&desired);
     let applying = api.patch(name, &params, &patch);
     match call(format!("applying CRD {name}"), applying).await {
         Ok(_) => Ok(true),
@@ -147,28 +148,31 @@ async fn applied(
 }
 
 /// Returns the CRD's owner: Krypton, or a release that has the CRD in its templates.
-fn owner(name: &str, found: Option<&CustomResourceDefinition>) -> Option<String> {
+fn owner(name: &str, existing: Option<&CustomResourceDefinition>) -> Option<String> {
     if name.ends_with(&format!(".{}", names::GROUP)) {
         return Some("Krypton".to_owned());
     }
-    let annotations = found?.annotations();
+    let annotations = existing?.annotations();
     let release = annotations.get("meta.helm.sh/release-name")?;
     Some(format!("release {release}"))
 }
 
-async fn served(api: &Api<CustomResourceDefinition>, name: &str) -> Result<(), ChartCrdError> {
-    let look = async {
+async fn wait_until_served(
+    api: &Api<CustomResourceDefinition>,
+    name: &str,
+) -> Result<(), ChartCrdError> {
+    let poll = async {
         loop {
-            if let Ok(found) = api.get(name).await
-                && established(&found)
+            if let Ok(crd) = api.get(name).await
+                && is_established(&crd)
             {
                 return;
             }
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     };
-    let looked = tokio::time::timeout(SERVED_WITHIN, look).await;
-    looked.map_err(|_| ChartCrdError::NotServed {
+    let polled = tokio::time::timeout(SERVED_TIMEOUT, poll).await;
+    polled.map_err(|_| ChartCrdError::NotServed {
         name: name.to_owned(),
     })
 }
@@ -214,11 +218,11 @@ mod tests {
             ("c/templates/d.yaml", "{{ .Values.d }}"),
             ("c/charts/sub/crds/e.yaml", &crd("e")),
         ]);
-        let found = of_chart(file.path()).unwrap();
-        let names: Vec<_> = found.iter().map(|crd| &crd["metadata"]["name"]).collect();
+        let crds = read_chart_crds(file.path()).unwrap();
+        let names: Vec<_> = crds.iter().map(|crd| &crd["metadata"]["name"]).collect();
         assert_eq!(names, ["a", "b", "c"]);
         let broken = chart(&[("c/crds/a.yaml", "{")]);
-        let error = of_chart(broken.path()).unwrap_err();
+        let error = read_chart_crds(broken.path()).unwrap_err();
         assert!(error.to_string().contains("c/crds/a.yaml"), "{error}");
     }
 

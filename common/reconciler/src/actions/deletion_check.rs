@@ -20,8 +20,8 @@ impl ActionRunner {
         match &job.owner {
             ReleaseOwner::Tenant(tenant) => self.confirm_tenants_deletion(tenant).await,
             ReleaseOwner::Deployment(order) => {
-                let confirmed = still_ordered(order, job.desired.retire, &self.desired.get());
-                confirmed.then_some(()).ok_or(ActionError::Conflict)
+                let is_ordered = is_still_ordered(order, job.desired.retire, &self.desired.get());
+                is_ordered.then_some(()).ok_or(ActionError::Conflict)
             }
         }
     }
@@ -39,44 +39,41 @@ impl ActionRunner {
             tenant.metadata.deletion_timestamp.as_ref(),
             crd.metadata.creation_timestamp.as_ref(),
         ];
-        if let [Some(deleted), Some(made)] = times.map(|time| time.map(|time| time.0))
-            && deleted < made
+        if let [Some(deleted), Some(created)] = times.map(|time| time.map(|time| time.0))
+            && deleted < created
         {
             return Err(ActionError::Failed {
                 reason: reason::UNINSTALL_FAILED,
-                message: with_a_former_crd(),
+                message: deleted_with_earlier_crd(),
                 permanent: true,
             });
         }
         let api = self.tenants(&tenant.namespace().unwrap_or_default());
         let reading = api.get_metadata(tenant.metadata.name.as_deref().unwrap_or_default());
-        let fresh = call("reading the Tenant again", reading).await?;
-        let same = fresh.metadata.uid == tenant.metadata.uid
-            && fresh.metadata.deletion_timestamp.is_some()
+        let current = call("reading the Tenant again", reading).await?;
+        let is_same = current.metadata.uid == tenant.metadata.uid
+            && current.metadata.deletion_timestamp.is_some()
                 == tenant.metadata.deletion_timestamp.is_some();
         // Only an order removes a Tenant that is not deleted. The hub may have withdrawn the order while the job
         // waited for its turn.
-        let annotated =
-            |name: &str| fresh.annotations().get(name) == tenant.annotations().get(name);
-        let ordered = fresh.metadata.deletion_timestamp.is_some() || {
-            let now = self.desired.get();
-            now.retire
-                && !now.paused
-                && annotated(names::ORPHAN_ANNOTATION)
-                && annotated(names::PAUSED_ANNOTATION)
+        let has_same_annotation =
+            |name: &str| current.annotations().get(name) == tenant.annotations().get(name);
+        let is_ordered = current.metadata.deletion_timestamp.is_some() || {
+            let desired = self.desired.get();
+            desired.retire
+                && !desired.paused
+                && has_same_annotation(names::ORPHAN_ANNOTATION)
+                && has_same_annotation(names::PAUSED_ANNOTATION)
         };
-        let same = same && ordered;
-        if same {
-            Ok(())
-        } else {
-            Err(ActionError::Conflict)
-        }
+        (is_same && is_ordered)
+            .then_some(())
+            .ok_or(ActionError::Conflict)
     }
 }
 
 /// Returns the message for a Tenant of a CRD whose finalizer a user removed. etcd keeps the Tenants of such a CRD.
 /// After the CRD is recreated, they appear again with their deletion timestamps.
-fn with_a_former_crd() -> String {
+fn deleted_with_earlier_crd() -> String {
     format!(
         "this Tenant was deleted together with an earlier CRD, so nothing is uninstalled; to remove it and keep the release, annotate it with {}=true",
         names::ORPHAN_ANNOTATION
@@ -85,18 +82,18 @@ fn with_a_former_crd() -> String {
 
 /// Whether the latest desired state still orders the removal of the deployment as planned. The hub may have withdrawn
 /// the order while the job waited for its turn.
-fn still_ordered(order: &DesiredDeployment, retire: bool, now: &DesiredState) -> bool {
-    let newest = now
+fn is_still_ordered(order: &DesiredDeployment, retire: bool, desired: &DesiredState) -> bool {
+    let newest = desired
         .deployments
         .iter()
         .find(|newest| newest.uid == order.uid && newest.key() == order.key());
-    let ordered = |newest: &DesiredDeployment| {
-        (newest.remove || (retire && now.retire))
+    let is_ordered = |newest: &DesiredDeployment| {
+        (newest.remove || (retire && desired.retire))
             && newest.remove == order.remove
             && newest.orphan == order.orphan
             && !newest.paused
     };
-    newest.is_some_and(ordered) && !now.paused
+    newest.is_some_and(is_ordered) && !desired.paused
 }
 
 #[cfg(test)]
@@ -125,32 +122,37 @@ mod tests {
             remove: true,
             ..DesiredDeployment::default()
         };
-        let with = |change: fn(&mut DesiredDeployment)| {
+        let ordered_after = |change: fn(&mut DesiredDeployment)| {
             let mut newest = order.clone();
             change(&mut newest);
-            still_ordered(&order, false, &desired(vec![newest]))
+            is_still_ordered(&order, false, &desired(vec![newest]))
         };
-        assert!(with(|_| {}));
-        assert!(with(|newest| newest.generation += 1));
-        assert!(!with(|newest| newest.remove = false));
-        assert!(!with(|newest| newest.orphan = true));
-        assert!(!with(|newest| newest.paused = true));
-        assert!(!with(|newest| newest.uid = "uid-2".to_owned()));
-        assert!(!with(|newest| newest.namespace = "other".to_owned()));
-        let mut now = desired(Vec::new());
-        assert!(!still_ordered(&order, false, &now), "no list says nothing");
-        now.deployments.push(order.clone());
-        now.paused = true;
-        assert!(!still_ordered(&order, false, &now));
+        assert!(ordered_after(|_| {}));
+        assert!(ordered_after(|newest| newest.generation += 1));
+        assert!(!ordered_after(|newest| newest.remove = false));
+        assert!(!ordered_after(|newest| newest.orphan = true));
+        assert!(!ordered_after(|newest| newest.paused = true));
+        assert!(!ordered_after(|newest| newest.uid = "uid-2".to_owned()));
+        assert!(!ordered_after(
+            |newest| newest.namespace = "other".to_owned()
+        ));
+        let mut current = desired(Vec::new());
+        assert!(
+            !is_still_ordered(&order, false, &current),
+            "no list says nothing"
+        );
+        current.deployments.push(order.clone());
+        current.paused = true;
+        assert!(!is_still_ordered(&order, false, &current));
 
         // With the whole member, until the hub withdraws the order.
-        let stays = DesiredDeployment {
+        let retained = DesiredDeployment {
             remove: false,
             ..order
         };
-        let mut now = desired(vec![stays.clone()]);
-        assert!(!still_ordered(&stays, true, &now));
-        now.retire = true;
-        assert!(still_ordered(&stays, true, &now));
+        let mut current = desired(vec![retained.clone()]);
+        assert!(!is_still_ordered(&retained, true, &current));
+        current.retire = true;
+        assert!(is_still_ordered(&retained, true, &current));
     }
 }

@@ -5,7 +5,7 @@ use krypton_runtime::call::call;
 use krypton_runtime::events::ObjectEvent;
 use krypton_types::names;
 
-use super::{ActionError, ActionRunner, Job, JobResult, ReleaseNews};
+use super::{ActionError, ActionRunner, Job, JobResult, ReleaseUpdate};
 use crate::owner::ReleaseOwner;
 use kube::ResourceExt;
 use kube::api::{Patch, PatchParams};
@@ -15,24 +15,24 @@ impl ActionRunner {
     pub(super) async fn add_finalizer(
         &self,
         job: &Job,
-        done: &mut JobResult,
+        result: &mut JobResult,
     ) -> Result<(), ActionError> {
         let ReleaseOwner::Tenant(tenant) = &job.owner else {
             return Ok(());
         };
         if job.workspace_exists {
             let message = format!("namespace {} exists", job.release.namespace);
-            let told = ObjectEvent {
+            let event = ObjectEvent {
                 warning: false,
                 reason: "WorkspaceExists",
                 message,
             };
-            self.tell(&job.owner, told);
+            self.emit_event(&job.owner, event);
         }
         let mut finalizers = tenant.finalizers().to_vec();
         finalizers.push(names::TENANT_FINALIZER.to_owned());
-        let patching = self.patch_tenant(tenant, done, json!({ "finalizers": finalizers }));
-        done.tenant = Some(call("adding the finalizer", patching).await?);
+        let patching = self.patch_tenant(tenant, result, json!({ "finalizers": finalizers }));
+        result.tenant = Some(call("adding the finalizer", patching).await?);
         Ok(())
     }
 
@@ -40,12 +40,13 @@ impl ActionRunner {
         &self,
         job: &Job,
         orphaned: bool,
-        done: &mut JobResult,
+        result: &mut JobResult,
     ) -> Result<(), ActionError> {
         // Without the finalizer, no process would uninstall a release that an incomplete list omitted.
         if !orphaned && job.newest.is_none() {
-            self.relist(job, done).await?;
-            if matches!(&done.release, Some(ReleaseNews::All { metas, .. }) if !metas.is_empty()) {
+            self.relist(job, result).await?;
+            if matches!(&result.release_update, Some(ReleaseUpdate::All { metas, .. }) if !metas.is_empty())
+            {
                 return Err(ActionError::Conflict);
             }
         }
@@ -57,7 +58,7 @@ impl ActionRunner {
             ReleaseOwner::Tenant(tenant) => tenant,
             // The next report states that the deployment is gone, and the hub then removes its finalizer.
             ReleaseOwner::Deployment(order) => {
-                done.let_go = Some(order.uid.clone());
+                result.cleaned_up = Some(order.uid.clone());
                 return Ok(());
             }
         };
@@ -65,7 +66,7 @@ impl ActionRunner {
         finalizers.retain(|finalizer| finalizer != names::TENANT_FINALIZER);
         if orphaned {
             let message = job.plan.state.ready.message.clone();
-            self.tell(
+            self.emit_event(
                 &job.owner,
                 ObjectEvent {
                     warning: true,
@@ -80,17 +81,17 @@ impl ActionRunner {
             let annotation = names::fingerprint_annotation(&self.member.name);
             metadata["annotations"] = json!({ annotation: null });
         }
-        let patching = self.patch_tenant(tenant, done, metadata);
-        done.tenant = Some(call("removing the finalizer", patching).await?);
+        let patching = self.patch_tenant(tenant, result, metadata);
+        result.tenant = Some(call("removing the finalizer", patching).await?);
         Ok(())
     }
 
     pub(super) async fn annotate(
         &self,
         job: &Job,
-        done: &mut JobResult,
+        result: &mut JobResult,
     ) -> Result<(), ActionError> {
-        self.say(job, done).await?;
+        self.report(job, result).await?;
         let ReleaseOwner::Tenant(tenant) = &job.owner else {
             return Ok(());
         };
@@ -99,18 +100,18 @@ impl ActionRunner {
             krypton_types::fingerprint::original(&chart.repo, &chart.name, &chart.version);
         let annotation = names::fingerprint_annotation(&self.member.name);
         let metadata = json!({ "annotations": { annotation: fingerprint } });
-        let patching = self.patch_tenant(tenant, done, metadata);
-        done.tenant = Some(call("annotating the Tenant", patching).await?);
+        let patching = self.patch_tenant(tenant, result, metadata);
+        result.tenant = Some(call("annotating the Tenant", patching).await?);
         Ok(())
     }
 
     pub(super) async fn patch_tenant(
         &self,
         tenant: &Tenant,
-        done: &JobResult,
+        result: &JobResult,
         mut metadata: serde_json::Value,
     ) -> kube::Result<Tenant> {
-        let newest = done.tenant.as_ref().unwrap_or(tenant);
+        let newest = result.tenant.as_ref().unwrap_or(tenant);
         metadata["resourceVersion"] = json!(newest.metadata.resource_version);
         let patch = json!({ "metadata": metadata });
         let api = self.tenants(&newest.namespace().unwrap_or_default());

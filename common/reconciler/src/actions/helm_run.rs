@@ -17,14 +17,14 @@ use krypton_types::desired::crd_policy::CrdPolicy;
 use krypton_types::error_chain::chain;
 
 use super::chart_crds::{self, ChartCrdError};
-use super::stored::Foreign;
-use super::trust::{self, compared};
-use super::{ActionError, ActionRunner, Job, JobResult, ReleaseNews, suspended, unavailable};
-use crate::helm_queue::Ready;
+use super::stored_revisions::ForeignRevisions;
+use super::trust::{self, compared_revision};
+use super::{ActionError, ActionRunner, Job, JobResult, ReleaseUpdate, suspended, unavailable};
+use crate::helm_queue::HelmReservation;
 use crate::plan::{Run, revisions};
 
 /// The reason that a failed run is reported with.
-pub(super) fn failed(run: Run) -> &'static str {
+pub(super) fn failure_reason(run: Run) -> &'static str {
     match run {
         Run::Install => reason::INSTALL_FAILED,
         Run::Upgrade => reason::UPGRADE_FAILED,
@@ -36,57 +36,65 @@ impl ActionRunner {
         &self,
         job: &Job,
         run: Run,
-        again: bool,
-        ready: Option<Ready>,
-        done: &mut JobResult,
+        reinstall: bool,
+        reservation: Option<HelmReservation>,
+        result: &mut JobResult,
     ) -> Result<(), ActionError> {
-        let Some((ready, path)) = ready.and_then(Ready::with_chart) else {
+        let Some((reservation, path)) = reservation.and_then(HelmReservation::with_chart) else {
             return Err(ActionError::Conflict);
         };
-        self.still_permitted()?;
+        self.check_permit()?;
         let server_side = match &job.newest {
             None => true,
             Some(newest) => match self.revision_secret(&job.release, newest.revision).await? {
                 Some(secret) => match releases::decode(&secret) {
                     Ok(release_details) => release_details.server_side,
                     Err(error) => {
-                        let ready = Some(ready);
-                        return self.set_aside(job, &secret, &error, ready, done).await;
+                        let reservation = Some(reservation);
+                        return self
+                            .set_aside(job, &secret, &error, reservation, result)
+                            .await;
                     }
                 },
-                None => return self.relist_without(job, newest.revision, done).await,
+                None => return self.relist_without(job, newest.revision, result).await,
             },
         };
-        if again {
-            self.forget_older_attempts(job, done).await?;
+        if reinstall {
+            self.forget_older_attempts(job, result).await?;
         }
         if run == Run::Upgrade {
-            self.forget_repeated_attempts(job, done).await?;
+            self.forget_repeated_attempts(job, result).await?;
         }
         let chart = job.chart();
-        let upgrade = self.upgrade_of(job, &chart, run, path, server_side, again);
-        let begins = self
+        let upgrade = self.upgrade_params(job, &chart, run, path, server_side, reinstall);
+        let prepared = self
             .tools
             .helm
             .ready(&self.member.name, &upgrade.values)
             .await;
-        begins.map_err(|error| unavailable(&error))?;
-        self.say(job, done).await?;
+        prepared.map_err(|error| unavailable(&error))?;
+        self.report(job, result).await?;
         if run == Run::Upgrade && job.desired.chart_crds == CrdPolicy::CreateReplace {
-            self.replace_crds(&upgrade.chart, failed(run)).await?;
+            self.replace_crds(&upgrade.chart, failure_reason(run))
+                .await?;
         }
         // Another attempt to install compares with nothing that is stored.
-        let compared = compared(job).filter(|_| !again);
+        let compared = compared_revision(job).filter(|_| !reinstall);
         let foreign = match compared {
-            Some(_) => Foreign::Remove,
-            None => Foreign::Keep,
+            Some(_) => ForeignRevisions::Remove,
+            None => ForeignRevisions::Keep,
         };
-        let stored = match self.stored(job, compared.as_slice(), foreign, done).await? {
+        let stored = match self
+            .read_checked(job, compared.as_slice(), foreign, result)
+            .await?
+        {
             Ok(stored) => stored,
             Err(unreadable) => {
                 let (secret, error) = *unreadable;
-                let ready = Some(ready);
-                return self.set_aside(job, &secret, &error, ready, done).await;
+                let reservation = Some(reservation);
+                return self
+                    .set_aside(job, &secret, &error, reservation, result)
+                    .await;
             }
         };
         if let Some(compared) = compared {
@@ -95,41 +103,48 @@ impl ActionRunner {
         }
         // The numbers of revisions start again, so an old digest would not match.
         self.delete_record(job).await?;
-        self.check_again(job, &stored).await?;
+        self.recheck(job, &stored).await?;
         tracing::info!(member = %self.member.name, chart = %chart.applied_name(), ?run, "running helm");
         let expected = job.newest.as_ref().map_or(0, |newest| newest.revision) + 1;
-        let running = Box::pin(self.tools.helm.upgrade(ready.slot, &upgrade, &self.stop));
-        let ended = self.reporting_hooks(job, done, expected, running).await;
+        let running = Box::pin(
+            self.tools
+                .helm
+                .upgrade(reservation.slot, &upgrade, &self.stop),
+        );
+        let ended = self
+            .run_reporting_hooks(job, result, expected, running)
+            .await;
         // The exit code is a hint. The release Secret decides.
         let secret = self.revision_secret(&job.release, expected).await?;
         if let Some(secret) = secret.filter(|secret| is_deployed_by(secret, &upgrade)) {
             let digest = ended.ok().flatten();
             let record = stored.record;
             return self
-                .deployed(job, run, (secret, expected), (digest, record), done)
+                .deployed(job, run, (secret, expected), (digest, record), result)
                 .await;
         }
-        self.relist(job, done).await?;
+        self.relist(job, result).await?;
         Err(not_deployed(job, run, expected, ended.err()))
     }
 
-    fn upgrade_of(
+    fn upgrade_params(
         &self,
         job: &Job,
         chart: &ChartState,
         run: Run,
         chart_path: PathBuf,
         server_side: bool,
-        again: bool,
+        reinstall: bool,
     ) -> Upgrade {
         let policy = &self.member.policy;
         let fingerprint = chart.fingerprint();
-        let history_max = revisions::history(policy.history_max, &job.revisions, &fingerprint);
-        let kind = match run == Run::Install && revisions::is_first_install(&job.revisions) {
+        let history_max =
+            revisions::history_limit(policy.history_max, &job.revisions, &fingerprint);
+        let prefix = match run == Run::Install && revisions::is_first_install(&job.revisions) {
             true => INSTALL_RUN,
             false => UPGRADE_RUN,
         };
-        let id = format!("{kind}{:016x}", chance::random::<u64>());
+        let run_id = format!("{prefix}{:016x}", chance::random::<u64>());
         let owner = (job.owner.uid(), job.owner.namespace());
         Upgrade {
             kubeconfig: self.member.kubeconfig.clone(),
@@ -142,7 +157,7 @@ impl ActionRunner {
                 (FINGERPRINT_LABEL.to_owned(), fingerprint),
                 (OWNER_UID_LABEL.to_owned(), owner.0.to_owned()),
                 (OWNER_NAMESPACE_LABEL.to_owned(), owner.1.to_owned()),
-                (RUN_LABEL.to_owned(), id),
+                (RUN_LABEL.to_owned(), run_id),
             ]
             .into(),
             timeout: policy.helm_timeout,
@@ -150,7 +165,7 @@ impl ActionRunner {
             skip_crds: job.desired.chart_crds == CrdPolicy::Skip,
             history_max,
             description: format!("Krypton, desired state {}", job.desired.version),
-            again,
+            again: reinstall,
             cache_key: self.member.name.clone(),
         }
     }
@@ -162,49 +177,49 @@ impl ActionRunner {
         run: Run,
         (secret, revision): (Secret, u32),
         (digest, record): (Option<String>, ReleaseRecord),
-        done: &mut JobResult,
+        result: &mut JobResult,
     ) -> Result<(), ActionError> {
         let release_details = releases::decode(&secret).ok();
         if let Some(digest) = digest {
-            self.put_on_record(job, revision, &digest, record).await;
+            self.record_digest(job, revision, &digest, record).await;
             // An undecodable Secret is set aside by the next pass.
             if release_details.is_some() && releases::digest(&secret).ok() != Some(digest) {
                 return Err(trust::tampered(&job.release, revision));
             }
         }
-        done.release = Some(ReleaseNews::One(Box::new(secret.metadata)));
-        done.release_details = release_details;
-        done.applied = Some(run);
-        done.progressed = true;
+        result.release_update = Some(ReleaseUpdate::One(Box::new(secret.metadata)));
+        result.release_details = release_details;
+        result.applied = Some(run);
+        result.clears_failure = true;
         tracing::info!(member = %self.member.name, revision, "deployed");
         Ok(())
     }
 
-    async fn replace_crds(&self, chart: &Path, why: &'static str) -> Result<(), ActionError> {
-        let failed = |error: ChartCrdError| match error {
+    async fn replace_crds(&self, chart: &Path, reason: &'static str) -> Result<(), ActionError> {
+        let action_error = |error: ChartCrdError| match error {
             ChartCrdError::NotPermitted => ActionError::Conflict,
             error => ActionError::Failed {
-                reason: why,
+                reason,
                 message: chain(&error),
                 permanent: false,
             },
         };
         let path = chart.to_owned();
-        let reading = off_thread::start(move || chart_crds::of_chart(&path));
+        let reading = off_thread::start(move || chart_crds::read_chart_crds(&path));
         let crds = reading
             .await
             .map_err(|_| ActionError::Conflict)?
-            .map_err(failed)?;
-        let permitted = || self.still_permitted().is_ok();
-        let replacing = chart_crds::replace(&self.fleet_client, &crds, permitted);
-        Box::pin(replacing).await.map_err(failed)
+            .map_err(action_error)?;
+        let is_permitted = || self.check_permit().is_ok();
+        let replacing = chart_crds::replace(&self.fleet_client, &crds, is_permitted);
+        Box::pin(replacing).await.map_err(action_error)
     }
 }
 
 fn is_deployed_by(secret: &Secret, upgrade: &Upgrade) -> bool {
-    let id = upgrade.labels.get(RUN_LABEL);
-    Revision::of(&secret.metadata).is_some_and(|(_, revision)| {
-        revision.status == Status::Deployed && revision.run.as_ref() == id
+    let run_id = upgrade.labels.get(RUN_LABEL);
+    Revision::from_metadata(&secret.metadata).is_some_and(|(_, revision)| {
+        revision.status == Status::Deployed && revision.run.as_ref() == run_id
     })
 }
 
@@ -219,11 +234,11 @@ fn not_deployed(job: &Job, run: Run, expected: u32, error: Option<HelmError>) ->
         }
         Some(HelmError::Stopped) => return ActionError::Conflict,
         Some(error) if error.is_local() => return unavailable(&error),
-        Some(HelmError::Suspended { complaint }) => return suspended(complaint),
+        Some(HelmError::Suspended { message }) => return suspended(message),
         Some(error) => (chain(&error), error.is_permanent()),
     };
     ActionError::Failed {
-        reason: failed(run),
+        reason: failure_reason(run),
         message,
         permanent,
     }

@@ -15,7 +15,7 @@ use kube::discovery::Scope;
 use kube::{Client, ResourceExt};
 use serde_json::{Value, json};
 
-use super::trust::kind;
+use super::trust::discover_kind;
 use super::{ActionError, ActionRunner, Job, JobResult, transient};
 use crate::plan::revisions;
 
@@ -27,7 +27,7 @@ const HOLDS_DATA: [&str; 4] = [
     "PersistentVolumeClaim",
 ];
 /// Maximum number of object names in an event.
-const SHOWN: usize = 5;
+const MAX_SHOWN: usize = 5;
 
 impl ActionRunner {
     /// Removes the failed revision's leftovers. Then removes its run mark, which records that it was swept.
@@ -35,10 +35,10 @@ impl ActionRunner {
         &self,
         job: &Job,
         revision: u32,
-        done: &mut JobResult,
+        result: &mut JobResult,
     ) -> Result<(), ActionError> {
         let unmarked = json!({ RUN_LABEL: null });
-        self.see_to(job, (revision, Left::ByAttempt), unmarked, done)
+        self.sweep_revision(job, (revision, LeftoverSource::ByAttempt), unmarked, result)
             .await
     }
 
@@ -48,48 +48,48 @@ impl ActionRunner {
         &self,
         job: &Job,
         revision: u32,
-        done: &mut JobResult,
+        result: &mut JobResult,
     ) -> Result<(), ActionError> {
         let owner = json!({
             OWNER_UID_LABEL: job.owner.uid(),
             OWNER_NAMESPACE_LABEL: job.owner.namespace(),
         });
-        self.see_to(job, (revision, Left::InDefault), owner, done)
+        self.sweep_revision(job, (revision, LeftoverSource::InDefault), owner, result)
             .await
     }
 
     /// Removes an older revision's leftovers, and sets these labels on its Secret.
-    async fn see_to(
+    async fn sweep_revision(
         &self,
         job: &Job,
-        (revision, left): (u32, Left),
+        (revision, source): (u32, LeftoverSource),
         labels: Value,
-        done: &mut JobResult,
+        result: &mut JobResult,
     ) -> Result<(), ActionError> {
         // The release is as desired, even if the sweep fails.
-        self.say(job, done).await?;
+        self.report(job, result).await?;
         let Some(newest) = &job.newest else {
             return Err(ActionError::Conflict);
         };
-        let former = self.revision_secret(&job.release, revision).await?;
+        let older = self.revision_secret(&job.release, revision).await?;
         let kept = self.revision_secret(&job.release, newest.revision).await?;
-        let (Some(former), Some(kept)) = (former, kept) else {
-            return self.relist_without(job, revision, done).await;
+        let (Some(older), Some(kept)) = (older, kept) else {
+            return self.relist_without(job, revision, result).await;
         };
-        self.still_permitted()?;
-        self.remove_left_over(job, (&former, &kept), left, false)
+        self.check_permit()?;
+        self.remove_leftovers(job, (&older, &kept), source, false)
             .await?;
-        self.mark_seen_to(job, &former, labels).await?;
-        self.relist(job, done).await
+        self.mark_swept(job, &older, labels).await?;
+        self.relist(job, result).await
     }
 
-    async fn mark_seen_to(
+    async fn mark_swept(
         &self,
         job: &Job,
         secret: &Secret,
         labels: Value,
     ) -> Result<(), ActionError> {
-        self.still_permitted()?;
+        self.check_permit()?;
         let patch = Patch::Merge(json!({ "metadata": {
             "resourceVersion": secret.metadata.resource_version,
             "labels": labels,
@@ -108,7 +108,7 @@ impl ActionRunner {
         let Some(newest) = &job.newest else {
             return Ok(());
         };
-        let forgotten = |revision: &&Revision| match revision.status {
+        let may_have_leftovers = |revision: &&Revision| match revision.status {
             _ if revision.revision == newest.revision => false,
             Status::Failed => revision.run.is_some(),
             Status::Deployed => newest.status != Status::Deployed,
@@ -116,20 +116,20 @@ impl ActionRunner {
         };
         let all: Vec<&Revision> = job.revisions.iter().collect();
         let adopted = revisions::adopted(&all).into_iter();
-        let former = all.iter().copied().filter(forgotten);
-        let former: Vec<(u32, Left)> = former
-            .map(|revision| (revision.revision, Left::ByAttempt))
-            .chain(adopted.map(|revision| (revision, Left::InDefault)))
+        let older = all.iter().copied().filter(may_have_leftovers);
+        let older: Vec<(u32, LeftoverSource)> = older
+            .map(|revision| (revision.revision, LeftoverSource::ByAttempt))
+            .chain(adopted.map(|revision| (revision, LeftoverSource::InDefault)))
             .collect();
-        if former.is_empty() {
+        if older.is_empty() {
             return Ok(());
         }
         let Some(kept) = self.revision_secret(&job.release, newest.revision).await? else {
             return Err(ActionError::Conflict);
         };
-        for (revision, left) in former {
+        for (revision, source) in older {
             if let Some(secret) = self.revision_secret(&job.release, revision).await? {
-                self.remove_left_over(job, (&secret, &kept), left, true)
+                self.remove_leftovers(job, (&secret, &kept), source, true)
                     .await?;
             }
         }
@@ -143,37 +143,37 @@ impl ActionRunner {
         attempt: &Secret,
         kept: &Secret,
     ) -> Result<(), ActionError> {
-        self.remove_left_over(job, (attempt, kept), Left::ByAttempt, true)
+        self.remove_leftovers(job, (attempt, kept), LeftoverSource::ByAttempt, true)
             .await
     }
 
-    /// Removes the leftovers. With `anyhow`, a transient failure to remove one object does not stop the others.
-    async fn remove_left_over(
+    /// Removes the leftovers. With `best_effort`, a transient failure to remove one object does not stop the others.
+    async fn remove_leftovers(
         &self,
         job: &Job,
-        (former, kept): (&Secret, &Secret),
-        left: Left,
-        anyhow: bool,
+        (older, kept): (&Secret, &Secret),
+        source: LeftoverSource,
+        best_effort: bool,
     ) -> Result<(), ActionError> {
         // A revision that cannot be decoded lists no objects. Helm skips it, too.
-        let (Ok(former), Ok(kept)) = (releases::objects(former), releases::objects(kept)) else {
+        let (Ok(older), Ok(kept)) = (releases::objects(older), releases::objects(kept)) else {
             return Ok(());
         };
         let client = &self.member.helm_client;
         let namespace = &job.release.namespace;
-        let objects = match left {
-            Left::ByAttempt => releases::left_over(&former, &kept, namespace),
-            Left::InDefault => releases::in_default(&former, &kept, namespace),
+        let objects = match source {
+            LeftoverSource::ByAttempt => releases::leftovers(&older, &kept, namespace),
+            LeftoverSource::InDefault => releases::leftovers_in_default(&older, &kept, namespace),
         };
         let Some(objects) = objects else {
-            self.tell(
+            self.emit_event(
                 &job.owner,
                 ObjectEvent {
                     warning: true,
                     reason: "LeftoversStay",
                     message: format!(
                         "removed nothing that an earlier revision left: {} documents of the newest cannot be read",
-                        kept.unread
+                        kept.unreadable
                     ),
                 },
             );
@@ -182,38 +182,38 @@ impl ActionRunner {
         let (mut removed, mut stays) = (Vec::new(), Vec::new());
         for object in objects {
             let shown = format!("{} {}", object.kind, object.name);
-            if left == Left::ByAttempt && HOLDS_DATA.contains(&object.kind.as_str()) {
+            if source == LeftoverSource::ByAttempt && HOLDS_DATA.contains(&object.kind.as_str()) {
                 stays.push(shown);
                 continue;
             }
             // Another process may act by now, and may have created the object.
-            self.still_permitted()?;
+            self.check_permit()?;
             let elsewhere = releases::declares_anywhere(&kept, &object);
-            match remove(client, &job.release, &object, left, elsewhere).await {
-                Ok(Fate::Removed) => removed.push(shown),
-                Ok(Fate::Stays) => stays.push(shown),
-                Ok(Fate::NotThere) => {}
-                Err(Refused::Forbidden) => stays.push(shown),
-                Err(Refused::Error(ActionError::Transient(problem))) if anyhow => {
+            match remove(client, &job.release, &object, source, elsewhere).await {
+                Ok(RemovalOutcome::Removed) => removed.push(shown),
+                Ok(RemovalOutcome::Stays) => stays.push(shown),
+                Ok(RemovalOutcome::NotThere) => {}
+                Err(RemovalError::Forbidden) => stays.push(shown),
+                Err(RemovalError::Error(ActionError::Transient(problem))) if best_effort => {
                     tracing::warn!(object = %shown, %problem, "not removed");
                     stays.push(shown);
                 }
-                Err(Refused::Error(error)) => return Err(error),
+                Err(RemovalError::Error(error)) => return Err(error),
             }
         }
-        let [gone, staying] = left.description();
-        let told = [
-            (false, "LeftoversRemoved", gone, removed),
-            (true, "LeftoversStay", staying, stays),
+        let [removed_text, stays_text] = source.description();
+        let events = [
+            (false, "LeftoversRemoved", removed_text, removed),
+            (true, "LeftoversStay", stays_text, stays),
         ];
-        for (warning, reason, what, names) in told {
-            if let Some(message) = listed(what, &names) {
-                let told = ObjectEvent {
+        for (warning, reason, text, names) in events {
+            if let Some(message) = object_list_message(text, &names) {
+                let event = ObjectEvent {
                     warning,
                     reason,
                     message,
                 };
-                self.tell(&job.owner, told);
+                self.emit_event(&job.owner, event);
             }
         }
         Ok(())
@@ -222,14 +222,14 @@ impl ActionRunner {
 
 /// The source of the leftovers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Left {
+enum LeftoverSource {
     /// Created by a failed Krypton attempt, and declared by no other revision.
     ByAttempt,
     /// Created in `default` by the Go operator. Helm expects them in the workspace.
     InDefault,
 }
 
-impl Left {
+impl LeftoverSource {
     /// Returns the event texts for removed and for remaining objects.
     fn description(self) -> [&'static str; 2] {
         match self {
@@ -245,23 +245,23 @@ impl Left {
     }
 }
 
-fn listed(what: &str, names: &[String]) -> Option<String> {
-    let shown: Vec<&str> = names.iter().take(SHOWN).map(String::as_str).collect();
+fn object_list_message(text: &str, names: &[String]) -> Option<String> {
+    let shown: Vec<&str> = names.iter().take(MAX_SHOWN).map(String::as_str).collect();
     let more = names.len() - shown.len();
     let rest = if more > 0 {
         format!(" and {more} more")
     } else {
         String::new()
     };
-    (!names.is_empty()).then(|| format!("{what}: {}{rest}", shown.join(", ")))
+    (!names.is_empty()).then(|| format!("{text}: {}{rest}", shown.join(", ")))
 }
 
-enum Refused {
+enum RemovalError {
     Forbidden,
     Error(ActionError),
 }
 
-impl From<ApiError> for Refused {
+impl From<ApiError> for RemovalError {
     fn from(error: ApiError) -> Self {
         match error.code() {
             Some(403) => Self::Forbidden,
@@ -270,14 +270,14 @@ impl From<ApiError> for Refused {
     }
 }
 
-impl From<ActionError> for Refused {
+impl From<ActionError> for RemovalError {
     fn from(error: ActionError) -> Self {
         Self::Error(error)
     }
 }
 
 /// Result of a removal.
-enum Fate {
+enum RemovalOutcome {
     Removed,
     /// The object does not exist, or does not belong to this release.
     NotThere,
@@ -289,45 +289,51 @@ enum Fate {
 /// revision declares an object of this name in another namespace. For a cluster-scoped kind, that is the same object.
 async fn remove(
     client: &Client,
-    of: &ReleaseKey,
+    release: &ReleaseKey,
     object: &ObjectId,
-    left: Left,
+    source: LeftoverSource,
     elsewhere: bool,
-) -> Result<Fate, Refused> {
+) -> Result<RemovalOutcome, RemovalError> {
     // Without the kind, the cluster has no objects of it.
-    let Some((resource, scope)) = kind(client, object).await? else {
-        return Ok(Fate::NotThere);
+    let Some((resource, scope)) = discover_kind(client, object).await? else {
+        return Ok(RemovalOutcome::NotThere);
     };
     let api: Api<DynamicObject> = match scope {
         Scope::Namespaced => {
-            let namespace = object.namespace.as_deref().unwrap_or(&of.namespace);
+            let namespace = object.namespace.as_deref().unwrap_or(&release.namespace);
             Api::namespaced_with(client.clone(), namespace, &resource)
         }
         // A cluster-scoped object has no namespace, so it is already in the right place.
-        Scope::Cluster if elsewhere || left == Left::InDefault => return Ok(Fate::NotThere),
+        Scope::Cluster if elsewhere || source == LeftoverSource::InDefault => {
+            return Ok(RemovalOutcome::NotThere);
+        }
         Scope::Cluster => Api::all_with(client.clone(), &resource),
     };
     let reading = api.get_metadata_opt(&object.name);
-    let found: Option<PartialObjectMeta<DynamicObject>> =
+    let existing: Option<PartialObjectMeta<DynamicObject>> =
         call("reading an object", reading).await?;
-    let Some(found) = found else {
-        return Ok(Fate::NotThere);
+    let Some(existing) = existing else {
+        return Ok(RemovalOutcome::NotThere);
     };
-    let data = HOLDS_DATA.contains(&object.kind.as_str());
-    let ours = bears_marks(&found.metadata, of) && found.metadata.deletion_timestamp.is_none();
-    if left == Left::InDefault && ours && (data || !is_of(&found.metadata, of)) {
-        return Ok(Fate::Stays);
+    let holds_data = HOLDS_DATA.contains(&object.kind.as_str());
+    let is_ours =
+        belongs_to(&existing.metadata, release) && existing.metadata.deletion_timestamp.is_none();
+    if source == LeftoverSource::InDefault
+        && is_ours
+        && (holds_data || !is_removable(&existing.metadata, release))
+    {
+        return Ok(RemovalOutcome::Stays);
     }
-    if !is_of(&found.metadata, of) {
-        return Ok(Fate::NotThere);
+    if !is_removable(&existing.metadata, release) {
+        return Ok(RemovalOutcome::NotThere);
     }
     let params = DeleteParams {
         preconditions: Some(Preconditions {
-            uid: found.metadata.uid.clone(),
-            resource_version: match left {
-                Left::ByAttempt => None,
+            uid: existing.metadata.uid.clone(),
+            resource_version: match source {
+                LeftoverSource::ByAttempt => None,
                 // Another release may have adopted the object since the read.
-                Left::InDefault => found.metadata.resource_version.clone(),
+                LeftoverSource::InDefault => existing.metadata.resource_version.clone(),
             },
         }),
         ..DeleteParams::background()
@@ -335,26 +341,26 @@ async fn remove(
     let removing = api.delete(&object.name, &params);
     let removed = call("removing an object", removing).await;
     let Err(error) = removed else {
-        return Ok(Fate::Removed);
+        return Ok(RemovalOutcome::Removed);
     };
     match error.code() {
-        Some(409) if left == Left::InDefault => Err(ActionError::Conflict.into()),
-        Some(404 | 409) => Ok(Fate::NotThere),
+        Some(409) if source == LeftoverSource::InDefault => Err(ActionError::Conflict.into()),
+        Some(404 | 409) => Ok(RemovalOutcome::NotThere),
         _ => Err(error.into()),
     }
 }
 
 /// Whether Helm's marks assign the object to the release, and the chart does not keep it.
-fn is_of(object: &ObjectMeta, release: &ReleaseKey) -> bool {
+fn is_removable(object: &ObjectMeta, release: &ReleaseKey) -> bool {
     let policy = object.annotations.as_ref();
     let policy = policy.and_then(|annotations| annotations.get("helm.sh/resource-policy"));
-    bears_marks(object, release)
+    belongs_to(object, release)
         && policy.map(String::as_str) != Some("keep")
         && object.deletion_timestamp.is_none()
 }
 
 /// Whether Helm's marks assign the object to the release.
-pub(super) fn bears_marks(object: &ObjectMeta, release: &ReleaseKey) -> bool {
+pub(super) fn belongs_to(object: &ObjectMeta, release: &ReleaseKey) -> bool {
     let text = |map: &Option<std::collections::BTreeMap<String, String>>, key: &str| {
         map.as_ref().and_then(|map| map.get(key)).cloned()
     };
@@ -388,30 +394,30 @@ mod tests {
                 ..ObjectMeta::default()
             }
         };
-        let ours = marked(&release.name, "acme", "");
-        assert!(is_of(&ours, &release));
-        for theirs in [
+        let removable = marked(&release.name, "acme", "");
+        assert!(is_removable(&removable, &release));
+        for not_removable in [
             marked("other", "acme", ""),
             marked(&release.name, "other", ""),
             marked(&release.name, "acme", "keep"),
             ObjectMeta {
                 labels: None,
-                ..ours.clone()
+                ..removable.clone()
             },
             ObjectMeta {
                 annotations: None,
-                ..ours
+                ..removable
             },
         ] {
-            assert!(!is_of(&theirs, &release));
+            assert!(!is_removable(&not_removable, &release));
         }
     }
 
     #[test]
     fn event_names_few_objects_and_counts_rest() {
         let names: Vec<String> = (0..7).map(|number| format!("ConfigMap {number}")).collect();
-        assert_eq!(listed("gone", &[]), None);
-        let text = listed("gone", &names).unwrap();
+        assert_eq!(object_list_message("gone", &[]), None);
+        let text = object_list_message("gone", &names).unwrap();
         assert!(text.ends_with("ConfigMap 4 and 2 more"), "{text}");
     }
 }

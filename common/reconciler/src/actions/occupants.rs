@@ -14,28 +14,28 @@ use kube::core::discovery::v2::{APIGroupDiscovery, APIGroupDiscoveryList, APIRes
 use kube::core::{ApiResource, ObjectList, PartialObjectMeta};
 use kube::{Client, Resource as _, ResourceExt as _};
 
-use super::leftovers::bears_marks;
+use super::leftovers::belongs_to;
 use super::{ActionError, ActionRunner, Job};
 use crate::index::CrdState;
 
-/// Objects in an answer.
-const PAGE: u32 = 50;
-/// Pages of one kind; a namespace with more of them is not judged further.
-const PAGES: u32 = 20;
+/// Objects in a response.
+const PAGE_SIZE: u32 = 50;
+/// Pages of one kind; a namespace with more of them is not checked further.
+const MAX_PAGES: u32 = 20;
 /// Objects in the event.
-const SHOWN: usize = 10;
+const MAX_SHOWN: usize = 10;
 /// Kinds that only describe other objects or what happened to them.
-const TRACES: [(&str, &str); 5] = [
+const IGNORED_KINDS: [(&str, &str); 5] = [
     ("", "endpoints"),
     ("", "events"),
     ("coordination.k8s.io", "leases"),
     ("discovery.k8s.io", "endpointslices"),
     ("events.k8s.io", "events"),
 ];
-/// How the names of API groups end that serve measurements and keep no objects.
-const METRICS: &str = "metrics.k8s.io";
+/// Suffix of the API groups that serve measurements and store no objects.
+const METRICS_SUFFIX: &str = "metrics.k8s.io";
 /// Objects that Kubernetes, OpenShift and Istio create in every namespace.
-const EVERYWHERE: [(&str, &str); 9] = [
+const DEFAULT_OBJECTS: [(&str, &str); 9] = [
     ("configmaps", "istio-ca-root-cert"),
     ("configmaps", "kube-root-ca.crt"),
     ("configmaps", "openshift-service-ca.crt"),
@@ -46,71 +46,75 @@ const EVERYWHERE: [(&str, &str); 9] = [
     ("serviceaccounts", "default"),
     ("serviceaccounts", "deployer"),
 ];
-const TOKEN_OF: &str = "kubernetes.io/service-account.name";
+const SERVICE_ACCOUNT_ANNOTATION: &str = "kubernetes.io/service-account.name";
 
 /// The kinds that a cluster serves, and whether their objects are in namespaces, by group and kind.
-type Scopes = BTreeMap<(String, String), bool>;
+type KindScopes = BTreeMap<(String, String), bool>;
 
 /// The kinds to list in a namespace.
 #[derive(Debug, Default, PartialEq)]
-struct Kinds {
+struct DiscoveredKinds {
     listed: Vec<ApiResource>,
     /// Kinds that cannot be listed, as the event names them.
-    hidden: Vec<String>,
-    scopes: Scopes,
+    unlistable: Vec<String>,
+    scopes: KindScopes,
 }
 
 /// Decides which objects keep a workspace.
-struct Judge<'a> {
+struct OccupancyCheck<'a> {
     release: &'a ReleaseKey,
-    /// The Tenant that is being deleted, where it lives in its own workspace.
-    own: Option<&'a str>,
-    scopes: &'a Scopes,
+    /// UID of the Tenant that is being deleted. It may be in its own workspace.
+    deleted_tenant: Option<&'a str>,
+    scopes: &'a KindScopes,
 }
 
 impl ActionRunner {
     /// Returns whether the workspace stays, and reports the objects that keep it.
     pub(super) async fn is_occupied(&self, job: &Job) -> Result<bool, ActionError> {
         let client = &self.member.helm_client;
-        let kinds = served(client).await?;
+        let kinds = discover_kinds(client).await?;
         // Discovery may lag behind the CRDs.
-        let tenants = (
+        let tenant_kind = (
             Tenant::group(&()).into_owned(),
             Tenant::kind(&()).into_owned(),
         );
-        if job.tenants != CrdState::Missing && !kinds.scopes.contains_key(&tenants) {
+        if job.tenant_crd != CrdState::Missing && !kinds.scopes.contains_key(&tenant_kind) {
             return Err(ActionError::Conflict);
         }
-        let own = job.owner.tenant().and_then(|tenant| tenant.uid());
-        let judge = Judge {
+        let tenant_uid = job.owner.tenant().and_then(|tenant| tenant.uid());
+        let check = OccupancyCheck {
             release: &job.release,
             // A member that leaves keeps its Tenants.
-            own: own.as_deref().filter(|_| !job.desired.retire),
+            deleted_tenant: tenant_uid.as_deref().filter(|_| !job.desired.retire),
             scopes: &kinds.scopes,
         };
-        let mut found = kinds.hidden.clone();
+        let mut occupants = kinds.unlistable.clone();
         for kind in &kinds.listed {
-            if found.len() > SHOWN {
+            if occupants.len() > MAX_SHOWN {
                 break;
             }
-            found.extend(look(client, kind, &judge).await?);
+            occupants.extend(occupants_of_kind(client, kind, &check).await?);
         }
-        if found.is_empty() {
+        if occupants.is_empty() {
             return Ok(false);
         }
-        let told = ObjectEvent {
+        let event = ObjectEvent {
             warning: true,
             reason: "WorkspaceKept",
-            message: message(&job.release.namespace, &found),
+            message: message(&job.release.namespace, &occupants),
         };
-        self.tell(&job.owner, told);
+        self.emit_event(&job.owner, event);
         Ok(true)
     }
 }
 
-fn message(namespace: &str, found: &[String]) -> String {
-    let shown: Vec<&str> = found.iter().take(SHOWN).map(String::as_str).collect();
-    let more = if found.len() > SHOWN {
+fn message(namespace: &str, occupants: &[String]) -> String {
+    let shown: Vec<&str> = occupants
+        .iter()
+        .take(MAX_SHOWN)
+        .map(String::as_str)
+        .collect();
+    let more = if occupants.len() > MAX_SHOWN {
         ", and more"
     } else {
         ""
@@ -122,20 +126,20 @@ fn message(namespace: &str, found: &[String]) -> String {
 }
 
 /// All kinds of the cluster, by aggregated discovery.
-async fn served(client: &Client) -> Result<Kinds, ActionError> {
-    let what = "listing the kinds of the cluster";
-    let core = async { refused(client.list_core_api_versions_aggregated().await) };
-    let others = async { refused(client.list_api_groups_aggregated().await) };
-    let lists = [call(what, core).await?, call(what, others).await?];
-    Ok(kinds(lists.map(Result::unwrap_or_default)))
+async fn discover_kinds(client: &Client) -> Result<DiscoveredKinds, ActionError> {
+    let attempt = "listing the kinds of the cluster";
+    let core = async { split_refusal(client.list_core_api_versions_aggregated().await) };
+    let others = async { split_refusal(client.list_api_groups_aggregated().await) };
+    let lists = [call(attempt, core).await?, call(attempt, others).await?];
+    Ok(parse_kinds(lists.map(Result::unwrap_or_default)))
 }
 
-fn kinds(lists: [APIGroupDiscoveryList; 2]) -> Kinds {
-    let mut kinds = Kinds::default();
-    // An old apiserver, or one that lies, answers without any group.
+fn parse_kinds(lists: [APIGroupDiscoveryList; 2]) -> DiscoveredKinds {
+    let mut kinds = DiscoveredKinds::default();
+    // An old API server, or one that lies, responds without any group.
     if lists.iter().any(|list| list.items.is_empty()) {
         kinds
-            .hidden
+            .unlistable
             .push("kinds that the cluster does not name".to_owned());
     }
     for group in lists.into_iter().flat_map(|list| list.items) {
@@ -144,44 +148,47 @@ fn kinds(lists: [APIGroupDiscoveryList; 2]) -> Kinds {
     kinds
 }
 
-impl Kinds {
+impl DiscoveredKinds {
     fn add(&mut self, group: APIGroupDiscovery) {
-        let name = group
+        let group_name = group
             .metadata
             .and_then(|meta| meta.name)
             .unwrap_or_default();
         // Versions come in the order of preference.
         for version in group.versions {
-            let number = version.version.unwrap_or_default();
-            // One that has never answered may serve anything.
-            let unknown = version.resources.is_empty() || version.resources.iter().any(may_hold);
-            let stale = version.freshness.as_deref() == Some("Stale");
-            if stale && unknown && !name.ends_with(METRICS) {
-                self.hidden
-                    .push(format!("objects of {name}/{number} (API not available)"));
+            let version_name = version.version.unwrap_or_default();
+            // An API service that has never responded may serve any kind.
+            let may_have_objects = version.resources.is_empty()
+                || version.resources.iter().any(is_deleted_with_namespace);
+            let is_stale = version.freshness.as_deref() == Some("Stale");
+            if is_stale && may_have_objects && !group_name.ends_with(METRICS_SUFFIX) {
+                self.unlistable.push(format!(
+                    "objects of {group_name}/{version_name} (API not available)"
+                ));
             }
             for resource in version.resources {
-                self.add_resource(&name, &number, resource);
+                self.add_resource(&group_name, &version_name, resource);
             }
         }
     }
 
     fn add_resource(&mut self, group: &str, version: &str, resource: APIResourceDiscovery) {
-        let holds = may_hold(&resource);
-        let listed = resource.verbs.iter().any(|verb| verb == "list");
+        let is_deleted = is_deleted_with_namespace(&resource);
+        let is_listable = resource.verbs.iter().any(|verb| verb == "list");
         let kind = resource.response_kind.and_then(|kind| kind.kind);
         let kind = kind.unwrap_or_default();
         let plural = resource.resource.unwrap_or_default();
         let namespaced = resource.scope.as_deref() == Some("Namespaced");
         self.scopes
             .insert((group.to_owned(), kind.clone()), namespaced);
-        let mut known = self.listed.iter();
-        let known = known.any(|known| known.group == group && known.plural == plural);
-        if known || !holds || TRACES.contains(&(group, plural.as_str())) {
+        let mut kinds = self.listed.iter();
+        let is_known = kinds.any(|kind| kind.group == group && kind.plural == plural);
+        if is_known || !is_deleted || IGNORED_KINDS.contains(&(group, plural.as_str())) {
             return;
         }
-        if !listed {
-            self.hidden.push(format!("{plural} (kind without lists)"));
+        if !is_listable {
+            self.unlistable
+                .push(format!("{plural} (kind without lists)"));
             return;
         }
         self.listed.push(ApiResource {
@@ -198,44 +205,45 @@ impl Kinds {
 }
 
 /// Whether a namespace takes objects of this kind along. Kubernetes deletes no others with it.
-fn may_hold(resource: &APIResourceDiscovery) -> bool {
-    let deleted = resource.verbs.iter().any(|verb| verb == "delete");
-    deleted && resource.scope.as_deref() == Some("Namespaced")
+fn is_deleted_with_namespace(resource: &APIResourceDiscovery) -> bool {
+    let is_deletable = resource.verbs.iter().any(|verb| verb == "delete");
+    is_deletable && resource.scope.as_deref() == Some("Namespaced")
 }
 
 /// The objects of one kind that keep the namespace.
-async fn look(
+async fn occupants_of_kind(
     client: &Client,
     kind: &ApiResource,
-    judge: &Judge<'_>,
+    check: &OccupancyCheck<'_>,
 ) -> Result<Vec<String>, ActionError> {
     let api: Api<DynamicObject> =
-        Api::namespaced_with(client.clone(), &judge.release.namespace, kind);
-    let mut params = ListParams::default().limit(PAGE);
-    let mut found = Vec::new();
-    for _ in 0..PAGES {
-        let what = format!("listing {}", kind.plural);
-        let listing = async { refused(api.list_metadata(&params).await) };
+        Api::namespaced_with(client.clone(), &check.release.namespace, kind);
+    let mut params = ListParams::default().limit(PAGE_SIZE);
+    let mut occupants = Vec::new();
+    for _ in 0..MAX_PAGES {
+        let attempt = format!("listing {}", kind.plural);
+        let listing = async { split_refusal(api.list_metadata(&params).await) };
         // After a 404, discovery runs again and shows whether the cluster serves the kind.
-        let list: ObjectList<PartialObjectMeta<DynamicObject>> = match call(what, listing).await? {
-            Ok(list) => list,
-            Err(why) => return Ok(vec![format!("{} ({why})", kind.plural)]),
-        };
+        let list: ObjectList<PartialObjectMeta<DynamicObject>> =
+            match call(attempt, listing).await? {
+                Ok(list) => list,
+                Err(reason) => return Ok(vec![format!("{} ({reason})", kind.plural)]),
+            };
         let objects = list.items.iter().map(|object| &object.metadata);
-        found.extend(objects.filter_map(|object| judge.reason(kind, object)));
+        occupants.extend(objects.filter_map(|object| check.occupant(kind, object)));
         let next = list.metadata.continue_.filter(|next| !next.is_empty());
         match next {
-            Some(next) if found.len() <= SHOWN => params = params.continue_token(&next),
-            _ => return Ok(found),
+            Some(next) if occupants.len() <= MAX_SHOWN => params = params.continue_token(&next),
+            _ => return Ok(occupants),
         }
     }
-    found.push(format!("{} (too many to look at)", kind.plural));
-    Ok(found)
+    occupants.push(format!("{} (too many to look at)", kind.plural));
+    Ok(occupants)
 }
 
 /// Separates refusals that last from errors that a retry may overcome.
-fn refused<T>(answer: kube::Result<T>) -> kube::Result<Result<T, &'static str>> {
-    match answer {
+fn split_refusal<T>(response: kube::Result<T>) -> kube::Result<Result<T, &'static str>> {
+    match response {
         Ok(list) => Ok(Ok(list)),
         Err(kube::Error::Api(status)) if status.code == 403 => Ok(Err("forbidden")),
         Err(kube::Error::Api(status))
@@ -248,37 +256,38 @@ fn refused<T>(answer: kube::Result<T>) -> kube::Result<Result<T, &'static str>> 
     }
 }
 
-impl Judge<'_> {
+impl OccupancyCheck<'_> {
     /// Names an object that keeps the namespace, and the reason.
-    fn reason(&self, kind: &ApiResource, object: &ObjectMeta) -> Option<String> {
+    fn occupant(&self, kind: &ApiResource, object: &ObjectMeta) -> Option<String> {
         let name = object.name.as_deref().unwrap_or_default();
-        let tenant = kind.kind == Tenant::kind(&()) && kind.group == Tenant::group(&());
-        let going = object.deletion_timestamp.is_some() && !tenant;
-        if going
-            || (object.uid.is_some() && object.uid.as_deref() == self.own)
-            || EVERYWHERE.contains(&(kind.plural.as_str(), name))
-            || self.is_of_krypton(kind, name)
+        let is_tenant = kind.kind == Tenant::kind(&()) && kind.group == Tenant::group(&());
+        let is_terminating = object.deletion_timestamp.is_some() && !is_tenant;
+        if is_terminating
+            || (object.uid.is_some() && object.uid.as_deref() == self.deleted_tenant)
+            || DEFAULT_OBJECTS.contains(&(kind.plural.as_str(), name))
+            || self.is_saved_copy(kind, name)
             || is_token(object, name)
         {
             return None;
         }
         let annotation = |key: &str| object.annotations.as_ref()?.get(key).map(String::as_str);
-        let of_release = bears_marks(object, self.release) || annotation("helm.sh/hook").is_some();
-        let why = if of_release && annotation("helm.sh/resource-policy") == Some("keep") {
+        let is_of_release =
+            belongs_to(object, self.release) || annotation("helm.sh/hook").is_some();
+        let reason = if is_of_release && annotation("helm.sh/resource-policy") == Some("keep") {
             "kept by the chart"
         } else if kind.plural == "persistentvolumeclaims" && !self.is_owned(object) {
             "holds data"
-        } else if of_release || self.is_owned(object) {
+        } else if is_of_release || self.is_owned(object) {
             return None;
         } else {
             "not created by the release"
         };
-        Some(format!("{} {name} ({why})", kind.kind))
+        Some(format!("{} {name} ({reason})", kind.kind))
     }
 
-    /// Whether the object goes with another object of the namespace, which has its own verdict.
+    /// Whether the object goes with another object of the namespace, which has its own check.
     fn is_owned(&self, object: &ObjectMeta) -> bool {
-        let within = |owner: &OwnerReference| {
+        let is_in_namespace = |owner: &OwnerReference| {
             let group = owner
                 .api_version
                 .rsplit_once('/')
@@ -286,21 +295,27 @@ impl Judge<'_> {
             let kind = (group.to_owned(), owner.kind.clone());
             self.scopes.get(&kind) == Some(&true)
         };
-        object.owner_references.iter().flatten().any(within)
+        object
+            .owner_references
+            .iter()
+            .flatten()
+            .any(is_in_namespace)
     }
 
-    /// Whether it is a copy of a release that could not be decoded.
-    fn is_of_krypton(&self, kind: &ApiResource, name: &str) -> bool {
-        let copy = format!("unreadable.{}.v", self.release.name);
-        kind.group.is_empty() && kind.plural == "secrets" && name.starts_with(&copy)
+    /// Whether it is a copy that Krypton saved of a release that could not be decoded.
+    fn is_saved_copy(&self, kind: &ApiResource, name: &str) -> bool {
+        let prefix = format!("unreadable.{}.v", self.release.name);
+        kind.group.is_empty() && kind.plural == "secrets" && name.starts_with(&prefix)
     }
 }
 
 /// Whether it is a token that Kubernetes before 1.24 created for each service account.
 fn is_token(object: &ObjectMeta, name: &str) -> bool {
     let annotations = object.annotations.as_ref();
-    let account = annotations.and_then(|annotations| annotations.get(TOKEN_OF));
-    account.is_some_and(|account| name.starts_with(&format!("{account}-token-")))
+    let service_account =
+        annotations.and_then(|annotations| annotations.get(SERVICE_ACCOUNT_ANNOTATION));
+    service_account
+        .is_some_and(|service_account| name.starts_with(&format!("{service_account}-token-")))
 }
 
 #[cfg(test)]
@@ -364,24 +379,23 @@ mod tests {
         }
     }
 
-    fn known() -> Kinds {
-        kinds(["/api", "/apis"].map(|path| serde_json::from_value(discovered(path)).unwrap()))
+    fn known_kinds() -> DiscoveredKinds {
+        parse_kinds(["/api", "/apis"].map(|path| serde_json::from_value(discovered(path)).unwrap()))
     }
 
     fn kind(plural: &str) -> ApiResource {
-        let found = known().listed.into_iter();
-        let mut found = found.filter(|kind| kind.plural == plural);
-        found.next().unwrap()
+        let mut kinds = known_kinds().listed.into_iter();
+        kinds.find(|kind| kind.plural == plural).unwrap()
     }
 
-    fn judged(plural: &str, metadata: &Value) -> Option<String> {
-        let (release, kinds) = (release(), known());
-        let judge = Judge {
+    fn occupant(plural: &str, metadata: &Value) -> Option<String> {
+        let (release, kinds) = (release(), known_kinds());
+        let check = OccupancyCheck {
             release: &release,
-            own: Some("own"),
+            deleted_tenant: Some("own"),
             scopes: &kinds.scopes,
         };
-        judge.reason(
+        check.occupant(
             &kind(plural),
             &serde_json::from_value(metadata.clone()).unwrap(),
         )
@@ -404,21 +418,22 @@ mod tests {
             json!({"name": "x", "ownerReferences":
             [{"apiVersion": "apps/v1", "kind": kind, "name": "y", "uid": "z"}]})
         };
-        let keep = json!({"helm.sh/resource-policy": "keep"});
+        let keep_policy = json!({"helm.sh/resource-policy": "keep"});
         let hook = json!({"name": "x", "annotations": {"helm.sh/hook": "pre-install"}});
         let by_node = json!({"name": "x", "ownerReferences":
             [{"apiVersion": "v1", "kind": "Node", "name": "y", "uid": "z"}]});
-        let going = json!({"name": "x", "uid": "o", "deletionTimestamp": "2026-01-01T00:00:00Z"});
+        let terminating =
+            json!({"name": "x", "uid": "o", "deletionTimestamp": "2026-01-01T00:00:00Z"});
         let token = json!({"name": "default-token-x1",
             "annotations": {"kubernetes.io/service-account.name": "default"}});
         let own = json!({"name": "acme", "uid": "own"});
         let unreadable = json!({"name": format!("unreadable.{}.v1.abc", release().name)});
-        let gone = [
+        let ignored = [
             ("configmaps", json!({"name": "kube-root-ca.crt"})),
             ("serviceaccounts", json!({"name": "default"})),
             ("secrets", token),
             ("secrets", unreadable),
-            ("configmaps", going.clone()),
+            ("configmaps", terminating.clone()),
             ("replicasets", owned("Deployment")),
             ("pods", owned("ReplicaSet")),
             ("persistentvolumeclaims", owned("Deployment")),
@@ -426,20 +441,20 @@ mod tests {
             ("configmaps", hook.clone()),
             ("tenants", own),
         ];
-        for (plural, metadata) in gone {
-            assert_eq!(judged(plural, &metadata), None, "{plural} {metadata}");
+        for (plural, metadata) in ignored {
+            assert_eq!(occupant(plural, &metadata), None, "{plural} {metadata}");
         }
-        let foreign = "not created by the release";
+        let not_created = "not created by the release";
         let other = marked("x", &json!({"meta.helm.sh/release-name": "other"}));
-        let stays = [
-            ("configmaps", json!({"name": "x"}), foreign),
-            ("secrets", json!({"name": "kube-root-ca.crt"}), foreign),
-            ("serviceaccounts", json!({"name": "x"}), foreign),
-            ("configmaps", other, foreign),
-            ("configmaps", owned("Unheard"), foreign),
-            ("pods", by_node, foreign),
-            ("tenants", going, foreign),
-            ("configmaps", marked("x", &keep), "kept by the chart"),
+        let kept = [
+            ("configmaps", json!({"name": "x"}), not_created),
+            ("secrets", json!({"name": "kube-root-ca.crt"}), not_created),
+            ("serviceaccounts", json!({"name": "x"}), not_created),
+            ("configmaps", other, not_created),
+            ("configmaps", owned("Unheard"), not_created),
+            ("pods", by_node, not_created),
+            ("tenants", terminating, not_created),
+            ("configmaps", marked("x", &keep_policy), "kept by the chart"),
             ("persistentvolumeclaims", json!({"name": "x"}), "holds data"),
             (
                 "persistentvolumeclaims",
@@ -448,18 +463,18 @@ mod tests {
             ),
             ("persistentvolumeclaims", hook, "holds data"),
         ];
-        for (plural, metadata, why) in stays {
-            let expected = format!("{} x ({why})", kind(plural).kind);
+        for (plural, metadata, reason) in kept {
+            let expected = format!("{} x ({reason})", kind(plural).kind);
             let expected =
                 expected.replace(" x ", &format!(" {} ", metadata["name"].as_str().unwrap()));
-            assert_eq!(judged(plural, &metadata), Some(expected), "{metadata}");
+            assert_eq!(occupant(plural, &metadata), Some(expected), "{metadata}");
         }
     }
 
     #[test]
     fn kinds_that_cannot_be_listed_are_named() {
-        let known = known();
-        let listed: Vec<_> = known
+        let kinds = known_kinds();
+        let listed: Vec<_> = kinds
             .listed
             .iter()
             .map(|kind| kind.plural.as_str())
@@ -469,51 +484,65 @@ mod tests {
             "{listed:?}"
         );
         assert_eq!(listed.iter().filter(|plural| **plural == "pods").count(), 1);
-        assert_eq!(known.hidden, Vec::<String>::new());
-        let of = |value: &Value| {
+        assert_eq!(kinds.unlistable, Vec::<String>::new());
+        let unlistable = |value: &Value| {
             let list = serde_json::from_value(value.clone()).unwrap();
             let core = serde_json::from_value(discovered("/api")).unwrap();
-            kinds([core, list]).hidden
+            parse_kinds([core, list]).unlistable
         };
-        // As an apiserver answers that knows no aggregated discovery.
-        assert_eq!(of(&json!({"kind": "APIGroupList", "groups": []})).len(), 1);
+        // The response of an API server without aggregated discovery.
+        assert_eq!(
+            unlistable(&json!({"kind": "APIGroupList", "groups": []})).len(),
+            1
+        );
         let version = |freshness: &str, verbs: &[&str]| {
             json!({"items": [{"metadata": {"name": "g"}, "versions": [{"version": "v1",
                 "freshness": freshness, "resources":
                 [resource("widgets", "Widget", "Namespaced", verbs)]}]}]})
         };
         assert_eq!(
-            of(&version("Current", &["list", "delete"])),
+            unlistable(&version("Current", &["list", "delete"])),
             Vec::<String>::new()
         );
-        assert_eq!(of(&version("Stale", &["list", "delete"])).len(), 1);
-        assert_eq!(of(&version("Current", &["delete"])).len(), 1);
-        assert_eq!(of(&version("Current", &["get"])), Vec::<String>::new());
-        assert_eq!(of(&version("Stale", &["get"])), Vec::<String>::new());
-        let silent = |group: &str| {
+        assert_eq!(unlistable(&version("Stale", &["list", "delete"])).len(), 1);
+        assert_eq!(unlistable(&version("Current", &["delete"])).len(), 1);
+        assert_eq!(
+            unlistable(&version("Current", &["get"])),
+            Vec::<String>::new()
+        );
+        assert_eq!(
+            unlistable(&version("Stale", &["get"])),
+            Vec::<String>::new()
+        );
+        let without_resources = |group: &str| {
             json!({"items": [{"metadata": {"name": group},
                 "versions": [{"version": "v1", "freshness": "Stale"}]}]})
         };
-        assert_eq!(of(&silent("g")).len(), 1);
-        assert_eq!(of(&silent("custom.metrics.k8s.io")), Vec::<String>::new());
+        assert_eq!(unlistable(&without_resources("g")).len(), 1);
+        assert_eq!(
+            unlistable(&without_resources("custom.metrics.k8s.io")),
+            Vec::<String>::new()
+        );
     }
 
-    /// Looks at ConfigMaps of an apiserver that answers so.
-    async fn looked(answer: fn(&str) -> (u16, Value)) -> Result<Vec<String>, ActionError> {
+    /// Returns the ConfigMaps that keep the namespace, if the API server responds like this.
+    async fn occupying_config_maps(
+        respond: fn(&str) -> (u16, Value),
+    ) -> Result<Vec<String>, ActionError> {
         let service = tower::service_fn(move |request: http::Request<Body>| async move {
-            let (code, body) = answer(request.uri().query().unwrap_or_default());
+            let (code, body) = respond(request.uri().query().unwrap_or_default());
             let mut response = http::Response::new(Body::from(body.to_string().into_bytes()));
             *response.status_mut() = http::StatusCode::from_u16(code).unwrap();
             Ok::<_, Infallible>(response)
         });
         let client = Client::new(service, "default");
-        let (release, kinds) = (release(), known());
-        let judge = Judge {
+        let (release, kinds) = (release(), known_kinds());
+        let check = OccupancyCheck {
             release: &release,
-            own: None,
+            deleted_tenant: None,
             scopes: &kinds.scopes,
         };
-        look(&client, &kind("configmaps"), &judge).await
+        occupants_of_kind(&client, &kind("configmaps"), &check).await
     }
 
     fn status(code: u16, message: &str) -> (u16, Value) {
@@ -541,7 +570,7 @@ mod tests {
 
     #[tokio::test]
     async fn unlistable_kinds_keep_namespace_and_failures_are_retried() {
-        for (answer, expected) in [
+        for (respond, expected) in [
             (
                 (|_| status(403, "no")) as fn(&str) -> _,
                 "configmaps (forbidden)",
@@ -552,36 +581,42 @@ mod tests {
                 "configmaps (cannot be listed)",
             ),
         ] {
-            assert_eq!(looked(answer).await.ok().unwrap(), [expected]);
+            assert_eq!(
+                occupying_config_maps(respond).await.ok().unwrap(),
+                [expected]
+            );
         }
-        let unserved = looked(|_| status(404, "gone")).await;
+        let unserved = occupying_config_maps(|_| status(404, "gone")).await;
         assert!(matches!(unserved, Err(ActionError::Conflict)));
-        let failed = looked(|_| status(500, "etcdserver: request timed out")).await;
+        let failed = occupying_config_maps(|_| status(500, "etcdserver: request timed out")).await;
         assert!(matches!(failed, Err(ActionError::Transient(_))));
     }
 
     #[tokio::test]
     async fn objects_on_later_pages_are_found() {
-        let found = looked(|query| match query.contains("continue=") {
+        let occupants = occupying_config_maps(|query| match query.contains("continue=") {
             false => page(&["kube-root-ca.crt"], "more"),
             true => page(&["theirs"], ""),
         });
-        let found = found.await.ok().unwrap();
-        assert_eq!(found, ["ConfigMap theirs (not created by the release)"]);
-        let endless = looked(|_| page(&[], "more")).await.ok().unwrap();
+        let occupants = occupants.await.ok().unwrap();
+        assert_eq!(occupants, ["ConfigMap theirs (not created by the release)"]);
+        let endless = occupying_config_maps(|_| page(&[], "more"))
+            .await
+            .ok()
+            .unwrap();
         assert_eq!(endless, ["configmaps (too many to look at)"]);
     }
 
     #[test]
     fn the_event_names_ten_objects() {
-        let found: Vec<String> = (0..11)
+        let occupants: Vec<String> = (0..11)
             .map(|number| format!("ConfigMap m{number}"))
             .collect();
-        let text = message("acme", &found);
+        let text = message("acme", &occupants);
         assert!(
             text.contains("ConfigMap m9, and more") && !text.contains("m10"),
             "{text}"
         );
-        assert!(!message("acme", &found[..10]).contains("and more"));
+        assert!(!message("acme", &occupants[..10]).contains("and more"));
     }
 }

@@ -5,9 +5,9 @@ use krypton_helm::releases::labels::ReleaseKey;
 use krypton_helm::releases::revision::Revision;
 use krypton_runtime::call::call;
 
-use super::super::helm_queue::Ready;
-use super::{ActionError, ActionRunner, Job, JobResult, ReleaseNews, transient, trust};
-use crate::index::number;
+use super::super::helm_queue::HelmReservation;
+use super::{ActionError, ActionRunner, Job, JobResult, ReleaseUpdate, transient, trust};
+use crate::index::parse_version;
 use crate::plan;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -19,28 +19,32 @@ impl ActionRunner {
         &self,
         job: &Job,
         revision: u32,
-        ready: Option<Ready>,
-        done: &mut JobResult,
+        reservation: Option<HelmReservation>,
+        result: &mut JobResult,
     ) -> Result<(), ActionError> {
         let Some(secret) = self.revision_secret(&job.release, revision).await? else {
-            return self.relist_without(job, revision, done).await;
+            return self.relist_without(job, revision, result).await;
         };
         let release_details = match releases::decode(&secret) {
             Ok(release_details) => release_details,
             // Without a permit, or while paused, reading must not lead to a write.
             Err(error)
-                if self.still_permitted().is_err()
-                    || plan::paused(&job.owner, &job.desired).is_some() =>
+                if self.check_permit().is_err()
+                    || plan::pause_reason(&job.owner, &job.desired).is_some() =>
             {
                 return Err(transient(&error));
             }
-            Err(error) => return self.set_aside(job, &secret, &error, ready, done).await,
+            Err(error) => {
+                return self
+                    .set_aside(job, &secret, &error, reservation, result)
+                    .await;
+            }
         };
         let record = self.release_record(&job.release).await?;
         let recorded = trust::check_unchanged(&job.release, &record, &secret)?;
-        done.unrecorded = (!recorded).then_some((revision, job.permitted));
-        done.release_details = Some(release_details);
-        done.release = Some(ReleaseNews::One(Box::new(secret.metadata)));
+        result.unrecorded = (!recorded).then_some((revision, job.permitted));
+        result.release_details = Some(release_details);
+        result.release_update = Some(ReleaseUpdate::One(Box::new(secret.metadata)));
         Ok(())
     }
 
@@ -58,39 +62,43 @@ impl ActionRunner {
         &self,
         job: &Job,
         revision: u32,
-        done: &mut JobResult,
+        result: &mut JobResult,
     ) -> Result<(), ActionError> {
-        self.relist(job, done).await?;
+        self.relist(job, result).await?;
         let name = releases::secret_name(&job.release.name, revision);
-        let is_it = |meta: &ObjectMeta| meta.name.as_ref() == Some(&name);
-        match &done.release {
-            Some(ReleaseNews::All { metas, .. }) if metas.iter().any(is_it) => {
-                let text = format!("the API server lists Secret {name} but does not find it");
-                Err(ActionError::Transient(text))
+        let is_missing_revision = |meta: &ObjectMeta| meta.name.as_ref() == Some(&name);
+        match &result.release_update {
+            Some(ReleaseUpdate::All { metas, .. }) if metas.iter().any(is_missing_revision) => {
+                let message = format!("the API server lists Secret {name} but does not find it");
+                Err(ActionError::Transient(message))
             }
             _ => Ok(()),
         }
     }
 
     /// Reads the release's Secrets afresh, without their content.
-    pub(super) async fn relist(&self, job: &Job, done: &mut JobResult) -> Result<(), ActionError> {
+    pub(super) async fn relist(
+        &self,
+        job: &Job,
+        result: &mut JobResult,
+    ) -> Result<(), ActionError> {
         let labels = format!("owner=helm,name={}", job.release.name);
-        let of_helm = format!("type={}", releases::SECRET_TYPE);
-        let params = ListParams::default().labels(&labels).fields(&of_helm);
+        let helm_type = format!("type={}", releases::SECRET_TYPE);
+        let params = ListParams::default().labels(&labels).fields(&helm_type);
         let api = self.secrets(&job.release);
         let list: ObjectList<PartialObjectMeta<Secret>> = call(
             "listing the release's revisions",
             api.list_metadata(&params),
         )
         .await?;
-        let version = number(list.metadata.resource_version.as_deref());
+        let version = parse_version(list.metadata.resource_version.as_deref());
         // Like the watch: a Secret may bear the labels without being a revision.
-        let is_one = |meta: &ObjectMeta| {
-            Revision::of(meta).is_some_and(|(release, _)| release == job.release)
+        let is_revision = |meta: &ObjectMeta| {
+            Revision::from_metadata(meta).is_some_and(|(release, _)| release == job.release)
         };
         let metas = list.items.into_iter().map(|item| item.metadata);
-        let metas = metas.filter(is_one).collect();
-        done.release = Some(ReleaseNews::All {
+        let metas = metas.filter(is_revision).collect();
+        result.release_update = Some(ReleaseUpdate::All {
             metas,
             version,
             known_before: job.known_version,

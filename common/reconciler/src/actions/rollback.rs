@@ -13,25 +13,30 @@ use kube::ResourceExt;
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::json;
 
-use super::stored::Foreign;
+use super::stored_revisions::ForeignRevisions;
 use super::trust::check_rollback;
-use super::{ActionError, ActionRunner, Job, JobResult, ReleaseNews, suspended, unavailable};
-use crate::helm_queue::Ready;
+use super::{ActionError, ActionRunner, Job, JobResult, ReleaseUpdate, suspended, unavailable};
+use crate::helm_queue::HelmReservation;
 use crate::plan::revisions;
 
 impl ActionRunner {
     /// Marks the current revision before the rollback, so Krypton recognizes the lock if the rollback dies.
-    async fn sign(&self, job: &Job, current: &Secret, by: u32) -> Result<(), ActionError> {
-        self.still_permitted()?;
+    async fn mark_rollback(
+        &self,
+        job: &Job,
+        current: &Secret,
+        rollback_revision: u32,
+    ) -> Result<(), ActionError> {
+        self.check_permit()?;
         let patch = Patch::Merge(json!({ "metadata": {
             "resourceVersion": current.metadata.resource_version,
-            "labels": { ROLLBACK_LABEL: by.to_string() },
+            "labels": { ROLLBACK_LABEL: rollback_revision.to_string() },
         }}));
         let (name, params) = (current.name_any(), PatchParams::default());
         let client = self.member.helm_client.clone();
         let api: Api<Secret> = Api::namespaced(client, &job.release.namespace);
-        let signing = api.patch_metadata(&name, &params, &patch);
-        call("signing a rollback", signing).await?;
+        let marking = api.patch_metadata(&name, &params, &patch);
+        call("signing a rollback", marking).await?;
         Ok(())
     }
 
@@ -39,36 +44,42 @@ impl ActionRunner {
         &self,
         job: &Job,
         to: u32,
-        ready: Option<Ready>,
-        done: &mut JobResult,
+        reservation: Option<HelmReservation>,
+        result: &mut JobResult,
     ) -> Result<(), ActionError> {
-        let (Some(newest), Some(ready)) = (&job.newest, ready) else {
+        let (Some(newest), Some(reservation)) = (&job.newest, reservation) else {
             return Err(ActionError::Conflict);
         };
-        self.still_permitted()?;
+        self.check_permit()?;
         let Some(current) = self.revision_secret(&job.release, newest.revision).await? else {
-            return self.relist_without(job, newest.revision, done).await;
+            return self.relist_without(job, newest.revision, result).await;
         };
-        self.sign(job, &current, newest.revision + 1).await?;
-        self.say(job, done).await?;
-        let keep = [newest.revision, to];
-        let stored = match self.stored(job, &keep, Foreign::Remove, done).await? {
+        self.mark_rollback(job, &current, newest.revision + 1)
+            .await?;
+        self.report(job, result).await?;
+        let needed = [newest.revision, to];
+        let stored = match self
+            .read_checked(job, &needed, ForeignRevisions::Remove, result)
+            .await?
+        {
             Ok(stored) => stored,
             Err(unreadable) => {
                 let (secret, error) = *unreadable;
-                let ready = Some(ready);
-                return self.set_aside(job, &secret, &error, ready, done).await;
+                let reservation = Some(reservation);
+                return self
+                    .set_aside(job, &secret, &error, reservation, result)
+                    .await;
             }
         };
         let revisions = (stored.revision(newest.revision), stored.revision(to));
         let (Some(current), Some(good)) = revisions else {
-            return self.relist(job, done).await;
+            return self.relist(job, result).await;
         };
         self.check_compared(job, &stored.record, current).await?;
         let digest = check_rollback(&job.release, &stored.record, good)?;
-        self.wait_unannounced().await;
-        self.check_again(job, &stored).await?;
-        self.still_permitted()?;
+        self.wait_randomly().await;
+        self.recheck(job, &stored).await?;
+        self.check_permit()?;
         let chart = job.chart();
         let rollback = Rollback {
             kubeconfig: self.member.kubeconfig.clone(),
@@ -78,7 +89,7 @@ impl ActionRunner {
             timeout: self.member.policy.helm_timeout,
             server_side: releases::decode(current)
                 .is_ok_and(|release_details| release_details.server_side),
-            history_max: revisions::history(
+            history_max: revisions::history_limit(
                 self.member.policy.history_max,
                 &job.revisions,
                 &chart.fingerprint(),
@@ -88,34 +99,39 @@ impl ActionRunner {
             cache_key: self.member.name.clone(),
         };
         tracing::info!(member = %self.member.name, to, "running helm rollback");
-        let ended = Box::pin(self.tools.helm.rollback(ready.slot, &rollback, &self.stop)).await;
-        self.relist(job, done).await?;
-        let metas = match &done.release {
-            Some(ReleaseNews::All { metas, .. }) => metas.as_slice(),
+        let ended = Box::pin(
+            self.tools
+                .helm
+                .rollback(reservation.slot, &rollback, &self.stop),
+        )
+        .await;
+        self.relist(job, result).await?;
+        let metas = match &result.release_update {
+            Some(ReleaseUpdate::All { metas, .. }) => metas.as_slice(),
             _ => &[],
         };
-        let written = metas.iter().filter_map(Revision::of);
-        let back = written.map(|(_, revision)| revision).find(|revision| {
+        let written = metas.iter().filter_map(Revision::from_metadata);
+        let restored = written.map(|(_, revision)| revision).find(|revision| {
             revision.revision > newest.revision && revision.status == Status::Deployed
         });
-        if let (Some(back), Ok(())) = (&back, &ended) {
-            self.put_on_record(job, back.revision, &digest, stored.record)
+        if let (Some(restored), Ok(())) = (&restored, &ended) {
+            self.record_digest(job, restored.revision, &digest, stored.record)
                 .await;
         }
         let message = match ended {
-            _ if back.is_some() => {
+            _ if restored.is_some() => {
                 let message = format!("revision {to} is deployed again: the upgrade was given up");
-                let told = ObjectEvent {
+                let event = ObjectEvent {
                     warning: true,
                     reason: "HelmRolledBack",
                     message,
                 };
-                self.tell(&job.owner, told);
+                self.emit_event(&job.owner, event);
                 return Ok(());
             }
             Err(HelmError::Stopped) => return Err(ActionError::Conflict),
             Err(error) if error.is_local() => return Err(unavailable(&error)),
-            Err(HelmError::Suspended { complaint }) => return Err(suspended(complaint)),
+            Err(HelmError::Suspended { message }) => return Err(suspended(message)),
             Err(error) => chain(&error),
             Ok(()) => format!("Helm succeeded, but revision {to} is not deployed"),
         };

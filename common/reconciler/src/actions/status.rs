@@ -21,33 +21,43 @@ use crate::status::throttle::{PAUSE, QUIET, with_detail};
 
 impl ActionRunner {
     /// Reports the state, writes it to the Tenant if this process does that here, and emits events for changes.
-    pub(super) async fn say(&self, job: &Job, done: &mut JobResult) -> Result<(), ActionError> {
-        self.say_state(job, &job.plan.state, done).await
+    pub(super) async fn report(
+        &self,
+        job: &Job,
+        result: &mut JobResult,
+    ) -> Result<(), ActionError> {
+        self.report_state(job, &job.plan.state, result).await
     }
 
-    async fn say_state(
+    async fn report_state(
         &self,
         job: &Job,
         state: &ClusterState,
-        done: &mut JobResult,
+        result: &mut JobResult,
     ) -> Result<(), ActionError> {
-        if job.plan.ours {
+        if job.plan.is_reported {
             let applied_chart = job.plan.applied_chart.as_deref().unwrap_or_default();
             let owner = &job.owner;
-            self.report_store
-                .put(owner, state.clone(), applied_chart, job.next, job.plan.gone);
+            self.report_store.set_owner(
+                owner,
+                state.clone(),
+                applied_chart,
+                job.next,
+                job.plan.gone,
+            );
         } else {
-            self.report_store.forget(&job.key);
+            self.report_store.remove(&job.key);
         }
-        done.said = Some(state.clone());
+        result.reported = Some(state.clone());
         // Without the Lease, this process only observes: only the holder writes and emits events.
-        if !self.hold.get().may_start(BootTime::now()) {
+        if !self.lease_state.get().may_start(BootTime::now()) {
             return Ok(());
         }
-        if let (StatusMode::Write, ReleaseOwner::Tenant(tenant)) = (self.member.status, &job.owner)
+        if let (StatusMode::Write, ReleaseOwner::Tenant(tenant)) =
+            (self.member.status_mode, &job.owner)
         {
-            let newest = done.tenant.as_ref().unwrap_or(tenant);
-            let next = status::status(
+            let newest = result.tenant.as_ref().unwrap_or(tenant);
+            let status = status::status(
                 newest,
                 &self.member.name,
                 state,
@@ -56,13 +66,13 @@ impl ActionRunner {
                 job.desired.handling.allow_chart_skip,
                 clock::wall(),
             );
-            if newest.status.as_ref() != Some(&next) {
+            if newest.status.as_ref() != Some(&status) {
                 let mut patch = json!({
                     "metadata": { "resourceVersion": newest.metadata.resource_version },
-                    "status": next,
+                    "status": status,
                 });
                 // A merge patch removes only fields that are null.
-                if next.next_steps.is_empty() {
+                if status.next_steps.is_empty() {
                     patch["status"]["nextSteps"] = Value::Null;
                 }
                 let api = self.tenants(job.key.namespace());
@@ -73,45 +83,45 @@ impl ActionRunner {
                     .await
                     .map_err(ActionError::from)
                 {
-                    Ok(tenant) => done.tenant = Some(tenant),
-                    Err(fault) => {
-                        done.said = None;
+                    Ok(tenant) => result.tenant = Some(tenant),
+                    Err(error) => {
+                        result.reported = None;
                         if let ActionError::Transient(message) | ActionError::Refused(message) =
-                            &fault
+                            &error
                         {
                             let message = message.clone();
-                            let told = ObjectEvent {
+                            let event = ObjectEvent {
                                 warning: true,
                                 reason: "StatusUpdateFailed",
                                 message,
                             };
-                            self.tell(&job.owner, told);
+                            self.emit_event(&job.owner, event);
                         }
-                        return Err(fault);
+                        return Err(error);
                     }
                 }
             }
         }
-        let before = done.told.as_ref().or(job.told.as_ref());
-        for told in status::told(before, state) {
-            self.tell(&job.owner, told);
+        let previous = result.published.as_ref().or(job.published.as_ref());
+        for event in status::transition_events(previous, state) {
+            self.emit_event(&job.owner, event);
         }
         // On the home cluster, the hub emits this event, with the phase across all members.
-        if self.member.status == StatusMode::Write {
+        if self.member.status_mode == StatusMode::Write {
             let skip = job.desired.handling.allow_chart_skip;
-            if let Some(told) = status::phase_told(before, state, skip) {
-                self.tell(&job.owner, told);
+            if let Some(event) = status::phase_event(previous, state, skip) {
+                self.emit_event(&job.owner, event);
             }
         }
-        done.told = Some(state.clone());
+        result.published = Some(state.clone());
         Ok(())
     }
 
     /// Waits for a Helm run that writes `revision`, and reports the hook that Helm waits for.
-    pub(super) async fn reporting_hooks<T>(
+    pub(super) async fn run_reporting_hooks<T>(
         &self,
         job: &Job,
-        done: &mut JobResult,
+        result: &mut JobResult,
         revision: u32,
         run: impl Future<Output = T>,
     ) -> T {
@@ -125,45 +135,45 @@ impl ActionRunner {
             tokio::select! {
                 biased;
                 ended = &mut run => return ended,
-                told = Box::pin(self.tell_hook(job, done, revision)) => {
+                reported = Box::pin(self.report_hook(job, result, revision)) => {
                     // The next call reports it, or the next plan after Helm has ended.
-                    if let Err(fault) = told {
-                        tracing::debug!(problem = fault.text(), "progress not told");
+                    if let Err(error) = reported {
+                        tracing::debug!(problem = error.text(), "progress not told");
                     }
                 }
             }
         }
     }
 
-    async fn tell_hook(
+    async fn report_hook(
         &self,
         job: &Job,
-        done: &mut JobResult,
+        result: &mut JobResult,
         revision: u32,
     ) -> Result<(), ActionError> {
         let secret = self.revision_secret(&job.release, revision).await?;
-        let running = secret.and_then(|secret| releases::running_hook(&secret).ok().flatten());
+        let hook = secret.and_then(|secret| releases::running_hook(&secret).ok().flatten());
         let announced = &job.plan.state;
-        let state = match running {
+        let state = match hook {
             Some(hook) => with_detail(announced, &format!("waiting for {hook}")),
             None => announced.clone(),
         };
-        if done.said.as_ref() == Some(&state) {
+        if result.reported.as_ref() == Some(&state) {
             return Ok(());
         }
-        let Err(fault) = self.say_state(job, &state, done).await else {
+        let Err(error) = self.report_state(job, &state, result).await else {
             return Ok(());
         };
-        if let (ActionError::Conflict, ReleaseOwner::Tenant(tenant)) = (&fault, &job.owner) {
+        if let (ActionError::Conflict, ReleaseOwner::Tenant(tenant)) = (&error, &job.owner) {
             // Another client has written to the Tenant. A new generation has not been reconciled yet.
             let api = self.tenants(job.key.namespace());
-            let fresh = call("reading the Tenant", api.get(job.key.name())).await?;
-            if fresh.uid() == tenant.uid()
-                && fresh.metadata.generation == tenant.metadata.generation
+            let current = call("reading the Tenant", api.get(job.key.name())).await?;
+            if current.uid() == tenant.uid()
+                && current.metadata.generation == tenant.metadata.generation
             {
-                done.tenant = Some(fresh);
+                result.tenant = Some(current);
             }
         }
-        Err(fault)
+        Err(error)
     }
 }

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Secret;
 use krypton_helm::releases::labels::ReleaseKey;
-use krypton_helm::releases::record::{ReleaseRecord, Verdict};
+use krypton_helm::releases::record::{RecordComparison, ReleaseRecord};
 use krypton_helm::releases::revision::Revision;
-use krypton_helm::releases::{self, ObjectId, Status, UNCLEAR};
+use krypton_helm::releases::{self, ObjectId, Status, UNREADABLE_OBJECT};
 use krypton_runtime::call::call;
 use krypton_runtime::events::ObjectEvent;
 use krypton_types::conditions::reason;
@@ -21,19 +21,19 @@ use kube::api::{Api, DynamicObject};
 use kube::core::{ApiResource, GroupVersionKind};
 use kube::discovery::{Scope, pinned_kind};
 
-use super::leftovers::bears_marks;
-use super::stored::Stored;
+use super::leftovers::belongs_to;
+use super::stored_revisions::StoredRevisions;
 use super::{ActionError, ActionRunner, Job, JobResult, transient};
 use crate::release_record;
 
-const RECORD_TRIES: u32 = 3;
-const BETWEEN_TRIES: Duration = Duration::from_millis(500);
+const MAX_RECORD_ATTEMPTS: u32 = 3;
+const RECORD_RETRY_DELAY: Duration = Duration::from_millis(500);
 /// Limit for the objects outside the workspace that Krypton checks for one revision, one request each.
-const CHECKED_MOST: usize = 200;
+const MAX_CHECKED: usize = 200;
 
 /// Results of checking the revisions of one release. Each object and kind is read once.
 #[derive(Default)]
-pub(super) struct Owned {
+pub(super) struct OwnedObjects {
     kinds: BTreeMap<(String, String), Option<(ApiResource, Scope)>>,
     objects: BTreeSet<ObjectId>,
 }
@@ -49,19 +49,22 @@ impl ActionRunner {
 
     /// Records the digest of a revision that Helm has just deployed. If that fails, the revision counts as
     /// unrecorded: it keeps running, but Krypton does not heal from it.
-    pub(super) async fn put_on_record(
+    pub(super) async fn record_digest(
         &self,
         job: &Job,
         revision: u32,
         digest: &str,
-        known: ReleaseRecord,
+        mut record: ReleaseRecord,
     ) {
-        let mut record = known;
-        for attempt in 1..=RECORD_TRIES {
-            let kept = |number: &u32| job.revisions.iter().any(|it| it.revision == *number);
+        for attempt in 1..=MAX_RECORD_ATTEMPTS {
+            let is_kept = |number: &u32| {
+                job.revisions
+                    .iter()
+                    .any(|revision| revision.revision == *number)
+            };
             record
                 .digests
-                .retain(|number, _| kept(number) && *number < revision);
+                .retain(|number, _| is_kept(number) && *number < revision);
             record.digests.insert(revision, digest.to_owned());
             let writing = release_record::write(&record, &self.member.client, &job.release);
             let Err(error) = call("writing the record of the release", writing).await else {
@@ -69,9 +72,9 @@ impl ActionRunner {
             };
             tracing::warn!(member = %self.member.name, revision, attempt, problem = %chain(&error),
                 "failed to record the release's digest");
-            tokio::time::sleep(BETWEEN_TRIES).await;
-            if let Ok(newer) = self.release_record(&job.release).await {
-                record = newer;
+            tokio::time::sleep(RECORD_RETRY_DELAY).await;
+            if let Ok(current) = self.release_record(&job.release).await {
+                record = current;
             }
         }
     }
@@ -95,10 +98,10 @@ impl ActionRunner {
         secret: &Secret,
     ) -> Result<(), ActionError> {
         match verdict(record, secret)? {
-            (_, Verdict::Recorded) => Ok(()),
-            (revision, Verdict::Tampered) => Err(tampered(&job.release, revision)),
-            (revision, Verdict::Unrecorded) => {
-                let mut owned = Owned::default();
+            (_, RecordComparison::Recorded) => Ok(()),
+            (revision, RecordComparison::Tampered) => Err(tampered(&job.release, revision)),
+            (revision, RecordComparison::Unrecorded) => {
+                let mut owned = OwnedObjects::default();
                 self.check_objects(job, revision, secret, &mut owned).await
             }
         }
@@ -109,8 +112,8 @@ impl ActionRunner {
     pub(super) async fn check_uninstall(
         &self,
         job: &Job,
-        stored: &Stored,
-        done: &mut JobResult,
+        stored: &StoredRevisions,
+        result: &mut JobResult,
     ) -> Result<bool, ActionError> {
         let Some(newest) = &job.newest else {
             return Ok(false);
@@ -120,62 +123,68 @@ impl ActionRunner {
             .revision(newest.revision)
             .ok_or(ActionError::Conflict)?;
         match verdict(record, secret)? {
-            (_, Verdict::Recorded) => {
+            (_, RecordComparison::Recorded) => {
                 return releases::has_delete_hooks(secret).map_err(|error| transient(&error));
             }
-            (revision, Verdict::Tampered) => return Err(tampered(&job.release, revision)),
-            (_, Verdict::Unrecorded) => {}
+            (revision, RecordComparison::Tampered) => return Err(tampered(&job.release, revision)),
+            (_, RecordComparison::Unrecorded) => {}
         }
-        self.fall_back(job, record, done).await?;
-        let mut owned = Owned::default();
+        self.remove_failed_attempts(job, record, result).await?;
+        let mut owned = OwnedObjects::default();
         self.check_objects(job, newest.revision, secret, &mut owned)
             .await?;
-        let hooks = releases::has_delete_hooks(secret).unwrap_or(true);
-        if hooks {
+        let has_hooks = releases::has_delete_hooks(secret).unwrap_or(true);
+        if has_hooks {
             let message = format!(
                 "uninstalling release {} without its delete hooks: Krypton has not deployed revision {}",
                 job.release.name, newest.revision
             );
-            let told = ObjectEvent {
+            let event = ObjectEvent {
                 warning: true,
                 reason: "HooksSkipped",
                 message,
             };
-            self.tell(&job.owner, told);
+            self.emit_event(&job.owner, event);
         }
         Ok(false)
     }
 
     /// Removes failed attempts on top of a recorded revision, together with their leftovers. Helm then uninstalls the
     /// recorded revision and runs its hooks.
-    async fn fall_back(
+    async fn remove_failed_attempts(
         &self,
         job: &Job,
         record: &ReleaseRecord,
-        done: &mut JobResult,
+        result: &mut JobResult,
     ) -> Result<(), ActionError> {
-        let on_record = |it: &&Revision| record.digests.contains_key(&it.revision);
-        let Some(good) = job.revisions.iter().rfind(on_record) else {
+        let has_record = |revision: &&Revision| record.digests.contains_key(&revision.revision);
+        let Some(good) = job.revisions.iter().rfind(has_record) else {
             return Ok(());
         };
         let newer = job.revisions.iter().rev();
-        let newer: Vec<&Revision> = newer.take_while(|it| it.revision > good.revision).collect();
-        if newer.is_empty() || newer.iter().any(|it| it.status != Status::Failed) {
+        let newer: Vec<&Revision> = newer
+            .take_while(|revision| revision.revision > good.revision)
+            .collect();
+        if newer.is_empty()
+            || newer
+                .iter()
+                .any(|revision| revision.status != Status::Failed)
+        {
             return Ok(());
         }
-        let kept = self.revision_secret(&job.release, good.revision).await?;
-        let kept = kept.ok_or(ActionError::Conflict)?;
-        if verdict(record, &kept)?.1 != Verdict::Recorded {
+        let good_secret = self.revision_secret(&job.release, good.revision).await?;
+        let good_secret = good_secret.ok_or(ActionError::Conflict)?;
+        if verdict(record, &good_secret)?.1 != RecordComparison::Recorded {
             return Ok(());
         }
         for attempt in newer {
-            let failed = self.revision_secret(&job.release, attempt.revision).await?;
-            let failed = failed.ok_or(ActionError::Conflict)?;
-            self.still_permitted()?;
-            self.sweep_attempt(job, &failed, &kept).await?;
-            self.forget(&job.release, &failed.metadata).await?;
+            let secret = self.revision_secret(&job.release, attempt.revision).await?;
+            let secret = secret.ok_or(ActionError::Conflict)?;
+            self.check_permit()?;
+            self.sweep_attempt(job, &secret, &good_secret).await?;
+            self.forget(&job.release, &secret.metadata).await?;
         }
-        self.relist(job, done).await?;
+        self.relist(job, result).await?;
         Err(ActionError::Conflict)
     }
 
@@ -186,16 +195,16 @@ impl ActionRunner {
         job: &Job,
         revision: u32,
         secret: &Secret,
-        owned: &mut Owned,
+        owned: &mut OwnedObjects,
     ) -> Result<(), ActionError> {
         let release = &job.release;
         let objects = releases::strict_objects(secret)
             .map_err(|error| ActionError::Transient(chain(&error)))?;
         let Some(objects) = objects else {
-            return Err(claims(release, revision, UNCLEAR));
+            return Err(foreign_object(release, revision, UNREADABLE_OBJECT));
         };
         let client = &self.member.helm_client;
-        let Owned {
+        let OwnedObjects {
             kinds,
             objects: known,
         } = owned;
@@ -204,37 +213,37 @@ impl ActionRunner {
             if known.contains(&object) {
                 continue;
             }
-            let name = (object.api_version.clone(), object.kind.clone());
-            if !kinds.contains_key(&name) {
-                let found = kind(client, &object).await?;
-                kinds.insert(name.clone(), found);
+            let kind_name = (object.api_version.clone(), object.kind.clone());
+            if !kinds.contains_key(&kind_name) {
+                let discovered = discover_kind(client, &object).await?;
+                kinds.insert(kind_name.clone(), discovered);
             }
-            let Some(Some((resource, scope))) = kinds.get(&name) else {
+            let Some(Some((resource, scope))) = kinds.get(&kind_name) else {
                 continue;
             };
             let api: Api<DynamicObject> = match (scope, object.namespace.as_deref()) {
                 (Scope::Namespaced, None) => continue,
-                (Scope::Namespaced, Some(own)) if own == release.namespace => continue,
+                (Scope::Namespaced, Some(namespace)) if namespace == release.namespace => continue,
                 (Scope::Namespaced, Some(other)) => {
                     Api::namespaced_with(client.clone(), other, resource)
                 }
                 (Scope::Cluster, _) => Api::all_with(client.clone(), resource),
             };
             checked += 1;
-            if checked > CHECKED_MOST {
-                return Err(claims(
+            if checked > MAX_CHECKED {
+                return Err(foreign_object(
                     release,
                     revision,
                     "too many objects of other namespaces",
                 ));
             }
             let reading = api.get_metadata_opt(&object.name);
-            let found = call("reading an object of the release", reading).await?;
-            if let Some(found) = found
-                && !bears_marks(&found.metadata, release)
+            let existing = call("reading an object of the release", reading).await?;
+            if let Some(existing) = existing
+                && !belongs_to(&existing.metadata, release)
             {
-                let named = format!("{} {}", object.kind, object.name);
-                return Err(claims(release, revision, &named));
+                let object_name = format!("{} {}", object.kind, object.name);
+                return Err(foreign_object(release, revision, &object_name));
             }
             known.insert(object);
         }
@@ -243,7 +252,7 @@ impl ActionRunner {
 }
 
 /// Returns the kind of an object and its scope; `None` if the cluster has no such kind.
-pub(super) async fn kind(
+pub(super) async fn discover_kind(
     client: &Client,
     object: &ObjectId,
 ) -> Result<Option<(ApiResource, Scope)>, ActionError> {
@@ -254,31 +263,33 @@ pub(super) async fn kind(
     let kind = GroupVersionKind::gvk(group, version, &object.kind);
     let discovering = async {
         match pinned_kind(client, &kind).await {
-            Ok((resource, about)) => Ok(Some((resource, about.scope))),
+            Ok((resource, capabilities)) => Ok(Some((resource, capabilities.scope))),
             Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
             Err(kube::Error::Discovery(_)) => Ok(None),
             Err(error) => Err(error),
         }
     };
-    let found = call("discovering kinds", discovering).await;
-    found.map_err(|error| transient(&error))
+    let discovered = call("discovering kinds", discovering).await;
+    discovered.map_err(|error| transient(&error))
 }
 
 /// Returns the revision that Helm compares with in an upgrade.
-pub(super) fn compared(job: &Job) -> Option<u32> {
-    let deployed = |it: &&Revision| it.status == Status::Deployed;
-    let compared = job.revisions.iter().rfind(deployed);
-    compared.or(job.newest.as_ref()).map(|it| it.revision)
+pub(super) fn compared_revision(job: &Job) -> Option<u32> {
+    let is_deployed = |revision: &&Revision| revision.status == Status::Deployed;
+    let compared = job.revisions.iter().rfind(is_deployed);
+    compared
+        .or(job.newest.as_ref())
+        .map(|revision| revision.revision)
 }
 
 pub(super) fn verdict(
     record: &ReleaseRecord,
     secret: &Secret,
-) -> Result<(u32, Verdict), ActionError> {
-    let (_, revision) = Revision::of(&secret.metadata).ok_or(ActionError::Conflict)?;
+) -> Result<(u32, RecordComparison), ActionError> {
+    let (_, revision) = Revision::from_metadata(&secret.metadata).ok_or(ActionError::Conflict)?;
     // The function that decodes the Secret handles a failure to decode it.
     let digest = releases::digest(secret).map_err(|_| ActionError::Conflict)?;
-    let verdict = record.verdict(revision.revision, &digest);
+    let verdict = record.compare(revision.revision, &digest);
     Ok((revision.revision, verdict))
 }
 
@@ -289,9 +300,9 @@ pub(super) fn check_unchanged(
     secret: &Secret,
 ) -> Result<bool, ActionError> {
     match verdict(record, secret)? {
-        (_, Verdict::Recorded) => Ok(true),
-        (_, Verdict::Unrecorded) => Ok(false),
-        (revision, Verdict::Tampered) => Err(tampered(release, revision)),
+        (_, RecordComparison::Recorded) => Ok(true),
+        (_, RecordComparison::Unrecorded) => Ok(false),
+        (revision, RecordComparison::Tampered) => Err(tampered(release, revision)),
     }
 }
 
@@ -302,13 +313,13 @@ pub(super) fn check_rollback(
     secret: &Secret,
 ) -> Result<String, ActionError> {
     match verdict(record, secret)? {
-        (revision, Verdict::Recorded) => record
+        (revision, RecordComparison::Recorded) => record
             .digests
             .get(&revision)
             .cloned()
             .ok_or(ActionError::Conflict),
-        (revision, Verdict::Tampered) => Err(tampered(release, revision)),
-        (revision, Verdict::Unrecorded) => Err(ActionError::Failed {
+        (revision, RecordComparison::Tampered) => Err(tampered(release, revision)),
+        (revision, RecordComparison::Unrecorded) => Err(ActionError::Failed {
             reason: reason::ROLLBACK_FAILED,
             message: format!(
                 "Krypton has not deployed revision {revision} of release {}, so it does not roll back to it",
@@ -320,23 +331,23 @@ pub(super) fn check_rollback(
 }
 
 pub(super) fn tampered(release: &ReleaseKey, revision: u32) -> ActionError {
-    refused(
+    tampered_with(
         release,
         revision,
         "has changed since Krypton deployed it".to_owned(),
     )
 }
 
-fn claims(release: &ReleaseKey, revision: u32, object: &str) -> ActionError {
-    let what = format!(
+fn foreign_object(release: &ReleaseKey, revision: u32, object: &str) -> ActionError {
+    let problem = format!(
         "was not deployed by Krypton and lists {object}, which does not belong to the release"
     );
-    refused(release, revision, what)
+    tampered_with(release, revision, problem)
 }
 
-fn refused(release: &ReleaseKey, revision: u32, what: String) -> ActionError {
+fn tampered_with(release: &ReleaseKey, revision: u32, problem: String) -> ActionError {
     let message = format!(
-        "revision {revision} of release {} {what}; to render the chart again, delete Secret {}/{}, or accept the \
+        "revision {revision} of release {} {problem}; to render the chart again, delete Secret {}/{}, or accept the \
          revision with kubectl krypton accept-release",
         release.name,
         release.namespace,

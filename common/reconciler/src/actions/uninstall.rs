@@ -5,51 +5,56 @@ use krypton_runtime::events::ObjectEvent;
 use krypton_types::conditions::reason;
 use krypton_types::error_chain::chain;
 
-use super::super::helm_queue::Ready;
-use super::stored::Foreign;
-use super::{ActionError, ActionRunner, Job, JobResult, ReleaseNews, suspended, unavailable};
+use super::super::helm_queue::HelmReservation;
+use super::stored_revisions::ForeignRevisions;
+use super::{ActionError, ActionRunner, Job, JobResult, ReleaseUpdate, suspended, unavailable};
 use kube::ResourceExt;
 
 impl ActionRunner {
     pub(super) async fn uninstall(
         &self,
         job: &Job,
-        ready: Option<Ready>,
-        done: &mut JobResult,
+        reservation: Option<HelmReservation>,
+        result: &mut JobResult,
     ) -> Result<(), ActionError> {
-        let Some(ready) = ready else {
+        let Some(reservation) = reservation else {
             return Err(ActionError::Conflict);
         };
-        self.still_permitted()?;
+        self.check_permit()?;
         self.confirm_deletion(job).await?;
-        if job.owner.is_going() {
-            done.deletion_confirmed = job.owner.tenant().and_then(|tenant| tenant.uid());
+        if job.owner.is_being_removed() {
+            result.deletion_confirmed = job.owner.tenant().and_then(|tenant| tenant.uid());
         }
-        if job.owner.is_going() || job.desired.retire {
-            self.say(job, done).await?;
+        if job.owner.is_being_removed() || job.desired.retire {
+            self.report(job, result).await?;
         }
         let newest = job.newest.as_ref().map_or(0, |newest| newest.revision);
-        let stored = match self.stored(job, &[newest], Foreign::Keep, done).await? {
+        let stored = match self
+            .read_checked(job, &[newest], ForeignRevisions::Keep, result)
+            .await?
+        {
             Ok(stored) => stored,
             // Helm skips a revision that it cannot decode, and would silently use the previous one.
             Err(unreadable) => {
                 let (secret, error) = *unreadable;
-                let ready = Some(ready);
-                return self.set_aside(job, &secret, &error, ready, done).await;
+                let reservation = Some(reservation);
+                return self
+                    .set_aside(job, &secret, &error, reservation, result)
+                    .await;
             }
         };
         self.sweep_before_uninstall(job).await?;
-        let hooks = self.check_uninstall(job, &stored, done).await?;
+        let hooks = self.check_uninstall(job, &stored, result).await?;
         // The deletions announce the run, so it takes place at another time.
-        if self.leave_only(job, &stored, newest).await? {
-            self.relist(job, done).await?;
+        if self.delete_all_but(job, &stored, newest).await? {
+            self.relist(job, result).await?;
             return Err(ActionError::Conflict);
         }
         if hooks {
-            self.wait_unannounced().await;
+            self.wait_randomly().await;
         }
-        self.check_again(job, &stored).await?;
-        self.still_permitted()?;
+        self.recheck(job, &stored).await?;
+        self.check_permit()?;
         let uninstall = Uninstall {
             kubeconfig: self.member.kubeconfig.clone(),
             release: job.release.name.clone(),
@@ -62,27 +67,26 @@ impl ActionRunner {
         let running = Box::pin(
             self.tools
                 .helm
-                .uninstall(ready.slot, &uninstall, &self.stop),
+                .uninstall(reservation.slot, &uninstall, &self.stop),
         );
-        let ended = self.reporting_hooks(job, done, newest, running).await;
-        self.relist(job, done).await?;
-        let gone =
-            matches!(&done.release, Some(ReleaseNews::All { metas, .. }) if metas.is_empty());
+        let ended = self.run_reporting_hooks(job, result, newest, running).await;
+        self.relist(job, result).await?;
+        let is_gone = matches!(&result.release_update, Some(ReleaseUpdate::All { metas, .. }) if metas.is_empty());
         match ended {
-            _ if gone => {
-                done.progressed = true;
+            _ if is_gone => {
+                result.clears_failure = true;
                 let message = format!("uninstalled release {}", job.release.name);
-                let told = ObjectEvent {
+                let event = ObjectEvent {
                     warning: false,
                     reason: "HelmUninstalled",
                     message,
                 };
-                self.tell(&job.owner, told);
+                self.emit_event(&job.owner, event);
                 Ok(())
             }
             Err(HelmError::Stopped) => Err(ActionError::Conflict),
             Err(error) if error.is_local() => Err(unavailable(&error)),
-            Err(HelmError::Suspended { complaint }) => Err(suspended(complaint)),
+            Err(HelmError::Suspended { message }) => Err(suspended(message)),
             Ok(()) => Err(ActionError::Failed {
                 reason: reason::UNINSTALL_FAILED,
                 message: format!(
@@ -93,12 +97,12 @@ impl ActionRunner {
             }),
             Err(error) => {
                 let message = chain(&error);
-                let told = ObjectEvent {
+                let event = ObjectEvent {
                     warning: true,
                     reason: "HelmUninstallFailed",
                     message: message.clone(),
                 };
-                self.tell(&job.owner, told);
+                self.emit_event(&job.owner, event);
                 let permanent = error.is_permanent();
                 Err(ActionError::Failed {
                     reason: reason::UNINSTALL_FAILED,

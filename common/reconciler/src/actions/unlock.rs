@@ -5,7 +5,7 @@ use krypton_helm::releases::{self, Status};
 use krypton_runtime::call::call;
 use krypton_runtime::events::ObjectEvent;
 
-use super::super::helm_queue::Ready;
+use super::super::helm_queue::HelmReservation;
 use super::{ActionError, ActionRunner, Job, JobResult};
 use kube::ResourceExt;
 use kube::api::PostParams;
@@ -14,20 +14,24 @@ impl ActionRunner {
     pub(super) async fn unlock(
         &self,
         job: &Job,
-        (revision, was): (u32, &str),
-        ready: Option<Ready>,
-        done: &mut JobResult,
+        (revision, status): (u32, &str),
+        reservation: Option<HelmReservation>,
+        result: &mut JobResult,
     ) -> Result<(), ActionError> {
         let Some(secret) = self.revision_secret(&job.release, revision).await? else {
-            return self.relist_without(job, revision, done).await;
+            return self.relist_without(job, revision, result).await;
         };
-        let description = format!("Unlocked by Krypton: a Helm process that died left it {was}");
+        let description = format!("Unlocked by Krypton: a Helm process that died left it {status}");
         let mut unlocked = match releases::unlocked(&secret, &description) {
             Ok(unlocked) => unlocked,
-            Err(error) => return self.set_aside(job, &secret, &error, ready, done).await,
+            Err(error) => {
+                return self
+                    .set_aside(job, &secret, &error, reservation, result)
+                    .await;
+            }
         };
         // A revision that was once deployed must not count as a failed installation.
-        if was != Status::PendingInstall.as_str()
+        if status != Status::PendingInstall.as_str()
             && let Some(labels) = &mut unlocked.metadata.labels
         {
             labels.retain(|label, run| label != RUN_LABEL || !run.starts_with(INSTALL_RUN));
@@ -38,8 +42,8 @@ impl ActionRunner {
         let unlocking = api.replace(&name, &params, &unlocked);
         call("unlocking the release", unlocking).await?;
         let message =
-            format!("unlocked revision {revision}, which a Helm process that died left {was}");
-        self.tell(
+            format!("unlocked revision {revision}, which a Helm process that died left {status}");
+        self.emit_event(
             &job.owner,
             ObjectEvent {
                 warning: true,
@@ -47,6 +51,6 @@ impl ActionRunner {
                 message,
             },
         );
-        self.relist(job, done).await
+        self.relist(job, result).await
     }
 }

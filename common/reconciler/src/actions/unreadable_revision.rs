@@ -3,7 +3,7 @@
 
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use krypton_helm::driver::{HelmError, Look};
+use krypton_helm::driver::{GetMetadata, HelmError};
 use krypton_helm::releases::labels::ReleaseKey;
 use krypton_helm::releases::revision::Revision;
 use krypton_helm::releases::{self, ReleaseError, Status};
@@ -14,8 +14,8 @@ use krypton_types::error_chain::chain;
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, PostParams, Preconditions};
 
-use super::{ActionError, ActionRunner, Job, JobResult, ReleaseNews, transient, unavailable};
-use crate::helm_queue::Ready;
+use super::{ActionError, ActionRunner, Job, JobResult, ReleaseUpdate, transient, unavailable};
+use crate::helm_queue::HelmReservation;
 use crate::plan::revisions;
 
 /// The type of a Secret that was set aside. Helm looks only for its own type.
@@ -29,17 +29,17 @@ impl ActionRunner {
         job: &Job,
         secret: &Secret,
         error: &ReleaseError,
-        ready: Option<Ready>,
-        done: &mut JobResult,
+        reservation: Option<HelmReservation>,
+        result: &mut JobResult,
     ) -> Result<(), ActionError> {
-        let Some(Ready { slot, .. }) = ready else {
-            done.needs_slot = true;
+        let Some(HelmReservation { slot, .. }) = reservation else {
+            result.needs_slot = true;
             return Ok(());
         };
-        let (why, name) = (chain(error), secret.name_any());
-        let going = job.owner.is_going() || job.desired.retire;
+        let (problem, name) = (chain(error), secret.name_any());
+        let is_removal = job.owner.is_being_removed() || job.desired.retire;
         let failed = |message: String| ActionError::Failed {
-            reason: if going {
+            reason: if is_removal {
                 reason::UNINSTALL_FAILED
             } else {
                 reason::UPGRADE_FAILED
@@ -47,33 +47,33 @@ impl ActionRunner {
             message,
             permanent: true,
         };
-        let Some((_, revision)) = Revision::of(&secret.metadata) else {
-            return Err(failed(why));
+        let Some((_, revision)) = Revision::from_metadata(&secret.metadata) else {
+            return Err(failed(problem));
         };
-        self.still_permitted()?;
-        let look = Look {
+        self.check_permit()?;
+        let get = GetMetadata {
             kubeconfig: self.member.kubeconfig.clone(),
             release: job.release.name.clone(),
             namespace: job.release.namespace.clone(),
             revision: revision.revision,
             cache_key: self.member.name.clone(),
         };
-        let looked = Box::pin(self.tools.helm.can_decode(slot, &look, &self.stop));
-        match looked.await {
+        let decoding = Box::pin(self.tools.helm.can_decode(slot, &get, &self.stop));
+        match decoding.await {
             Ok(false) => {}
             // A newer Helm wrote it, or it exceeds Krypton's size limit. Krypton must not judge it.
-            Ok(true) => return Err(failed(format!("{why}, but Helm can decode it"))),
+            Ok(true) => return Err(failed(format!("{problem}, but Helm can decode it"))),
             Err(HelmError::Stopped) => return Err(ActionError::Conflict),
             Err(error) if error.is_local() => return Err(unavailable(&error)),
             Err(error) => return Err(transient(&error)),
         }
-        if going {
-            self.relist(job, done).await?;
-            let alone = !matches!(&done.release,
-                Some(ReleaseNews::All { metas, .. }) if metas.len() > 1);
-            if alone {
+        if is_removal {
+            self.relist(job, result).await?;
+            let is_only_revision = !matches!(&result.release_update,
+                Some(ReleaseUpdate::All { metas, .. }) if metas.len() > 1);
+            if is_only_revision {
                 return Err(failed(format!(
-                    "{why}, and no other revision lists its objects; delete the objects with annotation \
+                    "{problem}, and no other revision lists its objects; delete the objects with annotation \
                      meta.helm.sh/release-name={}, then delete that Secret. To keep them, set annotation \
                      {}=true on the {}",
                     job.release.name,
@@ -82,25 +82,25 @@ impl ActionRunner {
                 )));
             }
         }
-        self.still_permitted()?;
-        self.keep_copy(&job.release, secret, revision.revision)
+        self.check_permit()?;
+        self.save_copy(&job.release, secret, revision.revision)
             .await?;
-        self.still_permitted()?;
-        let removing = self.remove(&job.release, &secret.metadata);
+        self.check_permit()?;
+        let removing = self.delete_secret(&job.release, &secret.metadata);
         call("removing a revision", removing).await?;
-        let message = format!("{why}. It was set aside, and what it installed stays");
-        let told = ObjectEvent {
+        let message = format!("{problem}. It was set aside, and what it installed stays");
+        let event = ObjectEvent {
             warning: true,
             reason: "ReleaseUnreadable",
             message,
         };
-        tracing::warn!(member = %self.member.name, secret = %name, error = %why,
+        tracing::warn!(member = %self.member.name, secret = %name, error = %problem,
             "undecodable release was set aside");
-        self.tell(&job.owner, told);
-        self.relist(job, done).await
+        self.emit_event(&job.owner, event);
+        self.relist(job, result).await
     }
 
-    pub(super) async fn keep_copy(
+    pub(super) async fn save_copy(
         &self,
         release: &ReleaseKey,
         secret: &Secret,
@@ -133,17 +133,17 @@ impl ActionRunner {
     }
 
     /// Deletes the Secret of a revision if it has not changed.
-    async fn remove(&self, release: &ReleaseKey, of: &ObjectMeta) -> kube::Result<()> {
+    async fn delete_secret(&self, release: &ReleaseKey, meta: &ObjectMeta) -> kube::Result<()> {
         let params = DeleteParams {
             preconditions: Some(Preconditions {
-                uid: of.uid.clone(),
-                resource_version: of.resource_version.clone(),
+                uid: meta.uid.clone(),
+                resource_version: meta.resource_version.clone(),
             }),
             ..DeleteParams::default()
         };
         // Helm created the Secret. Krypton's own rights include at most an update.
         let api: Api<Secret> = Api::namespaced(self.member.helm_client.clone(), &release.namespace);
-        let name = of.name.clone().unwrap_or_default();
+        let name = meta.name.clone().unwrap_or_default();
         api.delete(&name, &params).await.map(drop)
     }
 
@@ -152,21 +152,22 @@ impl ActionRunner {
     pub(super) async fn forget_repeated_attempts(
         &self,
         job: &Job,
-        done: &mut JobResult,
+        result: &mut JobResult,
     ) -> Result<(), ActionError> {
         let repeated = revisions::repeated(&job.revisions);
         if repeated.is_empty() {
             return Ok(());
         }
-        self.relist(job, done).await?;
-        let Some(ReleaseNews::All { metas, .. }) = done.release.take() else {
+        self.relist(job, result).await?;
+        let Some(ReleaseUpdate::All { metas, .. }) = result.release_update.take() else {
             return Ok(());
         };
-        let mut failed = failed(metas);
+        let mut failed = failed_revisions(metas);
         while let Some((newest, _)) = failed.first().cloned() {
-            let same = |it: &Failed| it.0.fingerprint == newest.fingerprint;
-            let (mut attempts, others): (Vec<_>, _) = failed.into_iter().partition(same);
-            attempts.retain(|(it, _)| repeated.contains(&it.revision));
+            let is_repeat =
+                |(revision, _): &FailedRevision| revision.fingerprint == newest.fingerprint;
+            let (mut attempts, others): (Vec<_>, _) = failed.into_iter().partition(is_repeat);
+            attempts.retain(|(revision, _)| repeated.contains(&revision.revision));
             self.forget_all_but(&job.release, newest.revision, attempts)
                 .await?;
             failed = others;
@@ -178,50 +179,50 @@ impl ActionRunner {
     pub(super) async fn forget_older_attempts(
         &self,
         job: &Job,
-        done: &mut JobResult,
+        result: &mut JobResult,
     ) -> Result<(), ActionError> {
-        self.relist(job, done).await?;
+        self.relist(job, result).await?;
         // The list becomes outdated below, so don't return it.
-        let Some(ReleaseNews::All { metas, .. }) = done.release.take() else {
+        let Some(ReleaseUpdate::All { metas, .. }) = result.release_update.take() else {
             return Ok(());
         };
-        let failed = failed(metas);
+        let failed = failed_revisions(metas);
         let Some((newest, _)) = failed.first().cloned() else {
             return Ok(());
         };
-        let kept_beside = usize::from(self.member.policy.history_max) - 1;
-        let beyond = failed.into_iter().skip(kept_beside).collect();
-        self.forget_all_but(&job.release, newest.revision, beyond)
+        let kept_count = usize::from(self.member.policy.history_max) - 1;
+        let older = failed.into_iter().skip(kept_count).collect();
+        self.forget_all_but(&job.release, newest.revision, older)
             .await
     }
 
-    /// Forgets failed attempts, newest first. It keeps an attempt that declares an object which `kept` does not
-    /// declare.
+    /// Forgets failed attempts, newest first. It keeps an attempt that declares an object which `kept_revision` does
+    /// not declare.
     async fn forget_all_but(
         &self,
         release: &ReleaseKey,
-        kept: u32,
-        attempts: Vec<Failed>,
+        kept_revision: u32,
+        attempts: Vec<FailedRevision>,
     ) -> Result<(), ActionError> {
         if attempts.is_empty() {
             return Ok(());
         }
-        let kept = self.revision_secret(release, kept).await?;
+        let kept = self.revision_secret(release, kept_revision).await?;
         let kept = kept.and_then(|kept| releases::objects(&kept).ok());
-        let mut beyond = Vec::new();
-        for (former, meta) in attempts {
-            let former = self.revision_secret(release, former.revision).await?;
-            let former = former.and_then(|former| releases::objects(&former).ok());
-            let pair = former.as_ref().zip(kept.as_ref());
-            let pair = pair.filter(|(former, _)| former.unread == 0);
-            let alone = pair.and_then(|(former, kept)| {
-                let left = releases::left_over(former, kept, &release.namespace)?;
-                Some(!left.is_empty())
+        let mut candidates = Vec::new();
+        for (attempt, meta) in attempts {
+            let attempt = self.revision_secret(release, attempt.revision).await?;
+            let attempt = attempt.and_then(|attempt| releases::objects(&attempt).ok());
+            let pair = attempt.as_ref().zip(kept.as_ref());
+            let pair = pair.filter(|(attempt, _)| attempt.unreadable == 0);
+            let is_only_declaration = pair.and_then(|(attempt, kept)| {
+                let leftovers = releases::leftovers(attempt, kept, &release.namespace)?;
+                Some(!leftovers.is_empty())
             });
-            beyond.push((meta, alone));
+            candidates.push((meta, is_only_declaration));
         }
-        for (meta, alone) in revisions::forgettable(beyond) {
-            if alone {
+        for (meta, is_only_declaration) in revisions::forgettable(candidates) {
+            if is_only_declaration {
                 tracing::warn!(member = %self.member.name, secret = meta.name.as_deref(),
                     "too many failed attempts; forgetting objects of the oldest");
             }
@@ -235,19 +236,19 @@ impl ActionRunner {
         release: &ReleaseKey,
         attempt: &ObjectMeta,
     ) -> Result<(), ActionError> {
-        self.still_permitted()?;
-        let removing = self.remove(release, attempt);
+        self.check_permit()?;
+        let removing = self.delete_secret(release, attempt);
         Ok(call("removing a revision", removing).await?)
     }
 }
 
 /// A failed revision and its Secret.
-type Failed = (Revision, ObjectMeta);
+type FailedRevision = (Revision, ObjectMeta);
 
 /// The failed revisions, newest first.
-pub(super) fn failed(metas: Vec<ObjectMeta>) -> Vec<Failed> {
-    let read = |meta: ObjectMeta| Some((Revision::of(&meta)?.1, meta));
-    let mut failed: Vec<Failed> = metas.into_iter().filter_map(read).collect();
+pub(super) fn failed_revisions(metas: Vec<ObjectMeta>) -> Vec<FailedRevision> {
+    let read = |meta: ObjectMeta| Some((Revision::from_metadata(&meta)?.1, meta));
+    let mut failed: Vec<FailedRevision> = metas.into_iter().filter_map(read).collect();
     failed.retain(|(revision, _)| revision.status == Status::Failed);
     failed.sort_by_key(|(revision, _)| std::cmp::Reverse(revision.revision));
     failed

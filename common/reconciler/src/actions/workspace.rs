@@ -18,18 +18,18 @@ impl ActionRunner {
     pub(super) async fn create_workspace(
         &self,
         job: &Job,
-        done: &mut JobResult,
+        result: &mut JobResult,
     ) -> Result<(), ActionError> {
         let uid = job.owner.uid().to_owned();
-        let marks = [
+        let labels = [
             (CREATOR_LABEL.to_owned(), uid),
             (names::MANAGED_BY_LABEL.to_owned(), "krypton".to_owned()),
         ];
         let namespace_metadata = NamespaceMetadata {
-            labels: marks.into(),
+            labels: labels.into(),
             annotations: BTreeMap::new(),
         };
-        let namespace_metadata = namespace_metadata.given(&job.desired.namespaces);
+        let namespace_metadata = namespace_metadata.with_configuration(&job.desired.namespaces);
         let namespace = Namespace {
             metadata: ObjectMeta {
                 name: Some(job.release.namespace.clone()),
@@ -46,22 +46,22 @@ impl ActionRunner {
         let created = call("creating the workspace", creating).await;
         match created.map_err(ActionError::from) {
             Ok(created) => {
-                done.workspace = Some(created.metadata);
-                done.progressed = true;
+                result.workspace = Some(created.metadata);
+                result.clears_failure = true;
                 let message = format!("created namespace {}", job.release.namespace);
-                let told = ObjectEvent {
+                let event = ObjectEvent {
                     warning: false,
                     reason: "WorkspaceCreated",
                     message,
                 };
-                self.tell(&job.owner, told);
+                self.emit_event(&job.owner, event);
                 Ok(())
             }
             // Another client created it. The watch may have shown it before.
             Err(ActionError::Conflict) => {
                 let name = &job.release.namespace;
-                let there = call("reading the workspace", api.get_metadata(name)).await?;
-                done.workspace = Some(there.metadata);
+                let existing = call("reading the workspace", api.get_metadata(name)).await?;
+                result.workspace = Some(existing.metadata);
                 Ok(())
             }
             Err(error) => {
@@ -70,12 +70,12 @@ impl ActionRunner {
                     job.release.namespace,
                     error.text()
                 );
-                let told = ObjectEvent {
+                let event = ObjectEvent {
                     warning: true,
                     reason: "WorkspaceCreateFailed",
                     message: message.clone(),
                 };
-                self.tell(&job.owner, told);
+                self.emit_event(&job.owner, event);
                 Err(ActionError::Failed {
                     reason: reason::INSTALL_FAILED,
                     message,
@@ -88,26 +88,26 @@ impl ActionRunner {
     pub(super) async fn delete_workspace(
         &self,
         job: &Job,
-        done: &mut JobResult,
+        result: &mut JobResult,
     ) -> Result<(), ActionError> {
-        self.say(job, done).await?;
+        self.report(job, result).await?;
         let api: Api<Namespace> = Api::all(self.client());
         let name = &job.release.namespace;
-        let Some(fresh) = call("reading the workspace", api.get_opt(name)).await? else {
+        let Some(namespace) = call("reading the workspace", api.get_opt(name)).await? else {
             // The watch has not reported it yet. Without a pause, the next plan would read it again immediately.
             return Err(ActionError::Conflict);
         };
-        let ours = fresh.labels().contains_key(CREATOR_LABEL);
-        if !ours {
+        let is_ours = namespace.labels().contains_key(CREATOR_LABEL);
+        if !is_ours {
             return Err(ActionError::Conflict);
         }
         if Box::pin(self.is_occupied(job)).await? {
-            return self.remove_finalizer(job, false, done).await;
+            return self.remove_finalizer(job, false, result).await;
         }
-        self.still_permitted()?;
+        self.check_permit()?;
         let preconditions = Preconditions {
-            uid: fresh.metadata.uid.clone(),
-            resource_version: fresh.metadata.resource_version.clone(),
+            uid: namespace.metadata.uid.clone(),
+            resource_version: namespace.metadata.resource_version.clone(),
         };
         let params = DeleteParams {
             preconditions: Some(preconditions),
@@ -115,12 +115,12 @@ impl ActionRunner {
         };
         let deleting = api.delete(name, &params);
         call("deleting the workspace", deleting).await?;
-        let told = ObjectEvent {
+        let event = ObjectEvent {
             warning: false,
             reason: "WorkspaceDeleted",
             message: format!("deleting namespace {name}"),
         };
-        self.tell(&job.owner, told);
+        self.emit_event(&job.owner, event);
         // The watch shows that the namespace is terminating, and then that it is gone.
         Err(ActionError::Conflict)
     }

@@ -16,14 +16,14 @@ use kube::api::Api;
 use kube::{Client, CustomResourceExt, Resource};
 
 use crate::actions::ActionRunner;
-use crate::backup::{self, Deleted, Deletions, Record, Restored};
+use crate::backup::{self, BackupRecord, KnownDeletions, RestoreResult, UserDeletion};
 
 /// Longest pause between two attempts to restore a Tenant.
 const RETRY_MAX: Duration = Duration::from_secs(60);
 
 /// A recorded Tenant that is not restored yet.
 #[derive(Clone, Debug)]
-pub(crate) struct Waiting {
+pub(crate) struct UnrestoredTenant {
     pub workspace: Option<String>,
     pub problem: String,
     failures: u32,
@@ -31,19 +31,19 @@ pub(crate) struct Waiting {
 }
 
 /// The waiting Tenants by name.
-pub(crate) type Known = BTreeMap<TenantKey, Waiting>;
+pub(crate) type UnrestoredTenants = BTreeMap<TenantKey, UnrestoredTenant>;
 
 /// The result of one round of work on the CRD.
 #[derive(Debug, Default)]
 pub(crate) struct CrdRound {
     /// Tenants that still wait. `None` means unknown.
-    pub waiting: Option<Known>,
+    pub unrestored: Option<UnrestoredTenants>,
     pub problem: Option<String>,
 }
 
 /// Records the Tenants of a CRD that is being deleted.
-pub(crate) async fn keep_tenants(client: &Client, known: &Deletions) -> CrdRound {
-    let kept = async {
+pub(crate) async fn back_up_tenants(client: &Client, known_deletions: &KnownDeletions) -> CrdRound {
+    let backing_up = async {
         let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
         let reading = crds.get_metadata_opt(Tenant::crd_name());
         let crd = call("reading the CRD of Tenants", reading).await;
@@ -51,109 +51,112 @@ pub(crate) async fn keep_tenants(client: &Client, known: &Deletions) -> CrdRound
         let Some(deleted) = crd.and_then(|crd| crd.metadata.deletion_timestamp) else {
             return Ok(None);
         };
-        let kept = backup::keep_and_release(client, deleted.0, known).await;
-        let (released, refused) = kept.map_err(|error| chain(&error))?;
+        let backed_up = backup::back_up_and_release(client, deleted.0, known_deletions).await;
+        let (released, first_error) = backed_up.map_err(|error| chain(&error))?;
         if released > 0 {
             tracing::warn!(
                 released,
                 "the Tenant CRD is being deleted: Tenants are backed up and released, nothing is uninstalled"
             );
         }
-        Ok(refused.map(|error| chain(&error)))
+        Ok(first_error.map(|error| chain(&error)))
     };
     CrdRound {
-        waiting: None,
-        problem: kept.await.unwrap_or_else(Some),
+        unrestored: None,
+        problem: backing_up.await.unwrap_or_else(Some),
     }
 }
 
 /// Ensures the CRD, and restores the recorded Tenants.
-pub(crate) async fn put_back_tenants(performer: &ActionRunner, before: Known) -> CrdRound {
-    let client = &performer.member.client;
-    let records = match backup::records(client).await {
+pub(crate) async fn restore_tenants(
+    runner: &ActionRunner,
+    previous: UnrestoredTenants,
+) -> CrdRound {
+    let client = &runner.member.client;
+    let records = match backup::list_records(client).await {
         Ok(records) => records,
         Err(error) => {
             return CrdRound {
-                waiting: None,
+                unrestored: None,
                 problem: Some(chain(&error)),
             };
         }
     };
     let ensured = krypton_runtime::crd::ensure(client, &Tenant::crd()).await;
     let problem = ensured.err().map(|error| chain(&error));
-    let may = || problem.is_none() && performer.still_permitted().is_ok();
-    let waiting = put_back_due(client, &performer.events, may, records, before).await;
+    let may_write = || problem.is_none() && runner.check_permit().is_ok();
+    let unrestored = restore_due(client, &runner.events, may_write, records, previous).await;
     CrdRound {
-        waiting: Some(waiting),
+        unrestored: Some(unrestored),
         problem,
     }
 }
 
 /// Tries all due records, each with its own back-off, and returns the waiting Tenants.
-async fn put_back_due(
+async fn restore_due(
     client: &Client,
     events: &EventRecorder,
-    may: impl Fn() -> bool,
-    records: Vec<Record>,
-    mut before: Known,
-) -> Known {
-    let mut waiting = Known::new();
+    may_write: impl Fn() -> bool,
+    records: Vec<BackupRecord>,
+    mut previous: UnrestoredTenants,
+) -> UnrestoredTenants {
+    let mut unrestored = UnrestoredTenants::new();
     for record in records {
         let key = record.key();
-        let kept = before.remove(&key).unwrap_or_else(|| Waiting {
+        let tenant = previous.remove(&key).unwrap_or_else(|| UnrestoredTenant {
             workspace: record.workspace(),
             problem: "not tried yet".to_owned(),
             failures: 0,
             not_before: BootTime::default(),
         });
-        let due = kept.not_before <= BootTime::now();
-        let kept = match due && may() {
-            true => put_back(client, events, record, kept).await,
-            false => Some(kept),
+        let is_due = tenant.not_before <= BootTime::now();
+        let tenant = match is_due && may_write() {
+            true => restore_one(client, events, record, tenant).await,
+            false => Some(tenant),
         };
-        waiting.extend(kept.map(|kept| (key, kept)));
+        unrestored.extend(tenant.map(|tenant| (key, tenant)));
     }
-    waiting
+    unrestored
 }
 
 /// Restores one record. Returns `None` if the record is settled.
-async fn put_back(
+async fn restore_one(
     client: &Client,
     events: &EventRecorder,
-    record: Record,
-    mut kept: Waiting,
-) -> Option<Waiting> {
+    record: BackupRecord,
+    mut tenant: UnrestoredTenant,
+) -> Option<UnrestoredTenant> {
     let key = record.key();
-    let problem = match record.put_back(client).await {
-        Ok(restored) => {
-            restored.iter().for_each(|back| tell(events, back));
+    let problem = match record.restore(client).await {
+        Ok(result) => {
+            result.iter().for_each(|result| emit_event(events, result));
             return None;
         }
         Err(error) => chain(&error),
     };
-    if problem != kept.problem {
+    if problem != tenant.problem {
         tracing::warn!(tenant = %key, %problem, "Tenant not restored; retrying");
     }
-    kept.failures += 1;
-    let pause = backoff(kept.failures, RETRY_MAX, chance::random());
-    kept.not_before = BootTime(BootTime::now().0 + pause);
-    Some(Waiting { problem, ..kept })
+    tenant.failures += 1;
+    let pause = backoff(tenant.failures, RETRY_MAX, chance::random());
+    tenant.not_before = BootTime(BootTime::now().0 + pause);
+    Some(UnrestoredTenant { problem, ..tenant })
 }
 
-fn tell(events: &EventRecorder, restored: &Restored) {
-    let (tenant, reason, message) = match restored {
-        Restored::Back(tenant, deleted) => {
-            let more = match deleted {
-                Deleted::No => "Krypton kept its release",
-                Deleted::Perhaps => {
+fn emit_event(events: &EventRecorder, result: &RestoreResult) {
+    let (tenant, reason, message) = match result {
+        RestoreResult::Recreated(tenant, deletion) => {
+            let deletion_note = match deletion {
+                UserDeletion::No => "Krypton kept its release",
+                UserDeletion::Perhaps => {
                     "it may have been deleted before its CRD; delete it again if you don't need it"
                 }
-                Deleted::Yes => "it was being deleted, so Krypton deleted it again",
+                UserDeletion::Yes => "it was being deleted, so Krypton deleted it again",
             };
-            let message = format!("recreated after a deletion of its CRD; {more}");
+            let message = format!("recreated after a deletion of its CRD; {deletion_note}");
             (tenant, "TenantRestored", message)
         }
-        Restored::InTheWay(tenant, workspace) => {
+        RestoreResult::Replaced(tenant, workspace) => {
             let message = format!(
                 "this Tenant replaces one of the same name that was lost with the CRD; Krypton keeps its release in \
                  namespace {workspace}, if it had one"
@@ -161,12 +164,12 @@ fn tell(events: &EventRecorder, restored: &Restored) {
             (tenant, "TenantNotRestored", message)
         }
     };
-    let told = ObjectEvent {
+    let event = ObjectEvent {
         warning: true,
         reason,
         message,
     };
-    events.tell(tenant.object_ref(&()), told);
+    events.record_event(tenant.object_ref(&()), event);
 }
 
 #[cfg(test)]
@@ -189,22 +192,22 @@ mod tests {
 
     /// Returns an API server with these records that rejects the Tenant `bad`.
     fn server(records: &[&str]) -> (Client, Arc<Mutex<Vec<String>>>) {
-        let kept = records.iter().map(|name| backup::record_of(&tenant(name)));
-        let kept: Arc<Mutex<Vec<_>>> = Arc::new(Mutex::new(kept.collect()));
-        let asked = Arc::new(Mutex::new(Vec::new()));
-        let log = Arc::clone(&asked);
+        let records = records.iter().map(|name| backup::record_for(&tenant(name)));
+        let records: Arc<Mutex<Vec<_>>> = Arc::new(Mutex::new(records.collect()));
+        let requests = Arc::new(Mutex::new(Vec::new()));
+        let log = Arc::clone(&requests);
         let service = tower::service_fn(move |request: http::Request<Body>| {
-            let (kept, log) = (Arc::clone(&kept), Arc::clone(&log));
+            let (records, log) = (Arc::clone(&records), Arc::clone(&log));
             async move {
                 let (parts, body) = request.into_parts();
                 let sent = body.collect_bytes().await.unwrap_or_default();
                 let sent: Value = serde_json::from_slice(&sent).unwrap_or_default();
                 let last = parts.uri.path().rsplit('/').next().unwrap_or_default();
                 let named = sent["metadata"]["name"].as_str();
-                let what = format!("{} {}", parts.method, named.unwrap_or(last));
-                let (code, answer) = match what.as_str() {
+                let request_line = format!("{} {}", parts.method, named.unwrap_or(last));
+                let (code, object) = match request_line.as_str() {
                     "GET secrets" => {
-                        let items = kept.lock().unwrap().clone();
+                        let items = records.lock().unwrap().clone();
                         (200, json!({"metadata": {}, "items": items}))
                     }
                     "GET team" => (200, json!({"metadata": {"name": "team"}})),
@@ -217,63 +220,73 @@ mod tests {
                         let others = |secret: &k8s_openapi::api::core::v1::Secret| {
                             secret.metadata.name.as_deref() != Some(last)
                         };
-                        kept.lock().unwrap().retain(others);
+                        records.lock().unwrap().retain(others);
                         (200, json!({"kind": "Status", "status": "Success"}))
                     }
                     _ => (201, sent),
                 };
-                if !what.starts_with("GET") {
-                    log.lock().unwrap().push(what);
+                if !request_line.starts_with("GET") {
+                    log.lock().unwrap().push(request_line);
                 }
-                let mut response = http::Response::new(Body::from(answer.to_string().into_bytes()));
+                let mut response = http::Response::new(Body::from(object.to_string().into_bytes()));
                 *response.status_mut() = http::StatusCode::from_u16(code).unwrap();
                 Ok::<_, Infallible>(response)
             }
         });
-        (Client::new(service, "default"), asked)
+        (Client::new(service, "default"), requests)
     }
 
-    fn created(asked: &Mutex<Vec<String>>, name: &str) -> usize {
-        let asked = asked.lock().unwrap();
-        let wanted = format!("POST {name}");
-        asked.iter().filter(|what| **what == wanted).count()
+    fn created(requests: &Mutex<Vec<String>>, name: &str) -> usize {
+        let requests = requests.lock().unwrap();
+        let request_line = format!("POST {name}");
+        requests
+            .iter()
+            .filter(|line| **line == request_line)
+            .count()
     }
 
     /// Runs one round of a process with this state.
-    async fn round(client: &Client, may: bool, before: Known) -> Known {
+    async fn round(
+        client: &Client,
+        may_write: bool,
+        previous: UnrestoredTenants,
+    ) -> UnrestoredTenants {
         let events = EventRecorder::queue(8).0;
-        let records = backup::records(client).await.unwrap();
-        put_back_due(client, &events, || may, records, before).await
+        let records = backup::list_records(client).await.unwrap();
+        restore_due(client, &events, || may_write, records, previous).await
     }
 
     #[tokio::test]
     async fn refused_tenant_keeps_no_other_away() {
-        let (client, asked) = server(&["bad", "good"]);
-        let waiting = round(&client, true, Known::new()).await;
-        let left: Vec<_> = waiting.keys().map(ToString::to_string).collect();
-        assert_eq!(left, ["team/bad"]);
-        let bad = waiting.values().next().unwrap();
+        let (client, requests) = server(&["bad", "good"]);
+        let unrestored = round(&client, true, UnrestoredTenants::new()).await;
+        let names: Vec<_> = unrestored.keys().map(ToString::to_string).collect();
+        assert_eq!(names, ["team/bad"]);
+        let bad = unrestored.values().next().unwrap();
         assert!(bad.problem.contains("exceeded quota"), "{}", bad.problem);
-        assert_eq!((created(&asked, "good"), bad.failures), (1, 1));
+        assert_eq!((created(&requests, "good"), bad.failures), (1, 1));
         // The failed Tenant backs off.
-        let waiting = round(&client, true, waiting).await;
-        assert_eq!((created(&asked, "bad"), waiting.len()), (1, 1));
+        let unrestored = round(&client, true, unrestored).await;
+        assert_eq!((created(&requests, "bad"), unrestored.len()), (1, 1));
     }
 
     #[tokio::test]
     async fn restored_tenant_is_not_created_again_after_restart() {
-        let (client, asked) = server(&["bad", "good"]);
-        round(&client, true, Known::new()).await;
+        let (client, requests) = server(&["bad", "good"]);
+        round(&client, true, UnrestoredTenants::new()).await;
         // A new process has no state and reads the records.
-        let waiting = round(&client, true, Known::new()).await;
-        assert_eq!((created(&asked, "good"), created(&asked, "bad")), (1, 2));
-        assert_eq!(waiting.len(), 1);
+        let unrestored = round(&client, true, UnrestoredTenants::new()).await;
+        assert_eq!(
+            (created(&requests, "good"), created(&requests, "bad")),
+            (1, 2)
+        );
+        assert_eq!(unrestored.len(), 1);
     }
 
     #[tokio::test]
     async fn without_the_lease_no_tenant_is_restored() {
-        let (client, asked) = server(&["good"]);
-        let waiting = round(&client, false, Known::new()).await;
-        assert_eq!((created(&asked, "good"), waiting.len()), (0, 1));
+        let (client, requests) = server(&["good"]);
+        let unrestored = round(&client, false, UnrestoredTenants::new()).await;
+        assert_eq!((created(&requests, "good"), unrestored.len()), (0, 1));
     }
 }

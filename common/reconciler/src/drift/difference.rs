@@ -2,36 +2,36 @@
 
 use serde_json::Value;
 
-use crate::drift::json_pointer::escaped;
+use crate::drift::json_pointer::escape;
 
 /// Maximum number of fields to name in one object. One further field stands for the rest.
-pub(super) const MOST: usize = 16;
+pub(super) const MAX_FIELDS: usize = 16;
 const METADATA: [&str; 2] = ["labels", "annotations"];
 
 /// Returns the fields of `live` that differ in `wanted`, as JSON pointers. Ignores the status, which belongs to the
 /// object's controller, and all metadata except labels and annotations.
 pub(crate) fn differences(live: &Value, wanted: &Value) -> Vec<String> {
-    let mut found = Vec::new();
+    let mut fields = Vec::new();
     for (key, one, other) in pairs(live, wanted) {
         match key.as_str() {
             "status" => {}
             "metadata" => {
                 for key in METADATA {
-                    let of =
+                    let field =
                         |object: Option<&Value>| object.and_then(|meta| meta.get(key)).cloned();
-                    let (one, other) = (of(one), of(other));
+                    let (one, other) = (field(one), field(other));
                     compare(
                         &format!("/metadata/{key}"),
                         one.as_ref(),
                         other.as_ref(),
-                        &mut found,
+                        &mut fields,
                     );
                 }
             }
-            key => compare(&format!("/{}", escaped(key)), one, other, &mut found),
+            key => compare(&format!("/{}", escape(key)), one, other, &mut fields),
         }
     }
-    found
+    fields
 }
 
 type Pair<'a> = (String, Option<&'a Value>, Option<&'a Value>);
@@ -46,28 +46,33 @@ fn pairs<'a>(one: &'a Value, other: &'a Value) -> Vec<Pair<'a>> {
     all.into_iter().map(pair).collect()
 }
 
-fn compare(at: &str, one: Option<&Value>, other: Option<&Value>, found: &mut Vec<String>) {
+fn compare(pointer: &str, one: Option<&Value>, other: Option<&Value>, fields: &mut Vec<String>) {
     // The API server limits the depth of an object, and thus this recursion.
     match (one, other) {
-        _ if found.len() > MOST => {}
+        _ if fields.len() > MAX_FIELDS => {}
         (one, other) if one == other => {}
         (Some(one @ Value::Object(_)), Some(other @ Value::Object(_))) => {
             for (key, one, other) in pairs(one, other) {
-                compare(&format!("{at}/{}", escaped(&key)), one, other, found);
+                compare(&format!("{pointer}/{}", escape(&key)), one, other, fields);
             }
         }
         (Some(Value::Array(one)), Some(Value::Array(other))) if one.len() == other.len() => {
             for (index, (one, other)) in one.iter().zip(other).enumerate() {
-                compare(&format!("{at}/{index}"), Some(one), Some(other), found);
+                compare(
+                    &format!("{pointer}/{index}"),
+                    Some(one),
+                    Some(other),
+                    fields,
+                );
             }
         }
         // A missing value and an empty map have the same meaning.
-        (one, other) if empty(one) && empty(other) => {}
-        _ => found.push(at.to_owned()),
+        (one, other) if is_empty_value(one) && is_empty_value(other) => {}
+        _ => fields.push(pointer.to_owned()),
     }
 }
 
-fn empty(value: Option<&Value>) -> bool {
+fn is_empty_value(value: Option<&Value>) -> bool {
     match value {
         None | Some(Value::Null) => true,
         Some(Value::Object(map)) => map.is_empty(),
@@ -132,11 +137,14 @@ mod tests {
 
     #[test]
     fn listed_differences_are_capped() {
-        let of = |n: u32| {
+        let object_with = |n: u32| {
             let fields = (0..1000).map(|key| (key.to_string(), json!(n)));
             Value::Object(fields.collect())
         };
-        assert_eq!(differences(&of(1), &of(2)).len(), MOST + 1);
+        assert_eq!(
+            differences(&object_with(1), &object_with(2)).len(),
+            MAX_FIELDS + 1
+        );
     }
 
     fn value() -> impl Strategy<Value = Value> {

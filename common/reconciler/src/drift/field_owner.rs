@@ -3,11 +3,11 @@
 use serde_json::Value;
 
 use super::HELM;
-use crate::drift::json_pointer::{Step, steps};
+use crate::drift::json_pointer::{self, PointerStep};
 
 /// Returns the managers that write `spec.replicas` through the scale subresource.
-pub(super) fn scales(live: &Value) -> impl Iterator<Item = &str> {
-    entries(live)
+pub(super) fn scale_managers(live: &Value) -> impl Iterator<Item = &str> {
+    managed_fields(live)
         .filter(|entry| entry.get("subresource").and_then(Value::as_str) == Some("scale"))
         .filter(|entry| entry.pointer("/fieldsV1/f:spec/f:replicas").is_some())
         .filter_map(manager)
@@ -15,8 +15,8 @@ pub(super) fn scales(live: &Value) -> impl Iterator<Item = &str> {
 
 /// Returns the latest manager other than Helm that wrote one of these fields. Fields that were removed have no owner,
 /// so the fallback is the latest writer of the object.
-pub(super) fn writer(live: &Value, pointers: &[String]) -> Option<String> {
-    let mut others: Vec<&Value> = entries(live)
+pub(super) fn last_writer(live: &Value, pointers: &[String]) -> Option<String> {
+    let mut others: Vec<&Value> = managed_fields(live)
         .filter(|entry| manager(entry).is_some_and(|manager| manager != HELM))
         .filter(|entry| entry.get("subresource").and_then(Value::as_str) != Some("status"))
         .collect();
@@ -26,15 +26,15 @@ pub(super) fn writer(live: &Value, pointers: &[String]) -> Option<String> {
         let fields = entry.get("fieldsV1");
         let fields = fields.unwrap_or(&Value::Null);
         pointers.iter().any(|pointer| {
-            let steps = steps(pointer).unwrap_or_default();
-            owned(fields, live, &steps)
+            let steps = json_pointer::parse(pointer).unwrap_or_default();
+            owns_field(fields, live, &steps)
         })
     };
-    let found = others.iter().find(owns).or(others.first());
-    found.and_then(|entry| manager(entry)).map(str::to_owned)
+    let entry = others.iter().find(owns).or(others.first());
+    entry.and_then(|entry| manager(entry)).map(str::to_owned)
 }
 
-fn entries(live: &Value) -> impl Iterator<Item = &Value> {
+fn managed_fields(live: &Value) -> impl Iterator<Item = &Value> {
     let fields = live.pointer("/metadata/managedFields");
     fields.and_then(Value::as_array).into_iter().flatten()
 }
@@ -45,8 +45,8 @@ fn manager(entry: &Value) -> Option<&str> {
 
 /// Returns true if a field set contains the field, or a parent or child that is owned as a whole. In a set, `f:` is a
 /// key, `k:` an item by its keys, and `v:` an item by its value.
-fn owned(fields: &Value, live: &Value, steps: &[Step]) -> bool {
-    let Some((Step::Of(step), rest)) = steps.split_first() else {
+fn owns_field(fields: &Value, live: &Value, steps: &[PointerStep]) -> bool {
+    let Some((PointerStep::Key(step), rest)) = steps.split_first() else {
         return fields.is_object();
     };
     let Some(map) = fields.as_object() else {
@@ -57,22 +57,22 @@ fn owned(fields: &Value, live: &Value, steps: &[Step]) -> bool {
         return true;
     }
     let null = Value::Null;
-    if let Some(below) = map.get(&format!("f:{step}")) {
-        return owned(below, live.get(step).unwrap_or(&null), rest);
+    if let Some(child) = map.get(&format!("f:{step}")) {
+        return owns_field(child, live.get(step).unwrap_or(&null), rest);
     }
     let index = step.parse::<usize>().ok();
     let Some(item) = index.and_then(|index| live.get(index)) else {
         return false;
     };
-    map.iter().any(|(key, below)| {
+    map.iter().any(|(key, child)| {
         let keys = key
             .strip_prefix("k:")
             .and_then(|keys| serde_json::from_str(keys).ok());
         let Some(Value::Object(keys)) = keys else {
             return false;
         };
-        let same = keys.iter().all(|(key, value)| item.get(key) == Some(value));
-        same && owned(below, item, rest)
+        let matches_keys = keys.iter().all(|(key, value)| item.get(key) == Some(value));
+        matches_keys && owns_field(child, item, rest)
     })
 }
 
@@ -111,8 +111,8 @@ mod tests {
             ("/spec/template/spec/containers/0/image", "tuner"),
             ("/spec/paused", "tuner"),
         ] {
-            let found = writer(&live(), &[pointer.to_owned()]);
-            assert_eq!(found.as_deref(), Some(expected), "{pointer}");
+            let manager = last_writer(&live(), &[pointer.to_owned()]);
+            assert_eq!(manager.as_deref(), Some(expected), "{pointer}");
         }
     }
 
@@ -122,7 +122,7 @@ mod tests {
         let fields = live.pointer_mut("/metadata/managedFields").unwrap();
         let fields = fields.as_array_mut().unwrap();
         fields.drain(1..3);
-        assert_eq!(writer(&live, &["/spec/replicas".to_owned()]), None);
-        assert_eq!(writer(&json!({}), &["/spec".to_owned()]), None);
+        assert_eq!(last_writer(&live, &["/spec/replicas".to_owned()]), None);
+        assert_eq!(last_writer(&json!({}), &["/spec".to_owned()]), None);
     }
 }

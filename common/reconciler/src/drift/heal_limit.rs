@@ -7,25 +7,26 @@ use krypton_helm::releases::ObjectId;
 use krypton_runtime::clock::BootTime;
 
 /// Number of corrections without a pause. After that, the pause doubles with each correction.
-const FREE: u32 = 3;
-const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
-/// Number of good checks in a row after which the history is dropped.
-const FORGIVEN: u32 = 6;
+const FREE_HEALS: u32 = 3;
+const MAX_PAUSE: Duration = Duration::from_secs(24 * 60 * 60);
+/// Number of checks in a row without a difference after which the history is dropped.
+const FORGET_AFTER: u32 = 6;
 /// Maximum number of objects with a history in one release. Further objects are corrected at each check.
-const MOST: usize = 1024;
+const MAX_OBJECTS: usize = 1024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Past {
+struct HealHistory {
     heals: u32,
-    last: BootTime,
-    good: u32,
+    last_heal: BootTime,
+    /// Number of checks in a row without a difference.
+    matches: u32,
 }
 
 /// Correction history of the objects of one release.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Guard(BTreeMap<ObjectId, Past>);
+pub(super) struct HealLimiter(BTreeMap<ObjectId, HealHistory>);
 
-impl Guard {
+impl HealLimiter {
     /// Returns true if an object that differs may be corrected now.
     pub(super) fn may_heal(
         &mut self,
@@ -33,40 +34,40 @@ impl Guard {
         interval: Duration,
         now: BootTime,
     ) -> bool {
-        let Some(past) = self.0.get_mut(object) else {
+        let Some(history) = self.0.get_mut(object) else {
             return true;
         };
-        past.good = 0;
-        let Some(beyond) = past.heals.checked_sub(FREE) else {
+        history.matches = 0;
+        let Some(excess) = history.heals.checked_sub(FREE_HEALS) else {
             return true;
         };
-        let pause = interval.saturating_mul(2 << beyond.min(20)).min(LONGEST);
-        now.since(past.last) >= pause
+        let pause = interval.saturating_mul(2 << excess.min(20)).min(MAX_PAUSE);
+        now.since(history.last_heal) >= pause
     }
 
     /// Records a correction or a failed attempt.
-    pub(super) fn healed(&mut self, object: &ObjectId, now: BootTime) {
-        let known = self.0.contains_key(object);
-        if !known && self.0.len() >= MOST {
+    pub(super) fn record_heal(&mut self, object: &ObjectId, now: BootTime) {
+        let is_known = self.0.contains_key(object);
+        if !is_known && self.0.len() >= MAX_OBJECTS {
             return;
         }
-        let past = self.0.entry(object.clone()).or_insert(Past {
+        let history = self.0.entry(object.clone()).or_insert(HealHistory {
             heals: 0,
-            last: now,
-            good: 0,
+            last_heal: now,
+            matches: 0,
         });
-        *past = Past {
-            heals: past.heals.saturating_add(1),
-            last: now,
-            good: 0,
+        *history = HealHistory {
+            heals: history.heals.saturating_add(1),
+            last_heal: now,
+            matches: 0,
         };
     }
 
-    /// Records a good check.
-    pub(super) fn good(&mut self, object: &ObjectId) {
-        if let Some(past) = self.0.get_mut(object) {
-            past.good += 1;
-            if past.good >= FORGIVEN {
+    /// Records a check that found no difference.
+    pub(super) fn record_match(&mut self, object: &ObjectId) {
+        if let Some(history) = self.0.get_mut(object) {
+            history.matches += 1;
+            if history.matches >= FORGET_AFTER {
                 self.0.remove(object);
             }
         }
@@ -92,19 +93,19 @@ mod tests {
         }
     }
 
-    pub(super) fn at(looks: u32) -> BootTime {
-        BootTime(INTERVAL * looks)
+    pub(super) fn at(checks: u32) -> BootTime {
+        BootTime(INTERVAL * checks)
     }
 
     /// Returns the checks that correct the object, if it differs at the checks that `differs` selects.
-    fn heals(differs: impl Fn(u32) -> bool, looks: u32) -> Vec<u32> {
-        let (mut guard, mut heals) = (Guard::default(), Vec::new());
-        for look in 0..looks {
-            if !differs(look) {
-                guard.good(&id());
-            } else if guard.may_heal(&id(), INTERVAL, at(look)) {
-                guard.healed(&id(), at(look));
-                heals.push(look);
+    fn heals(differs: impl Fn(u32) -> bool, checks: u32) -> Vec<u32> {
+        let (mut limiter, mut heals) = (HealLimiter::default(), Vec::new());
+        for check in 0..checks {
+            if !differs(check) {
+                limiter.record_match(&id());
+            } else if limiter.may_heal(&id(), INTERVAL, at(check)) {
+                limiter.record_heal(&id(), at(check));
+                heals.push(check);
             }
         }
         heals
@@ -113,29 +114,29 @@ mod tests {
     #[test]
     fn persistent_drift_backs_off_to_daily_correction() {
         assert_eq!(heals(|_| true, 40), [0, 1, 2, 4, 8, 16, 32]);
-        let long = heals(|_| true, 2000);
-        let last = long.last_chunk::<2>().unwrap();
+        let checks = heals(|_| true, 2000);
+        let last = checks.last_chunk::<2>().unwrap();
         assert_eq!(last[1] - last[0], 144, "a day of ten minutes each");
     }
 
     #[test]
     fn occasional_drift_backs_off_and_rare_drift_resets() {
-        let every_third = heals(|look| look % 3 == 0, 40);
+        let every_third = heals(|check| check % 3 == 0, 40);
         assert_eq!(every_third, [0, 3, 6, 9, 15, 24]);
-        let rare = heals(|look| look % 7 == 0, 70);
+        let rare = heals(|check| check % 7 == 0, 70);
         assert_eq!(rare.len(), 10);
     }
 
     #[test]
     fn the_memory_of_a_release_is_bounded() {
-        let mut guard = Guard::default();
-        for number in 0..MOST + 10 {
+        let mut limiter = HealLimiter::default();
+        for number in 0..MAX_OBJECTS + 10 {
             let object = ObjectId {
                 name: number.to_string(),
                 ..id()
             };
-            guard.healed(&object, at(0));
+            limiter.record_heal(&object, at(0));
         }
-        assert_eq!(guard.0.len(), MOST);
+        assert_eq!(limiter.0.len(), MAX_OBJECTS);
     }
 }

@@ -4,36 +4,36 @@ use krypton_helm::releases::ObjectId;
 use serde_json::Value;
 
 use crate::drift::field_owner;
-use crate::drift::json_pointer::{Step, steps};
+use crate::drift::json_pointer::{self, PointerStep};
 
 /// Maximum number of rules in one annotation. An annotation may hold 256 KiB, and each rule walks through each object.
-pub(crate) const MOST: usize = 64;
+pub(crate) const MAX_RULES: usize = 64;
 /// Prefix of the annotations that request an injection from cert-manager.
-const INJECTED: &str = "cert-manager.io/inject-";
+const INJECTION_PREFIX: &str = "cert-manager.io/inject-";
 
 /// A field that may differ, with all fields below it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rule {
+pub struct IgnoreRule {
     /// Kind of the objects. `None` matches all kinds.
     kind: Option<String>,
     /// Name of the object. `None` matches all names.
     name: Option<String>,
-    steps: Vec<Step>,
+    steps: Vec<PointerStep>,
 }
 
 /// Parses the rules of an annotation, separated by commas or whitespace: `/spec/replicas`, `Deployment:/spec/replicas`,
 /// `Deployment/web:/spec/template/spec/containers/*/image`. The second result is an error message for invalid rules.
-pub(crate) fn read(text: &str) -> (Vec<Rule>, Option<String>) {
+pub(crate) fn parse_rules(text: &str) -> (Vec<IgnoreRule>, Option<String>) {
     let words = text.split(|c: char| c == ',' || c.is_whitespace());
     let mut words = words.filter(|word| !word.is_empty());
     let mut rules = Vec::new();
-    let mut wrong = None;
-    for word in words.by_ref().take(MOST) {
-        match rule(word) {
+    let mut error = None;
+    for word in words.by_ref().take(MAX_RULES) {
+        match parse_rule(word) {
             Some(rule) => rules.push(rule),
-            None if wrong.is_none() => {
+            None if error.is_none() => {
                 let shown: String = word.chars().take(80).collect();
-                wrong = Some(format!(
+                error = Some(format!(
                     "{shown:?} is not a rule; write /POINTER, KIND:/POINTER or KIND/NAME:/POINTER"
                 ));
             }
@@ -41,66 +41,71 @@ pub(crate) fn read(text: &str) -> (Vec<Rule>, Option<String>) {
         }
     }
     if words.next().is_some() {
-        wrong = Some(format!("only the first {MOST} rules count"));
+        error = Some(format!("only the first {MAX_RULES} rules count"));
     }
-    (rules, wrong)
+    (rules, error)
 }
 
-fn rule(word: &str) -> Option<Rule> {
-    let (of, pointer) = match word.split_once(':') {
-        Some((of, pointer)) if !of.contains('/') || !word.starts_with('/') => (of, pointer),
+fn parse_rule(word: &str) -> Option<IgnoreRule> {
+    let (object, pointer) = match word.split_once(':') {
+        Some((object, pointer)) if !object.contains('/') || !word.starts_with('/') => {
+            (object, pointer)
+        }
         _ => ("", word),
     };
-    let (kind, name) = match of.split_once('/') {
+    let (kind, name) = match object.split_once('/') {
         Some((kind, name)) => (kind, Some(name.to_owned())),
-        None => (of, None),
+        None => (object, None),
     };
-    let whole = Some(kind).filter(|kind| !kind.is_empty());
-    let steps = steps(pointer).filter(|steps| !steps.is_empty())?;
-    (name.is_none() || whole.is_some()).then(|| Rule {
-        kind: whole.map(str::to_owned),
+    let kind = Some(kind).filter(|kind| !kind.is_empty());
+    let steps = json_pointer::parse(pointer).filter(|steps| !steps.is_empty())?;
+    (name.is_none() || kind.is_some()).then(|| IgnoreRule {
+        kind: kind.map(str::to_owned),
         name,
         steps,
     })
 }
 
-impl Rule {
-    fn anywhere(pointer: &str) -> Option<Self> {
+impl IgnoreRule {
+    fn for_any_object(pointer: &str) -> Option<Self> {
         Some(Self {
             kind: None,
             name: None,
-            steps: steps(pointer)?,
+            steps: json_pointer::parse(pointer)?,
         })
     }
 
-    pub(super) fn is_for(&self, object: &ObjectId) -> bool {
+    pub(super) fn applies_to(&self, object: &ObjectId) -> bool {
         self.kind.as_ref().is_none_or(|kind| *kind == object.kind)
             && self.name.as_ref().is_none_or(|name| *name == object.name)
     }
 
     /// Returns true if the rule points to the field or to a parent of it.
     pub(crate) fn covers(&self, pointer: &str) -> bool {
-        let Some(field) = steps(pointer) else {
+        let Some(field) = json_pointer::parse(pointer) else {
             return false;
         };
-        let same = |(rule, field): (&Step, &Step)| *rule == Step::Any || rule == field;
-        field.len() >= self.steps.len() && self.steps.iter().zip(&field).all(same)
+        let matches = |(rule, field): (&PointerStep, &PointerStep)| {
+            *rule == PointerStep::Wildcard || rule == field
+        };
+        field.len() >= self.steps.len() && self.steps.iter().zip(&field).all(matches)
     }
 }
 
 /// Returns the built-in rules for an object.
-pub(super) fn well_known(object: &ObjectId, live: &Value) -> Vec<Rule> {
+pub(super) fn built_in_rules(object: &ObjectId, live: &Value) -> Vec<IgnoreRule> {
     let mut rules = Vec::new();
     // An autoscaler writes the scale subresource. A user who scales with kubectl wants a report.
-    let scaled = field_owner::scales(live).any(|manager| !manager.starts_with("kubectl"));
-    if scaled {
-        rules.extend(Rule::anywhere("/spec/replicas"));
+    let is_autoscaled =
+        field_owner::scale_managers(live).any(|manager| !manager.starts_with("kubectl"));
+    if is_autoscaled {
+        rules.extend(IgnoreRule::for_any_object("/spec/replicas"));
     }
     let annotations = live.pointer("/metadata/annotations");
-    let injected = annotations
+    let is_injected = annotations
         .and_then(Value::as_object)
-        .is_some_and(|map| map.keys().any(|key| key.starts_with(INJECTED)));
-    if injected {
+        .is_some_and(|map| map.keys().any(|key| key.starts_with(INJECTION_PREFIX)));
+    if is_injected {
         let pointer = match object.kind.as_str() {
             "ValidatingWebhookConfiguration" | "MutatingWebhookConfiguration" => {
                 "/webhooks/*/clientConfig/caBundle"
@@ -109,35 +114,35 @@ pub(super) fn well_known(object: &ObjectId, live: &Value) -> Vec<Rule> {
             "APIService" => "/spec/caBundle",
             _ => return rules,
         };
-        rules.extend(Rule::anywhere(pointer));
+        rules.extend(IgnoreRule::for_any_object(pointer));
     }
     rules
 }
 
 /// Copies a field that may differ from the live object. Without it, the apply would remove the field, as Helm owns it.
-pub(crate) fn keep(applied: &mut Value, live: &Value, rule: &Rule) {
-    keep_from(applied, live, &rule.steps);
+pub(crate) fn copy_live_value(applied: &mut Value, live: &Value, rule: &IgnoreRule) {
+    copy_live_steps(applied, live, &rule.steps);
 }
 
-fn keep_from(applied: &mut Value, live: &Value, steps: &[Step]) {
+fn copy_live_steps(applied: &mut Value, live: &Value, steps: &[PointerStep]) {
     let Some((step, rest)) = steps.split_first() else {
         return;
     };
-    let is = |key: &str| match step {
-        Step::Any => true,
-        Step::Of(step) => step == key,
+    let matches = |key: &str| match step {
+        PointerStep::Wildcard => true,
+        PointerStep::Key(step) => step == key,
     };
     match applied {
         Value::Object(map) => {
-            let keys: Vec<String> = map.keys().filter(|key| is(key)).cloned().collect();
+            let keys: Vec<String> = map.keys().filter(|key| matches(key)).cloned().collect();
             for key in keys {
                 match live.get(&key) {
-                    Some(there) if rest.is_empty() => {
-                        map.insert(key, there.clone());
+                    Some(live_value) if rest.is_empty() => {
+                        map.insert(key, live_value.clone());
                     }
-                    Some(there) => {
+                    Some(live_value) => {
                         if let Some(child) = map.get_mut(&key) {
-                            keep_from(child, there, rest);
+                            copy_live_steps(child, live_value, rest);
                         }
                     }
                     None if rest.is_empty() => {
@@ -149,13 +154,13 @@ fn keep_from(applied: &mut Value, live: &Value, steps: &[Step]) {
         }
         Value::Array(items) => {
             for (index, item) in items.iter_mut().enumerate() {
-                if is(&index.to_string())
-                    && let Some(there) = partner(item, index, live)
+                if matches(&index.to_string())
+                    && let Some(live_value) = matching_item(item, index, live)
                 {
                     if rest.is_empty() {
-                        *item = there.clone();
+                        *item = live_value.clone();
                     } else {
-                        keep_from(item, there, rest);
+                        copy_live_steps(item, live_value, rest);
                     }
                 }
             }
@@ -165,10 +170,12 @@ fn keep_from(applied: &mut Value, live: &Value, steps: &[Step]) {
 }
 
 /// Returns the matching item of the live list: by name if the items have names, otherwise by index.
-fn partner<'a>(item: &Value, index: usize, live: &'a Value) -> Option<&'a Value> {
+fn matching_item<'a>(item: &Value, index: usize, live: &'a Value) -> Option<&'a Value> {
     let items = live.as_array()?;
     match item.get("name") {
-        Some(name) => items.iter().find(|there| there.get("name") == Some(name)),
+        Some(name) => items
+            .iter()
+            .find(|live_item| live_item.get("name") == Some(name)),
         None => items.get(index),
     }
 }
@@ -209,18 +216,18 @@ mod tests {
             ("/a/*/b", "X", "a", "/a/0/c", false),
             ("/data/a~1b:c", "X", "a", "/data/a~1b:c", true),
         ] {
-            let (rules, wrong) = read(text);
-            assert_eq!((rules.len(), wrong), (1, None), "{text}");
-            let covers = rules[0].is_for(&id(kind, name)) && rules[0].covers(pointer);
+            let (rules, error) = parse_rules(text);
+            assert_eq!((rules.len(), error), (1, None), "{text}");
+            let covers = rules[0].applies_to(&id(kind, name)) && rules[0].covers(pointer);
             assert_eq!(covers, expected, "{text} {kind}/{name} {pointer}");
         }
     }
 
     #[test]
     fn invalid_ignore_rules_are_dropped_and_reported() {
-        assert_eq!(read("/a,\n /b  Deployment:/c,").0.len(), 3);
-        assert_eq!(read(""), (Vec::new(), None));
-        for wrong in [
+        assert_eq!(parse_rules("/a,\n /b  Deployment:/c,").0.len(), 3);
+        assert_eq!(parse_rules(""), (Vec::new(), None));
+        for text in [
             "spec",
             "Deployment",
             "Deployment:spec",
@@ -230,15 +237,15 @@ mod tests {
             "Pod:",
             "/n:/",
         ] {
-            let (rules, told) = read(wrong);
-            let harmless = rules.iter().all(|rule| !rule.steps.is_empty());
-            assert!(harmless, "{wrong}");
-            let fine = ["/x:", "/n:/"].contains(&wrong);
-            assert_eq!(told.is_none(), fine, "{wrong}");
+            let (rules, error) = parse_rules(text);
+            let all_have_steps = rules.iter().all(|rule| !rule.steps.is_empty());
+            assert!(all_have_steps, "{text}");
+            let is_valid = ["/x:", "/n:/"].contains(&text);
+            assert_eq!(error.is_none(), is_valid, "{text}");
         }
-        let many = "/a ".repeat(MOST + 1);
-        let (rules, told) = read(&many);
-        assert!(rules.len() == MOST && told.is_some());
+        let many = "/a ".repeat(MAX_RULES + 1);
+        let (rules, error) = parse_rules(&many);
+        assert!(rules.len() == MAX_RULES && error.is_some());
     }
 
     #[test]
@@ -282,9 +289,9 @@ mod tests {
             ),
             ("/plain/5", json!({"plain": [0]}), json!({"plain": [0]})),
         ] {
-            let mut found = applied.clone();
-            keep(&mut found, &live, &read(rule).0[0]);
-            assert_eq!(found, expected, "{rule} {applied}");
+            let mut result = applied.clone();
+            copy_live_value(&mut result, &live, &parse_rules(rule).0[0]);
+            assert_eq!(result, expected, "{rule} {applied}");
         }
     }
 
@@ -303,7 +310,7 @@ mod tests {
             (scaled("kubectl-edit", None), false),
             (scaled("helm", None), false),
         ] {
-            let rules = well_known(&id("Deployment", "a"), &live);
+            let rules = built_in_rules(&id("Deployment", "a"), &live);
             assert_eq!(!rules.is_empty(), expected, "{live}");
         }
         let live = json!({"metadata": {"annotations": {"cert-manager.io/inject-ca-from": "a/b"}}});
@@ -322,13 +329,16 @@ mod tests {
             ),
             ("APIService", "/spec/caBundle"),
         ] {
-            let rules = well_known(&id(kind, "a"), &live);
+            let rules = built_in_rules(&id(kind, "a"), &live);
             assert!(rules.iter().any(|rule| rule.covers(pointer)), "{kind}");
             assert!(
                 !rules.iter().any(|rule| rule.covers("/spec/group")),
                 "{kind}"
             );
-            assert!(well_known(&id(kind, "a"), &json!({})).is_empty(), "{kind}");
+            assert!(
+                built_in_rules(&id(kind, "a"), &json!({})).is_empty(),
+                "{kind}"
+            );
         }
     }
 }

@@ -2,25 +2,33 @@
 
 /// One step of a pointer, unescaped.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
-    Any,
-    Of(String),
+pub(crate) enum PointerStep {
+    /// `*`, which matches every key and index.
+    Wildcard,
+    /// The key of a map or the index of a list.
+    Key(String),
 }
 
 /// Parses a pointer. Returns `None` if it is invalid. The empty pointer names the whole document.
-pub(crate) fn steps(pointer: &str) -> Option<Vec<Step>> {
+pub(crate) fn parse(pointer: &str) -> Option<Vec<PointerStep>> {
     if pointer.is_empty() {
         return Some(Vec::new());
     }
-    let read = |step: &str| match step {
-        "*" => Step::Any,
-        step => Step::Of(step.replace("~1", "/").replace("~0", "~")),
+    let unescape = |step: &str| match step {
+        "*" => PointerStep::Wildcard,
+        step => PointerStep::Key(step.replace("~1", "/").replace("~0", "~")),
     };
-    Some(pointer.strip_prefix('/')?.split('/').map(read).collect())
+    Some(
+        pointer
+            .strip_prefix('/')?
+            .split('/')
+            .map(unescape)
+            .collect(),
+    )
 }
 
 /// Escapes one step.
-pub(crate) fn escaped(step: &str) -> String {
+pub(crate) fn escape(step: &str) -> String {
     step.replace('~', "~0").replace('/', "~1")
 }
 
@@ -33,16 +41,16 @@ mod tests {
     proptest! {
         #[test]
         fn a_step_is_read_as_it_was_written(step in "[^*]{0,12}") {
-            let read = steps(&format!("/{}", escaped(&step)));
-            prop_assert_eq!(read, Some(vec![Step::Of(step)]));
+            let parsed = parse(&format!("/{}", escape(&step)));
+            prop_assert_eq!(parsed, Some(vec![PointerStep::Key(step)]));
         }
     }
 
     #[test]
     fn relative_pointer_is_rejected() {
-        assert_eq!(steps("spec/replicas"), None);
-        assert_eq!(steps(""), Some(Vec::new()));
-        let any = steps("/webhooks/*/x").unwrap();
-        assert_eq!(any[1], Step::Any);
+        assert_eq!(parse("spec/replicas"), None);
+        assert_eq!(parse(""), Some(Vec::new()));
+        let steps = parse("/webhooks/*/x").unwrap();
+        assert_eq!(steps[1], PointerStep::Wildcard);
     }
 }

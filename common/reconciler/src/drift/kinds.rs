@@ -7,11 +7,11 @@ use krypton_helm::releases::ObjectId;
 use krypton_runtime::clock::BootTime;
 
 /// Time after which the kinds are queried again.
-const FRESH_FOR: Duration = Duration::from_secs(30 * 60);
+const MAX_AGE: Duration = Duration::from_secs(30 * 60);
 
 /// API path of a kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct ResourcePath {
     /// Plural name, as in API paths.
     pub(super) plural: String,
     pub(super) namespaced: bool,
@@ -19,22 +19,33 @@ pub(super) struct Place {
 
 /// Served kinds by group and version. A kind that is missing in a cached group is not served.
 #[derive(Debug, Default)]
-pub(super) struct Kinds(BTreeMap<String, Served>);
+pub(super) struct KindCache(BTreeMap<String, ServedKinds>);
 
 #[derive(Debug)]
-struct Served {
-    since: BootTime,
-    kinds: BTreeMap<String, Place>,
+struct ServedKinds {
+    queried_at: BootTime,
+    kinds: BTreeMap<String, ResourcePath>,
 }
 
-impl Kinds {
-    pub(super) fn of(&self, id: &ObjectId, now: BootTime) -> Option<&Place> {
+impl KindCache {
+    pub(super) fn get(&self, id: &ObjectId, now: BootTime) -> Option<&ResourcePath> {
         let served = self.0.get(&id.api_version)?;
-        let fresh = now.since(served.since) < FRESH_FOR;
+        let fresh = now.since(served.queried_at) < MAX_AGE;
         served.kinds.get(&id.kind).filter(|_| fresh)
     }
 
-    pub(super) fn keep(&mut self, version: String, kinds: BTreeMap<String, Place>, now: BootTime) {
-        self.0.insert(version, Served { since: now, kinds });
+    pub(super) fn insert(
+        &mut self,
+        version: String,
+        kinds: BTreeMap<String, ResourcePath>,
+        now: BootTime,
+    ) {
+        self.0.insert(
+            version,
+            ServedKinds {
+                queried_at: now,
+                kinds,
+            },
+        );
     }
 }

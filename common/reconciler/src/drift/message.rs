@@ -2,32 +2,34 @@
 
 use krypton_runtime::events::ObjectEvent;
 
-use super::{Difference, Finding, Outcome, Seen};
+use super::{Difference, DriftReport, Finding, FindingOutcome};
 
 /// Separates the drift from the rest of the message.
-const MARK: &str = "; drift: ";
+const SEPARATOR: &str = "; drift: ";
 /// Maximum number of objects to name.
-const NAMED: usize = 3;
+const MAX_OBJECTS: usize = 3;
 /// Maximum number of fields to name for each object.
-const FIELDS: usize = 3;
+const MAX_FIELDS: usize = 3;
 /// Maximum bytes of the API server's message. Together with the names, it stays well below the limit of 1,024.
-const REASON: usize = 160;
+const MAX_REASON_BYTES: usize = 160;
 
 /// Returns the message without the part about drift.
 fn without_findings(message: &str) -> &str {
-    message.split_once(MARK).map_or(message, |(rest, _)| rest)
+    message
+        .split_once(SEPARATOR)
+        .map_or(message, |(rest, _)| rest)
 }
 
 /// Returns the part of the message about drift, if any.
 pub(crate) fn findings_in(message: &str) -> Option<&str> {
-    message.split_once(MARK).map(|(_, findings)| findings)
+    message.split_once(SEPARATOR).map(|(_, findings)| findings)
 }
 
 /// Replaces the part of the message about drift.
 pub(crate) fn with_findings(message: &str, findings: Option<&str>) -> String {
     let rest = without_findings(message);
     match findings {
-        Some(findings) => format!("{rest}{MARK}{findings}"),
+        Some(findings) => format!("{rest}{SEPARATOR}{findings}"),
         None => rest.to_owned(),
     }
 }
@@ -35,50 +37,58 @@ pub(crate) fn with_findings(message: &str, findings: Option<&str>) -> String {
 /// Describes the remaining drift, or returns `None` without drift.
 ///
 /// Equal findings produce equal text, as each change of the text causes a status write.
-pub(crate) fn described(seen: &Seen) -> Option<String> {
+pub(crate) fn describe(report: &DriftReport) -> Option<String> {
     let mut parts = Vec::new();
-    let uncorrected = |finding: &&Finding| finding.outcome != Outcome::Healed;
-    let uncorrected: Vec<&Finding> = seen.findings.iter().filter(uncorrected).collect();
-    parts.extend(uncorrected.iter().take(NAMED).map(|finding| one(finding)));
-    if let Some(more @ 1..) = uncorrected.len().checked_sub(NAMED) {
+    let uncorrected = |finding: &&Finding| finding.outcome != FindingOutcome::Healed;
+    let uncorrected: Vec<&Finding> = report.findings.iter().filter(uncorrected).collect();
+    parts.extend(
+        uncorrected
+            .iter()
+            .take(MAX_OBJECTS)
+            .map(|finding| describe_finding(finding)),
+    );
+    if let Some(more @ 1..) = uncorrected.len().checked_sub(MAX_OBJECTS) {
         parts.push(format!("and {more} more"));
     }
-    if let Some((object, why)) = seen.unseen.first() {
-        let why = cut(why);
-        parts.push(match seen.unseen.len() {
-            1 => format!("{object} cannot be compared: {why}"),
-            count => format!("{count} objects cannot be compared, the first is {object}: {why}"),
+    if let Some((object, reason)) = report.not_compared.first() {
+        let reason = truncate(reason);
+        parts.push(match report.not_compared.len() {
+            1 => format!("{object} cannot be compared: {reason}"),
+            count => format!("{count} objects cannot be compared, the first is {object}: {reason}"),
         });
     }
     (!parts.is_empty()).then(|| parts.join("; "))
 }
 
-fn one(finding: &Finding) -> String {
-    let what = what(finding);
+fn describe_finding(finding: &Finding) -> String {
+    let difference = describe_difference(finding);
     let writer = match &finding.writer {
         Some(writer) => format!(", by {writer:?}"),
         None => String::new(),
     };
     match &finding.outcome {
-        Outcome::Left | Outcome::Healed => format!("{what}{writer}"),
-        Outcome::HeldBack => {
-            format!("{what}{writer}, repeatedly: corrected at growing intervals")
+        FindingOutcome::ReportedOnly | FindingOutcome::Healed => format!("{difference}{writer}"),
+        FindingOutcome::HeldBack => {
+            format!("{difference}{writer}, repeatedly: corrected at growing intervals")
         }
-        Outcome::NotOurs(release) => {
-            format!("{what}: it belongs to release {release} and stays unchanged")
+        FindingOutcome::OtherRelease(release) => {
+            format!("{difference}: it belongs to release {release} and stays unchanged")
         }
-        Outcome::Failed(why) => format!("{what}{writer}, and cannot be corrected: {}", cut(why)),
+        FindingOutcome::Failed(reason) => format!(
+            "{difference}{writer}, and cannot be corrected: {}",
+            truncate(reason)
+        ),
     }
 }
 
-fn what(finding: &Finding) -> String {
+fn describe_difference(finding: &Finding) -> String {
     let object = &finding.object;
     match &finding.difference {
         Difference::Deleted => format!("{object} is deleted"),
         Difference::Fields(fields) => {
-            let named = fields.iter().take(FIELDS).map(|field| cut(field));
+            let named = fields.iter().take(MAX_FIELDS).map(|field| truncate(field));
             let named = named.collect::<Vec<_>>().join(", ");
-            match fields.len().checked_sub(FIELDS) {
+            match fields.len().checked_sub(MAX_FIELDS) {
                 Some(1..) => format!("{object} differs at {named} and more"),
                 _ => format!("{object} differs at {named}"),
             }
@@ -86,24 +96,24 @@ fn what(finding: &Finding) -> String {
     }
 }
 
-fn cut(text: &str) -> &str {
-    let end = text.floor_char_boundary(REASON);
+fn truncate(text: &str) -> &str {
+    let end = text.floor_char_boundary(MAX_REASON_BYTES);
     text.get(..end).unwrap_or_default()
 }
 
-/// Returns the events for corrections. `found` returns the event for remaining drift when the message changes.
-pub(crate) fn told(seen: &Seen) -> Vec<ObjectEvent> {
-    let healed = |finding: &&Finding| finding.outcome == Outcome::Healed;
-    let healed: Vec<&Finding> = seen.findings.iter().filter(healed).collect();
-    if healed.is_empty() {
+/// Returns the events for corrections. [`drift_event`] returns the event for remaining drift when the message changes.
+pub(crate) fn correction_events(report: &DriftReport) -> Vec<ObjectEvent> {
+    let corrected = |finding: &&Finding| finding.outcome == FindingOutcome::Healed;
+    let corrected: Vec<&Finding> = report.findings.iter().filter(corrected).collect();
+    if corrected.is_empty() {
         return Vec::new();
     }
-    let mut parts: Vec<String> = healed
+    let mut parts: Vec<String> = corrected
         .iter()
-        .take(NAMED)
-        .map(|finding| one(finding))
+        .take(MAX_OBJECTS)
+        .map(|finding| describe_finding(finding))
         .collect();
-    if let Some(more @ 1..) = healed.len().checked_sub(NAMED) {
+    if let Some(more @ 1..) = corrected.len().checked_sub(MAX_OBJECTS) {
         parts.push(format!("and {more} more"));
     }
     vec![ObjectEvent {
@@ -114,12 +124,12 @@ pub(crate) fn told(seen: &Seen) -> Vec<ObjectEvent> {
 }
 
 /// Returns an event if the new message describes other drift than the previous one.
-pub(crate) fn found(before: Option<&str>, after: &str) -> Option<ObjectEvent> {
-    let after = findings_in(after)?;
-    (before.and_then(findings_in) != Some(after)).then(|| ObjectEvent {
+pub(crate) fn drift_event(previous: Option<&str>, current: &str) -> Option<ObjectEvent> {
+    let current = findings_in(current)?;
+    (previous.and_then(findings_in) != Some(current)).then(|| ObjectEvent {
         warning: true,
         reason: "DriftDetected",
-        message: after.to_owned(),
+        message: current.to_owned(),
     })
 }
 
@@ -137,7 +147,7 @@ mod tests {
         }
     }
 
-    fn finding(name: &str, outcome: Outcome) -> Finding {
+    fn finding(name: &str, outcome: FindingOutcome) -> Finding {
         Finding {
             object: id(name),
             difference: Difference::Fields(vec!["/data/a".to_owned()]),
@@ -146,11 +156,11 @@ mod tests {
         }
     }
 
-    fn seen(findings: Vec<Finding>) -> Seen {
-        Seen {
+    fn report_with(findings: Vec<Finding>) -> DriftReport {
+        DriftReport {
             revision: 1,
             findings,
-            unseen: Vec::new(),
+            not_compared: Vec::new(),
         }
     }
 
@@ -159,19 +169,19 @@ mod tests {
         let deleted = Finding {
             difference: Difference::Deleted,
             writer: None,
-            ..finding("gone", Outcome::Left)
+            ..finding("gone", FindingOutcome::ReportedOnly)
         };
-        let failed = Outcome::Failed("forbidden".to_owned());
-        for (findings, said) in [
+        let failed = FindingOutcome::Failed("forbidden".to_owned());
+        for (findings, message) in [
             (vec![], None),
-            (vec![finding("a", Outcome::Healed)], None),
+            (vec![finding("a", FindingOutcome::Healed)], None),
             (vec![deleted], Some("ConfigMap acme/gone is deleted")),
             (
-                vec![finding("a", Outcome::Left)],
+                vec![finding("a", FindingOutcome::ReportedOnly)],
                 Some("ConfigMap acme/a differs at /data/a, by \"kubectl-edit\""),
             ),
             (
-                vec![finding("a", Outcome::HeldBack)],
+                vec![finding("a", FindingOutcome::HeldBack)],
                 Some(
                     "ConfigMap acme/a differs at /data/a, by \"kubectl-edit\", repeatedly: corrected at growing intervals",
                 ),
@@ -183,16 +193,22 @@ mod tests {
                 ),
             ),
         ] {
-            assert_eq!(described(&seen(findings)).as_deref(), said);
+            assert_eq!(describe(&report_with(findings)).as_deref(), message);
         }
-        let both = seen(vec![
-            finding("a", Outcome::Healed),
-            finding("b", Outcome::Left),
+        let both = report_with(vec![
+            finding("a", FindingOutcome::Healed),
+            finding("b", FindingOutcome::ReportedOnly),
         ]);
-        let events = told(&both);
+        let events = correction_events(&both);
         assert_eq!(events.len(), 1);
         assert!(events[0].message.contains("acme/a") && !events[0].message.contains("acme/b"));
-        assert_eq!(told(&seen(vec![finding("b", Outcome::Left)])), []);
+        assert_eq!(
+            correction_events(&report_with(vec![finding(
+                "b",
+                FindingOutcome::ReportedOnly
+            )])),
+            []
+        );
     }
 
     #[test]
@@ -204,12 +220,12 @@ mod tests {
         assert_eq!(with_findings(&second, None), "release installed");
         assert_eq!(without_findings("plain"), "plain");
         assert_eq!(
-            found(Some(&first), &second).unwrap().message,
+            drift_event(Some(&first), &second).unwrap().message,
             "b is deleted"
         );
-        assert_eq!(found(Some(&second), &second), None);
-        assert_eq!(found(Some(&second), "release installed"), None);
-        assert_eq!(found(None, &first).unwrap().reason, "DriftDetected");
+        assert_eq!(drift_event(Some(&second), &second), None);
+        assert_eq!(drift_event(Some(&second), "release installed"), None);
+        assert_eq!(drift_event(None, &first).unwrap().reason, "DriftDetected");
     }
 
     #[test]
@@ -221,19 +237,19 @@ mod tests {
                 object: id(&name),
                 difference: Difference::Fields(fields.collect()),
                 writer: Some("z".repeat(128)),
-                outcome: Outcome::Left,
+                outcome: FindingOutcome::ReportedOnly,
             }
         };
-        let seen = Seen {
+        let report = DriftReport {
             revision: 1,
             findings: (0..1000).map(long).collect(),
-            unseen: (0..1000).map(|_| (id("u"), "w".repeat(5000))).collect(),
+            not_compared: (0..1000).map(|_| (id("u"), "w".repeat(5000))).collect(),
         };
-        let said = described(&seen).unwrap();
-        assert!(said.len() < 4000, "{}", said.len());
+        let message = describe(&report).unwrap();
+        assert!(message.len() < 4000, "{}", message.len());
         assert!(
-            said.contains("and 997 more") && said.contains("1000 objects"),
-            "{said}"
+            message.contains("and 997 more") && message.contains("1000 objects"),
+            "{message}"
         );
     }
 }

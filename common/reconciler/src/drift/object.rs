@@ -9,7 +9,7 @@ const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "Helm");
 const RELEASE_NAME: &str = "meta.helm.sh/release-name";
 const RELEASE_NAMESPACE: &str = "meta.helm.sh/release-namespace";
 /// Metadata that the API server sets.
-const SERVERS: [&str; 7] = [
+const SERVER_FIELDS: [&str; 7] = [
     "creationTimestamp",
     "deletionTimestamp",
     "generation",
@@ -22,14 +22,14 @@ const SERVERS: [&str; 7] = [
 /// Returns the object that Helm applies: the manifest's object with the marks of its release.
 pub(super) fn applied(manifest: &Value, release: &ReleaseKey) -> Value {
     let mut object = manifest.clone();
-    let Some(meta) = entry(&mut object, "metadata") else {
+    let Some(meta) = object_field(&mut object, "metadata") else {
         return object;
     };
-    for key in SERVERS {
+    for key in SERVER_FIELDS {
         meta.remove(key);
     }
-    let mut mark = |at: &str, key: &str, value: &str| {
-        let map = meta.entry(at).or_insert(Value::Null);
+    let mut set = |section: &str, key: &str, value: &str| {
+        let map = meta.entry(section).or_insert(Value::Null);
         if map.is_null() {
             *map = Value::Object(Map::new());
         }
@@ -37,19 +37,19 @@ pub(super) fn applied(manifest: &Value, release: &ReleaseKey) -> Value {
             map.insert(key.to_owned(), value.into());
         }
     };
-    mark("labels", MANAGED_BY.0, MANAGED_BY.1);
-    mark("annotations", RELEASE_NAME, &release.name);
-    mark("annotations", RELEASE_NAMESPACE, &release.namespace);
+    set("labels", MANAGED_BY.0, MANAGED_BY.1);
+    set("annotations", RELEASE_NAME, &release.name);
+    set("annotations", RELEASE_NAMESPACE, &release.namespace);
     object
 }
 
-fn entry<'a>(object: &'a mut Value, key: &str) -> Option<&'a mut Map<String, Value>> {
+fn object_field<'a>(object: &'a mut Value, key: &str) -> Option<&'a mut Map<String, Value>> {
     object.as_object_mut()?.get_mut(key)?.as_object_mut()
 }
 
 /// Restricts the apply to the live object at its current version.
-pub(super) fn onto(mut applied: Value, live: &Value) -> Value {
-    if let Some(meta) = entry(&mut applied, "metadata") {
+pub(super) fn with_live_identity(mut applied: Value, live: &Value) -> Value {
+    if let Some(meta) = object_field(&mut applied, "metadata") {
         for key in ["uid", "resourceVersion"] {
             if let Some(value) = live.pointer(&format!("/metadata/{key}")) {
                 meta.insert(key.to_owned(), value.clone());
@@ -66,31 +66,32 @@ pub(super) fn other_release(live: &Value, release: &ReleaseKey) -> Option<String
         annotations.get(key)?.as_str()
     };
     let (name, namespace) = (annotation(RELEASE_NAME)?, annotation(RELEASE_NAMESPACE)?);
-    let ours = name == release.name && namespace == release.namespace;
-    (!ours).then(|| format!("{namespace}/{name}"))
+    let is_ours = name == release.name && namespace == release.namespace;
+    (!is_ours).then(|| format!("{namespace}/{name}"))
 }
 
 /// Returns true if the object's annotations name this release.
-pub(super) fn is_of(live: &Value, release: &ReleaseKey) -> bool {
-    let marked = live.pointer("/metadata/annotations");
-    let marked = marked.is_some_and(|annotations| annotations.get(RELEASE_NAME).is_some());
-    marked && other_release(live, release).is_none()
+pub(super) fn belongs_to(live: &Value, release: &ReleaseKey) -> bool {
+    let annotations = live.pointer("/metadata/annotations");
+    let names_release =
+        annotations.is_some_and(|annotations| annotations.get(RELEASE_NAME).is_some());
+    names_release && other_release(live, release).is_none()
 }
 
 /// Hashes all inputs of a comparison: the whole object, or everything except its status if it has a generation.
-pub(super) fn mark(live: &Value) -> u64 {
-    let at = |key: &str| live.pointer(key).map(Value::to_string);
+pub(super) fn comparison_hash(live: &Value) -> u64 {
+    let field = |key: &str| live.pointer(key).map(Value::to_string);
     let mut hasher = DefaultHasher::new();
     let generation = live.pointer("/metadata/generation").and_then(Value::as_u64);
-    at("/metadata/uid").hash(&mut hasher);
+    field("/metadata/uid").hash(&mut hasher);
     match generation.filter(|generation| *generation > 0) {
         Some(generation) => {
             generation.hash(&mut hasher);
             for key in ["labels", "annotations", "deletionTimestamp"] {
-                at(&format!("/metadata/{key}")).hash(&mut hasher);
+                field(&format!("/metadata/{key}")).hash(&mut hasher);
             }
         }
-        None => at("/metadata/resourceVersion").hash(&mut hasher),
+        None => field("/metadata/resourceVersion").hash(&mut hasher),
     }
     hasher.finish()
 }
@@ -130,20 +131,20 @@ mod tests {
     #[test]
     fn write_carries_live_uid_and_resource_version() {
         let live = json!({"metadata": {"uid": "u", "resourceVersion": "7", "labels": {}}});
-        let written = onto(json!({"metadata": {"name": "a"}}), &live);
+        let written = with_live_identity(json!({"metadata": {"name": "a"}}), &live);
         let expected = json!({"metadata": {"name": "a", "uid": "u", "resourceVersion": "7"}});
         assert_eq!(written, expected);
     }
 
     #[test]
     fn object_of_different_release_is_detected() {
-        let of = |name: &str| {
+        let object_of = |name: &str| {
             json!({"metadata": {"annotations": {
                 "meta.helm.sh/release-name": name, "meta.helm.sh/release-namespace": "acme"}}})
         };
-        assert_eq!(other_release(&of("web"), &release()), None);
+        assert_eq!(other_release(&object_of("web"), &release()), None);
         assert_eq!(other_release(&json!({}), &release()), None);
-        let other = other_release(&of("other"), &release());
+        let other = other_release(&object_of("other"), &release());
         assert_eq!(other.as_deref(), Some("acme/other"));
     }
 
@@ -152,7 +153,7 @@ mod tests {
         let object = |generation: u64, version: &str, label: &str| {
             let meta = json!({"uid": "u", "generation": generation,
                 "resourceVersion": version, "labels": {"a": label}});
-            mark(&json!({ "metadata": meta }))
+            comparison_hash(&json!({ "metadata": meta }))
         };
         assert_eq!(object(2, "1", "x"), object(2, "2", "x"));
         assert_ne!(object(2, "1", "x"), object(3, "1", "x"));

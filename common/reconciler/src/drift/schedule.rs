@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Secret;
 use krypton_helm::releases::labels::ReleaseKey;
-use krypton_helm::releases::record::Verdict;
+use krypton_helm::releases::record::RecordComparison;
 use krypton_helm::releases::revision::Revision;
 use krypton_helm::releases::{self, ReleaseError, Status, manifest, secret_name};
 use krypton_runtime::access::client_as;
@@ -25,21 +25,21 @@ use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, Span};
 
 use crate::actions::ActionRunner;
-use crate::drift::look::{LookError, Notes, Task, look as drift_of};
-use crate::drift::{Seen, Wanted, described, told};
+use crate::drift::check::{CheckError, CheckInput, DriftCache, check_release};
+use crate::drift::{DriftReport, DriftSettings, correction_events, describe};
 use crate::owner::{OwnerKey, ReleaseOwner};
-use crate::plan::{Action, Drifted, Plan};
+use crate::plan::{Action, Plan, RevisionDrift};
 use crate::run_loop::Reconciler;
 
 /// Due times of the releases. After a start, the first checks are spread over a whole interval.
 #[derive(Debug)]
-struct Schedule {
+struct CheckQueue {
     queue: WorkQueue<OwnerKey>,
     /// The release that is checked next.
     next: Option<OwnerKey>,
 }
 
-impl Default for Schedule {
+impl Default for CheckQueue {
     fn default() -> Self {
         let none = Backoff::up_to(Duration::ZERO);
         Self {
@@ -49,9 +49,9 @@ impl Default for Schedule {
     }
 }
 
-impl Schedule {
+impl CheckQueue {
     /// Schedules a check within an interval, unless one is already scheduled.
-    fn enter(&mut self, key: &OwnerKey, interval: Duration, now: BootTime, chance: f64) {
+    fn add(&mut self, key: &OwnerKey, interval: Duration, now: BootTime, chance: f64) {
         let soon = BootTime(now.0 + interval.mul_f64(1.2));
         let is_scheduled = self.queue.due_at(key).is_some_and(|at| at <= soon);
         if self.next.as_ref() != Some(key) && !is_scheduled {
@@ -61,19 +61,19 @@ impl Schedule {
     }
 
     /// A check starts. The next one follows after an interval, plus or minus a fifth.
-    fn begun(&mut self, key: &OwnerKey, interval: Duration, now: BootTime, chance: f64) {
-        self.leave(key);
+    fn reschedule(&mut self, key: &OwnerKey, interval: Duration, now: BootTime, chance: f64) {
+        self.remove(key);
         let at = BootTime(now.0 + interval.mul_f64(0.8 + 0.4 * chance));
         self.queue.add_at(key.clone(), at);
     }
 
-    fn leave(&mut self, key: &OwnerKey) {
+    fn remove(&mut self, key: &OwnerKey) {
         self.next.take_if(|next| next == key);
         self.queue.forget(key);
     }
 
     /// Returns the release whose check is due.
-    fn turn(&mut self, now: BootTime) -> Option<&OwnerKey> {
+    fn next_due(&mut self, now: BootTime) -> Option<&OwnerKey> {
         if self.next.is_none() {
             self.next = self.queue.pop(now);
         }
@@ -87,69 +87,69 @@ impl Schedule {
 
 /// The running check.
 #[derive(Debug)]
-struct Running {
+struct RunningCheck {
     key: OwnerKey,
     revision: u32,
-    wanted: Wanted,
+    settings: DriftSettings,
     cancel: CancellationToken,
 }
 
-impl Running {
+impl RunningCheck {
     /// Returns true if the check still has the requested revision and settings.
-    fn seeks(&self, revision: Option<u32>, wanted: Option<&Wanted>) -> bool {
-        Some(self.revision) == revision && Some(&self.wanted) == wanted
+    fn matches_request(&self, revision: Option<u32>, settings: Option<&DriftSettings>) -> bool {
+        Some(self.revision) == revision && Some(&self.settings) == settings
     }
 }
 
 /// The drift checks of a member.
 #[derive(Default)]
 pub(crate) struct DriftSchedule {
-    schedule: Schedule,
-    running: Option<Running>,
-    /// `None` while a check runs, which then holds them.
-    notes: Option<Box<Notes>>,
-    pub jobs: JoinSet<Box<Looked>>,
+    check_queue: CheckQueue,
+    running: Option<RunningCheck>,
+    /// `None` while a check runs, which then holds it.
+    cache: Option<Box<DriftCache>>,
+    pub jobs: JoinSet<Box<CheckJobResult>>,
 }
 
 /// Input of a check.
-pub(super) struct Look {
+pub(super) struct CheckJob {
     key: OwnerKey,
     owner: ReleaseOwner,
     release: ReleaseKey,
     revision: u32,
     adopted: bool,
-    wanted: Wanted,
+    settings: DriftSettings,
     cancel: CancellationToken,
-    notes: Box<Notes>,
+    cache: Box<DriftCache>,
 }
 
 /// Result of a check.
-pub(crate) struct Looked {
+pub(crate) struct CheckJobResult {
     key: OwnerKey,
-    notes: Box<Notes>,
-    drifted: Option<Drifted>,
+    cache: Box<DriftCache>,
+    drift: Option<RevisionDrift>,
     /// Revision to read again: it cannot be decoded, or has changed since it was deployed.
     unreadable: Option<u32>,
 }
 
 /// Reason why a check was impossible.
-enum Blind {
+enum CheckFailure {
     Unreadable(String),
-    Otherwise(String),
+    Other(String),
 }
 
 impl DriftSchedule {
     /// Returns the next due time. A running check reports its own end.
     pub(crate) fn wake(&self) -> Option<BootTime> {
-        self.schedule.wake().filter(|_| self.running.is_none())
+        self.check_queue.wake().filter(|_| self.running.is_none())
     }
 
     pub(crate) fn forget(&mut self, key: &OwnerKey) {
-        self.schedule.leave(key);
-        self.call_off(key);
+        self.check_queue.remove(key);
+        self.cancel_check(key);
     }
 
-    fn call_off(&self, key: &OwnerKey) -> bool {
+    fn cancel_check(&self, key: &OwnerKey) -> bool {
         let running = self.running.as_ref().filter(|running| running.key == *key);
         running.inspect(|running| running.cancel.cancel()).is_some()
     }
@@ -165,9 +165,9 @@ impl DriftSchedule {
 
 impl Reconciler {
     /// Queues the release whose check is due.
-    pub(crate) fn check_drift(&mut self, now: BootTime) {
+    pub(crate) fn queue_due_drift_check(&mut self, now: BootTime) {
         if self.drift_schedule.running.is_none()
-            && let Some(key) = self.drift_schedule.schedule.turn(now)
+            && let Some(key) = self.drift_schedule.check_queue.next_due(now)
         {
             self.queue.add(key.clone());
         }
@@ -175,7 +175,7 @@ impl Reconciler {
 
     /// Schedules or unschedules the owner. Returns true if a running check must end first, as the plan has another
     /// action.
-    pub(crate) fn drift_first(
+    pub(crate) fn update_drift_schedule(
         &mut self,
         key: &OwnerKey,
         plan: &Plan,
@@ -185,29 +185,30 @@ impl Reconciler {
         let idle = plan.action == Action::Nothing;
         let drift_schedule = &mut self.drift_schedule;
         match &plan.drift {
-            Some(wanted) => {
+            Some(settings) => {
                 drift_schedule
-                    .schedule
-                    .enter(key, interval(wanted), now, chance::random())
+                    .check_queue
+                    .add(key, interval(settings), now, chance::random())
             }
-            None => drift_schedule.schedule.leave(key),
+            None => drift_schedule.check_queue.remove(key),
         }
         let running = drift_schedule.running.as_ref();
         let running = running.filter(|running| running.key == *key);
-        let goes_on = running.is_none_or(|running| running.seeks(revision, plan.drift.as_ref()));
-        if idle && goes_on {
+        let is_current =
+            running.is_none_or(|running| running.matches_request(revision, plan.drift.as_ref()));
+        if idle && is_current {
             return false;
         }
         // Cancel an outdated check and start one with the current settings next.
-        if plan.drift.is_some() && !goes_on {
-            drift_schedule.schedule.leave(key);
-            drift_schedule.schedule.queue.add(key.clone());
+        if plan.drift.is_some() && !is_current {
+            drift_schedule.check_queue.remove(key);
+            drift_schedule.check_queue.queue.add(key.clone());
         }
-        drift_schedule.call_off(key) && !idle
+        drift_schedule.cancel_check(key) && !idle
     }
 
     /// Starts a check if it is the owner's turn.
-    pub(crate) fn begin_drift(
+    pub(crate) fn start_drift_check(
         &mut self,
         key: &OwnerKey,
         owner: &ReleaseOwner,
@@ -216,56 +217,57 @@ impl Reconciler {
         now: BootTime,
     ) {
         let drift_schedule = &mut self.drift_schedule;
-        let (Some(wanted), Some(revision)) = (plan.drift, revision) else {
+        let (Some(settings), Some(revision)) = (plan.drift, revision) else {
             return;
         };
-        if drift_schedule.running.is_some() || drift_schedule.schedule.next.as_ref() != Some(key) {
+        if drift_schedule.running.is_some() || drift_schedule.check_queue.next.as_ref() != Some(key)
+        {
             return;
         }
         drift_schedule
-            .schedule
-            .begun(key, interval(&wanted), now, chance::random());
+            .check_queue
+            .reschedule(key, interval(&settings), now, chance::random());
         let cancel = CancellationToken::new();
-        let newest = self.index.release(release).last().copied();
+        let newest = self.index.release_revisions(release).last().copied();
         let adopted = newest.is_some_and(Revision::is_foreign);
-        let mut notes = drift_schedule.notes.take().unwrap_or_default();
-        notes.keep(|release| self.index.claimed(release));
-        drift_schedule.running = Some(Running {
+        let mut cache = drift_schedule.cache.take().unwrap_or_default();
+        cache.retain(|release| self.index.is_claimed(release));
+        drift_schedule.running = Some(RunningCheck {
             key: key.clone(),
             revision,
-            wanted: wanted.clone(),
+            settings: settings.clone(),
             cancel: cancel.clone(),
         });
-        let look = Box::new(Look {
+        let job = Box::new(CheckJob {
             key: key.clone(),
             owner: owner.clone(),
             release: release.clone(),
             revision,
             adopted,
-            wanted,
+            settings,
             cancel,
-            notes,
+            cache,
         });
         let span = key.span(&self.member.name, owner.generation(), release);
         span.record("action", "look_for_drift");
-        let looking = Arc::clone(&self.performer).look(look);
-        drift_schedule.jobs.spawn(looking.instrument(span));
+        let check = Arc::clone(&self.runner).run_drift_check(job);
+        drift_schedule.jobs.spawn(check.instrument(span));
     }
 
-    pub(crate) fn finish_drift(&mut self, done: Result<Box<Looked>, JoinError>) {
+    pub(crate) fn finish_drift_check(&mut self, done: Result<Box<CheckJobResult>, JoinError>) {
         let running = self.drift_schedule.running.take();
         match done {
-            Ok(looked) => {
-                self.drift_schedule.notes = Some(looked.notes);
-                if let Some(slot) = self.slots.get_mut(&looked.key) {
-                    if looked.drifted.is_some() {
-                        slot.memory.drift = looked.drifted;
+            Ok(result) => {
+                self.drift_schedule.cache = Some(result.cache);
+                if let Some(slot) = self.owner_states.get_mut(&result.key) {
+                    if result.drift.is_some() {
+                        slot.memory.drift = result.drift;
                     }
-                    if looked.unreadable.is_some() {
-                        slot.memory.doubted = looked.unreadable;
+                    if result.unreadable.is_some() {
+                        slot.memory.to_reread = result.unreadable;
                     }
                 }
-                self.queue.add(looked.key);
+                self.queue.add(result.key);
             }
             Err(error) => {
                 tracing::error!(%error, member = %self.member.name, "a look for drift ended badly");
@@ -275,27 +277,27 @@ impl Reconciler {
     }
 }
 
-fn interval(wanted: &Wanted) -> Duration {
-    Duration::from_secs(wanted.interval_seconds.into())
+fn interval(settings: &DriftSettings) -> Duration {
+    Duration::from_secs(settings.interval_seconds.into())
 }
 
 impl ActionRunner {
-    async fn look(self: Arc<Self>, mut look: Box<Look>) -> Box<Looked> {
-        let seen = self.look_at(&mut look).await;
-        let outcome = match &seen {
+    async fn run_drift_check(self: Arc<Self>, mut job: Box<CheckJob>) -> Box<CheckJobResult> {
+        let result = self.check_drift(&mut job).await;
+        let outcome = match &result {
             Ok(Some(_)) => "ok",
             Ok(None) => "conflict",
             Err(_) => "failed",
         };
         Span::current().record("outcome", outcome);
         let mut unreadable = None;
-        let drifted = match seen {
-            Ok(Some((seen, recorded))) => {
-                for told in told(&seen) {
-                    self.tell(&look.owner, told);
+        let drift = match result {
+            Ok(Some((report, recorded))) => {
+                for event in correction_events(&report) {
+                    self.emit_event(&job.owner, event);
                 }
-                let held_back = !recorded && look.wanted.mode == DriftMode::Heal;
-                let message = described(&seen).map(|message| match held_back {
+                let held_back = !recorded && job.settings.mode == DriftMode::Heal;
+                let message = describe(&report).map(|message| match held_back {
                     false => message,
                     true => {
                         format!(
@@ -303,111 +305,118 @@ impl ActionRunner {
                         )
                     }
                 });
-                Some(Drifted {
-                    revision: seen.revision,
+                Some(RevisionDrift {
+                    revision: report.revision,
                     message,
                 })
             }
             // The release has changed in the meantime.
             Ok(None) => None,
-            Err(blind) => {
-                let problem = match blind {
-                    Blind::Unreadable(problem) => {
-                        unreadable = Some(look.revision);
+            Err(failure) => {
+                let problem = match failure {
+                    CheckFailure::Unreadable(problem) => {
+                        unreadable = Some(job.revision);
                         problem
                     }
-                    Blind::Otherwise(problem) => problem,
+                    CheckFailure::Other(problem) => problem,
                 };
                 tracing::info!(member = %self.member.name, %problem,
                     "drift check failed; waiting for the next one");
                 None
             }
         };
-        Box::new(Looked {
-            key: look.key,
-            notes: look.notes,
-            drifted,
+        Box::new(CheckJobResult {
+            key: job.key,
+            cache: job.cache,
+            drift,
             unreadable,
         })
     }
 
     /// Returns the differences, and whether the revision has a record.
-    async fn look_at(&self, look: &mut Look) -> Result<Option<(Seen, bool)>, Blind> {
-        let Some((manifest, unread, digest)) = self.manifest(look).await? else {
+    async fn check_drift(
+        &self,
+        job: &mut CheckJob,
+    ) -> Result<Option<(DriftReport, bool)>, CheckFailure> {
+        let Some((manifest, invalid_documents, digest)) = self.deployed_manifest(job).await? else {
             return Ok(None);
         };
-        let recorded = self.is_recorded(look, &digest).await?;
-        if unread > 0 {
-            tracing::warn!(member = %self.member.name, unread,
+        let recorded = self.is_recorded(job, &digest).await?;
+        if invalid_documents > 0 {
+            tracing::warn!(member = %self.member.name, unread = invalid_documents,
                 "ignoring invalid documents of the manifest");
         }
-        let user = look.owner.user(&self.desired.get().lockdown);
-        let acting = user.map(|user| client_as(&self.member.client, &user));
-        let acting = acting.transpose();
-        let acting = acting.map_err(|error| Blind::Otherwise(chain(&error)))?;
-        let task = Task {
-            client: acting.as_ref().unwrap_or(&self.member.helm_client),
-            release: &look.release,
-            revision: look.revision,
-            wanted: &look.wanted,
+        let user = job.owner.user(&self.desired.get().lockdown);
+        let user_client = user.map(|user| client_as(&self.member.client, &user));
+        let user_client = user_client.transpose();
+        let user_client = user_client.map_err(|error| CheckFailure::Other(chain(&error)))?;
+        let input = CheckInput {
+            client: user_client.as_ref().unwrap_or(&self.member.helm_client),
+            release: &job.release,
+            revision: job.revision,
+            settings: &job.settings,
             metrics: &self.tools.drift,
-            cancel: &look.cancel,
-            adopted: look.adopted,
+            cancel: &job.cancel,
+            adopted: job.adopted,
             recorded,
             may_write: &|| self.may_write(),
         };
-        let looking = Box::pin(drift_of(&task, &mut look.notes, &manifest));
-        match looking.await {
-            Ok(seen) => Ok(Some((seen, recorded))),
-            Err(LookError::CalledOff) => Ok(None),
-            Err(error) => Err(Blind::Otherwise(error.text())),
+        let check = Box::pin(check_release(&input, &mut job.cache, &manifest));
+        match check.await {
+            Ok(report) => Ok(Some((report, recorded))),
+            Err(CheckError::Cancelled) => Ok(None),
+            Err(error) => Err(CheckFailure::Other(chain(&error))),
         }
     }
 
     /// Returns the manifest of the revision, if it is still deployed.
-    async fn manifest(&self, look: &Look) -> Result<Option<(Vec<Value>, usize, String)>, Blind> {
-        let api: Api<Secret> = Api::namespaced(self.member.client.clone(), &look.release.namespace);
-        let name = secret_name(&look.release.name, look.revision);
+    async fn deployed_manifest(
+        &self,
+        job: &CheckJob,
+    ) -> Result<Option<(Vec<Value>, usize, String)>, CheckFailure> {
+        let api: Api<Secret> = Api::namespaced(self.member.client.clone(), &job.release.namespace);
+        let name = secret_name(&job.release.name, job.revision);
         self.tools.drift.requests.inc();
         let secret = call(format!("reading Secret {name}"), api.get_opt(&name)).await;
-        let secret = secret.map_err(|error| Blind::Otherwise(chain(&error)))?;
+        let secret = secret.map_err(|error| CheckFailure::Other(chain(&error)))?;
         let Some(secret) = secret else {
             return Ok(None);
         };
-        let deployed = Revision::of(&secret.metadata)
+        let deployed = Revision::from_metadata(&secret.metadata)
             .is_some_and(|(_, revision)| revision.status == Status::Deployed);
         if !deployed {
             return Ok(None);
         }
         // A megabyte of YAML takes tens of milliseconds, which must not block other tasks.
-        let read = off_thread::start(move || {
-            let (objects, unread) = manifest::objects(&secret)?;
-            Ok::<_, ReleaseError>((objects, unread, releases::digest(&secret)?))
+        let decoded = off_thread::start(move || {
+            let (objects, invalid_documents) = manifest::objects(&secret)?;
+            Ok::<_, ReleaseError>((objects, invalid_documents, releases::digest(&secret)?))
         });
-        let read = read.await;
-        let read = read.map_err(|error| Blind::Otherwise(chain(&error)))?;
-        read.map(Some)
-            .map_err(|error| Blind::Unreadable(chain(&error)))
+        let decoded = decoded.await;
+        let decoded = decoded.map_err(|error| CheckFailure::Other(chain(&error)))?;
+        decoded
+            .map(Some)
+            .map_err(|error| CheckFailure::Unreadable(chain(&error)))
     }
 
     /// Returns true if Krypton deployed this manifest. The users of the workspace can change it, and its objects are
     /// read and applied with Helm's rights.
-    async fn is_recorded(&self, look: &Look, digest: &str) -> Result<bool, Blind> {
+    async fn is_recorded(&self, job: &CheckJob, digest: &str) -> Result<bool, CheckFailure> {
         self.tools.drift.requests.inc();
-        let record = self.release_record(&look.release).await;
-        let record = record.map_err(|fault| Blind::Otherwise(fault.text().to_owned()))?;
-        match record.verdict(look.revision, digest) {
-            Verdict::Recorded => Ok(true),
-            Verdict::Unrecorded => Ok(false),
-            Verdict::Tampered => Err(Blind::Unreadable(format!(
+        let record = self.release_record(&job.release).await;
+        let record = record.map_err(|fault| CheckFailure::Other(fault.text().to_owned()))?;
+        match record.compare(job.revision, digest) {
+            RecordComparison::Recorded => Ok(true),
+            RecordComparison::Unrecorded => Ok(false),
+            RecordComparison::Tampered => Err(CheckFailure::Unreadable(format!(
                 "revision {} of release {} has changed since Krypton deployed it",
-                look.revision, look.release.name
+                job.revision, job.release.name
             ))),
         }
     }
 
     fn may_write(&self) -> bool {
-        self.stop.is_open() && self.hold.get().may_start(BootTime::now())
+        self.stop.is_open() && self.lease_state.get().may_start(BootTime::now())
     }
 }
 
@@ -435,91 +444,98 @@ mod tests {
 
     #[test]
     fn drift_checks_are_spread_evenly_over_interval() {
-        let mut schedule = Schedule::default();
+        let mut check_queue = CheckQueue::default();
         for number in 0..100 {
             let chance = f64::from(number) / 100.0;
-            schedule.enter(&key(number), INTERVAL, at(0), chance);
+            check_queue.add(&key(number), INTERVAL, at(0), chance);
         }
-        let mut looks: BTreeMap<OwnerKey, u32> = BTreeMap::new();
+        let mut checks: BTreeMap<OwnerKey, u32> = BTreeMap::new();
         let mut most = 0;
         for second in 0..=6000 {
             let mut now = 0;
-            while let Some(next) = schedule.turn(at(second)).cloned() {
-                *looks.entry(next.clone()).or_default() += 1;
-                schedule.begun(&next, INTERVAL, at(second), 0.5);
+            while let Some(next) = check_queue.next_due(at(second)).cloned() {
+                *checks.entry(next.clone()).or_default() += 1;
+                check_queue.reschedule(&next, INTERVAL, at(second), 0.5);
                 now += 1;
             }
             most = most.max(now);
         }
         assert!(most <= 1, "{most}");
         assert!(
-            looks.values().all(|looks| (9..=11).contains(looks)),
-            "{looks:?}"
+            checks.values().all(|checks| (9..=11).contains(checks)),
+            "{checks:?}"
         );
     }
 
     #[test]
     fn reentered_owner_keeps_turn_unless_interval_shrinks() {
-        let mut schedule = Schedule::default();
-        schedule.enter(&key(1), INTERVAL, at(0), 0.9);
-        schedule.enter(&key(1), INTERVAL, at(0), 0.1);
-        assert_eq!(schedule.wake(), Some(at(540)));
-        schedule.enter(&key(1), INTERVAL / 100, at(0), 0.5);
-        assert_eq!(schedule.wake(), Some(at(3)));
+        let mut check_queue = CheckQueue::default();
+        check_queue.add(&key(1), INTERVAL, at(0), 0.9);
+        check_queue.add(&key(1), INTERVAL, at(0), 0.1);
+        assert_eq!(check_queue.wake(), Some(at(540)));
+        check_queue.add(&key(1), INTERVAL / 100, at(0), 0.5);
+        assert_eq!(check_queue.wake(), Some(at(3)));
     }
 
     #[test]
     fn drift_check_continues_only_while_its_inputs_match() {
-        let wanted = Wanted {
+        let settings = DriftSettings {
             mode: DriftMode::Heal,
             interval_seconds: 600,
-            ..Wanted::default()
+            ..DriftSettings::default()
         };
-        let running = Running {
+        let running = RunningCheck {
             key: key(1),
             revision: 3,
-            wanted: wanted.clone(),
+            settings: settings.clone(),
             cancel: CancellationToken::new(),
         };
-        assert!(running.seeks(Some(3), Some(&wanted)));
-        let warns = Wanted {
+        assert!(running.matches_request(Some(3), Some(&settings)));
+        let warn_settings = DriftSettings {
             mode: DriftMode::Warn,
-            ..wanted.clone()
+            ..settings.clone()
         };
         let policy = DriftPolicy {
             mode: DriftMode::Heal,
             interval_seconds: 600,
         };
-        let ignores = Wanted::of(&policy, |name| {
+        let ignore_settings = DriftSettings::new(&policy, |name| {
             name.ends_with("drift-ignore")
                 .then_some("Deployment:/spec/replicas")
         });
-        assert_ne!(ignores.rules, wanted.rules);
+        assert_ne!(ignore_settings.rules, settings.rules);
         for (revision, now) in [
-            (Some(3), Some(&warns)),
-            (Some(3), Some(&ignores)),
+            (Some(3), Some(&warn_settings)),
+            (Some(3), Some(&ignore_settings)),
             (Some(3), None),
-            (Some(4), Some(&wanted)),
-            (None, Some(&wanted)),
+            (Some(4), Some(&settings)),
+            (None, Some(&settings)),
         ] {
-            assert!(!running.seeks(revision, now), "{revision:?} {now:?}");
+            assert!(
+                !running.matches_request(revision, now),
+                "{revision:?} {now:?}"
+            );
         }
     }
 
     #[test]
     fn removed_owner_loses_turn_and_next_follows() {
-        let mut schedule = Schedule::default();
+        let mut check_queue = CheckQueue::default();
         for number in 1..=2 {
-            schedule.enter(&key(number), INTERVAL, at(0), 0.0);
+            check_queue.add(&key(number), INTERVAL, at(0), 0.0);
         }
-        assert_eq!(schedule.turn(at(0)), Some(&key(1)));
-        schedule.enter(&key(1), INTERVAL, at(0), 0.5);
-        assert_eq!(schedule.turn(at(0)), Some(&key(1)), "it keeps its turn");
-        assert_eq!(schedule.wake(), None);
-        schedule.leave(&key(1));
-        assert_eq!(schedule.turn(at(0)), Some(&key(2)));
-        schedule.leave(&key(2));
-        assert_eq!(schedule.turn(at(0)), None);
-        assert_eq!(schedule.wake(), None);
+        assert_eq!(check_queue.next_due(at(0)), Some(&key(1)));
+        check_queue.add(&key(1), INTERVAL, at(0), 0.5);
+        assert_eq!(
+            check_queue.next_due(at(0)),
+            Some(&key(1)),
+            "it keeps its turn"
+        );
+        assert_eq!(check_queue.wake(), None);
+        check_queue.remove(&key(1));
+        assert_eq!(check_queue.next_due(at(0)), Some(&key(2)));
+        check_queue.remove(&key(2));
+        assert_eq!(check_queue.next_due(at(0)), None);
+        assert_eq!(check_queue.wake(), None);
     }
 }

@@ -19,7 +19,7 @@ pub enum Action {
     /// Mark a revision as failed that a dead Helm process left locked.
     Unlock {
         revision: u32,
-        was: String,
+        status: String,
     },
     Helm(Run),
     /// Repeat a failed installation, including its hooks.
@@ -109,7 +109,7 @@ pub(super) fn action(state: &ReleaseState<'_>, view: &View<'_>) -> Action {
         Unread(revision) | RemovalUnread(revision) => Action::ReadRelease(*revision),
         Superseded(newest) | StaleLock(newest) => Action::Unlock {
             revision: newest.revision,
-            was: newest.status.to_string(),
+            status: newest.status.to_string(),
         },
         RollbackDue { to, .. } => Action::Rollback(*to),
         Unannotated(_) => Action::Annotate,
@@ -120,7 +120,7 @@ pub(super) fn action(state: &ReleaseState<'_>, view: &View<'_>) -> Action {
         UnusedWorkspace { terminating: false } => Action::DeleteWorkspace,
         Removed => Action::RemoveFinalizer { orphaned: false },
         Orphaned => Action::RemoveFinalizer { orphaned: true },
-        Held(_) => read(readiness::unread(view)),
+        Held(_) => read_action(readiness::unread_revision(view)),
         BackingOff(failure) => read_while_failing(failure.reason, view),
         ValuesNotAllowed => read_while_failing(reason::VALUES_NOT_ALLOWED, view),
         ValuesTooLarge { .. } => read_while_failing(reason::VALUES_TOO_LARGE, view),
@@ -129,16 +129,16 @@ pub(super) fn action(state: &ReleaseState<'_>, view: &View<'_>) -> Action {
     }
 }
 
-pub(super) fn read(revision: Option<u32>) -> Action {
+pub(super) fn read_action(revision: Option<u32>) -> Action {
     revision.map_or(Action::Nothing, Action::ReadRelease)
 }
 
 /// Returns the read of the running release while attempts fail for this reason before Helm starts.
-fn read_while_failing(why: &str, view: &View<'_>) -> Action {
-    let waits = |failure: &Failure| failure.reason != why && view.now < failure.retry_at;
+fn read_while_failing(reason: &str, view: &View<'_>) -> Action {
+    let backs_off = |failure: &Failure| failure.reason != reason && view.now < failure.retry_at;
     // The read itself may fail.
-    let may = is_before_helm(why)
-        && why != reason::HELM_UNAVAILABLE
-        && !view.failure().is_some_and(waits);
-    read(readiness::unread_kept(view).filter(|_| may))
+    let may_read = is_before_helm(reason)
+        && reason != reason::HELM_UNAVAILABLE
+        && !view.failure().is_some_and(backs_off);
+    read_action(readiness::unread_running_revision(view).filter(|_| may_read))
 }

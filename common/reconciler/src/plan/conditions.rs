@@ -8,7 +8,7 @@ use krypton_types::placed_tenant::placed_on;
 
 use super::action::Run;
 use super::memory::Failure;
-use super::readiness::{followed, kept, with_note};
+use super::readiness::{running_readiness, updated_readiness, with_note};
 use super::state::{ReleaseState, Rollout};
 use super::view::{Hold, View};
 use crate::owner::ReleaseOwner;
@@ -19,34 +19,44 @@ const VALUES_NOT_ALLOWED: &str =
     "Tenant values are disabled; remove spec.values, or start the hub with --tenant-values";
 
 /// Returns the conditions to report for a state.
-pub(super) fn conditions(is: &ReleaseState<'_>, view: &View<'_>) -> ClusterState {
+pub(super) fn conditions(state: &ReleaseState<'_>, view: &View<'_>) -> ClusterState {
     use ReleaseState::*;
     let (owner, namespace, name) = (
         view.owner,
         &view.release_key.namespace,
         &view.release_key.name,
     );
-    let said = || view.said();
-    let after = |why, message: &str| after_failure(why, message, view);
-    match is {
+    let reported = || view.reported_state();
+    let attempt_failed = |reason, message: &str| after_failure(reason, message, view);
+    match state {
         OtherMember => ClusterState::from(other_member(owner, view.cluster)),
         NamespaceNotAllowed(ready) => ClusterState::from(ready.clone()),
 
-        WorkspaceInvalid => failed(reason::WORKSPACE_INVALID, &invalid(owner, namespace)),
-        WorkspaceProtected(of) => failed(
-            reason::NAMESPACE_NOT_OWNED,
-            &protected(owner, namespace, of),
+        WorkspaceInvalid => failed(
+            reason::WORKSPACE_INVALID,
+            &invalid_workspace(owner, namespace),
         ),
-        WorkspaceForbidden => after(reason::NAMESPACE_NOT_OWNED, &forbidden(owner, namespace)),
-        ValuesNotAllowed => after(reason::VALUES_NOT_ALLOWED, VALUES_NOT_ALLOWED),
-        ValuesTooLarge { what, size, most } => after(
+        WorkspaceProtected(holder) => failed(
+            reason::NAMESPACE_NOT_OWNED,
+            &protected_workspace(owner, namespace, holder),
+        ),
+        WorkspaceForbidden => attempt_failed(
+            reason::NAMESPACE_NOT_OWNED,
+            &forbidden_workspace(owner, namespace),
+        ),
+        ValuesNotAllowed => attempt_failed(reason::VALUES_NOT_ALLOWED, VALUES_NOT_ALLOWED),
+        ValuesTooLarge {
+            subject,
+            size,
+            limit,
+        } => attempt_failed(
             reason::VALUES_TOO_LARGE,
-            &format!("{what} {size} bytes as JSON, more than {most}: shorten spec.values"),
+            &format!("{subject} {size} bytes as JSON, more than {limit}: shorten spec.values"),
         ),
         Foreign(message) => failed(reason::RELEASE_IN_USE, message),
 
         NoFinalizer { outdated: false } | WorkspaceUnseen { outdated: false } | Unread(_) => {
-            unchanged(said())
+            unchanged(reported())
         }
         NoFinalizer { outdated: true }
         | WorkspaceUnseen { outdated: true }
@@ -57,8 +67,8 @@ pub(super) fn conditions(is: &ReleaseState<'_>, view: &View<'_>) -> ClusterState
         | Failed
         | Uninstalled
         | Superseded(_)
-        | StaleLock(_) => announced(view.run(), said()),
-        FailedInstall => announced(Run::Install, said()),
+        | StaleLock(_) => announced(view.run(), reported()),
+        FailedInstall => announced(Run::Install, reported()),
         WorkspaceTerminating => failed(
             reason::WORKSPACE_TERMINATING,
             &format!("namespace {namespace} is being deleted; waiting until it is gone"),
@@ -71,7 +81,7 @@ pub(super) fn conditions(is: &ReleaseState<'_>, view: &View<'_>) -> ClusterState
             );
             ClusterState {
                 progress: Some(State::new(Truth::True, reason::LOCKED, message)),
-                ..announced(view.run(), said())
+                ..announced(view.run(), reported())
             }
         }
         Unknown(revision) => {
@@ -87,16 +97,16 @@ pub(super) fn conditions(is: &ReleaseState<'_>, view: &View<'_>) -> ClusterState
         | InSync(rollout) => settled(rollout, view),
 
         BackingOff(failure) | RollbackDue { failure, .. } => {
-            after(failure.reason, &failure.message)
+            attempt_failed(failure.reason, &failure.message)
         }
-        GivenUp(failure) => after(failure.reason, &given_up(owner, failure)),
+        GivenUp(failure) => attempt_failed(failure.reason, &given_up(owner, failure)),
         Held(hold) => held(*hold, view),
 
         AwaitsFinalizers => deleting("waiting for other finalizers"),
         Orphaned => deleting(&format!(
             "orphaned: release {name} stays in namespace {namespace}"
         )),
-        RemovalHeld(why) => deleting(&format!("deletion waits: {why}")),
+        RemovalHeld(reason) => deleting(&format!("deletion waits: {reason}")),
         RemovalFailed(failure) if failure.reason == reason::SUSPENDED => {
             deleting(&format!("deletion waits: {}", failure.message))
         }
@@ -114,43 +124,43 @@ pub(super) fn conditions(is: &ReleaseState<'_>, view: &View<'_>) -> ClusterState
             orphaned,
             foreign,
             retired,
-        } => gone(owner, *orphaned, foreign.as_deref(), *retired),
+        } => removal_complete(owner, *orphaned, foreign.as_deref(), *retired),
     }
 }
 
 fn other_member(owner: &ReleaseOwner, cluster: &str) -> State {
     let placed = owner.tenant().and_then(|tenant| placed_on(tenant));
-    let named = match placed {
+    let cause = match placed {
         Some(member) => format!("it is placed on {member}"),
         None => format!(
             "clusterRef names {}",
-            owner.names_member().unwrap_or_default()
+            owner.named_member().unwrap_or_default()
         ),
     };
-    let message = format!("{named}; this is {cluster}, which leaves the Tenant alone");
+    let message = format!("{cause}; this is {cluster}, which leaves the Tenant alone");
     State::new(Truth::False, reason::NOT_THIS_CLUSTER, message)
 }
 
-fn invalid(owner: &ReleaseOwner, workspace: &str) -> String {
+fn invalid_workspace(owner: &ReleaseOwner, workspace: &str) -> String {
     format!(
         "{workspace:?} cannot be a namespace (a DNS label of at most 63 characters); {}",
         another_workspace(owner, "set spec.workspace")
     )
 }
 
-fn protected(owner: &ReleaseOwner, workspace: &str, of: &str) -> String {
+fn protected_workspace(owner: &ReleaseOwner, workspace: &str, holder: &str) -> String {
     let remedy = "delete the Tenant, and create it again with another spec.workspace";
     format!(
-        "namespace {workspace} belongs to {of} and is never a workspace; {}",
+        "namespace {workspace} belongs to {holder} and is never a workspace; {}",
         another_workspace(owner, remedy)
     )
 }
 
-fn forbidden(owner: &ReleaseOwner, workspace: &str) -> String {
-    let of = owner.namespace();
+fn forbidden_workspace(owner: &ReleaseOwner, workspace: &str) -> String {
+    let own = owner.namespace();
     format!(
-        "namespace {workspace} is neither {of}, where this {} is, nor was it made for it; {}, or have an operator of \
-         the cluster annotate the namespace with {}={of}/{}",
+        "namespace {workspace} is neither {own}, where this {} is, nor was it made for it; {}, or have an operator of \
+         the cluster annotate the namespace with {}={own}/{}",
         owner.kind(),
         another_workspace(owner, "create the Tenant again with another spec.workspace"),
         names::ADOPT_ANNOTATION,
@@ -159,9 +169,9 @@ fn forbidden(owner: &ReleaseOwner, workspace: &str) -> String {
 }
 
 /// Returns the fix for an unusable workspace. A KryptonDeployment's name determines its workspace.
-fn another_workspace(owner: &ReleaseOwner, of_tenant: &'static str) -> &'static str {
+fn another_workspace(owner: &ReleaseOwner, tenant_remedy: &'static str) -> &'static str {
     match owner {
-        ReleaseOwner::Tenant(_) => of_tenant,
+        ReleaseOwner::Tenant(_) => tenant_remedy,
         ReleaseOwner::Deployment(_) => "create the KryptonDeployment again under another name",
     }
 }
@@ -179,47 +189,47 @@ fn given_up(owner: &ReleaseOwner, failure: &Failure) -> String {
 /// Reports that an action waits for a permit or for the end of a pause. The readiness of the deployed revision is still
 /// updated.
 fn held(hold: Hold<'_>, view: &View<'_>) -> ClusterState {
-    let unseen = || {
+    let unknown = || {
         ClusterState::from(State::new(
             Truth::Unknown,
             hold.reason,
             "not reconciled yet",
         ))
     };
-    let said = view.said().unwrap_or_else(unseen);
+    let reported = view.reported_state().unwrap_or_else(unknown);
     ClusterState {
-        ready: followed(view, said.ready),
+        ready: updated_readiness(view, reported.ready),
         progress: Some(State::new(Truth::False, hold.reason, hold.message)),
-        error: said.error,
+        error: reported.error,
     }
 }
 
 /// Reports a failed attempt. If Krypton could not fetch the chart or start Helm, the running release keeps its
 /// readiness.
-fn after_failure(why: &str, message: &str, view: &View<'_>) -> ClusterState {
-    if why == reason::SUSPENDED {
+fn after_failure(reason: &str, message: &str, view: &View<'_>) -> ClusterState {
+    if reason == reason::SUSPENDED {
         return ClusterState {
-            ready: State::new(Truth::Unknown, why, message),
-            progress: Some(State::new(Truth::False, why, message)),
+            ready: State::new(Truth::Unknown, reason, message),
+            progress: Some(State::new(Truth::False, reason, message)),
             error: Some(no_error()),
         };
     }
     let is_deployed = |revision: &&&Revision| revision.status == Status::Deployed;
     let Some(running) = view.revisions.iter().rev().find(is_deployed) else {
-        return failed(why, message);
+        return failed(reason, message);
     };
     let message = format!("{message} (revision {} keeps running)", running.revision);
-    let mut after = failed(why, &message);
-    if is_before_helm(why)
-        && let Some(ready) = kept(view)
+    let mut state = failed(reason, &message);
+    if is_before_helm(reason)
+        && let Some(ready) = running_readiness(view)
     {
-        after.ready = ready;
+        state.ready = ready;
     }
-    after
+    state
 }
 
 /// Whether an attempt failed before Helm started.
-pub(super) fn is_before_helm(why: &str) -> bool {
+pub(super) fn is_before_helm(reason: &str) -> bool {
     [
         reason::CHART_NOT_LOADED,
         reason::VERSION_NOT_FOUND,
@@ -228,25 +238,25 @@ pub(super) fn is_before_helm(why: &str) -> bool {
         reason::VALUES_NOT_ALLOWED,
         reason::VALUES_TOO_LARGE,
     ]
-    .contains(&why)
+    .contains(&reason)
 }
 
 /// Nothing changes, so the last reported state stays.
-fn unchanged(said: Option<ClusterState>) -> ClusterState {
-    let unseen = || {
+fn unchanged(reported: Option<ClusterState>) -> ClusterState {
+    let unknown = || {
         ClusterState::from(State::new(
             Truth::Unknown,
             reason::NO_CHANGE,
             "looking at the release",
         ))
     };
-    said.unwrap_or_else(unseen)
+    reported.unwrap_or_else(unknown)
 }
 
 /// Announces a run. An error stays until an attempt succeeds.
-fn announced(run: Run, said: Option<ClusterState>) -> ClusterState {
-    let (why, message) = announcement(run);
-    in_progress(why, message, said.and_then(|said| said.error))
+fn announced(run: Run, reported: Option<ClusterState>) -> ClusterState {
+    let (reason, message) = announcement(run);
+    in_progress(reason, message, reported.and_then(|state| state.error))
 }
 
 fn announcement(run: Run) -> (&'static str, &'static str) {
@@ -256,8 +266,8 @@ fn announcement(run: Run) -> (&'static str, &'static str) {
     }
 }
 
-fn in_progress(why: &str, message: &str, error: Option<State>) -> ClusterState {
-    let lasts = |why: &str| {
+fn in_progress(reason: &str, message: &str, error: Option<State>) -> ClusterState {
+    let is_lasting = |reason: &str| {
         [
             reason::INSTALL_FAILED,
             reason::UPGRADE_FAILED,
@@ -267,30 +277,30 @@ fn in_progress(why: &str, message: &str, error: Option<State>) -> ClusterState {
             reason::VERSION_INVALID,
             reason::HELM_UNAVAILABLE,
         ]
-        .contains(&why)
+        .contains(&reason)
     };
-    let error = error.filter(|error| error.truth == Truth::True && lasts(&error.reason));
+    let error = error.filter(|error| error.truth == Truth::True && is_lasting(&error.reason));
     ClusterState {
-        ready: State::new(Truth::False, why, message),
-        progress: Some(State::new(Truth::True, why, message)),
+        ready: State::new(Truth::False, reason, message),
+        progress: Some(State::new(Truth::True, reason, message)),
         error: Some(error.unwrap_or_else(no_error)),
     }
 }
 
 /// Reports the rollout of a release that is as desired.
 fn settled(rollout: &Rollout<'_>, view: &View<'_>) -> ClusterState {
-    let said = view.said();
+    let reported = view.reported_state();
     match *rollout {
         Rollout::Complete => {
             let finished = view.memory.applied.as_ref().map(|applied| applied.run);
-            let mut settled = ready(said, finished);
+            let mut state = ready(reported, finished);
             let wait = view.desired.handling.wait;
-            settled.ready.message = with_note(&settled.ready.message, wait, view.unready);
-            settled
+            state.ready.message = with_note(&state.ready.message, wait, view.unready);
+            state
         }
         Rollout::Lost(detail) => ClusterState {
             ready: State::new(Truth::False, reason::NOT_READY, detail),
-            progress: said.and_then(|said| said.progress),
+            progress: reported.and_then(|state| state.progress),
             error: Some(no_error()),
         },
         Rollout::Waiting {
@@ -299,22 +309,22 @@ fn settled(rollout: &Rollout<'_>, view: &View<'_>) -> ClusterState {
             quiet_until,
             ..
         } => {
-            let (why, announcement) = announcement(run);
+            let (reason, announcement) = announcement(run);
             let message = match quiet_until {
                 Some(_) => announcement.to_owned(),
                 None => format!("{} applied, waiting: {detail}", verb(run)),
             };
-            in_progress(why, &message, said.and_then(|said| said.error))
+            in_progress(reason, &message, reported.and_then(|state| state.error))
         }
         Rollout::TimedOut { run, detail } => {
-            let why = match run {
+            let reason = match run {
                 Run::Install => reason::INSTALL_FAILED,
                 Run::Upgrade => reason::UPGRADE_FAILED,
             };
-            let (after, verb) = (view.policy.helm_timeout.as_secs(), verb(run));
+            let (seconds, verb) = (view.policy.helm_timeout.as_secs(), verb(run));
             failed(
-                why,
-                &format!("not ready {after} s after the {verb}: {detail}"),
+                reason,
+                &format!("not ready {seconds} s after the {verb}: {detail}"),
             )
         }
     }
@@ -328,12 +338,12 @@ fn verb(run: Run) -> &'static str {
 }
 
 /// Reports a ready release. `finished` is the run of this process.
-fn ready(said: Option<ClusterState>, finished: Option<Run>) -> ClusterState {
-    let (was_ready, progress) = match said {
-        Some(said) => (Some(said.ready), said.progress),
+fn ready(reported: Option<ClusterState>, finished: Option<Run>) -> ClusterState {
+    let (last_ready, progress) = match reported {
+        Some(state) => (Some(state.ready), state.progress),
         None => (None, None),
     };
-    let was_ready = was_ready.filter(|ready| ready.truth == Truth::True);
+    let last_ready = last_ready.filter(|ready| ready.truth == Truth::True);
     let running = progress.as_ref();
     let running = running.filter(|progress| progress.truth == Truth::True);
     // An earlier process may have started the run.
@@ -342,8 +352,8 @@ fn ready(said: Option<ClusterState>, finished: Option<Run>) -> ClusterState {
         Some(reason::UPGRADING) => Some(Run::Upgrade),
         _ => None,
     });
-    let ended = |why| Some(State::new(Truth::False, why, ""));
-    let (ready, progress) = match (finished, was_ready) {
+    let ended = |reason| Some(State::new(Truth::False, reason, ""));
+    let (ready, progress) = match (finished, last_ready) {
         (Some(Run::Install), _) => (
             State::new(Truth::True, reason::INSTALLED, "release installed"),
             ended(reason::INSTALL_COMPLETE),
@@ -352,19 +362,21 @@ fn ready(said: Option<ClusterState>, finished: Option<Run>) -> ClusterState {
             State::new(Truth::True, reason::UPGRADED, "release upgraded"),
             ended(reason::UPGRADE_COMPLETE),
         ),
-        (None, Some(before)) => (before, progress),
+        (None, Some(last_ready)) => (last_ready, progress),
         (None, None) => (
             State::new(Truth::True, reason::NO_CHANGE, "release up-to-date"),
             None,
         ),
     };
-    let over = |progress: &State| {
+    let has_ended = |progress: &State| {
         progress.truth == Truth::False
             && ![reason::PAUSED, reason::LOCKED].contains(&&*progress.reason)
     };
     ClusterState {
         ready,
-        progress: progress.filter(over).or_else(|| ended(reason::NO_CHANGE)),
+        progress: progress
+            .filter(has_ended)
+            .or_else(|| ended(reason::NO_CHANGE)),
         error: Some(no_error()),
     }
 }
@@ -377,27 +389,31 @@ fn cleanup(owner: &ReleaseOwner) -> ClusterState {
 }
 
 /// Reports the end of a removal: the release is removed, left on purpose, or belongs to another owner.
-fn gone(
+fn removal_complete(
     owner: &ReleaseOwner,
     orphaned: bool,
     foreign: Option<&str>,
     retired: bool,
 ) -> ClusterState {
-    let left = format!(
+    let orphaned_text = format!(
         "the release is left where it is, as the {} is annotated",
         owner.kind()
     );
-    let what = match (orphaned, foreign) {
-        (true, _) => &left,
-        (false, Some(whose)) => whose,
+    let result = match (orphaned, foreign) {
+        (true, _) => &orphaned_text,
+        (false, Some(message)) => message,
         (false, None) => "the release is uninstalled",
     };
-    let why = match retired {
+    let cause = match retired {
         true => "the cluster was taken out of the fleet with deletionPolicy Uninstall",
         false => "as home has ordered",
     };
     ClusterState {
-        ready: State::new(Truth::False, reason::UNINSTALLED, format!("{what}: {why}")),
+        ready: State::new(
+            Truth::False,
+            reason::UNINSTALLED,
+            format!("{result}: {cause}"),
+        ),
         progress: Some(State::new(Truth::False, reason::UNINSTALLED, "")),
         error: Some(no_error()),
     }
@@ -411,11 +427,11 @@ fn deleting(message: &str) -> ClusterState {
     }
 }
 
-fn failed(why: &str, message: &str) -> ClusterState {
+fn failed(reason: &str, message: &str) -> ClusterState {
     ClusterState {
-        ready: State::new(Truth::False, why, message),
-        progress: Some(State::new(Truth::False, why, "")),
-        error: Some(State::new(Truth::True, why, message)),
+        ready: State::new(Truth::False, reason, message),
+        progress: Some(State::new(Truth::False, reason, "")),
+        error: Some(State::new(Truth::True, reason, message)),
     }
 }
 

@@ -6,7 +6,7 @@ use krypton_runtime::clock::BootTime;
 use krypton_types::conditions::ClusterState;
 use krypton_types::desired::DesiredState;
 use krypton_types::names;
-use krypton_types::tenant::Next;
+use krypton_types::tenant::UpcomingStep;
 
 use super::action::Run;
 use crate::owner::ReleaseOwner;
@@ -15,59 +15,59 @@ use crate::owner::ReleaseOwner;
 #[derive(Clone, Debug, Default)]
 pub struct Memory {
     /// The state as last reported, with or without the Lease.
-    pub said: Option<ClusterState>,
+    pub reported: Option<ClusterState>,
     /// The state as last written with the Lease, including its events. Initially the state in the Tenant's status.
-    pub told: Option<ClusterState>,
+    pub published: Option<ClusterState>,
     /// The next step, as last reported and as last written with the Lease.
-    pub said_next: Option<Next>,
-    pub told_next: Option<Next>,
+    pub reported_next: Option<UpcomingStep>,
+    pub published_next: Option<UpcomingStep>,
     /// Time of the last report or write.
-    pub said_at: Option<BootTime>,
+    pub reported_at: Option<BootTime>,
     pub failure: Option<Failure>,
     /// The API server's refusal of the planned requests.
     pub refusal: Option<Refusal>,
     /// The last Helm run that succeeded.
-    pub applied: Option<Applied>,
+    pub applied: Option<AppliedRun>,
     /// The newest revision if it is locked, and the time at which this process first saw the lock.
     pub locked: Option<(u32, BootTime)>,
     /// Time at which this process first saw the owner.
     pub known_since: Option<BootTime>,
     /// Result of the last drift check.
-    pub drift: Option<Drifted>,
+    pub drift: Option<RevisionDrift>,
     /// Number and resource version of the newest revision when it was last seen deployed.
     pub deployed: Option<(u32, String)>,
     /// Number and resource version of the deployed revision that was read last.
-    pub read_as: Option<(u32, String)>,
+    pub last_read: Option<(u32, String)>,
     /// A deployed revision of Krypton without a record, and whether it was read with the permit. A read without the
     /// permit may predate the records of releases that an earlier version installed. A revision has no record if the
     /// process died after Helm deployed it.
     pub unrecorded: Option<(u32, bool)>,
     /// A revision to read again, because Helm may no longer be able to decode it.
-    pub doubted: Option<u32>,
+    pub to_reread: Option<u32>,
     /// UID of a deployment whose cleanup is complete. Deployments have this instead of a finalizer.
-    pub let_go: Option<String>,
+    pub cleaned_up: Option<String>,
 }
 
 /// Drift of a revision; `None` in `message` means no drift.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Drifted {
+pub struct RevisionDrift {
     pub revision: u32,
     pub message: Option<String>,
 }
 
 /// Identifies the inputs of an attempt to install or upgrade. A failure with other inputs does not count.
-fn tried(fingerprint: &str, desired: &DesiredState) -> String {
-    let mut tried = vec![fingerprint.to_owned()];
+fn attempt_fingerprint(fingerprint: &str, desired: &DesiredState) -> String {
+    let mut inputs = vec![fingerprint.to_owned()];
     // The content may be available now if the hub has found its digest since the last attempt.
-    tried.extend(desired.chart.pinned.clone());
+    inputs.extend(desired.chart.pinned.clone());
     if !desired.chart_crds.is_default() {
-        tried.push(desired.chart_crds.to_string());
+        inputs.push(desired.chart_crds.to_string());
     }
     // Another service account may have the missing rights.
     if !desired.lockdown.is_default() {
-        tried.push(desired.lockdown.default_service_account.clone());
+        inputs.push(desired.lockdown.default_service_account.clone());
     }
-    tried.join(" ")
+    inputs.join(" ")
 }
 
 impl Memory {
@@ -77,7 +77,7 @@ impl Memory {
     }
 
     /// Updates the memory before a plan: the previous status, and the time since which a revision is locked.
-    pub fn look(
+    pub fn observe(
         &mut self,
         owner: &ReleaseOwner,
         cluster: &str,
@@ -86,8 +86,8 @@ impl Memory {
     ) {
         if self.known_since.is_none() {
             self.known_since = Some(now);
-            self.told = owner.on_status(cluster);
-            self.told_next = owner.next_on_status(cluster);
+            self.published = owner.state_in_status(cluster);
+            self.published_next = owner.next_step_in_status(cluster);
         }
         let newest = revisions.last().copied();
         self.locked = newest
@@ -96,45 +96,48 @@ impl Memory {
                 Some((number, since)) if number == revision.revision => (number, since),
                 _ => (revision.revision, now),
             });
-        self.saw(newest);
+        self.observe_newest(newest);
     }
 
     /// Records the newest revision. A deployed revision that changes before a newer one exists must be read again,
     /// because no regular operation writes to it.
-    pub fn saw(&mut self, newest: Option<&Revision>) {
-        self.doubted = self
-            .doubted
-            .filter(|doubted| newest.is_some_and(|newest| newest.revision == *doubted));
+    pub fn observe_newest(&mut self, newest: Option<&Revision>) {
+        self.to_reread = self
+            .to_reread
+            .filter(|number| newest.is_some_and(|newest| newest.revision == *number));
         let deployed = newest.filter(|newest| newest.status == Status::Deployed);
-        let now = deployed.map(|newest| (newest.revision, newest.resource_version.clone()));
-        if let (Some((revision, before)), Some((same, now))) = (&self.deployed, &now)
-            && revision == same
-            && before != now
+        let current = deployed.map(|newest| (newest.revision, newest.resource_version.clone()));
+        if let (Some((previous, old_version)), Some((number, new_version))) =
+            (&self.deployed, &current)
+            && previous == number
+            && old_version != new_version
         {
-            self.doubted = Some(*same);
+            self.to_reread = Some(*number);
         }
-        self.deployed = now;
+        self.deployed = current;
     }
 
     /// Records the resource version that was read, as the watch may already have shown a later one. If the same
     /// version is read twice, the watch shows an earlier one, as after a restore. No further read is needed then.
-    pub fn read(&mut self, revision: &Revision) {
+    pub fn record_read(&mut self, revision: &Revision) {
         if revision.status == Status::Deployed {
-            let now = Some((revision.revision, revision.resource_version.clone()));
-            let again = self.read_as == now;
-            self.deployed = now.clone().filter(|_| !again);
-            self.read_as = now;
+            let version = Some((revision.revision, revision.resource_version.clone()));
+            let is_same = self.last_read == version;
+            self.deployed = version.clone().filter(|_| !is_same);
+            self.last_read = version;
         }
     }
 
     /// Returns the last reported state, or else the state that an earlier process left in the status.
-    pub fn last_word(&self, owner: &ReleaseOwner, cluster: &str) -> Option<ClusterState> {
-        self.said.clone().or_else(|| owner.on_status(cluster))
+    pub fn last_reported(&self, owner: &ReleaseOwner, cluster: &str) -> Option<ClusterState> {
+        self.reported
+            .clone()
+            .or_else(|| owner.state_in_status(cluster))
     }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Applied {
+pub struct AppliedRun {
     pub run: Run,
     pub ended: BootTime,
 }
@@ -164,15 +167,15 @@ pub struct Attempt {
 
 impl Attempt {
     /// `fingerprint` is the fingerprint of the chart for this owner.
-    pub fn of(owner: &ReleaseOwner, desired: &DesiredState, fingerprint: &str) -> Self {
+    pub fn new(owner: &ReleaseOwner, desired: &DesiredState, fingerprint: &str) -> Self {
         let requested = owner.annotation(names::RECONCILE_REQUESTED_ANNOTATION);
-        let orphaned = owner.annotation(names::ORPHAN_ANNOTATION) == Some("true");
-        let going = owner.is_going() || desired.retire;
+        let leaves_objects = owner.annotation(names::ORPHAN_ANNOTATION) == Some("true");
+        let is_removal = owner.is_being_removed() || desired.retire;
         Self {
             generation: owner.generation(),
-            fingerprint: tried(fingerprint, desired),
+            fingerprint: attempt_fingerprint(fingerprint, desired),
             requested: requested.map(str::to_owned),
-            removal: going.then_some(orphaned),
+            removal: is_removal.then_some(leaves_objects),
         }
     }
 }
@@ -185,9 +188,9 @@ pub struct Refusal {
     pub retry_at: BootTime,
     pub attempt: Attempt,
     /// The API server refused the status write itself.
-    pub of_status: bool,
+    pub is_status_write: bool,
     /// The API server refused to return the content of the release.
-    pub of_reading: bool,
+    pub is_read: bool,
     /// Whether the conditions show the refusal. False during a possibly short outage.
     pub shown: bool,
 }

@@ -39,11 +39,11 @@ pub(super) fn ownership(view: &View<'_>) -> Ownership {
         name,
     } = view.release_key;
     let (owner, kind) = (view.owner, view.owner.kind());
-    let labelled = view.revisions.iter().rev().find_map(|revision| {
+    let label = view.revisions.iter().rev().find_map(|revision| {
         let uid = revision.owner_uid.as_deref()?;
         Some((uid, revision.owner_namespace.as_deref()))
     });
-    let first = first_claimant(view, labelled.map(|(uid, _)| uid));
+    let first = first_claimant(view, label.map(|(uid, _)| uid));
     if let Some(first) = first.filter(|first| first.uid() != owner.uid()) {
         let remedy = match owner {
             ReleaseOwner::Tenant(_) => "give this Tenant another workspace",
@@ -69,18 +69,18 @@ pub(super) fn ownership(view: &View<'_>) -> Ownership {
     };
     let lockdown = view.desired.lockdown.no_cross_namespace_refs;
     let (adopted, remedy) = adoption(owner, lockdown, view.workspace, workspace);
-    let theirs = |what: String| {
-        let message = format!("release {name} in namespace {workspace} {what}; {remedy}");
+    let theirs = |problem: String| {
+        let message = format!("release {name} in namespace {workspace} {problem}; {remedy}");
         Ownership::Theirs(message)
     };
-    match labelled {
+    match label {
         _ if adopted => Ownership::Mine,
         Some((uid, namespace)) => {
-            let restored = owner.annotation(PREVIOUS_UID_ANNOTATION) == Some(uid);
-            let ours = uid == owner.uid()
+            let is_restored = owner.annotation(PREVIOUS_UID_ANNOTATION) == Some(uid);
+            let is_ours = uid == owner.uid()
                 || namespace == Some(owner.namespace())
-                || (!lockdown && restored);
-            match ours {
+                || (!lockdown && is_restored);
+            match is_ours {
                 true => Ownership::Mine,
                 false => theirs(format!(
                     "was created for a deleted {kind} of namespace {}",
@@ -89,9 +89,9 @@ pub(super) fn ownership(view: &View<'_>) -> Ownership {
             }
         }
         None if !lockdown && view.original_fingerprint().is_some() => Ownership::Mine,
-        None if !lockdown && owner.deployment().is_some() => match view.read(newest) {
+        None if !lockdown && owner.deployment().is_some() => match view.decoded(newest) {
             None => Ownership::Unread(newest.revision),
-            Some(release) if view.is_of_our_chart(release) => Ownership::Mine,
+            Some(release) if view.has_desired_chart(release) => Ownership::Mine,
             Some(release) => theirs(format!(
                 "is from chart {} and was not created by Krypton",
                 release.chart_name
@@ -102,9 +102,9 @@ pub(super) fn ownership(view: &View<'_>) -> Ownership {
 }
 
 /// Returns the claimant with the label's UID, or else the oldest one that may use the workspace.
-fn first_claimant<'a>(view: &View<'a>, labelled: Option<&str>) -> Option<&'a ReleaseOwner> {
+fn first_claimant<'a>(view: &View<'a>, labelled_uid: Option<&str>) -> Option<&'a ReleaseOwner> {
     let mut claimants = view.claimants.iter();
-    let owner = claimants.find(|claimant| Some(claimant.uid()) == labelled);
+    let owner = claimants.find(|claimant| Some(claimant.uid()) == labelled_uid);
     owner.or_else(|| {
         let mut claimants = view.claimants.iter();
         claimants.find(|claimant| may_use_workspace(view, claimant))
@@ -118,18 +118,19 @@ fn adoption(
     workspace: Option<&Workspace>,
     namespace: &str,
 ) -> (bool, String) {
-    let adopt = names::ADOPT_ANNOTATION;
+    let annotation = names::ADOPT_ANNOTATION;
     if lockdown {
-        let open = workspace.is_some_and(|workspace| is_open_to(workspace, owner));
-        let (of, name) = (owner.namespace(), owner.name());
+        let is_open = workspace.is_some_and(|workspace| is_open_to(workspace, owner));
+        let (owner_namespace, name) = (owner.namespace(), owner.name());
         let remedy = format!(
-            "an operator of the cluster can annotate namespace {namespace} with {adopt}={of}/{name} to hand it over"
+            "an operator of the cluster can annotate namespace {namespace} with \
+             {annotation}={owner_namespace}/{name} to hand it over"
         );
-        return (open, remedy);
+        return (is_open, remedy);
     }
     let kind = owner.kind();
-    let remedy = format!("annotate this {kind} with {adopt}=true to take it over");
-    (owner.annotation(adopt) == Some("true"), remedy)
+    let remedy = format!("annotate this {kind} with {annotation}=true to take it over");
+    (owner.annotation(annotation) == Some("true"), remedy)
 }
 
 /// Whether `owner`, this owner or another claimant of the release, may use the workspace.
@@ -158,13 +159,13 @@ pub(crate) fn may_use(
     let created_for = workspace.creator.as_deref();
     // The Tenant was restored under another UID. Only a user with write access to the workspace can label a release
     // there.
-    let before = |revision: &Revision| {
+    let was_created_for_owner = |revision: &Revision| {
         revision.owner_uid.is_some()
             && revision.owner_uid.as_deref() == created_for
             && revision.owner_namespace.as_deref() == Some(owner.namespace())
     };
     release.namespace == owner.namespace()
         || created_for == Some(owner.uid())
-        || newest.is_some_and(before)
+        || newest.is_some_and(was_created_for_owner)
         || is_open_to(workspace, owner)
 }

@@ -70,7 +70,7 @@ impl Policy {
 
     /// Sets the number of retries, and the remediation after the last one.
     #[must_use]
-    pub fn remediated(mut self, retries: Option<u32>, remediation: Remediation) -> Self {
+    pub fn with_remediation(mut self, retries: Option<u32>, remediation: Remediation) -> Self {
         (self.retries, self.remediation) = (retries, remediation);
         self
     }

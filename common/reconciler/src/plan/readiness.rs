@@ -8,77 +8,78 @@ use super::view::View;
 use crate::drift::{findings_in, with_findings};
 
 /// Returns the deployed revision if it has not been read.
-pub(super) fn unread(view: &View<'_>) -> Option<u32> {
+pub(super) fn unread_revision(view: &View<'_>) -> Option<u32> {
     let deployed = view.deployed();
-    let unread = deployed.filter(|newest| view.read(newest).is_none());
+    let unread = deployed.filter(|newest| view.decoded(newest).is_none());
     unread.map(|newest| newest.revision)
 }
 
 /// Returns the deployed revision to read while attempts fail before Helm starts.
-pub(super) fn unread_kept(view: &View<'_>) -> Option<u32> {
-    let said = view.said()?.ready;
-    unread(view).filter(|_| follows(view, &said))
+pub(super) fn unread_running_revision(view: &View<'_>) -> Option<u32> {
+    let reported = view.reported_state()?.ready;
+    unread_revision(view).filter(|_| is_tracked(view, &reported))
 }
 
 /// Returns the readiness of the running release while attempts fail before Helm starts; `None` if it was not ready.
-pub(super) fn kept(view: &View<'_>) -> Option<State> {
-    let said = view.said()?.ready;
-    match follows(view, &said) {
-        true => Some(followed(view, said)),
-        false => (said.truth == Truth::True).then_some(said),
+pub(super) fn running_readiness(view: &View<'_>) -> Option<State> {
+    let reported = view.reported_state()?.ready;
+    match is_tracked(view, &reported) {
+        true => Some(updated_readiness(view, reported)),
+        false => (reported.truth == Truth::True).then_some(reported),
     }
 }
 
-fn follows(view: &View<'_>, said: &State) -> bool {
+/// Whether the workloads of the deployed revision still decide about its readiness.
+fn is_tracked(view: &View<'_>, reported: &State) -> bool {
     view.deployed().is_some()
         && ownership(view) == Ownership::Mine
-        && (said.truth == Truth::True || said.reason == reason::NOT_READY)
+        && (reported.truth == Truth::True || reported.reason == reason::NOT_READY)
 }
 
 /// Updates the readiness of a deployed revision that has been read.
-pub(super) fn followed(view: &View<'_>, said: State) -> State {
-    match view.deployed().and_then(|newest| view.read(newest)) {
-        Some(_) => readiness(said, view.desired.handling.wait, view.unready),
-        None => said,
+pub(super) fn updated_readiness(view: &View<'_>, reported: State) -> State {
+    match view.deployed().and_then(|newest| view.decoded(newest)) {
+        Some(_) => evaluated(reported, view.desired.handling.wait, view.unready),
+        None => reported,
     }
 }
 
 /// Evaluates the workloads of a deployed revision although another action is due. The condition of a failed attempt
 /// stays.
-fn readiness(said: State, wait: WaitPolicy, unready: Option<&str>) -> State {
-    let was_ready = said.truth == Truth::True;
+fn evaluated(reported: State, wait: WaitPolicy, unready: Option<&str>) -> State {
+    let was_ready = reported.truth == Truth::True;
     match (wait, unready) {
-        (WaitPolicy::Ready, Some(detail)) if was_ready || said.reason == reason::NOT_READY => {
+        (WaitPolicy::Ready, Some(detail)) if was_ready || reported.reason == reason::NOT_READY => {
             return State::new(Truth::False, reason::NOT_READY, detail);
         }
-        (WaitPolicy::Ready, Some(_)) => return said,
+        (WaitPolicy::Ready, Some(_)) => return reported,
         (WaitPolicy::Ready, None) | (WaitPolicy::Hooks | WaitPolicy::None, _) => {}
     }
     let of_workloads = [reason::NOT_READY, reason::INSTALLING, reason::UPGRADING];
-    let mut now = match of_workloads.contains(&said.reason.as_str()) {
+    let mut ready = match of_workloads.contains(&reported.reason.as_str()) {
         true => State::new(Truth::True, reason::NO_CHANGE, "release ready"),
-        false => said,
+        false => reported,
     };
-    if now.truth == Truth::True {
-        now.message = with_note(&now.message, wait, unready);
+    if ready.truth == Truth::True {
+        ready.message = with_note(&ready.message, wait, unready);
     }
-    now
+    ready
 }
 
 /// Separates the note from the rest of the message.
-const MARK: &str = "; not waited for";
+const NOTE: &str = "; not waited for";
 
 /// Returns `message` with the current note instead of the previous one. `unready` describes the workloads' state.
 pub(super) fn with_note(message: &str, policy: WaitPolicy, unready: Option<&str>) -> String {
     let findings = findings_in(message);
     let rest = with_findings(message, None);
-    let rest = rest.split_once(MARK).map_or(&*rest, |(rest, _)| rest);
-    let now = match (policy, unready) {
-        (WaitPolicy::None, _) => format!("{rest}{MARK}"),
-        (WaitPolicy::Hooks, Some(what)) => format!("{rest}{MARK}: {what}"),
+    let rest = rest.split_once(NOTE).map_or(&*rest, |(rest, _)| rest);
+    let noted = match (policy, unready) {
+        (WaitPolicy::None, _) => format!("{rest}{NOTE}"),
+        (WaitPolicy::Hooks, Some(detail)) => format!("{rest}{NOTE}: {detail}"),
         (WaitPolicy::Hooks, None) | (WaitPolicy::Ready, _) => rest.to_owned(),
     };
-    with_findings(&now, findings)
+    with_findings(&noted, findings)
 }
 
 #[cfg(test)]

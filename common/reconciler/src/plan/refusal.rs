@@ -1,63 +1,64 @@
 //! Replaces a plan whose requests the API server refuses.
 
 use krypton_types::conditions::{ClusterState, State, Truth, reason};
-use krypton_types::tenant::Step;
+use krypton_types::tenant::UpcomingStepKind;
 
-use super::action::{Action, read};
-use super::coming::Coming;
+use super::action::{Action, read_action};
 use super::memory::{Attempt, Refusal};
+use super::next_step::PlannedStep;
 use super::view::View;
 use super::{Plan, readiness};
 
 /// Waits for the next retry if the API server would refuse this plan as well. Workloads keep running, so the release
 /// stays ready.
-pub(super) fn over(plan: Plan, view: &View<'_>) -> Plan {
+pub(super) fn with_refusal(plan: Plan, view: &View<'_>) -> Plan {
     let refusal = view.memory.refusal.as_ref();
-    let Some(refusal) = refusal.filter(|refusal| holds(refusal, &plan.action, view)) else {
+    let Some(refusal) = refusal.filter(|refusal| applies(refusal, &plan.action, view)) else {
         return plan;
     };
-    let why = reason::REQUEST_REFUSED;
-    let error = Some(State::new(Truth::True, why, refusal.message.clone()));
-    let removal = refusal.attempt.removal.is_some();
+    let reason = reason::REQUEST_REFUSED;
+    let error = Some(State::new(Truth::True, reason, refusal.message.clone()));
+    let is_removal = refusal.attempt.removal.is_some();
     // The API server refuses the read itself.
-    let unread = refusal.of_reading || matches!(plan.action, Action::ReadRelease(_));
-    let next = Coming {
-        step: Step::Retry,
+    let is_read = refusal.is_read || matches!(plan.action, Action::ReadRelease(_));
+    let next = PlannedStep {
+        step: UpcomingStepKind::Retry,
         at: Some(refusal.retry_at),
         attempts: refusal.attempts,
     };
     Plan {
-        action: match removal || unread {
+        action: match is_removal || is_read {
             true => Action::Nothing,
-            false => read(readiness::unread_kept(view)),
+            false => read_action(readiness::unread_running_revision(view)),
         },
-        state: match removal {
+        state: match is_removal {
             true => ClusterState {
                 error,
                 ..plan.state
             },
             false => ClusterState {
-                ready: readiness::kept(view)
-                    .unwrap_or_else(|| State::new(Truth::False, why, refusal.message.clone())),
-                progress: Some(State::new(Truth::False, why, "")),
+                ready: readiness::running_readiness(view)
+                    .unwrap_or_else(|| State::new(Truth::False, reason, refusal.message.clone())),
+                progress: Some(State::new(Truth::False, reason, "")),
                 error,
             },
         },
         applied_chart: None,
         wake: Some(refusal.retry_at),
         next: Some(next),
-        ours: plan.ours,
+        is_reported: plan.is_reported,
         gone: false,
         settled: false,
         drift: None,
     }
 }
 
-fn holds(refusal: &Refusal, action: &Action, view: &View<'_>) -> bool {
-    let waits = match action {
-        Action::Nothing => refusal.of_status,
+fn applies(refusal: &Refusal, action: &Action, view: &View<'_>) -> bool {
+    let is_pending = match action {
+        Action::Nothing => refusal.is_status_write,
         _ => view.now < refusal.retry_at,
     };
-    let same = || refusal.attempt == Attempt::of(view.owner, view.desired, view.fingerprint);
-    refusal.shown && waits && same()
+    let is_same_attempt =
+        || refusal.attempt == Attempt::new(view.owner, view.desired, view.fingerprint);
+    refusal.shown && is_pending && is_same_attempt()
 }

@@ -29,12 +29,12 @@ enum Remedy {
     /// `helm uninstall`, including hooks.
     Uninstall,
     /// Delete the workspace and remove the finalizer.
-    LetGo,
+    CleanUp,
     /// Keep a copy of the Secret under another name and delete the Secret. Then continue as for the previous
     /// revision.
     SetAside,
     /// Leave the release unchanged, and report in a condition how to inspect it.
-    Ask,
+    ReportOnly,
 }
 
 impl Remedy {
@@ -50,11 +50,11 @@ impl Remedy {
                 "when no Helm process can be running, mark it failed, then as for `failed`"
             }
             Self::Uninstall => "`helm uninstall`",
-            Self::LetGo => "delete the workspace, remove the finalizer",
+            Self::CleanUp => "delete the workspace, remove the finalizer",
             Self::SetAside => {
                 "keep a copy of the Secret and delete it, then as for the previous revision"
             }
-            Self::Ask => "nothing; a condition reports it",
+            Self::ReportOnly => "nothing; a condition reports it",
         }
     }
 }
@@ -62,7 +62,7 @@ impl Remedy {
 /// One row of the table.
 struct Row {
     /// Whether a state belongs to this row, while no removal is due.
-    is: fn(&ReleaseState<'_>) -> bool,
+    matches: fn(&ReleaseState<'_>) -> bool,
     /// The newest revision's label `status`, or a description if the label is not sufficient.
     name: &'static str,
     /// Cause of the state.
@@ -72,20 +72,20 @@ struct Row {
     /// Remedy for a deleted Tenant.
     deleted: Remedy,
     /// Guarantee that holds until the remedy is complete.
-    promise: &'static str,
+    guarantee: &'static str,
 }
 
-fn is_deployed(is: &ReleaseState<'_>) -> bool {
-    let unsettled = matches!(
-        is,
+fn is_deployed(state: &ReleaseState<'_>) -> bool {
+    let is_unsettled = matches!(
+        state,
         ReleaseState::Unread(_) | ReleaseState::Unrecorded | ReleaseState::OutOfDate
     );
-    unsettled || is.rollout().is_some()
+    is_unsettled || state.rollout().is_some()
 }
 
-fn is_locked(is: &ReleaseState<'_>, status: Status) -> bool {
+fn is_locked(state: &ReleaseState<'_>, status: Status) -> bool {
     matches!(
-        is,
+        state,
         ReleaseState::StaleLock(newest) | ReleaseState::Locked { newest, .. } if newest.status == status
     )
 }
@@ -93,100 +93,100 @@ fn is_locked(is: &ReleaseState<'_>, status: Status) -> bool {
 /// The repair table, with one row for each state.
 const TABLE: [Row; 12] = [
     Row {
-        is: |is| matches!(is, ReleaseState::Absent),
+        matches: |state| matches!(state, ReleaseState::Absent),
         name: "(no revision)",
         cause: "not installed yet, or a user deleted all Secrets",
         present: Remedy::Apply,
-        deleted: Remedy::LetGo,
-        promise: "Krypton adopts existing objects with the release's name and does not recreate them",
+        deleted: Remedy::CleanUp,
+        guarantee: "Krypton adopts existing objects with the release's name and does not recreate them",
     },
     Row {
-        is: is_deployed,
+        matches: is_deployed,
         name: "deployed",
         cause: "Helm succeeded",
         present: Remedy::Compare,
         deleted: Remedy::Uninstall,
-        promise: "in the desired state: no request and no Helm run",
+        guarantee: "in the desired state: no request and no Helm run",
     },
     Row {
-        is: |is| is_locked(is, Status::PendingInstall),
+        matches: |state| is_locked(state, Status::PendingInstall),
         name: "pending-install",
         cause: "Helm died during an installation",
         present: Remedy::BreakLock,
         deleted: Remedy::Uninstall,
-        promise: "created objects stay",
+        guarantee: "created objects stay",
     },
     Row {
-        is: |is| is_locked(is, Status::PendingUpgrade),
+        matches: |state| is_locked(state, Status::PendingUpgrade),
         name: "pending-upgrade",
         cause: "Helm died during an upgrade",
         present: Remedy::BreakLock,
         deleted: Remedy::Uninstall,
-        promise: "the previous revision stays deployed and keeps serving",
+        guarantee: "the previous revision stays deployed and keeps serving",
     },
     Row {
-        is: |is| is_locked(is, Status::PendingRollback),
+        matches: |state| is_locked(state, Status::PendingRollback),
         name: "pending-rollback",
         cause: "`helm rollback` of Krypton or a user died, or one of its hooks failed",
         present: Remedy::BreakLock,
         deleted: Remedy::Uninstall,
-        promise: "as for `pending-upgrade`",
+        guarantee: "as for `pending-upgrade`",
     },
     Row {
-        is: |is| is_locked(is, Status::Uninstalling),
+        matches: |state| is_locked(state, Status::Uninstalling),
         name: "uninstalling",
         cause: "`helm uninstall` died, or one of its hooks failed",
         present: Remedy::BreakLock,
         deleted: Remedy::Uninstall,
-        promise: "for an existing Tenant: nothing more is deleted, and missing objects are recreated",
+        guarantee: "for an existing Tenant: nothing more is deleted, and missing objects are recreated",
     },
     Row {
-        is: |is| matches!(is, ReleaseState::FailedInstall),
+        matches: |state| matches!(state, ReleaseState::FailedInstall),
         name: "failed (installation)",
         cause: "Krypton's installation failed or died, and no revision was ever deployed",
         present: Remedy::InstallAgain,
         deleted: Remedy::Uninstall,
-        promise: "pre-install and post-install hooks run again, nothing is uninstalled, and objects stay",
+        guarantee: "pre-install and post-install hooks run again, nothing is uninstalled, and objects stay",
     },
     Row {
-        is: |is| matches!(is, ReleaseState::Failed),
+        matches: |state| matches!(state, ReleaseState::Failed),
         name: "failed",
         cause: "an upgrade or rollback failed or died",
         present: Remedy::Apply,
         deleted: Remedy::Uninstall,
-        promise: "the previous revision keeps serving",
+        guarantee: "the previous revision keeps serving",
     },
     Row {
-        is: |is| matches!(is, ReleaseState::Superseded(_)),
+        matches: |state| matches!(state, ReleaseState::Superseded(_)),
         name: "superseded",
         cause: "a user deleted the newest Secret, or Helm died between its last two writes",
         present: Remedy::Unlock,
         deleted: Remedy::Uninstall,
-        promise: "workloads keep running",
+        guarantee: "workloads keep running",
     },
     Row {
-        is: |is| matches!(is, ReleaseState::Uninstalled),
+        matches: |state| matches!(state, ReleaseState::Uninstalled),
         name: "uninstalled",
         cause: "a user ran `helm uninstall --keep-history`",
         present: Remedy::Apply,
         deleted: Remedy::Uninstall,
-        promise: "installed again, with hooks",
+        guarantee: "installed again, with hooks",
     },
     Row {
-        is: |is| matches!(is, ReleaseState::Unknown(_)),
+        matches: |state| matches!(state, ReleaseState::Unknown(_)),
         name: "unknown, or any other status",
         cause: "a Helm version that is newer than Krypton",
-        present: Remedy::Ask,
+        present: Remedy::ReportOnly,
         deleted: Remedy::Uninstall,
-        promise: "workloads keep running",
+        guarantee: "workloads keep running",
     },
     Row {
-        is: |_| false,
+        matches: |_| false,
         name: "(cannot be decoded)",
         cause: "the newest Secret is damaged: Helm skips it and then fails on its name",
         present: Remedy::SetAside,
         deleted: Remedy::SetAside,
-        promise: "only if Helm cannot decode it either. Workloads keep running. If no other revision is left, a \
+        guarantee: "only if Helm cannot decode it either. Workloads keep running. If no other revision is left, a \
                   deletion waits, because Krypton does not know the objects to delete",
     },
 ];
@@ -203,7 +203,7 @@ fn markdown() -> String {
             row.cause,
             row.present.description(),
             row.deleted.description(),
-            row.promise,
+            row.guarantee,
         ];
         text.push_str(&format!("| {} |\n", cells.join(" | ")));
     }
@@ -216,49 +216,50 @@ fn row(revisions: &[Revision]) -> (&'static Row, World) {
     world.revisions = revisions.to_vec();
     let newest = revisions.last().map(|newest| newest.revision);
     world.memory.locked = newest.map(|newest| (newest, BootTime::default()));
-    let rows: Vec<&Row> = world.state(|is| TABLE.iter().filter(|row| (row.is)(is)).collect());
+    let rows: Vec<&Row> =
+        world.with_state(|state| TABLE.iter().filter(|row| (row.matches)(state)).collect());
     assert_eq!(rows.len(), 1, "{revisions:?}");
     (rows[0], world)
 }
 
-fn fits(remedy: Remedy, action: &Action) -> bool {
+fn is_action_for(remedy: Remedy, action: &Action) -> bool {
     match remedy {
-        Remedy::Compare | Remedy::Ask | Remedy::SetAside => *action == Action::Nothing,
+        Remedy::Compare | Remedy::ReportOnly | Remedy::SetAside => *action == Action::Nothing,
         Remedy::Apply => matches!(action, Action::Helm(_)),
         Remedy::InstallAgain => *action == Action::InstallAgain,
         Remedy::Unlock | Remedy::BreakLock => matches!(action, Action::Unlock { .. }),
         Remedy::Uninstall => *action == Action::Uninstall,
-        Remedy::LetGo => *action == Action::DeleteWorkspace,
+        Remedy::CleanUp => *action == Action::DeleteWorkspace,
     }
 }
 
 #[test]
 fn each_release_state_has_exactly_one_row() {
-    let of = |status, run: &str| {
+    let case = |status, run: &str| {
         let revision = Revision {
             run: Some(run.to_owned()),
-            ..world().ours(1, status)
+            ..world().own_revision(1, status)
         };
         (Some(status), vec![revision])
     };
-    let upgrades = Status::ALL.map(|status| of(status, "upgrade-1"));
-    let installs = Status::ALL.map(|status| of(status, "install-1"));
-    let all = upgrades.into_iter().chain(installs).chain([(None, vec![])]);
-    for (status, revisions) in all {
+    let upgrades = Status::ALL.map(|status| case(status, "upgrade-1"));
+    let installs = Status::ALL.map(|status| case(status, "install-1"));
+    let cases = upgrades.into_iter().chain(installs).chain([(None, vec![])]);
+    for (status, revisions) in cases {
         let (row, world) = row(&revisions);
         let status = status.map_or("(no revision)", Status::as_str);
         assert!(row.name.starts_with(status), "{status}");
         let action = world.plan().action;
-        assert!(fits(row.present, &action), "{status}: {action:?}");
+        assert!(is_action_for(row.present, &action), "{status}: {action:?}");
         let action = world.deleted().plan().action;
-        assert!(fits(row.deleted, &action), "{status}: {action:?}");
+        assert!(is_action_for(row.deleted, &action), "{status}: {action:?}");
     }
 }
 
 #[test]
 fn no_row_uninstalls_present_tenant() {
     for row in &TABLE {
-        let removes = [Remedy::Uninstall, Remedy::LetGo].contains(&row.present);
+        let removes = [Remedy::Uninstall, Remedy::CleanUp].contains(&row.present);
         assert!(!removes, "{}", row.name);
     }
 }
@@ -271,13 +272,13 @@ proptest! {
     ) {
         let mut revisions: Vec<Revision> = (1..).zip(&history).map(|(number, (status, run))| {
             let own = format!("{}-{number}", if *run == 1 { "install" } else { "upgrade" });
-            Revision { run: (*run > 0).then_some(own), ..world().foreign(number, *status) }
+            Revision { run: (*run > 0).then_some(own), ..world().foreign_revision(number, *status) }
         }).collect();
-        let before = row(&revisions).0.name;
+        let expected = row(&revisions).0.name;
         let at = missing.index(revisions.len());
         if at + 1 < revisions.len() && revisions[at].status != Status::Deployed {
             revisions.remove(at);
-            prop_assert_eq!(row(&revisions).0.name, before);
+            prop_assert_eq!(row(&revisions).0.name, expected);
         }
     }
 }

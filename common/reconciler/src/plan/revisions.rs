@@ -5,13 +5,13 @@ use krypton_helm::releases::labels::INSTALL_RUN;
 use krypton_helm::releases::revision::Revision;
 
 /// Returns a failed attempt of Krypton whose leftovers have not been swept yet.
-pub(super) fn unswept(revisions: &[&Revision]) -> Option<u32> {
+pub(super) fn unswept_attempt(revisions: &[&Revision]) -> Option<u32> {
     let (newest, older) = revisions.split_last()?;
     let failed = older.iter().find(|revision| {
         newest.status == Status::Deployed
             && revision.status == Status::Failed
             && revision.run.is_some()
-            && !inherited(revisions, revision)
+            && !has_copied_run(revisions, revision)
     });
     failed.map(|revision| revision.revision)
 }
@@ -19,33 +19,33 @@ pub(super) fn unswept(revisions: &[&Revision]) -> Option<u32> {
 /// Returns the Go operator's or a user's revisions that Krypton adopted and has not swept yet, newest first. These
 /// are the adopted revision and failed attempts on top of it.
 pub(crate) fn adopted(revisions: &[&Revision]) -> Vec<u32> {
-    let mut found = Vec::new();
+    let mut adopted = Vec::new();
     for revision in revisions.iter().rev() {
         // Krypton created this revision after the adoption.
-        if revision.run.is_some() || found.len() >= UNSWEPT_MOST {
+        if revision.run.is_some() || adopted.len() >= MAX_UNSWEPT {
             continue;
         }
         if revision.is_foreign() {
-            found.push(revision.revision);
+            adopted.push(revision.revision);
         }
         // This revision already replaced all older ones.
         if revision.status != Status::Failed {
             break;
         }
     }
-    found
+    adopted
 }
 
 /// Returns the newest revision of [`adopted`] if a Krypton run has upgraded it since.
-pub(super) fn overtaken(revisions: &[&Revision]) -> Option<u32> {
+pub(super) fn upgraded_adoption(revisions: &[&Revision]) -> Option<u32> {
     let newest = revisions.last()?;
-    let ours = newest.run.is_some() && !inherited(revisions, newest);
-    let upgraded = newest.status == Status::Deployed && ours;
-    adopted(revisions).first().copied().filter(|_| upgraded)
+    let is_own_run = newest.run.is_some() && !has_copied_run(revisions, newest);
+    let is_upgraded = newest.status == Status::Deployed && is_own_run;
+    adopted(revisions).first().copied().filter(|_| is_upgraded)
 }
 
 /// Maximum number of failed attempts that Krypton keeps beyond the history limit.
-const UNSWEPT_MOST: usize = 16;
+const MAX_UNSWEPT: usize = 16;
 
 /// Returns the failed attempts to forget, newest first, each with whether it alone declares an object. The candidates
 /// are installations beyond the history limit and repeated upgrades.
@@ -53,14 +53,14 @@ const UNSWEPT_MOST: usize = 16;
 /// Workloads may depend on such an object, so a bounded number of these attempts is kept. An attempt that cannot be
 /// read (`None`) is kept too.
 pub(crate) fn forgettable<T>(
-    beyond: impl IntoIterator<Item = (T, Option<bool>)>,
+    candidates: impl IntoIterator<Item = (T, Option<bool>)>,
 ) -> Vec<(T, bool)> {
     let mut kept = 0;
     let mut forgotten = Vec::new();
-    for (attempt, alone) in beyond {
-        match alone {
-            Some(true) if kept < UNSWEPT_MOST => kept += 1,
-            Some(alone) => forgotten.push((attempt, alone)),
+    for (attempt, is_only_declaration) in candidates {
+        match is_only_declaration {
+            Some(true) if kept < MAX_UNSWEPT => kept += 1,
+            Some(is_only_declaration) => forgotten.push((attempt, is_only_declaration)),
             None => {}
         }
     }
@@ -72,79 +72,89 @@ pub(crate) fn forgettable<T>(
 /// Beyond the limit, Helm keeps unswept failed attempts that have another fingerprint or were repeated. It also keeps
 /// unswept adopted revisions and the last good revision. Helm drops the oldest revisions first, and spares only a
 /// deployed one.
-pub(crate) fn history(limit: u8, revisions: &[Revision], current: &str) -> u8 {
+pub(crate) fn history_limit(limit: u8, revisions: &[Revision], current: &str) -> u8 {
     let failed = failed_attempts(revisions);
     let repeated = repeated(revisions);
-    let kept = |revision: &&Revision| {
+    let is_kept = |revision: &&Revision| {
         revision.fingerprint.as_deref() != Some(current) || repeated.contains(&revision.revision)
     };
-    let more = match failed.iter().position(kept) {
-        Some(oldest) => (failed.len() - oldest).min(UNSWEPT_MOST),
+    let extra = match failed.iter().position(is_kept) {
+        Some(oldest) => (failed.len() - oldest).min(MAX_UNSWEPT),
         None => 0,
     };
     let all: Vec<&Revision> = revisions.iter().collect();
     let since_good = match last_good(&all) {
         Some(good) if good.status == Status::Superseded => {
-            let since = revisions.iter().filter(|it| it.revision >= good.revision);
-            since.count() + 1
+            let newer = revisions
+                .iter()
+                .filter(|revision| revision.revision >= good.revision);
+            newer.count() + 1
         }
         _ => 0,
     };
     let oldest = adopted(&all).last().copied();
-    let back_to = oldest.and_then(|oldest| all.iter().position(|found| found.revision == oldest));
+    let oldest_at =
+        oldest.and_then(|oldest| all.iter().position(|revision| revision.revision == oldest));
     // Count the revision that Helm is about to create, too.
-    let adopted = back_to.map_or(0, |at| all.len() - at + 1);
-    let adopted = adopted.min(usize::from(limit) + UNSWEPT_MOST);
-    let kept = usize::from(limit) + more;
-    u8::try_from(kept.max(since_good).max(adopted)).unwrap_or(u8::MAX)
+    let adopted_count = oldest_at.map_or(0, |at| all.len() - at + 1);
+    let adopted_count = adopted_count.min(usize::from(limit) + MAX_UNSWEPT);
+    let count = usize::from(limit) + extra;
+    u8::try_from(count.max(since_good).max(adopted_count)).unwrap_or(u8::MAX)
 }
 
 /// Returns the revision to roll back to. If a rollback died at its end, Helm left no deployed revision. The revision
 /// from which it rolled back carries a mark, and is skipped.
 pub(super) fn last_good<'a>(revisions: &[&'a Revision]) -> Option<&'a Revision> {
-    let left = |it: &Revision| it.rolled_back_by.is_some_and(|by| by > it.revision);
-    let newest = |is: &dyn Fn(&Revision) -> bool| {
-        let mut newest_first = revisions.iter().rev();
-        newest_first.find(|it| is(it)).copied()
+    let was_left = |revision: &Revision| {
+        revision
+            .rolled_back_by
+            .is_some_and(|by| by > revision.revision)
     };
-    newest(&|it| it.status == Status::Deployed)
-        .or_else(|| newest(&|it| it.status == Status::Superseded && !left(it)))
+    let newest = |matches: &dyn Fn(&Revision) -> bool| {
+        let mut newest_first = revisions.iter().rev();
+        newest_first.find(|revision| matches(revision)).copied()
+    };
+    newest(&|revision| revision.status == Status::Deployed).or_else(|| {
+        newest(&|revision| revision.status == Status::Superseded && !was_left(revision))
+    })
 }
 
 /// Returns the failed attempts that a newer one repeats. [`forgettable`] keeps an attempt that alone declares an
 /// object.
 pub(crate) fn repeated(revisions: &[Revision]) -> Vec<u32> {
     let failed = failed_attempts(revisions);
-    let repeats = |(at, revision): (usize, &&Revision)| {
+    let repeated = |(at, revision): (usize, &&Revision)| {
         let newer = failed.get(at + 1..).unwrap_or_default();
-        let same = |other: &&Revision| other.fingerprint == revision.fingerprint;
-        (revision.fingerprint.is_some() && newer.iter().any(same)).then_some(revision.revision)
+        let is_same = |other: &&Revision| other.fingerprint == revision.fingerprint;
+        (revision.fingerprint.is_some() && newer.iter().any(is_same)).then_some(revision.revision)
     };
-    failed.iter().enumerate().filter_map(repeats).collect()
+    failed.iter().enumerate().filter_map(repeated).collect()
 }
 
 /// Returns the failed attempts that have not been swept yet, oldest first.
 fn failed_attempts(revisions: &[Revision]) -> Vec<&Revision> {
     let all: Vec<&Revision> = revisions.iter().collect();
-    let unswept = |revision: &&&Revision| {
-        revision.status == Status::Failed && revision.run.is_some() && !inherited(&all, revision)
+    let is_unswept = |revision: &&&Revision| {
+        revision.status == Status::Failed
+            && revision.run.is_some()
+            && !has_copied_run(&all, revision)
     };
-    all.iter().filter(unswept).copied().collect()
+    all.iter().filter(is_unswept).copied().collect()
 }
 
 /// Whether the run that wrote this revision was an installation, and no revision has been deployed since. If that is
 /// uncertain, the answer is no: the hooks of an installation may not suit a release that once ran.
-pub(super) fn was_installing(revisions: &[&Revision], revision: &Revision) -> bool {
-    is_installations(revision)
-        && !inherited(revisions, revision)
+pub(super) fn is_failed_install(revisions: &[&Revision], revision: &Revision) -> bool {
+    is_install_run(revision)
+        && !has_copied_run(revisions, revision)
         && !revisions
             .iter()
             .any(|other| other.status == Status::Deployed)
 }
 
-fn is_installations(revision: &Revision) -> bool {
-    let install = |run: &String| run.starts_with(INSTALL_RUN);
-    revision.run.as_ref().is_some_and(install)
+fn is_install_run(revision: &Revision) -> bool {
+    let is_install = |run: &String| run.starts_with(INSTALL_RUN);
+    revision.run.as_ref().is_some_and(is_install)
 }
 
 /// Whether a run after these revisions is an installation, because no revision was ever deployed. A revision that
@@ -154,13 +164,13 @@ pub(crate) fn is_first_install<'a>(revisions: impl IntoIterator<Item = &'a Revis
     revisions.all(|revision| match revision.status {
         Status::Deployed | Status::Superseded => false,
         Status::Uninstalled => true,
-        _ => is_installations(revision),
+        _ => is_install_run(revision),
     })
 }
 
 /// Whether the revision's run mark is a copy. Helm copies labels from one revision to the next, so a repeated mark
 /// shows that a user ran Helm.
-pub(super) fn inherited(revisions: &[&Revision], revision: &Revision) -> bool {
+pub(super) fn has_copied_run(revisions: &[&Revision], revision: &Revision) -> bool {
     revision.run.is_some()
         && revisions
             .iter()
@@ -192,10 +202,13 @@ mod tests {
         let mut failed: Vec<u32> = Vec::new();
         for number in 1..=500 {
             failed.insert(0, number);
-            let beyond = failed.iter().skip(2).map(|number| (*number, Some(true)));
-            let forgotten: Vec<u32> = forgettable(beyond).into_iter().map(|it| it.0).collect();
+            let candidates = failed.iter().skip(2).map(|number| (*number, Some(true)));
+            let forgotten: Vec<u32> = forgettable(candidates)
+                .into_iter()
+                .map(|(number, _)| number)
+                .collect();
             failed.retain(|number| !forgotten.contains(number));
-            assert!(failed.len() <= 2 + UNSWEPT_MOST);
+            assert!(failed.len() <= 2 + MAX_UNSWEPT);
         }
         assert_eq!(failed.first(), Some(&500));
         assert_eq!(failed.last(), Some(&483));
@@ -210,11 +223,11 @@ mod tests {
             ..revision(number, Status::Failed, Some(&format!("u{number}")))
         };
         let deployed = revision(1, Status::Deployed, Some("u1"));
-        let seen_to = Revision {
+        let swept = Revision {
             run: None,
             ..failed(2, "a")
         };
-        for (revisions, current, kept, repeats) in [
+        for (revisions, current, expected_limit, expected_repeated) in [
             (vec![], "a", 3, vec![]),
             (vec![deployed.clone()], "a", 3, vec![]),
             (vec![deployed.clone(), failed(2, "a")], "a", 3, vec![]),
@@ -244,31 +257,35 @@ mod tests {
                 6,
                 vec![3],
             ),
-            (vec![deployed, seen_to, failed(3, "b")], "b", 3, vec![]),
+            (vec![deployed, swept, failed(3, "b")], "b", 3, vec![]),
         ] {
-            assert_eq!(history(3, &revisions, current), kept, "{revisions:?}");
-            assert_eq!(repeated(&revisions), repeats, "{revisions:?}");
+            assert_eq!(
+                history_limit(3, &revisions, current),
+                expected_limit,
+                "{revisions:?}"
+            );
+            assert_eq!(repeated(&revisions), expected_repeated, "{revisions:?}");
         }
         // Helm spares no revision here, because a rollback died after it had removed the deployed status.
-        let left = Revision {
+        let rolled_back = Revision {
             rolled_back_by: Some(3),
             ..revision(2, Status::Superseded, Some("u2"))
         };
         let died = |number| revision(number, Status::Failed, None);
         let mut died = vec![
             revision(1, Status::Superseded, Some("u1")),
-            left,
+            rolled_back,
             died(3),
             died(4),
         ];
         let good = |all: &[Revision]| last_good(&all.iter().collect::<Vec<_>>()).unwrap().revision;
         assert_eq!(good(&died), 1);
-        assert_eq!(history(3, &died, "b"), 5);
+        assert_eq!(history_limit(3, &died, "b"), 5);
         died.push(revision(5, Status::Deployed, None));
         assert_eq!(good(&died), 5);
-        assert_eq!(history(3, &died, "b"), 3);
+        assert_eq!(history_limit(3, &died, "b"), 3);
         let many: Vec<Revision> = (0..200).map(|n| failed(n, &n.to_string())).collect();
-        assert_eq!(history(3, &many, "x"), 19);
+        assert_eq!(history_limit(3, &many, "x"), 19);
     }
 
     #[test]
@@ -288,24 +305,27 @@ mod tests {
         ] {
             let all: Vec<&Revision> = revisions.iter().collect();
             let newest = all[all.len() - 1];
-            assert_eq!(was_installing(&all, newest), repeated, "{revisions:?}");
+            assert_eq!(is_failed_install(&all, newest), repeated, "{revisions:?}");
         }
     }
 
     #[test]
     fn run_after_possible_deployment_is_not_install() {
-        let of = |status, run| revision(1, status, run);
+        let first = |status, run| revision(1, status, run);
         assert!(is_first_install(&[]));
-        assert!(is_first_install(&[of(Status::Failed, Some("install-1"))]));
-        assert!(is_first_install(&[of(Status::Uninstalled, None)]));
+        assert!(is_first_install(&[first(
+            Status::Failed,
+            Some("install-1")
+        )]));
+        assert!(is_first_install(&[first(Status::Uninstalled, None)]));
         for once_deployed in [
-            of(Status::Failed, None),
-            of(Status::Failed, Some("upgrade-1")),
-            of(Status::Deployed, Some("install-1")),
-            of(Status::Superseded, Some("install-1")),
+            first(Status::Failed, None),
+            first(Status::Failed, Some("upgrade-1")),
+            first(Status::Deployed, Some("install-1")),
+            first(Status::Superseded, Some("install-1")),
         ] {
-            let then = revision(2, Status::Failed, Some("install-2"));
-            assert!(!is_first_install(&[once_deployed, then]));
+            let failed_install = revision(2, Status::Failed, Some("install-2"));
+            assert!(!is_first_install(&[once_deployed, failed_install]));
         }
     }
 
@@ -313,44 +333,44 @@ mod tests {
     fn failed_attempt_is_swept_once_later_one_deploys() {
         let failed = revision(2, Status::Failed, Some("upgrade-2"));
         let deployed = revision(3, Status::Deployed, Some("upgrade-3"));
-        let seen_to = revision(2, Status::Failed, None);
-        assert_eq!(unswept(&[&failed, &deployed]), Some(2));
-        assert_eq!(unswept(&[&failed]), None);
-        assert_eq!(unswept(&[&seen_to, &deployed]), None);
-        assert_eq!(unswept(&[&deployed]), None);
+        let swept = revision(2, Status::Failed, None);
+        assert_eq!(unswept_attempt(&[&failed, &deployed]), Some(2));
+        assert_eq!(unswept_attempt(&[&failed]), None);
+        assert_eq!(unswept_attempt(&[&swept, &deployed]), None);
+        assert_eq!(unswept_attempt(&[&deployed]), None);
     }
 
     #[test]
     fn adopted_revision_is_swept_once_own_run_deploys() {
-        let theirs = |number, status| revision(number, status, None);
-        let ours = |number, status| revision(number, status, Some(&format!("upgrade-{number}")));
-        let seen_to = |number| Revision {
+        let foreign = |number, status| revision(number, status, None);
+        let own = |number, status| revision(number, status, Some(&format!("upgrade-{number}")));
+        let swept = |number| Revision {
             owner_uid: Some("uid-1".to_owned()),
-            ..theirs(number, Status::Superseded)
+            ..foreign(number, Status::Superseded)
         };
         let (deployed, superseded) = (Status::Deployed, Status::Superseded);
-        for (revisions, found, sees_to, kept) in [
+        for (revisions, expected_adopted, expected_sweep, expected_limit) in [
             (vec![], vec![], None, 3),
-            (vec![ours(1, deployed)], vec![], None, 3),
+            (vec![own(1, deployed)], vec![], None, 3),
             // Adopted, without a Krypton run since.
             (
-                vec![theirs(1, superseded), theirs(2, deployed)],
+                vec![foreign(1, superseded), foreign(2, deployed)],
                 vec![2],
                 None,
                 3,
             ),
             (
                 vec![
-                    theirs(1, superseded),
-                    theirs(2, superseded),
-                    ours(3, deployed),
+                    foreign(1, superseded),
+                    foreign(2, superseded),
+                    own(3, deployed),
                 ],
                 vec![2],
                 Some(2),
                 3,
             ),
             (
-                vec![theirs(1, superseded), seen_to(2), ours(3, deployed)],
+                vec![foreign(1, superseded), swept(2), own(3, deployed)],
                 vec![],
                 None,
                 3,
@@ -358,26 +378,26 @@ mod tests {
             // A failed attempt is on top of the adopted revision.
             (
                 vec![
-                    theirs(1, superseded),
-                    theirs(2, Status::Failed),
-                    ours(3, deployed),
+                    foreign(1, superseded),
+                    foreign(2, Status::Failed),
+                    own(3, deployed),
                 ],
                 vec![2, 1],
                 Some(2),
                 4,
             ),
             (
-                vec![theirs(1, deployed), ours(2, Status::Failed)],
+                vec![foreign(1, deployed), own(2, Status::Failed)],
                 vec![1],
                 None,
                 4,
             ),
             (
                 vec![
-                    theirs(1, superseded),
-                    ours(2, superseded),
-                    ours(3, superseded),
-                    ours(4, deployed),
+                    foreign(1, superseded),
+                    own(2, superseded),
+                    own(3, superseded),
+                    own(4, deployed),
                 ],
                 vec![1],
                 Some(1),
@@ -386,9 +406,9 @@ mod tests {
             // A user rolled back to the adopted revision, which now runs.
             (
                 vec![
-                    theirs(1, superseded),
-                    ours(2, superseded),
-                    theirs(3, deployed),
+                    foreign(1, superseded),
+                    own(2, superseded),
+                    foreign(3, deployed),
                 ],
                 vec![3],
                 None,
@@ -396,15 +416,19 @@ mod tests {
             ),
         ] {
             let all: Vec<&Revision> = revisions.iter().collect();
-            assert_eq!(adopted(&all), found, "{revisions:?}");
-            assert_eq!(overtaken(&all), sees_to, "{revisions:?}");
-            assert_eq!(history(3, &revisions, "a"), kept, "{revisions:?}");
+            assert_eq!(adopted(&all), expected_adopted, "{revisions:?}");
+            assert_eq!(upgraded_adoption(&all), expected_sweep, "{revisions:?}");
+            assert_eq!(
+                history_limit(3, &revisions, "a"),
+                expected_limit,
+                "{revisions:?}"
+            );
         }
-        let failed: Vec<Revision> = (1..=300).map(|n| theirs(n, Status::Failed)).collect();
+        let failed: Vec<Revision> = (1..=300).map(|n| foreign(n, Status::Failed)).collect();
         assert_eq!(
             adopted(&failed.iter().collect::<Vec<_>>()).len(),
-            UNSWEPT_MOST
+            MAX_UNSWEPT
         );
-        assert_eq!(history(3, &failed, "a"), 17);
+        assert_eq!(history_limit(3, &failed, "a"), 17);
     }
 }

@@ -11,7 +11,9 @@ use super::action::Run;
 use super::memory::Failure;
 use super::ownership::{Ownership, may_use_workspace, ownership};
 use super::policy::{Policy, Remediation};
-use super::revisions::{inherited, last_good, overtaken, unswept, was_installing};
+use super::revisions::{
+    has_copied_run, is_failed_install, last_good, unswept_attempt, upgraded_adoption,
+};
 use super::view::{Hold, Permit, View};
 use crate::owner::ReleaseOwner;
 use crate::status::throttle::QUIET;
@@ -32,9 +34,9 @@ pub(super) enum ReleaseState<'a> {
     WorkspaceForbidden,
     ValuesNotAllowed,
     ValuesTooLarge {
-        what: &'static str,
+        subject: &'static str,
         size: usize,
-        most: usize,
+        limit: usize,
     },
     /// The release belongs to another owner, which the message names.
     Foreign(String),
@@ -179,22 +181,22 @@ impl<'a> ReleaseState<'a> {
 /// Names the situation of the owner's release.
 pub(super) fn release_state<'a>(view: &'a View<'a>) -> ReleaseState<'a> {
     let owner = view.owner;
-    let here = owner.is_for(view.cluster, view.source_namespace);
-    let was_here = owner.is_going() && view.has_finalizer();
-    if !here && !was_here {
+    let is_here = owner.is_for(view.cluster, view.source_namespace);
+    let must_clean_up = owner.is_being_removed() && view.has_finalizer();
+    if !is_here && !must_clean_up {
         return ReleaseState::OtherMember;
     }
-    if owner.is_going() {
+    if owner.is_being_removed() {
         return deleted(view);
     }
     if view.desired.retire {
         return retired(view);
     }
     let refusal = view.allowed.refusal(view.cluster, owner.namespace());
-    if let Some(refusal) = refusal.filter(|_| owner.names_member().is_some()) {
+    if let Some(refusal) = refusal.filter(|_| owner.named_member().is_some()) {
         return ReleaseState::NamespaceNotAllowed(refusal);
     }
-    let state = refused(view).unwrap_or_else(|| present(view));
+    let state = install_refusal(view).unwrap_or_else(|| present(view));
     match view.hold() {
         Some(hold) if state.is_held() => ReleaseState::Held(hold),
         _ => state,
@@ -204,11 +206,11 @@ pub(super) fn release_state<'a>(view: &'a View<'a>) -> ReleaseState<'a> {
 /// Returns the state of a deleted Tenant, or of a deployment whose removal the hub orders.
 fn deleted<'a>(view: &'a View<'a>) -> ReleaseState<'a> {
     let ownership = ownership(view);
-    let ours = matches!(ownership, Ownership::Mine | Ownership::Unread(_));
+    let is_ours = matches!(ownership, Ownership::Mine | Ownership::Unread(_));
     match view.owner {
         _ if view.has_finalizer() => removal(view, &ownership),
         ReleaseOwner::Tenant(_) => ReleaseState::AwaitsFinalizers,
-        ReleaseOwner::Deployment(order) if ours && !order.orphan => removal(view, &ownership),
+        ReleaseOwner::Deployment(order) if is_ours && !order.orphan => removal(view, &ownership),
         ReleaseOwner::Deployment(order) => ReleaseState::Gone {
             orphaned: order.orphan,
             foreign: ownership.into_foreign(),
@@ -269,7 +271,7 @@ fn removal<'a>(view: &'a View<'a>, ownership: &Ownership) -> ReleaseState<'a> {
 
 /// Returns the state if Krypton must not install the release. A Helm run cannot fix that. Without the values, Krypton
 /// would install another release than the user requested.
-fn refused<'a>(view: &View<'_>) -> Option<ReleaseState<'a>> {
+fn install_refusal<'a>(view: &View<'_>) -> Option<ReleaseState<'a>> {
     let workspace = &view.release_key.namespace;
     if !names::is_dns_label(workspace) {
         return Some(ReleaseState::WorkspaceInvalid);
@@ -283,21 +285,28 @@ fn refused<'a>(view: &View<'_>) -> Option<ReleaseState<'a>> {
     if !may_use_workspace(view, view.owner) {
         return Some(ReleaseState::WorkspaceForbidden);
     }
-    let own = view.owner.values().filter(|own| !own.is_empty())?;
+    let own_values = view
+        .owner
+        .values()
+        .filter(|own_values| !own_values.is_empty())?;
     if !view.desired.tenant_values {
         return Some(ReleaseState::ValuesNotAllowed);
     }
     let limits = [
-        ("spec.values are", own, values::MOST_BYTES_OF_TENANT),
+        ("spec.values are", own_values, values::TENANT_MAX_BYTES),
         (
             "with spec.values, all values are",
             &view.chart.values,
-            values::MOST_BYTES,
+            values::MAX_BYTES,
         ),
     ];
-    limits.into_iter().find_map(|(what, values, most)| {
+    limits.into_iter().find_map(|(subject, values, limit)| {
         let size = values::size(values);
-        (size > most).then_some(ReleaseState::ValuesTooLarge { what, size, most })
+        (size > limit).then_some(ReleaseState::ValuesTooLarge {
+            subject,
+            size,
+            limit,
+        })
     })
 }
 
@@ -311,18 +320,18 @@ fn present<'a>(view: &'a View<'a>) -> ReleaseState<'a> {
     let Some(failure) = view.failure().filter(|_| state.is_attempted()) else {
         return state;
     };
-    let waits = view.now < failure.retry_at;
+    let backs_off = view.now < failure.retry_at;
     // Giving up does not stop an unlock, because all other actions depend on it.
     if !state.unlocks() && is_given_up(view.policy, failure) {
         return match rollback_target(view.policy, view.revisions) {
-            Some(_) if waits && failure.reason == reason::ROLLBACK_FAILED => {
+            Some(_) if backs_off && failure.reason == reason::ROLLBACK_FAILED => {
                 ReleaseState::BackingOff(failure)
             }
             Some(to) => ReleaseState::RollbackDue { failure, to },
             None => ReleaseState::GivenUp(failure),
         };
     }
-    match waits {
+    match backs_off {
         true => ReleaseState::BackingOff(failure),
         false => state,
     }
@@ -332,23 +341,23 @@ fn present<'a>(view: &'a View<'a>) -> ReleaseState<'a> {
 /// another attempt.
 fn is_given_up(policy: &Policy, failure: &Failure) -> bool {
     let retries = policy.retries;
-    let over = retries.is_some_and(|most| failure.attempts > most);
+    let has_no_retries_left = retries.is_some_and(|retries| failure.attempts > retries);
     let rolls_back = policy.remediation == Remediation::Rollback;
     match failure.reason {
         reason::ROLLBACK_FAILED => true,
-        reason::INSTALL_FAILED => over,
-        reason::UPGRADE_FAILED => over || (rolls_back && failure.permanent),
+        reason::INSTALL_FAILED => has_no_retries_left,
+        reason::UPGRADE_FAILED => has_no_retries_left || (rolls_back && failure.permanent),
         _ => false,
     }
 }
 
 fn rollback_target(policy: &Policy, revisions: &[&Revision]) -> Option<u32> {
-    let failed = revisions
+    let has_failed = revisions
         .last()
         .is_some_and(|newest| newest.status == Status::Failed);
-    let may = failed && policy.remediation == Remediation::Rollback;
+    let may_roll_back = has_failed && policy.remediation == Remediation::Rollback;
     last_good(revisions)
-        .filter(|_| may)
+        .filter(|_| may_roll_back)
         .map(|good| good.revision)
 }
 
@@ -372,7 +381,7 @@ fn installed<'a>(view: &'a View<'a>) -> ReleaseState<'a> {
     match newest.status {
         Status::Deployed if outdated => ReleaseState::OutOfDate,
         Status::Deployed => deployed(view, newest),
-        Status::Failed if was_installing(view.revisions, newest) => ReleaseState::FailedInstall,
+        Status::Failed if is_failed_install(view.revisions, newest) => ReleaseState::FailedInstall,
         Status::Failed => ReleaseState::Failed,
         Status::Uninstalled => ReleaseState::Uninstalled,
         Status::Superseded => ReleaseState::Superseded(newest),
@@ -395,15 +404,15 @@ enum Currency {
 /// Whether the newest revision is as desired. Krypton's label takes precedence. Without it, the Go operator's
 /// annotation counts if chart name and version agree.
 fn currency(view: &View<'_>, newest: &Revision) -> Currency {
-    let of = |same: bool| match same {
+    let currency_if = |is_current: bool| match is_current {
         true => Currency::Current,
         false => Currency::Outdated,
     };
     if let Some(label) = &newest.fingerprint {
-        return of(label == view.fingerprint && !inherited(view.revisions, newest));
+        return currency_if(label == view.fingerprint && !has_copied_run(view.revisions, newest));
     }
     let chart = view.chart;
-    let adoptable = match view.owner {
+    let is_adoptable = match view.owner {
         ReleaseOwner::Tenant(_) => view
             .original_fingerprint()
             .is_some_and(|value| chart.is_original_fingerprint(value)),
@@ -414,14 +423,14 @@ fn currency(view: &View<'_>, newest: &Revision) -> Currency {
                 || (values.len() == 1 && values.get("replicaCount") == Some(&1.into()))
         }
     };
-    match view.read(newest) {
-        _ if !adoptable => Currency::Outdated,
+    match view.decoded(newest) {
+        _ if !is_adoptable => Currency::Outdated,
         None => Currency::Unread,
         Some(release) => {
-            let plain = |version: &str| version.trim_start_matches('v').to_owned();
-            let same_version =
-                chart.version.is_empty() || plain(&release.chart_version) == plain(&chart.version);
-            of(same_version && view.is_of_our_chart(release))
+            let without_v = |version: &str| version.trim_start_matches('v').to_owned();
+            let has_version = chart.version.is_empty()
+                || without_v(&release.chart_version) == without_v(&chart.version);
+            currency_if(has_version && view.has_desired_chart(release))
         }
     }
 }
@@ -433,13 +442,13 @@ fn currency(view: &View<'_>, newest: &Revision) -> Currency {
 /// its hooks.
 fn deployed<'a>(view: &'a View<'a>, newest: &Revision) -> ReleaseState<'a> {
     let unread = ReleaseState::Unread(newest.revision);
-    if view.read(newest).is_none() || view.memory.doubted == Some(newest.revision) {
+    if view.decoded(newest).is_none() || view.memory.to_reread == Some(newest.revision) {
         return unread;
     }
-    let signed = newest.run.is_some() && !inherited(view.revisions, newest);
+    let is_own_run = newest.run.is_some() && !has_copied_run(view.revisions, newest);
     match view.memory.unrecorded {
         Some((revision, read_with_permit))
-            if revision == newest.revision && signed && view.permit == Permit::Granted =>
+            if revision == newest.revision && is_own_run && view.permit == Permit::Granted =>
         {
             match read_with_permit {
                 true => ReleaseState::Unrecorded,
@@ -458,14 +467,14 @@ fn settled<'a>(view: &'a View<'a>, newest: &Revision) -> ReleaseState<'a> {
     if view.owner.tenant().is_some() && view.original_fingerprint() != Some(&original) {
         return ReleaseState::Unannotated(rollout);
     }
-    if let Some(revision) = unswept(view.revisions) {
+    if let Some(revision) = unswept_attempt(view.revisions) {
         return ReleaseState::Leftovers(revision, rollout);
     }
     // The Go operator's objects may serve until the release is ready in its workspace.
-    let sweeps = view.hold().is_none()
+    let may_sweep = view.hold().is_none()
         && view.release_key.namespace != ORIGINALS_NAMESPACE
         && matches!(rollout, Rollout::Complete);
-    match overtaken(view.revisions).filter(|_| sweeps) {
+    match upgraded_adoption(view.revisions).filter(|_| may_sweep) {
         Some(revision) => ReleaseState::LeftInDefault(revision, rollout),
         None => ReleaseState::InSync(rollout),
     }
@@ -477,7 +486,10 @@ fn rollout<'a>(view: &View<'a>, newest: &Revision) -> Rollout<'a> {
         _ => return Rollout::Complete,
     };
     let was_ready = |ready: State| ready.truth == Truth::True || ready.reason == reason::NOT_READY;
-    if view.said().is_some_and(|said| was_ready(said.ready)) {
+    if view
+        .reported_state()
+        .is_some_and(|state| was_ready(state.ready))
+    {
         return Rollout::Lost(detail);
     }
     let memory = view.memory;
@@ -488,11 +500,11 @@ fn rollout<'a>(view: &View<'a>, newest: &Revision) -> Rollout<'a> {
     };
     // After a restart, the time starts again. A longer wait is the safe choice.
     let ended = memory.applied.as_ref().map(|applied| applied.ended);
-    let begun = ended.or(memory.known_since).unwrap_or(view.now);
-    let deadline = BootTime(begun.0 + view.policy.helm_timeout);
+    let started = ended.or(memory.known_since).unwrap_or(view.now);
+    let deadline = BootTime(started.0 + view.policy.helm_timeout);
     // Keep the first message for a while. Most releases become ready before a user reads another one, and each message
     // costs a status write.
-    let quiet_until = BootTime(begun.0 + QUIET);
+    let quiet_until = BootTime(started.0 + QUIET);
     match view.now < deadline {
         true => Rollout::Waiting {
             run,
@@ -507,17 +519,17 @@ fn rollout<'a>(view: &View<'a>, newest: &Revision) -> Rollout<'a> {
 /// Returns the state of a locked release. The lock of a dead run of Krypton is stale immediately, because the permit
 /// excludes another live run. Any other lock is stale after a grace period. An uninstallation leaves no run mark.
 fn locked<'a>(view: &View<'_>, newest: &'a Revision) -> ReleaseState<'a> {
-    let signed = newest.run.is_some() && !inherited(view.revisions, newest);
-    let rolled_back = |former: &&Revision| {
-        former.revision < newest.revision && former.rolled_back_by == Some(newest.revision)
+    let is_own_run = newest.run.is_some() && !has_copied_run(view.revisions, newest);
+    let started_rollback = |older: &&Revision| {
+        older.revision < newest.revision && older.rolled_back_by == Some(newest.revision)
     };
-    let ours = signed || view.revisions.iter().any(rolled_back);
+    let is_ours = is_own_run || view.revisions.iter().any(started_rollback);
     let since = match view.memory.locked {
         Some((revision, since)) if revision == newest.revision => since,
         _ => view.now,
     };
     let grace = view.policy.foreign_lock_grace;
-    if (ours && newest.status.is_pending()) || view.now.since(since) >= grace {
+    if (is_ours && newest.status.is_pending()) || view.now.since(since) >= grace {
         return ReleaseState::StaleLock(newest);
     }
     ReleaseState::Locked {

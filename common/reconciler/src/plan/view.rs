@@ -4,7 +4,7 @@ use krypton_helm::releases::labels::ReleaseKey;
 use krypton_helm::releases::revision::Revision;
 use krypton_helm::releases::{Release, Status};
 use krypton_runtime::clock::BootTime;
-use krypton_types::allowed_namespaces::Allowed;
+use krypton_types::allowed_namespaces::AllowedNamespaces;
 use krypton_types::conditions::{ClusterState, reason};
 use krypton_types::desired::{ChartState, DesiredState};
 use krypton_types::names;
@@ -54,7 +54,7 @@ pub struct View<'a> {
     /// Description of the first workload that is not ready.
     pub unready: Option<&'a str>,
     /// The namespaces whose Tenants may name this member.
-    pub allowed: &'a Allowed,
+    pub allowed: &'a AllowedNamespaces,
     pub memory: &'a Memory,
 }
 
@@ -75,7 +75,9 @@ impl<'a> View<'a> {
                     .any(|finalizer| finalizer == names::TENANT_FINALIZER)
             }
             // The home cluster's finalizer stays until this member reports that the deployment is gone.
-            ReleaseOwner::Deployment(order) => self.memory.let_go.as_deref() != Some(&order.uid),
+            ReleaseOwner::Deployment(order) => {
+                self.memory.cleaned_up.as_deref() != Some(&order.uid)
+            }
         }
     }
 
@@ -90,9 +92,9 @@ impl<'a> View<'a> {
     }
 
     pub(super) fn hold(&self) -> Option<Hold<'_>> {
-        let (reason, message) = match (paused(self.owner, self.desired), &self.permit) {
-            (Some(why), _) => (reason::PAUSED, why),
-            (None, Permit::Withheld(why)) => (reason::LOCKED, &**why),
+        let (reason, message) = match (pause_reason(self.owner, self.desired), &self.permit) {
+            (Some(reason), _) => (reason::PAUSED, reason),
+            (None, Permit::Withheld(reason)) => (reason::LOCKED, &**reason),
             (None, Permit::Granted) => return None,
         };
         Some(Hold { reason, message })
@@ -105,45 +107,42 @@ impl<'a> View<'a> {
     }
 
     /// Returns the decoded content of the revision, if an action has read it.
-    pub(super) fn read(&self, revision: &Revision) -> Option<&Release> {
+    pub(super) fn decoded(&self, revision: &Revision) -> Option<&Release> {
         self.release_details
             .filter(|release_details| release_details.revision == revision.revision)
     }
 
     /// Whether the release contains the desired chart, in any version.
-    pub(super) fn is_of_our_chart(&self, release_details: &Release) -> bool {
+    pub(super) fn has_desired_chart(&self, release_details: &Release) -> bool {
         release_details.chart_name == self.chart.name.rsplit('/').next().unwrap_or_default()
     }
 
     /// Returns the run that makes the release as desired: until a revision has been deployed, an installation.
     pub(super) fn run(&self) -> Run {
-        let deployed =
-            |revision: &&Revision| matches!(revision.status, Status::Deployed | Status::Superseded);
-        match self
+        let was_deployed = self
             .revisions
             .iter()
-            .copied()
-            .any(|revision| deployed(&revision))
-        {
+            .any(|revision| matches!(revision.status, Status::Deployed | Status::Superseded));
+        match was_deployed {
             true => Run::Upgrade,
             false => Run::Install,
         }
     }
 
-    pub(super) fn said(&self) -> Option<ClusterState> {
-        self.memory.last_word(self.owner, self.cluster)
+    pub(super) fn reported_state(&self) -> Option<ClusterState> {
+        self.memory.last_reported(self.owner, self.cluster)
     }
 
     /// Returns the last failure, unless the inputs of the attempt have changed since.
     pub(super) fn failure(&self) -> Option<&'a Failure> {
-        let attempt = Attempt::of(self.owner, self.desired, self.fingerprint);
+        let attempt = Attempt::new(self.owner, self.desired, self.fingerprint);
         let failure = self.memory.failure.as_ref();
         failure.filter(|failure| failure.attempt == attempt)
     }
 }
 
 /// Why the Tenant or the whole member is paused; `None` if neither is.
-pub(crate) fn paused(owner: &ReleaseOwner, desired: &DesiredState) -> Option<&'static str> {
+pub(crate) fn pause_reason(owner: &ReleaseOwner, desired: &DesiredState) -> Option<&'static str> {
     let paused = owner.annotation(names::PAUSED_ANNOTATION);
     if paused.is_some_and(|value| value != "false") {
         return Some(match owner {

@@ -28,11 +28,11 @@ const ANNOTATIONS: [(&str, &str); 2] = [
     ),
 ];
 /// Deadline of each call. The write of the desired state waits for it.
-const DEADLINE: Duration = Duration::from_secs(3);
+const CALL_DEADLINE: Duration = Duration::from_secs(3);
 
 /// Krypton's own objects on a member, apart from Tenants, workspaces and releases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Bookkeeping {
+pub enum InternalObject {
     /// Secret `krypton-desired-state`.
     DesiredState,
     /// Secrets `krypton-rescued-tenant-…`.
@@ -51,13 +51,13 @@ pub enum Bookkeeping {
 /// - Without its Lease, a second writer could start next to the first one.
 /// - You would have to request a new identity.
 /// - The copy of an unreadable Secret is all that is left of a release's record.
-pub fn owns(kept: Bookkeeping) -> bool {
-    match kept {
-        Bookkeeping::DesiredState => true,
-        Bookkeeping::RescuedTenants
-        | Bookkeeping::Lease
-        | Bookkeeping::Identity
-        | Bookkeeping::SetAside => false,
+pub fn owns(object: InternalObject) -> bool {
+    match object {
+        InternalObject::DesiredState => true,
+        InternalObject::RescuedTenants
+        | InternalObject::Lease
+        | InternalObject::Identity
+        | InternalObject::SetAside => false,
     }
 }
 
@@ -74,11 +74,11 @@ pub enum AnchorError {
 pub async fn ensure(client: &Client) -> Result<OwnerReference, AnchorError> {
     let api: Api<ConfigMap> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
     let params = PostParams::default();
-    let attempt = |what| format!("{what} ConfigMap {SYSTEM_NAMESPACE}/{ANCHOR_NAME}");
-    let found = call_within(DEADLINE, attempt("reading"), api.get_opt(ANCHOR_NAME)).await?;
-    let anchor = match found {
+    let attempt = |verb| format!("{verb} ConfigMap {SYSTEM_NAMESPACE}/{ANCHOR_NAME}");
+    let existing = call_within(CALL_DEADLINE, attempt("reading"), api.get_opt(ANCHOR_NAME)).await?;
+    let anchor = match existing {
         None => {
-            let new = mended(&ConfigMap {
+            let new = with_metadata(&ConfigMap {
                 metadata: ObjectMeta {
                     name: Some(ANCHOR_NAME.to_owned()),
                     ..ObjectMeta::default()
@@ -86,44 +86,44 @@ pub async fn ensure(client: &Client) -> Result<OwnerReference, AnchorError> {
                 ..ConfigMap::default()
             });
             let creating = api.create(&params, &new);
-            call_within(DEADLINE, attempt("creating"), creating).await?
+            call_within(CALL_DEADLINE, attempt("creating"), creating).await?
         }
-        Some(found) if found.metadata.deletion_timestamp.is_some() => {
+        Some(existing) if existing.metadata.deletion_timestamp.is_some() => {
             return Err(AnchorError::Terminating);
         }
-        Some(found) => {
+        Some(existing) => {
             // The replacement carries the resourceVersion of the read.
-            let next = mended(&found);
-            if next != found {
+            let next = with_metadata(&existing);
+            if next != existing {
                 let updating = api.replace(ANCHOR_NAME, &params, &next);
-                let updated = call_within(DEADLINE, attempt("updating"), updating).await;
+                let updated = call_within(CALL_DEADLINE, attempt("updating"), updating).await;
                 // The anchor works without its label and annotations.
                 if let Err(error) = updated {
                     tracing::debug!(error = %chain(&error), "the anchor lacks a label or an annotation");
                 }
             }
-            found
+            existing
         }
     };
-    Ok(reference(&anchor))
+    Ok(owner_reference(&anchor))
 }
 
 /// Adds missing labels and annotations, and keeps existing values.
-fn mended(anchor: &ConfigMap) -> ConfigMap {
+fn with_metadata(anchor: &ConfigMap) -> ConfigMap {
     let mut next = anchor.clone();
-    let add = |map: &mut Option<BTreeMap<String, String>>, entries: &[(&str, &str)]| {
+    let add_missing = |map: &mut Option<BTreeMap<String, String>>, entries: &[(&str, &str)]| {
         for (key, value) in entries {
             let map = map.get_or_insert_default();
             map.entry((*key).to_owned())
                 .or_insert_with(|| (*value).to_owned());
         }
     };
-    add(&mut next.metadata.labels, &[LABEL]);
-    add(&mut next.metadata.annotations, &ANNOTATIONS);
+    add_missing(&mut next.metadata.labels, &[LABEL]);
+    add_missing(&mut next.metadata.annotations, &ANNOTATIONS);
     next
 }
 
-fn reference(anchor: &ConfigMap) -> OwnerReference {
+fn owner_reference(anchor: &ConfigMap) -> OwnerReference {
     OwnerReference {
         api_version: "v1".to_owned(),
         kind: "ConfigMap".to_owned(),
@@ -134,16 +134,16 @@ fn reference(anchor: &ConfigMap) -> OwnerReference {
 }
 
 /// Returns the owner references with this anchor instead of any previous one. Other owners stay.
-pub fn owners(before: &[OwnerReference], anchor: &OwnerReference) -> Vec<OwnerReference> {
+pub fn with_anchor(owners: &[OwnerReference], anchor: &OwnerReference) -> Vec<OwnerReference> {
     let is_anchor = |owner: &&OwnerReference| {
         (&owner.api_version, &owner.kind, &owner.name)
             == (&anchor.api_version, &anchor.kind, &anchor.name)
     };
-    let anchors: Vec<&OwnerReference> = before.iter().filter(is_anchor).collect();
+    let anchors: Vec<&OwnerReference> = owners.iter().filter(is_anchor).collect();
     if anchors == [anchor] {
-        return before.to_vec();
+        return owners.to_vec();
     }
-    let others = before.iter().filter(|owner| !is_anchor(owner)).cloned();
+    let others = owners.iter().filter(|owner| !is_anchor(owner)).cloned();
     others.chain([anchor.clone()]).collect()
 }
 
@@ -166,56 +166,65 @@ mod tests {
             kind: "Backup".to_owned(),
             uid: "theirs".to_owned(),
             controller: Some(true),
-            ..reference(&anchor("x"))
+            ..owner_reference(&anchor("x"))
         }
     }
 
     #[test]
     fn anchor_owns_only_recreatable_objects() {
         let all = [
-            Bookkeeping::DesiredState,
-            Bookkeeping::RescuedTenants,
-            Bookkeeping::Lease,
-            Bookkeeping::Identity,
-            Bookkeeping::SetAside,
+            InternalObject::DesiredState,
+            InternalObject::RescuedTenants,
+            InternalObject::Lease,
+            InternalObject::Identity,
+            InternalObject::SetAside,
         ];
         assert_eq!(all.map(owns), [true, false, false, false, false]);
     }
 
     #[test]
     fn current_anchor_replaces_old_and_keeps_owners() {
-        let (now, former) = (reference(&anchor("now")), reference(&anchor("former")));
-        for (before, after) in [
-            (vec![], vec![now.clone()]),
-            (vec![now.clone()], vec![now.clone()]),
-            (vec![former.clone()], vec![now.clone()]),
-            (vec![former.clone(), now.clone()], vec![now.clone()]),
-            (vec![other()], vec![other(), now.clone()]),
+        let (current, previous) = (
+            owner_reference(&anchor("now")),
+            owner_reference(&anchor("former")),
+        );
+        for (owners, expected) in [
+            (vec![], vec![current.clone()]),
+            (vec![current.clone()], vec![current.clone()]),
+            (vec![previous.clone()], vec![current.clone()]),
+            (
+                vec![previous.clone(), current.clone()],
+                vec![current.clone()],
+            ),
+            (vec![other()], vec![other(), current.clone()]),
             // The order of the owners alone causes no write.
-            (vec![now.clone(), other()], vec![now.clone(), other()]),
-            (vec![former, other()], vec![other(), now.clone()]),
+            (
+                vec![current.clone(), other()],
+                vec![current.clone(), other()],
+            ),
+            (vec![previous, other()], vec![other(), current.clone()]),
         ] {
-            assert_eq!(owners(&before, &now), after, "{before:?}");
+            assert_eq!(with_anchor(&owners, &current), expected, "{owners:?}");
         }
     }
 
     #[test]
     fn an_owner_neither_controls_nor_blocks() {
-        let owner = reference(&anchor("now"));
+        let owner = owner_reference(&anchor("now"));
         assert_eq!((owner.controller, owner.block_owner_deletion), (None, None));
     }
 
     #[test]
     fn anchor_gains_missing_metadata_and_keeps_foreign() {
-        let new = mended(&anchor("now"));
-        assert_eq!(mended(&new), new, "once is enough");
+        let new = with_metadata(&anchor("now"));
+        assert_eq!(with_metadata(&new), new, "once is enough");
         let entries = new.metadata.annotations.unwrap();
         assert_eq!(entries.len(), ANNOTATIONS.len());
-        let mut theirs = anchor("now");
-        theirs.metadata.labels = Some([("team".to_owned(), "a".to_owned())].into());
-        theirs.metadata.annotations =
+        let mut foreign = anchor("now");
+        foreign.metadata.labels = Some([("team".to_owned(), "a".to_owned())].into());
+        foreign.metadata.annotations =
             Some([("mesh.openkcm.io/description".to_owned(), "ours".to_owned())].into());
-        let next = mended(&theirs);
+        let next = with_metadata(&foreign);
         let labels = next.metadata.labels.unwrap();
         assert_eq!(labels["team"], "a");
         assert_eq!(labels[LABEL.0], LABEL.1);

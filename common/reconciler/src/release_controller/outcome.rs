@@ -8,16 +8,16 @@ use krypton_runtime::chance;
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::retry::backoff;
 use krypton_runtime::work_queue::Outcome;
-use krypton_types::conditions::reason as why;
+use krypton_types::conditions::reason;
 use tokio::task::{Id, JoinError};
 
-use super::Running;
-use crate::actions::{ActionError, JobResult, ReleaseNews};
-use crate::helm_queue::{Failed, Waited};
+use super::RunningAction;
+use crate::actions::{ActionError, JobResult, ReleaseUpdate};
+use crate::helm_queue::{FailedWait, WaitResult};
 use crate::owner::OwnerKey;
-use crate::placed_tenants::STALE_IS_SAID;
-use crate::plan::{Applied, Attempt, Failure, Refusal, Remediation};
-use crate::run_loop::{AFTER_CONFLICT, Reconciler, Slot};
+use crate::placed_tenants::MAX_UNREPORTED_CONFLICTS;
+use crate::plan::{AppliedRun, Attempt, Failure, Refusal, Remediation};
+use crate::run_loop::{CONFLICT_PAUSE, OwnerState, Reconciler};
 
 /// Number of consecutive failed requests before a condition shows the failure.
 const SHOWN_AFTER: u32 = 3;
@@ -26,164 +26,178 @@ const LOCAL_RETRY_MAX: Duration = Duration::from_secs(30);
 
 impl Reconciler {
     /// Plans again for a release that has its chart and slot now, or records why the wait failed.
-    pub(crate) fn finish_waiting(&mut self, ended: Result<(Id, Waited), JoinError>) {
-        let failed = match self.helm.ended(ended) {
+    pub(crate) fn finish_waiting(&mut self, ended: Result<(Id, WaitResult), JoinError>) {
+        let failed = match self.helm_queue.finish(ended) {
             None => return,
             Some(Ok(key)) => return self.queue.add(key),
             Some(Err(failed)) => failed,
         };
-        let Failed {
+        let FailedWait {
             key,
             waiting,
-            fault,
+            error,
         } = failed;
         let now = BootTime::now();
-        let outcome = fault.as_ref().map_or("failed", ActionError::outcome);
+        let outcome = error.as_ref().map_or("failed", ActionError::outcome);
         waiting.span.record("outcome", outcome);
         let _within = waiting.span.entered();
-        let work = &self.performer.tools.work;
-        work.reconciled(&waiting.need.action, now.since(waiting.begun), outcome);
-        match fault {
-            Some(fault) => self.failed((&key, false), waiting.attempt, fault, now),
+        let work = &self.runner.tools.work;
+        work.record_action(&waiting.request.action, now.since(waiting.started), outcome);
+        match error {
+            Some(error) => self.record_failure((&key, false), waiting.attempt, error, now),
             None => {
                 tracing::error!(member = %self.member.name, "the wait for Helm ended badly");
-                let slot = self.slots.entry(key.clone()).or_default();
-                slot.hold(waiting.attempt, BootTime(now.0 + self.member.retry_max));
+                let state = self.owner_states.entry(key.clone()).or_default();
+                state.hold(waiting.attempt, BootTime(now.0 + self.member.retry_max));
             }
         }
         self.owners_changed([key].into());
     }
 
-    pub(crate) fn finish(&mut self, running: Running, done: Result<Box<JobResult>, JoinError>) {
+    pub(crate) fn finish(
+        &mut self,
+        running: RunningAction,
+        result: Result<Box<JobResult>, JoinError>,
+    ) {
         let now = BootTime::now();
-        let Running { key, attempt, span } = running;
+        let RunningAction { key, attempt, span } = running;
         // The following log lines belong to the span of the same job.
         let _within = span.entered();
-        self.calls.done(&key, Outcome::Done, now, 0.0);
+        self.action_queue.done(&key, Outcome::Done, now, 0.0);
         self.queue.done(&key, Outcome::Again(now), now, 0.0);
-        match done {
-            Ok(done) => self.record(*done, now),
+        match result {
+            Ok(result) => self.record_result(*result, now),
             Err(error) => {
                 tracing::error!(%error, member = %self.member.name, "an action ended badly");
-                if let Some(slot) = self.slots.get_mut(&key) {
-                    slot.panicked(attempt, BootTime(now.0 + self.member.retry_max));
+                if let Some(state) = self.owner_states.get_mut(&key) {
+                    state.panicked(attempt, BootTime(now.0 + self.member.retry_max));
                 }
             }
         }
         self.owners_changed([key].into());
     }
 
-    fn record(&mut self, mut done: JobResult, now: BootTime) {
-        if done.lists != self.index.lists() {
-            done.forget_responses();
+    fn record_result(&mut self, mut result: JobResult, now: BootTime) {
+        if result.lists != self.index.lists_started() {
+            result.forget_responses();
         }
-        let read = done.release_details.is_some();
-        let one = self.learn(&mut done);
-        let slot = self.slots.entry(done.key.clone()).or_default();
-        slot.removing = false;
-        (slot.not_before, slot.held) = (None, None);
-        slot.needs_slot = done.needs_slot;
-        if read || one.is_some() {
-            let unread = one.as_ref().filter(|_| !read);
-            slot.memory.doubted = unread.map(|revision| revision.revision);
+        let is_decoded = result.release_details.is_some();
+        let updated = self.update_index(&mut result);
+        let state = self.owner_states.entry(result.key.clone()).or_default();
+        state.is_removing = false;
+        (state.not_before, state.held_attempt) = (None, None);
+        state.needs_slot = result.needs_slot;
+        if is_decoded || updated.is_some() {
+            let unread = updated.as_ref().filter(|_| !is_decoded);
+            state.memory.to_reread = unread.map(|revision| revision.revision);
         }
-        if read {
-            slot.memory.unrecorded = done.unrecorded;
+        if is_decoded {
+            state.memory.unrecorded = result.unrecorded;
         }
-        if read && let Some(one) = one {
-            slot.memory.read(&one);
-            let over = |failure: &mut Failure| failure.reason == why::RELEASE_TAMPERED;
-            slot.memory.failure.take_if(over);
+        if is_decoded && let Some(updated) = updated {
+            state.memory.record_read(&updated);
+            let is_tamper_failure =
+                |failure: &mut Failure| failure.reason == reason::RELEASE_TAMPERED;
+            state.memory.failure.take_if(is_tamper_failure);
         }
-        slot.remember(&mut done, now);
+        state.record_job(&mut result, now);
         // Reporting a refusal does not end it.
-        let refusal = slot.memory.refusal.as_ref();
-        let of_action = refusal.is_some_and(|refusal| !refusal.of_status);
-        let said_it = done.spoke && of_action;
-        if !(said_it || matches!(done.fault, Some(ActionError::Conflict))) {
-            slot.stale = 0;
+        let refusal = state.memory.refusal.as_ref();
+        let is_for_action = refusal.is_some_and(|refusal| !refusal.is_status_write);
+        let reports_refusal = result.is_report_only && is_for_action;
+        if !(reports_refusal || matches!(result.error, Some(ActionError::Conflict))) {
+            state.conflicts = 0;
         }
-        match done.fault {
-            None => slot.succeeded(done.spoke, done.progressed),
-            Some(fault) => self.failed((&done.key, done.spoke), done.attempt, fault, now),
+        match result.error {
+            None => state.succeeded(result.is_report_only, result.clears_failure),
+            Some(error) => self.record_failure(
+                (&result.key, result.is_report_only),
+                result.attempt,
+                error,
+                now,
+            ),
         }
     }
 
     /// Adds the objects that the action read or wrote to the index. Returns the single revision among them.
-    fn learn(&mut self, done: &mut JobResult) -> Option<Revision> {
-        if let Some(tenant) = done.tenant.take() {
+    fn update_index(&mut self, result: &mut JobResult) -> Option<Revision> {
+        if let Some(tenant) = result.tenant.take() {
             let changed = self.index.tenant_written(tenant);
             self.owners_changed(changed);
         }
-        if let Some(meta) = done.workspace.take() {
+        if let Some(meta) = result.workspace.take() {
             let (namespaces, changed) = self.index.workspace_written(&meta);
-            self.placed_tenants.touch_namespaces(&namespaces);
+            self.placed_tenants.queue_namespaces(&namespaces);
             self.owners_changed(changed);
         }
-        let mut one = None;
-        match done.release.take() {
-            Some(ReleaseNews::All {
+        let mut updated = None;
+        match result.release_update.take() {
+            Some(ReleaseUpdate::All {
                 metas,
                 version,
                 known_before,
             }) => {
                 self.index
-                    .release_listed(&done.of, metas, (version, known_before));
+                    .release_listed(&result.release_key, metas, (version, known_before));
             }
-            Some(ReleaseNews::One(meta)) => {
-                one = Revision::of(&meta).map(|(_, revision)| revision);
+            Some(ReleaseUpdate::One(meta)) => {
+                updated = Revision::from_metadata(&meta).map(|(_, revision)| revision);
                 let changed = self.index.release_read(&meta);
                 self.owners_changed(changed);
             }
             None => {}
         }
-        if let Some(release_details) = done.release_details.take() {
+        if let Some(release_details) = result.release_details.take() {
             self.release_details
-                .insert(done.of.clone(), Arc::new(release_details));
-        } else if self.index.release(&done.of).is_empty() {
-            self.release_details.remove(&done.of);
+                .insert(result.release_key.clone(), Arc::new(release_details));
+        } else if self.index.release_revisions(&result.release_key).is_empty() {
+            self.release_details.remove(&result.release_key);
         }
-        one
+        updated
     }
 
     /// Records why an attempt failed, and the time of the next one.
-    fn failed(
+    fn record_failure(
         &mut self,
-        (key, spoke): (&OwnerKey, bool),
+        (key, is_report_only): (&OwnerKey, bool),
         attempt: Attempt,
-        fault: ActionError,
+        error: ActionError,
         now: BootTime,
     ) {
-        let slot = self.slots.entry(key.clone()).or_default();
-        let fault = lasting(fault, slot.stale);
-        let refused = matches!(fault, ActionError::Refused(_));
-        match fault {
+        let state = self.owner_states.entry(key.clone()).or_default();
+        let error = escalate_conflict(error, state.conflicts);
+        let is_refused = matches!(error, ActionError::Refused(_));
+        match error {
             ActionError::Conflict => {
-                let pause = AFTER_CONFLICT * (1 << slot.stale.min(4));
+                let pause = CONFLICT_PAUSE * (1 << state.conflicts.min(4));
                 let pause = pause.mul_f64(1.0 + chance::random::<f64>());
-                slot.stale += 1;
-                slot.not_before = Some(BootTime(now.0 + pause));
+                state.conflicts += 1;
+                state.not_before = Some(BootTime(now.0 + pause));
             }
             ActionError::Transient(problem) | ActionError::Refused(problem) => {
-                let before = slot.memory.refusal.take();
-                let same = before.is_some_and(|before| before.attempt == attempt);
-                slot.failures = if same { slot.failures + 1 } else { 1 };
-                let pause = backoff(slot.failures, self.member.retry_max, chance::random());
+                let previous = state.memory.refusal.take();
+                let is_same_attempt = previous.is_some_and(|previous| previous.attempt == attempt);
+                state.failures = if is_same_attempt {
+                    state.failures + 1
+                } else {
+                    1
+                };
+                let pause = backoff(state.failures, self.member.retry_max, chance::random());
                 let retry_at = BootTime(now.0 + pause);
-                let shown = refused || slot.failures >= SHOWN_AFTER;
+                let shown = is_refused || state.failures >= SHOWN_AFTER;
                 // Write the condition now, unless the API server refuses the status itself.
-                if spoke || !shown {
-                    slot.hold(attempt.clone(), retry_at);
+                if is_report_only || !shown {
+                    state.hold(attempt.clone(), retry_at);
                 }
                 tracing::warn!(member = %self.member.name, %problem,
                     retry_in_seconds = pause.as_secs(), "not done");
-                slot.memory.refusal = Some(Refusal {
+                state.memory.refusal = Some(Refusal {
                     message: problem,
-                    attempts: slot.failures,
+                    attempts: state.failures,
                     retry_at,
                     attempt,
-                    of_status: spoke,
-                    of_reading: slot.reading,
+                    is_status_write: is_report_only,
+                    is_read: state.is_reading,
                     shown,
                 });
             }
@@ -191,34 +205,37 @@ impl Reconciler {
                 reason,
                 message,
                 permanent,
-            } => self.shown(key, attempt, (reason, message, permanent), now),
+            } => self.record_shown_failure(key, attempt, (reason, message, permanent), now),
         }
     }
 
     /// Records a failure that the conditions show.
-    fn shown(
+    fn record_shown_failure(
         &mut self,
         key: &OwnerKey,
         attempt: Attempt,
         (reason, message, permanent): (&'static str, String, bool),
         now: BootTime,
     ) {
-        let slot = self.slots.entry(key.clone()).or_default();
-        let before = slot.memory.failure.as_ref();
-        let before = before.filter(|failure| failure.attempt == attempt);
+        let state = self.owner_states.entry(key.clone()).or_default();
+        let previous = state.memory.failure.as_ref();
+        let previous = previous.filter(|failure| failure.attempt == attempt);
         // Count failures of the release separately from other failures, because only they lead to giving up.
-        let attempts = before
-            .filter(|failure| is_of_release(failure.reason) == is_of_release(reason))
+        let attempts = previous
+            .filter(|failure| is_release_failure(failure.reason) == is_release_failure(reason))
             .map_or(0, |failure| failure.attempts)
             + 1;
         let policy = &self.member.policy;
-        let counts = policy.retries.is_some() || policy.remediation == Remediation::Rollback;
-        let stands = counts
-            && !is_of_release(reason)
-            && before.is_some_and(|failure| is_of_release(failure.reason));
+        let has_remediation =
+            policy.retries.is_some() || policy.remediation == Remediation::Rollback;
+        let keeps_previous = has_remediation
+            && !is_release_failure(reason)
+            && previous.is_some_and(|failure| is_release_failure(failure.reason));
         let cap = match reason {
             // A retry costs little, and the cause may end at any time.
-            why::HELM_UNAVAILABLE | why::SUSPENDED => self.member.retry_max.min(LOCAL_RETRY_MAX),
+            reason::HELM_UNAVAILABLE | reason::SUSPENDED => {
+                self.member.retry_max.min(LOCAL_RETRY_MAX)
+            }
             _ => self.member.retry_max,
         };
         let pause = match permanent {
@@ -229,11 +246,11 @@ impl Reconciler {
         tracing::warn!(member = %self.member.name, reason, problem = %message,
             attempts, retry_in_seconds = pause.as_secs(), "failed");
         // The report of this failure may be a write, too. A given-up release must not start again because of it.
-        if reason == why::SUSPENDED || stands {
-            slot.hold(attempt.clone(), retry_at);
+        if reason == reason::SUSPENDED || keeps_previous {
+            state.hold(attempt.clone(), retry_at);
         }
-        if !stands {
-            slot.memory.failure = Some(Failure {
+        if !keeps_previous {
+            state.memory.failure = Some(Failure {
                 reason,
                 message,
                 attempts,
@@ -245,76 +262,76 @@ impl Reconciler {
     }
 }
 
-impl Slot {
+impl OwnerState {
     /// Holds the attempt back until this time.
     fn hold(&mut self, attempt: Attempt, until: BootTime) {
-        (self.not_before, self.held) = (Some(until), Some(attempt));
+        (self.not_before, self.held_attempt) = (Some(until), Some(attempt));
     }
 
     /// Holds back the attempt, as its action panicked.
     fn panicked(&mut self, attempt: Attempt, until: BootTime) {
-        self.removing = false;
+        self.is_removing = false;
         self.hold(attempt, until);
     }
 
     /// Stores what the action did and reported.
-    fn remember(&mut self, done: &mut JobResult, now: BootTime) {
-        if done.let_go.is_some() {
-            self.memory.let_go = done.let_go.take();
+    fn record_job(&mut self, result: &mut JobResult, now: BootTime) {
+        if result.cleaned_up.is_some() {
+            self.memory.cleaned_up = result.cleaned_up.take();
         }
-        if done.deletion_confirmed.is_some() {
-            self.deletion_confirmed = done.deletion_confirmed.take();
+        if result.deletion_confirmed.is_some() {
+            self.confirmed_deletion = result.deletion_confirmed.take();
         }
-        if done.said.is_some() {
-            self.memory.said = done.said.take();
-            self.memory.said_next = done.next;
-            self.memory.said_at = Some(now);
+        if result.reported.is_some() {
+            self.memory.reported = result.reported.take();
+            self.memory.reported_next = result.next;
+            self.memory.reported_at = Some(now);
         }
-        if done.told.is_some() {
-            self.memory.told = done.told.take();
-            self.memory.told_next = done.next;
+        if result.published.is_some() {
+            self.memory.published = result.published.take();
+            self.memory.published_next = result.next;
         }
-        if let Some(run) = done.applied.take() {
-            self.memory.applied = Some(Applied { run, ended: now });
+        if let Some(run) = result.applied.take() {
+            self.memory.applied = Some(AppliedRun { run, ended: now });
         }
     }
 
     /// Forgets the refusal and the failure that this success ends.
-    fn succeeded(&mut self, spoke: bool, progressed: bool) {
-        let over = |refusal: &Refusal| match self.reading {
-            true => refusal.of_reading,
-            false => !spoke || refusal.of_status,
+    fn succeeded(&mut self, is_report_only: bool, clears_failure: bool) {
+        let is_ended = |refusal: &Refusal| match self.is_reading {
+            true => refusal.is_read,
+            false => !is_report_only || refusal.is_status_write,
         };
-        if self.memory.refusal.as_ref().is_none_or(over) {
+        if self.memory.refusal.as_ref().is_none_or(is_ended) {
             self.memory.refusal = None;
             self.failures = 0;
         }
-        if progressed {
+        if clears_failure {
             self.memory.failure = None;
         }
     }
 }
 
 /// Whether the release itself failed, and not one of its prerequisites.
-fn is_of_release(reason: &str) -> bool {
+fn is_release_failure(reason: &str) -> bool {
     [
-        why::INSTALL_FAILED,
-        why::UPGRADE_FAILED,
-        why::ROLLBACK_FAILED,
-        why::UNINSTALL_FAILED,
+        reason::INSTALL_FAILED,
+        reason::UPGRADE_FAILED,
+        reason::ROLLBACK_FAILED,
+        reason::UNINSTALL_FAILED,
     ]
     .contains(&reason)
 }
 
 /// Turns a conflict that keeps recurring into a refusal, which the conditions show.
-fn lasting(fault: ActionError, stale: u32) -> ActionError {
-    match fault {
-        ActionError::Conflict if stale >= STALE_IS_SAID => ActionError::Refused(
+fn escalate_conflict(error: ActionError, conflicts: u32) -> ActionError {
+    match error {
+        ActionError::Conflict if conflicts >= MAX_UNREPORTED_CONFLICTS => ActionError::Refused(
             "the API server keeps answering 404 or 409, or an object changes before each write; look for a proxy or \
              another controller"
                 .to_owned(),
         ),
-        fault => fault,
+        error => error,
     }
 }
 
@@ -328,14 +345,20 @@ mod tests {
 
     #[test]
     fn repeated_stale_answer_is_shown() {
-        let after = |stale| lasting(ActionError::Conflict, stale);
-        assert!(matches!(after(STALE_IS_SAID - 1), ActionError::Conflict));
-        assert!(matches!(after(STALE_IS_SAID), ActionError::Refused(_)));
-        let passing = lasting(
+        let error_after = |conflicts| escalate_conflict(ActionError::Conflict, conflicts);
+        assert!(matches!(
+            error_after(MAX_UNREPORTED_CONFLICTS - 1),
+            ActionError::Conflict
+        ));
+        assert!(matches!(
+            error_after(MAX_UNREPORTED_CONFLICTS),
+            ActionError::Refused(_)
+        ));
+        let transient = escalate_conflict(
             ActionError::Transient("no answer".to_owned()),
-            STALE_IS_SAID,
+            MAX_UNREPORTED_CONFLICTS,
         );
-        assert!(matches!(passing, ActionError::Transient(_)));
+        assert!(matches!(transient, ActionError::Transient(_)));
     }
 
     #[test]
@@ -352,13 +375,13 @@ mod tests {
                 ..DesiredDeployment::default()
             }))
         };
-        let mut slot = Slot::default();
-        slot.panicked(
-            Attempt::of(&owner(false), &desired, "f"),
+        let mut state = OwnerState::default();
+        state.panicked(
+            Attempt::new(&owner(false), &desired, "f"),
             BootTime::default(),
         );
-        assert!(slot.held_for(&owner(false), &desired, "f"));
-        assert!(!slot.held_for(&owner(false), &desired, "g"));
-        assert!(!slot.held_for(&owner(true), &desired, "f"));
+        assert!(state.holds_back(&owner(false), &desired, "f"));
+        assert!(!state.holds_back(&owner(false), &desired, "g"));
+        assert!(!state.holds_back(&owner(true), &desired, "f"));
     }
 }

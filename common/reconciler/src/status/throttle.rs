@@ -10,25 +10,26 @@ pub(crate) const PAUSE: Duration = Duration::from_secs(5);
 /// Time after which the status shows the cause of a wait.
 pub(crate) const QUIET: Duration = Duration::from_secs(10);
 
-/// Returns the time from which `next` may be written after `said`. `None` means now. Only changes of messages are
+/// Returns the time from which `next` may be written after `reported`. `None` means now. Only changes of messages are
 /// delayed.
 pub(crate) fn not_before(
-    said: Option<(&ClusterState, BootTime)>,
+    reported: Option<(&ClusterState, BootTime)>,
     next: &ClusterState,
     now: BootTime,
 ) -> Option<BootTime> {
-    let (before, at) = said?;
-    let free = BootTime(at.0 + PAUSE);
-    (before != next && same_but_for_words(before, next) && now < free).then_some(free)
+    let (previous, at) = reported?;
+    let earliest = BootTime(at.0 + PAUSE);
+    (previous != next && differ_only_in_messages(previous, next) && now < earliest)
+        .then_some(earliest)
 }
 
-fn same_but_for_words(a: &ClusterState, b: &ClusterState) -> bool {
-    fn bare(state: &State) -> (Truth, &str) {
+fn differ_only_in_messages(a: &ClusterState, b: &ClusterState) -> bool {
+    fn without_message(state: &State) -> (Truth, &str) {
         (state.truth, &state.reason)
     }
-    bare(&a.ready) == bare(&b.ready)
-        && a.progress.as_ref().map(bare) == b.progress.as_ref().map(bare)
-        && a.error.as_ref().map(bare) == b.error.as_ref().map(bare)
+    without_message(&a.ready) == without_message(&b.ready)
+        && a.progress.as_ref().map(without_message) == b.progress.as_ref().map(without_message)
+        && a.error.as_ref().map(without_message) == b.error.as_ref().map(without_message)
 }
 
 /// Adds the cause of the wait to an announced state.
@@ -74,29 +75,40 @@ mod tests {
 
     #[test]
     fn new_message_waits_but_new_state_does_not() {
-        let before = state("Installing", "0 of 3");
-        let said = Some((&before, at(0)));
+        let previous = state("Installing", "0 of 3");
+        let reported = Some((&previous, at(0)));
         let later = state("Installing", "1 of 3");
-        assert_eq!(not_before(said, &later, at(1)), Some(at(5000)));
-        assert_eq!(not_before(said, &later, at(5000)), None);
-        assert_eq!(not_before(said, &state("InstallFailed", ""), at(1)), None);
-        assert_eq!(not_before(said, &before, at(1)), None, "it is no news");
+        assert_eq!(not_before(reported, &later, at(1)), Some(at(5000)));
+        assert_eq!(not_before(reported, &later, at(5000)), None);
+        assert_eq!(
+            not_before(reported, &state("InstallFailed", ""), at(1)),
+            None
+        );
+        assert_eq!(
+            not_before(reported, &previous, at(1)),
+            None,
+            "it is no news"
+        );
         assert_eq!(not_before(None, &later, at(1)), None);
         let with_error = ClusterState {
-            error: Some(before.ready.clone()),
+            error: Some(previous.ready.clone()),
             ..later
         };
-        assert_eq!(not_before(said, &with_error, at(1)), None);
+        assert_eq!(not_before(reported, &with_error, at(1)), None);
     }
 
     #[test]
     fn progress_message_includes_awaited_detail() {
-        let now = with_detail(&state("Installing", "installing release"), "hook Pod a/b");
+        let state_with_detail =
+            with_detail(&state("Installing", "installing release"), "hook Pod a/b");
         assert_eq!(
-            now.progress.unwrap().message,
+            state_with_detail.progress.unwrap().message,
             "installing release: hook Pod a/b"
         );
-        assert_eq!(now.ready.message, "installing release: hook Pod a/b");
+        assert_eq!(
+            state_with_detail.ready.message,
+            "installing release: hook Pod a/b"
+        );
     }
 
     proptest! {
@@ -105,25 +117,25 @@ mod tests {
         fn changing_messages_are_throttled_and_last_is_published(
             steps in proptest::collection::vec((0..3000_u64, 0..4_u8), 1..200)
         ) {
-            let (mut now, mut said, mut times) = (0, None::<(ClusterState, BootTime)>, Vec::new());
+            let (mut now, mut reported, mut times) = (0, None::<(ClusterState, BootTime)>, Vec::new());
             let mut wake = None;
             let mut last = state("Installing", "");
-            for (later, word) in steps {
-                now += later;
-                last = state("Installing", &word.to_string());
-                let before = said.as_ref().map(|(state, at)| (state, *at));
-                wake = not_before(before, &last, at(now));
-                if wake.is_none() && said.as_ref().map(|(state, _)| state) != Some(&last) {
-                    said = Some((last.clone(), at(now)));
+            for (elapsed, message) in steps {
+                now += elapsed;
+                last = state("Installing", &message.to_string());
+                let previous = reported.as_ref().map(|(state, at)| (state, *at));
+                wake = not_before(previous, &last, at(now));
+                if wake.is_none() && reported.as_ref().map(|(state, _)| state) != Some(&last) {
+                    reported = Some((last.clone(), at(now)));
                     times.push(now);
                 }
             }
             prop_assert!(times.windows(2).all(|pair| pair[1] - pair[0] >= 5000), "{:?}", times);
             if let Some(wake) = wake {
-                let before = said.as_ref().map(|(state, at)| (state, *at));
-                prop_assert_eq!(not_before(before, &last, wake), None);
+                let previous = reported.as_ref().map(|(state, at)| (state, *at));
+                prop_assert_eq!(not_before(previous, &last, wake), None);
             } else {
-                prop_assert_eq!(said.map(|(state, _)| state), Some(last));
+                prop_assert_eq!(reported.map(|(state, _)| state), Some(last));
             }
         }
     }

@@ -14,18 +14,18 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 /// Annotation on a namespace that lists the configured keys.
-pub(crate) const GIVEN_ANNOTATION: &str = "mesh.openkcm.io/namespace-configuration";
+pub(crate) const CONFIGURED_KEYS_ANNOTATION: &str = "mesh.openkcm.io/namespace-configuration";
 
 /// Content of the annotation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-struct Given {
+struct ConfiguredKeys {
     labels: BTreeSet<String>,
     annotations: BTreeSet<String>,
 }
 
-impl Given {
-    fn of(configuration: &NamespaceConfiguration) -> Self {
+impl ConfiguredKeys {
+    fn new(configuration: &NamespaceConfiguration) -> Self {
         Self {
             labels: configuration.labels.keys().cloned().collect(),
             annotations: configuration.annotations.keys().cloned().collect(),
@@ -33,21 +33,19 @@ impl Given {
     }
 
     /// Reserved keys are dropped. A user who can write the annotation must not make Krypton remove its own marks.
-    fn read(text: Option<&String>) -> Self {
-        let mut given: Self = text
+    fn parse(text: Option<&String>) -> Self {
+        let mut keys: Self = text
             .and_then(|text| serde_json::from_str(text).ok())
             .unwrap_or_default();
-        given.labels.retain(|key| !namespaces::is_reserved(key));
-        given
-            .annotations
-            .retain(|key| !namespaces::is_reserved(key));
-        given
+        keys.labels.retain(|key| !namespaces::is_reserved(key));
+        keys.annotations.retain(|key| !namespaces::is_reserved(key));
+        keys
     }
 
-    fn written(&self) -> Option<String> {
-        let nothing = *self == Self::default();
+    fn to_annotation(&self) -> Option<String> {
+        let is_empty = *self == Self::default();
         // Serialization to memory cannot fail.
-        (!nothing).then(|| json!(self).to_string())
+        (!is_empty).then(|| json!(self).to_string())
     }
 }
 
@@ -59,7 +57,7 @@ pub struct NamespaceMetadata {
 }
 
 impl NamespaceMetadata {
-    pub fn of(meta: &ObjectMeta) -> Self {
+    pub fn new(meta: &ObjectMeta) -> Self {
         Self {
             labels: meta.labels.clone().unwrap_or_default(),
             annotations: meta.annotations.clone().unwrap_or_default(),
@@ -68,45 +66,52 @@ impl NamespaceMetadata {
 
     /// Adds the configured keys, for the create request of a namespace.
     #[must_use]
-    pub fn given(mut self, wanted: &NamespaceConfiguration) -> Self {
-        self.labels.extend(wanted.labels.clone());
-        self.annotations.extend(wanted.annotations.clone());
-        if let Some(record) = Given::of(wanted).written() {
-            self.annotations.insert(GIVEN_ANNOTATION.to_owned(), record);
+    pub fn with_configuration(mut self, configuration: &NamespaceConfiguration) -> Self {
+        self.labels.extend(configuration.labels.clone());
+        self.annotations.extend(configuration.annotations.clone());
+        if let Some(record) = ConfiguredKeys::new(configuration).to_annotation() {
+            self.annotations
+                .insert(CONFIGURED_KEYS_ANNOTATION.to_owned(), record);
         }
         self
     }
 
     /// Returns the `metadata` of the merge patch, or `None` if nothing differs.
-    pub fn change(&self, wanted: &NamespaceConfiguration) -> Option<Value> {
-        let record = self.annotations.get(GIVEN_ANNOTATION);
-        let (before, after) = (Given::read(record), Given::of(wanted));
-        let labels = difference(&self.labels, &wanted.labels, &before.labels);
-        let mut annotations =
-            difference(&self.annotations, &wanted.annotations, &before.annotations);
-        let next = after.written();
+    pub fn patch(&self, configuration: &NamespaceConfiguration) -> Option<Value> {
+        let record = self.annotations.get(CONFIGURED_KEYS_ANNOTATION);
+        let (previous, current) = (
+            ConfiguredKeys::parse(record),
+            ConfiguredKeys::new(configuration),
+        );
+        let labels = difference(&self.labels, &configuration.labels, &previous.labels);
+        let mut annotations = difference(
+            &self.annotations,
+            &configuration.annotations,
+            &previous.annotations,
+        );
+        let next = current.to_annotation();
         if record != next.as_ref() {
-            annotations.insert(GIVEN_ANNOTATION.to_owned(), json!(next));
+            annotations.insert(CONFIGURED_KEYS_ANNOTATION.to_owned(), json!(next));
         }
-        let nothing = labels.is_empty() && annotations.is_empty();
-        (!nothing).then(|| json!({"labels": labels, "annotations": annotations}))
+        let is_empty = labels.is_empty() && annotations.is_empty();
+        (!is_empty).then(|| json!({"labels": labels, "annotations": annotations}))
     }
 }
 
 /// Returns the wanted keys that differ, and null for each configured key that is present but no longer wanted.
 fn difference(
-    there: &BTreeMap<String, String>,
-    wanted: &BTreeMap<String, String>,
-    given: &BTreeSet<String>,
+    current: &BTreeMap<String, String>,
+    configuration: &BTreeMap<String, String>,
+    previous: &BTreeSet<String>,
 ) -> Map<String, Value> {
-    let set = wanted
+    let set = configuration
         .iter()
-        .filter(|(key, value)| there.get(*key) != Some(value));
+        .filter(|(key, value)| current.get(*key) != Some(value));
     let set = set.map(|(key, value)| (key.clone(), json!(value)));
-    let gone = given
+    let removed = previous
         .iter()
-        .filter(|key| !wanted.contains_key(*key) && there.contains_key(*key));
-    set.chain(gone.map(|key| (key.clone(), Value::Null)))
+        .filter(|key| !configuration.contains_key(*key) && current.contains_key(*key));
+    set.chain(removed.map(|key| (key.clone(), Value::Null)))
         .collect()
 }
 
@@ -121,14 +126,17 @@ mod tests {
             .collect()
     }
 
-    fn wanted(labels: &[(&str, &str)], annotations: &[(&str, &str)]) -> NamespaceConfiguration {
+    fn configuration(
+        labels: &[(&str, &str)],
+        annotations: &[(&str, &str)],
+    ) -> NamespaceConfiguration {
         NamespaceConfiguration {
             labels: map(labels),
             annotations: map(annotations),
         }
     }
 
-    fn marked() -> NamespaceMetadata {
+    fn krypton_namespace() -> NamespaceMetadata {
         NamespaceMetadata {
             labels: map(&[("mesh.openkcm.io/created-for", "uid"), ("theirs", "1")]),
             annotations: map(&[("note", "theirs")]),
@@ -155,78 +163,86 @@ mod tests {
     #[test]
     fn without_a_configuration_nothing_is_written() {
         let none = NamespaceConfiguration::default();
-        assert_eq!(marked().change(&none), None);
-        assert_eq!(marked().given(&none), marked());
+        assert_eq!(krypton_namespace().patch(&none), None);
+        assert_eq!(
+            krypton_namespace().with_configuration(&none),
+            krypton_namespace()
+        );
     }
 
     #[test]
     fn new_namespace_needs_no_metadata_patch() {
-        let first = wanted(&[("team", "a"), ("zone", "1")], &[("owner", "x")]);
-        let made = marked().given(&first);
-        assert_eq!(made.labels["team"], "a");
-        assert_eq!(made.change(&first), None);
+        let first = configuration(&[("team", "a"), ("zone", "1")], &[("owner", "x")]);
+        let created = krypton_namespace().with_configuration(&first);
+        assert_eq!(created.labels["team"], "a");
+        assert_eq!(created.patch(&first), None);
     }
 
     #[test]
     fn configuration_change_updates_own_and_keeps_foreign_metadata() {
-        let first = wanted(&[("team", "a"), ("zone", "1")], &[("owner", "x")]);
-        let next = wanted(&[("team", "b")], &[]);
-        let made = marked().given(&first);
-        let patch = made.change(&next).unwrap();
+        let first = configuration(&[("team", "a"), ("zone", "1")], &[("owner", "x")]);
+        let next = configuration(&[("team", "b")], &[]);
+        let created = krypton_namespace().with_configuration(&first);
+        let patch = created.patch(&next).unwrap();
         assert_eq!(patch["labels"], json!({"team": "b", "zone": null}));
-        let now = merged(&made, &patch);
-        assert_eq!(now.labels["theirs"], "1");
-        assert_eq!(now.annotations["note"], "theirs");
-        assert!(!now.labels.contains_key("zone") && !now.annotations.contains_key("owner"));
-        assert_eq!(now.change(&next), None);
+        let updated = merged(&created, &patch);
+        assert_eq!(updated.labels["theirs"], "1");
+        assert_eq!(updated.annotations["note"], "theirs");
+        assert!(!updated.labels.contains_key("zone") && !updated.annotations.contains_key("owner"));
+        assert_eq!(updated.patch(&next), None);
         // Without a configuration, the namespace is as before.
         let none = NamespaceConfiguration::default();
-        let patch = now.change(&none).unwrap();
-        assert_eq!(merged(&now, &patch), marked());
+        let patch = updated.patch(&none).unwrap();
+        assert_eq!(merged(&updated, &patch), krypton_namespace());
         // A namespace that existed before the configuration gets its keys.
-        let patch = marked().change(&next).unwrap();
-        assert_eq!(merged(&marked(), &patch), now);
+        let patch = krypton_namespace().patch(&next).unwrap();
+        assert_eq!(merged(&krypton_namespace(), &patch), updated);
     }
 
     #[test]
     fn changed_or_removed_metadata_is_restored() {
-        let first = wanted(&[("team", "a")], &[("owner", "x")]);
-        let mut namespace_metadata = marked().given(&first);
+        let first = configuration(&[("team", "a")], &[("owner", "x")]);
+        let mut namespace_metadata = krypton_namespace().with_configuration(&first);
         namespace_metadata
             .labels
             .insert("team".to_owned(), "mine".to_owned());
         namespace_metadata.annotations.remove("owner");
-        let patch = namespace_metadata.change(&first).unwrap();
+        let patch = namespace_metadata.patch(&first).unwrap();
         assert_eq!(
             patch,
             json!({"labels": {"team": "a"}, "annotations": {"owner": "x"}})
         );
-        namespace_metadata.annotations.remove(GIVEN_ANNOTATION);
-        let patch = namespace_metadata.change(&first).unwrap();
-        assert_eq!(merged(&namespace_metadata, &patch), marked().given(&first));
+        namespace_metadata
+            .annotations
+            .remove(CONFIGURED_KEYS_ANNOTATION);
+        let patch = namespace_metadata.patch(&first).unwrap();
+        assert_eq!(
+            merged(&namespace_metadata, &patch),
+            krypton_namespace().with_configuration(&first)
+        );
     }
 
     #[test]
     fn namespace_markers_are_never_removed() {
-        let mut namespace_metadata = marked();
+        let mut namespace_metadata = krypton_namespace();
         let record = json!({"labels": ["mesh.openkcm.io/created-for", "theirs"]}).to_string();
         namespace_metadata
             .annotations
-            .insert(GIVEN_ANNOTATION.to_owned(), record);
+            .insert(CONFIGURED_KEYS_ANNOTATION.to_owned(), record);
         let patch = namespace_metadata
-            .change(&NamespaceConfiguration::default())
+            .patch(&NamespaceConfiguration::default())
             .unwrap();
         assert_eq!(patch["labels"], json!({"theirs": null}));
         // An unreadable annotation counts as missing.
         namespace_metadata
             .annotations
-            .insert(GIVEN_ANNOTATION.to_owned(), "{".to_owned());
+            .insert(CONFIGURED_KEYS_ANNOTATION.to_owned(), "{".to_owned());
         let patch = namespace_metadata
-            .change(&NamespaceConfiguration::default())
+            .patch(&NamespaceConfiguration::default())
             .unwrap();
         assert_eq!(
             patch,
-            json!({"labels": {}, "annotations": {GIVEN_ANNOTATION: null}})
+            json!({"labels": {}, "annotations": {CONFIGURED_KEYS_ANNOTATION: null}})
         );
     }
 }

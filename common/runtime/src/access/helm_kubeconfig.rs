@@ -165,25 +165,25 @@ mod tests {
             ..Default::default()
         };
         let text = kubeconfig_yaml(&config, None).unwrap();
-        let found = rendered(&config);
+        let kubeconfig = rendered(&config);
         assert_eq!(
-            found["users"][0]["user"],
+            kubeconfig["users"][0]["user"],
             json!({"tokenFile": "/var/run/secrets/token"})
         );
         assert!(
-            found["clusters"][0]["cluster"]
+            kubeconfig["clusters"][0]["cluster"]
                 .get("insecure-skip-tls-verify")
                 .is_none(),
-            "{found}"
+            "{kubeconfig}"
         );
 
-        let back = Kubeconfig::from_yaml(&text).unwrap();
-        let back = Config::from_custom_kubeconfig(back, &KubeConfigOptions::default())
+        let parsed = Kubeconfig::from_yaml(&text).unwrap();
+        let parsed = Config::from_custom_kubeconfig(parsed, &KubeConfigOptions::default())
             .await
             .unwrap();
-        assert_eq!(back.root_cert, Some(certificates));
-        assert_eq!(back.cluster_url, config.cluster_url);
-        assert_eq!(back.default_namespace, "default");
+        assert_eq!(parsed.root_cert, Some(certificates));
+        assert_eq!(parsed.cluster_url, config.cluster_url);
+        assert_eq!(parsed.default_namespace, "default");
     }
 
     #[test]
@@ -196,9 +196,9 @@ mod tests {
         };
         let account = ServiceAccount::parse("helm", "krypton").unwrap();
         let text = kubeconfig_yaml(&config, Some(&account)).unwrap();
-        let found: Value = serde_json::from_str(&text).unwrap();
+        let kubeconfig: Value = serde_json::from_str(&text).unwrap();
         assert_eq!(
-            found["users"][0]["user"],
+            kubeconfig["users"][0]["user"],
             json!({"token": TOKEN, "as": "system:serviceaccount:krypton:helm"})
         );
     }
@@ -207,9 +207,9 @@ mod tests {
     fn helm_goes_by_the_same_proxy() {
         let mut config = Config::new("https://a".parse().unwrap());
         config.proxy_url = Some("socks5://p:1080".parse().unwrap());
-        let found = rendered(&config);
+        let kubeconfig = rendered(&config);
         assert_eq!(
-            found["clusters"][0]["cluster"]["proxy-url"],
+            kubeconfig["clusters"][0]["cluster"]["proxy-url"],
             "socks5://p:1080/"
         );
     }
@@ -223,9 +223,9 @@ mod tests {
             token: Some(TOKEN.into()),
             ..Default::default()
         };
-        let found = rendered(&config);
+        let kubeconfig = rendered(&config);
         let expected = json!({"server": "https://a/", "insecure-skip-tls-verify": true});
-        assert_eq!(found["clusters"][0]["cluster"], expected);
-        assert_eq!(found["users"][0]["user"], json!({ "token": TOKEN }));
+        assert_eq!(kubeconfig["clusters"][0]["cluster"], expected);
+        assert_eq!(kubeconfig["users"][0]["user"], json!({ "token": TOKEN }));
     }
 }

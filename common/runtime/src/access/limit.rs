@@ -16,11 +16,11 @@ use thiserror::Error;
 use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 use tower::{BoxError, Layer, Service};
 
-use crate::bound::Beyond;
+use crate::bound::ExceededBound;
 
 /// Limits for the responses of one API server.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct ResponseLimits {
     /// Maximum bytes of a response. A page holds 50 objects.
     pub body: usize,
     /// Maximum bytes of an error response.
@@ -31,26 +31,26 @@ pub struct Limits {
     /// when decoded.
     pub nested: usize,
     /// Maximum bytes of all responses of the server that are in progress.
-    pub at_once: usize,
+    pub in_flight: usize,
     /// Longest pause within a response other than a watch.
     pub idle: Duration,
     /// Time limit from the request to the end of a response, or to the start of a watch. An API server gives
     /// up after 60 s.
-    pub whole: Duration,
+    pub total: Duration,
     /// Maximum duration of a watch. The client requests 290 s.
     pub watch: Duration,
 }
 
-impl Default for Limits {
+impl Default for ResponseLimits {
     fn default() -> Self {
         Self {
             body: 16 << 20,
             error: 256 << 10,
             event: 4 << 20,
             nested: 200_000,
-            at_once: 32 << 20,
+            in_flight: 32 << 20,
             idle: Duration::from_secs(30),
-            whole: Duration::from_secs(90),
+            total: Duration::from_secs(90),
             watch: Duration::from_secs(360),
         }
     }
@@ -58,7 +58,7 @@ impl Default for Limits {
 
 /// Why a response was cut off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum Excess {
+pub enum ExceededLimit {
     #[error("it has more than {0} bytes")]
     Body(usize),
     #[error("an event has more than {0} bytes")]
@@ -66,18 +66,18 @@ pub enum Excess {
     #[error("it nests more than {0} objects and lists")]
     Nested(usize),
     #[error("all answers on their way have more than {0} bytes")]
-    AtOnce(usize),
+    InFlight(usize),
     #[error("it does not end within {} s", .0.as_secs_f32())]
-    Whole(Duration),
+    Total(Duration),
     #[error("nothing comes for {} s", .0.as_secs_f32())]
     Idle(Duration),
     #[error("the watch does not end within {} s", .0.as_secs_f32())]
     Watch(Duration),
     #[error(transparent)]
-    Kept(Beyond),
+    Stored(ExceededBound),
 }
 
-impl Excess {
+impl ExceededLimit {
     /// Returns whether a server that is only slow or unreachable would not cause this.
     fn is_hostile(self) -> bool {
         !matches!(self, Self::Idle(_) | Self::Watch(_))
@@ -87,49 +87,49 @@ impl Excess {
 /// A response that was cut off.
 #[derive(Debug, Error)]
 #[error(
-    "failed to read the API server's answer to {what}: {excess}; check that the kubeconfig leads to a Kubernetes API server"
+    "failed to read the API server's answer to {request_line}: {exceeded}; check that the kubeconfig leads to a Kubernetes API server"
 )]
-pub struct CutOff {
-    what: String,
-    excess: Excess,
+pub struct CutOffError {
+    request_line: String,
+    exceeded: ExceededLimit,
 }
 
-impl CutOff {
+impl CutOffError {
     /// All watches together contain more data than the process keeps for one server.
-    pub fn kept(beyond: Beyond) -> Self {
+    pub fn stored(bound: ExceededBound) -> Self {
         Self {
-            what: "all watches".to_owned(),
-            excess: Excess::Kept(beyond),
+            request_line: "all watches".to_owned(),
+            exceeded: ExceededLimit::Stored(bound),
         }
     }
 }
 
 /// Callback for each response that exceeds a limit.
-pub type Report = Arc<dyn Fn(&CutOff) + Send + Sync>;
+pub type CutOffCallback = Arc<dyn Fn(&CutOffError) + Send + Sync>;
 
 /// State that all requests to one server share.
 #[derive(Clone)]
 pub(super) struct LimitLayer {
-    limits: Limits,
-    at_once: Arc<AtomicUsize>,
-    report: Report,
+    limits: ResponseLimits,
+    in_flight: Arc<AtomicUsize>,
+    on_cut_off: CutOffCallback,
 }
 
 impl LimitLayer {
-    pub(super) fn new(limits: Limits, report: Report) -> Self {
+    pub(super) fn new(limits: ResponseLimits, on_cut_off: CutOffCallback) -> Self {
         Self {
             limits,
-            at_once: Arc::default(),
-            report,
+            in_flight: Arc::default(),
+            on_cut_off,
         }
     }
 }
 
 impl<S> Layer<S> for LimitLayer {
-    type Service = Limit<S>;
+    type Service = LimitService<S>;
 
-    fn layer(&self, inner: S) -> Limit<S> {
-        Limit {
+    fn layer(&self, inner: S) -> LimitService<S> {
+        LimitService {
             inner,
             layer: self.clone(),
         }
@@ -137,18 +137,18 @@ impl<S> Layer<S> for LimitLayer {
 }
 
 #[derive(Clone)]
-pub(super) struct Limit<S> {
+pub(super) struct LimitService<S> {
     inner: S,
     layer: LimitLayer,
 }
 
-impl<S, A, B> Service<Request<A>> for Limit<S>
+impl<S, A, B> Service<Request<A>> for LimitService<S>
 where
     S: Service<Request<A>, Response = Response<B>>,
     S::Error: Into<BoxError>,
     S::Future: Send + 'static,
 {
-    type Response = Response<Limited<B>>;
+    type Response = Response<LimitedBody<B>>;
     type Error = BoxError;
     type Future = BoxFuture<'static, Result<Self::Response, BoxError>>;
 
@@ -159,63 +159,70 @@ where
     fn call(&mut self, request: Request<A>) -> Self::Future {
         let LimitLayer {
             limits,
-            at_once,
-            report,
+            in_flight,
+            on_cut_off,
         } = self.layer.clone();
-        let what = format!("{} {}", request.method(), request.uri().path());
-        let watch = crate::access::watch_requests::is_watch(request.uri());
-        let answer = self.inner.call(request);
-        let begun = Instant::now();
+        let request_line = format!("{} {}", request.method(), request.uri().path());
+        let is_watch = crate::access::watch_requests::is_watch(request.uri());
+        let response_future = self.inner.call(request);
+        let started = Instant::now();
         Box::pin(async move {
-            let headed = timeout_at(begun + limits.whole, answer).await;
-            let Ok(answered) = headed else {
-                let excess = Excess::Idle(limits.whole);
-                return Err(CutOff { what, excess }.into());
+            let head = timeout_at(started + limits.total, response_future).await;
+            let Ok(head) = head else {
+                let exceeded = ExceededLimit::Idle(limits.total);
+                return Err(CutOffError {
+                    request_line,
+                    exceeded,
+                }
+                .into());
             };
-            let response = answered.map_err(Into::into)?;
-            let success = response.status().is_success();
-            let kind = match (success, watch) {
-                (false, _) => Kind::Answer(limits.error),
-                (true, false) => Kind::Answer(limits.body),
-                (true, true) => Kind::Watch,
+            let response = head.map_err(Into::into)?;
+            let is_success = response.status().is_success();
+            let kind = match (is_success, is_watch) {
+                (false, _) => ResponseKind::Plain(limits.error),
+                (true, false) => ResponseKind::Plain(limits.body),
+                (true, true) => ResponseKind::Watch,
             };
-            let last = match kind {
-                Kind::Answer(_) => limits.whole,
-                Kind::Watch => limits.watch,
+            let max_duration = match kind {
+                ResponseKind::Plain(_) => limits.total,
+                ResponseKind::Watch => limits.watch,
             };
-            let meter = Meter::new(kind, limits);
-            Ok(response.map(|inner| Limited {
+            let meter = ResponseMeter::new(kind, limits);
+            Ok(response.map(|inner| LimitedBody {
                 inner,
-                what,
+                request_line,
                 meter,
-                held: Held { at_once, bytes: 0 },
+                in_flight_bytes: InFlightBytes {
+                    in_flight,
+                    bytes: 0,
+                },
                 idle: Box::pin(sleep_until(Instant::now() + limits.idle)),
-                end: Box::pin(sleep_until(begun + last)),
-                over: false,
-                report,
+                end: Box::pin(sleep_until(started + max_duration)),
+                is_over: false,
+                on_cut_off,
             }))
         })
     }
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Kind {
+enum ResponseKind {
     /// A response, with its maximum number of bytes.
-    Answer(usize),
+    Plain(usize),
     Watch,
 }
 
 /// Counts the bytes of a response, or of each event of a watch.
 #[derive(Debug)]
-struct Meter {
-    kind: Kind,
-    limits: Limits,
+struct ResponseMeter {
+    kind: ResponseKind,
+    limits: ResponseLimits,
     bytes: usize,
     nested: usize,
 }
 
-impl Meter {
-    fn new(kind: Kind, limits: Limits) -> Self {
+impl ResponseMeter {
+    fn new(kind: ResponseKind, limits: ResponseLimits) -> Self {
         Self {
             kind,
             limits,
@@ -225,10 +232,10 @@ impl Meter {
     }
 
     fn is_watch(&self) -> bool {
-        matches!(self.kind, Kind::Watch)
+        matches!(self.kind, ResponseKind::Watch)
     }
 
-    fn read(&mut self, data: &[u8]) -> Result<(), Excess> {
+    fn read(&mut self, data: &[u8]) -> Result<(), ExceededLimit> {
         if !self.is_watch() {
             return self.count(data);
         }
@@ -241,98 +248,103 @@ impl Meter {
         Ok(())
     }
 
-    fn count(&mut self, data: &[u8]) -> Result<(), Excess> {
+    fn count(&mut self, data: &[u8]) -> Result<(), ExceededLimit> {
         self.bytes = self.bytes.saturating_add(data.len());
-        let opens = |byte: &&u8| matches!(**byte, b'{' | b'[');
-        self.nested += data.iter().filter(opens).count();
+        let is_opening = |byte: &&u8| matches!(**byte, b'{' | b'[');
+        self.nested += data.iter().filter(is_opening).count();
         match self.kind {
-            Kind::Answer(most) if self.bytes > most => Err(Excess::Body(most)),
-            Kind::Watch if self.bytes > self.limits.event => Err(Excess::Event(self.limits.event)),
-            _ if self.nested > self.limits.nested => Err(Excess::Nested(self.limits.nested)),
+            ResponseKind::Plain(max) if self.bytes > max => Err(ExceededLimit::Body(max)),
+            ResponseKind::Watch if self.bytes > self.limits.event => {
+                Err(ExceededLimit::Event(self.limits.event))
+            }
+            _ if self.nested > self.limits.nested => Err(ExceededLimit::Nested(self.limits.nested)),
             _ => Ok(()),
         }
     }
 
-    fn time_over(&self) -> Excess {
+    fn timeout_error(&self) -> ExceededLimit {
         match self.kind {
-            Kind::Answer(_) => Excess::Whole(self.limits.whole),
-            Kind::Watch => Excess::Watch(self.limits.watch),
+            ResponseKind::Plain(_) => ExceededLimit::Total(self.limits.total),
+            ResponseKind::Watch => ExceededLimit::Watch(self.limits.watch),
         }
     }
 }
 
 /// Bytes of one body in the shared total. Dropping it returns them.
 #[derive(Debug)]
-struct Held {
-    at_once: Arc<AtomicUsize>,
+struct InFlightBytes {
+    in_flight: Arc<AtomicUsize>,
     bytes: usize,
 }
 
-impl Held {
-    fn set(&mut self, bytes: usize, most: usize) -> Result<(), Excess> {
-        let before = self.at_once.fetch_add(bytes, Ordering::Relaxed);
-        self.at_once.fetch_sub(self.bytes, Ordering::Relaxed);
-        let others = before.saturating_sub(self.bytes);
+impl InFlightBytes {
+    fn set(&mut self, bytes: usize, max: usize) -> Result<(), ExceededLimit> {
+        let previous_total = self.in_flight.fetch_add(bytes, Ordering::Relaxed);
+        self.in_flight.fetch_sub(self.bytes, Ordering::Relaxed);
+        let others = previous_total.saturating_sub(self.bytes);
         self.bytes = bytes;
-        match others.saturating_add(bytes) > most {
-            true => Err(Excess::AtOnce(most)),
+        match others.saturating_add(bytes) > max {
+            true => Err(ExceededLimit::InFlight(max)),
             false => Ok(()),
         }
     }
 }
 
-impl Drop for Held {
+impl Drop for InFlightBytes {
     fn drop(&mut self) {
-        self.at_once.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.in_flight.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
 /// A body that returns an error when it exceeds a limit.
-pub(super) struct Limited<B> {
+pub(super) struct LimitedBody<B> {
     inner: B,
-    what: String,
-    meter: Meter,
-    held: Held,
+    request_line: String,
+    meter: ResponseMeter,
+    in_flight_bytes: InFlightBytes,
     idle: Pin<Box<Sleep>>,
     end: Pin<Box<Sleep>>,
-    over: bool,
-    report: Report,
+    is_over: bool,
+    on_cut_off: CutOffCallback,
 }
 
-impl<B> Limited<B> {
-    fn check_time(&mut self, cx: &mut Context<'_>) -> Result<(), Excess> {
+impl<B> LimitedBody<B> {
+    fn check_time(&mut self, cx: &mut Context<'_>) -> Result<(), ExceededLimit> {
         if self.end.as_mut().poll(cx).is_ready() {
-            return Err(self.meter.time_over());
+            return Err(self.meter.timeout_error());
         }
         Ok(())
     }
 
-    fn check_idle(&mut self, cx: &mut Context<'_>) -> Result<(), Excess> {
+    fn check_idle(&mut self, cx: &mut Context<'_>) -> Result<(), ExceededLimit> {
         if !self.meter.is_watch() && self.idle.as_mut().poll(cx).is_ready() {
-            return Err(Excess::Idle(self.meter.limits.idle));
+            return Err(ExceededLimit::Idle(self.meter.limits.idle));
         }
         Ok(())
     }
 
-    fn take(&mut self, data: &[u8]) -> Result<(), Excess> {
+    fn take(&mut self, data: &[u8]) -> Result<(), ExceededLimit> {
         let limits = self.meter.limits;
         self.idle.as_mut().reset(Instant::now() + limits.idle);
         self.meter.read(data)?;
-        self.held.set(self.meter.bytes, limits.at_once)
+        self.in_flight_bytes.set(self.meter.bytes, limits.in_flight)
     }
 
-    fn cut_off(&mut self, excess: Excess) -> BoxError {
-        self.over = true;
-        let what = std::mem::take(&mut self.what);
-        let cut_off = CutOff { what, excess };
-        if excess.is_hostile() {
-            (self.report)(&cut_off);
+    fn cut_off(&mut self, exceeded: ExceededLimit) -> BoxError {
+        self.is_over = true;
+        let request_line = std::mem::take(&mut self.request_line);
+        let cut_off = CutOffError {
+            request_line,
+            exceeded,
+        };
+        if exceeded.is_hostile() {
+            (self.on_cut_off)(&cut_off);
         }
         cut_off.into()
     }
 }
 
-impl<B> Body for Limited<B>
+impl<B> Body for LimitedBody<B>
 where
     B: Body<Data = Bytes> + Unpin,
     B::Error: Into<BoxError>,
@@ -345,34 +357,34 @@ where
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let this = &mut *self;
-        if this.over {
+        if this.is_over {
             return Poll::Ready(None);
         }
         // Check the time first, because a body that is always ready must also end.
-        let checked = this.check_time(cx);
-        if let Err(excess) = checked {
-            return Poll::Ready(Some(Err(this.cut_off(excess))));
+        let result = this.check_time(cx);
+        if let Err(exceeded) = result {
+            return Poll::Ready(Some(Err(this.cut_off(exceeded))));
         }
         let polled = Pin::new(&mut this.inner).poll_frame(cx);
         if polled.is_pending()
-            && let Err(excess) = this.check_idle(cx)
+            && let Err(exceeded) = this.check_idle(cx)
         {
-            return Poll::Ready(Some(Err(this.cut_off(excess))));
+            return Poll::Ready(Some(Err(this.cut_off(exceeded))));
         }
         let Some(frame) = ready!(polled) else {
             return Poll::Ready(None);
         };
         let frame = frame.map_err(Into::into)?;
         if let Some(data) = frame.data_ref()
-            && let Err(excess) = this.take(data)
+            && let Err(exceeded) = this.take(data)
         {
-            return Poll::Ready(Some(Err(this.cut_off(excess))));
+            return Poll::Ready(Some(Err(this.cut_off(exceeded))));
         }
         Poll::Ready(Some(Ok(frame)))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.over || self.inner.is_end_stream()
+        self.is_over || self.inner.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {

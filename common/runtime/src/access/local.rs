@@ -33,7 +33,7 @@ pub struct LocalSource {
 
 /// The configuration of a cluster.
 #[derive(Clone, Debug)]
-pub struct Found {
+pub struct ClusterConfig {
     pub config: Config,
     /// Context of the kubeconfig, or `in-cluster`.
     pub context_name: String,
@@ -54,7 +54,7 @@ pub enum LocalError {
     #[error(
         "no cluster found: no --kubeconfig, no KUBECONFIG, no .kube/config in HOME, and this is not a pod; set --kubeconfig"
     )]
-    Nowhere(#[source] InClusterError),
+    NotFound(#[source] InClusterError),
 }
 
 /// Why a kubeconfig is not usable.
@@ -88,7 +88,7 @@ pub async fn local(
     source: &LocalSource,
     context: Option<&str>,
     in_cluster: InCluster,
-) -> Result<Found, LocalError> {
+) -> Result<ClusterConfig, LocalError> {
     let paths = match &source.flag {
         Some(path) => vec![path.clone()],
         None => source.kubeconfig_variable.clone(),
@@ -104,7 +104,7 @@ pub async fn local(
                     "the context is not used: the in-cluster configuration has none"
                 );
             }
-            return Ok(Found {
+            return Ok(ClusterConfig {
                 config,
                 context_name: IN_CLUSTER.to_owned(),
             });
@@ -113,33 +113,33 @@ pub async fn local(
     };
     match &source.user_file {
         Some(path) if path.is_file() => from_files(std::slice::from_ref(path), context).await,
-        _ => Err(LocalError::Nowhere(not_in_cluster)),
+        _ => Err(LocalError::NotFound(not_in_cluster)),
     }
 }
 
 /// Merges the files as kubectl does: skips missing files if there are several.
-async fn from_files(paths: &[PathBuf], context: Option<&str>) -> Result<Found, LocalError> {
+async fn from_files(paths: &[PathBuf], context: Option<&str>) -> Result<ClusterConfig, LocalError> {
     let mut merged: Option<(&Path, Kubeconfig)> = None;
     for path in paths {
         let wrap = |source| LocalError::File {
             path: path.clone(),
             source,
         };
-        let next = match read_kubeconfig(path) {
+        let kubeconfig = match read_kubeconfig(path) {
             Err(ConfigError::Read(error))
                 if error.kind() == std::io::ErrorKind::NotFound && paths.len() > 1 =>
             {
                 continue;
             }
-            read => read.map_err(wrap)?,
+            result => result.map_err(wrap)?,
         };
         merged = Some(match merged {
-            None => (path, next),
-            Some((first, so_far)) => {
-                let both = so_far
-                    .merge(next)
+            None => (path, kubeconfig),
+            Some((first, earlier)) => {
+                let result = earlier
+                    .merge(kubeconfig)
                     .map_err(|error| wrap(ConfigError::Unusable(error)))?;
-                (first, both)
+                (first, result)
             }
         });
     }
@@ -160,12 +160,12 @@ async fn from_files(paths: &[PathBuf], context: Option<&str>) -> Result<Found, L
 pub fn read_kubeconfig(path: &Path) -> Result<Kubeconfig, ConfigError> {
     Kubeconfig::read_from(path).map_err(|error| match error {
         KubeconfigError::ReadConfig(source, _) => ConfigError::Read(source),
-        other => without_content(other),
+        other => redacted(other),
     })
 }
 
 /// Converts an error. kube's own text of a YAML error quotes the surrounding lines.
-pub fn without_content(error: KubeconfigError) -> ConfigError {
+pub fn redacted(error: KubeconfigError) -> ConfigError {
     match error {
         KubeconfigError::Parse(error) => ConfigError::Yaml {
             line: error.location().map_or(0, |location| location.line()),
@@ -178,7 +178,7 @@ pub fn without_content(error: KubeconfigError) -> ConfigError {
 pub async fn from_kubeconfig(
     kubeconfig: Kubeconfig,
     context: Option<&str>,
-) -> Result<Found, ConfigError> {
+) -> Result<ClusterConfig, ConfigError> {
     let context_name = match (context, &kubeconfig.current_context) {
         (Some(context), _) => context.to_owned(),
         (None, Some(current)) if !current.is_empty() => current.clone(),
@@ -206,8 +206,8 @@ pub async fn from_kubeconfig(
         let cluster = context.cluster.clone();
         return unusable(KubeconfigError::LoadClusterOfContext(cluster));
     };
-    let config = assembled(&kubeconfig, context, cluster)?;
-    Ok(Found {
+    let config = build_config(&kubeconfig, context, cluster)?;
+    Ok(ClusterConfig {
         config,
         context_name,
     })
@@ -215,7 +215,7 @@ pub async fn from_kubeconfig(
 
 /// Builds the configuration as kube does, but ignores the environment. The kube crate also applies
 /// HTTPS_PROXY, which is intended for chart repositories, and fails on an invalid NO_PROXY.
-fn assembled(
+fn build_config(
     kubeconfig: &Kubeconfig,
     context: &Context,
     cluster: &Cluster,
@@ -226,9 +226,9 @@ fn assembled(
         .parse()
         .map_err(|error| ConfigError::Unusable(KubeconfigError::ParseClusterUrl(error)))?;
     // The conversion reads the file of the certificate authority, if any.
-    let shown = ExecAuthCluster::try_from(cluster).map_err(ConfigError::Unusable)?;
+    let exec_cluster = ExecAuthCluster::try_from(cluster).map_err(ConfigError::Unusable)?;
     let mut config = Config::new(url);
-    config.root_cert = match &shown.certificate_authority_data {
+    config.root_cert = match &exec_cluster.certificate_authority_data {
         None => None,
         Some(pem) => Some(certificates(pem)?),
     };
@@ -250,7 +250,7 @@ fn assembled(
     if let Some(exec) = &mut config.auth_info.exec
         && exec.provide_cluster_info
     {
-        exec.cluster = Some(shown);
+        exec.cluster = Some(exec_cluster);
     }
     config.connect_timeout = Some(CONNECT_TIMEOUT);
     config.read_timeout = None;
@@ -289,7 +289,7 @@ mod tests {
 
     use super::*;
 
-    async fn through(proxy: &str) -> Config {
+    async fn config_with_proxy(proxy: &str) -> Config {
         let kubeconfig = json!({
             "clusters": [{
                 "name": "c",
@@ -304,21 +304,26 @@ mod tests {
     }
 
     /// Returns the first bytes that a client sends to a proxy of this scheme. The proxy answers the first
-    /// `greeting` bytes with `answer`.
-    async fn sent_to(scheme: &str, greeting: usize, answer: &[u8], more: usize) -> Vec<u8> {
+    /// `greeting` bytes with `response`.
+    async fn bytes_sent_to(
+        scheme: &str,
+        greeting: usize,
+        response: &[u8],
+        rest_length: usize,
+    ) -> Vec<u8> {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let proxy = format!("{scheme}://{}", listener.local_addr().unwrap());
-        let client = super::super::client_named(through(&proxy).await, "test/1").unwrap();
-        let asking = tokio::spawn(async move { client.apiserver_version().await.map(drop) });
+        let client = super::super::new_client(config_with_proxy(&proxy).await, "test/1").unwrap();
+        let request = tokio::spawn(async move { client.apiserver_version().await.map(drop) });
         let (mut socket, _) = listener.accept().await.unwrap();
         let mut sent = vec![0; greeting];
         socket.read_exact(&mut sent).await.unwrap();
-        socket.write_all(answer).await.unwrap();
-        let mut rest = vec![0; more];
+        socket.write_all(response).await.unwrap();
+        let mut rest = vec![0; rest_length];
         socket.read_exact(&mut rest).await.unwrap();
         sent.extend(rest);
         drop(socket);
-        asking.await.unwrap().unwrap_err();
+        request.await.unwrap().unwrap_err();
         sent
     }
 
@@ -326,8 +331,8 @@ mod tests {
     async fn http_proxy_receives_host_name_but_no_request() {
         let connect = "CONNECT edge.invalid:6443 HTTP/1.1\r\n";
         let host = "Host: edge.invalid:6443\r\n\r\n";
-        let answer = b"HTTP/1.1 200 OK\r\n\r\n";
-        let sent = sent_to("http", connect.len() + host.len(), answer, 1).await;
+        let response = b"HTTP/1.1 200 OK\r\n\r\n";
+        let sent = bytes_sent_to("http", connect.len() + host.len(), response, 1).await;
         let (handshake, head) = sent.split_last().unwrap();
         assert_eq!(
             std::str::from_utf8(head).unwrap(),
@@ -339,7 +344,7 @@ mod tests {
     #[tokio::test]
     async fn a_socks_proxy_is_spoken_to_as_such() {
         let name = b"edge.invalid";
-        let sent = sent_to("socks5", 3, &[5, 0], 5 + name.len() + 2).await;
+        let sent = bytes_sent_to("socks5", 3, &[5, 0], 5 + name.len() + 2).await;
         assert_eq!(sent[..3], [5, 1, 0]);
         assert_eq!(sent[3..7], [5, 1, 0, 3]);
         assert_eq!(sent[8..8 + name.len()], *name);
@@ -366,8 +371,8 @@ mod tests {
 
     #[test]
     fn an_authority_must_hold_a_certificate() {
-        let open = "-----BEGIN CERTIFICATE-----\nAAAA\n";
-        for pem in ["", "hello", open] {
+        let unterminated = "-----BEGIN CERTIFICATE-----\nAAAA\n";
+        for pem in ["", "hello", unterminated] {
             assert!(matches!(
                 certificates(pem.as_bytes()),
                 Err(ConfigError::Authority)

@@ -36,7 +36,7 @@ impl ServiceAccount {
 
 /// Returns the configuration for the same cluster that acts as `account` with Krypton's credential. Returns `None`
 /// without an account.
-pub fn acting_as(config: &Config, account: Option<&ServiceAccount>) -> Option<Config> {
+pub fn impersonating_config(config: &Config, account: Option<&ServiceAccount>) -> Option<Config> {
     let mut config = config.clone();
     impersonate(&mut config.auth_info, account?);
     Some(config)
@@ -54,25 +54,26 @@ pub(super) fn impersonate(user: &mut AuthInfo, account: &ServiceAccount) {
 pub fn client_as(client: &Client, user: &str) -> Result<Client, InvalidHeaderValue> {
     let user = HeaderValue::from_str(user)?;
     let client = client.clone();
-    let sending = move |mut request: Request<Body>| {
+    let send = move |mut request: Request<Body>| {
         let headers = request.headers_mut();
         headers.insert("impersonate-user", user.clone());
         let client = client.clone();
         async move { client.send(request).await }
     };
-    Ok(Client::new(tower::service_fn(sending), "default"))
+    Ok(Client::new(tower::service_fn(send), "default"))
 }
 
 /// Writes a copy of a kubeconfig from [`super::kubeconfig_yaml`] for another user. The copy is in the same folder as
 /// `file`.
 pub fn kubeconfig_as(file: &Path, user: &str) -> io::Result<TempPath> {
     let mut kubeconfig: Value = serde_json::from_slice(&std::fs::read(file)?)?;
-    let own = kubeconfig.pointer_mut("/users/0/user");
-    let own = own.and_then(Value::as_object_mut);
-    let own = own.ok_or_else(|| io::Error::other("the kubeconfig of helm has no user"))?;
-    own.insert("as".to_owned(), Value::String(user.to_owned()));
-    for more in ["as-uid", "as-groups", "as-user-extra"] {
-        own.remove(more);
+    let user_entry = kubeconfig.pointer_mut("/users/0/user");
+    let user_entry = user_entry.and_then(Value::as_object_mut);
+    let user_entry =
+        user_entry.ok_or_else(|| io::Error::other("the kubeconfig of helm has no user"))?;
+    user_entry.insert("as".to_owned(), Value::String(user.to_owned()));
+    for key in ["as-uid", "as-groups", "as-user-extra"] {
+        user_entry.remove(key);
     }
     let folder = file.parent().unwrap_or(Path::new("."));
     super::write_kubeconfig(folder, &kubeconfig.to_string())
@@ -111,19 +112,19 @@ mod tests {
 
     #[tokio::test]
     async fn client_sends_everything_as_the_other_user() {
-        let (heard, mut hears) = tokio::sync::mpsc::channel(1);
-        let answer = move |request: Request<Body>| {
+        let (user_tx, mut user_rx) = tokio::sync::mpsc::channel(1);
+        let respond = move |request: Request<Body>| {
             let user = request.headers().get("impersonate-user").cloned();
-            let heard = heard.clone();
+            let user_tx = user_tx.clone();
             async move {
-                heard.send(user).await.unwrap();
+                user_tx.send(user).await.unwrap();
                 Ok::<_, Infallible>(http::Response::new(Body::empty()))
             }
         };
-        let client = Client::new(tower::service_fn(answer), "default");
+        let client = Client::new(tower::service_fn(respond), "default");
         let other = client_as(&client, "system:serviceaccount:team-a:own").unwrap();
         other.send(Request::new(Body::empty())).await.unwrap();
-        let user = hears.recv().await.flatten().unwrap();
+        let user = user_rx.recv().await.flatten().unwrap();
         assert_eq!(user, "system:serviceaccount:team-a:own");
         assert!(client_as(&client, "a\nb").is_err());
     }

@@ -16,7 +16,7 @@ use crate::access::watch_requests::is_watch;
 
 /// Replaces the access of a client. Clones share their state.
 #[derive(Clone)]
-pub struct Swap {
+pub struct SwappableClient {
     current: Arc<ArcSwap<Access>>,
 }
 
@@ -25,13 +25,13 @@ struct Access {
     replaced: CancellationToken,
 }
 
-impl std::fmt::Debug for Swap {
+impl std::fmt::Debug for SwappableClient {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Swap").finish_non_exhaustive()
     }
 }
 
-impl Swap {
+impl SwappableClient {
     /// Starts with the access of `client`.
     pub fn new(client: Client) -> Self {
         let access = Access {
@@ -123,9 +123,9 @@ mod tests {
     use super::*;
 
     /// Responds with empty lists and silent watches, and sends its name for each request.
-    fn answering(name: &'static str, asked: mpsc::Sender<&'static str>) -> Client {
+    fn named_client(name: &'static str, requests: mpsc::Sender<&'static str>) -> Client {
         let service = service_fn(move |request: Request<Body>| {
-            asked.try_send(name).unwrap();
+            requests.try_send(name).unwrap();
             let watch = is_watch(request.uri());
             async move {
                 let endless = futures::stream::pending::<Result<Bytes, BoxError>>();
@@ -141,24 +141,24 @@ mod tests {
 
     #[tokio::test]
     async fn requests_follow_the_replaced_access() {
-        let (tell, mut asked) = mpsc::channel(8);
-        let swap = Swap::new(answering("old", tell.clone()));
+        let (request_tx, mut requests) = mpsc::channel(8);
+        let swap = SwappableClient::new(named_client("old", request_tx.clone()));
         let maps: Api<ConfigMap> = Api::default_namespaced(swap.client());
         maps.list(&ListParams::default()).await.unwrap();
-        assert_eq!(asked.recv().await, Some("old"));
-        swap.replace(&Swap::new(answering("new", tell)));
+        assert_eq!(requests.recv().await, Some("old"));
+        swap.replace(&SwappableClient::new(named_client("new", request_tx)));
         maps.list(&ListParams::default()).await.unwrap();
-        assert_eq!(asked.recv().await, Some("new"));
+        assert_eq!(requests.recv().await, Some("new"));
     }
 
     #[tokio::test]
     async fn watches_end_when_the_access_is_replaced() {
-        let (tell, _asked) = mpsc::channel(8);
-        let swap = Swap::new(answering("old", tell.clone()));
+        let (request_tx, _requests) = mpsc::channel(8);
+        let swap = SwappableClient::new(named_client("old", request_tx.clone()));
         let maps: Api<ConfigMap> = Api::default_namespaced(swap.client());
         let watch = maps.watch(&WatchParams::default(), "1").await.unwrap();
-        swap.replace(&Swap::new(answering("new", tell)));
-        let told = watch.collect::<Vec<_>>().await;
-        assert!(told.is_empty());
+        swap.replace(&SwappableClient::new(named_client("new", request_tx)));
+        let events = watch.collect::<Vec<_>>().await;
+        assert!(events.is_empty());
     }
 }

@@ -22,39 +22,39 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use tower::{BoxError, Layer, Service};
 
 /// Minimum time between the starts of two watches on the same resource.
-const LEAST: Duration = Duration::from_millis(500);
+const START_INTERVAL: Duration = Duration::from_millis(500);
 
 /// A server starts to answer a watch within this time, even if it has no event. An API server needs milliseconds.
-const STARTS_WITHIN: Duration = Duration::from_secs(30);
+const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// A server may end a watch this much before its timeout, because clocks differ in speed.
-const TOLERANCE: Duration = Duration::from_secs(1);
+const CLOCK_TOLERANCE: Duration = Duration::from_secs(1);
 
 /// Time of the next allowed start, by resource.
-type Next = Arc<Mutex<BTreeMap<String, Instant>>>;
+type NextStarts = Arc<Mutex<BTreeMap<String, Instant>>>;
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct WatchLayer {
-    next: Next,
+    next_starts: NextStarts,
 }
 
 impl<S> Layer<S> for WatchLayer {
-    type Service = Watches<S>;
+    type Service = WatchService<S>;
 
-    fn layer(&self, inner: S) -> Watches<S> {
-        Watches {
+    fn layer(&self, inner: S) -> WatchService<S> {
+        WatchService {
             inner,
-            next: Arc::clone(&self.next),
+            next_starts: Arc::clone(&self.next_starts),
         }
     }
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Watches<S> {
+pub(super) struct WatchService<S> {
     inner: S,
-    next: Next,
+    next_starts: NextStarts,
 }
 
-impl<S, A, B> Service<Request<A>> for Watches<S>
+impl<S, A, B> Service<Request<A>> for WatchService<S>
 where
     S: Service<Request<A>, Response = Response<B>>,
     S::Error: Into<BoxError>,
@@ -69,43 +69,51 @@ where
     }
 
     fn call(&mut self, request: Request<A>) -> Self::Future {
-        let start = watched(request.uri()).map(|what| self.turn(what));
+        let start = watch_key(request.uri()).map(|key| self.reserve_start(key));
         let timeout = timeout(request.uri());
         // The future does nothing before its first poll.
-        let answer = self.inner.call(request);
+        let response_future = self.inner.call(request);
         Box::pin(async move {
             let Some(start) = start else {
-                let until = None;
-                let response = answer.await.map_err(Into::into)?;
-                return Ok(response.map(|inner| WatchBody { inner, until }));
+                let earliest_end = None;
+                let response = response_future.await.map_err(Into::into)?;
+                return Ok(response.map(|inner| WatchBody {
+                    inner,
+                    earliest_end,
+                }));
             };
             sleep_until(start).await;
-            let begun = Instant::now();
-            let headed = timeout_at(begun + STARTS_WITHIN, answer).await;
-            let response = headed.map_err(|_| NotStarted)?.map_err(Into::into)?;
-            let watches = response.status().is_success();
-            let until = timeout.filter(|_| watches).map(|timeout| begun + timeout);
-            Ok(response.map(|inner| WatchBody { inner, until }))
+            let started = Instant::now();
+            let head = timeout_at(started + START_TIMEOUT, response_future).await;
+            let response = head.map_err(|_| WatchNotStarted)?.map_err(Into::into)?;
+            let is_watching = response.status().is_success();
+            let earliest_end = timeout
+                .filter(|_| is_watching)
+                .map(|timeout| started + timeout);
+            Ok(response.map(|inner| WatchBody {
+                inner,
+                earliest_end,
+            }))
         })
     }
 }
 
 /// The response to a watch did not start.
 #[derive(Clone, Copy, Debug, Error)]
-#[error("the API server did not start the watch within {} s", STARTS_WITHIN.as_secs())]
-struct NotStarted;
+#[error("the API server did not start the watch within {} s", START_TIMEOUT.as_secs())]
+struct WatchNotStarted;
 
 /// The connection of a watch ended before the timeout of the watch.
 #[derive(Clone, Copy, Debug, Error)]
 #[error("the API server or the network ended the watch before its timeout")]
-struct EndedEarly;
+struct WatchEndedEarly;
 
 /// A body that fails if it ends too early.
 #[derive(Debug)]
 pub(super) struct WatchBody<B> {
     inner: B,
     /// Earliest regular end. `None` if any end is regular.
-    until: Option<Instant>,
+    earliest_end: Option<Instant>,
 }
 
 impl<B> Body for WatchBody<B>
@@ -120,16 +128,16 @@ where
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<B::Data>, BoxError>>> {
-        let next = ready!(Pin::new(&mut self.inner).poll_frame(cx));
-        let early = self
-            .until
-            .is_some_and(|until| Instant::now() + TOLERANCE < until);
-        Poll::Ready(match next {
+        let frame = ready!(Pin::new(&mut self.inner).poll_frame(cx));
+        let is_early = self
+            .earliest_end
+            .is_some_and(|earliest_end| Instant::now() + CLOCK_TOLERANCE < earliest_end);
+        Poll::Ready(match frame {
             Some(Ok(frame)) => Some(Ok(frame)),
             // Without the cause, which kube may take for a regular end.
-            _ if early => {
-                self.until = None;
-                Some(Err(EndedEarly.into()))
+            _ if is_early => {
+                self.earliest_end = None;
+                Some(Err(WatchEndedEarly.into()))
             }
             Some(Err(error)) => Some(Err(error.into())),
             None => None,
@@ -141,13 +149,16 @@ where
     }
 }
 
-impl<S> Watches<S> {
-    fn turn(&self, what: String) -> Instant {
+impl<S> WatchService<S> {
+    fn reserve_start(&self, key: String) -> Instant {
         let now = Instant::now();
-        let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
-        next.retain(|_, at| *at > now);
-        let at = next.get(&what).copied().unwrap_or(now);
-        next.insert(what, at + LEAST);
+        let mut next_starts = self
+            .next_starts
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        next_starts.retain(|_, at| *at > now);
+        let at = next_starts.get(&key).copied().unwrap_or(now);
+        next_starts.insert(key, at + START_INTERVAL);
         at
     }
 }
@@ -166,12 +177,12 @@ fn timeout(uri: &Uri) -> Option<Duration> {
 }
 
 /// Returns the resource and the selectors of a watch, without its `resourceVersion`.
-fn watched(uri: &Uri) -> Option<String> {
+fn watch_key(uri: &Uri) -> Option<String> {
     let query = uri.query()?;
     let mut parts: Vec<&str> = query.split('&').collect();
-    let before = parts.len();
+    let count = parts.len();
     parts.retain(|part| *part != "watch=true");
-    if parts.len() == before {
+    if parts.len() == count {
         return None;
     }
     parts.retain(|part| part.contains("Selector="));
@@ -192,16 +203,16 @@ mod tests {
     #[test]
     fn kind_and_selectors_identify_a_watch() {
         let tenants = "/apis/mesh.openkcm.io/v1alpha1/tenants";
-        let first = watched(&uri(&format!("{tenants}?watch=true&resourceVersion=1")));
-        let next = watched(&uri(&format!("{tenants}?watch=true&resourceVersion=2")));
+        let first = watch_key(&uri(&format!("{tenants}?watch=true&resourceVersion=1")));
+        let next = watch_key(&uri(&format!("{tenants}?watch=true&resourceVersion=2")));
         assert!(first.is_some() && first == next);
-        let some = watched(&uri("/api/v1/secrets?&watch=true&labelSelector=a%3Db"));
-        assert_ne!(some, watched(&uri("/api/v1/secrets?&watch=true")));
-        assert_eq!(watched(&uri("/api/v1/secrets?limit=50")), None);
-        assert_eq!(watched(&uri("/api/v1/secrets")), None);
+        let some = watch_key(&uri("/api/v1/secrets?&watch=true&labelSelector=a%3Db"));
+        assert_ne!(some, watch_key(&uri("/api/v1/secrets?&watch=true")));
+        assert_eq!(watch_key(&uri("/api/v1/secrets?limit=50")), None);
+        assert_eq!(watch_key(&uri("/api/v1/secrets")), None);
     }
 
-    fn ask(uri: &str) -> Request<()> {
+    fn request(uri: &str) -> Request<()> {
         Request::builder().uri(uri).body(()).unwrap()
     }
 
@@ -210,27 +221,36 @@ mod tests {
         let service = tower::service_fn(|_: Request<()>| async {
             Ok::<_, std::io::Error>(Response::new(axum::body::Body::empty()))
         });
-        let mut paced = WatchLayer::default().layer(service);
-        let begun = Instant::now();
+        let mut service = WatchLayer::default().layer(service);
+        let started = Instant::now();
         for number in 0..5 {
-            paced.call(ask("/api/v1/secrets?watch=true")).await.unwrap();
-            assert_eq!(begun.elapsed(), LEAST * number);
-            paced.call(ask("/api/v1/secrets?limit=50")).await.unwrap();
-            assert_eq!(begun.elapsed(), LEAST * number);
+            service
+                .call(request("/api/v1/secrets?watch=true"))
+                .await
+                .unwrap();
+            assert_eq!(started.elapsed(), START_INTERVAL * number);
+            service
+                .call(request("/api/v1/secrets?limit=50"))
+                .await
+                .unwrap();
+            assert_eq!(started.elapsed(), START_INTERVAL * number);
         }
         // A long watch is followed immediately.
         tokio::time::advance(Duration::from_secs(290)).await;
         let again = Instant::now();
-        paced.call(ask("/api/v1/secrets?watch=true")).await.unwrap();
+        service
+            .call(request("/api/v1/secrets?watch=true"))
+            .await
+            .unwrap();
         assert_eq!(again.elapsed(), Duration::ZERO);
     }
 
     /// Returns whether a body that sends one line and then ends `after` this time fails.
-    async fn fails(uri: &str, after: Duration, end: Option<std::io::Error>) -> bool {
-        fails_with(StatusCode::OK, uri, after, end).await
+    async fn body_fails(uri: &str, after: Duration, end: Option<std::io::Error>) -> bool {
+        body_fails_with(StatusCode::OK, uri, after, end).await
     }
 
-    async fn fails_with(
+    async fn body_fails_with(
         status: StatusCode,
         uri: &str,
         after: Duration,
@@ -249,7 +269,10 @@ mod tests {
             let response = response.lock().unwrap().take();
             async { response.ok_or("called twice") }
         });
-        let response = WatchLayer::default().layer(service).call(ask(uri)).await;
+        let response = WatchLayer::default()
+            .layer(service)
+            .call(request(uri))
+            .await;
         let body = axum::body::Body::new(response.unwrap().into_body());
         axum::body::to_bytes(body, 100).await.is_err()
     }
@@ -260,10 +283,10 @@ mod tests {
             std::future::pending::<Result<Response<axum::body::Body>, std::io::Error>>()
         });
         let mut silent = WatchLayer::default().layer(service);
-        let watch = silent.call(ask("/api/v1/secrets?watch=true")).await;
-        assert!(watch.is_err_and(|error| error.is::<NotStarted>()));
-        let list = silent.call(ask("/api/v1/secrets?limit=50"));
-        assert!(tokio::time::timeout(STARTS_WITHIN * 2, list).await.is_err());
+        let watch = silent.call(request("/api/v1/secrets?watch=true")).await;
+        assert!(watch.is_err_and(|error| error.is::<WatchNotStarted>()));
+        let list = silent.call(request("/api/v1/secrets?limit=50"));
+        assert!(tokio::time::timeout(START_TIMEOUT * 2, list).await.is_err());
     }
 
     #[tokio::test(start_paused = true)]
@@ -271,12 +294,12 @@ mod tests {
         let eof = || Some(std::io::Error::from(std::io::ErrorKind::UnexpectedEof));
         let watch = "/api/v1/secrets?watch=true&timeoutSeconds=290";
         let (early, late) = (Duration::from_secs(288), Duration::from_secs(290));
-        assert!(fails(watch, early, None).await);
-        assert!(fails(watch, early, eof()).await);
-        assert!(fails(watch, late, eof()).await);
-        assert!(!fails(watch, late, None).await);
-        assert!(!fails("/api/v1/secrets?watch=true", early, None).await);
-        assert!(!fails_with(StatusCode::GONE, watch, early, None).await);
-        assert!(!fails("/api/v1/secrets?timeoutSeconds=290", early, None).await);
+        assert!(body_fails(watch, early, None).await);
+        assert!(body_fails(watch, early, eof()).await);
+        assert!(body_fails(watch, late, eof()).await);
+        assert!(!body_fails(watch, late, None).await);
+        assert!(!body_fails("/api/v1/secrets?watch=true", early, None).await);
+        assert!(!body_fails_with(StatusCode::GONE, watch, early, None).await);
+        assert!(!body_fails("/api/v1/secrets?timeoutSeconds=290", early, None).await);
     }
 }

@@ -15,30 +15,30 @@ pub struct BindAddress {
 /// The text is not a listen address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a listen address like :8080 or 127.0.0.1:8080")]
-pub struct NotABindAddress;
+pub struct InvalidBindAddress;
 
 impl FromStr for BindAddress {
-    type Err = NotABindAddress;
+    type Err = InvalidBindAddress;
 
-    fn from_str(text: &str) -> Result<Self, NotABindAddress> {
-        let (host, port) = text.rsplit_once(':').ok_or(NotABindAddress)?;
+    fn from_str(text: &str) -> Result<Self, InvalidBindAddress> {
+        let (host, port) = text.rsplit_once(':').ok_or(InvalidBindAddress)?;
         if port.is_empty() || !port.bytes().all(|b| b.is_ascii_digit()) {
-            return Err(NotABindAddress);
+            return Err(InvalidBindAddress);
         }
-        let port = port.parse().map_err(|_| NotABindAddress)?;
+        let port = port.parse().map_err(|_| InvalidBindAddress)?;
         let host = match host.strip_prefix('[') {
             Some(bracketed) => {
-                let inner = bracketed.strip_suffix(']').ok_or(NotABindAddress)?;
+                let inner = bracketed.strip_suffix(']').ok_or(InvalidBindAddress)?;
                 inner
                     .parse::<std::net::Ipv6Addr>()
-                    .map_err(|_| NotABindAddress)?;
+                    .map_err(|_| InvalidBindAddress)?;
                 Some(inner.to_owned())
             }
             None if host.is_empty() => None,
             None => {
-                let legal = |c: char| c.is_ascii_alphanumeric() || c == '.' || c == '-';
-                if !host.chars().all(legal) {
-                    return Err(NotABindAddress);
+                let is_valid_char = |c: char| c.is_ascii_alphanumeric() || c == '.' || c == '-';
+                if !host.chars().all(is_valid_char) {
+                    return Err(InvalidBindAddress);
                 }
                 Some(host.to_owned())
             }
@@ -100,7 +100,7 @@ mod tests {
         ] {
             assert_eq!(
                 text.parse::<BindAddress>(),
-                Err(NotABindAddress),
+                Err(InvalidBindAddress),
                 "{text:?}"
             );
         }

@@ -18,85 +18,85 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 /// Limits of connections.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Bounds {
+pub(super) struct ConnectionLimits {
     /// Maximum number of open connections. A scraper and a kubelet need one or two each.
     pub(super) connections: usize,
     /// Maximum time without a read or a write.
-    pub(super) quiet: Duration,
+    pub(super) idle: Duration,
     /// Maximum lifetime of a connection.
-    pub(super) life: Duration,
+    pub(super) lifetime: Duration,
 }
 
-impl Bounds {
+impl ConnectionLimits {
     /// Limits for probes: by default, a kubelet waits one second and opens a connection for each probe.
     pub(super) const PROBES: Self = Self {
         connections: 64,
-        quiet: Duration::from_secs(3),
-        life: Duration::from_secs(5),
+        idle: Duration::from_secs(3),
+        lifetime: Duration::from_secs(5),
     };
     /// Limits for scrapers and users. A client that pauses for a minute between two requests reconnects.
     pub(super) const READERS: Self = Self {
         connections: 64,
-        quiet: Duration::from_secs(30),
-        life: Duration::from_secs(3600),
+        idle: Duration::from_secs(30),
+        lifetime: Duration::from_secs(3600),
     };
 }
 
 /// Open connections from oldest to newest: client address and cancellation token.
 type Connections = BTreeMap<u64, (IpAddr, CancellationToken)>;
-type Open = Arc<Mutex<Connections>>;
+type OpenConnections = Arc<Mutex<Connections>>;
 
-fn lock(open: &Open) -> MutexGuard<'_, Connections> {
+fn lock(open: &OpenConnections) -> MutexGuard<'_, Connections> {
     open.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns the oldest connection of the address with the most connections.
-fn one_too_many(open: &Connections) -> Option<u64> {
-    let mut of_address: BTreeMap<IpAddr, (usize, u64)> = BTreeMap::new();
+fn connection_to_evict(open: &Connections) -> Option<u64> {
+    let mut by_address: BTreeMap<IpAddr, (usize, u64)> = BTreeMap::new();
     for (number, (address, _)) in open {
-        let (count, _) = of_address.entry(*address).or_insert((0, *number));
+        let (count, _) = by_address.entry(*address).or_insert((0, *number));
         *count += 1;
     }
-    let most = of_address
+    let fullest = by_address
         .into_values()
         .max_by_key(|(count, oldest)| (*count, std::cmp::Reverse(*oldest)));
-    most.map(|(_, oldest)| oldest)
+    fullest.map(|(_, oldest)| oldest)
 }
 
 #[derive(Debug)]
 pub(super) struct BoundedListener {
     inner: TcpListener,
-    bounds: Bounds,
-    open: Open,
+    limits: ConnectionLimits,
+    open: OpenConnections,
     accepted: u64,
 }
 
 impl BoundedListener {
-    pub(super) fn new(inner: TcpListener, bounds: Bounds) -> Self {
+    pub(super) fn new(inner: TcpListener, limits: ConnectionLimits) -> Self {
         Self {
             inner,
-            bounds,
-            open: Open::default(),
+            limits,
+            open: OpenConnections::default(),
             accepted: 0,
         }
     }
 
-    fn admit(&mut self, address: IpAddr) -> (Place, CancellationToken) {
+    fn admit(&mut self, address: IpAddr) -> (ConnectionEntry, CancellationToken) {
         let mut open = lock(&self.open);
-        while open.len() >= self.bounds.connections.max(1)
-            && let Some(number) = one_too_many(&open)
+        while open.len() >= self.limits.connections.max(1)
+            && let Some(number) = connection_to_evict(&open)
             && let Some((_, oldest)) = open.remove(&number)
         {
             oldest.cancel();
         }
         self.accepted += 1;
-        let cut = CancellationToken::new();
-        open.insert(self.accepted, (address.to_canonical(), cut.clone()));
-        let place = Place {
+        let evicted = CancellationToken::new();
+        open.insert(self.accepted, (address.to_canonical(), evicted.clone()));
+        let entry = ConnectionEntry {
             number: self.accepted,
             open: Arc::clone(&self.open),
         };
-        (place, cut)
+        (entry, evicted)
     }
 }
 
@@ -108,14 +108,14 @@ impl Listener for BoundedListener {
         // Lets the accepted connections send their requests first.
         tokio::task::yield_now().await;
         let (stream, address) = Listener::accept(&mut self.inner).await;
-        let (place, cut) = self.admit(address.ip());
+        let (entry, evicted) = self.admit(address.ip());
         let stream = BoundedStream {
             stream,
-            quiet: Box::pin(tokio::time::sleep(self.bounds.quiet)),
-            quiet_limit: self.bounds.quiet,
-            end: Box::pin(tokio::time::sleep(self.bounds.life)),
-            cut: Box::pin(cut.cancelled_owned()),
-            _place: place,
+            idle: Box::pin(tokio::time::sleep(self.limits.idle)),
+            idle_limit: self.limits.idle,
+            end: Box::pin(tokio::time::sleep(self.limits.lifetime)),
+            evicted: Box::pin(evicted.cancelled_owned()),
+            _entry: entry,
         };
         (stream, address)
     }
@@ -127,12 +127,12 @@ impl Listener for BoundedListener {
 
 /// Entry of an open connection. Dropping it removes the entry.
 #[derive(Debug)]
-struct Place {
+struct ConnectionEntry {
     number: u64,
-    open: Open,
+    open: OpenConnections,
 }
 
-impl Drop for Place {
+impl Drop for ConnectionEntry {
     fn drop(&mut self) {
         lock(&self.open).remove(&self.number);
     }
@@ -141,32 +141,32 @@ impl Drop for Place {
 /// A connection that fails when it is idle or too old, or when a new connection needs its place.
 pub(super) struct BoundedStream {
     stream: TcpStream,
-    quiet: Pin<Box<Sleep>>,
-    quiet_limit: Duration,
+    idle: Pin<Box<Sleep>>,
+    idle_limit: Duration,
     end: Pin<Box<Sleep>>,
-    cut: Pin<Box<WaitForCancellationFutureOwned>>,
-    _place: Place,
+    evicted: Pin<Box<WaitForCancellationFutureOwned>>,
+    _entry: ConnectionEntry,
 }
 
 impl BoundedStream {
-    fn is_over(&mut self, cx: &mut Context<'_>) -> bool {
-        self.end.as_mut().poll(cx).is_ready() || self.cut.as_mut().poll(cx).is_ready()
+    fn has_ended(&mut self, cx: &mut Context<'_>) -> bool {
+        self.end.as_mut().poll(cx).is_ready() || self.evicted.as_mut().poll(cx).is_ready()
     }
 
     /// Progress resets the idle deadline. Without progress, checks the deadline.
-    fn judge<T>(
+    fn check_idle<T>(
         &mut self,
         progress: Poll<io::Result<T>>,
         cx: &mut Context<'_>,
     ) -> Poll<io::Result<T>> {
         match progress {
             Poll::Ready(result) => {
-                let deadline = Instant::now() + self.quiet_limit;
-                self.quiet.as_mut().reset(deadline);
+                let deadline = Instant::now() + self.idle_limit;
+                self.idle.as_mut().reset(deadline);
                 Poll::Ready(result)
             }
             Poll::Pending => self
-                .quiet
+                .idle
                 .as_mut()
                 .poll(cx)
                 .map(|()| Err(io::ErrorKind::TimedOut.into())),
@@ -180,11 +180,11 @@ impl AsyncRead for BoundedStream {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.is_over(cx) {
+        if self.has_ended(cx) {
             return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
         }
         let progress = Pin::new(&mut self.stream).poll_read(cx, buf);
-        self.judge(progress, cx)
+        self.check_idle(progress, cx)
     }
 }
 
@@ -194,11 +194,11 @@ impl AsyncWrite for BoundedStream {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        if self.is_over(cx) {
+        if self.has_ended(cx) {
             return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
         }
         let progress = Pin::new(&mut self.stream).poll_write(cx, bytes);
-        self.judge(progress, cx)
+        self.check_idle(progress, cx)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -214,11 +214,11 @@ impl AsyncWrite for BoundedStream {
         cx: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        if self.is_over(cx) {
+        if self.has_ended(cx) {
             return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
         }
         let progress = Pin::new(&mut self.stream).poll_write_vectored(cx, slices);
-        self.judge(progress, cx)
+        self.check_idle(progress, cx)
     }
 
     fn is_write_vectored(&self) -> bool {

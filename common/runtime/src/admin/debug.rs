@@ -18,23 +18,23 @@ use serde::Serialize;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use super::{AdminError, BindAddress, Bounds, bind, serve};
+use super::{AdminError, BindAddress, ConnectionLimits, bind, serve};
 use crate::args::go_values::parse_duration;
 use crate::clock;
 
 /// The flag of the debug server, for messages.
 pub const DEBUG_FLAG: &str = "--debug-bind-address";
 /// Default address.
-pub const DEBUG_DEFAULT: &str = "127.0.0.1:8082";
+pub const DEFAULT_DEBUG_ADDRESS: &str = "127.0.0.1:8082";
 
 /// Default duration of a filter. The limit prevents a forgotten filter from filling the disk.
-const LASTS: Duration = Duration::from_secs(15 * 60);
-const LASTS_MAX: Duration = Duration::from_secs(24 * 3600);
+const DEFAULT_FILTER_DURATION: Duration = Duration::from_secs(15 * 60);
+const FILTER_DURATION_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// Listens on `address`. If that fails, logs an error and lets the process run without this server: a
 /// diagnostic tool must not cause an outage.
 pub async fn bind_debug(address: &BindAddress) -> Option<TcpListener> {
-    let bound = match bind(DEBUG_FLAG, address).await {
+    let listener = match bind(DEBUG_FLAG, address).await {
         Ok(listener) => listener,
         Err(error) => {
             tracing::warn!(error = %chain(&error), "no /debug is served");
@@ -42,10 +42,10 @@ pub async fn bind_debug(address: &BindAddress) -> Option<TcpListener> {
         }
     };
     // A host name may resolve to any address.
-    match bound.local_addr() {
+    match listener.local_addr() {
         Ok(at) if at.ip().is_loopback() => {
             tracing::info!(address = %at, "serving /debug");
-            Some(bound)
+            Some(listener)
         }
         _ => {
             tracing::warn!(%address, "no /debug is served: {DEBUG_FLAG} does not lead to loopback");
@@ -54,52 +54,60 @@ pub async fn bind_debug(address: &BindAddress) -> Option<TcpListener> {
     }
 }
 
-/// Serves `/debug/log` and `more` until `stop`.
+/// Serves `/debug/log` and `other_routes` until `stop`.
 ///
 /// # Errors
 /// Returns an error if the server fails.
 pub async fn serve_debug(
     listener: TcpListener,
     level: LogLevel,
-    more: Router,
+    other_routes: Router,
     stop: CancellationToken,
 ) -> Result<(), AdminError> {
-    let shown = level.clone();
-    let show = move || async move { format!("{}\n", shown.now()) };
+    let level_reader = level.clone();
+    let get_filter = move || async move { format!("{}\n", level_reader.current()) };
     let until_stop = stop.clone();
-    let set = move |RawQuery(query): RawQuery, filter: String| async move {
-        match change(&level, query.as_deref(), &filter, &until_stop) {
-            Ok(()) => (StatusCode::OK, format!("{}\n", level.now())),
-            Err(why) => (StatusCode::BAD_REQUEST, format!("{why}\n")),
+    let put_filter = move |RawQuery(query): RawQuery, filter: String| async move {
+        match change_filter(&level, query.as_deref(), &filter, &until_stop) {
+            Ok(()) => (StatusCode::OK, format!("{}\n", level.current())),
+            Err(problem) => (StatusCode::BAD_REQUEST, format!("{problem}\n")),
         }
     };
-    let router = guarded(more.route("/debug/log", get(show).put(set)));
-    serve(DEBUG_FLAG, (listener, Bounds::READERS), router, stop).await
+    let router = with_host_check(other_routes.route("/debug/log", get(get_filter).put(put_filter)));
+    serve(
+        DEBUG_FLAG,
+        (listener, ConnectionLimits::READERS),
+        router,
+        stop,
+    )
+    .await
 }
 
-fn guarded(router: Router) -> Router {
-    router.layer(from_fn(asked_here))
+fn with_host_check(router: Router) -> Router {
+    router.layer(from_fn(require_loopback_host))
 }
 
 /// Rejects DNS rebinding: a web page in the browser of a user with a forwarded port may resolve its own name
 /// to this server.
-async fn asked_here(request: Request, next: Next) -> Response {
-    let hosts = request.headers().get_all(header::HOST);
-    let in_headers = hosts.iter().map(|host| host.to_str().unwrap_or_default());
+async fn require_loopback_host(request: Request, next: Next) -> Response {
+    let host_headers = request.headers().get_all(header::HOST);
+    let in_headers = host_headers
+        .iter()
+        .map(|host| host.to_str().unwrap_or_default());
     let in_target = request.uri().authority();
-    let mut named = in_headers.chain(in_target.map(Authority::as_str));
-    let is_here = hosts.iter().count() == 1 && named.all(is_here);
-    match is_here {
+    let mut hosts_and_authority = in_headers.chain(in_target.map(Authority::as_str));
+    let is_local = host_headers.iter().count() == 1 && hosts_and_authority.all(is_loopback_host);
+    match is_local {
         true => next.run(request).await,
         false => {
-            let why = "ask by localhost or a loopback address\n";
-            (StatusCode::FORBIDDEN, why).into_response()
+            let problem = "ask by localhost or a loopback address\n";
+            (StatusCode::FORBIDDEN, problem).into_response()
         }
     }
 }
 
 /// Returns whether a `Host` header names this machine.
-fn is_here(host: &str) -> bool {
+fn is_loopback_host(host: &str) -> bool {
     let name = match host.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|digit| digit.is_ascii_digit()) => name,
         _ => host,
@@ -109,28 +117,28 @@ fn is_here(host: &str) -> bool {
 }
 
 /// Sets the filter, and restores the previous one when its duration ends.
-fn change(
+fn change_filter(
     level: &LogLevel,
     query: Option<&str>,
     filter: &str,
     stop: &CancellationToken,
 ) -> Result<(), String> {
-    let lasts = lasts(query)?;
-    let until = lasts.and_then(|lasts| clock::wall().checked_add(lasts).ok());
-    let before = level.now();
-    let setting = level
+    let duration = duration_from_query(query)?;
+    let until = duration.and_then(|duration| clock::wall().checked_add(duration).ok());
+    let previous = level.current();
+    let change = level
         .set(filter, until, |now| {
-            tracing::warn!(%before, %now, "changing the log filter by PUT /debug/log");
+            tracing::warn!(before = %previous, %now, "changing the log filter by PUT /debug/log");
         })
         .map_err(|error| error.to_string())?;
     // Log again, in case the previous filter suppressed the message.
-    tracing::warn!(%before, now = %level.now(), "changed the log filter by PUT /debug/log");
-    if let Some(lasts) = lasts {
+    tracing::warn!(before = %previous, now = %level.current(), "changed the log filter by PUT /debug/log");
+    if let Some(duration) = duration {
         let (level, stop) = (level.clone(), stop.clone());
         tokio::spawn(async move {
-            let over = stop.run_until_cancelled(tokio::time::sleep(lasts)).await;
-            if over.is_some() && level.end(setting) {
-                tracing::warn!(now = %level.now(), "restored the log filter of the start");
+            let elapsed = stop.run_until_cancelled(tokio::time::sleep(duration)).await;
+            if elapsed.is_some() && level.end(change) {
+                tracing::warn!(now = %level.current(), "restored the log filter of the start");
             }
         });
     }
@@ -138,19 +146,19 @@ fn change(
 }
 
 /// Returns the duration of a filter. `None` lasts until the restart.
-fn lasts(query: Option<&str>) -> Result<Option<Duration>, String> {
-    let mut lasts = Some(LASTS);
+fn duration_from_query(query: Option<&str>) -> Result<Option<Duration>, String> {
+    let mut duration = Some(DEFAULT_FILTER_DURATION);
     for part in query
         .unwrap_or_default()
         .split('&')
-        .filter(|it| !it.is_empty())
+        .filter(|part| !part.is_empty())
     {
         let Some(text) = part.strip_prefix("for=") else {
             return Err(format!("{part}: only for=DURATION is known"));
         };
-        lasts = filter_lasts(text)?;
+        duration = parse_filter_duration(text)?;
     }
-    Ok(lasts)
+    Ok(duration)
 }
 
 /// A response of the debug port: one line of JSON.
@@ -166,10 +174,10 @@ pub fn json(content: &impl Serialize) -> Response {
 ///
 /// # Errors
 /// Returns a sentence about the error in `text`.
-pub fn filter_lasts(text: &str) -> Result<Option<Duration>, String> {
+pub fn parse_filter_duration(text: &str) -> Result<Option<Duration>, String> {
     match parse_duration(text) {
         Some(Duration::ZERO) => Ok(None),
-        Some(given) if given <= LASTS_MAX => Ok(Some(given)),
+        Some(duration) if duration <= FILTER_DURATION_MAX => Ok(Some(duration)),
         _ => Err(format!(
             "for={text}: write it as 90s, 15m or 2h, at most 24h, or 0 for until the restart"
         )),
@@ -194,12 +202,12 @@ mod tests {
 
     #[test]
     fn only_loopback_will_do() {
-        let is = |text: &str| is_loopback(&text.parse().unwrap());
+        let is_loopback_text = |text: &str| is_loopback(&text.parse().unwrap());
         for text in ["127.0.0.1:8082", "[::1]:0", "localhost:1", "127.1.2.3:1"] {
-            assert!(is(text), "{text}");
+            assert!(is_loopback_text(text), "{text}");
         }
         for text in [":8082", "0.0.0.0:8082", "[::]:1", "10.0.0.1:1", "hub:1"] {
-            assert!(!is(text), "{text}");
+            assert!(!is_loopback_text(text), "{text}");
         }
     }
 
@@ -212,7 +220,7 @@ mod tests {
             "127.0.0.2",
             "[::1]:8082",
         ] {
-            assert!(is_here(host), "{host}");
+            assert!(is_loopback_host(host), "{host}");
         }
         for host in [
             "evil.example.org:8082",
@@ -221,28 +229,28 @@ mod tests {
             "",
             ":1",
         ] {
-            assert!(!is_here(host), "{host}");
+            assert!(!is_loopback_host(host), "{host}");
         }
     }
 
     #[test]
     fn filter_duration_has_default_and_one_day_maximum() {
         let minutes = |minutes: u64| Ok(Some(Duration::from_secs(60 * minutes)));
-        assert_eq!(lasts(None), minutes(15));
-        assert_eq!(lasts(Some("")), minutes(15));
-        assert_eq!(lasts(Some("for=2h")), minutes(120));
-        assert_eq!(lasts(Some("for=24h")), minutes(24 * 60));
-        assert_eq!(lasts(Some("for=0")), Ok(None));
+        assert_eq!(duration_from_query(None), minutes(15));
+        assert_eq!(duration_from_query(Some("")), minutes(15));
+        assert_eq!(duration_from_query(Some("for=2h")), minutes(120));
+        assert_eq!(duration_from_query(Some("for=24h")), minutes(24 * 60));
+        assert_eq!(duration_from_query(Some("for=0")), Ok(None));
         for query in ["for=24h1s", "for=", "for=-1m", "for=5", "until=5m"] {
-            assert!(lasts(Some(query)).is_err(), "{query}");
+            assert!(duration_from_query(Some(query)).is_err(), "{query}");
         }
     }
     #[tokio::test]
     async fn requests_of_foreign_hosts_are_refused() {
-        let router = guarded(Router::new().route("/debug/log", get(|| async {})));
+        let router = with_host_check(Router::new().route("/debug/log", get(|| async {})));
         let here = "http://localhost:1/debug/log";
         let elsewhere = "http://example.org/debug/log";
-        for (target, hosts, answer) in [
+        for (target, hosts, expected) in [
             ("/debug/log", vec!["localhost"], StatusCode::OK),
             (here, vec!["localhost"], StatusCode::OK),
             ("/debug/log", vec!["example.org"], StatusCode::FORBIDDEN),
@@ -265,7 +273,7 @@ mod tests {
             }
             let request = request.body(Body::empty()).unwrap();
             let response = router.clone().oneshot(request).await.unwrap();
-            assert_eq!(response.status(), answer, "{target} {hosts:?}");
+            assert_eq!(response.status(), expected, "{target} {hosts:?}");
         }
     }
 }

@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    AdminError, BindAddress, HEALTH_FLAG, METRICS_FLAG, Readiness, bind, bind_debug, logged,
+    AdminError, BindAddress, HEALTH_FLAG, METRICS_FLAG, Readiness, bind, bind_debug, run_logged,
     serve_debug, serve_health, serve_metrics,
 };
 use crate::telemetry::LogLevel;
@@ -17,7 +17,7 @@ use crate::watchdog::Watchdog;
 
 /// Bound ports; `None` is off.
 #[derive(Debug)]
-pub struct Ports {
+pub struct AdminPorts {
     health: Option<TcpListener>,
     metrics: Option<TcpListener>,
     debug: Option<TcpListener>,
@@ -25,7 +25,7 @@ pub struct Ports {
 
 /// Content of the ports.
 #[derive(Debug)]
-pub struct Served {
+pub struct AdminContent {
     pub readiness: Readiness,
     pub watchdog: Watchdog,
     pub registry: Registry,
@@ -34,7 +34,7 @@ pub struct Served {
     pub debug: Router,
 }
 
-impl Ports {
+impl AdminPorts {
     /// Binds the ports, before the program touches a cluster.
     ///
     /// # Errors
@@ -61,18 +61,18 @@ impl Ports {
     }
 
     /// Serves them until `stop`.
-    pub fn serve(self, served: Served, tasks: &mut JoinSet<()>, stop: &CancellationToken) {
+    pub fn serve(self, content: AdminContent, tasks: &mut JoinSet<()>, stop: &CancellationToken) {
         if let Some(listener) = self.health {
-            let serving = serve_health(listener, served.readiness, served.watchdog, stop.clone());
-            tasks.spawn(logged("health", serving));
+            let server = serve_health(listener, content.readiness, content.watchdog, stop.clone());
+            tasks.spawn(run_logged("health", server));
         }
         if let Some(listener) = self.metrics {
-            let serving = serve_metrics(listener, Arc::new(served.registry), stop.clone());
-            tasks.spawn(logged("metrics", serving));
+            let server = serve_metrics(listener, Arc::new(content.registry), stop.clone());
+            tasks.spawn(run_logged("metrics", server));
         }
         if let Some(listener) = self.debug {
-            let serving = serve_debug(listener, served.level, served.debug, stop.clone());
-            tasks.spawn(logged("debug", serving));
+            let server = serve_debug(listener, content.level, content.debug, stop.clone());
+            tasks.spawn(run_logged("debug", server));
         }
     }
 }

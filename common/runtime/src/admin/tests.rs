@@ -19,9 +19,9 @@ async fn request(address: SocketAddr, path: &str) -> String {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.unwrap();
-    answer
+    let mut response = String::new();
+    stream.read_to_string(&mut response).await.unwrap();
+    response
 }
 
 #[tokio::test]
@@ -39,10 +39,10 @@ async fn readyz_names_pending_guards_until_last_is_dropped() {
         stop.clone(),
     ));
 
-    let answer = request(address, "/readyz").await;
+    let response = request(address, "/readyz").await;
     assert!(
-        answer.starts_with("HTTP/1.1 503") && answer.contains("waiting for: caches, fleet"),
-        "{answer}"
+        response.starts_with("HTTP/1.1 503") && response.contains("waiting for: caches, fleet"),
+        "{response}"
     );
     assert!(
         request(address, "/healthz")
@@ -62,10 +62,10 @@ async fn readyz_names_pending_guards_until_last_is_dropped() {
             .starts_with("HTTP/1.1 200")
     );
     readiness.note("values", Some("the values are old".to_owned()));
-    let answer = request(address, "/readyz").await;
+    let response = request(address, "/readyz").await;
     assert!(
-        answer.starts_with("HTTP/1.1 200") && answer.ends_with("ok\nbut the values are old\n"),
-        "{answer}"
+        response.starts_with("HTTP/1.1 200") && response.ends_with("ok\nbut the values are old\n"),
+        "{response}"
     );
     readiness.note("values", None);
     assert!(request(address, "/readyz").await.ends_with("\r\n\r\nok\n"));
@@ -78,10 +78,10 @@ async fn readyz_names_pending_guards_until_last_is_dropped() {
 #[test]
 fn two_guards_of_one_name_are_two() {
     let readiness = Readiness::new();
-    let (one, other) = (readiness.guard("member"), readiness.guard("member"));
-    drop(one);
+    let (first, second) = (readiness.guard("member"), readiness.guard("member"));
+    drop(first);
     assert!(!readiness.is_ready());
-    drop(other);
+    drop(second);
     assert!(readiness.is_ready());
     let _again = readiness.guard("drain");
     assert_eq!(readiness.waiting_for(), ["drain"]);
@@ -98,14 +98,14 @@ async fn metrics_are_open_metrics_text() {
     let stop = CancellationToken::new();
     let server = tokio::spawn(serve_metrics(listener, Arc::new(registry), stop.clone()));
 
-    let answer = request(address, "/metrics").await;
+    let response = request(address, "/metrics").await;
     assert!(
-        answer.contains("content-type: application/openmetrics-text"),
-        "{answer}"
+        response.contains("content-type: application/openmetrics-text"),
+        "{response}"
     );
     assert!(
-        answer.contains("krypton_helm_runs_total 1") && answer.contains("# EOF"),
-        "{answer}"
+        response.contains("krypton_helm_runs_total 1") && response.contains("# EOF"),
+        "{response}"
     );
 
     stop.cancel();
@@ -144,20 +144,20 @@ async fn without_a_host_the_loopback_address_answers() {
         Watchdog::default(),
         stop.clone(),
     ));
-    let answer = request(SocketAddr::from((Ipv4Addr::LOCALHOST, port)), "/healthz").await;
-    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    let response = request(SocketAddr::from((Ipv4Addr::LOCALHOST, port)), "/healthz").await;
+    assert!(response.starts_with("HTTP/1.1 200"), "{response}");
     stop.cancel();
     server.await.unwrap().unwrap();
 }
 
 /// Timeout for slow machines. It ends a test that hangs.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 const NEVER: Duration = Duration::from_secs(24 * 60 * 60);
 
-async fn serve_within(bounds: Bounds) -> (SocketAddr, CancellationToken) {
+async fn serve_within(limits: ConnectionLimits) -> (SocketAddr, CancellationToken) {
     let listener = loopback().await;
     let address = listener.local_addr().unwrap();
-    let bounded = BoundedListener::new(listener, bounds);
+    let bounded = BoundedListener::new(listener, limits);
     let router = Router::new().route("/healthz", get(|| async { "ok\n" }));
     let stop = CancellationToken::new();
     let server =
@@ -170,50 +170,50 @@ async fn serve_within(bounds: Bounds) -> (SocketAddr, CancellationToken) {
 async fn until_closed(mut stream: TcpStream) -> Vec<u8> {
     let mut rest = Vec::new();
     let reading = stream.read_to_end(&mut rest);
-    let read = tokio::time::timeout(PATIENCE, reading).await;
+    let read = tokio::time::timeout(TIMEOUT, reading).await;
     drop(read.expect("the server closes the connection"));
     rest
 }
 
 #[tokio::test]
 async fn quiet_connection_is_closed() {
-    let bounds = Bounds {
-        quiet: Duration::from_millis(50),
-        life: NEVER,
-        ..Bounds::PROBES
+    let limits = ConnectionLimits {
+        idle: Duration::from_millis(50),
+        lifetime: NEVER,
+        ..ConnectionLimits::PROBES
     };
-    let (address, _stop) = serve_within(bounds).await;
-    let quiet = TcpStream::connect(address).await.unwrap();
-    assert_eq!(until_closed(quiet).await, b"");
+    let (address, _stop) = serve_within(limits).await;
+    let idle = TcpStream::connect(address).await.unwrap();
+    assert_eq!(until_closed(idle).await, b"");
 }
 
 #[tokio::test]
 async fn connection_that_trickles_is_closed() {
-    let bounds = Bounds {
-        quiet: NEVER,
-        life: Duration::from_millis(50),
-        ..Bounds::PROBES
+    let limits = ConnectionLimits {
+        idle: NEVER,
+        lifetime: Duration::from_millis(50),
+        ..ConnectionLimits::PROBES
     };
-    let (address, _stop) = serve_within(bounds).await;
+    let (address, _stop) = serve_within(limits).await;
     let (reader, mut writer) = TcpStream::connect(address).await.unwrap().into_split();
     let trickling = tokio::spawn(async move {
         while writer.write_all(b"G").await.is_ok() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     });
-    let ended = tokio::time::timeout(PATIENCE, trickling).await;
-    ended.expect("the server closes the connection").unwrap();
+    let result = tokio::time::timeout(TIMEOUT, trickling).await;
+    result.expect("the server closes the connection").unwrap();
     drop(reader);
 }
 
 #[tokio::test]
 async fn probes_succeed_despite_held_connections() {
-    let bounds = Bounds {
+    let limits = ConnectionLimits {
         connections: 4,
-        quiet: NEVER,
-        life: NEVER,
+        idle: NEVER,
+        lifetime: NEVER,
     };
-    let (address, _stop) = serve_within(bounds).await;
+    let (address, _stop) = serve_within(limits).await;
     let mut held = Vec::new();
     for _ in 0..8 {
         let mut stream = TcpStream::connect(address).await.unwrap();
@@ -223,9 +223,9 @@ async fn probes_succeed_despite_held_connections() {
             .unwrap();
         held.push(stream);
     }
-    let answer = tokio::time::timeout(PATIENCE, request(address, "/healthz")).await;
-    let answer = answer.expect("a probe is answered beside held connections");
-    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    let response = tokio::time::timeout(TIMEOUT, request(address, "/healthz")).await;
+    let response = response.expect("a probe is answered beside held connections");
+    assert!(response.starts_with("HTTP/1.1 200"), "{response}");
     // The server has closed the oldest connection for a new one.
     assert_eq!(until_closed(held.remove(0)).await, b"");
 }
@@ -244,12 +244,12 @@ async fn reconnect(address: SocketAddr) {
 
 #[tokio::test]
 async fn probes_succeed_despite_reconnecting_clients() {
-    let bounds = Bounds {
+    let limits = ConnectionLimits {
         connections: 4,
-        quiet: NEVER,
-        life: NEVER,
+        idle: NEVER,
+        lifetime: NEVER,
     };
-    let (address, _stop) = serve_within(bounds).await;
+    let (address, _stop) = serve_within(limits).await;
     let mut clients = JoinSet::new();
     for _ in 0..32 {
         clients.spawn(reconnect(address));
@@ -260,10 +260,10 @@ async fn probes_succeed_despite_reconnecting_clients() {
         for _ in 0..20 {
             tokio::task::yield_now().await;
         }
-        let asked = probe.write_all(b"GET /healthz HTTP/1.0\r\n\r\n").await;
-        assert!(asked.is_ok(), "cut off before it asked");
-        let answer = String::from_utf8(until_closed(probe).await).unwrap();
-        assert!(answer.starts_with("HTTP/1.0 200"), "{answer:?}");
+        let sent = probe.write_all(b"GET /healthz HTTP/1.0\r\n\r\n").await;
+        assert!(sent.is_ok(), "cut off before it asked");
+        let response = String::from_utf8(until_closed(probe).await).unwrap();
+        assert!(response.starts_with("HTTP/1.0 200"), "{response:?}");
     }
 }
 
@@ -276,10 +276,10 @@ async fn probe_connection_serves_one_request() {
     let server = serve_health(listener, readiness, Watchdog::default(), stop.clone());
     let server = tokio::spawn(server);
     let mut stream = TcpStream::connect(address).await.unwrap();
-    let one = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n";
-    stream.write_all(&one.repeat(2)).await.unwrap();
-    let answers = String::from_utf8(until_closed(stream).await).unwrap();
-    assert_eq!(answers.matches("HTTP/1.1 200").count(), 1, "{answers}");
+    let request = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n";
+    stream.write_all(&request.repeat(2)).await.unwrap();
+    let responses = String::from_utf8(until_closed(stream).await).unwrap();
+    assert_eq!(responses.matches("HTTP/1.1 200").count(), 1, "{responses}");
     stop.cancel();
     server.await.unwrap().unwrap();
 }

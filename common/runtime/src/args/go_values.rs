@@ -5,7 +5,7 @@ use std::time::Duration;
 const NANOS_PER_SECOND: f64 = 1e9;
 
 /// The longest duration of Go: some 292 years.
-const LONGEST: Duration = Duration::from_nanos(i64::MAX.unsigned_abs());
+const GO_DURATION_MAX: Duration = Duration::from_nanos(i64::MAX.unsigned_abs());
 
 /// A duration as Go's `time.ParseDuration` reads it (`180s`, `1h30m`, `1.5m`, `250ms`), but never
 /// negative. `0` needs no unit.
@@ -23,13 +23,13 @@ pub fn parse_duration(text: &str) -> Option<Duration> {
             .find(|c: char| c.is_ascii_digit() || c == '.')
             .unwrap_or(after.len());
         let (unit, next) = after.split_at_checked(unit_end)?;
-        total = total.checked_add(part(number, unit)?)?;
+        total = total.checked_add(parse_part(number, unit)?)?;
         rest = next;
     }
-    (!text.is_empty() && total <= LONGEST).then_some(total)
+    (!text.is_empty() && total <= GO_DURATION_MAX).then_some(total)
 }
 
-fn part(number: &str, unit: &str) -> Option<Duration> {
+fn parse_part(number: &str, unit: &str) -> Option<Duration> {
     let nanos_per_unit: u64 = match unit {
         "ns" => 1,
         "us" | "µs" | "μs" => 1_000,

@@ -23,20 +23,20 @@ pub fn check(page: &Path, command: &Command) -> Result<(), String> {
 /// # Errors
 /// Returns an error if the page differs from `part`, has no generated part, or cannot be read or written.
 pub fn check_part(page: &Path, part: &str) -> Result<(), String> {
-    let shown = page.display();
-    let failed = |error| format!("{shown}: {error}");
-    let found = fs::read_to_string(page).map_err(failed)?;
-    let parts = found.split_once(START).and_then(|(before, rest)| {
+    let page_name = page.display();
+    let with_page = |error| format!("{page_name}: {error}");
+    let text = fs::read_to_string(page).map_err(with_page)?;
+    let parts = text.split_once(START).and_then(|(before, rest)| {
         let (command, rest) = rest.split_once(" -->\n")?;
         Some((before, command, rest.split_once(END)?.1))
     });
-    let (before, command, after) = parts.ok_or(format!("{shown} has no generated part"))?;
+    let (before, command, after) = parts.ok_or(format!("{page_name} has no generated part"))?;
     let part = part.trim();
     let current = format!("{before}{START}{command} -->\n\n{part}\n\n{END}{after}");
     match env::var_os("WRITE_DOCS") {
-        _ if found == current => Ok(()),
-        Some(_) => fs::write(page, current).map_err(failed),
-        None => Err(format!("{shown} is stale; run: WRITE_DOCS=1 {command}")),
+        _ if text == current => Ok(()),
+        Some(_) => fs::write(page, current).map_err(with_page),
+        None => Err(format!("{page_name} is stale; run: WRITE_DOCS=1 {command}")),
     }
 }
 
@@ -64,17 +64,17 @@ fn heading(arg: &Arg) -> &str {
 fn row(arg: &Arg) -> String {
     let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
     let (help, variables) = split_end(&help, " [env: ");
-    let (help, in_words) = split_end(help, " [default: ");
+    let (help, described_default) = split_end(help, " [default: ");
     let code = |text: &str| format!("`{text}`");
     let variables = match arg.get_env() {
         Some(variable) => code(&variable.to_string_lossy()),
         None => {
-            let each = variables.map(|names| names.split(", ").map(code).collect::<Vec<_>>());
-            each.unwrap_or_default().join(", ")
+            let names = variables.map(|names| names.split(", ").map(code).collect::<Vec<_>>());
+            names.unwrap_or_default().join(", ")
         }
     };
-    let default = match (in_words, arg.get_default_values()) {
-        (Some(words), _) => words.to_owned(),
+    let default = match (described_default, arg.get_default_values()) {
+        (Some(text), _) => text.to_owned(),
         (None, [value]) if !value.is_empty() => code(&value.to_string_lossy()),
         _ => String::new(),
     };

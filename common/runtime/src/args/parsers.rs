@@ -11,7 +11,7 @@ use krypton_types::names;
 use super::go_values::{parse_bool, parse_duration};
 use crate::access::ServiceAccount;
 use crate::admin::{BindAddress, is_loopback};
-use crate::telemetry::traces::{NoEndpoint, OtlpEndpoint};
+use crate::telemetry::traces::{InvalidEndpoint, OtlpEndpoint};
 
 /// Limit of the shown value.
 const SHOWN_CHARS: usize = 120;
@@ -118,8 +118,10 @@ pub fn listen_on_loopback(text: &str) -> Result<Listen, String> {
 pub fn collector(text: &str) -> Result<OtlpEndpoint, String> {
     text.parse().map_err(|error| {
         let remedy = match error {
-            NoEndpoint::Form => "write http://HOST:4317, or https:// for TLS",
-            NoEndpoint::Login => "set OTEL_EXPORTER_OTLP_HEADERS instead of user and password",
+            InvalidEndpoint::Form => "write http://HOST:4317, or https:// for TLS",
+            InvalidEndpoint::Credentials => {
+                "set OTEL_EXPORTER_OTLP_HEADERS instead of user and password"
+            }
         };
         invalid_secret("the address of a collector", remedy)
     })

@@ -31,7 +31,7 @@ const VARIABLES: Variables = &[
     ("RUNS", "runs"),
 ];
 
-fn reduced(args: &[&str], env: &[(&str, &str)]) -> (Vec<OsString>, Origins) {
+fn parse_environment(args: &[&str], env: &[(&str, &str)]) -> (Vec<OsString>, Origins) {
     let argv = ["program"].iter().chain(args).map(OsString::from);
     let env = |name: &str| {
         let found = env.iter().find(|(variable, _)| *variable == name);
@@ -40,9 +40,11 @@ fn reduced(args: &[&str], env: &[(&str, &str)]) -> (Vec<OsString>, Origins) {
     with_environment(&command(), argv, VARIABLES, &["chart-name"], &env)
 }
 
-fn words(args: &[&str], env: &[(&str, &str)]) -> Vec<String> {
-    let words = reduced(args, env).0.into_iter().skip(1);
-    words.map(|word| word.into_string().unwrap()).collect()
+fn resulting_args(args: &[&str], env: &[(&str, &str)]) -> Vec<String> {
+    let resulting_args = parse_environment(args, env).0.into_iter().skip(1);
+    resulting_args
+        .map(|arg| arg.into_string().unwrap())
+        .collect()
 }
 
 #[test]
@@ -72,8 +74,8 @@ fn one_dash_becomes_two_except_in_values() {
         (&["-chart-name"], &["--chart-name"]),
         (&[], &[]),
     ];
-    for (given, expected) in cases {
-        assert_eq!(words(given, &[]), *expected, "{given:?}");
+    for (args, expected) in cases {
+        assert_eq!(resulting_args(args, &[]), *expected, "{args:?}");
     }
 }
 
@@ -89,8 +91,8 @@ fn each_flag_is_reduced_to_one_value() {
             &["--advertise=a,b,c"],
         ),
     ];
-    for (given, expected) in cases {
-        assert_eq!(words(given, &[]), *expected, "{given:?}");
+    for (args, expected) in cases {
+        assert_eq!(resulting_args(args, &[]), *expected, "{args:?}");
     }
 }
 
@@ -108,16 +110,19 @@ fn strongest_variable_overrides_flag_with_a_note() {
         "--advertise=y",
         "--runs=1",
     ];
-    let (argv, origins) = reduced(&args, &env);
+    let (argv, origins) = parse_environment(&args, &env);
     let expected = ["program", "--advertise=x,y", "--chart-name=a", "--runs=1"];
     assert_eq!(argv, expected);
     assert_eq!(
         origins.notes,
         ["variable FIRST overrides flag --chart-name"]
     );
-    assert_eq!(origins.of("chart-name"), "variable FIRST");
-    assert_eq!(origins.of("runs"), "flag --runs");
-    assert_eq!(origins.of("watch-context"), "default of --watch-context");
+    assert_eq!(origins.describe("chart-name"), "variable FIRST");
+    assert_eq!(origins.describe("runs"), "flag --runs");
+    assert_eq!(
+        origins.describe("watch-context"),
+        "default of --watch-context"
+    );
 }
 
 #[test]
@@ -125,22 +130,22 @@ fn parse_error_names_origin_and_problem() {
     #[derive(Debug, clap::Parser)]
     struct Nothing {}
     let error = |args: &[&str], env: &[(&str, &str)]| {
-        let (argv, origins) = reduced(args, env);
+        let (argv, origins) = parse_environment(args, env);
         parse::<Nothing>(command(), argv, &origins).unwrap_err()
     };
-    let by_variable = error(&[], &[("RUNS", "65")]);
+    let variable_error = error(&[], &[("RUNS", "65")]);
     assert_eq!(
-        by_variable.to_string(),
+        variable_error.to_string(),
         "error: variable RUNS: \"65\" is not a number from 1 to 64; write fewer\n"
     );
-    assert_eq!(by_variable.exit_code(), 2);
+    assert_eq!(variable_error.exit_code(), 2);
     let text = error(&["-zap-devel=perhaps"], &[]).to_string();
     assert!(
         text.starts_with("error: flag --zap-devel: \"perhaps\" is not a bool"),
         "{text}"
     );
-    for given in ["--chart-nam=x", "-chart-nam=x"] {
-        let unknown = error(&[given], &[]);
+    for args in ["--chart-nam=x", "-chart-nam=x"] {
+        let unknown = error(&[args], &[]);
         assert_eq!(unknown.exit_code(), 2);
         let text = unknown.to_string();
         assert!(
@@ -153,13 +158,13 @@ fn parse_error_names_origin_and_problem() {
 #[test]
 fn flag_beats_a_variable_that_clap_reads() {
     let command = Command::new("program").arg(Arg::new("path").long("path").env("PATH"));
-    let of = |argv: &[&str]| {
+    let origin = |argv: &[&str]| {
         let argv: Vec<OsString> = argv.iter().map(OsString::from).collect();
-        Origins::of_clap(&command, &argv).of("path")
+        Origins::from_clap(&command, &argv).describe("path")
     };
-    assert_eq!(of(&["program"]), "variable PATH");
-    assert_eq!(of(&["program", "--path=a"]), "flag --path");
-    assert_eq!(of(&["program", "--path", "a"]), "flag --path");
+    assert_eq!(origin(&["program"]), "variable PATH");
+    assert_eq!(origin(&["program", "--path=a"]), "flag --path");
+    assert_eq!(origin(&["program", "--path", "a"]), "flag --path");
 }
 
 #[test]

@@ -15,12 +15,12 @@ pub struct OwnPod {
 
 impl OwnPod {
     /// `uid` is the UID of the pod, if configured. `process` is the process ID in this PID namespace.
-    pub fn of(uid: Option<String>, process: u32) -> Option<Self> {
-        let fits = |uid: &String| {
-            let fit = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
-            !uid.is_empty() && uid.bytes().all(fit)
+    pub fn new(uid: Option<String>, process: u32) -> Option<Self> {
+        let is_valid_uid = |uid: &String| {
+            let is_valid_byte = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+            !uid.is_empty() && uid.bytes().all(is_valid_byte)
         };
-        uid.filter(fits)
+        uid.filter(is_valid_uid)
             .filter(|_| process == 1)
             .map(|uid| Self { uid })
     }
@@ -35,9 +35,9 @@ pub fn agent_holder(replica: &str, pod: Option<&OwnPod>, random: u32) -> String 
 }
 
 /// Returns whether `holder` was an earlier container of this pod, which is dead.
-pub(super) fn is_former_life(holder: &str, me: &str) -> bool {
-    let pod = |name: &str| name.rsplit_once('@').map(|(_, pod)| pod.to_owned());
-    holder != me && pod(me).is_some() && pod(holder) == pod(me)
+pub(super) fn is_previous_container(holder: &str, me: &str) -> bool {
+    let pod_uid = |name: &str| name.rsplit_once('@').map(|(_, uid)| uid.to_owned());
+    holder != me && pod_uid(me).is_some() && pod_uid(holder) == pod_uid(me)
 }
 
 #[cfg(test)]
@@ -48,20 +48,20 @@ mod tests {
 
     #[test]
     fn own_pod_requires_first_process_and_valid_uid() {
-        let of = |uid: &str, process| OwnPod::of(Some(uid.to_owned()), process);
-        assert!(of(UID, 1).is_some());
+        let own_pod = |uid: &str, process| OwnPod::new(Some(uid.to_owned()), process);
+        assert!(own_pod(UID, 1).is_some());
         // A shared PID namespace, or a second process in the container, for example by `kubectl exec`.
-        assert_eq!(of(UID, 7), None);
-        assert_eq!(OwnPod::of(None, 1), None);
+        assert_eq!(own_pod(UID, 7), None);
+        assert_eq!(OwnPod::new(None, 1), None);
         for no_uid in ["", "a b", "a@b", "a/b"] {
-            assert_eq!(of(no_uid, 1), None, "{no_uid}");
+            assert_eq!(own_pod(no_uid, 1), None, "{no_uid}");
         }
     }
 
     #[test]
     fn previous_process_is_recognized_by_pod() {
-        let pod = OwnPod::of(Some(UID.to_owned()), 1);
-        let other = OwnPod::of(Some("another".to_owned()), 1);
+        let pod = OwnPod::new(Some(UID.to_owned()), 1);
+        let other = OwnPod::new(Some("another".to_owned()), 1);
         let me = agent_holder("krypton-agent-x", pod.as_ref(), 1);
         assert_eq!(me, format!("agent/krypton-agent-x/00000001@{UID}"));
         let rows = [
@@ -76,11 +76,11 @@ mod tests {
             (String::new(), false),
         ];
         for (holder, expected) in rows {
-            assert_eq!(is_former_life(&holder, &me), expected, "{holder}");
+            assert_eq!(is_previous_container(&holder, &me), expected, "{holder}");
         }
-        let nowhere = agent_holder("krypton-agent-x", None, 1);
-        for holder in [nowhere.as_str(), "agent/krypton-agent-x/00000002", ""] {
-            assert!(!is_former_life(holder, &nowhere), "{holder}");
+        let me = agent_holder("krypton-agent-x", None, 1);
+        for holder in [me.as_str(), "agent/krypton-agent-x/00000002", ""] {
+            assert!(!is_previous_container(holder, &me), "{holder}");
         }
     }
 }

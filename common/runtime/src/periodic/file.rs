@@ -8,7 +8,7 @@ use std::time::Duration;
 use krypton_types::error_chain::chain;
 use tokio::sync::watch;
 
-use crate::newest::PutNews as _;
+use crate::newest::SendIfChanged as _;
 use crate::off_thread;
 
 /// A mounted ConfigMap or Secret changes by swapped symlinks, which watches of a path miss.
@@ -69,43 +69,45 @@ impl SettingsFile {
     /// # Errors
     ///
     /// As [`Self::read`], and if the mount doesn't respond in time.
-    pub async fn read_in_time(&self) -> Result<Vec<u8>, FileError> {
+    pub async fn read_with_deadline(&self) -> Result<Vec<u8>, FileError> {
         let file = self.clone();
-        let read = in_time(DEADLINE, move || file.read()).await;
+        let read = with_deadline(DEADLINE, move || file.read()).await;
         read.unwrap_or_else(|| Err(FileError::Hangs(self.clone())))
     }
 }
 
 /// Sends the parsed content of `file` after each change to valid content. Logs invalid content once, and keeps the last
-/// good content. Calls `hangs` with a message while the file doesn't respond, and with `None` afterwards. Ends when
+/// good content. Calls `on_hang` with a message while the file doesn't respond, and with `None` afterwards. Ends when
 /// all receivers are dropped.
 pub async fn follow_file<T: PartialEq, E: Error + From<FileError>>(
     file: SettingsFile,
     every: Duration,
-    newest: watch::Sender<T>,
+    content_tx: watch::Sender<T>,
     parse: impl Fn(&Path, &[u8]) -> Result<T, E>,
-    hangs: impl Fn(Option<String>),
+    on_hang: impl Fn(Option<String>),
 ) {
     let (name, path) = (file.name, file.path.clone());
     let reader = file.clone();
     let read = move || reader.read();
-    let hangs = |is: bool| {
-        let why = is.then(|| FileError::Hangs(file.clone()).to_string());
-        match &why {
-            Some(why) => tracing::error!(error = %why, "keeping the last content of the {name}"),
+    let on_hang = |is_hung: bool| {
+        let problem = is_hung.then(|| FileError::Hangs(file.clone()).to_string());
+        match &problem {
+            Some(problem) => {
+                tracing::error!(error = %problem, "keeping the last content of the {name}")
+            }
             None => tracing::info!(path = %path.display(), "the {name} answers again"),
         }
-        hangs(why);
+        on_hang(problem);
     };
-    let put = |content: T| {
-        if newest.put(content) {
+    let publish = |content: T| {
+        if content_tx.send_if_changed(content) {
             tracing::info!(path = %path.display(), "the {name} has changed");
         }
     };
     let parse = |bytes: &[u8]| parse(&path, bytes);
-    let following = follow(name, (every, DEADLINE), read, parse, put, hangs);
+    let following = follow(name, (every, DEADLINE), read, parse, publish, on_hang);
     tokio::select! {
-        () = newest.closed() => {}
+        () = content_tx.closed() => {}
         () = following => {}
     }
 }
@@ -115,22 +117,22 @@ async fn follow<T, E: Error + From<FileError>>(
     (every, deadline): (Duration, Duration),
     read: impl Fn() -> Result<Vec<u8>, FileError> + Clone + Send + 'static,
     parse: impl Fn(&[u8]) -> Result<T, E>,
-    put: impl Fn(T),
-    hangs: impl Fn(bool),
+    publish: impl Fn(T),
+    on_hang: impl Fn(bool),
 ) {
     let mut last = None;
     loop {
-        let Some(content) = read_or_wait(deadline, read.clone(), &hangs).await else {
+        let Some(content) = read_or_wait(deadline, read.clone(), &on_hang).await else {
             return; // the runtime is shutting down
         };
-        let seen = content
+        let bytes_or_error = content
             .as_ref()
             .map(Vec::clone)
             .map_err(|error| chain(error));
-        if last.as_ref() != Some(&seen) {
-            last = Some(seen);
+        if last.as_ref() != Some(&bytes_or_error) {
+            last = Some(bytes_or_error);
             match content.map_err(E::from).and_then(|bytes| parse(&bytes)) {
-                Ok(content) => put(content),
+                Ok(content) => publish(content),
                 Err(error) => {
                     tracing::error!(error = %chain(&error), "keeping the last content of the {name}");
                 }
@@ -141,7 +143,7 @@ async fn follow<T, E: Error + From<FileError>>(
 }
 
 /// Reads on a separate thread, which outlives `deadline` if its mount hangs. Returns `None` then.
-pub async fn in_time<T: Send + 'static>(
+pub async fn with_deadline<T: Send + 'static>(
     deadline: Duration,
     read: impl FnOnce() -> T + Send + 'static,
 ) -> Option<T> {
@@ -149,22 +151,22 @@ pub async fn in_time<T: Send + 'static>(
     tokio::time::timeout(deadline, reading).await.ok()?.ok()
 }
 
-/// Reads on a separate thread. If the read takes longer than `deadline`, calls `hangs(true)`, waits for the
-/// same read, and then calls `hangs(false)`. No second thread hangs on one mount. Returns `None` when the
+/// Reads on a separate thread. If the read takes longer than `deadline`, calls `on_hang(true)`, waits for the
+/// same read, and then calls `on_hang(false)`. No second thread hangs on one mount. Returns `None` when the
 /// runtime ends.
 pub async fn read_or_wait<T: Send + 'static>(
     deadline: Duration,
     read: impl FnOnce() -> T + Send + 'static,
-    hangs: impl Fn(bool),
+    on_hang: impl Fn(bool),
 ) -> Option<T> {
     let mut reading = off_thread::start(read);
-    if let Ok(ended) = tokio::time::timeout(deadline, &mut reading).await {
-        return ended.ok();
+    if let Ok(result) = tokio::time::timeout(deadline, &mut reading).await {
+        return result.ok();
     }
-    hangs(true);
-    let ended = reading.await;
-    hangs(false);
-    ended.ok()
+    on_hang(true);
+    let result = reading.await;
+    on_hang(false);
+    result.ok()
 }
 
 #[cfg(test)]
@@ -234,11 +236,11 @@ mod tests {
         let following = tokio::spawn(follow_file(file(&path), every, tx, parse, |_| {}));
         swap("2", "v2");
         rx.changed().await.unwrap();
-        assert_eq!(rx.see(), 2);
+        assert_eq!(rx.get_and_update(), 2);
         swap("no number", "v3");
         swap("4", "v4");
         rx.changed().await.unwrap();
-        assert_eq!(rx.see(), 4);
+        assert_eq!(rx.get_and_update(), 4);
         drop(rx);
         following.await.unwrap();
     }
@@ -247,19 +249,19 @@ mod tests {
     async fn each_content_is_judged_once() {
         let contents = [Ok("1"), Ok("1"), Ok("x"), Ok("x"), Ok("y"), Ok("1")];
         let contents = Mutex::new(contents.into_iter().chain([Err(()), Err(())]));
-        let (ended, end) = tokio::sync::oneshot::channel::<()>();
-        let ended = Mutex::new(Some(ended));
+        let (end_tx, end_rx) = tokio::sync::oneshot::channel::<()>();
+        let end_tx = Mutex::new(Some(end_tx));
         let read = Arc::new(move || match contents.lock().unwrap().next() {
             Some(Ok(text)) => Ok(text.as_bytes().to_vec()),
             Some(Err(())) => Err(FileError::NotAFile(file(Path::new("test")))),
             None => {
-                ended.lock().unwrap().take();
+                end_tx.lock().unwrap().take();
                 Ok(b"0".to_vec())
             }
         });
-        let judged = Mutex::new(Vec::new());
+        let parsed = Mutex::new(Vec::new());
         let parse = |bytes: &[u8]| {
-            judged
+            parsed
                 .lock()
                 .unwrap()
                 .push(String::from_utf8_lossy(bytes).into_owned());
@@ -268,58 +270,58 @@ mod tests {
         let times = (Duration::from_millis(1), DEADLINE);
         let following = follow("test", times, move || read(), parse, |_| {}, |_| {});
         tokio::select! {
-            _ = end => {}
+            _ = end_rx => {}
             () = following => {}
         }
-        let judged = judged.lock().unwrap();
-        assert_eq!(judged[..4], ["1", "x", "y", "1"]);
-        assert!(judged[4..].iter().all(|it| it == "0"), "{judged:?}");
+        let parsed = parsed.lock().unwrap();
+        assert_eq!(parsed[..4], ["1", "x", "y", "1"]);
+        assert!(parsed[4..].iter().all(|it| it == "0"), "{parsed:?}");
     }
 
     #[tokio::test]
     async fn hung_mount_is_reported_and_file_read_later() {
         // The mount responds once for each message.
-        let (answers, mount) = mpsc::channel::<&'static [u8]>();
+        let (responses, mount) = mpsc::channel::<&'static [u8]>();
         let mount = Arc::new(Mutex::new(mount));
-        let looks = Arc::new(AtomicUsize::new(0));
+        let reads = Arc::new(AtomicUsize::new(0));
         let read = {
-            let looks = Arc::clone(&looks);
+            let reads = Arc::clone(&reads);
             move || {
-                looks.fetch_add(1, Ordering::SeqCst);
-                let answer = mount.lock().unwrap().recv();
-                Ok(answer.unwrap_or_default().to_vec())
+                reads.fetch_add(1, Ordering::SeqCst);
+                let response = mount.lock().unwrap().recv();
+                Ok(response.unwrap_or_default().to_vec())
             }
         };
-        let (told, mut hangs) = tokio::sync::mpsc::channel(8);
-        let (put, mut content) = tokio::sync::mpsc::channel(8);
+        let (hang_tx, mut hang_rx) = tokio::sync::mpsc::channel(8);
+        let (content_tx, mut content_rx) = tokio::sync::mpsc::channel(8);
         let millis = Duration::from_millis;
         let following = tokio::spawn(follow(
             "test",
             (millis(1), millis(20)),
             read,
             number,
-            move |number| put.try_send(number).unwrap(),
-            move |is| told.try_send(is).unwrap(),
+            move |number| content_tx.try_send(number).unwrap(),
+            move |is_hung| hang_tx.try_send(is_hung).unwrap(),
         ));
-        assert_eq!(hangs.recv().await, Some(true));
-        assert_eq!(looks.load(Ordering::SeqCst), 1);
-        answers.send(b"2").unwrap();
-        assert_eq!(hangs.recv().await, Some(false));
-        assert_eq!(content.recv().await, Some(2));
+        assert_eq!(hang_rx.recv().await, Some(true));
+        assert_eq!(reads.load(Ordering::SeqCst), 1);
+        responses.send(b"2").unwrap();
+        assert_eq!(hang_rx.recv().await, Some(false));
+        assert_eq!(content_rx.recv().await, Some(2));
         // The loop can be dropped while the mount hangs again.
-        assert_eq!(hangs.recv().await, Some(true));
+        assert_eq!(hang_rx.recv().await, Some(true));
         following.abort();
         assert!(following.await.unwrap_err().is_cancelled());
-        drop(answers);
+        drop(responses);
     }
 
     #[tokio::test]
     async fn hung_read_ends_at_its_deadline() {
-        let (answers, answer) = mpsc::channel::<()>();
-        let hung = in_time(Duration::from_millis(10), move || answer.recv());
-        let ended = tokio::time::timeout(Duration::from_secs(5), hung).await;
-        assert_eq!(ended, Ok(None));
-        drop(answers);
-        assert_eq!(in_time(DEADLINE, || 1).await, Some(1));
+        let (sender, receiver) = mpsc::channel::<()>();
+        let read = with_deadline(Duration::from_millis(10), move || receiver.recv());
+        let result = tokio::time::timeout(Duration::from_secs(5), read).await;
+        assert_eq!(result, Ok(None));
+        drop(sender);
+        assert_eq!(with_deadline(DEADLINE, || 1).await, Some(1));
     }
 }

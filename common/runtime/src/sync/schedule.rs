@@ -32,11 +32,11 @@ const TURNS_MAX: u64 = 100_000;
 /// The threads of one schedule, and a check of their result.
 #[derive(Default)]
 pub struct Scene {
-    threads: Vec<(&'static str, Body)>,
+    threads: Vec<(&'static str, ThreadBody)>,
     end: Option<Box<dyn FnOnce()>>,
 }
 
-type Body = Box<dyn FnOnce() + Send>;
+type ThreadBody = Box<dyn FnOnce() + Send>;
 
 impl Scene {
     /// Adds a thread.
@@ -94,25 +94,25 @@ pub fn explore(schedules: u64, arrange: impl Fn(&mut Scene)) -> Result<(), Failu
 
 fn run(number: u64, scene: Scene) -> Result<(), String> {
     let (names, bodies): (Vec<_>, Vec<_>) = scene.threads.into_iter().unzip();
-    let run = Arc::new(Run {
+    let run = Arc::new(ScheduleRun {
         state: Mutex::new(State::new(number, &names)),
         turns: names.iter().map(|_| Condvar::new()).collect(),
         progress: Condvar::new(),
     });
     let threads = bodies.into_iter().enumerate().map(|(number, body)| {
         let run = Arc::clone(&run);
-        thread::spawn(move || Role { run, number }.play(body))
+        thread::spawn(move || ThreadHandle { run, number }.run_body(body))
     });
     let threads: Vec<_> = threads.collect();
     run.supervise()?;
     for thread in threads {
-        thread.join().map_err(|panic| text(&*panic))?;
+        thread.join().map_err(|panic| panic_text(&*panic))?;
     }
     let end = scene.end.unwrap_or_else(|| Box::new(|| ()));
-    catch_unwind(AssertUnwindSafe(end)).map_err(|panic| text(&*panic))
+    catch_unwind(AssertUnwindSafe(end)).map_err(|panic| panic_text(&*panic))
 }
 
-fn text(panic: &(dyn Any + Send)) -> String {
+fn panic_text(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
     text.unwrap_or("panicked").to_owned()
@@ -120,7 +120,7 @@ fn text(panic: &(dyn Any + Send)) -> String {
 
 /// One schedule.
 #[derive(Debug)]
-struct Run {
+struct ScheduleRun {
     state: Mutex<State>,
     /// Notified when the thread of this number runs, or when the schedule fails.
     turns: Vec<Condvar>,
@@ -143,13 +143,13 @@ struct State {
 #[derive(Debug)]
 struct Thread {
     name: &'static str,
-    doing: Doing,
+    state: ThreadState,
     /// Its future was woken since the start of the last poll.
     woken: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Doing {
+enum ThreadState {
     Ready,
     Running,
     /// Waits for the mutex at this address.
@@ -165,7 +165,7 @@ impl State {
     fn new(number: u64, names: &[&'static str]) -> Self {
         let thread = |name: &&'static str| Thread {
             name,
-            doing: Doing::Ready,
+            state: ThreadState::Ready,
             woken: false,
         };
         Self {
@@ -178,36 +178,36 @@ impl State {
         }
     }
 
-    fn is(&self, doing: Doing) -> impl Iterator<Item = usize> {
+    fn in_state(&self, state: ThreadState) -> impl Iterator<Item = usize> {
         let threads = self.threads.iter().enumerate();
-        let these = threads.filter(move |(_, thread)| thread.doing == doing);
-        these.map(|(number, _)| number)
+        let matching = threads.filter(move |(_, thread)| thread.state == state);
+        matching.map(|(number, _)| number)
     }
 
     fn is_over(&self) -> bool {
-        self.failure.is_some() || self.is(Doing::Ended).count() == self.threads.len()
+        self.failure.is_some() || self.in_state(ThreadState::Ended).count() == self.threads.len()
     }
 
     /// Describes why each thread that has not ended waits.
-    fn waits(&self) -> String {
+    fn describe_waits(&self) -> String {
         let wait = |thread: &Thread| {
-            let why = match thread.doing {
-                Doing::Locked(mutex) => match self.holders.get(&mutex) {
+            let reason = match thread.state {
+                ThreadState::Locked(mutex) => match self.holders.get(&mutex) {
                     Some(holder) => format!("waits for a mutex of {}", self.threads[*holder].name),
                     None => "waits for a mutex".to_owned(),
                 },
-                Doing::Asleep => "is never woken".to_owned(),
-                Doing::Stuck => "is stuck".to_owned(),
-                Doing::Ready | Doing::Running | Doing::Ended => return None,
+                ThreadState::Asleep => "is never woken".to_owned(),
+                ThreadState::Stuck => "is stuck".to_owned(),
+                ThreadState::Ready | ThreadState::Running | ThreadState::Ended => return None,
             };
-            Some(format!("{} {why}", thread.name))
+            Some(format!("{} {reason}", thread.name))
         };
         let waits: Vec<String> = self.threads.iter().filter_map(wait).collect();
         waits.join(", ")
     }
 }
 
-impl Run {
+impl ScheduleRun {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -218,15 +218,15 @@ impl Run {
         self.give_turn(&mut state);
         let (mut turns, mut stalls) = (state.turns, 0);
         while !state.is_over() {
-            let waited = self.progress.wait_timeout(state, STALL);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            let wait_result = self.progress.wait_timeout(state, STALL);
+            state = wait_result.unwrap_or_else(PoisonError::into_inner).0;
             if state.turns != turns {
                 (turns, stalls) = (state.turns, 0);
                 continue;
             }
             stalls += 1;
             if let Some(stuck) = state.running.take() {
-                state.threads[stuck].doing = Doing::Stuck;
+                state.threads[stuck].state = ThreadState::Stuck;
                 self.give_turn(&mut state);
             } else if stalls > STALLS_MAX {
                 self.fail(&mut state, None);
@@ -241,24 +241,24 @@ impl Run {
         if state.turns > TURNS_MAX {
             return self.fail(state, Some("the threads never end".to_owned()));
         }
-        let ready: Vec<usize> = state.is(Doing::Ready).collect();
+        let ready: Vec<usize> = state.in_state(ThreadState::Ready).collect();
         if !ready.is_empty() {
             let next = ready[state.generator.random_range(0..ready.len())];
-            state.threads[next].doing = Doing::Running;
+            state.threads[next].state = ThreadState::Running;
             state.running = Some(next);
             return self.turns[next].notify_one();
         }
         state.running = None;
         if state.is_over() {
             self.progress.notify_one();
-        } else if state.is(Doing::Stuck).next().is_none() {
+        } else if state.in_state(ThreadState::Stuck).next().is_none() {
             self.fail(state, None);
         }
     }
 
     /// Ends the schedule. Without a `problem`, it is a deadlock.
     fn fail(&self, state: &mut State, problem: Option<String>) {
-        let problem = problem.unwrap_or_else(|| format!("deadlock: {}", state.waits()));
+        let problem = problem.unwrap_or_else(|| format!("deadlock: {}", state.describe_waits()));
         state.failure.get_or_insert(problem);
         self.turns.iter().for_each(Condvar::notify_one);
         self.progress.notify_one();
@@ -266,39 +266,39 @@ impl Run {
 }
 
 thread_local! {
-    static ROLE: RefCell<Option<Role>> = const { RefCell::new(None) };
+    static CURRENT_THREAD: RefCell<Option<ThreadHandle>> = const { RefCell::new(None) };
 }
 
 /// One thread of a schedule.
 #[derive(Clone, Debug)]
-struct Role {
-    run: Arc<Run>,
+struct ThreadHandle {
+    run: Arc<ScheduleRun>,
     number: usize,
 }
 
 /// Unwinds a thread whose schedule has failed.
-struct Abandoned;
+struct ScheduleFailed;
 
-impl Role {
+impl ThreadHandle {
     fn current() -> Option<Self> {
         // While the thread ends, the variable may be gone already.
-        let role = ROLE.try_with(|role| role.borrow().clone());
-        role.ok().flatten()
+        let handle = CURRENT_THREAD.try_with(|handle| handle.borrow().clone());
+        handle.ok().flatten()
     }
 
-    fn play(self, body: Body) {
-        ROLE.set(Some(self.clone()));
-        let played = catch_unwind(AssertUnwindSafe(|| {
-            self.go_on(self.wait(self.run.lock()));
+    fn run_body(self, body: ThreadBody) {
+        CURRENT_THREAD.set(Some(self.clone()));
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            self.unwind_if_failed(self.wait(self.run.lock()));
             body();
         }));
-        ROLE.set(None);
+        CURRENT_THREAD.set(None);
         let mut state = self.run.lock();
-        state.threads[self.number].doing = Doing::Ended;
-        match played {
-            Err(panic) if !panic.is::<Abandoned>() => {
+        state.threads[self.number].state = ThreadState::Ended;
+        match result {
+            Err(panic) if !panic.is::<ScheduleFailed>() => {
                 let name = state.threads[self.number].name;
-                let problem = format!("{name} panicked: {}", text(&*panic));
+                let problem = format!("{name} panicked: {}", panic_text(&*panic));
                 self.run.fail(&mut state, Some(problem));
             }
             _ => self.give_turn(&mut state),
@@ -306,21 +306,25 @@ impl Role {
     }
 
     /// Gives the turn to another thread until this one is chosen again.
-    fn pause(&self, doing: Doing) {
-        self.go_on(self.pass(self.run.lock(), doing));
+    fn pause(&self, state: ThreadState) {
+        self.unwind_if_failed(self.pass_turn(self.run.lock(), state));
     }
 
     /// Unwinds the thread if the schedule has failed.
-    fn go_on(&self, state: MutexGuard<'_, State>) {
+    fn unwind_if_failed(&self, state: MutexGuard<'_, State>) {
         let failed = state.failure.is_some();
         drop(state);
         if failed && !thread::panicking() {
-            resume_unwind(Box::new(Abandoned));
+            resume_unwind(Box::new(ScheduleFailed));
         }
     }
 
-    fn pass<'a>(&'a self, mut state: MutexGuard<'a, State>, doing: Doing) -> MutexGuard<'a, State> {
-        state.threads[self.number].doing = doing;
+    fn pass_turn<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        next: ThreadState,
+    ) -> MutexGuard<'a, State> {
+        state.threads[self.number].state = next;
         self.give_turn(&mut state);
         self.wait(state)
     }
@@ -342,84 +346,88 @@ impl Role {
     }
 }
 
-/// Runs `act`. A schedule can run other threads before and after it.
-pub fn step<T>(act: impl FnOnce() -> T) -> T {
-    let role = Role::current();
-    let turn = || role.iter().for_each(|role| role.pause(Doing::Ready));
-    turn();
-    let done = act();
-    turn();
-    done
+/// Runs `action`. A schedule can run other threads before and after it.
+pub fn step<T>(action: impl FnOnce() -> T) -> T {
+    let handle = ThreadHandle::current();
+    let pause = || {
+        handle
+            .iter()
+            .for_each(|handle| handle.pause(ThreadState::Ready))
+    };
+    pause();
+    let result = action();
+    pause();
+    result
 }
 
 /// The right of a thread to lock a mutex, unless the thread is not part of a schedule.
 #[derive(Debug)]
-pub(super) struct Claim(Option<(Role, usize)>);
+pub(super) struct Claim(Option<(ThreadHandle, usize)>);
 
 impl Claim {
     /// Waits until no other thread of the schedule holds `mutex`.
     pub(super) fn new(mutex: usize) -> Self {
-        let role = Role::current().filter(|_| !thread::panicking());
-        if let Some(role) = &role {
-            role.pause(Doing::Ready);
-            let mut state = role.run.lock();
+        let handle = ThreadHandle::current().filter(|_| !thread::panicking());
+        if let Some(handle) = &handle {
+            handle.pause(ThreadState::Ready);
+            let mut state = handle.run.lock();
             while state.failure.is_none() && state.holders.contains_key(&mutex) {
-                state = role.pass(state, Doing::Locked(mutex));
+                state = handle.pass_turn(state, ThreadState::Locked(mutex));
             }
-            state.holders.insert(mutex, role.number);
-            role.go_on(state);
+            state.holders.insert(mutex, handle.number);
+            handle.unwind_if_failed(state);
         }
-        Self(role.map(|role| (role, mutex)))
+        Self(handle.map(|handle| (handle, mutex)))
     }
 }
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        let Some((role, mutex)) = self.0.take() else {
+        let Some((handle, mutex)) = self.0.take() else {
             return;
         };
-        let mut state = role.run.lock();
+        let mut state = handle.run.lock();
         state.holders.remove(&mutex);
         for thread in &mut state.threads {
-            if thread.doing == Doing::Locked(mutex) {
-                thread.doing = Doing::Ready;
+            if thread.state == ThreadState::Locked(mutex) {
+                thread.state = ThreadState::Ready;
             }
         }
         // A thread of a failed schedule unwinds at its next lock, because a destructor must not.
         if state.failure.is_none() && !thread::panicking() {
-            drop(role.pass(state, Doing::Ready));
+            drop(handle.pass_turn(state, ThreadState::Ready));
         }
     }
 }
 
 /// Runs a future to its end in a thread of a schedule. Panics in any other thread.
 pub fn block_on<F: Future>(future: F) -> F::Output {
-    let role = Role::current().expect("a schedule runs this thread");
-    let waker = Waker::from(Arc::new(Alarm(role.clone())));
+    let handle = ThreadHandle::current().expect("a schedule runs this thread");
+    let waker = Waker::from(Arc::new(ThreadWaker(handle.clone())));
     let mut future = pin!(future);
     loop {
-        role.pause(Doing::Ready);
-        role.run.lock().threads[role.number].woken = false;
+        handle.pause(ThreadState::Ready);
+        handle.run.lock().threads[handle.number].woken = false;
         if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
             return output;
         }
-        if !role.run.lock().threads[role.number].woken {
-            role.pause(Doing::Asleep);
+        if !handle.run.lock().threads[handle.number].woken {
+            handle.pause(ThreadState::Asleep);
         }
     }
 }
 
 /// Wakes the future of a thread.
-struct Alarm(Role);
+struct ThreadWaker(ThreadHandle);
 
-impl Wake for Alarm {
+impl Wake for ThreadWaker {
     fn wake(self: Arc<Self>) {
-        let Role { run, number } = &self.0;
+        let ThreadHandle { run, number } = &self.0;
         let mut state = run.lock();
         let thread = &mut state.threads[*number];
         thread.woken = true;
-        if thread.doing == Doing::Asleep {
-            thread.doing = Doing::Ready;
+        if thread.state == ThreadState::Asleep {
+            thread.state = ThreadState::Ready;
             if state.running.is_none() {
                 run.give_turn(&mut state);
             }

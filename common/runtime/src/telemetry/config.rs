@@ -1,6 +1,6 @@
 //! Configuration of a process's telemetry: logs, optional traces and the optional tokio-console.
 
-use crate::telemetry::{self, Beside, Log, LogFormat, TelemetryError};
+use crate::telemetry::{self, ExtraLayer, Log, LogFormat, LogInitError};
 
 use crate::telemetry::traces::{OtlpEndpoint, Traces, TracesError};
 
@@ -17,9 +17,9 @@ pub struct TelemetryConfig<'a> {
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum TellingError {
+pub enum TelemetryStartError {
     #[error(transparent)]
-    Log(#[from] TelemetryError),
+    Log(#[from] LogInitError),
     #[error(transparent)]
     Traces(#[from] TracesError),
 }
@@ -30,18 +30,18 @@ impl TelemetryConfig<'_> {
     ///
     /// # Errors
     /// If a setting is invalid.
-    pub fn start(self) -> Result<(Log, Option<Traces>), TellingError> {
-        let traced = self
+    pub fn start(self) -> Result<(Log, Option<Traces>), TelemetryStartError> {
+        let traces_and_layer = self
             .otlp
             .as_ref()
             .map(|endpoint| Traces::start(endpoint, self.program, self.replica))
             .transpose()?;
-        let (traces, layer) = traced.flatten().unzip();
-        let beside: Vec<Beside> = layer.into_iter().chain(console()).collect();
-        let log = telemetry::init(self.format, self.filter, beside)?;
-        log.process.put("program", self.program);
+        let (traces, layer) = traces_and_layer.flatten().unzip();
+        let extra_layers: Vec<ExtraLayer> = layer.into_iter().chain(console()).collect();
+        let log = telemetry::init(self.format, self.filter, extra_layers)?;
+        log.process.set("program", self.program);
         if let Some(replica) = self.replica {
-            log.process.put("replica", replica);
+            log.process.set("replica", replica);
         }
         Ok((log, traces))
     }
@@ -49,13 +49,13 @@ impl TelemetryConfig<'_> {
 
 /// Starts the layer for tokio-console, on loopback (`TOKIO_CONSOLE_BIND`).
 #[cfg(feature = "console")]
-fn console() -> Option<Beside> {
+fn console() -> Option<ExtraLayer> {
     use tracing_subscriber::Layer as _;
     let console = console_subscriber::ConsoleLayer::builder().with_default_env();
     Some(console.spawn().boxed())
 }
 
 #[cfg(not(feature = "console"))]
-fn console() -> Option<Beside> {
+fn console() -> Option<ExtraLayer> {
     None
 }

@@ -14,7 +14,7 @@ use tracing_subscriber::fmt::format::{JsonFields, Writer};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormattedFields};
 use tracing_subscriber::registry::LookupSpan;
 
-use super::AboutProcess;
+use super::ProcessFields;
 
 const MESSAGE: &str = "message";
 /// Names of the event's own keys, which fields cannot use.
@@ -24,7 +24,7 @@ const LOG: &str = "log";
 const LOG_TARGET: &str = "log.target";
 
 pub(super) struct JsonLine {
-    pub(super) process: AboutProcess,
+    pub(super) process: ProcessFields,
 }
 
 impl<S> FormatEvent<S, JsonFields> for JsonLine
@@ -37,26 +37,26 @@ where
         mut writer: Writer<'_>,
         event: &Event<'_>,
     ) -> fmt::Result {
-        let mut fields = Fields::default();
+        let mut fields = LogFields::default();
         self.process
-            .each(|name, value| fields.put(name, Value::from(value)));
+            .for_each(|name, value| fields.set(name, Value::from(value)));
         for span in context
             .event_scope()
             .into_iter()
-            .flat_map(|it| it.from_root())
+            .flat_map(|scope| scope.from_root())
         {
-            if let Some(of_span) = span.extensions().get::<FormattedFields<JsonFields>>()
-                && let Ok(Value::Object(of_span)) = serde_json::from_str(&of_span.fields)
+            if let Some(span_fields) = span.extensions().get::<FormattedFields<JsonFields>>()
+                && let Ok(Value::Object(span_fields)) = serde_json::from_str(&span_fields.fields)
             {
-                for (name, value) in of_span {
-                    fields.put(&name, value);
+                for (name, value) in span_fields {
+                    fields.set(&name, value);
                 }
             }
         }
         event.record(&mut fields);
         let metadata = event.metadata();
-        let target = fields.of_log_crate(metadata.target());
-        let line = Line {
+        let target = fields.take_log_crate_target(metadata.target());
+        let line = LogLine {
             timestamp: Timestamp::now(),
             level: metadata.level().as_str(),
             target: target.as_deref().unwrap_or_else(|| metadata.target()),
@@ -68,13 +68,13 @@ where
 }
 
 #[derive(Default)]
-struct Fields {
+struct LogFields {
     message: Option<Value>,
-    rest: Vec<(String, Value)>,
+    others: Vec<(String, Value)>,
 }
 
-impl Fields {
-    fn put(&mut self, name: &str, value: Value) {
+impl LogFields {
+    fn set(&mut self, name: &str, value: Value) {
         let name = name.strip_prefix("r#").unwrap_or(name);
         // The message comes first.
         if name == MESSAGE && self.message.is_none() {
@@ -86,71 +86,75 @@ impl Fields {
         } else {
             name.to_owned()
         };
-        match self.rest.iter_mut().find(|(known, _)| *known == name) {
-            Some((_, known)) => *known = value,
-            None => self.rest.push((name, value)),
+        match self
+            .others
+            .iter_mut()
+            .find(|(existing, _)| *existing == name)
+        {
+            Some((_, existing)) => *existing = value,
+            None => self.others.push((name, value)),
         }
     }
 
     /// Returns the original target of a record of the crate `log` and drops its other fields about the
     /// origin.
-    fn of_log_crate(&mut self, target: &str) -> Option<String> {
+    fn take_log_crate_target(&mut self, target: &str) -> Option<String> {
         if target != LOG {
             return None;
         }
-        let mut own = None;
-        self.rest.retain(|(name, value)| {
+        let mut original = None;
+        self.others.retain(|(name, value)| {
             if name == LOG_TARGET {
-                own = value.as_str().map(str::to_owned);
+                original = value.as_str().map(str::to_owned);
             }
             !name.starts_with("log.")
         });
-        own
+        original
     }
 }
 
-impl Visit for Fields {
+impl Visit for LogFields {
     fn record_f64(&mut self, field: &Field, value: f64) {
-        self.put(field.name(), Value::from(value));
+        self.set(field.name(), Value::from(value));
     }
 
     fn record_i64(&mut self, field: &Field, value: i64) {
-        self.put(field.name(), Value::from(value));
+        self.set(field.name(), Value::from(value));
     }
 
     fn record_u64(&mut self, field: &Field, value: u64) {
-        self.put(field.name(), Value::from(value));
+        self.set(field.name(), Value::from(value));
     }
 
     fn record_bool(&mut self, field: &Field, value: bool) {
-        self.put(field.name(), Value::from(value));
+        self.set(field.name(), Value::from(value));
     }
 
     fn record_str(&mut self, field: &Field, value: &str) {
-        self.put(field.name(), Value::from(value));
+        self.set(field.name(), Value::from(value));
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        self.put(field.name(), Value::from(format!("{value:?}")));
+        self.set(field.name(), Value::from(format!("{value:?}")));
     }
 }
 
-struct Line<'a> {
+struct LogLine<'a> {
     timestamp: Timestamp,
     level: &'a str,
     target: &'a str,
-    fields: Fields,
+    fields: LogFields,
 }
 
-impl Serialize for Line<'_> {
+impl Serialize for LogLine<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
         map.serialize_entry("timestamp", &format_args!("{:.6}", self.timestamp))?;
         map.serialize_entry("level", self.level)?;
         map.serialize_entry("target", self.target)?;
-        let none = Value::from("");
-        map.serialize_entry(MESSAGE, self.fields.message.as_ref().unwrap_or(&none))?;
-        for (name, value) in &self.fields.rest {
+        let empty = Value::from("");
+        map.serialize_entry(MESSAGE, self.fields.message.as_ref().unwrap_or(&empty))?;
+        for (name, value) in &self.fields.others {
             map.serialize_entry(name, value)?;
         }
         map.end()
@@ -170,28 +174,28 @@ pub(super) mod tests {
     use super::*;
 
     /// Returns the written text.
-    fn written(process: &AboutProcess, says: impl FnOnce()) -> String {
-        let written = Written::default();
-        let to = written.clone();
+    fn log_text(process: &ProcessFields, run: impl FnOnce()) -> String {
+        let log_text = LogBuffer::default();
+        let writer = log_text.clone();
         let layer = tracing_subscriber::fmt::layer()
-            .with_writer(move || to.clone())
+            .with_writer(move || writer.clone())
             .fmt_fields(JsonFields::new())
             .event_format(JsonLine {
                 process: process.clone(),
             });
-        tracing::subscriber::with_default(registry().with(layer), says);
-        written.text()
+        tracing::subscriber::with_default(registry().with(layer), run);
+        log_text.text()
     }
 
     /// Returns the resulting lines, each with its keys in order.
-    fn lines(process: &AboutProcess, says: impl FnOnce()) -> Vec<(Value, Vec<String>)> {
-        let text = written(process, says);
+    fn lines(process: &ProcessFields, run: impl FnOnce()) -> Vec<(Value, Vec<String>)> {
+        let text = log_text(process, run);
         let read = |line: &str| {
             let value: Value = serde_json::from_str(line).unwrap();
             // Each key occurs once: the text has as many as the object.
-            let mut at: Vec<_> = value.as_object().unwrap().keys().collect();
-            at.sort_by_key(|key| line.find(&format!("\"{key}\":")));
-            let keys = at.into_iter().cloned().collect();
+            let mut keys: Vec<_> = value.as_object().unwrap().keys().collect();
+            keys.sort_by_key(|key| line.find(&format!("\"{key}\":")));
+            let keys = keys.into_iter().cloned().collect();
             (value, keys)
         };
         text.lines().map(read).collect()
@@ -199,9 +203,9 @@ pub(super) mod tests {
 
     #[test]
     fn line_merges_span_fields_and_innermost_wins() {
-        let process = AboutProcess::default();
-        process.put("program", "krypton-hub");
-        process.put("member", "of the process");
+        let process = ProcessFields::default();
+        process.set("program", "krypton-hub");
+        process.set("member", "of the process");
         let lines = lines(&process, || {
             let _outer = error_span!("member", member = "edge-1", generation = 1).entered();
             let _inner = error_span!("job", tenant = %"a/b", generation = 7_i64).entered();
@@ -227,10 +231,10 @@ pub(super) mod tests {
 
     #[test]
     fn keys_are_unique_and_reserved_keys_are_protected() {
-        let text = written(&AboutProcess::default(), || {
+        let text = log_text(&ProcessFields::default(), || {
             let span = error_span!("job", member = "a", later = tracing::field::Empty);
             span.record("later", "now");
-            let _in = span.entered();
+            let _span_guard = span.entered();
             info!(
                 member = "b",
                 level = "of a field",
@@ -261,42 +265,45 @@ pub(super) mod tests {
 
     #[test]
     fn message_with_control_characters_stays_one_line() {
-        let said = "first\nsecond \"quoted\"\tand \u{1b}[31m";
-        let lines = lines(&AboutProcess::default(), || {
-            info!(problem = said, "{said}");
+        let text = "first\nsecond \"quoted\"\tand \u{1b}[31m";
+        let lines = lines(&ProcessFields::default(), || {
+            info!(problem = text, "{text}");
             info!(only = 1);
         });
         assert_eq!(lines.len(), 2);
-        assert_eq!(lines[0].0["problem"], said);
-        assert_eq!(lines[0].0["message"], said);
+        assert_eq!(lines[0].0["problem"], text);
+        assert_eq!(lines[0].0["message"], text);
         assert_eq!(lines[1].0["message"], "");
     }
 
     #[test]
     fn log_crate_record_keeps_its_own_target() {
-        let mut fields = Fields::default();
+        let mut fields = LogFields::default();
         for (name, value) in [
             (LOG_TARGET, "rustls::conn"),
             ("log.line", "7"),
             ("kept", "x"),
         ] {
-            fields.put(name, Value::from(value));
+            fields.set(name, Value::from(value));
         }
-        assert_eq!(fields.of_log_crate("krypton"), None);
-        assert_eq!(fields.of_log_crate(LOG).as_deref(), Some("rustls::conn"));
-        assert_eq!(fields.rest, [("kept".to_owned(), json!("x"))]);
+        assert_eq!(fields.take_log_crate_target("krypton"), None);
+        assert_eq!(
+            fields.take_log_crate_target(LOG).as_deref(),
+            Some("rustls::conn")
+        );
+        assert_eq!(fields.others, [("kept".to_owned(), json!("x"))]);
     }
 
     #[derive(Clone, Default)]
-    pub(in super::super) struct Written(Arc<Mutex<Vec<u8>>>);
+    pub(in super::super) struct LogBuffer(Arc<Mutex<Vec<u8>>>);
 
-    impl Written {
+    impl LogBuffer {
         pub(in super::super) fn text(&self) -> String {
             String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
         }
     }
 
-    impl io::Write for Written {
+    impl io::Write for LogBuffer {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.0.lock().unwrap().extend_from_slice(bytes);
             Ok(bytes.len())

@@ -20,11 +20,11 @@ const FILTER_MAX: usize = 4096;
 
 /// Why a filter was rejected. The previous filter stays.
 #[derive(Debug, thiserror::Error)]
-pub enum NotSet {
+pub enum FilterError {
     #[error(
         "not a log filter: write a level (error, warn, info, debug, trace, off), or target=level pairs, with commas between"
     )]
-    NotAFilter,
+    Invalid,
     #[error(
         "{KUBE_CALLS} cannot be enabled at run time, because its lines can contain Secrets from API server responses; set RUST_LOG at startup"
     )]
@@ -39,8 +39,8 @@ pub enum NotSet {
 /// Returns an error if a part is neither a level nor a target.
 pub(super) fn targets(text: &str) -> Result<Targets, ParseError> {
     let targets: Targets = text.parse()?;
-    let named = text.split(',').any(|part| part.contains(KUBE_CALLS));
-    Ok(if named {
+    let names_kube_calls = text.split(',').any(|part| part.contains(KUBE_CALLS));
+    Ok(if names_kube_calls {
         targets
     } else {
         targets.with_target(KUBE_CALLS, LevelFilter::OFF)
@@ -49,15 +49,15 @@ pub(super) fn targets(text: &str) -> Result<Targets, ParseError> {
 
 /// The log filter. It always enables Krypton's spans, because log events of other crates use their fields.
 #[derive(Debug)]
-pub(super) struct Wanted(pub(super) Targets);
+pub(super) struct LogFilter(pub(super) Targets);
 
-impl Wanted {
+impl LogFilter {
     fn is_our_span(metadata: &Metadata<'_>) -> bool {
         metadata.is_span() && metadata.target().starts_with("krypton")
     }
 }
 
-impl<S: Subscriber> Filter<S> for Wanted {
+impl<S: Subscriber> Filter<S> for LogFilter {
     fn enabled(&self, metadata: &Metadata<'_>, context: &Context<'_, S>) -> bool {
         Self::is_our_span(metadata) || Filter::enabled(&self.0, metadata, context)
     }
@@ -79,7 +79,7 @@ impl<S: Subscriber> Filter<S> for Wanted {
 /// Changes the log filter. Clones share their state.
 #[derive(Clone, Debug)]
 pub struct LogLevel {
-    handle: Handle<Wanted, Registry>,
+    handle: Handle<LogFilter, Registry>,
     state: Arc<Mutex<State>>,
 }
 
@@ -87,24 +87,24 @@ pub struct LogLevel {
 struct State {
     /// The filter at startup.
     start: String,
-    now: String,
+    current: String,
     until: Option<Timestamp>,
-    settings: u64,
+    change_count: u64,
 }
 
 /// Identity of a change. The next change ends it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Setting(u64);
+pub struct FilterChange(u64);
 
 /// The current filter.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Shown {
+pub struct FilterStatus {
     pub filter: String,
     /// When the filter ends, and the filter that follows.
     pub until: Option<(Timestamp, String)>,
 }
 
-impl fmt::Display for Shown {
+impl fmt::Display for FilterStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.until {
             None => f.write_str(&self.filter),
@@ -114,12 +114,12 @@ impl fmt::Display for Shown {
 }
 
 impl LogLevel {
-    pub(super) fn new(handle: Handle<Wanted, Registry>, start: &str) -> Self {
+    pub(super) fn new(handle: Handle<LogFilter, Registry>, start: &str) -> Self {
         let state = State {
             start: start.to_owned(),
-            now: start.to_owned(),
+            current: start.to_owned(),
             until: None,
-            settings: 0,
+            change_count: 0,
         };
         Self {
             handle,
@@ -127,16 +127,16 @@ impl LogLevel {
         }
     }
 
-    pub fn now(&self) -> Shown {
+    pub fn current(&self) -> FilterStatus {
         let state = self.lock();
-        Shown {
-            filter: state.now.clone(),
+        FilterStatus {
+            filter: state.current.clone(),
             until: state.until.map(|until| (until, state.start.clone())),
         }
     }
 
     /// Replaces the filter. `until` is only for display: the caller must call [`Self::end`] at that time.
-    /// Calls `says` right before the change, because the new filter may suppress all messages.
+    /// Calls `before_change` right before the change, because the new filter may suppress all messages.
     ///
     /// # Errors
     /// Returns an error if the filter is invalid or names kube's calls. Also rejects a bare word that is not
@@ -145,47 +145,47 @@ impl LogLevel {
         &self,
         filter: &str,
         until: Option<Timestamp>,
-        says: impl FnOnce(&Shown),
-    ) -> Result<Setting, NotSet> {
+        before_change: impl FnOnce(&FilterStatus),
+    ) -> Result<FilterChange, FilterError> {
         let filter = filter.trim();
         // The parser would read an empty part as `error`.
         let is_level = |part: &str| !part.is_empty() && part.parse::<LevelFilter>().is_ok();
-        let good = |part: &str| is_level(part.trim()) || part.contains('=');
-        if filter.len() > FILTER_MAX || !filter.split(',').all(good) {
-            return Err(NotSet::NotAFilter);
+        let is_valid = |part: &str| is_level(part.trim()) || part.contains('=');
+        if filter.len() > FILTER_MAX || !filter.split(',').all(is_valid) {
+            return Err(FilterError::Invalid);
         }
         if filter.contains(KUBE_CALLS) {
-            return Err(NotSet::KubeCalls);
+            return Err(FilterError::KubeCalls);
         }
-        let targets = targets(filter).map_err(|_| NotSet::NotAFilter)?;
-        says(&Shown {
+        let targets = targets(filter).map_err(|_| FilterError::Invalid)?;
+        before_change(&FilterStatus {
             filter: filter.to_owned(),
             until: until.map(|until| (until, self.lock().start.clone())),
         });
         let mut state = self.lock();
         self.reload(targets)?;
-        state.now = filter.to_owned();
+        state.current = filter.to_owned();
         state.until = until;
-        state.settings += 1;
-        Ok(Setting(state.settings))
+        state.change_count += 1;
+        Ok(FilterChange(state.change_count))
     }
 
-    /// Restores the startup filter unless another change has replaced `setting`. Returns whether it did.
-    pub fn end(&self, setting: Setting) -> bool {
+    /// Restores the startup filter unless another change has replaced `change`. Returns whether it did.
+    pub fn end(&self, change: FilterChange) -> bool {
         let mut state = self.lock();
-        if state.settings != setting.0 {
+        if state.change_count != change.0 {
             return false;
         }
         // The startup filter was parsed successfully before.
-        let back = targets(&state.start).map(|targets| self.reload(targets));
-        state.now = state.start.clone();
+        let result = targets(&state.start).map(|targets| self.reload(targets));
+        state.current = state.start.clone();
         state.until = None;
-        matches!(back, Ok(Ok(())))
+        matches!(result, Ok(Ok(())))
     }
 
-    fn reload(&self, targets: Targets) -> Result<(), NotSet> {
-        let reloaded = self.handle.reload(Wanted(targets));
-        reloaded.map_err(|_| NotSet::Ended)
+    fn reload(&self, targets: Targets) -> Result<(), FilterError> {
+        let result = self.handle.reload(LogFilter(targets));
+        result.map_err(|_| FilterError::Ended)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -199,86 +199,90 @@ mod tests {
     use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
     use tracing_subscriber::{registry, reload};
 
-    use super::super::json_line::tests::Written;
+    use super::super::json_line::tests::LogBuffer;
     use super::*;
 
-    fn logging(start: &str) -> (LogLevel, Written, impl Subscriber + Send + Sync + use<>) {
-        let (filter, handle) = reload::Layer::new(Wanted(targets(start).unwrap()));
-        let written = Written::default();
-        let to = written.clone();
+    fn test_log(start: &str) -> (LogLevel, LogBuffer, impl Subscriber + Send + Sync + use<>) {
+        let (filter, handle) = reload::Layer::new(LogFilter(targets(start).unwrap()));
+        let buffer = LogBuffer::default();
+        let writer = buffer.clone();
         let lines = tracing_subscriber::fmt::layer()
             .without_time()
             .with_ansi(false)
-            .with_writer(move || to.clone());
+            .with_writer(move || writer.clone());
         let subscriber = registry().with(lines.with_filter(filter));
-        (LogLevel::new(handle, start), written, subscriber)
+        (LogLevel::new(handle, start), buffer, subscriber)
     }
 
     #[test]
     fn only_newest_log_filter_can_end() {
-        let (level, written, subscriber) = logging("info");
+        let (level, buffer, subscriber) = test_log("info");
         tracing::subscriber::with_default(subscriber, || {
-            let say = |text: &str| tracing::debug!("{text}");
-            say("before");
+            let log = |text: &str| tracing::debug!("{text}");
+            log("before");
             let until = Timestamp::from_second(1_800_000_000).unwrap();
             let first = level.set(" debug\n", Some(until), |_| {}).unwrap();
-            say("first");
+            log("first");
             assert_eq!(
-                level.now().to_string(),
+                level.current().to_string(),
                 "debug until 2027-01-15T08:00:00Z, then info"
             );
             let second = level
                 .set("krypton_runtime=debug,warn", None, |_| {})
                 .unwrap();
-            say("second");
-            assert_eq!(level.now().to_string(), "krypton_runtime=debug,warn");
+            log("second");
+            assert_eq!(level.current().to_string(), "krypton_runtime=debug,warn");
             assert!(!level.end(first));
-            say("still");
+            log("still");
             assert!(level.end(second));
-            say("after");
-            assert_eq!(level.now().to_string(), "info");
+            log("after");
+            assert_eq!(level.current().to_string(), "info");
         });
-        let said: Vec<_> = written.text().lines().map(last_word).collect();
-        assert_eq!(said, ["first", "second", "still"]);
+        let messages: Vec<_> = buffer.text().lines().map(last_word).collect();
+        assert_eq!(messages, ["first", "second", "still"]);
     }
 
     #[test]
     fn invalid_filter_keeps_current_one() {
-        let (level, ..) = logging("info");
+        let (level, ..) = test_log("info");
         let long = "a=info,".repeat(1000);
         for text in ["", "loud", "krypton_hub", "krypton_hub=loud", &long] {
             assert!(
-                matches!(level.set(text, None, |_| {}), Err(NotSet::NotAFilter)),
+                matches!(level.set(text, None, |_| {}), Err(FilterError::Invalid)),
                 "{text}"
             );
         }
-        assert_eq!(level.now().to_string(), "info");
+        assert_eq!(level.current().to_string(), "info");
     }
 
     #[test]
     fn logging_off_is_logged_and_kube_calls_rejected() {
-        let (level, written, subscriber) = logging("info");
+        let (level, buffer, subscriber) = test_log("info");
         tracing::subscriber::with_default(subscriber, || {
-            let says = |now: &Shown| tracing::warn!("now {now}");
-            level.set("off", None, says).unwrap();
+            let before_change = |status: &FilterStatus| tracing::warn!("now {status}");
+            level.set("off", None, before_change).unwrap();
             tracing::error!("silenced");
-            let calls = level.set("info,kube_client::client::builder=debug", None, says);
-            assert!(matches!(calls, Err(NotSet::KubeCalls)));
+            let calls = level.set(
+                "info,kube_client::client::builder=debug",
+                None,
+                before_change,
+            );
+            assert!(matches!(calls, Err(FilterError::KubeCalls)));
         });
-        let text = written.text();
+        let text = buffer.text();
         assert_eq!(text.lines().map(last_word).collect::<Vec<_>>(), ["off"]);
     }
 
     #[test]
     fn own_spans_label_foreign_lines_under_any_filter() {
-        let (level, written, subscriber) = logging("off");
+        let (level, buffer, subscriber) = test_log("off");
         tracing::subscriber::with_default(subscriber, || {
             level.set("kube=info", None, |_| {}).unwrap();
-            let _within = tracing::error_span!("member", member = "edge-1").entered();
+            let _span = tracing::error_span!("member", member = "edge-1").entered();
             tracing::info!(target: "kube", "theirs");
             tracing::error!("ours");
         });
-        let text = written.text();
+        let text = buffer.text();
         assert!(
             text.contains("member{member=\"edge-1\"}: kube: theirs"),
             "{text}"
@@ -288,13 +292,15 @@ mod tests {
 
     #[test]
     fn kube_calls_are_logged_only_on_explicit_request() {
-        let would = |text: &str| {
+        let enables_kube_calls = |text: &str| {
             let targets = targets(text).unwrap();
             targets.would_enable(KUBE_CALLS, &tracing::Level::ERROR)
         };
-        assert!(!would("trace"));
-        assert!(!would("kube_client=debug"));
-        assert!(would("info,kube_client::client::builder=debug"));
+        assert!(!enables_kube_calls("trace"));
+        assert!(!enables_kube_calls("kube_client=debug"));
+        assert!(enables_kube_calls(
+            "info,kube_client::client::builder=debug"
+        ));
     }
 
     fn last_word(line: &str) -> String {

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use std::{fmt, io};
 
-use crate::telemetry::Beside;
+use crate::telemetry::ExtraLayer;
 use http::Uri;
 use opentelemetry::trace::{Status, TracerProvider as _};
 use opentelemetry::{KeyValue, Value};
@@ -32,26 +32,26 @@ use tracing_subscriber::filter::{LevelFilter, filter_fn};
 
 /// Exported spans: work that ends. The other spans belong to sessions and reconcilers and last as long as
 /// these.
-const TRACED: [&str; 5] = ["chart", "helm", "home", "placing", "work"];
+const EXPORTED_SPANS: [&str; 5] = ["chart", "helm", "home", "placing", "work"];
 
 /// Name of the outcome attribute, and its value on success.
 const OUTCOME: (&str, &str) = ("outcome", "ok");
 
 /// Time limit of an export with its retries, unless a variable sets another, and of a single attempt.
-const EXPORT: Duration = Duration::from_secs(30);
-const TRY: Duration = Duration::from_secs(10);
-const CONNECT: Duration = Duration::from_secs(5);
+const EXPORT_TIMEOUT: Duration = Duration::from_secs(30);
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest pause between two attempts, which allows about six attempts per export.
-const PAUSE_MAX: Duration = Duration::from_secs(5);
-const TRIES_AGAIN: usize = 10;
+const RETRY_PAUSE_MAX: Duration = Duration::from_secs(5);
+const RETRIES_MAX: usize = 10;
 /// Interval and timeout of HTTP/2 PING. Detects within 20 s that a collector's node has vanished.
-const KEEP_ALIVE: Duration = Duration::from_secs(10);
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
 /// Time limit of the last export at shutdown.
-const LAST: Duration = Duration::from_secs(3);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Maximum length of a text attribute. A collector accepts 4 MiB per request by default, which is 512 spans
 /// with a few such texts each.
-const WORDS_MAX: usize = 1024;
+const ATTRIBUTE_MAX: usize = 1024;
 
 const DISABLED: &str = "OTEL_SDK_DISABLED";
 const CERTIFICATE: &str = "OTEL_EXPORTER_OTLP_CERTIFICATE";
@@ -72,25 +72,25 @@ impl fmt::Display for OtlpEndpoint {
 
 /// Why an endpoint is invalid. Omits the input, because it may contain a password.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NoEndpoint {
+pub enum InvalidEndpoint {
     #[error("no address of a collector: write http://HOST:4317, or https:// for TLS")]
     Form,
     #[error("a collector's address has no user and password: set OTEL_EXPORTER_OTLP_HEADERS")]
-    Login,
+    Credentials,
 }
 
 impl FromStr for OtlpEndpoint {
-    type Err = NoEndpoint;
+    type Err = InvalidEndpoint;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let uri: Uri = text.trim().parse().map_err(|_| NoEndpoint::Form)?;
+        let uri: Uri = text.trim().parse().map_err(|_| InvalidEndpoint::Form)?;
         let authority = uri.authority().map_or("", |authority| authority.as_str());
         if authority.contains('@') {
-            return Err(NoEndpoint::Login);
+            return Err(InvalidEndpoint::Credentials);
         }
-        let known = matches!(uri.scheme_str(), Some("http" | "https"));
-        if !known || authority.is_empty() || uri.path() != "/" || uri.query().is_some() {
-            return Err(NoEndpoint::Form);
+        let has_known_scheme = matches!(uri.scheme_str(), Some("http" | "https"));
+        if !has_known_scheme || authority.is_empty() || uri.path() != "/" || uri.query().is_some() {
+            return Err(InvalidEndpoint::Form);
         }
         Ok(Self(uri))
     }
@@ -146,17 +146,17 @@ impl Traces {
         endpoint: &OtlpEndpoint,
         program: &'static str,
         replica: Option<&str>,
-    ) -> Result<Option<(Self, Beside)>, TracesError> {
+    ) -> Result<Option<(Self, ExtraLayer)>, TracesError> {
         if variable(DISABLED).is_some_and(|disabled| disabled.eq_ignore_ascii_case("true")) {
             return Ok(None);
         }
-        if !is_sampler(
+        if !is_valid_sampler(
             variable(SAMPLER).as_deref(),
             variable(SAMPLER_ARG).as_deref(),
         ) {
             return Err(TracesError::Sampler);
         }
-        let within = export_within(variable(TIMEOUT).as_deref()).ok_or(TracesError::Timeout)?;
+        let timeout = export_timeout(variable(TIMEOUT).as_deref()).ok_or(TracesError::Timeout)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .thread_name("traces")
@@ -164,17 +164,17 @@ impl Traces {
             .build()
             .map_err(TracesError::Thread)?;
         let channel = {
-            let _within = runtime.enter();
+            let _guard = runtime.enter();
             channel(endpoint)?
         };
-        let again = RetryPolicy::recommended()
-            .with_max_retries(TRIES_AGAIN)
-            .with_max_delay(PAUSE_MAX);
+        let retry_policy = RetryPolicy::recommended()
+            .with_max_retries(RETRIES_MAX)
+            .with_max_delay(RETRY_PAUSE_MAX);
         let exporter = opentelemetry_otlp::SpanExporter::builder()
             .with_tonic()
             .with_channel(channel)
-            .with_timeout(within)
-            .with_retry_policy(again)
+            .with_timeout(timeout)
+            .with_retry_policy(retry_policy)
             .build()
             .map_err(|source| TracesError::Exporter {
                 endpoint: endpoint.clone(),
@@ -182,11 +182,11 @@ impl Traces {
             })?;
         let provider = SdkTracerProvider::builder()
             .with_resource(resource(program, replica))
-            .with_batch_exporter(Told {
-                to: endpoint.clone(),
-                away: AtomicBool::new(false),
-                within,
-                clock: runtime.handle().clone(),
+            .with_batch_exporter(LoggingExporter {
+                endpoint: endpoint.clone(),
+                is_unavailable: AtomicBool::new(false),
+                timeout,
+                runtime: runtime.handle().clone(),
                 exporter,
             })
             .build();
@@ -201,7 +201,7 @@ impl Traces {
 
 impl Drop for Traces {
     fn drop(&mut self) {
-        if let Err(error) = self.provider.shutdown_with_timeout(LAST) {
+        if let Err(error) = self.provider.shutdown_with_timeout(SHUTDOWN_TIMEOUT) {
             tracing::debug!(%error, "the last traces were not sent");
         }
         // A DNS lookup may take longer than the shutdown.
@@ -217,7 +217,7 @@ fn variable(name: &str) -> Option<String> {
 }
 
 /// Returns whether the sampler is valid. The library silently replaces an invalid one with its default.
-fn is_sampler(name: Option<&str>, argument: Option<&str>) -> bool {
+fn is_valid_sampler(name: Option<&str>, argument: Option<&str>) -> bool {
     let Some(name) = name else {
         return true;
     };
@@ -230,9 +230,9 @@ fn is_sampler(name: Option<&str>, argument: Option<&str>) -> bool {
     }
 }
 
-fn export_within(text: Option<&str>) -> Option<Duration> {
+fn export_timeout(text: Option<&str>) -> Option<Duration> {
     match text {
-        None => Some(EXPORT),
+        None => Some(EXPORT_TIMEOUT),
         Some(text) => {
             let number: u64 = text.trim().parse().ok()?;
             (1..=600_000)
@@ -243,22 +243,22 @@ fn export_within(text: Option<&str>) -> Option<Duration> {
 }
 
 fn channel(endpoint: &OtlpEndpoint) -> Result<Channel, TracesError> {
-    let refused = |source| TracesError::Connection {
+    let connection_error = |source| TracesError::Connection {
         endpoint: endpoint.clone(),
         source,
     };
     let mut channel = Endpoint::from(endpoint.0.clone())
-        .connect_timeout(CONNECT)
-        .timeout(TRY)
-        .http2_keep_alive_interval(KEEP_ALIVE)
-        .keep_alive_timeout(KEEP_ALIVE);
+        .connect_timeout(CONNECT_TIMEOUT)
+        .timeout(ATTEMPT_TIMEOUT)
+        .http2_keep_alive_interval(KEEP_ALIVE_INTERVAL)
+        .keep_alive_timeout(KEEP_ALIVE_INTERVAL);
     if endpoint.0.scheme_str() == Some("https") {
-        let tls = ClientTlsConfig::new().timeout(CONNECT);
+        let tls = ClientTlsConfig::new().timeout(CONNECT_TIMEOUT);
         let tls = match variable(CERTIFICATE).map(PathBuf::from) {
             None => tls.with_native_roots(),
             Some(path) => tls.ca_certificate(certificate(path)?),
         };
-        channel = channel.tls_config(tls).map_err(refused)?;
+        channel = channel.tls_config(tls).map_err(connection_error)?;
     }
     Ok(channel.connect_lazy())
 }
@@ -283,7 +283,7 @@ fn resource(program: &'static str, replica: Option<&str>) -> Resource {
         .build()
 }
 
-fn layer(provider: &SdkTracerProvider, program: &'static str) -> Beside {
+fn layer(provider: &SdkTracerProvider, program: &'static str) -> ExtraLayer {
     tracing_opentelemetry::layer()
         .with_tracer(provider.tracer(program))
         // A span's parent is the nearest enclosing span that is exported.
@@ -292,15 +292,15 @@ fn layer(provider: &SdkTracerProvider, program: &'static str) -> Beside {
         .with_threads(false)
         .with_target(false)
         .with_tracked_inactivity(false)
-        .with_filter(filter_fn(is_traced).with_max_level_hint(LevelFilter::INFO))
+        .with_filter(filter_fn(is_exported).with_max_level_hint(LevelFilter::INFO))
         .boxed()
 }
 
 /// Exports the log events of the default log level.
-fn is_traced(metadata: &Metadata<'_>) -> bool {
+fn is_exported(metadata: &Metadata<'_>) -> bool {
     metadata.target().starts_with("krypton")
         && if metadata.is_span() {
-            TRACED.contains(&metadata.name())
+            EXPORTED_SPANS.contains(&metadata.name())
         } else {
             *metadata.level() <= Level::INFO
         }
@@ -308,35 +308,35 @@ fn is_traced(metadata: &Metadata<'_>) -> bool {
 
 /// Logs once when the collector becomes unavailable and once when it is back.
 #[derive(Debug)]
-struct Told<E> {
-    to: OtlpEndpoint,
-    away: AtomicBool,
-    within: Duration,
-    clock: Handle,
+struct LoggingExporter<E> {
+    endpoint: OtlpEndpoint,
+    is_unavailable: AtomicBool,
+    timeout: Duration,
+    runtime: Handle,
     exporter: E,
 }
 
-impl<E: SpanExporter> SpanExporter for Told<E> {
+impl<E: SpanExporter> SpanExporter for LoggingExporter<E> {
     async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
-        let batch = batch.into_iter().map(judged).collect();
-        let sent = {
-            let _within = self.clock.enter();
-            tokio::time::timeout(self.within, self.exporter.export(batch))
+        let batch = batch.into_iter().map(with_status).collect();
+        let result = {
+            let _guard = self.runtime.enter();
+            tokio::time::timeout(self.timeout, self.exporter.export(batch))
         };
-        let sent = sent
+        let result = result
             .await
-            .unwrap_or(Err(OTelSdkError::Timeout(self.within)));
-        let was_away = self.away.swap(sent.is_err(), Ordering::Relaxed);
-        match &sent {
-            Err(error) if !was_away => {
-                tracing::warn!(endpoint = %self.to, %error, "failed to send traces; dropping spans");
+            .unwrap_or(Err(OTelSdkError::Timeout(self.timeout)));
+        let was_unavailable = self.is_unavailable.swap(result.is_err(), Ordering::Relaxed);
+        match &result {
+            Err(error) if !was_unavailable => {
+                tracing::warn!(endpoint = %self.endpoint, %error, "failed to send traces; dropping spans");
             }
-            Ok(()) if was_away => {
-                tracing::info!(endpoint = %self.to, "traces are sent again");
+            Ok(()) if was_unavailable => {
+                tracing::info!(endpoint = %self.endpoint, "traces are sent again");
             }
             _ => {}
         }
-        sent
+        result
     }
 
     fn shutdown_with_timeout(&self, timeout: Duration) -> OTelSdkResult {
@@ -353,16 +353,16 @@ impl<E: SpanExporter> SpanExporter for Told<E> {
 }
 
 /// Sets the span's status from its outcome, because users search for spans with errors. Truncates long texts.
-fn judged(mut span: SpanData) -> SpanData {
-    let (name, good) = OUTCOME;
-    for one in &mut span.attributes {
-        shorten(one);
-        if one.key.as_str() == name {
-            let said = one.value.to_string();
-            span.status = if said == good {
+fn with_status(mut span: SpanData) -> SpanData {
+    let (name, success) = OUTCOME;
+    for attribute in &mut span.attributes {
+        shorten(attribute);
+        if attribute.key.as_str() == name {
+            let outcome = attribute.value.to_string();
+            span.status = if outcome == success {
                 Status::Ok
             } else {
-                Status::error(said)
+                Status::error(outcome)
             };
         }
     }
@@ -372,13 +372,13 @@ fn judged(mut span: SpanData) -> SpanData {
     span
 }
 
-fn shorten(one: &mut KeyValue) {
-    if let Value::String(text) = &mut one.value
-        && text.as_str().len() > WORDS_MAX
+fn shorten(attribute: &mut KeyValue) {
+    if let Value::String(text) = &mut attribute.value
+        && text.as_str().len() > ATTRIBUTE_MAX
     {
-        let end = text.as_str().floor_char_boundary(WORDS_MAX);
-        let cut = text.as_str().get(..end).unwrap_or_default();
-        *text = format!("{cut}…").into();
+        let end = text.as_str().floor_char_boundary(ATTRIBUTE_MAX);
+        let shortened = text.as_str().get(..end).unwrap_or_default();
+        *text = format!("{shortened}…").into();
     }
 }
 
@@ -404,15 +404,15 @@ mod tests {
             assert!(good.parse::<OtlpEndpoint>().is_ok(), "{good}");
         }
         let cases = [
-            ("", NoEndpoint::Form),
-            ("otel:4317", NoEndpoint::Form),
-            ("grpc://otel:4317", NoEndpoint::Form),
-            ("http://otel:4318/v1/traces", NoEndpoint::Form),
-            ("http://otel:4317/?a=b", NoEndpoint::Form),
-            ("http://me:pass@otel:4317", NoEndpoint::Login),
+            ("", InvalidEndpoint::Form),
+            ("otel:4317", InvalidEndpoint::Form),
+            ("grpc://otel:4317", InvalidEndpoint::Form),
+            ("http://otel:4318/v1/traces", InvalidEndpoint::Form),
+            ("http://otel:4317/?a=b", InvalidEndpoint::Form),
+            ("http://me:pass@otel:4317", InvalidEndpoint::Credentials),
         ];
-        for (bad, why) in cases {
-            assert_eq!(bad.parse::<OtlpEndpoint>(), Err(why), "{bad}");
+        for (bad, reason) in cases {
+            assert_eq!(bad.parse::<OtlpEndpoint>(), Err(reason), "{bad}");
         }
     }
 
@@ -430,19 +430,23 @@ mod tests {
             (Some("jaeger_remote"), None, false),
         ];
         for (name, argument, good) in cases {
-            assert_eq!(is_sampler(name, argument), good, "{name:?} {argument:?}");
+            assert_eq!(
+                is_valid_sampler(name, argument),
+                good,
+                "{name:?} {argument:?}"
+            );
         }
     }
 
     #[test]
     fn export_timeout_defaults_to_thirty_seconds() {
-        assert_eq!(export_within(None), Some(EXPORT));
+        assert_eq!(export_timeout(None), Some(EXPORT_TIMEOUT));
         assert_eq!(
-            export_within(Some("1500")),
+            export_timeout(Some("1500")),
             Some(Duration::from_millis(1500))
         );
         for bad in ["0", "10s", "-1", "600001"] {
-            assert_eq!(export_within(Some(bad)), None, "{bad}");
+            assert_eq!(export_timeout(Some(bad)), None, "{bad}");
         }
     }
 
@@ -459,14 +463,14 @@ mod tests {
 
     /// Replaces a collector.
     #[derive(Clone, Debug, Default)]
-    struct Kept {
+    struct MemoryExporter {
         spans: Arc<Mutex<Vec<SpanData>>>,
-        away: Arc<AtomicBool>,
+        is_unavailable: Arc<AtomicBool>,
     }
 
-    impl SpanExporter for Kept {
+    impl SpanExporter for MemoryExporter {
         async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
-            if self.away.load(Ordering::Relaxed) {
+            if self.is_unavailable.load(Ordering::Relaxed) {
                 return Err(OTelSdkError::InternalFailure("away".to_owned()));
             }
             self.spans.lock().unwrap().extend(batch);
@@ -475,22 +479,22 @@ mod tests {
     }
 
     /// Returns the exported spans by name.
-    fn sent(does: impl FnOnce()) -> BTreeMap<String, SpanData> {
-        let kept = Kept::default();
+    fn exported_spans(run: impl FnOnce()) -> BTreeMap<String, SpanData> {
+        let memory = MemoryExporter::default();
         let runtime = Runtime::new().unwrap();
         let provider = SdkTracerProvider::builder()
-            .with_simple_exporter(Told {
-                to: "http://otel:4317".parse().unwrap(),
-                away: AtomicBool::new(false),
-                within: EXPORT,
-                clock: runtime.handle().clone(),
-                exporter: kept.clone(),
+            .with_simple_exporter(LoggingExporter {
+                endpoint: "http://otel:4317".parse().unwrap(),
+                is_unavailable: AtomicBool::new(false),
+                timeout: EXPORT_TIMEOUT,
+                runtime: runtime.handle().clone(),
+                exporter: memory.clone(),
             })
             .build();
         let subscriber =
             tracing_subscriber::registry().with(vec![layer(&provider, "krypton-agent")]);
-        tracing::subscriber::with_default(subscriber, does);
-        let spans = kept.spans.lock().unwrap().clone();
+        tracing::subscriber::with_default(subscriber, run);
+        let spans = memory.spans.lock().unwrap().clone();
         let count = spans.len();
         let by_name: BTreeMap<_, _> = spans
             .into_iter()
@@ -502,17 +506,17 @@ mod tests {
 
     fn attributes(span: &SpanData) -> BTreeMap<&str, String> {
         let each = span.attributes.iter();
-        each.map(|one| (one.key.as_str(), one.value.to_string()))
+        each.map(|attribute| (attribute.key.as_str(), attribute.value.to_string()))
             .collect()
     }
 
     #[test]
     fn ended_work_span_has_nearest_parent_and_outcome() {
-        let spans = sent(|| {
-            let _forever = tracing::error_span!("reconciler", member = "edge-1").entered();
+        let spans = exported_spans(|| {
+            let _reconciler = tracing::error_span!("reconciler", member = "edge-1").entered();
             let work =
                 tracing::error_span!("work", tenant = "a/b", generation = 3_i64, outcome = Empty);
-            let within = work.clone().entered();
+            let work_guard = work.clone().entered();
             let session = tracing::error_span!("session").entered();
             let helm = tracing::error_span!("helm", verb = "install", outcome = Empty).entered();
             tracing::info!(chart = "c".repeat(5000), "said");
@@ -520,7 +524,7 @@ mod tests {
             helm.record("outcome", "failed");
             drop((helm, session));
             work.record("outcome", "ok");
-            drop((within, work));
+            drop((work_guard, work));
             drop(tracing::error_span!("home", tenant = "a/b"));
             drop(tracing::error_span!(target: "kube", "helm"));
         });
@@ -534,34 +538,36 @@ mod tests {
         assert_eq!(work.status, Status::Ok);
         assert_eq!(helm.status, Status::error("failed"));
         assert_eq!(home.status, Status::Unset);
-        let of_work = attributes(work);
-        assert_eq!(of_work["tenant"], "a/b");
-        assert_eq!(of_work["generation"], "3");
+        let work_attributes = attributes(work);
+        assert_eq!(work_attributes["tenant"], "a/b");
+        assert_eq!(work_attributes["generation"], "3");
         let events: Vec<_> = helm.events.iter().map(|event| &*event.name).collect();
         assert_eq!(events, ["said"]);
-        let long = |one: &KeyValue| one.value.as_str().len();
+        let long = |attribute: &KeyValue| attribute.value.as_str().len();
         let longest = helm.events[0].attributes.iter().map(long).max();
-        assert_eq!(longest, Some(WORDS_MAX + "…".len()));
+        assert_eq!(longest, Some(ATTRIBUTE_MAX + "…".len()));
         assert!(work.events.is_empty());
     }
 
     #[test]
     fn collector_outage_and_recovery_are_each_logged_once() {
-        let kept = Kept::default();
+        let memory = MemoryExporter::default();
         let runtime = Runtime::new().unwrap();
-        let told = Told {
-            to: "http://otel:4317".parse().unwrap(),
-            away: AtomicBool::new(false),
-            within: EXPORT,
-            clock: runtime.handle().clone(),
-            exporter: kept.clone(),
+        let exporter = LoggingExporter {
+            endpoint: "http://otel:4317".parse().unwrap(),
+            is_unavailable: AtomicBool::new(false),
+            timeout: EXPORT_TIMEOUT,
+            runtime: runtime.handle().clone(),
+            exporter: memory.clone(),
         };
-        let (lines, subscriber) = counted();
+        let (lines, subscriber) = level_subscriber();
         tracing::subscriber::with_default(subscriber, || {
-            for away in [false, true, true, false, false, true] {
-                kept.away.store(away, Ordering::Relaxed);
-                let sent = futures::executor::block_on(told.export(Vec::new()));
-                assert_eq!(sent.is_err(), away);
+            for is_unavailable in [false, true, true, false, false, true] {
+                memory
+                    .is_unavailable
+                    .store(is_unavailable, Ordering::Relaxed);
+                let result = futures::executor::block_on(exporter.export(Vec::new()));
+                assert_eq!(result.is_err(), is_unavailable);
             }
         });
         assert_eq!(
@@ -573,7 +579,7 @@ mod tests {
     type Levels = Arc<Mutex<Vec<Level>>>;
 
     /// Returns a subscriber that counts the levels of log events.
-    fn counted() -> (Levels, impl tracing::Subscriber + Send + Sync) {
+    fn level_subscriber() -> (Levels, impl tracing::Subscriber + Send + Sync) {
         let lines = Levels::default();
         let to = Arc::clone(&lines);
         let count = dynamic_filter_fn(move |metadata, _| {

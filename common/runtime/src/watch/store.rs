@@ -38,7 +38,11 @@ impl<V> Store<V> {
     }
 
     /// Applies one event. Returns whether `known` may have changed.
-    pub fn apply<K: Resource>(&mut self, event: Event<K>, read: impl Fn(K) -> Option<V>) -> bool {
+    pub fn apply<K: Resource>(
+        &mut self,
+        event: Event<K>,
+        convert: impl Fn(K) -> Option<V>,
+    ) -> bool {
         match event {
             Event::Init => {
                 self.listing = Some(BTreeMap::new());
@@ -46,9 +50,9 @@ impl<V> Store<V> {
             }
             Event::InitApply(object) => {
                 let key = key(&object);
-                if let Some(value) = read(object) {
+                if let Some(value) = convert(object) {
                     let listing = self.listing.get_or_insert_default();
-                    self.left_out |= !put(listing, key, value);
+                    self.left_out |= !insert_within_limit(listing, key, value);
                 }
                 false
             }
@@ -59,8 +63,10 @@ impl<V> Store<V> {
             }
             Event::Apply(object) => {
                 let key = key(&object);
-                match read(object) {
-                    Some(value) => self.left_out |= !put(&mut self.known, key, value),
+                match convert(object) {
+                    Some(value) => {
+                        self.left_out |= !insert_within_limit(&mut self.known, key, value)
+                    }
                     None => drop(self.known.remove(&key)),
                 }
                 self.complete
@@ -78,7 +84,7 @@ impl<V> Store<V> {
     }
 }
 
-fn put<V>(map: &mut BTreeMap<Key, V>, key: Key, value: V) -> bool {
+fn insert_within_limit<V>(map: &mut BTreeMap<Key, V>, key: Key, value: V) -> bool {
     let fits = map.len() < OBJECTS_MAX || map.contains_key(&key);
     if fits {
         map.insert(key, value);

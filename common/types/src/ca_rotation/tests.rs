@@ -11,17 +11,17 @@ fn now() -> Timestamp {
 }
 
 fn old() -> String {
-    RootDigest::of(b"old").to_string()
+    RootDigest::from_der(b"old").to_string()
 }
 
 fn new() -> String {
-    RootDigest::of(b"new").to_string()
+    RootDigest::from_der(b"new").to_string()
 }
 
-fn stage(phase: Phase) -> Stage {
-    Stage {
+fn stage(phase: RotationPhase) -> RotationStage {
+    RotationStage {
         phase,
-        root: RootDigest::of(b"new"),
+        root: RootDigest::from_der(b"new"),
     }
 }
 
@@ -46,33 +46,33 @@ fn renewed(name: &str) -> EdgeCluster {
     member(name, Some((&[old(), new()], &new())))
 }
 
-fn ignorant(name: &str) -> EdgeCluster {
+fn untrusting(name: &str) -> EdgeCluster {
     member(name, Some((&[old()], &old())))
 }
 
-fn why(phase: Phase, member: &EdgeCluster) -> Option<Why> {
-    let awaited = awaited(stage(phase), std::slice::from_ref(member), now());
-    awaited.first().map(|member| member.why)
+fn block_reason(phase: RotationPhase, member: &EdgeCluster) -> Option<BlockReason> {
+    let blocking = blocking_members(stage(phase), std::slice::from_ref(member), now());
+    blocking.first().map(|member| member.reason)
 }
 
 #[test]
 fn unfinished_member_is_awaited_with_reason() {
-    use Phase::{Announced, Steady, Switched};
-    use Why::{NotHeard, NotRenewed, NotTrusted, SaysNothing};
+    use BlockReason::{NotConnected, NotRenewed, NotTrusted, RootsUnreported};
+    use RotationPhase::{Announced, Steady, Switched};
     let silent = member("a", Some((&[], &old())));
     let silent_renewed = member("a", Some((&[], &new())));
-    let unheard = member("a", None);
+    let never_connected = member("a", None);
     for (member, announced, switched) in [
-        (&unheard, Some(NotHeard), Some(NotHeard)),
-        (&silent, Some(SaysNothing), Some(SaysNothing)),
-        (&silent_renewed, Some(SaysNothing), None),
-        (&ignorant("a"), Some(NotTrusted), Some(NotTrusted)),
+        (&never_connected, Some(NotConnected), Some(NotConnected)),
+        (&silent, Some(RootsUnreported), Some(RootsUnreported)),
+        (&silent_renewed, Some(RootsUnreported), None),
+        (&untrusting("a"), Some(NotTrusted), Some(NotTrusted)),
         (&ready("a"), None, Some(NotRenewed)),
         (&renewed("a"), None, None),
     ] {
-        assert_eq!(why(Steady, member), None);
-        assert_eq!(why(Announced, member), announced, "{member:?}");
-        assert_eq!(why(Switched, member), switched, "{member:?}");
+        assert_eq!(block_reason(Steady, member), None);
+        assert_eq!(block_reason(Announced, member), announced, "{member:?}");
+        assert_eq!(block_reason(Switched, member), switched, "{member:?}");
     }
 }
 
@@ -81,14 +81,14 @@ fn excluded_or_agentless_member_is_not_awaited() {
     let change = |change: &dyn Fn(&mut EdgeCluster)| {
         let mut member = member("a", None);
         change(&mut member);
-        why(Phase::Announced, &member)
+        block_reason(RotationPhase::Announced, &member)
     };
     let source = || SourceRef {
         kind: "Secret".to_owned(),
         namespace: Some("krypton".to_owned()),
         name: Some("a".to_owned()),
     };
-    assert_eq!(change(&|_| ()), Some(Why::NotHeard));
+    assert_eq!(change(&|_| ()), Some(BlockReason::NotConnected));
     assert_eq!(change(&|m| m.spec.banned = true), None);
     assert_eq!(
         change(&|m| m.metadata.deletion_timestamp = Some(Time(now()))),
@@ -103,7 +103,10 @@ fn excluded_or_agentless_member_is_not_awaited() {
         None
     );
     // The agent has enrolled and not connected since: only its EdgeCluster exists.
-    assert_eq!(change(&|m| m.status = None), Some(Why::NotHeard));
+    assert_eq!(
+        change(&|m| m.status = None),
+        Some(BlockReason::NotConnected)
+    );
     // A member through a kubeconfig that never had an agent.
     assert_eq!(
         change(&|m| {
@@ -115,26 +118,36 @@ fn excluded_or_agentless_member_is_not_awaited() {
     // A member through both a kubeconfig and an agent.
     assert_eq!(
         change(&|m| m.spec.source_ref = Some(source())),
-        Some(Why::NotHeard)
+        Some(BlockReason::NotConnected)
     );
 }
 
 #[test]
 fn enrolled_unseen_agent_is_awaited_until_expiry() {
-    use Why::{NotHeard, NotRenewed};
+    use BlockReason::{NotConnected, NotRenewed};
     let at = |seconds: i64| Time(now() + jiff::SignedDuration::from_secs(seconds));
     let roots = |issuer: String| AgentRoots {
         trusted: vec![old(), new()],
         issuer: Some(issuer),
     };
-    let both = |why| [Some(why); 2];
+    let in_both_phases = |reason| [Some(reason); 2];
     for (enrolled, seen, roots, expected) in [
         // With a kubeconfig only.
         (None, None, None, [None; 2]),
-        (Some(90), None, None, both(NotHeard)),
+        (Some(90), None, None, in_both_phases(NotConnected)),
         // A report of a previous agent does not count.
-        (Some(90), Some(60), Some(roots(new())), both(NotHeard)),
-        (Some(90), Some(-5), Some(roots(new())), both(NotHeard)),
+        (
+            Some(90),
+            Some(60),
+            Some(roots(new())),
+            in_both_phases(NotConnected),
+        ),
+        (
+            Some(90),
+            Some(-5),
+            Some(roots(new())),
+            in_both_phases(NotConnected),
+        ),
         // The agent has connected and renewed since.
         (
             Some(90),
@@ -159,62 +172,80 @@ fn enrolled_unseen_agent_is_awaited_until_expiry() {
             trusted_roots: roots,
             ..EdgeClusterStatus::default()
         });
-        let found = [Phase::Announced, Phase::Switched].map(|phase| why(phase, &member));
-        assert_eq!(found, expected, "{enrolled:?} {seen:?}");
+        let reasons = [RotationPhase::Announced, RotationPhase::Switched]
+            .map(|phase| block_reason(phase, &member));
+        assert_eq!(reasons, expected, "{enrolled:?} {seen:?}");
         // Alternatively, a user names the member.
-        let named = LockOut {
+        let lock_out = LockOut {
             root: new(),
             announced: ["a".to_owned()].into(),
             switched: BTreeSet::new(),
         };
-        let wishes = Wishes {
+        let request = RotationRequest {
             requested: false,
-            lock_out: named,
+            lock_out,
         };
-        let step = step(Phase::Announced, &[member], &wishes, true);
-        assert!(matches!(step, Step::Switch(_)), "{step:?}");
+        let step = step(RotationPhase::Announced, &[member], &request, true);
+        assert!(matches!(step, RotationStep::Switch(_)), "{step:?}");
     }
 }
 
-fn step(phase: Phase, members: &[EdgeCluster], wishes: &Wishes, settled: bool) -> Step {
-    next(stage(phase), wishes, members, settled, now())
+fn step(
+    phase: RotationPhase,
+    members: &[EdgeCluster],
+    request: &RotationRequest,
+    is_settled: bool,
+) -> RotationStep {
+    next(stage(phase), request, members, is_settled, now())
 }
 
-fn names(members: &[Awaited]) -> Vec<&str> {
+fn names(members: &[BlockingMember]) -> Vec<&str> {
     members.iter().map(|member| member.name.as_str()).collect()
 }
 
 #[test]
 fn step_waits_for_all_members_and_pause() {
-    use Phase::{Announced, Steady, Switched};
-    let idle = Wishes::default();
-    let asked = Wishes {
+    use RotationPhase::{Announced, Steady, Switched};
+    let idle = RotationRequest::default();
+    let requested = RotationRequest {
         requested: true,
-        ..Wishes::default()
+        ..RotationRequest::default()
     };
     let (ready, renewed) = ([ready("a"), renewed("b")], [renewed("a"), renewed("b")]);
-    assert_eq!(step(Steady, &ready, &idle, true), Step::Rest);
-    assert_eq!(step(Steady, &ready, &asked, false), Step::Announce);
+    assert_eq!(step(Steady, &ready, &idle, true), RotationStep::Rest);
+    assert_eq!(
+        step(Steady, &ready, &requested, false),
+        RotationStep::Announce
+    );
     // A second request during a rotation has no effect.
-    for wishes in [&idle, &asked] {
-        assert_eq!(step(Announced, &ready, wishes, false), Step::Rest);
-        assert_eq!(step(Announced, &ready, wishes, true), Step::Switch(vec![]));
-        assert_eq!(step(Switched, &renewed, wishes, false), Step::Rest);
-        assert_eq!(step(Switched, &renewed, wishes, true), Step::Finish(vec![]));
+    for request in [&idle, &requested] {
+        assert_eq!(step(Announced, &ready, request, false), RotationStep::Rest);
+        assert_eq!(
+            step(Announced, &ready, request, true),
+            RotationStep::Switch(vec![])
+        );
+        assert_eq!(step(Switched, &renewed, request, false), RotationStep::Rest);
+        assert_eq!(
+            step(Switched, &renewed, request, true),
+            RotationStep::Finish(vec![])
+        );
     }
     // A fleet without members rotates too.
-    assert_eq!(step(Announced, &[], &idle, true), Step::Switch(vec![]));
+    assert_eq!(
+        step(Announced, &[], &idle, true),
+        RotationStep::Switch(vec![])
+    );
 
-    let Step::Wait(waiting) = step(
+    let RotationStep::Wait(waiting) = step(
         Announced,
-        &[ignorant("c"), ready[0].clone(), ignorant("b")],
+        &[untrusting("c"), ready[0].clone(), untrusting("b")],
         &idle,
         true,
     ) else {
         panic!("two are waited for");
     };
     assert_eq!(names(&waiting), ["b", "c"]);
-    let Step::Wait(waiting) = step(Switched, &ready, &idle, true) else {
+    let RotationStep::Wait(waiting) = step(Switched, &ready, &idle, true) else {
         panic!("one is waited for");
     };
     assert_eq!(names(&waiting), ["a"]);
@@ -222,8 +253,8 @@ fn step_waits_for_all_members_and_pause() {
 
 #[test]
 fn named_member_is_not_awaited_in_that_phase() {
-    use Phase::{Announced, Switched};
-    let lock_out = |root: String, announced: &[&str], switched: &[&str]| Wishes {
+    use RotationPhase::{Announced, Switched};
+    let lock_out = |root: String, announced: &[&str], switched: &[&str]| RotationRequest {
         requested: false,
         lock_out: LockOut {
             root,
@@ -231,35 +262,38 @@ fn named_member_is_not_awaited_in_that_phase() {
             switched: switched.iter().map(|name| (*name).to_owned()).collect(),
         },
     };
-    let before = lock_out(new(), &["a"], &[]);
-    let members = [ignorant("a"), renewed("b")];
-    let Step::Switch(out) = step(Announced, &members, &before, true) else {
+    let named_before = lock_out(new(), &["a"], &[]);
+    let members = [untrusting("a"), renewed("b")];
+    let RotationStep::Switch(out) = step(Announced, &members, &named_before, true) else {
         panic!("nobody else is waited for");
     };
     assert_eq!(names(&out), ["a"]);
     // A locked-out agent cannot return on its own, so the rotation does not wait for it.
     assert!(
-        matches!(step(Switched, &members, &before, true), Step::Finish(out) if names(&out) == ["a"])
+        matches!(step(Switched, &members, &named_before, true), RotationStep::Finish(out) if names(&out) == ["a"])
     );
     // The agent has returned in time, and gets time to renew.
-    let back = [ready("a")];
+    let returned = [ready("a")];
     assert!(matches!(
-        step(Switched, &back, &before, true),
-        Step::Wait(_)
+        step(Switched, &returned, &named_before, true),
+        RotationStep::Wait(_)
     ));
-    let later = lock_out(new(), &[], &["a"]);
+    let named_later = lock_out(new(), &[], &["a"]);
     assert!(
-        matches!(step(Switched, &back, &later, true), Step::Finish(out) if names(&out) == ["a"])
+        matches!(step(Switched, &returned, &named_later, true), RotationStep::Finish(out) if names(&out) == ["a"])
     );
     // For another rotation, another member, another phase.
-    for wishes in [
+    for request in [
         lock_out(old(), &["a"], &["a"]),
         lock_out(new(), &["b"], &["b"]),
         lock_out(new(), &[], &["a"]),
     ] {
         assert!(
-            matches!(step(Announced, &members, &wishes, true), Step::Wait(_)),
-            "{wishes:?}"
+            matches!(
+                step(Announced, &members, &request, true),
+                RotationStep::Wait(_)
+            ),
+            "{request:?}"
         );
     }
 }
@@ -276,7 +310,7 @@ fn each_awaited_member_has_remedy() {
             reason: "x".to_owned(),
         };
         member.status.as_mut().unwrap().conditions = vec![condition];
-        awaited(stage(Phase::Switched), &[member], now())
+        blocking_members(stage(RotationPhase::Switched), &[member], now())
             .remove(0)
             .remedy()
     };
@@ -298,7 +332,7 @@ proptest! {
             match kind {
                 0 => member(&name, None),
                 1 => member(&name, Some((&[], &old()))),
-                2 => ignorant(&name),
+                2 => untrusting(&name),
                 3 => ready(&name),
                 4 => renewed(&name),
                 _ => {
@@ -310,19 +344,19 @@ proptest! {
             }
         }).collect();
         let names: BTreeSet<String> = named.iter().map(|index| format!("edge-{index}")).collect();
-        let wishes = Wishes {
+        let request = RotationRequest {
             requested: false,
             lock_out: LockOut { root: new(), announced: names.clone(), switched: names.clone() },
         };
-        let phase = if switched { Phase::Switched } else { Phase::Announced };
-        let would_be: BTreeSet<String> = awaited(stage(phase), &members, now())
+        let phase = if switched { RotationPhase::Switched } else { RotationPhase::Announced };
+        let blocking: BTreeSet<String> = blocking_members(stage(phase), &members, now())
             .into_iter().map(|member| member.name).collect();
-        match next(stage(phase), &wishes, &members, true, now()) {
-            Step::Wait(waiting) => prop_assert!(waiting.iter().all(|member| !names.contains(&member.name))),
-            Step::Switch(out) | Step::Finish(out) => {
+        match next(stage(phase), &request, &members, true, now()) {
+            RotationStep::Wait(waiting) => prop_assert!(waiting.iter().all(|member| !names.contains(&member.name))),
+            RotationStep::Switch(out) | RotationStep::Finish(out) => {
                 let out: BTreeSet<String> = out.into_iter().map(|member| member.name).collect();
                 prop_assert!(out.is_subset(&names));
-                prop_assert_eq!(out, would_be);
+                prop_assert_eq!(out, blocking);
             }
             step => prop_assert!(false, "{:?}", step),
         }

@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::{ClusterState, State, Truth, cut, reason};
+use super::{ClusterState, State, Truth, reason, truncate_message};
 
 /// Condition type that `kubectl wait --for=condition=Ready` checks.
 pub const READY: &str = "Ready";
@@ -59,17 +59,17 @@ impl Tally {
     }
 
     /// Returns a text like `3 in error, 20 not ready`. Empty if all members are ready.
-    fn complaints(self) -> String {
+    fn describe_unready(self) -> String {
         let parts = [
             (self.error, "in error"),
             (self.not_ready, "not ready"),
             (self.unknown, "unknown"),
         ];
-        let said = parts.iter().filter(|(count, _)| *count > 0);
-        let said: Vec<String> = said
-            .map(|(count, what)| format!("{count} {what}"))
+        let nonzero = parts.iter().filter(|(count, _)| *count > 0);
+        let texts: Vec<String> = nonzero
+            .map(|(count, state)| format!("{count} {state}"))
             .collect();
-        said.join(", ")
+        texts.join(", ")
     }
 }
 
@@ -85,8 +85,11 @@ pub enum Readiness {
 
 impl Readiness {
     /// Classifies a member's state. With `allow_chart_skip`, a failure to fetch the chart is not an error.
-    pub fn of(state: &ClusterState, allow_chart_skip: bool) -> Self {
-        match (counted_error(state, allow_chart_skip), state.ready.truth) {
+    pub fn from_state(state: &ClusterState, allow_chart_skip: bool) -> Self {
+        match (
+            has_counted_error(state, allow_chart_skip),
+            state.ready.truth,
+        ) {
             (true, _) => Self::Error,
             (false, Truth::False) => Self::NotReady,
             (false, Truth::Unknown) => Self::Unknown,
@@ -99,32 +102,32 @@ impl Readiness {
 /// error. The condition is stricter: it is `True` only if at least one member exists and all are ready. With
 /// `allow_chart_skip`, a failure to fetch the chart alone affects neither.
 pub fn summarise(clusters: &BTreeMap<String, ClusterState>, allow_chart_skip: bool) -> Summary {
-    overall(clusters, 0, allow_chart_skip, false)
+    summarise_with(clusters, 0, allow_chart_skip, false)
 }
 
-/// Like [`summarise`], with `unheard` more members that have not reported and are not in `clusters`. The message
+/// Like [`summarise`], with `silent` more members that have not reported and are not in `clusters`. The message
 /// contains the number of members in each state.
 pub fn summarise_many(
     clusters: &BTreeMap<String, ClusterState>,
-    unheard: usize,
+    silent: usize,
     allow_chart_skip: bool,
 ) -> Summary {
-    overall(clusters, unheard, allow_chart_skip, true)
+    summarise_with(clusters, silent, allow_chart_skip, true)
 }
 
-fn overall(
+fn summarise_with(
     clusters: &BTreeMap<String, ClusterState>,
-    unheard: usize,
+    silent: usize,
     allow_chart_skip: bool,
-    counts: bool,
+    with_counts: bool,
 ) -> Summary {
     let mut tally = Tally {
-        unknown: unheard,
+        unknown: silent,
         ..Tally::default()
     };
     let mut worst: Option<(Readiness, &String, &ClusterState)> = None;
     for (name, state) in clusters {
-        let readiness = Readiness::of(state, allow_chart_skip);
+        let readiness = Readiness::from_state(state, allow_chart_skip);
         *match readiness {
             Readiness::Error => &mut tally.error,
             Readiness::NotReady => &mut tally.not_ready,
@@ -132,22 +135,22 @@ fn overall(
             Readiness::Ready => &mut tally.ready,
         } += 1;
         // The iteration is in the order of names, so the first of equals stays.
-        if worst.is_none_or(|(before, ..)| readiness < before) {
+        if worst.is_none_or(|(current, ..)| readiness < current) {
             worst = Some((readiness, name, state));
         }
     }
 
     let mut text = format!("{} of {} clusters ready", tally.ready, tally.total());
-    let complaints = tally.complaints();
-    if counts && !complaints.is_empty() {
-        text.push_str(&format!(" ({complaints})"));
+    let unready = tally.describe_unready();
+    if with_counts && !unready.is_empty() {
+        text.push_str(&format!(" ({unready})"));
     }
-    let named = worst.filter(|(readiness, ..)| *readiness != Readiness::Ready);
-    if let Some((_, name, state)) = named {
-        text.push_str(&complaint(name, state));
-    } else if unheard > 0 {
+    let unready = worst.filter(|(readiness, ..)| *readiness != Readiness::Ready);
+    if let Some((_, name, state)) = unready {
+        text.push_str(&describe_state(name, state));
+    } else if silent > 0 {
         text.push_str(&format!(
-            "; {unheard} without a report since the hub started"
+            "; {silent} without a report since the hub started"
         ));
     }
     let (truth, reason) = match tally {
@@ -165,7 +168,7 @@ fn overall(
         _ => Phase::Pending,
     };
 
-    let text = cut(text);
+    let text = truncate_message(text);
     Summary {
         phase,
         ready: State::new(truth, reason, text.clone()),
@@ -176,14 +179,17 @@ fn overall(
 
 /// Returns the phase of a Tenant that only one member reconciles.
 pub fn phase(state: &ClusterState, allow_chart_skip: bool) -> Phase {
-    match (counted_error(state, allow_chart_skip), state.ready.truth) {
+    match (
+        has_counted_error(state, allow_chart_skip),
+        state.ready.truth,
+    ) {
         (true, _) => Phase::Error,
         (false, Truth::True) => Phase::Ready,
         (false, _) => Phase::Pending,
     }
 }
 
-fn counted_error(state: &ClusterState, allow_chart_skip: bool) -> bool {
+fn has_counted_error(state: &ClusterState, allow_chart_skip: bool) -> bool {
     state.error.as_ref().is_some_and(|error| {
         error.truth == Truth::True && !(allow_chart_skip && reason::is_chart_fetch(&error.reason))
     })
@@ -191,11 +197,11 @@ fn counted_error(state: &ClusterState, allow_chart_skip: bool) -> bool {
 
 /// Describes the member in the worst state. Prefers the error, even one that is not counted: it is more specific than
 /// "not ready".
-fn complaint(name: &str, state: &ClusterState) -> String {
-    let said = match &state.error {
+fn describe_state(name: &str, state: &ClusterState) -> String {
+    let shown = match &state.error {
         Some(error) if error.truth == Truth::True => error,
         _ => &state.ready,
     };
-    let separator = if said.message.is_empty() { "" } else { ": " };
-    format!("; {name}: {}{separator}{}", said.reason, said.message)
+    let separator = if shown.message.is_empty() { "" } else { ": " };
+    format!("; {name}: {}{separator}{}", shown.reason, shown.message)
 }

@@ -102,12 +102,12 @@ fn the_transition_time_moves_only_with_the_status() {
 #[test]
 fn obsolete_member_conditions_are_removed_preserving_order() {
     let mut conditions = vec![foreign()];
-    let busy = ClusterState {
+    let installing = ClusterState {
         progress: Some(state(Truth::True, reason::INSTALLING, "")),
         ..failed(reason::INSTALL_FAILED)
     };
-    set_cluster(&mut conditions, "edge-1", &busy, 1, at(1));
-    set_cluster(&mut conditions, "edge-10", &busy, 1, at(1));
+    set_cluster(&mut conditions, "edge-1", &installing, 1, at(1));
+    set_cluster(&mut conditions, "edge-10", &installing, 1, at(1));
     conditions.push(Condition {
         type_: "Last".to_owned(),
         ..foreign()
@@ -191,10 +191,10 @@ fn member_known_only_by_error_has_unknown_readiness() {
         type_: "ClusterError/edge-1".to_owned(),
         ..foreign()
     };
-    let read = clusters(&[foreign(), condition]);
-    assert_eq!(read.len(), 1);
-    assert_eq!(read["edge-1"].ready.truth, Truth::Unknown);
-    assert_eq!(read["edge-1"].error, Some(state(Truth::True, "R", "m")));
+    let clusters = clusters(&[foreign(), condition]);
+    assert_eq!(clusters.len(), 1);
+    assert_eq!(clusters["edge-1"].ready.truth, Truth::Unknown);
+    assert_eq!(clusters["edge-1"].error, Some(state(Truth::True, "R", "m")));
 }
 
 #[test]
@@ -219,10 +219,10 @@ fn phase_ready_and_message_follow_the_members() {
         ready: ready(Truth::True).ready,
         ..failed(reason::CHART_NOT_LOADED)
     };
-    let no = || ready(Truth::False);
-    let yes = || ready(Truth::True);
+    let not_ready = || ready(Truth::False);
+    let is_ready = || ready(Truth::True);
     let unknown = || ready(Truth::Unknown);
-    for (members, skip, phase, truth, why, message) in [
+    for (members, skip, phase, truth, reason, message) in [
         (
             fleet([]),
             false,
@@ -232,7 +232,7 @@ fn phase_ready_and_message_follow_the_members() {
             "0 of 0 clusters ready",
         ),
         (
-            fleet([("a", yes()), ("b", yes())]),
+            fleet([("a", is_ready()), ("b", is_ready())]),
             false,
             Ready,
             Truth::True,
@@ -240,7 +240,7 @@ fn phase_ready_and_message_follow_the_members() {
             "2 of 2 clusters ready",
         ),
         (
-            fleet([("a", yes()), ("b", no()), ("c", yes())]),
+            fleet([("a", is_ready()), ("b", not_ready()), ("c", is_ready())]),
             false,
             Ready,
             Truth::False,
@@ -248,7 +248,7 @@ fn phase_ready_and_message_follow_the_members() {
             "2 of 3 clusters ready; b: NotReady",
         ),
         (
-            fleet([("a", yes()), ("b", unknown())]),
+            fleet([("a", is_ready()), ("b", unknown())]),
             false,
             Ready,
             Truth::Unknown,
@@ -256,7 +256,7 @@ fn phase_ready_and_message_follow_the_members() {
             "1 of 2 clusters ready; b: NotReady",
         ),
         (
-            fleet([("a", unknown()), ("b", no())]),
+            fleet([("a", unknown()), ("b", not_ready())]),
             false,
             Pending,
             Truth::False,
@@ -266,8 +266,8 @@ fn phase_ready_and_message_follow_the_members() {
         (
             fleet([
                 ("a", unknown()),
-                ("b", no()),
-                ("c", yes()),
+                ("b", not_ready()),
+                ("c", is_ready()),
                 ("d", failed(reason::UPGRADE_FAILED)),
                 ("e", failed(reason::INSTALL_FAILED)),
             ]),
@@ -304,7 +304,7 @@ fn phase_ready_and_message_follow_the_members() {
     ] {
         let summary = summarise(&members, skip);
         assert_eq!(summary.phase, phase, "{message}");
-        assert_eq!(summary.ready, state(truth, why, message));
+        assert_eq!(summary.ready, state(truth, reason, message));
         assert_eq!(summary.last_message, message);
     }
 }

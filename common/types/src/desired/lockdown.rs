@@ -55,8 +55,8 @@ mod tests {
                 Some("system:serviceaccount:team-a:own"),
             ),
         ] {
-            let found = with(default).user("team-a", named);
-            assert_eq!(found.as_deref(), user, "{default:?} {named:?}");
+            let found_user = with(default).user("team-a", named);
+            assert_eq!(found_user.as_deref(), user, "{default:?} {named:?}");
         }
     }
 }

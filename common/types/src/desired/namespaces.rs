@@ -53,9 +53,9 @@ impl ConfigurationError {
 
 impl NamespaceConfiguration {
     /// Limit for the number of labels, and for the number of annotations.
-    pub const MOST: usize = 64;
+    pub const MAX_KEYS: usize = 64;
     /// Limit for the total size of keys and values.
-    pub const MOST_BYTES: usize = 16 << 10;
+    pub const MAX_BYTES: usize = 16 << 10;
 
     pub fn is_empty(&self) -> bool {
         self.labels.is_empty() && self.annotations.is_empty()
@@ -75,7 +75,7 @@ impl NamespaceConfiguration {
     /// # Errors
     /// The first violation.
     pub fn check(&self) -> Result<(), ConfigurationError> {
-        if self.labels.len() > Self::MOST || self.annotations.len() > Self::MOST {
+        if self.labels.len() > Self::MAX_KEYS || self.annotations.len() > Self::MAX_KEYS {
             return Err(ConfigurationError::TooMany);
         }
         for key in self.labels.keys().chain(self.annotations.keys()) {
@@ -86,13 +86,14 @@ impl NamespaceConfiguration {
                 return Err(ConfigurationError::Reserved(key.clone()));
             }
         }
-        let bad = |(_, value): &(&String, &String)| !value.is_empty() && !is_name_part(value);
-        if let Some((key, _)) = self.labels.iter().find(bad) {
+        let is_invalid =
+            |(_, value): &(&String, &String)| !value.is_empty() && !is_name_part(value);
+        if let Some((key, _)) = self.labels.iter().find(is_invalid) {
             return Err(ConfigurationError::Value(key.clone()));
         }
         let all = self.labels.iter().chain(&self.annotations);
         let bytes = all.map(|(key, value)| key.len() + value.len()).sum();
-        match bytes > Self::MOST_BYTES {
+        match bytes > Self::MAX_BYTES {
             true => Err(ConfigurationError::TooLarge(bytes)),
             false => Ok(()),
         }
@@ -103,14 +104,15 @@ impl NamespaceConfiguration {
 /// with it.
 pub fn is_reserved(key: &str) -> bool {
     let prefix = key.split_once('/').map_or("", |(prefix, _)| prefix);
-    let ours = prefix
+    let is_ours = prefix
         .strip_suffix(names::GROUP)
         .is_some_and(|before| before.is_empty() || before.ends_with('.'));
-    ours || [
-        "kubernetes.io/metadata.name",
-        "app.kubernetes.io/managed-by",
-    ]
-    .contains(&key)
+    is_ours
+        || [
+            "kubernetes.io/metadata.name",
+            "app.kubernetes.io/managed-by",
+        ]
+        .contains(&key)
 }
 
 /// Returns whether a label or annotation key is valid: a name of at most 63 bytes, optionally after a DNS subdomain.
@@ -122,11 +124,11 @@ fn is_qualified_name(key: &str) -> bool {
 }
 
 fn is_name_part(text: &str) -> bool {
-    let alphanumeric = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
+    let is_alphanumeric = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
     let bytes = text.as_bytes();
     bytes.len() <= names::LABEL_MAX
-        && alphanumeric(bytes.first())
-        && alphanumeric(bytes.last())
+        && is_alphanumeric(bytes.first())
+        && is_alphanumeric(bytes.last())
         && bytes
             .iter()
             .all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(byte))
@@ -213,10 +215,10 @@ mod tests {
             annotations(&pairs).check(),
             Err(ConfigurationError::TooMany)
         );
-        let fits = "x".repeat(NamespaceConfiguration::MOST_BYTES - 1);
+        let fits = "x".repeat(NamespaceConfiguration::MAX_BYTES - 1);
         assert_eq!(annotations(&[("a", &fits)]).check(), Ok(()));
-        let text = "x".repeat(NamespaceConfiguration::MOST_BYTES);
-        let size = NamespaceConfiguration::MOST_BYTES + 1;
+        let text = "x".repeat(NamespaceConfiguration::MAX_BYTES);
+        let size = NamespaceConfiguration::MAX_BYTES + 1;
         let refused = Err(ConfigurationError::TooLarge(size));
         assert_eq!(annotations(&[("a", &text)]).check(), refused);
     }

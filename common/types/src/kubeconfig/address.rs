@@ -35,10 +35,10 @@ const LOOPBACK_NAMES: [&str; 6] = [
 ];
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Zone {
+enum AddressZone {
     Loopback,
     LinkLocal,
-    Elsewhere,
+    Other,
 }
 
 /// Returns why the policy rejects this address, with the remedy, or `None` if it allows the address.
@@ -46,102 +46,105 @@ enum Zone {
 /// [`super::parse`] checks only the text of a host name. A caller that resolves the name must check each address with
 /// this function.
 pub fn refused_address(ip: IpAddr, policy: &Policy) -> Option<&'static str> {
-    refused(zone_of(ip), policy)
+    zone_refusal(address_zone(ip), policy)
 }
 
 /// Like [`refused_address`], for a host as in a URL, without brackets.
 pub(super) fn refused_host(host: &str, policy: &Policy) -> Option<&'static str> {
     let zone = match host.parse() {
-        Ok(ip) => zone_of(ip),
-        Err(_) => zone_of_name(host),
+        Ok(ip) => address_zone(ip),
+        Err(_) => name_zone(host),
     };
-    refused(zone, policy)
+    zone_refusal(zone, policy)
 }
 
-fn refused(zone: Zone, policy: &Policy) -> Option<&'static str> {
+fn zone_refusal(zone: AddressZone, policy: &Policy) -> Option<&'static str> {
     match zone {
-        Zone::Loopback if !policy.allow_loopback => Some(LOOPBACK),
-        Zone::LinkLocal if !policy.allow_link_local => Some(LINK_LOCAL),
+        AddressZone::Loopback if !policy.allow_loopback => Some(LOOPBACK),
+        AddressZone::LinkLocal if !policy.allow_link_local => Some(LINK_LOCAL),
         _ => None,
     }
 }
 
 /// Returns whether some programs read the host as an IPv4 address in a notation other than `10.0.0.1`. Examples are a
 /// single number, hexadecimal or octal parts, omitted parts, and a trailing dot.
-pub(super) fn is_odd_number(host: &str) -> bool {
+pub(super) fn is_ambiguous_number(host: &str) -> bool {
     // The URL standard's test: only the last label matters.
-    let last = host
+    let last_label = host
         .strip_suffix('.')
         .unwrap_or(host)
         .rsplit('.')
         .next()
         .unwrap_or_default();
-    let decimal = last.bytes().all(|byte| byte.is_ascii_digit());
-    let hexadecimal = last
+    let is_decimal = last_label.bytes().all(|byte| byte.is_ascii_digit());
+    let is_hexadecimal = last_label
         .strip_prefix("0x")
-        .or_else(|| last.strip_prefix("0X"))
+        .or_else(|| last_label.strip_prefix("0X"))
         .is_some_and(|digits| digits.bytes().all(|byte| byte.is_ascii_hexdigit()));
-    (decimal || hexadecimal) && host.parse::<Ipv4Addr>().is_err()
+    (is_decimal || is_hexadecimal) && host.parse::<Ipv4Addr>().is_err()
 }
 
-fn zone_of_name(host: &str) -> Zone {
+fn name_zone(host: &str) -> AddressZone {
     let name = host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase();
     if LOOPBACK_NAMES.contains(&name.as_str()) || name.ends_with(".localhost") {
-        Zone::Loopback
+        AddressZone::Loopback
     } else if METADATA_NAMES.contains(&name.as_str()) {
-        Zone::LinkLocal
+        AddressZone::LinkLocal
     } else {
-        Zone::Elsewhere
+        AddressZone::Other
     }
 }
 
-fn zone_of(ip: IpAddr) -> Zone {
+fn address_zone(ip: IpAddr) -> AddressZone {
     if METADATA.contains(&ip) {
-        return Zone::LinkLocal;
+        return AddressZone::LinkLocal;
     }
     match ip {
         IpAddr::V4(ip) => match ip.octets() {
             // All of 0/8 means "this host".
-            [127 | 0, ..] => Zone::Loopback,
+            [127 | 0, ..] => AddressZone::Loopback,
             // 224 to 239 are multicast. 240 to 255 are reserved, including broadcast.
-            [169, 254, ..] | [224..=255, ..] => Zone::LinkLocal,
-            _ => Zone::Elsewhere,
+            [169, 254, ..] | [224..=255, ..] => AddressZone::LinkLocal,
+            _ => AddressZone::Other,
         },
-        IpAddr::V6(ip) if ip.is_loopback() || ip.is_unspecified() => Zone::Loopback,
-        IpAddr::V6(ip) if ip.is_unicast_link_local() || ip.is_multicast() => Zone::LinkLocal,
-        IpAddr::V6(ip) => worst(embedded(ip)),
+        IpAddr::V6(ip) if ip.is_loopback() || ip.is_unspecified() => AddressZone::Loopback,
+        IpAddr::V6(ip) if ip.is_unicast_link_local() || ip.is_multicast() => AddressZone::LinkLocal,
+        IpAddr::V6(ip) => worst_zone(embedded_ipv4(ip)),
     }
 }
 
-fn worst(embedded: [Option<Ipv4Addr>; 4]) -> Zone {
-    let zones = embedded.into_iter().flatten().map(|ip| zone_of(ip.into()));
-    zones.fold(Zone::Elsewhere, |worst, zone| match (worst, zone) {
-        (Zone::Loopback, _) | (_, Zone::Elsewhere) => worst,
+fn worst_zone(embedded: [Option<Ipv4Addr>; 4]) -> AddressZone {
+    let zones = embedded
+        .into_iter()
+        .flatten()
+        .map(|ip| address_zone(ip.into()));
+    zones.fold(AddressZone::Other, |worst, zone| match (worst, zone) {
+        (AddressZone::Loopback, _) | (_, AddressZone::Other) => worst,
         (_, zone) => zone,
     })
 }
 
 /// Returns the IPv4 addresses that an IPv6 address can stand for, for each transition mechanism.
-fn embedded(ip: Ipv6Addr) -> [Option<Ipv4Addr>; 4] {
-    let of =
+fn embedded_ipv4(ip: Ipv6Addr) -> [Option<Ipv4Addr>; 4] {
+    let ipv4 =
         |high: u16, low: u16| Some(Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low)));
-    let one = |high: u16, low: u16| [of(high, low), None, None, None];
+    let only = |high: u16, low: u16| [ipv4(high, low), None, None, None];
     match ip.segments() {
         // Compatible and mapped (RFC 4291), translated (RFC 2765).
         [0, 0, 0, 0, 0, 0 | 0xffff, high, low] | [0, 0, 0, 0, 0xffff, 0, high, low] => {
-            one(high, low)
+            only(high, low)
         }
         // NAT64 (RFC 6052), with the well-known prefix.
-        [0x64, 0xff9b, 0, 0, 0, 0, high, low] => one(high, low),
-        [0x64, 0xff9b, 1, rest @ ..] => of_own_prefix(rest),
+        [0x64, 0xff9b, 0, 0, 0, 0, high, low] => only(high, low),
+        [0x64, 0xff9b, 1, rest @ ..] => nat64_candidates(rest),
         // 6to4 (RFC 3056).
-        [0x2002, high, low, ..] => one(high, low),
+        [0x2002, high, low, ..] => only(high, low),
         // Teredo (RFC 4380): the server's address, and the client's address with inverted bits.
         [0x2001, 0, high, low, _, _, client_high, client_low] => {
-            [of(high, low), of(!client_high, !client_low), None, None]
+            [ipv4(high, low), ipv4(!client_high, !client_low), None, None]
         }
         // ISATAP (RFC 5214).
-        [_, _, _, _, 0 | 0x200, 0x5efe, high, low] => one(high, low),
+        [_, _, _, _, 0 | 0x200, 0x5efe, high, low] => only(high, low),
         _ => [None; 4],
     }
 }
@@ -149,7 +152,7 @@ fn embedded(ip: Ipv6Addr) -> [Option<Ipv4Addr>; 4] {
 /// Returns the candidates for a network-specific NAT64 prefix (RFC 8215) of 96, 64, 56 or 48 bits, as the length is
 /// unknown. With the shorter prefixes, the address contains an octet of zeros, and zeros follow it (RFC 6052). A
 /// candidate that starts with a zero is the padding of a different prefix length.
-fn of_own_prefix(rest: [u16; 5]) -> [Option<Ipv4Addr>; 4] {
+fn nat64_candidates(rest: [u16; 5]) -> [Option<Ipv4Addr>; 4] {
     let [
         _,
         _,
@@ -168,15 +171,15 @@ fn of_own_prefix(rest: [u16; 5]) -> [Option<Ipv4Addr>; 4] {
         o14,
         o15,
     ] = Ipv6Addr::from([0, 0, 0, rest[0], rest[1], rest[2], rest[3], rest[4]]).octets();
-    let of = |octets: [u8; 4], after: &[u8]| {
-        let is_one = octets[0] != 0 && after.iter().all(|octet| *octet == 0);
-        is_one.then(|| Ipv4Addr::from(octets))
+    let candidate = |octets: [u8; 4], after: &[u8]| {
+        let is_candidate = octets[0] != 0 && after.iter().all(|octet| *octet == 0);
+        is_candidate.then(|| Ipv4Addr::from(octets))
     };
     [
-        of([o12, o13, o14, o15], &[]),
-        of([o9, o10, o11, o12], &[o13, o14, o15]),
-        of([o7, o9, o10, o11], &[o12, o13, o14, o15]),
-        of([o6, o7, o9, o10], &[o11, o12, o13, o14, o15]),
+        candidate([o12, o13, o14, o15], &[]),
+        candidate([o9, o10, o11, o12], &[o13, o14, o15]),
+        candidate([o7, o9, o10, o11], &[o12, o13, o14, o15]),
+        candidate([o6, o7, o9, o10], &[o11, o12, o13, o14, o15]),
     ]
 }
 
@@ -205,13 +208,13 @@ mod tests {
         allow_proxy: false,
     };
 
-    fn words<'a>(lines: &'a [&str]) -> impl Iterator<Item = &'a str> {
+    fn split_words<'a>(lines: &'a [&str]) -> impl Iterator<Item = &'a str> {
         lines.iter().flat_map(|line| line.split(' '))
     }
 
     #[test]
     fn loopback_is_rejected_in_every_notation() {
-        for host in words(&[
+        for host in split_words(&[
             "127.0.0.1 127.255.3.4 0.0.0.0 0.1.2.3 ::1 :: ::ffff:127.0.0.1 ::ffff:7f00:1",
             "::127.0.0.1 ::ffff:0:0 64:ff9b::7f00:1 2002:7f00:1::",
             // Network-specific NAT64, with prefixes of 96, 64, 56 and 48 bits.
@@ -236,7 +239,7 @@ mod tests {
 
     #[test]
     fn link_local_metadata_and_multicast_addresses_are_rejected() {
-        for host in words(&[
+        for host in split_words(&[
             "169.254.169.254 169.254.0.1 fe80::1 febf:ffff::1 fd00:ec2::254 fd20:ce::254",
             "100.100.100.200 192.0.0.192 168.63.129.16 224.0.0.1 239.255.255.255 240.0.0.1",
             "255.255.255.255 ff02::1 ::ffff:169.254.169.254 ::ffff:100.100.100.200",
@@ -258,7 +261,7 @@ mod tests {
 
     #[test]
     fn addresses_of_clusters_are_let_through() {
-        for host in words(&[
+        for host in split_words(&[
             "10.0.0.1 172.16.0.1 192.168.1.1 100.64.0.1 100.100.100.201 1.1.1.1 223.255.255.255",
             "128.0.0.1 fd00::1 fec0::1 2001:db8::1 ::ffff:10.0.0.1 64:ff9b::a00:1",
             "64:ff9b:1::a00:1 64:ff9b:1:0:a:0:100:: 64:ff9b:1:a:0:1:: 64:ff9b:1:a00:0:100::",
@@ -271,27 +274,27 @@ mod tests {
 
     #[test]
     fn ambiguous_numeric_hosts_are_odd() {
-        for host in words(&[
+        for host in split_words(&[
             "2130706433 0 127.1 127.0.1 0x7f.1 0x7f000001 0X7F.0.0.1 0177.0.0.1 017700000001",
             "127.0.0.1. 10.0.0.1. 10.0.0.01 10.0.0.0x1 10.0.0.256 1.2.3.4.5 a.1 0x",
         ]) {
-            assert!(is_odd_number(host), "{host}");
+            assert!(is_ambiguous_number(host), "{host}");
         }
-        for host in words(&[
+        for host in split_words(&[
             "10.0.0.1 127.0.0.1 1.2.3.4.example.org 10-0-0-1.example.org 0x7f.example 0xg 1a a1",
             "edge.1a",
         ]) {
-            assert!(!is_odd_number(host), "{host}");
+            assert!(!is_ambiguous_number(host), "{host}");
         }
     }
 
     proptest! {
         #[test]
         fn embedded_ipv4_is_judged_like_plain_address(bits: u32) {
-            let plain = Ipv4Addr::from_bits(bits);
+            let ipv4 = Ipv4Addr::from_bits(bits);
             let [high, low] = [(bits >> 16) as u16, bits as u16];
-            for wrapped in [
-                plain.to_ipv6_mapped(),
+            for ipv6 in [
+                ipv4.to_ipv6_mapped(),
                 Ipv6Addr::new(0x64, 0xff9b, 0, 0, 0, 0, high, low),
                 Ipv6Addr::new(0x2002, high, low, 0, 0, 0, 0, 1),
                 Ipv6Addr::new(0, 0, 0, 0, 0xffff, 0, high, low),
@@ -299,8 +302,8 @@ mod tests {
                 Ipv6Addr::new(0xfd00, 0, 0, 1, 0, 0x5efe, high, low),
             ] {
                 prop_assert_eq!(
-                    refused_address(plain.into(), &STRICT),
-                    refused_address(wrapped.into(), &STRICT)
+                    refused_address(ipv4.into(), &STRICT),
+                    refused_address(ipv6.into(), &STRICT)
                 );
             }
         }
@@ -310,7 +313,7 @@ mod tests {
             parts in proptest::collection::vec("(0x[0-9a-fA-F]{0,8}|0?[0-9]{1,10})", 1..5),
         ) {
             let host = parts.join(".");
-            prop_assert!(host.parse::<Ipv4Addr>().is_ok() != is_odd_number(&host));
+            prop_assert!(host.parse::<Ipv4Addr>().is_ok() != is_ambiguous_number(&host));
         }
     }
 }

@@ -9,17 +9,17 @@ use serde_json::Value;
 use super::KubeconfigError;
 
 /// Tolerated clock skew. Within it, the hub still tries a credential, as the API server may accept it.
-pub(super) const LEEWAY: SignedDuration = SignedDuration::from_mins(10);
+pub(super) const CLOCK_SKEW: SignedDuration = SignedDuration::from_mins(10);
 
 /// Validity period of one credential. `None` means no bound.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Validity {
+pub(super) struct CredentialValidity {
     path: String,
     pub(super) not_before: Option<Timestamp>,
     pub(super) expires: Option<Timestamp>,
 }
 
-impl Validity {
+impl CredentialValidity {
     pub(super) fn unlimited(path: String) -> Self {
         Self {
             path,
@@ -28,36 +28,39 @@ impl Validity {
         }
     }
 
-    pub(super) fn of_certificate(path: String, validity: &x509_parser::prelude::Validity) -> Self {
+    pub(super) fn from_certificate(
+        path: String,
+        validity: &x509_parser::prelude::Validity,
+    ) -> Self {
         // 9999-12-31, which stands for "never", exceeds the range of a Timestamp.
-        let at = |seconds: i64| Timestamp::from_second(seconds).ok();
+        let timestamp = |seconds: i64| Timestamp::from_second(seconds).ok();
         Self {
             path,
-            not_before: at(validity.not_before.timestamp()),
-            expires: at(validity.not_after.timestamp()),
+            not_before: timestamp(validity.not_before.timestamp()),
+            expires: timestamp(validity.not_after.timestamp()),
         }
     }
 
     /// Returns a period without bounds if the token is not a JWT.
-    pub(super) fn of_token(path: String, token: &str) -> Self {
+    pub(super) fn from_token(path: String, token: &str) -> Self {
         let claims = claims(token);
-        let date = |name: &str| date(claims.as_ref()?.get(name)?);
+        let claim_date = |name: &str| date(claims.as_ref()?.get(name)?);
         Self {
             path,
-            not_before: date("nbf"),
-            expires: date("exp"),
+            not_before: claim_date("nbf"),
+            expires: claim_date("exp"),
         }
     }
 
     pub(super) fn check(&self, now: Timestamp) -> Result<(), KubeconfigError> {
         match (self.not_before, self.expires) {
-            (_, Some(expires)) if now.duration_since(expires) > LEEWAY => {
+            (_, Some(expires)) if now.duration_since(expires) > CLOCK_SKEW => {
                 Err(KubeconfigError::Expired {
                     path: self.path.clone(),
                     expires,
                 })
             }
-            (Some(not_before), _) if not_before.duration_since(now) > LEEWAY => {
+            (Some(not_before), _) if not_before.duration_since(now) > CLOCK_SKEW => {
                 Err(KubeconfigError::NotYetValid {
                     path: self.path.clone(),
                     not_before,
@@ -107,9 +110,9 @@ mod tests {
             ("[]", None, None),
             ("not json", None, None),
         ] {
-            let found = Validity::of_token(String::new(), &token(claims));
+            let validity = CredentialValidity::from_token(String::new(), &token(claims));
             assert_eq!(
-                (found.not_before, found.expires),
+                (validity.not_before, validity.expires),
                 (not_before, expires),
                 "{claims}"
             );
@@ -118,10 +121,14 @@ mod tests {
 
     #[test]
     fn opaque_token_has_no_dates() {
-        let four = format!("{}.x", token(r#"{"exp":1}"#));
-        for opaque in ["", "opaque", "a.b", "a.%.c", "..", four.as_str()] {
-            let found = Validity::of_token("p".to_owned(), opaque);
-            assert_eq!(found, Validity::unlimited("p".to_owned()), "{opaque}");
+        let four_parts = format!("{}.x", token(r#"{"exp":1}"#));
+        for opaque in ["", "opaque", "a.b", "a.%.c", "..", four_parts.as_str()] {
+            let validity = CredentialValidity::from_token("p".to_owned(), opaque);
+            assert_eq!(
+                validity,
+                CredentialValidity::unlimited("p".to_owned()),
+                "{opaque}"
+            );
         }
     }
 }

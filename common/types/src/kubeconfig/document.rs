@@ -11,7 +11,7 @@ const DEPTH_MAX: usize = 32;
 const ALIASES_MAX: usize = 16;
 const REPLAYED_EVENTS_MAX: usize = 128;
 
-pub(super) fn read(bytes: &[u8]) -> Result<Value, KubeconfigError> {
+pub(super) fn parse(bytes: &[u8]) -> Result<Value, KubeconfigError> {
     if bytes.len() > SIZE_MAX {
         return Err(KubeconfigError::TooLarge { size: bytes.len() });
     }
@@ -46,10 +46,10 @@ pub(super) fn read(bytes: &[u8]) -> Result<Value, KubeconfigError> {
         emit_comments: false,
         with_snippet: false,
     };
-    serde_saphyr::from_str_with_options(text, options).map_err(|error| refusal(&error))
+    serde_saphyr::from_str_with_options(text, options).map_err(|error| yaml_error(&error))
 }
 
-fn refusal(error: &Error) -> KubeconfigError {
+fn yaml_error(error: &Error) -> KubeconfigError {
     let (line, column) = error
         .location()
         .map_or((0, 0), |location| (location.line(), location.column()));

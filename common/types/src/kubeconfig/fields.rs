@@ -3,7 +3,7 @@
 use super::KubeconfigError;
 use crate::document::{FieldError, Fields};
 
-const NAME_SHOWN_MAX: usize = 64;
+const SHOWN_NAME_MAX: usize = 64;
 
 impl<'a> Fields<'a> {
     /// Requires an absolute path: a relative path would depend on the hub's working directory.
@@ -16,58 +16,58 @@ impl<'a> Fields<'a> {
         }
     }
 
-    pub(super) fn constant(
+    pub(super) fn expect_value(
         &self,
         key: &str,
         expected: &str,
         problem: &'static str,
     ) -> Result<(), FieldError> {
         match self.text(key)? {
-            Some(found) if found != expected => Err(self.invalid(key, problem)),
+            Some(value) if value != expected => Err(self.invalid(key, problem)),
             _ => Ok(()),
         }
     }
 
-    pub(super) fn refuse(&self, key: &str, remedy: &'static str) -> Result<(), KubeconfigError> {
+    pub(super) fn forbid(&self, key: &str, remedy: &'static str) -> Result<(), KubeconfigError> {
         match self.get(key) {
             Some(_) => Err(self.forbidden(key, remedy)),
             None => Ok(()),
         }
     }
 
-    /// Returns the map under `inner` in the only item of `list` with this name.
+    /// Returns the map under `key` in the only item of `list` with this name.
     pub(super) fn entry(
         &self,
         list: &'static str,
-        inner: &'static str,
+        key: &'static str,
         name: &str,
     ) -> Result<Fields<'a>, KubeconfigError> {
         let items = self.list(list)?.unwrap_or_default();
-        let mut found = items.iter().enumerate().filter_map(|(index, item)| {
+        let mut matches = items.iter().enumerate().filter_map(|(index, item)| {
             let map = item.as_object()?;
             (map.get("name")?.as_str()? == name).then_some((index, map))
         });
-        let Some((index, map)) = found.next() else {
+        let Some((index, map)) = matches.next() else {
             return Err(KubeconfigError::NotFound {
-                kind: inner,
+                kind: key,
                 list,
-                name: shown(name),
+                name: quoted(name),
             });
         };
-        if found.next().is_some() {
+        if matches.next().is_some() {
             return Err(KubeconfigError::Duplicate {
                 list,
-                name: shown(name),
+                name: quoted(name),
             });
         }
         let item = Fields {
             path: format!("{list}[{index}]"),
             map: Some(map),
         };
-        item.known(&["name", inner, "extensions"])?;
+        item.allow_only(&["name", key, "extensions"])?;
         Ok(Fields {
-            path: item.path_to(inner),
-            map: item.inner(inner)?.and_then(|inner| inner.map),
+            path: item.path_to(key),
+            map: item.nested(key)?.and_then(|fields| fields.map),
         })
     }
 
@@ -86,18 +86,18 @@ impl<'a> Fields<'a> {
 }
 
 /// Quotes the name so that it cannot imitate other text in a log.
-fn shown(name: &str) -> String {
-    if name.chars().count() <= NAME_SHOWN_MAX {
+fn quoted(name: &str) -> String {
+    if name.chars().count() <= SHOWN_NAME_MAX {
         format!("{name:?}")
     } else {
         format!(
             "{:?}...",
-            name.chars().take(NAME_SHOWN_MAX).collect::<String>()
+            name.chars().take(SHOWN_NAME_MAX).collect::<String>()
         )
     }
 }
 
-pub(super) fn at_line(line: u64, column: u64) -> String {
+pub(super) fn position(line: u64, column: u64) -> String {
     if line == 0 {
         String::new()
     } else {

@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 
-use super::{KubeconfigError, Policy, Sanitized, address, parse, refused_address};
+use super::{KubeconfigError, Policy, SanitizedKubeconfig, address, parse, refused_address};
 use crate::fingerprint;
 
 /// Limit of a condition's message.
@@ -49,22 +49,22 @@ pub fn policy_of(bits: u8) -> Policy {
 /// Returns the first invariant that this input and policy violate.
 pub fn broken_promise(bytes: &[u8], policy: &Policy) -> Option<String> {
     let broken = match parse(bytes, policy) {
-        Ok(sanitized) => broken_of(&sanitized, policy),
-        Err(error) => broken_of_refusal(&error),
+        Ok(sanitized) => broken_by_result(&sanitized, policy),
+        Err(error) => broken_by_error(&error),
     };
-    broken.or_else(|| broken_by_more(bytes, policy))
+    broken.or_else(|| broken_by_policy(bytes, policy))
 }
 
-fn broken_of_refusal(error: &KubeconfigError) -> Option<String> {
+fn broken_by_error(error: &KubeconfigError) -> Option<String> {
     let text = error.to_string();
     if text.len() > MESSAGE_MAX {
         return Some(format!("a message of {} bytes", text.len()));
     }
-    let control = text.chars().any(char::is_control);
-    control.then(|| format!("a control character in the message {text:?}"))
+    let has_control = text.chars().any(char::is_control);
+    has_control.then(|| format!("a control character in the message {text:?}"))
 }
 
-fn broken_of(sanitized: &Sanitized, policy: &Policy) -> Option<String> {
+fn broken_by_result(sanitized: &SanitizedKubeconfig, policy: &Policy) -> Option<String> {
     let Ok(rebuilt) = serde_json::from_str::<Value>(&sanitized.yaml) else {
         return Some("the rebuilt kubeconfig is not JSON".to_owned());
     };
@@ -72,16 +72,16 @@ fn broken_of(sanitized: &Sanitized, policy: &Policy) -> Option<String> {
         .map(|part| rebuilt.pointer(part).cloned().unwrap_or_default());
     let secrets = ["token", "client-key-data"].map(|key| user.get(key).and_then(Value::as_str));
     let debug = format!("{sanitized:?}");
-    let shown = |secret: &str| secret.len() >= SECRET_MIN && debug.contains(secret);
+    let is_shown = |secret: &str| secret.len() >= SECRET_MIN && debug.contains(secret);
     None.or_else(|| broken_keys(&rebuilt, policy))
         .or_else(|| broken_addresses(sanitized, policy))
         .or_else(|| {
-            let same = cluster.get("server").and_then(Value::as_str) == Some(&sanitized.server);
-            (!same).then(|| "the server differs from the reported one".to_owned())
+            let is_same = cluster.get("server").and_then(Value::as_str) == Some(&sanitized.server);
+            (!is_same).then(|| "the server differs from the reported one".to_owned())
         })
         .or_else(|| {
-            let shown = secrets.into_iter().flatten().any(shown);
-            shown.then(|| "a secret in the debug output".to_owned())
+            let any_shown = secrets.into_iter().flatten().any(is_shown);
+            any_shown.then(|| "a secret in the debug output".to_owned())
         })
         .or_else(|| {
             let digest = fingerprint::sha256_hex(sanitized.yaml.as_bytes());
@@ -101,12 +101,12 @@ fn broken_of(sanitized: &Sanitized, policy: &Policy) -> Option<String> {
 
 /// Checks that every key is allowed and that none comes from the input's author.
 fn broken_keys(rebuilt: &Value, policy: &Policy) -> Option<String> {
-    let mut left = vec![rebuilt];
-    while let Some(value) = left.pop() {
+    let mut unchecked = vec![rebuilt];
+    while let Some(value) = unchecked.pop() {
         match value {
             Value::Object(map) => {
                 for (key, value) in map {
-                    let admitted = match key.as_str() {
+                    let is_allowed = match key.as_str() {
                         "exec" => policy.allow_exec,
                         "auth-provider" => policy.allow_auth_provider,
                         "tokenFile" => policy.allow_token_file,
@@ -117,43 +117,44 @@ fn broken_keys(rebuilt: &Value, policy: &Policy) -> Option<String> {
                         "proxy-url" => policy.allow_proxy,
                         key => ALLOWED.contains(&key),
                     };
-                    if !admitted {
+                    if !is_allowed {
                         return Some(format!("the rebuilt kubeconfig contains {key:?}"));
                     }
                     // These values are copied unchanged.
                     if !matches!(key.as_str(), "exec" | "auth-provider") {
-                        left.push(value);
+                        unchecked.push(value);
                     }
                 }
             }
-            Value::Array(items) => left.extend(items),
+            Value::Array(items) => unchecked.extend(items),
             _ => {}
         }
     }
     None
 }
 
-fn broken_addresses(sanitized: &Sanitized, policy: &Policy) -> Option<String> {
+fn broken_addresses(sanitized: &SanitizedKubeconfig, policy: &Policy) -> Option<String> {
     if !sanitized.server.starts_with("https://") {
         return Some("the server has no https URL".to_owned());
     }
     let hops = [Some(&sanitized.authority), sanitized.proxy.as_ref()];
     hops.into_iter().flatten().find_map(|authority| {
         let ip = authority.host.parse().ok();
-        let refused = ip.is_some_and(|ip| refused_address(ip, policy).is_some())
+        let is_refused = ip.is_some_and(|ip| refused_address(ip, policy).is_some())
             || address::refused_host(&authority.host, policy).is_some();
         // The colons of an IPv6 address do not form a last label.
-        let odd = ip.is_none() && address::is_odd_number(&authority.host);
-        let wrong = refused || odd || authority.port == 0 || authority.host.is_empty();
-        wrong.then(|| format!("it points to {authority:?}"))
+        let is_ambiguous = ip.is_none() && address::is_ambiguous_number(&authority.host);
+        let is_invalid =
+            is_refused || is_ambiguous || authority.port == 0 || authority.host.is_empty();
+        is_invalid.then(|| format!("it points to {authority:?}"))
     })
 }
 
 /// Checks that every policy gives the same result for input that the strict policy accepts.
-fn broken_by_more(bytes: &[u8], policy: &Policy) -> Option<String> {
+fn broken_by_policy(bytes: &[u8], policy: &Policy) -> Option<String> {
     let strict = parse(bytes, &Policy::default()).ok()?;
     match parse(bytes, policy) {
-        Ok(found) if found == strict => None,
+        Ok(sanitized) if sanitized == strict => None,
         other => Some(format!("{strict:?} when nothing is allowed, and {other:?}")),
     }
 }

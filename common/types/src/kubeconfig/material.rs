@@ -13,16 +13,16 @@ use x509_parser::certificate::X509Certificate;
 use x509_parser::prelude::FromDer as _;
 
 use crate::document::{FieldError, Fields};
-use crate::kubeconfig::credential_dates::Validity;
+use crate::kubeconfig::credential_dates::CredentialValidity;
 
 const PEM_LINE: usize = 64;
-const CA: &str = "certificate-authority-data";
-const CERTIFICATE: &str = "client-certificate-data";
-const KEY: &str = "client-key-data";
+const CA_FIELD: &str = "certificate-authority-data";
+const CERTIFICATE_FIELD: &str = "client-certificate-data";
+const KEY_FIELD: &str = "client-key-data";
 const DAMAGED: &str = "holds a PEM certificate that is damaged";
-const NO_CA: &str = "holds no CA certificate: give that of the authority which has signed the server's \
+const NO_CA_CERTIFICATE: &str = "holds no CA certificate: give that of the authority which has signed the server's \
     certificate (the server's own only where it has signed itself)";
-const OTHER_KEY: &str = "is not the key of client-certificate-data; provide a matching pair";
+const KEY_MISMATCH: &str = "is not the key of client-certificate-data; provide a matching pair";
 const UNUSABLE_KEY: &str = "holds a private key that cannot be used: make an ECDSA key (P-256, P-384, \
     P-521), an Ed25519 one or an RSA one of 2048 to 8192 bits";
 const UNUSABLE_CERTIFICATE: &str =
@@ -45,31 +45,32 @@ pub(super) struct PrivateKey {
 /// certificate, and the TLS libraries of Krypton and Helm accept a server that presents it. A certificate that is
 /// neither can verify no server, not even its own.
 pub(super) fn authorities(fields: &Fields<'_>) -> Result<Option<String>, FieldError> {
-    let Some(certificates) = certificates(fields, CA)? else {
+    let Some(certificates) = certificates(fields, CA_FIELD)? else {
         return Ok(None);
     };
     let mut roots = RootCertStore::empty();
-    let mut vouching = false;
+    let mut may_verify = false;
     for der in &certificates.chain {
-        let parsed = parsed(der).ok_or_else(|| fields.invalid(CA, DAMAGED))?;
-        vouching |= parsed.is_ca() || parsed.subject() == parsed.issuer();
-        let usable = roots.add(der.clone());
-        usable.map_err(|_| fields.invalid(CA, DAMAGED))?;
+        let certificate =
+            parse_certificate(der).ok_or_else(|| fields.invalid(CA_FIELD, DAMAGED))?;
+        may_verify |= certificate.is_ca() || certificate.subject() == certificate.issuer();
+        let added = roots.add(der.clone());
+        added.map_err(|_| fields.invalid(CA_FIELD, DAMAGED))?;
     }
-    if !vouching {
-        return Err(fields.invalid(CA, NO_CA));
+    if !may_verify {
+        return Err(fields.invalid(CA_FIELD, NO_CA_CERTIFICATE));
     }
     Ok(Some(certificates.data))
 }
 
 /// Returns the client certificate with its issuers. `None` if the field is not set.
 pub(super) fn client_certificate(fields: &Fields<'_>) -> Result<Option<Certificates>, FieldError> {
-    certificates(fields, CERTIFICATE)
+    certificates(fields, CERTIFICATE_FIELD)
 }
 
 /// Returns the client key. `None` if the field is not set.
 pub(super) fn client_key(fields: &Fields<'_>) -> Result<Option<PrivateKey>, FieldError> {
-    let Some(pem) = decoded(fields, KEY)? else {
+    let Some(pem) = decode_base64(fields, KEY_FIELD)? else {
         return Ok(None);
     };
     match PrivateKeyDer::from_pem_slice(&pem) {
@@ -79,15 +80,18 @@ pub(super) fn client_key(fields: &Fields<'_>) -> Result<Option<PrivateKey>, Fiel
                 PrivateKeyDer::Sec1(_) => "EC PRIVATE KEY",
                 _ => "PRIVATE KEY",
             };
-            let data = STANDARD.encode(pem_of(label, key.secret_der()));
+            let data = STANDARD.encode(to_pem(label, key.secret_der()));
             Ok(Some(PrivateKey { data, key }))
         }
-        Err(_) => Err(fields.invalid(KEY, "holds no PEM private key, or one that is encrypted")),
+        Err(_) => Err(fields.invalid(
+            KEY_FIELD,
+            "holds no PEM private key, or one that is encrypted",
+        )),
     }
 }
 
 /// Checks that key and certificate belong together.
-pub(super) fn paired(
+pub(super) fn check_pair(
     fields: &Fields<'_>,
     certificates: &Certificates,
     key: &PrivateKey,
@@ -96,25 +100,25 @@ pub(super) fn paired(
     let provider = aws_lc_rs::default_provider();
     match CertifiedKey::from_der(chain, key.key.clone_key(), &provider) {
         Ok(_) => Ok(()),
-        Err(rustls::Error::InconsistentKeys(_)) => Err(fields.invalid(KEY, OTHER_KEY)),
+        Err(rustls::Error::InconsistentKeys(_)) => Err(fields.invalid(KEY_FIELD, KEY_MISMATCH)),
         Err(rustls::Error::InvalidCertificate(_)) => {
-            Err(fields.invalid(CERTIFICATE, UNUSABLE_CERTIFICATE))
+            Err(fields.invalid(CERTIFICATE_FIELD, UNUSABLE_CERTIFICATE))
         }
-        Err(_) => Err(fields.invalid(KEY, UNUSABLE_KEY)),
+        Err(_) => Err(fields.invalid(KEY_FIELD, UNUSABLE_KEY)),
     }
 }
 
 /// Returns the validity of the client certificate, which is the first certificate in its field.
-pub(super) fn validity(fields: &Fields<'_>, certificates: &Certificates) -> Validity {
-    let path = fields.path_to(CERTIFICATE);
-    let own = certificates.chain.first().and_then(|der| parsed(der));
-    match own {
-        Some(own) => Validity::of_certificate(path, own.validity()),
-        None => Validity::unlimited(path),
+pub(super) fn validity(fields: &Fields<'_>, certificates: &Certificates) -> CredentialValidity {
+    let path = fields.path_to(CERTIFICATE_FIELD);
+    let client = certificates.chain.first();
+    match client.and_then(|der| parse_certificate(der)) {
+        Some(client) => CredentialValidity::from_certificate(path, client.validity()),
+        None => CredentialValidity::unlimited(path),
     }
 }
 
-fn parsed<'a>(der: &'a CertificateDer<'_>) -> Option<X509Certificate<'a>> {
+fn parse_certificate<'a>(der: &'a CertificateDer<'_>) -> Option<X509Certificate<'a>> {
     match X509Certificate::from_der(der) {
         Ok(([], certificate)) => Some(certificate),
         _ => None,
@@ -122,27 +126,27 @@ fn parsed<'a>(der: &'a CertificateDer<'_>) -> Option<X509Certificate<'a>> {
 }
 
 fn certificates(fields: &Fields<'_>, key: &str) -> Result<Option<Certificates>, FieldError> {
-    let Some(pem) = decoded(fields, key)? else {
+    let Some(pem) = decode_base64(fields, key)? else {
         return Ok(None);
     };
     let mut chain = Vec::new();
     for certificate in CertificateDer::pem_slice_iter(&pem) {
         match certificate {
-            Ok(der) if parsed(&der).is_some() => chain.push(der),
+            Ok(der) if parse_certificate(&der).is_some() => chain.push(der),
             _ => return Err(fields.invalid(key, DAMAGED)),
         }
     }
     if chain.is_empty() {
         return Err(fields.invalid(key, "holds no PEM certificate"));
     }
-    let written: String = chain.iter().map(|der| pem_of("CERTIFICATE", der)).collect();
+    let pem: String = chain.iter().map(|der| to_pem("CERTIFICATE", der)).collect();
     Ok(Some(Certificates {
-        data: STANDARD.encode(written),
+        data: STANDARD.encode(pem),
         chain,
     }))
 }
 
-fn pem_of(label: &str, der: &[u8]) -> String {
+fn to_pem(label: &str, der: &[u8]) -> String {
     let mut text = format!("-----BEGIN {label}-----\n");
     for (index, letter) in STANDARD.encode(der).chars().enumerate() {
         if index > 0 && index % PEM_LINE == 0 {
@@ -154,7 +158,7 @@ fn pem_of(label: &str, der: &[u8]) -> String {
     text
 }
 
-fn decoded(fields: &Fields<'_>, key: &str) -> Result<Option<Vec<u8>>, FieldError> {
+fn decode_base64(fields: &Fields<'_>, key: &str) -> Result<Option<Vec<u8>>, FieldError> {
     let Some(text) = fields.text(key)? else {
         return Ok(None);
     };

@@ -138,12 +138,12 @@ proptest! {
     ) {
         let parts = [&document["clusters"][0]["cluster"], &document["contexts"][0]["context"]];
         let user = document["users"].as_array().unwrap().last().unwrap();
-        let harmful = parts.into_iter().chain([&user["user"]]).any(|part| {
+        let has_harmful_field = parts.into_iter().chain([&user["user"]]).any(|part| {
             part.as_object().unwrap().iter().any(|(key, value)| {
                 key == "surprise" || !is_harmless(key, value)
             })
         });
-        if harmful {
+        if has_harmful_field {
             prop_assert!(parse(document.to_string().as_bytes(), &Policy::default()).is_err());
         }
     }
@@ -194,13 +194,13 @@ fn the_fuzzers_corpus_keeps_every_promise() {
             "refused" => (false, false),
             _ => panic!("{name} says neither good, admitted nor refused"),
         };
-        for (policy, good) in [(Policy::default(), strict), (EVERYTHING, lax)] {
+        for (policy, is_accepted) in [(Policy::default(), strict), (EVERYTHING, lax)] {
             let parsed = parse(&bytes, &policy);
-            assert_eq!(parsed.is_ok(), good, "{name}: {parsed:?}");
+            assert_eq!(parsed.is_ok(), is_accepted, "{name}: {parsed:?}");
         }
         // No switch, each switch alone, and all switches.
-        let alone = (0..8).map(|position| 1 << position);
-        for bits in alone.chain([0, u8::MAX]) {
+        let single_bits = (0..8).map(|position| 1 << position);
+        for bits in single_bits.chain([0, u8::MAX]) {
             let broken = broken_promise(&bytes, &policy_of(bits));
             assert_eq!(broken, None, "{name}, {bits}");
         }

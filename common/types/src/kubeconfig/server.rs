@@ -5,7 +5,7 @@ use std::net::Ipv6Addr;
 
 use super::address;
 
-const LENGTH_MAX: usize = 2048;
+const URL_MAX_LENGTH: usize = 2048;
 
 /// Host and port of a URL.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,31 +16,31 @@ pub struct Authority {
 }
 
 /// A checked URL.
-pub(super) struct Url {
+pub(super) struct CheckedUrl {
     /// The URL with its scheme in lower case.
     pub(super) text: String,
     pub(super) authority: Authority,
-    pub(super) names_its_port: bool,
+    pub(super) has_port: bool,
     pub(super) has_path: bool,
 }
 
 /// Checks the URL of an API server. The error is the problem.
-pub(super) fn checked(url: &str) -> Result<Url, &'static str> {
-    url_of("https", 443, url).unwrap_or(Err(
+pub(super) fn parse_server(url: &str) -> Result<CheckedUrl, &'static str> {
+    parse_with_scheme("https", 443, url).unwrap_or(Err(
         "must start with https://: credentials never travel in clear",
     ))
 }
 
 /// Checks the URL of a proxy. The error is the problem.
-pub(super) fn checked_proxy(url: &str) -> Result<Url, &'static str> {
+pub(super) fn parse_proxy(url: &str) -> Result<CheckedUrl, &'static str> {
     // The hub could not verify an HTTPS proxy: its client has one CA for both, which is the cluster's CA. The
     // tunneled traffic is encrypted anyway.
-    let known = [("http", 80), ("socks5", 1080)];
-    let proxy = known
+    let schemes = [("http", 80), ("socks5", 1080)];
+    let proxy = schemes
         .into_iter()
-        .find_map(|(scheme, port)| url_of(scheme, port, url))
+        .find_map(|(scheme, port)| parse_with_scheme(scheme, port, url))
         .unwrap_or(Err("must start with http:// or socks5://"))?;
-    if !proxy.names_its_port {
+    if !proxy.has_port {
         return Err("must contain a port: hub and Helm have different defaults");
     }
     if proxy.has_path {
@@ -50,23 +50,31 @@ pub(super) fn checked_proxy(url: &str) -> Result<Url, &'static str> {
 }
 
 /// Returns `None` if the URL has another scheme.
-fn url_of(scheme: &str, default_port: u16, url: &str) -> Option<Result<Url, &'static str>> {
-    let (given, rest) = url.split_once("://")?;
-    given
+fn parse_with_scheme(
+    scheme: &str,
+    default_port: u16,
+    url: &str,
+) -> Option<Result<CheckedUrl, &'static str>> {
+    let (actual, rest) = url.split_once("://")?;
+    actual
         .eq_ignore_ascii_case(scheme)
-        .then(|| after_scheme(scheme, default_port, rest))
+        .then(|| parse_after_scheme(scheme, default_port, rest))
 }
 
-fn after_scheme(scheme: &str, default_port: u16, rest: &str) -> Result<Url, &'static str> {
-    if rest.len() > LENGTH_MAX {
+fn parse_after_scheme(
+    scheme: &str,
+    default_port: u16,
+    rest: &str,
+) -> Result<CheckedUrl, &'static str> {
+    if rest.len() > URL_MAX_LENGTH {
         return Err("is too long for a URL");
     }
     let authority = rest.split(['/', '?', '#', '\\']).next().unwrap_or_default();
     if authority.contains('@') {
         return Err("has a user name or password: put credentials under users");
     }
-    let legal = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~%:/[]".contains(&byte);
-    if !rest.bytes().all(legal) {
+    let is_legal = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~%:/[]".contains(&byte);
+    if !rest.bytes().all(is_legal) {
         return Err("has a character that a server URL cannot have (query and fragment included)");
     }
 
@@ -97,21 +105,21 @@ fn after_scheme(scheme: &str, default_port: u16, rest: &str) -> Result<Url, &'st
         if !is_host(host) {
             return Err("has no valid host name");
         }
-        if address::is_odd_number(host) {
+        if address::is_ambiguous_number(host) {
             return Err("has a number for a host: write the address plainly, as in 10.0.0.1");
         }
     }
-    let named = match port {
+    let explicit_port = match port {
         None => None,
-        Some(port) => Some(port_of(port).ok_or("has no valid port: 1 to 65535")?),
+        Some(port) => Some(parse_port(port).ok_or("has no valid port: 1 to 65535")?),
     };
-    Ok(Url {
+    Ok(CheckedUrl {
         text: format!("{scheme}://{rest}"),
         authority: Authority {
             host: host.to_ascii_lowercase(),
-            port: named.unwrap_or(default_port),
+            port: explicit_port.unwrap_or(default_port),
         },
-        names_its_port: named.is_some(),
+        has_port: explicit_port.is_some(),
         has_path: authority.len() < rest.len(),
     })
 }
@@ -133,10 +141,10 @@ fn is_host(host: &str) -> bool {
             })
 }
 
-fn port_of(port: &str) -> Option<u16> {
+fn parse_port(port: &str) -> Option<u16> {
     // `parse` alone would accept a plus sign.
-    let digits = port.bytes().all(|byte| byte.is_ascii_digit());
-    port.parse().ok().filter(|port| digits && *port > 0)
+    let is_numeric = port.bytes().all(|byte| byte.is_ascii_digit());
+    port.parse().ok().filter(|port| is_numeric && *port > 0)
 }
 
 #[cfg(test)]
@@ -155,9 +163,9 @@ mod tests {
             "https://rancher.example.org/k8s/clusters/c-m-abc123",
             "https://host_a:1/%20~",
         ] {
-            assert_eq!(checked(url).unwrap().text, url);
+            assert_eq!(parse_server(url).unwrap().text, url);
         }
-        assert_eq!(checked("HTTPS://A:1").unwrap().text, "https://A:1");
+        assert_eq!(parse_server("HTTPS://A:1").unwrap().text, "https://A:1");
     }
 
     #[test]
@@ -175,7 +183,7 @@ mod tests {
                 host: host.to_owned(),
                 port,
             };
-            assert_eq!(checked(url).unwrap().authority, authority);
+            assert_eq!(parse_server(url).unwrap().authority, authority);
         }
     }
 
@@ -186,7 +194,7 @@ mod tests {
             "http://10.0.0.1:80",
             "socks5://[fd00::1]:1080",
         ] {
-            assert_eq!(checked_proxy(url).unwrap().text, url);
+            assert_eq!(parse_proxy(url).unwrap().text, url);
         }
         for (url, problem) in [
             ("socks5h://proxy:1080", "must start with"),
@@ -200,8 +208,8 @@ mod tests {
             ("http://proxy:3128/", "must end after its port"),
             ("http://0x7f.1:3128", "plainly"),
         ] {
-            let found = checked_proxy(url).err().unwrap();
-            assert!(found.contains(problem), "{url}: {found}");
+            let error = parse_proxy(url).err().unwrap();
+            assert!(error.contains(problem), "{url}: {error}");
         }
     }
 
@@ -244,9 +252,9 @@ mod tests {
             ("https://0177.0.0.1/", "plainly"),
             ("https://10.0.0.1.:6443", "plainly"),
         ] {
-            let found = checked(url).err().unwrap();
-            assert!(found.contains(problem), "{url}: {found}");
+            let error = parse_server(url).err().unwrap();
+            assert!(error.contains(problem), "{url}: {error}");
         }
-        assert!(checked(&format!("https://h/{}", "a".repeat(3000))).is_err());
+        assert!(parse_server(&format!("https://h/{}", "a".repeat(3000))).is_err());
     }
 }

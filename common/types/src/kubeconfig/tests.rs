@@ -39,35 +39,39 @@ fn good() -> Value {
     })
 }
 
-fn parsed(document: &Value) -> Result<Sanitized, KubeconfigError> {
+fn parsed(document: &Value) -> Result<SanitizedKubeconfig, KubeconfigError> {
     parse(document.to_string().as_bytes(), &Policy::default())
 }
 
 /// Parses the good kubeconfig with `value` at the JSON pointer.
-fn with(pointer: &str, value: Value, policy: Policy) -> Result<Sanitized, KubeconfigError> {
+fn with(
+    pointer: &str,
+    value: Value,
+    policy: Policy,
+) -> Result<SanitizedKubeconfig, KubeconfigError> {
     let mut document = good();
     let (parent, key) = pointer.rsplit_once('/').unwrap();
     document.pointer_mut(parent).unwrap()[key] = value;
     parse(document.to_string().as_bytes(), &policy)
 }
 
-fn strictly(pointer: &str, value: Value) -> Result<Sanitized, KubeconfigError> {
+fn with_strict_policy(pointer: &str, value: Value) -> Result<SanitizedKubeconfig, KubeconfigError> {
     with(pointer, value, Policy::default())
 }
 
 /// Returns the error for the good kubeconfig with `value` at the JSON pointer.
-fn said(pointer: &str, value: Value) -> String {
-    strictly(pointer, value).unwrap_err().to_string()
+fn error_for(pointer: &str, value: Value) -> String {
+    with_strict_policy(pointer, value).unwrap_err().to_string()
 }
 
-fn refused(bytes: &[u8]) -> String {
+fn parse_error(bytes: &[u8]) -> String {
     parse(bytes, &Policy::default()).unwrap_err().to_string()
 }
 
 /// Returns a policy that admits one field.
-fn only(admit: fn(&mut Policy)) -> Policy {
+fn policy_with(allow: fn(&mut Policy)) -> Policy {
     let mut policy = Policy::default();
-    admit(&mut policy);
+    allow(&mut policy);
     policy
 }
 
@@ -118,10 +122,10 @@ fn rebuilt_kubeconfig_keeps_only_used_entries() {
 
 #[test]
 fn rebuilt_kubeconfig_parses_to_itself() {
-    let once = parsed(&good()).unwrap();
+    let first = parsed(&good()).unwrap();
     assert_eq!(
-        parse(once.yaml.as_bytes(), &Policy::default()).unwrap(),
-        once
+        parse(first.yaml.as_bytes(), &Policy::default()).unwrap(),
+        first
     );
 }
 
@@ -138,7 +142,11 @@ fn the_digest_follows_the_content_that_is_used() {
         ("/clusters/0/cluster/tls-server-name", json!("kubernetes")),
         ("/contexts/0/context/namespace", Value::Null),
     ] {
-        assert_ne!(strictly(pointer, value).unwrap().digest, base, "{pointer}");
+        assert_ne!(
+            with_strict_policy(pointer, value).unwrap().digest,
+            base,
+            "{pointer}"
+        );
     }
 }
 
@@ -154,7 +162,7 @@ fn debug_output_has_no_secret() {
 
 #[test]
 fn dangerous_field_is_admitted_only_by_own_switch() {
-    let all_but = |admitted: Policy| Policy {
+    let inverted = |admitted: Policy| Policy {
         allow_exec: !admitted.allow_exec,
         allow_auth_provider: !admitted.allow_auth_provider,
         allow_token_file: !admitted.allow_token_file,
@@ -164,18 +172,18 @@ fn dangerous_field_is_admitted_only_by_own_switch() {
         allow_link_local: !admitted.allow_link_local,
         allow_proxy: !admitted.allow_proxy,
     };
-    let exec = only(|policy| policy.allow_exec = true);
-    let provider = only(|policy| policy.allow_auth_provider = true);
+    let exec = policy_with(|policy| policy.allow_exec = true);
+    let provider = policy_with(|policy| policy.allow_auth_provider = true);
     let run = json!({ "apiVersion": "client.authentication.k8s.io/v1", "command": "/bin/canary" });
     let gcp = json!({ "name": "gcp", "config": { "cmd-path": "/bin/canary" } });
     let oidc = json!({ "name": "oidc", "config": { "idp-issuer-url": "https://issuer" } });
-    let token_file = only(|policy| policy.allow_token_file = true);
-    let files = only(|policy| policy.allow_files = true);
-    let proxy = only(|policy| policy.allow_proxy = true);
+    let token_file = policy_with(|policy| policy.allow_token_file = true);
+    let files = policy_with(|policy| policy.allow_files = true);
+    let proxy = policy_with(|policy| policy.allow_proxy = true);
     let (file, url) = (json!("/etc/shadow"), json!("http://proxy.example.org:3128"));
-    let loopback = only(|policy| policy.allow_loopback = true);
+    let loopback = policy_with(|policy| policy.allow_loopback = true);
     let server = json!("https://[::ffff:127.0.0.1]:6443");
-    let link_local = only(|policy| policy.allow_link_local = true);
+    let link_local = policy_with(|policy| policy.allow_link_local = true);
     let metadata = json!("https://metadata.google.internal.");
     for (pointer, value, admitted, switch) in [
         ("/users/0/user/exec", run, exec, "exec"),
@@ -215,7 +223,7 @@ fn dangerous_field_is_admitted_only_by_own_switch() {
     ] {
         let path = pointer.replace("/0/", "[0].").replace('/', ".");
         let path = path.trim_start_matches('.');
-        for policy in [Policy::default(), all_but(admitted)] {
+        for policy in [Policy::default(), inverted(admitted)] {
             let error = with(pointer, value.clone(), policy).unwrap_err();
             assert!(
                 matches!(&error, KubeconfigError::Forbidden { path: p, .. } if p == path),
@@ -232,9 +240,9 @@ fn dangerous_field_is_admitted_only_by_own_switch() {
                 "{text}"
             );
         }
-        let kept = with(pointer, value.clone(), admitted).unwrap().yaml;
-        let kept: Value = serde_json::from_str(&kept).unwrap();
-        assert_eq!(kept.pointer(pointer), Some(&value), "{pointer}");
+        let yaml = with(pointer, value.clone(), admitted).unwrap().yaml;
+        let rebuilt: Value = serde_json::from_str(&yaml).unwrap();
+        assert_eq!(rebuilt.pointer(pointer), Some(&value), "{pointer}");
     }
 }
 
@@ -244,10 +252,10 @@ fn exec_is_refused_and_nothing_is_run() {
     let exec = json!({ "apiVersion": "client.authentication.k8s.io/v1", "command": "/bin/mkdir", "args": [folder] });
     let gcp = json!({ "name": "gcp", "config": { "cmd-path": "/bin/mkdir", "cmd-args": folder } });
     for (field, value) in [("exec", exec), ("auth-provider", gcp)] {
-        let said = said(&format!("/users/0/user/{field}"), value);
+        let error = error_for(&format!("/users/0/user/{field}"), value);
         assert!(
-            said.starts_with(&format!("users[0].user.{field} is not allowed")),
-            "{said}"
+            error.starts_with(&format!("users[0].user.{field} is not allowed")),
+            "{error}"
         );
         assert!(!folder.exists(), "{field}");
     }
@@ -256,9 +264,9 @@ fn exec_is_refused_and_nothing_is_run() {
 #[test]
 fn admitted_proxy_is_kept_and_validated_like_server() {
     let pointer = "/clusters/0/cluster/proxy-url";
-    let admitted = only(|policy| policy.allow_proxy = true);
-    let kept = with(pointer, json!("SOCKS5://Proxy.example.org:1080"), admitted).unwrap();
-    let rebuilt: Value = serde_json::from_str(&kept.yaml).unwrap();
+    let admitted = policy_with(|policy| policy.allow_proxy = true);
+    let sanitized = with(pointer, json!("SOCKS5://Proxy.example.org:1080"), admitted).unwrap();
+    let rebuilt: Value = serde_json::from_str(&sanitized.yaml).unwrap();
     assert_eq!(
         rebuilt.pointer(pointer),
         Some(&json!("socks5://Proxy.example.org:1080"))
@@ -267,8 +275,8 @@ fn admitted_proxy_is_kept_and_validated_like_server() {
         host: "proxy.example.org".to_owned(),
         port: 1080,
     };
-    assert_eq!(kept.first_hop(), &proxy);
-    assert_eq!(kept.authority.host, "edge-1.example.org");
+    assert_eq!(sanitized.first_hop(), &proxy);
+    assert_eq!(sanitized.authority.host, "edge-1.example.org");
     assert_eq!(parsed(&good()).unwrap().first_hop().port, 6443);
     for (url, message) in [
         (
@@ -294,17 +302,17 @@ fn admitted_proxy_is_kept_and_validated_like_server() {
 #[test]
 fn client_certificate_files_need_switch_and_absolute_paths() {
     for field in ["client-certificate", "client-key"] {
-        let said = said(&format!("/users/0/user/{field}"), json!("/etc/shadow"));
+        let error = error_for(&format!("/users/0/user/{field}"), json!("/etc/shadow"));
         assert!(
-            said.starts_with(&format!("users[0].user.{field} is not allowed")),
-            "{said}"
+            error.starts_with(&format!("users[0].user.{field} is not allowed")),
+            "{error}"
         );
-        assert!(said.contains("-data"), "{said}");
+        assert!(error.contains("-data"), "{error}");
     }
-    let files = only(|policy| policy.allow_files = true);
+    let files = policy_with(|policy| policy.allow_files = true);
     let pair = |key: &str| json!({ "client-certificate": "/c.pem", "client-key": key });
-    let kept = with("/users/0/user", pair("/k.pem"), files).unwrap();
-    assert!(kept.yaml.contains("/k.pem"));
+    let sanitized = with("/users/0/user", pair("/k.pem"), files).unwrap();
+    assert!(sanitized.yaml.contains("/k.pem"));
     let error = with("/users/0/user", pair("k.pem"), files).unwrap_err();
     assert_eq!(
         error.to_string(),
@@ -344,13 +352,13 @@ fn no_switch_admits_impersonation_or_basic_authentication() {
 #[test]
 fn skipping_tls_verification_needs_lab_switch() {
     let pointer = "/clusters/0/cluster/insecure-skip-tls-verify";
-    assert_eq!(strictly(pointer, json!(false)), parsed(&good()));
-    let error = strictly(pointer, json!(true)).unwrap_err();
+    assert_eq!(with_strict_policy(pointer, json!(false)), parsed(&good()));
+    let error = with_strict_policy(pointer, json!(true)).unwrap_err();
     assert_eq!(error.reason(), "KubeconfigForbiddenField", "{error}");
     let error = error.to_string();
     assert!(error.contains("--insecure-kubeconfig-tls"), "{error}");
-    for odd in [json!("true"), json!("false"), json!(1), json!("yes")] {
-        let error = said(pointer, odd);
+    for invalid in [json!("true"), json!("false"), json!(1), json!("yes")] {
+        let error = error_for(pointer, invalid);
         assert!(
             error.ends_with("must be true or false, without quotes"),
             "{error}"
@@ -361,12 +369,12 @@ fn skipping_tls_verification_needs_lab_switch() {
             "clusters: [{{name: k, cluster: {{insecure-skip-tls-verify: {yaml}, server: \"https://h\"}}}}]\ncontexts: [{{name: c, context: {{cluster: k, user: u}}}}]\nusers: [{{name: u, user: {{token: t}}}}]\ncurrent-context: c\n"
         );
         assert!(
-            refused(text.as_bytes()).contains("insecure-skip-tls-verify"),
+            parse_error(text.as_bytes()).contains("insecure-skip-tls-verify"),
             "{yaml}"
         );
     }
 
-    let lab = only(|policy| policy.allow_insecure_tls = true);
+    let lab = policy_with(|policy| policy.allow_insecure_tls = true);
     let error = with(pointer, json!(true), lab).unwrap_err().to_string();
     assert!(
         error.contains("contradicts the certificate authority"),
@@ -375,8 +383,8 @@ fn skipping_tls_verification_needs_lab_switch() {
     let mut document = good();
     document["clusters"][0]["cluster"] =
         json!({ "server": "https://h", "insecure-skip-tls-verify": true });
-    let kept = parse(document.to_string().as_bytes(), &lab).unwrap();
-    assert!(kept.yaml.contains("\"insecure-skip-tls-verify\":true"));
+    let sanitized = parse(document.to_string().as_bytes(), &lab).unwrap();
+    assert!(sanitized.yaml.contains("\"insecure-skip-tls-verify\":true"));
 }
 
 #[test]
@@ -401,7 +409,7 @@ fn unknown_fields_are_rejected_and_extensions_dropped() {
         ("/users/0/user", "users[0].user.", "tokenfile"),
         ("/users/0/user", "users[0].user.", "token-file"),
     ] {
-        let error = strictly(&format!("{entry}/{field}"), json!("x")).unwrap_err();
+        let error = with_strict_policy(&format!("{entry}/{field}"), json!("x")).unwrap_err();
         let path = format!("{path}{field}");
         assert_eq!(error, KubeconfigError::Field(FieldError::Unknown { path }));
     }
@@ -414,7 +422,7 @@ fn unknown_fields_are_rejected_and_extensions_dropped() {
         "/users/0/user/extensions",
     ] {
         assert_eq!(
-            strictly(pointer, extension.clone()),
+            with_strict_policy(pointer, extension.clone()),
             parsed(&good()),
             "{pointer}"
         );
@@ -430,7 +438,11 @@ fn fields_without_effect_are_as_good_as_absent() {
         ("/clusters/0/cluster/disable-compression", json!(true)),
         ("/preferences", json!({ "colors": true })),
     ] {
-        assert_eq!(strictly(pointer, value), parsed(&good()), "{pointer}");
+        assert_eq!(
+            with_strict_policy(pointer, value),
+            parsed(&good()),
+            "{pointer}"
+        );
     }
 }
 
@@ -476,7 +488,7 @@ fn missing_or_dangling_reference_is_named() {
         ("/apiVersion", json!("v2"), "apiVersion must be v1"),
         ("/contexts/0/context/namespace", json!("A/b"), bad_namespace),
     ] {
-        let error = strictly(pointer, value.clone()).unwrap_err();
+        let error = with_strict_policy(pointer, value.clone()).unwrap_err();
         assert_eq!(error.reason(), "KubeconfigInvalid");
         let error = error.to_string();
         assert!(error.starts_with(message), "{pointer} {value}: {error}");
@@ -523,7 +535,7 @@ fn server_must_be_https_with_host_without_credentials() {
         }
     }
     for name in ["a b", "https://h", "-"] {
-        let error = said("/clusters/0/cluster/tls-server-name", json!(name));
+        let error = error_for("/clusters/0/cluster/tls-server-name", json!(name));
         assert!(error.contains("is not a host name"), "{name}: {error}");
     }
 }
@@ -541,7 +553,7 @@ fn loopback_metadata_and_invalid_servers_are_rejected() {
         "https://[fd00:ec2::254]",
         "https://metadata.google.internal.",
     ] {
-        let error = strictly("/clusters/0/cluster/server", json!(server)).unwrap_err();
+        let error = with_strict_policy("/clusters/0/cluster/server", json!(server)).unwrap_err();
         assert_eq!(
             error.reason(),
             "KubeconfigForbiddenField",
@@ -567,7 +579,7 @@ fn unusable_certificate_key_or_token_is_rejected() {
     let no_certificate = "client-certificate-data holds no PEM certificate";
     let no_key = "client-key-data holds no PEM private key";
     let locked = "client-key-data holds no PEM private key, or one that is enc";
-    let odd = "token has a character that no token has";
+    let illegal_character = "token has a character that no token has";
     for (pointer, value, message) in [
         (ca, json!("%%%"), "certificate-authority-data is not base64"),
         (ca, encode("hello"), no_ca),
@@ -589,17 +601,17 @@ fn unusable_certificate_key_or_token_is_rejected() {
         (cert, json!(ISSUED.key), no_certificate),
         (key, json!(ISSUED.certificate), no_key),
         (key, encode(encrypted), locked),
-        (token, json!("line\nend"), odd),
-        (token, json!("tök"), odd),
+        (token, json!("line\nend"), illegal_character),
+        (token, json!("tök"), illegal_character),
         (token, json!(123), "token must be a string"),
     ] {
-        let error = said(pointer, value);
+        let error = error_for(pointer, value);
         assert!(error.contains(message), "{pointer}: {error}");
     }
 }
 
-fn with_client(certificate: &str, key: &str) -> Result<Sanitized, KubeconfigError> {
-    strictly(
+fn with_client(certificate: &str, key: &str) -> Result<SanitizedKubeconfig, KubeconfigError> {
+    with_strict_policy(
         "/users/0/user",
         json!({ "client-certificate-data": certificate, "client-key-data": key }),
     )
@@ -632,8 +644,8 @@ fn client_certificate_and_key_must_match() {
 #[test]
 fn authority_is_ca_or_self_signed() {
     let pointer = "/clusters/0/cluster/certificate-authority-data";
-    assert!(strictly(pointer, json!(ISSUED.self_signed)).is_ok());
-    let error = strictly(pointer, json!(ISSUED.certificate)).unwrap_err();
+    assert!(with_strict_policy(pointer, json!(ISSUED.self_signed)).is_ok());
+    let error = with_strict_policy(pointer, json!(ISSUED.certificate)).unwrap_err();
     assert!(
         error
             .to_string()
@@ -643,14 +655,14 @@ fn authority_is_ca_or_self_signed() {
     // Some bundles contain the server's own certificate next to its CA, mixed with other content.
     let [own, ca] = [&ISSUED.certificate, &ISSUED.ca].map(|text| decoded(text));
     let key = decoded(&ISSUED.key);
-    let kept = strictly(
+    let sanitized = with_strict_policy(
         pointer,
         json!(encoded(&format!("a note\n{own}\n{key}{ca}"))),
     )
     .unwrap();
-    let kept: Value = serde_json::from_str(&kept.yaml).unwrap();
+    let rebuilt: Value = serde_json::from_str(&sanitized.yaml).unwrap();
     assert_eq!(
-        kept.pointer(pointer),
+        rebuilt.pointer(pointer),
         Some(&json!(encoded(&format!("{own}{ca}"))))
     );
 }
@@ -658,10 +670,10 @@ fn authority_is_ca_or_self_signed() {
 #[test]
 fn misplaced_secret_or_long_name_is_not_shown() {
     for field in [TOKEN, "client_key_data"] {
-        let error = said(&format!("/users/0/user/{field}"), Value::Null);
+        let error = error_for(&format!("/users/0/user/{field}"), Value::Null);
         let hidden = "users[0].user.(key not shown) is not a known";
         assert!(error.starts_with(hidden), "{error}");
     }
-    let error = said("/contexts/0/context/user", json!("n".repeat(1000)));
+    let error = error_for("/contexts/0/context/user", json!("n".repeat(1000)));
     assert!(error.len() < 120, "{error}");
 }

@@ -3,7 +3,7 @@ use serde_json::json;
 
 use super::*;
 
-fn source(text: &str) -> Source {
+fn source(text: &str) -> ValuesSource {
     text.parse().unwrap()
 }
 
@@ -11,17 +11,17 @@ fn map(value: Value) -> Map<String, Value> {
     value.as_object().unwrap().clone()
 }
 
-fn readings(given: &[(&str, Value)]) -> Readings {
-    let by_place = given.iter().map(|(text, value)| {
+fn readings(contents: &[(&str, Value)]) -> ValuesReadings {
+    let by_location = contents.iter().map(|(text, value)| {
         let reading = match value {
-            Value::Object(values) => Reading::Values(Arc::new(values.clone())),
-            Value::String(why) => Reading::Invalid(why.clone()),
-            _ => Reading::Missing("it is not there".to_owned()),
+            Value::Object(values) => ValuesReading::Values(Arc::new(values.clone())),
+            Value::String(error) => ValuesReading::Invalid(error.clone()),
+            _ => ValuesReading::Missing("it is not there".to_owned()),
         };
-        (source(text).place, reading)
+        (source(text).location, reading)
     });
-    Readings {
-        by_place: by_place.collect(),
+    ValuesReadings {
+        by_location: by_location.collect(),
         salt: Some("salt".into()),
     }
 }
@@ -55,8 +55,11 @@ fn a_source_is_read_as_it_is_written() {
         ("secret/a?", ValuesKind::Secret, "a", "values.yaml", true),
     ] {
         let read = source(text);
-        let place = &read.place;
-        assert_eq!((place.kind, &*place.name, &*place.key), (kind, name, key));
+        let location = &read.location;
+        assert_eq!(
+            (location.kind, &*location.name, &*location.key),
+            (kind, name, key)
+        );
         assert_eq!(read.optional, optional, "{text}");
     }
     for bad in [
@@ -70,7 +73,11 @@ fn a_source_is_read_as_it_is_written() {
         "secret/a/b c",
         "file/a",
     ] {
-        assert_eq!(bad.parse::<Source>(), Err(NotASource), "{bad}");
+        assert_eq!(
+            bad.parse::<ValuesSource>(),
+            Err(InvalidValuesSource),
+            "{bad}"
+        );
     }
 }
 
@@ -92,7 +99,7 @@ fn layers_keep_the_documented_order() {
     ]);
     let sources = [source("configmap/one"), source("secret/two")];
     let file = json!({"a": "file", "z": "file", "m": {"file": 0}});
-    let fleet = fleet(chart(file), &sources, &readings).unwrap();
+    let fleet = for_fleet(chart(file), &sources, &readings).unwrap();
     let expected = json!({
         "a": "one", "b": "two", "c": "two", "d": "two", "z": "file",
         "m": {"file": 0, "one": 1, "two": 2}, "installCRDs": true,
@@ -102,7 +109,7 @@ fn layers_keep_the_documented_order() {
         "valuesFrom": [{"kind": "Secret", "name": "mine"}],
         "values": {"d": "inline", "installCRDs": false},
     }));
-    let member = member(&fleet, &own, &readings).unwrap();
+    let member = for_member(&fleet, &own, &readings).unwrap();
     let expected = json!({
         "a": "one", "b": "two", "c": "mine", "d": "inline", "z": "file",
         "m": {"file": 0, "one": null, "two": 2}, "installCRDs": false,
@@ -121,14 +128,14 @@ fn layers_keep_the_documented_order() {
 #[test]
 fn without_sources_all_is_as_it_was() {
     let file = chart(json!({"a": {"b": 1}}));
-    let none = Readings::default();
-    assert_eq!(fleet(file.clone(), &[], &none).unwrap(), file);
-    assert!(!has_own(&spec(json!({}))) && !has_own(&spec(json!({"values": {}}))));
-    assert_eq!(member(&file, &spec(json!({})), &none).unwrap(), file);
+    let none = ValuesReadings::default();
+    assert_eq!(for_fleet(file.clone(), &[], &none).unwrap(), file);
+    assert!(!has_own_values(&spec(json!({}))) && !has_own_values(&spec(json!({"values": {}}))));
+    assert_eq!(for_member(&file, &spec(json!({})), &none).unwrap(), file);
     // Values from a ConfigMap get no salted digest.
     let readings = readings(&[("configmap/a", json!({"a": {"c": 2}}))]);
-    let laid = fleet(file, &[source("configmap/a")], &readings).unwrap();
-    assert_eq!(laid.confidential, None);
+    let merged = for_fleet(file, &[source("configmap/a")], &readings).unwrap();
+    assert_eq!(merged.confidential, None);
 }
 
 #[test]
@@ -141,12 +148,14 @@ fn only_optional_missing_values_are_skipped() {
         ),
         ("secret/there", json!({"a": 1})),
     ]);
-    let of = |texts: &[&str]| {
-        let sources: Vec<Source> = texts.iter().map(|text| source(text)).collect();
-        fleet(chart(json!({})), &sources, &readings)
+    let fleet_with = |texts: &[&str]| {
+        let sources: Vec<ValuesSource> = texts.iter().map(|text| source(text)).collect();
+        for_fleet(chart(json!({})), &sources, &readings)
     };
     assert_eq!(
-        of(&["configmap/gone?", "secret/there"]).unwrap().values["a"],
+        fleet_with(&["configmap/gone?", "secret/there"])
+            .unwrap()
+            .values["a"],
         1
     );
     let reasons = [
@@ -156,9 +165,9 @@ fn only_optional_missing_values_are_skipped() {
         ("secret/unknown?", reason::VALUES_UNREAD),
     ];
     for (text, reason) in reasons {
-        let problem = of(&["secret/there", text]).unwrap_err();
+        let problem = fleet_with(&["secret/there", text]).unwrap_err();
         assert_eq!(problem.reason(), reason, "{text}: {problem}");
-        assert_eq!(problem.place(), Some(&source(text).place));
+        assert_eq!(problem.location(), Some(&source(text).location));
     }
 }
 
@@ -167,46 +176,46 @@ fn values_reference_with_invalid_name_is_rejected() {
     let fleet = chart(json!({}));
     for name in ["../../kube-system/secrets/a", "a/b", "A", "a?b", ""] {
         let own = spec(json!({"valuesFrom": [{"kind": "Secret", "name": name, "optional": true}]}));
-        let problem = member(&fleet, &own, &Readings::default()).unwrap_err();
+        let problem = for_member(&fleet, &own, &ValuesReadings::default()).unwrap_err();
         assert_eq!(problem.reason(), reason::VALUES_INVALID, "{name}");
     }
 }
 
 #[test]
 fn a_secret_waits_for_the_salt() {
-    let unsalted = Readings {
+    let unsalted = ValuesReadings {
         salt: None,
         ..readings(&[
             ("secret/a", json!({"a": 1})),
             ("configmap/b", json!({"b": 1})),
         ])
     };
-    let problem = fleet(chart(json!({})), &[source("secret/a")], &unsalted).unwrap_err();
-    assert_eq!(problem, Problem::NotYet(source("secret/a").place));
-    assert!(fleet(chart(json!({})), &[source("configmap/b")], &unsalted).is_ok());
+    let problem = for_fleet(chart(json!({})), &[source("secret/a")], &unsalted).unwrap_err();
+    assert_eq!(problem, ValuesProblem::NotYet(source("secret/a").location));
+    assert!(for_fleet(chart(json!({})), &[source("configmap/b")], &unsalted).is_ok());
 }
 
 #[test]
 fn values_too_large_for_member_are_rejected() {
-    let half = "x".repeat(values::MOST_BYTES / 2);
+    let half = "x".repeat(values::MAX_BYTES / 2);
     let readings = readings(&[
         ("configmap/one", json!({"a": half})),
         ("configmap/two", json!({"b": half})),
     ]);
-    let of = |texts: &[&str]| {
-        let sources: Vec<Source> = texts.iter().map(|text| source(text)).collect();
-        fleet(chart(json!({})), &sources, &readings)
+    let fleet_with = |texts: &[&str]| {
+        let sources: Vec<ValuesSource> = texts.iter().map(|text| source(text)).collect();
+        for_fleet(chart(json!({})), &sources, &readings)
     };
-    assert!(of(&["configmap/one"]).is_ok());
-    let problem = of(&["configmap/one", "configmap/two"]).unwrap_err();
+    assert!(fleet_with(&["configmap/one"]).is_ok());
+    let problem = fleet_with(&["configmap/one", "configmap/two"]).unwrap_err();
     assert_eq!(problem.reason(), reason::VALUES_TOO_LARGE);
 }
 
 proptest! {
     #[test]
     fn any_text_is_a_source_or_none(text in ".{0,40}") {
-        if let Ok(source) = text.parse::<Source>() {
-            prop_assert!(!source.place.name.is_empty() && !source.place.key.is_empty());
+        if let Ok(source) = text.parse::<ValuesSource>() {
+            prop_assert!(!source.location.name.is_empty() && !source.location.key.is_empty());
         }
     }
 }

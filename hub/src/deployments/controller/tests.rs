@@ -1,27 +1,31 @@
 use krypton_crds::edge_cluster::EdgeClusterStatus;
 use krypton_crds::krypton_deployment::KryptonDeploymentStatus;
 use krypton_runtime::newest::Newest as _;
-use kube::Config as Reach;
+use krypton_types::names;
+use kube::Config as KubeConfig;
 use kube::core::ObjectMeta;
+use kube::runtime::watcher::{self, Event};
 
+use super::watch_events::{ListErrorLog, list_error_log};
 use super::*;
+use crate::discovery::named_secrets::SecretName;
 
-struct World {
-    keep: Controller,
+struct ControllerFixture {
+    controller: DeploymentController,
     store: DeploymentStore,
-    named: watch::Receiver<Named>,
+    secret_references: watch::Receiver<SecretReferences>,
 }
 
-fn world() -> World {
-    let nowhere = Reach::new("http://127.0.0.1:1".parse().unwrap());
-    let (named, named_rx) = watch::channel(None);
-    let keep = Controller {
+fn fixture() -> ControllerFixture {
+    let nowhere = KubeConfig::new("http://127.0.0.1:1".parse().unwrap());
+    let (secret_references, secret_references_rx) = watch::channel(None);
+    let controller = DeploymentController {
         client: Client::try_from(nowhere).unwrap(),
         deployments: Arc::default(),
         members: Arc::default(),
-        notices: HomeEvents::nowhere(),
-        named,
-        findings: watch::channel(Arc::default()).1,
+        notices: HomeEvents::discarding(),
+        secret_references,
+        secret_states: watch::channel(Arc::default()).1,
         namespaces: None,
         discovery_namespace: "fleet".to_owned(),
         open_namespaces: ["fleet".to_owned()].into(),
@@ -29,10 +33,10 @@ fn world() -> World {
         writes: HomeWrites::default(),
         reports: Arc::default(),
     };
-    World {
-        keep,
+    ControllerFixture {
+        controller,
         store: DeploymentStore::default(),
-        named: named_rx,
+        secret_references: secret_references_rx,
     }
 }
 
@@ -45,7 +49,7 @@ fn object(name: &str, region: serde_json::Value) -> KryptonDeployment {
     object
 }
 
-fn placed(name: &str, region: serde_json::Value, key: Option<&str>) -> KryptonDeployment {
+fn placed_object(name: &str, region: serde_json::Value, key: Option<&str>) -> KryptonDeployment {
     let mut object = object(name, region);
     let placements = vec![Placement {
         cluster: "edge-1".to_owned(),
@@ -71,8 +75,8 @@ fn member(name: &str) -> EdgeCluster {
     member
 }
 
-impl World {
-    fn sees(&mut self, event: Event<KryptonDeployment>) {
+impl ControllerFixture {
+    fn apply_event(&mut self, event: Event<KryptonDeployment>) {
         let guarded = match event {
             Event::Init => Event::Init,
             Event::InitDone => Event::InitDone,
@@ -80,33 +84,38 @@ impl World {
             Event::Apply(object) => Event::Apply(DeserializeGuard(Ok(object))),
             Event::Delete(object) => Event::Delete(DeserializeGuard(Ok(object))),
         };
-        self.store.see(Ok(guarded), &self.keep);
+        self.store.apply_event(Ok(guarded), &self.controller);
     }
 
-    fn sees_members(&mut self, names: &[&str]) {
-        self.store.see_member(Ok(Event::Init));
+    fn list_members(&mut self, names: &[&str]) {
+        self.store.apply_member_event(Ok(Event::Init));
         for name in names {
-            self.store.see_member(Ok(Event::InitApply(member(name))));
+            self.store
+                .apply_member_event(Ok(Event::InitApply(member(name))));
         }
-        self.store.see_member(Ok(Event::InitDone));
+        self.store.apply_member_event(Ok(Event::InitDone));
     }
 
-    fn refused(&mut self, code: u16) -> bool {
+    fn list_fails(&mut self, code: u16) -> bool {
         let status = kube::core::Status::failure("no", "NotFound").with_code(code);
         let error = watcher::Error::InitialListFailed(kube::Error::Api(Box::new(status)));
-        self.store.see(Err(error), &self.keep)
+        self.store.apply_event(Err(error), &self.controller)
     }
 
     fn decide(&mut self) {
-        self.store.decide(&self.keep, &Findings::default(), None);
+        self.store
+            .decide(&self.controller, &SecretStates::default(), None);
     }
 
     fn ordered(&self) -> Option<Vec<String>> {
-        let orders = self.keep.deployments.orders();
+        let orders = self.controller.deployments.orders();
         let orders = orders.get();
-        let all = orders.as_ref()?.iter();
+        let orders = orders.as_ref()?.iter();
         Some(
-            all.flat_map(|(at, list)| list.iter().map(move |it| format!("{at}: {}", it.name)))
+            orders
+                .flat_map(|(member, list)| {
+                    list.iter().map(move |it| format!("{member}: {}", it.name))
+                })
                 .collect(),
         )
     }
@@ -117,99 +126,104 @@ async fn deployment_shows_only_charts_given_by_hub() {
     use krypton_types::conditions::{ClusterState, State, Truth, reason};
     use krypton_types::deployment::DeploymentReport;
 
-    let mut world = world();
+    let mut fixture = fixture();
     let region = serde_json::json!({"name": "paris", "kubeconfigSecretName": "edge-1"});
-    world.sees(Event::Init);
-    world.sees(Event::InitApply(placed("acme", region, None)));
-    world.sees(Event::InitDone);
-    world.sees_members(&["edge-1"]);
+    fixture.apply_event(Event::Init);
+    fixture.apply_event(Event::InitApply(placed_object("acme", region, None)));
+    fixture.apply_event(Event::InitDone);
+    fixture.list_members(&["edge-1"]);
     let secret = SecretName {
         namespace: "fleet".to_owned(),
         name: "edge-1".to_owned(),
     };
-    let there = crate::discovery::named_secrets::Finding::There {
+    let present = crate::discovery::named_secrets::SecretState::Present {
         member: "edge-1".to_owned(),
         open: true,
     };
-    let findings: Findings = Arc::new([(secret, there)].into());
+    let secret_states: SecretStates = Arc::new([(secret, present)].into());
     let key = DeploymentKey {
         namespace: "accounts".to_owned(),
         name: "acme".to_owned(),
     };
-    world.keep.reports.dealt("edge-1", "r/c:1");
-    for (claimed, shown) in [("https://elsewhere/c:1", None), ("r/c:1", Some("r/c:1"))] {
+    fixture
+        .controller
+        .reports
+        .set_desired_chart("edge-1", "r/c:1");
+    for (reported, shown) in [("https://elsewhere/c:1", None), ("r/c:1", Some("r/c:1"))] {
         let report = DeploymentReport {
             uid: "uid-of-acme".to_owned(),
             observed_generation: 0,
             gone: false,
-            applied_chart: claimed.to_owned(),
+            applied_chart: reported.to_owned(),
             state: ClusterState::from(State::new(Truth::True, reason::INSTALLED, "")),
             events: Vec::new(),
         };
-        let said = [(key.clone(), Some(report))].into();
-        world.keep.deployments.report("edge-1", said);
-        let decided = world.store.decide(&world.keep, &findings, None);
-        let status = &decided[0].1.status;
-        assert_eq!(status.last_applied_chart.as_deref(), shown, "{claimed}");
+        let changes = [(key.clone(), Some(report))].into();
+        fixture.controller.deployments.apply("edge-1", changes);
+        let decisions = fixture
+            .store
+            .decide(&fixture.controller, &secret_states, None);
+        let status = &decisions[0].1.status;
+        assert_eq!(status.last_applied_chart.as_deref(), shown, "{reported}");
     }
 }
 
 #[tokio::test]
 async fn nothing_is_ordered_before_both_lists_are_complete() {
-    let mut world = world();
+    let mut fixture = fixture();
     let region = || serde_json::json!({"name": "paris"});
-    world.sees(Event::Init);
-    world.sees(Event::InitApply(placed("acme", region(), None)));
-    world.sees_members(&["edge-1"]);
-    world.decide();
-    assert_eq!(world.ordered(), None);
-    assert_eq!(world.named.get(), None);
-    world.sees(Event::InitDone);
-    world.decide();
-    assert_eq!(world.ordered().unwrap(), ["edge-1: acme"]);
+    fixture.apply_event(Event::Init);
+    fixture.apply_event(Event::InitApply(placed_object("acme", region(), None)));
+    fixture.list_members(&["edge-1"]);
+    fixture.decide();
+    assert_eq!(fixture.ordered(), None);
+    assert_eq!(fixture.secret_references.get(), None);
+    fixture.apply_event(Event::InitDone);
+    fixture.decide();
+    assert_eq!(fixture.ordered().unwrap(), ["edge-1: acme"]);
     // A restarted list removes nothing until it is complete.
-    world.sees(Event::Init);
-    world.decide();
-    assert_eq!(world.ordered().unwrap(), ["edge-1: acme"]);
-    world.sees(Event::InitDone);
-    world.decide();
-    assert!(world.ordered().unwrap().is_empty());
+    fixture.apply_event(Event::Init);
+    fixture.decide();
+    assert_eq!(fixture.ordered().unwrap(), ["edge-1: acme"]);
+    fixture.apply_event(Event::InitDone);
+    fixture.decide();
+    assert!(fixture.ordered().unwrap().is_empty());
 }
 
 #[tokio::test]
 async fn absent_kind_orders_nothing_but_keeps_known_orders() {
-    let mut world = world();
+    let mut fixture = fixture();
     // Before the EdgeClusters are listed, home may just be unavailable.
-    assert!(!world.refused(404));
-    assert!(!world.refused(404));
-    world.sees_members(&["edge-1"]);
-    assert!(!world.refused(500));
-    assert!(!world.refused(404));
-    world.decide();
-    assert_eq!(world.ordered(), None);
-    assert!(world.refused(403));
-    world.decide();
-    assert!(world.ordered().unwrap().is_empty());
-    assert!(world.named.get().as_ref().unwrap().is_empty());
+    assert!(!fixture.list_fails(404));
+    assert!(!fixture.list_fails(404));
+    fixture.list_members(&["edge-1"]);
+    assert!(!fixture.list_fails(500));
+    assert!(!fixture.list_fails(404));
+    fixture.decide();
+    assert_eq!(fixture.ordered(), None);
+    assert!(fixture.list_fails(403));
+    fixture.decide();
+    assert!(fixture.ordered().unwrap().is_empty());
+    assert!(fixture.secret_references.get().as_ref().unwrap().is_empty());
 
-    world.sees(Event::Init);
-    world.sees(Event::InitApply(placed(
+    fixture.apply_event(Event::Init);
+    fixture.apply_event(Event::InitApply(placed_object(
         "acme",
         serde_json::json!({"name": "paris"}),
         None,
     )));
-    world.sees(Event::InitDone);
-    world.refused(404);
-    world.refused(404);
-    world.decide();
-    assert_eq!(world.ordered().unwrap(), ["edge-1: acme"]);
+    fixture.apply_event(Event::InitDone);
+    fixture.list_fails(404);
+    fixture.list_fails(404);
+    fixture.decide();
+    assert_eq!(fixture.ordered().unwrap(), ["edge-1: acme"]);
 }
 
 #[tokio::test]
 async fn recorded_secret_stays_named_after_spec_change() {
-    let mut world = world();
-    let of = |namespace: &str, key: &str| serde_json::json!({"name": "x", "kubeconfig": {"secret": {"namespace": namespace, "name": "new", "key": key}}});
-    let mut elder = placed("elder", of("theirs", "admin.conf"), Some("value"));
+    let mut fixture = fixture();
+    let region = |namespace: &str, key: &str| serde_json::json!({"name": "x", "kubeconfig": {"secret": {"namespace": namespace, "name": "new", "key": key}}});
+    let mut elder = placed_object("elder", region("theirs", "admin.conf"), Some("value"));
     let created = |second| ObjectMeta {
         creation_timestamp: Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(
             jiff::Timestamp::from_second(second).unwrap(),
@@ -217,83 +231,89 @@ async fn recorded_secret_stays_named_after_spec_change() {
         ..ObjectMeta::default()
     };
     elder.metadata.creation_timestamp = created(1).creation_timestamp;
-    let mut younger = object("younger", of("accounts", "other"));
+    let mut younger = object("younger", region("accounts", "other"));
     younger.metadata.creation_timestamp = created(2).creation_timestamp;
-    let mut also = object("also", of("accounts", "admin.conf"));
-    also.metadata.creation_timestamp = created(1).creation_timestamp;
+    let mut same_namespace = object("also", region("accounts", "admin.conf"));
+    same_namespace.metadata.creation_timestamp = created(1).creation_timestamp;
     // An object that may not name the Secret does not determine its key.
-    let mut stranger = object("stranger", of("victims", "another"));
-    stranger.metadata.creation_timestamp = created(0).creation_timestamp;
-    let mut victim = object("victim", of("victims", ""));
+    let mut outsider = object("stranger", region("victims", "another"));
+    outsider.metadata.creation_timestamp = created(0).creation_timestamp;
+    let mut victim = object("victim", region("victims", ""));
     victim.metadata.namespace = Some("victims".to_owned());
-    world.sees_members(&["edge-1"]);
-    world.sees(Event::Init);
-    for object in [elder, younger, also, stranger, victim] {
-        world.sees(Event::InitApply(object));
+    fixture.list_members(&["edge-1"]);
+    fixture.apply_event(Event::Init);
+    for object in [elder, younger, same_namespace, outsider, victim] {
+        fixture.apply_event(Event::InitApply(object));
     }
-    world.sees(Event::InitDone);
-    world.decide();
-    let named = world.named.get().unwrap();
-    let naming = |namespace: &str, name: &str| {
+    fixture.apply_event(Event::InitDone);
+    fixture.decide();
+    let secret_references = fixture.secret_references.get().unwrap();
+    let reference = |namespace: &str, name: &str| {
         let secret = SecretName {
             namespace: namespace.to_owned(),
             name: name.to_owned(),
         };
-        let naming = &named[&secret];
-        (naming.key.clone().unwrap_or_default(), naming.trusted)
+        let reference = &secret_references[&secret];
+        (reference.key.clone().unwrap_or_default(), reference.trusted)
     };
-    assert_eq!(naming("fleet", "edge-1"), ("value".to_owned(), true));
-    assert_eq!(naming("theirs", "new"), ("admin.conf".to_owned(), false));
-    assert_eq!(naming("accounts", "new"), ("admin.conf".to_owned(), true));
-    assert_eq!(naming("victims", "new"), (String::new(), true));
-    assert_eq!(named.len(), 4);
+    assert_eq!(reference("fleet", "edge-1"), ("value".to_owned(), true));
+    assert_eq!(reference("theirs", "new"), ("admin.conf".to_owned(), false));
+    assert_eq!(
+        reference("accounts", "new"),
+        ("admin.conf".to_owned(), true)
+    );
+    assert_eq!(reference("victims", "new"), (String::new(), true));
+    assert_eq!(secret_references.len(), 4);
 }
 
 #[tokio::test]
 async fn failed_writes_back_off() {
-    let mut world = world();
-    world.sees(Event::Apply(object(
+    let mut fixture = fixture();
+    fixture.apply_event(Event::Apply(object(
         "acme",
         serde_json::json!({"name": "paris"}),
     )));
-    let key = world.store.slots.keys().next().unwrap().clone();
-    let mut pause = |came| {
-        let before = BootTime::now();
-        let written = Written {
-            before: None,
+    let key = fixture.store.entries.keys().next().unwrap().clone();
+    let mut pause_after = |outcome| {
+        let start = BootTime::now();
+        let result = DeploymentWriteResult {
+            previous_version: None,
             object: None,
-            forgets: false,
-            news: Vec::new(),
-            came: Some(came),
+            is_crd_outdated: false,
+            events: Vec::new(),
+            outcome: Some(outcome),
         };
-        let store = &mut world.store;
-        home_writer::start(&mut store.queue, key.clone(), before);
-        store.take_written(key.clone(), written, &HomeEvents::nowhere());
-        store.queue.not_before(&key).since(before)
+        let store = &mut fixture.store;
+        home_writer::start(&mut store.queue, key.clone(), start);
+        store.apply_write(key.clone(), result, &HomeEvents::discarding());
+        store.queue.not_before(&key).since(start)
     };
-    for full in [1, 2, 4, 8, 16, 30, 30] {
-        let full = Duration::from_secs(full);
-        let found = pause(Wrote::Failed);
-        let most = full + Duration::from_secs(1);
-        assert!((full / 2..most).contains(&found), "{found:?} of {full:?}");
+    for seconds in [1, 2, 4, 8, 16, 30, 30] {
+        let seconds = Duration::from_secs(seconds);
+        let pause = pause_after(WriteOutcome::Failed);
+        let max = seconds + Duration::from_secs(1);
+        assert!(
+            (seconds / 2..max).contains(&pause),
+            "{pause:?} of {seconds:?}"
+        );
     }
-    assert!(pause(Wrote::Conflict) < Duration::from_secs(6));
-    assert!(pause(Wrote::Failed) < Duration::from_secs(6));
+    assert!(pause_after(WriteOutcome::Conflict) < Duration::from_secs(6));
+    assert!(pause_after(WriteOutcome::Failed) < Duration::from_secs(6));
 }
 
 #[test]
 fn absent_api_is_noted_once_not_as_failure() {
-    for (status, refused, known, expected) in [
-        (404, false, false, Noted::Nothing),
-        (404, true, false, Noted::Nothing),
-        (404, true, true, Noted::Absent),
-        (403, true, false, Noted::Nothing),
-        (403, true, true, Noted::Failed),
-        (403, false, false, Noted::Failed),
-        (500, false, false, Noted::Failed),
-        (0, false, false, Noted::Failed),
+    for (status, is_refused, is_newly_absent, expected) in [
+        (404, false, false, ListErrorLog::Hidden),
+        (404, true, false, ListErrorLog::Hidden),
+        (404, true, true, ListErrorLog::Absent),
+        (403, true, false, ListErrorLog::Hidden),
+        (403, true, true, ListErrorLog::Failed),
+        (403, false, false, ListErrorLog::Failed),
+        (500, false, false, ListErrorLog::Failed),
+        (0, false, false, ListErrorLog::Failed),
     ] {
-        let found = noted(status, refused, known);
-        assert_eq!(found, expected, "{status} {refused} {known}");
+        let log = list_error_log(status, is_refused, is_newly_absent);
+        assert_eq!(log, expected, "{status} {is_refused} {is_newly_absent}");
     }
 }

@@ -26,7 +26,7 @@ fn secret(namespace: &str, name: &str) -> SecretName {
     }
 }
 
-fn given(namespace: &str, name: &str, key: &str) -> Option<RegionKubeconfig> {
+fn kubeconfig_ref(namespace: &str, name: &str, key: &str) -> Option<RegionKubeconfig> {
     let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
     Some(RegionKubeconfig {
         secret: Some(KubeconfigSecret {
@@ -40,26 +40,26 @@ fn given(namespace: &str, name: &str, key: &str) -> Option<RegionKubeconfig> {
 #[test]
 fn secret_precedes_deprecated_field_and_region_name() {
     let all = |region: &mut Region| {
-        region.kubeconfig = given("team", "admin", "admin.conf");
+        region.kubeconfig = kubeconfig_ref("team", "admin", "admin.conf");
         region.kubeconfig_secret_name = Some("old".to_owned());
     };
-    let of = |named: Named| match named {
-        Named::Secret {
+    let secret_fields = |reference: TargetReference| match reference {
+        TargetReference::Secret {
             secret,
             key,
-            by_default,
-        } => (secret.to_string(), key, by_default),
-        Named::Profile { .. } => unreachable!("none was named"),
+            is_default,
+        } => (secret.to_string(), key, is_default),
+        TargetReference::Profile { .. } => unreachable!("none was named"),
     };
-    let name_only = spec(|it| it.kubeconfig = given("", "admin", ""));
+    let name_only = spec(|it| it.kubeconfig = kubeconfig_ref("", "admin", ""));
     let deprecated = spec(|it| it.kubeconfig_secret_name = Some("old".to_owned()));
-    // A namespace without a name says nothing.
+    // A namespace without a name has no effect.
     let no_name = spec(|it| {
-        it.kubeconfig = given("team", "", "value");
+        it.kubeconfig = kubeconfig_ref("team", "", "value");
         it.kubeconfig_secret_name = Some("old".to_owned());
     });
     let empty = spec(|it| it.kubeconfig_secret_name = Some(String::new()));
-    for (what, spec, secret, key, by_default) in [
+    for (case, spec, secret, key, is_default) in [
         ("all", spec(all), "team/admin", Some("admin.conf"), false),
         ("a name only", name_only, "fleet/admin", None, false),
         ("the deprecated field", deprecated, "fleet/old", None, false),
@@ -79,8 +79,12 @@ fn secret_precedes_deprecated_field_and_region_name() {
             true,
         ),
     ] {
-        let expected = (secret.to_owned(), key.map(str::to_owned), by_default);
-        assert_eq!(of(named(&spec, "fleet")), expected, "{what}");
+        let expected = (secret.to_owned(), key.map(str::to_owned), is_default);
+        assert_eq!(
+            secret_fields(target_reference(&spec, "fleet")),
+            expected,
+            "{case}"
+        );
     }
     let profile = spec(|it| {
         all(it);
@@ -89,227 +93,276 @@ fn secret_precedes_deprecated_field_and_region_name() {
             namespace: "inventory".to_owned(),
         });
     });
-    let expected = Named::Profile {
+    let expected = TargetReference::Profile {
         namespace: "inventory".to_owned(),
         name: "p".to_owned(),
     };
-    assert_eq!(named(&profile, "fleet"), expected);
+    assert_eq!(target_reference(&profile, "fleet"), expected);
 }
 
 #[derive(Default)]
-struct World {
-    clusters: BTreeMap<String, Cluster>,
-    findings: BTreeMap<SecretName, Finding>,
+struct SelectionFixture {
+    members: BTreeMap<String, TargetMember>,
+    secret_states: BTreeMap<SecretName, SecretState>,
 }
 
-impl World {
+impl SelectionFixture {
     fn member(mut self, name: &str, source: Option<SourceRef>) -> Self {
-        let cluster = Cluster {
+        let member = TargetMember {
             source,
             cluster_uid: Some(format!("uid-of-{name}")),
-            ..Cluster::default()
+            ..TargetMember::default()
         };
-        self.clusters.insert(name.to_owned(), cluster);
+        self.members.insert(name.to_owned(), member);
         self
     }
 
-    fn finding(mut self, of: &SecretName, finding: Finding) -> Self {
-        self.findings.insert(of.clone(), finding);
+    fn secret_state(mut self, secret: &SecretName, secret_state: SecretState) -> Self {
+        self.secret_states.insert(secret.clone(), secret_state);
         self
     }
 
     /// Changes a member.
-    fn with(mut self, name: &str, change: impl FnOnce(&mut Cluster)) -> Self {
-        change(self.clusters.get_mut(name).unwrap());
+    fn with(mut self, name: &str, change: impl FnOnce(&mut TargetMember)) -> Self {
+        change(self.members.get_mut(name).unwrap());
         self
     }
 
     /// Returns the member, or the reason why there is none.
     #[track_caller]
-    fn aims(&self, named: &Named, expected: Result<&str, &str>, what: &str) {
+    fn assert_selected(
+        &self,
+        reference: &TargetReference,
+        expected: Result<&str, &str>,
+        case: &str,
+    ) {
         let expected = expected.map(str::to_owned).map_err(str::to_owned);
-        assert_eq!(self.select(named, "team"), expected, "{what}");
+        assert_eq!(self.select(reference, "team"), expected, "{case}");
     }
 
-    fn select(&self, named: &Named, from: &str) -> Result<String, String> {
+    fn select(&self, reference: &TargetReference, namespace: &str) -> Result<String, String> {
         let open_namespaces = ["fleet".to_owned()].into();
-        let mut clusters = Clusters::default();
-        for (name, cluster) in &self.clusters {
-            clusters.insert(name.clone(), Cluster::default());
-            clusters.insert(name.clone(), cluster.clone());
+        let mut members = MemberIndex::default();
+        for (name, member) in &self.members {
+            members.insert(name.clone(), TargetMember::default());
+            members.insert(name.clone(), member.clone());
         }
-        let sight = Sight {
-            clusters: &clusters,
-            findings: &self.findings,
+        let inputs = SelectionInputs {
+            members: &members,
+            secret_states: &self.secret_states,
             open_namespaces: &open_namespaces,
         };
-        let aimed = select(named, "paris", from, sight);
-        aimed
+        let selected = select(reference, "paris", namespace, inputs);
+        selected
             .map(|(member, _)| member)
             .map_err(|state| state.reason)
     }
 }
 
-fn there(open: bool) -> Finding {
-    Finding::There {
+fn existing_secret(open: bool) -> SecretState {
+    SecretState::Present {
         member: "admin".to_owned(),
         open,
     }
 }
 
-fn by(secret: &SecretName) -> Named {
-    Named::Secret {
+fn secret_reference(secret: &SecretName) -> TargetReference {
+    TargetReference::Secret {
         secret: secret.clone(),
         key: None,
-        by_default: false,
+        is_default: false,
     }
 }
 
 #[test]
 fn secret_is_open_to_its_namespace_unless_labelled() {
-    let (theirs, hubs) = (secret("team", "admin"), secret("fleet", "admin"));
-    for (of, from, finding, allowed) in [
-        (&theirs, "team", there(false), true),
-        (&theirs, "other", there(false), false),
-        (&theirs, "other", there(true), true),
-        // Who may not name it is not told whether it is there.
-        (&theirs, "other", Finding::NotThere, false),
-        (&theirs, "other", Finding::Unread("why".to_owned()), false),
-        (&hubs, "other", there(false), true),
+    let (team_secret, hub_secret) = (secret("team", "admin"), secret("fleet", "admin"));
+    for (secret_name, namespace, secret_state, allowed) in [
+        (&team_secret, "team", existing_secret(false), true),
+        (&team_secret, "other", existing_secret(false), false),
+        (&team_secret, "other", existing_secret(true), true),
+        // An object that may not name the Secret does not learn whether it exists.
+        (&team_secret, "other", SecretState::Absent, false),
+        (
+            &team_secret,
+            "other",
+            SecretState::Unread("why".to_owned()),
+            false,
+        ),
+        (&hub_secret, "other", existing_secret(false), true),
     ] {
-        let world = World::default()
-            .member("admin", Some(of.origin().source_ref()))
-            .finding(of, finding.clone());
-        let aimed = world.select(&by(of), from);
+        let fixture = SelectionFixture::default()
+            .member("admin", Some(secret_name.origin().source_ref()))
+            .secret_state(secret_name, secret_state.clone());
+        let selected = fixture.select(&secret_reference(secret_name), namespace);
         let expected = if allowed {
             Ok("admin".to_owned())
         } else {
             Err("SecretNotAllowed".to_owned())
         };
-        assert_eq!(aimed, expected, "{of} from {from}: {finding:?}");
+        assert_eq!(
+            selected, expected,
+            "{secret_name} from {namespace}: {secret_state:?}"
+        );
     }
 }
 
 #[test]
 fn pending_target_differs_from_impossible_one() {
-    let of = secret("fleet", "admin");
-    let world = World::default;
-    let member = || world().member("admin", Some(of.origin().source_ref()));
-    let other = Some(secret("elsewhere", "admin").origin().source_ref());
-    let unread = || Finding::Unread("no answer".to_owned());
-    let strange = Finding::There {
+    let admin = secret("fleet", "admin");
+    let fixture = SelectionFixture::default;
+    let member = || fixture().member("admin", Some(admin.origin().source_ref()));
+    let other_source = Some(secret("elsewhere", "admin").origin().source_ref());
+    let unreadable = || SecretState::Unread("no answer".to_owned());
+    let invalid_name = SecretState::Present {
         member: "Not A Name".to_owned(),
         open: false,
     };
-    let found = |finding| member().finding(&of, finding);
-    let taken = world().member("admin", other);
-    for (what, world, expected) in [
+    let with_secret_state = |secret_state| member().secret_state(&admin, secret_state);
+    let name_taken = fixture().member("admin", other_source);
+    for (case, fixture, expected) in [
         ("not looked for yet", member(), Err("Starting")),
-        ("gone", found(Finding::NotThere), Err("SecretNotFound")),
-        // What is known of it stands.
-        ("unread, and known", found(unread()), Ok("admin")),
+        (
+            "gone",
+            with_secret_state(SecretState::Absent),
+            Err("SecretNotFound"),
+        ),
+        // A known member stays the target.
+        (
+            "unread, and known",
+            with_secret_state(unreadable()),
+            Ok("admin"),
+        ),
         (
             "unread",
-            world().finding(&of, unread()),
+            fixture().secret_state(&admin, unreadable()),
             Err("SourceUnavailable"),
         ),
         (
             "no member yet",
-            world().finding(&of, there(false)),
+            fixture().secret_state(&admin, existing_secret(false)),
             Err("Starting"),
         ),
         (
             "the name is another's",
-            taken.finding(&of, there(false)),
+            name_taken.secret_state(&admin, existing_secret(false)),
             Err("NameTaken"),
         ),
-        ("no name", world().finding(&of, strange), Err("NotAName")),
+        (
+            "no name",
+            fixture().secret_state(&admin, invalid_name),
+            Err("NotAName"),
+        ),
     ] {
-        world.aims(&by(&of), expected, what);
+        fixture.assert_selected(&secret_reference(&admin), expected, case);
     }
 }
 
 #[test]
 fn target_of_duplicate_members_is_the_acting_one() {
-    let of = secret("fleet", "admin");
-    let mut world = World::default()
-        .member("admin", Some(of.origin().source_ref()))
+    let admin = secret("fleet", "admin");
+    let mut fixture = SelectionFixture::default()
+        .member("admin", Some(admin.origin().source_ref()))
         .member("kamaji", None)
         .member("another", None)
-        .finding(&of, there(false));
+        .secret_state(&admin, existing_secret(false));
     for (name, uid) in [("admin", "u"), ("kamaji", "u"), ("another", "v")] {
-        world.clusters.get_mut(name).unwrap().cluster_uid = Some(uid.to_owned());
+        fixture.members.get_mut(name).unwrap().cluster_uid = Some(uid.to_owned());
     }
-    assert_eq!(world.select(&by(&of), "team").unwrap(), "admin");
-    world.clusters.get_mut("admin").unwrap().duplicate = true;
-    assert_eq!(world.select(&by(&of), "team").unwrap(), "kamaji");
-    // It says who may aim at it.
-    let kamaji = world.clusters.get_mut("kamaji").unwrap();
-    kamaji.allowed = Allowed::new(Some(&["other".to_owned()]));
-    world.aims(&by(&of), Err("NamespaceNotAllowed"), "closed");
+    assert_eq!(
+        fixture.select(&secret_reference(&admin), "team").unwrap(),
+        "admin"
+    );
+    fixture.members.get_mut("admin").unwrap().is_duplicate = true;
+    assert_eq!(
+        fixture.select(&secret_reference(&admin), "team").unwrap(),
+        "kamaji"
+    );
+    // The acting member restricts the namespaces that may target it.
+    let kamaji = fixture.members.get_mut("kamaji").unwrap();
+    kamaji.allowed = AllowedNamespaces::new(Some(&["other".to_owned()]));
+    fixture.assert_selected(
+        &secret_reference(&admin),
+        Err("NamespaceNotAllowed"),
+        "closed",
+    );
 }
 
 #[test]
 fn joined_region_needs_no_secret_unless_named() {
-    let default = named(&spec(|_| {}), "fleet");
-    let world = World::default().member("paris", None);
-    assert_eq!(world.select(&default, "team").unwrap(), "paris");
-    world.aims(&by(&secret("fleet", "admin")), Err("Starting"), "named");
-    // A member of that name with a source is somebody's of its own.
-    let other = secret("elsewhere", "paris").origin().source_ref();
-    let world = World::default().member("paris", Some(other));
-    assert_eq!(world.select(&default, "team").unwrap_err(), "Starting");
-    let home = by(&secret("fleet", names::SELF_CLUSTER));
-    let with_home = World::default().member(names::SELF_CLUSTER, None);
+    let default = target_reference(&spec(|_| {}), "fleet");
+    let fixture = SelectionFixture::default().member("paris", None);
+    assert_eq!(fixture.select(&default, "team").unwrap(), "paris");
+    fixture.assert_selected(
+        &secret_reference(&secret("fleet", "admin")),
+        Err("Starting"),
+        "named",
+    );
+    // A member of that name with a source of its own is not the region.
+    let other_source = secret("elsewhere", "paris").origin().source_ref();
+    let fixture = SelectionFixture::default().member("paris", Some(other_source));
+    assert_eq!(fixture.select(&default, "team").unwrap_err(), "Starting");
+    let home = secret_reference(&secret("fleet", names::SELF_CLUSTER));
+    let with_home = SelectionFixture::default().member(names::SELF_CLUSTER, None);
     assert_eq!(
         with_home.select(&home, "team").unwrap(),
         names::SELF_CLUSTER
     );
-    World::default().aims(&home, Err("SourceGone"), "no home");
+    SelectionFixture::default().assert_selected(&home, Err("SourceGone"), "no home");
 }
 
 #[test]
 fn unreached_cluster_is_awaited_or_its_fault_reported() {
-    let of = secret("fleet", "admin");
-    let mut world = World::default()
-        .member("admin", Some(of.origin().source_ref()))
-        .finding(&of, there(false));
-    let cluster = world.clusters.get_mut("admin").unwrap();
-    cluster.cluster_uid = None;
-    assert_eq!(world.select(&by(&of), "team").unwrap_err(), "Starting");
-    let cluster = world.clusters.get_mut("admin").unwrap();
-    cluster.resolved = Some(State::new(Truth::False, "KubeconfigInvalid", "no such key"));
-    world.aims(&by(&of), Err("KubeconfigInvalid"), "bad kubeconfig");
+    let admin = secret("fleet", "admin");
+    let mut fixture = SelectionFixture::default()
+        .member("admin", Some(admin.origin().source_ref()))
+        .secret_state(&admin, existing_secret(false));
+    let member = fixture.members.get_mut("admin").unwrap();
+    member.cluster_uid = None;
+    assert_eq!(
+        fixture
+            .select(&secret_reference(&admin), "team")
+            .unwrap_err(),
+        "Starting"
+    );
+    let member = fixture.members.get_mut("admin").unwrap();
+    member.resolved = Some(State::new(Truth::False, "KubeconfigInvalid", "no such key"));
+    fixture.assert_selected(
+        &secret_reference(&admin),
+        Err("KubeconfigInvalid"),
+        "bad kubeconfig",
+    );
 }
 
 #[test]
 fn profile_resolves_to_its_member_and_reports_state() {
-    let of = |kind, namespace: &str, name: &str| Origin {
+    let origin = |kind, namespace: &str, name: &str| Origin {
         kind,
         namespace: Some(namespace.to_owned()),
         name: name.to_owned(),
     };
-    let profile =
-        |namespace: &str, name: &str| Some(of(Kind::ClusterProfile, namespace, name).source_ref());
-    let named = Named::Profile {
+    let profile = |namespace: &str, name: &str| {
+        Some(origin(SourceKind::ClusterProfile, namespace, name).source_ref())
+    };
+    let reference = TargetReference::Profile {
         namespace: "inventory".to_owned(),
         name: "paris".to_owned(),
     };
-    let member = |source| World::default().member("edge-1", source);
+    let member = |source| SelectionFixture::default().member("edge-1", source);
     let paris = || member(profile("inventory", "paris"));
-    let secret = of(Kind::Secret, "inventory", "paris").source_ref();
-    let closed = paris().with("edge-1", |member| {
-        member.allowed = Allowed::new(Some(&["other".to_owned()]));
+    let secret = origin(SourceKind::Secret, "inventory", "paris").source_ref();
+    let not_allowed = paris().with("edge-1", |member| {
+        member.allowed = AllowedNamespaces::new(Some(&["other".to_owned()]));
     });
-    let unreached = || paris().with("edge-1", |member| member.cluster_uid = None);
+    let without_uid = || paris().with("edge-1", |member| member.cluster_uid = None);
     let not_ready = State::new(Truth::False, "ClusterProfileNotReady", "not healthy");
-    let not_ready = unreached().with("edge-1", |member| member.resolved = Some(not_ready));
-    let by_agent = World::default().member("paris", None);
+    let not_ready = without_uid().with("edge-1", |member| member.resolved = Some(not_ready));
+    let by_agent = SelectionFixture::default().member("paris", None);
     let not_found = Err("ClusterProfileNotFound");
-    for (what, world, expected) in [
-        // Whatever the member is called, and without a word on Secrets.
+    for (case, fixture, expected) in [
+        // The name of the member and the Secrets do not matter.
         ("found", paris(), Ok("edge-1")),
-        ("none", World::default(), not_found),
+        ("none", SelectionFixture::default(), not_found),
         (
             "other namespace",
             member(profile("elsewhere", "paris")),
@@ -322,11 +375,15 @@ fn profile_resolves_to_its_member_and_reports_state() {
         ),
         ("other kind", member(Some(secret)), not_found),
         ("an agent's of the region's name", by_agent, not_found),
-        ("not for this namespace", closed, Err("NamespaceNotAllowed")),
-        ("not reached yet", unreached(), Err("Starting")),
+        (
+            "not for this namespace",
+            not_allowed,
+            Err("NamespaceNotAllowed"),
+        ),
+        ("not reached yet", without_uid(), Err("Starting")),
         ("not ready", not_ready, Err("ClusterProfileNotReady")),
     ] {
-        world.aims(&named, expected, what);
+        fixture.assert_selected(&reference, expected, case);
     }
 }
 
@@ -337,33 +394,42 @@ fn members_are_found_by_current_source_and_uid() {
         namespace: Some("fleet".to_owned()),
         name: Some(name.to_owned()),
     };
-    let cluster = |name: &str, uid: Option<&str>| Cluster {
+    let member = |name: &str, uid: Option<&str>| TargetMember {
         source: Some(source(name)),
         cluster_uid: uid.map(str::to_owned),
-        ..Cluster::default()
+        ..TargetMember::default()
     };
-    let mut clusters = Clusters::default();
-    let acts = |clusters: &Clusters, uid: &str| acting(uid, "none", clusters);
-    clusters.insert("b".to_owned(), cluster("s", None));
-    assert_eq!(acts(&clusters, "u"), None);
-    clusters.learn(|name| (name == "b").then(|| "u".to_owned()));
-    assert_eq!(acts(&clusters, "u").as_deref(), Some("b"));
-    clusters.insert("a".to_owned(), cluster("s", Some("u")));
-    assert_eq!(acts(&clusters, "u").as_deref(), Some("a"), "first by name");
-    assert_eq!(member_of(&source("s"), &clusters).as_deref(), Some("a"));
-    clusters.insert("a".to_owned(), cluster("t", Some("v")));
-    assert_eq!(acts(&clusters, "u").as_deref(), Some("b"));
-    assert_eq!(member_of(&source("s"), &clusters).as_deref(), Some("b"));
-    assert_eq!(member_of(&source("t"), &clusters).as_deref(), Some("a"));
-    clusters.retain(|name| name == "a");
-    assert_eq!(acts(&clusters, "u"), None);
-    assert_eq!(member_of(&source("s"), &clusters), None);
-    assert!(clusters.remove("a").is_some());
-    let Clusters {
+    let mut members = MemberIndex::default();
+    let acting = |members: &MemberIndex, uid: &str| acting_member(uid, "none", members);
+    members.insert("b".to_owned(), member("s", None));
+    assert_eq!(acting(&members, "u"), None);
+    members.add_observed_uids(|name| (name == "b").then(|| "u".to_owned()));
+    assert_eq!(acting(&members, "u").as_deref(), Some("b"));
+    members.insert("a".to_owned(), member("s", Some("u")));
+    assert_eq!(acting(&members, "u").as_deref(), Some("a"), "first by name");
+    assert_eq!(
+        member_by_source(&source("s"), &members).as_deref(),
+        Some("a")
+    );
+    members.insert("a".to_owned(), member("t", Some("v")));
+    assert_eq!(acting(&members, "u").as_deref(), Some("b"));
+    assert_eq!(
+        member_by_source(&source("s"), &members).as_deref(),
+        Some("b")
+    );
+    assert_eq!(
+        member_by_source(&source("t"), &members).as_deref(),
+        Some("a")
+    );
+    members.retain(|name| name == "a");
+    assert_eq!(acting(&members, "u"), None);
+    assert_eq!(member_by_source(&source("s"), &members), None);
+    assert!(members.remove("a").is_some());
+    let MemberIndex {
         all,
         by_source,
         by_uid,
-        unreached,
-    } = clusters;
-    assert!(all.is_empty() && by_source.is_empty() && by_uid.is_empty() && unreached.is_empty());
+        without_uid,
+    } = members;
+    assert!(all.is_empty() && by_source.is_empty() && by_uid.is_empty() && without_uid.is_empty());
 }

@@ -9,18 +9,18 @@ fn cluster(data: Value) -> DynamicObject {
 
 #[test]
 fn initialization_is_read_from_status_fields_not_conditions() {
-    let waits = |data| ClusterApi.read(&cluster(data)).waiting.is_some();
-    assert!(waits(Value::Null));
-    assert!(waits(
+    let is_waiting = |data| ClusterApi.read(&cluster(data)).waiting.is_some();
+    assert!(is_waiting(Value::Null));
+    assert!(is_waiting(
         json!({"status": {"initialization": {"infrastructureProvisioned": true}}})
     ));
-    assert!(waits(
+    assert!(is_waiting(
         json!({"status": {"conditions": [{"type": "ControlPlaneReady", "status": "True"}]}})
     ));
-    assert!(!waits(
+    assert!(!is_waiting(
         json!({"status": {"initialization": {"controlPlaneInitialized": true}}})
     ));
-    assert!(!waits(json!({"status": {"controlPlaneReady": true}})));
+    assert!(!is_waiting(json!({"status": {"controlPlaneReady": true}})));
 }
 
 #[test]
@@ -40,7 +40,7 @@ fn paused_or_deleted_cluster_is_suspended_with_reason() {
         let suspended = ClusterApi.read(&cluster).suspended;
         match expected {
             None => assert_eq!(suspended, None),
-            Some(part) => assert!(suspended.unwrap().contains(part), "{part}"),
+            Some(text) => assert!(suspended.unwrap().contains(text), "{text}"),
         }
     }
 }
@@ -65,10 +65,10 @@ fn only_contract_kubeconfig_secret_is_kept() {
         ("a-kubeconfig", "Opaque", Some("a"), false),
         ("a-kubeconfig", SECRET_TYPE, None, false),
     ];
-    for (name, type_, cluster, kept) in table {
+    for (name, type_, cluster, expected) in table {
         assert_eq!(
-            ClusterApi.keeps(&secret(name, type_, cluster)),
-            kept,
+            ClusterApi.may_pair(&secret(name, type_, cluster)),
+            expected,
             "{name} {type_} {cluster:?}"
         );
     }

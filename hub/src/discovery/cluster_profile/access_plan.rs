@@ -13,9 +13,9 @@ use super::profile::Profile;
 use super::provider_file::{AccessProvider, ApiVersion, ArgsPolicy, EnvsPolicy, ProviderFile};
 
 /// Reserved by the client authentication API. The program receives it as `spec.cluster.config`.
-const CONFIG: &str = "client.authentication.k8s.io/exec";
-const ARGS: &str = "clusterprofiles.multicluster.x-k8s.io/exec/additional-args";
-const ENVS: &str = "clusterprofiles.multicluster.x-k8s.io/exec/additional-envs";
+const CONFIG_EXTENSION: &str = "client.authentication.k8s.io/exec";
+const ARGS_EXTENSION: &str = "clusterprofiles.multicluster.x-k8s.io/exec/additional-args";
+const ENVS_EXTENSION: &str = "clusterprofiles.multicluster.x-k8s.io/exec/additional-envs";
 
 /// Access to a profile's cluster.
 #[derive(Clone, PartialEq, Eq)]
@@ -63,10 +63,10 @@ pub(super) fn plan(
     policy: &Policy,
 ) -> Result<Plan, Unresolved> {
     let origin = &profile.origin;
-    if let Some(why) = &profile.unready {
+    if let Some(problem) = &profile.unready {
         return Err(Unresolved {
             reason: reason::PROFILE_NOT_READY,
-            message: format!("{origin} is not ready, as its cluster manager has to say: {why}"),
+            message: format!("{origin} is not ready, as its cluster manager has to say: {problem}"),
         });
     }
     let Some(file) = file else {
@@ -91,26 +91,26 @@ pub(super) fn plan(
         .find_map(|provider| Some((provider, clusters.get(&provider.name)?)));
     let Some((provider, cluster)) = chosen else {
         let names: Vec<&str> = clusters.keys().map(String::as_str).collect();
-        let has = if names.is_empty() {
+        let names = if names.is_empty() {
             "none".to_owned()
         } else {
             names.join(", ")
         };
         return Err(failed(format!(
-            "none of its access providers ({has}) is in the hub's provider file ({}); add one there",
+            "none of its access providers ({names}) is in the hub's provider file ({}); add one there",
             file.names()
         )));
     };
-    command_and_cluster(provider, cluster, policy)
+    build_plan(provider, cluster, policy)
         .map_err(|problem| failed(format!("access provider {}: {problem}", provider.name)))
 }
 
-fn command_and_cluster(
+fn build_plan(
     provider: &AccessProvider,
-    given: &Map<String, Value>,
+    profile_cluster: &Map<String, Value>,
     policy: &Policy,
 ) -> Result<Plan, String> {
-    let mut cluster = given.clone();
+    let mut cluster = profile_cluster.clone();
     let extensions = cluster.remove("extensions");
     // The sanitizer checks the cluster before a program runs for it. The credential is still unknown: the
     // user is a placeholder without data of the profile.
@@ -121,20 +121,23 @@ fn command_and_cluster(
     let exec = &provider.exec;
     let mut args = exec.args.clone();
     if provider.args == ArgsPolicy::Append {
-        args.extend(additional_args(extension(extensions.as_ref(), ARGS)?)?);
+        args.extend(additional_args(extension(
+            extensions.as_ref(),
+            ARGS_EXTENSION,
+        )?)?);
     }
     let mut env = BTreeMap::new();
     for (name, value) in &exec.env {
         env.insert(name.clone(), value.clone());
     }
     if provider.envs != EnvsPolicy::Ignore {
-        for (name, value) in additional_envs(extension(extensions.as_ref(), ENVS)?)? {
+        for (name, value) in additional_envs(extension(extensions.as_ref(), ENVS_EXTENSION)?)? {
             if provider.envs == EnvsPolicy::Replace || !env.contains_key(&name) {
                 env.insert(name, value);
             }
         }
     }
-    let config = extension(extensions.as_ref(), CONFIG)?;
+    let config = extension(extensions.as_ref(), CONFIG_EXTENSION)?;
     let info = exec_info(
         exec.api_version,
         exec.provide_cluster_info.then_some(&cluster),
@@ -175,7 +178,7 @@ fn exec_info(
     // The hub cannot answer a prompt.
     spec.insert("interactive".to_owned(), false.into());
     if let Some(cluster) = cluster {
-        let told = [
+        let keys = [
             "server",
             "tls-server-name",
             "insecure-skip-tls-verify",
@@ -183,14 +186,14 @@ fn exec_info(
             "proxy-url",
             "disable-compression",
         ];
-        let mut told: Map<String, Value> = told
+        let mut info: Map<String, Value> = keys
             .into_iter()
             .filter_map(|key| Some((key.to_owned(), cluster.get(key)?.clone())))
             .collect();
         if let Some(config) = config {
-            told.insert("config".to_owned(), config.clone());
+            info.insert("config".to_owned(), config.clone());
         }
-        spec.insert("cluster".to_owned(), Value::Object(told));
+        spec.insert("cluster".to_owned(), Value::Object(info));
     }
     json!({ "apiVersion": version.as_str(), "kind": "ExecCredential", "spec": spec }).to_string()
 }
@@ -202,11 +205,11 @@ fn extension<'a>(extensions: Option<&'a Value>, name: &str) -> Result<Option<&'a
         Some(Value::Array(items)) => items,
         Some(_) => return Err("cluster.extensions must be a list".to_owned()),
     };
-    let mut found = items
+    let mut matching = items
         .iter()
         .filter(|item| item.get("name").and_then(Value::as_str) == Some(name));
-    let first = found.next();
-    if found.next().is_some() {
+    let first = matching.next();
+    if matching.next().is_some() {
         return Err(format!("the extension {name} is there twice"));
     }
     let value = first.and_then(|item| item.get("extension"));
@@ -214,14 +217,14 @@ fn extension<'a>(extensions: Option<&'a Value>, name: &str) -> Result<Option<&'a
 }
 
 fn additional_args(extension: Option<&Value>) -> Result<Vec<String>, String> {
-    let wrong = || format!("the extension {ARGS} must be a list of strings");
+    let not_a_list = || format!("the extension {ARGS_EXTENSION} must be a list of strings");
     match extension {
         None => Ok(Vec::new()),
         Some(Value::Array(items)) => items
             .iter()
-            .map(|item| text(item).ok_or_else(wrong))
+            .map(|item| text(item).ok_or_else(not_a_list))
             .collect(),
-        Some(_) => Err(wrong()),
+        Some(_) => Err(not_a_list()),
     }
 }
 
@@ -229,24 +232,29 @@ fn additional_envs(extension: Option<&Value>) -> Result<Vec<(String, String)>, S
     let map = match extension {
         None => return Ok(Vec::new()),
         Some(Value::Object(map)) => map,
-        Some(_) => return Err(format!("the extension {ENVS} must be a map of strings")),
+        Some(_) => {
+            return Err(format!(
+                "the extension {ENVS_EXTENSION} must be a map of strings"
+            ));
+        }
     };
     let mut envs = Vec::new();
     for (name, value) in map {
         if !is_env_name(name) {
             return Err(format!(
-                "the extension {ENVS} has a name that no variable has; use letters, digits and _"
+                "the extension {ENVS_EXTENSION} has a name that no variable has; use letters, digits and _"
             ));
         }
-        if decides_what_runs(name) {
+        if selects_program(name) {
             return Err(format!(
-                "the extension {ENVS} may not set {name}, because it changes which program runs; set it in the hub's provider file"
+                "the extension {ENVS_EXTENSION} may not set {name}, because it changes which program runs; set it in the hub's provider file"
             ));
         }
         let value = match value {
             Value::Null => String::new(),
-            value => text(value)
-                .ok_or_else(|| format!("the extension {ENVS} must be a map of strings"))?,
+            value => text(value).ok_or_else(|| {
+                format!("the extension {ENVS_EXTENSION} must be a map of strings")
+            })?,
         };
         envs.push((name.clone(), value));
     }
@@ -271,7 +279,7 @@ fn is_env_name(name: &str) -> bool {
 
 /// Whether a variable selects the code that runs. A profile may set values for the hub's program, but must
 /// not choose the program.
-fn decides_what_runs(name: &str) -> bool {
+fn selects_program(name: &str) -> bool {
     [
         "PATH",
         "HOME",
@@ -314,7 +322,7 @@ mod tests {
         ProviderFile { providers }
     }
 
-    fn ready(name: &str, access: Value) -> Profile {
+    fn profile_with_access(name: &str, access: Value) -> Profile {
         let status = json!({
             "conditions": [{"type": "ControlPlaneHealthy", "status": "True"}],
             "accessProviders": access,
@@ -322,67 +330,70 @@ mod tests {
         Profile::read(&profile::object(name, status)).unwrap()
     }
 
-    fn with(cluster: Value) -> Profile {
-        ready("edge-1", json!([{"name": "a", "cluster": cluster}]))
+    fn ready_profile(cluster: Value) -> Profile {
+        profile_with_access("edge-1", json!([{"name": "a", "cluster": cluster}]))
     }
 
-    fn planned(profile: &Profile, provider: AccessProvider) -> Result<Plan, Unresolved> {
+    fn plan_with(profile: &Profile, provider: AccessProvider) -> Result<Plan, Unresolved> {
         plan(profile, Some(&file(vec![provider])), &Policy::default())
     }
 
-    fn extended(extensions: Value) -> Profile {
-        with(json!({"server": "https://a", "extensions": extensions}))
+    fn profile_with_extensions(extensions: Value) -> Profile {
+        ready_profile(json!({"server": "https://a", "extensions": extensions}))
     }
 
-    fn info(plan: &Plan) -> Value {
+    fn exec_info_of(plan: &Plan) -> Value {
         serde_json::from_str(&plan.command.info).unwrap()
     }
 
     #[test]
     fn unready_profile_is_reported_with_missing_condition() {
         let profile = Profile::read(&profile::object("edge-1", Value::Null)).unwrap();
-        let why = planned(&profile, provider("a")).unwrap_err();
-        assert_eq!(why.reason, "ClusterProfileNotReady");
+        let problem = plan_with(&profile, provider("a")).unwrap_err();
+        assert_eq!(problem.reason, "ClusterProfileNotReady");
         assert!(
-            why.message.contains("ClusterProfile fleet/edge-1"),
-            "{why:?}"
+            problem.message.contains("ClusterProfile fleet/edge-1"),
+            "{problem:?}"
         );
-        assert!(why.message.contains("ControlPlaneHealthy"), "{why:?}");
+        assert!(
+            problem.message.contains("ControlPlaneHealthy"),
+            "{problem:?}"
+        );
     }
 
     #[test]
     fn without_a_provider_file_multicluster_is_disabled() {
-        let profile = with(json!({"server": "https://a"}));
-        let why = plan(&profile, None, &Policy::default()).unwrap_err();
-        assert_eq!(why.reason, "MulticlusterDisabled");
+        let profile = ready_profile(json!({"server": "https://a"}));
+        let problem = plan(&profile, None, &Policy::default()).unwrap_err();
+        assert_eq!(problem.reason, "MulticlusterDisabled");
         assert!(
-            why.message.contains("--clusterprofile-provider-file"),
-            "{why:?}"
+            problem.message.contains("--clusterprofile-provider-file"),
+            "{problem:?}"
         );
-        assert!(why.message.contains("fleet/edge-1"), "{why:?}");
+        assert!(problem.message.contains("fleet/edge-1"), "{problem:?}");
     }
 
     #[test]
     fn missing_common_access_provider_names_both_sides() {
-        let profile = with(json!({"server": "https://a"}));
-        let why = planned(&profile, provider("b")).unwrap_err();
-        assert_eq!(why.reason, "AccessProviderFailed");
-        assert!(why.message.contains("fleet/edge-1"), "{why:?}");
+        let profile = ready_profile(json!({"server": "https://a"}));
+        let problem = plan_with(&profile, provider("b")).unwrap_err();
+        assert_eq!(problem.reason, "AccessProviderFailed");
+        assert!(problem.message.contains("fleet/edge-1"), "{problem:?}");
         assert!(
-            why.message.contains("(a)") && why.message.contains("(b)"),
-            "{why:?}"
+            problem.message.contains("(a)") && problem.message.contains("(b)"),
+            "{problem:?}"
         );
-        let why = plan(
-            &ready("edge-1", json!([])),
+        let problem = plan(
+            &profile_with_access("edge-1", json!([])),
             Some(&file(vec![])),
             &Policy::default(),
         );
-        assert!(why.unwrap_err().message.contains("(none)"));
+        assert!(problem.unwrap_err().message.contains("(none)"));
     }
 
     #[test]
     fn the_order_of_the_file_decides_between_two() {
-        let profile = ready(
+        let profile = profile_with_access(
             "edge-1",
             json!([
                 {"name": "a", "cluster": {"server": "https://a"}},
@@ -404,7 +415,7 @@ mod tests {
 
     #[test]
     fn profile_cluster_must_pass_sanitizer() {
-        for (cluster, named) in [
+        for (cluster, expected) in [
             (json!({}), "cluster.server is not set"),
             (
                 json!({"server": "http://a"}),
@@ -423,28 +434,29 @@ mod tests {
                 "cluster.tokenFile is not a known field",
             ),
         ] {
-            let why = planned(&with(cluster.clone()), provider("a")).unwrap_err();
-            assert_eq!(why.reason, "AccessProviderFailed");
-            assert!(why.message.contains(named), "{cluster}: {why:?}");
+            let problem = plan_with(&ready_profile(cluster.clone()), provider("a")).unwrap_err();
+            assert_eq!(problem.reason, "AccessProviderFailed");
+            assert!(problem.message.contains(expected), "{cluster}: {problem:?}");
         }
         let lab = Policy {
             allow_insecure_tls: true,
             ..Policy::default()
         };
-        let profile = with(json!({"server": "https://a", "insecure-skip-tls-verify": true}));
+        let profile =
+            ready_profile(json!({"server": "https://a", "insecure-skip-tls-verify": true}));
         assert!(plan(&profile, Some(&file(vec![provider("a")])), &lab).is_ok());
     }
 
     #[test]
     fn exec_gets_cluster_info_only_if_configured() {
-        let profile = with(json!({
+        let profile = ready_profile(json!({
             "server": "https://a",
             "tls-server-name": "b",
-            "extensions": [{"name": CONFIG, "extension": {"clusterName": "x"}}],
+            "extensions": [{"name": CONFIG_EXTENSION, "extension": {"clusterName": "x"}}],
         }));
-        let told = info(&planned(&profile, provider("a")).unwrap());
+        let cluster_info = exec_info_of(&plan_with(&profile, provider("a")).unwrap());
         assert_eq!(
-            told,
+            cluster_info,
             json!({
                 "apiVersion": "client.authentication.k8s.io/v1",
                 "kind": "ExecCredential",
@@ -453,14 +465,14 @@ mod tests {
                 }},
             })
         );
-        assert_eq!(told["spec"]["cluster"].get(CA), None);
+        assert_eq!(cluster_info["spec"]["cluster"].get(CA), None);
         let mut quiet = provider("a");
         quiet.exec.provide_cluster_info = false;
         quiet.exec.api_version = ApiVersion::V1beta1;
-        let plan = planned(&profile, quiet).unwrap();
-        assert_eq!(info(&plan)["spec"], json!({"interactive": false}));
+        let plan = plan_with(&profile, quiet).unwrap();
+        assert_eq!(exec_info_of(&plan)["spec"], json!({"interactive": false}));
         assert_eq!(
-            info(&plan)["apiVersion"],
+            exec_info_of(&plan)["apiVersion"],
             "client.authentication.k8s.io/v1beta1"
         );
         // The kubeconfig still contains the server name.
@@ -470,16 +482,16 @@ mod tests {
 
     #[test]
     fn profile_args_and_envs_follow_policy() {
-        let profile = extended(json!([
-            {"name": ARGS, "extension": ["--audience", 7]},
-            {"name": ENVS, "extension": {"A": "profile", "B": true, "C": null}},
+        let profile = profile_with_extensions(json!([
+            {"name": ARGS_EXTENSION, "extension": ["--audience", 7]},
+            {"name": ENVS_EXTENSION, "extension": {"A": "profile", "B": true, "C": null}},
         ]));
         let env = |envs| {
             let provider = AccessProvider {
                 envs,
                 ..provider("a")
             };
-            let command = planned(&profile, provider).unwrap().command;
+            let command = plan_with(&profile, provider).unwrap().command;
             let get = |name: &str| command.env.get(name).cloned().unwrap_or("-".to_owned());
             [get("A"), get("B"), get("C")]
         };
@@ -491,7 +503,7 @@ mod tests {
                 args,
                 ..provider("a")
             };
-            planned(&profile, provider).unwrap().command.args
+            plan_with(&profile, provider).unwrap().command.args
         };
         assert_eq!(args(ArgsPolicy::Ignore), ["token"]);
         assert_eq!(args(ArgsPolicy::Append), ["token", "--audience", "7"]);
@@ -499,10 +511,10 @@ mod tests {
 
     #[test]
     fn profile_additions_do_not_leak_between_profiles() {
-        let of = |name: &str| {
-            let mut profile = extended(json!([
-                {"name": ARGS, "extension": [name]},
-                {"name": ENVS, "extension": {name: name}},
+        let profile_named = |name: &str| {
+            let mut profile = profile_with_extensions(json!([
+                {"name": ARGS_EXTENSION, "extension": [name]},
+                {"name": ENVS_EXTENSION, "extension": {name: name}},
             ]));
             profile.origin.name = name.to_owned();
             profile
@@ -510,7 +522,7 @@ mod tests {
         let file = file(vec![provider("a")]);
         for _ in 0..2 {
             for name in ["one", "two"] {
-                let command = plan(&of(name), Some(&file), &Policy::default())
+                let command = plan(&profile_named(name), Some(&file), &Policy::default())
                     .unwrap()
                     .command;
                 assert_eq!(command.args, ["token", name]);
@@ -523,15 +535,19 @@ mod tests {
 
     #[test]
     fn null_and_empty_extensions_are_ignored() {
-        let plain = planned(&with(json!({"server": "https://a"})), provider("a")).unwrap();
+        let plain = plan_with(
+            &ready_profile(json!({"server": "https://a"})),
+            provider("a"),
+        )
+        .unwrap();
         for extensions in [
             Value::Null,
             json!([]),
-            json!([{"name": ARGS, "extension": null}, {"name": ENVS, "extension": null}, {"name": CONFIG, "extension": null}]),
-            json!([{"name": ENVS, "extension": {}}, {"name": "other", "extension": 1}]),
+            json!([{"name": ARGS_EXTENSION, "extension": null}, {"name": ENVS_EXTENSION, "extension": null}, {"name": CONFIG_EXTENSION, "extension": null}]),
+            json!([{"name": ENVS_EXTENSION, "extension": {}}, {"name": "other", "extension": 1}]),
         ] {
             assert_eq!(
-                planned(&extended(extensions), provider("a")).unwrap(),
+                plan_with(&profile_with_extensions(extensions), provider("a")).unwrap(),
                 plain
             );
         }
@@ -539,48 +555,52 @@ mod tests {
 
     #[test]
     fn malformed_extensions_and_unsafe_variables_are_rejected() {
-        for (extensions, named) in [
+        for (extensions, expected) in [
             (json!({}), "extensions must be a list"),
             (
-                json!([{"name": ARGS, "extension": {}}]),
+                json!([{"name": ARGS_EXTENSION, "extension": {}}]),
                 "additional-args must be a list",
             ),
             (
-                json!([{"name": ARGS, "extension": [[]]}]),
+                json!([{"name": ARGS_EXTENSION, "extension": [[]]}]),
                 "additional-args must be a list",
             ),
             (
-                json!([{"name": ENVS, "extension": ["A"]}]),
+                json!([{"name": ENVS_EXTENSION, "extension": ["A"]}]),
                 "additional-envs must be a map",
             ),
             (
-                json!([{"name": ENVS, "extension": {"A": {}}}]),
+                json!([{"name": ENVS_EXTENSION, "extension": {"A": {}}}]),
                 "additional-envs must be a map",
             ),
             (
-                json!([{"name": ENVS, "extension": {"A=B": ""}}]),
+                json!([{"name": ENVS_EXTENSION, "extension": {"A=B": ""}}]),
                 "no variable has",
             ),
             (
-                json!([{"name": ENVS, "extension": {"PATH": "/tmp"}}]),
+                json!([{"name": ENVS_EXTENSION, "extension": {"PATH": "/tmp"}}]),
                 "may not set PATH",
             ),
             (
-                json!([{"name": ENVS, "extension": {"LD_PRELOAD": "x"}}]),
+                json!([{"name": ENVS_EXTENSION, "extension": {"LD_PRELOAD": "x"}}]),
                 "may not set LD_PRELOAD",
             ),
             (
-                json!([{"name": ENVS, "extension": {"KUBERNETES_EXEC_INFO": "x"}}]),
+                json!([{"name": ENVS_EXTENSION, "extension": {"KUBERNETES_EXEC_INFO": "x"}}]),
                 "may not set",
             ),
             (
-                json!([{"name": ARGS, "extension": []}, {"name": ARGS, "extension": []}]),
+                json!([{"name": ARGS_EXTENSION, "extension": []}, {"name": ARGS_EXTENSION, "extension": []}]),
                 "twice",
             ),
         ] {
-            let why = planned(&extended(extensions.clone()), provider("a")).unwrap_err();
-            assert_eq!(why.reason, "AccessProviderFailed");
-            assert!(why.message.contains(named), "{extensions}: {why:?}");
+            let problem =
+                plan_with(&profile_with_extensions(extensions.clone()), provider("a")).unwrap_err();
+            assert_eq!(problem.reason, "AccessProviderFailed");
+            assert!(
+                problem.message.contains(expected),
+                "{extensions}: {problem:?}"
+            );
         }
     }
 }

@@ -25,7 +25,7 @@ impl std::fmt::Debug for Credential {
     }
 }
 
-/// Why an answer contains no credential. Never includes the answer.
+/// Why an output contains no credential. Never includes the output.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub(crate) enum CredentialError {
     #[error("the answer is not JSON (line {line}, column {column})")]
@@ -33,35 +33,37 @@ pub(crate) enum CredentialError {
     #[error("the answer is not an ExecCredential of {0}")]
     OtherKind(&'static str),
     #[error("the answer has {0}")]
-    Wrong(&'static str),
+    Invalid(&'static str),
 }
 
 /// Parses the standard output of the program.
-pub(crate) fn read(answer: &[u8], version: ApiVersion) -> Result<Credential, CredentialError> {
-    let answer: Value = serde_json::from_slice(answer).map_err(|error| CredentialError::Json {
-        line: error.line(),
-        column: error.column(),
-    })?;
-    let is = |key: &str, expected: &str| answer.get(key).and_then(Value::as_str) == Some(expected);
-    if !is("kind", "ExecCredential") || !is("apiVersion", version.as_str()) {
+pub(crate) fn read(output: &[u8], version: ApiVersion) -> Result<Credential, CredentialError> {
+    let document: Value =
+        serde_json::from_slice(output).map_err(|error| CredentialError::Json {
+            line: error.line(),
+            column: error.column(),
+        })?;
+    let has =
+        |key: &str, expected: &str| document.get(key).and_then(Value::as_str) == Some(expected);
+    if !has("kind", "ExecCredential") || !has("apiVersion", version.as_str()) {
         return Err(CredentialError::OtherKind(version.as_str()));
     }
-    let status = answer
+    let status = document
         .get("status")
         .and_then(Value::as_object)
-        .ok_or(CredentialError::Wrong("no status"))?;
+        .ok_or(CredentialError::Invalid("no status"))?;
     let text = |key: &str, problem| match status.get(key) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(text)) if text.is_empty() => Ok(None),
         Some(Value::String(text)) => Ok(Some(text.clone())),
-        Some(_) => Err(CredentialError::Wrong(problem)),
+        Some(_) => Err(CredentialError::Invalid(problem)),
     };
     let token = text("token", "a token that is not a string")?;
     if token
         .as_deref()
         .is_some_and(|token| !token.bytes().all(|byte| byte.is_ascii_graphic()))
     {
-        return Err(CredentialError::Wrong(
+        return Err(CredentialError::Invalid(
             "a token with a character that no token has",
         ));
     }
@@ -73,26 +75,29 @@ pub(crate) fn read(answer: &[u8], version: ApiVersion) -> Result<Credential, Cre
     let certificate = match (certificate, key) {
         (None, None) => None,
         (Some(certificate), Some(key)) => Some((certificate, key)),
-        (Some(_), None) => return Err(CredentialError::Wrong("a certificate without its key")),
-        (None, Some(_)) => return Err(CredentialError::Wrong("a key without its certificate")),
+        (Some(_), None) => return Err(CredentialError::Invalid("a certificate without its key")),
+        (None, Some(_)) => return Err(CredentialError::Invalid("a key without its certificate")),
     };
     if token.is_none() && certificate.is_none() {
-        return Err(CredentialError::Wrong(
+        return Err(CredentialError::Invalid(
             "neither a token nor a client certificate",
         ));
     }
-    let said = text(
+    let reported_expiry = text(
         "expirationTimestamp",
         "an expirationTimestamp that is not a string",
     )?
     .map(|text| text.parse::<Timestamp>())
     .transpose()
-    .map_err(|_| CredentialError::Wrong("an expirationTimestamp that is not an RFC 3339 time"))?;
-    let ends = certificate.as_ref().and_then(|(pem, _)| not_after(pem));
+    .map_err(|_| CredentialError::Invalid("an expirationTimestamp that is not an RFC 3339 time"))?;
+    let certificate_expiry = certificate.as_ref().and_then(|(pem, _)| not_after(pem));
     Ok(Credential {
         token,
         certificate,
-        expires: [said, ends].into_iter().flatten().min(),
+        expires: [reported_expiry, certificate_expiry]
+            .into_iter()
+            .flatten()
+            .min(),
     })
 }
 
@@ -110,21 +115,21 @@ mod tests {
 
     use super::*;
 
-    fn answer(status: Value) -> Result<Credential, CredentialError> {
-        let answer = json!({
+    fn read_status(status: Value) -> Result<Credential, CredentialError> {
+        let document = json!({
             "kind": "ExecCredential",
             "apiVersion": "client.authentication.k8s.io/v1",
             "status": status,
         });
-        read(answer.to_string().as_bytes(), ApiVersion::V1)
+        read(document.to_string().as_bytes(), ApiVersion::V1)
     }
 
     #[test]
     fn token_or_certificate_pair_is_accepted_as_credential() {
-        let credential = answer(json!({"token": "t", "expirationTimestamp": null})).unwrap();
+        let credential = read_status(json!({"token": "t", "expirationTimestamp": null})).unwrap();
         assert_eq!(credential.token.as_deref(), Some("t"));
         assert_eq!(credential.expires, None);
-        let credential = answer(json!({
+        let credential = read_status(json!({
             "token": "", "clientCertificateData": "c", "clientKeyData": "k",
             "expirationTimestamp": "2030-01-01T00:00:00Z",
         }));
@@ -143,11 +148,11 @@ mod tests {
         params.not_after = rcgen::date_time_ymd(2029, 1, 1);
         let key = rcgen::KeyPair::generate().unwrap();
         let pem = params.self_signed(&key).unwrap().pem();
-        let expires = |said| {
+        let expires = |timestamp| {
             let status = json!({
-                "clientCertificateData": pem, "clientKeyData": "k", "expirationTimestamp": said,
+                "clientCertificateData": pem, "clientKeyData": "k", "expirationTimestamp": timestamp,
             });
-            answer(status).unwrap().expires.unwrap().to_string()
+            read_status(status).unwrap().expires.unwrap().to_string()
         };
         assert_eq!(expires(Value::Null), "2029-01-01T00:00:00Z");
         assert_eq!(
@@ -180,9 +185,9 @@ mod tests {
                 "RFC 3339",
             ),
         ] {
-            let said = answer(status).unwrap_err().to_string();
-            assert!(said.contains(expected), "{said}");
-            assert!(!said.contains("hunter2"), "{said}");
+            let error = read_status(status).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+            assert!(!error.contains("hunter2"), "{error}");
         }
         for text in [
             "",
@@ -190,18 +195,18 @@ mod tests {
             "{\"kind\": \"ExecCredential\"} hunter2",
             "\u{0}",
         ] {
-            let said = read(text.as_bytes(), ApiVersion::V1)
+            let error = read(text.as_bytes(), ApiVersion::V1)
                 .unwrap_err()
                 .to_string();
-            assert!(said.contains("not JSON"), "{said}");
-            assert!(!said.contains("hunter2"), "{said}");
+            assert!(error.contains("not JSON"), "{error}");
+            assert!(!error.contains("hunter2"), "{error}");
         }
         let other = json!({
             "kind": "ExecCredential", "apiVersion": "client.authentication.k8s.io/v1beta1",
             "status": {"token": "t"},
         });
-        let said = read(other.to_string().as_bytes(), ApiVersion::V1).unwrap_err();
-        assert_eq!(said, CredentialError::OtherKind(ApiVersion::V1.as_str()));
+        let error = read(other.to_string().as_bytes(), ApiVersion::V1).unwrap_err();
+        assert_eq!(error, CredentialError::OtherKind(ApiVersion::V1.as_str()));
         assert!(read(other.to_string().as_bytes(), ApiVersion::V1beta1).is_ok());
     }
 }

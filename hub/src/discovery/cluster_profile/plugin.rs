@@ -21,31 +21,31 @@ use tokio::time::timeout;
 use super::access_plan::Command;
 
 /// Concurrent runs of all profiles. Each program uses about 50 MB.
-const AT_ONCE: usize = 16;
+const MAX_CONCURRENT: usize = 16;
 /// Concurrent runs of one access provider. If all its runs hang, other providers still get slots.
-const OF_A_PROVIDER: usize = 4;
+const MAX_PER_PROVIDER: usize = 4;
 /// Bytes kept of standard error. Messages show fewer.
-const TAIL: usize = 4096;
-const SHOWN: usize = 512;
+const STDERR_KEPT: usize = 4096;
+const STDERR_SHOWN: usize = 512;
 /// Killed processes close their files immediately, but a process that left the group may not.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+const CLEAN_UP_TIMEOUT: Duration = Duration::from_secs(2);
 /// With these variables, a program in a pod finds its own cluster's API server and uses the mounted service
 /// account. The other variables of a pod concern only the hub.
-const OF_A_POD: [&str; 2] = ["KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"];
+const POD_VARIABLES: [&str; 2] = ["KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"];
 
 /// Limits of one run.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
+pub(super) struct PluginLimits {
     pub deadline: Duration,
     /// Bytes of standard output. A credential has a few thousand.
-    pub answer: usize,
+    pub stdout_max: usize,
 }
 
-impl Default for Limits {
+impl Default for PluginLimits {
     fn default() -> Self {
         Self {
             deadline: Duration::from_secs(20),
-            answer: 256 * 1024,
+            stdout_max: 256 * 1024,
         }
     }
 }
@@ -65,40 +65,40 @@ pub(super) enum PluginError {
         #[source]
         source: io::Error,
     },
-    #[error("{program} did not end within {} s and was killed{said}", deadline.as_secs())]
+    #[error("{program} did not end within {} s and was killed{stderr}", deadline.as_secs())]
     Deadline {
         program: String,
         deadline: Duration,
-        said: Said,
+        stderr: StderrTail,
     },
     #[error("{program} has written more than {} KiB and was killed; an ExecCredential is expected", limit / 1024)]
-    TooMuch { program: String, limit: usize },
-    #[error("{program} has ended with {how}{said}")]
+    TooMuchOutput { program: String, limit: usize },
+    #[error("{program} has ended with {status}{stderr}")]
     Failed {
         program: String,
-        how: String,
-        said: Said,
+        status: String,
+        stderr: StderrTail,
     },
 }
 
 /// The sanitized end of standard error.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Said(String);
+pub(super) struct StderrTail(String);
 
-impl Said {
-    pub(crate) fn of(stderr: &[u8]) -> Self {
-        let text = driver::last_words(stderr);
+impl StderrTail {
+    pub(crate) fn new(stderr: &[u8]) -> Self {
+        let text = driver::last_error_message(stderr);
         let clean: String = text.chars().filter(|c| !c.is_control()).collect();
-        let start = clean.ceil_char_boundary(clean.len().saturating_sub(SHOWN));
+        let start = clean.ceil_char_boundary(clean.len().saturating_sub(STDERR_SHOWN));
         Self(clean.get(start..).unwrap_or_default().to_owned())
     }
 }
 
-impl std::fmt::Display for Said {
+impl std::fmt::Display for StderrTail {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.0.as_str() {
             "" => f.write_str("; it printed nothing"),
-            said => write!(f, "; it printed: {said}"),
+            text => write!(f, "; it printed: {text}"),
         }
     }
 }
@@ -108,34 +108,34 @@ impl std::fmt::Display for Said {
 pub(super) struct Plugins {
     slots: Semaphore,
     /// Semaphores by provider name, as in the provider file.
-    of_provider: Mutex<BTreeMap<String, Arc<Semaphore>>>,
-    limits: Limits,
+    provider_slots: Mutex<BTreeMap<String, Arc<Semaphore>>>,
+    limits: PluginLimits,
     /// Each run gets its own directory here, which is deleted with the run.
     folder: PathBuf,
     /// The variables inherited from this process.
-    host: Vec<(OsString, OsString)>,
+    inherited_env: Vec<(OsString, OsString)>,
 }
 
 impl Plugins {
-    pub(super) fn new(folder: PathBuf, limits: Limits) -> Self {
-        let host = ["PATH"].iter().chain(&OF_A_POD);
-        let host = host.filter_map(|name| Some((name.into(), std::env::var_os(name)?)));
+    pub(super) fn new(folder: PathBuf, limits: PluginLimits) -> Self {
+        let names = ["PATH"].iter().chain(&POD_VARIABLES);
+        let inherited = names.filter_map(|name| Some((name.into(), std::env::var_os(name)?)));
         Self {
-            slots: Semaphore::new(AT_ONCE),
-            of_provider: Mutex::default(),
+            slots: Semaphore::new(MAX_CONCURRENT),
+            provider_slots: Mutex::default(),
             limits,
             folder,
-            host: host.collect(),
+            inherited_env: inherited.collect(),
         }
     }
 
-    fn slots_of(&self, provider: &str) -> Arc<Semaphore> {
+    fn slots_for(&self, provider: &str) -> Arc<Semaphore> {
         let mut all = self
-            .of_provider
+            .provider_slots
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         let slots = all.entry(provider.to_owned());
-        Arc::clone(slots.or_insert_with(|| Arc::new(Semaphore::new(OF_A_PROVIDER))))
+        Arc::clone(slots.or_insert_with(|| Arc::new(Semaphore::new(MAX_PER_PROVIDER))))
     }
 
     /// Runs the program once a slot is free, and returns its standard output. Dropping the future kills the
@@ -145,44 +145,53 @@ impl Plugins {
             program: command.program.clone(),
             source,
         };
-        let of_provider = self.slots_of(&command.provider);
+        let provider_slots = self.slots_for(&command.provider);
         // The semaphores are never closed.
-        let _of_provider = of_provider.acquire().await;
+        let _provider_slot = provider_slots.acquire().await;
         let _slot = self.slots.acquire().await;
         let home = tempfile::Builder::new()
             .prefix("plugin-")
             .tempdir_in(&self.folder)
             .map_err(failed)?;
         let mut process = self.start(command, home.path().as_os_str().to_owned())?;
-        let Limits { deadline, answer } = self.limits;
-        let late = process.end(self.limits).await.map_err(failed)?;
-        let status = process.clean_up(&command.program, answer).await;
+        let PluginLimits {
+            deadline,
+            stdout_max,
+        } = self.limits;
+        let timed_out = process.wait(self.limits).await.map_err(failed)?;
+        let status = process.clean_up(&command.program, stdout_max).await;
         let status = status.map_err(failed)?;
         let program = command.program.clone();
-        let said = process.said();
-        if late {
+        let stderr = process.stderr_tail();
+        if timed_out {
             return Err(PluginError::Deadline {
                 program,
                 deadline,
-                said,
+                stderr,
             });
         }
-        if process.answer.len() > answer {
-            let limit = answer;
-            return Err(PluginError::TooMuch { program, limit });
+        if process.output.len() > stdout_max {
+            return Err(PluginError::TooMuchOutput {
+                program,
+                limit: stdout_max,
+            });
         }
         if !status.success() {
-            let how = how(status);
-            return Err(PluginError::Failed { program, how, said });
+            let status = describe_status(status);
+            return Err(PluginError::Failed {
+                program,
+                status,
+                stderr,
+            });
         }
-        Ok(process.answer)
+        Ok(process.output)
     }
 
     #[allow(
         clippy::disallowed_methods,
         reason = "the one place where an access provider's program starts"
     )]
-    fn start(&self, command: &Command, home: OsString) -> Result<Process, PluginError> {
+    fn start(&self, command: &Command, home: OsString) -> Result<PluginProcess, PluginError> {
         let failed = |source| PluginError::Start {
             program: command.program.clone(),
             source,
@@ -190,7 +199,7 @@ impl Plugins {
         let mut child = tokio::process::Command::new(&command.program)
             .args(&command.args)
             .env_clear()
-            .envs(self.host.iter().map(|(name, value)| (name, value)))
+            .envs(self.inherited_env.iter().map(|(name, value)| (name, value)))
             .env("HOME", &home)
             .env("TMPDIR", &home)
             .envs(&command.env)
@@ -204,18 +213,18 @@ impl Plugins {
             .map_err(failed)?;
         let pid = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
         let pid = pid.ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
-        Ok(Process {
-            group: Group { pid, reaped: false },
+        Ok(PluginProcess {
+            group: ProcessGroup { pid, reaped: false },
             stdout: child.stdout.take(),
             stderr: child.stderr.take(),
             child,
-            answer: Vec::new(),
-            tail: VecDeque::new(),
+            output: Vec::new(),
+            stderr_tail: VecDeque::new(),
         })
     }
 }
 
-fn how(status: ExitStatus) -> String {
+fn describe_status(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("exit code {code}"),
         (None, Some(signal)) => format!("signal {signal}"),
@@ -224,30 +233,31 @@ fn how(status: ExitStatus) -> String {
 }
 
 /// A running program and its output.
-struct Process {
+struct PluginProcess {
     // Dropped before the child, which would reap it: the PID must still be valid when the group is killed.
-    group: Group,
+    group: ProcessGroup,
     child: Child,
     /// `None` once the stream is closed, as for standard error.
     stdout: Option<ChildStdout>,
     stderr: Option<ChildStderr>,
-    answer: Vec<u8>,
+    /// The standard output.
+    output: Vec<u8>,
     /// The end of standard error.
-    tail: VecDeque<u8>,
+    stderr_tail: VecDeque<u8>,
 }
 
-impl Process {
-    /// Waits until the program ends, writes too much, or reaches its deadline. Returns whether it is late.
-    async fn end(&mut self, limits: Limits) -> io::Result<bool> {
-        let ended = self.group.ended();
+impl PluginProcess {
+    /// Waits until the program ends, writes too much, or reaches its deadline. Returns whether it timed out.
+    async fn wait(&mut self, limits: PluginLimits) -> io::Result<bool> {
+        let exited = self.group.exited();
         let deadline = tokio::time::sleep(limits.deadline);
-        tokio::pin!(ended, deadline);
-        while self.answer.len() <= limits.answer {
+        tokio::pin!(exited, deadline);
+        while self.output.len() <= limits.stdout_max {
             tokio::select! {
                 biased;
-                ended = &mut ended => return ended.map(|()| false),
+                result = &mut exited => return result.map(|()| false),
                 () = &mut deadline => return Ok(true),
-                () = self.read(limits.answer + 1) => {}
+                () = self.read(limits.stdout_max + 1) => {}
             }
         }
         Ok(false)
@@ -255,70 +265,70 @@ impl Process {
 
     /// Kills all processes that the program left running, even after a successful exit, and reads the rest of
     /// the output.
-    async fn clean_up(&mut self, program: &str, answer: usize) -> io::Result<ExitStatus> {
+    async fn clean_up(&mut self, program: &str, stdout_max: usize) -> io::Result<ExitStatus> {
         let pid = self.group.pid;
         process_group::kill(pid);
         let rest = async {
             while self.stdout.is_some() || self.stderr.is_some() {
-                self.read(answer + 1).await;
+                self.read(stdout_max + 1).await;
             }
         };
-        if timeout(LAST_WORDS, rest).await.is_err() {
+        if timeout(CLEAN_UP_TIMEOUT, rest).await.is_err() {
             tracing::warn!(plugin = %program, "a process of the plugin left its group and keeps running");
         }
         let status = self.child.wait().await?;
         self.group.reaped = true;
-        let orphans = process_group::orphans_of(pid);
-        if timeout(LAST_WORDS, orphans).await.is_err() {
+        let orphans = process_group::reap_orphans(pid);
+        if timeout(CLEAN_UP_TIMEOUT, orphans).await.is_err() {
             tracing::warn!(plugin = %program, "a killed process of the plugin still exists");
         }
         Ok(status)
     }
 
-    /// Reads the next output, at most `most` bytes of standard output. Never resolves once both streams are
-    /// closed. Safe to cancel.
-    async fn read(&mut self, most: usize) {
+    /// Reads the next output, at most `stdout_max` bytes of standard output in all. Never resolves once both
+    /// streams are closed. Safe to cancel.
+    async fn read(&mut self, stdout_max: usize) {
         let (mut out, mut err) = ([0; 4096], [0; 4096]);
         tokio::select! {
-            read = next(&mut self.stdout, &mut out) => match read {
+            count = read_stream(&mut self.stdout, &mut out) => match count {
                 0 => self.stdout = None,
                 count => {
-                    let room = most.saturating_sub(self.answer.len());
-                    self.answer.extend(out.iter().take(count.min(room)));
+                    let room = stdout_max.saturating_sub(self.output.len());
+                    self.output.extend(out.iter().take(count.min(room)));
                 }
             },
-            read = next(&mut self.stderr, &mut err) => match read {
+            count = read_stream(&mut self.stderr, &mut err) => match count {
                 0 => self.stderr = None,
                 count => {
-                    self.tail.extend(err.iter().take(count));
-                    let over = self.tail.len().saturating_sub(TAIL);
-                    self.tail.drain(..over);
+                    self.stderr_tail.extend(err.iter().take(count));
+                    let excess = self.stderr_tail.len().saturating_sub(STDERR_KEPT);
+                    self.stderr_tail.drain(..excess);
                 }
             },
         }
     }
 
-    fn said(&mut self) -> Said {
-        Said::of(self.tail.make_contiguous())
+    fn stderr_tail(&mut self) -> StderrTail {
+        StderrTail::new(self.stderr_tail.make_contiguous())
     }
 }
 
 /// The program's process group, killed on drop.
-struct Group {
+struct ProcessGroup {
     pid: Pid,
     reaped: bool,
 }
 
-impl Group {
+impl ProcessGroup {
     /// Waits for the leader's exit without reaping it. This keeps the kernel from reusing the group's ID.
-    fn ended(&self) -> impl Future<Output = io::Result<()>> + use<> {
+    fn exited(&self) -> impl Future<Output = io::Result<()>> + use<> {
         let pid = self.pid;
-        let exited = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
         // One thread per run is acceptable because runs are few. The thread ends with the process, which is
         // always killed.
         let waiting = off_thread::start(move || {
             loop {
-                match waitid(WaitId::Pid(pid), exited) {
+                match waitid(WaitId::Pid(pid), options) {
                     Err(rustix::io::Errno::INTR) => {}
                     Err(error) => return Err(error.into()),
                     Ok(_) => return Ok(()),
@@ -329,7 +339,7 @@ impl Group {
     }
 }
 
-impl Drop for Group {
+impl Drop for ProcessGroup {
     fn drop(&mut self) {
         if !self.reaped {
             process_group::kill(self.pid);
@@ -338,9 +348,9 @@ impl Drop for Group {
 }
 
 /// Returns zero at the end of the stream.
-async fn next<R: AsyncRead + Unpin>(from: &mut Option<R>, buffer: &mut [u8]) -> usize {
-    match from {
-        Some(from) => from.read(buffer).await.unwrap_or(0),
+async fn read_stream<R: AsyncRead + Unpin>(stream: &mut Option<R>, buffer: &mut [u8]) -> usize {
+    match stream {
+        Some(stream) => stream.read(buffer).await.unwrap_or(0),
         None => std::future::pending().await,
     }
 }
@@ -365,35 +375,36 @@ mod tests {
         }
     }
 
-    struct Stage {
+    struct Fixture {
         plugins: Plugins,
         folder: tempfile::TempDir,
     }
 
-    impl Stage {
-        fn new(limits: Limits) -> Self {
+    impl Fixture {
+        fn new(limits: PluginLimits) -> Self {
             let folder = tempfile::tempdir().unwrap();
             let plugins = Plugins::new(folder.path().to_owned(), limits);
             Self { plugins, folder }
         }
 
         async fn run(&self, script: &str) -> Result<String, String> {
-            let ran = timeout(LONG, self.plugins.run(&shell(script)))
+            let result = timeout(TEST_TIMEOUT, self.plugins.run(&shell(script)))
                 .await
                 .unwrap();
             assert_eq!(std::fs::read_dir(self.folder.path()).unwrap().count(), 0);
-            ran.map(|said| String::from_utf8(said).unwrap())
+            result
+                .map(|output| String::from_utf8(output).unwrap())
                 .map_err(|error| chain(&error))
         }
     }
 
     /// Stops a hung test.
-    const LONG: Duration = Duration::from_secs(60);
+    const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
-    fn short() -> Limits {
-        Limits {
+    fn short_deadline() -> PluginLimits {
+        PluginLimits {
             deadline: Duration::from_millis(300),
-            ..Limits::default()
+            ..PluginLimits::default()
         }
     }
 
@@ -403,30 +414,30 @@ mod tests {
                 tokio::task::yield_now().await;
             }
         };
-        timeout(LONG, waiting).await.unwrap();
+        timeout(TEST_TIMEOUT, waiting).await.unwrap();
     }
 
-    async fn is_gone(pid: &str) {
+    async fn wait_until_gone(pid: &str) {
         let stat = Path::new("/proc").join(pid.trim()).join("stat");
         // A zombie that init has not reaped yet counts as gone.
-        let there = || std::fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z "));
-        until(|| !there()).await;
+        let exists = || std::fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z "));
+        until(|| !exists()).await;
     }
 
     #[tokio::test]
     async fn plugin_output_is_read_to_end() {
-        let stage = Stage::new(Limits::default());
-        let said = stage.run("echo one; echo noise >&2; echo two").await;
-        assert_eq!(said.as_deref(), Ok("one\ntwo\n"));
+        let fixture = Fixture::new(PluginLimits::default());
+        let output = fixture.run("echo one; echo noise >&2; echo two").await;
+        assert_eq!(output.as_deref(), Ok("one\ntwo\n"));
     }
 
     #[tokio::test]
     async fn plugin_sees_only_required_environment() {
-        let stage = Stage::new(Limits::default());
+        let fixture = Fixture::new(PluginLimits::default());
         let mut command = shell("echo $KUBERNETES_EXEC_INFO; pwd; env");
         command.env.insert("CONFIGURED".to_owned(), "1".to_owned());
-        let said = String::from_utf8(stage.plugins.run(&command).await.unwrap()).unwrap();
-        assert!(said.contains(&command.info), "{said}");
+        let output = String::from_utf8(fixture.plugins.run(&command).await.unwrap()).unwrap();
+        assert!(output.contains(&command.info), "{output}");
         let known = [
             "PATH",
             "HOME",
@@ -441,110 +452,114 @@ mod tests {
             "SHLVL",
             "_",
         ];
-        for name in said
+        for name in output
             .lines()
             .skip(2)
             .filter_map(|line| Some(line.split_once('=')?.0))
         {
             assert!(known.contains(&name), "{name}");
         }
-        let folder = stage.folder.path().to_str().unwrap();
-        assert!(said.contains(&format!("HOME={folder}/plugin-")), "{said}");
+        let folder = fixture.folder.path().to_str().unwrap();
+        assert!(
+            output.contains(&format!("HOME={folder}/plugin-")),
+            "{output}"
+        );
     }
 
     #[tokio::test]
     async fn hanging_plugin_is_killed_with_its_children() {
-        let stage = Stage::new(short());
+        let fixture = Fixture::new(short_deadline());
         let pids = tempfile::tempdir().unwrap();
         let file = pids.path().join("pid");
         let script = format!(
             "sleep 1000 & echo $! > {}; echo stuck on the wire >&2; sleep 1000",
             file.display()
         );
-        let said = stage.run(&script).await.unwrap_err();
-        assert!(said.contains("did not end within"), "{said}");
-        assert!(said.contains("it printed: stuck on the wire"), "{said}");
-        is_gone(&std::fs::read_to_string(file).unwrap()).await;
+        let error = fixture.run(&script).await.unwrap_err();
+        assert!(error.contains("did not end within"), "{error}");
+        assert!(error.contains("it printed: stuck on the wire"), "{error}");
+        wait_until_gone(&std::fs::read_to_string(file).unwrap()).await;
     }
 
     #[tokio::test]
     async fn provider_with_hanging_runs_does_not_block_others() {
-        let stage = Stage::new(Limits::default());
+        let fixture = Fixture::new(PluginLimits::default());
         let hung = shell("sleep 1000");
         let mut other = shell("echo here");
         other.provider = "another".to_owned();
-        let hanging = futures::future::join_all((0..AT_ONCE).map(|_| stage.plugins.run(&hung)));
-        let said = tokio::select! {
+        let hanging =
+            futures::future::join_all((0..MAX_CONCURRENT).map(|_| fixture.plugins.run(&hung)));
+        let output = tokio::select! {
             _ = hanging => panic!("they hang"),
-            said = stage.plugins.run(&other) => said.unwrap(),
+            output = fixture.plugins.run(&other) => output.unwrap(),
         };
-        assert_eq!(said, b"here\n");
+        assert_eq!(output, b"here\n");
     }
 
     #[tokio::test]
     async fn surviving_plugin_child_is_killed_without_delay() {
-        let stage = Stage::new(Limits::default());
-        let said = stage.run("sleep 1000 & echo $!").await.unwrap();
-        is_gone(&said).await;
+        let fixture = Fixture::new(PluginLimits::default());
+        let output = fixture.run("sleep 1000 & echo $!").await.unwrap();
+        wait_until_gone(&output).await;
     }
 
     #[tokio::test]
     async fn plugin_output_flood_is_limited() {
-        let stage = Stage::new(Limits::default());
-        let said = stage
+        let fixture = Fixture::new(PluginLimits::default());
+        let error = fixture
             .run("exec head -c 1073741824 /dev/zero")
             .await
             .unwrap_err();
-        assert!(said.contains("more than 256 KiB"), "{said}");
-        let said = stage
+        assert!(error.contains("more than 256 KiB"), "{error}");
+        let error = fixture
             .run("head -c 104857600 /dev/zero >&2; exit 3")
             .await
             .unwrap_err();
-        assert!(said.contains("exit code 3"), "{said}");
+        assert!(error.contains("exit code 3"), "{error}");
     }
 
     #[tokio::test]
     async fn failed_plugin_error_quotes_redacted_standard_error() {
-        let stage = Stage::new(Limits::default());
+        let fixture = Fixture::new(PluginLimits::default());
         let script = "echo hunter2; printf 'cannot \\033[31mread\\nSecret a/b: token: abcdefgh\\n' >&2; exit 4";
-        let said = stage.run(script).await.unwrap_err();
+        let error = fixture.run(script).await.unwrap_err();
         assert!(
-            said.contains("/bin/sh has ended with exit code 4; it printed: cannot"),
-            "{said}"
+            error.contains("/bin/sh has ended with exit code 4; it printed: cannot"),
+            "{error}"
         );
-        assert!(said.contains("Secret a/b"), "{said}");
+        assert!(error.contains("Secret a/b"), "{error}");
         assert!(
-            !said.contains("hunter2") && !said.contains("abcdefgh"),
-            "{said}"
+            !error.contains("hunter2") && !error.contains("abcdefgh"),
+            "{error}"
         );
-        assert!(!said.chars().any(char::is_control), "{said:?}");
-        let said = stage.run("exit 1").await.unwrap_err();
-        assert!(said.ends_with("it printed nothing"), "{said}");
-        let said = stage.run("kill -9 $$").await.unwrap_err();
-        assert!(said.contains("signal 9"), "{said}");
+        assert!(!error.chars().any(char::is_control), "{error:?}");
+        let error = fixture.run("exit 1").await.unwrap_err();
+        assert!(error.ends_with("it printed nothing"), "{error}");
+        let error = fixture.run("kill -9 $$").await.unwrap_err();
+        assert!(error.contains("signal 9"), "{error}");
     }
 
     #[tokio::test]
     async fn a_program_that_is_not_there_is_named() {
-        let stage = Stage::new(Limits::default());
+        let fixture = Fixture::new(PluginLimits::default());
         let mut command = shell("");
         command.program = "/plugins/nobody".to_owned();
-        let said = chain(&stage.plugins.run(&command).await.unwrap_err());
-        assert!(said.contains("starting /plugins/nobody failed"), "{said}");
-        assert!(said.contains("provider file"), "{said}");
+        let error = chain(&fixture.plugins.run(&command).await.unwrap_err());
+        assert!(error.contains("starting /plugins/nobody failed"), "{error}");
+        assert!(error.contains("provider file"), "{error}");
     }
 
     #[tokio::test]
     async fn abandoned_plugin_run_is_killed() {
-        let stage = Stage::new(Limits::default());
+        let fixture = Fixture::new(PluginLimits::default());
         let pids = tempfile::tempdir().unwrap();
         let file = pids.path().join("pid");
         let command = shell(&format!("echo $$ > {}; sleep 1000", file.display()));
         let written = until(|| std::fs::read_to_string(&file).is_ok_and(|pid| !pid.is_empty()));
         tokio::select! {
-            _ = stage.plugins.run(&command) => unreachable!("it sleeps"),
+            _ = fixture.plugins.run(&command) => unreachable!("it sleeps"),
             () = written => {}
         }
-        is_gone(&std::fs::read_to_string(file).unwrap()).await;
+        wait_until_gone(&std::fs::read_to_string(file).unwrap()).await;
     }
 }

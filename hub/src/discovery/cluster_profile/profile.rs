@@ -10,7 +10,7 @@ use kube::api::DynamicObject;
 use serde_json::{Map, Value};
 
 use super::super::provider::ApiKind;
-use super::super::{Kind, Origin};
+use super::super::{Origin, SourceKind};
 
 /// A profile is usable only with this condition.
 const READY: &str = "ControlPlaneHealthy";
@@ -46,7 +46,7 @@ impl Profile {
         let status = object.data.get("status").unwrap_or(&Value::Null);
         Some(Self {
             origin: Origin {
-                kind: Kind::ClusterProfile,
+                kind: SourceKind::ClusterProfile,
                 namespace: meta.namespace.clone(),
                 name: name.clone(),
             },
@@ -145,8 +145,8 @@ mod tests {
             (condition(READY, "False"), "\"False\": Why so"),
             (condition(READY, "true"), "\"true\""),
         ] {
-            let said = read(status.clone()).unready.unwrap();
-            assert!(said.contains(expected), "{status}: {said}");
+            let problem = read(status.clone()).unready.unwrap();
+            assert!(problem.contains(expected), "{status}: {problem}");
         }
     }
 

@@ -102,7 +102,7 @@ impl ProviderFile {
     ///
     /// If the file can't be read in time, or its content is invalid.
     pub async fn load(path: &Path) -> Result<Self, ProviderFileError> {
-        parse(path, &file(path).read_in_time().await?)
+        parse(path, &settings_file(path).read_with_deadline().await?)
     }
 
     /// Names of the providers, for messages.
@@ -116,7 +116,7 @@ impl ProviderFile {
     }
 }
 
-fn file(path: &Path) -> SettingsFile {
+fn settings_file(path: &Path) -> SettingsFile {
     SettingsFile {
         name: "provider file",
         flag: "--clusterprofile-provider-file",
@@ -128,7 +128,7 @@ fn file(path: &Path) -> SettingsFile {
 /// good one. Ends when all receivers are dropped.
 pub(super) async fn follow(path: PathBuf, tx: watch::Sender<Option<Arc<ProviderFile>>>) {
     let parse = |path: &Path, bytes: &[u8]| parse(path, bytes).map(|file| Some(Arc::new(file)));
-    follow_file(file(&path), POLL_INTERVAL, tx, parse, |_| {}).await;
+    follow_file(settings_file(&path), POLL_INTERVAL, tx, parse, |_| {}).await;
 }
 
 pub(crate) fn parse(path: &Path, bytes: &[u8]) -> Result<ProviderFile, ProviderFileError> {
@@ -147,13 +147,13 @@ pub(crate) fn parse(path: &Path, bytes: &[u8]) -> Result<ProviderFile, ProviderF
 const MISSING: &str = "is missing";
 
 fn providers(document: &Value) -> Result<ProviderFile, FieldError> {
-    let root = Fields::of(document, "$")?;
-    root.known(&["providers"])?;
+    let root = Fields::new(document, "$")?;
+    root.allow_only(&["providers"])?;
     let items = root.items("providers")?;
     let mut providers: Vec<AccessProvider> = Vec::new();
     for item in items.ok_or_else(|| root.invalid("providers", MISSING))? {
         let provider = provider(&item)?;
-        if providers.iter().any(|before| before.name == provider.name) {
+        if providers.iter().any(|other| other.name == provider.name) {
             return Err(item.invalid("name", "is there twice; leave one of the two"));
         }
         providers.push(provider);
@@ -161,34 +161,34 @@ fn providers(document: &Value) -> Result<ProviderFile, FieldError> {
     Ok(ProviderFile { providers })
 }
 
-fn provider(given: &Fields<'_>) -> Result<AccessProvider, FieldError> {
+fn provider(fields: &Fields<'_>) -> Result<AccessProvider, FieldError> {
     const ARGS: &str = "profileSourcedCLIArgsPolicy";
     const ENVS: &str = "profileSourcedEnvVarsPolicy";
-    given.known(&["name", "execConfig", ARGS, ENVS])?;
-    let args = match given.text(ARGS)? {
+    fields.allow_only(&["name", "execConfig", ARGS, ENVS])?;
+    let args = match fields.text(ARGS)? {
         Some("Append") => ArgsPolicy::Append,
         None | Some("Ignore") => ArgsPolicy::Ignore,
-        Some(_) => return Err(given.invalid(ARGS, "must be Append or Ignore")),
+        Some(_) => return Err(fields.invalid(ARGS, "must be Append or Ignore")),
     };
-    let envs = match given.text(ENVS)? {
+    let envs = match fields.text(ENVS)? {
         Some("AppendIfNotExists") => EnvsPolicy::AppendIfNotExists,
         Some("Replace") => EnvsPolicy::Replace,
         None | Some("Ignore") => EnvsPolicy::Ignore,
         Some(_) => {
-            return Err(given.invalid(ENVS, "must be AppendIfNotExists, Replace or Ignore"));
+            return Err(fields.invalid(ENVS, "must be AppendIfNotExists, Replace or Ignore"));
         }
     };
-    let config = given.inner("execConfig")?;
+    let config = fields.nested("execConfig")?;
     Ok(AccessProvider {
-        name: given.required("name", MISSING)?.to_owned(),
-        exec: exec(&config.ok_or_else(|| given.invalid("execConfig", MISSING))?)?,
+        name: fields.required("name", MISSING)?.to_owned(),
+        exec: exec(&config.ok_or_else(|| fields.invalid("execConfig", MISSING))?)?,
         args,
         envs,
     })
 }
 
-fn exec(given: &Fields<'_>) -> Result<Exec, FieldError> {
-    given.known(&[
+fn exec(fields: &Fields<'_>) -> Result<Exec, FieldError> {
+    fields.allow_only(&[
         "apiVersion",
         "command",
         "args",
@@ -198,26 +198,26 @@ fn exec(given: &Fields<'_>) -> Result<Exec, FieldError> {
         "installHint",
         "interactiveMode",
     ])?;
-    let version = given.required("apiVersion", MISSING)?;
+    let version = fields.required("apiVersion", MISSING)?;
     let api_version = [ApiVersion::V1, ApiVersion::V1beta1]
         .into_iter()
         .find(|known| known.as_str() == version)
         .ok_or_else(|| {
-            given.invalid(
+            fields.invalid(
                 "apiVersion",
                 "must be client.authentication.k8s.io/v1 or client.authentication.k8s.io/v1beta1",
             )
         })?;
-    let command = given.required("command", MISSING)?;
+    let command = fields.required("command", MISSING)?;
     if command.contains('/') && !command.starts_with('/') {
-        return Err(given.invalid(
+        return Err(fields.invalid(
             "command",
             "must be an absolute path, or a name that is looked up in PATH: a relative path would depend on where the hub was started",
         ));
     }
     let mut env = Vec::new();
-    for item in given.items("env")?.unwrap_or_default() {
-        item.known(&["name", "value"])?;
+    for item in fields.items("env")?.unwrap_or_default() {
+        item.allow_only(&["name", "value"])?;
         let name = item.required("name", MISSING)?;
         if name.contains('=') {
             return Err(item.invalid("name", "must not have a ="));
@@ -225,13 +225,13 @@ fn exec(given: &Fields<'_>) -> Result<Exec, FieldError> {
         let value = item.text("value")?.unwrap_or_default();
         env.push((name.to_owned(), value.to_owned()));
     }
-    let args = given.texts("args")?.into_iter().map(str::to_owned);
+    let args = fields.texts("args")?.into_iter().map(str::to_owned);
     Ok(Exec {
         api_version,
         command: command.to_owned(),
         args: args.collect(),
         env,
-        provide_cluster_info: given.flag("provideClusterInfo")?,
+        provide_cluster_info: fields.flag("provideClusterInfo")?,
     })
 }
 
@@ -328,16 +328,16 @@ mod tests {
             ),
         ];
         for (text, expected) in cases {
-            let said = read_text(&text).unwrap_err().to_string();
-            assert!(said.contains(expected), "{text}: {said}");
-            assert!(said.contains("/etc/providers.json"), "{said}");
-            assert!(!said.contains("hunter2"), "{said}");
+            let error = read_text(&text).unwrap_err().to_string();
+            assert!(error.contains(expected), "{text}: {error}");
+            assert!(error.contains("/etc/providers.json"), "{error}");
+            assert!(!error.contains("hunter2"), "{error}");
         }
         let twice = exec("").replace("]}", r#", {"name": "a", "execConfig": {"apiVersion": "client.authentication.k8s.io/v1", "command": "b"}}]}"#);
-        let said = read_text(&twice).unwrap_err().to_string();
+        let error = read_text(&twice).unwrap_err().to_string();
         assert!(
-            said.contains("$.providers[1].name is there twice"),
-            "{said}"
+            error.contains("$.providers[1].name is there twice"),
+            "{error}"
         );
     }
 }

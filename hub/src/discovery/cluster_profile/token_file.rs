@@ -13,13 +13,13 @@ pub(super) struct TokenFile(TempPath);
 impl TokenFile {
     /// Writes a file with a unique name that only the hub can read.
     pub(super) fn write(folder: &Path, token: &str) -> std::io::Result<Self> {
-        Ok(Self(holding(folder, token)?.into_temp_path()))
+        Ok(Self(write_temporary(folder, token)?.into_temp_path()))
     }
 
     /// Replaces the token atomically.
     pub(super) fn replace(&self, token: &str) -> std::io::Result<()> {
         let folder = self.0.parent().unwrap_or(Path::new("/"));
-        let persisted = holding(folder, token)?.persist(self.path());
+        let persisted = write_temporary(folder, token)?.persist(self.path());
         persisted.map_err(|error| error.error)?;
         Ok(())
     }
@@ -29,7 +29,7 @@ impl TokenFile {
     }
 }
 
-fn holding(folder: &Path, token: &str) -> std::io::Result<NamedTempFile> {
+fn write_temporary(folder: &Path, token: &str) -> std::io::Result<NamedTempFile> {
     let mut file = tempfile::Builder::new()
         .prefix("token-")
         .tempfile_in(folder)?;

@@ -19,33 +19,36 @@ fn with_status(status: &str) -> Value {
 #[test]
 fn control_plane_status_decides_usable_waiting_or_suspended() {
     let table = [
-        ("Unknown", Gate::Waiting),
-        ("Provisioning", Gate::Waiting),
-        ("CertificateAuthorityRotating", Gate::Usable),
-        ("Upgrading", Gate::Usable),
-        ("Migrating", Gate::Suspended),
-        ("Ready", Gate::Usable),
-        ("NotReady", Gate::Usable),
-        ("Sleeping", Gate::Suspended),
-        ("WriteLimited", Gate::Suspended),
-        ("OfTomorrow", Gate::Waiting),
+        ("Unknown", AccessEffect::Waiting),
+        ("Provisioning", AccessEffect::Waiting),
+        ("CertificateAuthorityRotating", AccessEffect::Usable),
+        ("Upgrading", AccessEffect::Usable),
+        ("Migrating", AccessEffect::Suspended),
+        ("Ready", AccessEffect::Usable),
+        ("NotReady", AccessEffect::Usable),
+        ("Sleeping", AccessEffect::Suspended),
+        ("WriteLimited", AccessEffect::Suspended),
+        ("OfTomorrow", AccessEffect::Waiting),
     ];
     for (status, expected) in table {
-        assert_eq!(gate(status), expected, "{status}");
-        let subject = kamaji().read(&object("a", &[], with_status(status)));
+        assert_eq!(access_effect(status), expected, "{status}");
+        let fields = kamaji().read(&object("a", &[], with_status(status)));
         assert_eq!(
-            subject.waiting.is_some(),
-            expected == Gate::Waiting,
+            fields.waiting.is_some(),
+            expected == AccessEffect::Waiting,
             "{status}"
         );
         assert_eq!(
-            subject.suspended.is_some(),
-            expected == Gate::Suspended,
+            fields.suspended.is_some(),
+            expected == AccessEffect::Suspended,
             "{status}"
         );
-        let said = subject.waiting.or(subject.suspended);
-        assert!(said.is_none_or(|said| said.contains(status)), "{status}");
-        assert_eq!(subject.secret.as_deref(), Some("a-admin-kubeconfig"));
+        let message = fields.waiting.or(fields.suspended);
+        assert!(
+            message.is_none_or(|message| message.contains(status)),
+            "{status}"
+        );
+        assert_eq!(fields.secret.as_deref(), Some("a-admin-kubeconfig"));
     }
     let new = kamaji().read(&object("a", &[], Value::Null));
     assert!(new.waiting.unwrap().contains("Provisioning"));
@@ -58,8 +61,14 @@ fn paused_annotation_suspends_on_control_plane_or_secret() {
     assert!(kamaji().read(&paused).suspended.unwrap().contains("paused"));
     let ready = kamaji().read(&object("a", &[], with_status("Ready")));
     assert_eq!(ready.suspended, None);
-    let gone = deleting(object("a", &[], with_status("Ready")));
-    assert!(kamaji().read(&gone).suspended.unwrap().contains("deleted"));
+    let deleted = deleting(object("a", &[], with_status("Ready")));
+    assert!(
+        kamaji()
+            .read(&deleted)
+            .suspended
+            .unwrap()
+            .contains("deleted")
+    );
     let mut secret = Secret::default();
     assert_eq!(kamaji().suspended_by(&secret), None);
     let annotation = (PAUSED_ANNOTATION.to_owned(), String::new());

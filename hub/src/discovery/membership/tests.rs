@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::discovery::Listing;
-use crate::discovery::testkit::{self, Given, listing, origin};
+use crate::discovery::testkit::{self, FixedProvider, listing, origin};
 
 fn source(origin: Origin, member: &str, since: Option<i64>) -> Source {
     Source {
@@ -14,8 +14,8 @@ fn source(origin: Origin, member: &str, since: Option<i64>) -> Source {
     }
 }
 
-fn found(namespace: &'static str, listing: Listing) -> Found {
-    Found::new(Arc::new(Given(Some(namespace))), listing)
+fn running(namespace: &'static str, listing: Listing) -> RunningProvider {
+    RunningProvider::new(Arc::new(FixedProvider(Some(namespace))), listing)
 }
 
 type Bound = BTreeMap<String, Option<SourceRef>>;
@@ -25,23 +25,23 @@ fn bound(name: &str, to: &Origin) -> Bound {
 }
 
 /// Decides after all providers had time to list.
-fn decide(found: &[Found], bound: &Bound) -> Membership {
-    decide_with(found, bound, &BTreeSet::new(), false)
+fn decide(providers: &[RunningProvider], bound: &Bound) -> Membership {
+    decide_with(providers, bound, &BTreeSet::new(), false)
 }
 
 fn decide_with(
-    found: &[Found],
+    providers: &[RunningProvider],
     bound: &Bound,
     dismissed: &BTreeSet<Entry>,
-    patient: bool,
+    in_startup_grace: bool,
 ) -> Membership {
-    let found: Vec<&Found> = found.iter().collect();
-    let before = Before {
+    let providers: Vec<&RunningProvider> = providers.iter().collect();
+    let input = BindingInput {
         bound,
         dismissed,
-        patient,
+        in_startup_grace,
     };
-    membership(&found, before)
+    bind_sources(&providers, input)
 }
 
 /// The source of a member.
@@ -53,18 +53,18 @@ fn member(membership: &Membership, name: &str) -> Option<Origin> {
 #[test]
 fn older_source_wins_name_conflict() {
     let (one, two) = (origin("one", "edge"), origin("two", "edge"));
-    for (of_one, of_two, winner, loser) in [
+    for (from_one, from_two, winner, loser) in [
         (Some(1), Some(2), &one, &two),
         (Some(2), Some(1), &two, &one),
         // A source without a date counts as the youngest. Equal dates are ordered by name.
         (None, Some(9), &two, &one),
         (Some(1), Some(1), &one, &two),
     ] {
-        let found = [
-            found("one", listing([source(one.clone(), "edge", of_one)])),
-            found("two", listing([source(two.clone(), "edge", of_two)])),
+        let providers = [
+            running("one", listing([source(one.clone(), "edge", from_one)])),
+            running("two", listing([source(two.clone(), "edge", from_two)])),
         ];
-        let decided = decide(&found, &Bound::new());
+        let decided = decide(&providers, &Bound::new());
         assert_eq!(member(&decided, "edge").as_ref(), Some(winner));
         let refusal = &decided.refused[loser];
         assert_eq!(refusal.member(), Some("edge"));
@@ -78,16 +78,16 @@ fn older_source_wins_name_conflict() {
 fn bound_name_is_never_inherited_by_another_source() {
     let (one, two) = (origin("one", "edge"), origin("two", "edge"));
     let bound = bound("edge", &one);
-    let of_two = || found("two", listing([source(two.clone(), "edge", Some(1))]));
+    let from_two = || running("two", listing([source(two.clone(), "edge", Some(1))]));
     let here = [
-        found("one", listing([source(one.clone(), "edge", Some(2))])),
-        of_two(),
+        running("one", listing([source(one.clone(), "edge", Some(2))])),
+        from_two(),
     ];
     let decided = decide(&here, &bound);
     assert_eq!(member(&decided, "edge"), Some(one));
     assert!(decided.refused.contains_key(&two));
 
-    let gone = [found("one", listing([])), of_two()];
+    let gone = [running("one", listing([])), from_two()];
     let decided = decide(&gone, &bound);
     assert_eq!(member(&decided, "edge"), None);
     assert!(decided.refused.contains_key(&two));
@@ -98,11 +98,11 @@ fn bound_name_is_never_inherited_by_another_source() {
 fn a_source_never_binds_to_an_existing_member() {
     let one = origin("one", "edge");
     let here = listing([source(one.clone(), "edge", Some(1))]);
-    let found = [found("one", here)];
+    let providers = [running("one", here)];
     let unbound: Bound = [("edge".to_owned(), None)].into();
     let dismissed = [("edge".to_owned(), one.clone())].into();
     for dismissed in [BTreeSet::new(), dismissed] {
-        let decided = decide_with(&found, &unbound, &dismissed, false);
+        let decided = decide_with(&providers, &unbound, &dismissed, false);
         assert!(decided.members.is_empty() && decided.gone.is_empty());
         let refusal = &decided.refused[&one];
         assert_eq!(refusal.reason(), "SourceNotBound");
@@ -111,7 +111,7 @@ fn a_source_never_binds_to_an_existing_member() {
         assert!(refusal.to_string().contains(remedy), "{refusal}");
     }
     // An operator sets the source.
-    let decided = decide(&found, &bound("edge", &one));
+    let decided = decide(&providers, &bound("edge", &one));
     assert_eq!(member(&decided, "edge"), Some(one));
 }
 
@@ -122,7 +122,7 @@ fn home_name_and_invalid_names_are_refused() {
         source(origin("one", "b"), "Not_A_Name", Some(1)),
         source(origin("one", "c"), "", Some(1)),
     ];
-    let decided = decide(&[found("one", listing(sources))], &Bound::new());
+    let decided = decide(&[running("one", listing(sources))], &Bound::new());
     assert!(decided.members.is_empty());
     let reason = |name| decided.refused[&origin("one", name)].reason();
     assert_eq!(reason("a"), "NameTaken");
@@ -134,9 +134,9 @@ fn home_name_and_invalid_names_are_refused() {
 fn source_of_deleted_edge_cluster_is_refused() {
     let one = origin("one", "edge");
     let here = listing([source(one.clone(), "edge", Some(1))]);
-    let found = [found("one", here)];
+    let providers = [running("one", here)];
     let dismissed = [("edge".to_owned(), one.clone())].into();
-    let decided = decide_with(&found, &Bound::new(), &dismissed, false);
+    let decided = decide_with(&providers, &Bound::new(), &dismissed, false);
     assert!(decided.members.is_empty());
     let refusal = &decided.refused[&one];
     assert_eq!(refusal.reason(), "Dismissed");
@@ -160,7 +160,7 @@ fn member_is_gone_only_without_source_or_provider() {
     let never = Listing::default;
 
     let unseen = |listing| {
-        let decided = decide(&[found("one", listing)], &bound);
+        let decided = decide(&[running("one", listing)], &bound);
         assert!(decided.members.is_empty() && decided.gone.is_empty());
         decided.unseen["edge"].reason
     };
@@ -169,24 +169,24 @@ fn member_is_gone_only_without_source_or_provider() {
     assert_eq!(unseen(ended(never())), reason::PROVIDER_CLOSED);
 
     let troubled = |listing| {
-        let decided = decide(&[found("one", listing)], &bound);
+        let decided = decide(&[running("one", listing)], &bound);
         assert_eq!(member(&decided, "edge"), Some(one.clone()));
         assert!(decided.gone.is_empty() && decided.unseen.is_empty());
-        decided.troubled.get("edge").map(|why| why.reason)
+        decided.troubled.get("edge").map(|problem| problem.reason)
     };
     assert_eq!(troubled(here()), None);
     let unavailable = Some(reason::SOURCE_UNAVAILABLE);
     assert_eq!(troubled(in_trouble(here())), unavailable);
     assert_eq!(troubled(ended(here())), Some(reason::PROVIDER_CLOSED));
 
-    let gone = |found: &[Found]| {
-        let decided = decide(found, &bound);
+    let gone = |providers: &[RunningProvider]| {
+        let decided = decide(providers, &bound);
         assert!(decided.members.is_empty() && decided.unseen.is_empty());
         decided.gone["edge"].reason
     };
-    assert_eq!(gone(&[found("one", listing([]))]), reason::SOURCE_GONE);
+    assert_eq!(gone(&[running("one", listing([]))]), reason::SOURCE_GONE);
     let no_provider = reason::PROVIDER_NOT_CONFIGURED;
-    assert_eq!(gone(&[found("two", listing([]))]), no_provider);
+    assert_eq!(gone(&[running("two", listing([]))]), no_provider);
     assert_eq!(gone(&[]), no_provider);
 }
 
@@ -198,29 +198,29 @@ fn home_member_needs_no_provider() {
         name: None,
     };
     let bound = [(names::SELF_CLUSTER.to_owned(), Some(home))].into();
-    let decided = decide(&[found("one", listing([]))], &bound);
+    let decided = decide(&[running("one", listing([]))], &bound);
     assert!(decided.gone.is_empty() && decided.unseen.is_empty());
 }
 
 #[test]
 fn only_new_name_waits_for_unlisted_providers() {
     let one = origin("one", "edge");
-    let of_one = || found("one", listing([source(one.clone(), "edge", Some(1))]));
-    let late = || found("two", Listing::default());
+    let from_one = || running("one", listing([source(one.clone(), "edge", Some(1))]));
+    let late = || running("two", Listing::default());
     let none = BTreeSet::new();
-    let decided = decide_with(&[of_one(), late()], &Bound::new(), &none, true);
+    let decided = decide_with(&[from_one(), late()], &Bound::new(), &none, true);
     assert!(decided.waiting && decided.members.is_empty() && decided.refused.is_empty());
-    let decided = decide_with(&[of_one(), late()], &Bound::new(), &none, false);
+    let decided = decide_with(&[from_one(), late()], &Bound::new(), &none, false);
     assert!(!decided.waiting && decided.members.contains_key("edge"));
-    let decided = decide_with(&[of_one(), late()], &bound("edge", &one), &none, true);
+    let decided = decide_with(&[from_one(), late()], &bound("edge", &one), &none, true);
     assert!(!decided.waiting && decided.members.contains_key("edge"));
     // A provider in trouble is not waited for.
     let troubled = Listing {
         trouble: Some("no CRD".to_owned()),
         ..Listing::default()
     };
-    let found = [of_one(), found("two", troubled)];
-    let decided = decide_with(&found, &Bound::new(), &none, true);
+    let providers = [from_one(), running("two", troubled)];
+    let decided = decide_with(&providers, &Bound::new(), &none, true);
     assert!(decided.members.contains_key("edge"));
 }
 
@@ -265,25 +265,25 @@ proptest! {
             (proptest::sample::select(&MEMBERS[..3]), (proptest::sample::select(&NAMESPACES[..]), 0..4_u8)),
             0..4,
         ),
-        patient: bool,
+        in_startup_grace: bool,
     ) {
-        let found: Vec<Found> = NAMESPACES
+        let providers: Vec<RunningProvider> = NAMESPACES
             .iter()
             .zip(&states)
-            .map(|(namespace, state)| found(namespace, any_listing(sources.clone(), namespace, *state)))
+            .map(|(namespace, state)| running(namespace, any_listing(sources.clone(), namespace, *state)))
             .collect();
-        let of = |(namespace, object): (&str, u8)| origin(namespace, &object.to_string());
+        let origin_of = |(namespace, object): (&str, u8)| origin(namespace, &object.to_string());
         let bound: Bound = bindings
             .into_iter()
-            .map(|(name, to)| (name.to_owned(), to.map(|to| of(to).source_ref())))
+            .map(|(name, to)| (name.to_owned(), to.map(|to| origin_of(to).source_ref())))
             .collect();
         // A source with an EdgeCluster was not dismissed.
         let dismissed: BTreeSet<Entry> = dismissed
             .into_iter()
             .filter(|(name, _)| !bound.contains_key(*name))
-            .map(|(name, to)| (name.to_owned(), of(to)))
+            .map(|(name, to)| (name.to_owned(), origin_of(to)))
             .collect();
-        let decided = decide_with(&found, &bound, &dismissed, patient);
+        let decided = decide_with(&providers, &bound, &dismissed, in_startup_grace);
 
         for (name, source) in &decided.members {
             prop_assert_eq!(name, &source.member);
@@ -293,7 +293,7 @@ proptest! {
             prop_assert!(!decided.refused.contains_key(&source.origin));
             prop_assert!(!dismissed.contains(&(name.clone(), source.origin.clone())));
         }
-        let listed = found.iter().filter_map(|found| found.listing.sources.as_deref());
+        let listed = providers.iter().filter_map(|running| running.listing.sources.as_deref());
         for source in listed.flat_map(BTreeMap::values) {
             let is_member = decided
                 .members
@@ -302,7 +302,7 @@ proptest! {
             let refused = decided.refused.contains_key(&source.origin);
             prop_assert!(!(is_member && refused));
             prop_assert!(is_member || refused || decided.waiting);
-            if !patient {
+            if !in_startup_grace {
                 prop_assert!(is_member || refused);
             }
         }
@@ -324,20 +324,23 @@ fn secret_listed_by_either_provider_stays_member() {
     let secret = origin("fleet", "admin");
     let bound = bound("admin", &secret);
     let by_name = || source(secret.clone(), "admin", Some(1));
-    let labelled = || found("fleet", listing([]));
-    let member = decide(&[labelled(), found("fleet", listing([by_name()]))], &bound);
+    let labelled = || running("fleet", listing([]));
+    let member = decide(
+        &[labelled(), running("fleet", listing([by_name()]))],
+        &bound,
+    );
     assert!(member.members.contains_key("admin"));
     assert!(member.gone.is_empty() && member.unseen.is_empty());
     let mut other = by_name();
     other.member = "another-name".to_owned();
     let both = [
-        found("fleet", listing([by_name()])),
-        found("fleet", listing([other])),
+        running("fleet", listing([by_name()])),
+        running("fleet", listing([other])),
     ];
     let both = decide(&both, &bound);
     assert!(both.members.contains_key("admin") && both.refused.is_empty());
     // One of the providers has not listed yet.
-    let member = decide(&[labelled(), found("fleet", Listing::default())], &bound);
+    let member = decide(&[labelled(), running("fleet", Listing::default())], &bound);
     assert!(member.unseen.contains_key("admin"), "{member:?}");
     let member = decide(&[labelled(), labelled()], &bound);
     assert!(member.gone.contains_key("admin"), "{member:?}");

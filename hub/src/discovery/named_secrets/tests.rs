@@ -2,12 +2,12 @@ use k8s_openapi::ByteString;
 
 use super::*;
 
-fn provider(named: Named) -> NamedSecrets {
+fn provider(references: SecretReferences) -> NamedSecrets {
     let nowhere = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
     NamedSecrets {
         client: Client::try_from(nowhere).unwrap(),
-        named: watch::channel(named).1,
-        findings: watch::channel(Arc::default()).0,
+        references: watch::channel(references).1,
+        states: watch::channel(Arc::default()).0,
         label: "there".to_owned(),
         key: "kubeconfig".to_owned(),
         policy: Policy::default(),
@@ -33,11 +33,11 @@ fn secret(labels: &[&str]) -> Secret {
     secret
 }
 
-fn slot(secret: Option<Option<Secret>>, trouble: Option<&str>) -> Slot {
-    Slot {
+fn entry(secret: Option<Option<Secret>>, trouble: Option<&str>) -> SecretEntry {
+    SecretEntry {
         secret,
         trouble: trouble.map(str::to_owned),
-        reading: None,
+        parsed: None,
     }
 }
 
@@ -51,14 +51,14 @@ async fn named_secret_becomes_member_if_trusted_or_open() {
         (&[names::OPEN_TO_DEPLOYMENTS_LABEL][..], false, true, true),
         (&["else"][..], false, false, false),
     ] {
-        let naming = Naming { key: None, trusted };
-        let read = slot(Some(Some(secret(labels))), None);
-        let (finding, source) = provider.read(&name(), &naming, &read);
-        let expected = Finding::There {
+        let reference = SecretReference { key: None, trusted };
+        let entry = entry(Some(Some(secret(labels))), None);
+        let (state, source) = provider.read(&name(), &reference, &entry);
+        let expected = SecretState::Present {
             member: "admin".to_owned(),
             open: is_open,
         };
-        assert_eq!(finding, Some(expected), "{labels:?}");
+        assert_eq!(state, Some(expected), "{labels:?}");
         assert_eq!(source.is_some(), is_member, "{labels:?} {trusted}");
     }
 }
@@ -66,26 +66,26 @@ async fn named_secret_becomes_member_if_trusted_or_open() {
 #[tokio::test]
 async fn unread_secret_is_unknown_and_last_read_stands() {
     let provider = provider(None);
-    let naming = Naming {
+    let reference = SecretReference {
         key: Some("admin.conf".to_owned()),
         trusted: true,
     };
-    let read = |slot: &Slot| provider.read(&name(), &naming, slot);
-    let (finding, source) = read(&Slot::default());
-    assert_eq!(finding, None);
+    let read = |entry: &SecretEntry| provider.read(&name(), &reference, entry);
+    let (state, source) = read(&SecretEntry::default());
+    assert_eq!(state, None);
     assert_eq!(source.unwrap().access.unwrap_err().reason, reason::STARTING);
-    let (finding, source) = read(&slot(None, Some("no answer")));
-    assert_eq!(finding, Some(Finding::Unread("no answer".to_owned())));
+    let (state, source) = read(&entry(None, Some("no answer")));
+    assert_eq!(state, Some(SecretState::Unread("no answer".to_owned())));
     assert_eq!(source.unwrap().access.unwrap_err().reason, reason::STARTING);
-    let (finding, source) = read(&slot(Some(None), None));
-    assert_eq!((finding, source), (Some(Finding::NotThere), None));
-    let mut going = secret(&[]);
+    let (state, source) = read(&entry(Some(None), None));
+    assert_eq!((state, source), (Some(SecretState::Absent), None));
+    let mut deleting = secret(&[]);
     let now = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(jiff::Timestamp::UNIX_EPOCH);
-    going.metadata.deletion_timestamp = Some(now);
-    let (finding, _) = read(&slot(Some(Some(going)), None));
-    assert_eq!(finding, Some(Finding::NotThere));
+    deleting.metadata.deletion_timestamp = Some(now);
+    let (state, _) = read(&entry(Some(Some(deleting)), None));
+    assert_eq!(state, Some(SecretState::Absent));
 
-    let later = slot(Some(Some(secret(&[]))), Some("no answer"));
+    let later = entry(Some(Some(secret(&[]))), Some("no answer"));
     let source = read(&later).1.unwrap();
     assert_eq!(source.stale.unwrap().reason, reason::SOURCE_UNAVAILABLE);
     let fault = source.access.unwrap_err().message;
@@ -102,8 +102,8 @@ async fn every_secret_is_covered_until_names_are_known() {
         name: "other".to_owned(),
     };
     assert!(provider(None).covers(&name().origin()));
-    let named = Some(Arc::new([(name(), Naming::default())].into()));
-    let provider = provider(named);
+    let references = Some(Arc::new([(name(), SecretReference::default())].into()));
+    let provider = provider(references);
     assert!(provider.covers(&name().origin()));
     assert!(!provider.covers(&other.origin()));
 }
@@ -111,7 +111,7 @@ async fn every_secret_is_covered_until_names_are_known() {
 #[tokio::test]
 async fn secret_is_read_again_only_after_its_change() {
     let provider = provider(None);
-    let naming = Naming {
+    let reference = SecretReference {
         key: None,
         trusted: true,
     };
@@ -119,24 +119,27 @@ async fn secret_is_read_again_only_after_its_change() {
         name: "other".to_owned(),
         ..name()
     };
-    let mut named: BTreeMap<_, _> = [name(), other.clone()]
-        .map(|name| (name, naming.clone()))
+    let mut references: BTreeMap<_, _> = [name(), other.clone()]
+        .map(|name| (name, reference.clone()))
         .into();
-    let mut slots = BTreeMap::new();
-    assert_eq!(provider.read_changed(&named, &mut slots), 2);
-    assert_eq!(provider.read_changed(&named, &mut slots), 0);
-    slots.get_mut(&name()).unwrap().take(Ok(Some(secret(&[]))));
-    assert_eq!(provider.read_changed(&named, &mut slots), 1);
-    let reading = slots[&name()].reading.as_ref().unwrap();
-    assert!(matches!(reading.finding, Some(Finding::There { .. })));
-    slots
+    let mut entries = BTreeMap::new();
+    assert_eq!(provider.read_changed(&references, &mut entries), 2);
+    assert_eq!(provider.read_changed(&references, &mut entries), 0);
+    entries
         .get_mut(&name())
         .unwrap()
-        .take(Err("no answer".to_owned()));
-    assert_eq!(provider.read_changed(&named, &mut slots), 1);
-    named.get_mut(&other).unwrap().trusted = false;
-    assert_eq!(provider.read_changed(&named, &mut slots), 1);
-    named.remove(&other);
-    assert_eq!(provider.read_changed(&named, &mut slots), 0);
-    assert!(!slots.contains_key(&other));
+        .apply(Ok(Some(secret(&[]))));
+    assert_eq!(provider.read_changed(&references, &mut entries), 1);
+    let parsed = entries[&name()].parsed.as_ref().unwrap();
+    assert!(matches!(parsed.state, Some(SecretState::Present { .. })));
+    entries
+        .get_mut(&name())
+        .unwrap()
+        .apply(Err("no answer".to_owned()));
+    assert_eq!(provider.read_changed(&references, &mut entries), 1);
+    references.get_mut(&other).unwrap().trusted = false;
+    assert_eq!(provider.read_changed(&references, &mut entries), 1);
+    references.remove(&other);
+    assert_eq!(provider.read_changed(&references, &mut entries), 0);
+    assert!(!entries.contains_key(&other));
 }

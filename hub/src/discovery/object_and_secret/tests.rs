@@ -62,19 +62,19 @@ fn secret(version: &str, data: &[(&str, &str)]) -> Secret {
 
 /// One cluster through changes of its two halves.
 #[derive(Default)]
-struct One {
-    objects: BTreeMap<Key, Object>,
+struct ClusterFixture {
+    objects: BTreeMap<Key, ClusterObject>,
     secrets: BTreeMap<Key, Secret>,
     pairs: BTreeMap<Key, Pair>,
 }
 
-impl One {
+impl ClusterFixture {
     fn cluster(&mut self, uid: &str, initialized: bool) -> &mut Self {
         let status = json!({"initialization": {"controlPlaneInitialized": initialized}});
         let mut cluster = object("a", &[], json!({ "status": status }));
         cluster.metadata.uid = Some(uid.to_owned());
         self.objects
-            .insert(key("a"), Object::of(&cluster, &ClusterApi));
+            .insert(key("a"), ClusterObject::new(&cluster, &ClusterApi));
         self
     }
 
@@ -85,7 +85,7 @@ impl One {
 
     fn read(&mut self) -> Arc<Source> {
         let policy = Policy::default();
-        self.pairs = pair(
+        self.pairs = read_pairs(
             &ClusterApi,
             &policy,
             &self.objects,
@@ -95,59 +95,60 @@ impl One {
         Arc::clone(&self.pairs[&key("a")].source)
     }
 
-    fn fault(&mut self) -> Unresolved {
+    fn access_error(&mut self) -> Unresolved {
         self.read().access.clone().unwrap_err()
     }
 }
 
 #[test]
 fn waiting_cluster_reports_missing_prerequisite() {
-    let mut one = One::default();
-    let waiting = one.cluster("u", false).fault();
+    let mut fixture = ClusterFixture::default();
+    let waiting = fixture.cluster("u", false).access_error();
     assert_eq!(waiting.reason, reason::SOURCE_NOT_READY);
     assert!(waiting.message.contains("Cluster fleet/a"), "{waiting:?}");
     assert!(waiting.message.contains("not initialised"), "{waiting:?}");
 
-    let waiting = one.cluster("u", true).fault();
+    let waiting = fixture.cluster("u", true).access_error();
     assert_eq!(waiting.reason, reason::SOURCE_NOT_READY);
     assert!(
         waiting.message.contains("Secret fleet/a-kubeconfig"),
         "{waiting:?}"
     );
 
-    let invalid = one.secret(secret("1", &[("other", "")])).fault();
+    let invalid = fixture.secret(secret("1", &[("other", "")])).access_error();
     assert_eq!(invalid.reason, reason::KUBECONFIG_INVALID);
     assert!(invalid.message.contains("\"value\""), "{invalid:?}");
 
     let good = kubeconfig("https://a:6443");
-    let source = one.secret(secret("2", &[("value", &good)])).read();
+    let source = fixture.secret(secret("2", &[("value", &good)])).read();
     assert_eq!(source.access.as_ref().unwrap().server, "https://a:6443");
     assert_eq!(source.origin.to_string(), "Cluster fleet/a");
 }
 
 #[test]
 fn access_survives_status_regression_but_not_new_uid() {
-    let mut one = One::default();
+    let mut fixture = ClusterFixture::default();
     let good = kubeconfig("https://a:6443");
-    one.cluster("u", true)
+    fixture
+        .cluster("u", true)
         .secret(secret("1", &[("value", &good)]))
         .read();
-    assert!(one.cluster("u", false).read().access.is_ok());
-    assert!(one.read().access.is_ok(), "for good");
-    assert!(one.cluster("v", false).read().access.is_err());
+    assert!(fixture.cluster("u", false).read().access.is_ok());
+    assert!(fixture.read().access.is_ok(), "for good");
+    assert!(fixture.cluster("v", false).read().access.is_err());
 }
 
 #[test]
 fn unchanged_object_and_secret_are_not_reread() {
-    let mut one = One::default();
+    let mut fixture = ClusterFixture::default();
     let good = kubeconfig("https://a:6443");
-    let first = one
+    let first = fixture
         .cluster("u", true)
         .secret(secret("1", &[("value", &good)]))
         .read();
-    assert!(Arc::ptr_eq(&first, &one.read()));
+    assert!(Arc::ptr_eq(&first, &fixture.read()));
     let rotated = kubeconfig("https://b:6443");
-    let next = one.secret(secret("2", &[("value", &rotated)])).read();
+    let next = fixture.secret(secret("2", &[("value", &rotated)])).read();
     assert_eq!(next.access.as_ref().unwrap().server, "https://b:6443");
 }
 
@@ -156,5 +157,5 @@ fn annotation_overrides_member_name() {
     let mut renamed = object("a", &[], Value::Null);
     let annotation = (names::MEMBER_NAME_ANNOTATION.to_owned(), "paris".to_owned());
     renamed.metadata.annotations = Some([annotation].into());
-    assert_eq!(Object::of(&renamed, &ClusterApi).member, "paris");
+    assert_eq!(ClusterObject::new(&renamed, &ClusterApi).member, "paris");
 }

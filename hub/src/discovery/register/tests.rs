@@ -2,14 +2,14 @@ use std::sync::Arc;
 
 use super::*;
 use crate::discovery::Listing;
-use crate::discovery::testkit::{Given, listing, origin, source};
+use crate::discovery::testkit::{FixedProvider, listing, origin, source};
 
-fn found(sources: Option<&[(&str, &str, &str)]>) -> Found {
+fn running(sources: Option<&[(&str, &str, &str)]>) -> RunningProvider {
     let listing = sources.map_or_else(Listing::default, |sources| {
-        let each = sources.iter();
-        listing(each.map(|(namespace, name, member)| source(origin(namespace, name), member)))
+        let sources = sources.iter();
+        listing(sources.map(|(namespace, name, member)| source(origin(namespace, name), member)))
     });
-    Found::new(Arc::new(Given(None)), listing)
+    RunningProvider::new(Arc::new(FixedProvider(None)), listing)
 }
 
 fn bound(names: &[&str]) -> BTreeMap<String, Option<SourceRef>> {
@@ -26,7 +26,7 @@ fn bound(names: &[&str]) -> BTreeMap<String, Option<SourceRef>> {
 
 #[test]
 fn member_without_edge_cluster_is_dismissed_until_absent() {
-    let both = found(Some(&[("krypton", "a", "a"), ("krypton", "b", "b")]));
+    let both = running(Some(&[("krypton", "a", "a"), ("krypton", "b", "b")]));
     let register = Register::default().next(&[&both], &BTreeSet::new(), &bound(&["a", "b"]));
     assert_eq!(register.entries.len(), 2);
     assert!(register.dismissed(&bound(&["a", "b"])).is_empty());
@@ -41,11 +41,11 @@ fn member_without_edge_cluster_is_dismissed_until_absent() {
     let relabelled = register.next(&[&both], &departed, &without_b);
     assert!(relabelled.dismissed(&without_b).is_empty());
     // Not listed yet after a restart: the source may exist.
-    let register = register.next(&[&found(None)], &BTreeSet::new(), &without_b);
+    let register = register.next(&[&running(None)], &BTreeSet::new(), &without_b);
     assert_eq!(register.dismissed(&without_b).len(), 1);
     // The label is removed and added again.
     let register = register.next(
-        &[&found(Some(&[("krypton", "a", "a")]))],
+        &[&running(Some(&[("krypton", "a", "a")]))],
         &BTreeSet::new(),
         &without_b,
     );
@@ -59,52 +59,52 @@ fn member_without_edge_cluster_is_dismissed_until_absent() {
 
 #[test]
 fn rival_for_dismissed_name_is_dismissed_too() {
-    let rivals = found(Some(&[("krypton", "a", "a"), ("elsewhere", "a", "a")]));
+    let rivals = running(Some(&[("krypton", "a", "a"), ("elsewhere", "a", "a")]));
     let register = Register::default().next(&[&rivals], &BTreeSet::new(), &bound(&["a"]));
     let register = register.next(&[&rivals], &BTreeSet::new(), &bound(&[]));
     assert_eq!(register.dismissed(&bound(&[])).len(), 2);
     // Under a different member name, it is a different entry.
-    let renamed = found(Some(&[("krypton", "a", "a"), ("elsewhere", "a", "a-2")]));
+    let renamed = running(Some(&[("krypton", "a", "a"), ("elsewhere", "a", "a-2")]));
     let register = register.next(&[&renamed], &BTreeSet::new(), &bound(&[]));
     assert_eq!(register.dismissed(&bound(&[])).len(), 1);
 }
 
 #[test]
 fn agent_name_keeps_earlier_claimants_dismissed() {
-    let rivals = found(Some(&[("krypton", "a", "a"), ("elsewhere", "a", "a")]));
+    let rivals = running(Some(&[("krypton", "a", "a"), ("elsewhere", "a", "a")]));
     let register = Register::default().next(&[&rivals], &BTreeSet::new(), &bound(&["a"]));
     // The EdgeCluster was deleted and recreated for an agent, so it has no source.
     let by_agent = [("a".to_owned(), None)].into();
     let register = register.next(&[&rivals], &BTreeSet::new(), &by_agent);
     assert_eq!(register.dismissed(&by_agent).len(), 2);
     // A later source was not dismissed.
-    let later = found(Some(&[("third", "a", "a")]));
+    let later = running(Some(&[("third", "a", "a")]));
     let register = register.next(&[&later], &BTreeSet::new(), &by_agent);
     assert!(register.dismissed(&by_agent).is_empty());
 }
 
 #[test]
 fn read_register_is_merged_unless_crd_differs() {
-    let both = found(Some(&[("krypton", "a", "a"), ("krypton", "b", "b")]));
+    let both = running(Some(&[("krypton", "a", "a"), ("krypton", "b", "b")]));
     let none = BTreeSet::new();
     let seen = Register::default().next(&[&both], &none, &bound(&["a"]));
     let read = Register::default().next(&[&both], &none, &bound(&["b"]));
-    assert_eq!(seen.with(&read).entries.len(), 2);
-    let of_another = Register {
+    assert_eq!(seen.merge(&read).entries.len(), 2);
+    let of_another_crd = Register {
         crd: "other".to_owned(),
         ..read
     };
-    assert_eq!(seen.with(&of_another), seen);
+    assert_eq!(seen.merge(&of_another_crd), seen);
 }
 
 #[test]
 fn register_round_trips_and_rubbish_reads_as_empty() {
-    let both = found(Some(&[("krypton", "a", "a"), ("krypton", "b", "c")]));
+    let both = running(Some(&[("krypton", "a", "a"), ("krypton", "b", "c")]));
     let register = Register {
         crd: "u".to_owned(),
         ..Register::default()
     };
     let register = register.next(&[&both], &BTreeSet::new(), &bound(&["a", "c"]));
-    assert_eq!(Register::read(&register.text()), register);
-    assert_eq!(Register::read("{rubbish"), Register::default());
+    assert_eq!(Register::from_json(&register.to_json()), register);
+    assert_eq!(Register::from_json("{rubbish"), Register::default());
 }

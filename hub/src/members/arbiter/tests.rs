@@ -8,18 +8,18 @@ use krypton_types::tenant::{TenantKey, TenantReport};
 
 use super::*;
 use crate::members::health::reported;
-use crate::tenants::Reports;
+use crate::tenants::TenantReports;
 
 const MEMBER: &str = "edge-1";
 
-struct Fleet {
+struct FleetFixture {
     members: MemberRegistry,
-    reports: Arc<Reports>,
+    reports: Arc<TenantReports>,
 }
 
-fn fleet() -> Fleet {
-    let reports = Arc::new(Reports::default());
-    Fleet {
+fn fleet() -> FleetFixture {
+    let reports = Arc::new(TenantReports::default());
+    FleetFixture {
         members: MemberRegistry::new(Arc::clone(&reports)),
         reports,
     }
@@ -54,19 +54,19 @@ fn key(name: &str) -> TenantKey {
     }
 }
 
-fn report(why: &str) -> TenantReport {
+fn report(reason: &str) -> TenantReport {
     TenantReport {
         observed_generation: 1,
         applied_chart: String::new(),
         next: None,
-        state: ClusterState::from(State::new(Truth::True, why, "")),
+        state: ClusterState::from(State::new(Truth::True, reason, "")),
     }
 }
 
 fn changes(member: Option<MemberReport>, tenants: &[(&str, &str)]) -> Changes {
     let tenants = tenants
         .iter()
-        .map(|(name, why)| (key(name), Some(report(why))))
+        .map(|(name, reason)| (key(name), Some(report(reason))))
         .collect();
     Changes {
         member,
@@ -75,10 +75,10 @@ fn changes(member: Option<MemberReport>, tenants: &[(&str, &str)]) -> Changes {
     }
 }
 
-impl Fleet {
+impl FleetFixture {
     fn mode(&self) -> (Mode, String) {
-        let facts = self.members.observation(MEMBER).unwrap();
-        (facts.mode, facts.healthy.reason)
+        let observation = self.members.observation(MEMBER).unwrap();
+        (observation.mode, observation.healthy.reason)
     }
 }
 
@@ -86,24 +86,28 @@ impl Fleet {
 fn lease_holder_is_reporter_among_agent_and_proxy() {
     let fleet = fleet();
     let (proxy, agent) = (ReporterId::Proxy, ReporterId::Session(1));
-    let _asks = fleet.members.open(MEMBER, proxy, at(0));
+    let _requests = fleet.members.open(MEMBER, proxy, at(0));
     let first = changes(Some(writing("hub/a")), &[("t", "OfTheProxy")]);
     fleet.members.report(MEMBER, proxy, first, Some(0), at(1));
     assert_eq!(fleet.mode(), (Mode::Proxy, reason::RECONCILING.to_owned()));
     // The agent connects, observes and waits for the Lease. Its reports do not count yet.
-    let asks = fleet.members.open(MEMBER, agent, at(2));
-    let seen = changes(
+    let requests = fleet.members.open(MEMBER, agent, at(2));
+    let observed = changes(
         Some(observing("hub/a")),
         &[("t", "OfTheAgent"), ("u", "OfTheAgent")],
     );
-    fleet.members.report(MEMBER, agent, seen, Some(0), at(3));
+    fleet
+        .members
+        .report(MEMBER, agent, observed, Some(0), at(3));
     assert_eq!(fleet.reports.counts(MEMBER, false).total, 1);
     assert_eq!(fleet.members.presence(MEMBER).get(), Presence::Ready);
     // The proxy yields. The hub requests a full report from the agent, because the earlier one was dropped.
     fleet.members.close(MEMBER, proxy, at(4));
-    assert_eq!(asks.get(), 1);
-    let holds = changes(Some(writing("agent/a")), &[("t", "Again"), ("u", "Again")]);
-    fleet.members.report(MEMBER, agent, holds, Some(1), at(5));
+    assert_eq!(requests.get(), 1);
+    let full_report = changes(Some(writing("agent/a")), &[("t", "Again"), ("u", "Again")]);
+    fleet
+        .members
+        .report(MEMBER, agent, full_report, Some(1), at(5));
     assert_eq!(fleet.mode(), (Mode::Agent, reason::RECONCILING.to_owned()));
     assert_eq!(fleet.reports.counts(MEMBER, false).total, 2);
 }
@@ -111,11 +115,11 @@ fn lease_holder_is_reporter_among_agent_and_proxy() {
 #[test]
 fn unrecorded_desired_state_makes_the_member_stale() {
     let healthy = |problem: &str| {
-        let said = MemberReport {
+        let report = MemberReport {
             problem: Some(problem.to_owned()).filter(|problem| !problem.is_empty()),
             ..writing("agent/a")
         };
-        let healthy = reported(ReporterId::Session(1), &said, true)
+        let healthy = reported(ReporterId::Session(1), &report, true)
             .healthy
             .unwrap();
         (healthy.truth, healthy.reason, healthy.message)
@@ -159,7 +163,7 @@ fn only_complete_report_removes_missing_tenants() {
 fn observing_proxy_reports_after_agent_is_lost() {
     let fleet = fleet();
     let agent = ReporterId::Session(1);
-    let _asks = fleet.members.open(MEMBER, agent, at(0));
+    let _requests = fleet.members.open(MEMBER, agent, at(0));
     fleet.members.report(
         MEMBER,
         agent,
@@ -175,13 +179,13 @@ fn observing_proxy_reports_after_agent_is_lost() {
     );
     // Its last status stays for half a minute after the last report.
     assert_eq!(fleet.mode(), (Mode::Agent, reason::RECONCILING.to_owned()));
-    fleet.members.link(MEMBER, None, at(31));
+    fleet.members.set_connection(MEMBER, None, at(31));
     assert_eq!(fleet.mode(), (Mode::Agent, reason::AGENT_AWAY.to_owned()));
-    let _asks = fleet.members.open(MEMBER, ReporterId::Proxy, at(3));
-    let seen = changes(Some(observing("agent/a")), &[("t", "Seen")]);
+    let _requests = fleet.members.open(MEMBER, ReporterId::Proxy, at(3));
+    let observed = changes(Some(observing("agent/a")), &[("t", "Seen")]);
     fleet
         .members
-        .report(MEMBER, ReporterId::Proxy, seen, Some(0), at(4));
+        .report(MEMBER, ReporterId::Proxy, observed, Some(0), at(4));
     assert_eq!(fleet.mode(), (Mode::Agent, reason::OBSERVING.to_owned()));
     assert_eq!(
         fleet.members.observation(MEMBER).unwrap().holder.as_deref(),
@@ -194,15 +198,15 @@ fn observing_proxy_reports_after_agent_is_lost() {
 fn digest_mismatch_requests_full_report_once() {
     let fleet = fleet();
     let agent = ReporterId::Session(1);
-    let asks = fleet.members.open(MEMBER, agent, at(0));
+    let requests = fleet.members.open(MEMBER, agent, at(0));
     let all = changes(Some(writing("agent/a")), &[("t", "A")]);
     fleet.members.report(MEMBER, agent, all, Some(0), at(1));
     let same = fleet.reports.digest(MEMBER).unwrap();
     fleet.members.compare(MEMBER, agent, same, at(1));
-    assert_eq!(asks.get(), 0);
+    assert_eq!(requests.get(), 0);
     fleet.members.compare(MEMBER, agent, (2, same.1), at(1));
     fleet.members.compare(MEMBER, agent, (2, same.1), at(1));
-    assert_eq!(asks.get(), 1);
+    assert_eq!(requests.get(), 1);
     let again = changes(Some(writing("agent/a")), &[("u", "A"), ("v", "A")]);
     fleet.members.report(MEMBER, agent, again, Some(1), at(2));
     assert_eq!(
@@ -222,51 +226,56 @@ fn deployment_reports_count_only_from_current_reporter() {
         namespace: key("t").namespace,
         name: "t".to_owned(),
     };
-    let said = |why: &str| DeploymentReport {
+    let report_of = |reason: &str| DeploymentReport {
         uid: "uid-1".to_owned(),
         observed_generation: 1,
         gone: false,
         applied_chart: String::new(),
-        state: report(why).state,
+        state: report(reason).state,
         events: Vec::new(),
     };
-    let of = |member: MemberReport, why: &str| Changes {
+    let changes_of = |member: MemberReport, reason: &str| Changes {
         member: Some(member),
-        deployments: [(key.clone(), Some(said(why)))].into(),
+        deployments: [(key.clone(), Some(report_of(reason)))].into(),
         ..Changes::default()
     };
-    let held = || {
-        let held = deployments.said(MEMBER, &key).unwrap();
-        (held.report.state.ready.reason, held.fresh)
+    let stored_reason = || {
+        let stored = deployments.latest_report(MEMBER, &key).unwrap();
+        (stored.report.state.ready.reason, stored.is_current)
     };
-    let _asks = fleet.members.open(MEMBER, proxy, at(0));
-    let first = of(writing("hub/a"), "OfTheProxy");
+    let _requests = fleet.members.open(MEMBER, proxy, at(0));
+    let first = changes_of(writing("hub/a"), "OfTheProxy");
     fleet.members.report(MEMBER, proxy, first, Some(0), at(1));
-    assert_eq!(held(), ("OfTheProxy".to_owned(), true));
+    assert_eq!(stored_reason(), ("OfTheProxy".to_owned(), true));
     assert_eq!(fleet.reports.counts(MEMBER, false).total, 0);
-    let asks = fleet.members.open(MEMBER, agent, at(2));
-    let seen = of(observing("hub/a"), "OfTheAgent");
-    fleet.members.report(MEMBER, agent, seen, Some(0), at(3));
-    assert_eq!(held(), ("OfTheProxy".to_owned(), true));
+    let requests = fleet.members.open(MEMBER, agent, at(2));
+    let observed = changes_of(observing("hub/a"), "OfTheAgent");
+    fleet
+        .members
+        .report(MEMBER, agent, observed, Some(0), at(3));
+    assert_eq!(stored_reason(), ("OfTheProxy".to_owned(), true));
     // The proxy's report stays until the agent has sent its full report.
     fleet.members.close(MEMBER, proxy, at(4));
-    assert_eq!((held(), asks.get()), (("OfTheProxy".to_owned(), false), 1));
-    let again = of(writing("agent/a"), "OfTheAgent");
+    assert_eq!(
+        (stored_reason(), requests.get()),
+        (("OfTheProxy".to_owned(), false), 1)
+    );
+    let again = changes_of(writing("agent/a"), "OfTheAgent");
     fleet.members.report(MEMBER, agent, again, Some(1), at(5));
-    assert_eq!(held(), ("OfTheAgent".to_owned(), true));
+    assert_eq!(stored_reason(), ("OfTheAgent".to_owned(), true));
     // The stored report matches the digest, so the hub requests nothing.
-    let part = krypton_types::report_digest::part(&key, &said("OfTheAgent"));
+    let part = krypton_types::report_digest::part(&key, &report_of("OfTheAgent"));
     fleet.members.compare(MEMBER, agent, (1, part), at(60));
-    assert_eq!(asks.get(), 1);
+    assert_eq!(requests.get(), 1);
     fleet.members.compare(MEMBER, agent, (0, 0), at(60));
-    assert_eq!(asks.get(), 2);
+    assert_eq!(requests.get(), 2);
 }
 
 #[test]
 fn never_ready_agent_blocks_no_proxy() {
     let fleet = fleet();
     let agent = ReporterId::Session(1);
-    let _asks = fleet.members.open(MEMBER, agent, at(100));
+    let _requests = fleet.members.open(MEMBER, agent, at(100));
     assert_eq!(fleet.members.presence(MEMBER).get(), Presence::Never);
     fleet.members.close(MEMBER, agent, at(101));
     assert_eq!(fleet.members.presence(MEMBER).get(), Presence::Away(at(0)));
@@ -278,7 +287,7 @@ fn agent_absence_counts_from_last_ready_contact() {
     let presence = fleet.members.presence(MEMBER);
     let [first, second] = [1, 2].map(ReporterId::Session);
     for agent in [first, second] {
-        let _asks = fleet.members.open(MEMBER, agent, at(100));
+        let _requests = fleet.members.open(MEMBER, agent, at(100));
         let ready = changes(Some(writing("agent/a")), &[]);
         fleet.members.report(MEMBER, agent, ready, Some(0), at(100));
     }
@@ -287,15 +296,19 @@ fn agent_absence_counts_from_last_ready_contact() {
     // The machine is gone. The hub notices the silence after half a minute.
     fleet.members.close(MEMBER, first, at(180));
     assert_eq!(presence.get(), Presence::Ready);
-    let deaf = MemberReport {
+    let unreachable = MemberReport {
         ready: false,
         connected: false,
         ..writing("agent/a")
     };
     // The agent waits half a minute for its API server before it reports the failure.
-    fleet
-        .members
-        .report(MEMBER, second, changes(Some(deaf), &[]), None, at(190));
+    fleet.members.report(
+        MEMBER,
+        second,
+        changes(Some(unreachable), &[]),
+        None,
+        at(190),
+    );
     assert_eq!(presence.get(), Presence::Away(at(150)));
     fleet.members.compare(MEMBER, second, (0, 0), at(200));
     assert_eq!(presence.get(), Presence::Away(at(150)));
@@ -305,7 +318,7 @@ fn agent_absence_counts_from_last_ready_contact() {
 fn hold_back_overrides_reporter_until_lifted() {
     let fleet = fleet();
     let agent = ReporterId::Session(1);
-    let _asks = fleet.members.open(MEMBER, agent, at(0));
+    let _requests = fleet.members.open(MEMBER, agent, at(0));
     fleet.members.report(
         MEMBER,
         agent,
@@ -313,8 +326,8 @@ fn hold_back_overrides_reporter_until_lifted() {
         Some(0),
         at(1),
     );
-    let why = Some((reason::BANNED, "by a person".to_owned()));
-    fleet.members.hold_back(MEMBER, why, at(2));
+    let reason = Some((reason::BANNED, "by a person".to_owned()));
+    fleet.members.hold_back(MEMBER, reason, at(2));
     assert_eq!(fleet.mode(), (Mode::None, reason::BANNED.to_owned()));
     fleet.members.hold_back(MEMBER, None, at(3));
     assert_eq!(fleet.mode(), (Mode::Agent, reason::RECONCILING.to_owned()));
@@ -323,9 +336,9 @@ fn hold_back_overrides_reporter_until_lifted() {
 #[test]
 fn unready_agent_makes_no_proxy_yield() {
     let fleet = fleet();
-    let _asks = fleet.members.open(MEMBER, ReporterId::Session(1), at(100));
+    let _requests = fleet.members.open(MEMBER, ReporterId::Session(1), at(100));
     // The agent's certificate is recorded by now.
-    fleet.members.agent_known(MEMBER, at(101));
+    fleet.members.agent_enrolled(MEMBER, at(101));
     assert_eq!(
         fleet.members.presence(MEMBER).get(),
         Presence::Never,
@@ -337,14 +350,14 @@ fn unready_agent_makes_no_proxy_yield() {
 fn agent_without_tenants_is_resynced_after_proxy_leaves() {
     let fleet = fleet();
     let (proxy, agent) = (ReporterId::Proxy, ReporterId::Session(1));
-    let _asks = fleet.members.open(MEMBER, proxy, at(0));
+    let _requests = fleet.members.open(MEMBER, proxy, at(0));
     let first = changes(Some(writing("hub/a")), &[("t", "OfTheProxy")]);
     fleet.members.report(MEMBER, proxy, first, Some(0), at(1));
-    let asks = fleet.members.open(MEMBER, agent, at(2));
+    let requests = fleet.members.open(MEMBER, agent, at(2));
     let empty = changes(Some(observing("hub/a")), &[]);
     fleet.members.report(MEMBER, agent, empty, Some(0), at(3));
     fleet.members.close(MEMBER, proxy, at(4));
-    assert_eq!(asks.get(), 1, "what was said to nobody is asked for");
+    assert_eq!(requests.get(), 1, "what was said to nobody is asked for");
     let empty = changes(Some(writing("agent/a")), &[]);
     fleet.members.report(MEMBER, agent, empty, Some(1), at(5));
     assert_eq!(fleet.reports.digest(MEMBER), Some((0, 0)));
@@ -353,11 +366,11 @@ fn agent_without_tenants_is_resynced_after_proxy_leaves() {
 #[test]
 fn implausible_epoch_claim_is_ignored() {
     let members = MemberRegistry::default();
-    let heard = members.ahead().subscribe();
+    let followed_epoch = members.ahead().subscribe();
     members.set_epoch(7);
     let agent = ReporterId::Session(1);
-    let _asks = members.open(MEMBER, agent, at(0));
-    let knows = |epoch| {
+    let _requests = members.open(MEMBER, agent, at(0));
+    let claiming = |epoch| {
         let ahead = Some(Version {
             epoch,
             generation: 0,
@@ -368,10 +381,10 @@ fn implausible_epoch_claim_is_ignored() {
         };
         changes(Some(report), &[])
     };
-    members.report(MEMBER, agent, knows(u64::MAX), None, at(1));
-    assert_eq!(heard.get(), 0);
-    members.report(MEMBER, agent, knows(9), None, at(2));
-    assert_eq!(heard.get(), 9);
+    members.report(MEMBER, agent, claiming(u64::MAX), None, at(1));
+    assert_eq!(followed_epoch.get(), 0);
+    members.report(MEMBER, agent, claiming(9), None, at(2));
+    assert_eq!(followed_epoch.get(), 9);
 }
 
 #[test]
@@ -384,8 +397,11 @@ fn tenants_that_are_not_restored_are_shown() {
         not_restored: Some("default/bad is refused".to_owned()),
         ..writing("hub/a")
     };
-    let (truth, why, message) = healthy(&refused);
-    assert_eq!((truth, why.as_str()), (Truth::False, reason::NOT_RESTORED));
+    let (truth, reason, message) = healthy(&refused);
+    assert_eq!(
+        (truth, reason.as_str()),
+        (Truth::False, reason::NOT_RESTORED)
+    );
     assert_eq!(message, "default/bad is refused");
     assert_eq!(healthy(&writing("hub/a")).1, reason::RECONCILING);
 }
@@ -393,10 +409,10 @@ fn tenants_that_are_not_restored_are_shown() {
 #[test]
 fn claimed_epochs_are_followed_with_growing_pauses() {
     let members = MemberRegistry::default();
-    let heard = members.ahead().subscribe();
+    let followed_epoch = members.ahead().subscribe();
     members.set_epoch(7);
     let agent = ReporterId::Session(1);
-    let claims = |member: &str, report: MemberReport, now: u64| {
+    let claim_is_followed = |member: &str, report: MemberReport, now: u64| {
         let epoch = members.lock().fleet.epoch;
         let ahead = Some(Version {
             epoch,
@@ -404,21 +420,24 @@ fn claimed_epochs_are_followed_with_growing_pauses() {
         });
         let report = MemberReport { ahead, ..report };
         members.report(member, agent, changes(Some(report), &[]), None, at(now));
-        let followed = heard.get() >= epoch;
+        let followed = followed_epoch.get() >= epoch;
         if followed {
-            members.set_epoch(heard.get() + 1);
+            members.set_epoch(followed_epoch.get() + 1);
         }
         followed
     };
     for member in [MEMBER, "edge-2"] {
         drop(members.open(member, agent, at(0)));
     }
-    assert!(!claims(MEMBER, observing("agent/a"), 1), "it has no record");
+    assert!(
+        !claim_is_followed(MEMBER, observing("agent/a"), 1),
+        "it has no record"
+    );
     // A member claims a later epoch all day.
     let day = 24 * 60 * 60;
     let mut times = Vec::new();
     for now in (2..day).step_by(10) {
-        if claims(MEMBER, writing("agent/a"), now) {
+        if claim_is_followed(MEMBER, writing("agent/a"), now) {
             times.push(now);
         }
     }
@@ -427,16 +446,16 @@ fn claimed_epochs_are_followed_with_growing_pauses() {
     assert!(pauses.iter().all(|pause| *pause >= 20), "{pauses:?}");
     assert!(pauses.is_sorted(), "{pauses:?}");
     // Another member's claim is followed immediately.
-    assert!(claims("edge-2", writing("agent/a"), day));
+    assert!(claim_is_followed("edge-2", writing("agent/a"), day));
     // The delay starts from its first value a day after the last claim.
-    assert!(claims(MEMBER, writing("agent/a"), 3 * day));
-    assert!(claims(MEMBER, writing("agent/a"), 3 * day + 20));
+    assert!(claim_is_followed(MEMBER, writing("agent/a"), 3 * day));
+    assert!(claim_is_followed(MEMBER, writing("agent/a"), 3 * day + 20));
 }
 
 #[test]
 fn waiting_epoch_claim_is_followed_when_due() {
     let members = MemberRegistry::default();
-    let heard = members.ahead().subscribe();
+    let followed_epoch = members.ahead().subscribe();
     let agent = ReporterId::Session(1);
     drop(members.open(MEMBER, agent, at(0)));
     for (epoch, now, expected) in [(3, 1, 3), (4, 2, 3), (4, 21, 4)] {
@@ -449,7 +468,7 @@ fn waiting_epoch_claim_is_followed_when_due() {
             ..writing("agent/a")
         };
         members.report(MEMBER, agent, changes(Some(report), &[]), None, at(now));
-        assert_eq!(heard.get(), expected, "{now}");
+        assert_eq!(followed_epoch.get(), expected, "{now}");
         if now == 2 {
             let due = members
                 .lock()
@@ -465,7 +484,7 @@ fn waiting_epoch_claim_is_followed_when_due() {
 #[test]
 fn forgotten_agent_clears_its_presence_and_observation() {
     let fleet = fleet();
-    fleet.members.agent_known(MEMBER, at(100));
+    fleet.members.agent_enrolled(MEMBER, at(100));
     let agent = AgentDetails {
         cluster_uid: "old".to_owned(),
         kubernetes_version: "v1".to_owned(),
@@ -474,35 +493,35 @@ fn forgotten_agent_clears_its_presence_and_observation() {
         key: krypton_crds::edge_cluster::AgentKey::default(),
         applied: None,
     };
-    fleet.members.agent(MEMBER, &agent);
+    fleet.members.agent_connected(MEMBER, &agent);
     fleet.members.forget_agent(MEMBER, at(101));
     assert_eq!(fleet.members.presence(MEMBER).get(), Presence::Never);
-    let facts = fleet.members.observation(MEMBER).unwrap();
-    assert_eq!((facts.uid, facts.certificate), (None, None));
+    let observation = fleet.members.observation(MEMBER).unwrap();
+    assert_eq!((observation.uid, observation.certificate), (None, None));
 }
 
 #[test]
 fn suspended_member_health_is_unknown_not_false() {
     let fleet = fleet();
-    let _asks = fleet.members.open(MEMBER, ReporterId::Proxy, at(0));
-    let said = changes(Some(writing("hub/a")), &[("t", "A")]);
+    let _requests = fleet.members.open(MEMBER, ReporterId::Proxy, at(0));
+    let report = changes(Some(writing("hub/a")), &[("t", "A")]);
     fleet
         .members
-        .report(MEMBER, ReporterId::Proxy, said, Some(0), at(1));
-    for (why, truth) in [
+        .report(MEMBER, ReporterId::Proxy, report, Some(0), at(1));
+    for (reason, truth) in [
         (reason::SUSPENDED, Truth::Unknown),
         (reason::DUPLICATE, Truth::False),
     ] {
-        let held = Some((why, "it is Sleeping".to_owned()));
-        fleet.members.hold_back(MEMBER, held, at(2));
-        let facts = fleet.members.observation(MEMBER).unwrap();
+        let hold = Some((reason, "it is Sleeping".to_owned()));
+        fleet.members.hold_back(MEMBER, hold, at(2));
+        let observation = fleet.members.observation(MEMBER).unwrap();
         assert_eq!(
-            (facts.mode, facts.healthy.truth),
+            (observation.mode, observation.healthy.truth),
             (Mode::None, truth),
-            "{why}"
+            "{reason}"
         );
-        assert_eq!(facts.healthy.message, "it is Sleeping");
-        assert_eq!(facts.connected.truth, Truth::True, "{why}");
+        assert_eq!(observation.healthy.message, "it is Sleeping");
+        assert_eq!(observation.connected.truth, Truth::True, "{reason}");
     }
     fleet.members.hold_back(MEMBER, None, at(3));
     assert_eq!(fleet.mode(), (Mode::Proxy, reason::RECONCILING.to_owned()));
@@ -512,10 +531,10 @@ fn suspended_member_health_is_unknown_not_false() {
 fn new_term_forgets_reports_of_closed_session() {
     let fleet = fleet();
     let agent = ReporterId::Session(1);
-    let _asks = fleet.members.open(MEMBER, agent, at(0));
-    let said = changes(Some(writing("agent/a")), &[("t", "A")]);
-    fleet.members.report(MEMBER, agent, said, Some(0), at(1));
-    fleet.members.agent(
+    let _requests = fleet.members.open(MEMBER, agent, at(0));
+    let report = changes(Some(writing("agent/a")), &[("t", "A")]);
+    fleet.members.report(MEMBER, agent, report, Some(0), at(1));
+    fleet.members.agent_connected(
         MEMBER,
         &AgentDetails {
             cluster_uid: "u".to_owned(),
@@ -529,20 +548,29 @@ fn new_term_forgets_reports_of_closed_session() {
     // While its session lives, its reports stay current.
     fleet.members.begin_term(at(2));
     assert_eq!(fleet.reports.counts(MEMBER, false).total, 1);
-    assert!(fleet.members.observation(MEMBER).unwrap().certificate_said);
+    assert!(
+        fleet
+            .members
+            .observation(MEMBER)
+            .unwrap()
+            .certificate_reported
+    );
     fleet.members.close(MEMBER, agent, at(3));
     fleet.members.begin_term(at(4));
-    let facts = fleet.members.observation(MEMBER).unwrap();
+    let observation = fleet.members.observation(MEMBER).unwrap();
     assert_eq!(fleet.reports.counts(MEMBER, false).total, 0);
-    assert_eq!((facts.applied, facts.holder), (None, None));
-    assert_eq!((facts.agent_version, facts.certificate), (None, None));
-    assert!(!facts.certificate_said && facts.roots.is_none());
-    assert_eq!(facts.connected.reason, reason::STARTING);
+    assert_eq!((observation.applied, observation.holder), (None, None));
+    assert_eq!(
+        (observation.agent_version, observation.certificate),
+        (None, None)
+    );
+    assert!(!observation.certificate_reported && observation.roots.is_none());
+    assert_eq!(observation.connected.reason, reason::STARTING);
 }
 
 #[test]
 fn new_term_keeps_proxy_reports_only_if_connected() {
-    for (said, total, asked) in [
+    for (report, total, requested) in [
         (observing("hub/b"), 1, 0),
         (
             MemberReport {
@@ -554,18 +582,18 @@ fn new_term_keeps_proxy_reports_only_if_connected() {
         ),
     ] {
         let fleet = fleet();
-        let asks = fleet.members.open(MEMBER, ReporterId::Proxy, at(0));
+        let requests = fleet.members.open(MEMBER, ReporterId::Proxy, at(0));
         let all = changes(Some(observing("hub/b")), &[("t", "A")]);
         fleet
             .members
             .report(MEMBER, ReporterId::Proxy, all, Some(0), at(1));
-        let now = changes(Some(said), &[]);
+        let update = changes(Some(report), &[]);
         fleet
             .members
-            .report(MEMBER, ReporterId::Proxy, now, None, at(2));
+            .report(MEMBER, ReporterId::Proxy, update, None, at(2));
         fleet.members.begin_term(at(3));
         assert_eq!(fleet.reports.counts(MEMBER, false).total, total);
-        assert_eq!(asks.get(), asked);
+        assert_eq!(requests.get(), requested);
     }
 }
 
@@ -574,32 +602,36 @@ fn answer_beyond_the_limits_shows_for_a_while() {
     let fleet = fleet();
     let healthy = || fleet.members.observation(MEMBER).unwrap().healthy.reason;
     fleet.members.open(MEMBER, ReporterId::Proxy, at(1));
-    let said = changes(Some(writing("hub")), &[]);
+    let report = changes(Some(writing("hub")), &[]);
     fleet
         .members
-        .report(MEMBER, ReporterId::Proxy, said, Some(0), at(1));
+        .report(MEMBER, ReporterId::Proxy, report, Some(0), at(1));
     assert_eq!(healthy(), reason::RECONCILING);
-    fleet.members.offend(MEMBER, "first".to_owned(), at(2));
-    fleet.members.offend(MEMBER, "second".to_owned(), at(100));
-    let facts = fleet.members.observation(MEMBER).unwrap();
+    fleet
+        .members
+        .oversized_response(MEMBER, "first".to_owned(), at(2));
+    fleet
+        .members
+        .oversized_response(MEMBER, "second".to_owned(), at(100));
+    let observation = fleet.members.observation(MEMBER).unwrap();
     let limited = State::new(Truth::False, reason::LIMIT_EXCEEDED, "first");
-    assert_eq!(facts.healthy, limited);
-    assert_eq!(facts.connected.truth, Truth::True);
-    let settle = |seconds| fleet.members.link(MEMBER, None, at(seconds));
-    settle(399);
+    assert_eq!(observation.healthy, limited);
+    assert_eq!(observation.connected.truth, Truth::True);
+    let reevaluate = |seconds| fleet.members.set_connection(MEMBER, None, at(seconds));
+    reevaluate(399);
     assert_eq!(healthy(), reason::LIMIT_EXCEEDED);
-    settle(400);
+    reevaluate(400);
     assert_eq!(healthy(), reason::RECONCILING);
 }
 
 #[test]
 fn lone_epoch_claim_is_shown_as_unconfirmed() {
     let members = MemberRegistry::default();
-    let heard = members.ahead().subscribe();
+    let followed_epoch = members.ahead().subscribe();
     members.set_epoch(7);
     let agent = ReporterId::Session(1);
-    let says = |member: &str, claims: Option<u64>, now: u64| {
-        let ahead = claims.map(|epoch| Version {
+    let report_claim = |member: &str, claim: Option<u64>, now: u64| {
+        let ahead = claim.map(|epoch| Version {
             epoch,
             generation: 9,
         });
@@ -608,16 +640,16 @@ fn lone_epoch_claim_is_shown_as_unconfirmed() {
             ..writing("agent/a")
         };
         members.report(member, agent, changes(Some(report), &[]), None, at(now));
-        heard.get()
+        followed_epoch.get()
     };
     for member in [MEMBER, "edge-2", "edge-3"] {
         drop(members.open(member, agent, at(0)));
     }
-    assert_eq!(says("edge-2", None, 1), 0);
-    assert_eq!(says(MEMBER, Some(12), 2), 0);
+    assert_eq!(report_claim("edge-2", None, 1), 0);
+    assert_eq!(report_claim(MEMBER, Some(12), 2), 0);
     let healthy = members.observation(MEMBER).unwrap().healthy;
     assert_eq!(healthy.reason, reason::STALE);
     assert!(healthy.message.contains("no other member confirms it"));
     // The hub takes the later of two claims, because one later epoch satisfies both.
-    assert_eq!(says("edge-3", Some(9), 3), 12);
+    assert_eq!(report_claim("edge-3", Some(9), 3), 12);
 }

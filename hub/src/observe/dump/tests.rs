@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use super::*;
 use crate::leader::Leader;
 use crate::members::member::{Admission, PublishedState};
-use crate::observe::member_metrics::Acting;
+use crate::observe::member_metrics::HomeState;
 
 const HIDDEN: &str = "hidden";
 
@@ -25,10 +25,10 @@ fn empty() -> Dump {
         now: Timestamp::UNIX_EPOCH,
         lead: None,
         chart: None,
-        ca: Some(CaNow::of(&authority())),
-        helm: HelmNow::of(
+        ca: Some(CaDump::new(&authority())),
+        helm: HelmDump::new(
             Load {
-                in_all: 4,
+                total: 4,
                 per_member: 3,
                 running: [("edge-1".to_owned(), 2)].into(),
                 waiting: vec![(
@@ -39,7 +39,7 @@ fn empty() -> Dump {
             },
             BootTime(Duration::from_secs(100)),
         ),
-        charts: CachedChart::all(cached(), BootTime(Duration::from_secs(100))),
+        charts: CachedChartDump::all(cached(), BootTime(Duration::from_secs(100))),
         waiting: WorkMetrics::default().waiting().into(),
         members: BTreeMap::new(),
     }
@@ -50,7 +50,7 @@ fn authority() -> Authority {
 }
 
 fn cached() -> Vec<(ChartRef, CacheState)> {
-    let of = |version: &str| ChartRef {
+    let reference = |version: &str| ChartRef {
         repo: format!("https://user:{HIDDEN}@charts.example.org/stable"),
         name: "small".to_owned(),
         version: version.to_owned(),
@@ -62,12 +62,12 @@ fn cached() -> Vec<(ChartRef, CacheState)> {
         since: at(95),
         until: at(103),
     };
-    let here = CacheState::Here {
+    let cached = CacheState::Cached {
         since: at(40),
         version: "1.0.0".to_owned(),
         sha256: "sum".to_owned(),
     };
-    vec![(of("1.1.0"), failed), (of("1.0.0"), here)]
+    vec![(reference("1.1.0"), failed), (reference("1.0.0"), cached)]
 }
 
 fn chart() -> ChartState {
@@ -84,27 +84,28 @@ fn chart() -> ChartState {
 
 fn fleet() -> FleetView {
     let view = FleetView::default();
-    view.members.observe("edge-1", |facts| {
-        facts.mode = Mode::Agent;
-        facts.connected = State::new(Truth::True, "Connected", HIDDEN);
-        facts.healthy = State::new(Truth::True, "Reconciling", HIDDEN);
-        facts.resolved = State::new(Truth::True, "ByAgent", HIDDEN);
-        facts.uid = Some("uid-of-the-cluster".to_owned());
-        facts.holder = Some("agent/krypton-agent-0/1".to_owned());
-        facts.agent_version = Some("0.1.0".to_owned());
-        facts.certificate = Some(Validity::until(
+    view.members.observe("edge-1", |observation| {
+        observation.mode = Mode::Agent;
+        observation.connected = State::new(Truth::True, "Connected", HIDDEN);
+        observation.healthy = State::new(Truth::True, "Reconciling", HIDDEN);
+        observation.resolved = State::new(Truth::True, "ByAgent", HIDDEN);
+        observation.uid = Some("uid-of-the-cluster".to_owned());
+        observation.holder = Some("agent/krypton-agent-0/1".to_owned());
+        observation.agent_version = Some("0.1.0".to_owned());
+        observation.certificate = Some(Validity::until(
             Timestamp::from_second(1_800_000_000).unwrap(),
         ));
         let version = Version {
             epoch: 2,
             generation: 6,
         };
-        facts.applied = Some((version, "sha".to_owned()));
+        observation.applied = Some((version, "sha".to_owned()));
     });
-    view.members.observe("edge-2", |facts| {
-        facts.values = Values::Said(State::new(Truth::False, "ValuesMissing", HIDDEN));
+    view.members.observe("edge-2", |observation| {
+        observation.values =
+            MemberValuesState::Reported(State::new(Truth::False, "ValuesMissing", HIDDEN));
     });
-    let member = view.members.enter("edge-1", "uid-of-the-object");
+    let member = view.members.get_or_create("edge-1", "uid-of-the-object");
     member.admission.send_replace(Admission {
         refused: Some(HIDDEN.to_owned()),
         ..Admission::default()
@@ -128,35 +129,35 @@ fn fleet() -> FleetView {
         message: Arc::new(message),
         since: BootTime(Duration::from_secs(60)),
     }));
-    let given = FleetChart {
+    let fleet_chart = FleetChart {
         epoch: 2,
         chart: Some(Arc::new(chart())),
         problem: None,
     };
-    view.acts(Acting {
-        lead: Leader::alone(),
-        given: watch::channel(given).1,
+    view.set_home_state(HomeState {
+        leader: Leader::always_leading(),
+        chart: watch::channel(fleet_chart).1,
         allow_chart_skip: false,
     });
     view
 }
 
-fn told(view: &FleetView, only: Option<&str>) -> Value {
-    let dump = seen(empty(), view, only, BootTime(Duration::from_secs(100)));
+fn dump_json(view: &FleetView, only: Option<&str>) -> Value {
+    let dump = with_fleet(empty(), view, only, BootTime(Duration::from_secs(100)));
     serde_json::to_value(dump).unwrap()
 }
 
 #[test]
 fn fleet_dump_is_complete_and_hides_secrets() {
-    let mut told = told(&fleet(), None);
-    assert!(!told.to_string().contains(HIDDEN), "{told}");
-    told["lead"]["won"] = Value::Null;
-    let roots = told["ca"]["roots"].take();
+    let mut dump = dump_json(&fleet(), None);
+    assert!(!dump.to_string().contains(HIDDEN), "{dump}");
+    dump["lead"]["won"] = Value::Null;
+    let roots = dump["ca"]["roots"].take();
     assert_eq!(roots.as_array().unwrap().len(), 1);
     let chart = |version: &str| json!({"repo": "https://charts.example.org/stable", "name": "small", "version": version});
     let starting = json!({ "status": "Unknown", "reason": "Starting" });
     assert_eq!(
-        told,
+        dump,
         json!({
             "version": "1.2.3",
             "replica": "krypton-hub-0",
@@ -227,10 +228,10 @@ fn fleet_dump_is_complete_and_hides_secrets() {
 
 #[test]
 fn dump_filters_by_member_and_starts_empty() {
-    let one = told(&fleet(), Some("edge-2"));
+    let one = dump_json(&fleet(), Some("edge-2"));
     let members = one["members"].as_object().unwrap();
     assert_eq!(members.keys().collect::<Vec<_>>(), ["edge-2"]);
-    let none = told(&FleetView::default(), None);
+    let none = dump_json(&FleetView::default(), None);
     assert_eq!(
         (&none["lead"], &none["members"]),
         (&Value::Null, &json!({}))
@@ -240,11 +241,13 @@ fn dump_filters_by_member_and_starts_empty() {
 #[test]
 fn a_thousand_members_are_less_than_two_mebibytes() {
     let view = fleet();
-    let facts = view.members.observation("edge-1").unwrap();
+    let observation = view.members.observation("edge-1").unwrap();
     for number in 0..1000 {
         view.members
-            .observe(&format!("edge-{number:04}"), |slot| *slot = facts.clone());
+            .observe(&format!("edge-{number:04}"), |stored| {
+                *stored = observation.clone()
+            });
     }
-    let text = serde_json::to_string(&seen(empty(), &view, None, BootTime::now())).unwrap();
+    let text = serde_json::to_string(&with_fleet(empty(), &view, None, BootTime::now())).unwrap();
     assert!(text.len() < 2 << 20, "{}", text.len());
 }

@@ -3,35 +3,40 @@
 use std::fs;
 
 use super::*;
-use crate::discovery::Kind;
+use crate::discovery::SourceKind;
 
-fn reached(folder: &Path, content: &str, uid: &str, namespace: Option<&str>) -> Reached {
+fn connection(
+    folder: &Path,
+    content: &str,
+    uid: &str,
+    namespace: Option<&str>,
+) -> MemberConnection {
     let origin = Origin {
-        kind: Kind::Secret,
+        kind: SourceKind::Secret,
         namespace: namespace.map(str::to_owned),
         name: "edge-1".to_owned(),
     };
-    let used = Used {
+    let used = AccessInUse {
         origin: Some(origin),
         first_hop: None,
         validity: None,
         digest: content.to_owned(),
-        _doubting: AbortOnDropHandle::new(tokio::spawn(std::future::pending())),
+        _refusal_task: AbortOnDropHandle::new(tokio::spawn(std::future::pending())),
     };
     let kubeconfig = access::write_kubeconfig(folder, content).unwrap();
     let nowhere = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
     let client = || Client::try_from(nowhere.clone()).unwrap();
-    let mut reached = Reached::new([client(), client()], kubeconfig, used);
-    reached.uid = uid.to_owned();
-    reached
+    let mut connection = MemberConnection::new([client(), client()], kubeconfig, used);
+    connection.uid = uid.to_owned();
+    connection
 }
 
 #[tokio::test]
 async fn rotated_access_keeps_its_kubeconfigs_path() {
     let folder = tempfile::tempdir().unwrap();
-    let current = reached(folder.path(), "old", "uid", Some("a"));
+    let current = connection(folder.path(), "old", "uid", Some("a"));
     let path = current.kubeconfig().to_owned();
-    let newer = reached(folder.path(), "new", "uid", Some("a"));
+    let newer = connection(folder.path(), "new", "uid", Some("a"));
     assert!(current.take_over(newer).is_none());
     assert_eq!(fs::read_to_string(&path).unwrap(), "new");
     assert_eq!(current.used().digest, "new");
@@ -43,11 +48,11 @@ async fn rotated_access_keeps_its_kubeconfigs_path() {
 #[tokio::test]
 async fn access_of_other_cluster_or_namespace_is_rejected() {
     let folder = tempfile::tempdir().unwrap();
-    let current = reached(folder.path(), "old", "uid", Some("a"));
+    let current = connection(folder.path(), "old", "uid", Some("a"));
     for (uid, namespace) in [("other", "a"), ("uid", "b")] {
-        let newer = reached(folder.path(), "new", uid, Some(namespace));
-        let back = current.take_over(newer).unwrap();
-        assert_eq!((&*back.uid, &*back.used().digest), (uid, "new"));
+        let newer = connection(folder.path(), "new", uid, Some(namespace));
+        let rejected = current.take_over(newer).unwrap();
+        assert_eq!((&*rejected.uid, &*rejected.used().digest), (uid, "new"));
     }
     assert_eq!(fs::read_to_string(current.kubeconfig()).unwrap(), "old");
 }

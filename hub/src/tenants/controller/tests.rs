@@ -1,11 +1,13 @@
 use krypton_crds::tenant::TenantSpec;
 use krypton_runtime::newest::Newest as _;
 use krypton_types::conditions::{ClusterState, State, Truth, reason};
-use krypton_types::tenant::{Next, Step, TenantReport};
+use krypton_types::tenant::{TenantReport, UpcomingStep, UpcomingStepKind};
 
 use super::*;
-use crate::members::tenant_reports::{Changed, Hearing, Target};
-use crate::tenants::simulation::{Rehearsal, member, now, report, rules, targets, tenant_of};
+use crate::members::tenant_reports::{ReportState, Target, TenantReportChanges};
+use crate::tenants::simulation::{
+    HomeSimulation, member, now, report, settings, simulated_key, targets,
+};
 
 const MEMBER: &str = "edge-1";
 
@@ -25,66 +27,73 @@ fn object(version: &str, status: Option<TenantStatus>) -> Tenant {
     tenant
 }
 
-fn at(millis: u64) -> Now {
-    Now {
+fn at(millis: u64) -> DecisionTime {
+    DecisionTime {
         boot: BootTime(Duration::from_millis(millis)),
         wall: jiff::Timestamp::UNIX_EPOCH,
-        patient: false,
+        in_startup_grace: false,
     }
 }
 
-fn says(reports: &Reports, why: &str) {
+fn report_reason(reports: &TenantReports, reason: &str) {
     let report = TenantReport {
         observed_generation: 1,
         applied_chart: String::new(),
         next: None,
-        state: ClusterState::from(State::new(Truth::True, why, "")),
+        state: ClusterState::from(State::new(Truth::True, reason, "")),
     };
-    reports.report(MEMBER, Changed::new([(key(), Some(report))].into()));
-    reports.hearing(MEMBER, Hearing::Full);
+    reports.apply(
+        MEMBER,
+        TenantReportChanges::new([(key(), Some(report))].into()),
+    );
+    reports.set_report_state(MEMBER, ReportState::Complete);
 }
 
 /// Passes changes to the store in the same order as the loop.
-fn next(store: &mut TenantStore, reports: &Reports, millis: u64) -> Option<TenantStatus> {
-    store.take_in(reports.take_dirty(at(millis).boot), reports, &rules());
-    match store.next(reports, &rules(), &Leader::alone(), at(millis)) {
-        Turn::Write(_, _, Change::Status(status)) => Some(*status),
-        Turn::Rest => None,
+fn next_status(
+    store: &mut TenantStore,
+    reports: &TenantReports,
+    millis: u64,
+) -> Option<TenantStatus> {
+    store.mark_affected(reports.take_dirty(at(millis).boot), reports, &settings());
+    match store.next_write(reports, &settings(), &Leader::always_leading(), at(millis)) {
+        NextWrite::Write(_, _, TenantWrite::Status(status)) => Some(*status),
+        NextWrite::Idle => None,
         other => panic!("{other:?}"),
     }
 }
 
-fn written(before: &str, object: Option<Tenant>) -> Written {
-    Written {
-        before: Some(before.to_owned()),
+fn finished(base_version: &str, object: Option<Tenant>) -> FinishedWrite {
+    FinishedWrite {
+        base_version: Some(base_version.to_owned()),
         object,
-        recording: false,
+        records_placement: false,
         orphaned: None,
         phase: None,
-        came: Wrote::Ok,
+        outcome: WriteOutcome::Ok,
     }
 }
 
 #[test]
 fn status_writes_are_limited_to_once_per_second() {
-    let (mut store, reports) = (TenantStore::default(), Reports::default());
+    let (mut store, reports) = (TenantStore::default(), TenantReports::default());
     store.put(key(), object("0", None), &reports);
     let mut times = Vec::new();
     let mut version = 0;
     for millis in (0..5000_u64).step_by(50) {
-        let why = if millis.is_multiple_of(100) {
+        let reason = if millis.is_multiple_of(100) {
             reason::INSTALLED
         } else {
             reason::UPGRADED
         };
-        says(&reports, why);
-        if let Some(status) = next(&mut store, &reports, millis) {
-            let before = version.to_string();
+        report_reason(&reports, reason);
+        if let Some(status) = next_status(&mut store, &reports, millis) {
+            let base_version = version.to_string();
             version += 1;
             let object = object(&version.to_string(), Some(status));
-            store.take_written(
+            store.finish_write(
                 key(),
-                written(&before, Some(object)),
+                finished(&base_version, Some(object)),
                 &reports,
                 BootTime::default(),
             );
@@ -92,246 +101,275 @@ fn status_writes_are_limited_to_once_per_second() {
         }
     }
     assert!(times.len() >= 4, "{times:?}");
-    let apart = times.windows(2).map(|pair| pair[1] - pair[0]);
-    assert!(apart.clone().all(|apart| apart >= 1000), "{times:?}");
+    let intervals = times.windows(2).map(|pair| pair[1] - pair[0]);
+    assert!(
+        intervals.clone().all(|interval| interval >= 1000),
+        "{times:?}"
+    );
 }
 
 #[test]
 fn rejected_write_is_retried_after_its_interval() {
-    let (mut store, reports) = (TenantStore::default(), Reports::default());
+    let (mut store, reports) = (TenantStore::default(), TenantReports::default());
     store.put(key(), object("1", None), &reports);
-    says(&reports, reason::INSTALLED);
-    assert!(next(&mut store, &reports, 0).is_some());
-    says(&reports, reason::UPGRADED);
-    assert_eq!(next(&mut store, &reports, 2000), None, "one is in flight");
-    store.take_written(key(), written("1", None), &reports, BootTime::default());
-    assert!(next(&mut store, &reports, 2000).is_some());
-    store.take_written(key(), written("1", None), &reports, BootTime::default());
-    assert_eq!(next(&mut store, &reports, 2999), None);
+    report_reason(&reports, reason::INSTALLED);
+    assert!(next_status(&mut store, &reports, 0).is_some());
+    report_reason(&reports, reason::UPGRADED);
+    assert_eq!(
+        next_status(&mut store, &reports, 2000),
+        None,
+        "one is in flight"
+    );
+    store.finish_write(key(), finished("1", None), &reports, BootTime::default());
+    assert!(next_status(&mut store, &reports, 2000).is_some());
+    store.finish_write(key(), finished("1", None), &reports, BootTime::default());
+    assert_eq!(next_status(&mut store, &reports, 2999), None);
     assert_eq!(store.queue.wake(), Some(at(3000).boot));
-    assert!(next(&mut store, &reports, 3000).is_some());
+    assert!(next_status(&mut store, &reports, 3000).is_some());
 }
 
 #[test]
 fn failed_writes_back_off() {
-    let (mut store, reports) = (TenantStore::default(), Reports::default());
+    let (mut store, reports) = (TenantStore::default(), TenantReports::default());
     store.put(key(), object("1", None), &reports);
-    says(&reports, reason::INSTALLED);
-    let ends = |came, version| Written {
-        came,
-        ..written("1", version)
+    report_reason(&reports, reason::INSTALLED);
+    let finished_with = |outcome, object| FinishedWrite {
+        outcome,
+        ..finished("1", object)
     };
     let mut now = 0;
-    let mut pause = |store: &mut TenantStore, ended: Written| {
-        assert!(next(store, &reports, now).is_some());
-        store.take_written(key(), ended, &reports, at(now).boot);
-        assert_eq!(next(store, &reports, now), None);
-        let before = at(now).boot;
-        let wakes = store.queue.wake().unwrap();
-        now = u64::try_from(wakes.0.as_millis()).unwrap() + 1;
-        wakes.since(before)
+    let mut pause = |store: &mut TenantStore, write: FinishedWrite| {
+        assert!(next_status(store, &reports, now).is_some());
+        store.finish_write(key(), write, &reports, at(now).boot);
+        assert_eq!(next_status(store, &reports, now), None);
+        let finished_at = at(now).boot;
+        let wake = store.queue.wake().unwrap();
+        now = u64::try_from(wake.0.as_millis()).unwrap() + 1;
+        wake.since(finished_at)
     };
     for full in [1, 2, 4, 8, 16, 30, 30] {
         let full = Duration::from_secs(full);
-        let found = pause(&mut store, ends(Wrote::Failed, None));
-        assert!((full / 2..=full).contains(&found), "{found:?} of {full:?}");
+        let actual = pause(&mut store, finished_with(WriteOutcome::Failed, None));
+        assert!(
+            (full / 2..=full).contains(&actual),
+            "{actual:?} of {full:?}"
+        );
     }
-    assert_eq!(pause(&mut store, ends(Wrote::Conflict, None)), PACE);
-    let kept = object("1", None);
-    assert_eq!(pause(&mut store, ends(Wrote::Ok, Some(kept))), PACE);
-    let retry = pause(&mut store, ends(Wrote::Failed, None));
+    assert_eq!(
+        pause(&mut store, finished_with(WriteOutcome::Conflict, None)),
+        MIN_WRITE_INTERVAL
+    );
+    let unchanged = object("1", None);
+    assert_eq!(
+        pause(&mut store, finished_with(WriteOutcome::Ok, Some(unchanged))),
+        MIN_WRITE_INTERVAL
+    );
+    let retry = pause(&mut store, finished_with(WriteOutcome::Failed, None));
     assert!(retry <= Duration::from_secs(1), "{retry:?}");
 }
 
 #[test]
 fn late_write_response_does_not_undo_watch_updates() {
-    let (mut store, reports) = (TenantStore::default(), Reports::default());
+    let (mut store, reports) = (TenantStore::default(), TenantReports::default());
     store.put(key(), object("1", None), &reports);
-    says(&reports, reason::INSTALLED);
-    let status = next(&mut store, &reports, 0).unwrap();
+    report_reason(&reports, reason::INSTALLED);
+    let status = next_status(&mut store, &reports, 0).unwrap();
     // The hub's own write, then another client's, and only then the response.
     store.put(key(), object("2", Some(status.clone())), &reports);
     store.put(key(), object("3", Some(status.clone())), &reports);
-    store.take_written(
+    store.finish_write(
         key(),
-        written("1", Some(object("2", Some(status)))),
+        finished("1", Some(object("2", Some(status)))),
         &reports,
         BootTime::default(),
     );
-    assert_eq!(store.slots[&key()].version().unwrap(), "3");
+    assert_eq!(store.entries[&key()].version().unwrap(), "3");
     // Neither does the response restore a deleted Tenant.
-    store.drop_slot(&key());
-    store.take_written(
+    store.remove(&key());
+    store.finish_write(
         key(),
-        written("3", Some(object("4", None))),
+        finished("3", Some(object("4", None))),
         &reports,
         BootTime::default(),
     );
-    assert!(store.slots.is_empty());
+    assert!(store.entries.is_empty());
 }
 
 #[test]
 fn placement_record_precedes_finalizer_where_crd_keeps_it() {
-    let reports = Reports::default();
+    let reports = TenantReports::default();
     let target = Target {
         cluster_uid: Some("cluster-1".to_owned()),
         ..Target::default()
     };
     reports.set_targets([(MEMBER.to_owned(), target)].into());
-    let named = |version: &str, status: Option<TenantStatus>| {
+    let named_tenant = |version: &str, status: Option<TenantStatus>| {
         let spec = json!({ "clusterRef": { "secretName": MEMBER } });
         let mut tenant = object(version, status);
         tenant.spec = serde_json::from_value(spec).unwrap();
         tenant
     };
-    for keeps in [true, false] {
+    for crd_keeps_record in [true, false] {
         let mut store = TenantStore {
-            placing: Some(Placing::new(Arc::default())),
+            planner: Some(PlacementPlanner::new(Arc::default())),
             ..TenantStore::default()
         };
-        store.put(key(), named("1", None), &reports);
-        let Turn::Write(_, _, Change::Status(mut status)) =
-            store.next(&reports, &rules(), &Leader::alone(), at(0))
+        store.put(key(), named_tenant("1", None), &reports);
+        let NextWrite::Write(_, _, TenantWrite::Status(mut status)) =
+            store.next_write(&reports, &settings(), &Leader::always_leading(), at(0))
         else {
             panic!("it is not put on record");
         };
         assert_eq!(status.placement.as_ref().unwrap().cluster_uid, "cluster-1");
-        if !keeps {
+        if !crd_keeps_record {
             status.placement = None;
         }
-        let answer = Written {
-            recording: true,
-            ..written("1", Some(named("2", Some(*status))))
+        let recorded = FinishedWrite {
+            records_placement: true,
+            ..finished("1", Some(named_tenant("2", Some(*status))))
         };
-        store.take_written(key(), answer, &reports, BootTime::default());
-        assert_eq!(store.no_records.is_some(), !keeps);
-        let due = if keeps { 1 } else { 1000 };
+        store.finish_write(key(), recorded, &reports, BootTime::default());
+        assert_eq!(store.record_dropped_until.is_some(), !crd_keeps_record);
+        let due = if crd_keeps_record { 1 } else { 1000 };
         assert!(
-            keeps
+            crd_keeps_record
                 || matches!(
-                    store.next(&reports, &rules(), &Leader::alone(), at(1)),
-                    Turn::Rest
+                    store.next_write(&reports, &settings(), &Leader::always_leading(), at(1)),
+                    NextWrite::Idle
                 )
         );
-        let change = store.next(&reports, &rules(), &Leader::alone(), at(due));
+        let next_write =
+            store.next_write(&reports, &settings(), &Leader::always_leading(), at(due));
         assert!(
-            matches!(&change, Turn::Write(_, _, Change::Begin(on)) if on == MEMBER),
-            "{change:?}"
+            matches!(&next_write, NextWrite::Write(_, _, TenantWrite::AddFinalizer(member)) if member == MEMBER),
+            "{next_write:?}"
         );
     }
 }
 
 #[test]
 fn field_unknown_to_old_crd_is_written_once() {
-    let (mut store, reports) = (TenantStore::default(), Reports::default());
+    let (mut store, reports) = (TenantStore::default(), TenantReports::default());
     store.put(key(), object("0", None), &reports);
     let failing = |second| {
-        let next = Next::at_second(Step::Retry, Some(second), 1);
+        let next = UpcomingStep::at_second(UpcomingStepKind::Retry, Some(second), 1);
         let report = TenantReport {
             observed_generation: 1,
             applied_chart: String::new(),
             next,
             state: ClusterState::from(State::new(Truth::False, reason::INSTALL_FAILED, "")),
         };
-        reports.report(MEMBER, Changed::new([(key(), Some(report))].into()));
-        reports.hearing(MEMBER, Hearing::Full);
+        reports.apply(
+            MEMBER,
+            TenantReportChanges::new([(key(), Some(report))].into()),
+        );
+        reports.set_report_state(MEMBER, ReportState::Complete);
     };
     failing(100);
-    let mut status = next(&mut store, &reports, 0).unwrap();
+    let mut status = next_status(&mut store, &reports, 0).unwrap();
     assert_eq!(status.next_steps.len(), 1);
     // The CRD dropped the field from the write.
     status.next_steps.clear();
     let kept = object("1", Some(status.clone()));
-    store.take_written(
+    store.finish_write(
         key(),
-        written("0", Some(kept)),
+        finished("0", Some(kept)),
         &reports,
         BootTime::default(),
     );
-    assert_eq!(next(&mut store, &reports, 2_000), None);
+    assert_eq!(next_status(&mut store, &reports, 2_000), None);
     failing(200);
-    assert!(next(&mut store, &reports, 4_000).is_some(), "it is another");
-    store.take_written(key(), written("1", None), &reports, BootTime::default());
     assert!(
-        next(&mut store, &reports, 6_000).is_some(),
+        next_status(&mut store, &reports, 4_000).is_some(),
+        "it is another"
+    );
+    store.finish_write(key(), finished("1", None), &reports, BootTime::default());
+    assert!(
+        next_status(&mut store, &reports, 6_000).is_some(),
         "it was refused"
     );
 }
 
 #[test]
 fn member_change_reevaluates_only_its_own_tenants() {
-    let mut fleet = Rehearsal::new(20, 5);
-    assert_eq!(fleet.decides(), 0);
+    let mut fleet = HomeSimulation::new(20, 5);
+    assert_eq!(fleet.reconcile(), 0);
     let name = member(7);
-    fleet.is_heard(7, false);
-    assert_eq!(fleet.decides(), 5, "it falls silent");
-    fleet.reports.hearing(&name, Hearing::Full);
-    assert_eq!(fleet.decides(), 5, "it is heard again");
-    fleet.reports.begin(&name, fleet.now);
-    assert_eq!(fleet.decides(), 5, "it begins again");
-    fleet.reports.hearing(&name, Hearing::Full);
-    assert_eq!(fleet.decides(), 5, "it has said nothing since");
-    let said = [(tenant_of(7, 3), Some(report(true)))];
-    fleet.reports.report(&name, Changed::new(said.into()));
-    assert_eq!(fleet.decides(), 1, "it says something of one");
+    fleet.set_connected(7, false);
+    assert_eq!(fleet.reconcile(), 5, "it falls silent");
+    fleet.reports.set_report_state(&name, ReportState::Complete);
+    assert_eq!(fleet.reconcile(), 5, "it is heard again");
+    fleet.reports.begin_full_report(&name, fleet.now);
+    assert_eq!(fleet.reconcile(), 5, "it begins again");
+    fleet.reports.set_report_state(&name, ReportState::Complete);
+    assert_eq!(fleet.reconcile(), 5, "it has said nothing since");
+    let change = [(simulated_key(7, 3), Some(report(true)))];
+    fleet
+        .reports
+        .apply(&name, TenantReportChanges::new(change.into()));
+    assert_eq!(fleet.reconcile(), 1, "it says something of one");
     let mut others = targets(20);
     others.get_mut(&name).unwrap().resolved = Some(State::new(Truth::False, "Any", ""));
     fleet.reports.set_targets(others);
-    assert_eq!(fleet.decides(), 5, "its EdgeCluster says something else");
+    assert_eq!(fleet.reconcile(), 5, "its EdgeCluster says something else");
     fleet.reports.set_targets(targets(19));
     assert_eq!(
-        fleet.decides(),
+        fleet.reconcile(),
         10,
         "another leaves, and this one is as before"
     );
-    fleet.reports.forget_said(&name, fleet.now);
-    assert_eq!(fleet.decides(), 5, "what it has said counts no more");
+    fleet.reports.drop_reports(&name, fleet.now);
+    assert_eq!(fleet.reconcile(), 5, "what it has said counts no more");
 }
 
 #[test]
 fn expired_grace_affects_only_that_members_tenants() {
-    let mut fleet = Rehearsal::new(3, 2);
-    let begun = fleet.now;
-    fleet.reports.begin(&member(1), begun);
+    let mut fleet = HomeSimulation::new(3, 2);
+    let started_at = fleet.now;
+    fleet.reports.begin_full_report(&member(1), started_at);
     assert_eq!(
-        fleet.reports.patience_ends(),
-        Some(BootTime(begun.0 + START_GRACE))
+        fleet.reports.next_grace_end(),
+        Some(BootTime(started_at.0 + START_GRACE))
     );
-    assert_eq!(fleet.decides(), 2);
+    assert_eq!(fleet.reconcile(), 2);
     fleet.now = BootTime(fleet.now.0 + START_GRACE);
-    assert_eq!(fleet.decides(), 2);
-    assert_eq!(fleet.reports.patience_ends(), None);
-    let slot = &fleet.store.slots[&tenant_of(1, 0)];
-    let status = slot.tenant.status.as_ref().unwrap();
+    assert_eq!(fleet.reconcile(), 2);
+    assert_eq!(fleet.reports.next_grace_end(), None);
+    let entry = &fleet.store.entries[&simulated_key(1, 0)];
+    let status = entry.tenant.status.as_ref().unwrap();
     let states = krypton_types::conditions::clusters(&status.conditions);
     assert_eq!(states[&member(1)].ready.reason, reason::CLUSTER_UNREACHABLE);
 }
 
 #[test]
 fn looking_at_many_tenants_yields_to_others() {
-    let mut fleet = Rehearsal::new(STEPS / 100 + 2, 100);
-    fleet.store.touch_all();
-    let mut turns = 0;
-    let now = now(BootTime(fleet.now.0 + PACE));
+    let mut fleet = HomeSimulation::new(STEPS_MAX / 100 + 2, 100);
+    fleet.store.enqueue_all();
+    let mut rounds = 0;
+    let now = now(BootTime(fleet.now.0 + MIN_WRITE_INTERVAL));
     loop {
-        let before = fleet.store.decided;
-        let turn = fleet
-            .store
-            .next(&fleet.reports, &rules(), &Leader::alone(), now);
-        assert!(fleet.store.decided - before <= STEPS as u64);
-        turns += 1;
-        match turn {
-            Turn::Yield => {}
-            Turn::Rest => break,
-            Turn::Write(..) => panic!("nothing is to be written"),
+        let previous = fleet.store.decisions;
+        let next =
+            fleet
+                .store
+                .next_write(&fleet.reports, &settings(), &Leader::always_leading(), now);
+        assert!(fleet.store.decisions - previous <= STEPS_MAX as u64);
+        rounds += 1;
+        match next {
+            NextWrite::Yield => {}
+            NextWrite::Idle => break,
+            NextWrite::Write(..) => panic!("nothing is to be written"),
         }
     }
-    assert!(turns >= 3, "{turns}");
+    assert!(rounds >= 3, "{rounds}");
 }
 
 #[test]
 fn orders_are_published_while_home_lacks_crd() {
-    let (placements, reports) = (Arc::new(Placements::default()), Reports::default());
+    let (placements, reports) = (
+        Arc::new(PlacementOrders::default()),
+        TenantReports::default(),
+    );
     reports.set_targets([(MEMBER.to_owned(), Target::default())].into());
     let mut placed = object("1", None);
     placed.spec =
@@ -340,22 +378,22 @@ fn orders_are_published_while_home_lacks_crd() {
     let on = (names::PLACED_ON_ANNOTATION.to_owned(), MEMBER.to_owned());
     placed.metadata.annotations = Some([on].into());
     let mut store = TenantStore {
-        placing: Some(Placing::new(Arc::clone(&placements))),
+        planner: Some(PlacementPlanner::new(Arc::clone(&placements))),
         ..TenantStore::default()
     };
     // A standby saw this Tenant before the CRD was deleted.
     store.put(key(), placed.clone(), &reports);
-    store.unlist();
+    store.reset_list();
     for (absent, published) in [(false, None), (true, Some(0))] {
-        store.absent = absent;
-        store.give_orders(&reports, None);
+        store.crd_absent = absent;
+        store.publish_orders(&reports, None);
         let orders = placements.orders().get();
         let orders = orders.map(|orders| orders.values().map(|orders| orders.len()).sum());
         assert_eq!(orders, published, "{absent}");
     }
     store.put(key(), placed, &reports);
     store.synced = true;
-    store.give_orders(&reports, None);
+    store.publish_orders(&reports, None);
     let orders = placements.orders().get().unwrap();
     assert!(
         orders.values().any(|orders| orders.len() == 1),
@@ -364,8 +402,8 @@ fn orders_are_published_while_home_lacks_crd() {
 }
 
 /// Returns a store with Tenants whose members are known only as a count, before they are late.
-pub(crate) fn summarised(members: usize, tenants: usize) -> (TenantStore, Reports) {
-    let (mut store, reports) = (TenantStore::default(), Reports::default());
+fn summarised_store(members: usize, tenants: usize) -> (TenantStore, TenantReports) {
+    let (mut store, reports) = (TenantStore::default(), TenantReports::default());
     reports.set_targets(targets(members));
     for number in 0..tenants {
         let summary = krypton_crds::tenant::ClusterSummary {
@@ -376,44 +414,53 @@ pub(crate) fn summarised(members: usize, tenants: usize) -> (TenantStore, Report
             summary: Some(summary),
             ..TenantStatus::default()
         };
-        store.put(tenant_of(0, number), object("1", Some(status)), &reports);
+        store.put(
+            simulated_key(0, number),
+            object("1", Some(status)),
+            &reports,
+        );
     }
     store.synced = true;
     (store, reports)
 }
 
-fn rests(store: &mut TenantStore, reports: &Reports, millis: u64) -> (u64, bool) {
-    let before = store.decided;
-    let now = Now {
-        patient: true,
+/// Returns the number of decisions, and whether no Tenant is due.
+fn decide_idle(store: &mut TenantStore, reports: &TenantReports, millis: u64) -> (u64, bool) {
+    let previous = store.decisions;
+    let now = DecisionTime {
+        in_startup_grace: true,
         ..at(millis)
     };
-    let turn = store.next(reports, &rules(), &Leader::alone(), now);
-    assert!(!matches!(turn, Turn::Write(..)), "{turn:?}");
-    (store.decided - before, matches!(turn, Turn::Rest))
+    let next = store.next_write(reports, &settings(), &Leader::always_leading(), now);
+    assert!(!matches!(next, NextWrite::Write(..)), "{next:?}");
+    (store.decisions - previous, matches!(next, NextWrite::Idle))
 }
 
 #[test]
 fn scan_of_many_members_yields_to_others() {
-    let (mut store, reports) = summarised(STEPS, 5);
+    let (mut store, reports) = summarised_store(STEPS_MAX, 5);
     for _ in 0..5 {
-        assert_eq!(rests(&mut store, &reports, 0).0, 1);
+        assert_eq!(decide_idle(&mut store, &reports, 0).0, 1);
     }
 }
 
 #[test]
 fn scan_of_many_members_is_paced() {
-    let (mut store, reports) = summarised(1_000, 3);
-    while !rests(&mut store, &reports, 0).1 {}
+    let (mut store, reports) = summarised_store(1_000, 3);
+    while !decide_idle(&mut store, &reports, 0).1 {}
     for (millis, decided) in [(300, 0), (999, 0), (1_000, 3)] {
-        store.touch_all();
-        assert_eq!(rests(&mut store, &reports, millis).0, decided, "{millis}");
+        store.enqueue_all();
+        assert_eq!(
+            decide_idle(&mut store, &reports, millis).0,
+            decided,
+            "{millis}"
+        );
     }
 }
 
 #[test]
 fn members_known_by_number_only_are_found_again() {
-    let (mut store, reports) = (TenantStore::default(), Reports::default());
+    let (mut store, reports) = (TenantStore::default(), TenantReports::default());
     let count = 60;
     reports.set_targets(targets(count));
     let summary = krypton_crds::tenant::ClusterSummary {
@@ -427,47 +474,59 @@ fn members_known_by_number_only_are_found_again() {
     };
     store.put(key(), object("1", Some(status)), &reports);
     store.synced = true;
-    let mut status = next(&mut store, &reports, 100_000).unwrap();
+    let mut status = next_status(&mut store, &reports, 100_000).unwrap();
     assert_eq!(status.summary.unwrap().unknown, 60);
     for number in 0..count {
         let name = member(number);
-        let said = [(key(), Some(report(true)))];
-        let said = if number < 55 { said.into() } else { [].into() };
-        reports.report(&name, Changed::new(said));
-        reports.hearing(&name, Hearing::Full);
+        let change = [(key(), Some(report(true)))];
+        let changes = if number < 55 {
+            change.into()
+        } else {
+            [].into()
+        };
+        reports.apply(&name, TenantReportChanges::new(changes));
+        reports.set_report_state(&name, ReportState::Complete);
         let millis = 102_000 + 2_000 * number as u64;
         let object = object(&format!("{}", number + 2), Some(status.clone()));
         store.put(key(), object, &reports);
         let queue = &mut store.queue;
         queue.done(&key(), Outcome::Done, BootTime::default(), 0.0);
-        if let Some(next) = next(&mut store, &reports, millis) {
+        if let Some(next) = next_status(&mut store, &reports, millis) {
             status = next;
         }
         let summary = status.summary.unwrap();
-        let heard = u32::try_from(number + 1).unwrap().min(55);
-        assert_eq!(summary.ready, heard);
+        let reported = u32::try_from(number + 1).unwrap().min(55);
+        assert_eq!(summary.ready, reported);
     }
     let summary = status.summary.unwrap();
     assert_eq!((summary.clusters, summary.unknown), (55, 0));
-    assert!(store.missing.is_empty());
+    assert!(store.with_unnamed.is_empty());
 }
 
 #[test]
 fn phase_event_on_home_reports_all_members() {
-    let with = |phase: Option<&str>| TenantStatus {
+    let with_phase = |phase: Option<&str>| TenantStatus {
         phase: phase.map(str::to_owned),
         ..TenantStatus::default()
     };
-    for (before, after, told) in [
+    for (before, after, event_phase) in [
         (None, Some("Pending"), None),
         (None, Some("Ready"), Some("Ready")),
-        (Some(with(None)), Some("Error"), Some("Error")),
-        (Some(with(Some("Ready"))), Some("Ready"), None),
-        (Some(with(Some("Ready"))), Some("Error"), Some("Error")),
-        (Some(with(Some("Ready"))), Some("Pending"), Some("Pending")),
+        (Some(with_phase(None)), Some("Error"), Some("Error")),
+        (Some(with_phase(Some("Ready"))), Some("Ready"), None),
+        (
+            Some(with_phase(Some("Ready"))),
+            Some("Error"),
+            Some("Error"),
+        ),
+        (
+            Some(with_phase(Some("Ready"))),
+            Some("Pending"),
+            Some("Pending"),
+        ),
     ] {
-        let news = new_phase(before.as_ref(), &with(after));
-        assert_eq!(news.as_deref(), told, "{before:?} {after:?}");
+        let phase = new_phase(before.as_ref(), &with_phase(after));
+        assert_eq!(phase.as_deref(), event_phase, "{before:?} {after:?}");
     }
 }
 
@@ -480,24 +539,30 @@ fn cost_of_a_change_among_five_thousand_members() {
         let nanos = stat.split_whitespace().next().unwrap().parse().unwrap();
         Duration::from_nanos(nanos)
     };
-    let begun = std::time::Instant::now();
-    let mut fleet = Rehearsal::new(5_000, 100);
+    let started = std::time::Instant::now();
+    let mut fleet = HomeSimulation::new(5_000, 100);
     println!(
         "5,000 members x 100 Tenants decided and written: {:?}",
-        begun.elapsed()
+        started.elapsed()
     );
-    for (what, heard) in [("silent", false), ("heard", true)] {
-        let before = cpu();
+    for (what, connected) in [("silent", false), ("heard", true)] {
+        let cpu_before = cpu();
         for number in 0..20 {
-            fleet.is_heard(number * 200, heard);
-            assert_eq!(fleet.decides(), 100);
+            fleet.set_connected(number * 200, connected);
+            assert_eq!(fleet.reconcile(), 100);
         }
-        println!("{what}: {:?} of CPU for a member", (cpu() - before) / 20);
+        println!(
+            "{what}: {:?} of CPU for a member",
+            (cpu() - cpu_before) / 20
+        );
     }
-    let before = cpu();
+    let cpu_before = cpu();
     for number in 0..20 {
-        fleet.says(number * 200, false);
-        assert_eq!(fleet.decides(), 100);
+        fleet.report_all(number * 200, false);
+        assert_eq!(fleet.reconcile(), 100);
     }
-    println!("reports: {:?} of CPU for a member", (cpu() - before) / 20);
+    println!(
+        "reports: {:?} of CPU for a member",
+        (cpu() - cpu_before) / 20
+    );
 }

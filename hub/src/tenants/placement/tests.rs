@@ -1,5 +1,5 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use krypton_types::allowed_namespaces::Allowed;
+use krypton_types::allowed_namespaces::AllowedNamespaces;
 use krypton_types::names::{PLACED_FINALIZER, PLACED_ON_ANNOTATION};
 use serde_json::{Value, json};
 
@@ -32,16 +32,16 @@ fn naming(member: &str) -> Tenant {
 
 /// Places the Tenant on edge-1.
 fn placed(tenant: Tenant) -> Tenant {
-    on_record_at(held(tenant), "edge-1", CLUSTER)
+    with_record(without_record(tenant), "edge-1", CLUSTER)
 }
 
 /// Places the Tenant on edge-1 as an older hub did, without a record.
-fn held(mut tenant: Tenant) -> Tenant {
+fn without_record(mut tenant: Tenant) -> Tenant {
     tenant.finalizers_mut().push(PLACED_FINALIZER.to_owned());
     annotated(tenant, PLACED_ON_ANNOTATION, "edge-1")
 }
 
-fn on_record_at(mut tenant: Tenant, cluster: &str, uid: &str) -> Tenant {
+fn with_record(mut tenant: Tenant, cluster: &str, uid: &str) -> Tenant {
     tenant.status.get_or_insert_default().placement = Some(TenantPlacement {
         cluster: cluster.to_owned(),
         cluster_uid: uid.to_owned(),
@@ -50,7 +50,7 @@ fn on_record_at(mut tenant: Tenant, cluster: &str, uid: &str) -> Tenant {
 }
 
 /// The Tenant after a client overwrote it without home's metadata.
-fn wiped(mut tenant: Tenant) -> Tenant {
+fn without_metadata(mut tenant: Tenant) -> Tenant {
     tenant.metadata.finalizers = None;
     tenant.metadata.annotations = None;
     tenant
@@ -67,10 +67,10 @@ fn deleted(mut tenant: Tenant) -> Tenant {
     tenant
 }
 
-fn recorded(mut tenant: Tenant, why: &str) -> Tenant {
+fn with_condition(mut tenant: Tenant, reason: &str) -> Tenant {
     let status = tenant.status.get_or_insert_default();
-    let state = State::new(Truth::True, why, "");
-    put(status, Some(&state), 3, Timestamp::UNIX_EPOCH);
+    let state = State::new(Truth::True, reason, "");
+    set_condition(status, Some(&state), 3, Timestamp::UNIX_EPOCH);
     tenant
 }
 
@@ -80,7 +80,7 @@ pub(crate) fn targets() -> Targets {
         ..Target::default()
     };
     let limited = Target {
-        allowed: Allowed::new(Some(&["others".to_owned()])),
+        allowed: AllowedNamespaces::new(Some(&["others".to_owned()])),
         ..cluster("cluster-2")
     };
     let sourced = Target {
@@ -94,51 +94,54 @@ pub(crate) fn targets() -> Targets {
     .into()
 }
 
-fn report(uid: &str, gone: bool, why: &str) -> PlacedReport {
+fn report(uid: &str, gone: bool, reason: &str) -> PlacedReport {
     PlacedReport {
         uid: uid.to_owned(),
         observed_generation: 3,
         gone,
-        state: State::new(Truth::True, why, "as the member says"),
+        state: State::new(Truth::True, reason, "as the member says"),
     }
 }
 
-fn view(targets: &Targets) -> View<'_> {
-    View {
-        place: true,
-        records: true,
+fn input(targets: &Targets) -> PlacementInput<'_> {
+    PlacementInput {
+        enabled: true,
+        crd_keeps_record: true,
         targets: Some(targets),
-        silent: None,
-        said: None,
-        left_out: false,
-        deletion: Deletion::Its,
+        silence: None,
+        report: None,
+        exceeds_limit: false,
+        deletion: TenantDeletionCause::User,
     }
 }
 
 /// The step as a word, and the reason.
-fn outcome(verdict: &Verdict) -> (&str, &str) {
-    let step = match &verdict.step {
-        Step::Nothing if verdict.place.is_some() => "record",
-        Step::Nothing => "",
-        Step::Begin(_) => "begin",
-        Step::End { orphaned: None } => "end",
-        Step::End { .. } => "orphan",
+fn outcome(decision: &PlacementDecision) -> (&str, &str) {
+    let step = match &decision.step {
+        PlacementStep::None if decision.placement.is_some() => "record",
+        PlacementStep::None => "",
+        PlacementStep::AddFinalizer(_) => "begin",
+        PlacementStep::RemoveFinalizer { orphaned: None } => "end",
+        PlacementStep::RemoveFinalizer { .. } => "orphan",
     };
     (
         step,
-        verdict.placed.as_ref().map_or("", |placed| &placed.reason),
+        decision
+            .condition
+            .as_ref()
+            .map_or("", |condition| &condition.reason),
     )
 }
 
 #[test]
 fn tenant_is_placed_on_known_member_allowing_it() {
     let targets = targets();
-    let at = |tenant: &Tenant, view: View<'_>| {
-        let verdict = decide(tenant, &view);
-        let (step, why) = outcome(&verdict);
-        (step.to_owned(), why.to_owned())
+    let outcome_of = |tenant: &Tenant, input: PlacementInput<'_>| {
+        let decision = decide(tenant, &input);
+        let (step, reason) = outcome(&decision);
+        (step.to_owned(), reason.to_owned())
     };
-    let from = |namespace: &str| {
+    let in_namespace = |namespace: &str| {
         let secret = json!({ "secretName": "edge-1", "secretNamespace": namespace });
         with_spec(json!({ "clusterRef": secret }))
     };
@@ -148,117 +151,141 @@ fn tenant_is_placed_on_known_member_allowing_it() {
         (naming("self-cluster"), ("", "")),
         (naming("edge-9"), ("", "ClusterNotFound")),
         (naming("limited"), ("", "NamespaceNotAllowed")),
-        (from("krypton"), ("record", "Ordered")),
-        (from("other"), ("", "ClusterNotFound")),
+        (in_namespace("krypton"), ("record", "Ordered")),
+        (in_namespace("other"), ("", "ClusterNotFound")),
         (deleted(tenant()), ("", "")),
     ] {
-        let found = at(&tenant, view(&targets));
-        assert_eq!((found.0.as_str(), found.1.as_str()), expected, "{tenant:?}");
+        let actual = outcome_of(&tenant, input(&targets));
+        assert_eq!(
+            (actual.0.as_str(), actual.1.as_str()),
+            expected,
+            "{tenant:?}"
+        );
         // Without the finalizer there is no order, and without the flag nothing happens.
-        assert_eq!(order(&tenant, &targets, Deletion::Its), None);
+        assert_eq!(order(&tenant, &targets, TenantDeletionCause::User), None);
         // If home's CRD drops the record, the hub does not wait for it.
-        let unkept = View {
-            records: false,
-            ..view(&targets)
+        let dropped = PlacementInput {
+            crd_keeps_record: false,
+            ..input(&targets)
         };
-        let begins = expected.0 == "record";
-        let step = if begins { "begin" } else { expected.0 };
-        assert_eq!(at(&tenant, unkept).0, step);
-        let off = View {
-            place: false,
-            ..view(&targets)
+        let is_placed = expected.0 == "record";
+        let step = if is_placed { "begin" } else { expected.0 };
+        assert_eq!(outcome_of(&tenant, dropped).0, step);
+        let off = PlacementInput {
+            enabled: false,
+            ..input(&targets)
         };
-        assert_eq!(at(&tenant, off), (String::new(), String::new()));
+        assert_eq!(outcome_of(&tenant, off), (String::new(), String::new()));
         // Before the EdgeClusters are known, the hub does not decide.
-        let early = View {
+        let early = PlacementInput {
             targets: None,
-            ..view(&targets)
+            ..input(&targets)
         };
-        assert_eq!(at(&tenant, early).0, "");
+        assert_eq!(outcome_of(&tenant, early).0, "");
     }
 }
 
 #[test]
 fn placed_condition_follows_member_report_unless_home_overrides() {
     let targets = targets();
-    let base = view(&targets);
-    let (mine, other) = (
+    let base = input(&targets);
+    let (own, other) = (
         report(UID, false, "Placed"),
         report("home-0", false, "Placed"),
     );
     let gone = report(UID, true, "TenantGone");
-    let gone_of_another = report("home-0", true, "TenantGone");
-    let of_another_home = report(UID, true, "BelongsToAnother");
-    let of_before = PlacedReport {
+    let other_gone = report("home-0", true, "TenantGone");
+    let foreign = report(UID, true, "BelongsToAnother");
+    let outdated = PlacedReport {
         observed_generation: 2,
         ..report(UID, false, "Placed")
     };
-    let said = |report| View {
-        said: Some(report),
+    let reporting = |report| PlacementInput {
+        report: Some(report),
         ..base
     };
-    let doubted = |deletion| View {
+    let caused_by = |deletion| PlacementInput {
         deletion,
-        ..said(&gone)
+        ..reporting(&gone)
     };
-    let away = View {
-        silent: Some("no heartbeat"),
-        ..said(&mine)
+    let silent = PlacementInput {
+        silence: Some("no heartbeat"),
+        ..reporting(&own)
     };
-    let off = View {
-        place: false,
-        ..said(&mine)
+    let off = PlacementInput {
+        enabled: false,
+        ..reporting(&own)
     };
-    let full = View {
-        left_out: true,
-        ..said(&mine)
+    let full = PlacementInput {
+        exceeds_limit: true,
+        ..reporting(&own)
     };
-    let stays = || placed(tenant());
-    let moved = || placed(naming("edge-2"));
+    let unchanged = || placed(tenant());
+    let renamed = || placed(naming("edge-2"));
     let unnamed = || placed(with_spec(json!({})));
-    let gone_member = || on_record_at(stays(), "edge-2", "cluster-9");
+    let without_member = || with_record(unchanged(), "edge-2", "cluster-9");
     let orphan = |tenant| annotated(tenant, ORPHAN_ANNOTATION, "true");
-    let not_known = doubted(Deletion::NotKnown);
-    let of_the_crd = doubted(Deletion::OfTheCrd);
-    let crd_for_good = doubted(Deletion::OfTheCrdForGood);
-    let other_home = ("orphan", "BelongsToAnother");
-    let table: Vec<(Tenant, View<'_>, (&str, &str))> = vec![
-        (stays(), base, ("", "Ordered")),
-        (recorded(stays(), "Placed"), base, ("", "Placed")),
-        (recorded(stays(), "NotPlacing"), base, ("", "Ordered")),
-        (stays(), said(&mine), ("", "Placed")),
-        (stays(), said(&other), ("", "Ordered")),
-        (stays(), said(&gone), ("", "TenantGone")),
-        (stays(), away, ("", "ClusterUnreachable")),
-        (stays(), off, ("", "NotPlacing")),
-        (stays(), full, ("", "TooMany")),
-        (orphan(stays()), said(&mine), ("", "Placed")),
-        (moved(), said(&mine), ("", "ClusterRefChanged")),
-        (unnamed(), said(&mine), ("", "ClusterRefChanged")),
-        (gone_member(), said(&mine), ("", "MemberLeft")),
-        (deleted(stays()), base, ("", "Deleting")),
-        (deleted(stays()), said(&gone), ("end", "TenantGone")),
-        (deleted(stays()), said(&of_another_home), other_home),
-        (stays(), said(&of_before), ("", "Ordered")),
-        (deleted(moved()), said(&gone), ("end", "TenantGone")),
-        (deleted(stays()), said(&gone_of_another), ("", "Deleting")),
-        (deleted(stays()), away, ("", "ClusterUnreachable")),
-        (deleted(stays()), off, ("", "NotPlacing")),
-        (deleted(gone_member()), base, ("", "MemberLeft")),
-        (orphan(deleted(stays())), base, ("orphan", "Deleting")),
-        (deleted(stays()), not_known, ("", "TenantGone")),
-        (deleted(stays()), of_the_crd, ("", "TenantGone")),
-        (deleted(stays()), crd_for_good, ("orphan", "Deleting")),
-        (orphan(deleted(stays())), off, ("orphan", "Deleting")),
-        (orphan(deleted(gone_member())), away, ("orphan", "Deleting")),
+    let unknown_cause = caused_by(TenantDeletionCause::Unknown);
+    let crd_deleted = caused_by(TenantDeletionCause::Crd);
+    let crd_deleted_for_good = caused_by(TenantDeletionCause::CrdWithoutRestore);
+    let orphaned_foreign = ("orphan", "BelongsToAnother");
+    let table: Vec<(Tenant, PlacementInput<'_>, (&str, &str))> = vec![
+        (unchanged(), base, ("", "Ordered")),
+        (with_condition(unchanged(), "Placed"), base, ("", "Placed")),
+        (
+            with_condition(unchanged(), "NotPlacing"),
+            base,
+            ("", "Ordered"),
+        ),
+        (unchanged(), reporting(&own), ("", "Placed")),
+        (unchanged(), reporting(&other), ("", "Ordered")),
+        (unchanged(), reporting(&gone), ("", "TenantGone")),
+        (unchanged(), silent, ("", "ClusterUnreachable")),
+        (unchanged(), off, ("", "NotPlacing")),
+        (unchanged(), full, ("", "TooMany")),
+        (orphan(unchanged()), reporting(&own), ("", "Placed")),
+        (renamed(), reporting(&own), ("", "ClusterRefChanged")),
+        (unnamed(), reporting(&own), ("", "ClusterRefChanged")),
+        (without_member(), reporting(&own), ("", "MemberLeft")),
+        (deleted(unchanged()), base, ("", "Deleting")),
+        (
+            deleted(unchanged()),
+            reporting(&gone),
+            ("end", "TenantGone"),
+        ),
+        (deleted(unchanged()), reporting(&foreign), orphaned_foreign),
+        (unchanged(), reporting(&outdated), ("", "Ordered")),
+        (deleted(renamed()), reporting(&gone), ("end", "TenantGone")),
+        (
+            deleted(unchanged()),
+            reporting(&other_gone),
+            ("", "Deleting"),
+        ),
+        (deleted(unchanged()), silent, ("", "ClusterUnreachable")),
+        (deleted(unchanged()), off, ("", "NotPlacing")),
+        (deleted(without_member()), base, ("", "MemberLeft")),
+        (orphan(deleted(unchanged())), base, ("orphan", "Deleting")),
+        (deleted(unchanged()), unknown_cause, ("", "TenantGone")),
+        (deleted(unchanged()), crd_deleted, ("", "TenantGone")),
+        (
+            deleted(unchanged()),
+            crd_deleted_for_good,
+            ("orphan", "Deleting"),
+        ),
+        (orphan(deleted(unchanged())), off, ("orphan", "Deleting")),
+        (
+            orphan(deleted(without_member())),
+            silent,
+            ("orphan", "Deleting"),
+        ),
     ];
-    for (tenant, view, expected) in table {
-        let verdict = decide(&tenant, &view);
-        assert_eq!(outcome(&verdict), expected, "{tenant:?} {view:?}");
-        let waits = verdict.step == Step::Nothing
+    for (tenant, input, expected) in table {
+        let decision = decide(&tenant, &input);
+        assert_eq!(outcome(&decision), expected, "{tenant:?} {input:?}");
+        let is_waiting = decision.step == PlacementStep::None
             && ["ClusterUnreachable", "NotPlacing", "MemberLeft"].contains(&expected.1);
-        if waits && tenant.metadata.deletion_timestamp.is_some() {
-            let message = verdict.placed.unwrap().message;
+        if is_waiting && tenant.metadata.deletion_timestamp.is_some() {
+            let message = decision.condition.unwrap().message;
             assert!(message.contains(ORPHAN_ANNOTATION), "{message}");
         }
     }
@@ -267,60 +294,70 @@ fn placed_condition_follows_member_report_unless_home_overrides() {
 #[test]
 fn order_mirrors_tenant_and_deletion_orders_only_removal() {
     let targets = targets();
-    let (member, found) = order(&placed(tenant()), &targets, Deletion::Its).unwrap();
+    let (member, ordered) = order(&placed(tenant()), &targets, TenantDeletionCause::User).unwrap();
     assert_eq!(member, "edge-1");
-    assert_eq!((found.uid.as_str(), found.generation), (UID, 3));
-    assert_eq!(found.spec.workspace.as_deref(), Some("acme-ws"));
-    assert_eq!(found.spec.values.as_ref().unwrap()["a"], 1);
-    assert!(!(found.remove || found.adopt || found.paused));
-    let (_, goes) = order(&deleted(placed(tenant())), &targets, Deletion::Its).unwrap();
-    assert!(goes.remove && goes.spec == PlacedSpec::default());
+    assert_eq!((ordered.uid.as_str(), ordered.generation), (UID, 3));
+    assert_eq!(ordered.spec.workspace.as_deref(), Some("acme-ws"));
+    assert_eq!(ordered.spec.values.as_ref().unwrap()["a"], 1);
+    assert!(!(ordered.remove || ordered.adopt || ordered.paused));
+    let (_, removal) = order(
+        &deleted(placed(tenant())),
+        &targets,
+        TenantDeletionCause::User,
+    )
+    .unwrap();
+    assert!(removal.remove && removal.spec == PlacedSpec::default());
     let adopted = annotated(placed(tenant()), ADOPT_ANNOTATION, "true");
-    let hers = annotated(adopted, PAUSED_ANNOTATION, "true");
-    let (_, hers) = order(&hers, &targets, Deletion::Its).unwrap();
-    assert!(hers.adopt && hers.paused);
+    let paused = annotated(adopted, PAUSED_ANNOTATION, "true");
+    let (_, paused) = order(&paused, &targets, TenantDeletionCause::User).unwrap();
+    assert!(paused.adopt && paused.paused);
 
     // If it names another member later, it stays where it was placed.
     let moved = placed(naming("edge-2"));
-    assert_eq!(order(&moved, &targets, Deletion::Its).unwrap().0, "edge-1");
+    assert_eq!(
+        order(&moved, &targets, TenantDeletionCause::User)
+            .unwrap()
+            .0,
+        "edge-1"
+    );
     // If the member no longer allows the namespace, the hub sends no order, except for removal.
-    let refused = on_record_at(placed(tenant()), "limited", "cluster-2");
-    assert_eq!(order(&refused, &targets, Deletion::Its), None);
-    let (_, goes) = order(&deleted(refused), &targets, Deletion::Its).unwrap();
-    assert!(goes.remove);
+    let refused = with_record(placed(tenant()), "limited", "cluster-2");
+    assert_eq!(order(&refused, &targets, TenantDeletionCause::User), None);
+    let (_, removal) = order(&deleted(refused), &targets, TenantDeletionCause::User).unwrap();
+    assert!(removal.remove);
     // Deleting the CRD does not request the removal of any Tenant.
     for deletion in [
-        Deletion::NotKnown,
-        Deletion::OfTheCrd,
-        Deletion::OfTheCrdForGood,
+        TenantDeletionCause::Unknown,
+        TenantDeletionCause::Crd,
+        TenantDeletionCause::CrdWithoutRestore,
     ] {
         assert_eq!(order(&deleted(placed(tenant())), &targets, deletion), None);
         assert!(order(&placed(tenant()), &targets, deletion).is_some());
     }
     // The user orphaned it.
-    let orphan = annotated(deleted(placed(tenant())), ORPHAN_ANNOTATION, "true");
-    assert_eq!(order(&orphan, &targets, Deletion::Its), None);
+    let orphaned = annotated(deleted(placed(tenant())), ORPHAN_ANNOTATION, "true");
+    assert_eq!(order(&orphaned, &targets, TenantDeletionCause::User), None);
 }
 
 #[test]
 fn placement_is_recorded_then_held_then_ordered() {
     let mut targets = targets();
-    let ordered = |tenant: &Tenant, targets: &Targets| {
-        let order = order(tenant, targets, Deletion::Its);
+    let order_member = |tenant: &Tenant, targets: &Targets| {
+        let order = order(tenant, targets, TenantDeletionCause::User);
         order.map(|(member, _)| member)
     };
-    let verdict = decide(&tenant(), &view(&targets));
-    let place = verdict.place.unwrap();
+    let decision = decide(&tenant(), &input(&targets));
+    let placement = decision.placement.unwrap();
     assert_eq!(
-        (place.cluster.as_str(), place.cluster_uid.as_str()),
+        (placement.cluster.as_str(), placement.cluster_uid.as_str()),
         ("edge-1", CLUSTER)
     );
-    let on_record = on_record_at(tenant(), "edge-1", CLUSTER);
-    let begin = Step::Begin("edge-1".to_owned());
-    assert_eq!(decide(&on_record, &view(&targets)).step, begin);
-    assert_eq!(ordered(&on_record, &targets), None);
+    let recorded = with_record(tenant(), "edge-1", CLUSTER);
+    let add_finalizer = PlacementStep::AddFinalizer("edge-1".to_owned());
+    assert_eq!(decide(&recorded, &input(&targets)).step, add_finalizer);
+    assert_eq!(order_member(&recorded, &targets), None);
     assert_eq!(
-        ordered(&placed(tenant()), &targets).as_deref(),
+        order_member(&placed(tenant()), &targets).as_deref(),
         Some("edge-1")
     );
 
@@ -329,44 +366,48 @@ fn placement_is_recorded_then_held_then_ordered() {
     let elsewhere = naming("limited");
     let nowhere = with_spec(json!({}));
     for tenant in [elsewhere, nowhere] {
-        let wiped = wiped(placed(tenant));
-        assert_eq!(decide(&wiped, &view(&targets)).step, begin, "{wiped:?}");
-        assert_eq!(ordered(&wiped, &targets), None);
-        let off = View {
-            place: false,
-            ..view(&targets)
+        let wiped = without_metadata(placed(tenant));
+        assert_eq!(
+            decide(&wiped, &input(&targets)).step,
+            add_finalizer,
+            "{wiped:?}"
+        );
+        assert_eq!(order_member(&wiped, &targets), None);
+        let off = PlacementInput {
+            enabled: false,
+            ..input(&targets)
         };
         assert_eq!(outcome(&decide(&wiped, &off)), ("", "NotPlacing"));
-        let early = View {
+        let early = PlacementInput {
             targets: None,
-            ..view(&targets)
+            ..input(&targets)
         };
-        assert_eq!(decide(&wiped, &early).step, begin);
-        let again = on_record_at(held(wiped.clone()), "edge-1", CLUSTER);
+        assert_eq!(decide(&wiped, &early).step, add_finalizer);
+        let again = with_record(without_record(wiped.clone()), "edge-1", CLUSTER);
         assert_eq!(
-            outcome(&decide(&again, &view(&targets))),
+            outcome(&decide(&again, &input(&targets))),
             ("", "ClusterRefChanged")
         );
-        assert_eq!(ordered(&again, &targets).as_deref(), Some("edge-1"));
+        assert_eq!(order_member(&again, &targets).as_deref(), Some("edge-1"));
         // A deleted Tenant does not get the finalizer back.
         let deleted = deleted(wiped);
-        assert_eq!(decide(&deleted, &view(&targets)).step, Step::Nothing);
-        assert_eq!(ordered(&deleted, &targets), None);
+        assert_eq!(decide(&deleted, &input(&targets)).step, PlacementStep::None);
+        assert_eq!(order_member(&deleted, &targets), None);
     }
 
     // The cluster's UID is not known yet.
     targets.get_mut("edge-1").unwrap().cluster_uid = None;
-    for silent in [None, Some("no agent")] {
-        let base = view(&targets);
-        let verdict = decide(&tenant(), &View { silent, ..base });
-        assert_eq!(outcome(&verdict), ("", "ClusterUnreachable"));
+    for silence in [None, Some("no agent")] {
+        let base = input(&targets);
+        let decision = decide(&tenant(), &PlacementInput { silence, ..base });
+        assert_eq!(outcome(&decision), ("", "ClusterUnreachable"));
     }
 }
 
 #[test]
 fn order_goes_to_recorded_cluster_under_any_name() {
     let gone = report(UID, true, "TenantGone");
-    let at = |names: &[(&str, Option<&str>)]| -> Targets {
+    let targets_of = |names: &[(&str, Option<&str>)]| -> Targets {
         let target = |uid: Option<&str>| Target {
             cluster_uid: uid.map(str::to_owned),
             ..Target::default()
@@ -377,61 +418,77 @@ fn order_goes_to_recorded_cluster_under_any_name() {
             .collect()
     };
     let another = ("edge-1", Some("cluster-8"));
-    let away = |why| (None, ("", why), ("", why));
-    let asked = |member| (Some(member), ("", "TenantGone"), ("end", "TenantGone"));
+    let blocked = |why| (None, ("", why), ("", why));
+    let ordered_from = |member| (Some(member), ("", "TenantGone"), ("end", "TenantGone"));
     let by_name = |step, member| (Some(member), (step, "TenantGone"), ("end", "TenantGone"));
-    // The member with the order, the verdict, and the verdict on a deleted Tenant once the member reports
+    // The member with the order, the decision, and the decision on a deleted Tenant once the member reports
     // it gone.
-    let only = |name, uid| at(&[(name, uid)]);
-    let moved = || at(&[another, ("edge-7", Some(CLUSTER))]);
-    let changed = away("ClusterIdentityChanged");
-    let unreachable = away("ClusterUnreachable");
+    let only_target = |name, uid| targets_of(&[(name, uid)]);
+    let renamed = || targets_of(&[another, ("edge-7", Some(CLUSTER))]);
+    let changed = blocked("ClusterIdentityChanged");
+    let unreachable = blocked("ClusterUnreachable");
     let table = [
         (
             placed(tenant()),
-            only("edge-1", Some(CLUSTER)),
-            asked("edge-1"),
+            only_target("edge-1", Some(CLUSTER)),
+            ordered_from("edge-1"),
         ),
-        (placed(tenant()), at(&[another]), changed),
-        (placed(tenant()), only("edge-1", None), unreachable),
-        (placed(tenant()), at(&[]), away("MemberLeft")),
+        (placed(tenant()), targets_of(&[another]), changed),
+        (placed(tenant()), only_target("edge-1", None), unreachable),
+        (placed(tenant()), targets_of(&[]), blocked("MemberLeft")),
         (
             placed(tenant()),
-            only("self-cluster", Some(CLUSTER)),
-            away("MemberLeft"),
+            only_target("self-cluster", Some(CLUSTER)),
+            blocked("MemberLeft"),
         ),
-        (placed(tenant()), moved(), asked("edge-7")),
+        (placed(tenant()), renamed(), ordered_from("edge-7")),
         (
             placed(naming("edge-7")),
-            only("edge-7", Some(CLUSTER)),
-            asked("edge-7"),
+            only_target("edge-7", Some(CLUSTER)),
+            ordered_from("edge-7"),
         ),
         // Placed by an older hub.
-        (held(tenant()), at(&[another]), by_name("record", "edge-1")),
-        (held(tenant()), only("edge-1", None), by_name("", "edge-1")),
-        (held(tenant()), at(&[]), away("MemberLeft")),
+        (
+            without_record(tenant()),
+            targets_of(&[another]),
+            by_name("record", "edge-1"),
+        ),
+        (
+            without_record(tenant()),
+            only_target("edge-1", None),
+            by_name("", "edge-1"),
+        ),
+        (
+            without_record(tenant()),
+            targets_of(&[]),
+            blocked("MemberLeft"),
+        ),
     ];
-    for (tenant, targets, (asked, stays, goes)) in table {
-        let member = order(&tenant, &targets, Deletion::Its).map(|(member, _)| member);
-        assert_eq!(member.as_deref(), asked, "{tenant:?} {targets:?}");
-        let view = View {
-            said: Some(&gone),
-            ..view(&targets)
+    for (tenant, targets, (ordered_from, outcome_kept, outcome_deleted)) in table {
+        let member = order(&tenant, &targets, TenantDeletionCause::User).map(|(member, _)| member);
+        assert_eq!(member.as_deref(), ordered_from, "{tenant:?} {targets:?}");
+        let input = PlacementInput {
+            report: Some(&gone),
+            ..input(&targets)
         };
         assert_eq!(
-            outcome(&decide(&tenant, &view)),
-            stays,
+            outcome(&decide(&tenant, &input)),
+            outcome_kept,
             "{tenant:?} {targets:?}"
         );
         let deleted = deleted(tenant);
-        let member = order(&deleted, &targets, Deletion::Its).map(|(member, _)| member);
-        assert_eq!(member.as_deref(), asked, "{deleted:?} {targets:?}");
-        let verdict = decide(&deleted, &view);
-        assert_eq!(outcome(&verdict), goes, "{deleted:?} {targets:?}");
+        let member = order(&deleted, &targets, TenantDeletionCause::User).map(|(member, _)| member);
+        assert_eq!(member.as_deref(), ordered_from, "{deleted:?} {targets:?}");
+        let decision = decide(&deleted, &input);
+        assert_eq!(
+            outcome(&decision),
+            outcome_deleted,
+            "{deleted:?} {targets:?}"
+        );
         let orphan = annotated(deleted, ORPHAN_ANNOTATION, "true");
-        assert_eq!(outcome(&decide(&orphan, &view)), ("orphan", "Deleting"));
-        if asked.is_none() {
-            let message = verdict.placed.unwrap().message;
+        assert_eq!(outcome(&decide(&orphan, &input)), ("orphan", "Deleting"));
+        if ordered_from.is_none() {
+            let message = decision.condition.unwrap().message;
             assert!(message.contains(ORPHAN_ANNOTATION), "{message}");
         }
     }
@@ -443,11 +500,11 @@ fn ready_takes_placement_reason_without_member_report() {
     let now = Timestamp::UNIX_EPOCH;
     let none = State::new(Truth::False, reason::NO_CLUSTERS, "create it there");
     conditions::set(&mut status.conditions, conditions::READY, &none, 1, now);
-    put(&mut status, Some(&waits("edge-1")), 1, now);
+    set_condition(&mut status, Some(&waiting_for("edge-1")), 1, now);
     let ready = conditions::find(&status.conditions, conditions::READY).unwrap();
-    assert_eq!(ready.message, waits("edge-1").message);
+    assert_eq!(ready.message, waiting_for("edge-1").message);
     assert_eq!(status.last_message, Some(ready.message));
-    put(&mut status, None, 1, now);
+    set_condition(&mut status, None, 1, now);
     assert_eq!(
         conditions::find(&status.conditions, conditions::PLACED),
         None

@@ -15,44 +15,49 @@ fn name(number: usize) -> String {
     format!("edge-{number:04}")
 }
 
-pub(crate) fn of(reports: &BTreeMap<String, TenantReport>) -> Heard {
-    let said = reports.iter().map(|(name, report)| {
-        let saying = saying(Hearing::Full, Some(report.clone()));
-        (Arc::from(name.as_str()), saying)
+fn complete_view(reports: &BTreeMap<String, TenantReport>) -> ReportedView {
+    let members = reports.iter().map(|(name, report)| {
+        let view = member_view(ReportState::Complete, Some(report.clone()));
+        (Arc::from(name.as_str()), view)
     });
     let targets = reports.keys().map(|name| (name.clone(), Target::default()));
-    Heard {
-        said: said.collect(),
-        strangers: 0,
+    ReportedView {
+        members: members.collect(),
+        others_without: 0,
         targets: Some(Arc::new(targets.collect())),
     }
 }
 
-fn well(count: usize) -> BTreeMap<String, TenantReport> {
+fn all_installed(count: usize) -> BTreeMap<String, TenantReport> {
     let each = (0..count).map(|number| (name(number), report(Truth::True, reason::INSTALLED)));
     each.collect()
 }
 
-fn edges_only() -> Rules {
-    Rules {
+fn edges_only() -> TenantSettings {
+    TenantSettings {
         self_cluster: false,
-        ..rules()
+        ..settings()
     }
 }
 
-fn step(tenant: &mut Tenant, heard: &Heard, memory: &mut Memory, patient: bool) -> TenantStatus {
-    let now = Now {
+fn decide_next(
+    tenant: &mut Tenant,
+    view: &ReportedView,
+    memory: &mut DecisionMemory,
+    in_startup_grace: bool,
+) -> TenantStatus {
+    let now = DecisionTime {
         boot: BootTime::default(),
         wall: Timestamp::UNIX_EPOCH,
-        patient,
+        in_startup_grace,
     };
-    let decision = decide(tenant, heard, &edges_only(), memory, now);
+    let decision = decide(tenant, view, &edges_only(), memory, now);
     *memory = decision.memory;
     tenant.status = Some(decision.status.clone());
     decision.status
 }
 
-fn listed(status: &TenantStatus) -> BTreeSet<String> {
+fn listed_members(status: &TenantStatus) -> BTreeSet<String> {
     conditions::clusters(&status.conditions)
         .into_keys()
         .collect()
@@ -60,30 +65,37 @@ fn listed(status: &TenantStatus) -> BTreeSet<String> {
 
 fn size(tenant: &Tenant) -> usize {
     let conditions = &tenant.status.as_ref().unwrap().conditions;
-    let managed = conditions.iter().map(|found| MANAGED + found.type_.len());
+    let managed = conditions
+        .iter()
+        .map(|condition| MANAGED + condition.type_.len());
     serde_json::to_vec(tenant).unwrap().len() + managed.sum::<usize>()
 }
 
 #[test]
 fn status_lists_worst_members_and_counts_all() {
-    let mut reports = well(200);
+    let mut reports = all_installed(200);
     for number in 100..140 {
-        let said = reports.get_mut(&name(number)).unwrap();
-        said.state.ready = State::new(Truth::False, reason::INSTALLING, "on its way");
+        let report = reports.get_mut(&name(number)).unwrap();
+        report.state.ready = State::new(Truth::False, reason::INSTALLING, "on its way");
     }
     let failed = reports.get_mut(&name(150)).unwrap();
     failed.state.error = Some(State::new(Truth::True, reason::INSTALL_FAILED, "no room"));
     failed.state.progress = Some(State::new(Truth::False, reason::INSTALL_COMPLETE, ""));
     let mut acme = tenant();
-    let status = step(&mut acme, &of(&reports), &mut Memory::default(), false);
+    let status = decide_next(
+        &mut acme,
+        &complete_view(&reports),
+        &mut DecisionMemory::default(),
+        false,
+    );
     let message =
         "159 of 200 clusters ready (1 in error, 40 not ready); edge-0150: InstallFailed: no room";
     assert_eq!(status.last_message.as_deref(), Some(message));
     assert_eq!(status.phase.as_deref(), Some("Error"));
     let worst: BTreeSet<String> = (100..119).chain([150]).map(name).collect();
-    assert_eq!(listed(&status), worst);
-    assert!(ready(&status, "ClusterError/edge-0150").is_some());
-    assert_eq!(ready(&status, "ClusterProgress/edge-0150"), None);
+    assert_eq!(listed_members(&status), worst);
+    assert!(condition(&status, "ClusterError/edge-0150").is_some());
+    assert_eq!(condition(&status, "ClusterProgress/edge-0150"), None);
     let summary = status.summary.unwrap();
     assert_eq!(
         (summary.clusters, summary.ready, summary.error),
@@ -91,18 +103,23 @@ fn status_lists_worst_members_and_counts_all() {
     );
     assert_eq!((summary.not_ready, summary.unknown), (40, 0));
 
-    let status = step(&mut acme, &of(&well(200)), &mut Memory::default(), false);
-    assert_eq!(listed(&status), BTreeSet::new());
+    let status = decide_next(
+        &mut acme,
+        &complete_view(&all_installed(200)),
+        &mut DecisionMemory::default(),
+        false,
+    );
+    assert_eq!(listed_members(&status), BTreeSet::new());
     assert_eq!(
         status.last_message.as_deref(),
         Some("200 of 200 clusters ready")
     );
-    assert_eq!(ready(&status, "Ready").unwrap().0, "True");
+    assert_eq!(condition(&status, "Ready").unwrap().0, "True");
 }
 
 #[test]
 fn member_count_at_threshold_switches_form_once() {
-    let (mut acme, mut memory) = (tenant(), Memory::default());
+    let (mut acme, mut memory) = (tenant(), DecisionMemory::default());
     let mut forms = Vec::new();
     for count in [49, 50, 51, 50, 51, 50, 49, 41, 51, 41, 40, 41, 50, 51] {
         // None of them departs: the members of the next step are different ones, or the first of these.
@@ -113,9 +130,14 @@ fn member_count_at_threshold_switches_form_once() {
         {
             acme.status.as_mut().unwrap().conditions.clear();
         }
-        let status = step(&mut acme, &of(&well(count)), &mut memory, false);
+        let status = decide_next(
+            &mut acme,
+            &complete_view(&all_installed(count)),
+            &mut memory,
+            false,
+        );
         assert_eq!(
-            listed(&status).len(),
+            listed_members(&status).len(),
             if status.summary.is_some() { 0 } else { count }
         );
         forms.push(status.summary.is_some());
@@ -128,40 +150,46 @@ fn member_count_at_threshold_switches_form_once() {
 
 #[test]
 fn unreported_members_stay_unknown_after_hub_restart() {
-    let (mut acme, mut memory) = (tenant(), Memory::default());
-    let all = well(200);
-    let before = step(&mut acme, &of(&all), &mut memory, false);
+    let (mut acme, mut memory) = (tenant(), DecisionMemory::default());
+    let all = all_installed(200);
+    let before = decide_next(&mut acme, &complete_view(&all), &mut memory, false);
     // 50 of 250 members never had the Tenant, and 10 others do not report.
-    let (mut memory, fleet) = (Memory::default(), well(250));
-    let heard = |to: usize, strangers: usize| Heard {
-        said: of(&well(to)).said,
-        strangers,
-        targets: of(&fleet).targets,
+    let (mut memory, fleet) = (DecisionMemory::default(), all_installed(250));
+    let view_of = |reported: usize, others_without: usize| ReportedView {
+        members: complete_view(&all_installed(reported)).members,
+        others_without,
+        targets: complete_view(&fleet).targets,
     };
     assert_eq!(
-        step(&mut acme, &Heard::default(), &mut memory, true),
+        decide_next(&mut acme, &ReportedView::default(), &mut memory, true),
         before
     );
-    assert_eq!(step(&mut acme, &heard(0, 0), &mut memory, true), before);
-    assert_eq!(step(&mut acme, &heard(100, 10), &mut memory, true), before);
-    let status = step(&mut acme, &heard(190, 50), &mut memory, false);
+    assert_eq!(
+        decide_next(&mut acme, &view_of(0, 0), &mut memory, true),
+        before
+    );
+    assert_eq!(
+        decide_next(&mut acme, &view_of(100, 10), &mut memory, true),
+        before
+    );
+    let status = decide_next(&mut acme, &view_of(190, 50), &mut memory, false);
     let message =
         "190 of 200 clusters ready (10 unknown); 10 without a report since the hub started";
     assert_eq!(status.last_message.as_deref(), Some(message));
-    assert_eq!(ready(&status, "Ready").unwrap().0, "Unknown");
+    assert_eq!(condition(&status, "Ready").unwrap().0, "Unknown");
     assert_eq!(status.summary.unwrap().clusters, 200);
     // One of them leaves the fleet, and the rest report.
-    let mut left = heard(199, 50);
+    let mut left = view_of(199, 50);
     let mut targets = Targets::clone(left.targets.as_ref().unwrap());
     targets.remove(&name(199));
     left.targets = Some(Arc::new(targets));
-    let status = step(&mut acme, &left, &mut memory, false);
+    let status = decide_next(&mut acme, &left, &mut memory, false);
     assert_eq!(
         status.last_message.as_deref(),
         Some("199 of 199 clusters ready")
     );
     // A silent member that never had the Tenant does not affect it once all members have reported.
-    let status = step(&mut acme, &heard(198, 49), &mut memory, false);
+    let status = decide_next(&mut acme, &view_of(198, 49), &mut memory, false);
     assert_eq!(
         status.last_message.as_deref(),
         Some("198 of 198 clusters ready")
@@ -171,22 +199,27 @@ fn unreported_members_stay_unknown_after_hub_restart() {
 #[test]
 fn summary_stays_while_unnamed_members_are_unknown() {
     let mut acme = tenant();
-    step(&mut acme, &of(&well(60)), &mut Memory::default(), false);
-    let mut memory = Memory::default();
-    let few = Heard {
-        said: of(&well(5)).said,
-        strangers: 20,
-        targets: of(&well(60)).targets,
+    decide_next(
+        &mut acme,
+        &complete_view(&all_installed(60)),
+        &mut DecisionMemory::default(),
+        false,
+    );
+    let mut memory = DecisionMemory::default();
+    let few = ReportedView {
+        members: complete_view(&all_installed(5)).members,
+        others_without: 20,
+        targets: complete_view(&all_installed(60)).targets,
     };
-    let status = step(&mut acme, &few, &mut memory, false);
+    let status = decide_next(&mut acme, &few, &mut memory, false);
     assert_eq!(status.summary.unwrap().unknown, 35);
-    let few = Heard {
-        strangers: 55,
+    let few = ReportedView {
+        others_without: 55,
         ..few
     };
-    let status = step(&mut acme, &few, &mut memory, false);
+    let status = decide_next(&mut acme, &few, &mut memory, false);
     assert_eq!(status.summary, None);
-    assert_eq!(listed(&status).len(), 5);
+    assert_eq!(listed_members(&status).len(), 5);
 }
 
 fn any_report() -> impl Strategy<Value = TenantReport> {
@@ -196,12 +229,12 @@ fn any_report() -> impl Strategy<Value = TenantReport> {
     let all = (truth(), truth(), truth(), any::<bool>(), text);
     all.prop_map(|(ready, progress, error, odd, text)| {
         let message = text.repeat(2 * MESSAGE_MAX);
-        let why = if odd {
+        let reason = if odd {
             "R".repeat(MESSAGE_MAX)
         } else {
             "R".repeat(100)
         };
-        let state = |truth| State::new(truth, why.clone(), message.clone());
+        let state = |truth| State::new(truth, reason.clone(), message.clone());
         TenantReport {
             observed_generation: 1,
             applied_chart: "c".repeat(MESSAGE_MAX),
@@ -227,7 +260,7 @@ proptest! {
         ),
         seed in any::<usize>(),
     ) {
-        let (mut acme, mut memory) = (tenant(), Memory::default());
+        let (mut acme, mut memory) = (tenant(), DecisionMemory::default());
         for (round, count) in counts.into_iter().enumerate() {
             let members: BTreeMap<String, TenantReport> = (0..count)
                 .map(|number| {
@@ -235,23 +268,23 @@ proptest! {
                     (format!("{:a>63}", name(number)), kinds[kind].clone())
                 })
                 .collect();
-            let status = step(&mut acme, &of(&members), &mut memory, false);
+            let status = decide_next(&mut acme, &complete_view(&members), &mut memory, false);
             let size = size(&acme);
             prop_assert!(size < LIMIT, "{} members: {} bytes", count, size);
-            let listed = listed(&status);
-            prop_assert!(listed.len() <= 50, "{}", listed.len());
+            let listed_members = listed_members(&status);
+            prop_assert!(listed_members.len() <= 50, "{}", listed_members.len());
             if let Some(summary) = status.summary {
                 prop_assert_eq!(summary.clusters as usize, count);
                 let parts = summary.ready + summary.error + summary.not_ready + summary.unknown;
                 prop_assert_eq!(parts as usize, count);
             } else {
-                prop_assert!(count <= 50 && members.keys().all(|name| listed.contains(name)));
+                prop_assert!(count <= 50 && members.keys().all(|name| listed_members.contains(name)));
             }
             // The phase matches the listed conditions.
             let shown = conditions::clusters(&status.conditions);
             let error = |state: &ClusterState| state.error.as_ref().is_some_and(|error| error.truth == Truth::True);
             prop_assert_eq!(status.phase.as_deref() == Some("Error"), shown.values().any(error));
-            let again = step(&mut acme, &of(&members), &mut memory, false);
+            let again = decide_next(&mut acme, &complete_view(&members), &mut memory, false);
             prop_assert!(again == status, "{} members: it is not the same again", count);
         }
     }

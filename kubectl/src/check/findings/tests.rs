@@ -5,24 +5,24 @@ use kube::ResourceExt as _;
 use serde_json::json;
 
 use super::*;
-use crate::statement::text;
+use crate::statement::to_text;
 
 fn now() -> Timestamp {
     "2026-01-02T03:04:05Z".parse().unwrap()
 }
 
-fn refused<T>() -> Answer<T> {
-    Answer::NotPermitted("get it".to_owned())
+fn not_permitted<T>() -> Lookup<T> {
+    Lookup::NotPermitted("get it".to_owned())
 }
 
 #[test]
 fn old_kubernetes_fails_and_newer_passes() {
     let cases = [
-        ("1", "29", Mark::Wrong),
-        ("1", "30", Mark::Well),
-        ("1", "30+", Mark::Well),
-        ("1", "", Mark::Well),
-        ("2", "1", Mark::Well),
+        ("1", "29", Mark::Problem),
+        ("1", "30", Mark::Ok),
+        ("1", "30+", Mark::Ok),
+        ("1", "", Mark::Ok),
+        ("2", "1", Mark::Ok),
     ];
     for (major, minor, mark) in cases {
         let info = Info {
@@ -31,112 +31,124 @@ fn old_kubernetes_fails_and_newer_passes() {
             git_version: "v1".to_owned(),
             ..Info::default()
         };
-        let found = kubernetes(&Answer::Found(info));
-        assert_eq!(found.mark, mark, "{major}.{minor}");
+        let line = kubernetes(&Lookup::Found(info));
+        assert_eq!(line.mark, mark, "{major}.{minor}");
     }
-    assert_eq!(kubernetes(&refused()).mark, Mark::NotKnown);
-    let failed = text(&[kubernetes(&Answer::Failed("no route".to_owned()))]);
+    assert_eq!(kubernetes(&not_permitted()).mark, Mark::Unknown);
+    let output = to_text(&[kubernetes(&Lookup::Failed("no route".to_owned()))]);
     assert!(
-        failed.starts_with("✗ the API server does not respond: no route\n"),
-        "{failed}"
+        output.starts_with("✗ the API server does not respond: no route\n"),
+        "{output}"
     );
 }
 
 #[test]
 fn missing_rights_are_named() {
     let rights = [
-        ("secrets", Answer::Found(true)),
-        ("services", Answer::Found(true)),
+        ("secrets", Lookup::Found(true)),
+        ("services", Lookup::Found(true)),
     ];
-    let granted = "✓ you may create what the charts contain\n";
-    assert_eq!(text(&[super::rights(&rights)]), granted);
+    let expected = "✓ you may create what the charts contain\n";
+    assert_eq!(to_text(&[super::rights(&rights)]), expected);
     let [secrets, _] = rights;
-    let found = super::rights(&[
+    let line = super::rights(&[
         secrets,
-        ("services", Answer::Found(false)),
-        ("pods", refused()),
+        ("services", Lookup::Found(false)),
+        ("pods", not_permitted()),
     ]);
-    let denied = "✗ you may not create services\n    → see docs/how-to/install.md#prerequisites\n";
-    assert_eq!(text(&[found]), denied);
-    assert_eq!(super::rights(&[("pods", refused())]).mark, Mark::NotKnown);
+    let expected_missing =
+        "✗ you may not create services\n    → see docs/how-to/install.md#prerequisites\n";
+    assert_eq!(to_text(&[line]), expected_missing);
+    assert_eq!(
+        super::rights(&[("pods", not_permitted())]).mark,
+        Mark::Unknown
+    );
 }
 
-fn served(mut crd: CustomResourceDefinition) -> (String, Answer<CustomResourceDefinition>) {
+fn served(mut crd: CustomResourceDefinition) -> (String, Lookup<CustomResourceDefinition>) {
     let conditions =
         json!([{"type": "Established", "status": "True", "reason": "", "message": ""}]);
     let status = json!({"conditions": conditions});
     crd.status = serde_json::from_value(status).unwrap();
-    (crd.name_any(), Answer::Found(crd))
+    (crd.name_any(), Lookup::Found(crd))
 }
 
 #[test]
 fn crds_are_judged_by_schema_version() {
-    let all = || {
+    let all_crds = || {
         krypton_crds::all()
             .into_iter()
             .map(served)
             .collect::<Vec<_>>()
     };
-    assert_eq!(text(&crds(&all())), "✓ 3 CRDs are served\n");
-    assert_eq!(crds_of_original(&all()), []);
+    assert_eq!(to_text(&crds(&all_crds())), "✓ 3 CRDs are served\n");
+    assert_eq!(crds_of_original(&all_crds()), []);
 
-    let old = |version: Option<&str>| {
+    let crd_with_version = |version: Option<&str>| {
         let mut crd = Tenant::crd();
-        let mark = krypton_crds::SCHEMA_VERSION_ANNOTATION.to_owned();
-        crd.metadata.annotations = version.map(|version| [(mark, version.to_owned())].into());
+        let annotation = krypton_crds::SCHEMA_VERSION_ANNOTATION.to_owned();
+        crd.metadata.annotations = version.map(|version| [(annotation, version.to_owned())].into());
         served(crd)
     };
     let tenants = "tenants.mesh.openkcm.io";
-    let unserved = (tenants.to_owned(), Answer::Found(Tenant::crd()));
-    let missing = |name: &str| (name.to_owned(), Answer::None);
+    let unserved = (tenants.to_owned(), Lookup::Found(Tenant::crd()));
+    let missing = |name: &str| (name.to_owned(), Lookup::NotFound);
     let cases = [
-        (old(Some("1")), Mark::Note, "has schema version 1, and"),
-        (old(None), Mark::Note, "has no schema version"),
-        (old(Some("9999")), Mark::Well, "1 CRDs are served"),
-        (unserved, Mark::Wrong, "does not serve the CRD"),
-        (missing(tenants), Mark::Wrong, "is missing"),
+        (
+            crd_with_version(Some("1")),
+            Mark::Note,
+            "has schema version 1, and",
+        ),
+        (crd_with_version(None), Mark::Note, "has no schema version"),
+        (
+            crd_with_version(Some("9999")),
+            Mark::Ok,
+            "1 CRDs are served",
+        ),
+        (unserved, Mark::Problem, "does not serve the CRD"),
+        (missing(tenants), Mark::Problem, "is missing"),
         (
             missing(KryptonDeployment::crd_name()),
             Mark::Note,
             "KryptonDeployments",
         ),
         (
-            (tenants.to_owned(), refused()),
+            (tenants.to_owned(), not_permitted()),
             Mark::Note,
             "you may not get it",
         ),
     ];
-    for (given, mark, expected) in cases {
-        let found = crds(&[given]);
-        assert_eq!(found[0].mark, mark, "{found:?}");
-        assert!(found[0].text.contains(expected), "{found:?}");
+    for (crd, mark, expected) in cases {
+        let lines = crds(&[crd]);
+        assert_eq!(lines[0].mark, mark, "{lines:?}");
+        assert!(lines[0].text.contains(expected), "{lines:?}");
     }
-    assert_eq!(crds_of_original(&[old(None)]).len(), 1);
+    assert_eq!(crds_of_original(&[crd_with_version(None)]).len(), 1);
 }
 
-fn lease(renewed: &str) -> Answer<Lease> {
+fn lease(renewed: &str) -> Lookup<Lease> {
     let spec = json!({"holderIdentity": "hub/a", "renewTime": renewed, "leaseDurationSeconds": 5});
-    Answer::Found(serde_json::from_value(json!({"metadata": {}, "spec": spec})).unwrap())
+    Lookup::Found(serde_json::from_value(json!({"metadata": {}, "spec": spec})).unwrap())
 }
 
 #[test]
 fn missing_or_silent_leader_fails() {
     let namespaces = ["krypton".to_owned()];
-    let of = |lease| leader(&lease, &namespaces, now());
+    let leader_lines = |lease| leader(&lease, &namespaces, now());
     assert_eq!(
-        text(&of(lease("2026-01-02T03:04:00.000000Z"))),
+        to_text(&leader_lines(lease("2026-01-02T03:04:00.000000Z"))),
         "✓ the hub hub/a leads\n"
     );
-    let silent = text(&of(lease("2026-01-02T03:00:00.000000Z")));
-    assert!(silent.starts_with("✗ no hub has led since"), "{silent}");
-    assert!(silent.contains("#kryptonhubnoleader"), "{silent}");
-    let none = text(&of(Answer::None));
+    let expired = to_text(&leader_lines(lease("2026-01-02T03:00:00.000000Z")));
+    assert!(expired.starts_with("✗ no hub has led since"), "{expired}");
+    assert!(expired.contains("#kryptonhubnoleader"), "{expired}");
+    let missing = to_text(&leader_lines(Lookup::NotFound));
     assert!(
-        none.starts_with("✗ no hub runs in the namespace krypton\n"),
-        "{none}"
+        missing.starts_with("✗ no hub runs in the namespace krypton\n"),
+        "{missing}"
     );
-    assert_eq!(of(refused())[0].mark, Mark::NotKnown);
-    assert_eq!(hub_version(PROGRAM).mark, Mark::Well);
+    assert_eq!(leader_lines(not_permitted())[0].mark, Mark::Unknown);
+    assert_eq!(hub_version(PROGRAM_VERSION).mark, Mark::Ok);
     assert_eq!(hub_version("0.0.1").mark, Mark::Note);
 }
 
@@ -145,7 +157,8 @@ fn cluster(name: &str, spec: Value, connected: &str, more: Value) -> Value {
         "type": "Connected", "status": connected, "reason": "AgentAway", "message": "no contact",
         "lastTransitionTime": "2026-01-02T03:00:05Z",
     });
-    let mut status = json!({"conditions": [condition], "mode": "agent", "agentVersion": PROGRAM});
+    let mut status =
+        json!({"conditions": [condition], "mode": "agent", "agentVersion": PROGRAM_VERSION});
     for (key, value) in more.as_object().unwrap() {
         status[key] = value.clone();
     }
@@ -155,8 +168,8 @@ fn cluster(name: &str, spec: Value, connected: &str, more: Value) -> Value {
     })
 }
 
-fn of(fleet: Vec<Value>) -> Vec<Line> {
-    members(&Ok(fleet), Some(PROGRAM), now())
+fn member_lines(fleet: Vec<Value>) -> Vec<Line> {
+    members(&Ok(fleet), Some(PROGRAM_VERSION), now())
 }
 
 #[test]
@@ -166,10 +179,10 @@ fn well_members_share_one_line() {
         cluster("edge-2", json!({}), "False", json!({})),
         cluster("edge-3", json!({}), "True", json!({})),
     ];
-    let found = text(&of(fleet));
+    let output = to_text(&member_lines(fleet));
     let expected = "✓ 2 of 3 members are connected, and up to date\nedge-2\n  ✗ no contact";
-    assert!(found.starts_with(expected), "{found}");
-    assert_eq!(of(Vec::new())[0].mark, Mark::Note);
+    assert!(output.starts_with(expected), "{output}");
+    assert_eq!(member_lines(Vec::new())[0].mark, Mark::Note);
 }
 
 #[test]
@@ -190,26 +203,26 @@ fn each_defect_of_member_is_shown() {
         ),
     ];
     for (spec, status, expected) in cases {
-        let lines = of(vec![cluster("edge-1", spec, "True", status)]);
+        let lines = member_lines(vec![cluster("edge-1", spec, "True", status)]);
         assert!(
-            lines.iter().all(|line| line.mark != Mark::Wrong),
+            lines.iter().all(|line| line.mark != Mark::Problem),
             "{lines:?}"
         );
-        assert!(text(&lines).contains(expected), "{lines:?}");
+        assert!(to_text(&lines).contains(expected), "{lines:?}");
     }
-    let banned = of(vec![cluster(
+    let banned = member_lines(vec![cluster(
         "edge-1",
         json!({"banned": true}),
         "False",
         json!({}),
     )]);
     assert!(
-        banned.iter().all(|line| line.mark != Mark::Wrong),
+        banned.iter().all(|line| line.mark != Mark::Problem),
         "{banned:?}"
     );
     let mut broken = cluster("edge-1", json!({}), "True", json!({}));
     broken["spec"] = json!({"paused": "perhaps"});
-    assert_eq!(of(vec![broken])[0].mark, Mark::Wrong);
+    assert_eq!(member_lines(vec![broken])[0].mark, Mark::Problem);
 }
 
 #[test]
@@ -224,17 +237,25 @@ fn only_worst_members_have_lines() {
     };
     let mut fleet: Vec<Value> = (0..30).map(paused).collect();
     fleet.push(cluster("lost", json!({}), "False", json!({})));
-    let lines = of(fleet);
+    let lines = member_lines(fleet);
     assert!(lines[0].text.starts_with("11 more members"), "{lines:?}");
     assert_eq!(lines[1].member.as_deref(), Some("lost"));
-    let named = lines.iter().filter_map(|line| line.member.as_deref());
-    let named: std::collections::BTreeSet<&str> = named.collect();
-    assert_eq!(named.len(), MEMBERS_MOST);
+    let names = lines.iter().filter_map(|line| line.member.as_deref());
+    let names: std::collections::BTreeSet<&str> = names.collect();
+    assert_eq!(names.len(), MAX_MEMBERS);
 }
 
 #[test]
 fn remedies_name_existing_headings() {
-    let remedies = [INSTALL, CRDS, ORIGINAL, HUB, SKEW, NO_MEMBER, TENANTS];
+    let remedies = [
+        INSTALL_REMEDY,
+        CRD_REMEDY,
+        ORIGINAL_CRD_REMEDY,
+        HUB_REMEDY,
+        VERSION_SKEW_REMEDY,
+        NO_MEMBER_REMEDY,
+        TENANTS_REMEDY,
+    ];
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     for remedy in remedies {
         let link = remedy.split(' ').find(|word| word.starts_with("docs/"));

@@ -45,8 +45,8 @@ const WIDE_COLUMNS: [Column<EdgeCluster>; 5] = [
 /// One row for each EdgeCluster; more columns if wide.
 pub(crate) fn clusters_table(objects: &[Value], view: View) -> Table {
     match view.wide {
-        true => Table::objects(&[&COLUMNS[..], &WIDE_COLUMNS].concat(), objects, view),
-        false => Table::objects(&COLUMNS, objects, view),
+        true => Table::of_objects(&[&COLUMNS[..], &WIDE_COLUMNS].concat(), objects, view),
+        false => Table::of_objects(&COLUMNS, objects, view),
     }
 }
 
@@ -87,6 +87,6 @@ fn connected(cluster: &EdgeCluster) -> String {
 /// The first condition that is not True.
 fn message(cluster: &EdgeCluster) -> Option<String> {
     let mut conditions = status(cluster)?.conditions.iter();
-    let wrong = conditions.find(|condition| condition.status != "True")?;
-    Some(reason_and_message(&wrong.reason, &wrong.message))
+    let failing = conditions.find(|condition| condition.status != "True")?;
+    Some(reason_and_message(&failing.reason, &failing.message))
 }

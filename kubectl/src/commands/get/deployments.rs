@@ -43,7 +43,7 @@ const COLUMNS: [Column<KryptonDeployment>; 9] = [
 
 /// One row for each KryptonDeployment; complete charts and messages if wide.
 pub(crate) fn deployments_table(objects: &[Value], view: View) -> Table {
-    Table::objects(&COLUMNS, objects, view)
+    Table::of_objects(&COLUMNS, objects, view)
 }
 
 fn status(deployment: &KryptonDeployment) -> Option<&KryptonDeploymentStatus> {
@@ -52,9 +52,9 @@ fn status(deployment: &KryptonDeployment) -> Option<&KryptonDeploymentStatus> {
 
 /// The clusters of the release. Marks clusters that will lose it.
 fn clusters(status: &KryptonDeploymentStatus) -> String {
-    let named = status.placements.iter().flatten().map(|place| {
-        let mark = if place.removing { "(leaving)" } else { "" };
-        format!("{}{mark}", one_line(&place.cluster))
+    let names = status.placements.iter().flatten().map(|placement| {
+        let mark = if placement.removing { "(leaving)" } else { "" };
+        format!("{}{mark}", one_line(&placement.cluster))
     });
-    named.collect::<Vec<_>>().join(",")
+    names.collect::<Vec<_>>().join(",")
 }

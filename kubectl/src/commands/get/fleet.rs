@@ -3,9 +3,11 @@
 use krypton_types::fleet_tenants::FleetTenant;
 use serde_json::json;
 
-use super::tenants::described;
+use super::tenants::phase_and_message;
 use crate::error::KubectlError;
-use crate::render::{Output, Printed, Table, View, chart_cell, encode, message_cell, one_line};
+use crate::render::{
+    CommandOutput, OutputFormat, Table, View, chart_cell, encode, message_cell, one_line,
+};
 
 const HEADER: [&str; 7] = [
     "MEMBER",
@@ -17,39 +19,39 @@ const HEADER: [&str; 7] = [
     "MESSAGE",
 ];
 
-pub(super) fn printed(
+pub(super) fn fleet_output(
     tenants: &[FleetTenant],
-    output: Option<Output>,
+    format: Option<OutputFormat>,
     view: View,
-) -> Result<Printed, KubectlError> {
-    if let Some(format @ (Output::Json | Output::Yaml)) = output {
-        return encode(format, &json!({ "items": tenants })).map(Printed::stdout);
+) -> Result<CommandOutput, KubectlError> {
+    if let Some(format @ (OutputFormat::Json | OutputFormat::Yaml)) = format {
+        return encode(format, &json!({ "items": tenants })).map(CommandOutput::stdout);
     }
-    if output == Some(Output::Name) {
+    if format == Some(OutputFormat::Name) {
         let name = |tenant: &FleetTenant| {
             let name = format!("{}/{}", tenant.member, tenant.key);
             one_line(&name) + "\n"
         };
-        return Ok(Printed::stdout(
+        return Ok(CommandOutput::stdout(
             tenants.iter().map(name).collect::<String>(),
         ));
     }
     if tenants.is_empty() {
-        return Ok(Printed {
+        return Ok(CommandOutput {
             stderr: "No Tenants found\n".to_owned(),
-            ..Printed::default()
+            ..CommandOutput::default()
         });
     }
     let mut table = Table::new(HEADER);
     for tenant in tenants {
         table.push(row(tenant, view));
     }
-    Ok(Printed::stdout(table.render()))
+    Ok(CommandOutput::stdout(table.render()))
 }
 
 fn row(tenant: &FleetTenant, view: View) -> Vec<String> {
     let report = &tenant.report;
-    let (phase, ready, message) = described(&report.state);
+    let (phase, ready, message) = phase_and_message(&report.state);
     let chart = Some(report.applied_chart.as_str()).filter(|chart| !chart.is_empty());
     vec![
         one_line(&tenant.member),
@@ -98,11 +100,13 @@ MEMBER   NAMESPACE   NAME   PHASE     READY   CHART     MESSAGE
 edge-1   default     acme   Ready     True    c:1.0.0   HelmInstalled: why
 edge-2   default     acme   Pending   False   -         NotReady: why
 ";
-        assert_eq!(printed(&tenants, None, view).unwrap().stdout, expected);
-        let json = printed(&tenants, Some(Output::Json), view).unwrap().stdout;
+        assert_eq!(fleet_output(&tenants, None, view).unwrap().stdout, expected);
+        let json = fleet_output(&tenants, Some(OutputFormat::Json), view)
+            .unwrap()
+            .stdout;
         let json: serde_json::Value = serde_json::from_str(&json).unwrap();
         assert_eq!(json["items"][1]["member"], "edge-2");
-        let none = printed(&[], None, view).unwrap();
+        let none = fleet_output(&[], None, view).unwrap();
         assert_eq!(
             (none.stdout.as_str(), none.stderr.as_str()),
             ("", "No Tenants found\n")

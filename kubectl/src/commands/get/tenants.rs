@@ -9,7 +9,7 @@ use krypton_types::conditions::{self, ClusterState, State, Truth};
 use serde_json::Value;
 
 use crate::render::{
-    Column, Printed, Table, View, chart_cell, common_columns, decoded, message_cell, one_line,
+    Column, CommandOutput, Table, View, chart_cell, common_columns, decode, message_cell, one_line,
     or_dash, reason_and_message,
 };
 
@@ -34,9 +34,9 @@ const COLUMNS: [Column<Tenant>; 7] = [
 
 /// One row for each Tenant. If wide, complete charts and messages, and one line for each cluster.
 pub(crate) fn tenants_table(objects: &[Value], view: View) -> Table {
-    let mut table = Table::of(&COLUMNS);
+    let mut table = Table::with_columns(&COLUMNS);
     for object in objects {
-        let tenant = table.object(&COLUMNS, object, view);
+        let tenant = table.push_object(&COLUMNS, object, view);
         let Some(status) = tenant
             .and_then(|tenant| tenant.status)
             .filter(|_| view.wide)
@@ -45,7 +45,7 @@ pub(crate) fn tenants_table(objects: &[Value], view: View) -> Table {
         };
         let clusters = conditions::clusters(&status.conditions);
         for (cluster, state) in &clusters {
-            table.push(cluster_line(cluster, state));
+            table.push(row_from_conditions(cluster, state));
         }
         if let Some(summary) = status.summary {
             let shown = u32::try_from(clusters.len()).unwrap_or(u32::MAX);
@@ -59,51 +59,51 @@ pub(crate) fn tenants_table(objects: &[Value], view: View) -> Table {
 
 /// Returns whether the Tenant's status omits clusters, whose EdgeClusters then list the Tenant.
 pub(crate) fn is_summary(object: &Value) -> bool {
-    let status = decoded::<Tenant>(object).and_then(|tenant| tenant.status);
+    let status = decode::<Tenant>(object).and_then(|tenant| tenant.status);
     status.is_some_and(|status| status.summary.is_some())
 }
 
 /// One Tenant with a line for each cluster: from its own status, and otherwise from `members`, the EdgeClusters of the
 /// fleet.
-pub(crate) fn one_tenant(object: &Value, members: &[Value], now: Timestamp) -> Printed {
-    let mut table = Table::of(&COLUMNS);
+pub(crate) fn single_tenant(object: &Value, members: &[Value], now: Timestamp) -> CommandOutput {
+    let mut table = Table::with_columns(&COLUMNS);
     let mut stderr = String::new();
-    if let Some(tenant) = table.object(&COLUMNS, object, View { wide: true, now }) {
+    if let Some(tenant) = table.push_object(&COLUMNS, object, View { wide: true, now }) {
         let status = tenant.status.unwrap_or_default();
         let key = (tenant.metadata.namespace, tenant.metadata.name);
-        let mut lines: BTreeMap<String, Vec<String>> = BTreeMap::new();
-        let mut full = 0;
-        for member in members.iter().filter_map(decoded::<EdgeCluster>) {
+        let mut rows: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        let mut truncated = 0;
+        for member in members.iter().filter_map(decode::<EdgeCluster>) {
             let name = member.metadata.name.unwrap_or_default();
             let status = member.status.unwrap_or_default();
-            let Some(listed) = &status.tenant_summaries else {
+            let Some(summaries) = &status.tenant_summaries else {
                 continue;
             };
-            let is_it = |tenant: &&TenantSummary| {
+            let is_tenant = |tenant: &&TenantSummary| {
                 key.0.as_ref() == Some(&tenant.namespace) && key.1.as_ref() == Some(&tenant.name)
             };
-            if let Some(tenant) = listed.tenants.iter().find(is_it) {
-                lines.insert(name.clone(), listed_line(&name, tenant, &status));
-            } else if listed.omitted > 0 {
-                full += 1;
+            if let Some(tenant) = summaries.tenants.iter().find(is_tenant) {
+                rows.insert(name.clone(), row_from_summary(&name, tenant, &status));
+            } else if summaries.omitted > 0 {
+                truncated += 1;
             }
         }
         // The Tenant's own status has more details, and may be newer.
         for (cluster, state) in conditions::clusters(&status.conditions) {
-            lines.insert(cluster.clone(), cluster_line(&cluster, &state));
+            rows.insert(cluster.clone(), row_from_conditions(&cluster, &state));
         }
-        let shown = lines.len();
-        lines.into_values().for_each(|line| table.push(line));
-        let all = status
+        let shown = rows.len();
+        rows.into_values().for_each(|row| table.push(row));
+        let total = status
             .summary
             .map_or(0, |summary| summary.clusters as usize);
-        if all > shown {
+        if total > shown {
             stderr = format!(
-                "{shown} of {all} clusters are shown; {full} EdgeClusters have no room for all of their Tenants, and new Tenants appear within 30 seconds\n"
+                "{shown} of {total} clusters are shown; {truncated} EdgeClusters have no room for all of their Tenants, and new Tenants appear within 30 seconds\n"
             );
         }
     }
-    Printed {
+    CommandOutput {
         stdout: table.render(),
         stderr,
     }
@@ -121,23 +121,27 @@ fn ready(tenant: &Tenant) -> String {
     }
     let conditions = status.map_or(&[][..], |status| &status.conditions);
     let clusters = conditions::clusters(conditions);
-    let counted = clusters.values().filter(|state| !state.has_departed());
-    let ready = counted.clone().filter(|it| it.ready.truth == Truth::True);
-    format!("{}/{}", ready.count(), counted.count())
+    let active = clusters.values().filter(|state| !state.has_departed());
+    let ready = active.clone().filter(|it| it.ready.truth == Truth::True);
+    format!("{}/{}", ready.count(), active.count())
 }
 
-fn line(cluster: &str, phase: &str, ready: Truth, message: String) -> Vec<String> {
+fn cluster_row(cluster: &str, phase: &str, ready: Truth, message: String) -> Vec<String> {
     let name = format!("└ {}", one_line(cluster));
-    let (ready, none) = (ready.as_str().to_owned(), String::new());
-    vec![none.clone(), name, phase.to_owned(), ready, none, message]
+    let (ready, empty) = (ready.as_str().to_owned(), String::new());
+    vec![empty.clone(), name, phase.to_owned(), ready, empty, message]
 }
 
-/// The line of a cluster from its EdgeCluster. While that is not connected, its state is the last known.
-fn listed_line(cluster: &str, tenant: &TenantSummary, status: &EdgeClusterStatus) -> Vec<String> {
+/// The row of a cluster from its EdgeCluster. While that is not connected, its state is the last known.
+fn row_from_summary(
+    cluster: &str,
+    tenant: &TenantSummary,
+    status: &EdgeClusterStatus,
+) -> Vec<String> {
     let connected = conditions::find(&status.conditions, "Connected");
     let state = one_line(&tenant.state);
     if connected.is_none_or(|connected| connected.truth != Truth::True) {
-        return line(
+        return cluster_row(
             cluster,
             "Unknown",
             Truth::Unknown,
@@ -150,26 +154,26 @@ fn listed_line(cluster: &str, tenant: &TenantSummary, status: &EdgeClusterStatus
         "Unknown" => ("Unknown", Truth::Unknown),
         _ => ("Pending", Truth::False),
     };
-    line(cluster, phase, ready, one_line(&tenant.reason))
+    cluster_row(cluster, phase, ready, one_line(&tenant.reason))
 }
 
-/// The line of a cluster from the Tenant's own conditions.
-fn cluster_line(cluster: &str, state: &ClusterState) -> Vec<String> {
-    let (phase, ready, message) = described(state);
-    line(cluster, phase, ready, message)
+/// The row of a cluster from the Tenant's own conditions.
+fn row_from_conditions(cluster: &str, state: &ClusterState) -> Vec<String> {
+    let (phase, ready, message) = phase_and_message(state);
+    cluster_row(cluster, phase, ready, message)
 }
 
 /// Returns the phase on a cluster, whether it is Ready, and why.
-pub(super) fn described(state: &ClusterState) -> (&'static str, Truth, String) {
+pub(super) fn phase_and_message(state: &ClusterState) -> (&'static str, Truth, String) {
     let is_true = |state: &&State| state.truth == Truth::True;
     let error = state.error.as_ref().filter(is_true);
     let progress = state.progress.as_ref().filter(is_true);
-    let (phase, shown) = match (error, state.ready.truth) {
+    let (phase, relevant) = match (error, state.ready.truth) {
         (Some(error), _) => ("Error", error),
         (None, Truth::True) => ("Ready", &state.ready),
         (None, Truth::Unknown) => ("Unknown", &state.ready),
         (None, Truth::False) => ("Pending", progress.unwrap_or(&state.ready)),
     };
-    let message = reason_and_message(&shown.reason, &shown.message);
+    let message = reason_and_message(&relevant.reason, &relevant.message);
     (phase, state.ready.truth, message)
 }

@@ -10,16 +10,16 @@ use kube::api::DynamicObject;
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, Event, watcher};
 
-use crate::commands::get::{Get, table};
+use crate::commands::get::{Get, to_table};
 use crate::error::KubectlError;
 use crate::objects::Objects;
-use crate::render::{Output, Widths, encode};
+use crate::render::{OutputFormat, Widths, encode};
 
 /// Shown version of each object, by namespace and name. After a relist, the command shows only changed objects.
 #[derive(Debug, Default)]
-struct Shown(BTreeMap<(Option<String>, Option<String>), Option<String>>);
+struct PrintedVersions(BTreeMap<(Option<String>, Option<String>), Option<String>>);
 
-impl Shown {
+impl PrintedVersions {
     /// Returns whether this version of the object is new.
     fn is_new(&mut self, object: &DynamicObject) -> bool {
         let metadata = &object.metadata;
@@ -51,51 +51,54 @@ pub(crate) async fn run(
     let mut events = watcher(objects.api.clone(), config)
         .default_backoff()
         .boxed();
-    let (mut shown, mut listed) = (Shown::default(), Vec::new());
+    let (mut printed, mut initial) = (PrintedVersions::default(), Vec::new());
     let mut widths = Widths::default();
     loop {
         let event = match events.try_next().await {
             Ok(Some(event)) => event,
             Ok(None) => return Ok(()),
-            Err(error) => match permanent(error, &objects) {
+            Err(error) => match permanent_error(error, &objects) {
                 Some(error) => return Err(error),
                 None => continue,
             },
         };
-        let changed = match event {
+        let objects_to_print = match event {
             Event::Init => {
-                listed.clear();
+                initial.clear();
                 continue;
             }
             Event::InitApply(object) => {
-                if shown.is_new(&object) {
-                    listed.push(object);
+                if printed.is_new(&object) {
+                    initial.push(object);
                 }
                 continue;
             }
-            Event::InitDone => std::mem::take(&mut listed),
-            Event::Apply(object) if shown.is_new(&object) => vec![object],
+            Event::InitDone => std::mem::take(&mut initial),
+            Event::Apply(object) if printed.is_new(&object) => vec![object],
             Event::Apply(_) => continue,
             // The last state of a deleted object, as kubectl shows it.
             Event::Delete(object) => {
-                shown.remove(&object);
+                printed.remove(&object);
                 vec![object]
             }
         };
-        let text = text(get, &objects, changed, &mut widths)?;
+        let text = format_changes(get, &objects, objects_to_print, &mut widths)?;
         match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
             Ok(()) => {}
             Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(()),
             Err(error) => {
-                let why = format!("writing the output failed: {error}");
-                return Err(KubectlError::Failed(why));
+                let reason = format!("writing the output failed: {error}");
+                return Err(KubectlError::Failed(reason));
             }
         }
     }
 }
 
 /// Returns the error if retrying cannot help: a missing permission or kind does not appear, but an API server recovers.
-fn permanent(error: watcher::Error, objects: &Objects<DynamicObject>) -> Option<KubectlError> {
+fn permanent_error(
+    error: watcher::Error,
+    objects: &Objects<DynamicObject>,
+) -> Option<KubectlError> {
     let (verb, source) = match error {
         watcher::Error::InitialListFailed(source) => ("list", source),
         watcher::Error::WatchStartFailed(source) | watcher::Error::WatchFailed(source) => {
@@ -106,27 +109,31 @@ fn permanent(error: watcher::Error, objects: &Objects<DynamicObject>) -> Option<
     let attempt = objects.attempt(verb, "").into();
     let source = Box::new(source);
     let error = ApiError::Failed { attempt, source };
-    matches!(error.code(), Some(401 | 403 | 404)).then(|| objects.failed(verb, "", error))
+    matches!(error.code(), Some(401 | 403 | 404)).then(|| objects.call_error(verb, "", error))
 }
 
 /// Formats changed objects as rows of one continuing table, or as documents.
-fn text(
+fn format_changes(
     get: &Get,
     objects: &Objects<DynamicObject>,
     changed: Vec<DynamicObject>,
     widths: &mut Widths,
 ) -> Result<String, KubectlError> {
-    let changed: Vec<_> = changed.into_iter().map(|it| objects.value(it)).collect();
-    if get.output == Some(Output::Name) {
+    let changed: Vec<_> = changed.into_iter().map(|it| objects.to_value(it)).collect();
+    if get.output == Some(OutputFormat::Name) {
         return Ok(changed.iter().map(|it| objects.name_line(it)).collect());
     }
-    let Some(format @ (Output::Json | Output::Yaml)) = get.output else {
+    let Some(format @ (OutputFormat::Json | OutputFormat::Yaml)) = get.output else {
         return Ok(match changed.as_slice() {
             [] => String::new(),
-            _ => table(get, &changed, clock::wall()).render_on(widths),
+            _ => to_table(get, &changed, clock::wall()).render_below(widths),
         });
     };
-    let separator = if format == Output::Yaml { "---\n" } else { "" };
+    let separator = if format == OutputFormat::Yaml {
+        "---\n"
+    } else {
+        ""
+    };
     let mut text = String::new();
     for object in &changed {
         text += separator;

@@ -9,7 +9,7 @@ use kube::api::DynamicObject;
 use tempfile::NamedTempFile;
 
 use crate::error::KubectlError;
-use crate::helm::{HelmArgs, Release};
+use crate::helm::{ChartRelease, HelmArgs};
 use crate::home::{Connection, Target};
 use crate::kind::Kind;
 use crate::objects::{Scope, condition};
@@ -26,11 +26,11 @@ pub(super) async fn install(
     helm: &HelmArgs,
 ) -> Result<(), KubectlError> {
     // Only the user can read this file.
-    let mut file = NamedTempFile::new().map_err(writing)?;
-    file.write_all(bundle.as_bytes()).map_err(writing)?;
+    let mut file = NamedTempFile::new().map_err(write_error)?;
+    file.write_all(bundle.as_bytes()).map_err(write_error)?;
     let value = format!("join.bundle={}", file.path().display());
     values.extend(["--set-file".into(), value.into()]);
-    let release = Release {
+    let release = ChartRelease {
         program: Program::Agent,
         namespace: SYSTEM_NAMESPACE,
         cluster: &target.args,
@@ -39,21 +39,21 @@ pub(super) async fn install(
     release.install(chart, &values).await.map(drop)
 }
 
-fn writing(error: std::io::Error) -> KubectlError {
+fn write_error(error: std::io::Error) -> KubectlError {
     KubectlError::Failed(format!("writing the bundle to a temporary file: {error}"))
 }
 
 /// Waits until the home cluster shows the member as connected.
-pub(super) async fn connected(
+pub(super) async fn wait_until_connected(
     home: &Connection,
     name: &str,
     deadline: Duration,
 ) -> Result<(), KubectlError> {
     let members = home.untyped(Kind::Cluster.resource(), &Scope::All);
-    let look = |found: Option<DynamicObject>| Ok(found.filter(is_connected).map(drop));
-    let connected = members.wait(name, (INTERVAL, deadline), look).await?;
+    let check = |member: Option<DynamicObject>| Ok(member.filter(is_connected).map(drop));
+    let connected = members.wait_for(name, (INTERVAL, deadline), check).await?;
     connected.ok_or_else(|| {
-        KubectlError::NoAnswer(format!(
+        KubectlError::NoResponse(format!(
             "the agent of {name} is installed, but has not connected to the hub within {} s; look at its log: kubectl -n {SYSTEM_NAMESPACE} logs deployment/{}, with the context of its cluster",
             deadline.as_secs(),
             Program::Agent.container()

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 /// The objects that CryptoEdgeDeployments refer to.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Old {
+pub(super) struct OldReferences {
     pub(super) accounts: Vec<Value>,
     pub(super) regions: Vec<Value>,
     /// Namespace in which krypton-operator looked for Regions and kubeconfig Secrets, if the user named it.
@@ -16,36 +16,36 @@ pub(super) struct Old {
 
 /// Result for one CryptoEdgeDeployment.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum MigrationResult {
     WouldBeCreated,
     Created,
     /// A KryptonDeployment of that name exists. Its content may differ.
     Exists,
     /// The translation is impossible, with the reason.
-    Cannot(String),
+    NotTranslated(String),
     /// The creation failed, with the reason.
     Failed(String),
 }
 
-impl Verdict {
+impl MigrationResult {
     pub(super) fn message(&self) -> String {
         match self {
             Self::WouldBeCreated => "would be created".to_owned(),
             Self::Created => "created".to_owned(),
             Self::Exists => "exists, unchanged".to_owned(),
-            Self::Cannot(why) => format!("not translated: {why}"),
-            Self::Failed(why) => format!("not created: {why}"),
+            Self::NotTranslated(reason) => format!("not translated: {reason}"),
+            Self::Failed(reason) => format!("not created: {reason}"),
         }
     }
 
-    pub(super) fn is_left(&self) -> bool {
-        matches!(self, Self::Cannot(_) | Self::Failed(_))
+    pub(super) fn is_failure(&self) -> bool {
+        matches!(self, Self::NotTranslated(_) | Self::Failed(_))
     }
 }
 
 /// A CryptoEdgeDeployment and its translation.
 #[derive(Clone, Debug)]
-pub(super) struct Translated {
+pub(super) struct TranslatedDeployment {
     pub(super) namespace: String,
     pub(super) name: String,
     pub(super) region: Option<String>,
@@ -55,7 +55,7 @@ pub(super) struct Translated {
     pub(super) release: Option<String>,
     /// The KryptonDeployment.
     pub(super) object: Option<Value>,
-    pub(super) verdict: Verdict,
+    pub(super) result: MigrationResult,
     /// Remarks for the user.
     pub(super) notes: Vec<String>,
 }
@@ -64,7 +64,7 @@ pub(super) struct Translated {
 type SecretRef = (Option<String>, String);
 
 /// The spec of a KryptonDeployment, and its kubeconfig Secret.
-struct Spec {
+struct DeploymentSpec {
     account: Map<String, Value>,
     region: Map<String, Value>,
     secret: SecretRef,
@@ -72,7 +72,11 @@ struct Spec {
 }
 
 /// Translates all objects, the oldest first: it keeps a release that several objects share.
-pub(super) fn translate(deployments: &[Value], old: &Old, existing: &[Value]) -> Vec<Translated> {
+pub(super) fn translate(
+    deployments: &[Value],
+    references: &OldReferences,
+    existing: &[Value],
+) -> Vec<TranslatedDeployment> {
     let mut sorted: Vec<&Value> = deployments.iter().collect();
     sorted.sort_by_cached_key(|object| {
         let created = text(object, "/metadata/creationTimestamp");
@@ -81,19 +85,19 @@ pub(super) fn translate(deployments: &[Value], old: &Old, existing: &[Value]) ->
     let mut owners = BTreeMap::new();
     let rows = sorted.into_iter().map(|object| {
         let (namespace, name) = key(object);
-        let mut row = Translated {
+        let mut row = TranslatedDeployment {
             namespace,
             name,
             region: None,
             secret: None,
             release: None,
             object: None,
-            verdict: Verdict::WouldBeCreated,
+            result: MigrationResult::WouldBeCreated,
             notes: Vec::new(),
         };
-        match spec(object, &row, old) {
-            Ok(spec) => complete(&mut row, spec, &mut owners, existing),
-            Err(why) => row.verdict = Verdict::Cannot(why),
+        match translate_spec(object, &row, references) {
+            Ok(spec) => add_deployment(&mut row, spec, &mut owners, existing),
+            Err(reason) => row.result = MigrationResult::NotTranslated(reason),
         }
         row
     });
@@ -101,9 +105,9 @@ pub(super) fn translate(deployments: &[Value], old: &Old, existing: &[Value]) ->
 }
 
 /// Adds the KryptonDeployment with this spec, unless it exists or its release belongs to an older object.
-fn complete(
-    row: &mut Translated,
-    spec: Spec,
+fn add_deployment(
+    row: &mut TranslatedDeployment,
+    spec: DeploymentSpec,
     owners: &mut BTreeMap<(String, SecretRef), String>,
     existing: &[Value],
 ) {
@@ -125,19 +129,19 @@ fn complete(
             "its name was too long for krypton-operator, which never installed it; the release will be {release}"
         ));
     }
-    let this = format!("{namespace}/{name}");
+    let full_name = format!("{namespace}/{name}");
     let owner = owners
         .entry((name.clone(), spec.secret))
-        .or_insert_with(|| this.clone());
-    if *owner != this {
-        row.verdict = Verdict::Cannot(format!(
+        .or_insert_with(|| full_name.clone());
+    if *owner != full_name {
+        row.result = MigrationResult::NotTranslated(format!(
             "release {release} in namespace {name} of that cluster is also that of {owner}, which is older"
         ));
     } else if existing
         .iter()
-        .any(|other| key(other) == (namespace.clone(), name.clone()))
+        .any(|deployment| key(deployment) == (namespace.clone(), name.clone()))
     {
-        row.verdict = Verdict::Exists;
+        row.result = MigrationResult::Exists;
     } else {
         row.object = Some(json!({
             "apiVersion": "mesh.openkcm.io/v1alpha1",
@@ -148,17 +152,21 @@ fn complete(
     }
 }
 
-fn spec(object: &Value, row: &Translated, old: &Old) -> Result<Spec, String> {
+fn translate_spec(
+    object: &Value,
+    row: &TranslatedDeployment,
+    references: &OldReferences,
+) -> Result<DeploymentSpec, String> {
     if object.pointer("/metadata/deletionTimestamp").is_some() {
         return Err("it is being deleted".to_owned());
     }
     if !names::is_dns_label(&row.name) {
-        let why = "its name cannot be that of a namespace, which its chart needs";
-        return Err(why.to_owned());
+        let reason = "its name cannot be that of a namespace, which its chart needs";
+        return Err(reason.to_owned());
     }
     let spec = match object.pointer("/spec/account").is_some() {
-        true => with_account(object)?,
-        false => by_reference(object, &row.namespace, old)?,
+        true => spec_from_inline(object)?,
+        false => spec_from_references(object, &row.namespace, references)?,
     };
     match spec.account.contains_key("name") {
         true => Ok(spec),
@@ -167,32 +175,33 @@ fn spec(object: &Value, row: &Translated, old: &Old) -> Result<Spec, String> {
 }
 
 /// G4 to G6: account and region are in it, as in a KryptonDeployment.
-fn with_account(object: &Value) -> Result<Spec, String> {
+fn spec_from_inline(object: &Value) -> Result<DeploymentSpec, String> {
     let mut notes = Vec::new();
     let account = &object["spec"]["account"];
-    let account = picked(account, &["name", "displayName", "owner"]);
-    let old = &object["spec"]["region"];
-    let at = |field: &str| text(old, field);
-    let name = at("/name").ok_or("it names no region")?;
-    let mut region = picked(old, &["name", "kubeconfigSecretName"]);
-    if at("/kubeconfig/secret/key").is_some_and(|key| key != names::KUBECONFIG_KEY) {
+    let account = text_fields(account, &["name", "displayName", "owner"]);
+    let region_spec = &object["spec"]["region"];
+    let region_text = |field: &str| text(region_spec, field);
+    let name = region_text("/name").ok_or("it names no region")?;
+    let mut region = text_fields(region_spec, &["name", "kubeconfigSecretName"]);
+    if region_text("/kubeconfig/secret/key").is_some_and(|key| key != names::KUBECONFIG_KEY) {
         notes.push(format!(
             "krypton-operator ignored spec.region.kubeconfig.secret.key and read {:?}; the field is left out",
             names::KUBECONFIG_KEY
         ));
     }
-    let secret = match at("/kubeconfig/secret/name") {
+    let secret = match region_text("/kubeconfig/secret/name") {
         Some(secret) => {
-            let reference = picked(&old["kubeconfig"]["secret"], &["name", "namespace"]);
+            let reference =
+                text_fields(&region_spec["kubeconfig"]["secret"], &["name", "namespace"]);
             region.insert("kubeconfig".to_owned(), json!({"secret": reference}));
-            (at("/kubeconfig/secret/namespace"), secret)
+            (region_text("/kubeconfig/secret/namespace"), secret)
         }
         None => {
-            let secret = at("/kubeconfigSecretName");
+            let secret = region_text("/kubeconfigSecretName");
             (None, secret.unwrap_or_else(|| format!("{name}-kubeconfig")))
         }
     };
-    Ok(Spec {
+    Ok(DeploymentSpec {
         account,
         region,
         secret,
@@ -201,35 +210,39 @@ fn with_account(object: &Value) -> Result<Spec, String> {
 }
 
 /// G3: account and region are separate objects.
-fn by_reference(object: &Value, namespace: &str, old: &Old) -> Result<Spec, String> {
+fn spec_from_references(
+    object: &Value,
+    namespace: &str,
+    references: &OldReferences,
+) -> Result<DeploymentSpec, String> {
     let mut notes = Vec::new();
     let account_name = text(object, "/spec/accountRef/name").ok_or("it names no account")?;
-    let target = text(object, "/spec/targetRegion");
-    let referred = text(object, "/spec/regionRef/name");
-    let name = target
+    let target_region = text(object, "/spec/targetRegion");
+    let region_ref = text(object, "/spec/regionRef/name");
+    let name = target_region
         .clone()
-        .or(referred.clone())
+        .or(region_ref.clone())
         .ok_or("it names no region")?;
-    let region_name = referred.or(target).unwrap_or_default();
+    let region_name = region_ref.or(target_region).unwrap_or_default();
     let mut account = Map::from_iter([("name".to_owned(), json!(account_name))]);
-    match find(&old.accounts, &account_name, Some(namespace)).first() {
-        Some(found) => account.extend(picked(&found["spec"], &["displayName", "owner"])),
+    match find_objects(&references.accounts, &account_name, Some(namespace)).first() {
+        Some(account_object) => account.extend(text_fields(&account_object["spec"], &["displayName", "owner"])),
         None => notes.push(format!(
             "there is no Account {account_name} in namespace {namespace}; its display name and owner are left out"
         )),
     }
-    let (secret_namespace, secret) = match region_secret(&region_name, old)? {
+    let (secret_namespace, secret) = match find_region_secret(&region_name, references)? {
         Some(secret) => secret,
         None => {
             let secret = format!("{region_name}-kubeconfig");
-            let place = match &old.operator_namespace {
+            let location = match &references.operator_namespace {
                 Some(namespace) => format!("in namespace {namespace}"),
                 None => "where the hub looks for kubeconfigs".to_owned(),
             };
             notes.push(format!(
-                "Region {region_name} does not exist; the translation assumes Secret {secret}, {place}"
+                "Region {region_name} does not exist; the translation assumes Secret {secret}, {location}"
             ));
-            (old.operator_namespace.clone(), secret)
+            (references.operator_namespace.clone(), secret)
         }
     };
     let mut reference = Map::from_iter([("name".to_owned(), json!(secret))]);
@@ -240,7 +253,7 @@ fn by_reference(object: &Value, namespace: &str, old: &Old) -> Result<Spec, Stri
         ("name".to_owned(), json!(name)),
         ("kubeconfig".to_owned(), json!({"secret": reference})),
     ];
-    Ok(Spec {
+    Ok(DeploymentSpec {
         account,
         region: Map::from_iter(region),
         secret: (secret_namespace, secret),
@@ -249,16 +262,22 @@ fn by_reference(object: &Value, namespace: &str, old: &Old) -> Result<Spec, Stri
 }
 
 /// Returns the kubeconfig Secret of a Region, or `None` if the Region does not exist.
-fn region_secret(name: &str, old: &Old) -> Result<Option<SecretRef>, String> {
-    match find(&old.regions, name, old.operator_namespace.as_deref()).as_slice() {
+fn find_region_secret(name: &str, references: &OldReferences) -> Result<Option<SecretRef>, String> {
+    match find_objects(
+        &references.regions,
+        name,
+        references.operator_namespace.as_deref(),
+    )
+    .as_slice()
+    {
         [] => Ok(None),
         [region] => {
             let secret = text(region, "/spec/kubeconfigSecretName");
             let secret = secret.unwrap_or_else(|| format!("{name}-kubeconfig"));
             Ok(Some((text(region, "/metadata/namespace"), secret)))
         }
-        several => {
-            let namespaces: Vec<String> = several.iter().map(|region| key(region).0).collect();
+        regions => {
+            let namespaces: Vec<String> = regions.iter().map(|region| key(region).0).collect();
             Err(format!(
                 "there are Regions {name} in the namespaces {}: name the namespace of krypton-operator with --operator-namespace",
                 namespaces.join(", ")
@@ -267,18 +286,18 @@ fn region_secret(name: &str, old: &Old) -> Result<Option<SecretRef>, String> {
     }
 }
 
-fn find<'a>(objects: &'a [Value], name: &str, namespace: Option<&str>) -> Vec<&'a Value> {
-    let is_it = |object: &&Value| {
-        let (found_namespace, found_name) = key(object);
-        found_name == name && namespace.is_none_or(|namespace| found_namespace == namespace)
+fn find_objects<'a>(objects: &'a [Value], name: &str, namespace: Option<&str>) -> Vec<&'a Value> {
+    let is_match = |object: &&Value| {
+        let (object_namespace, object_name) = key(object);
+        object_name == name && namespace.is_none_or(|namespace| object_namespace == namespace)
     };
-    objects.iter().filter(is_it).collect()
+    objects.iter().filter(is_match).collect()
 }
 
 /// Namespace and name.
 fn key(object: &Value) -> (String, String) {
-    let at = |pointer| text(object, pointer).unwrap_or_default();
-    (at("/metadata/namespace"), at("/metadata/name"))
+    let field = |pointer| text(object, pointer).unwrap_or_default();
+    (field("/metadata/namespace"), field("/metadata/name"))
 }
 
 fn text(object: &Value, pointer: &str) -> Option<String> {
@@ -287,7 +306,7 @@ fn text(object: &Value, pointer: &str) -> Option<String> {
 }
 
 /// Returns the fields that are texts and not empty.
-fn picked(object: &Value, fields: &[&str]) -> Map<String, Value> {
+fn text_fields(object: &Value, fields: &[&str]) -> Map<String, Value> {
     let field = |name: &&str| {
         let text = text(object, &format!("/{name}"))?;
         Some(((*name).to_owned(), Value::String(text)))
@@ -299,8 +318,8 @@ fn picked(object: &Value, fields: &[&str]) -> Map<String, Value> {
 mod tests {
     use super::*;
 
-    fn deployment(namespace: &str, name: &str, at: &str, spec: Value) -> Value {
-        json!({"metadata": {"namespace": namespace, "name": name, "creationTimestamp": at,
+    fn deployment(namespace: &str, name: &str, created: &str, spec: Value) -> Value {
+        json!({"metadata": {"namespace": namespace, "name": name, "creationTimestamp": created,
             "finalizers": ["mesh.openkcm.io/cryptoedgedeployment-finalizer"]}, "spec": spec})
     }
 
@@ -308,13 +327,13 @@ mod tests {
         json!({"metadata": {"namespace": namespace, "name": name}, "spec": spec})
     }
 
-    fn one(spec: Value, old: &Old) -> Translated {
+    fn translate_one(spec: Value, references: &OldReferences) -> TranslatedDeployment {
         let object = deployment("team", "acme", "2026-01-20T00:00:00Z", spec);
-        translate(&[object], old, &[]).remove(0)
+        translate(&[object], references, &[]).remove(0)
     }
 
-    fn old() -> Old {
-        Old {
+    fn references() -> OldReferences {
+        OldReferences {
             accounts: vec![
                 named(
                     "team",
@@ -374,7 +393,7 @@ mod tests {
                 "asia-kubeconfig",
             ),
         ] {
-            let row = one(spec.clone(), &old());
+            let row = translate_one(spec.clone(), &references());
             let object = row.object.unwrap();
             assert_eq!(
                 object["spec"],
@@ -387,7 +406,7 @@ mod tests {
             );
             assert_eq!(row.secret.as_deref(), Some(secret));
             assert_eq!(row.release.as_deref(), Some("acme/ced-acme"));
-            assert_eq!(row.verdict, Verdict::WouldBeCreated);
+            assert_eq!(row.result, MigrationResult::WouldBeCreated);
             assert_eq!(
                 row.notes.len(),
                 usize::from(secret == "asia-kubeconfig"),
@@ -395,14 +414,14 @@ mod tests {
                 row.notes
             );
         }
-        let old = Old {
+        let references = OldReferences {
             operator_namespace: Some("elsewhere".to_owned()),
-            ..old()
+            ..references()
         };
-        let row = one(by_ref(json!({"targetRegion": "twice"})), &old);
+        let row = translate_one(by_ref(json!({"targetRegion": "twice"})), &references);
         assert_eq!(row.secret.as_deref(), Some("elsewhere/that"));
-        let nobodys = json!({"accountRef": {"name": "unknown"}, "targetRegion": "twice"});
-        let row = one(nobodys, &old);
+        let unknown_account = json!({"accountRef": {"name": "unknown"}, "targetRegion": "twice"});
+        let row = translate_one(unknown_account, &references);
         assert_eq!(
             row.object.unwrap()["spec"]["account"],
             json!({"name": "unknown"})
@@ -439,9 +458,9 @@ mod tests {
                 "eu-kubeconfig",
             ),
         ] {
-            let row = one(
+            let row = translate_one(
                 json!({"account": account, "region": region}),
-                &Old::default(),
+                &OldReferences::default(),
             );
             let spec = json!({"account": account, "region": expected});
             assert_eq!(row.object.unwrap()["spec"], spec, "{region}");
@@ -455,7 +474,7 @@ mod tests {
     fn untranslatable_object_is_left_with_reason() {
         let eu = json!({"name": "eu"});
         let acme = json!({"name": "acme-inc"});
-        for (spec, why) in [
+        for (spec, reason) in [
             (json!({"account": {"name": ""}, "region": eu}), "no account"),
             (json!({"account": acme, "region": {}}), "no region"),
             (json!({"targetRegion": "eu"}), "no account"),
@@ -466,49 +485,53 @@ mod tests {
             ),
             (json!({}), "no account"),
         ] {
-            let row = one(spec.clone(), &old());
-            assert!(row.verdict.is_left() && row.object.is_none(), "{spec}");
+            let row = translate_one(spec.clone(), &references());
+            assert!(row.result.is_failure() && row.object.is_none(), "{spec}");
             assert!(
-                row.verdict.message().contains(why),
+                row.result.message().contains(reason),
                 "{spec}: {:?}",
-                row.verdict
+                row.result
             );
         }
         let spec = json!({"account": acme, "region": eu});
-        let mut going = deployment("team", "acme", "2026-01-20T00:00:00Z", spec.clone());
-        going["metadata"]["deletionTimestamp"] = json!("2026-02-01T00:00:00Z");
+        let mut deleting = deployment("team", "acme", "2026-01-20T00:00:00Z", spec.clone());
+        deleting["metadata"]["deletionTimestamp"] = json!("2026-02-01T00:00:00Z");
         let dotted = deployment("team", "a.b", "2026-01-20T00:00:00Z", spec);
-        let rows = translate(&[going, dotted], &Old::default(), &[]);
-        let said: Vec<String> = rows.iter().map(|row| row.verdict.message()).collect();
+        let rows = translate(&[deleting, dotted], &OldReferences::default(), &[]);
+        let messages: Vec<String> = rows.iter().map(|row| row.result.message()).collect();
         assert!(
-            said[0].contains("cannot be that of a namespace"),
-            "{said:?}"
+            messages[0].contains("cannot be that of a namespace"),
+            "{messages:?}"
         );
-        assert!(said[1].contains("being deleted"), "{said:?}");
+        assert!(messages[1].contains("being deleted"), "{messages:?}");
     }
 
     #[test]
     fn older_deployment_wins_release_and_existing_object_stays() {
         let spec = |region: &str| json!({"account": {"name": "a"}, "region": {"name": region}});
         let (early, late) = ("2026-01-20T00:00:00Z", "2026-01-21T00:00:00Z");
-        let all = [
+        let deployments = [
             deployment("a", "acme", late, spec("eu")),
             deployment("b", "acme", early, spec("eu")),
             deployment("c", "acme", late, spec("us")),
             deployment("d", "there", late, spec("eu")),
         ];
-        let rows = translate(&all, &Old::default(), &[named("d", "there", json!({}))]);
-        let said: Vec<(&str, String)> = rows
-            .iter()
-            .map(|row| (row.namespace.as_str(), row.verdict.message()))
-            .collect();
-        assert_eq!(said[0], ("b", "would be created".to_owned()));
-        assert!(
-            said[1].0 == "a" && said[1].1.contains("that of b/acme"),
-            "{said:?}"
+        let rows = translate(
+            &deployments,
+            &OldReferences::default(),
+            &[named("d", "there", json!({}))],
         );
-        assert_eq!(said[2], ("c", "would be created".to_owned()));
-        assert_eq!(said[3], ("d", "exists, unchanged".to_owned()));
+        let messages: Vec<(&str, String)> = rows
+            .iter()
+            .map(|row| (row.namespace.as_str(), row.result.message()))
+            .collect();
+        assert_eq!(messages[0], ("b", "would be created".to_owned()));
+        assert!(
+            messages[1].0 == "a" && messages[1].1.contains("that of b/acme"),
+            "{messages:?}"
+        );
+        assert_eq!(messages[2], ("c", "would be created".to_owned()));
+        assert_eq!(messages[3], ("d", "exists, unchanged".to_owned()));
         assert!(rows[1].object.is_none() && rows[3].object.is_none());
     }
 
@@ -517,7 +540,7 @@ mod tests {
         let long = "a".repeat(50);
         let spec = json!({"account": {"name": "a"}, "region": {"name": "eu"}});
         let object = deployment("team", &long, "2026-01-20T00:00:00Z", spec);
-        let row = translate(&[object], &Old::default(), &[]).remove(0);
+        let row = translate(&[object], &OldReferences::default(), &[]).remove(0);
         assert!(row.object.is_some());
         assert!(row.notes[0].contains("never installed"), "{:?}", row.notes);
     }

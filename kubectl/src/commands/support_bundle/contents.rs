@@ -7,44 +7,44 @@ use flate2::write::GzEncoder;
 use jiff::Timestamp;
 
 /// Maximum size of all files, unpacked.
-const MOST: usize = 64 << 20;
+const MAX_BYTES: usize = 64 << 20;
 
-pub(super) struct Contents {
-    of: String,
-    made: Timestamp,
+pub(super) struct BundleContents {
+    context: String,
+    created: Timestamp,
     files: Vec<(String, String)>,
     missing: Vec<(String, String)>,
-    room: usize,
+    bytes_left: usize,
 }
 
-impl Contents {
-    pub(super) fn new(context: &str, made: Timestamp) -> Self {
+impl BundleContents {
+    pub(super) fn new(context: &str, created: Timestamp) -> Self {
         Self {
-            of: context.to_owned(),
-            made,
+            context: context.to_owned(),
+            created,
             files: Vec::new(),
             missing: Vec::new(),
-            room: MOST,
+            bytes_left: MAX_BYTES,
         }
     }
 
     /// Adds a file, or notes it as missing if the bundle is full.
     pub(super) fn add(&mut self, name: &str, text: String) {
-        match self.room.checked_sub(text.len()) {
-            Some(room) => {
-                self.room = room;
+        match self.bytes_left.checked_sub(text.len()) {
+            Some(bytes_left) => {
+                self.bytes_left = bytes_left;
                 self.files.push((name.to_owned(), text));
             }
-            None => self.missing(name, "no space left in the bundle"),
+            None => self.add_missing(name, "no space left in the bundle"),
         }
     }
 
     /// Notes a missing file or part.
-    pub(super) fn missing(&mut self, name: &str, why: &str) {
-        self.missing.push((name.to_owned(), why.to_owned()));
+    pub(super) fn add_missing(&mut self, name: &str, reason: &str) {
+        self.missing.push((name.to_owned(), reason.to_owned()));
     }
 
-    pub(super) fn left_out(&self) -> usize {
+    pub(super) fn missing_count(&self) -> usize {
         self.missing.len()
     }
 
@@ -53,8 +53,8 @@ impl Contents {
             "Support bundle of the cluster {}, created on {} by kubectl-krypton {}.\n\n\
              Chart values, the content of Secrets, and text that resembles a password or token are left out or hidden. \
              Names of clusters, namespaces, Tenants and machines are not. Read the bundle before you pass it on.\n\nFiles:\n",
-            self.of,
-            self.made,
+            self.context,
+            self.created,
             env!("CARGO_PKG_VERSION"),
         );
         for (name, _) in &self.files {
@@ -63,8 +63,8 @@ impl Contents {
         if !self.missing.is_empty() {
             text += "\nMissing:\n";
         }
-        for (name, why) in &self.missing {
-            text += &format!("  {name}: {why}\n");
+        for (name, reason) in &self.missing {
+            text += &format!("  {name}: {reason}\n");
         }
         text
     }
@@ -77,7 +77,7 @@ impl Contents {
             let mut header = tar::Header::new_gnu();
             header.set_size(text.len() as u64);
             header.set_mode(0o600);
-            header.set_mtime(u64::try_from(self.made.as_second()).unwrap_or_default());
+            header.set_mtime(u64::try_from(self.created.as_second()).unwrap_or_default());
             let path = format!("krypton-support/{name}");
             archive.append_data(&mut header, path, text.as_bytes())?;
         }
@@ -108,12 +108,12 @@ pub(crate) mod tests {
 
     #[test]
     fn bundle_readme_lists_included_and_missing_files() {
-        let mut contents = Contents::new("home", Timestamp::UNIX_EPOCH);
+        let mut contents = BundleContents::new("home", Timestamp::UNIX_EPOCH);
         contents.add("tenants.yaml", "kind: List\n".to_owned());
-        contents.missing("crds.yaml", "you may not list them");
-        contents.add("a/large.log", "x".repeat(MOST));
+        contents.add_missing("crds.yaml", "you may not list them");
+        contents.add("a/large.log", "x".repeat(MAX_BYTES));
         contents.add("a/small.log", "said\n".to_owned());
-        assert_eq!(contents.left_out(), 2);
+        assert_eq!(contents.missing_count(), 2);
         let mut packed = Vec::new();
         contents.write(&mut packed).unwrap();
         let files = unpacked(packed.as_slice());

@@ -8,7 +8,7 @@ const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 /// Prefixes of container variables that are shown, because Krypton puts no secrets into them.
 const SHOWN_VARIABLES: [&str; 2] = ["RUST_LOG", "KRYPTON_"];
 /// Fields of which only the keys are shown: chart values and the data of Secrets.
-const OF_VALUES: [&str; 3] = ["values", "data", "stringData"];
+const KEYS_ONLY_FIELDS: [&str; 3] = ["values", "data", "stringData"];
 
 /// Returns the object with the keys of chart values only, and texts without parts that resemble a secret.
 pub(super) fn redacted(object: &Value) -> Value {
@@ -22,7 +22,7 @@ pub(super) fn redacted(object: &Value) -> Value {
 
 fn redacted_fields(fields: &Map<String, Value>) -> Map<String, Value> {
     let variable = fields.get("name").and_then(Value::as_str);
-    let mut next = Map::new();
+    let mut redacted_object = Map::new();
     for (name, value) in fields {
         let value = match name.as_str() {
             "managedFields" => continue,
@@ -31,27 +31,27 @@ fn redacted_fields(fields: &Map<String, Value>) -> Map<String, Value> {
             "value" if variable.is_some_and(|variable| !is_shown_variable(variable)) => {
                 HIDDEN.into()
             }
-            name if OF_VALUES.contains(&name) => keys_of(value),
+            name if KEYS_ONLY_FIELDS.contains(&name) => keys_of(value),
             name if is_secret_name(name) => hidden(value),
             _ => redacted(value),
         };
-        next.insert(name.clone(), value);
+        redacted_object.insert(name.clone(), value);
     }
-    next
+    redacted_object
 }
 
 /// Also hides the item after a flag such as `--token`.
 fn redacted_items(items: &[Value]) -> Value {
-    let mut announced = false;
-    let shown = items.iter().map(|item| {
+    let mut after_secret_flag = false;
+    let redacted_list = items.iter().map(|item| {
         let text = item.as_str();
-        let hide = announced && text.is_some_and(|text| !text.starts_with("--"));
-        announced = text.is_some_and(|text| {
+        let hide = after_secret_flag && text.is_some_and(|text| !text.starts_with("--"));
+        after_secret_flag = text.is_some_and(|text| {
             text.starts_with("--") && !text.contains('=') && is_secret_name(text)
         });
         if hide { HIDDEN.into() } else { redacted(item) }
     });
-    shown.collect()
+    redacted_list.collect()
 }
 
 /// Hides a value with a secret's name. Fields of an object have their own names.
@@ -71,10 +71,10 @@ fn is_shown_variable(name: &str) -> bool {
 fn keys_of(value: &Value) -> Value {
     match value {
         Value::Object(fields) => {
-            let hidden = fields
+            let keys = fields
                 .iter()
                 .map(|(key, value)| (key.clone(), keys_of(value)));
-            Value::Object(hidden.collect())
+            Value::Object(keys.collect())
         }
         Value::Array(items) => items.iter().map(keys_of).collect(),
         Value::Null => Value::Null,

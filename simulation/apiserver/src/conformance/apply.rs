@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use super::custom::{widget, widgets};
-use super::objects::{MAPS, at, map, version};
-use super::run::{APPLY, Call, METADATA, Run};
+use super::objects::{CONFIG_MAPS, config_map, object_path, resource_version};
+use super::run::{APPLY, Call, CaseRun, METADATA};
 
 super::table!(
     apply_creates,
@@ -27,160 +27,226 @@ super::table!(
     managers_cleared,
 );
 
-fn by(path: &str, manager: &str) -> String {
+fn with_manager(path: &str, manager: &str) -> String {
     format!("{path}?fieldManager={manager}")
 }
 
-fn forced(path: &str, manager: &str) -> String {
+fn with_force(path: &str, manager: &str) -> String {
     format!("{path}?force=true&fieldManager={manager}")
 }
 
-fn one() -> String {
-    at(MAPS, "one")
+fn one_path() -> String {
+    object_path(CONFIG_MAPS, "one")
 }
 
-fn apply_creates(run: &mut Run<'_>) {
-    run.keep_managers();
-    let mut object = map("one", &json!({"a": "1"}));
+fn apply_creates(run: &mut CaseRun<'_>) {
+    run.keep_managed_fields();
+    let mut object = config_map("one", &json!({"a": "1"}));
     object["metadata"]["labels"] = json!({"a": "b"});
-    run.apply(&by(&one(), "first"), &object);
-    run.get(&one());
+    run.apply(&with_manager(&one_path(), "first"), &object);
+    run.get(&one_path());
 }
 
-fn apply_updates(run: &mut Run<'_>) {
-    run.keep_managers();
-    run.apply(&by(&one(), "first"), &map("one", &json!({"a": "1"})));
+fn apply_updates(run: &mut CaseRun<'_>) {
+    run.keep_managed_fields();
     run.apply(
-        &by(&one(), "first"),
-        &map("one", &json!({"a": "2", "b": "3"})),
+        &with_manager(&one_path(), "first"),
+        &config_map("one", &json!({"a": "1"})),
     );
-    run.apply(&by(&one(), "second"), &map("one", &json!({"c": "4"})));
+    run.apply(
+        &with_manager(&one_path(), "first"),
+        &config_map("one", &json!({"a": "2", "b": "3"})),
+    );
+    run.apply(
+        &with_manager(&one_path(), "second"),
+        &config_map("one", &json!({"c": "4"})),
+    );
 }
 
-fn apply_without_change(run: &mut Run<'_>) {
-    run.keep_managers();
-    run.apply(&by(&one(), "first"), &map("one", &json!({"a": "1"})));
-    run.apply(&by(&one(), "first"), &map("one", &json!({"a": "1"})));
-    run.apply(&forced(&one(), "first"), &map("one", &json!({"a": "1"})));
+fn apply_without_change(run: &mut CaseRun<'_>) {
+    run.keep_managed_fields();
+    run.apply(
+        &with_manager(&one_path(), "first"),
+        &config_map("one", &json!({"a": "1"})),
+    );
+    run.apply(
+        &with_manager(&one_path(), "first"),
+        &config_map("one", &json!({"a": "1"})),
+    );
+    run.apply(
+        &with_force(&one_path(), "first"),
+        &config_map("one", &json!({"a": "1"})),
+    );
 }
 
-fn apply_conflicts(run: &mut Run<'_>) {
-    run.keep_managers();
+fn apply_conflicts(run: &mut CaseRun<'_>) {
+    run.keep_managed_fields();
     run.apply(
-        &by(&one(), "first"),
-        &map("one", &json!({"a": "1", "b": "1"})),
+        &with_manager(&one_path(), "first"),
+        &config_map("one", &json!({"a": "1", "b": "1"})),
     );
-    run.apply(&by(&one(), "second"), &map("one", &json!({"a": "2"})));
     run.apply(
-        &by(&one(), "second"),
-        &map("one", &json!({"a": "2", "b": "2"})),
+        &with_manager(&one_path(), "second"),
+        &config_map("one", &json!({"a": "2"})),
     );
-    run.apply(&by(&one(), "third"), &map("one", &json!({"c": "1"})));
     run.apply(
-        &by(&one(), "fourth"),
-        &map("one", &json!({"a": "2", "c": "2"})),
+        &with_manager(&one_path(), "second"),
+        &config_map("one", &json!({"a": "2", "b": "2"})),
     );
-    run.get(&one());
+    run.apply(
+        &with_manager(&one_path(), "third"),
+        &config_map("one", &json!({"c": "1"})),
+    );
+    run.apply(
+        &with_manager(&one_path(), "fourth"),
+        &config_map("one", &json!({"a": "2", "c": "2"})),
+    );
+    run.get(&one_path());
 }
 
-fn apply_forced(run: &mut Run<'_>) {
-    run.keep_managers();
+fn apply_forced(run: &mut CaseRun<'_>) {
+    run.keep_managed_fields();
     run.apply(
-        &by(&one(), "first"),
-        &map("one", &json!({"a": "1", "b": "1"})),
+        &with_manager(&one_path(), "first"),
+        &config_map("one", &json!({"a": "1", "b": "1"})),
     );
-    run.apply(&forced(&one(), "second"), &map("one", &json!({"a": "2"})));
-    run.apply(&by(&one(), "first"), &map("one", &json!({"b": "1"})));
-    run.apply(&forced(&one(), "first"), &map("one", &json!({"a": "3"})));
+    run.apply(
+        &with_force(&one_path(), "second"),
+        &config_map("one", &json!({"a": "2"})),
+    );
+    run.apply(
+        &with_manager(&one_path(), "first"),
+        &config_map("one", &json!({"b": "1"})),
+    );
+    run.apply(
+        &with_force(&one_path(), "first"),
+        &config_map("one", &json!({"a": "3"})),
+    );
 }
 
-fn apply_removes_owned_fields(run: &mut Run<'_>) {
-    run.keep_managers();
-    let mut object = map("one", &json!({"a": "1", "b": "1"}));
+fn apply_removes_owned_fields(run: &mut CaseRun<'_>) {
+    run.keep_managed_fields();
+    let mut object = config_map("one", &json!({"a": "1", "b": "1"}));
     object["metadata"]["labels"] = json!({"a": "b", "c": "d"});
-    run.apply(&by(&one(), "first"), &object);
-    run.merge(&by(&one(), "other"), &json!({"data": {"c": "1"}}));
+    run.apply(&with_manager(&one_path(), "first"), &object);
+    run.merge(
+        &with_manager(&one_path(), "other"),
+        &json!({"data": {"c": "1"}}),
+    );
     object["metadata"]["labels"] = json!({"c": "d"});
     object["data"] = json!({"a": "1"});
-    run.apply(&by(&one(), "first"), &object);
+    run.apply(&with_manager(&one_path(), "first"), &object);
     run.apply(
-        &by(&one(), "first"),
+        &with_manager(&one_path(), "first"),
         &json!({
             "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "one"}
         }),
     );
 }
 
-fn apply_shares_fields(run: &mut Run<'_>) {
-    run.keep_managers();
+fn apply_shares_fields(run: &mut CaseRun<'_>) {
+    run.keep_managed_fields();
     run.apply(
-        &by(&one(), "first"),
-        &map("one", &json!({"a": "1", "b": "1"})),
+        &with_manager(&one_path(), "first"),
+        &config_map("one", &json!({"a": "1", "b": "1"})),
     );
-    run.apply(&by(&one(), "second"), &map("one", &json!({"a": "1"})));
-    run.apply(&by(&one(), "first"), &map("one", &json!({"b": "1"})));
-    run.apply(&by(&one(), "second"), &map("one", &json!({})));
+    run.apply(
+        &with_manager(&one_path(), "second"),
+        &config_map("one", &json!({"a": "1"})),
+    );
+    run.apply(
+        &with_manager(&one_path(), "first"),
+        &config_map("one", &json!({"b": "1"})),
+    );
+    run.apply(
+        &with_manager(&one_path(), "second"),
+        &config_map("one", &json!({})),
+    );
 }
 
-fn apply_after_update(run: &mut Run<'_>) {
-    run.keep_managers();
+fn apply_after_update(run: &mut CaseRun<'_>) {
+    run.keep_managed_fields();
     run.post(
-        &by(MAPS, "creator"),
-        &map("one", &json!({"a": "1", "b": "1"})),
+        &with_manager(CONFIG_MAPS, "creator"),
+        &config_map("one", &json!({"a": "1", "b": "1"})),
     );
-    run.apply(&by(&one(), "first"), &map("one", &json!({"a": "2"})));
-    run.apply(&forced(&one(), "first"), &map("one", &json!({"a": "2"})));
-    run.merge(&by(&one(), "creator"), &json!({"data": {"a": "3"}}));
-    run.apply(&by(&one(), "first"), &map("one", &json!({"a": "2"})));
-    run.apply(&by(&one(), "first"), &map("one", &json!({"a": "3"})));
+    run.apply(
+        &with_manager(&one_path(), "first"),
+        &config_map("one", &json!({"a": "2"})),
+    );
+    run.apply(
+        &with_force(&one_path(), "first"),
+        &config_map("one", &json!({"a": "2"})),
+    );
+    run.merge(
+        &with_manager(&one_path(), "creator"),
+        &json!({"data": {"a": "3"}}),
+    );
+    run.apply(
+        &with_manager(&one_path(), "first"),
+        &config_map("one", &json!({"a": "2"})),
+    );
+    run.apply(
+        &with_manager(&one_path(), "first"),
+        &config_map("one", &json!({"a": "3"})),
+    );
 }
 
-fn apply_dry_run(run: &mut Run<'_>) {
-    run.keep_managers();
+fn apply_dry_run(run: &mut CaseRun<'_>) {
+    run.keep_managed_fields();
     run.apply(
-        &format!("{}&dryRun=All", by(&one(), "first")),
-        &map("one", &json!({"a": "1"})),
+        &format!("{}&dryRun=All", with_manager(&one_path(), "first")),
+        &config_map("one", &json!({"a": "1"})),
     );
-    run.get(&one());
-    run.apply(&by(&one(), "first"), &map("one", &json!({"a": "1"})));
+    run.get(&one_path());
     run.apply(
-        &format!("{}&dryRun=All", by(&one(), "first")),
-        &map("one", &json!({"a": "2"})),
-    );
-    run.apply(
-        &format!("{}&dryRun=All", forced(&one(), "second")),
-        &map("one", &json!({"a": "3"})),
+        &with_manager(&one_path(), "first"),
+        &config_map("one", &json!({"a": "1"})),
     );
     run.apply(
-        &format!("{}&dryRun=All", by(&one(), "second")),
-        &map("one", &json!({"a": "3"})),
+        &format!("{}&dryRun=All", with_manager(&one_path(), "first")),
+        &config_map("one", &json!({"a": "2"})),
     );
-    run.get(&one());
+    run.apply(
+        &format!("{}&dryRun=All", with_force(&one_path(), "second")),
+        &config_map("one", &json!({"a": "3"})),
+    );
+    run.apply(
+        &format!("{}&dryRun=All", with_manager(&one_path(), "second")),
+        &config_map("one", &json!({"a": "3"})),
+    );
+    run.get(&one_path());
 }
 
-fn apply_needs_manager(run: &mut Run<'_>) {
-    run.apply(&one(), &map("one", &json!({})));
-    run.apply(&by(&one(), ""), &map("one", &json!({})));
+fn apply_needs_manager(run: &mut CaseRun<'_>) {
+    run.apply(&one_path(), &config_map("one", &json!({})));
+    run.apply(
+        &with_manager(&one_path(), ""),
+        &config_map("one", &json!({})),
+    );
     let long = "a".repeat(129);
-    run.apply(&by(&one(), &long), &map("one", &json!({})));
+    run.apply(
+        &with_manager(&one_path(), &long),
+        &config_map("one", &json!({})),
+    );
 }
 
-fn apply_rejected(run: &mut Run<'_>) {
-    let path = by(&one(), "first");
+fn apply_rejected(run: &mut CaseRun<'_>) {
+    let path = with_manager(&one_path(), "first");
     run.apply(&path, &json!({"metadata": {"name": "one"}}));
     run.apply(
         &path,
         &json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "one"}}),
     );
-    run.apply(&path, &map("two", &json!({})));
-    run.apply(&path, &map("one", &json!({"a": 1})));
-    let mut object = map("one", &json!({}));
+    run.apply(&path, &config_map("two", &json!({})));
+    run.apply(&path, &config_map("one", &json!({"a": 1})));
+    let mut object = config_map("one", &json!({}));
     object["unknown"] = json!("a");
     run.apply(&path, &object);
-    object = map("one", &json!({}));
+    object = config_map("one", &json!({}));
     object["metadata"]["managedFields"] = json!([{"manager": "a"}]);
     run.apply(&path, &object);
-    object = map("one", &json!({}));
+    object = config_map("one", &json!({}));
     object["metadata"]["resourceVersion"] = json!("1");
     run.apply(&path, &object);
     object["metadata"] = json!({"name": "one", "uid": "00000000-0000-4000-8000-000000000000"});
@@ -200,9 +266,9 @@ fn apply_rejected(run: &mut Run<'_>) {
     run.apply(&path, &object);
 }
 
-fn apply_custom_lists(run: &mut Run<'_>) {
-    run.keep_managers();
-    let path = at(&widgets(run), "one");
+fn apply_custom_lists(run: &mut CaseRun<'_>) {
+    run.keep_managed_fields();
+    let path = object_path(&widgets(run), "one");
     let first = widget(
         run,
         "one",
@@ -214,7 +280,7 @@ fn apply_custom_lists(run: &mut Run<'_>) {
             "free": {"a": [1, 2]}
         }),
     );
-    run.apply(&by(&path, "first"), &first);
+    run.apply(&with_manager(&path, "first"), &first);
     let second = widget(
         run,
         "one",
@@ -225,7 +291,7 @@ fn apply_custom_lists(run: &mut Run<'_>) {
             "labels": {"b": "2"}
         }),
     );
-    run.apply(&by(&path, "second"), &second);
+    run.apply(&with_manager(&path, "second"), &second);
     let conflicting = widget(
         run,
         "one",
@@ -236,116 +302,142 @@ fn apply_custom_lists(run: &mut Run<'_>) {
             "free": {"a": [3]}
         }),
     );
-    run.apply(&by(&path, "third"), &conflicting);
-    let less = widget(
+    run.apply(&with_manager(&path, "third"), &conflicting);
+    let fewer_fields = widget(
         run,
         "one",
         &json!({"color": "red", "tags": ["b"], "parts": [{"key": "b", "value": "1"}]}),
     );
-    run.apply(&by(&path, "first"), &less);
+    run.apply(&with_manager(&path, "first"), &fewer_fields);
     let invalid = widget(run, "one", &json!({"color": "red", "size": 11}));
-    run.apply(&by(&path, "first"), &invalid);
+    run.apply(&with_manager(&path, "first"), &invalid);
 }
 
-fn apply_custom_status(run: &mut Run<'_>) {
-    run.keep_managers();
-    let path = at(&widgets(run), "one");
+fn apply_custom_status(run: &mut CaseRun<'_>) {
+    run.keep_managed_fields();
+    let path = object_path(&widgets(run), "one");
     let mut object = widget(run, "one", &json!({"color": "red"}));
     object["status"] = json!({"state": "ignored"});
-    run.apply(&by(&at(&path, "status"), "reporter"), &object);
-    run.apply(&by(&path, "first"), &object);
+    run.apply(
+        &with_manager(&object_path(&path, "status"), "reporter"),
+        &object,
+    );
+    run.apply(&with_manager(&path, "first"), &object);
     let mut status = widget(run, "one", &json!({"color": "green"}));
     status["status"] = json!({"state": "new", "observed": 1});
-    run.apply(&by(&at(&path, "status"), "reporter"), &status);
+    run.apply(
+        &with_manager(&object_path(&path, "status"), "reporter"),
+        &status,
+    );
     run.merge(
-        &by(&at(&path, "status"), "patcher"),
+        &with_manager(&object_path(&path, "status"), "patcher"),
         &json!({"status": {"observed": 2}}),
     );
-    run.apply(&by(&at(&path, "status"), "reporter"), &status);
-    run.merge(&by(&path, "patcher"), &json!({"spec": {"size": 4}}));
+    run.apply(
+        &with_manager(&object_path(&path, "status"), "reporter"),
+        &status,
+    );
+    run.merge(
+        &with_manager(&path, "patcher"),
+        &json!({"spec": {"size": 4}}),
+    );
 }
 
-fn apply_with_finalizers_and_owner(run: &mut Run<'_>) {
-    run.keep_managers();
-    let owner = run.post(&by(MAPS, "creator"), &map("owner", &json!({})));
-    let mut object = map("one", &json!({"a": "1"}));
+fn apply_with_finalizers_and_owner(run: &mut CaseRun<'_>) {
+    run.keep_managed_fields();
+    let owner = run.post(
+        &with_manager(CONFIG_MAPS, "creator"),
+        &config_map("owner", &json!({})),
+    );
+    let mut object = config_map("one", &json!({"a": "1"}));
     object["metadata"]["finalizers"] = json!(["example.com/a"]);
     object["metadata"]["ownerReferences"] = json!([{
         "apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": owner["metadata"]["uid"]
     }]);
-    run.apply(&by(&one(), "first"), &object);
+    run.apply(&with_manager(&one_path(), "first"), &object);
     run.merge(
-        &by(&one(), "other"),
+        &with_manager(&one_path(), "other"),
         &json!({"metadata": {"finalizers": ["example.com/a", "example.com/b"]}}),
     );
-    run.apply(&by(&one(), "first"), &map("one", &json!({"a": "1"})));
-    run.quietly(|run| run.merge(&one(), &json!({"metadata": {"finalizers": null}})));
+    run.apply(
+        &with_manager(&one_path(), "first"),
+        &config_map("one", &json!({"a": "1"})),
+    );
+    run.unrecorded(|run| run.merge(&one_path(), &json!({"metadata": {"finalizers": null}})));
 }
 
-fn apply_secret(run: &mut Run<'_>) {
-    run.keep_managers();
+fn apply_secret(run: &mut CaseRun<'_>) {
+    run.keep_managed_fields();
     let path = "/api/v1/namespaces/:ns/secrets/one";
     run.apply(
-        &by(path, "first"),
+        &with_manager(path, "first"),
         &json!({
             "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "one"},
             "data": {"a": "YQ=="}, "type": "Opaque"
         }),
     );
     run.apply(
-        &by(path, "second"),
+        &with_manager(path, "second"),
         &json!({
             "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "one"}, "data": {"a": "Yg=="}
         }),
     );
 }
 
-fn apply_namespace(run: &mut Run<'_>) {
-    run.keep_managers();
+fn apply_namespace(run: &mut CaseRun<'_>) {
+    run.keep_managed_fields();
     let name = format!("{}-other", run.namespace());
     let path = format!("/api/v1/namespaces/{name}");
-    run.delete_later(&path);
+    run.delete_at_end(&path);
     let metadata = json!({"name": name, "labels": {"a": "b"}});
     run.apply(
-        &by(&path, "first"),
+        &with_manager(&path, "first"),
         &json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}),
     );
     let metadata = json!({"name": name});
     run.apply(
-        &by(&path, "first"),
+        &with_manager(&path, "first"),
         &json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}),
     );
 }
 
-fn managers_of_other_writes(run: &mut Run<'_>) {
-    run.keep_managers();
+fn managers_of_other_writes(run: &mut CaseRun<'_>) {
+    run.keep_managed_fields();
     let objects = widgets(run);
-    let path = at(&objects, "one");
+    let path = object_path(&objects, "one");
     let object = widget(
         run,
         "one",
         &json!({"color": "red", "tags": ["a"], "parts": [{"key": "a"}]}),
     );
-    let made = run.post(&objects, &object);
+    let created = run.post(&objects, &object);
     run.merge(
         &path,
         &json!({"spec": {"size": 5}, "metadata": {"annotations": {"a": "b"}}}),
     );
     run.merge(
-        &by(&path, "other"),
+        &with_manager(&path, "other"),
         &json!({"spec": {"tags": ["b"], "color": "green"}}),
     );
-    run.merge(&at(&path, "status"), &json!({"status": {"state": "new"}}));
-    let mut next = run.send(Call::new("GET", path.clone()).accept(METADATA));
-    next = Value::String(version(&next));
-    let mut replaced = made;
-    replaced["metadata"]["resourceVersion"] = next;
-    run.put(&by(&path, "replacer"), &replaced);
+    run.merge(
+        &object_path(&path, "status"),
+        &json!({"status": {"state": "new"}}),
+    );
+    let current = run.send(Call::new("GET", path.clone()).accept(METADATA));
+    let mut replaced = created;
+    replaced["metadata"]["resourceVersion"] = Value::String(resource_version(&current));
+    run.put(&with_manager(&path, "replacer"), &replaced);
 }
 
-fn managers_cleared(run: &mut Run<'_>) {
-    run.keep_managers();
-    run.apply(&by(&one(), "first"), &map("one", &json!({"a": "1"})));
-    run.merge(&one(), &json!({"metadata": {"managedFields": [{}]}}));
-    run.apply(&by(&one(), "second"), &map("one", &json!({"a": "2"})));
+fn managers_cleared(run: &mut CaseRun<'_>) {
+    run.keep_managed_fields();
+    run.apply(
+        &with_manager(&one_path(), "first"),
+        &config_map("one", &json!({"a": "1"})),
+    );
+    run.merge(&one_path(), &json!({"metadata": {"managedFields": [{}]}}));
+    run.apply(
+        &with_manager(&one_path(), "second"),
+        &config_map("one", &json!({"a": "2"})),
+    );
 }

@@ -84,7 +84,7 @@ pub const CALLS: &[(&str, &[&str])] = &[
         &["merge custom/status"],
     ),
     (
-        "common/reconciler/src/actions/stored.rs",
+        "common/reconciler/src/actions/stored_revisions.rs",
         &[
             "list secrets labelSelector limit",
             "list secrets continue labelSelector limit",
@@ -137,7 +137,7 @@ pub const CALLS: &[(&str, &[&str])] = &[
         &["raw /version"],
     ),
     (
-        "common/reconciler/src/drift/look.rs",
+        "common/reconciler/src/drift/check.rs",
         &[
             "apply configmaps dryRun fieldManager",
             "apply configmaps dryRun fieldManager force",
@@ -335,7 +335,7 @@ mod tests {
 
     /// The parts of a recorded request that a call names.
     #[derive(Debug, PartialEq)]
-    struct Shape {
+    struct RequestShape {
         verb: String,
         kind: String,
         subresource: String,
@@ -343,7 +343,7 @@ mod tests {
         parameters: BTreeSet<String>,
     }
 
-    fn shape(step: &Value) -> Option<Shape> {
+    fn request_shape(step: &Value) -> Option<RequestShape> {
         let (method, uri) = step.get("request")?.as_str()?.split_once(' ')?;
         let (path, query) = uri.split_once('?').unwrap_or((uri, ""));
         let mut parameters: BTreeSet<String> = query
@@ -356,7 +356,7 @@ mod tests {
         let group = match segments.first().copied() {
             Some("api") if segments.len() > 2 => segments.drain(..2).next_back()?,
             Some("apis") if segments.len() > 3 => segments.drain(..3).nth(1)?,
-            _ => return Some(raw(path, method)),
+            _ => return Some(raw_shape(path, method)),
         };
         if segments.len() > 2 && segments.first() == Some(&"namespaces") {
             segments.drain(..2);
@@ -366,7 +366,7 @@ mod tests {
         } else {
             segments.first()?
         };
-        let sends = step
+        let content_type = step
             .get("sends")
             .and_then(Value::as_str)
             .unwrap_or_default();
@@ -377,15 +377,15 @@ mod tests {
             ("POST", _) => "create",
             ("PUT", _) => "replace",
             ("DELETE", _) => "delete",
-            _ if sends.contains("apply-patch") => "apply",
+            _ if content_type.contains("apply-patch") => "apply",
             _ => "merge",
         };
-        let conditions = ["uid", "resourceVersion"];
-        let is_condition = |name: &&str| {
+        let preconditions = ["uid", "resourceVersion"];
+        let has_precondition = |name: &&str| {
             step.pointer(&format!("/body/preconditions/{name}"))
                 .is_some()
         };
-        if conditions.iter().all(is_condition) {
+        if preconditions.iter().all(has_precondition) {
             parameters.insert("preconditions".to_owned());
         }
         if step.pointer("/body/propagationPolicy").is_some() {
@@ -395,7 +395,7 @@ mod tests {
             .get("accept")
             .and_then(Value::as_str)
             .unwrap_or_default();
-        Some(Shape {
+        Some(RequestShape {
             verb: verb.to_owned(),
             kind: kind.to_owned(),
             subresource: segments.get(2).map(ToString::to_string).unwrap_or_default(),
@@ -404,14 +404,14 @@ mod tests {
         })
     }
 
-    fn raw(path: &str, method: &str) -> Shape {
+    fn raw_shape(path: &str, method: &str) -> RequestShape {
         let segments: Vec<&str> = path.split('/').collect();
         let kind = match segments.as_slice() {
             ["", "apis", _, _] => "/apis/*/*".to_owned(),
             ["", "openapi", "v3", "apis", _, _] => "/openapi/v3/apis/*/*".to_owned(),
             _ => path.to_owned(),
         };
-        Shape {
+        RequestShape {
             verb: if method == "GET" {
                 "raw".to_owned()
             } else {
@@ -424,7 +424,7 @@ mod tests {
         }
     }
 
-    fn is_covered(call: &str, shapes: &[Shape]) -> bool {
+    fn is_covered(call: &str, shapes: &[RequestShape]) -> bool {
         let mut words = call.split(' ');
         let (verb, kind) = (words.next().unwrap(), words.next().unwrap());
         let path = if verb == "raw" {
@@ -459,7 +459,7 @@ mod tests {
             let status = step.get("status").and_then(Value::as_u64);
             status.is_some_and(|status| status < 300)
         });
-        let shapes: Vec<Shape> = succeeded.filter_map(shape).collect();
+        let shapes: Vec<RequestShape> = succeeded.filter_map(request_shape).collect();
         let calls = CALLS
             .iter()
             .flat_map(|(source, calls)| calls.iter().map(move |call| (source, call)));

@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use super::custom::{widget, widgets};
-use super::objects::{MAPS, SECRETS, at, map, uid};
-use super::run::{Call, METADATA, Run};
+use super::objects::{CONFIG_MAPS, SECRETS, config_map, object_path, uid};
+use super::run::{Call, CaseRun, METADATA};
 
 super::table!(
     namespace_life,
@@ -21,20 +21,20 @@ super::table!(
 
 const DEPLOYMENTS: &str = "/apis/apps/v1/namespaces/:ns/deployments";
 
-fn is_gone(answer: &Value) -> bool {
-    answer.get("code") == Some(&json!(404))
+fn is_gone(response: &Value) -> bool {
+    response.get("code") == Some(&json!(404))
 }
 
 /// Returns the name and the path of a second namespace.
-fn other(run: &mut Run<'_>) -> (String, String) {
+fn second_namespace(run: &mut CaseRun<'_>) -> (String, String) {
     let name = format!("{}-other", run.namespace());
     let path = format!("/api/v1/namespaces/{name}");
-    run.delete_later(&path);
+    run.delete_at_end(&path);
     (name, path)
 }
 
-fn namespace_life(run: &mut Run<'_>) {
-    let (name, path) = other(run);
+fn namespace_life(run: &mut CaseRun<'_>) {
+    let (name, path) = second_namespace(run);
     let labels = json!({"krypton.example.com/creator": "agent"});
     run.post(
         "/api/v1/namespaces",
@@ -52,16 +52,16 @@ fn namespace_life(run: &mut Run<'_>) {
     run.get(&format!("{path}/status"));
 }
 
-fn namespace_deletion(run: &mut Run<'_>) {
-    let (name, path) = other(run);
-    let made = run.post("/api/v1/namespaces", &json!({"metadata": {"name": name}}));
+fn namespace_deletion(run: &mut CaseRun<'_>) {
+    let (name, path) = second_namespace(run);
+    let created = run.post("/api/v1/namespaces", &json!({"metadata": {"name": name}}));
     let secrets = format!("{path}/secrets");
     run.post(&secrets, &json!({"metadata": {"name": "one"}}));
     let watch = run.watch(format!("{secrets}?watch=true&resourceVersion=0"));
     run.event(watch);
     // The controller can be faster than a second look at the namespace.
     let delete = Call::new("DELETE", path.clone());
-    let delete = delete.body(&json!({"preconditions": {"uid": uid(&made)}}));
+    let delete = delete.body(&json!({"preconditions": {"uid": uid(&created)}}));
     run.send(delete);
     run.event(watch);
     run.wait(path.as_str(), is_gone);
@@ -70,33 +70,33 @@ fn namespace_deletion(run: &mut Run<'_>) {
     run.post("/api/v1/namespaces", &json!({"metadata": {"name": name}}));
 }
 
-fn namespace_waits_for_finalizers(run: &mut Run<'_>) {
-    let (name, path) = other(run);
-    run.quietly(|run| run.post("/api/v1/namespaces", &json!({"metadata": {"name": name}})));
+fn namespace_waits_for_finalizers(run: &mut CaseRun<'_>) {
+    let (name, path) = second_namespace(run);
+    run.unrecorded(|run| run.post("/api/v1/namespaces", &json!({"metadata": {"name": name}})));
     let secrets = format!("{path}/secrets");
     run.post(
         &secrets,
         &json!({"metadata": {"name": "one", "finalizers": ["example.com/a"]}}),
     );
-    run.quietly(|run| run.delete(&path, &json!({})));
-    let one = format!("{secrets}/one");
-    run.wait(one.as_str(), |secret| {
+    run.unrecorded(|run| run.delete(&path, &json!({})));
+    let secret_path = format!("{secrets}/one");
+    run.wait(secret_path.as_str(), |secret| {
         secret.pointer("/metadata/deletionTimestamp").is_some()
     });
     run.post(&secrets, &json!({"metadata": {"name": "two"}}));
     run.apply(
         &format!("{path}/configmaps/two?fieldManager=a"),
-        &map("two", &json!({})),
+        &config_map("two", &json!({})),
     );
     run.post("/api/v1/namespaces", &json!({"metadata": {"name": name}}));
     run.send(Call::new("GET", path.clone()).only(&["/spec", "/status/phase", "/metadata/labels"]));
-    run.merge(&one, &json!({"metadata": {"labels": {"a": "b"}}}));
-    run.merge(&one, &json!({"metadata": {"finalizers": null}}));
+    run.merge(&secret_path, &json!({"metadata": {"labels": {"a": "b"}}}));
+    run.merge(&secret_path, &json!({"metadata": {"finalizers": null}}));
     run.wait(path.as_str(), is_gone);
 }
 
-fn namespace_delete_precondition(run: &mut Run<'_>) {
-    let (name, path) = other(run);
+fn namespace_delete_precondition(run: &mut CaseRun<'_>) {
+    let (name, path) = second_namespace(run);
     run.post("/api/v1/namespaces", &json!({"metadata": {"name": name}}));
     run.delete(
         &path,
@@ -106,7 +106,7 @@ fn namespace_delete_precondition(run: &mut Run<'_>) {
     run.delete(&format!("{path}?dryRun=All"), &json!({}));
 }
 
-fn namespace_rejected(run: &mut Run<'_>) {
+fn namespace_rejected(run: &mut CaseRun<'_>) {
     run.post(
         "/api/v1/namespaces",
         &json!({"metadata": {"name": "With.Dots"}}),
@@ -124,7 +124,7 @@ fn namespace_rejected(run: &mut Run<'_>) {
 }
 
 fn owned(name: &str, owner: &Value) -> Value {
-    let mut object = map(name, &json!({}));
+    let mut object = config_map(name, &json!({}));
     object["metadata"]["ownerReferences"] = json!([{
         "apiVersion": owner["apiVersion"],
         "kind": owner["kind"],
@@ -134,41 +134,44 @@ fn owned(name: &str, owner: &Value) -> Value {
     object
 }
 
-fn garbage_of_background_deletion(run: &mut Run<'_>) {
+fn garbage_of_background_deletion(run: &mut CaseRun<'_>) {
     let objects = widgets(run);
     let owner = widget(run, "owner", &json!({"color": "red"}));
     let owner = run.post(&objects, &owner);
-    run.post(MAPS, &owned("one", &owner));
-    run.get(&at(MAPS, "one"));
+    run.post(CONFIG_MAPS, &owned("one", &owner));
+    run.get(&object_path(CONFIG_MAPS, "one"));
     let options = json!({"propagationPolicy": "Background", "preconditions": {"uid": uid(&owner)}});
-    run.delete(&at(&objects, "owner"), &options);
-    run.wait(at(MAPS, "one"), is_gone);
+    run.delete(&object_path(&objects, "owner"), &options);
+    run.wait(object_path(CONFIG_MAPS, "one"), is_gone);
 }
 
-fn garbage_of_orphaning_deletion(run: &mut Run<'_>) {
+fn garbage_of_orphaning_deletion(run: &mut CaseRun<'_>) {
     let owner = run.post(SECRETS, &json!({"metadata": {"name": "owner"}}));
     let mut owner_with_kind = owner;
     owner_with_kind["apiVersion"] = json!("v1");
     owner_with_kind["kind"] = json!("Secret");
-    run.post(MAPS, &owned("one", &owner_with_kind));
+    run.post(CONFIG_MAPS, &owned("one", &owner_with_kind));
     run.delete(
-        &at(SECRETS, "owner"),
+        &object_path(SECRETS, "owner"),
         &json!({"propagationPolicy": "Orphan"}),
     );
-    run.wait(at(SECRETS, "owner"), is_gone);
-    run.get(&at(MAPS, "one"));
-    run.delete(&at(MAPS, "one"), &json!({"propagationPolicy": "Sideways"}));
+    run.wait(object_path(SECRETS, "owner"), is_gone);
+    run.get(&object_path(CONFIG_MAPS, "one"));
     run.delete(
-        &at(MAPS, "one"),
+        &object_path(CONFIG_MAPS, "one"),
+        &json!({"propagationPolicy": "Sideways"}),
+    );
+    run.delete(
+        &object_path(CONFIG_MAPS, "one"),
         &json!({"propagationPolicy": "Background", "orphanDependents": true}),
     );
 }
 
-fn garbage_of_missing_owner(run: &mut Run<'_>) {
-    let mut owner = map("gone", &json!({}));
+fn garbage_of_missing_owner(run: &mut CaseRun<'_>) {
+    let mut owner = config_map("gone", &json!({}));
     owner["metadata"]["uid"] = json!("00000000-0000-4000-8000-000000000001");
-    run.quietly(|run| run.post(MAPS, &owned("one", &owner)));
-    run.wait(at(MAPS, "one"), is_gone);
+    run.unrecorded(|run| run.post(CONFIG_MAPS, &owned("one", &owner)));
+    run.wait(object_path(CONFIG_MAPS, "one"), is_gone);
 }
 
 fn deployment(replicas: u32) -> Value {
@@ -186,7 +189,7 @@ fn deployment(replicas: u32) -> Value {
 }
 
 /// The part of a workload that the product reads.
-const READ: [&str; 6] = [
+const READ_FIELDS: [&str; 6] = [
     "/apiVersion",
     "/kind",
     "/metadata/generation",
@@ -195,32 +198,32 @@ const READ: [&str; 6] = [
     "/status",
 ];
 
-fn deployment_without_replicas(run: &mut Run<'_>) {
+fn deployment_without_replicas(run: &mut CaseRun<'_>) {
     run.send(
         Call::new("POST", DEPLOYMENTS)
             .body(&deployment(0))
-            .only(&READ),
+            .only(&READ_FIELDS),
     );
-    let done = |generation: u32| {
+    let is_observed = |generation: u32| {
         move |object: &Value| {
             object.pointer("/status/observedGeneration") == Some(&json!(generation))
                 && object.pointer("/status/conditions").is_some()
         }
     };
-    let get = || Call::new("GET", at(DEPLOYMENTS, "one"));
+    let get = || Call::new("GET", object_path(DEPLOYMENTS, "one"));
     run.wait(
         get().only(&["/metadata/generation", "/metadata/annotations"]),
-        done(1),
+        is_observed(1),
     );
     let patch = json!({"spec": {"template": {"metadata": {"annotations": {"a": "b"}}}}});
-    run.quietly(|run| run.merge(&at(DEPLOYMENTS, "one"), &patch));
-    run.wait(get().only(&["/metadata/generation"]), done(2));
+    run.unrecorded(|run| run.merge(&object_path(DEPLOYMENTS, "one"), &patch));
+    run.wait(get().only(&["/metadata/generation"]), is_observed(2));
     let mut changed = deployment(0);
     changed["spec"]["selector"]["matchLabels"]["app"] = json!("two");
     changed["spec"]["template"]["metadata"]["labels"]["app"] = json!("two");
-    run.put(&at(DEPLOYMENTS, "one"), &changed);
+    run.put(&object_path(DEPLOYMENTS, "one"), &changed);
     run.delete(
-        &at(DEPLOYMENTS, "one"),
+        &object_path(DEPLOYMENTS, "one"),
         &json!({"propagationPolicy": "Background"}),
     );
     run.wait(get(), is_gone);
@@ -231,7 +234,7 @@ fn deployment_without_replicas(run: &mut Run<'_>) {
     });
 }
 
-fn statefulset_and_daemonset(run: &mut Run<'_>) {
+fn statefulset_and_daemonset(run: &mut CaseRun<'_>) {
     let sets = "/apis/apps/v1/namespaces/:ns/statefulsets";
     let mut set = deployment(0);
     set["spec"]["serviceName"] = json!("one");
@@ -240,7 +243,8 @@ fn statefulset_and_daemonset(run: &mut Run<'_>) {
         "/metadata/generation",
         "/spec/replicas",
     ]));
-    let get = Call::new("GET", at(sets, "one")).only(&["/metadata/generation", "/status/replicas"]);
+    let get = Call::new("GET", object_path(sets, "one"))
+        .only(&["/metadata/generation", "/status/replicas"]);
     run.wait(get, |set| {
         set.pointer("/status/observedGeneration") == Some(&json!(1))
     });

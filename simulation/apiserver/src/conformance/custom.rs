@@ -2,9 +2,9 @@
 
 use serde_json::{Value, json};
 
-use super::objects::{at, uid, version, with_version};
-use super::run::{Call, Run};
-use super::schema::schema;
+use super::objects::{object_path, resource_version, uid, with_version};
+use super::run::{Call, CaseRun};
+use super::schema::widget_schema;
 
 super::table!(
     crd_becomes_established,
@@ -45,18 +45,18 @@ pub(super) fn definition(group: &str, scope: &str) -> Value {
                 "name": "v1",
                 "served": true,
                 "storage": true,
-                "schema": {"openAPIV3Schema": schema()},
+                "schema": {"openAPIV3Schema": widget_schema()},
                 "subresources": {"status": {}}
             }]
         }
     })
 }
 
-pub(super) fn group(run: &Run<'_>) -> String {
+pub(super) fn group(run: &CaseRun<'_>) -> String {
     format!("{}.example.com", run.namespace())
 }
 
-pub(super) fn path(run: &Run<'_>) -> String {
+pub(super) fn crd_path(run: &CaseRun<'_>) -> String {
     format!("{CRDS}/widgets.{}", group(run))
 }
 
@@ -69,17 +69,17 @@ pub(super) fn is_established(crd: &Value) -> bool {
 }
 
 /// Creates this definition without a record and returns the path of its objects.
-pub(super) fn serve(run: &mut Run<'_>, definition: &Value) -> String {
-    let (crd, group) = (path(run), group(run));
-    run.delete_later(&crd);
+pub(super) fn serve(run: &mut CaseRun<'_>, definition: &Value) -> String {
+    let (crd, group) = (crd_path(run), group(run));
+    run.delete_at_end(&crd);
     let is_namespaced = definition.pointer("/spec/scope") == Some(&json!("Namespaced"));
     let widgets = match is_namespaced {
         true => format!("/apis/{group}/v1/namespaces/:ns/widgets"),
         false => format!("/apis/{group}/v1/widgets"),
     };
-    run.quietly(|run| {
-        run.wait(Call::new("POST", CRDS).body(definition), |made| {
-            !uid(made).is_empty()
+    run.unrecorded(|run| {
+        run.wait(Call::new("POST", CRDS).body(definition), |created| {
+            !uid(created).is_empty()
         });
         run.wait(crd.as_str(), is_established);
         run.wait(widgets.as_str(), |list| list.get("items").is_some());
@@ -88,12 +88,12 @@ pub(super) fn serve(run: &mut Run<'_>, definition: &Value) -> String {
 }
 
 /// Creates a definition of namespaced Widgets without a record and returns the path of its objects.
-pub(super) fn widgets(run: &mut Run<'_>) -> String {
+pub(super) fn widgets(run: &mut CaseRun<'_>) -> String {
     let definition = definition(&group(run), "Namespaced");
     serve(run, &definition)
 }
 
-pub(super) fn widget(run: &Run<'_>, name: &str, spec: &Value) -> Value {
+pub(super) fn widget(run: &CaseRun<'_>, name: &str, spec: &Value) -> Value {
     json!({
         "apiVersion": format!("{}/v1", group(run)),
         "kind": "Widget",
@@ -102,10 +102,10 @@ pub(super) fn widget(run: &Run<'_>, name: &str, spec: &Value) -> Value {
     })
 }
 
-fn crd_becomes_established(run: &mut Run<'_>) {
+fn crd_becomes_established(run: &mut CaseRun<'_>) {
     let definition = definition(&group(run), "Namespaced");
-    let crd = path(run);
-    run.delete_later(&crd);
+    let crd = crd_path(run);
+    run.delete_at_end(&crd);
     run.post(CRDS, &definition);
     run.wait(crd.as_str(), is_established);
     let objects = format!("/apis/{}/v1/namespaces/:ns/widgets", group(run));
@@ -116,24 +116,24 @@ fn crd_becomes_established(run: &mut Run<'_>) {
     run.get(&format!("{objects}/none"));
 }
 
-fn crd_rejected(run: &mut Run<'_>) {
+fn crd_rejected(run: &mut CaseRun<'_>) {
     let group = group(run);
-    let good = definition(&group, "Namespaced");
-    let mut changed = good.clone();
+    let valid = definition(&group, "Namespaced");
+    let mut changed = valid.clone();
     changed["metadata"]["name"] = json!("other.example.com");
     run.post(CRDS, &changed);
-    let mut changed = good.clone();
+    let mut changed = valid.clone();
     changed["spec"]["scope"] = json!("Everywhere");
     run.post(CRDS, &changed);
-    let mut changed = good.clone();
+    let mut changed = valid.clone();
     changed["spec"]["versions"][0]["storage"] = json!(false);
     run.post(CRDS, &changed);
-    let mut changed = good;
+    let mut changed = valid;
     changed["spec"]["versions"][0]["schema"] = json!({});
     run.post(CRDS, &changed);
 }
 
-fn crd_name_conflict(run: &mut Run<'_>) {
+fn crd_name_conflict(run: &mut CaseRun<'_>) {
     widgets(run);
     let group = group(run);
     let mut other = definition(&group, "Namespaced");
@@ -141,8 +141,8 @@ fn crd_name_conflict(run: &mut Run<'_>) {
     other["spec"]["names"]["plural"] = json!("gadgets");
     other["spec"]["names"]["singular"] = json!("gadget");
     let crd = format!("{CRDS}/gadgets.{group}");
-    run.delete_later(&crd);
-    run.quietly(|run| run.post(CRDS, &other));
+    run.delete_at_end(&crd);
+    run.unrecorded(|run| run.post(CRDS, &other));
     let call = Call::new("GET", crd).only(&["/status/acceptedNames", "/status/conditions"]);
     run.wait(call, |crd| {
         let conditions = crd.pointer("/status/conditions").and_then(Value::as_array);
@@ -150,41 +150,45 @@ fn crd_name_conflict(run: &mut Run<'_>) {
     });
 }
 
-fn crd_update(run: &mut Run<'_>) {
+fn crd_update(run: &mut CaseRun<'_>) {
     widgets(run);
-    let crd = path(run);
-    let found = metadata(run, &crd);
+    let crd = crd_path(run);
+    let current = get_metadata(run, &crd);
     let mut next = definition(&group(run), "Namespaced");
     run.put(&crd, &next);
     next["metadata"]["labels"] = json!({"a": "b"});
     run.put(&crd, &with_version(next.clone(), "1"));
-    run.put(&crd, &with_version(next.clone(), &version(&found)));
+    run.put(
+        &crd,
+        &with_version(next.clone(), &resource_version(&current)),
+    );
     next["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["extra"] =
         json!({"type": "string"});
-    let found = metadata(run, &crd);
-    let replace = Call::new("PUT", crd.clone()).body(&with_version(next.clone(), &version(&found)));
+    let current = get_metadata(run, &crd);
+    let replace = Call::new("PUT", crd.clone())
+        .body(&with_version(next.clone(), &resource_version(&current)));
     run.send(replace.only(&["/metadata", "/status"]));
     next["spec"]["scope"] = json!("Cluster");
-    let found = metadata(run, &crd);
-    run.put(&crd, &with_version(next, &version(&found)));
+    let current = get_metadata(run, &crd);
+    run.put(&crd, &with_version(next, &resource_version(&current)));
     run.merge(&crd, &json!({"metadata": {"annotations": {"c": "d"}}}));
 }
 
-fn metadata(run: &mut Run<'_>, path: &str) -> Value {
+fn get_metadata(run: &mut CaseRun<'_>, path: &str) -> Value {
     run.send(Call::new("GET", path).only(&["/metadata"]))
 }
 
-fn crd_schema_changes_fields(run: &mut Run<'_>) {
+fn crd_schema_changes_fields(run: &mut CaseRun<'_>) {
     let objects = widgets(run);
     let object = widget(run, "one", &json!({"color": "red", "extra": "kept later"}));
     run.post(&objects, &object);
-    let (crd, group) = (path(run), group(run));
+    let (crd, group) = (crd_path(run), group(run));
     let patch = json!({"type": "string"});
     let mut next = definition(&group, "Namespaced");
     next["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
         ["extra"] = patch;
-    let found = metadata(run, &crd);
-    run.quietly(|run| run.put(&crd, &with_version(next, &version(&found))));
+    let current = get_metadata(run, &crd);
+    run.unrecorded(|run| run.put(&crd, &with_version(next, &resource_version(&current))));
     let labels: Vec<&str> = group.rsplit('.').collect();
     let name = format!("{}.v1.Widget", labels.join("."));
     let schema = format!("/components/schemas/{name}");
@@ -194,33 +198,36 @@ fn crd_schema_changes_fields(run: &mut Run<'_>) {
     run.wait(openapi.only(&[&fields, &kinds]), |document| {
         document.pointer(&format!("{fields}/extra")).is_some()
     });
-    run.get(&at(&objects, "one"));
-    run.merge(&at(&objects, "one"), &json!({"spec": {"extra": "kept"}}));
+    run.get(&object_path(&objects, "one"));
+    run.merge(
+        &object_path(&objects, "one"),
+        &json!({"spec": {"extra": "kept"}}),
+    );
 }
 
-fn crd_apply(run: &mut Run<'_>) {
+fn crd_apply(run: &mut CaseRun<'_>) {
     let definition = definition(&group(run), "Namespaced");
-    let crd = path(run);
-    run.delete_later(&crd);
+    let crd = crd_path(run);
+    run.delete_at_end(&crd);
     let path = format!("{crd}?fieldManager=krypton&force=true");
     run.apply(&path, &definition);
-    run.quietly(|run| run.wait(crd.as_str(), is_established));
+    run.unrecorded(|run| run.wait(crd.as_str(), is_established));
     run.apply(&path, &definition);
     let other = format!("{crd}?fieldManager=helm&force=true&dryRun=All");
     run.apply(&other, &definition);
 }
 
-fn crd_deletion_deletes_objects(run: &mut Run<'_>) {
+fn crd_deletion_deletes_objects(run: &mut CaseRun<'_>) {
     let objects = widgets(run);
     let one = widget(run, "one", &json!({"color": "red"}));
     run.post(&objects, &one);
     let watch = run.watch(format!("{objects}?watch=true&resourceVersion=0"));
     run.event(watch);
-    let crd = path(run);
-    let found = metadata(run, &crd);
+    let crd = crd_path(run);
+    let current = get_metadata(run, &crd);
     let other = json!({"preconditions": {"uid": "00000000-0000-4000-8000-000000000000"}});
     run.delete(&crd, &other);
-    let options = json!({"preconditions": {"uid": uid(&found)}});
+    let options = json!({"preconditions": {"uid": uid(&current)}});
     let delete = Call::new("DELETE", crd.clone()).body(&options);
     run.send(delete.only(&["/kind", "/metadata/name", "/metadata/finalizers"]));
     run.event(watch);
@@ -228,14 +235,14 @@ fn crd_deletion_deletes_objects(run: &mut Run<'_>) {
     run.wait(objects.as_str(), |list| list.get("items").is_none());
 }
 
-fn crd_deletion_waits_for_finalizers(run: &mut Run<'_>) {
+fn crd_deletion_waits_for_finalizers(run: &mut CaseRun<'_>) {
     let objects = widgets(run);
     let mut one = widget(run, "one", &json!({"color": "red"}));
     one["metadata"]["finalizers"] = json!(["example.com/a"]);
     run.post(&objects, &one);
-    let crd = path(run);
-    run.quietly(|run| run.delete(&crd, &json!({})));
-    let object = at(&objects, "one");
+    let crd = crd_path(run);
+    run.unrecorded(|run| run.delete(&crd, &json!({})));
+    let object = object_path(&objects, "one");
     run.wait(object.as_str(), |object| {
         object.pointer("/metadata/deletionTimestamp").is_some()
     });
@@ -246,34 +253,34 @@ fn crd_deletion_waits_for_finalizers(run: &mut Run<'_>) {
         crd.pointer("/status/conditions")
             .is_some_and(|all| all.to_string().contains("InstanceDeletionInProgress"))
     });
-    run.wait(Call::new("POST", objects.clone()).body(&two), |made| {
-        made.get("code").is_some()
+    run.wait(Call::new("POST", objects.clone()).body(&two), |created| {
+        created.get("code").is_some()
     });
     run.merge(&object, &json!({"metadata": {"finalizers": null}}));
     run.wait(crd.as_str(), |crd| crd.get("code") == Some(&json!(404)));
 }
 
-fn custom_life(run: &mut Run<'_>) {
+fn custom_life(run: &mut CaseRun<'_>) {
     let objects = widgets(run);
     let one = widget(run, "one", &json!({"color": "red"}));
-    let made = run.post(&objects, &one);
+    let created = run.post(&objects, &one);
     run.post(&objects, &one);
-    run.get(&at(&objects, "one"));
-    run.put(&at(&objects, "one"), &one);
-    let mut next = made;
+    run.get(&object_path(&objects, "one"));
+    run.put(&object_path(&objects, "one"), &one);
+    let mut next = created;
     next["spec"]["color"] = json!("green");
-    let next = run.put(&at(&objects, "one"), &next);
-    run.put(&at(&objects, "one"), &with_version(next, "1"));
+    let next = run.put(&object_path(&objects, "one"), &next);
+    run.put(&object_path(&objects, "one"), &with_version(next, "1"));
     run.get(&objects);
     run.get(&format!("{objects}?fieldSelector=metadata.name%3Dtwo"));
     run.get(&format!("{objects}?fieldSelector=spec.color%3Dred"));
-    run.delete(&at(&objects, "one"), &json!({}));
-    run.delete(&at(&objects, "one"), &json!({}));
-    run.get(&at(&objects, "one"));
-    run.put(&at(&objects, "one"), &one);
+    run.delete(&object_path(&objects, "one"), &json!({}));
+    run.delete(&object_path(&objects, "one"), &json!({}));
+    run.get(&object_path(&objects, "one"));
+    run.put(&object_path(&objects, "one"), &one);
 }
 
-fn custom_defaults_and_pruning(run: &mut Run<'_>) {
+fn custom_defaults_and_pruning(run: &mut CaseRun<'_>) {
     let objects = widgets(run);
     let spec = json!({
         "color": "red",
@@ -293,7 +300,7 @@ fn custom_defaults_and_pruning(run: &mut Run<'_>) {
     run.post(&objects, &two);
 }
 
-fn custom_validation(run: &mut Run<'_>) {
+fn custom_validation(run: &mut CaseRun<'_>) {
     let objects = widgets(run);
     let specs = [
         json!({}),
@@ -331,17 +338,20 @@ fn custom_validation(run: &mut Run<'_>) {
     run.post(&objects, &bad_name);
 }
 
-fn custom_generation(run: &mut Run<'_>) {
+fn custom_generation(run: &mut CaseRun<'_>) {
     let objects = widgets(run);
     let mut one = widget(run, "one", &json!({"color": "red"}));
     one["metadata"]["generation"] = json!(7);
     run.post(&objects, &one);
-    let path = at(&objects, "one");
+    let path = object_path(&objects, "one");
     run.merge(&path, &json!({"metadata": {"labels": {"a": "b"}}}));
     run.merge(&path, &json!({"spec": {"color": "green"}}));
     run.merge(&path, &json!({"spec": {"color": "green"}}));
     run.merge(&path, &json!({"metadata": {"generation": 9}}));
-    run.merge(&at(&path, "status"), &json!({"status": {"state": "new"}}));
+    run.merge(
+        &object_path(&path, "status"),
+        &json!({"status": {"state": "new"}}),
+    );
     run.merge(
         &path,
         &json!({"metadata": {"finalizers": ["example.com/a"]}}),
@@ -351,12 +361,15 @@ fn custom_generation(run: &mut Run<'_>) {
     run.merge(&path, &json!({"metadata": {"finalizers": []}}));
 }
 
-fn custom_status(run: &mut Run<'_>) {
+fn custom_status(run: &mut CaseRun<'_>) {
     let objects = widgets(run);
-    let (path, status) = (at(&objects, "one"), at(&objects, "one/status"));
+    let (path, status) = (
+        object_path(&objects, "one"),
+        object_path(&objects, "one/status"),
+    );
     let one = widget(run, "one", &json!({"color": "red"}));
     run.merge(&status, &json!({"status": {"state": "none"}}));
-    let made = run.post(&objects, &one);
+    let created = run.post(&objects, &one);
     run.get(&status);
     let patch = json!({
         "spec": {"color": "green"},
@@ -368,18 +381,18 @@ fn custom_status(run: &mut Run<'_>) {
     run.merge(&status, &json!({"status": {"state": null, "observed": 2}}));
     run.merge(
         &status,
-        &json!({"metadata": {"resourceVersion": version(&made)}, "status": {"observed": 3}}),
+        &json!({"metadata": {"resourceVersion": resource_version(&created)}, "status": {"observed": 3}}),
     );
     run.merge(&status, &json!({"metadata": {"uid": "00000000-0000-4000-8000-000000000000"}, "status": {"observed": 3}}));
     run.merge(
         &status,
-        &json!({"metadata": {"uid": uid(&made)}, "status": {"observed": "text"}}),
+        &json!({"metadata": {"uid": uid(&created)}, "status": {"observed": "text"}}),
     );
-    let mut found = run.get(&path);
-    found["status"]["state"] = json!("replaced");
-    found["spec"]["color"] = json!("green");
-    run.put(&status, &found);
-    run.put(&status, &found);
+    let mut current = run.get(&path);
+    current["status"]["state"] = json!("replaced");
+    current["spec"]["color"] = json!("green");
+    run.put(&status, &current);
+    run.put(&status, &current);
     run.merge(&status, &json!({"status": null}));
     run.merge(
         &format!("{status}?dryRun=All"),
@@ -388,7 +401,7 @@ fn custom_status(run: &mut Run<'_>) {
     run.get(&path);
 }
 
-fn custom_without_status_subresource(run: &mut Run<'_>) {
+fn custom_without_status_subresource(run: &mut CaseRun<'_>) {
     let mut definition = definition(&group(run), "Namespaced");
     if let Some(Value::Object(version)) = definition.pointer_mut("/spec/versions/0") {
         version.remove("subresources");
@@ -397,14 +410,17 @@ fn custom_without_status_subresource(run: &mut Run<'_>) {
     let mut one = widget(run, "one", &json!({"color": "red"}));
     one["status"] = json!({"state": "new"});
     run.post(&objects, &one);
-    run.merge(&at(&objects, "one"), &json!({"status": {"state": "next"}}));
     run.merge(
-        &at(&objects, "one/status"),
+        &object_path(&objects, "one"),
+        &json!({"status": {"state": "next"}}),
+    );
+    run.merge(
+        &object_path(&objects, "one/status"),
         &json!({"status": {"state": "last"}}),
     );
 }
 
-fn custom_merge_patch(run: &mut Run<'_>) {
+fn custom_merge_patch(run: &mut CaseRun<'_>) {
     let objects = widgets(run);
     let spec = json!({
         "color": "red",
@@ -413,8 +429,8 @@ fn custom_merge_patch(run: &mut Run<'_>) {
         "free": {"a": {"b": 1, "c": [1]}}
     });
     let one = widget(run, "one", &spec);
-    let made = run.post(&objects, &one);
-    let path = at(&objects, "one");
+    let created = run.post(&objects, &one);
+    let path = object_path(&objects, "one");
     run.merge(
         &path,
         &json!({"spec": {"labels": {"a": null, "c": "3"}, "tags": ["c"]}}),
@@ -435,11 +451,11 @@ fn custom_merge_patch(run: &mut Run<'_>) {
     run.merge(&path, &json!({"kind": "Gadget"}));
     run.merge(
         &path,
-        &json!({"metadata": {"resourceVersion": version(&made)}, "spec": {"size": 4}}),
+        &json!({"metadata": {"resourceVersion": resource_version(&created)}, "spec": {"size": 4}}),
     );
     run.merge(
         &path,
-        &json!({"metadata": {"uid": uid(&made)}, "spec": {"size": 4}}),
+        &json!({"metadata": {"uid": uid(&created)}, "spec": {"size": 4}}),
     );
     run.merge(
         &path,
@@ -452,27 +468,27 @@ fn custom_merge_patch(run: &mut Run<'_>) {
     run.merge(&path, &json!({"metadata": {"annotations": null}}));
 }
 
-fn custom_finalizers(run: &mut Run<'_>) {
+fn custom_finalizers(run: &mut CaseRun<'_>) {
     let objects = widgets(run);
     let mut one = widget(run, "one", &json!({"color": "red"}));
     one["metadata"]["finalizers"] = json!(["example.com/a", "example.com/b"]);
-    let path = at(&objects, "one");
+    let path = object_path(&objects, "one");
     run.post(&objects, &one);
     run.delete(&path, &json!({}));
-    let found = run.delete(&path, &json!({"propagationPolicy": "Background"}));
+    let current = run.delete(&path, &json!({"propagationPolicy": "Background"}));
     run.merge(
-        &at(&path, "status"),
+        &object_path(&path, "status"),
         &json!({"status": {"state": "deleting"}}),
     );
     let finalizers = |finalizers: Value, version: &str| json!({"metadata": {"finalizers": finalizers, "resourceVersion": version}});
     run.merge(
         &path,
-        &finalizers(json!(["example.com/b"]), &version(&found)),
+        &finalizers(json!(["example.com/b"]), &resource_version(&current)),
     );
-    let found = run.get(&path);
+    let current = run.get(&path);
     run.merge(
         &path,
-        &finalizers(json!(["example.com/b"]), &version(&found)),
+        &finalizers(json!(["example.com/b"]), &resource_version(&current)),
     );
     run.merge(
         &path,
@@ -488,42 +504,42 @@ fn custom_finalizers(run: &mut Run<'_>) {
             "metadata": {"name": "two", "finalizers": ["no slash"]}
         }),
     );
-    run.delete(&at(&objects, "two"), &json!({}));
+    run.delete(&object_path(&objects, "two"), &json!({}));
 }
 
-fn custom_preconditions(run: &mut Run<'_>) {
+fn custom_preconditions(run: &mut CaseRun<'_>) {
     let objects = widgets(run);
     let one = widget(run, "one", &json!({"color": "red"}));
-    let path = at(&objects, "one");
-    let made = run.post(&objects, &one);
+    let path = object_path(&objects, "one");
+    let created = run.post(&objects, &one);
     let next = run.merge(&path, &json!({"spec": {"size": 5}}));
     let other = "00000000-0000-4000-8000-000000000000";
     run.delete(&path, &json!({"preconditions": {"uid": other}}));
     run.delete(
         &path,
-        &json!({"preconditions": {"resourceVersion": version(&made)}}),
+        &json!({"preconditions": {"resourceVersion": resource_version(&created)}}),
     );
     run.delete(
         &path,
-        &json!({"preconditions": {"uid": other, "resourceVersion": version(&made)}}),
+        &json!({"preconditions": {"uid": other, "resourceVersion": resource_version(&created)}}),
     );
     run.delete(
         &path,
-        &json!({"preconditions": {"uid": uid(&made), "resourceVersion": version(&next)}}),
+        &json!({"preconditions": {"uid": uid(&created), "resourceVersion": resource_version(&next)}}),
     );
     let again = run.post(&objects, &one);
-    run.delete(&path, &json!({"preconditions": {"uid": uid(&made)}}));
-    let mut stale = made;
+    run.delete(&path, &json!({"preconditions": {"uid": uid(&created)}}));
+    let mut stale = created;
     stale["spec"]["size"] = json!(6);
     run.put(&path, &stale);
-    stale["metadata"]["resourceVersion"] = json!(version(&again));
+    stale["metadata"]["resourceVersion"] = json!(resource_version(&again));
     run.put(&path, &stale);
 }
 
-fn custom_dry_run(run: &mut Run<'_>) {
+fn custom_dry_run(run: &mut CaseRun<'_>) {
     let objects = widgets(run);
     let one = widget(run, "one", &json!({"color": "red"}));
-    let path = at(&objects, "one");
+    let path = object_path(&objects, "one");
     run.post(&format!("{objects}?dryRun=All"), &one);
     run.get(&path);
     run.post(&objects, &one);
@@ -541,27 +557,27 @@ fn custom_dry_run(run: &mut Run<'_>) {
     run.get(&path);
 }
 
-fn custom_cluster_scope(run: &mut Run<'_>) {
+fn custom_cluster_scope(run: &mut CaseRun<'_>) {
     let definition = definition(&group(run), "Cluster");
     let objects = serve(run, &definition);
     let one = widget(run, "one", &json!({"color": "red"}));
     run.post(&objects, &one);
     run.get(&objects);
-    run.get(&at(&objects, "one"));
+    run.get(&object_path(&objects, "one"));
     run.get(&format!("/apis/{}/v1/namespaces/:ns/widgets", group(run)));
     let mut two = widget(run, "two", &json!({"color": "red"}));
     two["metadata"]["namespace"] = json!("default");
     run.post(&objects, &two);
-    run.delete(&at(&objects, "one"), &json!({}));
+    run.delete(&object_path(&objects, "one"), &json!({}));
 }
 
-fn custom_field_validation(run: &mut Run<'_>) {
+fn custom_field_validation(run: &mut CaseRun<'_>) {
     let objects = widgets(run);
     let one = widget(run, "one", &json!({"color": "red", "unknown": 1}));
     run.post(&format!("{objects}?fieldValidation=Strict"), &one);
     run.post(&format!("{objects}?fieldValidation=Ignore"), &one);
     run.merge(
-        &format!("{}?fieldValidation=Strict", at(&objects, "one")),
+        &format!("{}?fieldValidation=Strict", object_path(&objects, "one")),
         &json!({"spec": {"unknown": 1}}),
     );
 }

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::custom::{self, CRDS, widgets};
-use super::run::{Call, Run};
+use super::run::{Call, CaseRun};
 
 super::table!(
     version_and_health,
@@ -18,30 +18,30 @@ super::table!(
 const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList,application/json";
 
 /// Keeps the resources with these names. A simulated server doesn't serve all kinds.
-fn resources(run: &mut Run<'_>, path: &str, names: &[&str]) {
-    let list = run.quietly(|run| run.get(path));
-    let all = list
+fn get_resources(run: &mut CaseRun<'_>, path: &str, names: &[&str]) {
+    let list = run.unrecorded(|run| run.get(path));
+    let resources = list
         .get("resources")
         .and_then(Value::as_array)
         .cloned()
         .unwrap_or_default();
-    let found = |name: &&str| {
-        let at = all
+    let resource_pointer = |name: &&str| {
+        let index = resources
             .iter()
             .position(|resource| resource.get("name") == Some(&json!(name)));
-        at.map(|at| format!("/resources/{at}"))
+        index.map(|index| format!("/resources/{index}"))
     };
     let mut pointers = vec![
         "/kind".to_owned(),
         "/apiVersion".to_owned(),
         "/groupVersion".to_owned(),
     ];
-    pointers.extend(names.iter().filter_map(found));
+    pointers.extend(names.iter().filter_map(resource_pointer));
     let pointers: Vec<&str> = pointers.iter().map(String::as_str).collect();
     run.send_renumbered(Call::new("GET", path).only(&pointers));
 }
 
-fn version_and_health(run: &mut Run<'_>) {
+fn version_and_health(run: &mut CaseRun<'_>) {
     // The values depend on the version.
     run.send(Call::new("GET", "/version").only(&["/major"]));
     run.get("/readyz");
@@ -49,8 +49,8 @@ fn version_and_health(run: &mut Run<'_>) {
     run.get("/healthz");
 }
 
-fn discovery_of_core(run: &mut Run<'_>) {
-    resources(
+fn discovery_of_core(run: &mut CaseRun<'_>) {
+    get_resources(
         run,
         "/api/v1",
         &[
@@ -65,14 +65,14 @@ fn discovery_of_core(run: &mut Run<'_>) {
     run.send(Call::new("GET", "/api").only(&["/kind", "/versions"]));
 }
 
-fn discovery_of_groups(run: &mut Run<'_>) {
-    resources(run, "/apis/coordination.k8s.io/v1", &["leases"]);
-    resources(
+fn discovery_of_groups(run: &mut CaseRun<'_>) {
+    get_resources(run, "/apis/coordination.k8s.io/v1", &["leases"]);
+    get_resources(
         run,
         "/apis/apps/v1",
         &["deployments", "statefulsets", "daemonsets"],
     );
-    resources(
+    get_resources(
         run,
         "/apis/apiextensions.k8s.io/v1",
         &[
@@ -80,52 +80,54 @@ fn discovery_of_groups(run: &mut Run<'_>) {
             "customresourcedefinitions/status",
         ],
     );
-    resources(run, "/apis/events.k8s.io/v1", &["events"]);
+    get_resources(run, "/apis/events.k8s.io/v1", &["events"]);
     run.get("/apis/coordination.k8s.io");
     run.send(Call::new("GET", "/apis").only(&["/kind", "/apiVersion"]));
 }
 
-fn discovery_of_custom_group(run: &mut Run<'_>) {
+fn discovery_of_custom_group(run: &mut CaseRun<'_>) {
     let group = custom::group(run);
     let path = format!("/apis/{group}/v1");
     run.get(&path);
     widgets(run);
     run.wait(path.as_str(), |list| list.get("resources").is_some());
-    run.wait(format!("/apis/{group}"), |found| {
-        found.get("versions").is_some()
+    run.wait(format!("/apis/{group}"), |body| {
+        body.get("versions").is_some()
     });
     run.get(&format!("/apis/{group}/v2"));
-    let crd = custom::path(run);
-    run.quietly(|run| run.delete(&crd, &json!({})));
+    let crd = custom::crd_path(run);
+    run.unrecorded(|run| run.delete(&crd, &json!({})));
     run.wait(path.as_str(), |list| list.get("resources").is_none());
     run.wait(format!("{CRDS}/none"), |_| true);
 }
 
-fn pointer(list: &Value, name: &str) -> String {
+fn group_pointer(list: &Value, name: &str) -> String {
     let items = list.get("items").and_then(Value::as_array);
-    let at = items.and_then(|items| {
+    let index = items.and_then(|items| {
         items
             .iter()
             .position(|item| item.pointer("/metadata/name") == Some(&json!(name)))
     });
-    at.map(|at| format!("/items/{at}")).unwrap_or_default()
+    index
+        .map(|index| format!("/items/{index}"))
+        .unwrap_or_default()
 }
 
-fn discovery_aggregated_core(run: &mut Run<'_>) {
+fn discovery_aggregated_core(run: &mut CaseRun<'_>) {
     let call = Call::new("GET", "/api").accept(AGGREGATED);
-    let list = run.quietly(|run| run.send(call.clone()));
+    let list = run.unrecorded(|run| run.send(call.clone()));
     let resources = list
         .pointer("/items/0/versions/0/resources")
         .and_then(Value::as_array);
-    let at = |name: &str| {
-        let at = resources?
+    let resource_pointer = |name: &str| {
+        let index = resources?
             .iter()
-            .position(|found| found.get("resource") == Some(&json!(name)))?;
-        Some(format!("/items/0/versions/0/resources/{at}"))
+            .position(|resource| resource.get("resource") == Some(&json!(name)))?;
+        Some(format!("/items/0/versions/0/resources/{index}"))
     };
     let mut pointers: Vec<String> = ["configmaps", "namespaces", "secrets"]
         .into_iter()
-        .filter_map(at)
+        .filter_map(resource_pointer)
         .collect();
     pointers.extend(
         [
@@ -142,21 +144,29 @@ fn discovery_aggregated_core(run: &mut Run<'_>) {
     run.send_renumbered(call.only(&pointers));
 }
 
-fn discovery_aggregated_custom(run: &mut Run<'_>) {
+fn discovery_aggregated_custom(run: &mut CaseRun<'_>) {
     widgets(run);
     let group = custom::group(run);
     let call = Call::new("GET", "/apis").accept(AGGREGATED);
-    let list = run.quietly(|run| {
+    let list = run.unrecorded(|run| {
         run.wait(call.clone(), |list| {
-            let found = list.pointer(&format!("{}/versions/0/resources/0", pointer(list, &group)));
-            !pointer(list, &group).is_empty() && found.is_some()
+            let resource = list.pointer(&format!(
+                "{}/versions/0/resources/0",
+                group_pointer(list, &group)
+            ));
+            !group_pointer(list, &group).is_empty() && resource.is_some()
         })
     });
-    let leases = format!("{}/metadata", pointer(&list, "coordination.k8s.io"));
-    run.send_renumbered(call.only(&["/kind", "/apiVersion", &pointer(&list, &group), &leases]));
+    let leases = format!("{}/metadata", group_pointer(&list, "coordination.k8s.io"));
+    run.send_renumbered(call.only(&[
+        "/kind",
+        "/apiVersion",
+        &group_pointer(&list, &group),
+        &leases,
+    ]));
 }
 
-fn openapi_of_custom_group(run: &mut Run<'_>) {
+fn openapi_of_custom_group(run: &mut CaseRun<'_>) {
     widgets(run);
     let group = custom::group(run);
     let path = format!("/openapi/v3/apis/{group}/v1");

@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::objects::{at, uid, version};
-use super::run::{Call, MERGE, METADATA, Run};
+use super::objects::{object_path, resource_version, uid};
+use super::run::{Call, CaseRun, MERGE, METADATA};
 
 super::table!(
     lease_life,
@@ -34,22 +34,22 @@ fn lease(holder: &str, second: u32) -> Value {
     })
 }
 
-fn lease_life(run: &mut Run<'_>) {
-    let path = at(LEASES, "krypton-hub");
+fn lease_life(run: &mut CaseRun<'_>) {
+    let path = object_path(LEASES, "krypton-hub");
     run.get(&path);
-    let made = run.post(LEASES, &lease("a", 6));
+    let created = run.post(LEASES, &lease("a", 6));
     run.get(&path);
     run.post(LEASES, &lease("b", 6));
     let replaced = |object: &Value, second| {
         let mut next = lease("a", second);
-        next["metadata"]["resourceVersion"] = json!(version(object));
+        next["metadata"]["resourceVersion"] = json!(resource_version(object));
         next["metadata"]["uid"] = json!(uid(object));
         next
     };
-    let next = run.put(&path, &replaced(&made, 16));
-    run.put(&path, &replaced(&made, 26));
+    let next = run.put(&path, &replaced(&created, 16));
+    run.put(&path, &replaced(&created, 26));
     run.put(&path, &replaced(&next, 36));
-    let start = version(&next);
+    let start = resource_version(&next);
     let watch = run.watch(format!(
         "{LEASES}?watch=true&fieldSelector=metadata.name%3Dkrypton-hub&resourceVersion={start}"
     ));
@@ -62,7 +62,7 @@ fn lease_life(run: &mut Run<'_>) {
     run.put(&path, &replaced(&next, 36));
 }
 
-fn lease_rejected(run: &mut Run<'_>) {
+fn lease_rejected(run: &mut CaseRun<'_>) {
     let mut object = lease("a", 6);
     object["spec"]["leaseDurationSeconds"] = json!(0);
     run.post(LEASES, &object);
@@ -78,7 +78,7 @@ fn lease_rejected(run: &mut Run<'_>) {
     );
 }
 
-fn events_core(run: &mut Run<'_>) {
+fn events_core(run: &mut CaseRun<'_>) {
     let events = "/api/v1/namespaces/:ns/events";
     let namespace = run.namespace().to_owned();
     let event = json!({
@@ -107,7 +107,7 @@ fn events_core(run: &mut Run<'_>) {
     run.post(events, &foreign);
 }
 
-fn events_group(run: &mut Run<'_>) {
+fn events_group(run: &mut CaseRun<'_>) {
     let events = "/apis/events.k8s.io/v1/namespaces/:ns/events";
     let namespace = run.namespace().to_owned();
     let event = json!({
@@ -123,8 +123,8 @@ fn events_group(run: &mut Run<'_>) {
     });
     run.post(events, &event);
     let series = json!({"series": {"count": 2, "lastObservedTime": "2001-02-03T04:05:16.123456Z"}});
-    run.merge(&at(events, "one.1"), &series);
-    run.merge(&at(events, "none.1"), &series);
+    run.merge(&object_path(events, "one.1"), &series);
+    run.merge(&object_path(events, "none.1"), &series);
     run.get(&format!("/api/v1/namespaces/{namespace}/events/one.1"));
     let mut invalid = event;
     invalid["metadata"]["name"] = json!("two.1");
@@ -133,7 +133,7 @@ fn events_group(run: &mut Run<'_>) {
     run.post(events, &invalid);
 }
 
-fn suspended_job(run: &mut Run<'_>) {
+fn suspended_job(run: &mut CaseRun<'_>) {
     let jobs = "/apis/batch/v1/namespaces/:ns/jobs";
     let job = json!({
         "metadata": {"name": "one", "labels": {"app.kubernetes.io/managed-by": "Helm"}},
@@ -155,15 +155,15 @@ fn suspended_job(run: &mut Run<'_>) {
     let list = format!("{jobs}?labelSelector=app.kubernetes.io%2Fmanaged-by%3DHelm&limit=500");
     run.send(Call::new("GET", list).only(&["/kind", "/items/0/metadata/name"]));
     run.send(
-        Call::new("DELETE", at(jobs, "one"))
+        Call::new("DELETE", object_path(jobs, "one"))
             .body(&json!({"propagationPolicy": "Background"}))
             .only(&["/kind", "/status"]),
     );
 }
 
-fn pod_labels(run: &mut Run<'_>) {
+fn pod_labels(run: &mut CaseRun<'_>) {
     let account = "/api/v1/namespaces/:ns/serviceaccounts/default";
-    run.quietly(|run| run.wait(account, |account| !uid(account).is_empty()));
+    run.unrecorded(|run| run.wait(account, |account| !uid(account).is_empty()));
     let pods = "/api/v1/namespaces/:ns/pods";
     let pod = json!({
         "metadata": {"name": "one", "labels": {"app": "hub"}},
@@ -174,32 +174,32 @@ fn pod_labels(run: &mut Run<'_>) {
             .body(&pod)
             .only(&["/kind", "/metadata", "/status/phase"]),
     );
-    let call = Call::new("PATCH", at(pods, "one"))
+    let call = Call::new("PATCH", object_path(pods, "one"))
         .content_type(MERGE)
         .accept(METADATA);
     run.send(call.body(&json!({"metadata": {"labels": {"leader": "true"}}})));
-    run.send(Call::new("GET", at(pods, "one")).accept(METADATA));
+    run.send(Call::new("GET", object_path(pods, "one")).accept(METADATA));
 }
 
-fn service_account(run: &mut Run<'_>) {
+fn service_account(run: &mut CaseRun<'_>) {
     let accounts = "/api/v1/namespaces/:ns/serviceaccounts";
     run.post(accounts, &json!({"metadata": {"name": "one"}}));
-    run.send(Call::new("GET", at(accounts, "one")).accept(METADATA));
-    run.delete(&at(accounts, "one"), &json!({}));
+    run.send(Call::new("GET", object_path(accounts, "one")).accept(METADATA));
+    run.delete(&object_path(accounts, "one"), &json!({}));
 }
 
-fn rbac_objects(run: &mut Run<'_>) {
+fn rbac_objects(run: &mut CaseRun<'_>) {
     let roles = "/apis/rbac.authorization.k8s.io/v1/namespaces/:ns/roles";
     let rules = json!([{"apiGroups": [""], "resources": ["secrets"], "verbs": ["get"]}]);
     run.post(roles, &json!({"metadata": {"name": "one"}, "rules": rules}));
-    run.merge(&at(roles, "one"), &json!({"rules": []}));
-    run.delete(&at(roles, "one"), &json!({}));
+    run.merge(&object_path(roles, "one"), &json!({"rules": []}));
+    run.delete(&object_path(roles, "one"), &json!({}));
 }
 
-fn cluster_role_apply(run: &mut Run<'_>) {
+fn cluster_role_apply(run: &mut CaseRun<'_>) {
     let name = format!("{}-one", run.namespace());
     let path = format!("/apis/rbac.authorization.k8s.io/v1/clusterroles/{name}");
-    run.delete_later(&path);
+    run.delete_at_end(&path);
     let role = json!({
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "ClusterRole",

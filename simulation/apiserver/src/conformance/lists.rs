@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::objects::{SECRETS, at, version};
-use super::run::{Call, METADATA_LIST, Run};
+use super::objects::{SECRETS, object_path, resource_version};
+use super::run::{Call, CaseRun, METADATA_LIST};
 
 super::table!(
     label_selectors,
@@ -19,22 +19,22 @@ super::table!(
 );
 
 /// Creates Secrets with labels without a record.
-fn secrets(run: &mut Run<'_>, names: &[&str]) -> Value {
+fn create_secrets(run: &mut CaseRun<'_>, names: &[&str]) -> Value {
     let mut last = Value::Null;
     for name in names {
         let metadata = json!({"name": name, "labels": {"name": name, "case": run.namespace()}});
-        last = run.quietly(|run| run.post(SECRETS, &json!({"metadata": metadata})));
+        last = run.unrecorded(|run| run.post(SECRETS, &json!({"metadata": metadata})));
     }
     last
 }
 
-fn token(list: &Value) -> String {
+fn continue_token(list: &Value) -> String {
     let token = list.pointer("/metadata/continue").and_then(Value::as_str);
     token.unwrap_or_default().to_owned()
 }
 
-fn label_selectors(run: &mut Run<'_>) {
-    secrets(run, &["one", "two"]);
+fn label_selectors(run: &mut CaseRun<'_>) {
+    create_secrets(run, &["one", "two"]);
     run.post(
         SECRETS,
         &json!({"metadata": {"name": "three", "labels": {"other": ""}}}),
@@ -59,8 +59,8 @@ fn label_selectors(run: &mut Run<'_>) {
     }
 }
 
-fn field_selectors(run: &mut Run<'_>) {
-    secrets(run, &["one", "two"]);
+fn field_selectors(run: &mut CaseRun<'_>) {
+    create_secrets(run, &["one", "two"]);
     run.post(
         SECRETS,
         &json!({"metadata": {"name": "three"}, "type": "example.com/three"}),
@@ -80,65 +80,74 @@ fn field_selectors(run: &mut Run<'_>) {
     }
 }
 
-fn pages(run: &mut Run<'_>) {
-    secrets(run, &["a", "b", "c", "d", "e"]);
+fn pages(run: &mut CaseRun<'_>) {
+    create_secrets(run, &["a", "b", "c", "d", "e"]);
     let first = run.get(&format!("{SECRETS}?limit=2"));
     // Later pages show the state of the first one.
-    run.delete(&at(SECRETS, "c"), &json!({}));
+    run.delete(&object_path(SECRETS, "c"), &json!({}));
     run.merge(
-        &at(SECRETS, "d"),
+        &object_path(SECRETS, "d"),
         &json!({"metadata": {"labels": {"later": "true"}}}),
     );
     run.post(SECRETS, &json!({"metadata": {"name": "bb"}}));
-    let second = run.get(&format!("{SECRETS}?limit=2&continue={}", token(&first)));
-    run.get(&format!("{SECRETS}?limit=2&continue={}", token(&second)));
-    run.get(&format!("{SECRETS}?continue={}", token(&first)));
+    let second = run.get(&format!(
+        "{SECRETS}?limit=2&continue={}",
+        continue_token(&first)
+    ));
+    run.get(&format!(
+        "{SECRETS}?limit=2&continue={}",
+        continue_token(&second)
+    ));
+    run.get(&format!("{SECRETS}?continue={}", continue_token(&first)));
     run.get(&format!(
         "{SECRETS}?limit=2&continue={}&resourceVersion=1",
-        token(&first)
+        continue_token(&first)
     ));
     run.get(&format!("{SECRETS}?limit=9"));
     run.get(&format!("{SECRETS}?limit=0"));
 }
 
-fn pages_with_selector(run: &mut Run<'_>) {
-    secrets(run, &["a", "b", "c", "d"]);
+fn pages_with_selector(run: &mut CaseRun<'_>) {
+    create_secrets(run, &["a", "b", "c", "d"]);
     run.merge(
-        &at(SECRETS, "b"),
+        &object_path(SECRETS, "b"),
         &json!({"metadata": {"labels": {"case": "other"}}}),
     );
     let selector = format!("labelSelector=case%3D{}", run.namespace());
     let first = run.get(&format!("{SECRETS}?{selector}&limit=2"));
     run.get(&format!(
         "{SECRETS}?{selector}&limit=2&continue={}",
-        token(&first)
+        continue_token(&first)
     ));
 }
 
-fn pages_of_custom_objects(run: &mut Run<'_>) {
+fn pages_of_custom_objects(run: &mut CaseRun<'_>) {
     let objects = super::custom::widgets(run);
     for name in ["a", "b", "c"] {
         let object = super::custom::widget(run, name, &json!({"color": "red"}));
         run.post(&objects, &object);
     }
     let first = run.get(&format!("{objects}?limit=2"));
-    run.delete(&at(&objects, "c"), &json!({}));
-    run.get(&format!("{objects}?limit=2&continue={}", token(&first)));
+    run.delete(&object_path(&objects, "c"), &json!({}));
+    run.get(&format!(
+        "{objects}?limit=2&continue={}",
+        continue_token(&first)
+    ));
     run.get(&format!("{objects}?limit=2"));
 }
 
-fn pages_of_metadata(run: &mut Run<'_>) {
-    secrets(run, &["a", "b", "c"]);
+fn pages_of_metadata(run: &mut CaseRun<'_>) {
+    create_secrets(run, &["a", "b", "c"]);
     let list = |path: String| Call::new("GET", path).accept(METADATA_LIST);
     let first = run.send(list(format!("{SECRETS}?limit=2")));
     run.send(list(format!(
         "{SECRETS}?limit=2&continue={}",
-        token(&first)
+        continue_token(&first)
     )));
 }
 
-fn list_from_version_zero(run: &mut Run<'_>) {
-    secrets(run, &["a", "b"]);
+fn list_from_version_zero(run: &mut CaseRun<'_>) {
+    create_secrets(run, &["a", "b"]);
     // The cache of a real server can lag behind the last write.
     run.wait(format!("{SECRETS}?resourceVersion=0"), |list| {
         list.get("items")
@@ -153,20 +162,20 @@ fn list_from_version_zero(run: &mut Run<'_>) {
     run.get(&format!("{SECRETS}/a?resourceVersion=0"));
 }
 
-fn list_at_exact_version(run: &mut Run<'_>) {
-    let last = secrets(run, &["a", "b"]);
+fn list_at_exact_version(run: &mut CaseRun<'_>) {
+    let last = create_secrets(run, &["a", "b"]);
     let exact = format!(
         "resourceVersion={}&resourceVersionMatch=Exact",
-        version(&last)
+        resource_version(&last)
     );
-    run.delete(&at(SECRETS, "a"), &json!({}));
+    run.delete(&object_path(SECRETS, "a"), &json!({}));
     run.get(&format!("{SECRETS}?{exact}"));
     run.get(&format!("{SECRETS}?{exact}&limit=1"));
 }
 
-fn list_not_older_than(run: &mut Run<'_>) {
-    let last = secrets(run, &["a", "b"]);
-    let at_least = format!("resourceVersion={}", version(&last));
+fn list_not_older_than(run: &mut CaseRun<'_>) {
+    let last = create_secrets(run, &["a", "b"]);
+    let at_least = format!("resourceVersion={}", resource_version(&last));
     run.get(&format!("{SECRETS}?{at_least}"));
     run.get(&format!(
         "{SECRETS}?{at_least}&resourceVersionMatch=NotOlderThan"
@@ -175,8 +184,8 @@ fn list_not_older_than(run: &mut Run<'_>) {
     run.get(&format!("{SECRETS}/b?{at_least}"));
 }
 
-fn list_across_namespaces(run: &mut Run<'_>) {
-    secrets(run, &["a"]);
+fn list_across_namespaces(run: &mut CaseRun<'_>) {
+    create_secrets(run, &["a"]);
     let selector = format!("labelSelector=case%3D{}", run.namespace());
     run.get(&format!("/api/v1/secrets?{selector}"));
     run.get(&format!("/api/v1/secrets?{selector}&limit=1"));

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value};
 
 /// Keys of times. Two servers don't share a clock, and clients compare only times that they wrote.
-const TIMES: [&str; 5] = [
+const TIME_KEYS: [&str; 5] = [
     "creationTimestamp",
     "deletionTimestamp",
     "lastTransitionTime",
@@ -14,7 +14,7 @@ const TIMES: [&str; 5] = [
 ];
 
 /// Keys that depend on the server's version or configuration and that no client of ours reads.
-const DROPPED: [&str; 2] = [
+const OMITTED: [&str; 2] = [
     // A hash of the stored version in discovery, for storage migration.
     "storageVersionHash",
     // A deprecated field of lists and objects, absent from some versions.
@@ -22,7 +22,7 @@ const DROPPED: [&str; 2] = [
 ];
 
 /// Texts in messages before a resource version.
-const BEFORE_VERSION: [&str; 6] = [
+const VERSION_PREFIXES: [&str; 6] = [
     "ResourceVersion in the precondition (",
     "ResourceVersion in record (",
     "ResourceVersion in precondition: ",
@@ -34,32 +34,32 @@ const BEFORE_VERSION: [&str; 6] = [
 #[derive(Default)]
 struct Symbols {
     /// Versions of objects, with their rank.
-    versions: BTreeMap<u64, usize>,
+    object_versions: BTreeMap<u64, usize>,
     /// Versions of lists and bookmarks. Other writers of the same server raise them.
-    lists: BTreeMap<u64, ()>,
+    list_versions: BTreeMap<u64, ()>,
     /// UIDs, continue tokens and generated names, in order of appearance.
-    texts: BTreeMap<String, String>,
-    uids: usize,
-    tokens: usize,
-    names: usize,
-    keeps_managers: bool,
+    symbols: BTreeMap<String, String>,
+    uid_count: usize,
+    token_count: usize,
+    name_count: usize,
+    keeps_managed_fields: bool,
 }
 
-pub(super) fn transcript(steps: Vec<Value>, keeps_managers: bool) -> Value {
+pub(super) fn transcript(steps: Vec<Value>, keeps_managed_fields: bool) -> Value {
     let mut symbols = Symbols {
-        keeps_managers,
+        keeps_managed_fields,
         ..Symbols::default()
     };
     let steps = Value::Array(steps);
     symbols.collect(&steps);
-    for (rank, symbol) in symbols.versions.values_mut().enumerate() {
-        *symbol = rank + 1;
+    for (index, rank) in symbols.object_versions.values_mut().enumerate() {
+        *rank = index + 1;
     }
     symbols.normalize("", &steps)
 }
 
 /// Whether this is the metadata of a list or of a bookmark.
-fn is_of_list(metadata: &Map<String, Value>) -> bool {
+fn is_list_metadata(metadata: &Map<String, Value>) -> bool {
     metadata.contains_key("resourceVersion")
         && !metadata.contains_key("uid")
         && !metadata.contains_key("name")
@@ -70,15 +70,15 @@ impl Symbols {
         match value {
             Value::Array(items) => items.iter().for_each(|item| self.collect(item)),
             Value::Object(fields) => {
-                for part in ["metadata", "/metadata", "details"] {
-                    if let Some(Value::Object(metadata)) = fields.get(part) {
+                for key in ["metadata", "/metadata", "details"] {
+                    if let Some(Value::Object(metadata)) = fields.get(key) {
                         self.collect_metadata(metadata);
                     }
                 }
                 let sorted: BTreeMap<_, _> = fields.iter().collect();
-                // A request's body contains values of earlier answers only.
-                let answers = sorted.iter().filter(|(key, _)| **key != "body");
-                answers.for_each(|(_, value)| self.collect(value));
+                // A request's body contains only values of earlier responses.
+                let values = sorted.iter().filter(|(key, _)| **key != "body");
+                values.for_each(|(_, value)| self.collect(value));
             }
             _ => {}
         }
@@ -89,31 +89,31 @@ impl Symbols {
         let uid = text("uid");
         if let Some(version) = text("resourceVersion").and_then(|text| text.parse().ok()) {
             match uid {
-                Some(_) => drop(self.versions.insert(version, 0)),
-                None => drop(self.lists.insert(version, ())),
+                Some(_) => drop(self.object_versions.insert(version, 0)),
+                None => drop(self.list_versions.insert(version, ())),
             }
         }
         if let Some(uid) = uid
-            && !self.texts.contains_key(uid)
+            && !self.symbols.contains_key(uid)
         {
-            self.uids += 1;
-            self.texts
-                .insert(uid.to_owned(), format!("uid{}", self.uids));
+            self.uid_count += 1;
+            self.symbols
+                .insert(uid.to_owned(), format!("uid{}", self.uid_count));
         }
         if let Some(token) = text("continue").filter(|token| !token.is_empty())
-            && !self.texts.contains_key(token)
+            && !self.symbols.contains_key(token)
         {
-            self.tokens += 1;
-            self.texts
-                .insert(token.to_owned(), format!("continue{}", self.tokens));
+            self.token_count += 1;
+            self.symbols
+                .insert(token.to_owned(), format!("continue{}", self.token_count));
         }
         if let (Some(prefix), Some(name)) = (text("generateName"), text("name"))
             && name.len() == prefix.len() + 5
-            && !self.texts.contains_key(name)
+            && !self.symbols.contains_key(name)
         {
-            self.names += 1;
-            self.texts
-                .insert(name.to_owned(), format!("{prefix}name{}", self.names));
+            self.name_count += 1;
+            self.symbols
+                .insert(name.to_owned(), format!("{prefix}name{}", self.name_count));
         }
     }
 
@@ -122,10 +122,10 @@ impl Symbols {
             Value::Array(items) => {
                 Value::Array(items.iter().map(|item| self.normalize(key, item)).collect())
             }
-            Value::Object(fields) if key == "metadata" && is_of_list(fields) => {
+            Value::Object(fields) if key == "metadata" && is_list_metadata(fields) => {
                 let mut fields = fields.clone();
                 if let Some(Value::String(text)) = fields.remove("resourceVersion") {
-                    let symbol = self.floor(&text).map(|rank| format!("after rv{rank}"));
+                    let symbol = self.rank_at(&text).map(|rank| format!("after rv{rank}"));
                     let symbol = symbol.unwrap_or(text);
                     // This key isn't a version again.
                     fields.insert("resourceVersion".to_owned(), Value::String(symbol));
@@ -137,21 +137,22 @@ impl Symbols {
                 Value::Object(parts.collect())
             }
             Value::Object(fields) => {
-                let kept = fields.iter().filter(|(key, _)| {
-                    let is_managers = *key == "managedFields" && !self.keeps_managers;
-                    !is_managers && !DROPPED.contains(&key.as_str())
+                let recorded = fields.iter().filter(|(key, _)| {
+                    let is_managers = *key == "managedFields" && !self.keeps_managed_fields;
+                    !is_managers && !OMITTED.contains(&key.as_str())
                 });
                 // An owner's UID is part of a key in `managedFields`.
-                let parts = kept.map(|(key, value)| (self.text(key), self.normalize(key, value)));
+                let parts = recorded
+                    .map(|(key, value)| (self.replace_symbols(key), self.normalize(key, value)));
                 let mut object = parts.collect();
                 sort_conflicts(&mut object);
                 Value::Object(object)
             }
-            Value::String(text) if TIMES.contains(&key) && text.ends_with('Z') => {
+            Value::String(text) if TIME_KEYS.contains(&key) && text.ends_with('Z') => {
                 Value::String("<time>".to_owned())
             }
             Value::String(text) if key == "resourceVersion" => Value::String(self.version(text)),
-            Value::String(text) => Value::String(self.text(text)),
+            Value::String(text) => Value::String(self.replace_symbols(text)),
             other => other.clone(),
         }
     }
@@ -160,44 +161,45 @@ impl Symbols {
         let Ok(version) = text.parse::<u64>() else {
             return text.to_owned();
         };
-        if let Some(rank) = self.versions.get(&version) {
+        if let Some(rank) = self.object_versions.get(&version) {
             return format!("rv{rank}");
         }
-        let rank = self.floor(text);
+        let rank = self.rank_at(text);
         rank.map_or_else(|| text.to_owned(), |rank| format!("after rv{rank}"))
     }
 
     /// Returns the number of known versions of objects up to a version that the server has sent.
-    fn floor(&self, text: &str) -> Option<usize> {
+    fn rank_at(&self, text: &str) -> Option<usize> {
         let version: u64 = text.parse().ok()?;
-        let is_known = self.versions.contains_key(&version) || self.lists.contains_key(&version);
-        is_known.then(|| self.versions.range(..=version).count())
+        let is_known = self.object_versions.contains_key(&version)
+            || self.list_versions.contains_key(&version);
+        is_known.then(|| self.object_versions.range(..=version).count())
     }
 
-    fn text(&self, text: &str) -> String {
+    fn replace_symbols(&self, text: &str) -> String {
         let mut text = text.to_owned();
         // A continue token contains names, so the longest texts come first.
-        let mut known: Vec<_> = self.texts.iter().collect();
-        known.sort_by_key(|(text, _)| std::cmp::Reverse(text.len()));
-        for (found, symbol) in known {
-            text = text.replace(found.as_str(), symbol);
+        let mut longest_first: Vec<_> = self.symbols.iter().collect();
+        longest_first.sort_by_key(|(text, _)| std::cmp::Reverse(text.len()));
+        for (original, symbol) in longest_first {
+            text = text.replace(original.as_str(), symbol);
         }
-        for before in BEFORE_VERSION {
-            text = self.numbers_after(&text, before);
+        for prefix in VERSION_PREFIXES {
+            text = self.replace_versions_after(&text, prefix);
         }
         without_object(&current_version(&text))
     }
 
-    fn numbers_after(&self, text: &str, before: &str) -> String {
-        let mut parts = text.split(before);
+    fn replace_versions_after(&self, text: &str, prefix: &str) -> String {
+        let mut parts = text.split(prefix);
         let mut result = parts.next().unwrap_or_default().to_owned();
         for part in parts {
             let rest = part.trim_start_matches(|digit: char| digit.is_ascii_digit());
             let number = part.strip_suffix(rest).unwrap_or(part);
             // In a quiet store, a list has the version of the last write, so its symbol must be the same here.
-            let rank = self.floor(number).map(|rank| format!("rv{rank}"));
+            let rank = self.rank_at(number).map(|rank| format!("rv{rank}"));
             let symbol = rank.unwrap_or_else(|| number.to_owned());
-            result.push_str(before);
+            result.push_str(prefix);
             result.push_str(&symbol);
             result.push_str(rest);
         }
@@ -210,11 +212,11 @@ fn current_version(text: &str) -> String {
     let Some((start, rest)) = text.split_once("too old resource version: ") else {
         return text.to_owned();
     };
-    let Some((asked, rest)) = rest.split_once(" (") else {
+    let Some((requested, rest)) = rest.split_once(" (") else {
         return text.to_owned();
     };
     let rest = rest.trim_start_matches(|digit: char| digit.is_ascii_digit());
-    format!("{start}too old resource version: {asked} (<current>{rest}")
+    format!("{start}too old resource version: {requested} (<current>{rest}")
 }
 
 /// Sorts the causes of a conflict by field. A real server reports them in random order.

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::run::{Call, Run};
+use super::run::{Call, CaseRun};
 
 super::table!(
     config_map_life,
@@ -22,19 +22,19 @@ super::table!(
     config_map_binary_data,
 );
 
-pub(super) const MAPS: &str = "/api/v1/namespaces/:ns/configmaps";
+pub(super) const CONFIG_MAPS: &str = "/api/v1/namespaces/:ns/configmaps";
 pub(super) const SECRETS: &str = "/api/v1/namespaces/:ns/secrets";
 
 /// Returns the path of an object in a collection.
-pub(super) fn at(collection: &str, name: &str) -> String {
+pub(super) fn object_path(collection: &str, name: &str) -> String {
     format!("{collection}/{name}")
 }
 
-pub(super) fn map(name: &str, data: &Value) -> Value {
+pub(super) fn config_map(name: &str, data: &Value) -> Value {
     json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data})
 }
 
-pub(super) fn version(object: &Value) -> String {
+pub(super) fn resource_version(object: &Value) -> String {
     let version = object.pointer("/metadata/resourceVersion");
     version
         .and_then(Value::as_str)
@@ -54,53 +54,59 @@ pub(super) fn with_version(mut object: Value, version: &str) -> Value {
     object
 }
 
-fn config_map_life(run: &mut Run<'_>) {
-    run.post(MAPS, &map("one", &json!({"a": "1"})));
-    run.get(&at(MAPS, "one"));
-    run.put(&at(MAPS, "one"), &map("one", &json!({"a": "2", "b": ""})));
-    run.get(&format!("{MAPS}?fieldSelector=metadata.name%3Done"));
-    run.delete(&at(MAPS, "one"), &json!({}));
-    run.get(&at(MAPS, "one"));
-    run.get(&format!("{MAPS}?fieldSelector=metadata.name%3Done"));
+fn config_map_life(run: &mut CaseRun<'_>) {
+    run.post(CONFIG_MAPS, &config_map("one", &json!({"a": "1"})));
+    run.get(&object_path(CONFIG_MAPS, "one"));
+    run.put(
+        &object_path(CONFIG_MAPS, "one"),
+        &config_map("one", &json!({"a": "2", "b": ""})),
+    );
+    run.get(&format!("{CONFIG_MAPS}?fieldSelector=metadata.name%3Done"));
+    run.delete(&object_path(CONFIG_MAPS, "one"), &json!({}));
+    run.get(&object_path(CONFIG_MAPS, "one"));
+    run.get(&format!("{CONFIG_MAPS}?fieldSelector=metadata.name%3Done"));
 }
 
-fn create_needs_a_name(run: &mut Run<'_>) {
-    run.post(MAPS, &json!({"metadata": {}}));
-    run.post(MAPS, &map("Not_A_Name", &json!({})));
-    run.post(MAPS, &map("one", &json!({"not a key": "1"})));
+fn create_needs_a_name(run: &mut CaseRun<'_>) {
+    run.post(CONFIG_MAPS, &json!({"metadata": {}}));
+    run.post(CONFIG_MAPS, &config_map("Not_A_Name", &json!({})));
+    run.post(CONFIG_MAPS, &config_map("one", &json!({"not a key": "1"})));
     run.post(
-        MAPS,
+        CONFIG_MAPS,
         &json!({"metadata": {"name": "one", "labels": {"a b": "c d"}}}),
     );
     run.post(
-        MAPS,
+        CONFIG_MAPS,
         &json!({"metadata": {"name": "one", "namespace": "default"}}),
     );
     run.post(
-        MAPS,
+        CONFIG_MAPS,
         &json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "one"}}),
     );
     run.post(
-        MAPS,
+        CONFIG_MAPS,
         &json!({"apiVersion": "v2", "kind": "ConfigMap", "metadata": {"name": "one"}}),
     );
-    run.post(MAPS, &with_version(map("one", &json!({})), "5"));
+    run.post(
+        CONFIG_MAPS,
+        &with_version(config_map("one", &json!({})), "5"),
+    );
 }
 
-fn create_conflicts(run: &mut Run<'_>) {
-    run.post(MAPS, &map("one", &json!({"a": "1"})));
-    run.post(MAPS, &map("one", &json!({"a": "2"})));
+fn create_conflicts(run: &mut CaseRun<'_>) {
+    run.post(CONFIG_MAPS, &config_map("one", &json!({"a": "1"})));
+    run.post(CONFIG_MAPS, &config_map("one", &json!({"a": "2"})));
     run.post(
         "/api/v1/namespaces/no-such-namespace/configmaps",
-        &map("one", &json!({})),
+        &config_map("one", &json!({})),
     );
     let ns = run.namespace().to_owned();
     run.post("/api/v1/namespaces", &json!({"metadata": {"name": ns}}));
 }
 
-fn get_missing_object(run: &mut Run<'_>) {
-    run.get(&at(MAPS, "none"));
-    run.get(&at(SECRETS, "none"));
+fn get_missing_object(run: &mut CaseRun<'_>) {
+    run.get(&object_path(CONFIG_MAPS, "none"));
+    run.get(&object_path(SECRETS, "none"));
     run.get("/api/v1/namespaces/no-such-namespace/configmaps/none");
     run.get("/api/v1/namespaces/no-such-namespace/configmaps");
     run.get("/api/v1/namespaces/no-such-namespace");
@@ -108,67 +114,85 @@ fn get_missing_object(run: &mut Run<'_>) {
     run.get("/apis/apiextensions.k8s.io/v1/customresourcedefinitions/none.example.com");
 }
 
-fn generate_name(run: &mut Run<'_>) {
+fn generate_name(run: &mut CaseRun<'_>) {
     let body = json!({"metadata": {"generateName": "token-", "labels": {"a": "b"}}});
     run.post(SECRETS, &body);
     run.post(SECRETS, &body);
     run.post(&format!("{SECRETS}?dryRun=All"), &body);
 }
 
-fn replace_needs_current_version(run: &mut Run<'_>) {
-    let first = run.post(MAPS, &map("one", &json!({"a": "1"})));
-    let changed = with_version(map("one", &json!({"a": "2"})), &version(&first));
-    run.put(&at(MAPS, "one"), &changed);
-    run.put(&at(MAPS, "one"), &changed);
-    run.put(
-        &at(MAPS, "one"),
-        &with_version(map("one", &json!({"a": "3"})), "text"),
+fn replace_needs_current_version(run: &mut CaseRun<'_>) {
+    let first = run.post(CONFIG_MAPS, &config_map("one", &json!({"a": "1"})));
+    let changed = with_version(
+        config_map("one", &json!({"a": "2"})),
+        &resource_version(&first),
     );
-    let mut foreign = map("one", &json!({"a": "4"}));
+    run.put(&object_path(CONFIG_MAPS, "one"), &changed);
+    run.put(&object_path(CONFIG_MAPS, "one"), &changed);
+    run.put(
+        &object_path(CONFIG_MAPS, "one"),
+        &with_version(config_map("one", &json!({"a": "3"})), "text"),
+    );
+    let mut foreign = config_map("one", &json!({"a": "4"}));
     foreign["metadata"]["uid"] = json!("00000000-0000-4000-8000-000000000000");
-    run.put(&at(MAPS, "one"), &foreign);
-    run.put(&at(MAPS, "one"), &map("two", &json!({})));
-    run.get(&at(MAPS, "one"));
-}
-
-fn replace_without_change(run: &mut Run<'_>) {
-    let first = run.post(MAPS, &map("one", &json!({"a": "1"})));
-    run.put(&at(MAPS, "one"), &first);
-    run.merge(&at(MAPS, "one"), &json!({"data": {"a": "1"}}));
-    run.get(&at(MAPS, "one"));
-}
-
-fn replace_missing_object(run: &mut Run<'_>) {
-    run.put(&at(MAPS, "none"), &map("none", &json!({"a": "1"})));
+    run.put(&object_path(CONFIG_MAPS, "one"), &foreign);
     run.put(
-        &at(MAPS, "none"),
-        &with_version(map("none", &json!({})), "5"),
+        &object_path(CONFIG_MAPS, "one"),
+        &config_map("two", &json!({})),
     );
-    run.merge(&at(MAPS, "none"), &json!({"data": {"a": "1"}}));
+    run.get(&object_path(CONFIG_MAPS, "one"));
 }
 
-fn delete_by_uid(run: &mut Run<'_>) {
-    let first = run.post(MAPS, &map("one", &json!({})));
+fn replace_without_change(run: &mut CaseRun<'_>) {
+    let first = run.post(CONFIG_MAPS, &config_map("one", &json!({"a": "1"})));
+    run.put(&object_path(CONFIG_MAPS, "one"), &first);
+    run.merge(
+        &object_path(CONFIG_MAPS, "one"),
+        &json!({"data": {"a": "1"}}),
+    );
+    run.get(&object_path(CONFIG_MAPS, "one"));
+}
+
+fn replace_missing_object(run: &mut CaseRun<'_>) {
+    run.put(
+        &object_path(CONFIG_MAPS, "none"),
+        &config_map("none", &json!({"a": "1"})),
+    );
+    run.put(
+        &object_path(CONFIG_MAPS, "none"),
+        &with_version(config_map("none", &json!({})), "5"),
+    );
+    run.merge(
+        &object_path(CONFIG_MAPS, "none"),
+        &json!({"data": {"a": "1"}}),
+    );
+}
+
+fn delete_by_uid(run: &mut CaseRun<'_>) {
+    let first = run.post(CONFIG_MAPS, &config_map("one", &json!({})));
     let other = json!({"preconditions": {"uid": "00000000-0000-4000-8000-000000000000"}});
-    run.delete(&at(MAPS, "one"), &other);
+    run.delete(&object_path(CONFIG_MAPS, "one"), &other);
     run.delete(
-        &at(MAPS, "one"),
+        &object_path(CONFIG_MAPS, "one"),
         &json!({"preconditions": {"uid": uid(&first)}}),
     );
     run.delete(
-        &at(MAPS, "one"),
+        &object_path(CONFIG_MAPS, "one"),
         &json!({"preconditions": {"uid": uid(&first)}}),
     );
 }
 
-fn delete_by_version(run: &mut Run<'_>) {
-    let first = run.post(MAPS, &map("one", &json!({})));
-    let next = run.merge(&at(MAPS, "one"), &json!({"data": {"a": "1"}}));
-    let stale = json!({"preconditions": {"resourceVersion": version(&first)}});
-    run.delete(&at(MAPS, "one"), &stale);
-    let conditions = json!({"uid": uid(&first), "resourceVersion": version(&next)});
+fn delete_by_version(run: &mut CaseRun<'_>) {
+    let first = run.post(CONFIG_MAPS, &config_map("one", &json!({})));
+    let next = run.merge(
+        &object_path(CONFIG_MAPS, "one"),
+        &json!({"data": {"a": "1"}}),
+    );
+    let stale = json!({"preconditions": {"resourceVersion": resource_version(&first)}});
+    run.delete(&object_path(CONFIG_MAPS, "one"), &stale);
+    let conditions = json!({"uid": uid(&first), "resourceVersion": resource_version(&next)});
     run.delete(
-        &format!("{}?dryRun=All", at(MAPS, "one")),
+        &format!("{}?dryRun=All", object_path(CONFIG_MAPS, "one")),
         &json!({"preconditions": conditions}),
     );
     let options = json!({
@@ -177,43 +201,49 @@ fn delete_by_version(run: &mut Run<'_>) {
         "dryRun": ["All"],
         "preconditions": conditions
     });
-    run.delete(&at(MAPS, "one"), &options);
-    run.delete(&at(MAPS, "one"), &json!({"preconditions": conditions}));
-    run.get(&at(MAPS, "one"));
-}
-
-fn delete_missing_object(run: &mut Run<'_>) {
-    run.delete(&at(MAPS, "none"), &json!({}));
-    run.send(Call::new("DELETE", at(MAPS, "none")));
-    run.post(MAPS, &map("one", &json!({})));
-    run.send(Call::new("DELETE", at(MAPS, "one")));
-}
-
-fn finalizer_delays_deletion(run: &mut Run<'_>) {
-    let metadata = json!({"name": "one", "finalizers": ["example.com/a", "example.com/b"]});
-    run.post(MAPS, &json!({"metadata": metadata}));
-    run.delete(&at(MAPS, "one"), &json!({}));
-    let found = run.get(&at(MAPS, "one"));
+    run.delete(&object_path(CONFIG_MAPS, "one"), &options);
     run.delete(
-        &at(MAPS, "one"),
-        &json!({"preconditions": {"uid": uid(&found)}}),
+        &object_path(CONFIG_MAPS, "one"),
+        &json!({"preconditions": conditions}),
     );
-    run.merge(&at(MAPS, "one"), &json!({"data": {"a": "1"}}));
+    run.get(&object_path(CONFIG_MAPS, "one"));
+}
+
+fn delete_missing_object(run: &mut CaseRun<'_>) {
+    run.delete(&object_path(CONFIG_MAPS, "none"), &json!({}));
+    run.send(Call::new("DELETE", object_path(CONFIG_MAPS, "none")));
+    run.post(CONFIG_MAPS, &config_map("one", &json!({})));
+    run.send(Call::new("DELETE", object_path(CONFIG_MAPS, "one")));
+}
+
+fn finalizer_delays_deletion(run: &mut CaseRun<'_>) {
+    let metadata = json!({"name": "one", "finalizers": ["example.com/a", "example.com/b"]});
+    run.post(CONFIG_MAPS, &json!({"metadata": metadata}));
+    run.delete(&object_path(CONFIG_MAPS, "one"), &json!({}));
+    let terminating = run.get(&object_path(CONFIG_MAPS, "one"));
+    run.delete(
+        &object_path(CONFIG_MAPS, "one"),
+        &json!({"preconditions": {"uid": uid(&terminating)}}),
+    );
     run.merge(
-        &at(MAPS, "one"),
+        &object_path(CONFIG_MAPS, "one"),
+        &json!({"data": {"a": "1"}}),
+    );
+    run.merge(
+        &object_path(CONFIG_MAPS, "one"),
         &json!({"metadata": {"finalizers": ["example.com/b"]}}),
     );
     run.merge(
-        &at(MAPS, "one"),
+        &object_path(CONFIG_MAPS, "one"),
         &json!({"metadata": {"finalizers": ["example.com/b", "example.com/c"]}}),
     );
-    let mut left = run.get(&at(MAPS, "one"));
-    left["metadata"]["finalizers"] = json!([]);
-    run.put(&at(MAPS, "one"), &left);
-    run.get(&at(MAPS, "one"));
+    let mut with_finalizers = run.get(&object_path(CONFIG_MAPS, "one"));
+    with_finalizers["metadata"]["finalizers"] = json!([]);
+    run.put(&object_path(CONFIG_MAPS, "one"), &with_finalizers);
+    run.get(&object_path(CONFIG_MAPS, "one"));
 }
 
-fn secret_types(run: &mut Run<'_>) {
+fn secret_types(run: &mut CaseRun<'_>) {
     run.post(
         SECRETS,
         &json!({"metadata": {"name": "one"}, "stringData": {"a": "text"}}),
@@ -227,9 +257,15 @@ fn secret_types(run: &mut Run<'_>) {
             "stringData": {"a": "new"}
         }),
     );
-    run.merge(&at(SECRETS, "two"), &json!({"type": "Opaque"}));
-    run.merge(&at(SECRETS, "two"), &json!({"stringData": {"c": "d"}}));
-    run.merge(&at(SECRETS, "two"), &json!({"data": {"c": "not base64"}}));
+    run.merge(&object_path(SECRETS, "two"), &json!({"type": "Opaque"}));
+    run.merge(
+        &object_path(SECRETS, "two"),
+        &json!({"stringData": {"c": "d"}}),
+    );
+    run.merge(
+        &object_path(SECRETS, "two"),
+        &json!({"data": {"c": "not base64"}}),
+    );
     run.post(
         SECRETS,
         &json!({"metadata": {"name": "three"}, "type": "kubernetes.io/tls"}),
@@ -242,28 +278,34 @@ fn secret_types(run: &mut Run<'_>) {
     ));
 }
 
-fn secret_immutable(run: &mut Run<'_>) {
+fn secret_immutable(run: &mut CaseRun<'_>) {
     run.post(
         SECRETS,
         &json!({"metadata": {"name": "one"}, "immutable": true, "data": {"a": "YQ=="}}),
     );
-    run.merge(&at(SECRETS, "one"), &json!({"data": {"a": "Yg=="}}));
-    run.merge(&at(SECRETS, "one"), &json!({"immutable": false}));
     run.merge(
-        &at(SECRETS, "one"),
+        &object_path(SECRETS, "one"),
+        &json!({"data": {"a": "Yg=="}}),
+    );
+    run.merge(&object_path(SECRETS, "one"), &json!({"immutable": false}));
+    run.merge(
+        &object_path(SECRETS, "one"),
         &json!({"metadata": {"labels": {"a": "b"}}}),
     );
-    run.delete(&at(SECRETS, "one"), &json!({}));
+    run.delete(&object_path(SECRETS, "one"), &json!({}));
 }
 
-fn config_map_binary_data(run: &mut Run<'_>) {
+fn config_map_binary_data(run: &mut CaseRun<'_>) {
     run.post(
-        MAPS,
+        CONFIG_MAPS,
         &json!({"metadata": {"name": "one"}, "binaryData": {"a": "AAEC"}, "data": {"b": "c"}}),
     );
-    run.merge(&at(MAPS, "one"), &json!({"binaryData": {"b": "AAEC"}}));
     run.merge(
-        &at(MAPS, "one"),
+        &object_path(CONFIG_MAPS, "one"),
+        &json!({"binaryData": {"b": "AAEC"}}),
+    );
+    run.merge(
+        &object_path(CONFIG_MAPS, "one"),
         &json!({"binaryData": {"a": null, "d": "AAEC"}}),
     );
 }

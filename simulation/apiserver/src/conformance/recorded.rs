@@ -14,7 +14,7 @@ pub type Topic = BTreeMap<String, Value>;
 /// A value that fits on a line of this width is written on one.
 const WIDTH: usize = 110;
 
-fn file(topic: &str) -> PathBuf {
+fn file_path(topic: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("recorded");
     folder.join(format!("{topic}.json"))
 }
@@ -22,7 +22,7 @@ fn file(topic: &str) -> PathBuf {
 /// Reads all transcripts, by topic. A topic without a file has none.
 pub fn read() -> Result<BTreeMap<String, Topic>, String> {
     let topics = TOPICS.iter().map(|(topic, _)| {
-        let path = file(topic);
+        let path = file_path(topic);
         let transcripts = match fs::read(&path) {
             Ok(bytes) => serde_json::from_slice(&bytes)
                 .map_err(|error| format!("{} is invalid: {error}", path.display()))?,
@@ -43,7 +43,7 @@ pub fn write(topic: &str, transcripts: &Topic) -> Result<(), String> {
         render(transcript, 0, 0, &mut text);
     }
     text.push_str("\n}\n");
-    let path = file(topic);
+    let path = file_path(topic);
     fs::write(&path, text).map_err(|error| format!("failed to write {}: {error}", path.display()))
 }
 
@@ -59,31 +59,31 @@ fn render(value: &Value, indent: usize, used: usize, text: &mut String) {
         Value::Array(items) if !items.is_empty() => {
             text.push('[');
             for (index, item) in items.iter().enumerate() {
-                line(index, inner, text);
+                start_line(index, inner, text);
                 render(item, inner, 0, text);
             }
-            close(indent, ']', text);
+            end_container(indent, ']', text);
         }
         Value::Object(fields) if !fields.is_empty() => {
             text.push('{');
             let sorted: BTreeMap<_, _> = fields.iter().collect();
             for (index, (key, value)) in sorted.into_iter().enumerate() {
-                line(index, inner, text);
+                start_line(index, inner, text);
                 text.push_str(&format!("{}: ", Value::from(key.as_str())));
                 render(value, inner, key.len() + 4, text);
             }
-            close(indent, '}', text);
+            end_container(indent, '}', text);
         }
         _ => text.push_str(&short),
     }
 }
 
-fn line(index: usize, indent: usize, text: &mut String) {
+fn start_line(index: usize, indent: usize, text: &mut String) {
     text.push_str(if index == 0 { "\n" } else { ",\n" });
     text.push_str(&" ".repeat(indent));
 }
 
-fn close(indent: usize, bracket: char, text: &mut String) {
+fn end_container(indent: usize, bracket: char, text: &mut String) {
     text.push('\n');
     text.push_str(&" ".repeat(indent));
     text.push(bracket);
@@ -111,26 +111,26 @@ fn compact(value: &Value) -> String {
 pub fn difference(
     case: &Case,
     recorded: &BTreeMap<String, Topic>,
-    found: &Value,
+    transcript: &Value,
 ) -> Option<String> {
     let topic = recorded.get(case.topic);
     let Some(steps) = topic.and_then(|topic| topic.get(case.name)) else {
         return Some(format!("{case:?}: there is no recording"));
     };
     let mut differences = Vec::new();
-    compare("", &sorted(steps), &sorted(found), &mut differences);
+    compare("", &sorted(steps), &sorted(transcript), &mut differences);
     if differences.is_empty() {
         return None;
     }
     let mut text = format!("{case:?}:");
-    for (pointer, expected, found) in differences.iter().take(6) {
+    for (pointer, expected, actual) in differences.iter().take(6) {
         let step = pointer.split('/').nth(1).unwrap_or_default();
         let request = steps
             .pointer(&format!("/{step}/request"))
             .map(compact)
             .unwrap_or_default();
         text.push_str(&format!(
-            "\n  {pointer} {request}\n    recorded {expected}\n    found    {found}"
+            "\n  {pointer} {request}\n    recorded {expected}\n    found    {actual}"
         ));
     }
     if differences.len() > 6 {
@@ -162,34 +162,51 @@ fn sorted(value: &Value) -> Value {
     }
 }
 
-fn compare(at: &str, expected: &Value, found: &Value, into: &mut Vec<(String, String, String)>) {
-    match (expected, found) {
-        (Value::Object(left), Value::Object(right)) => {
-            let keys: BTreeSet<_> = left.keys().chain(right.keys()).collect();
+fn compare(
+    pointer: &str,
+    expected: &Value,
+    actual: &Value,
+    differences: &mut Vec<(String, String, String)>,
+) {
+    match (expected, actual) {
+        (Value::Object(expected), Value::Object(actual)) => {
+            let keys: BTreeSet<_> = expected.keys().chain(actual.keys()).collect();
             for key in keys {
-                let at = format!("{at}/{key}");
-                match (left.get(key), right.get(key)) {
-                    (Some(left), Some(right)) => compare(&at, left, right, into),
-                    (left, right) => into.push((at, shown(left), shown(right))),
+                let pointer = format!("{pointer}/{key}");
+                match (expected.get(key), actual.get(key)) {
+                    (Some(expected), Some(actual)) => {
+                        compare(&pointer, expected, actual, differences)
+                    }
+                    (expected, actual) => {
+                        differences.push((pointer, value_text(expected), value_text(actual)))
+                    }
                 }
             }
         }
-        (Value::Array(left), Value::Array(right)) => {
-            for index in 0..left.len().max(right.len()) {
-                let at = format!("{at}/{index}");
-                match (left.get(index), right.get(index)) {
-                    (Some(left), Some(right)) => compare(&at, left, right, into),
-                    (left, right) => into.push((at, shown(left), shown(right))),
+        (Value::Array(expected), Value::Array(actual)) => {
+            for index in 0..expected.len().max(actual.len()) {
+                let pointer = format!("{pointer}/{index}");
+                match (expected.get(index), actual.get(index)) {
+                    (Some(expected), Some(actual)) => {
+                        compare(&pointer, expected, actual, differences)
+                    }
+                    (expected, actual) => {
+                        differences.push((pointer, value_text(expected), value_text(actual)))
+                    }
                 }
             }
         }
-        (left, right) if left != right => {
-            into.push((at.to_owned(), shown(Some(left)), shown(Some(right))));
+        (expected, actual) if expected != actual => {
+            differences.push((
+                pointer.to_owned(),
+                value_text(Some(expected)),
+                value_text(Some(actual)),
+            ));
         }
         _ => {}
     }
 }
 
-fn shown(value: Option<&Value>) -> String {
+fn value_text(value: Option<&Value>) -> String {
     value.map_or_else(|| "nothing".to_owned(), compact)
 }

@@ -2,8 +2,8 @@
 
 use serde_json::json;
 
-use super::objects::{MAPS, SECRETS, at, map};
-use super::run::{Call, JSON, MERGE, METADATA, METADATA_LIST, Run};
+use super::objects::{CONFIG_MAPS, SECRETS, config_map, object_path};
+use super::run::{Call, CaseRun, JSON, MERGE, METADATA, METADATA_LIST};
 
 super::table!(
     unknown_paths,
@@ -21,7 +21,7 @@ super::table!(
 
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 
-fn unknown_paths(run: &mut Run<'_>) {
+fn unknown_paths(run: &mut CaseRun<'_>) {
     run.get("/no/such/path");
     run.get("/api/v2");
     run.get("/apis/no-such-group.example.com");
@@ -32,7 +32,7 @@ fn unknown_paths(run: &mut Run<'_>) {
     run.post("/apis/no-such-group.example.com/v1/things", &json!({}));
 }
 
-fn unknown_resources(run: &mut Run<'_>) {
+fn unknown_resources(run: &mut CaseRun<'_>) {
     run.get("/api/v1/namespaces/:ns/no-such-things");
     run.get("/api/v1/no-such-things/one");
     run.get("/apis/apps/v1/namespaces/:ns/no-such-things");
@@ -41,72 +41,78 @@ fn unknown_resources(run: &mut Run<'_>) {
     run.delete("/api/v1/namespaces/:ns/no-such-things/one", &json!({}));
 }
 
-fn unsupported_methods(run: &mut Run<'_>) {
-    run.post(MAPS, &map("one", &json!({})));
-    run.put(MAPS, &map("one", &json!({})));
-    run.merge(MAPS, &json!({}));
-    run.post(&at(MAPS, "one"), &map("one", &json!({})));
-    run.post("/api/v1/configmaps", &map("one", &json!({})));
+fn unsupported_methods(run: &mut CaseRun<'_>) {
+    run.post(CONFIG_MAPS, &config_map("one", &json!({})));
+    run.put(CONFIG_MAPS, &config_map("one", &json!({})));
+    run.merge(CONFIG_MAPS, &json!({}));
+    run.post(
+        &object_path(CONFIG_MAPS, "one"),
+        &config_map("one", &json!({})),
+    );
+    run.post("/api/v1/configmaps", &config_map("one", &json!({})));
     run.delete("/api/v1/namespaces", &json!({}));
-    run.get(&at(MAPS, "one/status"));
+    run.get(&object_path(CONFIG_MAPS, "one/status"));
 }
 
-fn malformed_bodies(run: &mut Run<'_>) {
-    run.send(Call::new("POST", MAPS).text("{"));
-    run.send(Call::new("POST", MAPS).text(""));
-    run.send(Call::new("POST", MAPS).text("[]"));
+fn malformed_bodies(run: &mut CaseRun<'_>) {
+    run.send(Call::new("POST", CONFIG_MAPS).text("{"));
+    run.send(Call::new("POST", CONFIG_MAPS).text(""));
+    run.send(Call::new("POST", CONFIG_MAPS).text("[]"));
     run.post(
-        MAPS,
+        CONFIG_MAPS,
         &json!({"metadata": {"name": "one"}, "data": {"a": 1}}),
     );
-    run.post(MAPS, &json!({"metadata": {"name": "one"}, "data": ["a"]}));
-    run.post(MAPS, &map("one", &json!({})));
+    run.post(
+        CONFIG_MAPS,
+        &json!({"metadata": {"name": "one"}, "data": ["a"]}),
+    );
+    run.post(CONFIG_MAPS, &config_map("one", &json!({})));
     run.send(
-        Call::new("PATCH", at(MAPS, "one"))
+        Call::new("PATCH", object_path(CONFIG_MAPS, "one"))
             .content_type(MERGE)
             .text("{"),
     );
-    run.merge(&at(MAPS, "one"), &json!(["a"]));
-    run.merge(&at(MAPS, "one"), &json!({"data": {"a": 1}}));
-    run.send(Call::new("DELETE", at(MAPS, "one")).text("{"));
+    run.merge(&object_path(CONFIG_MAPS, "one"), &json!(["a"]));
+    run.merge(&object_path(CONFIG_MAPS, "one"), &json!({"data": {"a": 1}}));
+    run.send(Call::new("DELETE", object_path(CONFIG_MAPS, "one")).text("{"));
     run.delete(
-        &at(MAPS, "one"),
+        &object_path(CONFIG_MAPS, "one"),
         &json!({"kind": "ConfigMap", "apiVersion": "v1"}),
     );
 }
 
-fn unsupported_content_types(run: &mut Run<'_>) {
-    let body = map("one", &json!({}));
+fn unsupported_content_types(run: &mut CaseRun<'_>) {
+    let body = config_map("one", &json!({}));
     run.send(
-        Call::new("POST", MAPS)
+        Call::new("POST", CONFIG_MAPS)
             .content_type("text/plain")
             .body(&body),
     );
-    run.post(MAPS, &body);
+    run.post(CONFIG_MAPS, &body);
     run.send(
-        Call::new("PUT", at(MAPS, "one"))
+        Call::new("PUT", object_path(CONFIG_MAPS, "one"))
             .content_type("text/plain")
             .body(&body),
     );
     run.send(
-        Call::new("PUT", at(MAPS, "one"))
+        Call::new("PUT", object_path(CONFIG_MAPS, "one"))
             .content_type(MERGE)
             .body(&body),
     );
 }
 
-fn unsupported_accepts(run: &mut Run<'_>) {
-    run.post(MAPS, &map("one", &json!({})));
-    run.send(Call::new("GET", at(MAPS, "one")).accept("text/plain"));
-    run.send(Call::new("GET", at(MAPS, "one")).accept("*/*"));
-    run.send(Call::new("GET", at(MAPS, "none")).accept("*/*"));
-    run.send(Call::new("GET", at(MAPS, "none")).accept(METADATA));
+fn unsupported_accepts(run: &mut CaseRun<'_>) {
+    run.post(CONFIG_MAPS, &config_map("one", &json!({})));
+    run.send(Call::new("GET", object_path(CONFIG_MAPS, "one")).accept("text/plain"));
+    run.send(Call::new("GET", object_path(CONFIG_MAPS, "one")).accept("*/*"));
+    run.send(Call::new("GET", object_path(CONFIG_MAPS, "none")).accept("*/*"));
+    run.send(Call::new("GET", object_path(CONFIG_MAPS, "none")).accept(METADATA));
 }
 
-fn patch_content_types(run: &mut Run<'_>) {
-    run.post(MAPS, &map("one", &json!({"a": "1"})));
+fn patch_content_types(run: &mut CaseRun<'_>) {
+    run.post(CONFIG_MAPS, &config_map("one", &json!({"a": "1"})));
     let patch = |content_type| {
-        let call = Call::new("PATCH", at(MAPS, "one")).content_type(content_type);
+        let call = Call::new("PATCH", object_path(CONFIG_MAPS, "one")).content_type(content_type);
         call.body(&json!({"data": {"b": "2"}}))
     };
     run.send(patch(JSON));
@@ -115,12 +121,12 @@ fn patch_content_types(run: &mut Run<'_>) {
     run.send(patch("application/merge-patch+json; charset=utf-8"));
 }
 
-fn invalid_parameters(run: &mut Run<'_>) {
-    run.get(&format!("{MAPS}?labelSelector=a%3D%3D%3Db"));
-    run.get(&format!("{MAPS}?labelSelector=a%20in%20b"));
-    run.get(&format!("{MAPS}?fieldSelector=metadata.labels%3Da"));
-    run.get(&format!("{MAPS}?fieldSelector=metadata.name"));
-    run.get(&format!("{MAPS}?limit=many"));
+fn invalid_parameters(run: &mut CaseRun<'_>) {
+    run.get(&format!("{CONFIG_MAPS}?labelSelector=a%3D%3D%3Db"));
+    run.get(&format!("{CONFIG_MAPS}?labelSelector=a%20in%20b"));
+    run.get(&format!("{CONFIG_MAPS}?fieldSelector=metadata.labels%3Da"));
+    run.get(&format!("{CONFIG_MAPS}?fieldSelector=metadata.name"));
+    run.get(&format!("{CONFIG_MAPS}?limit=many"));
     run.get(&format!("{SECRETS}?limit=1&continue=no-token"));
     run.get(&format!("{SECRETS}?resourceVersion=text"));
     run.get(&format!("{SECRETS}?resourceVersionMatch=Exact"));
@@ -130,22 +136,31 @@ fn invalid_parameters(run: &mut Run<'_>) {
     run.get(&format!(
         "{SECRETS}?resourceVersion=0&resourceVersionMatch=Other"
     ));
-    run.post(&format!("{MAPS}?dryRun=Some"), &map("one", &json!({})));
-    run.post(&format!("{MAPS}?fieldManager=%0A"), &map("one", &json!({})));
     run.post(
-        &format!("{MAPS}?fieldValidation=Other"),
-        &map("one", &json!({})),
+        &format!("{CONFIG_MAPS}?dryRun=Some"),
+        &config_map("one", &json!({})),
     );
-    run.merge(&format!("{}?force=true", at(MAPS, "one")), &json!({}));
+    run.post(
+        &format!("{CONFIG_MAPS}?fieldManager=%0A"),
+        &config_map("one", &json!({})),
+    );
+    run.post(
+        &format!("{CONFIG_MAPS}?fieldValidation=Other"),
+        &config_map("one", &json!({})),
+    );
+    run.merge(
+        &format!("{}?force=true", object_path(CONFIG_MAPS, "one")),
+        &json!({}),
+    );
 }
 
-fn metadata_get(run: &mut Run<'_>) {
+fn metadata_get(run: &mut CaseRun<'_>) {
     run.post(
         SECRETS,
         &json!({"metadata": {"name": "one", "labels": {"a": "b"}}, "data": {"a": "YQ=="}}),
     );
-    run.send(Call::new("GET", at(SECRETS, "one")).accept(METADATA));
-    run.send(Call::new("GET", at(SECRETS, "none")).accept(METADATA));
+    run.send(Call::new("GET", object_path(SECRETS, "one")).accept(METADATA));
+    run.send(Call::new("GET", object_path(SECRETS, "none")).accept(METADATA));
     run.send(
         Call::new("GET", "/api/v1/namespaces/kube-system")
             .accept(METADATA)
@@ -153,7 +168,7 @@ fn metadata_get(run: &mut Run<'_>) {
     );
 }
 
-fn metadata_list(run: &mut Run<'_>) {
+fn metadata_list(run: &mut CaseRun<'_>) {
     for name in ["one", "two"] {
         let metadata = json!({"name": name, "labels": {"owner": name}});
         run.post(
@@ -171,11 +186,11 @@ fn metadata_list(run: &mut Run<'_>) {
     run.send(Call::new("GET", SECRETS).accept(METADATA));
 }
 
-fn metadata_patch(run: &mut Run<'_>) {
+fn metadata_patch(run: &mut CaseRun<'_>) {
     let first = json!({"metadata": {"name": "one", "labels": {"a": "b"}}, "data": {"a": "YQ=="}});
     run.post(SECRETS, &first);
     let patch = |body: serde_json::Value| {
-        let call = Call::new("PATCH", at(SECRETS, "one"));
+        let call = Call::new("PATCH", object_path(SECRETS, "one"));
         call.content_type(MERGE).accept(METADATA).body(&body)
     };
     run.send(patch(
@@ -190,5 +205,5 @@ fn metadata_patch(run: &mut Run<'_>) {
         "kind": "PartialObjectMetadata",
         "metadata": {"annotations": {"e": "f"}}
     })));
-    run.get(&at(SECRETS, "one"));
+    run.get(&object_path(SECRETS, "one"));
 }

@@ -77,63 +77,63 @@ impl Call {
 
 /// An open watch of a case.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Watch {
+pub(super) struct CaseWatch {
     /// Number in the transcript, from 1.
     number: usize,
     /// Number at the server, unless it rejected the watch.
-    open: Option<usize>,
+    server_id: Option<usize>,
 }
 
 /// One case in progress.
-pub struct Run<'a> {
+pub struct CaseRun<'a> {
     server: &'a mut dyn Server,
     namespace: String,
     steps: Vec<Value>,
-    is_quiet: bool,
-    keeps_managers: bool,
-    watches: Vec<Watch>,
+    is_unrecorded: bool,
+    keeps_managed_fields: bool,
+    watches: Vec<CaseWatch>,
     /// Paths of cluster-scoped objects to delete at the end.
-    made: Vec<String>,
+    cleanup_paths: Vec<String>,
 }
 
-impl std::fmt::Debug for Run<'_> {
+impl std::fmt::Debug for CaseRun<'_> {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(formatter, "run in {}", self.namespace)
     }
 }
 
-impl<'a> Run<'a> {
+impl<'a> CaseRun<'a> {
     pub(super) fn new(server: &'a mut dyn Server, case: &str) -> Self {
         let namespace = case.replace('_', "-");
         let mut run = Self {
             server,
             steps: Vec::new(),
-            is_quiet: false,
-            keeps_managers: false,
+            is_unrecorded: false,
+            keeps_managed_fields: false,
             watches: Vec::new(),
-            made: vec![format!("/api/v1/namespaces/{namespace}")],
+            cleanup_paths: vec![format!("/api/v1/namespaces/{namespace}")],
             namespace,
         };
         let name = run.namespace.clone();
         let create =
             Call::new("POST", "/api/v1/namespaces").body(&json!({"metadata": {"name": name}}));
         // A previous run of the table can still be deleting the namespace.
-        run.quietly(|run| run.wait(create, |made| made.pointer("/metadata/uid").is_some()));
+        run.unrecorded(|run| run.wait(create, |body| body.pointer("/metadata/uid").is_some()));
         run
     }
 
     /// Deletes the remaining objects and returns the transcript.
     pub(super) fn finish(mut self) -> Value {
         for watch in std::mem::take(&mut self.watches) {
-            if let Some(open) = watch.open {
-                self.server.close(open);
+            if let Some(server_id) = watch.server_id {
+                self.server.close(server_id);
             }
         }
-        self.is_quiet = true;
-        while let Some(path) = self.made.pop() {
+        self.is_unrecorded = true;
+        while let Some(path) = self.cleanup_paths.pop() {
             self.delete(&path, &json!({}));
         }
-        normalize::transcript(self.steps, self.keeps_managers)
+        normalize::transcript(self.steps, self.keeps_managed_fields)
     }
 
     /// The namespace of this case. `:ns` stands for it in paths.
@@ -142,20 +142,20 @@ impl<'a> Run<'a> {
     }
 
     /// Keeps `managedFields` in the transcript.
-    pub(super) fn keep_managers(&mut self) {
-        self.keeps_managers = true;
+    pub(super) fn keep_managed_fields(&mut self) {
+        self.keeps_managed_fields = true;
     }
 
     /// Deletes a cluster-scoped object at the end of the case.
-    pub(super) fn delete_later(&mut self, path: &str) {
-        self.made.push(path.to_owned());
+    pub(super) fn delete_at_end(&mut self, path: &str) {
+        self.cleanup_paths.push(path.to_owned());
     }
 
     /// Sends requests that the transcript omits.
-    pub(super) fn quietly<T>(&mut self, requests: impl FnOnce(&mut Self) -> T) -> T {
-        let before = std::mem::replace(&mut self.is_quiet, true);
+    pub(super) fn unrecorded<T>(&mut self, requests: impl FnOnce(&mut Self) -> T) -> T {
+        let previous = std::mem::replace(&mut self.is_unrecorded, true);
         let result = requests(self);
-        self.is_quiet = before;
+        self.is_unrecorded = previous;
         result
     }
 
@@ -193,41 +193,45 @@ impl<'a> Run<'a> {
     /// Like `send`, but replaces the numbers in the recorded pointers, which depend on the kinds that the server has.
     pub(super) fn send_renumbered(&mut self, call: Call) -> Value {
         let (mut step, body) = self.exchange(&call);
-        if let Some(Value::Object(parts)) = step.get_mut("response") {
-            let named = std::mem::take(parts).into_iter().map(|(pointer, part)| {
+        if let Some(Value::Object(fields)) = step.get_mut("response") {
+            let renamed = std::mem::take(fields).into_iter().map(|(pointer, value)| {
                 let name = ["name", "resource"]
                     .iter()
-                    .find_map(|key| part.get(*key)?.as_str());
-                let name = name.or_else(|| part.pointer("/metadata/name")?.as_str());
-                (name.map_or(without_numbers(&pointer), str::to_owned), part)
+                    .find_map(|key| value.get(*key)?.as_str());
+                let name = name.or_else(|| value.pointer("/metadata/name")?.as_str());
+                (name.map_or(without_numbers(&pointer), str::to_owned), value)
             });
-            *parts = named.collect();
+            *fields = renamed.collect();
         }
         self.record(step);
         body
     }
 
     /// Repeats a request until the body satisfies the condition. Records only the last response.
-    pub(super) fn wait(&mut self, call: impl Into<Call>, done: impl Fn(&Value) -> bool) -> Value {
+    pub(super) fn wait(
+        &mut self,
+        call: impl Into<Call>,
+        is_satisfied: impl Fn(&Value) -> bool,
+    ) -> Value {
         let call = call.into();
-        let mut left = LIMIT;
+        let mut remaining = LIMIT;
         loop {
             let (step, body) = self.exchange(&call);
-            let is_done = done(&body);
-            if is_done || left.is_zero() || step.get("failure").is_some() {
-                if !is_done {
+            let is_last = is_satisfied(&body);
+            if is_last || remaining.is_zero() || step.get("failure").is_some() {
+                if !is_last {
                     self.fail(format!("{} never satisfied the condition", call.path));
                 }
                 self.record(step);
                 return body;
             }
             self.server.pass(POLL);
-            left = left.saturating_sub(POLL);
+            remaining = remaining.saturating_sub(POLL);
         }
     }
 
     /// Opens a watch and records the head of the response.
-    pub(super) fn watch(&mut self, call: impl Into<Call>) -> Watch {
+    pub(super) fn watch(&mut self, call: impl Into<Call>) -> CaseWatch {
         let call = call.into();
         let number = self.watches.len() + 1;
         let mut step = self.describe(&call);
@@ -235,15 +239,15 @@ impl<'a> Run<'a> {
         let opened = self
             .request(&call)
             .and_then(|request| self.server.watch(request));
-        let open = match opened {
-            Ok(Opened::Watch(head, open)) => {
+        let server_id = match opened {
+            Ok(Opened::Watch(head, server_id)) => {
                 step.insert("status".to_owned(), json!(head.status().as_u16()));
-                headers(&mut step, head.headers());
-                Some(open)
+                record_headers(&mut step, head.headers());
+                Some(server_id)
             }
             Ok(Opened::Rejected(response)) => {
                 step.insert("status".to_owned(), json!(response.status().as_u16()));
-                headers(&mut step, response.headers());
+                record_headers(&mut step, response.headers());
                 step.insert("response".to_owned(), parse(response.body()));
                 None
             }
@@ -252,29 +256,29 @@ impl<'a> Run<'a> {
                 None
             }
         };
-        let watch = Watch { number, open };
+        let watch = CaseWatch { number, server_id };
         self.watches.push(watch);
         self.record(Value::Object(step));
         watch
     }
 
     /// Reads and records the next event.
-    pub(super) fn event(&mut self, watch: Watch) -> Value {
-        let event = self.line(watch, LIMIT);
+    pub(super) fn event(&mut self, watch: CaseWatch) -> Value {
+        let event = self.read_event(watch, LIMIT);
         self.record(json!({"watch": watch.number, "event": event}));
         event
     }
 
     /// Reads and records this number of events.
-    pub(super) fn events(&mut self, watch: Watch, count: usize) {
+    pub(super) fn events(&mut self, watch: CaseWatch, count: usize) {
         for _ in 0..count {
             self.event(watch);
         }
     }
 
     /// Reads this number of events and records them by name. For the initial events of a watch, which have no order.
-    pub(super) fn initial_events(&mut self, watch: Watch, count: usize) {
-        let mut events: Vec<Value> = (0..count).map(|_| self.line(watch, LIMIT)).collect();
+    pub(super) fn initial_events(&mut self, watch: CaseWatch, count: usize) {
+        let mut events: Vec<Value> = (0..count).map(|_| self.read_event(watch, LIMIT)).collect();
         events.sort_by_key(|event| event.pointer("/object/metadata/name").map(Value::to_string));
         for event in events {
             self.record(json!({"watch": watch.number, "event": event}));
@@ -282,10 +286,14 @@ impl<'a> Run<'a> {
     }
 
     /// Reads and records events up to one that satisfies the condition.
-    pub(super) fn events_until(&mut self, watch: Watch, last: impl Fn(&Value) -> bool) -> Value {
+    pub(super) fn events_until(
+        &mut self,
+        watch: CaseWatch,
+        is_last: impl Fn(&Value) -> bool,
+    ) -> Value {
         for _ in 0..100 {
             let event = self.event(watch);
-            if last(&event) || event.is_string() {
+            if is_last(&event) || event.is_string() {
                 return event;
             }
         }
@@ -293,16 +301,16 @@ impl<'a> Run<'a> {
     }
 
     /// Records that the watch has no event to send.
-    pub(super) fn silence(&mut self, watch: Watch) {
-        let event = self.line(watch, SILENCE);
+    pub(super) fn expect_silence(&mut self, watch: CaseWatch) {
+        let event = self.read_event(watch, SILENCE);
         self.record(json!({"watch": watch.number, "event": event}));
     }
 
-    fn line(&mut self, watch: Watch, limit: Duration) -> Value {
-        let Some(open) = watch.open else {
+    fn read_event(&mut self, watch: CaseWatch, limit: Duration) -> Value {
+        let Some(server_id) = watch.server_id else {
             return json!("rejected");
         };
-        match self.server.next_line(open, limit) {
+        match self.server.next_line(server_id, limit) {
             Ok(Line::Text(line)) => parse(line.as_bytes()),
             Ok(Line::End) => json!("end"),
             Ok(Line::Silence) => json!("silence"),
@@ -312,13 +320,13 @@ impl<'a> Run<'a> {
 
     fn exchange(&mut self, call: &Call) -> (Value, Value) {
         let mut step = self.describe(call);
-        let sent = self
+        let response = self
             .request(call)
             .and_then(|request| self.server.send(request));
-        let body = match sent {
+        let body = match response {
             Ok(response) => {
                 step.insert("status".to_owned(), json!(response.status().as_u16()));
-                headers(&mut step, response.headers());
+                record_headers(&mut step, response.headers());
                 let body = parse(response.body());
                 step.insert("response".to_owned(), restrict(&body, &call.only));
                 body
@@ -365,7 +373,7 @@ impl<'a> Run<'a> {
     }
 
     fn record(&mut self, step: Value) {
-        if !self.is_quiet {
+        if !self.is_unrecorded {
             self.steps.push(step);
         }
     }
@@ -388,7 +396,7 @@ impl From<String> for Call {
 }
 
 /// Records the headers that clients read. The others depend on the server's configuration.
-fn headers(step: &mut Map<String, Value>, headers: &HeaderMap) {
+fn record_headers(step: &mut Map<String, Value>, headers: &HeaderMap) {
     for (name, key) in [(CONTENT_TYPE, "type"), (WARNING, "warning")] {
         let value = headers.get(name).and_then(|value| value.to_str().ok());
         if let Some(value) = value.filter(|value| *value != JSON) {
@@ -403,21 +411,21 @@ fn parse(body: &[u8]) -> Value {
         .unwrap_or_else(|_| Value::String(String::from_utf8_lossy(body).into_owned()))
 }
 
-fn restrict(body: &Value, only: &[String]) -> Value {
-    if only.is_empty() {
+fn restrict(body: &Value, pointers: &[String]) -> Value {
+    if pointers.is_empty() {
         return body.clone();
     }
-    let parts = only.iter().map(|pointer| {
-        let part = body.pointer(pointer).cloned().unwrap_or_default();
-        (pointer.clone(), part)
+    let fields = pointers.iter().map(|pointer| {
+        let value = body.pointer(pointer).cloned().unwrap_or_default();
+        (pointer.clone(), value)
     });
-    Value::Object(parts.collect())
+    Value::Object(fields.collect())
 }
 
 fn without_numbers(pointer: &str) -> String {
-    let steps = pointer.split('/').map(|step| {
-        let is_number = step.bytes().all(|byte| byte.is_ascii_digit()) && !step.is_empty();
-        if is_number { "*" } else { step }
+    let segments = pointer.split('/').map(|segment| {
+        let is_number = segment.bytes().all(|byte| byte.is_ascii_digit()) && !segment.is_empty();
+        if is_number { "*" } else { segment }
     });
-    steps.collect::<Vec<_>>().join("/")
+    segments.collect::<Vec<_>>().join("/")
 }

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 /// The schema of the Widgets of the cases.
-pub(super) fn schema() -> Value {
+pub(super) fn widget_schema() -> Value {
     let text = json!({"type": "string"});
     json!({
         "type": "object",

@@ -17,12 +17,12 @@ const STEP: Duration = Duration::from_millis(100);
 pub struct Simulated {
     server: ApiServer,
     now: Timestamp,
-    watches: Vec<Lines>,
+    watches: Vec<WatchLines>,
 }
 
 /// The unread lines of one watch.
 #[derive(Debug)]
-struct Lines {
+struct WatchLines {
     id: WatchId,
     unread: VecDeque<Bytes>,
     ended: bool,
@@ -46,17 +46,17 @@ impl Simulated {
     }
 
     fn advance(&mut self, time: Duration) {
-        let mut left = time;
-        while !left.is_zero() {
-            let step = left.min(STEP);
-            left -= step;
+        let mut remaining = time;
+        while !remaining.is_zero() {
+            let step = remaining.min(STEP);
+            remaining -= step;
             self.now = self.now.checked_add(step).unwrap_or(self.now);
             self.server.advance(self.now);
         }
     }
 
     /// Returns the next line that the server has sent.
-    fn pending(&mut self, watch: usize) -> Option<Line> {
+    fn next_pending_line(&mut self, watch: usize) -> Option<Line> {
         let lines = self.watches.get_mut(watch)?;
         let events = self.server.take_events(lines.id);
         lines.unread.extend(events.lines);
@@ -86,7 +86,7 @@ impl Server for Simulated {
         Ok(match self.server.handle(self.now, &request) {
             Answer::Complete(response) => Opened::Rejected(response),
             Answer::Watch(head, id) => {
-                self.watches.push(Lines {
+                self.watches.push(WatchLines {
                     id,
                     unread: VecDeque::new(),
                     ended: false,
@@ -97,16 +97,16 @@ impl Server for Simulated {
     }
 
     fn next_line(&mut self, watch: usize, limit: Duration) -> Result<Line, String> {
-        let mut left = limit;
+        let mut remaining = limit;
         loop {
-            if let Some(line) = self.pending(watch) {
+            if let Some(line) = self.next_pending_line(watch) {
                 return Ok(line);
             }
-            if left.is_zero() {
+            if remaining.is_zero() {
                 return Ok(Line::Silence);
             }
-            let step = left.min(STEP);
-            left -= step;
+            let step = remaining.min(STEP);
+            remaining -= step;
             self.advance(step);
         }
     }

@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use super::custom::{widget, widgets};
-use super::objects::{MAPS, SECRETS, at, map, version};
-use super::run::{Call, METADATA, Run};
+use super::objects::{CONFIG_MAPS, SECRETS, config_map, object_path, resource_version};
+use super::run::{Call, CaseRun, METADATA};
 
 super::table!(
     watch_from_version,
@@ -31,71 +31,71 @@ fn secret(name: &str, label: &str) -> Value {
     json!({"metadata": {"name": name, "labels": {"state": label}}})
 }
 
-fn label(run: &mut Run<'_>, name: &str, label: &str) -> Value {
+fn set_label(run: &mut CaseRun<'_>, name: &str, label: &str) -> Value {
     run.merge(
-        &at(SECRETS, name),
+        &object_path(SECRETS, name),
         &json!({"metadata": {"labels": {"state": label}}}),
     )
 }
 
-fn list_version(run: &mut Run<'_>, path: &str) -> String {
-    version(&run.get(path))
+fn list_version(run: &mut CaseRun<'_>, path: &str) -> String {
+    resource_version(&run.get(path))
 }
 
-fn watch_from_version(run: &mut Run<'_>) {
+fn watch_from_version(run: &mut CaseRun<'_>) {
     let first = run.post(SECRETS, &secret("one", "a"));
-    let second = label(run, "one", "b");
-    run.delete(&at(SECRETS, "one"), &json!({}));
+    let second = set_label(run, "one", "b");
+    run.delete(&object_path(SECRETS, "one"), &json!({}));
     let watch = run.watch(format!(
         "{SECRETS}?watch=true&resourceVersion={}",
-        version(&first)
+        resource_version(&first)
     ));
     run.events(watch, 2);
     let later = run.watch(format!(
         "{SECRETS}?watch=true&resourceVersion={}",
-        version(&second)
+        resource_version(&second)
     ));
     run.event(later);
     run.post(SECRETS, &secret("two", "a"));
     run.event(watch);
     run.event(later);
-    run.silence(later);
+    run.expect_silence(later);
 }
 
-fn watch_from_list(run: &mut Run<'_>) {
+fn watch_from_list(run: &mut CaseRun<'_>) {
     run.post(SECRETS, &secret("one", "a"));
     let start = list_version(run, &format!("{SECRETS}?limit=500"));
     let path = format!(
         "{SECRETS}?watch=true&timeoutSeconds=290&allowWatchBookmarks=true&resourceVersion={start}"
     );
     let watch = run.watch(path);
-    run.silence(watch);
-    label(run, "one", "b");
+    run.expect_silence(watch);
+    set_label(run, "one", "b");
     run.post(SECRETS, &secret("two", "a"));
-    run.delete(&at(SECRETS, "one"), &json!({}));
+    run.delete(&object_path(SECRETS, "one"), &json!({}));
     run.events(watch, 3);
-    run.silence(watch);
+    run.expect_silence(watch);
 }
 
-fn watch_from_zero(run: &mut Run<'_>) {
+fn watch_from_zero(run: &mut CaseRun<'_>) {
     run.post(SECRETS, &secret("two", "a"));
     run.post(SECRETS, &secret("one", "a"));
     let watch = run.watch(format!("{SECRETS}?watch=true&resourceVersion=0"));
     run.initial_events(watch, 2);
-    label(run, "two", "b");
+    set_label(run, "two", "b");
     run.event(watch);
 }
 
-fn watch_without_version(run: &mut Run<'_>) {
+fn watch_without_version(run: &mut CaseRun<'_>) {
     run.post(SECRETS, &secret("two", "a"));
     run.post(SECRETS, &secret("one", "a"));
     let watch = run.watch(format!("{SECRETS}?watch=1"));
     run.initial_events(watch, 2);
-    label(run, "two", "b");
+    set_label(run, "two", "b");
     run.event(watch);
 }
 
-fn watch_of_metadata(run: &mut Run<'_>) {
+fn watch_of_metadata(run: &mut CaseRun<'_>) {
     run.post(
         SECRETS,
         &json!({"metadata": {"name": "one"}, "stringData": {"a": "b"}}),
@@ -105,44 +105,51 @@ fn watch_of_metadata(run: &mut Run<'_>) {
         "{SECRETS}?watch=true&timeoutSeconds=290&allowWatchBookmarks=true&resourceVersion={start}"
     );
     let watch = run.watch(Call::new("GET", path).accept(METADATA));
-    label(run, "one", "b");
+    set_label(run, "one", "b");
     run.event(watch);
-    run.delete(&at(SECRETS, "one"), &json!({}));
+    run.delete(&object_path(SECRETS, "one"), &json!({}));
     run.event(watch);
 }
 
-fn watch_one_name(run: &mut Run<'_>) {
-    let start = list_version(run, &format!("{MAPS}?fieldSelector=metadata.name%3Done"));
-    let path =
-        format!("{MAPS}?watch=true&fieldSelector=metadata.name%3Done&resourceVersion={start}");
+fn watch_one_name(run: &mut CaseRun<'_>) {
+    let start = list_version(
+        run,
+        &format!("{CONFIG_MAPS}?fieldSelector=metadata.name%3Done"),
+    );
+    let path = format!(
+        "{CONFIG_MAPS}?watch=true&fieldSelector=metadata.name%3Done&resourceVersion={start}"
+    );
     let watch = run.watch(path);
-    run.post(MAPS, &map("two", &json!({})));
-    run.post(MAPS, &map("one", &json!({})));
-    run.delete(&at(MAPS, "two"), &json!({}));
-    run.delete(&at(MAPS, "one"), &json!({}));
+    run.post(CONFIG_MAPS, &config_map("two", &json!({})));
+    run.post(CONFIG_MAPS, &config_map("one", &json!({})));
+    run.delete(&object_path(CONFIG_MAPS, "two"), &json!({}));
+    run.delete(&object_path(CONFIG_MAPS, "one"), &json!({}));
     run.events(watch, 2);
-    run.silence(watch);
+    run.expect_silence(watch);
 }
 
-fn watch_selector_transitions(run: &mut Run<'_>) {
+fn watch_selector_transitions(run: &mut CaseRun<'_>) {
     let selector = "labelSelector=state%3Dwanted";
     let start = list_version(run, &format!("{SECRETS}?{selector}"));
     let watch = run.watch(format!(
         "{SECRETS}?watch=true&{selector}&resourceVersion={start}"
     ));
     run.post(SECRETS, &secret("one", "unwanted"));
-    label(run, "one", "wanted");
-    run.merge(&at(SECRETS, "one"), &json!({"stringData": {"a": "b"}}));
-    label(run, "one", "unwanted");
-    label(run, "one", "wanted");
-    run.delete(&at(SECRETS, "one"), &json!({}));
+    set_label(run, "one", "wanted");
+    run.merge(
+        &object_path(SECRETS, "one"),
+        &json!({"stringData": {"a": "b"}}),
+    );
+    set_label(run, "one", "unwanted");
+    set_label(run, "one", "wanted");
+    run.delete(&object_path(SECRETS, "one"), &json!({}));
     run.post(SECRETS, &secret("two", "unwanted"));
-    run.delete(&at(SECRETS, "two"), &json!({}));
+    run.delete(&object_path(SECRETS, "two"), &json!({}));
     run.events(watch, 5);
-    run.silence(watch);
+    run.expect_silence(watch);
 }
 
-fn watch_field_selector_transitions(run: &mut Run<'_>) {
+fn watch_field_selector_transitions(run: &mut CaseRun<'_>) {
     let selector = "labelSelector=state&fieldSelector=type%3Dhelm.sh%2Frelease.v1";
     let start = list_version(run, &format!("{SECRETS}?{selector}"));
     let watch = run.watch(format!(
@@ -153,14 +160,14 @@ fn watch_field_selector_transitions(run: &mut Run<'_>) {
     release["type"] = json!("helm.sh/release.v1");
     run.post(SECRETS, &release);
     run.merge(
-        &at(SECRETS, "two"),
+        &object_path(SECRETS, "two"),
         &json!({"metadata": {"labels": {"state": null}}}),
     );
     run.events(watch, 2);
-    run.silence(watch);
+    run.expect_silence(watch);
 }
 
-fn watch_times_out(run: &mut Run<'_>) {
+fn watch_times_out(run: &mut CaseRun<'_>) {
     run.post(SECRETS, &secret("one", "a"));
     let watch = run.watch(format!(
         "{SECRETS}?watch=true&timeoutSeconds=1&resourceVersion=0"
@@ -168,7 +175,7 @@ fn watch_times_out(run: &mut Run<'_>) {
     run.events(watch, 2);
 }
 
-fn watch_bookmark_after_start(run: &mut Run<'_>) {
+fn watch_bookmark_after_start(run: &mut CaseRun<'_>) {
     run.post(SECRETS, &secret("one", "a"));
     let path =
         format!("{SECRETS}?watch=true&allowWatchBookmarks=true&timeoutSeconds=5&resourceVersion=0");
@@ -177,7 +184,7 @@ fn watch_bookmark_after_start(run: &mut Run<'_>) {
     run.events_until(watch, |event| event.get("type") == Some(&json!("BOOKMARK")));
 }
 
-fn watch_initial_events(run: &mut Run<'_>) {
+fn watch_initial_events(run: &mut CaseRun<'_>) {
     run.post(SECRETS, &secret("two", "a"));
     run.post(SECRETS, &secret("one", "a"));
     let path = format!(
@@ -186,14 +193,14 @@ fn watch_initial_events(run: &mut Run<'_>) {
     let watch = run.watch(path.as_str());
     run.initial_events(watch, 2);
     run.event(watch);
-    label(run, "one", "b");
+    set_label(run, "one", "b");
     run.event(watch);
     let metadata =
         run.watch(Call::new("GET", format!("{path}&labelSelector=state%3Db")).accept(METADATA));
     run.events(metadata, 2);
 }
 
-fn watch_initial_events_need_bookmarks(run: &mut Run<'_>) {
+fn watch_initial_events_need_bookmarks(run: &mut CaseRun<'_>) {
     run.watch(format!("{SECRETS}?watch=true&sendInitialEvents=true"));
     run.watch(format!(
         "{SECRETS}?watch=true&resourceVersionMatch=NotOlderThan"
@@ -205,11 +212,11 @@ fn watch_initial_events_need_bookmarks(run: &mut Run<'_>) {
     run.get(&format!("{SECRETS}?sendInitialEvents=true"));
 }
 
-fn watch_invalid_version(run: &mut Run<'_>) {
+fn watch_invalid_version(run: &mut CaseRun<'_>) {
     run.watch(format!("{SECRETS}?watch=true&resourceVersion=text"));
 }
 
-fn watch_of_custom_objects(run: &mut Run<'_>) {
+fn watch_of_custom_objects(run: &mut CaseRun<'_>) {
     let objects = widgets(run);
     let start = list_version(run, &objects);
     let watch = run.watch(format!("{objects}?watch=true&resourceVersion={start}"));
@@ -218,48 +225,51 @@ fn watch_of_custom_objects(run: &mut Run<'_>) {
     let one = widget(run, "one", &json!({"color": "red"}));
     run.post(&objects, &one);
     run.merge(
-        &at(&objects, "one/status"),
+        &object_path(&objects, "one/status"),
         &json!({"status": {"state": "new"}}),
     );
-    run.delete(&at(&objects, "one"), &json!({}));
+    run.delete(&object_path(&objects, "one"), &json!({}));
     run.events(watch, 3);
     run.events(metadata, 3);
 }
 
-fn watch_finalizers(run: &mut Run<'_>) {
+fn watch_finalizers(run: &mut CaseRun<'_>) {
     let start = list_version(run, SECRETS);
     let watch = run.watch(format!("{SECRETS}?watch=true&resourceVersion={start}"));
     run.post(
         SECRETS,
         &json!({"metadata": {"name": "one", "finalizers": ["example.com/a"]}}),
     );
-    run.delete(&at(SECRETS, "one"), &json!({}));
-    run.delete(&at(SECRETS, "one"), &json!({}));
+    run.delete(&object_path(SECRETS, "one"), &json!({}));
+    run.delete(&object_path(SECRETS, "one"), &json!({}));
     run.merge(
-        &at(SECRETS, "one"),
+        &object_path(SECRETS, "one"),
         &json!({"metadata": {"finalizers": null}}),
     );
     run.events(watch, 3);
-    run.silence(watch);
+    run.expect_silence(watch);
 }
 
-fn watch_without_changes(run: &mut Run<'_>) {
-    let made = run.post(SECRETS, &secret("one", "a"));
+fn watch_without_changes(run: &mut CaseRun<'_>) {
+    let created = run.post(SECRETS, &secret("one", "a"));
     let watch = run.watch(format!(
         "{SECRETS}?watch=true&resourceVersion={}",
-        version(&made)
+        resource_version(&created)
     ));
-    run.put(&at(SECRETS, "one"), &made);
-    label(run, "one", "a");
+    run.put(&object_path(SECRETS, "one"), &created);
+    set_label(run, "one", "a");
     run.merge(
-        &format!("{}?dryRun=All", at(SECRETS, "one")),
+        &format!("{}?dryRun=All", object_path(SECRETS, "one")),
         &json!({"stringData": {"a": "b"}}),
     );
-    run.delete(&format!("{}?dryRun=All", at(SECRETS, "one")), &json!({}));
-    run.silence(watch);
+    run.delete(
+        &format!("{}?dryRun=All", object_path(SECRETS, "one")),
+        &json!({}),
+    );
+    run.expect_silence(watch);
 }
 
-fn watch_invalid(run: &mut Run<'_>) {
+fn watch_invalid(run: &mut CaseRun<'_>) {
     run.watch(format!("{SECRETS}?watch=true&labelSelector=a%3D%3D%3Db"));
     run.watch(format!("{SECRETS}?watch=true&fieldSelector=data%3Da"));
     run.watch("/api/v1/namespaces/:ns/no-such-things?watch=true");
@@ -267,7 +277,7 @@ fn watch_invalid(run: &mut Run<'_>) {
     run.watch("/apis/no-such-group.example.com/v1/things?watch=true&resourceVersion=5");
 }
 
-fn watch_all_namespaces(run: &mut Run<'_>) {
+fn watch_all_namespaces(run: &mut CaseRun<'_>) {
     run.post(
         SECRETS,
         &json!({"metadata": {"name": "one", "labels": {"case": run.namespace()}}}),
@@ -277,7 +287,10 @@ fn watch_all_namespaces(run: &mut Run<'_>) {
     let watch = run.watch(format!(
         "/api/v1/secrets?watch=true&{selector}&resourceVersion={start}"
     ));
-    run.merge(&at(SECRETS, "one"), &json!({"stringData": {"a": "b"}}));
+    run.merge(
+        &object_path(SECRETS, "one"),
+        &json!({"stringData": {"a": "b"}}),
+    );
     run.event(watch);
     let name = run.namespace().to_owned();
     let one = format!(

@@ -4,22 +4,22 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use super::schema::{Relation, Schema, Shape, Type, accepts, declares, field_type};
-use super::set::{Element, FieldSet, path_text};
+use super::schema::{ListType, Schema, Shape, Type, accepts, declares, field_type};
+use super::set::{FieldSet, PathElement, path_text};
 
 impl Schema {
     /// Returns all fields of an object. Fails if the object has undeclared fields or invalid associative lists.
-    pub(super) fn fields_of(&self, object: &Value) -> Result<FieldSet, String> {
-        let walk = Walk::through(self, object);
-        match walk.errors.into_iter().next() {
-            None => Ok(walk.set),
+    pub(super) fn all_fields(&self, object: &Value) -> Result<FieldSet, String> {
+        let collector = FieldCollector::collect(self, object);
+        match collector.errors.into_iter().next() {
+            None => Ok(collector.set),
             Some(error) => Err(error),
         }
     }
 
     /// Returns all fields of an object that was stored, without its invalid parts.
-    pub(super) fn valid_fields_of(&self, object: &Value) -> FieldSet {
-        Walk::through(self, object).set
+    pub(super) fn valid_fields(&self, object: &Value) -> FieldSet {
+        FieldCollector::collect(self, object).set
     }
 
     /// Adds the declared fields of structures of which the set contains only fields below them. A structure that a
@@ -28,49 +28,49 @@ impl Schema {
         self.with_structures_below(&self.root, set)
     }
 
-    fn with_structures_below(&self, of: &Type, set: &FieldSet) -> FieldSet {
-        let structure = self.structure(of);
+    fn with_structures_below(&self, ty: &Type, set: &FieldSet) -> FieldSet {
+        let structure = self.structure(ty);
         let mut result = FieldSet {
             members: set.members.clone(),
             ..FieldSet::default()
         };
-        for (element, below) in &set.below {
-            let of = match (element, of) {
-                (Element::Field(name), _) => {
+        for (element, children) in &set.children {
+            let ty = match (element, ty) {
+                (PathElement::Field(name), _) => {
                     if declares(structure, name) {
                         result.members.insert(element.clone());
                     }
                     field_type(structure, name)
                 }
-                (Element::Key(_), Type::List { items, .. }) => items,
+                (PathElement::Key(_), Type::List { items, .. }) => items,
                 _ => &Type::Untyped,
             };
             result
-                .below
-                .insert(element.clone(), self.with_structures_below(of, below));
+                .children
+                .insert(element.clone(), self.with_structures_below(ty, children));
         }
         result
     }
 }
 
-struct Walk<'a> {
+struct FieldCollector<'a> {
     schema: &'a Schema,
-    path: Vec<Element>,
+    path: Vec<PathElement>,
     set: FieldSet,
     errors: Vec<String>,
 }
 
-impl<'a> Walk<'a> {
+impl<'a> FieldCollector<'a> {
     /// Collects the fields of an object.
-    fn through(schema: &'a Schema, object: &Value) -> Self {
-        let mut walk = Self {
+    fn collect(schema: &'a Schema, object: &Value) -> Self {
+        let mut collector = Self {
             schema,
             path: Vec::new(),
             set: FieldSet::default(),
             errors: Vec::new(),
         };
-        walk.value(&schema.root, object);
-        walk
+        collector.visit(&schema.root, object);
+        collector
     }
 
     fn fail(&mut self, error: &str) {
@@ -78,25 +78,25 @@ impl<'a> Walk<'a> {
             .push(format!("{}: {error}", path_text(&self.path)));
     }
 
-    fn value(&mut self, of: &Type, value: &Value) {
+    fn visit(&mut self, ty: &Type, value: &Value) {
         let schema = self.schema;
-        match schema.shape(of, Some(value)) {
+        match schema.shape(ty, Some(value)) {
             Shape::Leaf => self.set.insert(&self.path),
-            Shape::List { relation, items } => match value {
-                Value::Array(values) => self.items(relation, items, values),
+            Shape::List { list_type, items } => match value {
+                Value::Array(values) => self.visit_items(list_type, items, values),
                 Value::Null => (),
                 _ => self.fail("expected list"),
             },
             Shape::Map(structure) => match value {
                 Value::Object(fields) => {
                     for (name, value) in fields {
-                        self.path.push(Element::Field(name.clone()));
+                        self.path.push(PathElement::Field(name.clone()));
                         match accepts(structure, name) {
-                            true => self.value(field_type(structure, name), value),
+                            true => self.visit(field_type(structure, name), value),
                             false => self.fail("field not declared in schema"),
                         }
-                        let empty = value.as_object().is_some_and(serde_json::Map::is_empty);
-                        if value.is_null() || empty || !declares(structure, name) {
+                        let is_empty = value.as_object().is_some_and(serde_json::Map::is_empty);
+                        if value.is_null() || is_empty || !declares(structure, name) {
                             self.set.insert(&self.path);
                         }
                         self.path.pop();
@@ -108,10 +108,10 @@ impl<'a> Walk<'a> {
         }
     }
 
-    fn items(&mut self, relation: &Relation, items: &Type, values: &[Value]) {
+    fn visit_items(&mut self, list_type: &ListType, items: &Type, values: &[Value]) {
         let mut seen = BTreeSet::new();
         for (index, value) in values.iter().enumerate() {
-            let element = match self.schema.element(relation, items, value) {
+            let element = match self.schema.path_element(list_type, items, value) {
                 Ok(element) => element,
                 Err(error) => {
                     self.fail(&format!("element {index}: {error}"));
@@ -123,7 +123,7 @@ impl<'a> Walk<'a> {
                 continue;
             }
             self.path.push(element);
-            self.value(items, value);
+            self.visit(items, value);
             self.set.insert(&self.path);
             self.path.pop();
         }

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
-use super::schema::{Relation, Schema, Shape, Structure, Type, field_type};
-use super::set::{Element, FieldSet};
+use super::schema::{ListType, Schema, Shape, Structure, Type, field_type};
+use super::set::{FieldSet, PathElement};
 
 #[derive(Debug, Default)]
 pub(super) struct Comparison {
@@ -31,13 +31,13 @@ impl Comparison {
 
 impl Schema {
     pub(super) fn compare(&self, before: &Value, after: &Value) -> Comparison {
-        let mut walk = Walk {
+        let mut comparer = Comparer {
             schema: self,
             path: Vec::new(),
-            found: Comparison::default(),
+            comparison: Comparison::default(),
         };
-        walk.values(&self.root, Some(before), Some(after));
-        walk.found
+        comparer.compare_values(&self.root, Some(before), Some(after));
+        comparer.comparison
     }
 }
 
@@ -51,60 +51,65 @@ pub(super) fn fields(value: Option<&Value>) -> Option<&Map<String, Value>> {
         .filter(|fields| !fields.is_empty())
 }
 
-struct Walk<'a> {
+struct Comparer<'a> {
     schema: &'a Schema,
-    path: Vec<Element>,
-    found: Comparison,
+    path: Vec<PathElement>,
+    comparison: Comparison,
 }
 
-impl Walk<'_> {
-    fn values(&mut self, of: &Type, before: Option<&Value>, after: Option<&Value>) {
-        let shapes = (self.schema.shape(of, before), self.schema.shape(of, after));
-        let leaf = match (before, after) {
+impl Comparer<'_> {
+    fn compare_values(&mut self, ty: &Type, before: Option<&Value>, after: Option<&Value>) {
+        let shapes = (self.schema.shape(ty, before), self.schema.shape(ty, after));
+        let is_leaf = match (before, after) {
             (None, None) => return,
-            (_, None) => self.shaped(shapes.0, before, after),
-            (None, _) => self.shaped(shapes.1, before, after),
-            _ if shapes.0.is_like(shapes.1) => self.shaped(shapes.1, before, after),
+            (_, None) => self.compare_shapes(shapes.0, before, after),
+            (None, _) => self.compare_shapes(shapes.1, before, after),
+            _ if shapes.0.has_same_form(shapes.1) => self.compare_shapes(shapes.1, before, after),
             _ => {
-                self.shaped(shapes.0, before, after);
-                self.shaped(shapes.1, before, after)
+                self.compare_shapes(shapes.0, before, after);
+                self.compare_shapes(shapes.1, before, after)
             }
         };
         match (before, after) {
-            (None, _) if !leaf => self.found.added.insert(&self.path),
-            (_, None) if !leaf => self.found.removed.insert(&self.path),
+            (None, _) if !is_leaf => self.comparison.added.insert(&self.path),
+            (_, None) if !is_leaf => self.comparison.removed.insert(&self.path),
             _ => (),
         }
     }
 
     /// Returns whether the value is a leaf here. Two empty lists or maps are.
-    fn shaped(&mut self, shape: Shape<'_>, before: Option<&Value>, after: Option<&Value>) -> bool {
-        let leaf = match shape {
+    fn compare_shapes(
+        &mut self,
+        shape: Shape<'_>,
+        before: Option<&Value>,
+        after: Option<&Value>,
+    ) -> bool {
+        let is_leaf = match shape {
             Shape::Leaf => true,
             Shape::List { .. } => list(before).is_empty() && list(after).is_empty(),
             Shape::Map(_) => fields(before).is_none() && fields(after).is_none(),
         };
         match shape {
-            _ if leaf => self.leaf(before, after),
-            Shape::List { relation, items } => {
-                self.items(relation, items, list(before), list(after))
+            _ if is_leaf => self.compare_leaf(before, after),
+            Shape::List { list_type, items } => {
+                self.compare_items(list_type, items, list(before), list(after))
             }
-            Shape::Map(structure) => self.fields(structure, fields(before), fields(after)),
+            Shape::Map(structure) => self.compare_fields(structure, fields(before), fields(after)),
             Shape::Leaf => (),
         }
-        leaf
+        is_leaf
     }
 
-    fn leaf(&mut self, before: Option<&Value>, after: Option<&Value>) {
+    fn compare_leaf(&mut self, before: Option<&Value>, after: Option<&Value>) {
         match (before, after) {
-            (None, _) => self.found.added.insert(&self.path),
-            (_, None) => self.found.removed.insert(&self.path),
-            (before, after) if before != after => self.found.modified.insert(&self.path),
+            (None, _) => self.comparison.added.insert(&self.path),
+            (_, None) => self.comparison.removed.insert(&self.path),
+            (before, after) if before != after => self.comparison.modified.insert(&self.path),
             _ => (),
         }
     }
 
-    fn fields(
+    fn compare_fields(
         &mut self,
         structure: Option<&Structure>,
         before: Option<&Map<String, Value>>,
@@ -116,17 +121,23 @@ impl Walk<'_> {
         let names = before.into_iter().chain(after).flat_map(Map::keys);
         for name in names.collect::<std::collections::BTreeSet<_>>() {
             let (before, after) = (get(before, name), get(after, name));
-            self.path.push(Element::Field(name.clone()));
-            self.values(field_type(structure, name), before.as_ref(), after.as_ref());
+            self.path.push(PathElement::Field(name.clone()));
+            self.compare_values(field_type(structure, name), before.as_ref(), after.as_ref());
             self.path.pop();
         }
     }
 
-    fn items(&mut self, relation: &Relation, of: &Type, before: &[Value], after: &[Value]) {
-        let mut items: BTreeMap<Element, [Vec<&Value>; 2]> = BTreeMap::new();
+    fn compare_items(
+        &mut self,
+        list_type: &ListType,
+        ty: &Type,
+        before: &[Value],
+        after: &[Value],
+    ) {
+        let mut items: BTreeMap<PathElement, [Vec<&Value>; 2]> = BTreeMap::new();
         for (side, values) in [before, after].into_iter().enumerate() {
             for value in values {
-                if let Ok(element) = self.schema.element(relation, of, value) {
+                if let Ok(element) = self.schema.path_element(list_type, ty, value) {
                     items.entry(element).or_default()[side].push(value);
                 }
             }
@@ -135,11 +146,11 @@ impl Walk<'_> {
             self.path.push(element);
             match (before.as_slice(), after.as_slice()) {
                 (before @ ([] | [_]), after @ ([] | [_])) => {
-                    self.values(of, before.first().copied(), after.first().copied());
+                    self.compare_values(ty, before.first().copied(), after.first().copied());
                 }
-                (_, []) => self.found.removed.insert(&self.path),
-                ([], _) => self.found.added.insert(&self.path),
-                (before, after) if before != after => self.found.modified.insert(&self.path),
+                (_, []) => self.comparison.removed.insert(&self.path),
+                ([], _) => self.comparison.added.insert(&self.path),
+                (before, after) if before != after => self.comparison.modified.insert(&self.path),
                 _ => (),
             }
             self.path.pop();

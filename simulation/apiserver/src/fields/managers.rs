@@ -8,7 +8,7 @@ use super::set::FieldSet;
 
 /// Managers that update and do not apply, before the oldest are combined.
 const MAX_UPDATERS: usize = 10;
-const COMBINED: &str = "ancient-changes";
+const COMBINED_MANAGER: &str = "ancient-changes";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Operation {
@@ -27,7 +27,7 @@ impl Operation {
 
 /// Identity of a manager. The order is the order in messages about conflicts.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Id {
+pub(super) struct ManagerId {
     pub(super) manager: String,
     pub(super) operation: Operation,
     /// Empty for `Apply`: a manager that applies has one entry for all versions.
@@ -35,9 +35,9 @@ pub(super) struct Id {
     pub(super) subresource: String,
 }
 
-impl Id {
+impl ManagerId {
     /// The manager as messages show it.
-    pub(super) fn text(&self) -> String {
+    pub(super) fn describe(&self) -> String {
         let mut text = format!("{:?}", self.manager);
         if !self.subresource.is_empty() {
             text.push_str(&format!(" with subresource {:?}", self.subresource));
@@ -51,14 +51,14 @@ impl Id {
 
 /// The fields of one manager.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Entry {
+pub(super) struct ManagerEntry {
     pub(super) set: FieldSet,
     pub(super) api_version: String,
     pub(super) time: Option<String>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Managers(pub(super) BTreeMap<Id, Entry>);
+pub(super) struct Managers(pub(super) BTreeMap<ManagerId, ManagerEntry>);
 
 /// Returns whether a request resets the managers, by a list of one empty entry. An empty list does so too if the
 /// kind is built in.
@@ -71,15 +71,15 @@ fn is_reset(object: &Value, built_in: bool) -> bool {
     }
 }
 
-fn entries_of(object: &Value) -> &[Value] {
+fn managed_fields(object: &Value) -> &[Value] {
     let entries = object.pointer("/metadata/managedFields");
     entries.and_then(Value::as_array).map_or(&[], Vec::as_slice)
 }
 
 impl Managers {
     /// Reads the managers of an object. Without valid managers the result is empty.
-    pub(super) fn of(object: &Value) -> Self {
-        Self::parse(entries_of(object)).unwrap_or_default()
+    pub(super) fn read_from(object: &Value) -> Self {
+        Self::parse(managed_fields(object)).unwrap_or_default()
     }
 
     /// Returns the managers for an update. A client can write them, except through a subresource. A client that sends
@@ -90,16 +90,16 @@ impl Managers {
         subresource: &str,
         built_in: bool,
     ) -> Self {
-        let of_live = || live.map(Self::of).unwrap_or_default();
+        let live_managers = || live.map(Self::read_from).unwrap_or_default();
         if !subresource.is_empty() {
-            return of_live();
+            return live_managers();
         }
         if is_reset(new, built_in) {
             return Self::default();
         }
-        match Self::parse(entries_of(new)) {
+        match Self::parse(managed_fields(new)) {
             Some(managers) if !managers.0.is_empty() => managers,
-            _ => of_live(),
+            _ => live_managers(),
         }
     }
 
@@ -127,7 +127,7 @@ impl Managers {
                 None => FieldSet::default(),
             };
             let time = entry.get("time").and_then(Value::as_str).map(str::to_owned);
-            let id = Id {
+            let id = ManagerId {
                 manager: text("manager"),
                 operation,
                 api_version: match operation {
@@ -138,7 +138,7 @@ impl Managers {
             };
             managers.insert(
                 id,
-                Entry {
+                ManagerEntry {
                     set,
                     api_version,
                     time,
@@ -183,13 +183,13 @@ impl Managers {
     }
 
     /// Returns whether the managers own the same fields, at any times.
-    pub(super) fn own_the_same(&self, other: &Self) -> bool {
-        let timeless = |managers: &Self| {
+    pub(super) fn has_same_fields(&self, other: &Self) -> bool {
+        let without_times = |managers: &Self| {
             let mut managers = managers.clone();
             managers.0.values_mut().for_each(|entry| entry.time = None);
             managers
         };
-        timeless(self) == timeless(other)
+        without_times(self) == without_times(other)
     }
 
     pub(super) fn remove_empty(&mut self) {
@@ -197,7 +197,7 @@ impl Managers {
     }
 
     /// Combines the oldest managers that update if there are too many.
-    pub(super) fn limit(&mut self) {
+    pub(super) fn limit_updaters(&mut self) {
         let updaters = self
             .0
             .iter()
@@ -207,7 +207,7 @@ impl Managers {
             .collect();
         updaters.sort();
         let mut count = updaters.len();
-        let mut first_of_version: BTreeMap<String, Id> = BTreeMap::new();
+        let mut first_of_version: BTreeMap<String, ManagerId> = BTreeMap::new();
         for (time, id) in updaters {
             if count <= MAX_UPDATERS {
                 return;
@@ -216,8 +216,8 @@ impl Managers {
                 first_of_version.insert(id.api_version.clone(), id);
                 continue;
             };
-            let combined = Id {
-                manager: COMBINED.to_owned(),
+            let combined = ManagerId {
+                manager: COMBINED_MANAGER.to_owned(),
                 operation: Operation::Update,
                 api_version: id.api_version.clone(),
                 subresource: String::new(),
@@ -229,10 +229,10 @@ impl Managers {
             }
             if id != combined
                 && let Some(entry) = self.0.remove(&id)
-                && let Some(bucket) = self.0.get_mut(&combined)
+                && let Some(combined_entry) = self.0.get_mut(&combined)
             {
-                bucket.set = bucket.set.union(&entry.set);
-                bucket.time = time;
+                combined_entry.set = combined_entry.set.union(&entry.set);
+                combined_entry.time = time;
             }
             count -= 1;
         }

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value};
 
 use super::compare::{fields, list};
-use super::schema::{Relation, Schema, Shape, Type, field_type};
-use super::set::{Element, FieldSet};
+use super::schema::{ListType, Schema, Shape, Type, field_type};
+use super::set::{FieldSet, PathElement};
 
 impl Schema {
     /// Returns the live object with the values of the configuration.
@@ -17,31 +17,31 @@ impl Schema {
 
     fn merge_values(
         &self,
-        of: &Type,
+        ty: &Type,
         live: Option<&Value>,
-        wanted: Option<&Value>,
+        applied: Option<&Value>,
     ) -> Option<Value> {
-        let shape = self.shape(of, wanted.or(live));
-        let latest = || wanted.or(live).cloned();
+        let shape = self.shape(ty, applied.or(live));
+        let unmerged = || applied.or(live).cloned();
         match shape {
-            Shape::Leaf => latest(),
-            Shape::List { relation, items } => match (list(live), list(wanted)) {
-                ([], []) => latest(),
-                (live, wanted) => Some(self.merge_lists(relation, items, live, wanted)),
+            Shape::Leaf => unmerged(),
+            Shape::List { list_type, items } => match (list(live), list(applied)) {
+                ([], []) => unmerged(),
+                (live, applied) => Some(self.merge_lists(list_type, items, live, applied)),
             },
             Shape::Map(structure) => {
-                let (live, wanted) = (fields(live), fields(wanted));
-                if live.is_none() && wanted.is_none() {
-                    return latest();
+                let (live, applied) = (fields(live), fields(applied));
+                if live.is_none() && applied.is_none() {
+                    return unmerged();
                 }
                 let mut merged = Map::new();
-                let names = live.into_iter().chain(wanted).flat_map(Map::keys);
+                let names = live.into_iter().chain(applied).flat_map(Map::keys);
                 for name in names {
                     let get = |fields: Option<&'_ Map<String, Value>>| {
                         fields.and_then(|fields| fields.get(name)).cloned()
                     };
-                    let of = field_type(structure, name);
-                    let value = self.merge_values(of, get(live).as_ref(), get(wanted).as_ref());
+                    let ty = field_type(structure, name);
+                    let value = self.merge_values(ty, get(live).as_ref(), get(applied).as_ref());
                     merged.extend(value.map(|value| (name.clone(), value)));
                 }
                 Some(Value::Object(merged))
@@ -53,34 +53,34 @@ impl Schema {
     /// that both lists have in the same order.
     fn merge_lists(
         &self,
-        relation: &Relation,
-        of: &Type,
+        list_type: &ListType,
+        ty: &Type,
         live: &[Value],
-        wanted: &[Value],
+        applied: &[Value],
     ) -> Value {
-        let identify = |value| self.element(relation, of, value).ok();
+        let identify = |value| self.path_element(list_type, ty, value).ok();
         let live: Vec<_> = live.iter().map(|value| (identify(value), value)).collect();
-        let wanted: Vec<_> = wanted
+        let applied: Vec<_> = applied
             .iter()
             .map(|value| (identify(value), value))
             .collect();
-        let index = |list: &[(Option<Element>, _)]| -> BTreeMap<Element, usize> {
+        let index = |list: &[(Option<PathElement>, _)]| -> BTreeMap<PathElement, usize> {
             let list = list.iter().enumerate().rev();
             list.filter_map(|(index, (element, _))| Some((element.clone()?, index)))
                 .collect()
         };
-        let (live_index, wanted_index) = (index(&live), index(&wanted));
-        let in_both = |element: &Option<Element>| {
+        let (live_index, applied_index) = (index(&live), index(&applied));
+        let in_both = |element: &Option<PathElement>| {
             let element = element.as_ref()?;
             Some((
                 live_index.get(element).copied()?,
-                wanted_index.get(element).copied()?,
+                applied_index.get(element).copied()?,
             ))
         };
         let mut merged = Vec::new();
         let mut rest = live.iter().enumerate().peekable();
-        for (position, (element, value)) in wanted.iter().enumerate() {
-            let mut shared = wanted
+        for (position, (element, value)) in applied.iter().enumerate() {
+            let mut shared = applied
                 .iter()
                 .skip(position)
                 .filter_map(|(element, _)| in_both(element));
@@ -93,8 +93,8 @@ impl Schema {
                 }
                 rest.next();
             }
-            let own = in_both(element).and_then(|(index, _)| live.get(index));
-            merged.extend(self.merge_values(of, own.map(|(_, value)| *value), Some(value)));
+            let live_item = in_both(element).and_then(|(index, _)| live.get(index));
+            merged.extend(self.merge_values(ty, live_item.map(|(_, value)| *value), Some(value)));
         }
         let rest = rest.filter(|(_, (element, _))| in_both(element).is_none());
         merged.extend(rest.map(|(_, (_, value))| (*value).clone()));
@@ -106,19 +106,20 @@ impl Schema {
         self.remove_below(&self.root, object, set)
     }
 
-    fn remove_below(&self, of: &Type, value: &Value, set: &FieldSet) -> Value {
-        let left = |element: &Element, of: &Type, value: &Value| match set.below.get(element) {
-            _ if set.members.contains(element) => None,
-            Some(below) => Some(self.remove_below(of, value, below)),
-            None => Some(value.clone()),
-        };
-        match self.shape(of, Some(value)) {
+    fn remove_below(&self, ty: &Type, value: &Value, set: &FieldSet) -> Value {
+        let remaining =
+            |element: &PathElement, ty: &Type, value: &Value| match set.children.get(element) {
+                _ if set.members.contains(element) => None,
+                Some(children) => Some(self.remove_below(ty, value, children)),
+                None => Some(value.clone()),
+            };
+        match self.shape(ty, Some(value)) {
             Shape::Leaf if value.is_array() || value.is_object() => Value::Null,
             Shape::Leaf => value.clone(),
-            Shape::List { relation, items } => {
+            Shape::List { list_type, items } => {
                 let values = list(Some(value)).iter().filter_map(|value| {
-                    match self.element(relation, items, value) {
-                        Ok(element) => left(&element, items, value),
+                    match self.path_element(list_type, items, value) {
+                        Ok(element) => remaining(&element, items, value),
                         Err(_) => Some(value.clone()),
                     }
                 });
@@ -135,8 +136,8 @@ impl Schema {
                         .into_iter()
                         .flatten()
                         .filter_map(|(name, value)| {
-                            let of = field_type(structure, name);
-                            let value = left(&Element::Field(name.clone()), of, value)?;
+                            let ty = field_type(structure, name);
+                            let value = remaining(&PathElement::Field(name.clone()), ty, value)?;
                             Some((name.clone(), value))
                         });
                 let values: Map<_, _> = values.collect();

@@ -15,7 +15,7 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::set::{Element, FieldSet, Scalar};
+use super::set::{FieldSet, PathElement, Scalar};
 
 #[derive(Clone, Debug)]
 pub(super) enum Type {
@@ -24,7 +24,7 @@ pub(super) enum Type {
     },
     Untyped,
     List {
-        relation: Relation,
+        list_type: ListType,
         items: Box<Type>,
         required: bool,
     },
@@ -32,7 +32,7 @@ pub(super) enum Type {
     Named {
         name: String,
         atomic: bool,
-        present: bool,
+        always_present: bool,
     },
 }
 
@@ -42,13 +42,13 @@ static UNTYPED: Type = Type::Untyped;
 pub(super) struct Structure {
     fields: BTreeMap<String, Type>,
     /// Type of the fields without a declaration.
-    others: Option<Box<Type>>,
+    additional: Option<Box<Type>>,
     atomic: bool,
 }
 
 /// How the items of a list relate.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Relation {
+pub(super) enum ListType {
     Atomic,
     Set,
     Map(Vec<String>),
@@ -60,7 +60,7 @@ pub(super) enum Shape<'a> {
     /// A scalar, or a list or structure with one owner.
     Leaf,
     List {
-        relation: &'a Relation,
+        list_type: &'a ListType,
         items: &'a Type,
     },
     /// Without a structure, any fields of any type.
@@ -68,7 +68,7 @@ pub(super) enum Shape<'a> {
 }
 
 impl Shape<'_> {
-    pub(super) fn is_like(self, other: Self) -> bool {
+    pub(super) fn has_same_form(self, other: Self) -> bool {
         std::mem::discriminant(&self) == std::mem::discriminant(&other)
     }
 }
@@ -78,7 +78,9 @@ pub(super) fn field_type<'a>(structure: Option<&'a Structure>, name: &str) -> &'
         return &UNTYPED;
     };
     let declared = structure.fields.get(name);
-    declared.or(structure.others.as_deref()).unwrap_or(&UNTYPED)
+    declared
+        .or(structure.additional.as_deref())
+        .unwrap_or(&UNTYPED)
 }
 
 pub(super) fn declares(structure: Option<&Structure>, name: &str) -> bool {
@@ -87,7 +89,7 @@ pub(super) fn declares(structure: Option<&Structure>, name: &str) -> bool {
 
 /// Returns whether a structure has a type for the field.
 pub(super) fn accepts(structure: Option<&Structure>, name: &str) -> bool {
-    declares(structure, name) || structure.is_none_or(|structure| structure.others.is_some())
+    declares(structure, name) || structure.is_none_or(|structure| structure.additional.is_some())
 }
 
 type Types = BTreeMap<String, Structure>;
@@ -109,9 +111,9 @@ static BUILT_IN: LazyLock<BuiltIn> = LazyLock::new(|| {
         atomic: fields.remove("=").is_some(),
         fields: fields
             .into_iter()
-            .map(|(name, text)| (name, parse(&text)))
+            .map(|(name, text)| (name, parse_type(&text)))
             .collect(),
-        others: None,
+        additional: None,
     };
     let types = file
         .types
@@ -123,13 +125,13 @@ static BUILT_IN: LazyLock<BuiltIn> = LazyLock::new(|| {
     }
 });
 
-fn parse(text: &str) -> Type {
+fn parse_type(text: &str) -> Type {
     if let Some(list) = text.strip_prefix('+') {
-        return match parse(list) {
+        return match parse_type(list) {
             Type::List {
-                relation, items, ..
+                list_type, items, ..
             } => Type::List {
-                relation,
+                list_type,
                 items,
                 required: true,
             },
@@ -137,21 +139,21 @@ fn parse(text: &str) -> Type {
         };
     }
     if let Some((keys, items)) = text.strip_prefix('[').and_then(|text| text.split_once(']')) {
-        let relation = match keys {
-            "" => Relation::Atomic,
-            "=" => Relation::Set,
-            keys => Relation::Map(keys.split(',').map(str::to_owned).collect()),
+        let list_type = match keys {
+            "" => ListType::Atomic,
+            "=" => ListType::Set,
+            keys => ListType::Map(keys.split(',').map(str::to_owned).collect()),
         };
         return Type::List {
-            relation,
-            items: Box::new(parse(items)),
+            list_type,
+            items: Box::new(parse_type(items)),
             required: false,
         };
     }
     if let Some((atomic, values)) = text.strip_prefix('{').and_then(|text| text.split_once('}')) {
-        let others = Some(Box::new(parse(values)));
+        let additional = Some(Box::new(parse_type(values)));
         return Type::Structure(Structure {
-            others,
+            additional,
             atomic: atomic == "=",
             ..Structure::default()
         });
@@ -168,7 +170,7 @@ fn parse(text: &str) -> Type {
     Type::Named {
         name,
         atomic: text.starts_with('='),
-        present: text.starts_with('!'),
+        always_present: text.starts_with('!'),
     }
 }
 
@@ -178,7 +180,7 @@ pub struct Schema {
     types: Arc<Types>,
     pub(super) root: Type,
     pub(super) built_in: bool,
-    status: bool,
+    has_status: bool,
 }
 
 impl Schema {
@@ -186,23 +188,23 @@ impl Schema {
     pub fn built_in(api_version: &str, kind: &str) -> Option<Self> {
         let name = BUILT_IN.kinds.get(&format!("{api_version} {kind}"))?;
         let types = Arc::clone(&BUILT_IN.types);
-        let status = types.get(name)?.fields.contains_key("status");
+        let has_status = types.get(name)?.fields.contains_key("status");
         let root = Type::Named {
             name: name.clone(),
             atomic: false,
-            present: true,
+            always_present: true,
         };
         Some(Self {
             types,
             root,
             built_in: true,
-            status,
+            has_status,
         })
     }
 
-    /// Returns the schema of a custom resource from `openAPIV3Schema` of its version. `status` is whether that version
-    /// has the subresource `status`.
-    pub fn custom(open_api: &Value, status: bool) -> Self {
+    /// Returns the schema of a custom resource from `openAPIV3Schema` of its version. `has_status` is whether that
+    /// version has the subresource `status`.
+    pub fn custom(open_api: &Value, has_status: bool) -> Self {
         let types = Arc::clone(&BUILT_IN.types);
         let mut root = custom_structure(open_api, false);
         add_object_fields(&mut root);
@@ -210,7 +212,7 @@ impl Schema {
             types,
             root: Type::Structure(root),
             built_in: false,
-            status,
+            has_status,
         }
     }
 
@@ -245,31 +247,33 @@ impl Schema {
     }
 
     /// Returns the fields that a request to this endpoint does not write.
-    pub(super) fn ignored(&self, subresource: &str) -> FieldSet {
+    pub(super) fn ignored_fields(&self, subresource: &str) -> FieldSet {
         match subresource {
-            "status" if self.built_in => FieldSet::of(&[&["spec"]]),
-            "status" => FieldSet::of(&[&["apiVersion"], &["kind"], &["metadata"], &["spec"]]),
-            _ if self.status => FieldSet::of(&[&["status"]]),
+            "status" if self.built_in => FieldSet::from_paths(&[&["spec"]]),
+            "status" => {
+                FieldSet::from_paths(&[&["apiVersion"], &["kind"], &["metadata"], &["spec"]])
+            }
+            _ if self.has_status => FieldSet::from_paths(&[&["status"]]),
             _ => FieldSet::default(),
         }
     }
 
-    pub(super) fn shape<'a>(&'a self, of: &'a Type, value: Option<&Value>) -> Shape<'a> {
-        match of {
+    pub(super) fn shape<'a>(&'a self, ty: &'a Type, value: Option<&Value>) -> Shape<'a> {
+        match ty {
             Type::Scalar { .. } => Shape::Leaf,
             Type::Untyped => match value {
                 None | Some(Value::Null | Value::Object(_)) => Shape::Map(None),
                 Some(_) => Shape::Leaf,
             },
             Type::List {
-                relation: Relation::Atomic,
+                list_type: ListType::Atomic,
                 ..
             } => Shape::Leaf,
             Type::List {
-                relation, items, ..
-            } => Shape::List { relation, items },
+                list_type, items, ..
+            } => Shape::List { list_type, items },
             Type::Named { atomic: true, .. } => Shape::Leaf,
-            Type::Structure(_) | Type::Named { .. } => match self.structure(of) {
+            Type::Structure(_) | Type::Named { .. } => match self.structure(ty) {
                 Some(structure) if structure.atomic => Shape::Leaf,
                 structure => Shape::Map(structure),
             },
@@ -277,8 +281,8 @@ impl Schema {
     }
 
     /// Returns the fields of a structure or map, also of an atomic one.
-    pub(super) fn structure<'a>(&'a self, of: &'a Type) -> Option<&'a Structure> {
-        match of {
+    pub(super) fn structure<'a>(&'a self, ty: &'a Type) -> Option<&'a Structure> {
+        match ty {
             Type::Structure(structure) => Some(structure),
             Type::Named { name, .. } => self.types.get(name),
             _ => None,
@@ -286,14 +290,14 @@ impl Schema {
     }
 
     /// Identifies an item of a set or associative list.
-    pub(super) fn element(
+    pub(super) fn path_element(
         &self,
-        relation: &Relation,
+        list_type: &ListType,
         items: &Type,
         item: &Value,
-    ) -> Result<Element, String> {
-        let Relation::Map(keys) = relation else {
-            return Ok(Element::Value(Scalar::new(item)));
+    ) -> Result<PathElement, String> {
+        let ListType::Map(keys) = list_type else {
+            return Ok(PathElement::Value(Scalar::new(item)));
         };
         if !item.is_object() {
             return Err("associative list with keys may not have non-map elements".to_owned());
@@ -304,12 +308,12 @@ impl Schema {
             _ => None,
         };
         let value = |key: &String| Some((key.clone(), item.get(key).or_else(|| default(key))?));
-        let found = keys.iter().filter_map(value);
-        let mut found: Vec<_> = found
+        let key_values = keys.iter().filter_map(value);
+        let mut key_values: Vec<_> = key_values
             .map(|(key, value)| (key, Scalar::new(value)))
             .collect();
-        found.sort();
-        if found.is_empty() {
+        key_values.sort();
+        if key_values.is_empty() {
             let keys = keys
                 .iter()
                 .map(|key| format!("{key:?}"))
@@ -319,18 +323,18 @@ impl Schema {
                 keys.join(" ")
             ));
         }
-        Ok(Element::Key(found))
+        Ok(PathElement::Key(key_values))
     }
 
-    fn complete_value(&self, of: &Type, value: &mut Value, empty: bool) {
-        match (of, value) {
+    fn complete_value(&self, ty: &Type, value: &mut Value, empty: bool) {
+        match (ty, value) {
             (Type::List { items, .. }, Value::Array(values)) => {
                 for value in values {
                     self.complete_value(items, value, empty);
                 }
             }
-            (of, Value::Object(fields)) => {
-                if let Some(structure) = self.structure(of) {
+            (ty, Value::Object(fields)) => {
+                if let Some(structure) = self.structure(ty) {
                     self.complete_fields(structure, fields, empty);
                 }
             }
@@ -340,9 +344,9 @@ impl Schema {
 
     fn complete_fields(&self, structure: &Structure, fields: &mut Map<String, Value>, empty: bool) {
         fields.retain(|name, value| {
-            let of = field_type(Some(structure), name);
-            let plain_map = matches!(of, Type::Structure(_));
-            self.complete_value(of, value, empty);
+            let ty = field_type(Some(structure), name);
+            let plain_map = matches!(ty, Type::Structure(_));
+            self.complete_value(ty, value, empty);
             match value {
                 Value::Null if structure.fields.is_empty() => {
                     // A map of strings decodes null as an empty string.
@@ -351,22 +355,25 @@ impl Schema {
                 }
                 Value::Null => false,
                 Value::Array(values) => {
-                    let required = matches!(of, Type::List { required: true, .. } | Type::Untyped);
+                    let required = matches!(ty, Type::List { required: true, .. } | Type::Untyped);
                     required || !values.is_empty()
                 }
                 Value::Object(values) => !plain_map || !values.is_empty(),
                 _ => true,
             }
         });
-        for (name, of) in &structure.fields {
-            let missing = match of {
-                Type::Named { present: true, .. } => Value::Object(Map::new()),
+        for (name, ty) in &structure.fields {
+            let missing = match ty {
+                Type::Named {
+                    always_present: true,
+                    ..
+                } => Value::Object(Map::new()),
                 Type::List { required: true, .. } if empty => Value::Null,
                 _ => continue,
             };
             if !fields.contains_key(name) {
                 let mut missing = missing;
-                self.complete_value(of, &mut missing, empty);
+                self.complete_value(ty, &mut missing, empty);
                 fields.insert(name.clone(), missing);
             }
         }
@@ -402,14 +409,14 @@ fn add_object_fields(structure: &mut Structure) {
     }
     structure
         .fields
-        .insert("metadata".to_owned(), parse("ObjectMeta"));
+        .insert("metadata".to_owned(), parse_type("ObjectMeta"));
 }
 
 fn is_true(open_api: &Value, extension: &str) -> bool {
     open_api.get(extension) == Some(&Value::Bool(true))
 }
 
-const PRESERVE: &str = "x-kubernetes-preserve-unknown-fields";
+const PRESERVE_UNKNOWN_FIELDS: &str = "x-kubernetes-preserve-unknown-fields";
 
 fn custom_type(open_api: &Value, preserve: bool) -> Type {
     let scalar = || Type::Scalar {
@@ -418,7 +425,7 @@ fn custom_type(open_api: &Value, preserve: bool) -> Type {
     if is_true(open_api, "x-kubernetes-int-or-string") {
         return scalar();
     }
-    let preserve = preserve || is_true(open_api, PRESERVE);
+    let preserve = preserve || is_true(open_api, PRESERVE_UNKNOWN_FIELDS);
     match open_api.get("type").and_then(Value::as_str) {
         Some("array") => custom_list(open_api, preserve),
         Some("object") => {
@@ -441,19 +448,19 @@ fn custom_list(open_api: &Value, preserve: bool) -> Type {
         let keys = keys.into_iter().flatten();
         keys.filter_map(Value::as_str).map(str::to_owned).collect()
     };
-    let relation = match open_api
+    let list_type = match open_api
         .get("x-kubernetes-list-type")
         .and_then(Value::as_str)
     {
-        Some("set") => Relation::Set,
-        Some("map") => Relation::Map(keys()),
-        _ => Relation::Atomic,
+        Some("set") => ListType::Set,
+        Some("map") => ListType::Map(keys()),
+        _ => ListType::Atomic,
     };
     let items = open_api
         .get("items")
         .map_or(Type::Untyped, |items| custom_type(items, preserve));
     Type::List {
-        relation,
+        list_type,
         items: Box::new(items),
         required: false,
     }
@@ -462,11 +469,11 @@ fn custom_list(open_api: &Value, preserve: bool) -> Type {
 fn custom_structure(open_api: &Value, preserve: bool) -> Structure {
     let properties = open_api.get("properties").and_then(Value::as_object);
     let properties = properties.into_iter().flatten();
-    let preserve = preserve || is_true(open_api, PRESERVE);
+    let preserve = preserve || is_true(open_api, PRESERVE_UNKNOWN_FIELDS);
     let fields: BTreeMap<_, _> = properties
         .map(|(name, value)| (name.clone(), custom_type(value, preserve)))
         .collect();
-    let others = match open_api.get("additionalProperties") {
+    let additional = match open_api.get("additionalProperties") {
         Some(values @ Value::Object(_)) => Some(custom_type(values, preserve)),
         Some(Value::Bool(true)) => Some(Type::Untyped),
         Some(_) => None,
@@ -478,7 +485,7 @@ fn custom_structure(open_api: &Value, preserve: bool) -> Structure {
         == Some("atomic");
     Structure {
         fields,
-        others: others.map(Box::new),
+        additional: additional.map(Box::new),
         atomic,
     }
 }

@@ -27,7 +27,7 @@ impl Scalar {
         }
     }
 
-    fn json(&self) -> Value {
+    fn to_json(&self) -> Value {
         match self {
             Self::Int(number) => (*number).into(),
             Self::Text(text) => text.clone().into(),
@@ -50,7 +50,7 @@ impl fmt::Display for Scalar {
 
 /// One step from an object to a field of it. The order is the order of the real API server.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Element {
+pub enum PathElement {
     /// A field of a structure or a key of a map, `f:name`.
     Field(String),
     /// An item of an associative list, `k:{"name":"x"}`. Sorted by key.
@@ -61,7 +61,7 @@ pub enum Element {
     Index(i64),
 }
 
-impl Element {
+impl PathElement {
     fn parse(text: &str) -> Option<Self> {
         let (kind, rest) = text.split_once(':')?;
         let json = || serde_json::from_str::<Value>(rest).ok();
@@ -86,17 +86,19 @@ impl Element {
         match self {
             Self::Field(name) => format!("f:{name}"),
             Self::Key(keys) => {
-                let keys = keys.iter().map(|(key, value)| (key.clone(), value.json()));
+                let keys = keys
+                    .iter()
+                    .map(|(key, value)| (key.clone(), value.to_json()));
                 format!("k:{}", Value::Object(keys.collect()))
             }
-            Self::Value(value) => format!("v:{}", value.json()),
+            Self::Value(value) => format!("v:{}", value.to_json()),
             Self::Index(index) => format!("i:{index}"),
         }
     }
 }
 
 /// The form of a path in error messages is a sequence of these, such as `.spec.ports[port=80,protocol="TCP"]`.
-impl fmt::Display for Element {
+impl fmt::Display for PathElement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Field(name) => write!(f, ".{name}"),
@@ -110,16 +112,16 @@ impl fmt::Display for Element {
     }
 }
 
-pub(super) fn path_text(path: &[Element]) -> String {
+pub(super) fn path_text(path: &[PathElement]) -> String {
     path.iter().map(ToString::to_string).collect()
 }
 
 /// A set of fields. A field can be a member without its parents.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FieldSet {
-    pub(super) members: BTreeSet<Element>,
+    pub(super) members: BTreeSet<PathElement>,
     /// The fields below each element. No set here is empty.
-    pub(super) below: BTreeMap<Element, FieldSet>,
+    pub(super) children: BTreeMap<PathElement, FieldSet>,
 }
 
 impl FieldSet {
@@ -130,12 +132,12 @@ impl FieldSet {
             if key == "." {
                 continue;
             }
-            let element = Element::parse(key)?;
-            let below = Self::parse(value)?;
-            if below.is_empty() || value.get(".").is_some() {
+            let element = PathElement::parse(key)?;
+            let children = Self::parse(value)?;
+            if children.is_empty() || value.get(".").is_some() {
                 set.members.insert(element.clone());
             }
-            set.put(element, below);
+            set.insert_children(element, children);
         }
         Some(set)
     }
@@ -146,53 +148,60 @@ impl FieldSet {
         for element in &self.members {
             fields.insert(element.fields_v1(), Value::Object(Map::new()));
         }
-        for (element, below) in &self.below {
-            let mut below = below.fields_v1();
-            if let (true, Some(below)) = (self.members.contains(element), below.as_object_mut()) {
-                below.insert(".".to_owned(), Value::Object(Map::new()));
+        for (element, children) in &self.children {
+            let mut children = children.fields_v1();
+            if let (true, Some(children)) =
+                (self.members.contains(element), children.as_object_mut())
+            {
+                children.insert(".".to_owned(), Value::Object(Map::new()));
             }
-            fields.insert(element.fields_v1(), below);
+            fields.insert(element.fields_v1(), children);
         }
         Value::Object(fields)
     }
 
     /// Returns the set of paths, each a sequence of names.
-    pub(super) fn of(paths: &[&[&str]]) -> Self {
+    pub(super) fn from_paths(paths: &[&[&str]]) -> Self {
         let mut set = Self::default();
         for path in paths {
-            let path = path.iter().map(|name| Element::Field((*name).to_owned()));
+            let path = path
+                .iter()
+                .map(|name| PathElement::Field((*name).to_owned()));
             set.insert(&path.collect::<Vec<_>>());
         }
         set
     }
 
     pub fn is_empty(&self) -> bool {
-        self.members.is_empty() && self.below.is_empty()
+        self.members.is_empty() && self.children.is_empty()
     }
 
     /// Returns whether the field itself is a member, not only fields above or below it.
-    pub fn contains(&self, path: &[Element]) -> bool {
+    pub fn contains(&self, path: &[PathElement]) -> bool {
         match path {
             [] => false,
             [last] => self.members.contains(last),
-            [first, rest @ ..] => self.below.get(first).is_some_and(|set| set.contains(rest)),
+            [first, rest @ ..] => self
+                .children
+                .get(first)
+                .is_some_and(|set| set.contains(rest)),
         }
     }
 
     /// Adds a field. The empty path stands for the object, which is never a member.
-    pub fn insert(&mut self, path: &[Element]) {
+    pub fn insert(&mut self, path: &[PathElement]) {
         match path {
             [] => (),
             [last] => {
                 self.members.insert(last.clone());
             }
-            [first, rest @ ..] => self.below.entry(first.clone()).or_default().insert(rest),
+            [first, rest @ ..] => self.children.entry(first.clone()).or_default().insert(rest),
         }
     }
 
-    fn put(&mut self, element: Element, below: Self) {
-        if !below.is_empty() {
-            self.below.insert(element, below);
+    fn insert_children(&mut self, element: PathElement, children: Self) {
+        if !children.is_empty() {
+            self.children.insert(element, children);
         }
     }
 
@@ -200,12 +209,12 @@ impl FieldSet {
     pub fn union(&self, other: &Self) -> Self {
         let mut union = self.clone();
         union.members.extend(other.members.iter().cloned());
-        for (element, set) in &other.below {
-            let set = match union.below.get(element) {
-                Some(own) => own.union(set),
+        for (element, set) in &other.children {
+            let set = match union.children.get(element) {
+                Some(existing) => existing.union(set),
                 None => set.clone(),
             };
-            union.below.insert(element.clone(), set);
+            union.children.insert(element.clone(), set);
         }
         union
     }
@@ -218,12 +227,12 @@ impl FieldSet {
             members,
             ..Self::default()
         };
-        for (element, set) in &self.below {
-            let left = match other.below.get(element) {
+        for (element, set) in &self.children {
+            let remaining = match other.children.get(element) {
                 Some(other) => set.difference(other),
                 None => set.clone(),
             };
-            difference.put(element.clone(), left);
+            difference.insert_children(element.clone(), remaining);
         }
         difference
     }
@@ -235,9 +244,9 @@ impl FieldSet {
             members,
             ..Self::default()
         };
-        for (element, set) in &self.below {
-            if let Some(other) = other.below.get(element) {
-                intersection.put(element.clone(), set.intersection(other));
+        for (element, set) in &self.children {
+            if let Some(other) = other.children.get(element) {
+                intersection.insert_children(element.clone(), set.intersection(other));
             }
         }
         intersection
@@ -247,30 +256,30 @@ impl FieldSet {
     #[must_use]
     pub(super) fn without(&self, other: &Self) -> Self {
         let members = self.members.difference(&other.members).cloned().collect();
-        let mut left = Self {
+        let mut remaining = Self {
             members,
             ..Self::default()
         };
-        for (element, set) in &self.below {
+        for (element, set) in &self.children {
             if !other.members.contains(element) {
-                let below = match other.below.get(element) {
+                let children = match other.children.get(element) {
                     Some(other) => set.without(other),
                     None => set.clone(),
                 };
-                left.put(element.clone(), below);
+                remaining.insert_children(element.clone(), children);
             }
         }
-        left
+        remaining
     }
 
     /// Returns all members. At each level, members precede the fields below them.
-    pub fn paths(&self) -> Vec<Vec<Element>> {
+    pub fn paths(&self) -> Vec<Vec<PathElement>> {
         let mut paths: Vec<_> = self
             .members
             .iter()
             .map(|element| vec![element.clone()])
             .collect();
-        for (element, set) in &self.below {
+        for (element, set) in &self.children {
             for mut path in set.paths() {
                 path.insert(0, element.clone());
                 paths.push(path);

@@ -11,21 +11,21 @@ use serde::Deserialize;
 use super::*;
 
 #[derive(Deserialize)]
-struct Recorded {
+struct RecordedFile {
     /// Schema of the kind `Thing`.
     schema: Value,
-    cases: Vec<Case>,
+    cases: Vec<RecordedCase>,
 }
 
 #[derive(Deserialize)]
-struct Case {
+struct RecordedCase {
     title: String,
-    steps: Vec<Step>,
+    steps: Vec<RecordedStep>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Step {
+struct RecordedStep {
     verb: String,
     manager: String,
     #[serde(default)]
@@ -100,24 +100,24 @@ const DEFAULTS: &[&str] = &[
     "serviceAccountName",
 ];
 
-fn recorded() -> Recorded {
+fn read_recorded() -> RecordedFile {
     serde_json::from_str(include_str!("recorded.json")).unwrap()
 }
 
-fn schema(recorded: &Recorded, step: &Step) -> Schema {
+fn schema(recorded: &RecordedFile, step: &RecordedStep) -> Schema {
     match step.kind.as_str() {
         "Thing" => Schema::custom(&recorded.schema, true),
         kind => Schema::built_in(&step.api_version, kind).unwrap(),
     }
 }
 
-fn at(second: i64) -> Timestamp {
+fn time_at(second: i64) -> Timestamp {
     let start: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
     start + jiff::SignedDuration::from_secs(second)
 }
 
 /// Applies a JSON merge patch.
-fn patch(target: &mut Value, patch: &Value) {
+fn merge_patch(target: &mut Value, patch: &Value) {
     let Value::Object(patch_fields) = patch else {
         *target = patch.clone();
         return;
@@ -137,23 +137,27 @@ fn patch(target: &mut Value, patch: &Value) {
 }
 
 fn patch_field(fields: &mut serde_json::Map<String, Value>, name: &str, value: &Value) {
-    patch(fields.entry(name).or_insert(Value::Null), value);
+    merge_patch(fields.entry(name).or_insert(Value::Null), value);
 }
 
-fn run(schema: &Schema, live: Option<&Value>, step: &Step) -> Result<Value, ApplyError> {
-    let manager = manager_of(Some(&step.manager), "curl/8.0");
+fn execute(
+    schema: &Schema,
+    live: Option<&Value>,
+    step: &RecordedStep,
+) -> Result<Value, ApplyError> {
+    let manager = manager_name(Some(&step.manager), "curl/8.0");
     let (api_version, subresource) = (step.api_version.as_str(), step.subresource.as_str());
     let writer = Writer {
         manager: &manager,
         api_version,
         subresource,
-        at: at(step.at),
+        at: time_at(step.at),
     };
     let mut new = match step.verb.as_str() {
         "apply" => return apply(schema, live, &step.body, &writer, step.force),
         "merge" => {
             let mut new = live.unwrap().clone();
-            patch(&mut new, &step.body);
+            merge_patch(&mut new, &step.body);
             new
         }
         _ => step.body.clone(),
@@ -163,26 +167,30 @@ fn run(schema: &Schema, live: Option<&Value>, step: &Step) -> Result<Value, Appl
 }
 
 /// Lists where an applied object differs from the recorded one by more than defaults.
-fn differences(path: &str, own: &Value, real: &Value, found: &mut Vec<String>) {
-    match (own, real) {
-        (Value::Object(own), Value::Object(real)) => {
+fn differences(path: &str, simulated: &Value, real: &Value, problems: &mut Vec<String>) {
+    match (simulated, real) {
+        (Value::Object(simulated), Value::Object(real)) => {
             for (name, value) in real {
-                match own.get(name) {
-                    Some(own) => differences(&format!("{path}.{name}"), own, value, found),
+                match simulated.get(name) {
+                    Some(simulated) => {
+                        differences(&format!("{path}.{name}"), simulated, value, problems)
+                    }
                     None if name == "managedFields" || DEFAULTS.contains(&name.as_str()) => (),
-                    None => found.push(format!("{path}.{name} is missing")),
+                    None => problems.push(format!("{path}.{name} is missing")),
                 }
             }
-            for name in own.keys().filter(|name| !real.contains_key(*name)) {
-                found.push(format!("{path}.{name} is too much: {}", own[name]));
+            for name in simulated.keys().filter(|name| !real.contains_key(*name)) {
+                problems.push(format!("{path}.{name} is too much: {}", simulated[name]));
             }
         }
-        (Value::Array(own), Value::Array(real)) if own.len() == real.len() => {
-            for (index, (own, real)) in own.iter().zip(real).enumerate() {
-                differences(&format!("{path}[{index}]"), own, real, found);
+        (Value::Array(simulated), Value::Array(real)) if simulated.len() == real.len() => {
+            for (index, (simulated, real)) in simulated.iter().zip(real).enumerate() {
+                differences(&format!("{path}[{index}]"), simulated, real, problems);
             }
         }
-        (own, real) if own != real => found.push(format!("{path}: {own} for {real}")),
+        (simulated, real) if simulated != real => {
+            problems.push(format!("{path}: {simulated} for {real}"))
+        }
         _ => (),
     }
 }
@@ -195,35 +203,40 @@ fn sorted(mut status: Value) -> Value {
     status
 }
 
-fn check_step(schema: &Schema, live: Option<&Value>, step: &Step, found: &mut Vec<String>) {
-    let (own, real) = match (run(schema, live, step), &step.result, &step.error) {
-        (Ok(own), Some(real), _) => (own, real),
+fn check_step(
+    schema: &Schema,
+    live: Option<&Value>,
+    step: &RecordedStep,
+    problems: &mut Vec<String>,
+) {
+    let (simulated, real) = match (execute(schema, live, step), &step.result, &step.error) {
+        (Ok(simulated), Some(real), _) => (simulated, real),
         (Err(error), _, Some(real)) => {
-            let (own, real) = (sorted(error.status()), sorted(real.clone()));
-            if own != real {
-                found.push(format!("error\n  own  {own}\n  real {real}"));
+            let (simulated, real) = (sorted(error.status()), sorted(real.clone()));
+            if simulated != real {
+                problems.push(format!("error\n  own  {simulated}\n  real {real}"));
             }
             return;
         }
-        (own, ..) => {
-            found.push(format!("{own:?} for error {:?}", step.error));
+        (simulated, ..) => {
+            problems.push(format!("{simulated:?} for error {:?}", step.error));
             return;
         }
     };
     let managers = |object: &Value| object.pointer("/metadata/managedFields").cloned();
-    if managers(&own) != managers(real) {
-        let (own, real) = (
-            managers(&own).unwrap_or_default(),
+    if managers(&simulated) != managers(real) {
+        let (simulated, real) = (
+            managers(&simulated).unwrap_or_default(),
             managers(real).unwrap_or_default(),
         );
-        found.push(format!("managers\n  own  {own}\n  real {real}"));
+        problems.push(format!("managers\n  own  {simulated}\n  real {real}"));
     }
-    if step.unchanged && step.verb == "apply" && Some(&own) != live {
-        found.push("the object changed".to_owned());
+    if step.unchanged && step.verb == "apply" && Some(&simulated) != live {
+        problems.push("the object changed".to_owned());
     }
     if step.verb == "apply" {
-        let (mut own, mut real) = (own, real.clone());
-        for object in [&mut own, &mut real] {
+        let (mut simulated, mut real) = (simulated, real.clone());
+        for object in [&mut simulated, &mut real] {
             let other = if step.subresource.is_empty() {
                 "status"
             } else {
@@ -235,14 +248,14 @@ fn check_step(schema: &Schema, live: Option<&Value>, step: &Step, found: &mut Ve
                 .unwrap()
                 .remove("managedFields");
         }
-        differences("", &own, &real, found);
+        differences("", &simulated, &real, problems);
     }
 }
 
 #[test]
 fn recorded_requests_have_recorded_results() {
-    let recorded = recorded();
-    let mut found = Vec::new();
+    let recorded = read_recorded();
+    let mut all_problems = Vec::new();
     for case in &recorded.cases {
         let mut live = None;
         for step in &case.steps {
@@ -250,7 +263,7 @@ fn recorded_requests_have_recorded_results() {
             let mut problems = Vec::new();
             check_step(&schema(&recorded, step), live.as_ref(), step, &mut problems);
             let (title, at, verb) = (&case.title, step.at, &step.verb);
-            found.extend(
+            all_problems.extend(
                 problems
                     .iter()
                     .map(|text| format!("{title}, step {at}, {verb}: {text}")),
@@ -260,10 +273,10 @@ fn recorded_requests_have_recorded_results() {
     }
     assert!(recorded.cases.len() >= 25);
     assert!(
-        found.is_empty(),
+        all_problems.is_empty(),
         "{} problems\n{}",
-        found.len(),
-        found.join("\n")
+        all_problems.len(),
+        all_problems.join("\n")
     );
 }
 
@@ -276,9 +289,12 @@ fn manager_is_parameter_or_user_agent() {
         (None, "a\tb/1", "ab"),
         (None, "", ""),
     ] {
-        assert_eq!(manager_of(parameter, agent), expected);
+        assert_eq!(manager_name(parameter, agent), expected);
     }
-    assert_eq!(manager_of(None, &"x".repeat(200)).len(), MAX_MANAGER_LENGTH);
+    assert_eq!(
+        manager_name(None, &"x".repeat(200)).len(),
+        MAX_MANAGER_LENGTH
+    );
 }
 
 #[test]
@@ -304,10 +320,10 @@ fn field_sets_print_as_they_parse() {
 #[test]
 fn leaf_contains_no_field_below_it() {
     let set = FieldSet::parse(&json!({"f:a": {}, "f:b": {"f:c": {}}})).unwrap();
-    let path = |names: &[&str]| -> Vec<Element> {
+    let path = |names: &[&str]| -> Vec<PathElement> {
         names
             .iter()
-            .map(|name| Element::Field((*name).to_owned()))
+            .map(|name| PathElement::Field((*name).to_owned()))
             .collect()
     };
     for (names, expected) in [
@@ -323,20 +339,21 @@ fn leaf_contains_no_field_below_it() {
 
 const THING: &str = "example.com/v1";
 
-static THING_SCHEMA: LazyLock<Schema> = LazyLock::new(|| Schema::custom(&recorded().schema, true));
+static THING_SCHEMA: LazyLock<Schema> =
+    LazyLock::new(|| Schema::custom(&read_recorded().schema, true));
 
 fn writer(manager: &str, second: i64) -> Writer<'_> {
     Writer {
         manager,
         api_version: THING,
         subresource: "",
-        at: at(second),
+        at: time_at(second),
     }
 }
 
-fn thing(fields: &Value) -> Value {
+fn new_thing(fields: &Value) -> Value {
     let mut thing = json!({"apiVersion": THING, "kind": "Thing", "metadata": {"name": "x"}});
-    patch(&mut thing, fields);
+    merge_patch(&mut thing, fields);
     thing
 }
 
@@ -363,7 +380,7 @@ fn any_thing() -> impl Strategy<Value = Value> {
                     spec.as_object_mut().unwrap().remove(name);
                 }
             }
-            thing(&json!({"metadata": {"labels": labels}, "spec": spec}))
+            new_thing(&json!({"metadata": {"labels": labels}, "spec": spec}))
         },
     )
 }
@@ -377,8 +394,8 @@ fn without_managed_fields(object: &Value) -> Value {
     object
 }
 
-fn owned_by(object: &Value, manager: &str) -> FieldSet {
-    let managers = Managers::of(object);
+fn fields_owned_by(object: &Value, manager: &str) -> FieldSet {
+    let managers = Managers::read_from(object);
     let owned = managers.0.iter().find(|(id, _)| id.manager == manager);
     owned
         .map(|(_, entry)| entry.set.clone())
@@ -387,50 +404,50 @@ fn owned_by(object: &Value, manager: &str) -> FieldSet {
 
 proptest! {
     #[test]
-    fn second_apply_changes_nothing(live in any_thing(), wanted in any_thing()) {
+    fn second_apply_changes_nothing(live in any_thing(), configuration in any_thing()) {
         let schema = &*THING_SCHEMA;
         let mut live = live;
         track_update(schema, None, &mut live, &writer("creator", 0));
-        let once = apply(schema, Some(&live), &wanted, &writer("helm", 1), true).unwrap();
-        let twice = apply(schema, Some(&once), &wanted, &writer("helm", 2), false).unwrap();
+        let once = apply(schema, Some(&live), &configuration, &writer("helm", 1), true).unwrap();
+        let twice = apply(schema, Some(&once), &configuration, &writer("helm", 2), false).unwrap();
         prop_assert_eq!(once, twice);
     }
 
     #[test]
-    fn empty_apply_removes_own_fields_only(live in any_thing(), wanted in any_thing()) {
+    fn empty_apply_removes_own_fields_only(live in any_thing(), configuration in any_thing()) {
         let schema = &*THING_SCHEMA;
         let mut live = live;
         track_update(schema, None, &mut live, &writer("creator", 0));
-        let applied = apply(schema, Some(&live), &wanted, &writer("helm", 1), true).unwrap();
-        let theirs = owned_by(&applied, "creator");
-        let left = apply(schema, Some(&applied), &thing(&json!({})), &writer("helm", 2), false);
-        let left = left.unwrap();
-        prop_assert!(owned_by(&left, "helm").is_empty());
-        prop_assert_eq!(&owned_by(&left, "creator"), &theirs);
-        let fields = schema.valid_fields_of(&left).difference(&never_owned());
+        let applied = apply(schema, Some(&live), &configuration, &writer("helm", 1), true).unwrap();
+        let theirs = fields_owned_by(&applied, "creator");
+        let remaining = apply(schema, Some(&applied), &new_thing(&json!({})), &writer("helm", 2), false);
+        let remaining = remaining.unwrap();
+        prop_assert!(fields_owned_by(&remaining, "helm").is_empty());
+        prop_assert_eq!(&fields_owned_by(&remaining, "creator"), &theirs);
+        let fields = schema.valid_fields(&remaining).difference(&unowned_fields());
         let all = schema.with_structures(&fields);
         let theirs = schema.with_structures(&theirs);
-        prop_assert!(fields.difference(&theirs).is_empty(), "{left}");
-        prop_assert!(theirs.difference(&all).paths().iter().all(|path| path.len() < 3), "{left}");
+        prop_assert!(fields.difference(&theirs).is_empty(), "{remaining}");
+        prop_assert!(theirs.difference(&all).paths().iter().all(|path| path.len() < 3), "{remaining}");
     }
 
     #[test]
-    fn apply_without_force_keeps_foreign_values(live in any_thing(), wanted in any_thing()) {
+    fn apply_without_force_keeps_foreign_values(live in any_thing(), configuration in any_thing()) {
         let schema = &*THING_SCHEMA;
         let mut live = live;
         track_update(schema, None, &mut live, &writer("creator", 0));
-        let theirs = owned_by(&live, "creator");
-        if let Ok(applied) = apply(schema, Some(&live), &wanted, &writer("helm", 1), false) {
-            prop_assert_eq!(owned_by(&applied, "creator"), theirs);
-            let found = schema.compare(&without_managed_fields(&live), &without_managed_fields(&applied));
-            prop_assert!(found.removed.is_empty() && found.modified.is_empty());
+        let theirs = fields_owned_by(&live, "creator");
+        if let Ok(applied) = apply(schema, Some(&live), &configuration, &writer("helm", 1), false) {
+            prop_assert_eq!(fields_owned_by(&applied, "creator"), theirs);
+            let comparison = schema.compare(&without_managed_fields(&live), &without_managed_fields(&applied));
+            prop_assert!(comparison.removed.is_empty() && comparison.modified.is_empty());
         }
     }
 
     #[test]
     fn set_operations_follow_their_laws(one in any_thing(), two in any_thing()) {
         let schema = &*THING_SCHEMA;
-        let (one, two) = (schema.valid_fields_of(&one), schema.valid_fields_of(&two));
+        let (one, two) = (schema.valid_fields(&one), schema.valid_fields(&two));
         let both = one.intersection(&two);
         prop_assert_eq!(&one.difference(&two).union(&both), &one);
         prop_assert!(one.difference(&two).intersection(&two).is_empty());

@@ -23,26 +23,26 @@ type Shared = Arc<Mutex<Fixture>>;
 async fn respond(shared: Shared, request: Request<Body>) -> Result<Response<Body>, kube::Error> {
     let (head, body) = request.into_parts();
     let request = Request::from_parts(head, body.collect_bytes().await?);
-    let answer = {
-        let mut all = shared.lock().unwrap();
-        let now = all.now;
-        all.server.handle(now, &request)
+    let response = {
+        let mut fixture = shared.lock().unwrap();
+        let now = fixture.now;
+        fixture.server.handle(now, &request)
     };
-    let (head, id) = match answer {
+    let (head, watch) = match response {
         Answer::Complete(response) => {
             return Ok(response.map(|bytes| Body::from(bytes.to_vec())));
         }
-        Answer::Watch(head, id) => (head, id),
+        Answer::Watch(head, watch) => (head, watch),
     };
     for _ in 0..3000 {
         tokio::time::sleep(Duration::from_millis(100)).await;
-        let mut all = shared.lock().unwrap();
-        all.now += Duration::from_millis(100);
-        let now = all.now;
-        all.server.advance(now);
-        let events = all.server.take_events(id);
+        let mut fixture = shared.lock().unwrap();
+        fixture.now += Duration::from_millis(100);
+        let now = fixture.now;
+        fixture.server.advance(now);
+        let events = fixture.server.take_events(watch);
         if events.ended || !events.lines.is_empty() {
-            all.server.close_watch(id);
+            fixture.server.close_watch(watch);
             let lines: Vec<u8> = events.lines.concat();
             return Ok(head.map(|()| Body::from(lines)));
         }
@@ -60,7 +60,7 @@ fn shared() -> Shared {
     Arc::new(Mutex::new(Fixture::new()))
 }
 
-async fn next<K, S>(stream: &mut S) -> String
+async fn next_event<K, S>(stream: &mut S) -> String
 where
     S: Stream<Item = Result<Event<K>, watcher::Error>> + Unpin,
     K: kube::Resource,
@@ -82,9 +82,11 @@ where
 async fn kube_watcher_sees_every_change() {
     let shared = shared();
     let client = client(&shared);
-    let maps: Api<ConfigMap> = Api::namespaced(client, "default");
-    let map = |name: &str| serde_json::from_value(json!({"metadata": {"name": name}})).unwrap();
-    maps.create(&PostParams::default(), &map("a"))
+    let config_maps: Api<ConfigMap> = Api::namespaced(client, "default");
+    let config_map =
+        |name: &str| serde_json::from_value(json!({"metadata": {"name": name}})).unwrap();
+    config_maps
+        .create(&PostParams::default(), &config_map("a"))
         .await
         .unwrap();
     for streams in ["no", "yes"] {
@@ -93,24 +95,29 @@ async fn kube_watcher_sees_every_change() {
             _ => watcher::Config::default().streaming_lists(),
         };
         let events = watcher(
-            maps.clone(),
+            config_maps.clone(),
             config.fields("metadata.name!=kube-root-ca.crt"),
         );
         pin_mut!(events);
-        assert_eq!(next(&mut events).await, "init a");
-        assert_eq!(next(&mut events).await, "done");
-        maps.create(&PostParams::default(), &map("b"))
+        assert_eq!(next_event(&mut events).await, "init a");
+        assert_eq!(next_event(&mut events).await, "done");
+        config_maps
+            .create(&PostParams::default(), &config_map("b"))
             .await
             .unwrap();
-        assert_eq!(next(&mut events).await, "apply b");
+        assert_eq!(next_event(&mut events).await, "apply b");
         let patch = Patch::Merge(json!({"data": {"streams": streams}}));
-        maps.patch("a", &PatchParams::default(), &patch)
+        config_maps
+            .patch("a", &PatchParams::default(), &patch)
             .await
             .unwrap();
-        assert_eq!(next(&mut events).await, "apply a");
+        assert_eq!(next_event(&mut events).await, "apply a");
         shared.lock().unwrap().server.compact();
-        maps.delete("b", &DeleteParams::default()).await.unwrap();
-        assert_eq!(next(&mut events).await, "delete b");
+        config_maps
+            .delete("b", &DeleteParams::default())
+            .await
+            .unwrap();
+        assert_eq!(next_event(&mut events).await, "delete b");
     }
 }
 
@@ -120,22 +127,22 @@ async fn product_crd_is_served_and_deleted() {
     let client = client(&shared);
     let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
     let mut all = krypton_crds::all().into_iter();
-    let wanted = all.find(|crd| crd.spec.names.kind == "Tenant").unwrap();
-    let name = wanted.metadata.name.clone().unwrap();
+    let crd = all.find(|crd| crd.spec.names.kind == "Tenant").unwrap();
+    let name = crd.metadata.name.clone().unwrap();
     let params = PatchParams::apply("krypton").force();
-    crds.patch(&name, &params, &Patch::Apply(&wanted))
+    crds.patch(&name, &params, &Patch::Apply(&crd))
         .await
         .unwrap();
-    let pass = |seconds| shared.lock().unwrap().pass(seconds);
-    pass(1);
-    let again = crds
-        .patch(&name, &params, &Patch::Apply(&wanted))
+    let advance = |seconds| shared.lock().unwrap().advance(seconds);
+    advance(1);
+    let reapplied = crds
+        .patch(&name, &params, &Patch::Apply(&crd))
         .await
         .unwrap();
-    assert_eq!(again.metadata.generation, Some(1));
-    let version = wanted.spec.versions[0].name.clone();
-    let kind = GroupVersionKind::gvk(&wanted.spec.group, &version, &wanted.spec.names.kind);
-    let resource = ApiResource::from_gvk_with_plural(&kind, &wanted.spec.names.plural);
+    assert_eq!(reapplied.metadata.generation, Some(1));
+    let version = crd.spec.versions[0].name.clone();
+    let kind = GroupVersionKind::gvk(&crd.spec.group, &version, &crd.spec.names.kind);
+    let resource = ApiResource::from_gvk_with_plural(&kind, &crd.spec.names.plural);
     let tenants: Api<DynamicObject> = Api::namespaced_with(client.clone(), "default", &resource);
     let tenant = json!({
         "apiVersion": resource.api_version,
@@ -144,11 +151,11 @@ async fn product_crd_is_served_and_deleted() {
         "spec": {"account": "a", "region": "b", "workspace": "acme"},
     });
     let tenant: DynamicObject = serde_json::from_value(tenant).unwrap();
-    let made = tenants
+    let created = tenants
         .create(&PostParams::default(), &tenant)
         .await
         .unwrap();
-    assert_eq!(made.metadata.generation, Some(1));
+    assert_eq!(created.metadata.generation, Some(1));
     let status = json!({"status": {"observedGeneration": 1}});
     let patched = tenants
         .patch_status("acme", &PatchParams::default(), &Patch::Merge(status))
@@ -156,15 +163,19 @@ async fn product_crd_is_served_and_deleted() {
         .unwrap();
     assert_eq!(patched.metadata.generation, Some(1));
     crds.delete(&name, &DeleteParams::default()).await.unwrap();
-    pass(2);
-    let waiting = tenants.get("acme").await.unwrap();
-    assert!(waiting.metadata.deletion_timestamp.is_some());
-    let release = json!({"metadata": {"finalizers": null}});
+    advance(2);
+    let terminating = tenants.get("acme").await.unwrap();
+    assert!(terminating.metadata.deletion_timestamp.is_some());
+    let finalizer_removal = json!({"metadata": {"finalizers": null}});
     tenants
-        .patch("acme", &PatchParams::default(), &Patch::Merge(release))
+        .patch(
+            "acme",
+            &PatchParams::default(),
+            &Patch::Merge(finalizer_removal),
+        )
         .await
         .unwrap();
-    pass(2);
+    advance(2);
     assert!(crds.get_opt(&name).await.unwrap().is_none());
     assert!(tenants.list(&Default::default()).await.is_err());
 }
@@ -183,6 +194,6 @@ async fn discovery_lists_kinds_for_kube() {
     }));
     assert_eq!(client.apiserver_version().await.unwrap().minor, "33");
     let namespaces: Api<Namespace> = Api::all(client);
-    let found = namespaces.get_metadata("kube-system").await.unwrap();
-    assert!(found.metadata.uid.is_some());
+    let kube_system = namespaces.get_metadata("kube-system").await.unwrap();
+    assert!(kube_system.metadata.uid.is_some());
 }

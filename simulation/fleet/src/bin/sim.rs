@@ -59,7 +59,7 @@ struct Args {
 }
 
 impl Args {
-    fn draw(&self, seed: u64) -> Plan {
+    fn draw_plan(&self, seed: u64) -> Plan {
         match self.short {
             true => Plan::short(seed),
             false => Plan::new(seed),
@@ -67,17 +67,17 @@ impl Args {
     }
 
     /// The plan in the file, or else of the first seed.
-    fn first(&self) -> anyhow::Result<Plan> {
+    fn first_plan(&self) -> anyhow::Result<Plan> {
         match &self.plan {
             Some(path) => Ok(std::fs::read_to_string(path)?.parse()?),
-            None => Ok(self.draw(self.seed)),
+            None => Ok(self.draw_plan(self.seed)),
         }
     }
 }
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    match work(&args) {
+    match execute(&args) {
         Ok(0) => ExitCode::SUCCESS,
         Ok(_) => ExitCode::FAILURE,
         Err(error) => {
@@ -88,30 +88,30 @@ fn main() -> ExitCode {
 }
 
 /// Returns the number of failed runs.
-fn work(args: &Args) -> anyhow::Result<u64> {
+fn execute(args: &Args) -> anyhow::Result<u64> {
     if args.print {
-        print!("{}", args.first()?);
+        print!("{}", args.first_plan()?);
         return Ok(0);
     }
     if let Some(folder) = args.plan.as_deref().filter(|path| path.is_dir()) {
-        return each_in(folder, args);
+        return run_folder(folder, args);
     }
     match args.trace || args.plan.is_some() && !args.walk {
-        true => traced(args, &args.first()?),
-        false => many(args),
+        true => run_traced(args, &args.first_plan()?),
+        false => run_seeds(args),
     }
 }
 
 /// Runs the plans in a folder, and prints which fail.
-fn each_in(folder: &Path, args: &Args) -> anyhow::Result<u64> {
+fn run_folder(folder: &Path, args: &Args) -> anyhow::Result<u64> {
     let mut plans = BTreeMap::new();
     for file in std::fs::read_dir(folder)? {
         let path = file?.path();
         let plan: Plan = std::fs::read_to_string(&path)?.parse()?;
         plans.insert(path, plan);
     }
-    let failed = |failed: Plan, violation: &Violation| {
-        let names = plans.iter().filter(|(_, plan)| **plan == failed);
+    let on_failure = |failed_plan: Plan, violation: &Violation| {
+        let names = plans.iter().filter(|(_, plan)| **plan == failed_plan);
         for (path, _) in names {
             println!("{}: {violation}", path.display());
         }
@@ -119,16 +119,16 @@ fn each_in(folder: &Path, args: &Args) -> anyhow::Result<u64> {
     let totals = run_all(
         args.threads,
         |index| plans.values().nth(index).cloned(),
-        failed,
+        on_failure,
     )?;
     println!("{} runs, {} failed", totals.runs, totals.failed);
     Ok(u64::try_from(totals.failed)?)
 }
 
-/// Runs one plan and prints what happens.
-fn traced(args: &Args, plan: &Plan) -> anyhow::Result<u64> {
-    let _kept = args.log.map(log::keep);
-    let outcome = run(plan, &mut |seen| println!("{seen}"))?;
+/// Runs one plan and prints its observations.
+fn run_traced(args: &Args, plan: &Plan) -> anyhow::Result<u64> {
+    let _log_guard = args.log.map(log::capture);
+    let outcome = run(plan, &mut |observation| println!("{observation}"))?;
     match outcome.violation {
         Some(violation) => {
             println!("{violation}");
@@ -138,41 +138,41 @@ fn traced(args: &Args, plan: &Plan) -> anyhow::Result<u64> {
     }
 }
 
-/// Runs one plan after the other on all threads, and prints what fails.
-fn many(args: &Args) -> anyhow::Result<u64> {
+/// Runs one plan after the other on all threads, and prints the failures.
+fn run_seeds(args: &Args) -> anyhow::Result<u64> {
     let started = Instant::now();
-    let failed = |plan: Plan, violation: &Violation| report(args, plan, violation);
+    let on_failure = |plan: Plan, violation: &Violation| print_failure(args, plan, violation);
     let totals = if args.walk {
-        let plans = walk::strikes(&args.first()?)?;
-        run_all(args.threads, |index| plans.get(index).cloned(), failed)?
+        let plans = walk::request_fault_plans(&args.first_plan()?)?;
+        run_all(args.threads, |index| plans.get(index).cloned(), on_failure)?
     } else {
-        let goes_on = |index: u64| match args.minutes {
+        let has_next = |index: u64| match args.minutes {
             Some(minutes) => started.elapsed() < Duration::from_mins(minutes),
             None => index < args.seeds,
         };
-        let draw = |index: usize| {
+        let next_plan = |index: usize| {
             let index = index as u64;
-            goes_on(index).then(|| args.draw(args.seed + index))
+            has_next(index).then(|| args.draw_plan(args.seed + index))
         };
-        run_all(args.threads, draw, failed)?
+        run_all(args.threads, next_plan, on_failure)?
     };
     if args.coverage {
         println!("{}", totals.coverage);
     }
-    let real = started.elapsed().as_secs_f64();
+    let seconds = started.elapsed().as_secs_f64();
     let hours = Duration::from_millis(totals.simulated).as_secs_f64() / 3600.0;
     println!(
-        "{} runs, {} failed, {hours:.1} simulated hours in {real:.1} s: {:.1} runs per second, {} points",
+        "{} runs, {} failed, {hours:.1} simulated hours in {seconds:.1} s: {:.1} runs per second, {} points",
         totals.runs,
         totals.failed,
-        f64::from(u32::try_from(totals.runs)?) / real,
+        f64::from(u32::try_from(totals.runs)?) / seconds,
         totals.coverage.points(),
     );
     Ok(u64::try_from(totals.failed)?)
 }
 
 /// Prints a plan that failed, as small as possible.
-fn report(args: &Args, plan: Plan, violation: &Violation) {
+fn print_failure(args: &Args, plan: Plan, violation: &Violation) {
     let seed = plan.seed;
     println!("seed {seed}: {violation}");
     if args.no_shrink {

@@ -9,33 +9,33 @@ use krypton_sim_apiserver::server::{Answer, ApiServer, Events, WatchId};
 use serde_json::Value;
 use tokio::sync::mpsc;
 
-use super::queue::Event;
+use super::queue::QueuedEvent;
 use super::{Millis, Simulation};
-use crate::network::Verdict;
-use crate::observe::Event as Seen;
-use crate::outbox::{Body, ProcessId, Reply};
-use crate::plan::{Scope, Strike};
+use crate::network::Transmission;
+use crate::observe::Event;
+use crate::outbox::{Body, ProcessId, ReplySender};
+use crate::plan::{RequestFault, Scope};
 use crate::process::Delivery;
 
 /// A client's connector gives up on a connection after this time.
 const CONNECT_TIMEOUT: Millis = 10_000;
 /// Interval at which a waiting request checks whether its server still hangs.
-const HANGING: Millis = 1_000;
+const HANG_CHECK: Millis = 1_000;
 
-/// TCP sends lost parts again after this time.
+/// TCP sends lost segments again after this time.
 const RESEND: Millis = 250;
 
-/// What an API server does with requests.
+/// An API server's treatment of requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Health {
     #[default]
     Up,
     /// No process listens.
     Down,
-    /// It accepts requests and answers none.
+    /// It accepts requests and never responds.
     Hangs,
-    /// It answers each request with this status and body, and does nothing.
-    Answers {
+    /// It responds to each request with this status and body, and does nothing.
+    RespondsWith {
         code: u16,
         content_type: &'static str,
         body: String,
@@ -52,7 +52,7 @@ pub enum Health {
 pub struct Cluster {
     pub server: ApiServer,
     pub health: Health,
-    /// The requests that `health` concerns.
+    /// The requests to which `health` applies.
     pub scope: Scope,
     /// Error of the server's clock.
     pub skew: SignedDuration,
@@ -67,34 +67,38 @@ impl Cluster {
         &self.authority
     }
 
-    /// What the server does with a request.
+    /// The server's treatment of a request.
     fn health_for(&self, request: &Request<Bytes>) -> &Health {
-        let concerned = self.scope.concerns(request.method(), request.uri().path());
-        if concerned { &self.health } else { &Health::Up }
+        let is_affected = self.scope.matches(request.method(), request.uri().path());
+        if is_affected {
+            &self.health
+        } else {
+            &Health::Up
+        }
     }
 
     /// The time that the server's clock shows.
-    fn clock(&self, wall: Timestamp) -> Timestamp {
-        wall.saturating_add(self.skew).unwrap_or(wall)
+    fn clock_time(&self, wall_time: Timestamp) -> Timestamp {
+        wall_time.saturating_add(self.skew).unwrap_or(wall_time)
     }
 }
 
-/// Where a request comes from.
-pub(super) struct Sender {
+/// The sender of a request.
+pub(super) struct RequestSender {
     pub process: ProcessId,
     pub host: String,
     /// The request's number among those of the host.
     pub nth: u32,
-    pub strike: Option<Strike>,
+    pub fault: Option<RequestFault>,
 }
 
 /// A request on its way.
-pub(super) struct Arriving {
+pub(super) struct RequestInTransit {
     id: u64,
-    from: Sender,
+    from: RequestSender,
     cluster: String,
     request: Request<Bytes>,
-    reply: Reply,
+    reply: ReplySender,
 }
 
 /// A request whose client still waits or reads.
@@ -103,36 +107,36 @@ pub(super) struct OpenRequest {
     host: String,
     cluster: String,
     watch: Option<(WatchId, mpsc::UnboundedSender<io::Result<Bytes>>)>,
-    /// When the last part arrives. Later parts do not overtake it.
-    last: Millis,
-    /// Parts that wait until the link is well.
-    held: Vec<Bytes>,
-    /// Whether the server has ended the watch after these parts.
+    /// When the last chunk arrives. Later chunks do not overtake it.
+    last_arrival: Millis,
+    /// Chunks that wait until the link works.
+    blocked: Vec<Bytes>,
+    /// Whether the server has ended the watch after these chunks.
     ended: bool,
-    /// Whether its connection loses all later parts.
+    /// Whether its connection loses all later chunks.
     severed: bool,
-    /// A request or response that was lost, which the client still waits for.
-    lost: Option<Reply>,
+    /// Set if the request or response was lost and the client still waits.
+    lost_reply: Option<ReplySender>,
 }
 
 impl OpenRequest {
-    /// Returns the delivery of what waits for the client, and its time.
-    fn release(&mut self, at: Millis) -> Option<(ProcessId, Millis, Delivery)> {
-        if self.severed || (self.held.is_empty() && !self.ended) {
+    /// Returns the delivery of the blocked chunks, and its time.
+    fn take_delivery(&mut self, at: Millis) -> Option<(ProcessId, Millis, Delivery)> {
+        if self.severed || (self.blocked.is_empty() && !self.ended) {
             return None;
         }
-        let (_, parts) = self.watch.as_ref()?;
-        let (parts, lines) = (parts.clone(), std::mem::take(&mut self.held));
+        let (_, chunks) = self.watch.as_ref()?;
+        let (chunks, lines) = (chunks.clone(), std::mem::take(&mut self.blocked));
         if self.ended {
             self.watch = None;
         }
-        self.last = self.last.max(at);
+        self.last_arrival = self.last_arrival.max(at);
         let delivery: Delivery = Box::new(move || {
             for line in lines {
-                drop(parts.send(Ok(line)));
+                drop(chunks.send(Ok(line)));
             }
         });
-        Some((self.process, self.last, delivery))
+        Some((self.process, self.last_arrival, delivery))
     }
 }
 
@@ -148,7 +152,7 @@ impl Simulation {
             timer: None,
         };
         self.clusters.insert(name.to_owned(), cluster);
-        self.after_server(name);
+        self.process_server_changes(name);
     }
 
     pub fn cluster(&self, name: &str) -> Option<&Cluster> {
@@ -161,11 +165,11 @@ impl Simulation {
         name: &str,
         change: impl FnOnce(&mut Cluster, Timestamp) -> R,
     ) -> Option<R> {
-        let wall = self.wall();
+        let wall_time = self.wall_time();
         let cluster = self.clusters.get_mut(name)?;
-        let now = cluster.clock(wall);
+        let now = cluster.clock_time(wall_time);
         let result = change(cluster, now);
-        self.after_server(name);
+        self.process_server_changes(name);
         Some(result)
     }
 
@@ -184,17 +188,17 @@ impl Simulation {
 
     pub(super) fn send_request(
         &mut self,
-        from: Sender,
+        from: RequestSender,
         id: u64,
         authority: &str,
-        (request, reply): (Request<Bytes>, Reply),
+        (request, reply): (Request<Bytes>, ReplySender),
     ) {
-        let found = self
+        let entry = self
             .clusters
             .iter()
             .find(|(_, cluster)| cluster.authority == authority);
-        let Some(cluster) = found.map(|(name, _)| name.clone()) else {
-            refuse(reply, io::ErrorKind::AddrNotAvailable);
+        let Some(cluster) = entry.map(|(name, _)| name.clone()) else {
+            send_error(reply, io::ErrorKind::AddrNotAvailable);
             return;
         };
         let open = OpenRequest {
@@ -202,115 +206,118 @@ impl Simulation {
             host: from.host.clone(),
             cluster: cluster.clone(),
             watch: None,
-            last: self.now,
-            held: Vec::new(),
+            last_arrival: self.now,
+            blocked: Vec::new(),
             ended: false,
             severed: false,
-            lost: None,
+            lost_reply: None,
         };
         self.requests.insert(id, open);
-        if from.strike == Some(Strike::Fail) {
-            let delivery = Box::new(move || refuse(reply, io::ErrorKind::ConnectionReset));
+        if from.fault == Some(RequestFault::Fail) {
+            let delivery = Box::new(move || send_error(reply, io::ErrorKind::ConnectionReset));
             self.deliver(from.process, self.now + 2, delivery);
             return;
         }
-        match self.links.verdict(&from.host, &cluster) {
-            Verdict::Arrives(delay) => {
-                let arriving = Arriving {
+        match self.links.transmit(&from.host, &cluster) {
+            Transmission::Arrives(delay) => {
+                let in_transit = RequestInTransit {
                     id,
                     from,
                     cluster,
                     request,
                     reply,
                 };
-                self.queue
-                    .push(self.now + delay, Event::Arrives(Box::new(arriving)));
+                self.queue.push(
+                    self.now + delay,
+                    QueuedEvent::RequestArrives(Box::new(in_transit)),
+                );
             }
-            Verdict::Refused => {
-                let delivery = Box::new(move || refuse(reply, io::ErrorKind::ConnectionRefused));
+            Transmission::Refused => {
+                let delivery =
+                    Box::new(move || send_error(reply, io::ErrorKind::ConnectionRefused));
                 self.deliver(from.process, self.now + 2, delivery);
             }
-            Verdict::Lost => {
-                self.observe_lost(&from.host, &cluster, &request);
-                let delivery = Box::new(move || refuse(reply, io::ErrorKind::TimedOut));
+            Transmission::Lost => {
+                self.record_lost_request(&from.host, &cluster, &request);
+                let delivery = Box::new(move || send_error(reply, io::ErrorKind::TimedOut));
                 self.deliver(from.process, self.now + CONNECT_TIMEOUT, delivery);
             }
         }
     }
 
-    pub(super) fn request_arrives(&mut self, arriving: Arriving) {
-        let cluster = self.clusters.get(&arriving.cluster);
-        let hangs = |cluster: &Cluster| *cluster.health_for(&arriving.request) == Health::Hangs;
+    pub(super) fn handle_request(&mut self, in_transit: RequestInTransit) {
+        let cluster = self.clusters.get(&in_transit.cluster);
+        let hangs = |cluster: &Cluster| *cluster.health_for(&in_transit.request) == Health::Hangs;
         if cluster.is_some_and(hangs) {
-            // The server answers when it no longer hangs, unless the client gives up before.
-            if self.requests.contains_key(&arriving.id) {
-                let again = Event::Arrives(Box::new(arriving));
-                self.queue.push(self.now + HANGING, again);
+            // The server responds when it no longer hangs, unless the client gives up before.
+            if self.requests.contains_key(&in_transit.id) {
+                let retry = QueuedEvent::RequestArrives(Box::new(in_transit));
+                self.queue.push(self.now + HANG_CHECK, retry);
             }
             return;
         }
-        let Arriving {
+        let RequestInTransit {
             id,
             from:
-                Sender {
+                RequestSender {
                     process,
                     host,
                     nth,
-                    strike,
+                    fault,
                 },
             cluster: name,
             request,
             reply,
-        } = arriving;
-        let answer = self.answer(&name, &request);
+        } = in_transit;
+        let response = self.server_response(&name, &request);
         // Later changes are events of this watch.
         let mut body = None;
         if let (Some(Ok(Answer::Watch(_, watch))), Some(open)) =
-            (&answer, self.requests.get_mut(&id))
+            (&response, self.requests.get_mut(&id))
         {
             #[allow(
                 clippy::disallowed_methods,
                 reason = "the length of a run bounds what an API server sends"
             )]
-            let (parts, received) = mpsc::unbounded_channel();
-            open.watch = Some((*watch, parts));
+            let (chunks, received) = mpsc::unbounded_channel();
+            open.watch = Some((*watch, chunks));
             body = Some(received);
         }
-        self.after_server(&name);
-        let back = match strike {
-            Some(Strike::LoseAnswer) => Verdict::Refused,
-            _ => self.links.verdict(&name, &host),
+        self.process_server_changes(&name);
+        let return_transmission = match fault {
+            Some(RequestFault::LoseResponse) => Transmission::Refused,
+            _ => self.links.transmit(&name, &host),
         };
-        if let Some(Ok(answer)) = &answer {
+        if let Some(Ok(answer)) = &response {
             let code = match answer {
                 Answer::Complete(response) => response.status(),
                 Answer::Watch(..) => StatusCode::OK,
             };
-            self.observe(Seen::Answered {
+            self.record(Event::Responded {
                 host: host.clone(),
                 nth,
                 cluster: name.clone(),
                 method: request.method().to_string(),
-                path: path_of(request.uri()),
+                path: path_and_query(request.uri()),
                 code: code.as_u16(),
             });
         }
-        let (answer, delay) = match (answer, back) {
-            (Some(Ok(answer)), Verdict::Arrives(delay)) => (answer, delay),
-            (Some(Err(kind)), Verdict::Arrives(delay)) => {
-                let delivery = Box::new(move || refuse(reply, kind));
+        let (answer, delay) = match (response, return_transmission) {
+            (Some(Ok(answer)), Transmission::Arrives(delay)) => (answer, delay),
+            (Some(Err(kind)), Transmission::Arrives(delay)) => {
+                let delivery = Box::new(move || send_error(reply, kind));
                 self.deliver(process, self.now + delay, delivery);
                 return;
             }
-            (Some(_), Verdict::Refused) => {
-                let delivery = Box::new(move || refuse(reply, io::ErrorKind::ConnectionReset));
+            (Some(_), Transmission::Refused) => {
+                let delivery = Box::new(move || send_error(reply, io::ErrorKind::ConnectionReset));
                 self.deliver(process, self.now + 2, delivery);
                 return;
             }
             (_, _) => {
-                self.observe_lost(&host, &name, &request);
+                self.record_lost_request(&host, &name, &request);
                 if let Some(open) = self.requests.get_mut(&id) {
-                    open.lost = Some(reply);
+                    open.lost_reply = Some(reply);
                 }
                 return;
             }
@@ -319,38 +326,49 @@ impl Simulation {
         match answer {
             Answer::Complete(response) => {
                 let response = response.map(Body::Complete);
-                self.deliver(process, at, Box::new(move || respond(reply, response)));
+                self.deliver(
+                    process,
+                    at,
+                    Box::new(move || send_response(reply, response)),
+                );
             }
             Answer::Watch(head, watch) => {
                 let Some((open, body)) = self.requests.get_mut(&id).zip(body) else {
                     self.change_cluster(&name, |cluster, _| cluster.server.close_watch(watch));
                     return;
                 };
-                open.last = at;
-                let response = head.map(|()| Body::Parts(body));
-                self.deliver(process, at, Box::new(move || respond(reply, response)));
+                open.last_arrival = at;
+                let response = head.map(|()| Body::Chunks(body));
+                self.deliver(
+                    process,
+                    at,
+                    Box::new(move || send_response(reply, response)),
+                );
             }
         }
     }
 
-    /// Returns the answer of an API server, or the failure of the connection. `None` if it never answers.
-    fn answer(
+    /// Returns the response of an API server, or the failure of the connection. `None` if it never responds.
+    fn server_response(
         &mut self,
         name: &str,
         request: &Request<Bytes>,
     ) -> Option<Result<Answer, io::ErrorKind>> {
-        let wall = self.wall();
+        let wall_time = self.wall_time();
         let cluster = self.clusters.get_mut(name)?;
-        let now = cluster.clock(wall);
+        let now = cluster.clock_time(wall_time);
         match cluster.health_for(request) {
             Health::Up => Some(Ok(cluster.server.handle(now, request))),
-            Health::EmptyLists => Some(Ok(changed(cluster.server.handle(now, request), emptied))),
-            Health::CutBodies => Some(Ok(changed(cluster.server.handle(now, request), |body| {
+            Health::EmptyLists => Some(Ok(map_body(
+                cluster.server.handle(now, request),
+                without_items,
+            ))),
+            Health::CutBodies => Some(Ok(map_body(cluster.server.handle(now, request), |body| {
                 body.slice(..body.len() / 2)
             }))),
             Health::Down => Some(Err(io::ErrorKind::ConnectionRefused)),
             Health::Hangs => None,
-            Health::Answers {
+            Health::RespondsWith {
                 code,
                 content_type,
                 body,
@@ -379,44 +397,44 @@ impl Simulation {
         }
     }
 
-    /// The clients of a process are gone.
+    /// Drops the requests of a process that has ended.
     pub(super) fn drop_requests_of(&mut self, process: ProcessId) {
-        let all = self
+        let requests = self
             .requests
             .iter()
             .filter(|(_, open)| open.process == process);
-        let all: Vec<u64> = all.map(|(id, _)| *id).collect();
-        for id in all {
+        let ids: Vec<u64> = requests.map(|(id, _)| *id).collect();
+        for id in ids {
             self.drop_request(id);
         }
     }
 
-    pub(super) fn server_timer(&mut self, name: &str) {
+    pub(super) fn handle_server_timer(&mut self, name: &str) {
         let now = self.now;
-        self.change_cluster(name, |cluster, wall| {
+        self.change_cluster(name, |cluster, wall_time| {
             if cluster.timer == Some(now) {
                 cluster.timer = None;
             }
-            cluster.server.advance(wall);
+            cluster.server.advance(wall_time);
         });
     }
 
     /// Records the changes of an API server, sends its watch events and schedules its next timer.
-    fn after_server(&mut self, name: &str) {
-        let wall = self.wall();
+    fn process_server_changes(&mut self, name: &str) {
+        let wall_time = self.wall_time();
         let Some(cluster) = self.clusters.get_mut(name) else {
             return;
         };
         let changes = cluster.server.take_changes();
         let watches = cluster.server.watches_with_events();
-        let sends: Vec<(WatchId, Events)> = watches
+        let sent_events: Vec<(WatchId, Events)> = watches
             .into_iter()
             .map(|watch| (watch, cluster.server.take_events(watch)))
             .collect();
         let next = cluster.server.next_timer().map(|timer| {
-            let now = cluster.clock(wall);
-            let wait = timer.duration_since(now).as_millis();
-            self.now + u64::try_from(wait).unwrap_or_default() + 1
+            let now = cluster.clock_time(wall_time);
+            let delay = timer.duration_since(now).as_millis();
+            self.now + u64::try_from(delay).unwrap_or_default() + 1
         });
         if let Some(next) = next
             && cluster
@@ -424,13 +442,14 @@ impl Simulation {
                 .is_none_or(|timer| timer > next || timer < self.now)
         {
             cluster.timer = Some(next);
-            self.queue.push(next, Event::Server(name.to_owned()));
+            self.queue
+                .push(next, QueuedEvent::ServerTimer(name.to_owned()));
         }
         for change in changes {
             let cluster = name.to_owned();
-            self.observe(Seen::Change { cluster, change });
+            self.record(Event::Change { cluster, change });
         }
-        for (watch, events) in sends {
+        for (watch, events) in sent_events {
             self.send_events(name, watch, events);
         }
     }
@@ -443,33 +462,35 @@ impl Simulation {
         let Some(open) = open else {
             return;
         };
-        open.held.extend(events.lines);
+        open.blocked.extend(events.lines);
         open.ended |= events.ended;
         if !self.links.passes(cluster, &open.host) {
             return;
         }
-        let delay = match self.links.verdict(cluster, &open.host) {
-            Verdict::Arrives(delay) => delay,
-            Verdict::Lost | Verdict::Refused => RESEND,
+        let delay = match self.links.transmit(cluster, &open.host) {
+            Transmission::Arrives(delay) => delay,
+            Transmission::Lost | Transmission::Refused => RESEND,
         };
-        if let Some((process, at, delivery)) = open.release(self.now + delay) {
+        if let Some((process, at, delivery)) = open.take_delivery(self.now + delay) {
             self.deliver(process, at, delivery);
         }
     }
 
-    /// Sends the parts of watches whose link is well again.
-    pub(super) fn release_watches(&mut self) {
+    /// Sends the blocked chunks of watches whose link works again.
+    pub(super) fn send_blocked_watches(&mut self) {
         let at = self.now + RESEND;
         let links = &self.links;
         let open = self.requests.values_mut();
-        let well = open.filter(|open| links.passes(&open.cluster, &open.host));
-        let released: Vec<_> = well.filter_map(|open| open.release(at)).collect();
-        for (process, at, delivery) in released {
+        let unblocked = open.filter(|open| links.passes(&open.cluster, &open.host));
+        let deliveries: Vec<_> = unblocked
+            .filter_map(|open| open.take_delivery(at))
+            .collect();
+        for (process, at, delivery) in deliveries {
             self.deliver(process, at, delivery);
         }
     }
 
-    /// The watches of a host lose what the server sends. Helm has no deadline for its requests.
+    /// The watches of a host lose all later chunks. Helm has no deadline for its requests.
     pub(super) fn half_open_watches(&mut self, cluster: &str, host: &str) {
         let runs = &self.helm_runs;
         let open = self.requests.values_mut();
@@ -479,45 +500,45 @@ impl Simulation {
         }
     }
 
-    pub(super) fn reset_lost_of_helm(&mut self) {
+    pub(super) fn reset_lost_helm_requests(&mut self) {
         let lost: Vec<_> = self
             .requests
             .values_mut()
             .filter(|open| self.helm_runs.contains_key(&open.process))
-            .filter_map(|open| Some((open.process, open.lost.take()?)))
+            .filter_map(|open| Some((open.process, open.lost_reply.take()?)))
             .collect();
         for (process, reply) in lost {
-            let delivery = Box::new(move || refuse(reply, io::ErrorKind::ConnectionReset));
+            let delivery = Box::new(move || send_error(reply, io::ErrorKind::ConnectionReset));
             self.deliver(process, self.now + 1, delivery);
         }
     }
 
-    fn observe_lost(&mut self, host: &str, cluster: &str, request: &Request<Bytes>) {
-        self.observe(Seen::Lost {
+    fn record_lost_request(&mut self, host: &str, cluster: &str, request: &Request<Bytes>) {
+        self.record(Event::RequestLost {
             host: host.to_owned(),
             cluster: cluster.to_owned(),
             method: request.method().to_string(),
-            path: path_of(request.uri()),
+            path: path_and_query(request.uri()),
         });
     }
 }
 
-fn path_of(uri: &http::Uri) -> String {
+fn path_and_query(uri: &http::Uri) -> String {
     uri.path_and_query()
         .map(ToString::to_string)
         .unwrap_or_default()
 }
 
-/// Changes the body of a complete answer.
-fn changed(answer: Answer, change: impl FnOnce(Bytes) -> Bytes) -> Answer {
+/// Changes the body of a complete response.
+fn map_body(answer: Answer, change: impl FnOnce(Bytes) -> Bytes) -> Answer {
     match answer {
         Answer::Complete(response) => Answer::Complete(response.map(change)),
         watch => watch,
     }
 }
 
-/// The same list without its objects. Other bodies do not change.
-fn emptied(body: Bytes) -> Bytes {
+/// Returns a list without its objects. Other bodies do not change.
+fn without_items(body: Bytes) -> Bytes {
     let Ok(mut list) = serde_json::from_slice::<Value>(&body) else {
         return body;
     };
@@ -533,11 +554,11 @@ fn emptied(body: Bytes) -> Bytes {
     list.to_string().into()
 }
 
-fn refuse(reply: Reply, kind: io::ErrorKind) {
+fn send_error(reply: ReplySender, kind: io::ErrorKind) {
     drop(reply.send(Err(kind.into())));
 }
 
-fn respond(reply: Reply, response: Response<Body>) {
+fn send_response(reply: ReplySender, response: Response<Body>) {
     drop(reply.send(Ok(response)));
 }
 
@@ -550,10 +571,13 @@ mod tests {
     #[test]
     fn emptied_list_keeps_only_its_version() {
         let list = json!({"metadata": {"resourceVersion": "7", "continue": "c"}, "items": [1]});
-        let emptied = emptied(list.to_string().into());
+        let list_without_items = without_items(list.to_string().into());
         let expected = json!({"metadata": {"resourceVersion": "7"}, "items": []});
-        assert_eq!(serde_json::from_slice::<Value>(&emptied).unwrap(), expected);
+        assert_eq!(
+            serde_json::from_slice::<Value>(&list_without_items).unwrap(),
+            expected
+        );
         let object = Bytes::from_static(br#"{"data":{}}"#);
-        assert_eq!(super::emptied(object.clone()), object);
+        assert_eq!(super::without_items(object.clone()), object);
     }
 }

@@ -1,4 +1,4 @@
-//! Helm processes, each a process of its own, with the supervisor's rules.
+//! Helm runs, each in a separate process, with the supervisor's rules.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -12,21 +12,21 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use tokio_util::sync::CancellationToken;
 
 use super::Simulation;
-use super::queue::Event;
-use crate::helm::{RunState, exited, killed};
-use crate::observe::{Event as Seen, HelmEnd};
+use super::queue::QueuedEvent;
+use crate::helm::{HelmRunState, exit_status, killed_status};
+use crate::observe::{Event, HelmEnd};
 use crate::outbox::ProcessId;
-use crate::process::{Main, Process, Start};
+use crate::process::{MainFunction, Process, ProcessConfig};
 use crate::world::Clocks;
 
 /// A running Helm.
 pub(super) struct HelmRun {
     parent: ProcessId,
     number: u64,
-    state: Arc<RunState>,
+    state: Arc<HelmRunState>,
     terminate: CancellationToken,
     /// The supervisor kills Helm at this time since boot.
-    until: Option<Duration>,
+    time_limit: Option<Duration>,
     output: Option<PathBuf>,
     exit: Arc<Mutex<Option<Exit>>>,
 }
@@ -36,23 +36,23 @@ impl Simulation {
         &mut self,
         (parent, host): (ProcessId, String),
         (arguments, environment): (Vec<OsString>, Vec<(OsString, OsString)>),
-        (output, until): (Option<PathBuf>, Option<Duration>),
-        state: Arc<RunState>,
+        (output, time_limit): (Option<PathBuf>, Option<Duration>),
+        state: Arc<HelmRunState>,
     ) {
-        let id = self.next_process();
+        let id = self.next_process_id();
         self.last_run += 1;
         let number = self.last_run;
-        let shown = arguments
+        let command_line = arguments
             .iter()
             .map(|argument| argument.to_string_lossy().into_owned());
-        self.observe(Seen::HelmStarted {
+        self.record(Event::HelmStarted {
             run: number,
             host: host.clone(),
-            arguments: shown.collect(),
+            arguments: command_line.collect(),
         });
         let Some(clocks) = self.processes.get(&parent).map(|process| Clocks {
-            boot: process.boot(self.now),
-            wall: self.wall(),
+            boot: process.boot_time(self.now),
+            wall: self.wall_time(),
             suspended: Duration::ZERO,
             skew: jiff::SignedDuration::ZERO,
         }) else {
@@ -64,21 +64,21 @@ impl Simulation {
             arguments,
             environment,
         };
-        let (stop, into) = (terminate.clone(), Arc::clone(&exit));
-        let main: Main = Box::new(move || {
+        let (stop, exit_slot) = (terminate.clone(), Arc::clone(&exit));
+        let main: MainFunction = Box::new(move || {
             Box::pin(async move {
-                let ended = helm(invocation, stop).await;
-                *into.lock().unwrap_or_else(PoisonError::into_inner) = Some(ended);
+                let exit = helm_main(invocation, stop).await;
+                *exit_slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(exit);
                 Ok(())
             })
         });
-        let start = Start {
+        let config = ProcessConfig {
             id,
             host,
             seed: self.process_seed(id),
             clocks,
-            rate: 0,
-            at: self.now,
+            drift_ppm: 0,
+            started_at: self.now,
             // Its files are its driver's.
             folder: self.folder.path().join("none"),
             outbox: self.outbox.clone(),
@@ -88,58 +88,64 @@ impl Simulation {
             number,
             state,
             terminate,
-            until,
+            time_limit,
             output,
             exit,
         };
-        match Process::start(start, main) {
+        match Process::start(config, main) {
             Ok(process) => {
                 self.processes.insert(id, process);
                 self.helm_runs.insert(id, run);
-                self.schedule_limit(id);
+                self.schedule_helm_time_limit(id);
                 self.run_process(id, Vec::new());
             }
-            Err(error) => run.state.end(exited(127), error.to_string().into_bytes()),
+            Err(error) => run
+                .state
+                .set_exit(exit_status(127), error.to_string().into_bytes()),
         }
     }
 
-    pub(super) fn terminate_helm(&mut self, state: &Arc<RunState>) {
-        if let Some((id, run)) = self.run_of(state) {
+    pub(super) fn terminate_helm(&mut self, state: &Arc<HelmRunState>) {
+        if let Some((id, run)) = self.find_run(state) {
             run.terminate.cancel();
             self.run_process(id, Vec::new());
         }
     }
 
-    pub(super) fn kill_helm(&mut self, state: &Arc<RunState>) {
-        if let Some((id, _)) = self.run_of(state) {
+    pub(super) fn kill_helm(&mut self, state: &Arc<HelmRunState>) {
+        if let Some((id, _)) = self.find_run(state) {
             self.end_helm(id, None);
         }
     }
 
-    pub(super) fn limit_helm(&mut self, state: &Arc<RunState>, until: Option<Duration>) {
-        let id = self.run_of(state).map(|(id, _)| id);
+    pub(super) fn set_helm_time_limit(
+        &mut self,
+        state: &Arc<HelmRunState>,
+        time_limit: Option<Duration>,
+    ) {
+        let id = self.find_run(state).map(|(id, _)| id);
         if let Some(id) = id {
             if let Some(run) = self.helm_runs.get_mut(&id) {
-                run.until = until;
+                run.time_limit = time_limit;
             }
-            self.schedule_limit(id);
+            self.schedule_helm_time_limit(id);
         }
     }
 
-    pub(super) fn helm_limit(&mut self, id: ProcessId) {
+    pub(super) fn enforce_helm_time_limit(&mut self, id: ProcessId) {
         let (Some(run), Some(process)) = (self.helm_runs.get(&id), self.processes.get(&id)) else {
             return;
         };
         if run
-            .until
-            .is_some_and(|until| process.boot(self.now) >= until)
+            .time_limit
+            .is_some_and(|limit| process.boot_time(self.now) >= limit)
         {
             self.end_helm(id, None);
         }
     }
 
-    /// Helm's main function has returned.
-    pub(super) fn helm_ended(&mut self, id: ProcessId) {
+    /// Handles the return of Helm's main function.
+    pub(super) fn handle_helm_exit(&mut self, id: ProcessId) {
         let exit = self.helm_runs.get(&id).and_then(|run| {
             let mut exit = run.exit.lock().unwrap_or_else(PoisonError::into_inner);
             exit.take()
@@ -147,14 +153,14 @@ impl Simulation {
         self.end_helm(id, exit);
     }
 
-    /// The pipe to the supervisor of a killed driver closes.
-    pub(super) fn kill_children_of(&mut self, parent: ProcessId) {
-        let children = self
+    /// Kills the Helm runs of a killed driver, whose pipe to the supervisor closes.
+    pub(super) fn kill_helm_runs_of(&mut self, parent: ProcessId) {
+        let runs = self
             .helm_runs
             .iter()
             .filter(|(_, run)| run.parent == parent);
-        let children: Vec<ProcessId> = children.map(|(id, _)| *id).collect();
-        for id in children {
+        let runs: Vec<ProcessId> = runs.map(|(id, _)| *id).collect();
+        for id in runs {
             self.end_helm(id, None);
         }
     }
@@ -166,54 +172,54 @@ impl Simulation {
         };
         let host = self.processes.get(&id).map(|process| process.host.clone());
         self.remove_process(id);
-        let how = match &exit {
+        let end = match &exit {
             Some(exit) => HelmEnd::Exited {
                 code: exit.code,
                 stderr: String::from_utf8_lossy(&exit.stderr).into_owned(),
             },
             None => HelmEnd::Killed,
         };
-        self.observe(Seen::HelmEnded {
+        self.record(Event::HelmEnded {
             run: run.number,
             host: host.unwrap_or_default(),
-            how,
+            end,
         });
         let (status, stderr) = match exit {
             Some(exit) => {
                 if let Some(output) = &run.output {
                     drop(std::fs::write(output, &exit.stdout));
                 }
-                (exited(exit.code), exit.stderr)
+                (exit_status(exit.code), exit.stderr)
             }
-            None => (killed(), Vec::new()),
+            None => (killed_status(), Vec::new()),
         };
         let state = run.state;
         self.deliver(
             run.parent,
             self.now + 1,
-            Box::new(move || state.end(status, stderr)),
+            Box::new(move || state.set_exit(status, stderr)),
         );
     }
 
-    fn schedule_limit(&mut self, id: ProcessId) {
+    fn schedule_helm_time_limit(&mut self, id: ProcessId) {
         let (Some(run), Some(process)) = (self.helm_runs.get(&id), self.processes.get(&id)) else {
             return;
         };
-        if let Some(until) = run.until {
-            let at = process.when(until).max(self.now);
-            self.queue.push(at, Event::HelmLimit(id));
+        if let Some(limit) = run.time_limit {
+            let at = process.time_at_boot_time(limit).max(self.now);
+            self.queue.push(at, QueuedEvent::HelmTimeLimit(id));
         }
     }
 
-    fn run_of(&self, state: &Arc<RunState>) -> Option<(ProcessId, &HelmRun)> {
+    fn find_run(&self, state: &Arc<HelmRunState>) -> Option<(ProcessId, &HelmRun)> {
         let mut runs = self.helm_runs.iter();
-        let found = runs.find(|(_, run)| Arc::ptr_eq(&run.state, state));
-        found.map(|(id, run)| (*id, run))
+        let entry = runs.find(|(_, run)| Arc::ptr_eq(&run.state, state));
+        entry.map(|(id, run)| (*id, run))
     }
 }
 
 /// The main function of a Helm process.
-async fn helm(invocation: Invocation, terminate: CancellationToken) -> Exit {
+async fn helm_main(invocation: Invocation, terminate: CancellationToken) -> Exit {
     let failed = |error: &dyn std::fmt::Display| Exit {
         code: 1,
         stdout: Vec::new(),
@@ -229,7 +235,7 @@ async fn helm(invocation: Invocation, terminate: CancellationToken) -> Exit {
         Err(error) => Err(error),
     };
     let client = match config {
-        Ok(config) => access::client_named(config, "Helm/4.2.4"),
+        Ok(config) => access::new_client(config, "Helm/4.2.4"),
         Err(error) => return failed(&error),
     };
     match client {

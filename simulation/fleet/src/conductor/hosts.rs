@@ -12,22 +12,22 @@ use krypton_runtime::net::Network;
 use rand::RngExt as _;
 use tokio_util::sync::CancellationToken;
 
-use super::queue::Event;
+use super::queue::QueuedEvent;
 use super::{Millis, Simulation};
 use crate::helm::SimHelm;
-use crate::observe::Event as Seen;
+use crate::observe::Event;
 use crate::outbox::{Outbox, ProcessId};
-use crate::plan::{FOREVER, Strike};
-use crate::process::{Main, Process, Start};
+use crate::plan::{FOREVER, RequestFault};
+use crate::process::{MainFunction, Process, ProcessConfig};
 use crate::streams::SimNetwork;
 use crate::world::Clocks;
 
 /// The charts' grace period: a program that has not ended after SIGTERM is killed.
-const TERMINATION: Millis = 60_000;
+const TERMINATION_GRACE_PERIOD: Millis = 60_000;
 
-/// What a program knows at its start.
+/// The surroundings of a program at its start.
 #[derive(Clone, Debug)]
-pub struct Context {
+pub struct ProgramContext {
     pub process: ProcessId,
     pub outbox: Outbox,
     /// A folder that survives restarts.
@@ -36,7 +36,7 @@ pub struct Context {
     pub stop: CancellationToken,
 }
 
-impl Context {
+impl ProgramContext {
     pub fn network(&self) -> Arc<dyn Network> {
         Arc::new(SimNetwork {
             process: self.process,
@@ -53,7 +53,7 @@ impl Context {
 }
 
 /// Starts a program on a host.
-pub type Program = Rc<dyn Fn(Context) -> LocalBoxFuture<'static, Result<(), String>>>;
+pub type Program = Rc<dyn Fn(ProgramContext) -> LocalBoxFuture<'static, Result<(), String>>>;
 
 /// A machine or pod with one program.
 pub struct Host {
@@ -61,13 +61,13 @@ pub struct Host {
     program: Program,
     process: Option<ProcessId>,
     /// Whether the program is started again after it has ended.
-    restarts: bool,
+    may_restart: bool,
     /// SIGTERM for the program.
     stop: CancellationToken,
     /// When the program starts again after the SIGTERM that it got.
-    stopping: Option<Millis>,
+    restart_at: Option<Millis>,
     boot: Duration,
-    rate: i64,
+    drift_ppm: i64,
     skew: SignedDuration,
 }
 
@@ -86,12 +86,12 @@ impl Simulation {
             ip,
             program,
             process: None,
-            restarts: true,
+            may_restart: true,
             stop: CancellationToken::new(),
-            stopping: None,
+            restart_at: None,
             boot: Duration::from_secs(self.generator.random_range(60..10_000_000)),
             // Quartz is off by up to a few hundred millionths.
-            rate: self.generator.random_range(-200..=200),
+            drift_ppm: self.generator.random_range(-200..=200),
             skew: SignedDuration::from_millis(self.generator.random_range(-500..=500)),
         };
         self.hosts.insert(name.to_owned(), host);
@@ -103,153 +103,159 @@ impl Simulation {
     }
 
     /// Returns whether the host's program runs.
-    pub fn runs(&self, host: &str) -> bool {
-        self.process_of(host).is_some()
+    pub fn is_running(&self, host: &str) -> bool {
+        self.process_id(host).is_some()
     }
 
     /// Starts the host's program unless it runs.
     pub fn start(&mut self, name: &str) {
-        if self.runs(name) {
+        if self.is_running(name) {
             return;
         }
-        let id = self.next_process();
-        let (now, wall, seed) = (self.now, self.wall(), self.process_seed(id));
+        let id = self.next_process_id();
+        let (now, wall_time, seed) = (self.now, self.wall_time(), self.process_seed(id));
         let folder = self.folder.path().join(name);
         let Some(host) = self.hosts.get_mut(name) else {
             return;
         };
-        host.restarts = true;
+        host.may_restart = true;
         host.process = Some(id);
         host.stop = CancellationToken::new();
-        host.stopping = None;
-        let context = Context {
+        host.restart_at = None;
+        let context = ProgramContext {
             process: id,
             outbox: self.outbox.clone(),
             folder: folder.clone(),
             stop: host.stop.clone(),
         };
         let program = Rc::clone(&host.program);
-        let main: Main = Box::new(move || program(context));
-        let start = Start {
+        let main: MainFunction = Box::new(move || program(context));
+        let config = ProcessConfig {
             id,
             host: name.to_owned(),
             seed,
             clocks: Clocks {
                 boot: host.boot + Duration::from_millis(now),
-                wall,
+                wall: wall_time,
                 suspended: Duration::ZERO,
                 skew: host.skew,
             },
-            rate: host.rate,
-            at: now,
+            drift_ppm: host.drift_ppm,
+            started_at: now,
             folder: folder.clone(),
             outbox: self.outbox.clone(),
         };
-        self.observe(Seen::Started {
+        self.record(Event::ProcessStarted {
             host: name.to_owned(),
         });
-        let process = std::fs::create_dir_all(&folder).and_then(|()| Process::start(start, main));
+        let process = std::fs::create_dir_all(&folder).and_then(|()| Process::start(config, main));
         match process {
             Ok(process) => {
                 self.processes.insert(id, process);
                 self.run_process(id, Vec::new());
             }
-            Err(error) => self.observe(Seen::Ended {
+            Err(error) => self.record(Event::ProcessEnded {
                 host: name.to_owned(),
-                problem: Some(format!("it did not start: {error}")),
+                error: Some(format!("it did not start: {error}")),
             }),
         }
     }
 
     /// Kills the host's program (SIGKILL), and starts it again after this time.
     pub fn crash(&mut self, name: &str, restart_after: Option<Millis>) {
-        if let Some(id) = self.process_of(name) {
+        if let Some(id) = self.process_id(name) {
             self.remove_process(id);
         }
         if let Some(host) = self.hosts.get_mut(name) {
-            host.restarts = restart_after.is_some();
+            host.may_restart = restart_after.is_some();
         }
         if let Some(after) = restart_after {
             self.queue
-                .push(self.now + after, Event::Restart(name.to_owned()));
+                .push(self.now + after, QueuedEvent::Restart(name.to_owned()));
         }
     }
 
     /// Stops the host's program (SIGTERM). It starts again after this time, or later once it has ended.
     pub fn stop(&mut self, name: &str, restart_after: Option<Millis>) {
-        let Some(id) = self.process_of(name) else {
+        let Some(id) = self.process_id(name) else {
             return;
         };
         let Some(host) = self.hosts.get_mut(name) else {
             return;
         };
-        host.restarts = restart_after.is_some();
-        host.stopping = Some(self.now + restart_after.unwrap_or_default());
+        host.may_restart = restart_after.is_some();
+        host.restart_at = Some(self.now + restart_after.unwrap_or_default());
         let stop = host.stop.clone();
         let name = name.to_owned();
-        self.at(self.now + TERMINATION, move |simulation| {
-            if simulation.process_of(&name) == Some(id) {
+        self.schedule(self.now + TERMINATION_GRACE_PERIOD, move |simulation| {
+            if simulation.process_id(&name) == Some(id) {
                 simulation.remove_process(id);
-                simulation.stopped(&name, false);
+                simulation.handle_stop(&name, false);
             }
         });
         self.run_process(id, vec![Box::new(move || stop.cancel())]);
     }
 
-    /// A program has ended after SIGTERM.
-    fn stopped(&mut self, name: &str, in_time: bool) {
+    /// Handles the end of a program after SIGTERM.
+    fn handle_stop(&mut self, name: &str, in_time: bool) {
         let host = name.to_owned();
-        self.observe(Seen::Stopped { host, in_time });
-        let again = self.hosts.get(name).and_then(|host| host.stopping);
-        let again = again.unwrap_or_default().max(self.now);
-        self.queue.push(again, Event::Restart(name.to_owned()));
+        self.record(Event::ProcessStopped { host, in_time });
+        let restart_at = self.hosts.get(name).and_then(|host| host.restart_at);
+        let restart_at = restart_at.unwrap_or_default().max(self.now);
+        self.queue
+            .push(restart_at, QueuedEvent::Restart(name.to_owned()));
     }
 
-    /// Strikes the `nth` request that the host sends from now, and then reports the fault with this text.
-    pub fn strike_at_request(&mut self, host: &str, nth: u32, strike: Strike, text: String) {
-        let nth = self.sent(host).saturating_add(nth);
-        self.strikes.insert(host.to_owned(), (nth, strike, text));
+    /// Adds a fault of the `nth` request that the host sends from now. Its observation has this text.
+    pub fn add_request_fault(&mut self, host: &str, nth: u32, fault: RequestFault, text: String) {
+        let nth = self.request_count(host).saturating_add(nth);
+        self.request_faults
+            .insert(host.to_owned(), (nth, fault, text));
     }
 
-    /// Forgets the strikes that have not happened yet.
-    pub fn cancel_strikes(&mut self) {
-        self.strikes.clear();
+    /// Cancels the request faults that have not happened yet.
+    pub fn cancel_request_faults(&mut self) {
+        self.request_faults.clear();
     }
 
     /// Number of requests that the host has sent.
-    fn sent(&self, host: &str) -> u32 {
-        self.sent.get(host).copied().unwrap_or_default()
+    fn request_count(&self, host: &str) -> u32 {
+        self.request_counts.get(host).copied().unwrap_or_default()
     }
 
-    /// Counts a request. Returns its number and the fault that strikes it.
-    pub(super) fn count_request(&mut self, name: &str) -> (u32, Option<Strike>) {
-        let nth = self.sent(name) + 1;
-        self.sent.insert(name.to_owned(), nth);
-        if self.strikes.get(name).is_none_or(|(at, ..)| *at != nth) {
+    /// Counts a request. Returns its number and its fault.
+    pub(super) fn count_request(&mut self, name: &str) -> (u32, Option<RequestFault>) {
+        let nth = self.request_count(name) + 1;
+        self.request_counts.insert(name.to_owned(), nth);
+        if self
+            .request_faults
+            .get(name)
+            .is_none_or(|(number, ..)| *number != nth)
+        {
             return (nth, None);
         }
-        let Some((_, strike, text)) = self.strikes.remove(name) else {
+        let Some((_, fault, text)) = self.request_faults.remove(name) else {
             return (nth, None);
         };
-        self.observe(Seen::Fault { text });
-        if let Strike::Crash { restart } = strike {
+        self.record(Event::Fault { text });
+        if let RequestFault::Crash { restart } = fault {
             let restart = (restart != FOREVER).then_some(restart);
             let name = name.to_owned();
-            self.at(self.now, move |simulation| simulation.crash(&name, restart));
+            self.schedule(self.now, move |simulation| simulation.crash(&name, restart));
         }
-        (nth, Some(strike))
+        (nth, Some(fault))
     }
 
     /// Stops the host's program (SIGSTOP) for this time.
     pub fn freeze(&mut self, name: &str, length: Millis) {
         let until = self.now + length;
         if let Some(process) = self
-            .process_of(name)
+            .process_id(name)
             .and_then(|id| self.processes.get_mut(&id))
         {
             process.stopped_until = Some(until);
             let id = process.id;
-            self.queue.push(until, Event::Resume(id));
+            self.queue.push(until, QueuedEvent::Resume(id));
         }
     }
 
@@ -262,8 +268,8 @@ impl Simulation {
             .filter(|process| process.host == name)
         {
             process.stopped_until = Some(until);
-            process.suspended_for(length);
-            self.queue.push(until, Event::Resume(process.id));
+            process.add_suspension(length);
+            self.queue.push(until, QueuedEvent::Resume(process.id));
         }
     }
 
@@ -282,8 +288,8 @@ impl Simulation {
     }
 
     /// Moves all wall clocks, also those of API servers.
-    pub fn pass(&mut self, by: SignedDuration) {
-        self.passed += by;
+    pub fn advance_wall_clocks(&mut self, by: SignedDuration) {
+        self.clock_offset += by;
         for process in self.processes.values() {
             process.skew(by);
         }
@@ -294,7 +300,7 @@ impl Simulation {
     }
 
     pub(super) fn restart(&mut self, name: &str) {
-        if self.hosts.get(name).is_some_and(|host| host.restarts) {
+        if self.hosts.get(name).is_some_and(|host| host.may_restart) {
             self.start(name);
         }
     }
@@ -309,24 +315,25 @@ impl Simulation {
         }
     }
 
-    /// A process has ended by itself.
-    pub(super) fn process_ended(&mut self, id: ProcessId, ended: Result<(), String>) {
+    /// Handles the exit of a process that was not killed.
+    pub(super) fn handle_process_exit(&mut self, id: ProcessId, exit: Result<(), String>) {
         if self.helm_runs.contains_key(&id) {
-            return self.helm_ended(id);
+            return self.handle_helm_exit(id);
         }
         let Some(host) = self.processes.get(&id).map(|process| process.host.clone()) else {
             return;
         };
         self.remove_process(id);
-        let stopping = self.hosts.get(&host).and_then(|host| host.stopping);
-        if stopping.is_some() && ended.is_ok() {
-            return self.stopped(&host, true);
+        let restart_at = self.hosts.get(&host).and_then(|host| host.restart_at);
+        if restart_at.is_some() && exit.is_ok() {
+            return self.handle_stop(&host, true);
         }
-        self.observe(Seen::Ended {
+        self.record(Event::ProcessEnded {
             host: host.clone(),
-            problem: ended.err(),
+            error: exit.err(),
         });
-        self.queue.push(self.now + 1_000, Event::Restart(host));
+        self.queue
+            .push(self.now + 1_000, QueuedEvent::Restart(host));
     }
 
     /// Ends a process without its cooperation.
@@ -338,7 +345,7 @@ impl Simulation {
         drop(process);
         self.drop_requests_of(id);
         self.break_streams_of(id, &host);
-        self.kill_children_of(id);
+        self.kill_helm_runs_of(id);
         if let Some(host) = self.hosts.get_mut(&host)
             && host.process == Some(id)
         {
@@ -346,7 +353,7 @@ impl Simulation {
         }
     }
 
-    fn process_of(&self, host: &str) -> Option<ProcessId> {
+    fn process_id(&self, host: &str) -> Option<ProcessId> {
         let id = self.hosts.get(host)?.process?;
         self.processes.contains_key(&id).then_some(id)
     }

@@ -1,22 +1,22 @@
-//! The events to come, in order.
+//! The future events, in order.
 
 use std::collections::BTreeMap;
 
-use super::api::Arriving;
+use super::api::RequestInTransit;
 use super::{Millis, Simulation};
 use crate::outbox::ProcessId;
 use crate::process::Delivery;
 
-pub(super) enum Event {
+pub(super) enum QueuedEvent {
     /// All processes run.
-    Window,
+    Tick,
     /// A request reaches an API server.
-    Arrives(Box<Arriving>),
+    RequestArrives(Box<RequestInTransit>),
     /// A timer of this cluster's API server.
-    Server(String),
+    ServerTimer(String),
     Deliver(ProcessId, Delivery),
     /// A Helm process may have reached its time limit.
-    HelmLimit(ProcessId),
+    HelmTimeLimit(ProcessId),
     /// A stopped process continues.
     Resume(ProcessId),
     Restart(String),
@@ -25,18 +25,18 @@ pub(super) enum Event {
 
 /// Events of the same time keep their order.
 #[derive(Default)]
-pub(super) struct Queue {
-    events: BTreeMap<(Millis, u64), Event>,
+pub(super) struct EventQueue {
+    events: BTreeMap<(Millis, u64), QueuedEvent>,
     count: u64,
 }
 
-impl Queue {
-    pub(super) fn push(&mut self, at: Millis, event: Event) {
+impl EventQueue {
+    pub(super) fn push(&mut self, at: Millis, event: QueuedEvent) {
         self.count += 1;
         self.events.insert((at, self.count), event);
     }
 
-    pub(super) fn pop(&mut self, limit: Millis) -> Option<(Millis, Event)> {
+    pub(super) fn pop(&mut self, limit: Millis) -> Option<(Millis, QueuedEvent)> {
         let entry = self.events.first_entry()?;
         let at = entry.key().0;
         (at <= limit).then(|| (at, entry.remove()))

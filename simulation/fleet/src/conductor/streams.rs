@@ -8,15 +8,15 @@ use bytes::Bytes;
 use tokio::sync::oneshot;
 
 use super::Simulation;
-use crate::network::Verdict;
+use crate::network::Transmission;
 use crate::outbox::ProcessId;
 use crate::process::Delivery;
-use crate::streams::{End, SimStream};
+use crate::streams::{SimStream, StreamEnd};
 
-/// Something that waits until its link is well.
-pub(super) struct Held {
+/// Bytes, or the end of a stream, that wait until their link works.
+pub(super) struct BlockedSend {
     from: String,
-    to: Arc<End>,
+    to: Arc<StreamEnd>,
     bytes: Option<Bytes>,
     reset: bool,
 }
@@ -28,91 +28,107 @@ impl Simulation {
         address: SocketAddr,
         reply: oneshot::Sender<io::Result<SimStream>>,
     ) {
-        let target = match self.services.get(&address) {
-            Some(find) => find(self),
+        let listener_address = match self.services.get(&address) {
+            Some(find_listener) => find_listener(self),
             None => Some(address),
         };
-        let listener = target.and_then(|target| self.listeners.get(&target));
-        let Some((listening, accepted)) = listener.map(|(id, accepted)| (*id, accepted.clone()))
+        let listener = listener_address.and_then(|address| self.listeners.get(&address));
+        let Some((listener_id, connections)) =
+            listener.map(|(id, connections)| (*id, connections.clone()))
         else {
             let delivery =
                 Box::new(move || drop(reply.send(Err(io::ErrorKind::ConnectionRefused.into()))));
             return self.deliver(from, self.now + 2, delivery);
         };
-        let Some(there) = self
+        let Some(listener_host) = self
             .processes
-            .get(&listening)
+            .get(&listener_id)
             .map(|process| process.host.clone())
         else {
             return;
         };
-        let ways = [
-            self.links.verdict(&host, &there),
-            self.links.verdict(&there, &host),
+        let transmissions = [
+            self.links.transmit(&host, &listener_host),
+            self.links.transmit(&listener_host, &host),
         ];
-        let [Verdict::Arrives(to), Verdict::Arrives(back)] = ways else {
-            let lost = ways.contains(&Verdict::Lost);
-            let (kind, after) = match lost {
+        let [
+            Transmission::Arrives(delay),
+            Transmission::Arrives(return_delay),
+        ] = transmissions
+        else {
+            let lost = transmissions.contains(&Transmission::Lost);
+            let (kind, delay) = match lost {
                 // The dialer has its own, shorter limit.
                 true => (io::ErrorKind::TimedOut, 120_000),
                 false => (io::ErrorKind::ConnectionRefused, 2),
             };
             let delivery = Box::new(move || drop(reply.send(Err(kind.into()))));
-            return self.deliver(from, self.now + after, delivery);
+            return self.deliver(from, self.now + delay, delivery);
         };
-        let (near, far) = (End::new(from), End::new(listening));
-        self.streams.push((Arc::clone(&near), Arc::clone(&far)));
+        let (dialer_end, listener_end) = (StreamEnd::new(from), StreamEnd::new(listener_id));
+        self.streams
+            .push((Arc::clone(&dialer_end), Arc::clone(&listener_end)));
         let ip = self.hosts.get(&host).map(|host| host.ip);
         let peer = SocketAddr::from((ip.unwrap_or([10, 0, 0, 0]), 40_000));
-        let dialed = SimStream::new(Arc::clone(&near), Arc::clone(&far), self.outbox.clone());
-        let arrived = SimStream::new(far, near, self.outbox.clone());
+        let dialer_stream = SimStream::new(
+            Arc::clone(&dialer_end),
+            Arc::clone(&listener_end),
+            self.outbox.clone(),
+        );
+        let listener_stream = SimStream::new(listener_end, dialer_end, self.outbox.clone());
         self.deliver(
-            listening,
-            self.now + to,
-            Box::new(move || drop(accepted.send((arrived, peer)))),
+            listener_id,
+            self.now + delay,
+            Box::new(move || drop(connections.send((listener_stream, peer)))),
         );
         self.deliver(
             from,
-            self.now + to + back,
-            Box::new(move || drop(reply.send(Ok(dialed)))),
+            self.now + delay + return_delay,
+            Box::new(move || drop(reply.send(Ok(dialer_stream)))),
         );
     }
 
     /// Sends bytes, or the end of a stream.
-    pub(super) fn send(&mut self, from: &str, to: Arc<End>, bytes: Option<Bytes>, reset: bool) {
-        let held = Held {
+    pub(super) fn send(
+        &mut self,
+        from: &str,
+        to: Arc<StreamEnd>,
+        bytes: Option<Bytes>,
+        reset: bool,
+    ) {
+        let blocked = BlockedSend {
             from: from.to_owned(),
             to,
             bytes,
             reset,
         };
-        if let Some(held) = self.try_send(held) {
-            self.held.push(held);
+        if let Some(blocked) = self.try_send(blocked) {
+            self.blocked.push(blocked);
         }
     }
 
-    /// Returns what cannot pass.
-    fn try_send(&mut self, held: Held) -> Option<Held> {
-        let reader = self.processes.get(&held.to.process)?;
-        if held.to.is_severed() {
+    /// Returns the bytes if they cannot pass.
+    fn try_send(&mut self, blocked: BlockedSend) -> Option<BlockedSend> {
+        let reader = self.processes.get(&blocked.to.process)?;
+        if blocked.to.is_severed() {
             return None;
         }
-        let waits = self
-            .held
+        let is_behind_blocked = self
+            .blocked
             .iter()
-            .any(|earlier| Arc::ptr_eq(&earlier.to, &held.to));
-        if waits || !self.links.passes(&held.from, &reader.host) {
-            return Some(held);
+            .any(|earlier| Arc::ptr_eq(&earlier.to, &blocked.to));
+        if is_behind_blocked || !self.links.passes(&blocked.from, &reader.host) {
+            return Some(blocked);
         }
-        let delay = match self.links.verdict(&held.from, &reader.host) {
-            Verdict::Arrives(delay) => delay,
+        let delay = match self.links.transmit(&blocked.from, &reader.host) {
+            Transmission::Arrives(delay) => delay,
             // TCP sends a lost segment again.
-            Verdict::Lost | Verdict::Refused => 250,
+            Transmission::Lost | Transmission::Refused => 250,
         };
-        let at = held.to.arrival(self.now + delay);
-        let Held {
+        let at = blocked.to.reserve_arrival(self.now + delay);
+        let BlockedSend {
             to, bytes, reset, ..
-        } = held;
+        } = blocked;
         let process = to.process;
         let delivery: Delivery = Box::new(move || match bytes {
             Some(bytes) => to.deliver(bytes),
@@ -122,31 +138,31 @@ impl Simulation {
         None
     }
 
-    /// Open connections lose what `from` sends to `to` from now, and neither end gets to know it. New ones work.
+    /// Open connections lose all later bytes from `from` to `to`, and neither end notices. New ones work.
     pub fn half_open(&mut self, from: &str, to: &str) {
-        let host = |end: &End| Some(self.processes.get(&end.process)?.host.as_str());
+        let host_of = |end: &StreamEnd| Some(self.processes.get(&end.process)?.host.as_str());
         for (one, other) in &self.streams {
             for (writer, reader) in [(one, other), (other, one)] {
-                if host(writer) == Some(from) && host(reader) == Some(to) {
+                if host_of(writer) == Some(from) && host_of(reader) == Some(to) {
                     reader.sever();
                 }
             }
         }
-        self.held.retain(|held| !held.to.is_severed());
+        self.blocked.retain(|blocked| !blocked.to.is_severed());
         self.half_open_watches(from, to);
     }
 
-    /// Sends what waited for its link.
-    pub(super) fn release_held(&mut self) {
-        for held in std::mem::take(&mut self.held) {
-            if let Some(held) = self.try_send(held) {
-                self.held.push(held);
+    /// Sends the bytes that waited for their link.
+    pub(super) fn send_blocked(&mut self) {
+        for blocked in std::mem::take(&mut self.blocked) {
+            if let Some(blocked) = self.try_send(blocked) {
+                self.blocked.push(blocked);
             }
         }
-        self.release_watches();
+        self.send_blocked_watches();
     }
 
-    /// The streams of a killed process break, as its kernel tells the peers.
+    /// Breaks the streams of a killed process, whose kernel resets them.
     pub(super) fn break_streams_of(&mut self, process: ProcessId, host: &str) {
         let streams = std::mem::take(&mut self.streams);
         let (broken, rest) = streams.into_iter().partition::<Vec<_>, _>(|(one, other)| {
@@ -158,6 +174,6 @@ impl Simulation {
             self.send(host, peer, None, true);
         }
         self.listeners
-            .retain(|_, (listening, _)| *listening != process);
+            .retain(|_, (listener_id, _)| *listener_id != process);
     }
 }

@@ -1,46 +1,46 @@
-//! What an API server answers during a fault.
+//! Responses of an API server during a fault.
 
 use serde_json::json;
 
 use crate::conductor::Health;
 use crate::plan::ServerFault;
 
-pub(super) fn health(fault: ServerFault) -> Health {
+pub(super) fn health_during(fault: ServerFault) -> Health {
     match fault {
         ServerFault::FailingJobs => Health::Up,
         ServerFault::Down => Health::Down,
         ServerFault::Hangs => Health::Hangs,
         ServerFault::EmptyLists => Health::EmptyLists,
         ServerFault::CutBodies => Health::CutBodies,
-        ServerFault::TooManyRequests => status(
+        ServerFault::TooManyRequests => status_response(
             429,
             "TooManyRequests",
             "too many requests, please try again later",
         ),
-        ServerFault::InternalError => status(
+        ServerFault::InternalError => status_response(
             500,
             "InternalError",
             "Internal error occurred: etcdserver: request timed out",
         ),
-        ServerFault::Unavailable => status(
+        ServerFault::Unavailable => status_response(
             503,
             "ServiceUnavailable",
             "the server is currently unable to handle the request",
         ),
-        ServerFault::Unauthorized => status(401, "Unauthorized", "Unauthorized"),
-        ServerFault::Forbidden => status(403, "Forbidden", "access denied"),
-        ServerFault::NotFound => status(
+        ServerFault::Unauthorized => status_response(401, "Unauthorized", "Unauthorized"),
+        ServerFault::Forbidden => status_response(403, "Forbidden", "access denied"),
+        ServerFault::NotFound => status_response(
             404,
             "NotFound",
             "the server could not find the requested resource",
         ),
-        ServerFault::Gone => status(410, "Expired", "too old resource version"),
-        ServerFault::Html => page(200, "Please log in"),
-        ServerFault::BadGateway => page(502, "502 Bad Gateway"),
+        ServerFault::Gone => status_response(410, "Expired", "too old resource version"),
+        ServerFault::Html => html_response(200, "Please log in"),
+        ServerFault::BadGateway => html_response(502, "502 Bad Gateway"),
     }
 }
 
-fn status(code: u16, reason: &str, message: &str) -> Health {
+fn status_response(code: u16, reason: &str, message: &str) -> Health {
     let body = json!({
         "kind": "Status",
         "apiVersion": "v1",
@@ -50,7 +50,7 @@ fn status(code: u16, reason: &str, message: &str) -> Health {
         "reason": reason,
         "code": code,
     });
-    Health::Answers {
+    Health::RespondsWith {
         code,
         content_type: "application/json",
         body: body.to_string(),
@@ -58,8 +58,8 @@ fn status(code: u16, reason: &str, message: &str) -> Health {
     }
 }
 
-fn page(code: u16, text: &str) -> Health {
-    Health::Answers {
+fn html_response(code: u16, text: &str) -> Health {
+    Health::RespondsWith {
         code,
         content_type: "text/html",
         body: format!("<html><body>{text}</body></html>"),
@@ -82,16 +82,18 @@ mod tests {
             (ServerFault::NotFound, 404),
             (ServerFault::Gone, 410),
         ] {
-            let Health::Answers {
-                code: given, body, ..
-            } = health(fault)
+            let Health::RespondsWith {
+                code: response_code,
+                body,
+                ..
+            } = health_during(fault)
             else {
                 panic!("{fault:?} answers nothing");
             };
-            assert_eq!(given, code);
+            assert_eq!(response_code, code);
             let body: serde_json::Value = serde_json::from_str(&body).unwrap();
             assert_eq!(body["code"], code);
         }
-        assert_eq!(health(ServerFault::Down), Health::Down);
+        assert_eq!(health_during(ServerFault::Down), Health::Down);
     }
 }

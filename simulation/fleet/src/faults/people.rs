@@ -11,31 +11,32 @@ use krypton_types::{ca_rotation, names};
 use serde_json::{Value, json};
 
 use crate::conductor::{Millis, Simulation};
-use crate::observe::Event as Seen;
+use crate::observe::Event;
 use crate::plan::{
-    Action, DeploymentAction, ELSEWHERE, HOME, MemberAction, SYSTEM, Settings, TENANTS, TWIN,
-    TenantAction,
+    Action, DeploymentAction, HOME, MemberAction, SYSTEM_NAMESPACE, Settings, TENANT_NAMESPACE,
+    TWIN_SUFFIX, TenantAction, UNTRUSTED_NAMESPACE,
 };
 use crate::stage;
 
 /// User agent of all requests of people.
 pub const PEOPLE: &str = "people/1.0";
-/// ConfigMap in the hub's namespace with chart values, in the key `values.yaml`. The hub gets it as `--chart-values-from`.
-pub const VALUES: &str = "fleet-values";
+/// ConfigMap in the hub's namespace with chart values, in the key `values.yaml`. The hub gets it as
+/// `--chart-values-from`.
+pub const VALUES_CONFIG_MAP: &str = "fleet-values";
 /// Starts the keys of labels, annotations and finalizers that people write.
-pub const FOREIGN: &str = "people.example/";
+pub const FOREIGN_PREFIX: &str = "people.example/";
 
-/// Time in which a replaced EdgeCluster goes.
-const REPLACES: Millis = 5_000;
-const KRYPTON: &str = "/apis/mesh.openkcm.io/v1alpha1";
-const MERGE: &str = "application/merge-patch+json";
+/// Time in which a replaced EdgeCluster disappears.
+const REPLACEMENT_DELAY: Millis = 5_000;
+const KRYPTON_API: &str = "/apis/mesh.openkcm.io/v1alpha1";
+const MERGE_PATCH: &str = "application/merge-patch+json";
 const JSON: &str = "application/json";
 /// Label on revisions that people have forged.
-const FORGED: &str = "people.example/forged";
+const FORGED_LABEL: &str = "people.example/forged";
 /// Base64 of base64 of bytes that gzip cannot decode.
-const UNREADABLE: &str = "SDRzSUFBQUFBQUFBLzJSaGJXRm5aV1E9";
+const UNREADABLE_RELEASE: &str = "SDRzSUFBQUFBQUFBLzJSaGJXRm5aV1E9";
 /// Resources of which a release may contain objects.
-const RELEASED: [(&str, &str, &str); 5] = [
+const RELEASE_RESOURCES: [(&str, &str, &str); 5] = [
     ("apps", "deployments", "/apis/apps/v1"),
     ("apps", "statefulsets", "/apis/apps/v1"),
     ("", "services", "/api/v1"),
@@ -43,16 +44,23 @@ const RELEASED: [(&str, &str, &str); 5] = [
     ("", "secrets", "/api/v1"),
 ];
 
-/// A person with a client for one cluster. No link delays requests, and no fault of the API server affects them.
+/// A client of people for one cluster. No link delays its requests, and no fault of the API server affects them.
 #[derive(Debug)]
-pub struct Person<'a> {
+pub struct UserClient<'a> {
     pub simulation: &'a mut Simulation,
     pub cluster: &'a str,
 }
 
-impl<'a> Person<'a> {
-    /// A person with a client for the home cluster.
-    pub fn at_home(simulation: &'a mut Simulation) -> Self {
+impl<'a> UserClient<'a> {
+    pub fn new(simulation: &'a mut Simulation, cluster: &'a str) -> Self {
+        Self {
+            simulation,
+            cluster,
+        }
+    }
+
+    /// Returns a client for the home cluster.
+    pub fn for_home(simulation: &'a mut Simulation) -> Self {
         Self {
             simulation,
             cluster: HOME,
@@ -95,7 +103,7 @@ impl<'a> Person<'a> {
     }
 
     pub fn patch(&mut self, path: &str, patch: &Value) -> u16 {
-        self.send(Method::PATCH, path, MERGE, patch).0
+        self.send(Method::PATCH, path, MERGE_PATCH, patch).0
     }
 
     pub fn replace(&mut self, path: &str, object: &Value) -> u16 {
@@ -113,160 +121,167 @@ impl<'a> Person<'a> {
 }
 
 /// Carries out an action of a person.
-pub(super) fn act(simulation: &mut Simulation, action: &Action) {
+pub(super) fn perform(simulation: &mut Simulation, action: &Action) {
     match action {
         Action::Tenant {
             cluster,
             tenant,
-            what,
-        } => on_tenant(simulation, (cluster, tenant), what),
-        Action::Member { member, what } => on_member(simulation, member, what),
-        Action::Deployment { name, what } => on_deployment(simulation, name, what),
+            action,
+        } => perform_tenant_action(simulation, (cluster, tenant), action),
+        Action::Member { member, action } => perform_member_action(simulation, member, action),
+        Action::Deployment { name, action } => perform_deployment_action(simulation, name, action),
         Action::Values { number } => {
             let data = json!({"values.yaml": format!("message: fleet-{number}\n")});
-            let mut person = Person::at_home(simulation);
-            let all = format!("/api/v1/namespaces/{SYSTEM}/configmaps");
-            if person.patch(&format!("{all}/{VALUES}"), &json!({"data": data})) == 404 {
-                let metadata = json!({"name": VALUES, "namespace": SYSTEM});
+            let mut client = UserClient::for_home(simulation);
+            let collection = format!("/api/v1/namespaces/{SYSTEM_NAMESPACE}/configmaps");
+            if client.patch(
+                &format!("{collection}/{VALUES_CONFIG_MAP}"),
+                &json!({"data": data}),
+            ) == 404
+            {
+                let metadata = json!({"name": VALUES_CONFIG_MAP, "namespace": SYSTEM_NAMESPACE});
                 let new = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data});
-                person.create(&all, &new);
+                client.create(&collection, &new);
             }
         }
         Action::RotateCa => {
             let annotations =
-                json!({ca_rotation::REQUEST_ANNOTATION: simulation.wall().to_string()});
-            let path = format!("/api/v1/namespaces/{SYSTEM}/secrets/{}", names::CA_SECRET);
-            Person::at_home(simulation)
+                json!({ca_rotation::REQUEST_ANNOTATION: simulation.wall_time().to_string()});
+            let path = format!(
+                "/api/v1/namespaces/{SYSTEM_NAMESPACE}/secrets/{}",
+                names::CA_SECRET
+            );
+            UserClient::for_home(simulation)
                 .patch(&path, &json!({"metadata": {"annotations": annotations}}));
         }
         Action::DeleteCrd { cluster } => {
             let crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
-            Person {
-                simulation,
-                cluster,
-            }
-            .delete(&format!("{crds}/tenants.mesh.openkcm.io"));
+            UserClient::new(simulation, cluster).delete(&format!("{crds}/tenants.mesh.openkcm.io"));
         }
         Action::DeleteHomeCrd { resource } => {
             let crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
-            Person::at_home(simulation).delete(&format!("{crds}/{resource}.{}", names::GROUP));
+            UserClient::for_home(simulation).delete(&format!("{crds}/{resource}.{}", names::GROUP));
         }
         Action::DeleteAnchor { cluster } => {
-            let path = format!("/api/v1/namespaces/{SYSTEM}/configmaps/krypton-root-owner");
-            Person {
-                simulation,
-                cluster,
-            }
-            .delete(&path);
+            let path =
+                format!("/api/v1/namespaces/{SYSTEM_NAMESPACE}/configmaps/krypton-root-owner");
+            UserClient::new(simulation, cluster).delete(&path);
         }
         _ => {}
     }
 }
 
-fn on_tenant(simulation: &mut Simulation, (cluster, tenant): (&str, &str), what: &TenantAction) {
-    let all = format!("{KRYPTON}/namespaces/{TENANTS}/tenants");
-    let path = format!("{all}/{tenant}");
-    let released = cluster_of_release(simulation, cluster, tenant);
-    let mut person = Person {
-        simulation,
-        cluster,
-    };
+fn perform_tenant_action(
+    simulation: &mut Simulation,
+    (cluster, tenant): (&str, &str),
+    action: &TenantAction,
+) {
+    let collection = format!("{KRYPTON_API}/namespaces/{TENANT_NAMESPACE}/tenants");
+    let path = format!("{collection}/{tenant}");
+    let release_cluster = find_release_cluster(simulation, cluster, tenant);
+    let mut client = UserClient::new(simulation, cluster);
     let annotate = |key: &str, value: Value| json!({"metadata": {"annotations": {key: value}}});
-    match what {
-        TenantAction::Create { placed } => {
-            person.create(&all, &tenant_object(tenant, placed.as_deref()));
+    match action {
+        TenantAction::Create { placed_on } => {
+            client.create(&collection, &tenant_object(tenant, placed_on.as_deref()));
         }
         TenantAction::Edit { number } => {
             let values = json!({"message": format!("tenant-{number}")});
-            person.patch(&path, &json!({"spec": {"values": values}}));
+            client.patch(&path, &json!({"spec": {"values": values}}));
         }
         TenantAction::Delete => {
-            person.delete(&path);
+            client.delete(&path);
         }
         TenantAction::Orphan => {
-            person.patch(&path, &annotate(names::ORPHAN_ANNOTATION, json!("true")));
-            person.delete(&path);
+            client.patch(&path, &annotate(names::ORPHAN_ANNOTATION, json!("true")));
+            client.delete(&path);
         }
         TenantAction::Relabel { number } => {
-            let label = format!("{FOREIGN}team");
+            let label = format!("{FOREIGN_PREFIX}team");
             let labels = json!({label: format!("team-{number}")});
-            person.patch(&path, &json!({"metadata": {"labels": labels}}));
+            client.patch(&path, &json!({"metadata": {"labels": labels}}));
         }
         TenantAction::Pause => {
-            person.patch(&path, &annotate(names::PAUSED_ANNOTATION, json!("true")));
+            client.patch(&path, &annotate(names::PAUSED_ANNOTATION, json!("true")));
         }
         TenantAction::Resume => {
-            person.patch(&path, &annotate(names::PAUSED_ANNOTATION, Value::Null));
+            client.patch(&path, &annotate(names::PAUSED_ANNOTATION, Value::Null));
         }
         TenantAction::Retry { number } => {
             let value = json!(format!("request-{number}"));
-            person.patch(
+            client.patch(
                 &path,
                 &annotate(names::RECONCILE_REQUESTED_ANNOTATION, value),
             );
         }
-        TenantAction::AddForeign => set_foreign(&mut person, &path, true),
-        TenantAction::RemoveForeign => set_foreign(&mut person, &path, false),
-        TenantAction::Name { member } => {
+        TenantAction::AddForeign => set_foreign(&mut client, &path, true),
+        TenantAction::RemoveForeign => set_foreign(&mut client, &path, false),
+        TenantAction::SetClusterRef { member } => {
             let spec = json!({"clusterRef": {"secretName": member}});
-            person.patch(&path, &json!({"spec": spec}));
+            client.patch(&path, &json!({"spec": spec}));
         }
         TenantAction::Rewrite { member } => {
-            person.replace(&path, &tenant_object(tenant, Some(member)));
+            client.replace(&path, &tenant_object(tenant, Some(member)));
         }
         TenantAction::Adopt => {
-            person.patch(&path, &annotate(names::ADOPT_ANNOTATION, json!("true")));
+            client.patch(&path, &annotate(names::ADOPT_ANNOTATION, json!("true")));
         }
         TenantAction::DeleteRelease
         | TenantAction::DamageRelease
         | TenantAction::ForgeRelease
         | TenantAction::DeleteNamespace
         | TenantAction::DeleteObject
-        | TenantAction::AddOccupant => damage(simulation, (&released, tenant), what),
+        | TenantAction::AddOccupant => {
+            damage_workspace(simulation, (&release_cluster, tenant), action)
+        }
     }
 }
 
 /// A Tenant as people create it.
-pub(crate) fn tenant_object(name: &str, placed: Option<&str>) -> Value {
-    let spec = match placed {
+pub(crate) fn tenant_object(name: &str, placed_on: Option<&str>) -> Value {
+    let spec = match placed_on {
         Some(member) => json!({"clusterRef": {"secretName": member}}),
         None => json!({}),
     };
     json!({
         "apiVersion": "mesh.openkcm.io/v1alpha1",
         "kind": "Tenant",
-        "metadata": {"name": name, "namespace": TENANTS},
+        "metadata": {"name": name, "namespace": TENANT_NAMESPACE},
         "spec": spec,
     })
 }
 
 /// Adds or removes a finalizer, a label and an annotation.
-fn set_foreign(person: &mut Person<'_>, path: &str, present: bool) {
-    let Some(object) = person.get(path) else {
+fn set_foreign(client: &mut UserClient<'_>, path: &str, present: bool) {
+    let Some(object) = client.get(path) else {
         return;
     };
-    let finalizer = format!("{FOREIGN}hold");
-    let listed = object.pointer("/metadata/finalizers");
-    let listed = listed.and_then(Value::as_array).cloned();
-    let mut finalizers = listed.unwrap_or_default();
+    let finalizer = format!("{FOREIGN_PREFIX}hold");
+    let existing = object.pointer("/metadata/finalizers");
+    let existing = existing.and_then(Value::as_array).cloned();
+    let mut finalizers = existing.unwrap_or_default();
     finalizers.retain(|each| each.as_str() != Some(&finalizer));
     // The API server rejects new finalizers of an object in deletion.
     if present && object.pointer("/metadata/deletionTimestamp").is_none() {
         finalizers.push(json!(finalizer));
     }
     let value = if present { json!("kept") } else { Value::Null };
-    let key = format!("{FOREIGN}mark");
+    let key = format!("{FOREIGN_PREFIX}mark");
     let patch = json!({"metadata": {
         "resourceVersion": object.pointer("/metadata/resourceVersion"),
         "finalizers": finalizers,
         "labels": {&key: value},
         "annotations": {&key: value},
     }});
-    person.patch(path, &patch);
+    client.patch(path, &patch);
 }
 
-fn damage(simulation: &mut Simulation, (cluster, tenant): (&str, &str), what: &TenantAction) {
-    let path = match what {
+fn damage_workspace(
+    simulation: &mut Simulation,
+    (cluster, tenant): (&str, &str),
+    action: &TenantAction,
+) {
+    let path = match action {
         TenantAction::DeleteRelease | TenantAction::DamageRelease | TenantAction::ForgeRelease => {
             newest_release(simulation, cluster, tenant)
         }
@@ -274,42 +289,39 @@ fn damage(simulation: &mut Simulation, (cluster, tenant): (&str, &str), what: &T
         _ => Some(format!("/api/v1/namespaces/{tenant}")),
     };
     let Some(path) = path else { return };
-    let mut person = Person {
-        simulation,
-        cluster,
-    };
-    match what {
+    let mut client = UserClient::new(simulation, cluster);
+    match action {
         TenantAction::AddOccupant => {
-            let labels = json!({format!("{FOREIGN}occupant"): "true"});
+            let labels = json!({format!("{FOREIGN_PREFIX}occupant"): "true"});
             let object = json!({
                 "apiVersion": "v1",
                 "kind": "ConfigMap",
                 "metadata": {"name": "occupant", "namespace": tenant, "labels": labels},
                 "data": {"of": "a person"},
             });
-            person.create(&format!("{path}/configmaps"), &object);
+            client.create(&format!("{path}/configmaps"), &object);
         }
         TenantAction::DamageRelease => {
-            person.patch(&path, &json!({"data": {"release": UNREADABLE}}));
+            client.patch(&path, &json!({"data": {"release": UNREADABLE_RELEASE}}));
         }
         TenantAction::ForgeRelease => {
-            forge(&mut person, &path);
+            forge_next_revision(&mut client, &path);
         }
         _ => {
-            person.delete(&path);
+            client.delete(&path);
         }
     }
 }
 
 /// Creates the revision after the one at `path`, with the same content.
-fn forge(person: &mut Person<'_>, path: &str) -> Option<()> {
-    let newest = person.get(path)?;
-    let (all, name) = path.rsplit_once('/')?;
+fn forge_next_revision(client: &mut UserClient<'_>, path: &str) -> Option<()> {
+    let newest = client.get(path)?;
+    let (collection, name) = path.rsplit_once('/')?;
     let (base, version) = name.rsplit_once(".v")?;
     let next = version.parse::<u32>().ok()? + 1;
     let mut labels = newest.pointer("/metadata/labels")?.clone();
     labels["version"] = json!(next.to_string());
-    labels[FORGED] = json!("true");
+    labels[FORGED_LABEL] = json!("true");
     let forged = json!({
         "apiVersion": "v1",
         "kind": "Secret",
@@ -317,27 +329,24 @@ fn forge(person: &mut Person<'_>, path: &str) -> Option<()> {
         "metadata": {"name": format!("{base}.v{next}"), "labels": labels},
         "data": newest.get("data")?,
     });
-    person.create(all, &forged);
+    client.create(collection, &forged);
     Some(())
 }
 
-/// Orphans the Tenants whose deletion waits because Krypton cannot decode their release, as its message asks people to.
-pub(super) fn give_up_unreadable(simulation: &mut Simulation, clusters: &[String]) {
+/// Orphans the Tenants whose deletion waits because Krypton cannot decode their release, as its message suggests.
+pub(super) fn orphan_unreadable_tenants(simulation: &mut Simulation, clusters: &[String]) {
     for cluster in clusters {
         for tenant in objects(simulation, cluster, names::GROUP, "tenants") {
             let name = text(&tenant, "/metadata/name").unwrap_or_default();
             if tenant.pointer("/metadata/deletionTimestamp").is_none()
-                || !has_unreadable(simulation, clusters, name)
+                || !has_unreadable_release(simulation, clusters, name)
             {
                 continue;
             }
-            let mut person = Person {
-                simulation,
-                cluster,
-            };
-            let path = format!("{KRYPTON}/namespaces/{TENANTS}/tenants/{name}");
+            let mut client = UserClient::new(simulation, cluster);
+            let path = format!("{KRYPTON_API}/namespaces/{TENANT_NAMESPACE}/tenants/{name}");
             let annotations = json!({names::ORPHAN_ANNOTATION: "true"});
-            person.patch(&path, &json!({"metadata": {"annotations": annotations}}));
+            client.patch(&path, &json!({"metadata": {"annotations": annotations}}));
         }
     }
 }
@@ -349,15 +358,12 @@ pub(super) fn delete_forged(simulation: &mut Simulation, clusters: &[String]) {
             if let (true, Some(namespace), Some(name)) = (
                 secret
                     .pointer("/metadata/labels")
-                    .is_some_and(|labels| labels.get(FORGED).is_some()),
+                    .is_some_and(|labels| labels.get(FORGED_LABEL).is_some()),
                 text(&secret, "/metadata/namespace"),
                 text(&secret, "/metadata/name"),
             ) {
-                let mut person = Person {
-                    simulation,
-                    cluster,
-                };
-                person.delete(&format!("/api/v1/namespaces/{namespace}/secrets/{name}"));
+                let mut client = UserClient::new(simulation, cluster);
+                client.delete(&format!("/api/v1/namespaces/{namespace}/secrets/{name}"));
                 request_retry(simulation, clusters, namespace);
             }
         }
@@ -366,46 +372,43 @@ pub(super) fn delete_forged(simulation: &mut Simulation, clusters: &[String]) {
 
 /// Without a request, Krypton repeats a permanent failure only after 15 minutes.
 fn request_retry(simulation: &mut Simulation, clusters: &[String], tenant: &str) {
-    let path = format!("{KRYPTON}/namespaces/{TENANTS}/tenants/{tenant}");
+    let path = format!("{KRYPTON_API}/namespaces/{TENANT_NAMESPACE}/tenants/{tenant}");
     let annotations = json!({names::RECONCILE_REQUESTED_ANNOTATION: "forged revision deleted"});
     for cluster in clusters {
-        let mut person = Person {
-            simulation,
-            cluster,
-        };
-        person.patch(&path, &json!({"metadata": {"annotations": &annotations}}));
+        let mut client = UserClient::new(simulation, cluster);
+        client.patch(&path, &json!({"metadata": {"annotations": &annotations}}));
     }
 }
 
-fn has_unreadable(simulation: &Simulation, clusters: &[String], workspace: &str) -> bool {
+fn has_unreadable_release(simulation: &Simulation, clusters: &[String], workspace: &str) -> bool {
     clusters.iter().any(|cluster| {
         objects(simulation, cluster, "", "secrets")
             .iter()
             .any(|secret| {
                 text(secret, "/metadata/namespace") == Some(workspace)
-                    && text(secret, "/data/release") == Some(UNREADABLE)
+                    && text(secret, "/data/release") == Some(UNREADABLE_RELEASE)
             })
     })
 }
 
 /// The cluster where a Tenant's release is: the member that `clusterRef` names, or else the Tenant's cluster.
-fn cluster_of_release(simulation: &Simulation, cluster: &str, tenant: &str) -> String {
+fn find_release_cluster(simulation: &Simulation, cluster: &str, tenant: &str) -> String {
     let key = Key {
         group: names::GROUP.to_owned(),
         resource: "tenants".to_owned(),
-        namespace: TENANTS.to_owned(),
+        namespace: TENANT_NAMESPACE.to_owned(),
         name: tenant.to_owned(),
     };
     let object = simulation
         .cluster(cluster)
         .and_then(|cluster| cluster.server.get(&key));
     let member = object.and_then(|object| {
-        let member = object.pointer("/spec/clusterRef/secretName")?.as_str()?;
-        Some(member.to_owned())
+        let name = object.pointer("/spec/clusterRef/secretName")?.as_str()?;
+        Some(name.to_owned())
     });
     member.map_or_else(
         || cluster.to_owned(),
-        |member| Settings::cluster(&member).to_owned(),
+        |member| Settings::cluster_for(&member).to_owned(),
     )
 }
 
@@ -432,13 +435,13 @@ fn newest_release(simulation: &Simulation, cluster: &str, workspace: &str) -> Op
 
 /// Path of the first object that Helm has created in a workspace.
 fn first_object(simulation: &Simulation, cluster: &str, workspace: &str) -> Option<String> {
-    RELEASED.iter().find_map(|(group, resource, api)| {
-        let all = objects(simulation, cluster, group, resource);
-        let found = all.iter().find(|object| {
+    RELEASE_RESOURCES.iter().find_map(|(group, resource, api)| {
+        let objects_of_kind = objects(simulation, cluster, group, resource);
+        let object = objects_of_kind.iter().find(|object| {
             text(object, "/metadata/namespace") == Some(workspace)
                 && text(object, "/metadata/annotations/meta.helm.sh~1release-name").is_some()
         })?;
-        let name = text(found, "/metadata/name")?;
+        let name = text(object, "/metadata/name")?;
         Some(format!("{api}/namespaces/{workspace}/{resource}/{name}"))
     })
 }
@@ -447,60 +450,62 @@ fn text<'a>(object: &'a Value, pointer: &str) -> Option<&'a str> {
     object.pointer(pointer)?.as_str()
 }
 
-fn on_member(simulation: &mut Simulation, member: &str, what: &MemberAction) {
-    let path = format!("{KRYPTON}/edgeclusters/{member}");
-    let mut person = Person::at_home(simulation);
-    let spec = match what {
+fn perform_member_action(simulation: &mut Simulation, member: &str, action: &MemberAction) {
+    let path = format!("{KRYPTON_API}/edgeclusters/{member}");
+    let mut client = UserClient::for_home(simulation);
+    let spec = match action {
         MemberAction::Pause => json!({"paused": true}),
         MemberAction::Resume => json!({"paused": false}),
         MemberAction::Ban => json!({"banned": true}),
         MemberAction::Unban => json!({"banned": false}),
         MemberAction::Delete { uninstall } => {
-            person.patch(
+            client.patch(
                 &path,
-                &json!({"spec": {"deletionPolicy": policy(*uninstall)}}),
+                &json!({"spec": {"deletionPolicy": deletion_policy(*uninstall)}}),
             );
-            person.delete(&path);
+            client.delete(&path);
             return;
         }
-        MemberAction::Policy { uninstall } => json!({"deletionPolicy": policy(*uninstall)}),
+        MemberAction::Policy { uninstall } => {
+            json!({"deletionPolicy": deletion_policy(*uninstall)})
+        }
         MemberAction::Allow { namespace } => {
             json!({"allowedNamespaces": namespace.as_ref().map(|name| vec![name])})
         }
         MemberAction::Orphan => {
             let annotations = json!({names::ORPHAN_ANNOTATION: "true"});
-            person.patch(&path, &json!({"metadata": {"annotations": annotations}}));
+            client.patch(&path, &json!({"metadata": {"annotations": annotations}}));
             return;
         }
         MemberAction::Rebuild => return stage::rebuild(simulation, member),
-        MemberAction::Replace => return replace(simulation, member),
-        MemberAction::Rejoin => return rejoin(simulation, member),
-        MemberAction::AddTwin { .. } => return add_twin(simulation, member, what),
-        MemberAction::AddElsewhere { .. } => return add_elsewhere(simulation, member, what),
+        MemberAction::Replace => return replace_member(simulation, member),
+        MemberAction::Rejoin => return rejoin_agent(simulation, member),
+        MemberAction::AddTwin { .. } => return add_twin(simulation, member, action),
+        MemberAction::AddElsewhere { .. } => return add_elsewhere(simulation, member, action),
         MemberAction::DamageKubeconfig { .. }
         | MemberAction::DeleteKubeconfig { .. }
         | MemberAction::RelabelKubeconfig { .. } => {
-            return kubeconfig(simulation, member, what);
+            return disturb_kubeconfig(simulation, member, action);
         }
     };
-    person.patch(&path, &json!({"spec": spec}));
+    client.patch(&path, &json!({"spec": spec}));
 }
 
-fn policy(uninstall: bool) -> &'static str {
+fn deletion_policy(uninstall: bool) -> &'static str {
     if uninstall { "Uninstall" } else { "Retain" }
 }
 
 /// Runs `kubectl krypton join --replace`: deletes the EdgeCluster and creates it again. An agent gets a new bundle.
-fn replace(simulation: &mut Simulation, member: &str) {
-    let all = format!("{KRYPTON}/edgeclusters");
-    let path = format!("{all}/{member}");
-    let mut person = Person::at_home(simulation);
-    let Some(mut object) = person.get(&path) else {
+fn replace_member(simulation: &mut Simulation, member: &str) {
+    let collection = format!("{KRYPTON_API}/edgeclusters");
+    let path = format!("{collection}/{member}");
+    let mut client = UserClient::for_home(simulation);
+    let Some(mut object) = client.get(&path) else {
         return;
     };
     let annotations = json!({names::ORPHAN_ANNOTATION: "true"});
-    person.patch(&path, &json!({"metadata": {"annotations": annotations}}));
-    person.delete(&path);
+    client.patch(&path, &json!({"metadata": {"annotations": annotations}}));
+    client.delete(&path);
     if let Some(fields) = object.as_object_mut() {
         fields.remove("status");
     }
@@ -508,55 +513,55 @@ fn replace(simulation: &mut Simulation, member: &str) {
         metadata.remove("finalizers");
     }
     let member = member.to_owned();
-    let at = simulation.now() + REPLACES;
-    simulation.at(at, move |simulation| {
-        Person::at_home(simulation).create(&all, &as_new(object));
+    let at = simulation.now() + REPLACEMENT_DELAY;
+    simulation.schedule(at, move |simulation| {
+        UserClient::for_home(simulation).create(&collection, &without_server_fields(object));
         if simulation.ip(&format!("agent-{member}")).is_some() {
-            rejoin(simulation, &member);
+            rejoin_agent(simulation, &member);
             simulation.start(&format!("agent-{member}"));
         }
     });
 }
 
 /// Runs `kubectl krypton join`, gives the bundle to the agent, and restarts it.
-pub(super) fn rejoin(simulation: &mut Simulation, member: &str) {
-    let path = format!("{KRYPTON}/edgeclusters/{member}");
-    let mut person = Person::at_home(simulation);
-    let uid = person
+pub(super) fn rejoin_agent(simulation: &mut Simulation, member: &str) {
+    let path = format!("{KRYPTON_API}/edgeclusters/{member}");
+    let mut client = UserClient::for_home(simulation);
+    let uid = client
         .get(&path)
         .and_then(|object| Some(text(&object, "/metadata/uid")?.to_owned()));
     let host = format!("agent-{member}");
-    if let Err(error) = stage::invite(simulation, (member, uid.as_deref()), &host) {
+    if let Err(error) = stage::write_join_bundle(simulation, (member, uid.as_deref()), &host) {
         let text = format!("{member} gets no join bundle: {error:#}");
-        simulation.observe(Seen::Fault { text });
-    } else if simulation.runs(&host) {
-        simulation.crash(&host, Some(super::RESTART));
+        simulation.record(Event::Fault { text });
+    } else if simulation.is_running(&host) {
+        simulation.crash(&host, Some(super::RESTART_TIME));
     }
 }
 
-fn add_twin(simulation: &mut Simulation, member: &str, what: &MemberAction) {
-    let twin = format!("{member}{TWIN}");
-    let all = format!("/api/v1/namespaces/{SYSTEM}/secrets");
+fn add_twin(simulation: &mut Simulation, member: &str, action: &MemberAction) {
+    let twin = format!("{member}{TWIN_SUFFIX}");
+    let collection = format!("/api/v1/namespaces/{SYSTEM_NAMESPACE}/secrets");
     let Some(secret) = stage::kubeconfig_secret(simulation, member, &twin) else {
         return;
     };
-    let mut person = Person::at_home(simulation);
-    person.create(&all, &secret);
+    let mut client = UserClient::for_home(simulation);
+    client.create(&collection, &secret);
     let action = Action::Member {
         member: member.to_owned(),
-        what: what.clone(),
+        action: action.clone(),
     };
-    super::end_later(simulation, &action, move |simulation| {
-        let mut person = Person::at_home(simulation);
-        person.delete(&format!("{all}/{twin}"));
+    super::schedule_end(simulation, &action, move |simulation| {
+        let mut client = UserClient::for_home(simulation);
+        client.delete(&format!("{collection}/{twin}"));
         let uninstall = false;
-        on_member(simulation, &twin, &MemberAction::Delete { uninstall });
+        perform_member_action(simulation, &twin, &MemberAction::Delete { uninstall });
     });
 }
 
-fn add_elsewhere(simulation: &mut Simulation, member: &str, what: &MemberAction) {
-    let all = format!("/api/v1/namespaces/{ELSEWHERE}/secrets");
-    let other = format!("{member}-{ELSEWHERE}");
+fn add_elsewhere(simulation: &mut Simulation, member: &str, action: &MemberAction) {
+    let collection = format!("/api/v1/namespaces/{UNTRUSTED_NAMESPACE}/secrets");
+    let new_name = format!("{member}-{UNTRUSTED_NAMESPACE}");
     // A hub that uses one of them talks to a cluster with an agent, if there is one.
     let edges = ["edge-1", "edge-2", "edge-3"];
     let has_agent = |edge: &str| simulation.ip(&format!("agent-{edge}")).is_some();
@@ -565,65 +570,65 @@ fn add_elsewhere(simulation: &mut Simulation, member: &str, what: &MemberAction)
         true => member,
         false => with_agent.unwrap_or(member),
     };
-    for name in [member, &other] {
+    for name in [member, &new_name] {
         if let Some(secret) = stage::kubeconfig_secret(simulation, cluster, name) {
-            Person::at_home(simulation).create(&all, &secret);
+            UserClient::for_home(simulation).create(&collection, &secret);
         }
     }
     let action = Action::Member {
         member: member.to_owned(),
-        what: what.clone(),
+        action: action.clone(),
     };
     let member = member.to_owned();
-    super::end_later(simulation, &action, move |simulation| {
-        let mut person = Person::at_home(simulation);
-        for name in [&member, &other] {
-            person.delete(&format!("{all}/{name}"));
+    super::schedule_end(simulation, &action, move |simulation| {
+        let mut client = UserClient::for_home(simulation);
+        for name in [&member, &new_name] {
+            client.delete(&format!("{collection}/{name}"));
         }
         let uninstall = false;
-        on_member(simulation, &other, &MemberAction::Delete { uninstall });
+        perform_member_action(simulation, &new_name, &MemberAction::Delete { uninstall });
     });
 }
 
 /// Changes the Secret with a kubeconfig for a time.
-fn kubeconfig(simulation: &mut Simulation, member: &str, what: &MemberAction) {
-    let all = format!("/api/v1/namespaces/{SYSTEM}/secrets");
-    let path = format!("{all}/{member}");
-    let mut person = Person::at_home(simulation);
-    let Some(secret) = person.get(&path) else {
+fn disturb_kubeconfig(simulation: &mut Simulation, member: &str, action: &MemberAction) {
+    let collection = format!("/api/v1/namespaces/{SYSTEM_NAMESPACE}/secrets");
+    let path = format!("{collection}/{member}");
+    let mut client = UserClient::for_home(simulation);
+    let Some(secret) = client.get(&path) else {
         return;
     };
     let label = |value: &str| json!({"metadata": {"labels": {names::DISCOVERY_LABEL: value}}});
-    let undo = match what {
+    let undo = match action {
         MemberAction::DeleteKubeconfig { .. } => {
-            person.delete(&path);
+            client.delete(&path);
             None
         }
         MemberAction::RelabelKubeconfig { .. } => {
-            person.patch(&path, &label("false"));
+            client.patch(&path, &label("false"));
             Some(label("true"))
         }
         _ => {
             let damaged = STANDARD.encode("not a kubeconfig");
-            person.patch(&path, &json!({"data": {names::KUBECONFIG_KEY: damaged}}));
+            client.patch(&path, &json!({"data": {names::KUBECONFIG_KEY: damaged}}));
             Some(json!({"data": secret.get("data")}))
         }
     };
     let action = Action::Member {
         member: member.to_owned(),
-        what: what.clone(),
+        action: action.clone(),
     };
-    super::end_later(simulation, &action, move |simulation| {
-        let mut person = Person::at_home(simulation);
+    super::schedule_end(simulation, &action, move |simulation| {
+        let mut client = UserClient::for_home(simulation);
         match undo {
-            Some(patch) => person.patch(&path, &patch),
-            None => person.create(&all, &as_new(secret)),
+            Some(patch) => client.patch(&path, &patch),
+            None => client.create(&collection, &without_server_fields(secret)),
         };
     });
 }
 
-/// The object without the fields that the API server sets.
-fn as_new(mut object: Value) -> Value {
+/// Returns the object without the fields that the API server sets.
+fn without_server_fields(mut object: Value) -> Value {
     if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
         for field in [
             "uid",
@@ -638,45 +643,47 @@ fn as_new(mut object: Value) -> Value {
     object
 }
 
-fn on_deployment(simulation: &mut Simulation, name: &str, what: &DeploymentAction) {
-    let all = format!("{KRYPTON}/namespaces/{TENANTS}/kryptondeployments");
-    let path = format!("{all}/{name}");
-    let mut person = Person::at_home(simulation);
-    match what {
+fn perform_deployment_action(simulation: &mut Simulation, name: &str, action: &DeploymentAction) {
+    let collection = format!("{KRYPTON_API}/namespaces/{TENANT_NAMESPACE}/kryptondeployments");
+    let path = format!("{collection}/{name}");
+    let mut client = UserClient::for_home(simulation);
+    match action {
         DeploymentAction::Create { region } => {
-            let region = region_of(&mut person, region);
-            person.create(&all, &deployment_object(name, &region));
+            let region = region_spec(&mut client, region);
+            client.create(&collection, &deployment_object(name, &region));
         }
         DeploymentAction::Edit { number } => {
             let account = json!({"name": "account", "displayName": format!("account {number}")});
-            person.patch(&path, &json!({"spec": {"account": account}}));
+            client.patch(&path, &json!({"spec": {"account": account}}));
         }
         DeploymentAction::Move { region } => {
-            let region = region_of(&mut person, region);
+            let region = region_spec(&mut client, region);
             // Without null, a merge patch keeps the previous region's Secret.
             let mut patch = json!({"kubeconfig": null});
             for (field, value) in region.as_object().into_iter().flatten() {
                 patch[field] = value.clone();
             }
-            person.patch(&path, &json!({"spec": {"region": patch}}));
+            client.patch(&path, &json!({"spec": {"region": patch}}));
         }
         DeploymentAction::Delete => {
-            person.delete(&path);
+            client.delete(&path);
         }
         DeploymentAction::Orphan => {
             let annotations = json!({names::ORPHAN_ANNOTATION: "true"});
-            person.patch(&path, &json!({"metadata": {"annotations": annotations}}));
-            person.delete(&path);
+            client.patch(&path, &json!({"metadata": {"annotations": annotations}}));
+            client.delete(&path);
         }
     }
 }
 
-/// Names a region and, for a member without an agent, the Secret with its kubeconfig. The Secret has the label
-/// [`names::OPEN_TO_DEPLOYMENTS_LABEL`].
-fn region_of(person: &mut Person<'_>, region: &str) -> Value {
-    match person.get(&format!("/api/v1/namespaces/{SYSTEM}/secrets/{region}")) {
+/// Returns the `region` field of a KryptonDeployment: the name and, for a member without an agent, the Secret with its
+/// kubeconfig. The Secret has the label [`names::OPEN_TO_DEPLOYMENTS_LABEL`].
+fn region_spec(client: &mut UserClient<'_>, region: &str) -> Value {
+    match client.get(&format!(
+        "/api/v1/namespaces/{SYSTEM_NAMESPACE}/secrets/{region}"
+    )) {
         Some(_) => {
-            let secret = json!({"name": region, "namespace": SYSTEM});
+            let secret = json!({"name": region, "namespace": SYSTEM_NAMESPACE});
             json!({"name": region, "kubeconfig": {"secret": secret}})
         }
         None => json!({"name": region}),
@@ -687,7 +694,7 @@ fn deployment_object(name: &str, region: &Value) -> Value {
     json!({
         "apiVersion": "mesh.openkcm.io/v1alpha1",
         "kind": "KryptonDeployment",
-        "metadata": {"name": name, "namespace": TENANTS},
+        "metadata": {"name": name, "namespace": TENANT_NAMESPACE},
         "spec": {"account": {"name": "account"}, "region": region},
     })
 }
@@ -702,9 +709,9 @@ mod tests {
     #[test]
     fn objects_of_people_fit_the_types() {
         let placed: Tenant = serde_json::from_value(tenant_object("t0", Some("edge-1"))).unwrap();
-        assert_eq!(placed.names_member(), Some("edge-1"));
+        assert_eq!(placed.referenced_member(), Some("edge-1"));
         let plain: Tenant = serde_json::from_value(tenant_object("t0", None)).unwrap();
-        assert_eq!(plain.names_member(), None);
+        assert_eq!(plain.referenced_member(), None);
         let object = deployment_object("d0", &json!({"name": "edge-1"}));
         let deployment: KryptonDeployment = serde_json::from_value(object).unwrap();
         assert_eq!(deployment.spec.region.name, "edge-1");
@@ -715,7 +722,7 @@ mod tests {
         let old =
             json!({"metadata": {"name": "a", "uid": "u", "resourceVersion": "7", "labels": {}}});
         assert_eq!(
-            as_new(old),
+            without_server_fields(old),
             json!({"metadata": {"name": "a", "labels": {}}})
         );
     }

@@ -8,12 +8,12 @@ use krypton_types::names::GROUP;
 use serde_json::Value;
 
 use crate::conductor::Simulation;
-use crate::observe::Event as Seen;
+use crate::observe::Event;
 
 /// Writer of the changes that a restore makes.
-pub const RESTORE: &str = "etcd-restore";
+pub const RESTORE_WRITER: &str = "etcd-restore";
 
-/// The resources that oracles look at.
+/// The resources that oracles check.
 const RESOURCES: [(&str, &str); 14] = [
     ("", "namespaces"),
     ("", "secrets"),
@@ -34,14 +34,19 @@ const RESOURCES: [(&str, &str); 14] = [
 type Objects = BTreeMap<Key, Arc<Value>>;
 
 /// Writer of the changes that the rebuild of a cluster makes.
-pub const REBUILD: &str = "cluster-rebuild";
+pub const REBUILD_WRITER: &str = "cluster-rebuild";
 
-/// Restores the store. The changes are by this writer.
-pub(super) fn restore(simulation: &mut Simulation, cluster: &str, snapshot: Snapshot, by: &str) {
+/// Restores the store, and reports the changes as those of this writer.
+pub(super) fn restore(
+    simulation: &mut Simulation,
+    cluster: &str,
+    snapshot: Snapshot,
+    writer: &str,
+) {
     let before = objects(simulation, cluster);
     simulation.change_cluster(cluster, |cluster, _| cluster.server.restore(snapshot));
     let after = objects(simulation, cluster);
-    let at = simulation.wall();
+    let at = simulation.wall_time();
     for (key, before, after) in differences(&before, &after) {
         let revision = after.as_ref().and_then(|object| revision(object));
         let change = Change {
@@ -50,17 +55,17 @@ pub(super) fn restore(simulation: &mut Simulation, cluster: &str, snapshot: Snap
             key,
             before,
             after,
-            by: by.to_owned(),
+            by: writer.to_owned(),
             subresource: String::new(),
         };
         let cluster = cluster.to_owned();
-        simulation.observe(Seen::Change { cluster, change });
+        simulation.record(Event::Change { cluster, change });
     }
 }
 
-type Difference = (Key, Option<Arc<Value>>, Option<Arc<Value>>);
+type ObjectDifference = (Key, Option<Arc<Value>>, Option<Arc<Value>>);
 
-fn differences(before: &Objects, after: &Objects) -> Vec<Difference> {
+fn differences(before: &Objects, after: &Objects) -> Vec<ObjectDifference> {
     let mut keys: Vec<&Key> = before.keys().chain(after.keys()).collect();
     keys.sort();
     keys.dedup();
@@ -86,7 +91,7 @@ fn objects(simulation: &Simulation, cluster: &str) -> Objects {
     let Some(cluster) = simulation.cluster(cluster) else {
         return Objects::new();
     };
-    let mut found = Objects::new();
+    let mut objects = Objects::new();
     for (group, resource) in RESOURCES {
         for object in cluster.server.all(group, resource) {
             let text = |pointer: &str| {
@@ -99,10 +104,10 @@ fn objects(simulation: &Simulation, cluster: &str) -> Objects {
                 namespace: text("/metadata/namespace"),
                 name: text("/metadata/name"),
             };
-            found.insert(key, object);
+            objects.insert(key, object);
         }
     }
-    found
+    objects
 }
 
 #[cfg(test)]
@@ -133,9 +138,9 @@ mod tests {
             (key("created"), Arc::clone(&two)),
             (key("same"), Arc::clone(&one)),
         ];
-        let found = differences(&before.into(), &after.into());
+        let changes = differences(&before.into(), &after.into());
         assert_eq!(
-            found,
+            changes,
             [
                 (
                     key("changed"),

@@ -1,18 +1,20 @@
-//! The releases after all faults have ended: all that people ordered, with the right content, and no others.
+//! The releases after all faults have ended: all that people have requested, with the right content, and no others.
 
 use krypton_sim_apiserver::server::Key;
 use krypton_types::names::{GROUP, HOME_UID_ANNOTATION, tenant_release};
 use serde_json::Value;
 
-use super::view::{annotation, condition_text, is_deleted, is_ready, krypton_key, text, workspace};
-use super::{Check, Oracle, View, ensure, stateless};
-use crate::faults::VALUES;
-use crate::plan::{Access, HOME, SYSTEM, Settings, TENANTS};
+use super::view::{
+    annotation, condition_text, is_ready, is_terminating, krypton_key, text, workspace,
+};
+use super::{CheckResult, Oracle, View, ensure, stateless};
+use crate::faults::VALUES_CONFIG_MAP;
+use crate::plan::{Access, HOME, SYSTEM_NAMESPACE, Settings, TENANT_NAMESPACE};
 
-pub(super) fn all() -> Vec<Box<dyn Oracle>> {
+pub(super) fn invariants() -> Vec<Box<dyn Oracle>> {
     vec![
         Box::new(DeploymentsGetReady),
-        Box::new(UnorderedGo),
+        Box::new(RemovedDeploymentsGo),
         Box::new(ReleasesAreCurrent),
     ]
 }
@@ -20,13 +22,14 @@ pub(super) fn all() -> Vec<Box<dyn Oracle>> {
 stateless! {
     /// Each KryptonDeployment is ready at its generation.
     DeploymentsGetReady, "deployments-get-ready",
-    fn quiet(&mut self, view: &View) -> Check {
-        if view.upgrades_fail() || view.any_damaged() {
+    fn check_converged(&mut self, view: &View) -> CheckResult {
+        if view.upgrades_fail() || view.any_workload_missing() {
             return Ok(());
         }
-        for (key, deployment) in view.all(HOME, GROUP, "kryptondeployments") {
+        for (key, deployment) in view.objects(HOME, GROUP, "kryptondeployments") {
             let region = text(deployment, "/spec/region/name");
-            if is_deleted(deployment) || !view.must_converge(region) || !names_its_secret(view, deployment) {
+            let must_be_ready = !is_terminating(deployment) && view.must_converge(region);
+            if !must_be_ready || !references_its_secret(view, deployment) {
                 continue;
             }
             ensure(is_ready(deployment), || {
@@ -38,33 +41,34 @@ stateless! {
     }
 }
 
-/// Whether the KryptonDeployment names the Secret of a member without an agent. People cannot name it while it is deleted.
-fn names_its_secret(view: &View, deployment: &Value) -> bool {
+/// Whether the KryptonDeployment names the Secret of a member without an agent. People cannot name it while it is
+/// deleted.
+fn references_its_secret(view: &View, deployment: &Value) -> bool {
     let region = text(deployment, "/spec/region/name");
     let mut edges = view.settings.edges.iter();
-    let proxied = edges.any(|edge| edge.name == region && edge.access == Access::Kubeconfig);
-    !proxied || text(deployment, "/spec/region/kubeconfig/secret/name") == region
+    let is_proxied = edges.any(|edge| edge.name == region && edge.access == Access::Kubeconfig);
+    !is_proxied || text(deployment, "/spec/region/kubeconfig/secret/name") == region
 }
 
 stateless! {
     /// A member has only releases of KryptonDeployments that are in its region.
-    UnorderedGo, "removed-deployments-go",
-    fn quiet(&mut self, view: &View) -> Check {
+    RemovedDeploymentsGo, "removed-deployments-go",
+    fn check_converged(&mut self, view: &View) -> CheckResult {
         if view.ever_restored() || view.upgrades_fail() {
             return Ok(());
         }
-        for (member, _) in view.converging() {
-            for (_, secret) in view.all(Settings::cluster(member), "", "secrets") {
+        for (member, _) in view.converging_members() {
+            for (_, secret) in view.objects(Settings::cluster_for(member), "", "secrets") {
                 let release = text(secret, "/metadata/labels/name");
                 let Some(name) = release.strip_prefix("ced-") else {
                     continue;
                 };
-                let deployment = view.get(HOME, &krypton_key("kryptondeployments", TENANTS, name));
-                let ordered = deployment.is_some_and(|deployment| {
-                    !is_deleted(deployment) && text(deployment, "/spec/region/name") == member
+                let deployment = view.get(HOME, &krypton_key("kryptondeployments", TENANT_NAMESPACE, name));
+                let is_ordered = deployment.is_some_and(|deployment| {
+                    !is_terminating(deployment) && text(deployment, "/spec/region/name") == member
                 });
-                let ordered = ordered || view.orphaned_for(name).is_some();
-                ensure(ordered, || format!("{release} stays on {member}"))?;
+                let is_ordered = is_ordered || view.deployment_orphaned_for(name).is_some();
+                ensure(is_ordered, || format!("{release} stays on {member}"))?;
             }
         }
         Ok(())
@@ -74,36 +78,36 @@ stateless! {
 stateless! {
     /// The release of each Tenant has the chart version and the values that people want.
     ReleasesAreCurrent, "releases-are-current",
-    fn quiet(&mut self, view: &View) -> Check {
+    fn check_converged(&mut self, view: &View) -> CheckResult {
         if view.upgrades_fail() {
             return Ok(());
         }
-        let fleet = view.get(HOME, &config_map(SYSTEM, VALUES));
-        let fleet = fleet.map_or("", |values| text(values, "/data/values.yaml"));
-        let fleet = fleet.trim().strip_prefix("message: ").unwrap_or_default();
+        let fleet_message = view.get(HOME, &config_map(SYSTEM_NAMESPACE, VALUES_CONFIG_MAP));
+        let fleet_message = fleet_message.map_or("", |values| text(values, "/data/values.yaml"));
+        let fleet_message = fleet_message.trim().strip_prefix("message: ").unwrap_or_default();
         let version = format!("0.{}.0", view.chart_version);
-        for (on, member, tenant) in view.ready_tenants() {
-            let (name, cluster) = (text(tenant, "/metadata/name"), Settings::cluster(&member));
+        for (tenant_cluster, member, tenant) in view.ready_tenants() {
+            let (name, cluster) = (text(tenant, "/metadata/name"), Settings::cluster_for(&member));
             let copy = view.tenant(cluster, name);
             let owner = copy.and_then(|copy| annotation(copy, HOME_UID_ANNOTATION));
             // The member can still have the orphan of an earlier Tenant of this name.
-            if on != cluster && owner != Some(text(tenant, "/metadata/uid")) {
+            if tenant_cluster != cluster && owner != Some(text(tenant, "/metadata/uid")) {
                 continue;
             }
             let release = tenant_release(name, &member);
             let key = config_map(workspace(tenant), &format!("{release}-config"));
             // People may have deleted it. Without drift correction, it is missing until the next upgrade.
             let object = view.get(cluster, &key);
-            let Some(object) = object.filter(|_| !view.is_torn(&release)) else {
+            let Some(object) = object.filter(|_| !view.is_partly_restored(&release)) else {
                 continue;
             };
             let message = match text(tenant, "/spec/values/message") {
-                "" => fleet,
+                "" => fleet_message,
                 own => own,
             };
-            let found = (text(object, "/data/version"), text(object, "/data/message"));
-            ensure(found == (&version, message), || {
-                format!("{release} has {found:?} instead of {version} with {message}")
+            let actual = (text(object, "/data/version"), text(object, "/data/message"));
+            ensure(actual == (&version, message), || {
+                format!("{release} has {actual:?} instead of {version} with {message}")
             })?;
         }
         Ok(())
@@ -123,7 +127,7 @@ fn config_map(namespace: &str, name: &str) -> Key {
 mod tests {
     use serde_json::json;
 
-    use super::super::story::{self, Story, deletion, deployment, ready, revision};
+    use super::super::story::{self, History, deletion_patch, deployment, ready_patch, revision};
 
     fn content(version: &str, message: &str) -> serde_json::Value {
         let mut object = story::config_map("t0", "tenant-t0-edge-1-config");
@@ -134,43 +138,43 @@ mod tests {
     #[test]
     fn deployment_that_is_not_ready_is_found() {
         for (generation, oracle) in [(1, None), (2, Some("deployments-get-ready"))] {
-            let found = Story::after(|story| {
+            let violated = History::violated_after(|history| {
                 let newer = json!({"metadata": {"generation": generation}});
-                story
+                history
                     .put("people", "home", deployment("edge-1"))
-                    .patch("hub-0", "home", deployment("edge-1"), &ready(1))
+                    .patch("hub-0", "home", deployment("edge-1"), &ready_patch(1))
                     .patch("people", "home", deployment("edge-1"), &newer);
             });
-            assert_eq!(found.as_deref(), oracle);
+            assert_eq!(violated.as_deref(), oracle);
         }
     }
 
     #[test]
     fn release_of_removed_deployment_is_found() {
         for (region, oracle) in [("edge-1", None), ("edge-9", Some("removed-deployments-go"))] {
-            let found = Story::after(|story| {
-                story
+            let violated = History::violated_after(|history| {
+                history
                     .put("people", "home", deployment(region))
-                    .patch("hub-0", "home", deployment(region), &ready(1))
+                    .patch("hub-0", "home", deployment(region), &ready_patch(1))
                     .put(
                         "helm:agent-edge-1",
                         "edge-1",
                         revision("ced-d0", 1, "deployed"),
                     );
             });
-            assert_eq!(found.as_deref(), oracle);
+            assert_eq!(violated.as_deref(), oracle);
         }
-        let found = Story::after(|story| {
-            story
+        let violated = History::violated_after(|history| {
+            history
                 .put("people", "home", deployment("edge-1"))
                 .put(
                     "helm:agent-edge-1",
                     "edge-1",
                     revision("ced-d0", 1, "deployed"),
                 )
-                .patch("people", "home", deployment("edge-1"), &deletion());
+                .patch("people", "home", deployment("edge-1"), &deletion_patch());
         });
-        assert_eq!(found.as_deref(), Some("removed-deployments-go"));
+        assert_eq!(violated.as_deref(), Some("removed-deployments-go"));
     }
 
     #[test]
@@ -185,13 +189,13 @@ mod tests {
             ("0.1.0", "fleet-3", Some("releases-are-current")),
             ("0.2.0", "fleet-2", Some("releases-are-current")),
         ] {
-            let found = Story::after(|story| {
-                story
+            let violated = History::violated_after(|history| {
+                history
                     .put("people", "home", values("fleet-3"))
                     .fault("chart-version 2")
                     .put("helm:agent-edge-1", "edge-1", content(version, message));
             });
-            assert_eq!(found.as_deref(), oracle);
+            assert_eq!(violated.as_deref(), oracle);
         }
     }
 }

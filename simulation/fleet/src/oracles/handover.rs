@@ -5,53 +5,53 @@ use std::collections::{BTreeMap, BTreeSet};
 use krypton_types::names::{EPOCH_CONFIG_MAP, HUB_LEASE};
 
 use super::leases::MEMBER_LEASE;
-use super::releases::started;
-use super::view::{condition, holder, is_krypton, is_product, own_cluster, replaced, text};
-use super::{Check, Oracle, Phase, View, Writer, ensure};
+use super::releases::started_run;
+use super::view::{agent_cluster, condition, holder, is_krypton, is_product, object_update, text};
+use super::{AttributedWrite, CheckResult, Oracle, Phase, View, ensure};
 use crate::conductor::Millis;
-use crate::faults::END;
+use crate::faults::END_PREFIX;
 use crate::observe::{Event, HelmEnd, Observation};
 use crate::plan::{Access, Action, FOREVER, HOME, TenantAction};
 
 /// Time in which a fault that has ended may still have effects.
 const AFTERMATH: Millis = 120_000;
 /// A hub waits 60 s for a lost agent. It counts from the agent's last report.
-const GRACE: Millis = 42_000;
+const AGENT_GRACE: Millis = 42_000;
 /// A stopping leader releases its Lease in this time.
-const HANDS_OVER: Millis = 5_000;
+const HANDOVER_TIME: Millis = 5_000;
 /// A stopping process lets Helm run this long.
-const DRAINS: Millis = 14_000;
+const DRAIN_TIME: Millis = 14_000;
 /// Longest outage of home that changes no leader.
-const SHORT: Millis = 20_000;
+const SHORT_OUTAGE: Millis = 20_000;
 
-pub(super) fn all() -> Vec<Box<dyn Oracle>> {
+pub(super) fn invariants() -> Vec<Box<dyn Oracle>> {
     vec![
-        Box::new(StopsEnd::default()),
-        Box::new(LeadIsReleased::default()),
-        Box::new(AgentPrecedes::default()),
-        Box::new(HelmCompletes::default()),
-        Box::new(OutageKeepsLeader::default()),
+        Box::new(StoppedProcessEnds::default()),
+        Box::new(StoppingLeaderHandsOver::default()),
+        Box::new(AgentPrecedesProxy::default()),
+        Box::new(HelmRunsToItsEnd::default()),
+        Box::new(OutageChangesNoLeader::default()),
         Box::new(RestartChangesNothing::default()),
     ]
 }
 
-/// The last action that an invariant does not expect.
+/// The end of the last action that an invariant does not expect.
 #[derive(Debug, Default)]
-struct Trouble {
+struct UnexpectedAction {
     until: Millis,
 }
 
-impl Trouble {
+impl UnexpectedAction {
     /// Returns whether the observation is an action that was not expected.
-    fn see(&mut self, seen: &Observation, expected: impl Fn(&Action) -> bool) -> bool {
-        let Some(action) = action_of(seen).filter(|action| !expected(action)) else {
+    fn observe(&mut self, observation: &Observation, expected: impl Fn(&Action) -> bool) -> bool {
+        let Some(action) = reported_action(observation).filter(|action| !expected(action)) else {
             return false;
         };
         let length = action.length().unwrap_or_default();
-        let end = seen
+        let end = observation
             .at
             .saturating_add(length)
-            .saturating_add(action.lingers());
+            .saturating_add(action.detection_delay());
         self.until = self.until.max(end);
         true
     }
@@ -61,15 +61,15 @@ impl Trouble {
     }
 }
 
-/// The action that begins or ends.
-fn action_of(seen: &Observation) -> Option<Action> {
-    let Event::Fault { text } = &seen.event else {
+/// The action whose start or end the observation reports.
+fn reported_action(observation: &Observation) -> Option<Action> {
+    let Event::Fault { text } = &observation.event else {
         return None;
     };
-    text.strip_prefix(END).unwrap_or(text).parse().ok()
+    text.strip_prefix(END_PREFIX).unwrap_or(text).parse().ok()
 }
 
-/// Whether the action changes only what Krypton installs.
+/// Whether the action changes only the content that Krypton installs.
 fn changes_content(action: &Action) -> bool {
     matches!(
         action,
@@ -83,30 +83,31 @@ fn changes_content_or_stops(action: &Action) -> bool {
 
 /// A process that gets SIGTERM ends in time, and no Lease names it afterwards.
 #[derive(Debug, Default)]
-struct StopsEnd {
-    trouble: Trouble,
+struct StoppedProcessEnds {
+    unexpected: UnexpectedAction,
 }
 
-impl Oracle for StopsEnd {
+impl Oracle for StoppedProcessEnds {
     fn name(&self) -> &'static str {
         "stopped-process-ends"
     }
 
-    fn see(&mut self, view: &View, seen: &Observation) -> Check {
-        self.trouble.see(seen, changes_content_or_stops);
-        let Event::Stopped { host, in_time } = &seen.event else {
+    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
+        self.unexpected
+            .observe(observation, changes_content_or_stops);
+        let Event::ProcessStopped { host, in_time } = &observation.event else {
             return Ok(());
         };
-        if !self.trouble.is_over(seen.at) {
+        if !self.unexpected.is_over(observation.at) {
             return Ok(());
         }
         ensure(*in_time, || format!("{host} does not end"))?;
         for cluster in view.settings.clusters() {
             for lease in [HUB_LEASE, MEMBER_LEASE] {
-                let held = view.renewal(&cluster, lease).is_some_and(|renewal| {
+                let is_held = view.renewal(&cluster, lease).is_some_and(|renewal| {
                     renewal.host.as_ref() == Some(host) && !renewal.holder.is_empty()
                 });
-                ensure(!held, || {
+                ensure(!is_held, || {
                     format!("{host} has ended, and holds {lease} on {cluster}")
                 })?;
             }
@@ -117,24 +118,25 @@ impl Oracle for StopsEnd {
 
 /// A leader that gets SIGTERM lets another hub lead while it waits for Helm.
 #[derive(Debug, Default)]
-struct LeadIsReleased {
-    trouble: Trouble,
-    /// Times of the last SIGTERM.
-    stopped: BTreeMap<String, Millis>,
+struct StoppingLeaderHandsOver {
+    unexpected: UnexpectedAction,
+    /// Times of the last SIGTERM, by host.
+    sigterms: BTreeMap<String, Millis>,
 }
 
-impl Oracle for LeadIsReleased {
+impl Oracle for StoppingLeaderHandsOver {
     fn name(&self) -> &'static str {
         "stopping-leader-hands-over"
     }
 
-    fn see(&mut self, view: &View, seen: &Observation) -> Check {
-        self.trouble.see(seen, changes_content_or_stops);
-        match &seen.event {
-            Event::Started { host } => drop(self.stopped.remove(host)),
+    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
+        self.unexpected
+            .observe(observation, changes_content_or_stops);
+        match &observation.event {
+            Event::ProcessStarted { host } => drop(self.sigterms.remove(host)),
             Event::Fault { .. } => {
-                if let Some(Action::Stop { host, .. }) = action_of(seen) {
-                    self.stopped.insert(host, seen.at);
+                if let Some(Action::Stop { host, .. }) = reported_action(observation) {
+                    self.sigterms.insert(host, observation.at);
                 }
             }
             _ => {}
@@ -142,13 +144,13 @@ impl Oracle for LeadIsReleased {
         let Some(renewal) = view.renewal(HOME, HUB_LEASE) else {
             return Ok(());
         };
-        let stopped = renewal
+        let sigterm = renewal
             .host
             .as_ref()
-            .and_then(|host| self.stopped.get(host));
-        let late = stopped.is_some_and(|at| seen.at > at + HANDS_OVER);
+            .and_then(|host| self.sigterms.get(host));
+        let is_late = sigterm.is_some_and(|at| observation.at > at + HANDOVER_TIME);
         ensure(
-            renewal.holder.is_empty() || !late || !self.trouble.is_over(seen.at),
+            renewal.holder.is_empty() || !is_late || !self.unexpected.is_over(observation.at),
             || format!("{} got SIGTERM, and still leads", renewal.holder),
         )
     }
@@ -156,72 +158,77 @@ impl Oracle for LeadIsReleased {
 
 /// A hub acts on a member with an agent only after the agent was away for some time, and not after its return.
 #[derive(Debug, Default)]
-struct AgentPrecedes {
-    trouble: Trouble,
+struct AgentPrecedesProxy {
+    unexpected: UnexpectedAction,
     /// When each agent last used its API server.
-    acted: BTreeMap<String, Millis>,
+    last_activity: BTreeMap<String, Millis>,
     /// Members whose agent never returns.
-    lost: BTreeSet<String>,
+    lost_agents: BTreeSet<String>,
 }
 
-impl Oracle for AgentPrecedes {
+impl Oracle for AgentPrecedesProxy {
     fn name(&self) -> &'static str {
         "agent-precedes-proxy"
     }
 
-    fn see(&mut self, _: &View, seen: &Observation) -> Check {
-        self.trouble.see(seen, |action| {
+    fn check_observation(&mut self, _: &View, observation: &Observation) -> CheckResult {
+        self.unexpected.observe(observation, |action| {
             changes_content(action)
-                || restarted(action).is_some_and(|(host, _)| own_cluster(host).is_some())
+                || restarted_host(action).is_some_and(|(host, _)| agent_cluster(host).is_some())
         });
-        if let Event::Answered { host, cluster, .. } = &seen.event
-            && own_cluster(host).is_some()
+        if let Event::Responded { host, cluster, .. } = &observation.event
+            && agent_cluster(host).is_some()
         {
-            self.acted.insert(cluster.clone(), seen.at);
+            self.last_activity.insert(cluster.clone(), observation.at);
         }
-        if let Some(action) = action_of(seen)
-            && let Some((host, FOREVER)) = restarted(&action)
+        if let Some(action) = reported_action(observation)
+            && let Some((host, FOREVER)) = restarted_host(&action)
         {
-            self.lost.extend(own_cluster(host).map(str::to_owned));
+            self.lost_agents
+                .extend(agent_cluster(host).map(str::to_owned));
         }
         Ok(())
     }
 
-    fn wrote(&mut self, view: &View, by: &Writer<'_>) -> Check {
-        let (key, after) = (&by.change.key, by.change.after.as_deref());
-        let takes = key.resource == "leases"
+    fn check_write(&mut self, view: &View, write: &AttributedWrite<'_>) -> CheckResult {
+        let (key, after) = (&write.change.key, write.change.after.as_deref());
+        let hub_takes_over = key.resource == "leases"
             && key.name == MEMBER_LEASE
             && after.is_some_and(|after| holder(after).starts_with("hub/"))
-            && by
+            && write
                 .change
                 .before
                 .as_deref()
                 .is_none_or(|before| !holder(before).starts_with("hub/"));
-        if !takes || view.phase < Phase::Chaos || !self.trouble.is_over(view.now) {
+        if !hub_takes_over || view.phase < Phase::Chaos || !self.unexpected.is_over(view.now) {
             return Ok(());
         }
-        let acted = self.acted.get(by.cluster);
-        ensure(acted.is_none_or(|at| view.now - at >= GRACE), || {
-            format!(
-                "{} takes {} from an agent that has just acted",
-                by.host, by.cluster
-            )
-        })
+        let last_activity = self.last_activity.get(write.cluster);
+        ensure(
+            last_activity.is_none_or(|at| view.now - at >= AGENT_GRACE),
+            || {
+                format!(
+                    "{} takes {} from an agent that has just acted",
+                    write.host, write.cluster
+                )
+            },
+        )
     }
 
-    fn quiet(&mut self, view: &View) -> Check {
+    fn check_converged(&mut self, view: &View) -> CheckResult {
         for edge in &view.settings.edges {
             if edge.access != Access::Both || !view.must_converge(&edge.name) {
                 continue;
             }
-            let by = match self.lost.contains(&edge.name) {
+            let holder_prefix = match self.lost_agents.contains(&edge.name) {
                 true => "hub/",
                 false => "agent/",
             };
             let renewal = view.renewal(&edge.name, MEMBER_LEASE);
-            let right = renewal.is_some_and(|renewal| renewal.holder.starts_with(by));
-            ensure(right, || {
-                format!("not {by} but {renewal:?} acts on {}", edge.name)
+            let is_expected_holder =
+                renewal.is_some_and(|renewal| renewal.holder.starts_with(holder_prefix));
+            ensure(is_expected_holder, || {
+                format!("not {holder_prefix} but {renewal:?} acts on {}", edge.name)
             })?;
         }
         Ok(())
@@ -229,7 +236,7 @@ impl Oracle for AgentPrecedes {
 }
 
 /// The host whose program ends and starts again, and the time that it is away.
-fn restarted(action: &Action) -> Option<(&str, Millis)> {
+fn restarted_host(action: &Action) -> Option<(&str, Millis)> {
     match action {
         Action::Crash {
             host,
@@ -242,47 +249,48 @@ fn restarted(action: &Action) -> Option<(&str, Millis)> {
 
 /// Helm runs to its end, whatever happens to the home cluster and to other hosts.
 #[derive(Debug, Default)]
-struct HelmCompletes {
+struct HelmRunsToItsEnd {
     /// The last cause for a process to end its Helm runs, by its host.
-    trouble: BTreeMap<String, Trouble>,
-    /// Times of the last SIGTERM.
-    stopped: BTreeMap<String, Millis>,
+    unexpected: BTreeMap<String, UnexpectedAction>,
+    /// Times of the last SIGTERM, by host.
+    sigterms: BTreeMap<String, Millis>,
 }
 
-impl Oracle for HelmCompletes {
+impl Oracle for HelmRunsToItsEnd {
     fn name(&self) -> &'static str {
         "helm-runs-to-its-end"
     }
 
-    fn see(&mut self, view: &View, seen: &Observation) -> Check {
+    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
         for host in view.settings.hosts() {
-            let trouble = self.trouble.entry(host.clone()).or_default();
-            trouble.see(seen, |action| spares(action, &host));
+            let unexpected = self.unexpected.entry(host.clone()).or_default();
+            unexpected.observe(observation, |action| leaves_helm_running(action, &host));
         }
-        if let Some(Action::Stop { host, .. }) = action_of(seen) {
-            self.stopped.insert(host, seen.at);
+        if let Some(Action::Stop { host, .. }) = reported_action(observation) {
+            self.sigterms.insert(host, observation.at);
         }
-        let Event::HelmEnded { host, how, .. } = &seen.event else {
+        let Event::HelmEnded { host, end, .. } = &observation.event else {
             return Ok(());
         };
-        let ended = match how {
+        let was_interrupted = match end {
             HelmEnd::Killed => true,
             HelmEnd::Exited { code, stderr } => *code != 0 && stderr.contains("context canceled"),
         };
-        let calm = self
-            .trouble
+        let is_calm = self
+            .unexpected
             .get(host)
-            .is_some_and(|trouble| trouble.is_over(seen.at));
-        let mut stopped = self.stopped.get(host).into_iter();
-        let drained = stopped.any(|at| seen.at - at >= DRAINS && seen.at - at <= AFTERMATH);
-        ensure(!ended || !calm || drained, || {
-            format!("{host} ends its Helm without a cause: {how:?}")
+            .is_some_and(|unexpected| unexpected.is_over(observation.at));
+        let mut sigterms = self.sigterms.get(host).into_iter();
+        let was_drained = sigterms
+            .any(|at| observation.at - at >= DRAIN_TIME && observation.at - at <= AFTERMATH);
+        ensure(!was_interrupted || !is_calm || was_drained, || {
+            format!("{host} ends its Helm without a cause: {end:?}")
         })
     }
 }
 
 /// Whether the action gives this host no reason to end Helm.
-fn spares(action: &Action, host: &str) -> bool {
+fn leaves_helm_running(action: &Action, host: &str) -> bool {
     match action {
         Action::Server { cluster, .. }
         | Action::EndWatches { cluster }
@@ -292,8 +300,8 @@ fn spares(action: &Action, host: &str) -> bool {
             !ends.iter().any(|end| *end == host) || !ends.iter().any(|end| end.starts_with("edge-"))
         }
         Action::Crash { host: other, .. } | Action::Freeze { host: other, .. } => other != host,
-        Action::Tenant { what, .. } => matches!(
-            what,
+        Action::Tenant { action, .. } => matches!(
+            action,
             TenantAction::Create { .. } | TenantAction::Edit { .. }
         ),
         Action::Stop { .. } | Action::Values { .. } | Action::RotateCa => true,
@@ -303,46 +311,50 @@ fn spares(action: &Action, host: &str) -> bool {
 
 /// A short outage of home changes neither the leader nor the connections of members.
 #[derive(Debug, Default)]
-struct OutageKeepsLeader {
-    trouble: Trouble,
+struct OutageChangesNoLeader {
+    unexpected: UnexpectedAction,
 }
 
-impl Oracle for OutageKeepsLeader {
+impl Oracle for OutageChangesNoLeader {
     fn name(&self) -> &'static str {
         "outage-changes-no-leader"
     }
 
-    fn see(&mut self, view: &View, seen: &Observation) -> Check {
-        self.trouble.see(seen, |action| {
+    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
+        self.unexpected.observe(observation, |action| {
             changes_content(action) || is_short_outage(action)
         });
-        let calm =
-            self.trouble.is_over(seen.at) && view.phase >= Phase::Chaos && view.excused.is_none();
-        let Some((HOME, change, before, after)) = replaced(seen).filter(|_| calm) else {
+        let is_calm = self.unexpected.is_over(observation.at)
+            && view.phase >= Phase::Chaos
+            && view.separated_member.is_none();
+        let Some((HOME, change, before, after)) = object_update(observation).filter(|_| is_calm)
+        else {
             return Ok(());
         };
         let key = &change.key;
-        let epoch = key.name == EPOCH_CONFIG_MAP && is_krypton(&change.by);
-        ensure(!epoch, || "a hub takes a new epoch".to_owned())?;
-        let connected = |object| condition(object, "Connected").map(|(status, _)| status);
-        let lost = key.resource == "edgeclusters"
-            && connected(before) == Some("True")
-            && connected(after) != Some("True");
-        ensure(!lost, || format!("{} is no longer connected", key.name))
+        let takes_epoch = key.name == EPOCH_CONFIG_MAP && is_krypton(&change.by);
+        ensure(!takes_epoch, || "a hub takes a new epoch".to_owned())?;
+        let connected_status = |object| condition(object, "Connected").map(|(status, _)| status);
+        let is_disconnected = key.resource == "edgeclusters"
+            && connected_status(before) == Some("True")
+            && connected_status(after) != Some("True");
+        ensure(!is_disconnected, || {
+            format!("{} is no longer connected", key.name)
+        })
     }
 }
 
 fn is_short_outage(action: &Action) -> bool {
-    let short = action.length().is_some_and(|length| length <= SHORT);
-    matches!(action, Action::Server { cluster, .. } if cluster == HOME) && short
+    let is_short = action.length().is_some_and(|length| length <= SHORT_OUTAGE);
+    matches!(action, Action::Server { cluster, .. } if cluster == HOME) && is_short
 }
 
 /// Processes that restart in an idle fleet neither run Helm nor write Tenants, releases or events of Tenants.
 #[derive(Debug, Default)]
 struct RestartChangesNothing {
-    trouble: Trouble,
+    unexpected: UnexpectedAction,
     /// Whether only restarts have happened since the fleet was idle.
-    idle: bool,
+    is_idle: bool,
 }
 
 impl Oracle for RestartChangesNothing {
@@ -350,36 +362,40 @@ impl Oracle for RestartChangesNothing {
         "restart-changes-nothing"
     }
 
-    fn see(&mut self, view: &View, seen: &Observation) -> Check {
-        let restarts = |action: &Action| restarted(action).is_some();
-        if action_of(seen).is_some_and(|action| restarts(&action)) {
-            self.idle |= self.trouble.is_over(seen.at);
+    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
+        let is_restart = |action: &Action| restarted_host(action).is_some();
+        if reported_action(observation).is_some_and(|action| is_restart(&action)) {
+            self.is_idle |= self.unexpected.is_over(observation.at);
         }
         if self
-            .trouble
-            .see(seen, |action| self.idle && restarts(action))
+            .unexpected
+            .observe(observation, |action| self.is_idle && is_restart(action))
         {
-            self.idle = false;
+            self.is_idle = false;
         }
-        if !self.idle || view.upgrades_fail() || view.excused.is_some() || view.any_damaged() {
+        if !self.is_idle
+            || view.upgrades_fail()
+            || view.separated_member.is_some()
+            || view.any_workload_missing()
+        {
             return Ok(());
         }
-        if let Some(run) = started(view, seen) {
+        if let Some(run) = started_run(view, observation) {
             return Err(format!(
                 "{} runs helm {} for {}",
                 run.host, run.verb, run.release
             ));
         }
-        let Event::Change { cluster, change } = &seen.event else {
+        let Event::Change { cluster, change } = &observation.event else {
             return Ok(());
         };
-        let of_tenant = change.key.resource == "events"
+        let is_tenant_event = change.key.resource == "events"
             && change
                 .after
                 .as_deref()
                 .is_some_and(|event| text(event, "/involvedObject/kind") == "Tenant");
-        let kept = change.key.resource == "tenants" || of_tenant;
-        ensure(!kept || !is_product(&change.by), || {
+        let must_stay = change.key.resource == "tenants" || is_tenant_event;
+        ensure(!must_stay || !is_product(&change.by), || {
             format!("{} writes {} on {cluster}", change.by, change.key.name)
         })
     }
@@ -389,22 +405,25 @@ impl Oracle for RestartChangesNothing {
 mod tests {
     use serde_json::json;
 
-    use super::super::story::{Story, config_map, edge_cluster, lease, tenant};
+    use super::super::story::{History, config_map, edge_cluster, lease, tenant};
     use super::*;
 
     const AGENT: &str = "agent-edge-1";
     const RELEASE: &str = "tenant-t0-edge-1";
 
     /// A fleet without faults for some time.
-    fn calm() -> Story {
-        let mut story = Story::new();
-        story.wait(AFTERMATH + 1).enter(Phase::Chaos).renew();
-        story
+    fn calm() -> History {
+        let mut history = History::new();
+        history
+            .wait(AFTERMATH + 1)
+            .enter_phase(Phase::Chaos)
+            .renew_leases();
+        history
     }
 
     fn stopped(in_time: bool) -> Event {
         let host = AGENT.to_owned();
-        Event::Stopped { host, in_time }
+        Event::ProcessStopped { host, in_time }
     }
 
     #[test]
@@ -414,12 +433,12 @@ mod tests {
             ("", false, Some("stopped-process-ends")),
             ("agent/a/1", true, Some("stopped-process-ends")),
         ] {
-            let mut story = calm();
-            story
+            let mut history = calm();
+            history
                 .fault("stop agent-edge-1 for 9.000")
                 .put(AGENT, "edge-1", lease(MEMBER_LEASE, holder))
-                .see(stopped(in_time));
-            assert_eq!(story.violated(), oracle, "{holder} {in_time}");
+                .observe(stopped(in_time));
+            assert_eq!(history.violated_oracle(), oracle, "{holder} {in_time}");
         }
     }
 
@@ -429,40 +448,46 @@ mod tests {
             ("", None),
             ("hub/hub-0/1", Some("stopping-leader-hands-over")),
         ] {
-            let mut story = calm();
-            story
+            let mut history = calm();
+            history
                 .fault("stop hub-0 for 9.000")
                 .put("hub-0", "home", lease(HUB_LEASE, holder))
-                .wait(HANDS_OVER + 1)
-                .answered("hub-0", "home", "GET", "/version", 200);
-            assert_eq!(story.violated(), oracle, "{holder}");
+                .wait(HANDOVER_TIME + 1)
+                .respond("hub-0", "home", "GET", "/version", 200);
+            assert_eq!(history.violated_oracle(), oracle, "{holder}");
         }
     }
 
     #[test]
     fn hub_that_precedes_an_agent_is_found() {
-        for (pause, oracle) in [(GRACE, None), (GRACE - 1, Some("agent-precedes-proxy"))] {
-            let mut story = Story::of("edges edge-1:both");
-            story.wait(AFTERMATH + 1).enter(Phase::Chaos).renew();
-            story
+        for (pause, oracle) in [
+            (AGENT_GRACE, None),
+            (AGENT_GRACE - 1, Some("agent-precedes-proxy")),
+        ] {
+            let mut history = History::from_plan("edges edge-1:both");
+            history
+                .wait(AFTERMATH + 1)
+                .enter_phase(Phase::Chaos)
+                .renew_leases();
+            history
                 .fault("crash agent-edge-1 restart 99.000")
                 .put(AGENT, "edge-1", lease(MEMBER_LEASE, ""))
                 .wait(pause)
                 .put("hub-0", "edge-1", lease(MEMBER_LEASE, "hub/hub-0/1/edge-1"));
-            assert_eq!(story.violated(), oracle, "{pause}");
+            assert_eq!(history.violated_oracle(), oracle, "{pause}");
         }
     }
 
     #[test]
     fn hub_that_does_not_yield_is_found() {
         for (holder, right) in [("agent/a/1", true), ("hub/hub-0/1/edge-1", false)] {
-            let mut story = Story::of("hubs 1\nedges edge-1:both");
-            story.put("hub-0", "home", edge_cluster("edge-1")).put(
+            let mut history = History::from_plan("hubs 1\nedges edge-1:both");
+            history.put("hub-0", "home", edge_cluster("edge-1")).put(
                 AGENT,
                 "edge-1",
                 lease(MEMBER_LEASE, holder),
             );
-            let check = AgentPrecedes::default().quiet(story.view());
+            let check = AgentPrecedesProxy::default().check_converged(history.view());
             assert_eq!(check.is_ok(), right, "{holder}");
         }
     }
@@ -470,27 +495,27 @@ mod tests {
     #[test]
     fn end_of_helm_without_a_cause_is_found() {
         let killed = |fault: &str, pause: Millis| {
-            let mut story = calm();
-            story
+            let mut history = calm();
+            history
                 .put("people", "edge-1", tenant())
-                .renew()
-                .helm(1, AGENT, "upgrade", RELEASE)
+                .renew_leases()
+                .start_helm(1, AGENT, "upgrade", RELEASE)
                 .fault(fault)
                 .wait(pause)
-                .see(Event::HelmEnded {
+                .observe(Event::HelmEnded {
                     run: 1,
                     host: AGENT.to_owned(),
-                    how: HelmEnd::Killed,
+                    end: HelmEnd::Killed,
                 });
-            story.violated().map(str::to_owned)
+            history.violated_oracle().map(str::to_owned)
         };
-        let found = Some("helm-runs-to-its-end".to_owned());
+        let violated = Some("helm-runs-to-its-end".to_owned());
         for (fault, pause, oracle) in [
             ("crash agent-edge-1 restart 9.000", 0, None),
-            ("stop agent-edge-1 for 9.000", DRAINS, None),
-            ("stop agent-edge-1 for 9.000", 1_000, found.clone()),
-            ("server home down for 99.000", 1_000, found.clone()),
-            ("stop hub-0 for 9.000", 1_000, found),
+            ("stop agent-edge-1 for 9.000", DRAIN_TIME, None),
+            ("stop agent-edge-1 for 9.000", 1_000, violated.clone()),
+            ("server home down for 99.000", 1_000, violated.clone()),
+            ("stop hub-0 for 9.000", 1_000, violated),
         ] {
             assert_eq!(killed(fault, pause), oracle, "{fault}");
         }
@@ -507,27 +532,29 @@ mod tests {
                 map["data"] = json!({"epoch": epoch});
                 map
             };
-            let mut story = calm();
-            story
+            let mut history = calm();
+            history
                 .put("hub-0", "home", with("1"))
                 .fault(&format!("server home down for {length}"))
                 .put("hub-0", "home", with("2"));
-            assert_eq!(story.violated(), oracle, "{length}");
+            assert_eq!(history.violated_oracle(), oracle, "{length}");
         }
     }
 
     #[test]
     fn work_after_restart_is_found() {
         for (edited, oracle) in [(true, None), (false, Some("restart-changes-nothing"))] {
-            let mut story = calm();
-            story
+            let mut history = calm();
+            history
                 .put("people", "edge-1", tenant())
                 .fault("stop agent-edge-1 for 9.000");
             if edited {
-                story.fault("tenant edge-1/t0 edit 1");
+                history.fault("tenant edge-1/t0 edit 1");
             }
-            story.renew().helm(1, AGENT, "upgrade", RELEASE);
-            assert_eq!(story.violated(), oracle, "{edited}");
+            history
+                .renew_leases()
+                .start_helm(1, AGENT, "upgrade", RELEASE);
+            assert_eq!(history.violated_oracle(), oracle, "{edited}");
         }
     }
 
@@ -540,12 +567,12 @@ mod tests {
             let mut event = config_map("tenants", "t0.1");
             event["kind"] = json!("Event");
             event["involvedObject"] = json!({"kind": kind});
-            let mut story = calm();
-            story
+            let mut history = calm();
+            history
                 .put("people", "edge-1", tenant())
                 .fault("stop agent-edge-1 for 9.000")
                 .put(AGENT, "edge-1", event);
-            assert_eq!(story.violated(), oracle, "{kind}");
+            assert_eq!(history.violated_oracle(), oracle, "{kind}");
         }
     }
 }

@@ -1,32 +1,34 @@
-//! What the home cluster shows of a member that is lost for good.
+//! The state that the home cluster shows of a member that is permanently lost.
 
 use krypton_types::names::GROUP;
 
 use super::view::condition;
-use super::{Check, Oracle, View, ensure, stateless};
+use super::{CheckResult, Oracle, View, ensure, stateless};
 use crate::plan::HOME;
 
-pub(super) fn all() -> Vec<Box<dyn Oracle>> {
-    vec![Box::new(SeparatedIsReported)]
+pub(super) fn invariants() -> Vec<Box<dyn Oracle>> {
+    vec![Box::new(SeparatedMemberIsReported)]
 }
 
 stateless! {
-    /// Home reports a member whose API server is lost for good, and no Tenant as ready there.
-    SeparatedIsReported, "separated-member-is-reported",
-    fn quiet(&mut self, view: &View) -> Check {
-        let Some(name) = view.excused.as_deref() else {
+    /// Home reports a member whose API server is permanently lost, and no Tenant as ready there.
+    SeparatedMemberIsReported, "separated-member-is-reported",
+    fn check_converged(&mut self, view: &View) -> CheckResult {
+        let Some(name) = view.separated_member.as_deref() else {
             return Ok(());
         };
         let connected = view.edge_cluster(name).and_then(|member| condition(member, "Connected"));
         ensure(connected.is_none_or(|(status, _)| status != "True"), || {
             format!("{name} is lost, and shown as {connected:?}")
         })?;
-        for (key, tenant) in view.all(HOME, GROUP, "tenants") {
-            let there = condition(tenant, &format!("ClusterReady/{name}"));
-            let status = there.map(|(status, _)| status);
-            let all = condition(tenant, "Ready").map(|(status, _)| status);
-            let right = status.is_none() || status == Some("Unknown") && all != Some("True");
-            ensure(right, || format!("{} is {all:?}, on the lost {name} {there:?}", key.name))?;
+        for (key, tenant) in view.objects(HOME, GROUP, "tenants") {
+            let member_condition = condition(tenant, &format!("ClusterReady/{name}"));
+            let status = member_condition.map(|(status, _)| status);
+            let ready = condition(tenant, "Ready").map(|(status, _)| status);
+            let is_correct = status.is_none() || status == Some("Unknown") && ready != Some("True");
+            ensure(is_correct, || {
+                format!("{} is {ready:?}, on the lost {name} {member_condition:?}", key.name)
+            })?;
         }
         Ok(())
     }
@@ -36,18 +38,25 @@ stateless! {
 mod tests {
     use serde_json::json;
 
-    use super::super::story::{Story, edge_cluster};
+    use super::super::story::{History, edge_cluster};
     use super::*;
 
     #[test]
     fn lost_member_shown_as_connected_is_found() {
-        let there = |status: &str| json!([{"type": "Connected", "status": status, "reason": "R"}]);
+        let conditions =
+            |status: &str| json!([{"type": "Connected", "status": status, "reason": "R"}]);
         for (status, right) in [("False", true), ("True", false)] {
             let mut member = edge_cluster("edge-1");
-            member["status"]["conditions"] = there(status);
-            let mut story = Story::of("edges edge-1:agent\n1.000 server edge-1 down for ever");
-            story.put("hub-0", "home", member);
-            assert_eq!(SeparatedIsReported.quiet(story.view()).is_ok(), right);
+            member["status"]["conditions"] = conditions(status);
+            let mut history =
+                History::from_plan("edges edge-1:agent\n1.000 server edge-1 down for ever");
+            history.put("hub-0", "home", member);
+            assert_eq!(
+                SeparatedMemberIsReported
+                    .check_converged(history.view())
+                    .is_ok(),
+                right
+            );
         }
     }
 }

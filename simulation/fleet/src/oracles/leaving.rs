@@ -6,39 +6,41 @@ use krypton_helm::releases::labels::OWNER_UID_LABEL;
 use krypton_types::names::{GROUP, ORPHAN_ANNOTATION, UNINSTALL_FINALIZER};
 use serde_json::Value;
 
-use super::releases::started;
-use super::view::{annotation, has_finalizer, is_deleted, is_product, label, let_go, text};
-use super::{Check, Oracle, View, ensure, stateless};
-use crate::faults::{PEOPLE, REBUILD};
+use super::releases::started_run;
+use super::view::{
+    annotation, finalizer_removal, has_finalizer, is_product, is_terminating, label, text,
+};
+use super::{CheckResult, Oracle, View, ensure, stateless};
+use crate::faults::{PEOPLE, REBUILD_WRITER};
 use crate::observe::{Event, Observation};
-use crate::plan::{Action, ELSEWHERE, HOME, MemberAction, SYSTEM, Settings};
+use crate::plan::{Action, HOME, MemberAction, SYSTEM_NAMESPACE, Settings, UNTRUSTED_NAMESPACE};
 
-pub(super) fn all() -> Vec<Box<dyn Oracle>> {
+pub(super) fn invariants() -> Vec<Box<dyn Oracle>> {
     vec![
-        Box::new(RetiredGo),
-        Box::new(ReleasesGoFirst),
-        Box::new(DismissedStayAway::default()),
-        Box::new(RebuiltRest::default()),
+        Box::new(RetiredMembersGo),
+        Box::new(ReleasesPrecedeMember),
+        Box::new(DismissedMemberStaysAway::default()),
+        Box::new(RebuiltClusterRests::default()),
     ]
 }
 
-fn uninstalls(member: &Value) -> bool {
+fn must_uninstall(member: &Value) -> bool {
     has_finalizer(member, UNINSTALL_FINALIZER)
-        && is_deleted(member)
+        && is_terminating(member)
         && annotation(member, ORPHAN_ANNOTATION) != Some("true")
 }
 
 stateless! {
-    /// A member that leaves with its releases goes, unless it is paused.
-    RetiredGo, "retired-members-go",
-    fn quiet(&mut self, view: &View) -> Check {
-        for (key, member) in view.all(HOME, GROUP, "edgeclusters") {
+    /// A member that leaves with its releases is deleted, unless it is paused.
+    RetiredMembersGo, "retired-members-go",
+    fn check_converged(&mut self, view: &View) -> CheckResult {
+        for (key, member) in view.objects(HOME, GROUP, "edgeclusters") {
             let paused = member.pointer("/spec/paused") == Some(&Value::Bool(true));
             let banned = member.pointer("/spec/banned") == Some(&Value::Bool(true));
-            let separated = view.excused.as_deref() == Some(&key.name) || view.ever_restored();
-            let held = paused || banned || separated || view.upgrades_fail();
-            let stays = is_deleted(member) && (!uninstalls(member) || !held);
-            ensure(!stays, || format!("EdgeCluster {} stays", key.name))?;
+            let separated = view.separated_member.as_deref() == Some(&key.name) || view.ever_restored();
+            let may_stay = paused || banned || separated || view.upgrades_fail();
+            let is_stuck = is_terminating(member) && (!must_uninstall(member) || !may_stay);
+            ensure(!is_stuck, || format!("EdgeCluster {} stays", key.name))?;
         }
         Ok(())
     }
@@ -46,27 +48,27 @@ stateless! {
 
 stateless! {
     /// The hub lets a member go that leaves with its releases only after they are gone.
-    ReleasesGoFirst, "releases-precede-member",
-    fn see(&mut self, view: &View, seen: &Observation) -> Check {
-        let Some((cluster, change, before)) = let_go(seen, UNINSTALL_FINALIZER) else {
+    ReleasesPrecedeMember, "releases-precede-member",
+    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
+        let Some((cluster, change, before)) = finalizer_removal(observation, UNINSTALL_FINALIZER) else {
             return Ok(());
         };
         if cluster != HOME
             || change.key.resource != "edgeclusters"
-            || !uninstalls(before)
+            || !must_uninstall(before)
             || text(before, "/spec/deletionPolicy") != "Uninstall"
             || view.ever_restored()
             || !view.has_crd(HOME, &format!("edgeclusters.{GROUP}"))
         {
             return Ok(());
         }
-        let cluster = Settings::cluster(&change.key.name);
-        for (_, tenant) in view.all(cluster, GROUP, "tenants") {
+        let cluster = Settings::cluster_for(&change.key.name);
+        for (_, tenant) in view.objects(cluster, GROUP, "tenants") {
             let uid = text(tenant, "/metadata/uid");
-            let orphan = annotation(tenant, ORPHAN_ANNOTATION) == Some("true");
-            let mut secrets = view.all(cluster, "", "secrets");
-            let left = secrets.any(|(_, secret)| label(secret, OWNER_UID_LABEL) == Some(uid));
-            ensure(orphan || !left, || {
+            let is_orphan = annotation(tenant, ORPHAN_ANNOTATION) == Some("true");
+            let mut secrets = view.objects(cluster, "", "secrets");
+            let has_release = secrets.any(|(_, secret)| label(secret, OWNER_UID_LABEL) == Some(uid));
+            ensure(is_orphan || !has_release, || {
                 let name = text(tenant, "/metadata/name");
                 format!("{cluster} leaves before the release of {name}")
             })?;
@@ -77,43 +79,43 @@ stateless! {
 
 /// A member whose EdgeCluster people have deleted returns only after they have changed its Secret or invited its agent.
 #[derive(Debug, Default)]
-struct DismissedStayAway {
+struct DismissedMemberStaysAway {
     dismissed: BTreeSet<String>,
 }
 
-impl Oracle for DismissedStayAway {
+impl Oracle for DismissedMemberStaysAway {
     fn name(&self) -> &'static str {
         "dismissed-member-stays-away"
     }
 
-    fn see(&mut self, view: &View, seen: &Observation) -> Check {
-        if let Event::Fault { text } = &seen.event
+    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
+        if let Event::Fault { text } = &observation.event
             && let Ok(Action::Member {
                 member,
-                what: MemberAction::Rejoin,
+                action: MemberAction::Rejoin,
             }) = text.parse()
         {
             self.dismissed.remove(&member);
         }
-        let Event::Change { cluster, change } = &seen.event else {
+        let Event::Change { cluster, change } = &observation.event else {
             return Ok(());
         };
         let key = &change.key;
         if cluster != HOME || view.ever_restored() {
             return Ok(());
         }
-        let secret =
-            key.resource == "secrets" && [SYSTEM, ELSEWHERE].contains(&key.namespace.as_str());
-        let member = key.resource == "edgeclusters";
-        let gone = change.after.as_deref().is_none_or(is_deleted);
-        let known = view.has_crd(HOME, &format!("edgeclusters.{GROUP}"));
-        if change.by == PEOPLE && (secret || member && !gone) {
+        let is_source_secret = key.resource == "secrets"
+            && [SYSTEM_NAMESPACE, UNTRUSTED_NAMESPACE].contains(&key.namespace.as_str());
+        let is_member = key.resource == "edgeclusters";
+        let is_gone = change.after.as_deref().is_none_or(is_terminating);
+        let crd_exists = view.has_crd(HOME, &format!("edgeclusters.{GROUP}"));
+        if change.by == PEOPLE && (is_source_secret || is_member && !is_gone) {
             self.dismissed.remove(&key.name);
-        } else if change.by == PEOPLE && member && known {
+        } else if change.by == PEOPLE && is_member && crd_exists {
             self.dismissed.insert(key.name.clone());
         }
-        let returns = is_product(&change.by) && member && change.before.is_none();
-        ensure(!returns || !self.dismissed.contains(&key.name), || {
+        let is_return = is_product(&change.by) && is_member && change.before.is_none();
+        ensure(!is_return || !self.dismissed.contains(&key.name), || {
             format!("{} lets {} return", change.by, key.name)
         })
     }
@@ -121,26 +123,26 @@ impl Oracle for DismissedStayAway {
 
 /// No process acts on a cluster that was built again until people have replaced its EdgeCluster.
 #[derive(Debug, Default)]
-struct RebuiltRest {
+struct RebuiltClusterRests {
     rebuilt: BTreeSet<String>,
 }
 
-impl Oracle for RebuiltRest {
+impl Oracle for RebuiltClusterRests {
     fn name(&self) -> &'static str {
         "rebuilt-cluster-rests"
     }
 
-    fn see(&mut self, view: &View, seen: &Observation) -> Check {
-        if let Event::Change { cluster, change } = &seen.event {
-            if change.by == REBUILD {
+    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
+        if let Event::Change { cluster, change } = &observation.event {
+            if change.by == REBUILD_WRITER {
                 self.rebuilt.insert(cluster.clone());
             }
-            let replaced = change.key.resource == "edgeclusters" && change.after.is_none();
-            if cluster == HOME && replaced {
-                self.rebuilt.remove(Settings::cluster(&change.key.name));
+            let is_member_deleted = change.key.resource == "edgeclusters" && change.after.is_none();
+            if cluster == HOME && is_member_deleted {
+                self.rebuilt.remove(Settings::cluster_for(&change.key.name));
             }
-            let acts = is_product(&change.by) && self.rebuilt.contains(cluster);
-            return ensure(!acts, || {
+            let is_acting = is_product(&change.by) && self.rebuilt.contains(cluster);
+            return ensure(!is_acting, || {
                 let key = &change.key;
                 format!(
                     "{} writes {} {} on {cluster}",
@@ -148,9 +150,9 @@ impl Oracle for RebuiltRest {
                 )
             });
         }
-        let run = started(view, seen).and_then(|run| run.cluster.as_ref());
-        let acts = run.is_some_and(|cluster| self.rebuilt.contains(cluster));
-        ensure(!acts, || {
+        let run = started_run(view, observation).and_then(|run| run.cluster.as_ref());
+        let is_acting = run.is_some_and(|cluster| self.rebuilt.contains(cluster));
+        ensure(!is_acting, || {
             format!("Helm runs on {run:?}, which was built again")
         })
     }
@@ -160,7 +162,9 @@ impl Oracle for RebuiltRest {
 mod tests {
     use serde_json::json;
 
-    use super::super::story::{Story, crd, deletion, edge_cluster, namespace, revision, tenant};
+    use super::super::story::{
+        History, deletion_patch, edge_cluster, namespace, revision, tenant, tenant_crd,
+    };
     use super::*;
 
     fn leaving() -> Value {
@@ -171,12 +175,12 @@ mod tests {
     }
 
     /// A fleet whose home has the CRD of EdgeClusters.
-    fn story() -> Story {
-        let mut members = crd();
+    fn history() -> History {
+        let mut members = tenant_crd();
         members["metadata"]["name"] = json!(format!("edgeclusters.{GROUP}"));
-        let mut story = Story::new();
-        story.renew().put("people", "home", members);
-        story
+        let mut history = History::new();
+        history.renew_leases().put("people", "home", members);
+        history
     }
 
     #[test]
@@ -184,14 +188,17 @@ mod tests {
         for (paused, broken) in [(true, false), (false, true)] {
             let mut member = leaving();
             member["spec"]["paused"] = json!(paused);
-            let mut story = story();
-            story.put("people", "home", member.clone()).patch(
+            let mut history = history();
+            history.put("people", "home", member.clone()).patch(
                 "people",
                 "home",
                 member,
-                &deletion(),
+                &deletion_patch(),
             );
-            assert_eq!(RetiredGo.quiet(story.view()).is_err(), broken);
+            assert_eq!(
+                RetiredMembersGo.check_converged(history.view()).is_err(),
+                broken
+            );
         }
     }
 
@@ -199,33 +206,33 @@ mod tests {
     fn member_that_goes_before_its_releases_is_found() {
         let release = revision("tenant-t0-edge-2", 1, "deployed");
         for (gone, oracle) in [(true, None), (false, Some("releases-precede-member"))] {
-            let mut story = story();
-            story
+            let mut history = history();
+            history
                 .put("people", "edge-2", tenant())
                 .put("people", "edge-2", release.clone())
                 .put("people", "home", leaving())
-                .patch("people", "home", leaving(), &deletion());
+                .patch("people", "home", leaving(), &deletion_patch());
             if gone {
-                story.delete("helm:hub-0", "edge-2", &release);
+                history.delete("helm:hub-0", "edge-2", &release);
             }
-            story.delete("hub-0", "home", &leaving());
-            assert_eq!(story.violated(), oracle);
+            history.delete("hub-0", "home", &leaving());
+            assert_eq!(history.violated_oracle(), oracle);
         }
     }
 
     #[test]
     fn member_that_returns_by_itself_is_found() {
         let member = edge_cluster("edge-1");
-        for (asked, oracle) in [(true, None), (false, Some("dismissed-member-stays-away"))] {
-            let mut story = story();
-            story
+        for (rejoins, oracle) in [(true, None), (false, Some("dismissed-member-stays-away"))] {
+            let mut history = history();
+            history
                 .put("hub-0", "home", member.clone())
                 .delete("people", "home", &member);
-            if asked {
-                story.fault("member edge-1 rejoin");
+            if rejoins {
+                history.fault("member edge-1 rejoin");
             }
-            story.put("hub-0", "home", member.clone());
-            assert_eq!(story.violated(), oracle);
+            history.put("hub-0", "home", member.clone());
+            assert_eq!(history.violated_oracle(), oracle);
         }
     }
 
@@ -233,17 +240,17 @@ mod tests {
     fn write_on_a_rebuilt_cluster_is_found() {
         let member = edge_cluster("edge-1");
         for (replaced, oracle) in [(true, None), (false, Some("rebuilt-cluster-rests"))] {
-            let mut story = story();
-            story.put("people", "home", member.clone()).put(
-                REBUILD,
+            let mut history = history();
+            history.put("people", "home", member.clone()).put(
+                REBUILD_WRITER,
                 "edge-1",
                 namespace("default", false),
             );
             if replaced {
-                story.delete("people", "home", &member);
+                history.delete("people", "home", &member);
             }
-            story.put("agent-edge-1", "edge-1", namespace("t0", true));
-            assert_eq!(story.violated(), oracle);
+            history.put("agent-edge-1", "edge-1", namespace("t0", true));
+            assert_eq!(history.violated_oracle(), oracle);
         }
     }
 }

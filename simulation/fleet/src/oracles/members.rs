@@ -6,54 +6,54 @@ use krypton_types::names::{
 };
 use serde_json::Value;
 
-use super::releases::started;
+use super::releases::started_run;
 use super::view::{
-    Owner, annotation, condition, is_deleted, is_product, krypton_key, label, let_go, replaced,
-    text,
+    ReleaseOwner, annotation, condition, finalizer_removal, is_product, is_terminating,
+    krypton_key, label, object_update, text,
 };
-use super::{Check, Oracle, View, ensure, stateless};
+use super::{CheckResult, Oracle, View, ensure, stateless};
 use crate::conductor::Millis;
-use crate::faults::RESTORE;
+use crate::faults::RESTORE_WRITER;
 use crate::observe::{Event, Observation};
-use crate::plan::{HOME, Settings, TENANTS, TWIN};
+use crate::plan::{HOME, Settings, TENANT_NAMESPACE, TWIN_SUFFIX};
 
 const RECOVERY: Millis = 120_000;
 /// A member that has existed this long has reported its Tenants.
-const KNOWN: Millis = 120_000;
+const REPORTING_TIME: Millis = 120_000;
 
-pub(super) fn all() -> Vec<Box<dyn Oracle>> {
+pub(super) fn invariants() -> Vec<Box<dyn Oracle>> {
     vec![
-        Box::new(OneMember),
+        Box::new(OneMemberPerCluster),
         Box::new(TwinRests),
-        Box::new(ClusterStays),
+        Box::new(ClusterUidStays),
         Box::new(SourceStays),
         Box::new(PlacementStays),
-        Box::new(PlacedByOrder),
-        Box::new(HomeWaits),
+        Box::new(PlacedTenantGoesByOrder),
+        Box::new(HomeWaitsForPlacedTenant),
         Box::new(MemberStaysInStatus),
-        Box::new(MoveInstallsFirst),
+        Box::new(MovedDeploymentInstallsFirst),
     ]
 }
 
-fn spot(object: &Value, pointer: &str) -> Option<String> {
+fn non_empty_text(object: &Value, pointer: &str) -> Option<String> {
     let text = text(object, pointer);
     (!text.is_empty()).then(|| text.to_owned())
 }
 
 stateless! {
     /// At most one member acts on one cluster.
-    OneMember, "one-member-per-cluster",
-    fn quiet(&mut self, view: &View) -> Check {
-        let mut seen: Vec<String> = Vec::new();
-        for (key, member) in view.all(HOME, GROUP, "edgeclusters") {
-            let acts = matches!(text(member, "/status/mode"), "agent" | "proxy");
-            let Some(uid) = spot(member, "/status/clusterUID").filter(|_| acts) else {
+    OneMemberPerCluster, "one-member-per-cluster",
+    fn check_converged(&mut self, view: &View) -> CheckResult {
+        let mut acting_clusters: Vec<String> = Vec::new();
+        for (key, member) in view.objects(HOME, GROUP, "edgeclusters") {
+            let is_acting = matches!(text(member, "/status/mode"), "agent" | "proxy");
+            let Some(uid) = non_empty_text(member, "/status/clusterUID").filter(|_| is_acting) else {
                 continue;
             };
-            if seen.contains(&uid) {
+            if acting_clusters.contains(&uid) {
                 return Err(format!("{} acts on cluster {uid}, too", key.name));
             }
-            seen.push(uid);
+            acting_clusters.push(uid);
         }
         Ok(())
     }
@@ -62,16 +62,18 @@ stateless! {
 stateless! {
     /// A second member of a cluster neither acts nor runs Helm.
     TwinRests, "twin-rests",
-    fn see(&mut self, view: &View, seen: &Observation) -> Check {
-        let twin = match &seen.event {
+    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
+        let twin = match &observation.event {
             Event::Change { change, .. } => {
                 let after = change.after.as_deref();
                 let mode = after.map(|after| text(after, "/status/mode"));
-                let acts = matches!(mode, Some("agent" | "proxy"));
-                let twin = change.key.resource == "edgeclusters" && change.key.name.ends_with(TWIN);
-                (twin && acts).then(|| change.key.name.clone())
+                let is_acting = matches!(mode, Some("agent" | "proxy"));
+                let is_twin = change.key.resource == "edgeclusters" && change.key.name.ends_with(TWIN_SUFFIX);
+                (is_twin && is_acting).then(|| change.key.name.clone())
             }
-            _ => started(view, seen).map(|run| run.release.clone()).filter(|name| name.ends_with(TWIN)),
+            _ => started_run(view, observation)
+                .map(|run| run.release.clone())
+                .filter(|name| name.ends_with(TWIN_SUFFIX)),
         };
         ensure(twin.is_none(), || format!("{} acts", twin.unwrap_or_default()))
     }
@@ -79,34 +81,37 @@ stateless! {
 
 stateless! {
     /// The hub never changes the cluster UID of an EdgeCluster.
-    ClusterStays, "cluster-uid-stays",
-    fn see(&mut self, _: &View, seen: &Observation) -> Check {
-        kept(seen, "edgeclusters", "/status/clusterUID")
+    ClusterUidStays, "cluster-uid-stays",
+    fn check_observation(&mut self, _: &View, observation: &Observation) -> CheckResult {
+        ensure_not_replaced(observation, "edgeclusters", "/status/clusterUID")
     }
 }
 
 stateless! {
     /// The hub never changes the cluster on which it has placed a Tenant.
     PlacementStays, "placement-stays",
-    fn see(&mut self, view: &View, seen: &Observation) -> Check {
+    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
         match view.restored_within(HOME, RECOVERY) {
             true => Ok(()),
-            false => kept(seen, "tenants", "/status/placement/clusterUid"),
+            false => ensure_not_replaced(observation, "tenants", "/status/placement/clusterUid"),
         }
     }
 }
 
-/// Fails if a product process replaces the text at the pointer.
-fn kept(seen: &Observation, resource: &str, pointer: &str) -> Check {
-    let Some((_, change, before, after)) = replaced(seen) else {
+/// Fails if a change replaces the text at the pointer.
+fn ensure_not_replaced(observation: &Observation, resource: &str, pointer: &str) -> CheckResult {
+    let Some((_, change, before, after)) = object_update(observation) else {
         return Ok(());
     };
-    if change.key.resource != resource || change.by == RESTORE {
+    if change.key.resource != resource || change.by == RESTORE_WRITER {
         return Ok(());
     }
-    let (before, after) = (spot(before, pointer), spot(after, pointer));
-    let replaced = before.is_some() && after.is_some() && before != after;
-    ensure(!replaced, || {
+    let (before, after) = (
+        non_empty_text(before, pointer),
+        non_empty_text(after, pointer),
+    );
+    let is_replaced = before.is_some() && after.is_some() && before != after;
+    ensure(!is_replaced, || {
         format!(
             "{pointer} of {} goes from {before:?} to {after:?}",
             change.key.name
@@ -116,27 +121,27 @@ fn kept(seen: &Observation, resource: &str, pointer: &str) -> Check {
 
 stateless! {
     /// Krypton deletes a placed Tenant only if people have deleted the Tenant on the home cluster or its member.
-    PlacedByOrder, "placed-tenant-goes-by-order",
-    fn see(&mut self, view: &View, seen: &Observation) -> Check {
-        let Event::Change { cluster, change } = &seen.event else {
+    PlacedTenantGoesByOrder, "placed-tenant-goes-by-order",
+    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
+        let Event::Change { cluster, change } = &observation.event else {
             return Ok(());
         };
         let Some(before) = change.before.as_deref() else {
             return Ok(());
         };
-        let begins = !is_deleted(before) && change.after.as_deref().is_none_or(is_deleted);
-        let placed = change.key.resource == "tenants"
+        let starts_deletion = !is_terminating(before) && change.after.as_deref().is_none_or(is_terminating);
+        let is_placed = change.key.resource == "tenants"
             && label(before, MANAGED_BY_LABEL) == Some(MANAGED_BY_HUB)
             && annotation(before, HOME_UID_ANNOTATION).is_some();
-        if !placed || !begins || !is_product(&change.by) || view.is_retiring(cluster) {
+        if !is_placed || !starts_deletion || !is_product(&change.by) || view.is_decommissioning(cluster) {
             return Ok(());
         }
         // The order can concern a previous Tenant of this name.
         let uid = annotation(before, HOME_UID_ANNOTATION);
-        let current = view
+        let is_current = view
             .tenant(HOME, &change.key.name)
             .is_some_and(|tenant| Some(text(tenant, "/metadata/uid")) == uid);
-        ensure(!current || !view.wants_tenant(HOME, &change.key.name), || {
+        ensure(!is_current || !view.wants_tenant(HOME, &change.key.name), || {
             format!("{} deletes the placed {} on {cluster}", change.by, change.key.name)
         })
     }
@@ -144,9 +149,9 @@ stateless! {
 
 stateless! {
     /// The hub releases a deleted Tenant on the home cluster only after its copy on the member is gone.
-    HomeWaits, "home-waits-for-placed-tenant",
-    fn see(&mut self, view: &View, seen: &Observation) -> Check {
-        let Some((cluster, change, before)) = let_go(seen, PLACED_FINALIZER) else {
+    HomeWaitsForPlacedTenant, "home-waits-for-placed-tenant",
+    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
+        let Some((cluster, change, before)) = finalizer_removal(observation, PLACED_FINALIZER) else {
             return Ok(());
         };
         if cluster != HOME
@@ -161,18 +166,18 @@ stateless! {
             return Ok(());
         };
         let recorded = text(before, "/status/placement/clusterUid");
-        let found = view.edge_cluster(member).map_or("", |member| text(member, "/status/clusterUID"));
-        ensure(recorded.is_empty() || found.is_empty() || recorded == found, || {
+        let actual = view.edge_cluster(member).map_or("", |member| text(member, "/status/clusterUID"));
+        ensure(recorded.is_empty() || actual.is_empty() || recorded == actual, || {
             format!("home releases {} without the cluster {recorded}", change.key.name)
         })?;
         let uid = text(before, "/metadata/uid");
-        let target = Settings::cluster(member);
+        let target = Settings::cluster_for(member);
         let copy = view.tenant(target, &change.key.name).filter(|copy| {
             annotation(copy, HOME_UID_ANNOTATION) == Some(uid)
         });
         // Krypton keeps the Tenants of a member that left, or whose CRD is gone.
-        let stays = view.edge_cluster(member).is_none() || !view.has_tenant_crd(target);
-        ensure(copy.is_none() || stays, || {
+        let may_stay = view.edge_cluster(member).is_none() || !view.has_tenant_crd(target);
+        ensure(copy.is_none() || may_stay, || {
             format!("home releases {} while {member} has it", change.key.name)
         })
     }
@@ -181,8 +186,8 @@ stateless! {
 stateless! {
     /// The status of a Tenant on the home cluster keeps each member that has a Tenant of this name.
     MemberStaysInStatus, "member-stays-in-status",
-    fn see(&mut self, view: &View, seen: &Observation) -> Check {
-        let Some((cluster, change, before, after)) = replaced(seen) else {
+    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
+        let Some((cluster, change, before, after)) = object_update(observation) else {
             return Ok(());
         };
         if cluster != HOME
@@ -195,16 +200,16 @@ stateless! {
         }
         for edge in &view.settings.edges {
             let kind = format!("ClusterReady/{}", edge.name);
-            let gone = condition(before, &kind).is_some() && condition(after, &kind).is_none();
+            let is_removed = condition(before, &kind).is_some() && condition(after, &kind).is_none();
             let name = &change.key.name;
-            let tenant = krypton_key("tenants", TENANTS, name);
+            let tenant = krypton_key("tenants", TENANT_NAMESPACE, name);
             let member = krypton_key("edgeclusters", "", &edge.name);
-            let known = view.tenant(&edge.name, name).is_some_and(|tenant| !is_deleted(tenant))
-                && view.edge_cluster(&edge.name).is_some_and(|member| !is_deleted(member))
-                && view.age(&edge.name, &tenant) > KNOWN
-                && view.age(HOME, &member) > KNOWN
-                && view.calm() > KNOWN;
-            if gone && known {
+            let must_be_shown = view.tenant(&edge.name, name).is_some_and(|tenant| !is_terminating(tenant))
+                && view.edge_cluster(&edge.name).is_some_and(|member| !is_terminating(member))
+                && view.time_since_change(&edge.name, &tenant) > REPORTING_TIME
+                && view.time_since_change(HOME, &member) > REPORTING_TIME
+                && view.calm_time() > REPORTING_TIME;
+            if is_removed && must_be_shown {
                 return Err(format!("{} leaves the status of {name}", edge.name));
             }
         }
@@ -215,8 +220,8 @@ stateless! {
 stateless! {
     /// A member keeps its source. Only people bind it to another one.
     SourceStays, "source-stays",
-    fn see(&mut self, _: &View, seen: &Observation) -> Check {
-        let Some((_, change, before, after)) = replaced(seen) else {
+    fn check_observation(&mut self, _: &View, observation: &Observation) -> CheckResult {
+        let Some((_, change, before, after)) = object_update(observation) else {
             return Ok(());
         };
         let source = |object: &Value| object.pointer("/spec/sourceRef").cloned();
@@ -229,33 +234,33 @@ stateless! {
 
 stateless! {
     /// A KryptonDeployment that moves is deployed on the new member before the old one uninstalls it.
-    MoveInstallsFirst, "moved-deployment-installs-first",
-    fn see(&mut self, view: &View, seen: &Observation) -> Check {
-        let Some(run) = started(view, seen).filter(|run| run.verb == "uninstall") else {
+    MovedDeploymentInstallsFirst, "moved-deployment-installs-first",
+    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
+        let Some(run) = started_run(view, observation).filter(|run| run.verb == "uninstall") else {
             return Ok(());
         };
-        let (Owner::Deployment(name), Some(cluster)) = (&run.owner, run.cluster.as_deref()) else {
+        let (ReleaseOwner::Deployment(name), Some(cluster)) = (&run.owner, run.cluster.as_deref()) else {
             return Ok(());
         };
-        let member = Settings::member(cluster);
-        if !view.wants_deployment(name) || view.is_retiring(member) || view.ever_restored() {
+        let member = Settings::member_for(cluster);
+        if !view.wants_deployment(name) || view.is_decommissioning(member) || view.ever_restored() {
             return Ok(());
         }
-        let key = krypton_key("kryptondeployments", TENANTS, name);
-        let Some(object) = view.get(HOME, &key) else {
+        let key = krypton_key("kryptondeployments", TENANT_NAMESPACE, name);
+        let Some(deployment) = view.get(HOME, &key) else {
             return Ok(());
         };
-        let region = text(object, "/spec/region/name");
+        let region = text(deployment, "/spec/region/name");
         if region == member {
             return Ok(());
         }
         // After two moves, the release can still be on its way to the last region.
         let clusters = view.settings.clusters();
-        let elsewhere = clusters.iter().filter(|other| *other != cluster).any(|other| {
+        let is_deployed_elsewhere = clusters.iter().filter(|other| *other != cluster).any(|other| {
             let revisions = view.revisions(other, &run.namespace, &run.release);
             revisions.iter().any(|(_, secret)| text(secret, "/metadata/labels/status") == "deployed")
         });
-        ensure(elsewhere, || format!("{member} uninstalls {name} before {region} has it"))
+        ensure(is_deployed_elsewhere, || format!("{member} uninstalls {name} before {region} has it"))
     }
 }
 
@@ -263,7 +268,7 @@ stateless! {
 mod tests {
     use serde_json::json;
 
-    use super::super::story::{Story, deletion, deployment, edge_cluster, tenant};
+    use super::super::story::{History, deletion_patch, deployment, edge_cluster, tenant};
     use super::*;
 
     fn placed() -> Value {
@@ -288,11 +293,11 @@ mod tests {
             let mut twin = edge_cluster("edge-2");
             twin["status"]["clusterUID"] = json!("cluster-edge-1");
             twin["status"]["mode"] = json!(mode);
-            let mut story = Story::new();
-            story
+            let mut history = History::new();
+            history
                 .put("hub-0", "home", edge_cluster("edge-1"))
                 .put("hub-0", "home", twin);
-            let check = OneMember.quiet(story.view());
+            let check = OneMemberPerCluster.check_converged(history.view());
             assert_eq!(check.is_err(), broken, "{mode}");
         }
     }
@@ -302,18 +307,18 @@ mod tests {
         for (mode, oracle) in [("none", None), ("proxy", Some("twin-rests"))] {
             let mut twin = edge_cluster("edge-2-twin");
             twin["status"]["mode"] = json!(mode);
-            let mut story = Story::new();
-            story.renew().put("hub-0", "home", twin);
-            assert_eq!(story.violated(), oracle);
+            let mut history = History::new();
+            history.renew_leases().put("hub-0", "home", twin);
+            assert_eq!(history.violated_oracle(), oracle);
         }
     }
 
     #[test]
     fn changed_cluster_uid_is_found() {
-        let mut story = Story::new();
+        let mut history = History::new();
         let other = json!({"status": {"clusterUID": "other"}});
-        story
-            .renew()
+        history
+            .renew_leases()
             .put("hub-0", "home", edge_cluster("edge-1"))
             .patch(
                 "hub-0",
@@ -321,21 +326,21 @@ mod tests {
                 edge_cluster("edge-1"),
                 &json!({"status": {"mode": "proxy"}}),
             );
-        story.assert_kept();
-        story.patch("hub-0", "home", edge_cluster("edge-1"), &other);
-        story.assert_broken("cluster-uid-stays");
+        history.assert_no_violation();
+        history.patch("hub-0", "home", edge_cluster("edge-1"), &other);
+        history.assert_violated("cluster-uid-stays");
     }
 
     #[test]
     fn new_source_of_a_member_is_found() {
         let source = |name: &str| json!({"spec": {"sourceRef": {"kind": "Secret", "name": name}}});
         for (by, oracle) in [("people", None), ("hub-0", Some("source-stays"))] {
-            let mut story = Story::new();
-            story
-                .renew()
+            let mut history = History::new();
+            history
+                .renew_leases()
                 .put("hub-0", "home", edge_cluster("edge-1"))
                 .patch(by, "home", edge_cluster("edge-1"), &source("other"));
-            assert_eq!(story.violated(), oracle);
+            assert_eq!(history.violated_oracle(), oracle);
         }
     }
 
@@ -343,49 +348,47 @@ mod tests {
     fn changed_placement_is_found() {
         let with =
             |uid: &str| json!({"status": {"placement": {"cluster": "e", "clusterUid": uid}}});
-        let mut story = Story::new();
-        story.renew().put("people", "home", on_home()).patch(
-            "hub-0",
-            "home",
-            on_home(),
-            &with("one"),
-        );
-        story.assert_kept();
-        story.patch("hub-0", "home", on_home(), &with("two"));
-        story.assert_broken("placement-stays");
+        let mut history = History::new();
+        history
+            .renew_leases()
+            .put("people", "home", on_home())
+            .patch("hub-0", "home", on_home(), &with("one"));
+        history.assert_no_violation();
+        history.patch("hub-0", "home", on_home(), &with("two"));
+        history.assert_violated("placement-stays");
     }
 
     #[test]
     fn deletion_of_a_placed_tenant_needs_an_order() {
-        let mut good = Story::new();
+        let mut good = History::new();
         good.put("people", "home", on_home())
             .put("agent-edge-1", "edge-1", placed())
-            .patch("people", "home", on_home(), &deletion())
-            .patch("agent-edge-1", "edge-1", placed(), &deletion());
-        good.assert_kept();
-        let mut bad = Story::new();
+            .patch("people", "home", on_home(), &deletion_patch())
+            .patch("agent-edge-1", "edge-1", placed(), &deletion_patch());
+        good.assert_no_violation();
+        let mut bad = History::new();
         bad.put("people", "home", on_home())
             .put("agent-edge-1", "edge-1", placed())
-            .patch("agent-edge-1", "edge-1", placed(), &deletion());
-        bad.assert_broken("placed-tenant-goes-by-order");
+            .patch("agent-edge-1", "edge-1", placed(), &deletion_patch());
+        bad.assert_violated("placed-tenant-goes-by-order");
     }
 
     #[test]
     fn home_that_does_not_wait_is_found() {
         for (gone, oracle) in [(true, None), (false, Some("home-waits-for-placed-tenant"))] {
-            let mut story = Story::new();
-            story
+            let mut history = History::new();
+            history
                 .put("hub-0", "home", edge_cluster("edge-1"))
                 .put("people", "home", on_home())
                 .put("agent-edge-1", "edge-1", placed())
-                .patch("people", "home", on_home(), &deletion())
-                .patch("agent-edge-1", "edge-1", placed(), &deletion());
+                .patch("people", "home", on_home(), &deletion_patch())
+                .patch("agent-edge-1", "edge-1", placed(), &deletion_patch());
             if gone {
-                story.delete("agent-edge-1", "edge-1", &placed());
+                history.delete("agent-edge-1", "edge-1", &placed());
             }
             let released = json!({"metadata": {"finalizers": []}});
-            story.patch("hub-0", "home", on_home(), &released);
-            assert_eq!(story.violated(), oracle);
+            history.patch("hub-0", "home", on_home(), &released);
+            assert_eq!(history.violated_oracle(), oracle);
         }
     }
 
@@ -396,17 +399,17 @@ mod tests {
         ]}});
         let without = json!({"status": {"conditions": []}});
         for (pause, oracle) in [(10_000, None), (130_000, Some("member-stays-in-status"))] {
-            let mut story = Story::new();
-            story
+            let mut history = History::new();
+            history
                 .put("hub-0", "home", edge_cluster("edge-1"))
                 .put("people", "edge-1", tenant())
                 .put("people", "home", tenant())
-                .renew()
+                .renew_leases()
                 .patch("hub-0", "home", tenant(), &ready)
                 .wait(pause)
-                .renew()
+                .renew_leases()
                 .patch("hub-0", "home", tenant(), &without);
-            assert_eq!(story.violated(), oracle);
+            assert_eq!(history.violated_oracle(), oracle);
         }
     }
 
@@ -416,14 +419,16 @@ mod tests {
             (true, None),
             (false, Some("moved-deployment-installs-first")),
         ] {
-            let mut story = Story::new();
-            story.put("people", "home", deployment("edge-2"));
+            let mut history = History::new();
+            history.put("people", "home", deployment("edge-2"));
             if installed {
                 let secret = super::super::story::revision("ced-d0", 1, "deployed");
-                story.put("helm:hub-0", "edge-2", secret);
+                history.put("helm:hub-0", "edge-2", secret);
             }
-            story.renew().helm(1, "agent-edge-1", "uninstall", "ced-d0");
-            assert_eq!(story.violated(), oracle);
+            history
+                .renew_leases()
+                .start_helm(1, "agent-edge-1", "uninstall", "ced-d0");
+            assert_eq!(history.violated_oracle(), oracle);
         }
     }
 }

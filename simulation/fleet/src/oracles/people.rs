@@ -3,54 +3,54 @@
 use krypton_types::names::{CA_SECRET, GROUP, MANAGED_BY_HUB, MANAGED_BY_LABEL};
 use serde_json::{Value, json};
 
-use super::view::{is_deleted, is_product, label};
-use super::{Check, Oracle, View, ensure, stateless};
+use super::view::{is_product, is_terminating, label};
+use super::{CheckResult, Oracle, View, ensure, stateless};
 use crate::conductor::Millis;
-use crate::faults::FOREIGN;
+use crate::faults::FOREIGN_PREFIX;
 use crate::observe::{Event, HelmEnd, Observation};
-use crate::plan::{Action, HOME, SYSTEM};
+use crate::plan::{Action, HOME, SYSTEM_NAMESPACE};
 use krypton_sim_apiserver::server::Change;
 
 /// Start of all secret texts of the stage: in kubeconfigs, join tokens and chart values. It appears in Secrets only.
-pub const PLANTED: &str = "planted-secret";
+pub const PLANTED_SECRET: &str = "planted-secret";
 /// Label on namespaces that Krypton has created.
-const CREATOR: &str = "mesh.openkcm.io/created-for";
-const LAG: Millis = 30_000;
+const CREATOR_LABEL: &str = "mesh.openkcm.io/created-for";
+const WATCH_LAG: Millis = 30_000;
 const RECOVERY: Millis = 120_000;
 
-pub(super) fn all() -> Vec<Box<dyn Oracle>> {
+pub(super) fn invariants() -> Vec<Box<dyn Oracle>> {
     vec![
-        Box::new(ForeignStays),
-        Box::new(SpecsStay),
-        Box::new(TenantsStay),
-        Box::new(NamespacesStay),
-        Box::new(OccupiedStays),
+        Box::new(ForeignFieldsStay),
+        Box::new(SpecsBelongToPeople),
+        Box::new(ObjectsOfPeopleStay),
+        Box::new(UnmarkedNamespacesStay),
+        Box::new(OccupiedNamespacesStay),
         Box::new(CrdsStay),
         Box::new(CaStays::default()),
         Box::new(SecretsStaySecret),
     ]
 }
 
-/// A change that Krypton or its Helm has made.
-fn change_of_product(seen: &Observation) -> Option<(&str, &Change)> {
-    match &seen.event {
+/// A change by Krypton or its Helm.
+fn product_change(observation: &Observation) -> Option<(&str, &Change)> {
+    match &observation.event {
         Event::Change { cluster, change } if is_product(&change.by) => Some((cluster, change)),
         _ => None,
     }
 }
 
 /// Whether the change deletes the object, or marks it as being deleted.
-fn begins_deletion(change: &Change) -> bool {
+fn starts_deletion(change: &Change) -> bool {
     let before = change.before.as_deref();
-    before.is_some_and(|before| !is_deleted(before))
-        && change.after.as_deref().is_none_or(is_deleted)
+    before.is_some_and(|before| !is_terminating(before))
+        && change.after.as_deref().is_none_or(is_terminating)
 }
 
 stateless! {
     /// Krypton keeps labels, annotations and finalizers that people have added to its objects.
-    ForeignStays, "foreign-fields-stay",
-    fn see(&mut self, _: &View, seen: &Observation) -> Check {
-        let Some((_, change)) = change_of_product(seen) else {
+    ForeignFieldsStay, "foreign-fields-stay",
+    fn check_observation(&mut self, _: &View, observation: &Observation) -> CheckResult {
+        let Some((_, change)) = product_change(observation) else {
             return Ok(());
         };
         let (Some(before), Some(after)) = (&change.before, &change.after) else {
@@ -59,8 +59,8 @@ stateless! {
         if change.key.group != GROUP {
             return Ok(());
         }
-        let after = foreign(after);
-        let lost = foreign(before).into_iter().find(|each| !after.contains(each));
+        let after = foreign_keys(after);
+        let lost = foreign_keys(before).into_iter().find(|each| !after.contains(each));
         match lost {
             Some(lost) => Err(format!("{} removes {lost} of {}", change.by, change.key.name)),
             None => Ok(()),
@@ -69,7 +69,7 @@ stateless! {
 }
 
 /// The keys of people in an object's metadata.
-fn foreign(object: &Value) -> Vec<&str> {
+fn foreign_keys(object: &Value) -> Vec<&str> {
     let map = |field: &str| object.pointer(field).and_then(Value::as_object);
     let labels = map("/metadata/labels").into_iter().flatten();
     let annotations = map("/metadata/annotations").into_iter().flatten();
@@ -79,24 +79,24 @@ fn foreign(object: &Value) -> Vec<&str> {
         .and_then(Value::as_array);
     let finalizers = finalizers.into_iter().flatten().filter_map(Value::as_str);
     let all = keys.chain(finalizers);
-    all.filter(|key| key.starts_with(FOREIGN)).collect()
+    all.filter(|key| key.starts_with(FOREIGN_PREFIX)).collect()
 }
 
 stateless! {
     /// Krypton never changes the spec of an existing object of people.
-    SpecsStay, "specs-belong-to-people",
-    fn see(&mut self, _: &View, seen: &Observation) -> Check {
-        let Some((_, change)) = change_of_product(seen) else {
+    SpecsBelongToPeople, "specs-belong-to-people",
+    fn check_observation(&mut self, _: &View, observation: &Observation) -> CheckResult {
+        let Some((_, change)) = product_change(observation) else {
             return Ok(());
         };
         let (Some(before), Some(after)) = (&change.before, &change.after) else {
             return Ok(());
         };
-        let placed = label(before, MANAGED_BY_LABEL) == Some(MANAGED_BY_HUB);
+        let is_placed = label(before, MANAGED_BY_LABEL) == Some(MANAGED_BY_HUB);
         // The API server adds the default, an empty spec.
         let spec = |object: &Value| object.get("spec").cloned().unwrap_or_else(|| json!({}));
-        let same = spec(before) == spec(after);
-        ensure(same || change.key.group != GROUP || placed, || {
+        let is_unchanged = spec(before) == spec(after);
+        ensure(is_unchanged || change.key.group != GROUP || is_placed, || {
             let key = &change.key;
             format!("{} changes the spec of {} {}", change.by, key.resource, key.name)
         })
@@ -105,39 +105,40 @@ stateless! {
 
 stateless! {
     /// Krypton deletes no Tenant or KryptonDeployment that people want.
-    TenantsStay, "objects-of-people-stay",
-    fn see(&mut self, view: &View, seen: &Observation) -> Check {
-        let Some((cluster, change)) = change_of_product(seen) else {
+    ObjectsOfPeopleStay, "objects-of-people-stay",
+    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
+        let Some((cluster, change)) = product_change(observation) else {
             return Ok(());
         };
         let key = &change.key;
         // A Tenant that people have deleted is deleted again after Krypton has restored it with its CRD.
-        let theirs = match (key.group.as_str(), key.resource.as_str()) {
+        let is_wanted = match (key.group.as_str(), key.resource.as_str()) {
             (GROUP, "tenants") => view.wants_tenant(cluster, &key.name),
             (GROUP, "kryptondeployments") => true,
             _ => false,
         };
         let before = change.before.as_deref();
-        let placed = before.and_then(|before| label(before, MANAGED_BY_LABEL));
-        let legal = !theirs || !begins_deletion(change) || placed == Some(MANAGED_BY_HUB);
-        ensure(legal, || format!("{} deletes {} {}", change.by, key.resource, key.name))
+        let managed_by = before.and_then(|before| label(before, MANAGED_BY_LABEL));
+        let is_allowed = !is_wanted || !starts_deletion(change) || managed_by == Some(MANAGED_BY_HUB);
+        ensure(is_allowed, || format!("{} deletes {} {}", change.by, key.resource, key.name))
     }
 }
 
 stateless! {
     /// Krypton neither changes nor deletes a namespace that it did not create.
-    NamespacesStay, "unmarked-namespaces-stay",
-    fn see(&mut self, _: &View, seen: &Observation) -> Check {
-        let Some((_, change)) = change_of_product(seen) else {
+    UnmarkedNamespacesStay, "unmarked-namespaces-stay",
+    fn check_observation(&mut self, _: &View, observation: &Observation) -> CheckResult {
+        let Some((_, change)) = product_change(observation) else {
             return Ok(());
         };
         let key = &change.key;
         let Some(before) = change.before.as_deref() else {
             return Ok(());
         };
-        let marked = label(before, CREATOR).is_some() || label(before, MANAGED_BY_LABEL).is_some();
-        let theirs = key.group.is_empty() && key.resource == "namespaces" && key.name != SYSTEM;
-        ensure(!theirs || marked, || {
+        let is_marked = label(before, CREATOR_LABEL).is_some() || label(before, MANAGED_BY_LABEL).is_some();
+        let is_namespace = key.group.is_empty() && key.resource == "namespaces";
+        let is_namespace_of_people = is_namespace && key.name != SYSTEM_NAMESPACE;
+        ensure(!is_namespace_of_people || is_marked, || {
             format!("{} writes the unmarked namespace {}", change.by, key.name)
         })
     }
@@ -145,22 +146,22 @@ stateless! {
 
 stateless! {
     /// Krypton deletes no namespace that contains an object of people.
-    OccupiedStays, "occupied-namespaces-stay",
-    fn see(&mut self, view: &View, seen: &Observation) -> Check {
-        let Some((cluster, change)) = change_of_product(seen) else {
+    OccupiedNamespacesStay, "occupied-namespaces-stay",
+    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
+        let Some((cluster, change)) = product_change(observation) else {
             return Ok(());
         };
         let key = &change.key;
-        if key.resource != "namespaces" || !begins_deletion(change) {
+        if key.resource != "namespaces" || !starts_deletion(change) {
             return Ok(());
         }
-        let occupant = format!("{FOREIGN}occupant");
-        let mut within = view.within(cluster, &key.name);
-        let found = within.find(|(key, object)| {
-            label(object, &occupant).is_some() && view.age(cluster, key) > LAG
+        let occupant = format!("{FOREIGN_PREFIX}occupant");
+        let mut objects = view.objects_in(cluster, &key.name);
+        let occupant_entry = objects.find(|(key, object)| {
+            label(object, &occupant).is_some() && view.time_since_change(cluster, key) > WATCH_LAG
         });
-        let restored = view.restored_within(cluster, RECOVERY);
-        match found.filter(|_| view.calm() > LAG && !restored) {
+        let was_restored = view.restored_within(cluster, RECOVERY);
+        match occupant_entry.filter(|_| view.calm_time() > WATCH_LAG && !was_restored) {
             Some((occupant, _)) => Err(format!(
                 "{} deletes the namespace {} with {}",
                 change.by, key.name, occupant.name
@@ -173,13 +174,13 @@ stateless! {
 stateless! {
     /// Krypton deletes none of its CRDs.
     CrdsStay, "crds-stay",
-    fn see(&mut self, _: &View, seen: &Observation) -> Check {
-        let Some((_, change)) = change_of_product(seen) else {
+    fn check_observation(&mut self, _: &View, observation: &Observation) -> CheckResult {
+        let Some((_, change)) = product_change(observation) else {
             return Ok(());
         };
         let key = &change.key;
-        let ours = key.resource == "customresourcedefinitions" && key.name.ends_with(GROUP);
-        ensure(!ours || !begins_deletion(change), || {
+        let is_krypton_crd = key.resource == "customresourcedefinitions" && key.name.ends_with(GROUP);
+        ensure(!is_krypton_crd || !starts_deletion(change), || {
             format!("{} deletes the CRD {}", change.by, key.name)
         })
     }
@@ -188,7 +189,7 @@ stateless! {
 /// The hubs share one CA. None replaces or deletes it unless people have requested a rotation.
 #[derive(Debug, Default)]
 struct CaStays {
-    rotates: bool,
+    is_rotation_requested: bool,
 }
 
 impl Oracle for CaStays {
@@ -196,15 +197,15 @@ impl Oracle for CaStays {
         "ca-stays"
     }
 
-    fn see(&mut self, view: &View, seen: &Observation) -> Check {
-        if let Event::Fault { text } = &seen.event {
-            self.rotates |= text.parse() == Ok(Action::RotateCa);
+    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
+        if let Event::Fault { text } = &observation.event {
+            self.is_rotation_requested |= text.parse() == Ok(Action::RotateCa);
         }
-        let Some((HOME, change)) = change_of_product(seen) else {
+        let Some((HOME, change)) = product_change(observation) else {
             return Ok(());
         };
         let key = &change.key;
-        let may_change = self.rotates || view.restored_within(HOME, RECOVERY);
+        let may_change = self.is_rotation_requested || view.restored_within(HOME, RECOVERY);
         if key.resource != "secrets" || key.name != CA_SECRET || may_change {
             return Ok(());
         }
@@ -221,50 +222,52 @@ impl Oracle for CaStays {
 stateless! {
     /// Planted secrets appear only in Secrets.
     SecretsStaySecret, "secrets-stay-secret",
-    fn see(&mut self, _: &View, seen: &Observation) -> Check {
-        let place = match &seen.event {
+    fn check_observation(&mut self, _: &View, observation: &Observation) -> CheckResult {
+        let location = match &observation.event {
             Event::Change { change, .. } => {
                 let object = change.after.as_deref().filter(|_| change.key.resource != "secrets");
                 // Managed fields contain only names of fields.
-                let found = object.is_some_and(contains);
-                found.then(|| format!("{} {}", change.key.resource, change.key.name))
+                let is_leaked = object.is_some_and(contains_planted_secret);
+                is_leaked.then(|| format!("{} {}", change.key.resource, change.key.name))
             }
             Event::Log { host, line } => {
-                line.contains(PLANTED).then(|| format!("the log of {host}"))
+                line.contains(PLANTED_SECRET).then(|| format!("the log of {host}"))
             }
             Event::HelmStarted { host, arguments, .. } => arguments
                 .iter()
-                .any(|argument| argument.contains(PLANTED))
+                .any(|argument| argument.contains(PLANTED_SECRET))
                 .then(|| format!("a command line of {host}")),
-            Event::HelmEnded { host, how: HelmEnd::Exited { stderr, .. }, .. } => {
-                stderr.contains(PLANTED).then(|| format!("an error of Helm on {host}"))
+            Event::HelmEnded { host, end: HelmEnd::Exited { stderr, .. }, .. } => {
+                stderr.contains(PLANTED_SECRET).then(|| format!("an error of Helm on {host}"))
             }
-            Event::Answered { host, path, .. } => {
-                path.contains(PLANTED).then(|| format!("a path of {host}"))
+            Event::Responded { host, path, .. } => {
+                path.contains(PLANTED_SECRET).then(|| format!("a path of {host}"))
             }
             _ => None,
         };
-        match place {
-            Some(place) => Err(format!("a secret is in {place}")),
+        match location {
+            Some(location) => Err(format!("a secret is in {location}")),
             None => Ok(()),
         }
     }
 }
 
-fn contains(value: &Value) -> bool {
+fn contains_planted_secret(value: &Value) -> bool {
     match value {
-        Value::String(text) => text.contains(PLANTED),
-        Value::Array(all) => all.iter().any(contains),
-        Value::Object(fields) => fields.values().any(contains),
+        Value::String(text) => text.contains(PLANTED_SECRET),
+        Value::Array(values) => values.iter().any(contains_planted_secret),
+        Value::Object(fields) => fields.values().any(contains_planted_secret),
         _ => false,
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::story::{Story, config_map, deletion, edge_cluster, namespace, tenant};
+    use super::super::story::{
+        History, config_map, deletion_patch, edge_cluster, namespace, tenant,
+    };
     use super::*;
-    use crate::plan::TENANTS;
+    use crate::plan::TENANT_NAMESPACE;
 
     const AGENT: &str = "agent-edge-1";
 
@@ -292,12 +295,12 @@ mod tests {
                 Some("foreign-fields-stay"),
             ),
         ] {
-            let mut story = Story::new();
-            story
+            let mut history = History::new();
+            history
                 .put("people", "edge-1", tenant())
                 .patch("people", "edge-1", tenant(), &foreign)
                 .patch(actor, "edge-1", tenant(), &patch);
-            assert_eq!(story.violated(), oracle, "{patch}");
+            assert_eq!(history.violated_oracle(), oracle, "{patch}");
         }
     }
 
@@ -305,43 +308,46 @@ mod tests {
     fn changed_spec_is_found() {
         let spec = json!({"spec": {"workspace": "other"}});
         for (actor, oracle) in [("people", None), (AGENT, Some("specs-belong-to-people"))] {
-            let mut story = Story::new();
-            story
+            let mut history = History::new();
+            history
                 .put("people", "edge-1", tenant())
                 .patch(actor, "edge-1", tenant(), &spec);
-            assert_eq!(story.violated(), oracle);
+            assert_eq!(history.violated_oracle(), oracle);
         }
     }
 
     #[test]
     fn deletion_of_a_tenant_by_krypton_is_found() {
-        let mut story = Story::new();
-        story
+        let mut history = History::new();
+        history
             .put("people", "edge-1", tenant())
-            .patch("people", "edge-1", tenant(), &deletion())
+            .patch("people", "edge-1", tenant(), &deletion_patch())
             .delete(AGENT, "edge-1", &tenant());
-        story.assert_kept();
-        let mut story = Story::new();
-        story
+        history.assert_no_violation();
+        let mut history = History::new();
+        history
             .put("people", "edge-1", tenant())
             .delete(AGENT, "edge-1", &tenant());
-        assert!(story.violated().is_some());
-        let check = TenantsStay.name();
-        let mut story = Story::new();
-        story
-            .put("people", "edge-1", tenant())
-            .patch(AGENT, "edge-1", tenant(), &deletion());
-        story.assert_broken(check);
+        assert!(history.violated_oracle().is_some());
+        let check = ObjectsOfPeopleStay.name();
+        let mut history = History::new();
+        history.put("people", "edge-1", tenant()).patch(
+            AGENT,
+            "edge-1",
+            tenant(),
+            &deletion_patch(),
+        );
+        history.assert_violated(check);
     }
 
     #[test]
     fn write_to_an_unmarked_namespace_is_found() {
         for (marked, oracle) in [(true, None), (false, Some("unmarked-namespaces-stay"))] {
-            let mut story = Story::new();
-            story
+            let mut history = History::new();
+            history
                 .put("people", "edge-1", namespace("t0", marked))
-                .patch(AGENT, "edge-1", namespace("t0", marked), &deletion());
-            assert_eq!(story.violated(), oracle);
+                .patch(AGENT, "edge-1", namespace("t0", marked), &deletion_patch());
+            assert_eq!(history.violated_oracle(), oracle);
         }
     }
 
@@ -350,13 +356,13 @@ mod tests {
         for (pause, oracle) in [(1_000, None), (31_000, Some("occupied-namespaces-stay"))] {
             let mut occupant = config_map("t0", "occupant");
             occupant["metadata"]["labels"] = json!({"people.example/occupant": "true"});
-            let mut story = Story::new();
-            story
+            let mut history = History::new();
+            history
                 .put(AGENT, "edge-1", namespace("t0", true))
                 .put("people", "edge-1", occupant)
                 .wait(pause)
-                .patch(AGENT, "edge-1", namespace("t0", true), &deletion());
-            assert_eq!(story.violated(), oracle);
+                .patch(AGENT, "edge-1", namespace("t0", true), &deletion_patch());
+            assert_eq!(history.violated_oracle(), oracle);
         }
     }
 
@@ -368,9 +374,9 @@ mod tests {
             "metadata": {"name": "tenants.mesh.openkcm.io"},
         });
         for (actor, oracle) in [("people", None), ("hub-0", Some("crds-stay"))] {
-            let mut story = Story::new();
-            story.patch(actor, "home", crd.clone(), &deletion());
-            assert_eq!(story.violated(), oracle);
+            let mut history = History::new();
+            history.patch(actor, "home", crd.clone(), &deletion_patch());
+            assert_eq!(history.violated_oracle(), oracle);
         }
     }
 
@@ -380,36 +386,36 @@ mod tests {
             json!({
                 "apiVersion": "v1",
                 "kind": "Secret",
-                "metadata": {"name": CA_SECRET, "namespace": SYSTEM},
+                "metadata": {"name": CA_SECRET, "namespace": SYSTEM_NAMESPACE},
                 "data": {"tls.key": key},
             })
         };
         for (key, oracle) in [("one", None), ("two", Some("ca-stays"))] {
-            let mut story = Story::new();
-            story
+            let mut history = History::new();
+            history
                 .put("hub-0", "home", ca("one"))
                 .put("hub-1", "home", ca(key));
-            assert_eq!(story.violated(), oracle);
+            assert_eq!(history.violated_oracle(), oracle);
         }
     }
 
     #[test]
     fn planted_secret_outside_secrets_is_found() {
         let mut member = edge_cluster("edge-1");
-        member["status"]["message"] = json!(format!("token {PLANTED}-7 is invalid"));
-        let mut story = Story::new();
-        story.put("people", "home", member);
-        story.assert_broken("secrets-stay-secret");
-        let line = format!("using {PLANTED}-7");
+        member["status"]["message"] = json!(format!("token {PLANTED_SECRET}-7 is invalid"));
+        let mut history = History::new();
+        history.put("people", "home", member);
+        history.assert_violated("secrets-stay-secret");
+        let line = format!("using {PLANTED_SECRET}-7");
         let host = AGENT.to_owned();
-        let mut story = Story::new();
-        story.see(Event::Log { host, line });
-        story.assert_broken("secrets-stay-secret");
-        let mut story = Story::new();
-        let mut secret = config_map(TENANTS, "s");
+        let mut history = History::new();
+        history.observe(Event::Log { host, line });
+        history.assert_violated("secrets-stay-secret");
+        let mut history = History::new();
+        let mut secret = config_map(TENANT_NAMESPACE, "s");
         secret["kind"] = json!("Secret");
-        secret["data"] = json!({"token": PLANTED});
-        story.put("people", "home", secret);
-        story.assert_kept();
+        secret["data"] = json!({"token": PLANTED_SECRET});
+        history.put("people", "home", secret);
+        history.assert_no_violation();
     }
 }

@@ -1,4 +1,4 @@
-//! Invariants of the copies of Tenants that the hub places on members, and of what home shows of its members.
+//! Invariants of the copies of Tenants that the hub places on members, and of the state of members that home shows.
 
 use std::collections::BTreeMap;
 
@@ -8,67 +8,67 @@ use krypton_types::names::{
 };
 use serde_json::{Value, json};
 
-use super::releases::{started, tenant_of};
+use super::releases::{started_run, tenant_of_run};
 use super::view::{
-    annotation, condition, condition_text, is_copy, is_deleted, is_krypton, krypton_key, member_of,
-    replaced, text,
+    annotation, condition, condition_text, is_krypton, is_placed_copy, is_terminating, krypton_key,
+    object_update, reconciling_member, text,
 };
-use super::{Check, Oracle, View, ensure, stateless};
+use super::{CheckResult, Oracle, View, ensure, stateless};
 use crate::conductor::Millis;
 use crate::observe::{Event, Observation};
-use crate::plan::{HOME, Settings, TENANTS};
+use crate::plan::{HOME, Settings, TENANT_NAMESPACE};
 
 /// Time in which an order arrives, if no fault delays it.
-const LAG: Millis = 30_000;
+const WATCH_LAG: Millis = 30_000;
 
-pub(super) fn all() -> Vec<Box<dyn Oracle>> {
+pub(super) fn invariants() -> Vec<Box<dyn Oracle>> {
     vec![
-        Box::new(CopiesMatch),
+        Box::new(PlacedCopiesMatch),
         Box::new(HeldCopiesStay::default()),
-        Box::new(CopiesAreBound),
-        Box::new(CopiesKeepOwner),
-        Box::new(OthersRest),
+        Box::new(CopiesAreOnRecordedCluster),
+        Box::new(CopyKeepsItsOwner),
+        Box::new(TenantRunsOnItsMember),
         Box::new(HomeShowsMembers),
-        Box::new(CountsAreTrue),
+        Box::new(MembersCountTenants),
     ]
 }
 
 impl View {
     /// Whether the member allows Tenants of home's namespace.
-    pub(super) fn allows(&self, member: &str) -> bool {
+    pub(super) fn allows_tenants(&self, member: &str) -> bool {
         let object = self.edge_cluster(member);
         let allowed = object.and_then(|object| object.pointer("/spec/allowedNamespaces"));
         let allowed = allowed.and_then(Value::as_array);
-        allowed.is_none_or(|all| all.contains(&json!(TENANTS)))
+        allowed.is_none_or(|all| all.contains(&json!(TENANT_NAMESPACE)))
     }
 
     /// The copy that the hub has placed for this Tenant of home.
-    fn copy_of(&self, tenant: &Value, cluster: &str) -> Option<&Value> {
+    fn placed_copy(&self, tenant: &Value, cluster: &str) -> Option<&Value> {
         let copy = self.tenant(cluster, text(tenant, "/metadata/name"))?;
         let uid = annotation(copy, HOME_UID_ANNOTATION);
-        let is = is_copy(copy) && uid == Some(text(tenant, "/metadata/uid"));
-        is.then_some(copy.as_ref())
+        let is_its_copy = is_placed_copy(copy) && uid == Some(text(tenant, "/metadata/uid"));
+        is_its_copy.then_some(copy.as_ref())
     }
 }
 
 stateless! {
     /// The copy of a placed Tenant has the values and the pause of home, and is only on its member.
-    CopiesMatch, "placed-copies-match",
-    fn quiet(&mut self, view: &View) -> Check {
+    PlacedCopiesMatch, "placed-copies-match",
+    fn check_converged(&mut self, view: &View) -> CheckResult {
         if view.ever_restored() {
             return Ok(());
         }
-        for (key, tenant) in view.all(HOME, GROUP, "tenants") {
-            let on = annotation(tenant, PLACED_ON_ANNOTATION).unwrap_or_default();
-            let placed = condition(tenant, "Placed").is_some_and(|(status, _)| status == "True");
+        for (key, tenant) in view.objects(HOME, GROUP, "tenants") {
+            let member = annotation(tenant, PLACED_ON_ANNOTATION).unwrap_or_default();
+            let is_placed = condition(tenant, "Placed").is_some_and(|(status, _)| status == "True");
             for cluster in view.settings.edges.iter().map(|edge| edge.name.as_str()) {
-                let copy = view.copy_of(tenant, cluster);
-                ensure(cluster == on || copy.is_none(), || {
-                    format!("{cluster} has {}, which is placed on {on:?}", key.name)
+                let copy = view.placed_copy(tenant, cluster);
+                ensure(cluster == member || copy.is_none(), || {
+                    format!("{cluster} has {}, which is placed on {member:?}", key.name)
                 })?;
-                if cluster == on && placed && view.must_converge(on) && !is_deleted(tenant) {
-                    ensure(copy.is_some_and(|copy| follows(copy, tenant)), || {
-                        format!("{} on {on} differs from home", key.name)
+                if cluster == member && is_placed && view.must_converge(member) && !is_terminating(tenant) {
+                    ensure(copy.is_some_and(|copy| matches_home(copy, tenant)), || {
+                        format!("{} on {member} differs from home", key.name)
                     })?;
                 }
             }
@@ -77,11 +77,11 @@ stateless! {
     }
 }
 
-fn follows(copy: &Value, tenant: &Value) -> bool {
+fn matches_home(copy: &Value, tenant: &Value) -> bool {
     let paused = |object: &Value| annotation(object, PAUSED_ANNOTATION) == Some("true");
     copy.pointer("/spec/values") == tenant.pointer("/spec/values")
         && copy.pointer("/spec/clusterRef").is_none()
-        && !is_deleted(copy)
+        && !is_terminating(copy)
         && paused(copy) == paused(tenant)
 }
 
@@ -90,7 +90,7 @@ fn follows(copy: &Value, tenant: &Value) -> bool {
 #[derive(Debug, Default)]
 struct HeldCopiesStay {
     /// Since when each member does not allow the namespace.
-    closed: BTreeMap<String, Millis>,
+    disallowed_since: BTreeMap<String, Millis>,
 }
 
 impl Oracle for HeldCopiesStay {
@@ -98,33 +98,45 @@ impl Oracle for HeldCopiesStay {
         "held-copies-stay"
     }
 
-    fn see(&mut self, view: &View, seen: &Observation) -> Check {
-        let Event::Change { cluster, change } = &seen.event else {
+    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
+        let Event::Change { cluster, change } = &observation.event else {
             return Ok(());
         };
         let key = &change.key;
         if cluster == HOME && key.resource == "edgeclusters" {
-            match view.allows(&key.name) {
-                true => drop(self.closed.remove(&key.name)),
-                false => drop(self.closed.entry(key.name.clone()).or_insert(seen.at)),
+            match view.allows_tenants(&key.name) {
+                true => drop(self.disallowed_since.remove(&key.name)),
+                false => drop(
+                    self.disallowed_since
+                        .entry(key.name.clone())
+                        .or_insert(observation.at),
+                ),
             }
         }
         let (before, after) = (change.before.as_deref(), change.after.as_deref());
-        let copy = before.or(after).is_some_and(is_copy);
-        if key.resource != "tenants" || !copy || !is_krypton(&change.by) || view.calm() <= LAG {
+        let is_copy = before.or(after).is_some_and(is_placed_copy);
+        if key.resource != "tenants"
+            || !is_copy
+            || !is_krypton(&change.by)
+            || view.calm_time() <= WATCH_LAG
+        {
             return Ok(());
         }
-        let created = before.is_none();
-        let edited = before
+        let is_created = before.is_none();
+        let is_edited = before
             .zip(after)
             .is_some_and(|(before, after)| before.get("spec") != after.get("spec"));
-        let begins =
-            before.is_some_and(|before| !is_deleted(before)) && after.is_none_or(is_deleted);
-        let long = |time: Option<Millis>| time.is_some_and(|time| time > LAG);
-        let paused = long(view.paused_for(HOME, &key.name)) && (created || begins);
-        let closed = self.closed.get(cluster).map(|since| seen.at - since);
-        let closed = long(closed) && (created || edited);
-        ensure(!paused && !closed, || {
+        let starts_deletion = before.is_some_and(|before| !is_terminating(before))
+            && after.is_none_or(is_terminating);
+        let is_long = |time: Option<Millis>| time.is_some_and(|time| time > WATCH_LAG);
+        let writes_paused =
+            is_long(view.tenant_paused_for(HOME, &key.name)) && (is_created || starts_deletion);
+        let disallowed_for = self
+            .disallowed_since
+            .get(cluster)
+            .map(|since| observation.at - since);
+        let writes_disallowed = is_long(disallowed_for) && (is_created || is_edited);
+        ensure(!writes_paused && !writes_disallowed, || {
             format!("{} writes the copy of {} on {cluster}", change.by, key.name)
         })
     }
@@ -132,94 +144,106 @@ impl Oracle for HeldCopiesStay {
 
 stateless! {
     /// Krypton creates a copy only on the cluster that home has recorded.
-    CopiesAreBound, "copies-are-on-recorded-cluster",
-    fn see(&mut self, view: &View, seen: &Observation) -> Check {
-        let Event::Change { cluster, change } = &seen.event else {
+    CopiesAreOnRecordedCluster, "copies-are-on-recorded-cluster",
+    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
+        let Event::Change { cluster, change } = &observation.event else {
             return Ok(());
         };
         let created = change.after.as_deref().filter(|_| change.before.is_none());
-        let Some(copy) = created.filter(|after| is_copy(after) && is_krypton(&change.by)) else {
+        let Some(copy) = created.filter(|after| is_placed_copy(after) && is_krypton(&change.by)) else {
             return Ok(());
         };
-        let home = view.tenant(HOME, &change.key.name);
-        let home = home.filter(|home| annotation(copy, HOME_UID_ANNOTATION) == Some(text(home, "/metadata/uid")));
-        let recorded = home.map_or("", |home| text(home, "/status/placement/clusterUid"));
+        let home_tenant = view.tenant(HOME, &change.key.name);
+        let home_tenant = home_tenant.filter(|home_tenant| {
+            annotation(copy, HOME_UID_ANNOTATION) == Some(text(home_tenant, "/metadata/uid"))
+        });
+        let recorded = home_tenant.map_or("", |home_tenant| text(home_tenant, "/status/placement/clusterUid"));
         let member = view.edge_cluster(cluster);
-        let found = member.map_or("", |member| text(member, "/status/clusterUID"));
-        ensure(recorded.is_empty() || found.is_empty() || recorded == found, || {
-            format!("{} is placed on {found} instead of {recorded}", change.key.name)
+        let actual = member.map_or("", |member| text(member, "/status/clusterUID"));
+        ensure(recorded.is_empty() || actual.is_empty() || recorded == actual, || {
+            format!("{} is placed on {actual} instead of {recorded}", change.key.name)
         })
     }
 }
 
 stateless! {
     /// The copy of one Tenant of home becomes that of another only if people ask for it.
-    CopiesKeepOwner, "copy-keeps-its-owner",
-    fn see(&mut self, view: &View, seen: &Observation) -> Check {
-        let Some((_, change, before, after)) = replaced(seen) else {
+    CopyKeepsItsOwner, "copy-keeps-its-owner",
+    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
+        let Some((_, change, before, after)) = object_update(observation) else {
             return Ok(());
         };
         let owner = |object| annotation(object, HOME_UID_ANNOTATION);
-        let changes = is_copy(before) && owner(before) != owner(after) && is_krypton(&change.by);
-        let Some(home) = view.tenant(HOME, &change.key.name).filter(|_| changes) else {
+        let owner_changes = is_placed_copy(before) && owner(before) != owner(after) && is_krypton(&change.by);
+        let Some(home_tenant) = view.tenant(HOME, &change.key.name).filter(|_| owner_changes) else {
             return Ok(());
         };
-        let asked = annotation(home, ADOPT_ANNOTATION) == Some("true");
+        let is_requested = annotation(home_tenant, ADOPT_ANNOTATION) == Some("true");
         // Krypton has restored the Tenant with its CRD.
-        let restored = annotation(home, PREVIOUS_UID_ANNOTATION).is_some();
-        ensure(asked || restored, || format!("{} adopts the copy of {}", change.by, change.key.name))
+        let is_restored = annotation(home_tenant, PREVIOUS_UID_ANNOTATION).is_some();
+        ensure(is_requested || is_restored, || format!("{} adopts the copy of {}", change.by, change.key.name))
     }
 }
 
 stateless! {
     /// Helm installs no Tenant that names another member, nor one that names its member from a namespace that this
     /// member does not allow.
-    OthersRest, "tenant-runs-on-its-member",
-    fn see(&mut self, view: &View, seen: &Observation) -> Check {
-        let run = started(view, seen).filter(|run| run.verb != "uninstall");
-        let Some((run, cluster, tenant)) = run.and_then(|run| tenant_of(view, run)) else {
+    TenantRunsOnItsMember, "tenant-runs-on-its-member",
+    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
+        let run = started_run(view, observation).filter(|run| run.verb != "uninstall");
+        let Some((run, cluster, tenant)) = run.and_then(|run| tenant_of_run(view, run)) else {
             return Ok(());
         };
-        let member = Settings::member(cluster);
-        let named = !text(tenant, "/spec/clusterRef/secretName").is_empty();
-        let old = view.age(cluster, &krypton_key("tenants", TENANTS, text(tenant, "/metadata/name"))) > LAG
-            && view.calm() > LAG;
-        let others = member_of(tenant, cluster) != member && old;
-        let closed = view.age(HOME, &krypton_key("edgeclusters", "", member)) > LAG && view.calm() > LAG;
-        let refused = cluster == HOME && named && !view.allows(member) && closed;
-        ensure(!refused && !others, || format!("{} installs {} on {member}", run.host, run.release))
+        let member = Settings::member_for(cluster);
+        let names_member = !text(tenant, "/spec/clusterRef/secretName").is_empty();
+        let tenant_key = krypton_key("tenants", TENANT_NAMESPACE, text(tenant, "/metadata/name"));
+        let is_calm = view.calm_time() > WATCH_LAG;
+        let tenant_is_settled = is_calm && view.time_since_change(cluster, &tenant_key) > WATCH_LAG;
+        let belongs_elsewhere = reconciling_member(tenant, cluster) != member && tenant_is_settled;
+        let member_key = krypton_key("edgeclusters", "", member);
+        let member_is_settled = is_calm && view.time_since_change(HOME, &member_key) > WATCH_LAG;
+        let is_disallowed = cluster == HOME && names_member && !view.allows_tenants(member) && member_is_settled;
+        ensure(!is_disallowed && !belongs_elsewhere, || {
+            format!("{} installs {} on {member}", run.host, run.release)
+        })
     }
 }
 
 stateless! {
     /// A Tenant of home shows the state of each member that has a Tenant of its name, and of no other.
     HomeShowsMembers, "home-shows-members",
-    fn quiet(&mut self, view: &View) -> Check {
+    fn check_converged(&mut self, view: &View) -> CheckResult {
         if view.ever_restored() || view.upgrades_fail() {
             return Ok(());
         }
-        let tenants = view.all(HOME, GROUP, "tenants");
-        for (key, tenant) in tenants.filter(|(_, tenant)| !is_deleted(tenant)) {
-            let sole = match annotation(tenant, PLACED_ON_ANNOTATION) {
-                Some(on) => on,
+        let tenants = view.objects(HOME, GROUP, "tenants");
+        for (key, tenant) in tenants.filter(|(_, tenant)| !is_terminating(tenant)) {
+            let only_member = match annotation(tenant, PLACED_ON_ANNOTATION) {
+                Some(member) => member,
                 None => text(tenant, "/spec/clusterRef/secretName"),
             };
             for edge in &view.settings.edges {
                 let member = edge.name.as_str();
-                let counts = sole.is_empty() || sole == member;
-                let there = view.tenant(member, &key.name);
-                let there = there.filter(|there| counts && member_of(there, member) == member);
-                let joined = view.edge_cluster(member).is_some();
-                if joined && !view.must_converge(member) || there.is_some_and(|tenant| is_deleted(tenant)) {
+                let is_expected = only_member.is_empty() || only_member == member;
+                let member_tenant = view.tenant(member, &key.name);
+                let member_tenant = member_tenant.filter(|member_tenant| {
+                    is_expected && reconciling_member(member_tenant, member) == member
+                });
+                let has_joined = view.edge_cluster(member).is_some();
+                if has_joined && !view.must_converge(member)
+                    || member_tenant.is_some_and(|tenant| is_terminating(tenant))
+                {
                     continue;
                 }
                 let kind = format!("ClusterReady/{member}");
-                let shown = condition(tenant, &kind);
-                let own = there.filter(|_| joined).and_then(|there| condition(there, &kind));
-                let stays = sole == member && own.is_none();
-                ensure(shown == own || stays, || {
+                let home_condition = condition(tenant, &kind);
+                let member_condition = member_tenant
+                    .filter(|_| has_joined)
+                    .and_then(|member_tenant| condition(member_tenant, &kind));
+                let is_kept = only_member == member && member_condition.is_none();
+                ensure(home_condition == member_condition || is_kept, || {
                     let text = condition_text(tenant, &kind);
-                    format!("home shows {text} for {} on {member} instead of {own:?}", key.name)
+                    format!("home shows {text} for {} on {member} instead of {member_condition:?}", key.name)
                 })?;
             }
         }
@@ -229,23 +253,23 @@ stateless! {
 
 stateless! {
     /// An EdgeCluster counts the Tenants that its member reconciles.
-    CountsAreTrue, "members-count-tenants",
-    fn quiet(&mut self, view: &View) -> Check {
-        for (member, object) in view.converging().filter(|_| !view.without_hub) {
-            let cluster = Settings::cluster(member);
+    MembersCountTenants, "members-count-tenants",
+    fn check_converged(&mut self, view: &View) -> CheckResult {
+        for (member, object) in view.converging_members().filter(|_| !view.all_hubs_lost) {
+            let cluster = Settings::cluster_for(member);
             let tenants: Vec<&Value> = view
-                .all(cluster, GROUP, "tenants")
+                .objects(cluster, GROUP, "tenants")
                 .map(|(_, tenant)| tenant.as_ref())
                 .filter(|tenant| {
-                    let named = !text(tenant, "/spec/clusterRef/secretName").is_empty();
-                    cluster != HOME || !named || view.allows(member)
+                    let names_member = !text(tenant, "/spec/clusterRef/secretName").is_empty();
+                    cluster != HOME || !names_member || view.allows_tenants(member)
                 })
-                .filter(|tenant| member_of(tenant, cluster) == member)
+                .filter(|tenant| reconciling_member(tenant, cluster) == member)
                 .collect();
-            let total = object.pointer("/status/tenants/total").and_then(Value::as_u64);
-            let is = tenants.len() as u64;
-            ensure(total.unwrap_or_default() == is, || {
-                format!("{member} counts {total:?} Tenants instead of {is}")
+            let counted = object.pointer("/status/tenants/total").and_then(Value::as_u64);
+            let actual = tenants.len() as u64;
+            ensure(counted.unwrap_or_default() == actual, || {
+                format!("{member} counts {counted:?} Tenants instead of {actual}")
             })?;
         }
         Ok(())
@@ -257,7 +281,7 @@ mod tests {
     use krypton_types::names::{MANAGED_BY_HUB, MANAGED_BY_LABEL};
     use serde_json::json;
 
-    use super::super::story::{Story, deletion, edge_cluster, tenant};
+    use super::super::story::{History, deletion_patch, edge_cluster, tenant};
     use super::*;
 
     const AGENT: &str = "agent-edge-1";
@@ -283,15 +307,15 @@ mod tests {
     }
 
     /// A fleet with a member that allows only this namespace, and a Tenant of home.
-    fn story(namespace: &str, home: Value) -> Story {
+    fn history(namespace: &str, home: Value) -> History {
         let mut member = edge_cluster("edge-1");
         member["spec"] = json!({"allowedNamespaces": [namespace]});
-        let mut story = Story::new();
-        story
-            .renew()
+        let mut history = History::new();
+        history
+            .renew_leases()
             .put("hub-0", "home", member)
             .put("people", "home", home);
-        story
+        history
     }
 
     #[test]
@@ -300,49 +324,52 @@ mod tests {
             let mut same = copy("uid-t0");
             same["spec"] = json!({"values": {"a": 1}});
             let home = on_home(json!({"values": {"a": number}}));
-            let mut story = story(TENANTS, home);
-            story.put(AGENT, "edge-1", same);
-            assert_eq!(CopiesMatch.quiet(story.view()).is_err(), broken);
+            let mut history = history(TENANT_NAMESPACE, home);
+            history.put(AGENT, "edge-1", same);
+            assert_eq!(
+                PlacedCopiesMatch.check_converged(history.view()).is_err(),
+                broken
+            );
         }
-        let mut story = story(TENANTS, on_home(json!({})));
-        story.put("hub-0", "edge-2", copy("uid-t0"));
-        assert!(CopiesMatch.quiet(story.view()).is_err());
+        let mut history = history(TENANT_NAMESPACE, on_home(json!({})));
+        history.put("hub-0", "edge-2", copy("uid-t0"));
+        assert!(PlacedCopiesMatch.check_converged(history.view()).is_err());
     }
 
     #[test]
     fn write_of_a_held_copy_is_found() {
-        let found = "held-copies-stay";
-        for (namespace, oracle) in [(TENANTS, None), ("others", Some(found))] {
-            let mut story = story(namespace, on_home(json!({})));
-            story
+        let violated = "held-copies-stay";
+        for (namespace, oracle) in [(TENANT_NAMESPACE, None), ("others", Some(violated))] {
+            let mut history = history(namespace, on_home(json!({})));
+            history
                 .wait(31_000)
-                .renew()
+                .renew_leases()
                 .put(AGENT, "edge-1", copy("uid-t0"));
-            assert_eq!(story.violated(), oracle);
+            assert_eq!(history.violated_oracle(), oracle);
         }
-        for (paused, oracle) in [("false", None), ("true", Some(found))] {
+        for (paused, oracle) in [("false", None), ("true", Some(violated))] {
             let mut home = on_home(json!({}));
             home["metadata"]["annotations"][PAUSED_ANNOTATION] = json!(paused);
-            let mut story = story(TENANTS, home);
-            story
+            let mut history = history(TENANT_NAMESPACE, home);
+            history
                 .put(AGENT, "edge-1", copy("uid-t0"))
                 .wait(31_000)
-                .renew()
-                .patch("people", "home", on_home(json!({})), &deletion())
-                .patch(AGENT, "edge-1", copy("uid-t0"), &deletion());
-            assert_eq!(story.violated(), oracle, "{paused}");
+                .renew_leases()
+                .patch("people", "home", on_home(json!({})), &deletion_patch())
+                .patch(AGENT, "edge-1", copy("uid-t0"), &deletion_patch());
+            assert_eq!(history.violated_oracle(), oracle, "{paused}");
         }
     }
 
     #[test]
     fn copy_on_another_cluster_is_found() {
-        let found = "copies-are-on-recorded-cluster";
-        for (uid, oracle) in [("cluster-edge-1", None), ("other", Some(found))] {
+        let violated = "copies-are-on-recorded-cluster";
+        for (uid, oracle) in [("cluster-edge-1", None), ("other", Some(violated))] {
             let mut home = on_home(json!({}));
             home["status"]["placement"]["clusterUid"] = json!(uid);
-            let mut story = story(TENANTS, home);
-            story.put(AGENT, "edge-1", copy("uid-t0"));
-            assert_eq!(story.violated(), oracle);
+            let mut history = history(TENANT_NAMESPACE, home);
+            history.put(AGENT, "edge-1", copy("uid-t0"));
+            assert_eq!(history.violated_oracle(), oracle);
         }
     }
 
@@ -351,27 +378,27 @@ mod tests {
         for (adopt, oracle) in [("true", None), ("false", Some("copy-keeps-its-owner"))] {
             let mut home = on_home(json!({}));
             home["metadata"]["annotations"][ADOPT_ANNOTATION] = json!(adopt);
-            let mut story = story(TENANTS, home);
-            story
+            let mut history = history(TENANT_NAMESPACE, home);
+            history
                 .put(AGENT, "edge-1", copy("uid-old"))
                 .put(AGENT, "edge-1", copy("uid-t0"));
-            assert_eq!(story.violated(), oracle, "{adopt}");
+            assert_eq!(history.violated_oracle(), oracle, "{adopt}");
         }
     }
 
     #[test]
     fn tenant_for_another_member_is_found() {
-        let found = "tenant-runs-on-its-member";
-        for (member, oracle) in [("edge-1", None), ("edge-2", Some(found))] {
+        let violated = "tenant-runs-on-its-member";
+        for (member, oracle) in [("edge-1", None), ("edge-2", Some(violated))] {
             let mut named = tenant();
             named["spec"] = json!({"clusterRef": {"secretName": member}});
-            let mut story = Story::new();
-            story
+            let mut history = History::new();
+            history
                 .put("people", "edge-1", named)
                 .wait(31_000)
-                .renew()
-                .helm(1, AGENT, "upgrade", "tenant-t0-edge-1");
-            assert_eq!(story.violated(), oracle);
+                .renew_leases()
+                .start_helm(1, AGENT, "upgrade", "tenant-t0-edge-1");
+            assert_eq!(history.violated_oracle(), oracle);
         }
     }
 
@@ -385,17 +412,20 @@ mod tests {
             tenant
         };
         for (shown, broken) in [("True", false), ("False", true)] {
-            let mut story = Story::new();
-            story
-                .renew()
+            let mut history = History::new();
+            history
+                .renew_leases()
                 .put("hub-0", "home", edge_cluster("edge-1"))
                 .put("people", "edge-1", state("True"))
                 .put("people", "home", state(shown));
-            assert_eq!(HomeShowsMembers.quiet(story.view()).is_err(), broken);
+            assert_eq!(
+                HomeShowsMembers.check_converged(history.view()).is_err(),
+                broken
+            );
         }
-        let mut story = Story::new();
-        story.put("people", "home", state("True"));
-        assert!(HomeShowsMembers.quiet(story.view()).is_err());
+        let mut history = History::new();
+        history.put("people", "home", state("True"));
+        assert!(HomeShowsMembers.check_converged(history.view()).is_err());
     }
 
     #[test]
@@ -403,12 +433,15 @@ mod tests {
         for (total, broken) in [(1, false), (2, true)] {
             let mut member = edge_cluster("edge-1");
             member["status"]["tenants"] = json!({"total": total});
-            let mut story = Story::new();
-            story
-                .renew()
+            let mut history = History::new();
+            history
+                .renew_leases()
                 .put("people", "edge-1", tenant())
                 .put("hub-0", "home", member);
-            assert_eq!(CountsAreTrue.quiet(story.view()).is_err(), broken);
+            assert_eq!(
+                MembersCountTenants.check_converged(history.view()).is_err(),
+                broken
+            );
         }
     }
 }

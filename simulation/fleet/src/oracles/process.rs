@@ -5,37 +5,37 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use krypton_crds::tenant::Tenant;
 use kube::CustomResourceExt as _;
 
-use super::view::own_cluster;
-use super::{Check, Oracle, View, ensure, stateless};
+use super::view::agent_cluster;
+use super::{CheckResult, Oracle, View, ensure, stateless};
 use crate::conductor::Millis;
 use crate::observe::{Event, Observation};
 use crate::plan::{Access, Action, MemberAction};
 
-/// Most requests of a host to a cluster in [`SPAN`].
-const REQUESTS: usize = 1_500;
+/// Most requests of a host to a cluster in [`REQUEST_WINDOW`].
+const MAX_REQUESTS: usize = 1_500;
 /// Part of the paths of Krypton's kinds.
-const OURS: &str = "/apis/mesh.openkcm.io/";
-const SPAN: Millis = 10_000;
+const KRYPTON_API_PATH: &str = "/apis/mesh.openkcm.io/";
+const REQUEST_WINDOW: Millis = 10_000;
 
-pub(super) fn all() -> Vec<Box<dyn Oracle>> {
+pub(super) fn invariants() -> Vec<Box<dyn Oracle>> {
     vec![
         Box::new(NoPanic),
-        Box::new(NoEnd),
+        Box::new(NoProcessEnds),
         Box::new(ModelIsComplete),
         Box::new(RequestsAreValid),
-        Box::new(AgentsStayHome),
-        Box::new(HubsStayOut::default()),
+        Box::new(AgentsStayOnTheirCluster),
+        Box::new(HubsNeedAKubeconfig::default()),
         Box::new(RequestsAreBounded::default()),
-        Box::new(WritesChange),
+        Box::new(WritesChangeSomething),
     ]
 }
 
 stateless! {
     /// No process panics.
     NoPanic, "no-panic",
-    fn see(&mut self, _: &View, seen: &Observation) -> Check {
-        match &seen.event {
-            Event::Panicked { host, message } => Err(format!("{host}: {message}")),
+    fn check_observation(&mut self, _: &View, observation: &Observation) -> CheckResult {
+        match &observation.event {
+            Event::ProcessPanicked { host, message } => Err(format!("{host}: {message}")),
             _ => Ok(()),
         }
     }
@@ -43,16 +43,16 @@ stateless! {
 
 stateless! {
     /// No process ends by itself, except if an API server rejects its credentials.
-    NoEnd, "no-process-ends",
-    fn see(&mut self, view: &View, seen: &Observation) -> Check {
-        match &seen.event {
-            Event::Ended { problem: Some(problem), .. }
-                if problem.contains("rejects the credentials") && view.credentials_are_rejected() =>
+    NoProcessEnds, "no-process-ends",
+    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
+        match &observation.event {
+            Event::ProcessEnded { error: Some(error), .. }
+                if error.contains("rejects the credentials") && view.credentials_are_rejected() =>
             {
                 Ok(())
             }
-            Event::Ended { host, problem } => {
-                Err(format!("{host}: {}", problem.as_deref().unwrap_or("without an error")))
+            Event::ProcessEnded { host, error } => {
+                Err(format!("{host}: {}", error.as_deref().unwrap_or("without an error")))
             }
             _ => Ok(()),
         }
@@ -62,9 +62,9 @@ stateless! {
 stateless! {
     /// The simulated API server knows each request.
     ModelIsComplete, "model-is-complete",
-    fn see(&mut self, _: &View, seen: &Observation) -> Check {
-        match &seen.event {
-            Event::Answered { host, method, path, code: 501, .. } => {
+    fn check_observation(&mut self, _: &View, observation: &Observation) -> CheckResult {
+        match &observation.event {
+            Event::Responded { host, method, path, code: 501, .. } => {
                 Err(format!("{host} sends {method} {path}"))
             }
             _ => Ok(()),
@@ -75,9 +75,9 @@ stateless! {
 stateless! {
     /// No request is malformed.
     RequestsAreValid, "requests-are-valid",
-    fn see(&mut self, _: &View, seen: &Observation) -> Check {
-        match &seen.event {
-            Event::Answered { host, method, path, code: code @ (400 | 405 | 406 | 415), .. } => {
+    fn check_observation(&mut self, _: &View, observation: &Observation) -> CheckResult {
+        match &observation.event {
+            Event::Responded { host, method, path, code: code @ (400 | 405 | 406 | 415), .. } => {
                 Err(format!("{host} gets {code} for {method} {path}"))
             }
             _ => Ok(()),
@@ -87,42 +87,42 @@ stateless! {
 
 stateless! {
     /// An agent talks to the API server of its own cluster only.
-    AgentsStayHome, "agents-stay-on-their-cluster",
-    fn see(&mut self, _: &View, seen: &Observation) -> Check {
-        let Event::Answered { host, cluster, .. } = &seen.event else {
+    AgentsStayOnTheirCluster, "agents-stay-on-their-cluster",
+    fn check_observation(&mut self, _: &View, observation: &Observation) -> CheckResult {
+        let Event::Responded { host, cluster, .. } = &observation.event else {
             return Ok(());
         };
-        let own = own_cluster(host).is_none_or(|own| own == cluster);
-        ensure(own, || format!("{host} talks to {cluster}"))
+        let is_own_cluster = agent_cluster(host).is_none_or(|own| own == cluster);
+        ensure(is_own_cluster, || format!("{host} talks to {cluster}"))
     }
 }
 
 /// A hub talks to the home cluster and to clusters with a kubeconfig only.
 #[derive(Debug, Default)]
-struct HubsStayOut {
+struct HubsNeedAKubeconfig {
     /// Members with a second kubeconfig at some time.
     twins: BTreeSet<String>,
 }
 
-impl Oracle for HubsStayOut {
+impl Oracle for HubsNeedAKubeconfig {
     fn name(&self) -> &'static str {
         "hubs-need-a-kubeconfig"
     }
 
-    fn see(&mut self, view: &View, seen: &Observation) -> Check {
-        if let Event::Fault { text } = &seen.event
-            && let Ok(Action::Member { member, what }) = text.parse()
-            && matches!(what, MemberAction::AddTwin { .. })
+    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
+        if let Event::Fault { text } = &observation.event
+            && let Ok(Action::Member { member, action }) = text.parse()
+            && matches!(action, MemberAction::AddTwin { .. })
         {
             self.twins.insert(member);
         }
-        let Event::Answered { host, cluster, .. } = &seen.event else {
+        let Event::Responded { host, cluster, .. } = &observation.event else {
             return Ok(());
         };
         let mut edges = view.settings.edges.iter();
-        let agent = edges.any(|edge| edge.name == *cluster && edge.access == Access::Agent);
-        let agent = agent && !self.twins.contains(cluster);
-        ensure(!agent || !host.starts_with("hub-"), || {
+        let is_agent_only = edges.any(|edge| edge.name == *cluster && edge.access == Access::Agent);
+        let is_agent_only = is_agent_only && !self.twins.contains(cluster);
+        ensure(!is_agent_only || !host.starts_with("hub-"), || {
             format!("{host} talks to {cluster}")
         })
     }
@@ -130,23 +130,23 @@ impl Oracle for HubsStayOut {
 
 stateless! {
     /// Krypton writes no object of its own kinds without a change, if no fault has hidden an earlier write.
-    WritesChange, "writes-change-something",
-    fn see(&mut self, view: &View, seen: &Observation) -> Check {
-        let Event::Answered { host, cluster, method, path, code: 200, .. } = &seen.event else {
+    WritesChangeSomething, "writes-change-something",
+    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
+        let Event::Responded { host, cluster, method, path, code: 200, .. } = &observation.event else {
             return Ok(());
         };
-        let writes = ["PUT", "PATCH"].contains(&method.as_str()) && path.contains(OURS);
-        let writes = writes && !path.contains("dryRun");
-        // A process lets go of each Tenant before its CRD disappears.
-        let vain = writes && view.is_unchanged(cluster) && view.has_crd(cluster, Tenant::crd_name());
-        ensure(!vain, || format!("{host} changes nothing with {method} {path}"))
+        let is_write = ["PUT", "PATCH"].contains(&method.as_str()) && path.contains(KRYPTON_API_PATH);
+        let is_write = is_write && !path.contains("dryRun");
+        // A process removes its finalizer from each Tenant before the CRD disappears.
+        let is_useless = is_write && view.is_unchanged(cluster) && view.has_crd(cluster, Tenant::crd_name());
+        ensure(!is_useless, || format!("{host} changes nothing with {method} {path}"))
     }
 }
 
-/// A process does not flood an API server, whatever it answers.
+/// A process does not flood an API server, regardless of its responses.
 #[derive(Debug, Default)]
 struct RequestsAreBounded {
-    times: BTreeMap<(String, String), VecDeque<Millis>>,
+    request_times: BTreeMap<(String, String), VecDeque<Millis>>,
 }
 
 impl Oracle for RequestsAreBounded {
@@ -154,109 +154,115 @@ impl Oracle for RequestsAreBounded {
         "requests-are-bounded"
     }
 
-    fn see(&mut self, _: &View, seen: &Observation) -> Check {
-        let Event::Answered { host, cluster, .. } = &seen.event else {
+    fn check_observation(&mut self, _: &View, observation: &Observation) -> CheckResult {
+        let Event::Responded { host, cluster, .. } = &observation.event else {
             return Ok(());
         };
-        let times = self
-            .times
+        let request_times = self
+            .request_times
             .entry((host.clone(), cluster.clone()))
             .or_default();
-        times.push_back(seen.at);
-        while times.front().is_some_and(|first| seen.at - first > SPAN) {
-            times.pop_front();
+        request_times.push_back(observation.at);
+        while request_times
+            .front()
+            .is_some_and(|first| observation.at - first > REQUEST_WINDOW)
+        {
+            request_times.pop_front();
         }
-        ensure(times.len() <= REQUESTS, || {
-            format!("{host} sends {} requests to {cluster} in 10 s", times.len())
+        ensure(request_times.len() <= MAX_REQUESTS, || {
+            format!(
+                "{host} sends {} requests to {cluster} in 10 s",
+                request_times.len()
+            )
         })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::story::Story;
+    use super::super::story::History;
     use super::*;
 
-    fn answered(code: u16) -> Story {
-        let mut story = Story::new();
-        story.answered("hub-0", "home", "GET", "/version", code);
-        story
+    fn answered(code: u16) -> History {
+        let mut history = History::new();
+        history.respond("hub-0", "home", "GET", "/version", code);
+        history
     }
 
     #[test]
     fn panic_is_found() {
-        let mut story = Story::new();
-        story.see(Event::Started {
+        let mut history = History::new();
+        history.observe(Event::ProcessStarted {
             host: "hub-0".to_owned(),
         });
-        story.assert_kept();
-        story.see(Event::Panicked {
+        history.assert_no_violation();
+        history.observe(Event::ProcessPanicked {
             host: "hub-0".to_owned(),
             message: "oh".to_owned(),
         });
-        story.assert_broken("no-panic");
+        history.assert_violated("no-panic");
     }
 
     #[test]
     fn end_of_a_process_is_found() {
-        let mut story = Story::new();
-        story.fault("crash hub-0 restart 1.000");
-        story.assert_kept();
-        story.see(Event::Ended {
+        let mut history = History::new();
+        history.fault("crash hub-0 restart 1.000");
+        history.assert_no_violation();
+        history.observe(Event::ProcessEnded {
             host: "hub-0".to_owned(),
-            problem: None,
+            error: None,
         });
-        story.assert_broken("no-process-ends");
+        history.assert_violated("no-process-ends");
     }
 
     #[test]
     fn unknown_or_malformed_request_is_found() {
         for code in [200, 404, 409, 422, 500, 503] {
-            answered(code).assert_kept();
+            answered(code).assert_no_violation();
         }
-        answered(501).assert_broken("model-is-complete");
-        answered(400).assert_broken("requests-are-valid");
-        answered(415).assert_broken("requests-are-valid");
+        answered(501).assert_violated("model-is-complete");
+        answered(400).assert_violated("requests-are-valid");
+        answered(415).assert_violated("requests-are-valid");
     }
 
     #[test]
     fn agent_on_another_cluster_is_found() {
-        let mut story = Story::new();
-        story.answered("agent-edge-1", "edge-1", "GET", "/version", 200);
-        story.assert_kept();
-        story.answered("agent-edge-1", "home", "GET", "/version", 200);
-        story.assert_broken("agents-stay-on-their-cluster");
+        let mut history = History::new();
+        history.respond("agent-edge-1", "edge-1", "GET", "/version", 200);
+        history.assert_no_violation();
+        history.respond("agent-edge-1", "home", "GET", "/version", 200);
+        history.assert_violated("agents-stay-on-their-cluster");
     }
 
     #[test]
     fn hub_on_a_cluster_with_agent_is_found() {
-        let mut story = Story::new();
-        story.answered("hub-0", "edge-2", "GET", "/version", 200);
-        story.assert_kept();
-        story.answered("hub-0", "edge-1", "GET", "/version", 200);
-        story.assert_broken("hubs-need-a-kubeconfig");
+        let mut history = History::new();
+        history.respond("hub-0", "edge-2", "GET", "/version", 200);
+        history.assert_no_violation();
+        history.respond("hub-0", "edge-1", "GET", "/version", 200);
+        history.assert_violated("hubs-need-a-kubeconfig");
     }
 
     #[test]
     fn write_without_a_change_is_found() {
         let path = "https://10.0.0.1:6443/apis/mesh.openkcm.io/v1alpha1/tenants/t0";
         for (method, oracle) in [("GET", None), ("PUT", Some("writes-change-something"))] {
-            let mut story = Story::new();
-            story.answered("hub-0", "home", method, path, 200);
-            assert_eq!(story.violated(), oracle);
+            let mut history = History::new();
+            history.respond("hub-0", "home", method, path, 200);
+            assert_eq!(history.violated_oracle(), oracle);
         }
     }
 
     #[test]
     fn flood_of_requests_is_found() {
         for (pause, oracle) in [(20, None), (5, Some("requests-are-bounded"))] {
-            let mut story = Story::new();
+            let mut history = History::new();
             for _ in 0..2_000 {
-                story
+                history
                     .wait(pause)
-                    .answered("hub-0", "home", "GET", "/version", 503);
+                    .respond("hub-0", "home", "GET", "/version", 503);
             }
-            assert_eq!(story.violated(), oracle, "{pause}");
+            assert_eq!(history.violated_oracle(), oracle, "{pause}");
         }
     }
 }

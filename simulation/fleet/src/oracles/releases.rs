@@ -10,51 +10,54 @@ use krypton_types::names::{
 use serde_json::Value;
 
 use super::view::{
-    Owner, Run, annotation, has_finalizer, is_copy, is_deleted, is_product, krypton_key, label,
-    let_go, text,
+    ReleaseOwner, Run, annotation, finalizer_removal, has_finalizer, is_placed_copy, is_product,
+    is_terminating, krypton_key, label, text,
 };
-use super::{Check, Oracle, View, ensure, stateless};
+use super::{CheckResult, Oracle, View, ensure, stateless};
 use crate::conductor::Millis;
 use crate::faults::PEOPLE;
 use crate::observe::{Event, Observation};
-use crate::plan::{HOME, Settings, TENANTS};
+use crate::plan::{HOME, Settings, TENANT_NAMESPACE};
 
-/// Time in which a watch brings a change to a process, if no fault delays it.
-const LAG: Millis = 30_000;
+/// Time in which a watch delivers a change to a process, if no fault delays it.
+const WATCH_LAG: Millis = 30_000;
 /// Krypton forgets the effects of a fault in this time.
 const RECOVERY: Millis = 120_000;
 /// More runs of one release in a minute mean that the back-off fails.
-const RUNS_A_MINUTE: usize = 30;
+const MAX_RUNS_PER_MINUTE: usize = 30;
 /// Two revisions, 16 failed installations and 16 failed upgrades, and the running attempt.
-const HISTORY: usize = 36;
+const MAX_REVISIONS: usize = 36;
 
-pub(super) fn all() -> Vec<Box<dyn Oracle>> {
+pub(super) fn invariants() -> Vec<Box<dyn Oracle>> {
     vec![
-        Box::new(LiveReleases),
-        Box::new(OneHelm::default()),
-        Box::new(FinalizerFirst),
-        Box::new(ReleaseGoesFirst),
-        Box::new(HomeWaitsForRelease),
-        Box::new(OneOwner),
-        Box::new(OrphansStay::default()),
-        Box::new(PausedTenants),
-        Box::new(PausedMembers),
-        Box::new(RunsBackOff::default()),
+        Box::new(LiveReleaseStays),
+        Box::new(OneHelmPerRelease::default()),
+        Box::new(FinalizerPrecedesHelm),
+        Box::new(FinalizerOutlivesRelease),
+        Box::new(DeletedDeploymentWaits),
+        Box::new(ReleaseKeepsItsOwner),
+        Box::new(OrphanedReleaseStays::default()),
+        Box::new(PausedTenantStays),
+        Box::new(PausedMemberStays),
+        Box::new(HelmRunsBackOff::default()),
         Box::new(HistoryIsBounded),
     ]
 }
 
 /// The run that an observation starts.
-pub(super) fn started<'a>(view: &'a View, seen: &Observation) -> Option<&'a Run> {
-    match &seen.event {
-        Event::HelmStarted { run, .. } => view.runs.get(run),
+pub(super) fn started_run<'a>(view: &'a View, observation: &Observation) -> Option<&'a Run> {
+    match &observation.event {
+        Event::HelmStarted { run, .. } => view.helm_runs.get(run),
         _ => None,
     }
 }
 
 /// A Helm run with its cluster and its Tenant there.
-pub(super) fn tenant_of<'a>(view: &'a View, run: &'a Run) -> Option<(&'a Run, &'a str, &'a Value)> {
-    let (cluster, Owner::Tenant(name)) = (run.cluster.as_deref()?, &run.owner) else {
+pub(super) fn tenant_of_run<'a>(
+    view: &'a View,
+    run: &'a Run,
+) -> Option<(&'a Run, &'a str, &'a Value)> {
+    let (cluster, ReleaseOwner::Tenant(name)) = (run.cluster.as_deref()?, &run.owner) else {
         return None;
     };
     Some((run, cluster, view.tenant(cluster, name)?))
@@ -63,64 +66,66 @@ pub(super) fn tenant_of<'a>(view: &'a View, run: &'a Run) -> Option<(&'a Run, &'
 stateless! {
     /// Helm uninstalls a release only if people have deleted its owner, moved its KryptonDeployment, or retired its
     /// member.
-    LiveReleases, "live-release-stays",
-    fn see(&mut self, view: &View, seen: &Observation) -> Check {
-        let Some(run) = started(view, seen).filter(|run| run.verb == "uninstall") else {
+    LiveReleaseStays, "live-release-stays",
+    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
+        let Some(run) = started_run(view, observation).filter(|run| run.verb == "uninstall") else {
             return Ok(());
         };
-        let member = run.cluster.as_deref().map(Settings::member);
-        if member.is_some_and(|member| view.is_retiring(member)) {
+        let member = run.cluster.as_deref().map(Settings::member_for);
+        if member.is_some_and(|member| view.is_decommissioning(member)) {
             return Ok(());
         }
-        let wanted = match &run.owner {
-            Owner::Tenant(name) => {
+        let is_wanted = match &run.owner {
+            ReleaseOwner::Tenant(name) => {
                 let cluster = run.cluster.as_deref().unwrap_or(HOME);
-                view.wants_tenant(cluster, name) && !is_deleted_copy(view, run, name)
+                view.wants_tenant(cluster, name) && !is_terminating_copy(view, run, name)
             }
-            Owner::Deployment(name) => member.is_some_and(|member| stays_in(view, name, member)),
-            Owner::Unknown => false,
+            ReleaseOwner::Deployment(name) => {
+                member.is_some_and(|member| has_stayed_in_region(view, name, member))
+            }
+            ReleaseOwner::Unknown => false,
         };
-        ensure(!wanted, || format!("{} uninstalls {}, which people want", run.host, run.release))
+        ensure(!is_wanted, || format!("{} uninstalls {}, which people want", run.host, run.release))
     }
 }
 
 /// Whether the hub has placed the Tenant and now deletes it. Another invariant checks the order.
-fn is_deleted_copy(view: &View, run: &Run, name: &str) -> bool {
+fn is_terminating_copy(view: &View, run: &Run, name: &str) -> bool {
     let cluster = run.cluster.as_deref();
     let tenant = cluster.and_then(|cluster| view.tenant(cluster, name));
     tenant.is_some_and(|tenant| {
-        is_deleted(tenant) && label(tenant, MANAGED_BY_LABEL) == Some(MANAGED_BY_HUB)
+        is_terminating(tenant) && label(tenant, MANAGED_BY_LABEL) == Some(MANAGED_BY_HUB)
     })
 }
 
 /// Whether a KryptonDeployment has named this region for some time. After a move and back, an earlier order can still
 /// be on its way.
-fn stays_in(view: &View, name: &str, region: &str) -> bool {
-    let key = krypton_key("kryptondeployments", TENANTS, name);
-    let object = view.get(HOME, &key);
-    // The deletion of the CRD deletes what people want.
-    let deleted = object.is_some_and(|object| is_deleted(object));
-    let old = view.age(HOME, &key) > LAG && view.calm() > LAG;
-    object.is_some_and(|object| text(object, "/spec/region/name") == region)
+fn has_stayed_in_region(view: &View, name: &str, region: &str) -> bool {
+    let key = krypton_key("kryptondeployments", TENANT_NAMESPACE, name);
+    let deployment = view.get(HOME, &key);
+    // The deletion of the CRD deletes also wanted KryptonDeployments.
+    let deleted = deployment.is_some_and(|deployment| is_terminating(deployment));
+    let is_settled = view.time_since_change(HOME, &key) > WATCH_LAG && view.calm_time() > WATCH_LAG;
+    deployment.is_some_and(|deployment| text(deployment, "/spec/region/name") == region)
         && view.wants_deployment(name)
-        && (old || deleted)
+        && (is_settled || deleted)
 }
 
 /// A release on a cluster has at most one running Helm process that writes.
 #[derive(Debug, Default)]
-struct OneHelm {
+struct OneHelmPerRelease {
     running: BTreeMap<u64, (String, String, Option<String>)>,
 }
 
-impl Oracle for OneHelm {
+impl Oracle for OneHelmPerRelease {
     fn name(&self) -> &'static str {
         "one-helm-per-release"
     }
 
-    fn see(&mut self, view: &View, seen: &Observation) -> Check {
-        match &seen.event {
+    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
+        match &observation.event {
             Event::HelmStarted { run: number, .. } => {
-                let Some(run) = view.runs.get(number) else {
+                let Some(run) = view.helm_runs.get(number) else {
                     return Ok(());
                 };
                 let key = (
@@ -154,30 +159,31 @@ impl Oracle for OneHelm {
 
 stateless! {
     /// A Tenant has Krypton's finalizer before Helm installs its release.
-    FinalizerFirst, "finalizer-precedes-helm",
-    fn see(&mut self, view: &View, seen: &Observation) -> Check {
-        let run = started(view, seen).filter(|run| run.verb == "upgrade" || run.verb == "install");
-        let Some((run, cluster, tenant)) = run.and_then(|run| tenant_of(view, run)) else {
+    FinalizerPrecedesHelm, "finalizer-precedes-helm",
+    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
+        let run = started_run(view, observation).filter(|run| run.verb == "upgrade" || run.verb == "install");
+        let Some((run, cluster, tenant)) = run.and_then(|run| tenant_of_run(view, run)) else {
             return Ok(());
         };
-        let held = has_finalizer(tenant, TENANT_FINALIZER)
-            || is_deleted(tenant)
+        let key = krypton_key("tenants", TENANT_NAMESPACE, text(tenant, "/metadata/name"));
+        let is_protected = has_finalizer(tenant, TENANT_FINALIZER)
+            || is_terminating(tenant)
             // The finalizer of a Tenant that returned from a snapshot, or that was recreated, follows.
             || view.restored_within(cluster, RECOVERY)
-            || view.age(cluster, &krypton_key("tenants", TENANTS, text(tenant, "/metadata/name"))) < LAG && view.calm() < LAG;
-        ensure(held, || format!("{} installs {} without a finalizer", run.host, run.release))
+            || view.time_since_change(cluster, &key) < WATCH_LAG && view.calm_time() < WATCH_LAG;
+        ensure(is_protected, || format!("{} installs {} without a finalizer", run.host, run.release))
     }
 }
 
 stateless! {
     /// Krypton removes its finalizer from a deleted Tenant only after the release is gone.
-    ReleaseGoesFirst, "finalizer-outlives-release",
-    fn see(&mut self, view: &View, seen: &Observation) -> Check {
-        let Some((cluster, change, before)) = let_go(seen, TENANT_FINALIZER) else {
+    FinalizerOutlivesRelease, "finalizer-outlives-release",
+    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
+        let Some((cluster, change, before)) = finalizer_removal(observation, TENANT_FINALIZER) else {
             return Ok(());
         };
         if change.key.resource != "tenants"
-            || !is_deleted(before)
+            || !is_terminating(before)
             || annotation(before, ORPHAN_ANNOTATION) == Some("true")
             // Krypton keeps the releases of a CRD that is being deleted.
             || !view.has_tenant_crd(cluster)
@@ -186,11 +192,11 @@ stateless! {
             return Ok(());
         }
         let uid = text(before, "/metadata/uid");
-        let mut secrets = view.all(cluster, "", "secrets");
-        let left = secrets.find(|(_, secret)| {
+        let mut secrets = view.objects(cluster, "", "secrets");
+        let remaining = secrets.find(|(_, secret)| {
             text(secret, "/type") == "helm.sh/release.v1" && label(secret, OWNER_UID_LABEL) == Some(uid)
         });
-        match left {
+        match remaining {
             Some((key, _)) => Err(format!("{} goes before {}", change.key.name, key.name)),
             None => Ok(()),
         }
@@ -199,47 +205,47 @@ stateless! {
 
 stateless! {
     /// A release does not change its owner while the owner exists, unless the new owner has the annotation `adopt`.
-    OneOwner, "release-keeps-its-owner",
-    fn see(&mut self, view: &View, seen: &Observation) -> Check {
-        let Event::Change { cluster, change } = &seen.event else {
+    ReleaseKeepsItsOwner, "release-keeps-its-owner",
+    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
+        let Event::Change { cluster, change } = &observation.event else {
             return Ok(());
         };
-        let (None, Some(new)) = (&change.before, &change.after) else {
+        let (None, Some(new_revision)) = (&change.before, &change.after) else {
             return Ok(());
         };
-        let Some(owner) = label(new, OWNER_UID_LABEL).filter(|_| is_product(&change.by)) else {
+        let Some(owner) = label(new_revision, OWNER_UID_LABEL).filter(|_| is_product(&change.by)) else {
             return Ok(());
         };
-        let release = text(new, "/metadata/labels/name");
+        let release = text(new_revision, "/metadata/labels/name");
         let revisions = view.revisions(cluster, &change.key.namespace, release);
-        let mut earlier = revisions.iter().rev().map(|(_, secret)| secret.as_ref());
-        let previous = earlier.find_map(|secret| {
+        let mut earlier_secrets = revisions.iter().rev().map(|(_, secret)| secret.as_ref());
+        let previous = earlier_secrets.find_map(|secret| {
             label(secret, OWNER_UID_LABEL).filter(|_| text(secret, "/metadata/name") != change.key.name)
         });
         let Some(previous) = previous.filter(|previous| *previous != owner) else {
             return Ok(());
         };
-        let find = |uid: &str| -> Option<Value> {
-            let mut tenants = view.all(cluster, krypton_types::names::GROUP, "tenants");
-            let found = tenants.find(|(_, tenant)| text(tenant, "/metadata/uid") == uid);
-            found.map(|(_, tenant)| tenant.as_ref().clone())
+        let find_tenant = |uid: &str| -> Option<Value> {
+            let mut tenants = view.objects(cluster, krypton_types::names::GROUP, "tenants");
+            let entry = tenants.find(|(_, tenant)| text(tenant, "/metadata/uid") == uid);
+            entry.map(|(_, tenant)| tenant.as_ref().clone())
         };
-        let lives = find(previous).is_some_and(|previous| !is_deleted(&previous));
-        let adopts = find(owner)
+        let previous_exists = find_tenant(previous).is_some_and(|previous| !is_terminating(&previous));
+        let may_adopt = find_tenant(owner)
             .is_some_and(|owner| annotation(&owner, ADOPT_ANNOTATION) == Some("true"));
-        ensure(!lives || adopts, || format!("{release} goes from {previous} to {owner}"))
+        ensure(!previous_exists || may_adopt, || format!("{release} goes from {previous} to {owner}"))
     }
 }
 
 stateless! {
     /// The hub releases a deleted KryptonDeployment only after its release is gone from all members.
-    HomeWaitsForRelease, "deleted-deployment-waits",
-    fn see(&mut self, view: &View, seen: &Observation) -> Check {
-        let Some((cluster, change, before)) = let_go(seen, DEPLOYMENT_FINALIZER) else {
+    DeletedDeploymentWaits, "deleted-deployment-waits",
+    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
+        let Some((cluster, change, before)) = finalizer_removal(observation, DEPLOYMENT_FINALIZER) else {
             return Ok(());
         };
         let crd = format!("kryptondeployments.{GROUP}");
-        if !is_deleted(before)
+        if !is_terminating(before)
             || annotation(before, ORPHAN_ANNOTATION) == Some("true")
             || !view.has_crd(cluster, &crd)
             || view.ever_restored()
@@ -248,11 +254,11 @@ stateless! {
         }
         let uid = text(before, "/metadata/uid");
         for cluster in view.settings.clusters() {
-            let mut secrets = view.all(&cluster, "", "secrets");
-            let left = secrets.find(|(_, secret)| label(secret, OWNER_UID_LABEL) == Some(uid));
-            let member = view.edge_cluster(Settings::member(&cluster));
+            let mut secrets = view.objects(&cluster, "", "secrets");
+            let remaining = secrets.find(|(_, secret)| label(secret, OWNER_UID_LABEL) == Some(uid));
+            let member = view.edge_cluster(Settings::member_for(&cluster));
             // The releases of a member that left stay.
-            ensure(left.is_none() || member.is_none(), || {
+            ensure(remaining.is_none() || member.is_none(), || {
                 format!("{} goes before its release on {cluster}", change.key.name)
             })?;
         }
@@ -263,78 +269,85 @@ stateless! {
 /// Helm does not uninstall the release of a Tenant or KryptonDeployment that had the annotation `orphan` when it was
 /// deleted. The deletion shows the annotation too, so no delay excuses it.
 #[derive(Debug, Default)]
-struct OrphansStay {
+struct OrphanedReleaseStays {
     /// UIDs of these Tenants, those of the home cluster included.
-    orphans: BTreeSet<String>,
+    orphan_uids: BTreeSet<String>,
 }
 
-impl OrphansStay {
+impl OrphanedReleaseStays {
     fn is_orphan(&self, view: &View, cluster: &str, name: &str) -> bool {
         view.tenant(cluster, name).is_some_and(|tenant| {
-            let own = self.orphans.contains(text(tenant, "/metadata/uid"))
+            let is_own_orphan = self.orphan_uids.contains(text(tenant, "/metadata/uid"))
                 && annotation(tenant, ORPHAN_ANNOTATION) == Some("true");
-            let home = annotation(tenant, HOME_UID_ANNOTATION);
-            own || home.is_some_and(|uid| self.orphans.contains(uid))
+            let home_uid = annotation(tenant, HOME_UID_ANNOTATION);
+            is_own_orphan || home_uid.is_some_and(|uid| self.orphan_uids.contains(uid))
         })
     }
 }
 
-impl Oracle for OrphansStay {
+impl Oracle for OrphanedReleaseStays {
     fn name(&self) -> &'static str {
         "orphaned-release-stays"
     }
 
-    fn see(&mut self, view: &View, seen: &Observation) -> Check {
-        if let Event::Change { change, .. } = &seen.event
+    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
+        if let Event::Change { change, .. } = &observation.event
             && let (Some(before), Some(after)) = (&change.before, &change.after)
             && change.key.resource == "tenants"
-            && !is_deleted(before)
-            && is_deleted(after)
+            && !is_terminating(before)
+            && is_terminating(after)
             && annotation(before, ORPHAN_ANNOTATION) == Some("true")
         {
             let uid = text(after, "/metadata/uid").to_owned();
-            self.orphans.insert(uid);
+            self.orphan_uids.insert(uid);
         }
-        // People can delete what home has left on a member.
-        if let Event::Change { change, .. } = &seen.event
+        // People can delete the orphan of home on a member.
+        if let Event::Change { change, .. } = &observation.event
             && change.by == PEOPLE
-            && let Some(after) = change.after.as_deref().filter(|after| is_deleted(after))
+            && let Some(after) = change
+                .after
+                .as_deref()
+                .filter(|after| is_terminating(after))
             && let Some(uid) = annotation(after, HOME_UID_ANNOTATION)
         {
-            self.orphans.remove(uid);
+            self.orphan_uids.remove(uid);
         }
-        let Some(run) = started(view, seen).filter(|run| run.verb == "uninstall") else {
+        let Some(run) = started_run(view, observation).filter(|run| run.verb == "uninstall") else {
             return Ok(());
         };
         let Some(cluster) = run.cluster.as_deref() else {
             return Ok(());
         };
-        let orphaned = match &run.owner {
-            Owner::Tenant(name) => self.is_orphan(view, cluster, name),
-            Owner::Deployment(name) => view.orphaned_for(name).is_some_and(|time| time > LAG),
-            Owner::Unknown => false,
+        let is_orphaned = match &run.owner {
+            ReleaseOwner::Tenant(name) => self.is_orphan(view, cluster, name),
+            ReleaseOwner::Deployment(name) => view
+                .deployment_orphaned_for(name)
+                .is_some_and(|time| time > WATCH_LAG),
+            ReleaseOwner::Unknown => false,
         };
-        ensure(!orphaned || view.restored_within(cluster, RECOVERY), || {
-            format!("{} uninstalls the orphan {}", run.host, run.release)
-        })
+        ensure(
+            !is_orphaned || view.restored_within(cluster, RECOVERY),
+            || format!("{} uninstalls the orphan {}", run.host, run.release),
+        )
     }
 }
 
 stateless! {
     /// Helm does not run for a Tenant that has been paused for some time.
-    PausedTenants, "paused-tenant-stays",
-    fn see(&mut self, view: &View, seen: &Observation) -> Check {
-        let (Some(run), true) = (started(view, seen), view.calm() > LAG) else {
+    PausedTenantStays, "paused-tenant-stays",
+    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
+        let (Some(run), true) = (started_run(view, observation), view.calm_time() > WATCH_LAG) else {
             return Ok(());
         };
-        let (Owner::Tenant(name), Some(cluster)) = (&run.owner, run.cluster.as_deref()) else {
+        let (ReleaseOwner::Tenant(name), Some(cluster)) = (&run.owner, run.cluster.as_deref()) else {
             return Ok(());
         };
         // The hub passes the pause of home on to the copy.
-        let copy = view.tenant(cluster, name).is_some_and(|tenant| is_copy(tenant));
-        let home = view.paused_for(HOME, name).filter(|_| copy);
-        let long = view.paused_for(cluster, name).or(home).is_some_and(|time| time > LAG);
-        ensure(!long, || {
+        let has_copy = view.tenant(cluster, name).is_some_and(|tenant| is_placed_copy(tenant));
+        let home_pause = view.tenant_paused_for(HOME, name).filter(|_| has_copy);
+        let pause = view.tenant_paused_for(cluster, name).or(home_pause);
+        let is_paused_long = pause.is_some_and(|time| time > WATCH_LAG);
+        ensure(!is_paused_long, || {
             format!("{} runs Helm for the paused {}", run.host, run.release)
         })
     }
@@ -342,33 +355,33 @@ stateless! {
 
 stateless! {
     /// Helm does not run on a member that has been paused or banned for some time.
-    PausedMembers, "paused-member-stays",
-    fn see(&mut self, view: &View, seen: &Observation) -> Check {
-        let (Some(run), true) = (started(view, seen), view.calm() > LAG) else {
+    PausedMemberStays, "paused-member-stays",
+    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
+        let (Some(run), true) = (started_run(view, observation), view.calm_time() > WATCH_LAG) else {
             return Ok(());
         };
-        let Some(member) = run.cluster.as_deref().map(Settings::member) else {
+        let Some(member) = run.cluster.as_deref().map(Settings::member_for) else {
             return Ok(());
         };
         // A banned agent continues with its last desired state, so only the pause counts.
-        let long = view.idle_for(member).is_some_and(|time| time > LAG);
-        ensure(!long, || format!("{} runs Helm on the paused {member}", run.host))
+        let is_paused_long = view.member_paused_for(member).is_some_and(|time| time > WATCH_LAG);
+        ensure(!is_paused_long, || format!("{} runs Helm on the paused {member}", run.host))
     }
 }
 
 /// Krypton retries a failing run with a growing pause.
 #[derive(Debug, Default)]
-struct RunsBackOff {
+struct HelmRunsBackOff {
     starts: BTreeMap<(String, Option<String>), VecDeque<Millis>>,
 }
 
-impl Oracle for RunsBackOff {
+impl Oracle for HelmRunsBackOff {
     fn name(&self) -> &'static str {
         "helm-runs-back-off"
     }
 
-    fn see(&mut self, view: &View, seen: &Observation) -> Check {
-        let Some(run) = started(view, seen) else {
+    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
+        let Some(run) = started_run(view, observation) else {
             return Ok(());
         };
         let key = (run.release.clone(), run.cluster.clone());
@@ -380,7 +393,7 @@ impl Oracle for RunsBackOff {
         {
             starts.pop_front();
         }
-        ensure(starts.len() <= RUNS_A_MINUTE, || {
+        ensure(starts.len() <= MAX_RUNS_PER_MINUTE, || {
             format!(
                 "Helm ran {} times for {} in a minute",
                 starts.len(),
@@ -393,17 +406,17 @@ impl Oracle for RunsBackOff {
 stateless! {
     /// The number of revisions of a release is bounded.
     HistoryIsBounded, "history-is-bounded",
-    fn see(&mut self, view: &View, seen: &Observation) -> Check {
-        let Event::Change { cluster, change } = &seen.event else {
+    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
+        let Event::Change { cluster, change } = &observation.event else {
             return Ok(());
         };
-        let new = change.after.as_deref().filter(|_| change.before.is_none());
-        let Some(new) = new.filter(|new| text(new, "/type") == "helm.sh/release.v1") else {
+        let secret = change.after.as_deref().filter(|_| change.before.is_none());
+        let Some(secret) = secret.filter(|secret| text(secret, "/type") == "helm.sh/release.v1") else {
             return Ok(());
         };
-        let release = text(new, "/metadata/labels/name");
+        let release = text(secret, "/metadata/labels/name");
         let count = view.revisions(cluster, &change.key.namespace, release).len();
-        ensure(count <= HISTORY, || format!("{release} has {count} revisions"))
+        ensure(count <= MAX_REVISIONS, || format!("{release} has {count} revisions"))
     }
 }
 
@@ -411,139 +424,141 @@ stateless! {
 mod tests {
     use serde_json::json;
 
-    use super::super::story::{Story, deletion, deployment, edge_cluster, revision, tenant};
+    use super::super::story::{
+        History, deletion_patch, deployment, edge_cluster, revision, tenant,
+    };
 
     const RELEASE: &str = "tenant-t0-edge-1";
     const AGENT: &str = "agent-edge-1";
 
-    /// A story with a live Tenant and a fresh Lease.
-    fn story() -> Story {
-        let mut story = Story::new();
-        story.put("people", "edge-1", tenant()).renew();
-        story
+    /// A history with a live Tenant and a fresh Lease.
+    fn history() -> History {
+        let mut history = History::new();
+        history.put("people", "edge-1", tenant()).renew_leases();
+        history
     }
 
     #[test]
     fn deleted_tenant_loses_its_release() {
-        let mut story = story();
-        story
-            .patch("people", "edge-1", tenant(), &deletion())
-            .helm(1, AGENT, "uninstall", RELEASE);
-        story.assert_kept();
+        let mut history = history();
+        history
+            .patch("people", "edge-1", tenant(), &deletion_patch())
+            .start_helm(1, AGENT, "uninstall", RELEASE);
+        history.assert_no_violation();
     }
 
     #[test]
     fn uninstalling_a_live_release_is_found() {
-        let mut story = story();
-        story.helm(1, AGENT, "uninstall", RELEASE);
-        story.assert_broken("live-release-stays");
+        let mut history = history();
+        history.start_helm(1, AGENT, "uninstall", RELEASE);
+        history.assert_violated("live-release-stays");
     }
 
     #[test]
     fn deletion_by_the_crd_controller_uninstalls_nothing() {
-        let mut story = story();
-        story
-            .patch("crd-controller", "edge-1", tenant(), &deletion())
-            .helm(1, AGENT, "uninstall", RELEASE);
-        story.assert_broken("live-release-stays");
+        let mut history = history();
+        history
+            .patch("crd-controller", "edge-1", tenant(), &deletion_patch())
+            .start_helm(1, AGENT, "uninstall", RELEASE);
+        history.assert_violated("live-release-stays");
     }
 
     #[test]
     fn retired_member_loses_its_releases() {
-        let mut story = story();
+        let mut history = history();
         let mut member = edge_cluster("edge-1");
         member["spec"] = json!({"deletionPolicy": "Uninstall"});
-        story
+        history
             .put("hub-0", "home", member.clone())
-            .patch("people", "home", member, &deletion())
-            .helm(1, AGENT, "uninstall", RELEASE);
-        story.assert_kept();
+            .patch("people", "home", member, &deletion_patch())
+            .start_helm(1, AGENT, "uninstall", RELEASE);
+        history.assert_no_violation();
     }
 
     #[test]
     fn deployment_in_place_keeps_its_release() {
-        let mut story = story();
-        story
+        let mut history = history();
+        history
             .put("people", "home", deployment("edge-1"))
             .wait(31_000)
-            .renew()
-            .helm(1, AGENT, "uninstall", "ced-d0");
-        story.assert_broken("live-release-stays");
+            .renew_leases()
+            .start_helm(1, AGENT, "uninstall", "ced-d0");
+        history.assert_violated("live-release-stays");
     }
 
     #[test]
     fn second_helm_of_a_release_is_found() {
-        let mut good = story();
-        good.helm(1, AGENT, "upgrade", RELEASE)
-            .ends(1, AGENT, 0)
-            .helm(2, AGENT, "upgrade", RELEASE)
-            .helm(3, "hub-0", "upgrade", "tenant-t0-edge-2");
-        good.assert_kept();
-        let mut bad = story();
-        bad.helm(1, AGENT, "upgrade", RELEASE)
-            .helm(2, AGENT, "upgrade", RELEASE);
-        bad.assert_broken("one-helm-per-release");
+        let mut good = history();
+        good.start_helm(1, AGENT, "upgrade", RELEASE)
+            .end_helm(1, AGENT, 0)
+            .start_helm(2, AGENT, "upgrade", RELEASE)
+            .start_helm(3, "hub-0", "upgrade", "tenant-t0-edge-2");
+        good.assert_no_violation();
+        let mut bad = history();
+        bad.start_helm(1, AGENT, "upgrade", RELEASE)
+            .start_helm(2, AGENT, "upgrade", RELEASE);
+        bad.assert_violated("one-helm-per-release");
     }
 
     #[test]
     fn installation_without_finalizer_is_found() {
-        let mut story = story();
+        let mut history = history();
         let bare = json!({"metadata": {"finalizers": null}});
-        story
+        history
             .patch("people", "edge-1", tenant(), &bare)
             .wait(31_000)
-            .renew()
-            .helm(1, AGENT, "upgrade", RELEASE);
-        story.assert_broken("finalizer-precedes-helm");
+            .renew_leases()
+            .start_helm(1, AGENT, "upgrade", RELEASE);
+        history.assert_violated("finalizer-precedes-helm");
     }
 
     #[test]
     fn finalizer_before_the_release_is_found() {
         let bare = json!({"metadata": {"finalizers": null}});
-        let mut good = story();
+        let mut good = history();
         good.put(
             "helm:agent-edge-1",
             "edge-1",
             revision(RELEASE, 1, "deployed"),
         )
-        .patch("people", "edge-1", tenant(), &deletion())
+        .patch("people", "edge-1", tenant(), &deletion_patch())
         .delete(
             "helm:agent-edge-1",
             "edge-1",
             &revision(RELEASE, 1, "deployed"),
         )
         .patch(AGENT, "edge-1", tenant(), &bare);
-        good.assert_kept();
-        let mut bad = story();
+        good.assert_no_violation();
+        let mut bad = history();
         bad.put(
             "helm:agent-edge-1",
             "edge-1",
             revision(RELEASE, 1, "deployed"),
         )
-        .patch("people", "edge-1", tenant(), &deletion())
+        .patch("people", "edge-1", tenant(), &deletion_patch())
         .patch(AGENT, "edge-1", tenant(), &bare);
-        bad.assert_broken("finalizer-outlives-release");
+        bad.assert_violated("finalizer-outlives-release");
     }
 
     #[test]
     fn orphan_may_leave_its_release() {
         let orphan = json!({"metadata": {"annotations": {"mesh.openkcm.io/orphan": "true"}}});
         let bare = json!({"metadata": {"finalizers": null}});
-        let mut good = story();
+        let mut good = history();
         good.put(
             "helm:agent-edge-1",
             "edge-1",
             revision(RELEASE, 1, "deployed"),
         )
         .patch("people", "edge-1", tenant(), &orphan)
-        .patch("people", "edge-1", tenant(), &deletion())
+        .patch("people", "edge-1", tenant(), &deletion_patch())
         .patch(AGENT, "edge-1", tenant(), &bare);
-        good.assert_kept();
-        let mut bad = story();
+        good.assert_no_violation();
+        let mut bad = history();
         bad.patch("people", "edge-1", tenant(), &orphan)
-            .patch("people", "edge-1", tenant(), &deletion())
-            .helm(1, AGENT, "uninstall", RELEASE);
-        bad.assert_broken("orphaned-release-stays");
+            .patch("people", "edge-1", tenant(), &deletion_patch())
+            .start_helm(1, AGENT, "uninstall", RELEASE);
+        bad.assert_violated("orphaned-release-stays");
     }
 
     #[test]
@@ -560,8 +575,8 @@ mod tests {
         let mut taken = revision(RELEASE, 2, "pending-upgrade");
         taken["metadata"]["labels"]["mesh.openkcm.io/tenant-uid"] = json!("uid-t1");
         for (adopt, oracle) in [(true, None), (false, Some("release-keeps-its-owner"))] {
-            let mut story = story();
-            story
+            let mut history = history();
+            history
                 .put("people", "edge-1", other(adopt))
                 .put(
                     "helm:agent-edge-1",
@@ -569,7 +584,7 @@ mod tests {
                     revision(RELEASE, 1, "deployed"),
                 )
                 .put("helm:agent-edge-1", "edge-1", taken.clone());
-            assert_eq!(story.violated(), oracle);
+            assert_eq!(history.violated_oracle(), oracle);
         }
     }
 
@@ -577,43 +592,43 @@ mod tests {
     fn helm_for_a_paused_tenant_is_found() {
         let paused = json!({"metadata": {"annotations": {"mesh.openkcm.io/paused": "true"}}});
         for (pause, oracle) in [(5_000, None), (31_000, Some("paused-tenant-stays"))] {
-            let mut story = story();
-            story
+            let mut history = history();
+            history
                 .patch("people", "edge-1", tenant(), &paused)
                 .wait(pause)
-                .renew()
-                .helm(1, AGENT, "upgrade", RELEASE);
-            assert_eq!(story.violated(), oracle);
+                .renew_leases()
+                .start_helm(1, AGENT, "upgrade", RELEASE);
+            assert_eq!(history.violated_oracle(), oracle);
         }
     }
 
     #[test]
     fn helm_on_a_paused_member_is_found() {
         for (paused, oracle) in [(false, None), (true, Some("paused-member-stays"))] {
-            let mut story = story();
+            let mut history = history();
             let mut member = edge_cluster("edge-1");
             member["spec"] = json!({"paused": paused});
-            story
+            history
                 .put("people", "home", member)
                 .wait(31_000)
-                .renew()
-                .helm(1, AGENT, "upgrade", RELEASE);
-            assert_eq!(story.violated(), oracle);
+                .renew_leases()
+                .start_helm(1, AGENT, "upgrade", RELEASE);
+            assert_eq!(history.violated_oracle(), oracle);
         }
     }
 
     #[test]
     fn endless_retries_are_found() {
         let run = |pause| {
-            let mut story = story();
+            let mut history = history();
             for run in 0..40 {
-                story
+                history
                     .wait(pause)
-                    .renew()
-                    .helm(run, AGENT, "upgrade", RELEASE)
-                    .ends(run, AGENT, 1);
+                    .renew_leases()
+                    .start_helm(run, AGENT, "upgrade", RELEASE)
+                    .end_helm(run, AGENT, 1);
             }
-            story.violated().map(str::to_owned)
+            history.violated_oracle().map(str::to_owned)
         };
         assert_eq!(run(3_000), None);
         assert_eq!(run(500).as_deref(), Some("helm-runs-back-off"));
@@ -621,45 +636,45 @@ mod tests {
 
     #[test]
     fn endless_history_is_found() {
-        let mut story = story();
+        let mut history = history();
         for version in 1..=36 {
-            story.put(
+            history.put(
                 "helm:agent-edge-1",
                 "edge-1",
                 revision(RELEASE, version, "failed"),
             );
         }
-        story.assert_kept();
-        story.put(
+        history.assert_no_violation();
+        history.put(
             "helm:agent-edge-1",
             "edge-1",
             revision(RELEASE, 37, "failed"),
         );
-        story.assert_broken("history-is-bounded");
+        history.assert_violated("history-is-bounded");
     }
 
     #[test]
     fn deployment_that_goes_before_its_release_is_found() {
-        let mut crd = super::super::story::crd();
+        let mut crd = super::super::story::tenant_crd();
         crd["metadata"]["name"] = json!("kryptondeployments.mesh.openkcm.io");
-        let mut held = deployment("edge-1");
-        held["metadata"]["finalizers"] = json!(["mesh.openkcm.io/kryptondeployment-finalizer"]);
+        let mut guarded = deployment("edge-1");
+        guarded["metadata"]["finalizers"] = json!(["mesh.openkcm.io/kryptondeployment-finalizer"]);
         let mut release = revision("ced-d0", 1, "deployed");
         release["metadata"]["labels"]["mesh.openkcm.io/tenant-uid"] = json!("uid-d0");
         for (gone, oracle) in [(true, None), (false, Some("deleted-deployment-waits"))] {
-            let mut story = story();
-            story
+            let mut history = history();
+            history
                 .put("people", "home", crd.clone())
                 .put("hub-0", "home", edge_cluster("edge-1"))
-                .put("people", "home", held.clone())
+                .put("people", "home", guarded.clone())
                 .put("helm:agent-edge-1", "edge-1", release.clone())
-                .patch("people", "home", held.clone(), &deletion());
+                .patch("people", "home", guarded.clone(), &deletion_patch());
             if gone {
-                story.delete("helm:agent-edge-1", "edge-1", &release);
+                history.delete("helm:agent-edge-1", "edge-1", &release);
             }
             let released = json!({"metadata": {"finalizers": []}});
-            story.patch("hub-0", "home", held.clone(), &released);
-            assert_eq!(story.violated(), oracle);
+            history.patch("hub-0", "home", guarded.clone(), &released);
+            assert_eq!(history.violated_oracle(), oracle);
         }
     }
 
@@ -667,17 +682,17 @@ mod tests {
     fn uninstall_of_an_orphaned_deployment_is_found() {
         let orphan = json!({"metadata": {"annotations": {"mesh.openkcm.io/orphan": "true"}}});
         for (orphaned, oracle) in [(false, None), (true, Some("orphaned-release-stays"))] {
-            let mut story = story();
-            story.put("people", "home", deployment("edge-1"));
+            let mut history = history();
+            history.put("people", "home", deployment("edge-1"));
             if orphaned {
-                story.patch("people", "home", deployment("edge-1"), &orphan);
+                history.patch("people", "home", deployment("edge-1"), &orphan);
             }
-            story
+            history
                 .delete("people", "home", &deployment("edge-1"))
                 .wait(31_000)
-                .renew()
-                .helm(1, AGENT, "uninstall", "ced-d0");
-            assert_eq!(story.violated(), oracle);
+                .renew_leases()
+                .start_helm(1, AGENT, "uninstall", "ced-d0");
+            assert_eq!(history.violated_oracle(), oracle);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Histories for the tests of oracles.
+//! Histories of observations for the tests of oracles.
 
 use std::sync::Arc;
 
@@ -16,24 +16,24 @@ const PLAN: &str =
     "hubs 2\nedges edge-1:agent edge-2:kubeconfig\nself-cluster yes\nchaos 60.000\nquiet 90.000\n";
 
 /// A history that all oracles check.
-pub(super) struct Story {
+pub(super) struct History {
     oracles: Oracles,
     at: Millis,
     violation: Option<Violation>,
 }
 
-impl Story {
+impl History {
     /// The fleet: an edge with an agent, one with a kubeconfig, and two hubs. All clusters have the CRD of Tenants.
     pub(super) fn new() -> Self {
-        let mut story = Self::of(PLAN);
+        let mut history = Self::from_plan(PLAN);
         for cluster in ["home", "edge-1", "edge-2"] {
-            story.put("people", cluster, crd());
+            history.put("people", cluster, tenant_crd());
         }
-        story
+        history
     }
 
     /// A fleet of another shape, without objects.
-    pub(super) fn of(plan: &str) -> Self {
+    pub(super) fn from_plan(plan: &str) -> Self {
         Self {
             oracles: Oracles::new(&plan.parse().unwrap()),
             at: 0,
@@ -44,15 +44,15 @@ impl Story {
     /// A fleet that has converged, before its idle time.
     pub(super) fn converged() -> Self {
         const AGENT: &str = "agent-edge-1";
-        let mut story = Self::new();
+        let mut history = Self::new();
         let version = json!({"status": {
             "desired": {"epoch": 1, "generation": 4},
             "applied": {"epoch": 1, "generation": 4},
             "tenants": {"total": 1, "ready": 1},
         }});
-        story
+        history
             .put("people", "edge-1", tenant())
-            .renew()
+            .renew_leases()
             .put("hub-0", "home", edge_cluster("edge-1"))
             .put("hub-0", "home", edge_cluster("edge-2"))
             .patch("hub-0", "home", edge_cluster("edge-1"), &version)
@@ -61,16 +61,16 @@ impl Story {
                 "edge-1",
                 revision("tenant-t0-edge-1", 1, "deployed"),
             )
-            .patch(AGENT, "edge-1", tenant(), &ready(1));
-        story
+            .patch(AGENT, "edge-1", tenant(), &ready_patch(1));
+        history
     }
 
     /// Checks a change of the converged fleet at the end of the idle time. Returns the oracle that failed.
-    pub(super) fn after(change: impl FnOnce(&mut Self)) -> Option<String> {
-        let mut story = Self::converged();
-        change(&mut story);
-        story.quiet();
-        story.violated().map(str::to_owned)
+    pub(super) fn violated_after(change: impl FnOnce(&mut Self)) -> Option<String> {
+        let mut history = Self::converged();
+        change(&mut history);
+        history.check_converged();
+        history.violated_oracle().map(str::to_owned)
     }
 
     /// Lets time pass.
@@ -79,14 +79,14 @@ impl Story {
         self
     }
 
-    pub(super) fn enter(&mut self, phase: Phase) -> &mut Self {
-        self.oracles.enter(phase, self.at);
+    pub(super) fn enter_phase(&mut self, phase: Phase) -> &mut Self {
+        self.oracles.enter_phase(phase, self.at);
         self
     }
 
-    pub(super) fn see(&mut self, event: Event) -> &mut Self {
-        let seen = Observation { at: self.at, event };
-        if let Err(violation) = self.oracles.see(&seen) {
+    pub(super) fn observe(&mut self, event: Event) -> &mut Self {
+        let observation = Observation { at: self.at, event };
+        if let Err(violation) = self.oracles.observe(&observation) {
             self.violation.get_or_insert(violation);
         }
         self
@@ -94,7 +94,7 @@ impl Story {
 
     /// Writes an object. The actor is `people`, a host, `helm:HOST`, or the name of a controller.
     pub(super) fn put(&mut self, actor: &str, cluster: &str, object: Value) -> &mut Self {
-        let key = key_of(&object);
+        let key = object_key(&object);
         self.write(actor, cluster, key, Some(object))
     }
 
@@ -106,7 +106,7 @@ impl Story {
         object: Value,
         patch: &Value,
     ) -> &mut Self {
-        let key = key_of(&object);
+        let key = object_key(&object);
         let before = self.oracles.view().get(cluster, &key);
         let mut after = before.map_or(object, |before| before.as_ref().clone());
         merge(&mut after, patch);
@@ -114,7 +114,7 @@ impl Story {
     }
 
     pub(super) fn delete(&mut self, actor: &str, cluster: &str, object: &Value) -> &mut Self {
-        self.write(actor, cluster, key_of(object), None)
+        self.write(actor, cluster, object_key(object), None)
     }
 
     fn write(&mut self, actor: &str, cluster: &str, key: Key, after: Option<Value>) -> &mut Self {
@@ -135,17 +135,17 @@ impl Story {
             by,
             subresource: String::new(),
         };
-        self.see(Event::Change {
+        self.observe(Event::Change {
             cluster: cluster.to_owned(),
             change,
         });
         if let Some(host) = host {
-            self.answered(host, cluster, "PUT", "/x", 200);
+            self.respond(host, cluster, "PUT", "/x", 200);
         }
         self
     }
 
-    pub(super) fn answered(
+    pub(super) fn respond(
         &mut self,
         host: &str,
         cluster: &str,
@@ -153,7 +153,7 @@ impl Story {
         path: &str,
         code: u16,
     ) -> &mut Self {
-        self.see(Event::Answered {
+        self.observe(Event::Responded {
             host: host.to_owned(),
             nth: 1,
             cluster: cluster.to_owned(),
@@ -164,8 +164,14 @@ impl Story {
     }
 
     /// Starts Helm after the holder has renewed the member's Lease.
-    pub(super) fn helm(&mut self, run: u64, host: &str, verb: &str, release: &str) -> &mut Self {
-        self.see(Event::HelmStarted {
+    pub(super) fn start_helm(
+        &mut self,
+        run: u64,
+        host: &str,
+        verb: &str,
+        release: &str,
+    ) -> &mut Self {
+        self.observe(Event::HelmStarted {
             run,
             host: host.to_owned(),
             arguments: ["helm-verb", "--namespace", "t0", "--", release]
@@ -174,11 +180,11 @@ impl Story {
         })
     }
 
-    pub(super) fn ends(&mut self, run: u64, host: &str, code: i32) -> &mut Self {
-        self.see(Event::HelmEnded {
+    pub(super) fn end_helm(&mut self, run: u64, host: &str, code: i32) -> &mut Self {
+        self.observe(Event::HelmEnded {
             run,
             host: host.to_owned(),
-            how: HelmEnd::Exited {
+            end: HelmEnd::Exited {
                 code,
                 stderr: String::new(),
             },
@@ -186,20 +192,20 @@ impl Story {
     }
 
     pub(super) fn fault(&mut self, text: &str) -> &mut Self {
-        self.see(Event::Fault {
+        self.observe(Event::Fault {
             text: text.to_owned(),
         })
     }
 
-    pub(super) fn quiet(&mut self) -> &mut Self {
-        if let Err(violation) = self.oracles.quiet(self.at) {
+    pub(super) fn check_converged(&mut self) -> &mut Self {
+        if let Err(violation) = self.oracles.check_converged(self.at) {
             self.violation.get_or_insert(violation);
         }
         self
     }
 
     /// The agent of `edge-1` renews its Lease, and the hub those of the other members.
-    pub(super) fn renew(&mut self) -> &mut Self {
+    pub(super) fn renew_leases(&mut self) -> &mut Self {
         self.put("hub-0", "home", lease("krypton-hub", "hub/hub-0/1"))
             .put(
                 "hub-0",
@@ -223,16 +229,16 @@ impl Story {
     }
 
     /// Name of the oracle that failed first.
-    pub(super) fn violated(&self) -> Option<&str> {
+    pub(super) fn violated_oracle(&self) -> Option<&str> {
         self.violation.as_ref().map(|violation| violation.oracle)
     }
 
-    pub(super) fn assert_kept(&self) {
+    pub(super) fn assert_no_violation(&self) {
         assert_eq!(self.violation, None);
     }
 
-    pub(super) fn assert_broken(&self, oracle: &str) {
-        assert_eq!(self.violated(), Some(oracle), "{:?}", self.violation);
+    pub(super) fn assert_violated(&self, oracle: &str) {
+        assert_eq!(self.violated_oracle(), Some(oracle), "{:?}", self.violation);
     }
 }
 
@@ -252,7 +258,7 @@ fn merge(object: &mut Value, patch: &Value) {
     }
 }
 
-fn key_of(object: &Value) -> Key {
+fn object_key(object: &Value) -> Key {
     let text = |pointer: &str| {
         let text = object.pointer(pointer).and_then(Value::as_str);
         text.unwrap_or_default().to_owned()
@@ -268,7 +274,7 @@ fn key_of(object: &Value) -> Key {
     }
 }
 
-pub(super) fn crd() -> Value {
+pub(super) fn tenant_crd() -> Value {
     json!({
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -293,7 +299,7 @@ pub(super) fn tenant() -> Value {
 }
 
 /// The patch that makes an object ready at this generation.
-pub(super) fn ready(generation: u64) -> Value {
+pub(super) fn ready_patch(generation: u64) -> Value {
     json!({"status": {
         "observedGeneration": generation,
         "conditions": [{"type": "Ready", "status": "True", "reason": "Ready"}],
@@ -301,7 +307,7 @@ pub(super) fn ready(generation: u64) -> Value {
 }
 
 /// The patch that marks an object as being deleted.
-pub(super) fn deletion() -> Value {
+pub(super) fn deletion_patch() -> Value {
     json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}})
 }
 

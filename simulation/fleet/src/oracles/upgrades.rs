@@ -4,27 +4,27 @@ use k8s_openapi::api::core::v1::Secret;
 use krypton_helm::releases::{Declarations, ObjectId, objects};
 use serde_json::Value;
 
-use super::view::{annotation, is_helm, is_product, replaced, text, version};
-use super::{Check, Oracle, View, ensure, stateless};
-use crate::faults::{REBUILD, RESTORE};
+use super::view::{annotation, is_helm, is_product, object_update, revision_number, text};
+use super::{CheckResult, Oracle, View, ensure, stateless};
+use crate::faults::{REBUILD_WRITER, RESTORE_WRITER};
 use crate::observe::{Event, Observation};
 use crate::plan::Settings;
 
-pub(super) fn all() -> Vec<Box<dyn Oracle>> {
+pub(super) fn invariants() -> Vec<Box<dyn Oracle>> {
     vec![
-        Box::new(FailedUpgrade),
+        Box::new(FailedUpgradeKeepsDeployed),
         Box::new(RevisionsRise),
-        Box::new(LockedStay),
-        Box::new(ObjectsStay),
-        Box::new(ObjectsKeepUid),
+        Box::new(LockedRevisionsStay),
+        Box::new(ObjectsOfReleaseStay),
+        Box::new(UidNeverChanges),
     ]
 }
 
 stateless! {
     /// If Helm reports an upgrade as failed, the previously deployed revision stays deployed.
-    FailedUpgrade, "failed-upgrade-keeps-deployed",
-    fn see(&mut self, view: &View, seen: &Observation) -> Check {
-        let Some((cluster, change, before, after)) = replaced(seen) else {
+    FailedUpgradeKeepsDeployed, "failed-upgrade-keeps-deployed",
+    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
+        let Some((cluster, change, before, after)) = object_update(observation) else {
             return Ok(());
         };
         let status = |secret: &Value| text(secret, "/metadata/labels/status").to_owned();
@@ -32,35 +32,35 @@ stateless! {
             return Ok(());
         }
         let release = text(after, "/metadata/labels/name");
-        let number = version(after).unwrap_or_default();
+        let number = revision_number(after).unwrap_or_default();
         let revisions = view.revisions(cluster, &change.key.namespace, release);
-        let earlier: Vec<String> = revisions
+        let earlier_statuses: Vec<String> = revisions
             .iter()
             .filter(|(version, _)| *version < number)
             .map(|(_, secret)| status(secret))
             .collect();
         // A pruned history has lost the revision only if it was not deployed.
-        let lost = earlier.iter().any(|status| status == "superseded")
-            && !earlier.iter().any(|status| status == "deployed" || status == "failed");
-        ensure(!lost, || format!("{release} has no deployed revision after its failure"))
+        let is_lost = earlier_statuses.iter().any(|status| status == "superseded")
+            && !earlier_statuses.iter().any(|status| status == "deployed" || status == "failed");
+        ensure(!is_lost, || format!("{release} has no deployed revision after its failure"))
     }
 }
 
 stateless! {
     /// A new revision of a release has a higher number than all earlier ones.
     RevisionsRise, "revisions-rise",
-    fn see(&mut self, view: &View, seen: &Observation) -> Check {
-        let Event::Change { cluster, change } = &seen.event else {
+    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
+        let Event::Change { cluster, change } = &observation.event else {
             return Ok(());
         };
-        let new = change.after.as_deref().filter(|_| change.before.is_none());
-        let new = new.filter(|new| {
-            is_helm(&change.by) && text(new, "/type") == "helm.sh/release.v1"
+        let secret = change.after.as_deref().filter(|_| change.before.is_none());
+        let secret = secret.filter(|secret| {
+            is_helm(&change.by) && text(secret, "/type") == "helm.sh/release.v1"
         });
-        let Some((new, number)) = new.and_then(|new| Some((new, version(new)?))) else {
+        let Some((secret, number)) = secret.and_then(|secret| Some((secret, revision_number(secret)?))) else {
             return Ok(());
         };
-        let release = text(new, "/metadata/labels/name");
+        let release = text(secret, "/metadata/labels/name");
         let revisions = view.revisions(cluster, &change.key.namespace, release);
         let newest = revisions.last().map(|(version, _)| *version);
         ensure(newest == Some(number), || {
@@ -71,27 +71,27 @@ stateless! {
 
 stateless! {
     /// Krypton deletes no readable revision that a dead Helm process left locked. Only Helm ends such a revision.
-    LockedStay, "locked-revisions-stay",
-    fn see(&mut self, _: &View, seen: &Observation) -> Check {
-        let Event::Change { change, .. } = &seen.event else {
+    LockedRevisionsStay, "locked-revisions-stay",
+    fn check_observation(&mut self, _: &View, observation: &Observation) -> CheckResult {
+        let Event::Change { change, .. } = &observation.event else {
             return Ok(());
         };
         let (Some(before), None) = (&change.before, &change.after) else {
             return Ok(());
         };
         let status = text(before, "/metadata/labels/status");
-        let locked = status.starts_with("pending-") || status == "uninstalling";
-        let deletes = is_product(&change.by) && !is_helm(&change.by) && locked;
-        let kept = !deletes || manifest(before).is_none();
-        ensure(kept, || format!("{} deletes {}", change.by, change.key.name))
+        let is_locked = status.starts_with("pending-") || status == "uninstalling";
+        let is_deletion = is_product(&change.by) && !is_helm(&change.by) && is_locked;
+        let is_allowed = !is_deletion || declared_objects(before).is_none();
+        ensure(is_allowed, || format!("{} deletes {}", change.by, change.key.name))
     }
 }
 
 stateless! {
     /// Krypton and Helm delete no object that the newest revision of a wanted release contains.
-    ObjectsStay, "objects-of-release-stay",
-    fn see(&mut self, view: &View, seen: &Observation) -> Check {
-        let Event::Change { cluster, change } = &seen.event else {
+    ObjectsOfReleaseStay, "objects-of-release-stay",
+    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
+        let Event::Change { cluster, change } = &observation.event else {
             return Ok(());
         };
         let (Some(before), None) = (&change.before, &change.after) else {
@@ -100,16 +100,16 @@ stateless! {
         let Some(release) = annotation(before, "meta.helm.sh/release-name") else {
             return Ok(());
         };
-        let member = Settings::member(cluster);
+        let member = Settings::member_for(cluster);
         let tenant = release
             .strip_prefix("tenant-")
             .and_then(|rest| rest.strip_suffix(member)?.strip_suffix('-'));
-        let wanted = match (tenant, release.strip_prefix("ced-")) {
+        let is_wanted = match (tenant, release.strip_prefix("ced-")) {
             (Some(tenant), _) => view.wants_tenant(cluster, tenant),
             // A deployment may have moved.
             _ => false,
         };
-        if !is_product(&change.by) || !wanted || view.is_retiring(member) {
+        if !is_product(&change.by) || !is_wanted || view.is_decommissioning(member) {
             return Ok(());
         }
         let namespace = annotation(before, "meta.helm.sh/release-namespace").unwrap_or_default();
@@ -124,31 +124,33 @@ stateless! {
 }
 
 /// The objects of a revision, if its Secret can be decoded.
-fn manifest(revision: &Value) -> Option<Declarations> {
+fn declared_objects(revision: &Value) -> Option<Declarations> {
     let secret: Secret = serde_json::from_value(revision.clone()).ok()?;
     objects(&secret).ok()
 }
 
 /// Whether the manifest of a revision contains the object.
 fn declares(revision: &Value, object: &Value) -> bool {
-    let (Some(declared), Some(object)) = (manifest(revision), ObjectId::of(object)) else {
+    let (Some(declarations), Some(object)) =
+        (declared_objects(revision), ObjectId::from_object(object))
+    else {
         return false;
     };
-    declared.objects.iter().any(|each| {
-        let namespace = each.namespace.is_none() || each.namespace == object.namespace;
-        each.kind == object.kind && each.name == object.name && namespace
+    declarations.objects.iter().any(|declared| {
+        let has_namespace = declared.namespace.is_none() || declared.namespace == object.namespace;
+        declared.kind == object.kind && declared.name == object.name && has_namespace
     })
 }
 
 stateless! {
     /// Krypton and Helm never change the UID of an object in one write.
-    ObjectsKeepUid, "uid-never-changes",
-    fn see(&mut self, _: &View, seen: &Observation) -> Check {
-        let Some((cluster, change, before, after)) = replaced(seen) else {
+    UidNeverChanges, "uid-never-changes",
+    fn check_observation(&mut self, _: &View, observation: &Observation) -> CheckResult {
+        let Some((cluster, change, before, after)) = object_update(observation) else {
             return Ok(());
         };
-        let same = text(before, "/metadata/uid") == text(after, "/metadata/uid");
-        ensure(same || [RESTORE, REBUILD].contains(&change.by.as_str()), || {
+        let is_same_uid = text(before, "/metadata/uid") == text(after, "/metadata/uid");
+        ensure(is_same_uid || [RESTORE_WRITER, REBUILD_WRITER].contains(&change.by.as_str()), || {
             format!("{} on {cluster} gets another UID", change.key.name)
         })
     }
@@ -160,16 +162,16 @@ mod tests {
     use base64::engine::general_purpose::STANDARD;
     use serde_json::json;
 
-    use super::super::story::{Story, config_map, deletion, revision, tenant};
+    use super::super::story::{History, config_map, deletion_patch, revision, tenant};
     use super::*;
 
     const RELEASE: &str = "tenant-t0-edge-1";
     const HELM: &str = "helm:agent-edge-1";
 
-    fn story() -> Story {
-        let mut story = Story::new();
-        story.put("people", "edge-1", tenant()).renew();
-        story
+    fn history() -> History {
+        let mut history = History::new();
+        history.put("people", "edge-1", tenant()).renew_leases();
+        history
     }
 
     /// A revision that declares the ConfigMap `named`.
@@ -202,37 +204,37 @@ mod tests {
 
     #[test]
     fn failed_upgrade_without_deployed_revision_is_found() {
-        for (former, oracle) in [
+        for (previous, oracle) in [
             ("deployed", None),
             ("superseded", Some("failed-upgrade-keeps-deployed")),
         ] {
-            let mut story = story();
-            story
-                .put(HELM, "edge-1", revision(RELEASE, 1, former))
+            let mut history = history();
+            history
+                .put(HELM, "edge-1", revision(RELEASE, 1, previous))
                 .put(HELM, "edge-1", revision(RELEASE, 2, "pending-upgrade"))
                 .put(HELM, "edge-1", revision(RELEASE, 2, "failed"));
-            assert_eq!(story.violated(), oracle, "{former}");
+            assert_eq!(history.violated_oracle(), oracle, "{previous}");
         }
     }
 
     #[test]
     fn krypton_may_mark_any_revision_failed() {
-        let mut story = story();
-        story
+        let mut history = history();
+        history
             .put(HELM, "edge-1", revision(RELEASE, 1, "superseded"))
             .put(HELM, "edge-1", revision(RELEASE, 2, "pending-upgrade"))
             .put("agent-edge-1", "edge-1", revision(RELEASE, 2, "failed"));
-        story.assert_kept();
+        history.assert_no_violation();
     }
 
     #[test]
     fn lower_revision_is_found() {
         for (next, oracle) in [(4, None), (2, Some("revisions-rise"))] {
-            let mut story = story();
-            story
+            let mut history = history();
+            history
                 .put(HELM, "edge-1", revision(RELEASE, 3, "deployed"))
                 .put(HELM, "edge-1", revision(RELEASE, next, "pending-upgrade"));
-            assert_eq!(story.violated(), oracle, "{next}");
+            assert_eq!(history.violated_oracle(), oracle, "{next}");
         }
     }
 
@@ -249,44 +251,44 @@ mod tests {
         ] {
             let mut locked = declaring(2, "settings");
             locked["metadata"]["labels"]["status"] = json!(status);
-            let mut story = story();
-            story.put(HELM, "edge-1", declaring(1, "settings"));
-            story.put(HELM, "edge-1", locked.clone());
-            story.delete(by, "edge-1", &locked);
-            assert_eq!(story.violated(), oracle, "{status}");
+            let mut history = history();
+            history.put(HELM, "edge-1", declaring(1, "settings"));
+            history.put(HELM, "edge-1", locked.clone());
+            history.delete(by, "edge-1", &locked);
+            assert_eq!(history.violated_oracle(), oracle, "{status}");
         }
     }
 
     #[test]
     fn deletion_of_a_declared_object_is_found() {
         let objects_of = |named: &str| {
-            let mut story = story();
-            story
+            let mut history = history();
+            history
                 .put(HELM, "edge-1", declaring(1, named))
                 .put(HELM, "edge-1", owned("settings"));
-            story
+            history
         };
         let mut bad = objects_of("settings");
         bad.delete(HELM, "edge-1", &owned("settings"));
-        bad.assert_broken("objects-of-release-stay");
+        bad.assert_violated("objects-of-release-stay");
         let mut pruned = objects_of("other");
         pruned.delete(HELM, "edge-1", &owned("settings"));
-        pruned.assert_kept();
+        pruned.assert_no_violation();
         let mut unwanted = objects_of("settings");
         unwanted
-            .patch("people", "edge-1", tenant(), &deletion())
+            .patch("people", "edge-1", tenant(), &deletion_patch())
             .delete(HELM, "edge-1", &owned("settings"));
-        unwanted.assert_kept();
+        unwanted.assert_no_violation();
     }
 
     #[test]
     fn changed_uid_is_found() {
         let mut other = owned("settings");
         other["metadata"]["uid"] = json!("other");
-        let mut story = story();
-        story
+        let mut history = history();
+        history
             .put(HELM, "edge-1", owned("settings"))
             .put(HELM, "edge-1", other);
-        story.assert_broken("uid-never-changes");
+        history.assert_violated("uid-never-changes");
     }
 }

@@ -12,16 +12,16 @@ use krypton_types::names::{
 };
 use serde_json::Value;
 
-use super::Writer;
+use super::AttributedWrite;
 use crate::conductor::Millis;
-use crate::faults::{END, PEOPLE, REBUILD, RESTORE};
+use crate::faults::{END_PREFIX, PEOPLE, REBUILD_WRITER, RESTORE_WRITER};
 use crate::observe::{Event, Observation};
-use crate::plan::{Action, FOREVER, HOME, Plan, ServerFault, Settings, TENANTS};
+use crate::plan::{Action, FOREVER, HOME, Plan, ServerFault, Settings, TENANT_NAMESPACE};
 
-/// Time in which a resumed machine ends overdue work.
-const RESUME: Millis = 1_000;
+/// Time in which a resumed machine finishes overdue work.
+const RESUME_TIME: Millis = 1_000;
 
-/// The part of a run.
+/// The phase of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
     #[default]
@@ -42,13 +42,13 @@ pub(crate) struct Run {
     pub namespace: String,
     /// Unknown for a release of a KryptonDeployment that a hub installs.
     pub cluster: Option<String>,
-    pub owner: Owner,
+    pub owner: ReleaseOwner,
     pub started: Millis,
 }
 
 /// The object that a release belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Owner {
+pub(crate) enum ReleaseOwner {
     Tenant(String),
     Deployment(String),
     Unknown,
@@ -68,48 +68,48 @@ pub(crate) struct Renewal {
 pub struct View {
     pub(crate) settings: Settings,
     /// A member that a permanent fault separates.
-    pub(crate) excused: Option<String>,
+    pub(crate) separated_member: Option<String>,
     /// Whether no hub runs at the end.
-    pub(crate) without_hub: bool,
+    pub(crate) all_hubs_lost: bool,
     pub(crate) now: Millis,
     pub(crate) phase: Phase,
     /// Start of the phase.
-    pub(crate) since: Millis,
+    pub(crate) phase_start: Millis,
     stores: BTreeMap<String, BTreeMap<Key, Arc<Value>>>,
     /// When each object last changed outside its status, by cluster and key.
-    changed: BTreeMap<(String, Key), Millis>,
-    unattributed: Vec<(String, Change)>,
-    pub(crate) runs: BTreeMap<u64, Run>,
+    last_changes: BTreeMap<(String, Key), Millis>,
+    unattributed_changes: Vec<(String, Change)>,
+    pub(crate) helm_runs: BTreeMap<u64, Run>,
     /// By cluster and name of the Lease.
     renewals: BTreeMap<(String, String), Renewal>,
     /// Active faults of the infrastructure.
-    active: Vec<Action>,
+    active_faults: Vec<Action>,
     calm_since: Millis,
     /// When each API server last stopped hanging. Only then does it carry out earlier requests.
-    hung: BTreeMap<String, Millis>,
+    last_hang_ends: BTreeMap<String, Millis>,
     /// End of the last crash, freeze or suspension.
     busy_until: Millis,
     suspended_until: Millis,
-    restores: BTreeMap<String, Millis>,
-    /// Releases that Helm changed during a restore. Helm does not notice that the restore has taken back objects.
-    torn: BTreeSet<String>,
+    last_restores: BTreeMap<String, Millis>,
+    /// Releases that Helm changed during a restore. Helm does not notice that the restore has reverted objects.
+    partly_restored: BTreeSet<String>,
     /// Clusters whose clock was wrong for a time.
-    set_back: BTreeSet<String>,
+    wrong_clocks: BTreeSet<String>,
     /// Whether people want each Tenant, by cluster and name, and each KryptonDeployment of this name.
-    tenants: BTreeMap<(String, String), bool>,
-    deployments: BTreeMap<String, bool>,
+    wanted_tenants: BTreeMap<(String, String), bool>,
+    wanted_deployments: BTreeMap<String, bool>,
     /// The chart's version `0.N.0` that people want, as N.
     pub(crate) chart_version: u32,
     /// Since when each Tenant is paused, by cluster and name.
-    paused: BTreeMap<(String, String), Millis>,
+    tenant_pauses: BTreeMap<(String, String), Millis>,
     /// Since when each member is paused.
-    idle: BTreeMap<String, Millis>,
-    /// KryptonDeployments that were orphaned, and when they went.
-    orphans: BTreeMap<String, Millis>,
+    member_pauses: BTreeMap<String, Millis>,
+    /// When each orphaned KryptonDeployment was deleted.
+    orphaned_deployments: BTreeMap<String, Millis>,
     /// Members whose EdgeCluster people have deleted with the policy `Uninstall`.
-    retiring: BTreeSet<String>,
-    /// Deployments that people have deleted and nobody has created again, by cluster.
-    damaged: BTreeMap<String, BTreeSet<Key>>,
+    decommissioning: BTreeSet<String>,
+    /// Deployments that people have deleted and that were not created again, by cluster.
+    missing_workloads: BTreeMap<String, BTreeSet<Key>>,
 }
 
 impl View {
@@ -117,38 +117,38 @@ impl View {
         let clusters = plan.settings.clusters().into_iter();
         Self {
             settings: plan.settings.clone(),
-            excused: plan.excused().map(str::to_owned),
-            without_hub: plan.loses_hubs(),
+            separated_member: plan.separated_member().map(str::to_owned),
+            all_hubs_lost: plan.loses_all_hubs(),
             now: 0,
             phase: Phase::Start,
-            since: 0,
+            phase_start: 0,
             stores: clusters.map(|name| (name, BTreeMap::new())).collect(),
-            changed: BTreeMap::new(),
-            unattributed: Vec::new(),
-            runs: BTreeMap::new(),
+            last_changes: BTreeMap::new(),
+            unattributed_changes: Vec::new(),
+            helm_runs: BTreeMap::new(),
             renewals: BTreeMap::new(),
-            active: Vec::new(),
+            active_faults: Vec::new(),
             calm_since: 0,
-            hung: BTreeMap::new(),
+            last_hang_ends: BTreeMap::new(),
             busy_until: 0,
             suspended_until: 0,
-            restores: BTreeMap::new(),
-            torn: BTreeSet::new(),
-            set_back: BTreeSet::new(),
-            tenants: BTreeMap::new(),
-            deployments: BTreeMap::new(),
+            last_restores: BTreeMap::new(),
+            partly_restored: BTreeSet::new(),
+            wrong_clocks: BTreeSet::new(),
+            wanted_tenants: BTreeMap::new(),
+            wanted_deployments: BTreeMap::new(),
             chart_version: 1,
-            paused: BTreeMap::new(),
-            idle: BTreeMap::new(),
-            orphans: BTreeMap::new(),
-            retiring: BTreeSet::new(),
-            damaged: BTreeMap::new(),
+            tenant_pauses: BTreeMap::new(),
+            member_pauses: BTreeMap::new(),
+            orphaned_deployments: BTreeMap::new(),
+            decommissioning: BTreeSet::new(),
+            missing_workloads: BTreeMap::new(),
         }
     }
 
-    pub(super) fn enter(&mut self, phase: Phase, at: Millis) {
+    pub(super) fn enter_phase(&mut self, phase: Phase, at: Millis) {
         self.phase = phase;
-        self.since = at;
+        self.phase_start = at;
         self.advance(at);
     }
 
@@ -156,35 +156,36 @@ impl View {
         self.now = self.now.max(at);
     }
 
-    pub(super) fn see(&mut self, seen: &Observation) {
-        self.advance(seen.at);
-        match &seen.event {
-            Event::Change { cluster, change } => self.change(cluster, change),
+    pub(super) fn observe(&mut self, observation: &Observation) {
+        self.advance(observation.at);
+        match &observation.event {
+            Event::Change { cluster, change } => self.apply_change(cluster, change),
             Event::HelmStarted {
                 run,
                 host,
                 arguments,
             } => {
-                if let Some(started) = self.run_of(host, arguments) {
-                    self.torn.remove(&started.release);
-                    self.runs.insert(*run, started);
+                if let Some(parsed_run) = self.parse_helm_run(host, arguments) {
+                    self.partly_restored.remove(&parsed_run.release);
+                    self.helm_runs.insert(*run, parsed_run);
                 }
             }
-            Event::HelmEnded { run, .. } => drop(self.runs.remove(run)),
-            Event::Fault { text } => self.fault(text),
+            Event::HelmEnded { run, .. } => drop(self.helm_runs.remove(run)),
+            Event::Fault { text } => self.record_fault(text),
             _ => {}
         }
     }
 
-    fn change(&mut self, cluster: &str, change: &Change) {
+    fn apply_change(&mut self, cluster: &str, change: &Change) {
         let key = &change.key;
-        if !same_wish(change.before.as_deref(), change.after.as_deref()) {
-            self.changed
+        if !differs_only_in_status(change.before.as_deref(), change.after.as_deref()) {
+            self.last_changes
                 .insert((cluster.to_owned(), key.clone()), self.now);
         }
-        self.pauses(cluster, change);
-        if self.was_out_of_reach(cluster, change) {
-            self.tenants.remove(&(cluster.to_owned(), key.name.clone()));
+        self.record_pauses(cluster, change);
+        if self.was_never_reconciled(cluster, change) {
+            self.wanted_tenants
+                .remove(&(cluster.to_owned(), key.name.clone()));
         }
         let store = self.stores.entry(cluster.to_owned()).or_default();
         match &change.after {
@@ -192,10 +193,13 @@ impl View {
             None => drop(store.remove(key)),
         }
         if key.resource == "deployments" {
-            let damaged = self.damaged.entry(cluster.to_owned()).or_default();
+            let missing = self
+                .missing_workloads
+                .entry(cluster.to_owned())
+                .or_default();
             match (&change.after, change.by.as_str()) {
-                (Some(_), _) => drop(damaged.remove(key)),
-                (None, PEOPLE) => drop(damaged.insert(key.clone())),
+                (Some(_), _) => drop(missing.remove(key)),
+                (None, PEOPLE) => drop(missing.insert(key.clone())),
                 (None, _) => {}
             }
         }
@@ -218,88 +222,95 @@ impl View {
             }
         }
         match change.by.as_str() {
-            RESTORE => {
-                self.restores.insert(cluster.to_owned(), self.now);
-                let runs = self.runs.values();
-                let torn = runs.filter(|run| run.cluster.as_deref() == Some(cluster));
-                self.torn.extend(torn.map(|run| run.release.clone()));
+            RESTORE_WRITER => {
+                self.last_restores.insert(cluster.to_owned(), self.now);
+                let runs = self.helm_runs.values();
+                let interrupted = runs.filter(|run| run.cluster.as_deref() == Some(cluster));
+                self.partly_restored
+                    .extend(interrupted.map(|run| run.release.clone()));
             }
-            REBUILD if key.resource == "tenants" => {
-                self.tenants.remove(&(cluster.to_owned(), key.name.clone()));
+            REBUILD_WRITER if key.resource == "tenants" => {
+                self.wanted_tenants
+                    .remove(&(cluster.to_owned(), key.name.clone()));
             }
-            PEOPLE => self.wish(cluster, change),
+            PEOPLE => self.record_user_change(cluster, change),
             by if is_product(by) => {
-                let born = change.before.is_none() && key.resource == "edgeclusters";
-                if born {
-                    self.retiring.remove(&key.name);
+                let is_new_member = change.before.is_none() && key.resource == "edgeclusters";
+                if is_new_member {
+                    self.decommissioning.remove(&key.name);
                 }
-                self.unattributed.push((cluster.to_owned(), change.clone()));
+                self.unattributed_changes
+                    .push((cluster.to_owned(), change.clone()));
             }
             _ => {}
         }
     }
 
-    /// Records the pauses of Tenants and members, and the end of orphaned KryptonDeployments.
-    fn pauses(&mut self, cluster: &str, change: &Change) {
+    /// Records the pauses of Tenants and members, and the deletion of orphaned KryptonDeployments.
+    fn record_pauses(&mut self, cluster: &str, change: &Change) {
         let key = &change.key;
-        let set = |object: &Option<Arc<Value>>, name: &str| {
+        let is_annotated = |object: &Option<Arc<Value>>, name: &str| {
             let object = object.as_deref();
             object.is_some_and(|object| annotation(object, name) == Some("true"))
         };
-        let spot = (cluster.to_owned(), key.name.clone());
+        let object_key = (cluster.to_owned(), key.name.clone());
         match key.resource.as_str() {
-            "tenants" if set(&change.after, PAUSED_ANNOTATION) => {
-                self.paused.entry(spot).or_insert(self.now);
+            "tenants" if is_annotated(&change.after, PAUSED_ANNOTATION) => {
+                self.tenant_pauses.entry(object_key).or_insert(self.now);
             }
-            "tenants" => drop(self.paused.remove(&spot)),
+            "tenants" => drop(self.tenant_pauses.remove(&object_key)),
             "edgeclusters" => {
                 let after = change.after.as_deref();
                 let paused = after.and_then(|after| after.pointer("/spec/paused")?.as_bool());
                 match paused == Some(true) {
-                    true => drop(self.idle.entry(key.name.clone()).or_insert(self.now)),
-                    false => drop(self.idle.remove(&key.name)),
+                    true => drop(
+                        self.member_pauses
+                            .entry(key.name.clone())
+                            .or_insert(self.now),
+                    ),
+                    false => drop(self.member_pauses.remove(&key.name)),
                 }
             }
             "kryptondeployments"
-                if change.after.is_none() && set(&change.before, ORPHAN_ANNOTATION) =>
+                if change.after.is_none() && is_annotated(&change.before, ORPHAN_ANNOTATION) =>
             {
-                self.orphans.insert(key.name.clone(), self.now);
+                self.orphaned_deployments.insert(key.name.clone(), self.now);
             }
             _ => {}
         }
     }
 
-    /// Records what people want.
-    fn wish(&mut self, cluster: &str, change: &Change) {
+    /// Records a change by people, and with it the objects that they want.
+    fn record_user_change(&mut self, cluster: &str, change: &Change) {
         let key = &change.key;
         let created = change.before.is_none();
-        let deleted = change.after.as_deref().is_none_or(is_deleted);
-        let spot = (cluster.to_owned(), key.name.clone());
+        let deleted = change.after.as_deref().is_none_or(is_terminating);
+        let object_key = (cluster.to_owned(), key.name.clone());
         match key.resource.as_str() {
-            // What people do to a copy has no effect.
-            "tenants" if change.before.as_deref().is_some_and(is_copy) => {}
-            "tenants" if created => drop(self.tenants.insert(spot, true)),
-            "tenants" if deleted => drop(self.tenants.insert(spot, false)),
+            // A change of a placed copy by people has no effect.
+            "tenants" if change.before.as_deref().is_some_and(is_placed_copy) => {}
+            "tenants" if created => drop(self.wanted_tenants.insert(object_key, true)),
+            "tenants" if deleted => drop(self.wanted_tenants.insert(object_key, false)),
             "kryptondeployments" if created => {
-                self.orphans.remove(&key.name);
-                self.deployments.insert(key.name.clone(), true);
+                self.orphaned_deployments.remove(&key.name);
+                self.wanted_deployments.insert(key.name.clone(), true);
             }
             "kryptondeployments" if deleted => {
-                self.deployments.insert(key.name.clone(), false);
+                self.wanted_deployments.insert(key.name.clone(), false);
             }
             "edgeclusters" if deleted => {
                 let before = change.before.as_deref().unwrap_or(&Value::Null);
-                let orphan = annotation(before, ORPHAN_ANNOTATION) == Some("true");
-                if text(before, "/spec/deletionPolicy") == "Uninstall" && !orphan {
-                    self.retiring.insert(key.name.clone());
+                let is_orphan = annotation(before, ORPHAN_ANNOTATION) == Some("true");
+                if text(before, "/spec/deletionPolicy") == "Uninstall" && !is_orphan {
+                    self.decommissioning.insert(key.name.clone());
                 }
             }
             _ => {}
         }
     }
 
-    fn fault(&mut self, text: &str) {
-        let (ends, text) = match text.strip_prefix(END) {
+    fn record_fault(&mut self, text: &str) {
+        let (has_ended, text) = match text.strip_prefix(END_PREFIX) {
             Some(text) => (true, text),
             None => (false, text),
         };
@@ -309,26 +320,26 @@ impl View {
         if let Action::ChartVersion { version } = action {
             self.chart_version = version;
         }
-        // A strike is reported again when it happens.
-        if action.is_personal() || matches!(action, Action::AtRequest { .. }) && !ends {
+        // A request fault is reported again when it happens.
+        if action.is_user_action() || matches!(action, Action::AtRequest { .. }) && !has_ended {
             return;
         }
         self.calm_since = self.now;
-        self.busy_until = self.busy_until.max(self.now + action.lingers());
+        self.busy_until = self.busy_until.max(self.now + action.detection_delay());
         if let Action::Server {
             cluster,
             fault: ServerFault::Hangs,
             ..
         } = &action
-            && ends
+            && has_ended
         {
-            self.hung.insert(cluster.clone(), self.now);
+            self.last_hang_ends.insert(cluster.clone(), self.now);
         }
         if let Action::ServerClock { cluster, .. } = &action {
-            self.set_back.insert(cluster.clone());
+            self.wrong_clocks.insert(cluster.clone());
         }
         match action {
-            _ if ends => self.active.retain(|active| *active != action),
+            _ if has_ended => self.active_faults.retain(|fault| *fault != action),
             // These have no observation at their end.
             Action::Crash { .. }
             | Action::Stop { .. }
@@ -338,7 +349,7 @@ impl View {
                 let end = self.now + length.unwrap_or_default();
                 self.busy_until = self.busy_until.max(end);
                 if matches!(action, Action::Suspend { .. }) {
-                    self.suspended_until = self.suspended_until.max(end + RESUME);
+                    self.suspended_until = self.suspended_until.max(end + RESUME_TIME);
                 }
             }
             Action::Skew { .. }
@@ -347,55 +358,57 @@ impl View {
             | Action::EndWatches { .. }
             | Action::Compact { .. } => {}
             _ if action.length() == Some(FOREVER) => {}
-            _ => self.active.push(action),
+            _ => self.active_faults.push(action),
         }
     }
 
     /// Whether no request has changed the cluster since the last one that was attributed to its host.
     pub(super) fn is_unchanged(&self, cluster: &str) -> bool {
-        self.unattributed.iter().all(|(name, _)| name != cluster)
+        self.unattributed_changes
+            .iter()
+            .all(|(name, _)| name != cluster)
     }
 
     pub(super) fn take_unattributed(&mut self, cluster: &str) -> Vec<Change> {
-        let all = std::mem::take(&mut self.unattributed);
-        let (found, rest) = all.into_iter().partition(|(name, _)| name == cluster);
-        self.unattributed = rest;
-        let found: Vec<(String, Change)> = found;
-        found.into_iter().map(|(_, change)| change).collect()
+        let changes = std::mem::take(&mut self.unattributed_changes);
+        let (taken, rest) = changes.into_iter().partition(|(name, _)| name == cluster);
+        self.unattributed_changes = rest;
+        let taken: Vec<(String, Change)> = taken;
+        taken.into_iter().map(|(_, change)| change).collect()
     }
 
     /// Records the host that has renewed a Lease.
-    pub(super) fn wrote(&mut self, by: &Writer<'_>) {
-        let key = &by.change.key;
-        let name = (by.cluster.to_owned(), key.name.clone());
+    pub(super) fn record_write(&mut self, write: &AttributedWrite<'_>) {
+        let key = &write.change.key;
+        let name = (write.cluster.to_owned(), key.name.clone());
         if key.resource == "leases"
             && let Some(renewal) = self.renewals.get_mut(&name)
         {
-            renewal.host = Some(by.host.to_owned());
+            renewal.host = Some(write.host.to_owned());
         }
     }
 
     /// Reads a command line of Helm. `None` if it does not write.
-    fn run_of(&self, host: &str, arguments: &[String]) -> Option<Run> {
+    fn parse_helm_run(&self, host: &str, arguments: &[String]) -> Option<Run> {
         let verb = arguments.first()?.clone();
         if !["upgrade", "install", "uninstall", "rollback"].contains(&verb.as_str()) {
             return None;
         }
-        let after = |word: &str| {
+        let argument_after = |word: &str| {
             let position = arguments.iter().position(|argument| argument == word)?;
             arguments.get(position + 1).cloned()
         };
-        let release = after("--")?;
+        let release = argument_after("--")?;
         let mut members = vec![SELF_CLUSTER.to_owned()];
         members.extend(self.settings.edges.iter().map(|edge| edge.name.clone()));
-        let (owner, member) = owner_of(&release, &members);
-        let agent = own_cluster(host).map(str::to_owned);
-        let cluster = member.map(|member| Settings::cluster(&member).to_owned());
+        let (owner, member) = parse_release_name(&release, &members);
+        let agent_cluster = agent_cluster(host).map(str::to_owned);
+        let cluster = member.map(|member| Settings::cluster_for(&member).to_owned());
         Some(Run {
             host: host.to_owned(),
             verb,
-            namespace: after("--namespace").unwrap_or_default(),
-            cluster: cluster.or(agent),
+            namespace: argument_after("--namespace").unwrap_or_default(),
+            cluster: cluster.or(agent_cluster),
             owner,
             release,
             started: self.now,
@@ -405,11 +418,11 @@ impl View {
     /// Whether the Tenant or KryptonDeployment with this UID exists.
     pub(crate) fn has_owner(&self, uid: &str) -> bool {
         let clusters = self.settings.clusters();
-        let mut all = clusters.iter().flat_map(|cluster| {
-            let tenants = self.all(cluster, GROUP, "tenants");
-            tenants.chain(self.all(cluster, GROUP, "kryptondeployments"))
+        let mut owners = clusters.iter().flat_map(|cluster| {
+            let tenants = self.objects(cluster, GROUP, "tenants");
+            tenants.chain(self.objects(cluster, GROUP, "kryptondeployments"))
         });
-        all.any(|(_, owner)| text(owner, "/metadata/uid") == uid)
+        owners.any(|(_, owner)| text(owner, "/metadata/uid") == uid)
     }
 
     /// Returns an object.
@@ -418,7 +431,7 @@ impl View {
     }
 
     /// Returns all objects of a resource on a cluster, in order.
-    pub(crate) fn all<'a>(
+    pub(crate) fn objects<'a>(
         &'a self,
         cluster: &str,
         group: &'a str,
@@ -429,7 +442,7 @@ impl View {
     }
 
     /// Returns all objects in a namespace.
-    pub(crate) fn within<'a>(
+    pub(crate) fn objects_in<'a>(
         &'a self,
         cluster: &str,
         namespace: &'a str,
@@ -439,17 +452,17 @@ impl View {
     }
 
     /// Whether people have deleted a Deployment of this namespace. Without drift correction, it stays deleted.
-    pub(crate) fn is_damaged(&self, cluster: &str, namespace: &str) -> bool {
-        let mut damaged = self.damaged.get(cluster).into_iter().flatten();
-        damaged.any(|key| key.namespace == namespace)
+    pub(crate) fn lacks_workload(&self, cluster: &str, namespace: &str) -> bool {
+        let mut missing = self.missing_workloads.get(cluster).into_iter().flatten();
+        missing.any(|key| key.namespace == namespace)
     }
 
-    pub(crate) fn any_damaged(&self) -> bool {
-        self.damaged.values().any(|keys| !keys.is_empty())
+    pub(crate) fn any_workload_missing(&self) -> bool {
+        self.missing_workloads.values().any(|keys| !keys.is_empty())
     }
 
     pub(crate) fn tenant(&self, cluster: &str, name: &str) -> Option<&Arc<Value>> {
-        self.get(cluster, &krypton_key("tenants", TENANTS, name))
+        self.get(cluster, &krypton_key("tenants", TENANT_NAMESPACE, name))
     }
 
     pub(crate) fn edge_cluster(&self, member: &str) -> Option<&Arc<Value>> {
@@ -463,17 +476,17 @@ impl View {
         namespace: &str,
         release: &str,
     ) -> Vec<(u32, &Arc<Value>)> {
-        let secrets = self.all(cluster, "", "secrets");
-        let mut found: Vec<(u32, &Arc<Value>)> = secrets
+        let secrets = self.objects(cluster, "", "secrets");
+        let mut revisions: Vec<(u32, &Arc<Value>)> = secrets
             .filter(|(key, secret)| {
                 key.namespace == namespace
                     && text(secret, "/type") == "helm.sh/release.v1"
                     && text(secret, "/metadata/labels/name") == release
             })
-            .filter_map(|(_, secret)| Some((version(secret)?, secret)))
+            .filter_map(|(_, secret)| Some((revision_number(secret)?, secret)))
             .collect();
-        found.sort_by_key(|(version, _)| *version);
-        found
+        revisions.sort_by_key(|(version, _)| *version);
+        revisions
     }
 
     pub(crate) fn renewal(&self, cluster: &str, lease: &str) -> Option<&Renewal> {
@@ -481,14 +494,14 @@ impl View {
     }
 
     /// Time since the last change of an object's spec, labels or annotations, or since the start.
-    pub(crate) fn age(&self, cluster: &str, key: &Key) -> Millis {
-        let changed = self.changed.get(&(cluster.to_owned(), key.clone()));
-        self.now - changed.copied().unwrap_or_default()
+    pub(crate) fn time_since_change(&self, cluster: &str, key: &Key) -> Millis {
+        let changed_at = self.last_changes.get(&(cluster.to_owned(), key.clone()));
+        self.now - changed_at.copied().unwrap_or_default()
     }
 
-    /// Whether an API server answers 401 to everyone.
+    /// Whether an API server responds with 401 to all requests.
     pub(crate) fn credentials_are_rejected(&self) -> bool {
-        self.active.iter().any(|action| {
+        self.active_faults.iter().any(|action| {
             matches!(
                 action,
                 Action::Server {
@@ -500,8 +513,8 @@ impl View {
     }
 
     /// Time since the last fault of the infrastructure has ended. Zero while one is active.
-    pub(crate) fn calm(&self) -> Millis {
-        match self.active.is_empty() {
+    pub(crate) fn calm_time(&self) -> Millis {
+        match self.active_faults.is_empty() {
             true => self
                 .now
                 .saturating_sub(self.calm_since.max(self.busy_until)),
@@ -514,20 +527,20 @@ impl View {
         self.now < self.suspended_until
     }
 
-    /// Whether a restore has taken back a part of the last change of a release.
-    pub(crate) fn is_torn(&self, release: &str) -> bool {
-        self.torn.contains(release)
+    /// Whether a restore has reverted a part of the last change of a release.
+    pub(crate) fn is_partly_restored(&self, release: &str) -> bool {
+        self.partly_restored.contains(release)
     }
 
     /// Whether an API server has stopped hanging within this time.
     pub(crate) fn hung_within(&self, cluster: &str, time: Millis) -> bool {
-        let hung = self.hung.get(cluster);
-        hung.is_some_and(|at| self.now - at <= time)
+        let hang_end = self.last_hang_ends.get(cluster);
+        hang_end.is_some_and(|at| self.now - at <= time)
     }
 
     /// Sum of the delays that links add now.
-    pub(crate) fn delays(&self) -> Millis {
-        let delays = self.active.iter().map(|action| match action {
+    pub(crate) fn total_link_delay(&self) -> Millis {
+        let delays = self.active_faults.iter().map(|action| match action {
             Action::Link {
                 fault: crate::plan::LinkFault::Delay(delay),
                 ..
@@ -539,57 +552,62 @@ impl View {
 
     /// Whether the etcd of a cluster was restored within this time.
     pub(crate) fn restored_within(&self, cluster: &str, time: Millis) -> bool {
-        let restored = self.restores.get(cluster);
-        restored.is_some_and(|at| self.now - at <= time)
+        let restored_at = self.last_restores.get(cluster);
+        restored_at.is_some_and(|at| self.now - at <= time)
     }
 
     /// Whether the clock of the API server was ever wrong.
-    pub(crate) fn was_set_back(&self, cluster: &str) -> bool {
-        self.set_back.contains(cluster)
+    pub(crate) fn had_wrong_clock(&self, cluster: &str) -> bool {
+        self.wrong_clocks.contains(cluster)
     }
 
     pub(crate) fn ever_restored(&self) -> bool {
-        !self.restores.is_empty()
+        !self.last_restores.is_empty()
     }
 
     /// Names of the Tenants that people want.
     pub(crate) fn wanted_tenants(&self) -> impl Iterator<Item = &str> {
-        let wanted = self.tenants.iter().filter(|(_, wanted)| **wanted);
+        let wanted = self.wanted_tenants.iter().filter(|(_, wanted)| **wanted);
         wanted.map(|((_, name), _)| name.as_str())
     }
 
     /// How long the Tenant has been paused.
-    pub(crate) fn paused_for(&self, cluster: &str, name: &str) -> Option<Millis> {
-        let since = self.paused.get(&(cluster.to_owned(), name.to_owned()))?;
+    pub(crate) fn tenant_paused_for(&self, cluster: &str, name: &str) -> Option<Millis> {
+        let since = self
+            .tenant_pauses
+            .get(&(cluster.to_owned(), name.to_owned()))?;
         Some(self.now - since)
     }
 
     /// How long the member has been paused.
-    pub(crate) fn idle_for(&self, member: &str) -> Option<Millis> {
-        Some(self.now - self.idle.get(member)?)
+    pub(crate) fn member_paused_for(&self, member: &str) -> Option<Millis> {
+        Some(self.now - self.member_pauses.get(member)?)
     }
 
-    /// How long ago the KryptonDeployment went as an orphan, unless people have created it again.
-    pub(crate) fn orphaned_for(&self, deployment: &str) -> Option<Millis> {
-        Some(self.now - self.orphans.get(deployment)?)
+    /// How long ago the KryptonDeployment was deleted as an orphan, unless people have created it again.
+    pub(crate) fn deployment_orphaned_for(&self, deployment: &str) -> Option<Millis> {
+        Some(self.now - self.orphaned_deployments.get(deployment)?)
     }
 
     /// Whether people want the Tenant on this cluster, or else on home, and no restore may have brought back an earlier
-    /// wish.
+    /// request.
     pub(crate) fn wants_tenant(&self, cluster: &str, name: &str) -> bool {
-        let wish = |cluster: &str| self.tenants.get(&(cluster.to_owned(), name.to_owned()));
-        let wanted = wish(cluster).or_else(|| wish(HOME)).copied();
-        wanted.unwrap_or(false) && !self.deleted_anywhere("tenants", name)
+        let is_wanted = |cluster: &str| {
+            self.wanted_tenants
+                .get(&(cluster.to_owned(), name.to_owned()))
+        };
+        let wanted = is_wanted(cluster).or_else(|| is_wanted(HOME)).copied();
+        wanted.unwrap_or(false) && !self.is_terminating_anywhere("tenants", name)
     }
 
-    /// Whether a Tenant went with its CRD before any process had reached it: without a finalizer, a release, or a record in
-    /// the cluster. A process reaches none while it waits for a Lease.
-    fn was_out_of_reach(&self, cluster: &str, change: &Change) -> bool {
+    /// Whether a Tenant was deleted with its CRD before any process had reconciled it: without a finalizer, a release,
+    /// or a record in the cluster. A process reconciles none while it waits for a Lease.
+    fn was_never_reconciled(&self, cluster: &str, change: &Change) -> bool {
         let (Some(before), None) = (&change.before, &change.after) else {
             return false;
         };
         let uid = text(before, "/metadata/uid");
-        let theirs = |(key, object): (&Key, &Arc<Value>)| {
+        let belongs_to_tenant = |(key, object): (&Key, &Arc<Value>)| {
             key.resource == "secrets"
                 && (label(object, OWNER_UID_LABEL) == Some(uid)
                     || label(object, RECORD_LABEL).is_some())
@@ -598,27 +616,27 @@ impl View {
         change.key.resource == "tenants"
             && change.by == "kube-controller-manager"
             && !has_finalizer(before, UNINSTALL_FINALIZER)
-            && !store.any(theirs)
+            && !store.any(belongs_to_tenant)
     }
 
     pub(crate) fn wants_deployment(&self, name: &str) -> bool {
-        let wanted = self.deployments.get(name).copied().unwrap_or(false);
-        wanted && !self.deleted_anywhere("kryptondeployments", name)
+        let wanted = self.wanted_deployments.get(name).copied().unwrap_or(false);
+        wanted && !self.is_terminating_anywhere("kryptondeployments", name)
     }
 
     /// After a restore, the store can contain a deletion that people have since undone by a new object.
-    fn deleted_anywhere(&self, resource: &str, name: &str) -> bool {
-        let key = krypton_key(resource, TENANTS, name);
+    fn is_terminating_anywhere(&self, resource: &str, name: &str) -> bool {
+        let key = krypton_key(resource, TENANT_NAMESPACE, name);
         self.ever_restored()
             && self
                 .stores
                 .keys()
                 .filter_map(|cluster| self.get(cluster, &key))
-                .any(|object| is_deleted(object))
+                .any(|object| is_terminating(object))
     }
 
-    pub(crate) fn is_retiring(&self, member: &str) -> bool {
-        self.retiring.contains(member)
+    pub(crate) fn is_decommissioning(&self, member: &str) -> bool {
+        self.decommissioning.contains(member)
     }
 
     /// Whether the CRD of Tenants is present and not being deleted.
@@ -634,12 +652,13 @@ impl View {
             namespace: String::new(),
             name: name.to_owned(),
         };
-        self.get(cluster, &key).is_some_and(|crd| !is_deleted(crd))
+        self.get(cluster, &key)
+            .is_some_and(|crd| !is_terminating(crd))
     }
 }
 
 /// Whether only the status or bookkeeping differs.
-fn same_wish(before: Option<&Value>, after: Option<&Value>) -> bool {
+fn differs_only_in_status(before: Option<&Value>, after: Option<&Value>) -> bool {
     let (Some(before), Some(after)) = (before, after) else {
         return false;
     };
@@ -652,17 +671,20 @@ fn same_wish(before: Option<&Value>, after: Option<&Value>) -> bool {
 }
 
 /// Splits a release name into its owner and the member.
-fn owner_of(release: &str, members: &[String]) -> (Owner, Option<String>) {
+fn parse_release_name(release: &str, members: &[String]) -> (ReleaseOwner, Option<String>) {
     if let Some(name) = release.strip_prefix("ced-") {
-        return (Owner::Deployment(name.to_owned()), None);
+        return (ReleaseOwner::Deployment(name.to_owned()), None);
     }
-    let found = release.strip_prefix("tenant-").and_then(|rest| {
+    let owner = release.strip_prefix("tenant-").and_then(|rest| {
         members.iter().find_map(|member| {
             let tenant = rest.strip_suffix(member.as_str())?.strip_suffix('-')?;
-            Some((Owner::Tenant(tenant.to_owned()), Some(member.clone())))
+            Some((
+                ReleaseOwner::Tenant(tenant.to_owned()),
+                Some(member.clone()),
+            ))
         })
     });
-    found.unwrap_or((Owner::Unknown, None))
+    owner.unwrap_or((ReleaseOwner::Unknown, None))
 }
 
 /// Key of one of Krypton's objects.
@@ -676,9 +698,9 @@ pub(crate) fn krypton_key(resource: &str, namespace: &str, name: &str) -> Key {
 }
 
 /// The cluster of an agent's host, or of its copy.
-pub(crate) fn own_cluster(host: &str) -> Option<&str> {
+pub(crate) fn agent_cluster(host: &str) -> Option<&str> {
     host.strip_prefix("agent-")
-        .or_else(|| host.strip_prefix(crate::stage::COPY))
+        .or_else(|| host.strip_prefix(crate::stage::COPY_PREFIX))
 }
 
 /// Whether Krypton or its Helm wrote, by the user agent.
@@ -695,16 +717,16 @@ pub(crate) fn is_helm(by: &str) -> bool {
 }
 
 /// Whether the hub has placed this Tenant on a member.
-pub(crate) fn is_copy(tenant: &Value) -> bool {
+pub(crate) fn is_placed_copy(tenant: &Value) -> bool {
     label(tenant, MANAGED_BY_LABEL) == Some(MANAGED_BY_HUB)
         && annotation(tenant, HOME_UID_ANNOTATION).is_some()
 }
 
-pub(crate) fn is_deleted(object: &Value) -> bool {
+pub(crate) fn is_terminating(object: &Value) -> bool {
     object.pointer("/metadata/deletionTimestamp").is_some()
 }
 
-/// Text at a JSON pointer, or nothing.
+/// Text at a JSON pointer, or an empty text.
 pub(crate) fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
     let text = object.pointer(pointer).and_then(Value::as_str);
     text.unwrap_or_default()
@@ -719,10 +741,11 @@ pub(crate) fn label<'a>(object: &'a Value, key: &str) -> Option<&'a str> {
 }
 
 pub(crate) fn has_finalizer(object: &Value, name: &str) -> bool {
-    let all = object
+    let finalizers = object
         .pointer("/metadata/finalizers")
         .and_then(Value::as_array);
-    all.into_iter()
+    finalizers
+        .into_iter()
         .flatten()
         .any(|each| each.as_str() == Some(name))
 }
@@ -732,7 +755,7 @@ pub(crate) fn holder(lease: &Value) -> &str {
 }
 
 /// Revision of a release Secret.
-pub(crate) fn version(secret: &Value) -> Option<u32> {
+pub(crate) fn revision_number(secret: &Value) -> Option<u32> {
     text(secret, "/metadata/labels/version").parse().ok()
 }
 
@@ -741,32 +764,32 @@ pub(crate) fn number(object: &Value, pointer: &str) -> Option<u64> {
 }
 
 /// The cluster, the change, and the object before and after, if the change replaced an object.
-pub(crate) fn replaced(seen: &Observation) -> Option<(&str, &Change, &Value, &Value)> {
-    let Event::Change { cluster, change } = &seen.event else {
+pub(crate) fn object_update(observation: &Observation) -> Option<(&str, &Change, &Value, &Value)> {
+    let Event::Change { cluster, change } = &observation.event else {
         return None;
     };
     let (before, after) = (change.before.as_deref()?, change.after.as_deref()?);
     Some((cluster, change, before, after))
 }
 
-/// The cluster, the change, and the earlier object, if Krypton has removed this finalizer or the object that had it.
-pub(crate) fn let_go<'a>(
-    seen: &'a Observation,
+/// The cluster, the change, and the previous object, if Krypton has removed this finalizer or the object with it.
+pub(crate) fn finalizer_removal<'a>(
+    observation: &'a Observation,
     finalizer: &str,
 ) -> Option<(&'a str, &'a Change, &'a Value)> {
-    let Event::Change { cluster, change } = &seen.event else {
+    let Event::Change { cluster, change } = &observation.event else {
         return None;
     };
     let before = change.before.as_deref()?;
-    let has = |object| has_finalizer(object, finalizer);
-    let removed = has(before) && !change.after.as_deref().is_some_and(has);
-    (removed && is_product(&change.by)).then_some((cluster, change, before))
+    let is_present = |object| has_finalizer(object, finalizer);
+    let is_removed = is_present(before) && !change.after.as_deref().is_some_and(is_present);
+    (is_removed && is_product(&change.by)).then_some((cluster, change, before))
 }
 
 /// The member that reconciles a Tenant of this cluster.
-pub(crate) fn member_of<'a>(tenant: &'a Value, cluster: &'a str) -> &'a str {
+pub(crate) fn reconciling_member<'a>(tenant: &'a Value, cluster: &'a str) -> &'a str {
     match text(tenant, "/spec/clusterRef/secretName") {
-        "" => Settings::member(cluster),
+        "" => Settings::member_for(cluster),
         member => member,
     }
 }
@@ -797,13 +820,13 @@ pub(crate) fn condition_text(object: &Value, kind: &str) -> String {
 
 /// Status and reason of a condition.
 pub(crate) fn condition<'a>(object: &'a Value, kind: &str) -> Option<(&'a str, &'a str)> {
-    let found = find_condition(object, kind)?;
-    Some((text(found, "/status"), text(found, "/reason")))
+    let condition = find_condition(object, kind)?;
+    Some((text(condition, "/status"), text(condition, "/reason")))
 }
 
 fn find_condition<'a>(object: &'a Value, kind: &str) -> Option<&'a Value> {
-    let mut all = object.pointer("/status/conditions")?.as_array()?.iter();
-    all.find(|condition| text(condition, "/type") == kind)
+    let mut conditions = object.pointer("/status/conditions")?.as_array()?.iter();
+    conditions.find(|condition| text(condition, "/type") == kind)
 }
 
 #[cfg(test)]
@@ -813,15 +836,19 @@ mod tests {
     #[test]
     fn release_names_lead_to_owner_and_member() {
         let members = ["self-cluster".to_owned(), "edge-1".to_owned()];
-        let tenant = |name: &str| Owner::Tenant(name.to_owned());
+        let tenant = |name: &str| ReleaseOwner::Tenant(name.to_owned());
         for (release, owner, member) in [
             ("tenant-t0-edge-1", tenant("t0"), Some("edge-1")),
             ("tenant-t1-self-cluster", tenant("t1"), Some("self-cluster")),
-            ("ced-d0", Owner::Deployment("d0".to_owned()), None),
-            ("other", Owner::Unknown, None),
+            ("ced-d0", ReleaseOwner::Deployment("d0".to_owned()), None),
+            ("other", ReleaseOwner::Unknown, None),
         ] {
             let member = member.map(str::to_owned);
-            assert_eq!(owner_of(release, &members), (owner, member), "{release}");
+            assert_eq!(
+                parse_release_name(release, &members),
+                (owner, member),
+                "{release}"
+            );
         }
     }
 }

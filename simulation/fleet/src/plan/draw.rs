@@ -8,52 +8,52 @@ use rand::{RngExt as _, SeedableRng as _};
 
 use super::{
     Access, Action, Chart, DeploymentAction, Edge, FOREVER, HOME, LinkFault, MemberAction, Plan,
-    Scope, Seat, ServerFault, Settings, Step, Strike, TenantAction, Verbs,
+    PlanStep, PlannedTenant, RequestFault, Scope, ServerFault, Settings, TenantAction, Verbs,
 };
 use crate::conductor::Millis;
 
-/// How large plans are.
-pub(super) struct Size {
+/// The size of plans.
+pub(super) struct PlanSize {
     edges: RangeInclusive<u32>,
     tenants: RangeInclusive<u32>,
     /// In seconds.
     chaos: RangeInclusive<Millis>,
     /// Mean time between two steps.
-    between: Millis,
+    mean_pause: Millis,
     quiet: Millis,
 }
 
-pub(super) const FULL: Size = Size {
+pub(super) const FULL: PlanSize = PlanSize {
     edges: 1..=3,
     tenants: 2..=6,
     chaos: 30..=300,
-    between: 3_000,
+    mean_pause: 3_000,
     quiet: 90_000,
 };
-pub(super) const SHORT: Size = Size {
+pub(super) const SHORT: PlanSize = PlanSize {
     edges: 1..=1,
     tenants: 1..=2,
     chaos: 5..=25,
-    between: 2_000,
+    mean_pause: 2_000,
     quiet: 20_000,
 };
 /// Pause between two faults of one target.
-const APART: Millis = 1_000;
-const LONGEST: Millis = 90_000;
+const MIN_PAUSE: Millis = 1_000;
+const MAX_FAULT_LENGTH: Millis = 90_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Life,
-    Edit,
-    Pause,
-    Foreign,
-    Damage,
-    Crd,
-    Anchor,
+enum StepKind {
+    TenantLifecycle,
+    TenantEdit,
+    TenantPause,
+    ForeignFields,
+    ReleaseDamage,
+    CrdDeletion,
+    AnchorDeletion,
     Kubeconfig,
     Member,
     Deployment,
-    Chart,
+    ChartVersion,
     Values,
     Crash,
     Stop,
@@ -61,96 +61,96 @@ enum Kind {
     Freeze,
     Suspend,
     Skew,
-    Cut,
+    LinkCut,
     SlowLink,
     HalfOpen,
-    Days,
+    PassDays,
     Certificates,
-    Copy,
+    AgentCopy,
     Twin,
     Outage,
-    BadAnswers,
-    Jobs,
+    BadResponses,
+    FailingJobs,
     Watches,
     Restore,
     ServerClock,
 }
 
-const KINDS: [Kind; 31] = [
-    Kind::Life,
-    Kind::Edit,
-    Kind::Pause,
-    Kind::Foreign,
-    Kind::Damage,
-    Kind::Crd,
-    Kind::Anchor,
-    Kind::Kubeconfig,
-    Kind::Member,
-    Kind::Deployment,
-    Kind::Chart,
-    Kind::Values,
-    Kind::Crash,
-    Kind::Stop,
-    Kind::AtRequest,
-    Kind::Freeze,
-    Kind::Suspend,
-    Kind::Skew,
-    Kind::Cut,
-    Kind::SlowLink,
-    Kind::HalfOpen,
-    Kind::Days,
-    Kind::Certificates,
-    Kind::Copy,
-    Kind::Twin,
-    Kind::Outage,
-    Kind::BadAnswers,
-    Kind::Jobs,
-    Kind::Watches,
-    Kind::Restore,
-    Kind::ServerClock,
+const STEP_KINDS: [StepKind; 31] = [
+    StepKind::TenantLifecycle,
+    StepKind::TenantEdit,
+    StepKind::TenantPause,
+    StepKind::ForeignFields,
+    StepKind::ReleaseDamage,
+    StepKind::CrdDeletion,
+    StepKind::AnchorDeletion,
+    StepKind::Kubeconfig,
+    StepKind::Member,
+    StepKind::Deployment,
+    StepKind::ChartVersion,
+    StepKind::Values,
+    StepKind::Crash,
+    StepKind::Stop,
+    StepKind::AtRequest,
+    StepKind::Freeze,
+    StepKind::Suspend,
+    StepKind::Skew,
+    StepKind::LinkCut,
+    StepKind::SlowLink,
+    StepKind::HalfOpen,
+    StepKind::PassDays,
+    StepKind::Certificates,
+    StepKind::AgentCopy,
+    StepKind::Twin,
+    StepKind::Outage,
+    StepKind::BadResponses,
+    StepKind::FailingJobs,
+    StepKind::Watches,
+    StepKind::Restore,
+    StepKind::ServerClock,
 ];
 
 /// Returns the plan of a seed.
-pub(super) fn plan(seed: u64, size: &Size) -> Plan {
+pub(super) fn plan(seed: u64, size: &PlanSize) -> Plan {
     // The conductor seeds its own generators with other values.
-    let mut chance = Xoshiro256PlusPlus::seed_from_u64(seed ^ 0x706c_616e);
-    let settings = settings(&mut chance, size);
-    let mut kinds: Vec<Kind> = KINDS
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed ^ 0x706c_616e);
+    let settings = draw_settings(&mut rng, size);
+    let mut kinds: Vec<StepKind> = STEP_KINDS
         .into_iter()
-        .filter(|_| chance.random_range(0..10) < 4)
+        .filter(|_| rng.random_range(0..10) < 4)
         .collect();
     if kinds.is_empty() {
-        kinds.push(Kind::Crash);
+        kinds.push(StepKind::Crash);
     }
-    let mut draft = Draft {
-        live: settings
+    let mut draft = PlanDraft {
+        existing: settings
             .tenants
             .iter()
-            .map(|seat| (key(&seat.cluster, &seat.tenant), true))
+            .map(|tenant| (tenant_key(&tenant.cluster, &tenant.name), true))
             .collect(),
-        deployments: BTreeMap::new(),
-        sources_change: kinds.contains(&Kind::Kubeconfig),
-        members_stay: !kinds.contains(&Kind::Restore) && !kinds.contains(&Kind::Member),
-        busy: Vec::new(),
+        deployment_regions: BTreeMap::new(),
+        kubeconfigs_change: kinds.contains(&StepKind::Kubeconfig),
+        members_are_kept: !kinds.contains(&StepKind::Restore) && !kinds.contains(&StepKind::Member),
+        fault_periods: Vec::new(),
         steps: Vec::new(),
-        number: 0,
-        version: 1,
+        last_edit: 0,
+        chart_version: 1,
         settings,
-        chance,
+        rng,
     };
     if seed % 4 == 3 {
-        draft.permanent();
+        draft.add_permanent_fault();
     }
-    let mut at = draft.chance.random_range(0..size.between);
+    let mut at = draft.rng.random_range(0..size.mean_pause);
     while at < draft.settings.chaos {
-        let kind = draft.one_of(&kinds);
-        if let Some(action) = draft.action(kind, at) {
-            draft.place(at, action);
+        let kind = draft.pick(&kinds);
+        if let Some(action) = draft.draw_action(kind, at) {
+            draft.add_step(at, action);
         }
-        at += draft.chance.random_range(1..2 * size.between);
+        at += draft.rng.random_range(1..2 * size.mean_pause);
     }
-    draft.finish();
-    let Draft {
+    draft.end_suspensions();
+    let PlanDraft {
         settings,
         mut steps,
         ..
@@ -163,31 +163,31 @@ pub(super) fn plan(seed: u64, size: &Size) -> Plan {
     }
 }
 
-fn settings(chance: &mut Xoshiro256PlusPlus, size: &Size) -> Settings {
-    let edges: Vec<Edge> = (1..=chance.random_range(size.edges.clone()))
+fn draw_settings(rng: &mut Xoshiro256PlusPlus, size: &PlanSize) -> Settings {
+    let edges: Vec<Edge> = (1..=rng.random_range(size.edges.clone()))
         .map(|number| Edge {
             name: format!("edge-{number}"),
-            access: match chance.random_range(0..6) {
+            access: match rng.random_range(0..6) {
                 0 | 1 => Access::Kubeconfig,
                 2 => Access::Both,
                 _ => Access::Agent,
             },
         })
         .collect();
-    let self_cluster = chance.random_bool(0.5);
-    let tenants = (0..chance.random_range(size.tenants.clone())).map(|number| {
-        let edge = chance.random_range(0..edges.len());
+    let self_cluster = rng.random_bool(0.5);
+    let tenants = (0..rng.random_range(size.tenants.clone())).map(|number| {
+        let edge = rng.random_range(0..edges.len());
         let edge = edges.get(edge).map(|edge| edge.name.clone());
         let edge = edge.unwrap_or_default();
-        let (cluster, placed) = match chance.random_range(0..4) {
+        let (cluster, placed_on) = match rng.random_range(0..4) {
             0 => (HOME.to_owned(), Some(edge)),
             1 if self_cluster => (HOME.to_owned(), None),
             _ => (edge, None),
         };
-        Seat {
-            tenant: format!("t{number}"),
+        PlannedTenant {
+            name: format!("t{number}"),
             cluster,
-            placed,
+            placed_on,
         }
     });
     let tenants = tenants.collect();
@@ -198,13 +198,13 @@ fn settings(chance: &mut Xoshiro256PlusPlus, size: &Size) -> Settings {
         Chart::FailingUpgrade,
         Chart::Slow,
     ];
-    let chart = charts.get(chance.random_range(0..charts.len())).copied();
+    let chart = charts.get(rng.random_range(0..charts.len())).copied();
     Settings {
-        hubs: chance.random_range(1..=2),
+        hubs: rng.random_range(1..=2),
         edges,
         tenants,
         self_cluster,
-        chaos: chance.random_range(size.chaos.clone()) * 1_000,
+        chaos: rng.random_range(size.chaos.clone()) * 1_000,
         quiet: size.quiet,
         at_start: None,
         chart: chart.unwrap_or(Chart::Plain),
@@ -212,69 +212,69 @@ fn settings(chance: &mut Xoshiro256PlusPlus, size: &Size) -> Settings {
 }
 
 /// A plan during its generation.
-struct Draft {
+struct PlanDraft {
     settings: Settings,
-    chance: Xoshiro256PlusPlus,
-    /// Whether each Tenant of a seat exists.
-    live: BTreeMap<(String, String), bool>,
-    deployments: BTreeMap<String, String>,
+    rng: Xoshiro256PlusPlus,
+    /// Whether each Tenant of the settings exists, by cluster and name.
+    existing: BTreeMap<(String, String), bool>,
+    deployment_regions: BTreeMap<String, String>,
     /// Whether no restore and no person removes or bans a member. A hub with an older CA locks out the agents that have
     /// renewed, and a rotation does not wait for banned members.
-    members_stay: bool,
+    members_are_kept: bool,
     /// Whether people change Secrets with kubeconfigs.
-    sources_change: bool,
-    /// Targets with the times of their faults.
-    busy: Vec<(String, Millis, Millis)>,
-    steps: Vec<Step>,
-    /// Makes the content of edits unique.
-    number: u32,
-    version: u32,
+    kubeconfigs_change: bool,
+    /// Targets with the start and end of their faults.
+    fault_periods: Vec<(String, Millis, Millis)>,
+    steps: Vec<PlanStep>,
+    /// Number of the last edit, which makes the content of edits unique.
+    last_edit: u32,
+    chart_version: u32,
 }
 
-impl Draft {
-    fn one_of<T: Clone>(&mut self, all: &[T]) -> T {
-        let index = self.chance.random_range(0..all.len());
+impl PlanDraft {
+    fn pick<T: Clone>(&mut self, all: &[T]) -> T {
+        let index = self.rng.random_range(0..all.len());
         all.get(index).unwrap_or(&all[0]).clone()
     }
 
     /// Adds a step unless a fault of the same target is active.
-    fn place(&mut self, at: Millis, action: Action) {
+    fn add_step(&mut self, at: Millis, action: Action) {
         let until = at.saturating_add(action.length().unwrap_or_default());
-        let Some(target) = target(&action) else {
-            self.steps.push(Step { at, action });
+        let Some(target) = exclusive_target(&action) else {
+            self.steps.push(PlanStep { at, action });
             return;
         };
-        let free = |(name, from, to): &(String, Millis, Millis)| {
-            *name != target || until + APART < *from || at > to.saturating_add(APART)
+        let is_free = |(name, from, to): &(String, Millis, Millis)| {
+            *name != target || until + MIN_PAUSE < *from || at > to.saturating_add(MIN_PAUSE)
         };
-        if until == FOREVER || self.busy.iter().all(free) {
-            self.busy.push((target, at, until));
-            self.steps.push(Step { at, action });
+        if until == FOREVER || self.fault_periods.iter().all(is_free) {
+            self.fault_periods.push((target, at, until));
+            self.steps.push(PlanStep { at, action });
         }
     }
 
-    /// One member is separated for good.
-    fn permanent(&mut self) {
+    /// Separates one member permanently.
+    fn add_permanent_fault(&mut self) {
         let edges = self.settings.edges.clone();
-        let edge = self.one_of(&edges);
-        let at = self.chance.random_range(0..self.settings.chaos / 2);
-        let action = match (edge.agent(), self.chance.random_bool(0.5)) {
+        let edge = self.pick(&edges);
+        let at = self.rng.random_range(0..self.settings.chaos / 2);
+        let action = match (edge.agent_host(), self.rng.random_bool(0.5)) {
             (Some(agent), true) => Action::Crash {
                 host: agent,
                 restart: FOREVER,
             },
             _ => Action::Server {
                 cluster: edge.name,
-                fault: self.one_of(&[ServerFault::Down, ServerFault::Hangs]),
+                fault: self.pick(&[ServerFault::Down, ServerFault::Hangs]),
                 scope: Scope::default(),
                 length: FOREVER,
             },
         };
-        self.place(at, action);
+        self.add_step(at, action);
     }
 
-    /// Ends what people have suspended.
-    fn finish(&mut self) {
+    /// Ends the suspensions by people.
+    fn end_suspensions(&mut self) {
         let end = self.settings.chaos;
         self.steps.sort_by_key(|step| step.at);
         let mut open: BTreeMap<String, Action> = BTreeMap::new();
@@ -287,85 +287,94 @@ impl Draft {
                 None => open.remove(&key),
             };
         }
-        let ends = open.into_values().map(|action| Step { at: end, action });
-        self.steps.extend(ends);
+        let ending_steps = open
+            .into_values()
+            .map(|action| PlanStep { at: end, action });
+        self.steps.extend(ending_steps);
     }
 
-    fn action(&mut self, kind: Kind, at: Millis) -> Option<Action> {
+    fn draw_action(&mut self, kind: StepKind, at: Millis) -> Option<Action> {
         match kind {
-            Kind::Life | Kind::Edit | Kind::Pause | Kind::Foreign | Kind::Damage => {
-                self.tenant(kind)
-            }
-            Kind::Crd => Some(Action::DeleteCrd {
-                cluster: self.any_cluster(),
+            StepKind::TenantLifecycle
+            | StepKind::TenantEdit
+            | StepKind::TenantPause
+            | StepKind::ForeignFields
+            | StepKind::ReleaseDamage => self.draw_tenant_action(kind),
+            StepKind::CrdDeletion => Some(Action::DeleteCrd {
+                cluster: self.pick_cluster(),
             }),
-            Kind::Anchor => Some(Action::DeleteAnchor {
-                cluster: self.any_cluster(),
+            StepKind::AnchorDeletion => Some(Action::DeleteAnchor {
+                cluster: self.pick_cluster(),
             }),
-            Kind::Kubeconfig => self.kubeconfig(at),
-            Kind::Member => self.member(),
-            Kind::Deployment => self.deployment(),
-            Kind::Chart => {
-                self.version += 1;
-                let version = self.version;
+            StepKind::Kubeconfig => self.draw_kubeconfig_action(at),
+            StepKind::Member => self.draw_member_action(),
+            StepKind::Deployment => self.draw_deployment_action(),
+            StepKind::ChartVersion => {
+                self.chart_version += 1;
+                let version = self.chart_version;
                 Some(Action::ChartVersion { version })
             }
-            Kind::Values => Some(Action::Values {
-                number: self.next_number(),
+            StepKind::Values => Some(Action::Values {
+                number: self.next_edit_number(),
             }),
-            Kind::Crash
-            | Kind::Stop
-            | Kind::AtRequest
-            | Kind::Freeze
-            | Kind::Suspend
-            | Kind::Skew => self.host(kind, at),
-            Kind::Cut | Kind::SlowLink => self.link(kind, at),
-            Kind::HalfOpen => self.half_open(),
+            StepKind::Crash
+            | StepKind::Stop
+            | StepKind::AtRequest
+            | StepKind::Freeze
+            | StepKind::Suspend
+            | StepKind::Skew => self.draw_host_fault(kind, at),
+            StepKind::LinkCut | StepKind::SlowLink => self.draw_link_fault(kind, at),
+            StepKind::HalfOpen => self.draw_half_open(),
             // An agent renews after five days, and the hub after sixty. Their certificates last seven and ninety.
-            Kind::Days => Some(Action::PassDays {
-                days: self.one_of(&[1, 5, 6, 6, 8, 61, 91]),
+            StepKind::PassDays => Some(Action::PassDays {
+                days: self.pick(&[1, 5, 6, 6, 8, 61, 91]),
             }),
-            Kind::Certificates => self.certificates(),
-            Kind::Copy => Some(Action::CopyAgent {
-                length: self.length(at)?,
-                edge: self.edge_with(|edge| edge.agent().is_some())?,
+            StepKind::Certificates => self.draw_certificate_action(),
+            StepKind::AgentCopy => Some(Action::CopyAgent {
+                length: self.draw_length(at)?,
+                edge: self.pick_edge(|edge| edge.agent_host().is_some())?,
             }),
-            Kind::Twin => self.twin(at),
-            Kind::Outage
-            | Kind::BadAnswers
-            | Kind::Jobs
-            | Kind::Watches
-            | Kind::Restore
-            | Kind::ServerClock => self.server(kind, at),
+            StepKind::Twin => self.draw_twin_action(at),
+            StepKind::Outage
+            | StepKind::BadResponses
+            | StepKind::FailingJobs
+            | StepKind::Watches
+            | StepKind::Restore
+            | StepKind::ServerClock => self.draw_server_fault(kind, at),
         }
     }
 
-    fn tenant(&mut self, kind: Kind) -> Option<Action> {
-        let seats = self.settings.tenants.clone();
-        let seat = self.one_of(&seats);
-        let exists = self.live.get(&key(&seat.cluster, &seat.tenant)).copied();
-        let number = self.next_number();
-        let placed = seat.placed.clone();
-        let what = match kind {
+    fn draw_tenant_action(&mut self, kind: StepKind) -> Option<Action> {
+        let tenants = self.settings.tenants.clone();
+        let tenant = self.pick(&tenants);
+        let exists = self
+            .existing
+            .get(&tenant_key(&tenant.cluster, &tenant.name))
+            .copied();
+        let number = self.next_edit_number();
+        let placed_on = tenant.placed_on.clone();
+        let action = match kind {
             _ if exists != Some(true) => match kind {
-                Kind::Life => TenantAction::Create { placed },
+                StepKind::TenantLifecycle => TenantAction::Create { placed_on },
                 _ => return None,
             },
-            Kind::Life => self.one_of(&[
+            StepKind::TenantLifecycle => self.pick(&[
                 TenantAction::Delete,
                 TenantAction::Delete,
                 TenantAction::Delete,
                 TenantAction::Orphan,
             ]),
-            Kind::Edit => self.one_of(&[
+            StepKind::TenantEdit => self.pick(&[
                 TenantAction::Edit { number },
                 TenantAction::Edit { number },
                 TenantAction::Relabel { number },
                 TenantAction::Retry { number },
             ]),
-            Kind::Pause => self.one_of(&[TenantAction::Pause, TenantAction::Resume]),
-            Kind::Foreign => self.one_of(&[TenantAction::AddForeign, TenantAction::RemoveForeign]),
-            _ => self.one_of(&[
+            StepKind::TenantPause => self.pick(&[TenantAction::Pause, TenantAction::Resume]),
+            StepKind::ForeignFields => {
+                self.pick(&[TenantAction::AddForeign, TenantAction::RemoveForeign])
+            }
+            _ => self.pick(&[
                 TenantAction::DeleteRelease,
                 TenantAction::DeleteRelease,
                 TenantAction::DamageRelease,
@@ -376,34 +385,35 @@ impl Draft {
                 TenantAction::AddOccupant,
             ]),
         };
-        let live = match what {
+        let exists_after = match action {
             TenantAction::Create { .. } => true,
             TenantAction::Delete | TenantAction::Orphan => false,
             _ => exists?,
         };
-        self.live.insert(key(&seat.cluster, &seat.tenant), live);
+        self.existing
+            .insert(tenant_key(&tenant.cluster, &tenant.name), exists_after);
         Some(Action::Tenant {
-            cluster: seat.cluster,
-            tenant: seat.tenant,
-            what,
+            cluster: tenant.cluster,
+            tenant: tenant.name,
+            action,
         })
     }
 
-    fn kubeconfig(&mut self, at: Millis) -> Option<Action> {
-        let length = self.length(at)?;
-        let member = self.edge_with(|edge| edge.access == Access::Kubeconfig)?;
-        let what = self.one_of(&[
+    fn draw_kubeconfig_action(&mut self, at: Millis) -> Option<Action> {
+        let length = self.draw_length(at)?;
+        let member = self.pick_edge(|edge| edge.access == Access::Kubeconfig)?;
+        let action = self.pick(&[
             MemberAction::DamageKubeconfig { length },
             MemberAction::DeleteKubeconfig { length },
             MemberAction::RelabelKubeconfig { length },
         ]);
-        Some(Action::Member { member, what })
+        Some(Action::Member { member, action })
     }
 
-    fn member(&mut self) -> Option<Action> {
+    fn draw_member_action(&mut self) -> Option<Action> {
         let edges = self.settings.edges.clone();
-        let edge = self.one_of(&edges);
-        let what = self.one_of(&[
+        let edge = self.pick(&edges);
+        let action = self.pick(&[
             MemberAction::Pause,
             MemberAction::Resume,
             MemberAction::Ban,
@@ -412,22 +422,22 @@ impl Draft {
             MemberAction::Delete { uninstall: true },
         ]);
         // An agent whose EdgeCluster was deleted needs another invitation.
-        if edge.agent().is_some() && matches!(what, MemberAction::Delete { .. }) {
+        if edge.agent_host().is_some() && matches!(action, MemberAction::Delete { .. }) {
             return None;
         }
         Some(Action::Member {
             member: edge.name,
-            what,
+            action,
         })
     }
 
-    fn deployment(&mut self) -> Option<Action> {
-        let name = self.one_of(&["d0".to_owned(), "d1".to_owned()]);
+    fn draw_deployment_action(&mut self) -> Option<Action> {
+        let name = self.pick(&["d0".to_owned(), "d1".to_owned()]);
         // Whether a KryptonDeployment names the Secret of a member with both depends on which came first.
-        let region = self.edge_with(|edge| edge.access != Access::Both)?;
-        let number = self.next_number();
-        let what = if self.deployments.contains_key(&name) {
-            self.one_of(&[
+        let region = self.pick_edge(|edge| edge.access != Access::Both)?;
+        let number = self.next_edit_number();
+        let action = if self.deployment_regions.contains_key(&name) {
+            self.pick(&[
                 DeploymentAction::Edit { number },
                 DeploymentAction::Move {
                     region: region.clone(),
@@ -439,113 +449,118 @@ impl Draft {
                 region: region.clone(),
             }
         };
-        match what {
-            DeploymentAction::Delete => self.deployments.remove(&name),
-            _ => self.deployments.insert(name.clone(), region),
+        match action {
+            DeploymentAction::Delete => self.deployment_regions.remove(&name),
+            _ => self.deployment_regions.insert(name.clone(), region),
         };
-        Some(Action::Deployment { name, what })
+        Some(Action::Deployment { name, action })
     }
 
-    fn host(&mut self, kind: Kind, at: Millis) -> Option<Action> {
+    fn draw_host_fault(&mut self, kind: StepKind, at: Millis) -> Option<Action> {
         let hosts = self.settings.hosts();
-        let host = self.one_of(&hosts);
-        let length = self.length(at)?;
+        let host = self.pick(&hosts);
+        let length = self.draw_length(at)?;
         Some(match kind {
-            Kind::Crash => Action::Crash {
+            StepKind::Crash => Action::Crash {
                 host,
                 restart: length,
             },
-            Kind::AtRequest => {
+            StepKind::AtRequest => {
                 let limit = [3, 30, 300];
-                let limit = self.one_of(&limit);
-                let crash = Strike::Crash {
+                let limit = self.pick(&limit);
+                let crash = RequestFault::Crash {
                     restart: length.min(10_000),
                 };
                 Action::AtRequest {
                     host,
-                    nth: self.chance.random_range(1..=limit),
-                    strike: self.one_of(&[crash, crash, Strike::Fail, Strike::LoseAnswer]),
+                    nth: self.rng.random_range(1..=limit),
+                    fault: self.pick(&[
+                        crash,
+                        crash,
+                        RequestFault::Fail,
+                        RequestFault::LoseResponse,
+                    ]),
                 }
             }
-            Kind::Stop => Action::Stop { host, length },
-            Kind::Freeze => Action::Freeze { host, length },
-            Kind::Suspend => Action::Suspend { host, length },
+            StepKind::Stop => Action::Stop { host, length },
+            StepKind::Freeze => Action::Freeze { host, length },
+            StepKind::Suspend => Action::Suspend { host, length },
             _ => Action::Skew {
                 host,
-                by: self.chance.random_range(-7_200_000..=7_200_000),
+                by: self.rng.random_range(-7_200_000..=7_200_000),
             },
         })
     }
 
-    fn link(&mut self, kind: Kind, at: Millis) -> Option<Action> {
-        let length = self.length(at)?;
-        let (from, to) = self.any_link();
-        let (from, to) = match self.chance.random_bool(0.5) {
+    fn draw_link_fault(&mut self, kind: StepKind, at: Millis) -> Option<Action> {
+        let length = self.draw_length(at)?;
+        let (from, to) = self.pick_link();
+        let (from, to) = match self.rng.random_bool(0.5) {
             true => (from, to),
             false => (to, from),
         };
-        let delay = self.chance.random_range(20..=4_000);
-        let loss = self.chance.random_range(10..=500);
+        let delay = self.rng.random_range(20..=4_000);
+        let loss = self.rng.random_range(10..=500);
         let fault = match kind {
-            Kind::Cut => self.one_of(&[LinkFault::Cut, LinkFault::Cut, LinkFault::Refuse]),
-            _ => self.one_of(&[LinkFault::Delay(delay), LinkFault::Loss(loss)]),
+            StepKind::LinkCut => self.pick(&[LinkFault::Cut, LinkFault::Cut, LinkFault::Refuse]),
+            _ => self.pick(&[LinkFault::Delay(delay), LinkFault::Loss(loss)]),
         };
         Some(Action::Link {
             from,
             to,
-            both: self.chance.random_bool(0.6),
+            bidirectional: self.rng.random_bool(0.6),
             fault,
             length,
         })
     }
 
-    fn certificates(&mut self) -> Option<Action> {
-        if self.members_stay && self.chance.random_bool(0.3) {
+    fn draw_certificate_action(&mut self) -> Option<Action> {
+        if self.members_are_kept && self.rng.random_bool(0.3) {
             return Some(Action::RotateCa);
         }
-        let member = self.edge_with(|edge| edge.agent().is_some())?;
+        let member = self.pick_edge(|edge| edge.agent_host().is_some())?;
         Some(Action::Member {
             member,
-            what: MemberAction::Rejoin,
+            action: MemberAction::Rejoin,
         })
     }
 
-    fn twin(&mut self, at: Millis) -> Option<Action> {
-        let length = self.length(at)?;
+    fn draw_twin_action(&mut self, at: Millis) -> Option<Action> {
+        let length = self.draw_length(at)?;
         let edges = self.settings.edges.clone();
-        let edge = self.one_of(&edges);
-        let may_change = edge.access == Access::Kubeconfig && self.sources_change;
+        let edge = self.pick(&edges);
+        let source_may_change = edge.access == Access::Kubeconfig && self.kubeconfigs_change;
         // After its member has gone, the twin rightly acts.
-        let what = self.one_of(&[
+        let action = self.pick(&[
             MemberAction::AddTwin { length },
             MemberAction::AddElsewhere { length },
         ]);
-        (self.members_stay && !may_change).then_some(Action::Member {
+        (self.members_are_kept && !source_may_change).then_some(Action::Member {
             member: edge.name,
-            what,
+            action,
         })
     }
 
     /// Only the connection between an agent and a hub. Watches of API servers notice the fault after 290 s.
-    fn half_open(&mut self) -> Option<Action> {
-        let edge = self.edge_with(|edge| edge.agent().is_some())?;
-        let hub = format!("hub-{}", self.chance.random_range(0..self.settings.hubs));
+    fn draw_half_open(&mut self) -> Option<Action> {
+        let edge = self.pick_edge(|edge| edge.agent_host().is_some())?;
+        let hub = format!("hub-{}", self.rng.random_range(0..self.settings.hubs));
         let agent = format!("agent-{edge}");
-        let (from, to) = match self.chance.random_bool(0.5) {
+        let (from, to) = match self.rng.random_bool(0.5) {
             true => (agent, hub),
             false => (hub, agent),
         };
         Some(Action::HalfOpen { from, to })
     }
 
-    fn server(&mut self, kind: Kind, at: Millis) -> Option<Action> {
-        let cluster = self.any_cluster();
-        let length = self.length(at)?;
+    fn draw_server_fault(&mut self, kind: StepKind, at: Millis) -> Option<Action> {
+        let cluster = self.pick_cluster();
+        let length = self.draw_length(at)?;
         Some(match kind {
-            Kind::Outage | Kind::BadAnswers | Kind::Jobs => {
+            StepKind::Outage | StepKind::BadResponses | StepKind::FailingJobs => {
                 let faults: &[ServerFault] = match kind {
-                    Kind::Outage => &[ServerFault::Down, ServerFault::Hangs],
-                    Kind::Jobs => &[ServerFault::FailingJobs],
+                    StepKind::Outage => &[ServerFault::Down, ServerFault::Hangs],
+                    StepKind::FailingJobs => &[ServerFault::FailingJobs],
                     _ => &[
                         ServerFault::TooManyRequests,
                         ServerFault::InternalError,
@@ -560,31 +575,31 @@ impl Draft {
                         ServerFault::CutBodies,
                     ],
                 };
-                let fault = self.one_of(faults);
+                let fault = self.pick(faults);
                 Action::Server {
                     cluster,
                     fault,
-                    scope: self.scope(kind, fault),
+                    scope: self.draw_scope(kind, fault),
                     length,
                 }
             }
-            Kind::Watches => match self.chance.random_bool(0.5) {
+            StepKind::Watches => match self.rng.random_bool(0.5) {
                 true => Action::EndWatches { cluster },
                 false => Action::Compact { cluster },
             },
-            Kind::Restore => Action::Restore {
+            StepKind::Restore => Action::Restore {
                 cluster,
                 after: length.min(20_000),
             },
             _ => Action::ServerClock {
                 cluster,
-                by: self.chance.random_range(-120_000..=120_000),
+                by: self.rng.random_range(-120_000..=120_000),
                 length,
             },
         })
     }
 
-    fn scope(&mut self, kind: Kind, fault: ServerFault) -> Scope {
+    fn draw_scope(&mut self, kind: StepKind, fault: ServerFault) -> Scope {
         // Without a view of the releases, Krypton rightly finds nothing to uninstall.
         let resources: &[&str] = match fault {
             ServerFault::EmptyLists => &["tenants", "namespaces", "customresourcedefinitions"],
@@ -596,36 +611,42 @@ impl Draft {
                 "leases",
             ],
         };
-        let one = vec![self.one_of(resources).to_owned()];
-        let some = fault == ServerFault::EmptyLists || self.chance.random_bool(0.5);
+        let one_resource = vec![self.pick(resources).to_owned()];
+        let is_limited = fault == ServerFault::EmptyLists || self.rng.random_bool(0.5);
         match kind {
-            Kind::BadAnswers => Scope {
-                verbs: self.one_of(&[Verbs::All, Verbs::Gets, Verbs::Lists]),
-                resources: if some { one } else { Vec::new() },
+            StepKind::BadResponses => Scope {
+                verbs: self.pick(&[Verbs::All, Verbs::Gets, Verbs::Lists]),
+                resources: if is_limited { one_resource } else { Vec::new() },
             },
             _ => Scope::default(),
         }
     }
 
     /// A length that ends before the chaos does.
-    fn length(&mut self, at: Millis) -> Option<Millis> {
-        let most = self.settings.chaos.checked_sub(at + APART)?.min(LONGEST);
+    fn draw_length(&mut self, at: Millis) -> Option<Millis> {
+        let max_length = self
+            .settings
+            .chaos
+            .checked_sub(at + MIN_PAUSE)?
+            .min(MAX_FAULT_LENGTH);
         // Short and long faults are equally frequent.
-        let limit = self.one_of(&[2_000, 10_000, 40_000, LONGEST]).min(most);
-        (limit > 200).then(|| self.chance.random_range(100..=limit))
+        let limit = self
+            .pick(&[2_000, 10_000, 40_000, MAX_FAULT_LENGTH])
+            .min(max_length);
+        (limit > 200).then(|| self.rng.random_range(100..=limit))
     }
 
-    fn any_cluster(&mut self) -> String {
+    fn pick_cluster(&mut self) -> String {
         let clusters = self.settings.clusters();
-        self.one_of(&clusters)
+        self.pick(&clusters)
     }
 
     /// A host and a cluster or hub that it talks to.
-    fn any_link(&mut self) -> (String, String) {
-        let hub = format!("hub-{}", self.chance.random_range(0..self.settings.hubs));
+    fn pick_link(&mut self) -> (String, String) {
+        let hub = format!("hub-{}", self.rng.random_range(0..self.settings.hubs));
         let edges = self.settings.edges.clone();
-        let edge = self.one_of(&edges);
-        match (edge.agent(), self.chance.random_range(0..3)) {
+        let edge = self.pick(&edges);
+        match (edge.agent_host(), self.rng.random_range(0..3)) {
             (_, 0) => (hub, HOME.to_owned()),
             (Some(agent), 1) => (agent, hub),
             (Some(agent), _) => (agent, edge.name),
@@ -633,27 +654,27 @@ impl Draft {
         }
     }
 
-    fn edge_with(&mut self, fits: fn(&Edge) -> bool) -> Option<String> {
+    fn pick_edge(&mut self, condition: fn(&Edge) -> bool) -> Option<String> {
         let edges = self.settings.edges.iter();
         let edges: Vec<String> = edges
-            .filter(|edge| fits(edge))
+            .filter(|edge| condition(edge))
             .map(|edge| edge.name.clone())
             .collect();
-        (!edges.is_empty()).then(|| self.one_of(&edges))
+        (!edges.is_empty()).then(|| self.pick(&edges))
     }
 
-    fn next_number(&mut self) -> u32 {
-        self.number += 1;
-        self.number
+    fn next_edit_number(&mut self) -> u32 {
+        self.last_edit += 1;
+        self.last_edit
     }
 }
 
-fn key(cluster: &str, tenant: &str) -> (String, String) {
+fn tenant_key(cluster: &str, tenant: &str) -> (String, String) {
     (cluster.to_owned(), tenant.to_owned())
 }
 
 /// The target whose faults exclude each other. `None` if the action has no duration.
-fn target(action: &Action) -> Option<String> {
+fn exclusive_target(action: &Action) -> Option<String> {
     Some(match action {
         Action::Crash { host, .. }
         | Action::Stop { host, .. }
@@ -667,50 +688,49 @@ fn target(action: &Action) -> Option<String> {
         | Action::Restore { cluster, .. }
         | Action::ServerClock { cluster, .. } => format!("server {cluster}"),
         Action::CopyAgent { edge, .. } => format!("copy {edge}"),
-        Action::Member { member, what } => {
-            what.length()?;
+        Action::Member { member, action } => {
+            action.length()?;
             format!("kubeconfig {member}")
         }
         _ => return None,
     })
 }
 
-/// The subject that a step suspends with the opposite action, or continues (`None`).
+/// The object that a step suspends, with the opposite action, or that it resumes (`None`).
 fn suspension(action: &Action) -> Option<(String, Option<Action>)> {
     match action {
         Action::Tenant {
             cluster,
             tenant,
-            what,
+            action,
         } => {
-            let opposite = match what {
+            let (kind, opposite) = match action {
                 TenantAction::Pause => ("pause", Some(TenantAction::Resume)),
                 TenantAction::Resume => ("pause", None),
                 TenantAction::AddForeign => ("foreign", Some(TenantAction::RemoveForeign)),
                 TenantAction::RemoveForeign => ("foreign", None),
                 _ => return None,
             };
-            let (subject, opposite) = opposite;
-            let opposite = opposite.map(|what| Action::Tenant {
+            let opposite = opposite.map(|action| Action::Tenant {
                 cluster: cluster.clone(),
                 tenant: tenant.clone(),
-                what,
+                action,
             });
-            Some((format!("{subject} {cluster}/{tenant}"), opposite))
+            Some((format!("{kind} {cluster}/{tenant}"), opposite))
         }
-        Action::Member { member, what } => {
-            let (subject, opposite) = match what {
+        Action::Member { member, action } => {
+            let (kind, opposite) = match action {
                 MemberAction::Pause => ("pause", Some(MemberAction::Resume)),
                 MemberAction::Resume => ("pause", None),
                 MemberAction::Ban => ("ban", Some(MemberAction::Unban)),
                 MemberAction::Unban => ("ban", None),
                 _ => return None,
             };
-            let opposite = opposite.map(|what| Action::Member {
+            let opposite = opposite.map(|action| Action::Member {
                 member: member.clone(),
-                what,
+                action,
             });
-            Some((format!("{subject} {member}"), opposite))
+            Some((format!("{kind} {member}"), opposite))
         }
         _ => None,
     }

@@ -1,4 +1,4 @@
-//! The requests that a fault of an API server concerns.
+//! The requests to which a fault of an API server applies.
 
 use std::fmt;
 
@@ -24,7 +24,7 @@ pub enum Verbs {
 
 impl Scope {
     /// Reads words such as `to lists on tenants`.
-    pub(super) fn read(words: &[&str]) -> Option<Self> {
+    pub(super) fn parse(words: &[&str]) -> Option<Self> {
         let (verbs, rest) = match words {
             ["to", "gets", rest @ ..] => (Verbs::Gets, rest),
             ["to", "lists", rest @ ..] => (Verbs::Lists, rest),
@@ -38,16 +38,16 @@ impl Scope {
         Some(Self { verbs, resources })
     }
 
-    /// Whether the fault concerns a request with this method and path.
-    pub fn concerns(&self, method: &Method, path: &str) -> bool {
-        let (resource, named) = target(path);
-        let verb = match self.verbs {
+    /// Whether the fault applies to a request with this method and path.
+    pub fn matches(&self, method: &Method, path: &str) -> bool {
+        let (resource, named) = resource_of_path(path);
+        let has_verb = match self.verbs {
             Verbs::All => true,
             Verbs::Gets => method == Method::GET && named,
             Verbs::Lists => method == Method::GET && !named,
         };
-        let of = |each: &String| Some(each.as_str()) == resource;
-        verb && (self.resources.is_empty() || self.resources.iter().any(of))
+        let is_resource = |each: &String| Some(each.as_str()) == resource;
+        has_verb && (self.resources.is_empty() || self.resources.iter().any(is_resource))
     }
 }
 
@@ -66,7 +66,7 @@ impl fmt::Display for Scope {
 }
 
 /// The resource of a path, and whether the path names one object.
-fn target(path: &str) -> (Option<&str>, bool) {
+fn resource_of_path(path: &str) -> (Option<&str>, bool) {
     let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
     let rest = match parts.as_slice() {
         ["api", _, rest @ ..] | ["apis", _, _, rest @ ..] => rest,
@@ -96,16 +96,16 @@ mod tests {
             ("to gets on namespaces,secrets", [false, false, true, false]),
             ("on tenants", [true, true, false, false]),
         ] {
-            let scope = Scope::read(&words.split_whitespace().collect::<Vec<_>>()).unwrap();
+            let scope = Scope::parse(&words.split_whitespace().collect::<Vec<_>>()).unwrap();
             assert_eq!(scope.to_string().trim(), words);
-            let concerned = [
-                scope.concerns(&Method::GET, all),
-                scope.concerns(&Method::GET, one),
-                scope.concerns(&Method::GET, namespace),
-                scope.concerns(&Method::POST, "/api/v1/namespaces/t0/secrets"),
+            let matched = [
+                scope.matches(&Method::GET, all),
+                scope.matches(&Method::GET, one),
+                scope.matches(&Method::GET, namespace),
+                scope.matches(&Method::POST, "/api/v1/namespaces/t0/secrets"),
             ];
-            assert_eq!(concerned, expected, "{words}");
+            assert_eq!(matched, expected, "{words}");
         }
-        assert_eq!(Scope::read(&["on"]), None);
+        assert_eq!(Scope::parse(&["on"]), None);
     }
 }

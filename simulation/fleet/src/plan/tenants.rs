@@ -2,17 +2,17 @@
 
 use std::collections::BTreeMap;
 
-use super::{Action, Plan, Seat, Settings, TenantAction};
+use super::{Action, Plan, PlannedTenant, Settings, TenantAction};
 
 impl Settings {
     /// The actions that create the first Tenants. The stage applies them before the chaos, so oracles know that people
     /// want these Tenants.
-    pub fn creations(&self) -> Vec<Action> {
-        let creation = |seat: &Seat| Action::Tenant {
-            cluster: seat.cluster.clone(),
-            tenant: seat.tenant.clone(),
-            what: TenantAction::Create {
-                placed: seat.placed.clone(),
+    pub fn tenant_creations(&self) -> Vec<Action> {
+        let creation = |tenant: &PlannedTenant| Action::Tenant {
+            cluster: tenant.cluster.clone(),
+            tenant: tenant.name.clone(),
+            action: TenantAction::Create {
+                placed_on: tenant.placed_on.clone(),
             },
         };
         self.tenants.iter().map(creation).collect()
@@ -21,27 +21,32 @@ impl Settings {
 
 impl Plan {
     /// The Tenants that exist after all steps, by cluster and name.
-    pub fn tenants_after(&self) -> BTreeMap<(String, String), Seat> {
+    pub fn final_tenants(&self) -> BTreeMap<(String, String), PlannedTenant> {
         let first = self.settings.tenants.iter();
         let mut all: BTreeMap<_, _> = first
-            .map(|seat| ((seat.cluster.clone(), seat.tenant.clone()), seat.clone()))
+            .map(|tenant| {
+                (
+                    (tenant.cluster.clone(), tenant.name.clone()),
+                    tenant.clone(),
+                )
+            })
             .collect();
         for step in &self.steps {
             let Action::Tenant {
                 cluster,
                 tenant,
-                what,
+                action,
             } = &step.action
             else {
                 continue;
             };
             let key = (cluster.clone(), tenant.clone());
-            match what {
-                TenantAction::Create { placed } => {
-                    all.entry(key).or_insert_with(|| Seat {
-                        tenant: tenant.clone(),
+            match action {
+                TenantAction::Create { placed_on } => {
+                    all.entry(key).or_insert_with(|| PlannedTenant {
+                        name: tenant.clone(),
                         cluster: cluster.clone(),
-                        placed: placed.clone(),
+                        placed_on: placed_on.clone(),
                     });
                 }
                 TenantAction::Delete | TenantAction::Orphan => {

@@ -28,7 +28,7 @@ proptest! {
         prop_assert_eq!(permanent, usize::from(seed % 4 == 3));
         // A hub with a kubeconfig replaces an agent.
         let replaced = plan.settings.edges.iter().any(|edge| edge.access == Access::Both);
-        prop_assert!(replaced || plan.excused().is_some() == (seed % 4 == 3));
+        prop_assert!(replaced || plan.separated_member().is_some() == (seed % 4 == 3));
     }
 
     #[test]
@@ -36,9 +36,9 @@ proptest! {
         let plan = Plan::new(seed);
         let mut names: BTreeSet<String> = plan.settings.clusters().into_iter().collect();
         names.extend(plan.settings.hosts());
-        names.extend(plan.settings.tenants.iter().map(|seat| seat.tenant.clone()));
+        names.extend(plan.settings.tenants.iter().map(|tenant| tenant.name.clone()));
         for step in &plan.steps {
-            for need in step.action.needs() {
+            for need in step.action.required_names() {
                 prop_assert!(names.contains(need), "{}: {need}", step.action);
             }
         }
@@ -63,14 +63,14 @@ fn every_kind_of_step_is_drawn() {
             let text = step.action.to_string();
             let words: Vec<&str> = text.split_whitespace().collect();
             match words.as_slice() {
-                ["tenant" | "member" | "deployment", _, what, ..] => {
-                    format!("{} {what}", words[0])
+                ["tenant" | "member" | "deployment", _, action, ..] => {
+                    format!("{} {action}", words[0])
                 }
-                ["link", _, _, _, what, ..] | ["server", _, what, ..] => {
-                    format!("{} {what}", words[0])
+                ["link", _, _, _, action, ..] | ["server", _, action, ..] => {
+                    format!("{} {action}", words[0])
                 }
-                [verb @ ("crash" | "fail" | "lose-answer"), _, what, ..] => {
-                    format!("{verb} {what}")
+                [verb @ ("crash" | "fail" | "lose-answer"), _, action, ..] => {
+                    format!("{verb} {action}")
                 }
                 _ => words[0].to_owned(),
             }
@@ -83,10 +83,10 @@ fn every_kind_of_step_is_drawn() {
 fn suspended_tenant_resumes_at_the_end() {
     let paused = (0..400).map(Plan::new).find_map(|plan| {
         let pause = plan.steps.iter().rposition(|step| {
-            let Action::Tenant { what, .. } = &step.action else {
+            let Action::Tenant { action, .. } = &step.action else {
                 return false;
             };
-            *what == TenantAction::Pause
+            *action == TenantAction::Pause
         })?;
         Some((plan, pause))
     });
@@ -100,7 +100,7 @@ fn suspended_tenant_resumes_at_the_end() {
     let resume = Action::Tenant {
         cluster: cluster.clone(),
         tenant: tenant.clone(),
-        what: TenantAction::Resume,
+        action: TenantAction::Resume,
     };
     let later = &plan.steps[pause..];
     assert!(later.iter().any(|step| step.action == resume), "{plan}");
@@ -160,7 +160,7 @@ fn unknown_line_is_rejected() {
 fn deleted_tenants_are_not_wanted_after() {
     let text = "tenants t0@edge-1 t1@home:edge-1\n\
                 1.000 tenant edge-1/t0 delete\n2.000 tenant edge-1/t2 create";
-    let after = text.parse::<Plan>().unwrap().tenants_after();
-    let names: Vec<&str> = after.values().map(|seat| seat.tenant.as_str()).collect();
+    let after = text.parse::<Plan>().unwrap().final_tenants();
+    let names: Vec<&str> = after.values().map(|tenant| tenant.name.as_str()).collect();
     assert_eq!(names, ["t2", "t1"]);
 }

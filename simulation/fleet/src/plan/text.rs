@@ -4,8 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::{
-    Access, Action, Chart, DeploymentAction, Edge, FOREVER, LinkFault, MemberAction, Plan, Scope,
-    Seat, ServerFault, Settings, Step, Strike, TenantAction,
+    Access, Action, Chart, DeploymentAction, Edge, FOREVER, LinkFault, MemberAction, Plan,
+    PlanStep, PlannedTenant, RequestFault, Scope, ServerFault, Settings, TenantAction,
 };
 use crate::conductor::Millis;
 
@@ -62,9 +62,9 @@ impl fmt::Display for Settings {
             write!(f, " {}:{access}", edge.name)?;
         }
         write!(f, "\ntenants")?;
-        for seat in &self.tenants {
-            write!(f, " {}@{}", seat.tenant, seat.cluster)?;
-            if let Some(member) = &seat.placed {
+        for tenant in &self.tenants {
+            write!(f, " {}@{}", tenant.name, tenant.cluster)?;
+            if let Some(member) = &tenant.placed_on {
                 write!(f, ":{member}")?;
             }
         }
@@ -72,7 +72,7 @@ impl fmt::Display for Settings {
         writeln!(f, "\nself-cluster {self_cluster}")?;
         writeln!(f, "chaos {}", Seconds(self.chaos))?;
         writeln!(f, "quiet {}", Seconds(self.quiet))?;
-        writeln!(f, "chart {}", name_of(&CHARTS, self.chart))?;
+        writeln!(f, "chart {}", name_for(&CHARTS, self.chart))?;
         match &self.at_start {
             Some(action) => writeln!(f, "at-start {action}"),
             None => Ok(()),
@@ -86,10 +86,10 @@ impl fmt::Display for Action {
             Self::Tenant {
                 cluster,
                 tenant,
-                what,
-            } => write!(f, "tenant {cluster}/{tenant} {what}"),
-            Self::Member { member, what } => write!(f, "member {member} {what}"),
-            Self::Deployment { name, what } => write!(f, "deployment {name} {what}"),
+                action,
+            } => write!(f, "tenant {cluster}/{tenant} {action}"),
+            Self::Member { member, action } => write!(f, "member {member} {action}"),
+            Self::Deployment { name, action } => write!(f, "deployment {name} {action}"),
             Self::ChartVersion { version } => write!(f, "chart-version {version}"),
             Self::Values { number } => write!(f, "values {number}"),
             Self::RotateCa => f.write_str("rotate-ca"),
@@ -100,13 +100,13 @@ impl fmt::Display for Action {
             Self::Crash { host, restart } => {
                 write!(f, "crash {host} restart {}", Seconds(*restart))
             }
-            Self::AtRequest { host, nth, strike } => match strike {
-                Strike::Crash { restart } => {
+            Self::AtRequest { host, nth, fault } => match fault {
+                RequestFault::Crash { restart } => {
                     let restart = Seconds(*restart);
                     write!(f, "crash {host} at-request {nth} restart {restart}")
                 }
-                Strike::Fail => write!(f, "fail {host} at-request {nth}"),
-                Strike::LoseAnswer => write!(f, "lose-answer {host} at-request {nth}"),
+                RequestFault::Fail => write!(f, "fail {host} at-request {nth}"),
+                RequestFault::LoseResponse => write!(f, "lose-answer {host} at-request {nth}"),
             },
             Self::Stop { host, length } => write!(f, "stop {host} for {}", Seconds(*length)),
             Self::Freeze { host, length } => write!(f, "freeze {host} for {}", Seconds(*length)),
@@ -114,15 +114,15 @@ impl fmt::Display for Action {
             Self::CopyAgent { edge, length } => {
                 write!(f, "copy-agent {edge} for {}", Seconds(*length))
             }
-            Self::Skew { host, by } => write!(f, "skew {host} by {}", Signed(*by)),
+            Self::Skew { host, by } => write!(f, "skew {host} by {}", SignedSeconds(*by)),
             Self::Link {
                 from,
                 to,
-                both,
+                bidirectional,
                 fault,
                 length,
             } => {
-                let arrow = if *both { "<->" } else { "->" };
+                let arrow = if *bidirectional { "<->" } else { "->" };
                 let length = Seconds(*length);
                 write!(f, "link {from} {arrow} {to} {fault} for {length}")
             }
@@ -133,7 +133,7 @@ impl fmt::Display for Action {
                 scope,
                 length,
             } => {
-                let fault = name_of(&SERVER_FAULTS, *fault);
+                let fault = name_for(&SERVER_FAULTS, *fault);
                 let length = Seconds(*length);
                 write!(f, "server {cluster} {fault}{scope} for {length}")
             }
@@ -147,7 +147,7 @@ impl fmt::Display for Action {
                 by,
                 length,
             } => {
-                let (by, length) = (Signed(*by), Seconds(*length));
+                let (by, length) = (SignedSeconds(*by), Seconds(*length));
                 write!(f, "server-clock {cluster} by {by} for {length}")
             }
         }
@@ -157,9 +157,9 @@ impl fmt::Display for Action {
 impl fmt::Display for TenantAction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Create { placed: None } => f.write_str("create"),
+            Self::Create { placed_on: None } => f.write_str("create"),
             Self::Create {
-                placed: Some(member),
+                placed_on: Some(member),
             } => write!(f, "create on {member}"),
             Self::Edit { number } => write!(f, "edit {number}"),
             Self::Delete => f.write_str("delete"),
@@ -176,7 +176,7 @@ impl fmt::Display for TenantAction {
             Self::DeleteNamespace => f.write_str("delete-namespace"),
             Self::DeleteObject => f.write_str("delete-object"),
             Self::AddOccupant => f.write_str("add-occupant"),
-            Self::Name { member } => write!(f, "name {member}"),
+            Self::SetClusterRef { member } => write!(f, "name {member}"),
             Self::Rewrite { member } => write!(f, "rewrite naming {member}"),
             Self::Adopt => f.write_str("adopt"),
         }
@@ -237,7 +237,7 @@ impl fmt::Display for LinkFault {
             Self::Cut => f.write_str("cut"),
             Self::Refuse => f.write_str("refuse"),
             Self::Delay(by) => write!(f, "delay {}", Seconds(*by)),
-            Self::Loss(part) => write!(f, "loss {part}"),
+            Self::Loss(per_thousand) => write!(f, "loss {per_thousand}"),
         }
     }
 }
@@ -263,16 +263,16 @@ impl FromStr for Plan {
         };
         for line in text.lines() {
             let words: Vec<&str> = line.split_whitespace().collect();
-            let known = match words.as_slice() {
+            let parsed = match words.as_slice() {
                 [] | ["#", ..] => Some(()),
                 ["seed", seed] => seed.parse().ok().map(|seed| plan.seed = seed),
                 [at, rest @ ..] if at.starts_with(|c: char| c.is_ascii_digit()) => {
-                    let step = seconds(at).zip(action(rest));
-                    step.map(|(at, action)| plan.steps.push(Step { at, action }))
+                    let step = parse_seconds(at).zip(parse_action(rest));
+                    step.map(|(at, action)| plan.steps.push(PlanStep { at, action }))
                 }
-                words => setting(&mut plan.settings, words),
+                words => parse_setting(&mut plan.settings, words),
             };
-            known.ok_or_else(|| ParseError(line.to_owned()))?;
+            parsed.ok_or_else(|| ParseError(line.to_owned()))?;
         }
         Ok(plan)
     }
@@ -283,36 +283,36 @@ impl FromStr for Action {
 
     fn from_str(text: &str) -> Result<Self, ParseError> {
         let words: Vec<&str> = text.split_whitespace().collect();
-        action(&words).ok_or_else(|| ParseError(text.to_owned()))
+        parse_action(&words).ok_or_else(|| ParseError(text.to_owned()))
     }
 }
 
-fn setting(settings: &mut Settings, words: &[&str]) -> Option<()> {
+fn parse_setting(settings: &mut Settings, words: &[&str]) -> Option<()> {
     match words {
         ["hubs", hubs] => settings.hubs = hubs.parse().ok()?,
         ["edges", edges @ ..] => {
             settings.edges = edges
                 .iter()
-                .map(|edge| self::edge(edge))
+                .map(|edge| parse_edge(edge))
                 .collect::<Option<_>>()?;
         }
-        ["tenants", seats @ ..] => {
-            settings.tenants = seats
+        ["tenants", tenants @ ..] => {
+            settings.tenants = tenants
                 .iter()
-                .map(|seat| self::seat(seat))
+                .map(|tenant| parse_tenant(tenant))
                 .collect::<Option<_>>()?;
         }
-        ["self-cluster", yes @ ("yes" | "no")] => settings.self_cluster = *yes == "yes",
-        ["at-start", rest @ ..] => settings.at_start = Some(action(rest)?),
-        ["chaos", length] => settings.chaos = seconds(length)?,
-        ["quiet", length] => settings.quiet = seconds(length)?,
-        ["chart", chart] => settings.chart = named(&CHARTS, chart)?,
+        ["self-cluster", value @ ("yes" | "no")] => settings.self_cluster = *value == "yes",
+        ["at-start", rest @ ..] => settings.at_start = Some(parse_action(rest)?),
+        ["chaos", length] => settings.chaos = parse_seconds(length)?,
+        ["quiet", length] => settings.quiet = parse_seconds(length)?,
+        ["chart", chart] => settings.chart = value_for(&CHARTS, chart)?,
         _ => return None,
     }
     Some(())
 }
 
-fn edge(text: &str) -> Option<Edge> {
+fn parse_edge(text: &str) -> Option<Edge> {
     let (name, access) = text.split_once(':')?;
     let access = match access {
         "agent" => Access::Agent,
@@ -326,37 +326,37 @@ fn edge(text: &str) -> Option<Edge> {
     })
 }
 
-fn seat(text: &str) -> Option<Seat> {
-    let (tenant, place) = text.split_once('@')?;
-    let (cluster, placed) = match place.split_once(':') {
+fn parse_tenant(text: &str) -> Option<PlannedTenant> {
+    let (name, location) = text.split_once('@')?;
+    let (cluster, placed_on) = match location.split_once(':') {
         Some((cluster, member)) => (cluster, Some(member.to_owned())),
-        None => (place, None),
+        None => (location, None),
     };
-    Some(Seat {
-        tenant: tenant.to_owned(),
+    Some(PlannedTenant {
+        name: name.to_owned(),
         cluster: cluster.to_owned(),
-        placed,
+        placed_on,
     })
 }
 
-fn action(words: &[&str]) -> Option<Action> {
+fn parse_action(words: &[&str]) -> Option<Action> {
     let owned = |name: &&str| (*name).to_owned();
     Some(match words {
-        ["tenant", place, what @ ..] => {
-            let (cluster, tenant) = place.split_once('/')?;
+        ["tenant", key, rest @ ..] => {
+            let (cluster, tenant) = key.split_once('/')?;
             Action::Tenant {
                 cluster: cluster.to_owned(),
                 tenant: tenant.to_owned(),
-                what: tenant_action(what)?,
+                action: parse_tenant_action(rest)?,
             }
         }
-        ["member", member, what @ ..] => Action::Member {
+        ["member", member, rest @ ..] => Action::Member {
             member: owned(member),
-            what: member_action(what)?,
+            action: parse_member_action(rest)?,
         },
-        ["deployment", name, what @ ..] => Action::Deployment {
+        ["deployment", name, rest @ ..] => Action::Deployment {
             name: owned(name),
-            what: deployment_action(what)?,
+            action: parse_deployment_action(rest)?,
         },
         ["chart-version", version] => Action::ChartVersion {
             version: version.parse().ok()?,
@@ -377,7 +377,7 @@ fn action(words: &[&str]) -> Option<Action> {
         ["delete-anchor", cluster] => Action::DeleteAnchor {
             cluster: owned(cluster),
         },
-        ["link", ..] => link(words)?,
+        ["link", ..] => parse_link_fault(words)?,
         ["half-open", from, "->", to] => Action::HalfOpen {
             from: owned(from),
             to: owned(to),
@@ -385,16 +385,16 @@ fn action(words: &[&str]) -> Option<Action> {
         [
             "server" | "end-watches" | "compact" | "restore" | "server-clock",
             ..,
-        ] => server(words)?,
-        _ => host(words)?,
+        ] => parse_server_action(words)?,
+        _ => parse_host_action(words)?,
     })
 }
 
-fn tenant_action(words: &[&str]) -> Option<TenantAction> {
+fn parse_tenant_action(words: &[&str]) -> Option<TenantAction> {
     Some(match words {
-        ["create"] => TenantAction::Create { placed: None },
+        ["create"] => TenantAction::Create { placed_on: None },
         ["create", "on", member] => TenantAction::Create {
-            placed: Some((*member).to_owned()),
+            placed_on: Some((*member).to_owned()),
         },
         ["edit", number] => TenantAction::Edit {
             number: number.parse().ok()?,
@@ -417,7 +417,7 @@ fn tenant_action(words: &[&str]) -> Option<TenantAction> {
         ["delete-namespace"] => TenantAction::DeleteNamespace,
         ["delete-object"] => TenantAction::DeleteObject,
         ["add-occupant"] => TenantAction::AddOccupant,
-        ["name", member] => TenantAction::Name {
+        ["name", member] => TenantAction::SetClusterRef {
             member: (*member).to_owned(),
         },
         ["rewrite", "naming", member] => TenantAction::Rewrite {
@@ -428,7 +428,7 @@ fn tenant_action(words: &[&str]) -> Option<TenantAction> {
     })
 }
 
-fn member_action(words: &[&str]) -> Option<MemberAction> {
+fn parse_member_action(words: &[&str]) -> Option<MemberAction> {
     Some(match words {
         ["pause"] => MemberAction::Pause,
         ["resume"] => MemberAction::Resume,
@@ -449,25 +449,25 @@ fn member_action(words: &[&str]) -> Option<MemberAction> {
         ["replace"] => MemberAction::Replace,
         ["rejoin"] => MemberAction::Rejoin,
         ["add-twin", "for", length] => MemberAction::AddTwin {
-            length: seconds(length)?,
+            length: parse_seconds(length)?,
         },
         ["add-elsewhere", "for", length] => MemberAction::AddElsewhere {
-            length: seconds(length)?,
+            length: parse_seconds(length)?,
         },
         ["damage-kubeconfig", "for", length] => MemberAction::DamageKubeconfig {
-            length: seconds(length)?,
+            length: parse_seconds(length)?,
         },
         ["delete-kubeconfig", "for", length] => MemberAction::DeleteKubeconfig {
-            length: seconds(length)?,
+            length: parse_seconds(length)?,
         },
         ["relabel-kubeconfig", "for", length] => MemberAction::RelabelKubeconfig {
-            length: seconds(length)?,
+            length: parse_seconds(length)?,
         },
         _ => return None,
     })
 }
 
-fn deployment_action(words: &[&str]) -> Option<DeploymentAction> {
+fn parse_deployment_action(words: &[&str]) -> Option<DeploymentAction> {
     Some(match words {
         ["create", "in", region] => DeploymentAction::Create {
             region: (*region).to_owned(),
@@ -484,49 +484,49 @@ fn deployment_action(words: &[&str]) -> Option<DeploymentAction> {
     })
 }
 
-fn host(words: &[&str]) -> Option<Action> {
+fn parse_host_action(words: &[&str]) -> Option<Action> {
     Some(match words {
         ["crash", host, "restart", restart] => Action::Crash {
             host: (*host).to_owned(),
-            restart: seconds(restart)?,
+            restart: parse_seconds(restart)?,
         },
         [verb, host, "at-request", nth, rest @ ..] => Action::AtRequest {
             host: (*host).to_owned(),
             nth: nth.parse().ok()?,
-            strike: match (*verb, rest) {
-                ("crash", ["restart", restart]) => Strike::Crash {
-                    restart: seconds(restart)?,
+            fault: match (*verb, rest) {
+                ("crash", ["restart", restart]) => RequestFault::Crash {
+                    restart: parse_seconds(restart)?,
                 },
-                ("fail", []) => Strike::Fail,
-                ("lose-answer", []) => Strike::LoseAnswer,
+                ("fail", []) => RequestFault::Fail,
+                ("lose-answer", []) => RequestFault::LoseResponse,
                 _ => return None,
             },
         },
         ["stop", host, "for", length] => Action::Stop {
             host: (*host).to_owned(),
-            length: seconds(length)?,
+            length: parse_seconds(length)?,
         },
         ["freeze", host, "for", length] => Action::Freeze {
             host: (*host).to_owned(),
-            length: seconds(length)?,
+            length: parse_seconds(length)?,
         },
         ["suspend", host, "for", length] => Action::Suspend {
             host: (*host).to_owned(),
-            length: seconds(length)?,
+            length: parse_seconds(length)?,
         },
         ["copy-agent", edge, "for", length] => Action::CopyAgent {
             edge: (*edge).to_owned(),
-            length: seconds(length)?,
+            length: parse_seconds(length)?,
         },
         ["skew", host, "by", by] => Action::Skew {
             host: (*host).to_owned(),
-            by: signed(by)?,
+            by: parse_signed_seconds(by)?,
         },
         _ => return None,
     })
 }
 
-fn link(words: &[&str]) -> Option<Action> {
+fn parse_link_fault(words: &[&str]) -> Option<Action> {
     let [
         "link",
         from,
@@ -542,27 +542,27 @@ fn link(words: &[&str]) -> Option<Action> {
     let fault = match fault {
         ["cut"] => LinkFault::Cut,
         ["refuse"] => LinkFault::Refuse,
-        ["delay", by] => LinkFault::Delay(seconds(by)?),
-        ["loss", part] => LinkFault::Loss(part.parse().ok()?),
+        ["delay", by] => LinkFault::Delay(parse_seconds(by)?),
+        ["loss", per_thousand] => LinkFault::Loss(per_thousand.parse().ok()?),
         _ => return None,
     };
     Some(Action::Link {
         from: (*from).to_owned(),
         to: (*to).to_owned(),
-        both: *arrow == "<->",
+        bidirectional: *arrow == "<->",
         fault,
-        length: seconds(length)?,
+        length: parse_seconds(length)?,
     })
 }
 
-fn server(words: &[&str]) -> Option<Action> {
+fn parse_server_action(words: &[&str]) -> Option<Action> {
     let owned = |name: &&str| (*name).to_owned();
     Some(match words {
         ["server", cluster, fault, scope @ .., "for", length] => Action::Server {
             cluster: owned(cluster),
-            fault: named(&SERVER_FAULTS, fault)?,
-            scope: Scope::read(scope)?,
-            length: seconds(length)?,
+            fault: value_for(&SERVER_FAULTS, fault)?,
+            scope: Scope::parse(scope)?,
+            length: parse_seconds(length)?,
         },
         ["end-watches", cluster] => Action::EndWatches {
             cluster: owned(cluster),
@@ -572,25 +572,25 @@ fn server(words: &[&str]) -> Option<Action> {
         },
         ["restore", cluster, "after", after] => Action::Restore {
             cluster: owned(cluster),
-            after: seconds(after)?,
+            after: parse_seconds(after)?,
         },
         ["server-clock", cluster, "by", by, "for", length] => Action::ServerClock {
             cluster: owned(cluster),
-            by: signed(by)?,
-            length: seconds(length)?,
+            by: parse_signed_seconds(by)?,
+            length: parse_seconds(length)?,
         },
         _ => return None,
     })
 }
 
-fn name_of<T: PartialEq + Copy>(names: &[(&'static str, T)], value: T) -> &'static str {
-    let found = names.iter().find(|(_, each)| *each == value);
-    found.map_or("", |(name, _)| name)
+fn name_for<T: PartialEq + Copy>(names: &[(&'static str, T)], value: T) -> &'static str {
+    let entry = names.iter().find(|(_, each)| *each == value);
+    entry.map_or("", |(name, _)| name)
 }
 
-fn named<T: Copy>(names: &[(&'static str, T)], name: &str) -> Option<T> {
-    let found = names.iter().find(|(each, _)| *each == name);
-    found.map(|(_, value)| *value)
+fn value_for<T: Copy>(names: &[(&'static str, T)], name: &str) -> Option<T> {
+    let entry = names.iter().find(|(each, _)| *each == name);
+    entry.map(|(_, value)| *value)
 }
 
 /// Milliseconds, shown as seconds.
@@ -605,31 +605,31 @@ impl fmt::Display for Seconds {
     }
 }
 
-struct Signed(i64);
+struct SignedSeconds(i64);
 
-impl fmt::Display for Signed {
+impl fmt::Display for SignedSeconds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let sign = if self.0 < 0 { "-" } else { "" };
         write!(f, "{sign}{}", Seconds(self.0.unsigned_abs()))
     }
 }
 
-fn seconds(text: &str) -> Option<Millis> {
+fn parse_seconds(text: &str) -> Option<Millis> {
     if text == "ever" {
         return Some(FOREVER);
     }
-    let (whole, part) = text.split_once('.').unwrap_or((text, "000"));
+    let (whole, fraction) = text.split_once('.').unwrap_or((text, "000"));
     let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
-    if part.len() != 3 || !digits(whole) || !digits(part) {
+    if fraction.len() != 3 || !digits(whole) || !digits(fraction) {
         return None;
     }
     let whole: Millis = whole.parse().ok()?;
-    whole.checked_mul(1000)?.checked_add(part.parse().ok()?)
+    whole.checked_mul(1000)?.checked_add(fraction.parse().ok()?)
 }
 
-fn signed(text: &str) -> Option<i64> {
+fn parse_signed_seconds(text: &str) -> Option<i64> {
     match text.strip_prefix('-') {
-        Some(rest) => Some(-i64::try_from(seconds(rest)?).ok()?),
-        None => i64::try_from(seconds(text)?).ok(),
+        Some(rest) => Some(-i64::try_from(parse_seconds(rest)?).ok()?),
+        None => i64::try_from(parse_seconds(text)?).ok(),
     }
 }

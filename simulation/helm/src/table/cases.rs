@@ -3,70 +3,75 @@
 use http::Method;
 use serde_json::{Value, json};
 
-use super::{Case, Interruption, Step};
+use super::{Case, CaseStep, Interruption};
 use crate::chart::TestChart;
 
-const COMMON: &str = "--namespace $NS --kubeconfig $KUBECONFIG --qps 50 --burst-limit 300";
-const APPLYING: &str = "--wait=hookOnly --hide-notes --disable-openapi-validation --output json \
+const COMMON_FLAGS: &str = "--namespace $NS --kubeconfig $KUBECONFIG --qps 50 --burst-limit 300";
+const INSTALL_FLAGS: &str = "--wait=hookOnly --hide-notes --disable-openapi-validation --output json \
      --values $VALUES --labels example.org/run=1";
-const FORCED: &str = "--server-side=true --force-conflicts";
-const CLIENT_SIDE: &str = "--server-side=false";
+const FORCED_FLAGS: &str = "--server-side=true --force-conflicts";
+const CLIENT_SIDE_FLAGS: &str = "--server-side=false";
 
-fn helm(line: String, values: Value, interruption: Interruption) -> Step {
-    Step::Helm {
+fn helm(line: String, values: Value, interruption: Interruption) -> CaseStep {
+    CaseStep::Helm {
         line,
         values,
         interruption,
     }
 }
 
-fn upgrade_line(chart: usize, way: &str, seconds: u32) -> String {
+fn upgrade_line(chart: usize, flags: &str, seconds: u32) -> String {
     format!(
-        "upgrade --install --reset-values --history-max 3 {APPLYING} {COMMON} --timeout {seconds}s {way} -- r $CHART{chart}"
+        "upgrade --install --reset-values --history-max 3 {INSTALL_FLAGS} {COMMON_FLAGS} --timeout {seconds}s {flags} -- r $CHART{chart}"
     )
 }
 
-fn upgrade(chart: usize) -> Step {
+fn upgrade(chart: usize) -> CaseStep {
     upgrade_with(chart, json!({}), Interruption::None)
 }
 
-fn upgrade_with(chart: usize, values: Value, interruption: Interruption) -> Step {
-    helm(upgrade_line(chart, FORCED, 20), values, interruption)
+fn upgrade_with(chart: usize, values: Value, interruption: Interruption) -> CaseStep {
+    helm(upgrade_line(chart, FORCED_FLAGS, 20), values, interruption)
 }
 
-fn upgrade_by(chart: usize, way: &str) -> Step {
-    helm(upgrade_line(chart, way, 20), json!({}), Interruption::None)
-}
-
-/// An upgrade whose hooks have 2 seconds.
-fn short_upgrade(chart: usize) -> Step {
+fn upgrade_with_flags(chart: usize, flags: &str) -> CaseStep {
     helm(
-        upgrade_line(chart, FORCED, 2),
+        upgrade_line(chart, flags, 20),
         json!({}),
         Interruption::None,
     )
 }
 
-fn reinstall(chart: usize) -> Step {
-    let line =
-        format!("install --replace {APPLYING} {COMMON} --timeout 20s {FORCED} -- r $CHART{chart}");
+/// An upgrade whose hooks have 2 seconds.
+fn short_upgrade(chart: usize) -> CaseStep {
+    helm(
+        upgrade_line(chart, FORCED_FLAGS, 2),
+        json!({}),
+        Interruption::None,
+    )
+}
+
+fn reinstall(chart: usize) -> CaseStep {
+    let line = format!(
+        "install --replace {INSTALL_FLAGS} {COMMON_FLAGS} --timeout 20s {FORCED_FLAGS} -- r $CHART{chart}"
+    );
     helm(line, json!({}), Interruption::None)
 }
 
-fn uninstall(interruption: Interruption) -> Step {
-    let line = format!("uninstall --wait=hookOnly {COMMON} --timeout 2s -- r");
+fn uninstall(interruption: Interruption) -> CaseStep {
+    let line = format!("uninstall --wait=hookOnly {COMMON_FLAGS} --timeout 2s -- r");
     helm(line, json!({}), interruption)
 }
 
-fn rollback(to: u32, interruption: Interruption) -> Step {
+fn rollback(to: u32, interruption: Interruption) -> CaseStep {
     let line = format!(
-        "rollback --wait=hookOnly --history-max 3 {COMMON} --timeout 2s {FORCED} -- r {to}"
+        "rollback --wait=hookOnly --history-max 3 {COMMON_FLAGS} --timeout 2s {FORCED_FLAGS} -- r {to}"
     );
     helm(line, json!({}), interruption)
 }
 
-fn write(method: Method, path: &str, body: Value) -> Step {
-    Step::Write {
+fn request(method: Method, path: &str, body: Value) -> CaseStep {
+    CaseStep::Write {
         method,
         path: path.to_owned(),
         body,
@@ -141,7 +146,7 @@ fn service_account(annotations: Value) -> Value {
 }
 
 /// One object of each kind, and hooks for each event.
-fn whole(version: &str) -> TestChart {
+fn chart_with_hooks(version: &str) -> TestChart {
     let events = "pre-install,pre-upgrade,pre-rollback,pre-delete";
     let after = "post-install,post-upgrade,post-rollback,post-delete";
     TestChart::new("small", version)
@@ -155,14 +160,14 @@ fn whole(version: &str) -> TestChart {
 }
 
 /// Without hooks.
-fn plain(version: &str) -> TestChart {
+fn chart_without_hooks(version: &str) -> TestChart {
     TestChart::new("small", version)
         .value("message", json!({ "text": "hello" }))
         .object(config_map("$RELEASE-a", json!({})))
         .object(secret())
 }
 
-fn case(name: &'static str, charts: Vec<TestChart>, steps: Vec<Step>) -> Case {
+fn case(name: &'static str, charts: Vec<TestChart>, steps: Vec<CaseStep>) -> Case {
     Case {
         name,
         charts,
@@ -172,31 +177,32 @@ fn case(name: &'static str, charts: Vec<TestChart>, steps: Vec<Step>) -> Case {
 
 /// Returns all cases.
 pub fn all() -> Vec<Case> {
-    let mut cases = success();
-    cases.extend(failure());
-    cases.extend(hooks());
-    cases.extend(foreign());
-    cases.extend(ways());
-    cases.extend(interrupted());
+    let mut cases = success_cases();
+    cases.extend(failure_cases());
+    cases.extend(hook_cases());
+    cases.extend(foreign_object_cases());
+    cases.extend(write_method_cases());
+    cases.extend(interrupted_cases());
     cases
 }
 
-fn success() -> Vec<Case> {
+fn success_cases() -> Vec<Case> {
     let values = json!({ "message": { "text": "other" }, "count": 3, "replicas": null });
-    let mut conditional = plain("1.0.0");
+    let mut conditional = chart_without_hooks("1.0.0");
     let mut extra = service_account(json!({}));
     extra["$when"] = json!("values.extra");
     conditional.objects.push(extra.clone());
-    let mut kept = plain("1.0.0");
+    let mut kept = chart_without_hooks("1.0.0");
     kept.objects.push(service_account(
         json!({ "helm.sh/resource-policy": "keep" }),
     ));
-    let some = |extra: bool| upgrade_with(0, json!({ "extra": extra }), Interruption::None);
+    let upgrade_with_extra =
+        |extra: bool| upgrade_with(0, json!({ "extra": extra }), Interruption::None);
     vec![
-        case("install", vec![whole("1.0.0")], vec![upgrade(0)]),
+        case("install", vec![chart_with_hooks("1.0.0")], vec![upgrade(0)]),
         case(
             "upgrade",
-            vec![whole("1.0.0"), whole("1.1.0")],
+            vec![chart_with_hooks("1.0.0"), chart_with_hooks("1.1.0")],
             vec![
                 upgrade(0),
                 upgrade_with(1, values, Interruption::None),
@@ -206,16 +212,20 @@ fn success() -> Vec<Case> {
         case(
             "dropped object",
             vec![conditional],
-            vec![some(true), some(false), some(true)],
+            vec![
+                upgrade_with_extra(true),
+                upgrade_with_extra(false),
+                upgrade_with_extra(true),
+            ],
         ),
         case(
             "kept object",
-            vec![kept, plain("1.1.0")],
+            vec![kept, chart_without_hooks("1.1.0")],
             vec![upgrade(0), upgrade(1), uninstall(Interruption::None)],
         ),
         case(
             "uninstall",
-            vec![whole("1.0.0")],
+            vec![chart_with_hooks("1.0.0")],
             vec![
                 upgrade(0),
                 upgrade(0),
@@ -225,7 +235,7 @@ fn success() -> Vec<Case> {
         ),
         case(
             "rollback",
-            vec![whole("1.0.0"), plain("1.1.0")],
+            vec![chart_with_hooks("1.0.0"), chart_without_hooks("1.1.0")],
             vec![
                 upgrade(0),
                 upgrade(1),
@@ -235,7 +245,7 @@ fn success() -> Vec<Case> {
         ),
         case(
             "history",
-            vec![plain("1.0.0")],
+            vec![chart_without_hooks("1.0.0")],
             vec![
                 upgrade(0),
                 upgrade(0),
@@ -247,41 +257,42 @@ fn success() -> Vec<Case> {
         ),
         case(
             "replace",
-            vec![plain("1.0.0")],
+            vec![chart_without_hooks("1.0.0")],
             vec![reinstall(0), reinstall(0)],
         ),
     ]
 }
 
-fn failure() -> Vec<Case> {
-    let immutable = plain("1.1.0").object(deployment("two"));
-    let mut invalid = plain("1.0.0").object(service_account(json!({})));
+fn failure_cases() -> Vec<Case> {
+    let immutable = chart_without_hooks("1.1.0").object(deployment("two"));
+    let mut invalid = chart_without_hooks("1.0.0").object(service_account(json!({})));
     invalid.objects.push(json!({
         "apiVersion": "v1", "kind": "Service", "metadata": { "name": "$RELEASE-x" },
         "spec": { "ports": [{ "port": 99999 }] },
     }));
-    let failing = plain("1.0.0").object(json!({ "$fail": "no values", "kind": "ConfigMap" }));
-    let unknown = plain("1.0.0").object(json!({
+    let failing =
+        chart_without_hooks("1.0.0").object(json!({ "$fail": "no values", "kind": "ConfigMap" }));
+    let unknown = chart_without_hooks("1.0.0").object(json!({
         "apiVersion": "example.org/v1", "kind": "Widget", "metadata": { "name": "w" },
     }));
     let nonsense = json!({ "data": { "release": "bm9uc2Vuc2U=" } });
-    let first = "/api/v1/namespaces/$NS/secrets/sh.helm.release.v1.r.v1";
-    let undecodable = || write(Method::PATCH, first, nonsense.clone());
+    let first_revision = "/api/v1/namespaces/$NS/secrets/sh.helm.release.v1.r.v1";
+    let undecodable = || request(Method::PATCH, first_revision, nonsense.clone());
     vec![
         case(
             "immutable field",
-            vec![whole("1.0.0"), immutable],
+            vec![chart_with_hooks("1.0.0"), immutable],
             vec![upgrade(0), upgrade(1), upgrade(1), upgrade(0)],
         ),
         case(
             "invalid object",
-            vec![invalid, plain("1.1.0")],
+            vec![invalid, chart_without_hooks("1.1.0")],
             vec![upgrade(0), upgrade(0), reinstall(0), upgrade(1)],
         ),
         case(
             "failed then replaced",
             vec![
-                plain("1.0.0"),
+                chart_without_hooks("1.0.0"),
                 TestChart::new("small", "1.0.1").object(json!({
                     "apiVersion": "v1", "kind": "Service", "metadata": { "name": "$RELEASE-x" },
                     "spec": { "ports": [{ "port": 99999 }] },
@@ -292,12 +303,12 @@ fn failure() -> Vec<Case> {
         case("unknown kind", vec![unknown], vec![upgrade(0)]),
         case(
             "failed template",
-            vec![plain("1.0.0"), failing],
+            vec![chart_without_hooks("1.0.0"), failing],
             vec![upgrade(0), upgrade(1)],
         ),
         case(
             "undecodable",
-            vec![plain("1.0.0")],
+            vec![chart_without_hooks("1.0.0")],
             vec![
                 upgrade(0),
                 undecodable(),
@@ -307,7 +318,7 @@ fn failure() -> Vec<Case> {
         ),
         case(
             "undecodable old revision",
-            vec![plain("1.0.0")],
+            vec![chart_without_hooks("1.0.0")],
             vec![
                 upgrade(0),
                 upgrade(0),
@@ -319,8 +330,8 @@ fn failure() -> Vec<Case> {
     ]
 }
 
-fn hooks() -> Vec<Case> {
-    let ordered = plain("1.0.0")
+fn hook_cases() -> Vec<Case> {
+    let ordered = chart_without_hooks("1.0.0")
         .object(hook("$RELEASE-b", "pre-install", "hook-succeeded", 5))
         .object(hook(
             "$RELEASE-c",
@@ -331,14 +342,15 @@ fn hooks() -> Vec<Case> {
         .object(hook("$RELEASE-d", "post-install,pre-install", "", 5))
         .object(hook("$RELEASE-e", "test", "", 0));
     let endless = |events: &str| {
-        let chart = plain("1.1.0").object(hook("$RELEASE-b", events, "hook-succeeded", -1));
+        let chart =
+            chart_without_hooks("1.1.0").object(hook("$RELEASE-b", events, "hook-succeeded", -1));
         chart.object(job("$RELEASE-j", events, Value::Null))
     };
-    let failing = plain("1.1.0").object(job("$RELEASE-j", "pre-upgrade", json!(1)));
+    let failing = chart_without_hooks("1.1.0").object(job("$RELEASE-j", "pre-upgrade", json!(1)));
     let invalid = {
         let mut broken = hook("$RELEASE-broken", "pre-upgrade", "", 0);
         broken["metadata"]["labels"] = json!({ "a": "not valid!" });
-        plain("1.1.0").object(broken)
+        chart_without_hooks("1.1.0").object(broken)
     };
     vec![
         case(
@@ -348,7 +360,7 @@ fn hooks() -> Vec<Case> {
         ),
         case(
             "hook times out",
-            vec![plain("1.0.0"), endless("pre-upgrade")],
+            vec![chart_without_hooks("1.0.0"), endless("pre-upgrade")],
             vec![upgrade(0), short_upgrade(1), upgrade(0)],
         ),
         case(
@@ -358,12 +370,12 @@ fn hooks() -> Vec<Case> {
         ),
         case(
             "hook fails",
-            vec![plain("1.0.0"), failing],
+            vec![chart_without_hooks("1.0.0"), failing],
             vec![upgrade(0), upgrade(1)],
         ),
         case(
             "hook is invalid",
-            vec![plain("1.0.0"), invalid],
+            vec![chart_without_hooks("1.0.0"), invalid],
             vec![upgrade(0), upgrade(1)],
         ),
         case(
@@ -378,7 +390,7 @@ fn hooks() -> Vec<Case> {
         ),
         case(
             "rollback hook fails",
-            vec![endless("pre-rollback"), plain("1.2.0")],
+            vec![endless("pre-rollback"), chart_without_hooks("1.2.0")],
             vec![
                 upgrade(0),
                 upgrade(1),
@@ -389,23 +401,24 @@ fn hooks() -> Vec<Case> {
     ]
 }
 
-fn foreign() -> Vec<Case> {
-    let maps = "/api/v1/namespaces/$NS/configmaps";
-    let object = |metadata: Value| {
+fn foreign_object_cases() -> Vec<Case> {
+    let config_maps = "/api/v1/namespaces/$NS/configmaps";
+    let create_config_map = |metadata: Value| {
         let body = json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata });
-        write(Method::POST, maps, body)
+        request(Method::POST, config_maps, body)
     };
-    let owned = json!({
+    let helm_metadata = json!({
         "name": "r-a", "labels": { "app.kubernetes.io/managed-by": "Helm" },
         "annotations": {
             "meta.helm.sh/release-name": "r", "meta.helm.sh/release-namespace": "$NS",
         },
     });
-    let other = json!({ "metadata": { "annotations": { "meta.helm.sh/release-name": "other" } } });
-    let conflict = || {
-        write(
+    let other_owner =
+        json!({ "metadata": { "annotations": { "meta.helm.sh/release-name": "other" } } });
+    let conflicting_apply = || {
+        request(
             Method::PATCH,
-            &format!("{maps}/r-a?fieldManager=other&force=true"),
+            &format!("{config_maps}/r-a?fieldManager=other&force=true"),
             json!({
                 "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "r-a" },
                 "data": { "version": "theirs", "own": "x" },
@@ -415,72 +428,76 @@ fn foreign() -> Vec<Case> {
     vec![
         case(
             "foreign object at install",
-            vec![plain("1.0.0")],
-            vec![object(json!({ "name": "r-a" })), upgrade(0)],
+            vec![chart_without_hooks("1.0.0")],
+            vec![create_config_map(json!({ "name": "r-a" })), upgrade(0)],
         ),
         case(
             "foreign object at upgrade",
             vec![
                 TestChart::new("small", "1.0.0").object(secret()),
-                plain("1.1.0"),
+                chart_without_hooks("1.1.0"),
             ],
-            vec![upgrade(0), object(json!({ "name": "r-a" })), upgrade(1)],
+            vec![
+                upgrade(0),
+                create_config_map(json!({ "name": "r-a" })),
+                upgrade(1),
+            ],
         ),
         case(
             "adopted object",
-            vec![plain("1.0.0")],
-            vec![object(owned), upgrade(0)],
+            vec![chart_without_hooks("1.0.0")],
+            vec![create_config_map(helm_metadata), upgrade(0)],
         ),
         case(
             "object of another release",
-            vec![plain("1.0.0")],
+            vec![chart_without_hooks("1.0.0")],
             vec![
                 upgrade(0),
-                write(Method::PATCH, &format!("{maps}/r-a"), other),
+                request(Method::PATCH, &format!("{config_maps}/r-a"), other_owner),
                 uninstall(Interruption::None),
             ],
         ),
         case(
             "conflict",
-            vec![plain("1.0.0"), plain("1.1.0")],
+            vec![chart_without_hooks("1.0.0"), chart_without_hooks("1.1.0")],
             vec![
                 upgrade(0),
-                conflict(),
-                upgrade_by(1, "--server-side=true"),
+                conflicting_apply(),
+                upgrade_with_flags(1, "--server-side=true"),
                 upgrade(1),
             ],
         ),
         case(
             "deleted object",
-            vec![plain("1.0.0")],
+            vec![chart_without_hooks("1.0.0")],
             vec![
                 upgrade(0),
-                write(Method::DELETE, &format!("{maps}/r-a"), json!({})),
+                request(Method::DELETE, &format!("{config_maps}/r-a"), json!({})),
                 upgrade(0),
-                write(Method::DELETE, &format!("{maps}/r-a"), json!({})),
+                request(Method::DELETE, &format!("{config_maps}/r-a"), json!({})),
                 uninstall(Interruption::None),
             ],
         ),
     ]
 }
 
-fn ways() -> Vec<Case> {
-    let charts = || vec![whole("1.0.0"), whole("1.1.0")];
+fn write_method_cases() -> Vec<Case> {
+    let charts = || vec![chart_with_hooks("1.0.0"), chart_with_hooks("1.1.0")];
     vec![
         case(
             "client side",
             charts(),
             vec![
-                upgrade_by(0, CLIENT_SIDE),
-                upgrade_by(0, CLIENT_SIDE),
-                upgrade_by(1, CLIENT_SIDE),
+                upgrade_with_flags(0, CLIENT_SIDE_FLAGS),
+                upgrade_with_flags(0, CLIENT_SIDE_FLAGS),
+                upgrade_with_flags(1, CLIENT_SIDE_FLAGS),
             ],
         ),
         case(
             "client to server side",
             charts(),
             vec![
-                upgrade_by(0, CLIENT_SIDE),
+                upgrade_with_flags(0, CLIENT_SIDE_FLAGS),
                 upgrade(1),
                 rollback(1, Interruption::None),
             ],
@@ -488,13 +505,13 @@ fn ways() -> Vec<Case> {
         case(
             "server to client side",
             charts(),
-            vec![upgrade(0), upgrade_by(1, CLIENT_SIDE)],
+            vec![upgrade(0), upgrade_with_flags(1, CLIENT_SIDE_FLAGS)],
         ),
     ]
 }
 
 /// Helm dies, or gets SIGTERM, at each of its writes.
-fn interrupted() -> Vec<Case> {
+fn interrupted_cases() -> Vec<Case> {
     const INSTALL: [&str; 9] = [
         "install killed 1",
         "install killed 2",
@@ -512,18 +529,18 @@ fn interrupted() -> Vec<Case> {
         "upgrade killed 6",
         "upgrade killed 11",
     ];
-    let number = |name: &str| -> usize {
+    let write_number = |name: &str| -> usize {
         let last = name.rsplit(' ').next();
         last.and_then(|last| last.parse().ok()).unwrap_or_default()
     };
-    let charts = || vec![whole("1.0.0"), whole("1.1.0")];
+    let charts = || vec![chart_with_hooks("1.0.0"), chart_with_hooks("1.1.0")];
     let mut cases = Vec::new();
     for name in INSTALL {
-        let killed = upgrade_with(0, json!({}), Interruption::Kill(number(name)));
+        let killed = upgrade_with(0, json!({}), Interruption::Kill(write_number(name)));
         cases.push(case(name, charts(), vec![killed, upgrade(1)]));
     }
     for name in UPGRADE {
-        let killed = upgrade_with(1, json!({}), Interruption::Kill(number(name)));
+        let killed = upgrade_with(1, json!({}), Interruption::Kill(write_number(name)));
         cases.push(case(name, charts(), vec![upgrade(0), killed, upgrade(1)]));
     }
     for name in [
@@ -532,7 +549,7 @@ fn interrupted() -> Vec<Case> {
         "uninstall killed 6",
         "uninstall killed 11",
     ] {
-        let killed = uninstall(Interruption::Kill(number(name)));
+        let killed = uninstall(Interruption::Kill(write_number(name)));
         let again = uninstall(Interruption::None);
         cases.push(case(
             name,
@@ -546,7 +563,7 @@ fn interrupted() -> Vec<Case> {
         "rollback killed 5",
         "rollback killed 10",
     ] {
-        let killed = rollback(1, Interruption::Kill(number(name)));
+        let killed = rollback(1, Interruption::Kill(write_number(name)));
         let again = upgrade(1);
         cases.push(case(
             name,
@@ -555,24 +572,28 @@ fn interrupted() -> Vec<Case> {
         ));
     }
     for name in ["install terminated 4", "install terminated 6"] {
-        let stopped = upgrade_with(0, json!({}), Interruption::Terminate(number(name)));
-        cases.push(case(name, charts(), vec![stopped, upgrade(1)]));
+        let terminated = upgrade_with(0, json!({}), Interruption::Terminate(write_number(name)));
+        cases.push(case(name, charts(), vec![terminated, upgrade(1)]));
     }
     for name in ["upgrade terminated 4", "upgrade terminated 6"] {
-        let stopped = upgrade_with(1, json!({}), Interruption::Terminate(number(name)));
-        cases.push(case(name, charts(), vec![upgrade(0), stopped, upgrade(1)]));
+        let terminated = upgrade_with(1, json!({}), Interruption::Terminate(write_number(name)));
+        cases.push(case(
+            name,
+            charts(),
+            vec![upgrade(0), terminated, upgrade(1)],
+        ));
     }
-    let stopped = uninstall(Interruption::Terminate(5));
+    let terminated = uninstall(Interruption::Terminate(5));
     cases.push(case(
         "uninstall terminated",
         charts(),
-        vec![upgrade(0), stopped, upgrade(1)],
+        vec![upgrade(0), terminated, upgrade(1)],
     ));
-    let stopped = rollback(1, Interruption::Terminate(5));
+    let terminated = rollback(1, Interruption::Terminate(5));
     cases.push(case(
         "rollback terminated",
         charts(),
-        vec![upgrade(0), upgrade(1), stopped],
+        vec![upgrade(0), upgrade(1), terminated],
     ));
     cases
 }

@@ -13,12 +13,12 @@ use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
-use super::{Outcome, text};
+use super::{Outcome, error_text};
 
-const MOST: usize = 16 << 20;
+const MAX_BODY_BYTES: usize = 16 << 20;
 
 #[derive(Clone)]
-struct Shared {
+struct GateState {
     client: Client,
     hold_at: Option<usize>,
     writes: Arc<AtomicUsize>,
@@ -34,16 +34,16 @@ pub(super) struct Gate {
 impl Gate {
     /// Starts the proxy. It holds the write with number `hold_at`, counted from 1.
     pub(super) async fn start(client: Client, hold_at: Option<usize>) -> Outcome<Self> {
-        let listener = TcpListener::bind("127.0.0.1:0").await.map_err(text)?;
-        let address = listener.local_addr().map_err(text)?;
+        let listener = TcpListener::bind("127.0.0.1:0").await.map_err(error_text)?;
+        let address = listener.local_addr().map_err(error_text)?;
         let reached = Arc::new(Semaphore::new(0));
-        let shared = Shared {
+        let state = GateState {
             client,
             hold_at,
             writes: Arc::default(),
             reached: reached.clone(),
         };
-        let router = Router::new().fallback(forward).with_state(shared);
+        let router = Router::new().fallback(forward).with_state(state);
         let serving = tokio::spawn(async move {
             let served = axum::serve(listener, router).await;
             served.unwrap_or_default();
@@ -74,25 +74,25 @@ impl Drop for Gate {
     }
 }
 
-async fn forward(State(shared): State<Shared>, request: Request) -> Response {
-    let reads = [Method::GET, Method::HEAD].contains(request.method());
-    if !reads {
-        let number = shared.writes.fetch_add(1, Ordering::SeqCst) + 1;
-        if shared.hold_at == Some(number) {
-            shared.reached.add_permits(1);
+async fn forward(State(state): State<GateState>, request: Request) -> Response {
+    let is_read = [Method::GET, Method::HEAD].contains(request.method());
+    if !is_read {
+        let number = state.writes.fetch_add(1, Ordering::SeqCst) + 1;
+        if state.hold_at == Some(number) {
+            state.reached.add_permits(1);
             std::future::pending::<()>().await;
         }
     }
     let (mut head, body) = request.into_parts();
-    let Ok(body) = to_bytes(body, MOST).await else {
+    let Ok(body) = to_bytes(body, MAX_BODY_BYTES).await else {
         return StatusCode::BAD_REQUEST.into_response();
     };
     for name in [header::HOST, header::ACCEPT_ENCODING, header::CONNECTION] {
         head.headers.remove(name);
     }
     let body = kube::client::Body::from(body.to_vec());
-    match shared.client.send(Request::from_parts(head, body)).await {
+    match state.client.send(Request::from_parts(head, body)).await {
         Ok(response) => response.map(Body::new),
-        Err(error) => (StatusCode::BAD_GATEWAY, text(error)).into_response(),
+        Err(error) => (StatusCode::BAD_GATEWAY, error_text(error)).into_response(),
     }
 }

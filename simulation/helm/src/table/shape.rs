@@ -4,7 +4,7 @@ use http::Method;
 use kube::Client;
 use serde_json::{Map, Value, json};
 
-use super::{Outcome, request, text};
+use super::{Outcome, error_text, request};
 use crate::release::Release;
 use crate::run::Exit;
 
@@ -17,7 +17,7 @@ const RESOURCES: [&str; 6] = [
     "apis/batch/v1|jobs",
 ];
 /// Fields that the API server or a controller sets.
-const SERVED: [&str; 6] = [
+const SERVER_FIELDS: [&str; 6] = [
     "/metadata/uid",
     "/metadata/resourceVersion",
     "/metadata/creationTimestamp",
@@ -56,48 +56,49 @@ pub(super) async fn state(client: &Client, namespace: &str) -> Outcome<Value> {
         for object in list["items"].as_array().into_iter().flatten() {
             let name = object["metadata"]["name"].as_str().unwrap_or_default();
             if !["kube-root-ca.crt", "default"].contains(&name) {
-                state.insert(format!("{plural}:{name}"), shape(object));
+                state.insert(format!("{plural}:{name}"), normalize(object));
             }
         }
     }
     Ok(state.into())
 }
 
-fn shape(object: &Value) -> Value {
-    let mut shaped = object.clone();
-    shaped["managers"] = managers(object);
+fn normalize(object: &Value) -> Value {
+    let mut normalized = object.clone();
+    normalized["managers"] = managers(object);
     if object["type"] == krypton_helm::releases::SECRET_TYPE {
-        shaped["data"] = match Release::decode(object) {
-            Ok(release) => decoded(&release),
+        normalized["data"] = match Release::decode(object) {
+            Ok(release) => normalize_release(&release),
             Err(_) => json!("undecodable"),
         };
     }
     for label in ["createdAt", "modifiedAt"] {
-        if let Some(value) = shaped.pointer_mut(&format!("/metadata/labels/{label}")) {
+        if let Some(value) = normalized.pointer_mut(&format!("/metadata/labels/{label}")) {
             *value = json!("a time");
         }
     }
-    if let Some(annotations) = shaped["metadata"]["annotations"].as_object_mut() {
+    if let Some(annotations) = normalized["metadata"]["annotations"].as_object_mut() {
         annotations.remove("deployment.kubernetes.io/revision");
     }
-    if shaped["metadata"]["annotations"] == json!({}) || shaped["metadata"]["annotations"].is_null()
+    if normalized["metadata"]["annotations"] == json!({})
+        || normalized["metadata"]["annotations"].is_null()
     {
-        remove(&mut shaped, "/metadata/annotations");
+        remove(&mut normalized, "/metadata/annotations");
     }
-    if shaped
+    if normalized
         .pointer("/spec/selector/matchLabels/batch.kubernetes.io~1controller-uid")
         .is_some()
     {
-        remove(&mut shaped, "/spec/selector");
-        remove(&mut shaped, "/spec/template/metadata/labels");
+        remove(&mut normalized, "/spec/selector");
+        remove(&mut normalized, "/spec/template/metadata/labels");
     }
-    for field in SERVED
+    for field in SERVER_FIELDS
         .into_iter()
         .chain(["/spec/clusterIP", "/spec/clusterIPs"])
     {
-        remove(&mut shaped, field);
+        remove(&mut normalized, field);
     }
-    shaped
+    normalized
 }
 
 /// Returns who manages which fields. Controllers may have been slower.
@@ -105,15 +106,15 @@ fn managers(object: &Value) -> Value {
     let entries = object["metadata"]["managedFields"].as_array();
     let entries = entries.into_iter().flatten().filter_map(|entry| {
         let manager = entry["manager"].as_str()?;
-        let controller = manager.starts_with("kube-controller");
-        (!controller).then(|| {
-            let release = object["type"] == krypton_helm::releases::SECRET_TYPE;
-            let fields = if release {
+        let is_controller = manager.starts_with("kube-controller");
+        (!is_controller).then(|| {
+            let is_release = object["type"] == krypton_helm::releases::SECRET_TYPE;
+            let fields = if is_release {
                 &Value::Null
             } else {
                 &entry["fieldsV1"]
             };
-            let name = if release { "helm" } else { manager };
+            let name = if is_release { "helm" } else { manager };
             json!([name, entry["operation"], fields])
         })
     });
@@ -123,7 +124,7 @@ fn managers(object: &Value) -> Value {
 }
 
 /// Replaces times by their presence, and templates by their names.
-fn decoded(release: &Release) -> Value {
+fn normalize_release(release: &Release) -> Value {
     let mut release = release.clone();
     let info = &mut release.info;
     let times = [
@@ -163,41 +164,50 @@ fn remove(value: &mut Value, pointer: &str) {
 
 /// Replaces the namespace in all texts.
 pub(super) fn without_namespace(value: &Value, namespace: &str) -> Outcome<Value> {
-    let plain = value.to_string().replace(namespace, "$NS");
-    serde_json::from_str(&plain).map_err(text)
+    let text = value.to_string().replace(namespace, "$NS");
+    serde_json::from_str(&text).map_err(error_text)
 }
 
 /// Returns a line for each difference.
 pub(super) fn differences(real: &Value, model: &Value) -> Vec<String> {
-    let mut found = Vec::new();
-    collect("", real, model, &mut found);
-    found
+    let mut differences = Vec::new();
+    collect_differences("", real, model, &mut differences);
+    differences
 }
 
-fn collect(at: &str, real: &Value, model: &Value, found: &mut Vec<String>) {
+fn collect_differences(path: &str, real: &Value, model: &Value, differences: &mut Vec<String>) {
     match (real, model) {
-        (Value::Object(one), Value::Object(other)) => {
+        (Value::Object(real), Value::Object(model)) => {
             let keys: std::collections::BTreeSet<&String> =
-                one.keys().chain(other.keys()).collect();
+                real.keys().chain(model.keys()).collect();
             for key in keys {
-                let (one, other) = (one.get(key), other.get(key));
+                let (real, model) = (real.get(key), model.get(key));
                 let absent = &Value::Null;
-                let at = format!("{at}/{key}");
-                collect(&at, one.unwrap_or(absent), other.unwrap_or(absent), found);
+                let path = format!("{path}/{key}");
+                collect_differences(
+                    &path,
+                    real.unwrap_or(absent),
+                    model.unwrap_or(absent),
+                    differences,
+                );
             }
         }
-        (Value::Array(one), Value::Array(other)) if one.len() == other.len() => {
-            for (index, (one, other)) in one.iter().zip(other).enumerate() {
-                collect(&format!("{at}/{index}"), one, other, found);
+        (Value::Array(real), Value::Array(model)) if real.len() == model.len() => {
+            for (index, (real, model)) in real.iter().zip(model).enumerate() {
+                collect_differences(&format!("{path}/{index}"), real, model, differences);
             }
         }
         _ if real == model => {}
-        (Value::String(one), Value::String(other)) => {
-            let same = one.chars().zip(other.chars()).take_while(|(a, b)| a == b);
-            let skip = same.count().saturating_sub(40);
-            let part = |text: &str| -> String { text.chars().skip(skip).take(400).collect() };
-            found.push(format!("{at}: {:?} ≠ {:?}", part(one), part(other)));
+        (Value::String(real), Value::String(model)) => {
+            let common = real.chars().zip(model.chars()).take_while(|(a, b)| a == b);
+            let skip = common.count().saturating_sub(40);
+            let excerpt = |text: &str| -> String { text.chars().skip(skip).take(400).collect() };
+            differences.push(format!(
+                "{path}: {:?} ≠ {:?}",
+                excerpt(real),
+                excerpt(model)
+            ));
         }
-        _ => found.push(format!("{at}: {real} ≠ {model}")),
+        _ => differences.push(format!("{path}: {real} ≠ {model}")),
     }
 }

@@ -7,14 +7,14 @@ use krypton_proto::v1::{EnrollRequest, EnrollResponse};
 use krypton_runtime::clock::wall as now;
 use krypton_runtime::tls;
 use krypton_tests::fleet::HUB_NAMESPACE;
-use krypton_tests::{Cluster, Parts, TestResult, bundle, eventually};
+use krypton_tests::{Cluster, Parts, TestResult, eventually, join_bundle};
 use krypton_types::join_bundle::JoinBundle;
 use krypton_types::join_token::LONGEST_LIFE;
 use kube::api::{DeleteParams, ListParams};
 use kube::{Api, ResourceExt};
 use tonic::{Code, Status};
 
-use super::{dialer, hub_alone, refused, signing_request};
+use super::{assert_refused, dialer, signing_request, start_hub};
 
 const HERE: &str = "6f1f2f3c-0000-4000-8000-0123456789ab";
 
@@ -32,47 +32,47 @@ async fn enroll(
         cluster_uid: cluster_uid.to_owned(),
         agent_version: env!("CARGO_PKG_VERSION").to_owned(),
     };
-    let answer = hub.enrollment().enroll(request).await?;
-    Ok(answer.into_inner())
+    let response = hub.enrollment().enroll(request).await?;
+    Ok(response.into_inner())
 }
 
 #[tokio::test]
 async fn old_bundle_grants_no_certificate() -> TestResult {
     let home = Cluster::start("attack-bundle", Parts::ControlPlane).await?;
-    let _hub = hub_alone(&home).await;
-    let read = async |name| JoinBundle::parse(&bundle(&home, name).await.unwrap()).unwrap();
+    let _hub = start_hub(&home).await;
+    let read = async |name| JoinBundle::parse(&join_bundle(&home, name).await.unwrap()).unwrap();
     let denied = Code::PermissionDenied;
-    let (mine, theirs) = (signing_request(&[]), signing_request(&[]));
+    let (request_1, request_2) = (signing_request(&[]), signing_request(&[]));
 
     let used = read("edge-1").await;
     let token = used.token.as_str();
-    enroll(&used, token, &mine, HERE).await?;
-    let again = enroll(&used, token, &theirs, HERE).await;
-    refused(again, denied, "used already by another key");
-    let elsewhere = enroll(&used, token, &mine, "elsewhere").await;
-    refused(elsewhere, denied, "used already on another cluster");
+    enroll(&used, token, &request_1, HERE).await?;
+    let with_other_key = enroll(&used, token, &request_2, HERE).await;
+    assert_refused(with_other_key, denied, "used already by another key");
+    let elsewhere = enroll(&used, token, &request_1, "elsewhere").await;
+    assert_refused(elsewhere, denied, "used already on another cluster");
 
     // An unknown token, a wrong secret and the token of a second hub get the same response.
     let (name, _) = token.split_once('.').unwrap();
     let unknown = format!("{}.{}", "0".repeat(16), "0".repeat(64));
     let (connection, life) = (Connection::new(home.client(), "home"), LONGEST_LIFE);
-    let made = async |namespace, at| {
-        let made = join_token::make(&connection, namespace, "edge-1", life, at);
-        made.await.unwrap().token
+    let create_token = async |namespace, at| {
+        let created = join_token::create(&connection, namespace, "edge-1", life, at);
+        created.await.unwrap().token
     };
-    let of_another_hub = made("kube-public", now()).await;
-    let guess = format!("{name}.{}", "0".repeat(64));
+    let of_another_hub = create_token("kube-public", now()).await;
+    let guessed_token = format!("{name}.{}", "0".repeat(64));
     let mut messages = Vec::new();
-    for wrong in [guess, unknown, of_another_hub] {
-        let answer = enroll(&used, &wrong, &theirs, HERE).await;
-        messages.push(refused(answer, denied, "unknown join token"));
+    for wrong_token in [guessed_token, unknown, of_another_hub] {
+        let response = enroll(&used, &wrong_token, &request_2, HERE).await;
+        messages.push(assert_refused(response, denied, "unknown join token"));
     }
     messages.dedup();
     assert_eq!(messages.len(), 1, "{messages:?}");
     let day_before_yesterday = now() - jiff::SignedDuration::from_hours(48);
-    let expired = made(HUB_NAMESPACE, day_before_yesterday).await;
-    let late = enroll(&used, &expired, &theirs, HERE).await;
-    refused(late, denied, "expired at");
+    let expired = create_token(HUB_NAMESPACE, day_before_yesterday).await;
+    let late = enroll(&used, &expired, &request_2, HERE).await;
+    assert_refused(late, denied, "expired at");
     // This hub can't present a certificate from the second hub's CA.
     let foreign = Authority::generate("other.krypton", now())?;
     let tls = tls::client_config(&foreign.roots(), None)?;
@@ -81,15 +81,15 @@ async fn old_bundle_grants_no_certificate() -> TestResult {
 
     // No bundle from before the deletion creates the EdgeCluster again.
     let [used, before] = [read("edge-9").await, read("edge-9").await];
-    enroll(&used, &used.token, &mine, HERE).await?;
+    enroll(&used, &used.token, &request_1, HERE).await?;
     let meanwhile = read("edge-9").await;
     let members: Api<EdgeCluster> = Api::all(home.client());
     let params = DeleteParams::default();
     members.delete("edge-9", &params).await?;
     let old = [&used, &before, &meanwhile];
     for bundle in old {
-        let back = enroll(bundle, &bundle.token, &mine, HERE).await;
-        refused(back, denied, "has been deleted since");
+        let result = enroll(bundle, &bundle.token, &request_1, HERE).await;
+        assert_refused(result, denied, "has been deleted since");
     }
     let names = async || {
         let all = members.list(&ListParams::default()).await.unwrap();
@@ -100,13 +100,13 @@ async fn old_bundle_grants_no_certificate() -> TestResult {
     // The same holds after an operator has invited its successor.
     eventually("a later bundle to be valid", async || {
         let invited = read("edge-9").await;
-        let enrolled = enroll(&invited, &invited.token, &theirs, HERE).await;
+        let enrolled = enroll(&invited, &invited.token, &request_2, HERE).await;
         Ok(Some(enrolled?))
     })
     .await?;
     for bundle in old {
-        let back = enroll(bundle, &bundle.token, &mine, HERE).await;
-        refused(back, denied, "");
+        let result = enroll(bundle, &bundle.token, &request_1, HERE).await;
+        assert_refused(result, denied, "");
     }
     Ok(())
 }

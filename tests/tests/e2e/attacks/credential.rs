@@ -6,8 +6,8 @@ use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_hub::ca::read_agent_certificate;
 use krypton_proto::v1::{
     AgentMessage, Deployment, DeploymentState, Desired, FetchChartRequest, Heartbeat, Hello,
-    HubMessage, Placed, PlacedState, RenewRequest, Report, Tenant, agent_message::Kind as Said,
-    hub_message::Kind as Say,
+    HubMessage, Placed, PlacedState, RenewRequest, Report, Tenant,
+    agent_message::Kind as AgentMessageKind, hub_message::Kind as HubMessageKind,
 };
 use krypton_runtime::clock::wall as now;
 use krypton_tests::fleet::{FleetClient, SYSTEM_NAMESPACE};
@@ -26,22 +26,22 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
 
-use super::{ATTEMPT, CONNECTED, dialer, hub_lives_on, refused, signing_request};
+use super::{ATTEMPT, CONNECTED, assert_refused, dialer, signing_request, wait_for_hub_renewals};
 
 const HERE: &str = "6f1f2f3c-0000-4000-8000-0123456789ab";
 const SECRET_VALUE: &str = "only-for-edge-2";
 
 /// The attacker's session.
 struct Session {
-    say: mpsc::Sender<AgentMessage>,
+    sender: mpsc::Sender<AgentMessage>,
     incoming: Streaming<HubMessage>,
     /// The desired states that the hub sent.
     desired: Vec<Desired>,
 }
 
 impl Session {
-    async fn open(hub: &Connection, cluster_uid: &str) -> Result<Self, Status> {
-        let (say, messages) = mpsc::channel(4);
+    async fn connect(hub: &Connection, cluster_uid: &str) -> Result<Self, Status> {
+        let (sender, messages) = mpsc::channel(4);
         let hello = Hello {
             protocol_min: 1,
             protocol_max: 1,
@@ -53,42 +53,42 @@ impl Session {
             now: now().as_second(),
             trusted_roots: None,
         };
-        let kind = Some(Said::Hello(hello));
-        say.send(AgentMessage { kind }).await.unwrap();
+        let kind = Some(AgentMessageKind::Hello(hello));
+        sender.send(AgentMessage { kind }).await.unwrap();
         let incoming = hub.fleet().connect(ReceiverStream::new(messages)).await?;
         let mut session = Self {
-            say,
+            sender,
             incoming: incoming.into_inner(),
             desired: Vec::new(),
         };
         session
-            .receive(|kind| matches!(kind, Say::Welcome(_)))
+            .receive(|kind| matches!(kind, HubMessageKind::Welcome(_)))
             .await?;
         Ok(session)
     }
 
-    async fn say(&self, kind: Said) {
+    async fn send(&self, kind: AgentMessageKind) {
         let message = AgentMessage { kind: Some(kind) };
-        self.say.send(message).await.unwrap();
+        self.sender.send(message).await.unwrap();
     }
 
     /// Waits for a matching message.
-    async fn receive(&mut self, wanted: impl Fn(&Say) -> bool) -> Result<(), Status> {
+    async fn receive(&mut self, is_match: impl Fn(&HubMessageKind) -> bool) -> Result<(), Status> {
         loop {
             let incoming = tokio::time::timeout(ATTEMPT, self.incoming.message()).await;
             let message = incoming.expect("the hub sends a message")?;
             let kind = message.and_then(|it| it.kind).expect("a message");
-            if wanted(&kind) {
+            if is_match(&kind) {
                 return Ok(());
             }
-            if let Say::Desired(desired) = kind {
+            if let HubMessageKind::Desired(desired) = kind {
                 self.desired.push(desired);
             }
         }
     }
 
     /// Reports the objects of edge-2 as its own, and waits until the hub has read the report.
-    async fn claim(&mut self, deployment_uid: &str) {
+    async fn report_as_other_member(&mut self, deployment_uid: &str) {
         let key = |name: &str| TenantKey {
             namespace: "default".to_owned(),
             name: name.to_owned(),
@@ -113,7 +113,7 @@ impl Session {
         };
         let tenants = ["acme", "edge-2"].map(|name| Tenant::new(&key(name), Some(&failed)));
         let state = tenants[0].state.clone();
-        let gone = DeploymentState {
+        let removed = DeploymentState {
             uid: deployment_uid.to_owned(),
             gone: true,
             state: state.clone(),
@@ -125,11 +125,11 @@ impl Session {
             gone: true,
             placed: state.and_then(|state| state.ready),
         };
-        self.say(Said::Report(Report {
+        self.send(AgentMessageKind::Report(Report {
             deployments: vec![Deployment {
                 namespace: "default".to_owned(),
                 name: "paris".to_owned(),
-                state: Some(gone),
+                state: Some(removed),
             }],
             placed: vec![Placed {
                 namespace: "default".to_owned(),
@@ -142,20 +142,20 @@ impl Session {
         }))
         .await;
         // The hub requests a full report when the digest is wrong.
-        self.say(Said::Heartbeat(Heartbeat {
+        self.send(AgentMessageKind::Heartbeat(Heartbeat {
             tenants: 1,
             digest_high: 2,
             digest_low: 3,
         }))
         .await;
-        self.receive(|kind| matches!(kind, Say::Resync(_)))
+        self.receive(|kind| matches!(kind, HubMessageKind::Resync(_)))
             .await
             .unwrap();
     }
 }
 
 /// Home, edge-1 with the stolen credential, and edge-2.
-struct Fleet {
+struct AttackFleet {
     hub: Hub,
     home: Cluster,
     fleet_client: FleetClient,
@@ -164,7 +164,7 @@ struct Fleet {
     _chart: ServedChart,
 }
 
-impl Fleet {
+impl AttackFleet {
     async fn start() -> TestResult<Self> {
         let (chart, home, one, two) = tokio::try_join!(
             ServedChart::small("replicaCount: 0"),
@@ -178,9 +178,9 @@ impl Fleet {
         let first = Membership::join(Mode::Agent, &mut hub, &home, &one, "edge-1").await?;
         let second = Membership::join(Mode::Agent, &mut hub, &home, &two, "edge-2");
         let members = [first, second.await?];
-        let fleet_client = FleetClient::at(&home);
+        let fleet_client = FleetClient::new(&home);
         for member in ["edge-1", "edge-2"] {
-            fleet_client.member_shows(member, &[CONNECTED]).await?;
+            fleet_client.wait_for_member(member, &[CONNECTED]).await?;
         }
         Ok(Self {
             hub,
@@ -192,13 +192,19 @@ impl Fleet {
         })
     }
 
-    fn all(&self) -> Api<EdgeCluster> {
+    fn edge_clusters(&self) -> Api<EdgeCluster> {
         Api::all(self.home.client())
     }
 
     /// Returns the status of edge-2 on home, without times.
-    async fn shown(&self) -> String {
-        let status = self.all().get("edge-2").await.unwrap().status.unwrap();
+    async fn member_status(&self) -> String {
+        let status = self
+            .edge_clusters()
+            .get("edge-2")
+            .await
+            .unwrap()
+            .status
+            .unwrap();
         let conditions = status.conditions.iter();
         let conditions: Vec<_> = conditions
             .map(|it| (&it.type_, &it.status, &it.reason))
@@ -214,28 +220,28 @@ impl Fleet {
     async fn deployment(&self, path: &str) -> String {
         let path = format!("-o=jsonpath={{{path}}}");
         let get = ["get", "kryptondeployment", "paris", "--ignore-not-found"];
-        let got = self.home.kubectl(get.into_iter().chain([path.as_str()]));
-        got.await.unwrap()
+        let output = self.home.kubectl(get.into_iter().chain([path.as_str()]));
+        output.await.unwrap()
     }
 }
 
 #[tokio::test]
 async fn stolen_agent_credential_reaches_no_other_member() -> TestResult {
-    let mut fleet = Box::pin(Fleet::start()).await?;
+    let mut fleet = Box::pin(AttackFleet::start()).await?;
     let fleet_client = fleet.fleet_client.clone();
     fleet
-        .all()
+        .edge_clusters()
         .merge(
             "edge-2",
             &json!({"spec": {"values": {"message": SECRET_VALUE}}}),
         )
         .await?;
-    let aimed = json!({"clusterRef": {"secretName": "edge-2"}});
-    fleet_client.create("acme", aimed).await?;
-    let at_edge = FleetClient::at(&fleet.edges[1]);
+    let spec = json!({"clusterRef": {"secretName": "edge-2"}});
+    fleet_client.create("acme", spec).await?;
+    let at_edge = FleetClient::new(&fleet.edges[1]);
     at_edge.create("acme", json!({})).await?;
     let ready = [("Ready", "True", "AllClustersReady")];
-    let at_home = fleet_client.shows("acme", &ready).await?;
+    let at_home = fleet_client.wait_for("acme", &ready).await?;
     let chart = at_home.status.unwrap().last_applied_chart;
     let paris = json!({
         "apiVersion": "mesh.openkcm.io/v1alpha1",
@@ -259,14 +265,20 @@ async fn stolen_agent_credential_reaches_no_other_member() -> TestResult {
     let tls = enrolled.client_config(&stolen.key)?;
     let hub = dialer(&enrolled.addresses, tls).connect().await?;
     let recorded = async |name: &str| {
-        let status = fleet.all().get(name).await.unwrap().status.unwrap();
+        let status = fleet
+            .edge_clusters()
+            .get(name)
+            .await
+            .unwrap()
+            .status
+            .unwrap();
         status.cluster_uid.unwrap()
     };
     let (first, second) = (recorded("edge-1").await, recorded("edge-2").await);
-    let before = fleet.shown().await;
+    let before = fleet.member_status().await;
 
     for elsewhere in [HERE, &second] {
-        let refused = Session::open(&hub, elsewhere).await.err().unwrap();
+        let refused = Session::connect(&hub, elsewhere).await.err().unwrap();
         assert_eq!(refused.code(), Code::FailedPrecondition, "{refused:?}");
         assert!(!refused.message().contains(&first), "{refused:?}");
     }
@@ -275,15 +287,15 @@ async fn stolen_agent_credential_reaches_no_other_member() -> TestResult {
         .await?;
 
     // The session receives the state of edge-1, and its reports affect only edge-1.
-    let mut session = Session::open(&hub, &first).await?;
-    session.claim(&uid).await;
+    let mut session = Session::connect(&hub, &first).await?;
+    session.report_as_other_member(&uid).await;
     let desired = session.desired.last().unwrap();
     let state = DesiredState::try_from(desired.clone())?;
     let values = json!(state.chart.values).to_string();
     assert!(!values.contains(SECRET_VALUE), "{values}");
     assert_eq!(state.deployments, []);
     assert_eq!(state.placed, []);
-    let member = fleet.all().get("edge-2").await?.status.unwrap();
+    let member = fleet.edge_clusters().get("edge-2").await?.status.unwrap();
     let digest = member.applied.unwrap().digest;
     assert_ne!(digest, desired.digest);
     let chart_of_another = FetchChartRequest {
@@ -291,19 +303,19 @@ async fn stolen_agent_credential_reaches_no_other_member() -> TestResult {
         ..FetchChartRequest::default()
     };
     let fetched = hub.fleet().fetch_chart(chart_of_another).await;
-    refused(fetched.map(drop), Code::NotFound, "");
-    let id = SpiffeId::of_certificate(&enrolled.certificates[0])?;
-    let named = SpiffeId::cluster(&id.trust_domain, "edge-2").to_string();
+    assert_refused(fetched.map(drop), Code::NotFound, "");
+    let id = SpiffeId::from_certificate(&enrolled.certificates[0])?;
+    let forged_id = SpiffeId::cluster(&id.trust_domain, "edge-2").to_string();
     let request = RenewRequest {
-        certificate_request: signing_request(&[named]).into(),
+        certificate_request: signing_request(&[forged_id]).into(),
     };
     let renewed = hub.fleet().renew(request.clone()).await?;
     let renewed = renewed.into_inner().certificates;
     let renewed = read_agent_certificate(&id.trust_domain, &renewed[0])?;
     assert_eq!(renewed.cluster, "edge-1");
-    hub_lives_on(&fleet.home).await;
-    assert_eq!(fleet.shown().await, before);
-    let at_home = fleet_client.shows("acme", &ready).await?;
+    wait_for_hub_renewals(&fleet.home).await;
+    assert_eq!(fleet.member_status().await, before);
+    let at_home = fleet_client.wait_for("acme", &ready).await?;
     assert_eq!(at_home.status.unwrap().last_applied_chart, chart);
 
     // A report of the attacker ends no deletion that waits for edge-2.
@@ -311,9 +323,9 @@ async fn stolen_agent_credential_reaches_no_other_member() -> TestResult {
     agent.stop().await?;
     let delete = ["delete", "kryptondeployment", "paris", "--wait=false"];
     fleet.home.kubectl(delete).await?;
-    let mut session = Session::open(&hub, &first).await?;
-    session.claim(&uid).await;
-    hub_lives_on(&fleet.home).await;
+    let mut session = Session::connect(&hub, &first).await?;
+    session.report_as_other_member(&uid).await;
+    wait_for_hub_renewals(&fleet.home).await;
     assert_eq!(fleet.deployment(".metadata.uid").await, uid);
     fleet.members[1].start_again(&fleet.edges[1])?;
     eventually("paris to be gone", async || {
@@ -330,9 +342,9 @@ async fn stolen_agent_credential_reaches_no_other_member() -> TestResult {
     let ended = session.receive(|_| false).await.err().unwrap();
     assert!(ended.message().contains("banned"), "{ended:?}");
     let renewed = hub.fleet().renew(request).await;
-    refused(renewed.map(drop), Code::PermissionDenied, "banned");
-    let back = Session::open(&hub, &first).await;
-    refused(back.map(drop), Code::PermissionDenied, "banned");
+    assert_refused(renewed.map(drop), Code::PermissionDenied, "banned");
+    let reconnected = Session::connect(&hub, &first).await;
+    assert_refused(reconnected.map(drop), Code::PermissionDenied, "banned");
     assert!(!fleet.hub.log()?.contains("panicked"));
     Ok(())
 }

@@ -13,7 +13,7 @@ use kube::api::PostParams;
 use kube::{Api, Client};
 use serde_json::{Value, json};
 
-use super::{CONNECTED, Lure, hub_lives_on, intruder, is_forbidden};
+use super::{CONNECTED, TrapServer, editor_client, is_forbidden, wait_for_hub_renewals};
 
 const TEAM: &str = "team";
 const RIGHTS: &str = "
@@ -30,7 +30,7 @@ subjects: [{kind: ServiceAccount, name: mallory, namespace: team}]
 ";
 
 /// A Secret with the labels of discovery and a kubeconfig for the lure.
-fn labelled(name: &str, lure: &Lure, member: Option<&str>) -> Secret {
+fn labelled_secret(name: &str, lure: &TrapServer, member: Option<&str>) -> Secret {
     let annotations = member.map(|member| json!({names::MEMBER_NAME_ANNOTATION: member}));
     let secret = json!({
         "metadata": {
@@ -47,20 +47,30 @@ fn labelled(name: &str, lure: &Lure, member: Option<&str>) -> Secret {
 }
 
 /// Creates a KryptonDeployment as the user, and returns the reason for which it has no cluster.
-async fn reason(mallory: &Client, name: &str, region: Value) -> TestResult<String> {
+async fn rejection_reason(mallory: &Client, name: &str, region: Value) -> TestResult<String> {
     let spec = json!({"account": {"name": "mallory"}, "region": region});
     let object = KryptonDeployment::new(name, serde_json::from_value(spec)?);
     let all: Api<KryptonDeployment> = Api::namespaced(mallory.clone(), TEAM);
     all.create(&PostParams::default(), &object).await?;
     Ok(eventually(&format!("{name} to be rejected"), async || {
         let status = all.get(name).await?.status.unwrap_or_default();
-        let found = condition(&status.conditions, "TargetClusterResolved");
-        match found.filter(|found| found.status == "False") {
-            Some(found) => Ok(Some(found.reason.clone())),
+        let resolved = condition(&status.conditions, "TargetClusterResolved");
+        match resolved.filter(|resolved| resolved.status == "False") {
+            Some(resolved) => Ok(Some(resolved.reason.clone())),
             None => anyhow::bail!("{:?}", status.conditions),
         }
     })
     .await?)
+}
+
+/// Returns the UID of a member's cluster. The hub records it once the member has a mode, which can be after it is
+/// connected.
+async fn cluster_uid(members: &Api<EdgeCluster>, name: &str) -> anyhow::Result<String> {
+    eventually("the cluster's UID", async || {
+        let status = members.get(name).await?.status;
+        Ok(status.and_then(|status| status.cluster_uid))
+    })
+    .await
 }
 
 #[tokio::test]
@@ -79,27 +89,20 @@ async fn user_of_one_home_namespace_gets_no_member() -> TestResult {
     let options = HubOptions::new(home.kubeconfig()).args(chart.flags(&flags));
     home.kubectl(["create", "namespace", TEAM]).await?;
     let hub = Hub::start(&options)?;
-    let fleet_client = FleetClient::at(&home);
+    let fleet_client = FleetClient::new(&home);
     let kubeconfig = edge.kubeconfig_with_token();
     fleet_client.add_member("edge-1", &kubeconfig).await?;
     let members: Api<EdgeCluster> = Api::all(home.client());
     let source = async |name: &str| members.get(name).await.unwrap().spec.source_ref;
     for name in ["edge-1", "self-cluster"] {
-        fleet_client.member_shows(name, &[CONNECTED]).await?;
+        fleet_client.wait_for_member(name, &[CONNECTED]).await?;
         members
             .merge(name, &json!({"spec": {"allowedNamespaces": ["default"]}}))
             .await?;
     }
-    // The hub records it once the member has a mode, which can be after it is connected.
-    let uid = async |name: &str| {
-        eventually("the cluster's UID", async || {
-            let status = members.get(name).await?.status;
-            Ok(status.and_then(|status| status.cluster_uid))
-        })
-        .await
-    };
+    let uid = async |name: &str| cluster_uid(&members, name).await;
     let before = [uid("edge-1").await?, uid("self-cluster").await?];
-    let own = source("self-cluster").await;
+    let self_source = source("self-cluster").await;
     // A Secret of a second team.
     home.kubectl(["create", "namespace", "vault"]).await?;
     let literal = format!("--from-literal=kubeconfig={kubeconfig}");
@@ -108,34 +111,38 @@ async fn user_of_one_home_namespace_gets_no_member() -> TestResult {
     ];
     home.kubectl(secret).await?;
 
-    let mallory = intruder(&home, TEAM).await?;
+    let mallory = editor_client(&home, TEAM).await?;
     home.apply(RIGHTS).await?;
-    let lure = Lure::start().await;
+    let trap = TrapServer::start().await;
     let secrets: Api<Secret> = Api::namespaced(mallory.clone(), TEAM);
     for secret in [
-        labelled("edge-1", &lure, None),
-        labelled("as-edge-1", &lure, Some("edge-1")),
-        labelled("self-cluster", &lure, None),
-        labelled("as-self-cluster", &lure, Some("self-cluster")),
-        labelled("mallory", &lure, None),
+        labelled_secret("edge-1", &trap, None),
+        labelled_secret("as-edge-1", &trap, Some("edge-1")),
+        labelled_secret("self-cluster", &trap, None),
+        labelled_secret("as-self-cluster", &trap, Some("self-cluster")),
+        labelled_secret("mallory", &trap, None),
     ] {
         secrets.create(&PostParams::default(), &secret).await?;
     }
-    let waits = [
+    let not_accepted = [
         ("TargetClusterResolved", "False", "NotAccepted"),
         ("Connected", "False", "NotAccepted"),
     ];
-    fleet_client.member_shows("mallory", &waits).await?;
+    fleet_client
+        .wait_for_member("mallory", &not_accepted)
+        .await?;
     fleet_client.event_message("edge-1", "NameTaken").await?;
     // The user can neither accept the member nor take over another.
-    let theirs: Api<EdgeCluster> = Api::all(mallory.clone());
-    let of_mine = json!({"kind": "Secret", "namespace": TEAM, "name": "mallory"});
+    let members_as_mallory: Api<EdgeCluster> = Api::all(mallory.clone());
+    let mallory_secret = json!({"kind": "Secret", "namespace": TEAM, "name": "mallory"});
     for (name, spec) in [
         ("mallory", json!({"accepted": true})),
-        ("edge-1", json!({"sourceRef": of_mine})),
+        ("edge-1", json!({"sourceRef": mallory_secret})),
     ] {
-        let answer = theirs.merge(name, &json!({ "spec": spec })).await;
-        assert!(is_forbidden(&answer), "{answer:?}");
+        let result = members_as_mallory
+            .merge(name, &json!({ "spec": spec }))
+            .await;
+        assert!(is_forbidden(&result), "{result:?}");
     }
 
     let secret = |name: &str, namespace: &str| {
@@ -155,31 +162,38 @@ async fn user_of_one_home_namespace_gets_no_member() -> TestResult {
         ("own", secret("mallory", TEAM), "NotAccepted"),
         ("own-other", secret("as-edge-1", TEAM), "NameTaken"),
     ] {
-        assert_eq!(reason(&mallory, name, region).await?, expected, "{name}");
+        assert_eq!(
+            rejection_reason(&mallory, name, region).await?,
+            expected,
+            "{name}"
+        );
     }
     // The member does not accept Tenants of this namespace.
     let tenants: Api<Tenant> = Api::namespaced(mallory.clone(), TEAM);
-    let aimed = json!({"clusterRef": {"secretName": "edge-1"}, "workspace": TEAM});
-    let tenant = Tenant::new("raid", serde_json::from_value(aimed)?);
+    let tenant_spec = json!({"clusterRef": {"secretName": "edge-1"}, "workspace": TEAM});
+    let tenant = Tenant::new("raid", serde_json::from_value(tenant_spec)?);
     tenants.create(&PostParams::default(), &tenant).await?;
     let refused = ("Placed", "False", "NamespaceNotAllowed");
-    fleet_client.within(TEAM).shows("raid", &[refused]).await?;
+    fleet_client
+        .in_namespace(TEAM)
+        .wait_for("raid", &[refused])
+        .await?;
 
-    hub_lives_on(&home).await;
-    assert_eq!(lure.connections(), 0);
+    wait_for_hub_renewals(&home).await;
+    assert_eq!(trap.connections(), 0);
     let rightful = SourceRef {
         kind: "Secret".to_owned(),
         namespace: Some("default".to_owned()),
         name: Some("edge-1".to_owned()),
     };
     assert_eq!(source("edge-1").await, Some(rightful));
-    assert_eq!(source("self-cluster").await, own);
+    assert_eq!(source("self-cluster").await, self_source);
     assert_eq!([uid("edge-1").await?, uid("self-cluster").await?], before);
     for name in ["edge-1", "self-cluster"] {
-        fleet_client.member_shows(name, &[CONNECTED]).await?;
+        fleet_client.wait_for_member(name, &[CONNECTED]).await?;
     }
     for cluster in [&home, &edge] {
-        let releases = FleetClient::at(cluster).releases().await?;
+        let releases = FleetClient::new(cluster).releases().await?;
         assert!(releases.is_empty(), "{releases:?}");
     }
     assert!(!hub.log()?.contains("panicked"));

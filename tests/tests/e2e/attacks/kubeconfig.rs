@@ -2,10 +2,11 @@
 //! machine.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
-use krypton_tests::fleet::{FleetClient, PATIENCE};
+use krypton_tests::fleet::{FleetClient, STEP_DEADLINE};
 use krypton_tests::{Cluster, Hub, HubOptions, Parts, TestResult};
 use rcgen::{CertificateParams, KeyPair};
 use rustls::ServerConfig;
@@ -16,7 +17,7 @@ use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::{CONNECTED, Lure, hub_lives_on};
+use super::{CONNECTED, TrapServer, wait_for_hub_renewals};
 
 const INVALID: [(&str, &str, &str); 2] = [
     ("TargetClusterResolved", "False", "KubeconfigInvalid"),
@@ -86,67 +87,83 @@ impl HostileServer {
     }
 }
 
-#[tokio::test]
-async fn hostile_kubeconfig_supplier_reaches_nothing() -> TestResult {
-    let home = Cluster::start("attack-supplier", Parts::ControlPlane).await?;
-    let fleet_client = FleetClient::at(&home);
-    let lure = Lure::start().await;
-    let port = lure.address.port();
-    let folder = tempfile::tempdir()?;
-    let mark = folder.path().join("was-run");
+/// Kubeconfigs that name this machine, a metadata service, a file or a program, each with its name.
+fn hostile_kubeconfigs(trap: &TrapServer, marker_file: &Path) -> Vec<(&'static str, String)> {
+    let port = trap.address.port();
     let token = json!({"token": "t"});
-    let at = |server: &str| {
+    let with_server = |server: &str| {
         let server = server.replace("PORT", &port.to_string());
         kubeconfig(&json!({ "server": server }), &token)
     };
     let elsewhere = json!({"server": "https://192.0.2.1"});
-    let by = |user: Value| kubeconfig(&elsewhere, &user);
-    let with = |field: &str, value: Value| {
+    let with_user = |user: Value| kubeconfig(&elsewhere, &user);
+    let with_cluster_field = |field: &str, value: Value| {
         let cluster = json!({"server": "https://192.0.2.1", field: value});
         kubeconfig(&cluster, &token)
     };
     let touch = json!({
         "apiVersion": "client.authentication.k8s.io/v1",
         "command": "/usr/bin/touch",
-        "args": [&mark],
+        "args": [marker_file],
         "interactiveMode": "Never",
     });
     let provider =
-        json!({"name": "gcp", "config": {"cmd-path": "/usr/bin/touch", "cmd-args": &mark}});
-    let proxy = format!("http://{}", lure.address);
-    let cases = [
-        ("loopback", at("https://127.0.0.1:PORT")),
-        ("localhost", at("https://localhost:PORT")),
-        ("localhost-dot", at("https://localhost.:PORT")),
-        ("loopback-6", at("https://[::1]:PORT")),
-        ("mapped", at("https://[::ffff:127.0.0.1]:PORT")),
-        ("translated", at("https://[64:ff9b::7f00:1]:PORT")),
-        ("this-host", at("https://0.0.0.0:PORT")),
-        ("number", at("https://2130706433:PORT")),
-        ("short", at("https://127.1:PORT")),
-        ("hexadecimal", at("https://0x7f000001:PORT")),
-        ("plain", at("http://192.0.2.1:PORT")),
-        ("metadata", at("https://169.254.169.254")),
-        ("metadata-6", at("https://[fd00:ec2::254]")),
-        ("link-local", at("https://[fe80::1]:PORT")),
-        ("proxy", with("proxy-url", json!(proxy))),
-        ("unverified", with("insecure-skip-tls-verify", json!(true))),
+        json!({"name": "gcp", "config": {"cmd-path": "/usr/bin/touch", "cmd-args": marker_file}});
+    let proxy = format!("http://{}", trap.address);
+    vec![
+        ("loopback", with_server("https://127.0.0.1:PORT")),
+        ("localhost", with_server("https://localhost:PORT")),
+        ("localhost-dot", with_server("https://localhost.:PORT")),
+        ("loopback-6", with_server("https://[::1]:PORT")),
+        ("mapped", with_server("https://[::ffff:127.0.0.1]:PORT")),
+        ("translated", with_server("https://[64:ff9b::7f00:1]:PORT")),
+        ("this-host", with_server("https://0.0.0.0:PORT")),
+        ("number", with_server("https://2130706433:PORT")),
+        ("short", with_server("https://127.1:PORT")),
+        ("hexadecimal", with_server("https://0x7f000001:PORT")),
+        ("plain", with_server("http://192.0.2.1:PORT")),
+        ("metadata", with_server("https://169.254.169.254")),
+        ("metadata-6", with_server("https://[fd00:ec2::254]")),
+        ("link-local", with_server("https://[fe80::1]:PORT")),
+        ("proxy", with_cluster_field("proxy-url", json!(proxy))),
+        (
+            "unverified",
+            with_cluster_field("insecure-skip-tls-verify", json!(true)),
+        ),
         (
             "authority",
-            with("certificate-authority", json!("/etc/hostname")),
+            with_cluster_field("certificate-authority", json!("/etc/hostname")),
         ),
-        ("exec", by(json!({"exec": touch}))),
-        ("auth-provider", by(json!({"auth-provider": provider}))),
-        ("token-file", by(json!({"tokenFile": "/etc/hostname"}))),
+        ("exec", with_user(json!({"exec": touch}))),
+        (
+            "auth-provider",
+            with_user(json!({"auth-provider": provider})),
+        ),
+        (
+            "token-file",
+            with_user(json!({"tokenFile": "/etc/hostname"})),
+        ),
         (
             "key",
-            by(json!({"client-certificate": "/etc/hostname", "client-key": "/etc/hostname"})),
+            with_user(
+                json!({"client-certificate": "/etc/hostname", "client-key": "/etc/hostname"}),
+            ),
         ),
         (
             "other-user",
-            by(json!({"token": "t", "as": "system:admin"})),
+            with_user(json!({"token": "t", "as": "system:admin"})),
         ),
-    ];
+    ]
+}
+
+#[tokio::test]
+async fn hostile_kubeconfig_supplier_reaches_nothing() -> TestResult {
+    let home = Cluster::start("attack-supplier", Parts::ControlPlane).await?;
+    let fleet_client = FleetClient::new(&home);
+    let trap = TrapServer::start().await;
+    let folder = tempfile::tempdir()?;
+    let marker_file = folder.path().join("was-run");
+    let cases = hostile_kubeconfigs(&trap, &marker_file);
     for (name, kubeconfig) in &cases {
         fleet_client.add_member(name, kubeconfig).await?;
     }
@@ -157,18 +174,18 @@ async fn hostile_kubeconfig_supplier_reaches_nothing() -> TestResult {
     };
     let mut hub = Hub::start(&options(false))?;
     for (name, _) in &cases {
-        fleet_client.member_shows(name, &INVALID).await?;
+        fleet_client.wait_for_member(name, &INVALID).await?;
     }
-    hub_lives_on(&home).await;
-    assert_eq!(lure.connections(), 0);
-    assert!(!mark.exists());
+    wait_for_hub_renewals(&home).await;
+    assert_eq!(trap.connections(), 0);
+    assert!(!marker_file.exists());
     hub.stop().await?;
     for (name, _) in &cases {
         home.kubectl(["delete", "secret", name]).await?;
     }
 
     // Servers that the hub may reach. They redirect it, or their responses never end.
-    let led_to = format!("https://{}/api", lure.address);
+    let led_to = format!("https://{}/api", trap.address);
     let redirect = format!("HTTP/1.1 307 Go\r\nLocation: {led_to}\r\nContent-Length: 0\r\n\r\n");
     let text = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n";
     let endless = format!("{text}Transfer-Encoding: chunked\r\n\r\n");
@@ -187,21 +204,23 @@ async fn hostile_kubeconfig_supplier_reaches_nothing() -> TestResult {
         fleet_client.add_member(name, &server.kubeconfig()).await?;
     }
     let mut hub = Hub::start(&options(true))?;
-    hub.ready(PATIENCE).await?;
-    for (name, words) in [
+    hub.wait_ready(STEP_DEADLINE).await?;
+    for (name, expected_text) in [
         ("redirects", "deserializing response"),
         ("endless", "has more than 16777216 bytes"),
         ("huge", "has more than 16777216 bytes"),
     ] {
         let refused = ("Connected", "False", "Unreachable");
-        let message = fleet_client.member_message(name, &[refused]).await?;
-        assert!(message.contains(words), "{name}: {message}");
+        let message = fleet_client
+            .member_condition_message(name, &[refused])
+            .await?;
+        assert!(message.contains(expected_text), "{name}: {message}");
     }
-    hub_lives_on(&home).await;
+    wait_for_hub_renewals(&home).await;
     fleet_client
-        .member_shows("self-cluster", &[CONNECTED])
+        .wait_for_member("self-cluster", &[CONNECTED])
         .await?;
-    assert_eq!(lure.connections(), 0);
+    assert_eq!(trap.connections(), 0);
     let taken = hub.rss_bytes()?;
     assert!(taken < MEMORY, "{} MiB", taken >> 20);
     assert!(!hub.log()?.contains("panicked"));

@@ -13,7 +13,9 @@ use krypton_hub::ca::Authority;
 use krypton_proto::v1::{FetchChartRequest, RenewRequest};
 use krypton_runtime::clock::wall as now;
 use krypton_runtime::tls::{self, Credential};
-use krypton_tests::{Cluster, Membership, Mode, Parts, TestResult, bundle, fleet::FleetClient};
+use krypton_tests::{
+    Cluster, Membership, Mode, Parts, TestResult, fleet::FleetClient, join_bundle,
+};
 use krypton_types::join_bundle::JoinBundle;
 use rcgen::{CertificateParams, KeyPair};
 use rustls::pki_types::{PrivateKeyDer, ServerName};
@@ -24,7 +26,7 @@ use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Code;
 
-use super::{ATTEMPT, CONNECTED, dialer, hub_alone};
+use super::{ATTEMPT, CONNECTED, dialer, start_hub};
 
 const ATTACKERS: usize = 200;
 const PROBES: usize = 30;
@@ -36,22 +38,22 @@ async fn connect(from: u8, to: SocketAddr) -> std::io::Result<TcpStream> {
 }
 
 /// Returns the response to these bytes, until the connection is closed.
-async fn answer(to: SocketAddr, bytes: &[u8]) -> String {
+async fn read_response(to: SocketAddr, bytes: &[u8]) -> String {
     let asking = async {
         let mut stream = TcpStream::connect(to).await.unwrap();
-        let mut answer = Vec::new();
+        let mut response = Vec::new();
         // A peer that closes before it has read all data resets the connection.
         if stream.write_all(bytes).await.is_ok() {
-            drop(stream.read_to_end(&mut answer).await);
+            drop(stream.read_to_end(&mut response).await);
         }
-        String::from_utf8_lossy(&answer).into_owned()
+        String::from_utf8_lossy(&response).into_owned()
     };
     tokio::time::timeout(ATTEMPT, asking).await.unwrap()
 }
 
 /// Opens connections from `addresses` addresses, starting at 127.0.0.2. Each sends the start of a request, and
 /// reconnects when it is closed.
-fn crowd(
+fn open_crowd(
     to: SocketAddr,
     addresses: usize,
     start: &'static [u8],
@@ -60,10 +62,10 @@ fn crowd(
     let mut crowd = JoinSet::new();
     for number in 0..ATTACKERS {
         let connections = Arc::clone(&connections);
-        let from = u8::try_from(2 + number % addresses).unwrap();
+        let source = u8::try_from(2 + number % addresses).unwrap();
         crowd.spawn(async move {
             loop {
-                if let Ok(mut stream) = connect(from, to).await {
+                if let Ok(mut stream) = connect(source, to).await {
                     connections.fetch_add(1, Ordering::Relaxed);
                     drop(stream.write_all(start).await);
                     drop(stream.read_to_end(&mut Vec::new()).await);
@@ -75,26 +77,29 @@ fn crowd(
     (crowd, connections)
 }
 
-async fn all_there(connections: &AtomicUsize) {
-    let there = async {
+async fn wait_for_all(connections: &AtomicUsize) {
+    let all_connected = async {
         while connections.load(Ordering::Relaxed) < ATTACKERS {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(ATTEMPT, there).await.unwrap();
+    tokio::time::timeout(ATTEMPT, all_connected).await.unwrap();
 }
 
 #[tokio::test]
 async fn pod_on_the_network_stops_no_probe() -> TestResult {
     let home = Cluster::start("attack-probes", Parts::ControlPlane).await?;
-    let hub = hub_alone(&home).await;
+    let hub = start_hub(&home).await;
     let health = hub.health_address();
-    let (crowd, connections) = crowd(health, 1, b"GET /heal");
-    all_there(&connections).await;
+    let (crowd, connections) = open_crowd(health, 1, b"GET /heal");
+    wait_for_all(&connections).await;
     for number in 0..PROBES {
         let probe = b"GET /healthz HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n";
-        let answer = answer(health, probe).await;
-        assert!(answer.starts_with("HTTP/1.1 200"), "{number}: {answer:?}");
+        let response = read_response(health, probe).await;
+        assert!(
+            response.starts_with("HTTP/1.1 200"),
+            "{number}: {response:?}"
+        );
     }
     drop(crowd);
 
@@ -110,9 +115,9 @@ async fn pod_on_the_network_stops_no_probe() -> TestResult {
         for method in ["GET", "PUT"] {
             let rest = "Connection: close\r\nContent-Length: 5\r\n\r\ntrace";
             let request = format!("{method} {target} HTTP/1.1\r\n{hosts}{rest}");
-            let answer = answer(debug, request.as_bytes()).await;
-            let refused = answer.starts_with("HTTP/1.1 403");
-            assert!(refused, "{request:?}: {answer:?}");
+            let response = read_response(debug, request.as_bytes()).await;
+            let refused = response.starts_with("HTTP/1.1 403");
+            assert!(refused, "{request:?}: {response:?}");
         }
     }
     assert_eq!(hub.debug("log").await?, before);
@@ -125,7 +130,7 @@ async fn stranger_on_the_network_is_not_answered() -> TestResult {
         Cluster::start("attack-stranger-home", Parts::ControlPlane),
         Cluster::start("attack-stranger-edge", Parts::ControlPlane),
     )?;
-    let mut hub = hub_alone(&home).await;
+    let mut hub = start_hub(&home).await;
     let port = hub.agents_address();
     for junk in [
         &b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"[..],
@@ -133,11 +138,11 @@ async fn stranger_on_the_network_is_not_answered() -> TestResult {
         &[0; 4096],
         &[0x16, 0x03, 0x01, 0xff, 0xff, 0x01],
     ] {
-        let answer = answer(port, junk).await;
+        let response = read_response(port, junk).await;
         // Allows a TLS alert.
-        assert!(answer.len() <= 16, "{answer:?}");
+        assert!(response.len() <= 16, "{response:?}");
     }
-    let bundle = bundle(&home, "edge-1").await?;
+    let bundle = join_bundle(&home, "edge-1").await?;
     let bundle = JoinBundle::parse(&bundle)?;
     let roots = bundle.roots()?;
     let mut store = RootCertStore::empty();
@@ -167,7 +172,7 @@ async fn stranger_on_the_network_is_not_answered() -> TestResult {
         };
         let nothing = ReceiverStream::new(tokio::sync::mpsc::channel(1).1);
         let mut fleet = hub.fleet();
-        let answers = [
+        let responses = [
             fleet.connect(nothing).await.map(drop),
             fleet.renew(RenewRequest::default()).await.map(drop),
             fleet
@@ -175,19 +180,19 @@ async fn stranger_on_the_network_is_not_answered() -> TestResult {
                 .await
                 .map(drop),
         ];
-        for answer in answers {
-            let code = answer.unwrap_err().code();
+        for response in responses {
+            let code = response.unwrap_err().code();
             let unknown = [Code::Unauthenticated, Code::Unknown, Code::Unavailable];
             assert!(unknown.contains(&code), "{code:?}");
         }
     }
 
     // An agent joins while clients at eight addresses fill the port.
-    let (crowd, connections) = crowd(port, 8, &[0x16, 0x03, 0x01]);
-    all_there(&connections).await;
+    let (crowd, connections) = open_crowd(port, 8, &[0x16, 0x03, 0x01]);
+    wait_for_all(&connections).await;
     let _member = Membership::join(Mode::Agent, &mut hub, &home, &edge, "edge-1").await?;
-    let fleet_client = FleetClient::at(&home);
-    fleet_client.member_shows("edge-1", &[CONNECTED]).await?;
+    let fleet_client = FleetClient::new(&home);
+    fleet_client.wait_for_member("edge-1", &[CONNECTED]).await?;
     drop(crowd);
     assert!(!hub.log()?.contains("panicked"));
     Ok(())

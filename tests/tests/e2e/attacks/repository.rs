@@ -15,12 +15,12 @@ use krypton_types::fingerprint::sha256_hex;
 use tokio::net::TcpListener;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::Lure;
+use super::TrapServer;
 
 const BOMB: u64 = 200 << 20;
 
 /// Returns an address of this machine other than loopback, if any.
-fn outward() -> Option<IpAddr> {
+fn external_address() -> Option<IpAddr> {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok()?;
     socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9)).ok()?;
     let address = socket.local_addr().ok()?.ip();
@@ -50,13 +50,13 @@ fn archive(version: &str, path: &str, size: u64) -> Vec<u8> {
 }
 
 #[derive(Clone, Default)]
-struct Hostile {
+struct HostileRepository {
     files: BTreeMap<String, Vec<u8>>,
     redirects: BTreeMap<String, String>,
     entries: String,
 }
 
-impl Hostile {
+impl HostileRepository {
     /// Lists a version with the digest of `content` and the download URL `url`.
     fn list(&mut self, version: &str, url: &str, content: &[u8]) {
         let digest = sha256_hex(content);
@@ -71,7 +71,7 @@ impl Hostile {
         self.files.insert(format!("/{path}"), content);
     }
 
-    fn answer(&self, uri: &Uri) -> Response {
+    fn respond(&self, uri: &Uri) -> Response {
         if uri.path() == "/index.yaml" {
             return format!("apiVersion: v1\nentries:\n  small:\n{}", self.entries).into_response();
         }
@@ -87,30 +87,35 @@ impl Hostile {
 
 #[tokio::test]
 async fn hostile_repository_reaches_nothing() -> TestResult {
-    let lure = Lure::start().await;
-    let address = outward().unwrap_or(Ipv4Addr::LOCALHOST.into());
+    let trap = TrapServer::start().await;
+    let address = external_address().unwrap_or(Ipv4Addr::LOCALHOST.into());
     // A repository on loopback may redirect to loopback.
     let away = match address.is_loopback() {
         true => "http://169.254.169.254".to_owned(),
-        false => format!("http://{}", lure.address),
+        false => format!("http://{}", trap.address),
     };
     let charts = [ChartSource::small("1.0.0")];
-    let good = ChartRepository::start(&charts).await?.files();
-    let (_, good) = good.iter().find(|(path, _)| path.ends_with("tgz")).unwrap();
-    let mut hostile = Hostile::default();
-    hostile.serve("1.0.0", good.to_vec());
-    hostile.list("2.0.0", &format!("{away}/small-2.0.0.tgz"), good);
-    hostile.list("3.0.0", "onwards.tgz", good);
-    let on = format!("{away}/small-3.0.0.tgz");
-    hostile.redirects.insert("/onwards.tgz".to_owned(), on);
-    let mark = "krypton-attack-mark";
-    let path = format!("small/../../../../../../../../tmp/{mark}");
+    let package = ChartRepository::start(&charts).await?.files();
+    let (_, package) = package
+        .iter()
+        .find(|(path, _)| path.ends_with("tgz"))
+        .unwrap();
+    let mut hostile = HostileRepository::default();
+    hostile.serve("1.0.0", package.to_vec());
+    hostile.list("2.0.0", &format!("{away}/small-2.0.0.tgz"), package);
+    hostile.list("3.0.0", "onwards.tgz", package);
+    let redirect_target = format!("{away}/small-3.0.0.tgz");
+    hostile
+        .redirects
+        .insert("/onwards.tgz".to_owned(), redirect_target);
+    let marker = "krypton-attack-mark";
+    let path = format!("small/../../../../../../../../tmp/{marker}");
     hostile.serve("4.0.0", archive("4.0.0", &path, 16));
     hostile.serve("5.0.0", archive("5.0.0", "small/values.yaml", BOMB));
     hostile.list("6.0.0", "small-1.0.0.tgz", b"another content");
     let listener = TcpListener::bind((address, 0)).await?;
     let url = format!("http://{}", listener.local_addr()?);
-    let app = Router::new().fallback(move |uri: Uri| async move { hostile.answer(&uri) });
+    let app = Router::new().fallback(move |uri: Uri| async move { hostile.respond(&uri) });
     let serving = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
     let _serving = AbortOnDropHandle::new(serving);
 
@@ -130,18 +135,18 @@ async fn hostile_repository_reaches_nothing() -> TestResult {
             .chain([values_flag(&values)])
             .collect::<Vec<_>>()
     };
-    pair.open(flags("1.0.0")).await?;
+    pair.start_hub_and_join(flags("1.0.0")).await?;
     let fleet_client = pair.fleet_client();
     let acme = ("default", "acme");
     fleet_client
-        .within(acme.0)
+        .in_namespace(acme.0)
         .create(acme.1, serde_json::json!({}))
         .await?;
-    fleet_client.within(acme.0).ready(acme.1).await?;
+    fleet_client.in_namespace(acme.0).wait_ready(acme.1).await?;
     let release = pair.release("acme");
     let before = fleet_client.releases().await?;
     let error = pair.condition("ClusterError");
-    for (version, words) in [
+    for (version, expected_text) in [
         ("2.0.0", "led to a loopback, link-local or metadata address"),
         ("3.0.0", "led to a loopback, link-local or metadata address"),
         ("4.0.0", ".."),
@@ -149,16 +154,16 @@ async fn hostile_repository_reaches_nothing() -> TestResult {
         ("6.0.0", "sha256 is"),
     ] {
         pair.stop().await?;
-        pair.open(flags(version)).await?;
+        pair.start_hub_and_join(flags(version)).await?;
         let refused = (error.as_str(), "True", "ChartNotLoaded");
         fleet_client
-            .within(acme.0)
-            .shows(acme.1, &[refused])
+            .in_namespace(acme.0)
+            .wait_for(acme.1, &[refused])
             .await?;
         let hub = pair.hub()?;
         eventually(&format!("{version} to be rejected"), async || {
             let log = hub.log()?;
-            match log.contains(words) {
+            match log.contains(expected_text) {
                 true => Ok(Some(())),
                 false => anyhow::bail!("{log}"),
             }
@@ -168,7 +173,7 @@ async fn hostile_repository_reaches_nothing() -> TestResult {
     }
     let revisions = fleet_client.revisions("acme", &release).await?;
     assert_eq!(revisions, [(1, "deployed".to_owned())]);
-    assert_eq!(lure.connections(), 0);
-    assert!(!std::env::temp_dir().join(mark).exists());
+    assert_eq!(trap.connections(), 0);
+    assert!(!std::env::temp_dir().join(marker).exists());
     Ok(())
 }

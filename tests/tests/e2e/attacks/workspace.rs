@@ -14,7 +14,7 @@ use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
 
-use super::{intruder, is_forbidden};
+use super::{editor_client, is_forbidden};
 use crate::tampering::{append, rewrite};
 
 const WORKSPACE: &str = "acme";
@@ -31,7 +31,7 @@ kind: Namespace
 metadata: {name: victim}
 ";
 /// Adds the binding as an object of the release, and as a hook of each kind.
-fn take_over(release: &mut Value) {
+fn add_takeover(release: &mut Value) {
     append(release, &format!("\n---\n{BINDING}"));
     release["hooks"] = json!([{
         "name": "takeover", "kind": "ClusterRoleBinding", "path": "small/templates/hook.yaml",
@@ -53,8 +53,8 @@ pub(crate) struct Editor {
 }
 
 impl Editor {
-    pub(crate) async fn of(pair: &Pair, workspace: &str, tenant: &str) -> Self {
-        let client = intruder(pair.cluster(), workspace).await.unwrap();
+    pub(crate) async fn new(pair: &Pair, workspace: &str, tenant: &str) -> Self {
+        let client = editor_client(pair.cluster(), workspace).await.unwrap();
         Self {
             secrets: Api::namespaced(client.clone(), workspace),
             client,
@@ -64,17 +64,17 @@ impl Editor {
     }
 
     /// Returns the stored revisions, ordered by name.
-    async fn stored(&self) -> Vec<Secret> {
+    async fn stored_revisions(&self) -> Vec<Secret> {
         let labels = format!("owner=helm,name={}", self.release);
         let params = ListParams::default().labels(&labels);
         self.secrets.list(&params).await.unwrap().items
     }
 
     pub(crate) async fn tamper(&self) {
-        let name = self.stored().await.pop().unwrap().name_any();
+        let name = self.stored_revisions().await.pop().unwrap().name_any();
         eventually("the release Secret to be changed", async || {
             let mut secret = self.secrets.get(&name).await?;
-            rewrite(&mut secret, &take_over)?;
+            rewrite(&mut secret, &add_takeover)?;
             let params = PostParams::default();
             Ok(Some(self.secrets.replace(&name, &params, &secret).await?))
         })
@@ -84,11 +84,11 @@ impl Editor {
 
     /// Adds a revision that Helm never wrote.
     pub(crate) async fn forge(&self, number: usize, status: &str) -> TestResult {
-        let mut secret = self.stored().await.pop().unwrap();
+        let mut secret = self.stored_revisions().await.pop().unwrap();
         let change = |release: &mut Value| {
             release["version"] = json!(number);
             release["info"]["status"] = json!(status);
-            take_over(release);
+            add_takeover(release);
         };
         rewrite(&mut secret, &change)?;
         let labels = secret.labels_mut();
@@ -105,8 +105,8 @@ impl Editor {
     }
 
     /// Deletes all stored revisions of the release.
-    pub(crate) async fn forget(&self) {
-        for secret in self.stored().await {
+    pub(crate) async fn delete_revisions(&self) {
+        for secret in self.stored_revisions().await {
             let params = DeleteParams::default();
             self.secrets
                 .delete(&secret.name_any(), &params)
@@ -115,20 +115,20 @@ impl Editor {
         }
     }
 
-    async fn is_rendered_again(&self) {
+    async fn wait_for_new_install(&self) {
         self.fleet_client
-            .newest_is(WORKSPACE, &self.release, 1, "deployed")
+            .wait_for_revision(WORKSPACE, &self.release, 1, "deployed")
             .await
             .unwrap();
     }
 
     /// Waits for the agent, and checks that the user has no further rights.
-    pub(crate) async fn gains_nothing(&self) -> TestResult {
-        self.fleet_client.lease_renewed().await?;
-        self.has_gained_nothing().await
+    pub(crate) async fn wait_and_check_rights(&self) -> TestResult {
+        self.fleet_client.wait_for_renewal().await?;
+        self.check_rights().await
     }
 
-    async fn has_gained_nothing(&self) -> TestResult {
+    async fn check_rights(&self) -> TestResult {
         let bindings: Api<ClusterRoleBinding> = Api::all(self.fleet_client.client.clone());
         let binding = bindings.get_opt("takeover").await?;
         assert_eq!(binding, None);
@@ -152,7 +152,7 @@ impl Editor {
     }
 
     /// Tries each write outside the user's rights.
-    async fn is_kept_out(&self) -> TestResult {
+    async fn check_writes_forbidden(&self) -> TestResult {
         let client = || self.client.clone();
         let params = (PostParams::default(), PatchParams::default());
         let binding: ClusterRoleBinding = serde_json::from_value(json!({
@@ -205,49 +205,49 @@ async fn workspace_editor_gets_no_cluster_rights(mode: Mode) -> TestResult {
     let (pair, chart) = scenario.values(values).start().await?;
     let fleet_client = pair.fleet_client();
     fleet_client.create("acme", json!({})).await?;
-    let ready = async || fleet_client.ready("acme").await.unwrap();
+    let ready = async || fleet_client.wait_ready("acme").await.unwrap();
     ready().await;
-    let editor = Editor::of(&pair, WORKSPACE, WORKSPACE).await;
+    let editor = Editor::new(&pair, WORKSPACE, WORKSPACE).await;
     let error = pair.condition("ClusterError");
     let tampered = async || {
         let tampered = (error.as_str(), "True", "ReleaseTampered");
-        fleet_client.shows("acme", &[tampered]).await.unwrap();
+        fleet_client.wait_for("acme", &[tampered]).await.unwrap();
     };
-    editor.is_kept_out().await?;
+    editor.check_writes_forbidden().await?;
 
     // Krypton neither heals from the user's changes, nor upgrades over them, nor rolls back to them.
     editor.tamper().await;
     tampered().await;
-    editor.gains_nothing().await?;
+    editor.wait_and_check_rights().await?;
     for status in ["deployed", "failed", "pending-rollback"] {
         editor.forge(2, status).await?;
-        editor.gains_nothing().await?;
+        editor.wait_and_check_rights().await?;
         let name = format!("sh.helm.release.v1.{}.v2", editor.release);
         let params = DeleteParams::default();
         // The agent may have deleted it during the cleanup of an interrupted run.
         drop(editor.secrets.delete(&name, &params).await);
     }
     chart.write("{replicaCount: 0, message: v2}")?;
-    editor.gains_nothing().await?;
+    editor.wait_and_check_rights().await?;
     // Without any revision, Krypton renders the chart again.
-    editor.forget().await;
-    editor.is_rendered_again().await;
+    editor.delete_revisions().await;
+    editor.wait_for_new_install().await;
     ready().await;
-    editor.gains_nothing().await?;
+    editor.wait_and_check_rights().await?;
     // A forged revision over a good one, when the chart changes.
     editor.forge(2, "failed").await?;
     chart.write("{replicaCount: 0, message: v3}")?;
-    editor.gains_nothing().await?;
-    editor.forget().await;
-    editor.is_rendered_again().await;
+    editor.wait_and_check_rights().await?;
+    editor.delete_revisions().await;
+    editor.wait_for_new_install().await;
     ready().await;
 
     // The removal runs no hook of the user.
     editor.forge(2, "deployed").await?;
     fleet_client.delete("acme").await?;
-    editor.gains_nothing().await?;
-    editor.forget().await;
-    fleet_client.gone("acme").await?;
+    editor.wait_and_check_rights().await?;
+    editor.delete_revisions().await;
+    fleet_client.wait_gone("acme").await?;
     let bindings: Api<ClusterRoleBinding> = Api::all(fleet_client.client.clone());
     let binding = bindings.get_opt("takeover").await?;
     assert_eq!(binding, None);
@@ -255,28 +255,29 @@ async fn workspace_editor_gets_no_cluster_rights(mode: Mode) -> TestResult {
 }
 
 /// Returns a copy of the newest revision with the binding. Helm reads it differently from its labels.
-async fn shadow(editor: &Editor, kind: &str) -> Secret {
-    let mut secret = editor.stored().await.pop().unwrap();
+async fn shadow_revision(editor: &Editor, kind: &str) -> Secret {
+    let mut secret = editor.stored_revisions().await.pop().unwrap();
     let number = if kind == "relabelled" { 2 } else { 99 };
     let change = |release: &mut Value| {
         release["version"] = json!(number);
         release["info"]["status"] = json!("deployed");
-        take_over(release);
+        add_takeover(release);
         append(release, VICTIM);
     };
     rewrite(&mut secret, &change).unwrap();
-    let stored_as = |number: u32| Some(format!("sh.helm.release.v1.{}.v{number}", editor.release));
+    let secret_name =
+        |number: u32| Some(format!("sh.helm.release.v1.{}.v{number}", editor.release));
     let labels = secret.labels_mut();
     labels.insert("version".to_owned(), number.to_string());
     match kind {
         "retyped" => {
             secret.type_ = Some("Opaque".to_owned());
-            secret.metadata.name = stored_as(99);
+            secret.metadata.name = secret_name(99);
         }
         "renamed" => secret.metadata.name = Some("shadow".to_owned()),
         _ => {
             labels.insert("status".to_owned(), "failed".to_owned());
-            secret.metadata.name = stored_as(2);
+            secret.metadata.name = secret_name(2);
         }
     }
     secret.metadata.resource_version = None;
@@ -304,32 +305,32 @@ async fn shadow_revisions_give_no_rights(pair: &Pair, chart: &ServedChart) -> Te
     let mut shadows = Vec::new();
     for kind in ["retyped", "renamed", "relabelled"] {
         fleet_client.install(kind).await?;
-        let editor = Editor::of(pair, kind, kind).await;
-        let secret = shadow(&editor, kind).await;
+        let editor = Editor::new(pair, kind, kind).await;
+        let secret = shadow_revision(&editor, kind).await;
         let created = editor.secrets.create(&PostParams::default(), &secret).await;
         shadows.push((kind, created?.name_any(), editor));
     }
     let gained_nothing = async || {
-        fleet_client.lease_renewed().await.unwrap();
+        fleet_client.wait_for_renewal().await.unwrap();
         for (_, _, editor) in &shadows {
-            editor.has_gained_nothing().await.unwrap();
+            editor.check_rights().await.unwrap();
         }
     };
     let refused = [(error.as_str(), "True", "ReleaseTampered")];
     chart.write("{replicaCount: 0, message: v2}")?;
     for (kind, _, _) in &shadows {
-        fleet_client.shows(kind, &refused).await?;
+        fleet_client.wait_for(kind, &refused).await?;
     }
     gained_nothing().await;
     for (kind, _, _) in &shadows {
         fleet_client.delete(kind).await?;
-        fleet_client.shows(kind, &refused).await?;
+        fleet_client.wait_for(kind, &refused).await?;
     }
     gained_nothing().await;
     for (kind, name, editor) in &shadows {
         let params = DeleteParams::default();
         drop(editor.secrets.delete(name, &params).await?);
-        fleet_client.gone(kind).await?;
+        fleet_client.wait_gone(kind).await?;
     }
     gained_nothing().await;
     Ok(())
@@ -339,9 +340,9 @@ async fn revision_that_helm_skips_gives_no_rights(pair: &Pair, chart: &ServedCha
     const WORKSPACE: &str = "skipped";
     let (fleet_client, error) = (pair.fleet_client(), pair.condition("ClusterError"));
     fleet_client.install(WORKSPACE).await?;
-    let editor = Editor::of(pair, WORKSPACE, WORKSPACE).await;
+    let editor = Editor::new(pair, WORKSPACE, WORKSPACE).await;
     // Only Helm evaluates the time.
-    let mut newest = editor.stored().await.pop().unwrap();
+    let mut newest = editor.stored_revisions().await.pop().unwrap();
     let spoil = |release: &mut Value| release["info"]["first_deployed"] = json!("never");
     rewrite(&mut newest, &spoil)?;
     let (name, params) = (newest.name_any(), PostParams::default());
@@ -350,7 +351,7 @@ async fn revision_that_helm_skips_gives_no_rights(pair: &Pair, chart: &ServedCha
     let change = |release: &mut Value| {
         release["version"] = json!(0);
         release["info"] = json!({"status": "superseded"});
-        take_over(release);
+        add_takeover(release);
         append(release, VICTIM);
     };
     rewrite(&mut older, &change)?;
@@ -364,16 +365,16 @@ async fn revision_that_helm_skips_gives_no_rights(pair: &Pair, chart: &ServedCha
     editor.secrets.create(&params, &older).await?;
     chart.write("{replicaCount: 0, message: v3}")?;
     let failed = (error.as_str(), "True", "UpgradeFailed");
-    fleet_client.shows(WORKSPACE, &[failed]).await?;
-    editor.gains_nothing().await?;
+    fleet_client.wait_for(WORKSPACE, &[failed]).await?;
+    editor.wait_and_check_rights().await?;
     // The first one was deleted.
     editor.secrets.create(&params, &older).await?;
     fleet_client.delete(WORKSPACE).await?;
     let failed = (error.as_str(), "True", "UninstallFailed");
-    fleet_client.shows(WORKSPACE, &[failed]).await?;
-    editor.gains_nothing().await?;
-    editor.forget().await;
-    fleet_client.gone(WORKSPACE).await?;
+    fleet_client.wait_for(WORKSPACE, &[failed]).await?;
+    editor.wait_and_check_rights().await?;
+    editor.delete_revisions().await;
+    fleet_client.wait_gone(WORKSPACE).await?;
     Ok(())
 }
 
@@ -382,16 +383,16 @@ async fn announced_uninstall_gives_no_rights(pair: &Pair, chart: &ServedChart) -
     const WORKSPACE: &str = "announced";
     let fleet_client = pair.fleet_client();
     fleet_client.install(WORKSPACE).await?;
-    let editor = Editor::of(pair, WORKSPACE, WORKSPACE).await;
+    let editor = Editor::new(pair, WORKSPACE, WORKSPACE).await;
     chart.write("{replicaCount: 0, message: v4}")?;
     fleet_client
-        .newest_is(WORKSPACE, &editor.release, 2, "deployed")
+        .wait_for_revision(WORKSPACE, &editor.release, 2, "deployed")
         .await?;
-    fleet_client.ready(WORKSPACE).await?;
-    let [first, newest]: [Secret; 2] = editor.stored().await.try_into().unwrap();
+    fleet_client.wait_ready(WORKSPACE).await?;
+    let [first, newest]: [Secret; 2] = editor.stored_revisions().await.try_into().unwrap();
     let mut changed = newest.clone();
     let change = |release: &mut Value| {
-        take_over(release);
+        add_takeover(release);
         append(release, VICTIM);
     };
     rewrite(&mut changed, &change)?;
@@ -412,9 +413,9 @@ async fn announced_uninstall_gives_no_rights(pair: &Pair, chart: &ServedChart) -
 
     let error = pair.condition("ClusterError");
     let refused = (error.as_str(), "True", "ReleaseTampered");
-    fleet_client.shows(WORKSPACE, &[refused]).await?;
-    editor.gains_nothing().await?;
-    editor.forget().await;
-    fleet_client.gone(WORKSPACE).await?;
+    fleet_client.wait_for(WORKSPACE, &[refused]).await?;
+    editor.wait_and_check_rights().await?;
+    editor.delete_revisions().await;
+    fleet_client.wait_gone(WORKSPACE).await?;
     Ok(())
 }

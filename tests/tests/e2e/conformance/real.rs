@@ -12,18 +12,18 @@ use tokio::runtime::Runtime;
 /// No response of a case is larger.
 const LIMIT: usize = 16 << 20;
 
-pub(crate) struct Real<'a> {
+pub(crate) struct RealServer<'a> {
     runtime: &'a Runtime,
     client: Client,
-    watches: Vec<Option<Stream>>,
+    watches: Vec<Option<WatchStream>>,
 }
 
-struct Stream {
-    parts: BodyDataStream,
+struct WatchStream {
+    chunks: BodyDataStream,
     unread: Vec<u8>,
 }
 
-impl<'a> Real<'a> {
+impl<'a> RealServer<'a> {
     pub(crate) fn new(runtime: &'a Runtime, client: Client) -> Self {
         Self {
             runtime,
@@ -44,24 +44,24 @@ impl<'a> Real<'a> {
         Ok(response.map(Body::new))
     }
 
-    async fn whole(response: Response<Body>) -> Result<Response<axum::body::Bytes>, String> {
-        let (head, body) = response.into_parts();
+    async fn read_body(response: Response<Body>) -> Result<Response<axum::body::Bytes>, String> {
+        let (parts, body) = response.into_parts();
         let bytes = axum::body::to_bytes(body, LIMIT).await;
         Ok(Response::from_parts(
-            head,
+            parts,
             bytes.map_err(|error| error.to_string())?,
         ))
     }
 }
 
-impl Server for Real<'_> {
+impl Server for RealServer<'_> {
     fn send(
         &mut self,
         request: Request<axum::body::Bytes>,
     ) -> Result<Response<axum::body::Bytes>, String> {
         self.runtime.block_on(async {
             let response = Self::request(&self.client, request).await?;
-            Self::whole(response).await
+            Self::read_body(response).await
         })
     }
 
@@ -72,16 +72,16 @@ impl Server for Real<'_> {
         if !response.status().is_success() {
             return self
                 .runtime
-                .block_on(Self::whole(response))
+                .block_on(Self::read_body(response))
                 .map(Opened::Rejected);
         }
-        let (head, body) = response.into_parts();
-        self.watches.push(Some(Stream {
-            parts: body.into_data_stream(),
+        let (parts, body) = response.into_parts();
+        self.watches.push(Some(WatchStream {
+            chunks: body.into_data_stream(),
             unread: Vec::new(),
         }));
         Ok(Opened::Watch(
-            Response::from_parts(head, ()),
+            Response::from_parts(parts, ()),
             self.watches.len() - 1,
         ))
     }
@@ -111,15 +111,17 @@ impl Server for Real<'_> {
     }
 }
 
-impl Stream {
+impl WatchStream {
     async fn line(&mut self) -> Result<Line, String> {
         loop {
             if let Some(end) = self.unread.iter().position(|byte| *byte == b'\n') {
                 let line: Vec<u8> = self.unread.drain(..=end).collect();
                 return Ok(Line::Text(String::from_utf8_lossy(&line).into_owned()));
             }
-            match self.parts.next().await {
-                Some(part) => self.unread.extend(part.map_err(|error| error.to_string())?),
+            match self.chunks.next().await {
+                Some(chunk) => self
+                    .unread
+                    .extend(chunk.map_err(|error| error.to_string())?),
                 None => return Ok(Line::End),
             }
         }

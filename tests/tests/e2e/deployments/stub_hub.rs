@@ -21,11 +21,11 @@ use krypton_helm::{
 };
 use krypton_hub::{
     agent_server::{fleet_service::FleetService, listener, session::Sessions},
-    ca::{Authority, Live},
-    edgecluster::publisher::{DesiredStatePublisher, MemberInputs, Order},
+    ca::{Authority, CurrentAuthority},
+    edgecluster::publisher::{DesiredStatePublisher, MemberInputs, MemberOrder},
+    home_events::HomeEvents,
     leader::Leader,
     members::{MemberRegistry, arbiter::ReporterId, member::PublishedState},
-    notices::HomeEvents,
     observe::metrics::SessionMetrics,
 };
 use krypton_reconciler::{
@@ -46,7 +46,7 @@ use krypton_tests::{
     ChartRepository, Cluster, Mode, daemon::Program, eventually, install_tls_provider,
 };
 use krypton_types::{
-    allowed_namespaces::Allowed,
+    allowed_namespaces::AllowedNamespaces,
     conditions::Truth,
     deployment::{DeploymentKey, DeploymentReport, DesiredDeployment},
     desired::{
@@ -75,12 +75,12 @@ pub(crate) struct StubHub {
     members: Arc<MemberRegistry>,
     publisher: DesiredStatePublisher,
     pub(crate) chart: ChartState,
-    authority: Arc<Live>,
+    authority: Arc<CurrentAuthority>,
     port: SocketAddr,
     kubeconfig: PathBuf,
     client: kube::Client,
     scratch: TempDir,
-    acting: Option<(CancellationToken, JoinHandle<()>)>,
+    actor: Option<(CancellationToken, JoinHandle<()>)>,
     _tasks: JoinSet<()>,
     _stop: DropGuard,
 }
@@ -96,33 +96,33 @@ impl StubHub {
         install_tls_provider();
         let stop = CancellationToken::new();
         let members = Arc::new(MemberRegistry::default());
-        members.enter(NAME, UID);
+        members.get_or_create(NAME, UID);
         members.retain(|name| name == NAME, |_| false, |_| true);
         let scratch = TempDir::with_prefix("krypton-stub-").context("creating a folder")?;
         let charts = Arc::new(ChartCache::new(scratch.path().join("of-hub"))?);
         let authority = Authority::generate(TRUST_DOMAIN, clock::wall())?;
-        let authority = Arc::new(Live::new(authority));
+        let authority = Arc::new(CurrentAuthority::new(authority));
         let sessions = Sessions {
             members: Arc::clone(&members),
             metrics: Arc::<SessionMetrics>::default(),
-            notices: HomeEvents::nowhere(),
+            events: HomeEvents::discarding(),
             hub_version: env!("CARGO_PKG_VERSION").to_owned(),
-            numbers: AtomicU64::new(0),
+            last_number: AtomicU64::new(0),
             watchdog: krypton_runtime::watchdog::Watchdog::default(),
-            lead: Leader::alone(),
+            leader: Leader::always_leading(),
             stop: stop.clone(),
         };
         let metrics = Arc::clone(&sessions.metrics);
         let service = FleetService::new(Arc::new(sessions), charts, Arc::clone(&authority));
         let socket = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await?;
         let port = socket.local_addr()?;
-        let tls = listener::server_config(&authority.now(), clock::wall())?;
+        let tls = listener::server_config(&authority.get(), clock::wall())?;
         let serving = listener::serve(
             socket.into(),
             Arc::new(ArcSwap::from_pointee(tls)),
             TRUST_DOMAIN.to_owned(),
             tonic::service::Routes::new(service.into_server()),
-            metrics.door.clone(),
+            metrics.port.clone(),
             stop.clone(),
         );
         let mut tasks = JoinSet::new();
@@ -147,11 +147,11 @@ impl StubHub {
             kubeconfig: cluster.kubeconfig().to_owned(),
             client: cluster.client(),
             scratch,
-            acting: None,
+            actor: None,
             _tasks: tasks,
             _stop: stop.drop_guard(),
         };
-        stub.act().await?;
+        stub.start_actor().await?;
         Ok(stub)
     }
 
@@ -163,44 +163,44 @@ impl StubHub {
     pub(crate) fn order(&mut self, orders: &[&DesiredDeployment]) {
         let deployments = self.members.deployments();
         let orders = orders.iter().copied().cloned().collect();
-        deployments.order([(NAME.to_owned(), orders)].into());
+        deployments.set_orders([(NAME.to_owned(), orders)].into());
         let ordered = deployments.orders().get().unwrap_or_default();
-        let dealt = MemberInputs {
+        let inputs = MemberInputs {
             chart: &self.chart,
-            own: false,
+            is_override: false,
             namespaces: &NamespaceConfiguration::default(),
             deployments: ordered.get(NAME).map_or(&[], |orders| orders),
             placed: &[],
         };
-        let member = self.members.enter(NAME, UID);
+        let member = self.members.get_or_create(NAME, UID);
         let before = member.published.get();
-        let order = Order::default();
+        let order = MemberOrder::default();
         let next = self
             .publisher
-            .next(before.as_ref(), 1, &dealt, order, BootTime::now());
+            .next(before.as_ref(), 1, &inputs, order, BootTime::now());
         if let Some(next) = next {
             member.published.send_replace(Some(next));
         }
     }
 
     pub(crate) fn report(&self, key: &DeploymentKey) -> Option<DeploymentReport> {
-        let report = self.members.deployments().said(NAME, key);
+        let report = self.members.deployments().latest_report(NAME, key);
         report.map(|report| report.report)
     }
 
     /// Waits until the hub has a report for exactly this order that satisfies the predicate.
-    pub(crate) async fn reports(
+    pub(crate) async fn wait_for_report(
         &self,
         order: &DesiredDeployment,
         what: &str,
-        so: impl Fn(&DeploymentReport) -> bool,
+        is_expected: impl Fn(&DeploymentReport) -> bool,
     ) -> DeploymentReport {
-        let words = format!("a report of {NAME} that {} is {what}", order.key());
-        eventually(&words, async || match self.report(&order.key()) {
+        let expectation = format!("a report of {NAME} that {} is {what}", order.key());
+        eventually(&expectation, async || match self.report(&order.key()) {
             Some(report)
                 if report.uid == order.uid
                     && report.observed_generation == order.generation
-                    && so(&report) =>
+                    && is_expected(&report) =>
             {
                 Ok(Some(report))
             }
@@ -210,31 +210,40 @@ impl StubHub {
         .unwrap()
     }
 
-    pub(crate) async fn ready(&self, order: &DesiredDeployment, why: &str) -> DeploymentReport {
-        self.reports(order, why, |report| {
+    pub(crate) async fn wait_ready(
+        &self,
+        order: &DesiredDeployment,
+        reason: &str,
+    ) -> DeploymentReport {
+        self.wait_for_report(order, reason, |report| {
             let ready = &report.state.ready;
-            (ready.truth, ready.reason.as_str()) == (Truth::True, why)
+            (ready.truth, ready.reason.as_str()) == (Truth::True, reason)
         })
         .await
     }
 
-    pub(crate) async fn is_not(&self, order: &DesiredDeployment, why: &str) -> DeploymentReport {
-        self.reports(order, why, |report| {
+    pub(crate) async fn wait_not_ready(
+        &self,
+        order: &DesiredDeployment,
+        reason: &str,
+    ) -> DeploymentReport {
+        self.wait_for_report(order, reason, |report| {
             let ready = &report.state.ready;
-            (ready.truth, ready.reason.as_str()) == (Truth::False, why)
+            (ready.truth, ready.reason.as_str()) == (Truth::False, reason)
         })
         .await
     }
 
-    pub(crate) async fn gone(&self, order: &DesiredDeployment) -> DeploymentReport {
-        self.reports(order, "gone", |report| report.gone).await
+    pub(crate) async fn wait_gone(&self, order: &DesiredDeployment) -> DeploymentReport {
+        self.wait_for_report(order, "gone", |report| report.gone)
+            .await
     }
 
     /// Waits until the member reports nothing about the order.
-    pub(crate) async fn silent(&self, order: &DesiredDeployment) {
+    pub(crate) async fn wait_until_silent(&self, order: &DesiredDeployment) {
         let key = order.key();
-        let words = format!("no report about {key}");
-        eventually(&words, async || match self.report(&key) {
+        let expectation = format!("no report about {key}");
+        eventually(&expectation, async || match self.report(&key) {
             None => Ok(Some(())),
             report => bail!("{report:?}"),
         })
@@ -243,17 +252,17 @@ impl StubHub {
     }
 
     /// Stops the actor gracefully, and starts another one.
-    pub(crate) async fn act_again(&mut self) -> Result<()> {
-        if let Some((stop, task)) = self.acting.take() {
+    pub(crate) async fn restart_actor(&mut self) -> Result<()> {
+        if let Some((stop, task)) = self.actor.take() {
             stop.cancel();
             task.await.context("it failed")?;
         }
-        self.act().await
+        self.start_actor().await
     }
 
-    async fn act(&mut self) -> Result<()> {
+    async fn start_actor(&mut self) -> Result<()> {
         let stop = CancellationToken::new();
-        let acting = Acting {
+        let actor = Actor {
             name: match self.mode {
                 Mode::Agent => "agent/one",
                 Mode::Proxy | Mode::SelfCluster => "hub/one/edge-1",
@@ -261,15 +270,15 @@ impl StubHub {
             member: self.member(),
             tools: self.tools().await?,
             report_store: Arc::default(),
-            published: self.members.enter(NAME, UID).published.subscribe(),
+            published: self.members.get_or_create(NAME, UID).published.subscribe(),
             members: Arc::clone(&self.members),
             stop: stop.clone(),
         };
         let task = match self.mode {
-            Mode::Agent => tokio::spawn(acting.by_agent(self.dialer()?)),
-            Mode::Proxy | Mode::SelfCluster => tokio::spawn(acting.by_proxy()),
+            Mode::Agent => tokio::spawn(actor.run_as_agent(self.dialer()?)),
+            Mode::Proxy | Mode::SelfCluster => tokio::spawn(actor.run_as_proxy()),
         };
-        self.acting = Some((stop, task));
+        self.actor = Some((stop, task));
         Ok(())
     }
 
@@ -281,14 +290,14 @@ impl StubHub {
             helm_client: self.client.clone(),
             kubeconfig: self.kubeconfig.clone(),
             holder: String::new(),
-            lease: watch::channel(LeaseGoal::Hold).1,
+            lease_goal: watch::channel(LeaseGoal::Hold).1,
             instance: "one".to_owned(),
-            status: StatusMode::Write,
+            status_mode: StatusMode::Write,
             namespaces: None,
-            allowed: watch::channel(Allowed::default()).1,
+            allowed_namespaces: watch::channel(AllowedNamespaces::default()).1,
             retry_max: Duration::from_secs(5),
             policy: Policy::new(Duration::from_secs(180), []),
-            beyond: None,
+            on_excess: None,
         }
     }
 
@@ -324,7 +333,7 @@ impl StubHub {
     fn dialer(&self) -> Result<Arc<Dialer>> {
         let key = KeyPair::generate()?;
         let request = CertificateParams::default().serialize_request(&key)?;
-        let now = self.authority.now();
+        let now = self.authority.get();
         let life = Duration::from_secs(24 * 60 * 60);
         let certificates = now.sign_agent(request.der(), NAME, UID, clock::wall(), life)?;
         let key = PrivateKeyDer::try_from(key.serialize_der())
@@ -337,7 +346,7 @@ impl StubHub {
 }
 
 /// Components of an actor.
-struct Acting {
+struct Actor {
     name: &'static str,
     member: Member,
     tools: Tools,
@@ -347,9 +356,9 @@ struct Acting {
     stop: CancellationToken,
 }
 
-impl Acting {
+impl Actor {
     /// Runs as the agent's process.
-    async fn by_agent(self, dialer: Arc<Dialer>) {
+    async fn run_as_agent(self, dialer: Arc<Dialer>) {
         let (desired_tx, desired) = watch::channel(None);
         let session = Session {
             dialer,
@@ -370,15 +379,15 @@ impl Acting {
     }
 
     /// Runs as the hub's proxy.
-    async fn by_proxy(self) {
+    async fn run_as_proxy(self) {
         let (desired_tx, desired) = watch::channel(None);
         let (mut published, report_store, members) = (
             self.published.clone(),
             Arc::clone(&self.report_store),
             Arc::clone(&self.members),
         );
-        let mut asks = members.open(NAME, ReporterId::Proxy, BootTime::now());
-        let following = tokio::spawn(async move {
+        let mut resync_requests = members.open(NAME, ReporterId::Proxy, BootTime::now());
+        let forwarding = tokio::spawn(async move {
             let mut complete = Some(0);
             published.mark_changed();
             loop {
@@ -386,12 +395,12 @@ impl Acting {
                     changes = report_store.changes() => {
                         members.report(NAME, ReporterId::Proxy, changes, complete.take(), BootTime::now());
                     }
-                    Ok(()) = asks.changed() => {
+                    Ok(()) = resync_requests.changed() => {
                         report_store.resend();
-                        complete = Some(asks.see());
+                        complete = Some(resync_requests.get_and_update());
                     }
                     Ok(()) = published.changed() => {
-                        let published = published.see();
+                        let published = published.get_and_update();
                         desired_tx.send_replace(published.as_ref().map(|published| Arc::clone(&published.desired)));
                     }
                 }
@@ -399,7 +408,7 @@ impl Acting {
         });
         let members = Arc::clone(&self.members);
         self.reconcile(desired).await;
-        following.abort();
+        forwarding.abort();
         members.close(NAME, ReporterId::Proxy, BootTime::now());
     }
 
@@ -411,9 +420,9 @@ impl Acting {
         };
         let Some(first) = first else { return };
         let (desired_tx, desired) = watch::channel(first);
-        let following = tokio::spawn(async move {
+        let forwarding = tokio::spawn(async move {
             while slot.changed().await.is_ok() {
-                if let Some(next) = slot.see() {
+                if let Some(next) = slot.get_and_update() {
                     desired_tx.send_replace(next);
                 }
             }
@@ -424,7 +433,7 @@ impl Acting {
             ..self.member
         };
         run_loop::run(member, self.tools, desired, self.report_store, self.stop).await;
-        following.abort();
+        forwarding.abort();
     }
 }
 

@@ -96,13 +96,13 @@ fn limits(schema: &Value, description: &str) -> Vec<String> {
     if values.iter().any(|value| !description.contains(value)) {
         limits.push(format!("One of {}.", values.join(", ")));
     }
-    for (key, of) in [
+    for (key, unit) in [
         ("maxLength", "characters"),
         ("maxProperties", "entries"),
         ("maxItems", "entries"),
     ] {
         if let Some(most) = schema[key].as_u64() {
-            limits.push(format!("At most {most} {of}."));
+            limits.push(format!("At most {most} {unit}."));
         }
     }
     limits.extend(rules(schema));
@@ -129,10 +129,10 @@ fn part(kind: &str) -> String {
     let names = &crd["spec"]["names"];
     let columns = version["additionalPrinterColumns"].as_array().unwrap();
     let columns = |is_wide: bool| {
-        let shown = columns
+        let listed = columns
             .iter()
             .filter(|column| column["priority"].is_u64() == is_wide);
-        shown
+        listed
             .map(|column| text(column, "name"))
             .collect::<Vec<_>>()
             .join(", ")

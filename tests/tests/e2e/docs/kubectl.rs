@@ -54,8 +54,8 @@ fn typed(arg: &Arg) -> String {
 fn row(arg: &Arg) -> [String; 3] {
     let mut meaning = help(arg.get_help());
     let values = arg.get_possible_values();
-    let shown = values.iter().filter(|value| !value.is_hide_set());
-    let names: Vec<String> = shown.map(|value| code(value.get_name())).collect();
+    let visible = values.iter().filter(|value| !value.is_hide_set());
+    let names: Vec<String> = visible.map(|value| code(value.get_name())).collect();
     if !names.is_empty() && arg.get_action().takes_values() {
         meaning = format!("{meaning} One of {}.", names.join(", "));
     }
@@ -67,8 +67,8 @@ fn row(arg: &Arg) -> [String; 3] {
 }
 
 fn arguments(command: &Command, is_listed: impl Fn(&Arg) -> bool) -> String {
-    let shown = command.get_arguments().filter(|arg| !arg.is_hide_set());
-    let rows: Vec<_> = shown.filter(|arg| is_listed(arg)).map(row).collect();
+    let visible = command.get_arguments().filter(|arg| !arg.is_hide_set());
+    let rows: Vec<_> = visible.filter(|arg| is_listed(arg)).map(row).collect();
     table(["Argument or flag", "Default", "Meaning"], &rows)
 }
 

@@ -72,11 +72,11 @@ fn value<'a>(values: &'a Value, path: &str) -> &'a Value {
 fn rows(text: &str) -> Vec<[String; 3]> {
     let values: Value = serde_saphyr::from_str(text).unwrap();
     let is_inside = |path: &str| {
-        let of = |whole: &str| {
+        let contains = |whole: &str| {
             path.strip_prefix(whole)
                 .is_some_and(|rest| rest.starts_with('.'))
         };
-        WHOLE.into_iter().any(of)
+        WHOLE.into_iter().any(contains)
     };
     let keys = keys(text);
     let is_described = |path: &str| {

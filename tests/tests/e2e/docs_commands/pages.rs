@@ -66,10 +66,10 @@ pub(crate) fn pages() -> Vec<String> {
 /// Returns an error if a block or a stray mark could hide a command.
 pub(crate) fn commands(page: &str) -> Result<Vec<Command>, String> {
     let text = fs::read_to_string(root().join(page)).map_err(|error| error.to_string())?;
-    found(page, &text)
+    parse_commands(page, &text)
 }
 
-fn found(page: &str, text: &str) -> Result<Vec<Command>, String> {
+fn parse_commands(page: &str, text: &str) -> Result<Vec<Command>, String> {
     let mut commands = Vec::new();
     let mut paragraph = String::new();
     let mut lines = text.lines();
@@ -95,16 +95,16 @@ fn found(page: &str, text: &str) -> Result<Vec<Command>, String> {
 
 fn block(page: &str, info: &str, body: &str) -> Result<Vec<Command>, String> {
     let (language, more) = info.split_once(' ').unwrap_or((info, ""));
-    let found = typed(page, body);
+    let commands = commands_in(page, body);
     if language == "sh" {
         let run = more.strip_prefix("run=").map(str::to_owned);
         let with_run = |command| Command {
             run: run.clone(),
             ..command
         };
-        return Ok(found.into_iter().map(with_run).collect());
+        return Ok(commands.into_iter().map(with_run).collect());
     }
-    match found.first() {
+    match commands.first() {
         Some(command) if language.is_empty() || OTHER_LANGUAGES.contains(&language) => Err(
             format!("{page}: a block of commands is ```sh: {}", command.text),
         ),
@@ -114,7 +114,7 @@ fn block(page: &str, info: &str, body: &str) -> Result<Vec<Command>, String> {
 }
 
 /// Returns the commands in these lines. A command can continue after a backslash.
-pub(crate) fn typed(page: &str, body: &str) -> Vec<Command> {
+pub(crate) fn commands_in(page: &str, body: &str) -> Vec<Command> {
     let mut commands = Vec::new();
     let mut lines = body.lines();
     while let Some(line) = lines.next() {
@@ -203,14 +203,14 @@ pub(crate) fn words(text: &str) -> Result<Vec<String>, String> {
 fn commands_are_found_in_blocks_and_across_lines() {
     let page = "Say `kubectl get\npods`, not `kubectl`.\n\n```sh run=install\n# a remark\nhelm install a b \\\n  \
                 --set c=d   # at edge-1: now\n```\n\n| `make x` | `e` |\n";
-    let found = found("page", page).unwrap();
-    let all: Vec<(&str, &str, Option<&str>)> = found
+    let parsed = parse_commands("page", page).unwrap();
+    let all: Vec<(&str, &str, Option<&str>)> = parsed
         .iter()
-        .map(|found| {
+        .map(|parsed| {
             (
-                found.text.as_str(),
-                found.remark.as_str(),
-                found.run.as_deref(),
+                parsed.text.as_str(),
+                parsed.remark.as_str(),
+                parsed.run.as_deref(),
             )
         })
         .collect();
@@ -233,9 +233,13 @@ fn command_in_unexpected_place_is_rejected() {
         "```text\nmake x\n```",
         "one ` alone",
     ] {
-        assert!(found("page", page).is_err(), "{page}");
+        assert!(parse_commands("page", page).is_err(), "{page}");
     }
-    assert!(found("page", "```yaml\nkind: Pod\n```").unwrap().is_empty());
+    assert!(
+        parse_commands("page", "```yaml\nkind: Pod\n```")
+            .unwrap()
+            .is_empty()
+    );
 }
 
 #[test]

@@ -15,7 +15,7 @@ use k8s_openapi::api::{apps::v1::Deployment, core::v1::Pod};
 use krypton_kubectl::{Connection, join_info};
 use krypton_tests::{
     AgentPod, ChartRepository, ChartSource, Cluster, HubPod, OwnChart, Parts, PodName, TestResult,
-    Tools, eventually, fleet::PATIENCE, kubeconfig, membership::krypton_program,
+    Tools, eventually, fleet::STEP_DEADLINE, kubeconfig, membership::kubectl_krypton_path,
 };
 use kube::{Api, ResourceExt, api::ListParams};
 use tempfile::TempDir;
@@ -43,8 +43,9 @@ pub(crate) struct Story {
 }
 
 impl Story {
-    pub(crate) async fn begin(name: &str) -> TestResult<Self> {
-        let sources = [CHART.1, NEXT_VERSION].map(|it| ChartSource::small(it).name(CHART.0));
+    pub(crate) async fn start(name: &str) -> TestResult<Self> {
+        let sources =
+            [CHART.1, NEXT_VERSION].map(|version| ChartSource::small(version).name(CHART.0));
         let repository = ChartRepository::start(&sources).await?;
         let (home, edge) = (format!("{name}-home"), format!("{name}-edge"));
         let (home, edge) = tokio::try_join!(
@@ -59,7 +60,7 @@ impl Story {
         kubeconfig::write(&folder.path().join(CONTEXTS), &contexts).unwrap();
         let bin = folder.path().join("bin");
         fs::create_dir(&bin)?;
-        symlink(krypton_program()?, bin.join("kubectl-krypton"))?;
+        symlink(kubectl_krypton_path()?, bin.join("kubectl-krypton"))?;
         Ok(Self {
             folder,
             home,
@@ -75,58 +76,68 @@ impl Story {
         self.folder.path().join(name)
     }
 
-    pub(crate) fn keep(&self, name: &str, content: &str) {
+    pub(crate) fn write_file(&self, name: &str, content: &str) {
         fs::write(self.file(name), content).unwrap();
     }
 
     /// Replaces the texts of the pages that differ here.
-    pub(crate) fn as_here(&self, text: &str) -> String {
+    pub(crate) fn with_local_repository(&self, text: &str) -> String {
         text.replace(CHARTS, &self.repository.url())
     }
 
     /// Runs the page's blocks with this mark, in order.
-    pub(crate) async fn follow(&mut self, page: &str, run: &str) {
-        let found = commands(page).unwrap();
-        let chosen: Vec<Command> = found
+    pub(crate) async fn run_blocks(&mut self, page: &str, run: &str) {
+        let on_page = commands(page).unwrap();
+        let chosen: Vec<Command> = on_page
             .into_iter()
             .filter(|command| command.run.as_deref() == Some(run))
             .collect();
         assert!(!chosen.is_empty(), "nothing to run for {run} in {page}");
         for command in chosen {
-            let at = match command.remark.strip_prefix("at edge-1") {
+            let place = match command.remark.strip_prefix("at edge-1") {
                 Some(_) => At::Edge,
                 None => At::Home,
             };
-            self.types(&command.text, at, 0, None).await.unwrap();
+            self.run_command(&command.text, place, 0, None)
+                .await
+                .unwrap();
         }
     }
 
     /// Runs a part of the list of commands, in order.
-    pub(crate) async fn play(&mut self, entries: &[Entry], run: &str) {
-        let part: Vec<&Entry> = entries
+    pub(crate) async fn run_part(&mut self, entries: &[Entry], run: &str) {
+        let selected: Vec<&Entry> = entries
             .iter()
             .filter(|entry| entry.run.as_deref() == Some(run))
             .collect();
-        assert!(!part.is_empty(), "no command for {run}");
-        for entry in part {
+        assert!(!selected.is_empty(), "no command for {run}");
+        for entry in selected {
             let mut text = entry.command.clone();
             // NAMESPACE contains NAME, so replace longer words first.
-            let mut with: Vec<_> = entry.with.iter().collect();
-            with.sort_by_key(|(word, _)| std::cmp::Reverse(word.len()));
-            for (word, value) in with {
+            let mut replacements: Vec<_> = entry.with.iter().collect();
+            replacements.sort_by_key(|(word, _)| std::cmp::Reverse(word.len()));
+            for (word, value) in replacements {
                 text = text.replace(word.as_str(), value);
             }
             let says = entry.says.as_deref();
-            self.types(&text, entry.at, entry.ends, says).await.unwrap();
+            self.run_command(&text, entry.at, entry.ends, says)
+                .await
+                .unwrap();
         }
     }
 
-    async fn types(&mut self, text: &str, at: At, ends: i32, says: Option<&str>) -> TestResult {
+    async fn run_command(
+        &mut self,
+        text: &str,
+        at: At,
+        ends: i32,
+        says: Option<&str>,
+    ) -> TestResult {
         let cluster = match at {
             At::Home => &self.home,
             At::Edge => &self.edge,
         };
-        let typed = self.as_here(text);
+        let typed = self.with_local_repository(text);
         let script = [
             "-c",
             r#"cd "$1"; set -euo pipefail; eval "$2""#,
@@ -134,7 +145,7 @@ impl Story {
             self.folder.path().to_str().unwrap(),
             &typed,
         ];
-        let path = path(&self.folder.path().join("bin"));
+        let path = path_variable(&self.folder.path().join("bin"));
         // The cluster's own kubeconfig has the current context.
         let kubeconfigs = [cluster.kubeconfig().to_owned(), self.file(CONTEXTS)];
         let kubeconfigs = std::env::join_paths(kubeconfigs).unwrap();
@@ -143,41 +154,45 @@ impl Story {
             .args(script)
             .env("PATH", path)
             .env("KUBECONFIG", kubeconfigs);
-        let began = Instant::now();
-        let ran = match text.contains(" --agent-context ") {
+        let started = Instant::now();
+        let result = match text.contains(" --agent-context ") {
             // The command waits until the agent is connected.
             true => {
-                let (ran, agent) = tokio::try_join!(bash.run(DEADLINE), agent_of(&self.edge))?;
+                let (result, agent) =
+                    tokio::try_join!(bash.run(DEADLINE), start_agent(&self.edge))?;
                 self.agent = Some(agent);
-                ran
+                result
             }
             false => bash.run(DEADLINE).await?,
         };
-        let output = format!("{}{}", ran.stdout, ran.stderr);
-        assert_eq!(ran.status.code(), Some(ends), "{text}: {output}");
+        let output = format!("{}{}", result.stdout, result.stderr);
+        assert_eq!(result.status.code(), Some(ends), "{text}: {output}");
         assert!(
             says.is_none_or(|words| output.contains(words)),
             "{text}: {output}"
         );
-        for chart in changed(text) {
-            self.runs_what_is_asked_for(chart).await?;
+        for chart in changed_charts(text) {
+            self.sync_pod_process(chart).await?;
         }
         // hack/first-tenant.sh sums these up.
-        let place = match at {
+        let cluster_name = match at {
             At::Home => "home",
             At::Edge => "edge-1",
         };
-        println!("{:6.1} s  {place}: {text}", began.elapsed().as_secs_f64());
+        println!(
+            "{:6.1} s  {cluster_name}: {text}",
+            started.elapsed().as_secs_f64()
+        );
         Ok(())
     }
 
     /// Stands in for the kubelet: runs a process for the Deployment's pod, or stops it if there is no pod.
-    async fn runs_what_is_asked_for(&mut self, chart: OwnChart) -> Result<()> {
+    async fn sync_pod_process(&mut self, chart: OwnChart) -> Result<()> {
         let cluster = match chart {
             OwnChart::Hub => &self.home,
             OwnChart::Agent => &self.edge,
         };
-        let pod = pod(cluster, chart).await?;
+        let pod = running_pod(cluster, chart).await?;
         match chart {
             OwnChart::Hub => {
                 let before = self.hub.take();
@@ -191,7 +206,7 @@ impl Story {
                 }
                 if let Some(name) = pod {
                     let mut hub = HubPod::start_as(cluster, &name, before.as_ref(), &[]).await?;
-                    hub.hub.ready(PATIENCE).await?;
+                    hub.hub.wait_ready(STEP_DEADLINE).await?;
                     // The leader publishes the addresses shortly after it is ready, and `join` reads them.
                     eventually("the hub to accept agents", async || {
                         let home = Connection::new(cluster.client(), "home");
@@ -212,7 +227,7 @@ impl Story {
                 }
                 if let Some(name) = pod {
                     let mut agent = AgentPod::start(cluster).await?;
-                    agent.agent.ready(PATIENCE).await?;
+                    agent.agent.wait_ready(STEP_DEADLINE).await?;
                     self.agent = Some((name, agent));
                 }
             }
@@ -221,42 +236,42 @@ impl Story {
     }
 }
 
-fn path(first: &Path) -> OsString {
+fn path_variable(first: &Path) -> OsString {
     let tools = Tools::find().unwrap().bin();
     let folders = [first, &tools, Path::new("/usr/bin"), Path::new("/bin")];
     std::env::join_paths(folders).unwrap()
 }
 
 /// Returns the charts whose Deployment the command may have changed.
-fn changed(text: &str) -> Vec<OwnChart> {
-    let may = ["helm ", " rollout restart ", " scale "];
+fn changed_charts(text: &str) -> Vec<OwnChart> {
+    let commands = ["helm ", " rollout restart ", " scale "];
     let is_changed = |chart: &OwnChart| {
         let program = chart.name().trim_start_matches("krypton-");
-        let named = text.contains(chart.name()) && may.iter().any(|word| text.contains(word));
+        let named = text.contains(chart.name()) && commands.iter().any(|word| text.contains(word));
         named || text.contains(&format!("install {program}"))
     };
     OwnChart::ALL.into_iter().filter(is_changed).collect()
 }
 
 /// Runs the process of the agent's pod as soon as the Deployment has a pod.
-async fn agent_of(edge: &Cluster) -> Result<(PodName, AgentPod)> {
+async fn start_agent(edge: &Cluster) -> Result<(PodName, AgentPod)> {
     let name = eventually("a pod of the agent", async || {
-        pod(edge, OwnChart::Agent).await
+        running_pod(edge, OwnChart::Agent).await
     });
     let name = name.await?;
     let mut agent = AgentPod::start(edge).await?;
-    agent.agent.ready(PATIENCE).await?;
+    agent.agent.wait_ready(STEP_DEADLINE).await?;
     Ok((name, agent))
 }
 
 /// Returns the pod of a completely rolled out Deployment, or `None` if it has no replicas.
-async fn pod(cluster: &Cluster, chart: OwnChart) -> Result<Option<PodName>> {
+async fn running_pod(cluster: &Cluster, chart: OwnChart) -> Result<Option<PodName>> {
     let (name, namespace) = (chart.name(), chart.namespace());
     let deployments: Api<Deployment> = Api::namespaced(cluster.client(), namespace);
     let pods: Api<Pod> = Api::namespaced(cluster.client(), namespace);
-    let of = ListParams::default().labels(&format!("app.kubernetes.io/name={name}"));
+    let params = ListParams::default().labels(&format!("app.kubernetes.io/name={name}"));
     eventually(&format!("the pods of {name}"), async || {
-        let wanted = match deployments.get_opt(name).await? {
+        let replicas = match deployments.get_opt(name).await? {
             None => 0,
             Some(found) => {
                 let spec = found.spec.context("no spec")?;
@@ -270,8 +285,8 @@ async fn pod(cluster: &Cluster, chart: OwnChart) -> Result<Option<PodName>> {
                 spec.replicas.unwrap_or(1)
             }
         };
-        let there = pods.list(&of).await?.items;
-        let live: BTreeMap<String, String> = there
+        let all_pods = pods.list(&params).await?.items;
+        let live: BTreeMap<String, String> = all_pods
             .iter()
             .filter(|pod| pod.metadata.deletion_timestamp.is_none())
             .filter(|pod| {
@@ -280,13 +295,13 @@ async fn pod(cluster: &Cluster, chart: OwnChart) -> Result<Option<PodName>> {
             })
             .map(|pod| (pod.name_any(), pod.uid().unwrap_or_default()))
             .collect();
-        match (wanted, live.len()) {
+        match (replicas, live.len()) {
             (0, _) => Ok(Some(None)),
             (1, 1) => Ok(live
                 .into_iter()
                 .next()
                 .map(|(name, uid)| Some(PodName { name, uid }))),
-            (wanted, live) => bail!("only {live} pods of {wanted}"),
+            (replicas, live) => bail!("only {live} pods of {replicas}"),
         }
     })
     .await

@@ -8,8 +8,8 @@ use krypton_crds::krypton_deployment::{KryptonDeployment, KryptonDeploymentStatu
 use krypton_tests::{
     Agent, AgentOptions, Cluster, Hub, HubOptions, Membership, Merge as _, Mode, Parts,
     ServedChart, TestResult, eventually,
-    fleet::{FleetClient, HUB_NAMESPACE, PATIENCE, condition},
-    no_tenants::refuse_tenants,
+    fleet::{FleetClient, HUB_NAMESPACE, STEP_DEADLINE, condition},
+    no_tenants::reject_tenant_crd,
 };
 use kube::{
     Api,
@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 /// Deviations from the default setup.
 #[derive(Default)]
-pub(crate) struct Unusual {
+pub(crate) struct RegionOptions {
     /// Like clusters of Kamaji's tenants: their Secrets contain only `admin.conf`, and their users can't create the CRD
     /// of Tenants.
     pub(crate) as_kamajis: bool,
@@ -41,24 +41,24 @@ pub(crate) struct Regions {
 
 impl Regions {
     pub(crate) async fn start(name: &str, mode: Mode, regions: &[&'static str]) -> Self {
-        Self::start_unusual(name, mode, regions, Unusual::default())
+        Self::start_with(name, mode, regions, RegionOptions::default())
             .await
             .unwrap()
     }
 
-    pub(crate) async fn start_unusual(
+    pub(crate) async fn start_with(
         name: &str,
         mode: Mode,
         regions: &[&'static str],
-        unusual: Unusual,
+        unusual: RegionOptions,
     ) -> TestResult<Self> {
-        let name = |of: &str| format!("{name}-{of}-{mode:?}").to_lowercase();
+        let name = |part: &str| format!("{name}-{part}-{mode:?}").to_lowercase();
         let home = Cluster::start(&name("home"), Parts::ControlPlane).await?;
         let mut edges = BTreeMap::new();
         for region in regions {
             let edge = Cluster::start(&name(region), Parts::WithControllers).await?;
             if unusual.as_kamajis {
-                refuse_tenants(&edge).await?;
+                reject_tenant_crd(&edge).await?;
             }
             edges.insert(*region, edge);
         }
@@ -72,7 +72,7 @@ impl Regions {
             options.retain(|other| other.split('=').next() != flag.split('=').next());
             options.push((*flag).to_owned());
         }
-        let hub = Hub::start(&options_of(&home, &options))?;
+        let hub = Hub::start(&hub_options(&home, &options))?;
         let mut this = Self {
             hub,
             members: BTreeMap::new(),
@@ -93,7 +93,7 @@ impl Regions {
                         false => &["kubeconfig"],
                     };
                     let name = format!("{region}-kubeconfig");
-                    this.secret(HUB_NAMESPACE, &name, edge, keys).await?;
+                    this.create_secret(HUB_NAMESPACE, &name, edge, keys).await?;
                 }
                 Mode::Agent => {
                     let member =
@@ -125,16 +125,16 @@ impl Regions {
     }
 
     /// Kills the hub, and starts another one.
-    pub(crate) async fn another_hub(&mut self) -> TestResult {
+    pub(crate) async fn replace_hub(&mut self) -> TestResult {
         self.hub.kill9().await?;
-        let options = options_of(&self.home, &self.options).in_place_of(&self.hub);
+        let options = hub_options(&self.home, &self.options).on_port_of(&self.hub);
         self.hub = Hub::start(&options)?;
-        self.hub.ready(PATIENCE).await?;
+        self.hub.wait_ready(STEP_DEADLINE).await?;
         Ok(())
     }
 
     /// Replaces the agent of this region, if any, by one with these flags.
-    pub(crate) async fn another_agent(&mut self, region: &str, flags: &[&str]) {
+    pub(crate) async fn replace_agent(&mut self, region: &str, flags: &[&str]) {
         let edge = &self.edges[region];
         let member = self.members.get_mut(region);
         if let Some(agent) = member.and_then(Membership::agent) {
@@ -145,11 +145,11 @@ impl Regions {
     }
 
     pub(crate) fn edge(&self, region: &str) -> FleetClient {
-        FleetClient::at(&self.edges[region])
+        FleetClient::new(&self.edges[region])
     }
 
     /// Creates a Secret with the kubeconfig under each of these keys.
-    pub(crate) async fn secret(
+    pub(crate) async fn create_secret(
         &self,
         namespace: &str,
         name: &str,
@@ -160,9 +160,9 @@ impl Regions {
         let data: BTreeMap<&str, &str> = keys.iter().map(|key| (*key, &*kubeconfig)).collect();
         let namespaces: Api<Namespace> = Api::all(self.home.client());
         if namespaces.get_opt(namespace).await?.is_none() {
-            let mut made = Namespace::default();
-            made.metadata.name = Some(namespace.to_owned());
-            namespaces.create(&PostParams::default(), &made).await?;
+            let mut object = Namespace::default();
+            object.metadata.name = Some(namespace.to_owned());
+            namespaces.create(&PostParams::default(), &object).await?;
         }
         let secret = json!({
             "apiVersion": "v1", "kind": "Secret",
@@ -172,7 +172,7 @@ impl Regions {
         self.home.apply(&secret.to_string()).await.map(drop)
     }
 
-    pub(crate) fn all(&self, namespace: &str) -> Api<KryptonDeployment> {
+    pub(crate) fn api(&self, namespace: &str) -> Api<KryptonDeployment> {
         Api::namespaced(self.home.client(), namespace)
     }
 
@@ -187,31 +187,31 @@ impl Regions {
         let what = format!("KryptonDeployment {name} to be admitted");
         eventually(&what, async || {
             let params = PostParams::default();
-            Ok(Some(self.all(namespace).create(&params, &object).await?))
+            Ok(Some(self.api(namespace).create(&params, &object).await?))
         })
         .await
         .unwrap()
     }
 
     pub(crate) async fn patch(&self, namespace: &str, name: &str, patch: Value) {
-        let api = self.all(namespace);
+        let api = self.api(namespace);
         api.merge(name, &patch).await.unwrap();
     }
 
     pub(crate) async fn delete(&self, namespace: &str, name: &str) {
         let params = DeleteParams::default();
-        self.all(namespace).delete(name, &params).await.unwrap();
+        self.api(namespace).delete(name, &params).await.unwrap();
     }
 
-    pub(crate) async fn satisfies(
+    pub(crate) async fn wait_until(
         &self,
         (namespace, name): (&str, &str),
         what: &str,
         right: impl Fn(&KryptonDeployment, &KryptonDeploymentStatus) -> bool,
     ) -> KryptonDeployment {
         let what = format!("{namespace}/{name} to show {what}");
-        let api = self.all(namespace);
-        let asked = eventually(&what, async || {
+        let api = self.api(namespace);
+        let waiting = eventually(&what, async || {
             let object = api.get(name).await?;
             let status = object.status.clone().unwrap_or_default();
             let now = status.observed_generation == object.metadata.generation;
@@ -224,10 +224,10 @@ impl Regions {
             }
             Ok(Some(object))
         });
-        asked.await.unwrap()
+        waiting.await.unwrap()
     }
 
-    pub(crate) async fn shows(
+    pub(crate) async fn wait_for(
         &self,
         key: (&str, &str),
         expected: (&str, &str, &str),
@@ -237,55 +237,55 @@ impl Regions {
             condition(&status.conditions, type_)
                 .is_some_and(|found| found.status == truth && found.reason == reason)
         };
-        self.satisfies(key, &format!("{expected:?}"), right).await
+        self.wait_until(key, &format!("{expected:?}"), right).await
     }
 
-    pub(crate) async fn gone(&self, namespace: &str, name: &str) {
-        let api = self.all(namespace);
+    pub(crate) async fn wait_gone(&self, namespace: &str, name: &str) {
+        let api = self.api(namespace);
         let what = format!("{namespace}/{name} to be gone");
-        let asked = eventually(&what, async || match api.get_opt(name).await? {
+        let waiting = eventually(&what, async || match api.get_opt(name).await? {
             None => Ok(Some(())),
             Some(object) => bail!("{:?} {:?}", object.metadata, object.status),
         });
-        asked.await.unwrap();
+        waiting.await.unwrap();
     }
 
-    pub(crate) async fn has_events(&self, namespace: &str, name: &str, reasons: &[&str]) {
+    pub(crate) async fn wait_for_events(&self, namespace: &str, name: &str, reasons: &[&str]) {
         let events: Api<Event> = Api::namespaced(self.home.client(), namespace);
         let params = ListParams::default().fields(&format!(
             "involvedObject.kind=KryptonDeployment,involvedObject.name={name}"
         ));
-        let asked = eventually("the events", async || {
+        let waiting = eventually("the events", async || {
             let all = events.list(&params).await?.items;
             let recorded: Vec<String> = all.into_iter().filter_map(|event| event.reason).collect();
             let missing = reasons
                 .iter()
-                .find(|it| !recorded.iter().any(|recorded| recorded == *it));
+                .find(|expected| !recorded.iter().any(|recorded| recorded == *expected));
             match missing {
                 None => Ok(Some(())),
                 Some(missing) => bail!("{missing} is missing in {recorded:?}"),
             }
         });
-        asked.await.unwrap();
+        waiting.await.unwrap();
     }
 }
 
-pub(crate) fn placed(status: &KryptonDeploymentStatus) -> Vec<&str> {
+pub(crate) fn placed_clusters(status: &KryptonDeploymentStatus) -> Vec<&str> {
     let places = status.placements.iter().flatten();
     places.map(|place| place.cluster.as_str()).collect()
 }
 
-fn options_of<'a>(home: &'a Cluster, options: &[String]) -> HubOptions<'a> {
+fn hub_options<'a>(home: &'a Cluster, options: &[String]) -> HubOptions<'a> {
     let every = ("KRYPTON_CHECK_INTERVAL", "1s");
     HubOptions::new(home.kubeconfig())
         .args(options.to_vec())
         .env(every.0, every.1)
 }
 
-pub(crate) async fn namespace_goes(fleet_client: &FleetClient, name: &str) {
+pub(crate) async fn wait_for_namespace_deletion(fleet_client: &FleetClient, name: &str) {
     let what = format!("namespace {name} to be gone");
-    let asked = eventually(&what, async || {
+    let waiting = eventually(&what, async || {
         Ok(fleet_client.namespace(name).await?.is_none().then_some(()))
     });
-    asked.await.unwrap();
+    waiting.await.unwrap();
 }

@@ -78,7 +78,7 @@ fn sample(line: &str) -> Sample {
 
 impl Exposition {
     /// Parses these texts as one exposition.
-    pub(super) fn of(texts: &[String]) -> Self {
+    pub(super) fn parse(texts: &[String]) -> Self {
         let mut this = Self::default();
         for line in texts.iter().flat_map(|text| text.lines()) {
             let Some(about) = line.strip_prefix("# ") else {
@@ -138,12 +138,14 @@ impl Exposition {
 
     /// Returns the value of the series with exactly these labels.
     pub(super) fn value(&self, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
-        let found = self.samples.iter().find(|sample| {
-            let of = |(label, value): &(&str, &str)| {
+        let matching = self.samples.iter().find(|sample| {
+            let has_label = |(label, value): &(&str, &str)| {
                 sample.labels.get(*label).map(String::as_str) == Some(*value)
             };
-            sample.name == name && sample.labels.len() == labels.len() && labels.iter().all(of)
+            sample.name == name
+                && sample.labels.len() == labels.len()
+                && labels.iter().all(has_label)
         });
-        found.map(|sample| sample.value)
+        matching.map(|sample| sample.value)
     }
 }

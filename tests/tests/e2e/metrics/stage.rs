@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use jiff::{SignedDuration, Timestamp};
 use krypton_agent::{
-    metrics::{self, State as AgentState},
+    metrics::{self, AgentMetrics},
     session::Link,
 };
 use krypton_crds::edge_cluster::Mode;
@@ -13,10 +13,10 @@ use krypton_hub::{
     leader::{Leader, LeaderState},
     members::member::PublishedState,
     observe::{
-        member_metrics::{Acting, FleetView},
+        member_metrics::{FleetView, HomeState},
         metrics::{SessionMetrics, registry},
     },
-    tenants::Changed,
+    tenants::TenantReportChanges,
 };
 use krypton_reconciler::{drift::DriftMetrics, metrics::WorkMetrics};
 use krypton_runtime::clock::BootTime;
@@ -64,7 +64,7 @@ fn report(ready: Truth, error: Option<Truth>) -> TenantReport {
 }
 
 /// Returns the metrics of a leader or follower. The member edge-1 has applied this version.
-fn hub_of(leads: bool, applied: Version, left: i64) -> String {
+fn hub_metrics(is_leader: bool, applied: Version, days_left: i64) -> String {
     let view = Arc::new(FleetView::default());
     let since = BootTime(BootTime::now().0.saturating_sub(Duration::from_secs(1000)));
     let published = PublishedState {
@@ -72,16 +72,16 @@ fn hub_of(leads: bool, applied: Version, left: i64) -> String {
         message: Arc::default(),
         since,
     };
-    let member = view.members.enter("edge-1", "uid");
+    let member = view.members.get_or_create("edge-1", "uid");
     member.published.send_replace(Some(published));
-    view.members.observe("edge-1", |facts| {
-        facts.mode = Mode::Agent;
-        facts.connected = State::new(Truth::True, reason::CONNECTED, "");
-        facts.applied = Some((applied, String::new()));
-        facts.certificate = Some(Validity::until(days_from_now(left)));
-        facts.access = Some(Validity {
+    view.members.observe("edge-1", |observed| {
+        observed.mode = Mode::Agent;
+        observed.connected = State::new(Truth::True, reason::CONNECTED, "");
+        observed.applied = Some((applied, String::new()));
+        observed.certificate = Some(Validity::until(days_from_now(days_left)));
+        observed.access = Some(Validity {
             not_before: days_from_now(-100),
-            not_after: days_from_now(left),
+            not_after: days_from_now(days_left),
         });
     });
     for (name, mode) in [
@@ -89,13 +89,13 @@ fn hub_of(leads: bool, applied: Version, left: i64) -> String {
         ("lost-2", Mode::Proxy),
         ("lost-3", Mode::Agent),
     ] {
-        view.members.observe(name, |facts| {
-            facts.mode = mode;
-            facts.connected = State::new(Truth::False, reason::UNREACHABLE, "");
+        view.members.observe(name, |observed| {
+            observed.mode = mode;
+            observed.connected = State::new(Truth::False, reason::UNREACHABLE, "");
         });
     }
-    view.members.observe("asleep", |facts| {
-        facts.healthy = State::new(Truth::Unknown, reason::SUSPENDED, "");
+    view.members.observe("asleep", |observed| {
+        observed.healthy = State::new(Truth::Unknown, reason::SUSPENDED, "");
     });
     let key = |name: &str| TenantKey {
         namespace: "default".to_owned(),
@@ -108,32 +108,33 @@ fn hub_of(leads: bool, applied: Version, left: i64) -> String {
         ),
         (key("pending"), Some(report(Truth::False, None))),
     ];
-    view.reports.report("edge-1", Changed::new(reports.into()));
-    let lead = if leads {
-        Leader::alone()
+    view.reports
+        .apply("edge-1", TenantReportChanges::new(reports.into()));
+    let lead = if is_leader {
+        Leader::always_leading()
     } else {
-        Leader::by_hand(LeaderState::Standby { leader: None }).1
+        Leader::with_state(LeaderState::Standby { leader: None }).1
     };
-    let given = FleetChart {
+    let chart = FleetChart {
         epoch: 3,
         chart: None,
         problem: None,
     };
-    view.acts(Acting {
-        lead,
-        given: watch::channel(given).1,
+    view.set_home_state(HomeState {
+        leader: lead,
+        chart: watch::channel(chart).1,
         allow_chart_skip: false,
     });
     let sessions = SessionMetrics::default();
-    sessions.certificate("hub", days_from_now(left));
-    sessions.certificate("ca", days_from_now(left));
+    sessions.set_certificate_expiry("hub", days_from_now(days_left));
+    sessions.set_certificate_expiry("ca", days_from_now(days_left));
     let (drift, work) = (DriftMetrics::default(), WorkMetrics::default());
     rendered(&registry(view, &sessions, &drift, &work))
 }
 
 /// Returns the metrics of a hub with every series.
 pub(super) fn hub() -> String {
-    hub_of(true, desired().version, 0)
+    hub_metrics(true, desired().version, 0)
 }
 
 /// Returns the metrics of a leader whose fleet has every problem.
@@ -142,17 +143,17 @@ pub(super) fn ailing_hub() -> String {
         epoch: 3,
         generation: 1,
     };
-    hub_of(true, before, 0)
+    hub_metrics(true, before, 0)
 }
 
 pub(super) fn hub_that_follows() -> String {
-    hub_of(false, desired().version, 0)
+    hub_metrics(false, desired().version, 0)
 }
 
-fn agent_of(left: i64) -> String {
-    let state = AgentState {
+fn agent_metrics(days_left: i64) -> String {
+    let state = AgentMetrics {
         link: watch::channel(Link::default()).1,
-        expiry: watch::channel(days_from_now(left)).1,
+        expiry: watch::channel(days_from_now(days_left)).1,
         desired: watch::channel(Some(Arc::new(desired()))).1,
         report_store: Arc::default(),
     };
@@ -162,10 +163,10 @@ fn agent_of(left: i64) -> String {
 
 /// Returns the metrics of an agent with every series.
 pub(super) fn agent() -> String {
-    agent_of(30)
+    agent_metrics(30)
 }
 
 /// Returns the metrics of a disconnected agent whose certificate is about to expire.
 pub(super) fn ailing_agent() -> String {
-    agent_of(0)
+    agent_metrics(0)
 }

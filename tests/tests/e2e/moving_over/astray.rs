@@ -18,22 +18,22 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use super::{BY_HAND, charts, flags, maps, no_helm_ran, original};
+use super::{HANDWRITTEN_CRD, charts, check_no_helm_run, config_maps, flags, original};
 
 by_agent!(next_upgrade_moves_only_original_objects_from_default);
 
 /// Returns kind and name of the release's objects in `default`.
-async fn in_default(fleet_client: &FleetClient, release: &str) -> Result<Vec<String>> {
+async fn objects_in_default(fleet_client: &FleetClient, release: &str) -> Result<Vec<String>> {
     let api = |_: &()| fleet_client.client.clone();
     let maps: Api<ConfigMap> = Api::namespaced(api(&()), "default");
     let deployments: Api<Deployment> = Api::namespaced(api(&()), "default");
     let services: Api<Service> = Api::namespaced(api(&()), "default");
     let claims: Api<PersistentVolumeClaim> = Api::namespaced(api(&()), "default");
     let all = ListParams::default();
-    let mut found = Vec::new();
+    let mut objects = Vec::new();
     let mut put = |kind: &str, name: String| {
         if name.starts_with(release) {
-            found.push(format!("{kind} {name}"));
+            objects.push(format!("{kind} {name}"));
         }
     };
     for object in claims.list(&all).await? {
@@ -48,21 +48,21 @@ async fn in_default(fleet_client: &FleetClient, release: &str) -> Result<Vec<Str
     for object in services.list(&all).await? {
         put("Service", object.name_any());
     }
-    Ok(found)
+    Ok(objects)
 }
 
-async fn is_left(fleet_client: &FleetClient, release: &str, parts: &[&str]) {
+async fn wait_for_objects(fleet_client: &FleetClient, release: &str, parts: &[&str]) {
     let mut expected: Vec<String> = parts
         .iter()
-        .map(|part| part.replace("{}", release))
+        .map(|pattern| pattern.replace("{}", release))
         .collect();
     expected.sort();
     let what = format!("only {expected:?} to be left in default");
     eventually(&what, async || {
-        let mut found = in_default(fleet_client, release).await?;
-        found.sort();
-        if found != expected {
-            bail!("{found:?}");
+        let mut objects = objects_in_default(fleet_client, release).await?;
+        objects.sort();
+        if objects != expected {
+            bail!("{objects:?}");
         }
         Ok(Some(()))
     })
@@ -72,7 +72,11 @@ async fn is_left(fleet_client: &FleetClient, release: &str, parts: &[&str]) {
 
 /// Assigns the ConfigMap `<release>-theirs` in `default` to another release. Creates a ConfigMap with this release's
 /// annotations, but outside its manifest.
-async fn bystanders(fleet_client: &FleetClient, release: &str, workspace: &str) -> TestResult {
+async fn create_bystanders(
+    fleet_client: &FleetClient,
+    release: &str,
+    workspace: &str,
+) -> TestResult {
     let maps: Api<ConfigMap> = Api::namespaced(fleet_client.client.clone(), "default");
     let theirs =
         json!({"metadata": {"annotations": {"meta.helm.sh/release-name": "somebody-elses"}}});
@@ -86,7 +90,7 @@ async fn bystanders(fleet_client: &FleetClient, release: &str, workspace: &str) 
     Ok(())
 }
 
-const ALL: [&str; 7] = [
+const ALL_OBJECTS: [&str; 7] = [
     "Claim {}-data",
     "ConfigMap {}",
     "ConfigMap {}-kept",
@@ -96,7 +100,7 @@ const ALL: [&str; 7] = [
     "Service {}",
 ];
 /// Objects that Krypton never removes.
-const LEFT: [&str; 4] = [
+const NEVER_REMOVED: [&str; 4] = [
     "Claim {}-data",
     "ConfigMap {}-kept",
     "ConfigMap {}-theirs",
@@ -110,11 +114,13 @@ async fn next_upgrade_moves_only_original_objects_from_default(mode: Mode) -> Te
     let [acme, going, home] = ["acme", "going", "home"].map(|name| pair.release(name));
     {
         let original = original(&pair, &charts);
-        apply_crd(original.cluster, BY_HAND).await?;
+        apply_crd(original.cluster, HANDWRITTEN_CRD).await?;
         for (name, release) in [("acme", &acme), ("going", &going)] {
             let workspace = format!("{name}-ws");
-            original.install_astray(release, &workspace).await?;
-            bystanders(&fleet_client, release, &workspace).await?;
+            original
+                .install_outside_workspace(release, &workspace)
+                .await?;
+            create_bystanders(&fleet_client, release, &workspace).await?;
             let status = original.status(None);
             let spec = json!({ "workspace": workspace });
             original.tenant(name, spec, status).await?;
@@ -125,35 +131,38 @@ async fn next_upgrade_moves_only_original_objects_from_default(mode: Mode) -> Te
         original.tenant("home", spec, status).await?;
     }
     let before = fleet_client.releases().await?;
-    let in_default = maps(&fleet_client, "default").await?;
+    let objects_in_default = config_maps(&fleet_client, "default").await?;
     let roles: Api<ClusterRole> = Api::all(fleet_client.client.clone());
     let role = roles.get(&acme).await?;
 
     // Adopted: the Tenants are ready with the objects in `default`, and Helm doesn't run.
     let values = ValuesFile::new("{}")?;
-    pair.open(flags(&charts, &values)).await?;
+    pair.start_hub_and_join(flags(&charts, &values)).await?;
     for name in ["acme", "going", "home"] {
-        fleet_client.ready(name).await?;
+        fleet_client.wait_ready(name).await?;
     }
-    no_helm_ran(&mut pair).await;
+    check_no_helm_run(&mut pair).await;
     assert_eq!(fleet_client.releases().await?, before);
     for release in [&acme, &going] {
-        is_left(&fleet_client, release, &ALL).await;
+        wait_for_objects(&fleet_client, release, &ALL_OBJECTS).await;
     }
-    assert_eq!(maps(&fleet_client, "default").await?, in_default);
+    assert_eq!(
+        config_maps(&fleet_client, "default").await?,
+        objects_in_default
+    );
 
     // Deleted before an upgrade: Helm would search for the objects in the workspace.
     fleet_client.remove("going").await?;
-    is_left(&fleet_client, &going, &LEFT).await;
-    is_left(&fleet_client, &acme, &ALL).await;
+    wait_for_objects(&fleet_client, &going, &NEVER_REMOVED).await;
+    wait_for_objects(&fleet_client, &acme, &ALL_OBJECTS).await;
 
     // The next upgrade creates the objects in the workspace and removes those in `default`.
     values.write("message: second")?;
     fleet_client
-        .newest_is("acme-ws", &acme, 2, "deployed")
+        .wait_for_revision("acme-ws", &acme, 2, "deployed")
         .await?;
-    is_left(&fleet_client, &acme, &LEFT).await;
-    fleet_client.ready("acme").await?;
+    wait_for_objects(&fleet_client, &acme, &NEVER_REMOVED).await;
+    fleet_client.wait_ready("acme").await?;
     let removed = fleet_client
         .event_message("acme", "LeftoversRemoved")
         .await?;
@@ -168,7 +177,7 @@ async fn next_upgrade_moves_only_original_objects_from_default(mode: Mode) -> Te
     }
     assert!(!stay.contains("ClusterRole"), "{stay}");
     assert_eq!(roles.get(&acme).await?.uid(), role.uid());
-    let now = maps(&fleet_client, "acme-ws").await?;
+    let now = config_maps(&fleet_client, "acme-ws").await?;
     let names: Vec<&str> = now.keys().map(String::as_str).collect();
     let expected = ["", "-kept", "-placed", "-theirs"].map(|part| format!("{acme}{part}"));
     assert_eq!(names, expected.each_ref().map(String::as_str));
@@ -177,21 +186,21 @@ async fn next_upgrade_moves_only_original_objects_from_default(mode: Mode) -> Te
 
     // If `default` is the workspace, all objects stay in place.
     fleet_client
-        .newest_is("default", &home, 2, "deployed")
+        .wait_for_revision("default", &home, 2, "deployed")
         .await?;
-    fleet_client.ready("home").await?;
-    let after = maps(&fleet_client, "default").await?;
+    fleet_client.wait_ready("home").await?;
+    let after = config_maps(&fleet_client, "default").await?;
     for part in ["", "-kept", "-theirs", "-placed"] {
         let name = format!("{home}{part}");
-        assert_eq!(after.get(&name), in_default.get(&name), "{name}");
+        assert_eq!(after.get(&name), objects_in_default.get(&name), "{name}");
         assert!(after.contains_key(&name), "{name}");
     }
 
     // The cleanup runs once. Krypton ignores objects that appear there later.
     let maps_of_default: Api<ConfigMap> = Api::namespaced(fleet_client.client.clone(), "default");
-    let again = json!({"metadata": {"name": acme, "labels": {"app.kubernetes.io/managed-by": "Helm"},
+    let recreated = json!({"metadata": {"name": acme, "labels": {"app.kubernetes.io/managed-by": "Helm"},
         "annotations": {"meta.helm.sh/release-name": acme, "meta.helm.sh/release-namespace": "acme-ws"}}});
-    let again: ConfigMap = serde_json::from_value(again)?;
+    let recreated: ConfigMap = serde_json::from_value(recreated)?;
     eventually("revision 1 to be signed", async || {
         let api: Api<k8s_openapi::api::core::v1::Secret> =
             Api::namespaced(fleet_client.client.clone(), "acme-ws");
@@ -203,13 +212,13 @@ async fn next_upgrade_moves_only_original_objects_from_default(mode: Mode) -> Te
     })
     .await?;
     maps_of_default
-        .create(&PostParams::default(), &again)
+        .create(&PostParams::default(), &recreated)
         .await?;
     values.write("message: third")?;
     fleet_client
-        .newest_is("acme-ws", &acme, 3, "deployed")
+        .wait_for_revision("acme-ws", &acme, 3, "deployed")
         .await?;
-    fleet_client.ready("acme").await?;
+    fleet_client.wait_ready("acme").await?;
     fleet_client.remove("acme").await?;
     maps_of_default.get(&acme).await?;
     Ok(())

@@ -17,19 +17,19 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use super::{ALL_READY, BY_HAND, Charts, charts, flags, no_helm_ran, original};
+use super::{ALL_READY, Charts, HANDWRITTEN_CRD, charts, check_no_helm_run, flags, original};
 
 const API_CRDS: &str = "tenant-g1-api-crds.yaml";
 const WITHOUT_WORKSPACE: &str = "tenant-g3-generated.yaml";
 const EMBEDDED: &str = "kryptondeployment-embedded.yaml";
-const OF_THE_CHART: &str = "kryptondeployment-chart.yaml";
+const CHART_CRD: &str = "kryptondeployment-chart.yaml";
 
 by_agent!(
     tenants_of_each_generation_are_adopted_without_reinstall,
     deployments_are_adopted_without_reinstall
 );
 
-async fn crd(cluster: &Cluster, name: &str) -> CustomResourceDefinition {
+async fn get_crd(cluster: &Cluster, name: &str) -> CustomResourceDefinition {
     Api::all(cluster.client()).get(name).await.unwrap()
 }
 
@@ -38,7 +38,7 @@ fn is_ours(crd: &CustomResourceDefinition) -> bool {
 }
 
 /// One of the original's CRDs, an object that was stored with it, and a status of that time.
-struct Stored {
+struct StoredObject {
     file: &'static str,
     spec: Value,
     status: Value,
@@ -63,19 +63,19 @@ async fn original_crds_are_replaced_and_stored_objects_kept() -> TestResult {
     let region =
         |kubeconfig: &Value| json!({"name": "edge01", "kubeconfig": {"secret": kubeconfig}});
     let tenants = [
-        Stored {
-            file: BY_HAND,
+        StoredObject {
+            file: HANDWRITTEN_CRD,
             spec: json!({"workspace": "acme-ws", "clusterRef": reference}),
             status: slash.clone(),
             read: None,
         },
-        Stored {
+        StoredObject {
             file: API_CRDS,
             spec: json!({"workspace": "acme-ws", "clusterRef": {"secretName": "edge-1"}}),
             status: json!({"phase": "Pending", "lastMessage": "installing"}),
             read: None,
         },
-        Stored {
+        StoredObject {
             file: WITHOUT_WORKSPACE,
             spec: json!({ "clusterRef": reference }),
             status: json!({"phase": "Ready"}),
@@ -83,20 +83,20 @@ async fn original_crds_are_replaced_and_stored_objects_kept() -> TestResult {
         },
     ];
     let deployments = [
-        Stored {
+        StoredObject {
             file: "kryptondeployment-config.yaml",
             spec: json!({"account": account, "region": {"name": "edge01", "kubeconfigSecretName": "old"}}),
             status: condition("Ready"),
             read: None,
         },
-        Stored {
+        StoredObject {
             file: EMBEDDED,
             spec: json!({"account": account, "region": region(&secret)}),
             status: condition("Ready"),
             read: None,
         },
-        Stored {
-            file: OF_THE_CHART,
+        StoredObject {
+            file: CHART_CRD,
             spec: json!({"account": account, "region": region(&secret)}),
             status: condition("Ready"),
             read: Some(json!({"account": account, "region": region(&keyed)})),
@@ -104,27 +104,27 @@ async fn original_crds_are_replaced_and_stored_objects_kept() -> TestResult {
     ];
     for stored in tenants {
         let kind = ApiResource::erase::<Tenant>(&());
-        Box::pin(gives_way(&cluster, &Tenant::crd(), &kind, &stored)).await?;
+        Box::pin(check_replacement(&cluster, &Tenant::crd(), &kind, &stored)).await?;
     }
     let kind = ApiResource::erase::<KryptonDeployment>(&());
     for stored in deployments {
         let crd = KryptonDeployment::crd();
-        Box::pin(gives_way(&cluster, &crd, &kind, &stored)).await?;
+        Box::pin(check_replacement(&cluster, &crd, &kind, &stored)).await?;
     }
     Ok(())
 }
 
-async fn gives_way(
+async fn check_replacement(
     cluster: &Cluster,
     ours: &CustomResourceDefinition,
     kind: &ApiResource,
-    stored: &Stored,
+    stored: &StoredObject,
 ) -> TestResult {
     let file = stored.file;
     let client = cluster.client();
     apply_crd(cluster, file).await?;
     let name = ours.name_any();
-    let before = crd(cluster, &name).await;
+    let before = get_crd(cluster, &name).await;
     assert!(!is_ours(&before), "{file}");
     let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), "default", kind);
     let object = DynamicObject::new("acme", kind).data(json!({ "spec": stored.spec }));
@@ -140,22 +140,22 @@ async fn gives_way(
     let slash = condition("ClusterReady/edge-1");
     // Most copies of the original's CRD reject the operator's own writes.
     let takes = write(&slash).await.is_ok();
-    let lenient = [BY_HAND, EMBEDDED];
+    let lenient = [HANDWRITTEN_CRD, EMBEDDED];
     assert_eq!(takes, lenient.contains(&file), "{file}");
-    let found = write(&stored.status).await?;
+    let statuses = write(&stored.status).await?;
 
     krypton_runtime::crd::ensure(&client, ours).await?;
-    let after = crd(cluster, &name).await;
+    let after = get_crd(cluster, &name).await;
     assert!(is_ours(&after), "{file}");
     assert_eq!(after.uid(), before.uid(), "{file}");
     let read = api.get("acme").await?;
     let spec = stored.read.as_ref().unwrap_or(&stored.spec);
     assert_eq!(&read.data["spec"], spec, "{file}");
-    assert_eq!(read.data["status"], found.data["status"], "{file}");
-    assert_eq!(read.uid(), found.uid(), "{file}");
+    assert_eq!(read.data["status"], statuses.data["status"], "{file}");
+    assert_eq!(read.uid(), statuses.uid(), "{file}");
     assert_eq!(
         read.resource_version(),
-        found.resource_version(),
+        statuses.resource_version(),
         "{file}: nothing was written"
     );
     // Stored objects can still be updated.
@@ -183,13 +183,13 @@ async fn gives_way(
 async fn create_tenants_of_each_generation(pair: &Pair, charts: &Charts) -> TestResult {
     let fleet_client = pair.fleet_client();
     let original = original(pair, charts);
-    let well = original.status(None);
+    let healthy = original.status(None);
     let bare = json!({"phase": "Ready", "lastMessage": "release installed"});
     // The Tenant exists on the edge cluster and at home, and names the edge cluster in both places.
     let reference = json!({"secretName": pair.name(), "secretNamespace": "default"});
     let named = json!({"workspace": "first-ws", "clusterRef": reference});
     let generations = [
-        (BY_HAND, "first", named.clone(), well.clone()),
+        (HANDWRITTEN_CRD, "first", named.clone(), healthy.clone()),
         (
             API_CRDS,
             "second",
@@ -207,7 +207,7 @@ async fn create_tenants_of_each_generation(pair: &Pair, charts: &Charts) -> Test
         original.tenant(name, spec, status).await?;
     }
     // The last CRD drops the workspace of every Tenant that is written, such as by a new label.
-    apply_crd(original.cluster, BY_HAND).await?;
+    apply_crd(original.cluster, HANDWRITTEN_CRD).await?;
     let release = pair.release("lost");
     original.install(&release, "lost-ws").await?;
     let spec = json!({"workspace": "lost-ws"});
@@ -223,21 +223,21 @@ async fn create_tenants_of_each_generation(pair: &Pair, charts: &Charts) -> Test
     fleet_client
         .annotate("lost", "example.org/touched", "true")
         .await?;
-    for file in [OF_THE_CHART, BY_HAND] {
+    for file in [CHART_CRD, HANDWRITTEN_CRD] {
         apply_crd(pair.home(), file).await?;
     }
     let at_home = Original {
         cluster: pair.home(),
         ..original
     };
-    at_home.tenant("first", named, well).await?;
+    at_home.tenant("first", named, healthy).await?;
     Ok(())
 }
 
 async fn tenants_of_each_generation_are_adopted_without_reinstall(mode: Mode) -> TestResult {
     let charts = charts().await?;
     let mut pair = Pair::start("moving", mode, Parts::WithControllers).await?;
-    let (fleet_client, home) = (pair.fleet_client(), FleetClient::at(pair.home()));
+    let (fleet_client, home) = (pair.fleet_client(), FleetClient::new(pair.home()));
     create_tenants_of_each_generation(&pair, &charts).await?;
     let kind = ApiResource::erase::<KryptonDeployment>(&());
     let deployments: Api<DynamicObject> =
@@ -257,15 +257,15 @@ async fn tenants_of_each_generation_are_adopted_without_reinstall(mode: Mode) ->
     .await?;
     let before = fleet_client.releases().await?;
     assert_eq!(before.len(), 4);
-    let old = crd(pair.cluster(), Tenant::crd_name()).await;
+    let old = get_crd(pair.cluster(), Tenant::crd_name()).await;
     let mut uids = Vec::new();
     for name in ["first", "second", "third"] {
         uids.push(fleet_client.tenants().get(name).await?.uid());
     }
 
     let values = ValuesFile::new("{}")?;
-    let more = ["--ensure-watch-crds".to_owned()];
-    pair.open(flags(&charts, &values).into_iter().chain(more))
+    let extra_flags = ["--ensure-watch-crds".to_owned()];
+    pair.start_hub_and_join(flags(&charts, &values).into_iter().chain(extra_flags))
         .await?;
     let [ready, error] = ["ClusterReady", "ClusterError"].map(|kind| pair.condition(kind));
     for (name, reason, uid) in [
@@ -278,7 +278,7 @@ async fn tenants_of_each_generation_are_adopted_without_reinstall(mode: Mode) ->
             (ready.as_str(), "True", reason),
             (error.as_str(), "False", "NoError"),
         ];
-        let tenant = fleet_client.shows(name, &adopted).await?;
+        let tenant = fleet_client.wait_for(name, &adopted).await?;
         assert_eq!(tenant.uid(), *uid);
         let workspace = if name == "third" {
             name.to_owned()
@@ -289,35 +289,35 @@ async fn tenants_of_each_generation_are_adopted_without_reinstall(mode: Mode) ->
         assert_eq!(tenant.status.unwrap().phase.as_deref(), Some("Ready"));
     }
     let mirrored = [ALL_READY, (ready.as_str(), "True", "Installed")];
-    home.shows("first", &mirrored).await?;
+    home.wait_for("first", &mirrored).await?;
     let refused = [(error.as_str(), "True", "ReleaseInUse")];
-    let lost = fleet_client.shows("lost", &refused).await?;
+    let lost = fleet_client.wait_for("lost", &refused).await?;
     let message = lost.status.unwrap().last_message.unwrap();
     assert!(message.contains("spec.workspace: lost-ws"), "{message}");
     assert_eq!(fleet_client.namespace("lost").await?, None);
-    let now = crd(pair.cluster(), Tenant::crd_name()).await;
+    let now = get_crd(pair.cluster(), Tenant::crd_name()).await;
     assert!(is_ours(&now));
     assert_eq!(now.uid(), old.uid());
-    no_helm_ran(&mut pair).await;
-    fleet_client.lease_renewed().await?;
+    check_no_helm_run(&mut pair).await;
+    fleet_client.wait_for_renewal().await?;
     assert_eq!(fleet_client.releases().await?, before);
 
     assert!(is_ours(
-        &crd(pair.home(), KryptonDeployment::crd_name()).await
+        &get_crd(pair.home(), KryptonDeployment::crd_name()).await
     ));
-    let kept = deployments.get("acme").await?;
+    let kept_deployment = deployments.get("acme").await?;
     assert_eq!(
-        (kept.uid(), &kept.data["spec"]),
+        (kept_deployment.uid(), &kept_deployment.data["spec"]),
         (object.uid(), &object.data["spec"])
     );
-    assert_eq!(kept.finalizers(), object.finalizers());
+    assert_eq!(kept_deployment.finalizers(), object.finalizers());
     Ok(())
 }
 
 async fn deployments_are_adopted_without_reinstall(mode: Mode) -> TestResult {
     let charts = charts().await?;
     let mut pair = Pair::start("moving-deployments", mode, Parts::WithControllers).await?;
-    let (fleet_client, home) = (pair.fleet_client(), FleetClient::at(pair.home()));
+    let (fleet_client, home) = (pair.fleet_client(), FleetClient::new(pair.home()));
     let region = match mode {
         Mode::Agent => json!({"name": pair.name()}),
         _ => json!({"name": "paris", "kubeconfig":
@@ -362,11 +362,11 @@ async fn deployments_are_adopted_without_reinstall(mode: Mode) -> TestResult {
 
     // By default, the hub doesn't create that CRD.
     let values = ValuesFile::new("{}")?;
-    pair.open(flags(&charts, &values)).await?;
+    pair.start_hub_and_join(flags(&charts, &values)).await?;
     let is_ready = async |name: &str| {
         eventually("a KryptonDeployment to be ready", async || {
-            let found = deployments.get(name).await?;
-            let status = &found.data["status"];
+            let deployment = deployments.get(name).await?;
+            let status = &deployment.data["status"];
             let ready = status["phase"] == "Ready" && status["placements"].is_array();
             ensure!(ready, "{name}: {status}");
             Ok(Some(()))
@@ -377,19 +377,19 @@ async fn deployments_are_adopted_without_reinstall(mode: Mode) -> TestResult {
     is_ready("acme").await;
     is_ready("goes").await;
     assert!(is_ours(
-        &crd(pair.home(), KryptonDeployment::crd_name()).await
+        &get_crd(pair.home(), KryptonDeployment::crd_name()).await
     ));
     kubectl_krypton(pair.home(), &["migrate"]).await?;
     is_ready("second").await;
-    let words = ["get", "deployments", "-n", "default"];
-    let table = kubectl_krypton(pair.home(), &words).await?;
+    let args = ["get", "deployments", "-n", "default"];
+    let table = kubectl_krypton(pair.home(), &args).await?;
     let row = table.lines().find(|line| line.contains("second")).unwrap();
     for cell in [pair.name(), "Ready", "True", "plain:1.0.0"] {
         assert!(row.contains(cell), "{table}");
     }
-    let kept = olds.get("second").await?;
-    assert_eq!(kept.resource_version(), old.resource_version());
-    no_helm_ran(&mut pair).await;
+    let old_object = olds.get("second").await?;
+    assert_eq!(old_object.resource_version(), old.resource_version());
+    check_no_helm_run(&mut pair).await;
     assert_eq!(fleet_client.releases().await?, before);
 
     // Another client applies the original's CRD over ours, and a Tenant is deleted. No stored data is lost.
@@ -400,10 +400,10 @@ async fn deployments_are_adopted_without_reinstall(mode: Mode) -> TestResult {
         Ok(deployments.get_opt("goes").await?.is_none().then_some(()))
     })
     .await?;
-    let left = fleet_client.revisions("goes", "ced-goes").await?;
-    assert!(left.is_empty(), "{left:?}");
+    let remaining = fleet_client.revisions("goes", "ced-goes").await?;
+    assert!(remaining.is_empty(), "{remaining:?}");
     assert!(is_ours(
-        &crd(pair.home(), KryptonDeployment::crd_name()).await
+        &get_crd(pair.home(), KryptonDeployment::crd_name()).await
     ));
     is_ready("acme").await;
     assert_eq!(fleet_client.revisions("acme", "ced-acme").await?.len(), 1);

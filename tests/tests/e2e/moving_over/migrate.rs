@@ -14,7 +14,7 @@ fn api(client: &Client, kind: &str, namespace: &str) -> (Api<DynamicObject>, Api
     (Api::namespaced_with(client.clone(), namespace, &kind), kind)
 }
 
-async fn make(client: &Client, kind: &str, (namespace, name): (&str, &str), spec: Value) {
+async fn create(client: &Client, kind: &str, (namespace, name): (&str, &str), spec: Value) {
     let (api, kind) = api(client, kind, namespace);
     let mut object = DynamicObject::new(name, &kind).data(json!({ "spec": spec }));
     if kind.kind == "CryptoEdgeDeployment" {
@@ -28,13 +28,13 @@ async fn make(client: &Client, kind: &str, (namespace, name): (&str, &str), spec
     .unwrap();
 }
 
-async fn spec(client: &Client, namespace: &str, name: &str) -> Option<Value> {
+async fn read_spec(client: &Client, namespace: &str, name: &str) -> Option<Value> {
     let (api, _) = api(client, "KryptonDeployment", namespace);
-    let found = api.get_opt(name).await.unwrap();
-    found.map(|found| found.data["spec"].clone())
+    let object = api.get_opt(name).await.unwrap();
+    object.map(|object| object.data["spec"].clone())
 }
 
-async fn version(client: &Client, namespace: &str, name: &str) -> Option<String> {
+async fn read_version(client: &Client, namespace: &str, name: &str) -> Option<String> {
     let (api, _) = api(client, "CryptoEdgeDeployment", namespace);
     api.get(name).await.unwrap().resource_version()
 }
@@ -43,9 +43,9 @@ async fn version(client: &Client, namespace: &str, name: &str) -> Option<String>
 async fn old_deployments_are_migrated_and_left_unchanged() -> TestResult {
     let home = Cluster::start("migrate", Parts::ControlPlane).await?;
     let client = home.client();
-    let migrate = async |more: &[&str]| {
-        let words = [&["migrate"], more].concat();
-        kubectl_krypton(&home, &words).await
+    let migrate = async |extra_args: &[&str]| {
+        let args = [&["migrate"], extra_args].concat();
+        kubectl_krypton(&home, &args).await
     };
     assert_eq!(
         migrate(&[]).await?,
@@ -63,14 +63,14 @@ async fn old_deployments_are_migrated_and_left_unchanged() -> TestResult {
     }
     home.kubectl(["create", "namespace", "krypton-operator"])
         .await?;
-    make(
+    create(
         &client,
         "Account",
         ("default", "acme-inc"),
         json!({"displayName": "Acme", "owner": "ann"}),
     )
     .await;
-    make(
+    create(
         &client,
         "Region",
         ("krypton-operator", "eu"),
@@ -78,17 +78,17 @@ async fn old_deployments_are_migrated_and_left_unchanged() -> TestResult {
     )
     .await;
     let old = json!({"accountRef": {"name": "acme-inc"}, "targetRegion": "eu"});
-    make(&client, "CryptoEdgeDeployment", ("default", "acme"), old).await;
-    let before = version(&client, "default", "acme").await;
+    create(&client, "CryptoEdgeDeployment", ("default", "acme"), old).await;
+    let before = read_version(&client, "default", "acme").await;
     let expected = json!({
         "account": {"name": "acme-inc", "displayName": "Acme", "owner": "ann"},
         "region": {"name": "eu", "kubeconfig":
             {"secret": {"name": "eu-access", "namespace": "krypton-operator"}}},
     });
     // A dry run works without the CRD of the new objects, and creates nothing.
-    let shown = migrate(&["--dry-run", "-o", "json"]).await?;
-    let shown: Value = serde_json::from_str(&shown)?;
-    assert_eq!(shown["items"][0]["spec"], expected, "{shown}");
+    let report = migrate(&["--dry-run", "-o", "json"]).await?;
+    let report: Value = serde_json::from_str(&report)?;
+    assert_eq!(report["items"][0]["spec"], expected, "{report}");
     let error = migrate(&[]).await.unwrap_err().to_string();
     assert!(error.contains("kryptondeployments"), "{error}");
     krypton_runtime::crd::ensure(&client, &KryptonDeployment::crd()).await?;
@@ -97,13 +97,13 @@ async fn old_deployments_are_migrated_and_left_unchanged() -> TestResult {
         table.contains("acme/ced-acme") && table.contains("would be created"),
         "{table}"
     );
-    assert_eq!(spec(&client, "default", "acme").await, None);
+    assert_eq!(read_spec(&client, "default", "acme").await, None);
     // kubectl accepts the output of `-o yaml`.
     let yaml = migrate(&["--dry-run", "-o", "yaml"]).await?;
     home.apply(&yaml.replace("name: acme\n", "name: by-hand\n"))
         .await?;
     assert_eq!(
-        spec(&client, "default", "by-hand").await,
+        read_spec(&client, "default", "by-hand").await,
         Some(expected.clone())
     );
 
@@ -113,11 +113,11 @@ async fn old_deployments_are_migrated_and_left_unchanged() -> TestResult {
         "{table}"
     );
     assert_eq!(
-        spec(&client, "default", "acme").await,
+        read_spec(&client, "default", "acme").await,
         Some(expected.clone())
     );
     assert_eq!(
-        version(&client, "default", "acme").await,
+        read_version(&client, "default", "acme").await,
         before,
         "the old one is as it was"
     );
@@ -127,7 +127,7 @@ async fn old_deployments_are_migrated_and_left_unchanged() -> TestResult {
     home.kubectl(["create", "namespace", "team"]).await?;
     let within = |account: &str| json!({"account": {"name": account}, "region": {"name": "us"}});
     for (name, account) in [("second", "b"), ("there", "c"), ("nobodys", "")] {
-        make(
+        create(
             &client,
             "CryptoEdgeDeployment",
             ("team", name),
@@ -135,7 +135,7 @@ async fn old_deployments_are_migrated_and_left_unchanged() -> TestResult {
         )
         .await;
     }
-    make(
+    create(
         &client,
         "KryptonDeployment",
         ("team", "there"),
@@ -149,13 +149,19 @@ async fn old_deployments_are_migrated_and_left_unchanged() -> TestResult {
             error.contains("1 of the objects were not moved over"),
             "{error}"
         );
-        assert_eq!(spec(&client, "team", "second").await, Some(within("b")));
-        assert_eq!(spec(&client, "team", "there").await, Some(within("theirs")));
-        assert_eq!(spec(&client, "team", "nobodys").await, None);
+        assert_eq!(
+            read_spec(&client, "team", "second").await,
+            Some(within("b"))
+        );
+        assert_eq!(
+            read_spec(&client, "team", "there").await,
+            Some(within("theirs"))
+        );
+        assert_eq!(read_spec(&client, "team", "nobodys").await, None);
     }
     for name in ["second", "there", "nobodys"] {
-        version(&client, "team", name).await.unwrap();
+        read_version(&client, "team", name).await.unwrap();
     }
-    assert_eq!(spec(&client, "default", "acme").await, Some(expected));
+    assert_eq!(read_spec(&client, "default", "acme").await, Some(expected));
     Ok(())
 }

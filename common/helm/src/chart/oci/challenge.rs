@@ -19,8 +19,8 @@ pub(crate) fn parse<'a>(headers: impl Iterator<Item = &'a str>) -> Option<Challe
         for (scheme, parameters) in challenges(header) {
             if scheme.eq_ignore_ascii_case("bearer") {
                 let value = |name: &str| {
-                    let found = parameters.iter().find(|(key, _)| key == name);
-                    found.map(|(_, value)| value.clone())
+                    let parameter = parameters.iter().find(|(key, _)| key == name);
+                    parameter.map(|(_, value)| value.clone())
                 };
                 if let Some(realm) = value("realm") {
                     return Some(Challenge::Bearer {
@@ -41,7 +41,7 @@ type Parameters = Vec<(String, String)>;
 
 /// Splits a header into its challenges. Commas separate both challenges and their parameters.
 fn challenges(header: &str) -> Vec<(String, Parameters)> {
-    let mut found: Vec<(String, Parameters)> = Vec::new();
+    let mut challenges: Vec<(String, Parameters)> = Vec::new();
     let mut rest = header;
     loop {
         rest = rest.trim_start_matches([' ', '\t', ',']);
@@ -49,18 +49,18 @@ fn challenges(header: &str) -> Vec<(String, Parameters)> {
         let (word, after) = rest.split_at(end);
         if word.is_empty() {
             // The end of the header, or invalid text.
-            return found;
+            return challenges;
         }
         let value = after.trim_start_matches([' ', '\t']).strip_prefix('=');
-        match (value, found.last_mut()) {
+        match (value, challenges.last_mut()) {
             (Some(value), Some((_, parameters))) => {
-                let (value, next) = value_of(value.trim_start_matches([' ', '\t']));
+                let (value, next) = read_value(value.trim_start_matches([' ', '\t']));
                 parameters.push((word.to_ascii_lowercase(), value));
                 rest = next;
             }
-            (Some(_), None) => return found,
+            (Some(_), None) => return challenges,
             (None, _) => {
-                found.push((word.to_owned(), Vec::new()));
+                challenges.push((word.to_owned(), Vec::new()));
                 rest = after;
             }
         }
@@ -68,7 +68,7 @@ fn challenges(header: &str) -> Vec<(String, Parameters)> {
 }
 
 /// Reads a token or a quoted text with backslash escapes. Returns it and the rest.
-fn value_of(text: &str) -> (String, &str) {
+fn read_value(text: &str) -> (String, &str) {
     let Some(quoted) = text.strip_prefix('"') else {
         let end = text.find([' ', '\t', ',']).unwrap_or(text.len());
         let (value, rest) = text.split_at(end);
@@ -102,14 +102,14 @@ mod tests {
 
     #[test]
     fn registry_challenges_are_parsed() {
-        let hub = r#"Bearer realm="https://auth.docker.io/token",service="registry.docker.io",scope="repository:a/b:pull,push""#;
-        let hub_is = bearer(
+        let docker_hub = r#"Bearer realm="https://auth.docker.io/token",service="registry.docker.io",scope="repository:a/b:pull,push""#;
+        let docker_hub_challenge = bearer(
             "https://auth.docker.io/token",
             Some("registry.docker.io"),
             Some("repository:a/b:pull,push"),
         );
         for (headers, expected) in [
-            (&[hub][..], hub_is),
+            (&[docker_hub][..], docker_hub_challenge),
             (&[r#"Basic realm="a registry""#], Some(Challenge::Basic)),
             (&["Basic"], Some(Challenge::Basic)),
             (

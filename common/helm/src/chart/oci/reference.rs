@@ -1,34 +1,34 @@
-//! Where a chart is in which registry: `oci://HOST[:PORT]/PATH/NAME`.
+//! Location of a chart in a registry: `oci://HOST[:PORT]/PATH/NAME`.
 
 use reqwest::Url;
 
 use crate::chart::ChartRef;
 
-/// Where Docker's own registry answers.
+/// Host of Docker's own registry.
 pub(crate) const DOCKER_HUB: &str = "registry-1.docker.io";
 const SCHEME: &str = "oci://";
 
-/// Whether the chart is in a registry.
-pub(crate) fn is_meant(chart: &ChartRef) -> bool {
+/// Returns whether the chart is in an OCI registry.
+pub(crate) fn is_oci(chart: &ChartRef) -> bool {
     chart.repo.starts_with(SCHEME) || (chart.repo.is_empty() && chart.name.starts_with(SCHEME))
 }
 
-/// Where a chart is.
+/// Location of a chart.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Place {
-    /// By https; the path is empty.
+pub(super) struct OciReference {
+    /// With https and an empty path.
     pub registry: Url,
     pub repository: String,
 }
 
-impl Place {
-    pub(super) fn of(chart: &ChartRef) -> Result<Self, &'static str> {
-        let whole = if chart.repo.is_empty() {
+impl OciReference {
+    pub(super) fn parse(chart: &ChartRef) -> Result<Self, &'static str> {
+        let url = if chart.repo.is_empty() {
             chart.name.clone()
         } else {
             format!("{}/{}", chart.repo.trim_end_matches('/'), chart.name)
         };
-        let rest = whole.strip_prefix(SCHEME).unwrap_or_default();
+        let rest = url.strip_prefix(SCHEME).unwrap_or_default();
         let (host, repository) = rest.split_once('/').ok_or("it names no chart")?;
         let host = match host {
             "docker.io" | "index.docker.io" => DOCKER_HUB,
@@ -39,8 +39,8 @@ impl Place {
         }
         let registry =
             Url::parse(&format!("https://{host}/")).map_err(|_| "it names no registry")?;
-        let plain = registry.path() == "/" && registry.query().is_none();
-        if !plain || registry.fragment().is_some() {
+        let is_host_only = registry.path() == "/" && registry.query().is_none();
+        if !is_host_only || registry.fragment().is_some() {
             return Err("it names no registry");
         }
         if !repository.split('/').all(is_component) || repository.len() > 255 {
@@ -58,48 +58,49 @@ impl Place {
             .map_or(&self.repository, |(_, name)| name)
     }
 
-    /// `/v2/<repository>/<parts>`.
-    pub(super) fn below(&self, registry: &Url, parts: &[&str]) -> Url {
+    /// Returns the URL `/v2/<repository>/<path>`.
+    pub(super) fn api_url(&self, registry: &Url, path: &[&str]) -> Url {
         let mut url = registry.clone();
-        if let Ok(mut path) = url.path_segments_mut() {
-            path.clear().push("v2");
-            path.extend(self.repository.split('/')).extend(parts);
+        if let Ok(mut segments) = url.path_segments_mut() {
+            segments.clear().push("v2");
+            segments.extend(self.repository.split('/')).extend(path);
         }
         url
     }
 }
 
-/// Letters and digits, with `.`, `_`, `__` or some `-` between them.
+/// Returns whether the text consists of letters and digits, with `.`, `_`, `__` or some `-` between them.
 fn is_component(text: &str) -> bool {
-    let legal = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
-    let mut between = String::new();
+    let is_alphanumeric = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
+    let mut separator = String::new();
     for c in text.chars() {
-        if legal(c) {
-            let separates = matches!(between.as_str(), "" | "." | "_" | "__")
-                || between.bytes().all(|byte| byte == b'-');
-            if !separates {
+        if is_alphanumeric(c) {
+            let is_valid = matches!(separator.as_str(), "" | "." | "_" | "__")
+                || separator.bytes().all(|byte| byte == b'-');
+            if !is_valid {
                 return false;
             }
-            between.clear();
+            separator.clear();
         } else {
-            between.push(c);
+            separator.push(c);
         }
     }
-    text.starts_with(legal) && between.is_empty()
+    text.starts_with(is_alphanumeric) && separator.is_empty()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn place(repo: &str, name: &str) -> Result<(String, String), &'static str> {
+    fn parse(repo: &str, name: &str) -> Result<(String, String), &'static str> {
         let chart = ChartRef {
             repo: repo.to_owned(),
             name: name.to_owned(),
             version: String::new(),
         };
-        assert!(is_meant(&chart), "{repo} {name}");
-        Place::of(&chart).map(|place| (place.registry.to_string(), place.repository))
+        assert!(is_oci(&chart), "{repo} {name}");
+        OciReference::parse(&chart)
+            .map(|reference| (reference.registry.to_string(), reference.repository))
     }
 
     #[test]
@@ -123,7 +124,7 @@ mod tests {
             ),
         ] {
             let expected = (registry.to_owned(), repository.to_owned());
-            assert_eq!(place(repo, name), Ok(expected), "{repo} {name}");
+            assert_eq!(parse(repo, name), Ok(expected), "{repo} {name}");
         }
     }
 
@@ -143,7 +144,7 @@ mod tests {
             ("oci://me:pw@a.org", "c"),
             ("", "oci://a.org"),
         ] {
-            assert!(place(repo, name).is_err(), "{repo} {name}");
+            assert!(parse(repo, name).is_err(), "{repo} {name}");
         }
     }
 }

@@ -1,12 +1,17 @@
 //! Tests of the next step in a report.
 
-use krypton_types::tenant::{Next, Step};
+use krypton_types::tenant::{UpcomingStep, UpcomingStepKind};
 
 use super::*;
 
-fn coming(step: Step, after: Option<u64>, now: BootTime, attempts: u32) -> Option<Coming> {
+fn step_after(
+    step: UpcomingStepKind,
+    after: Option<u64>,
+    now: BootTime,
+    attempts: u32,
+) -> Option<PlannedStep> {
     let at = after.map(|after| BootTime(now.0 + Duration::from_secs(after)));
-    Some(Coming { step, at, attempts })
+    Some(PlannedStep { step, at, attempts })
 }
 
 #[test]
@@ -16,7 +21,7 @@ fn failed_run_announces_retry_or_giving_up() {
     let plan = w.plan();
     assert_eq!(plan.next.unwrap().at, plan.wake);
     assert_eq!(plan.next.unwrap().at, Some(retry.retry_at));
-    assert_eq!(plan.next.unwrap().step, Step::Retry);
+    assert_eq!(plan.next.unwrap().step, UpcomingStepKind::Retry);
     w.now = retry.retry_at;
     assert_eq!(
         (w.action(), w.plan().next),
@@ -25,7 +30,10 @@ fn failed_run_announces_retry_or_giving_up() {
 
     w.policy.retries = Some(1);
     w.memory.failure.as_mut().unwrap().attempts = 2;
-    assert_eq!(w.plan().next, coming(Step::GivenUp, None, w.now, 2));
+    assert_eq!(
+        w.plan().next,
+        step_after(UpcomingStepKind::GivenUp, None, w.now, 2)
+    );
 }
 
 #[test]
@@ -33,15 +41,19 @@ fn paused_or_withheld_tenant_announces_no_attempt() {
     let mut paused = world_deployed_then_upgrading_fails();
     paused.desired.paused = true;
     assert_eq!(paused.plan().next, None);
-    let mut elsewhere = world_deployed_then_upgrading_fails();
-    elsewhere.permit = Permit::Withheld("somebody else".to_owned());
-    assert_eq!(elsewhere.plan().next, None);
-    for soon in [reason::HELM_UNAVAILABLE, reason::SUSPENDED] {
-        let mut w = world().deployed().failed(soon, 30);
+    let mut withheld = world_deployed_then_upgrading_fails();
+    withheld.permit = Permit::Withheld("somebody else".to_owned());
+    assert_eq!(withheld.plan().next, None);
+    for failure_reason in [reason::HELM_UNAVAILABLE, reason::SUSPENDED] {
+        let mut w = world().deployed().failed(failure_reason, 30);
         w.desired.chart.version = "1.21.0".to_owned();
         w.memory.failure.as_mut().unwrap().attempt.fingerprint = w.desired.chart.fingerprint();
         let plan = w.plan();
-        assert_eq!((plan.action, plan.next), (Action::Nothing, None), "{soon}");
+        assert_eq!(
+            (plan.action, plan.next),
+            (Action::Nothing, None),
+            "{failure_reason}"
+        );
     }
     assert_eq!(world().deployed().plan().next, None, "it is well");
 }
@@ -50,20 +62,23 @@ fn paused_or_withheld_tenant_announces_no_attempt() {
 fn stale_lock_and_failed_uninstall_announce_next_attempt() {
     let mut w = world();
     w.revisions = vec![
-        w.ours(1, Status::Deployed),
-        w.ours(2, Status::PendingUpgrade),
+        w.own_revision(1, Status::Deployed),
+        w.own_revision(2, Status::PendingUpgrade),
     ];
     w.revisions[1].run = w.revisions[0].run.clone();
     w.memory.locked = Some((2, w.now));
-    assert_eq!(w.plan().next, coming(Step::Unlock, Some(600), w.now, 0));
+    assert_eq!(
+        w.plan().next,
+        step_after(UpcomingStepKind::Unlock, Some(600), w.now, 0)
+    );
 
-    let going = world()
+    let deleted = world()
         .deployed()
         .deleted()
         .failed(reason::UNINSTALL_FAILED, 40);
     assert_eq!(
-        going.plan().next,
-        coming(Step::Retry, Some(40), going.now, 1)
+        deleted.plan().next,
+        step_after(UpcomingStepKind::Retry, Some(40), deleted.now, 1)
     );
 }
 
@@ -71,7 +86,7 @@ fn stale_lock_and_failed_uninstall_announce_next_attempt() {
 fn unready_workloads_announce_wait_deadline_after_quiet_period() {
     let mut w = world().deployed();
     w.unready = Some("Deployment a/b: 0 of 1 available".to_owned());
-    w.memory.applied = Some(Applied {
+    w.memory.applied = Some(AppliedRun {
         run: Run::Install,
         ended: w.now,
     });
@@ -80,7 +95,10 @@ fn unready_workloads_announce_wait_deadline_after_quiet_period() {
     let ended = w.now;
     w.now = BootTime(w.now.0 + crate::status::throttle::QUIET);
     let until = w.policy.helm_timeout.as_secs();
-    assert_eq!(w.plan().next, coming(Step::Wait, Some(until), ended, 0));
+    assert_eq!(
+        w.plan().next,
+        step_after(UpcomingStepKind::Wait, Some(until), ended, 0)
+    );
     w.now = BootTime(ended.0 + w.policy.helm_timeout);
     assert_eq!(w.plan().next, None);
 }
@@ -89,10 +107,13 @@ fn unready_workloads_announce_wait_deadline_after_quiet_period() {
 fn boot_clock_deadlines_convert_to_wall_time() {
     let now = BootTime(Duration::from_secs(1_000));
     let wall = Timestamp::from_second(50_000).unwrap();
-    let told = coming(Step::Retry, Some(40), now, 2)
+    let next = step_after(UpcomingStepKind::Retry, Some(40), now, 2)
         .unwrap()
-        .on_the_wall(now, wall);
-    assert_eq!(Some(told), Next::at_second(Step::Retry, Some(50_040), 2));
-    let given_up = coming(Step::GivenUp, None, now, 2).unwrap();
-    assert_eq!(given_up.on_the_wall(now, wall).at, None);
+        .to_wall_clock(now, wall);
+    assert_eq!(
+        Some(next),
+        UpcomingStep::at_second(UpcomingStepKind::Retry, Some(50_040), 2)
+    );
+    let given_up = step_after(UpcomingStepKind::GivenUp, None, now, 2).unwrap();
+    assert_eq!(given_up.to_wall_clock(now, wall).at, None);
 }

@@ -1,6 +1,7 @@
 //! Tests of plans for KryptonDeployments.
 
 use krypton_types::deployment::DesiredDeployment;
+use krypton_types::desired::drift::DriftMode;
 
 use super::*;
 
@@ -30,21 +31,21 @@ fn owner(order: &DesiredDeployment) -> ReleaseOwner {
 
 impl World {
     fn plan_order(&self, order: &DesiredDeployment) -> Plan {
-        self.plan_of(&owner(order), Vec::new())
+        self.plan_for(&owner(order), Vec::new())
     }
 
-    fn beside(&self, order: &DesiredDeployment, other: &DesiredDeployment) -> Plan {
-        self.plan_of(&owner(order), vec![owner(other)])
+    fn plan_beside(&self, order: &DesiredDeployment, other: &DesiredDeployment) -> Plan {
+        self.plan_for(&owner(order), vec![owner(other)])
     }
 
     /// A release as the Go operator left it, without Krypton's labels.
-    fn of_the_original(mut self, chart: &str, version: &str) -> Self {
-        self.revisions = vec![self.foreign(1, Status::Deployed)];
+    fn with_original_release(mut self, chart: &str, version: &str) -> Self {
+        self.revisions = vec![self.foreign_revision(1, Status::Deployed)];
         self.release_details(chart, version)
     }
 
-    fn let_go(mut self) -> Self {
-        self.memory.let_go = Some(UID.to_owned());
+    fn cleaned_up(mut self) -> Self {
+        self.memory.cleaned_up = Some(UID.to_owned());
         self
     }
 }
@@ -58,7 +59,7 @@ fn deployment_is_installed_without_finalizer_or_annotation() {
     assert_eq!(plan.action, Action::Helm(Run::Install));
     let plan = world().deployed().plan_order(&order());
     assert_eq!(plan.action, Action::Nothing);
-    assert!(plan.settled && plan.ours && !plan.gone);
+    assert!(plan.settled && plan.is_reported && !plan.gone);
     assert_eq!(ready(&plan), (Truth::True, reason::NO_CHANGE));
     assert!(plan.applied_chart.is_some());
 }
@@ -70,7 +71,7 @@ fn changed_chart_upgrades_and_own_lock_is_broken() {
     let plan = w.plan_order(&order());
     assert_eq!(plan.action, Action::Helm(Run::Upgrade));
     let mut w = world();
-    w.revisions = vec![w.ours(1, Status::PendingInstall)];
+    w.revisions = vec![w.own_revision(1, Status::PendingInstall)];
     let plan = w.plan_order(&order());
     assert!(matches!(plan.action, Action::Unlock { revision: 1, .. }));
 }
@@ -99,16 +100,16 @@ fn removal_uninstalls_then_deletes_workspace_then_acknowledges() {
     let mut empty = world();
     empty.workspace = None;
     let plan = empty.plan_order(&removal());
-    let go = Action::RemoveFinalizer { orphaned: false };
-    assert_eq!((plan.action, plan.gone), (go, false));
-    let plan = empty.let_go().plan_order(&removal());
+    let finish = Action::RemoveFinalizer { orphaned: false };
+    assert_eq!((plan.action, plan.gone), (finish, false));
+    let plan = empty.cleaned_up().plan_order(&removal());
     assert_eq!((plan.action.clone(), plan.gone), (Action::Nothing, true));
     assert_eq!(ready(&plan), (Truth::False, reason::UNINSTALLED));
 }
 
 #[test]
 fn removal_waits_for_no_upgrade() {
-    let failed = |why| world().deployed().failed(why, 60);
+    let failed = |reason| world().deployed().failed(reason, 60);
     let plan = failed(reason::UPGRADE_FAILED).plan_order(&removal());
     assert_eq!(plan.action, Action::Uninstall);
     let plan = failed(reason::UNINSTALL_FAILED).plan_order(&removal());
@@ -128,14 +129,14 @@ fn tampered_release_is_not_removed_over_and_over() {
 
 #[test]
 fn reappeared_release_is_not_reported_gone() {
-    let plan = world().deployed().let_go().plan_order(&removal());
+    let plan = world().deployed().cleaned_up().plan_order(&removal());
     assert_eq!((plan.action, plan.gone), (Action::Uninstall, false));
     // The cleanup of the previous object does not count for a new object with the same name.
     let recreated = DesiredDeployment {
         uid: "uid-2".to_owned(),
         ..removal()
     };
-    let plan = world().let_go().plan_order(&recreated);
+    let plan = world().cleaned_up().plan_order(&recreated);
     assert!(!plan.gone);
 }
 
@@ -145,7 +146,7 @@ fn withheld_lease_blocks_removal_but_keeps_gone_status() {
     w.permit = Permit::Withheld("somebody holds it".to_owned());
     let plan = w.plan_order(&removal());
     assert_eq!((plan.action, plan.gone), (Action::Nothing, false));
-    let mut w = world().let_go();
+    let mut w = world().cleaned_up();
     w.permit = Permit::Withheld("somebody holds it".to_owned());
     assert!(w.plan_order(&removal()).gone);
 }
@@ -158,7 +159,7 @@ fn orphaned_release_stays_and_removal_completes() {
     };
     let plan = world().deployed().plan_order(&orphan);
     assert_eq!(plan.action, Action::RemoveFinalizer { orphaned: true });
-    let plan = world().deployed().let_go().plan_order(&orphan);
+    let plan = world().deployed().cleaned_up().plan_order(&orphan);
     assert_eq!((plan.action.clone(), plan.gone), (Action::Nothing, true));
     assert!(plan.state.ready.message.contains("left where it is"));
 }
@@ -166,7 +167,7 @@ fn orphaned_release_stays_and_removal_completes() {
 #[test]
 fn a_shared_workspace_stays() {
     let mut w = world();
-    w.shared = true;
+    w.workspace_shared = true;
     let plan = w.plan_order(&removal());
     assert_eq!(plan.action, Action::RemoveFinalizer { orphaned: false });
     let mut w = world();
@@ -184,10 +185,10 @@ fn older_deployment_holds_release_and_younger_is_refused() {
         ..order()
     };
     assert_eq!(
-        world().beside(&order(), &younger).action,
+        world().plan_beside(&order(), &younger).action,
         Action::Helm(Run::Install)
     );
-    let plan = world().beside(&younger, &order());
+    let plan = world().plan_beside(&younger, &order());
     assert_eq!(plan.action, Action::Nothing);
     assert_eq!(ready(&plan), (Truth::False, reason::RELEASE_IN_USE));
     let message = &plan.state.ready.message;
@@ -197,14 +198,14 @@ fn older_deployment_holds_release_and_younger_is_refused() {
         created: 1,
         ..younger
     };
-    let plan = world().deployed().beside(&elder, &order());
+    let plan = world().deployed().plan_beside(&elder, &order());
     assert_eq!(ready(&plan), (Truth::False, reason::RELEASE_IN_USE));
     // An order to remove the other deployment does not remove this one's release.
     let refused = DesiredDeployment {
         remove: true,
         ..elder
     };
-    let plan = world().deployed().beside(&refused, &order());
+    let plan = world().deployed().plan_beside(&refused, &order());
     assert_eq!(plan.action, Action::RemoveFinalizer { orphaned: false });
 }
 
@@ -216,27 +217,27 @@ fn completed_removal_order_frees_release_name() {
         created: 2_000,
         ..order()
     };
-    let plan = world().deployed().beside(&younger, &removal());
+    let plan = world().deployed().plan_beside(&younger, &removal());
     assert_eq!(ready(&plan), (Truth::False, reason::RELEASE_IN_USE));
-    let plan = world().beside(&younger, &removal());
+    let plan = world().plan_beside(&younger, &removal());
     assert_eq!(plan.action, Action::Helm(Run::Install));
 }
 
 #[test]
 fn original_release_of_same_chart_is_adopted() {
     let mut w = world();
-    w.revisions = vec![w.foreign(1, Status::Deployed)];
+    w.revisions = vec![w.foreign_revision(1, Status::Deployed)];
     let plan = w.plan_order(&order());
     assert_eq!(plan.action, Action::ReadRelease(1));
     assert_eq!(w.plan_order(&removal()).action, Action::ReadRelease(1));
 
-    let w = world().of_the_original("cert-manager", "v1.19.1");
+    let w = world().with_original_release("cert-manager", "v1.19.1");
     let plan = w.plan_order(&order());
     assert_eq!(plan.action, Action::Nothing);
     assert_eq!(ready(&plan), (Truth::True, reason::NO_CHANGE));
 
     // The Go operator gave one value to every chart.
-    let mut w = world().of_the_original("cert-manager", "v1.19.1");
+    let mut w = world().with_original_release("cert-manager", "v1.19.1");
     w.desired
         .chart
         .values
@@ -248,7 +249,7 @@ fn original_release_of_same_chart_is_adopted() {
         .insert("replicaCount".to_owned(), 2.into());
     assert_eq!(w.plan_order(&order()).action, Action::Helm(Run::Upgrade));
 
-    let older = world().of_the_original("cert-manager", "v1.18.0");
+    let older = world().with_original_release("cert-manager", "v1.18.0");
     assert_eq!(
         older.plan_order(&order()).action,
         Action::Helm(Run::Upgrade)
@@ -258,7 +259,7 @@ fn original_release_of_same_chart_is_adopted() {
 
 #[test]
 fn release_with_another_chart_is_not_adopted() {
-    let w = world().of_the_original("echo-server", "1.0.0");
+    let w = world().with_original_release("echo-server", "1.0.0");
     let plan = w.plan_order(&order());
     assert_eq!(plan.action, Action::Nothing);
     assert_eq!(ready(&plan), (Truth::False, reason::RELEASE_IN_USE));
@@ -280,7 +281,7 @@ fn release_follows_recreated_deployment_only_in_its_namespace() {
 
 #[test]
 fn invalid_or_reserved_namespace_names_are_rejected() {
-    for (name, why) in [
+    for (name, expected_reason) in [
         ("a.b", reason::WORKSPACE_INVALID),
         ("kube-system", reason::NAMESPACE_NOT_OWNED),
         ("krypton-system", reason::NAMESPACE_NOT_OWNED),
@@ -291,7 +292,7 @@ fn invalid_or_reserved_namespace_names_are_rejected() {
             ..order()
         };
         let plan = world().plan_order(&named);
-        assert_eq!(ready(&plan), (Truth::False, why), "{name}");
+        assert_eq!(ready(&plan), (Truth::False, expected_reason), "{name}");
         assert!(plan.state.ready.message.contains("another name"));
     }
 }
@@ -301,7 +302,7 @@ fn retired_member_uninstalls_deployments_without_acknowledging() {
     let mut w = world().deployed();
     w.desired.retire = true;
     assert_eq!(w.plan_order(&order()).action, Action::Uninstall);
-    let mut w = world().let_go();
+    let mut w = world().cleaned_up();
     w.desired.retire = true;
     w.workspace = None;
     let plan = w.plan_order(&order());

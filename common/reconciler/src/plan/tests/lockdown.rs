@@ -4,14 +4,14 @@ use krypton_types::deployment::DesiredDeployment;
 
 use super::*;
 
-fn locked() -> World {
+fn locked_down() -> World {
     let mut w = world();
     w.desired.lockdown.no_cross_namespace_refs = true;
     w
 }
 
 /// Adds a workspace that was created for `creator` and that an operator has opened to `open_to`.
-fn within(mut w: World, creator: Option<&str>, open_to: Option<&str>) -> World {
+fn with_workspace(mut w: World, creator: Option<&str>, open_to: Option<&str>) -> World {
     w.workspace = Some(Workspace {
         terminating: false,
         creator: creator.map(str::to_owned),
@@ -35,7 +35,7 @@ fn workspace_of_different_namespace_is_rejected() {
         (None, Some("other/acme"), false),
         (None, Some("true"), false),
     ] {
-        let plan = within(locked(), creator, open_to).plan();
+        let plan = with_workspace(locked_down(), creator, open_to).plan();
         assert_eq!(plan.action == install, allowed, "{creator:?} {open_to:?}");
         if !allowed {
             assert_eq!(ready(&plan), (Truth::False, reason::NAMESPACE_NOT_OWNED));
@@ -46,25 +46,25 @@ fn workspace_of_different_namespace_is_rejected() {
                 "{message}"
             );
         }
-        let plan = within(world(), creator, open_to).plan();
+        let plan = with_workspace(world(), creator, open_to).plan();
         assert_eq!(plan.action, install, "without lockdown");
     }
 }
 
 #[test]
 fn own_namespace_and_new_namespaces_are_used() {
-    let mut own = within(locked(), None, None);
+    let mut own = with_workspace(locked_down(), None, None);
     own.tenant.spec.workspace = Some("team".to_owned());
     assert_eq!(own.action(), Action::Helm(Run::Install));
-    let mut new = locked();
+    let mut new = locked_down();
     new.workspace = None;
     assert_eq!(new.action(), Action::CreateWorkspace);
 }
 
 #[test]
 fn restored_tenant_keeps_its_workspace() {
-    let mut w = within(locked(), Some("uid-0"), None);
-    let mut release = w.ours(1, Status::Deployed);
+    let mut w = with_workspace(locked_down(), Some("uid-0"), None);
+    let mut release = w.own_revision(1, Status::Deployed);
     release.owner_uid = Some("uid-0".to_owned());
     w.revisions = vec![release.clone()];
     assert_ne!(ready(&w.plan()).1, reason::NAMESPACE_NOT_OWNED);
@@ -82,11 +82,11 @@ fn annotations_of_the_author_hand_nothing_over() {
         (PREVIOUS_UID_ANNOTATION.to_owned(), "uid-9".to_owned()),
     ] {
         for (lockdown, open_to) in [(false, None), (true, None), (true, Some("team/acme"))] {
-            let mut w = within(world(), Some("uid-1"), open_to);
+            let mut w = with_workspace(world(), Some("uid-1"), open_to);
             w.desired.lockdown.no_cross_namespace_refs = lockdown;
             let previous = annotation.0 == PREVIOUS_UID_ANNOTATION;
             w.tenant.metadata.annotations = Some([annotation.clone()].into());
-            let mut release = w.foreign(1, Status::Deployed);
+            let mut release = w.foreign_revision(1, Status::Deployed);
             if previous {
                 release.owner_uid = Some("uid-9".to_owned());
                 release.owner_namespace = Some("other".to_owned());
@@ -108,12 +108,13 @@ fn deployment_takes_no_release_by_its_chart() {
         ..DesiredDeployment::default()
     };
     let owner = ReleaseOwner::Deployment(Arc::new(order));
-    let mut w = within(locked(), Some("uid-1"), None).release_details("cert-manager", "1.19.1");
-    w.revisions = vec![w.foreign(1, Status::Deployed)];
-    let plan = w.plan_of(&owner, Vec::new());
+    let mut w = with_workspace(locked_down(), Some("uid-1"), None)
+        .release_details("cert-manager", "1.19.1");
+    w.revisions = vec![w.foreign_revision(1, Status::Deployed)];
+    let plan = w.plan_for(&owner, Vec::new());
     assert_eq!(ready(&plan).1, reason::RELEASE_IN_USE);
     w.desired.lockdown.no_cross_namespace_refs = false;
-    let plan = w.plan_of(&owner, Vec::new());
+    let plan = w.plan_for(&owner, Vec::new());
     assert_ne!(ready(&plan).1, reason::RELEASE_IN_USE);
 }
 
@@ -123,7 +124,7 @@ fn rejected_tenant_deletes_no_foreign_namespace() {
         ("uid-1", Action::DeleteWorkspace),
         ("uid-2", Action::RemoveFinalizer { orphaned: false }),
     ] {
-        let w = within(locked(), Some(creator), None).deleted();
+        let w = with_workspace(locked_down(), Some(creator), None).deleted();
         assert_eq!(w.action(), action, "{creator}");
     }
 }
@@ -139,24 +140,31 @@ fn squatter() -> Tenant {
 
 #[test]
 fn refused_tenant_keeps_no_release_from_others() {
-    let of = |mut w: World| {
+    let contested = |mut w: World| {
         w.tenant.metadata.creation_timestamp = Some(Time(Timestamp::from_second(2).unwrap()));
         w.others = vec![squatter()];
         w
     };
     let install = Action::Helm(Run::Install);
     let in_use = |w: World| ready(&w.plan()).1 == reason::RELEASE_IN_USE;
-    assert_eq!(of(within(locked(), Some("uid-1"), None)).action(), install);
-    let mut own = of(within(locked(), None, None));
+    assert_eq!(
+        contested(with_workspace(locked_down(), Some("uid-1"), None)).action(),
+        install
+    );
+    let mut own = contested(with_workspace(locked_down(), None, None));
     own.tenant.spec.workspace = Some("team".to_owned());
     assert_eq!(own.action(), install);
-    assert!(in_use(of(within(world(), Some("uid-1"), None))));
+    assert!(in_use(contested(with_workspace(
+        world(),
+        Some("uid-1"),
+        None
+    ))));
     // An operator has opened the workspace to both.
-    let both = within(locked(), Some("uid-1"), Some("other/acme"));
-    assert!(in_use(of(both)));
+    let both = with_workspace(locked_down(), Some("uid-1"), Some("other/acme"));
+    assert!(in_use(contested(both)));
     // The release has belonged to the other Tenant since before the lockdown.
-    let mut w = of(within(locked(), Some("uid-1"), None));
-    let mut release = w.ours(1, Status::Deployed);
+    let mut w = contested(with_workspace(locked_down(), Some("uid-1"), None));
+    let mut release = w.own_revision(1, Status::Deployed);
     release.owner_uid = Some("uid-2".to_owned());
     release.owner_namespace = Some("other".to_owned());
     w.revisions = vec![release];

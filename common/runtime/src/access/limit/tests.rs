@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{Api, ListParams};
 use kube::runtime::watcher::{Config, watcher};
-use kube::{Client, Config as Access};
+use kube::{Client, Config as ClientConfig};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, mpsc};
@@ -12,55 +12,67 @@ use tokio_util::task::AbortOnDropHandle;
 use futures::StreamExt as _;
 
 use super::*;
-use crate::access::client_limited;
+use crate::access::client_with_limits;
 
 const HEAD: &str =
     "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n";
 const ENDLESS: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Size limits far below the amount that a test sends, without time limits.
-fn limits() -> Limits {
-    Limits {
+fn limits() -> ResponseLimits {
+    ResponseLimits {
         body: 1 << 20,
         error: 64 << 10,
         event: 64 << 10,
         nested: 10_000,
-        at_once: 2 << 20,
+        in_flight: 2 << 20,
         idle: ENDLESS,
-        whole: ENDLESS,
+        total: ENDLESS,
         watch: ENDLESS,
     }
 }
 
 struct Server {
     client: Client,
-    reported: mpsc::Receiver<String>,
+    report_rx: mpsc::Receiver<String>,
     _task: AbortOnDropHandle<()>,
 }
 
 /// Responds to each request with `head`, and then repeats `chunk` and `pause` until the client disconnects.
-async fn server(limits: Limits, head: &'static str, chunk: Vec<u8>, pause: Duration) -> Server {
+async fn server(
+    limits: ResponseLimits,
+    head: &'static str,
+    chunk: Vec<u8>,
+    pause: Duration,
+) -> Server {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let task = tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
-            tokio::spawn(pour(stream, head, chunk.clone(), pause));
+            tokio::spawn(send_endlessly(stream, head, chunk.clone(), pause));
         }
     });
-    let (reports, reported) = mpsc::channel(64);
-    let report: Report = Arc::new(move |cut: &CutOff| drop(reports.try_send(cut.to_string())));
-    let config = Access::new(url.parse().unwrap());
-    let client = client_limited(config, "test/1", Arc::new(Notify::new()), limits, report);
+    let (report_tx, report_rx) = mpsc::channel(64);
+    let on_cut_off: CutOffCallback =
+        Arc::new(move |error: &CutOffError| drop(report_tx.try_send(error.to_string())));
+    let config = ClientConfig::new(url.parse().unwrap());
+    let client = client_with_limits(
+        config,
+        "test/1",
+        Arc::new(Notify::new()),
+        limits,
+        on_cut_off,
+    );
     Server {
         client: client.unwrap(),
-        reported,
+        report_rx,
         _task: AbortOnDropHandle::new(task),
     }
 }
 
-async fn pour(mut stream: TcpStream, head: &str, chunk: Vec<u8>, pause: Duration) {
-    let mut asked = [0; 4096];
-    assert!(stream.read(&mut asked).await.unwrap() > 0);
+async fn send_endlessly(mut stream: TcpStream, head: &str, chunk: Vec<u8>, pause: Duration) {
+    let mut request = [0; 4096];
+    assert!(stream.read(&mut request).await.unwrap() > 0);
     stream.write_all(head.as_bytes()).await.unwrap();
     let size = format!("{:x}\r\n", chunk.len());
     let chunk = [size.as_bytes(), &chunk, b"\r\n"].concat();
@@ -69,7 +81,7 @@ async fn pour(mut stream: TcpStream, head: &str, chunk: Vec<u8>, pause: Duration
     }
 }
 
-async fn listed(client: &Client) -> String {
+async fn list_error(client: &Client) -> String {
     let maps: Api<ConfigMap> = Api::default_namespaced(client.clone());
     let error = maps.list(&ListParams::default()).await.unwrap_err();
     krypton_types::error_chain::chain(&error)
@@ -78,11 +90,11 @@ async fn listed(client: &Client) -> String {
 #[tokio::test]
 async fn body_beyond_a_limit_is_cut_off() {
     const ERROR: &str = "HTTP/1.1 500 Internal Server Error\r\nTransfer-Encoding: chunked\r\n\r\n";
-    let slow = Limits {
-        whole: Duration::from_millis(100),
+    let slow = ResponseLimits {
+        total: Duration::from_millis(100),
         ..limits()
     };
-    let stalled = Limits {
+    let stalled = ResponseLimits {
         idle: Duration::from_millis(50),
         ..limits()
     };
@@ -115,10 +127,10 @@ async fn body_beyond_a_limit_is_cut_off() {
         ),
     ] {
         let mut server = server(limits, head, chunk, pause).await;
-        let error = listed(&server.client).await;
+        let error = list_error(&server.client).await;
         assert!(error.contains(expected), "{expected}: {error}");
         // A server that only stalls is not reported as hostile.
-        let reported = server.reported.try_recv().ok();
+        let reported = server.report_rx.try_recv().ok();
         let reported = reported.map(|text| text.contains(expected));
         assert_eq!(reported, (pause != ENDLESS).then_some(true), "{expected}");
     }
@@ -141,12 +153,12 @@ async fn endless_line_of_a_watch_is_cut_off() {
         error.contains("an event has more than 65536 bytes"),
         "{error}"
     );
-    assert!(server.reported.recv().await.is_some());
+    assert!(server.report_rx.recv().await.is_some());
 }
 
 #[tokio::test]
 async fn watch_that_never_ends_is_cut_off() {
-    let limits = Limits {
+    let limits = ResponseLimits {
         watch: Duration::from_millis(100),
         ..limits()
     };
@@ -165,20 +177,20 @@ async fn watch_that_never_ends_is_cut_off() {
 
 #[tokio::test]
 async fn another_server_answers_while_one_floods() {
-    let flood = server(limits(), HEAD, vec![b' '; 8192], Duration::ZERO).await;
+    let flooding = server(limits(), HEAD, vec![b' '; 8192], Duration::ZERO).await;
     let body = b"HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\n{\"items\":[]}";
     let head = std::str::from_utf8(body).unwrap();
-    let good = server(limits(), head, Vec::new(), ENDLESS).await;
+    let well_behaved = server(limits(), head, Vec::new(), ENDLESS).await;
     let flooding = async {
         for _ in 0..20 {
-            listed(&flood.client).await;
+            list_error(&flooding.client).await;
         }
     };
     let asking = async {
         for _ in 0..20 {
-            let maps: Api<ConfigMap> = Api::default_namespaced(good.client.clone());
-            let found = maps.list(&ListParams::default()).await.unwrap();
-            assert!(found.items.is_empty());
+            let maps: Api<ConfigMap> = Api::default_namespaced(well_behaved.client.clone());
+            let maps = maps.list(&ListParams::default()).await.unwrap();
+            assert!(maps.items.is_empty());
         }
     };
     tokio::join!(flooding, asking);
@@ -198,31 +210,31 @@ async fn watcher_of_flooding_server_fails_and_retries() {
 
 #[test]
 fn watch_events_are_limited_individually() {
-    let mut meter = Meter::new(Kind::Watch, limits());
+    let mut meter = ResponseMeter::new(ResponseKind::Watch, limits());
     for _ in 0..10 {
         meter
             .read(&[vec![b' '; 40_000], b"\n".to_vec()].concat())
             .unwrap();
     }
     meter.read(&vec![b' '; 40_000]).unwrap();
-    let excess = meter.read(&vec![b' '; 40_000]);
-    assert_eq!(excess, Err(Excess::Event(limits().event)));
+    let result = meter.read(&vec![b' '; 40_000]);
+    assert_eq!(result, Err(ExceededLimit::Event(limits().event)));
 }
 
 #[test]
 fn dropped_bodies_release_their_byte_budget() {
-    let at_once = Arc::new(AtomicUsize::new(0));
-    let held = || Held {
-        at_once: Arc::clone(&at_once),
+    let in_flight = Arc::new(AtomicUsize::new(0));
+    let new_counter = || InFlightBytes {
+        in_flight: Arc::clone(&in_flight),
         bytes: 0,
     };
-    let (mut one, mut two) = (held(), held());
+    let (mut one, mut two) = (new_counter(), new_counter());
     one.set(60, 100).unwrap();
     one.set(70, 100).unwrap();
     two.set(30, 100).unwrap();
-    assert_eq!(two.set(31, 100), Err(Excess::AtOnce(100)));
+    assert_eq!(two.set(31, 100), Err(ExceededLimit::InFlight(100)));
     drop(one);
     two.set(100, 100).unwrap();
     drop(two);
-    assert_eq!(at_once.load(Ordering::Relaxed), 0);
+    assert_eq!(in_flight.load(Ordering::Relaxed), 0);
 }

@@ -51,7 +51,7 @@ fn same_lock_order_succeeds() {
 }
 
 /// A thread sets a flag, and another one waits for it.
-fn flag(scene: &mut Scene, notify: fn(&Notify)) {
+fn set_and_wait_for_flag(scene: &mut Scene, notify: fn(&Notify)) {
     let state = Arc::new((Mutex::new(false), Notify::new()));
     let setter = Arc::clone(&state);
     scene.thread("setter", move || {
@@ -71,13 +71,15 @@ fn flag(scene: &mut Scene, notify: fn(&Notify)) {
 
 #[test]
 fn lost_wake_up_is_found() {
-    let problem = problem(|scene| flag(scene, Notify::notify_waiters));
+    let problem = problem(|scene| set_and_wait_for_flag(scene, Notify::notify_waiters));
     assert_eq!(problem, "deadlock: waiter is never woken");
 }
 
 #[test]
 fn wake_up_before_wait_succeeds() {
-    check(SCHEDULES, |scene| flag(scene, Notify::notify_one));
+    check(SCHEDULES, |scene| {
+        set_and_wait_for_flag(scene, Notify::notify_one)
+    });
 }
 
 /// A second read under the guard of a watch channel waits behind a writer.
@@ -135,7 +137,7 @@ fn endless_threads_are_found() {
 
 #[test]
 fn race_between_two_steps_is_found() {
-    let found = problem(|scene| {
+    let problem = problem(|scene| {
         let taken = Arc::new(AtomicBool::new(false));
         for name in ["first", "second"] {
             let taken = Arc::clone(&taken);
@@ -146,5 +148,5 @@ fn race_between_two_steps_is_found() {
             });
         }
     });
-    assert!(found.ends_with("taken twice"), "{found}");
+    assert!(problem.ends_with("taken twice"), "{problem}");
 }

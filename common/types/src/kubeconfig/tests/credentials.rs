@@ -7,7 +7,7 @@ use base64::engine::general_purpose::STANDARD;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, date_time_ymd};
 
 /// Credentials that a cluster issues.
-pub(crate) struct Issued {
+pub(crate) struct ClusterCredentials {
     pub(crate) ca: String,
     /// Valid from 2026-01-01 until 2027-01-01.
     pub(crate) certificate: String,
@@ -16,9 +16,9 @@ pub(crate) struct Issued {
     pub(crate) self_signed: String,
 }
 
-pub(crate) static ISSUED: LazyLock<Issued> = LazyLock::new(issue);
+pub(crate) static ISSUED: LazyLock<ClusterCredentials> = LazyLock::new(issue);
 /// Credentials of a second cluster.
-pub(crate) static OTHER: LazyLock<Issued> = LazyLock::new(issue);
+pub(crate) static OTHER: LazyLock<ClusterCredentials> = LazyLock::new(issue);
 
 pub(crate) fn encoded(text: &str) -> String {
     STANDARD.encode(text)
@@ -28,7 +28,7 @@ pub(crate) fn decoded(data: &str) -> String {
     String::from_utf8(STANDARD.decode(data).unwrap()).unwrap()
 }
 
-fn issue() -> Issued {
+fn issue() -> ClusterCredentials {
     let mut authority = CertificateParams::default();
     let self_signed_key = KeyPair::generate().unwrap();
     let self_signed = authority.self_signed(&self_signed_key).unwrap();
@@ -43,7 +43,7 @@ fn issue() -> Issued {
     client.not_before = date_time_ymd(2026, 1, 1);
     client.not_after = date_time_ymd(2027, 1, 1);
     let key = KeyPair::generate().unwrap();
-    Issued {
+    ClusterCredentials {
         ca: encoded(&ca.pem()),
         certificate: encoded(&client.signed_by(&key, &issuer).unwrap().pem()),
         key: encoded(&key.serialize_pem()),

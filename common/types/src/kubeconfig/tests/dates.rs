@@ -12,8 +12,8 @@ fn jwt(claims: &Value) -> String {
     format!("e30.{claims}.c2ln")
 }
 
-fn of(user: Value) -> Sanitized {
-    strictly("/users/0/user", user).unwrap()
+fn for_user(user: Value) -> SanitizedKubeconfig {
+    with_strict_policy("/users/0/user", user).unwrap()
 }
 
 fn certificate() -> Value {
@@ -22,18 +22,22 @@ fn certificate() -> Value {
 
 #[test]
 fn a_client_certificate_is_good_within_its_dates() {
-    let found = of(certificate());
-    assert_eq!(found.not_before, Some(at("2026-01-01T00:00:00Z")));
-    assert_eq!(found.expires, Some(at("2027-01-01T00:00:00Z")));
-    assert_eq!(found.check_dates(at("2026-06-01T00:00:00Z")), Ok(()));
-    let error = found.check_dates(at("2027-01-02T00:00:00Z")).unwrap_err();
+    let sanitized = for_user(certificate());
+    assert_eq!(sanitized.not_before, Some(at("2026-01-01T00:00:00Z")));
+    assert_eq!(sanitized.expires, Some(at("2027-01-01T00:00:00Z")));
+    assert_eq!(sanitized.check_dates(at("2026-06-01T00:00:00Z")), Ok(()));
+    let error = sanitized
+        .check_dates(at("2027-01-02T00:00:00Z"))
+        .unwrap_err();
     assert_eq!(
         error.to_string(),
         "users[0].user.client-certificate-data has expired on 2027-01-01T00:00:00Z: put a kubeconfig \
          with a new one into its place"
     );
     assert_eq!(error.reason(), "KubeconfigInvalid");
-    let error = found.check_dates(at("2025-12-01T00:00:00Z")).unwrap_err();
+    let error = sanitized
+        .check_dates(at("2025-12-01T00:00:00Z"))
+        .unwrap_err();
     assert_eq!(
         error.to_string(),
         "users[0].user.client-certificate-data is not valid before 2026-01-01T00:00:00Z, and the local time \
@@ -43,30 +47,32 @@ fn a_client_certificate_is_good_within_its_dates() {
 
 #[test]
 fn clocks_that_are_ten_minutes_apart_refuse_nothing() {
-    let found = of(certificate());
-    for (now, good) in [
+    let sanitized = for_user(certificate());
+    for (now, is_valid) in [
         ("2025-12-31T23:49:59Z", false),
         ("2025-12-31T23:50:00Z", true),
         ("2027-01-01T00:10:00Z", true),
         ("2027-01-01T00:10:01Z", false),
     ] {
-        assert_eq!(found.check_dates(at(now)).is_ok(), good, "{now}");
+        assert_eq!(sanitized.check_dates(at(now)).is_ok(), is_valid, "{now}");
     }
 }
 
 #[test]
 fn token_expires_at_its_claim() {
-    let found = of(json!({ "token": jwt(&json!({ "exp": 1_800_000_000 })) }));
-    assert_eq!(found.expires, Some(at("2027-01-15T08:00:00Z")));
-    assert_eq!(found.not_before, None);
-    let error = found.check_dates(at("2028-01-01T00:00:00Z")).unwrap_err();
+    let sanitized = for_user(json!({ "token": jwt(&json!({ "exp": 1_800_000_000 })) }));
+    assert_eq!(sanitized.expires, Some(at("2027-01-15T08:00:00Z")));
+    assert_eq!(sanitized.not_before, None);
+    let error = sanitized
+        .check_dates(at("2028-01-01T00:00:00Z"))
+        .unwrap_err();
     assert!(
         error
             .to_string()
             .starts_with("users[0].user.token has expired on 2027-01-15T08:00:00Z"),
         "{error}"
     );
-    let opaque = of(json!({ "token": "opaque" }));
+    let opaque = for_user(json!({ "token": "opaque" }));
     assert_eq!((opaque.not_before, opaque.expires), (None, None));
     assert_eq!(opaque.check_dates(at("2999-01-01T00:00:00Z")), Ok(()));
 }
@@ -76,14 +82,14 @@ fn token_expires_at_its_claim() {
 fn expiry_follows_longest_valid_credential() {
     let mut user = certificate();
     user["token"] = json!(jwt(&json!({ "exp": 1_800_000_000 })));
-    let found = of(user.clone());
-    assert_eq!(found.expires, Some(at("2027-01-15T08:00:00Z")));
-    assert_eq!(found.check_dates(at("2027-01-10T00:00:00Z")), Ok(()));
-    assert!(found.check_dates(at("2027-02-01T00:00:00Z")).is_err());
+    let sanitized = for_user(user.clone());
+    assert_eq!(sanitized.expires, Some(at("2027-01-15T08:00:00Z")));
+    assert_eq!(sanitized.check_dates(at("2027-01-10T00:00:00Z")), Ok(()));
+    assert!(sanitized.check_dates(at("2027-02-01T00:00:00Z")).is_err());
     user["token"] = json!("opaque");
-    let found = of(user);
-    assert_eq!(found.expires, None);
-    assert_eq!(found.check_dates(at("2999-01-01T00:00:00Z")), Ok(()));
+    let sanitized = for_user(user);
+    assert_eq!(sanitized.expires, None);
+    assert_eq!(sanitized.check_dates(at("2999-01-01T00:00:00Z")), Ok(()));
 }
 
 #[test]
@@ -94,6 +100,6 @@ fn accepted_exec_credential_never_expires() {
         allow_exec: true,
         ..Policy::default()
     };
-    let found = with("/users/0/user", user, exec).unwrap();
-    assert_eq!(found.check_dates(at("2999-01-01T00:00:00Z")), Ok(()));
+    let sanitized = with("/users/0/user", user, exec).unwrap();
+    assert_eq!(sanitized.check_dates(at("2999-01-01T00:00:00Z")), Ok(()));
 }

@@ -48,7 +48,7 @@ current-context: d
     assert!(parse(merged.as_bytes(), &Policy::default()).is_ok());
     let hidden = merged.replace("user: u}}, {", "user: u, exec: {}}}, {");
     assert_eq!(
-        refused(hidden.as_bytes()),
+        parse_error(hidden.as_bytes()),
         "contexts[1].context.exec is not a known field: remove it or correct its name"
     );
 }
@@ -78,7 +78,7 @@ fn invalid_yaml_document_is_rejected_with_position() {
         (b"\xff\xfea\x00", "kubeconfig is not UTF-8 text, at byte 0"),
         (b"a\x00:\x00", "kubeconfig has a NUL at byte 1"),
     ] {
-        let error = refused(bytes);
+        let error = parse_error(bytes);
         assert!(error.starts_with(message), "{error}");
     }
 }
@@ -98,25 +98,25 @@ fn yaml_bombs_are_stopped_by_a_bound() {
         "x".repeat(100_000),
         "*a,".repeat(5000)
     );
-    let many = format!("a: [{}]", "x,".repeat(60_000));
+    let many_items = format!("a: [{}]", "x,".repeat(60_000));
     for bomb in [
         laughs,
         wide_alias,
-        many,
+        many_items,
         "[".repeat(200_000),
         "{a: ".repeat(50_000),
         "- ".repeat(100_000),
         "a: &a [*a]".to_owned(),
     ] {
         assert!(bomb.len() <= SIZE_MAX);
-        let error = refused(bomb.as_bytes());
+        let error = parse_error(bomb.as_bytes());
         assert!(
             error.starts_with("kubeconfig is not read at line "),
             "{error}"
         );
     }
     let scalar = format!("{{\"x\": \"{}\"}}", "y".repeat(SIZE_MAX - 4096));
-    assert!(refused(scalar.as_bytes()).starts_with("x is not a known field"));
+    assert!(parse_error(scalar.as_bytes()).starts_with("x is not a known field"));
 }
 
 #[test]
@@ -140,12 +140,15 @@ fn only_utf8_is_read_bom_and_crlf_allowed() {
         units.flat_map(bytes).collect()
     };
     for bytes in [utf16(u16::to_be_bytes), utf16(u16::to_le_bytes)] {
-        assert_eq!(refused(&bytes), "kubeconfig is not UTF-8 text, at byte 0");
+        assert_eq!(
+            parse_error(&bytes),
+            "kubeconfig is not UTF-8 text, at byte 0"
+        );
     }
     let latin = [text.as_bytes(), b"# caf\xe9\n"].concat();
     let position = latin.len() - 2;
     let expected = format!("kubeconfig is not UTF-8 text, at byte {position}");
-    assert_eq!(refused(&latin), expected);
+    assert_eq!(parse_error(&latin), expected);
     let crlf = text.replace('\n', "\r\n");
     for same in [
         format!("\u{feff}{text}"),

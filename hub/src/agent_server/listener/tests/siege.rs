@@ -7,8 +7,8 @@ use tonic::codegen::{Service as _, http};
 use super::*;
 
 /// Source address of the attackers.
-const THERE: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
-const ELSEWHERE: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 3);
+const ATTACKER_ADDRESS: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
+const OTHER_ADDRESS: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 3);
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const DATA: u8 = 0;
@@ -30,12 +30,12 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
 }
 
 /// Returns preface and settings, with which every connection starts.
-fn beginning() -> Vec<u8> {
+fn connection_start() -> Vec<u8> {
     [PREFACE, &frame(SETTINGS, 0, 0, &[])].concat()
 }
 
 /// Returns the headers of a call, encoded without compression.
-fn call() -> Vec<u8> {
+fn call_headers() -> Vec<u8> {
     let path = b"/krypton.fleet.v1.Enrollment/Enroll";
     let kind = b"application/grpc";
     // POST and https by their index in the static table; then name index, length and text.
@@ -68,9 +68,9 @@ fn is_closed(stream: &TcpStream) -> bool {
 }
 
 /// Waits until a new honest agent is served, regardless of the load.
-async fn is_served(hub: &Hub, own: &Credential) {
-    let served = async { while who_or_nothing(hub, Some(own.clone())).await.is_none() {} };
-    tokio::time::timeout(PATIENCE, served)
+async fn wait_until_served(hub: &Hub, credential: &Credential) {
+    let serving = async { while try_identity(hub, Some(credential.clone())).await.is_none() {} };
+    tokio::time::timeout(TIMEOUT, serving)
         .await
         .expect("an honest agent is served");
 }
@@ -79,69 +79,72 @@ async fn is_served(hub: &Hub, own: &Credential) {
 async fn address_at_its_limit_leaves_room_for_others() {
     let limits = Limits {
         handshakes: 4,
-        handshake: PATIENCE,
-        of_an_address: OfAnAddress {
-            newcomers: 3,
+        handshake_timeout: TIMEOUT,
+        per_address: AddressLimits {
+            unauthenticated: 3,
             handshakes: 2,
-            strangers: 1,
-            ..Limits::default().of_an_address
+            anonymous: 1,
+            ..Limits::default().per_address
         },
         ..Limits::default()
     };
     let hub = hub(limits).await;
     let mut silent = Vec::new();
     for _ in 0..8 {
-        silent.push(hub.plain(THERE).await.unwrap());
+        silent.push(hub.plain(ATTACKER_ADDRESS).await.unwrap());
     }
-    let own = Hub::agent(&hub.authority, "edge-1", DAY);
-    assert_eq!(hub.ask(Some(own)).await.unwrap(), format!("edge-1 {UID}"));
-    assert_eq!(hub.ask(None).await.unwrap(), "no client certificate");
+    let credential = Hub::agent(&hub.authority, "edge-1", DAY);
+    assert_eq!(
+        hub.identity(Some(credential)).await.unwrap(),
+        format!("edge-1 {UID}")
+    );
+    assert_eq!(hub.identity(None).await.unwrap(), "no client certificate");
     // The hub has processed the earlier connections before these two.
     let closed = silent.iter().filter(|stream| is_closed(stream)).count();
-    assert_eq!((closed, hub.metrics.refusals("address")), (5, 5));
+    assert_eq!((closed, hub.metrics.refused_count("address")), (5, 5));
     assert_eq!(hub.metrics.handshakes.get(), 2);
     // Without a certificate, an address may have only one connection: the newest.
-    let mut first = hub.connect_from(ELSEWHERE, None).await.unwrap();
-    first.write_all(&beginning()).await.unwrap();
+    let mut first = hub.connect_from(OTHER_ADDRESS, None).await.unwrap();
+    first.write_all(&connection_start()).await.unwrap();
     let mut byte = [0; 1];
     first.read_exact(&mut byte).await.unwrap();
-    let mut second = hub.connect_from(ELSEWHERE, None).await.unwrap();
-    second.write_all(&beginning()).await.unwrap();
+    let mut second = hub.connect_from(OTHER_ADDRESS, None).await.unwrap();
+    second.write_all(&connection_start()).await.unwrap();
     second.read_exact(&mut byte).await.unwrap();
     assert!(is_ended(&mut first).await);
-    assert_eq!(hub.ask(None).await.unwrap(), "no client certificate");
+    assert_eq!(hub.identity(None).await.unwrap(), "no client certificate");
     // A closed connection frees its slot.
     drop((silent, second));
     while hub.metrics.handshakes.get() > 0 {
-        who_or_nothing(&hub, None).await;
+        try_identity(&hub, None).await;
     }
-    let mut third = hub.connect_from(THERE, None).await.unwrap();
-    third.write_all(&beginning()).await.unwrap();
+    let mut third = hub.connect_from(ATTACKER_ADDRESS, None).await.unwrap();
+    third.write_all(&connection_start()).await.unwrap();
     third.read_exact(&mut byte).await.unwrap();
 }
 
 #[tokio::test]
 async fn all_agents_behind_one_address_are_served() {
     let limits = Limits {
-        newcomers: 4,
-        of_an_address: OfAnAddress {
-            newcomers: 4,
+        unauthenticated: 4,
+        per_address: AddressLimits {
+            unauthenticated: 4,
             handshakes: 1,
-            strangers: 1,
-            ..Limits::default().of_an_address
+            anonymous: 1,
+            ..Limits::default().per_address
         },
         ..Limits::default()
     };
     let hub = hub(limits).await;
     let mut clients = Vec::new();
     for number in 0..20 {
-        let own = Hub::agent(&hub.authority, &format!("edge-{number}"), DAY);
-        let (mut client, bridge) = hub.client(Some(own)).await;
-        who(&mut client).await.unwrap();
+        let credential = Hub::agent(&hub.authority, &format!("edge-{number}"), DAY);
+        let (mut client, bridge) = hub.client(Some(credential)).await;
+        identity(&mut client).await.unwrap();
         clients.push((client, bridge));
     }
     for (client, _) in &mut clients {
-        who(client).await.unwrap();
+        identity(client).await.unwrap();
     }
     assert_eq!(hub.metrics.handshakes_max.get(), 1);
 }
@@ -149,23 +152,23 @@ async fn all_agents_behind_one_address_are_served() {
 #[tokio::test]
 async fn handshake_rate_is_limited_per_address_after_burst() {
     let limits = Limits {
-        handshake: Duration::from_secs(10),
-        of_an_address: OfAnAddress {
+        handshake_timeout: Duration::from_secs(10),
+        per_address: AddressLimits {
             handshake_rate: Rate {
                 burst: 3,
-                each: Duration::from_secs(3600),
+                per_token: Duration::from_secs(3600),
             },
-            ..Limits::default().of_an_address
+            ..Limits::default().per_address
         },
         ..Limits::default()
     };
     let hub = hub(limits).await;
     for _ in 0..3 {
-        hub.connect_from(THERE, None).await.unwrap();
+        hub.connect_from(ATTACKER_ADDRESS, None).await.unwrap();
     }
-    assert!(hub.connect_from(THERE, None).await.is_err());
-    assert_eq!(hub.metrics.refusals("address"), 1);
-    assert_eq!(hub.ask(None).await.unwrap(), "no client certificate");
+    assert!(hub.connect_from(ATTACKER_ADDRESS, None).await.is_err());
+    assert_eq!(hub.metrics.refused_count("address"), 1);
+    assert_eq!(hub.identity(None).await.unwrap(), "no client certificate");
 }
 
 #[tokio::test]
@@ -179,10 +182,10 @@ async fn unauthenticated_traffic_is_limited_above_enrollment_size() {
     client.enroll(large).await.unwrap();
     let mut stream = hub.connect(None).await.unwrap();
     let pings = frame(PING, 0, 0, &[0; 8]).repeat(100_000);
-    let flood = [beginning(), pings].concat();
+    let flood = [connection_start(), pings].concat();
     // The hub has closed the connection already, or does so now.
     assert!(stream.write_all(&flood).await.is_err() || is_ended(&mut stream).await);
-    is_served(&hub, &Hub::agent(&hub.authority, "edge-1", DAY)).await;
+    wait_until_served(&hub, &Hub::agent(&hub.authority, "edge-1", DAY)).await;
 }
 
 #[tokio::test]
@@ -192,9 +195,9 @@ async fn silent_connection_is_closed() {
         ..Limits::default()
     };
     let hub = hub(limits).await;
-    let own = Hub::agent(&hub.authority, "edge-1", DAY);
-    let mut stream = hub.connect(Some(own)).await.unwrap();
-    stream.write_all(&beginning()).await.unwrap();
+    let credential = Hub::agent(&hub.authority, "edge-1", DAY);
+    let mut stream = hub.connect(Some(credential)).await.unwrap();
+    stream.write_all(&connection_start()).await.unwrap();
     assert!(is_ended(&mut stream).await);
 }
 
@@ -211,16 +214,16 @@ fn client_hello(hub: &Hub) -> Vec<u8> {
 #[tokio::test]
 async fn hundred_slow_handshakes_do_not_block_service() {
     let limits = Limits {
-        handshake: Duration::from_secs(3),
+        handshake_timeout: Duration::from_secs(3),
         ..Limits::default()
     };
     let hub = hub(limits).await;
-    let own = Hub::agent(&hub.authority, "edge-1", DAY);
-    let (mut settled, _bridge) = hub.client(Some(own.clone())).await;
+    let credential = Hub::agent(&hub.authority, "edge-1", DAY);
+    let (mut connected, _bridge) = hub.client(Some(credential.clone())).await;
     let hello = client_hello(&hub);
     let mut slow = Vec::new();
     for _ in 0..100 {
-        slow.push(hub.plain(THERE).await.unwrap());
+        slow.push(hub.plain(ATTACKER_ADDRESS).await.unwrap());
     }
     // Send one byte on each connection per served call, and never the last byte.
     let mut bytes = hello[..hello.len() - 1].iter();
@@ -230,50 +233,59 @@ async fn hundred_slow_handshakes_do_not_block_service() {
                 drop(stream.write_all(&[*byte]).await);
             }
         }
-        assert_eq!(who(&mut settled).await.unwrap(), format!("edge-1 {UID}"));
-        is_served(&hub, &own).await;
+        assert_eq!(
+            identity(&mut connected).await.unwrap(),
+            format!("edge-1 {UID}")
+        );
+        wait_until_served(&hub, &credential).await;
         slow.retain(|stream| !is_closed(stream));
     }
-    assert_eq!(hub.metrics.refusals("slow"), 100);
+    assert_eq!(hub.metrics.refused_count("slow"), 100);
     assert_eq!(hub.metrics.handshakes.get(), 0);
 }
 
 #[tokio::test]
 async fn stalled_connections_after_handshake_do_not_block_service() {
     let limits = Limits {
-        stranger: Duration::from_secs(3),
+        anonymous_lifetime: Duration::from_secs(3),
         silence: Duration::from_secs(3),
         ..Limits::default()
     };
     let hub = hub(limits).await;
-    let own = Hub::agent(&hub.authority, "edge-1", DAY);
-    let (mut settled, _bridge) = hub.client(Some(own.clone())).await;
-    let lazy = Hub::agent(&hub.authority, "edge-2", DAY);
-    let (mut spelling, mut silent) = (Vec::new(), Vec::new());
+    let credential = Hub::agent(&hub.authority, "edge-1", DAY);
+    let (mut connected, _bridge) = hub.client(Some(credential.clone())).await;
+    let idle_agent = Hub::agent(&hub.authority, "edge-2", DAY);
+    let (mut slow, mut silent) = (Vec::new(), Vec::new());
     for _ in 0..16 {
-        let mut stream = hub.connect_from(THERE, None).await.unwrap();
-        stream.write_all(&beginning()).await.unwrap();
-        spelling.push(stream);
+        let mut stream = hub.connect_from(ATTACKER_ADDRESS, None).await.unwrap();
+        stream.write_all(&connection_start()).await.unwrap();
+        slow.push(stream);
     }
     // Valid certificate, but only a preface.
     for _ in 0..32 {
-        let mut stream = hub.connect_from(THERE, Some(lazy.clone())).await.unwrap();
-        stream.write_all(&beginning()).await.unwrap();
+        let mut stream = hub
+            .connect_from(ATTACKER_ADDRESS, Some(idle_agent.clone()))
+            .await
+            .unwrap();
+        stream.write_all(&connection_start()).await.unwrap();
         silent.push(stream);
     }
-    let headers = frame(HEADERS, END_HEADERS, 1, &call());
+    let headers = frame(HEADERS, END_HEADERS, 1, &call_headers());
     for byte in headers.iter().cycle() {
         let mut open = false;
-        for stream in &mut spelling {
+        for stream in &mut slow {
             open |= stream.write_all(&[*byte]).await.is_ok() && stream.flush().await.is_ok();
         }
-        assert_eq!(who(&mut settled).await.unwrap(), format!("edge-1 {UID}"));
-        is_served(&hub, &own).await;
+        assert_eq!(
+            identity(&mut connected).await.unwrap(),
+            format!("edge-1 {UID}")
+        );
+        wait_until_served(&hub, &credential).await;
         if !open {
             break;
         }
     }
-    for stream in spelling.iter_mut().chain(&mut silent) {
+    for stream in slow.iter_mut().chain(&mut silent) {
         assert!(is_ended(stream).await);
     }
 }
@@ -300,16 +312,16 @@ async fn connection_flood_uses_bounded_resources_and_frees_them() {
     const AGENTS: usize = 20;
     allow_files(COUNT as u64 + 3000);
     let limits = Limits {
-        handshake: Duration::from_secs(5),
+        handshake_timeout: Duration::from_secs(5),
         ..Limits::default()
     };
     let hub = hub(limits).await;
     let agent = |number: usize| Hub::agent(&hub.authority, &format!("edge-{number}"), DAY);
-    let mut settled = Vec::new();
+    let mut connected = Vec::new();
     for number in 0..AGENTS {
         let (mut client, bridge) = hub.client(Some(agent(number))).await;
-        who(&mut client).await.unwrap();
-        settled.push((client, bridge));
+        identity(&mut client).await.unwrap();
+        connected.push((client, bridge));
     }
     let tasks = || {
         tokio::runtime::Handle::current()
@@ -318,59 +330,62 @@ async fn connection_flood_uses_bounded_resources_and_frees_them() {
     };
     let (tasks_before, before) = (tasks(), resident_kib());
     let mut open = Vec::new();
-    let (mut peak, mut most_tasks) = (0, 0);
+    let (mut peak, mut max_tasks) = (0, 0);
     for _ in 0..COUNT / 500 {
         for _ in 0..500 {
-            open.push(hub.plain(THERE).await.unwrap());
+            open.push(hub.plain(ATTACKER_ADDRESS).await.unwrap());
         }
-        for (client, _) in &mut settled {
-            who(client).await.unwrap();
+        for (client, _) in &mut connected {
+            identity(client).await.unwrap();
         }
         // The agent waits in the queue behind all of them.
-        is_served(&hub, &agent(AGENTS)).await;
+        wait_until_served(&hub, &agent(AGENTS)).await;
         peak = peak.max(resident_kib());
-        most_tasks = most_tasks.max(tasks());
+        max_tasks = max_tasks.max(tasks());
         let held = open.iter().filter(|stream| !is_closed(stream)).count();
-        assert!(held <= limits.of_an_address.newcomers, "{held} are held");
+        assert!(
+            held <= limits.per_address.unauthenticated,
+            "{held} are held"
+        );
         assert!(hub.metrics.handshakes.get() <= 64);
     }
     drop(open);
     let freed = async {
         while tasks() > tasks_before || hub.metrics.handshakes.get() > 0 {
-            who(&mut settled[0].0).await.unwrap();
+            identity(&mut connected[0].0).await.unwrap();
         }
     };
-    tokio::time::timeout(PATIENCE, freed)
+    tokio::time::timeout(TIMEOUT, freed)
         .await
         .expect("all is freed");
     let (address, slow) = (
-        hub.metrics.refusals("address"),
-        hub.metrics.refusals("slow"),
+        hub.metrics.refused_count("address"),
+        hub.metrics.refused_count("slow"),
     );
     println!(
         "{COUNT} connections: {address} sent away at once, {slow} after a while; \
-         tasks {tasks_before}, {most_tasks} at most; \
+         tasks {tasks_before}, {max_tasks} at most; \
          resident {before} KiB before, {peak} at most, {} after",
         resident_kib()
     );
-    let sent_away = COUNT - limits.of_an_address.newcomers;
-    assert!(most_tasks <= tasks_before + limits.of_an_address.newcomers + 16);
+    let sent_away = COUNT - limits.per_address.unauthenticated;
+    assert!(max_tasks <= tasks_before + limits.per_address.unauthenticated + 16);
     assert!(address + slow >= sent_away as u64);
 }
 
 /// Returns the floods, and whether each must end its connection.
 fn floods() -> Vec<(&'static str, bool, Vec<u8>)> {
     const MANY: u32 = 100_000;
-    let open = frame(HEADERS, END_HEADERS, 1, &call());
+    let open = frame(HEADERS, END_HEADERS, 1, &call_headers());
     let resets = (0..MANY).map(|number| {
         let stream = 2 * number + 1;
         let cancel = frame(RST_STREAM, 0, stream, &8_u32.to_be_bytes());
-        [frame(HEADERS, END_HEADERS, stream, &call()), cancel].concat()
+        [frame(HEADERS, END_HEADERS, stream, &call_headers()), cancel].concat()
     });
     let resets = resets.collect::<Vec<_>>().concat();
     // A header of 100 bytes without an index.
     let header = [&[0x00, 1, b'x', 100][..], &[b'y'; 100]].concat();
-    let mut continued = frame(HEADERS, 0, 1, &call());
+    let mut continued = frame(HEADERS, 0, 1, &call_headers());
     continued.extend(frame(CONTINUATION, 0, 1, &header).repeat(MANY as usize / 10));
     let mut empty = open;
     empty.extend(frame(DATA, 0, 1, &[]).repeat(MANY as usize));
@@ -394,35 +409,41 @@ fn floods() -> Vec<(&'static str, bool, Vec<u8>)> {
 #[tokio::test]
 async fn frame_flood_affects_only_its_own_connection() {
     let hub = hub(Limits::default()).await;
-    let own = Hub::agent(&hub.authority, "edge-1", DAY);
-    let (mut settled, _bridge) = hub.client(Some(own.clone())).await;
-    let loud = Hub::agent(&hub.authority, "edge-2", DAY);
-    for (what, ends, flood) in floods() {
+    let credential = Hub::agent(&hub.authority, "edge-1", DAY);
+    let (mut connected, _bridge) = hub.client(Some(credential.clone())).await;
+    let flooding_agent = Hub::agent(&hub.authority, "edge-2", DAY);
+    for (name, ends, flood) in floods() {
         let before = resident_kib();
-        let mut stream = hub.connect_from(THERE, Some(loud.clone())).await.unwrap();
-        let (told, done) = oneshot::channel();
+        let mut stream = hub
+            .connect_from(ATTACKER_ADDRESS, Some(flooding_agent.clone()))
+            .await
+            .unwrap();
+        let (ended_tx, ended_rx) = oneshot::channel();
         let flooding = AbortOnDropHandle::new(tokio::spawn(async move {
-            let written = stream.write_all(&beginning()).await;
+            let written = stream.write_all(&connection_start()).await;
             let written = match written {
                 Ok(()) => stream.write_all(&flood).await,
                 failed => failed,
             };
             drop(flood);
             let ended = ends && (written.is_err() || is_ended(&mut stream).await);
-            told.send(ended).ok();
+            ended_tx.send(ended).ok();
         }));
         for _ in 0..50 {
-            assert_eq!(who(&mut settled).await.unwrap(), format!("edge-1 {UID}"));
-            is_served(&hub, &own).await;
+            assert_eq!(
+                identity(&mut connected).await.unwrap(),
+                format!("edge-1 {UID}")
+            );
+            wait_until_served(&hub, &credential).await;
         }
         if ends {
-            let ended = tokio::time::timeout(PATIENCE, done).await;
-            assert!(ended.unwrap().unwrap(), "{what}");
+            let ended = tokio::time::timeout(TIMEOUT, ended_rx).await;
+            assert!(ended.unwrap().unwrap(), "{name}");
         }
         drop(flooding);
-        println!("{what}: {before} KiB before, {} after", resident_kib());
+        println!("{name}: {before} KiB before, {} after", resident_kib());
     }
-    is_served(&hub, &own).await;
+    wait_until_served(&hub, &credential).await;
 }
 
 #[tokio::test]
@@ -431,34 +452,37 @@ async fn only_member_over_byte_limit_is_throttled() {
         // Allows practically nothing after the burst.
         member_bytes: Rate {
             burst: 64 * 1024,
-            each: Duration::from_secs(3600),
+            per_token: Duration::from_secs(3600),
         },
         silence: Duration::from_secs(3),
         ..Limits::default()
     };
     let hub = hub(limits).await;
-    let own = Hub::agent(&hub.authority, "edge-1", DAY);
-    let loud = Hub::agent(&hub.authority, "edge-2", DAY);
-    let mut stream = hub.connect_from(THERE, Some(loud)).await.unwrap();
-    stream.write_all(&beginning()).await.unwrap();
+    let credential = Hub::agent(&hub.authority, "edge-1", DAY);
+    let flooding_agent = Hub::agent(&hub.authority, "edge-2", DAY);
+    let mut stream = hub
+        .connect_from(ATTACKER_ADDRESS, Some(flooding_agent))
+        .await
+        .unwrap();
+    stream.write_all(&connection_start()).await.unwrap();
     // More than all buffers on the way can hold.
     let flood = frame(PING, 0, 0, &[0; 8]).repeat(2_000_000);
     let flooding = async move { stream.write_all(&flood).await };
     let flooding = AbortOnDropHandle::new(tokio::spawn(flooding));
     for _ in 0..5 {
-        is_served(&hub, &own).await;
+        wait_until_served(&hub, &credential).await;
     }
     // The flood fills all buffers, and the connection times out as silent.
-    let ended = tokio::time::timeout(PATIENCE, flooding).await.unwrap();
+    let ended = tokio::time::timeout(TIMEOUT, flooding).await.unwrap();
     assert!(ended.unwrap().is_err());
-    is_served(&hub, &own).await;
+    wait_until_served(&hub, &credential).await;
 }
 
 #[tokio::test]
 async fn invalid_call_gets_status_code_and_connection_survives() {
     let hub = hub(Limits::default()).await;
-    let own = Hub::agent(&hub.authority, "edge-1", DAY);
-    let stream = hub.connect(Some(own)).await.unwrap();
+    let credential = Hub::agent(&hub.authority, "edge-1", DAY);
+    let stream = hub.connect(Some(credential)).await.unwrap();
     let (endpoint, _bridge) = bridge(stream).await;
     let mut channel = endpoint.connect().await.unwrap();
     let enroll = "/krypton.fleet.v1.Enrollment/Enroll";
@@ -529,8 +553,8 @@ async fn invalid_call_gets_status_code_and_connection_survives() {
         std::future::poll_fn(|cx| channel.poll_ready(cx))
             .await
             .unwrap();
-        let answer = channel.call(request).await.unwrap();
-        let status = Status::from_header_map(answer.headers());
+        let response = channel.call(request).await.unwrap();
+        let status = Status::from_header_map(response.headers());
         assert_eq!(
             status.map(|status| status.code()),
             Some(code),
@@ -538,5 +562,8 @@ async fn invalid_call_gets_status_code_and_connection_survives() {
         );
     }
     let mut client = EnrollmentClient::new(channel);
-    assert_eq!(who(&mut client).await.unwrap(), format!("edge-1 {UID}"));
+    assert_eq!(
+        identity(&mut client).await.unwrap(),
+        format!("edge-1 {UID}")
+    );
 }

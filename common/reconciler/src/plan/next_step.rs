@@ -3,34 +3,33 @@
 use jiff::Timestamp;
 use krypton_runtime::clock::BootTime;
 use krypton_types::conditions::reason;
-use krypton_types::tenant::{Next, Step};
+use krypton_types::tenant::{UpcomingStep, UpcomingStepKind};
 
 use super::memory::Failure;
 use super::state::{ReleaseState, Rollout};
 
-/// The next step that Krypton takes without a user, as [`Next`] in a report.
+/// The next step that Krypton takes without a user, as [`UpcomingStep`] in a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Coming {
-    pub step: Step,
+pub struct PlannedStep {
+    pub step: UpcomingStepKind,
     pub at: Option<BootTime>,
     /// Number of consecutive failed attempts.
     pub attempts: u32,
 }
 
-impl Coming {
+impl PlannedStep {
     /// Converts the time to wall-clock time, where `now` and `wall` are the same moment.
-    pub fn on_the_wall(self, now: BootTime, wall: Timestamp) -> Next {
-        let on_the_wall = |at: BootTime| wall.checked_add(at.since(now)).unwrap_or(wall);
-        let at = self.at.map(on_the_wall);
-        Next::new(self.step, at, self.attempts)
+    pub fn to_wall_clock(self, now: BootTime, wall: Timestamp) -> UpcomingStep {
+        let to_wall = |at: BootTime| wall.checked_add(at.since(now)).unwrap_or(wall);
+        UpcomingStep::new(self.step, self.at.map(to_wall), self.attempts)
     }
 
     /// Returns the retry after a failed attempt; `None` if the failure may end at any moment. Each attempt would then
     /// cause a status write without new information.
     pub(super) fn retry(failure: &Failure) -> Option<Self> {
-        let soon = [reason::HELM_UNAVAILABLE, reason::SUSPENDED];
-        (!soon.contains(&failure.reason)).then_some(Self {
-            step: Step::Retry,
+        let may_end_soon = [reason::HELM_UNAVAILABLE, reason::SUSPENDED];
+        (!may_end_soon.contains(&failure.reason)).then_some(Self {
+            step: UpcomingStepKind::Retry,
             at: Some(failure.retry_at),
             attempts: failure.attempts,
         })
@@ -38,14 +37,20 @@ impl Coming {
 }
 
 /// Returns the time of the next plan if nothing changes before, and the next step to report.
-pub(super) fn coming(state: &ReleaseState<'_>) -> (Option<BootTime>, Option<Coming>) {
-    let next = |step, at, attempts| Some(Coming { step, at, attempts });
+pub(super) fn next_step(state: &ReleaseState<'_>) -> (Option<BootTime>, Option<PlannedStep>) {
+    let planned = |step, at, attempts| Some(PlannedStep { step, at, attempts });
     match state {
         ReleaseState::BackingOff(failure) | ReleaseState::RemovalFailed(failure) => {
-            (Some(failure.retry_at), Coming::retry(failure))
+            (Some(failure.retry_at), PlannedStep::retry(failure))
         }
-        ReleaseState::GivenUp(failure) => (None, next(Step::GivenUp, None, failure.attempts)),
-        ReleaseState::Locked { until, .. } => (Some(*until), next(Step::Unlock, Some(*until), 0)),
+        ReleaseState::GivenUp(failure) => (
+            None,
+            planned(UpcomingStepKind::GivenUp, None, failure.attempts),
+        ),
+        ReleaseState::Locked { until, .. } => (
+            Some(*until),
+            planned(UpcomingStepKind::Unlock, Some(*until), 0),
+        ),
         _ => match state.rollout() {
             // Report the next step only with the second message, because it would otherwise cause a separate write.
             Some(Rollout::Waiting {
@@ -53,9 +58,10 @@ pub(super) fn coming(state: &ReleaseState<'_>) -> (Option<BootTime>, Option<Comi
                 deadline,
                 ..
             }) => (Some(*quiet_until.min(deadline)), None),
-            Some(Rollout::Waiting { deadline, .. }) => {
-                (Some(*deadline), next(Step::Wait, Some(*deadline), 0))
-            }
+            Some(Rollout::Waiting { deadline, .. }) => (
+                Some(*deadline),
+                planned(UpcomingStepKind::Wait, Some(*deadline), 0),
+            ),
             _ => (None, None),
         },
     }

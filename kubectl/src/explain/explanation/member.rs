@@ -5,69 +5,71 @@ use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterStatus, Mode};
 use krypton_crds::tenant::{Tenant, TenantStatus};
 use krypton_types::conditions::{self, ClusterState, State, Truth, reason};
 use krypton_types::desired::Version;
-use krypton_types::tenant::{Next, Step, TenantKey};
+use krypton_types::tenant::{TenantKey, UpcomingStep, UpcomingStepKind};
 
 use super::super::remedy;
-use super::super::sources::{Answer, Sources};
-use super::{Explainer, FEW, mark};
+use super::super::sources::{ExplanationSources, Lookup};
+use super::{Explainer, MAX_UNGROUPED_MEMBERS, mark_for};
 use crate::render::{age, reason_and_message};
 use crate::statement::{Line, Mark};
 
-const DRIFT: &str = "; drift: ";
+const DRIFT_SEPARATOR: &str = "; drift: ";
 
 /// The hub writes `lastSeen` once a minute. If it is older, in seconds, the hub is down or the clocks differ.
-const SEEN_IS_OLD: i64 = 300;
+const LAST_SEEN_MAX_AGE: i64 = 300;
 
 impl Explainer {
     /// Adds the lines of all members. Returns false if any member is silent.
-    pub(super) fn members(
+    pub(super) fn explain_members(
         &mut self,
         key: &TenantKey,
-        sources: &Sources,
+        sources: &ExplanationSources,
         tenant: Option<&Tenant>,
         status: &TenantStatus,
         is_home: bool,
     ) -> bool {
         let clusters = conditions::clusters(&status.conditions);
-        let mut all_report = true;
-        let mut well = Vec::new();
-        for (name, answer) in &sources.members {
-            let first = self.lines.len();
+        let mut all_connected = true;
+        let mut healthy = Vec::new();
+        for (name, lookup) in &sources.members {
+            let first_line = self.lines.len();
             self.member = Some(name.clone());
             if is_home {
-                all_report &= self.member(name, answer);
+                all_connected &= self.explain_member(name, lookup);
             }
-            let next = Next::from_status(status, name);
+            let next = UpcomingStep::from_status(status, name);
             match clusters.get(name) {
-                Some(state) => self.state(key, state, next, tenant),
+                Some(state) => self.explain_state(key, state, next, tenant),
                 None => self.add(
-                    Mark::NotKnown,
+                    Mark::Unknown,
                     "the home cluster has no report of this Tenant there",
                 ),
             }
-            let is_well = |line: &Line| line.mark == Mark::Well;
-            if sources.members.len() > FEW && self.lines.iter().skip(first).all(is_well) {
-                self.lines.truncate(first);
-                well.push(name.as_str());
+            let is_ok = |line: &Line| line.mark == Mark::Ok;
+            if sources.members.len() > MAX_UNGROUPED_MEMBERS
+                && self.lines.iter().skip(first_line).all(is_ok)
+            {
+                self.lines.truncate(first_line);
+                healthy.push(name.as_str());
             }
         }
         self.member = None;
-        if !well.is_empty() {
-            let count = well.len();
-            let text = format!("well on {count} members: {}", well.join(", "));
-            self.add(Mark::Well, text);
+        if !healthy.is_empty() {
+            let count = healthy.len();
+            let text = format!("well on {count} members: {}", healthy.join(", "));
+            self.add(Mark::Ok, text);
         }
-        all_report
+        all_connected
     }
 
     /// Adds the lines of one member. Returns false if it is silent.
-    pub(crate) fn member(&mut self, name: &str, answer: &Answer<EdgeCluster>) -> bool {
-        if self.not_known("the state of this member", answer) {
+    pub(crate) fn explain_member(&mut self, name: &str, lookup: &Lookup<EdgeCluster>) -> bool {
+        if self.add_failure("the state of this member", lookup) {
             return false;
         }
-        let Answer::Found(cluster) = answer else {
+        let Lookup::Found(cluster) = lookup else {
             let remedy = "kubectl krypton get clusters lists the members";
-            self.advise(Mark::Wrong, "no EdgeCluster has this name", remedy);
+            self.add_with_remedy(Mark::Problem, "no EdgeCluster has this name", remedy);
             return false;
         };
         if cluster.metadata.deletion_timestamp.is_some() {
@@ -75,8 +77,8 @@ impl Explainer {
         }
         if cluster.spec.banned {
             let remedy = format!("kubectl krypton unban {name}");
-            self.advise(
-                Mark::Wrong,
+            self.add_with_remedy(
+                Mark::Problem,
                 "banned: the hub rejects its agent and does not connect to it",
                 remedy.as_str(),
             );
@@ -84,54 +86,62 @@ impl Explainer {
         if cluster.spec.paused {
             let text = "paused on the EdgeCluster: nothing is written there but status";
             let remedy = format!("kubectl krypton resume cluster {name}");
-            self.advise(Mark::Note, text, remedy.as_str());
+            self.add_with_remedy(Mark::Note, text, remedy.as_str());
         }
         let status = cluster.status.clone().unwrap_or_default();
         let connected = conditions::find(&status.conditions, "Connected");
-        let reports = self.session(&status, connected.as_ref());
-        self.lease(&status, connected.as_ref(), reports);
-        self.desired(&status, reports);
+        let is_connected = self.explain_connection(&status, connected.as_ref());
+        self.explain_lease(&status, connected.as_ref(), is_connected);
+        self.explain_desired_state(&status, is_connected);
         for type_ in [conditions::VALUES_RESOLVED, "CertificateCurrent"] {
-            let found = conditions::find(&status.conditions, type_);
-            if let Some(found) = found.filter(|found| found.truth == Truth::False) {
-                self.condition(Mark::Note, &found, remedy::of_member(&found.reason));
+            let condition = conditions::find(&status.conditions, type_);
+            if let Some(condition) = condition.filter(|condition| condition.truth == Truth::False) {
+                self.add_condition(
+                    Mark::Note,
+                    &condition,
+                    remedy::for_member(&condition.reason),
+                );
             }
         }
-        reports
+        is_connected
     }
 
     /// Describes the member's connection. Returns false if the member is silent.
-    fn session(&mut self, status: &EdgeClusterStatus, connected: Option<&State>) -> bool {
+    fn explain_connection(
+        &mut self,
+        status: &EdgeClusterStatus,
+        connected: Option<&State>,
+    ) -> bool {
         let Some(connected) = connected else {
-            self.add(Mark::NotKnown, "the hub has not observed it yet");
+            self.add(Mark::Unknown, "the hub has not observed it yet");
             return false;
         };
         let seen = status.last_seen.as_ref().map(|time| time.0);
         if connected.truth != Truth::True {
             let mut conditions = status.conditions.iter();
-            let changed = conditions.find(|found| found.type_ == "Connected");
-            let changed = changed.map(|found| found.last_transition_time.0);
+            let changed = conditions.find(|condition| condition.type_ == "Connected");
+            let changed = changed.map(|condition| condition.last_transition_time.0);
             let since = match seen.or(changed) {
-                Some(since) => format!("since {}", self.when(since)),
+                Some(since) => format!("since {}", self.format_time(since)),
                 None => "yet".to_owned(),
             };
-            let why = reason_and_message(&connected.reason, &connected.message);
-            let text = format!("no contact {since}: {why}");
-            let remedy = remedy::of_member(&connected.reason);
-            self.advise(mark(connected.truth), text, remedy);
+            let cause = reason_and_message(&connected.reason, &connected.message);
+            let text = format!("no contact {since}: {cause}");
+            let remedy = remedy::for_member(&connected.reason);
+            self.add_with_remedy(mark_for(connected.truth), text, remedy);
             return false;
         }
-        let is_old = |seen: &Timestamp| self.now.as_second() - seen.as_second() > SEEN_IS_OLD;
+        let is_old = |seen: &Timestamp| self.now.as_second() - seen.as_second() > LAST_SEEN_MAX_AGE;
         if let Some(seen) = seen.filter(is_old) {
-            let since = self.when(seen);
+            let since = self.format_time(seen);
             let text =
                 format!("the home cluster shows it as connected, but it last responded at {since}");
             let remedy =
                 "look at the hub's pods and their log: the hub checks connections every minute";
-            self.advise(Mark::NotKnown, text, remedy);
+            self.add_with_remedy(Mark::Unknown, text, remedy);
             return false;
         }
-        let who = match (status.mode, &status.agent_version) {
+        let connection = match (status.mode, &status.agent_version) {
             (Some(Mode::Agent), Some(version)) => format!("its agent ({version}) is connected"),
             (Some(Mode::Agent), None) => "its agent is connected".to_owned(),
             (Some(Mode::Proxy), _) => "the hub reaches it through its kubeconfig".to_owned(),
@@ -140,67 +150,81 @@ impl Explainer {
             }
         };
         let seen = seen.map(|seen| format!(", last seen {} ago", age(seen, self.now)));
-        self.add(Mark::Well, who + &seen.unwrap_or_default());
+        self.add(Mark::Ok, connection + &seen.unwrap_or_default());
         true
     }
 
-    fn lease(&mut self, status: &EdgeClusterStatus, connected: Option<&State>, reports: bool) {
+    fn explain_lease(
+        &mut self,
+        status: &EdgeClusterStatus,
+        connected: Option<&State>,
+        is_connected: bool,
+    ) {
         let healthy = conditions::find(&status.conditions, "Healthy");
         // An earlier line already shows a connection problem.
-        let is_shown = |state: &State| connected.is_some_and(|it| it.reason == state.reason);
-        if let Some(healthy) = healthy.filter(|it| it.truth != Truth::True && !is_shown(it)) {
-            self.condition(Mark::Note, &healthy, remedy::of_member(&healthy.reason));
+        let is_shown =
+            |state: &State| connected.is_some_and(|connected| connected.reason == state.reason);
+        if let Some(healthy) =
+            healthy.filter(|healthy| healthy.truth != Truth::True && !is_shown(healthy))
+        {
+            self.add_condition(Mark::Note, &healthy, remedy::for_member(&healthy.reason));
         }
         match status.lease_holder.as_deref() {
             None | Some("") => {}
-            Some(holder) if reports => {
+            Some(holder) if is_connected => {
                 let text = format!("{holder} holds its Lease, and acts there");
-                self.add(Mark::Well, text);
+                self.add(Mark::Ok, text);
             }
             Some(holder) => {
                 let text = format!("{holder} held its Lease at the last contact");
-                self.add(Mark::NotKnown, text);
+                self.add(Mark::Unknown, text);
             }
         }
     }
 
-    fn desired(&mut self, status: &EdgeClusterStatus, reports: bool) {
+    fn explain_desired_state(&mut self, status: &EdgeClusterStatus, is_connected: bool) {
         let Some(desired) = &status.desired else {
             return;
         };
         let chart = &desired.chart;
         let version = |epoch, generation| Version { epoch, generation };
-        let wanted = version(desired.epoch, desired.generation);
+        let desired_version = version(desired.epoch, desired.generation);
         let applied = status.applied.as_ref();
-        let applied = applied.map(|applied| version(applied.epoch, applied.generation));
-        let (mark, text) = match (applied, status.is_behind()) {
+        let applied_version = applied.map(|applied| version(applied.epoch, applied.generation));
+        let (mark, text) = match (applied_version, status.is_behind()) {
             (_, Some(false)) => {
-                let what = format!("the current desired state {wanted}: {chart}");
-                match reports {
-                    true => (Mark::Well, format!("it has applied {what}")),
+                let version_and_chart =
+                    format!("the current desired state {desired_version}: {chart}");
+                match is_connected {
+                    true => (Mark::Ok, format!("it has applied {version_and_chart}")),
                     false => {
-                        let text = format!("at the last contact, it had applied {what}");
-                        (Mark::NotKnown, text)
+                        let text =
+                            format!("at the last contact, it had applied {version_and_chart}");
+                        (Mark::Unknown, text)
                     }
                 }
             }
-            (Some(has), None) => {
+            (Some(applied_version), None) => {
                 let text = format!(
-                    "it has applied desired state {has}, which is later than that on the home cluster"
+                    "it has applied desired state {applied_version}, which is later than that on the home cluster"
                 );
                 (Mark::Note, text)
             }
-            (Some(has), _) => {
-                let since = desired.since.as_ref().map(|since| self.when(since.0));
+            (Some(applied_version), _) => {
+                let since = desired
+                    .since
+                    .as_ref()
+                    .map(|since| self.format_time(since.0));
                 let since = since.map_or_else(String::new, |since| format!(" since {since}"));
                 let text = format!(
-                    "it has applied desired state {has}, but not {wanted} (sent{since}): {chart}"
+                    "it has applied desired state {applied_version}, but not {desired_version} (sent{since}): {chart}"
                 );
                 (Mark::Note, text)
             }
             (None, _) => {
-                let text =
-                    format!("it has applied no desired state yet; the hub sends {wanted}: {chart}");
+                let text = format!(
+                    "it has applied no desired state yet; the hub sends {desired_version}: {chart}"
+                );
                 (Mark::Note, text)
             }
         };
@@ -208,45 +232,45 @@ impl Explainer {
     }
 
     /// Describes the state of the Tenant on the member.
-    fn state(
+    fn explain_state(
         &mut self,
         key: &TenantKey,
         state: &ClusterState,
-        next: Option<Next>,
+        next: Option<UpcomingStep>,
         tenant: Option<&Tenant>,
     ) {
         let is_true = |state: &&State| state.truth == Truth::True;
         let error = state.error.as_ref().filter(is_true);
         if let Some(error) = error {
-            self.condition(Mark::Wrong, error, remedy::of_tenant(&error.reason));
+            self.add_condition(Mark::Problem, error, remedy::for_tenant(&error.reason));
         }
         let progress = state.progress.as_ref().filter(is_true);
         if let Some(progress) = progress {
-            self.condition(Mark::Note, progress, None);
+            self.add_condition(Mark::Note, progress, None);
         }
         let (ready, drift) = without_drift(&state.ready);
-        let remedy = remedy::of_tenant(&ready.reason).filter(|_| ready.truth != Truth::True);
+        let remedy = remedy::for_tenant(&ready.reason).filter(|_| ready.truth != Truth::True);
         if ready.truth != Truth::False || (error.is_none() && progress.is_none()) {
-            self.condition(mark(ready.truth), &ready, remedy);
+            self.add_condition(mark_for(ready.truth), &ready, remedy);
         }
         if let Some(drift) = drift {
             let text = format!("it has drifted from its chart: {drift}");
             self.add(Mark::Note, text);
         }
-        let held = state.progress.as_ref().filter(|progress| {
+        let blocked = state.progress.as_ref().filter(|progress| {
             progress.truth == Truth::False
                 && [reason::PAUSED, reason::LOCKED].contains(&progress.reason.as_str())
         });
-        if let Some(held) = held {
+        if let Some(blocked) = blocked {
             let resume =
-                (held.reason == reason::PAUSED).then(|| self.command("resume", key, tenant));
-            let text = reason_and_message(&held.reason, &held.message);
+                (blocked.reason == reason::PAUSED).then(|| self.command_for("resume", key, tenant));
+            let text = reason_and_message(&blocked.reason, &blocked.message);
             let text = format!("nothing is changed there: {text}");
-            self.advise(Mark::Note, text, resume.as_deref());
+            self.add_with_remedy(Mark::Note, text, resume.as_deref());
         }
         // A Ready Tenant can have an outdated entry from an older version of the hub or agent.
         match next.filter(|_| ready.truth != Truth::True) {
-            Some(next) => self.next(next, &self.command("resync", key, tenant)),
+            Some(next) => self.explain_next_step(next, &self.command_for("resync", key, tenant)),
             None if error.is_some_and(|error| error.message.starts_with("not ready ")) => {
                 let text = "no retry is needed: it is Ready as soon as its workloads are";
                 self.add(Mark::Note, text);
@@ -255,44 +279,44 @@ impl Explainer {
         }
     }
 
-    fn next(&mut self, next: Next, resync: &str) {
-        let at = next.at.map(|at| self.when(at));
+    fn explain_next_step(&mut self, next: UpcomingStep, resync: &str) {
+        let at = next.at.map(|at| self.format_time(at));
         let at = at.unwrap_or_else(|| "an unknown time".to_owned());
         let is_due = next.at.is_some_and(|at| at <= self.now);
-        let s = if next.attempts == 1 { "" } else { "s" };
-        let attempts = format!("{} failed attempt{s}", next.attempts);
+        let plural = if next.attempts == 1 { "" } else { "s" };
+        let attempts = format!("{} failed attempt{plural}", next.attempts);
         let (text, remedy) = match next.step {
-            Step::Retry if is_due => (
+            UpcomingStepKind::Retry if is_due => (
                 format!("another attempt, due {at}, after {attempts}; no result yet"),
                 None,
             ),
-            Step::Retry => (
+            UpcomingStepKind::Retry => (
                 format!("it is retried at {at}, after {attempts}"),
                 Some(format!("now: {resync}")),
             ),
-            Step::GivenUp => (
+            UpcomingStepKind::GivenUp => (
                 format!(
                     "nothing. It was given up after {attempts}, until chart, values or Tenant change"
                 ),
                 Some(format!("one more: {resync}")),
             ),
-            Step::Unlock => (
+            UpcomingStepKind::Unlock => (
                 format!("Krypton takes over the lock of the release at {at}"),
                 None,
             ),
-            Step::Wait => (
+            UpcomingStepKind::Wait => (
                 format!("its workloads have until {at} to become ready"),
                 None,
             ),
         };
-        self.advise(Mark::Note, format!("next: {text}"), remedy.as_deref());
+        self.add_with_remedy(Mark::Note, format!("next: {text}"), remedy.as_deref());
     }
 }
 
 /// Splits the drift details off the condition's message.
 fn without_drift(state: &State) -> (State, Option<&str>) {
-    let found = state.message.split_once(DRIFT);
-    let bare = found.map_or(state.message.as_str(), |(bare, _)| bare);
-    let bare = State::new(state.truth, state.reason.clone(), bare);
-    (bare, found.map(|(_, drift)| drift))
+    let parts = state.message.split_once(DRIFT_SEPARATOR);
+    let message = parts.map_or(state.message.as_str(), |(message, _)| message);
+    let remaining = State::new(state.truth, state.reason.clone(), message);
+    (remaining, parts.map(|(_, drift)| drift))
 }

@@ -14,9 +14,9 @@ use kube::{Client, Resource};
 use crate::leader::Leader;
 
 /// Interval at which an unconfirmed leader checks whether it may write again.
-const IN_DOUBT: Duration = Duration::from_millis(500);
+const UNCONFIRMED_INTERVAL: Duration = Duration::from_millis(500);
 /// Events in flight. If an event is dropped, the log still contains it.
-const QUEUE: usize = 64;
+const QUEUE_SIZE: usize = 64;
 
 /// An event on a member's EdgeCluster.
 #[derive(Clone, Debug)]
@@ -58,91 +58,96 @@ impl MemberEvent {
 pub struct HomeEvents {
     recorder: EventRecorder,
     /// Leadership of this hub: only a leader offers events. `None` in tests, which offer all.
-    lead: Option<Leader>,
+    leader: Option<Leader>,
 }
 
 impl HomeEvents {
     /// Starts the task that writes events while this hub leads.
-    pub fn start(client: Client, instance: String, lead: Leader, watchdog: &Watchdog) -> Self {
+    pub fn start(client: Client, instance: String, leader: Leader, watchdog: &Watchdog) -> Self {
         let reporter = Reporter {
             controller: "mesh.openkcm.io/krypton-hub".to_owned(),
             instance: Some(instance),
         };
-        let leads = lead.clone();
+        let writer = leader.clone();
         let may_write = move || {
-            let leads = leads.clone();
+            let writer = writer.clone();
             async move {
                 // While the leader is unconfirmed, keep the event: its sender does not send it again.
-                while leads.serves() && !leads.writes(BootTime::now()) {
-                    tokio::time::sleep(IN_DOUBT).await;
+                while writer.serves_agents() && !writer.may_write(BootTime::now()) {
+                    tokio::time::sleep(UNCONFIRMED_INTERVAL).await;
                 }
-                leads.writes(BootTime::now())
+                writer.may_write(BootTime::now())
             }
         };
         Self {
-            recorder: EventRecorder::counting(client, reporter, QUEUE, may_write, watchdog),
-            lead: Some(lead),
+            recorder: EventRecorder::start_counting(
+                client, reporter, QUEUE_SIZE, may_write, watchdog,
+            ),
+            leader: Some(leader),
         }
     }
 
     /// Creates a recorder that drops all events, for use without a home cluster.
-    pub fn nowhere() -> Self {
+    pub fn discarding() -> Self {
         Self {
             recorder: EventRecorder::queue(1).0,
-            lead: None,
+            leader: None,
         }
     }
 
     /// Returns a recorder, and a function that yields the reasons and messages of its events.
     #[cfg(test)]
-    pub(crate) fn heard() -> (Self, impl FnMut() -> Option<(&'static str, String)>) {
-        let (recorder, mut queue) = EventRecorder::queue(QUEUE);
-        let heard = move || {
+    pub(crate) fn recording() -> (Self, impl FnMut() -> Option<(&'static str, String)>) {
+        let (recorder, mut queue) = EventRecorder::queue(QUEUE_SIZE);
+        let next_event = move || {
             let event = queue.try_recv().ok()?.event;
             Some((event.reason, event.message))
         };
-        let lead = None;
-        (Self { recorder, lead }, heard)
+        let leader = None;
+        (Self { recorder, leader }, next_event)
     }
 
     /// Logs a warning and records it as an event.
-    pub fn tell(&self, event: MemberEvent) {
+    pub fn warn(&self, event: MemberEvent) {
         event.log();
-        self.tell_of(true, event.reason, event);
+        self.record_for_member(true, event.reason, event);
     }
 
     /// Records a warning if the queue has room. Otherwise returns false, and the caller retries later.
     #[must_use]
-    pub fn offer(&self, event: MemberEvent) -> bool {
-        self.offer_of(true, event, MemberEvent::log)
+    pub fn try_warn(&self, event: MemberEvent) -> bool {
+        self.try_record(true, event, MemberEvent::log)
     }
 
-    /// Like [`Self::offer`], but with type `Normal`.
+    /// Like [`Self::try_warn`], but with type `Normal`.
     #[must_use]
-    pub fn offer_news(&self, event: MemberEvent) -> bool {
-        self.offer_of(false, event, |event| {
+    pub fn try_record_normal(&self, event: MemberEvent) -> bool {
+        self.try_record(false, event, |event| {
             tracing::info!(member = %event.member, reason = event.reason, "{}", event.message);
         })
     }
 
-    fn offer_of(&self, warning: bool, event: MemberEvent, log: fn(&MemberEvent)) -> bool {
-        let leads = self.lead.as_ref();
-        let may_write = leads.is_none_or(|lead| lead.writes(BootTime::now()));
-        let queued = event.clone().event(warning);
-        let offered = may_write && self.recorder.offer(event.object(), event.reason, queued);
-        if offered {
+    fn try_record(&self, warning: bool, event: MemberEvent, log: fn(&MemberEvent)) -> bool {
+        let leader = self.leader.as_ref();
+        let may_write = leader.is_none_or(|leader| leader.may_write(BootTime::now()));
+        let object_event = event.clone().event(warning);
+        let recorded = may_write
+            && self
+                .recorder
+                .try_record(event.object(), event.reason, object_event);
+        if recorded {
             log(&event);
         }
-        offered
+        recorded
     }
 
     /// Records an event that the caller has already logged.
-    pub fn tell_of(&self, warning: bool, action: &'static str, event: MemberEvent) {
+    pub fn record_for_member(&self, warning: bool, action: &'static str, event: MemberEvent) {
         self.record(event.object(), action, event.event(warning));
     }
 
     /// Logs and records an event on another object of the home cluster.
-    pub fn tell_about(&self, object: ObjectReference, event: ObjectEvent) {
+    pub fn log_and_record(&self, object: ObjectReference, event: ObjectEvent) {
         tracing::info!(
             namespace = object.namespace,
             name = object.name,
@@ -150,7 +155,7 @@ impl HomeEvents {
             "{}",
             event.message
         );
-        self.recorder.tell(object, event);
+        self.recorder.record_event(object, event);
     }
 
     /// Records an event on another object that the caller has already logged.

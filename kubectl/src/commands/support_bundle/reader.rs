@@ -18,28 +18,28 @@ use kube::core::ApiResource;
 use kube::{Resource, ResourceExt as _};
 use serde_json::{Map, Value, json};
 
-use super::contents::Contents;
+use super::contents::BundleContents;
 use super::redaction::redacted;
-use crate::debug_port::{DebugPort, Question, port_of};
+use crate::debug_port::{DebugPort, DebugRequest, port_of};
 use crate::error::KubectlError;
 use crate::home::Connection;
 use crate::kind::Kind;
 use crate::objects::{DEADLINE, Objects, Scope};
 use crate::program::{Program, is_running, programs};
-use crate::render::{Output, encode_list, text_at};
+use crate::render::{OutputFormat, encode_list, text_at};
 
 /// Objects of one kind: enough for a diagnosis, also in a large fleet.
-const OBJECTS_MOST: usize = 2_000;
+const MAX_OBJECTS: usize = 2_000;
 /// The newest lines of one container's log, and the limits of a request.
-const LOG_LINES: i64 = 20_000;
-const LOG_LINES_LEAST: i64 = 1_000;
-const LOG_BYTES: i64 = 8 << 20;
+const MAX_LOG_LINES: i64 = 20_000;
+const MIN_LOG_LINES: i64 = 1_000;
+const MAX_LOG_BYTES: i64 = 8 << 20;
 /// Release Secrets, of which a bundle lists one page.
-const RELEASES_MOST: u32 = 500;
+const MAX_RELEASES: u32 = 500;
 /// For all requests.
 const BUNDLE_DEADLINE: Duration = Duration::from_secs(300);
 /// For all debug ports, which come last because the other parts matter more.
-const DUMPS: Duration = Duration::from_secs(60);
+const DUMPS_DEADLINE: Duration = Duration::from_secs(60);
 /// ConfigMaps of the hub. They contain nothing secret.
 const CONFIG_MAPS: [&str; 4] = [
     join_info::NAME,
@@ -49,11 +49,11 @@ const CONFIG_MAPS: [&str; 4] = [
 ];
 
 /// The parts of a bundle that have been read so far.
-pub(super) struct Reading<'a> {
+pub(super) struct BundleReader<'a> {
     cluster: &'a Connection,
-    contents: Contents,
+    contents: BundleContents,
     /// The first failure, in case nothing can be read.
-    failed: Option<KubectlError>,
+    first_error: Option<KubectlError>,
     has_read: bool,
     processes: Vec<Process>,
 }
@@ -64,15 +64,15 @@ struct Process {
     pod: String,
     program: Program,
     port: Option<u16>,
-    runs: bool,
+    is_running: bool,
 }
 
-impl<'a> Reading<'a> {
+impl<'a> BundleReader<'a> {
     pub(super) fn new(cluster: &'a Connection, now: Timestamp) -> Self {
         Self {
             cluster,
-            contents: Contents::new(&cluster.context, now),
-            failed: None,
+            contents: BundleContents::new(&cluster.context, now),
+            first_error: None,
             has_read: false,
             processes: Vec::new(),
         }
@@ -82,36 +82,37 @@ impl<'a> Reading<'a> {
     ///
     /// # Errors
     /// Fails only if no part can be read.
-    pub(super) async fn contents(
+    pub(super) async fn read_all(
         mut self,
         namespaces: &[String],
         addresses: &[SocketAddr],
-    ) -> Result<Contents, KubectlError> {
+    ) -> Result<BundleContents, KubectlError> {
         let reading = self.read(namespaces, addresses);
         if tokio::time::timeout(BUNDLE_DEADLINE, reading)
             .await
             .is_err()
         {
-            let why = format!("reading took longer than {} s", BUNDLE_DEADLINE.as_secs());
-            self.contents.missing("all later parts", &why);
+            let reason = format!("reading took longer than {} s", BUNDLE_DEADLINE.as_secs());
+            self.contents.add_missing("all later parts", &reason);
         }
-        match self.failed {
+        match self.first_error {
             Some(error) if !self.has_read => Err(error),
             _ => Ok(self.contents),
         }
     }
 
     async fn read(&mut self, namespaces: &[String], addresses: &[SocketAddr]) {
-        self.versions().await;
+        self.read_versions().await;
         // First the parts that disappear first, and must have their room.
-        let mut found = false;
+        let mut found_program = false;
         for namespace in namespaces {
-            found |= self.namespace(namespace).await;
+            found_program |= self.read_namespace(namespace).await;
         }
-        if !found {
+        if !found_program {
             let names = namespaces.join(" or ");
-            let why = format!("none in {names}: name its namespace with -n");
-            self.contents.missing("pods and logs of hub or agent", &why);
+            let reason = format!("none in {names}: name its namespace with -n");
+            self.contents
+                .add_missing("pods and logs of hub or agent", &reason);
         }
         for (kind, file) in [
             (Kind::Cluster, "clusters.yaml"),
@@ -119,31 +120,36 @@ impl<'a> Reading<'a> {
             (Kind::Deployment, "deployments.yaml"),
         ] {
             let objects = self.cluster.untyped(kind.resource(), &Scope::All);
-            let listed = self.list(&objects, "").await;
-            self.yaml(file, listed);
+            let values = self.list_redacted(&objects, "").await;
+            self.add_yaml(file, values);
         }
-        self.definitions().await;
-        self.events(namespaces).await;
-        self.releases().await;
-        let dumps = tokio::time::timeout(DUMPS, self.dumps(addresses));
+        self.read_crds().await;
+        self.read_events(namespaces).await;
+        self.read_releases().await;
+        let dumps = tokio::time::timeout(DUMPS_DEADLINE, self.read_dumps(addresses));
         if dumps.await.is_err() {
-            let why = format!("the debug ports took longer than {} s", DUMPS.as_secs());
-            self.contents.missing("the state of the other pods", &why);
+            let reason = format!(
+                "the debug ports took longer than {} s",
+                DUMPS_DEADLINE.as_secs()
+            );
+            self.contents
+                .add_missing("the state of the other pods", &reason);
         }
     }
 
     /// Reads the state of each process.
-    async fn dumps(&mut self, addresses: &[SocketAddr]) {
+    async fn read_dumps(&mut self, addresses: &[SocketAddr]) {
         for address in addresses {
             for program in Program::ALL {
-                self.dump(DebugPort::Here(*address), program, "debug").await;
+                self.read_dump(DebugPort::Address(*address), program, "debug")
+                    .await;
             }
         }
         for process in std::mem::take(&mut self.processes) {
             let folder = format!("{}/debug", process.namespace);
-            if !process.runs {
-                let file = format!("{folder}/{}.{}", process.pod, process.program.dump());
-                self.contents.missing(&file, "its pod does not run");
+            if !process.is_running {
+                let file = format!("{folder}/{}.{}", process.pod, process.program.dump_file());
+                self.contents.add_missing(&file, "its pod does not run");
                 continue;
             }
             let port = DebugPort::Pod {
@@ -152,11 +158,11 @@ impl<'a> Reading<'a> {
                 name: &process.pod,
                 port: process.port,
             };
-            self.dump(port, process.program, &folder).await;
+            self.read_dump(port, process.program, &folder).await;
         }
     }
 
-    async fn versions(&mut self) {
+    async fn read_versions(&mut self) {
         let reading = self.cluster.client.apiserver_version();
         let apiserver = call_within(DEADLINE, "reading the version", reading).await;
         let apiserver = apiserver.ok().map(|info| info.git_version);
@@ -167,16 +173,16 @@ impl<'a> Reading<'a> {
     }
 
     /// Reads the CRDs without their schemas.
-    async fn definitions(&mut self) {
+    async fn read_crds(&mut self) {
         let file = "crds.yaml";
-        let objects = self.objects::<CustomResourceDefinition>(&Scope::All);
+        let objects = self.objects_of::<CustomResourceDefinition>(&Scope::All);
         let names = Kind::ALL.map(|kind| {
             let kind = kind.resource();
             format!("{}.{}", kind.plural, kind.group)
         });
         let names = names.each_ref().map(String::as_str);
-        let mut found = self.named(&objects, &names, file).await;
-        for version in found
+        let mut crds = self.read_named(&objects, &names, file).await;
+        for version in crds
             .iter_mut()
             .flatten()
             .filter_map(|crd| crd.pointer_mut("/spec/versions")?.as_array_mut())
@@ -186,100 +192,106 @@ impl<'a> Reading<'a> {
             version.remove("schema");
             version.remove("additionalPrinterColumns");
         }
-        let shown = found.map(|found| found.iter().map(redacted).collect());
-        self.yaml(file, shown);
+        let redacted_crds = crds.map(|crds| crds.iter().map(redacted).collect());
+        self.add_yaml(file, redacted_crds);
     }
 
     /// Reads the objects of a namespace that may contain hub or agent. Returns false if it contains neither.
-    async fn namespace(&mut self, namespace: &str) -> bool {
+    async fn read_namespace(&mut self, namespace: &str) -> bool {
         let scope = Scope::Namespace(namespace.to_owned());
         let file = format!("{namespace}/leases.yaml");
-        let leases = self.objects::<Lease>(&scope);
-        let leases = self.named(&leases, &[HUB_LEASE, LEASE_NAME], &file).await;
-        let leases = self.noted(&file, leases);
-        let mut found = leases.as_ref().is_none_or(|leases| !leases.is_empty());
+        let leases = self.objects_of::<Lease>(&scope);
+        let leases = self
+            .read_named(&leases, &[HUB_LEASE, LEASE_NAME], &file)
+            .await;
+        let leases = self.ok_or_note_missing(&file, leases);
+        let mut has_program = leases.as_ref().is_none_or(|leases| !leases.is_empty());
         if let Some(leases) = leases.filter(|leases| !leases.is_empty()) {
-            self.yaml(&file, Ok(leases.iter().map(redacted).collect()));
+            self.add_yaml(&file, Ok(leases.iter().map(redacted).collect()));
         }
         let file = format!("{namespace}/configmaps.yaml");
-        let maps = self.objects::<ConfigMap>(&scope);
-        let maps = self.named(&maps, &CONFIG_MAPS, &file).await;
-        if let Some(maps) = self.noted(&file, maps).filter(|maps| !maps.is_empty()) {
-            self.yaml(&file, Ok(maps.iter().map(config_map).collect()));
+        let maps = self.objects_of::<ConfigMap>(&scope);
+        let maps = self.read_named(&maps, &CONFIG_MAPS, &file).await;
+        if let Some(maps) = self
+            .ok_or_note_missing(&file, maps)
+            .filter(|maps| !maps.is_empty())
+        {
+            self.add_yaml(&file, Ok(maps.iter().map(config_map).collect()));
         }
         let file = format!("{namespace}/pods.yaml");
-        let pods = self.objects::<Pod>(&scope);
-        let pods = self.list(&pods, "").await;
-        let Some(mut pods) = self.noted(&file, pods) else {
+        let pods = self.objects_of::<Pod>(&scope);
+        let pods = self.list_redacted(&pods, "").await;
+        let Some(mut pods) = self.ok_or_note_missing(&file, pods) else {
             return true;
         };
         pods.retain(|pod| programs(pod).next().is_some());
         if pods.is_empty() {
-            return found;
+            return has_program;
         }
-        found = true;
-        let processes = pods.iter().flat_map(|spec| {
-            programs(spec).map(move |program| Process {
+        has_program = true;
+        let processes = pods.iter().flat_map(|pod| {
+            programs(pod).map(move |program| Process {
                 namespace: namespace.to_owned(),
-                pod: text_at(spec, "/metadata/name").unwrap_or_default(),
+                pod: text_at(pod, "/metadata/name").unwrap_or_default(),
                 program,
-                port: port_of(spec, program),
-                runs: is_running(spec),
+                port: port_of(pod, program),
+                is_running: is_running(pod),
             })
         });
         let processes: Vec<Process> = processes.collect();
-        self.yaml(&file, Ok(pods));
+        self.add_yaml(&file, Ok(pods));
         for process in &processes {
             for previous in [false, true] {
-                self.log(process, previous).await;
+                self.read_log(process, previous).await;
             }
         }
         self.processes.extend(processes);
-        found
+        has_program
     }
 
     /// Reads the state of a process. It contains no secrets, but is redacted too.
-    async fn dump(&mut self, port: DebugPort<'_>, program: Program, folder: &str) {
-        let file = format!("{folder}/{}.{}", port.name(), program.dump());
-        let question = Question::get(format!("/debug/{}", program.dump()));
-        let shown = match port.ask(&question).await {
+    async fn read_dump(&mut self, port: DebugPort<'_>, program: Program, folder: &str) {
+        let file = format!("{folder}/{}.{}", port.name(), program.dump_file());
+        let request = DebugRequest::get(format!("/debug/{}", program.dump_file()));
+        let text = match port.send(&request).await {
             // Only the response of an address shows which program runs there.
-            Err(KubectlError::Refused(_)) if matches!(port, DebugPort::Here(_)) => return,
+            Err(KubectlError::Refused(_)) if matches!(port, DebugPort::Address(_)) => return,
             Err(error) => Err(error),
             Ok(text) => match serde_json::from_str::<Value>(&text) {
                 Ok(dump) => Ok(format!("{:#}\n", redacted(&dump))),
-                Err(error) => Err(port.silent(&format!("its response is not JSON: {error}"))),
+                Err(error) => Err(port.no_response(&format!("its response is not JSON: {error}"))),
             },
         };
-        self.add(&file, shown);
+        self.add(&file, text);
     }
 
     /// Reads the newest lines, or fewer if they are long or slow: the API server would cut off the newest ones.
-    async fn log(&mut self, process: &Process, previous: bool) {
+    async fn read_log(&mut self, process: &Process, previous: bool) {
         let (namespace, pod) = (&process.namespace, &process.pod);
         let logs = self.cluster.namespaced::<Pod>(namespace).subresource("log");
-        let end = if previous { "previous.log" } else { "log" };
-        let file = format!("{namespace}/logs/{pod}.{end}");
-        let mut lines = LOG_LINES;
+        let extension = if previous { "previous.log" } else { "log" };
+        let file = format!("{namespace}/logs/{pod}.{extension}");
+        let mut lines = MAX_LOG_LINES;
         loop {
             let params = LogParams {
                 container: Some(process.program.container().to_owned()),
                 previous,
                 tail_lines: Some(lines),
-                limit_bytes: Some(LOG_BYTES),
+                limit_bytes: Some(MAX_LOG_BYTES),
                 ..LogParams::default()
             };
-            let is_cut = |log: &str| i64::try_from(log.len()).is_ok_and(|bytes| bytes >= LOG_BYTES);
-            let is_last = lines <= LOG_LINES_LEAST;
+            let is_cut =
+                |log: &str| i64::try_from(log.len()).is_ok_and(|bytes| bytes >= MAX_LOG_BYTES);
+            let is_last = lines <= MIN_LOG_LINES;
             match logs.call("get", "", logs.api.logs(pod, &params)).await {
                 Ok(log) if !is_last && is_cut(&log) => {}
                 // No container has terminated yet.
                 Err(error) if previous && error.code() == Some(400) => return,
                 Err(error) if !is_last && error.is_timeout() => {}
                 log => {
-                    if log.is_ok() && lines < LOG_LINES {
-                        let why = format!("only its last {lines} lines are in it");
-                        self.contents.missing(&file, &why);
+                    if log.is_ok() && lines < MAX_LOG_LINES {
+                        let reason = format!("only its last {lines} lines are in it");
+                        self.contents.add_missing(&file, &reason);
                     }
                     self.add(&file, log.map(|log| redact(&log)));
                     return;
@@ -290,20 +302,20 @@ impl<'a> Reading<'a> {
     }
 
     /// Reads all events of Krypton's kinds, and all events in the namespaces of hub and agent; the newest last.
-    async fn events(&mut self, namespaces: &[String]) {
-        let near = namespaces.iter().map(|namespace| {
+    async fn read_events(&mut self, namespaces: &[String]) {
+        let hub_namespaces = namespaces.iter().map(|namespace| {
             let scope = Scope::Namespace(namespace.clone());
             (scope, String::new(), format!("{namespace}/events.yaml"))
         });
-        let of_kinds = Kind::ALL.map(|kind| {
+        let krypton_kinds = Kind::ALL.map(|kind| {
             let kind = kind.resource().kind;
             let fields = format!("regarding.kind={kind}");
             (Scope::All, fields, format!("events-{kind}.yaml"))
         });
-        for (scope, fields, file) in near.chain(of_kinds) {
-            let events = self.objects::<Event>(&scope);
-            let mut listed = self.list(&events, &fields).await;
-            if let Ok(events) = &mut listed {
+        for (scope, fields, file) in hub_namespaces.chain(krypton_kinds) {
+            let events = self.objects_of::<Event>(&scope);
+            let mut events = self.list_redacted(&events, &fields).await;
+            if let Ok(events) = &mut events {
                 events.sort_by_cached_key(|event| {
                     let time = |at| event.pointer(at).and_then(Value::as_str);
                     let last = time("/series/lastObservedTime").or_else(|| time("/eventTime"));
@@ -311,32 +323,32 @@ impl<'a> Reading<'a> {
                     last.unwrap_or_default().to_owned()
                 });
             }
-            self.yaml(&file, listed);
+            self.add_yaml(&file, events);
         }
     }
 
     /// Reads names and labels of Helm's release Secrets, without their data.
-    async fn releases(&mut self) {
+    async fn read_releases(&mut self) {
         let secrets = self.cluster.all::<Secret>();
         let params = ListParams::default()
             .labels("owner=helm")
             .fields("type=helm.sh/release.v1")
-            .limit(RELEASES_MOST);
+            .limit(MAX_RELEASES);
         let file = "releases.yaml";
         let listing = secrets.api.list_metadata(&params);
-        let listed = secrets.call("list", "", listing).await;
-        if let Ok(list) = &listed
+        let list = secrets.call("list", "", listing).await;
+        if let Ok(list) = &list
             && list
                 .metadata
                 .continue_
                 .as_deref()
-                .is_some_and(|more| !more.is_empty())
+                .is_some_and(|token| !token.is_empty())
         {
-            let why = format!("only the first {RELEASES_MOST} are in it");
-            self.contents.missing(file, &why);
+            let reason = format!("only the first {MAX_RELEASES} are in it");
+            self.contents.add_missing(file, &reason);
         }
-        let shown = listed.map(|list| {
-            let shown = list.items.iter().map(|secret| {
+        let releases = list.map(|list| {
+            let releases = list.items.iter().map(|secret| {
                 json!({
                     "namespace": secret.namespace(),
                     "name": secret.name_any(),
@@ -344,83 +356,86 @@ impl<'a> Reading<'a> {
                     "labels": secret.labels(),
                 })
             });
-            shown.collect()
+            releases.collect()
         });
-        self.yaml(file, shown);
+        self.add_yaml(file, releases);
     }
 
-    fn objects<K: Resource<DynamicType = ()>>(&self, scope: &Scope) -> Objects<DynamicObject> {
+    fn objects_of<K: Resource<DynamicType = ()>>(&self, scope: &Scope) -> Objects<DynamicObject> {
         self.cluster.untyped(ApiResource::erase::<K>(&()), scope)
     }
 
     /// Lists redacted objects, up to a limit.
-    async fn list(
+    async fn list_redacted(
         &mut self,
         objects: &Objects<DynamicObject>,
         fields: &str,
     ) -> Result<Vec<Value>, KubectlError> {
-        let mut shown = Vec::new();
+        let mut objects_read = Vec::new();
         // Redacts page by page, because values may be large.
-        let take = |page: Vec<DynamicObject>| {
-            shown.extend(page.into_iter().map(|it| redacted(&objects.value(it))));
-            shown.len() < OBJECTS_MOST
+        let on_page = |page: Vec<DynamicObject>| {
+            objects_read.extend(page.into_iter().map(|it| redacted(&objects.to_value(it))));
+            objects_read.len() < MAX_OBJECTS
         };
         let params = ListParams::default().fields(fields);
-        if !objects.pages(params, take).await? {
+        if !objects.for_each_page(params, on_page).await? {
             let part = format!("more {}", objects.kind.plural);
-            let why = format!("only the first {} are in it", shown.len());
-            self.contents.missing(&part, &why);
+            let reason = format!("only the first {} are in it", objects_read.len());
+            self.contents.add_missing(&part, &reason);
         }
-        Ok(shown)
+        Ok(objects_read)
     }
 
     /// Reads the existing objects among `names`. Notes failed ones as parts of `file`, unless all fail.
-    async fn named(
+    async fn read_named(
         &mut self,
         objects: &Objects<DynamicObject>,
         names: &[&str],
         file: &str,
     ) -> Result<Vec<Value>, KubectlError> {
-        let (mut found, mut failed) = (Vec::new(), Vec::new());
+        let (mut values, mut failed) = (Vec::new(), Vec::new());
         for name in names {
             match objects.find(name).await {
-                Ok(object) => found.extend(object.map(|it| objects.value(it))),
+                Ok(object) => values.extend(object.map(|it| objects.to_value(it))),
                 Err(error) if error.is_timeout() => return Err(error),
                 Err(error) => failed.push((name, error)),
             }
         }
-        let last = match found.is_empty() {
+        let fatal_error = match values.is_empty() {
             true => failed.pop(),
             false => None,
         };
         for (name, error) in failed {
             let part = format!("{file}, {name}");
-            self.contents.missing(&part, &error.to_string());
+            self.contents.add_missing(&part, &error.to_string());
         }
-        last.map_or(Ok(found), |(_, error)| Err(error))
+        fatal_error.map_or(Ok(values), |(_, error)| Err(error))
     }
 
-    /// Returns a result, or notes why `file` is missing.
-    fn noted<T>(&mut self, file: &str, result: Result<T, KubectlError>) -> Option<T> {
+    /// Returns the value, or notes why `file` is missing.
+    fn ok_or_note_missing<T>(&mut self, file: &str, result: Result<T, KubectlError>) -> Option<T> {
         match result {
-            Ok(read) => {
+            Ok(value) => {
                 self.has_read = true;
-                Some(read)
+                Some(value)
             }
             Err(error) => {
-                self.contents.missing(file, &error.to_string());
-                self.failed.get_or_insert(error);
+                self.contents.add_missing(file, &error.to_string());
+                self.first_error.get_or_insert(error);
                 None
             }
         }
     }
 
-    fn yaml(&mut self, file: &str, shown: Result<Vec<Value>, KubectlError>) {
-        self.add(file, shown.and_then(|it| encode_list(Output::Yaml, it)));
+    fn add_yaml(&mut self, file: &str, objects: Result<Vec<Value>, KubectlError>) {
+        self.add(
+            file,
+            objects.and_then(|it| encode_list(OutputFormat::Yaml, it)),
+        );
     }
 
     fn add(&mut self, file: &str, text: Result<String, KubectlError>) {
-        if let Some(text) = self.noted(file, text) {
+        if let Some(text) = self.ok_or_note_missing(file, text) {
             self.contents.add(file, text);
         }
     }

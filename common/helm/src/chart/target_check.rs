@@ -1,4 +1,5 @@
-//! Judges where a repository leads by redirects, links and token realms: not to this machine, nor to metadata.
+//! Checks the targets of a repository's redirects, links and token realms: they must not be this machine or a
+//! metadata service.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -8,41 +9,43 @@ use reqwest::Url;
 
 const RESOLVE_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Returns the problem with an address that a response of `from` names. A repository that is itself at such an
+/// Returns why a repository at `from` must not lead to the address `to`. A repository that is itself at a refused
 /// address may lead to others of the same kind.
-pub(super) async fn leads_astray(from: &Url, to: &Url) -> Option<&'static str> {
+pub(super) async fn target_refusal(from: &Url, to: &Url) -> Option<&'static str> {
     if from.host_str() == to.host_str() {
         return None;
     }
-    let refused = refusals(to).await;
-    if refused.is_empty() {
+    let target_refusals = refusals(to).await;
+    if target_refusals.is_empty() {
         return None;
     }
-    let like = refusals(from).await;
-    let astray = refused.iter().any(|why| !like.contains(why));
-    astray.then_some("led to a loopback, link-local or metadata address")
+    let own_refusals = refusals(from).await;
+    let is_refused = target_refusals
+        .iter()
+        .any(|reason| !own_refusals.contains(reason));
+    is_refused.then_some("led to a loopback, link-local or metadata address")
 }
 
-/// Why addresses that the URL's host stands for are refused.
+/// Returns why the addresses of the URL's host are refused.
 async fn refusals(url: &Url) -> Vec<&'static str> {
     let host = url.host_str().unwrap_or_default();
     let host = host.trim_start_matches('[').trim_end_matches(']');
     let addresses = match host.parse::<IpAddr>() {
         Ok(address) => vec![address],
-        Err(_) => resolved(host, url.port_or_known_default().unwrap_or_default()).await,
+        Err(_) => resolve(host, url.port_or_known_default().unwrap_or_default()).await,
     };
     let policy = Policy::default();
-    let refused = addresses.into_iter();
-    refused
+    let addresses = addresses.into_iter();
+    addresses
         .filter_map(|address| refused_address(address, &policy))
         .collect()
 }
 
-/// Nothing where the name is not known here: then a proxy resolves it, or the request fails.
-async fn resolved(host: &str, port: u16) -> Vec<IpAddr> {
-    let looking = tokio::net::lookup_host((host, port));
-    match tokio::time::timeout(RESOLVE_DEADLINE, looking).await {
-        Ok(Ok(found)) => found.map(|address| address.ip()).collect(),
+/// Returns no address if the name is unknown here: then a proxy resolves it, or the request fails.
+async fn resolve(host: &str, port: u16) -> Vec<IpAddr> {
+    let lookup = tokio::net::lookup_host((host, port));
+    match tokio::time::timeout(RESOLVE_DEADLINE, lookup).await {
+        Ok(Ok(addresses)) => addresses.map(|address| address.ip()).collect(),
         Ok(Err(_)) | Err(_) => Vec::new(),
     }
 }
@@ -53,7 +56,7 @@ mod tests {
 
     #[tokio::test]
     async fn repository_leads_to_no_address_of_this_machine() {
-        for (from, to, astray) in [
+        for (from, to, is_refused) in [
             ("https://192.0.2.1", "https://192.0.2.2", false),
             ("https://192.0.2.1", "https://127.0.0.1:8082", true),
             ("https://192.0.2.1", "https://localhost/token", true),
@@ -65,8 +68,8 @@ mod tests {
             ("http://127.0.0.1:1", "http://169.254.169.254", true),
         ] {
             let [from_url, to_url] = [from, to].map(|url| url.parse().unwrap());
-            let why = leads_astray(&from_url, &to_url).await;
-            assert_eq!(why.is_some(), astray, "{from} {to}");
+            let reason = target_refusal(&from_url, &to_url).await;
+            assert_eq!(reason.is_some(), is_refused, "{from} {to}");
         }
     }
 }

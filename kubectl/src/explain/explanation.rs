@@ -12,22 +12,22 @@ use krypton_types::tenant::TenantKey;
 use kube::ResourceExt;
 
 use super::remedy;
-use super::sources::{Answer, PastEvent, Sources};
+use super::sources::{ExplanationSources, Lookup, PastEvent};
 use crate::render::{age, reason_and_message};
 use crate::statement::{Line, Mark};
 
-/// Age in seconds after which a Lease that was not renewed counts as expired. Twelve times the hub's default, as clocks
-/// differ.
-const LEASE_IS_OLD: i64 = 60;
+/// Age in seconds after which a hub's Lease counts as expired. Twelve times the hub's default, as clocks differ.
+const HUB_LEASE_MAX_AGE: i64 = 60;
 /// The same limit for the Lease on a member, which is valid for one minute.
-const HOLD_IS_OLD: i64 = 120;
-const EVENTS: usize = 8;
+const EDGE_LEASE_MAX_AGE: i64 = 120;
+/// Maximum number of events in an explanation.
+const SHOWN_EVENTS: usize = 8;
 /// With more members than this, healthy members share one line.
-const FEW: usize = 3;
+const MAX_UNGROUPED_MEMBERS: usize = 3;
 
 /// The complete explanation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Story {
+pub(super) struct Explanation {
     pub(super) lines: Vec<Line>,
     /// The Tenant is Ready, and the reporters of its status are still active.
     pub(super) ready: bool,
@@ -41,55 +41,60 @@ pub(crate) struct Explainer {
     pub(crate) lines: Vec<Line>,
 }
 
-/// Builds the explanation, limited to the member `on` if it is set.
-pub(super) fn story(key: &TenantKey, on: Option<&str>, sources: &Sources, now: Timestamp) -> Story {
+/// Builds the explanation, limited to `member` if it is set.
+pub(super) fn explain(
+    key: &TenantKey,
+    member: Option<&str>,
+    sources: &ExplanationSources,
+    now: Timestamp,
+) -> Explanation {
     let mut explainer = Explainer::new(now);
-    let found = match &sources.tenant {
-        Answer::Found(tenant) => Some(tenant),
+    let tenant = match &sources.tenant {
+        Lookup::Found(tenant) => Some(tenant),
         _ => None,
     };
-    let status = found.and_then(|tenant| tenant.status.clone());
+    let status = tenant.and_then(|tenant| tenant.status.clone());
     let mut status = status.unwrap_or_default();
-    if let (Answer::Found(report), Some(member)) = (&sources.reported, on) {
+    if let (Lookup::Found(report), Some(member)) = (&sources.member_report, member) {
         conditions::set_cluster(&mut status.conditions, member, &report.state, 0, now);
         let text = format!("Tenant {key} exists only on {member}, which reports it");
-        explainer.add(Mark::Well, text);
+        explainer.add(Mark::Ok, text);
     } else {
-        explainer.tenant(key, &sources.tenant, &status);
-        explainer.not_known("the member's report of it", &sources.reported);
+        explainer.explain_tenant(key, &sources.tenant, &status);
+        explainer.add_failure("the member's report of it", &sources.member_report);
     }
-    let is_found = |member: &Answer<_>| matches!(member, Answer::Found(_));
-    let is_home = found.is_none()
+    let is_found = |member: &Lookup<_>| matches!(member, Lookup::Found(_));
+    let is_home = tenant.is_none()
         || status.hub_epoch.is_some()
         || sources.members.values().any(is_found)
-        || matches!(sources.lead, Answer::Found(_));
+        || matches!(sources.leader_lease, Lookup::Found(_));
     let is_led = if is_home {
-        explainer.lead(&sources.lead, &sources.hub_namespaces)
+        explainer.explain_leader(&sources.leader_lease, &sources.hub_namespaces)
     } else {
         let text = "this is not the home cluster: the next lines show its own records";
         explainer.add(Mark::Note, text);
-        explainer.acts(&sources.acts)
+        explainer.explain_edge_lease(&sources.edge_lease)
     };
-    let all_report = explainer.members(key, sources, found, &status, is_home);
-    if on.is_none() {
-        explainer.rest(key, &status, sources.members.len());
+    let all_connected = explainer.explain_members(key, sources, tenant, &status, is_home);
+    if member.is_none() {
+        explainer.mention_omitted_members(key, &status, sources.members.len());
     }
-    explainer.events(&sources.events);
-    let is_ready = match &sources.reported {
-        Answer::Found(report) => report.state.ready.truth == Truth::True,
-        _ => found.is_some_and(|tenant| is_ready(tenant, &status, on)),
+    explainer.explain_events(&sources.events);
+    let is_ready = match &sources.member_report {
+        Lookup::Found(report) => report.state.ready.truth == Truth::True,
+        _ => tenant.is_some_and(|tenant| is_ready(tenant, &status, member)),
     };
-    Story {
-        ready: is_led && all_report && is_ready,
+    Explanation {
+        ready: is_led && all_connected && is_ready,
         lines: explainer.lines,
     }
 }
 
-fn is_ready(tenant: &Tenant, status: &TenantStatus, on: Option<&str>) -> bool {
+fn is_ready(tenant: &Tenant, status: &TenantStatus, member: Option<&str>) -> bool {
     if tenant.metadata.deletion_timestamp.is_some() {
         return false;
     }
-    let truth = match on {
+    let truth = match member {
         Some(member) => conditions::clusters(&status.conditions)
             .get(member)
             .map(|state| state.ready.truth),
@@ -100,8 +105,10 @@ fn is_ready(tenant: &Tenant, status: &TenantStatus, on: Option<&str>) -> bool {
 
 /// Returns whether the status describes an earlier generation.
 fn is_behind(tenant: &Tenant, status: &TenantStatus) -> bool {
-    let now = tenant.metadata.generation.unwrap_or_default();
-    status.observed_generation.is_none_or(|seen| seen < now)
+    let generation = tenant.metadata.generation.unwrap_or_default();
+    status
+        .observed_generation
+        .is_none_or(|observed| observed < generation)
 }
 
 impl Explainer {
@@ -113,13 +120,13 @@ impl Explainer {
         }
     }
 
-    /// The next lines are about this member.
-    pub(crate) fn about(&mut self, member: &str) {
+    /// Makes the next lines refer to this member.
+    pub(crate) fn set_member(&mut self, member: &str) {
         self.member = Some(member.to_owned());
     }
 
     /// Adds a line with the action that the user can take, if any.
-    pub(crate) fn advise<'r>(
+    pub(crate) fn add_with_remedy<'r>(
         &mut self,
         mark: Mark,
         text: impl Into<String>,
@@ -132,69 +139,72 @@ impl Explainer {
     }
 
     fn add(&mut self, mark: Mark, text: impl Into<String>) {
-        self.advise(mark, text, None);
+        self.add_with_remedy(mark, text, None);
     }
 
     /// Adds the reason and message of a condition.
-    fn condition(&mut self, mark: Mark, state: &State, remedy: Option<&str>) {
+    fn add_condition(&mut self, mark: Mark, state: &State, remedy: Option<&str>) {
         let text = reason_and_message(&state.reason, &state.message);
-        self.advise(mark, text, remedy);
+        self.add_with_remedy(mark, text, remedy);
     }
 
     /// Adds a line if the request failed. Returns false if it succeeded.
-    fn not_known<T>(&mut self, what: &str, answer: &Answer<T>) -> bool {
-        let Some(why) = answer.failure() else {
+    fn add_failure<T>(&mut self, subject: &str, lookup: &Lookup<T>) -> bool {
+        let Some(reason) = lookup.failure() else {
             return false;
         };
-        self.add(Mark::NotKnown, format!("{what} is not known: {why}"));
+        self.add(Mark::Unknown, format!("{subject} is not known: {reason}"));
         true
     }
 
     /// Formats a timestamp with its distance from now.
-    fn when(&self, at: Timestamp) -> String {
-        let at = Timestamp::from_second(at.as_second()).unwrap_or(at);
-        match at > self.now {
-            true => format!("{at} (in {})", age(self.now, at)),
-            false => format!("{at} ({} ago)", age(at, self.now)),
+    fn format_time(&self, time: Timestamp) -> String {
+        let time = Timestamp::from_second(time.as_second()).unwrap_or(time);
+        match time > self.now {
+            true => format!("{time} (in {})", age(self.now, time)),
+            false => format!("{time} ({} ago)", age(time, self.now)),
         }
     }
 
     /// Formats the command, with the context that it needs if the Tenant was created on the member.
-    fn command(&self, verb: &str, key: &TenantKey, tenant: Option<&Tenant>) -> String {
+    fn command_for(&self, verb: &str, key: &TenantKey, tenant: Option<&Tenant>) -> String {
         let TenantKey { namespace, name } = key;
         let command = format!("kubectl krypton {verb} tenant {name} -n {namespace}");
-        let placed = tenant.and_then(placed_on);
+        let placement = tenant.and_then(placed_on);
         match self.member.as_deref() {
-            Some(member) if member != SELF_CLUSTER && placed != Some(member) => {
+            Some(member) if member != SELF_CLUSTER && placement != Some(member) => {
                 format!("{command}, with the --context of {member}: it was created there")
             }
             _ => command,
         }
     }
 
-    fn tenant(&mut self, key: &TenantKey, answer: &Answer<Tenant>, status: &TenantStatus) {
-        if self.not_known(&format!("Tenant {key}"), answer) {
+    fn explain_tenant(&mut self, key: &TenantKey, lookup: &Lookup<Tenant>, status: &TenantStatus) {
+        if self.add_failure(&format!("Tenant {key}"), lookup) {
             return;
         }
-        let Answer::Found(tenant) = answer else {
+        let Lookup::Found(tenant) = lookup else {
             let remedy = "if it exists only on a member, pass that cluster's --context";
             let text = format!("the home cluster has no Tenant {key}");
-            return self.advise(Mark::NotKnown, text, remedy);
+            return self.add_with_remedy(Mark::Unknown, text, remedy);
         };
-        self.target(key, tenant, status);
+        self.explain_target(key, tenant, status);
         if let Some(deleted) = &tenant.metadata.deletion_timestamp {
-            let since = self.when(deleted.0);
-            let held = match tenant.finalizers() {
+            let since = self.format_time(deleted.0);
+            let finalizers = match tenant.finalizers() {
                 [] => String::new(),
-                held => format!(", held by the finalizers {}", held.join(", ")),
+                finalizers => format!(", held by the finalizers {}", finalizers.join(", ")),
             };
-            self.add(Mark::Note, format!("being deleted since {since}{held}"));
+            self.add(
+                Mark::Note,
+                format!("being deleted since {since}{finalizers}"),
+            );
         }
         let annotation = |name: &str| tenant.annotations().get(name).map(String::as_str);
         if annotation(PAUSED_ANNOTATION).is_some_and(|value| value != "false") {
             let text = "paused by an annotation: nothing is written for it but its status";
-            let remedy = self.command("resume", key, None);
-            self.advise(Mark::Note, text, remedy.as_str());
+            let remedy = self.command_for("resume", key, None);
+            self.add_with_remedy(Mark::Note, text, remedy.as_str());
         }
         if annotation(ORPHAN_ANNOTATION) == Some("true") {
             let text = "annotated as an orphan: its release stays when it is deleted";
@@ -202,22 +212,22 @@ impl Explainer {
         }
         let Some(ready) = conditions::find(&status.conditions, READY) else {
             let remedy = "see its events: they report a Tenant that does not match the schema";
-            return self.advise(Mark::NotKnown, "it has no status yet", remedy);
+            return self.add_with_remedy(Mark::Unknown, "it has no status yet", remedy);
         };
         if is_behind(tenant, status) {
             let text = "it was changed, and its status does not reflect the change yet";
             self.add(Mark::Note, text);
         }
-        self.condition(mark(ready.truth), &ready, None);
+        self.add_condition(mark_for(ready.truth), &ready, None);
     }
 
     /// Describes the origin and the target of the Tenant.
-    fn target(&mut self, key: &TenantKey, tenant: &Tenant, status: &TenantStatus) {
+    fn explain_target(&mut self, key: &TenantKey, tenant: &Tenant, status: &TenantStatus) {
         let clusters = conditions::clusters(&status.conditions);
         let count = status
             .summary
-            .map_or(clusters.len(), |all| all.clusters as usize);
-        let text = match (placed_on(tenant), tenant.names_member()) {
+            .map_or(clusters.len(), |summary| summary.clusters as usize);
+        let text = match (placed_on(tenant), tenant.referenced_member()) {
             (Some(member), _) => format!("Tenant {key} is placed on {member} by the home cluster"),
             (None, Some(member)) => format!("Tenant {key} names {member}"),
             (None, None) => match (count, clusters.keys().next()) {
@@ -226,66 +236,70 @@ impl Explainer {
                 _ => format!("Tenant {key} is on {count} clusters"),
             },
         };
-        self.add(Mark::Well, text);
+        self.add(Mark::Ok, text);
         let find = |type_| conditions::find(&status.conditions, type_);
         let resolved = find(TARGET_RESOLVED).filter(|state| state.truth == Truth::False);
         let placed = find(PLACED).filter(|state| state.truth != Truth::True);
-        let same = |a: &State| resolved.as_ref().is_some_and(|b| a.reason == b.reason);
-        let placed = placed.filter(|placed| !same(placed));
+        let is_same = |a: &State| resolved.as_ref().is_some_and(|b| a.reason == b.reason);
+        let placed = placed.filter(|placed| !is_same(placed));
         for state in [&resolved, &placed].into_iter().flatten() {
-            self.condition(mark(state.truth), state, remedy::of_tenant(&state.reason));
+            self.add_condition(
+                mark_for(state.truth),
+                state,
+                remedy::for_tenant(&state.reason),
+            );
         }
     }
 
     /// Returns whether a hub leads.
-    pub(crate) fn lead(&mut self, answer: &Answer<Lease>, namespaces: &[String]) -> bool {
-        if self.not_known("the leader of the hubs", answer) {
+    pub(crate) fn explain_leader(&mut self, lookup: &Lookup<Lease>, namespaces: &[String]) -> bool {
+        if self.add_failure("the leader of the hubs", lookup) {
             return false;
         }
-        let Answer::Found(lease) = answer else {
+        let Lookup::Found(lease) = lookup else {
             let namespaces = namespaces.join(" or ");
             let text = format!("there is no Lease of a hub in the namespace {namespaces}");
             let remedy = "name the hub's namespace with --hub-namespace";
-            self.advise(Mark::NotKnown, text, remedy);
+            self.add_with_remedy(Mark::Unknown, text, remedy);
             return false;
         };
-        let Some((holder, renewed)) = self.holder(lease, LEASE_IS_OLD) else {
+        let Some((holder, renewed)) = self.current_holder(lease, HUB_LEASE_MAX_AGE) else {
             return false;
         };
         match holder {
-            Some(holder) => self.add(Mark::Well, format!("the hub {holder} leads")),
+            Some(holder) => self.add(Mark::Ok, format!("the hub {holder} leads")),
             None => {
-                let since = renewed.map_or_else(|| "ever".to_owned(), |at| self.when(at));
+                let since = renewed.map_or_else(|| "ever".to_owned(), |at| self.format_time(at));
                 let text =
                     format!("no hub has led since {since}: the lines below are from that time");
                 let remedy =
                     "look at the hub's pods and their log; installed workloads keep running";
-                self.advise(Mark::Wrong, text, remedy);
+                self.add_with_remedy(Mark::Problem, text, remedy);
             }
         }
         holder.is_some()
     }
 
     /// Returns whether an agent or a hub acts on this edge cluster.
-    fn acts(&mut self, answer: &Answer<Lease>) -> bool {
-        if self.not_known("the Lease holder of this cluster", answer) {
+    fn explain_edge_lease(&mut self, lookup: &Lookup<Lease>) -> bool {
+        if self.add_failure("the Lease holder of this cluster", lookup) {
             return false;
         }
-        let (holder, renewed) = match answer {
-            Answer::Found(lease) => match self.holder(lease, HOLD_IS_OLD) {
-                Some(held) => held,
+        let (holder, renewed) = match lookup {
+            Lookup::Found(lease) => match self.current_holder(lease, EDGE_LEASE_MAX_AGE) {
+                Some(renewal) => renewal,
                 None => return false,
             },
             _ => (None, None),
         };
         if let Some(holder) = holder {
             let text = format!("{holder} holds its Lease, and acts here");
-            self.add(Mark::Well, text);
+            self.add(Mark::Ok, text);
             return true;
         }
         let text = match renewed {
-            Some(at) => {
-                let since = self.when(at);
+            Some(renewed) => {
+                let since = self.format_time(renewed);
                 format!(
                     "no agent or hub has acted here since {since}: the lines below are from that time"
                 )
@@ -293,59 +307,62 @@ impl Explainer {
             None => "no agent or hub has acted here yet".to_owned(),
         };
         let remedy = "look at the agent's pods and their log, or at the hub's; installed workloads keep running";
-        self.advise(Mark::Wrong, text, remedy);
+        self.add_with_remedy(Mark::Problem, text, remedy);
         false
     }
 
-    /// Returns the holder (`None` if the Lease is older than `old` seconds) and the last renewal. If the clocks differ
-    /// too much, adds a line and returns `None`.
-    fn holder<'l>(
+    /// Returns the holder (`None` if the Lease is older than `max_age` seconds) and the last renewal. If the clocks
+    /// differ too much, adds a line and returns `None`.
+    fn current_holder<'l>(
         &mut self,
         lease: &'l Lease,
-        old: i64,
+        max_age: i64,
     ) -> Option<(Option<&'l str>, Option<Timestamp>)> {
         let spec = lease.spec.as_ref();
         let renewed = spec.and_then(|spec| spec.renew_time.as_ref().map(|time| time.0));
-        let ago = renewed.map(|at| self.now.as_second() - at.as_second());
-        if let Some(at) = renewed.filter(|_| ago < Some(-LEASE_IS_OLD)) {
-            let at = self.when(at);
+        let age = renewed.map(|at| self.now.as_second() - at.as_second());
+        if let Some(at) = renewed.filter(|_| age < Some(-HUB_LEASE_MAX_AGE)) {
+            let at = self.format_time(at);
             let text = format!("the Lease holder is not known: the Lease was renewed at {at}");
             let remedy = "compare the clocks of this machine and of the cluster";
-            self.advise(Mark::NotKnown, text, remedy);
+            self.add_with_remedy(Mark::Unknown, text, remedy);
             return None;
         }
         let holder = spec.and_then(|spec| spec.holder_identity.as_deref());
-        let is_old = ago.is_none_or(|ago| ago > old);
-        let holder = holder.filter(|holder| !holder.is_empty() && !is_old);
+        let is_expired = age.is_none_or(|age| age > max_age);
+        let holder = holder.filter(|holder| !holder.is_empty() && !is_expired);
         Some((holder, renewed))
     }
 
     /// Mentions the members that have no separate lines.
-    fn rest(&mut self, key: &TenantKey, status: &TenantStatus, shown: usize) {
-        let all = match &status.summary {
+    fn mention_omitted_members(&mut self, key: &TenantKey, status: &TenantStatus, shown: usize) {
+        let total = match &status.summary {
             Some(summary) => summary.clusters as usize,
             None => conditions::clusters(&status.conditions).len(),
         };
-        if all > shown {
+        if total > shown {
             let TenantKey { namespace, name } = key;
             let text = format!(
-                "only the {shown} worst of {all} clusters are shown: kubectl krypton get tenant {name} -n {namespace} has a line for each"
+                "only the {shown} worst of {total} clusters are shown: kubectl krypton get tenant {name} -n {namespace} has a line for each"
             );
             self.add(Mark::Note, text);
         }
     }
 
-    fn events(&mut self, answer: &Answer<Vec<PastEvent>>) {
-        if self.not_known("the list of recent events", answer) {
+    fn explain_events(&mut self, lookup: &Lookup<Vec<PastEvent>>) {
+        if self.add_failure("the list of recent events", lookup) {
             return;
         }
-        let Answer::Found(events) = answer else {
+        let Lookup::Found(events) = lookup else {
             return;
         };
-        for event in events.iter().skip(events.len().saturating_sub(EVENTS)) {
+        for event in events
+            .iter()
+            .skip(events.len().saturating_sub(SHOWN_EVENTS))
+        {
             let mark = match event.warning {
                 true => Mark::Note,
-                false => Mark::Well,
+                false => Mark::Ok,
             };
             let message = reason_and_message(&event.reason, &event.message);
             let ago = age(event.at, self.now);
@@ -354,10 +371,10 @@ impl Explainer {
     }
 }
 
-fn mark(truth: Truth) -> Mark {
+fn mark_for(truth: Truth) -> Mark {
     match truth {
-        Truth::True => Mark::Well,
-        Truth::False => Mark::Wrong,
-        Truth::Unknown => Mark::NotKnown,
+        Truth::True => Mark::Ok,
+        Truth::False => Mark::Problem,
+        Truth::Unknown => Mark::Unknown,
     }
 }

@@ -9,76 +9,76 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_helm::releases::labels::ReleaseKey;
-use krypton_helm::releases::record::{ReleaseRecord, Verdict};
+use krypton_helm::releases::record::{RecordComparison, ReleaseRecord};
 use krypton_helm::releases::revision::Revision;
 use krypton_helm::releases::{self, DATA_KEY, ReleaseError, SECRET_TYPE, Status};
-use krypton_runtime::bound::{self, Pages};
+use krypton_runtime::bound::{self, ListSize};
 use krypton_runtime::call::call;
 use krypton_runtime::{chance, off_thread};
 use krypton_types::conditions::reason;
 use kube::ResourceExt;
 use kube::api::{ListParams, ObjectList};
 
-use super::trust::{Owned, tampered, verdict};
+use super::trust::{OwnedObjects, tampered, verdict};
 use super::{ActionError, ActionRunner, Job, JobResult};
 
 /// A revision has at most 1.4 MB in a response, which may have 16 MiB. Only one page is in memory.
-const PAGE: u32 = 10;
+const PAGE_SIZE: u32 = 10;
 /// The Go operator kept all revisions.
-const MOST_REVISIONS: usize = 2000;
+const MAX_REVISIONS: usize = 2000;
 
 /// Limit for reading and checking all revisions. A revision may unpack to 64 MiB.
-const READ_ALL: Duration = Duration::from_secs(60);
-const METADATA_PAGE: u32 = 500;
+const READ_TIMEOUT: Duration = Duration::from_secs(60);
+const METADATA_PAGE_SIZE: u32 = 500;
 /// Helm reads the Secret some 0.2 s after the check.
-const LONGEST_WAIT: Duration = Duration::from_secs(2);
+const MAX_WAIT: Duration = Duration::from_secs(2);
 
 /// The revisions of a release that Helm would find, and their record.
-pub(super) struct Stored {
+pub(super) struct StoredRevisions {
     /// The revisions that the caller needs, with content.
-    kept: BTreeMap<u32, Secret>,
+    contents: BTreeMap<u32, Secret>,
     /// All Secrets by name, revisions or not.
-    seen: BTreeMap<String, ObjectMeta>,
+    all: BTreeMap<String, ObjectMeta>,
     pub(super) record: ReleaseRecord,
 }
 
 /// A revision that must be set aside first.
-pub(super) type Unreadable = Box<(Secret, ReleaseError)>;
+pub(super) type UnreadableRevision = Box<(Secret, ReleaseError)>;
 
 /// How to handle a revision that has no record and lists another owner's object. Helm must not use it when it skips
 /// the checked revision.
 #[derive(Clone, Copy, PartialEq)]
-pub(super) enum Foreign {
+pub(super) enum ForeignRevisions {
     Keep,
     Remove,
 }
 
-impl Stored {
+impl StoredRevisions {
     pub(super) fn revision(&self, number: u32) -> Option<&Secret> {
-        self.kept.get(&number)
+        self.contents.get(&number)
     }
 }
 
 impl ActionRunner {
-    /// Reads all revisions that Helm would find, and keeps the content of those in `keep`. Fails if Helm could read one
-    /// differently, or if the plan does not know one.
-    pub(super) async fn stored(
+    /// Reads all revisions that Helm would find, and keeps the content of those in `needed`. Fails if Helm could read
+    /// one differently, or if the plan does not know one.
+    pub(super) async fn read_checked(
         &self,
         job: &Job,
-        keep: &[u32],
-        foreign: Foreign,
-        done: &mut JobResult,
-    ) -> Result<Result<Stored, Unreadable>, ActionError> {
-        let reading = Box::pin(self.read_stored(job, keep, foreign));
-        let read = tokio::time::timeout(READ_ALL, reading).await;
-        let late =
+        needed: &[u32],
+        foreign: ForeignRevisions,
+        result: &mut JobResult,
+    ) -> Result<Result<StoredRevisions, UnreadableRevision>, ActionError> {
+        let reading = Box::pin(self.read_stored(job, needed, foreign));
+        let read = tokio::time::timeout(READ_TIMEOUT, reading).await;
+        let timed_out =
             || ActionError::Transient("reading the release's revisions takes too long".to_owned());
-        let (stored, stale) = match read.map_err(|_| late())?? {
+        let (stored, is_stale) = match read.map_err(|_| timed_out())?? {
             Ok(read) => read,
             Err(unreadable) => return Ok(Err(unreadable)),
         };
-        if stale {
-            self.relist(job, done).await?;
+        if is_stale {
+            self.relist(job, result).await?;
             return Err(ActionError::Conflict);
         }
         Ok(Ok(stored))
@@ -88,94 +88,99 @@ impl ActionRunner {
     async fn read_stored(
         &self,
         job: &Job,
-        keep: &[u32],
-        foreign: Foreign,
-    ) -> Result<Result<(Stored, bool), Unreadable>, ActionError> {
+        needed: &[u32],
+        foreign: ForeignRevisions,
+    ) -> Result<Result<(StoredRevisions, bool), UnreadableRevision>, ActionError> {
         let record = match job.revisions.is_empty() {
             true => ReleaseRecord::default(),
             false => self.release_record(&job.release).await?,
         };
-        let mut stored = Stored {
-            kept: BTreeMap::new(),
-            seen: BTreeMap::new(),
+        let mut stored = StoredRevisions {
+            contents: BTreeMap::new(),
+            all: BTreeMap::new(),
             record,
         };
-        let mut owned = Owned::default();
-        let mut stale = false;
-        let mut params = of_release(job).limit(PAGE);
-        let mut pages = Pages::default();
+        let mut owned = OwnedObjects::default();
+        let mut is_stale = false;
+        let mut params = release_params(job).limit(PAGE_SIZE);
+        let mut pages = ListSize::default();
         loop {
             let page = self.revisions_page(job, &params).await?;
             let objects = page.items.len();
-            for (secret, checked) in examined(&job.release, &mut stored.record, page.items).await? {
-                let kept = pages.keep(bound::weight(&secret.metadata));
-                kept.map_err(|_| too_many(job))?;
+            for (secret, checked) in check_all(&job.release, &mut stored.record, page.items).await?
+            {
+                let within_limit = pages.add_bytes(bound::memory_size(&secret.metadata));
+                within_limit.map_err(|_| too_many(job))?;
                 let meta = secret.metadata.clone();
-                stored.seen.insert(secret.name_any(), meta);
+                stored.all.insert(secret.name_any(), meta);
                 let revision = match checked? {
-                    Checked::NoRevision => continue,
-                    Checked::Unreadable(error) => return Ok(Err(Box::new((secret, error)))),
-                    Checked::Revision(revision) => revision,
+                    CheckedSecret::NoRevision => continue,
+                    CheckedSecret::Unreadable(error) => return Ok(Err(Box::new((secret, error)))),
+                    CheckedSecret::Revision(revision) => revision,
                 };
-                let same = |it: &Revision| {
-                    (it.revision, it.status) == (revision.revision, revision.status)
+                let is_same = |known: &Revision| {
+                    (known.revision, known.status) == (revision.revision, revision.status)
                 };
-                stale |= !job.revisions.iter().any(same);
-                if keep.contains(&revision.revision) {
-                    stored.kept.insert(revision.revision, secret);
-                } else if foreign == Foreign::Remove {
+                is_stale |= !job.revisions.iter().any(is_same);
+                if needed.contains(&revision.revision) {
+                    stored.contents.insert(revision.revision, secret);
+                } else if foreign == ForeignRevisions::Remove {
                     let record = &stored.record;
-                    stale |= self
+                    is_stale |= self
                         .remove_foreign(job, record, &revision, &secret, &mut owned)
                         .await?;
                 }
             }
-            if stored.seen.len() > MOST_REVISIONS {
+            if stored.all.len() > MAX_REVISIONS {
                 return Err(too_many(job));
             }
-            let more = pages.follow(&mut params, page.metadata, objects);
+            let more = pages.next_page(&mut params, page.metadata, objects);
             if !more.map_err(|_| too_many(job))? {
-                return Ok(Ok((stored, stale)));
+                return Ok(Ok((stored, is_stale)));
             }
         }
     }
 
     /// Fails if any revision has changed since it was checked. This is the last call before Helm starts.
-    pub(super) async fn check_again(&self, job: &Job, stored: &Stored) -> Result<(), ActionError> {
-        if stored.seen.is_empty() {
+    pub(super) async fn recheck(
+        &self,
+        job: &Job,
+        stored: &StoredRevisions,
+    ) -> Result<(), ActionError> {
+        if stored.all.is_empty() {
             return Ok(());
         }
         let api = self.secrets(&job.release);
-        let mut params = of_release(job).limit(METADATA_PAGE);
-        let mut pages = Pages::default();
-        let mut found = 0;
+        let mut params = release_params(job).limit(METADATA_PAGE_SIZE);
+        let mut pages = ListSize::default();
+        let mut count = 0;
         loop {
             let listing = api.list_metadata(&params);
             let page = call("listing the release's revisions", listing).await?;
             for item in &page.items {
                 let meta = &item.metadata;
-                let seen = meta.name.as_ref().and_then(|name| stored.seen.get(name));
-                let same = |seen: &&ObjectMeta| {
-                    (&seen.uid, &seen.resource_version) == (&meta.uid, &meta.resource_version)
+                let checked = meta.name.as_ref().and_then(|name| stored.all.get(name));
+                let is_unchanged = |checked: &ObjectMeta| {
+                    (&checked.uid, &checked.resource_version) == (&meta.uid, &meta.resource_version)
                 };
-                if seen.is_none_or(|seen| !same(&seen)) {
-                    return Err(moving(job, meta));
+                if !checked.is_some_and(is_unchanged) {
+                    return Err(written_before_start(job, meta));
                 }
-                found += 1;
+                count += 1;
             }
             let objects = page.items.len();
-            let more = pages.follow(&mut params, page.metadata, objects);
+            let more = pages.next_page(&mut params, page.metadata, objects);
             if !more.map_err(|_| too_many(job))? {
-                let all = found == stored.seen.len();
-                return all.then_some(()).ok_or(ActionError::Conflict);
+                let is_complete = count == stored.all.len();
+                return is_complete.then_some(()).ok_or(ActionError::Conflict);
             }
         }
     }
 
     /// Waits for a random time. Helm applies the stored content, and a user of the workspace who sees the run coming
     /// must not know when Helm reads it.
-    pub(super) async fn wait_unannounced(&self) {
-        let wait = LONGEST_WAIT.mul_f64(chance::random());
+    pub(super) async fn wait_randomly(&self) {
+        let wait = MAX_WAIT.mul_f64(chance::random());
         tokio::time::sleep(wait).await;
     }
 
@@ -191,21 +196,21 @@ impl ActionRunner {
     /// Deletes every revision except this one, and returns whether there were any. Helm skips a revision that it
     /// cannot decode, and its decoder differs from Krypton's. An uninstallation must not use a revision that was not
     /// checked.
-    pub(super) async fn leave_only(
+    pub(super) async fn delete_all_but(
         &self,
         job: &Job,
-        stored: &Stored,
+        stored: &StoredRevisions,
         number: u32,
     ) -> Result<bool, ActionError> {
-        let other = |meta: &&ObjectMeta| {
-            Revision::of(meta).is_some_and(|(_, revision)| revision.revision != number)
+        let is_other = |meta: &&ObjectMeta| {
+            Revision::from_metadata(meta).is_some_and(|(_, revision)| revision.revision != number)
         };
-        let mut others = false;
-        for meta in stored.seen.values().filter(other) {
+        let mut has_others = false;
+        for meta in stored.all.values().filter(is_other) {
             self.forget(&job.release, meta).await?;
-            others = true;
+            has_others = true;
         }
-        Ok(others)
+        Ok(has_others)
     }
 
     /// Returns whether the revision was removed. Keeps no copy of a failed attempt, because each retry creates
@@ -216,9 +221,9 @@ impl ActionRunner {
         record: &ReleaseRecord,
         revision: &Revision,
         secret: &Secret,
-        owned: &mut Owned,
+        owned: &mut OwnedObjects,
     ) -> Result<bool, ActionError> {
-        if verdict(record, secret)?.1 == Verdict::Recorded {
+        if verdict(record, secret)?.1 == RecordComparison::Recorded {
             return Ok(false);
         }
         match self
@@ -229,11 +234,11 @@ impl ActionRunner {
             Err(ActionError::Failed { message, .. }) => {
                 tracing::warn!(member = %self.member.name, %message, "removing a revision");
             }
-            Err(fault) => return Err(fault),
+            Err(error) => return Err(error),
         }
-        self.still_permitted()?;
+        self.check_permit()?;
         if revision.status != Status::Failed {
-            self.keep_copy(&job.release, secret, revision.revision)
+            self.save_copy(&job.release, secret, revision.revision)
                 .await?;
         }
         self.forget(&job.release, &secret.metadata).await?;
@@ -241,33 +246,33 @@ impl ActionRunner {
     }
 }
 
-fn of_release(job: &Job) -> ListParams {
+fn release_params(job: &Job) -> ListParams {
     ListParams::default().labels(&format!("owner=helm,name={}", job.release.name))
 }
 
-enum Checked {
+enum CheckedSecret {
     NoRevision,
     Unreadable(ReleaseError),
     Revision(Revision),
 }
 
 /// Checks a revision outside the runtime's threads, because decoding takes long.
-async fn examined(
+async fn check_all(
     release: &ReleaseKey,
     record: &mut ReleaseRecord,
     secrets: Vec<Secret>,
-) -> Result<Vec<(Secret, Result<Checked, ActionError>)>, ActionError> {
-    let (of, known) = (release.clone(), std::mem::take(record));
-    let examining = off_thread::start(move || {
-        let one = |secret| {
-            let checked = check(&of, &known, &secret);
+) -> Result<Vec<(Secret, Result<CheckedSecret, ActionError>)>, ActionError> {
+    let (release, taken) = (release.clone(), std::mem::take(record));
+    let checking = off_thread::start(move || {
+        let check_one = |secret| {
+            let checked = check(&release, &taken, &secret);
             (secret, checked)
         };
-        let all = secrets.into_iter().map(one).collect();
-        (known, all)
+        let all = secrets.into_iter().map(check_one).collect();
+        (taken, all)
     });
     let all;
-    (*record, all) = examining.await.map_err(|_| ActionError::Conflict)?;
+    (*record, all) = checking.await.map_err(|_| ActionError::Conflict)?;
     Ok(all)
 }
 
@@ -275,38 +280,38 @@ fn check(
     release: &ReleaseKey,
     record: &ReleaseRecord,
     secret: &Secret,
-) -> Result<Checked, ActionError> {
-    let revision = Revision::of(&secret.metadata)
-        .filter(|(of, _)| of == release)
+) -> Result<CheckedSecret, ActionError> {
+    let revision = Revision::from_metadata(&secret.metadata)
+        .filter(|(key, _)| key == release)
         .filter(|_| secret.type_.as_deref() == Some(SECRET_TYPE));
     let Some((_, revision)) = revision else {
         let payload = secret.data.as_ref().and_then(|data| data.get(DATA_KEY));
         // Helm skips a Secret without a payload.
         if payload.is_none_or(|payload| payload.0.is_empty()) {
-            return Ok(Checked::NoRevision);
+            return Ok(CheckedSecret::NoRevision);
         }
-        let what = "has the labels of the release and not the name or type of a revision";
-        return Err(misleading(secret, what));
+        let problem = "has the labels of the release and not the name or type of a revision";
+        return Err(misleading(secret, problem));
     };
     let release_details = match releases::check_keys(secret).and_then(|()| releases::decode(secret))
     {
         Ok(release_details) => release_details,
-        Err(error) => return Ok(Checked::Unreadable(error)),
+        Err(error) => return Ok(CheckedSecret::Unreadable(error)),
     };
     if release_details.status != revision.status {
-        let what = "has another status in its payload than in its label";
-        return Err(misleading(secret, what));
+        let problem = "has another status in its payload than in its label";
+        return Err(misleading(secret, problem));
     }
     // A failed attempt was never recorded.
     let was_deployed = matches!(revision.status, Status::Deployed | Status::Superseded);
-    if was_deployed && verdict(record, secret)?.1 == Verdict::Tampered {
+    if was_deployed && verdict(record, secret)?.1 == RecordComparison::Tampered {
         return Err(tampered(release, revision.revision));
     }
-    Ok(Checked::Revision(revision))
+    Ok(CheckedSecret::Revision(revision))
 }
 
 /// Returns a permanent failure. A user who writes in a loop then gets only one attempt in each longest pause.
-fn moving(job: &Job, meta: &ObjectMeta) -> ActionError {
+fn written_before_start(job: &Job, meta: &ObjectMeta) -> ActionError {
     let name = meta.name.as_deref().unwrap_or_default();
     ActionError::Failed {
         reason: reason::RELEASE_TAMPERED,
@@ -323,19 +328,19 @@ fn too_many(job: &Job) -> ActionError {
     ActionError::Failed {
         reason: reason::RELEASE_TAMPERED,
         message: format!(
-            "namespace {namespace} holds more than {MOST_REVISIONS} revisions of release {name}; delete Secrets with \
+            "namespace {namespace} holds more than {MAX_REVISIONS} revisions of release {name}; delete Secrets with \
              the labels owner=helm and name={name}, the oldest first"
         ),
         permanent: true,
     }
 }
 
-fn misleading(secret: &Secret, what: &str) -> ActionError {
+fn misleading(secret: &Secret, problem: &str) -> ActionError {
     let (namespace, name) = (secret.namespace().unwrap_or_default(), secret.name_any());
     ActionError::Failed {
         reason: reason::RELEASE_TAMPERED,
         message: format!(
-            "Secret {namespace}/{name} {what}, so Helm could take it for another revision; delete it"
+            "Secret {namespace}/{name} {problem}, so Helm could take it for another revision; delete it"
         ),
         permanent: false,
     }
@@ -397,28 +402,28 @@ mod tests {
     fn only_consistent_release_secrets_are_revisions() {
         let first = releases::secret_name(RELEASE, 1);
         let good = payload("deployed", "");
-        let judged = |name: &str, kind: &str, payload: &str| {
+        let result = |name: &str, kind: &str, payload: &str| {
             let checked = check(
                 &key(),
                 &ReleaseRecord::default(),
                 &secret(name, kind, payload),
             );
             match checked {
-                Ok(Checked::Revision(revision)) => format!("revision {}", revision.revision),
-                Ok(Checked::NoRevision) => "none".to_owned(),
-                Ok(Checked::Unreadable(_)) => "unreadable".to_owned(),
-                Err(fault) => fault.text().to_owned(),
+                Ok(CheckedSecret::Revision(revision)) => format!("revision {}", revision.revision),
+                Ok(CheckedSecret::NoRevision) => "none".to_owned(),
+                Ok(CheckedSecret::Unreadable(_)) => "unreadable".to_owned(),
+                Err(error) => error.text().to_owned(),
             }
         };
-        assert_eq!(judged(&first, SECRET_TYPE, &good), "revision 1");
+        assert_eq!(result(&first, SECRET_TYPE, &good), "revision 1");
         // Helm skips these two, but would not skip the same Secret with a payload.
-        assert_eq!(judged("copy", SECRET_TYPE, ""), "none");
-        assert_eq!(judged(&first, "Opaque", ""), "none");
-        assert!(judged("copy", SECRET_TYPE, &good).contains("name or type"));
-        assert!(judged(&first, "Opaque", &good).contains("name or type"));
-        assert_eq!(judged(&first, SECRET_TYPE, ""), "unreadable");
+        assert_eq!(result("copy", SECRET_TYPE, ""), "none");
+        assert_eq!(result(&first, "Opaque", ""), "none");
+        assert!(result("copy", SECRET_TYPE, &good).contains("name or type"));
+        assert!(result(&first, "Opaque", &good).contains("name or type"));
+        assert_eq!(result(&first, SECRET_TYPE, ""), "unreadable");
         let other = payload("superseded", "");
-        assert!(judged(&first, SECRET_TYPE, &other).contains("another status"));
+        assert!(result(&first, SECRET_TYPE, &other).contains("another status"));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use flate2::read::MultiGzDecoder;
 use flate2::write::GzEncoder;
 use tar::{Archive, EntryType};
 
-use super::archive::{Inside, inspect};
+use super::archive::{ChartMetadata, inspect};
 
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 
@@ -25,26 +25,26 @@ pub(crate) fn packed(bytes: &[u8]) -> Option<Vec<u8>> {
 /// without a panic.
 pub(crate) fn broken_promise(bytes: &[u8]) -> Option<String> {
     let tgz = packed(bytes)?;
-    let inside = match inspect(&tgz) {
-        Ok(inside) => inside,
+    let metadata = match inspect(&tgz) {
+        Ok(metadata) => metadata,
         Err(error) => {
             // A path is cut to 100 characters, and each may be escaped.
-            let long = error.to_string().len() > 2_000;
-            return long.then(|| "the message is long".to_owned());
+            let is_long = error.to_string().len() > 2_000;
+            return is_long.then(|| "the message is long".to_owned());
         }
     };
-    let Inside { name, version } = inside;
+    let ChartMetadata { name, version } = metadata;
     if name.is_empty() || name == "." || name == ".." || name.contains(['/', '\\']) {
         return Some(format!("the chart is named {name:?}"));
     }
     if semver::Version::parse(version.strip_prefix('v').unwrap_or(&version)).is_err() {
         return Some(format!("the version is {version:?}"));
     }
-    misplaced(&tgz)
+    misplaced_entry(&tgz)
 }
 
 /// Returns an entry that would be unpacked outside the chart's single folder, or as anything except a file.
-fn misplaced(tgz: &[u8]) -> Option<String> {
+fn misplaced_entry(tgz: &[u8]) -> Option<String> {
     let mut tar = Archive::new(MultiGzDecoder::new(tgz));
     let entries = match tar.entries() {
         Ok(entries) => entries,
@@ -66,24 +66,24 @@ fn misplaced(tgz: &[u8]) -> Option<String> {
         let path = String::from_utf8_lossy(&entry.path_bytes()).into_owned();
         let mut parts = path.trim_end_matches('/').split('/');
         let top = parts.next().unwrap_or_default().to_owned();
-        let odd = |part: &str| part.is_empty() || part == "." || part == "..";
-        if odd(&top) || parts.any(odd) || path.contains('\\') {
+        let is_invalid = |part: &str| part.is_empty() || part == "." || part == "..";
+        if is_invalid(&top) || parts.any(is_invalid) || path.contains('\\') {
             return Some(format!("accepted the path {path:?}"));
         }
         if *folder.get_or_insert_with(|| top.clone()) != top {
             return Some(format!("accepted a second folder {top:?}"));
         }
-        let mut count = 0;
+        let mut size = 0;
         let mut buffer = [0; 8192];
         loop {
             match entry.read(&mut buffer) {
                 Ok(0) => break,
-                Ok(length) => count += length as u64,
+                Ok(length) => size += length as u64,
                 Err(error) => return Some(format!("accepted and damaged: {error}")),
             }
         }
-        if count > 5 << 20 {
-            return Some(format!("accepted {count} bytes at {path:?}"));
+        if size > 5 << 20 {
+            return Some(format!("accepted {size} bytes at {path:?}"));
         }
     }
     None

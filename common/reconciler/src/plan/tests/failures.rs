@@ -1,0 +1,153 @@
+//! Tests of failed attempts: back-off, giving up and rollback.
+
+use krypton_types::desired::crd_policy::CrdPolicy;
+
+use super::*;
+
+#[test]
+fn failed_upgrade_backs_off_and_reports_running_revision() {
+    let w = world_deployed_then_upgrading_fails();
+    let plan = w.plan();
+    assert_eq!(plan.action, Action::Nothing);
+    assert_eq!(plan.wake, Some(w.after(60)));
+    assert_eq!(ready(&plan), (Truth::False, reason::UPGRADE_FAILED));
+    let error = plan.state.error.unwrap();
+    assert_eq!(error.truth, Truth::True);
+    assert!(
+        error.message.contains("revision 1 keeps running"),
+        "{error:?}"
+    );
+}
+
+#[test]
+fn changed_spec_or_chart_skips_back_off() {
+    let mut w = world_deployed_then_upgrading_fails();
+    w.tenant.metadata.generation = Some(2);
+    assert_eq!(w.action(), Action::Helm(Run::Upgrade));
+    let mut w = world_deployed_then_upgrading_fails();
+    w.desired.chart.version = "1.19.2".to_owned();
+    assert_eq!(w.action(), Action::Helm(Run::Upgrade));
+}
+
+#[test]
+fn crd_policy_or_cluster_change_skips_back_off() {
+    let mut w = world_deployed_then_upgrading_fails();
+    assert_eq!(w.action(), Action::Nothing);
+    w.desired.chart_crds = CrdPolicy::CreateReplace;
+    assert_eq!(w.action(), Action::Helm(Run::Upgrade));
+    w.desired.chart_crds = CrdPolicy::default();
+    assert_eq!(w.action(), Action::Nothing);
+    w.memory.cluster_changed();
+    assert_eq!(w.action(), Action::Helm(Run::Upgrade));
+    // A given-up release starts again, too.
+    let mut w = world_deployed_then_upgrading_fails();
+    w.policy.retries = Some(0);
+    w.now = w.after(100_000);
+    assert_eq!(w.action(), Action::Nothing);
+    w.memory.cluster_changed();
+    assert_eq!(w.action(), Action::Helm(Run::Upgrade));
+}
+
+#[test]
+fn requested_retry_skips_back_off_once() {
+    let mut w = world_deployed_then_upgrading_fails();
+    assert_eq!(w.action(), Action::Nothing);
+    w.annotate(names::RECONCILE_REQUESTED_ANNOTATION, "today");
+    assert_eq!(w.action(), Action::Helm(Run::Upgrade));
+    w.memory.failure.as_mut().unwrap().attempt.requested = Some("today".to_owned());
+    assert_eq!(w.action(), Action::Nothing);
+}
+
+#[test]
+fn upgrade_out_of_retries_waits_for_change() {
+    let mut w = world_deployed_then_upgrading_fails();
+    w.now = w.after(10_000);
+    assert_eq!(w.action(), Action::Helm(Run::Upgrade));
+    w.policy.retries = Some(1);
+    assert_eq!(w.action(), Action::Helm(Run::Upgrade), "one retry is left");
+    w.memory.failure.as_mut().unwrap().attempts = 2;
+    let plan = w.plan();
+    assert_eq!((plan.action, plan.wake), (Action::Nothing, None));
+    assert!(
+        plan.state
+            .ready
+            .message
+            .contains("given up after 2 attempts")
+    );
+    w.desired.chart.version = "1.21.0".to_owned();
+    assert_eq!(w.action(), Action::Helm(Run::Upgrade));
+}
+
+#[test]
+fn abandoned_upgrade_rolls_back_once_to_deployed_revision() {
+    let mut w = world_deployed_then_upgrading_fails();
+    w.policy.remediation = Remediation::Rollback;
+    assert_eq!(w.action(), Action::Nothing, "it may yet succeed");
+    w.memory.failure.as_mut().unwrap().permanent = true;
+    assert_eq!(w.action(), Action::Rollback(1));
+    // A killed Helm process leaves a lock first.
+    w.revisions[1].status = Status::PendingUpgrade;
+    w.now = w.after(10_000);
+    assert!(matches!(w.action(), Action::Unlock { revision: 2, .. }));
+    w.revisions[1].status = Status::Failed;
+    let mut rollback_failure = w.memory.failure.clone().unwrap();
+    rollback_failure.reason = reason::ROLLBACK_FAILED;
+    rollback_failure.retry_at = w.after(5);
+    w.memory.failure = Some(rollback_failure);
+    assert_eq!(w.action(), Action::Nothing);
+    assert_eq!(w.plan().wake, Some(w.after(5)));
+    w.now = w.after(5);
+    assert_eq!(w.action(), Action::Rollback(1));
+    // Helm died in the rollback after it had marked the good revision as superseded. Another upgrade has failed
+    // since.
+    let revisions = w.revisions.clone();
+    w.revisions[0].status = Status::Superseded;
+    w.revisions[1].rolled_back_by = Some(3);
+    for number in [3, 4] {
+        w.revisions.push(w.own_revision(number, Status::Failed));
+    }
+    assert_eq!(w.action(), Action::Rollback(1));
+    w.revisions = revisions;
+    // The rollback is complete. Helm copied the labels of the revision that it rolled back to.
+    let mut restored = w.revisions[0].clone();
+    (restored.revision, restored.status) = (3, Status::Deployed);
+    w.revisions[0].status = Status::Superseded;
+    w.revisions.push(restored);
+    w.memory.failure.as_mut().unwrap().reason = reason::UPGRADE_FAILED;
+    assert_eq!(w.action(), Action::Nothing);
+    w.revisions.remove(0);
+    w.revisions.remove(1);
+    assert_eq!(w.action(), Action::Nothing, "nothing to go back to");
+}
+
+#[test]
+fn pinned_chart_or_account_change_ends_back_off() {
+    let mut w = world().failed(reason::CHART_NOT_LOADED, 60);
+    assert_eq!(w.action(), Action::Nothing);
+    w.desired.chart.pinned = Some("1.19.1@sha256:ab".to_owned());
+    assert_eq!(w.action(), Action::Helm(Run::Install));
+    let mut w = world().failed(reason::INSTALL_FAILED, 60);
+    w.desired.lockdown.default_service_account = "installer".to_owned();
+    assert_eq!(w.action(), Action::Helm(Run::Install));
+}
+
+#[test]
+fn a_cluster_that_is_suspended_has_not_failed() {
+    let mut w = world().deployed().failed(reason::SUSPENDED, 60);
+    w.revisions[0].fingerprint = Some("older".to_owned());
+    let plan = w.plan();
+    assert_eq!(plan.action, Action::Nothing);
+    assert_eq!(plan.wake, Some(w.after(60)));
+    assert_eq!(ready(&plan), (Truth::Unknown, reason::SUSPENDED));
+    let error = plan.state.error.unwrap();
+    assert_eq!(
+        (error.truth, error.reason.as_str()),
+        (Truth::False, reason::NO_ERROR)
+    );
+    // The removal is another attempt, but fails for the same reason.
+    let deleted = w.deleted();
+    assert_eq!(deleted.action(), Action::Uninstall);
+    let plan = deleted.failed(reason::SUSPENDED, 60).plan();
+    assert_eq!(plan.action, Action::Nothing);
+    assert_eq!(plan.state.error.unwrap().truth, Truth::False);
+}

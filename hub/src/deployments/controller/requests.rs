@@ -1,0 +1,146 @@
+//! The requests that follow from decisions: at most one in flight for each object.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use krypton_crds::krypton_deployment::KryptonDeployment;
+use krypton_runtime::clock::BootTime;
+use krypton_runtime::events::ObjectEvent;
+use krypton_runtime::tasks::KeyedTasks;
+use krypton_types::deployment::{DeploymentKey, ReportedEvent};
+use kube::ResourceExt as _;
+use tracing::field::Empty;
+use tracing::{Instrument as _, Span};
+
+use super::{DeploymentController, DeploymentStore, recorded_placements};
+use crate::deployments::api::{self, DeploymentDeletion, DeploymentWrite, DeploymentWriteResult};
+use crate::deployments::plan::DeploymentDecision;
+use crate::leader::Leader;
+use crate::leader::home_writer;
+
+/// Requests in flight.
+#[derive(Default)]
+pub(super) struct Requests {
+    pub(super) writes: KeyedTasks<DeploymentKey, DeploymentWriteResult>,
+    pub(super) deletion_reads: KeyedTasks<DeploymentKey, DeploymentDeletion>,
+}
+
+impl Requests {
+    /// Starts the requests that are due. Returns the due time of the next waiting one.
+    pub(super) fn start(
+        &mut self,
+        store: &mut DeploymentStore,
+        decisions: Vec<DecidedDeployment>,
+        (controller, leader): (&DeploymentController, &Leader),
+        (may_write, term_start): (bool, Option<Timestamp>),
+        now: BootTime,
+    ) -> Option<BootTime> {
+        if !may_write {
+            return None;
+        }
+        let mut next_requests = BTreeMap::new();
+        for (key, decision, reported_events) in decisions {
+            let Some(entry) = store.entries.get_mut(&key) else {
+                continue;
+            };
+            if let Some(term_start) = term_start {
+                entry.record_events(reported_events, term_start, &controller.notices);
+            }
+            let Some(mut request) = DeploymentRequest::new(decision, &entry.object) else {
+                continue;
+            };
+            let status = entry.object.status.as_ref();
+            let Some(epoch) = leader.epoch_for_write(status.and_then(|status| status.hub_epoch))
+            else {
+                // A later leader wrote it. Check it again under a later epoch.
+                continue;
+            };
+            if let DeploymentRequest::Write(DeploymentWrite::Status(status), _) = &mut request {
+                status.hub_epoch = Some(epoch);
+            }
+            store.queue.add(key.clone());
+            next_requests.insert(key, request);
+        }
+        while let Some(key) = store.queue.pop(now) {
+            if let (Some(entry), Some(request)) =
+                (store.entries.get(&key), next_requests.remove(&key))
+            {
+                home_writer::start(&mut store.queue, key.clone(), now);
+                self.begin(key, &entry.object, request, (controller, leader));
+            }
+        }
+        store.queue.wake()
+    }
+
+    fn begin(
+        &mut self,
+        key: DeploymentKey,
+        object: &Arc<KryptonDeployment>,
+        request: DeploymentRequest,
+        (controller, leader): (&DeploymentController, &Leader),
+    ) {
+        let (client, request_key, span) = (
+            controller.client.clone(),
+            key.clone(),
+            request_span(&key, object),
+        );
+        match request {
+            DeploymentRequest::ReadDeletion => {
+                let uid = object.metadata.uid.clone().unwrap_or_default();
+                let read = api::reread_deletion(client, request_key, uid).instrument(span);
+                self.deletion_reads.spawn(key, read);
+            }
+            DeploymentRequest::Write(write, events) => {
+                let write = api::write(client, request_key, Arc::clone(object), write, events);
+                let write = leader.tracked(write.instrument(span));
+                self.writes.spawn(key, write);
+            }
+        }
+    }
+}
+
+/// An object's key, its decision, and the events that members reported.
+pub(super) type DecidedDeployment = (
+    DeploymentKey,
+    DeploymentDecision,
+    Vec<(String, Vec<ReportedEvent>)>,
+);
+
+/// The next request for an object: a read of its deletion, or a write and the events to record after it.
+enum DeploymentRequest {
+    ReadDeletion,
+    Write(DeploymentWrite, Vec<ObjectEvent>),
+}
+
+impl DeploymentRequest {
+    fn new(decision: DeploymentDecision, object: &KryptonDeployment) -> Option<Self> {
+        // Krypton has nothing left to do for this object.
+        if object.metadata.deletion_timestamp.is_some() && object.finalizers().is_empty() {
+            return None;
+        }
+        if decision.must_read_deletion {
+            return Some(Self::ReadDeletion);
+        }
+        if let Some(finalizers) = decision.finalizers {
+            return Some(Self::Write(
+                DeploymentWrite::Finalizers(finalizers),
+                decision.finalizer_events,
+            ));
+        }
+        let is_recorded = object.status.as_ref() == Some(&decision.status);
+        (!is_recorded).then_some(Self::Write(
+            DeploymentWrite::Status(decision.status),
+            decision.status_events,
+        ))
+    }
+}
+
+/// Returns the span of a read or write, with the cluster of the latest placement.
+pub(super) fn request_span(key: &DeploymentKey, object: &KryptonDeployment) -> Span {
+    let member = recorded_placements(object)
+        .last()
+        .map(|placement| &*placement.cluster);
+    let generation = object.metadata.generation;
+    tracing::error_span!("home", deployment = %key, member, generation, outcome = Empty)
+}

@@ -1,0 +1,291 @@
+//! `get`: tables of objects as an API server returns them, and complete runs.
+
+use super::*;
+use crate::commands::get::{clusters_table, deployments_table, tenants_table};
+use crate::render::View;
+
+fn view(wide: bool) -> View {
+    View { wide, now: now() }
+}
+
+#[test]
+fn clusters_table_shows_known_state() {
+    let expected = "\
+NAME      MODE                 CONNECTED   READY   VERSION   APPLIED   AGE
+edge-1    proxy                True        3/4     v1.36.3   1.7       2m5s
+edge-22   none,paused,banned   False       -       -         -         2m5s
+new       -                    Unknown     -       -         -         2m5s
+odd       <not readable>
+";
+    assert_eq!(clusters_table(&fleet(), view(false)).render(), expected);
+}
+
+#[test]
+fn wide_clusters_table_shows_holder_and_message() {
+    let expected = "\
+NAME      MODE                 CONNECTED   READY   VERSION   APPLIED   AGE    WANTED   LAST-SEEN   HOLDER   CLUSTER-UID   MESSAGE
+edge-1    proxy                True        3/4     v1.36.3   1.7       2m5s   1.8      10s         hub-0    u-1           -
+edge-22   none,paused,banned   False       -       -         -         2m5s   -        -           -        -             Unreachable: no answer for 30 s [31m
+";
+    assert_eq!(clusters_table(&fleet()[..2], view(true)).render(), expected);
+}
+
+fn tenants() -> Vec<Value> {
+    let chart = "https://charts.jetstack.io/cert-manager:1.19.1";
+    vec![
+        tenant(
+            "default",
+            "acme",
+            json!({
+                "phase": "Error",
+                "lastAppliedChart": chart,
+                "lastMessage": "1 of 4 clusters ready; edge-1: UpgradeFailed: timed out waiting for the condition",
+                "conditions": [
+                    condition("Ready", "False", "ClustersNotReady", ""),
+                    condition("ClusterReady/edge-1", "False", "UpgradeFailed", "not ready"),
+                    condition("ClusterError/edge-1", "True", "UpgradeFailed", "timed out"),
+                    condition("ClusterReady/edge-2", "True", "Installed", "release installed"),
+                    condition("ClusterError/edge-2", "False", "NoError", ""),
+                    condition("ClusterReady/edge-3", "Unknown", "ClusterUnreachable", ""),
+                    condition("ClusterReady/self-cluster", "False", "NotReady", "waits"),
+                    condition("ClusterProgress/self-cluster", "True", "Installing", "helm runs"),
+                ],
+            }),
+        ),
+        tenant("default", "new", Value::Null),
+        tenant("default", "odd", json!({"conditions": "none"})),
+    ]
+}
+
+#[test]
+fn tenants_table_counts_ready_clusters() {
+    let expected = "\
+NAMESPACE   NAME   PHASE            READY   CHART                 MESSAGE                                                        AGE
+default     acme   Error            1/4     cert-manager:1.19.1   1 of 4 clusters ready; edge-1: UpgradeFailed: timed out wai…   24h
+default     new    -                0/0     -                     -                                                              24h
+default     odd    <not readable>
+";
+    assert_eq!(tenants_table(&tenants(), view(false)).render(), expected);
+}
+
+#[test]
+fn deployments_table_shows_region_and_clusters() {
+    let deployment = |name: &str, status: Value| {
+        json!({
+            "apiVersion": "mesh.openkcm.io/v1alpha1",
+            "kind": "KryptonDeployment",
+            "metadata": {"namespace": "default", "name": name, "creationTimestamp": "2026-01-02T03:02:00Z"},
+            "spec": {"account": {"name": "acme"}, "region": {"name": "rome"}},
+            "status": status,
+        })
+    };
+    let place = |cluster: &str, removing: bool| json!({"cluster": cluster, "clusterUid": "u", "removing": removing});
+    let moved = json!({
+        "phase": "Ready",
+        "lastAppliedChart": "https://charts.example.org/small:1.0.0",
+        "lastMessage": "Successfully deployed to region rome",
+        "placements": [place("paris", true), place("rome", false)],
+        "conditions": [condition("Ready", "True", "Deployed", "")],
+    });
+    let objects = [
+        deployment("acme", moved),
+        deployment("new", Value::Null),
+        deployment("odd", json!({"placements": "none"})),
+    ];
+    let expected = "\
+NAMESPACE   NAME   REGION           CLUSTER               PHASE   READY     CHART         MESSAGE                                AGE
+default     acme   rome             paris(leaving),rome   Ready   True      small:1.0.0   Successfully deployed to region rome   2m5s
+default     new    rome             -                     -       Unknown   -             -                                      2m5s
+default     odd    <not readable>
+";
+    assert_eq!(deployments_table(&objects, view(false)).render(), expected);
+    let wide = deployments_table(&objects, view(true)).render();
+    assert!(
+        wide.contains("https://charts.example.org/small:1.0.0"),
+        "{wide}"
+    );
+}
+
+#[test]
+fn wide_tenants_have_a_line_for_each_cluster() {
+    let expected = "\
+NAMESPACE   NAME             PHASE     READY     CHART                                            MESSAGE                                                                             AGE
+default     acme             Error     1/4       https://charts.jetstack.io/cert-manager:1.19.1   1 of 4 clusters ready; edge-1: UpgradeFailed: timed out waiting for the condition   24h
+            └ edge-1         Error     False                                                      UpgradeFailed: timed out
+            └ edge-2         Ready     True                                                       Installed: release installed
+            └ edge-3         Unknown   Unknown                                                    ClusterUnreachable
+            └ self-cluster   Pending   False                                                      Installing: helm runs
+";
+    assert_eq!(
+        tenants_table(&tenants()[..1], view(true)).render(),
+        expected
+    );
+}
+
+#[tokio::test]
+async fn single_tenant_view_has_row_per_cluster() {
+    let summary = json!({"clusters": 60, "ready": 58, "error": 1, "notReady": 0, "unknown": 1});
+    let status = json!({
+        "phase": "Error", "summary": summary, "lastMessage": "58 of 60 clusters ready",
+        "conditions": [
+            condition("ClusterReady/edge-2", "False", "InstallFailed", "no room"),
+            condition("ClusterError/edge-2", "True", "InstallFailed", "no room"),
+        ],
+    });
+    let member = |name: &str, connected: &str, state: &str| {
+        let summary =
+            json!({"namespace": "team", "name": "acme", "state": state, "reason": "Installed"});
+        let other = json!({"namespace": "team", "name": "other", "state": "Error", "reason": "InstallFailed"});
+        let status = json!({
+            "conditions": [condition("Connected", connected, "Connected", "")],
+            "tenantSummaries": {"tenants": [other, summary], "omitted": 0},
+        });
+        cluster(name, json!({}), status)
+    };
+    let mut truncated = member("edge-4", "True", "Ready");
+    truncated["status"]["tenantSummaries"] = json!({"tenants": [], "omitted": 1});
+    let members = vec![
+        member("edge-1", "True", "Ready"),
+        member("edge-2", "True", "Ready"),
+        member("edge-3", "False", "Ready"),
+        truncated,
+        cluster("edge-5", json!({}), json!({})),
+    ];
+    let responses = || {
+        let tenants = vec![tenant("team", "acme", status.clone())];
+        vec![list_of(tenants, ""), list_of(members.clone(), "")]
+    };
+    let server = FakeApiServer::with_responses(responses()).await;
+    let output = server.run(&["get", "tenant", "acme"]).await.unwrap();
+    let expected = "\
+NAMESPACE   NAME       PHASE     READY     CHART   MESSAGE                   AGE
+team        acme       Error     58/60     -       58 of 60 clusters ready   24h
+            └ edge-1   Ready     True              Installed
+            └ edge-2   Error     False             InstallFailed: no room
+            └ edge-3   Unknown   Unknown           last known: Ready
+";
+    assert_eq!(output.stdout, expected);
+    assert!(
+        output
+            .stderr
+            .starts_with("3 of 60 clusters are shown; 1 EdgeClusters"),
+        "{output:?}"
+    );
+    let uris = server.uris();
+    assert!(
+        uris[0].contains("/namespaces/team/tenants") && uris[0].contains("metadata.name%3Dacme"),
+        "{uris:?}"
+    );
+    assert!(uris[1].contains("/edgeclusters"), "{uris:?}");
+
+    let server = FakeApiServer::with_responses(responses()).await;
+    let output = server.run(&["get", "tenants", "-o", "wide"]).await.unwrap();
+    assert!(output.stdout.contains("└ and 59 more"), "{output:?}");
+    let server = FakeApiServer::with_responses(vec![list_of(Vec::new(), "")]).await;
+    let error = server.run(&["get", "tenant", "nobody"]).await.unwrap_err();
+    assert!(matches!(error, KubectlError::NotFound { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn namespace_flags_and_context_select_list_scope() {
+    for (command, expected) in [
+        ("--context home get tenants", "/namespaces/team/tenants"),
+        ("get tenants --context home", "/namespaces/team/tenants"),
+        ("get tenant -n other", "/namespaces/other/tenants"),
+        ("get tn -A", "/v1alpha1/tenants"),
+        ("get clusters", "/v1alpha1/edgeclusters"),
+        ("get ec -n other", "/v1alpha1/edgeclusters"),
+        ("get deployments", "/namespaces/team/kryptondeployments"),
+        ("get kd -A", "/v1alpha1/kryptondeployments"),
+    ] {
+        let server = FakeApiServer::with_responses(vec![list_of(Vec::new(), "")]).await;
+        let args: Vec<&str> = command.split(' ').collect();
+        let output = server.run(&args).await.unwrap();
+        assert_eq!(output.stdout, "");
+        assert!(
+            output.stderr.starts_with("No resources found"),
+            "{output:?}"
+        );
+        let uri = server.uris().pop().unwrap();
+        assert!(uri.contains(expected), "{command}: {uri}");
+    }
+}
+
+#[tokio::test]
+async fn selector_and_name_output_follow_kubectl() {
+    let server = FakeApiServer::with_responses(vec![list_of(tenants(), "")]).await;
+    let args = ["get", "tenants", "-A", "-l", "team=a", "-o", "name"];
+    let output = server.run(&args).await.unwrap();
+    let first = output.stdout.lines().next().unwrap();
+    assert!(first.starts_with("tenant.mesh.openkcm.io/"), "{first}");
+    let uri = server.uris().pop().unwrap();
+    assert!(uri.contains("labelSelector=team%3Da"), "{uri}");
+}
+
+#[tokio::test]
+async fn all_pages_are_read_despite_unreadable_object() {
+    let mut pages = tenants();
+    let second = pages.split_off(2);
+    let server =
+        FakeApiServer::with_responses(vec![list_of(pages, "more"), list_of(second, "")]).await;
+    let output = server.run(&["get", "tenants"]).await.unwrap();
+    assert_eq!(
+        output.stdout,
+        tenants_table(&tenants(), view(false)).render()
+    );
+    assert!(
+        server.uris()[1].contains("continue=more"),
+        "{:?}",
+        server.uris()
+    );
+}
+
+#[tokio::test]
+async fn json_and_yaml_print_full_lists() {
+    let mut object = fleet().remove(3);
+    object["metadata"]["managedFields"] = json!([]);
+    let expected = json!({
+        "apiVersion": "v1", "kind": "List", "metadata": {}, "items": [fleet().remove(3)],
+    });
+    for format in ["json", "yaml"] {
+        let output = run_with(
+            vec![list_of(vec![object.clone()], "")],
+            &["get", "clusters", "-o", format],
+        )
+        .await;
+        let list: Value = serde_saphyr::from_str(&output.stdout).unwrap();
+        assert_eq!(list, expected, "{format}: {}", output.stdout);
+    }
+}
+
+#[tokio::test]
+async fn server_errors_are_one_line_naming_cluster() {
+    let forbidden = "may not list edgeclusters in all namespaces";
+    let failed = "listing edgeclusters on the cluster \"home\" failed";
+    let cases = [
+        (404, "NotFound", "not found", "has no edgeclusters"),
+        (
+            403,
+            "Forbidden",
+            "edgeclusters is forbidden:\nno",
+            forbidden,
+        ),
+        (
+            401,
+            "Unauthorized",
+            "no",
+            "does not accept your credentials",
+        ),
+        (500, "InternalError", "etcd is gone", failed),
+    ];
+    for (code, reason, message, expected) in cases {
+        let server = FakeApiServer::with_responses(vec![failure(code, reason, message)]).await;
+        let error = server.run(&["get", "clusters"]).await.unwrap_err();
+        let text = error.to_string();
+        assert!(
+            text.contains(expected) && text.contains("\"home\""),
+            "{text}"
+        );
+        assert!(!text.contains('\n'), "{text}");
+    }
+}
