@@ -128,13 +128,8 @@ async fn send_write(
             return Ok(WriteResponse::CrdOutdated);
         }
     }
-    let params = PatchParams::default();
-    let request = send(&params);
-    let written = match write {
-        DeploymentWrite::Finalizers(_) => request.await,
-        DeploymentWrite::Status(_) => request.await,
-    };
-    written.map(WriteResponse::Written)
+    let written = send(&PatchParams::default()).await?;
+    Ok(WriteResponse::Written(written))
 }
 
 /// A reread deletion. `deletion` is `None` if the read failed or the object is not deleted.

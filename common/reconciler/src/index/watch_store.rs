@@ -42,7 +42,7 @@ impl<K: Ord + Clone + HeapSize, V: PartialEq + Clone + HeapSize> WatchStore<K, V
     /// Returns the resourceVersion of the entry, if it is a number.
     pub fn version(&self, key: &K) -> Option<u64> {
         let version = self.entries.get(key).map(|(version, _)| *version);
-        version.filter(|version| *version > 0)
+        version.filter(|version| (1..u64::MAX).contains(version))
     }
 
     pub fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
