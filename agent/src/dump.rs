@@ -175,7 +175,7 @@ impl AgentView {
                 CachedChartDump::all(charts.cache_state(), now)
             }),
             waiting: self.work.waiting().into(),
-            reconciling: reconciler.as_ref().err().copied().unwrap_or("told"),
+            reconciling: reconciler.as_ref().err().copied().unwrap_or("reported"),
             reconciler: reconciler.ok(),
         }
     }

@@ -408,7 +408,7 @@ impl Session {
             Some(hub_message::Kind::Desired(desired)) => match DesiredState::try_from(desired) {
                 Ok(desired) => {
                     let (version, digest) = (desired.version, desired.digest());
-                    tracing::debug!(%version, "a desired state has come");
+                    tracing::debug!(%version, "received a desired state");
                     self.desired.send_if_modified(|current| {
                         let is_new = current.as_deref() != Some(&desired);
                         if is_new {
@@ -435,7 +435,7 @@ impl Session {
                 });
             }
             Some(hub_message::Kind::Roots(roots)) => {
-                tracing::debug!(count = roots.certificates.len(), "the hub names its roots");
+                tracing::debug!(count = roots.certificates.len(), "received the hub's roots");
                 self.dialer.root_updates().announce(roots.into());
             }
             // Ignore a second Welcome and the message kinds of later protocol revisions.

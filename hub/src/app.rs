@@ -320,7 +320,7 @@ async fn run_label(clearing_label: JoinHandle<Option<LeaderLabel>>, leader: Lead
     match cleared {
         Ok(Some(label)) => label.run(leader).await,
         Ok(None) => leader.until_leaving().await,
-        Err(error) => tracing::error!(%error, "taking the label off ended badly"),
+        Err(error) => tracing::error!(%error, "removing the leader's label failed"),
     }
 }
 

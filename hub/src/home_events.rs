@@ -49,7 +49,7 @@ impl MemberEvent {
 
     fn log(&self) {
         let Self { member, reason, .. } = self;
-        tracing::warn!(%member, reason, problem = %self.message, "told");
+        tracing::warn!(%member, reason, problem = %self.message, "recorded warning event");
     }
 }
 

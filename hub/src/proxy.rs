@@ -579,7 +579,7 @@ async fn reconcile(
     run_stop.cancel();
     // The reconciler's Helm processes keep running and it holds its Lease until it has ended.
     if let Err(error) = reconciler.await {
-        tracing::error!(member = %name, %error, "the reconciler ended badly");
+        tracing::error!(member = %name, %error, "the reconciler failed");
     }
     shared
         .members

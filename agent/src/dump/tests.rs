@@ -208,7 +208,7 @@ async fn agent_dump_shows_state_but_no_secrets() {
             "helm": { "inAll": 0, "perMember": 0, "running": {}, "waiting": [] },
             "charts": null,
             "waiting": { "calls": 0, "lists": 0, "runs": 0, "urgent": 0 },
-            "reconciling": "told",
+            "reconciling": "reported",
             "reconciler": null,
         })
     );

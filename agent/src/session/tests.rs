@@ -358,7 +358,7 @@ async fn received_roots_are_forwarded_and_kept_ones_reported() {
     assert_eq!(announcements.get(), Some(roots.into()));
     dialer.root_updates().publish_stored(&authority.roots());
     let agent_message::Kind::TrustedRoots(message) = next_message(&mut session).await else {
-        panic!("what is kept is told")
+        panic!("the stored roots are not announced")
     };
     assert_eq!(message.read().unwrap(), trusted);
 }

@@ -405,7 +405,7 @@ async fn restore(
                 return Err(error.into());
             }
             let reason = error.status().map(|status| &*status.message);
-            tracing::warn!(object = %name, reason, "not put back");
+            tracing::warn!(object = %name, reason, "Tenant not restored");
             None
         }
         Err(error) => return Err(error.into()),

@@ -74,10 +74,10 @@ impl Reconciler {
                 }
             }
             Ok(Err(problem)) => {
-                tracing::debug!(member = %self.member.name, %problem, "asking for the version of the cluster failed");
+                tracing::debug!(member = %self.member.name, %problem, "failed to read the cluster's version");
             }
             Err(error) => {
-                tracing::error!(%error, "asking for the version of the cluster ended badly")
+                tracing::error!(%error, "reading the cluster's version failed")
             }
         }
     }

@@ -261,7 +261,7 @@ async fn reconcile(
     runs_ended.cancel();
     guard_task.abort();
     if let Err(error) = lease_task.await {
-        tracing::error!(%error, "the Lease's task ended badly");
+        tracing::error!(%error, "the Lease's task failed");
     }
 }
 

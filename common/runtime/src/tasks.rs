@@ -14,7 +14,7 @@ use crate::watchdog::Watchdog;
 pub enum TaskError {
     #[error("{0} ended unexpectedly")]
     EndedUnexpectedly(&'static str),
-    #[error("{task} ended badly")]
+    #[error("{task} failed")]
     Failed {
         task: &'static str,
         #[source]
@@ -157,7 +157,7 @@ mod tests {
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         tasks.spawn("lasting", async { drop(stopped.await) });
         tasks.spawn("broken", async { panic!("a bug") });
-        assert_eq!(tasks.wait_any().await.to_string(), "broken ended badly");
+        assert_eq!(tasks.wait_any().await.to_string(), "broken failed");
         tasks.spawn("short", async {});
         assert_eq!(
             tasks.wait_any().await.to_string(),

@@ -96,7 +96,7 @@ impl EnrollmentAudit {
             agent_version = ?attempt.agent_version,
             cluster_uid = attempt.cluster_uid,
             again = accepted.again,
-            "an agent has enrolled"
+            "agent enrolled"
         );
         let event = MemberEvent {
             member: accepted.cluster.clone(),
@@ -127,7 +127,7 @@ impl EnrollmentAudit {
         let address = address.unwrap_or_default();
         if let EnrollmentError::Throttled(_) = error {
             // The rejections that caused the throttling were recorded already.
-            tracing::debug!(address, token = attempt.token(), %error, "an enrollment was put off");
+            tracing::debug!(address, token = attempt.token(), %error, "enrollment postponed");
             return;
         }
         tracing::warn!(

@@ -292,9 +292,9 @@ async fn send_chart(
         .await
         .unwrap_or_else(|_| Err(Status::deadline_exceeded("the agent reads too slowly")));
     if let Err(status) = result {
-        tracing::debug!(reason = status.message(), "a chart was not sent to its end");
+        tracing::debug!(reason = status.message(), "chart transfer aborted");
         if parts.try_send(Err(status)).is_err() {
-            tracing::trace!("the agent has gone");
+            tracing::trace!("the agent closed the stream");
         }
     }
 }
@@ -313,7 +313,7 @@ async fn send_part(parts: &PartSender, kind: chart_part::Kind) -> Result<(), Sta
     parts
         .send(Ok(part))
         .await
-        .map_err(|_| Status::cancelled("the agent has gone"))
+        .map_err(|_| Status::cancelled("the agent closed the stream"))
 }
 
 #[cfg(test)]

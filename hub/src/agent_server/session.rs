@@ -207,7 +207,7 @@ impl Sessions {
             // An agent that no longer reads does not receive the status.
             let sending = outgoing.send(Err(status));
             if tokio::time::timeout(HELLO_DEADLINE, sending).await.is_err() {
-                tracing::debug!(member = %name, "the agent did not take its goodbye");
+                tracing::debug!(member = %name, "the agent did not read why the session ended");
             }
         };
         tokio::spawn(self.watchdog.watch(task_name, session.instrument(span)));
@@ -658,7 +658,7 @@ async fn send(outgoing: &Outgoing, kind: FromHub) -> Result<(), Status> {
     let message = HubMessage { kind: Some(kind) };
     match tokio::time::timeout(HELLO_DEADLINE, outgoing.send(Ok(message))).await {
         Ok(Ok(())) => Ok(()),
-        Ok(Err(_)) => Err(Status::cancelled("the agent has gone")),
+        Ok(Err(_)) => Err(Status::cancelled("the agent closed the stream")),
         Err(_) => Err(Status::deadline_exceeded("the agent does not read")),
     }
 }

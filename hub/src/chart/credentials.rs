@@ -178,7 +178,7 @@ mod tests {
         let problem = || rx.get().as_ref().map(drop).map_err(ToString::to_string);
 
         assert!(poll(None));
-        assert!(!poll(None), "told once");
+        assert!(!poll(None), "reported twice");
         assert!(problem().unwrap_err().contains("Secret ns/name"));
         assert!(poll(Some(secret("1", "username"))));
         let error = problem().unwrap_err();

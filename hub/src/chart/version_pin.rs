@@ -211,7 +211,7 @@ impl ChartPin {
             .await
             .is_none()
         {
-            tracing::debug!("stopped before the range was looked up");
+            tracing::debug!("stopped before the version range was resolved");
         }
         pinned
     }
@@ -342,7 +342,7 @@ impl ChartPin {
                 call(attempt, request).await?
             }
         };
-        tracing::info!(range = %self.chart.version, version = %content, "the version of the chart was found out");
+        tracing::info!(range = %self.chart.version, version = %content, "resolved the chart version");
         Ok((content, interval))
     }
 }

@@ -555,12 +555,12 @@ mod tests {
         let event = decommissions.event(&object, &ordered).unwrap();
         assert!(
             decommissions.event(&object, &ordered).is_some(),
-            "it was not told yet"
+            "no event before it is recorded"
         );
         decommissions.mark_recorded(event.uid, event.reason);
         assert!(
             decommissions.event(&object, &ordered).is_none(),
-            "told twice"
+            "recorded twice"
         );
         assert_eq!(
             decommissions.confirmed(&object),

@@ -91,7 +91,7 @@ impl Proxies {
 
 async fn join(name: &str, task: JoinHandle<()>) {
     if let Err(error) = task.await {
-        tracing::error!(member = %name, %error, "the proxy ended badly");
+        tracing::error!(member = %name, %error, "the proxy failed");
     }
 }
 

@@ -265,9 +265,9 @@ impl LeaderLabel {
             LabelChange::Own(on) => self.report(response.as_ref().err().filter(|_| *on)),
             // The pod was deleted with its node, or never existed.
             LabelChange::Previous(pod) => match &response {
-                Ok(()) => tracing::debug!(%pod, "the hub that led before has the label no more"),
+                Ok(()) => tracing::debug!(%pod, "removed the previous leader's label"),
                 Err(error) => {
-                    tracing::debug!(error = %chain(error), "the label of the hub that led before")
+                    tracing::debug!(error = %chain(error), "failed to remove the previous leader's label")
                 }
             },
         }

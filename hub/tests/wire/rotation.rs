@@ -538,7 +538,7 @@ async fn rotation_waits_for_lagging_agents_until_locked_out() {
     ));
     home.request_rotation();
     let FromHub::Roots(roots) = lazy.receive_any().await.unwrap() else {
-        panic!("the new root is told")
+        panic!("the new root is not announced")
     };
     assert_eq!(
         (roots.certificates.len(), roots.renew_within_millis),

@@ -442,8 +442,8 @@ async fn keys_tokens_and_values_stay_in_their_secrets() -> TestResult {
         // The dumps, on their own and in the bundles.
         "\"edgeClusterUid\":\"",
         "\"edgeClusterUid\": \"",
-        "\"reconciling\":\"told\"",
-        "\"reconciling\": \"told\"",
+        "\"reconciling\":\"reported\"",
+        "\"reconciling\": \"reported\"",
     ] {
         assert!(all(words), "{words:?} is missing");
     }

@@ -58,7 +58,7 @@ async fn check_dump(agent: &Daemon) {
         ("/member", json!("edge-1")),
         ("/session/up", json!(true)),
         ("/wanted/chart/name", json!("small")),
-        ("/reconciling", json!("told")),
+        ("/reconciling", json!("reported")),
         ("/reconciler/lease/writes", json!(true)),
         ("/reconciler/listsComplete", json!(true)),
         ("/reconciler/ownersInAll", json!(1)),

@@ -322,7 +322,7 @@ impl Running for Process {
         Box::pin(async {
             if let Err(error) = self.send(&[TERMINATE]).await {
                 // Helm has exited, or reaches its time limit soon.
-                tracing::debug!(%error, "asking helm to stop");
+                tracing::debug!(%error, "failed to ask helm to stop");
             }
         })
     }
@@ -334,7 +334,7 @@ impl Running for Process {
             command[1..].copy_from_slice(&until.to_le_bytes());
             if let Err(error) = self.send(&command).await {
                 // Helm has exited, or exits at its previous time limit.
-                tracing::debug!(%error, "telling helm's supervisor of more time");
+                tracing::debug!(%error, "failed to extend helm's deadline");
             }
         })
     }

@@ -40,7 +40,7 @@ const TRANSIENT: [&str; 3] = [
 /// Message when the cluster no longer serves a kind of the last revision, whose objects Helm builds first.
 const REMOVED_KIND: &str = "current release manifest";
 /// Fixes for the above. Helm has changed nothing at this point.
-pub(crate) const REMOVED_KIND_REMEDY: &str = "; install the CRD of that kind again, or delete the release's Secrets (label owner=helm and its name):      Krypton then installs the chart again and adopts the existing objects";
+pub(crate) const REMOVED_KIND_REMEDY: &str = "; install the CRD of that kind again, or delete the release's Secrets (label owner=helm and its name): Krypton then installs the chart again and adopts the existing objects";
 /// Maximum length of the error before `REMOVED_KIND_REMEDY` in bytes.
 const TEXT_MAX_BEFORE_REMEDY: usize = 512;
 const NOT_FOUND: &str = "release: not found";

@@ -237,7 +237,7 @@ async fn occupants_of_kind(
             _ => return Ok(occupants),
         }
     }
-    occupants.push(format!("{} (too many to look at)", kind.plural));
+    occupants.push(format!("{} (too many to check)", kind.plural));
     Ok(occupants)
 }
 
@@ -604,7 +604,7 @@ mod tests {
             .await
             .ok()
             .unwrap();
-        assert_eq!(endless, ["configmaps (too many to look at)"]);
+        assert_eq!(endless, ["configmaps (too many to check)"]);
     }
 
     #[test]

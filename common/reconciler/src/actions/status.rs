@@ -138,7 +138,7 @@ impl ActionRunner {
                 reported = Box::pin(self.report_hook(job, result, revision)) => {
                     // The next call reports it, or the next plan after Helm has ended.
                     if let Err(error) = reported {
-                        tracing::debug!(problem = error.text(), "progress not told");
+                        tracing::debug!(problem = error.text(), "failed to report progress");
                     }
                 }
             }

@@ -270,7 +270,7 @@ impl Reconciler {
                 self.queue.add(result.key);
             }
             Err(error) => {
-                tracing::error!(%error, member = %self.member.name, "a look for drift ended badly");
+                tracing::error!(%error, member = %self.member.name, "a drift check failed");
                 self.queue.extend(running.map(|running| running.key));
             }
         }

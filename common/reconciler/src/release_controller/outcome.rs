@@ -46,7 +46,7 @@ impl Reconciler {
         match error {
             Some(error) => self.record_failure((&key, false), waiting.attempt, error, now),
             None => {
-                tracing::error!(member = %self.member.name, "the wait for Helm ended badly");
+                tracing::error!(member = %self.member.name, "waiting for Helm failed");
                 let state = self.owner_states.entry(key.clone()).or_default();
                 state.hold(waiting.attempt, BootTime(now.0 + self.member.retry_max));
             }
@@ -68,7 +68,7 @@ impl Reconciler {
         match result {
             Ok(result) => self.record_result(*result, now),
             Err(error) => {
-                tracing::error!(%error, member = %self.member.name, "an action ended badly");
+                tracing::error!(%error, member = %self.member.name, "an action failed");
                 if let Some(state) = self.owner_states.get_mut(&key) {
                     state.panicked(attempt, BootTime(now.0 + self.member.retry_max));
                 }
@@ -190,7 +190,7 @@ impl Reconciler {
                     state.hold(attempt.clone(), retry_at);
                 }
                 tracing::warn!(member = %self.member.name, %problem,
-                    retry_in_seconds = pause.as_secs(), "not done");
+                    retry_in_seconds = pause.as_secs(), "action failed");
                 state.memory.refusal = Some(Refusal {
                     message: problem,
                     attempts: state.failures,

@@ -66,7 +66,7 @@ pub(super) fn plan(
     if let Some(problem) = &profile.unready {
         return Err(Unresolved {
             reason: reason::PROFILE_NOT_READY,
-            message: format!("{origin} is not ready, as its cluster manager has to say: {problem}"),
+            message: format!("{origin} is not ready; its cluster manager reports: {problem}"),
         });
     }
     let Some(file) = file else {

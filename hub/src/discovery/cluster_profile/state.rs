@@ -103,7 +103,7 @@ pub(super) struct ProfileState {
 impl ProfileState {
     pub(super) fn new(profile: Profile, desired_plan: Result<Plan, Unresolved>) -> Self {
         let message = format!(
-            "{} is new: its credential is being asked for",
+            "{} is new: its credential is being requested",
             profile.origin
         );
         let last_problem = Unresolved {
